@@ -1,9 +1,9 @@
 //! Configurations of queues and queue pairs, and the states of queue pairs. Plain data.
 
-use mlx5_hca::CreateError;
+use mlx5_hca::{CreateError, check};
 
 use crate::mmio::RegisterKind;
-use crate::wire::{CQE_BYTES, CQE128_BYTES};
+use crate::wire::{CQE_BYTES, CQE128_BYTES, MAX_INLINE};
 
 /// Options of a [`DeviceSpec::Null`](crate::DeviceSpec::Null) device.
 #[doc(hidden)]
@@ -36,6 +36,14 @@ pub struct CqConfig {
 }
 
 impl CqConfig {
+    /// Checks the number of entries and the vector against the limits of a device.
+    pub(crate) fn check(&self, max_cqe: u32, comp_vectors: u32) -> Result<(), CreateError> {
+        let (entries, comp_vector) = (self.entries.into(), self.comp_vector.into());
+        check("the number of CQ entries", entries, 1, max_cqe.into())?;
+        let last = u64::from(comp_vectors) - 1;
+        check("the completion vector", comp_vector, 0, last)
+    }
+
     /// Returns the bytes of an entry, if they are legal.
     pub(crate) fn stride(&self) -> Result<usize, CreateError> {
         match self.cqe_bytes as usize {
@@ -87,6 +95,32 @@ impl Default for QpConfig {
             lane_slots: 128,
         }
     }
+}
+
+impl QpConfig {
+    /// Checks the sizes of the send queue against the limit of a device.
+    pub(crate) fn check(&self, max_send_wr: u32) -> Result<(), CreateError> {
+        let (wqes, bytes) = (self.max_send_wr.into(), self.max_inline_data as u64);
+        check("max_send_wr", wqes, 1, max_send_wr.into())?;
+        check("max_inline_data", bytes, 0, MAX_INLINE as u64)
+    }
+}
+
+/// Checks the sizes of a receive queue against the limits of a device.
+pub(crate) fn check_receives(
+    depth: u32,
+    max_depth: u32,
+    max_sge: usize,
+    most_sges: u32,
+) -> Result<(), CreateError> {
+    let (depth, sges) = (depth.into(), max_sge as u64);
+    check("the depth of a receive queue", depth, 1, max_depth.into())?;
+    check(
+        "the number of buffers of a receive",
+        sges,
+        0,
+        most_sges.into(),
+    )
 }
 
 /// The states of a queue pair (InfiniBand specification, "Queue Pair States").

@@ -12,11 +12,11 @@ use mlx5_sim::{Simulated, Simulation};
 use crate::completions::cq::Cq;
 use crate::completions::mono_cq::MonoCq;
 use crate::config::{CqConfig, NullOptions, QpConfig};
+use crate::control::{Control, Hook};
 use crate::error::{CreateError, OpenError, RegisterError};
 use crate::mr::Mr;
 use crate::pd::PdObject;
-use crate::provider::control::Control;
-use crate::provider::null::{Null, NullDevice};
+use crate::provider::null::NullDevice;
 use crate::provider::soft::Soft;
 use crate::queues::qp::{Connected, Datagram, Qp, QpParents, ReceiveSource};
 use crate::queues::rc_qp::RcQp;
@@ -132,7 +132,7 @@ impl Default for DeviceSpec {
 #[derive(Clone)]
 pub struct Device {
     control: Control,
-    null: Option<Rc<Null>>,
+    null: Option<Rc<Soft>>,
 }
 
 impl fmt::Debug for Device {
@@ -171,16 +171,16 @@ impl Device {
         match &spec.into() {
             DeviceSpec::Soft(options) => {
                 let soft = Soft::open(options)?;
-                let hook = Rc::clone(soft.hca());
+                let hca = Rc::clone(soft.hca());
                 Ok(Self {
-                    control: Control::new(Rc::new(soft), Some(hook)),
+                    control: Control::new(Rc::new(soft), Hook::Soft(hca)),
                     null: None,
                 })
             }
             DeviceSpec::Null(options) => {
-                let null = Rc::new(Null::new(*options));
+                let null = Rc::new(Soft::null(*options)?);
                 Ok(Self {
-                    control: Control::new(Rc::clone(&null) as _, None),
+                    control: Control::new(Rc::clone(&null), Hook::Nothing),
                     null: Some(null),
                 })
             }
@@ -198,7 +198,7 @@ impl Device {
                     })?;
                 if context.is_direct {
                     return Ok(Self {
-                        control: Control::new(Rc::new(context), None),
+                        control: Control::new(Rc::new(context), Hook::Nothing),
                         null: None,
                     });
                 }
@@ -235,7 +235,7 @@ impl Device {
     /// null device.
     #[must_use]
     pub fn soft(&self) -> Option<&Rc<Hca>> {
-        self.control.hook()
+        self.control.soft()
     }
 
     /// Returns name, transport and capabilities.
@@ -264,7 +264,7 @@ impl Device {
     /// Makes the device do due work and take arrived messages, as a poll of an empty CQ does.
     /// Returns whether there may be new CQEs.
     pub fn progress(&self) -> bool {
-        self.control.progress()
+        self.control.hook().empty_poll()
     }
 
     /// Sleeps until a CQ that was armed with [`Cq::arm`](crate::Cq::arm) has a completion, for at

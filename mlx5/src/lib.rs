@@ -40,7 +40,8 @@
 //! | `queues` | queue pairs, their send and receive queues, shared receive queues: one path from an operation to a WQE, and the doorbell |
 //! | `mmio` | the stores and barriers of a doorbell; no other module writes a register |
 //! | `completions` | completion queues, plain or compressed; completions that go straight to the queue pair they belong to |
-//! | `provider` | the control path: creates objects on the software HCA (`soft`) or without a device (`null`). No module above it depends on the kind of device |
+//! | `control` | the handle by which every object holds its device, and the device's hook. No module above it depends on the kind of device |
+//! | `provider` | the control path: creates objects on the software HCA (`soft`), which executes nothing in a null device (`null`) |
 //! | [`verbs`] | the control path on hardware, through libibverbs and libmlx5 |
 //! | [`hca`] | the software HCA, package `mlx5-hca` |
 //! | [`wire`] | the device's byte formats, package `mlx5-wire` |
@@ -82,6 +83,7 @@ extern crate self as mlx5;
 mod address;
 mod completions;
 mod config;
+mod control;
 mod device;
 mod error;
 mod mmio;

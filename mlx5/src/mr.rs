@@ -6,9 +6,9 @@ use std::rc::Rc;
 
 use mlx5_hca::{Pages, Region};
 
+use crate::control::Control;
 use crate::ops::Sge;
 use crate::pd::PdObject;
-use crate::provider::control::Control;
 
 /// A registered memory region.
 ///

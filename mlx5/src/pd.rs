@@ -2,8 +2,8 @@
 
 use std::rc::Rc;
 
+use crate::control::Control;
 use crate::error::CreateError;
-use crate::provider::control::Control;
 
 /// The domain's number, kept alive by every object in the domain.
 pub(crate) struct PdObject {
@@ -14,7 +14,7 @@ pub(crate) struct PdObject {
 impl PdObject {
     pub(crate) fn new(control: &Control) -> Result<Rc<Self>, CreateError> {
         Ok(Rc::new(Self {
-            pdn: control.alloc_pd()?,
+            pdn: control.queues().alloc_pd()?,
             control: control.clone(),
         }))
     }
@@ -22,6 +22,6 @@ impl PdObject {
 
 impl Drop for PdObject {
     fn drop(&mut self) {
-        self.control.dealloc_pd(self.pdn);
+        self.control.queues().dealloc_pd(self.pdn);
     }
 }

@@ -12,10 +12,9 @@ use crate::address::DeviceKind;
 use crate::completions::cq_object::{CqEntries, CqObject, is_written};
 use crate::completions::cqe::{Beside, Cqe};
 use crate::config::CqConfig;
+use crate::control::{Control, Hook};
 use crate::error::CreateError;
 use crate::mmio::udma_from_device_barrier;
-use crate::provider::control::{Control, Hook};
-use crate::verbs::Relay;
 use crate::wire::{
     CQ_DBREC_ARM, CQE_BYTES, CQE128_OFFSET, CqArm, CqeFormat, CqeOpcode, MINI_CQES_PER_ARRAY,
     MiniCqe, NO_QPN, OP_OWN_OFFSET, OP_OWN_UNTOUCHED, ResponderCqe, TitleCqe, cq_consumer_record,
@@ -45,9 +44,7 @@ pub struct Cq {
     polls_without_hook: u32,
     /// Kind of the device, for its errors.
     kind: DeviceKind,
-    /// The software HCA, which makes progress in empty polls.
-    hook: Option<Hook>,
-    relay: Option<Rc<Relay>>,
+    hook: Hook,
     object: Rc<CqObject>,
 }
 
@@ -75,8 +72,7 @@ impl Cq {
             record: object.record,
             polls_without_hook: 0,
             kind: control.kind(),
-            hook: control.hook().cloned(),
-            relay: control.relay().cloned(),
+            hook: control.hook().clone(),
             object,
         })
     }
@@ -99,7 +95,7 @@ impl Cq {
 
     /// Starts as if `counter` CQEs had already been written and consumed.
     #[cfg(test)]
-    pub(crate) fn start_at(&mut self, counter: u32, null: &crate::provider::null::Null) {
+    pub(crate) fn start_at(&mut self, counter: u32, null: &crate::NullDevice) {
         null.start_cq_at(self.cqn(), counter);
         self.consumer = counter;
         self.publish_consumer();
@@ -286,28 +282,15 @@ impl Cq {
     pub fn progress(&mut self) -> bool {
         if !self.has_completion() {
             // The call returns whether there may be new CQEs. Hardware makes progress by itself.
-            let Some(device) = &self.hook else {
-                return self.relay_progress();
-            };
-            return device.empty_poll() && self.has_completion();
+            return self.hook.empty_poll() && self.has_completion();
         }
         // A queue that is never found empty must not starve the rest of the device.
         self.polls_without_hook += 1;
         if self.polls_without_hook == POLLS_PER_HOOK {
             self.polls_without_hook = 0;
-            match &self.hook {
-                Some(device) => _ = device.empty_poll(),
-                None => _ = self.relay_progress(),
-            }
+            self.hook.empty_poll();
         }
         true
-    }
-
-    /// Lets a relay take work completions, if the device is one. Returns whether there is a CQE.
-    #[cold]
-    #[inline(never)]
-    fn relay_progress(&self) -> bool {
-        self.relay.as_ref().is_some_and(|relay| relay.empty_poll()) && self.has_completion()
     }
 
     /// Returns the bytes of the entry at `place`, and the rest of its CQE.
@@ -474,12 +457,8 @@ impl Cq {
             consumed: self.consumer,
         };
         word.store(command.record(), Ordering::Release);
-        control.armed(*cqn, &command);
-        // A device gives no second event for a CQE that is already in the queue. After the command:
-        // every later CQE gives an event. Those of a relay do not say whether they are solicited.
-        if self.hook.is_none() && self.holds(solicited_only && self.relay.is_none()) {
-            control.holds_what_was_armed_for();
-        }
+        let holds = |solicited_only| self.holds(solicited_only);
+        control.queues().armed(*cqn, &command, &holds);
     }
 
     /// Returns whether there is a CQE that is not consumed; with `solicited_only`, one that is

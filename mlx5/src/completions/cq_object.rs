@@ -9,9 +9,9 @@ use std::rc::Rc;
 use mlx5_hca::CqMemory;
 
 use crate::config::CqConfig;
+use crate::control::Control;
 use crate::error::CreateError;
 use crate::mmio::udma_from_device_barrier;
-use crate::provider::control::Control;
 use crate::wire::{
     CQE_BYTES, CqeFormat, CqeOpcode, NO_QPN, OP_OWN_OFFSET, QPN_OFFSET, ResponderCqe, TitleCqe,
 };
@@ -96,7 +96,7 @@ pub(crate) struct CqObject {
 
 impl CqObject {
     pub(crate) fn create(control: &Control, config: &CqConfig) -> Result<Rc<Self>, CreateError> {
-        let (cqn, memory) = control.create_cq(config)?;
+        let (cqn, memory) = control.queues().create_cq(config)?;
         let entries = CqEntries::new(&memory);
         let record = memory.record.cast();
         let session_qpn = Cell::new(NO_QPN);
@@ -151,6 +151,6 @@ impl CqObject {
 
 impl Drop for CqObject {
     fn drop(&mut self) {
-        self.control.destroy_cq(self.cqn);
+        self.control.queues().destroy_cq(self.cqn);
     }
 }

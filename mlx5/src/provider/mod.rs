@@ -1,7 +1,6 @@
 //! The control path: creates and destroys the objects that the data path then uses without calling
 //! the provider.
 
-pub(crate) mod control;
 pub(crate) mod null;
 pub(crate) mod parts;
 pub(crate) mod private;
@@ -19,9 +18,9 @@ use crate::error::{ConnectError, CreateError, RegisterError};
 use crate::provider::parts::{QpParts, QpRequest};
 use crate::wire::{Access, AddressVector, AsyncEvent, ConnectOptions, CqArm};
 
-/// The functions that create a device's objects, which are identified by their numbers, and that
-/// report its events.
-pub(crate) trait Provider: Regions + Queues + Connections {
+/// The functions that create a device's regions and connect its queue pairs, which are identified
+/// by their numbers, and that report its events.
+pub(crate) trait Provider: Regions + Connections {
     fn kind(&self) -> DeviceKind;
 
     fn info(&self) -> DeviceInfo;
@@ -46,14 +45,6 @@ pub(crate) trait Provider: Regions + Queues + Connections {
     fn events_taken(&self, _cqn: u32) -> u8 {
         0
     }
-
-    /// Tells the device that the record of the CQ holds the command to arm it, unless the device
-    /// finds the command by itself.
-    fn armed(&self, _cqn: u32, _command: &CqArm) {}
-
-    /// Reports that an armed CQ holds a CQE that it was armed for: the next wait ends at once, even
-    /// if the device gives no event for it.
-    fn holds_what_was_armed_for(&self) {}
 
     /// Refuses the address of another kind of device.
     fn check_kind(&self, remote: &QpAddress) -> Result<(), ConnectError> {
@@ -105,6 +96,11 @@ pub(crate) trait Queues {
     fn create_cq(&self, config: &CqConfig) -> Result<(u32, CqMemory), CreateError>;
 
     fn destroy_cq(&self, cqn: u32);
+
+    /// Tells the device that the record of the CQ holds the command to arm it, unless the device
+    /// finds the command by itself. `holds` returns whether the CQ holds a CQE, or a solicited one:
+    /// then the next wait ends at once, since no device gives an event for it.
+    fn armed(&self, _cqn: u32, _command: &CqArm, _holds: &dyn Fn(bool) -> bool) {}
 
     /// Returns the number of the queue, and its memory.
     fn create_srq(

@@ -7,15 +7,14 @@ use core::sync::atomic::AtomicU32;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::rc::Rc;
 
-use mlx5_hca::{COMP_VECTORS, CqMemory, CreateError as Refused, RqMemory, SqMemory, check};
+use mlx5_hca::{COMP_VECTORS, CqMemory, CreateError as Refused, RqMemory, SqMemory};
 
 use crate::config::{CqConfig, QpConfig};
 use crate::error::CreateError;
 use crate::mmio::RegisterKind;
 use crate::provider::parts::{QpParts, UarParts};
 use crate::wire::{
-    BLUEFLAME_BYTES, CQE_BYTES, MAX_CQE, MAX_INLINE, MAX_SEND_WR, OP_OWN_OFFSET, OP_OWN_UNTOUCHED,
-    WQEBB,
+    BLUEFLAME_BYTES, CQE_BYTES, MAX_CQE, MAX_SEND_WR, OP_OWN_OFFSET, OP_OWN_UNTOUCHED, WQEBB,
 };
 
 const PAGE: usize = 4096;
@@ -70,24 +69,13 @@ impl Drop for PrivateMemory {
 
 /// A completion queue's memory: the doorbell record and, on the next page, untouched entries.
 pub(crate) struct CqPlace {
-    pub(crate) memory: PrivateMemory,
+    _memory: PrivateMemory,
     pub(crate) cq: CqMemory,
 }
 
 impl CqPlace {
     pub(crate) fn new(config: &CqConfig) -> Result<Self, CreateError> {
-        check(
-            "the number of CQ entries",
-            config.entries.into(),
-            1,
-            MAX_CQE.into(),
-        )?;
-        check(
-            "the completion vector",
-            config.comp_vector.into(),
-            0,
-            u64::from(COMP_VECTORS) - 1,
-        )?;
+        config.check(MAX_CQE, COMP_VECTORS)?;
         let (stride, entries) = (config.stride()?, config.entries.next_power_of_two());
         let (memory, record) =
             PrivateMemory::new("a completion queue", PAGE + entries as usize * stride, PAGE)?;
@@ -104,7 +92,7 @@ impl CqPlace {
         }
         let (cqe_bytes, compression) = (config.cqe_bytes, config.compression);
         Ok(Self {
-            memory,
+            _memory: memory,
             cq: CqMemory {
                 buffer,
                 entries,
@@ -119,7 +107,7 @@ impl CqPlace {
 /// A send queue's memory: the BlueFlame register, aligned to its size, the WQEBBs and the doorbell
 /// record.
 pub(crate) struct SqPlace {
-    pub(crate) memory: PrivateMemory,
+    _memory: PrivateMemory,
     /// The queue. It has no register if the device reads none.
     pub(crate) sq: SqMemory,
 }
@@ -127,18 +115,7 @@ pub(crate) struct SqPlace {
 impl SqPlace {
     /// Makes the memory for a device with this kind of registers.
     pub(crate) fn new(config: &QpConfig, kind: RegisterKind) -> Result<Self, CreateError> {
-        check(
-            "max_send_wr",
-            config.max_send_wr.into(),
-            1,
-            MAX_SEND_WR.into(),
-        )?;
-        check(
-            "max_inline_data",
-            config.max_inline_data as u64,
-            0,
-            MAX_INLINE as u64,
-        )?;
+        config.check(MAX_SEND_WR)?;
         // The longest WQE, 220 B inline and an SGE, takes 5 WQEBBs; with the NOPs before the ring's
         // end it may need 9.
         let wqe_cnt = config.max_send_wr.next_power_of_two().max(16);
@@ -159,7 +136,7 @@ impl SqPlace {
             )
         };
         Ok(Self {
-            memory,
+            _memory: memory,
             sq: SqMemory {
                 buffer,
                 wqe_cnt,

@@ -1,5 +1,5 @@
 //! The provider for the software HCA, which takes queues by address. This module allocates and
-//! keeps their memory.
+//! keeps their memory. A null device is one whose doorbells call nothing.
 
 use core::cell::RefCell;
 use core::ptr::NonNull;
@@ -11,16 +11,16 @@ use std::task::Waker;
 
 use copyrpc_shm::sleep::Alarm;
 use mlx5_hca::{
-    Address, CqMemory, DeviceInfo, Hca, PacketPath, QpMemory, Receives as From, Region, RqMemory,
-    SoftOptions, address_of, check, check_region, gid_of,
+    Address, CqMemory, DeviceInfo, FabricSpec, Hca, LocalFabric, PacketPath, QpMemory,
+    Receives as From, Region, RqMemory, SoftOptions, address_of, check, check_region, gid_of,
 };
 
 use crate::address::{DeviceKind, QpAddress};
-use crate::config::CqConfig;
+use crate::config::{CqConfig, NullOptions};
 use crate::error::{ConnectError, CreateError, OpenError, RegisterError};
 use crate::mmio::RegisterKind;
 use crate::provider::parts::{QpParts, QpRequest, Receives};
-use crate::provider::private::{CqPlace, PrivateMemory, SqPlace};
+use crate::provider::private::{CqPlace, SqPlace};
 use crate::provider::{Connections, Provider, Queues, Regions};
 use crate::wire::roce::UDP_PORT;
 use crate::wire::{Access, AddressVector, AsyncEvent, ConnectOptions};
@@ -38,8 +38,12 @@ pub(crate) struct Soft {
     hca: Rc<Hca>,
     /// Kind of the queue pairs' registers: only strict devices read them.
     register: RegisterKind,
-    sqs: RefCell<HashMap<u32, PrivateMemory>>,
-    cqs: RefCell<HashMap<u32, PrivateMemory>>,
+    /// Whether it is a null device: it executes nothing, and connects to any address.
+    is_null: bool,
+    /// Send queues, and the numbers of their queue pairs' receive queues.
+    pub(super) sqs: RefCell<HashMap<u32, (SqPlace, u32)>>,
+    pub(super) rqs: RefCell<HashMap<u32, RqMemory>>,
+    pub(super) cqs: RefCell<HashMap<u32, CqPlace>>,
     alarm: Arc<Alarm>,
 }
 
@@ -50,11 +54,30 @@ impl Soft {
         } else {
             RegisterKind::Unread
         };
-        let hca = Rc::new(Hca::open(options)?);
+        Self::with(options, register, false)
+    }
+
+    /// Opens a null device.
+    pub(crate) fn null(options: NullOptions) -> Result<Self, OpenError> {
+        let fabric = FabricSpec::Local(LocalFabric::new());
+        let soft = SoftOptions {
+            fabric,
+            ..SoftOptions::default()
+        };
+        Self::with(&soft, options.register, true)
+    }
+
+    fn with(
+        options: &SoftOptions,
+        register: RegisterKind,
+        is_null: bool,
+    ) -> Result<Self, OpenError> {
         Ok(Self {
-            hca,
+            hca: Rc::new(Hca::open(options)?),
             register,
+            is_null,
             sqs: RefCell::default(),
+            rqs: RefCell::default(),
             cqs: RefCell::default(),
             alarm: Arc::default(),
         })
@@ -62,6 +85,18 @@ impl Soft {
 
     pub(crate) fn hca(&self) -> &Rc<Hca> {
         &self.hca
+    }
+
+    fn create_rq(
+        &self,
+        pd: u32,
+        depth: u32,
+        max_sge: usize,
+        is_shared: bool,
+    ) -> Result<(u32, RqMemory), CreateError> {
+        let (rqn, memory) = self.hca.create_rq(pd, depth, max_sge, is_shared)?;
+        self.rqs.borrow_mut().insert(rqn, memory);
+        Ok((rqn, memory))
     }
 
     /// Returns whether a device with a port for packets is reached through shared memory.
@@ -120,6 +155,14 @@ impl Provider for Soft {
     }
 
     fn info(&self) -> DeviceInfo {
+        if self.is_null {
+            return DeviceInfo {
+                name: "null".to_owned(),
+                transport: "none".to_owned(),
+                modes: "executes nothing".to_owned(),
+                ..self.hca.info()
+            };
+        }
         self.hca.info()
     }
 
@@ -198,11 +241,12 @@ impl Queues for Soft {
     fn dealloc_pd(&self, _pdn: u32) {}
 
     fn create_cq(&self, config: &CqConfig) -> Result<(u32, CqMemory), CreateError> {
-        let CqPlace { memory, cq } = CqPlace::new(config)?;
+        let place = CqPlace::new(config)?;
+        let memory = place.cq;
         // SAFETY: the memory is kept until the queue is destroyed.
-        let cqn = unsafe { self.hca.create_cq(&cq) }?;
-        self.cqs.borrow_mut().insert(cqn, memory);
-        Ok((cqn, cq))
+        let cqn = unsafe { self.hca.create_cq(&memory) }?;
+        self.cqs.borrow_mut().insert(cqn, place);
+        Ok((cqn, memory))
     }
 
     fn destroy_cq(&self, cqn: u32) {
@@ -216,11 +260,12 @@ impl Queues for Soft {
         depth: u32,
         max_sge: usize,
     ) -> Result<(u32, RqMemory), CreateError> {
-        Ok(self.hca.create_rq(pd, depth, max_sge, true)?)
+        self.create_rq(pd, depth, max_sge, true)
     }
 
     fn destroy_srq(&self, srqn: u32) {
         self.hca.destroy_srq(srqn);
+        self.rqs.borrow_mut().remove(&srqn);
     }
 
     fn create_qp(&self, request: &QpRequest<'_>) -> Result<QpParts, CreateError> {
@@ -232,11 +277,11 @@ impl Queues for Soft {
             config,
             ..
         } = request;
-        let (receives, rq) = match request.receives {
-            Receives::Shared(srqn) => (From::Shared(srqn), None),
+        let (rqn, receives, rq) = match request.receives {
+            Receives::Shared(srqn) => (srqn, From::Shared(srqn), None),
             Receives::Own { depth, max_sge } => {
-                let (rqn, memory) = self.hca.create_rq(pd, depth, max_sge, false)?;
-                (From::OwnInReach(rqn), Some((rqn, memory)))
+                let (rqn, memory) = self.create_rq(pd, depth, max_sge, false)?;
+                (rqn, From::OwnInReach(rqn), Some(memory))
             }
         };
         let created = SqPlace::new(config, self.register).and_then(|place| {
@@ -262,15 +307,9 @@ impl Queues for Soft {
             Ok((unsafe { self.hca.create_qp(&memory) }?, place))
         });
         let (qpn, place) =
-            created.inspect_err(|_| rq.iter().for_each(|(rqn, _)| self.hca.destroy_srq(*rqn)))?;
-        let parts = place.parts(
-            qpn,
-            rq.map(|(_, memory)| memory),
-            config,
-            self.register,
-            Hca::register_index(qpn),
-        );
-        self.sqs.borrow_mut().insert(qpn, place.memory);
+            created.inspect_err(|_| rq.iter().for_each(|_| self.destroy_srq(rqn)))?;
+        let parts = place.parts(qpn, rq, config, self.register, Hca::register_index(qpn));
+        self.sqs.borrow_mut().insert(qpn, (place, rqn));
         Ok(parts)
     }
 
@@ -313,6 +352,9 @@ impl Connections for Soft {
     ) -> Result<(), ConnectError> {
         use mlx5_hca::ConnectError::{NoAccess, NoSuchDevice, StaleDevice};
 
+        if self.is_null {
+            return Ok(());
+        }
         if remote.kind == DeviceKind::Hardware && !self.shares_memory_with(remote) {
             return self.connect_by_packets(qpn, remote, options);
         }
@@ -339,7 +381,9 @@ impl Connections for Soft {
     }
 
     fn fail_qp(&self, qpn: u32) {
-        self.hca.fail_qp(qpn);
+        if !self.is_null {
+            self.hca.fail_qp(qpn);
+        }
     }
 
     fn address_vector(&self, _pd: u32, remote: &QpAddress) -> Result<AddressVector, ConnectError> {

@@ -23,10 +23,9 @@ use core::ptr::NonNull;
 use core::sync::atomic::AtomicU32;
 use std::rc::Rc;
 
+use crate::control::Hook;
 use crate::mmio::{self, Mmio, Ordinary, RegisterKind, Streaming};
-use crate::provider::control::Hook;
 use crate::provider::parts::UarParts;
-use crate::verbs::Relay;
 use crate::wire::{BLUEFLAME_BYTES, queue_record};
 
 /// Performs steps 2 to 6. Copies `bytes` bytes from `from` to the register; or 8, if `bytes` is 0
@@ -76,9 +75,7 @@ unsafe fn announce_by_record(bell: &Bell, value: u32, _from: *const u8, _bytes: 
 unsafe fn announce_by_relay(bell: &Bell, value: u32, from: *const u8, bytes: usize) {
     // SAFETY: guaranteed by the caller.
     unsafe { announce_by_record(bell, value, from, bytes) };
-    if let Some((relay, index)) = &bell.relay {
-        relay.ring(*index);
-    }
+    bell.hook.ring_relay(bell.register_index);
 }
 
 type Announce = unsafe fn(&Bell, u32, *const u8, usize);
@@ -89,8 +86,9 @@ struct Bell {
     /// The half of the register that the next store goes to ([`UarParts::half`]). The whole
     /// register is aligned to its size.
     half: Rc<Cell<*mut u8>>,
-    /// The relay to call, and the queue pair's index there.
-    relay: Option<(Rc<Relay>, usize)>,
+    register_index: usize,
+    /// The device to call. Hardware sees the store itself.
+    hook: Hook,
 }
 
 /// Returns [`announce`] for a write-combining register on this processor.
@@ -112,16 +110,14 @@ fn announce_write_combining() -> Announce {
 /// A QP's doorbell: its record and its BlueFlame register.
 pub(crate) struct Doorbell {
     bell: Bell,
-    register_index: usize,
     announce: Announce,
-    /// The software HCA to call. Hardware sees the store itself.
-    hook: Option<Hook>,
 }
 
 impl Doorbell {
-    pub(crate) fn new(parts: &UarParts, record: NonNull<AtomicU32>, hook: Option<Hook>) -> Self {
+    pub(crate) fn new(parts: &UarParts, record: NonNull<AtomicU32>, hook: Hook) -> Self {
         let announce = match parts.kind {
             RegisterKind::Ordinary => announce::<Ordinary, BLUEFLAME_BYTES>,
+            RegisterKind::Unread if matches!(hook, Hook::Relay(_)) => announce_by_relay,
             RegisterKind::Unread => announce_by_record,
             RegisterKind::DoorbellOnly => announce::<mmio::Baseline, 0>,
             RegisterKind::WriteCombining => announce_write_combining(),
@@ -140,21 +136,11 @@ impl Doorbell {
             bell: Bell {
                 record,
                 half,
-                relay: None,
+                register_index: parts.register_index,
+                hook,
             },
-            register_index: parts.register_index,
             announce,
-            hook,
         }
-    }
-
-    /// Adds the relay to call, if there is one. A relay reads no register.
-    pub(crate) fn through(mut self, relay: Option<&Rc<Relay>>) -> Self {
-        if let Some(relay) = relay {
-            self.announce = announce_by_relay;
-            self.bell.relay = Some((Rc::clone(relay), self.register_index));
-        }
-        self
     }
 
     /// Makes `M` perform steps 2 to 6 from now on.
@@ -174,8 +160,6 @@ impl Doorbell {
         debug_assert!(bytes % 64 == 0 && wqes.addr() % 64 == 0);
         // SAFETY: guaranteed by the caller.
         unsafe { (self.announce)(&self.bell, queue_record(producer), wqes, bytes) };
-        if let Some(device) = &self.hook {
-            device.ring(self.register_index);
-        }
+        self.bell.hook.ring(self.bell.register_index);
     }
 }

@@ -7,11 +7,11 @@ use crate::address::QpAddress;
 use crate::completions::cq_object::CqObject;
 use crate::completions::cqe::Cqe;
 use crate::config::{QpConfig, QpState};
+use crate::control::Control;
 use crate::error::{ConnectError, CreateError};
 use crate::mr::Mr;
 use crate::ops::{Operation, PostError, Sge};
 use crate::pd::PdObject;
-use crate::provider::control::Control;
 use crate::provider::parts::{QpRequest, Receives};
 use crate::queues::doorbell::Doorbell;
 use crate::queues::rq::{PostReceiveError, ReceiveQueue};
@@ -53,7 +53,7 @@ struct QpObject {
 
 impl Drop for QpObject {
     fn drop(&mut self) {
-        self.control.destroy_qp(self.qpn);
+        self.control.queues().destroy_qp(self.qpn);
         // After `destroy_qp`: the device writes no completion of this queue pair any more, and does
         // not reuse its number before this function returns.
         self.send_cq.disown(self.qpn);
@@ -174,7 +174,7 @@ impl<T: Transport> Qp<T> {
             service: T::SERVICE,
             config,
         };
-        let parts = control.create_qp(&request)?;
+        let parts = control.queues().create_qp(&request)?;
         let object = QpObject {
             qpn: parts.qpn,
             control: Control::clone(control),
@@ -183,8 +183,7 @@ impl<T: Transport> Qp<T> {
             _srq: srq,
             pd: Rc::clone(pd),
         };
-        let doorbell = Doorbell::new(&parts.uar, parts.sq.record, control.hook().cloned())
-            .through(control.relay());
+        let doorbell = Doorbell::new(&parts.uar, parts.sq.record, control.hook().clone());
         let rq = parts.rq.map(|memory| ReceiveQueue::new(&memory, max_sge));
         let mut qp = Self {
             sq: SendQueue::new(&parts, doorbell),

@@ -23,7 +23,7 @@ pub(crate) struct SrqObject {
 
 impl Drop for SrqObject {
     fn drop(&mut self) {
-        self.pd.control.destroy_srq(self.srqn);
+        self.pd.control.queues().destroy_srq(self.srqn);
     }
 }
 
@@ -88,7 +88,7 @@ impl Srq {
         depth: u32,
         max_sge: usize,
     ) -> Result<Self, CreateError> {
-        let (srqn, memory) = pd.control.create_srq(pd.pdn, depth, max_sge)?;
+        let (srqn, memory) = pd.control.queues().create_srq(pd.pdn, depth, max_sge)?;
         Ok(Self::new(srqn, &memory, max_sge, pd))
     }
 

@@ -6,6 +6,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use crate::control::Hook;
 use crate::mmio::{self, Mmio};
 use crate::provider::parts::UarParts;
 use crate::queues::doorbell::Doorbell;
@@ -360,7 +361,7 @@ fn a_register_without_blueflame_gets_8_bytes_at_one_place_and_one_that_nobody_re
             kind,
             register_index: 0,
         };
-        let mut doorbell = Doorbell::new(&uar, NonNull::from(&record), None);
+        let mut doorbell = Doorbell::new(&uar, NonNull::from(&record), Hook::Nothing);
         for producer in 1..4u16 {
             let wqe = Wqe([producer as u8; 64]);
             // SAFETY: 64 bytes, aligned to as many; the register and the record outlive the
@@ -388,7 +389,7 @@ fn queue_pairs_that_share_a_register_write_its_halves_by_turns() {
     };
     let mut doorbells = records
         .each_ref()
-        .map(|record| Doorbell::new(&uar, NonNull::from(record), None));
+        .map(|record| Doorbell::new(&uar, NonNull::from(record), Hook::Nothing));
     for (i, who) in [0, 1, 1, 0, 1, 0, 0].into_iter().enumerate() {
         let wqe = Wqe([i as u8 + 1; 64]);
         // SAFETY: 64 bytes, aligned to as many; the register and the records outlive the doorbells.

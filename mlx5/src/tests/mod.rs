@@ -3,8 +3,9 @@
 use std::rc::Rc;
 
 use crate::config::NullOptions;
-use crate::provider::control::Control;
-use crate::provider::null::Null;
+use crate::control::{Control, Hook};
+use crate::provider::null::NullDevice;
+use crate::provider::soft::Soft;
 
 mod compact;
 mod destroyed;
@@ -19,7 +20,8 @@ mod receives;
 mod send_queue;
 
 /// A null device, and its control path.
-pub(crate) fn null() -> (Rc<Null>, Control) {
-    let null = Rc::new(Null::new(NullOptions::default()));
-    (Rc::clone(&null), Control::new(null, None))
+pub(crate) fn null() -> (NullDevice, Control) {
+    let soft = Rc::new(Soft::null(NullOptions::default()).unwrap());
+    let null = NullDevice::new(Rc::clone(&soft));
+    (null, Control::new(soft, Hook::Nothing))
 }

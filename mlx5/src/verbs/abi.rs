@@ -161,6 +161,7 @@ structs! {
         24 imm_data: u32,
         28 qp_num: u32, 32 src_qp: u32, 36 wc_flags: c_uint, 40 pkey_index: u16, 42 slid: u16, 44 sl: u8, 45 dlid_path_bits: u8,
     }
+    #[derive(Clone, Copy)]
     whole ibv_qp_init_attr: 64 {
         0 qp_context: *mut c_void, 8 send_cq: *mut ibv_cq, 16 recv_cq: *mut ibv_cq, 24 srq: *mut ibv_srq, 32 cap: ibv_qp_cap,
         52 qp_type: c_int, 56 sq_sig_all: c_int,

@@ -6,14 +6,19 @@ use core::ptr::NonNull;
 use super::abi::*;
 use super::context::Context;
 use super::device::{Port, bytes_of, gid_of, mtu_code};
-use super::error::CallError;
 use super::numbers::*;
 use super::tables::foreign;
 use super::{LinkLayer, VerbsOptions};
 use crate::address::{DeviceKind, QpAddress};
 use crate::error::ConnectError;
+use crate::error::verbs::CallError;
 use crate::provider::Connections;
 use crate::wire::{Access, AddressVector, ConnectOptions, DatagramSegment, rnr_timer_code};
+
+/// Maximum number of retries towards a peer that does not answer behind a relay: for every device,
+/// since no call tells `rdma_rxe`, which never ends the seventh, from one that does, and a call that
+/// never ends is worse than one that ends a seventh earlier.
+const MAX_RETRIES: u8 = 6;
 
 /// Returns the remote access that queue pairs allow: all that regions may allow. The kernel refuses
 /// access that the device does not support. support.
@@ -66,6 +71,24 @@ impl Context {
         // SAFETY: a domain of this device, and attributes that live through the call.
         let ah = NonNull::new(unsafe { (self.device.api.verbs.ibv_create_ah)(pd, &raw mut route) });
         Ok(ah.ok_or_else(|| advise(CallError::last("ibv_create_ah")))?)
+    }
+
+    /// Returns the address handle of a relay's path. Fails if the device knows no such path.
+    pub(super) fn handle(
+        &self,
+        pdn: u32,
+        path: &AddressVector,
+    ) -> Result<NonNull<ibv_ah>, ConnectError> {
+        let known = self.objects.borrow().handles.get(&(pdn, *path)).copied();
+        if let Some(known) = known {
+            return Ok(known);
+        }
+        let handle = self.create_ah(pdn, route_of(path, &self.port))?;
+        self.objects
+            .borrow_mut()
+            .handles
+            .insert((pdn, *path), handle);
+        Ok(handle)
     }
 }
 
@@ -121,6 +144,9 @@ impl Connections for Context {
         self.modify(qpn, "ibv_modify_qp (to RTR)", attr, mask)?;
         if let Some(object) = self.objects.borrow_mut().qps.get_mut(&qpn) {
             object.options = *options;
+            if !self.is_direct {
+                object.options.retry_count = options.retry_count.min(MAX_RETRIES);
+            }
         }
         Ok(())
     }
@@ -198,7 +224,12 @@ impl Connections for Context {
 
     /// Returns the path of datagrams to the port of `remote`.
     fn address_vector(&self, pdn: u32, remote: &QpAddress) -> Result<AddressVector, ConnectError> {
-        let ah = self.create_ah(pdn, route(&self.port, &self.options, remote)?)?;
+        let route = route(&self.port, &self.options, remote)?;
+        if !self.is_direct {
+            let vector = vector_of(&route);
+            return self.handle(pdn, &vector).map(|_| vector);
+        }
+        let ah = self.create_ah(pdn, route)?;
         let mut dv = mlx5dv_ah {
             av: core::ptr::null(),
             comp_mask: 0,

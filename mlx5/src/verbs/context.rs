@@ -15,11 +15,11 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::VerbsOptions;
 use super::abi::*;
 use super::device::{List, Opened, Port};
-use super::error::{CallError, VerbsError};
 use super::library::Api;
 use super::numbers::*;
 use super::tables::Objects;
 use crate::address::DeviceKind;
+use crate::error::verbs::{CallError, VerbsError};
 use crate::provider::Provider;
 use crate::wire::{
     AsyncEvent, CQ_DBREC_ARM, CQ_DBREC_SET_CI, ConnectOptions, CqArm, MAX_CQE, MAX_INLINE,
@@ -146,6 +146,15 @@ impl Context {
         self.attr.atomic_cap != 0
     }
 
+    /// Returns the number of completion vectors; a relay polls all queues.
+    pub(crate) fn comp_vectors(&self) -> u32 {
+        if self.is_direct {
+            self.device.comp_vectors()
+        } else {
+            1
+        }
+    }
+
     /// Calls `then` with the watch that the device's events end. `arm` arms all queues.
     pub(super) fn with_arrivals(&self, arm: impl FnMut(), then: &mut dyn FnMut(&mut dyn Watch)) {
         match self
@@ -261,7 +270,7 @@ impl Provider for Context {
             ),
             max_inline_data: MAX_INLINE as u32,
             max_cqe: at_most(MAX_CQE, self.attr.max_cqe),
-            comp_vectors: self.device.comp_vectors(),
+            comp_vectors: self.comp_vectors(),
             max_srq_wr: at_most(MAX_RECV_WR, self.attr.max_srq_wr),
             has_atomics: self.has_atomics(),
             numa_node: self.device.numa_node,
@@ -358,18 +367,7 @@ impl Provider for Context {
             .map_or(0, |cq| cq.events)
     }
 
-    /// Tells the device to read the command in that queue's record.
-    fn armed(&self, cqn: u32, command: &CqArm) {
-        if let Some(cq) = self.objects.borrow().cqs.get(&cqn) {
-            cq.tell(cqn, command);
-        }
-    }
-
     fn waker(&self) -> Waker {
         self.alarm.waker()
-    }
-
-    fn holds_what_was_armed_for(&self) {
-        self.is_due.set(true);
     }
 }

@@ -9,10 +9,10 @@ use std::path::Path;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
 use super::abi::*;
-use super::error::{CallError, PortState, VerbsError};
 use super::library::Api;
 use super::numbers::*;
 use super::{LinkLayer, PortEntry, VerbsOptions};
+use crate::error::verbs::{CallError, PortState, VerbsError};
 
 /// The devices that libibverbs finds. Devices opened from the list stay open when it is dropped.
 pub(crate) struct List {

@@ -12,7 +12,7 @@ use core::ptr::NonNull;
 use std::sync::OnceLock;
 
 use super::abi::*;
-use super::error::VerbsError;
+use crate::error::verbs::VerbsError;
 
 const LIBIBVERBS: &str = "libibverbs.so.1";
 const LIBMLX5: &str = "libmlx5.so.1";

@@ -6,9 +6,9 @@ use rustix::process::{Resource, getrlimit};
 
 use super::abi::ibv_mr;
 use super::context::Context;
-use super::error::CallError;
 use super::pages::Memory;
 use super::tables::MrObject;
+use crate::error::verbs::CallError;
 use mlx5_hca::{Pages, Region, RegisterError as Refused, check_region};
 
 use crate::error::RegisterError;

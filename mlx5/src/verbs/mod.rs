@@ -16,7 +16,6 @@ mod abi;
 mod connect;
 mod context;
 mod device;
-mod error;
 mod library;
 mod memory;
 mod numbers;
@@ -27,8 +26,8 @@ mod tables;
 
 use std::fmt;
 
+pub use crate::error::verbs::{CallError, PortState, VerbsError};
 pub(crate) use context::Context;
-pub use error::{CallError, PortState, VerbsError};
 pub(crate) use relay::Relay;
 
 /// The choice of a device behind libibverbs, and of the path to its peers. Plain data.

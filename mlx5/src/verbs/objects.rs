@@ -3,20 +3,20 @@
 
 use core::ptr::{NonNull, null_mut};
 
-use mlx5_hca::{CqMemory, RqMemory, SqMemory, check};
+use mlx5_hca::{CqMemory, RqMemory, SqMemory};
 
 use super::abi::*;
 use super::context::Context;
-use super::error::CallError;
 use super::numbers::*;
 use super::tables::{CqObject, QpObject, foreign};
-use crate::config::CqConfig;
+use crate::config::{CqConfig, check_receives};
 use crate::error::CreateError;
+use crate::error::verbs::CallError;
 use crate::mmio::RegisterKind;
 use crate::provider::parts::{QpParts, QpRequest, Receives, UarParts};
 use crate::provider::{Provider, Queues};
 use crate::wire::{
-    BLUEFLAME_BYTES, CQ_DBREC_SET_CI, CQE_BYTES, CQE128_BYTES, MAX_INLINE, QP_DBREC_RECEIVE,
+    BLUEFLAME_BYTES, CQ_DBREC_SET_CI, CQE_BYTES, CQE128_BYTES, CqArm, QP_DBREC_RECEIVE,
     QP_DBREC_SEND, Service,
 };
 
@@ -212,36 +212,97 @@ impl Context {
         unsafe { (self.device.api.verbs.ibv_destroy_qp)(qp.as_ptr()) };
     }
 
-    fn try_create_qp(
+    /// Creates a shared receive queue.
+    pub(super) fn make_srq(
+        &self,
+        pdn: u32,
+        depth: u32,
+        max_sge: usize,
+    ) -> Result<NonNull<ibv_srq>, CreateError> {
+        let info = self.info();
+        check_receives(depth, info.max_srq_wr, max_sge, info.max_recv_sge)?;
+        let pd = self.objects.borrow().pd(pdn)?;
+        // The library does not accept receives without buffers.
+        let attr = ibv_srq_attr {
+            max_wr: depth,
+            max_sge: (max_sge as u32).max(1),
+            srq_limit: 0,
+        };
+        let mut attr = ibv_srq_init_attr {
+            srq_context: null_mut(),
+            attr,
+        };
+        // SAFETY: a domain of this device, and attributes that live through the call.
+        let srq = unsafe { (self.device.api.verbs.ibv_create_srq)(pd, &raw mut attr) };
+        Ok(NonNull::new(srq).ok_or_else(|| CallError::last("ibv_create_srq"))?)
+    }
+
+    /// Checks the sizes of a queue pair.
+    pub(super) fn check_qp(&self, request: &QpRequest<'_>) -> Result<(), CreateError> {
+        let (config, info) = (request.config, self.info());
+        config.check(info.max_send_wr)?;
+        match request.receives {
+            Receives::Shared(_) => Ok(()),
+            Receives::Own { depth, max_sge } => Ok(check_receives(
+                depth,
+                info.max_recv_wr,
+                max_sge,
+                info.max_recv_sge,
+            )?),
+        }
+    }
+
+    /// Returns the domain and the attributes of a new queue pair.
+    pub(super) fn qp_attributes(
         &self,
         request: &QpRequest<'_>,
-        work_requests: u32,
-    ) -> Result<(NonNull<ibv_qp>, mlx5dv_qp), CreateError> {
+        max_send_wr: u32,
+        max_send_sge: u32,
+    ) -> Result<(*mut ibv_pd, ibv_qp_init_attr), CreateError> {
         let objects = self.objects.borrow();
         let (mut srq, mut cap) = (
             null_mut(),
             ibv_qp_cap {
-                max_send_wr: work_requests,
-                max_send_sge: 1,
+                max_send_wr,
+                max_send_sge,
                 ..ibv_qp_cap::default()
             },
         );
         match request.receives {
             Receives::Shared(srqn) => srq = objects.srqs.get(&srqn).ok_or_else(foreign)?.as_ptr(),
             Receives::Own { depth, max_sge } => {
-                (cap.max_recv_wr, cap.max_recv_sge) = (depth, (max_sge as u32).max(1))
+                (cap.max_recv_wr, cap.max_recv_sge) =
+                    (depth.next_power_of_two(), (max_sge as u32).max(1))
             }
         }
+        let attr = ibv_qp_init_attr {
+            qp_context: null_mut(),
+            send_cq: objects.cq(request.send_cq)?,
+            recv_cq: objects.cq(request.recv_cq)?,
+            srq,
+            cap,
+            qp_type: if request.service == Service::Datagram {
+                IBV_QPT_UD
+            } else {
+                IBV_QPT_RC
+            },
+            sq_sig_all: 0,
+        };
+        Ok((objects.pd(request.pd)?, attr))
+    }
+
+    fn try_create_qp(
+        &self,
+        request: &QpRequest<'_>,
+        work_requests: u32,
+    ) -> Result<(NonNull<ibv_qp>, mlx5dv_qp), CreateError> {
+        let (pd, init) = self.qp_attributes(request, work_requests, 1)?;
         // SAFETY: pointers and numbers, for which zero is a valid value.
         let mut attr: ibv_qp_init_attr_ex = unsafe { core::mem::zeroed() };
-        attr.send_cq = objects.cq(request.send_cq)?;
-        attr.recv_cq = objects.cq(request.recv_cq)?;
-        attr.srq = srq;
-        attr.cap = cap;
+        (attr.send_cq, attr.recv_cq, attr.srq) = (init.send_cq, init.recv_cq, init.srq);
+        (attr.cap, attr.qp_type) = (init.cap, init.qp_type);
+        (attr.comp_mask, attr.pd) = (IBV_QP_INIT_ATTR_PD, pd);
         let is_datagram = request.service == Service::Datagram;
-        attr.qp_type = if is_datagram { IBV_QPT_UD } else { IBV_QPT_RC };
-        attr.comp_mask = IBV_QP_INIT_ATTR_PD;
-        attr.pd = objects.pd(request.pd)?;
         // SAFETY: as above.
         let mut mlx5: mlx5dv_qp_init_attr = unsafe { core::mem::zeroed() };
         mlx5.comp_mask = MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS;
@@ -352,7 +413,15 @@ impl Queues for Context {
 
     /// Frees the domain. Every object made in it kept it alive, and is gone.
     fn dealloc_pd(&self, pdn: u32) {
-        if let Some(pd) = self.objects.borrow_mut().pds.remove(&pdn) {
+        let objects = &mut *self.objects.borrow_mut();
+        objects.handles.retain(|(of, _), handle| {
+            if *of == pdn {
+                // SAFETY: out of the table, and only queue pairs of the domain used it.
+                unsafe { (self.device.api.verbs.ibv_destroy_ah)(handle.as_ptr()) };
+            }
+            *of != pdn
+        });
+        if let Some(pd) = objects.pds.remove(&pdn) {
             // SAFETY: out of the table, so this is the last use. If the kernel refuses, it frees
             // the domain with the device.
             unsafe { (self.device.api.verbs.ibv_dealloc_pd)(pd.as_ptr()) };
@@ -360,19 +429,7 @@ impl Queues for Context {
     }
 
     fn create_cq(&self, config: &CqConfig) -> Result<(u32, CqMemory), CreateError> {
-        let info = self.info();
-        check(
-            "the number of CQ entries",
-            config.entries.into(),
-            1,
-            info.max_cqe.into(),
-        )?;
-        check(
-            "the completion vector",
-            config.comp_vector.into(),
-            0,
-            u64::from(info.comp_vectors) - 1,
-        )?;
+        config.check(self.info().max_cqe, self.comp_vectors())?;
         let bytes = config.stride()?;
         let mut mlx5 = mlx5dv_cq_init_attr {
             comp_mask: MLX5DV_CQ_INIT_ATTR_MASK_CQE_SIZE,
@@ -418,6 +475,17 @@ impl Queues for Context {
         parts
     }
 
+    /// Tells the device to read the command in that queue's record.
+    fn armed(&self, cqn: u32, command: &CqArm, holds: &dyn Fn(bool) -> bool) {
+        if let Some(cq) = self.objects.borrow().cqs.get(&cqn) {
+            cq.tell(cqn, command);
+        }
+        // After the command: every later CQE gives an event.
+        if holds(command.solicited_only) {
+            self.is_due.set(true);
+        }
+    }
+
     fn destroy_cq(&self, cqn: u32) {
         let object = self.objects.borrow_mut().cqs.remove(&cqn);
         if let Some(object) = object {
@@ -433,33 +501,7 @@ impl Queues for Context {
         depth: u32,
         max_sge: usize,
     ) -> Result<(u32, RqMemory), CreateError> {
-        let info = self.info();
-        check(
-            "the depth of a receive queue",
-            depth.into(),
-            1,
-            info.max_srq_wr.into(),
-        )?;
-        check(
-            "the number of buffers of a receive",
-            max_sge as u64,
-            0,
-            info.max_recv_sge.into(),
-        )?;
-        let pd = self.objects.borrow().pd(pdn)?;
-        // The library does not accept receives without buffers.
-        let attr = ibv_srq_attr {
-            max_wr: depth,
-            max_sge: (max_sge as u32).max(1),
-            srq_limit: 0,
-        };
-        let mut attr = ibv_srq_init_attr {
-            srq_context: null_mut(),
-            attr,
-        };
-        // SAFETY: a domain of this device, and attributes that live through the call.
-        let srq = unsafe { (self.device.api.verbs.ibv_create_srq)(pd, &raw mut attr) };
-        let srq = NonNull::new(srq).ok_or_else(|| CallError::last("ibv_create_srq"))?;
+        let srq = self.make_srq(pdn, depth, max_sge)?;
         let parts = self.open_srq(srq);
         if parts.is_err() {
             // SAFETY: just created, and in no table.
@@ -477,34 +519,12 @@ impl Queues for Context {
     }
 
     fn create_qp(&self, request: &QpRequest<'_>) -> Result<QpParts, CreateError> {
-        let (config, info) = (request.config, self.info());
-        check(
-            "max_send_wr",
-            config.max_send_wr.into(),
-            1,
-            info.max_send_wr.into(),
-        )?;
-        check(
-            "max_inline_data",
-            config.max_inline_data as u64,
-            0,
-            MAX_INLINE as u64,
-        )?;
-        if let Receives::Own { depth, max_sge } = request.receives {
-            check(
-                "the depth of a receive queue",
-                depth.into(),
-                1,
-                info.max_recv_wr.into(),
-            )?;
-            check(
-                "the number of buffers of a receive",
-                max_sge as u64,
-                0,
-                info.max_recv_sge.into(),
-            )?;
-        }
-        let wanted = config.max_send_wr.next_power_of_two().max(MIN_SEND_WQEBBS);
+        self.check_qp(request)?;
+        let wanted = request
+            .config
+            .max_send_wr
+            .next_power_of_two()
+            .max(MIN_SEND_WQEBBS);
         // The library is asked for work requests and returns WQEBBs: for each request, its own
         // estimate of the longest WQE. That estimate depends on the release and the kind of queue
         // pair. It is at least one WQEBB, often four.

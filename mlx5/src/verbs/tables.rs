@@ -8,10 +8,10 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::rc::Rc;
 
 use super::abi::*;
-use super::error::CallError;
 use super::pages::Memory;
+use crate::error::verbs::CallError;
 use crate::mmio;
-use crate::wire::{CQ_DOORBELL_OFFSET, ConnectOptions, CqArm};
+use crate::wire::{AddressVector, CQ_DOORBELL_OFFSET, ConnectOptions, CqArm};
 
 /// The objects of a device that were created and not yet destroyed.
 #[derive(Default)]
@@ -24,6 +24,8 @@ pub(crate) struct Objects {
     /// The half that the next doorbell uses, by BlueFlame register. The library keeps a register as
     /// long as the device.
     pub(crate) halves: HashMap<NonNull<u8>, Rc<Cell<*mut u8>>>,
+    /// Address handles of the paths that a relay's datagrams took, by protection domain.
+    pub(crate) handles: HashMap<(u32, AddressVector), NonNull<ibv_ah>>,
 }
 
 pub(crate) struct CqObject {

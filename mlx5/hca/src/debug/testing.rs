@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use copyrpc_shm::lane::LaneTx;
 
 use crate::Hca;
+use crate::queues::cq::SoftCq;
 use crate::random::Random;
 use crate::shared::layout::{ATOMIC, LANE_SLOTS, LanePlace, Message};
 use crate::sleep::SLEEPS_WITHOUT_END;
@@ -24,6 +25,13 @@ pub fn sleep_without_end() {
 
 #[doc(hidden)]
 impl Hca {
+    /// Calls `f` with a completion queue, which a test fills in the device's place. Returns `None`
+    /// if there is no such queue.
+    pub fn with_cq<R>(&self, cqn: u32, f: impl FnOnce(&mut SoftCq) -> R) -> Option<R> {
+        let cqs = &mut self.state.borrow_mut().queues.cqs;
+        cqs.get_mut(cqn as usize)?.as_mut().map(f)
+    }
+
     /// Overwrites one word that its peers may write with a random value.
     pub fn corrupt(&self, seed: u64) {
         let random = &mut Random::new(seed);

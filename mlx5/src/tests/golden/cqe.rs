@@ -193,7 +193,7 @@ fn a_new_cq_holds_no_completion_on_either_lap() {
         CqMemory {
             buffer, entries, ..
         },
-    ) = control.create_cq(&5.into()).unwrap();
+    ) = control.queues().create_cq(&5.into()).unwrap();
     assert_eq!(entries, 8);
     for i in 0..8usize {
         // SAFETY: inside the CQ's memory, which the device holds.

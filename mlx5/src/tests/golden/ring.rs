@@ -22,6 +22,7 @@ struct Ring {
 fn ring(entries: u32, cqe_bytes: u32) -> Ring {
     let (null, control) = null();
     let (cqn, parts) = control
+        .queues()
         .create_cq(&CqConfig {
             cqe_bytes,
             compression: true,
@@ -30,7 +31,7 @@ fn ring(entries: u32, cqe_bytes: u32) -> Ring {
         .unwrap();
     assert_eq!(parts.cqe_bytes, cqe_bytes);
     let ring = Ring {
-        null: NullDevice::new(null),
+        null,
         cqn,
         parts,
         bytes: (entries * cqe_bytes) as usize,

@@ -66,7 +66,10 @@ fn bench(qpn: u32) -> Bench {
     };
     Bench {
         ring,
-        sq: SendQueue::new(&parts, Doorbell::new(&parts.uar, record, None)),
+        sq: SendQueue::new(
+            &parts,
+            Doorbell::new(&parts.uar, record, crate::control::Hook::Nothing),
+        ),
         producer: 0,
         unsignaled: 0,
     }

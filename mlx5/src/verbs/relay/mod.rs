@@ -21,37 +21,28 @@ mod tests;
 use core::ffi::c_int;
 use core::ptr::{NonNull, null_mut};
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
-use std::task::Waker;
+use std::rc::Rc;
 
 use copyrpc_shm::sleep::Watch;
-use mlx5_hca::{CqMemory, DeviceInfo, Region, RqMemory, check};
+use mlx5_hca::{CqMemory, RqMemory};
 
 use self::completions::CompletionRing;
 use self::receives::{ReceiveRing, Target};
 use self::sends::{Chain, Device, SendRing};
 use super::abi::*;
-use super::connect::{advise, route, route_of, vector_of};
 use super::context::Context;
-use super::error::{CallError, VerbsError};
-use super::numbers::*;
-use super::tables::{CqObject, QpObject, foreign};
-use crate::address::{DeviceKind, QpAddress};
+use super::tables::{CqObject, QpObject};
 use crate::config::CqConfig;
-use crate::error::{ConnectError, CreateError, RegisterError};
+use crate::error::CreateError;
+use crate::error::verbs::{CallError, VerbsError};
 use crate::mmio::RegisterKind;
 use crate::provider::parts::{QpParts, QpRequest, Receives};
 use crate::provider::private::{CqPlace, SqPlace};
 use crate::provider::{Connections, Provider, Queues, Regions};
-use crate::wire::{Access, AddressVector, AsyncEvent, ConnectOptions, CqArm, Service, WQEBB};
+use crate::wire::{Access, AddressVector, CqArm, WQEBB};
 
 /// Number of buffers of a work request: the bytes inside a WQE, and the memory that it names.
 const SEND_SGES: u32 = 2;
-
-/// Maximum number of retries towards a peer that does not answer: for every device, since no call
-/// tells `rdma_rxe`, which never ends the seventh, from one that does, and a call that never ends
-/// is worse than one that ends a seventh earlier.
-const MAX_RETRIES: u8 = 6;
 
 /// A queue pair that the device made, and the inline bytes that it takes.
 #[derive(Clone, Copy)]
@@ -146,14 +137,12 @@ impl<T> Table<T> {
 
 /// An open device, its objects, and the queues that this crate's data path drives.
 pub(crate) struct Relay {
-    base: Context,
+    base: Rc<Context>,
     calls: ibv_context_ops,
     rings: RefCell<Rings>,
     /// Last number given to a domain, a completion queue or a shared receive queue: libibverbs has
     /// handles only.
     last_number: Cell<u32>,
-    /// Address handles of the paths that datagrams took, by protection domain.
-    handles: RefCell<HashMap<(u32, AddressVector), NonNull<ibv_ah>>>,
 }
 
 /// The queues.
@@ -170,10 +159,6 @@ struct Rings {
 /// Makes the error for more objects of a kind than a [`Table`] holds.
 fn full(what: &'static str) -> CreateError {
     mlx5_hca::CreateError::Exhausted { what, max: 1 << 16 }.into()
-}
-
-fn refused(call: &'static str) -> CreateError {
-    advise(CallError::last(call)).into()
 }
 
 /// Makes the error of a queue pair that the device refused.
@@ -194,12 +179,21 @@ impl Relay {
         // SAFETY: an open device, whose table does not change.
         let calls = unsafe { base.device.context.as_ref() }.ops;
         Ok(Self {
-            base,
+            base: Rc::new(base),
             calls,
             rings: RefCell::default(),
             last_number: Cell::new(0),
-            handles: RefCell::default(),
         })
+    }
+
+    /// Returns the device itself, which has its regions, addresses and transitions.
+    pub(crate) fn base(&self) -> &Rc<Context> {
+        &self.base
+    }
+
+    /// Calls `then` with the watch that the device's events end.
+    pub(crate) fn with_watch(&self, then: &mut dyn FnMut(&mut dyn Watch)) {
+        self.base.with_arrivals(|| self.arm_all(), then);
     }
 
     fn number(&self) -> u32 {
@@ -264,28 +258,6 @@ impl Relay {
         self.empty_poll();
     }
 
-    /// Returns the address handle of a path. Fails if the device knows no such path.
-    fn handle(&self, pdn: u32, path: &AddressVector) -> Result<NonNull<ibv_ah>, ConnectError> {
-        let handles = &mut *self.handles.borrow_mut();
-        if let Some(known) = handles.get(&(pdn, *path)) {
-            return Ok(*known);
-        }
-        let handle = self.base.create_ah(pdn, route_of(path, &self.base.port))?;
-        handles.insert((pdn, *path), handle);
-        Ok(handle)
-    }
-
-    /// Destroys the address handles of a domain, in which no queue pair exists any more.
-    fn drop_handles(&self, pdn: u32) {
-        self.handles.borrow_mut().retain(|(of, _), handle| {
-            if *of == pdn {
-                // SAFETY: out of the table, and only queue pairs of the domain used it.
-                unsafe { (self.base.device.api.verbs.ibv_destroy_ah)(handle.as_ptr()) };
-            }
-            *of != pdn
-        });
-    }
-
     /// Makes the ring of a receive queue of the device. Returns its place, and its parts.
     fn create_receives(
         &self,
@@ -310,45 +282,11 @@ impl Relay {
         request: &QpRequest<'_>,
         wqe_cnt: u32,
     ) -> Result<MadeQp, CreateError> {
-        let objects = self.base.objects.borrow();
-        let (mut srq, mut cap) = (
-            null_mut(),
-            ibv_qp_cap {
-                max_send_wr: wqe_cnt,
-                max_send_sge: SEND_SGES,
-                ..ibv_qp_cap::default()
-            },
-        );
-        match request.receives {
-            Receives::Shared(srqn) => srq = objects.srqs.get(&srqn).ok_or_else(foreign)?.as_ptr(),
-            Receives::Own { depth, max_sge } => {
-                (cap.max_recv_wr, cap.max_recv_sge) =
-                    (depth.next_power_of_two(), (max_sge as u32).max(1))
-            }
-        }
-        let qp_type = if request.service == Service::Datagram {
-            IBV_QPT_UD
-        } else {
-            IBV_QPT_RC
-        };
-        let send_cq = objects.cq(request.send_cq)?;
-        let recv_cq = objects.cq(request.recv_cq)?;
-        let pd = objects.pd(request.pd)?;
+        let (pd, init) = self.base.qp_attributes(request, wqe_cnt, SEND_SGES)?;
         let mut last = None;
         for max_inline_data in [request.config.max_inline_data as u32, 0] {
-            let cap = ibv_qp_cap {
-                max_inline_data,
-                ..cap
-            };
-            let mut attr = ibv_qp_init_attr {
-                qp_context: null_mut(),
-                send_cq,
-                recv_cq,
-                srq,
-                cap,
-                qp_type,
-                sq_sig_all: 0,
-            };
+            let mut attr = init;
+            attr.cap.max_inline_data = max_inline_data;
             // SAFETY: objects of this device, and attributes that live through the call.
             match NonNull::new(unsafe {
                 (self.base.device.api.verbs.ibv_create_qp)(pd, &raw mut attr)
@@ -387,90 +325,13 @@ impl Device for Relay {
     }
 
     fn handle(&self, pdn: u32, path: &AddressVector) -> Option<NonNull<ibv_ah>> {
-        Relay::handle(self, pdn, path).ok()
+        self.base.handle(pdn, path).ok()
     }
 
     fn any_handle(&self, pdn: u32) -> Option<NonNull<ibv_ah>> {
-        let handles = self.handles.borrow();
+        let handles = &self.base.objects.borrow().handles;
         let known = handles.iter().find(|((of, _), _)| *of == pdn);
         known.map(|(_, handle)| *handle)
-    }
-}
-
-impl Provider for Relay {
-    fn kind(&self) -> DeviceKind {
-        self.base.kind()
-    }
-
-    fn info(&self) -> DeviceInfo {
-        DeviceInfo {
-            comp_vectors: 1,
-            ..self.base.info()
-        }
-    }
-
-    fn wait(&self, timeout_ns: Option<u64>) -> bool {
-        self.base.wait(timeout_ns)
-    }
-
-    fn waker(&self) -> Waker {
-        self.base.waker()
-    }
-
-    fn with_watch(&self, then: &mut dyn FnMut(&mut dyn Watch)) {
-        self.base.with_arrivals(|| self.arm_all(), then);
-    }
-
-    fn take_async_event(&self) -> Option<AsyncEvent> {
-        self.base.take_async_event()
-    }
-
-    fn events_taken(&self, cqn: u32) -> u8 {
-        self.base.events_taken(cqn)
-    }
-
-    fn armed(&self, cqn: u32, command: &CqArm) {
-        if let Ok(cq) = self.base.objects.borrow().cq(cqn) {
-            // SAFETY: a queue of this device.
-            unsafe { (self.calls.req_notify_cq)(cq, command.solicited_only.into()) };
-        }
-        // Completions from before the command give no event.
-        self.empty_poll();
-    }
-
-    fn holds_what_was_armed_for(&self) {
-        self.base.holds_what_was_armed_for();
-    }
-}
-
-impl Regions for Relay {
-    fn alloc_registered(
-        &self,
-        pd: u32,
-        bytes: usize,
-        access: Access,
-        huge: bool,
-    ) -> Result<Region, RegisterError> {
-        self.base.alloc_registered(pd, bytes, access, huge)
-    }
-
-    unsafe fn register(
-        &self,
-        pd: u32,
-        addr: NonNull<u8>,
-        bytes: usize,
-        access: Access,
-    ) -> Result<Region, RegisterError> {
-        // SAFETY: guaranteed by the caller.
-        unsafe { self.base.register(pd, addr, bytes, access) }
-    }
-
-    fn try_deregister(&self, key: u32) -> bool {
-        self.base.try_deregister(key)
-    }
-
-    fn deregister(&self, key: u32) {
-        self.base.deregister(key);
     }
 }
 
@@ -478,25 +339,19 @@ impl Queues for Relay {
     fn alloc_pd(&self) -> Result<u32, CreateError> {
         // SAFETY: an open device.
         let pd = unsafe { (self.base.device.api.verbs.ibv_alloc_pd)(self.base.device.context()) };
-        let pd = NonNull::new(pd).ok_or_else(|| refused("ibv_alloc_pd"))?;
+        let pd = NonNull::new(pd).ok_or_else(|| CallError::last("ibv_alloc_pd"))?;
         let pdn = self.number();
         self.base.objects.borrow_mut().pds.insert(pdn, pd);
         Ok(pdn)
     }
 
     fn dealloc_pd(&self, pdn: u32) {
-        self.drop_handles(pdn);
         self.base.dealloc_pd(pdn);
     }
 
     fn create_cq(&self, config: &CqConfig) -> Result<(u32, CqMemory), CreateError> {
         let max_cqe = self.base.info().max_cqe;
-        check(
-            "the number of CQ entries",
-            config.entries.into(),
-            1,
-            max_cqe.into(),
-        )?;
+        config.check(max_cqe, self.base.comp_vectors())?;
         if config.compression {
             return Err(CreateError::Unsupported {
                 what: "compression of CQEs of that size",
@@ -516,7 +371,7 @@ impl Queues for Relay {
                 config.comp_vector as i32,
             )
         };
-        let cq = NonNull::new(cq).ok_or_else(|| refused("ibv_create_cq"))?;
+        let cq = NonNull::new(cq).ok_or_else(|| CallError::last("ibv_create_cq"))?;
         let cqs = &mut self.rings.borrow_mut().cqs;
         let Some(index) = cqs.free_place() else {
             // SAFETY: just created, and in no table.
@@ -544,43 +399,31 @@ impl Queues for Relay {
         self.rings.borrow_mut().cqs.take(cqn as u16);
     }
 
+    fn armed(&self, cqn: u32, command: &CqArm, holds: &dyn Fn(bool) -> bool) {
+        if let Ok(cq) = self.base.objects.borrow().cq(cqn) {
+            // SAFETY: a queue of this device.
+            unsafe { (self.calls.req_notify_cq)(cq, command.solicited_only.into()) };
+        }
+        // Completions from before the command give no event, and their CQEs do not say whether
+        // they are solicited.
+        self.empty_poll();
+        if holds(false) {
+            self.base.is_due.set(true);
+        }
+    }
+
     fn create_srq(
         &self,
         pdn: u32,
         depth: u32,
         max_sge: usize,
     ) -> Result<(u32, RqMemory), CreateError> {
-        let info = self.base.info();
-        if info.max_srq_wr == 0 || self.calls.post_srq_recv.is_none() {
+        if self.base.info().max_srq_wr == 0 || self.calls.post_srq_recv.is_none() {
             return Err(CreateError::Unsupported {
                 what: "shared receive queues: give each queue pair receives of its own, which copyrpc cannot do",
             });
         }
-        check(
-            "the depth of a receive queue",
-            depth.into(),
-            1,
-            info.max_srq_wr.into(),
-        )?;
-        check(
-            "the number of buffers of a receive",
-            max_sge as u64,
-            0,
-            info.max_recv_sge.into(),
-        )?;
-        let pd = self.base.objects.borrow().pd(pdn)?;
-        let attr = ibv_srq_attr {
-            max_wr: depth,
-            max_sge: (max_sge as u32).max(1),
-            srq_limit: 0,
-        };
-        let mut attr = ibv_srq_init_attr {
-            srq_context: null_mut(),
-            attr,
-        };
-        // SAFETY: a domain of this device, and attributes that live through the call.
-        let srq = unsafe { (self.base.device.api.verbs.ibv_create_srq)(pd, &raw mut attr) };
-        let srq = NonNull::new(srq).ok_or_else(|| refused("ibv_create_srq"))?;
+        let srq = self.base.make_srq(pdn, depth, max_sge)?;
         let created = self.create_receives(Target::Shared(srq), depth, max_sge);
         if created.is_err() {
             // SAFETY: just created, and in no table.
@@ -606,31 +449,12 @@ impl Queues for Relay {
     }
 
     fn create_qp(&self, request: &QpRequest<'_>) -> Result<QpParts, CreateError> {
-        let (config, info) = (request.config, self.base.info());
-        check(
-            "max_send_wr",
-            config.max_send_wr.into(),
-            1,
-            info.max_send_wr.into(),
-        )?;
+        self.base.check_qp(request)?;
+        let config = request.config;
         if config.scatter_to_cqe {
             return Err(CreateError::Unsupported {
                 what: "data in the CQE, which a relayed device does not write",
             });
-        }
-        if let Receives::Own { depth, max_sge } = request.receives {
-            check(
-                "the depth of a receive queue",
-                depth.into(),
-                1,
-                info.max_recv_wr.into(),
-            )?;
-            check(
-                "the number of buffers of a receive",
-                max_sge as u64,
-                0,
-                info.max_recv_sge.into(),
-            )?;
         }
         let sq = SqPlace::new(config, RegisterKind::Unread)?;
         let made = self.create_on_device(request, sq.sq.wqe_cnt)?;
@@ -733,49 +557,5 @@ impl Relay {
             has_atomics: self.base.has_atomics(),
             ..parts
         })
-    }
-}
-
-impl Connections for Relay {
-    fn address(&self, qpn: u32) -> QpAddress {
-        self.base.address(qpn)
-    }
-
-    fn initialize(&self, qpn: u32) -> Result<(), ConnectError> {
-        self.base.initialize(qpn)
-    }
-
-    fn connect(
-        &self,
-        qpn: u32,
-        remote: &QpAddress,
-        options: &ConnectOptions,
-    ) -> Result<(), ConnectError> {
-        let retry_count = options.retry_count.min(MAX_RETRIES);
-        self.base.connect(
-            qpn,
-            remote,
-            &ConnectOptions {
-                retry_count,
-                ..*options
-            },
-        )
-    }
-
-    fn ready_to_send(&self, qpn: u32) -> Result<(), ConnectError> {
-        self.base.ready_to_send(qpn)
-    }
-
-    fn activate_datagrams(&self, qpn: u32, qkey: u32) -> Result<(), ConnectError> {
-        self.base.activate_datagrams(qpn, qkey)
-    }
-
-    fn fail_qp(&self, qpn: u32) {
-        self.base.fail_qp(qpn);
-    }
-
-    fn address_vector(&self, pdn: u32, remote: &QpAddress) -> Result<AddressVector, ConnectError> {
-        let vector = vector_of(&route(&self.base.port, &self.base.options, remote)?);
-        self.handle(pdn, &vector).map(|_| vector)
     }
 }

@@ -209,7 +209,7 @@ impl PortState {
             1 => Self::Down,
             2 => Self::Initialize,
             3 => Self::Armed,
-            super::numbers::IBV_PORT_ACTIVE => Self::Active,
+            4 => Self::Active,
             n => Self::Other(n as u8),
         }
     }

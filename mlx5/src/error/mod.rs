@@ -1,9 +1,11 @@
 //! Errors of the control path: those of the software HCA, whose texts serve all devices, and those
 //! of hardware.
 
+pub(crate) mod verbs;
+
+use self::verbs::{CallError, VerbsError};
 use crate::address::DeviceKind;
 use crate::config::QpState;
-use crate::verbs::{CallError, VerbsError};
 use crate::wire::ConnectOptions;
 
 /// The reason why a device could not be opened.

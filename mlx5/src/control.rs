@@ -1,0 +1,141 @@
+//! The handle by which the objects of a device hold it.
+
+use core::ops::Deref;
+use std::rc::Rc;
+
+use copyrpc_shm::clock;
+use copyrpc_shm::sleep::Watch;
+use mlx5_hca::Hca;
+
+use crate::provider::{Provider, Queues};
+use crate::verbs::Relay;
+
+/// The device that is called after a doorbell's stores and where a completion queue was found
+/// empty. Hardware sees the stores itself, and needs no calls.
+#[derive(Clone)]
+pub(crate) enum Hook {
+    Soft(Rc<Hca>),
+    Relay(Rc<Relay>),
+    /// Hardware, or a null device.
+    Nothing,
+}
+
+impl Hook {
+    /// Calls the software HCA, whose instructions are counted. The call of a relay is part of its
+    /// doorbells' stores ([`ring_relay`](Self::ring_relay)).
+    #[inline(always)]
+    pub(crate) fn ring(&self, index: usize) {
+        if let Self::Soft(hca) = self {
+            hca.ring(index);
+        }
+    }
+
+    pub(crate) fn ring_relay(&self, index: usize) {
+        if let Self::Relay(relay) = self {
+            relay.ring(index);
+        }
+    }
+
+    /// Lets the device make the progress that it cannot make by itself. Returns whether there may
+    /// be new CQEs.
+    #[inline(always)]
+    pub(crate) fn empty_poll(&self) -> bool {
+        match self {
+            Self::Soft(hca) => hca.empty_poll(),
+            _ => self.poll_relay(),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn poll_relay(&self) -> bool {
+        match self {
+            Self::Relay(relay) => relay.empty_poll(),
+            _ => false,
+        }
+    }
+}
+
+/// The providers and the hook of an object's device. Clones refer to the same device, which closes
+/// with the last of them.
+#[derive(Clone)]
+pub(crate) struct Control {
+    provider: Rc<dyn Provider>,
+    queues: Rc<dyn Queues>,
+    hook: Hook,
+}
+
+impl Deref for Control {
+    type Target = dyn Provider;
+
+    fn deref(&self) -> &(dyn Provider + 'static) {
+        &*self.provider
+    }
+}
+
+impl Control {
+    pub(crate) fn new<P: Provider + Queues + 'static>(provider: Rc<P>, hook: Hook) -> Self {
+        Self {
+            provider: Rc::clone(&provider) as _,
+            queues: provider,
+            hook,
+        }
+    }
+
+    /// Makes the control of a relay.
+    pub(crate) fn of_relay(relay: Rc<Relay>) -> Self {
+        Self {
+            provider: Rc::clone(relay.base()) as _,
+            queues: Rc::clone(&relay) as _,
+            hook: Hook::Relay(relay),
+        }
+    }
+
+    pub(crate) fn queues(&self) -> &dyn Queues {
+        &*self.queues
+    }
+
+    /// Returns the hook that doorbells and empty polls call.
+    pub(crate) fn hook(&self) -> &Hook {
+        &self.hook
+    }
+
+    /// Returns the software HCA, if the device is one that executes.
+    pub(crate) fn soft(&self) -> Option<&Rc<Hca>> {
+        match &self.hook {
+            Hook::Soft(hca) => Some(hca),
+            _ => None,
+        }
+    }
+
+    /// Returns the time on the device's clock.
+    #[inline]
+    pub(crate) fn now_ns(&self) -> u64 {
+        self.soft()
+            .map_or_else(clock::monotonic_ns, |hca| hca.now_ns())
+    }
+
+    /// Returns the same time as [`now_ns`](Self::now_ns), at a lower cost and less recent.
+    pub(crate) fn coarse_now_ns(&self) -> u64 {
+        self.soft()
+            .map_or_else(clock::coarse_ns, |hca| hca.coarse_now_ns())
+    }
+
+    /// Tells a relay that the record of a receive queue was stored. Every other device reads the
+    /// record when a message needs a receive.
+    #[inline(always)]
+    pub(crate) fn receives_posted(&self) {
+        if let Hook::Relay(relay) = &self.hook {
+            relay.receives_posted();
+        }
+    }
+
+    /// Calls `then` with the watch that ends a sleep on the device, alone or beside other watches.
+    pub(crate) fn with_watch(&self, then: &mut dyn FnMut(&mut dyn Watch)) {
+        match &self.hook {
+            Hook::Soft(hca) => hca.with_watch(then),
+            Hook::Relay(relay) => relay.with_watch(then),
+            Hook::Nothing => self.provider.with_watch(then),
+        }
+    }
+}
