@@ -105,7 +105,7 @@ pub use ring::{Ring, ring_depth_for};
 /// with a [`Ring`].
 pub type Server<Req, Resp> = ipc::Server<Req, Resp, Ring>;
 
-/// One client of a [`Server`]: an [`ipc::Client`] with a [`Ring`]. `U` is the user data of a call,
+/// A client of a [`Server`]: an [`ipc::Client`] with a [`Ring`]. `U` is the user data of a call,
 /// which comes back with its reply.
 pub type Client<Req, Resp, U> = ipc::Client<Req, Resp, U, Ring>;
 

@@ -49,9 +49,9 @@ enum Seen {
     Free,
     /// Client `.0` is announced at this position.
     Full(usize),
-    /// Still in an earlier lap: the server has not taken this word.
+    /// The word is of an earlier lap: the server has not taken it.
     Earlier,
-    /// Already in a later lap: this position was taken long ago.
+    /// The word is of a later lap: this position was taken long ago.
     Later,
 }
 

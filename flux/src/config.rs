@@ -60,10 +60,10 @@ impl Config {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
-    /// Too few or too many nodes.
+    /// The number of nodes is out of range.
     #[error("{0} nodes: there must be 1 to {NODES_MAX}")]
     Nodes(usize),
-    /// Too few or too many calls in flight.
+    /// The number of calls in flight is out of range.
     #[error("in_flight is {in_flight}: it must be 1 to {max}")]
     InFlight {
         /// The given number of calls in flight.

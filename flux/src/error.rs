@@ -17,7 +17,7 @@ pub enum CallError<T, U> {
         /// Calls in flight to it.
         in_flight: usize,
     },
-    /// That node was dropped. Permanent.
+    /// Node `to` was dropped. Permanent.
     #[error("node {to} is gone")]
     Disconnected {
         /// The payload.
@@ -27,7 +27,7 @@ pub enum CallError<T, U> {
         /// The node called.
         to: usize,
     },
-    /// There is no such other node. Permanent.
+    /// No other node has this number. Permanent.
     #[error(
         "node {to} cannot be called: there are nodes 0 to {last}, and a node does not call itself"
     )]

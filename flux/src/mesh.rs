@@ -34,7 +34,7 @@ pub(crate) struct Received {
 
 /// The signals by which one node learns that it is called.
 struct Inbound {
-    /// By sender: the flag that asks for a ready bit.
+    /// Flags that ask for a ready bit, by sender.
     armed: Box<[Line<AtomicU32>]>,
     ready: Box<[Line<AtomicU64>]>,
     /// Received calls whose tokens were dropped. They are announced by the node's own index in
@@ -121,7 +121,7 @@ pub(crate) struct Signals {
 
 /// Everything shared; the last node frees it.
 pub(crate) struct Mesh<T> {
-    /// By receiver, then by sender.
+    /// Lanes by receiver, then by sender.
     lanes: Box<[Box<[Lane<T>]>]>,
     signals: Arc<Signals>,
     /// In [`NETWORKS`].

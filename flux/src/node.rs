@@ -1,4 +1,4 @@
-//! One node: calls others, receives their calls, answers them in any order.
+//! A node: calls others, receives their calls, answers them in any order.
 //!
 //! Calls and replies from `a` to `b` share one lane, which has no word for how far `b` has come. It
 //! needs none:
@@ -41,7 +41,7 @@ use crate::token::{CallToken, Token};
 /// Number of empty polls between two checks for dropped nodes.
 const POLLS_PER_CHECK: u32 = 64;
 
-/// One node of a network, for one thread. `T` is the payload of calls and replies, `U` the user
+/// A node of a network, for one thread. `T` is the payload of calls and replies, `U` the user
 /// data of a call, which comes back with its reply.
 ///
 /// `Send`: make the nodes, then give each to its thread. The drop ends the calls of other nodes to
@@ -51,7 +51,7 @@ pub struct Node<T, U> {
     ready: ReadyWords,
     polls_to_check: u32,
     clock: Clock,
-    /// There may be calls with deadlines.
+    /// Whether there may be calls with deadlines.
     is_timed: bool,
     /// Last: everything above points into its mesh.
     ends: Ends<T, U>,
@@ -59,7 +59,7 @@ pub struct Node<T, U> {
 
 /// The ends of the node's lanes, and the received calls.
 struct Ends<T, U> {
-    /// By node. Its own place has no calls.
+    /// The other nodes, by number. Its own place has no calls.
     peers: Vec<Peer<T, U>>,
     /// Received calls that are neither answered nor rejected.
     held: usize,
@@ -99,7 +99,7 @@ struct Peer<T, U> {
     rx: LaneRx<Message<T>>,
     /// Our unanswered calls to it (M1).
     calls: Calls<U>,
-    /// It was dropped, and our calls to it have ended.
+    /// Whether the node was dropped, and our calls to it have ended.
     gone: bool,
 }
 

@@ -22,7 +22,7 @@ use crate::layout::{AreaBytes, Header};
 use crate::membership::Membership;
 use crate::views::{self, Views};
 
-/// One client of a [`Server`](crate::Server). `U` is the user data of a call, which comes back with
+/// A client of a [`Server`](crate::Server). `U` is the user data of a call, which comes back with
 /// its reply. `W` is the server's.
 ///
 /// A client belongs to one thread at a time (`Send`). The drop leaves the server and forgets

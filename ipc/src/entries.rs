@@ -34,7 +34,7 @@ fn word(generation: u32, state: u64) -> u64 {
     u64::from(generation) << 32 | state
 }
 
-/// One client's line, 64 B; zeroed is free.
+/// A client's line, 64 B; zeroed is free.
 #[derive(Debug)]
 #[repr(C, align(64))]
 struct Entry {
@@ -202,7 +202,7 @@ impl Entries {
         }
     }
 
-    /// One free entry, for models.
+    /// Makes a free entry, for models.
     #[cfg(all(test, loom))]
     pub(crate) fn leaked() -> Self {
         #[repr(C)]

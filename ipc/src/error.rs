@@ -15,7 +15,7 @@ use crate::token::Token;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ParameterError {
-    /// Too few or too many clients.
+    /// The number of clients is out of range.
     #[error("max_clients is {0}: it must be 1 to {CLIENTS_MAX}")]
     MaxClients(usize),
     /// The depth is not legal.

@@ -28,8 +28,8 @@ const LOCK_ATTEMPTS: usize = 256;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DirError {
-    /// It does not exist. Only the default directory is created: a mistyped path must not become a
-    /// second, empty fabric.
+    /// The directory does not exist. Only the default directory is created: a mistyped path must
+    /// not become a second, empty fabric.
     #[error("shared-memory directory {} does not exist: create it, or leave the option out", .0.display())]
     Missing(PathBuf),
     /// Something else is at that path.

@@ -22,13 +22,13 @@ use crate::sync::{AtomicU64, Ordering, UnsafeCell};
 
 /// Number of slots that [`LaneTx::fetch_ahead`] looks ahead of the next.
 const SLOTS_AHEAD: u64 = 3;
-/// The same in bytes, from the slot just filled, of slots of one line.
+/// [`SLOTS_AHEAD`] in bytes, from the slot just filled, of slots of one line.
 const BYTES_AHEAD: usize = 64 * (SLOTS_AHEAD as usize + 1);
 
 /// The memory that a producer fetches for a later message: see [`LaneTx::fetch_ahead`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ahead {
-    /// Nothing: no other message is under way.
+    /// Fetches nothing: no other message is under way.
     Nothing,
     /// The slot of that message.
     Slot,
@@ -37,7 +37,7 @@ pub enum Ahead {
     Line,
 }
 
-/// One slot: the sequence word and the body, a whole number of 64 B lines. All-zero bytes are an
+/// A slot: the sequence word and the body, a whole number of 64 B lines. All-zero bytes are an
 /// empty slot.
 #[derive(Debug)]
 #[repr(C, align(64))]

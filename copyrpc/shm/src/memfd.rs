@@ -103,7 +103,7 @@ pub enum MemfdAttachError {
     /// The descriptor is not the memfd that the id was made from.
     #[error("descriptor {} of process {} is not the memory that was announced: its owner was replaced", .0.fd, .0.pid)]
     Stale(MemfdId),
-    /// It can be truncated under us, or has another size than announced.
+    /// The memory can be truncated while it is mapped, or its size is not the announced one.
     #[error(
         "the memory of process {pid} is not sealed, or has {found} bytes instead of {announced}: its owner is of another build"
     )]

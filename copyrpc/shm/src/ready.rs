@@ -23,7 +23,7 @@ pub const HOT: u32 = 0;
 /// `armed`: the consumer waits for the lane's ready bit.
 pub const ARMED: u32 = 1;
 
-/// One bit per lane in words of 64, and a summary word, in memory shared by the consumer and all
+/// A bit per lane in words of 64, and a summary word, in memory shared by the consumer and all
 /// producers. Bit `b` of the summary word stands for the words `b`, `b + 64`, `b + 128` and so on.
 /// Zero bytes are "none ready".
 #[derive(Debug, Clone, Copy)]

@@ -46,7 +46,7 @@ const REPLACE_ATTEMPTS: usize = 16;
 pub enum OwnerState {
     /// Its death is not proven.
     Alive,
-    /// It closed the region in good order; its earlier writes are complete.
+    /// The owner closed the region in good order; its earlier writes are complete.
     Closed,
     /// Its death is proven.
     Dead,

@@ -37,7 +37,7 @@ pub use watches::{Due, Listener, Look};
 /// W3: maximum sleep of a waiter before it checks for events that send no wake-up: a dead peer, or
 /// garbage in the words.
 pub const SLICE: Duration = Duration::from_millis(100);
-/// The same if a wake-up may be missed: the system has no membarrier(2), or not all words can be
+/// [`SLICE`] if a wake-up may be missed: the system has no membarrier(2), or not all words can be
 /// slept on.
 const SHORT_SLICE: Duration = Duration::from_millis(1);
 

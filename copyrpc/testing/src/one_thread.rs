@@ -29,12 +29,12 @@ impl Wake for Actor {
 
 /// How a turn ended.
 pub enum Turn {
-    /// There may be more to do.
+    /// The actor has worked, and may have more to do.
     Did,
-    /// It found nothing to do. If it rests, there is something to do after so long at the latest,
-    /// unless it is [`Duration::MAX`].
+    /// The actor found nothing to do. While it rests, its next deadline is in this time
+    /// ([`Duration::MAX`]: never).
     Idle(Duration),
-    /// It has done all it had to.
+    /// The actor has finished.
     Done,
 }
 
@@ -136,7 +136,7 @@ pub fn files() -> (usize, bool) {
     )
 }
 
-/// One run of a seed: its trace, the counts of what it saw (none may be 0), and the turns.
+/// A run of a seed: its trace, the counts of what it saw (none may be 0), and the turns.
 pub type Run = (Vec<(u64, u64)>, Vec<usize>, [usize; 2]);
 
 /// Runs seeds, each twice.

@@ -44,9 +44,10 @@ pub fn stepped<R>(operation: impl FnOnce() -> R) -> R {
     result
 }
 
-/// In the helper: does `work` in a child whenever its tracer [asks for one](Helper::fork), until
-/// that hangs up. A child has one thread, so it starts much faster than a program: the kernel need
-/// not wait for all cores to register it for barriers. It neither hangs nor outlives the helper.
+/// Does `work` in a child of the helper whenever its tracer [asks for one](Helper::fork), until the
+/// tracer closes the helper's input. A child has one thread, so it starts much faster than a
+/// program: the kernel need not wait for all cores to register it for barriers. It neither hangs
+/// nor outlives the helper.
 pub fn again_and_again(mut work: impl FnMut()) {
     while is_asked_for_a_child() {
         // SAFETY: the helper's other threads do nothing but wait for this one.
@@ -70,7 +71,8 @@ pub fn again_and_again(mut work: impl FnMut()) {
     }
 }
 
-/// Passes over what a killed child has not read.
+/// Waits for the next [`FORK`], and skips input that a killed child left unread. Returns `false` at
+/// the end of the input.
 fn is_asked_for_a_child() -> bool {
     let mut byte = 0;
     loop {
@@ -84,25 +86,25 @@ fn is_asked_for_a_child() -> bool {
     }
 }
 
-/// Asks a helper for a child; in no line.
+/// Byte that asks the helper for a child. No line of text contains it.
 const FORK: u8 = 1;
 
 /// The unit of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
     Instruction,
-    /// To the beginning, or to the end, of the next system call.
+    /// The begin or the end of a system call.
     SystemCall,
 }
 
 /// A process that forks those which are stepped, one at a time.
 pub struct Helper {
     process: Child,
-    /// `None` when it is to hear no more.
+    /// Its standard input; `None` once closed.
     stdin: Option<ChildStdin>,
     output: BufReader<ChildStdout>,
-    /// Of the last count, in ascending order: steps after which the child came to an instruction
-    /// for the first time, with its address. All children have the same addresses.
+    /// Steps after which the child of the last count reached an instruction for the first time,
+    /// with its address, in ascending order. All children have the same addresses.
     landmarks: Vec<(usize, usize)>,
 }
 
@@ -146,7 +148,7 @@ impl Helper {
         }
     }
 
-    /// A child, not attached yet, and what it says in its first [`hello`].
+    /// Makes a child, which is not attached yet. Returns it, and the words of its first [`hello`].
     pub fn fork(mut self) -> (Tracee, String) {
         let (tid, words) = self.child();
         (
@@ -166,7 +168,7 @@ impl Helper {
         (tid.parse().unwrap(), words.to_owned())
     }
 
-    /// Thread and words of the next [`hello`].
+    /// Returns the thread and the words of the next [`hello`].
     fn line(&mut self) -> String {
         let mut line = String::new();
         loop {
@@ -183,7 +185,7 @@ impl Helper {
 }
 
 impl Drop for Helper {
-    /// It and its child, if there is one, do not outlive the test.
+    /// Ends the helper and its child: neither outlives the test.
     fn drop(&mut self) {
         drop(self.stdin.take());
         let _ = self.process.kill();
@@ -192,24 +194,24 @@ impl Drop for Helper {
 }
 
 impl Tracee {
-    /// Waits for its next [`hello`], not attached yet.
+    /// Waits for the tracee's next [`hello`] with these words. It is not attached yet.
     pub fn wait_for(&mut self, words: &str) {
         let line = self.helper.line();
         assert!(line.ends_with(words), "{line}");
     }
 
-    /// The words of its next [`hello`].
+    /// Waits for the tracee's next [`hello`]. Returns its words.
     pub fn hear(&mut self) -> String {
         let line = self.helper.line();
         line.split_once(' ').unwrap().1.to_owned()
     }
 
-    /// Writes it a line.
+    /// Writes a line to the tracee's input.
     pub fn tell(&mut self, line: &str) {
         writeln!(self.helper.stdin.as_mut().unwrap(), "{line}").unwrap();
     }
 
-    /// From now on it can be stepped.
+    /// Attaches to the tracee, so that it can be stepped.
     pub fn attach(&self) {
         self.ptrace(libc::PTRACE_SEIZE, 0);
     }
@@ -250,18 +252,18 @@ impl Tracee {
         }
     }
 
-    /// Tells it something, upon which it comes to its first marker.
+    /// Sends a line, and waits until the tracee stops at its first marker.
     pub fn stand(&mut self, line: &str) {
         self.tell(line);
         assert_eq!(self.wait(), Stop::Marker);
     }
 
-    /// Sets the unit of its steps from now on; instructions at first.
+    /// Sets the unit of the steps from now on; instructions at first.
     pub fn step_by(&mut self, unit: Unit) {
         self.unit = unit;
     }
 
-    /// Executes up to `n` steps; false if the second marker came before.
+    /// Executes up to `n` steps. Returns `false` if the second marker came before.
     pub fn step(&self, n: usize) -> bool {
         let (request, done) = match self.unit {
             Unit::Instruction => (libc::PTRACE_SINGLESTEP, self.skip(n)),
@@ -274,8 +276,8 @@ impl Tracee {
         done.is_some_and(|done| (done..n).all(step))
     }
 
-    /// Lets it run to the last landmark of its first `n` steps, and returns how many these are;
-    /// `None` if the second marker came before.
+    /// Lets the tracee run to the last landmark of its first `n` steps. Returns the number of steps
+    /// to it; `None` if the second marker came before.
     fn skip(&self, n: usize) -> Option<usize> {
         let landmarks = &self.helper.landmarks;
         let Some(&(steps, address)) =
@@ -302,8 +304,8 @@ impl Tracee {
         })
     }
 
-    /// The steps to the second marker, where it stands then. From now on the helper's children run
-    /// to near the end of their steps at full speed.
+    /// Steps to the second marker, where the tracee then is. Returns the number of steps. From now
+    /// on the helper's children run to the last landmark before a step at full speed.
     pub fn count(&mut self) -> usize {
         self.helper.landmarks.clear();
         let (mut landmarks, mut seen) = (vec![], HashSet::new());
@@ -318,20 +320,20 @@ impl Tracee {
         steps.unwrap()
     }
 
-    /// Tells it something that is done between its markers, and lets it go on.
+    /// Sends a line, on which the tracee runs through both markers, and continues.
     pub fn through(&mut self, line: &str) {
         self.stand(line);
         self.finish();
         self.resume();
     }
 
-    /// From between the markers to the second.
+    /// Continues from between the markers to the second marker.
     pub fn finish(&self) {
         self.ptrace(libc::PTRACE_CONT, 0);
         assert_eq!(self.wait(), Stop::Marker);
     }
 
-    /// To the second marker, if it is `inside` the two, and on from there.
+    /// Continues from the second marker, after a run to it if the tracee is `inside` the two.
     pub fn go_on(&self, inside: bool) {
         if inside {
             self.finish();
@@ -339,18 +341,18 @@ impl Tracee {
         self.resume();
     }
 
-    /// From the second marker on.
+    /// Continues from the second marker.
     pub fn resume(&self) {
         self.ptrace(libc::PTRACE_CONT, 0);
     }
 
-    /// Kills it. Its helper can fork another one.
+    /// Kills the tracee. Its helper can fork another one.
     pub fn kill(self) -> Helper {
         self.end();
         self.helper
     }
 
-    /// Kills it. Another one of the same helper, attached as this one was, takes its place.
+    /// Kills the tracee. Another child of the same helper, attached, takes its place.
     pub fn replace(&mut self) {
         self.end();
         self.tid = self.helper.child().0;
@@ -358,11 +360,11 @@ impl Tracee {
     }
 
     fn end(&self) {
-        // SAFETY: no pointers are involved; nobody has reaped it yet, so the number is its.
+        // SAFETY: no pointers. The child is not reaped yet, so the id still names it.
         unsafe { libc::kill(self.tid, libc::SIGKILL) };
         let mut status = 0;
         while !libc::WIFSIGNALED(status) {
-            // Its tracer comes before its parent.
+            // The kernel reports the end to the tracer before the parent.
             assert_eq!(
                 // SAFETY: `status` is valid for the call.
                 unsafe { libc::waitpid(self.tid, &raw mut status, libc::__WALL) },
@@ -372,8 +374,8 @@ impl Tracee {
     }
 }
 
-/// Runs a test on one core, which its processes inherit: to switch between two that go in turn is
-/// cheaper than to wake another core.
+/// Runs a test on one core, which its processes inherit: a switch between two processes that run in
+/// turn costs less than to wake another core.
 pub fn on_one_core<R>(test: impl FnOnce() -> R) -> R {
     static TAKEN: Mutex<Vec<usize>> = Mutex::new(vec![]);
     // SAFETY: zeroed bytes are an empty set of cores; both calls are about this thread, with a
@@ -408,17 +410,16 @@ pub fn on_one_core<R>(test: impl FnOnce() -> R) -> R {
     result
 }
 
-/// Fewest points that are taken, however slow the machine is.
+/// Least number of points, however slow the machine is.
 const MIN_POINTS: usize = 8;
 
-/// Number of runs in which [`Points`] come to every step, each with its own `STEP_SHARE` modulo
-/// this.
+/// Number of runs in which [`Points`] reach every step, each with its own `STEP_SHARE` modulo this
+/// number.
 const SHARES: usize = 16;
 
-/// The steps `0..n`: those of the share that the environment variable `STEP_SHARE` names, all of
-/// them. Without it they come in an order in which every beginning is evenly spread, from a place
-/// that differs from run to run; as many as `seconds` allow, times the scale of the tests, 8 at
-/// least, and each once.
+/// Steps of `0..n` to test. With `STEP_SHARE`, every 16th from that offset. Otherwise in a
+/// low-discrepancy order from a random start, until the time, times the scale of the tests, is
+/// over, at least 8, and each once.
 pub struct Points {
     n: usize,
     order: Box<dyn Iterator<Item = usize>>,
@@ -448,7 +449,8 @@ impl Points {
             }
             a
         };
-        // The golden section, as near as it has no common factor with `n`: every point once.
+        // The step nearest above the golden section that is coprime to `n`, so that each point
+        // occurs once.
         let start = (n as f64 * 0.618_034) as usize;
         let step = (start.max(1)..).find(|&step| gcd(step, n) == 1).unwrap();
         let offset = SystemTime::now()
@@ -465,7 +467,7 @@ impl Points {
         }
     }
 
-    /// In words: how many were taken, of how many.
+    /// Returns the number of points taken, and of all, in words.
     pub fn of(&self, unit: Unit) -> String {
         let unit = match unit {
             Unit::Instruction => "instructions",

@@ -116,7 +116,7 @@ impl Log {
 /// The requests that a server has.
 struct Desk<'a, R> {
     log: &'a Log,
-    /// By the time of the answer, and the number.
+    /// Held requests, by the time of the answer and the number.
     held: BTreeMap<(Instant, u64), R>,
     counted: Vec<R>,
     last: Instant,

@@ -13,7 +13,7 @@ pub(crate) struct FluxAnswerer(Node<Payload, u32>);
 pub(crate) struct Network {
     pub(crate) caller: FluxCaller,
     pub(crate) answerer: FluxAnswerer,
-    /// They do nothing, but a node that is dropped is another matter.
+    /// Nodes that do nothing. Without them, the others would have dropped nodes.
     _idle: Vec<Node<Payload, u32>>,
 }
 

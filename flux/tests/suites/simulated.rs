@@ -9,7 +9,7 @@ use flux::{CallError, CallFailed, CallToken, Config, Node, Token, network_by};
 const NODES: usize = 64;
 const CALLS: u64 = 60;
 
-/// One node, what it owes and what it is owed.
+/// A node, what it owes and what it is owed.
 struct Member {
     node: Node<u64, u64>,
     made: u64,

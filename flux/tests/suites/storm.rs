@@ -24,9 +24,9 @@ struct Member<'a> {
     /// The calls that have not ended, and the times before which they do not end late.
     waiting: BTreeMap<u64, (CallToken, Option<Instant>)>,
     held: Vec<(Token, u64)>,
-    /// Of four of its calls so many may end late.
+    /// Number of every four calls that may end late.
     hasty: u8,
-    /// By node the number of its last call.
+    /// The number of the last call, by node.
     last: [Option<u64>; NODES],
     ended: Tally,
     /// Nodes that have made all their calls, and nodes that were dropped.

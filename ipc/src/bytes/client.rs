@@ -15,7 +15,7 @@ use crate::error::ConnectError;
 use crate::layout::{BYTES_KIND, Header};
 use crate::views::{self, Views};
 
-/// One client of a [`Server`](super::Server). `U` is the user data of a call, which comes back with
+/// A client of a [`Server`](super::Server). `U` is the user data of a call, which comes back with
 /// its reply.
 ///
 /// A client belongs to one thread at a time (`Send`). The drop leaves the server and forgets

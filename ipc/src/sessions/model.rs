@@ -206,9 +206,9 @@ enum Stage {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
     Killed,
-    /// By the count of departures (C3).
+    /// The server sees it by the count of departures (C3).
     Left,
-    /// By that count or by the word of the entry (C1).
+    /// The server sees it by that count or by the word of the entry (C1).
     LeftBeforeRound,
 }
 

@@ -479,7 +479,7 @@ fn a_server_that_goes_with_the_panic_of_its_handler_ends_that_call_as_dropped_an
     }
 }
 
-/// As by `rm -rf /dev/shm/copyrpc-*`.
+/// Like `rm -rf /dev/shm/copyrpc-*`.
 #[test]
 fn a_directory_that_is_removed_under_a_pair_disturbs_it_not_and_a_new_client_is_told_what_is_missing()
  {

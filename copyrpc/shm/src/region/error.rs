@@ -63,7 +63,7 @@ pub enum OpenError {
         "region name {0:?} must be 1 to {NAME_BYTES_MAX} letters, digits, '-', '_' or '.', and not start with '.'"
     )]
     BadName(String),
-    /// There is none: its owner has not started yet, or ended in good order.
+    /// No region has this name: its owner has not started yet, or ended in good order.
     #[error("{} does not exist: is its owner running, as user {}, with the same directory?", .0.display(), crate::sys::user())]
     NotFound(PathBuf),
     /// The owner died or closed the region; its successor will replace the file.

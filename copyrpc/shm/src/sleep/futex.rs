@@ -28,7 +28,7 @@ const _: () = assert!(size_of::<KnownWord>() == 24);
 pub(super) struct Known {
     words: [KnownWord; WORDS_MAX],
     count: usize,
-    /// There were more than a sleep takes.
+    /// Whether there were more words than a sleep takes.
     is_short: bool,
 }
 

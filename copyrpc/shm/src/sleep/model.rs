@@ -84,8 +84,8 @@ fn loom_a_sleeper_on_two_words_is_woken_through_either() {
     });
 }
 
-/// It reads what the bell is rung for after it began to listen, as who looks at it in each round of
-/// a loop does.
+/// The listener reads what the bell is rung for after it began to listen, as a loop does that
+/// checks it in each round.
 #[test]
 fn loom_a_listener_is_woken_by_a_ring_and_sees_what_was_published_before_it() {
     model(|shared| {

@@ -18,7 +18,7 @@ use crate::sync::AtomicU32;
 pub(super) const RESTING: u32 = 2;
 
 thread_local! {
-    /// By the address of the word.
+    /// The wakers, by the address of the word.
     static WAKERS: RefCell<HashMap<usize, Left, BuildHasherDefault<Spread>>> = RefCell::default();
 }
 

@@ -3,7 +3,7 @@ use std::sync::atomic::AtomicU64;
 
 use super::*;
 
-/// One slice is longer than anybody waits for a test, so a wake-up that is lost is a hang.
+/// A slice that is longer than a test may take, so that a lost wake-up is a hang.
 const HOUR: Duration = Duration::from_secs(3600);
 
 /// The messages to a consumer, and the word through which they come.
@@ -171,8 +171,8 @@ fn what_is_due_ends_a_wait_when_its_time_has_come() {
     );
 }
 
-/// One message at a time, through one word or another of as many as one call of the kernel takes;
-/// of more, the rest is found by looking.
+/// Sends a message at a time, through one of the words that a call of the kernel takes, or of more:
+/// the sleeper checks the others by itself.
 #[test]
 fn any_number_of_words_can_be_slept_on() {
     for count in [2, 3, 128, 200] {

@@ -15,7 +15,7 @@ use crate::rpc::{Refused, Rpc};
 use crate::start_with;
 use copyrpc_testing::helpers::{Scratch, next_word, say, wait_for, wait_for_some};
 
-/// As many calls as [`Rpc::entries`] knows the place of.
+/// The number of calls for which [`Rpc::entries`] knows the places.
 const CLIENTS: usize = 8;
 
 /// Answers all there is.
@@ -196,7 +196,7 @@ pub(crate) fn helper<R: Rpc>(role: &str, dir: &Dir) {
     next_word();
 }
 
-/// That there is room for one server, which works.
+/// Reports whether a new server works.
 fn serve_one<R: Rpc>(dir: &Dir) {
     let mut server = R::create(dir, 2, 4);
     let served = round_trip::<R>(&mut server, &mut R::connect(dir).unwrap(), 1);

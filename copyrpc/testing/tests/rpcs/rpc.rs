@@ -54,11 +54,10 @@ pub(crate) trait Rpc {
     /// The region of a server for at most 448 clients with so many calls together, and where its
     /// entries begin.
     fn entries(dir: &Dir, calls: usize) -> (Region, usize);
-    /// Where the words begin by which clients tell that server that they call. They reach to the
-    /// entries.
+    /// Offset of the words by which clients announce calls to that server. They end at the entries.
     const WAKES: usize;
-    /// Why there is no server `s`.
+    /// Returns the reason why there is no server `s`.
     fn create_refused(dir: &Dir, clients: usize, depth: usize) -> region::CreateError;
-    /// Why there is no client of `s`.
+    /// Returns the reason why there is no client of `s`.
     fn connect_refused(dir: &Dir) -> region::OpenError;
 }

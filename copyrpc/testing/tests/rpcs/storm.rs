@@ -162,7 +162,7 @@ struct Serving<R: Rpc> {
     held: Vec<(R::Held, u64)>,
     /// Answered much later.
     shelf: Vec<(R::Held, u64)>,
-    /// By client the number of its last request.
+    /// The number of the last request, by client.
     last: HashMap<u64, u64>,
     executed: u64,
     late: u64,
@@ -290,7 +290,7 @@ impl Crowd {
         }
     }
 
-    /// All are to end, and do so while `meanwhile`.
+    /// Asks all clients to end, and calls `meanwhile` until they have ended.
     fn end(mut self, mut meanwhile: impl FnMut()) -> Tally {
         for (_, client, _) in &mut self.clients {
             client.signal(libc::SIGCONT);

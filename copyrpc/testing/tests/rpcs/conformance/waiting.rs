@@ -153,8 +153,8 @@ pub(crate) fn sleeping_server_frees_the_entry_of_a_killed_client<R: Rpc>(name: &
     assert_eq!(ends::<R>(&mut next), [(2, Ok(3))]);
 }
 
-/// It looks by itself ten times a second; so many clients that wake nobody would exceed everybody's
-/// patience.
+/// The server checks by itself ten times a second: 1,000 clients that do not wake it would take
+/// longer than the test waits.
 pub(crate) fn sleeping_server_frees_the_entry_of_a_client_that_leaves<R: Rpc>(name: &str) {
     let scratch = Scratch::new(name);
     let mut server = R::create(&scratch.dir(), 1, 4);

@@ -14,11 +14,11 @@ use copyrpc_testing::tracee::{Tracee, Unit, hello, stepped};
 /// The operation that is stepped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verb {
-    /// While the server polls the client's lane.
+    /// A call while the server polls the client's lane.
     Call,
-    /// While it does not, and sleeps.
+    /// A call while the server sleeps.
     WakingCall,
-    /// Without a reply.
+    /// A wait that ends without a reply.
     Wait,
     PollReply,
     PollEmpty,

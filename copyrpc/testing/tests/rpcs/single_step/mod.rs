@@ -20,7 +20,7 @@ use copyrpc_testing::helpers::{Scratch, limited};
 use copyrpc_testing::tracee::{Helper, Points, Tracee, Unit, on_one_core};
 
 pub(crate) const DEPTH: usize = 8;
-/// One is the stepped process's, or a passer-by's.
+/// Entries of a server; the stepped process, or another client, has one of them.
 pub(crate) const ENTRIES: usize = 3;
 /// Numbers of requests of the stepped process are above it.
 pub(crate) const STEPPED: u64 = 1 << 32;
@@ -46,7 +46,7 @@ pub(crate) struct Words {
 }
 
 impl Words {
-    /// Of a server for so many calls.
+    /// Opens the region of a server for `calls` calls.
     pub(crate) fn new<R: Rpc>(dir: &Dir, calls: usize) -> Self {
         let (region, entries) = R::entries(dir, calls);
         Self { region, entries }

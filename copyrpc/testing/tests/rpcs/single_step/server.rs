@@ -21,11 +21,11 @@ pub(crate) enum Verb {
     Poll,
     /// A poll after a client left.
     Reap,
-    /// With nothing to wait for.
+    /// A wait that ends with its time.
     Wait,
     Recv,
     Reply,
-    /// To a client that sleeps.
+    /// A reply to a client that sleeps.
     WakingReply,
     Reject,
     Create,
