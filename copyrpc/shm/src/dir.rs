@@ -16,7 +16,7 @@ use crate::clock::Clock;
 use crate::header::{self, Standing};
 use crate::lock::{self, LockFile};
 use crate::sys;
-pub(crate) use memory::{InMemory, Memory};
+pub(crate) use memory::{Memory, Parts};
 
 /// Longest region name in bytes.
 pub const NAME_BYTES_MAX: usize = 128;

@@ -32,7 +32,7 @@ use fresh::Fresh;
 pub use crate::robust::owner_may_be_gone;
 
 use crate::clock::Clock;
-use crate::dir::{Dir, InMemory, Memory, NAME_BYTES_MAX, Removal};
+use crate::dir::{Dir, Memory, NAME_BYTES_MAX, Parts, Removal};
 use crate::header::{Claim, HEADER_BYTES, Header, MAGIC, OWNER_BYTE, VERSION};
 use crate::lock::{ByteLock, LockFile};
 use crate::sys::{self, Mapping};
@@ -113,7 +113,6 @@ pub struct Region {
     dir: Dir,
     name: String,
     epoch: u64,
-    user_bytes: usize,
     /// The lock of byte 0, in the owner.
     owner: Option<ByteLock>,
 }
@@ -162,29 +161,19 @@ impl Region {
             source,
         };
         let map = Mapping::of_no_file(HEADER_BYTES.saturating_add(user_bytes)).map_err(io_error)?;
-        let epoch = prepare(&map, kind, user_bytes, init).map_err(io_error)?;
+        prepare(&map, kind, user_bytes, init).map_err(io_error)?;
         let file = LockFile::of_no_file();
         let lock = file
             .try_lock(OWNER_BYTE)
             .map_err(|error| io_error(io::Error::other(error)))?;
-        let region = InMemory { map, file };
+        let region = Parts { map, file };
         header_of(&region.map).robust.hold();
         // O1
         header_of(&region.map).magic.store(MAGIC, Ordering::Release);
         if !memory.add(name, &region) {
             return Err(CreateError::Exists(path()));
         }
-        let InMemory { map, file } = region;
-        let name = name.to_owned();
-        Ok(Self {
-            map: ManuallyDrop::new(map),
-            file,
-            dir: dir.clone(),
-            name,
-            epoch,
-            user_bytes,
-            owner: Some(lock),
-        })
+        Ok(Self::of(region, dir, name, Some(lock)))
     }
 
     fn create_in(
@@ -201,7 +190,7 @@ impl Region {
         };
         let file_bytes = fresh::allocate(&fresh.file, user_bytes, &dir.path().join(name))?;
         let map = Mapping::new(&fresh.file, file_bytes, true, true).map_err(io_error)?;
-        let epoch = prepare(&map, kind, user_bytes, init).map_err(io_error)?;
+        prepare(&map, kind, user_bytes, init).map_err(io_error)?;
         let header = header_of(&map);
         // SAFETY: zeroed and not shared yet; `drop` below unlocks it, or leaves its page mapped.
         unsafe { header.robust.lock_new() }.map_err(io_error)?;
@@ -213,16 +202,7 @@ impl Region {
             lock,
             temporary: _temporary,
         } = fresh;
-        let name = name.to_owned();
-        let region = Self {
-            map: ManuallyDrop::new(map),
-            file,
-            dir: dir.clone(),
-            name,
-            epoch,
-            user_bytes,
-            owner: Some(lock),
-        };
+        let region = Self::of(Parts { map, file }, dir, name, Some(lock));
         region.publish()?;
         Ok(region)
     }
@@ -271,16 +251,15 @@ impl Region {
         }
         let path = dir.path().join(name);
         if let Some(memory) = dir.memory() {
-            let InMemory { map, file } =
-                memory.get(name).ok_or(OpenError::NotFound(path.clone()))?;
-            let header = header_of(&map);
-            let user_bytes = fits(
+            let parts = memory.get(name).ok_or(OpenError::NotFound(path.clone()))?;
+            let header = header_of(&parts.map);
+            fits(
                 &path,
                 (header.kind, header.user_bytes),
                 kind,
                 min_bytes as u64,
-            )? as usize;
-            return Ok(Self::opened(map, file, dir, name, user_bytes));
+            )?;
+            return Ok(Self::of(parts, dir, name, None));
         }
         let file = LockFile::open(&dir.at(name)).map_err(|source| match source.raw_os_error() {
             Some(libc::ENOENT) => OpenError::NotFound(path.clone()),
@@ -294,19 +273,18 @@ impl Region {
         let map = Mapping::new(&file, HEADER_BYTES + user_bytes, true, true)
             .and_then(|map| map.protect_front(HEADER_BYTES).map(|()| map))
             .map_err(|source| OpenError::Io { path, source })?;
-        Ok(Self::opened(map, file, dir, name, user_bytes))
+        Ok(Self::of(Parts { map, file }, dir, name, None))
     }
 
-    fn opened(map: Mapping, file: LockFile, dir: &Dir, name: &str, user_bytes: usize) -> Self {
-        let epoch = header_of(&map).epoch;
+    fn of(parts: Parts, dir: &Dir, name: &str, owner: Option<ByteLock>) -> Self {
+        let Parts { map, file } = parts;
         Self {
+            epoch: header_of(&map).epoch,
             map: ManuallyDrop::new(map),
             file,
             dir: dir.clone(),
             name: name.to_owned(),
-            epoch,
-            user_bytes,
-            owner: None,
+            owner,
         }
     }
 
@@ -324,7 +302,7 @@ impl Region {
     /// Returns the user bytes.
     #[must_use]
     pub fn view(&self) -> RegionView<'_> {
-        view_of(&self.map, self.user_bytes)
+        view_of(&self.map)
     }
 
     /// Returns its directory.
@@ -462,13 +440,13 @@ fn header_of(map: &Mapping) -> &Header {
     unsafe { map.base().cast::<Header>().as_ref() }
 }
 
-/// Writes the header of a new region, and calls `init` for the rest. Returns the epoch.
+/// Writes the header of a new region, and calls `init` for the rest.
 fn prepare(
     map: &Mapping,
     kind: u64,
     user_bytes: usize,
     init: impl FnOnce(RegionView<'_>),
-) -> io::Result<u64> {
+) -> io::Result<()> {
     let epoch = sys::random_nonzero()?;
     // SAFETY: the mapping is at least a header long, page aligned and zeroed but for the magic
     // number, and no other process has it yet.
@@ -481,16 +459,16 @@ fn prepare(
         (&raw mut (*header).epoch).write(epoch);
         (&raw mut (*header).creator_pid).write(std::process::id());
     }
-    init(view_of(map, user_bytes));
-    Ok(epoch)
+    init(view_of(map));
+    Ok(())
 }
 
-fn view_of(map: &Mapping, user_bytes: usize) -> RegionView<'_> {
+fn view_of(map: &Mapping) -> RegionView<'_> {
     // SAFETY: every mapping of a region has a header before its user bytes.
     let base = unsafe { map.base().add(HEADER_BYTES) };
     RegionView {
         base,
-        len: user_bytes,
+        len: map.len() - HEADER_BYTES,
         _region: PhantomData,
     }
 }

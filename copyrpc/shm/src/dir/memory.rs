@@ -10,17 +10,17 @@ use crate::sys::Mapping;
 /// Regions by name.
 #[derive(Debug, Default)]
 pub(crate) struct Memory {
-    regions: Mutex<BTreeMap<String, InMemory>>,
+    regions: Mutex<BTreeMap<String, Parts>>,
 }
 
-/// The parts of a region that its owner shares with its peers.
+/// Parts of a region: its mapping, and its file. In memory, an owner shares both with its peers.
 #[derive(Debug)]
-pub(crate) struct InMemory {
+pub(crate) struct Parts {
     pub(crate) map: Mapping,
     pub(crate) file: LockFile,
 }
 
-impl InMemory {
+impl Parts {
     fn share(&self) -> Self {
         Self {
             map: self.map.share(),
@@ -30,12 +30,12 @@ impl InMemory {
 }
 
 impl Memory {
-    fn regions(&self) -> MutexGuard<'_, BTreeMap<String, InMemory>> {
+    fn regions(&self) -> MutexGuard<'_, BTreeMap<String, Parts>> {
         self.regions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Adds a region that is complete. Whether the name was free.
-    pub(crate) fn add(&self, name: &str, region: &InMemory) -> bool {
+    pub(crate) fn add(&self, name: &str, region: &Parts) -> bool {
         match self.regions().entry(name.to_owned()) {
             Entry::Vacant(entry) => {
                 entry.insert(region.share());
@@ -45,8 +45,8 @@ impl Memory {
         }
     }
 
-    pub(crate) fn get(&self, name: &str) -> Option<InMemory> {
-        self.regions().get(name).map(InMemory::share)
+    pub(crate) fn get(&self, name: &str) -> Option<Parts> {
+        self.regions().get(name).map(Parts::share)
     }
 
     /// Takes a name away. Only the owner of its region does so.
