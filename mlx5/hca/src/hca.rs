@@ -18,18 +18,17 @@ use mlx5_wire::{
 use crate::clock::Clock;
 use crate::counters::PortCounters;
 use crate::debug::faults::{Faults, Injector};
-use crate::debug::rule::Violation;
 use crate::debug::strict;
 use crate::debug::trace::Trace;
 use crate::deferred::Deferred;
 use crate::objects::create::{LANE_SLOT_BYTES, QPN_TAGS, QpPlace};
 use crate::objects::regions::Regions;
-use crate::objects::rqs::RqSlot;
 use crate::options::{Gid, GidKind, Port};
 use crate::packets::port::PacketCounters;
 use crate::packets::{Wire, arrivals};
 use crate::queues::cq::SoftCq;
 use crate::queues::qp::{Mode, SoftQp};
+use crate::queues::rqs::RqSlot;
 use crate::random::Random;
 use crate::requester::execute;
 use crate::requester::timing::Timing;
@@ -41,6 +40,7 @@ use crate::shared::layout::{ALL_LANE_SLOTS, LANE_SLOTS, MAX_QPS, QUEUE_BYTES, qp
 use crate::shared::links::Links;
 use crate::shared::memory::DeviceMemory;
 use crate::shared::quiesce::Stuck;
+use crate::types::rule::Violation;
 
 /// Number of empty polls between two checks for peers that died with a popped receive of this
 /// device.

@@ -24,6 +24,7 @@
 
 // In the order data flows:
 // - `hca`: the device, its doorbell and its poll. `options`, `error`.
+// - `types`: plain types.
 // - `objects`: the firmware commands: creating, connecting, resetting and destroying objects.
 // - `queues`: the device's side of send, receive and completion queues.
 // - `requester`: takes WQEs off a send queue and executes them on the memory of the peer.
@@ -34,7 +35,7 @@
 // - `sleep`: sleeping until a poll has something to do.
 // - `clock`, `deferred`, `random`: time, timers, random numbers. `counters`: those of ports.
 //   `network`: the interface to a model of the network.
-// - `debug`: strict mode, faults, traces, texts.
+// - `debug`: strict mode, faults, traces.
 
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
 compile_error!("mlx5-hca needs 64-bit Linux: its memfds and membarrier(2) exist nowhere else");
@@ -59,21 +60,17 @@ mod requester;
 mod responder;
 mod shared;
 mod sleep;
+mod types;
 
 pub use clock::Clock;
 pub use counters::PortCounters;
 pub use debug::faults::Faults;
-pub use debug::rule::{Queue, Rule, Violation};
 #[doc(hidden)]
 pub use debug::testing;
-pub use debug::vendor::text as vendor_text;
 pub use error::{ConnectError, CreateError, OpenError, RegisterError, check, check_region};
 pub use hca::{COMP_VECTORS, DeviceInfo, Engine, Hca, MAX_LANE_SLOTS};
 pub use mlx5_wire as wire;
 pub use mlx5_wire::{Access, AsyncEvent, ConnectOptions, Service};
-pub use objects::request::{
-    Address, CqMemory, Pages, QpMemory, Receives, Region, RqMemory, SqMemory,
-};
 pub use options::{FabricSpec, Gid, GidKind, Port, PortAddress, SoftOptions};
 pub use packets::connection::PacketPath;
 pub use packets::interface::{address_of, gid_of};
@@ -84,6 +81,11 @@ pub use queues::cq;
 pub use requester::complete::EVERY_LID;
 pub use requester::timing::Timing;
 pub use shared::fabric::{LocalFabric, MAX_VF};
+pub use types::request::{
+    Address, CqMemory, Pages, QpMemory, Receives, Region, RqMemory, SqMemory,
+};
+pub use types::rule::{Queue, Rule, Violation};
+pub use types::vendor::text as vendor_text;
 
 use self::hca::{Queues, State};
 use self::shared::links::Links;

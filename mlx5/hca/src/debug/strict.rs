@@ -10,11 +10,11 @@ use mlx5_wire::{
     BLUEFLAME_BYTES, CtrlWords, Header, Piece, SEGMENT, WQEBB, WqeError, announced_bytes,
 };
 
-use crate::debug::rule::{Queue, Rule, Violation};
-use crate::debug::watch::QpWatch;
-use crate::objects::rqs::RqSlot;
 use crate::queues::cq::SoftCq;
 use crate::queues::qp::{Mode, SoftQp, blocks, head};
+use crate::queues::rqs::RqSlot;
+use crate::types::rule::{Queue, Rule, Violation};
+use crate::types::watch::QpWatch;
 use crate::{Hca, Queues, State};
 
 /// Byte that fills a register after it was read.

@@ -15,12 +15,8 @@ use mlx5_wire::{
 
 use crate::debug::faults::{self, Injector};
 use crate::debug::trace::Trace;
-use crate::debug::watch::QpWatch;
 use crate::deferred::LANE_RETRY_NS;
 use crate::error::{ConnectError, CreateError, OpenError, check};
-use crate::objects::request::{
-    Address, CqMemory, QpMemory, Receives as Source, RqMemory, SqMemory,
-};
 use crate::options::SoftOptions;
 use crate::packets::port::WirePort;
 use crate::packets::{Wire, send_queue as packets};
@@ -41,6 +37,8 @@ use crate::shared::memory::{DeviceMemory, commit, memory_error, ready_words};
 use crate::shared::mr_cache::{Lookups, MrCache};
 use crate::shared::receives::Receives;
 use crate::shared::remote::Remote;
+use crate::types::request::{Address, CqMemory, QpMemory, Receives as Source, RqMemory, SqMemory};
+use crate::types::watch::QpWatch;
 use crate::{DeviceInfo, Hca, Queues, State};
 
 const MAX_CQS: usize = 1 << 16;

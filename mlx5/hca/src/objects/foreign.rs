@@ -7,7 +7,6 @@ use std::rc::Rc;
 use mlx5_wire::{Access, ConnectOptions};
 
 use crate::error::ConnectError;
-use crate::objects::request::Address;
 use crate::packets::send_queue as packets;
 use crate::queues::cq::SoftCq;
 use crate::queues::in_flight::InFlight;
@@ -16,6 +15,7 @@ use crate::queues::qp::{SoftQp, Transport, by_number};
 use crate::requester::execute;
 use crate::shared::layout::{QpEntry, vf_of};
 use crate::shared::remote::Remote;
+use crate::types::request::Address;
 use crate::{Hca, Queues, State};
 
 impl Hca {

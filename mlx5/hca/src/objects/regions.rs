@@ -9,11 +9,11 @@ use copyrpc_shm::memfd::HUGE_PAGE;
 use mlx5_wire::Access;
 
 use crate::error::{RegisterError, check_region};
-use crate::objects::request::{Pages, Region};
 use crate::random::Random;
 use crate::shared::arena::PAGE;
 use crate::shared::layout::{FOREIGN, MAX_MRS};
 use crate::shared::memory::{commit, foreign_memory_reachable};
+use crate::types::request::{Pages, Region};
 use crate::{Hca, State};
 
 /// The first entry with a region. The keys 0 and 0x100 (`INVALID_LKEY`) would belong to the entries

@@ -13,14 +13,15 @@ use super::connection::Connection;
 use super::requester::Taken;
 use super::responder::{Completion, Target};
 use super::send_queue::{complete, go_on, land};
-use crate::objects::rqs::RqSlot;
 use crate::queues::cq::SoftCq;
+use crate::queues::data::scatter;
 use crate::queues::qp::SoftQp;
-use crate::requester::data::scatter;
-use crate::requester::outcome::refusal_of_receive;
+use crate::queues::rqs::RqSlot;
+use crate::responder::datagrams;
 use crate::responder::deliver::{Sender, deliver, fail_receive, take_own_receive, trace};
-use crate::responder::{atomics, datagrams};
+use crate::shared::atomics;
 use crate::shared::layout::{Message, Taking, qp_index};
+use crate::types::outcome::refusal_of_receive;
 use crate::{Hca, Queues, State};
 
 /// Takes the packets that have arrived, and runs the queue pairs that they concern. Returns whether

@@ -9,9 +9,9 @@ use mlx5_wire::{Access, ConnectOptions};
 use super::Wire;
 use super::connection::{Connection, PacketPath};
 use crate::error::ConnectError;
-use crate::objects::request::Address;
 use crate::queues::qp::{Mode, Transport, by_number};
 use crate::shared::layout::{qp_index, vf_of};
+use crate::types::request::Address;
 use crate::{Hca, State};
 
 impl Hca {

@@ -10,8 +10,8 @@ use super::message::{GONE, MAX_RD_ATOMIC};
 use super::port::WirePort;
 use super::requester::{Options, Requester};
 use super::responder::Responder;
-use crate::requester::outcome::End;
 use crate::shared::layout::Taking;
+use crate::types::outcome::End;
 
 /// A WQE that was taken off the send queue, and is not complete.
 #[derive(Clone, Copy, Debug)]

@@ -17,8 +17,8 @@ use crate::Clock;
 use crate::counters::PortCounters;
 use crate::error::OpenError;
 use crate::random::Random;
-use crate::requester::outcome::Limit;
 use crate::shared::layout::vf_of;
+use crate::types::vendor::Limit;
 
 /// Maximum number of queue pairs that are gone and whose peers are told so.
 const MAX_GONE: usize = 1024;

@@ -12,13 +12,15 @@ use super::connection::{Connection, Posted};
 use super::port::WirePort;
 use super::requester::Request;
 use super::udp::BATCH;
+use crate::queues::data::pieces;
 use crate::queues::qp::{SoftQp, Transport};
 use crate::requester::complete::Completions;
-use crate::requester::data::pieces;
 use crate::requester::execute::take_wqes;
-use crate::requester::outcome::{End, Malformed, Outcome};
 use crate::responder::deliver::fail_receive;
-use crate::shared::memory::{Fault, Span};
+use crate::shared::memory::Span;
+use crate::types::outcome::{End, Outcome};
+use crate::types::vendor::Fault;
+use crate::types::vendor::Malformed;
 use crate::{Hca, Queues, State};
 
 impl Wire {

@@ -9,8 +9,8 @@ use mlx5_wire::{
     mini_array_offset, op_own_with,
 };
 
-use crate::debug::rule::Rule;
-use crate::objects::request::CqMemory;
+use crate::types::request::CqMemory;
+use crate::types::rule::Rule;
 
 /// A completion queue, as the device sees it.
 ///

@@ -9,14 +9,14 @@ use mlx5_wire::{
 };
 
 use crate::Hca;
-use crate::debug::watch::QpWatch;
-use crate::objects::request::SqMemory;
 use crate::queues::in_flight::InFlight;
-use crate::requester::outcome::WaitFor;
 use crate::shared::layout::{LanePlace, Message, QpEntry, RECEIVES, RIGHTS, qp_index};
 use crate::shared::mr_cache::{Lookups, MrCache};
 use crate::shared::receives::{Receives, Taken};
 use crate::shared::remote::Remote;
+use crate::types::outcome::WaitFor;
+use crate::types::request::SqMemory;
+use crate::types::watch::QpWatch;
 
 /// Longest WQE, in bytes: `ds` has 6 bits.
 const MAX_WQE: usize = 16 * WQEBB;

@@ -10,11 +10,11 @@
 use mlx5_wire::{Access, FenceMode, Opcode, Wqe};
 
 use crate::Hca;
-use crate::debug::rule::{Queue, Rule, Violation};
 use crate::debug::trace::hash_of;
+use crate::queues::data::{Piece, pieces};
 use crate::queues::in_flight::{Landing, Source};
 use crate::queues::qp::{SoftQp, blocks, head};
-use crate::requester::data::{Piece, pieces};
+use crate::types::rule::{Queue, Rule, Violation};
 
 /// Byte that fills a result's buffer between the effect and the response.
 const NOT_HERE: u8 = 0xda;

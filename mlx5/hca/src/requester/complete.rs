@@ -3,14 +3,14 @@
 use mlx5_wire::{CQE_BYTES, CqeOpcode, CtrlWords, ErrorCqe, Opcode, RequesterCqe, Syndrome};
 
 use crate::Hca;
-use crate::debug::rule::Violation;
 use crate::debug::trace::What;
 use crate::deferred::Deferred;
 use crate::queues::cq::{Overrun, SoftCq};
 use crate::queues::in_flight::{Acknowledged, InFlight};
 use crate::queues::qp::{SoftQp, blocks};
-use crate::requester::outcome::End;
 use crate::requester::{buffers, traffic};
+use crate::types::outcome::End;
+use crate::types::rule::Violation;
 
 /// Stands for all LIDs after a datagram. No device has it.
 pub const EVERY_LID: u16 = 0;

@@ -20,11 +20,12 @@ use crate::options::GidKind;
 use crate::packets::Wire;
 use crate::packets::interface::{address_of, gid_of};
 use crate::packets::port::WirePort;
-use crate::requester::data::pieces;
-use crate::requester::outcome::{Limit, Malformed, Outcome, WaitFor};
+use crate::queues::data::pieces;
 use crate::shared::layout::{DatagramHeader, GRH, MAX_MTU, SOLICITED};
 use crate::shared::links::Links;
-use crate::shared::memory::Fault;
+use crate::types::outcome::{Outcome, WaitFor};
+use crate::types::vendor::Fault;
+use crate::types::vendor::{Limit, Malformed};
 
 /// A Q_Key with this bit in a WQE stands for the Q_Key of the sending queue pair.
 const CONTROLLED_QKEY: u32 = 1 << 31;

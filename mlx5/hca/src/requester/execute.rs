@@ -13,12 +13,12 @@ use crate::queues::qp::{Mode, SoftQp, Transport, blocks};
 use crate::requester::buffers;
 use crate::requester::complete::{self, Completions};
 use crate::requester::operations::execute;
-use crate::requester::outcome::{End, Outcome};
 use crate::requester::plain;
 use crate::requester::timing::Timing;
 use crate::requester::wqe::{check_place, exceptional_outcome, wait};
 use crate::shared::layout::qp_index;
 use crate::shared::remote::Remote;
+use crate::types::outcome::{End, Outcome};
 use crate::{Hca, Queues, State};
 
 /// Executes the new WQEs of queue pair `index`, whose register was just written.

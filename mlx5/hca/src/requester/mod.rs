@@ -4,18 +4,15 @@
 //! - `execute`: the doorbell, the order of WQEs. `wqe`: the WQE at the head, its retries. `timing`:
 //!   the time at which a WQE is executed.
 //! - `plain`: the fast path: WRITEs, with immediate or not, that use the checks of earlier ones.
-//! - `operations`: each verb. `datagrams`: unreliable datagrams. `data`: gathering and scattering.
-//!   `outcome`: the results.
+//! - `operations`: each verb. `datagrams`: unreliable datagrams.
 //! - `complete`: writes CQEs to the send CQ. `traffic`: counts. `buffers`: checks that buffers in
 //!   flight are not touched.
 
 pub(crate) mod buffers;
 pub(crate) mod complete;
-pub(crate) mod data;
 pub(crate) mod datagrams;
 pub(crate) mod execute;
 pub(crate) mod operations;
-pub(crate) mod outcome;
 pub(crate) mod plain;
 pub(crate) mod timing;
 pub(crate) mod traffic;

@@ -10,14 +10,16 @@ use mlx5_wire::{
 };
 
 use crate::packets::Wire;
+use crate::queues::data::{check_local, pieces, scatter};
 use crate::queues::qp::{SoftQp, Transport, Waiting};
-use crate::requester::data::{check_local, pieces, scatter};
 use crate::requester::datagrams;
-use crate::requester::outcome::{Limit, Malformed, Outcome, WaitFor, refusal_of_receive};
-use crate::responder::atomics;
+use crate::shared::atomics;
 use crate::shared::layout::{Message, RECEIVES, allows};
-use crate::shared::memory::{Fault, Span};
+use crate::shared::memory::Span;
 use crate::shared::remote::Remote;
+use crate::types::outcome::{Outcome, WaitFor, refusal_of_receive};
+use crate::types::vendor::Fault;
+use crate::types::vendor::{Limit, Malformed};
 use crate::{Hca, Links};
 
 /// Time in ns for which a message waits until a peer that runs another driver copies that driver's

@@ -6,7 +6,8 @@ use crate::Hca;
 use crate::debug::faults::{Fate, Injector, Sender};
 use crate::deferred::LANE_RETRY_NS;
 use crate::queues::qp::{SoftQp, Transport, Waiting, blocks};
-use crate::requester::outcome::{Limit, Malformed, Outcome, WaitFor};
+use crate::types::outcome::{Outcome, WaitFor};
+use crate::types::vendor::{Limit, Malformed};
 
 /// Time between two requests to a peer that does not answer, in ns.
 const PEER_RETRY_NS: u64 = 1_000_000;
@@ -88,7 +89,7 @@ pub(crate) fn exceptional_outcome(
         return Some(Outcome::Fail(Syndrome::WorkRequestFlushed, 0));
     }
     if let Some(rule) = qp.watch.broken.take() {
-        return Some(Outcome::Fail(Syndrome::LocalQpOperation, rule.vendor()));
+        return Some(Outcome::Fail(Syndrome::LocalQpOperation, rule as u8));
     }
     // Datagrams are lost where they are sent.
     let is_cut_off = !hca.is_port_up.get() && !qp.is_datagram();

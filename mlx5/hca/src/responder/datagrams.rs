@@ -6,11 +6,11 @@ use std::net::SocketAddr;
 use mlx5_wire::roce::Headers;
 use mlx5_wire::{CqeOpcode, GRH_BYTES};
 
-use crate::objects::rqs::RqSlot;
 use crate::packets::Wire;
 use crate::queues::cq::SoftCq;
+use crate::queues::data::scatter;
 use crate::queues::qp::{SoftQp, Transport, by_number};
-use crate::requester::data::scatter;
+use crate::queues::rqs::RqSlot;
 use crate::requester::datagrams::Grh;
 use crate::responder::deliver::{Sender, deliver, take_own_receive, trace};
 use crate::shared::datagrams::{Incoming, ready_lids};

@@ -7,10 +7,10 @@ use mlx5_wire::{CqeOpcode, ErrorCqe, ResponderCqe};
 
 use crate::Hca;
 use crate::debug::trace::What;
-use crate::objects::rqs::RqSlot;
 use crate::queues::cq::SoftCq;
 use crate::queues::qp::SoftQp;
-use crate::responder::atomics;
+use crate::queues::rqs::RqSlot;
+use crate::shared::atomics;
 use crate::shared::layout::{ATOMIC, Message, Taking};
 
 /// Records an arrival in the trace.

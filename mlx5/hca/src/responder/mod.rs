@@ -4,12 +4,10 @@
 //! - `arrive`: takes messages out of lanes. `deliver`: writes the CQE of a message. `compact`:
 //!   compressed sessions and data inside CQEs.
 //! - `datagrams`: takes datagrams out of the lanes of their senders.
-//! - `atomics`: executes atomics on memory that peers do not map.
 //! - `flush`: flushes the work of a failed queue pair. `repair`: returns receives that a dead
 //!   requester had popped.
 
 pub(crate) mod arrive;
-pub(crate) mod atomics;
 pub(crate) mod compact;
 pub(crate) mod datagrams;
 pub(crate) mod deliver;

@@ -21,8 +21,8 @@ use std::rc::Rc;
 
 use copyrpc_shm::lane::LaneRx;
 
-use crate::objects::rqs::RqSlot;
 use crate::queues::qp::SoftQp;
+use crate::queues::rqs::RqSlot;
 use crate::responder::arrive;
 use crate::shared::fabric::Peer;
 use crate::shared::layout::{ATOMIC, LANE_SLOTS, Message, Pop, Taking};

@@ -8,11 +8,11 @@ use copyrpc_shm::lane::LaneTx;
 
 use crate::Hca;
 use crate::error::ConnectError;
-use crate::objects::request::Address;
 use crate::shared::datagrams::{Incoming, Outgoing};
 use crate::shared::fabric::{Membership, Peer};
 use crate::shared::layout::{DATAGRAM_SLOTS, LID_BITS, MAX_DATAGRAM_LANES};
 use crate::shared::memory::{DeviceMemory, commit};
+use crate::types::request::Address;
 
 /// The other devices that this one has mapped, and the state of its datagrams.
 #[derive(Default)]

@@ -18,43 +18,7 @@ use crate::shared::layout::{
     ControlSegment, DatagramLane, FOREIGN, Lane, LanePlace, LanesSegment, MAX_QPS, Message,
     MrEntry, Pop, QpEntry, RECEIVES, RqEntry,
 };
-
-/// The reason why a remote access, or one by key, is refused; also the vendor syndrome of the
-/// completion.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub(crate) enum Fault {
-    /// No region has this key, or the region was deregistered.
-    Key = 1,
-    /// The access is not inside the region.
-    Bounds = 2,
-    /// The region does not allow the access.
-    Access = 3,
-    /// The region is of another protection domain.
-    Domain = 4,
-    /// The kernel refused the cross-process copy.
-    Copy = 5,
-    /// The process is exiting: it has no memory any more, but may not be proven dead yet.
-    Gone = 6,
-    /// The queue pair does not allow the access.
-    QueuePair = 7,
-}
-
-impl Fault {
-    /// Returns the fault in the answer of another process; `None` for 0. A process that answers is
-    /// not gone.
-    pub(crate) fn from_wire(byte: u8) -> Option<Self> {
-        match byte {
-            0 => None,
-            2 => Some(Self::Bounds),
-            3 => Some(Self::Access),
-            4 => Some(Self::Domain),
-            5 => Some(Self::Copy),
-            7 => Some(Self::QueuePair),
-            _ => Some(Self::Key),
-        }
-    }
-}
+use crate::types::vendor::Fault;
 
 /// A checked range of a device's memory.
 #[derive(Clone, Copy)]

@@ -1,7 +1,7 @@
 //! The memory that the devices of a fabric share.
 //!
 //! This is the only place that touches a peer's memory. `packets` stands beside it as the other way
-//! to reach a peer; its port is among the links.
+//! to reach a peer.
 //!
 //! - `layout`: the bytes that devices share, their writers, and the pairings H1 to H8.
 //! - `memory`: the segments of a device, and the check of every access by key. `arena`: the
@@ -11,9 +11,11 @@
 //! - `remote`: the peer of a connected queue pair: its rights, its lane and its receives.
 //!   `receives`: takes receives from a queue.
 //! - `mr_cache`: the cached result of a region's check. `datagrams`: the lanes of datagrams.
+//! - `atomics`: atomics, also on memory that peers do not map.
 //! - `quiesce`: waits until no peer uses an object that is to be destroyed.
 
 pub(crate) mod arena;
+pub(crate) mod atomics;
 pub(crate) mod datagrams;
 pub(crate) mod domain;
 pub(crate) mod fabric;

@@ -5,7 +5,8 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use mlx5_wire::Access;
 
-use crate::shared::memory::{DeviceMemory, Fault};
+use crate::shared::memory::DeviceMemory;
+use crate::types::vendor::Fault;
 
 /// A region, copied from its entry when an access by its key was last checked. The entry is
 /// unchanged while its stamp is (H2), so the next access by that key reads only the stamp. Valid as

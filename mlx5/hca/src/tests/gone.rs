@@ -6,9 +6,9 @@ use std::sync::atomic::Ordering;
 use mlx5_wire::{CtrlWords, Syndrome};
 
 use super::hand::{Hand, WRITE, WRITE_IMM};
-use crate::requester::outcome::{Outcome, WaitFor};
 use crate::requester::{execute, operations};
 use crate::shared::layout::{Pop, qp_index};
+use crate::types::outcome::{Outcome, WaitFor};
 use crate::{LocalFabric, Queues, State};
 
 #[test]

@@ -4,9 +4,11 @@
 use mlx5_wire::{self as wire, Access, MAX_MESSAGE_BYTES, Syndrome, Wqe};
 
 use crate::Hca;
-use crate::requester::outcome::{Limit, Malformed, Outcome};
-use crate::shared::memory::{DeviceMemory, Fault};
+use crate::shared::memory::DeviceMemory;
 use crate::shared::receives::Receives;
+use crate::types::outcome::Outcome;
+use crate::types::vendor::Fault;
+use crate::types::vendor::{Limit, Malformed};
 
 /// A contiguous part of a message.
 pub(crate) struct Piece {

@@ -1,6 +1,6 @@
 //! State of strict mode.
 
-use crate::debug::rule::Rule;
+use crate::types::rule::Rule;
 
 /// State of strict mode for a queue pair.
 #[derive(Default)]

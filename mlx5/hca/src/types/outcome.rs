@@ -1,9 +1,9 @@
-//! The outcome of a WQE, and the vendor syndromes that give its reason.
+//! The outcome of a WQE.
 
 use mlx5_wire::roce::Nak;
 use mlx5_wire::{Syndrome, WqeError};
 
-use crate::shared::memory::Fault;
+use crate::types::vendor::{Fault, Limit, Malformed};
 
 /// The end of a WQE that was taken off its send queue.
 #[derive(Clone, Copy, Debug)]
@@ -60,26 +60,6 @@ pub(crate) fn refusal_of_receive(syndrome: Syndrome) -> Nak {
     }
 }
 
-/// Vendor syndromes of [`Syndrome::LocalQpOperation`]: the defect of the WQE.
-#[derive(Clone, Copy)]
-#[repr(u8)]
-pub(crate) enum Malformed {
-    /// Wrong WQE index, QPN or length.
-    Control = 0x10,
-    /// An opcode that this device or this kind of queue pair does not support.
-    Opcode = 0x12,
-    /// A header segment is missing.
-    Header = 0x13,
-    /// The result of a READ or an atomic would go into the WQE.
-    InlineResult = 0x14,
-    /// The queue pair is not connected.
-    NotConnected = 0x15,
-    /// Inline data is longer than the WQE.
-    InlineLength = 0x16,
-    /// The result of an atomic is not 8 bytes.
-    AtomicLength = 0x17,
-}
-
 impl From<Malformed> for Outcome {
     fn from(what: Malformed) -> Self {
         Self::Fail(Syndrome::LocalQpOperation, what as u8)
@@ -114,24 +94,6 @@ pub(crate) enum WaitFor {
     Answer,
     /// A fault delays it.
     Fault,
-}
-
-/// The reason why a well-formed operation fails.
-#[derive(Clone, Copy)]
-#[repr(u8)]
-pub(crate) enum Limit {
-    /// The message is longer than the receive's buffers.
-    ReceiveTooShort = 0x20,
-    /// The message is longer than the maximum.
-    MessageTooLong = 0x21,
-    /// The datagram is longer than the path's MTU.
-    DatagramTooLong = 0x22,
-    /// The address of an atomic is not a multiple of 8.
-    AtomicAlignment = 0x23,
-    /// The kernel refuses packets to the peer.
-    PacketsRefused = 0x24,
-    /// [`Faults::fail`](crate::Faults::fail) requests it.
-    OnPurpose = 0x2f,
 }
 
 impl Limit {

@@ -11,10 +11,11 @@ use mlx5_wire::{Access, AtomicSegment, RaddrSegment};
 
 use crate::Hca;
 use crate::queues::qp::SoftQp;
-use crate::requester::outcome::{Outcome, WaitFor};
 use crate::shared::layout::{ATOMIC, Acks, Message};
-use crate::shared::memory::{Fault, Span};
+use crate::shared::memory::Span;
 use crate::shared::remote::Remote;
+use crate::types::outcome::{Outcome, WaitFor};
+use crate::types::vendor::Fault;
 
 /// Flag of fetch-and-add in
 /// [`AtomicRequest::kind_key`](crate::shared::layout::AtomicRequest::kind_key).

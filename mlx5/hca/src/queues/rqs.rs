@@ -3,14 +3,14 @@
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
 
-use crate::debug::watch::RqWatch;
 use crate::error::CreateError;
-use crate::objects::request::RqMemory;
 use crate::queues::mirror::Mirror;
 use crate::shared::arena::{PAGE, free_index};
 use crate::shared::layout::{LINKED, MAX_RQS, QUEUE_BYTES};
 use crate::shared::memory::{commit, memory_error};
 use crate::shared::receives::{Receives, Taken};
+use crate::types::request::RqMemory;
+use crate::types::watch::RqWatch;
 use crate::{Hca, State};
 
 /// A receive queue of this device.

@@ -1,0 +1,28 @@
+//! Plain types that several rooms share.
+//!
+//! - `request`: the parameters of commands. `outcome`: the results of WQEs. `vendor`, `rule`: the
+//!   vendor syndromes that give their reasons. `watch`: the state of strict mode.
+
+/// Makes enums of vendor syndromes from a table: the number and the meaning of each.
+macro_rules! syndromes {
+    ($($(#[$of:meta])* $vis:vis enum $name:ident {
+        $($(#[$doc:meta])* $variant:ident = $number:literal: $text:literal,)*
+    })*) => {$(
+        $(#[$of])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[repr(u8)]
+        $vis enum $name {
+            $($(#[$doc])* $variant = $number,)*
+        }
+
+        impl $name {
+            pub(crate) const TEXTS: &[(u8, &str)] = &[$(($number, $text)),*];
+        }
+    )*};
+}
+
+pub(crate) mod outcome;
+pub(crate) mod request;
+pub(crate) mod rule;
+pub(crate) mod vendor;
+pub(crate) mod watch;

@@ -1,0 +1,109 @@
+//! The rules that strict mode checks, and the reports of broken rules.
+
+use std::fmt;
+
+use mlx5_wire::SEGMENT;
+
+use crate::types::vendor;
+
+syndromes! {
+    /// A rule of the interface between driver and device.
+    #[non_exhaustive]
+    pub enum Rule {
+        /// PRM "Posting a Work Request": the record is written before the register.
+        RecordBehindRegister = 0x41: "the doorbell record does not cover the WQE that the register announces: it was not written, or written late",
+        /// The record alone starts nothing.
+        RegisterNotWritten = 0x42: "the doorbell record moved and no register was written",
+        /// The device may take the WQE from the register instead of the queue.
+        RegisterBytes = 0x43: "the register does not hold what the send queue holds",
+        /// The two halves of a BlueFlame register are used in turn.
+        RegisterHalf = 0x44: "the same half of the BlueFlame register was written twice in a row",
+        /// A register names its queue pair.
+        RegisterQueue = 0x45: "the register names another queue pair than the one it belongs to",
+        /// A doorbell announces everything up to the WQE that the register holds.
+        RegisterNotLast = 0x46: "the register announces a WQE that is not the last one the doorbell record covers",
+        /// The device has not reported that those WQEs are done.
+        RecordBeyondRoom = 0x47: "the doorbell record is further ahead than there are free WQEBBs: WQEs were overwritten",
+        /// No completion would ever report that the queue has room again.
+        NoCompletion = 0x48: "a whole send queue of WQEs without the completion bit",
+        /// The WQE was written for another place in the queue: it is stale.
+        WqeIndex = 0x49: "the index in the WQE is not its place in the queue: a stale or unposted WQE",
+        /// A WQE names its queue pair.
+        WqeQueue = 0x4a: "the WQE names another queue pair",
+        /// `ds` counts 16-byte segments.
+        WqeLength = 0x4b: "the WQE's length is wrong: none, more than was posted, or not that of its segments",
+        /// No such verb.
+        WqeOpcode = 0x4c: "unknown opcode",
+        /// Reserved bits of the control segment.
+        WqeReserved = 0x4d: "reserved bits of the control segment are set",
+        /// A length of 0 means 2^31 bytes.
+        ZeroLength = 0x4e: "a data segment of length 0, which means 2^31 bytes",
+        /// Inline data longer than the WQE.
+        InlineLength = 0x4f: "inline data reaches beyond the WQE",
+        /// The list of a shared receive queue.
+        ReceiveLink = 0x50: "the link of a receive leads to itself, to one that is still posted, or outside",
+        /// The driver overwrote posted receives.
+        ReceiveBeyondRoom = 0x51: "the receive record is further ahead than the queue has WQEs",
+        /// A length of 0 means 2^31 bytes; the list ends with lkey 0x100.
+        ReceiveZeroLength = 0x52: "a receive with a data segment of length 0 that does not end the list",
+        /// The device owns a gathered buffer until a completion at or after its WQE is visible. Not
+        /// found in immediate time, nor behind a fence.
+        SourceChanged = 0x53: "the source buffer changed between the doorbell and the completion",
+        /// CQEs that were not written cannot have been consumed.
+        ConsumerAhead = 0x54: "the consumer record is ahead of the CQEs written",
+        /// The completion queue has less room than there are operations posted.
+        CompletionOverrun = 0x55: "a CQE was due and the completion queue was full: the queue is dead",
+    }
+}
+
+impl Rule {
+    /// Returns a description of the mistake.
+    #[must_use]
+    pub fn text(self) -> &'static str {
+        vendor::text(self as u8).unwrap_or_default()
+    }
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.text())
+    }
+}
+
+/// The queue of a violation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Queue {
+    /// The send queue of this QPN.
+    Send(u32),
+    /// This receive queue.
+    Receive(u32),
+    /// This completion queue.
+    Completion(u32),
+}
+
+/// A rule that was broken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Violation {
+    /// The queue.
+    pub queue: Queue,
+    /// Counter or index of the entry.
+    pub index: u32,
+    /// The first bytes of the WQE or of the register, or the record.
+    pub bytes: [u8; SEGMENT],
+    /// The broken rule.
+    pub rule: Rule,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.queue {
+            Queue::Send(qpn) => write!(f, "send queue of QPN {qpn:#x}"),
+            Queue::Receive(rqn) => write!(f, "receive queue {rqn:#x}"),
+            Queue::Completion(cqn) => write!(f, "completion queue {cqn:#x}"),
+        }?;
+        write!(f, ", index {}: {}; found", self.index, self.rule)?;
+        self.bytes
+            .iter()
+            .try_for_each(|byte| write!(f, " {byte:02x}"))
+    }
+}
