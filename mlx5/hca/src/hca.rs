@@ -23,7 +23,6 @@ use crate::debug::trace::Trace;
 use crate::deferred::Deferred;
 use crate::objects::create::{LANE_SLOT_BYTES, QPN_TAGS, QpPlace};
 use crate::objects::regions::Regions;
-use crate::options::{Gid, GidKind, Port};
 use crate::packets::port::PacketCounters;
 use crate::packets::{Wire, arrivals};
 use crate::queues::cq::SoftCq;
@@ -41,6 +40,7 @@ use crate::shared::links::Links;
 use crate::shared::memory::DeviceMemory;
 use crate::shared::quiesce::Stuck;
 use crate::types::rule::Violation;
+use crate::{Gid, GidKind, Port};
 
 /// Number of empty polls between two checks for peers that died with a popped receive of this
 /// device.

@@ -33,7 +33,7 @@
 //   had popped.
 // - `packets`: connections to devices whose memory is out of reach, over packets.
 // - `sleep`: sleeping until a poll has something to do.
-// - `clock`, `deferred`, `random`: time, timers, random numbers. `counters`: those of ports.
+// - `clock`, `deferred`, `random`, `hash`: time, timers, random numbers, hashes. `counters`: those of ports.
 //   `network`: the interface to a model of the network.
 // - `debug`: strict mode, faults, traces.
 
@@ -49,6 +49,7 @@ mod counters;
 mod debug;
 mod deferred;
 mod error;
+mod hash;
 mod hca;
 pub mod network;
 mod objects;
@@ -71,7 +72,7 @@ pub use error::{ConnectError, CreateError, OpenError, RegisterError, check, chec
 pub use hca::{COMP_VECTORS, DeviceInfo, Engine, Hca, MAX_LANE_SLOTS};
 pub use mlx5_wire as wire;
 pub use mlx5_wire::{Access, AsyncEvent, ConnectOptions, Service};
-pub use options::{FabricSpec, Gid, GidKind, Port, PortAddress, SoftOptions};
+pub use options::SoftOptions;
 pub use packets::connection::PacketPath;
 pub use packets::interface::{address_of, gid_of};
 pub use packets::network::BadNetwork;
@@ -80,7 +81,8 @@ pub use packets::port::PacketCounters;
 pub use queues::cq;
 pub use requester::complete::EVERY_LID;
 pub use requester::timing::Timing;
-pub use shared::fabric::{LocalFabric, MAX_VF};
+pub use shared::fabric::{FabricSpec, LocalFabric, MAX_VF};
+pub use shared::ports::{Gid, GidKind, Port, PortAddress};
 pub use types::request::{
     Address, CqMemory, Pages, QpMemory, Receives, Region, RqMemory, SqMemory,
 };

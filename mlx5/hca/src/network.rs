@@ -4,7 +4,7 @@
 use core::fmt;
 
 #[doc(hidden)]
-pub use crate::debug::trace::hash_of;
+pub use crate::hash::hash_of;
 pub use crate::random::Random;
 pub use crate::shared::receives::Receives as ReceiveQueue;
 

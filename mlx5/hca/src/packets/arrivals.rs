@@ -243,7 +243,12 @@ impl Target for Responding<'_> {
         if atomic.addr % 8 != 0 {
             return Err(Nak::InvalidRequest);
         }
-        let word = atomics::word(self.hca, self.qp, atomic.rkey, atomic.addr)?;
+        let word = atomics::word(
+            &self.hca.memory,
+            atomic.rkey,
+            atomic.addr,
+            (self.qp.access, self.qp.pd),
+        )?;
         let operands = AtomicSegment {
             swap_add: atomic.swap_add,
             compare: atomic.compare,

@@ -10,7 +10,7 @@
 use mlx5_wire::{Access, FenceMode, Opcode, Wqe};
 
 use crate::Hca;
-use crate::debug::trace::hash_of;
+use crate::hash::hash_of;
 use crate::queues::data::{Piece, pieces};
 use crate::queues::in_flight::{Landing, Source};
 use crate::queues::qp::{SoftQp, blocks, head};

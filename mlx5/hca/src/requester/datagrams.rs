@@ -15,8 +15,8 @@ use mlx5_wire::{
     AddressVector, CqeOpcode, DatagramSegment, GRH_BYTES, Header, Opcode, Syndrome, Wqe,
 };
 
+use crate::GidKind;
 use crate::Hca;
-use crate::options::GidKind;
 use crate::packets::Wire;
 use crate::packets::interface::{address_of, gid_of};
 use crate::packets::port::WirePort;

@@ -111,7 +111,7 @@ pub(crate) fn arrived(message: &Message) -> Option<u8> {
 fn deliver_other(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: &Message) {
     if message.op_own == ATOMIC {
         qp.answered = qp.answered.wrapping_add(1);
-        return atomics::answer(hca, qp, message.imm);
+        return atomics::answer(&hca.memory, qp.index, message.imm, (qp.access, qp.pd));
     }
     if message.op_own != Message::op_own(CqeOpcode::ResponderError, false)
         || !qp.taken.account(message.taking)

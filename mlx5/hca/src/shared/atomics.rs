@@ -9,10 +9,8 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use mlx5_wire::{Access, AtomicSegment, RaddrSegment};
 
-use crate::Hca;
-use crate::queues::qp::SoftQp;
 use crate::shared::layout::{ATOMIC, Acks, Message};
-use crate::shared::memory::Span;
+use crate::shared::memory::{DeviceMemory, Span};
 use crate::shared::remote::Remote;
 use crate::types::outcome::{Outcome, WaitFor};
 use crate::types::vendor::Fault;
@@ -76,11 +74,12 @@ pub(crate) fn ask(
     }
 }
 
-/// Owner: executes the atomic that message `number` in the lane of a queue pair requests. The peer
+/// Owner: executes the atomic that message `number` in the lane of queue pair `index` requests, within
+/// its rights and protection domain. The peer
 /// wrote the request, so every field is checked.
 #[cold]
-pub(crate) fn answer(hca: &Hca, qp: &SoftQp, number: u32) {
-    let request = &hca.memory.lane(qp.index).atomic;
+pub(crate) fn answer(memory: &DeviceMemory, index: usize, number: u32, of: (Access, u32)) {
+    let request = &memory.lane(index).atomic;
     // Relaxed: the message was read after it was published (L1).
     let kind_key = request.kind_key.load(Ordering::Relaxed);
     let addr = request.addr.load(Ordering::Relaxed);
@@ -88,8 +87,8 @@ pub(crate) fn answer(hca: &Hca, qp: &SoftQp, number: u32) {
         swap_add: request.swap.load(Ordering::Relaxed),
         compare: request.compare.load(Ordering::Relaxed),
     };
-    let acks = &qp.entry().acks;
-    let fault = match word(hca, qp, kind_key as u32, addr) {
+    let acks = &memory.qp(index).acks;
+    let fault = match word(memory, kind_key as u32, addr, of) {
         Ok(word) => {
             acks.old.store(
                 execute(word, kind_key & FETCH_ADD != 0, &operands),
@@ -104,19 +103,18 @@ pub(crate) fn answer(hca: &Hca, qp: &SoftQp, number: u32) {
         .store(Acks::pack(number, fault), Ordering::Release);
 }
 
-/// Returns the word at `addr` under `key` in this process, for the peer of `qp`.
-pub(crate) fn word<'a>(
-    hca: &'a Hca,
-    qp: &SoftQp,
+/// Returns the word at `addr` under `key` in this process, for the peer of a queue pair that grants
+/// `access` and has the protection domain `pd`.
+pub(crate) fn word(
+    memory: &DeviceMemory,
     key: u32,
     addr: u64,
-) -> Result<&'a AtomicU64, Fault> {
-    if !qp.access.contains(Access::REMOTE_ATOMIC) {
+    (access, pd): (Access, u32),
+) -> Result<&AtomicU64, Fault> {
+    if !access.contains(Access::REMOTE_ATOMIC) {
         return Err(Fault::QueuePair);
     }
-    let span = hca
-        .memory
-        .resolve(key, addr, 8, Access::REMOTE_ATOMIC, qp.pd)?;
+    let span = memory.resolve(key, addr, 8, Access::REMOTE_ATOMIC, pd)?;
     let at = match &span {
         Span::Mapped(at) => at.as_ptr(),
         Span::Foreign { addr, .. } => *addr as *mut u8,

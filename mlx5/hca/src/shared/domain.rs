@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt;
 
 use copyrpc_shm::memfd::pid_namespace;
 
-use crate::debug::trace::hash_of;
+use crate::hash::hash_of;
 
 /// The domain of a process that shares memory with none.
 pub(crate) const NONE: u64 = 0;

@@ -5,6 +5,7 @@ use core::ptr::NonNull;
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -13,15 +14,28 @@ use copyrpc_shm::memfd::{MemfdAttachError, pid_namespace};
 use copyrpc_shm::region::{CreateError, OwnerState, Region, owner_may_be_gone};
 
 use crate::error::{ConnectError, OpenError};
-use crate::options::{FabricSpec, Port};
 use crate::shared::domain;
 use crate::shared::layout::{Publication, REGION_KIND};
 use crate::shared::memory::DeviceMemory;
+use crate::shared::ports::Port;
 
 /// Unicast LIDs are 1..=0xbfff (InfiniBand specification, "Local Identifiers").
 pub(crate) const MAX_LID: u16 = 0xbfff;
 /// Maximum virtual function of a port: 10 bits of a QPN, except all ones.
 pub const MAX_VF: u16 = (1 << 10) - 2;
+
+/// The place where a software HCA meets its peers.
+#[derive(Clone, Debug)]
+pub enum FabricSpec {
+    /// All processes of this user on this host, through small control files in a shared-memory
+    /// directory. `None`: the default directory.
+    Shared {
+        /// The directory.
+        dir: Option<PathBuf>,
+    },
+    /// Devices of this process only, for tests and simulations. No file is made.
+    Local(LocalFabric),
+}
 
 /// A fabric of devices in this process, for tests and simulation. Clones are the same fabric.
 #[derive(Clone, Debug, Default)]

@@ -4,8 +4,6 @@ use std::fmt;
 
 use mlx5_wire::SEGMENT;
 
-use crate::types::vendor;
-
 syndromes! {
     /// A rule of the interface between driver and device.
     #[non_exhaustive]
@@ -60,7 +58,9 @@ impl Rule {
     /// Returns a description of the mistake.
     #[must_use]
     pub fn text(self) -> &'static str {
-        vendor::text(self as u8).unwrap_or_default()
+        let number = self as u8;
+        let own = Self::TEXTS.iter().find(|text| text.0 == number);
+        own.map_or("", |text| text.1)
     }
 }
 

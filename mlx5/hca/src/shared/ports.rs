@@ -1,0 +1,108 @@
+//! The ports of a network, and the queue pairs that each has.
+
+use std::net::Ipv6Addr;
+
+use mlx5_wire::AddressVector;
+
+use crate::shared::layout::vf_of;
+
+/// A port of a network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Port {
+    /// The ports of the network, the same for all devices of a fabric.
+    pub network: &'static [PortAddress],
+    /// Index of this one.
+    pub index: usize,
+}
+
+/// The addresses of a port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PortAddress {
+    /// Its LID; 0 on RoCE, where only GIDs name a port.
+    pub lid: u16,
+    /// Its GID table.
+    pub gids: &'static [Gid],
+}
+
+/// An entry of a port's GID table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gid {
+    /// The bytes in the order of an IPv6 address.
+    pub bytes: [u8; 16],
+    /// Packet format of datagrams sent from it.
+    pub kind: GidKind,
+}
+
+/// Packet format of a GID (`enum ibv_gid_type`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GidKind {
+    /// InfiniBand packets.
+    InfiniBand,
+    /// RoCE version 1: Ethernet frames.
+    RoceV1,
+    /// RoCE version 2: UDP.
+    RoceV2,
+}
+
+impl Gid {
+    /// Returns the IPv4 address that the GID maps (`::ffff:a.b.c.d`). `None` for other GIDs.
+    #[must_use]
+    pub fn ipv4(&self) -> Option<[u8; 4]> {
+        Ipv6Addr::from(self.bytes)
+            .to_ipv4_mapped()
+            .map(|address| address.octets())
+    }
+}
+
+impl Port {
+    /// Returns its addresses. `None`: the network has no port with its index.
+    #[must_use]
+    pub fn address(&self) -> Option<&'static PortAddress> {
+        self.network.get(self.index)
+    }
+
+    /// Returns whether the port with this index has the queue pair with this number, if one does.
+    #[must_use]
+    pub fn has(&self, index: usize, qpn: u32) -> bool {
+        self.is_at(index, vf_of(qpn))
+    }
+
+    /// Returns the LID of the port that has the queue pair with this number; 0 on RoCE.
+    pub(crate) fn lid_of(&self, qpn: u32) -> u16 {
+        self.network
+            .get(usize::from(vf_of(qpn)) % self.network.len().max(1))
+            .map_or(0, |port| port.lid)
+    }
+
+    /// Returns whether the device that is virtual function `vf` is at the port with this index.
+    pub(crate) fn is_at(&self, index: usize, vf: u16) -> bool {
+        usize::from(vf) % self.network.len().max(1) == index
+    }
+
+    /// Returns the virtual function that has queue pair `qpn`, if datagrams with this vector get to
+    /// it. On RoCE a port is a peer of the GID that they are sent from.
+    pub(crate) fn find(&self, qpn: u32, vector: &AddressVector) -> Option<u16> {
+        let of_source = |gid: &Gid| {
+            gid.bytes == vector.rgid
+                && self
+                    .source(vector)
+                    .is_some_and(|source| source.kind == gid.kind)
+        };
+        let is_named = |port: &PortAddress| {
+            if port.lid == 0 {
+                port.gids.iter().any(of_source)
+            } else {
+                port.lid == vector.rlid
+            }
+        };
+        let index = self.network.iter().position(is_named)?;
+        self.has(index, qpn).then(|| vf_of(qpn))
+    }
+
+    /// Returns the source GID of datagrams with this vector.
+    pub(crate) fn source(&self, vector: &AddressVector) -> Option<&'static Gid> {
+        self.address()?
+            .gids
+            .get(usize::from(vector.source_gid_index()))
+    }
+}
