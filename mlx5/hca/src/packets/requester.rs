@@ -360,100 +360,44 @@ impl Requester {
         let nth = self.next.since(message.first) as u32;
         let (is_first, is_last) = (nth == 0, nth + 1 == message.packets);
         let offset = nth * mtu;
-        let part = |parts: [Opcode; 6], imm: Option<u32>| match (is_first, is_last, imm) {
-            (true, false, _) => parts[0],
-            (false, false, _) => parts[1],
-            (false, true, None) => parts[2],
-            (false, true, Some(_)) => parts[3],
-            (true, true, None) => parts[4],
-            (true, true, Some(_)) => parts[5],
+        let part = |is_write, imm: Option<u32>| {
+            Opcode::of_message(is_write, is_first, is_last, imm.is_some())
+        };
+        let (opcode, end) = match message.request {
+            Request::Send { len, imm, .. } => (part(false, imm), len),
+            Request::Write { to, imm, .. } => (part(true, imm), to.len),
+            Request::Read(_) => (Opcode::ReadRequest, offset),
+            Request::CompareSwap(_) => (Opcode::CompareSwap, offset),
+            Request::FetchAdd(_) => (Opcode::FetchAdd, offset),
         };
         let transport = self.options.transport();
-        let with = |opcode| {
-            Headers::new(
-                PacketOpcode { transport, opcode },
-                self.options.qpn,
-                self.next,
-            )
-        };
-        let (mut headers, end) = match message.request {
-            Request::Send {
-                len,
-                imm,
-                is_solicited,
-            } => {
-                use Opcode::{SendFirst, SendLast, SendLastImm, SendMiddle, SendOnly, SendOnlyImm};
-                let mut headers = with(part(
-                    [
-                        SendFirst,
-                        SendMiddle,
-                        SendLast,
-                        SendLastImm,
-                        SendOnly,
-                        SendOnlyImm,
-                    ],
-                    imm,
-                ));
-                (headers.imm, headers.bth.is_solicited) =
-                    (imm.unwrap_or(0), is_solicited && is_last);
-                (headers, len)
-            }
-            Request::Write {
-                to,
-                imm,
-                is_solicited,
-            } => {
-                use Opcode::{
-                    WriteFirst, WriteLast, WriteLastImm, WriteMiddle, WriteOnly, WriteOnlyImm,
-                };
-                let mut headers = with(part(
-                    [
-                        WriteFirst,
-                        WriteMiddle,
-                        WriteLast,
-                        WriteLastImm,
-                        WriteOnly,
-                        WriteOnlyImm,
-                    ],
-                    imm,
-                ));
-                (headers.reth, headers.imm, headers.bth.is_solicited) =
-                    (to, imm.unwrap_or(0), is_solicited && is_last);
-                (headers, to.len)
-            }
+        let opcode = PacketOpcode { transport, opcode };
+        let mut headers = Headers::new(opcode, self.options.qpn, self.next);
+        match message.request {
+            Request::Send { .. } => {}
+            Request::Write { to, .. } => headers.reth = to,
             Request::Read(from) => {
                 // The rest of this part of it. A part has a window: more responses would be lost in
                 // the socket's buffer, and hold up all others.
                 let part = self.options.window() * mtu;
-                let len = (from.len - offset).min(part - offset % part);
-                let reth = Reth {
+                headers.reth = Reth {
                     addr: from.addr.wrapping_add(offset.into()),
-                    len,
+                    len: (from.len - offset).min(part - offset % part),
                     ..from
                 };
-                (
-                    Headers {
-                        reth,
-                        ..with(Opcode::ReadRequest)
-                    },
-                    offset,
-                )
             }
-            Request::CompareSwap(atomic) => (
-                Headers {
-                    atomic,
-                    ..with(Opcode::CompareSwap)
-                },
-                offset,
-            ),
-            Request::FetchAdd(atomic) => (
-                Headers {
-                    atomic,
-                    ..with(Opcode::FetchAdd)
-                },
-                offset,
-            ),
-        };
+            Request::CompareSwap(atomic) | Request::FetchAdd(atomic) => headers.atomic = atomic,
+        }
+        if let Request::Send {
+            imm, is_solicited, ..
+        }
+        | Request::Write {
+            imm, is_solicited, ..
+        } = message.request
+        {
+            headers.imm = imm.unwrap_or(0);
+            headers.bth.is_solicited = is_solicited && is_last;
+        }
         let len = (end - offset).min(mtu);
         headers.bth.pad = (len.wrapping_neg() & 3) as u8;
         let is_repeat = self.next.since(self.sent) < 0;
@@ -479,19 +423,14 @@ impl Requester {
             return Taken::Nothing;
         }
         match headers.opcode.opcode {
-            Opcode::Acknowledge => self.on_ack(psn, headers.aeth, now_ns),
-            Opcode::AtomicAcknowledge => {
-                return self.on_answer(psn, None, headers.original, now_ns);
+            Opcode::Acknowledge => {
+                self.on_ack(psn, headers.aeth, now_ns);
+                Taken::Nothing
             }
-            Opcode::ReadResponseFirst
-            | Opcode::ReadResponseMiddle
-            | Opcode::ReadResponseLast
-            | Opcode::ReadResponseOnly => {
-                return self.on_answer(psn, Some(len), 0, now_ns);
-            }
-            _ => {}
+            Opcode::AtomicAcknowledge => self.on_answer(psn, None, headers.original, now_ns),
+            opcode if opcode.is_response() => self.on_answer(psn, Some(len), 0, now_ns),
+            _ => Taken::Nothing,
         }
-        Taken::Nothing
     }
 
     fn on_ack(&mut self, psn: Psn, aeth: Aeth, now_ns: u64) {

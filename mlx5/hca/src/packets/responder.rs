@@ -263,15 +263,12 @@ impl Responder {
             _ => {}
         }
         let is_first = opcode.begins_message();
-        let (is_write, is_last) = match opcode {
-            Opcode::SendFirst | Opcode::SendMiddle => (false, false),
-            Opcode::SendLast | Opcode::SendLastImm | Opcode::SendOnly | Opcode::SendOnlyImm => {
-                (false, true)
+        let is_write = opcode as u8 >= Opcode::WriteFirst as u8;
+        let is_last = match opcode {
+            Opcode::SendFirst | Opcode::SendMiddle | Opcode::WriteFirst | Opcode::WriteMiddle => {
+                false
             }
-            Opcode::WriteFirst | Opcode::WriteMiddle => (true, false),
-            Opcode::WriteLast | Opcode::WriteLastImm | Opcode::WriteOnly | Opcode::WriteOnlyImm => {
-                (true, true)
-            }
+            _ if opcode as u8 <= Opcode::WriteOnlyImm as u8 => true,
             _ => return Err(Nak::InvalidRequest.into()),
         };
         let len = payload.len() as u32;
@@ -464,34 +461,17 @@ impl Responder {
             self.acknowledge();
         }
         let (psn, answer) = self.answers.front_mut()?;
-        let with = |opcode, psn| {
-            Headers::new(
-                PacketOpcode {
-                    transport: Transport::Rc,
-                    opcode,
-                },
-                self.qpn,
-                psn,
-            )
+        let transport = Transport::Rc;
+        let with = |opcode, aeth, psn| Headers {
+            aeth,
+            ..Headers::new(PacketOpcode { transport, opcode }, self.qpn, psn)
         };
-        let reply = match answer {
-            Answer::Ack(aeth) => Reply {
-                headers: Headers {
-                    aeth: *aeth,
-                    ..with(Opcode::Acknowledge, *psn)
-                },
-                from: None,
-            },
+        let (headers, from) = match answer {
+            Answer::Ack(aeth) => (with(Opcode::Acknowledge, *aeth, *psn), None),
             Answer::Atomic { original, msn } => {
-                let headers = Headers {
-                    aeth: Aeth::ack(*msn),
-                    original: *original,
-                    ..with(Opcode::AtomicAcknowledge, *psn)
-                };
-                Reply {
-                    headers,
-                    from: None,
-                }
+                let mut headers = with(Opcode::AtomicAcknowledge, Aeth::ack(*msn), *psn);
+                headers.original = *original;
+                (headers, None)
             }
             Answer::Read {
                 from,
@@ -506,15 +486,9 @@ impl Responder {
                     (false, true) => Opcode::ReadResponseLast,
                     (false, false) => Opcode::ReadResponseMiddle,
                 };
-                let mut headers = Headers {
-                    aeth: Aeth::ack(*msn),
-                    ..with(opcode, *psn)
-                };
+                let mut headers = with(opcode, Aeth::ack(*msn), *psn);
                 headers.bth.pad = (len.wrapping_neg() & 3) as u8;
-                let reply = Reply {
-                    headers,
-                    from: Some(Reth { len, ..*from }),
-                };
+                let part = Some(Reth { len, ..*from });
                 if !is_last {
                     (*psn, *is_first) = (psn.after(1), false);
                     *from = Reth {
@@ -522,13 +496,16 @@ impl Responder {
                         len: from.len - len,
                         ..*from
                     };
-                    return Some(reply);
+                    return Some(Reply {
+                        headers,
+                        from: part,
+                    });
                 }
-                reply
+                (headers, part)
             }
         };
         self.answers.pop_front();
-        Some(reply)
+        Some(Reply { headers, from })
     }
 }
 

@@ -151,13 +151,9 @@ impl Connection {
                 let Some(from) = reply.from.filter(|from| from.len > 0) else {
                     return Ok(());
                 };
-                let span = hca.memory.resolve(
-                    from.rkey,
-                    from.addr,
-                    from.len.into(),
-                    Access::REMOTE_READ,
-                    qp.pd,
-                )?;
+                let access = Access::REMOTE_READ;
+                let memory = &hca.memory;
+                let span = memory.resolve(from.rkey, from.addr, from.len.into(), access, qp.pd)?;
                 // SAFETY: the buffer and the span have this length.
                 unsafe { span.read(0, payload.as_mut_ptr(), payload.len()) }
             });

@@ -175,15 +175,10 @@ fn on_peer(remote: &mut Remote, wqe: &Wqe<'_>, length: u32, granted: u64) -> Res
         return atomic(remote, wqe, &at, &operands, length);
     }
     // If no byte is accessed, the key is not checked.
+    let memory = &remote.peer.memory;
     let span = match length {
         0 => None,
-        _ => Some(remote.peer.memory.resolve(
-            at.rkey,
-            at.addr,
-            length.into(),
-            needed,
-            remote.pd,
-        )?),
+        _ => Some(memory.resolve(at.rkey, at.addr, length.into(), needed, remote.pd)?),
     };
     match wqe.opcode {
         Opcode::RdmaRead => {

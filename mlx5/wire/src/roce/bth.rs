@@ -19,7 +19,7 @@ const ACK_REQUEST: u32 = 1 << 31;
 const BITS_24: u32 = 0xff_ffff;
 
 /// Base transport header.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Bth {
     /// The byte of the [`PacketOpcode`](super::PacketOpcode).
     pub opcode: u8,

@@ -129,38 +129,20 @@ impl Headers {
     /// Makes the headers of a packet to this QPN: the default P_Key, no flags, no pad bytes,
     /// extended headers of zeros.
     #[must_use]
-    pub const fn new(opcode: PacketOpcode, qpn: u32, psn: Psn) -> Self {
+    pub fn new(opcode: PacketOpcode, qpn: u32, psn: Psn) -> Self {
         let bth = Bth {
             opcode: opcode.to_byte(),
-            is_solicited: false,
-            has_migrated: false,
-            pad: 0,
-            version: 0,
             pkey: PKEY,
-            has_fecn: false,
-            has_becn: false,
             qpn,
-            asks_ack: false,
             psn,
+            ..Bth::default()
         };
         Self {
             opcode,
             bth,
-            deth: Deth {
-                qkey: 0,
-                source_qpn: 0,
-            },
-            reth: Reth {
-                addr: 0,
-                rkey: 0,
-                len: 0,
-            },
-            atomic: AtomicEth {
-                addr: 0,
-                rkey: 0,
-                swap_add: 0,
-                compare: 0,
-            },
+            deth: Deth::default(),
+            reth: Reth::default(),
+            atomic: AtomicEth::default(),
             aeth: Aeth::ack(0),
             original: 0,
             imm: 0,

@@ -46,6 +46,26 @@ pub enum Opcode {
 }
 
 impl Opcode {
+    /// Returns the kind of a packet of a SEND or of a WRITE.
+    #[must_use]
+    pub const fn of_message(is_write: bool, is_first: bool, is_last: bool, has_imm: bool) -> Self {
+        use Opcode::*;
+        match (is_write, is_first, is_last, has_imm) {
+            (false, true, false, _) => SendFirst,
+            (false, false, false, _) => SendMiddle,
+            (false, false, true, false) => SendLast,
+            (false, false, true, true) => SendLastImm,
+            (false, true, true, false) => SendOnly,
+            (false, true, true, true) => SendOnlyImm,
+            (true, true, false, _) => WriteFirst,
+            (true, false, false, _) => WriteMiddle,
+            (true, false, true, false) => WriteLast,
+            (true, false, true, true) => WriteLastImm,
+            (true, true, true, false) => WriteOnly,
+            (true, true, true, true) => WriteOnlyImm,
+        }
+    }
+
     /// Returns whether the packet is the first, or the only one, of a SEND or WRITE.
     #[must_use]
     pub const fn begins_message(self) -> bool {
