@@ -109,6 +109,12 @@ pub fn check(what: &'static str, value: u64, min: u64, max: u64) -> Result<(), C
     }
 }
 
+/// Returns the error of a device that has no free `what`, as all `max` are in use.
+pub(crate) fn exhausted(what: &'static str, max: usize) -> CreateError {
+    let max = max as u64;
+    CreateError::Exhausted { what, max }
+}
+
 /// The reason why memory could not be registered.
 #[derive(Debug, thiserror::Error)]
 pub enum RegisterError {

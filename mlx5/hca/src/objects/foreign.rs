@@ -45,13 +45,8 @@ impl Hca {
         if qp.sq_consumer == 0 && qp.lane.position() == 0 {
             self.follow(qp);
         }
-        let announced = qp
-            .in_flight
-            .announced
-            .back()
-            .map_or(qp.sq_limit, |last| last.end);
         let producer = qp.sq.producer();
-        if !qp.is_watched || producer == announced {
+        if !qp.is_watched || producer == qp.announced() {
             return false;
         }
         if u32::from(producer.wrapping_sub(qp.sq_consumer)) > qp.sq.capacity() {

@@ -1,8 +1,11 @@
 //! The firmware commands: creating, connecting, changing and destroying objects.
 //!
-//! - `create`: devices, completion queues and queue pairs. `regions`: memory regions.
+//! - `open`: devices. `create`: completion queues, receive queues and queue pairs. `transitions`: their
+//!   states, and their end. `regions`: memory regions.
 //! - `foreign`: polling and state transitions, for drivers that do not announce doorbells.
 
 pub(crate) mod create;
 pub(crate) mod foreign;
+mod open;
 pub(crate) mod regions;
+mod transitions;

@@ -170,7 +170,6 @@ impl Connection {
             let Some(taking) = self.open.take() else {
                 return qp.break_down(hca);
             };
-            qp.taken.account(taking);
             fail_receive(hca, qp, cq, taking, (syndrome as u8, vendor));
             qp.fail(hca);
         }

@@ -407,7 +407,6 @@ pub(crate) fn flush(hca: &Hca, state: &mut State, index: usize) {
     if let (Some(taking), Some(Some(cq))) =
         (connection.open.take(), cqs.get_mut(qp.recv_cq as usize))
     {
-        qp.taken.account(taking);
         fail_receive(hca, qp, cq, taking, (Syndrome::WorkRequestFlushed as u8, 0));
     }
 }

@@ -225,6 +225,12 @@ impl SoftQp {
         QpEntry::pack_identity(self.version, self.qpn, flags)
     }
 
+    /// Returns the counter up to which doorbells have announced WQEs.
+    pub(crate) fn announced(&self) -> u16 {
+        let last = self.in_flight.announced.back();
+        last.map_or(self.sq_limit, |last| last.end)
+    }
+
     /// Calls `f` with the WQE at `counter`, decoded.
     #[inline(always)]
     pub(crate) fn with_wqe<R>(

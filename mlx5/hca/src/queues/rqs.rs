@@ -3,7 +3,7 @@
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
 
-use crate::error::CreateError;
+use crate::error::{CreateError, exhausted};
 use crate::queues::mirror::Mirror;
 use crate::shared::arena::{PAGE, free_index};
 use crate::shared::layout::{LINKED, MAX_RQS, QUEUE_BYTES};
@@ -52,9 +52,8 @@ impl Hca {
         let State {
             rqs, queue_area, ..
         } = state;
-        let exhausted = |what, max| CreateError::Exhausted { what, max };
         let index = free_index(rqs, MAX_RQS, Option::is_none, || None)
-            .ok_or(exhausted("receive queue", MAX_RQS as u64))?;
+            .ok_or(exhausted("receive queue", MAX_RQS))?;
         let (entry, pop) = (
             &self.memory.control().rqs[index],
             &self.memory.lanes().pops[index],
@@ -63,7 +62,7 @@ impl Hca {
         commit(self.memory.lanes_memfd(), pop).map_err(memory_error("a receive queue"))?;
         let offset = queue_area
             .take(bytes)
-            .ok_or(exhausted("bytes for queues", QUEUE_BYTES as u64))?;
+            .ok_or(exhausted("bytes for queues", QUEUE_BYTES))?;
         let ring = &self.memory.control().queues[offset / 8..(offset + bytes) / 8];
         commit(self.memory.control_memfd(), ring).map_err(|e| {
             queue_area.give(offset, bytes);
@@ -83,7 +82,7 @@ impl Hca {
         pop.word.store(0, Ordering::Relaxed);
         entry.wqe_cnt.store(wqe_cnt, Ordering::Release);
         let Some(receives) = Receives::of(&self.memory, index as u32) else {
-            return Err(exhausted("receive queue", MAX_RQS as u64));
+            return Err(exhausted("receive queue", MAX_RQS));
         };
         let (taken, watch) = (Taken::new(wqe_cnt as u16), RqWatch::default());
         rqs[index] = Some(RqSlot {

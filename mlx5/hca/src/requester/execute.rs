@@ -60,13 +60,8 @@ fn rung_for_later(hca: &Hca, state: &mut State, index: usize) {
     let Some(Some(qp)) = state.queues.qps.get_mut(index) else {
         return;
     };
-    let from = qp
-        .in_flight
-        .announced
-        .back()
-        .map_or(qp.sq_limit, |last| last.end);
     if hca.strict {
-        buffers::remember(hca, qp, from, qp.sq.producer());
+        buffers::remember(hca, qp, qp.announced(), qp.sq.producer());
     }
     let sends = hca.timing.announce(
         qp,

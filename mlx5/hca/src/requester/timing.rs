@@ -53,11 +53,7 @@ impl Timing {
     ) -> u64 {
         let mut sends = 0;
         let producer = qp.sq.producer();
-        let mut counter = qp
-            .in_flight
-            .announced
-            .back()
-            .map_or(qp.sq_limit, |last| last.end);
+        let mut counter = qp.announced();
         match self {
             Self::Immediate => {}
             Self::Delay { ns } => {

@@ -113,9 +113,7 @@ fn deliver_other(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: &Message)
         qp.answered = qp.answered.wrapping_add(1);
         return atomics::answer(&hca.memory, qp.index, message.imm, (qp.access, qp.pd));
     }
-    if message.op_own != Message::op_own(CqeOpcode::ResponderError, false)
-        || !qp.taken.account(message.taking)
-    {
+    if message.op_own != Message::op_own(CqeOpcode::ResponderError, false) {
         return qp.break_down(hca);
     }
     let [raw_syndrome, vendor_syndrome, ..] = message.imm.to_le_bytes();
@@ -138,7 +136,7 @@ pub(crate) fn take_own_receive(qp: &SoftQp, rqs: &mut [Option<RqSlot>]) -> Optio
     pop().or_else(refreshed)
 }
 
-/// Writes the CQE of a receive that failed with a syndrome and a vendor syndrome.
+/// Accounts for a receive that failed, and writes its CQE with a syndrome and a vendor syndrome.
 pub(crate) fn fail_receive(
     hca: &Hca,
     qp: &mut SoftQp,
@@ -146,6 +144,9 @@ pub(crate) fn fail_receive(
     taking: Taking,
     (raw_syndrome, vendor_syndrome): (u8, u8),
 ) {
+    if !qp.taken.account(taking) {
+        return qp.break_down(hca);
+    }
     let wqe_counter = qp.receives.wqe_counter(taking);
     let cqe = ErrorCqe {
         raw_syndrome,

@@ -82,7 +82,6 @@ fn flush_receives(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>]) -> boo
         qp.flushed = qp.flushed.wrapping_add(1);
         let index = next as u16 & (qp.taken.wqes() as u16).wrapping_sub(1);
         let taking = Taking::new(next, index);
-        qp.taken.account(taking);
         if let Some(trace) = &hca.trace {
             trace.record(What::Flushed, qp.qpn, index, 0, 0);
         }
