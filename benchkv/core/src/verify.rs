@@ -12,76 +12,16 @@
 //! 4. a client's private key reads back as the last acknowledged write;
 //! 5. every byte after the first 8 is that of the pattern.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
-use thiserror::Error;
 
 use crate::message::Outcome;
-use crate::workload::{Access, PRIVATE_KEYS};
+use crate::workload::{Access, AccessKind, PRIVATE_KEYS};
 
 /// Sequence numbers remembered per client for check 3, for each access of its pattern: 8 MiB in a
 /// real-time job. If there are more keys times writers than this, only the first keys are judged.
 const REMEMBERED: usize = 16;
-
-/// A result that a sound system cannot return. Keys are those of the named rank.
-#[derive(Debug, Clone, PartialEq, Eq, Error, Serialize, Deserialize)]
-#[allow(missing_docs, reason = "the messages say what the fields are")]
-pub enum VerifyFailure {
-    #[error(
-        "rank {rank} key {key}: value {value:#018x} was written for another key, or is corrupt"
-    )]
-    WrongKey { rank: u16, key: u64, value: u64 },
-    #[error(
-        "rank {rank} key {key}: value {value:#018x} names writer {writer}, but there are {writers}"
-    )]
-    UnknownWriter {
-        rank: u16,
-        key: u64,
-        value: u64,
-        writer: u16,
-        writers: usize,
-    },
-    #[error(
-        "rank {rank} key {key}: write {sequence} of writer {writer} was read after its write {newer}"
-    )]
-    Backwards {
-        rank: u16,
-        key: u64,
-        writer: u16,
-        sequence: u32,
-        newer: u32,
-    },
-    #[error("rank {rank} key {key}: not found, though it had been, or was written before the job")]
-    Vanished { rank: u16, key: u64 },
-    #[error("rank {rank} private key {key}: {} instead of the acknowledged {expected:#018x}", read_text(*found))]
-    LostWrite {
-        rank: u16,
-        key: u64,
-        expected: u64,
-        found: Option<u64>,
-    },
-    #[error(
-        "rank {rank} key {key}: byte {at} of value {value:#018x} is {found:#04x} and not {expected:#04x}"
-    )]
-    WrongByte {
-        rank: u16,
-        key: u64,
-        value: u64,
-        at: usize,
-        found: u8,
-        expected: u8,
-    },
-    #[error("write {sequence} of writer {writer} was read, but it issued only {issued}")]
-    NeverIssued {
-        writer: usize,
-        sequence: u32,
-        issued: u32,
-    },
-}
-
-/// Returns the value that a read found, in words.
-fn read_text(found: Option<u64>) -> String {
-    found.map_or_else(|| "nothing".to_owned(), |value| format!("{value:#018x}"))
-}
 
 /// A value and its parts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -205,7 +145,7 @@ pub struct Verifier {
     private: [Private; PRIVATE_KEYS],
     highest: Vec<u32>,
     failures: u64,
-    first: Option<VerifyFailure>,
+    first: Option<String>,
 }
 
 /// The findings of a [`Verifier`].
@@ -213,8 +153,8 @@ pub struct Verifier {
 pub struct Verdict {
     /// Number of failed checks.
     pub failures: u64,
-    /// The first failure.
-    pub first: Option<VerifyFailure>,
+    /// The first failure, in words. Keys are those of the named rank.
+    pub first: Option<String>,
     /// Number of sequence numbers that this client issued: `1..=issued`.
     pub issued: u32,
     /// The highest sequence number read of each writer.
@@ -302,30 +242,26 @@ impl Verifier {
         if sequence > seen.sequence {
             *seen = Seen { sequence, at: now };
         } else if sequence < seen.sequence && is_before(seen.at, moment) {
-            let rank = access.rank;
-            let key = access.key;
             let newer = seen.sequence;
-            self.fail(VerifyFailure::Backwards {
-                rank,
-                key,
-                writer,
-                sequence,
-                newer,
-            });
+            self.fail(
+                access,
+                format_args!(
+                    "write {sequence} of writer {writer} was read after its write {newer}"
+                ),
+            );
         }
     }
 
     /// Judges the bytes after the first 8 of a `value` that was read.
     pub fn judge_tail(&mut self, access: &Access, value: u64, tail: &[u8]) {
         if let Some((at, found, expected)) = wrong_byte(value, tail) {
-            self.fail(VerifyFailure::WrongByte {
-                rank: access.rank,
-                key: access.key,
-                value,
-                at: 8 + at,
-                found,
-                expected,
-            });
+            let at = 8 + at;
+            self.fail(
+                access,
+                format_args!(
+                    "byte {at} of value {value:#018x} is {found:#04x} and not {expected:#04x}"
+                ),
+            );
         }
     }
 
@@ -360,12 +296,12 @@ impl Verifier {
                 Some(Outcome::GetOk { .. } | Outcome::NotFound),
             ) => {
                 if found != Some(expected) {
-                    self.fail(VerifyFailure::LostWrite {
-                        rank: access.rank,
-                        key: access.key,
-                        expected,
-                        found,
-                    });
+                    let found = found.map(|value| format!("{value:#018x}"));
+                    let found = found.unwrap_or_else(|| "nothing".to_owned());
+                    self.fail(
+                        access,
+                        format_args!("{found} instead of the acknowledged {expected:#018x}"),
+                    );
                 }
                 Private::Unknown
             }
@@ -387,22 +323,20 @@ impl Verifier {
 
     /// Does the checks 1 and 2.
     fn judge_origin(&mut self, access: &Access, value: u64) -> Option<Stamp> {
-        let rank = access.rank;
-        let key = access.key;
         let stamp = Stamp::unpack(value);
-        if stamp.hash != hash16(rank, key) {
-            self.fail(VerifyFailure::WrongKey { rank, key, value });
+        if stamp.hash != hash16(access.rank, access.key) {
+            self.fail(
+                access,
+                format_args!("value {value:#018x} was written for another key, or is corrupt"),
+            );
             return None;
         }
         let Some(highest) = self.highest.get_mut(usize::from(stamp.writer)) else {
             let (writer, writers) = (stamp.writer, self.writers);
-            self.fail(VerifyFailure::UnknownWriter {
-                rank,
-                key,
-                value,
-                writer,
-                writers,
-            });
+            self.fail(
+                access,
+                format_args!("value {value:#018x} names writer {writer}, but there are {writers}"),
+            );
             return None;
         };
         *highest = stamp.sequence.max(*highest);
@@ -412,10 +346,10 @@ impl Verifier {
     fn judge_absence(&mut self, access: &Access, moment: u32) {
         if let Some(Some(found_at)) = self.found_at.get(access.slot as usize) {
             if is_before(*found_at, moment) {
-                self.fail(VerifyFailure::Vanished {
-                    rank: access.rank,
-                    key: access.key,
-                });
+                self.fail(
+                    access,
+                    format_args!("not found, though it had been, or was written before the job"),
+                );
             }
         }
     }
@@ -426,9 +360,20 @@ impl Verifier {
         }
     }
 
-    fn fail(&mut self, failure: VerifyFailure) {
+    /// Notes a result that a sound system cannot return.
+    #[cold]
+    fn fail(&mut self, access: &Access, what: fmt::Arguments<'_>) {
         self.failures += 1;
-        self.first.get_or_insert(failure);
+        let Access {
+            rank, key, kind, ..
+        } = access;
+        let private = if *kind == AccessKind::Private {
+            " private"
+        } else {
+            ""
+        };
+        self.first
+            .get_or_insert_with(|| format!("rank {rank}{private} key {key}: {what}"));
     }
 }
 
@@ -438,19 +383,14 @@ const fn is_before(a: u32, b: u32) -> bool {
     (b.wrapping_sub(a) as i32) > 0
 }
 
-/// Does check 2 over all ranks. Returns a failure for each of the `highest` numbers read that was
-/// never issued. Both slices are indexed by writer.
-pub fn never_issued<'a>(
-    highest: &'a [u32],
-    issued: &'a [u32],
-) -> impl Iterator<Item = VerifyFailure> + 'a {
+/// Does check 2 over all ranks. Returns a failure, in words, for each of the `highest` numbers read
+/// that was never issued. Both slices are indexed by writer.
+pub fn never_issued(highest: &[u32], issued: &[u32]) -> impl Iterator<Item = String> {
     let pairs = highest.iter().zip(issued).enumerate();
     pairs
         .filter(|(_, (read, issued))| read > issued)
-        .map(|(writer, (sequence, issued))| VerifyFailure::NeverIssued {
-            writer,
-            sequence: *sequence,
-            issued: *issued,
+        .map(|(writer, (read, issued))| {
+            format!("write {read} of writer {writer} was read, but it issued only {issued}")
         })
 }
 
@@ -508,22 +448,19 @@ mod tests {
         assert_eq!(verdict.highest, [2, 9]);
     }
 
+    const VANISHED: &str =
+        "rank 1 key 42: not found, though it had been, or was written before the job";
+
     #[test]
     fn any_flipped_bit_of_the_hash_is_caught() {
         for bit in 0..16 {
             let mut verifier = reader();
             read(&mut verifier, Some(value(1, 7) ^ 1 << bit));
-            assert!(
-                matches!(
-                    verifier.verdict().first,
-                    Some(VerifyFailure::WrongKey {
-                        rank: 1,
-                        key: 42,
-                        ..
-                    })
-                ),
-                "bit {bit}"
+            let found = value(1, 7) ^ 1 << bit;
+            let expected = format!(
+                "rank 1 key 42: value {found:#018x} was written for another key, or is corrupt"
             );
+            assert_eq!(verifier.verdict().first, Some(expected), "bit {bit}");
         }
     }
 
@@ -539,14 +476,11 @@ mod tests {
     fn a_writer_that_does_not_exist_is_caught() {
         let mut verifier = reader();
         read(&mut verifier, Some(value(2, 1)));
-        assert!(matches!(
-            verifier.verdict().first,
-            Some(VerifyFailure::UnknownWriter {
-                writer: 2,
-                writers: 2,
-                ..
-            })
-        ));
+        let first = verifier.verdict().first.unwrap();
+        assert!(
+            first.ends_with(" names writer 2, but there are 2"),
+            "{first}"
+        );
     }
 
     #[test]
@@ -556,14 +490,10 @@ mod tests {
         for found in [value(1, 5), value(0, 8), value(1, 4)] {
             read(&mut verifier, Some(found));
         }
-        let expected = VerifyFailure::Backwards {
-            rank: 1,
-            key: 42,
-            writer: 1,
-            sequence: 4,
-            newer: 5,
-        };
-        assert_eq!(verifier.verdict().first, Some(expected));
+        assert_eq!(
+            verifier.verdict().first.unwrap(),
+            "rank 1 key 42: write 4 of writer 1 was read after its write 5"
+        );
     }
 
     #[test]
@@ -582,10 +512,7 @@ mod tests {
         let mut verifier = reader();
         read(&mut verifier, Some(value(1, 1)));
         read(&mut verifier, None);
-        assert_eq!(
-            verifier.verdict().first,
-            Some(VerifyFailure::Vanished { rank: 1, key: 42 })
-        );
+        assert_eq!(verifier.verdict().first.unwrap(), VANISHED);
     }
 
     #[test]
@@ -597,25 +524,13 @@ mod tests {
         }
         assert_eq!(verifier.failures, 0);
         read(&mut verifier, Some(first));
-        assert!(
-            matches!(
-                verifier.first,
-                Some(VerifyFailure::Backwards {
-                    writer: 0,
-                    sequence: 0,
-                    newer: 1,
-                    ..
-                })
-            ),
-            "{:?}",
-            verifier.first
+        assert_eq!(
+            verifier.verdict().first.unwrap(),
+            "rank 1 key 42: write 0 of writer 0 was read after its write 1"
         );
         let mut verifier = reader().of_filled_stores();
         read(&mut verifier, None);
-        assert_eq!(
-            verifier.verdict().first,
-            Some(VerifyFailure::Vanished { rank: 1, key: 42 })
-        );
+        assert_eq!(verifier.verdict().first.unwrap(), VANISHED);
     }
 
     #[test]
@@ -624,11 +539,7 @@ mod tests {
         let found: Vec<_> = never_issued(&[3, 5], &[3, 4]).collect();
         assert_eq!(
             found,
-            [VerifyFailure::NeverIssued {
-                writer: 1,
-                sequence: 5,
-                issued: 4
-            }]
+            ["write 5 of writer 1 was read, but it issued only 4"]
         );
     }
 
@@ -660,19 +571,14 @@ mod tests {
             verifier.begin_private(&PRIVATE);
             verifier.end_private(&PRIVATE, Some(wrong));
             let failure = verifier.verdict().first.unwrap();
-            assert!(
-                matches!(failure, VerifyFailure::LostWrite { .. }),
-                "{wrong:?}"
-            );
+            assert!(failure.starts_with("rank 1 private key "), "{failure}");
             let read = if wrong == Outcome::NotFound {
                 "nothing"
             } else {
                 "0x0000000000000001"
             };
             assert!(
-                failure
-                    .to_string()
-                    .contains(&format!(": {read} instead of the acknowledged 0x")),
+                failure.contains(&format!(": {read} instead of the acknowledged 0x")),
                 "{failure}"
             );
         }
@@ -708,14 +614,10 @@ mod tests {
                 let (found, expected) = (other[at], tail[at]);
                 assert_eq!(
                     judge(&other),
-                    Some(VerifyFailure::WrongByte {
-                        rank: 1,
-                        key: 42,
-                        value,
-                        at: 8 + at,
-                        found,
-                        expected
-                    })
+                    Some(format!(
+                        "rank 1 key 42: byte {} of value {value:#018x} is {found:#04x} and not {expected:#04x}",
+                        8 + at
+                    ))
                 );
             }
         }

@@ -7,7 +7,6 @@ use super::simulated::*;
 use crate::job::{Job, Sizes};
 use crate::tests::{self as testing, Scratch, topology};
 use crate::topology::{Backend, Carrier};
-use crate::verify::VerifyFailure;
 use crate::workload::Workload;
 
 mod swarm;
@@ -212,12 +211,9 @@ fn one_wrong_bit_at_the_end_of_a_value_is_noticed() {
             .map(|verdict| (verdict.failures, verdict.first))
             .filter(|(failures, _)| *failures > 0)
             .collect();
-        assert!(
-            matches!(
-                first[..],
-                [(1, Some(VerifyFailure::WrongByte { at: 1000, .. }))]
-            ),
-            "{first:?}"
-        );
+        let [(1, Some(what))] = &first[..] else {
+            panic!("{first:?}")
+        };
+        assert!(what.contains(": byte 1000 of value "), "{what}");
     }
 }
