@@ -6,7 +6,7 @@
 //! without work rests until a neighbour or its device has work for it. It notices the work at the
 //! time at which a polling loop would notice it; a rest counts as the empty rounds of that loop.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::task::Waker;
@@ -15,17 +15,17 @@ use std::time::Duration;
 use copyrpc_shm::clock::Clock;
 use copyrpc_shm::dir::Dir;
 use copyrpc_shm::wait::WaitStrategy;
-use mlx5::{Bell, Device, DeviceSpec, Rule, Simulation, SoftOptions};
+use mlx5::{Device, DeviceSpec, Rule, Simulation, SoftOptions};
 use serde::{Deserialize, Serialize};
 
-use super::cluster::{Cluster, Rank};
+use super::cluster::Cluster;
 use super::threads::{Handle, Shared, Thread, Turns};
 pub use super::world::{Change, Cpu, Event, SimulationError, Turn, World};
 use crate::activity::WorkerReport;
 use crate::backend::daemon::KvDaemon;
 use crate::backend::paths::ClientPaths;
 use crate::backend::plan::Site;
-use crate::backend::{BackendError, Daemon, Endpoints, OrSetup};
+use crate::backend::{Daemon, Endpoints, OrSetup};
 use crate::client::{Client, ClientReport};
 use crate::job::Job;
 use crate::phase::Phase;
@@ -65,21 +65,21 @@ pub struct Simulated {
     ranks: Vec<Threads>,
     /// Wakers of all actors, called when the phase changes.
     wakers: Vec<Waker>,
-    /// Device of each rank.
-    devices: Vec<Device>,
     /// Maximum time for which a client has nothing due, in a job with a number of operations.
     ops_pause: Option<Duration>,
     /// Changes to come, the next one last.
     events: Vec<Event>,
-    /// Whether the host of each rank lost power, or a thread of the rank failed.
-    is_dead: Vec<bool>,
     /// Whether a failure ends the job.
     is_strict_about_failures: bool,
 }
 
+/// The threads of a rank.
 struct Threads {
     daemons: Vec<Rc<RefCell<Thread<KvDaemon>>>>,
     clients: Vec<Rc<RefCell<Thread<Client<ClientPaths>>>>>,
+    device: Device,
+    /// Whether its host lost power, or one of its threads failed.
+    is_dead: bool,
 }
 
 impl std::fmt::Debug for Simulated {
@@ -97,7 +97,7 @@ impl Simulated {
     /// # Errors
     /// [`SimulationError::Setup`].
     pub fn new(job: &Job, world: &World) -> Result<Self, SimulationError> {
-        let mut simulation = Simulation::new(world.nic);
+        let simulation = Simulation::new(world.nic);
         let options = SoftOptions {
             arena_bytes: ARENA_BYTES,
             strict: world.strict,
@@ -123,41 +123,6 @@ impl Simulated {
             ))
         };
         let cluster = Cluster::on(job, open).map_err(SimulationError::Setup)?;
-        let shared = Rc::new(Shared::new(world));
-        let (bell, mut wakers) = (simulation.bell(), Vec::new());
-        let mut ranks = Vec::with_capacity(devices.len());
-        for ((number, rank), device) in cluster.ranks.into_iter().enumerate().zip(&devices) {
-            let Rank { daemons, clients } = rank;
-            let mut spawner = Spawner {
-                simulation: &mut simulation,
-                bell: &bell,
-                device,
-                shared: &shared,
-                runs: job.runs,
-                rank: number,
-                wakers: &mut wakers,
-            };
-            let series = |daemon| {
-                world.trace_interval.map(|interval| {
-                    Recorder::new(
-                        interval,
-                        WaitStrategy::Busy,
-                        job.topology.asks(number, daemon),
-                    )
-                })
-            };
-            let daemons = daemons
-                .into_iter()
-                .enumerate()
-                .map(|(number, daemon)| spawner.spawn(number, daemon, series(number)))
-                .collect::<Result<_, _>>()?;
-            let clients = clients
-                .into_iter()
-                .enumerate()
-                .map(|(number, client)| spawner.spawn(number, client, None))
-                .collect::<Result<_, _>>()?;
-            ranks.push(Threads { daemons, clients });
-        }
         let killed = world.faults.killed.map(|at| Event {
             at_ns: at.at_ns,
             change: Change::Kill(at.rank),
@@ -167,23 +132,75 @@ impl Simulated {
             .chain(world.events.iter().copied())
             .collect();
         events.sort_by_key(|event| std::cmp::Reverse(event.at_ns));
-        let is_dead = vec![false; devices.len()];
         let ops_pause = job.ops.and_then(|_| {
             (0..job.topology.ranks)
                 .map(|rank| job.longest_pause(rank))
                 .max()
         });
-        Ok(Self {
+        let mut simulated = Self {
             simulation,
-            shared,
-            ranks,
-            wakers,
-            devices,
+            shared: Rc::new(Shared {
+                phase: Cell::new(Phase::Ready),
+                failures: RefCell::default(),
+                world: world.clone(),
+            }),
+            ranks: Vec::with_capacity(devices.len()),
+            wakers: Vec::new(),
             ops_pause,
             events,
-            is_dead,
             is_strict_about_failures: true,
-        })
+        };
+        for ((rank, workers), device) in cluster.ranks.into_iter().enumerate().zip(devices) {
+            let mut threads = Threads {
+                daemons: Vec::new(),
+                clients: Vec::new(),
+                device,
+                is_dead: false,
+            };
+            for (number, daemon) in workers.daemons.into_iter().enumerate() {
+                let asks = || job.topology.asks(rank, number);
+                let series = world
+                    .trace_interval
+                    .map(|interval| Recorder::new(interval, WaitStrategy::Busy, asks()));
+                let mut thread = Thread::new(daemon, &simulated.shared, job.runs, (rank, number));
+                thread.series = series;
+                threads
+                    .daemons
+                    .push(simulated.spawn(thread, &threads.device)?);
+            }
+            for (number, client) in workers.clients.into_iter().enumerate() {
+                let thread = Thread::new(client, &simulated.shared, job.runs, (rank, number));
+                threads
+                    .clients
+                    .push(simulated.spawn(thread, &threads.device)?);
+            }
+            simulated.ranks.push(threads);
+        }
+        Ok(simulated)
+    }
+
+    /// Makes a thread an actor, with the device of its rank.
+    fn spawn<W: Turns + 'static>(
+        &mut self,
+        mut thread: Thread<W>,
+        device: &Device,
+    ) -> Result<Rc<RefCell<Thread<W>>>, SimulationError> {
+        thread.hca = device.soft().cloned();
+        let devices: &[&dyn mlx5::Simulated] = if thread.worker.restful().remote().is_some() {
+            &[device]
+        } else {
+            &[]
+        };
+        let thread = Rc::new(RefCell::new(thread));
+        let actor = self
+            .simulation
+            .spawn(devices, Handle(Rc::clone(&thread)))
+            .or_setup("an actor of the simulation")
+            .map_err(SimulationError::Setup)?;
+        let waker = self.simulation.bell().waker(actor);
+        thread.borrow_mut().waker = waker.clone();
+        self.wakers.push(waker);
+        Ok(thread)
     }
 
     /// Runs the warm-up, then `runs` windows of `window`, then a drain. Returns the reports of the
@@ -193,21 +210,14 @@ impl Simulated {
     /// # Errors
     /// The first failure of a daemon or client.
     pub fn run(
-        mut self,
+        self,
         warmup: Duration,
         window: Duration,
         runs: usize,
     ) -> Result<(Vec<RankOutcome>, Summary), SimulationError> {
-        self.is_strict_about_failures = true;
-        let Ended {
-            ranks,
-            summary,
-            failures,
-        } = self.run_through(warmup, window, runs);
-        failures
-            .into_iter()
-            .next()
-            .map_or(Ok((ranks, summary)), Err)
+        let ended = self.run_through(warmup, window, runs);
+        let failure = ended.failures.into_iter().next();
+        failure.map_or(Ok((ended.ranks, ended.summary)), Err)
     }
 
     /// Runs the same to the end, despite failures: a rank dies with its first thread that fails, as
@@ -230,15 +240,14 @@ impl Simulated {
         self.pass(Phase::GiveUp, LOOK);
         self.abort();
         let now_ns = self.simulation.now_ns();
-        let broken = |device: &Device| {
-            device
-                .soft()
-                .map_or_else(Vec::new, |hca| hca.take_violations())
+        let broken = |rank: &Threads| {
+            let hca = rank.device.soft();
+            hca.map_or_else(Vec::new, |hca| hca.take_violations())
         };
         // copyrpc reuses space that its peer has reported as consumed: S5 of its protocol says why
         // it may.
         let broken = self
-            .devices
+            .ranks
             .iter()
             .flat_map(broken)
             .filter(|violation| violation.rule != Rule::SourceChanged);
@@ -257,8 +266,7 @@ impl Simulated {
         let ranks = self
             .ranks
             .into_iter()
-            .zip(self.is_dead)
-            .map(|(threads, is_dead)| threads.outcome(now_ns, is_dead))
+            .map(|threads| threads.outcome(now_ns))
             .collect();
         Ended {
             ranks,
@@ -267,7 +275,6 @@ impl Simulated {
         }
     }
 
-    /// Returns the outcomes of the ranks.
     fn has_failed(&self) -> bool {
         self.is_strict_about_failures && !self.shared.failures.borrow().is_empty()
     }
@@ -338,16 +345,13 @@ impl Simulated {
     }
 
     fn has_drained(&self) -> bool {
-        let mut alive = self
-            .ranks
-            .iter()
-            .zip(&self.is_dead)
-            .filter(|(_, is_dead)| !**is_dead);
-        alive.all(|(rank, _)| {
-            rank.clients
-                .iter()
-                .all(|client| client.borrow().has_drained)
-        })
+        let mut clients = self.alive().flat_map(|(_, rank)| &rank.clients);
+        clients.all(|client| client.borrow().has_drained)
+    }
+
+    fn alive(&self) -> impl Iterator<Item = (usize, &Threads)> {
+        let ranks = self.ranks.iter().enumerate();
+        ranks.filter(|(_, rank)| !rank.is_dead)
     }
 
     fn change(&mut self, change: Change) {
@@ -358,15 +362,10 @@ impl Simulated {
                 daemons.for_each(|daemon| daemon.borrow_mut().worker.act_on_policies(act));
             }
             Change::Load { clients, depth } => {
-                for (number, client) in self
-                    .ranks
-                    .iter()
-                    .flat_map(|rank| rank.clients.iter().enumerate())
-                {
-                    client
-                        .borrow_mut()
-                        .worker
-                        .set_queue_depth(if number < clients { depth } else { 0 });
+                let all = self.ranks.iter();
+                for (number, client) in all.flat_map(|rank| rank.clients.iter().enumerate()) {
+                    let depth = if number < clients { depth } else { 0 };
+                    client.borrow_mut().worker.set_queue_depth(depth);
                 }
             }
         }
@@ -375,16 +374,11 @@ impl Simulated {
 
     /// Cuts the power of the host of a rank.
     fn kill(&mut self, rank: usize) {
-        let (Some(threads), Some(device), Some(is_dead)) = (
-            self.ranks.get(rank),
-            self.devices.get(rank),
-            self.is_dead.get_mut(rank),
-        ) else {
-            return;
-        };
-        *is_dead = true;
-        threads.end();
-        self.simulation.kill(device);
+        let rank = self.ranks.get_mut(rank);
+        if let Some(rank) = rank.filter(|rank| !rank.is_dead) {
+            rank.end();
+            self.simulation.kill(&rank.device);
+        }
     }
 
     /// Ends the ranks whose threads have failed.
@@ -400,29 +394,19 @@ impl Simulated {
             .iter()
             .filter_map(failed)
             .collect();
-        for rank in failed {
-            if !self.is_dead[rank] {
-                self.kill(rank);
-            }
-        }
+        failed.into_iter().for_each(|rank| self.kill(rank));
     }
 
     /// Returns the resources that healthy ranks still hold at the end.
     fn left(&self) -> Vec<String> {
         let mut left = Vec::new();
         let mut used: HashMap<(Peer, Peer), [u64; 2]> = HashMap::new();
-        let well = self
-            .ranks
-            .iter()
-            .zip(&self.is_dead)
-            .enumerate()
-            .filter(|(_, (_, is_dead))| !**is_dead);
-        for (rank, (Threads { daemons, clients }, _)) in well {
+        for (rank, threads) in self.alive() {
             let mut note = |worker, credit: Vec<(Peer, [u64; 2])>| {
                 let own = Peer { rank, worker };
                 used.extend(credit.into_iter().map(|(peer, used)| ((own, peer), used)));
             };
-            for (number, daemon) in daemons.iter().enumerate() {
+            for (number, daemon) in threads.daemons.iter().enumerate() {
                 let daemon = &mut daemon.borrow_mut().worker;
                 note(Worker::Daemon(number), daemon.credit_used());
                 let Sample {
@@ -437,13 +421,10 @@ impl Simulated {
                     ));
                 }
             }
-            let paths = |client: &Rc<RefCell<Thread<Client<ClientPaths>>>>| {
-                client.borrow_mut().worker.paths_mut().credit_used()
-            };
-            clients
-                .iter()
-                .enumerate()
-                .for_each(|(number, client)| note(Worker::Client(number), paths(client)));
+            for (number, client) in threads.clients.iter().enumerate() {
+                let paths = client.borrow_mut().worker.paths_mut().credit_used();
+                note(Worker::Client(number), paths);
+            }
         }
         // Where both ends live: one end has paid as much credit as the other gave back.
         let lost = used.iter().filter_map(|((from, to), [paid, _])| {
@@ -459,13 +440,16 @@ impl Simulated {
     }
 
     fn abort(&self) {
-        for Threads { daemons, clients } in &self.ranks {
-            daemons
-                .iter()
-                .for_each(|daemon| daemon.borrow_mut().worker.abort());
-            clients
-                .iter()
-                .for_each(|client| client.borrow_mut().worker.paths_mut().abort());
+        for Threads {
+            daemons, clients, ..
+        } in &self.ranks
+        {
+            for daemon in daemons {
+                daemon.borrow_mut().worker.abort();
+            }
+            for client in clients {
+                client.borrow_mut().worker.paths_mut().abort();
+            }
         }
     }
 }
@@ -496,63 +480,19 @@ pub struct Summary {
     pub violations: Vec<String>,
 }
 
-struct Spawner<'a> {
-    simulation: &'a mut Simulation<'static>,
-    bell: &'a Bell,
-    device: &'a Device,
-    shared: &'a Rc<Shared>,
-    runs: usize,
-    rank: usize,
-    wakers: &'a mut Vec<Waker>,
-}
-
-impl Spawner<'_> {
-    fn spawn<W>(
-        &mut self,
-        number: usize,
-        worker: W,
-        series: Option<Recorder>,
-    ) -> Result<Rc<RefCell<Thread<W>>>, SimulationError>
-    where
-        W: Turns + 'static,
-    {
-        let mut thread = Thread::new(
-            worker,
-            self.device.soft(),
-            self.shared,
-            self.runs,
-            (self.rank, number),
-            series,
-        );
-        let devices: &[&dyn mlx5::Simulated] = if thread.worker.restful().remote().is_some() {
-            &[self.device]
-        } else {
-            &[]
-        };
-        let thread = Rc::new(RefCell::new(thread));
-        let actor = self.simulation.spawn(devices, Handle(Rc::clone(&thread)));
-        let actor = actor.map_err(|e| {
-            SimulationError::Setup(BackendError::setup("an actor of the simulation", e))
-        })?;
-        let waker = self.bell.waker(actor);
-        thread.borrow_mut().waker = waker.clone();
-        self.wakers.push(waker);
-        Ok(thread)
-    }
-}
-
 impl Threads {
     /// Takes the threads apart; none of them takes another turn.
-    fn end(&self) {
-        self.daemons
-            .iter()
-            .for_each(|daemon| daemon.borrow_mut().is_over = true);
-        self.clients
-            .iter()
-            .for_each(|client| client.borrow_mut().is_over = true);
+    fn end(&mut self) {
+        self.is_dead = true;
+        for daemon in &self.daemons {
+            daemon.borrow_mut().is_over = true;
+        }
+        for client in &self.clients {
+            client.borrow_mut().is_over = true;
+        }
     }
 
-    fn outcome(self, now_ns: u64, is_dead: bool) -> RankOutcome {
+    fn outcome(self, now_ns: u64) -> RankOutcome {
         let (mut series, mut stores) = (Vec::new(), Vec::new());
         let daemon = |thread: Rc<RefCell<Thread<KvDaemon>>>| {
             let Thread {
@@ -586,7 +526,7 @@ impl Threads {
             daemons,
             series,
             stores,
-            is_dead,
+            is_dead: self.is_dead,
         }
     }
 }

@@ -10,7 +10,6 @@ use fastrand::Rng;
 use mlx5::hca::Hca;
 use mlx5::{Actor, Did};
 
-use super::faults::Faults;
 use super::world::{Cpu, SimulationError, Turn, World};
 use crate::activity::ActivityLog;
 use crate::backend::daemon::KvDaemon;
@@ -26,27 +25,7 @@ pub(super) struct Shared {
     pub(super) phase: Cell<Phase>,
     /// Failures, in the order of their occurrence.
     pub(super) failures: RefCell<Vec<SimulationError>>,
-    cpu: Cpu,
-    faults: Faults,
-    on_turn: Option<fn(&Turn<'_>)>,
-}
-
-impl Shared {
-    pub(super) fn new(world: &World) -> Self {
-        let World {
-            cpu,
-            faults,
-            on_turn,
-            ..
-        } = world.clone();
-        Self {
-            phase: Cell::new(Phase::Ready),
-            failures: RefCell::default(),
-            cpu,
-            faults,
-            on_turn,
-        }
-    }
+    pub(super) world: World,
 }
 
 /// The common part of a daemon and a client: the worker, its log, and its rest.
@@ -65,7 +44,7 @@ pub(super) struct Thread<W> {
     /// Begin of its rest.
     rests_since_ns: Option<u64>,
     /// The device of its rank, if it is simulated.
-    hca: Option<Rc<Hca>>,
+    pub(super) hca: Option<Rc<Hca>>,
     /// WRITEs and SENDs that a daemon posted when its rest began; the next round also takes their
     /// time.
     writes: u64,
@@ -95,25 +74,23 @@ pub(super) struct Handle<W>(pub(super) Rc<RefCell<Thread<W>>>);
 impl<W> Thread<W> {
     pub(super) fn new(
         worker: W,
-        hca: Option<&Rc<Hca>>,
         shared: &Rc<Shared>,
         runs: usize,
         (rank, number): (usize, usize),
-        series: Option<Recorder>,
     ) -> Self {
-        let faults = &shared.faults;
+        let World { cpu, faults, .. } = &shared.world;
         Self {
             worker,
             log: ActivityLog::new(runs, 0),
             waker: Waker::noop().clone(),
-            series,
+            series: None,
             has_drained: false,
             is_over: false,
-            cpu: shared.cpu.times(faults.slowness(rank)),
+            cpu: cpu.times(faults.slowness(rank)),
             lost: Rng::with_seed(faults.seed ^ (rank as u64) << 32 ^ number as u64),
             shared: Rc::clone(shared),
             rests_since_ns: None,
-            hca: hca.cloned(),
+            hca: None,
             writes: 0,
             moved: 0,
             rank,
@@ -152,7 +129,7 @@ impl<W> Thread<W> {
         now_ns: u64,
         round_ns: u64,
     ) -> Did {
-        let longest = if self.shared.faults.lost_permille > 0 {
+        let longest = if self.shared.world.faults.lost_permille > 0 {
             longest.min(DAEMON_SLEEP)
         } else {
             longest
@@ -176,7 +153,7 @@ impl<W: Turns> Thread<W> {
         if self.is_over {
             return Did::IdleUntil(None);
         }
-        if let Some(ns) = self.shared.faults.stop_ns(self.rank, now_ns) {
+        if let Some(ns) = self.shared.world.faults.stop_ns(self.rank, now_ns) {
             return Did::Cost(ns);
         }
         if let Some(ns) = self.wake(now_ns, W::round_ns(&self.cpu)) {
@@ -200,7 +177,7 @@ impl<W: Turns> Actor for Handle<W> {
     fn step(&mut self, now_ns: u64) -> Did {
         let thread = &mut *self.0.borrow_mut();
         let did = thread.turn(now_ns);
-        if let Some(tell) = thread.shared.on_turn {
+        if let Some(tell) = thread.shared.world.on_turn {
             tell(&Turn {
                 at_ns: now_ns,
                 rank: thread.rank,
@@ -214,14 +191,10 @@ impl<W: Turns> Actor for Handle<W> {
     }
 
     fn has_news(&mut self) -> bool {
-        let Thread {
-            worker,
-            shared,
-            lost,
-            ..
-        } = &mut *self.0.borrow_mut();
-        let permille = shared.faults.lost_permille;
-        worker.restful().has_news() && !(permille > 0 && lost.u16(..1000) < permille)
+        let thread = &mut *self.0.borrow_mut();
+        let permille = thread.shared.world.faults.lost_permille;
+        let is_lost = |thread: &mut Thread<W>| permille > 0 && thread.lost.u16(..1000) < permille;
+        thread.worker.restful().has_news() && !is_lost(thread)
     }
 
     fn notices_ns(&self, now_ns: u64, is_rung: bool) -> u64 {

@@ -50,27 +50,16 @@ impl Cpu {
     /// Returns the costs with their names on a command line. The last two are those of memory, and
     /// not of a core.
     pub const fn named(&mut self) -> [(&'static str, &mut u64); 9] {
-        let Self {
-            round_ns,
-            poll_ns,
-            message_ns,
-            completion_ns,
-            write_ns,
-            client_ns,
-            operation_ns,
-            line_ns,
-            stall_ns,
-        } = self;
         [
-            ("round", round_ns),
-            ("poll", poll_ns),
-            ("message", message_ns),
-            ("completion", completion_ns),
-            ("write", write_ns),
-            ("client", client_ns),
-            ("operation", operation_ns),
-            ("line", line_ns),
-            ("stall", stall_ns),
+            ("round", &mut self.round_ns),
+            ("poll", &mut self.poll_ns),
+            ("message", &mut self.message_ns),
+            ("completion", &mut self.completion_ns),
+            ("write", &mut self.write_ns),
+            ("client", &mut self.client_ns),
+            ("operation", &mut self.operation_ns),
+            ("line", &mut self.line_ns),
+            ("stall", &mut self.stall_ns),
         ]
     }
 
