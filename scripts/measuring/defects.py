@@ -64,12 +64,12 @@ DEFECTS = {
         "a daemon without room in a ring tries until there is some, and serves nobody",
         [
             (
-                f"{CORE}/backend/remote/mod.rs",
-                "        let whom = if backlog.is_empty() && link < self.open_links {\n            match each!(&mut self.links, links => links.send(link, &request, whom)) {",
-                "        let mut whom = whom;\n        let whom = if backlog.is_empty() && link < self.open_links {\n            loop {\n            match each!(&mut self.links, links => links.send(link, &request, whom)) {",
+                f"{CORE}/backend/backlog.rs",
+                "        let whom = if queue.is_empty() {\n            match send(&request, whom) {",
+                "        let mut whom = whom;\n        let whom = if queue.is_empty() {\n            loop {\n            match send(&request, whom) {",
             ),
             (
-                f"{CORE}/backend/remote/mod.rs",
+                f"{CORE}/backend/backlog.rs",
                 "                Err(SendError::Full(whom)) => whom,\n                Err(SendError::Down(error)) => return Err(error),\n            }\n        } else {",
                 "                Err(SendError::Full(again)) => whom = again,\n                Err(SendError::Down(error)) => return Err(error),\n            }\n            }\n        } else {",
             ),
@@ -77,7 +77,7 @@ DEFECTS = {
     ),
     "last-first": (
         "the youngest of the requests that wait for room goes first",
-        [(f"{CORE}/backend/remote/mod.rs", "while let Some((request, whom)) = backlog.pop_front() {", "while let Some((request, whom)) = backlog.pop_back() {")],
+        [(f"{CORE}/backend/backlog.rs", "while let Some((request, whom)) = queue.pop_front() {", "while let Some((request, whom)) = queue.pop_back() {")],
     ),
     "answers-in-order": (
         "an answer is taken for that of the oldest call, whichever it is of",

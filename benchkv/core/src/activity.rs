@@ -189,14 +189,15 @@ impl ActivityLog {
         ended.span_ns = now_ns.saturating_sub(self.since_ns);
         ended.transport = counters.as_ref().map(|now| now.since(self.before.as_ref()));
         self.total.add(&ended);
-        if let Phase::Window(run) = self.phase {
-            self.windows
-                .get_mut(usize::from(run))
-                .into_iter()
-                .for_each(|window| *window = ended.clone());
-        }
-        if self.phase == Phase::Ready {
-            self.load_ns = now_ns;
+        match self.phase {
+            Phase::Ready => self.load_ns = now_ns,
+            Phase::Window(run) => {
+                let window = self.windows.get_mut(usize::from(run));
+                window
+                    .into_iter()
+                    .for_each(|window| *window = ended.clone());
+            }
+            _ => {}
         }
         (self.phase, self.since_ns, self.before) = (phase, now_ns, counters);
     }
@@ -205,21 +206,12 @@ impl ActivityLog {
     #[must_use]
     pub fn report(mut self, now_ns: u64, endpoints: &mut impl Endpoints) -> WorkerReport {
         self.turn(Phase::Drain, now_ns, endpoints);
-        let [empty_loops, ..] = self.total.loops_by_messages;
-        let Self {
-            total: Activity {
-                loops, transport, ..
-            },
-            windows,
-            first_burst,
-            ..
-        } = self;
         WorkerReport {
-            loops,
-            empty_loops,
-            transport,
-            windows,
-            first_burst,
+            loops: self.total.loops,
+            empty_loops: self.total.loops_by_messages[0],
+            transport: self.total.transport,
+            windows: self.windows,
+            first_burst: self.first_burst,
             policy: None,
             trace: None,
         }
@@ -233,15 +225,11 @@ impl Activity {
         self.span_ns += other.span_ns;
         self.loops += other.loops;
         self.moved += other.moved;
-        self.loops_by_messages
-            .iter_mut()
-            .zip(other.loops_by_messages)
-            .for_each(|(sum, other)| *sum += other);
         self.cqes += other.cqes;
-        self.loops_by_cqes
-            .iter_mut()
-            .zip(other.loops_by_cqes)
-            .for_each(|(sum, other)| *sum += other);
+        for class in 0..5 {
+            self.loops_by_messages[class] += other.loops_by_messages[class];
+            self.loops_by_cqes[class] += other.loops_by_cqes[class];
+        }
         self.outstanding_ns += other.outstanding_ns;
         if other.outstanding_peak.outstanding > self.outstanding_peak.outstanding {
             self.outstanding_peak = other.outstanding_peak;

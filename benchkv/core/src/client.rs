@@ -434,42 +434,36 @@ impl Book {
         }
         let age_ns = self.age_ns(now_ns);
         let (from_ns, to_ns) = (self.window_from_ns, self.outstanding_ns);
+        let (due, backlog) = self.due(now_ns);
         if let Some(window) = self.window() {
             window.ended_ns = now_ns;
             window.carried_ns += age_ns;
             window.outstanding_ns = u128::from(to_ns.wrapping_sub(from_ns));
+            window.open_loop.due = due - window.open_loop.due;
+            window.open_loop.backlog = backlog;
         }
         self.window_from_ns = to_ns;
-        self.turn_open_loop(now_ns, |open_loop, due, backlog| {
-            open_loop.due = due - open_loop.due;
-            open_loop.backlog = backlog;
-        });
         self.phase = phase;
-        if let Some(schedule) = self.spec.schedule.as_mut().filter(|_| phase.is_loading()) {
+        let schedule = self.spec.schedule.as_mut();
+        if let Some(schedule) = schedule.filter(|_| phase.is_loading()) {
             schedule.begin(now_ns);
         }
+        let (due, _) = self.due(now_ns);
         if let Some(window) = self.window() {
             window.started_ns = now_ns;
             window.carried_ns -= age_ns;
+            // Until the window ends, the number that had been due before it.
+            window.open_loop.due = due;
         }
-        // Until the window ends, `due` is the number that had been due before it.
-        self.turn_open_loop(now_ns, |open_loop, due, _| open_loop.due = due);
     }
 
-    /// Notes at an edge of a window the number of operations due by then, and how many of them are
-    /// not issued.
-    fn turn_open_loop(&mut self, now_ns: u64, note: impl FnOnce(&mut OpenWindow, u64, u64)) {
-        let Some((due, backlog)) = self
-            .spec
-            .schedule
-            .as_ref()
-            .map(|schedule| (schedule.due(now_ns), schedule.backlog(now_ns)))
-        else {
-            return;
-        };
-        if let Some(window) = self.window() {
-            note(&mut window.open_loop, due, backlog);
-        }
+    /// Returns the number of operations due by now, and how many of them are not issued; 0 in a
+    /// closed loop.
+    fn due(&self, now_ns: u64) -> (u64, u64) {
+        let schedule = self.spec.schedule.as_ref();
+        schedule.map_or((0, 0), |schedule| {
+            (schedule.due(now_ns), schedule.backlog(now_ns))
+        })
     }
 
     /// Returns whether there is something to issue, and room for it.
@@ -522,29 +516,14 @@ impl Book {
         request: Request,
         operation: Operation,
     ) -> Result<bool, BackendError> {
-        let Operation {
-            access,
-            moment,
-            intended_ns,
-            issued_ns,
-            place,
-            kind,
-        } = operation;
-        let note = || Operation {
-            access,
-            moment,
-            intended_ns,
-            issued_ns,
-            place,
-            kind,
-        };
-        match paths.issue(request, note) {
+        let again = operation.again();
+        match paths.issue(request, operation) {
             Ok(()) => {
                 self.counts.issued += 1;
                 Ok(true)
             }
             Err(IssueError::Full) => {
-                self.refused = Some((note(), request));
+                self.refused = Some((again, request));
                 Ok(false)
             }
             Err(IssueError::Down(error)) => Err(*error),

@@ -36,18 +36,12 @@ macro_rules! counters {
 
 /// Figures by name, for things whose kinds have different figures. A figure that is null in a
 /// document is left out.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(
     from = "BTreeMap<String, Option<T>>",
     bound(deserialize = "T: Deserialize<'de>")
 )]
 pub struct Figures<T>(BTreeMap<String, T>);
-
-impl<T> Default for Figures<T> {
-    fn default() -> Self {
-        Self(BTreeMap::new())
-    }
-}
 
 impl<T> From<BTreeMap<String, Option<T>>> for Figures<T> {
     fn from(all: BTreeMap<String, Option<T>>) -> Self {

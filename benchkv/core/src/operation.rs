@@ -16,6 +16,14 @@ pub struct Operation {
     pub(crate) kind: Kind,
 }
 
+impl Operation {
+    /// Returns the note once more, for a path that refuses it.
+    #[inline(always)]
+    pub(crate) const fn again(&self) -> Self {
+        Self { ..*self }
+    }
+}
+
 #[cfg(test)]
 impl Operation {
     /// Makes an operation that its access distinguishes.

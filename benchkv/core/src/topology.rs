@@ -15,6 +15,7 @@
 //! for each message. Any carrier combines with any [`Backend`].
 
 use std::fmt;
+use std::ops::Range;
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
@@ -148,18 +149,12 @@ impl Topology {
 
     /// Returns the maximum number of connections between ranks of a thread.
     #[must_use]
-    pub const fn endpoints_of_a_thread(&self) -> usize {
-        let most = if self.daemons > self.clients {
-            self.daemons
-        } else {
-            self.clients
+    pub fn endpoints_of_a_thread(&self) -> usize {
+        let of_a_rank = match self.backend {
+            Backend::Direct => self.daemons.max(self.clients),
+            Backend::Meta | Backend::Delegation | Backend::Sharded => 1,
         };
-        (self.ranks - 1)
-            * if matches!(self.backend, Backend::Direct) {
-                most
-            } else {
-                1
-            }
+        (self.ranks - 1) * of_a_rank
     }
 
     /// Returns the number of shared rings of a rank, each served by the daemon of its number.
@@ -175,41 +170,29 @@ impl Topology {
     /// Returns the threads of other ranks to which `worker` of rank `rank` has an endpoint.
     #[must_use]
     pub fn peers_of(&self, rank: usize, worker: Worker) -> Vec<Peer> {
-        let others = (0..self.ranks).filter(|remote| *remote != rank);
-        let to_daemon = |number: usize| {
-            move |remote| Peer {
-                rank: remote,
-                worker: Worker::Daemon(number),
+        let far = |remote| -> (fn(usize) -> Worker, Range<usize>) {
+            match (self.backend, worker) {
+                (Backend::Meta | Backend::Delegation, Worker::Daemon(daemon)) => {
+                    // The same rule chooses the other end from the other side.
+                    let far_end = self.gateway(rank).unwrap_or(0);
+                    let count = usize::from(self.gateway(remote) == Some(daemon));
+                    (Worker::Daemon, far_end..far_end + count)
+                }
+                (Backend::Sharded, Worker::Daemon(daemon)) => (Worker::Daemon, daemon..daemon + 1),
+                (Backend::Direct, Worker::Daemon(_)) => (Worker::Client, 0..self.clients),
+                (Backend::Direct, Worker::Client(_)) => (Worker::Daemon, 0..self.daemons),
+                (_, Worker::Client(_)) => (Worker::Client, 0..0),
             }
         };
-        match (self.backend, worker) {
-            (Backend::Meta | Backend::Delegation, Worker::Daemon(daemon)) => {
-                // The same rule chooses the other end from the other side.
-                let far_end = self.gateway(rank).unwrap_or(0);
-                others
-                    .filter(|remote| self.gateway(*remote) == Some(daemon))
-                    .map(to_daemon(far_end))
-                    .collect()
-            }
-            (Backend::Sharded, Worker::Daemon(daemon)) => others.map(to_daemon(daemon)).collect(),
-            (Backend::Direct, Worker::Daemon(_)) => others
-                .flat_map(|remote| {
-                    (0..self.clients).map(move |client| Peer {
-                        rank: remote,
-                        worker: Worker::Client(client),
-                    })
-                })
-                .collect(),
-            (Backend::Direct, Worker::Client(_)) => others
-                .flat_map(|remote| {
-                    (0..self.daemons).map(move |daemon| Peer {
-                        rank: remote,
-                        worker: Worker::Daemon(daemon),
-                    })
-                })
-                .collect(),
-            (_, Worker::Client(_)) => Vec::new(),
-        }
+        let others = (0..self.ranks).filter(|remote| *remote != rank);
+        let peers = others.flat_map(|rank| {
+            let (worker, numbers) = far(rank);
+            numbers.map(move |number| Peer {
+                rank,
+                worker: worker(number),
+            })
+        });
+        peers.collect()
     }
 
     /// Returns the ranks that a daemon sends requests to, each through an endpoint, in the order of

@@ -11,7 +11,6 @@ use fastrand::Rng;
 use harness::range::{RangeError, decimal, range, whole};
 use harness::units;
 use serde::{Deserialize, Serialize};
-use thiserror::Error;
 
 use crate::store::Shard;
 use crate::values::{HEAD_BYTES, VALUE_BYTES};
@@ -46,17 +45,8 @@ pub enum Distribution {
     },
 }
 
-/// The text is not a distribution.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error(
-    "{given:?} is not a distribution; use uniform, zipfian, or zipfian:THETA with THETA above 0 and at most 10"
-)]
-pub struct DistributionSyntaxError {
-    given: String,
-}
-
 impl FromStr for Distribution {
-    type Err = DistributionSyntaxError;
+    type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let theta = match text.split_once(':') {
@@ -68,11 +58,9 @@ impl FromStr for Distribution {
                 .filter(|theta| *theta > 0.0 && *theta <= 10.0),
             _ => None,
         };
-        theta
-            .map(|theta| Self::Zipfian { theta })
-            .ok_or_else(|| DistributionSyntaxError {
-                given: text.to_owned(),
-            })
+        theta.map(|theta| Self::Zipfian { theta }).ok_or_else(|| {
+            format!("{text:?} is not a distribution; use uniform, zipfian, or zipfian:THETA with THETA above 0 and at most 10")
+        })
     }
 }
 

@@ -367,16 +367,12 @@ impl Sleeper for ChannelPaths {
 }
 
 impl Paths for ChannelPaths {
-    fn issue(
-        &mut self,
-        request: Request,
-        note: impl FnOnce() -> Operation,
-    ) -> Result<(), IssueError> {
+    fn issue(&mut self, request: Request, note: Operation) -> Result<(), IssueError> {
         let owner = (
             request.rank() as usize,
             owner_of(request.key(), self.shards),
         );
-        let _ = self.network[&owner].send((request, note(), self.reply_to.clone()));
+        let _ = self.network[&owner].send((request, note, self.reply_to.clone()));
         Ok(())
     }
 

@@ -57,15 +57,43 @@ enum Waiting {
     Remote(Incoming<Caller>, u32),
 }
 
-/// A daemon of a composed topology.
+/// The ends of a daemon's connections within the rank.
+#[derive(Debug)]
+struct Local {
+    clients: LocalServer,
+    ring: Option<RingServer>,
+    shards: Shards<Waiting>,
+}
+
+impl Local {
+    /// Passes an answer of another rank to its caller. `None`: the call failed.
+    #[inline(always)]
+    fn answer(&mut self, whom: Caller, response: Option<Response>) {
+        match (whom, &mut self.ring) {
+            (Caller::Ipc(token, _), _) => answer_client(&mut self.clients, token, response),
+            (Caller::Daemon(token, _), _) => {
+                let hop = response.map_or(Hop::Failed, Hop::Response);
+                answer_daemon(&mut self.shards, token, hop);
+            }
+            (Caller::Ring(token, _), Some(ring)) => answer_client(ring, token, response),
+            (Caller::Ring(..), None) => {}
+        }
+    }
+
+    fn sleepers(&mut self) -> impl Iterator<Item = &mut dyn Sleeper> {
+        let own = [&mut self.clients as &mut dyn Sleeper, &mut self.shards.node];
+        let ring = self.ring.as_mut().map(|ring| ring as &mut dyn Sleeper);
+        own.into_iter().chain(ring)
+    }
+}
+
+/// One daemon of a composed topology.
 #[derive(Debug)]
 pub struct KvDaemon {
     plan: RankPlan,
     daemon: usize,
     store: Shard,
-    clients: LocalServer,
-    ring: Option<RingServer>,
-    shards: Shards<Waiting>,
+    local: Local,
     remote: Option<Remote<Caller>>,
     /// The tail of a value on its way to or from another rank.
     tail: Vec<u8>,
@@ -113,9 +141,11 @@ impl KvDaemon {
         Ok(Self {
             daemon,
             store,
-            clients,
-            ring,
-            shards: Shards::new(node, topology.daemons),
+            local: Local {
+                clients,
+                ring,
+                shards: Shards::new(node, topology.daemons),
+            },
             remote: Remote::open(plan, Worker::Daemon(daemon), device)?,
             tail: vec![0; plan.values.tail_bytes()],
             places: if topology.passing_daemons() > 0 {
@@ -144,17 +174,9 @@ impl KvDaemon {
 
     /// Passes on the answers that are held. Returns their number.
     fn pass_held(&mut self) -> usize {
-        let Self {
-            held,
-            clients,
-            ring,
-            shards,
-            ..
-        } = self;
-        let passed = held.len();
-        held.drain(..).for_each(|(whom, response)| {
-            answer_caller(whom, response, clients, ring.as_mut(), shards)
-        });
+        let passed = self.held.len();
+        let held = self.held.drain(..);
+        held.for_each(|(whom, response)| self.local.answer(whom, response));
         passed
     }
 
@@ -197,65 +219,48 @@ impl KvDaemon {
     /// Passes on answers of other ranks to their callers, and serves requests of other ranks for
     /// this shard as they arrive, in rounds that take requests.
     fn take_messages(&mut self) -> Result<Round, BackendError> {
-        let Self {
-            remote: Some(remote),
-            daemon,
-            store,
-            plan,
-            clients,
-            ring,
-            shards,
-            held,
-            policy,
-            own_wait,
-            polls,
-            ..
-        } = self
-        else {
-            return Ok(Round::default());
-        };
         let mut round = Round::default();
-        let mut passed = 0;
-        let mut served = 0;
-        let permitted = policy.plan();
-        let mut room_to_hold = permitted.most_held.saturating_sub(held.len());
-        let serves = permitted.takes_requests && !*own_wait;
+        let Some(remote) = &mut self.remote else {
+            return Ok(round);
+        };
+        let (mut passed, mut served) = (0, 0);
+        let permitted = self.policy.plan();
+        let mut room_to_hold = permitted.most_held.saturating_sub(self.held.len());
+        let serves = permitted.takes_requests && !self.own_wait;
         let serve = |request: &Request, tail: &mut [u8]| {
-            let is_here = request.rank() as usize == plan.rank
-                && owner_of(request.key(), plan.topology.daemons) == *daemon;
-            *own_wait |= is_here && !serves;
+            let is_here = request.rank() as usize == self.plan.rank
+                && owner_of(request.key(), self.plan.topology.daemons) == self.daemon;
+            self.own_wait |= is_here && !serves;
             (serves && is_here).then(|| {
                 served += 1;
-                store.apply_with(request, || Tail::Bytes(tail))
+                self.store.apply_with(request, || Tail::Bytes(tail))
             })
         };
         let answer = |whom: Caller, response, tail: &[u8]| {
             if !tail.is_empty() {
-                plan.values.write(whom.place(), tail);
+                self.plan.values.write(whom.place(), tail);
             }
             if room_to_hold > 0 {
                 room_to_hold -= 1;
-                held.push((whom, response));
+                self.held.push((whom, response));
             } else {
                 passed += 1;
-                answer_caller(whom, response, clients, ring.as_mut(), shards);
+                self.local.answer(whom, response);
             }
         };
         let polled = remote.poll(answer, serve)?;
-        *polls += 1;
-        if polled.cqes == 0 && *polls <= permitted.extra_polls {
-            return Ok(Round {
-                is_part: true,
-                ..round
-            });
+        self.polls += 1;
+        if polled.cqes == 0 && self.polls <= permitted.extra_polls {
+            round.is_part = true;
+            return Ok(round);
         }
         (round.cqes, round.moved) = (polled.cqes, polled.answers + served);
         let found = Found {
-            polls: std::mem::take(polls),
+            polls: std::mem::take(&mut self.polls),
             passed,
-            held: held.len(),
+            held: self.held.len(),
         };
-        if policy.releases(found) {
+        if self.policy.releases(found) {
             // The answers that made a hold full passed before it.
             round.moved += passed + self.pass_held();
         }
@@ -267,17 +272,11 @@ impl KvDaemon {
         let mut served = 0;
         // A request that is passed on needs a place, which others free without this daemon's help.
         while served < BUDGET && !self.lacks_places() {
-            let Self {
-                remote: Some(remote),
-                tail,
-                own_wait,
-                ..
-            } = self
-            else {
+            let Some(remote) = &mut self.remote else {
                 break;
             };
-            let Some((request, incoming)) = remote.recv(tail) else {
-                *own_wait = false;
+            let Some((request, incoming)) = remote.recv(&mut self.tail) else {
+                self.own_wait = false;
                 break;
             };
             served += 1;
@@ -316,18 +315,14 @@ impl KvDaemon {
         if request.bytes_behind(self.tail.len()) > 0 {
             self.plan.values.write(place, &self.tail);
         }
-        self.shards
+        self.local
+            .shards
             .call(owner, request.at(place), Waiting::Remote(incoming, place))
     }
 
     /// Serves remote requests of the clients' shared ring.
     fn serve_ring(&mut self) -> Result<usize, BackendError> {
-        let Self {
-            ring: Some(ring),
-            remote,
-            ..
-        } = self
-        else {
+        let Some(ring) = &mut self.local.ring else {
             return Ok(0);
         };
         ring.poll();
@@ -337,10 +332,8 @@ impl KvDaemon {
                 break;
             };
             served += 1;
-            let link = remote
-                .as_mut()
-                .and_then(|remote| Some((remote.link_for(&request)?, remote)));
-            match link {
+            let remote = self.remote.as_mut();
+            match remote.and_then(|remote| Some((remote.link_for(&request)?, remote))) {
                 Some((link, remote)) => {
                     remote.call(link, request, Caller::Ring(token, request.place()))?
                 }
@@ -355,25 +348,20 @@ impl KvDaemon {
     /// ranks.
     fn serve_clients(&mut self) -> Result<usize, BackendError> {
         if !self.plan.topology.daemons_pass_on() {
-            let Self {
-                plan,
-                clients,
-                store,
-                ..
-            } = self;
-            return Ok(clients.step(|request| serve(store, plan, request)));
+            let serve = |request: &Request| serve(&mut self.store, &self.plan, request);
+            return Ok(self.local.clients.step(serve));
         }
-        self.clients.poll();
+        self.local.clients.poll();
         let mut served = 0;
         while served < BUDGET {
-            let Some((token, request)) = self.clients.recv() else {
+            let Some((token, request)) = self.local.clients.recv() else {
                 break;
             };
             served += 1;
             let rank = request.rank() as usize;
             if rank == self.plan.rank || rank >= self.plan.topology.ranks {
                 let response = serve(&mut self.store, &self.plan, &request);
-                answer_client(&mut self.clients, token, Some(response));
+                answer_client(&mut self.local.clients, token, Some(response));
                 continue;
             }
             let gateway = self.plan.topology.gateway_of(rank);
@@ -381,9 +369,13 @@ impl KvDaemon {
                 (Some((link, remote)), _) => {
                     remote.call(link, request, Caller::Ipc(token, request.place()))?
                 }
-                (None, Some(gateway)) => self.shards.call(gateway, request, Waiting::Ipc(token))?,
+                (None, Some(gateway)) => {
+                    self.local
+                        .shards
+                        .call(gateway, request, Waiting::Ipc(token))?
+                }
                 (None, None) => answer_client(
-                    &mut self.clients,
+                    &mut self.local.clients,
                     token,
                     Some(Response::new(Outcome::Refused)),
                 ),
@@ -395,39 +387,31 @@ impl KvDaemon {
     /// Passes on answers of the rank's other daemons to their callers, then serves the requests of
     /// these daemons.
     fn serve_daemons(&mut self) -> Result<usize, BackendError> {
-        let Self {
-            plan,
-            store,
-            clients,
-            shards,
-            remote,
-            tail,
-            places,
-            ..
-        } = self;
-        let answer = |waiting, response| match (waiting, remote.as_mut()) {
-            (Waiting::Ipc(token), _) => answer_client(clients, token, response),
+        let shards = &mut self.local.shards;
+        let answer = |waiting, response| match (waiting, self.remote.as_mut()) {
+            (Waiting::Ipc(token), _) => answer_client(&mut self.local.clients, token, response),
             (Waiting::Remote(incoming, place), Some(remote)) => {
-                if !tail.is_empty() {
-                    plan.values.read(place, tail);
-                    places.push(place);
+                if !self.tail.is_empty() {
+                    self.plan.values.read(place, &mut self.tail);
+                    self.places.push(place);
                 }
-                remote.answer(incoming, response, tail);
+                remote.answer(incoming, response, &self.tail);
             }
             (Waiting::Remote(..), None) => {}
         };
-        if !plan.topology.daemons_pass_on() {
-            return Ok(shards.step(answer, |request| serve(store, plan, request)));
+        if !self.plan.topology.daemons_pass_on() {
+            let serve = |request: &Request| serve(&mut self.store, &self.plan, request);
+            return Ok(shards.step(answer, serve));
         }
         let taken = shards.poll(answer);
         let mut served = 0;
         while served < BUDGET {
-            let Some((_, token, hop)) = self.shards.node.recv() else {
+            let Some((_, token, hop)) = self.local.shards.node.recv() else {
                 break;
             };
             served += 1;
             let Hop::Request(request) = hop else {
-                answer_daemon(&mut self.shards, token, Hop::Failed);
+                answer_daemon(&mut self.local.shards, token, Hop::Failed);
                 continue;
             };
             match self.link_for(&request) {
@@ -435,7 +419,7 @@ impl KvDaemon {
                     remote.call(link, request, Caller::Daemon(token, request.place()))?
                 }
                 None => answer_daemon(
-                    &mut self.shards,
+                    &mut self.local.shards,
                     token,
                     Hop::Response(serve(&mut self.store, &self.plan, &request)),
                 ),
@@ -446,7 +430,7 @@ impl KvDaemon {
 
     /// Returns the number of requests that wait for room on their way out of this daemon.
     fn backlogged(&self) -> usize {
-        self.shards.backlogged() + self.remote.as_ref().map_or(0, Remote::backlogged)
+        self.local.shards.backlogged() + self.remote.as_ref().map_or(0, Remote::backlogged)
     }
 
     /// Returns the number of requests to other ranks that are not answered yet.
@@ -463,7 +447,7 @@ impl KvDaemon {
 
     fn retry_backlogs(&mut self) -> Result<usize, BackendError> {
         let remote = self.remote.as_mut().map_or(Ok(0), Remote::retry)?;
-        let shards = self.shards.retry()?;
+        let shards = self.local.shards.retry()?;
         self.backlog_peak = self.backlog_peak.max(self.backlogged());
         Ok(remote + shards)
     }
@@ -490,25 +474,6 @@ fn open_ring(plan: &RankPlan, daemon: usize) -> Result<RingServer, BackendError>
         TYPE_TAG,
     )
     .or_setup(format!("the delegation ring of daemon {daemon}"))
-}
-
-/// Passes an answer of another rank to its caller. `None`: the call failed.
-#[inline(always)]
-fn answer_caller(
-    whom: Caller,
-    response: Option<Response>,
-    clients: &mut LocalServer,
-    ring: Option<&mut RingServer>,
-    shards: &mut Shards<Waiting>,
-) {
-    match (whom, ring) {
-        (Caller::Ipc(token, _), _) => answer_client(clients, token, response),
-        (Caller::Daemon(token, _), _) => {
-            answer_daemon(shards, token, response.map_or(Hop::Failed, Hop::Response))
-        }
-        (Caller::Ring(token, _), Some(ring)) => answer_client(ring, token, response),
-        (Caller::Ring(..), None) => {}
-    }
 }
 
 /// Answers a client that called this server, with an error if there is no response. A client that
@@ -555,17 +520,11 @@ impl Sleeper for KvDaemon {
         if self.backlogged() > 0 || !self.held.is_empty() {
             return then(&mut Due::now());
         }
-        let Self {
-            clients,
-            ring,
-            shards,
-            remote,
-            ..
-        } = self;
-        let own = [clients as &mut dyn Sleeper, &mut shards.node];
-        let ring = ring.as_mut().map(|ring| ring as &mut dyn Sleeper);
-        let remote = remote.as_mut().map(|remote| remote as &mut dyn Sleeper);
-        sleep::join(own.into_iter().chain(ring).chain(remote), then);
+        let remote = self
+            .remote
+            .as_mut()
+            .map(|remote| remote as &mut dyn Sleeper);
+        sleep::join(self.local.sleepers().chain(remote), then);
     }
 }
 
@@ -574,19 +533,9 @@ impl Restful for KvDaemon {
         if self.backlogged() > 0 || !self.held.is_empty() || self.polls > 0 {
             return None;
         }
-        let Self {
-            clients,
-            ring,
-            shards,
-            remote,
-            ..
-        } = self;
-        let remote = remote.as_mut().map_or(Some(Duration::MAX), Remote::rest)?;
-        let own = [clients as &mut dyn Sleeper, &mut shards.node];
-        let parts = own
-            .into_iter()
-            .chain(ring.as_mut().map(|ring| ring as &mut dyn Sleeper));
-        Some(remote.min(sleep::rest(parts, waker)?))
+        let remote = self.remote.as_mut();
+        let remote = remote.map_or(Some(Duration::MAX), Remote::rest)?;
+        Some(remote.min(sleep::rest(self.local.sleepers(), waker)?))
     }
 }
 
@@ -599,28 +548,13 @@ impl Daemon for KvDaemon {
     }
 
     fn gauges(&self) -> Sample {
-        let outstanding = self.outstanding() as u64;
-        let backlog = self.backlogged() as u64;
-        let held = self.held.len() as u64;
-        let counters = self
-            .remote
-            .as_ref()
-            .map_or_else(Sample::default, Remote::counters);
-        let Sample {
-            messages,
-            writes,
-            window_stalls,
-            ..
-        } = counters;
+        let remote = self.remote.as_ref();
         Sample {
-            messages,
-            writes,
-            window_stalls,
-            outstanding,
-            backlog,
-            held,
+            outstanding: self.outstanding() as u64,
+            backlog: self.backlogged() as u64,
+            held: self.held.len() as u64,
             hold_ns: self.policy.hold_ns(),
-            ..Sample::default()
+            ..remote.map_or_else(Sample::default, Remote::counters)
         }
     }
 

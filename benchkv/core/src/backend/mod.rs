@@ -6,8 +6,10 @@
 //! [`composed`] makes them of ipc, delegationrpc, flux and the carrier of messages between ranks,
 //! combined to one of the topologies of [`topology`](crate::topology). Its parts: `daemon` (a
 //! daemon's phases), `remote` (a thread's connections to other ranks: copyrpc, SENDs, UCX),
-//! `shards` (a daemon's channel to the other daemons of the rank), `paths` (a client).
+//! `shards` (a daemon's channel to the other daemons of the rank), `backlog` (requests without room
+//! on either), `paths` (a client).
 
+mod backlog;
 pub mod composed;
 pub mod daemon;
 pub mod paths;
@@ -153,17 +155,13 @@ pub trait Restful: Endpoints {
 /// The paths of a client's requests to a store. They have the only book of outstanding operations.
 /// A sleep on them ends when a poll has something to do.
 pub trait Paths: Endpoints + Sleeper {
-    /// Offers a request, and keeps the note that `note` makes until its end, which
-    /// [`poll`](Self::poll) reports. Nothing is kept of a refused request. Requests for one key are
+    /// Offers a request, and keeps the note on it until its end, which [`poll`](Self::poll)
+    /// reports. Nothing is kept of a refused request. Requests for one key are
     /// executed in the order in which they were accepted.
     ///
     /// # Errors
     /// [`IssueError::Full`]: try again after a poll. [`IssueError::Down`]: never again.
-    fn issue(
-        &mut self,
-        request: Request,
-        note: impl FnOnce() -> Operation,
-    ) -> Result<(), IssueError>;
+    fn issue(&mut self, request: Request, note: Operation) -> Result<(), IssueError>;
 
     /// Reports every operation that has ended since the last call, each exactly once, in any order,
     /// with the answer of the store; `None`: the transport failed it with an error.

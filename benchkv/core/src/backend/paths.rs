@@ -15,14 +15,17 @@ use crate::store::owner_of;
 use crate::topology::Worker;
 use crate::values::ClientValues;
 
+type LocalClient = ipc::Client<Request, Response, Operation>;
+type RingClient = delegationrpc::Client<Request, Response, Operation>;
+
 /// A client's connections to the daemons of the rank, and the further ones of its topology.
 #[derive(Debug)]
 pub struct ClientPaths {
     rank: usize,
-    /// The ipc server of each daemon.
-    shards: Vec<ipc::Client<Request, Response, Operation>>,
-    /// The ring of each daemon that has one.
-    rings: Vec<delegationrpc::Client<Request, Response, Operation>>,
+    /// By daemon: its ipc server.
+    shards: Vec<LocalClient>,
+    /// By daemon: its ring, if it has one.
+    rings: Vec<RingClient>,
     /// Endpoints of the client's own, if it has any. A call has the place of the tail of its value.
     remote: Option<Remote<(Operation, u32)>>,
     values: ClientValues,
@@ -37,12 +40,12 @@ impl ClientPaths {
         let topology = plan.topology;
         let shard = |daemon| {
             let name = plan.server_name(&format!("ipc{daemon}"));
-            ipc::Client::connect_in(&plan.dir, &name, TYPE_TAG)
+            LocalClient::connect_in(&plan.dir, &name, TYPE_TAG)
                 .or_setup(format!("connecting to {name}"))
         };
         let ring = |daemon| {
             let name = plan.server_name(&format!("ring{daemon}"));
-            delegationrpc::Client::connect_in(&plan.dir, &name, TYPE_TAG)
+            RingClient::connect_in(&plan.dir, &name, TYPE_TAG)
                 .or_setup(format!("connecting to {name}"))
         };
         Ok(Self {
@@ -58,6 +61,14 @@ impl ClientPaths {
     }
 }
 
+fn sleepers<'a>(
+    shards: &'a mut [LocalClient],
+    rings: &'a mut [RingClient],
+) -> impl Iterator<Item = &'a mut dyn Sleeper> {
+    let shards = shards.iter_mut().map(|shard| shard as &mut dyn Sleeper);
+    shards.chain(rings.iter_mut().map(|ring| ring as &mut dyn Sleeper))
+}
+
 impl Endpoints for ClientPaths {
     fn remote(&mut self) -> Option<&mut dyn Endpoints> {
         self.remote
@@ -68,23 +79,19 @@ impl Endpoints for ClientPaths {
 
 impl Sleeper for ClientPaths {
     fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
-        let Self {
-            shards,
-            rings,
-            remote,
-            ..
-        } = self;
         // Only polls make room for requests that wait for it.
-        if remote
-            .as_ref()
-            .is_some_and(|remote| remote.backlogged() > 0)
-        {
+        let remote = self.remote.as_ref();
+        if remote.is_some_and(|remote| remote.backlogged() > 0) {
             return then(&mut Due::now());
         }
-        let shards = shards.iter_mut().map(|shard| shard as &mut dyn Sleeper);
-        let rings = rings.iter_mut().map(|ring| ring as &mut dyn Sleeper);
-        let remote = remote.as_mut().map(|remote| remote as &mut dyn Sleeper);
-        sleep::join(shards.chain(rings).chain(remote), then);
+        let remote = self
+            .remote
+            .as_mut()
+            .map(|remote| remote as &mut dyn Sleeper);
+        sleep::join(
+            sleepers(&mut self.shards, &mut self.rings).chain(remote),
+            then,
+        );
     }
 }
 
@@ -133,16 +140,10 @@ impl ClientPaths {
 
 impl Restful for ClientPaths {
     fn rest(&mut self, waker: &Waker) -> Option<Duration> {
-        let Self {
-            shards,
-            rings,
-            remote,
-            ..
-        } = self;
-        let remote = remote.as_mut().map_or(Some(Duration::MAX), Remote::rest)?;
-        let shards = shards.iter_mut().map(|shard| shard as &mut dyn Sleeper);
-        let rings = rings.iter_mut().map(|ring| ring as &mut dyn Sleeper);
-        Some(remote.min(sleep::rest(shards.chain(rings), waker)?))
+        let remote = self.remote.as_mut();
+        let remote = remote.map_or(Some(Duration::MAX), Remote::rest)?;
+        let local = sleepers(&mut self.shards, &mut self.rings);
+        Some(remote.min(sleep::rest(local, waker)?))
     }
 }
 
@@ -164,15 +165,11 @@ impl Paths for ClientPaths {
     }
 
     #[inline(always)]
-    fn issue(
-        &mut self,
-        request: Request,
-        note: impl FnOnce() -> Operation,
-    ) -> Result<(), IssueError> {
+    fn issue(&mut self, request: Request, note: Operation) -> Result<(), IssueError> {
         if request.rank() as usize == self.rank {
-            self.issue_here(request, note())
+            self.issue_here(request, note)
         } else {
-            self.issue_far(request, note())
+            self.issue_far(request, note)
         }
     }
 
@@ -189,17 +186,12 @@ impl Paths for ClientPaths {
             let polled = ring.poll(|operation, outcome| ended(operation, outcome.ok()));
             polled.map_err(|end| BackendError::transport("the path to a daemon's ring", end))?;
         }
-        let Self {
-            remote: Some(remote),
-            values,
-            ..
-        } = self
-        else {
+        let Some(remote) = &mut self.remote else {
             return Ok(());
         };
         let answer = |(operation, place), response, tail: &[u8]| {
             if !tail.is_empty() {
-                values.values.write(place, tail);
+                self.values.values.write(place, tail);
             }
             ended(operation, response);
         };

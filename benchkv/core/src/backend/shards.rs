@@ -1,11 +1,11 @@
 //! The channel between the daemons of a rank: flux, and the calls that wait for its answers.
 
-use std::collections::VecDeque;
 use std::convert::Infallible;
 
 use copyrpc_shm::clock::Clock;
 use flux::{CallError, CallFailed, Config, Node};
 
+use super::backlog::{Backlog, SendError};
 use super::{BackendError, OrSetup};
 use crate::job::Sizes;
 use crate::message::{Request, Response};
@@ -42,9 +42,7 @@ pub(super) fn mesh(
 #[derive(Debug)]
 pub(super) struct Shards<W> {
     pub(super) node: Node<Hop, W>,
-    /// Per daemon, in order: calls that found no room in the channel.
-    backlog: Vec<VecDeque<(Request, W)>>,
-    backlogged: usize,
+    backlog: Backlog<W>,
 }
 
 impl<W> Shards<W> {
@@ -52,14 +50,13 @@ impl<W> Shards<W> {
         let node = node.map(|never| match never {});
         Self {
             node,
-            backlog: (0..daemons).map(|_| VecDeque::new()).collect(),
-            backlogged: 0,
+            backlog: Backlog::new(daemons),
         }
     }
 
     /// Returns the number of requests that wait for room.
     pub(super) fn backlogged(&self) -> usize {
-        self.backlogged
+        self.backlog.waiting()
     }
 
     /// Sends a request to another daemon, after those that wait for room.
@@ -67,63 +64,16 @@ impl<W> Shards<W> {
         &mut self,
         daemon: usize,
         request: Request,
-        mut whom: W,
+        whom: W,
     ) -> Result<(), BackendError> {
-        let Some(queue) = self.backlog.get_mut(daemon) else {
-            return Err(BackendError::transport(
-                "the channel between daemons",
-                format!("there is no daemon {daemon}"),
-            ));
-        };
-        if queue.is_empty() {
-            whom = match self.node.call(daemon, Hop::Request(request), whom) {
-                Ok(_) => return Ok(()),
-                Err(CallError::Full { user_data, .. }) => user_data,
-                Err(error) => {
-                    return Err(BackendError::transport(
-                        "the channel between daemons",
-                        error.to_string(),
-                    ));
-                }
-            }
-        }
-        queue.push_back((request, whom));
-        self.backlogged += 1;
-        Ok(())
-    }
-
-    /// Sends as much of a daemon's queue as there is room for.
-    fn send(&mut self, daemon: usize) -> Result<(), BackendError> {
-        let Some(queue) = self.backlog.get_mut(daemon) else {
-            return Ok(());
-        };
-        while let Some((request, whom)) = queue.pop_front() {
-            match self.node.call(daemon, Hop::Request(request), whom) {
-                Ok(_) => self.backlogged -= 1,
-                Err(CallError::Full { user_data, .. }) => {
-                    queue.push_front((request, user_data));
-                    break;
-                }
-                Err(error) => {
-                    return Err(BackendError::transport(
-                        "the channel between daemons",
-                        error.to_string(),
-                    ));
-                }
-            }
-        }
-        Ok(())
+        let send = |request: &Request, whom| send(&mut self.node, daemon, request, whom);
+        self.backlog.call(daemon, request, whom, send).map(drop)
     }
 
     /// Tries again to send requests that wait for room. Returns the number sent.
     pub(super) fn retry(&mut self) -> Result<usize, BackendError> {
-        let before = self.backlogged;
-        if before > 0 {
-            for daemon in 0..self.backlog.len() {
-                self.send(daemon)?;
-            }
-        }
-        Ok(before - self.backlogged)
+        let send = |daemon, request: &Request, whom| send(&mut self.node, daemon, request, whom);
+        self.backlog.retry(send)
     }
 
     /// Takes arrived messages, and gives answers to `answer` with their callers. Returns the number
@@ -150,6 +100,22 @@ impl<W> Shards<W> {
             }
         });
         answers + served
+    }
+}
+
+fn send<W>(
+    node: &mut Node<Hop, W>,
+    daemon: usize,
+    request: &Request,
+    whom: W,
+) -> Result<(), SendError<W>> {
+    match node.call(daemon, Hop::Request(*request), whom) {
+        Ok(_) => Ok(()),
+        Err(CallError::Full { user_data, .. }) => Err(SendError::Full(user_data)),
+        Err(error) => Err(SendError::Down(BackendError::transport(
+            "the channel between daemons",
+            error.to_string(),
+        ))),
     }
 }
 

@@ -145,9 +145,10 @@ impl Job {
         for token in 0..OPERATIONS {
             let to = if token % 3 == 0 { rank } else { 1 - rank };
             paths
-                .issue(Request::get(to as u32, u64::from(token)), || {
-                    Operation::numbered(token)
-                })
+                .issue(
+                    Request::get(to as u32, u64::from(token)),
+                    Operation::numbered(token),
+                )
                 .unwrap();
             paths.flush().unwrap();
             let mut ended = None;

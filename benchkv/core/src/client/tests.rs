@@ -38,16 +38,12 @@ impl Sleeper for Loopback {
 }
 
 impl Paths for Loopback {
-    fn issue(
-        &mut self,
-        request: Request,
-        note: impl FnOnce() -> Operation,
-    ) -> Result<(), IssueError> {
+    fn issue(&mut self, request: Request, note: Operation) -> Result<(), IssueError> {
         let mut queue = self.queue.borrow_mut();
         if queue.len() == self.room {
             return Err(IssueError::Full);
         }
-        queue.push_back((note(), request));
+        queue.push_back((note, request));
         Ok(())
     }
 

@@ -69,13 +69,9 @@ impl Recorder {
     /// like this, with endpoints to these ranks.
     #[must_use]
     pub fn new(interval: u64, wait: WaitStrategy, endpoints: Vec<usize>) -> Self {
-        let idle_rounds_per_look = if wait == WaitStrategy::Event {
-            1
-        } else {
-            IDLE_ROUNDS_PER_LOOK
-        };
+        let sleeps = wait == WaitStrategy::Event;
         Self {
-            idle_rounds_per_look,
+            idle_rounds_per_look: if sleeps { 1 } else { IDLE_ROUNDS_PER_LOOK },
             head_capacity: HEAD_SAMPLES,
             ..Self::with_capacity(interval, CAPACITY, endpoints)
         }
@@ -117,10 +113,9 @@ impl Recorder {
         if self.started_ns.is_none() && phase == Phase::Ready {
             return;
         }
-        self.run = if let Phase::Window(run) = phase {
-            Some(run)
-        } else {
-            None
+        self.run = match phase {
+            Phase::Window(run) => Some(run),
+            _ => None,
         };
         self.sum.loops += 1;
         self.sum.cqes += round.cqes as u64;
@@ -164,16 +159,13 @@ impl Recorder {
         if self.series.samples.len() == self.capacity {
             self.thin();
         }
-        let Sample {
-            loops, cqes, moved, ..
-        } = self.sum;
         let gauges = gauges(&mut self.series.by_endpoint);
         self.series.samples.push(Sample {
             time_ns,
             run: self.run,
-            loops,
-            cqes,
-            moved,
+            loops: self.sum.loops,
+            cqes: self.sum.cqes,
+            moved: self.sum.moved,
             ..gauges
         });
         if is_first {

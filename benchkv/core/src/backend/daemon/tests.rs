@@ -86,9 +86,10 @@ impl Job {
 
     fn ask(&mut self, rank: u32, token: u32) {
         self.client
-            .issue(Request::get(rank, u64::from(token)), || {
-                Operation::numbered(token)
-            })
+            .issue(
+                Request::get(rank, u64::from(token)),
+                Operation::numbered(token),
+            )
             .unwrap();
     }
 
@@ -162,7 +163,7 @@ fn a_request_that_was_deferred_is_served_before_a_later_one_for_its_key() {
     job.step();
     let put = |job: &mut Job, value| {
         job.others[0]
-            .issue(Request::put(0, 7, value), || Operation::numbered(0))
+            .issue(Request::put(0, 7, value), Operation::numbered(0))
             .unwrap();
         job.let_answer();
         job.step();

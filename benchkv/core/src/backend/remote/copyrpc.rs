@@ -29,36 +29,26 @@ const MOST_RECEIVES: usize = 32_767;
 
 /// Returns the configuration of all `connections` of a thread.
 fn config(plan: &RankPlan, connections: usize) -> EndpointConfig {
-    let policies = &plan.policies;
-    let mut default = EndpointConfig {
+    let mut config = EndpointConfig {
         ring_size: plan.ring_bytes,
-        window: policies.batch_window.window(),
+        window: plan.policies.batch_window.window(),
+        // One-sided operations are not used.
+        raw_operations: 0,
         ..EndpointConfig::default()
     };
-    if let Some(batches) = policies.batches_in_flight {
+    if let Some(batches) = plan.policies.batches_in_flight {
+        config.batches_in_flight = batches;
         // Small batches, of which there are many, have their WQEs.
-        (default.batches_in_flight, default.max_send_wr) = (batches, Some((4 * batches).max(256)));
+        config.max_send_wr = Some((4 * batches).max(256));
     }
-    match plan.topology.backend {
-        // One client's operations, requests one way and answers the other way, make no more batches
-        // than that. A daemon has many of these connections, whose receives are in one queue.
-        // One-sided operations are not used.
-        Backend::Direct => {
-            let room = (MOST_RECEIVES * 2 / 3 / connections.max(1)) as u32;
-            let batches = room
-                .min(plan.depth as u32)
-                .clamp(FEWEST_BATCHES, default.batches_in_flight);
-            EndpointConfig {
-                batches_in_flight: batches,
-                raw_operations: 0,
-                ..default
-            }
-        }
-        Backend::Meta | Backend::Delegation | Backend::Sharded => EndpointConfig {
-            raw_operations: 0,
-            ..default
-        },
+    // One client's operations, requests one way and answers the other way, make no more batches
+    // than that. A daemon has many of these connections, whose receives are in one queue.
+    if plan.topology.backend == Backend::Direct {
+        let room = (MOST_RECEIVES * 2 / 3 / connections.max(1)) as u32;
+        let batches = room.min(plan.depth as u32).max(FEWEST_BATCHES);
+        config.batches_in_flight = config.batches_in_flight.min(batches);
     }
+    config
 }
 
 /// A copyrpc context and its endpoints.
@@ -78,14 +68,9 @@ pub(super) struct Links<C> {
 
 struct Link<C> {
     peer: Peer,
-    end: End<C>,
-}
-
-enum End<C> {
-    Pending(PendingEndpoint<C>),
-    Connected(Endpoint<C>),
-    /// Connecting failed; the daemon ends.
-    Broken,
+    /// `None` once it is connected, or has failed to.
+    pending: Option<PendingEndpoint<C>>,
+    endpoint: Option<Endpoint<C>>,
 }
 
 impl<C> LinkSet<C> for Links<C> {
@@ -110,7 +95,8 @@ impl<C> LinkSet<C> for Links<C> {
             let pending = context.create_endpoint(&config);
             Ok(Link {
                 peer: *peer,
-                end: End::Pending(pending.or_setup(format!("the endpoint to {peer}"))?),
+                pending: Some(pending.or_setup(format!("the endpoint to {peer}"))?),
+                endpoint: None,
             })
         };
         let links = peers.iter().map(link).collect::<Result<_, _>>()?;
@@ -127,10 +113,8 @@ impl<C> LinkSet<C> for Links<C> {
     }
 
     fn record(&self, link: usize) -> Option<Vec<u8>> {
-        match &self.links.get(link)?.end {
-            End::Pending(pending) => Some(pending.local_info().encode().to_vec()),
-            End::Connected(_) | End::Broken => None,
-        }
+        let pending = self.links.get(link)?.pending.as_ref()?;
+        Some(pending.local_info().encode().to_vec())
     }
 
     fn connect(&mut self, link: usize, record: &[u8]) -> Result<(), Refused> {
@@ -138,36 +122,26 @@ impl<C> LinkSet<C> for Links<C> {
             .try_into()
             .map_err(|_| "its record has another length")?;
         let record = ExchangeRecord::decode(record)?;
-        let link = self
-            .links
-            .get_mut(link)
-            .ok_or("there is no endpoint for it")?;
-        let End::Pending(pending) = std::mem::replace(&mut link.end, End::Broken) else {
-            return Err("it is connected already".into());
-        };
-        link.end = End::Connected(pending.connect(&record)?);
+        let link = self.links.get_mut(link);
+        let link = link.ok_or("there is no endpoint for it")?;
+        let pending = link.pending.take().ok_or("it is connected already")?;
+        link.endpoint = Some(pending.connect(&record)?);
         Ok(())
     }
 
     #[inline(always)]
     fn send(&mut self, link: usize, request: &Request, whom: C) -> Result<(), SendError<C>> {
-        let Self {
-            links,
-            values,
-            message,
-            has_lost_calls,
-            ..
-        } = self;
         let Some(Link {
             peer,
-            end: End::Connected(endpoint),
-        }) = links.get(link)
+            endpoint: Some(endpoint),
+            ..
+        }) = self.links.get(link)
         else {
             return Err(SendError::Full(whom));
         };
-        let (bytes, answer_bytes) = match values.tail_bytes() {
+        let (bytes, answer_bytes) = match self.values.tail_bytes() {
             0 => (request.as_bytes(), size_of::<Response>()),
-            tail_bytes => sized(request, values, message, tail_bytes),
+            tail_bytes => sized(request, &self.values, &mut self.message, tail_bytes),
         };
         match endpoint.call(bytes, whom, answer_bytes) {
             Ok(_) => Ok(()),
@@ -180,7 +154,7 @@ impl<C> LinkSet<C> for Links<C> {
                 user_data,
                 ..
             }) => {
-                *has_lost_calls = true;
+                self.has_lost_calls = true;
                 Err(SendError::Full(user_data))
             }
             Err(CallError::Closed { reason, .. }) => {
@@ -200,14 +174,8 @@ impl<C> LinkSet<C> for Links<C> {
         mut keep: impl FnMut(Request, &[u8], RecvHandle<C>),
     ) -> Result<Polled, BackendError> {
         let (mut has_lost_calls, mut answers) = (self.has_lost_calls, 0);
-        let Self {
-            context,
-            message,
-            asked,
-            values,
-            ..
-        } = self;
-        let tail_bytes = values.tail_bytes();
+        let (message, asked) = (&mut self.message, &mut self.asked);
+        let tail_bytes = self.values.tail_bytes();
         let on_request = |bytes: RecvBytes<'_>, reply: Reply<'_, C>| {
             let request = match tail_bytes {
                 0 => exactly(bytes),
@@ -235,7 +203,7 @@ impl<C> LinkSet<C> for Links<C> {
                 ),
             }
         };
-        let drained = context.drain_serving(on_request, |whom, outcome| {
+        let drained = self.context.drain_serving(on_request, |whom, outcome| {
             answers += 1;
             has_lost_calls |= matches!(outcome, Err(CallFailure::Closed(_) | CallFailure::Dropped));
             // A response of another length is not a response.
@@ -276,10 +244,8 @@ impl<C> LinkSet<C> for Links<C> {
     }
 
     fn suspend_windows(&mut self, is_suspended: bool) {
-        for link in &self.links {
-            if let End::Connected(endpoint) = &link.end {
-                endpoint.suspend_window(is_suspended);
-            }
+        for (_, endpoint) in self.connected() {
+            endpoint.suspend_window(is_suspended);
         }
     }
 
@@ -295,26 +261,20 @@ impl<C> LinkSet<C> for Links<C> {
     }
 
     fn abort(&mut self) {
-        for link in &self.links {
-            if let End::Connected(endpoint) = &link.end {
-                endpoint.abort();
-            }
+        for (_, endpoint) in self.connected() {
+            endpoint.abort();
         }
     }
 
     fn missing(&self, link: usize) -> usize {
-        match self.links.get(link).map(|link| &link.end) {
-            Some(End::Connected(endpoint)) => endpoint.outstanding_calls(),
-            _ => 0,
-        }
+        let endpoint = self.links.get(link).and_then(|link| link.endpoint.as_ref());
+        endpoint.map_or(0, Endpoint::outstanding_calls)
     }
 
     fn credit_used(&self) -> Vec<(Peer, [u64; 2])> {
-        let used = |link: &Link<C>| match &link.end {
-            End::Connected(endpoint) => Some((link.peer, endpoint.credit_used().into())),
-            End::Pending(_) | End::Broken => None,
-        };
-        self.links.iter().filter_map(used).collect()
+        self.connected()
+            .map(|(peer, endpoint)| (*peer, endpoint.credit_used().into()))
+            .collect()
     }
 
     fn rest(&mut self) -> Option<Duration> {
@@ -431,15 +391,17 @@ fn split<'a, Head: FromBytes + IntoBytes>(
 }
 
 impl<C> Links<C> {
+    fn connected(&self) -> impl Iterator<Item = (&Peer, &Endpoint<C>)> {
+        let links = self.links.iter();
+        links.filter_map(|link| Some((&link.peer, link.endpoint.as_ref()?)))
+    }
+
     /// Returns an error if a connection is down. A peer that left in order while the job runs did
     /// so because something else failed, most often another peer. This end gets time to find that
     /// cause before it names the peer that left.
     fn check(&mut self) -> Result<(), BackendError> {
         let mut left = None;
-        for Link { peer, end } in &self.links {
-            let End::Connected(endpoint) = end else {
-                continue;
-            };
+        for (peer, endpoint) in self.connected() {
             let Some(reason) = endpoint.closed() else {
                 continue;
             };

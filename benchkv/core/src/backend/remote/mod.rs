@@ -24,6 +24,7 @@ use std::time::Duration;
 use copyrpc_shm::sleep::{Due, Sleeper, Watch};
 use mlx5::Device;
 
+use super::backlog::{Backlog, SendError};
 use super::plan::{RankPlan, ThreadDevice};
 use super::{BackendError, Endpoints, Records};
 use crate::counters::{Figures, TransportReport};
@@ -45,11 +46,8 @@ pub(super) struct Remote<C> {
     routes: Vec<Option<usize>>,
     /// Number of routes to a rank.
     fan: usize,
-    /// Requests of each link that had no room, in order.
-    backlogs: Vec<VecDeque<(Request, C)>>,
-    backlogged: usize,
-    /// Maximum backlog since the last report.
-    backlog_peak: usize,
+    /// By link.
+    backlog: Backlog<C>,
     /// Requests sent since the start, and answers to them.
     sent: u64,
     answered: u64,
@@ -254,19 +252,11 @@ struct Arrived<C> {
     tail: Box<[u8]>,
 }
 
-/// Why a link did not take a request.
-enum SendError<C> {
-    /// No room or credit now; returns the caller. Try again after a poll.
-    Full(C),
-    /// The link failed.
-    Down(BackendError),
-}
-
 impl<C> fmt::Debug for Remote<C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Remote")
             .field("peers", &self.peers)
-            .field("backlogged", &self.backlogged)
+            .field("backlogged", &self.backlogged())
             .finish_non_exhaustive()
     }
 }
@@ -304,11 +294,9 @@ impl<C> Remote<C> {
             links: LinkSets::open(plan, &peers, &plan.device(worker, device)?)?,
             routes,
             fan,
-            backlogs: peers.iter().map(|_| VecDeque::new()).collect(),
+            backlog: Backlog::new(peers.len()),
             peers,
-            backlogged: 0,
             arrived: VecDeque::new(),
-            backlog_peak: 0,
             sent: 0,
             answered: 0,
         }))
@@ -330,7 +318,7 @@ impl<C> Remote<C> {
 
     /// Returns the number of requests that wait for room.
     pub(super) fn backlogged(&self) -> usize {
-        self.backlogged
+        self.backlog.waiting()
     }
 
     /// Returns the number of requests that were sent and are not answered yet.
@@ -363,58 +351,19 @@ impl<C> Remote<C> {
         request: Request,
         whom: C,
     ) -> Result<(), BackendError> {
-        let Some(backlog) = self.backlogs.get_mut(link) else {
-            return Err(BackendError::transport(
-                "a call to another rank",
-                format!("there is no link {link}"),
-            ));
-        };
-        let whom = if backlog.is_empty() {
-            match each!(&mut self.links, links => links.send(link, &request, whom)) {
-                Ok(()) => {
-                    self.sent += 1;
-                    return Ok(());
-                }
-                Err(SendError::Full(whom)) => whom,
-                Err(SendError::Down(error)) => return Err(error),
-            }
-        } else {
-            whom
-        };
-        backlog.push_back((request, whom));
-        self.backlogged += 1;
-        self.backlog_peak = self.backlog_peak.max(self.backlogged);
+        let send = |request: &Request, whom| each!(&mut self.links, links => links.send(link, request, whom));
+        let is_sent = self.backlog.call(link, request, whom, send)?;
+        self.sent += u64::from(is_sent);
         Ok(())
     }
 
     /// Tries again to send requests that wait. Returns the number sent.
     pub(super) fn retry(&mut self) -> Result<usize, BackendError> {
-        let before = self.backlogged;
-        if before > 0 {
-            (0..self.backlogs.len()).try_for_each(|link| self.send(link))?;
-        }
-        Ok(before - self.backlogged)
-    }
-
-    /// Sends as much of a link's backlog as there is room for.
-    fn send(&mut self, link: usize) -> Result<(), BackendError> {
-        let Some(backlog) = self.backlogs.get_mut(link) else {
-            return Ok(());
-        };
-        while let Some((request, whom)) = backlog.pop_front() {
-            match each!(&mut self.links, links => links.send(link, &request, whom)) {
-                Ok(()) => {
-                    self.backlogged -= 1;
-                    self.sent += 1;
-                }
-                Err(SendError::Full(whom)) => {
-                    backlog.push_front((request, whom));
-                    return Ok(());
-                }
-                Err(SendError::Down(error)) => return Err(error),
-            }
-        }
-        Ok(())
+        let sent = self.backlog.retry(
+            |link, request, whom| each!(&mut self.links, links => links.send(link, request, whom)),
+        )?;
+        self.sent += sent as u64;
+        Ok(sent)
     }
 
     /// Takes arrived messages, and gives responses to `answer` with their callers, and the tail of
@@ -476,7 +425,7 @@ impl<C> Remote<C> {
     /// Returns for how long there is nothing to do unless a completion arrives; `None`: there is
     /// work now. For drivers whose devices report completions, which UCX does not.
     pub(super) fn rest(&mut self) -> Option<Duration> {
-        if self.backlogged > 0 || !self.arrived.is_empty() {
+        if self.backlogged() > 0 || !self.arrived.is_empty() {
             return None;
         }
         each!(&mut self.links, links => links.rest())
@@ -523,13 +472,12 @@ impl<C> Endpoints for Remote<C> {
     }
 
     fn transport(&mut self) -> Option<TransportReport> {
-        let backlog_peak = std::mem::replace(&mut self.backlog_peak, self.backlogged) as u64;
         let mut report = each!(&self.links, links => {
             let mut report = links.report();
             report.counted.add(&links.counted());
             report
         });
-        report.backlog_peak = backlog_peak;
+        report.backlog_peak = self.backlog.take_peak() as u64;
         Some(report)
     }
 

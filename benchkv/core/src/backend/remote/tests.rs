@@ -79,6 +79,19 @@ fn ranks_of<const N: usize>(
     ranks
 }
 
+/// One is fewer than a connection of a client has by default.
+#[test]
+fn a_client_with_connections_of_its_own_may_have_one_batch_in_flight() {
+    let scratch = Scratch::new();
+    let job = Job {
+        policies: testing::policies("--batches-in-flight 1"),
+        ..testing::job(topology(Backend::Direct, Carrier::Copyrpc, 2, 1, 1))
+    };
+    let plan = RankPlan::new(&job, scratch.site(0)).unwrap();
+    let opened = Remote::<usize>::open(&plan, Worker::Client(0), None);
+    assert!(opened.unwrap().is_some());
+}
+
 /// Makes more calls at once than find room.
 fn call_all(asking: &mut Remote<usize>) {
     for number in 0..REQUESTS {

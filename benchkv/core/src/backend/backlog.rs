@@ -1,0 +1,97 @@
+//! [`Backlog`]: requests that wait for room on their way out of a thread.
+
+use std::collections::VecDeque;
+
+use super::BackendError;
+use crate::message::Request;
+
+/// Why a path did not take a request.
+pub(super) enum SendError<W> {
+    /// No room or credit now; returns the caller. Try again after a poll.
+    Full(W),
+    /// The path failed.
+    Down(BackendError),
+}
+
+/// Requests that found no room, by path and in order. `W` is the caller to answer.
+#[derive(Debug)]
+pub(super) struct Backlog<W> {
+    queues: Vec<VecDeque<(Request, W)>>,
+    waiting: usize,
+    /// Maximum since it was last taken.
+    peak: usize,
+}
+
+impl<W> Backlog<W> {
+    pub(super) fn new(paths: usize) -> Self {
+        Self {
+            queues: (0..paths).map(|_| VecDeque::new()).collect(),
+            waiting: 0,
+            peak: 0,
+        }
+    }
+
+    /// Returns the number of requests that wait.
+    #[inline]
+    pub(super) fn waiting(&self) -> usize {
+        self.waiting
+    }
+
+    /// Returns the maximum number of requests that have waited at a time since the last call.
+    pub(super) fn take_peak(&mut self) -> usize {
+        std::mem::replace(&mut self.peak, self.waiting)
+    }
+
+    /// Sends a request by `send`, after those that wait for the same path. Returns whether it was
+    /// sent.
+    #[inline(always)]
+    pub(super) fn call(
+        &mut self,
+        path: usize,
+        request: Request,
+        whom: W,
+        mut send: impl FnMut(&Request, W) -> Result<(), SendError<W>>,
+    ) -> Result<bool, BackendError> {
+        let Some(queue) = self.queues.get_mut(path) else {
+            let why = format!("there is no path {path}");
+            return Err(BackendError::transport("a call to another thread", why));
+        };
+        let whom = if queue.is_empty() {
+            match send(&request, whom) {
+                Ok(()) => return Ok(true),
+                Err(SendError::Full(whom)) => whom,
+                Err(SendError::Down(error)) => return Err(error),
+            }
+        } else {
+            whom
+        };
+        queue.push_back((request, whom));
+        self.waiting += 1;
+        self.peak = self.peak.max(self.waiting);
+        Ok(false)
+    }
+
+    /// Tries again to send requests that wait, by `send`. Returns the number sent.
+    pub(super) fn retry(
+        &mut self,
+        mut send: impl FnMut(usize, &Request, W) -> Result<(), SendError<W>>,
+    ) -> Result<usize, BackendError> {
+        let before = self.waiting;
+        if before == 0 {
+            return Ok(0);
+        }
+        for (path, queue) in self.queues.iter_mut().enumerate() {
+            while let Some((request, whom)) = queue.pop_front() {
+                match send(path, &request, whom) {
+                    Ok(()) => self.waiting -= 1,
+                    Err(SendError::Full(whom)) => {
+                        queue.push_front((request, whom));
+                        break;
+                    }
+                    Err(SendError::Down(error)) => return Err(error),
+                }
+            }
+        }
+        Ok(before - self.waiting)
+    }
+}
