@@ -3,7 +3,7 @@
 
 use std::ffi::OsString;
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::error::ErrorKind;
@@ -14,6 +14,7 @@ use harness::range::time;
 use harness::report::{JsonSink, say};
 
 pub use self::job::{BackendKind, Fault, JobArgs, Mix, RingChoice, WaitChoice};
+use crate::output::with_extension;
 use crate::sim::course::CourseArgs;
 use crate::sim::options::WorldArgs;
 
@@ -274,7 +275,7 @@ pub enum Command {
     ///
     /// All ranks are in one process. Equal options and seeds give equal results, on every machine.
     Sim(Box<SimArgs>),
-    /// Make one HTML page, with plots, from the results of jobs
+    /// Print the results of jobs side by side, and draw them
     ///
     /// It needs no network and no other file.
     Report(ReportArgs),
@@ -318,32 +319,19 @@ pub struct DoctorArgs {
 /// Options of `benchkv report`.
 #[derive(Debug, Clone, Args)]
 pub struct ReportArgs {
-    /// Results, as `benchkv --json FILE` writes them. Results with the same options are combined,
-    /// as repeats.
+    /// Results, as `benchkv --json FILE` writes them. Results with the same options are repeats of
+    /// one measurement.
     #[arg(required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
 
-    /// The page to write; an existing file is replaced. - writes the page to standard output.
-    #[arg(short, long, value_name = "FILE.html|-", default_value = "report.html")]
-    pub output: PathBuf,
+    /// Also write a chart of latency against rate: a line for each variant of the settings.
+    #[arg(short, long, value_name = "FILE.svg", value_parser = with_extension("svg"))]
+    pub output: Option<PathBuf>,
 
-    /// Also draw the activity of daemons over time, from the directory that `benchkv --trace DIR`
-    /// wrote.
-    #[arg(long, value_name = "DIR")]
-    pub trace: Option<PathBuf>,
-
-    /// Only check whether the files can be read, and are of jobs that were not interrupted; write
-    /// no page.
+    /// Only check whether the files can be read, and are of jobs that were not interrupted; print
+    /// no report.
     #[arg(long)]
     pub check: bool,
-}
-
-impl ReportArgs {
-    /// Returns the file of the page; `None` if there is no page, or it goes to standard output.
-    #[must_use]
-    pub fn page(&self) -> Option<&Path> {
-        (!self.check && self.output != Path::new("-")).then_some(&self.output)
-    }
 }
 
 #[cfg(test)]

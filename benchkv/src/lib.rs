@@ -12,8 +12,8 @@
 //!   a terminal;
 //!   [`interval`]: its lines of `--report-interval`.
 //! - [`result`]: the measurements of all ranks, as a table, as JSON and flat; [`output`]: the file
-//!   of the flat form; [`trace`]: the files of a daemon's time series; [`report`]: a page with
-//!   plots of many results.
+//!   of the flat form; [`trace`]: the files of a daemon's time series; [`report`]: many
+//!   results side by side.
 //! - [`sim`]: a job in virtual time.
 //! - [`doctor`]: a diagnosis of this machine, instead of a job.
 

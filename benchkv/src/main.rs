@@ -135,17 +135,10 @@ fn doctor(args: &DoctorArgs) -> ExitCode {
         .unwrap_or(ExitCode::SUCCESS)
 }
 
-/// Makes a page from results.
+/// Prints results side by side.
 fn report(args: &ReportArgs) -> ExitCode {
-    match benchkv::report::run(args) {
-        Ok(()) => {
-            if let Some(page) = args.page() {
-                say(&format!("the page is {}", page.display()));
-            }
-            ExitCode::SUCCESS
-        }
-        Err(error) => fail(EXIT_OPTIONS, &error),
-    }
+    benchkv::report::run(args)
+        .map_or_else(|error| fail(EXIT_OPTIONS, &error), |()| ExitCode::SUCCESS)
 }
 
 /// Runs a job in virtual time.

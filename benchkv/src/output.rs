@@ -13,18 +13,20 @@ use crate::trace::TraceFile;
 pub struct OutputArgs {
     /// Also write the result as a flat table, CSV: a row for the job, for each run and for each
     /// rank. A file of that name is replaced.
-    #[arg(long, hide_short_help = true, value_name = "FILE.csv", value_parser = csv_file)]
+    #[arg(long, hide_short_help = true, value_name = "FILE.csv", value_parser = with_extension("csv"))]
     pub output: Option<PathBuf>,
 }
 
-/// Parses the name of the table's file.
-fn csv_file(text: &str) -> Result<PathBuf, &'static str> {
-    let path = PathBuf::from(text);
-    let is_csv = path.extension().is_some_and(|extension| extension == "csv");
-    if is_csv {
-        Ok(path)
-    } else {
-        Err("the table is CSV: the name has to end in .csv")
+/// Returns a parser of names of files that end in `extension`, by which their format is known.
+pub(crate) fn with_extension(
+    extension: &'static str,
+) -> impl Fn(&str) -> Result<PathBuf, String> + Clone {
+    move |text| {
+        let path = PathBuf::from(text);
+        let is_legal = path.extension().is_some_and(|found| found == extension);
+        is_legal
+            .then_some(path)
+            .ok_or_else(|| format!("the name has to end in .{extension}"))
     }
 }
 
@@ -73,10 +75,12 @@ mod tests {
 
     #[test]
     fn a_name_that_is_not_csv_is_refused() {
-        assert_eq!(csv_file("dir/x.csv"), Ok("dir/x.csv".into()));
+        assert_eq!(with_extension("csv")("dir/x.csv"), Ok("dir/x.csv".into()));
         for name in ["x", "x.json", ".csv", "x.csv.gz", "x.parquet", ""] {
             assert!(
-                csv_file(name).unwrap_err().contains("end in .csv"),
+                with_extension("csv")(name)
+                    .unwrap_err()
+                    .contains("end in .csv"),
                 "{name}"
             );
         }

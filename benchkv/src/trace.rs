@@ -6,12 +6,11 @@
 //! files are written when all daemons have ended.
 
 use std::fs::{self, File};
-use std::io::{self, BufRead, BufReader};
+use std::io;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use csv::StringRecord;
 use engine::trace::{Sample, Series};
 use harness::Failure;
 use harness::range::whole;
@@ -143,83 +142,28 @@ impl TraceFile {
         write().map_err(|why| failed(&self.path, &why.into()))
     }
 
-    /// Reads the series back. The file may have any content, and nothing in it is trusted.
+    /// Reads the series back.
     ///
     /// # Errors
-    /// The file, the line and the column of the first field that is not a value.
+    /// The system's reason, or the line and the field that is not a value.
     pub fn read(&self) -> Result<Series, Failure> {
-        let mut lines =
-            BufReader::new(File::open(&self.path).map_err(|why| failed(&self.path, &why))?).lines();
-        let header = lines
-            .next()
-            .transpose()
-            .map_err(|why| failed(&self.path, &why))?
-            .unwrap_or_default();
-        let endpoints = header
-            .split(',')
-            .filter_map(|name| name.strip_prefix(ENDPOINT)?.parse().ok())
-            .collect();
-        let mut series = Series {
-            endpoints,
-            ..Series::default()
+        let read = || -> csv::Result<Series> {
+            let mut lines = csv::Reader::from_path(&self.path)?;
+            let names = lines.headers()?.iter();
+            let mut series = Series {
+                endpoints: names
+                    .filter_map(|name| name.strip_prefix(ENDPOINT)?.parse().ok())
+                    .collect(),
+                ..Series::default()
+            };
+            for line in lines.records() {
+                let Row(sample, by_endpoint) = line?.deserialize(None)?;
+                series.samples.push(sample);
+                series.by_endpoint.extend(by_endpoint);
+            }
+            Ok(series)
         };
-        if header != columns(&series.endpoints) {
-            let found: String = header.chars().take(200).collect();
-            let what = format!("line 1 is {found:?}, not {:?}", columns(&[]));
-            return Err(format!(
-                "{} is not a trace of this version: {what}",
-                self.path.display()
-            )
-            .into());
-        }
-        let names = header.split(',').collect();
-        for (at, line) in lines.enumerate() {
-            let Row(sample, by_endpoint) = self.parse(
-                at + 2,
-                &line.map_err(|why| failed(&self.path, &why))?,
-                &names,
-            )?;
-            series.samples.push(sample);
-            series.by_endpoint.extend(by_endpoint);
-        }
-        Ok(series)
-    }
-
-    fn parse(&self, line: usize, text: &str, names: &StringRecord) -> Result<Row, Failure> {
-        let fields: StringRecord = text.split(',').collect();
-        if fields.len() != names.len() {
-            let (found, wanted) = (fields.len(), names.len());
-            return Err(format!(
-                "{}, line {line}: {found} fields, not {wanted}",
-                self.path.display()
-            )
-            .into());
-        }
-        fields.deserialize(None).map_err(|error| {
-            let at = match error.kind() {
-                csv::ErrorKind::Deserialize { err, .. } => err.field().unwrap_or_default() as usize,
-                _ => 0,
-            };
-            let text = |record: &StringRecord| {
-                record
-                    .get(at)
-                    .unwrap_or_default()
-                    .chars()
-                    .take(40)
-                    .collect::<String>()
-            };
-            let column = text(names);
-            let most = match column.as_str() {
-                "run" => u64::from(u16::MAX),
-                name if name.starts_with(ENDPOINT) => u64::from(u32::MAX),
-                _ => u64::MAX,
-            };
-            let (path, found) = (self.path.display(), text(&fields));
-            format!(
-                "{path}, line {line}, column {column}: {found:?} is not a number from 0 to {most}"
-            )
-            .into()
-        })
+        read().map_err(|why| failed(&self.path, &why.into()))
     }
 }
 

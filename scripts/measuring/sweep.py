@@ -1,9 +1,9 @@
-"""Measures benchkv at every point of a grid and makes one page of the results. A sweep that was ended early continues where it was.
+"""Measures benchkv at every point of a grid and compares the results. A sweep that was ended early continues where it was.
 
   scripts/sweep --name NAME [options] [-- options of benchkv for every point]
 
 RESULTS/NAME/ has POINT.json for each job (BACKEND-rRANKS-dDEPTH-POLICY-N), POINT.log of its last attempt, conditions (the options: a sweep
-of this name with other options for its points is refused) and report.html. A point with a valid result of the requested number of ranks is not
+of this name with other options for its points is refused) and report.txt, report.svg. A point with a valid result of the requested number of ranks is not
 run again; a point whose file is broken, of another version, or of an interrupted job, is. The grid of a sweep may grow.
 
 Exit status: 0 all points are measured, 1 some failed, 2 bad arguments, 130 interrupted.
@@ -266,7 +266,7 @@ def main():
 
 
 def sweep(asked, benchkv, directory, points, lock):
-    """Runs the points that have no result yet, and makes the page."""
+    """Runs the points that have no result yet, and the report."""
     measured, skipped, failed = 0, 0, 0
     for point, ranks, command in points:
         result, log = directory / f"{point}.json", directory / f"{point}.log"
@@ -290,8 +290,8 @@ def sweep(asked, benchkv, directory, points, lock):
     print(f"{measured} measured, {skipped} there before, {failed} failed", end="")
     valid = sorted(file for file in directory.glob("*.json") if is_valid(benchkv, file))
     if valid:
-        page = directory / "report.html"
-        tools.output([benchkv, "report", "-o", page, *valid])
-        print(f"; {page}", end="")
+        report = directory / "report.txt"
+        report.write_text(tools.output([benchkv, "report", "-o", directory / "report.svg", *valid]))
+        print(f"; {report}", end="")
     print()
     return 1 if failed else 0

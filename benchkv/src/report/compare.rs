@@ -35,9 +35,6 @@ const SETTINGS: [&str; 19] = [
 /// Settings that make no difference: directories.
 const IRRELEVANT: [&str; 2] = ["options.shm_dir", "options.trace"];
 
-/// Maximum number of series that are easy to distinguish in one chart.
-const EASY: usize = 7;
-
 /// Settings by name. The name of a nested setting begins with those of its parents.
 type Settings = BTreeMap<String, Value>;
 
@@ -48,20 +45,17 @@ pub(super) struct Group {
     pub(super) members: Vec<usize>,
     /// The settings that distinguish it from other groups; the backend if none has to.
     pub(super) label: String,
-    /// Its place on the axis, if there is an axis.
-    pub(super) x: Option<f64>,
+    /// Its place on the axis, as text; empty without an axis.
+    pub(super) place: String,
     /// The settings that distinguish it from others at the same place.
     pub(super) series: String,
-    /// The settings that distinguish its chart from others.
-    pub(super) panel: String,
 }
 
 /// The comparison of results.
 #[derive(Debug, Clone)]
 pub(super) struct Comparison {
+    /// Groups, by series, then along the axis.
     pub(super) groups: Vec<Group>,
-    /// The setting on the x axis, with its unit, if a number differs.
-    pub(super) axis: Option<String>,
     /// Settings that all results share.
     pub(super) common: Vec<(String, String)>,
 }
@@ -76,40 +70,52 @@ impl Comparison {
                 .any(|pair| matches!(pair, [a, b] if a.get(*name) != b.get(*name)))
         };
         let telling = telling(&settings, names.iter().filter(differs));
+        // The first number that differs.
         let axis = telling.iter().copied().find(|name| {
             settings
                 .iter()
                 .all(|all| all.get(*name).is_some_and(Value::is_number))
         });
-        let panel = panel(&settings, &telling, axis);
-        // The order of the page: by panel, then by series, then along the axis.
-        let keys: Vec<&String> = panel
+        let others: Vec<&String> = telling
             .into_iter()
-            .chain(telling.iter().copied().filter(|name| Some(*name) != axis))
-            .chain(axis)
+            .filter(|name| Some(*name) != axis)
             .collect();
+        let keys: Vec<&String> = others.iter().copied().chain(axis).collect();
         let mut members: Vec<(usize, &Settings)> = settings.iter().enumerate().collect();
         members.sort_by(|(_, a), (_, b)| {
             keys.iter()
                 .map(|name| by_size(a.get(*name), b.get(*name)))
                 .fold(Ordering::Equal, Ordering::then)
         });
-        let mut groups: Vec<Group> = Vec::new();
-        for alike in members
-            .chunk_by(|(_, a), (_, b)| telling.iter().all(|name| a.get(*name) == b.get(*name)))
-        {
-            let members = alike.iter().map(|(member, _)| *member).collect();
-            groups.extend(
-                alike
-                    .first()
-                    .map(|(_, all)| group(members, all, &telling, axis, panel)),
-            );
-        }
+        let group = |alike: &[(usize, &Settings)]| {
+            let (_, all) = alike.first()?;
+            let series = described(&others, all);
+            let place = described(axis.as_slice(), all);
+            let parts = [series.as_str(), place.as_str()];
+            let label = parts.map(str::to_owned).into_iter();
+            let label: Vec<String> = label.filter(|part| !part.is_empty()).collect();
+            let named = |text: String| {
+                if text.is_empty() {
+                    text_of(all.get("backend"))
+                } else {
+                    text
+                }
+            };
+            Some(Group {
+                members: alike.iter().map(|(member, _)| *member).collect(),
+                label: named(label.join(", ")),
+                place,
+                series: named(series),
+            })
+        };
+        let groups = members
+            .chunk_by(|(_, a), (_, b)| keys.iter().all(|name| a.get(*name) == b.get(*name)))
+            .filter_map(group)
+            .collect();
         let common = names.iter().filter(|name| !differs(name));
-        let of_first = |name: &String| Some((title(name), text(settings.first()?.get(name))));
+        let of_first = |name: &String| Some((title(name), text_of(settings.first()?.get(name))));
         Self {
             groups,
-            axis: axis.map(|name| with_unit(name)),
             common: common.filter_map(of_first).collect(),
         }
     }
@@ -168,7 +174,7 @@ fn telling<'a>(
         let values = settings.iter().map(|all| {
             names
                 .iter()
-                .map(|name| text(all.get(*name)))
+                .map(|name| text_of(all.get(*name)))
                 .collect::<Vec<_>>()
         });
         values.collect::<BTreeSet<_>>().len()
@@ -184,45 +190,6 @@ fn telling<'a>(
     telling
 }
 
-/// Returns the setting by which results are divided into several charts, if one chart would have
-/// too many series. That is the setting that leaves the most series together of those that are easy
-/// to distinguish; otherwise the setting that leaves the fewest.
-fn panel<'a>(
-    settings: &[Settings],
-    telling: &[&'a String],
-    axis: Option<&String>,
-) -> Option<&'a String> {
-    let others: Vec<&String> = telling
-        .iter()
-        .copied()
-        .filter(|name| Some(*name) != axis)
-        .collect();
-    let series_without = |left_out: Option<&String>| {
-        let names = others.iter().filter(|name| Some(**name) != left_out);
-        let values = settings.iter().map(|all| {
-            names
-                .clone()
-                .map(|name| text(all.get(*name)))
-                .collect::<Vec<_>>()
-        });
-        values.collect::<BTreeSet<_>>().len()
-    };
-    if others.len() < 2 || series_without(None) <= EASY {
-        return None;
-    }
-    let easy = others
-        .iter()
-        .copied()
-        .filter(|name| series_without(Some(name)) <= EASY);
-    easy.max_by_key(|name| series_without(Some(name)))
-        .or_else(|| {
-            others
-                .iter()
-                .copied()
-                .min_by_key(|name| series_without(Some(name)))
-        })
-}
-
 /// Compares settings: numbers by their value, before texts.
 fn by_size(a: Option<&Value>, b: Option<&Value>) -> Ordering {
     let number = |value: Option<&Value>| value.and_then(Value::as_f64);
@@ -230,43 +197,20 @@ fn by_size(a: Option<&Value>, b: Option<&Value>) -> Ordering {
         (Some(a), Some(b)) => a.total_cmp(&b),
         (Some(_), None) => Ordering::Less,
         (None, Some(_)) => Ordering::Greater,
-        (None, None) => text(a).cmp(&text(b)),
+        (None, None) => text_of(a).cmp(&text_of(b)),
     }
 }
 
-fn group(
-    members: Vec<usize>,
-    all: &Settings,
-    telling: &[&String],
-    axis: Option<&String>,
-    panel: Option<&String>,
-) -> Group {
-    let described = |keep: &dyn Fn(&String) -> bool| {
-        let parts: Vec<String> = telling
-            .iter()
-            .filter(|name| keep(name))
-            .map(|name| described(name, all.get(*name)))
-            .collect();
-        parts.join(", ")
-    };
-    let backend = || text(all.get("backend"));
-    let named = |text: String| if text.is_empty() { backend() } else { text };
-    Group {
-        members,
-        label: named(described(&|_| true)),
-        x: axis.and_then(|name| all.get(name)?.as_f64()),
-        series: named(described(&|name| Some(name) != axis && Some(name) != panel)),
-        panel: described(&|name| Some(name) == panel),
-    }
-}
-
-/// Returns a setting in a few words. A label, and the names of a backend and a carrier, stand
-/// alone.
-fn described(name: &str, value: Option<&Value>) -> String {
-    match (name, text(value)) {
-        ("backend" | "carrier" | "options.label", value) => value,
-        (_, value) => format!("{} {value}", title(name)),
-    }
+/// Returns settings in a few words. A label, and the names of a backend and a carrier, stand alone.
+fn described(names: &[&String], all: &Settings) -> String {
+    let parts: Vec<String> = names
+        .iter()
+        .map(|name| match (name.as_str(), text_of(all.get(*name))) {
+            ("backend" | "carrier" | "options.label", value) => value,
+            (_, value) => format!("{} {value}", title(name)),
+        })
+        .collect();
+    parts.join(", ")
 }
 
 fn title(name: &str) -> String {
@@ -286,28 +230,8 @@ fn title(name: &str) -> String {
     }
 }
 
-fn with_unit(name: &str) -> String {
-    let (title, last) = (title(name), name.rsplit('.').next().unwrap_or(name));
-    let suffixed = |suffix: &str| last.rsplit('_').next().is_some_and(|end| end == suffix);
-    let unit = match last {
-        "ranks" => "processes",
-        "queue_depth" => "operations outstanding per client",
-        "server_threads" | "client_threads" => "threads per rank",
-        "key_range" => "keys per rank",
-        "contexts" => "queue pairs",
-        "byte" => "ps",
-        _ if name.starts_with("simulation.") => "ns",
-        _ if suffixed("ratio") => "share",
-        _ => ["bytes", "s", "ms", "us", "ns"]
-            .into_iter()
-            .find(|unit| suffixed(unit))
-            .unwrap_or("count"),
-    };
-    format!("{} ({unit})", title.trim_end_matches(&format!(" {unit}")))
-}
-
 /// Returns a value in words.
-fn text(value: Option<&Value>) -> String {
+fn text_of(value: Option<&Value>) -> String {
     match value {
         None | Some(Value::Null) => "none".to_owned(),
         Some(Value::String(text))
@@ -320,7 +244,7 @@ fn text(value: Option<&Value>) -> String {
         Some(Value::Array(parts)) if parts.is_empty() => "none".to_owned(),
         Some(Value::Array(parts)) => parts
             .iter()
-            .map(|part| text(Some(part)))
+            .map(|part| text_of(Some(part)))
             .collect::<Vec<_>>()
             .join(" "),
         Some(other) => other.to_string(),
@@ -371,50 +295,6 @@ mod tests {
             telling_names(&all(&[hold(1), hold(1)])),
             Vec::<String>::new(),
             "repeats"
-        );
-    }
-
-    #[test]
-    fn charts_with_many_series_are_parted_where_most_stay_together() {
-        let backends = ["meta", "direct", "sharded", "delegation"];
-        let point = |number: usize| json!({ "backend": backends[number % 4], "ranks": 2 << (number / 8), "queue_depth": 1 + number / 4 % 2 });
-        let results = all(&(0..16).map(point).collect::<Vec<_>>());
-        let names = telling_names(&results);
-        let names: Vec<&String> = names.iter().collect();
-        let axis = names[1];
-        assert_eq!(
-            (
-                axis.as_str(),
-                panel(&results, &names, Some(axis)).unwrap().as_str()
-            ),
-            ("ranks", "queue_depth")
-        );
-        assert_eq!(
-            panel(&results[..4], &names, Some(axis)),
-            None,
-            "four series fit"
-        );
-    }
-
-    #[test]
-    fn axes_name_units() {
-        let named = [
-            "ranks",
-            "options.remote_ratio",
-            "options.hold_ns",
-            "sizes.ring_bytes",
-            "options.flush_every",
-        ]
-        .map(with_unit);
-        assert_eq!(
-            named,
-            [
-                "ranks (processes)",
-                "remote ratio (share)",
-                "hold (ns)",
-                "ring (bytes)",
-                "flush every (count)"
-            ]
         );
     }
 }

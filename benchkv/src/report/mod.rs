@@ -1,31 +1,22 @@
-//! `benchkv report`: one page from the results of one or many jobs. It needs no network, no script
-//! and no other file.
+//! `benchkv report`: the results of one or many jobs side by side, as text, and as a chart of
+//! latency against rate.
 //!
 //! - `compare`: the differences between the results.
-//! - `figures`: the charts; [`harness::chart`]: how they are drawn.
-//! - `traces`: the charts over time.
-//! - `page`: the HTML around them.
 
-use std::fmt::Display;
+use std::fmt::Write;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use harness::Failure;
-use harness::report::{nanos, plural, rate, to_stdout};
+use harness::chart::{Axis, Chart, Series};
+use harness::report::{Table, nanos, plural, rate, to_stdout};
 
 use crate::cli::JobArgs;
 use crate::cli::ReportArgs;
-use crate::result::JobResult;
-use crate::trace::TraceFile;
-use compare::Comparison;
-use figures::Measurements;
-use page::{Cell, Page};
-use traces::Trace;
+use crate::result::{JobResult, Measured, RunSpread};
+use compare::{Comparison, Group};
 
 mod compare;
-mod figures;
-mod page;
-mod traces;
 
 /// Maximum spread of the runs of one result without a warning, as a share of their mean (standard
 /// deviation).
@@ -33,32 +24,48 @@ const WIDE_SPREAD: f64 = 0.2;
 /// Maximum deviation of Little's law without a warning.
 const LAW_LIMIT: f64 = 0.05;
 
-/// Names the option that a failure concerns.
-fn of_output(why: impl Display) -> Failure {
-    format!("--output: {why}").into()
-}
-
-/// Likewise.
-fn of_trace(why: impl Display) -> Failure {
-    format!("--trace: {why}").into()
-}
-
-/// Checks whether the page may be written to `page`.
-fn check_page(args: &ReportArgs, page: &Path) -> Result<(), Failure> {
-    let is_page = |file: &PathBuf| is_same_file(file, page);
-    let series = args
-        .trace
-        .as_deref()
-        .map_or(Ok(Vec::new()), TraceFile::all_in)
-        .map_err(of_trace)?;
-    if args.files.iter().any(is_page) || series.iter().any(|series| is_page(&series.path)) {
-        return Err(format!(
-            "--output: {} is read for the page; name another file",
-            page.display()
-        )
-        .into());
+/// Reads the results, prints them side by side, and writes the chart. With `--check` only reads.
+///
+/// # Errors
+/// The first file that is not a result of this version, or the system's reason why the chart cannot
+/// be written.
+pub fn run(args: &ReportArgs) -> Result<(), Failure> {
+    let read = || args.files.iter().map(|file| JobResult::read(file));
+    if args.check {
+        for (path, result) in args.files.iter().zip(read()) {
+            if result?.interrupted {
+                return Err(format!(
+                    "{} is of a job that was interrupted; repeat it",
+                    path.display()
+                )
+                .into());
+            }
+        }
+        return Ok(());
     }
-    harness::file::check(page).map_err(of_output)
+    if let Some(chart) = &args.output {
+        if args.files.iter().any(|file| is_same_file(file, chart)) {
+            let path = chart.display();
+            return Err(
+                format!("--output: {path} is one of the results; name another file").into(),
+            );
+        }
+        harness::file::check(chart).map_err(|why| format!("--output: {why}"))?;
+    }
+    let results = read().collect::<Result<Vec<_>, _>>()?;
+    let comparison = Comparison::of(&results);
+    let names: Vec<String> = args
+        .files
+        .iter()
+        .map(|file| file.display().to_string())
+        .collect();
+    to_stdout(text(&names, &results, &comparison).as_bytes())
+        .map_err(|why| format!("the report cannot be written to standard output: {why}"))?;
+    if let Some(file) = &args.output {
+        let svg = chart(&results, &comparison).svg()?;
+        harness::file::write(file, svg.as_bytes()).map_err(|why| format!("--output: {why}"))?;
+    }
+    Ok(())
 }
 
 /// Returns whether both names lead to the same existing file.
@@ -67,133 +74,21 @@ fn is_same_file(one: &Path, other: &Path) -> bool {
     identity(one).is_some_and(|one| Some(one) == identity(other))
 }
 
-/// Reads the results and writes the page. With `--check` only reads.
-///
-/// # Errors
-/// The first file that is not a result of this version, or the system's reason why the page cannot
-/// be written.
-pub fn run(args: &ReportArgs) -> Result<(), Failure> {
-    let read = || {
-        args.files
-            .iter()
-            .map(|file| JobResult::read(file))
-            .collect::<Result<Vec<_>, _>>()
-    };
-    if args.check {
-        let cut = args
-            .files
-            .iter()
-            .zip(read()?)
-            .find(|(_, result)| result.interrupted);
-        return cut.map_or(Ok(()), |(path, _)| {
-            Err(format!(
-                "{} is of a job that was interrupted; repeat it",
-                path.display()
-            )
-            .into())
-        });
+/// Returns the report about `results`, which were read from files of these names.
+fn text(names: &[String], results: &[JobResult], comparison: &Comparison) -> String {
+    let mut text = format!("{}\n", plural(results.len(), "result"));
+    for warning in warnings(names, results) {
+        let _ = writeln!(text, "{warning}");
     }
-    args.page().map_or(Ok(()), |page| check_page(args, page))?;
-    let results = read()?;
-    let traces = args
-        .trace
-        .as_deref()
-        .map(read_traces)
-        .transpose()?
-        .unwrap_or_default();
-    let names: Vec<String> = args
-        .files
-        .iter()
-        .map(|file| file.display().to_string())
-        .collect();
-    let content = page(&names, &results, &traces);
-    match args.page() {
-        Some(file) => harness::file::write(file, content.as_bytes()).map_err(of_output),
-        None => to_stdout(content.as_bytes())
-            .map_err(|why| format!("the page cannot be written to standard output: {why}").into()),
+    let _ = writeln!(text);
+    for (name, value) in conditions(comparison, results) {
+        let _ = writeln!(text, "{name}: {value}");
     }
-}
-
-fn read_traces(dir: &Path) -> Result<Vec<Trace>, Failure> {
-    let files = TraceFile::all_in(dir).map_err(of_trace)?;
-    if files.is_empty() {
-        let there = "has no rank-R-daemon-D.csv; name a directory that `benchkv --trace DIR` wrote";
-        return Err(of_trace(format!("{} {there}", dir.display())));
-    }
-    files
-        .iter()
-        .map(Trace::read)
-        .collect::<Result<_, _>>()
-        .map_err(of_trace)
-}
-
-/// Returns the page about `results`, which were read from files of these names.
-fn page(names: &[String], results: &[JobResult], traces: &[Trace]) -> String {
-    let comparison = Comparison::of(results);
-    let groups = Measurements::of(&comparison, results);
-    let title = format!("benchkv: {}", plural(results.len(), "result"));
-    let repeats = results.len() - comparison.groups.len();
-    let about = match repeats {
-        0 => "Rates are of all ranks together, latencies are round trips.".to_owned(),
-        repeats => format!(
-            "Rates are of all ranks together, latencies are round trips. {repeats} of the files repeat others and are drawn with them."
-        ),
-    };
-    let mut page = Page::new(&title, &about);
-    page.warnings(&warnings(names, results));
-    page.heading("Conditions", "What all results have in common.");
-    page.conditions(&conditions(&comparison, results));
-    page.heading("Results", "Each file. The spread is the standard deviation over its runs, and the slowest and the fastest of them.");
-    let (header, rows) = table(names, results, &comparison);
-    page.table(&header, &rows);
-    let latencies = figures::latencies(&groups);
-    let runs = figures::runs(&groups);
-    let activity = figures::activity(&groups);
+    let _ = write!(text, "\n{}", table(names, results, comparison));
     if comparison.groups.len() > 1 {
-        page.heading("Comparison", "By what differs between the results.");
-        for (title, header, rows) in figures::tables(&comparison, &groups) {
-            let about = "In brackets: the difference from the first column. Behind \u{b1}: half the interval that has the mean with a certainty of \
-                         95 %, over files that repeat each other.";
-            page.subheading(&title, about);
-            page.table(&header, &rows);
-        }
-        figures::comparison(&comparison, &groups)
-            .iter()
-            .for_each(|charts| page.charts(charts));
-        page.heading("Latency", "Round trips by the share of operations that are faster: the further to the right, the rarer.");
-        page.charts(&latencies);
-        page.heading(
-            "Runs",
-            "Runs of one result are measured one after the other in the same processes.",
-        );
-        page.charts(&runs);
-        page.heading(
-            "Daemons",
-            "A daemon polls in rounds; the more messages a round finds, the less each costs.",
-        );
-        page.charts(&activity);
-    } else {
-        page.heading("Measurements", "Round trips by the share of operations that are faster; runs, in their order; rounds of daemons.");
-        page.charts(&[latencies, runs, activity].concat());
+        let _ = write!(text, "\n{}", differences(results, comparison));
     }
-    if !traces.is_empty() {
-        page.heading("Daemons over time", "Of the job whose traces were given.");
-        page.charts(&traces::figures(traces, false));
-        let about = "Every round that did something, for a millisecond from the first on; and requests outstanding to other ranks: in the first \
-                     burst, when they first became fewer, at their peak, and in measured runs.";
-        page.heading("How daemons began", about);
-        let (header, rows) = traces::begins(traces);
-        page.table(&header, &rows);
-        page.charts(&traces::figures(traces, true));
-        if let Some(trace) = traces.iter().find(|trace| trace.endpoints.len() > 1) {
-            page.subheading(
-                "By endpoint",
-                "Of the first daemon with several: whether their answers come together, or spread.",
-            );
-            page.charts(&traces::figures(&trace.endpoints, true));
-        }
-    }
-    page.end(&title)
+    text
 }
 
 /// A function that returns whether a warning concerns a result.
@@ -288,16 +183,6 @@ fn threads_on_cores(result: &JobResult) -> String {
     )
 }
 
-/// Returns the completions that daemons found in a round, and the shares of rounds that found none,
-/// one, up to ten, up to a hundred, more.
-fn completions(result: &JobResult) -> String {
-    let of = &result.measured.activity;
-    let shares = of
-        .loops_by_cqes
-        .map(|share| format!("{:.0}", 100.0 * share));
-    format!("{:.2} ({} %)", of.cqes_per_loop, shares.join("/"))
-}
-
 /// A property of a result, in words.
 type Property = fn(&JobResult) -> String;
 
@@ -340,20 +225,14 @@ fn conditions(comparison: &Comparison, results: &[JobResult]) -> Vec<(String, St
 }
 
 /// The columns of the table of all results.
-const FIGURES: [(&str, Property); 20] = [
+const FIGURES: [(&str, Property); 13] = [
     ("total", |result| rate(result.measured.total_rps)),
-    ("\u{b1}", |result| {
-        let share = |deviation: f64| {
-            format!(
-                "{:.1} %",
-                100.0 * deviation / result.measured.total_rps.max(1e-9)
-            )
-        };
-        result
-            .over_runs
-            .total_rps
-            .std_dev
-            .map_or_else(|| "-".to_owned(), share)
+    ("std dev", |result| {
+        let deviation = result.over_runs.total_rps.std_dev;
+        deviation.map_or_else(
+            || "-".to_owned(),
+            |deviation| percent(deviation / result.measured.total_rps),
+        )
     }),
     ("slowest run", |result| rate(result.over_runs.total_rps.min)),
     ("fastest run", |result| rate(result.over_runs.total_rps.max)),
@@ -363,71 +242,127 @@ const FIGURES: [(&str, Property); 20] = [
     ("p99.9", |result| {
         nanos(result.measured.latency_ns.p999 as f64)
     }),
-    ("gets p50", |result| {
-        nanos(result.measured.get_latency_ns.p50 as f64)
-    }),
-    ("gets p99", |result| {
-        nanos(result.measured.get_latency_ns.p99 as f64)
-    }),
-    ("puts p50", |result| {
-        nanos(result.measured.put_latency_ns.p50 as f64)
-    }),
-    ("puts p99", |result| {
-        nanos(result.measured.put_latency_ns.p99 as f64)
-    }),
-    ("core time an operation", |result| {
+    ("core time", |result| {
         result.cpu_ns_per_op.map_or_else(|| "-".to_owned(), nanos)
     }),
-    ("messages per WRITE", |result| {
+    ("a WRITE", |result| {
         format!("{:.1}", result.measured.activity.messages_per_write)
     }),
-    ("empty rounds", |result| {
-        format!("{:.0} %", 100.0 * result.measured.activity.empty_loops)
-    }),
-    ("completions a round", completions),
-    ("rho", |result| {
-        format!("{:.3}", result.measured.activity.rho)
+    ("a round", |result| {
+        format!("{:.2}", result.measured.activity.cqes_per_loop)
     }),
     ("lost", |result| result.fate.lost.to_string()),
     ("not found", |result| result.fate.not_found.to_string()),
-    ("threads on cores", threads_on_cores),
 ];
 
-fn table(
-    names: &[String],
-    results: &[JobResult],
-    comparison: &Comparison,
-) -> (Vec<Cell>, Vec<Vec<Cell>>) {
-    let text = |text: &str| [Cell::Text(text.to_owned())].into_iter();
-    let row = |label: &str, figures: [String; FIGURES.len()], name: &str| {
-        text(label)
-            .chain(figures.map(Cell::Figure))
-            .chain(text(name))
-            .collect()
+fn percent(share: f64) -> String {
+    format!("{:.1} %", 100.0 * share)
+}
+
+/// Returns a row for each file.
+fn table(names: &[String], results: &[JobResult], comparison: &Comparison) -> Table {
+    let header = FIGURES.map(|(name, _)| name);
+    let mut table = Table::new(["settings"].into_iter().chain(header).chain(["file"]));
+    for Group { members, label, .. } in &comparison.groups {
+        for (number, member) in (1..).zip(members) {
+            let (Some(result), Some(name)) = (results.get(*member), names.get(*member)) else {
+                continue;
+            };
+            let label = match members.len() {
+                1 => label.clone(),
+                count => format!("{label}, repeat {number} of {count}"),
+            };
+            let figures = FIGURES.map(|(_, of)| of(result));
+            table.row([label].into_iter().chain(figures).chain([name.clone()]));
+        }
+    }
+    table
+}
+
+/// Returns a row for each group: its mean throughput with the confidence interval of repeats, and
+/// the difference from the first group at the same place of the axis.
+fn differences(results: &[JobResult], comparison: &Comparison) -> Table {
+    let mut table = Table::new([
+        "settings",
+        "throughput",
+        "95 % interval",
+        "difference",
+        "from",
+    ]);
+    let rates = |group: &Group| -> Vec<f64> {
+        let members = group.members.iter().filter_map(|at| results.get(*at));
+        members.map(|member| member.measured.total_rps).collect()
     };
-    let header = row("settings", FIGURES.map(|(name, _)| name.to_owned()), "file");
-    let of_member = |label: &str, member: usize| {
-        let (result, name) = (results.get(member)?, names.get(member)?);
-        Some(row(label, FIGURES.map(|(_, of)| of(result)), name))
-    };
-    let members = comparison.groups.iter().flat_map(|group| {
-        let count = group.members.len();
-        let label = move |number: usize| match count {
-            1 => group.label.clone(),
-            count => format!("{}, repeat {} of {count}", group.label, number + 1),
-        };
-        group
-            .members
+    let mean = |group: &Group| rates(group).iter().sum::<f64>() / group.members.len() as f64;
+    for group in &comparison.groups {
+        let of = mean(group);
+        let interval =
+            confidence(&rates(group)).map(|half| format!("\u{b1} {}", percent(half / of)));
+        let mut at_place = comparison
+            .groups
             .iter()
-            .enumerate()
-            .map(move |(number, member)| (label(number), *member))
+            .filter(|one| one.place == group.place);
+        let first = at_place.next().filter(|first| first.series != group.series);
+        let apart = first.map(|first| format!("{:+.1} %", 100.0 * (of / mean(first) - 1.0)));
+        let cells = [
+            Some(rate(of)),
+            interval,
+            apart,
+            first.map(|first| first.series.clone()),
+        ];
+        let cells = cells.map(|cell| cell.unwrap_or_else(|| "-".to_owned()));
+        table.row([group.label.clone()].into_iter().chain(cells));
+    }
+    table
+}
+
+/// Returns half the width of the interval in which the mean lies with a certainty of 95 %, by
+/// Student's t, for independent values; `None` for fewer than two.
+fn confidence(values: &[f64]) -> Option<f64> {
+    /// The 97.5th percentiles of Student's distribution, for 1 to 30 degrees of freedom
+    /// (NIST/SEMATECH e-Handbook, 1.3.6.7.2).
+    const T: [f64; 30] = [
+        12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
+        2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056,
+        2.052, 2.048, 2.045, 2.042,
+    ];
+    let std_dev = RunSpread::of(values).std_dev?;
+    Some(T.get(values.len() - 2).copied().unwrap_or(1.96) * std_dev / (values.len() as f64).sqrt())
+}
+
+/// Returns the chart of latency against rate: a line for each series, with a point for each result,
+/// or for each load of a sweep.
+fn chart(results: &[JobResult], comparison: &Comparison) -> Chart {
+    let point = |of: &Measured| (of.total_rps, of.latency_ns.p99 as f64);
+    let points = |group: &Group| -> Vec<(f64, f64)> {
+        let members = group.members.iter().filter_map(|at| results.get(*at));
+        let points = |member: &JobResult| match member.sweep() {
+            Some(_) => member.runs.iter().map(|run| point(&run.measured)).collect(),
+            None => vec![point(&member.measured)],
+        };
+        members.flat_map(points).collect()
+    };
+    let groups = comparison.groups.chunk_by(|a, b| a.series == b.series);
+    let series = groups.map(|groups| Series {
+        name: groups
+            .first()
+            .map_or_else(String::new, |first| first.series.clone()),
+        points: groups.iter().flat_map(points).collect(),
     });
-    (
-        header,
-        members
-            .filter_map(|(label, member)| of_member(&label, member))
-            .collect(),
-    )
+    Chart {
+        title: "99th percentile of round trips, by throughput of all ranks".to_owned(),
+        x: Axis {
+            title: "operations per second".to_owned(),
+            label: rate,
+            is_log: false,
+        },
+        y: Axis {
+            title: "round trip".to_owned(),
+            label: nanos,
+            is_log: true,
+        },
+        series: series.collect(),
+    }
 }
 
 #[cfg(test)]
@@ -435,19 +370,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_directory_without_traces_is_refused_with_what_to_do() {
-        let dir = std::env::temp_dir().join(format!("benchkv-report-{}", std::process::id()));
-        let refused = |dir: &Path| read_traces(dir).unwrap_err().to_string();
-        assert!(refused(&dir).contains("No such file"));
-        std::fs::create_dir(&dir).unwrap();
-        let empty = refused(&dir);
-        std::fs::write(dir.join("rank-0-daemon-0.csv"), "a,b\n").unwrap();
-        let other = refused(&dir);
-        std::fs::remove_dir_all(&dir).unwrap();
+    fn the_interval_is_that_of_student() {
+        assert_eq!([confidence(&[]), confidence(&[7.0])], [None, None]);
+        // Standard deviation 1, three values.
         assert!(
-            empty.contains("rank-R-daemon-D.csv") && empty.contains("--trace DIR"),
-            "{empty}"
+            confidence(&[9.0, 10.0, 11.0])
+                .is_some_and(|half| (half - 4.303 / 3f64.sqrt()).abs() < 1e-9)
         );
-        assert!(other.contains("not a trace of this version"), "{other}");
+        assert_eq!(confidence(&[5.0; 40]), Some(0.0));
     }
 }

@@ -6,7 +6,7 @@
 //! - `output`: the table and the JSON document.
 //! - `tables`: the flat form, in each format.
 //! - `policies`: the effects of policies, and the series of the daemons.
-//! - `page`: the page of `benchkv report`.
+//! - `report`: results side by side.
 //! - `sweep`: the script that measures at many points.
 //! - `bad_input`: jobs that cannot run are refused.
 //! - `death`: ranks and launchers that are killed. `storm`: the same at random, with every way to
@@ -33,8 +33,8 @@ mod job;
 mod measurement;
 mod memory;
 mod output;
-mod page;
 mod policies;
+mod report;
 mod sim;
 mod storm;
 mod sweep;

@@ -221,9 +221,9 @@ fn a_job_takes_no_more_memory_than_is_reckoned_before() {
     }
 }
 
-/// Returns the page of `benchkv report` about simulated jobs, one a line of options beside the
+/// Returns what `benchkv report` prints about simulated jobs, one a line of options beside the
 /// common ones.
-fn page_of(jobs: &[&str]) -> String {
+fn report_of(jobs: &[&str]) -> String {
     let dir = Scratch::on_disk();
     let files: Vec<_> = (0..jobs.len())
         .map(|number| dir.path().join(format!("{number}.json")))
@@ -239,12 +239,9 @@ fn page_of(jobs: &[&str]) -> String {
         assert_eq!(status, Some(0), "{said}");
         std::fs::write(file, document.unwrap().to_string()).unwrap();
     }
-    let page = benchkv(&["report", "-o", "-"])
-        .args(&files)
-        .output()
-        .unwrap();
-    assert!(page.status.success(), "{page:?}");
-    String::from_utf8(page.stdout).unwrap()
+    let report = benchkv(&["report"]).args(&files).output().unwrap();
+    assert!(report.status.success(), "{report:?}");
+    String::from_utf8(report.stdout).unwrap()
 }
 
 #[test]
@@ -254,13 +251,13 @@ fn results_of_different_models_or_courses_are_no_repeats_of_each_other() {
         (["--cpu message=45", "--cpu message=70"], "cpu message"),
         (["--runs 2", "--sweep depth=1,2"], "--sweep depth=1,2"),
     ] {
-        let page = page_of(&jobs);
+        let report = report_of(&jobs);
         assert!(
-            !page.contains("repeat 1 of") && page.contains(told),
+            !report.contains("repeat 1 of") && report.contains(told),
             "{jobs:?}: {told} is missing, or a repeat is not"
         );
     }
-    let same = page_of(&["--nic queue=526"; 2]);
+    let same = report_of(&["--nic queue=526"; 2]);
     assert!(
         same.contains("repeat 2 of 2")
             && same.contains("nic queue")
@@ -292,7 +289,7 @@ fn a_sweep_is_printed_by_load() {
         "{table}"
     );
     assert!(!table.contains("standard deviation"), "{table}");
-    assert!(page_of(&["--sweep depth=1,2"]).contains("A sweep: its runs have different loads"));
+    assert!(report_of(&["--sweep depth=1,2"]).contains("A sweep: its runs have different loads"));
 }
 
 #[test]

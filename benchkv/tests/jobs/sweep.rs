@@ -117,7 +117,7 @@ fn a_killed_sweep_goes_on_where_it_was_and_repeats_only_what_is_broken() {
     });
     killed.launcher().signal(libc::SIGKILL);
     killed.end();
-    assert!(sweep.starts().values().sum::<usize>() < 4 && !sweep.file("report.html").exists());
+    assert!(sweep.starts().values().sum::<usize>() < 4 && !sweep.file("report.txt").exists());
     let resumed = sweep.complete();
     assert!(
         resumed.status.success(),
@@ -132,7 +132,7 @@ fn a_killed_sweep_goes_on_where_it_was_and_repeats_only_what_is_broken() {
         resumed.stdout
     );
     assert!(
-        fs::read_to_string(sweep.file("report.html"))
+        fs::read_to_string(sweep.file("report.txt"))
             .unwrap()
             .contains("3 results")
     );

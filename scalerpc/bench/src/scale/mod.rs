@@ -187,9 +187,8 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
         .map(|clients| memory::measure(*clients))
         .collect::<Result<_, _>>()?;
     let document = Document::new(setting, verdict, curve, servers);
-    options
-        .svg
-        .as_deref()
-        .map_or(Ok(()), |path| file::write(path, document.plot().as_bytes()))?;
+    if let Some(path) = &options.svg {
+        file::write(path, document.plot()?.as_bytes())?;
+    }
     PROGRAM.show(&document, options.json.as_ref(), None)
 }

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use harness::chart::axis::Axis;
-use harness::chart::{Lines, Point, Series};
+use harness::Failure;
+use harness::chart::{Axis, Chart, Series};
 use harness::report::{Table, bytes, rate};
 use mlx5::NicParameters;
 use serde::Serialize;
@@ -137,49 +137,45 @@ impl Document {
     }
 
     /// Returns the curve as an SVG document.
-    pub(crate) fn plot(&self) -> String {
+    pub(crate) fn plot(&self) -> Result<String, Failure> {
         let series = |name: String, of: fn(&Pair) -> f64| Series {
             name,
             points: self
                 .curve
                 .iter()
-                .map(|pair| Point::new(f64::from(pair.clients), of(pair)))
+                .map(|pair| (f64::from(pair.clients), of(pair)))
                 .collect(),
         };
-        let off = |pair: &Pair| pair.off.responses_per_s;
-        let on = |pair: &Pair| pair.on.responses_per_s;
         let Setting {
             context_entries,
             context_miss_ns,
-            depth,
             group_size,
             slice_ns,
-            load,
             ..
         } = self.setting;
-        let counts: Vec<f64> = self
-            .curve
-            .iter()
-            .map(|pair| f64::from(pair.clients))
-            .collect();
-        let most = counts.last().copied().unwrap_or(0.0);
-        Lines {
-            title: "One server, throughput against the number of clients".to_owned(),
-            note: format!(
-                "Modelled, in virtual time: a NIC with {context_entries} queue pair contexts, of which each that is missing costs \
-                 {context_miss_ns} ns; {depth} calls of {} B outstanding by each client, responses of {} B. Shaded: more queue pairs than \
-                 contexts.",
-                load.request_bytes, load.response_bytes
+        Chart {
+            title: format!(
+                "One server, modelled: a NIC with {context_entries} contexts, {context_miss_ns} ns for one that is missing"
             ),
-            x: Axis::plain("clients (count)", counts.iter().copied()),
-            y: Axis::rates("throughput", "responses/s", self.curve.iter().flat_map(|pair| [off(pair), on(pair)])),
-            bands: if most > context_entries as f64 { vec![(context_entries as f64, most)] } else { Vec::new() },
+            x: Axis {
+                title: "clients".to_owned(),
+                label: |clients| format!("{clients:.0}"),
+                is_log: false,
+            },
+            y: Axis {
+                title: "responses per second".to_owned(),
+                label: rate,
+                is_log: false,
+            },
             series: vec![
-                series(format!("grouping on: groups of {group_size}, slices of {} us and longer", slice_ns / 1000), on),
-                series("grouping off".to_owned(), off),
+                series(
+                    format!("grouping on: groups of {group_size}, slices of {} us and longer", slice_ns / 1000),
+                    |pair| pair.on.responses_per_s,
+                ),
+                series("grouping off".to_owned(), |pair| pair.off.responses_per_s),
             ],
         }
-        .document()
+        .svg()
     }
 }
 
