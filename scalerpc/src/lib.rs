@@ -58,7 +58,7 @@
 //! | `two_servers` | a client that chooses among servers |
 //!
 //! `cargo bench -p scalerpc` measures both ends in one thread. `scalerpc_bench` (package
-//! `scalerpc-bench`) measures two processes, beside other RPC methods.
+//! `copyrpc-bench`) measures two processes, beside other RPC methods.
 //!
 //! ## A tour, in the order data flows
 //!

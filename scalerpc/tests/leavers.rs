@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use bench::held::{Counting, Held};
+use bench::held::{Counting, heap_bytes, memfds};
 use copyrpc_testing::limits;
 use scalerpc::mlx5::{Clock, Device, DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
 use scalerpc::rdma::{PendingClient, RdmaOptions};
@@ -110,16 +110,16 @@ fn clients_that_left_leave_nothing_behind() {
         for nth in 0..100 {
             room.visit(nth % 2 == 0);
         }
-        held.push(Held::now().unwrap());
+        let device_bytes: u64 = memfds().unwrap().values().sum();
+        held.push((heap_bytes(), device_bytes));
     }
     assert!(room.server.stats().accepted > 0);
     // A list may have grown by an entry or two; a byte for each client would be more.
-    let [_, first, .., last] = held[..] else {
+    let [_, (heap, device), .., last] = held[..] else {
         panic!("{held:?}")
     };
-    let grown = last.less(first);
     assert!(
-        grown.heap < (4 * 100 * AT_A_TIME) as f64 && grown.device <= 0.0,
+        last.0 < heap + (4 * 100 * AT_A_TIME) as u64 && last.1 <= device,
         "bytes after so many times 800 clients: {held:?}"
     );
 }

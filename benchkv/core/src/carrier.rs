@@ -99,7 +99,7 @@ pub struct Connection {
 /// Tables of a thread with endpoints.
 const THREAD_BYTES: u64 = 64 << 10;
 /// Bytes of an endpoint of copyrpc beside its two rings: a send queue of 256 WQEBBs, its
-/// bookkeeping, and the lane of the software device, as measured by `copyrpc_memory --send-wr 256`.
+/// bookkeeping, and the lane of the software device, as once measured.
 const QUEUE_BYTES: u64 = 23 << 10;
 /// Its part of the thread's receive queue and completion queues: 48 receives, and 64 completions in
 /// each of two queues.

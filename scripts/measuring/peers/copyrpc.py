@@ -72,10 +72,15 @@ class Ucx:
 def measure(bench):
     """Measures in turn."""
     tools.need("ucx_perftest")
-    program, memory = (tools.built("copyrpc/bench", "bin", name) for name in ("copyrpc_bench", "copyrpc_memory"))
+    program = tools.built("copyrpc/bench", "bin", "copyrpc_bench")
 
     def ours(*arguments):
         return bench.document_of([program, "--device", "soft", "--pin", bench.pin, "--wait", "busy", "--runs", "1", "--duration", "0.4", *arguments])
+
+    def of_copyrpc(document, figure):
+        """Returns a figure of the only load of the document."""
+        (load,) = document["figures"].values()
+        return at(load, f"copyrpc.{figure}")
 
     def rate(depth, *arguments):
         return ours("--verify=false", "--mode", "rate", "--depth", str(depth), *arguments)
@@ -97,15 +102,15 @@ def measure(bench):
         samples["ucx_rtt"].append(2000 * latency)
         samples["ucx_rtt_p50"].append(2000 * median)
         run = rate(1, "--baseline")
-        samples["rtt"].append(at(run, "ns_per_call.median"))
-        samples["rtt_of_blocks"].append(at(run, "ns_per_call_of_blocks"))
+        samples["rtt"].append(of_copyrpc(run, "ns_per_call.median"))
+        samples["rtt_of_blocks"].append(of_copyrpc(run, "ns_per_call_of_blocks.median"))
         samples["raw"].append(at(run, "raw_cacheline.latency_ns.p50"))
-        samples["rtt_p50"].append(at(ours("--verify=false", "--mode", "latency", "--depth", "1"), "round_trip_p50_ns.median"))
+        samples["rtt_p50"].append(of_copyrpc(ours("--verify=false", "--mode", "latency", "--depth", "1"), "round_trip_p50_ns.median"))
         samples["pair"].append(1e9 / service("blocking"))
         for mode in ("async", "tarpc", "tonic"):
             samples[mode].append(service(mode, 64))
         samples["ucx_rate"].append(ucx.figures("ucp_am_bw", 2000000)[2] / 2)
-        samples["rate"].append(at(rate(64), "calls_per_s.median"))
+        samples["rate"].append(of_copyrpc(rate(64), "calls_per_s.median"))
 
     bench.log("messages per WRITE")
     last = rate(64, "--runs", "5")
@@ -113,12 +118,13 @@ def measure(bench):
     # The same queues and rings, so that only the idle endpoints differ.
     same = ["--ring-size", "65536", "--batches", "21", "--srq-size", "32767", "--cq-size", "32768"]
     for _ in bench.each_round("idle endpoints, round", 5):
-        samples["alone"].append(at(rate(1, *same), "ns_per_call_of_blocks"))
-        samples["among"].append(at(rate(1, *same, "--connected", "1023"), "ns_per_call_of_blocks"))
+        samples["alone"].append(of_copyrpc(rate(1, *same), "ns_per_call_of_blocks.median"))
+        samples["among"].append(of_copyrpc(rate(1, *same, "--connected", "1023"), "ns_per_call_of_blocks.median"))
 
     counts = bench.count("copyrpc")
     bench.log("memory")
-    of_memory = bench.document_of([memory])
+    of_memory = ours("--verify=false", "--clients", "100,300", "--calls", "10000", "--ring-size", "16384", "--batches", "4", "--srq-size", "2047")
+    beyond_rings = at(of_memory, "server_bytes_per_further_client.copyrpc") - at(of_memory, "server_registered_bytes_per_further_client.copyrpc")
     ratios = {
         "copyrpc_rtt_vs_ucx_am": samples["rtt"] / samples["ucx_rtt"],
         "copyrpc_rtt_p50_vs_ucx_am_p50": samples["rtt_p50"] / samples["ucx_rtt_p50"],
@@ -133,10 +139,12 @@ def measure(bench):
     version = re.search(r"(?:Library version|Version|UCT version=)[: ]*(.*)", tools.output(["ucx_info", "-v"]))
     return {
         **{name: ratios[name].median for name in ratios if "p50" not in name},
-        "bytes_per_endpoint": at(of_memory, "bytes_per_endpoint"),
+        "bytes_per_endpoint": beyond_rings,
         "instructions_per_rpc": at(counts, "rpc_depth64"),
-        "messages_per_write": {side: at(last, f"{side}_messages_per_write") for side in ("caller", "answerer")},
-        "copyrpc_calls_per_s_of_5_runs": at(last, "calls_per_s"),
+        "messages_per_write": {
+            side: Samples(run[side]["messages_sent"] / run[side]["writes"] for run in of_copyrpc(last, "runs")).object() for side in ("client", "server")
+        },
+        "copyrpc_calls_per_s_of_5_runs": of_copyrpc(last, "calls_per_s"),
         "raw": {
             **{name: ratio.object() for name, ratio in ratios.items()},
             "copyrpc_rtt_ns": samples["rtt"].object(),
@@ -153,7 +161,6 @@ def measure(bench):
             "one_of_1024_endpoints_ns_per_call": samples["among"].object(),
             "idle_poll_instructions": {"one_endpoint": at(counts, "idle_poll"), "1024_endpoints": at(counts, "idle_poll_of_1024")},
             "instructions": counts,
-            "memory": of_memory,
         },
         "conditions": {
             "rounds": bench.rounds, "cores": bench.pin, "ucx": version.group(1) if version else "unknown", "ucx_transport": transport,

@@ -16,11 +16,11 @@ RIVALS = ["copyrpc", "rc-send", "ud-send"]
 def measure(bench):
     """Measures, all by one program."""
     bench.log("building")
-    program = tools.built("scalerpc/bench", "bin", "scalerpc_bench")
+    program = tools.built("copyrpc/bench", "bin", "scalerpc_bench")
     bench.log("measuring")
     run = bench.document_of([
         program, "compare", "--device", "soft", "--contestants", ",".join(["scalerpc", *RIVALS]),
-        "--rounds", bench.rounds, "--clients", "8,64", "--depth", "8", "--duration", "0.4", "--pin", bench.pin, "--wait", "busy",
+        "--runs", bench.rounds, "--clients", "8,64", "--depth", "8", "--duration", "0.4", "--pin", bench.pin, "--wait", "busy",
     ])
     return {
         **{

@@ -25,13 +25,18 @@ def measure(bench):
         command = ["taskset", "-c", bench.pin, udp, "--mode", mode, "--bytes", str(size), "--depth", str(depth), "--duration", "0.4"]
         return at(bench.document_of(command), "per_s")
 
+    def figure(document, name):
+        """Returns the median of a figure of the only load of the document."""
+        (load,) = document["figures"].values()
+        return at(load, f"copyrpc.{name}.median")
+
     bench.log("checking")
     last = ours(64)
     samples = {name: Samples() for name in ("rtt", "udp_rtt", "rate", "udp_rate", "write", "stream")}
     for _ in bench.each_round():
-        samples["rtt"].append(at(ours(1, "--verify=false"), "ns_per_call.median"))
+        samples["rtt"].append(figure(ours(1, "--verify=false"), "ns_per_call"))
         samples["udp_rtt"].append(1e9 / theirs("calls", MESSAGE, 1))
-        samples["rate"].append(at(ours(64, "--verify=false"), "calls_per_s.median"))
+        samples["rate"].append(figure(ours(64, "--verify=false"), "calls_per_s"))
         samples["udp_rate"].append(theirs("calls", MESSAGE, 64))
         samples["write"].append(theirs("write", WRITE, 8) * WRITE / 1e6)
         samples["stream"].append(theirs("stream", PACKET, 16) * 4096 / 1e6)

@@ -1,0 +1,7 @@
+//! `scalerpc_bench`: see the library.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    copyrpc_bench::scalerpc_bench()
+}

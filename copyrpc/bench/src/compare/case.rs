@@ -1,0 +1,205 @@
+//! One measurement: the contestants by name, and what the options say to them.
+
+use std::fmt;
+use std::ops::RangeInclusive;
+
+use bench::program::Fault;
+use clap::{ArgAction, ValueEnum};
+use harness::range::whole;
+use harness::window::WindowChoice;
+use serde::Serialize;
+
+/// Receives of the largest shared receive queue, on software and mlx5 devices alike.
+pub(crate) const MAX_SRQ_SIZE: u32 = (1 << 15) - 1;
+/// The transport of the calls. The command line's help, tables and documents use these names and
+/// descriptions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub(crate) enum Kind {
+    /// ScaleRPC: groups and time slices; the server WRITEs replies.
+    Scalerpc,
+    /// ScaleRPC without groups: all clients at once.
+    ScalerpcOff,
+    /// WRITE with immediate into a ring for each client, several messages in one.
+    Copyrpc,
+    /// A SEND for each message, a reliable connection for each client, one shared receive queue.
+    RcSend,
+    /// A SEND for each message, datagrams, as eRPC uses them; not eRPC.
+    UdSend,
+}
+
+impl Kind {
+    /// Returns the maximum number of clients. All clients share a device, but for `ud-send`: the
+    /// software HCA keeps the datagrams of only one session from one device to another without
+    /// loss. A device takes 8 descriptors of the usual limit of 1,024 for a process.
+    pub(crate) const fn max_clients(self) -> usize {
+        if self.has_devices() { 112 } else { 1000 }
+    }
+
+    /// Returns the maximum number of calls that a client keeps unanswered. One software device
+    /// keeps 32 datagrams of another one without loss.
+    pub(crate) const fn max_depth(self) -> usize {
+        match self {
+            Self::Copyrpc => 256,
+            _ => 32,
+        }
+    }
+
+    /// Returns the bytes that a request or a reply may have: from the name of a call, to the room of
+    /// a datagram with the header of either SEND, and of a slot of 4 KiB of ScaleRPC. copyrpc's
+    /// messages are limited by its rings only, and need no name: it keeps their order.
+    pub(crate) const fn payloads(self) -> RangeInclusive<usize> {
+        match self {
+            Self::Copyrpc => 0..=usize::MAX,
+            _ => 8..=4056,
+        }
+    }
+
+    /// Returns whether each client has a device of its own.
+    pub(crate) const fn has_devices(self) -> bool {
+        matches!(self, Self::UdSend)
+    }
+
+    /// Returns the description, for the reader of a table.
+    pub(crate) fn what(self) -> String {
+        self.to_possible_value()
+            .and_then(|value| Some(value.get_help()?.to_string()))
+            .unwrap_or_default()
+    }
+}
+
+/// Formats the name as it is typed.
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.to_possible_value()
+            .map_or(Ok(()), |value| f.pad(value.get_name()))
+    }
+}
+
+impl Serialize for Kind {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+/// The parameters of one measurement, which both processes know.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Case {
+    pub(crate) kind: Kind,
+    pub(crate) clients: usize,
+    /// Endpoints of each client that call.
+    pub(crate) endpoints: usize,
+    /// Calls that each endpoint keeps unanswered.
+    pub(crate) depth: usize,
+    pub(crate) settings: Settings,
+}
+
+/// The options that contestants get.
+#[derive(Debug, Clone, Copy, clap::Args, Serialize)]
+pub(crate) struct Settings {
+    /// Bytes of a request: 8 to 4056; with copyrpc from 0 to an eighth of the ring less 12.
+    #[arg(long = "payload", value_name = "BYTES", default_value_t = 32)]
+    pub(crate) payload_bytes: usize,
+
+    /// Bytes of a reply: 8 to 4056; with copyrpc from 0 to 3/16 of the ring less 44 [default: as a
+    /// request].
+    #[arg(long = "reply", value_name = "BYTES")]
+    reply_bytes: Option<usize>,
+
+    /// Idle endpoints of copyrpc connected in addition, of each client, 0 to 4096.
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = whole(0..=4096_usize))]
+    pub(crate) connected: usize,
+
+    /// Bytes of each ring of copyrpc: a power of two, 4096 to 268435456 [default: four times what
+    /// an endpoint keeps unanswered, 65536 to 1048576 where messages allow it].
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) ring_size: Option<u64>,
+
+    /// Batches each endpoint of copyrpc may have in flight [default: that of copyrpc, or fewer if
+    /// the receives of a device are not enough].
+    #[arg(long, value_name = "N", value_parser = whole(1..=MAX_SRQ_SIZE))]
+    pub(crate) batches: Option<u32>,
+
+    /// Small batches of each endpoint of copyrpc under way before the next ones gather, 1 to 256,
+    /// and the time for which a batch is under way: until its WRITE completes, or until the peer
+    /// reports that it was taken. Or off.
+    #[arg(
+        long,
+        value_name = "off|completion:N|consumption:N",
+        default_value = "off"
+    )]
+    pub(crate) window: WindowChoice,
+
+    /// Receives of copyrpc's shared receive queue, 1 to 32767 [default: that of copyrpc, or more
+    /// for the endpoints].
+    #[arg(long, value_name = "N", value_parser = whole(1..=MAX_SRQ_SIZE))]
+    pub(crate) srq_size: Option<u32>,
+
+    /// Entries of each completion queue of copyrpc, 1 to 4194304 [default: by the receives].
+    #[arg(long, value_name = "N", value_parser = whole(1..=4_194_304_u32))]
+    pub(crate) cq_size: Option<u32>,
+
+    /// Clients of a group of ScaleRPC, 1 to 50.
+    #[arg(long = "group", value_name = "N", default_value_t = scalerpc::protocol::groups::DEFAULT_GROUP_SIZE)]
+    pub(crate) group_size: u32,
+
+    /// Check every payload in both processes; the pattern and the check cost each side some tens of
+    /// instructions per 32 bytes.
+    #[arg(long, value_name = "BOOL", default_value_t = true, default_missing_value = "true", num_args = 0..=1, require_equals = true, action = ArgAction::Set)]
+    pub(crate) verify: bool,
+
+    /// Inject a fault, for tests.
+    #[arg(long, value_enum, hide = true)]
+    pub(crate) fault: Option<Fault>,
+}
+
+impl Settings {
+    /// Returns the bytes of a reply.
+    pub(crate) fn reply_bytes(&self) -> usize {
+        self.reply_bytes.unwrap_or(self.payload_bytes)
+    }
+}
+
+/// Length of a measurement.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Length {
+    /// A duration.
+    Seconds(f64),
+    /// A number of calls.
+    Calls(u64),
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    /// Makes a measurement of two clients from the arguments of the options.
+    pub(crate) fn case(kind: Kind, depth: usize, args: &str) -> Case {
+        #[derive(Debug, Parser)]
+        struct Cli {
+            #[command(flatten)]
+            settings: Settings,
+        }
+        let args = std::iter::once("case").chain(args.split_whitespace());
+        Case {
+            kind,
+            clients: 2,
+            endpoints: 1,
+            depth,
+            settings: Cli::parse_from(args).settings,
+        }
+    }
+
+    #[test]
+    fn each_contestant_has_a_name_and_says_what_it_is() {
+        let kinds = Kind::value_variants();
+        assert_eq!(
+            kinds.iter().map(Kind::to_string).collect::<Vec<_>>(),
+            ["scalerpc", "scalerpc-off", "copyrpc", "rc-send", "ud-send"]
+        );
+        assert!(kinds.iter().all(|kind| !kind.what().is_empty()));
+        assert!(Kind::UdSend.what().ends_with("not eRPC"));
+    }
+}

@@ -1,0 +1,79 @@
+//! Transports of calls between two processes, in turn in one run: round trips and rates.
+//!
+//! In the order a run uses the files: [`options`] (the job), [`case`](mod@case) (one measurement of
+//! it), [`rank`] (the order of a job), [`contestant`] (the interface), [`scale_rpc`], [`copy_rpc`]
+//! and [`send`] (its implementations), [`load`] (the one loop), [`calls`] (of a client), [`result`]
+//! (tables and document).
+
+pub(crate) mod calls;
+mod case;
+mod contestant;
+mod copy_rpc;
+pub(crate) mod load;
+mod options;
+mod rank;
+mod result;
+pub(crate) mod scale_rpc;
+mod send;
+
+use std::process::ExitCode;
+
+use harness::Failure;
+use harness::clock::Clock;
+use launch::exchange::Exchange;
+use launch::role::{Role, foreign_launcher, role};
+
+use options::Job;
+pub(crate) use options::Options;
+use result::{Comparison, Outcomes};
+
+use bench::program::{EXIT_OPTIONS, Program};
+
+/// Runs the launcher, or one of the processes that it started.
+pub(crate) fn run(program: Program, options: &Options) -> ExitCode {
+    let job = match Job::resolve(options) {
+        Ok(job) => job,
+        Err(error) => return program.fail(EXIT_OPTIONS, &error),
+    };
+    let ended = match role() {
+        Ok(Role::Launcher) => return launch(program, &job),
+        Ok(Role::Rank(mut exchange)) => {
+            let rank = exchange.rank();
+            rank_process(program, &job, &mut exchange)
+                .map_err(|error| format!("rank {rank}: {error}"))
+        }
+        Ok(Role::Baseline(peer)) => peer
+            .serve()
+            .map(|()| ExitCode::SUCCESS)
+            .map_err(|error| error.to_string()),
+        Err(error) => Err(error.to_string()),
+    };
+    ended.unwrap_or_else(|error| program.fail(1, &error))
+}
+
+fn launch(program: Program, job: &Job) -> ExitCode {
+    if let Some(launcher) = foreign_launcher() {
+        return program.fail(
+            EXIT_OPTIONS,
+            &format!("{launcher}, but this program starts its own: start it alone"),
+        );
+    }
+    program.launch(job, job.options.json.as_ref(), job.time_limit())
+}
+
+fn rank_process(
+    program: Program,
+    job: &Job,
+    exchange: &mut dyn Exchange,
+) -> Result<ExitCode, Failure> {
+    if exchange.rank() != 0 {
+        rank::serve_all(job, exchange)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let (clock, mut outcomes) = (Clock::detect(), Outcomes::default());
+    let raw_cacheline = rank::call_all(job, exchange, clock, |load, kind, outcome| {
+        outcomes.put(load, kind, outcome);
+    })?;
+    let result = Comparison::new(job, &outcomes, raw_cacheline, clock.source())?;
+    program.show(&result, job.options.json.as_ref(), result.defect())
+}

@@ -1,0 +1,100 @@
+//! The memory of a server: its bytes of the allocator, and the pages of its device.
+
+use std::collections::BTreeMap;
+use std::io;
+
+use bench::held::{Memfd, heap_bytes, memfds};
+
+/// The memory that a program held before it made something.
+#[derive(Debug)]
+pub(crate) struct Before {
+    heap_bytes: u64,
+    memfds: BTreeMap<Memfd, u64>,
+}
+
+/// The memory of something.
+#[derive(Debug)]
+pub(crate) struct Held {
+    before: Before,
+    /// Its memfds: not those of other devices that it attaches later.
+    memfds: BTreeMap<Memfd, u64>,
+}
+
+impl Before {
+    /// Returns the memory that the program holds now.
+    pub(crate) fn now() -> io::Result<Self> {
+        let memfds = memfds()?;
+        Ok(Self {
+            heap_bytes: heap_bytes(),
+            memfds,
+        })
+    }
+
+    /// Returns the memory of what was made since.
+    pub(crate) fn made(self) -> io::Result<Held> {
+        let mut memfds = memfds()?;
+        memfds.retain(|memfd, _| !self.memfds.contains_key(memfd));
+        Ok(Held {
+            before: self,
+            memfds,
+        })
+    }
+}
+
+impl Held {
+    /// Returns the bytes that it takes now.
+    pub(crate) fn bytes(&self) -> io::Result<u64> {
+        let heap_bytes = heap_bytes();
+        Ok(self.device_bytes()? + heap_bytes.saturating_sub(self.before.heap_bytes))
+    }
+
+    fn device_bytes(&self) -> io::Result<u64> {
+        let now = memfds()?;
+        let own = now
+            .iter()
+            .filter(|(memfd, _)| self.memfds.contains_key(memfd));
+        Ok(own.map(|(_, bytes)| bytes).sum())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use mlx5::{Access, Device, DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
+
+    use super::*;
+
+    /// Returns whether the pages of a device are counted, and not those of a later one.
+    fn is_told_apart() -> bool {
+        let open = || {
+            let fabric = FabricSpec::Local(LocalFabric::new());
+            Device::open(DeviceSpec::Soft(SoftOptions {
+                fabric,
+                arena_bytes: 1 << 20,
+                ..SoftOptions::default()
+            }))
+            .unwrap()
+        };
+        let alloc = |device: &Device, bytes| {
+            let pd = device.alloc_pd().unwrap();
+            pd.alloc(bytes, Access::LOCAL_WRITE).unwrap()
+        };
+        let before = Before::now().unwrap();
+        let first = open();
+        let held = before.made().unwrap();
+        let empty = held.device_bytes().unwrap();
+        let region = alloc(&first, 1 << 16);
+        let full = held.device_bytes().unwrap();
+        let _other = alloc(&open(), 1 << 19);
+        full >= empty + region.len() as u64 && held.device_bytes().unwrap() == full
+    }
+
+    #[test]
+    fn the_memory_of_a_device_is_told_from_that_of_later_ones() {
+        // Devices of other tests, which run beside, come and go.
+        let is_told = |_| {
+            std::thread::sleep(std::time::Duration::from_millis(50));
+            is_told_apart()
+        };
+        assert!((0..200).any(is_told));
+    }
+}

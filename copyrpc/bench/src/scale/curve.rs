@@ -1,0 +1,180 @@
+//! The points to measure: the curve over the number of clients, and its summary.
+
+use harness::Failure;
+use scalerpc::{Grouping, ServerConfig};
+use serde::Serialize;
+
+use super::calibration;
+use super::point::{Load, Measured, Point};
+use crate::compare::scale_rpc::slot_bytes;
+
+/// Part of its peak from which on the server counts as busy: from there on throughput says
+/// something about the server.
+const ENOUGH: f64 = 0.95;
+/// Number of rotations, of the maximum length, in which slices reach their final length.
+const ROTATIONS_TO_SETTLE: u64 = 5;
+
+/// The parameters that all points of a curve share.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(crate) struct Setting {
+    pub(crate) context_entries: usize,
+    pub(crate) context_miss_ns: u64,
+    pub(crate) jitter_ns: u64,
+    pub(crate) seed: u64,
+    /// Calls that each client keeps outstanding.
+    pub(crate) depth: u32,
+    pub(crate) group_size: u32,
+    pub(crate) slice_ns: u64,
+    pub(crate) max_rotation_ns: u64,
+    pub(crate) load: Load,
+}
+
+impl Setting {
+    /// Returns the configuration of the server of a point.
+    pub(crate) fn server(&self, clients: u32, grouping: Grouping) -> ServerConfig {
+        let Self {
+            depth,
+            group_size,
+            slice_ns,
+            max_rotation_ns,
+            load,
+            ..
+        } = *self;
+        ServerConfig {
+            max_clients: clients,
+            depth,
+            slot_bytes: slot_bytes(load.request_bytes.max(load.response_bytes)),
+            grouping,
+            group_size,
+            slice_ns,
+            max_rotation_ns,
+            ..ServerConfig::default()
+        }
+    }
+
+    fn measure(&self, clients: u32, grouping: Grouping) -> Result<Measured, Failure> {
+        let nic = calibration::nic(self.context_entries, self.context_miss_ns);
+        let nic = mlx5::NicParameters {
+            jitter_ns: self.jitter_ns,
+            seed: self.seed,
+            ..nic
+        };
+        let takes_turns = grouping == Grouping::On && clients > self.one_group();
+        let settle_ns = self.load.window_ns / 2
+            + if takes_turns {
+                ROTATIONS_TO_SETTLE * self.max_rotation_ns
+            } else {
+                0
+            };
+        Point {
+            clients,
+            server: self.server(clients, grouping),
+            nic,
+            load: self.load,
+            settle_ns,
+        }
+        .measure()
+    }
+
+    /// Measures both modes with that many clients.
+    pub(crate) fn pair(&self, clients: u32) -> Result<Pair, Failure> {
+        Ok(Pair {
+            clients,
+            off: self.measure(clients, Grouping::Off)?,
+            on: self.measure(clients, Grouping::On)?,
+        })
+    }
+
+    /// Returns the maximum number of clients that are one group, and so never switch.
+    const fn one_group(&self) -> u32 {
+        self.group_size + self.group_size / 2
+    }
+}
+
+/// The results of the same clients, grouping off and on.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(crate) struct Pair {
+    pub(crate) clients: u32,
+    pub(crate) off: Measured,
+    pub(crate) on: Measured,
+}
+
+impl Pair {
+    pub(crate) fn on_over_off(&self) -> f64 {
+        self.on.responses_per_s / self.off.responses_per_s
+    }
+}
+
+/// The summary of a curve.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(crate) struct Verdict {
+    /// Minimum number of clients of the curve with which grouping off reaches 95 % of its peak.
+    /// Fewer clients do not keep the server busy.
+    pub(crate) enough_clients: u32,
+    /// The drop of grouping off from its peak with more clients than at the peak, 0..1.
+    pub(crate) grouping_off_drop: f64,
+    /// The minimum of grouping on over its peak, from `enough_clients` on, 0..1.
+    pub(crate) grouping_on_worst: f64,
+}
+
+impl Verdict {
+    /// Summarizes a curve whose points are in order of clients. Returns `None` for no points.
+    pub(crate) fn of(curve: &[Pair]) -> Option<Self> {
+        let off = |pair: &Pair| pair.off.responses_per_s;
+        let on = |pair: &Pair| pair.on.responses_per_s;
+        let most = |of: fn(&Pair) -> f64| curve.iter().map(of).fold(0.0, f64::max);
+        let (off_peak, on_peak) = (most(off), most(on));
+        let peak_at = curve.iter().position(|pair| off(pair) >= off_peak)?;
+        let enough_at = curve
+            .iter()
+            .position(|pair| off(pair) >= ENOUGH * off_peak)?;
+        let least = |pairs: &[Pair], of: fn(&Pair) -> f64| {
+            pairs.iter().map(of).fold(f64::INFINITY, f64::min)
+        };
+        Some(Self {
+            enough_clients: curve[enough_at].clients,
+            grouping_off_drop: 1.0 - least(&curve[peak_at..], off) / off_peak,
+            grouping_on_worst: least(&curve[enough_at..], on) / on_peak,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pair(clients: u32, off: f64, on: f64) -> Pair {
+        let of = |responses_per_s| Measured {
+            responses: 0,
+            responses_per_s,
+            send_miss_share: 0.0,
+            arrival_miss_share: 0.0,
+            sends_per_response: 1.0,
+            slices: 0,
+            slice_ns: 0,
+            fewest_of_a_client: 0,
+            most_of_a_client: 0,
+        };
+        Pair {
+            clients,
+            off: of(off),
+            on: of(on),
+        }
+    }
+
+    #[test]
+    fn a_verdict_counts_from_enough_load_on_and_off_from_its_peak_on() {
+        let curve = [
+            pair(1, 10.0, 10.0),
+            pair(10, 96.0, 96.0),
+            pair(50, 100.0, 90.0),
+            pair(100, 30.0, 80.0),
+            pair(200, 40.0, 95.0),
+        ];
+        let verdict = Verdict::of(&curve).unwrap();
+        assert_eq!(verdict.enough_clients, 10);
+        assert!((verdict.grouping_off_drop - 0.7).abs() < 1e-9);
+        assert!((verdict.grouping_on_worst - 80.0 / 96.0).abs() < 1e-9);
+        assert_eq!(Verdict::of(&[]), None);
+    }
+}

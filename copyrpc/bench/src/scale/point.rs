@@ -1,0 +1,409 @@
+//! One point of a curve: a server and its clients in virtual time, one thread for all of them, and
+//! its results.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use bench::pattern::{self, Tag};
+use harness::Failure;
+use harness::clock::Clock;
+use mlx5::{ContextUses, Device, DeviceSpec, Did, NicParameters, Simulation, SoftOptions};
+use scalerpc::ServerStats;
+use scalerpc::rdma::{PendingClient, SetupError};
+use scalerpc::{HandlerError, Handlers, RdmaClient, RdmaServer, ServerConfig};
+use serde::Serialize;
+
+use super::workload::{Lane, Store, Workload};
+use crate::compare::calls::{Content, Shared};
+use crate::compare::load::Caller;
+use crate::compare::scale_rpc::ScaleClient;
+
+/// The only type of requests.
+const REQUEST: u16 = 1;
+/// Maximum number of requests that a step of the server answers.
+const BUDGET: usize = 32;
+/// Address space of a client's device, whose memory is a few slots; and of the server's, which has
+/// the pools. In bytes.
+const CLIENT_ARENA_BYTES: usize = 64 << 20;
+const SERVER_ARENA_BYTES: usize = 16 << 30;
+/// Time after the last call within which outstanding calls end, or are lost, in ns; and the
+/// interval of the check.
+const DRAIN_NS: u64 = 1_000_000_000;
+const DRAIN_STEP_NS: u64 = 1_000_000;
+/// Divisor of a request's CPU time for posting a READ or an event: such an operation is posted,
+/// without a copy or a check.
+const OPERATION_DIVISOR: u64 = 10;
+
+/// The requests of clients, and the CPU times. Each client keeps all its slots in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Load {
+    pub(crate) workload: Workload,
+    /// Maximum payload bytes.
+    pub(crate) request_bytes: usize,
+    pub(crate) response_bytes: usize,
+    /// CPU time of the server for a request, in ns: of one thread, or of n threads each of which
+    /// takes n times as long.
+    pub(crate) server_request_ns: u64,
+    /// Other CPU time of a step of the server, in ns: polling of completions, entries and slots.
+    pub(crate) server_step_ns: u64,
+    /// CPU time of a client for a call, in ns.
+    pub(crate) client_call_ns: u64,
+    /// Length of the measurement, in ns of virtual time.
+    pub(crate) window_ns: u64,
+}
+
+/// The parameters of a point.
+#[derive(Clone, Debug)]
+pub(crate) struct Point {
+    pub(crate) clients: u32,
+    pub(crate) server: ServerConfig,
+    pub(crate) nic: NicParameters,
+    pub(crate) load: Load,
+    /// Time before the measurement, in ns of virtual time.
+    pub(crate) settle_ns: u64,
+}
+
+/// The counters of the measurement.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(crate) struct Measured {
+    pub(crate) responses: u64,
+    pub(crate) responses_per_s: f64,
+    /// Part of the messages that the server's NIC sent whose context it had to fetch.
+    pub(crate) send_miss_share: f64,
+    /// Part of the messages that arrived there whose context it had to fetch.
+    pub(crate) arrival_miss_share: f64,
+    /// Messages sent for each response: the response, and its share of READs and events.
+    pub(crate) sends_per_response: f64,
+    /// Slices begun.
+    pub(crate) slices: u64,
+    /// Length of slices at the end, in ns.
+    pub(crate) slice_ns: u64,
+    /// Minimum and maximum of responses of a client.
+    pub(crate) fewest_of_a_client: u64,
+    pub(crate) most_of_a_client: u64,
+}
+
+impl Point {
+    /// Runs the point. It is an error if a call is not answered, or a response is wrong.
+    pub(crate) fn measure(&self) -> Result<Measured, Failure> {
+        let mut simulation = Simulation::new(self.nic);
+        let world = World::new(self, &mut simulation)?;
+        let start_ns = self.settle_ns;
+        simulation.run(start_ns);
+        let before = world.snapshot(&simulation)?;
+        simulation.run(start_ns + self.load.window_ns);
+        let after = world.snapshot(&simulation)?;
+        world.drain(&mut simulation)?;
+        Ok(self.measured(&before, &after))
+    }
+
+    fn measured(&self, before: &Snapshot, after: &Snapshot) -> Measured {
+        let each = || {
+            after
+                .ended
+                .iter()
+                .zip(&before.ended)
+                .map(|(after, before)| after - before)
+        };
+        let responses: u64 = each().sum();
+        let share = |part: u64, whole: u64| part as f64 / whole.max(1) as f64;
+        let uses = |count: fn(&ContextUses) -> u64| count(&after.uses) - count(&before.uses);
+        let sends = uses(|uses| uses.sends);
+        Measured {
+            responses,
+            responses_per_s: responses as f64 * 1e9 / self.load.window_ns as f64,
+            send_miss_share: share(uses(|uses| uses.send_misses), sends),
+            arrival_miss_share: share(uses(|uses| uses.arrival_misses), uses(|uses| uses.arrivals)),
+            sends_per_response: share(sends, responses),
+            slices: after.stats.slices - before.stats.slices,
+            slice_ns: after.slice_ns,
+            fewest_of_a_client: each().min().unwrap_or(0),
+            most_of_a_client: each().max().unwrap_or(0),
+        }
+    }
+}
+
+/// The counters at one moment.
+struct Snapshot {
+    /// Calls that ended, by client.
+    ended: Vec<u64>,
+    uses: ContextUses,
+    stats: ServerStats,
+    slice_ns: u64,
+}
+
+/// The actors, which the simulation steps, as seen from outside.
+struct World {
+    server: Rc<RefCell<Serving>>,
+    /// The server's device.
+    device: Device,
+    callers: Vec<Rc<RefCell<Calling>>>,
+    /// Set when clients make no more calls.
+    is_over: Rc<Cell<bool>>,
+}
+
+impl World {
+    fn new(point: &Point, simulation: &mut Simulation<'_>) -> Result<Self, Failure> {
+        let mut server = RdmaServer::new(&spec(simulation, SERVER_ARENA_BYTES), &point.server)
+            .map_err(|error| format!("setting up the server: {error}"))?;
+        let device = server.device().clone();
+        let is_over = Rc::<Cell<bool>>::default();
+        let mut callers = Vec::with_capacity(point.clients as usize);
+        for number in 0..point.clients {
+            let client = connect(simulation, &mut server).map_err(|error| {
+                format!("setting up client {number} of {}: {error}", point.clients)
+            })?;
+            let device = client.device().clone();
+            let caller = Rc::new(RefCell::new(Calling::new(client, number, point)));
+            callers.push(Rc::clone(&caller));
+            let is_over = Rc::clone(&is_over);
+            simulation.spawn(&[&device], move |_| caller.borrow_mut().step(is_over.get()))?;
+        }
+        let server = Rc::new(RefCell::new(Serving::new(server, point)));
+        let serving = Rc::clone(&server);
+        simulation.spawn(&[&device], move |_| serving.borrow_mut().step())?;
+        Ok(Self {
+            server,
+            device,
+            callers,
+            is_over,
+        })
+    }
+
+    fn snapshot(&self, simulation: &Simulation<'_>) -> Result<Snapshot, Failure> {
+        self.check()?;
+        let ended = self
+            .callers
+            .iter()
+            .map(|calling| calling.borrow().caller.book.operations)
+            .collect();
+        let server = &self.server.borrow().server;
+        Ok(Snapshot {
+            ended,
+            uses: simulation.context_uses(&self.device)?,
+            stats: *server.stats(),
+            slice_ns: server.slice_ns(),
+        })
+    }
+
+    /// Returns the first error of the run.
+    fn check(&self) -> Result<(), Failure> {
+        match self.server.borrow().server.stats().garbage {
+            0 => {}
+            garbage => {
+                return Err(
+                    format!("the server found {garbage} malformed requests or entries").into(),
+                );
+            }
+        }
+        self.callers
+            .iter()
+            .find_map(|caller| caller.borrow_mut().error.take())
+            .map_or(Ok(()), Err)
+    }
+
+    /// Lets all calls under way end.
+    fn drain(&self, simulation: &mut Simulation<'_>) -> Result<(), Failure> {
+        self.is_over.set(true);
+        let end_ns = simulation.now_ns() + DRAIN_NS;
+        loop {
+            self.check()?;
+            match self
+                .callers
+                .iter()
+                .map(|calling| calling.borrow().caller.book.unanswered() as u64)
+                .sum()
+            {
+                0 => return self.check_money(),
+                lost if simulation.now_ns() >= end_ns => {
+                    return Err(format!(
+                        "{lost} calls had not ended {} ms after the last one was made",
+                        DRAIN_NS / 1_000_000
+                    )
+                    .into());
+                }
+                _ => simulation.run(simulation.now_ns() + DRAIN_STEP_NS),
+            };
+        }
+    }
+
+    /// Compares the money of the accounts with that of the transactions, all of which have ended.
+    fn check_money(&self) -> Result<(), Failure> {
+        let brought_by = |calling: &Rc<RefCell<Calling>>| calling.borrow().brought();
+        let brought = self
+            .callers
+            .iter()
+            .map(brought_by)
+            .fold(0, u64::wrapping_add);
+        let held = self.server.borrow().store.borrow().gained();
+        if held != brought {
+            return Err(format!(
+                "the accounts hold {held} more than at first, and transactions brought {brought}"
+            )
+            .into());
+        }
+        Ok(())
+    }
+}
+
+/// Returns a device of the simulation. It is not strict and not traced, which would take most of
+/// the run's time; the devices of the protocol's tests are.
+fn spec(simulation: &Simulation<'_>, arena_bytes: usize) -> DeviceSpec {
+    DeviceSpec::Soft(SoftOptions {
+        arena_bytes,
+        strict: false,
+        trace: false,
+        ..simulation.options()
+    })
+}
+
+fn connect(simulation: &Simulation<'_>, server: &mut RdmaServer) -> Result<RdmaClient, SetupError> {
+    let offered = server.offer()?;
+    let client = PendingClient::new(&spec(simulation, CLIENT_ARENA_BYTES), offered.record())?;
+    let admission = server.admit(offered, &client.record())?;
+    Ok(client.admitted(&admission))
+}
+
+/// The server as an actor. It is never idle, like a server's threads that poll memory.
+struct Serving {
+    server: RdmaServer,
+    handlers: Handlers<'static>,
+    load: Load,
+    store: Rc<RefCell<Store>>,
+    /// Number of requests answered.
+    answered: Rc<Cell<u64>>,
+}
+
+impl Serving {
+    fn new(server: RdmaServer, point: &Point) -> Self {
+        let load = point.load;
+        let store = Rc::new(RefCell::new(Store::new(load.workload, point.clients)));
+        let answered = Rc::<Cell<u64>>::default();
+        let mut handlers = Handlers::new(server.max_payload());
+        let (count, files_and_accounts) = (Rc::clone(&answered), Rc::clone(&store));
+        handlers.insert(REQUEST, move |request: &[u8], response: &mut [u8]| {
+            count.set(count.get() + 1);
+            if load.workload != Workload::Echo {
+                return files_and_accounts
+                    .borrow_mut()
+                    .execute(request, response)
+                    .ok_or(HandlerError);
+            }
+            let response = response
+                .get_mut(..load.response_bytes)
+                .ok_or(HandlerError)?;
+            pattern::fill_reply(response, Tag::of_request(request));
+            Ok(response.len())
+        });
+        Self {
+            server,
+            handlers,
+            load,
+            store,
+            answered,
+        }
+    }
+
+    fn step(&mut self) -> Did {
+        let operations = |stats: &ServerStats| stats.reads + stats.bare_events;
+        let before = (self.answered.get(), operations(self.server.stats()));
+        self.server.step(&mut self.handlers, BUDGET);
+        let requests = self.answered.get() - before.0;
+        let others = operations(self.server.stats()) - before.1;
+        Did::Cost(
+            self.load.server_step_ns
+                + self.load.server_request_ns * requests
+                + self.load.server_request_ns * others / OPERATION_DIVISOR,
+        )
+    }
+}
+
+/// A client as an actor: calls in every lane that has no call outstanding, and checks every
+/// response.
+struct Calling {
+    caller: Caller<ScaleClient, Lanes>,
+    shared: Shared,
+    number: u32,
+    call_ns: u64,
+    error: Option<Failure>,
+}
+
+/// The lanes of a client, by slot.
+struct Lanes(Vec<Lane>);
+
+impl Content for Lanes {
+    fn request(&mut self, slot: u32, tag: Tag, request: &mut [u8]) {
+        if let Some(lane) = self.0.get(slot as usize) {
+            lane.request(tag, request);
+        }
+    }
+
+    fn reply(&mut self, slot: u32, tag: Tag, reply: &[u8]) -> Option<u64> {
+        self.0.get_mut(slot as usize)?.response(tag, reply)
+    }
+}
+
+impl Calling {
+    fn new(client: RdmaClient, number: u32, point: &Point) -> Self {
+        let Load {
+            workload,
+            request_bytes,
+            client_call_ns,
+            ..
+        } = point.load;
+        let depth = point.server.depth;
+        let lanes = (0..depth.into())
+            .map(|lane| Lane::new(workload, number, lane, point.clients))
+            .collect();
+        let client = ScaleClient::new(client);
+        Self {
+            caller: Caller::new(client, Lanes(lanes), number as usize, 1, depth as usize),
+            shared: Shared::new(Clock::monotonic(), request_bytes),
+            number,
+            call_ns: client_call_ns,
+            error: None,
+        }
+    }
+
+    fn step(&mut self, is_over: bool) -> Did {
+        match self.work(is_over) {
+            Ok(0) => Did::IdleUntil(None),
+            Ok(calls) => Did::Cost(calls * self.call_ns),
+            Err(error) => {
+                let error = format!("client {}: {error}", self.number);
+                self.error.get_or_insert(error.into());
+                Did::IdleUntil(None)
+            }
+        }
+    }
+
+    /// Takes the calls that have ended and makes new ones. Returns the number of calls ended or
+    /// made, whichever is larger.
+    fn work(&mut self, is_over: bool) -> Result<u64, Failure> {
+        let Self { caller, shared, .. } = self;
+        let (ended, made) = (caller.book.ended, caller.book.made);
+        caller.take(shared)?;
+        if caller.book.bad_replies + caller.book.refused > 0 {
+            let ended = caller.book.ended;
+            return Err(
+                format!("a response was wrong, or a call refused, after {ended} calls").into(),
+            );
+        }
+        if !is_over {
+            caller.call(shared)?;
+        }
+        let made = caller.book.made - made;
+        if made > 0 {
+            caller.client.client.poll();
+        }
+        Ok(made.max(caller.book.ended - ended))
+    }
+
+    /// Returns the money that its transactions brought.
+    fn brought(&self) -> u64 {
+        let lanes = &self.caller.book.content.0;
+        lanes
+            .iter()
+            .fold(0, |sum: u64, lane| sum.wrapping_add(lane.brought))
+    }
+}

@@ -1,0 +1,216 @@
+//! The result: a table for people, one JSON document for programs, and the plot.
+
+use std::fmt;
+
+use harness::chart::axis::Axis;
+use harness::chart::{Lines, Point, Series};
+use harness::report::{Table, rate};
+use mlx5::NicParameters;
+use serde::Serialize;
+
+use super::calibration::{self, PUBLISHED, Published};
+use super::curve::{Pair, Setting, Verdict};
+use super::point::Measured;
+
+/// Version of [`Document::schema_version`]. It changes with the meaning of any field.
+const SCHEMA_VERSION: u32 = 4;
+
+/// The costs of the model's NIC, as in `NicParameters`.
+#[derive(Debug, Clone, Serialize)]
+struct Nic {
+    doorbell_ns: u64,
+    send_ns: u64,
+    byte_ps: u64,
+    link_ns: u64,
+}
+
+/// The JSON document. It does not depend on the machine: equal options give equal bytes.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct Document {
+    schema: &'static str,
+    schema_version: u32,
+    #[serde(flatten)]
+    verdict: Verdict,
+    calibration: Published,
+    calibrated_miss_ns: u64,
+    nic: Nic,
+    setting: Setting,
+    curve: Vec<Pair>,
+}
+
+impl Document {
+    pub(crate) fn new(setting: Setting, verdict: Verdict, curve: Vec<Pair>) -> Self {
+        let NicParameters {
+            doorbell_ns,
+            send_ns,
+            byte_ps,
+            link_ns,
+            ..
+        } = calibration::nic(setting.context_entries, setting.context_miss_ns);
+        Self {
+            schema: "scalerpc-scale",
+            schema_version: SCHEMA_VERSION,
+            verdict,
+            calibration: PUBLISHED,
+            calibrated_miss_ns: PUBLISHED.miss_ns(),
+            nic: Nic {
+                doorbell_ns,
+                send_ns,
+                byte_ps,
+                link_ns,
+            },
+            setting,
+            curve,
+        }
+    }
+
+    fn curve_table(&self) -> Table {
+        let mut table = Table::new([
+            "clients",
+            "off",
+            "misses",
+            "on",
+            "misses",
+            "on/off",
+            "slices",
+            "on: a client's least..most",
+        ]);
+        for pair in &self.curve {
+            let Measured {
+                fewest_of_a_client,
+                most_of_a_client,
+                ..
+            } = pair.on;
+            table.row([
+                pair.clients.to_string(),
+                rate(pair.off.responses_per_s),
+                percent(pair.off.send_miss_share),
+                rate(pair.on.responses_per_s),
+                percent(pair.on.send_miss_share),
+                format!("{:.2}", pair.on_over_off()),
+                slices(&pair.on),
+                format!("{fewest_of_a_client}..{most_of_a_client}"),
+            ]);
+        }
+        table
+    }
+
+    /// Returns the curve as an SVG document.
+    pub(crate) fn plot(&self) -> Result<String, Failure> {
+        let series = |name: String, of: fn(&Pair) -> f64| Series {
+            name,
+            points: self
+                .curve
+                .iter()
+                .map(|pair| (f64::from(pair.clients), of(pair)))
+                .collect(),
+        };
+        let Setting {
+            context_entries,
+            context_miss_ns,
+            group_size,
+            slice_ns,
+            ..
+        } = self.setting;
+        Chart {
+            title: format!(
+                "One server, modelled: a NIC with {context_entries} contexts, {context_miss_ns} ns for one that is missing"
+            ),
+            x: Axis {
+                title: "clients".to_owned(),
+                label: |clients| format!("{clients:.0}"),
+                is_log: false,
+            },
+            y: Axis {
+                title: "responses per second".to_owned(),
+                label: rate,
+                is_log: false,
+            },
+            series: vec![
+                series(
+                    format!("grouping on: groups of {group_size}, slices of {} us and longer", slice_ns / 1000),
+                    |pair| pair.on.responses_per_s,
+                ),
+                series("grouping off".to_owned(), |pair| pair.off.responses_per_s),
+            ],
+        }
+        .svg()
+    }
+}
+
+impl fmt::Display for Document {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Setting {
+            context_entries,
+            context_miss_ns,
+            jitter_ns,
+            seed,
+            depth,
+            group_size,
+            slice_ns,
+            max_rotation_ns,
+            load,
+        } = self.setting;
+        let Nic {
+            doorbell_ns,
+            send_ns,
+            byte_ps,
+            link_ns,
+        } = self.nic;
+        writeln!(
+            f,
+            "Modelled, in virtual time: the library as it is, on a model of NICs. Misses are of the messages that the server's NIC sends.\n"
+        )?;
+        writeln!(f, "{}", self.curve_table())?;
+        writeln!(
+            f,
+            "grouping off drops by {} behind its peak",
+            percent(self.verdict.grouping_off_drop)
+        )?;
+        writeln!(
+            f,
+            "grouping on keeps {} of its peak at worst, from {} clients on (with fewer the server is not busy)\n",
+            percent(self.verdict.grouping_on_worst),
+            self.verdict.enough_clients
+        )?;
+        writeln!(
+            f,
+            "NIC: {context_entries} contexts, {context_miss_ns} ns for one that is missing ({} ns by calibration: {} Gbit/s become {} at {} \
+             misses, messages of {} B), {doorbell_ns} ns doorbell, {send_ns} ns a message, {byte_ps} ps a byte, {link_ns} ns and up to \
+             {jitter_ns} ns jitter each way, seed {seed}",
+            self.calibrated_miss_ns,
+            self.calibration.full_gbps,
+            self.calibration.missing_gbps,
+            percent(self.calibration.miss_share),
+            self.calibration.message_bytes
+        )?;
+        write!(
+            f,
+            "load: {:?}, {depth} calls outstanding by each client, {} B there and {} B back; groups of {group_size}, slices of {} us and \
+             longer up to a rotation of {} us; CPU {} ns a request and {} ns a step of the server, {} ns a call of a client; \
+             {} ms measured",
+            load.workload,
+            load.request_bytes,
+            load.response_bytes,
+            slice_ns / 1000,
+            max_rotation_ns / 1000,
+            load.server_request_ns,
+            load.server_step_ns,
+            load.client_call_ns,
+            load.window_ns as f64 / 1e6
+        )
+    }
+}
+
+/// Returns the length of slices, if there were any.
+fn slices(measured: &Measured) -> String {
+    if measured.slices == 0 {
+        "-".to_owned()
+    } else {
+        format!("{} us", measured.slice_ns / 1000)
+    }
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.1} %", 100.0 * share)
+}
