@@ -1,30 +1,29 @@
 //! `shm-peers`: ipc, delegationrpc and flux beside their rivals, in turn in one run on one pair of
 //! cores. `scripts/peers shm` runs it.
 //!
-//! In the order a run uses the files: [`meeting`] (the terms of both ranks), [`measures`] (the
-//! rounds: the measurements, their order, and their process), [`crowd`] (ipc beside delegationrpc
-//! with several clients), [`ours`] and [`rivals`] (the ends under the one load, `bench::load`),
-//! [`result`] (tables and document).
+//! In the order a run uses the files: [`measures`] (the rounds), [`ours`], [`iceoryx`] and
+//! [`queues`] (the ends under the one load, `bench::load`), [`result`] (the figures).
 
-mod crowd;
+mod iceoryx;
 mod measures;
-mod meeting;
 mod ours;
+mod queues;
 mod result;
-mod rivals;
 
-use std::io::Write;
+use std::fmt;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use bench::load::{Failure, two_cores};
+use bench::program::Program;
 use clap::Parser;
-use harness::report::{JsonSink, say};
+use harness::report::JsonSink;
 use launch::exchange::Exchange;
-use launch::launcher::Launch;
 use launch::role::{Role, role};
 
-use rivals::iceoryx::Place;
+use iceoryx::Place;
+
+const PROGRAM: Program = Program("shm-peers");
 
 /// The shared-memory crates beside their rivals: rank 0 calls, rank 1 answers; rivals within a
 /// process run in rank 0.
@@ -99,48 +98,26 @@ impl Job {
     }
 }
 
+/// The plan of a run, printed before it starts.
+impl fmt::Display for Job {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { rounds, cores, .. } = self;
+        write!(f, "{rounds} rounds on cores {} and {}", cores.0, cores.1)
+    }
+}
+
 fn main() -> ExitCode {
-    let ended = match role() {
-        Ok(Role::Launcher) => launch(&Cli::parse()),
-        Ok(Role::Rank(mut exchange)) => rank(&Cli::parse(), &mut exchange),
-        Ok(Role::Baseline(peer)) => peer.serve().map_err(Into::into),
-        Err(error) => Err(error),
-    };
-    match ended {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            say(&format!("shm-peers: {error}"));
-            ExitCode::FAILURE
+    let cli = Cli::parse();
+    let ended = Job::new(&cli).and_then(|job| match role()? {
+        Role::Launcher => Ok(PROGRAM.launch(&job, cli.json.as_ref(), job.time_limit())),
+        Role::Baseline(peer) => Ok(peer.serve().map(|()| ExitCode::SUCCESS)?),
+        Role::Rank(mut exchange) if exchange.rank() == 1 => {
+            measures::answer(&job, &mut exchange).map(|()| ExitCode::SUCCESS)
         }
-    }
-}
-
-fn launch(cli: &Cli) -> Result<(), Failure> {
-    let job = Job::new(cli)?;
-    cli.json.as_ref().map_or(Ok(()), JsonSink::check)?;
-    let args = std::env::args_os().skip(1).collect();
-    Ok(Launch {
-        ranks: 2,
-        args,
-        environment: Vec::new(),
-        time_limit: job.time_limit(),
-        grace: Duration::from_secs(5),
-    }
-    .run()?)
-}
-
-fn rank(cli: &Cli, exchange: &mut dyn Exchange) -> Result<(), Failure> {
-    let job = Job::new(cli)?;
-    if exchange.rank() == 1 {
-        return measures::answer(&job, exchange);
-    }
-    let result = measures::call(&job, exchange)?;
-    match &cli.json {
-        Some(JsonSink::Stdout) => say(&result.to_string()),
-        _ => writeln!(std::io::stdout(), "{result}")?,
-    }
-    Ok(cli
-        .json
-        .as_ref()
-        .map_or(Ok(()), |sink| sink.write(&result))?)
+        Role::Rank(mut exchange) => {
+            let figures = measures::call(&job, &mut exchange)?;
+            PROGRAM.show(&figures, cli.json.as_ref(), None)
+        }
+    });
+    ended.unwrap_or_else(|error| PROGRAM.fail(1, &error))
 }

@@ -1,26 +1,29 @@
-//! The rounds. Both ranks go through [`ROUND`]. A barrier precedes each measurement that needs
-//! both; rank 1 sleeps during the others.
+//! The rounds. Both ranks go through the same measurements between two processes; rank 1 sleeps
+//! during those between two threads of rank 0.
 
+use std::sync::Barrier;
 use std::time::Duration;
 
 use bench::load::{Answerer, Caller, Failure, Load, Payload, Rate, Wait, between_threads, serve};
 use flux::Config;
 use harness::affinity::pin_current_thread;
 use harness::clock::Clock;
+use harness::report::Spread;
+use ipc::Dir;
 use launch::echo::Echo;
 use launch::exchange::Exchange;
 use launch::pingpong::PingPong;
 
 use crate::Job;
-use crate::crowd;
-use crate::meeting::{CHECKED, DEPTH, Names, meet};
+use crate::iceoryx::{IceoryxClient, IceoryxServer};
 use crate::ours::flux::Network;
 use crate::ours::{DelegationClient, DelegationServer, IpcClient, IpcServer};
-use crate::result::{Comparison, Figures};
-use crate::rivals::array_queue::{QueueAnswerer, QueueCaller, Queues};
-use crate::rivals::iceoryx::{IceoryxClient, IceoryxServer};
-use crate::rivals::{channel, rings};
+use crate::queues::{array_queue, channel, pair, ring};
+use crate::result::Figures;
 
+/// Maximum unanswered calls of a client of ipc and delegationrpc, and their number while it
+/// streams.
+const DEPTH: u32 = 32;
 /// Unanswered calls of the streaming node of flux.
 const FLUX_DEPTH: u32 = 64;
 /// The smallest lanes of flux that carry [`FLUX_DEPTH`].
@@ -28,258 +31,311 @@ const FLUX: Config = Config {
     capacity: 256,
     in_flight: FLUX_DEPTH as usize,
 };
+/// Number of calls that are verified before a measurement.
+const CHECKED: u64 = 10_000;
 /// Number of clients of the server with many.
 const MANY: usize = 1024;
+/// Numbers of clients that stream at once.
+const CROWDS: [usize; 4] = [1, 2, 4, 8];
+/// Maximum number of rounds with crowds: more change nothing that the median of five does not show,
+/// and each takes about 10 s.
+const MOST_CROWDED: u32 = 5;
+/// Factor of the windows' length with a crowd: many turns of eight clients on a core, also if a
+/// turn is as long as the scheduler's slice.
+const LONGER: u32 = 4;
+/// Maximum time that the ranks wait for each other.
+const MEET_LIMIT: Duration = Duration::from_secs(60);
 
-/// The answering ends of rank 1.
+fn meet(exchange: &mut dyn Exchange) -> Result<(), Failure> {
+    Ok(exchange.barrier(MEET_LIMIT, &|| false)?)
+}
+
+/// The transport between the two processes.
 #[derive(Debug, Clone, Copy)]
 enum Ends {
-    /// ipc, one client.
-    Alone,
-    /// ipc, 1,024 clients.
-    Among,
+    Ipc,
+    Delegation,
     Iceoryx,
 }
 
-/// The measurements between the two processes in a round: the ends, the number of unanswered calls,
-/// and the name of the figure.
-const ROUND: [(Ends, u32, &str); 5] = [
-    (Ends::Alone, 1, "ipc"),
-    (Ends::Iceoryx, 1, "iceoryx2"),
-    (Ends::Alone, DEPTH, "ipc"),
-    // The same measurement twice, next to each other.
-    (Ends::Alone, 1, "ipc_1_of_1"),
-    (Ends::Among, 1, "ipc_1_of_1024"),
-];
-
-/// Answers, in rank 1.
-pub(crate) fn answer(job: &Job, exchange: &mut dyn Exchange) -> Result<(), Failure> {
-    pin_current_thread(job.cores.1)?;
-    let names = Names::agree(exchange)?;
-    let mut alone = IpcServer::create(&names.dir, &names.of("alone"), 1, DEPTH)?;
-    let mut among = IpcServer::create(&names.dir, &names.of("among"), MANY, DEPTH)?;
-    let mut iceoryx = IceoryxServer::create(&job.iceoryx2, &names.of("iceoryx"))?;
-    meet(exchange)?;
-    // All clients connect meanwhile.
-    meet(exchange)?;
-    // In the first round all calls are verified.
-    for _ in 0..=job.rounds {
-        for (ends, ..) in ROUND {
-            meet(exchange)?;
-            match ends {
-                Ends::Alone => serve(&mut alone, 1, Wait::BUSY),
-                Ends::Among => serve(&mut among, 1, Wait::BUSY),
-                Ends::Iceoryx => serve(&mut iceoryx, 1, Wait::BUSY),
-            }?;
-        }
-    }
-    crowd::answer(job, exchange, &names)
-}
-
-/// Measures, in rank 0.
-pub(crate) fn call(job: &Job, exchange: &mut dyn Exchange) -> Result<Comparison, Failure> {
-    pin_current_thread(job.cores.0)?;
-    let clock = Clock::detect();
-    let names = Names::agree(exchange)?;
-    meet(exchange)?;
-    let mut across = Across::connect(job, clock, &names)?;
-    meet(exchange)?;
-    across.round(exchange, None)?;
-
-    let mut within = Within::new(job, clock, &names)?;
-    let mut figures = Figures::default();
-    for _ in 0..job.rounds {
-        baselines(job, clock, &mut figures)?;
-        across.round(exchange, Some(&mut figures))?;
-        within.round(&mut figures)?;
-    }
-    let crowds = crowd::call(job, exchange, clock, &names)?;
-    let regions = [
-        ("delegation_1_client", within.delegation.0.region_bytes()),
-        ("flux_2_nodes", lanes_bytes(2)),
-        ("flux_8_nodes", lanes_bytes(8)),
-    ];
-    Ok(Comparison::new(job, &figures, &crowds, regions.into()))
-}
-
-/// Returns the bytes of the lanes of a network of flux, by its documentation: a slot is 16 B and
-/// the payload, rounded up to 64 B.
-fn lanes_bytes(nodes: usize) -> usize {
-    nodes * (nodes - 1) * FLUX.capacity * (16 + size_of::<Payload>()).next_multiple_of(64)
-}
-
-/// Measures the lower bounds, and the alternatives that every program has.
-fn baselines(job: &Job, clock: Clock, figures: &mut Figures) -> Result<(), Failure> {
-    let raw = PingPong {
-        cores: Some(job.cores),
-        duration: job.duration * 2,
-    }
-    .measure(&clock)?;
-    figures.put("raw_cacheline_rtt_ns", raw.latency_ns.p50 as f64);
-    let bytes = size_of::<Payload>();
-    let echo = Echo {
-        depth: 1,
-        request_bytes: bytes,
-        reply_bytes: bytes,
-        duration: job.duration,
-    }
-    .measure(&clock)?;
-    figures.put("uds_echo_rate", echo.rps);
-    figures.put("uds_echo_rtt_p50_ns", echo.latency_ns.p50 as f64);
-    Ok(())
-}
-
-/// Rank 0's ends of the measurements between the two processes.
+/// A measurement between the two processes: clients are threads of rank 0, the server is rank 1.
+#[derive(Debug, Clone, Copy)]
 struct Across {
-    clock: Clock,
-    duration: Duration,
-    alone: IpcClient,
-    among: IpcClient,
-    _idle: Vec<IpcClient>,
-    iceoryx: IceoryxClient,
+    /// The name of its figures, but for a crowd's number of clients.
+    name: &'static str,
+    ends: Ends,
+    /// Clients that are connected, and those of them that call.
+    clients: usize,
+    callers: usize,
+    depth: u32,
+    /// Clients that stream at once share one core, so that they must yield it when they wait. The
+    /// server has the other core to itself, or shares the clients': only then a single client has
+    /// to wait for a core as each of eight does, so only that case shows the cost of more clients
+    /// by themselves.
+    crowd: Option<Server>,
+}
+
+/// The server of a crowd.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Server {
+    HasOwnCore,
+    SharesCore,
 }
 
 impl Across {
-    fn connect(job: &Job, clock: Clock, names: &Names) -> Result<Self, Failure> {
-        let connect = |what| IpcClient::connect(&names.dir, &names.of(what));
-        let mut idle = (0..MANY)
-            .map(|_| connect("among"))
-            .collect::<Result<Vec<_>, _>>()?;
-        // A client that has neither the first nor the last of the places.
-        let among = idle.swap_remove(MANY / 2);
-        let iceoryx = IceoryxClient::connect(&job.iceoryx2, &names.of("iceoryx"))?;
-        Ok(Self {
-            clock,
-            duration: job.duration,
-            alone: connect("alone")?,
-            among,
-            _idle: idle,
-            iceoryx,
-        })
+    /// Returns the measurements of a round, in the order of both ranks.
+    fn of_round(round: u32) -> impl Iterator<Item = Self> {
+        let one = |name, ends, clients, depth| Self {
+            name,
+            ends,
+            clients,
+            callers: 1,
+            depth,
+            crowd: None,
+        };
+        let crowds = [
+            ("ipc_two_cores", Ends::Ipc, Server::HasOwnCore),
+            ("delegation_two_cores", Ends::Delegation, Server::HasOwnCore),
+            ("ipc_one_core", Ends::Ipc, Server::SharesCore),
+            ("delegation_one_core", Ends::Delegation, Server::SharesCore),
+        ];
+        let crowds = crowds.into_iter().flat_map(|(name, ends, server)| {
+            CROWDS.map(|callers| Self {
+                name,
+                ends,
+                clients: callers,
+                callers,
+                depth: DEPTH,
+                crowd: Some(server),
+            })
+        });
+        let pairs = [
+            one("ipc", Ends::Ipc, 1, 1),
+            one("iceoryx2", Ends::Iceoryx, 1, 1),
+            one("ipc", Ends::Ipc, 1, DEPTH),
+            // The same measurement twice, next to each other.
+            one("ipc_1_of_1", Ends::Ipc, 1, 1),
+            one("ipc_1_of_1024", Ends::Ipc, MANY, 1),
+        ];
+        pairs
+            .into_iter()
+            .chain(crowds.filter(move |_| round < MOST_CROWDED))
     }
 
-    /// Measures; verifies only, if `figures` is `None`.
-    fn round(
-        &mut self,
-        exchange: &mut dyn Exchange,
-        mut figures: Option<&mut Figures>,
-    ) -> Result<(), Failure> {
-        let (clock, duration) = (self.clock, self.duration);
-        for (ends, depth, name) in ROUND {
+    const fn wait(&self) -> Wait<'static> {
+        match self.crowd {
+            None => Wait::BUSY,
+            Some(_) => Wait::YIELD,
+        }
+    }
+}
+
+/// Answers, in rank 1.
+pub(crate) fn answer(job: &Job, exchange: &mut dyn Exchange) -> Result<(), Failure> {
+    let dir = Dir::open(None)?;
+    dir.sweep()?;
+    let measurements = (0..job.rounds).flat_map(Across::of_round);
+    for (number, across) in measurements.enumerate() {
+        pin_current_thread(match across.crowd {
+            Some(Server::SharesCore) => job.cores.0,
+            _ => job.cores.1,
+        })?;
+        let (name, clients) = (
+            format!("peers-{}-{number}", std::process::id()),
+            across.clients,
+        );
+        match across.ends {
+            Ends::Ipc => {
+                let server = IpcServer::create(&dir, &name, clients, DEPTH)?;
+                let bytes = server.region_bytes();
+                serve_all(&across, exchange, &name, server, bytes)?;
+            }
+            Ends::Delegation => {
+                let server = DelegationServer::create(&dir, &name, clients, DEPTH)?;
+                let bytes = server.region_bytes();
+                serve_all(&across, exchange, &name, server, bytes)?;
+            }
+            Ends::Iceoryx => {
+                let server = IceoryxServer::create(&job.iceoryx2, &name)?;
+                serve_all(&across, exchange, &name, server, 0)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Sends the server's name and the bytes of its region to rank 0, and serves the callers.
+fn serve_all(
+    across: &Across,
+    exchange: &mut dyn Exchange,
+    name: &str,
+    mut server: impl Answerer,
+    region_bytes: usize,
+) -> Result<(), Failure> {
+    let said = format!("{name} {region_bytes}");
+    exchange.all_gather(said.as_bytes(), MEET_LIMIT, &|| false)?;
+    serve(&mut server, across.callers, across.wait())?;
+    meet(exchange)
+}
+
+/// Measures, in rank 0.
+pub(crate) fn call(job: &Job, exchange: &mut dyn Exchange) -> Result<Figures, Failure> {
+    pin_current_thread(job.cores.0)?;
+    let mut calling = Calling {
+        job,
+        clock: Clock::detect(),
+        dir: Dir::open(None)?,
+        figures: Figures::new(),
+    };
+    for round in 0..job.rounds {
+        calling.baselines()?;
+        for across in Across::of_round(round) {
+            let parts = exchange.all_gather(&[], MEET_LIMIT, &|| false)?;
+            let said = parts.get(1).map_or(&[][..], Vec::as_slice);
+            let (name, bytes) = std::str::from_utf8(said)?
+                .split_once(' ')
+                .ok_or("the server has no name")?;
+            calling.across(&across, name, bytes.parse()?)?;
             meet(exchange)?;
-            let figures = figures.as_deref_mut();
-            match ends {
-                Ends::Alone => one(&mut self.alone, clock, duration, depth, name, figures),
-                Ends::Among => one(&mut self.among, clock, duration, depth, name, figures),
-                Ends::Iceoryx => one(&mut self.iceoryx, clock, duration, depth, name, figures),
-            }?;
+        }
+        calling.within(round)?;
+    }
+    Ok(calling.figures)
+}
+
+/// Rank 0's side of the measurements.
+struct Calling<'a> {
+    job: &'a Job,
+    clock: Clock,
+    dir: Dir,
+    figures: Figures,
+}
+
+impl Calling<'_> {
+    /// Measures the lower bounds, and the alternatives that every program has.
+    fn baselines(&mut self) -> Result<(), Failure> {
+        let Self { job, figures, .. } = self;
+        let raw = PingPong {
+            cores: Some(job.cores),
+            duration: job.duration * 2,
+        };
+        let raw = raw.measure(&self.clock)?;
+        figures.put("raw_cacheline_rtt_ns", raw.latency_ns.p50 as f64);
+        let bytes = size_of::<Payload>();
+        let echo = Echo {
+            depth: 1,
+            request_bytes: bytes,
+            reply_bytes: bytes,
+            duration: job.duration,
+        };
+        let echo = echo.measure(&self.clock)?;
+        figures.put("uds_echo_rate", echo.rps);
+        figures.put("uds_echo_rtt_p50_ns", echo.latency_ns.p50 as f64);
+        // By the documentation of flux: a slot is 16 B and the payload, rounded up to 64 B.
+        let lane_bytes = FLUX.capacity * (16 + bytes).next_multiple_of(64);
+        for nodes in [2, 8] {
+            let bytes = nodes * (nodes - 1) * lane_bytes;
+            figures.put(&format!("flux_{nodes}_nodes_bytes"), bytes as f64);
         }
         Ok(())
     }
-}
 
-fn one(
-    caller: &mut impl Caller,
-    clock: Clock,
-    duration: Duration,
-    depth: u32,
-    name: &str,
-    figures: Option<&mut Figures>,
-) -> Result<(), Failure> {
-    let mut load = Load::new(caller, clock, Wait::BUSY);
-    match figures {
-        Some(figures) => figures.push(name, depth, load.run(depth, duration)?),
-        None => load.check(depth, CHECKED)?,
+    fn across(&mut self, across: &Across, name: &str, region_bytes: f64) -> Result<(), Failure> {
+        let (dir, place) = (&self.dir, &self.job.iceoryx2);
+        let rates = match across.ends {
+            Ends::Ipc => self.at_once(across, || IpcClient::connect(dir, name)),
+            Ends::Delegation => self.at_once(across, || DelegationClient::connect(dir, name)),
+            Ends::Iceoryx => self.at_once(across, || IceoryxClient::connect(place, name)),
+        }?;
+        let figures = &mut self.figures;
+        if across.crowd.is_none() {
+            for rate in rates {
+                figures.push(across.name, across.depth, rate);
+            }
+            return Ok(());
+        }
+        let (name, rates) = (
+            format!("{}_{}", across.name, across.callers),
+            rates.iter().map(|rate| rate.rate),
+        );
+        let Spread { min, max, .. } = Spread::of(rates.clone());
+        figures.put(&format!("{name}_rate"), rates.sum());
+        // Slowest client / fastest.
+        figures.put(&format!("{name}_fairness"), min / max);
+        figures.put(&format!("{name}_region_bytes"), region_bytes);
+        Ok(())
     }
-    load.stop()
-}
 
-/// The measurements between two threads of rank 0.
-struct Within<'a> {
-    job: &'a Job,
-    clock: Clock,
-    delegation: (DelegationServer, DelegationClient),
-    queues: Queues,
-    flux: Network,
-    flux_of_8: Network,
-    channels: (channel::ChannelCaller, channel::ChannelAnswerer),
-    rings: (rings::RingCaller, rings::RingAnswerer),
-}
-
-impl<'a> Within<'a> {
-    fn new(job: &'a Job, clock: Clock, names: &Names) -> Result<Self, Failure> {
-        let name = names.of("delegation");
-        let server = DelegationServer::create(&names.dir, &name, 1, DEPTH)?;
-        let depth = DEPTH as usize;
-        Ok(Self {
-            job,
-            clock,
-            delegation: (server, DelegationClient::connect(&names.dir, &name)?),
-            queues: Queues::new(1, depth.next_power_of_two().max(1024), depth),
-            flux: Network::new(2, FLUX)?,
-            flux_of_8: Network::new(8, FLUX)?,
-            channels: channel::pair(FLUX_DEPTH as usize),
-            rings: rings::pair(FLUX_DEPTH as usize),
+    /// Verifies, then measures the rates of callers that start together on this thread's core. Half
+    /// of the other clients have places before them, and half behind.
+    fn at_once<C: Caller>(
+        &self,
+        across: &Across,
+        connect: impl Fn() -> Result<C, Failure> + Sync,
+    ) -> Result<Vec<Rate>, Failure> {
+        let idle = |count| (0..count).map(|_| connect()).collect::<Result<Vec<_>, _>>();
+        let others = across.clients - across.callers;
+        let _before = idle(others / 2)?;
+        let (barrier, clock) = (&Barrier::new(across.callers), self.clock);
+        let connected = &Barrier::new(across.callers + 1);
+        let longer = if across.crowd.is_some() { LONGER } else { 1 };
+        let duration = self.job.duration * longer;
+        let one = || {
+            let caller = connect();
+            connected.wait();
+            connected.wait();
+            let mut caller = caller?;
+            let mut load = Load::new(&mut caller, clock, across.wait());
+            load.check(across.depth, CHECKED)?;
+            barrier.wait();
+            let rate = load.run(across.depth, duration)?;
+            load.stop()?;
+            Ok::<Rate, Failure>(rate)
+        };
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..across.callers).map(|_| scope.spawn(one)).collect();
+            connected.wait();
+            let behind = idle(others - others / 2);
+            connected.wait();
+            let rates = threads.into_iter().map(|thread| {
+                thread
+                    .join()
+                    .unwrap_or_else(|_| Err("a client panicked".into()))
+            });
+            let rates = rates.collect();
+            behind.and(rates)
         })
     }
 
-    fn round(&mut self, figures: &mut Figures) -> Result<(), Failure> {
-        let Self {
-            job,
-            clock,
-            delegation,
-            queues,
-            flux,
-            flux_of_8,
-            channels,
-            rings,
-        } = self;
-        let mut pair = Pair {
-            job,
-            clock: *clock,
-            figures,
-        };
-        pair.run("delegation", DEPTH, &mut delegation.1, &mut delegation.0)?;
-        pair.run(
-            "array_queue",
-            DEPTH,
-            &mut QueueCaller(queues, 0),
-            &mut QueueAnswerer(queues),
-        )?;
-        pair.run("flux", FLUX_DEPTH, &mut flux.caller, &mut flux.answerer)?;
-        pair.run(
-            "crossbeam_channel",
-            FLUX_DEPTH,
-            &mut channels.0,
-            &mut channels.1,
-        )?;
-        pair.run("rtrb", FLUX_DEPTH, &mut rings.0, &mut rings.1)?;
-        pair.run(
-            "flux_of_8",
-            FLUX_DEPTH,
-            &mut flux_of_8.caller,
-            &mut flux_of_8.answerer,
-        )
+    /// Measures between two threads.
+    fn within(&mut self, round: u32) -> Result<(), Failure> {
+        let name = format!("peers-{}-within-{round}", std::process::id());
+        let server = DelegationServer::create(&self.dir, &name, 1, DEPTH)?;
+        let client = DelegationClient::connect(&self.dir, &name)?;
+        self.pair("delegation", DEPTH, client, server)?;
+        let (caller, answerer) = pair(|| array_queue(1024));
+        self.pair("array_queue", DEPTH, caller, answerer)?;
+        let flux = Network::new(2, FLUX)?;
+        self.pair("flux", FLUX_DEPTH, flux.caller, flux.answerer)?;
+        let (caller, answerer) = pair(|| channel(FLUX_DEPTH as usize));
+        self.pair("crossbeam_channel", FLUX_DEPTH, caller, answerer)?;
+        let (caller, answerer) = pair(|| ring(FLUX_DEPTH as usize));
+        self.pair("rtrb", FLUX_DEPTH, caller, answerer)?;
+        let mut flux = Network::new(8, FLUX)?;
+        let (caller, answerer) = (&mut flux.caller, &mut flux.answerer);
+        self.pair("flux_of_8", FLUX_DEPTH, caller, answerer)
     }
-}
 
-struct Pair<'a> {
-    job: &'a Job,
-    clock: Clock,
-    figures: &'a mut Figures,
-}
-
-impl Pair<'_> {
     /// Verifies, then measures at depth 1 and at `depth`.
-    fn run<C: Caller>(
+    fn pair(
         &mut self,
         name: &str,
         depth: u32,
-        caller: &mut C,
-        answerer: &mut (impl Answerer + Send),
+        caller: impl Caller,
+        answerer: impl Answerer + Send,
     ) -> Result<(), Failure> {
         let Self { job, clock, .. } = *self;
-        let windows = between_threads(
+        let rates = between_threads(
             Some(job.cores),
             clock,
             || Ok(answerer),
@@ -292,8 +348,8 @@ impl Pair<'_> {
                 ])
             },
         )?;
-        for (window, depth) in windows.into_iter().zip([1, depth]) {
-            self.figures.push(name, depth, window);
+        for (rate, depth) in rates.into_iter().zip([1, depth]) {
+            self.figures.push(name, depth, rate);
         }
         Ok(())
     }

@@ -6,7 +6,7 @@ before anything is measured.
 
 Round trips are medians of blocks of 64. Between the two processes, rates are those of a whole window of 120 ms; between two threads
 (delegationrpc, flux and their rivals) they are, on both sides, by the median of blocks of 1,024 calls, which does not change when a thread
-loses its core for a moment; `..._of_windows` in the JSON document is the same over whole windows. The echo runs on one core, where it
+loses its core for a moment. The echo runs on one core, where it
 is fastest. The bare cache line is the faster of two fixed lines and 32 that take turns.
 
 Several clients: windows of 480 ms, five rounds, medians. Clients stream 32 calls each, share one core and yield; the server has the other
@@ -23,17 +23,25 @@ import shutil
 import tempfile
 
 from .. import tools
-from . import at, figures, row, target
+from . import Samples, at, figures, row, target
 
 # The counts that the tables show.
 OF_SESSIONS = ["call", "server_poll", "recv", "reply", "client_poll", "client_poll_empty", "server_poll_empty", "rpc_depth1", "rpc_depth32"]
 OF_FLUX = ["call", "poll_call", "recv", "reply", "poll_reply", "poll_empty", "rpc_depth1", "rpc_depth64"]
 COUNTED = [f"{crate}_{name}" for name in OF_SESSIONS for crate in ("ipc", "delegation")] + [f"flux_{name}" for name in OF_FLUX]
-RATIOS = [
-    "ipc_rtt_vs_raw_cacheline", "ipc_rtt_vs_iceoryx2", "ipc_rate_depth32_vs_uds_echo", "ipc_idle_clients_cost", "delegation_rate_vs_arrayqueue",
-    "flux_rate_vs_crossbeam_channel", "flux_rate_vs_rtrb", "flux_idle_nodes_cost",
-]
+# Ours over theirs. Of times, `theirs` of the last one is the network without idle nodes.
+RATIOS = {
+    "ipc_rtt_vs_raw_cacheline": ("ipc_rtt_ns", "raw_cacheline_rtt_ns"),
+    "ipc_rtt_vs_iceoryx2": ("ipc_rtt_ns", "iceoryx2_rtt_ns"),
+    "ipc_rate_depth32_vs_uds_echo": ("ipc_rate", "uds_echo_rate"),
+    "ipc_idle_clients_cost": ("ipc_1_of_1024_rtt_ns", "ipc_1_of_1_rtt_ns"),
+    "delegation_rate_vs_arrayqueue": ("delegation_rate_of_blocks", "array_queue_rate_of_blocks"),
+    "flux_rate_vs_crossbeam_channel": ("flux_rate_of_blocks", "crossbeam_channel_rate_of_blocks"),
+    "flux_rate_vs_rtrb": ("flux_rate_of_blocks", "rtrb_rate_of_blocks"),
+    "flux_idle_nodes_cost": ("flux_rate_of_blocks", "flux_of_8_rate_of_blocks"),
+}
 CRATES = {"ipc": "ipc", "delegation": "delegationrpc"}
+CLIENTS = (1, 2, 4, 8)
 
 
 def measure(bench):
@@ -49,12 +57,19 @@ def measure(bench):
         shutil.rmtree(pathlib.Path(tempfile.gettempdir()) / prefix, ignore_errors=True)
         for left in pathlib.Path("/dev/shm").glob(f"{prefix}*"):
             left.unlink(missing_ok=True)
+    rounds = {name: Samples(values) for name, values in run["rounds"].items()}
+    ratios = {name: (rounds[ours] / rounds[theirs]).object() for name, (ours, theirs) in RATIOS.items()}
+    for crate in CRATES:
+        for cores in ("one_core", "two_cores"):
+            rates = [(rounds[f"{crate}_{cores}_{clients}_rate"] / rounds[f"{crate}_{cores}_1_rate"]).values for clients in CLIENTS]
+            ratios[f"{crate}_{cores}_least_vs_1_client"] = Samples(map(min, zip(*rates))).object()
+    run = {"ratios": ratios, "figures": {name: samples.object() for name, samples in rounds.items()}, "environment": run["environment"]}
     # The distance of the two cores, which on a virtual machine changes from time to time.
     line = at(run, "figures.raw_cacheline_rtt_ns")
     mode = "close to each other" if line["max"] <= 200 else "far from each other" if line["min"] > 200 else "now close to each other, now far"
     return {
-        **{name: at(run, f"ratios.{name}.median") for name in RATIOS},
-        **{f"{crate}_least_rate_of_1_to_8_clients_vs_1": at(run, f"crowds.{crate}_one_core.least_vs_1_client.median") for crate in CRATES},
+        **{name: at(ratios, f"{name}.median") for name in RATIOS},
+        **{f"{crate}_least_rate_of_1_to_8_clients_vs_1": at(ratios, f"{crate}_one_core_least_vs_1_client.median") for crate in CRATES},
         "core_mode": mode,
         "load_average_before": bench.load,
         "conditions": {"rounds": bench.rounds, "cores": bench.pin},
@@ -92,7 +107,7 @@ def table(result):
         f"{millions('delegation_rate_of_blocks')} / {millions('array_queue_rate_of_blocks')}",
     )
     for crate, shown in CRATES.items():
-        least = at(raw, f"crowds.{crate}_two_cores.least_vs_1_client")
+        least = at(raw, f"ratios.{crate}_two_cores_least_vs_1_client")
         target(
             f"{shown}: 1 to 8 clients, least rate / that of 1", result[f"{crate}_least_rate_of_1_to_8_clients_vs_1"], ">=", 0.5, 2,
             f"two cores: {figures(least, 2)}",
@@ -108,13 +123,14 @@ def table(result):
     )
     print(f"\n{'':16} {'':8} {'one core':>17} {'two cores':>17}")
     print(f"{'':16} {'clients':>8} {'M/s':>8} {'fairness':>8} {'M/s':>8} {'fairness':>8} {'region, B':>10}")
-    for clients in (1, 2, 4, 8):
+    for clients in CLIENTS:
         for crate, shown in CRATES.items():
-            one, two = (at(raw, f"crowds.{crate}_{cores}.clients.{clients}") for cores in ("one_core", "two_cores"))
-            rates = " ".join(f"{at(of_cores, 'rate.median') / 1e6:8.2f} {at(of_cores, 'fairness.median'):8.2f}" for of_cores in (one, two))
-            print(f"{shown:16} {clients:8} {rates} {one['region_bytes']:10}")
+            one, two = (f"figures.{crate}_{cores}_{clients}" for cores in ("one_core", "two_cores"))
+            rates = " ".join(f"{at(raw, crowd + '_rate.median') / 1e6:8.2f} {at(raw, crowd + '_fairness.median'):8.2f}" for crowd in (one, two))
+            print(f"{shown:16} {clients:8} {rates} {at(raw, one + '_region_bytes.median'):10.0f}")
     print("(calls/s of all clients together, 32 unanswered each; fairness: slowest client / fastest)")
-    print(f"\nlanes of flux, as documented: 2 nodes {at(raw, 'region_bytes.flux_2_nodes')} B, 8 nodes {at(raw, 'region_bytes.flux_8_nodes')} B")
+    two, eight = (at(raw, f"figures.flux_{nodes}_nodes_bytes.median") for nodes in (2, 8))
+    print(f"\nlanes of flux, as documented: 2 nodes {two:.0f} B, 8 nodes {eight:.0f} B")
     print(f"\n{'':32} {'instructions':>12}")
     for name in COUNTED:
         print(f"{name:32} {at(result['instructions'], name):12.0f}")
