@@ -172,9 +172,8 @@ pub(crate) fn run(program: Program, options: &Options) -> Result<ExitCode, Failu
     let verdict =
         Verdict::of(&curve).ok_or("no point has a response: measure longer (--window-us)")?;
     let document = Document::new(setting, verdict, curve);
-    options
-        .svg
-        .as_deref()
-        .map_or(Ok(()), |path| file::write(path, document.plot().as_bytes()))?;
+    if let Some(path) = &options.svg {
+        file::write(path, document.plot()?.as_bytes())?;
+    }
     program.show(&document, options.json.as_ref(), None)
 }

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use harness::chart::axis::Axis;
-use harness::chart::{Lines, Point, Series};
+use harness::Failure;
+use harness::chart::{Axis, Chart, Series};
 use harness::report::{Table, rate};
 use mlx5::NicParameters;
 use serde::Serialize;
