@@ -25,7 +25,6 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use bench::counted::{self, Operation};
 use benchkv::cli::Cli;
 use benchkv::options::Options;
 use clap::Parser;
@@ -33,6 +32,7 @@ use engine::backend::Endpoints;
 use engine::backend::plan::Site;
 use engine::drive::cluster::{Cluster, Moved};
 use harness::clock::Clock;
+use harness::counted::{self, Operation};
 use mlx5::{Clock as DeviceClock, DeviceSpec, FabricSpec, SoftOptions};
 
 /// Many laps of every lane, and multiples of the depth.

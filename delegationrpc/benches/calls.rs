@@ -2,7 +2,7 @@
 //! beside its rivals, `scripts/peers shm` measures; `scripts/instructions` counts.
 #![allow(missing_docs, clippy::unwrap_used, reason = "a benchmark")]
 
-#[path = "../../benchkv/bench/criterion/calls.rs"]
+#[path = "../../benchkv/harness/criterion/calls.rs"]
 mod calls;
 #[path = "../../ipc/benches/ends/mod.rs"]
 mod ends;

@@ -3,7 +3,7 @@
 //! `scripts/instructions` counts.
 #![allow(missing_docs, clippy::unwrap_used, reason = "a benchmark")]
 
-#[path = "../../benchkv/bench/criterion/calls.rs"]
+#[path = "../../benchkv/harness/criterion/calls.rs"]
 mod calls;
 mod ends;
 

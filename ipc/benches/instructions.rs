@@ -12,8 +12,8 @@ use std::process::ExitCode;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use bench::counted::{self, Operation};
 use copyrpc_calls::futures::{Connection, Ended, GoesOn, Refusal, Worker};
+use harness::counted::{self, Operation};
 use ipc::methods::Caller;
 use ipc::{AskError, Dir, ReadyWords, service};
 use pair::{DEPTH, WITHOUT_LOOKS, parts};

@@ -8,6 +8,7 @@
 //!   that died.
 //! - [`exchange`]: the communication of ranks outside the measured path: all-gather, barrier, a
 //!   sleep that wakes when a rank dies.
+//! - [`program`]: the frame of programs that measure two processes.
 //! - [`hosts`]: the hosts of the ranks, and the cores that the ranks of a host share.
 //! - [`device`]: the RDMA device, as named on a command line.
 //! - [`echo`]: the Unix-socket echo, the baseline of every result.
@@ -26,6 +27,7 @@ pub mod exchange;
 pub mod hosts;
 pub mod launcher;
 pub mod pingpong;
+pub mod program;
 pub mod role;
 
 mod child;

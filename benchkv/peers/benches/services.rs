@@ -13,13 +13,13 @@ use std::sync::mpsc::{self, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bench::program::Program;
 use bytes::{Buf, BufMut, Bytes};
 use clap::{Parser, ValueEnum};
 use futures::StreamExt;
 use harness::Failure;
 use harness::affinity::pin_current_thread;
 use harness::report::JsonSink;
+use launch::program::Program;
 use serde::Serialize;
 use tarpc::tokio_serde::formats::Bincode;
 use tokio::net::TcpListener;

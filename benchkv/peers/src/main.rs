@@ -2,7 +2,7 @@
 //! cores. `scripts/peers shm` runs it.
 //!
 //! In the order a run uses the files: [`measures`] (the rounds), [`ours`], [`iceoryx`] and
-//! [`queues`] (the ends under the one load, `bench::load`), [`result`] (the figures).
+//! [`queues`] (the ends under the one load, `harness::load`), [`result`] (the figures).
 
 mod iceoryx;
 mod measures;
@@ -14,11 +14,12 @@ use std::fmt;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use bench::load::{Failure, two_cores};
-use bench::program::Program;
 use clap::Parser;
+use harness::Failure;
+use harness::load::two_cores;
 use harness::report::JsonSink;
 use launch::exchange::Exchange;
+use launch::program::Program;
 use launch::role::{Role, role};
 
 use iceoryx::Place;

@@ -4,10 +4,11 @@
 use std::sync::Barrier;
 use std::time::Duration;
 
-use bench::load::{Answerer, Caller, Failure, Load, Payload, Rate, Wait, between_threads, serve};
 use flux::Config;
+use harness::Failure;
 use harness::affinity::pin_current_thread;
 use harness::clock::Clock;
+use harness::load::{Answerer, Caller, Load, Payload, Rate, Wait, between_threads, serve};
 use harness::report::Spread;
 use ipc::Dir;
 use launch::echo::Echo;

@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use bench::load::{Answerer, Caller, Failure, Payload};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use crossbeam_queue::ArrayQueue;
+use harness::Failure;
+use harness::load::{Answerer, Caller, Payload};
 use rtrb::{Consumer, Producer, RingBuffer};
 
 /// A slot and its request or reply.

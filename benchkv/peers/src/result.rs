@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use bench::load::Rate;
 use harness::environment::Environment;
+use harness::load::Rate;
 use harness::report::Spread;
 use serde::Serialize;
 

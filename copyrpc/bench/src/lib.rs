@@ -12,8 +12,8 @@ use std::process::ExitCode;
 
 use clap::{Command, CommandFactory, FromArgMatches, Parser, Subcommand};
 
-use bench::held::Counting;
-use bench::program::Program;
+use harness::held::Counting;
+use launch::program::Program;
 
 /// Counts the allocations of servers.
 #[global_allocator]

@@ -1,8 +1,9 @@
 //! flux below the load of `harness`, for the benchmarks here and in `benchkv/peers`: node 0 calls
 //! node 1.
 
-use bench::load::{Answerer, Caller, Failure, Payload};
 use flux::{CallError, Config, Node, network};
+use harness::Failure;
+use harness::load::{Answerer, Caller, Payload};
 
 /// A node that only calls node 1.
 pub(crate) struct FluxCaller(Node<Payload, u32>);

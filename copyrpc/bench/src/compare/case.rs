@@ -3,7 +3,6 @@
 use std::fmt;
 use std::ops::RangeInclusive;
 
-use bench::program::Fault;
 use clap::{ArgAction, ValueEnum};
 use harness::range::whole;
 use harness::window::WindowChoice;
@@ -91,6 +90,26 @@ pub(crate) struct Case {
     /// Calls that each endpoint keeps unanswered.
     pub(crate) depth: usize,
     pub(crate) settings: Settings,
+}
+
+/// The values of `--fault`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Fault {
+    /// A caller flips a bit of one request.
+    CorruptRequest,
+    /// The answerer flips a bit of one reply.
+    CorruptReply,
+}
+
+impl Fault {
+    /// Flips a bit of the message of this number, if this fault is the one to inject.
+    #[inline]
+    pub(crate) fn inject(self, injected: Option<Self>, number: u64, message: &mut [u8]) {
+        if injected == Some(self) && number == 1 {
+            message.iter_mut().take(1).for_each(|byte| *byte ^= 1);
+        }
+    }
 }
 
 /// The options that contestants get.

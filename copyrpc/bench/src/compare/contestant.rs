@@ -4,13 +4,13 @@
 use std::cell::Cell;
 use std::collections::BTreeMap;
 
-use bench::pattern::{self, Tag};
 use harness::Failure;
+use harness::pattern::{self, Tag};
 use mlx5::{Device, DeviceInfo, DeviceSpec};
 
 use super::calls::{Calls, Content};
+use super::case::Fault;
 use super::case::{Case, Kind, Settings};
-use bench::program::Fault;
 
 /// Counters of only one contestant, by name.
 pub(crate) type Counters = BTreeMap<String, u64>;

@@ -3,13 +3,13 @@
 
 use std::time::Duration;
 
-use bench::pattern;
 use copyrpc::ring::{DEFAULT_RING_SIZE, RingSize};
 use copyrpc::{
     Context, ContextBuilder, DEFAULT_SRQ_SIZE, EXCHANGE_RECORD_SIZE, Endpoint, EndpointConfig,
     ExchangeRecord, PendingEndpoint, RecvBytes, Reply,
 };
 use harness::Failure;
+use harness::pattern;
 use harness::range::{RangeError, range};
 use mlx5::{Device, DeviceInfo, DeviceSpec};
 

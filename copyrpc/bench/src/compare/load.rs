@@ -3,17 +3,17 @@
 
 use std::time::Duration;
 
-use bench::load::{BLOCK_CALLS, BLOCK_TRIPS};
-use bench::pattern::{self, Tag};
 use copyrpc_shm::wait::{WaitStrategy, Waiter};
 use harness::Failure;
 use harness::clock::Clock;
 use harness::hist::LatencyHistogram;
+use harness::load::{BLOCK_CALLS, BLOCK_TRIPS};
+use harness::pattern::{self, Tag};
 
 use super::calls::{Book, Calls, Content, Shared};
+use super::case::Fault;
 use super::case::{Case, Length, Settings};
 use super::contestant::{Client, Counters};
-use bench::program::Fault;
 
 /// Number of rounds without a reply between two checks for other events; and of rounds that sleep.
 const IDLE_ROUNDS: u32 = 4096;

@@ -27,7 +27,7 @@ use options::Job;
 pub(crate) use options::Options;
 use result::{Comparison, Outcomes};
 
-use bench::program::{EXIT_OPTIONS, Program};
+use launch::program::{EXIT_OPTIONS, Program};
 
 /// Runs the launcher, or one of the processes that it started.
 pub(crate) fn run(program: Program, options: &Options) -> ExitCode {

@@ -17,7 +17,7 @@ use serde::Serialize;
 
 use super::case::{Case, Kind, Length, Settings};
 use super::{copy_rpc, scale_rpc};
-use bench::program::RANKS;
+use launch::program::RANKS;
 
 /// Maximum number of loads of one run.
 const MAX_LOADS: usize = 8;

@@ -25,7 +25,7 @@ use super::options::{Job, Mode};
 use super::scale_rpc::{ScaleClient, ScaleServer};
 use super::send::{RcPort, SendClient, SendServer, UdPort};
 use crate::held::Before;
-use bench::program::swap;
+use launch::program::RANKS;
 
 /// Duration of the baseline's measurement.
 const BASELINE: Duration = Duration::from_millis(200);
@@ -121,6 +121,23 @@ pub(crate) fn serve_all(job: &Job, exchange: &mut dyn Exchange) -> Result<(), Fa
 
 const fn never() -> bool {
     false
+}
+
+/// Gives `part` to the other process. Returns the part of that process.
+fn swap(
+    exchange: &mut dyn Exchange,
+    part: &[u8],
+    within: Duration,
+    give_up: &dyn Fn() -> bool,
+) -> Result<Vec<u8>, Failure> {
+    let other = RANKS - 1 - exchange.rank();
+    let mut parts = exchange.all_gather(part, within, give_up)?;
+    // There is one part for each rank.
+    Ok(if other < parts.len() {
+        parts.swap_remove(other)
+    } else {
+        Vec::new()
+    })
 }
 
 /// Splits the parts of all clients, which have equal lengths.

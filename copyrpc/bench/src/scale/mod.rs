@@ -26,7 +26,7 @@ use point::Load;
 use result::Document;
 use workload::Workload;
 
-use bench::program::Program;
+use launch::program::Program;
 
 /// Maximum number of clients of a point: each is a device of its own in this process.
 const MOST_CLIENTS: i64 = 4096;

@@ -4,9 +4,9 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use bench::pattern::{self, Tag};
 use harness::Failure;
 use harness::clock::Clock;
+use harness::pattern::{self, Tag};
 use mlx5::{ContextUses, Device, DeviceSpec, Did, NicParameters, Simulation, SoftOptions};
 use scalerpc::ServerStats;
 use scalerpc::rdma::{PendingClient, SetupError};

@@ -7,9 +7,10 @@
 
 use std::time::Duration;
 
-use bench::load::{Answerer, Caller, Failure, between_threads, two_cores};
 use criterion::{BenchmarkId, Criterion, Throughput};
+use harness::Failure;
 use harness::clock::Clock;
+use harness::load::{Answerer, Caller, between_threads, two_cores};
 
 /// Number of calls that are verified before the measurement.
 const CHECKED: u64 = 10_000;

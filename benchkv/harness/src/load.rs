@@ -1,7 +1,7 @@
 //! The load of calls over any transport: a caller that keeps a number of calls unanswered, and an
 //! answerer that answers all requests. One loop of each serves all measurements of
 //! `scripts/peers shm` and the benches of crates, so that two transports differ in nothing else
-//! there. `copyrpc_bench`, `scalerpc_bench` and benchkv have closed loops of their own.
+//! there. `copyrpc_bench` and benchkv have loops of their own, between processes.
 
 use std::error::Error;
 use std::fmt;
@@ -9,10 +9,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
-pub use harness::Failure;
-use harness::affinity::{pin_current_thread, usable_cores};
-use harness::clock::Clock;
-use harness::hist::LatencyHistogram;
+use crate::Failure;
+use crate::affinity::{pin_current_thread, usable_cores};
+use crate::clock::Clock;
+use crate::hist::LatencyHistogram;
 
 /// The payload of requests and replies: 32 bytes, as in the ping-pong of two processes.
 pub type Payload = [u64; 4];

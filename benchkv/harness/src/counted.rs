@@ -5,7 +5,7 @@ use std::fmt;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use harness::report::say;
+use crate::report::say;
 
 /// An operation that can be counted.
 pub struct Operation {

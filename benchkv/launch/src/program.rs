@@ -1,18 +1,15 @@
-//! The frame of programs that measure two processes: their start, their exit statuses, faults for
-//! tests, the output.
+//! The frame of programs that measure two processes: their start, their exit statuses, the output.
 
 use std::fmt::Display;
 use std::io::Write;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::ValueEnum;
+use harness::Failure;
 use harness::report::{JsonSink, say};
-use launch::exchange::Exchange;
-use launch::launcher::Launch;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
-use crate::load::Failure;
+use crate::launcher::Launch;
 
 /// Number of processes: rank 0 calls, rank 1 answers.
 pub const RANKS: usize = 2;
@@ -22,26 +19,6 @@ pub const EXIT_OPTIONS: u8 = 2;
 const EXIT_UNSOUND: u8 = 3;
 /// Maximum time for the processes to end by themselves when the job has failed.
 const GRACE: Duration = Duration::from_secs(5);
-
-/// The values of `--fault`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Fault {
-    /// A caller flips a bit of one request.
-    CorruptRequest,
-    /// The answerer flips a bit of one reply.
-    CorruptReply,
-}
-
-impl Fault {
-    /// Flips a bit of the message of this number, if this fault is the one to inject.
-    #[inline]
-    pub fn inject(self, injected: Option<Self>, number: u64, message: &mut [u8]) {
-        if injected == Some(self) && number == 1 {
-            message.iter_mut().take(1).for_each(|byte| *byte ^= 1);
-        }
-    }
-}
 
 /// A program, by name.
 #[derive(Debug, Clone, Copy)]
@@ -102,24 +79,4 @@ impl Program {
             self.fail(EXIT_UNSOUND, &format!("the result is unsound: {defect}"))
         }))
     }
-}
-
-/// Gives `part` to the other process. Returns the part of that process.
-///
-/// # Errors
-/// See [`Exchange::all_gather`].
-pub fn swap(
-    exchange: &mut dyn Exchange,
-    part: &[u8],
-    within: Duration,
-    give_up: &dyn Fn() -> bool,
-) -> Result<Vec<u8>, Failure> {
-    let other = RANKS - 1 - exchange.rank();
-    let mut parts = exchange.all_gather(part, within, give_up)?;
-    // There is one part for each rank.
-    Ok(if other < parts.len() {
-        parts.swap_remove(other)
-    } else {
-        Vec::new()
-    })
 }
