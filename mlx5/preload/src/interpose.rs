@@ -5,8 +5,6 @@
 //! lock and calls no function of the standard library, because it runs on any thread of the
 //! program, at any time.
 
-use core::mem::transmute;
-use core::sync::atomic::{AtomicPtr, Ordering};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulong, c_void};
 use std::os::fd::{AsRawFd, IntoRawFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -42,83 +40,6 @@ const NETLINK_RDMA: c_int = 20;
 /// `RDMA_VERBS_IOCTL`.
 const RDMA_VERBS_IOCTL: c_ulong = 0xc018_1b01;
 
-/// A function of the next library that has it.
-struct Next {
-    name: &'static CStr,
-    address: AtomicPtr<c_void>,
-}
-
-impl Next {
-    const fn new(name: &'static CStr) -> Self {
-        Self {
-            name,
-            address: AtomicPtr::new(core::ptr::null_mut()),
-        }
-    }
-
-    fn address(&self) -> *mut c_void {
-        let address = self.address.load(Ordering::Relaxed);
-        if address.is_null() {
-            self.find()
-        } else {
-            address
-        }
-    }
-
-    #[cold]
-    fn find(&self) -> *mut c_void {
-        // SAFETY: a string.
-        let address = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
-        self.address.store(address, Ordering::Relaxed);
-        address
-    }
-}
-
-macro_rules! next_functions {
-    ($($next:ident = $name:literal),* $(,)?) => {
-        $(static $next: Next = Next::new($name);)*
-        static ALL: &[&Next] = &[$(&$next),*];
-    };
-}
-
-next_functions! {
-    OPEN = c"open", OPENAT = c"openat", MEMFD_CREATE = c"memfd_create", CLOSE = c"close", CLOSE_RANGE = c"close_range",
-    CLOSEFROM = c"closefrom", DUP = c"dup", DUP2 = c"dup2", DUP3 = c"dup3", FCNTL = c"fcntl", READ = c"read", WRITE = c"write",
-    IOCTL = c"ioctl", SOCKET = c"socket", FACCESSAT = c"faccessat", STATX = c"statx",
-    READLINK = c"readlink", READLINKAT = c"readlinkat", REALPATH = c"realpath", CHDIR = c"chdir", OPENDIR = c"opendir",
-    SCANDIR = c"scandir", FOPEN = c"fopen", GETXATTR = c"getxattr", LGETXATTR = c"lgetxattr",
-}
-
-/// The result of a function that failed: -1 or null.
-trait Failed {
-    const FAILED: Self;
-}
-
-impl Failed for c_int {
-    const FAILED: Self = -1;
-}
-
-impl Failed for ssize_t {
-    const FAILED: Self = -1;
-}
-
-impl<T> Failed for *mut T {
-    const FAILED: Self = core::ptr::null_mut();
-}
-
-/// Calls the next function, which fails with `ENOSYS` if there is none.
-macro_rules! next {
-    ($next:ident as fn($($ty:tt)*) -> $result:ty, ($($argument:expr),*)) => {
-        match transmute::<*mut c_void, Option<unsafe extern "C-unwind" fn($($ty)*) -> $result>>($next.address()) {
-            Some(function) => function($($argument),*),
-            None => {
-                fail(Errno(libc::ENOSYS));
-                <$result as Failed>::FAILED
-            }
-        }
-    };
-}
-
 fn fail(errno: Errno) -> c_int {
     // SAFETY: a valid pointer for the life of the thread.
     unsafe { *libc::__errno_location() = errno.0 };
@@ -144,7 +65,7 @@ fn ours<T>(body: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
 static START: extern "C" fn() = start;
 
 extern "C" fn start() {
-    ALL.iter().for_each(|next| _ = next.find());
+    next::find_all();
     let _ = ours(|| {
         if settings::get().is_some() {
             fds::start();
@@ -256,7 +177,7 @@ unsafe extern "C" fn open(path: *const c_char, flags: c_int, mode: mode_t) -> c_
         match device(path) {
             Some((settings, node)) => open_device(settings, node),
             None => named!(path, AT_FDCWD => {
-                fds::opened(path, held::opened(next!(OPEN as fn(*const c_char, c_int, ...) -> c_int, (path, flags, mode))))
+                fds::opened(path, held::opened(next::open(path, flags, mode)))
             }),
         }
     }
@@ -270,7 +191,7 @@ unsafe extern "C" fn openat(dir: c_int, path: *const c_char, flags: c_int, mode:
         match device(path) {
             Some((settings, node)) => open_device(settings, node),
             None => named!(path, dir => {
-                let fd = next!(OPENAT as fn(c_int, *const c_char, c_int, ...) -> c_int, (dir, path, flags, mode));
+                let fd = next::openat(dir, path, flags, mode);
                 fds::opened(path, held::opened(fd))
             }),
         }
@@ -281,12 +202,7 @@ unsafe extern "C" fn openat(dir: c_int, path: *const c_char, flags: c_int, mode:
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn memfd_create(name: *const c_char, flags: c_uint) -> c_int {
     // SAFETY: the caller's arguments.
-    held::opened(unsafe {
-        next!(
-            MEMFD_CREATE as fn(*const c_char, c_uint) -> c_int,
-            (name, flags)
-        )
-    })
+    held::opened(unsafe { next::memfd_create(name, flags) })
 }
 
 /// `close(3)`. The device closes with its descriptor, or later with its last mapping. If the
@@ -304,19 +220,14 @@ unsafe extern "C" fn close(fd: c_int) -> c_int {
         });
     }
     // SAFETY: the caller's arguments.
-    unsafe { next!(CLOSE as fn(c_int) -> c_int, (fd)) }
+    unsafe { next::close(fd) }
 }
 
 /// `close_range(2)`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     // SAFETY: the caller's arguments.
-    let close = |first, last| unsafe {
-        next!(
-            CLOSE_RANGE as fn(c_uint, c_uint, c_int) -> c_int,
-            (first, last, flags)
-        )
-    };
+    let close = |first, last| unsafe { next::close_range(first, last, flags) };
     if first > last || flags != 0 {
         // The flags, for a later close or a table of its own, are useful only in a child.
         return close(first, last);
@@ -332,7 +243,7 @@ unsafe extern "C" fn closefrom(first: c_int) {
     // SAFETY: the caller's arguments.
     unsafe {
         if close_range(first.max(0) as c_uint, c_uint::MAX, 0) != 0 {
-            next!(CLOSEFROM as fn(c_int) -> c_int, (first));
+            next::closefrom(first);
         }
     }
 }
@@ -352,7 +263,7 @@ fn duplicated(old: c_int, new: c_int) -> c_int {
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn dup(fd: c_int) -> c_int {
     // SAFETY: the caller's arguments.
-    duplicated(fd, unsafe { next!(DUP as fn(c_int) -> c_int, (fd)) })
+    duplicated(fd, unsafe { next::dup(fd) })
 }
 
 /// `dup2(2)`.
@@ -362,9 +273,7 @@ unsafe extern "C" fn dup2(old: c_int, new: c_int) -> c_int {
         return fail(Errno(libc::EBUSY));
     }
     // SAFETY: the caller's arguments.
-    duplicated(old, unsafe {
-        next!(DUP2 as fn(c_int, c_int) -> c_int, (old, new))
-    })
+    duplicated(old, unsafe { next::dup2(old, new) })
 }
 
 /// `dup3(2)`.
@@ -374,21 +283,14 @@ unsafe extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
         return fail(Errno(libc::EBUSY));
     }
     // SAFETY: the caller's arguments.
-    duplicated(old, unsafe {
-        next!(DUP3 as fn(c_int, c_int, c_int) -> c_int, (old, new, flags))
-    })
+    duplicated(old, unsafe { next::dup3(old, new, flags) })
 }
 
 /// `fcntl(2)`, for its duplicates.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
     // SAFETY: the caller's arguments. The next `fcntl` ignores an argument that was not given, too.
-    let result = unsafe {
-        next!(
-            FCNTL as fn(c_int, c_int, ...) -> c_int,
-            (fd, command, argument)
-        )
-    };
+    let result = unsafe { next::fcntl(fd, command, argument) };
     if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) {
         duplicated(fd, result)
     } else {
@@ -468,24 +370,14 @@ unsafe extern "C-unwind" fn write(fd: c_int, bytes: *const c_void, count: size_t
         }
     }
     // SAFETY: the caller's arguments.
-    unsafe {
-        next!(
-            WRITE as fn(c_int, *const c_void, size_t) -> ssize_t,
-            (fd, bytes, count)
-        )
-    }
+    unsafe { next::write(fd, bytes, count) }
 }
 
 /// `read(3)`, for events. A thread that is cancelled in it unwinds.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C-unwind" fn read(fd: c_int, bytes: *mut c_void, count: size_t) -> ssize_t {
     // SAFETY: the caller's arguments.
-    let read_next = |count| unsafe {
-        next!(
-            READ as fn(c_int, *mut c_void, size_t) -> ssize_t,
-            (fd, bytes, count)
-        )
-    };
+    let read_next = |count| unsafe { next::read(fd, bytes, count) };
     if !fds::may_be_ours(fd) {
         return read_next(count);
     }
@@ -553,12 +445,7 @@ unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -
         }
     }
     // SAFETY: the caller's arguments.
-    unsafe {
-        next!(
-            IOCTL as fn(c_int, c_ulong, ...) -> c_int,
-            (fd, request, argument)
-        )
-    }
+    unsafe { next::ioctl(fd, request, argument) }
 }
 
 /// `socket(3)`: devices are found in the launcher's tree, not through the kernel. The HCA has a
@@ -569,12 +456,7 @@ unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_in
         return fail(Errno(libc::EPROTONOSUPPORT));
     }
     // SAFETY: plain numbers.
-    held::opened(unsafe {
-        next!(
-            SOCKET as fn(c_int, c_int, c_int) -> c_int,
-            (domain, kind, protocol)
-        )
-    })
+    held::opened(unsafe { next::socket(domain, kind, protocol) })
 }
 
 /// Gives `status` the values of the device file: a character device.
@@ -623,7 +505,7 @@ unsafe extern "C" fn statx(
     unsafe {
         let Some((settings, node)) = device(path) else {
             return named!(path, dir => {
-                next!(STATX as fn(c_int, *const c_char, c_int, c_uint, *mut ExtendedStatus) -> c_int, (dir, path, flags, mask, status))
+                next::statx(dir, path, flags, mask, status)
             });
         };
         let (mut plain, mut extended): (Status, ExtendedStatus) = core::mem::zeroed();
@@ -650,7 +532,7 @@ unsafe extern "C" fn faccessat(
         match device(path) {
             Some((settings, _)) => result(settings.open_fault()),
             None => named!(path, dir => {
-                next!(FACCESSAT as fn(c_int, *const c_char, c_int, c_int) -> c_int, (dir, path, mode, flags))
+                next::faccessat(dir, path, mode, flags)
             }),
         }
     }
@@ -722,4 +604,5 @@ other_names! {
     __fxstat64(_version: c_int, fd: c_int, status: *mut Status) => fstat(fd, status);
 }
 
+mod next;
 mod paths;

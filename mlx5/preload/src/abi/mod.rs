@@ -1,8 +1,9 @@
-//! The kernel's structures: `rdma/ib_user_verbs.h` ([`verbs`]) and `rdma/mlx5-abi.h` ([`mlx5`]).
-//! Sizes and offsets are checked when this is compiled; a test compares them with the headers.
+//! The kernel's structures: `rdma/ib_user_verbs.h` ([`verbs`]) and `rdma/mlx5-abi.h` ([`mlx5`]); and
+//! its table of [`transitions`]. Sizes and offsets are checked when this is compiled; a test compares them with the headers.
 
 pub(crate) mod cm;
 pub(crate) mod mlx5;
+pub(crate) mod transitions;
 pub(crate) mod verbs;
 
 #[cfg(test)]

@@ -10,12 +10,12 @@ use mlx5_hca::Access;
 use zerocopy::{FromZeros, IntoBytes};
 
 use crate::abi::cm::{ConnParam, PathRec, QpAttr, QueryRouteResp, UdParam};
+use crate::abi::transitions::{State as QpState, attribute};
 use crate::abi::verbs::{AhAttr, GlobalRoute};
 use crate::cm::address;
 use crate::cm::machine::{Event, Heard, Kind, Machine, State, Step, reason};
 use crate::cm::message::{LONGEST_PACKET, Message, private_bytes};
 use crate::cm::service::{self, IN_USE, Port};
-use crate::objects::transitions::{State as QpState, attribute};
 use crate::options::config::{Link, guid};
 use crate::options::errno::Errno;
 use crate::options::log;

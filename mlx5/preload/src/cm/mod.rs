@@ -21,6 +21,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::event::{EventfdFlags, Timespec, eventfd};
+use rustix::io::fcntl_dupfd_cloexec;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
 use crate::abi::cm::{
@@ -180,26 +183,16 @@ impl Ids {
 impl Session {
     /// Opens the device. Returns the program's descriptor too.
     pub(crate) fn open(settings: &'static Settings) -> Result<(Self, OwnedFd), Errno> {
-        // SAFETY: plain numbers. No other code has the new descriptors.
-        let (epoll, has_events, timer) = unsafe {
-            let epoll = service::owned(libc::epoll_create1(libc::EPOLL_CLOEXEC))?;
-            let has_events =
-                service::owned(libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK))?;
-            (
-                epoll,
-                has_events,
-                service::owned(libc::timerfd_create(
-                    libc::CLOCK_MONOTONIC,
-                    libc::TFD_CLOEXEC | libc::TFD_NONBLOCK,
-                ))?,
-            )
-        };
-        // SAFETY: the same.
-        let of_program = unsafe {
-            OwnedFd::from_raw_fd(sys::checked(
-                libc::fcntl(epoll.as_raw_fd(), libc::F_DUPFD_CLOEXEC, 0).into(),
-            )? as c_int)
-        };
+        let epoll = service::hold(epoll::create(CreateFlags::CLOEXEC)?);
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let has_events = service::hold(eventfd(0, flags)?);
+        // SAFETY: plain numbers. No other code has the new descriptor.
+        let timer = service::hold(unsafe {
+            let flags = libc::TFD_CLOEXEC | libc::TFD_NONBLOCK;
+            let timer = libc::timerfd_create(libc::CLOCK_MONOTONIC, flags);
+            OwnedFd::from_raw_fd(sys::checked(timer.into())? as c_int)
+        });
+        let of_program = fcntl_dupfd_cloexec(&epoll, 0)?;
         let session = Self {
             settings,
             epoll,
@@ -214,36 +207,14 @@ impl Session {
     }
 
     fn watch(&self, file: &OwnedFd, token: u64) -> Result<(), Errno> {
-        let mut event = libc::epoll_event {
-            events: libc::EPOLLIN as u32,
-            u64: token,
-        };
-        // SAFETY: live descriptors, and an event.
-        sys::checked(
-            unsafe {
-                libc::epoll_ctl(
-                    self.epoll.as_raw_fd(),
-                    libc::EPOLL_CTL_ADD,
-                    file.as_raw_fd(),
-                    &raw mut event,
-                )
-            }
-            .into(),
-        )
-        .map(drop)
+        let data = EventData::new_u64(token);
+        Ok(epoll::add(&self.epoll, file, data, EventFlags::IN)?)
     }
 
     /// Ends watching a socket. Closing is not enough if the child of a fork has it too.
     fn unwatch(&self, file: &OwnedFd) {
-        // SAFETY: live descriptors. A file that is not watched is an error.
-        unsafe {
-            libc::epoll_ctl(
-                self.epoll.as_raw_fd(),
-                libc::EPOLL_CTL_DEL,
-                file.as_raw_fd(),
-                core::ptr::null_mut(),
-            )
-        };
+        // A file that is not watched is an error.
+        let _ = epoll::delete(&self.epoll, file);
     }
 
     fn ids(&self) -> MutexGuard<'_, Ids> {
@@ -315,15 +286,10 @@ impl Session {
                 core::ptr::null_mut(),
             )
         };
-        let mut old = 0;
-        // SAFETY: a live descriptor that does not block, and a place for its value.
-        unsafe {
-            libc::eventfd_read(self.has_events.as_raw_fd(), &raw mut old);
-            libc::eventfd_write(
-                self.has_events.as_raw_fd(),
-                u64::from(!ids.unread.is_empty()),
-            );
-        }
+        let has_events = u64::from(!ids.unread.is_empty());
+        // A descriptor that does not block, and a value that is 0 now.
+        let _ = rustix::io::read(&self.has_events, &mut [0; 8]);
+        let _ = rustix::io::write(&self.has_events, &has_events.to_ne_bytes());
     }
 
     /// Takes an id, and its events, from another opening of the device.
@@ -596,21 +562,18 @@ impl Session {
 
     /// Handles everything that has come from peers.
     fn progress(&self, ids: &mut Ids) {
-        let mut ready = [libc::epoll_event { events: 0, u64: 0 }; TOGETHER];
+        let nothing = epoll::Event {
+            flags: EventFlags::empty(),
+            data: EventData::new_u64(0),
+        };
+        let mut ready = [nothing; TOGETHER];
         loop {
-            // SAFETY: room for that many events.
-            let count = unsafe {
-                libc::epoll_wait(
-                    self.epoll.as_raw_fd(),
-                    ready.as_mut_ptr(),
-                    TOGETHER as c_int,
-                    0,
-                )
-            };
+            let now = Some(&Timespec::default());
+            let count = epoll::wait(&self.epoll, &mut ready, now).unwrap_or(0);
             let mut has_worked = false;
-            for event in &ready[..count.max(0) as usize] {
-                let token = event.u64;
-                has_worked |= u32::try_from(token).is_ok_and(|handle| self.look(ids, handle));
+            for event in &ready[..count] {
+                let handle = u32::try_from(event.data.u64());
+                has_worked |= handle.is_ok_and(|handle| self.look(ids, handle));
             }
             if !has_worked {
                 break;
@@ -637,15 +600,7 @@ impl Session {
             ids.answers.pop_first();
         }
         if ids.spare.is_none() {
-            // SAFETY: a live descriptor. No other code has the new one.
-            ids.spare = unsafe {
-                service::owned(libc::fcntl(
-                    self.epoll.as_raw_fd(),
-                    libc::F_DUPFD_CLOEXEC,
-                    0,
-                ))
-            }
-            .ok();
+            ids.spare = fcntl_dupfd_cloexec(&self.epoll, 0).ok().map(service::hold);
         }
     }
 

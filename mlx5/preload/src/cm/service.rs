@@ -3,13 +3,16 @@
 
 use std::fs::{self, File};
 use std::hash::{BuildHasher, RandomState};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU16, Ordering};
 
+use rustix::net::{
+    self, AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+};
+
 use crate::options::errno::Errno;
 use crate::system::held;
-use crate::system::sys::{checked, last_error};
 
 /// The first port that is chosen for a program, and their number: those of Linux by default.
 const CHOSEN: (u16, u16) = (32_768, 28_232);
@@ -46,63 +49,26 @@ pub(crate) fn chosen_port() -> u16 {
     CHOSEN.0 + (random() % u32::from(CHOSEN.1)) as u16
 }
 
-/// A call with the address of a socket.
-type WithAddress =
-    unsafe extern "C" fn(RawFd, *const libc::sockaddr, libc::socklen_t) -> libc::c_int;
-
-/// Calls a function with the name of a service. It is made short, because an address has only 108
-/// bytes.
-fn name(
-    call: WithAddress,
-    socket: &OwnedFd,
-    fabric: &Path,
-    space: u16,
-    port: u16,
-) -> Result<(), Errno> {
-    let dir = File::open(fabric).map_err(|_| last_error())?;
-    let mut address = libc::sockaddr_un {
-        sun_family: libc::AF_UNIX as u16,
-        sun_path: [0; 108],
-    };
-    let name = format!("/proc/self/fd/{}/cm-{space:x}-{port}", dir.as_raw_fd());
-    address
-        .sun_path
-        .iter_mut()
-        .zip(name.bytes())
-        .for_each(|(to, from)| *to = from as libc::c_char);
-    // SAFETY: a live descriptor, and an address with its length.
-    checked(
-        unsafe {
-            call(
-                socket.as_raw_fd(),
-                (&raw const address).cast(),
-                size_of_val(&address) as libc::socklen_t,
-            )
-        }
-        .into(),
-    )
-    .map(drop)
+/// Returns the name of a service. It is made short, because an address has only 108 bytes. The
+/// directory must stay open as long as the name is used.
+fn name(fabric: &File, space: u16, port: u16) -> Result<SocketAddrUnix, Errno> {
+    let dir = fabric.as_raw_fd();
+    let path = format!("/proc/self/fd/{dir}/cm-{space:x}-{port}");
+    Ok(SocketAddrUnix::new(path)?)
 }
 
+/// Flags of every socket here.
+const FLAGS: SocketFlags = SocketFlags::NONBLOCK.union(SocketFlags::CLOEXEC);
+
 fn socket() -> Result<OwnedFd, Errno> {
-    // SAFETY: plain numbers. No other code has the new descriptor.
-    unsafe {
-        owned(libc::socket(
-            libc::AF_UNIX,
-            libc::SOCK_SEQPACKET | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC,
-            0,
-        ))
-    }
+    let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+    Ok(hold(net::socket_with(family, kind, FLAGS, None)?))
 }
 
 /// Takes a new descriptor, which the program must not close.
-///
-/// # Safety
-/// No other code has it.
-pub(crate) unsafe fn owned(fd: RawFd) -> Result<OwnedFd, Errno> {
-    checked(fd.into())?;
-    // SAFETY: guaranteed by the caller.
-    Ok(unsafe { OwnedFd::from_raw_fd(held::opened(fd)) })
+pub(crate) fn hold(fd: OwnedFd) -> OwnedFd {
+    held::opened(fd.as_raw_fd());
+    fd
 }
 
 impl Port {
@@ -123,8 +89,7 @@ impl Port {
         let lock = File::options()
             .create(true)
             .append(true)
-            .open(fabric.join("cm-ports"))
-            .map_err(|_| last_error())?;
+            .open(fabric.join("cm-ports"))?;
         let start = i64::from(space) << 16 | i64::from(port);
         let range = libc::flock {
             l_type: libc::F_WRLCK as i16,
@@ -141,7 +106,8 @@ impl Port {
         // A killed owner has left its name.
         let _ = fs::remove_file(&path);
         let socket = socket()?;
-        name(libc::bind, &socket, fabric, space, port)?;
+        let dir = File::open(fabric)?;
+        net::bind(&socket, &name(&dir, space, port)?)?;
         Ok(Self {
             socket,
             number: port,
@@ -159,8 +125,7 @@ impl Port {
         } else {
             MOST
         };
-        // SAFETY: a live descriptor.
-        checked(unsafe { libc::listen(self.socket.as_raw_fd(), backlog as i32) }.into()).map(drop)
+        Ok(net::listen(&self.socket, backlog as i32)?)
     }
 }
 
@@ -176,7 +141,8 @@ pub(crate) fn was_reached(port: u16) -> bool {
 /// for it.
 pub(crate) fn connect(fabric: &Path, space: u16, port: u16) -> Result<OwnedFd, Errno> {
     let socket = socket()?;
-    name(libc::connect, &socket, fabric, space, port)?;
+    let dir = File::open(fabric)?;
+    net::connect(&socket, &name(&dir, space, port)?)?;
     REACHED.store(port, Ordering::Relaxed);
     Ok(socket)
 }
@@ -186,31 +152,13 @@ pub(crate) fn connect(fabric: &Path, space: u16, port: u16) -> Result<OwnedFd, E
 /// # Errors
 /// `EAGAIN`: there is none.
 pub(crate) fn accept(listener: &OwnedFd) -> Result<OwnedFd, Errno> {
-    let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
-    // SAFETY: a live descriptor, and no places for an address. No other code has the new
-    // descriptor.
-    unsafe {
-        owned(libc::accept4(
-            listener.as_raw_fd(),
-            core::ptr::null_mut(),
-            core::ptr::null_mut(),
-            flags,
-        ))
-    }
+    Ok(hold(net::accept_with(listener, FLAGS)?))
 }
 
 /// Sends a message. An error means that the peer is gone, which is seen when the next message is
 /// received.
 pub(crate) fn send(socket: &OwnedFd, bytes: &[u8]) {
-    // SAFETY: a live descriptor and slice.
-    let _ = unsafe {
-        libc::send(
-            socket.as_raw_fd(),
-            bytes.as_ptr().cast(),
-            bytes.len(),
-            libc::MSG_NOSIGNAL,
-        )
-    };
+    let _ = net::send(socket, bytes, SendFlags::NOSIGNAL);
 }
 
 /// Receives a message into the buffer. Returns its bytes, none at the end of the peer.
@@ -218,20 +166,11 @@ pub(crate) fn send(socket: &OwnedFd, bytes: &[u8]) {
 /// # Errors
 /// `EAGAIN`: there is none.
 pub(crate) fn receive<'a>(socket: &OwnedFd, buffer: &'a mut [u8]) -> Result<&'a [u8], Errno> {
-    // SAFETY: a live descriptor and buffer. The whole length of a longer message is returned too.
-    let len = unsafe {
-        libc::recv(
-            socket.as_raw_fd(),
-            buffer.as_mut_ptr().cast(),
-            buffer.len(),
-            libc::MSG_TRUNC,
-        )
-    };
-    match checked(len as libc::c_long) {
-        Err(Errno(libc::EAGAIN)) => Err(Errno(libc::EAGAIN)),
+    match net::recv(socket, &mut *buffer, RecvFlags::TRUNC) {
+        Err(rustix::io::Errno::AGAIN) => Err(Errno(libc::EAGAIN)),
         // A reset is an end too; so is a message that is longer than any.
         result => Ok(buffer
-            .get(..result.map_or(0, |len| len as usize))
+            .get(..result.map_or(0, |(_, len)| len))
             .unwrap_or(&[])),
     }
 }

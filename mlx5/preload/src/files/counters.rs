@@ -9,13 +9,14 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::OnceLock;
 
+use memmap2::MmapOptions;
 use mlx5_hca::PortCounters;
 
 use crate::options::config::PCI_BUS;
 use crate::options::errno::Errno;
 use crate::options::log;
 use crate::options::settings::{self, Settings};
-use crate::system::sys::{self, last_error};
+use crate::system::sys;
 
 /// Returns the counters of the ports, one of each; `None` if there is no memory for them.
 pub(crate) fn of_ports(settings: &Settings) -> Option<&'static [PortCounters]> {
@@ -34,8 +35,7 @@ fn map(settings: &Settings) -> Result<&'static [PortCounters], Errno> {
         .write(true)
         .create(true)
         .truncate(false)
-        .open(path)
-        .map_err(|_| last_error())?;
+        .open(path)?;
     let bytes = ports * size_of::<PortCounters>();
     // SAFETY: a live descriptor. Without it a full file system would be a signal at the first
     // access.
@@ -43,24 +43,12 @@ fn map(settings: &Settings) -> Result<&'static [PortCounters], Errno> {
         0 => {}
         errno => return Err(Errno(errno)),
     }
-    let rights = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: a new mapping of a file that nothing shrinks. It is never unmapped, and zero bytes
-    // are counters.
-    unsafe {
-        let at = libc::mmap(
-            core::ptr::null_mut(),
-            bytes,
-            rights,
-            libc::MAP_SHARED,
-            file.as_raw_fd(),
-            0,
-        );
-        if at == libc::MAP_FAILED {
-            Err(last_error())
-        } else {
-            Ok(core::slice::from_raw_parts(at.cast(), ports))
-        }
-    }
+    let counters = MmapOptions::new().len(bytes).map_raw(&file)?;
+    let at = counters.as_mut_ptr().cast();
+    core::mem::forget(counters);
+    // SAFETY: a mapping of a file that nothing shrinks. It is never unmapped, and zero bytes are
+    // counters.
+    Ok(unsafe { core::slice::from_raw_parts(at, ports) })
 }
 
 /// The file of a counter, which the program has opened.

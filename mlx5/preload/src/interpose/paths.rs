@@ -1,16 +1,11 @@
 //! Calls that only need the path of a file in the launcher's tree.
 
-use core::mem::transmute;
 use std::ffi::{CStr, c_char, c_int, c_void};
 
 use libc::{AT_FDCWD, DIR, FILE, dirent, size_t, ssize_t};
 
-use super::{
-    CHDIR, FOPEN, Failed, GETXATTR, LGETXATTR, OPENDIR, READLINK, READLINKAT, REALPATH, SCANDIR,
-    fail,
-};
+use super::next::{self, Filter, Order};
 use crate::files::{fds, tree};
-use crate::options::errno::Errno;
 
 /// `realpath(3)`, which names a file in the tree by its path of `/sys`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
@@ -18,7 +13,7 @@ unsafe extern "C" fn realpath(path: *const c_char, to: *mut c_char) -> *mut c_ch
     // SAFETY: the caller's arguments. The path of `/sys` is shorter than that in the tree, for
     // which there was room.
     unsafe {
-        let found = named!(path, AT_FDCWD => next!(REALPATH as fn(*const c_char, *mut c_char) -> *mut c_char, (path, to)));
+        let found = named!(path, AT_FDCWD => next::realpath(path, to));
         if let Some(name) = if found.is_null() {
             None
         } else {
@@ -37,25 +32,21 @@ macro_rules! with_path {
             #[cfg_attr(not(test), unsafe(no_mangle))]
             unsafe extern "C" fn $name($($argument: $ty),*) -> $result {
                 // SAFETY: the caller's arguments.
-                unsafe { named!($path, $dir => next!($next as fn($($ty),*) -> $result, ($($argument),*))) }
+                unsafe { named!($path, $dir => next::$next($($argument),*)) }
             }
         )*
     };
 }
 
-/// The arguments of `scandir(3)`: whether an entry is wanted, and the order of two.
-type Filter = Option<unsafe extern "C" fn(*const dirent) -> c_int>;
-type Order = Option<unsafe extern "C" fn(*mut *const dirent, *mut *const dirent) -> c_int>;
-
 with_path! {
-    readlink = READLINK(path: *const c_char, to: *mut c_char, size: size_t) -> ssize_t, at (AT_FDCWD, path);
-    readlinkat = READLINKAT(dir: c_int, path: *const c_char, to: *mut c_char, size: size_t) -> ssize_t, at (dir, path);
-    chdir = CHDIR(path: *const c_char) -> c_int, at (AT_FDCWD, path);
-    opendir = OPENDIR(path: *const c_char) -> *mut DIR, at (AT_FDCWD, path);
-    scandir = SCANDIR(path: *const c_char, list: *mut *mut *mut dirent, filter: Filter, order: Order) -> c_int, at (AT_FDCWD, path);
-    scandir64 = SCANDIR(path: *const c_char, list: *mut *mut *mut dirent, filter: Filter, order: Order) -> c_int, at (AT_FDCWD, path);
-    getxattr = GETXATTR(path: *const c_char, name: *const c_char, to: *mut c_void, size: size_t) -> ssize_t, at (AT_FDCWD, path);
-    lgetxattr = LGETXATTR(path: *const c_char, name: *const c_char, to: *mut c_void, size: size_t) -> ssize_t, at (AT_FDCWD, path);
+    readlink = readlink(path: *const c_char, to: *mut c_char, size: size_t) -> ssize_t, at (AT_FDCWD, path);
+    readlinkat = readlinkat(dir: c_int, path: *const c_char, to: *mut c_char, size: size_t) -> ssize_t, at (dir, path);
+    chdir = chdir(path: *const c_char) -> c_int, at (AT_FDCWD, path);
+    opendir = opendir(path: *const c_char) -> *mut DIR, at (AT_FDCWD, path);
+    scandir = scandir(path: *const c_char, list: *mut *mut *mut dirent, filter: Filter, order: Order) -> c_int, at (AT_FDCWD, path);
+    scandir64 = scandir(path: *const c_char, list: *mut *mut *mut dirent, filter: Filter, order: Order) -> c_int, at (AT_FDCWD, path);
+    getxattr = getxattr(path: *const c_char, name: *const c_char, to: *mut c_void, size: size_t) -> ssize_t, at (AT_FDCWD, path);
+    lgetxattr = lgetxattr(path: *const c_char, name: *const c_char, to: *mut c_void, size: size_t) -> ssize_t, at (AT_FDCWD, path);
 }
 
 /// `fopen(3)`.
@@ -63,7 +54,7 @@ with_path! {
 unsafe extern "C" fn fopen(path: *const c_char, mode: *const c_char) -> *mut FILE {
     // SAFETY: the caller's arguments, and a file that was just opened.
     unsafe {
-        let file = named!(path, AT_FDCWD => next!(FOPEN as fn(*const c_char, *const c_char) -> *mut FILE, (path, mode)));
+        let file = named!(path, AT_FDCWD => next::fopen(path, mode));
         if !file.is_null() {
             fds::opened(path, libc::fileno(file));
         }

@@ -11,7 +11,6 @@ mod qp;
 mod regions;
 mod srq;
 mod table;
-pub(crate) mod transitions;
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -20,13 +19,13 @@ use mlx5_hca::{
     CreateError, FabricSpec, Hca, OpenError, Port, Queue, Service, SoftOptions, Violation,
 };
 
+use crate::abi::transitions::State;
 use crate::abi::verbs::QueryQpResp;
 use crate::files::channel::Channel;
 use crate::files::counters;
 use crate::objects::bfregs::Bfregs;
 use crate::objects::doorbells::Doorbells;
 use crate::objects::table::Table;
-use crate::objects::transitions::State;
 use crate::options::config::Link;
 use crate::options::errno::Errno;
 use crate::options::log;

@@ -7,10 +7,10 @@ use mlx5_hca::{Access, ConnectError, ConnectOptions, PacketPath, Service};
 
 use crate::abi::MAX_RD_ATOMIC;
 use crate::abi::mlx5::ModifyQpResp as DriverResp;
+use crate::abi::transitions::{State, attribute, is_legal};
 use crate::abi::verbs::{ExModifyQp, ExModifyQpResp, ModifyQp, QueryQpResp};
 use crate::command::{Call, Reply};
 use crate::objects::paths::{Way, resolve};
-use crate::objects::transitions::{State, attribute, is_legal};
 use crate::objects::{Objects, Qp};
 use crate::options::errno::Errno;
 use crate::options::log;

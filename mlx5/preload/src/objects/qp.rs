@@ -7,6 +7,7 @@ use crate::abi::mlx5::{
     CreateQp as DriverQp, CreateQpResp as DriverQpResp, QP_FLAG_BFREG_INDEX, QP_FLAG_SCATTER_CQE,
     QP_FLAG_SIGNATURE, QP_FLAG_UAR_PAGE_INDEX,
 };
+use crate::abi::transitions::State;
 use crate::abi::verbs::{
     CreateQp, CreateQpResp, DestroyQp, DestroyQpResp, ExCreateQp, ExCreateQpResp, QueryQp,
     QueryQpResp,
@@ -14,7 +15,6 @@ use crate::abi::verbs::{
 use crate::command::{Call, Reply};
 use crate::objects::device::MAX_WQES;
 use crate::objects::regions::place;
-use crate::objects::transitions::State;
 use crate::objects::{Objects, Qp};
 use crate::options::errno::Errno;
 use crate::system::sys::Use;

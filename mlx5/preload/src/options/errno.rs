@@ -6,6 +6,18 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Errno(pub(crate) i32);
 
+impl From<rustix::io::Errno> for Errno {
+    fn from(errno: rustix::io::Errno) -> Self {
+        Self(errno.raw_os_error())
+    }
+}
+
+impl From<std::io::Error> for Errno {
+    fn from(error: std::io::Error) -> Self {
+        Self(error.raw_os_error().unwrap_or(libc::EIO))
+    }
+}
+
 macro_rules! names {
     ($($name:ident),*) => {
         /// The error numbers that have a name here.

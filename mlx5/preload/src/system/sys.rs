@@ -2,8 +2,12 @@
 //! the symbol.
 
 use core::mem::MaybeUninit;
-use std::ffi::{CStr, CString};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::ffi::CStr;
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+
+use rustix::fs::{
+    CWD, MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create, readlinkat,
+};
 
 use crate::options::errno::Errno;
 use crate::system::held::opened;
@@ -15,7 +19,9 @@ const DEVICE_NAME: &CStr = c"uverbs0";
 const DEVICE_BYTES: libc::off_t = 64 << 20;
 
 /// Seals of the device file, which identify it.
-const DEVICE_SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+const DEVICE_SEALS: SealFlags = SealFlags::SHRINK
+    .union(SealFlags::GROW)
+    .union(SealFlags::SEAL);
 
 /// Returns the error of the last call.
 pub(crate) fn last_error() -> Errno {
@@ -34,23 +40,11 @@ pub(crate) fn checked(result: libc::c_long) -> Result<libc::c_long, Errno> {
 /// Returns the path of an open directory, or of the current one for `AT_FDCWD`.
 pub(crate) fn directory(fd: RawFd) -> Result<Vec<u8>, Errno> {
     let link = if fd == libc::AT_FDCWD {
-        c"/proc/self/cwd".to_owned()
+        "/proc/self/cwd".to_owned()
     } else {
-        CString::new(format!("/proc/self/fd/{fd}")).unwrap_or_default()
+        format!("/proc/self/fd/{fd}")
     };
-    let mut path = vec![0; libc::PATH_MAX as usize];
-    // SAFETY: a string, and a live buffer with its length.
-    let len = checked(unsafe {
-        libc::syscall(
-            libc::SYS_readlinkat,
-            libc::AT_FDCWD,
-            link.as_ptr(),
-            path.as_mut_ptr(),
-            path.len(),
-        )
-    })?;
-    path.truncate(len as usize);
-    Ok(path)
+    Ok(readlinkat(CWD, link, Vec::new())?.into_bytes())
 }
 
 /// `newfstatat(2)`.
@@ -80,28 +74,16 @@ pub(crate) fn fstat(fd: RawFd) -> Result<libc::stat, Errno> {
 /// Makes the device file: zeroed memory of a fixed size that can be mapped at any page, by the
 /// driver that writes doorbells and by any other code.
 pub(crate) fn device_file() -> Result<OwnedFd, Errno> {
-    // SAFETY: a string; no other code has the new descriptor.
-    let fd = unsafe {
-        OwnedFd::from_raw_fd(checked(
-            libc::memfd_create(
-                DEVICE_NAME.as_ptr(),
-                libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING,
-            )
-            .into(),
-        )? as RawFd)
-    };
-    // SAFETY: a descriptor owned here and plain numbers.
-    unsafe {
-        checked(libc::ftruncate(fd.as_raw_fd(), DEVICE_BYTES).into())?;
-        checked(libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, DEVICE_SEALS).into())?;
-    }
+    let fd = memfd_create(DEVICE_NAME, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    ftruncate(&fd, DEVICE_BYTES as u64)?;
+    fcntl_add_seals(&fd, DEVICE_SEALS)?;
     Ok(fd)
 }
 
 /// Returns whether a descriptor is a [`device_file`], of this process or of another.
 pub(crate) fn is_device_file(fd: RawFd) -> bool {
     // SAFETY: plain numbers.
-    let has_seals = unsafe { libc::fcntl(fd, libc::F_GET_SEALS) } == DEVICE_SEALS;
+    let has_seals = unsafe { libc::fcntl(fd, libc::F_GET_SEALS) } == DEVICE_SEALS.bits() as i32;
     has_seals && fstat(fd).is_ok_and(|status| status.st_size == DEVICE_BYTES)
 }
 
@@ -137,10 +119,7 @@ pub(crate) fn pipe() -> Result<(OwnedFd, OwnedFd), Errno> {
 
 /// Writes a few bytes to a pipe, all or none.
 pub(crate) fn write(fd: &OwnedFd, bytes: &[u8]) -> Result<(), Errno> {
-    // SAFETY: the bytes are a live slice. The C library's symbol is not used, because this library
-    // interposes it.
-    checked(unsafe { libc::syscall(libc::SYS_write, fd.as_raw_fd(), bytes.as_ptr(), bytes.len()) })
-        .map(|_| ())
+    Ok(rustix::io::write(fd, bytes).map(drop)?)
 }
 
 /// The HCA's use of the program's memory.
@@ -155,8 +134,7 @@ pub(crate) enum Use {
 /// Returns whether a whole range can be used in this way. The kernel pins registered memory, which
 /// populates its pages, and refuses memory that it cannot pin.
 pub(crate) fn is_there(addr: u64, len: u64, what_for: Use) -> bool {
-    // SAFETY: a plain number.
-    let page_bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) }.max(1) as u64;
+    let page_bytes = rustix::param::page_size() as u64;
     let (start, end) = (
         addr / page_bytes * page_bytes,
         (addr + len).next_multiple_of(page_bytes),
@@ -271,6 +249,8 @@ fn copy(call: CrossProcess, own: *mut u8, len: usize, of_program: u64) -> Result
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsRawFd;
+
     use super::*;
 
     #[test]
