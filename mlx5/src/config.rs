@@ -38,10 +38,12 @@ pub struct CqConfig {
 impl CqConfig {
     /// Checks the number of entries and the vector against the limits of a device.
     pub(crate) fn check(&self, max_cqe: u32, comp_vectors: u32) -> Result<(), CreateError> {
-        let (entries, comp_vector) = (self.entries.into(), self.comp_vector.into());
-        check("the number of CQ entries", entries, 1, max_cqe.into())?;
-        let last = u64::from(comp_vectors) - 1;
-        check("the completion vector", comp_vector, 0, last)
+        check("the number of CQ entries", self.entries, 1..=max_cqe)?;
+        check(
+            "the completion vector",
+            self.comp_vector,
+            0..=comp_vectors - 1,
+        )
     }
 
     /// Returns the bytes of an entry, if they are legal.
@@ -100,9 +102,8 @@ impl Default for QpConfig {
 impl QpConfig {
     /// Checks the sizes of the send queue against the limit of a device.
     pub(crate) fn check(&self, max_send_wr: u32) -> Result<(), CreateError> {
-        let (wqes, bytes) = (self.max_send_wr.into(), self.max_inline_data as u64);
-        check("max_send_wr", wqes, 1, max_send_wr.into())?;
-        check("max_inline_data", bytes, 0, MAX_INLINE as u64)
+        check("max_send_wr", self.max_send_wr, 1..=max_send_wr)?;
+        check("max_inline_data", self.max_inline_data, 0..=MAX_INLINE)
     }
 }
 
@@ -113,14 +114,8 @@ pub(crate) fn check_receives(
     max_sge: usize,
     most_sges: u32,
 ) -> Result<(), CreateError> {
-    let (depth, sges) = (depth.into(), max_sge as u64);
-    check("the depth of a receive queue", depth, 1, max_depth.into())?;
-    check(
-        "the number of buffers of a receive",
-        sges,
-        0,
-        most_sges.into(),
-    )
+    check("the depth of a receive queue", depth, 1..=max_depth)?;
+    check("the number of buffers of a receive", max_sge, 0..=most_sges)
 }
 
 /// The states of a queue pair (InfiniBand specification, "Queue Pair States").

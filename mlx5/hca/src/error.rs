@@ -1,5 +1,6 @@
 //! Errors of the software HCA.
 
+use core::ops::RangeInclusive;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 
@@ -92,11 +93,18 @@ pub enum CreateError {
     },
 }
 
-/// Refuses values outside `min..=max`.
+/// Refuses values that are not `legal`.
 ///
 /// # Errors
 /// [`CreateError::OutOfRange`].
-pub fn check(what: &'static str, value: u64, min: u64, max: u64) -> Result<(), CreateError> {
+pub fn check<T: TryInto<u64>>(
+    what: &'static str,
+    value: impl TryInto<u64>,
+    legal: RangeInclusive<T>,
+) -> Result<(), CreateError> {
+    let value = value.try_into().unwrap_or(u64::MAX);
+    let (min, max) = legal.into_inner();
+    let [min, max] = [min, max].map(|bound| bound.try_into().unwrap_or(u64::MAX));
     if (min..=max).contains(&value) {
         Ok(())
     } else {

@@ -11,9 +11,7 @@ use std::rc::Rc;
 
 use copyrpc_shm::ready::{HotSet, ReadyWords};
 use copyrpc_shm::sync::LightBarrier;
-use mlx5_wire::{
-    AddressVector, AsyncEvent, MAX_CQE, MAX_INLINE, MAX_RECV_SGE, MAX_RECV_WR, MAX_SEND_WR,
-};
+use mlx5_wire::{AddressVector, AsyncEvent};
 
 use crate::clock::Clock;
 use crate::counters::PortCounters;
@@ -127,35 +125,6 @@ pub struct DeviceInfo {
     /// Counters of the device's packets. `None` on hardware and on devices without a [port for
     /// them](crate::RoceOptions).
     pub packets: Option<PacketCounters>,
-}
-
-impl DeviceInfo {
-    /// Describes a device without hardware: its limits are those of the formats, and its counters
-    /// are 0.
-    #[doc(hidden)]
-    #[must_use]
-    pub const fn with_limits_of_formats(name: String, transport: String, modes: String) -> Self {
-        Self {
-            name,
-            engine: Engine::Software,
-            transport,
-            max_send_wr: MAX_SEND_WR,
-            max_recv_wr: MAX_RECV_WR,
-            max_recv_sge: MAX_RECV_SGE,
-            max_inline_data: MAX_INLINE as u32,
-            max_cqe: MAX_CQE,
-            comp_vectors: COMP_VECTORS,
-            max_srq_wr: MAX_RECV_WR,
-            has_atomics: true,
-            numa_node: None,
-            modes,
-            dead_peer_timeout_ns: 0,
-            quarantined: 0,
-            violations: 0,
-            rnr_naks: None,
-            packets: None,
-        }
-    }
 }
 
 /// A software HCA. It belongs to the thread that opened it. Peers detect a dead HCA by the exit of

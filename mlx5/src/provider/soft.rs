@@ -287,9 +287,8 @@ impl Queues for Soft {
         let created = SqPlace::new(config, self.register).and_then(|place| {
             check(
                 "lane_slots",
-                config.lane_slots.into(),
-                1,
-                mlx5_hca::MAX_LANE_SLOTS.into(),
+                config.lane_slots,
+                1..=mlx5_hca::MAX_LANE_SLOTS,
             )?;
             let (scatter_to_cqe, lane_slots) = (config.scatter_to_cqe, config.lane_slots);
             let memory = QpMemory {

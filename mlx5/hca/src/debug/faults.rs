@@ -2,6 +2,7 @@
 
 use mlx5_wire::{ConnectOptions, Syndrome};
 
+use crate::queues::qp::SoftQp;
 use crate::random::Random;
 use crate::{Clock, Hca, Timing};
 
@@ -48,13 +49,6 @@ pub(crate) enum Fate {
     Fails(Syndrome),
 }
 
-/// The queue pair of an operation.
-pub(crate) struct Sender<'a> {
-    pub(crate) index: usize,
-    pub(crate) is_datagram: bool,
-    pub(crate) options: &'a ConnectOptions,
-}
-
 /// The faults that one device makes.
 pub(crate) struct Injector {
     faults: Faults,
@@ -88,14 +82,14 @@ impl Injector {
         self.delay_ns
     }
 
-    fn concerns(&self, qp: &Sender<'_>) -> bool {
+    fn concerns(&self, qp: &SoftQp) -> bool {
         self.faults
             .only
             .is_none_or(|only| usize::from(only) == qp.index)
     }
 
     /// Returns the fate of the next operation. It is decided at the first attempt.
-    pub(crate) fn fate(&mut self, qp: &Sender<'_>, takes_receive: bool) -> Fate {
+    pub(crate) fn fate(&mut self, qp: &SoftQp, takes_receive: bool) -> Fate {
         if !self.concerns(qp) {
             return Fate::Normal;
         }
@@ -114,14 +108,14 @@ impl Injector {
         };
         match (self.lost_attempts(qp), delay_ns) {
             (0, 0) => Fate::Normal,
-            (1.., _) if qp.is_datagram => Fate::Lost,
+            (1.., _) if qp.is_datagram() => Fate::Lost,
             (lost, _) if lost > qp.options.retry_count => {
                 Fate::Fails(Syndrome::TransportRetryExceeded)
             }
             (lost, _) => {
                 let once_ns = ConnectOptions {
                     retry_count: 0,
-                    ..*qp.options
+                    ..qp.options
                 }
                 .transport_timeout_ns();
                 self.delay_ns = once_ns.saturating_mul(lost.into()).saturating_add(delay_ns);
@@ -132,14 +126,14 @@ impl Injector {
 
     /// Returns the number of attempts of a message that are lost in a row, at most one more than
     /// its retries.
-    fn lost_attempts(&mut self, qp: &Sender<'_>) -> u8 {
+    fn lost_attempts(&mut self, qp: &SoftQp) -> u8 {
         (0..=qp.options.retry_count)
             .take_while(|_| self.random.happens(self.faults.loss_permille))
             .count() as u8
     }
 
     /// Returns whether the peers of a queue pair have stopped answering.
-    pub(crate) fn dropped_peers(&self, qp: &Sender<'_>) -> bool {
+    pub(crate) fn dropped_peers(&self, qp: &SoftQp) -> bool {
         self.faults.drop_peers_after.is_some_and(|n| self.count > n) && self.concerns(qp)
     }
 

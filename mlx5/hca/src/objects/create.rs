@@ -62,7 +62,7 @@ fn require(
 
 /// Refuses a number of entries or bytes outside `min..=max`, and one that is no power of two.
 fn check_size(what: &'static str, value: u32, min: u32, max: u32) -> Result<(), CreateError> {
-    check(what, value.into(), min.into(), max.into())?;
+    check(what, value, min..=max)?;
     require(value.is_power_of_two(), what, value, "a power of two")
 }
 
@@ -247,17 +247,11 @@ impl Hca {
         max_sge: usize,
         is_shared: bool,
     ) -> Result<(u32, RqMemory), CreateError> {
-        check(
-            "the depth of a receive queue",
-            depth.into(),
-            1,
-            MAX_RECV_WR.into(),
-        )?;
+        check("the depth of a receive queue", depth, 1..=MAX_RECV_WR)?;
         check(
             "the number of buffers of a receive",
-            max_sge as u64,
-            0,
-            MAX_RECV_SGE.into(),
+            max_sge,
+            0..=MAX_RECV_SGE,
         )?;
         // One WQE of a list stays unposted, as its end.
         let wqe_cnt = (depth + u32::from(is_shared)).next_power_of_two();
@@ -285,7 +279,7 @@ impl Hca {
     /// Like [`create_cq`](Self::create_cq).
     pub unsafe fn create_qp(&self, memory: &QpMemory) -> Result<u32, CreateError> {
         let sq = memory.sq;
-        check("lane_slots", memory.lane_slots.into(), 1, LANE_SLOTS as u64)?;
+        check("lane_slots", memory.lane_slots, 1..=LANE_SLOTS)?;
         // A queue pair that never sends gets one WQEBB, so that masks are valid.
         let wqe_cnt = sq.wqe_cnt.max(1);
         check_size("the WQEBBs of a send queue", wqe_cnt, 1, MAX_SEND_WR)?;

@@ -5,6 +5,7 @@ use std::cell::{Cell, RefCell};
 use std::io;
 
 use copyrpc_shm::sync::{FIRST, LightBarrier};
+use mlx5_wire::{MAX_CQE, MAX_INLINE, MAX_RECV_SGE, MAX_RECV_WR, MAX_SEND_WR};
 
 use crate::debug::faults;
 use crate::debug::trace::Trace;
@@ -19,7 +20,7 @@ use crate::shared::arena::PAGE;
 use crate::shared::fabric::Membership;
 use crate::shared::memory::{DeviceMemory, commit, ready_words};
 use crate::types::request::Address;
-use crate::{DeviceInfo, Hca, State};
+use crate::{COMP_VECTORS, DeviceInfo, Engine, Hca, State};
 
 /// Joins the fabric and opens the port for packets. A virtual function whose UDP port is taken, by
 /// a device of another fabric, user or kind, is left for the next one.
@@ -155,15 +156,25 @@ impl Hca {
     #[must_use]
     pub fn info(&self) -> DeviceInfo {
         let state = self.state.borrow();
-        let name = format!("soft:lid={}", self.membership.lid);
-        let modes = faults::modes(self, state.queues.injector.as_deref());
         DeviceInfo {
+            name: format!("soft:lid={}", self.membership.lid),
+            engine: Engine::Software,
+            transport: self.membership.describe(),
+            max_send_wr: MAX_SEND_WR,
+            max_recv_wr: MAX_RECV_WR,
+            max_recv_sge: MAX_RECV_SGE,
+            max_inline_data: MAX_INLINE as u32,
+            max_cqe: MAX_CQE,
+            comp_vectors: COMP_VECTORS,
+            max_srq_wr: MAX_RECV_WR,
+            has_atomics: true,
+            numa_node: None,
+            modes: faults::modes(self, state.queues.injector.as_deref()),
             dead_peer_timeout_ns: self.dead_peer_timeout_ns,
             quarantined: state.quarantined,
             violations: state.violations.len() as u64,
             rnr_naks: Some(self.rnr_naks.get()),
             packets: state.wire.as_ref().map(|wire| wire.port.counters),
-            ..DeviceInfo::with_limits_of_formats(name, self.membership.describe(), modes)
         }
     }
 

@@ -6,7 +6,7 @@
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use mlx5_wire::{NextSegment, SEGMENT, queue_record_index};
+use mlx5_wire::queue_record_index;
 
 use crate::shared::receives::Receives;
 
@@ -83,27 +83,11 @@ impl Mirror {
                     Ordering::Relaxed,
                 );
             }
-            self.next = if to.is_linked {
-                self.link(index)
-            } else {
-                index.wrapping_add(1)
-            };
+            self.next = to.successor(index);
         }
         self.copied = posted;
         to.set_posted(posted);
         true
-    }
-
-    /// Returns the link in WQE `index`, which is below the number of WQEs.
-    fn link(&self, index: u16) -> u16 {
-        // SAFETY: the first segment of that WQE.
-        let segment = unsafe {
-            self.buffer
-                .add(usize::from(index) * self.stride)
-                .cast::<[u8; SEGMENT]>()
-                .read()
-        };
-        NextSegment::parse(&segment).next_wqe_index
     }
 }
 

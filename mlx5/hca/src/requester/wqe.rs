@@ -3,7 +3,7 @@
 use mlx5_wire::{CtrlWords, Opcode, Syndrome};
 
 use crate::Hca;
-use crate::debug::faults::{Fate, Injector, Sender};
+use crate::debug::faults::{Fate, Injector};
 use crate::deferred::LANE_RETRY_NS;
 use crate::queues::qp::{SoftQp, Transport, Waiting, blocks};
 use crate::types::outcome::{Outcome, WaitFor};
@@ -96,22 +96,14 @@ pub(crate) fn exceptional_outcome(
     let Some(injector) = injector else {
         return is_cut_off.then_some(Outcome::Wait(WaitFor::Peer));
     };
-    let sender = Sender {
-        index: qp.index,
-        is_datagram: qp.is_datagram(),
-        options: &qp.options,
-    };
-    let is_first = qp.waiting.is_none() && ctrl.opcode() != Opcode::Nop as u8;
-    let fate = if is_first {
-        injector.fate(
-            &sender,
-            Opcode::from_repr(ctrl.opcode()).is_some_and(Opcode::takes_receive),
-        )
+    let opcode = Opcode::from_repr(ctrl.opcode());
+    let fate = if qp.waiting.is_none() && opcode != Some(Opcode::Nop) {
+        injector.fate(qp, opcode.is_some_and(Opcode::takes_receive))
     } else {
         Fate::Normal
     };
     match fate {
-        Fate::Normal if is_cut_off || injector.dropped_peers(&sender) => {
+        Fate::Normal if is_cut_off || injector.dropped_peers(qp) => {
             Some(Outcome::Wait(WaitFor::Peer))
         }
         Fate::Normal => None,
