@@ -15,7 +15,7 @@ use super::udp::BATCH;
 use crate::queues::data::pieces;
 use crate::queues::qp::{SoftQp, Transport};
 use crate::requester::complete::Completions;
-use crate::requester::execute::take_wqes;
+use crate::requester::take::take_wqes;
 use crate::responder::deliver::fail_receive;
 use crate::shared::memory::Span;
 use crate::types::outcome::{End, Outcome};

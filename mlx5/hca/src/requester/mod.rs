@@ -1,8 +1,8 @@
 //! The requester: takes WQEs off a send queue, in order, executes them on the peer's memory, and
 //! completes them.
 //!
-//! - `execute`: the doorbell, the order of WQEs. `wqe`: the WQE at the head, its retries. `timing`:
-//!   the time at which a WQE is executed.
+//! - `execute`: the doorbell, and WQEs whose time has come. `take`: the loop over WQEs. `wqe`: the
+//!   WQE at the head, its retries. `timing`: the time at which a WQE is executed.
 //! - `plain`: the fast path: WRITEs, with immediate or not, that use the checks of earlier ones.
 //! - `operations`: each verb. `datagrams`: unreliable datagrams.
 //! - `complete`: writes CQEs to the send CQ. `traffic`: counts. `buffers`: checks that buffers in
@@ -14,6 +14,7 @@ pub(crate) mod datagrams;
 pub(crate) mod execute;
 pub(crate) mod operations;
 pub(crate) mod plain;
+pub(crate) mod take;
 pub(crate) mod timing;
 pub(crate) mod traffic;
 pub(crate) mod wqe;
