@@ -88,7 +88,13 @@ def target(what, value, sign, bound, digits, more=""):
 
 
 def verdict(value, sign, bound):
-    """Returns whether a number, or each of a spread, is within the bound, in words. A spread across the bound, or a wide one, has no verdict."""
+    """Returns whether a number, or each of a spread, is within the bound, in words. A spread across the bound, or a wide one, has no verdict.
+
+    >>> [verdict({"min": least, "max": most}, "<=", 1) for least, most in [(0.6, 0.9), (1.1, 1.4), (0.9, 1.1), (0.3, 0.9)]]
+    ['met', 'MISSED', 'no verdict', 'no verdict']
+    >>> verdict(2, ">=", 1), verdict(1, ">=", 2)
+    ('met', 'MISSED')
+    """
     least, most = (value["min"], value["max"]) if isinstance(value, dict) else (value, value)
     met = {end <= bound if sign == "<=" else end >= bound for end in (least, most)}
     return "no verdict" if len(met) > 1 or most > WIDE * least else "met" if met == {True} else "MISSED"
