@@ -333,7 +333,7 @@ fn receives_with_distinct_buffers_come_back_in_post_order_through_the_links() {
 fn no_receive_posted_is_retried_and_then_fails_as_configured() {
     let world = world();
     let (mut a, mut b) = (world.end(64, 63, 64), world.end(64, 63, 64));
-    let timer_ns = 2_000_000;
+    let timer_ns = 40_000_000;
     connect(
         &mut a,
         &mut b,
