@@ -9,7 +9,7 @@
 //! |---|---|
 //! | `interpose` | the C library's calls; one load from a table for other descriptors |
 //! | `files` | the library's descriptors, by process, and channels of events; paths of `/sys` |
-//! | `command`, `abi` | framing of commands, and the kernel's structures, checked when compiled and by a test against the headers |
+//! | `command`, `abi` | framing of commands, and the kernel's structures and transitions, checked when compiled and by a test against the headers |
 //! | `cm` | `/dev/infiniband/rdma_cm`: ids, their states, and the sockets between them |
 //! | `thread` | the path to the thread that owns the HCA, and that thread |
 //! | `objects` | the commands, by object; asynchronous events; `--check-doorbells` |

@@ -294,12 +294,9 @@ impl Session {
 
     /// Takes an id, and its events, from another opening of the device.
     fn migrate(&self, call: &Call, find: Find) -> Result<(), Errno> {
-        let MigrateId {
-            response,
-            id: handle,
-            fd,
-        } = call.request()?;
-        let from = find(fd as c_int).ok_or(INVALID)?;
+        let asked: MigrateId = call.request()?;
+        let handle = asked.id;
+        let from = find(asked.fd as c_int).ok_or(INVALID)?;
         let (moved, unread) = {
             let mut ids = from.ids();
             let moved = ids.remove(handle)?;
@@ -316,12 +313,8 @@ impl Session {
         ids.unread.extend::<VecDeque<_>>(unread);
         for id in moved {
             if id.handle.0 == handle {
-                call.respond(
-                    response,
-                    &DestroyIdResp {
-                        events_reported: id.reported,
-                    },
-                )?;
+                let events_reported = id.reported;
+                call.respond(asked.response, &DestroyIdResp { events_reported })?;
             }
             let listens = id
                 .port
@@ -343,33 +336,21 @@ impl Session {
     fn carry_out(&self, ids: &mut Ids, call: &Call) -> Result<(), Errno> {
         match call.number {
             number::CREATE_ID => {
-                let CreateId {
-                    uid,
-                    response,
-                    ps,
-                    qp_type,
-                    ..
-                } = call.request()?;
-                let id = Id::new(uid, ps, qp_type)?;
-                call.respond(response, &CreateIdResp { id: id.handle.0 })?;
+                let asked: CreateId = call.request()?;
+                let id = Id::new(asked.uid, asked.ps, asked.qp_type)?;
+                call.respond(asked.response, &CreateIdResp { id: id.handle.0 })?;
                 ids.by_handle.insert(id.handle.0, id);
                 Ok(())
             }
             number::DESTROY_ID => {
-                let DestroyId {
-                    response,
-                    id: handle,
-                    ..
-                } = call.request()?;
-                let gone = ids.remove(handle)?;
-                let events_reported = gone
-                    .iter()
-                    .find(|id| id.handle.0 == handle)
-                    .map_or(0, |id| id.reported);
+                let asked: DestroyId = call.request()?;
+                let gone = ids.remove(asked.id)?;
+                let id = gone.iter().find(|id| id.handle.0 == asked.id);
+                let events_reported = id.map_or(0, |id| id.reported);
                 ids.unread
                     .retain(|event| !gone.iter().any(|id| id.handle.0 == event.response.id));
                 gone.iter().for_each(|id| self.unwatch_all(id));
-                call.respond(response, &DestroyIdResp { events_reported })
+                call.respond(asked.response, &DestroyIdResp { events_reported })
             }
             number::BIND_IP => {
                 let BindIp { addr, id, .. } = call.request()?;
@@ -379,16 +360,10 @@ impl Session {
                 )
             }
             number::RESOLVE_IP => {
-                let ResolveIp {
-                    src_addr,
-                    dst_addr,
-                    id: handle,
-                    ..
-                } = call.request()?;
-                let to = address::parse(&dst_addr).ok_or(Errno(libc::EAFNOSUPPORT))?;
-                let is_found =
-                    ids.get(handle)?
-                        .resolve(self.settings, address::parse(&src_addr), to)?;
+                let asked: ResolveIp = call.request()?;
+                let to = address::parse(&asked.dst_addr).ok_or(Errno(libc::EAFNOSUPPORT))?;
+                let from = address::parse(&asked.src_addr);
+                let is_found = ids.get(asked.id)?.resolve(self.settings, from, to)?;
                 if !is_found {
                     // The event's status, ENODEV, tells the user of the program nothing.
                     let why = "no device of this host has the address, or the source address; rdma_cm connects no other hosts";
@@ -402,7 +377,7 @@ impl Session {
                 } else {
                     (Event::AddressError, -libc::ENODEV)
                 };
-                ids.push(handle, event, status, [0; 304]);
+                ids.push(asked.id, event, status, [0; 304]);
                 Ok(())
             }
             number::RESOLVE_ROUTE => {
@@ -416,11 +391,8 @@ impl Session {
                 call.respond(response, &ids.get(id)?.route(self.settings))
             }
             number::LISTEN => {
-                let Listen {
-                    id: handle,
-                    backlog,
-                } = call.request()?;
-                let id = ids.get(handle)?;
+                let asked: Listen = call.request()?;
+                let id = ids.get(asked.id)?;
                 if id.machine.state == State::New {
                     id.bind(self.settings, id.local)?;
                 }
@@ -428,45 +400,34 @@ impl Session {
                 let Some(port) = &id.port else {
                     return Err(INVALID);
                 };
-                port.listen(backlog)?;
-                self.watch(&port.socket, handle.into())
+                port.listen(asked.backlog)?;
+                self.watch(&port.socket, asked.id.into())
             }
             number::CONNECT => {
                 let Connect { conn_param, id, .. } = call.request()?;
                 self.say(ids, id, Step::Connect, &conn_param, 0)
             }
             number::ACCEPT => {
-                let Accept {
-                    uid,
-                    conn_param,
-                    id: handle,
-                    ..
-                } = call.request()?;
-                self.say(ids, handle, Step::Accept, &conn_param, 0)?;
-                if conn_param.valid != 0 {
-                    ids.get(handle)?.uid = uid;
+                let asked: Accept = call.request()?;
+                self.say(ids, asked.id, Step::Accept, &asked.conn_param, 0)?;
+                if asked.conn_param.valid != 0 {
+                    ids.get(asked.id)?.uid = asked.uid;
                 }
                 Ok(())
             }
             number::REJECT => {
-                let Reject {
-                    id: handle,
-                    private_data_len,
-                    reason,
-                    private_data,
-                    ..
-                } = call.request()?;
+                let asked: Reject = call.request()?;
                 let param = ConnParam {
-                    private_data,
-                    private_data_len,
+                    private_data: asked.private_data,
+                    private_data_len: asked.private_data_len,
                     ..ConnParam::new_zeroed()
                 };
-                let reason = if reason == 0 {
-                    reason::by_program(ids.get(handle)?.machine.is_datagram)
+                let reason = if asked.reason == 0 {
+                    reason::by_program(ids.get(asked.id)?.machine.is_datagram)
                 } else {
-                    reason.into()
+                    asked.reason.into()
                 };
-                self.say(ids, handle, Step::Reject, &param, reason)
+                self.say(ids, asked.id, Step::Reject, &param, reason)
             }
             number::DISCONNECT => self.say(
                 ids,
@@ -476,12 +437,10 @@ impl Session {
                 0,
             ),
             number::INIT_QP_ATTR => {
-                let InitQpAttr {
-                    response,
-                    id,
-                    qp_state,
-                } = call.request()?;
-                call.respond(response, &ids.get(id)?.attributes(self.settings, qp_state)?)
+                let asked: InitQpAttr = call.request()?;
+                let id = ids.get(asked.id)?;
+                let attributes = id.attributes(self.settings, asked.qp_state)?;
+                call.respond(asked.response, &attributes)
             }
             number::GET_EVENT => {
                 let GetEvent { response } = call.request()?;
@@ -491,20 +450,14 @@ impl Session {
                 // Other options of an id, such as its type of service, have no effect here.
                 const OF_ID: u32 = 0;
                 const ACK_TIMEOUT: u32 = 3;
-                let SetOption {
-                    optval,
-                    id,
-                    level,
-                    optname,
-                    ..
-                } = call.request()?;
-                let id = ids.get(id)?;
-                if (level, optname) == (OF_ID, ACK_TIMEOUT) {
+                let asked: SetOption = call.request()?;
+                let id = ids.get(asked.id)?;
+                if (asked.level, asked.optname) == (OF_ID, ACK_TIMEOUT) {
                     let mut value = [0; 1];
-                    sys::copy_in(optval, &mut value)?;
+                    sys::copy_in(asked.optval, &mut value)?;
                     id.ack_timeout = value[0] & 31;
                 }
-                if level == OF_ID {
+                if asked.level == OF_ID {
                     Ok(())
                 } else {
                     Err(Errno(libc::EOPNOTSUPP))

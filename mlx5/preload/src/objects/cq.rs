@@ -48,23 +48,15 @@ impl Objects {
 
     /// Carries out the extended CREATE_CQ.
     pub(crate) fn create_cq_extended(&mut self, call: &Call) -> Result<Reply, Errno> {
-        let ExCreateCq {
-            user_handle,
-            cqe,
-            comp_vector,
-            comp_channel,
-            comp_mask,
-            flags,
-            ..
-        } = call.request::<_, ExCreateCqResp>()?;
-        if comp_mask != 0 || flags & !IGNORE_OVERRUN != 0 {
+        let asked: ExCreateCq = call.request::<_, ExCreateCqResp>()?;
+        if asked.comp_mask != 0 || asked.flags & !IGNORE_OVERRUN != 0 {
             return Err(Errno(libc::EOPNOTSUPP));
         }
         let request = CreateCq {
-            user_handle,
-            cqe,
-            comp_vector,
-            comp_channel,
+            user_handle: asked.user_handle,
+            cqe: asked.cqe,
+            comp_vector: asked.comp_vector,
+            comp_channel: asked.comp_channel,
             ..CreateCq::new_zeroed()
         };
         let (base, driver, note) = self.make_cq(call, &request)?;
@@ -79,20 +71,15 @@ impl Objects {
     fn make_cq(
         &mut self,
         call: &Call,
-        &CreateCq {
-            user_handle,
-            cqe,
-            comp_vector,
-            comp_channel,
-            ..
-        }: &CreateCq,
+        asked: &CreateCq,
     ) -> Result<(CreateCqResp, DriverCqResp, String), Errno> {
         let request: DriverCq = call.driver();
-        if cqe > MAX_CQE || comp_vector >= COMP_VECTORS || !matches!(request.cqe_size, 64 | 128) {
+        let is_legal = asked.cqe <= MAX_CQE && asked.comp_vector < COMP_VECTORS;
+        if !is_legal || !matches!(request.cqe_size, 64 | 128) {
             return Err(Errno(libc::EINVAL));
         }
-        let entries = (cqe + 1).next_power_of_two();
-        let channel = match comp_channel {
+        let entries = (asked.cqe + 1).next_power_of_two();
+        let channel = match asked.comp_channel {
             ..0 => None,
             fd => Some(fds::channel(fd).ok_or(Errno(libc::EINVAL))?),
         };
@@ -113,7 +100,7 @@ impl Objects {
         let cq_handle = self.cqs.insert(Cq {
             cqn,
             channel,
-            user_handle,
+            user_handle: asked.user_handle,
         });
         let note = format!(
             "entries={entries}x{} -> cq={cq_handle} cqn={cqn:#x}",

@@ -28,33 +28,18 @@ impl Selected<'_> {
 
     /// Returns whether every selected attribute has a valid value.
     fn are_valid(&self) -> bool {
-        let ModifyQp {
-            path_mtu,
-            timeout,
-            retry_cnt,
-            rnr_retry,
-            min_rnr_timer,
-            port_num,
-            pkey_index,
-            dest,
-            ..
-        } = *self.request;
-        let ModifyQp {
-            max_rd_atomic,
-            max_dest_rd_atomic,
-            ..
-        } = *self.request;
-        !(self.has(attribute::PORT) && port_num != 1
-            || self.has(attribute::PKEY_INDEX) && pkey_index != 0
-            || self.has(attribute::PATH_MTU) && !(1..=5).contains(&path_mtu)
-            || self.has(attribute::TIMEOUT) && timeout > 31
-            || self.has(attribute::RETRY_CNT) && retry_cnt > 7
-            || self.has(attribute::RNR_RETRY) && rnr_retry > 7
-            || self.has(attribute::MIN_RNR_TIMER) && min_rnr_timer > 31
-            || self.has(attribute::MAX_QP_RD_ATOMIC) && u32::from(max_rd_atomic) > MAX_RD_ATOMIC
-            || self.has(attribute::MAX_DEST_RD_ATOMIC)
-                && u32::from(max_dest_rd_atomic) > MAX_RD_ATOMIC
-            || self.has(attribute::AV) && dest.port_num > 1)
+        let at = self.request;
+        let is_resource = |number: u8| u32::from(number) <= MAX_RD_ATOMIC;
+        !(self.has(attribute::PORT) && at.port_num != 1
+            || self.has(attribute::PKEY_INDEX) && at.pkey_index != 0
+            || self.has(attribute::PATH_MTU) && !(1..=5).contains(&at.path_mtu)
+            || self.has(attribute::TIMEOUT) && at.timeout > 31
+            || self.has(attribute::RETRY_CNT) && at.retry_cnt > 7
+            || self.has(attribute::RNR_RETRY) && at.rnr_retry > 7
+            || self.has(attribute::MIN_RNR_TIMER) && at.min_rnr_timer > 31
+            || self.has(attribute::MAX_QP_RD_ATOMIC) && !is_resource(at.max_rd_atomic)
+            || self.has(attribute::MAX_DEST_RD_ATOMIC) && !is_resource(at.max_dest_rd_atomic)
+            || self.has(attribute::AV) && at.dest.port_num > 1)
     }
 
     /// Copies the selected attributes to `kept`, which QUERY_QP returns.

@@ -4,6 +4,7 @@ use core::ptr::NonNull;
 use std::time::{Duration, Instant};
 
 use mlx5_hca::{Access, RegisterError};
+use zerocopy::FromZeros;
 
 use crate::abi::mlx5::{AllocPdResp as DriverPdResp, CreateAhResp as DriverAhResp};
 use crate::abi::verbs::{
@@ -159,13 +160,8 @@ impl Objects {
     }
 
     /// Checks the memory of a region, and that the HCA can represent its addresses.
-    fn check_translation(
-        &self,
-        start: u64,
-        length: u64,
-        hca_va: u64,
-        access_flags: u32,
-    ) -> Result<(NonNull<u8>, Access), Errno> {
+    fn check_translation(&self, asked: &RegMr) -> Result<(NonNull<u8>, Access), Errno> {
+        let (start, hca_va) = (asked.start, asked.hca_va);
         if start != hca_va {
             log::refused(
                 self.settings,
@@ -175,30 +171,23 @@ impl Objects {
             );
             return Err(Errno(libc::EOPNOTSUPP));
         }
-        self.check_region(start, length, access_flags)
+        self.check_region(start, asked.length, asked.access_flags)
     }
 
-    fn register(
-        &self,
-        pd: u32,
-        start: u64,
-        length: u64,
-        hca_va: u64,
-        access_flags: u32,
-    ) -> Result<Mr, Errno> {
-        let pdn = *self.pds.get(pd)?;
-        let (addr, access) = self.check_translation(start, length, hca_va, access_flags)?;
+    fn register(&self, asked: &RegMr) -> Result<Mr, Errno> {
+        let pdn = *self.pds.get(asked.pd_handle)?;
+        let (addr, access) = self.check_translation(asked)?;
         // SAFETY: a program keeps memory mapped until its deregistration is answered, as it must
         // for a device. If it does not, the kernel's copy fails.
-        let key = unsafe { self.hca.register(pdn, addr, length as usize, access) }
+        let key = unsafe { self.hca.register(pdn, addr, asked.length as usize, access) }
             .map_err(|error| self.refused_region(&error))?
             .key;
         Ok(Mr {
-            pd,
+            pd: asked.pd_handle,
             key: Some(key),
-            start,
-            length,
-            access_flags,
+            start: asked.start,
+            length: asked.length,
+            access_flags: asked.access_flags,
         })
     }
 
@@ -228,16 +217,11 @@ impl Objects {
 
     /// Carries out REG_MR.
     pub(crate) fn reg_mr(&mut self, call: &Call) -> Result<Reply, Errno> {
-        let RegMr {
-            start,
-            length,
-            hca_va,
-            pd_handle,
-            access_flags,
-            ..
-        } = call.request::<_, RegMrResp>()?;
-        let mr = self.register(pd_handle, start, length, hca_va, access_flags)?;
+        let asked: RegMr = call.request::<_, RegMrResp>()?;
+        let mr = self.register(&asked)?;
         let (mr_handle, key) = (self.mrs.insert(mr), mr.key.unwrap_or(0));
+        let RegMr { start, length, .. } = asked;
+        let (pd_handle, access_flags) = (asked.pd_handle, asked.access_flags);
         let note = format!(
             "pd={pd_handle} {start:#x}+{length:#x} access={access_flags:#x} -> mr={mr_handle} key={key:#x}"
         );
@@ -272,16 +256,18 @@ impl Objects {
         };
         let new = if is_asked(translation) {
             self.pds.get(pd)?;
-            self.check_translation(request.start, request.length, request.hca_va, access_flags)?;
+            let asked = RegMr {
+                start: request.start,
+                length: request.length,
+                hca_va: request.hca_va,
+                pd_handle: pd,
+                access_flags,
+                ..RegMr::new_zeroed()
+            };
+            self.check_translation(&asked)?;
             self.deregister(&old, since)?;
             self.mrs.get_mut(request.mr_handle)?.key = None;
-            self.register(
-                pd,
-                request.start,
-                request.length,
-                request.hca_va,
-                access_flags,
-            )?
+            self.register(&asked)?
         } else {
             let key = old.key.ok_or(Errno(libc::EINVAL))?;
             let (pdn, (_, access)) = (

@@ -26,28 +26,17 @@ const LIMIT: u32 = 2;
 impl Objects {
     /// Carries out CREATE_SRQ.
     pub(crate) fn create_srq(&mut self, call: &Call) -> Result<Reply, Errno> {
-        let CreateSrq {
-            pd_handle,
-            max_wr,
-            max_sge,
-            ..
-        } = call.request::<_, ()>()?;
-        self.make_srq(call, pd_handle, max_wr, max_sge)
+        let asked: CreateSrq = call.request::<_, ()>()?;
+        self.make_srq(call, asked.pd_handle, asked.max_wr, asked.max_sge)
     }
 
     /// Carries out CREATE_XSRQ, for the basic type only.
     pub(crate) fn create_xsrq(&mut self, call: &Call) -> Result<Reply, Errno> {
-        let CreateXsrq {
-            srq_type,
-            pd_handle,
-            max_wr,
-            max_sge,
-            ..
-        } = call.request::<_, ()>()?;
-        if srq_type != BASIC {
+        let asked: CreateXsrq = call.request::<_, ()>()?;
+        if asked.srq_type != BASIC {
             return Err(Errno(libc::EOPNOTSUPP));
         }
-        self.make_srq(call, pd_handle, max_wr, max_sge)
+        self.make_srq(call, asked.pd_handle, asked.max_wr, asked.max_sge)
     }
 
     fn make_srq(
@@ -103,20 +92,15 @@ impl Objects {
 
     /// Carries out MODIFY_SRQ: mlx5 does not resize, and there are no limit events.
     pub(crate) fn modify_srq(&mut self, call: &Call) -> Result<Reply, Errno> {
-        let ModifySrq {
-            srq_handle,
-            attr_mask,
-            srq_limit,
-            ..
-        } = call.request::<_, ()>()?;
-        self.srqs.get(srq_handle)?;
-        if attr_mask & MAX_WR != 0 {
+        let asked: ModifySrq = call.request::<_, ()>()?;
+        self.srqs.get(asked.srq_handle)?;
+        if asked.attr_mask & MAX_WR != 0 {
             return Err(Errno(libc::EINVAL));
         }
-        if attr_mask & LIMIT != 0 && srq_limit != 0 {
+        if asked.attr_mask & LIMIT != 0 && asked.srq_limit != 0 {
             return Err(Errno(libc::EOPNOTSUPP));
         }
-        Ok(Reply::none().note(format!("srq={srq_handle}")))
+        Ok(Reply::none().note(format!("srq={}", asked.srq_handle)))
     }
 
     /// Carries out QUERY_SRQ.
