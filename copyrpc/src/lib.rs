@@ -121,6 +121,7 @@
 //! | `wire` | every byte format |
 //! | `recv` | [`Reply`], [`RecvHandle`]: a request to answer, at once or later |
 //! | `raw` | [`Memory`], [`RemoteMemory`]: READs and WRITEs beside the calls |
+//! | `operations` | the methods of [`Context`] and [`Endpoint`] for them |
 //! | `context::wait` | [`Context::wait`]: sleeping until there is something to poll for |
 //! | [`error`], `stats` | errors, counters |
 //! | [`guide`] | rules, limits, what makes it fast |
@@ -151,6 +152,7 @@ mod endpoint;
 pub mod error;
 pub mod guide;
 mod link;
+mod operations;
 mod queue_share;
 mod raw;
 mod recv;

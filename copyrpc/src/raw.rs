@@ -4,8 +4,6 @@
 //! For data above the message limit: one side puts a [`RemoteMemory`] into a small request, the
 //! other READs or WRITEs that memory and then answers. `examples/bulk.rs` does both.
 
-mod operations;
-
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -22,7 +20,7 @@ use crate::error::CloseReason;
 /// so there is no `&[u8]` of it: bytes are copied in and out.
 #[derive(Clone, Debug)]
 pub struct Memory {
-    mr: Rc<Mr>,
+    pub(crate) mr: Rc<Mr>,
 }
 
 impl Memory {
@@ -78,7 +76,7 @@ impl Memory {
 pub struct RemoteMemory {
     addr: u64,
     len: u64,
-    rkey: u32,
+    pub(crate) rkey: u32,
 }
 
 /// Why bytes are not a [`RemoteMemory`].
@@ -142,7 +140,7 @@ impl RemoteMemory {
     }
 
     /// Returns the address of `len` bytes from `offset`.
-    fn at(&self, offset: u64, len: usize) -> Result<u64, OutOfBounds> {
+    pub(crate) fn at(&self, offset: u64, len: usize) -> Result<u64, OutOfBounds> {
         match offset.checked_add(len as u64) {
             Some(end) if end <= self.len => Ok(self.addr + offset),
             _ => Err(OutOfBounds {

@@ -1,12 +1,13 @@
-//! Memory of a context, and the operations of an endpoint.
+//! One-sided operations of the public types: the memory of a context, and the READs and WRITEs of
+//! an endpoint.
 
 use std::rc::Rc;
 
-use mlx5::{Access, MAX_MESSAGE_BYTES, Read, RegisterError, Sge, Signal, Write};
+use mlx5::{Access, MAX_MESSAGE_BYTES, RcOperation, Read, RegisterError, Sge, Signal, Write};
 
-use super::{Memory, RdmaError, RemoteMemory};
 use crate::context::Context;
 use crate::endpoint::Endpoint;
+use crate::raw::{Memory, RdmaError, RemoteMemory};
 
 impl<U> Context<U> {
     /// Allocates `bytes` of zeroed, page-aligned memory for one-sided operations: the local end of
@@ -50,15 +51,11 @@ impl<U> Endpoint<U> {
         len: usize,
         user_data: U,
     ) -> Result<(), RdmaError<U>> {
-        let (addr, into, user_data) =
-            ends(local, local_offset, remote, remote_offset, len, user_data)?;
-        let read = Read {
+        let (local, remote) = ((local, local_offset), (remote, remote_offset));
+        self.one_sided(local, remote, len, user_data, |addr, rkey, into| Read {
             addr,
-            rkey: remote.rkey,
+            rkey,
             into,
-        };
-        self.connection.post_raw(&local.mr, user_data, |qp, user| {
-            qp.post(&read, Signal::Always, user)
         })
     }
 
@@ -78,15 +75,41 @@ impl<U> Endpoint<U> {
         len: usize,
         user_data: U,
     ) -> Result<(), RdmaError<U>> {
-        let (addr, payload, user_data) =
-            ends(local, local_offset, remote, remote_offset, len, user_data)?;
-        let write = Write {
+        let (local, remote) = ((local, local_offset), (remote, remote_offset));
+        self.one_sided(local, remote, len, user_data, |addr, rkey, payload| Write {
             addr,
-            rkey: remote.rkey,
+            rkey,
             payload,
+        })
+    }
+
+    /// Checks both ends, each a memory and an offset, and posts the operation between them that
+    /// `operation` makes of the remote address, the remote key and the local range.
+    fn one_sided<O: RcOperation>(
+        &self,
+        (local, local_offset): (&Memory, usize),
+        (remote, remote_offset): (&RemoteMemory, u64),
+        len: usize,
+        user_data: U,
+        operation: impl FnOnce(u64, u32, Sge) -> O,
+    ) -> Result<(), RdmaError<U>> {
+        let Some(bytes) = u32::try_from(len)
+            .ok()
+            .filter(|bytes| u64::from(*bytes) <= MAX_MESSAGE_BYTES)
+        else {
+            return Err(RdmaError::TooLong { user_data, len });
         };
+        let range = match local.mr.sge(local_offset, bytes) {
+            Ok(range) => range,
+            Err(range) => return Err(RdmaError::LocalRange { user_data, range }),
+        };
+        let addr = match remote.at(remote_offset, len) {
+            Ok(addr) => addr,
+            Err(range) => return Err(RdmaError::RemoteRange { user_data, range }),
+        };
+        let operation = operation(addr, remote.rkey, range);
         self.connection.post_raw(&local.mr, user_data, |qp, user| {
-            qp.post(&write, Signal::Always, user)
+            qp.post(&operation, Signal::Always, user)
         })
     }
 
@@ -95,30 +118,5 @@ impl<U> Endpoint<U> {
     #[doc(alias = "raw_rdma_done")]
     pub fn raw_rdma_pending(&self) -> usize {
         self.connection.raw.len()
-    }
-}
-
-/// Checks both ends of an operation. Returns them.
-fn ends<U>(
-    local: &Memory,
-    local_offset: usize,
-    remote: &RemoteMemory,
-    remote_offset: u64,
-    len: usize,
-    user_data: U,
-) -> Result<(u64, Sge, U), RdmaError<U>> {
-    let Some(bytes) = u32::try_from(len)
-        .ok()
-        .filter(|bytes| u64::from(*bytes) <= MAX_MESSAGE_BYTES)
-    else {
-        return Err(RdmaError::TooLong { user_data, len });
-    };
-    match (
-        local.mr.sge(local_offset, bytes),
-        remote.at(remote_offset, len),
-    ) {
-        (Ok(sge), Ok(addr)) => Ok((addr, sge, user_data)),
-        (Err(range), _) => Err(RdmaError::LocalRange { user_data, range }),
-        (_, Err(range)) => Err(RdmaError::RemoteRange { user_data, range }),
     }
 }
