@@ -6,6 +6,7 @@
 
 use std::io;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::sync::{Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use crate::command::Call;
@@ -34,8 +35,9 @@ pub(crate) struct Device {
     /// Its index among the devices.
     pub(crate) index: usize,
     jobs: Option<Sender<Job>>,
-    /// Receives a message if the thread outlives this value.
-    outlived: Receiver<()>,
+    /// Receives a message if the thread outlives this value. Only the drop takes it; in a mutex,
+    /// since threads share the device.
+    outlived: Mutex<Receiver<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -56,7 +58,7 @@ impl Device {
         Ok(Self {
             index,
             jobs: Some(jobs),
-            outlived,
+            outlived: Mutex::new(outlived),
             thread: Some(thread),
         })
     }
@@ -82,7 +84,11 @@ impl Device {
 impl Drop for Device {
     fn drop(&mut self) {
         self.jobs = None;
-        if let (Err(_), Some(thread)) = (self.outlived.recv(), self.thread.take()) {
+        let outlived = self
+            .outlived
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner);
+        if let (Err(_), Some(thread)) = (outlived.recv(), self.thread.take()) {
             // The thread catches its own panics.
             let _ = thread.join();
         }
