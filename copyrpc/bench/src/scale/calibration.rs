@@ -1,6 +1,5 @@
 //! The cost of a context that the NIC has to fetch, calculated from one published point.
 
-use mlx5::NicParameters;
 use serde::Serialize;
 
 /// A NIC's throughput with all contexts in its cache, and with some of them missing.
@@ -33,20 +32,11 @@ impl Published {
     }
 }
 
-/// Returns the NIC of the model with that many contexts, each of which costs `context_miss_ns` to
-/// fetch. Other parameters are the model's defaults.
-pub(crate) fn nic(context_entries: usize, context_miss_ns: u64) -> NicParameters {
-    NicParameters {
-        context_entries,
-        context_miss_ns,
-        ..NicParameters::default()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use mlx5::{
-        Access, ConnectOptions, Device, QpConfig, ReceiveSource, Signal, Simulation, Write,
+        Access, ConnectOptions, Device, NicParameters, QpConfig, ReceiveSource, Signal, Simulation,
+        Write,
     };
 
     use super::*;
@@ -74,11 +64,20 @@ mod tests {
         );
     }
 
+    /// Returns the NIC of the model with that many contexts.
+    fn nic(context_entries: usize) -> NicParameters {
+        NicParameters {
+            context_entries,
+            context_miss_ns: PUBLISHED.miss_ns(),
+            ..NicParameters::default()
+        }
+    }
+
     /// Returns Gbit/s and the part of misses of a NIC that WRITEs messages of the point's size over
     /// `qps` queue pairs in random order.
     fn driven(qps: usize, context_entries: usize) -> (f64, f64) {
         const MESSAGES: usize = 4_000;
-        let mut simulation = Simulation::new(nic(context_entries, PUBLISHED.miss_ns()));
+        let mut simulation = Simulation::new(nic(context_entries));
         let bytes = PUBLISHED.message_bytes as usize;
         let mut end = || {
             let device = Device::simulated(&mut simulation).unwrap();

@@ -1,95 +1,15 @@
 //! The points to measure: the curve over the number of clients, and its summary.
 
 use harness::Failure;
-use scalerpc::{Grouping, ServerConfig};
+use scalerpc::Grouping;
 use serde::Serialize;
 
-use super::calibration;
-use super::point::{Load, Measured, Point};
-use crate::compare::scale_rpc::slot_bytes;
+use super::point::{self, Measured};
+use super::setting::Setting;
 
 /// Part of its peak from which on the server counts as busy: from there on throughput says
 /// something about the server.
 const ENOUGH: f64 = 0.95;
-/// Number of rotations, of the maximum length, in which slices reach their final length.
-const ROTATIONS_TO_SETTLE: u64 = 5;
-
-/// The parameters that all points of a curve share.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub(crate) struct Setting {
-    pub(crate) context_entries: usize,
-    pub(crate) context_miss_ns: u64,
-    pub(crate) jitter_ns: u64,
-    pub(crate) seed: u64,
-    /// Calls that each client keeps outstanding.
-    pub(crate) depth: u32,
-    pub(crate) group_size: u32,
-    pub(crate) slice_ns: u64,
-    pub(crate) max_rotation_ns: u64,
-    pub(crate) load: Load,
-}
-
-impl Setting {
-    /// Returns the configuration of the server of a point.
-    pub(crate) fn server(&self, clients: u32, grouping: Grouping) -> ServerConfig {
-        let Self {
-            depth,
-            group_size,
-            slice_ns,
-            max_rotation_ns,
-            load,
-            ..
-        } = *self;
-        ServerConfig {
-            max_clients: clients,
-            depth,
-            slot_bytes: slot_bytes(load.request_bytes.max(load.response_bytes)),
-            grouping,
-            group_size,
-            slice_ns,
-            max_rotation_ns,
-            ..ServerConfig::default()
-        }
-    }
-
-    fn measure(&self, clients: u32, grouping: Grouping) -> Result<Measured, Failure> {
-        let nic = calibration::nic(self.context_entries, self.context_miss_ns);
-        let nic = mlx5::NicParameters {
-            jitter_ns: self.jitter_ns,
-            seed: self.seed,
-            ..nic
-        };
-        let takes_turns = grouping == Grouping::On && clients > self.one_group();
-        let settle_ns = self.load.window_ns / 2
-            + if takes_turns {
-                ROTATIONS_TO_SETTLE * self.max_rotation_ns
-            } else {
-                0
-            };
-        Point {
-            clients,
-            server: self.server(clients, grouping),
-            nic,
-            load: self.load,
-            settle_ns,
-        }
-        .measure()
-    }
-
-    /// Measures both modes with that many clients.
-    pub(crate) fn pair(&self, clients: u32) -> Result<Pair, Failure> {
-        Ok(Pair {
-            clients,
-            off: self.measure(clients, Grouping::Off)?,
-            on: self.measure(clients, Grouping::On)?,
-        })
-    }
-
-    /// Returns the maximum number of clients that are one group, and so never switch.
-    const fn one_group(&self) -> u32 {
-        self.group_size + self.group_size / 2
-    }
-}
 
 /// The results of the same clients, grouping off and on.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -100,6 +20,16 @@ pub(crate) struct Pair {
 }
 
 impl Pair {
+    /// Measures both modes with that many clients.
+    pub(crate) fn measure(setting: Setting, clients: u32) -> Result<Self, Failure> {
+        let measure = |grouping| point::measure(&setting, clients, grouping);
+        Ok(Self {
+            clients,
+            off: measure(Grouping::Off)?,
+            on: measure(Grouping::On)?,
+        })
+    }
+
     pub(crate) fn on_over_off(&self) -> f64 {
         self.on.responses_per_s / self.off.responses_per_s
     }

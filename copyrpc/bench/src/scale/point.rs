@@ -7,12 +7,13 @@ use std::rc::Rc;
 use harness::Failure;
 use harness::clock::Clock;
 use harness::pattern::{self, Tag};
-use mlx5::{ContextUses, Device, DeviceSpec, Did, NicParameters, Simulation, SoftOptions};
+use mlx5::{ContextUses, Device, DeviceSpec, Did, Simulation, SoftOptions};
 use scalerpc::ServerStats;
 use scalerpc::rdma::{PendingClient, SetupError};
-use scalerpc::{HandlerError, Handlers, RdmaClient, RdmaServer, ServerConfig};
+use scalerpc::{Grouping, HandlerError, Handlers, RdmaClient, RdmaServer};
 use serde::Serialize;
 
+use super::setting::Setting;
 use super::workload::{Lane, Store, Workload};
 use crate::compare::calls::{Content, Shared};
 use crate::compare::load::Caller;
@@ -34,35 +35,6 @@ const DRAIN_STEP_NS: u64 = 1_000_000;
 /// without a copy or a check.
 const OPERATION_DIVISOR: u64 = 10;
 
-/// The requests of clients, and the CPU times. Each client keeps all its slots in use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub(crate) struct Load {
-    pub(crate) workload: Workload,
-    /// Maximum payload bytes.
-    pub(crate) request_bytes: usize,
-    pub(crate) response_bytes: usize,
-    /// CPU time of the server for a request, in ns: of one thread, or of n threads each of which
-    /// takes n times as long.
-    pub(crate) server_request_ns: u64,
-    /// Other CPU time of a step of the server, in ns: polling of completions, entries and slots.
-    pub(crate) server_step_ns: u64,
-    /// CPU time of a client for a call, in ns.
-    pub(crate) client_call_ns: u64,
-    /// Length of the measurement, in ns of virtual time.
-    pub(crate) window_ns: u64,
-}
-
-/// The parameters of a point.
-#[derive(Clone, Debug)]
-pub(crate) struct Point {
-    pub(crate) clients: u32,
-    pub(crate) server: ServerConfig,
-    pub(crate) nic: NicParameters,
-    pub(crate) load: Load,
-    /// Time before the measurement, in ns of virtual time.
-    pub(crate) settle_ns: u64,
-}
-
 /// The counters of the measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Measured {
@@ -83,21 +55,25 @@ pub(crate) struct Measured {
     pub(crate) most_of_a_client: u64,
 }
 
-impl Point {
-    /// Runs the point. It is an error if a call is not answered, or a response is wrong.
-    pub(crate) fn measure(&self) -> Result<Measured, Failure> {
-        let mut simulation = Simulation::new(self.nic);
-        let world = World::new(self, &mut simulation)?;
-        let start_ns = self.settle_ns;
-        simulation.run(start_ns);
-        let before = world.snapshot(&simulation)?;
-        simulation.run(start_ns + self.load.window_ns);
-        let after = world.snapshot(&simulation)?;
-        world.drain(&mut simulation)?;
-        Ok(self.measured(&before, &after))
-    }
+/// Measures a point. It is an error if a call is not answered, or a response is wrong.
+pub(crate) fn measure(
+    setting: &Setting,
+    clients: u32,
+    grouping: Grouping,
+) -> Result<Measured, Failure> {
+    let mut simulation = Simulation::new(setting.nic());
+    let world = World::new(setting, clients, grouping, &mut simulation)?;
+    let start_ns = setting.settle_ns(clients, grouping);
+    simulation.run(start_ns);
+    let before = world.snapshot(&simulation)?;
+    simulation.run(start_ns + setting.window_ns());
+    let after = world.snapshot(&simulation)?;
+    world.drain(&mut simulation)?;
+    Ok(Measured::between(&before, &after, setting.window_ns()))
+}
 
-    fn measured(&self, before: &Snapshot, after: &Snapshot) -> Measured {
+impl Measured {
+    fn between(before: &Snapshot, after: &Snapshot, window_ns: u64) -> Self {
         let each = || {
             after
                 .ended
@@ -109,9 +85,9 @@ impl Point {
         let share = |part: u64, whole: u64| part as f64 / whole.max(1) as f64;
         let uses = |count: fn(&ContextUses) -> u64| count(&after.uses) - count(&before.uses);
         let sends = uses(|uses| uses.sends);
-        Measured {
+        Self {
             responses,
-            responses_per_s: responses as f64 * 1e9 / self.load.window_ns as f64,
+            responses_per_s: responses as f64 * 1e9 / window_ns as f64,
             send_miss_share: share(uses(|uses| uses.send_misses), sends),
             arrival_miss_share: share(uses(|uses| uses.arrival_misses), uses(|uses| uses.arrivals)),
             sends_per_response: share(sends, responses),
@@ -143,23 +119,28 @@ struct World {
 }
 
 impl World {
-    fn new(point: &Point, simulation: &mut Simulation<'_>) -> Result<Self, Failure> {
-        let mut server = RdmaServer::new(&spec(simulation, SERVER_ARENA_BYTES), &point.server)
+    fn new(
+        setting: &Setting,
+        clients: u32,
+        grouping: Grouping,
+        simulation: &mut Simulation<'_>,
+    ) -> Result<Self, Failure> {
+        let config = setting.server(clients, grouping);
+        let mut server = RdmaServer::new(&spec(simulation, SERVER_ARENA_BYTES), &config)
             .map_err(|error| format!("setting up the server: {error}"))?;
         let device = server.device().clone();
         let is_over = Rc::<Cell<bool>>::default();
-        let mut callers = Vec::with_capacity(point.clients as usize);
-        for number in 0..point.clients {
-            let client = connect(simulation, &mut server).map_err(|error| {
-                format!("setting up client {number} of {}: {error}", point.clients)
-            })?;
+        let mut callers = Vec::with_capacity(clients as usize);
+        for number in 0..clients {
+            let client = connect(simulation, &mut server)
+                .map_err(|error| format!("setting up client {number} of {clients}: {error}"))?;
             let device = client.device().clone();
-            let caller = Rc::new(RefCell::new(Calling::new(client, number, point)));
+            let caller = Rc::new(RefCell::new(Calling::new(client, number, clients, setting)));
             callers.push(Rc::clone(&caller));
             let is_over = Rc::clone(&is_over);
             simulation.spawn(&[&device], move |_| caller.borrow_mut().step(is_over.get()))?;
         }
-        let server = Rc::new(RefCell::new(Serving::new(server, point)));
+        let server = Rc::new(RefCell::new(Serving::new(server, clients, setting)));
         let serving = Rc::clone(&server);
         simulation.spawn(&[&device], move |_| serving.borrow_mut().step())?;
         Ok(Self {
@@ -268,37 +249,35 @@ fn connect(simulation: &Simulation<'_>, server: &mut RdmaServer) -> Result<RdmaC
 struct Serving {
     server: RdmaServer,
     handlers: Handlers<'static>,
-    load: Load,
+    setting: Setting,
     store: Rc<RefCell<Store>>,
     /// Number of requests answered.
     answered: Rc<Cell<u64>>,
 }
 
 impl Serving {
-    fn new(server: RdmaServer, point: &Point) -> Self {
-        let load = point.load;
-        let store = Rc::new(RefCell::new(Store::new(load.workload, point.clients)));
+    fn new(server: RdmaServer, clients: u32, setting: &Setting) -> Self {
+        let (setting, (_, response_bytes)) = (*setting, setting.bytes());
+        let store = Rc::new(RefCell::new(Store::new(setting.workload, clients)));
         let answered = Rc::<Cell<u64>>::default();
         let mut handlers = Handlers::new(server.max_payload());
         let (count, files_and_accounts) = (Rc::clone(&answered), Rc::clone(&store));
         handlers.insert(REQUEST, move |request: &[u8], response: &mut [u8]| {
             count.set(count.get() + 1);
-            if load.workload != Workload::Echo {
+            if setting.workload != Workload::Echo {
                 return files_and_accounts
                     .borrow_mut()
                     .execute(request, response)
                     .ok_or(HandlerError);
             }
-            let response = response
-                .get_mut(..load.response_bytes)
-                .ok_or(HandlerError)?;
+            let response = response.get_mut(..response_bytes).ok_or(HandlerError)?;
             pattern::fill_reply(response, Tag::of_request(request));
             Ok(response.len())
         });
         Self {
             server,
             handlers,
-            load,
+            setting,
             store,
             answered,
         }
@@ -311,9 +290,9 @@ impl Serving {
         let requests = self.answered.get() - before.0;
         let others = operations(self.server.stats()) - before.1;
         Did::Cost(
-            self.load.server_step_ns
-                + self.load.server_request_ns * requests
-                + self.load.server_request_ns * others / OPERATION_DIVISOR,
+            Setting::SERVER_STEP_NS
+                + self.setting.server_ns * requests
+                + self.setting.server_ns * others / OPERATION_DIVISOR,
         )
     }
 }
@@ -324,7 +303,6 @@ struct Calling {
     caller: Caller<ScaleClient, Lanes>,
     shared: Shared,
     number: u32,
-    call_ns: u64,
     error: Option<Failure>,
 }
 
@@ -344,23 +322,16 @@ impl Content for Lanes {
 }
 
 impl Calling {
-    fn new(client: RdmaClient, number: u32, point: &Point) -> Self {
-        let Load {
-            workload,
-            request_bytes,
-            client_call_ns,
-            ..
-        } = point.load;
-        let depth = point.server.depth;
+    fn new(client: RdmaClient, number: u32, clients: u32, setting: &Setting) -> Self {
+        let (depth, (request_bytes, _)) = (setting.depth, setting.bytes());
         let lanes = (0..depth.into())
-            .map(|lane| Lane::new(workload, number, lane, point.clients))
+            .map(|lane| Lane::new(setting.workload, number, lane, clients))
             .collect();
         let client = ScaleClient::new(client);
         Self {
             caller: Caller::new(client, Lanes(lanes), number as usize, 1, depth as usize),
             shared: Shared::new(Clock::monotonic(), request_bytes),
             number,
-            call_ns: client_call_ns,
             error: None,
         }
     }
@@ -368,7 +339,7 @@ impl Calling {
     fn step(&mut self, is_over: bool) -> Did {
         match self.work(is_over) {
             Ok(0) => Did::IdleUntil(None),
-            Ok(calls) => Did::Cost(calls * self.call_ns),
+            Ok(calls) => Did::Cost(calls * Setting::CLIENT_CALL_NS),
             Err(error) => {
                 let error = format!("client {}: {error}", self.number);
                 self.error.get_or_insert(error.into());

@@ -8,9 +8,10 @@ use harness::report::{Table, rate};
 use mlx5::NicParameters;
 use serde::Serialize;
 
-use super::calibration::{self, PUBLISHED, Published};
-use super::curve::{Pair, Setting, Verdict};
+use super::calibration::{PUBLISHED, Published};
+use super::curve::{Pair, Verdict};
 use super::point::Measured;
+use super::setting::Setting;
 
 /// Version of [`Document::schema_version`]. It changes with the meaning of any field.
 const SCHEMA_VERSION: u32 = 4;
@@ -46,7 +47,7 @@ impl Document {
             byte_ps,
             link_ns,
             ..
-        } = calibration::nic(setting.context_entries, setting.context_miss_ns);
+        } = setting.nic();
         Self {
             schema: "scalerpc-scale",
             schema_version: SCHEMA_VERSION,
@@ -106,15 +107,15 @@ impl Document {
                 .collect(),
         };
         let Setting {
-            context_entries,
-            context_miss_ns,
+            cache,
+            miss_ns,
             group_size,
-            slice_ns,
+            slice_us,
             ..
         } = self.setting;
         Chart {
             title: format!(
-                "One server, modelled: a NIC with {context_entries} contexts, {context_miss_ns} ns for one that is missing"
+                "One server, modelled: a NIC with {cache} contexts, {miss_ns} ns for one that is missing"
             ),
             x: Axis {
                 title: "clients".to_owned(),
@@ -128,7 +129,7 @@ impl Document {
             },
             series: vec![
                 series(
-                    format!("grouping on: groups of {group_size}, slices of {} us and longer", slice_ns / 1000),
+                    format!("grouping on: groups of {group_size}, slices of {slice_us} us and longer"),
                     |pair| pair.on.responses_per_s,
                 ),
                 series("grouping off".to_owned(), |pair| pair.off.responses_per_s),
@@ -141,16 +142,20 @@ impl Document {
 impl fmt::Display for Document {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Setting {
-            context_entries,
-            context_miss_ns,
+            depth,
+            workload,
+            group_size,
+            slice_us,
+            max_rotation_us,
+            cache,
+            miss_ns,
+            server_ns,
             jitter_ns,
             seed,
-            depth,
-            group_size,
-            slice_ns,
-            max_rotation_ns,
-            load,
+            window_us,
+            ..
         } = self.setting;
+        let (request_bytes, response_bytes) = self.setting.bytes();
         let Nic {
             doorbell_ns,
             send_ns,
@@ -175,7 +180,7 @@ impl fmt::Display for Document {
         )?;
         writeln!(
             f,
-            "NIC: {context_entries} contexts, {context_miss_ns} ns for one that is missing ({} ns by calibration: {} Gbit/s become {} at {} \
+            "NIC: {cache} contexts, {miss_ns} ns for one that is missing ({} ns by calibration: {} Gbit/s become {} at {} \
              misses, messages of {} B), {doorbell_ns} ns doorbell, {send_ns} ns a message, {byte_ps} ps a byte, {link_ns} ns and up to \
              {jitter_ns} ns jitter each way, seed {seed}",
             self.calibrated_miss_ns,
@@ -186,18 +191,12 @@ impl fmt::Display for Document {
         )?;
         write!(
             f,
-            "load: {:?}, {depth} calls outstanding by each client, {} B there and {} B back; groups of {group_size}, slices of {} us and \
-             longer up to a rotation of {} us; CPU {} ns a request and {} ns a step of the server, {} ns a call of a client; \
-             {} ms measured",
-            load.workload,
-            load.request_bytes,
-            load.response_bytes,
-            slice_ns / 1000,
-            max_rotation_ns / 1000,
-            load.server_request_ns,
-            load.server_step_ns,
-            load.client_call_ns,
-            load.window_ns as f64 / 1e6
+            "load: {workload:?}, {depth} calls outstanding by each client, {request_bytes} B there and {response_bytes} B back; \
+             groups of {group_size}, slices of {slice_us} us and longer up to a rotation of {max_rotation_us} us; CPU {server_ns} ns \
+             a request and {} ns a step of the server, {} ns a call of a client; {} ms measured",
+            Setting::SERVER_STEP_NS,
+            Setting::CLIENT_CALL_NS,
+            window_us as f64 / 1e3
         )
     }
 }
