@@ -25,7 +25,7 @@ use crate::workload::{Access, AccessKind};
 
 /// The measurements of one client between the beginning and the end of a window, by its own clock
 /// readings.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Window {
     /// Time at which this client saw the window begin, in ns.
     pub started_ns: u64,
@@ -62,12 +62,10 @@ pub struct RoundTrips {
 impl RoundTrips {
     /// Makes empty histograms, allocated as a whole, or, if they are to `grow`, as needed.
     fn none(grow: bool) -> Self {
-        let histogram = || {
-            if grow {
-                LatencyHistogram::growing()
-            } else {
-                LatencyHistogram::new()
-            }
+        let histogram = if grow {
+            LatencyHistogram::growing
+        } else {
+            LatencyHistogram::new
         };
         Self {
             gets: histogram(),
@@ -243,15 +241,9 @@ impl<P: Paths> Client<P> {
     #[must_use]
     pub fn new(spec: ClientSpec, paths: P) -> Self {
         let window = Window {
-            started_ns: 0,
-            ended_ns: 0,
-            outstanding_ns: 0,
-            carried_ns: 0,
             local: RoundTrips::none(spec.is_frugal),
             remote: RoundTrips::none(spec.is_frugal),
-            not_found: 0,
-            errors: 0,
-            open_loop: OpenWindow::default(),
+            ..Window::default()
         };
         let book = Book {
             limit: spec.ops.unwrap_or(u64::MAX),
@@ -662,25 +654,17 @@ impl Book {
     /// Records the end of an operation.
     #[inline(always)]
     fn end(&mut self, operation: &Operation, response: Option<Response>, now_ns: u64) {
-        let Operation {
-            access,
-            moment,
-            intended_ns,
-            issued_ns,
-            kind,
-            ..
-        } = *operation;
+        let kind = operation.kind;
         let outcome = response
             .and_then(|response| response.outcome())
             .filter(|outcome| answers(*outcome, kind.is_put()));
-        self.issued_ns = self.issued_ns.wrapping_sub(issued_ns);
+        self.issued_ns = self.issued_ns.wrapping_sub(operation.issued_ns);
         if self.tails.is_some() {
             self.end_tail(operation, outcome);
         }
-        if let (Some(verifier), Some(access)) = (
-            &mut self.spec.verifier,
-            self.spec.pattern.accesses.get(access as usize),
-        ) {
+        let access = self.spec.pattern.accesses.get(operation.access as usize);
+        if let (Some(verifier), Some(access)) = (&mut self.spec.verifier, access) {
+            let moment = operation.moment;
             match (access.kind, outcome) {
                 (AccessKind::Private, outcome) => verifier.end_private(access, outcome),
                 (_, Some(Outcome::GetOk { value })) => {
@@ -704,14 +688,14 @@ impl Book {
                 .into_iter()
                 .for_each(|window| window.not_found += 1);
         }
-        let latency_ns = now_ns.saturating_sub(intended_ns);
+        let latency_ns = now_ns.saturating_sub(operation.intended_ns);
         if latency_ns != self.alike[kind as usize].latency_ns {
             self.record(kind);
             self.alike[kind as usize].latency_ns = latency_ns;
         }
         let alike = &mut self.alike[kind as usize];
         alike.count += 1;
-        alike.held_ns += issued_ns - intended_ns;
+        alike.held_ns += operation.issued_ns - operation.intended_ns;
     }
 
     /// Records the round trips of a kind in [`alike`](Self::alike), if there are any.

@@ -191,13 +191,8 @@ impl Verifier {
     /// Returns the maximum bytes that the judge of a client takes in a job with `writers` clients
     /// and patterns of `accesses`.
     #[must_use]
-    pub const fn bytes(writers: usize, accesses: usize) -> u64 {
-        let fewest = accesses
-            * if writers < REMEMBERED {
-                writers
-            } else {
-                REMEMBERED
-            };
+    pub fn bytes(writers: usize, accesses: usize) -> u64 {
+        let fewest = accesses * writers.min(REMEMBERED);
         (fewest * size_of::<Seen>()
             + accesses * size_of::<Option<u32>>()
             + writers * size_of::<u32>()) as u64

@@ -49,7 +49,8 @@ pub struct Pause {
 /// The value of `--sweep`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sweep {
-    is_of_clients: bool,
+    /// `depth` or `clients`.
+    of: &'static str,
     values: Vec<usize>,
 }
 
@@ -82,11 +83,9 @@ impl FromStr for Sweep {
         let (name, values) = text.split_once('=').unwrap_or_default();
         let values: Option<Vec<usize>> =
             values.split(',').map(|value| value.parse().ok()).collect();
-        match (name, values) {
-            ("depth" | "clients", Some(values)) if values.len() <= MAX_RUNS => Ok(Self {
-                is_of_clients: name == "clients",
-                values,
-            }),
+        let of = ["depth", "clients"].into_iter().find(|of| *of == name);
+        match (of, values) {
+            (Some(of), Some(values)) if values.len() <= MAX_RUNS => Ok(Self { of, values }),
             _ => Err(format!(
                 "use depth=N,N,... or clients=N,N,..., with up to {MAX_RUNS} numbers"
             )),
@@ -100,30 +99,23 @@ const MAX_RUNS: usize = 32;
 impl fmt::Display for Sweep {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let values: Vec<String> = self.values.iter().map(ToString::to_string).collect();
-        write!(
-            f,
-            "{}={}",
-            if self.is_of_clients {
-                "clients"
-            } else {
-                "depth"
-            },
-            values.join(",")
-        )
+        write!(f, "{}={}", self.of, values.join(","))
     }
 }
 
 impl Sweep {
     /// Returns the load of each run in words.
     pub fn loads(&self) -> impl Iterator<Item = String> {
-        let name = if self.is_of_clients {
-            "clients"
-        } else {
-            "depth"
-        };
-        self.values
-            .iter()
-            .map(move |value| format!("{name} {value}"))
+        let values = self.values.iter();
+        values.map(|value| format!("{} {value}", self.of))
+    }
+
+    /// Returns the option that bounds the values, and its value.
+    fn bound(&self, args: &JobArgs, job: &Job) -> (&'static str, usize) {
+        match self.of {
+            "clients" => ("--client-threads", job.topology.clients),
+            _ => ("--queue-depth", args.queue_depth),
+        }
     }
 }
 
@@ -218,22 +210,13 @@ impl CourseArgs {
             }
         }
         if let Some(sweep) = &self.sweep {
-            let most = if sweep.is_of_clients {
-                job.topology.clients
-            } else {
-                args.queue_depth
-            };
+            let (option, most) = sweep.bound(args, job);
             if !sweep.values.iter().all(|value| (1..=most).contains(value)) {
-                let legal = if sweep.is_of_clients {
-                    "--client-threads"
-                } else {
-                    "--queue-depth"
-                };
                 return Err(range(
                     "--sweep",
                     sweep.to_string(),
                     "a number is outside the supported range",
-                    format!("1 to {most}, which is {legal}"),
+                    format!("1 to {most}, which is {option}"),
                 ));
             }
         }
@@ -252,26 +235,19 @@ impl CourseArgs {
             events.extend([policies(0.0, false), policies(from_s, true)]);
         }
         events.extend(self.policies_until.map(|until_s| policies(until_s, false)));
-        for (run, value) in self
-            .sweep
-            .iter()
-            .flat_map(|sweep| sweep.values.iter().enumerate())
-        {
-            let (clients, depth) = if self.sweep.as_ref().is_some_and(|sweep| sweep.is_of_clients) {
-                (*value, args.queue_depth)
-            } else {
-                (job.topology.clients, *value)
-            };
-            // The first load is that of the warm-up, too.
-            let at_s = if run == 0 {
-                0.0
-            } else {
-                args.warmup + args.duration * run as f64
-            };
-            events.push(Event {
-                at_ns: ns(at_s),
-                change: Change::Load { clients, depth },
-            });
+        for sweep in &self.sweep {
+            for (run, value) in sweep.values.iter().copied().enumerate() {
+                let (clients, depth) = match sweep.of {
+                    "clients" => (value, args.queue_depth),
+                    _ => (job.topology.clients, value),
+                };
+                // The first load is that of the warm-up, too.
+                let before = if run == 0 { 0.0 } else { args.warmup };
+                events.push(Event {
+                    at_ns: ns(before + args.duration * run as f64),
+                    change: Change::Load { clients, depth },
+                });
+            }
         }
         events
     }

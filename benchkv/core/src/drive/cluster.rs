@@ -1,5 +1,7 @@
 //! [`Cluster`]: all ranks of a job in one process and one thread, connected; the caller decides whom to step.
 
+use std::collections::HashMap;
+
 use mlx5::Device;
 
 use crate::backend::composed::Composed;
@@ -87,7 +89,7 @@ impl Cluster {
     }
 
     fn connect(&mut self) -> Result<(), BackendError> {
-        let mut mail: std::collections::HashMap<Peer, Records> = std::collections::HashMap::new();
+        let mut mail: HashMap<Peer, Records> = HashMap::new();
         self.endpoints(|me, end| {
             for (to, bytes) in end.records() {
                 mail.entry(to).or_default().push((me, bytes));
@@ -110,23 +112,12 @@ impl Cluster {
         mut visit: impl FnMut(Peer, &mut dyn Endpoints) -> Result<(), BackendError>,
     ) -> Result<(), BackendError> {
         for (rank, Rank { daemons, clients }) in self.ranks.iter_mut().enumerate() {
+            let at = |worker| Peer { rank, worker };
             for (number, daemon) in daemons.iter_mut().enumerate() {
-                visit(
-                    Peer {
-                        rank,
-                        worker: Worker::Daemon(number),
-                    },
-                    daemon,
-                )?;
+                visit(at(Worker::Daemon(number)), daemon)?;
             }
             for (number, client) in clients.iter_mut().enumerate() {
-                visit(
-                    Peer {
-                        rank,
-                        worker: Worker::Client(number),
-                    },
-                    client.paths_mut(),
-                )?;
+                visit(at(Worker::Client(number)), client.paths_mut())?;
             }
         }
         Ok(())
