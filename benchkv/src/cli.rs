@@ -1,5 +1,6 @@
-//! The command line as it is typed. `job` is the one struct of a job's options. [`crate::options`]
-//! checks combinations of options, and whether the job can run.
+//! The command line as it is typed. `job` is the one struct of a job's options, `world` and
+//! `course` those of a simulation beside them. [`crate::options`] checks combinations of options,
+//! and whether the job can run.
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -13,13 +14,14 @@ use engine::topology::Carrier;
 use harness::range::time;
 use harness::report::{JsonSink, say};
 
-pub use self::job::{BackendKind, Fault, JobArgs, Mix, RingChoice, WaitChoice};
-use crate::output::with_extension;
-use crate::sim::course::CourseArgs;
-use crate::sim::options::WorldArgs;
-
-pub(crate) mod job;
+use self::course::CourseArgs;
 pub(crate) use self::job::SHORTEST_RUN_S;
+pub use self::job::{BackendKind, Fault, JobArgs, Mix, RingChoice, WaitChoice};
+use self::world::WorldArgs;
+
+pub mod course;
+pub(crate) mod job;
+pub mod world;
 
 /// Distributed key-value benchmark of the copyrpc stack; --help lists all options
 ///

@@ -17,10 +17,10 @@ use launch::echo::EchoResult;
 use serde::{Deserialize, Serialize};
 
 use crate::cli::JobArgs;
+use crate::cli::course::Sweep;
+use crate::cli::world::SimulationRecord;
 use crate::launcher::Launcher;
 use crate::memory::Memory;
-use crate::sim::course::Sweep;
-use crate::sim::options::SimulationRecord;
 use engine::activity::{ActivityRates, WorkerReport};
 use engine::client::Counts;
 use engine::job::Sizes;

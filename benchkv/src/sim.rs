@@ -9,15 +9,13 @@ use harness::clock::ClockSource;
 use harness::environment::Environment;
 use launch::device::{DeviceChoice, SoftDevice};
 
-use self::options::{Named, Nic, SimulationRecord};
+use crate::cli::world::{Named, Nic, SimulationRecord};
 use crate::cli::{JobArgs, SimArgs, WaitChoice};
 use crate::memory::Memory;
 use crate::options::Options;
 use crate::result::{Conditions, Course, JobResult, RankReport};
 
 pub mod calibrate;
-pub mod course;
-pub mod options;
 
 /// Number of accesses in a client's pattern. They repeat sooner than in a job in real time, which
 /// affects the keys only.

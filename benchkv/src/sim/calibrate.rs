@@ -385,12 +385,12 @@ mod tests {
         let read = file
             .display()
             .to_string()
-            .parse::<super::super::options::CpuModel>();
+            .parse::<crate::cli::world::CpuModel>();
         std::fs::remove_file(&file).unwrap();
         assert_eq!(read.unwrap().0, cpu);
         assert!(
             "no-such-file"
-                .parse::<super::super::options::CpuModel>()
+                .parse::<crate::cli::world::CpuModel>()
                 .unwrap_err()
                 .contains("no-such-file")
         );

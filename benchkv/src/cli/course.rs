@@ -10,7 +10,7 @@ use engine::topology::Backend;
 use harness::range::{RangeError, range};
 use harness::units;
 
-use crate::cli::job::JobArgs;
+use super::job::JobArgs;
 
 /// Options of the course of `benchkv sim`. Times are those since the job began, its warm-up
 /// included.
