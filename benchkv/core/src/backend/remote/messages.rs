@@ -27,7 +27,7 @@ const POLLS_PER_CHECK: u32 = 64;
 
 /// Moves the messages of a thread's links, by number.
 pub(super) trait Port: Sized {
-    /// Its counters, which are those of [`Counters`].
+    /// Counters of the carrier.
     const COUNTERS: &'static [Counter<Counters>] = &[
         ("writes", |counters| counters.sends),
         ("messages", |counters| counters.sends),

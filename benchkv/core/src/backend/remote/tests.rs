@@ -79,7 +79,7 @@ fn ranks_of<const N: usize>(
     ranks
 }
 
-/// One is fewer than a connection of a client has by default.
+/// A connection of a client has more by default.
 #[test]
 fn a_client_with_connections_of_its_own_may_have_one_batch_in_flight() {
     let scratch = Scratch::new();
