@@ -235,7 +235,7 @@ impl CourseArgs {
             events.extend([policies(0.0, false), policies(from_s, true)]);
         }
         events.extend(self.policies_until.map(|until_s| policies(until_s, false)));
-        for sweep in &self.sweep {
+        if let Some(sweep) = &self.sweep {
             for (run, value) in sweep.values.iter().copied().enumerate() {
                 let (clients, depth) = match sweep.of {
                     "clients" => (value, args.queue_depth),
