@@ -64,12 +64,12 @@ DEFECTS = {
         "a daemon without room in a ring tries until there is some, and serves nobody",
         [
             (
-                f"{CORE}/backend/backlog.rs",
-                "        let whom = if queue.is_empty() {\n            match send(&request, whom) {",
-                "        let mut whom = whom;\n        let whom = if queue.is_empty() {\n            loop {\n            match send(&request, whom) {",
+                f"{CORE}/backend/remote/mod.rs",
+                "        let whom = if self.backlog.is_empty(link) {\n            match each!(&mut self.links, links => links.send(link, &request, whom)) {",
+                "        let mut whom = whom;\n        let whom = if self.backlog.is_empty(link) {\n            loop {\n            match each!(&mut self.links, links => links.send(link, &request, whom)) {",
             ),
             (
-                f"{CORE}/backend/backlog.rs",
+                f"{CORE}/backend/remote/mod.rs",
                 "                Err(SendError::Full(whom)) => whom,\n                Err(SendError::Down(error)) => return Err(error),\n            }\n        } else {",
                 "                Err(SendError::Full(again)) => whom = again,\n                Err(SendError::Down(error)) => return Err(error),\n            }\n            }\n        } else {",
             ),

@@ -42,33 +42,27 @@ impl<W> Backlog<W> {
         std::mem::replace(&mut self.peak, self.waiting)
     }
 
-    /// Sends a request by `send`, after those that wait for the same path. Returns whether it was
-    /// sent.
+    /// Returns whether nothing waits for a path.
     #[inline(always)]
-    pub(super) fn call(
+    pub(super) fn is_empty(&self, path: usize) -> bool {
+        self.queues.get(path).is_none_or(VecDeque::is_empty)
+    }
+
+    /// Adds a request that found no room, or that others for its path are before.
+    pub(super) fn push(
         &mut self,
         path: usize,
         request: Request,
         whom: W,
-        mut send: impl FnMut(&Request, W) -> Result<(), SendError<W>>,
-    ) -> Result<bool, BackendError> {
+    ) -> Result<(), BackendError> {
         let Some(queue) = self.queues.get_mut(path) else {
             let why = format!("there is no path {path}");
             return Err(BackendError::transport("a call to another thread", why));
         };
-        let whom = if queue.is_empty() {
-            match send(&request, whom) {
-                Ok(()) => return Ok(true),
-                Err(SendError::Full(whom)) => whom,
-                Err(SendError::Down(error)) => return Err(error),
-            }
-        } else {
-            whom
-        };
         queue.push_back((request, whom));
         self.waiting += 1;
         self.peak = self.peak.max(self.waiting);
-        Ok(false)
+        Ok(())
     }
 
     /// Tries again to send requests that wait, by `send`. Returns the number sent.

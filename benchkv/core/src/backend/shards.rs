@@ -66,8 +66,16 @@ impl<W> Shards<W> {
         request: Request,
         whom: W,
     ) -> Result<(), BackendError> {
-        let send = |request: &Request, whom| send(&mut self.node, daemon, request, whom);
-        self.backlog.call(daemon, request, whom, send).map(drop)
+        let whom = if self.backlog.is_empty(daemon) {
+            match send(&mut self.node, daemon, &request, whom) {
+                Ok(()) => return Ok(()),
+                Err(SendError::Full(whom)) => whom,
+                Err(SendError::Down(error)) => return Err(error),
+            }
+        } else {
+            whom
+        };
+        self.backlog.push(daemon, request, whom)
     }
 
     /// Tries again to send requests that wait for room. Returns the number sent.

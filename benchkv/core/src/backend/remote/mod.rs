@@ -351,10 +351,19 @@ impl<C> Remote<C> {
         request: Request,
         whom: C,
     ) -> Result<(), BackendError> {
-        let send = |request: &Request, whom| each!(&mut self.links, links => links.send(link, request, whom));
-        let is_sent = self.backlog.call(link, request, whom, send)?;
-        self.sent += u64::from(is_sent);
-        Ok(())
+        let whom = if self.backlog.is_empty(link) {
+            match each!(&mut self.links, links => links.send(link, &request, whom)) {
+                Ok(()) => {
+                    self.sent += 1;
+                    return Ok(());
+                }
+                Err(SendError::Full(whom)) => whom,
+                Err(SendError::Down(error)) => return Err(error),
+            }
+        } else {
+            whom
+        };
+        self.backlog.push(link, request, whom)
     }
 
     /// Tries again to send requests that wait. Returns the number sent.
