@@ -59,9 +59,10 @@ impl Soft {
 
     /// Opens a null device.
     pub(crate) fn null(options: NullOptions) -> Result<Self, OpenError> {
-        let fabric = FabricSpec::Local(LocalFabric::new());
         let soft = SoftOptions {
-            fabric,
+            fabric: FabricSpec::Local(LocalFabric::new()),
+            // valgrind, under which instructions are counted, maps no 64 GiB.
+            arena_bytes: 1 << 30,
             ..SoftOptions::default()
         };
         Self::with(&soft, options.register, true)
