@@ -58,7 +58,7 @@ pub enum ConnectError {
     /// exist, or reserved bytes that are not 0.
     #[error("bytes 16..56 of the exchange record are not the address of a queue pair")]
     Address,
-    /// One end is software, the other hardware.
+    /// The devices of the ends differ in kind: software and hardware.
     #[error("{}", mlx5::ConnectError::DifferentKinds { local: *local, remote: *remote })]
     Device {
         /// Kind of this end.

@@ -54,7 +54,7 @@ impl ControlRegions {
     }
 }
 
-/// One place. Bytes 0..32: the published record, in the layout of [`PublishedRecord`]. Bytes
+/// A place of an endpoint. Bytes 0..32: the published record, in the layout of [`PublishedRecord`]. Bytes
 /// 32..64: the destination of READs. Its drop frees the place: by then the queue pair that READs
 /// into it, and the queue pair through which the peer READs it, must be gone.
 #[derive(Debug)]
@@ -246,7 +246,7 @@ mod tests {
         .unwrap()
     }
 
-    /// To the end of its 64 bits.
+    /// The word wraps at the end of its 64 bits.
     #[test]
     fn activity_is_odd_while_a_handler_runs_and_another_number_after_it() {
         let activity = Activity::new(&ControlRegions::default(), &pd()).unwrap();

@@ -15,7 +15,7 @@ pub struct CallToken {
     call: CallKey,
 }
 
-/// One end of a connection. Clones name the same connection, and so does
+/// An end of a connection. Clones name the same connection, and so does
 /// [`RecvHandle::endpoint`](crate::RecvHandle::endpoint).
 ///
 /// Dropping the last handle closes the connection as [`Endpoint::close`] does: outstanding calls

@@ -56,7 +56,7 @@ impl Outstanding {
         }
     }
 
-    /// Returns the receives that that many endpoints need: B1, at least two thirds of them are
+    /// Returns the receives for `endpoints` endpoints: 3/2 of their batches, since two thirds are
     /// posted whenever receipts are told.
     pub(crate) const fn receives(&self, endpoints: u32) -> u64 {
         (self.batches as u64 * endpoints as u64)
@@ -64,7 +64,7 @@ impl Outstanding {
             .div_ceil(2)
     }
 
-    /// Returns the number of endpoints that that many receives are enough for.
+    /// Returns the number of endpoints for which `receives` are enough.
     pub(crate) const fn endpoints(&self, receives: u64) -> u64 {
         let batches = if self.batches == 0 { 1 } else { self.batches };
         receives * 2 / 3 / batches as u64
@@ -79,7 +79,7 @@ impl Outstanding {
     }
 }
 
-/// One endpoint's share of the queues; freed by its drop.
+/// The share of one endpoint in the queues; freed by its drop.
 pub(crate) struct QueueShare {
     batches: u32,
     raw_operations: u32,

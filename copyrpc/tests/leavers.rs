@@ -23,7 +23,7 @@ use copyrpc::{CloseReason, Context, ContextBuilder, Endpoint, EndpointConfig};
 
 /// Ends a hang; for each client of each way, the long form has more time.
 const WATCHDOG: Duration = Duration::from_secs(150);
-/// Of a step of the exchange, which takes no time worth mentioning.
+/// Time limit of a step of the exchange, which takes no time worth mentioning.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Clients of one way in one round, times `COPYRPC_TEST_SCALE`.
 const CLIENTS: usize = 6;
@@ -40,7 +40,7 @@ enum Way {
     Killed,
     /// Its endpoint is kept, and its process lives on.
     ContextDropped,
-    /// For ever, with a request outstanding.
+    /// Stopped for ever, with a request outstanding.
     Stopped,
 }
 

@@ -27,7 +27,7 @@ enum Kind {
     Plain,
     /// They end in time.
     Deadline,
-    /// Every other one is over when it is made, every third is cancelled.
+    /// Calls of which every other one is over when it is made, and every third is cancelled.
     GivenUp,
 }
 

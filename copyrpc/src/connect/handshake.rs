@@ -19,7 +19,7 @@ use crate::endpoint::Endpoint;
 const CONNECTED: u8 = 1;
 const NOT_CONNECTED: u8 = 0;
 
-/// One end of a handshake in progress.
+/// A handshake in progress, seen from one end.
 pub(crate) struct Handshake<U> {
     /// The context of the endpoint.
     context: Weak<Inner<U>>,

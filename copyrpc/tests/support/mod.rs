@@ -26,7 +26,7 @@ pub(crate) type Ended = Result<Vec<u8>, CallFailure>;
 
 /// Nothing here takes long; this only ends a hang.
 const WATCHDOG: Duration = Duration::from_secs(100);
-/// Between two steps on hardware: what plays the hardware may need the core.
+/// Pause between two steps on a libibverbs device: the process that emulates it may need this core.
 const HARDWARE_PAUSE: Duration = Duration::from_micros(20);
 
 /// The place where contexts meet: a fabric, or a device.
@@ -80,7 +80,7 @@ pub(crate) fn spec_in(dir: PathBuf) -> DeviceSpec {
     })
 }
 
-/// A context that has broken no rule of its device and found no receive queue empty when it goes.
+/// A context that asserts, when dropped, that it broke no device rule and never found the peer without a receive (RNR).
 pub(crate) struct Checked(Context<u64>);
 
 impl Deref for Checked {
@@ -105,7 +105,7 @@ impl Drop for Checked {
 }
 
 impl Checked {
-    /// One poll; adds what ended to `ended`.
+    /// Polls once, and adds what ended to `ended`.
     pub(crate) fn poll_into(&self, ended: &RefCell<Vec<(u64, Ended)>>) {
         let push = |serial, outcome: Outcome<'_>| {
             ended
@@ -115,7 +115,7 @@ impl Checked {
         self.poll(push).unwrap();
     }
 
-    /// One poll in which no call ends.
+    /// Polls once; no call may end.
     pub(crate) fn poll_quietly(&self) {
         self.poll(|serial, outcome| panic!("call {serial} ended: {outcome:?}"))
             .unwrap();

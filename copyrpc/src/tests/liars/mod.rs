@@ -89,7 +89,7 @@ fn first_word(debug: &str) -> &str {
     debug.split(|c: char| !c.is_alphanumeric()).next().unwrap()
 }
 
-/// One connection of a liar, from its record to its end.
+/// A connection of a liar, from its record to its end.
 fn run(server: &Server, home: &mut Home, time: &Time, seed: u64) -> End {
     let _on_failure = OnFailure(seed);
     let mut rng = fastrand::Rng::with_seed(seed);

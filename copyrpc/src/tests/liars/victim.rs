@@ -134,7 +134,7 @@ impl Server {
         }
     }
 
-    /// One poll of the server. Requests of liars are kept, the client's are answered.
+    /// Polls the server once. Requests of liars are kept, the client's are answered.
     fn poll(&self, victim: &mut Victim) {
         let on_response = |number, outcome: Outcome<'_>| {
             let allowance = self

@@ -259,7 +259,7 @@ fn an_abort_ends_all_at_once_also_what_a_graceful_end_waits_for() {
     }
 }
 
-/// Not from a list of things to serve that is gone: from the callback that a drain is in.
+/// The context is dropped in the callback of a drain, whose list of connections is gone then.
 #[test]
 fn a_callback_may_close_and_abort_its_own_connection_and_others() {
     let pair = Pair::small();

@@ -272,7 +272,7 @@ fn an_endpoint_that_is_idle_for_too_long_closes() {
     );
 }
 
-/// Of both ends of the connection nothing is left, though the application keeps the handle.
+/// Both ends of the connection leave nothing behind, though the application keeps the handle.
 #[test]
 fn an_end_gives_everything_back_while_its_endpoint_is_kept() {
     let net = Net::new();

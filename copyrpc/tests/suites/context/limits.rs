@@ -83,7 +83,7 @@ fn endpoints_beyond_the_queues_are_refused_with_the_size_needed() {
     assert!(error.to_string().contains("leave cq_size out"), "{error}");
 }
 
-/// One number sizes all queues; the default does, and the size of the SRQ alone.
+/// The number of endpoints sizes all queues; so do the default and the size of the SRQ alone.
 #[test]
 fn a_context_has_room_for_the_endpoints_it_was_built_for() {
     let net = Net::new();
@@ -175,7 +175,7 @@ fn calls_that_no_ring_of_their_size_can_take_are_refused_for_good() {
     assert_eq!(pair.finish(1), [(8, Ok(vec![1; payload]))]);
 }
 
-/// So the caller knows why it has no credit.
+/// The count tells the caller why it has no credit.
 #[test]
 fn calls_that_were_given_up_are_counted_until_the_peer_answers_them() {
     let pair = Pair::small();

@@ -194,7 +194,7 @@ fn a_client_that_there_is_no_room_for_hears_so() {
     );
 }
 
-/// It hears that the other end is none, and is not left waiting for it.
+/// The peer receives the refusal, and does not wait for the other end.
 #[test]
 fn an_end_that_cannot_connect_tells_the_other() {
     let fabric = LocalFabric::new();

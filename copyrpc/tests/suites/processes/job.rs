@@ -18,7 +18,7 @@ use crate::support;
 pub(crate) const WATCHDOG: Duration = Duration::from_secs(150);
 /// The keep-alive of all endpoints.
 pub(crate) const KEEPALIVE: Duration = Duration::from_millis(20);
-/// Of all endpoints: longer than a busy machine keeps a process from running.
+/// Stall timeout of all endpoints: longer than a busy machine keeps a process from running.
 pub(crate) const STALL_TIMEOUT: Duration = Duration::from_millis(1_500);
 
 /// More calls than can be under way on a connection at once: the credit of 1 KiB pays for 16 that
@@ -39,7 +39,7 @@ pub(crate) struct Settings {
     pub(crate) nodes: Range<usize>,
     /// Calls that each makes on each connection.
     pub(crate) quota: u64,
-    /// Of the fabric.
+    /// Directory of the fabric.
     pub(crate) dir: PathBuf,
 }
 
@@ -186,7 +186,7 @@ struct Process {
     child: Child,
     input: ChildStdin,
     ended: Arc<AtomicBool>,
-    /// It was killed on purpose, and is not started again yet.
+    /// The process was killed on purpose, and is not started again yet.
     is_dead: bool,
 }
 
@@ -287,7 +287,7 @@ impl Heard {
 
 /// Processes of equally many nodes.
 pub(crate) struct Job {
-    /// One at a time: all its processes keep a core busy.
+    /// Lock that lets one job run at a time: all its processes keep a core busy.
     _alone: MutexGuard<'static, ()>,
     processes: Vec<Process>,
     nodes_each: usize,

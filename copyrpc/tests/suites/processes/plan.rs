@@ -14,15 +14,15 @@ pub(crate) struct Caller {
 /// How the caller waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Patience {
-    /// To the end.
+    /// Waits to the end.
     Endless,
-    /// Until then, which may be before the request has left or long after the reply.
+    /// Waits until this time, which may be before the request has left or long after the reply.
     Deadline(Duration),
     /// Cancels after so many rounds.
     Cancels(u32),
 }
 
-/// One call.
+/// A call of the plan.
 #[derive(Debug)]
 pub(crate) struct Plan {
     pub(crate) request: Vec<u8>,

@@ -1,4 +1,4 @@
-//! One process of a job: contexts that call each other and everybody else's, and do what the
+//! A process of a job: contexts that call each other and everybody else's, and do what the
 //! launcher says.
 
 use std::collections::HashMap;
@@ -28,7 +28,7 @@ const SPINS: u32 = 32;
 /// Target of a call: the node, and the number of the connection.
 type UserData = (Caller, u64);
 
-/// One node's view of another.
+/// A node's view of another node.
 struct Peer {
     caller: Caller,
     pending: Option<PendingEndpoint<UserData>>,
@@ -53,7 +53,7 @@ struct Node {
     number: usize,
     context: Context<UserData>,
     peers: HashMap<usize, Peer>,
-    /// By the QPN of the endpoint.
+    /// Peers by the QPN of the endpoint.
     peer_of: HashMap<u32, usize>,
     held: Vec<Held>,
     rng: fastrand::Rng,
@@ -195,7 +195,7 @@ impl Node {
         }
     }
 
-    /// Does what the launcher says about `other`.
+    /// Executes the launcher's command about `other`.
     fn obey(&mut self, verb: &str, other: usize, argument: Option<&str>) {
         match verb {
             "offer" => self.offer(other, argument.unwrap().parse().unwrap()),
@@ -259,7 +259,7 @@ impl Node {
         );
     }
 
-    /// One step; whether anything moved.
+    /// Takes a step. Returns whether anything moved.
     fn step(&mut self, issue: bool, quota: u64) -> bool {
         for peer in self.peers.values_mut().filter(|peer| peer.may_call) {
             peer.cancel();
