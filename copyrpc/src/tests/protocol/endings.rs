@@ -2,7 +2,8 @@
 //! nothing.
 
 use crate::error::{CallError, CallFailure, CloseReason};
-use crate::link::{CallKey, LinkConfig, Past, Traffic};
+use crate::link::past::{Past, Traffic};
+use crate::link::{CallKey, LinkConfig};
 use crate::ring::RingSize;
 
 use super::defects::{C, answer_all, config, pair, pair_of, rounds_without_read, size};
@@ -388,7 +389,7 @@ fn a_peer_that_does_not_take_messages_of_a_batch_begun_without_any_is_given_up()
     assert!(gives_up_after(&mut ends, |_, _| ()).is_some());
 }
 
-/// It polled once and never again: nothing more of its record changes.
+/// The peer polled once and never again: nothing more of its record changes.
 #[test]
 fn a_peer_that_took_its_replies_is_kept_though_it_does_nothing_more() {
     let mut ends = pair_with_a_reply();

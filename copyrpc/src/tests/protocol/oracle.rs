@@ -15,7 +15,8 @@ use super::sim::{End, Ended, OnFailure, execute};
 use super::{env_number, say, scale};
 use crate::Stats;
 use crate::error::{CallError, CallFailure, CloseReason};
-use crate::link::{CallKey, LinkConfig, Past, Request, Traffic, Window};
+use crate::link::past::{Past, Traffic};
+use crate::link::{CallKey, LinkConfig, Request, Window};
 use crate::ring::RingSize;
 
 /// How a call ends that a closing peer did not take.
@@ -82,7 +83,7 @@ struct Mood {
     hold_percent: u8,
     copy_percent: u8,
     defer_percent: u8,
-    /// Of a thousand steps, how many begin an absence.
+    /// Number of absences that begin in a thousand steps.
     away_permille: u16,
     weights: [u32; 10],
 }
@@ -498,7 +499,7 @@ impl World {
         }
     }
 
-    /// One round of a fair schedule: whatever can happen, happens. Returns how much did.
+    /// Runs a round of a fair schedule: every possible event happens. Returns their number.
     fn fair_round(&mut self) -> usize {
         let mut progress = 0;
         for side in 0..2 {
@@ -570,7 +571,7 @@ impl World {
         }
     }
 
-    /// One side or both end gracefully in the middle of it all: what is outstanding is still
+    /// A side, or both, end gracefully in the middle of it all: what is outstanding is still
     /// answered, then both part.
     fn shut_down(&mut self) {
         let closers: &[usize] = [&[0][..], &[1], &[0, 1]][self.rng.usize(..3)];
