@@ -8,7 +8,9 @@ use std::fmt;
 use std::io::{self, Read, Write};
 use std::rc::{Rc, Weak};
 
+use copyrpc_calls::ConnectFailure;
 use mlx5::{Access, DeviceKind, Engine, QpConfig};
+use mlx5_rendezvous::Unreachable;
 use thiserror::Error;
 
 pub(crate) use self::handshake::Handshake;
@@ -17,7 +19,7 @@ pub use self::record::{
 };
 use crate::config::{CreateEndpointError, EndpointConfig};
 use crate::connection::{Connection, Remote, Resources};
-use crate::context::{Context, Inner};
+use crate::context::{BuildError, Context, Inner};
 use crate::control::ControlMemory;
 use crate::endpoint::Endpoint;
 use crate::link::{Link, LinkConfig, Window};
@@ -33,6 +35,25 @@ const MAX_INLINE_DATA: usize = 220;
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ConnectError {
+    /// No server was reached.
+    #[error(transparent)]
+    Unreachable(#[from] Unreachable),
+    /// The device could not be opened, or its queues could not be created.
+    #[error(transparent)]
+    Device(#[from] BuildError),
+    /// [`ClientOptions::max_reply`](crate::ClientOptions::max_reply) is above the limit.
+    #[error(
+        "a max_reply of {wanted} bytes, the limit is {max}: larger rings permit more (EndpointConfig::ring_size)"
+    )]
+    MaxReply {
+        /// The option.
+        wanted: usize,
+        /// The limit in bytes.
+        max: usize,
+    },
+    /// The thread of an [`AsyncClient`](crate::AsyncClient) could not be started.
+    #[error("starting the thread of a client: {0}")]
+    Thread(#[source] io::Error),
     /// Called from inside a callback of a poll of the same context.
     #[error("an endpoint cannot be connected from inside a poll's callback")]
     Reentrant,
@@ -60,7 +81,7 @@ pub enum ConnectError {
     Address,
     /// The devices of the ends differ in kind: software and hardware.
     #[error("{}", mlx5::ConnectError::DifferentKinds { local: *local, remote: *remote })]
-    Device {
+    Kind {
         /// Kind of this end.
         local: DeviceKind,
         /// Kind of the peer.
@@ -79,37 +100,46 @@ pub enum ConnectError {
     Qp(#[from] mlx5::ConnectError),
 }
 
-impl ConnectError {
-    /// Returns whether a later attempt may succeed without a change of either end.
-    pub(crate) const fn may_pass(&self) -> bool {
+impl ConnectFailure for ConnectError {
+    fn may_pass(&self) -> bool {
         match self {
-            Self::Channel(_) | Self::NotConnectedThere => true,
+            Self::Unreachable(_) | Self::Device(_) | Self::Channel(_) | Self::NotConnectedThere => {
+                true
+            }
             Self::Create(error) => !matches!(
                 error,
                 CreateEndpointError::RingSize(_) | CreateEndpointError::EmptyWindow
             ),
             Self::Record(error) => error.may_pass(),
             Self::Qp(error) => error.may_pass(),
-            Self::Reentrant
+            Self::MaxReply { .. }
+            | Self::Thread(_)
+            | Self::Reentrant
             | Self::ContextGone
             | Self::Address
-            | Self::Device { .. }
+            | Self::Kind { .. }
             | Self::RingSize { .. } => false,
         }
     }
 
-    /// Returns the error once more. Of an error of the system or of an endpoint that could not be
-    /// created, the text.
-    pub(crate) fn again(&self) -> Self {
+    /// Returns the error once more. Of an error of the system or of a device, the text.
+    fn again(&self) -> Self {
         match self {
+            Self::Unreachable(error) => Self::Unreachable(error.again()),
+            Self::MaxReply { wanted, max } => Self::MaxReply {
+                wanted: *wanted,
+                max: *max,
+            },
             Self::Reentrant => Self::Reentrant,
             Self::ContextGone => Self::ContextGone,
-            Self::Create(error) => Self::Channel(io::Error::other(error.to_string())),
+            Self::Device(_) | Self::Thread(_) | Self::Create(_) => {
+                Self::Channel(io::Error::other(self.to_string()))
+            }
             Self::Channel(error) => Self::Channel(io::Error::new(error.kind(), error.to_string())),
             Self::NotConnectedThere => Self::NotConnectedThere,
             Self::Record(error) => Self::Record(*error),
             Self::Address => Self::Address,
-            Self::Device { local, remote } => Self::Device {
+            Self::Kind { local, remote } => Self::Kind {
                 local: *local,
                 remote: *remote,
             },
@@ -120,7 +150,9 @@ impl ConnectError {
             Self::Qp(error) => Self::Qp(error.clone()),
         }
     }
+}
 
+impl ConnectError {
     /// Returns whether an end has no room for another peer now.
     pub(crate) const fn is_for_lack_of_room(&self) -> bool {
         matches!(self, Self::Record(RecordError::Refused(Refusal::Full)))

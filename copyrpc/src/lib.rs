@@ -189,6 +189,8 @@ pub use mlx5_rendezvous::{Event, Events, Peer, Secret};
 pub use raw::{Memory, RdmaError, RemoteMemory, RemoteMemoryError};
 pub use recv::{RecvHandle, Reply};
 pub use ring::RecvBytes;
+#[doc(hidden)]
+pub use service::Caller;
 pub use service::{
     AsyncCall, AsyncClient, AsyncServer, Client, ClientError, ClientOptions, Server, ServerError,
     ServerOptions, ServerRequest, StopHandle, default_device,

@@ -1,20 +1,56 @@
 //! A server and its clients, each in two lines. They connect through a TCP address, which is used
 //! for that only; all messages go over the device.
 
-mod async_client;
 mod async_server;
 mod caller;
-mod client;
 mod server;
 #[cfg(test)]
 mod tests;
 
-pub use async_client::{AsyncCall, AsyncClient};
 pub use async_server::{AsyncServer, ServerRequest};
-pub use caller::{ClientError, ClientOptions};
-pub use client::Client;
+pub use caller::{Caller, ClientOptions};
 use mlx5::DeviceSpec;
 pub use server::{Server, ServerError, ServerOptions, StopHandle};
+
+use crate::connect::ConnectError;
+use crate::error::CloseReason;
+
+/// Why a client could not be made, or a call has no reply.
+pub type ClientError = copyrpc_calls::ClientError<ConnectError, CloseReason>;
+
+/// A connection to a [`Server`]. A call after the end of the connection connects again. A client
+/// belongs to one thread. It cannot be called: it refuses each request of a server, while it has a
+/// call under way.
+///
+/// A call takes [`max_reply`](ClientOptions::max_reply) from the credit of the connection until the
+/// server answers it, even if it ran out of time before. For many calls at once there are
+/// [`Context`](crate::Context) and [`Endpoint`](crate::Endpoint), which this type uses.
+///
+/// ```no_run
+/// let mut client = copyrpc::Client::connect("127.0.0.1:7479")?;
+/// assert_eq!(&client.call(b"ping")?[..], b"PING");
+/// # Ok::<(), copyrpc::ClientError>(())
+/// ```
+pub type Client = copyrpc_calls::Client<Caller>;
+
+/// A connection to a [`Server`] whose calls are futures, for any executor and from any thread.
+/// Clones share the connection, and therefore its WRITEs. Dropping the last clone closes the
+/// connection, and waits until the server knows, at most 20 ms. A call that an [`AsyncServer`]
+/// holds for long stops no other; it keeps its [`max_reply`](ClientOptions::max_reply) from the
+/// credit of the connection. Once such calls keep all of it, further calls wait behind them, also
+/// one that would end them: it needs another client.
+///
+/// ```no_run
+/// # async fn caller() -> Result<(), copyrpc::ClientError> {
+/// let client = copyrpc::AsyncClient::connect("127.0.0.1:7479").await?;
+/// assert_eq!(client.call(b"ping").await?, b"PING");
+/// # Ok(())
+/// # }
+/// ```
+pub type AsyncClient = copyrpc_calls::AsyncClient<Caller>;
+
+/// The reply to a call of an [`AsyncClient`].
+pub type AsyncCall = copyrpc_calls::AsyncCall<Caller>;
 
 /// Names the default device.
 const DEVICE_VARIABLE: &str = "COPYRPC_DEVICE";

@@ -437,14 +437,14 @@ fn calls_as_futures_get_their_own_replies_and_a_dropped_one_gives_its_slot_back(
     let stop = server.stop_handle();
     std::thread::scope(|scope| {
         scope.spawn(move || server.serve(|number| 10 * number));
-        let client = Begun::new(AsyncClient::<u64, u64>::connect_in(
-            &scratch.dir(),
-            "s",
-            1,
-            PATIENCE,
-        ))
-        .end()
-        .unwrap();
+        let options = delegationrpc::ipc::ClientOptions {
+            dir: Some(scratch.dir()),
+            type_tag: 1,
+            connect_timeout: PATIENCE,
+        };
+        let client = Begun::new(AsyncClient::<u64, u64>::with_options("s", &options))
+            .end()
+            .unwrap();
         for _ in 0..50 {
             let mut calls: Vec<_> = (0..8_u64)
                 .map(|number| (number, Begun::new(client.call(number))))

@@ -6,13 +6,15 @@
 
 mod pair;
 
+use std::convert::Infallible;
 use std::hint::black_box;
 use std::pin::pin;
 use std::process::ExitCode;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use copyrpc_calls::futures::{Connection, Ended, GoesOn, Refusal, Worker};
+use copyrpc_calls::futures::Worker;
+use copyrpc_calls::{Connection, Ended, ErrorOf, Facts, GoesOn, Refusal, SessionEnd};
 use harness::counted::{self, Operation};
 use ipc::methods::Caller;
 use ipc::{AskError, Dir, ReadyWords, service};
@@ -172,7 +174,7 @@ const OPERATIONS: &[Operation] = &[
             let (mut worker, handle) = Worker::new(Echo::default());
             let mut task = Context::from_waker(Waker::noop());
             for _ in 0..calls {
-                let mut call = pin!(handle.call(black_box(vec![7; 24]), None));
+                let mut call = pin!(handle.call(black_box(vec![7; 24])));
                 assert!(call.as_mut().poll(&mut task).is_pending());
                 assert_eq!((worker.turn(), worker.turn()), (Some(true), Some(true)));
                 assert!(
@@ -257,37 +259,43 @@ impl Caller for Ends {
 
 /// A connection that answers each call in the poll after it, with its request.
 #[derive(Default)]
-struct Echo(Ended<Vec<u8>, AskError>);
+struct Echo(Ended<Self>);
 
 impl Connection for Echo {
-    type Request = Vec<u8>;
+    type Kind = ();
+    type Request = [u8];
     type Reply = Vec<u8>;
-    type Error = AskError;
+    type ConnectError = Infallible;
+    type EndReason = SessionEnd;
     type Call = ();
+    type Stats = ();
+    type Device = ();
 
     fn call(
         &mut self,
         number: u64,
-        request: &Vec<u8>,
+        (): (),
+        request: &[u8],
         _: Option<Duration>,
-    ) -> Result<(), Refusal<AskError>> {
-        self.0.push((number, Ok(request.clone())));
+    ) -> Result<(), Refusal<ErrorOf<Self>>> {
+        self.0.push((number, Ok(request.to_vec())));
         Ok(())
     }
 
+    fn end_within(&mut self, (): (), _: Duration) {}
+
     fn flush(&mut self) {}
 
-    fn poll(&mut self, ended: &mut Ended<Vec<u8>, AskError>) -> bool {
-        ended.append(&mut self.0);
-        !ended.is_empty()
+    fn poll(&mut self, mut on_end: impl FnMut(u64, Result<Vec<u8>, ErrorOf<Self>>)) -> bool {
+        let moved = !self.0.is_empty();
+        for (number, reply) in self.0.drain(..) {
+            on_end(number, reply);
+        }
+        moved
     }
 
-    fn repeats(_: &AskError, _: bool) -> bool {
-        false
-    }
-
-    fn late(&mut self) -> AskError {
-        AskError::Late
+    fn late(&mut self) -> ErrorOf<Self> {
+        ErrorOf::<Self>::NotSent
     }
 
     fn cancel(&mut self, (): ()) {}
@@ -298,16 +306,23 @@ impl Connection for Echo {
         Waker::noop().clone()
     }
 
-    fn reconnect(&mut self, _: Duration, _: &mut GoesOn<'_, Self>) -> Result<(), AskError> {
+    fn reconnect(&mut self, _: Duration, _: &mut GoesOn<'_, Self>) -> Result<(), ErrorOf<Self>> {
         Ok(())
     }
 
-    fn connect_timeout(&self) -> Duration {
-        Duration::ZERO
+    fn has_ended(&mut self) -> bool {
+        false
     }
 
-    fn again(&self, error: &AskError) -> AskError {
-        *error
+    fn facts(&self) -> Facts<Self> {
+        Facts {
+            connect_timeout: Duration::ZERO,
+            timeout: None,
+            max_request: 24,
+            max_reply: 24,
+            stats: (),
+            device: (),
+        }
     }
 }
 

@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use copyrpc_calls::{AskError, Patience};
+use copyrpc_calls::Patience;
 use copyrpc_shm::sleep::SLICE;
 
-use crate::error::ConnectError;
+use crate::error::{AskError, ConnectError};
 use crate::token::StopHandle;
 
 /// Time between two attempts.

@@ -4,8 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use copyrpc_calls::{
-    ANSWERED, AskError, CallError, CallFailed, Calls, Patience, SessionEnd, Tag as CallToken,
-    Tagged,
+    ANSWERED, CallError, CallFailed, Calls, Patience, SessionEnd, Tag as CallToken, Tagged,
 };
 use copyrpc_shm::dir::Dir;
 use copyrpc_shm::lane::{Ahead, LaneRx, LaneTx};
@@ -17,7 +16,7 @@ use copyrpc_shm::sleep::{self, SLICE, Sleeper, Watch, Word};
 use crate::announce::Announce;
 use crate::blocking;
 use crate::entries::JoinError;
-use crate::error::ConnectError;
+use crate::error::{AskError, ConnectError};
 use crate::layout::{AreaBytes, Header};
 use crate::membership::Membership;
 use crate::views::{self, Views};

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use copyrpc_calls::{AskError, Misfit, SessionEnd};
+use copyrpc_calls::{ClientError, ConnectFailure, SessionEnd};
 use copyrpc_shm::dir::DirError;
 use copyrpc_shm::plain::TypeShape;
 use copyrpc_shm::region;
@@ -106,14 +106,45 @@ pub enum ConnectError {
     Thread(#[source] io::Error),
 }
 
+/// Why the server that has the name now does not fit a client of the one before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Misfit {
+    /// Its types or its tag are others: build both from the same.
+    #[error(
+        "the server that has the name now has other types or another tag: build both from the same"
+    )]
+    Types,
+    /// Its region has another layout or version: use programs of one build.
+    #[error("the server that has the name now has another version: use programs of one build")]
+    Version,
+    /// Its directory or its region cannot be used; `connect` returns the reason.
+    #[error(
+        "the directory or region of the server that has the name now cannot be used: connect returns the reason"
+    )]
+    Unusable,
+}
+
+impl ConnectFailure for Misfit {
+    fn may_pass(&self) -> bool {
+        false
+    }
+
+    fn again(&self) -> Self {
+        *self
+    }
+}
+
+/// Why a call has no reply.
+pub type AskError = ClientError<Misfit, SessionEnd>;
+
 impl ConnectError {
     /// Returns the error of a call that wanted the connection.
     pub(crate) fn of_call(&self) -> AskError {
         match self {
-            error if error.may_pass() => AskError::NotSent(SessionEnd::PeerGone),
-            Self::Types { .. } => AskError::Misfit(Misfit::Types),
-            Self::Version { .. } => AskError::Misfit(Misfit::Version),
-            _ => AskError::Misfit(Misfit::Unusable),
+            error if error.may_pass() => AskError::NotSent,
+            Self::Types { .. } => AskError::Connect(Misfit::Types),
+            Self::Version { .. } => AskError::Connect(Misfit::Version),
+            _ => AskError::Connect(Misfit::Unusable),
         }
     }
 

@@ -145,13 +145,13 @@ mod token;
 mod views;
 
 pub use announce::Announce;
-pub use async_client::{AsyncCall, AsyncClient, Session};
+pub use async_client::{AsyncCall, AsyncClient, ClientOptions, Reconnecting, Session};
 pub use client::Client;
 /// Services with methods, over a [`bytes::Client`].
 pub use copyrpc_calls::methods;
 /// Payloads above the limits of a message, over a [`bytes::Client`].
 pub use copyrpc_calls::parts;
-pub use copyrpc_calls::{AskError, CallError, CallFailed, Misfit, SessionEnd, Tag as CallToken};
+pub use copyrpc_calls::{CallError, CallFailed, SessionEnd, Tag as CallToken};
 pub use copyrpc_calls::{Ending, payload, service};
 pub use copyrpc_shm::dir::Dir;
 pub use copyrpc_shm::plain::Plain;
@@ -159,7 +159,7 @@ pub use copyrpc_shm::ready::ReadyWords;
 pub use copyrpc_shm::sleep;
 pub use copyrpc_shm::wait::WaitStrategy;
 pub use entries::JoinError;
-pub use error::{ConnectError, CreateError, ParameterError, ReplyError};
+pub use error::{AskError, ConnectError, CreateError, Misfit, ParameterError, ReplyError};
 pub use limits::{CLIENTS_MAX, DEPTH_MAX};
 pub use server::Server;
 pub use token::{StopHandle, Token};

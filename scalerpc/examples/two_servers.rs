@@ -39,6 +39,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             // All slots of this server are in use, so those of the other are too.
             if clients[server]
                 .0
+                .connection()
                 .rdma()
                 .call(DEFAULT_TYPE, &made.to_le_bytes())
                 .is_err()
@@ -48,8 +49,8 @@ fn main() -> Result<(), Box<dyn Error>> {
             (made, outstanding[server]) = (made + 1, outstanding[server] + 1);
         }
         for ((client, _), outstanding) in clients.iter_mut().zip(&mut outstanding) {
-            client.rdma().poll();
-            while let Some(completion) = client.rdma().poll_completion(&mut response) {
+            client.connection().rdma().poll();
+            while let Some(completion) = client.connection().rdma().poll_completion(&mut response) {
                 completion.outcome?;
                 assert!(
                     u64::from_be_bytes(response) < calls,

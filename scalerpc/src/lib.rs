@@ -131,6 +131,8 @@ pub use protocol::{
     ServerConfig, ServerStats, State,
 };
 pub use rdma::{RdmaClient, RdmaServer};
+#[doc(hidden)]
+pub use service::Caller;
 pub use service::{
     AsyncCall, AsyncClient, Client, ClientError, ClientOptions, DEFAULT_TYPE, Server, ServerError,
     ServerOptions, SharedAddress, StopHandle,
@@ -152,6 +154,5 @@ mod errors {
         check::<crate::ConfigError>();
         check::<crate::rdma::SetupError>();
         check::<crate::ReplyTooLarge>();
-        check::<crate::rdma::SyncCallError>();
     }
 }

@@ -111,7 +111,7 @@ PARTS = {
         test("copyrpc-testing", "--test", "services", "--", release=True, SHM_TEST_SCALE=2100),
         test("copyrpc", "--test", "suites", "--", "services::", COPYRPC_TEST_SCALE=20, COPYRPC_TEST_FIRST_SEED="{seed}"),
         test("copyrpc", "--test", "suites", "--", "each_call_is_executed_once", COPYRPC_TEST_SCALE=20),
-        test("scalerpc", "--test", "service", "--", "each_call_is_executed_once", SHM_TEST_SCALE=20),
+        test("scalerpc", "--test", "suites", "--", "each_call_is_executed_once", SHM_TEST_SCALE=20),
     ]),
     "copyrpc-clients": ("copyrpc: clients that leave in four ways, are killed and stopped at random", [
         test("copyrpc", "--test", "leavers", *ONE, COPYRPC_TEST_SCALE=10),
@@ -121,7 +121,7 @@ PARTS = {
     "scalerpc": ("scalerpc: states, random worlds, clients in processes that are killed", [
         test("scalerpc", "--lib", "--", "explore", "worlds", COPYRPC_TEST_SCALE=5),
         test("scalerpc", "--test", "processes", *ONE, SHM_TEST_SCALE=5),
-        test("scalerpc", "--test", "async_client", "bursts", "--", release=True, SHM_TEST_SCALE=20),
+        test("scalerpc", "--test", "suites", "bursts", "--", release=True, SHM_TEST_SCALE=20),
     ]),
     "scalerpc-worlds": ("scalerpc: random worlds of timeouts, late answers, deaths of workers and clients, counters near their wraps", [
         test("scalerpc", "--lib", "--", "everything_goes_wrong", release=True, COPYRPC_TEST_SCALE=20, COPYRPC_TEST_FIRST_SEED="{seed}"),

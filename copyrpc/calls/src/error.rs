@@ -1,8 +1,8 @@
 //! The errors of calls: of sessions, of calls that were made, and of calls that were not.
 
+use std::convert::Infallible;
 use std::fmt;
 
-use crate::futures::CallError as CallEnd;
 use crate::tag::{REFUSED, TOO_LONG};
 
 /// The error of a call that has ended without its reply. Its two answers decide about a repetition,
@@ -106,85 +106,158 @@ impl CallFailed {
     }
 }
 
-/// Why the server that has the name now does not fit a client of the one before.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Misfit {
-    /// Its types or its tag are others: build both from the same.
-    #[error("it has other types or another tag: build both from the same")]
-    Types,
-    /// Its region has another layout or version: use programs of one build.
-    #[error("its region has another version: use programs of one build")]
-    Version,
-    /// Its directory or its region cannot be used; `connect` returns the reason.
-    #[error("its directory or region cannot be used: connect returns the reason")]
-    Unusable,
+/// The reason why a client has no connection. It decides about a repetition of the calls that wait
+/// for one.
+pub trait ConnectFailure: std::error::Error {
+    /// Returns whether a later attempt may succeed without a change of either end.
+    fn may_pass(&self) -> bool;
+
+    /// Returns the error once more, for a further call that waited for the connection. Of an error
+    /// that has one owner, the text.
+    #[must_use]
+    fn again(&self) -> Self;
 }
 
-/// The error of a blocking call.
+/// A client that is always connected.
+impl ConnectFailure for Infallible {
+    fn may_pass(&self) -> bool {
+        match *self {}
+    }
+
+    fn again(&self) -> Self {
+        *self
+    }
+}
+
+/// The reason why a connection ended.
+pub trait EndReason: std::error::Error + Copy {
+    /// The reason of a connection that its client closed.
+    const CLOSED_HERE: Self;
+}
+
+impl EndReason for SessionEnd {
+    const CLOSED_HERE: Self = Self::PeerGone;
+}
+
+/// Why a call of a client has no reply. `C` is the reason why a client has no connection, `R` the
+/// reason why a connection ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum AskError {
-    /// Another call of this client is unanswered, or all slots are taken by cancelled calls that
-    /// the server has not answered yet. Retryable: poll first in the first case, ask again later in
-    /// the second.
-    #[error("this client has unanswered calls: poll for replies, then ask again")]
-    Full,
-    /// The request is longer than the other end accepts. Permanent.
-    #[error("the request is longer than the {max} bytes that are possible")]
+#[non_exhaustive]
+pub enum ClientError<C, R> {
+    /// The client and the server could not be connected.
+    #[error(transparent)]
+    Connect(C),
+    /// The request is longer than the server accepts. It was not sent.
+    #[error(
+        "request of {len} bytes, the limit is {max}: send it in parts, or give the server more room"
+    )]
     TooLarge {
-        /// Maximum length.
+        /// Bytes of the request.
+        len: usize,
+        /// Maximum bytes of a request.
         max: usize,
     },
-    /// The time of the call ended while it waited for a slot or for the next server. Retryable.
-    #[error("not sent in time: there was no free slot, or no server")]
-    Late,
-    /// The session was over before the call was made, and there is no other server of the name.
-    /// Retryable: the next call connects again.
-    #[error("not sent: {0}")]
-    NotSent(SessionEnd),
-    /// The session was over before the call was made, and the next server of the name does not fit
-    /// this client. Permanent.
-    #[error("not sent: the server that has the name now does not fit this client: {0}")]
-    Misfit(Misfit),
-    /// The call was made, and ended without an answer.
-    #[error(transparent)]
-    Failed(#[from] CallFailed),
+    /// No handler got the request, and none will: its time ended while it waited for room or for a
+    /// server, or the server was leaving.
+    #[error(
+        "not sent: its time ended without room at a server, or the server stopped; make the call again"
+    )]
+    NotSent,
+    /// Another call of this client is unanswered, or all slots are taken by cancelled calls that
+    /// the server has not answered yet. Poll first in the first case, call again later in the
+    /// second.
+    #[error("this client has unanswered calls: poll for replies, then call again")]
+    Full,
+    /// The call was not sent: calls that ran out of time or were dropped keep the room that it
+    /// needs until the server answers them. No handler got the request, and none will. The next
+    /// call connects again, and so has all of the room.
+    #[error(
+        "not sent: {given_up} calls that were given up keep the room until the server answers them; the next call connects again \
+         (smaller replies let more calls wait at a server: max_reply of copyrpc's ClientOptions)"
+    )]
+    NoCredit {
+        /// Number of those calls.
+        given_up: usize,
+    },
+    /// The request was sent, and no reply arrived in time. It is not known whether the handler ran,
+    /// or will run.
+    #[error("no reply in time")]
+    TimedOut,
+    /// The handler said no: it refused the request.
+    #[error("the server refused the request")]
+    Refused,
+    /// The server has no handler of this type.
+    #[error("the server has no handler of this type")]
+    UnknownType,
+    /// The handler ran, and its reply is longer than this client takes.
+    #[error("the handler ran, but its reply{} is too long for this client", of_bytes(*.len))]
+    ReplyTooLong {
+        /// Bytes of the reply, if the server tells them.
+        len: Option<usize>,
+    },
+    /// The handler dropped the request, or the server ended while the handler had it.
+    #[error("the server dropped the request")]
+    Dropped,
+    /// The connection ended before a reply arrived. It is not known whether the handler ran. The
+    /// next call connects again.
+    #[error("no reply: {0}")]
+    Closed(R),
 }
 
-impl AskError {
-    /// Returns whether the same call can succeed later: see [`Ending::is_retryable`].
+fn of_bytes(len: Option<usize>) -> String {
+    len.map_or_else(String::new, |len| format!(" of {len} bytes"))
+}
+
+impl<C: ConnectFailure, R: EndReason> ClientError<C, R> {
+    /// Returns whether the same call can succeed later: no handler got the request, and none will.
+    /// See [`Ending::is_retryable`].
     #[must_use]
-    pub const fn is_retryable(&self) -> bool {
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            Self::Connect(error) => error.may_pass(),
+            error => matches!(error, Self::NotSent | Self::Full | Self::NoCredit { .. }),
+        }
+    }
+
+    /// Returns whether a handler may have got the request, or may still get it: see
+    /// [`Ending::may_have_executed`].
+    #[must_use]
+    pub const fn may_have_executed(&self) -> bool {
+        use ClientError::{Closed, Dropped, Refused, ReplyTooLong, TimedOut};
         matches!(
             self,
-            Self::Full | Self::Late | Self::NotSent(_) | Self::Failed(CallFailed::Stopped)
+            TimedOut | Refused | ReplyTooLong { .. } | Dropped | Closed(_)
         )
     }
 
-    /// Returns whether a handler may have got the request: see [`Ending::may_have_executed`].
-    #[must_use]
-    pub const fn may_have_executed(&self) -> bool {
-        matches!(self, Self::Failed(failed) if failed.may_have_executed())
+    /// Returns the error of a further call that waited for the same connection.
+    pub(crate) fn again(&self) -> Self {
+        match self {
+            Self::Connect(error) => Self::Connect(error.again()),
+            _ => Self::NotSent,
+        }
     }
 }
 
-impl CallEnd for AskError {
-    fn not_sent() -> Self {
-        Self::Late
+impl<C: ConnectFailure + 'static, R: EndReason + 'static> Ending for ClientError<C, R> {
+    fn is_retryable(&self) -> bool {
+        self.is_retryable()
     }
 
-    fn closed() -> Self {
-        Self::Failed(CallFailed::Disconnected(SessionEnd::PeerGone))
+    fn may_have_executed(&self) -> bool {
+        self.may_have_executed()
     }
 }
 
-crate::ending!(AskError);
-
-impl<Req, U> From<CallError<Req, U>> for AskError {
-    fn from(error: CallError<Req, U>) -> Self {
-        match error {
-            CallError::Full { .. } => Self::Full,
-            CallError::TooLarge { max, .. } => Self::TooLarge { max },
-            CallError::Disconnected { end, .. } => Self::NotSent(end),
+impl<C> From<CallFailed> for ClientError<C, SessionEnd> {
+    fn from(failed: CallFailed) -> Self {
+        match failed {
+            CallFailed::Refused => Self::Refused,
+            CallFailed::ReplyTooLong => Self::ReplyTooLong { len: None },
+            CallFailed::Dropped => Self::Dropped,
+            CallFailed::TimedOut => Self::TimedOut,
+            CallFailed::Stopped => Self::NotSent,
+            CallFailed::Disconnected(end) => Self::Closed(end),
         }
     }
 }
@@ -228,6 +301,16 @@ pub enum CallError<Req, U> {
     },
 }
 
+impl<Req, U, C> From<CallError<Req, U>> for ClientError<C, SessionEnd> {
+    fn from(error: CallError<Req, U>) -> Self {
+        match error {
+            CallError::Full { .. } => Self::Full,
+            CallError::TooLarge { bytes, max, .. } => Self::TooLarge { len: bytes, max },
+            CallError::Disconnected { .. } => Self::NotSent,
+        }
+    }
+}
+
 impl<Req, U> CallError<Req, U> {
     /// Returns whether the same call can succeed in this session, after more polls.
     #[must_use]
@@ -266,6 +349,8 @@ impl<Req, U> fmt::Debug for CallError<Req, U> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    type Asked = ClientError<Infallible, SessionEnd>;
 
     /// Every variant, with the two answers.
     #[test]
@@ -327,7 +412,7 @@ mod tests {
                     (in_this_session, false),
                     "{error}"
                 );
-                let asked = AskError::from(error);
+                let asked = Asked::from(error);
                 assert_eq!(
                     (asked.is_retryable(), asked.may_have_executed()),
                     expected,
@@ -340,12 +425,6 @@ mod tests {
                     "{ending}"
                 );
             }
-            let misfit = AskError::Misfit(Misfit::Types);
-            assert_eq!(
-                (misfit.is_retryable(), misfit.may_have_executed()),
-                never,
-                "{misfit}"
-            );
             for (failed, expected) in [
                 (CallFailed::Disconnected(end), made),
                 (CallFailed::Stopped, later),
@@ -355,7 +434,7 @@ mod tests {
                     expected,
                     "{failed}"
                 );
-                let failed = AskError::from(failed);
+                let failed = Asked::from(failed);
                 assert_eq!(
                     (failed.is_retryable(), failed.may_have_executed()),
                     expected,

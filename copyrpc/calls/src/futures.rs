@@ -1,6 +1,7 @@
 //! Calls as futures: any number of threads make them, and one thread, which has the connection,
 //! sends them.
 
+use std::borrow::Borrow;
 use std::fmt;
 use std::future::Future;
 use std::io;
@@ -12,212 +13,237 @@ use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashMap;
 
-use crate::Patience;
+use crate::connection::{Connection, Dial, Ended, ErrorOf, Facts, Refusal};
+use crate::error::{ClientError, EndReason};
 use crate::oneshot::{Receiver, Sender, lock, oneshot};
 use crate::posting::{self, Posted, Poster, posting};
+use crate::{Patience, methods};
 
 /// Turns after which the thread wakes the tasks that another one should have woken. They take some
 /// microseconds.
 const TURNS_TO_WAKE: u32 = 64;
 
-/// Calls that have ended, by number.
-pub type Ended<P, E> = Vec<(u64, Result<P, E>)>;
-
-/// The error of a call.
-pub trait CallError: fmt::Display + Sized {
-    /// Returns the error of a call whose time ended before it was sent.
-    fn not_sent() -> Self;
-
-    /// Returns the error of a call whose thread has ended.
-    fn closed() -> Self;
-}
-
-/// The reason why a connection does not take a call now.
-#[derive(Debug)]
-pub enum Refusal<E> {
-    /// The connection has no room. The call waits.
-    NoRoom,
-    /// The connection has ended, or is to be replaced. The call waits for the next one.
-    Ended,
-    /// The call ends.
-    Failed(E),
-}
-
-/// A connection to a server. It belongs to one thread.
-pub trait Connection {
-    /// The request of a call.
-    type Request;
-    /// The reply.
-    type Reply;
-    /// The error of a call.
-    type Error: CallError;
-    /// The name of a call under way, to cancel it.
-    type Call;
-
-    /// Makes the call of this number. It is sent with the next [`flush`](Self::flush). `left` is
-    /// the time until its deadline; `None`: no deadline.
-    ///
-    /// # Errors
-    /// [`Refusal`]; the call was not made.
-    fn call(
-        &mut self,
-        number: u64,
-        request: &Self::Request,
-        left: Option<Duration>,
-    ) -> Result<Self::Call, Refusal<Self::Error>>;
-
-    /// Sends the calls that were made.
-    fn flush(&mut self);
-
-    /// Appends the calls that have ended, by number. Returns whether anything moved.
-    fn poll(&mut self, ended: &mut Ended<Self::Reply, Self::Error>) -> bool;
-
-    /// Returns whether a call with this error is made again: no handler has seen it. `is_second` is
-    /// set if that was its second time.
-    fn repeats(error: &Self::Error, is_second: bool) -> bool;
-
-    /// Returns the error of a call whose time ended while it waited for room.
-    fn late(&mut self) -> Self::Error;
-
-    /// Cancels a call: its end does not matter any more.
-    fn cancel(&mut self, call: Self::Call);
-
-    /// Sleeps until there is something to poll for or the waker is called, at most for `limit`.
-    fn sleep(&mut self, limit: Option<Duration>);
-
-    /// Returns the waker that ends the sleep. It is another one after a new connection.
-    fn waker(&self) -> Waker;
-
-    /// Makes a new connection, on which later calls are made. Tries for `within`, and as long as
-    /// `goes_on` returns true, which takes the calls that have ended meanwhile over the connection
-    /// before.
-    ///
-    /// # Errors
-    /// The error of a call that waits for the connection.
-    fn reconnect(
-        &mut self,
-        within: Duration,
-        goes_on: &mut GoesOn<'_, Self>,
-    ) -> Result<(), Self::Error>;
-
-    /// Returns the maximum time for a new connection.
-    fn connect_timeout(&self) -> Duration;
-
-    /// Returns the error of [`reconnect`](Self::reconnect) once more, for a further call that
-    /// waited for the connection.
-    fn again(&self, error: &Self::Error) -> Self::Error;
-}
-
-/// Takes the calls that have ended, and returns whether a connection is still wanted.
-pub type GoesOn<'a, C> =
-    dyn FnMut(&mut Ended<<C as Connection>::Reply, <C as Connection>::Error>) -> bool + 'a;
+/// Number of turns after which a busy thread publishes its counters.
+const TURNS_PER_NEWS: u64 = 1024;
 
 /// A call, until it ends.
-struct Job<R, P, E> {
-    request: R,
+struct Job<C: Connection> {
+    kind: C::Kind,
+    request: Owned<C>,
     /// End of its time. `None`: no deadline.
     end: Option<Instant>,
-    reply: Sender<Result<P, E>>,
-    /// The call was made before, and is made again.
-    is_second: bool,
+    reply: Sender<Result<C::Reply, ErrorOf<C>>>,
 }
 
-/// The side of the callers of a connection.
-pub type CallsOf<C> =
-    Calls<<C as Connection>::Request, <C as Connection>::Reply, <C as Connection>::Error>;
+type Owned<C> = <<C as Connection>::Request as ToOwned>::Owned;
 
 /// The calls that a connection has taken, by number.
-type UnderWay<C> = FxHashMap<u64, (<C as Connection>::Call, JobOf<C>)>;
+type UnderWay<C> = FxHashMap<u64, (<C as Connection>::Call, Job<C>)>;
 
-type JobOf<C> = Job<<C as Connection>::Request, <C as Connection>::Reply, <C as Connection>::Error>;
-
-impl<R, P, E: CallError> posting::Job for Job<R, P, E> {
+impl<C: Connection> posting::Job for Job<C> {
     fn end(&self) -> Option<Instant> {
         self.end
     }
 
     fn end_late(self) {
-        self.reply.send(Err(E::not_sent()));
+        self.reply.send(Err(ClientError::NotSent));
     }
 }
 
-/// The side of the callers: `R` is a request, `P` a reply, `E` the error of a call. The drop of the
-/// last clone, and of the last call, ends the thread.
-pub struct Calls<R, P, E>(Arc<Poster<Job<R, P, E>>>);
+/// A client whose calls are futures, for any executor and from any thread. Clones share the
+/// connection, which is closed with the last clone. As many calls are under way as the connection
+/// has room for; further calls wait in their order.
+///
+/// Calls that wait are kept without limit: a program that may make too many bounds them itself, for
+/// instance by a semaphore, since only it knows whether a further call is to wait or to fail.
+///
+/// A call that ran out of time keeps its room until the server answers it. While such calls hold
+/// all of it, the others wait; then they end as [`ClientError::NoCredit`], and the client connects
+/// again for the rest. A call that a server holds until there are news keeps its room too: a call
+/// that would end the others may need another client.
+///
+/// A thread of its own has the connection. The thread sleeps while there is nothing to do; calls
+/// and replies wake it. A call after the end of the connection connects again; calls made meanwhile
+/// wait for the new connection.
+pub struct AsyncClient<C: Connection> {
+    poster: Arc<Poster<Job<C>>>,
+    timeout: Option<Duration>,
+    news: Arc<Mutex<News<C>>>,
+}
 
-impl<R, P, E> Clone for Calls<R, P, E> {
+/// The facts of the connection, and the number of the thread's turns, as the thread publishes them
+/// before each sleep and in one of 1,024 turns.
+type News<C> = (Facts<C>, u64);
+
+impl<C: Connection> Clone for AsyncClient<C> {
     fn clone(&self) -> Self {
-        Self(Arc::clone(&self.0))
-    }
-}
-
-impl<R, P, E> fmt::Debug for Calls<R, P, E> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl<R: Send + 'static, P: Send + 'static, E: CallError + Send + 'static> Calls<R, P, E> {
-    /// Starts the thread of this name. `connect` makes the connection there, as long as it
-    /// `is_wanted`, and the properties of it that callers share.
-    ///
-    /// # Errors
-    /// The error of `connect`; `no_thread` if there is none.
-    pub async fn start<
-        C: Connection<Request = R, Reply = P, Error = E>,
-        S: Send + 'static,
-        F: Send + 'static,
-    >(
-        name: &str,
-        no_thread: impl Fn(io::Error) -> F,
-        connect: impl FnOnce(&dyn Fn() -> bool) -> Result<(C, S), F> + Send + 'static,
-    ) -> Result<(Self, S), F> {
-        let (tell, told) = oneshot();
-        let run = move || match connect(&|| tell.is_wanted()) {
-            Err(error) => tell.send(Err(error)),
-            Ok((connection, shared)) => {
-                let (worker, calls) = Worker::new(connection);
-                tell.send(Ok((calls, shared)));
-                worker.serve();
-            }
-        };
-        let thread = thread::Builder::new()
-            .name(name.to_owned())
-            .spawn(run)
-            .map_err(&no_thread)?;
-        let (calls, shared): (Self, S) = told
-            .await
-            .unwrap_or_else(|| Err(no_thread(io::Error::other("it ended at once"))))?;
-        calls.0.set_thread(thread);
-        Ok((calls, shared))
-    }
-}
-
-impl<R, P, E> Calls<R, P, E> {
-    /// Makes a call with the first poll of the future. Its `timeout` counts from then on; `None`:
-    /// no deadline.
-    pub fn call(&self, request: R, timeout: Option<Duration>) -> AsyncCall<R, P, E> {
-        AsyncCall {
-            poster: Arc::clone(&self.0),
-            stage: Stage::New(request, timeout),
+        Self {
+            poster: Arc::clone(&self.poster),
+            timeout: self.timeout,
+            news: Arc::clone(&self.news),
         }
     }
 }
 
-/// The reply to a call of a client whose calls are futures. Dropping it gives the call up.
-#[must_use = "a call begins when it is polled"]
-pub struct AsyncCall<R, P, E> {
-    poster: Arc<Poster<Job<R, P, E>>>,
-    stage: Stage<R, P, E>,
+impl<C: Connection> fmt::Debug for AsyncClient<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AsyncClient")
+            .field("connection", &lock(&self.news).0)
+            .field("poster", &self.poster)
+            .finish_non_exhaustive()
+    }
 }
 
-enum Stage<R, P, E> {
-    New(R, Option<Duration>),
-    Posted(u64, Receiver<Result<P, E>>),
+impl<C: Connection> AsyncClient<C> {
+    /// Connects to the server at `address`. Waits for a server that is not there yet. The client's
+    /// thread keeps the address, so one that is borrowed has to be made an owned one:
+    /// `address.to_owned()`.
+    ///
+    /// # Errors
+    /// The reason; nothing is left behind.
+    pub async fn connect<A: Send + 'static>(address: A) -> Result<Self, C::Error>
+    where
+        C: Dial<A> + 'static,
+    {
+        Self::with_options(address, &C::Options::default()).await
+    }
+
+    /// Like [`connect`](Self::connect), with options.
+    ///
+    /// # Errors
+    /// The reason; nothing is left behind.
+    pub async fn with_options<A: Send + 'static>(
+        address: A,
+        options: &C::Options,
+    ) -> Result<Self, C::Error>
+    where
+        C: Dial<A> + 'static,
+    {
+        let (tell, told) = oneshot();
+        let options = options.clone();
+        let run = move || match C::dial(address, &options, true, &|| tell.is_wanted()) {
+            Err(error) => tell.send(Err(error)),
+            Ok(connection) => {
+                let (worker, client) = Worker::new(connection);
+                tell.send(Ok(client));
+                worker.serve();
+            }
+        };
+        let thread = thread::Builder::new()
+            .name(C::THREAD.to_owned())
+            .spawn(run)
+            .map_err(C::no_thread)?;
+        let client: Self = told
+            .await
+            .unwrap_or_else(|| Err(C::no_thread(io::Error::other("it ended at once"))))?;
+        client.poster.set_thread(thread);
+        Ok(client)
+    }
+
+    /// Sends a request with the first poll of the future, and waits for its reply, as long as the
+    /// options allow. Dropping the future gives the call up. Calls of one client reach the server
+    /// in the order of their first polls.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn call(&self, request: impl Into<Owned<C>>) -> AsyncCall<C> {
+        self.call_for(C::Kind::default(), request.into(), self.timeout)
+    }
+
+    /// Like [`call`](Self::call), with a timeout of its own. The timeout counts from the first
+    /// poll, and includes a new connection.
+    ///
+    /// # Errors
+    /// As of [`Client::call_within`](crate::Client::call_within).
+    pub fn call_within(&self, request: impl Into<Owned<C>>, timeout: Duration) -> AsyncCall<C> {
+        self.call_for(C::Kind::default(), request.into(), Some(timeout))
+    }
+
+    fn call_for(
+        &self,
+        kind: C::Kind,
+        request: Owned<C>,
+        timeout: Option<Duration>,
+    ) -> AsyncCall<C> {
+        AsyncCall {
+            poster: Arc::clone(&self.poster),
+            stage: Stage::New(kind, request, timeout),
+        }
+    }
+
+    /// Returns the maximum bytes of a request.
+    #[must_use]
+    pub fn max_request(&self) -> usize {
+        lock(&self.news).0.max_request
+    }
+
+    /// Returns the maximum bytes of a reply.
+    #[must_use]
+    pub fn max_reply(&self) -> usize {
+        lock(&self.news).0.max_reply
+    }
+
+    /// Returns the counters of all connections ever made, as they were when the thread last slept,
+    /// or at most 1,024 polls ago.
+    #[must_use]
+    pub fn stats(&self) -> C::Stats {
+        lock(&self.news).0.stats
+    }
+
+    /// Returns name, transport and capabilities of the device in use.
+    #[must_use]
+    pub fn device_info(&self) -> C::Device {
+        lock(&self.news).0.device.clone()
+    }
+
+    /// Returns the number of polls of the connection, as that of [`stats`](Self::stats).
+    #[doc(hidden)]
+    #[must_use]
+    pub fn polls(&self) -> u64 {
+        lock(&self.news).1
+    }
+}
+
+impl<C: Connection<Kind = u16>> AsyncClient<C> {
+    /// Like [`call`](Self::call), for the handler of another type.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn call_type(&self, rpc_type: u16, request: impl Into<Owned<C>>) -> AsyncCall<C> {
+        self.call_for(rpc_type, request.into(), self.timeout)
+    }
+}
+
+impl<C: Connection<Request = [u8], Reply = Vec<u8>>> methods::AsyncCaller for AsyncClient<C> {
+    type Error = ErrorOf<C>;
+
+    fn timeout(&self) -> Option<Duration> {
+        self.timeout
+    }
+
+    fn call(
+        &self,
+        request: Vec<u8>,
+        timeout: Option<Duration>,
+    ) -> impl Future<Output = Result<Vec<u8>, ErrorOf<C>>> + Send {
+        self.call_for(C::Kind::default(), request, timeout)
+    }
+}
+
+/// The reply to a call of an [`AsyncClient`]. Dropping it gives the call up.
+#[must_use = "a call begins when it is polled"]
+pub struct AsyncCall<C: Connection> {
+    poster: Arc<Poster<Job<C>>>,
+    stage: Stage<C>,
+}
+
+enum Stage<C: Connection> {
+    New(C::Kind, Owned<C>, Option<Duration>),
+    Posted(u64, Receiver<Result<C::Reply, ErrorOf<C>>>),
     Over,
 }
 
-impl<R, P, E> fmt::Debug for AsyncCall<R, P, E> {
+impl<C: Connection> fmt::Debug for AsyncCall<C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("AsyncCall")
             .field("is_posted", &!matches!(self.stage, Stage::New(..)))
@@ -225,30 +251,29 @@ impl<R, P, E> fmt::Debug for AsyncCall<R, P, E> {
     }
 }
 
-impl<R: Unpin, P, E: CallError> Future for AsyncCall<R, P, E> {
-    type Output = Result<P, E>;
+impl<C: Connection> Future for AsyncCall<C> {
+    type Output = Result<C::Reply, ErrorOf<C>>;
 
-    fn poll(mut self: Pin<&mut Self>, task: &mut Context<'_>) -> Poll<Result<P, E>> {
+    fn poll(mut self: Pin<&mut Self>, task: &mut Context<'_>) -> Poll<Self::Output> {
+        let closed = || Err(ClientError::Closed(C::EndReason::CLOSED_HERE));
         self.poster.wakes.wake_all();
         let (number, mut receiver) = match std::mem::replace(&mut self.stage, Stage::Over) {
-            Stage::Over => return Poll::Ready(Err(E::closed())),
+            Stage::Over => return Poll::Ready(closed()),
             Stage::Posted(number, receiver) => (number, receiver),
-            Stage::New(request, timeout) => {
+            Stage::New(kind, request, timeout) => {
                 let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
                 let (reply, receiver) = oneshot();
-                (
-                    self.poster.post(|_| Job {
-                        request,
-                        end,
-                        reply,
-                        is_second: false,
-                    }),
-                    receiver,
-                )
+                let job = Job {
+                    kind,
+                    request,
+                    end,
+                    reply,
+                };
+                (self.poster.post(|_| job), receiver)
             }
         };
         match Pin::new(&mut receiver).poll(task) {
-            Poll::Ready(reply) => Poll::Ready(reply.unwrap_or_else(|| Err(E::closed()))),
+            Poll::Ready(reply) => Poll::Ready(reply.unwrap_or_else(closed)),
             Poll::Pending => {
                 self.stage = Stage::Posted(number, receiver);
                 Poll::Pending
@@ -257,7 +282,7 @@ impl<R: Unpin, P, E: CallError> Future for AsyncCall<R, P, E> {
     }
 }
 
-impl<R, P, E> Drop for AsyncCall<R, P, E> {
+impl<C: Connection> Drop for AsyncCall<C> {
     fn drop(&mut self) {
         if let Stage::Posted(number, _) = self.stage {
             // It may be the one that was to wake the others.
@@ -281,15 +306,18 @@ pub struct Worker<C: Connection> {
     /// The connection in use.
     pub connection: C,
     /// Its waiting calls are those that the connection has not taken yet.
-    posted: Posted<JobOf<C>>,
+    posted: Posted<Job<C>>,
     under_way: UnderWay<C>,
     /// Calls that have ended; empty between turns.
-    ended: Ended<C::Reply, C::Error>,
+    ended: Ended<C>,
     /// Their wakers; empty too.
     wakers: Vec<Waker>,
     /// Turns since wakes are due.
     turns_due: u32,
+    /// All turns.
+    turns: u64,
     alarm: Arc<Alarm>,
+    news: Arc<Mutex<News<C>>>,
 }
 
 impl<C: Connection> fmt::Debug for Worker<C> {
@@ -302,40 +330,55 @@ impl<C: Connection> fmt::Debug for Worker<C> {
 
 impl<C: Connection> Worker<C> {
     /// Makes both sides.
-    pub fn new(connection: C) -> (Self, CallsOf<C>) {
+    pub fn new(connection: C) -> (Self, AsyncClient<C>) {
         let alarm = Arc::new(Alarm(Mutex::new(connection.waker())));
         let (poster, posted) = posting(Arc::clone(&alarm).into());
-        let under_way = FxHashMap::default();
-        let ended = Vec::new();
-        let wakers = Vec::new();
-        (
-            Self {
-                connection,
-                posted,
-                under_way,
-                ended,
-                wakers,
-                turns_due: 0,
-                alarm,
-            },
-            Calls(Arc::new(poster)),
-        )
+        let poster = Arc::new(poster);
+        let facts = connection.facts();
+        let timeout = facts.timeout;
+        let news = Arc::new(Mutex::new((facts, 0)));
+        let worker = Self {
+            connection,
+            posted,
+            under_way: FxHashMap::default(),
+            ended: Vec::new(),
+            wakers: Vec::new(),
+            turns_due: 0,
+            turns: 0,
+            alarm,
+            news: Arc::clone(&news),
+        };
+        let client = AsyncClient {
+            poster,
+            timeout,
+            news,
+        };
+        (worker, client)
     }
 
     /// Runs until no caller is left.
     pub fn serve(mut self) {
         let mut patience = Patience::new();
         while let Some(moved) = self.turn() {
+            self.turns += 1;
+            if self.turns % TURNS_PER_NEWS == 0 {
+                self.publish();
+            }
             // The callers may need this core, and more calls gather meanwhile.
             thread::yield_now();
             if moved {
                 patience.reset();
             } else if let Some(start) = patience.idle() {
                 self.posted.wakes.wake_all();
+                self.publish();
                 self.connection.sleep(self.posted.left());
                 patience.slept(start);
             }
         }
+    }
+
+    fn publish(&self) {
+        *lock(&self.news) = (self.connection.facts(), self.turns);
     }
 
     /// Ends calls, then sends waiting ones as far as there is room. Returns whether anything moved;
@@ -358,7 +401,10 @@ impl<C: Connection> Worker<C> {
             }
         }
         // A connection that has ended since the last turn takes no call.
-        let mut moved = self.connection.poll(&mut self.ended);
+        let ended = &mut self.ended;
+        let mut moved = self
+            .connection
+            .poll(|number, reply| ended.push((number, reply)));
         for (number, reply) in self.ended.drain(..) {
             self.wakers.extend(end::<C>(
                 &mut self.under_way,
@@ -386,7 +432,9 @@ impl<C: Connection> Worker<C> {
                 .map(|end| end.saturating_duration_since(*now.get_or_insert_with(Instant::now)));
             let outcome = match left {
                 Some(Duration::ZERO) => Err(Refusal::Failed(self.connection.late())),
-                _ => self.connection.call(number, &job.request, left),
+                _ => self
+                    .connection
+                    .call(number, job.kind, job.request.borrow(), left),
             };
             match outcome {
                 Ok(call) => drop(self.under_way.insert(number, (call, job))),
@@ -421,7 +469,8 @@ impl<C: Connection> Worker<C> {
         } = self;
         // It may take long.
         posted.wakes.wake_all();
-        let connected = posted.reconnect(connection.connect_timeout(), |within, posted| {
+        let patience = connection.facts().connect_timeout;
+        let connected = posted.reconnect(patience, |within, posted| {
             connection.reconnect(within, &mut |ended| {
                 ended
                     .drain(..)
@@ -431,10 +480,12 @@ impl<C: Connection> Worker<C> {
             })
         });
         *lock(&alarm.0) = connection.waker();
-        let Err(error) = connected else { return };
-        for job in posted.drain() {
-            job.reply.send(Err(connection.again(&error)));
+        if let Err(error) = connected {
+            for job in posted.drain() {
+                job.reply.send(Err(error.again()));
+            }
         }
+        self.publish();
     }
 }
 
@@ -443,20 +494,15 @@ impl<C: Connection> Worker<C> {
 #[inline]
 fn end<C: Connection>(
     under_way: &mut UnderWay<C>,
-    posted: &mut Posted<JobOf<C>>,
+    posted: &mut Posted<Job<C>>,
     number: u64,
-    reply: Result<C::Reply, C::Error>,
+    reply: Result<C::Reply, ErrorOf<C>>,
 ) -> Option<Waker> {
     let (_, job) = under_way.remove(&number)?;
     match reply {
-        Err(error) if C::repeats(&error, job.is_second) && job.reply.is_wanted() => {
-            posted.put_back(
-                number,
-                Job {
-                    is_second: true,
-                    ..job
-                },
-            );
+        // The server was leaving. There may be another server by now.
+        Err(ClientError::NotSent) if job.reply.is_wanted() => {
+            posted.put_back(number, job);
             None
         }
         reply => job.reply.put(reply),
@@ -465,43 +511,38 @@ fn end<C: Connection>(
 
 #[cfg(test)]
 mod tests {
+    use std::convert::Infallible;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
+    use crate::{GoesOn, SessionEnd};
 
-    #[derive(Debug, PartialEq, thiserror::Error)]
-    #[error("no")]
-    struct No;
-
-    impl CallError for No {
-        fn not_sent() -> Self {
-            Self
-        }
-
-        fn closed() -> Self {
-            Self
-        }
-    }
+    type End = ClientError<Infallible, SessionEnd>;
 
     /// Answers each call in the poll after it, with the request. The calls of `REFUSED` are refused
     /// first, from the last refusal on.
     #[derive(Default)]
-    struct Echo(Ended<u8, No>, Vec<Refusal<No>>);
+    struct Echo(Ended<Self>, Vec<Refusal<End>>);
 
     const REFUSED: u8 = 3;
 
     impl Connection for Echo {
+        type Kind = ();
         type Request = u8;
         type Reply = u8;
-        type Error = No;
+        type ConnectError = Infallible;
+        type EndReason = SessionEnd;
         type Call = ();
+        type Stats = ();
+        type Device = ();
 
         fn call(
             &mut self,
             number: u64,
+            (): (),
             request: &u8,
             _: Option<Duration>,
-        ) -> Result<(), Refusal<No>> {
+        ) -> Result<(), Refusal<End>> {
             if let Some(refusal) = (*request == REFUSED).then(|| self.1.pop()).flatten() {
                 return Err(refusal);
             }
@@ -509,19 +550,19 @@ mod tests {
             Ok(())
         }
 
+        fn end_within(&mut self, (): (), _: Duration) {}
+
         fn flush(&mut self) {}
 
-        fn poll(&mut self, ended: &mut Ended<u8, No>) -> bool {
-            ended.append(&mut self.0);
+        fn poll(&mut self, mut on_end: impl FnMut(u64, Result<u8, End>)) -> bool {
+            for (number, reply) in self.0.drain(..) {
+                on_end(number, reply);
+            }
             false
         }
 
-        fn repeats(_: &No, _: bool) -> bool {
-            false
-        }
-
-        fn late(&mut self) -> No {
-            No
+        fn late(&mut self) -> End {
+            ClientError::NotSent
         }
 
         fn cancel(&mut self, (): ()) {}
@@ -532,16 +573,23 @@ mod tests {
             Waker::noop().clone()
         }
 
-        fn reconnect(&mut self, _: Duration, _: &mut GoesOn<'_, Self>) -> Result<(), No> {
+        fn reconnect(&mut self, _: Duration, _: &mut GoesOn<'_, Self>) -> Result<(), End> {
             Ok(())
         }
 
-        fn connect_timeout(&self) -> Duration {
-            Duration::ZERO
+        fn has_ended(&mut self) -> bool {
+            false
         }
 
-        fn again(&self, _: &No) -> No {
-            No
+        fn facts(&self) -> Facts<Self> {
+            Facts {
+                connect_timeout: Duration::ZERO,
+                timeout: None,
+                max_request: 1,
+                max_reply: 1,
+                stats: (),
+                device: (),
+            }
         }
     }
 
@@ -554,14 +602,14 @@ mod tests {
         }
     }
 
-    type Made = (AsyncCall<u8, u8, No>, Arc<Wakes>);
+    type Made = (AsyncCall<Echo>, Arc<Wakes>);
 
     /// Returns the worker after the turn that takes three replies, with the calls and the wakes of
     /// each.
     fn three() -> (Worker<Echo>, Vec<Made>) {
         let (mut worker, calls) = Worker::new(Echo::default());
         let mut made: Vec<_> = (0..3)
-            .map(|request| (calls.call(request, None), Arc::default()))
+            .map(|request| (calls.call(request), Arc::default()))
             .collect();
         assert!(made.iter_mut().all(|call| poll(call).is_pending()));
         assert_eq!((worker.turn(), wakes(&made)), (Some(true), 0));
@@ -569,7 +617,7 @@ mod tests {
         (worker, made)
     }
 
-    fn poll((call, wakes): &mut Made) -> Poll<Result<u8, No>> {
+    fn poll((call, wakes): &mut Made) -> Poll<Result<u8, End>> {
         Pin::new(call).poll(&mut Context::from_waker(&Arc::clone(wakes).into()))
     }
 
@@ -586,7 +634,7 @@ mod tests {
         let (mut worker, calls) =
             Worker::new(Echo(Vec::new(), vec![Refusal::Ended, Refusal::NoRoom]));
         let mut made: Vec<_> = (0..=REFUSED)
-            .map(|request| (calls.call(request, None), Arc::default()))
+            .map(|request| (calls.call(request), Arc::default()))
             .collect();
         assert!(made.iter_mut().all(|call| poll(call).is_pending()));
         assert_eq!((worker.turn(), wakes(&made)), (Some(true), 0));
@@ -604,7 +652,7 @@ mod tests {
         assert_eq!(poll(&mut calls[woken]), Poll::Ready(Ok(woken as u8)));
         assert_eq!(
             poll(&mut calls[woken]),
-            Poll::Ready(Err(No)),
+            Poll::Ready(Err(ClientError::Closed(SessionEnd::PeerGone))),
             "it had its end, and waits for no other"
         );
         assert!(

@@ -31,12 +31,16 @@
 //! - `patience`: the number of empty polls before a thread sleeps.
 //! - [`payloads`]: the values that methods take and return.
 //! - [`methods`]: services with methods, over any client that sends bytes.
-//! - [`futures`]: calls as futures, over a connection that a thread owns.
+//! - `connection`: what a transport does for the clients of `copyrpc`, `scalerpc` and `ipc`.
+//! - `client`: the client with one call at a time.
+//! - [`futures`]: the client whose calls are futures, over a connection that a thread owns.
 //! - `posting`: their way from any thread to that one.
 //! - [`oneshot`]: one value from a thread to a future.
 //! - [`parts`]: payloads above the limits of a message, over the same clients.
 #![forbid(unsafe_code)]
 
+mod client;
+mod connection;
 mod deadlines;
 mod error;
 pub mod futures;
@@ -50,8 +54,13 @@ mod table;
 mod tag;
 mod wakes;
 
+pub use client::Client;
+pub use connection::{Connection, Dial, Ended, ErrorOf, Facts, GoesOn, Refusal};
 pub use deadlines::Deadlines;
-pub use error::{AskError, CallError, CallFailed, Ending, Misfit, SessionEnd};
+pub use error::{
+    CallError, CallFailed, ClientError, ConnectFailure, EndReason, Ending, SessionEnd,
+};
+pub use futures::{AsyncCall, AsyncClient};
 pub use patience::Patience;
 pub use table::{CALLS_MAX, Calls};
 pub use tag::{ANSWERED, DROPPED, REFUSED, TOO_LONG, Tag, Tagged};
@@ -59,15 +68,17 @@ pub use tag::{ANSWERED, DROPPED, REFUSED, TOO_LONG, Tag, Tagged};
 /// Errors go to other threads, and `?` makes a `Box<dyn Error + Send + Sync>` of each.
 #[cfg(test)]
 mod errors {
+    type Error = crate::ClientError<std::convert::Infallible, crate::SessionEnd>;
+
     fn check<E: std::error::Error + Send + Sync + 'static>() {}
 
     #[test]
     fn go_anywhere() {
-        check::<crate::AskError>();
+        check::<Error>();
         check::<crate::CallError<u64, u64>>();
         check::<crate::CallFailed>();
         check::<crate::SessionEnd>();
-        check::<crate::methods::MethodError<u64, crate::AskError>>();
-        check::<crate::parts::PartsError<crate::AskError>>();
+        check::<crate::methods::MethodError<u64, Error>>();
+        check::<crate::parts::PartsError<Error>>();
     }
 }

@@ -4,7 +4,7 @@
 //!
 //! ```
 //! use copyrpc_calls::methods::{Caller, MethodError};
-//! use copyrpc_calls::{AskError, payload, service};
+//! use copyrpc_calls::{payload, service};
 //!
 //! payload! {
 //!     #[derive(Debug, PartialEq)]
@@ -34,11 +34,12 @@
 //!     }
 //! }
 //!
+//! # type Error = copyrpc_calls::ClientError<std::convert::Infallible, copyrpc_calls::SessionEnd>;
 //! # struct Direct(Root);
 //! # impl Caller for Direct {
-//! #     type Error = AskError;
+//! #     type Error = Error;
 //! #     fn timeout(&self) -> Option<std::time::Duration> { None }
-//! #     fn call(&mut self, request: &[u8], _: Option<std::time::Duration>) -> Result<Vec<u8>, AskError> {
+//! #     fn call(&mut self, request: &[u8], _: Option<std::time::Duration>) -> Result<Vec<u8>, Error> {
 //! #         Ok(metadata::answer(&mut self.0, request))
 //! #     }
 //! # }
@@ -396,7 +397,9 @@ mod tests {
     use std::convert::Infallible;
 
     use super::*;
-    use crate::{AskError, CallFailed, payload};
+    use crate::{ClientError, SessionEnd, payload};
+
+    type AskError = ClientError<Infallible, SessionEnd>;
 
     payload! {
         #[derive(Clone, Debug, PartialEq)]
@@ -484,7 +487,7 @@ mod tests {
             self.request = request.to_vec();
             assert!(timeout.is_some());
             if self.fails {
-                Err(CallFailed::TimedOut.into())
+                Err(ClientError::TimedOut)
             } else {
                 Ok(old::answer(&mut self.store, request))
             }

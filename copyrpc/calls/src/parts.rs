@@ -7,11 +7,12 @@
 //! use copyrpc_calls::methods::Caller;
 //! use copyrpc_calls::parts::{Client, Reassembler};
 //!
+//! # type Error = copyrpc_calls::ClientError<std::convert::Infallible, copyrpc_calls::SessionEnd>;
 //! # struct Direct(Reassembler);
 //! # impl Caller for Direct {
-//! #     type Error = copyrpc_calls::AskError;
+//! #     type Error = Error;
 //! #     fn timeout(&self) -> Option<std::time::Duration> { None }
-//! #     fn call(&mut self, request: &[u8], _: Option<std::time::Duration>) -> Result<Vec<u8>, copyrpc_calls::AskError> {
+//! #     fn call(&mut self, request: &[u8], _: Option<std::time::Duration>) -> Result<Vec<u8>, Error> {
 //! #         assert!(request.len() <= 4096);
 //! #         Ok(self.0.answer(request, |whole| whole.iter().rev().copied().collect()))
 //! #     }

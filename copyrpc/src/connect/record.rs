@@ -170,7 +170,7 @@ impl ExchangeRecord {
         remote.check_numbers()?;
         let (local, remote_kind) = (self.address.kind, remote.address.kind);
         if local != remote_kind {
-            return Err(ConnectError::Device {
+            return Err(ConnectError::Kind {
                 local,
                 remote: remote_kind,
             });
@@ -345,7 +345,7 @@ mod tests {
         other.address.kind = DeviceKind::Hardware;
         assert!(matches!(
             local.check_peer(&other),
-            Err(ConnectError::Device { .. })
+            Err(ConnectError::Kind { .. })
         ));
         let mut other = record();
         other.address.qpn = 1 << 24;

@@ -2,18 +2,19 @@
 
 use std::fmt;
 use std::io;
-use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::task::Waker;
 use std::time::{Duration, Instant};
 
-use mlx5::DeviceSpec;
-use mlx5_rendezvous::{Addresses, LIFELINE_INTERVAL, Meeting, Secret, has_hung_up};
-use thiserror::Error;
+use copyrpc_calls::{Connection, Dial, EndReason, Ended, Facts, GoesOn, Refusal};
+use mlx5::{DeviceInfo, DeviceSpec};
+use mlx5_rendezvous::{LIFELINE_INTERVAL, Route, Secret, has_hung_up};
 
-use super::default_device;
+use super::{ClientError, default_device};
 use crate::config::EndpointConfig;
 use crate::connect::{ConnectError, Handshake};
 use crate::connection::Outcome;
-use crate::context::{BuildError, Context, ContextBuilder};
+use crate::context::{Context, ContextBuilder};
 use crate::endpoint::{CallToken, Endpoint};
 use crate::error::{CallError, CallFailure, CloseReason};
 use crate::recv::Reply;
@@ -67,126 +68,18 @@ impl Default for ClientOptions {
     }
 }
 
-/// Why a client could not be made, or a call has no reply.
-#[derive(Debug, Error)]
-#[non_exhaustive]
-pub enum ClientError {
-    /// The device could not be opened, or its queues could not be created.
-    #[error(transparent)]
-    Device(#[from] BuildError),
-    /// The address is invalid, or no server listens there.
-    #[error("connecting to the server at {address}: {source}")]
-    Unreachable {
-        /// The address.
-        address: String,
-        /// The socket's error.
-        source: io::Error,
-    },
-    /// [`ClientOptions::max_reply`] is above the limit.
-    #[error(
-        "a max_reply of {wanted} bytes, the limit is {max}: larger rings permit more (EndpointConfig::ring_size)"
-    )]
-    MaxReply {
-        /// The option.
-        wanted: usize,
-        /// The limit in bytes.
-        max: usize,
-    },
-    /// The thread of an [`AsyncClient`](crate::AsyncClient) could not be started.
-    #[error("starting the thread of a client: {0}")]
-    Thread(#[source] io::Error),
-    /// The server and this client could not be connected.
-    #[error(transparent)]
-    Connect(#[from] ConnectError),
-    /// The request is longer than the ring permits. It was not sent.
-    #[error(
-        "request of {len} bytes, the limit is {max}: larger rings take more (EndpointConfig::ring_size)"
-    )]
-    TooLarge {
-        /// Bytes of the request.
-        len: usize,
-        /// Maximum bytes of a request.
-        max: usize,
-    },
-    /// The time of the call ended before it was sent to a server that takes calls: the client was
-    /// connecting again, or waited for room in the ring or for credit. No handler got the request,
-    /// and none will.
-    #[error(
-        "not sent in time: there was no connection, or no room in its ring, or no credit for the reply"
-    )]
-    NotSent,
-    /// The call was not sent, since calls that ran out of time or were dropped keep the credit of
-    /// the connection, or the room in its ring: the server has not answered them, and they are at
-    /// least as many as the calls that wait for a reply. No handler got the request, and none will.
-    /// The next call connects again, and so has all of both.
-    #[error(
-        "the request was not sent: {given_up} calls that were given up keep the credit, or the room in the ring, until the server answers \
-         them; the next call connects again (a smaller ClientOptions::max_reply lets more calls wait at a server)"
-    )]
-    NoCredit {
-        /// Number of those calls.
-        given_up: usize,
-    },
-    /// The request was sent, and no reply arrived in time. It is not known whether the handler ran,
-    /// or will run.
-    #[error("no reply in time")]
-    TimedOut,
-    /// The handler said no: it refused the request.
-    #[error("the server refused the request")]
-    Refused,
-    /// The handler ran, and its reply is too long for this client.
-    #[error(
-        "the handler ran, but its reply of {len} bytes has more than {max} (ClientOptions::max_reply)"
-    )]
-    ReplyTooLong {
-        /// Bytes of the reply.
-        len: usize,
-        /// Maximum bytes of a reply.
-        max: usize,
-    },
-    /// The handler dropped the request, or the server ended while the handler had it.
-    #[error("the server dropped the request")]
-    Dropped,
-    /// The connection ended before a reply arrived. The next call connects again. After
-    /// [`CloseReason::ClosedByPeer`] no handler got the request: the server was leaving, and so was
-    /// the next one that the client tried. Otherwise it is not known whether the handler ran.
-    #[error("no reply: {0}")]
-    Closed(CloseReason),
+impl EndReason for CloseReason {
+    const CLOSED_HERE: Self = Self::ClosedHere;
 }
 
-impl ClientError {
-    /// Returns whether the same call can succeed later: no handler got the request, and none will.
-    /// A refusal that does not pass is none: another secret, version, ring size or kind of device.
-    #[must_use]
-    pub const fn is_retryable(&self) -> bool {
-        use ClientError::{Closed, Connect, Device, NoCredit, NotSent, Unreachable};
-        match self {
-            Connect(error) => error.may_pass(),
-            NotSent
-            | NoCredit { .. }
-            | Unreachable { .. }
-            | Device(_)
-            | Closed(CloseReason::ClosedByPeer) => true,
-            _ => false,
-        }
-    }
-
-    /// Returns whether a handler may have got the request, or may still get it: the call must not
-    /// be repeated unless the server takes it twice.
-    #[must_use]
-    pub const fn may_have_executed(&self) -> bool {
-        use ClientError::{Closed, Dropped, Refused, ReplyTooLong, TimedOut};
-        matches!(
-            self,
-            TimedOut | Refused | ReplyTooLong { .. } | Dropped | Closed(_)
-        ) && !self.is_retryable()
+impl From<ConnectError> for ClientError {
+    fn from(error: ConnectError) -> Self {
+        Self::Connect(error)
     }
 }
-
-copyrpc_calls::ending!(ClientError);
 
 /// The device and the connection.
-pub(super) struct Caller {
+pub struct Caller {
     /// Declared before the context.
     pub(super) endpoint: Endpoint<u64>,
     /// The endpoint before, whose calls have not all ended.
@@ -196,81 +89,168 @@ pub(super) struct Caller {
     /// may have died, so it is declared after the context, whose drop tells the server of a
     /// graceful end.
     lifeline: TcpStream,
-    /// The address as given, for errors.
-    pub(super) address: String,
-    addresses: Addresses,
-    pub(super) options: ClientOptions,
+    route: Route,
+    options: ClientOptions,
     /// Maximum bytes of a reply.
-    pub(super) max_reply: usize,
+    max_reply: usize,
     /// Time of the first call in a row that found no credit or no room, since [given up calls keep
     /// it](Self::is_starving).
     starving_since: Option<Instant>,
-    /// Time of the last [`look`](Self::look), in ns.
-    looked_ns: u64,
+    /// A call waits for credit or room.
+    has_no_room: bool,
+    /// Time of the last check for an end in a pause, in ns.
+    checked_ns: u64,
     /// Counters of the contexts before.
     past: Stats,
 }
 
-impl Caller {
-    /// Opens the device, and connects to the server at `address`. Waits for the server as long as
-    /// it `is_wanted`.
-    pub(super) fn connect(
-        address: impl ToSocketAddrs + fmt::Debug,
+impl fmt::Debug for Caller {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Caller")
+            .field("route", &self.route)
+            .field("endpoint", &self.endpoint)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<A: ToSocketAddrs + fmt::Debug> Dial<A> for Caller {
+    type Options = ClientOptions;
+    type Error = ClientError;
+    const THREAD: &'static str = "copyrpc-client";
+
+    fn dial(
+        address: A,
         options: &ClientOptions,
-        is_wanted: impl Fn() -> bool,
+        _: bool,
+        is_wanted: &dyn Fn() -> bool,
     ) -> Result<Self, ClientError> {
-        let name = mlx5_rendezvous::name_of(&address);
-        let addresses = Addresses::of(address).map_err(|source| ClientError::Unreachable {
-            address: name.clone(),
-            source,
-        })?;
-        let context = open(options)?;
-        let (endpoint, lifeline) = reach(
-            &context,
-            &name,
-            &addresses,
-            options,
+        let options = options.clone();
+        let route = Route::to(address, options.secret.clone()).map_err(ConnectError::from)?;
+        let context = open(&options)?;
+        let (endpoint, lifeline) = route.connect(
             options.connect_timeout,
             is_wanted,
+            |meeting| Handshake::of(&context, &options.endpoint).complete(meeting),
+            may_come,
         )?;
         let max = endpoint.max_response_allowance();
         let max_reply = options
             .max_reply
             .unwrap_or_else(|| DEFAULT_REPLY.min(max / 4));
         if max_reply > max {
-            return Err(ClientError::MaxReply {
-                wanted: max_reply,
-                max,
-            });
+            let wanted = max_reply;
+            return Err(ConnectError::MaxReply { wanted, max }.into());
         }
-        let leaving = None;
-        let starving_since = None;
-        let past = Stats::default();
-        let options = options.clone();
-        let looked_ns = context.device().coarse_now_ns();
+        let checked_ns = context.device().coarse_now_ns();
         Ok(Self {
             endpoint,
-            leaving,
+            leaving: None,
             context,
             lifeline,
-            address: name,
-            addresses,
+            route,
             options,
             max_reply,
-            starving_since,
-            looked_ns,
-            past,
+            starving_since: None,
+            has_no_room: false,
+            checked_ns,
+            past: Stats::default(),
         })
     }
 
-    /// Makes a new connection in place of one that takes no calls, where the server is now. Tries
-    /// for the time `patience`, and as long as `goes_on` returns true, which [polls](poll) the
-    /// context. Calls that are under way end over the connection before, until there is a third
-    /// one. Calls of a device that broke down must have ended before.
-    pub(super) fn reconnect(
+    fn no_thread(error: io::Error) -> ClientError {
+        ConnectError::Thread(error).into()
+    }
+}
+
+impl Connection for Caller {
+    type Kind = ();
+    type Request = [u8];
+    type Reply = Vec<u8>;
+    type ConnectError = ConnectError;
+    type EndReason = CloseReason;
+    type Call = CallToken;
+    type Stats = Stats;
+    type Device = DeviceInfo;
+
+    #[inline(always)]
+    fn call(
         &mut self,
-        patience: Duration,
-        mut goes_on: impl FnMut(&Context<u64>) -> bool,
+        number: u64,
+        (): (),
+        request: &[u8],
+        left: Option<Duration>,
+    ) -> Result<CallToken, Refusal<ClientError>> {
+        let outcome = match left {
+            Some(left) => self
+                .endpoint
+                .call_within(request, number, self.max_reply, left),
+            None => self.endpoint.call(request, number, self.max_reply),
+        };
+        match outcome {
+            Ok(call) => {
+                self.starving_since = None;
+                Ok(call)
+            }
+            Err(error) => Err(self.refusal(error)),
+        }
+    }
+
+    fn end_within(&mut self, call: CallToken, left: Duration) {
+        self.endpoint.end_within(call, left);
+    }
+
+    fn flush(&mut self) {
+        // Not inside a poll.
+        let _sent = self.context.flush_endpoints();
+    }
+
+    #[inline(always)]
+    fn poll(&mut self, on_end: impl FnMut(u64, Result<Vec<u8>, ClientError>)) -> bool {
+        poll(&self.context, self.max_reply, on_end) > 0
+    }
+
+    fn late(&mut self) -> ClientError {
+        self.starved(true).unwrap_or(ClientError::NotSent)
+    }
+
+    fn cancel(&mut self, call: CallToken) {
+        self.endpoint
+            .cancel(call)
+            .or_else(|| self.leaving.as_ref()?.cancel(call));
+    }
+
+    /// While calls wait, it also ends to see whether the server has died. Otherwise ends a
+    /// connection whose server has died meanwhile, before a call is made that would have an unknown
+    /// end.
+    fn sleep(&mut self, limit: Option<Duration>) {
+        // The context knows the deadlines of the calls that the endpoint has taken. A call that
+        // still waits is tried again after the sleep.
+        let has_no_room = std::mem::take(&mut self.has_no_room);
+        let starves_for = self.starves_for().filter(|_| has_no_room);
+        let waits = self.endpoint.outstanding_calls() > 0;
+        let limits = [limit, starves_for, waits.then_some(LIFELINE_INTERVAL)];
+        // Not inside a poll.
+        let is_woken = self.context.wait(limits.into_iter().flatten().min());
+        if (!waits || matches!(is_woken, Ok(false))) && has_hung_up(&self.lifeline) {
+            if waits {
+                self.endpoint.probe()
+            } else {
+                self.endpoint.abort()
+            }
+        }
+    }
+
+    fn waker(&self) -> Waker {
+        self.context.waker()
+    }
+
+    /// Makes a new connection in place of one that takes no calls, where the server is now. Calls
+    /// that are under way end over the connection before, until there is a third one. Calls of a
+    /// device that broke down must have ended before.
+    fn reconnect(
+        &mut self,
+        within: Duration,
+        goes_on: &mut GoesOn<'_, Self>,
     ) -> Result<(), ClientError> {
         self.starving_since = None;
         if self.endpoint.outstanding_calls() == 0 {
@@ -286,46 +266,82 @@ impl Caller {
             let broken = std::mem::replace(&mut self.context, open(&self.options)?);
             self.past += broken.stats();
         }
-        let (start, context) = (Instant::now(), &self.context);
-        self.addresses
-            .refresh(&self.address, patience / 2, || goes_on(context));
-        let connected = reach(
-            context,
-            &self.address,
-            &self.addresses,
-            &self.options,
-            patience.saturating_sub(start.elapsed()),
-            || goes_on(context),
+        let (context, endpoint, max_reply) =
+            (&self.context, &self.options.endpoint, self.max_reply);
+        let mut ended = Ended::<Self>::new();
+        // A server that leaves waits until its last messages were taken, by packets in this thread.
+        let mut goes_on = || {
+            poll(context, max_reply, |number, outcome| {
+                ended.push((number, outcome))
+            });
+            goes_on(&mut ended)
+        };
+        // Frees the resources of the ended connection.
+        goes_on();
+        (self.endpoint, self.lifeline) = self.route.connect_again(
+            within,
+            goes_on,
+            |meeting| Handshake::of(context, endpoint).complete(meeting),
+            may_come,
         )?;
-        (self.endpoint, self.lifeline) = connected;
         Ok(())
     }
 
-    /// Makes the call of this number. `left` is the time until its deadline; `None`: no deadline.
-    #[inline]
-    pub(super) fn call(
-        &mut self,
-        request: &[u8],
-        number: u64,
-        left: Option<Duration>,
-    ) -> Result<CallToken, CallError<u64>> {
-        let outcome = match left {
-            Some(left) => self
-                .endpoint
-                .call_within(request, number, self.max_reply, left),
-            None => self.endpoint.call(request, number, self.max_reply),
-        };
-        match &outcome {
+    /// Sends nothing. A call without a pause learns of it by its own end.
+    #[inline(always)]
+    fn has_ended(&mut self) -> bool {
+        let now_ns = self.context.device().coarse_now_ns();
+        let pause_ns = now_ns.wrapping_sub(std::mem::replace(&mut self.checked_ns, now_ns));
+        if pause_ns >= LIFELINE_INTERVAL.as_nanos() as u64 {
+            self.end_pause();
+        }
+        self.endpoint.closed().is_some()
+    }
+
+    fn facts(&self) -> Facts<Self> {
+        let mut stats = self.past;
+        stats += self.context.stats();
+        Facts {
+            connect_timeout: self.options.connect_timeout,
+            timeout: self.options.timeout,
+            max_request: self.endpoint.max_payload(),
+            max_reply: self.max_reply,
+            stats,
+            device: self.context.device_info(),
+        }
+    }
+}
+
+impl Caller {
+    /// Returns the fate of a call that the endpoint did not take.
+    #[cold]
+    fn refusal(&mut self, error: CallError<u64>) -> Refusal<ClientError> {
+        match error {
+            CallError::PayloadTooLarge { len, max, .. } => {
+                return Refusal::Failed(ClientError::TooLarge { len, max });
+            }
             // A server keeps the bytes of a request that it holds, unless it releases them, and so
             // the ring after them.
-            Err(CallError::InsufficientCredit(_) | CallError::RingFull(_))
-                if self.is_starving() =>
-            {
+            CallError::InsufficientCredit(_) | CallError::RingFull(_) if self.is_starving() => {
                 self.starving_since.get_or_insert_with(Instant::now);
             }
             _ => self.starving_since = None,
         }
-        outcome
+        let endpoint = &self.endpoint;
+        self.has_no_room = true;
+        if endpoint.closed().is_some() || endpoint.is_closing() {
+            // Its calls end before those of the next one begin.
+            let waits = matches!(error, CallError::Closed { .. })
+                && endpoint.closed().is_some()
+                && endpoint.outstanding_calls() > 0;
+            if waits {
+                Refusal::NoRoom
+            } else {
+                Refusal::Ended
+            }
+        } else {
+            self.starved(false).map_or(Refusal::NoRoom, Refusal::Failed)
+        }
     }
 
     /// Returns whether a call without credit or room waits for given up calls: they are at least as
@@ -342,21 +358,21 @@ impl Caller {
     }
 
     /// Returns the error of a call that waits for credit or room which given up calls keep, if it
-    /// is late, or such calls have waited for as long as a connection takes. A new connection has
-    /// both, and the one in use is to take no further call.
-    pub(super) fn starved(&mut self, is_late: bool) -> Option<ClientError> {
+    /// is late, or such calls have waited for as long as a connection takes. Later calls are made
+    /// on another connection, which has both.
+    fn starved(&mut self, is_late: bool) -> Option<ClientError> {
         let is_over = self.starves_for()?.is_zero() || is_late;
         if !is_over || !self.is_starving() {
             return None;
         }
         self.starving_since = None;
-        Some(ClientError::NoCredit {
-            given_up: self.endpoint.given_up_calls(),
-        })
+        let given_up = self.endpoint.given_up_calls();
+        self.endpoint.close();
+        Some(ClientError::NoCredit { given_up })
     }
 
     /// Returns the time for which calls go on waiting for what given up calls keep, if they do.
-    pub(super) fn starves_for(&self) -> Option<Duration> {
+    fn starves_for(&self) -> Option<Duration> {
         Some(
             self.options
                 .connect_timeout
@@ -364,19 +380,8 @@ impl Caller {
         )
     }
 
-    /// Learns of an end of the connection in a pause between calls, and sends nothing. A call
-    /// without a pause learns of it by its own end.
-    #[inline(always)]
-    pub(super) fn look(&mut self) {
-        let now_ns = self.context.device().coarse_now_ns();
-        let pause_ns = now_ns.wrapping_sub(std::mem::replace(&mut self.looked_ns, now_ns));
-        if pause_ns >= LIFELINE_INTERVAL.as_nanos() as u64 {
-            self.end_pause();
-        }
-    }
-
-    /// Learns of an end of the connection, and ends one whose server has died. No call is under
-    /// way.
+    /// Learns of an end of the connection in a pause between calls, and ends one whose server has
+    /// died. No call is under way.
     #[cold]
     fn end_pause(&self) {
         self.context.look(|_, reply| refuse(reply), |_, _| ());
@@ -384,56 +389,23 @@ impl Caller {
             self.endpoint.abort();
         }
     }
-
-    /// Sends the calls that were made.
-    pub(super) fn flush(&self) {
-        // Not inside a poll.
-        let _sent = self.context.flush_endpoints();
-    }
-
-    /// Sleeps until there is something to poll for, at most for `longest`. While calls wait, it
-    /// also ends to see whether the server has died. Otherwise ends a connection whose server has
-    /// died meanwhile, before a call is made that would have an unknown end.
-    pub(super) fn sleep(&self, longest: Option<Duration>) {
-        let waits = self.endpoint.outstanding_calls() > 0;
-        // Not inside a poll.
-        let is_woken = self.context.wait(
-            longest
-                .into_iter()
-                .chain(waits.then_some(LIFELINE_INTERVAL))
-                .min(),
-        );
-        if (!waits || matches!(is_woken, Ok(false))) && has_hung_up(&self.lifeline) {
-            if waits {
-                self.endpoint.probe()
-            } else {
-                self.endpoint.abort()
-            }
-        }
-    }
-
-    /// Cancels a call.
-    pub(super) fn cancel(&self, call: CallToken) {
-        self.endpoint
-            .cancel(call)
-            .or_else(|| self.leaving.as_ref()?.cancel(call));
-    }
-
-    /// Returns the counters of all connections ever made.
-    pub(super) fn stats(&self) -> Stats {
-        let mut stats = self.past;
-        stats += self.context.stats();
-        stats
-    }
 }
 
-/// Polls a client's context: gives the ends of calls to `on_response`, and refuses the requests of
-/// the server. A client has no handler, and requests that stay in the ring are in the way of
-/// replies. Returns what [`Context::serve`] does.
-pub(super) fn poll(context: &Context<u64>, on_response: impl FnMut(u64, Outcome<'_>)) -> usize {
+/// Polls a client's context: passes the ends of calls to `on_end`, and refuses the requests of the
+/// server. A client has no handler, and requests that stay in the ring are in the way of replies.
+/// Returns what [`Context::serve`] does.
+#[inline(always)]
+fn poll(
+    context: &Context<u64>,
+    max_reply: usize,
+    mut on_end: impl FnMut(u64, Result<Vec<u8>, ClientError>),
+) -> usize {
     // The polls of a client do not nest.
     context
-        .serve(|_, reply| refuse(reply), on_response)
+        .serve(
+            |_, reply| refuse(reply),
+            |number, outcome| on_end(number, ended(outcome, max_reply)),
+        )
         .unwrap_or(0)
 }
 
@@ -441,78 +413,43 @@ fn refuse(reply: Reply<'_, u64>) {
     let _gone = reply.refuse();
 }
 
-fn open(options: &ClientOptions) -> Result<Context<u64>, BuildError> {
-    ContextBuilder::new(options.device.clone())
+fn open(options: &ClientOptions) -> Result<Context<u64>, ConnectError> {
+    Ok(ContextBuilder::new(options.device.clone())
         .endpoints_with(ENDPOINTS, &options.endpoint)
-        .build()
-}
-
-/// Connects to the first address that has a server. Waits for a server that is not there yet.
-fn reach(
-    context: &Context<u64>,
-    name: &str,
-    addresses: &[SocketAddr],
-    options: &ClientOptions,
-    patience: Duration,
-    is_wanted: impl FnMut() -> bool,
-) -> Result<(Endpoint<u64>, TcpStream), ClientError> {
-    let unreachable = |source| ClientError::Unreachable {
-        address: name.to_owned(),
-        source,
-    };
-    let meet = |mut meeting: Meeting<'_>| {
-        if let Some(secret) = &options.secret {
-            secret.prove::<ConnectError>(&mut meeting)?;
-        }
-        let endpoint = Handshake::of(context, &options.endpoint).complete(&mut meeting)?;
-        Ok((
-            endpoint,
-            meeting.into_lifeline().map_err(ConnectError::Channel)?,
-        ))
-    };
-    mlx5_rendezvous::reach(addresses, patience, is_wanted, meet, may_pass, unreachable)
+        .build()?)
 }
 
 /// Returns whether another attempt may succeed: the server left while this client waited for its
 /// admission or during the handshake, or has no room until another client has gone, maybe this
 /// one's predecessor.
-fn may_pass(error: &ClientError) -> bool {
+fn may_come(error: &ConnectError) -> bool {
     match error {
-        ClientError::Connect(error) if error.is_for_lack_of_room() => true,
-        ClientError::Connect(ConnectError::Channel(error)) => {
-            mlx5_rendezvous::stream_has_ended(error)
-        }
-        ClientError::Connect(ConnectError::Qp(error @ mlx5::ConnectError::Soft(_))) => {
-            error.may_pass()
-        }
-        _ => false,
+        ConnectError::Channel(error) => mlx5_rendezvous::stream_has_ended(error),
+        ConnectError::Qp(error @ mlx5::ConnectError::Soft(_)) => error.may_pass(),
+        error => error.is_for_lack_of_room(),
     }
 }
 
 /// Returns the end of a call as its caller hears it. Credit has blocks, so a reply with a few bytes
 /// too many can arrive.
 #[inline(always)]
-pub(super) fn ended(outcome: Outcome<'_>, max_reply: usize) -> Result<Vec<u8>, ClientError> {
+fn ended(outcome: Outcome<'_>, max_reply: usize) -> Result<Vec<u8>, ClientError> {
     match outcome {
         Ok(reply) if reply.len() <= max_reply => Ok(reply.to_vec()),
-        Ok(reply) => Err(failed(
-            CallFailure::ReplyTooLong { len: reply.len() },
-            max_reply,
-        )),
-        Err(failure) => Err(failed(failure, max_reply)),
+        Ok(reply) => Err(failed(CallFailure::ReplyTooLong { len: reply.len() })),
+        Err(failure) => Err(failed(failure)),
     }
 }
 
 #[cold]
-fn failed(failure: CallFailure, max_reply: usize) -> ClientError {
+pub(super) fn failed(failure: CallFailure) -> ClientError {
     match failure {
-        CallFailure::ReplyTooLong { len } => ClientError::ReplyTooLong {
-            len,
-            max: max_reply,
-        },
+        CallFailure::ReplyTooLong { len } => ClientError::ReplyTooLong { len: Some(len) },
         CallFailure::Refused => ClientError::Refused,
         CallFailure::Dropped => ClientError::Dropped,
         CallFailure::TimedOut => ClientError::TimedOut,
+        // The server was leaving, and no handler got the call.
+        CallFailure::Closed(CloseReason::ClosedByPeer) => ClientError::NotSent,
         CallFailure::Closed(reason) => ClientError::Closed(reason),
     }
 }
@@ -525,11 +462,7 @@ mod tests {
     #[test]
     fn a_refused_access_is_not_tried_again() {
         use mlx5::hca::ConnectError::{NoAccess, NoSuchDevice};
-        let refused = |error| {
-            may_pass(&ClientError::Connect(ConnectError::Qp(
-                mlx5::ConnectError::Soft(error),
-            )))
-        };
+        let refused = |error| may_come(&ConnectError::Qp(mlx5::ConnectError::Soft(error)));
         assert!(!refused(NoAccess {
             lid: 1,
             reason: String::new()

@@ -5,18 +5,17 @@ use std::future::Future;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context as TaskContext, Poll, Waker};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use copyrpc_calls::Ending;
 use copyrpc_calls::futures::Worker;
+use copyrpc_calls::{Dial, Ending};
+use copyrpc_testing::executor::block_on;
 use copyrpc_testing::limits;
 use mlx5::{AsyncEvent, Device, DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
+use mlx5_rendezvous::Unreachable;
 
-use super::async_client::{AsyncCall, AsyncClient, AsyncConnection};
-use super::caller::Caller;
 use super::*;
 use crate::config::EndpointConfig;
 use crate::connect::{ConnectError, EXCHANGE_RECORD_SIZE, RecordError, Refusal};
@@ -41,6 +40,10 @@ fn client_options(fabric: &LocalFabric) -> ClientOptions {
 
 fn break_down(device: &Device) {
     device.soft().unwrap().break_down();
+}
+
+fn caller(address: SocketAddr, options: &ClientOptions) -> Caller {
+    Caller::dial(address, options, true, &|| true).unwrap()
 }
 
 /// Serves until it is stopped, or until the request "die" has broken its device. Returns its
@@ -103,7 +106,7 @@ fn a_client_whose_device_breaks_down_opens_it_again() {
     let mut client = Client::with_options(address, &client_options(&fabric)).unwrap();
     for round in 1..4 {
         assert_eq!(client.call(b"?").unwrap(), b"alive");
-        break_down(client.caller.context.device());
+        break_down(client.connection().context.device());
         // The device tells within 10 ms.
         let broken = client.call(b"?");
         assert!(
@@ -138,14 +141,8 @@ fn an_async_client_whose_device_breaks_down_opens_it_again_and_is_woken_there() 
         },
         ..client_options(&fabric)
     };
-    let (connection, properties) =
-        AsyncConnection::new(Caller::connect(address, &options, || true).unwrap());
-    let (mut worker, calls) = Worker::new(connection);
-    let client = AsyncClient {
-        calls,
-        properties: Arc::new(properties),
-    };
-    let call = |worker: &mut Worker<AsyncConnection>| {
+    let (mut worker, client) = Worker::new(caller(address, &options));
+    let call = |worker: &mut Worker<Caller>| {
         let mut call = client.call(b"?");
         loop {
             if let Poll::Ready(reply) =
@@ -158,7 +155,7 @@ fn an_async_client_whose_device_breaks_down_opens_it_again_and_is_woken_there() 
     };
     for _ in 0..3 {
         assert_eq!(call(&mut worker).unwrap(), b"alive");
-        break_down(worker.connection.caller.context.device());
+        break_down(worker.connection.context.device());
         let broken = call(&mut worker);
         assert!(
             matches!(
@@ -186,12 +183,7 @@ fn an_async_client_whose_device_breaks_down_opens_it_again_and_is_woken_there() 
         }
     });
     let start = Instant::now();
-    worker
-        .connection
-        .caller
-        .context
-        .wait(Some(WATCHDOG / 2))
-        .unwrap();
+    worker.connection.context.wait(Some(WATCHDOG / 2)).unwrap();
     assert!(start.elapsed() < WATCHDOG / 2, "the call woke it");
     drop((sleeper.join().unwrap(), worker));
     stop.stop();
@@ -225,12 +217,13 @@ fn an_error_says_whether_the_call_may_be_made_again() {
         } else {
             made
         };
-        let (failure, error) = (CallFailure::Closed(reason), ClientError::Closed(reason));
+        let failure = CallFailure::Closed(reason);
         assert_eq!(
             (failure.is_retryable(), failure.may_have_executed()),
             expected,
             "{failure}"
         );
+        let error = caller::failed(failure);
         assert_eq!(
             (error.is_retryable(), error.may_have_executed()),
             expected,
@@ -292,22 +285,25 @@ fn an_error_says_whether_the_call_may_be_made_again() {
     }
     let errors = [
         (
-            ClientError::Device(BuildError::TooManyEndpoints {
+            ClientError::Connect(ConnectError::Device(BuildError::TooManyEndpoints {
                 endpoints: 2,
                 batches_in_flight: 1,
                 max: 1,
-            }),
+            })),
             later,
         ),
         (
-            ClientError::Unreachable {
+            ClientError::Connect(ConnectError::Unreachable(Unreachable {
                 address: String::new(),
                 source: io(),
-            },
+            })),
             later,
         ),
-        (ClientError::MaxReply { wanted: 2, max: 1 }, never),
-        (ClientError::Thread(io()), never),
+        (
+            ClientError::Connect(ConnectError::MaxReply { wanted: 2, max: 1 }),
+            never,
+        ),
+        (ClientError::Connect(ConnectError::Thread(io())), never),
         (ClientError::Connect(ConnectError::Channel(io())), later),
         (
             ClientError::Connect(ConnectError::Record(RecordError::Refused(Refusal::Full))),
@@ -343,7 +339,7 @@ fn an_error_says_whether_the_call_may_be_made_again() {
         (ClientError::NoCredit { given_up: 1 }, later),
         (ClientError::TimedOut, made),
         (ClientError::Refused, made),
-        (ClientError::ReplyTooLong { len: 2, max: 1 }, made),
+        (ClientError::ReplyTooLong { len: Some(2) }, made),
         (ClientError::Dropped, made),
     ];
     for (error, expected) in errors {
@@ -399,7 +395,7 @@ fn every_call_that_waits_for_a_server_hears_why_it_is_refused() {
     limits::watchdog(WATCHDOG);
     let fabric = LocalFabric::new();
     let (address, stop, serving) = serve(&fabric);
-    let caller = Caller::connect(address, &client_options(&fabric), || true).unwrap();
+    let caller = caller(address, &client_options(&fabric));
     stop.stop();
     serving.join().unwrap().unwrap();
     let options = ServerOptions {
@@ -408,10 +404,10 @@ fn every_call_that_waits_for_a_server_hears_why_it_is_refused() {
         ..ServerOptions::default()
     };
     let (_, stop, serving) = serve_at(address, options);
-    let (mut worker, calls) = Worker::new(AsyncConnection::new(caller).0);
+    let (mut worker, calls) = Worker::new(caller);
     let poll =
         |call: &mut AsyncCall| Pin::new(call).poll(&mut TaskContext::from_waker(Waker::noop()));
-    let mut waiting = [(); 3].map(|()| calls.call(vec![1], None));
+    let mut waiting = [(); 3].map(|()| calls.call([1]));
     waiting
         .iter_mut()
         .for_each(|call| assert!(poll(call).is_pending()));
@@ -434,4 +430,40 @@ fn every_call_that_waits_for_a_server_hears_why_it_is_refused() {
     }
     stop.stop();
     serving.join().unwrap().unwrap();
+}
+
+/// Connecting again takes an hour, for no server listens any more.
+#[test]
+fn the_calls_of_a_connection_that_has_ended_end_before_another_one_is_made() {
+    limits::watchdog(Duration::from_secs(60));
+    let device = device(&LocalFabric::new());
+    let options = ServerOptions {
+        device: device.clone(),
+        ..ServerOptions::default()
+    };
+    let server = block_on(AsyncServer::with_options(limits::any_port(), &options)).unwrap();
+    let options = ClientOptions {
+        device,
+        connect_timeout: Duration::from_secs(3600),
+        ..ClientOptions::default()
+    };
+    let caller = caller(server.local_addr(), &options);
+    let (mut worker, calls) = Worker::new(caller);
+    let poll =
+        |call: &mut AsyncCall| Pin::new(call).poll(&mut TaskContext::from_waker(Waker::noop()));
+    let (mut first, mut second) = (calls.call([1]), calls.call([2]));
+    assert!(poll(&mut first).is_pending());
+    assert_eq!(worker.turn(), Some(true));
+    drop(server);
+    // As if a flush had seen the end.
+    worker.connection.endpoint.abort();
+    assert!(poll(&mut second).is_pending());
+    let caller = thread::spawn(move || {
+        assert!(matches!(block_on(first), Err(ClientError::Closed(_))));
+        assert!(poll(&mut second).is_pending(), "it waits for a connection");
+    });
+    while !caller.is_finished() {
+        worker.turn();
+    }
+    caller.join().unwrap();
 }

@@ -284,7 +284,7 @@ macro_rules! through_shared_memory {
                     }
                     let outcome = self.ask($message, call.timeout);
                     // It was made without a time to wait for the next server.
-                    if matches!(outcome, Err(ipc::AskError::NotSent(_))) {
+                    if matches!(outcome, Err(ipc::AskError::NotSent)) {
                         let _ = self.reconnect(PATIENCE);
                     }
                     call.end(outcome.map(|reply| reply.word()))
@@ -501,7 +501,7 @@ impl Client for scalerpc::Client {
 
     fn fill(&mut self) -> u64 {
         self.call(&COUNTED.to_le_bytes()).unwrap();
-        self.rdma().free_slots() as u64
+        self.connection().rdma().free_slots() as u64
     }
 }
 
@@ -530,7 +530,12 @@ impl Reach for ipc::bytes::AsyncClient {
     const ROOM: u64 = 32;
 
     fn reach(_: &str, dir: &Dir) -> Self {
-        block_on(Self::connect_in(dir, "bytes", 0, PATIENCE)).unwrap()
+        let options = ipc::ClientOptions {
+            dir: Some(dir.clone()),
+            connect_timeout: PATIENCE,
+            ..ipc::ClientOptions::default()
+        };
+        block_on(Self::with_options("bytes", &options)).unwrap()
     }
 }
 

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use copyrpc_calls::{AskError, CallError, CallFailed, SessionEnd, Tag as CallToken, methods};
+use copyrpc_calls::{CallError, CallFailed, SessionEnd, Tag as CallToken, methods};
 use copyrpc_shm::dir::Dir;
 use copyrpc_shm::ready::ReadyWords;
 use copyrpc_shm::region::Region;
@@ -11,7 +11,7 @@ use copyrpc_shm::sleep::{Sleeper, Watch};
 
 use super::message::{Areas, Message, MessageBytes};
 use crate::blocking;
-use crate::error::ConnectError;
+use crate::error::{AskError, ConnectError};
 use crate::layout::{BYTES_KIND, Header};
 use crate::views::{self, Views};
 
@@ -171,6 +171,10 @@ impl<U> Client<U> {
         let call = self.call(request, user_data)?;
         self.inner.end_within(call, timeout);
         Ok(call)
+    }
+
+    pub(crate) fn end_within(&mut self, call: CallToken, timeout: Duration) {
+        self.inner.end_within(call, timeout);
     }
 
     /// Like the typed client's [`cancel`](crate::Client::cancel).

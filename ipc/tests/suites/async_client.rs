@@ -11,7 +11,7 @@ use copyrpc_testing::limits::watchdog;
 use copyrpc_testing::methods::{self, Sums, numbers};
 use ipc::bytes::{AsyncClient, MessageBytes, Server};
 use ipc::parts::Reassembler;
-use ipc::{AskError, CallFailed, ConnectError, Dir, StopHandle, Token};
+use ipc::{AskError, ClientOptions, ConnectError, Dir, StopHandle, Token};
 
 const LONG: Duration = Duration::from_secs(60);
 const DEPTH: usize = 4;
@@ -62,8 +62,17 @@ impl Running {
     }
 }
 
+fn connect_within(dir: &Dir, timeout: Duration) -> Result<AsyncClient, ConnectError> {
+    let options = ClientOptions {
+        dir: Some(dir.clone()),
+        connect_timeout: timeout,
+        ..ClientOptions::default()
+    };
+    block_on(AsyncClient::with_options("s", &options))
+}
+
 fn connect(dir: &Dir) -> AsyncClient {
-    block_on(AsyncClient::connect_in(dir, "s", 0, LONG)).unwrap()
+    connect_within(dir, LONG).unwrap()
 }
 
 #[test]
@@ -72,13 +81,7 @@ fn many_threads_share_a_client_and_get_each_their_own_replies() {
     let scratch = Scratch::new("async-many");
     let server = Running::start(&scratch.dir(), <[u8]>::to_ascii_uppercase);
     let client = connect(&scratch.dir());
-    assert_eq!(
-        client.message_bytes(),
-        MessageBytes {
-            request: 4096,
-            response: 4096
-        }
-    );
+    assert_eq!((client.max_request(), client.max_reply()), (4096, 4096));
     thread::scope(|scope| {
         for thread in 0..3_u8 {
             let client = client.clone();
@@ -101,7 +104,10 @@ fn many_threads_share_a_client_and_get_each_their_own_replies() {
     });
     assert_eq!(
         block_on(client.call(vec![0; 4097])),
-        Err(AskError::TooLarge { max: 4096 })
+        Err(AskError::TooLarge {
+            len: 4097,
+            max: 4096
+        })
     );
     server.end();
 }
@@ -138,7 +144,7 @@ fn a_dropped_call_gives_its_slot_back_with_its_late_reply_and_a_waiting_one_is_s
         for timeout in [Duration::ZERO, Duration::from_millis(5)] {
             assert_eq!(
                 block_on(client.call_within(b"late", timeout)),
-                Err(AskError::Late)
+                Err(AskError::NotSent)
             );
         }
         drop(calls);
@@ -156,7 +162,7 @@ fn a_dropped_call_gives_its_slot_back_with_its_late_reply_and_a_waiting_one_is_s
     }
     let call = Begun::new(client.call_within(b"slow", Duration::from_millis(50)));
     let _slow = take(&mut server, 1);
-    assert_eq!(call.end(), Err(AskError::Failed(CallFailed::TimedOut)));
+    assert_eq!(call.end(), Err(AskError::TimedOut));
 }
 
 #[test]
@@ -174,23 +180,18 @@ fn calls_go_on_at_the_next_server_and_those_that_no_handler_got_are_made_again_t
     drop(server);
     let next = Running::start(&scratch.dir(), <[u8]>::to_ascii_uppercase);
     assert_eq!(call.end().unwrap(), b"FOR THE NEXT");
-    assert_eq!(client.message_bytes().request, 4096);
+    assert_eq!(client.max_request(), 4096);
     next.end();
     // The thread notices the end without a call, and with one.
     let call = Begun::new(client.call(b"and the third"));
     let third = Running::start(&scratch.dir(), <[u8]>::to_ascii_lowercase);
     assert_eq!(call.end().unwrap(), b"and the third");
     third.end();
-    let once = block_on(AsyncClient::connect_in(
-        &scratch.dir(),
-        "s",
-        0,
-        Duration::ZERO,
-    ));
+    let once = connect_within(&scratch.dir(), Duration::ZERO);
     assert!(matches!(once, Err(ConnectError::Region(_))), "{once:?}");
     assert_eq!(
         block_on(client.call_within(b"none", Duration::from_millis(5))),
-        Err(AskError::Late)
+        Err(AskError::NotSent)
     );
 }
 
@@ -199,18 +200,12 @@ fn a_client_that_tries_once_says_that_there_is_no_server() {
     watchdog(LONG);
     let scratch = Scratch::new("async-none");
     let server = Running::start(&scratch.dir(), <[u8]>::to_vec);
-    let client = block_on(AsyncClient::connect_in(
-        &scratch.dir(),
-        "s",
-        0,
-        Duration::ZERO,
-    ))
-    .unwrap();
+    let client = connect_within(&scratch.dir(), Duration::ZERO).unwrap();
     assert_eq!(block_on(client.call(b"a")).unwrap(), b"a");
     server.end();
     assert!(matches!(
         block_on(client.call(b"b")),
-        Err(AskError::NotSent(_))
+        Err(AskError::NotSent)
     ));
     let server = Running::start(&scratch.dir(), <[u8]>::to_vec);
     assert_eq!(block_on(client.call(b"c")).unwrap(), b"c");
@@ -294,7 +289,7 @@ fn methods_end_with_their_result_or_their_own_error_and_those_of_another_version
  {
     let reply = |request: &[u8]| numbers::answer(&mut Sums, request);
     with_server("async-methods", reply, async |client| {
-        methods::check_async(client, |error| *error == AskError::Late).await
+        methods::check_async(client, |error| *error == AskError::NotSent).await
     });
 }
 
@@ -315,7 +310,7 @@ fn a_client_of_values_has_futures_too() {
     let stop = server.stop_handle();
     let serving = thread::spawn(move || server.serve(|number| number * number));
     let client = block_on(ipc::AsyncClient::<ipc::Client<u64, u64, u64>>::connect(
-        &name,
+        name,
     ))
     .unwrap();
     let calls: Vec<_> = (0..100_u64)

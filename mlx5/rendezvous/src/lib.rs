@@ -7,6 +7,7 @@
 //! - `pieces`: records that cross a stream in pieces;
 //! - `reach`: a client that waits for its server;
 //! - `names`: the addresses of a name, which may move;
+//! - `route`: the way to a server, taken again after the end of a connection;
 //! - [`record`]: the bytes that they exchange;
 //! - `lifelines`: the sockets of peers that have arrived, whose end reports a peer's death;
 //! - `grace`: the time that a server takes for its end.
@@ -39,15 +40,17 @@ mod names;
 mod pieces;
 mod reach;
 pub mod record;
+mod route;
 mod secret;
 
 pub use events::{Event, Events, Peer};
 pub use gate::{Gate, GateOptions};
 pub use grace::GracePeriod;
 pub use lifelines::Lifelines;
-pub use names::{Addresses, name_of};
+pub use names::name_of;
 pub use pieces::{Incoming, Outgoing};
-pub use reach::{LIFELINE_INTERVAL, Meeting, has_hung_up, reach, stream_has_ended};
+pub use reach::{LIFELINE_INTERVAL, Meeting, has_hung_up, stream_has_ended};
+pub use route::{Route, Unreachable};
 pub use secret::Secret;
 
 /// Every error can cross threads, and `?` converts it to `Box<dyn Error + Send + Sync>`.

@@ -26,7 +26,7 @@ pub fn name_of(address: &impl fmt::Debug) -> String {
 
 /// The addresses of a server, as the last answer of the resolver has them.
 #[derive(Debug)]
-pub struct Addresses {
+pub(crate) struct Addresses {
     known: Vec<SocketAddr>,
     /// Brings the answer to a question that has not been answered in time.
     answer: Option<Receiver<io::Result<Vec<SocketAddr>>>>,
@@ -37,7 +37,7 @@ impl Addresses {
     ///
     /// # Errors
     /// The errors of the resolver.
-    pub fn of(address: impl ToSocketAddrs) -> io::Result<Self> {
+    pub(crate) fn of(address: impl ToSocketAddrs) -> io::Result<Self> {
         Ok(Self {
             known: address.to_socket_addrs()?.collect(),
             answer: None,
@@ -49,7 +49,12 @@ impl Addresses {
     /// may take longer, so it runs in a thread of its own, and the next call takes its answer. The
     /// addresses stay as they are without an answer, and if the name is one of them, or the text of
     /// a list of them.
-    pub fn refresh(&mut self, name: &str, patience: Duration, mut is_wanted: impl FnMut() -> bool) {
+    pub(crate) fn refresh(
+        &mut self,
+        name: &str,
+        patience: Duration,
+        mut is_wanted: impl FnMut() -> bool,
+    ) {
         if name.parse::<SocketAddr>().is_ok() {
             return;
         }

@@ -33,10 +33,7 @@ impl fmt::Debug for Meeting<'_> {
 impl Meeting<'_> {
     /// Returns the stream once its server has been met, for later looks at its end: it does not
     /// block.
-    ///
-    /// # Errors
-    /// The system refuses.
-    pub fn into_lifeline(self) -> io::Result<TcpStream> {
+    pub(crate) fn into_lifeline(self) -> io::Result<TcpStream> {
         self.stream.set_nonblocking(true)?;
         Ok(self.stream)
     }
@@ -85,7 +82,7 @@ impl Write for Meeting<'_> {
 /// # Errors
 /// The errors of `meet` and of `unreachable`: of the last attempt, or of the one before if the end
 /// of the time cut the last one short.
-pub fn reach<T, E>(
+pub(crate) fn reach<T, E>(
     addresses: &[SocketAddr],
     patience: Duration,
     mut is_wanted: impl FnMut() -> bool,

@@ -5,51 +5,17 @@ use std::time::Duration;
 use mlx5::{
     Access, AsyncEvent, Cq, Device, DeviceSpec, Inline, Mr, PostError, RcQp, Signal, Write,
 };
-use thiserror::Error;
 
 use super::exchange::{Accept, Admission, Offer};
 use super::port::{Port, Target, is_fatal, post_write};
 use super::{COMPLETION_BATCH, DOORBELL_BATCH, PROBE_NS, RdmaOptions, SetupError, is_full};
 use crate::protocol::{
-    CallError, CallFailure, CallToken, Client, ClientMemory, ClientOp, ClientRegions, ClientStats,
-    CloseReason, Completion, Layout, State,
+    CallError, CallToken, Client, ClientMemory, ClientOp, ClientRegions, ClientStats, CloseReason,
+    Completion, Layout, State,
 };
 
 /// The user word of an operation: completions only make room.
 const WRITE: u64 = 0;
-
-/// The reason why [`RdmaClient::call_sync`] has no response.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub enum SyncCallError {
-    /// The call was not made.
-    #[error(transparent)]
-    Call(#[from] CallError),
-    /// The call ended without a response.
-    #[error(transparent)]
-    Failure(#[from] CallFailure),
-}
-
-impl SyncCallError {
-    /// Returns whether the same call can succeed later, on a new connection if this one has ended.
-    /// See [`Ending::is_retryable`](copyrpc_calls::Ending::is_retryable).
-    #[must_use]
-    pub const fn is_retryable(&self) -> bool {
-        match self {
-            Self::Call(error) => !matches!(error, CallError::PayloadTooLarge { .. }),
-            Self::Failure(failure) => failure.is_retryable(),
-        }
-    }
-
-    /// Returns whether the handler may have run, or may still run. See
-    /// [`Ending::may_have_executed`](copyrpc_calls::Ending::may_have_executed).
-    #[must_use]
-    pub const fn may_have_executed(&self) -> bool {
-        match self {
-            Self::Call(_) => false,
-            Self::Failure(failure) => failure.may_have_executed(),
-        }
-    }
-}
 
 /// A client that has not been admitted.
 #[derive(Debug)]
@@ -277,59 +243,18 @@ impl RdmaClient {
         self.core.poll_completion(into)
     }
 
-    /// Makes a call and waits for its end, while no other call is outstanding (the paper's
-    /// SyncCall). Returns the number of payload bytes of the response; as many as fit are in
-    /// `into`. Calls `idle` between two polls: it may spin, yield, or step a server.
-    ///
-    /// # Errors
-    /// [`SyncCallError`]. [`CallError::NoSlot`] with other calls outstanding, or if all slots still
-    /// wait for late responses when the timeout is over.
-    pub fn call_sync(
-        &mut self,
-        rpc_type: u16,
-        payload: &[u8],
-        into: &mut [u8],
-        mut idle: impl FnMut(),
-    ) -> Result<usize, SyncCallError> {
-        self.call_and_wait(rpc_type, payload, into, |_| idle())
+    /// Gives a call under way a deadline, in ns from now.
+    pub(crate) fn end_within(&mut self, call: CallToken, left_ns: u64) {
+        self.core
+            .end_at(call, self.port.now_ns().saturating_add(left_ns));
     }
 
-    /// Like [`call_sync`](Self::call_sync), for an owner of the device, which takes its events.
-    pub(crate) fn call_and_wait(
-        &mut self,
-        rpc_type: u16,
-        payload: &[u8],
-        into: &mut [u8],
-        mut idle: impl FnMut(&mut Self),
-    ) -> Result<usize, SyncCallError> {
-        if self.core.is_busy() {
-            return Err(CallError::NoSlot.into());
-        }
-        let deadline_ns = self.port.now_ns().saturating_add(self.core.timeout_ns());
-        let token = loop {
-            match self.call(rpc_type, payload) {
-                // The slots are lent until the next event.
-                Err(CallError::NoSlot) if self.port.now_ns() < deadline_ns => {
-                    self.poll();
-                    idle(self);
-                }
-                made => break made?,
-            }
-        };
-        let outcome = 'ended: loop {
-            self.poll();
-            while let Some(completion) = self.poll_completion(into) {
-                if completion.call == token {
-                    break 'ended completion.outcome;
-                }
-            }
-            idle(self);
-        };
-        // A caller that waits for each of its calls polls in them only.
+    /// Lets the server take the zone back until the next [`poll`](Self::poll), if no call is under
+    /// way, for a client that polls in its calls only (S26).
+    pub fn rest(&mut self) {
         while !self.core.rest() {
             self.poll();
         }
-        Ok(outcome?)
     }
 
     /// Returns the client's state in the server's round.

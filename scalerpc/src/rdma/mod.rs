@@ -11,15 +11,17 @@ mod server;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use copyrpc_calls::ConnectFailure;
 use copyrpc_shm::cache::copy;
 use mlx5::{
     ConnectError, ConnectOptions, CreateError, Mr, OpenError, PostError, PostReceiveError,
     RegisterError,
 };
+use mlx5_rendezvous::Unreachable;
 use mlx5_rendezvous::record::RecordError;
 use thiserror::Error;
 
-pub use client::{PendingClient, RdmaClient, SyncCallError};
+pub use client::{PendingClient, RdmaClient};
 pub use server::{PendingPeer, RdmaServer};
 
 use crate::protocol::wire::HEADER_BYTES;
@@ -40,6 +42,12 @@ const PROBE_NS: u64 = 1_000_000_000;
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum SetupError {
+    /// No server was reached.
+    #[error(transparent)]
+    Unreachable(#[from] Unreachable),
+    /// The thread of an [`AsyncClient`](crate::AsyncClient) could not be started.
+    #[error("starting the thread of a client: {0}")]
+    Thread(#[source] std::io::Error),
     /// A number is outside its range.
     #[error(transparent)]
     Config(#[from] ConfigError),
@@ -77,20 +85,20 @@ pub enum SetupError {
     Address,
 }
 
-impl SetupError {
-    /// Returns whether a later attempt may succeed without a change of either end.
-    pub(crate) const fn may_pass(&self) -> bool {
+impl ConnectFailure for SetupError {
+    fn may_pass(&self) -> bool {
         match self {
             Self::Record(error) => error.may_pass(),
             Self::Connect(error) => error.may_pass(),
-            Self::Config(_) | Self::Address => false,
+            Self::Config(_) | Self::Address | Self::Thread(_) => false,
             _ => true,
         }
     }
 
     /// Returns the error once more. Of an error of the device or of the system, the text.
-    pub(crate) fn again(&self) -> Self {
+    fn again(&self) -> Self {
         match self {
+            Self::Unreachable(error) => Self::Unreachable(error.again()),
             Self::Connect(error) => Self::Connect(error.clone()),
             Self::Full { max } => Self::Full { max: *max },
             Self::Channel(error) => {

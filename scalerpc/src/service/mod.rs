@@ -1,16 +1,61 @@
 //! A server and its clients, each in two lines. They connect through a TCP address, which is used
 //! for that only; all messages go over the device.
 
-mod async_client;
 mod client;
 mod server;
 
 use std::time::Duration;
 
-pub use async_client::{AsyncCall, AsyncClient};
-pub use client::{Client, ClientError, ClientOptions};
+pub use client::{Caller, ClientOptions};
 use mlx5::DeviceSpec;
 pub use server::{Server, ServerError, ServerOptions, SharedAddress, StopHandle};
+
+use crate::protocol::CloseReason;
+use crate::rdma::SetupError;
+
+/// The reason why a client could not be made, or why a call has no response.
+pub type ClientError = copyrpc_calls::ClientError<SetupError, CloseReason>;
+
+/// A connection to a [`Server`]. A call after the end of the connection connects again. A client
+/// belongs to one thread.
+///
+/// It polls only in its calls. Between them it may pause for any time: it keeps its zone until
+/// another client needs one, and the server takes the zone back without its answer (S26 of the
+/// protocol). Exception: after a timeout, the client cannot give up its zone until the late
+/// response is polled. If other clients need the zone, the server evicts it after
+/// [`ServerConfig::drain_ns`](crate::ServerConfig::drain_ns). Its next call finds that out before
+/// the server can see it, and connects again.
+///
+/// A call that ran out of time keeps its slot until the server answers it. While such calls hold
+/// every slot ([`ServerConfig::depth`](crate::ServerConfig::depth)), a call waits for one of them;
+/// at its own time it ends with [`ClientError::NoCredit`], and the next one connects again, which
+/// gives up all of them.
+///
+/// ```no_run
+/// let mut client = scalerpc::Client::connect("127.0.0.1:7480")?;
+/// assert_eq!(client.call(b"ping")?, b"PING");
+/// # Ok::<(), scalerpc::ClientError>(())
+/// ```
+pub type Client = copyrpc_calls::Client<Caller>;
+
+/// A connection to a [`Server`] whose calls are futures, for any executor and from any thread.
+/// Clones share the connection, which is closed with the last clone. As many calls are under way as
+/// the server gives slots to a client; further calls wait for a slot in their order.
+///
+/// A thread of its own has the device. Calls, responses and the server's events wake it
+/// ([`RdmaOptions::sleeps`](crate::rdma::RdmaOptions::sleeps), which it sets).
+///
+/// ```no_run
+/// # async fn caller() -> Result<(), scalerpc::ClientError> {
+/// let client = scalerpc::AsyncClient::connect("127.0.0.1:7480").await?;
+/// assert_eq!(client.call(b"ping").await?, b"PING");
+/// # Ok(())
+/// # }
+/// ```
+pub type AsyncClient = copyrpc_calls::AsyncClient<Caller>;
+
+/// The response to a call of an [`AsyncClient`].
+pub type AsyncCall = copyrpc_calls::AsyncCall<Caller>;
 
 /// The `rpc_type` of calls and handlers by default.
 pub const DEFAULT_TYPE: u16 = 0;

@@ -51,7 +51,7 @@ fn a_client_all_of_whose_calls_ran_out_of_time_learns_that_its_server_was_killed
         let scratch = Scratch::new("returns");
         let (mut server, address) = start(&any_port(), &scratch);
         let mut client = Client::with_options(&*address, &options()).unwrap();
-        let rdma = client.rdma();
+        let rdma = client.connection().rdma();
         rdma.set_timeout_ns(SHORT.as_nanos() as u64);
         while rdma.call(KEPT, b"kept").is_ok() {}
         let mut ended = 0;

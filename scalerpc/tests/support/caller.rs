@@ -4,6 +4,29 @@ use scalerpc::{CallError, CallFailure, CallToken, RdmaClient, State};
 
 use super::plan::{SLOT_BYTES, WORK, request, response};
 
+/// Makes a call and waits for its end, while no other call is outstanding (the paper's SyncCall).
+/// Returns the number of payload bytes of the response; as many as fit are in `into`. Calls `idle`
+/// between two polls.
+pub(crate) fn call_sync(
+    client: &mut RdmaClient,
+    rpc_type: u16,
+    payload: &[u8],
+    into: &mut [u8],
+    mut idle: impl FnMut(),
+) -> Result<Result<usize, CallFailure>, CallError> {
+    let call = client.call(rpc_type, payload)?;
+    let outcome = loop {
+        client.poll();
+        if let Some(completion) = client.poll_completion(into) {
+            assert_eq!(completion.call, call);
+            break completion.outcome;
+        }
+        idle();
+    };
+    client.rest();
+    Ok(outcome)
+}
+
 pub(crate) struct Caller {
     pub(crate) client: RdmaClient,
     pub(crate) name: u64,

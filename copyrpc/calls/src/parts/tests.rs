@@ -1,5 +1,7 @@
 use super::*;
-use crate::{AskError, CallFailed, SessionEnd};
+use crate::{CallFailed, ClientError, SessionEnd};
+
+type AskError = ClientError<std::convert::Infallible, SessionEnd>;
 
 /// Bytes of a message in each direction.
 const MESSAGE: usize = 50;
@@ -110,8 +112,8 @@ fn payloads_of_every_length_arrive_whole_in_both_directions_and_leave_nothing() 
 fn an_end_in_the_middle_says_whether_the_handler_ran_and_a_retry_succeeds_where_it_may() {
     let request = payload(95);
     let (sent, all) = (10, 12);
-    let not_sent = AskError::NotSent(SessionEnd::PeerGone);
-    let too_large = AskError::TooLarge { max: 9 };
+    let not_sent = AskError::NotSent;
+    let too_large = AskError::TooLarge { len: 10, max: 9 };
     for (call, arrives, error) in (1..=all).flat_map(|call| {
         [
             (call, false, not_sent),

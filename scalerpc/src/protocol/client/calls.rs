@@ -102,6 +102,19 @@ impl<M: Memory> Client<M> {
         Ok(CallToken(id))
     }
 
+    /// Gives a call under way another deadline, in ns.
+    pub(crate) fn end_at(&mut self, call: CallToken, deadline_ns: u64) {
+        let waits = self.pending & !self.quarantined;
+        let slot = usize::from(call.0.slot);
+        if let Some(entry) = self.calls.get_mut(slot)
+            && entry.sequence == call.0.sequence
+            && waits >> slot & 1 != 0
+        {
+            entry.deadline_ns = deadline_ns;
+            self.expire_ns = self.expire_ns.min(deadline_ns);
+        }
+    }
+
     /// Takes the next call that has ended. Copies as much of its response's payload as fits to
     /// `into` (the paper's PollCompletion).
     #[inline]

@@ -14,6 +14,7 @@ mod state;
 mod states;
 
 use std::collections::VecDeque;
+use std::ops::AddAssign;
 
 pub use calls::{CallToken, Completion};
 
@@ -109,6 +110,15 @@ pub struct ClientStats {
     pub announcements: u64,
     /// Slices in which this client was in PROCESS.
     pub activations: u64,
+}
+
+impl AddAssign for ClientStats {
+    fn add_assign(&mut self, other: Self) {
+        self.calls += other.calls;
+        self.direct += other.direct;
+        self.announcements += other.announcements;
+        self.activations += other.activations;
+    }
 }
 
 /// A client of one server. It belongs to one thread.
@@ -260,8 +270,8 @@ impl<M: Memory> Client<M> {
     }
 
     /// Returns the timeout of calls, in ns.
-    #[must_use]
-    pub const fn timeout_ns(&self) -> u64 {
+    #[cfg(test)]
+    pub(crate) const fn timeout_ns(&self) -> u64 {
         self.timeout_ns
     }
 

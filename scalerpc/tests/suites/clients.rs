@@ -1,27 +1,20 @@
 //! A server and its clients on the software HCA, in one thread.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    reason = "tests; helpers outside #[test] functions are not covered by clippy's allow-*-in-tests"
-)]
-
-mod support;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::support::books::handlers;
+use crate::support::caller::{Caller, call_sync};
+use crate::support::connect;
+use crate::support::plan::{SLOT_BYTES, WORK, request, response};
 use scalerpc::mlx5::{AsyncEvent, Clock, Device, DeviceSpec, Rule, SoftOptions, Timing};
 use scalerpc::protocol::DEFAULT_TIMEOUT_NS;
-use scalerpc::rdma::{PendingClient, RdmaOptions, SyncCallError};
+use scalerpc::rdma::{PendingClient, RdmaOptions};
 use scalerpc::{
     CallError, CallFailure, CloseReason, Grouping, HandlerError, Handlers, RdmaServer,
     ServerConfig, State,
 };
-use support::books::handlers;
-use support::caller::Caller;
-use support::connect;
-use support::plan::{SLOT_BYTES, WORK, request, response};
 
 /// Handlers of some tests, beside [`WORK`].
 const FAILS: u16 = 2;
@@ -180,26 +173,24 @@ fn a_synchronous_call_ends_with_its_response_or_says_why() {
     };
     let max = client.max_payload();
     for number in 0..10 {
-        let len = client
-            .call_sync(WORK, &request(1, number), &mut bytes, &mut serve)
-            .unwrap();
+        let ended = call_sync(
+            &mut client,
+            WORK,
+            &request(1, number),
+            &mut bytes,
+            &mut serve,
+        );
+        let len = ended.unwrap().unwrap();
         assert_eq!(bytes[..len], response(1, number));
         // These failures do not block the next call.
-        let failure = client.call_sync(99, &[], &mut bytes, &mut serve);
-        assert_eq!(
-            failure,
-            Err(SyncCallError::Failure(CallFailure::UnknownType))
-        );
-        let failure = client.call_sync(FAILS, &[], &mut bytes, &mut serve);
-        assert_eq!(failure, Err(SyncCallError::Failure(CallFailure::Refused)));
-        let refused = client.call_sync(WORK, &vec![0; max + 1], &mut bytes, &mut serve);
-        assert_eq!(
-            refused,
-            Err(SyncCallError::Call(CallError::PayloadTooLarge {
-                len: max + 1,
-                max
-            }))
-        );
+        let failure = call_sync(&mut client, 99, &[], &mut bytes, &mut serve);
+        assert_eq!(failure, Ok(Err(CallFailure::UnknownType)));
+        let failure = call_sync(&mut client, FAILS, &[], &mut bytes, &mut serve);
+        assert_eq!(failure, Ok(Err(CallFailure::Refused)));
+        let long = vec![0; max + 1];
+        let refused = call_sync(&mut client, WORK, &long, &mut bytes, &mut serve);
+        let len = max + 1;
+        assert_eq!(refused, Err(CallError::PayloadTooLarge { len, max }));
     }
 }
 
@@ -446,11 +437,10 @@ fn more_clients_than_zones_pause_between_calls_and_none_is_evicted() {
             client.set_timeout_ns(config.drain_ns);
             // The second call finds the client with its zone.
             for number in [2 * round, 2 * round + 1] {
-                let len = client
-                    .call_sync(WORK, &request(name, number), &mut bytes, || {
-                        serve(&mut server)
-                    })
-                    .unwrap();
+                let ended = call_sync(client, WORK, &request(name, number), &mut bytes, || {
+                    serve(&mut server)
+                });
+                let len = ended.unwrap().unwrap();
                 assert_eq!(
                     bytes[..len],
                     response(name, number),

@@ -1,16 +1,14 @@
 //! Misbehaving peers: malformed records, clients that assume another layout, clients that write
 //! where they must not.
-#![allow(
-    clippy::unwrap_used,
-    reason = "tests; helpers outside #[test] functions are not covered by clippy's allow-*-in-tests"
-)]
-
-mod support;
 
 use std::io::{self, Cursor, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
+use crate::support::books::handlers;
+use crate::support::caller::Caller;
+use crate::support::connect;
+use crate::support::plan::SLOT_BYTES;
 use scalerpc::mlx5::{
     Access, ConnectOptions, Device, DeviceSpec, FabricSpec, Inline, LocalFabric, MonoCq, Pd,
     QpAddress, QpConfig, RcQp, Read as RdmaRead, ReceiveSource, Sge, Signal, SoftOptions,
@@ -21,10 +19,6 @@ use scalerpc::protocol::{ClientRegions, ServerRegions};
 use scalerpc::rdma::exchange::{Accept, Admission, Hello, Offer, RecordError, Refusal};
 use scalerpc::rdma::{PendingClient, SetupError};
 use scalerpc::{CallFailure, Handlers, Layout, RdmaClient, RdmaServer, ServerConfig, State};
-use support::books::handlers;
-use support::caller::Caller;
-use support::connect;
-use support::plan::SLOT_BYTES;
 
 const WATCHDOG: Duration = Duration::from_secs(60);
 

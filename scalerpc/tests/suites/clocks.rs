@@ -1,18 +1,12 @@
 //! Slices of several servers that end at the same times. Each server has a clock of its own, which
 //! the test advances.
-#![allow(
-    clippy::unwrap_used,
-    reason = "tests; helpers outside #[test] functions are not covered by clippy's allow-*-in-tests"
-)]
-
-mod support;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::support::connect;
 use scalerpc::mlx5::{Clock, DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
 use scalerpc::{Handlers, RdmaClient, RdmaServer, ServerConfig};
-use support::connect;
 
 const ECHO: u16 = 1;
 const SLICE_NS: u64 = 50_000;

@@ -1,0 +1,315 @@
+//! The client with one call at a time, which ends with a reply or an error.
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use crate::connection::{Connection, Dial, ErrorOf, Refusal};
+use crate::error::ClientError;
+use crate::{Patience, methods};
+
+/// A client over a connection. A call after the end of the connection connects again. A client
+/// belongs to one thread.
+pub struct Client<C: Connection> {
+    connection: C,
+    /// Maximum time of a call by default.
+    timeout: Option<Duration>,
+    /// Numbers the calls: a reply that arrives after its call was given up does not belong to the
+    /// next call.
+    calls: u64,
+    patience: Patience,
+}
+
+impl<C: Connection> fmt::Debug for Client<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client")
+            .field("connection", &self.connection.facts())
+            .field("calls", &self.calls)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<C: Connection> Client<C> {
+    /// Connects to the server at `address`. Waits for a server that is not there yet.
+    ///
+    /// # Errors
+    /// The reason; nothing is left behind.
+    pub fn connect<A>(address: A) -> Result<Self, C::Error>
+    where
+        C: Dial<A>,
+    {
+        Self::with_options(address, &C::Options::default())
+    }
+
+    /// Like [`connect`](Self::connect), with options.
+    ///
+    /// # Errors
+    /// The reason; nothing is left behind.
+    pub fn with_options<A>(address: A, options: &C::Options) -> Result<Self, C::Error>
+    where
+        C: Dial<A>,
+    {
+        let connection = C::dial(address, options, false, &|| true)?;
+        Ok(Self {
+            timeout: connection.facts().timeout,
+            connection,
+            calls: 0,
+            patience: Patience::new(),
+        })
+    }
+
+    /// Sends a request and waits for its reply, as long as the options allow. If the connection has
+    /// ended, connects again first.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn call(&mut self, request: &C::Request) -> Result<C::Reply, ErrorOf<C>> {
+        self.call_for(C::Kind::default(), request, self.timeout, Self::idle)
+    }
+
+    /// Like [`call`](Self::call), with a timeout of its own, which includes a new connection. It
+    /// begins with a new connection, a wait for room, or the 64th poll for the reply, whichever is
+    /// first: a call that is answered by then does not read the clock.
+    ///
+    /// The server is not told that a call ran out of time, and the room that the call takes at the
+    /// connection stays taken until the server answers it. Once such calls keep all of it, a
+    /// further call is not sent: it ends in its time, or if it has none after the time for a new
+    /// connection, as [`NoCredit`](ClientError::NoCredit), and the call after it connects again.
+    ///
+    /// # Errors
+    /// [`ClientError`]: [`NotSent`](ClientError::NotSent) if the time ended before the request was
+    /// sent, so that the call can be made again; [`TimedOut`](ClientError::TimedOut) if it ended
+    /// later.
+    pub fn call_within(
+        &mut self,
+        request: &C::Request,
+        timeout: Duration,
+    ) -> Result<C::Reply, ErrorOf<C>> {
+        self.call_for(C::Kind::default(), request, Some(timeout), Self::idle)
+    }
+
+    /// Returns the maximum bytes of a request.
+    #[must_use]
+    pub fn max_request(&self) -> usize {
+        self.connection.facts().max_request
+    }
+
+    /// Returns the maximum bytes of a reply.
+    #[must_use]
+    pub fn max_reply(&self) -> usize {
+        self.connection.facts().max_reply
+    }
+
+    /// Returns name, transport and capabilities of the device in use.
+    #[must_use]
+    pub fn device_info(&self) -> C::Device {
+        self.connection.facts().device
+    }
+
+    /// Returns the counters of all connections ever made.
+    #[must_use]
+    pub fn stats(&self) -> C::Stats {
+        self.connection.facts().stats
+    }
+
+    /// Returns the connection.
+    #[must_use]
+    pub const fn connection(&mut self) -> &mut C {
+        &mut self.connection
+    }
+
+    /// Like [`call_within`](Self::call_within), with another wait than its own: `idle` runs after
+    /// each poll without the reply. For counts of instructions.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    #[doc(hidden)]
+    pub fn call_with_idle(
+        &mut self,
+        request: &C::Request,
+        timeout: Option<Duration>,
+        mut idle: impl FnMut(),
+    ) -> Result<C::Reply, ErrorOf<C>> {
+        self.call_for(C::Kind::default(), request, timeout, |_, _| idle())
+    }
+
+    /// Makes a call. `idle` runs after each poll without the reply, and gets the end of a call that
+    /// could not be made yet.
+    fn call_for(
+        &mut self,
+        kind: C::Kind,
+        request: &C::Request,
+        timeout: Option<Duration>,
+        mut idle: impl FnMut(&mut Self, Option<Instant>),
+    ) -> Result<C::Reply, ErrorOf<C>> {
+        let mut limit = Limit { timeout, end: None };
+        if self.connection.has_ended() {
+            self.reconnect(&mut limit)?;
+        }
+        let outcome = match self.attempt(kind, request, &mut limit, &mut idle) {
+            Ok(reply) => Ok(reply),
+            Err(refusal) => self.call_again(kind, request, limit, refusal, idle),
+        };
+        self.connection.rest();
+        outcome
+    }
+
+    /// Makes a call again that the connection refused, or that no handler got: the server was
+    /// leaving, and there may be another one by now.
+    #[cold]
+    #[inline(never)]
+    fn call_again(
+        &mut self,
+        kind: C::Kind,
+        request: &C::Request,
+        mut limit: Limit,
+        mut refusal: Refusal<ErrorOf<C>>,
+        mut idle: impl FnMut(&mut Self, Option<Instant>),
+    ) -> Result<C::Reply, ErrorOf<C>> {
+        loop {
+            match refusal {
+                Refusal::Failed(ClientError::NotSent) if !limit.is_over() => {}
+                Refusal::Failed(error) => return Err(error),
+                _ => self.reconnect(&mut limit)?,
+            }
+            match self.attempt(kind, request, &mut limit, &mut idle) {
+                Ok(reply) => return Ok(reply),
+                Err(next) => refusal = next,
+            }
+        }
+    }
+
+    #[cold]
+    fn reconnect(&mut self, limit: &mut Limit) -> Result<(), ErrorOf<C>> {
+        let patience = self.connection.facts().connect_timeout;
+        let within = left(limit.end()).map_or(patience, |left| left.min(patience));
+        let outcome = self.connection.reconnect(within, &mut |_| true);
+        outcome.map_err(|error| {
+            if limit.is_over() {
+                ClientError::NotSent
+            } else {
+                error
+            }
+        })
+    }
+
+    #[inline(always)]
+    fn attempt(
+        &mut self,
+        kind: C::Kind,
+        request: &C::Request,
+        limit: &mut Limit,
+        idle: &mut impl FnMut(&mut Self, Option<Instant>),
+    ) -> Result<C::Reply, Refusal<ErrorOf<C>>> {
+        self.calls += 1;
+        let number = self.calls;
+        let mut call = self.make(kind, request, left(limit.end))?;
+        loop {
+            let mut end_of_call = None;
+            self.connection.poll(|of, outcome| {
+                if of == number {
+                    end_of_call = Some(outcome);
+                }
+            });
+            if let Some(outcome) = end_of_call {
+                return outcome.map_err(Refusal::Failed);
+            }
+            // The connection knows the deadline of a call that was made.
+            idle(self, if call.is_none() { limit.end() } else { None });
+            let Some(made) = call else {
+                call = self.make(kind, request, left(limit.end()))?;
+                continue;
+            };
+            if limit.end.is_none() && self.patience.is_clock_due() {
+                left(limit.end())
+                    .into_iter()
+                    .for_each(|left| self.connection.end_within(made, left));
+            }
+        }
+    }
+
+    /// Notes a poll without the reply. Sleeps after enough of them, until `end` at most.
+    fn idle(&mut self, end: Option<Instant>) {
+        if let Some(start) = self.patience.idle() {
+            self.connection.sleep(left(end));
+            self.patience.slept(start);
+        }
+    }
+
+    /// Makes the present call and sends it. Returns it if there was room; ends the call if its time
+    /// has ended.
+    #[inline(always)]
+    fn make(
+        &mut self,
+        kind: C::Kind,
+        request: &C::Request,
+        left: Option<Duration>,
+    ) -> Result<Option<C::Call>, Refusal<ErrorOf<C>>> {
+        match self.connection.call(self.calls, kind, request, left) {
+            Ok(call) => {
+                // Before a poll, which would look for arrivals first.
+                self.connection.flush();
+                self.patience.reset();
+                Ok(Some(call))
+            }
+            Err(Refusal::NoRoom) if left == Some(Duration::ZERO) => {
+                Err(Refusal::Failed(self.connection.late()))
+            }
+            Err(Refusal::NoRoom) => Ok(None),
+            Err(refusal) => Err(refusal),
+        }
+    }
+}
+
+impl<C: Connection<Kind = u16>> Client<C> {
+    /// Like [`call`](Self::call), for the handler of another type.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn call_type(
+        &mut self,
+        rpc_type: u16,
+        request: &C::Request,
+    ) -> Result<C::Reply, ErrorOf<C>> {
+        self.call_for(rpc_type, request, self.timeout, Self::idle)
+    }
+}
+
+impl<C: Connection<Request = [u8], Reply = Vec<u8>>> methods::Caller for Client<C> {
+    type Error = ErrorOf<C>;
+
+    fn timeout(&self) -> Option<Duration> {
+        self.timeout
+    }
+
+    fn call(&mut self, request: &[u8], timeout: Option<Duration>) -> Result<Vec<u8>, ErrorOf<C>> {
+        self.call_for(C::Kind::default(), request, timeout, Self::idle)
+    }
+}
+
+/// The time of a call.
+struct Limit {
+    timeout: Option<Duration>,
+    /// Known once the clock was read.
+    end: Option<Instant>,
+}
+
+impl Limit {
+    /// Returns the time of its end. The first time, reads the clock.
+    fn end(&mut self) -> Option<Instant> {
+        self.end = self.end.or_else(|| {
+            self.timeout
+                .and_then(|timeout| Instant::now().checked_add(timeout))
+        });
+        self.end
+    }
+
+    fn is_over(&self) -> bool {
+        left(self.end) == Some(Duration::ZERO)
+    }
+}
+
+/// Returns the time until the end of a call.
+#[inline(always)]
+fn left(end: Option<Instant>) -> Option<Duration> {
+    end.map(|end| end.saturating_duration_since(Instant::now()))
+}

@@ -1,0 +1,167 @@
+//! The connection of a client: what a transport has to do for [`Client`](crate::Client) and
+//! [`AsyncClient`](crate::AsyncClient).
+
+use std::fmt;
+use std::task::Waker;
+use std::time::Duration;
+
+use crate::error::{CallError, ClientError, ConnectFailure, EndReason, SessionEnd};
+
+/// The reason why a connection does not take a call now.
+#[derive(Debug)]
+pub enum Refusal<E> {
+    /// The connection has no room. The call waits.
+    NoRoom,
+    /// The connection has ended, or is to be replaced. The call waits for the next one.
+    Ended,
+    /// The call ends.
+    Failed(E),
+}
+
+impl<Req, U, C> From<CallError<Req, U>> for Refusal<ClientError<C, SessionEnd>> {
+    fn from(error: CallError<Req, U>) -> Self {
+        match error {
+            CallError::Full { .. } => Self::NoRoom,
+            CallError::Disconnected { .. } => Self::Ended,
+            error => Self::Failed(error.into()),
+        }
+    }
+}
+
+/// The error of a call of a connection.
+pub type ErrorOf<C> = ClientError<<C as Connection>::ConnectError, <C as Connection>::EndReason>;
+
+/// Calls that have ended, by number.
+pub type Ended<C> = Vec<(u64, Result<<C as Connection>::Reply, ErrorOf<C>>)>;
+
+/// Takes the calls that have ended, and returns whether a connection is still wanted.
+pub type GoesOn<'a, C> = dyn FnMut(&mut Ended<C>) -> bool + 'a;
+
+/// A connection to a server, and everything that another one needs. It belongs to one thread.
+pub trait Connection: Sized {
+    /// The kind of a request, by which the server chooses the handler. The default is for servers
+    /// of one handler.
+    type Kind: Copy + Default + Send + Unpin + 'static;
+    /// A request.
+    type Request: ToOwned<Owned: Send + Unpin + 'static> + ?Sized;
+    /// The reply.
+    type Reply: Send + 'static;
+    /// The reason why there is no connection.
+    type ConnectError: ConnectFailure + Send + 'static;
+    /// The reason why a connection ended.
+    type EndReason: EndReason + Send + 'static;
+    /// The name of a call under way.
+    type Call: Copy;
+    /// The counters of all connections ever made.
+    type Stats: Copy + Default + Send + 'static;
+    /// Name and capabilities of the device in use.
+    type Device: Clone + fmt::Debug + Send + Sync + 'static;
+
+    /// Makes the call of this number. It is sent with the next [`flush`](Self::flush). `left` is
+    /// the time until its deadline; `None`: no deadline.
+    ///
+    /// # Errors
+    /// [`Refusal`]; the call was not made.
+    fn call(
+        &mut self,
+        number: u64,
+        kind: Self::Kind,
+        request: &Self::Request,
+        left: Option<Duration>,
+    ) -> Result<Self::Call, Refusal<ErrorOf<Self>>>;
+
+    /// Gives a call under way a deadline.
+    fn end_within(&mut self, call: Self::Call, left: Duration);
+
+    /// Sends the calls that were made.
+    fn flush(&mut self);
+
+    /// Passes the calls that have ended, by number, to `on_end`. Returns whether anything moved. A
+    /// call that no handler got, and none will, ends as [`ClientError::NotSent`].
+    fn poll(&mut self, on_end: impl FnMut(u64, Result<Self::Reply, ErrorOf<Self>>)) -> bool;
+
+    /// Returns the error of a call whose time ended while it waited for room.
+    fn late(&mut self) -> ErrorOf<Self>;
+
+    /// Cancels a call: its end does not matter any more.
+    fn cancel(&mut self, call: Self::Call);
+
+    /// Sleeps until there is something to poll for or the waker is called, at most for `limit`.
+    fn sleep(&mut self, limit: Option<Duration>);
+
+    /// Returns the waker that ends the sleep. It is another one after a new connection.
+    fn waker(&self) -> Waker;
+
+    /// Makes a new connection, on which later calls are made. Tries for `within`, and as long as
+    /// `goes_on` returns true, which takes the calls that have ended meanwhile over the connection
+    /// before.
+    ///
+    /// # Errors
+    /// The error of a call that waits for the connection.
+    fn reconnect(
+        &mut self,
+        within: Duration,
+        goes_on: &mut GoesOn<'_, Self>,
+    ) -> Result<(), ErrorOf<Self>>;
+
+    /// Learns of an end of the connection in a pause between calls. Returns whether only another
+    /// connection takes calls. For a client with one call at a time.
+    fn has_ended(&mut self) -> bool;
+
+    /// Does what is due after the end of a call that is the last one for a while. For a client with
+    /// one call at a time.
+    #[inline(always)]
+    fn rest(&mut self) {}
+
+    /// Returns the properties that a user may ask.
+    fn facts(&self) -> Facts<Self>;
+}
+
+/// Properties of a [`Connection`] that a user may ask.
+pub struct Facts<C: Connection> {
+    /// Maximum time for a new connection.
+    pub connect_timeout: Duration,
+    /// Maximum time of a call by default; `None`: without a limit.
+    pub timeout: Option<Duration>,
+    /// Maximum bytes of a request.
+    pub max_request: usize,
+    /// Maximum bytes of a reply.
+    pub max_reply: usize,
+    /// The counters.
+    pub stats: C::Stats,
+    /// Name and capabilities of the device.
+    pub device: C::Device,
+}
+
+impl<C: Connection> fmt::Debug for Facts<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Facts")
+            .field("device", &self.device)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A [`Connection`] that is made to an address.
+pub trait Dial<A>: Connection {
+    /// The choices of a user.
+    type Options: Clone + Default + Send + 'static;
+    /// The reason why there is no client.
+    type Error: Send + 'static;
+    /// The name of the thread of an [`AsyncClient`](crate::AsyncClient).
+    const THREAD: &'static str;
+
+    /// Connects to the server at `address`. Waits for the server as long as it `is_wanted`.
+    /// `has_thread`: the connection gets a thread of its own.
+    ///
+    /// # Errors
+    /// The reason; nothing is left behind.
+    fn dial(
+        address: A,
+        options: &Self::Options,
+        has_thread: bool,
+        is_wanted: &dyn Fn() -> bool,
+    ) -> Result<Self, Self::Error>;
+
+    /// Returns the error of a thread that could not be started.
+    fn no_thread(error: std::io::Error) -> Self::Error;
+}
