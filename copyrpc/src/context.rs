@@ -416,10 +416,10 @@ impl<U> Context<U> {
         &self.inner.device
     }
 
-    /// Takes one bounded step: takes arrivals and completions, ends calls through `on_response`, posts
-    /// gathered messages. Returns the number of completions plus the number of calls that ran out
-    /// of time; 0 means that nothing moved. READs of a peer's record without new flow-control words
-    /// do not count.
+    /// Takes one bounded step: takes arrivals and completions, ends calls through `on_response`,
+    /// posts gathered messages. Returns the number of completions plus the number of calls that ran
+    /// out of time; 0 means that nothing moved. READs of a peer's record without new flow-control
+    /// words do not count.
     ///
     /// `on_response` gets the call's user data and either the reply's bytes, valid during the
     /// callback, or the reason why there are none. It may call, reply and receive.
@@ -472,8 +472,8 @@ impl<U> Context<U> {
         Ok(taken)
     }
 
-    /// Takes arrivals and completions as [`Context::poll`] does, and posts nothing, so calls and replies go on
-    /// gathering into larger batches.
+    /// Takes arrivals and completions as [`Context::poll`] does, and posts nothing, so calls and
+    /// replies go on gathering into larger batches.
     ///
     /// # Errors
     /// [`PollError`].

@@ -35,7 +35,8 @@ pub(crate) trait Listed: Timed + Sized {
 /// Connections and requests that need the owner's attention, now or later. Shared by the context
 /// and its connections.
 pub(crate) struct Worklist<C> {
-    /// Head of the list of connections that the next flush visits, each once; [`Listing`] has the links.
+    /// Head of the list of connections that the next flush visits, each once; [`Listing`] has the
+    /// links.
     first: Cell<Option<Rc<C>>>,
     has_listed: Cell<bool>,
     /// A flush found that a connection counts polls until its next READ. Such a connection asks for

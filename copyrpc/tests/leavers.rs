@@ -40,7 +40,7 @@ enum Way {
     Killed,
     /// Its endpoint is kept, and its process lives on.
     ContextDropped,
-    /// Stopped for ever, with a request outstanding.
+    /// Stopped forever, with a request outstanding.
     Stopped,
 }
 

@@ -88,8 +88,8 @@ pub struct Drain {
 }
 
 impl Drain {
-    /// Begins the drain. Nothing has to move for `quiet`: clients that still issue have nothing due.
-    /// After `longest` the drain is cut.
+    /// Begins the drain. Nothing has to move for `quiet`: clients that still issue have nothing
+    /// due. After `longest` the drain is cut.
     #[must_use]
     pub const fn new(now_ns: u64, quiet: Duration, longest: Duration) -> Self {
         Self {

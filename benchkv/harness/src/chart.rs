@@ -14,8 +14,8 @@ const SIZE: (u32, u32) = (720, 440);
 const LEFT: u32 = 72;
 const BOTTOM: u32 = 44;
 /// Colours of series, in order, on white: several of Okabe and Ito's, and others found by a search
-/// for the maximum distance to the nearest colour. All have a contrast of 3 to 1 with white, and any
-/// two can be distinguished with each kind of colour blindness.
+/// for the maximum distance to the nearest colour. All have a contrast of 3 to 1 with white, and
+/// any two can be distinguished with each kind of colour blindness.
 const COLOURS: [RGBColor; 7] = [
     RGBColor(0x00, 0x72, 0xb2),
     RGBColor(0xd5, 0x5e, 0x00),

@@ -108,8 +108,8 @@ pub trait Connection: Sized {
     /// connection takes calls. For a client with one call at a time.
     fn has_ended(&mut self) -> bool;
 
-    /// Does what is due after the end of a call that is the last one for a while. For a client with
-    /// one call at a time.
+    /// Finishes what is due after the end of a call that is the last one for a while. For a client
+    /// with one call at a time.
     #[inline(always)]
     fn rest(&mut self) {}
 

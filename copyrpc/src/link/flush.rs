@@ -207,8 +207,8 @@ impl<U> Link<U> {
     }
 
     /// Returns the words to store in the published record, if they changed. Call it after every
-    /// round of arrivals, replies and flushes, and only when the receive queue has been refilled: the
-    /// peer may send as many batches as it is told were received (B1).
+    /// round of arrivals, replies and flushes, and only when the receive queue has been refilled:
+    /// the peer may send as many batches as it is told were received (B1).
     pub(crate) fn publish(&mut self) -> Option<FlowWords> {
         if self.closed.is_some() {
             return None;

@@ -72,7 +72,8 @@ pub(crate) struct Request {
 enum Hold {
     /// The request is answered, or held, before the next arrival is taken.
     InPlace,
-    /// The bytes stay until it is answered; its number among the held requests, modulo 2^32.
+    /// The bytes stay until the request is answered; its number among the held requests, modulo
+    /// 2^32.
     Held(u32),
     /// The application has copied them, or does without.
     WithoutBytes,
@@ -215,8 +216,8 @@ pub(crate) struct Link<U> {
     credit: PeerCredit,
     calls: Calls<U>,
     closed: Option<CloseReason>,
-    /// The reason why no more calls are taken: the connection has ended, or will end with this reason when
-    /// everything is done.
+    /// The reason why no more calls are taken: the connection has ended, or will end with this
+    /// reason when everything is done.
     ending: Option<CloseReason>,
     closing: Closing,
     /// Last words of a batch, which decide when a metadata-only batch pays off.

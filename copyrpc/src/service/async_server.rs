@@ -74,7 +74,7 @@ struct Queues {
     answers: Vec<(u64, Answer)>,
     /// Wakers of the tasks that wait for requests.
     wakers: Vec<Waker>,
-    /// There are no more requests. The reason is `error`, until a receiver takes it.
+    /// No more requests come. The reason is `error`, until a receiver takes it.
     is_over: bool,
     error: Option<ServerError>,
     /// The counters, and the number of clients, when the thread last polled its sockets.
@@ -82,8 +82,8 @@ struct Queues {
     clients: usize,
     /// Requests whose callers are watched, or have gone.
     watches: FxHashMap<u64, Watch>,
-    /// Since when, and for how long, the thread ends: until all received requests are answered, at
-    /// most.
+    /// Begin and maximum duration of the end of the thread: until all received requests are
+    /// answered, at most.
     ending: Option<(Instant, Duration)>,
     /// Gets the number of received requests that were not answered.
     tell_end: Vec<Sender<usize>>,

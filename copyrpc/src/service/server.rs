@@ -351,8 +351,8 @@ impl Server {
         }
     }
 
-    /// One turn of [`serve`](Self::serve). Returns the number of completions and of requests that
-    /// it took. For counts of instructions.
+    /// Does one turn of [`serve`](Self::serve). Returns the number of completions and of requests
+    /// that it took. For counts of instructions.
     #[doc(hidden)]
     #[inline(always)]
     pub fn serve_turn<R: AsRef<[u8]>>(
@@ -375,7 +375,7 @@ impl Server {
         self.stop.waker.clone()
     }
 
-    /// One bounded step: connects clients, sends answers, and takes requests for
+    /// Does one bounded step: connects clients, sends answers, and takes requests for
     /// [`recv`](Self::recv). If there was nothing to do for a while, it sleeps for at most 10 ms,
     /// then polls for new clients; [`waker`](Self::waker) ends the sleep.
     ///

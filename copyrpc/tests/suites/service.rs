@@ -190,7 +190,7 @@ fn a_server_that_is_not_there_is_waited_for_as_long_as_asked() {
     );
 }
 
-/// It answers with fewer bytes than a record, and then waits for more, or hangs up.
+/// The program answers with fewer bytes than a record, and then waits for more, or hangs up.
 #[test]
 fn another_program_at_the_address_is_named_by_what_it_says() {
     const SAYS: &[u8] = b"HTTP/1.1 400 Bad Request\r\n\r\n";
@@ -830,8 +830,8 @@ fn clients_above_the_limit_are_told_so_and_find_room_when_others_leave() {
 /// Time for which a client tries that is to be refused.
 const SHORT: Duration = Duration::from_millis(200);
 
-/// It is stopped before, so that it does not answer the call. Its socket alone tells: no keep-alive
-/// finds it in this time.
+/// The server is stopped first, so that it does not answer the call. Only its socket shows the
+/// death: no keep-alive ends in this time.
 #[test]
 fn a_server_process_that_is_killed_while_a_call_waits_ends_the_call() {
     limits::watchdog(WATCHDOG);

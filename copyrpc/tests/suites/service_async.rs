@@ -25,7 +25,7 @@ use tokio::task::JoinSet;
 
 use crate::local::{Net, WATCHDOG};
 
-/// All of it goes to other threads.
+/// Clients, servers and requests go to other threads.
 const _: () = {
     const fn is_portable<T: Send + Sync + 'static>() {}
     const fn is_sent<T: Send + 'static>() {}
@@ -719,7 +719,7 @@ fn use_up_credit(
     }
 }
 
-/// One long poll of many is given up: the others are the reason that a further call waits. Once
+/// A long poll of many is given up: the others are the reason that a further call waits. Once
 /// most are given up, a further call fails, and the one after it has another connection.
 #[test]
 fn a_call_without_credit_fails_once_and_only_if_most_calls_that_keep_it_were_given_up() {

@@ -66,7 +66,7 @@ struct Task {
 impl Task {
     const BYTES: usize = 10;
 
-    /// Of 100 requests the server is asked to keep `kept`.
+    /// Returns a random request; the server is asked to keep `kept` in 100.
     fn random(number: u64, kept: u32, rng: &mut Rng) -> Self {
         let kind = match rng.u32(..100) {
             percent if percent < kept => Kind::Keep,

@@ -80,7 +80,8 @@ pub(crate) fn spec_in(dir: PathBuf) -> DeviceSpec {
     })
 }
 
-/// A context that asserts, when dropped, that it broke no device rule and never found the peer without a receive (RNR).
+/// A context that asserts, when dropped, that it broke no device rule and never found the peer
+/// without a receive (RNR).
 pub(crate) struct Checked(Context<u64>);
 
 impl Deref for Checked {

@@ -33,8 +33,8 @@
 //   had popped.
 // - `packets`: connections to devices whose memory is out of reach, over packets.
 // - `sleep`: sleeping until a poll has something to do.
-// - `clock`, `deferred`, `random`, `hash`: time, timers, random numbers, hashes. `counters`: those of ports.
-//   `network`: the interface to a model of the network.
+// - `clock`, `deferred`, `random`, `hash`: time, timers, random numbers, hashes. `counters`: those
+//   of ports. `network`: the interface to a model of the network.
 // - `debug`: strict mode, faults, traces.
 
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]

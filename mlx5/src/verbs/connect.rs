@@ -16,8 +16,8 @@ use crate::provider::Connections;
 use crate::wire::{Access, AddressVector, ConnectOptions, DatagramSegment, rnr_timer_code};
 
 /// Maximum number of retries towards a peer that does not answer behind a relay: for every device,
-/// since no call tells `rdma_rxe`, which never ends the seventh, from one that does, and a call that
-/// never ends is worse than one that ends a seventh earlier.
+/// since no call tells `rdma_rxe`, which never ends the seventh, from one that does, and a call
+/// that never ends is worse than one that ends a seventh earlier.
 const MAX_RETRIES: u8 = 6;
 
 /// Returns the remote access that queue pairs allow: all that regions may allow. The kernel refuses

@@ -87,7 +87,7 @@ impl Local {
     }
 }
 
-/// One daemon of a composed topology.
+/// A daemon of a composed topology.
 #[derive(Debug)]
 pub struct KvDaemon {
     plan: RankPlan,

@@ -22,9 +22,9 @@ type RingClient = delegationrpc::Client<Request, Response, Operation>;
 #[derive(Debug)]
 pub struct ClientPaths {
     rank: usize,
-    /// By daemon: its ipc server.
+    /// The ipc server of each daemon.
     shards: Vec<LocalClient>,
-    /// By daemon: its ring, if it has one.
+    /// The ring of each daemon that has one.
     rings: Vec<RingClient>,
     /// Endpoints of the client's own, if it has any. A call has the place of the tail of its value.
     remote: Option<Remote<(Operation, u32)>>,

@@ -12,7 +12,7 @@ use super::frame::{Frame, FrameError};
 /// Maximum bytes that one [`Channel::pull`] takes from the socket; the next poll takes the rest.
 const PULL_BYTES: usize = 64 << 10;
 
-/// One end of the connection.
+/// An end of the connection.
 #[derive(Debug)]
 pub(crate) struct Channel {
     stream: UnixStream,

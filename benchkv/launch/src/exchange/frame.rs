@@ -13,7 +13,7 @@ pub(crate) const MAX_RANKS: usize = 256;
 
 const MAX_BODY_BYTES: usize = (MAX_PART_BYTES + 16) * MAX_RANKS;
 
-/// One message. `round` counts the collective operations of a job.
+/// A message. `round` counts the collective operations of a job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Frame {
     /// Rank to launcher: this rank's part of a round, and the time limit of the others.

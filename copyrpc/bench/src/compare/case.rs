@@ -1,4 +1,4 @@
-//! One measurement: the contestants by name, and what the options say to them.
+//! A measurement: the contestants by name, and what the options say to them.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -43,8 +43,8 @@ impl Kind {
         }
     }
 
-    /// Returns the bytes that a request or a reply may have: from the name of a call, to the room of
-    /// a datagram with the header of either SEND, and of a slot of 4 KiB of ScaleRPC. copyrpc's
+    /// Returns the bytes that a request or a reply may have: from the name of a call, to the room
+    /// of a datagram with the header of either SEND, and of a slot of 4 KiB of ScaleRPC. copyrpc's
     /// messages are limited by its rings only, and need no name: it keeps their order.
     pub(crate) const fn payloads(self) -> RangeInclusive<usize> {
         match self {

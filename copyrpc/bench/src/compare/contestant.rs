@@ -40,7 +40,7 @@ pub(crate) trait Server: Sized {
     }
 }
 
-/// One client.
+/// A client.
 pub(crate) trait Client: Sized {
     /// A client before it is admitted.
     type Pending;

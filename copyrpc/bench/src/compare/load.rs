@@ -91,7 +91,7 @@ impl Content for Patterns {
     }
 }
 
-/// One client and its calls.
+/// A client and its calls.
 #[derive(Debug)]
 pub(crate) struct Caller<C, W> {
     pub(crate) client: C,
@@ -166,9 +166,9 @@ impl<'a, C: Client> Load<'a, C> {
         }
     }
 
-    /// Keeps every client at its depth for a warm-up and then for the measured time; after each, all
-    /// calls end. Calls `watch` when no reply arrives, which fails, with the reason, if the job has
-    /// ended.
+    /// Keeps every client at its depth for a warm-up and then for the measured time; after each,
+    /// all calls end. Calls `watch` when no reply arrives, which fails, with the reason, if the job
+    /// has ended.
     pub(crate) fn run(&mut self, watch: &mut Watch<'_>) -> Result<Measured, Failure> {
         let warmup = Length::Seconds(self.pace.warmup.as_secs_f64());
         self.phase(warmup, false, watch)?;

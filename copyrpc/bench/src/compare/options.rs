@@ -1,6 +1,6 @@
-//! From the command line to a job that can run. Every range is checked and every `auto` computed
-//! before a process is started. Launcher and ranks compute the same values from the same arguments,
-//! on the same machine.
+//! Resolves the command line to a job that can run. Every range is checked and every `auto`
+//! computed before a process is started. Launcher and ranks compute the same values from the same
+//! arguments, on the same machine.
 
 use std::fmt;
 use std::path::PathBuf;

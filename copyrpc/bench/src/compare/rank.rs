@@ -1,4 +1,4 @@
-//! One of the two processes, and the order of a job. Each measurement makes a server and its
+//! A process of the two, and the order of a job. Each measurement makes a server and its
 //! clients anew. The server's process sends the offers, the clients' process answers, and the
 //! server admits the clients. Then comes the load, and when nothing is unanswered the server's
 //! account. The server has a thread of its own, while the main thread of its process sleeps in the

@@ -42,7 +42,7 @@ impl Outcomes {
     }
 }
 
-/// One run of one contestant under one load.
+/// A run of one contestant under one load.
 #[derive(Debug, Serialize)]
 struct Run {
     /// Calls that ended in the window, and its length.
@@ -55,7 +55,7 @@ struct Run {
     server: Counters,
 }
 
-/// One contestant under one load. Spreads are over the runs.
+/// A contestant under one load. Spreads are over the runs.
 #[derive(Debug, Serialize)]
 struct Figures {
     /// Rate of all clients together.
@@ -150,12 +150,12 @@ impl Figures {
 pub(crate) struct Comparison {
     schema: &'static str,
     schema_version: u32,
-    /// By load and rival: the first contestant / the rival, over the runs. A ratio of rates, and of
-    /// round trips where the load is one call at a time.
+    /// Ratios by load and rival: the first contestant / the rival, over the runs. They are of
+    /// rates, and of round trips where the load is one call at a time.
     ratios: BTreeMap<String, BTreeMap<String, Spread>>,
-    /// By load and contestant.
+    /// Figures by load and contestant.
     figures: BTreeMap<String, BTreeMap<String, Figures>>,
-    /// By contestant, the bytes that the server registers, and the bytes that it takes in all, for
+    /// Bytes by contestant that the server registers, and the bytes that it takes in all, for
     /// each further client: from the load with the fewest clients to the load with the maximum, of
     /// equal depths. Empty with only one of them.
     server_registered_bytes_per_further_client: BTreeMap<String, f64>,
@@ -166,7 +166,7 @@ pub(crate) struct Comparison {
     /// The server's device.
     device: String,
     clock: ClockSource,
-    /// Of the clients' process.
+    /// Memory of the clients' process.
     peak_rss_bytes: u64,
     environment: Environment,
 }

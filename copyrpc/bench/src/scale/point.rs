@@ -1,4 +1,4 @@
-//! One point of a curve: a server and its clients in virtual time, one thread for all of them, and
+//! A point of a curve: a server and its clients in virtual time, one thread for all of them, and
 //! its results.
 
 use std::cell::{Cell, RefCell};

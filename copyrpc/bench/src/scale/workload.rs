@@ -168,7 +168,7 @@ impl Store {
     }
 }
 
-/// One sequence of calls of a client, each of which begins when the one before has ended.
+/// A sequence of calls of a client, each of which begins when the one before has ended.
 pub(crate) struct Lane {
     workload: Workload,
     client: u64,

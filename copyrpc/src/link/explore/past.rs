@@ -9,9 +9,9 @@ use crate::wire::FlowWords;
 /// with the directions exchanged.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Past {
-    /// From this end to the peer.
+    /// Traffic from this end to the peer.
     pub(crate) sent: Traffic,
-    /// From the peer to this end.
+    /// Traffic from the peer to this end.
     pub(crate) received: Traffic,
     /// Slots of this end's calls, all free.
     pub(crate) slots: u32,

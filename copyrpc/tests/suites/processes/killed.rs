@@ -48,7 +48,8 @@ fn calls_to_a_killed_process_end_the_others_go_on_and_its_successor_is_connected
     job.finish();
 }
 
-/// The child has the memory, the files and their locks of the dead process; the connections were not its own.
+/// The child has the memory, the files and their locks of the dead process; the connections were
+/// not its own.
 #[test]
 fn a_child_that_a_killed_process_forked_keeps_no_connection_alive() {
     let mut job = Job::start("fork", 3, 1, ENDLESS);

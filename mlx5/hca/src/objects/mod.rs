@@ -1,7 +1,7 @@
 //! The firmware commands: creating, connecting, changing and destroying objects.
 //!
-//! - `open`: devices. `create`: completion queues, receive queues and queue pairs. `transitions`: their
-//!   states, and their end. `regions`: memory regions.
+//! - `open`: devices. `create`: completion queues, receive queues and queue pairs. `transitions`:
+//!   their states, and their end. `regions`: memory regions.
 //! - `foreign`: polling and state transitions, for drivers that do not announce doorbells.
 
 pub(crate) mod create;

@@ -3,8 +3,8 @@
 //! - `requester`, `responder`: the protocol of a reliable connection, pure: no socket, no clock, no
 //!   memory (InfiniBand Architecture Specification, volume 1, chapter 9, "Reliable Service").
 //!   `message`: what both count.
-//! - `connection`: a connection of a queue pair by packets. `connect`: makes it. `send_queue`: the WQEs
-//!   on it. `arrivals`: the packets for it.
+//! - `connection`: a connection of a queue pair by packets. `connect`: makes it. `send_queue`: the
+//!   WQEs on it. `arrivals`: the packets for it.
 //! - `port`: encodes and decodes packets. `options`: its options. `network`: a bad network, for
 //!   tests. `udp`: the socket. `interface`: addresses of this host. `pcap`: a capture.
 //!
@@ -61,7 +61,7 @@ use port::WirePort;
 /// A device's port for packets, and its connections by packets.
 pub(crate) struct Wire {
     pub(crate) port: WirePort,
-    /// By queue pair index.
+    /// Connections, indexed by queue pair.
     connections: Vec<Option<Box<Connection>>>,
 }
 

@@ -306,7 +306,7 @@ pub(crate) fn run(hca: &Hca, state: &mut State, index: usize) {
     Wire::flush(&mut state.wire);
 }
 
-/// Does the same, but packets may wait for others in the socket's batch.
+/// Runs a queue pair, whose packets may wait for others in the socket's batch.
 pub(super) fn go_on(hca: &Hca, state: &mut State, index: usize) {
     loop {
         let Some((qp, ..)) = Wire::parts(&mut state.wire, &mut state.queues.qps, index) else {

@@ -1,6 +1,6 @@
 //! The loop that takes WQEs off a send queue, in order. All work happens in the caller's thread,
-//! without help from the target's CPU. A WQE that cannot run yet stops only its own send queue, and is
-//! tried again on a later empty poll.
+//! without help from the target's CPU. A WQE that cannot run yet stops only its own send queue, and
+//! is tried again on a later empty poll.
 
 use crate::packets::Wire;
 use crate::queues::qp::{Mode, Transport, blocks};

@@ -74,9 +74,8 @@ pub(crate) fn ask(
     }
 }
 
-/// Owner: executes the atomic that message `number` in the lane of queue pair `index` requests, within
-/// its rights and protection domain. The peer
-/// wrote the request, so every field is checked.
+/// Owner: executes the atomic that message `number` in the lane of queue pair `index` requests,
+/// within its rights and protection domain. The peer wrote the request, so every field is checked.
 #[cold]
 pub(crate) fn answer(memory: &DeviceMemory, index: usize, number: u32, of: (Access, u32)) {
     let request = &memory.lane(index).atomic;

@@ -1,5 +1,6 @@
-//! The kernel's structures: `rdma/ib_user_verbs.h` ([`verbs`]) and `rdma/mlx5-abi.h` ([`mlx5`]); and
-//! its table of [`transitions`]. Sizes and offsets are checked when this is compiled; a test compares them with the headers.
+//! The kernel's structures: `rdma/ib_user_verbs.h` ([`verbs`]) and `rdma/mlx5-abi.h` ([`mlx5`]);
+//! and its table of [`transitions`]. Sizes and offsets are checked when this is compiled; a test
+//! compares them with the headers.
 
 pub(crate) mod cm;
 pub(crate) mod mlx5;

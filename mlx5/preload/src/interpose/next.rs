@@ -76,7 +76,7 @@ macro_rules! next_functions {
         static ALL: &[&Next] = &[$(&$next),*];
         $(
             /// # Safety
-            /// That of the function.
+            /// Type of the function.
             #[inline(always)]
             pub(super) unsafe fn $name($($argument: $ty,)* $($more: $more_ty)?) -> $result {
                 type Function = next_functions!(@ $($ty),* $(; $more_ty)? => $result);

@@ -58,8 +58,8 @@ pub(super) trait Port: Sized {
     /// Announces what was posted on a link.
     fn ring(&mut self, _link: usize) {}
 
-    /// Gives `arrived` the messages that have arrived, or why a link is unusable. Returns the number
-    /// of completions.
+    /// Gives `arrived` the messages that have arrived, or why a link is unusable. Returns the
+    /// number of completions.
     fn poll(
         &mut self,
         arrived: impl FnMut(usize, Result<&[u8], String>),
@@ -96,9 +96,9 @@ pub(super) trait Port: Sized {
 /// Why a message was not posted.
 #[derive(Debug)]
 pub(super) enum Unposted {
-    /// There is no room now. A queue that has failed says so, too: that shows at a poll.
+    /// No room is left now. A queue that has failed says so, too: that shows at a poll.
     Full,
-    /// It can never be posted.
+    /// The message can never be posted.
     Failed(String),
 }
 

@@ -46,7 +46,7 @@ pub(super) struct Remote<C> {
     routes: Vec<Option<usize>>,
     /// Number of routes to a rank.
     fan: usize,
-    /// By link.
+    /// Requests of each link that had no room.
     backlog: Backlog<C>,
     /// Requests sent since the start, and answers to them.
     sent: u64,

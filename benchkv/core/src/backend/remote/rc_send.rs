@@ -249,8 +249,8 @@ impl messages::Port for Port {
             } else if !end.is_probing
                 && now_ns.saturating_sub(end.heard_ns) > PROBE_AFTER.as_nanos() as u64
             {
-                // A WRITE of no bytes names no memory. If the queue is full, its operations prove as
-                // much.
+                // A WRITE of no bytes names no memory. If the queue is full, its operations prove
+                // as much.
                 let probe = Write {
                     addr: 0,
                     rkey: 0,

@@ -142,7 +142,7 @@ impl Header {
     }
 }
 
-/// One end: the port, and the memory of its messages.
+/// An end: the port, and the memory of its messages.
 struct End<P> {
     port: P,
     device: Device,
