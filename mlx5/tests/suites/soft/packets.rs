@@ -370,7 +370,7 @@ fn peers_of_one_fabric_share_memory_unless_all_get_packets() {
             })
         };
         let devices = [(); 2].map(|()| Device::open(DeviceSpec::Soft(options())).unwrap());
-        let [mut a, mut b] = [&devices[0], &devices[1]].map(|device| Endpoint::new(device));
+        let [mut a, mut b] = [&devices[0], &devices[1]].map(Endpoint::new);
         a.connect(&b.address()).unwrap();
         b.connect(&a.address()).unwrap();
         if is_for_all {
