@@ -27,12 +27,12 @@ use std::sync::atomic::AtomicU64;
 
 use benchkv::cli::Cli;
 use benchkv::options::Options;
+use benchkv_harness::clock::Clock;
+use benchkv_harness::counted::{self, Operation};
 use clap::Parser;
 use engine::backend::Endpoints;
 use engine::backend::plan::Site;
 use engine::drive::cluster::{Cluster, Moved};
-use harness::clock::Clock;
-use harness::counted::{self, Operation};
 use mlx5::{Clock as DeviceClock, DeviceSpec, FabricSpec, SoftOptions};
 
 /// Many laps of every lane, and multiples of the depth.

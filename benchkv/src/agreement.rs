@@ -7,9 +7,9 @@ use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::time::Duration;
 
+use benchkv_harness::environment::Environment;
+use benchkv_harness::launch::exchange::{Exchange, ExchangeError};
 use copyrpc::EXCHANGE_VERSION;
-use harness::environment::Environment;
-use launch::exchange::{Exchange, ExchangeError};
 use serde::Serialize;
 use thiserror::Error;
 

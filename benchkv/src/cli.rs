@@ -6,13 +6,13 @@ use std::ffi::OsString;
 use std::io::Write;
 use std::path::PathBuf;
 
+use benchkv_harness::range::time;
+use benchkv_harness::report::{JsonSink, say};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use engine::topology::Carrier;
-use harness::range::time;
-use harness::report::{JsonSink, say};
 
 use self::course::CourseArgs;
 pub(crate) use self::job::SHORTEST_RUN_S;
@@ -338,7 +338,7 @@ pub struct ReportArgs {
 
 #[cfg(test)]
 mod tests {
-    use launch::device::{DeviceChoice, SoftDevice};
+    use benchkv_harness::launch::device::{DeviceChoice, SoftDevice};
 
     use super::*;
     use crate::options::Options;

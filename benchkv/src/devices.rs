@@ -4,9 +4,9 @@ use std::fmt;
 use std::path::Path;
 use std::str::FromStr;
 
+use benchkv_harness::launch::device::DeviceChoice;
+use benchkv_harness::range::{RangeError, range};
 use engine::topology::{Topology, Worker};
-use harness::range::{RangeError, range};
-use launch::device::DeviceChoice;
 use mlx5::DeviceSpec;
 use mlx5::verbs::VerbsError;
 
@@ -146,7 +146,7 @@ impl Devices {
             why,
             format!(
                 "a list of at most {}",
-                harness::report::plural(used.max(1), "device")
+                benchkv_harness::report::plural(used.max(1), "device")
             ),
         ))
     }

@@ -9,10 +9,10 @@ mod tests;
 
 use std::fmt;
 
+use benchkv_harness::affinity::{PinPolicy, Plan, Threads, Usable};
+use benchkv_harness::machine::{HugePages, Program, Space};
+use benchkv_harness::report::bytes;
 use engine::topology::{Backend, Carrier, Topology};
-use harness::affinity::{PinPolicy, Plan, Threads, Usable};
-use harness::machine::{HugePages, Program, Space};
-use harness::report::bytes;
 use mlx5::SoftOptions;
 use serde::{Deserialize, Serialize};
 

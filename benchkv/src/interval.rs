@@ -7,9 +7,9 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use benchkv_harness::report::{nanos, rate};
 use engine::client::Tally;
 use engine::phase::Phase;
-use harness::report::{nanos, rate};
 
 use crate::progress::name_of;
 

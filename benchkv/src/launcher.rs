@@ -3,8 +3,8 @@
 
 use std::fmt;
 
-use harness::report;
-use launch::hosts::Hosts;
+use benchkv_harness::launch::hosts::Hosts;
+use benchkv_harness::report;
 use serde::{Deserialize, Serialize};
 
 /// The launcher of a job, as one of its ranks sees it.

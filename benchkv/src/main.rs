@@ -20,23 +20,23 @@ use benchkv::progress::Progress;
 use benchkv::result::{Conditions, JobResult, csv};
 use benchkv::sim;
 use benchkv::trace::TraceOptions;
+use benchkv_harness::Failure;
+use benchkv_harness::clock::Clock;
+use benchkv_harness::counters::{self, PortCounters};
+use benchkv_harness::environment::{Environment, cpu_seconds, peak_rss_bytes};
+use benchkv_harness::launch::echo::{self, Echo, EchoResult};
+use benchkv_harness::launch::exchange::{Exchange, ExchangeError};
+use benchkv_harness::launch::hosts::Hosts;
+use benchkv_harness::launch::launcher::{EXIT_FOLLOWS, Launch};
+#[cfg(not(feature = "mpi"))]
+use benchkv_harness::launch::role::Foreign;
+use benchkv_harness::launch::role::{Role, foreign_launcher, role};
+use benchkv_harness::machine::{allow_open_files, available_memory};
+use benchkv_harness::report::{JsonSink, bytes, rate, say, to_stdout};
 use copyrpc_shm::dir::Dir;
 use engine::backend::composed::Composed;
 use engine::message::{Request, Response};
 use engine::values::HEAD_BYTES;
-use harness::Failure;
-use harness::clock::Clock;
-use harness::counters::{self, PortCounters};
-use harness::environment::{Environment, cpu_seconds, peak_rss_bytes};
-use harness::machine::{allow_open_files, available_memory};
-use harness::report::{JsonSink, bytes, rate, say, to_stdout};
-use launch::echo::{self, Echo, EchoResult};
-use launch::exchange::{Exchange, ExchangeError};
-use launch::hosts::Hosts;
-use launch::launcher::{EXIT_FOLLOWS, Launch};
-#[cfg(not(feature = "mpi"))]
-use launch::role::Foreign;
-use launch::role::{Role, foreign_launcher, role};
 use serde::Serialize;
 
 /// Exit status for a job that failed, and for a result that could not be written.
@@ -252,7 +252,7 @@ fn check_output(options: &Options) -> Result<(), String> {
         .output
         .output
         .as_deref()
-        .map_or(Ok(()), harness::file::check)
+        .map_or(Ok(()), benchkv_harness::file::check)
         .map_err(|error| format!("--output: {error}"))?;
     let trace_dir = options
         .asked
@@ -306,7 +306,7 @@ fn sweep(options: &Options) -> Result<(), String> {
             "removed {removed} shared-memory regions of dead processes"
         ));
     }
-    let made = harness::file::check(&dir.path().join("benchkv"));
+    let made = benchkv_harness::file::check(&dir.path().join("benchkv"));
     made.map_err(|error| {
         format!(
             "--shm-dir {}: no file can be made in it: {}; name another",
@@ -473,7 +473,7 @@ fn baselines(options: &Options, clock: &Clock) -> Result<Vec<EchoResult>, Failur
 /// the worst one. An interrupted job has a status of its own.
 fn show(options: &Options, result: &JobResult) -> ExitCode {
     let mut unwritten = print(result, &result.to_string(), options.asked.json.as_ref());
-    let write = |file: &Path| Ok::<(), Failure>(harness::file::write(file, &csv(result)?)?);
+    let write = |file: &Path| Ok::<(), Failure>(benchkv_harness::file::write(file, &csv(result)?)?);
     let table = options.asked.output.output.as_deref().map_or(Ok(()), write);
     unwritten.extend(table.err().map(|error| format!("--output: {error}")));
     unwritten.extend(

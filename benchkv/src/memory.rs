@@ -3,10 +3,10 @@
 
 use std::fmt;
 
-use harness::Failure;
-use harness::cgroup;
-use harness::environment::Environment;
-use harness::report::bytes;
+use benchkv_harness::Failure;
+use benchkv_harness::cgroup;
+use benchkv_harness::environment::Environment;
+use benchkv_harness::report::bytes;
 use serde::{Deserialize, Serialize};
 
 use engine::carrier::Connection;
@@ -244,7 +244,8 @@ mod tests {
             "{warning}"
         );
         assert!(
-            harness::machine::available_memory().unwrap() <= Environment::detect().memory_bytes
+            benchkv_harness::machine::available_memory().unwrap()
+                <= Environment::detect().memory_bytes
         );
     }
 

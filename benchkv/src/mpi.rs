@@ -7,8 +7,8 @@
 use std::process::ExitCode;
 
 use benchkv::cli::Cli;
-use launch::exchange::{Exchange, MpiExchange, mpi_library};
-use launch::role::{Foreign, foreign_launchers};
+use benchkv_harness::launch::exchange::{Exchange, MpiExchange, mpi_library};
+use benchkv_harness::launch::role::{Foreign, foreign_launchers};
 
 use crate::{EXIT_OPTIONS, fail, rank_process};
 

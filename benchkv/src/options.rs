@@ -6,6 +6,11 @@ use std::fmt;
 use std::path::Path;
 use std::time::Duration;
 
+use benchkv_harness::Failure;
+use benchkv_harness::affinity::{Plan, Threads, Usable};
+use benchkv_harness::launch::hosts::Hosts;
+use benchkv_harness::range::{RangeError, range};
+use benchkv_harness::report;
 use copyrpc::ring::{MAX_RING_SIZE, MIN_RING_SIZE};
 use copyrpc_shm::dir::Dir;
 use copyrpc_shm::sleep::POLL_SLICE;
@@ -16,11 +21,6 @@ use engine::carrier::name_of;
 use engine::job::{Job, Sizes, least_ring};
 use engine::pace::Pace;
 use engine::topology::{Carrier, Topology};
-use harness::Failure;
-use harness::affinity::{Plan, Threads, Usable};
-use harness::range::{RangeError, range};
-use harness::report;
-use launch::hosts::Hosts;
 use mlx5::{DeviceSpec, SoftOptions};
 
 use crate::cli::{JobArgs, RingChoice};

@@ -24,11 +24,11 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::{Builder, Scope, ScopedJoinHandle};
 use std::time::Duration;
 
+use benchkv_harness::affinity::{AffinityError, pin_current_thread};
+use benchkv_harness::clock::Clock;
+use benchkv_harness::environment::cpu_seconds;
+use benchkv_harness::launch::exchange::{Exchange, ExchangeError};
 use copyrpc_shm::sleep::{SLICE, Sleeper};
-use harness::affinity::{AffinityError, pin_current_thread};
-use harness::clock::Clock;
-use harness::environment::cpu_seconds;
-use launch::exchange::{Exchange, ExchangeError};
 use thiserror::Error;
 
 use crate::interval::{Published, Reporter};

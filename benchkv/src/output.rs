@@ -3,8 +3,8 @@
 
 use std::path::{Path, PathBuf};
 
+use benchkv_harness::report::JsonSink;
 use clap::Args;
-use harness::report::JsonSink;
 
 use crate::trace::TraceFile;
 
@@ -50,7 +50,9 @@ pub fn check_apart(
     let places = [("--json", json), ("--output", output), ("--trace", trace)];
     let places: Vec<(&str, &Path, PathBuf)> = places
         .into_iter()
-        .filter_map(|(flag, path)| Some((flag, path?, harness::file::location(path?).ok()?)))
+        .filter_map(|(flag, path)| {
+            Some((flag, path?, benchkv_harness::file::location(path?).ok()?))
+        })
         .collect();
     let is_in = |dir: &Path, file: &Path| file.parent() == Some(dir) && TraceFile::is_named(file);
     for (number, (flag, path, place)) in places.iter().enumerate() {

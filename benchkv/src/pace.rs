@@ -3,7 +3,7 @@
 use clap::Args;
 use engine::pace::{Arrivals, Pace};
 
-use harness::range::decimal;
+use benchkv_harness::range::decimal;
 use serde::{Deserialize, Serialize};
 
 /// Minimum and maximum operations per second of a job.

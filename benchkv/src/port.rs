@@ -1,8 +1,8 @@
 //! Options of a hardware device's port: the path of packets.
 
+use benchkv_harness::launch::device::DeviceChoice;
+use benchkv_harness::range::{RangeError, range, whole};
 use clap::Args;
-use harness::range::{RangeError, range, whole};
-use launch::device::DeviceChoice;
 use mlx5::DeviceSpec;
 use serde::{Deserialize, Serialize};
 

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use harness::report::{plural, say};
+use benchkv_harness::report::{plural, say};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use engine::phase::Phase;

@@ -9,11 +9,11 @@
 
 use std::collections::BTreeMap;
 
-use harness::affinity::Plan;
-use harness::clock::ClockSource;
-use harness::environment::Environment;
-use harness::hist::{LatencyHistogram, LatencySummary};
-use launch::echo::EchoResult;
+use benchkv_harness::affinity::Plan;
+use benchkv_harness::clock::ClockSource;
+use benchkv_harness::environment::Environment;
+use benchkv_harness::hist::{LatencyHistogram, LatencySummary};
+use benchkv_harness::launch::echo::EchoResult;
 use serde::{Deserialize, Serialize};
 
 use crate::cli::JobArgs;

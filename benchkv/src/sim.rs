@@ -1,13 +1,13 @@
 //! `benchkv sim`: a job in virtual time. [`engine::drive::simulated`] says which parts are real and
 //! which are models.
 
+use benchkv_harness::Failure;
+use benchkv_harness::clock::ClockSource;
+use benchkv_harness::environment::Environment;
+use benchkv_harness::launch::device::{DeviceChoice, SoftDevice};
 use copyrpc_shm::wait::WaitStrategy;
 use engine::drive::faults::{At, Faults};
 use engine::drive::simulated::{Simulated, World};
-use harness::Failure;
-use harness::clock::ClockSource;
-use harness::environment::Environment;
-use launch::device::{DeviceChoice, SoftDevice};
 
 use crate::cli::world::{Named, Nic, SimulationRecord};
 use crate::cli::{JobArgs, SimArgs, WaitChoice};

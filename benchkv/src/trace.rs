@@ -10,10 +10,10 @@ use std::io;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
+use benchkv_harness::Failure;
+use benchkv_harness::range::whole;
 use clap::Args;
 use engine::trace::{Sample, Series};
-use harness::Failure;
-use harness::range::whole;
 use serde::{Deserialize, Serialize};
 
 /// Interval between samples, in rounds.

@@ -1,9 +1,9 @@
 //! The options of `ucx-am`.
 
+use benchkv_harness::range::{RangeError, range};
 use clap::{Args, ValueEnum};
 use engine::topology::Carrier;
 use engine::ucx::PeerErrors;
-use harness::range::{RangeError, range};
 
 use crate::devices::Devices;
 use crate::port::PortOptions;

@@ -9,8 +9,8 @@ mod pair;
 
 use std::process::ExitCode;
 
+use benchkv_harness::counted::{self, Operation};
 use delegationrpc::Ring;
-use harness::counted::{self, Operation};
 use pair::{DEPTH, WITHOUT_LOOKS, parts};
 
 type Pair = pair::Pair<Ring>;

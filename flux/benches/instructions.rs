@@ -8,10 +8,10 @@ use std::hint::black_box;
 use std::process::ExitCode;
 use std::ptr::NonNull;
 
+use benchkv_harness::counted::{self, Operation};
 use copyrpc_calls::{Calls, Tag, Tagged};
 use copyrpc_shm::lane::{Ahead, LaneRx, LaneTx, Slot};
 use flux::{CallFailed, Config, Node, Token, network};
-use harness::counted::{self, Operation};
 
 type Payload = [u64; 4];
 

@@ -14,8 +14,8 @@
 use std::hint::black_box;
 use std::time::Duration;
 
+use benchkv_harness::pattern::{self, Tag};
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use harness::pattern::{self, Tag};
 use mlx5::{DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
 use scalerpc::rdma::PendingClient;
 use scalerpc::{CallError, CallToken, Handlers, RdmaClient, RdmaServer, ServerConfig};

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use benchkv_harness::held::{Counting, heap_bytes, memfds};
 use copyrpc_testing::limits;
-use harness::held::{Counting, heap_bytes, memfds};
 use scalerpc::mlx5::{Clock, Device, DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
 use scalerpc::rdma::{PendingClient, RdmaOptions};
 use scalerpc::{Handlers, RdmaServer, ServerConfig};

@@ -8,8 +8,8 @@
 
 use std::time::Duration;
 
-use harness::Failure;
-use harness::hist::LatencyHistogram;
+use benchkv_harness::Failure;
+use benchkv_harness::hist::LatencyHistogram;
 use serde::{Deserialize, Serialize};
 
 use crate::activity::WorkerReport;

@@ -4,9 +4,9 @@
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use benchkv_harness::launch::device::DeviceChoice;
 use clap::Parser;
 use copyrpc_shm::dir::Dir;
-use launch::device::DeviceChoice;
 
 use crate::backend::plan::Site;
 use crate::job::{Job, Sizes};

@@ -6,10 +6,10 @@ use std::fmt;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
+use benchkv_harness::range::{RangeError, decimal, range, whole};
+use benchkv_harness::units;
 use clap::Args;
 use fastrand::Rng;
-use harness::range::{RangeError, decimal, range, whole};
-use harness::units;
 use serde::{Deserialize, Serialize};
 
 use crate::store::Shard;

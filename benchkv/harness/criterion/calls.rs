@@ -7,10 +7,10 @@
 
 use std::time::Duration;
 
+use benchkv_harness::Failure;
+use benchkv_harness::clock::Clock;
+use benchkv_harness::load::{Answerer, Caller, between_threads, two_cores};
 use criterion::{BenchmarkId, Criterion, Throughput};
-use harness::Failure;
-use harness::clock::Clock;
-use harness::load::{Answerer, Caller, between_threads, two_cores};
 
 /// Number of calls that are verified before the measurement.
 const CHECKED: u64 = 10_000;

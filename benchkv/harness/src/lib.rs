@@ -1,5 +1,4 @@
-//! The library that every benchmark of the workspace shares: one process, no RDMA. It is not
-//! published.
+//! The library that every benchmark of the workspace shares. It is not published.
 //!
 //! In the order in which a run uses the files:
 //!
@@ -17,7 +16,8 @@
 //!   NIC.
 //! - [`machine`]: libraries, limits and programs, for a diagnosis.
 //! - [`report`]: the table for people and the JSON document for programs. [`mod@file`]: their
-//!   files. [`chart`]: the figures of a page or a file.
+//!   files. [`chart`]: lines as SVG.
+//! - `launch`, with the feature `launch`: the processes of a job, and their devices.
 
 pub mod affinity;
 pub mod as_text;
@@ -30,6 +30,8 @@ pub mod environment;
 pub mod file;
 pub mod held;
 pub mod hist;
+#[cfg(feature = "launch")]
+pub mod launch;
 pub mod load;
 pub mod machine;
 pub mod pattern;

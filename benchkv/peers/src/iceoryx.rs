@@ -9,8 +9,8 @@ use iceoryx2::port::server::Server;
 use iceoryx2::prelude::{Node, NodeBuilder, ipc};
 use iceoryx2::service::port_factory::request_response::PortFactory;
 
-use harness::Failure;
-use harness::load::{Answerer, Caller, Payload};
+use benchkv_harness::Failure;
+use benchkv_harness::load::{Answerer, Caller, Payload};
 
 type Pending = PendingResponse<ipc::Service, Payload, (), Payload, ()>;
 type Factory = PortFactory<ipc::Service, Payload, (), Payload, ()>;

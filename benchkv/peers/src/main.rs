@@ -2,7 +2,7 @@
 //! cores. `scripts/peers shm` runs it.
 //!
 //! In the order a run uses the files: [`measures`] (the rounds), [`ours`], [`iceoryx`] and
-//! [`queues`] (the ends under the one load, `harness::load`), [`result`] (the figures).
+//! [`queues`] (the ends under the one load, `benchkv_harness::load`), [`result`] (the figures).
 
 mod iceoryx;
 mod measures;
@@ -15,12 +15,12 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
-use harness::Failure;
-use harness::load::two_cores;
-use harness::report::JsonSink;
-use launch::exchange::Exchange;
-use launch::program::Program;
-use launch::role::{Role, role};
+use benchkv_harness::Failure;
+use benchkv_harness::load::two_cores;
+use benchkv_harness::report::JsonSink;
+use benchkv_harness::launch::exchange::Exchange;
+use benchkv_harness::launch::program::Program;
+use benchkv_harness::launch::role::{Role, role};
 
 use iceoryx::Place;
 

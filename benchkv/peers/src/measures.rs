@@ -5,15 +5,15 @@ use std::sync::Barrier;
 use std::time::Duration;
 
 use flux::Config;
-use harness::Failure;
-use harness::affinity::pin_current_thread;
-use harness::clock::Clock;
-use harness::load::{Answerer, Caller, Load, Payload, Rate, Wait, between_threads, serve};
-use harness::report::Spread;
+use benchkv_harness::Failure;
+use benchkv_harness::affinity::pin_current_thread;
+use benchkv_harness::clock::Clock;
+use benchkv_harness::load::{Answerer, Caller, Load, Payload, Rate, Wait, between_threads, serve};
+use benchkv_harness::report::Spread;
 use ipc::Dir;
-use launch::echo::Echo;
-use launch::exchange::Exchange;
-use launch::pingpong::PingPong;
+use benchkv_harness::launch::echo::Echo;
+use benchkv_harness::launch::exchange::Exchange;
+use benchkv_harness::launch::pingpong::PingPong;
 
 use crate::Job;
 use crate::iceoryx::{IceoryxClient, IceoryxServer};

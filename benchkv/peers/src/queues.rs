@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 use crossbeam_queue::ArrayQueue;
-use harness::Failure;
-use harness::load::{Answerer, Caller, Payload};
+use benchkv_harness::Failure;
+use benchkv_harness::load::{Answerer, Caller, Payload};
 use rtrb::{Consumer, Producer, RingBuffer};
 
 /// A slot and its request or reply.

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use harness::environment::Environment;
-use harness::load::Rate;
-use harness::report::Spread;
+use benchkv_harness::environment::Environment;
+use benchkv_harness::load::Rate;
+use benchkv_harness::report::Spread;
 use serde::Serialize;
 
 /// The result; its JSON form is this structure.

@@ -3,12 +3,12 @@
 use std::fmt;
 use std::str::FromStr;
 
+use benchkv_harness::range::{RangeError, range};
+use benchkv_harness::units;
 use clap::Args;
 use engine::drive::simulated::{Change, Event};
 use engine::job::Job;
 use engine::topology::Backend;
-use harness::range::{RangeError, range};
-use harness::units;
 
 use super::job::JobArgs;
 

@@ -7,13 +7,13 @@
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
+use benchkv_harness::affinity::PinPolicy;
+use benchkv_harness::launch::launcher::Launch;
+use benchkv_harness::range::{RangeError, decimal, range, time, whole};
+use benchkv_harness::report::JsonSink;
+use benchkv_harness::units;
 use clap::{Args, ValueEnum};
 use copyrpc_shm::wait::WaitStrategy;
-use harness::affinity::PinPolicy;
-use harness::range::{RangeError, decimal, range, time, whole};
-use harness::report::JsonSink;
-use harness::units;
-use launch::launcher::Launch;
 use serde::{Deserialize, Serialize};
 
 use crate::devices::Devices;
@@ -216,7 +216,7 @@ pub struct JobArgs {
     /// Cores of the threads: auto pins if every thread can have its own, none never pins, or a list
     /// such as 0-3,8.
     #[arg(long, hide_short_help = true, value_name = "POLICY", default_value_t = PinPolicy::Auto)]
-    #[serde(with = "harness::as_text")]
+    #[serde(with = "benchkv_harness::as_text")]
     pub pin: PinPolicy,
 
     /// Directory for shared memory [default: one of this user in /dev/shm].

@@ -3,10 +3,10 @@
 
 use std::path::Path;
 
+use benchkv_harness::affinity::{Usable, usable_cores};
+use benchkv_harness::environment::Environment;
+use benchkv_harness::machine::{self, Library};
 use copyrpc_shm::dir::Dir;
-use harness::affinity::{Usable, usable_cores};
-use harness::environment::Environment;
-use harness::machine::{self, Library};
 use mlx5::DeviceSpec;
 use mlx5::verbs::{self, DeviceEntry, PortEntry, PortState, VerbsOptions};
 
@@ -93,7 +93,7 @@ fn port(device: &str, entry: &PortEntry) -> Port {
 
 #[cfg(feature = "mpi")]
 fn mpi_library() -> Option<String> {
-    Some(launch::exchange::mpi_library())
+    Some(benchkv_harness::launch::exchange::mpi_library())
 }
 
 #[cfg(not(feature = "mpi"))]

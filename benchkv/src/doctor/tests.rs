@@ -351,7 +351,7 @@ fn shared_memory_is_judged_by_its_room_and_kind() {
 #[test]
 fn this_machine_is_looked_at() {
     let machine = probe::probe(None);
-    let environment = harness::environment::Environment::detect();
+    let environment = benchkv_harness::environment::Environment::detect();
     assert!(
         environment.kernel.contains(&machine.kernel)
             && machine.kernel.starts_with(|c: char| c.is_ascii_digit()),

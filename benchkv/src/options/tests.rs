@@ -1,8 +1,8 @@
 mod policies;
 
+use benchkv_harness::launch::exchange::{Exchange, ExchangeError};
 use clap::Parser;
 use engine::ucx::PeerErrors;
-use launch::exchange::{Exchange, ExchangeError};
 
 use super::*;
 use crate::cli::Cli;

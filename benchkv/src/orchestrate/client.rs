@@ -1,8 +1,8 @@
 //! A client from its first connection to its report.
 
+use benchkv_harness::affinity::pin_current_thread;
 use copyrpc_shm::sleep::SLICE;
 use copyrpc_shm::wait::Waiter;
-use harness::affinity::pin_current_thread;
 
 use super::{Post, Rank, RankError};
 use engine::activity::ActivityLog;

@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Instant;
 
+use benchkv_harness::affinity::RankCores;
+use benchkv_harness::clock::Clock;
 use clap::Parser;
 use copyrpc_shm::sleep::{Due, Watch};
-use harness::affinity::RankCores;
-use harness::clock::Clock;
 
 use super::*;
 use crate::cli::Cli;
@@ -443,7 +443,7 @@ fn run_as(
 /// No thread can be pinned to core 1023, so a rank that should be fails.
 #[test]
 fn threads_have_the_cores_of_their_ranks_place_on_its_host() {
-    let core = harness::affinity::usable_cores().unwrap()[0];
+    let core = benchkv_harness::affinity::usable_cores().unwrap()[0];
     for (daemon, client) in [(1023, core), (core, 1023)] {
         let mut options =
             Options::resolve(Cli::try_parse_from(["benchkv", "--ranks", "1", "--empty"]).unwrap())
@@ -499,7 +499,7 @@ fn reduce((options, outcomes): (Options, Vec<Result<RankReport, RankError>>)) ->
         .collect();
     let conditions = Conditions {
         clock: Clock::monotonic().source(),
-        environment: harness::environment::Environment::detect(),
+        environment: benchkv_harness::environment::Environment::detect(),
         unix_echo: Vec::new(),
     };
     JobResult::reduce(&options, conditions, &parts).unwrap()

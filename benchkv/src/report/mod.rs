@@ -7,9 +7,9 @@ use std::fmt::Write;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use harness::Failure;
-use harness::chart::{Axis, Chart, Series};
-use harness::report::{Table, nanos, plural, rate, to_stdout};
+use benchkv_harness::Failure;
+use benchkv_harness::chart::{Axis, Chart, Series};
+use benchkv_harness::report::{Table, nanos, plural, rate, to_stdout};
 
 use crate::cli::JobArgs;
 use crate::cli::ReportArgs;
@@ -50,7 +50,7 @@ pub fn run(args: &ReportArgs) -> Result<(), Failure> {
                 format!("--output: {path} is one of the results; name another file").into(),
             );
         }
-        harness::file::check(chart).map_err(|why| format!("--output: {why}"))?;
+        benchkv_harness::file::check(chart).map_err(|why| format!("--output: {why}"))?;
     }
     let results = read().collect::<Result<Vec<_>, _>>()?;
     let comparison = Comparison::of(&results);
@@ -63,7 +63,8 @@ pub fn run(args: &ReportArgs) -> Result<(), Failure> {
         .map_err(|why| format!("the report cannot be written to standard output: {why}"))?;
     if let Some(file) = &args.output {
         let svg = chart(&results, &comparison).svg()?;
-        harness::file::write(file, svg.as_bytes()).map_err(|why| format!("--output: {why}"))?;
+        benchkv_harness::file::write(file, svg.as_bytes())
+            .map_err(|why| format!("--output: {why}"))?;
     }
     Ok(())
 }

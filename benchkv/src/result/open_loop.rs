@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use harness::report::{nanos, rate};
+use benchkv_harness::report::{nanos, rate};
 use serde::{Deserialize, Serialize};
 
 use engine::client::OpenWindow;

@@ -5,8 +5,8 @@ use std::fs::File;
 use std::io::{self, BufReader, Read};
 use std::path::Path;
 
-use harness::Failure;
-use harness::hist::LatencySummary;
+use benchkv_harness::Failure;
+use benchkv_harness::hist::LatencySummary;
 use serde_json::Value;
 
 use super::{JobResult, Measured, SCHEMA, SCHEMA_VERSION};

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use harness::report::{Table, bytes, nanos, plural, rate};
+use benchkv_harness::report::{Table, bytes, nanos, plural, rate};
 
 use super::{EchoBaseline, JobResult, NO_DEVICE, RunSpread};
 use engine::activity::{ActivityRates, WorkerReport};

@@ -1,5 +1,5 @@
+use benchkv_harness::clock::Clock;
 use clap::Parser;
-use harness::clock::Clock;
 
 use super::*;
 use crate::cli::Cli;

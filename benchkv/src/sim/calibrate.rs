@@ -14,6 +14,11 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
+use benchkv_harness::Failure;
+use benchkv_harness::affinity::pin_current_thread;
+use benchkv_harness::clock::Clock;
+use benchkv_harness::hist::LatencyHistogram;
+use benchkv_harness::report::Spread;
 use clap::Parser;
 use engine::backend::composed::Composed;
 use engine::backend::{BackendError, Daemon, Endpoints, Workers};
@@ -21,11 +26,6 @@ use engine::client::{Client, Step};
 use engine::drive::simulated::{Cpu, Simulated, World};
 use engine::job::Job;
 use engine::phase::Phase;
-use harness::Failure;
-use harness::affinity::pin_current_thread;
-use harness::clock::Clock;
-use harness::hist::LatencyHistogram;
-use harness::report::Spread;
 
 use super::resolve;
 use crate::cli::{Cli, SimArgs};
@@ -74,7 +74,7 @@ fn job() -> Result<Job, Failure> {
 /// # Errors
 /// A thread cannot have a core of its own, a job fails, or the file cannot be written.
 pub fn calibrate(file: &Path) -> Result<String, Failure> {
-    harness::file::check(file)?;
+    benchkv_harness::file::check(file)?;
     let job = job()?;
     let cpu = steps()?;
     let real_ns = Spread::of(
@@ -88,7 +88,7 @@ pub fn calibrate(file: &Path) -> Result<String, Failure> {
         ..cpu
     };
     let text = text(cpu, real_ns, simulated_latency_ns(&job, cpu)?);
-    harness::file::write(file, text.as_bytes())?;
+    benchkv_harness::file::write(file, text.as_bytes())?;
     Ok(text)
 }
 
@@ -200,7 +200,7 @@ fn turns(depth: usize) -> Result<[Timed; 2], Failure> {
     let asked =
         Cli::try_parse_from(arguments(depth)).unwrap_or_else(|error| unreachable!("{error}"));
     let options = Options::resolve(asked)?;
-    let cores = harness::affinity::usable_cores()?;
+    let cores = benchkv_harness::affinity::usable_cores()?;
     let [of_daemon, of_client, ..] = cores[..] else {
         return Err(format!(
             "calibration needs two cores, and this process may use {}: give it two",
@@ -366,7 +366,7 @@ mod tests {
             line_ns: 77,
             ..Cpu::default()
         };
-        if harness::affinity::usable_cores().unwrap().len() == 1 {
+        if benchkv_harness::affinity::usable_cores().unwrap().len() == 1 {
             assert!(
                 steps()
                     .unwrap_err()
@@ -381,7 +381,7 @@ mod tests {
             assert!(cpu.named().iter().all(|(_, ns)| **ns > 0), "{cpu:?}");
         }
         let file = std::env::temp_dir().join(format!("benchkv-cpu-{}", std::process::id()));
-        harness::file::write(&file, text(cpu, 1.0, 1.0).as_bytes()).unwrap();
+        benchkv_harness::file::write(&file, text(cpu, 1.0, 1.0).as_bytes()).unwrap();
         let read = file
             .display()
             .to_string()

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use benchkv_harness::clock::Clock;
 use clap::Parser;
 use copyrpc_shm::sleep::{Sleeper, Watch};
 use engine::activity::Activity;
@@ -19,7 +20,6 @@ use engine::message::{Outcome, Request};
 use engine::store::{Shard, owner_of};
 use engine::topology::Topology;
 use engine::workload::AccessKind;
-use harness::clock::Clock;
 
 use crate::cli::{Cli, Command};
 use crate::options::Options;

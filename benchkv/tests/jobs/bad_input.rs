@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::Command;
 
 use benchkv::doctor::DEFAULT_SHM_BYTES;
-use launch::device::DEVICE_VARIABLE;
+use benchkv_harness::launch::device::DEVICE_VARIABLE;
 
 use crate::job::{Ended, Job, SHORT, Scratch, benchkv, turn};
 

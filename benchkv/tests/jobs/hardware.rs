@@ -4,7 +4,7 @@
 //! `mlx5-run --devices 2 cargo test -p benchkv --test jobs -- --ignored hardware`; on a NIC without
 //! `mlx5-run`, and with `BENCHKV_TEST_DEVICE` if it is not mlx5_0.
 
-use launch::device::DEVICE_VARIABLE;
+use benchkv_harness::launch::device::DEVICE_VARIABLE;
 
 use crate::job::{BACKENDS, Job, SHORT, Scratch, benchkv, run, turn};
 use crate::measurement::{assert_sound, count, daemons, list, transports};

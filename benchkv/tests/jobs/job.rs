@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use launch::device::DEVICE_VARIABLE;
+use benchkv_harness::launch::device::DEVICE_VARIABLE;
 use serde_json::Value;
 
 /// Backends that need nothing but this build; `ucx-am` has tests of its own.

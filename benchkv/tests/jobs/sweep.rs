@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use launch::device::DEVICE_VARIABLE;
+use benchkv_harness::launch::device::DEVICE_VARIABLE;
 
 use crate::job::{Ended, Job, Scratch, turn};
 

@@ -18,8 +18,8 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use benchkv::trace::TraceFile;
+use benchkv_harness::launch::device::DEVICE_VARIABLE;
 use job::{BACKENDS, Ended, Job, Process, SHORT, Scratch, TICKS_OF_LOAD, TICKS_OF_RUN, run, turn};
-use launch::device::DEVICE_VARIABLE;
 use serde_json::Value;
 
 /// A part of a job's ranks, with arguments of their own.

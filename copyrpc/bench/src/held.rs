@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::io;
 
-use harness::held::{Memfd, heap_bytes, memfds};
+use benchkv_harness::held::{Memfd, heap_bytes, memfds};
 
 /// The memory that a program held before it made something.
 #[derive(Debug)]

@@ -12,8 +12,8 @@ use std::process::ExitCode;
 
 use clap::{Command, CommandFactory, FromArgMatches, Parser, Subcommand};
 
-use harness::held::Counting;
-use launch::program::Program;
+use benchkv_harness::held::Counting;
+use benchkv_harness::launch::program::Program;
 
 /// Counts the allocations of servers.
 #[global_allocator]

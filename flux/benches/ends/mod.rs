@@ -1,9 +1,9 @@
 //! flux below the load of `harness`, for the benchmarks here and in `benchkv/peers`: node 0 calls
 //! node 1.
 
+use benchkv_harness::Failure;
+use benchkv_harness::load::{Answerer, Caller, Payload};
 use flux::{CallError, Config, Node, network};
-use harness::Failure;
-use harness::load::{Answerer, Caller, Payload};
 
 /// A node that only calls node 1.
 pub(crate) struct FluxCaller(Node<Payload, u32>);

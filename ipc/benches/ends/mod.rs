@@ -1,8 +1,8 @@
 //! ipc below the load of `harness`, for the benchmarks here and in `benchkv/peers`, and
 //! delegationrpc, which has another `W`.
 
-use harness::Failure;
-use harness::load::{Answerer, Caller, Payload};
+use benchkv_harness::Failure;
+use benchkv_harness::load::{Answerer, Caller, Payload};
 use ipc::{Announce, CallError, Client, Dir, Server};
 
 /// The tag that both ends must have in common.

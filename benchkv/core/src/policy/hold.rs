@@ -5,7 +5,7 @@ use std::fmt;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
-use harness::units;
+use benchkv_harness::units;
 
 /// Minimum and maximum time that answers are held, in ns.
 const HOLD_NS: RangeInclusive<f64> = 500.0..=100_000.0;

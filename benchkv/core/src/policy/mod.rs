@@ -11,9 +11,9 @@ mod hold;
 use std::fmt;
 use std::ops::RangeInclusive;
 
+use benchkv_harness::range::{RangeError, decimal, range, whole};
+use benchkv_harness::window::WindowChoice;
 use clap::Args;
-use harness::range::{RangeError, decimal, range, whole};
-use harness::window::WindowChoice;
 use serde::{Deserialize, Serialize};
 
 pub use daemon::{Found, Policy, RoundPlan};
@@ -41,7 +41,7 @@ pub struct PolicyOptions {
     /// (docs/study.md): neither lifts the low state; 10us gains a third at depth 1 and 8 ranks, 9
     /// and 4 % with 16 and 32; adaptive gains as much, and costs a fifth in the high state.
     #[arg(long, hide_short_help = true, value_name = "off|TIME|adaptive[:TIME]", default_value_t = HoldChoice::Off)]
-    #[serde(with = "harness::as_text")]
+    #[serde(with = "benchkv_harness::as_text")]
     #[doc(alias = "batch_hold_us")]
     #[doc(alias = "adaptive_hold")]
     pub hold: HoldChoice,
@@ -55,7 +55,7 @@ pub struct PolicyOptions {
     /// Extra polls per round while nothing arrives, 0 to 4096. Simulated: they do not lift the low
     /// state; 16 gain a tenth at most.
     #[arg(long, hide_short_help = true, value_name = "N", value_parser = whole(POLLS), default_value_t = 0)]
-    #[serde(with = "harness::as_text")]
+    #[serde(with = "benchkv_harness::as_text")]
     pub poll_budget: u32,
 
     /// Flush after every N rounds that did something, 1 to 4096, and after a round that did

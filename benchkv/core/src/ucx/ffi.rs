@@ -10,7 +10,7 @@ use core::ffi::{CStr, c_char, c_uint, c_void};
 use core::ptr::NonNull;
 use std::sync::OnceLock;
 
-use harness::machine::Library;
+use benchkv_harness::machine::Library;
 
 use super::{OLDEST, UcxError};
 

@@ -11,10 +11,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use benchkv_harness::Failure;
+use benchkv_harness::launch::program::Program;
+use benchkv_harness::report::JsonSink;
 use clap::{Parser, ValueEnum};
-use harness::Failure;
-use harness::report::JsonSink;
-use launch::program::Program;
 use mlx5::{Access, ConnectOptions, Device, QpConfig, Signal, Write};
 use serde::Serialize;
 

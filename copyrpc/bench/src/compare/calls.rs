@@ -1,9 +1,9 @@
 //! The calls of a client: their slots, their content, and their ends.
 
-use harness::Failure;
-use harness::clock::Clock;
-use harness::hist::LatencyHistogram;
-use harness::pattern::Tag;
+use benchkv_harness::Failure;
+use benchkv_harness::clock::Clock;
+use benchkv_harness::hist::LatencyHistogram;
+use benchkv_harness::pattern::Tag;
 
 /// The content of requests and replies.
 pub(crate) trait Content {

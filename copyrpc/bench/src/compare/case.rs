@@ -3,9 +3,9 @@
 use std::fmt;
 use std::ops::RangeInclusive;
 
+use benchkv_harness::range::whole;
+use benchkv_harness::window::WindowChoice;
 use clap::{ArgAction, ValueEnum};
-use harness::range::whole;
-use harness::window::WindowChoice;
 use serde::Serialize;
 
 /// Receives of the largest shared receive queue, on software and mlx5 devices alike.

@@ -4,8 +4,8 @@
 use std::cell::Cell;
 use std::collections::BTreeMap;
 
-use harness::Failure;
-use harness::pattern::{self, Tag};
+use benchkv_harness::Failure;
+use benchkv_harness::pattern::{self, Tag};
 use mlx5::{Device, DeviceInfo, DeviceSpec};
 
 use super::calls::{Calls, Content};

@@ -3,14 +3,14 @@
 
 use std::time::Duration;
 
+use benchkv_harness::Failure;
+use benchkv_harness::pattern;
+use benchkv_harness::range::{RangeError, range};
 use copyrpc::ring::{DEFAULT_RING_SIZE, RingSize};
 use copyrpc::{
     Context, ContextBuilder, DEFAULT_SRQ_SIZE, EXCHANGE_RECORD_SIZE, Endpoint, EndpointConfig,
     ExchangeRecord, PendingEndpoint, RecvBytes, Reply,
 };
-use harness::Failure;
-use harness::pattern;
-use harness::range::{RangeError, range};
 use mlx5::{Device, DeviceInfo, DeviceSpec};
 
 use super::calls::{Calls, Content};

@@ -3,12 +3,12 @@
 
 use std::time::Duration;
 
+use benchkv_harness::Failure;
+use benchkv_harness::clock::Clock;
+use benchkv_harness::hist::LatencyHistogram;
+use benchkv_harness::load::{BLOCK_CALLS, BLOCK_TRIPS};
+use benchkv_harness::pattern::{self, Tag};
 use copyrpc_shm::wait::{WaitStrategy, Waiter};
-use harness::Failure;
-use harness::clock::Clock;
-use harness::hist::LatencyHistogram;
-use harness::load::{BLOCK_CALLS, BLOCK_TRIPS};
-use harness::pattern::{self, Tag};
 
 use super::calls::{Book, Calls, Content, Shared};
 use super::case::Fault;

@@ -18,16 +18,16 @@ mod send;
 
 use std::process::ExitCode;
 
-use harness::Failure;
-use harness::clock::Clock;
-use launch::exchange::Exchange;
-use launch::role::{Role, foreign_launcher, role};
+use benchkv_harness::Failure;
+use benchkv_harness::clock::Clock;
+use benchkv_harness::launch::exchange::Exchange;
+use benchkv_harness::launch::role::{Role, foreign_launcher, role};
 
 use options::Job;
 pub(crate) use options::Options;
 use result::{Comparison, Outcomes};
 
-use launch::program::{EXIT_OPTIONS, Program};
+use benchkv_harness::launch::program::{EXIT_OPTIONS, Program};
 
 /// Runs the launcher, or one of the processes that it started.
 pub(crate) fn run(program: Program, options: &Options) -> ExitCode {

@@ -6,18 +6,18 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use benchkv_harness::Failure;
+use benchkv_harness::affinity::{self, PinPolicy, Plan, Threads};
+use benchkv_harness::launch::device::DeviceChoice;
+use benchkv_harness::range::{RangeError, decimal, range, whole};
+use benchkv_harness::report::{JsonSink, bytes, plural};
 use clap::{ArgAction, ValueEnum};
 use copyrpc_shm::wait::WaitStrategy;
-use harness::Failure;
-use harness::affinity::{self, PinPolicy, Plan, Threads};
-use harness::range::{RangeError, decimal, range, whole};
-use harness::report::{JsonSink, bytes, plural};
-use launch::device::DeviceChoice;
 use serde::Serialize;
 
 use super::case::{Case, Kind, Length, Settings};
 use super::{copy_rpc, scale_rpc};
-use launch::program::RANKS;
+use benchkv_harness::launch::program::RANKS;
 
 /// Maximum number of loads of one run.
 const MAX_LOADS: usize = 8;
@@ -102,7 +102,7 @@ pub(crate) struct Options {
     /// soft, or the device that the environment variable COPYRPC_DEVICE names; the plan and the
     /// result say which, and why.
     #[arg(long, value_name = "auto|soft[:KEY=VALUE,...]|verbs|mlx5_N[:PORT]", default_value_t = DeviceChoice::Auto)]
-    #[serde(serialize_with = "harness::as_text::serialize")]
+    #[serde(serialize_with = "benchkv_harness::as_text::serialize")]
     pub(crate) device: DeviceChoice,
 
     /// Also measure the ping-pong of a bare cache line between the two cores, before the runs.
@@ -185,7 +185,7 @@ pub(crate) struct Job {
     warmup_s: f64,
     /// Why `auto` took the device; `None` if the device was named.
     device_by_auto: Option<String>,
-    #[serde(serialize_with = "harness::as_text::serialize")]
+    #[serde(serialize_with = "benchkv_harness::as_text::serialize")]
     pub(crate) wait: WaitStrategy,
     /// The cores of the two processes.
     pub(crate) placement: Plan,

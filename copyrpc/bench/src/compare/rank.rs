@@ -9,11 +9,11 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::ScopedJoinHandle;
 use std::time::Duration;
 
-use harness::Failure;
-use harness::affinity::pin_current_thread;
-use harness::clock::Clock;
-use launch::exchange::{Exchange, ExchangeError};
-use launch::pingpong::{PingPong, PingPongResult};
+use benchkv_harness::Failure;
+use benchkv_harness::affinity::pin_current_thread;
+use benchkv_harness::clock::Clock;
+use benchkv_harness::launch::exchange::{Exchange, ExchangeError};
+use benchkv_harness::launch::pingpong::{PingPong, PingPongResult};
 use mlx5::Device;
 use serde::{Deserialize, Serialize};
 
@@ -25,7 +25,7 @@ use super::options::{Job, Mode};
 use super::scale_rpc::{ScaleClient, ScaleServer};
 use super::send::{RcPort, SendClient, SendServer, UdPort};
 use crate::held::Before;
-use launch::program::RANKS;
+use benchkv_harness::launch::program::RANKS;
 
 /// Duration of the baseline's measurement.
 const BASELINE: Duration = Duration::from_millis(200);

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use harness::Failure;
-use harness::clock::ClockSource;
-use harness::environment::{Environment, peak_rss_bytes};
-use harness::hist::{LatencyHistogram, LatencySummary};
-use harness::report::{Spread, Table, bytes, nanos, plural, rate};
-use launch::pingpong::PingPongResult;
+use benchkv_harness::Failure;
+use benchkv_harness::clock::ClockSource;
+use benchkv_harness::environment::{Environment, peak_rss_bytes};
+use benchkv_harness::hist::{LatencyHistogram, LatencySummary};
+use benchkv_harness::launch::pingpong::PingPongResult;
+use benchkv_harness::report::{Spread, Table, bytes, nanos, plural, rate};
 use serde::Serialize;
 
 use super::case::Kind;

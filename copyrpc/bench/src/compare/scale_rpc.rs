@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use harness::Failure;
+use benchkv_harness::Failure;
 use mlx5::{Device, DeviceInfo, DeviceSpec};
 use scalerpc::protocol::wire::{HEADER_BYTES, TRAILER_BYTES};
 use scalerpc::rdma::exchange::{Accept, Admission, Offer};

@@ -1,6 +1,6 @@
 //! The points to measure: the curve over the number of clients, and its summary.
 
-use harness::Failure;
+use benchkv_harness::Failure;
 use scalerpc::Grouping;
 use serde::Serialize;
 

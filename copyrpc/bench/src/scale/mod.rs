@@ -15,17 +15,17 @@ mod workload;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use harness::Failure;
-use harness::file;
-use harness::machine::allow_open_files;
-use harness::report::{JsonSink, say};
+use benchkv_harness::Failure;
+use benchkv_harness::file;
+use benchkv_harness::machine::allow_open_files;
+use benchkv_harness::report::{JsonSink, say};
 use scalerpc::Grouping;
 
 use curve::{Pair, Verdict};
 use result::Document;
 use setting::Setting;
 
-use launch::program::Program;
+use benchkv_harness::launch::program::Program;
 
 /// Maximum number of clients of a point: each is a device of its own in this process.
 const MOST_CLIENTS: i64 = 4096;

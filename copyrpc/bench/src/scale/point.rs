@@ -4,9 +4,9 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use harness::Failure;
-use harness::clock::Clock;
-use harness::pattern::{self, Tag};
+use benchkv_harness::Failure;
+use benchkv_harness::clock::Clock;
+use benchkv_harness::pattern::{self, Tag};
 use mlx5::{ContextUses, Device, DeviceSpec, Did, Simulation, SoftOptions};
 use scalerpc::ServerStats;
 use scalerpc::rdma::{PendingClient, SetupError};

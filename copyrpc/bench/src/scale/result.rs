@@ -2,9 +2,9 @@
 
 use std::fmt;
 
-use harness::Failure;
-use harness::chart::{Axis, Chart, Series};
-use harness::report::{Table, rate};
+use benchkv_harness::Failure;
+use benchkv_harness::chart::{Axis, Chart, Series};
+use benchkv_harness::report::{Table, rate};
 use mlx5::NicParameters;
 use serde::Serialize;
 

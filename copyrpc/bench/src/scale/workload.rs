@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use harness::pattern::{self, Tag};
+use benchkv_harness::pattern::{self, Tag};
 use serde::Serialize;
 
 /// Files that each directory has beside those of the load.

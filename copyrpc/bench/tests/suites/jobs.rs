@@ -1,6 +1,6 @@
 //! `copyrpc_bench`: whole jobs of copyrpc.
 
-use harness::affinity::{pin_current_thread, usable_cores};
+use benchkv_harness::affinity::{pin_current_thread, usable_cores};
 use serde_json::Value;
 
 use crate::support::{self, COPYRPC_BENCH, run, stderr};

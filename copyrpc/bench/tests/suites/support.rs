@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use launch::device::DEVICE_VARIABLE;
+use benchkv_harness::launch::device::DEVICE_VARIABLE;
 use serde_json::Value;
 
 pub(crate) const COPYRPC_BENCH: &str = env!("CARGO_BIN_EXE_copyrpc_bench");

@@ -15,7 +15,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// Returns the directory with `mlx5-run` and the library. A test depends on the binaries of its
 /// package, but not on a library that no binary links, so the library is built here, with the
-/// features of its dependencies in the workspace (benchkv-launch has them all).
+/// features of its dependencies in the workspace (benchkv-harness has them all).
 pub(crate) fn built() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
@@ -27,7 +27,9 @@ pub(crate) fn built() -> &'static Path {
             "-p",
             env!("CARGO_PKG_NAME"),
             "-p",
-            "benchkv-launch",
+            "benchkv-harness",
+            "--features",
+            "benchkv-harness/launch",
             "--lib",
         ]);
         let program = Path::new(env!("CARGO_BIN_EXE_mlx5-run"));

@@ -17,7 +17,7 @@ mod ud;
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use harness::Failure;
+use benchkv_harness::Failure;
 use mlx5::{Access, Device, DeviceInfo, DeviceSpec, Inline, Mr, Payload, Pd, Sge};
 pub(crate) use rc::RcPort;
 pub(crate) use ud::UdPort;
@@ -429,7 +429,7 @@ impl<P: Port> Client for SendClient<P> {
 
 #[cfg(test)]
 mod tests {
-    use harness::clock::Clock;
+    use benchkv_harness::clock::Clock;
     use mlx5::{FabricSpec, LocalFabric, SoftOptions};
 
     use super::super::calls::Shared;

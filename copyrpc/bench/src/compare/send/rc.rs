@@ -1,6 +1,6 @@
 //! Reliable connections: a queue pair for each peer, all on one shared receive queue.
 
-use harness::Failure;
+use benchkv_harness::Failure;
 use mlx5::{
     ConnectOptions, Cq, Cqe, Device, MonoCq, Payload, Pd, PostError, QpAddress, QpConfig, RcQp,
     Send, Sge, Signal, Srq,

@@ -1,6 +1,6 @@
 //! Datagrams: one queue pair for all peers.
 
-use harness::Failure;
+use benchkv_harness::Failure;
 use mlx5::{
     Cq, Cqe, Destination, Device, GRH_BYTES, Payload, Pd, PostError, QpAddress, QpConfig,
     ReceiveSource, Sge, Signal, UdQp, UdSend,

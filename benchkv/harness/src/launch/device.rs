@@ -5,7 +5,7 @@ mod soft;
 use std::env::VarError;
 use std::path::Path;
 
-use harness::affinity::cores_of_node;
+use crate::affinity::cores_of_node;
 use mlx5::verbs::{DeviceEntry, PortState, VerbsError, VerbsOptions};
 use mlx5::{DeviceSpec, FabricSpec, RoceOptions, SoftOptions};
 pub use soft::SoftDevice;

@@ -31,14 +31,14 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags};
 use thiserror::Error;
 
-pub use crate::child::Ended;
-use crate::child::OwnChild;
-use crate::exchange::channel::Channel;
-use crate::exchange::frame::{Frame, MAX_RANKS};
-use crate::exchange::rank_list;
-use crate::role_text::RoleText;
-use crate::sys::{self, EndSignals};
-use harness::clock::Clock;
+use crate::clock::Clock;
+pub use crate::launch::child::Ended;
+use crate::launch::child::OwnChild;
+use crate::launch::exchange::channel::Channel;
+use crate::launch::exchange::frame::{Frame, MAX_RANKS};
+use crate::launch::exchange::rank_list;
+use crate::launch::role_text::RoleText;
+use crate::launch::sys::{self, EndSignals};
 use relay::Relay;
 
 /// Exit status of a rank that ended because another rank, or the job, ended.

@@ -10,9 +10,9 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 
 use rustix::process::{Pid, PidfdFlags, getpid, pidfd_open};
 
-use crate::sys;
+use crate::launch::sys;
 
-/// The variable that gives a child its role; see [`crate::role`].
+/// The variable that gives a child its role; see [`crate::launch::role`].
 pub(crate) const ROLE_VARIABLE: &str = "BENCH_HARNESS_ROLE";
 
 /// The end of a process.

@@ -9,7 +9,7 @@ use rustix::event::PollFd;
 use super::channel::Channel;
 use super::frame::{Frame, MAX_PART_BYTES};
 use super::{Exchange, ExchangeError};
-use crate::sys::{self, Deadline};
+use crate::launch::sys::{self, Deadline};
 
 /// Time after the end of a round for which a rank waits until the launcher names the missing rank.
 const ANSWER_GRACE: Duration = Duration::from_secs(2);

@@ -7,13 +7,13 @@ use std::os::unix::net::UnixStream;
 
 use thiserror::Error;
 
-use harness::Failure;
+use crate::Failure;
 
-use crate::child::ROLE_VARIABLE;
-use crate::echo::EchoServer;
-use crate::exchange::SocketExchange;
-use crate::pingpong::PingPongPeer;
-use crate::role_text::RoleText;
+use crate::launch::child::ROLE_VARIABLE;
+use crate::launch::echo::EchoServer;
+use crate::launch::exchange::SocketExchange;
+use crate::launch::pingpong::PingPongPeer;
+use crate::launch::role_text::RoleText;
 
 /// The role of this process.
 #[derive(Debug)]

@@ -11,13 +11,13 @@ use std::io::Write;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use harness::Failure;
-use harness::clock::Clock;
-use launch::echo::Echo;
-use launch::exchange::{Exchange, SocketExchange};
-use launch::launcher::{EXIT_FOLLOWS, Launch};
-use launch::pingpong::PingPong;
-use launch::role::{Role, role};
+use benchkv_harness::Failure;
+use benchkv_harness::clock::Clock;
+use benchkv_harness::launch::echo::Echo;
+use benchkv_harness::launch::exchange::{Exchange, SocketExchange};
+use benchkv_harness::launch::launcher::{EXIT_FOLLOWS, Launch};
+use benchkv_harness::launch::pingpong::PingPong;
+use benchkv_harness::launch::role::{Role, role};
 
 const WITHIN: Duration = Duration::from_secs(2);
 

@@ -1,8 +1,8 @@
 //! The launcher's side of a collective operation, without sockets or clock: it takes parts, and
 //! returns one broadcast.
 
-use crate::exchange::MAX_PART_BYTES;
-use crate::exchange::frame::Frame;
+use crate::launch::exchange::MAX_PART_BYTES;
+use crate::launch::exchange::frame::Frame;
 
 /// Collects the parts of one round at a time. Every frame it returns is for all ranks.
 #[derive(Debug)]

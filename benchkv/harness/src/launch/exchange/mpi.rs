@@ -17,7 +17,7 @@ use thiserror::Error;
 
 use super::frame::MAX_PART_BYTES;
 use super::{Exchange, ExchangeError};
-use crate::sys::Deadline;
+use crate::launch::sys::Deadline;
 
 /// Maximum number of ranks.
 const MAX_RANKS: usize = 1024;

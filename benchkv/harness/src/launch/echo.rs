@@ -15,13 +15,13 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::child::OwnChild;
-pub use crate::role_text::MAX_MESSAGE_BYTES;
-use crate::role_text::RoleText;
-use crate::sys;
-use harness::Failure;
-use harness::clock::Clock;
-use harness::hist::{LatencyHistogram, LatencySummary};
+use crate::Failure;
+use crate::clock::Clock;
+use crate::hist::{LatencyHistogram, LatencySummary};
+use crate::launch::child::OwnChild;
+pub use crate::launch::role_text::MAX_MESSAGE_BYTES;
+use crate::launch::role_text::RoleText;
+use crate::launch::sys;
 
 /// Maximum number of requests outstanding. So many fit the default socket buffers of both
 /// directions, so neither side blocks on the other.

@@ -14,12 +14,12 @@ use std::time::Duration;
 use copyrpc_shm::memfd::{Memfd, MemfdId};
 use serde::{Deserialize, Serialize};
 
-use crate::child::OwnChild;
-use crate::role_text::RoleText;
-use harness::Failure;
-use harness::affinity::{AffinityError, pin_current_thread};
-use harness::clock::Clock;
-use harness::hist::{LatencyHistogram, LatencySummary};
+use crate::Failure;
+use crate::affinity::{AffinityError, pin_current_thread};
+use crate::clock::Clock;
+use crate::hist::{LatencyHistogram, LatencySummary};
+use crate::launch::child::OwnChild;
+use crate::launch::role_text::RoleText;
 
 /// Bytes of a message, without its sequence word.
 pub const MESSAGE_BYTES: usize = 32;

@@ -3,7 +3,7 @@
 //! [`Exchange`] is the only interface: a Unix socket to the launcher ([`SocketExchange`]), or, with
 //! the feature `mpi`, an MPI library (`MpiExchange`). In data-flow order: `frame` (the bytes),
 //! `channel` (frames over a socket that never blocks), `socket` (a rank's end); `mpi`. The
-//! launcher's end is [`crate::launcher`].
+//! launcher's end is [`crate::launch::launcher`].
 
 pub(crate) mod channel;
 pub(crate) mod frame;

@@ -1,5 +1,4 @@
-//! The processes of a job of every benchmark binary of the workspace, and the devices they open. It
-//! is not published.
+//! The processes of a job of every benchmark binary of the workspace, and the devices they open.
 //!
 //! In the order in which a run uses the files:
 //!
@@ -14,7 +13,7 @@
 //! - [`echo`]: the Unix-socket echo, the baseline of every result.
 //! - [`pingpong`]: the exchange of a cache line between two cores, the lower bound of a round trip.
 //!
-//! All waits in this crate are outside the measured window.
+//! All waits in this module are outside the measured window.
 
 #[cfg(not(target_os = "linux"))]
 compile_error!(

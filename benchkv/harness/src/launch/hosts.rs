@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::exchange::Exchange;
-use harness::Failure;
-use harness::affinity::{allowed_cores, by_node, later_threads, usable_cores};
+use crate::Failure;
+use crate::affinity::{allowed_cores, by_node, later_threads, usable_cores};
+use crate::launch::exchange::Exchange;
 
 /// The hosts of a job, as one of its ranks sees them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

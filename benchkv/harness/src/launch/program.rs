@@ -5,11 +5,11 @@ use std::io::Write;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use harness::Failure;
-use harness::report::{JsonSink, say};
+use crate::Failure;
+use crate::report::{JsonSink, say};
 use serde::Serialize;
 
-use crate::launcher::Launch;
+use crate::launch::launcher::Launch;
 
 /// Number of processes: rank 0 calls, rank 1 answers.
 pub const RANKS: usize = 2;
