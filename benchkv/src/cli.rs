@@ -18,6 +18,7 @@ use self::course::CourseArgs;
 pub(crate) use self::job::SHORTEST_RUN_S;
 pub use self::job::{BackendKind, Fault, JobArgs, Mix, RingChoice, WaitChoice};
 use self::world::WorldArgs;
+use crate::output::with_extension;
 
 pub mod course;
 pub(crate) mod job;
