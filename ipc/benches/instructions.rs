@@ -14,7 +14,8 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use benchkv_harness::counted::{self, Operation};
-use copyrpc_calls::futures::{Connection, Ended, GoesOn, Refusal, Worker};
+use copyrpc_calls::futures::Worker;
+use copyrpc_calls::{Connection, Ended, ErrorOf, Facts, GoesOn, Refusal, SessionEnd};
 use ipc::methods::Caller;
 use ipc::{AskError, Dir, ReadyWords, service};
 use pair::{DEPTH, WITHOUT_LOOKS, parts};

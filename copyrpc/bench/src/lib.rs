@@ -1,8 +1,8 @@
 //! The benchmarks between two processes, `copyrpc_bench` and `scalerpc_bench`: transports of calls
-//! ([`compare`]) under one load, and the effect of ScaleRPC's groups for a NIC whose cache of
-//! queue-pair contexts is too small ([`scale`]).
+//! (`compare`) under one load, and the effect of ScaleRPC's groups for a NIC whose cache of
+//! queue-pair contexts is too small (`scale`).
 //!
-//! [`held`]: the memory of a server.
+//! `held`: the memory of a server.
 
 mod compare;
 mod held;

@@ -167,6 +167,14 @@ impl HeldRequests {
     /// Notes that a request of the application is answered.
     #[inline(always)]
     pub(super) fn answer(&mut self, hold: Hold) {
+        if hold != Hold::InPlace {
+            self.answer_held(hold);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn answer_held(&mut self, hold: Hold) {
         match hold {
             Hold::InPlace => {}
             Hold::WithoutBytes => self.without_bytes -= 1,

@@ -374,8 +374,9 @@ impl SendRing {
     /// The message [fits the lap](Self::fits_lap).
     #[inline(always)]
     pub(super) unsafe fn append(&mut self, call_id: u32, piggyback: u32, payload: &[u8]) {
-        let message = padded(payload.len() as u64);
-        debug_assert!(self.fits_lap(message), "P2");
+        let at = self.next;
+        let end = at + padded(payload.len() as u64);
+        debug_assert!(end <= self.lap_end, "P2");
         let header = Header {
             call_id,
             piggyback,
@@ -383,9 +384,9 @@ impl SendRing {
         };
         // SAFETY: the message is on the lap, as the caller vouches.
         unsafe {
-            self.lap.write_message(self.next, &header.encode(), payload);
+            self.lap.write_message(at, &header.encode(), payload);
         }
-        self.next += message;
+        self.next = end;
         self.open_count += 1;
         debug_assert!(self.in_flight() <= self.size().bytes(), "S2");
     }
