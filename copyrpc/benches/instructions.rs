@@ -52,9 +52,9 @@ struct Kind {
 enum Work {
     /// Calls, the public functions one after the other; the answerer serves.
     Calls,
-    /// Calls as in `Calls`, but the answerer drains, receives, replies and flushes.
+    /// Calls for which the answerer drains, receives, replies and flushes.
     ReceivedCalls,
-    /// Calls as in `Calls`, each function in a frame of its own.
+    /// Calls, with each function in a frame of its own.
     Parts,
     /// Polls of a context that has nothing to do.
     IdlePolls,
@@ -86,7 +86,7 @@ const KINDS: &[Kind] = &[
     },
     Kind {
         name: "rpc_depth64",
-        bound: Some(237),
+        bound: Some(231),
         collect: "nohca",
         what: "copyrpc: the same, 64 at a time",
         depth: 64,
@@ -234,7 +234,7 @@ const COUNTS: (usize, usize) = (16_384, 49_152);
 struct Pair {
     caller: Context<u64>,
     answerer: Context<u64>,
-    /// The caller's end of each connection. The first one calls.
+    /// The first end of each connection, which calls.
     endpoints: Vec<Endpoint<u64>>,
     _peers: Vec<Endpoint<u64>>,
 }

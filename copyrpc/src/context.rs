@@ -416,10 +416,10 @@ impl<U> Context<U> {
         &self.inner.device
     }
 
-    /// Takes one bounded step: takes arrivals and completions, ends calls through `on_response`,
-    /// posts gathered messages. Returns the number of completions plus the number of calls that ran
-    /// out of time; 0 means that nothing moved. READs of a peer's record without new flow-control
-    /// words do not count.
+    /// Does one bounded step: takes arrivals and completions, ends calls through `on_response`, posts
+    /// gathered messages. Returns the number of completions plus the number of calls that ran out
+    /// of time; 0 means that nothing moved. READs of a peer's record without new flow-control words
+    /// do not count.
     ///
     /// `on_response` gets the call's user data and either the reply's bytes, valid during the
     /// callback, or the reason why there are none. It may call, reply and receive.
@@ -472,8 +472,8 @@ impl<U> Context<U> {
         Ok(taken)
     }
 
-    /// Takes arrivals and completions as [`Context::poll`] does, and posts nothing, so calls and
-    /// replies go on gathering into larger batches.
+    /// Polls without the second half of [`Context::poll`]: posts nothing, so calls and replies go on
+    /// gathering into larger batches.
     ///
     /// # Errors
     /// [`PollError`].
@@ -482,7 +482,7 @@ impl<U> Context<U> {
         Ok(self.inner.drain(&mut on_response))
     }
 
-    /// Answers requests as [`Context::serve`] does, and posts nothing, so calls and replies go on
+    /// Serves without the second half of [`Context::serve`]: posts nothing, so calls and replies go on
     /// gathering into larger batches.
     ///
     /// # Errors
@@ -516,7 +516,7 @@ impl<U> Context<U> {
         }
     }
 
-    /// Posts what [`Context::poll`] and [`Context::serve`] post: gathered
+    /// Does the second half of [`Context::poll`] and of [`Context::serve`]: posts gathered
     /// messages, and probes peers that have been silent for long. Takes no completions, and does
     /// not read the clock; drains do.
     ///
@@ -662,7 +662,6 @@ impl<U> Inner<U> {
         while let Some((connection, name)) = self.worklist.next_request() {
             let request = connection.with_link(|link| link.held(name));
             let bytes = connection.recv_view.bytes(request.payload());
-            connection.mark_dirty();
             receiver.on_request(&connection, request, bytes);
             taken += 1;
         }
@@ -786,7 +785,7 @@ impl<U> Inner<U> {
     #[inline(never)]
     fn flush_listed(&self) {
         let now_ns = self.worklist.timers().now_ns();
-        self.worklist.flush(|connection| connection.flush(now_ns));
+        self.worklist.flush(|connection| connection.serve(now_ns));
     }
 
     /// Removes a connection that has ended, if nothing was posted on it: no completion is to come

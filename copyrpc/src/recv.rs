@@ -133,20 +133,41 @@ impl<U> Drop for RecvHandle<U> {
     #[inline]
     fn drop(&mut self) {
         if self.name != Held::Answered {
-            drop_request(&self.connection, &self.request());
+            drop_request(&self.connection, self.request());
         }
     }
+}
+
+#[inline(always)]
+fn respond<U>(
+    connection: &Rc<Connection<U>>,
+    request: &Request,
+    status: Status,
+    payload: &[u8],
+) -> Result<(), ReplyError<()>> {
+    connection.link().respond(request, status, payload)?;
+    connection.mark_dirty();
+    Ok(())
+}
+
+#[cold]
+#[inline(never)]
+fn respond_slowly<U>(
+    connection: &Rc<Connection<U>>,
+    request: Request,
+    status: Status,
+    payload: &[u8],
+) -> Result<(), ReplyError<()>> {
+    respond(connection, &request, status, payload)
 }
 
 /// Answers in the place of a handler that did not. If the connection has ended, no caller waits for
 /// the answer.
 #[cold]
 #[inline(never)]
-fn drop_request<U>(connection: &Rc<Connection<U>>, request: &Request) {
-    let outcome = connection.link().respond(request, Status::Dropped, &[]);
-    match outcome {
-        Ok(()) => connection.mark_dirty(),
-        Err(_) => connection.release(request),
+fn drop_request<U>(connection: &Rc<Connection<U>>, request: Request) {
+    if respond(connection, &request, Status::Dropped, &[]).is_err() {
+        connection.release(&request);
     }
 }
 
@@ -193,7 +214,17 @@ impl<'a, U> Reply<'a, U> {
     /// connection.
     #[inline(always)]
     pub fn send(self, payload: &[u8]) -> Result<(), ReplyError<Self>> {
-        self.respond(Status::Ok, payload)
+        // In two steps, so that rarely needed code is not part of the callers' code.
+        let is_sent = self
+            .connection
+            .link()
+            .reply_in_place(&self.request, payload);
+        let outcome = if is_sent {
+            Ok(())
+        } else {
+            respond_slowly(self.connection, self.request, Status::Ok, payload)
+        };
+        self.end(outcome)
     }
 
     /// Answers with [`CallFailure::Refused`](crate::error::CallFailure::Refused).
@@ -213,13 +244,13 @@ impl<'a, U> Reply<'a, U> {
         }
     }
 
-    /// Answers. The connection is flushed after all its requests that have arrived.
+    fn respond(self, status: Status, payload: &[u8]) -> Result<(), ReplyError<Self>> {
+        let outcome = respond_slowly(self.connection, self.request, status, payload);
+        self.end(outcome)
+    }
+
     #[inline(always)]
-    fn respond(mut self, status: Status, payload: &[u8]) -> Result<(), ReplyError<Self>> {
-        let outcome = self
-            .connection
-            .link()
-            .respond(&self.request, status, payload);
+    fn end(mut self, outcome: Result<(), ReplyError<()>>) -> Result<(), ReplyError<Self>> {
         match outcome {
             Ok(()) => {
                 self.is_done = true;
@@ -242,7 +273,7 @@ impl<U> Drop for Reply<'_, U> {
     #[inline(always)]
     fn drop(&mut self) {
         if !self.is_done {
-            drop_request(self.connection, &self.request);
+            drop_request(self.connection, self.request);
         }
     }
 }

@@ -19,12 +19,13 @@ pub(super) struct Backoff {
 }
 
 impl Backoff {
-    pub(super) const fn new() -> Self {
+    /// Starts after `arrived` batches.
+    pub(super) const fn new(arrived: u64) -> Self {
         Self {
             pause: 0,
             left: 0,
             since_ns: 0,
-            arrived: 0,
+            arrived,
         }
     }
 
@@ -62,13 +63,5 @@ impl Backoff {
     pub(super) const fn news(&mut self) {
         self.pause = 0;
         self.left = 0;
-    }
-}
-
-#[cfg(test)]
-impl Backoff {
-    /// Makes `batches` arrived before.
-    pub(super) const fn skip(&mut self, batches: u64) {
-        self.arrived = batches;
     }
 }

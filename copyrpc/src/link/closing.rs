@@ -1,7 +1,9 @@
 //! The graceful end of a connection (G1..G4): both ends say that they make no more calls,
 //! everything outstanding ends, then both ends leave.
 
-use super::{Limits, Link};
+use mlx5::PostError;
+
+use super::{Limits, Link, Poster};
 use crate::error::CloseReason;
 use crate::wire::{METADATA_SPAN, Status};
 
@@ -72,6 +74,7 @@ impl<U> Link<U> {
     }
 
     /// Returns whether a graceful end has begun here or at the peer, and is not complete.
+    #[must_use]
     pub(crate) const fn is_closing(&self) -> bool {
         self.ending.is_some() && self.closed.is_none()
     }
@@ -87,6 +90,7 @@ impl<U> Link<U> {
     }
 
     /// Returns whether all messages of this end are posted, its mark included.
+    #[must_use]
     pub(crate) const fn has_told_all(&self) -> bool {
         !self.tx.has_unposted() && !self.owes_mark()
     }
@@ -107,16 +111,20 @@ impl<U> Link<U> {
 
     /// Returns whether silence of the peer has a meaning (K1): it owes answers, or its mark, or has
     /// not taken messages for which a call waits there (K6).
+    #[must_use]
     pub(crate) fn is_watching(&self) -> bool {
         self.calls.unanswered() > 0
             || (self.tx.has_untaken_messages() && !self.peer_rests())
             || (self.ending.is_some() && self.awaits_mark())
     }
 
-    /// Refuses the requests that the application has not got (G2), and begins the batch with the
-    /// mark once nothing waits before it. A correct peer sends at most the requests that its credit
-    /// pays for, so this ends.
-    pub(super) fn begin_closing_flush(&mut self) {
+    /// Flushes an end that takes no more calls.
+    #[inline(never)]
+    pub(super) fn flush_closing(&mut self, poster: &mut dyn Poster) -> Result<(), PostError> {
+        if self.closed.is_some() {
+            return Ok(());
+        }
+        // G2. A correct peer sends at most the requests that its credit pays for, so this ends.
         while let Some(name) = self.take_any_request() {
             if self
                 .respond(&self.held(name), Status::Closing, &[])
@@ -128,16 +136,15 @@ impl<U> Link<U> {
         if self.owes_mark() && !self.tx.has_unposted() {
             self.offer_mark();
         }
-    }
-
-    /// Notes the mark if it was among the batches that a flush `posted`. Ends the connection if
-    /// everything `is_posted` and settled.
-    pub(super) fn end_closing_flush(&mut self, posted: bool, is_posted: bool) {
-        if posted && !self.tx.has_unposted() {
+        let words = self.grant();
+        let sent = self.tx.batches_sent();
+        let outcome = self.post_waiting(words, poster);
+        if self.tx.batches_sent() > sent && !self.tx.has_unposted() {
             self.closing.is_told = true;
             self.limits = Limits::NONE;
         }
-        if is_posted && self.is_settled() {
+        outcome?;
+        if self.is_settled() {
             if self.tx.all_received() {
                 self.closed = self.ending;
                 self.tx.stop();
@@ -145,6 +152,7 @@ impl<U> Link<U> {
                 self.starved = !self.closing.last_read_posted;
             }
         }
+        Ok(())
     }
 
     /// Begins a batch that carries only the mark.

@@ -41,13 +41,14 @@ pub(super) struct HeldRequests {
 }
 
 impl HeldRequests {
-    pub(super) const fn new() -> Self {
+    /// Makes a ring after `answered` requests, all answered.
+    pub(super) const fn new(answered: u64) -> Self {
         Self {
             room: Vec::new(),
             without_bytes: 0,
-            oldest: 0,
-            untaken: 0,
-            next: 0,
+            oldest: answered,
+            untaken: answered,
+            next: answered,
         }
     }
 
@@ -167,14 +168,6 @@ impl HeldRequests {
     /// Notes that a request of the application is answered.
     #[inline(always)]
     pub(super) fn answer(&mut self, hold: Hold) {
-        if hold != Hold::InPlace {
-            self.answer_held(hold);
-        }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn answer_held(&mut self, hold: Hold) {
         match hold {
             Hold::InPlace => {}
             Hold::WithoutBytes => self.without_bytes -= 1,
@@ -210,7 +203,7 @@ mod tests {
 
     #[test]
     fn requests_are_taken_in_order_answered_in_any_and_their_bytes_free_from_the_oldest_on() {
-        let mut held = HeldRequests::new();
+        let mut held = HeldRequests::new(0);
         let mut rng = fastrand::Rng::with_seed(1);
         let mut arrived = 0;
         let mut taken = 0;

@@ -1,10 +1,10 @@
 //! An end of a connection as a pure state machine: no queue, clock, thread or system call.
 //!
-//! Inputs: [`call`](Link::call), [`cancel`](Link::cancel), [`respond`](Link::respond),
+//! Inputs: [`try_call`](Link::try_call), [`cancel`](Link::cancel), [`respond`](Link::respond),
 //! [`on_imm`](Link::on_imm), [`on_write_done`](Link::on_write_done),
 //! [`on_read_done`](Link::on_read_done), [`shut_down`](Link::shut_down), [`close`](Link::close),
 //! and the time. Outputs are values that a driver executes: WRITEs
-//! ([`flush_all`](Link::flush_all)), a READ ([`poll_read`](Link::poll_read)), the published record
+//! ([`flush_any`](Link::flush_any)), a READ ([`poll_read`](Link::poll_read)), the published record
 //! ([`publish`](Link::publish), [`beat`](Link::beat)), requests and ended calls
 //! ([`next_event`](Link::next_event), [`expire`](Link::expire)). No output borrows the link, so a
 //! callback of the driver may call and reply.
@@ -40,14 +40,15 @@ pub(crate) use calls::CallKey;
 use calls::Calls;
 use closing::Closing;
 pub(crate) use config::LinkConfig;
-use credit::{PeerCredit, Reservation};
+pub(crate) use config::Past;
 #[cfg(test)]
-pub(crate) use explore::past;
-pub(crate) use flush::Poster;
+pub(crate) use config::Traffic;
+use credit::{PeerCredit, Reservation};
+pub(crate) use flush::{EasyPoster, Poster};
 use idle::Idle;
 use rx::RecvRing;
 use tx::SendRing;
-pub(crate) use tx::{Emit, OnlyBatch};
+pub(crate) use tx::{EasyBatch, Emit};
 use watch::Watch;
 pub use window::Window;
 use window::WindowState;
@@ -72,8 +73,7 @@ pub(crate) struct Request {
 enum Hold {
     /// The request is answered, or held, before the next arrival is taken.
     InPlace,
-    /// The bytes stay until the request is answered; its number among the held requests, modulo
-    /// 2^32.
+    /// The bytes stay until the request is answered; its number among the held requests, modulo 2^32.
     Held(u32),
     /// The application has copied them, or does without.
     WithoutBytes,
@@ -89,7 +89,7 @@ pub(crate) enum Held {
         internal_allowance: u32,
         call_id: u32,
     },
-    /// The request is answered: the name names none any more.
+    /// The request was answered.
     Answered,
 }
 
@@ -120,11 +120,13 @@ impl Request {
     }
 
     /// Returns the place of its payload in the receive ring; intact until the request is answered.
+    #[must_use]
     pub(crate) const fn payload(&self) -> Payload {
         self.payload
     }
 
     /// Returns the maximum payload bytes of a reply.
+    #[must_use]
     pub(crate) const fn max_reply(&self) -> usize {
         response_capacity(self.internal_allowance as u64) as usize
     }
@@ -133,11 +135,11 @@ impl Request {
 /// The result of [`Link::next_event`].
 #[derive(Debug)]
 pub(crate) enum Event<U> {
-    /// Number of requests that arrived, at least 1: [`Link::take_request`] returns them.
+    /// Number of requests that arrived, at least one: [`Link::take_request`] has as many more.
     Requests(usize),
     /// A call ended.
     Ended {
-        /// User data of [`Link::call`].
+        /// User data of [`Link::try_call`].
         user_data: U,
         /// The reply's payload, in the receive ring until the next [`Link::next_event`]; or the
         /// reason why there is none.
@@ -150,7 +152,7 @@ pub(crate) enum Event<U> {
 pub(crate) enum Message<U> {
     /// The reply that a call waits for.
     Reply {
-        /// User data of [`Link::call`].
+        /// User data of [`Link::try_call`].
         user_data: U,
         /// The payload, in the receive ring until the next message is taken.
         payload: Payload,
@@ -216,8 +218,8 @@ pub(crate) struct Link<U> {
     credit: PeerCredit,
     calls: Calls<U>,
     closed: Option<CloseReason>,
-    /// The reason why no more calls are taken: the connection has ended, or will end with this
-    /// reason when everything is done.
+    /// Reason why no more calls are taken: the connection has ended, or will end with this reason when
+    /// everything is done.
     ending: Option<CloseReason>,
     closing: Closing,
     /// Last words of a batch, which decide when a metadata-only batch pays off.
@@ -261,18 +263,35 @@ impl<U> Link<U> {
     /// Makes a connection whose messages leave through the `send` ring and arrive in the `recv`
     /// ring.
     pub(crate) fn new(send: RingView, recv: RingView, config: &LinkConfig) -> Self {
+        Self::with_past(send, recv, config, &Past::default())
+    }
+
+    /// Like [`Link::new`], with a past.
+    pub(crate) fn with_past(
+        send: RingView,
+        recv: RingView,
+        config: &LinkConfig,
+        past: &Past,
+    ) -> Self {
         debug_assert!(config.is_covered(send.size(), recv.size()), "{config:?}");
-        let reservation = Reservation::new(recv.size(), config.local_credit);
-        let credit = PeerCredit::new(config.peer_credit);
+        let Past {
+            sent,
+            received,
+            slots,
+            generation,
+            heartbeat,
+        } = *past;
+        let reservation = Reservation::new(recv.size(), received.credit, config.local_credit);
+        let credit = PeerCredit::new(sent.credit, config.peer_credit);
         let told = FlowWords {
             consumer_pos: config.recv_start,
             credit: reservation.granted(),
-            batches_received: 0,
+            batches_received: received.batches,
         };
         let heard = FlowWords {
             consumer_pos: config.send_start,
             credit: credit.granted(),
-            batches_received: 0,
+            batches_received: sent.batches,
         };
         Self {
             limits: Limits {
@@ -282,13 +301,14 @@ impl<U> Link<U> {
             tx: SendRing::new(
                 send,
                 config.send_start,
+                sent.batches,
                 config.peer_batches,
                 config.window != Window::Off,
             ),
-            rx: RecvRing::new(recv, told, config.local_batches),
+            rx: RecvRing::new(recv, told, received.requests, config.local_batches),
             reservation,
             credit,
-            calls: Calls::new(),
+            calls: Calls::new(slots, generation),
             closed: None,
             ending: None,
             closing: Closing::default(),
@@ -304,17 +324,19 @@ impl<U> Link<U> {
             read_in_flight: false,
             read_is_probe: false,
             starved: false,
-            backoff: Backoff::new(),
+            backoff: Backoff::new(received.batches),
             window: WindowState::new(config.window),
             watch: Watch::new(config.keepalive_ns, config.stall_ns),
             idle: Idle::new(config.idle_keepalive_ns, config.idle_timeout_ns),
-            heartbeat: 0,
-            heard_heartbeat: 0,
+            heartbeat,
+            heard_heartbeat: heartbeat,
             is_suspicious: false,
             asks_activity: false,
             heard_activity: 0,
             stats: Stats {
+                batches_sent: sent.batches.wrapping_neg(),
                 bytes_sent: config.send_start.wrapping_neg(),
+                batches_received: received.batches.wrapping_neg(),
                 ..Stats::default()
             },
         }
@@ -338,6 +360,7 @@ impl<U> Link<U> {
     }
 
     /// Returns why the connection ended, once it has.
+    #[must_use]
     pub(crate) const fn closed(&self) -> Option<CloseReason> {
         self.closed
     }
@@ -387,6 +410,7 @@ impl<U> Link<U> {
 
     /// Returns whether there is nothing to flush and no READ wanted: until the next input only the
     /// keep-alive of [`Link::poll_read`] can ask for work.
+    #[must_use]
     pub(crate) fn is_quiet(&self) -> bool {
         let may_flush = self.tx.has_unposted() && !self.window.awaits_completion();
         self.closed.is_some() || !(may_flush || self.wants_read())
@@ -400,18 +424,21 @@ impl<U> Link<U> {
     }
 
     /// Returns the number of calls that wait for their end.
+    #[must_use]
     pub(crate) const fn outstanding_calls(&self) -> usize {
         self.calls.waiting()
     }
 
     /// Returns the number of requests that the peer has not answered: calls that wait, and calls
     /// that were cancelled or ran out of time.
+    #[must_use]
     pub(crate) fn unanswered_requests(&self) -> usize {
         self.calls.unanswered()
     }
 
     /// Returns the number of receive completions taken since the connection was made, modulo 2^32,
     /// for the published record (K2).
+    #[must_use]
     pub(crate) const fn batches_taken(&self) -> u32 {
         self.rx.batches_received() as u32
     }
@@ -451,17 +478,20 @@ impl<U> Link<U> {
 
     /// Returns whether either side waits for the other, so [`Link::beat`] and [`Link::poll_read`]
     /// must be called every few milliseconds.
+    #[must_use]
     pub(crate) fn is_timed(&self) -> bool {
         self.closed.is_none() && (self.is_watching() || self.is_indebted())
     }
 
     /// Returns the response bytes that calls of this end have paid for, and those that replies of
     /// this end have given back.
+    #[must_use]
     pub(crate) const fn credit_used(&self) -> (u64, u64) {
         (self.credit.spent(), self.reservation.released())
     }
 
     /// Returns the counters since the connection was made.
+    #[must_use]
     pub(crate) const fn stats(&self) -> Stats {
         let mut stats = self.stats;
         stats.batches_sent = stats.batches_sent.wrapping_add(self.tx.batches_sent());
@@ -480,16 +510,19 @@ impl<U> Link<U> {
 #[cfg(test)]
 impl<U> Link<U> {
     /// Returns the bytes written and, as far as known, not consumed by the peer.
+    #[must_use]
     pub(crate) const fn in_flight(&self) -> u64 {
         self.tx.in_flight()
     }
 
     /// Returns the response credit in bytes that calls can spend now.
+    #[must_use]
     pub(crate) const fn credit_balance(&self) -> u64 {
         self.credit.balance()
     }
 
     /// Returns the response bytes granted to the peer and not written yet: R of the invariants.
+    #[must_use]
     pub(crate) const fn reserved(&self) -> u64 {
         self.reservation.outstanding()
     }

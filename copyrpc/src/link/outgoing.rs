@@ -1,7 +1,10 @@
 //! The entry of the send ring: calls and replies.
 
+use super::credit::Reservation;
+use super::tx::Place;
 use super::{CallKey, Held, Hold, Link, Request};
-use crate::error::{CallError, ReplyError};
+use crate::error::{CallError, CloseReason, ReplyError};
+use crate::stats::Stats;
 use crate::wire::{ALIGNMENT, CallId, METADATA_SPAN, Status, internal_allowance, padded};
 
 /// Ring bytes that calls leave free. Twice the bytes that grants leave (64), so that under load
@@ -10,7 +13,7 @@ pub(super) const CALL_SLACK: u64 = 128;
 
 impl<U> Link<U> {
     /// Sends a request with room for a response of `response_allowance` payload bytes. Nothing is
-    /// posted before [`Link::flush_all`]. A refused call changes nothing but the wish to READ.
+    /// posted before [`Link::flush_any`]. A refused call changes nothing but the wish to READ.
     ///
     /// # Errors
     /// [`CallError`], which returns `user_data`. `RingFull` and `InsufficientCredit` are temporary.
@@ -34,22 +37,28 @@ impl<U> Link<U> {
         user_data: U,
         response_allowance: usize,
     ) -> Result<CallKey, U> {
-        let message = padded(payload.len() as u64);
         let allowance = internal_allowance(response_allowance as u64);
-        let is_admitted = self.tx.admits_call(message)
-            && self.limits.allow(message, allowance)
-            && allowance <= self.credit.balance();
-        if !is_admitted {
+        let Self {
+            tx,
+            limits,
+            credit,
+            calls,
+            ..
+        } = self;
+        let batches_before = tx.batches_sent();
+        let Some(place) = tx.place_of_call(payload) else {
+            return Err(user_data);
+        };
+        if !limits.allow(place.message(), allowance) {
             return Err(user_data);
         }
-        let key = self
-            .calls
-            .insert(user_data, allowance, self.tx.batches_sent())?;
-        self.credit.spend(allowance);
-        let blocks = (allowance / ALIGNMENT) as u32;
-        // SAFETY: an admitted call fits the lap.
-        unsafe { self.tx.append(key.id().to_request(), blocks, payload) };
-        if self.calls.unanswered() == 1 {
+        if allowance > credit.balance() {
+            return Err(user_data);
+        }
+        let key = calls.insert(user_data, allowance, batches_before)?;
+        credit.spend(allowance);
+        place.fill(key.id().to_request(), (allowance / ALIGNMENT) as u32);
+        if calls.unanswered() == 1 {
             self.watch.news();
         }
         self.stats.calls += 1;
@@ -136,10 +145,29 @@ impl<U> Link<U> {
         }
     }
 
-    /// Answers a request; in any order, at any time. Never fails for lack of ring space (S2).
-    ///
-    /// # Errors
-    /// [`ReplyError`].
+    /// Answers a request in place, if nothing prevents it. Otherwise changes nothing, and
+    /// [`Link::respond`] decides.
+    #[inline(always)]
+    pub(crate) fn reply_in_place(&mut self, request: &Request, payload: &[u8]) -> bool {
+        let Self {
+            tx,
+            reservation,
+            stats,
+            ..
+        } = self;
+        // A closed link has no place.
+        let Some(place) = tx.place(payload) else {
+            return false;
+        };
+        let is_easy = request.hold == Hold::InPlace
+            && place.message() + METADATA_SPAN <= u64::from(request.internal_allowance);
+        if is_easy {
+            fill_response(place, reservation, stats, request, Status::Ok);
+        }
+        is_easy
+    }
+
+    /// Answers a request.
     #[inline(always)]
     pub(crate) fn respond(
         &mut self,
@@ -147,33 +175,6 @@ impl<U> Link<U> {
         status: Status,
         payload: &[u8],
     ) -> Result<(), ReplyError<()>> {
-        let message = padded(payload.len() as u64);
-        let has_place = message + METADATA_SPAN <= u64::from(request.internal_allowance)
-            && self.tx.fits_lap(message);
-        if !has_place {
-            // By value, so that the common case needs none in memory.
-            return self.wrap_and_respond(*request, status, payload);
-        }
-        let call_id = CallId::from_wire(request.call_id).to_response();
-        // SAFETY: the message fits the lap.
-        unsafe { self.tx.append(call_id, status.to_wire(), payload) };
-        self.reservation
-            .release(u64::from(request.internal_allowance));
-        self.stats.replies += 1;
-        self.rx.requests.answer(request.hold);
-        Ok(())
-    }
-
-    /// Answers a request whose reply does not fit the lap, or may not be sent.
-    #[cold]
-    #[inline(never)]
-    fn wrap_and_respond(
-        &mut self,
-        request: Request,
-        status: Status,
-        payload: &[u8],
-    ) -> Result<(), ReplyError<()>> {
-        // A link that is closed has no lap.
         if let Some(reason) = self.closed {
             return Err(ReplyError::Closed(reason));
         }
@@ -185,9 +186,20 @@ impl<U> Link<U> {
                 request: (),
             });
         }
-        // Every lap has room for the longest reply (L2).
-        self.tx.make_place(message);
-        self.respond(&request, status, payload)
+        let Self {
+            tx,
+            reservation,
+            stats,
+            ..
+        } = self;
+        tx.make_place(message);
+        // Every lap has room for the maximum reply (L2).
+        let Some(place) = tx.place(payload) else {
+            return Err(ReplyError::Closed(CloseReason::Disconnected));
+        };
+        fill_response(place, reservation, stats, request, status);
+        self.rx.requests.answer(request.hold);
+        Ok(())
     }
 
     /// Holds a request that is answered later. Returns its name.
@@ -205,6 +217,22 @@ impl<U> Link<U> {
             request.name()
         }
     }
+}
+
+#[inline(always)]
+fn fill_response(
+    place: Place<'_>,
+    reservation: &mut Reservation,
+    stats: &mut Stats,
+    request: &Request,
+    status: Status,
+) {
+    place.fill(
+        CallId::from_wire(request.call_id).to_response(),
+        status.to_wire(),
+    );
+    reservation.release(u64::from(request.internal_allowance));
+    stats.replies += 1;
 }
 
 /// The calls and answers of tests.

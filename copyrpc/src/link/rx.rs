@@ -72,8 +72,13 @@ pub(super) struct RecvRing {
 }
 
 impl RecvRing {
-    /// Makes the receive side; the peer knows the words that were `told`.
-    pub(super) const fn new(view: RingView, told: FlowWords, batch_limit: u32) -> Self {
+    /// Makes the receive side after `requests`, all answered, and the words that were `told`.
+    pub(super) const fn new(
+        view: RingView,
+        told: FlowWords,
+        requests: u64,
+        batch_limit: u32,
+    ) -> Self {
         let start = told.consumer_pos;
         Self {
             lap: view.lap(start),
@@ -87,8 +92,8 @@ impl RecvRing {
             messages_left: 0,
             announced: 0,
             announced_behind: VecDeque::new(),
-            requests: HeldRequests::new(),
-            batches_received: 0,
+            requests: HeldRequests::new(requests),
+            batches_received: told.batches_received,
             heard_closing: false,
             batch_limit,
             told,

@@ -38,15 +38,14 @@ pub(crate) struct Emit {
     pub(crate) signal: bool,
 }
 
-/// The batch of all messages that wait, which a flush posts and nothing else. Its metadata is not
-/// in the ring.
+/// The batch of all messages that wait, not posted. Its metadata is not in the ring.
 #[derive(Debug)]
-pub(crate) struct OnlyBatch<'a> {
+pub(crate) struct EasyBatch<'a> {
     ring: &'a SendRing,
     words: FlowWords,
 }
 
-impl OnlyBatch<'_> {
+impl EasyBatch<'_> {
     /// Returns the bytes to write: the metadata and one message at least.
     #[inline(always)]
     pub(crate) const fn bytes(&self) -> u64 {
@@ -74,7 +73,7 @@ impl OnlyBatch<'_> {
     /// Returns the metadata, for the first bytes. The messages that follow it are in the ring.
     #[inline(always)]
     pub(crate) fn metadata(&self) -> [u8; FLOW_METADATA_SIZE] {
-        // An end that closes has no such batch.
+        // No end that closes has an easy batch.
         FlowMetadata {
             words: self.words,
             message_count: self.ring.open_count,
@@ -158,7 +157,10 @@ pub(super) struct SendRing {
     open_count: u32,
     /// The open batch exists, possibly without messages.
     is_metadata_only: bool,
-    /// A window holds batches back, or this end is closing or has ended: a flush takes care.
+    /// Only messages wait, of one batch, and a flush posts them all: no wrap, no batch without
+    /// messages, and nothing that hinders.
+    is_easy: bool,
+    /// A window holds batches back, or this end is closing.
     is_hindered: bool,
     /// The last position of `lap` at which a message may end without a wrap (P2), or 0.
     lap_end: u64,
@@ -180,10 +182,52 @@ pub(super) struct SendRing {
     is_closing: bool,
 }
 
+/// The place of one message after all others, on their lap.
+#[derive(Debug)]
+pub(super) struct Place<'a> {
+    ring: &'a mut SendRing,
+    at: u64,
+    /// End of the message, on the lap of the ring that `at` is on.
+    end: u64,
+    payload: &'a [u8],
+}
+
+impl Place<'_> {
+    /// Returns the padded bytes of the message.
+    #[inline(always)]
+    pub(super) const fn message(&self) -> u64 {
+        self.end - self.at
+    }
+
+    /// Writes the message. The caller has checked S1.
+    #[inline(always)]
+    pub(super) fn fill(self, call_id: u32, piggyback: u32) {
+        let Self {
+            ring,
+            at,
+            end,
+            payload,
+        } = self;
+        let header = Header {
+            call_id,
+            piggyback,
+            len: payload.len() as u32,
+        };
+        // SAFETY: the message is on the lap, which nothing has changed since: the place borrows the
+        // ring.
+        unsafe { ring.lap.write_message(at, &header.encode(), payload) };
+        ring.next = end;
+        ring.open_count += 1;
+        debug_assert!(ring.in_flight() <= ring.size().bytes(), "S2");
+    }
+}
+
 impl SendRing {
+    /// Makes the send side after `batches`, all of which the peer took.
     pub(super) const fn new(
         view: RingView,
         start: u64,
+        batches: u64,
         batch_limit: u32,
         has_window: bool,
     ) -> Self {
@@ -196,12 +240,13 @@ impl SendRing {
             wrap: None,
             open_count: 0,
             is_metadata_only: false,
+            is_easy: !has_window,
             is_hindered: has_window,
             lap_end: lap_end(view.size(), start),
             calls_end: 0,
-            batches_sent: 0,
-            batches_received: 0,
-            batches_taken: 0,
+            batches_sent: batches,
+            batches_received: batches,
+            batches_taken: batches,
             batch_limit: batch_limit as u64,
             last_metadata_only: 0,
             is_closing: false,
@@ -249,7 +294,17 @@ impl SendRing {
     /// Marks batches as closing, from the first after which no message waits.
     pub(super) const fn mark_closing(&mut self) {
         self.is_closing = true;
+        self.hinder();
+    }
+
+    const fn hinder(&mut self) {
         self.is_hindered = true;
+        self.is_easy = false;
+    }
+
+    /// Sets `is_easy` from the fields that it follows from.
+    pub(super) const fn note_ease(&mut self) {
+        self.is_easy = self.wrap.is_none() && !self.is_metadata_only && !self.is_hindered;
     }
 
     /// Returns whether the peer is known to have taken every batch.
@@ -326,16 +381,39 @@ impl SendRing {
 
     /// Returns whether a message fits after the others without a wrap.
     #[inline(always)]
-    pub(super) const fn fits_lap(&self, message: u64) -> bool {
+    const fn fits_lap(&self, message: u64) -> bool {
         self.next + message <= self.lap_end
     }
 
-    /// Returns whether a call's message of `message` padded bytes is admitted (S4), and fits the
-    /// lap.
+    /// Returns a place for a message with this payload that ends at `limit` or before, which is at
+    /// most the end of the lap.
     #[inline(always)]
-    pub(super) fn admits_call(&self, message: u64) -> bool {
-        debug_assert!(self.calls_end <= self.lap_end, "P2");
-        self.next + message <= self.calls_end
+    fn place_before<'a>(&'a mut self, limit: u64, payload: &'a [u8]) -> Option<Place<'a>> {
+        debug_assert!(limit <= self.lap_end, "P2");
+        let at = self.next;
+        let end = at + padded(payload.len() as u64);
+        if end <= limit {
+            Some(Place {
+                ring: self,
+                at,
+                end,
+                payload,
+            })
+        } else {
+            None
+        }
+    }
+
+    /// Returns the place of a message, unless it has to wrap.
+    #[inline(always)]
+    pub(super) fn place<'a>(&'a mut self, payload: &'a [u8]) -> Option<Place<'a>> {
+        self.place_before(self.lap_end, payload)
+    }
+
+    /// Returns the place of a call's message, unless S4 has to be checked, or it has to wrap.
+    #[inline(always)]
+    pub(super) fn place_of_call<'a>(&'a mut self, payload: &'a [u8]) -> Option<Place<'a>> {
+        self.place_before(self.calls_end, payload)
     }
 
     /// Admits calls as long as `reserved` bytes of the ring are left (S4).
@@ -356,7 +434,7 @@ impl SendRing {
     pub(super) const fn stop(&mut self) {
         self.lap_end = 0;
         self.close_to_calls();
-        self.is_hindered = true;
+        self.hinder();
     }
 
     /// Wraps if a message of `message` padded bytes has to. The caller has checked S1 for its whole
@@ -368,29 +446,6 @@ impl SendRing {
         }
     }
 
-    /// Writes a message after all others. The caller has checked S1.
-    ///
-    /// # Safety
-    /// The message [fits the lap](Self::fits_lap).
-    #[inline(always)]
-    pub(super) unsafe fn append(&mut self, call_id: u32, piggyback: u32, payload: &[u8]) {
-        let at = self.next;
-        let end = at + padded(payload.len() as u64);
-        debug_assert!(end <= self.lap_end, "P2");
-        let header = Header {
-            call_id,
-            piggyback,
-            len: payload.len() as u32,
-        };
-        // SAFETY: the message is on the lap, as the caller vouches.
-        unsafe {
-            self.lap.write_message(at, &header.encode(), payload);
-        }
-        self.next = end;
-        self.open_count += 1;
-        debug_assert!(self.in_flight() <= self.size().bytes(), "S2");
-    }
-
     /// Opens a batch that carries only metadata. Nothing else waits to be posted.
     pub(super) fn append_metadata_only(&mut self) {
         debug_assert!(!self.has_unposted());
@@ -399,6 +454,7 @@ impl SendRing {
             self.begin_wrap();
         } else {
             self.is_metadata_only = true;
+            self.note_ease();
         }
     }
 
@@ -423,6 +479,7 @@ impl SendRing {
         self.next = start + METADATA_SPAN;
         self.open_count = 0;
         self.is_metadata_only = false;
+        self.note_ease();
     }
 
     #[inline(always)]
@@ -430,26 +487,22 @@ impl SendRing {
         self.open_count != 0
     }
 
-    /// Returns whether a flush has to post one batch of messages, and nothing else: no batch waits
-    /// before it, and no window, limit or end prevents it.
+    /// Returns whether everything that is not posted is one batch of messages, and nothing prevents
+    /// that it is posted as it is.
     #[inline(always)]
-    pub(super) const fn has_only_batch(&self) -> bool {
-        self.open_count != 0
-            && self.wrap.is_none()
-            && !self.is_metadata_only
-            && !self.is_hindered
-            && self.may_post()
+    pub(super) const fn has_easy_batch(&self) -> bool {
+        self.is_easy && self.open_count != 0 && self.may_post()
     }
 
-    /// Returns the [only batch](Self::has_only_batch), with these words.
+    /// Returns the [easy batch](Self::has_easy_batch), with these words.
     #[inline(always)]
-    pub(super) const fn only_batch(&self, words: FlowWords) -> OnlyBatch<'_> {
-        OnlyBatch { ring: self, words }
+    pub(super) const fn easy_batch(&self, words: FlowWords) -> EasyBatch<'_> {
+        EasyBatch { ring: self, words }
     }
 
-    /// Like [`commit`](Self::commit), for the only batch.
+    /// Like [`commit`](Self::commit), for an easy batch.
     #[inline(always)]
-    pub(super) const fn commit_only_batch(&mut self) {
+    pub(super) const fn commit_easy_batch(&mut self) {
         self.posted = self.next;
         self.batches_sent += 1;
         self.next += METADATA_SPAN;

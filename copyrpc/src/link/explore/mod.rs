@@ -14,7 +14,6 @@
 mod coder;
 mod graph;
 mod names;
-pub(crate) mod past;
 mod state;
 mod world;
 

@@ -4,13 +4,6 @@ use crate::ring::RingView;
 use crate::wire::METADATA_SPAN;
 
 impl SendRing {
-    /// Makes `batches` sent and taken by the peer before.
-    pub(in crate::link) const fn skip(&mut self, batches: u64) {
-        self.batches_sent = batches;
-        self.batches_received = batches;
-        self.batches_taken = batches;
-    }
-
     /// Codes every field that affects the future. Positions are relative to `peer_consumer`, counts
     /// of batches to `batches_received`.
     pub(in crate::link) fn code(&mut self, coder: &mut Coder) {
@@ -25,6 +18,7 @@ impl SendRing {
             wrap,
             open_count,
             is_metadata_only: _,
+            is_easy: _,
             is_hindered: _,
             lap_end: _,
             calls_end: _,
@@ -66,6 +60,7 @@ impl SendRing {
         );
         // Once there are messages, they are posted in the same way as without it.
         self.is_metadata_only = is_open && self.open_count == 0;
+        self.note_ease();
         self.next = if is_open {
             producer
         } else {

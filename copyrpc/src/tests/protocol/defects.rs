@@ -82,7 +82,7 @@ pub(crate) fn answer_all(end: &mut End) -> usize {
 
 fn emits<U>(link: &mut Link<U>) -> Vec<Emit> {
     let mut emits = Vec::new();
-    let flushed: Result<(), ()> = link.flush(|emit: Emit| {
+    let flushed: Result<(), ()> = link.flush(|emit| {
         emits.push(emit);
         Ok(())
     });
@@ -166,7 +166,7 @@ fn an_idle_peer_tells_new_credit_without_data_and_without_a_read() {
     assert_eq!(ends[1].link.stats().metadata_only, 1);
 }
 
-/// No batch can come: the READ alone brings the credit.
+/// No batch can come here: the READ alone brings the credit.
 #[test]
 fn a_refused_call_makes_a_read_that_brings_new_credit() {
     let mut ends = pair(&LinkConfig {

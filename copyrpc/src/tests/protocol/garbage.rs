@@ -20,7 +20,7 @@ use crate::wire::{CallId, FLOW_METADATA_SIZE, FlowWords, Header, PublishedRecord
 use super::sim::OnFailure;
 use super::{env_number, say, scale};
 
-/// Ring of one page, so that guard pages lie at both of its ends.
+/// A page, so that guard pages lie at both of its ends.
 const C: u64 = 4096;
 const PAGE: usize = C as usize;
 
@@ -88,7 +88,7 @@ struct Rings {
     recv: [GuardedRing; 2],
 }
 
-/// An end, and what its application knows.
+/// An end, with the knowledge of its application.
 struct Side {
     link: Link<u64>,
     /// Data of the calls that were taken and did not end.
@@ -254,7 +254,7 @@ impl<'a> Pair<'a> {
         };
         let room = self.rng.usize(..6);
         let (mut posted, mut written) = (0, 0);
-        let _deferred: Result<(), ()> = side.link.flush(|emit: Emit| {
+        let _deferred: Result<(), ()> = side.link.flush(|emit| {
             posted += 1;
             if posted > room {
                 return Err(());

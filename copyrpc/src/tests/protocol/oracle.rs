@@ -15,8 +15,7 @@ use super::sim::{End, Ended, OnFailure, execute};
 use super::{env_number, say, scale};
 use crate::Stats;
 use crate::error::{CallError, CallFailure, CloseReason};
-use crate::link::past::{Past, Traffic};
-use crate::link::{CallKey, LinkConfig, Request, Window};
+use crate::link::{CallKey, LinkConfig, Past, Request, Traffic, Window};
 use crate::ring::RingSize;
 
 /// How a call ends that a closing peer did not take.
@@ -83,7 +82,7 @@ struct Mood {
     hold_percent: u8,
     copy_percent: u8,
     defer_percent: u8,
-    /// Number of absences that begin in a thousand steps.
+    /// Steps in a thousand that begin an absence.
     away_permille: u16,
     weights: [u32; 10],
 }
@@ -499,7 +498,7 @@ impl World {
         }
     }
 
-    /// Runs a round of a fair schedule: every possible event happens. Returns their number.
+    /// Does one round of a fair schedule: whatever can happen, happens. Returns how much did.
     fn fair_round(&mut self) -> usize {
         let mut progress = 0;
         for side in 0..2 {
@@ -571,8 +570,8 @@ impl World {
         }
     }
 
-    /// A side, or both, end gracefully in the middle of it all: what is outstanding is still
-    /// answered, then both part.
+    /// Ends one side or both gracefully while calls are outstanding: these are answered, then both
+    /// ends close.
     fn shut_down(&mut self) {
         let closers: &[usize] = [&[0][..], &[1], &[0, 1]][self.rng.usize(..3)];
         closers

@@ -6,8 +6,7 @@ use std::collections::VecDeque;
 use std::ptr::NonNull;
 
 use crate::error::CloseReason;
-use crate::link::past::Past;
-use crate::link::{Emit, Event, Link, LinkConfig, Message, Request};
+use crate::link::{Emit, Event, Link, LinkConfig, Message, Past, Request};
 use crate::ring::{RecvBytes, RingSize, RingView};
 use crate::wire::{
     FLOW_METADATA_SIZE, FlowWords, HEADER_SIZE, Header, PublishedRecord, RESPONSE_FLAG,
@@ -112,7 +111,7 @@ pub(crate) struct End {
     send_cq: VecDeque<Completion>,
     srq_depth: u32,
     srq_posted: u32,
-    /// Flags of the blocks of the receive ring: the receiver still needs the block.
+    /// Flag of each block of the receive ring that the receiver still needs.
     live: Vec<bool>,
     unparsed: VecDeque<SeenBatch>,
     /// Where each request lies, by arrival number.
@@ -168,7 +167,7 @@ impl End {
     pub(crate) fn flush(&mut self, mut accept: impl FnMut() -> bool) -> Result<(), Deferred> {
         let (send, posted) = (&self.send, &mut self.posted);
         let is_closing = self.link.is_closing();
-        let outcome = self.link.flush(|emit: Emit| {
+        let outcome = self.link.flush(|emit| {
             if !accept() {
                 return Err(Deferred);
             }
@@ -222,7 +221,7 @@ impl End {
         self.record.words.credit += BLOCK;
     }
 
-    /// Publishes the rest, as an owner does when a call has ended.
+    /// Publishes the heartbeat of an end without calls, as an owner does when a call has ended.
     pub(crate) fn publish_rest(&mut self) {
         if let Some(heartbeat) = self.link.rest() {
             self.record.heartbeat = heartbeat;

@@ -2,7 +2,7 @@
 //! pending call still ends exactly once. Batches here are written by hand.
 
 use crate::error::{CallFailure, CloseReason, ProtocolError};
-use crate::link::{CallKey, Emit, Event, Link, LinkConfig, Request, Window};
+use crate::link::{CallKey, Event, Link, LinkConfig, Request, Window};
 use crate::ring::{RingSize, RingView};
 use crate::wire::{CallId, FlowMetadata, FlowWords, Header, PublishedRecord};
 
@@ -32,7 +32,7 @@ impl Victim {
         Self::at(64, true)
     }
 
-    /// Makes such an end whose send ring starts at this position.
+    /// Returns such an end, whose send ring starts at this position.
     fn at(send_start: u64, reads_whole_words: bool) -> Self {
         let size = RingSize::new(C).unwrap();
         let (send, recv) = (Memory::new(C), Memory::new(C));
@@ -55,7 +55,7 @@ impl Victim {
         let first = link.call(&[1; 20], 0, 20).unwrap();
         link.call(&[2; 50], 1, 200).unwrap();
         let mut sent = 0;
-        let flushed: Result<(), ()> = link.flush(|emit: Emit| {
+        let flushed: Result<(), ()> = link.flush(|emit| {
             sent += emit.bytes;
             Ok(())
         });
@@ -365,7 +365,7 @@ fn words_that_go_backwards_are_refused_but_a_batch_older_than_a_read_is_not() {
     assert!(victim.link.closed().is_some(), "batches are in order");
 }
 
-/// The records are READs of `rxe`, which copied the low byte before the store and the others
+/// READs of `rxe` returned both: it copied the low byte before the store and the others
 /// after it.
 #[test]
 fn a_read_that_mixes_bytes_of_two_positions_tells_neither_too_much_nor_ends_the_connection() {
