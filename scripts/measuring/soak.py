@@ -59,8 +59,8 @@ ONE = ["--", "--test-threads=1"]
 # with each.
 PARTS = {
     "rdma": ("processes on the software HCA killed and stopped at random", [
-        test("mlx5", "--test", "suites", *ONE, f"{name}::", MLX5_TEST_SCALE=5, MLX5_TEST_TIME=when)
-        for when in ("immediate", "delay") for name in ("all_to_all", "one_sided")
+        test("mlx5", "--test", program, *ONE, *names, MLX5_TEST_SCALE=5, MLX5_TEST_TIME=when)
+        for when in ("immediate", "delay") for program, *names in (["suites", "all_to_all::"], ["one_sided"])
     ]),
     "rdma-steps": ("requesters, owners and datagram senders stopped and killed at single instructions", [
         test("mlx5", "--test", "single_step", *ONE, MLX5_TEST_SCALE=15),

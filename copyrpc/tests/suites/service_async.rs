@@ -725,7 +725,7 @@ fn use_up_credit(
 fn a_call_without_credit_fails_once_and_only_if_most_calls_that_keep_it_were_given_up() {
     let net = Net::new();
     let server = block_on(start(&net, &any_port()));
-    let connect_timeout = Duration::from_millis(50);
+    let connect_timeout = Duration::from_millis(400);
     let options = ClientOptions {
         connect_timeout,
         ..net.client_options()

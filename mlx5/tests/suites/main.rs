@@ -15,7 +15,6 @@ mod asynchronous;
 mod bad_input;
 mod datagrams;
 mod events;
-mod one_sided;
 mod queues;
 mod rc;
 mod simulation;

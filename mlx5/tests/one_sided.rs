@@ -1,5 +1,21 @@
 //! RDMA is one-sided: a stopped target (SIGSTOP) is written and read, and a killed one is detected.
 //! Conversely, memory is not reused while a stopped requester is still copying to it.
+//!
+//! A program of its own: a process has to be stopped in the middle of a copy, which other tests at
+//! the same time would make rare.
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "a test"
+)]
+
+#[path = "support/fabric.rs"]
+mod fabric;
+mod support;
+#[path = "support/time.rs"]
+mod time;
 
 use std::io::{BufRead, BufReader, Read as _, Write as _};
 use std::path::{Path, PathBuf};
@@ -7,8 +23,8 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::support::{describe, parse, scale, watchdog};
 use mlx5::*;
+use support::{describe, parse, scale, watchdog};
 
 /// Watchdog, far above the duration of a test.
 const WATCHDOG: Duration = Duration::from_secs(120);
@@ -31,7 +47,7 @@ struct End {
 }
 
 fn open(dir: &Path) -> End {
-    let device = Device::open(DeviceSpec::Soft(crate::fabric::options(dir))).unwrap();
+    let device = Device::open(DeviceSpec::Soft(fabric::options(dir))).unwrap();
     let pd = device.alloc_pd().unwrap();
     let send_cq = device.create_cq(64).unwrap();
     let recv_cq = device.create_mono_cq(64).unwrap();
@@ -134,14 +150,9 @@ struct Target {
 
 fn start(name: &str, writes: bool) -> Target {
     watchdog(WATCHDOG * scale());
-    let dir = crate::fabric::new_dir(name);
+    let dir = fabric::new_dir(name);
     let mut child = Command::new(std::env::current_exe().unwrap())
-        .args([
-            "--exact",
-            "one_sided::target_process",
-            "--ignored",
-            "--nocapture",
-        ])
+        .args(["--exact", "target_process", "--ignored", "--nocapture"])
         .env(TARGET, &dir)
         .envs(writes.then_some((WRITES, "1")))
         .stdin(Stdio::piped())
@@ -186,7 +197,7 @@ impl Target {
         drop(self.child.stdin.take());
         assert_eq!(self.child.wait().unwrap().success(), succeeds);
         drop(self.end);
-        crate::fabric::remove_dir(&self.dir);
+        fabric::remove_dir(&self.dir);
     }
 }
 
@@ -343,7 +354,7 @@ fn memory_that_a_stopped_process_is_writing_to_is_not_used_again() {
         child.kill().unwrap();
         child.wait().unwrap();
         drop((next, pd, device));
-        crate::fabric::remove_dir(&dir);
+        fabric::remove_dir(&dir);
     }
     assert!(
         quarantined > 0,
@@ -357,7 +368,7 @@ fn memory_that_a_stopped_process_is_writing_to_is_not_used_again() {
 fn the_end_of_a_message_is_seen_after_everything_before_it() {
     const LONGEST: u64 = 4096;
     watchdog(WATCHDOG * scale());
-    let dir = crate::fabric::new_dir("ends");
+    let dir = fabric::new_dir("ends");
     let rounds = 50_000 * u64::from(scale());
     let (tell, told) = std::sync::mpsc::channel();
     let (meet, met) = std::sync::mpsc::channel();
@@ -452,7 +463,7 @@ fn the_end_of_a_message_is_seen_after_everything_before_it() {
         0,
         "messages whose end was seen before the rest, of {rounds}"
     );
-    crate::fabric::remove_dir(&dir);
+    fabric::remove_dir(&dir);
 }
 
 /// A writer that is not stopped finishes its copy, in a small part of the time limit.
@@ -494,7 +505,7 @@ fn memory_that_a_running_process_is_writing_to_is_waited_for() {
         child.kill().unwrap();
         child.wait().unwrap();
         drop((qp, send_cq, recv_cq, srq, next, pd, device));
-        crate::fabric::remove_dir(&dir);
+        fabric::remove_dir(&dir);
     }
     // It is nearly always in the middle of a copy. On a busy machine the wait may rarely time out.
     println!("{quarantined} of {rounds} regions quarantined");
