@@ -13,13 +13,13 @@ use std::sync::mpsc::{self, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use benchkv_harness::Failure;
+use benchkv_harness::affinity::pin_current_thread;
+use benchkv_harness::launch::program::Program;
+use benchkv_harness::report::JsonSink;
 use bytes::{Buf, BufMut, Bytes};
 use clap::{Parser, ValueEnum};
 use futures::StreamExt;
-use benchkv_harness::Failure;
-use benchkv_harness::affinity::pin_current_thread;
-use benchkv_harness::report::JsonSink;
-use benchkv_harness::launch::program::Program;
 use serde::Serialize;
 use tarpc::tokio_serde::formats::Bincode;
 use tokio::net::TcpListener;

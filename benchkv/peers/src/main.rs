@@ -14,13 +14,13 @@ use std::fmt;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::Parser;
 use benchkv_harness::Failure;
-use benchkv_harness::load::two_cores;
-use benchkv_harness::report::JsonSink;
 use benchkv_harness::launch::exchange::Exchange;
 use benchkv_harness::launch::program::Program;
 use benchkv_harness::launch::role::{Role, role};
+use benchkv_harness::load::two_cores;
+use benchkv_harness::report::JsonSink;
+use clap::Parser;
 
 use iceoryx::Place;
 

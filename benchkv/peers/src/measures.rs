@@ -4,16 +4,16 @@
 use std::sync::Barrier;
 use std::time::Duration;
 
-use flux::Config;
 use benchkv_harness::Failure;
 use benchkv_harness::affinity::pin_current_thread;
 use benchkv_harness::clock::Clock;
-use benchkv_harness::load::{Answerer, Caller, Load, Payload, Rate, Wait, between_threads, serve};
-use benchkv_harness::report::Spread;
-use ipc::Dir;
 use benchkv_harness::launch::echo::Echo;
 use benchkv_harness::launch::exchange::Exchange;
 use benchkv_harness::launch::pingpong::PingPong;
+use benchkv_harness::load::{Answerer, Caller, Load, Payload, Rate, Wait, between_threads, serve};
+use benchkv_harness::report::Spread;
+use flux::Config;
+use ipc::Dir;
 
 use crate::Job;
 use crate::iceoryx::{IceoryxClient, IceoryxServer};

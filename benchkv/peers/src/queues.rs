@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use crossbeam_channel::{Receiver, Sender, bounded};
-use crossbeam_queue::ArrayQueue;
 use benchkv_harness::Failure;
 use benchkv_harness::load::{Answerer, Caller, Payload};
+use crossbeam_channel::{Receiver, Sender, bounded};
+use crossbeam_queue::ArrayQueue;
 use rtrb::{Consumer, Producer, RingBuffer};
 
 /// A slot and its request or reply.
