@@ -132,7 +132,7 @@ impl Chart {
 impl Axis {
     /// Returns the legal value that is nearest to `value`.
     fn place(&self, value: f64) -> f64 {
-        // A value that is no number becomes the minimum.
+        // The minimum stands for a value that is not a number.
         value.max(f64::from(u8::from(self.is_log))).min(HIGHEST)
     }
 

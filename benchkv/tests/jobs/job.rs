@@ -49,7 +49,7 @@ pub(crate) fn turn() -> MutexGuard<'static, ()> {
 /// Returns the command of the binary, to which a test adds options.
 pub(crate) fn benchkv(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_benchkv"));
-    // Whatever devices the machine has; a test that names one gets that.
+    // Devices of the machine are not used; a test that names one gets that.
     command.args(args).env(DEVICE_VARIABLE, "soft");
     command
 }

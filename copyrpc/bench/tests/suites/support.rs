@@ -36,7 +36,7 @@ impl Scratch {
     /// hangs.
     pub(crate) fn command(&self, program: &str, args: &str) -> Command {
         let mut command = Command::new(program);
-        // Whatever devices the machine has; a test that names one gets that.
+        // Devices of the machine are not used; a test that names one gets that.
         command
             .args(args.split_whitespace())
             .arg("--shm-dir")
