@@ -109,7 +109,7 @@ const OPERATIONS: &[Operation] = &[
     ),
     operation(
         "kv_remote_meta",
-        Some(1730),
+        Some(1724),
         "nohca",
         "benchkv: an operation on another rank, meta, without the software HCA",
         meta,

@@ -148,7 +148,7 @@ pub struct ClientReport {
     pub windows: Vec<Window>,
     /// The failed checks of values.
     pub verdict: Option<Verdict>,
-    /// [`Pattern::digest`] of its accesses.
+    /// [`digest`](crate::workload::Pattern::digest) of its accesses.
     pub pattern_hash: u64,
     /// The activity of its thread, and of its own connections to other ranks.
     pub worker: WorkerReport,

@@ -45,7 +45,7 @@ impl<W> Backlog<W> {
     /// Returns whether nothing waits for a path.
     #[inline(always)]
     pub(super) fn is_empty(&self, path: usize) -> bool {
-        self.queues.get(path).is_none_or(VecDeque::is_empty)
+        self.waiting == 0 || self.queues.get(path).is_none_or(VecDeque::is_empty)
     }
 
     /// Adds a request that found no room, or that others for its path are before.
