@@ -47,7 +47,7 @@
 //! # }
 //! ```
 //!
-//! [`Client::rdma`] and [`RdmaClient`] make many calls at once. [`RdmaServer`] is the server
+//! [`Caller::rdma`] and [`RdmaClient`] make many calls at once. [`RdmaServer`] is the server
 //! without a socket, for programs that have a channel and a loop of their own.
 //!
 //! | example | content |
@@ -131,11 +131,9 @@ pub use protocol::{
     ServerConfig, ServerStats, State,
 };
 pub use rdma::{RdmaClient, RdmaServer};
-#[doc(hidden)]
-pub use service::Caller;
 pub use service::{
-    AsyncCall, AsyncClient, Client, ClientError, ClientOptions, DEFAULT_TYPE, Server, ServerError,
-    ServerOptions, SharedAddress, StopHandle,
+    AsyncCall, AsyncClient, Caller, Client, ClientError, ClientOptions, DEFAULT_TYPE, Server,
+    ServerError, ServerOptions, SharedAddress, StopHandle,
 };
 
 /// Errors can be sent to other threads, and `?` turns each into a `Box<dyn Error + Send + Sync>`.

@@ -20,7 +20,7 @@ const SHORTEST_SLEEP: Duration = Duration::from_micros(50);
 /// The longest sleep.
 const LONGEST_SLEEP: Duration = Duration::from_millis(1);
 
-/// Options of a [`Client`].
+/// Options of a [`Client`](crate::Client).
 #[derive(Clone, Debug)]
 pub struct ClientOptions {
     /// Its device, of the same kind as the server's. Default: the device that the environment
@@ -32,11 +32,11 @@ pub struct ClientOptions {
     /// answer, or has no room for another client. A refusal that does not pass ends it at once:
     /// another secret or version, or a device that this process may not reach. Default 5 s.
     pub connect_timeout: Duration,
-    /// Maximum time of [`Client::call`]. Default 5 s.
+    /// Maximum time of [`Client::call`](crate::Client::call). Default 5 s.
     pub timeout: Duration,
     /// The server's secret ([`ServerOptions::secret`](crate::ServerOptions::secret)), which both
     /// ends prove to each other. A client with another secret, or without the server's, is refused:
-    /// [`Refusal`]. Default: none.
+    /// [`Refusal`](crate::rdma::exchange::Refusal). Default: none.
     pub secret: Option<Secret>,
 }
 
@@ -230,7 +230,7 @@ impl Connection for Caller {
     }
 
     /// Unless the server answers one of the calls that ran out of time, the next call finds the
-    /// connection [stuck](Self::is_stuck).
+    /// connection stuck.
     fn late(&mut self) -> ClientError {
         let given_up = self.rdma.given_up_calls();
         self.had_no_slot =
