@@ -11,8 +11,6 @@ use mlx5::{
 #[allow(dead_code, reason = "numbers below others alone are used here")]
 #[path = "support/random.rs"]
 mod random;
-#[allow(dead_code, reason = "the watchdog alone is used here")]
-mod support;
 use random::Random;
 
 /// Maximum number of queue pairs.
@@ -106,7 +104,7 @@ impl Room {
 
 #[test]
 fn queue_pairs_that_come_and_go_leave_the_heap_as_large_as_it_was() {
-    support::watchdog(Duration::from_secs(300));
+    copyrpc_testing::limits::watchdog(Duration::from_secs(300));
     let mut room = Room::new();
     (0..QPS).for_each(|_| room.join());
     let first = own_kib();

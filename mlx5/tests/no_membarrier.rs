@@ -8,9 +8,6 @@
     reason = "a test"
 )]
 
-#[allow(dead_code, reason = "the watchdog is all that is needed of it")]
-mod support;
-
 use std::time::Duration;
 
 use mlx5::*;
@@ -50,7 +47,7 @@ fn refuse_membarrier() {
 /// The only test of this process, because a process checks once whether the system call works.
 #[test]
 fn memory_is_taken_away_from_under_peers_that_live() {
-    support::watchdog(Duration::from_secs(120));
+    copyrpc_testing::limits::watchdog(Duration::from_secs(120));
     refuse_membarrier();
     let fabric = LocalFabric::new();
     let end = || {

@@ -11,9 +11,10 @@
     reason = "a test"
 )]
 
+#[path = "support/addresses.rs"]
+mod addresses;
 #[path = "support/fabric.rs"]
 mod fabric;
-mod support;
 #[path = "support/time.rs"]
 mod time;
 
@@ -23,8 +24,9 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use addresses::{describe, parse};
+use copyrpc_testing::limits::{scale_of, watchdog};
 use mlx5::*;
-use support::{describe, parse, scale, watchdog};
 
 /// Watchdog, far above the duration of a test.
 const WATCHDOG: Duration = Duration::from_secs(120);
@@ -149,7 +151,7 @@ struct Target {
 }
 
 fn start(name: &str, writes: bool) -> Target {
-    watchdog(WATCHDOG * scale());
+    watchdog(WATCHDOG * scale_of("MLX5_TEST_SCALE"));
     let dir = fabric::new_dir(name);
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "target_process", "--ignored", "--nocapture"])
@@ -307,7 +309,7 @@ fn a_killed_process_is_noticed_and_leaves_nothing() {
 #[test]
 fn memory_that_a_stopped_process_is_writing_to_is_not_used_again() {
     let mut quarantined = 0;
-    for round in 0..20 * u64::from(scale()) {
+    for round in 0..20 * u64::from(scale_of("MLX5_TEST_SCALE")) {
         let Target {
             mut child,
             _output,
@@ -367,9 +369,9 @@ fn memory_that_a_stopped_process_is_writing_to_is_not_used_again() {
 #[test]
 fn the_end_of_a_message_is_seen_after_everything_before_it() {
     const LONGEST: u64 = 4096;
-    watchdog(WATCHDOG * scale());
+    watchdog(WATCHDOG * scale_of("MLX5_TEST_SCALE"));
     let dir = fabric::new_dir("ends");
-    let rounds = 50_000 * u64::from(scale());
+    let rounds = 50_000 * u64::from(scale_of("MLX5_TEST_SCALE"));
     let (tell, told) = std::sync::mpsc::channel();
     let (meet, met) = std::sync::mpsc::channel();
     let (seen, torn) = (AtomicU64::new(0), AtomicU64::new(0));
@@ -469,7 +471,7 @@ fn the_end_of_a_message_is_seen_after_everything_before_it() {
 /// A writer that is not stopped finishes its copy, in a small part of the time limit.
 #[test]
 fn memory_that_a_running_process_is_writing_to_is_waited_for() {
-    let rounds = 12 * u64::from(scale());
+    let rounds = 12 * u64::from(scale_of("MLX5_TEST_SCALE"));
     let mut quarantined = 0;
     for round in 0..rounds {
         let Target {

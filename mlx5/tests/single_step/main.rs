@@ -11,12 +11,12 @@
 mod quarantine;
 mod requester;
 
+#[path = "../support/addresses.rs"]
+mod addresses;
 #[path = "../support/fabric.rs"]
 mod fabric;
 #[path = "../support/stepped.rs"]
 mod stepped;
-#[path = "../support/mod.rs"]
-mod support;
 #[path = "../support/time.rs"]
 mod time;
 

@@ -26,8 +26,10 @@ fn worker_process() {
     let Some(dir) = std::env::var_os(DIR) else {
         return;
     };
-    crate::support::watchdog(
-        Duration::from_secs(SECONDS * u64::from(crate::support::scale())) + 4 * PATIENCE,
+    copyrpc_testing::limits::watchdog(
+        Duration::from_secs(
+            SECONDS * u64::from(copyrpc_testing::limits::scale_of("MLX5_TEST_SCALE")),
+        ) + 4 * PATIENCE,
     );
     crate::worker::run(
         Path::new(&dir),
@@ -264,8 +266,8 @@ impl World {
 
 #[test]
 fn processes_are_killed_and_stopped_at_random_and_the_others_go_on() {
-    let seconds = SECONDS * u64::from(crate::support::scale());
-    crate::support::watchdog(Duration::from_secs(seconds) + 4 * PATIENCE);
+    let seconds = SECONDS * u64::from(copyrpc_testing::limits::scale_of("MLX5_TEST_SCALE"));
+    copyrpc_testing::limits::watchdog(Duration::from_secs(seconds) + 4 * PATIENCE);
     let now = SystemTime::now()
         .duration_since(SystemTime::UNIX_EPOCH)
         .unwrap();

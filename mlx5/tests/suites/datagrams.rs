@@ -724,7 +724,7 @@ fn send_numbered(
 
 #[test]
 fn several_senders_of_one_queue_pair_are_told_apart_and_each_is_in_order() {
-    crate::support::watchdog(Duration::from_secs(120));
+    copyrpc_testing::limits::watchdog(Duration::from_secs(120));
     let net = Net::new();
     let mut options = net.options();
     if crate::time::mode() == crate::time::Mode::Immediate {

@@ -15,7 +15,7 @@ const SHORT: Option<Duration> = Some(Duration::from_millis(5));
 /// Two ends on the system's clock, which advances while a thread sleeps. Their completions are
 /// there when the doorbell returns.
 fn ends(net: &Net, options: &ConnectOptions) -> (End, End) {
-    crate::support::watchdog(WATCHDOG);
+    copyrpc_testing::limits::watchdog(WATCHDOG);
     let spec = SoftOptions {
         clock: Clock::System,
         timing: Timing::Immediate,
@@ -148,7 +148,7 @@ fn retries_go_on_while_their_device_waits() {
 
 #[test]
 fn what_is_delayed_comes_while_its_device_waits() {
-    crate::support::watchdog(WATCHDOG);
+    copyrpc_testing::limits::watchdog(WATCHDOG);
     let net = Net::new();
     let spec = SoftOptions {
         clock: Clock::System,
@@ -170,7 +170,7 @@ fn what_is_delayed_comes_while_its_device_waits() {
 
 #[test]
 fn a_wait_goes_on_in_virtual_time() {
-    crate::support::watchdog(WATCHDOG);
+    copyrpc_testing::limits::watchdog(WATCHDOG);
     let net = Net::in_mode(crate::time::Mode::Virtual);
     let (mut a, mut b) = pair(&net, SHARED);
     b.receives(1, 8);

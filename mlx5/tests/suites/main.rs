@@ -28,8 +28,6 @@ mod end;
 mod fabric;
 #[path = "../support/random.rs"]
 mod random;
-#[path = "../support/mod.rs"]
-mod support;
 #[path = "../support/time.rs"]
 mod time;
 #[path = "../support/worker.rs"]

@@ -15,7 +15,7 @@ use crate::random::Random;
 const SEEDS: [u64; 4] = [1, 77, 0xfeed, 1 << 50];
 
 fn open() -> (Device, NullDevice) {
-    crate::support::watchdog(Duration::from_secs(300));
+    copyrpc_testing::limits::watchdog(Duration::from_secs(300));
     let device = Device::open(DeviceSpec::Null(mlx5::NullOptions::default())).unwrap();
     let null = device.null().unwrap();
     (device, null)

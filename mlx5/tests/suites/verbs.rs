@@ -726,7 +726,7 @@ fn from_two_threads(
     times: u64,
     operation: impl FnMut(&mut End, &Word, u64) -> u64 + Clone + std::marker::Send,
 ) -> (Vec<u64>, u64) {
-    crate::support::watchdog(Duration::from_secs(120));
+    copyrpc_testing::limits::watchdog(Duration::from_secs(120));
     let net = Net::new();
     let mut options = net.options();
     if crate::time::mode() == crate::time::Mode::Immediate {

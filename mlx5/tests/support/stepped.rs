@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use mlx5::*;
 
+use super::addresses::{describe, parse};
 use super::fabric::options;
-use super::support::{describe, parse, scale, watchdog};
+use copyrpc_testing::limits::{scale_of, watchdog};
 use copyrpc_testing::tracee::{Helper, Tracee, again_and_again, hello, marker};
 
 const DIR: &str = "MLX5_TEST_STEPPED_DIR";
@@ -29,7 +30,7 @@ const PLACES: u32 = 32;
 /// Begins a test, which stops and kills processes of its own. It may take `factor` times 4 minutes;
 /// this only ends a hang.
 pub(crate) fn begin(factor: u32) {
-    watchdog(Duration::from_secs(240) * factor * scale());
+    watchdog(Duration::from_secs(240) * factor * scale_of("MLX5_TEST_SCALE"));
 }
 
 /// The operation that the stepped process sends, and the receive of its peer.

@@ -1,8 +1,6 @@
-//! Shared parts of the tests with several processes.
+//! Addresses of queue pairs and regions as lines of text, which processes of a test tell each other.
 
 use mlx5::QpAddress;
-
-pub(crate) use copyrpc_testing::limits::watchdog;
 
 /// Formats a line for another process: LID, QPN and epoch of a queue pair, address and rkey of a
 /// region.
@@ -21,9 +19,4 @@ pub(crate) fn parse(line: &str) -> (QpAddress, u64, u32) {
         n[3],
         n[4] as u32,
     )
-}
-
-/// Returns `MLX5_TEST_SCALE`, the factor of the duration of the tests with several processes.
-pub(crate) fn scale() -> u32 {
-    copyrpc_testing::limits::scale_of("MLX5_TEST_SCALE")
 }
