@@ -298,7 +298,7 @@ fn a_server_that_goes_drops_the_request_in_hand_and_the_one_that_nobody_received
     let net = Net::new();
     let server = block_on(start(&net, &any_port()));
     let options = ClientOptions {
-        connect_timeout: Duration::from_millis(200),
+        connect_timeout: Duration::from_millis(400),
         ..net.client_options()
     };
     let client = block_on(AsyncClient::with_options(server.local_addr(), &options)).unwrap();
@@ -1007,7 +1007,7 @@ fn idle_process() {
     // it waited for that.
     let options = ClientOptions {
         max_reply: Some(12_000),
-        connect_timeout: Duration::from_millis(50),
+        connect_timeout: Duration::from_millis(400),
         ..net.client_options()
     };
     let silent = block_on(start(&net, &any_port()));
@@ -1058,7 +1058,8 @@ fn who_has_nothing_to_do_keeps_no_core_busy() {
             "--nocapture",
             "service_async::idle_process",
         ])
-        .env("COPYRPC_TEST_IDLE", "1");
+        .env("COPYRPC_TEST_IDLE", "1")
+        .stderr(std::process::Stdio::inherit());
     let output = String::from_utf8(child.output().unwrap().stdout).unwrap();
     let line = output
         .lines()
