@@ -117,22 +117,21 @@ impl KvDaemon {
         node: ShardNode,
         device: Option<&Device>,
     ) -> Result<Self, BackendError> {
-        let topology = plan.topology;
+        let (topology, workload) = (plan.job.topology, plan.job.workload);
         let name = plan.server_name(&format!("ipc{daemon}"));
         let clients =
-            LocalServer::bind_in(&plan.dir, &name, topology.clients, plan.depth, TYPE_TAG)
+            LocalServer::bind_in(&plan.dir, &name, topology.clients, plan.depth(), TYPE_TAG)
                 .or_setup(format!("the local server of daemon {daemon}"))?;
         let mut store = Shard::with_tails(
             daemon,
             topology.daemons,
-            plan.store_keys,
+            workload.store_keys(),
             plan.values.tail_bytes(),
         );
-        store.fill(
-            plan.preloaded_keys,
-            |key| first_value(plan.rank as u16, key),
-            fill_tail,
-        );
+        if !workload.empty {
+            let first = |key| first_value(plan.rank as u16, key);
+            store.fill(workload.key_range, first, fill_tail);
+        }
         let ring = if daemon < topology.rings() {
             Some(open_ring(plan, daemon)?)
         } else {
@@ -154,7 +153,7 @@ impl KvDaemon {
                 Vec::new()
             },
             held: Vec::new(),
-            policy: Policy::new(&plan.policies, topology.ranks),
+            policy: Policy::new(&plan.job.policies, topology.ranks),
             own_wait: false,
             polls: 0,
             backlog_peak: 0,
@@ -229,7 +228,7 @@ impl KvDaemon {
         let serves = permitted.takes_requests && !self.own_wait;
         let serve = |request: &Request, tail: &mut [u8]| {
             let is_here = request.rank() as usize == self.plan.rank
-                && owner_of(request.key(), self.plan.topology.daemons) == self.daemon;
+                && owner_of(request.key(), self.plan.job.topology.daemons) == self.daemon;
             self.own_wait |= is_here && !serves;
             (serves && is_here).then(|| {
                 served += 1;
@@ -287,7 +286,9 @@ impl KvDaemon {
 
     /// Returns whether the daemon can pass on no more requests of other ranks now.
     fn lacks_places(&self) -> bool {
-        self.places.is_empty() && !self.tail.is_empty() && self.plan.topology.passing_daemons() > 0
+        self.places.is_empty()
+            && !self.tail.is_empty()
+            && self.plan.job.topology.passing_daemons() > 0
     }
 
     fn serve_request_of_rank(
@@ -303,7 +304,7 @@ impl KvDaemon {
             remote.answer(incoming, None, &[]);
             return Ok(());
         }
-        let owner = owner_of(request.key(), self.plan.topology.daemons);
+        let owner = owner_of(request.key(), self.plan.job.topology.daemons);
         if owner == self.daemon {
             let response = self
                 .store
@@ -347,7 +348,7 @@ impl KvDaemon {
     /// Serves requests of clients that arrived through ipc: for this shard, and with meta for other
     /// ranks.
     fn serve_clients(&mut self) -> Result<usize, BackendError> {
-        if !self.plan.topology.daemons_pass_on() {
+        if !self.plan.job.topology.daemons_pass_on() {
             let serve = |request: &Request| serve(&mut self.store, &self.plan, request);
             return Ok(self.local.clients.step(serve));
         }
@@ -359,12 +360,12 @@ impl KvDaemon {
             };
             served += 1;
             let rank = request.rank() as usize;
-            if rank == self.plan.rank || rank >= self.plan.topology.ranks {
+            if rank == self.plan.rank || rank >= self.plan.job.topology.ranks {
                 let response = serve(&mut self.store, &self.plan, &request);
                 answer_client(&mut self.local.clients, token, Some(response));
                 continue;
             }
-            let gateway = self.plan.topology.gateway_of(rank);
+            let gateway = self.plan.job.topology.gateway_of(rank);
             match (self.link_for(&request), gateway) {
                 (Some((link, remote)), _) => {
                     remote.call(link, request, Caller::Ipc(token, request.place()))?
@@ -399,7 +400,7 @@ impl KvDaemon {
             }
             (Waiting::Remote(..), None) => {}
         };
-        if !self.plan.topology.daemons_pass_on() {
+        if !self.plan.job.topology.daemons_pass_on() {
             let serve = |request: &Request| serve(&mut self.store, &self.plan, request);
             return Ok(shards.step(answer, serve));
         }
@@ -468,9 +469,9 @@ fn open_ring(plan: &RankPlan, daemon: usize) -> Result<RingServer, BackendError>
     RingServer::bind_with(
         &plan.dir,
         &name,
-        plan.ring_slots,
-        plan.topology.clients,
-        plan.depth,
+        plan.job.sizes.ring_slots,
+        plan.job.topology.clients,
+        plan.depth(),
         TYPE_TAG,
     )
     .or_setup(format!("the delegation ring of daemon {daemon}"))

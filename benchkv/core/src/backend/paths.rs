@@ -37,7 +37,7 @@ impl ClientPaths {
         client: usize,
         device: Option<&Device>,
     ) -> Result<Self, BackendError> {
-        let topology = plan.topology;
+        let topology = plan.job.topology;
         let shard = |daemon| {
             let name = plan.server_name(&format!("ipc{daemon}"));
             LocalClient::connect_in(&plan.dir, &name, TYPE_TAG)

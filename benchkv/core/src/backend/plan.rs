@@ -6,9 +6,7 @@ use mlx5::{Device, DeviceSpec};
 use super::{BackendError, OrSetup};
 use crate::carrier::Feature;
 use crate::job::Job;
-use crate::policy::PolicyOptions;
-use crate::topology::{Topology, Worker};
-use crate::ucx::PeerErrors;
+use crate::topology::Worker;
 use crate::values::Values;
 
 /// The meaning of the shared-memory payloads: changes with [`Request`](crate::message::Request) and
@@ -30,58 +28,34 @@ pub struct Site {
 /// The parameters that daemons and clients of a rank need.
 #[derive(Debug, Clone)]
 pub(super) struct RankPlan {
-    pub(super) topology: Topology,
+    pub(super) job: Job,
     pub(super) rank: usize,
-    /// Operations of a client, rounded up to a power of two.
-    pub(super) depth: usize,
-    pub(super) ring_slots: usize,
-    pub(super) ring_bytes: u64,
-    pub(super) store_keys: u64,
-    /// Keys that have a value before the first request.
-    pub(super) preloaded_keys: u64,
     /// The tails of values under way within the rank.
     pub(super) values: Values,
-    pub(super) policies: PolicyOptions,
-    /// Maximum number of requests, and of answers, of each end under way on a connection that sends
-    /// each separately.
-    pub(super) window: usize,
-    /// Features of mlx5 devices that are on.
-    features: Vec<Feature>,
-    /// Whether UCX detects dead peers.
-    pub(super) ucx_errors: PeerErrors,
-    pub(super) devices: Vec<DeviceSpec>,
+    devices: Vec<DeviceSpec>,
     pub(super) dir: Dir,
 }
 
 impl RankPlan {
     /// Makes the plan of a rank.
     pub(super) fn new(job: &Job, site: Site) -> Result<Self, BackendError> {
-        let values = Values::new(job.places()).or_setup("the memory of values under way")?;
         let Site { rank, dir, devices } = site;
         Ok(Self {
-            values,
-            topology: job.topology,
+            values: Values::new(job.places()).or_setup("the memory of values under way")?,
+            job: job.clone(),
             rank,
-            depth: job.queue_depth.next_power_of_two(),
-            ring_slots: job.sizes.ring_slots,
-            ring_bytes: job.sizes.ring_bytes,
-            store_keys: job.workload.store_keys(),
-            preloaded_keys: if job.workload.empty {
-                0
-            } else {
-                job.workload.key_range
-            },
-            policies: job.policies.clone(),
-            window: job.sizes.window,
-            features: job.features.clone(),
-            ucx_errors: job.ucx_errors.unwrap_or(PeerErrors::None),
             devices,
             dir,
         })
     }
 
+    /// Returns the operations of a client, rounded up to a power of two.
+    pub(super) fn depth(&self) -> usize {
+        self.job.queue_depth.next_power_of_two()
+    }
+
     pub(super) fn has(&self, feature: Feature) -> bool {
-        self.features.contains(&feature)
+        self.job.features.contains(&feature)
     }
 
     /// Returns the device that a thread with connections may open. `shared` is open already.

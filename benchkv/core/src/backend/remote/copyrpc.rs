@@ -29,23 +29,24 @@ const MOST_RECEIVES: usize = 32_767;
 
 /// Returns the configuration of all `connections` of a thread.
 fn config(plan: &RankPlan, connections: usize) -> EndpointConfig {
+    let job = &plan.job;
     let mut config = EndpointConfig {
-        ring_size: plan.ring_bytes,
-        window: plan.policies.batch_window.window(),
+        ring_size: job.sizes.ring_bytes,
+        window: job.policies.batch_window.window(),
         // One-sided operations are not used.
         raw_operations: 0,
         ..EndpointConfig::default()
     };
-    if let Some(batches) = plan.policies.batches_in_flight {
+    if let Some(batches) = job.policies.batches_in_flight {
         config.batches_in_flight = batches;
         // Small batches, of which there are many, have their WQEs.
         config.max_send_wr = Some((4 * batches).max(256));
     }
     // One client's operations, requests one way and answers the other way, make no more batches
     // than that. A daemon has many of these connections, whose receives are in one queue.
-    if plan.topology.backend == Backend::Direct {
+    if job.topology.backend == Backend::Direct {
         let room = (MOST_RECEIVES * 2 / 3 / connections.max(1)) as u32;
-        let batches = room.min(plan.depth as u32).max(FEWEST_BATCHES);
+        let batches = room.min(plan.depth() as u32).max(FEWEST_BATCHES);
         config.batches_in_flight = config.batches_in_flight.min(batches);
     }
     config

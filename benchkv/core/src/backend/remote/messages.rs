@@ -152,7 +152,7 @@ impl<C, P: Port> LinkSet<C> for Links<C, P> {
         let tail_bytes = plan.values.tail_bytes();
         let link = |peer: &Peer| Link {
             peer: *peer,
-            dialogue: Dialogue::new(plan.window, tail_bytes),
+            dialogue: Dialogue::new(plan.job.sizes.window, tail_bytes),
             answers: VecDeque::new(),
             is_unflushed: false,
             failure: None,

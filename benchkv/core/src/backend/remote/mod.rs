@@ -193,7 +193,7 @@ macro_rules! carriers {
 
         impl<C> LinkSets<C> {
             fn open(plan: &RankPlan, peers: &[Peer], device: &ThreadDevice<'_>) -> Result<Self, BackendError> {
-                match plan.topology.carrier {
+                match plan.job.topology.carrier {
                     $(Carrier::$kind => Ok(Self::$kind(Box::new($module::Links::open(plan, peers, device)?)))),+
                 }
             }
@@ -275,7 +275,7 @@ impl<C> Remote<C> {
         worker: Worker,
         device: Option<&Device>,
     ) -> Result<Option<Self>, BackendError> {
-        let topology = plan.topology;
+        let topology = plan.job.topology;
         let peers = topology.peers_of(plan.rank, worker);
         if peers.is_empty() {
             return Ok(None);

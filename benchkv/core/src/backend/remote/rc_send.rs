@@ -87,7 +87,7 @@ impl messages::Port for Port {
     ) -> Result<Self, BackendError> {
         let device = device.open()?;
         let pd = device.alloc_pd().or_setup("a protection domain")?;
-        let per_link = 2 * plan.window;
+        let per_link = 2 * plan.job.sizes.window;
         let (tail_bytes, messages) = (plan.values.tail_bytes(), per_link * peers.len());
         // At most one completion for each WQE, and for each receive; receives that are posted again
         // while a poll takes others need places of their own.

@@ -12,6 +12,7 @@ use super::frame::{Frame, FrameBytes};
 use super::messages::{self, POLL_BUDGET, Unposted};
 use crate::counters::TransportReport;
 use crate::topology::Peer;
+use crate::ucx::PeerErrors;
 use crate::ucx::worker::{Message, Worker};
 
 const KEY_BYTES: usize = 8;
@@ -39,7 +40,8 @@ struct End {
 impl messages::Port for Port {
     fn open(plan: &RankPlan, peers: &[Peer], _: &ThreadDevice<'_>) -> Result<Self, BackendError> {
         let longest = Message::SHORT_BYTES + plan.values.tail_bytes();
-        let worker = Worker::open(plan.ucx_errors, longest).or_setup("the UCX worker")?;
+        let worker = Worker::open(plan.job.ucx_errors.unwrap_or(PeerErrors::None), longest)
+            .or_setup("the UCX worker")?;
         let address = worker.address().or_setup("the UCX worker")?;
         let mut random = fastrand::Rng::new();
         let end = |(number, peer): (usize, &Peer)| End {
