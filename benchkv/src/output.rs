@@ -13,7 +13,7 @@ use crate::trace::TraceFile;
 pub struct OutputArgs {
     /// Also write the result as a flat table, CSV: a row for the job, for each run and for each
     /// rank. A file of that name is replaced.
-    #[arg(long, hide_short_help = true, value_name = "FILE.csv", value_parser = with_extension("csv"))]
+    #[arg(help_heading = "Result", long, hide_short_help = true, value_name = "FILE.csv", value_parser = with_extension("csv"))]
     pub output: Option<PathBuf>,
 }
 

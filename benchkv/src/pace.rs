@@ -18,12 +18,18 @@ pub struct PaceArgs {
     /// Open loop: all clients of the job together, 1 to 1e9. Operations start at their times
     /// independently of earlier operations; latencies count from there. --queue-depth still bounds
     /// the outstanding operations of a client. In a closed loop each client is as fast as it can.
-    #[arg(long, value_name = "RATE", value_parser = decimal(RATES))]
+    #[arg(help_heading = "Load", long, value_name = "RATE", value_parser = decimal(RATES))]
     pub rate: Option<f64>,
 
     /// Start times of the operations of --rate: even gives each client its turn at equal intervals,
     /// poisson draws the intervals at random by the seed [default: even].
-    #[arg(long, hide_short_help = true, value_enum, requires = "rate")]
+    #[arg(
+        help_heading = "Load",
+        long,
+        hide_short_help = true,
+        value_enum,
+        requires = "rate"
+    )]
     pub arrivals: Option<Arrivals>,
 }
 

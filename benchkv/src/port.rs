@@ -15,23 +15,23 @@ use crate::devices::Devices;
 pub struct PortOptions {
     /// Port of a hardware --device, 1 to 255; also as --device NAME:PORT [default: the first active
     /// port].
-    #[arg(long, hide_short_help = true, value_name = "N", value_parser = whole(1..=u8::MAX))]
+    #[arg(help_heading = "Device", long, hide_short_help = true, value_name = "N", value_parser = whole(1..=u8::MAX))]
     pub port: Option<u8>,
     /// Index of the source address in the GID table of a hardware --device, 0 to 255 [default: on
     /// RoCE version 2 before 1, IPv4 before IPv6; on InfiniBand none, so that packets carry no
     /// GRH].
-    #[arg(long, hide_short_help = true, value_name = "N", value_parser = whole(0..=u8::MAX))]
+    #[arg(help_heading = "Device", long, hide_short_help = true, value_name = "N", value_parser = whole(0..=u8::MAX))]
     pub gid_index: Option<u8>,
     /// Service level of a hardware --device, 0 to 15; on RoCE the priority, 0 to 7 [default: 0].
-    #[arg(long, hide_short_help = true, value_name = "N", value_parser = whole(0..=15_u8))]
+    #[arg(help_heading = "Device", long, hide_short_help = true, value_name = "N", value_parser = whole(0..=15_u8))]
     pub sl: Option<u8>,
     /// Traffic class of a hardware --device, 0 to 255; on RoCE v2 the upper 6 bits are the DSCP
     /// [default: 0].
-    #[arg(long, hide_short_help = true, value_name = "N", value_parser = whole(0..=u8::MAX))]
+    #[arg(help_heading = "Device", long, hide_short_help = true, value_name = "N", value_parser = whole(0..=u8::MAX))]
     pub traffic_class: Option<u8>,
     /// Maximum payload of a packet of a hardware --device in bytes: 256, 512, 1024, 2048 or 4096
     /// [default: the active MTU of both ports].
-    #[arg(long, hide_short_help = true, value_name = "BYTES", value_parser = parse_mtu)]
+    #[arg(help_heading = "Device", long, hide_short_help = true, value_name = "BYTES", value_parser = parse_mtu)]
     pub mtu: Option<u16>,
 }
 

@@ -15,7 +15,7 @@ pub struct UcxArgs {
     /// Whether UCX detects a dead peer of ucx-am: peer leaves out transports that cannot, such as
     /// its shared memory; none leaves it to the launcher of the ranks; auto is none for ranks on
     /// one host, else peer.
-    #[arg(long, hide_short_help = true, value_enum, default_value_t = PeerErrorsChoice::Auto)]
+    #[arg(help_heading = "Device", long, hide_short_help = true, value_enum, default_value_t = PeerErrorsChoice::Auto)]
     pub ucx_errors: PeerErrorsChoice,
 }
 

@@ -94,21 +94,21 @@ pub struct Workload {
     pub clients: usize,
 
     /// Shared keys in the store of each rank, 1 to 67108864.
-    #[arg(long, hide_short_help = true, value_name = "N", value_parser = whole(KEYS), default_value_t = 100_000)]
+    #[arg(help_heading = "Data", long, hide_short_help = true, value_name = "N", value_parser = whole(KEYS), default_value_t = 100_000)]
     pub key_range: u64,
 
     /// Bytes of a value, 8 to 64K. The rings between ranks are sized for it.
-    #[arg(long = "value-size", hide_short_help = true, value_name = "BYTES", value_parser = value_size, default_value = "8")]
+    #[arg(help_heading = "Data", long = "value-size", hide_short_help = true, value_name = "BYTES", value_parser = value_size, default_value = "8")]
     #[serde(rename = "value_size")]
     pub value_bytes: usize,
 
     /// Start with empty stores. A get of a key that no put has reached then finds no value, which
     /// is cheaper; otherwise every shared key has a value before clients start.
-    #[arg(long, hide_short_help = true)]
+    #[arg(help_heading = "Data", long, hide_short_help = true)]
     pub empty: bool,
 
     /// Share of operations that read, 0 to 1
-    #[arg(long, value_name = "RATIO", value_parser = decimal(SHARE), default_value_t = 0.5)]
+    #[arg(help_heading = "Load", long, value_name = "RATIO", value_parser = decimal(SHARE), default_value_t = 0.5)]
     pub read_ratio: f64,
 
     // Share of accesses that go to another rank; 0 if there is none. By default all ranks are
@@ -118,7 +118,7 @@ pub struct Workload {
     pub remote_ratio: f64,
 
     /// Distribution of keys: uniform, zipfian, zipfian:THETA.
-    #[arg(long, hide_short_help = true, value_name = "NAME", default_value_t = Distribution::Uniform)]
+    #[arg(help_heading = "Data", long, hide_short_help = true, value_name = "NAME", default_value_t = Distribution::Uniform)]
     pub distribution: Distribution,
 
     // Whether part of the accesses goes to private keys and is read back.
@@ -127,7 +127,7 @@ pub struct Workload {
     pub verify: bool,
 
     /// Seed of the access patterns, 0 to 18446744073709551615.
-    #[arg(long, hide_short_help = true, value_name = "N", value_parser = whole(0..=u64::MAX), default_value_t = 1)]
+    #[arg(help_heading = "Data", long, hide_short_help = true, value_name = "N", value_parser = whole(0..=u64::MAX), default_value_t = 1)]
     #[serde(skip)]
     pub seed: u64,
 

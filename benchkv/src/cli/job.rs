@@ -53,21 +53,21 @@ pub struct JobArgs {
     /// through the ring of daemon 0. sharded: through the ring of the key's daemon. direct: a
     /// connection for each client and remote daemon. rc-send and ucx-am are delegation by that
     /// carrier, copyrpc-direct is direct by copyrpc.
-    #[arg(long, value_enum, hide_possible_values = true, default_value_t = BackendKind::Delegation)]
+    #[arg(help_heading = "Load", long, value_enum, hide_possible_values = true, default_value_t = BackendKind::Delegation)]
     #[serde(skip)]
     pub backend: BackendKind,
 
     /// Carrier of messages between ranks: copyrpc, rc-send, ucx-am
     ///
     /// It works with any --backend [default: copyrpc, or the carrier in the name of the --backend].
-    #[arg(long, value_enum, hide_possible_values = true)]
+    #[arg(help_heading = "Load", long, value_enum, hide_possible_values = true)]
     #[serde(skip)]
     pub carrier: Option<Carrier>,
 
     /// Rank processes to start, 1 to 256 [default: 2]
     ///
     /// Under mpirun there are as many as it started, up to 1024.
-    #[arg(short = 'n', long, value_name = "N", value_parser = whole(RANKS))]
+    #[arg(help_heading = "Placement", short = 'n', long, value_name = "N", value_parser = whole(RANKS))]
     #[serde(skip)]
     pub ranks: Option<usize>,
 
@@ -86,7 +86,7 @@ pub struct JobArgs {
     /// device with a port for packets, which connects hosts without a NIC: the address of each
     /// host, or the one that it has in this network; then its keys, as docs/between-hosts.md has
     /// them.
-    #[arg(long, value_name = "DEVICE", default_value_t = Devices::default())]
+    #[arg(help_heading = "Device", long, value_name = "DEVICE", default_value_t = Devices::default())]
     #[serde(skip)]
     pub device: Devices,
 
@@ -110,6 +110,7 @@ pub struct JobArgs {
     /// Features of mlx5 devices that are off by default; those that the carrier has no use for are
     /// refused.
     #[arg(
+        help_heading = "Device",
         long,
         hide_short_help = true,
         value_enum,
@@ -132,17 +133,17 @@ pub struct JobArgs {
     /// Daemon threads of each rank, 1 to 64
     ///
     /// Each owns one shard of the rank's store.
-    #[arg(long, value_name = "N", value_parser = whole(DAEMONS), default_value_t = 1)]
+    #[arg(help_heading = "Placement", long, value_name = "N", value_parser = whole(DAEMONS), default_value_t = 1)]
     #[serde(skip)]
     pub server_threads: usize,
 
     /// Client threads of each rank, 1 to 256
-    #[arg(long, value_name = "N", value_parser = whole(CLIENTS), default_value_t = 1)]
+    #[arg(help_heading = "Placement", long, value_name = "N", value_parser = whole(CLIENTS), default_value_t = 1)]
     #[serde(skip)]
     pub client_threads: usize,
 
     /// Outstanding operations of a client, 1 to 4096
-    #[arg(short = 'd', long, value_name = "N", value_parser = whole(DEPTHS), default_value_t = 32)]
+    #[arg(help_heading = "Load", short = 'd', long, value_name = "N", value_parser = whole(DEPTHS), default_value_t = 32)]
     #[serde(skip)]
     pub queue_depth: usize,
 
@@ -154,22 +155,22 @@ pub struct JobArgs {
     /// Length of each measured run, 10ms to 1h
     ///
     /// A number without a unit is seconds.
-    #[arg(short = 't', long, value_name = "TIME", value_parser = time(SHORTEST_RUN_S..=LONGEST_RUN_S), default_value_t = 2.0)]
+    #[arg(help_heading = "Load", short = 't', long, value_name = "TIME", value_parser = time(SHORTEST_RUN_S..=LONGEST_RUN_S), default_value_t = 2.0)]
     #[serde(rename = "duration_s")]
     pub duration: f64,
 
     /// Operations of each client, in place of --duration
     ///
     /// 1 to 4294967295, in one run without a warm-up; the job ends when all have ended.
-    #[arg(long, value_name = "N", value_parser = whole(OPS), conflicts_with_all = ["duration", "runs", "warmup"])]
+    #[arg(help_heading = "Load", long, value_name = "N", value_parser = whole(OPS), conflicts_with_all = ["duration", "runs", "warmup"])]
     pub ops: Option<u64>,
 
     /// Measured runs, 1 to 32; rates are their mean.
-    #[arg(long, hide_short_help = true, value_name = "N", value_parser = whole(RUNS), default_value_t = 3)]
+    #[arg(help_heading = "Load", long, hide_short_help = true, value_name = "N", value_parser = whole(RUNS), default_value_t = 3)]
     pub runs: usize,
 
     /// Load before the first run, 0 to 1h, in the units of --duration.
-    #[arg(long, hide_short_help = true, value_name = "TIME", value_parser = time(0.0..=LONGEST_RUN_S), default_value_t = 0.5)]
+    #[arg(help_heading = "Load", long, hide_short_help = true, value_name = "TIME", value_parser = time(0.0..=LONGEST_RUN_S), default_value_t = 0.5)]
     #[serde(rename = "warmup_s")]
     pub warmup: f64,
 
@@ -181,19 +182,20 @@ pub struct JobArgs {
     /// A mix of YCSB: ycsb-a (half of the operations read), ycsb-b (95 %) or ycsb-c (all), with
     /// keys by zipfian:0.99. YCSB's records have 1000 bytes: --value-size 1000. Its other mixes
     /// insert, scan, or read and write in one operation, which benchkv does not support.
-    #[arg(long, hide_short_help = true, value_enum, conflicts_with_all = ["read_ratio", "distribution", "empty"])]
+    #[arg(help_heading = "Load", long, hide_short_help = true, value_enum, conflicts_with_all = ["read_ratio", "distribution", "empty"])]
     #[serde(skip)]
     pub mix: Option<Mix>,
 
     /// Share of operations that go to another rank, 0 to 1 [default: all ranks alike, (ranks - 1) /
     /// ranks].
-    #[arg(long, hide_short_help = true, value_name = "RATIO", value_parser = decimal(SHARE))]
+    #[arg(help_heading = "Load", long, hide_short_help = true, value_name = "RATIO", value_parser = decimal(SHARE))]
     #[serde(skip)]
     pub remote_ratio: Option<f64>,
 
     /// Bytes of each ring of a connection between ranks: a power of two, 4K to 256M, or auto. The
     /// carriers rc-send and ucx-am have none.
     #[arg(
+        help_heading = "Placement",
         long,
         hide_short_help = true,
         value_name = "BYTES",
@@ -204,39 +206,49 @@ pub struct JobArgs {
 
     /// Maximum expected memory of the ranks of this host together, in bytes; a job that needs more
     /// is refused [default: the host's memory, or the limit of its control group if that is less].
-    #[arg(long, hide_short_help = true, value_name = "BYTES", value_parser = units::bytes)]
+    #[arg(help_heading = "Placement", long, hide_short_help = true, value_name = "BYTES", value_parser = units::bytes)]
     #[serde(skip)]
     pub memory_limit: Option<u64>,
 
     /// Action of a thread without work: poll again (busy), yield the core (yield), or sleep until
     /// there is work (event). auto is busy if every thread has a core, else yield.
-    #[arg(long, hide_short_help = true, value_enum, default_value_t = WaitChoice::Auto)]
+    #[arg(help_heading = "Placement", long, hide_short_help = true, value_enum, default_value_t = WaitChoice::Auto)]
     pub wait: WaitChoice,
 
     /// Cores of the threads: auto pins if every thread can have its own, none never pins, or a list
     /// such as 0-3,8.
-    #[arg(long, hide_short_help = true, value_name = "POLICY", default_value_t = PinPolicy::Auto)]
+    #[arg(help_heading = "Placement", long, hide_short_help = true, value_name = "POLICY", default_value_t = PinPolicy::Auto)]
     #[serde(with = "benchkv_harness::as_text")]
     pub pin: PinPolicy,
 
     /// Directory for shared memory [default: one of this user in /dev/shm].
-    #[arg(long, hide_short_help = true, value_name = "DIR")]
+    #[arg(
+        help_heading = "Placement",
+        long,
+        hide_short_help = true,
+        value_name = "DIR"
+    )]
     pub shm_dir: Option<PathBuf>,
 
     /// Do not check the values read. The check costs a few nanoseconds per operation, and 1 in 16
     /// operations goes to private keys of the client.
-    #[arg(long, hide_short_help = true)]
+    #[arg(help_heading = "Data", long, hide_short_help = true)]
     #[serde(skip)]
     pub no_verify: bool,
 
     /// A text that the table, the result and the report show with the job.
-    #[arg(long, hide_short_help = true, value_name = "TEXT")]
+    #[arg(
+        help_heading = "Result",
+        long,
+        hide_short_help = true,
+        value_name = "TEXT"
+    )]
     pub label: Option<String>,
 
     /// Also write the result as JSON to a file, or with - to standard output
     ///
     /// With - the table goes to standard error.
-    #[arg(long, value_name = "FILE")]
+    #[arg(help_heading = "Result", long, value_name = "FILE")]
     #[serde(skip)]
     pub json: Option<JsonSink>,
 
@@ -249,12 +261,12 @@ pub struct JobArgs {
     /// 1h [default: none]: the time since load began, the operations that ended in it on rank 0,
     /// their rate, and their mean time from issue to end. Other ranks print none: they would have
     /// to send their counts during the measurement.
-    #[arg(long, hide_short_help = true, value_name = "TIME", value_parser = time(SHORTEST_INTERVAL_S..=LONGEST_RUN_S))]
+    #[arg(help_heading = "Result", long, hide_short_help = true, value_name = "TIME", value_parser = time(SHORTEST_INTERVAL_S..=LONGEST_RUN_S))]
     #[serde(skip)]
     pub report_interval: Option<f64>,
 
     /// Measure a Unix-socket echo before the job, for half a second: a yardstick across machines.
-    #[arg(long, hide_short_help = true)]
+    #[arg(help_heading = "Result", long, hide_short_help = true)]
     #[serde(skip)]
     pub echo: bool,
 
