@@ -25,26 +25,21 @@ use benchkv_harness::clock::Clock;
 use benchkv_harness::counters::{self, PortCounters};
 use benchkv_harness::environment::{Environment, cpu_seconds, peak_rss_bytes};
 use benchkv_harness::launch::echo::{self, Echo, EchoResult};
-use benchkv_harness::launch::exchange::{Exchange, ExchangeError};
+use benchkv_harness::launch::exchange::{Exchange, ExchangeError, SocketExchange};
 use benchkv_harness::launch::hosts::Hosts;
-use benchkv_harness::launch::launcher::{EXIT_FOLLOWS, Launch};
+use benchkv_harness::launch::launcher::Launch;
+use benchkv_harness::launch::program::{EXIT_FAILED, EXIT_OPTIONS, EXIT_UNSOUND, Program, print};
 #[cfg(not(feature = "mpi"))]
 use benchkv_harness::launch::role::Foreign;
-use benchkv_harness::launch::role::{Role, foreign_launcher, role};
+use benchkv_harness::launch::role::foreign_launcher;
 use benchkv_harness::machine::{allow_open_files, available_memory};
 use benchkv_harness::report::{JsonSink, bytes, rate, say, to_stdout};
 use copyrpc_shm::dir::Dir;
 use engine::backend::composed::Composed;
 use engine::message::{Request, Response};
 use engine::values::HEAD_BYTES;
-use serde::Serialize;
 
-/// Exit status for a job that failed, and for a result that could not be written.
-const EXIT_FAILED: u8 = 1;
-/// Exit status for options that cannot be honoured; clap uses the same for options that it refuses.
-const EXIT_OPTIONS: u8 = 2;
-/// Exit status for a result with lost operations or wrong values.
-const EXIT_UNSOUND: u8 = 3;
+const PROGRAM: Program = Program("benchkv");
 /// Exit status for a result without an operation that ended in a measured run.
 const EXIT_NOTHING: u8 = 4;
 /// Exit status when the user has ended the job.
@@ -62,29 +57,16 @@ const EXCHANGE_LIMIT: Duration = Duration::from_secs(30);
 const GRACE: Duration = Duration::from_secs(10);
 
 fn main() -> ExitCode {
-    let ended = match role() {
-        Ok(Role::Launcher) => return start(),
-        Ok(Role::Rank(mut exchange)) => {
-            let rank = exchange.rank();
-            return rank_process(Cli::of_process(), &mut exchange, None).unwrap_or_else(|error| {
-                let follows = error.is::<ExchangeError>()
-                    || error.downcast_ref().is_some_and(RankError::follows);
-                fail(
-                    if follows { EXIT_FOLLOWS } else { EXIT_FAILED },
-                    &format!("rank {rank}: {error}"),
-                )
-            });
-        }
-        Ok(Role::Baseline(peer)) => peer.serve().map(|()| ExitCode::SUCCESS).map_err(Into::into),
-        Err(error) => Err(error),
+    let rank = |exchange: &mut SocketExchange| rank_process(Cli::of_process(), exchange, None);
+    let follows = |error: &Failure| {
+        error.is::<ExchangeError>() || error.downcast_ref().is_some_and(RankError::follows)
     };
-    ended.unwrap_or_else(|error: Failure| fail(EXIT_FAILED, &error))
+    PROGRAM.child(rank, follows).unwrap_or_else(start)
 }
 
 /// Prints an error. A closed standard error does not change the exit status.
 fn fail(code: u8, error: &dyn Display) -> ExitCode {
-    say(&format!("benchkv: {error}"));
-    ExitCode::from(code)
+    PROGRAM.fail(code, error)
 }
 
 /// Prints what is wrong with a command line.
@@ -127,12 +109,7 @@ fn start() -> ExitCode {
 /// Examines this machine. Something missing is a finding, not a failure.
 fn doctor(args: &DoctorArgs) -> ExitCode {
     let diagnosis = Diagnosis::of(&probe::probe(args.shm_dir.as_deref()));
-    let unwritten = print(&diagnosis, &diagnosis.to_string(), args.json.as_ref());
-    unwritten
-        .iter()
-        .map(|wrong| fail(EXIT_FAILED, wrong))
-        .reduce(|failed, _| failed)
-        .unwrap_or(ExitCode::SUCCESS)
+    PROGRAM.show(&diagnosis, args.json.as_ref(), None)
 }
 
 /// Prints results side by side.
@@ -165,25 +142,15 @@ fn simulate(args: &SimArgs) -> ExitCode {
     }
     match sim::run(args, &options) {
         Ok(result) => {
-            let (seconds, turns) = (
-                cpu_seconds(),
-                result
-                    .simulation
-                    .as_ref()
-                    .map_or(0, |done| done.summary.turns),
-            );
-            let (ops, turns) = (
-                rate(result.fate.completed as f64 / seconds),
-                rate(turns as f64 / seconds),
-            );
-            let broken = result
-                .simulation
-                .as_ref()
-                .map_or(&[][..], |done| &done.summary.violations);
-            let most = bytes(peak_rss_bytes());
+            let (ended, seconds) = (result.fate.completed, cpu_seconds());
+            let summary = result.simulation.as_ref().map(|done| &done.summary);
+            let turns = summary.map_or(0, |summary| summary.turns) as f64 / seconds;
+            let broken = summary.map_or(&[][..], |summary| &summary.violations);
             say(&format!(
-                "simulated {} operations in {seconds:.1} s of CPU time: {ops}, {turns} turns; {most} of memory at most",
-                result.fate.completed
+                "simulated {ended} operations in {seconds:.1} s of CPU time: {}, {} turns; {} of memory at most",
+                rate(ended as f64 / seconds),
+                rate(turns),
+                bytes(peak_rss_bytes())
             ));
             let shown = show(&options, &result);
             broken
@@ -472,7 +439,7 @@ fn baselines(options: &Options, clock: &Clock) -> Result<Vec<EchoResult>, Failur
 /// Writes the result to each requested place, and prints its defects. Returns the exit status of
 /// the worst one. An interrupted job has a status of its own.
 fn show(options: &Options, result: &JobResult) -> ExitCode {
-    let mut unwritten = print(result, &result.to_string(), options.asked.json.as_ref());
+    let mut unwritten = print(result, options.asked.json.as_ref());
     let write = |file: &Path| Ok::<(), Failure>(benchkv_harness::file::write(file, &csv(result)?)?);
     let table = options.asked.output.output.as_deref().map_or(Ok(()), write);
     unwritten.extend(table.err().map(|error| format!("--output: {error}")));
@@ -500,32 +467,10 @@ fn show(options: &Options, result: &JobResult) -> ExitCode {
     let wrongs = wrongs
         .chain(unwritten.into_iter().map(|wrong| (EXIT_FAILED, wrong)))
         .chain(nothing.map(|wrong| (EXIT_NOTHING, wrong)));
-    let worst = wrongs
-        .map(|(code, wrong)| fail(code, &wrong))
-        .reduce(|worst, _| worst);
+    let worst = PROGRAM.fail_all(wrongs);
     if result.interrupted {
         ExitCode::from(EXIT_INTERRUPTED)
     } else {
-        worst.unwrap_or(ExitCode::SUCCESS)
+        worst
     }
-}
-
-/// Writes the text to standard output, or to standard error if standard output is for the document;
-/// then the document to its place, which may be a pipe whose reader is slow. Each is written even
-/// if the other fails. Returns the failures in words.
-fn print(document: &impl Serialize, text: &str, json: Option<&JsonSink>) -> Vec<String> {
-    let shown = if json == Some(&JsonSink::Stdout) {
-        say(text);
-        Ok(())
-    } else {
-        to_stdout(format!("{text}\n").as_bytes())
-            .map_err(|error| format!("the table cannot be written to standard output: {error}"))
-    };
-    let written = json
-        .map_or(Ok(()), |sink| sink.write(document))
-        .map_err(|error| error.to_string());
-    [written, shown]
-        .into_iter()
-        .filter_map(Result::err)
-        .collect()
 }

@@ -344,7 +344,7 @@ fn main() -> ExitCode {
         Mode::Tarpc => of_tarpc(&cli),
         Mode::Tonic => of_tonic(&cli),
     };
-    let shown = count.and_then(|count| {
+    let shown = count.map(|count| {
         program.show(
             &Measured {
                 per_s: count as f64 / cli.duration,

@@ -15,9 +15,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use benchkv_harness::Failure;
-use benchkv_harness::launch::exchange::Exchange;
-use benchkv_harness::launch::program::Program;
-use benchkv_harness::launch::role::{Role, role};
+use benchkv_harness::launch::exchange::{Exchange, SocketExchange};
+use benchkv_harness::launch::program::{EXIT_FAILED, Program};
 use benchkv_harness::load::two_cores;
 use benchkv_harness::report::JsonSink;
 use clap::Parser;
@@ -109,16 +108,17 @@ impl fmt::Display for Job {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let ended = Job::new(&cli).and_then(|job| match role()? {
-        Role::Launcher => Ok(PROGRAM.launch(&job, cli.json.as_ref(), job.time_limit())),
-        Role::Baseline(peer) => Ok(peer.serve().map(|()| ExitCode::SUCCESS)?),
-        Role::Rank(mut exchange) if exchange.rank() == 1 => {
-            measures::answer(&job, &mut exchange).map(|()| ExitCode::SUCCESS)
+    let job = match Job::new(&cli) {
+        Ok(job) => job,
+        Err(error) => return PROGRAM.fail(EXIT_FAILED, &error),
+    };
+    let rank = |exchange: &mut SocketExchange| {
+        if exchange.rank() == 1 {
+            return measures::answer(&job, exchange).map(|()| ExitCode::SUCCESS);
         }
-        Role::Rank(mut exchange) => {
-            let figures = measures::call(&job, &mut exchange)?;
-            PROGRAM.show(&figures, cli.json.as_ref(), None)
-        }
-    });
-    ended.unwrap_or_else(|error| PROGRAM.fail(1, &error))
+        let figures = measures::call(&job, exchange)?;
+        Ok(PROGRAM.show(&figures, cli.json.as_ref(), None))
+    };
+    let child = PROGRAM.child(rank, |_| false);
+    child.unwrap_or_else(|| PROGRAM.launch(&job, cli.json.as_ref(), job.time_limit()))
 }

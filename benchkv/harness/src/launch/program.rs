@@ -1,22 +1,25 @@
 //! The frame of programs that measure two processes: their start, their exit statuses, the output.
 
 use std::fmt::Display;
-use std::io::Write;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use crate::Failure;
-use crate::report::{JsonSink, say};
 use serde::Serialize;
 
-use crate::launch::launcher::Launch;
+use crate::Failure;
+use crate::launch::exchange::{Exchange, SocketExchange};
+use crate::launch::launcher::{EXIT_FOLLOWS, Launch};
+use crate::launch::role::{Role, role};
+use crate::report::{JsonSink, say, to_stdout};
 
 /// Number of processes: rank 0 calls, rank 1 answers.
 pub const RANKS: usize = 2;
 /// Exit status for options that cannot be honoured; clap uses the same for options that it refuses.
 pub const EXIT_OPTIONS: u8 = 2;
+/// Exit status for a program that failed, and for a result that could not be written.
+pub const EXIT_FAILED: u8 = 1;
 /// Exit status for a result that is not sound.
-const EXIT_UNSOUND: u8 = 3;
+pub const EXIT_UNSOUND: u8 = 3;
 /// Maximum time for the processes to end by themselves when the job has failed.
 const GRACE: Duration = Duration::from_secs(5);
 
@@ -30,6 +33,32 @@ impl Program {
     pub fn fail(self, code: u8, error: &dyn Display) -> ExitCode {
         say(&format!("{}: {error}", self.0));
         ExitCode::from(code)
+    }
+
+    /// Runs this process if it is no launcher: serves a baseline, or runs `rank` with its exchange.
+    /// Returns `None` in a process that a user started. A failure of `rank` that `follows` from
+    /// that of another rank has the exit status of such failures.
+    pub fn child(
+        self,
+        rank: impl FnOnce(&mut SocketExchange) -> Result<ExitCode, Failure>,
+        follows: impl FnOnce(&Failure) -> bool,
+    ) -> Option<ExitCode> {
+        match role() {
+            Ok(Role::Launcher) => None,
+            Ok(Role::Rank(mut exchange)) => Some(rank(&mut exchange).unwrap_or_else(|error| {
+                let code = if follows(&error) {
+                    EXIT_FOLLOWS
+                } else {
+                    EXIT_FAILED
+                };
+                self.fail(code, &format!("rank {}: {error}", exchange.rank()))
+            })),
+            Ok(Role::Baseline(peer)) => Some(peer.serve().map_or_else(
+                |error| self.fail(EXIT_FAILED, &error),
+                |()| ExitCode::SUCCESS,
+            )),
+            Err(error) => Some(self.fail(EXIT_FAILED, &error)),
+        }
     }
 
     /// Runs the launcher: prints the `plan`, and starts both processes with its own arguments.
@@ -58,25 +87,46 @@ impl Program {
         }
     }
 
-    /// Prints the table, and writes the document where it was asked for; when that is standard
-    /// output, the table makes room. Returns the exit status: a result with a `defect` is not
-    /// sound.
-    ///
-    /// # Errors
-    /// The output cannot be written.
+    /// Prints the table, and writes the document where it was asked for. Returns the exit status: a
+    /// result with a `defect` is not sound.
     pub fn show(
         self,
         result: &(impl Display + Serialize),
         json: Option<&JsonSink>,
         defect: Option<String>,
-    ) -> Result<ExitCode, Failure> {
-        match json {
-            Some(JsonSink::Stdout) => say(&result.to_string()),
-            _ => writeln!(std::io::stdout(), "{result}")?,
-        }
-        json.map_or(Ok(()), |sink| sink.write(result))?;
-        Ok(defect.map_or(ExitCode::SUCCESS, |defect| {
-            self.fail(EXIT_UNSOUND, &format!("the result is unsound: {defect}"))
-        }))
+    ) -> ExitCode {
+        let unwritten = print(result, json).into_iter();
+        let defect =
+            defect.map(|defect| (EXIT_UNSOUND, format!("the result is unsound: {defect}")));
+        self.fail_all(
+            defect
+                .into_iter()
+                .chain(unwritten.map(|why| (EXIT_FAILED, why))),
+        )
     }
+
+    /// Reports all of these errors. Returns the exit status of the first; success if there is none.
+    pub fn fail_all(self, errors: impl Iterator<Item = (u8, String)>) -> ExitCode {
+        let codes = errors.map(|(code, error)| self.fail(code, &error));
+        codes.reduce(|first, _| first).unwrap_or(ExitCode::SUCCESS)
+    }
+}
+
+/// Writes the table to standard output, or to standard error if standard output is for the document;
+/// then the document to its place, which may be a pipe whose reader is slow. Each is written even
+/// if the other fails. Returns the failures in words.
+pub fn print(result: &(impl Display + Serialize), json: Option<&JsonSink>) -> Vec<String> {
+    let shown = if json == Some(&JsonSink::Stdout) {
+        say(&result.to_string());
+        Ok(())
+    } else {
+        to_stdout(format!("{result}\n").as_bytes())
+            .map_err(|error| format!("the table cannot be written to standard output: {error}"))
+    };
+    let written = json.map_or(Ok(()), |sink| sink.write(result));
+    let written = written.map_err(|error| error.to_string());
+    [written, shown]
+        .into_iter()
+        .filter_map(Result::err)
+        .collect()
 }

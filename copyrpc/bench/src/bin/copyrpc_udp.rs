@@ -304,7 +304,7 @@ fn main() -> ExitCode {
     } else {
         packets(&cli)
     };
-    let shown = measured.and_then(|(count, elapsed)| {
+    let shown = measured.map(|(count, elapsed)| {
         let per_s = count as f64 / elapsed.as_secs_f64();
         let measured = Measured {
             mode: cli.mode,

@@ -21,7 +21,7 @@ use std::process::ExitCode;
 use benchkv_harness::Failure;
 use benchkv_harness::clock::Clock;
 use benchkv_harness::launch::exchange::Exchange;
-use benchkv_harness::launch::role::{Role, foreign_launcher, role};
+use benchkv_harness::launch::role::foreign_launcher;
 
 use options::Job;
 pub(crate) use options::Options;
@@ -35,20 +35,8 @@ pub(crate) fn run(program: Program, options: &Options) -> ExitCode {
         Ok(job) => job,
         Err(error) => return program.fail(EXIT_OPTIONS, &error),
     };
-    let ended = match role() {
-        Ok(Role::Launcher) => return launch(program, &job),
-        Ok(Role::Rank(mut exchange)) => {
-            let rank = exchange.rank();
-            rank_process(program, &job, &mut exchange)
-                .map_err(|error| format!("rank {rank}: {error}"))
-        }
-        Ok(Role::Baseline(peer)) => peer
-            .serve()
-            .map(|()| ExitCode::SUCCESS)
-            .map_err(|error| error.to_string()),
-        Err(error) => Err(error.to_string()),
-    };
-    ended.unwrap_or_else(|error| program.fail(1, &error))
+    let child = program.child(|exchange| rank_process(program, &job, exchange), |_| false);
+    child.unwrap_or_else(|| launch(program, &job))
 }
 
 fn launch(program: Program, job: &Job) -> ExitCode {
@@ -75,5 +63,5 @@ fn rank_process(
         outcomes.put(load, kind, outcome);
     })?;
     let result = Comparison::new(job, &outcomes, raw_cacheline, clock.source())?;
-    program.show(&result, job.options.json.as_ref(), result.defect())
+    Ok(program.show(&result, job.options.json.as_ref(), result.defect()))
 }

@@ -99,5 +99,5 @@ pub(crate) fn run(program: Program, options: &Options) -> Result<ExitCode, Failu
     if let Some(path) = &options.svg {
         file::write(path, document.plot()?.as_bytes())?;
     }
-    program.show(&document, options.json.as_ref(), None)
+    Ok(program.show(&document, options.json.as_ref(), None))
 }
