@@ -10,12 +10,12 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use benchkv::agreement::{AgreementError, agree};
-use benchkv::cli::{Cli, Command, DoctorArgs, ReportArgs, SimArgs};
+use benchkv::cli::{Cli, Command, DoctorArgs, JobArgs, ReportArgs, SimArgs};
 use benchkv::doctor::{Diagnosis, probe};
 use benchkv::launcher::LauncherKind;
 use benchkv::options::Options;
 use benchkv::orchestrate::{RankError, run_rank};
-use benchkv::output;
+use benchkv::output::{self, OutputArgs};
 use benchkv::progress::Progress;
 use benchkv::result::{Conditions, JobResult, csv};
 use benchkv::sim;
@@ -24,6 +24,7 @@ use benchkv_harness::Failure;
 use benchkv_harness::clock::Clock;
 use benchkv_harness::counters::{self, PortCounters};
 use benchkv_harness::environment::{Environment, cpu_seconds, peak_rss_bytes};
+use benchkv_harness::file;
 use benchkv_harness::launch::echo::{self, Echo, EchoResult};
 use benchkv_harness::launch::exchange::{Exchange, ExchangeError, SocketExchange};
 use benchkv_harness::launch::hosts::Hosts;
@@ -33,7 +34,7 @@ use benchkv_harness::launch::program::{EXIT_FAILED, EXIT_OPTIONS, EXIT_UNSOUND, 
 use benchkv_harness::launch::role::Foreign;
 use benchkv_harness::launch::role::foreign_launcher;
 use benchkv_harness::machine::{allow_open_files, available_memory};
-use benchkv_harness::report::{JsonSink, bytes, rate, say, to_stdout};
+use benchkv_harness::report::{bytes, rate, say, to_stdout};
 use copyrpc_shm::dir::Dir;
 use engine::backend::composed::Composed;
 use engine::message::{Request, Response};
@@ -199,81 +200,62 @@ fn launch(cli: Cli) -> ExitCode {
 /// Returns the environment variables of the ranks: those that the library of their carrier needs.
 fn environment(options: &Options) -> Vec<(&'static str, &'static str)> {
     let library = options.job.topology.carrier.traits().library;
-    library
-        .map(|library| library.variable)
-        .into_iter()
+    let variable = library.map(|library| library.variable).into_iter();
+    variable
         .filter(|(name, _)| std::env::var_os(name).is_none())
         .collect()
 }
 
 /// Checks whether the result can be written at the end.
 fn check_output(options: &Options) -> Result<(), String> {
-    options
-        .asked
-        .json
-        .as_ref()
-        .map_or(Ok(()), JsonSink::check)
-        .map_err(|error| format!("--json: {error}"))?;
-    options
-        .asked
-        .output
-        .output
-        .as_deref()
-        .map_or(Ok(()), benchkv_harness::file::check)
-        .map_err(|error| format!("--output: {error}"))?;
-    let trace_dir = options
-        .asked
-        .traced
-        .as_ref()
-        .map(|trace| trace.dir.as_path());
-    output::check_apart(
-        options.asked.json.as_ref(),
-        options.asked.output.output.as_deref(),
-        trace_dir,
+    let JobArgs {
+        json,
+        output: OutputArgs { output },
+        traced,
+        ..
+    } = &options.asked;
+    let named =
+        |flag, checked: Result<(), Failure>| checked.map_err(|error| format!("{flag}: {error}"));
+    named("--json", json.iter().try_for_each(|sink| Ok(sink.check()?)))?;
+    named(
+        "--output",
+        output.iter().try_for_each(|file| Ok(file::check(file)?)),
     )?;
-    options
-        .asked
-        .traced
-        .as_ref()
-        .map_or(Ok(()), TraceOptions::check)
-        .map_err(|error| format!("--trace: {error}"))
+    let trace_dir = traced.as_ref().map(|trace| trace.dir.as_path());
+    output::check_apart(json.as_ref(), output.as_deref(), trace_dir)?;
+    named("--trace", traced.iter().try_for_each(TraceOptions::check))
 }
 
 /// Checks whether the library of the carrier can be loaded.
 fn check_library(options: &Options) -> Result<(), String> {
-    options
-        .job
-        .topology
-        .carrier
-        .traits()
-        .library
-        .map_or(Ok(()), |library| (library.load)())
+    let library = options.job.topology.carrier.traits().library;
+    library.map_or(Ok(()), |library| (library.load)())
 }
 
 /// Checks whether the device that ranks will open exists.
 fn check_device(options: &Options) -> Result<(), String> {
-    let is_opened =
-        options.job.workload.ranks > 1 && options.job.topology.carrier.traits().library.is_none();
-    let checked = if is_opened {
-        options.asked.device.exist()
-    } else {
-        Ok(())
-    };
-    checked.map_err(|error| format!("--device {}: {error}", options.asked.device))
+    let (topology, device) = (options.job.topology, &options.asked.device);
+    if topology.ranks == 1 || topology.carrier.traits().library.is_some() {
+        return Ok(());
+    }
+    let checked = device.exist();
+    checked.map_err(|error| format!("--device {device}: {error}"))
 }
 
 /// Removes the remains of killed jobs on this host, and checks whether files can be made where they
 /// were.
 fn sweep(options: &Options) -> Result<(), String> {
-    let dir = Dir::open(options.asked.shm_dir.as_deref())
-        .map_err(|error| format!("--shm-dir: {error}"))?;
-    let removed = dir.sweep().map_err(|error| format!("--shm-dir: {error}"))?;
+    let swept = Dir::open(options.asked.shm_dir.as_deref()).and_then(|dir| {
+        let removed = dir.sweep()?;
+        Ok((dir, removed))
+    });
+    let (dir, removed) = swept.map_err(|error| format!("--shm-dir: {error}"))?;
     if removed > 0 {
         say(&format!(
             "removed {removed} shared-memory regions of dead processes"
         ));
     }
-    let made = benchkv_harness::file::check(&dir.path().join("benchkv"));
+    let made = file::check(&dir.path().join("benchkv"));
     made.map_err(|error| {
         format!(
             "--shm-dir {}: no file can be made in it: {}; name another",
@@ -293,11 +275,8 @@ fn rank_process(
     let rank = exchange.rank();
     let hosts = Hosts::gather(exchange, START_LIMIT)?;
     let legal = parsed.map_err(|error| {
-        error
-            .to_string()
-            .trim_start_matches("error: ")
-            .trim_end()
-            .to_owned()
+        let text = error.to_string();
+        text.trim_start_matches("error: ").trim_end().to_owned()
     });
     let resolved = legal.and_then(|cli| {
         Options::resolve_on(cli, &hosts, library).map_err(|error| error.to_string())
@@ -411,36 +390,27 @@ fn warn_of_memory(options: &Options) {
 /// permits. It moves as many bytes as an operation, which has its value in one of its two messages.
 fn baselines(options: &Options, clock: &Clock) -> Result<Vec<EchoResult>, Failure> {
     let message = size_of::<Request>() + options.job.workload.value_bytes - HEAD_BYTES;
-    let (request_bytes, reply_bytes) =
-        (message.min(echo::MAX_MESSAGE_BYTES), size_of::<Response>());
-    let mut depths = vec![
-        1,
-        options
-            .job
-            .queue_depth
-            .min(echo::MAX_DEPTH)
-            .min(ECHO_BYTES / request_bytes),
-    ];
+    let request_bytes = message.min(echo::MAX_MESSAGE_BYTES);
+    let most = echo::MAX_DEPTH.min(ECHO_BYTES / request_bytes);
+    let mut depths = vec![1, options.job.queue_depth.min(most)];
     depths.dedup();
-    depths
-        .into_iter()
-        .map(|depth| {
-            Echo {
-                depth,
-                request_bytes,
-                reply_bytes,
-                duration: ECHO_DURATION,
-            }
-            .measure(clock)
-        })
-        .collect()
+    let measure = |depth| {
+        let echo = Echo {
+            depth,
+            request_bytes,
+            reply_bytes: size_of::<Response>(),
+            duration: ECHO_DURATION,
+        };
+        echo.measure(clock)
+    };
+    depths.into_iter().map(measure).collect()
 }
 
 /// Writes the result to each requested place, and prints its defects. Returns the exit status of
 /// the worst one. An interrupted job has a status of its own.
 fn show(options: &Options, result: &JobResult) -> ExitCode {
     let mut unwritten = print(result, options.asked.json.as_ref());
-    let write = |file: &Path| Ok::<(), Failure>(benchkv_harness::file::write(file, &csv(result)?)?);
+    let write = |file: &Path| Ok::<(), Failure>(file::write(file, &csv(result)?)?);
     let table = options.asked.output.output.as_deref().map_or(Ok(()), write);
     unwritten.extend(table.err().map(|error| format!("--output: {error}")));
     unwritten.extend(
