@@ -279,28 +279,6 @@ pub struct ActivityRates {
     pub per_s: Figures<f64>,
 }
 
-/// A figure of daemons: its name, with the unit, and the function that reads it.
-pub type Figure = (&'static str, fn(&ActivityRates) -> f64);
-
-/// The figures that are columns of the flat table.
-pub const FIGURES: &[Figure] = &[
-    ("loops_per_s", |of| of.loops_per_s),
-    ("empty_loops_ratio", |of| of.empty_loops),
-    ("messages_per_loop", |of| of.messages_per_loop),
-    ("cqes_per_loop", |of| of.cqes_per_loop),
-    ("loops_of_0_cqes_ratio", |of| of.loops_by_cqes[0]),
-    ("loops_of_1_cqe_ratio", |of| of.loops_by_cqes[1]),
-    ("loops_of_2_to_10_cqes_ratio", |of| of.loops_by_cqes[2]),
-    ("loops_of_11_to_100_cqes_ratio", |of| of.loops_by_cqes[3]),
-    ("loops_of_more_cqes_ratio", |of| of.loops_by_cqes[4]),
-    ("loop_ns", |of| of.loop_ns),
-    ("rtt_ns", |of| of.rtt_ns),
-    ("rho_ratio", |of| of.rho),
-    ("message_ns", |of| of.message_ns),
-    ("outstanding_mean", |of| of.outstanding_mean),
-    ("messages_per_write", |of| of.messages_per_write),
-];
-
 impl ActivityRates {
     /// Makes the rates of threads observed side by side: `daemons` and `clients`, each with its
     /// activity in windows that are `seconds` long in all.

@@ -1,242 +1,203 @@
 //! The result as a flat table: a row for the job, one for each run, one for each rank. The options
 //! are repeated on each row, so that a row stands alone and tables of several jobs can be
 //! concatenated.
+//!
+//! A column is a member of the document: of the whole, or of the part that the row is about.
 
 use std::borrow::Cow;
 
-use engine::activity::FIGURES;
+use benchkv_harness::Failure;
 use engine::backend::counter_names;
 use engine::client::Counts;
+use serde_json::Value;
 
-use super::{JobResult, Measured, OpenLoop, RankResult, RunResult};
+use super::JobResult;
 
 /// A cell of a row: the name of its column, with the unit, which is the same in all rows; and the
 /// value. A row may have none, which is not zero.
 type Cell = (Cow<'static, str>, Option<String>);
 
+/// Columns that are the same on each row, as pointers into the document.
+const OF_JOB: [(&str, &str); 30] = [
+    ("clock", "/clock/source"),
+    ("backend", "/backend"),
+    ("carrier", "/carrier"),
+    ("device", "/device"),
+    ("ranks", "/ranks"),
+    ("server_threads", "/server_threads"),
+    ("client_threads", "/client_threads"),
+    ("queue_depth", "/queue_depth"),
+    ("seed", "/seed"),
+    ("duration_s", "/options/duration_s"),
+    ("warmup_s", "/options/warmup_s"),
+    ("key_range", "/options/key_range"),
+    ("value_size", "/options/value_size"),
+    ("empty", "/options/empty"),
+    ("read_ratio", "/options/read_ratio"),
+    ("remote_ratio", "/options/remote_ratio"),
+    ("ring_bytes", "/sizes/ring_bytes"),
+    ("verify", "/options/verify"),
+    ("wait", "/options/wait"),
+    ("options_json", "/options"),
+    ("threads", "/placement/threads"),
+    ("cpu_model", "/environment/cpu_model"),
+    ("kernel", "/environment/kernel"),
+    ("git_commit", "/environment/git_commit"),
+    ("build_profile", "/environment/build_profile"),
+    ("interrupted", "/interrupted"),
+    ("label", "/options/label"),
+    ("ops", "/options/ops"),
+    ("rate_rps", "/options/rate"),
+    ("arrivals", "/options/arrivals"),
+];
+
+/// Columns of a row's own part of the document. A part may lack some: a run has only its errors of
+/// the counters of the whole job, which its drain belongs to.
+const OF_PART: [(&str, &str); 36] = [
+    ("window_s", "/duration_s"),
+    ("offered_rps", "/open_loop/offered_rps"),
+    ("due_backlog", "/open_loop/backlog"),
+    ("kept_up", "/open_loop/kept_up"),
+    ("issue_delay_ns", "/open_loop/issue_delay_ns"),
+    ("total_rps", "/total_rps"),
+    ("local_rps", "/local_rps"),
+    ("remote_rps", "/remote_rps"),
+    ("local_ops", "/local_ops"),
+    ("remote_ops", "/remote_ops"),
+    ("not_found_ops", "/not_found_ops"),
+    ("loops_per_s", "/activity/loops_per_s"),
+    ("empty_loops_ratio", "/activity/empty_loops"),
+    ("messages_per_loop", "/activity/messages_per_loop"),
+    ("cqes_per_loop", "/activity/cqes_per_loop"),
+    ("loops_of_0_cqes_ratio", "/activity/loops_by_cqes/0"),
+    ("loops_of_1_cqe_ratio", "/activity/loops_by_cqes/1"),
+    ("loops_of_2_to_10_cqes_ratio", "/activity/loops_by_cqes/2"),
+    ("loops_of_11_to_100_cqes_ratio", "/activity/loops_by_cqes/3"),
+    ("loops_of_more_cqes_ratio", "/activity/loops_by_cqes/4"),
+    ("loop_ns", "/activity/loop_ns"),
+    ("rtt_ns", "/activity/rtt_ns"),
+    ("rho_ratio", "/activity/rho"),
+    ("message_ns", "/activity/message_ns"),
+    ("outstanding_mean", "/activity/outstanding_mean"),
+    ("messages_per_write", "/activity/messages_per_write"),
+    ("outstanding_peak", "/activity/outstanding_peak/outstanding"),
+    ("backlog_peak", "/activity/backlog_peak"),
+    ("verify_failures", "/verify_failures"),
+    ("pattern_hash", "/pattern_hash"),
+    ("peak_rss_bytes", "/peak_rss_bytes"),
+    ("total_rps_std_dev", "/over_runs/total_rps/std_dev"),
+    ("total_rps_min", "/over_runs/total_rps/min"),
+    ("total_rps_max", "/over_runs/total_rps/max"),
+    ("cpu_ns_per_op", "/cpu_ns_per_op"),
+    ("littles_law_deviation_ratio", "/littles_law/deviation"),
+];
+
+/// Prefixes of columns of latencies, and their members.
+const LATENCIES: [(&str, &str); 5] = [
+    ("latency", "latency_ns"),
+    ("local", "local_latency_ns"),
+    ("get", "get_latency_ns"),
+    ("put", "put_latency_ns"),
+    ("remote", "remote_latency_ns"),
+];
+
+/// Counters of NICs that are columns, the sums over all NICs of the job.
+const OF_NICS: [&str; 3] = [
+    "rnr_nak_retry_err",
+    "out_of_buffer",
+    "local_ack_timeout_err",
+];
+
+/// Returns a member of the document as the text of a cell. Numbers read back unchanged.
+fn text(member: Option<&Value>) -> Option<String> {
+    match member? {
+        Value::Null => None,
+        Value::String(text) => Some(text.clone()),
+        Value::Number(number) if number.is_f64() => number.as_f64().map(|value| value.to_string()),
+        other => Some(other.to_string()),
+    }
+}
+
 /// Returns the rows of a job: the job, its runs, its ranks. All have the same columns; each counter
 /// is one.
-fn rows(job: &JobResult) -> Vec<Vec<Cell>> {
-    let of = |scope, measured| Row {
-        job,
-        scope,
-        measured,
-        whole: None,
-        run: None,
-        rank: None,
-        cells: Vec::new(),
-    };
-    let whole = Row {
-        whole: Some(job),
-        ..of("job", &job.measured)
-    };
-    let runs = (0..).zip(&job.runs).map(|(number, run)| Row {
-        run: Some((number, run)),
-        ..of("run", &run.measured)
-    });
-    let ranks = job.per_rank.iter().map(|rank| Row {
-        rank: Some(rank),
-        ..of("rank", &rank.measured)
-    });
-    [whole]
+fn rows(job: &JobResult) -> Result<Vec<Vec<Cell>>, serde_json::Error> {
+    let document = serde_json::to_value(job)?;
+    let parts = |name: &str| document[name].as_array().into_iter().flatten().enumerate();
+    let runs = parts("runs").map(|(number, part)| ("run", Some(number), part));
+    let ranks = parts("per_rank").map(|(number, part)| ("rank", Some(number), part));
+    let all = [("job", None, &document)]
         .into_iter()
         .chain(runs)
-        .chain(ranks)
-        .map(Row::cells)
-        .collect()
+        .chain(ranks);
+    Ok(all
+        .map(|(scope, number, part)| row(job, &document, scope, number, part))
+        .collect())
 }
 
-/// A row in the making: its subject, in the job it belongs to.
-struct Row<'a> {
-    job: &'a JobResult,
+/// Returns the row of a part of the document, which is of this `scope` and has this number there.
+fn row(
+    job: &JobResult,
+    document: &Value,
     scope: &'static str,
-    measured: &'a Measured,
-    /// The subject is one of these.
-    whole: Option<&'a JobResult>,
-    run: Option<(u64, &'a RunResult)>,
-    rank: Option<&'a RankResult>,
-    cells: Vec<Cell>,
-}
-
-/// Puts fields of a value, which every row has, into columns of their names.
-macro_rules! put {
-    ($row:ident, $of:expr; $($field:ident),+) => {
-        $($row.put(stringify!($field), &$of.$field);)+
+    number: Option<usize>,
+    part: &Value,
+) -> Vec<Cell> {
+    let mut cells: Vec<Cell> = vec![("scope".into(), Some(scope.to_owned()))];
+    let numbered = |kind| {
+        number
+            .filter(|_| scope == kind)
+            .map(|number| number.to_string())
     };
-}
-
-impl Row<'_> {
-    fn cells(mut self) -> Vec<Cell> {
-        self.put("scope", self.scope);
-        self.put_any("run", self.run.map(|(number, _)| number));
-        self.put_any("rank", self.rank.map(|rank| rank.rank));
-        self.options();
-        self.course();
-        self.measurements();
-        self.fates();
-        self.rest();
-        self.cells
-    }
-
-    fn put(&mut self, column: impl Into<Cow<'static, str>>, value: impl ToString) {
-        self.put_any(column, Some(value));
-    }
-
-    /// Puts a value that this row may not have.
-    fn put_any(&mut self, column: impl Into<Cow<'static, str>>, value: Option<impl ToString>) {
-        self.cells
-            .push((column.into(), value.map(|value| value.to_string())));
-    }
-
-    fn options(&mut self) {
-        let job = self.job;
-        let options = &self.job.options;
-        let workload = &self.job.options.workload;
-        // Of a simulation the models: what a measured row does not have.
-        let simulation = job.simulation.as_ref();
-        let models = simulation.map(|record| serde_json::json!({ "cpu": record.cpu, "nic": record.nic, "course": record.course }));
-        self.put_any(
-            "clock",
-            serde_json::to_value(job.clock).unwrap_or_default()["source"].as_str(),
-        );
-        self.put_any("simulation_json", models);
-        put!(self, job; backend, carrier, device, ranks, server_threads, client_threads, queue_depth, seed);
-        self.put("duration_s", options.duration);
-        self.put("warmup_s", options.warmup);
-        self.put("key_range", workload.key_range);
-        self.put("value_size", workload.value_bytes);
-        put!(self, workload; empty, read_ratio, remote_ratio, distribution);
-        self.put("ring_bytes", job.sizes.ring_bytes);
-        self.put("verify", workload.verify);
-        put!(self, options; wait, policies);
-        self.put(
-            "options_json",
-            serde_json::to_string(options).unwrap_or_default(),
-        );
-        self.put("hosts", job.launcher.hosts.join(" "));
-        self.put("threads", job.placement.threads);
-        self.put("usable_cores", job.placement.usable_cores.len());
-        put!(self, job.environment; cpu_model, kernel, git_commit, build_profile);
-    }
-
-    fn course(&mut self) {
-        let (job, options) = (self.job, &self.job.options);
-        let open_loop: Option<OpenLoop> = self
-            .whole
-            .map(|job| job.open_loop)
-            .or(self.run.map(|(_, run)| run.open_loop))
-            .flatten();
-        self.put("interrupted", job.interrupted);
-        self.put_any("window_s", self.run.map(|(_, run)| run.duration_s));
-        self.put_any("label", options.label.as_ref());
-        self.put_any("ops", options.ops);
-        self.put_any("rate_rps", options.pace.rate);
-        self.put_any("arrivals", options.pace.arrivals);
-        self.put_any("offered_rps", open_loop.map(|open| open.offered_rps));
-        self.put_any("due_backlog", open_loop.map(|open| open.backlog));
-        self.put_any("kept_up", open_loop.map(|open| open.kept_up));
-        self.put_any("issue_delay_ns", open_loop.map(|open| open.issue_delay_ns));
-    }
-
-    fn measurements(&mut self) {
-        let of = self.measured;
-        put!(self, of; total_rps, local_rps, remote_rps, local_ops, remote_ops, not_found_ops);
-        for (kind, summary) in [
-            ("latency", of.latency_ns),
-            ("local", of.local_latency_ns),
-            ("get", of.get_latency_ns),
-            ("put", of.put_latency_ns),
-            ("remote", of.remote_latency_ns),
-        ] {
-            let figures = [
-                ("min", summary.min),
-                ("p50", summary.p50),
-                ("p99", summary.p99),
-                ("p999", summary.p999),
-                ("max", summary.max),
-            ];
-            for (figure, ns) in [("mean", summary.mean)]
-                .into_iter()
-                .chain(figures.map(|(figure, ns)| (figure, ns as f64)))
-            {
-                self.put_any(
-                    format!("{kind}_{figure}_ns"),
-                    (summary.count > 0).then_some(ns),
-                );
-            }
-        }
-        for (figure, get) in FIGURES {
-            self.put(*figure, get(&of.activity));
-        }
-        for counter in counter_names().filter(|name| *name != "messages") {
-            let rate = format!("{counter}_per_s");
-            self.put_any(rate.clone(), of.activity.per_s.get(&rate));
-        }
-        self.put("outstanding_peak", of.activity.outstanding_peak.outstanding);
-        self.put("backlog_peak", of.activity.backlog_peak);
-    }
-
-    /// Counters of the whole job, drain included. They have no value in a run, except for errors.
-    fn fates(&mut self) {
-        let fate = self
-            .whole
-            .map(|job| job.fate)
-            .or(self.rank.map(|rank| rank.fate));
-        for (counter, get) in Counts::LIST {
-            let of_run = self
-                .run
-                .filter(|_| *counter == "errors")
-                .map(|(_, run)| run.errors);
-            self.put_any(*counter, fate.as_ref().map(get).or(of_run));
+    cells.extend(["run", "rank"].map(|kind| (kind.into(), numbered(kind))));
+    let of_job =
+        |(column, pointer): (&'static str, _)| (column.into(), text(document.pointer(pointer)));
+    cells.extend(OF_JOB.map(of_job));
+    // Of a simulation the models: what a measured row does not have.
+    let models = job.simulation.as_ref().map(|record| {
+        serde_json::json!({ "cpu": record.cpu, "nic": record.nic, "course": record.course })
+            .to_string()
+    });
+    cells.push(("simulation_json".into(), models));
+    let in_words = [
+        (
+            "distribution",
+            job.options.workload.distribution.to_string(),
+        ),
+        ("policies", job.options.policies.to_string()),
+        ("hosts", job.launcher.hosts.join(" ")),
+        ("usable_cores", job.placement.usable_cores.len().to_string()),
+    ];
+    cells.extend(in_words.map(|(column, value)| (column.into(), Some(value))));
+    let of_part =
+        |(column, pointer): (&'static str, _)| (column.into(), text(part.pointer(pointer)));
+    cells.extend(OF_PART.map(of_part));
+    for (prefix, member) in LATENCIES {
+        let summary = Some(&part[member]).filter(|summary| summary["count"] != 0);
+        for figure in ["mean", "min", "p50", "p99", "p999", "max"] {
+            let ns = text(summary.and_then(|summary| summary.get(figure)));
+            cells.push((format!("{prefix}_{figure}_ns").into(), ns));
         }
     }
-
-    fn rest(&mut self) {
-        let (whole, rank) = (self.whole, self.rank);
-        self.put_any(
-            "verify_failures",
-            whole
-                .map(|job| job.verify_failures)
-                .or(rank.map(|rank| rank.verify_failures))
-                .flatten(),
-        );
-        self.put_any("pattern_hash", rank.map(|rank| &rank.pattern_hash));
-        self.put_any("peak_rss_bytes", rank.and_then(|rank| rank.peak_rss_bytes));
-        self.put_any(
-            "total_rps_std_dev",
-            whole.and_then(|job| job.over_runs.total_rps.std_dev),
-        );
-        self.put_any(
-            "total_rps_min",
-            whole.map(|job| job.over_runs.total_rps.min),
-        );
-        self.put_any(
-            "total_rps_max",
-            whole.map(|job| job.over_runs.total_rps.max),
-        );
-        self.put_any("cpu_ns_per_op", whole.and_then(|job| job.cpu_ns_per_op));
-        self.put_any(
-            "littles_law_deviation_ratio",
-            whole.map(|job| job.littles_law.deviation),
-        );
-        for counter in [
-            "rnr_nak_retry_err",
-            "out_of_buffer",
-            "local_ack_timeout_err",
-        ] {
-            // Of all NICs together.
-            let ports = whole
-                .and_then(|job| job.hardware_counters.as_ref())
-                .into_iter()
-                .flatten();
-            self.put_any(
-                counter,
-                ports
-                    .filter_map(|port| port.counted(counter))
-                    .reduce(|sum, more| sum + more),
-            );
-        }
+    for counter in counter_names().filter(|name| *name != "messages") {
+        let rate = format!("{counter}_per_s");
+        let value = text(part["activity"].get(&rate));
+        cells.push((rate.into(), value));
     }
+    for (counter, _) in Counts::LIST {
+        cells.push(((*counter).into(), text(part.get(counter))));
+    }
+    for counter in OF_NICS {
+        let ports = job
+            .hardware_counters
+            .iter()
+            .flatten()
+            .filter(|_| scope == "job");
+        let sum = ports
+            .filter_map(|port| port.counted(counter))
+            .reduce(|sum, more| sum + more);
+        cells.push((counter.into(), sum.map(|sum| sum.to_string())));
+    }
+    cells
 }
 
 /// Encodes the table as CSV by RFC 4180, with a header. A cell without a value is empty. Numbers
@@ -244,9 +205,9 @@ impl Row<'_> {
 ///
 /// # Errors
 /// The table cannot be encoded.
-pub fn csv(result: &JobResult) -> Result<Vec<u8>, csv::Error> {
+pub fn csv(result: &JobResult) -> Result<Vec<u8>, Failure> {
     let mut writer = csv::Writer::from_writer(Vec::new());
-    let rows = rows(result);
+    let rows = rows(result)?;
     writer.write_record(
         rows.first()
             .into_iter()
@@ -256,9 +217,7 @@ pub fn csv(result: &JobResult) -> Result<Vec<u8>, csv::Error> {
     for row in rows {
         writer.write_record(row.into_iter().map(|(_, value)| value.unwrap_or_default()))?;
     }
-    writer
-        .into_inner()
-        .map_err(|error| error.into_error().into())
+    Ok(writer.into_inner()?)
 }
 
 #[cfg(test)]
@@ -273,6 +232,7 @@ mod tests {
         let guide = include_str!("../../../docs/benchmarking/reference.md");
         let result = reduced([verdict(0, 50, [9, 8]), verdict(0, 60, [50, 60])]);
         let names: Vec<String> = rows(&result)
+            .unwrap()
             .remove(0)
             .into_iter()
             .map(|(column, _)| column.into_owned())
