@@ -2,53 +2,47 @@
 
 use std::fmt;
 
+use benchkv_harness::hist::LatencySummary;
 use benchkv_harness::report::{Table, bytes, nanos, plural, rate};
 
-use super::{EchoBaseline, JobResult, NO_DEVICE, RunSpread};
-use engine::activity::{ActivityRates, WorkerReport};
+use super::{EchoBaseline, JobResult, Measured, NO_DEVICE, RunSpread};
+use engine::activity::WorkerReport;
+use engine::client::Counts;
 use engine::policy::PolicyReport;
+use engine::trace::recorder::TraceReport;
+
+/// What is said of unfinished operations.
+const UNDER_WAY: &str = "under way when the drain was cut: neither completed nor lost";
 
 /// Formats the table for people.
 impl fmt::Display for JobResult {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (ranks, daemons) = (
-            plural(self.ranks, "rank"),
-            plural(self.server_threads, "daemon"),
-        );
+        let ranks = plural(self.ranks, "rank");
+        let daemons = plural(self.server_threads, "daemon");
         let clients = plural(self.client_threads, "client");
+        let device = if self.device == NO_DEVICE {
+            "no"
+        } else {
+            &self.device
+        };
         write!(
             f,
-            "benchkv {} by {}: {ranks} x ({daemons} + {clients}), depth {}, ",
+            "benchkv {} by {}: {ranks} x ({daemons} + {clients}), depth {}, {device} device, ",
             self.backend, self.carrier, self.queue_depth
         )?;
-        write!(
-            f,
-            "{} device, ",
-            if self.device == NO_DEVICE {
-                "no"
-            } else {
-                &self.device
+        let runs = plural(self.options.runs, "run");
+        match self.options.ops {
+            _ if self.interrupted => writeln!(f, "{} of {runs}, interrupted", self.runs.len())?,
+            None => writeln!(f, "{runs} of {} s", self.options.duration)?,
+            Some(ops) => {
+                let operations = plural(ops as usize, "operation");
+                let not_all = if self.unissued() > 0 {
+                    ", NOT ALL ISSUED"
+                } else {
+                    ""
+                };
+                writeln!(f, "{operations} of each client{not_all}")?;
             }
-        )?;
-        match (plural(self.options.runs, "run"), self.options.duration) {
-            (runs, _) if self.interrupted => {
-                writeln!(f, "{} of {runs}, interrupted", self.runs.len())?
-            }
-            (runs, duration_s) => match self.options.ops {
-                Some(ops) => {
-                    write!(f, "{} of each client", plural(ops as usize, "operation"))?;
-                    writeln!(
-                        f,
-                        "{}",
-                        if self.unissued() > 0 {
-                            ", NOT ALL ISSUED"
-                        } else {
-                            ""
-                        }
-                    )?;
-                }
-                None => writeln!(f, "{runs} of {duration_s} s")?,
-            },
         }
         if let Some(label) = &self.options.label {
             writeln!(f, "label: {label}")?;
@@ -61,32 +55,23 @@ impl fmt::Display for JobResult {
         }
         writeln!(f, "\n{}", self.rank_table())?;
         writeln!(f, "{}", self.latency_table())?;
-        if self.fate.unfinished > 0 {
-            let (operations, were) = (
-                plural(self.fate.unfinished as usize, "operation"),
-                if self.fate.unfinished == 1 {
-                    "was"
-                } else {
-                    "were"
-                },
-            );
-            writeln!(
-                f,
-                "{operations} {were} under way when the drain was cut: neither completed nor lost"
-            )?;
+        let fate = &self.fate;
+        match fate.unfinished {
+            0 => {}
+            1 => writeln!(f, "1 operation was {UNDER_WAY}")?,
+            more => writeln!(f, "{more} operations were {UNDER_WAY}")?,
         }
         if self.unissued() > 0 {
-            let (issued, asked) = (self.fate.issued, self.fate.issued + self.unissued());
+            let asked = fate.issued + self.unissued();
             writeln!(
                 f,
-                "{issued} OF {asked} OPERATIONS WERE ISSUED: the job ended before its clients had issued the others"
+                "{} OF {asked} OPERATIONS WERE ISSUED: the job ended before its clients had issued the others",
+                fate.issued
             )?;
         }
         if self.measured_ops() == 0 {
-            writeln!(
-                f,
-                "NOTHING WAS MEASURED: no operation ended in a measured run"
-            )?;
+            let nothing = "NOTHING WAS MEASURED: no operation ended in a measured run";
+            writeln!(f, "{nothing}")?;
         }
         for line in [
             self.runs_line(),
@@ -102,22 +87,18 @@ impl fmt::Display for JobResult {
         {
             writeln!(f, "{line}")?;
         }
-        let law = self.littles_law;
-        let outstanding = law.outstanding;
-        let product = law.throughput_times_latency;
-        let apart = law.deviation * 100.0;
         if let Some(open_loop) = &self.open_loop {
             writeln!(f, "{open_loop}")?;
         }
-        write!(
-            f,
-            "Little's law: {outstanding:.1} outstanding, throughput x latency {product:.1}, "
-        )?;
+        let law = self.littles_law;
+        let (outstanding, product) = (law.outstanding, law.throughput_times_latency);
         // Rounded before it is written, and without the sign of a zero.
         let carried = (10.0 * law.carried).round() / 10.0 + 0.0;
         writeln!(
             f,
-            "carried over the edges of windows {carried:.1}: {apart:.1} % apart"
+            "Little's law: {outstanding:.1} outstanding, throughput x latency {product:.1}, \
+             carried over the edges of windows {carried:.1}: {:.1} % apart",
+            law.deviation * 100.0
         )?;
         for EchoBaseline { echo, remote_ratio } in &self.unix_echo {
             let (rps, p50) = (rate(echo.rps), nanos(echo.latency_ns.p50 as f64));
@@ -127,16 +108,17 @@ impl fmt::Display for JobResult {
                 echo.depth
             )?;
         }
-        let (environment, commit) = (&self.environment, &self.environment.git_commit);
-        writeln!(
-            f,
-            "{}, {} cores, {}",
-            environment.cpu_model, environment.cores_online, environment.kernel
-        )?;
+        let environment = &self.environment;
         write!(
             f,
-            "{} build of commit {commit}, wait {}, clock {}",
-            environment.build_profile, self.options.wait, self.clock
+            "{}, {} cores, {}\n{} build of commit {}, wait {}, clock {}",
+            environment.cpu_model,
+            environment.cores_online,
+            environment.kernel,
+            environment.build_profile,
+            environment.git_commit,
+            self.options.wait,
+            self.clock
         )?;
         if let Some(failure) = &self.first_verify_failure {
             write!(f, "\nfirst verify failure: {failure}")?;
@@ -158,49 +140,30 @@ impl JobResult {
             "lost",
             "verify failures",
             "empty loops",
-        ]
-        .into_iter();
+        ];
         // The ranks of a simulation have no memory of their own.
-        let memory = self
-            .per_rank
-            .iter()
-            .any(|rank| rank.peak_rss_bytes.is_some())
-            .then_some("memory");
-        let mut table = Table::new(columns.chain(memory));
-        let failures = |failures: Option<u64>| {
-            failures.map_or_else(|| "off".to_owned(), |count| count.to_string())
+        let mut ranks = self.per_rank.iter();
+        let has_memory = ranks.any(|rank| rank.peak_rss_bytes.is_some());
+        let mut table = Table::new(columns.into_iter().chain(has_memory.then_some("memory")));
+        let rates = |of: &Measured| [of.local_rps, of.remote_rps, of.total_rps].map(rate);
+        let counts = |fate: &Counts, failures: Option<u64>| {
+            let failures = failures.map_or_else(|| "off".to_owned(), |count| count.to_string());
+            let counts = [fate.issued, fate.not_found, fate.errors, fate.lost];
+            let counts = counts.map(|count| count.to_string());
+            counts.into_iter().chain([failures])
         };
         for rank in &self.per_rank {
-            let (loops, empty) = rank.daemons.iter().fold((0, 0), |(loops, empty), daemon| {
-                (loops + daemon.loops, empty + daemon.empty_loops)
-            });
-            let cells = [
-                rank.rank.to_string(),
-                rate(rank.measured.local_rps),
-                rate(rank.measured.remote_rps),
-                rate(rank.measured.total_rps),
-                rank.fate.issued.to_string(),
-                rank.fate.not_found.to_string(),
-                rank.fate.errors.to_string(),
-                rank.fate.lost.to_string(),
-                failures(rank.verify_failures),
-                format!("{:.0} %", 100.0 * empty as f64 / loops.max(1) as f64),
-            ];
-            table.row(cells.into_iter().chain(rank.peak_rss_bytes.map(bytes)));
+            let sum = |count: fn(&WorkerReport) -> u64| rank.daemons.iter().map(count).sum::<u64>();
+            let empty = sum(|daemon| daemon.empty_loops) as f64;
+            let share = 100.0 * empty / sum(|daemon| daemon.loops).max(1) as f64;
+            let cells = [rank.rank.to_string()].into_iter();
+            let cells = cells.chain(rates(&rank.measured));
+            let cells = cells.chain(counts(&rank.fate, rank.verify_failures));
+            let cells = cells.chain([format!("{share:.0} %")]);
+            table.row(cells.chain(rank.peak_rss_bytes.map(bytes)));
         }
-        let rates = [
-            rate(self.measured.local_rps),
-            rate(self.measured.remote_rps),
-            rate(self.measured.total_rps),
-        ];
-        let counts = [
-            self.fate.issued.to_string(),
-            self.fate.not_found.to_string(),
-            self.fate.errors.to_string(),
-            self.fate.lost.to_string(),
-            failures(self.verify_failures),
-        ];
-        table.row(["all".to_owned()].into_iter().chain(rates).chain(counts));
+        let all = ["all".to_owned()].into_iter().chain(rates(&self.measured));
+        table.row(all.chain(counts(&self.fate, self.verify_failures)));
         table
     }
 
@@ -218,12 +181,8 @@ impl JobResult {
         for (load, run) in self.sweep()?.loads().zip(&self.runs) {
             let (of, latency) = (&run.measured, run.measured.latency_ns);
             let rates = [of.local_rps, of.remote_rps, of.total_rps].map(rate);
-            table.row(
-                [load]
-                    .into_iter()
-                    .chain(rates)
-                    .chain([latency.mean, latency.p50 as f64, latency.p99 as f64].map(nanos)),
-            );
+            let times = [latency.mean, latency.p50 as f64, latency.p99 as f64].map(nanos);
+            table.row([load].into_iter().chain(rates).chain(times));
         }
         Some(table)
     }
@@ -261,10 +220,8 @@ impl JobResult {
     /// Returns one line about gets that found no value, if there were any: they are cheaper than
     /// gets that did.
     fn misses_line(&self) -> Option<String> {
-        let (missed, gets) = (
-            self.measured.not_found_ops,
-            self.measured.get_latency_ns.count,
-        );
+        let missed = self.measured.not_found_ops;
+        let gets = self.measured.get_latency_ns.count;
         let share = 100.0 * missed as f64 / gets.max(1) as f64;
         (missed > 0)
             .then(|| format!("{missed} of {gets} measured gets found no value ({share:.1} %)"))
@@ -272,22 +229,15 @@ impl JobResult {
 
     /// Returns one line about the connections between ranks, all threads together.
     fn transport_line(&self) -> Option<String> {
-        let workers = || {
-            self.per_rank
-                .iter()
-                .flat_map(|rank| rank.daemons.iter().chain(&rank.clients))
-        };
+        let ranks = || self.per_rank.iter();
+        let workers = || ranks().flat_map(|rank| rank.daemons.iter().chain(&rank.clients));
         let all = || workers().filter_map(|worker| worker.transport.as_ref());
-        let (sum, first) = (
-            |name: &str| all().map(|one| one.counted.of(name)).sum::<u64>(),
-            all().next()?,
-        );
+        let reached_by = &all().next()?.reached_by;
+        let sum = |name: &str| all().map(|one| one.counted.of(name)).sum::<u64>();
         let (writes, messages) = (sum("writes"), sum("messages"));
         let per_write = messages as f64 / writes.max(1) as f64;
         let peak = all().map(|t| t.backlog_peak).max().unwrap_or(0);
-        let waits = sum("waits");
-        let reads = sum("reads");
-        let reached_by = &first.reached_by;
+        let (waits, reads) = (sum("waits"), sum("reads"));
         let operations = self.carrier.traits().operations;
         Some(format!(
             "{writes} {operations} of {per_write:.1} messages, {waits} waits, backlog peak {peak}, {reads} READs; {reached_by}"
@@ -297,31 +247,23 @@ impl JobResult {
     /// Returns one line about the rounds of the daemons that have connections: their completions,
     /// and their length beside a round trip.
     fn loop_line(&self) -> Option<String> {
-        let ActivityRates {
-            cqes_per_loop,
-            loops_by_cqes,
-            loop_ns,
-            rtt_ns,
-            rho,
-            message_ns,
-            ..
-        } = &self.measured.activity;
-        let [cqes_per_loop, loop_ns, rtt_ns, rho, message_ns] =
-            [*cqes_per_loop, *loop_ns, *rtt_ns, *rho, *message_ns];
-        if loop_ns == 0.0 {
+        let of = &self.measured.activity;
+        if of.loop_ns == 0.0 {
             return None;
         }
-        let [none, one, some, many, more] =
-            loops_by_cqes.map(|share| format!("{:.1} %", 100.0 * share));
-        let rho = if rtt_ns > 0.0 {
-            format!(", T_rtt {}, rho {rho:.3}", nanos(rtt_ns))
+        let [none, one, some, many, more] = of
+            .loops_by_cqes
+            .map(|share| format!("{:.1} %", 100.0 * share));
+        let rho = if of.rtt_ns > 0.0 {
+            format!(", T_rtt {}, rho {:.3}", nanos(of.rtt_ns), of.rho)
         } else {
             String::new()
         };
         Some(format!(
-            "{cqes_per_loop:.3} completions a round (0: {none}, 1: {one}, 2-10: {some}, 11-100: {many}, more: {more}); T_loop {}{rho}; {} a message",
-            nanos(loop_ns),
-            nanos(message_ns)
+            "{:.3} completions a round (0: {none}, 1: {one}, 2-10: {some}, 11-100: {many}, more: {more}); T_loop {}{rho}; {} a message",
+            of.cqes_per_loop,
+            nanos(of.loop_ns),
+            nanos(of.message_ns)
         ))
     }
 
@@ -342,9 +284,8 @@ impl JobResult {
     fn trace_line(&self) -> Option<String> {
         let dir = self.options.traced.as_ref()?.dir.display();
         let all = || self.daemons().filter_map(|daemon| daemon.trace.as_ref());
-        let (samples, thinned) = all().fold((0, 0), |(samples, thinned), one| {
-            (samples + one.samples, thinned + one.thinned)
-        });
+        let sum = |count: fn(&TraceReport) -> u64| all().map(count).sum::<u64>();
+        let (samples, thinned) = (sum(|one| one.samples), sum(|one| one.thinned));
         let interval = all().map(|one| one.interval).max()?;
         let dropped = if thinned > 0 {
             format!("; {thinned} more were dropped so that they fit")
@@ -375,18 +316,20 @@ impl JobResult {
             ("all", &of.latency_ns),
         ];
         for (kind, summary) in kinds.into_iter().filter(|(_, summary)| summary.count > 0) {
-            let times = [
-                summary.mean,
-                summary.p50 as f64,
-                summary.p99 as f64,
-                summary.p999 as f64,
-                summary.max as f64,
+            let LatencySummary {
+                p50,
+                p99,
+                p999,
+                max,
+                ..
+            } = *summary;
+            let times = [p50, p99, p999, max].map(|ns| nanos(ns as f64));
+            let cells = [
+                kind.to_owned(),
+                summary.count.to_string(),
+                nanos(summary.mean),
             ];
-            table.row(
-                [kind.to_owned(), summary.count.to_string()]
-                    .into_iter()
-                    .chain(times.map(nanos)),
-            );
+            table.row(cells.into_iter().chain(times));
         }
         table
     }
