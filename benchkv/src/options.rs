@@ -27,6 +27,7 @@ use crate::cli::{JobArgs, RingChoice};
 use crate::launcher::Launcher;
 use crate::memory::Memory;
 use crate::port::PortOptions;
+use crate::trace::TraceOptions;
 use engine::drain;
 use engine::policy::PolicyOptions;
 
@@ -88,13 +89,11 @@ impl Options {
         let (backend, carrier) = asked.axes()?;
         check_ring(asked.ring_size, carrier, asked.workload.value_bytes)?;
         let pace = asked.pace.resolve();
-        if let Some(fault) = asked
-            .fault
-            .filter(|_| asked.workload.private_share() == 0.0)
-        {
-            let legal =
-                "only with a --read-ratio above 0 and below 1, and without --no-verify".to_owned();
-            return Err(range("--fault", fault, "nothing would notice it", legal).into());
+        let is_noticed = asked.workload.private_share() > 0.0;
+        if let Some(fault) = asked.fault.filter(|_| !is_noticed) {
+            let legal = "only with a --read-ratio above 0 and below 1, and without --no-verify";
+            let why = "nothing would notice it";
+            return Err(range("--fault", fault, why, legal.to_owned()).into());
         }
         asked.ucx_errors =
             asked
@@ -105,39 +104,26 @@ impl Options {
             (asked.device, asked.device_by_auto) = asked.device.resolve()?;
         }
         asked.port.check(&asked.device)?;
-        let of_carrier = carrier.traits().features;
-        if let Some(feature) = asked
-            .mlx5
-            .iter()
-            .find(|feature| !of_carrier.contains(feature))
-        {
-            let legal = of_carrier
-                .iter()
-                .map(name_of)
-                .collect::<Vec<_>>()
-                .join(" or ");
+        let legal: Vec<String> = carrier.traits().features.iter().map(name_of).collect();
+        let mut features = asked.mlx5.iter().map(name_of);
+        if let Some(feature) = features.find(|name| !legal.contains(name)) {
             let legal = if legal.is_empty() {
                 "no value".to_owned()
             } else {
-                legal
+                legal.join(" or ")
             };
-            return Err(range(
-                "--mlx5",
-                name_of(feature),
-                "the carrier has no use for it",
-                legal,
-            )
-            .into());
+            let why = "the carrier has no use for it";
+            return Err(range("--mlx5", feature, why, legal).into());
         }
         if own_choice.is_none() && asked.device.is_soft() && launcher.hosts.len() > 1 {
-            let device = &asked.device;
-            let hosts = launcher.hosts.len();
-            let names = launcher.hosts.join(", ");
-            let where_to = "name a device, such as mlx5_0, or the network of a software device with packets, soft:roce=10.1.0.0/24, or start all ranks on one host";
-            let what = format!(
-                "it connects the processes of one host, and the ranks are on {hosts}: {names}"
-            );
-            return Err(format!("--device {device}: {what}; {where_to}").into());
+            let (device, hosts) = (&asked.device, &launcher.hosts);
+            return Err(format!(
+                "--device {device}: it connects the processes of one host, and the ranks are on {}: {}; name a device, such as mlx5_0, or \
+                 the network of a software device with packets, soft:roce=10.1.0.0/24, or start all ranks on one host",
+                hosts.len(),
+                hosts.join(", ")
+            )
+            .into());
         }
         asked.carried_by = own_choice.map_or_else(
             || asked.device.to_string(),
@@ -207,11 +193,12 @@ impl Options {
     pub fn address_bytes(&self) -> u64 {
         let topology = self.job.topology;
         let has_soft = self.asked.device.is_soft() && topology.carrier.traits().library.is_none();
-        if has_soft {
-            topology.mapped_devices() * SoftOptions::default().arena_bytes as u64
+        let devices = if has_soft {
+            topology.mapped_devices()
         } else {
             0
-        }
+        };
+        devices * SoftOptions::default().arena_bytes as u64
     }
 
     /// Returns the length of a measured run; with [`ops`](Job::ops) its maximum.
@@ -229,12 +216,8 @@ impl Options {
     /// Returns the devices to open; software devices connect through `shm_dir`.
     #[must_use]
     pub fn device_specs(&self, shm_dir: &Path) -> Vec<DeviceSpec> {
-        self.asked
-            .device
-            .specs(shm_dir)
-            .into_iter()
-            .map(|device| self.asked.port.on(device))
-            .collect()
+        let devices = self.asked.device.specs(shm_dir).into_iter();
+        devices.map(|device| self.asked.port.on(device)).collect()
     }
 
     /// Returns the site of `rank`. Opens the shared-memory directory.
@@ -272,16 +255,14 @@ impl fmt::Display for Options {
             queue_depth,
             ..
         } = &self.job;
+        let ranks = report::plural(workload.ranks, "rank");
+        let daemons = report::plural(topology.daemons, "daemon");
+        let clients = report::plural(workload.clients, "client");
+        let (backend, carrier) = (topology.backend, topology.carrier);
         writeln!(
             f,
-            "backend {}, carrier {}, {} device, {} x ({} + {}), depth {}",
-            topology.backend,
-            topology.carrier,
-            self.asked.carried_by,
-            report::plural(workload.ranks, "rank"),
-            report::plural(topology.daemons, "daemon"),
-            report::plural(workload.clients, "client"),
-            queue_depth
+            "backend {backend}, carrier {carrier}, {} device, {ranks} x ({daemons} + {clients}), depth {queue_depth}",
+            self.asked.carried_by
         )?;
         if let Some(why) = &self.asked.device_by_auto {
             writeln!(f, "--device auto is {}: {why}", self.asked.device)?;
@@ -327,16 +308,8 @@ impl fmt::Display for Options {
             writeln!(f, "port: {}", self.asked.port)?;
         }
         if !self.job.features.is_empty() {
-            writeln!(
-                f,
-                "mlx5: {}",
-                self.job
-                    .features
-                    .iter()
-                    .map(name_of)
-                    .collect::<Vec<_>>()
-                    .join(", ")
-            )?;
+            let features: Vec<String> = self.job.features.iter().map(name_of).collect();
+            writeln!(f, "mlx5: {}", features.join(", "))?;
         }
         if let Some(errors) = self.job.ucx_errors {
             writeln!(f, "errors of UCX's endpoints: {errors}")?;
@@ -344,49 +317,38 @@ impl fmt::Display for Options {
         if self.job.policies != PolicyOptions::default() {
             writeln!(f, "policies: {}", self.job.policies)?;
         }
-        if let Some(trace) = &self.asked.traced {
-            writeln!(
-                f,
-                "traces to {}, a sample every {} rounds",
-                trace.dir.display(),
-                trace.interval
-            )?;
+        if let Some(TraceOptions { dir, interval }) = &self.asked.traced {
+            let dir = dir.display();
+            writeln!(f, "traces to {dir}, a sample every {interval} rounds")?;
         }
         if let Some(Pace { rate, arrivals }) = self.job.pace {
+            let rate = report::rate(rate);
             writeln!(
                 f,
-                "open loop: {} of all clients together, {arrivals} arrivals",
-                report::rate(rate)
+                "open loop: {rate} of all clients together, {arrivals} arrivals"
             )?;
         }
         writeln!(f, "memory about {}", self.memory)?;
         // Ranks in virtual time are no processes.
         if !self.job.is_frugal {
-            write!(
-                f,
-                "at most {} open files of a rank (ulimit -n)",
-                topology.open_files()
-            )?;
+            let files = topology.open_files();
+            write!(f, "at most {files} open files of a rank (ulimit -n)")?;
             match self.address_bytes() {
                 0 => writeln!(f)?,
                 mapped => writeln!(f, ", {} of addresses (ulimit -v)", report::bytes(mapped))?,
             }
         }
         writeln!(f, "{}\n{}", self.launcher, self.plan)?;
-        let warmup = self.warmup();
-        let runs = self.job.runs;
-        let duration = self.duration();
         match self.job.ops {
-            Some(ops) => write!(
-                f,
-                "{} of each client",
-                report::plural(ops as usize, "operation")
-            ),
-            None => write!(
-                f,
-                "warm-up {warmup:?}, {} of {duration:?}",
-                report::plural(runs, "run")
-            ),
+            Some(ops) => {
+                let operations = report::plural(ops as usize, "operation");
+                write!(f, "{operations} of each client")
+            }
+            None => {
+                let runs = report::plural(self.job.runs, "run");
+                let (warmup, duration) = (self.warmup(), self.duration());
+                write!(f, "warm-up {warmup:?}, {runs} of {duration:?}")
+            }
         }
     }
 }
@@ -395,38 +357,33 @@ fn check_ring(ring: RingChoice, carrier: Carrier, value_bytes: usize) -> Result<
     let RingChoice::Bytes(given) = ring else {
         return Ok(());
     };
-    let least = least_ring(value_bytes).max(*RING_BYTES.start());
-    let legal = format!(
-        "auto, or a power of two from {least} to {}",
-        RING_BYTES.end()
-    );
-    match given {
-        _ if carrier.traits().is_by_message => Err(range(
-            "--ring-size",
-            given,
+    let is_by_message = carrier.traits().is_by_message;
+    let (lowest, most) = (*RING_BYTES.start(), *RING_BYTES.end());
+    let least = least_ring(value_bytes).max(lowest);
+    let legal = if is_by_message {
+        "no value; leave it out".to_owned()
+    } else {
+        format!("auto, or a power of two from {least} to {most}")
+    };
+    let mut wrongs = [
+        (
+            is_by_message,
             "messages of this --carrier are not written into rings",
-            "no value; leave it out".to_owned(),
-        )),
-        _ if given < *RING_BYTES.start() => Err(range(
-            "--ring-size",
-            given,
-            "too small to hold a batch",
-            legal,
-        )),
-        _ if given < least => Err(range(
-            "--ring-size",
-            given,
+        ),
+        (given < lowest, "too small to hold a batch"),
+        (
+            given < least,
             "too small for a message with a value of --value-size",
-            legal,
-        )),
-        _ if given > *RING_BYTES.end() => {
-            Err(range("--ring-size", given, "more than is supported", legal))
-        }
-        _ if !given.is_power_of_two() => {
-            Err(range("--ring-size", given, "not a power of two", legal))
-        }
-        _ => Ok(()),
-    }
+        ),
+        (given > most, "more than is supported"),
+        (!given.is_power_of_two(), "not a power of two"),
+    ]
+    .into_iter();
+    wrongs
+        .find(|(is_wrong, _)| *is_wrong)
+        .map_or(Ok(()), |(_, why)| {
+            Err(range("--ring-size", given, why, legal))
+        })
 }
 
 #[cfg(test)]
