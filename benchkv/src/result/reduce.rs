@@ -21,6 +21,7 @@ use crate::options::Options;
 use engine::activity::{ActivityRates, WorkerReport};
 use engine::client::{ClientReport, Counts, RoundTrips, Window};
 use engine::verify::never_issued;
+use engine::workload::Workload;
 
 /// The measurements of one rank, as sent to the others.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -68,7 +69,7 @@ struct Sums {
 }
 
 /// The failed checks of values of one rank.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 struct RankVerdict {
     failures: u64,
     first: Option<String>,
@@ -113,37 +114,27 @@ impl RankReport {
             // The order of clients matters.
             report.pattern_hash = report.pattern_hash.rotate_left(1) ^ client.pattern_hash;
             report.fate.add(&client.counts);
-            *(if report.course.is_cut {
+            let left = if report.course.is_cut {
                 &mut report.fate.unfinished
             } else {
                 &mut report.fate.lost
-            }) += client.outstanding;
-            report
-                .windows
-                .iter_mut()
-                .zip(&client.windows)
-                .for_each(|(window, client)| window.add(client));
+            };
+            *left += client.outstanding;
+            let windows = report.windows.iter_mut().zip(&client.windows);
+            windows.for_each(|(window, client)| window.add(client));
             report.clients.push(client.worker);
             let Some(verdict) = client.verdict else {
                 continue;
             };
-            let none = RankVerdict {
-                failures: 0,
-                first: None,
-                issued: Vec::new(),
-                highest: vec![0; verdict.highest.len()],
-            };
-            let all = report.verdict.get_or_insert(none);
+            let all = report.verdict.get_or_insert_default();
             all.failures += verdict.failures;
-            all.first = all
-                .first
-                .take()
-                .or_else(|| verdict.first.map(|failure| failure.to_string()));
+            let first = verdict.first.map(|failure| failure.to_string());
+            all.first = all.first.take().or(first);
             all.issued.push(verdict.issued);
-            all.highest
-                .iter_mut()
-                .zip(verdict.highest)
-                .for_each(|(highest, other)| *highest = other.max(*highest));
+            all.highest.resize(verdict.highest.len(), 0);
+            for (highest, other) in all.highest.iter_mut().zip(verdict.highest) {
+                *highest = other.max(*highest);
+            }
         }
         report
     }
@@ -176,22 +167,17 @@ impl RankReport {
     fn truncate(&mut self, count: usize) {
         self.course.windows_s.truncate(count);
         self.windows.truncate(count);
-        self.daemons
-            .iter_mut()
-            .chain(&mut self.clients)
-            .for_each(|worker| worker.windows.truncate(count));
+        let workers = self.daemons.iter_mut().chain(&mut self.clients);
+        workers.for_each(|worker| worker.windows.truncate(count));
     }
 
     /// Returns the windows, each with its weight in a mean over all of them: its share of their
     /// length.
     fn weighted(&self) -> impl Iterator<Item = (&Sums, f64)> {
-        let total_s: f64 = self.course.windows_s.iter().sum();
-        self.windows.iter().zip(
-            self.course
-                .windows_s
-                .iter()
-                .map(move |length_s| length_s / total_s),
-        )
+        let lengths_s = &self.course.windows_s;
+        let total_s: f64 = lengths_s.iter().sum();
+        let weights = lengths_s.iter().map(move |length_s| length_s / total_s);
+        self.windows.iter().zip(weights)
     }
 
     fn result(&self) -> Result<RankResult, Failure> {
@@ -228,18 +214,14 @@ fn activity_of(reports: &[&RankReport], run: Option<usize>) -> ActivityRates {
 
 /// Returns the length of one window or of all, the mean over ranks, in seconds.
 fn seconds_of(reports: &[&RankReport], run: Option<usize>) -> f64 {
-    let windows_s = |report: &RankReport| -> f64 {
+    let windows_s = |report: &&RankReport| -> f64 {
+        let all = &report.course.windows_s;
         match run {
-            Some(run) => report
-                .course
-                .windows_s
-                .get(run)
-                .copied()
-                .unwrap_or_default(),
-            None => report.course.windows_s.iter().sum(),
+            Some(run) => all.get(run).copied().unwrap_or_default(),
+            None => all.iter().sum(),
         }
     };
-    reports.iter().map(|report| windows_s(report)).sum::<f64>() / reports.len().max(1) as f64
+    reports.iter().map(windows_s).sum::<f64>() / reports.len().max(1) as f64
 }
 
 impl Sums {
@@ -257,21 +239,19 @@ impl Sums {
 
     fn add(&mut self, client: &Window) {
         let span_ns = client.ended_ns.saturating_sub(client.started_ns).max(1) as f64;
-        self.local_rps += client.local.count() as f64 * 1e9 / span_ns;
-        self.remote_rps += client.remote.count() as f64 * 1e9 / span_ns;
+        let (local, remote) = (&client.local, &client.remote);
+        self.local_rps += local.count() as f64 * 1e9 / span_ns;
+        self.remote_rps += remote.count() as f64 * 1e9 / span_ns;
         self.errors += client.errors;
         self.outstanding += client.outstanding_ns as f64 / span_ns;
         self.not_found += client.not_found;
-        self.waited += (client.local.sum_ns() + client.remote.sum_ns()
-            - client.open_loop.held_ns as f64)
-            / span_ns;
+        let held_ns = client.open_loop.held_ns as f64;
+        self.waited += (local.sum_ns() + remote.sum_ns() - held_ns) / span_ns;
         self.open_loop.add(&client.open_loop, span_ns);
         self.carried += client.carried_ns as f64 / span_ns;
         // Histograms of one process have the same bounds.
-        let _ = self
-            .local
-            .merge(&client.local)
-            .and_then(|()| self.remote.merge(&client.remote));
+        let merged = self.local.merge(local);
+        let _ = merged.and_then(|()| self.remote.merge(remote));
     }
 
     /// Adds up counts and histograms, and rates and means with their weights: 1 for ranks, which
@@ -298,19 +278,12 @@ impl Sums {
         self.local.count() + self.remote.count()
     }
 
-    fn measured(self, activity: ActivityRates) -> Result<Measured, Failure> {
+    fn measured(&self, activity: ActivityRates) -> Result<Measured, Failure> {
         let both = |one: &LatencyHistogram, other: &LatencyHistogram| {
             let mut all = one.clone();
             all.merge(other).map(|()| all)
         };
-        let Self {
-            local,
-            remote,
-            local_rps,
-            remote_rps,
-            not_found,
-            ..
-        } = self;
+        let (local, remote) = (&self.local, &self.remote);
         let histograms_ns = Histograms {
             local: both(&local.gets, &local.puts)?,
             remote: both(&remote.gets, &remote.puts)?,
@@ -318,12 +291,12 @@ impl Sums {
             put: both(&local.puts, &remote.puts)?,
         };
         Ok(Measured {
-            total_rps: local_rps + remote_rps,
-            local_rps,
-            remote_rps,
+            total_rps: self.local_rps + self.remote_rps,
+            local_rps: self.local_rps,
+            remote_rps: self.remote_rps,
             local_ops: local.count(),
             remote_ops: remote.count(),
-            not_found_ops: not_found,
+            not_found_ops: self.not_found,
             latency_ns: both(&histograms_ns.local, &histograms_ns.remote)?.summary(),
             local_latency_ns: histograms_ns.local.summary(),
             remote_latency_ns: histograms_ns.remote.summary(),
@@ -338,12 +311,8 @@ impl Sums {
 impl SpreadOverRuns {
     fn of(runs: &[RunResult]) -> Self {
         let of = |figure: fn(&Measured) -> f64| {
-            RunSpread::of(
-                &runs
-                    .iter()
-                    .map(|run| figure(&run.measured))
-                    .collect::<Vec<_>>(),
-            )
+            let figures = runs.iter().map(|run| figure(&run.measured));
+            RunSpread::of(&figures.collect::<Vec<_>>())
         };
         Self {
             total_rps: of(|run| run.total_rps),
@@ -380,37 +349,24 @@ impl JobResult {
             serde_json::from_slice(part)
                 .map_err(|why| format!("the report of rank {rank} cannot be read: {why}"))
         };
-        let mut reports: Vec<RankReport> = parts
+        let mut reports = parts
             .iter()
             .enumerate()
             .map(decode)
-            .collect::<Result<_, _>>()?;
+            .collect::<Result<Vec<RankReport>, _>>()?;
         let count = complete(&reports);
         reports.iter_mut().for_each(|report| report.truncate(count));
         let all_reports: Vec<&RankReport> = reports.iter().collect();
-        let windows = |run: usize| {
-            reports
-                .iter()
-                .filter_map(move |report| report.windows.get(run))
-        };
-        let depth = (options.job.workload.ranks
-            * options.job.workload.clients
-            * options.job.queue_depth) as u64;
+        let Workload { ranks, clients, .. } = options.job.workload;
+        let depth = (ranks * clients * options.job.queue_depth) as u64;
         let run_result = |run| {
-            let tally = Sums::sum(windows(run).map(|window| (window, 1.0)))?;
-            let (errors, open_loop) = (
-                tally.errors,
-                options.job.pace.map(|_| tally.open_loop(depth)),
-            );
-            let (duration_s, activity) = (
-                seconds_of(&all_reports, Some(run)),
-                activity_of(&all_reports, Some(run)),
-            );
+            let windows = reports.iter().filter_map(|report| report.windows.get(run));
+            let sums = Sums::sum(windows.map(|window| (window, 1.0)))?;
             Ok(RunResult {
-                duration_s,
-                measured: tally.measured(activity)?,
-                errors,
-                open_loop,
+                duration_s: seconds_of(&all_reports, Some(run)),
+                measured: sums.measured(activity_of(&all_reports, Some(run)))?,
+                errors: sums.errors,
+                open_loop: options.job.pace.map(|_| sums.open_loop(depth)),
             })
         };
         let runs: Vec<RunResult> = (0..count).map(run_result).collect::<Result<_, Failure>>()?;
@@ -422,10 +378,7 @@ impl JobResult {
         });
         let measured = all.measured(activity_of(&all_reports, None))?;
         let measured_ops = measured.local_ops + measured.remote_ops;
-        let per_rank = reports
-            .iter()
-            .map(RankReport::result)
-            .collect::<Result<_, Failure>>()?;
+        let per_rank = reports.iter().map(RankReport::result);
         let (failures, first_verify_failure) = judge(&reports);
         let mut fate = Counts::default();
         reports.iter().for_each(|report| fate.add(&report.fate));
@@ -434,11 +387,8 @@ impl JobResult {
             remote_ratio: measured.remote_rps / echo.rps.max(1e-9),
         };
         let unix_echo = conditions.unix_echo.into_iter().map(baseline).collect();
-        let counters: Vec<HardwareCounters> = reports
-            .iter()
-            .flat_map(|report| &report.hardware_counters)
-            .cloned()
-            .collect();
+        let counters = reports.iter().flat_map(|report| &report.hardware_counters);
+        let counters: Vec<HardwareCounters> = counters.cloned().collect();
         Ok(Self {
             schema: SCHEMA.to_owned(),
             schema_version: SCHEMA_VERSION,
@@ -446,9 +396,9 @@ impl JobResult {
             backend: options.job.topology.backend,
             carrier: options.job.topology.carrier,
             device: device_of(&reports),
-            ranks: options.job.workload.ranks,
+            ranks,
             server_threads: options.job.topology.daemons,
-            client_threads: options.job.workload.clients,
+            client_threads: clients,
             queue_depth: options.job.queue_depth,
             seed: options.job.workload.seed,
             options: options.asked.recorded()?,
@@ -474,7 +424,7 @@ impl JobResult {
             hardware_counters: (!counters.is_empty()).then_some(counters),
             unix_echo,
             runs,
-            per_rank,
+            per_rank: per_rank.collect::<Result<_, Failure>>()?,
         })
     }
 }
@@ -489,20 +439,11 @@ fn cpu_per_op(reports: &[RankReport], operations: u64) -> Option<f64> {
 /// Returns the number of windows that count: all that began, but the last of an interrupted job
 /// only if it has the minimum length of a run.
 fn complete(reports: &[RankReport]) -> usize {
-    let begun = reports
-        .iter()
-        .map(|report| report.course.windows_s.len())
-        .min()
-        .unwrap_or(0);
+    let lengths = reports.iter().map(|report| &report.course.windows_s);
+    let begun = lengths.clone().map(Vec::len).min().unwrap_or(0);
     let is_interrupted = reports.iter().any(|report| report.course.is_interrupted);
-    let lasts = |report: &RankReport| {
-        report
-            .course
-            .windows_s
-            .get(begun.wrapping_sub(1))
-            .is_none_or(|length| *length >= SHORTEST_RUN_S)
-    };
-    if is_interrupted && !reports.iter().all(lasts) {
+    let mut last = lengths.filter_map(|lengths| lengths.get(begun.wrapping_sub(1)));
+    if is_interrupted && last.any(|length_s| *length_s < SHORTEST_RUN_S) {
         begun - 1
     } else {
         begun
@@ -524,24 +465,13 @@ fn device_of(reports: &[RankReport]) -> String {
 /// Counts the failures of all ranks, and adds a failure that shows only over all of them: sequence
 /// numbers that were read and never issued.
 fn judge(reports: &[RankReport]) -> (u64, Option<String>) {
-    let verdicts: Vec<&RankVerdict> = reports
-        .iter()
-        .filter_map(|report| report.verdict.as_ref())
-        .collect();
-    let issued: Vec<u32> = verdicts
-        .iter()
-        .flat_map(|verdict| &verdict.issued)
-        .copied()
-        .collect();
-    let invented: Vec<_> = verdicts
-        .iter()
-        .flat_map(|verdict| never_issued(&verdict.highest, &issued))
-        .collect();
-    let failures =
-        verdicts.iter().map(|verdict| verdict.failures).sum::<u64>() + invented.len() as u64;
-    let first = verdicts.iter().find_map(|verdict| verdict.first.clone());
-    (
-        failures,
-        first.or_else(|| invented.first().map(ToString::to_string)),
-    )
+    let verdicts = || reports.iter().filter_map(|report| report.verdict.as_ref());
+    let issued = verdicts().flat_map(|verdict| &verdict.issued);
+    let issued: Vec<u32> = issued.copied().collect();
+    let invented = verdicts().flat_map(|verdict| never_issued(&verdict.highest, &issued));
+    let invented: Vec<String> = invented.collect();
+    let failures = verdicts().map(|verdict| verdict.failures).sum::<u64>();
+    let first = verdicts().find_map(|verdict| verdict.first.clone());
+    let first = first.or_else(|| invented.first().cloned());
+    (failures + invented.len() as u64, first)
 }
