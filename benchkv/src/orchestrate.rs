@@ -167,10 +167,12 @@ pub fn run_rank<W: Workers>(
 ) -> Result<RankReport, RankError> {
     let rank = exchange.rank();
     let reports = rank == 0 && options.asked.report_interval.is_some();
-    let published = (0..options.job.workload.clients)
-        .filter(|_| reports)
-        .map(|_| Published::default())
-        .collect();
+    let clients = if reports {
+        options.job.workload.clients
+    } else {
+        0
+    };
+    let published = (0..clients).map(|_| Published::default()).collect();
     let rank = Rank {
         options,
         workers,
@@ -216,19 +218,12 @@ impl<W: Workers> Rank<'_, W> {
         let give_up = || control.is_stopped();
         self.progress.enter(Phase::Ready);
         let mut assembly = Assembly::new();
-        let daemons = self.start(
-            scope,
-            &mut assembly,
-            (0..options.job.topology.daemons).map(Worker::Daemon),
-            Self::daemon_thread,
-        )?;
+        let topology = options.job.topology;
+        let daemons = (0..topology.daemons).map(Worker::Daemon);
+        let daemons = self.start(scope, &mut assembly, daemons, Self::daemon_thread)?;
         self.await_open(&mut assembly, daemons.len(), "a daemon")?;
-        let clients = self.start(
-            scope,
-            &mut assembly,
-            (0..options.job.workload.clients).map(Worker::Client),
-            Self::client_thread,
-        )?;
+        let clients = (0..topology.clients).map(Worker::Client);
+        let clients = self.start(scope, &mut assembly, clients, Self::client_thread)?;
         self.await_open(&mut assembly, clients.len(), "a client")?;
         self.exchange_records(assembly, exchange)?;
         exchange.barrier(SETUP_LIMIT, &give_up)?;
@@ -243,8 +238,7 @@ impl<W: Workers> Rank<'_, W> {
         let clients: Vec<ClientReport> = join_all(clients)?;
         exchange.barrier(BARRIER_LIMIT, &give_up)?;
         control.stop();
-        let (daemons, series): (Vec<WorkerReport>, Vec<Option<Recorder>>) =
-            join_all(daemons)?.into_iter().unzip();
+        let (daemons, series): (_, Vec<Option<Recorder>>) = join_all(daemons)?.into_iter().unzip();
         let mut report = RankReport::new(self.rank, course, clients, daemons);
         if let Some(trace) = &options.asked.traced {
             // The measurement does not depend on it.
@@ -260,25 +254,21 @@ impl<W: Workers> Rank<'_, W> {
         clients: &[Thread<'_, ClientReport>],
         exchange: &mut dyn Exchange,
     ) -> Result<Course, RankError> {
-        let control = &self.control;
-        let options = self.options;
+        let (control, options) = (&self.control, self.options);
         let load_ns = self.clock.now_ns();
         let reporter = RefCell::new(self.reporter(load_ns));
         // Called repeatedly by all waits.
         let watch = || {
             let now_ns = self.clock.now_ns();
-            self.progress
-                .advance(Duration::from_nanos(now_ns - load_ns));
+            let elapsed = Duration::from_nanos(now_ns - load_ns);
+            self.progress.advance(elapsed);
+            let mut reporter = reporter.borrow_mut();
             let interval = reporter
-                .borrow_mut()
                 .as_mut()
-                .and_then(|reporter| reporter.look(now_ns, control.phase()));
+                .and_then(|it| it.look(now_ns, control.phase()));
             if let Some(interval) = interval {
-                self.progress.print(
-                    &interval
-                        .line(options.job.runs, options.job.workload.ranks)
-                        .to_string(),
-                );
+                let line = interval.line(options.job.runs, options.job.workload.ranks);
+                self.progress.print(&line.to_string());
             }
         };
         let give_up = || {
@@ -297,11 +287,8 @@ impl<W: Workers> Rank<'_, W> {
         for run in 0..options.job.runs {
             // All ranks decide by the same answers; otherwise some would wait for others that have
             // gone on.
-            let interrupted = exchange.all_gather(
-                &[exchange.is_interrupted().into()],
-                BARRIER_LIMIT,
-                &give_up,
-            )?;
+            let mine = [exchange.is_interrupted().into()];
+            let interrupted = exchange.all_gather(&mine, BARRIER_LIMIT, &give_up)?;
             if interrupted.iter().any(|part| part != &[0]) {
                 course.is_interrupted = true;
                 break;
@@ -313,9 +300,8 @@ impl<W: Workers> Rank<'_, W> {
                 Some(_) => _ = self.drain(clients, exchange, quiet, options.duration(), &watch)?,
                 None => exchange.sleep(options.duration(), &give_up)?,
             }
-            course
-                .windows_s
-                .push((self.clock.now_ns() - begin_ns) as f64 / 1e9);
+            let elapsed_ns = self.clock.now_ns() - begin_ns;
+            course.windows_s.push(elapsed_ns as f64 / 1e9);
             course.cpu_s += cpu_seconds() - cpu_s;
             course.is_interrupted = exchange.is_interrupted();
             if run + 1 < options.job.runs {
@@ -327,16 +313,9 @@ impl<W: Workers> Rank<'_, W> {
 
     /// Returns the reporter of `--report-interval`, on rank 0.
     fn reporter(&self, now_ns: u64) -> Option<Reporter<'_>> {
-        let seconds = self
-            .options
-            .asked
-            .report_interval
-            .filter(|_| self.rank == 0)?;
-        Some(Reporter::new(
-            &self.published,
-            Duration::from_secs_f64(seconds),
-            now_ns,
-        ))
+        let seconds = self.options.asked.report_interval;
+        let interval = Duration::from_secs_f64(seconds.filter(|_| self.rank == 0)?);
+        Some(Reporter::new(&self.published, interval, now_ns))
     }
 
     /// Waits for clients to end, together with the other ranks, at most for `longest`, in which
@@ -368,11 +347,8 @@ impl<W: Workers> Rank<'_, W> {
                 serde_json::from_slice::<View>(part)
                     .map_err(|_| format!("rank {rank} did not say how far it has drained"))
             };
-            let views = parts
-                .iter()
-                .enumerate()
-                .map(read)
-                .collect::<Result<Vec<_>, _>>()?;
+            let views = parts.iter().enumerate().map(read);
+            let views = views.collect::<Result<Vec<_>, _>>()?;
             if let Some(end) = drain.compare(&views, &daemons) {
                 return Ok(end);
             }
@@ -438,9 +414,8 @@ impl<W: Workers> Rank<'_, W> {
             records: mine,
             ..
         } = assembly;
-        let parts = exchange.all_gather(&records::encode(&mine), SETUP_LIMIT, &|| {
-            self.control.is_stopped()
-        })?;
+        let give_up = || self.control.is_stopped();
+        let parts = exchange.all_gather(&records::encode(&mine), SETUP_LIMIT, &give_up)?;
         let mut mail = records::deliver(self.rank, &mine, &parts)
             .map_err(|rank| format!("rank {rank} sent connection records that cannot be read"))?;
         for (worker, mailbox) in &mailboxes {
@@ -484,15 +459,12 @@ impl<W: Workers> Rank<'_, W> {
         endpoints: &mut impl Endpoints,
         post: &Post,
     ) -> Result<bool, RankError> {
-        let records = endpoints
-            .records()
-            .into_iter()
-            .map(|(to, bytes)| Record {
-                from: worker,
-                to,
-                bytes,
-            })
-            .collect();
+        let record = |(to, bytes)| Record {
+            from: worker,
+            to,
+            bytes,
+        };
+        let records = endpoints.records().into_iter().map(record).collect();
         // The main thread hangs up only when the job is over.
         let _ = post.tell.send(News::Open(records));
         let Ok(records) = post.mailbox.recv() else {
@@ -514,12 +486,11 @@ impl<W: Workers> Rank<'_, W> {
         number: usize,
         post: &Post,
     ) -> Result<(WorkerReport, Option<Recorder>), RankError> {
-        if let Some(core) = self
+        let plan = &self.options.plan;
+        let core = self
             .local_rank()
-            .and_then(|rank| self.options.plan.daemon_core(rank, number))
-        {
-            pin_current_thread(core)?;
-        }
+            .and_then(|rank| plan.daemon_core(rank, number));
+        core.map_or(Ok(()), pin_current_thread)?;
         let mut daemon = self.workers.open_daemon(number)?;
         if !self.connect(Worker::Daemon(number), &mut daemon, post)? {
             return Ok((WorkerReport::default(), None));
@@ -527,13 +498,10 @@ impl<W: Workers> Rank<'_, W> {
         let mut waiter = self.options.wait.waiter();
         let now_ns = || self.clock.now_ns();
         let mut log = ActivityLog::new(self.options.job.runs, now_ns());
-        let mut series = self.options.asked.traced.as_ref().map(|trace| {
-            Recorder::new(
-                trace.interval,
-                self.options.wait,
-                self.options.job.topology.asks(self.rank, number),
-            )
-        });
+        let asks = || self.options.job.topology.asks(self.rank, number);
+        let traced = self.options.asked.traced.as_ref();
+        let mut series =
+            traced.map(|trace| Recorder::new(trace.interval, self.options.wait, asks()));
         while !self.control.is_stopped() {
             let phase = self.control.phase();
             log.enter(phase, now_ns, &mut daemon);
@@ -563,15 +531,12 @@ impl<W: Workers> Rank<'_, W> {
                 }
             }
         }
-        let report = log.report(now_ns(), &mut daemon);
-        Ok((
-            WorkerReport {
-                policy: daemon.policy(),
-                trace: series.as_ref().map(Recorder::report),
-                ..report
-            },
-            series,
-        ))
+        let report = WorkerReport {
+            policy: daemon.policy(),
+            trace: series.as_ref().map(Recorder::report),
+            ..log.report(now_ns(), &mut daemon)
+        };
+        Ok((report, series))
     }
 
     /// Returns whether the rank counts the rounds of its daemons, because it waits for clients to
@@ -624,11 +589,8 @@ impl<W: Workers> Rank<'_, W> {
 /// reason.
 fn join_all<T>(workers: Vec<Thread<'_, T>>) -> Result<Vec<T>, RankError> {
     let join = |worker: Thread<'_, T>| {
-        worker
-            .join()
-            .ok()
-            .flatten()
-            .ok_or(RankError::Exchange(ExchangeError::GivenUp))
+        let report = worker.join().ok().flatten();
+        report.ok_or(RankError::Exchange(ExchangeError::GivenUp))
     };
     workers.into_iter().map(join).collect()
 }

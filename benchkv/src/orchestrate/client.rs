@@ -24,12 +24,9 @@ impl<W: Workers> Rank<'_, W> {
             clock,
             ..
         } = self;
-        if let Some(core) = self
-            .local_rank()
-            .and_then(|rank| options.plan.client_core(rank, number))
-        {
-            pin_current_thread(core)?;
-        }
+        let rank = self.local_rank();
+        let core = rank.and_then(|rank| options.plan.client_core(rank, number));
+        core.map_or(Ok(()), pin_current_thread)?;
         // This takes a while: the rank begins when its clients are connected.
         let spec = options.job.client(self.rank, number);
         let mut paths = self.workers.open_client(number)?;
@@ -42,15 +39,9 @@ impl<W: Workers> Rank<'_, W> {
             let phase = control.phase();
             let is_given_up = phase == Phase::GiveUp;
             // Answers that have arrived by then still count.
-            let step = self.step(
-                &mut client,
-                if is_given_up { Phase::Drain } else { phase },
-                &mut log,
-                &mut waiter,
-            )?;
-            if let Some(published) =
-                published.filter(|_| matches!(step, Step::Busy(_) | Step::Drained))
-            {
+            let phase = if is_given_up { Phase::Drain } else { phase };
+            let step = self.step(&mut client, phase, &mut log, &mut waiter)?;
+            if let (Some(published), Step::Busy(_) | Step::Drained) = (published, step) {
                 published.set(client.tally());
             }
             if step == Step::Drained || is_given_up {
