@@ -159,15 +159,9 @@ impl Check {
         what: impl FnOnce(u64) -> String,
         advice: &str,
     ) -> Self {
-        match limit {
-            None => Self::new(name, Status::Ok, "without limit", advice),
-            Some(limit) => Self::new(
-                name,
-                Status::limited_unless(limit >= needed),
-                what(limit),
-                advice,
-            ),
-        }
+        let status = Status::limited_unless(limit.is_none_or(|limit| limit >= needed));
+        let found = limit.map_or_else(|| "without limit".to_owned(), what);
+        Self::new(name, status, found, advice)
     }
 }
 
@@ -175,10 +169,11 @@ impl Diagnosis {
     /// Judges the findings.
     #[must_use]
     pub fn of(machine: &Machine) -> Self {
-        let library = machine
-            .mpi_library
-            .clone()
-            .ok_or_else(|| "built without the feature mpi".to_owned());
+        let library = machine.mpi_library.clone();
+        let library = library.ok_or_else(|| "built without the feature mpi".to_owned());
+        let needs_driver = "only a NIC needs it: apt-get install libibverbs1 ibverbs-providers (rdma-core 33 or later)";
+        let needs_mpi = "for mpirun and srun: apt-get install libopenmpi-dev libclang-dev, then cargo build --release -p benchkv --features mpi";
+        let needs_ucx = "only comparisons with it need it: apt-get install libucx0";
         let mut checks = vec![
             kernel(&machine.kernel),
             cores(machine),
@@ -187,24 +182,14 @@ impl Diagnosis {
         ];
         checks.extend(limits(machine));
         checks.push(huge_pages(&machine.huge_pages));
-        let needs_driver = "only a NIC needs it: apt-get install libibverbs1 ibverbs-providers (rdma-core 33 or later)";
-        checks.extend(
-            machine
-                .driver
-                .iter()
-                .map(|(name, file)| Check::present(name, file, needs_driver)),
-        );
+        let driver = machine.driver.iter();
+        checks.extend(driver.map(|(name, file)| Check::present(name, file, needs_driver)));
         checks.extend(devices(&machine.devices));
-        let needs_mpi = "for mpirun and srun: apt-get install libopenmpi-dev libclang-dev, then cargo build --release -p benchkv --features mpi";
         checks.extend([
             Check::present("MPI in this build", &library, needs_mpi),
             mpirun(machine.mpirun.as_ref()),
+            Check::present("UCX", &machine.ucx, needs_ucx),
         ]);
-        checks.push(Check::present(
-            "UCX",
-            &machine.ucx,
-            "only comparisons with it need it: apt-get install libucx0",
-        ));
         Self {
             schema_version: SCHEMA_VERSION,
             benchkv_version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -215,28 +200,17 @@ impl Diagnosis {
 
 impl fmt::Display for Diagnosis {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let width = self
-            .checks
-            .iter()
-            .map(|check| check.name.chars().count())
-            .max()
-            .unwrap_or(0);
-        for (
-            number,
-            Check {
+        let widths = self.checks.iter().map(|check| check.name.chars().count());
+        let width = widths.max().unwrap_or(0);
+        for (number, check) in self.checks.iter().enumerate() {
+            let Check {
                 name,
                 status,
                 found,
                 advice,
-            },
-        ) in self.checks.iter().enumerate()
-        {
-            write!(
-                f,
-                "{}{:<8}{name:<width$}  {found}",
-                if number > 0 { "\n" } else { "" },
-                status.text()
-            )?;
+            } = check;
+            let line = format!("{:<8}{name:<width$}  {found}", status.text());
+            write!(f, "{}{line}", if number > 0 { "\n" } else { "" })?;
             if let Some(advice) = advice {
                 write!(f, "\n{:8}{:width$}  -> {advice}", "", "")?;
             }
@@ -260,32 +234,21 @@ impl Status {
 }
 
 fn kernel(release: &str) -> Check {
-    let mut numbers = release
-        .split(|c: char| !c.is_ascii_digit())
-        .map_while(|part| part.parse::<u32>().ok());
-    let is_new = numbers
-        .next()
-        .zip(numbers.next())
-        .is_some_and(|version| version >= OLDEST_KERNEL);
+    let numbers = release.split(|c: char| !c.is_ascii_digit());
+    let mut numbers = numbers.map_while(|part| part.parse::<u32>().ok());
+    let version = numbers.next().zip(numbers.next());
+    let is_new = version.is_some_and(|version| version >= OLDEST_KERNEL);
     let (major, minor) = OLDEST_KERNEL;
-    Check::new(
-        "kernel",
-        Status::limited_unless(is_new),
-        release,
-        format!("the local launcher needs Linux {major}.{minor} or later"),
-    )
+    let advice = format!("the local launcher needs Linux {major}.{minor} or later");
+    Check::new("kernel", Status::limited_unless(is_new), release, advice)
 }
 
 fn cores(machine: &Machine) -> Check {
     let usable = match &machine.usable_cores {
         Ok(usable) => usable,
         Err(why) => {
-            return Check::new(
-                "cores",
-                Status::Missing,
-                why,
-                "without the affinity mask no job can start",
-            );
+            let advice = "without the affinity mask no job can start";
+            return Check::new("cores", Status::Missing, why, advice);
         }
     };
     let count = usable.cores.len();
@@ -318,45 +281,35 @@ fn cores(machine: &Machine) -> Check {
 
 fn membarrier(works: bool) -> Check {
     let advice = "each message costs a full fence: a kernel with CONFIG_MEMBARRIER (4.16 or later), or a container whose seccomp filter allows it";
-    Check::new(
-        "membarrier",
-        Status::limited_unless(works),
-        if works {
-            "expedited"
-        } else {
-            "refused by the kernel"
-        },
-        advice,
-    )
+    let found = if works {
+        "expedited"
+    } else {
+        "refused by the kernel"
+    };
+    Check::new("membarrier", Status::limited_unless(works), found, advice)
 }
 
 fn shared_memory(shm: &Result<(String, Space), String>) -> Check {
     let name = "shared memory";
     let needed = bytes(DEFAULT_SHM_BYTES);
-    match shm {
-        Err(why) => Check::new(
-            name,
-            Status::Missing,
-            why,
-            "every job needs a directory of its user for shared memory: --shm-dir DIR names another",
-        ),
-        Ok((path, space)) => Check::new(
-            name,
-            Status::limited_unless(space.is_memory && space.free_bytes >= DEFAULT_SHM_BYTES),
-            format!(
-                "{path}: {} free of {}",
-                bytes(space.free_bytes),
-                bytes(space.size_bytes)
-            ),
-            if space.is_memory {
-                format!(
-                    "the default job may need {needed}: mount -o remount,size=1g /dev/shm, or docker run --shm-size=1g"
-                )
-            } else {
-                "it is not a tmpfs: pages are written to a disk; mount -t tmpfs, or --shm-dir with a directory in one".to_owned()
-            },
-        ),
-    }
+    let (path, space) = match shm {
+        Ok(found) => found,
+        Err(why) => {
+            let advice = "every job needs a directory of its user for shared memory: --shm-dir DIR names another";
+            return Check::new(name, Status::Missing, why, advice);
+        }
+    };
+    let [free, size] = [space.free_bytes, space.size_bytes].map(bytes);
+    let is_ok = space.is_memory && space.free_bytes >= DEFAULT_SHM_BYTES;
+    let advice = if space.is_memory {
+        format!(
+            "the default job may need {needed}: mount -o remount,size=1g /dev/shm, or docker run --shm-size=1g"
+        )
+    } else {
+        "it is not a tmpfs: pages are written to a disk; mount -t tmpfs, or --shm-dir with a directory in one".to_owned()
+    };
+    let found = format!("{path}: {free} free of {size}");
+    Check::new(name, Status::limited_unless(is_ok), found, advice)
 }
 
 /// The default job.
@@ -370,10 +323,9 @@ const DEFAULT_JOB: Topology = Topology {
 
 /// Checks the limits of a process.
 fn limits(machine: &Machine) -> [Check; 3] {
-    let (files, addresses) = (
-        DEFAULT_JOB.open_files(),
-        DEFAULT_JOB.mapped_devices() * SoftOptions::default().arena_bytes as u64,
-    );
+    let files = DEFAULT_JOB.open_files();
+    let addresses = DEFAULT_JOB.mapped_devices() * SoftOptions::default().arena_bytes as u64;
+    let needs = bytes(addresses);
     [
         Check::limit(
             "open files",
@@ -388,10 +340,9 @@ fn limits(machine: &Machine) -> [Check; 3] {
             machine.address_space,
             addresses,
             |limit| {
+                let limit = bytes(limit);
                 format!(
-                    "{} (ulimit -v), {} in a rank of the default job on the software device",
-                    bytes(limit),
-                    bytes(addresses)
+                    "{limit} (ulimit -v), {needs} in a rank of the default job on the software device"
                 )
             },
             "ulimit -v unlimited; or have the batch system limit memory in use in the place of addresses (h_vmem, pvmem)",
@@ -419,15 +370,11 @@ fn huge_pages(pages: &HugePages) -> Check {
         return Check::new(name, Status::Missing, "the kernel has none", advice);
     }
     let setting = if shared.is_empty() { "unknown" } else { shared };
-    Check::new(
-        name,
-        Status::limited_unless(["always", "within_size", "advise", "force"].contains(&&**shared)),
-        format!(
-            "of {}; {reserved} reserved; in shared memory: {setting}",
-            bytes(*page_bytes)
-        ),
-        "they only save address translations: echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled",
-    )
+    let is_used = ["always", "within_size", "advise", "force"].contains(&&**shared);
+    let page = bytes(*page_bytes);
+    let found = format!("of {page}; {reserved} reserved; in shared memory: {setting}");
+    let advice = "they only save address translations: echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled";
+    Check::new(name, Status::limited_unless(is_used), found, advice)
 }
 
 fn devices(devices: &Result<Vec<Device>, String>) -> Vec<Check> {
@@ -443,22 +390,18 @@ fn devices(devices: &Result<Vec<Device>, String>) -> Vec<Check> {
     }
 }
 
-fn device(
-    Device {
-        name,
-        numa_node,
-        ports,
-    }: &Device,
-) -> Vec<Check> {
-    let node = numa_node.map_or_else(String::new, |node| format!(", NUMA node {node}"));
+fn device(device: &Device) -> Vec<Check> {
+    let name = &device.name;
+    let node = device.numa_node;
+    let node = node.map_or_else(String::new, |node| format!(", NUMA node {node}"));
     let denied =
         "the right to open /dev/infiniband/uverbs*: be in the group that owns it, often rdma";
-    match ports {
+    match &device.ports {
         Err(why) => vec![Check::new(name, Status::Missing, why, denied)],
-        Ok(ports) => ports
-            .iter()
-            .map(|port| port_check(name, &node, port))
-            .collect(),
+        Ok(ports) => {
+            let ports = ports.iter();
+            ports.map(|port| port_check(name, &node, port)).collect()
+        }
     }
 }
 
@@ -472,17 +415,10 @@ fn port_check(device: &str, node: &str, port: &Port) -> Check {
         Some(Ok(reached_by)) => (Some(format!("; {reached_by}")), ""),
         None => (Some(String::new()), ""),
     };
-    let found = format!(
-        "{}{node}{}",
-        port.text,
-        reached_by.as_deref().unwrap_or_default()
-    );
-    Check::new(
-        format!("{device}:{}", port.number),
-        Status::limited_unless(reached_by.is_some()),
-        found,
-        advice,
-    )
+    let behind = reached_by.as_deref().unwrap_or_default();
+    let found = format!("{}{node}{behind}", port.text);
+    let status = Status::limited_unless(reached_by.is_some());
+    Check::new(format!("{device}:{}", port.number), status, found, advice)
 }
 
 fn mpirun(program: Option<&Program>) -> Check {
