@@ -145,23 +145,11 @@ pub fn usable_cores() -> Result<Vec<usize>, AffinityError> {
     if status != 0 {
         return Err(AffinityError::Mask(std::io::Error::last_os_error()));
     }
-    let mut cores: Vec<usize> = mask
-        .iter()
-        .enumerate()
-        .flat_map(|(word, bits)| {
-            (0..64)
-                .filter(move |bit| bits >> bit & 1 == 1)
-                .map(move |bit| word * 64 + bit)
-        })
-        .collect();
+    let is_set = |core: &usize| mask[core / 64] >> (core % 64) & 1 == 1;
+    let mut cores: Vec<usize> = (0..64 * MASK_WORDS).filter(is_set).collect();
     let nodes = numa_nodes();
-    let node_of = |core: &usize| {
-        nodes
-            .iter()
-            .position(|node| node.contains(core))
-            .unwrap_or(nodes.len())
-    };
-    cores.sort_by_key(|core| (node_of(core), *core));
+    let node_of = |core: &usize| nodes.iter().position(|node| node.contains(core));
+    cores.sort_by_key(|core| (node_of(core).unwrap_or(nodes.len()), *core));
     let later = later_threads(&cores);
     cores.sort_by_key(|core| later.contains(core));
     Ok(cores)
@@ -170,16 +158,10 @@ pub fn usable_cores() -> Result<Vec<usize>, AffinityError> {
 /// Returns the hardware threads among `cores` that share a physical core with an earlier one.
 #[must_use]
 pub fn later_threads(cores: &[usize]) -> Vec<usize> {
-    let siblings = |core| {
-        std::fs::read_to_string(format!(
-            "/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list"
-        ))
-    };
     later_of(cores, |core| {
-        siblings(core)
-            .ok()
-            .and_then(|list| parse_core_list(&list))
-            .unwrap_or_default()
+        let file = format!("/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list");
+        let list = std::fs::read_to_string(file).unwrap_or_default();
+        parse_core_list(&list).unwrap_or_default()
     })
 }
 
@@ -202,17 +184,10 @@ pub fn by_node(cores: &[usize], threads: usize) -> Vec<usize> {
 
 fn aligned(cores: &[usize], threads: usize, nodes: &[Vec<usize>]) -> Vec<usize> {
     let node_of = |core: &usize| nodes.iter().position(|node| node.contains(core));
-    let runs = || {
-        cores
-            .chunk_by(|one, next| node_of(one) == node_of(next))
-            .map(|run| run.chunks_exact(threads.max(1)))
-    };
-    runs()
-        .flatten()
-        .flatten()
-        .chain(runs().flat_map(|run| run.remainder()))
-        .copied()
-        .collect()
+    let runs = || cores.chunk_by(|one, next| node_of(one) == node_of(next));
+    let runs = || runs().map(|run| run.chunks_exact(threads.max(1)));
+    let rests = runs().flat_map(|run| run.remainder());
+    runs().flatten().flatten().chain(rests).copied().collect()
 }
 
 /// Returns the number of cores that this process could use if it were not bound: those of the host
@@ -231,17 +206,13 @@ pub fn allowed_cores() -> Result<usize, AffinityError> {
         unsafe { libc::sched_setaffinity(0, size_of_val(&all), all.as_ptr().cast()) };
         usable_cores().map(|cores| cores.len())
     };
-    let refused = |_| {
-        AffinityError::Mask(std::io::Error::other(
-            "the thread that asks for it panicked",
-        ))
-    };
+    let panicked = || std::io::Error::other("the thread that asks for it panicked");
     std::thread::scope(|scope| {
         std::thread::Builder::new()
             .spawn_scoped(scope, unbind)
             .map_err(AffinityError::Mask)?
             .join()
-            .map_err(refused)?
+            .map_err(|_| AffinityError::Mask(panicked()))?
     })
 }
 
@@ -380,15 +351,15 @@ impl Plan {
                 list
             }
         };
-        let pinned = cores
-            .chunks_exact(threads.daemons + threads.clients)
-            .take(threads.ranks)
-            .map(|chunk| chunk.split_at(threads.daemons))
-            .map(|(daemons, clients)| RankCores {
+        let rank = |cores: &[usize]| {
+            let (daemons, clients) = cores.split_at(threads.daemons);
+            RankCores {
                 daemons: daemons.to_vec(),
                 clients: clients.to_vec(),
-            })
-            .collect();
+            }
+        };
+        let chunks = cores.chunks_exact(threads.daemons + threads.clients);
+        let pinned = chunks.take(threads.ranks).map(rank).collect();
         Ok(Self {
             threads: threads.total(),
             pinned,
@@ -402,16 +373,14 @@ impl Plan {
     /// usable cores are.
     #[must_use]
     pub fn beside_device(self, near: &[usize]) -> Self {
-        let (device_cores, others): (Vec<usize>, Vec<usize>) = self
-            .usable_cores
-            .iter()
-            .partition(|core| near.contains(core));
+        let cores = self.usable_cores.iter();
+        let (mut device_cores, others): (Vec<usize>, Vec<usize>) =
+            cores.partition(|core| near.contains(core));
+        if others.is_empty() {
+            device_cores.clear();
+        }
         Self {
-            device_cores: if others.is_empty() {
-                Vec::new()
-            } else {
-                device_cores
-            },
+            device_cores,
             ..self
         }
     }
@@ -431,25 +400,18 @@ impl Plan {
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{} threads, usable cores {}",
-            self.threads,
-            CoreList(&self.usable_cores)
-        )?;
+        let usable = CoreList(&self.usable_cores);
+        write!(f, "{} threads, usable cores {usable}", self.threads)?;
         if (1..self.usable_cores.len()).contains(&self.at_once) {
+            let at_once = self.at_once;
             write!(
                 f,
-                " ({} at a time: hardware threads share cores, or the control group has a CPU quota)",
-                self.at_once
+                " ({at_once} at a time: hardware threads share cores, or the control group has a CPU quota)"
             )?;
         }
         if !self.device_cores.is_empty() {
-            write!(
-                f,
-                ", first those beside the device, {}",
-                CoreList(&self.device_cores)
-            )?;
+            let beside = CoreList(&self.device_cores);
+            write!(f, ", first those beside the device, {beside}")?;
         }
         f.write_str(": ")?;
         if self.pinned.is_empty() {

@@ -22,6 +22,7 @@
 mod relay;
 
 use std::ffi::OsString;
+use std::fmt::Display;
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -222,11 +223,8 @@ impl RankProcess {
             0 => Stdio::inherit(),
             _ => Stdio::from(io::stderr().as_fd().try_clone_to_owned().map_err(failed)?),
         };
-        let role = RoleText::Rank {
-            rank,
-            size: launch.ranks,
-        }
-        .encode();
+        let size = launch.ranks;
+        let role = RoleText::Rank { rank, size }.encode();
         let child = OwnChild::spawn(&role, &launch.args, &launch.environment, theirs, stdout)
             .map_err(failed)?;
         Ok(Self {
@@ -260,21 +258,15 @@ impl Job {
 
     /// Returns the ranks that have not ended.
     fn running(&self) -> Vec<usize> {
-        (0..self.ranks.len())
-            .filter(|rank| {
-                self.ranks
-                    .get(*rank)
-                    .is_some_and(|process| process.ended.is_none())
-            })
-            .collect()
+        let ranks = self.ranks.iter().enumerate();
+        let running = ranks.filter(|(_, process)| process.ended.is_none());
+        running.map(|(rank, _)| rank).collect()
     }
 
     /// Sleeps until a rank, a signal or a deadline needs attention.
     fn wait(&self, limit_ns: u64) -> io::Result<()> {
-        let next_ns = [self.kill_at_ns, self.relay.deadline_ns()]
-            .into_iter()
-            .flatten()
-            .fold(limit_ns, u64::min);
+        let ends_ns = [self.kill_at_ns, self.relay.deadline_ns()];
+        let next_ns = ends_ns.into_iter().flatten().fold(limit_ns, u64::min);
         let mut fds = vec![PollFd::new(&self.signals, PollFlags::IN)];
         for rank in self.ranks.iter().filter(|rank| rank.ended.is_none()) {
             fds.push(PollFd::new(&rank.child, PollFlags::IN));
@@ -283,10 +275,8 @@ impl Job {
                 fds.push(PollFd::new(&rank.channel, rank.channel.events()));
             }
         }
-        sys::poll(
-            &mut fds,
-            Duration::from_nanos(next_ns.saturating_sub(self.clock.now_ns())),
-        )
+        let left_ns = next_ns.saturating_sub(self.clock.now_ns());
+        sys::poll(&mut fds, Duration::from_nanos(left_ns))
     }
 
     fn take_signals(&mut self) {
@@ -313,10 +303,8 @@ impl Job {
             process.channel.push()?;
             process.channel.pull()?;
             loop {
-                let next = self
-                    .ranks
-                    .get_mut(rank)
-                    .map_or(Ok(None), |process| process.channel.next());
+                let process = self.ranks.get_mut(rank);
+                let next = process.map_or(Ok(None), |process| process.channel.next());
                 let answer = match next {
                     Ok(None) => break,
                     Ok(Some(frame)) => self.relay.arrived(rank, frame, now_ns),
@@ -344,37 +332,26 @@ impl Job {
     /// others may have ended because of it.
     fn reap(&mut self) -> io::Result<()> {
         let mut ended = Vec::new();
-        for (rank, process) in self
-            .ranks
-            .iter_mut()
-            .enumerate()
-            .filter(|(_, process)| process.ended.is_none())
-        {
+        let ranks = self.ranks.iter_mut().enumerate();
+        for (rank, process) in ranks.filter(|(_, process)| process.ended.is_none()) {
             if let Some(how) = process.child.ended()? {
                 process.ended = Some(how);
                 ended.push((rank, how));
             }
         }
         ended.sort_by_key(|(_, how)| !matches!(how, Ended::Signal(_)));
-        for (rank, how) in ended.into_iter().filter(|(_, how)| !how.is_success()) {
-            let died = Frame::Died {
-                rank: rank as u32,
-                how: how.to_string(),
-            };
-            self.fail(LaunchError::RankFailed { rank, how }, died);
-        }
-        let has_ended = |rank: &usize| {
-            self.ranks
-                .get(*rank)
-                .is_some_and(|process| process.ended.is_some())
+        let died = |rank: usize, how: &dyn Display| Frame::Died {
+            rank: rank as u32,
+            how: how.to_string(),
         };
-        let missed = self.relay.waited_for().find(has_ended);
+        for (rank, how) in ended.into_iter().filter(|(_, how)| !how.is_success()) {
+            self.fail(LaunchError::RankFailed { rank, how }, died(rank, &how));
+        }
+        let running = self.running();
+        let missed = self.relay.waited_for().find(|rank| !running.contains(rank));
         if let Some(rank) = missed {
-            let died = Frame::Died {
-                rank: rank as u32,
-                how: "ended before the others".to_owned(),
-            };
-            self.fail(LaunchError::EndedEarly { rank }, died);
+            let news = died(rank, &"ended before the others");
+            self.fail(LaunchError::EndedEarly { rank }, news);
         }
         Ok(())
     }
@@ -387,22 +364,17 @@ impl Job {
                 within_ms, ranks, ..
             } = &frame
             {
-                let ranks = ranks.iter().map(|rank| *rank as usize).collect();
-                self.fail(
-                    LaunchError::Missing {
-                        ranks,
-                        within: Duration::from_millis((*within_ms).into()),
-                    },
-                    frame.clone(),
-                );
+                let missing = LaunchError::Missing {
+                    ranks: ranks.iter().map(|rank| *rank as usize).collect(),
+                    within: Duration::from_millis((*within_ms).into()),
+                };
+                self.fail(missing, frame);
             }
         }
         if now_ns >= limit_ns && self.failure.is_none() {
+            let running = self.running();
             self.fail(
-                LaunchError::TimeLimit {
-                    limit,
-                    running: self.running(),
-                },
+                LaunchError::TimeLimit { limit, running },
                 Frame::Interrupted,
             );
         }
@@ -454,11 +426,8 @@ impl Job {
     }
 
     fn kill(&mut self, rank: usize) {
-        if let Some(process) = self
-            .ranks
-            .get_mut(rank)
-            .filter(|process| process.ended.is_none())
-        {
+        let process = self.ranks.get_mut(rank);
+        if let Some(process) = process.filter(|process| process.ended.is_none()) {
             process.child.kill();
             self.has_killed = true;
         }
