@@ -26,19 +26,13 @@ pub(crate) struct Outcomes(BTreeMap<String, BTreeMap<Kind, Vec<Outcome>>>);
 
 impl Outcomes {
     pub(crate) fn put(&mut self, load: &str, kind: Kind, outcome: Outcome) {
-        self.0
-            .entry(load.to_owned())
-            .or_default()
-            .entry(kind)
-            .or_default()
-            .push(outcome);
+        let kinds = self.0.entry(load.to_owned()).or_default();
+        kinds.entry(kind).or_default().push(outcome);
     }
 
     fn of(&self, load: &str, kind: Kind) -> &[Outcome] {
-        self.0
-            .get(load)
-            .and_then(|kinds| kinds.get(&kind))
-            .map_or(&[], Vec::as_slice)
+        let outcomes = self.0.get(load).and_then(|kinds| kinds.get(&kind));
+        outcomes.map_or(&[], Vec::as_slice)
     }
 }
 
@@ -92,9 +86,9 @@ impl Figures {
         let last = |count: fn(&Outcome) -> u64| outcomes.last().map_or(0, count);
         let is_timed = mode == Mode::Latency;
         let mut round_trips = LatencyHistogram::new();
-        for outcome in outcomes {
-            round_trips.merge(&outcome.measured.round_trips)?;
-        }
+        let mut each = outcomes.iter().map(|outcome| &outcome.measured.round_trips);
+        each.try_for_each(|one| round_trips.merge(one))?;
+        let p50 = |outcome: &Outcome| outcome.measured.round_trips.summary().p50 as f64;
         let of_run = |outcome: &Outcome| Run {
             calls: outcome.measured.calls,
             elapsed_ns: outcome.measured.elapsed_ns,
@@ -107,20 +101,16 @@ impl Figures {
             ns_per_call: spread(|outcome| outcome.measured.ns_per_call()),
             ns_per_call_of_blocks: spread(|outcome| outcome.measured.ns_per_call_of_blocks),
             round_trip_ns: is_timed.then(|| round_trips.summary()),
-            round_trip_p50_ns: is_timed
-                .then(|| spread(|outcome| outcome.measured.round_trips.summary().p50 as f64)),
+            round_trip_p50_ns: is_timed.then(|| spread(p50)),
             slowest_vs_fastest: spread(|outcome| outcome.measured.slowest_vs_fastest),
             server_registered_bytes: last(|outcome| outcome.account.registered_bytes),
             server_bytes: last(|outcome| outcome.account.held_bytes),
             calls: sum(|outcome| outcome.measured.calls_made),
-            not_executed_once: sum(|outcome| {
-                outcome
-                    .measured
-                    .calls_made
-                    .abs_diff(outcome.account.answered)
+            not_executed_once: sum(|Outcome { measured, account }| {
+                measured.calls_made.abs_diff(account.answered)
             }),
-            bad_payloads: sum(|outcome| {
-                outcome.measured.bad_replies + outcome.account.bad_requests
+            bad_payloads: sum(|Outcome { measured, account }| {
+                measured.bad_replies + account.bad_requests
             }),
             refused: sum(|outcome| outcome.measured.refused),
             runs: outcomes.iter().map(of_run).collect(),
@@ -137,11 +127,10 @@ impl Figures {
                 }
             }
         }
-        let counters: Vec<String> = sums
-            .iter()
-            .map(|(name, [client, server])| format!("{name} {client} + {server}"))
-            .collect();
-        counters.join(", ")
+        let counters = sums.iter();
+        let counters =
+            counters.map(|(name, [client, server])| format!("{name} {client} + {server}"));
+        counters.collect::<Vec<_>>().join(", ")
     }
 }
 
@@ -200,10 +189,7 @@ impl Comparison {
             figures.insert(load.name.clone(), of_load);
         }
         let mut all = outcomes.0.values().flat_map(BTreeMap::values).flatten();
-        let device = all
-            .next()
-            .map(|outcome| outcome.account.device.clone())
-            .unwrap_or_default();
+        let device = all.next().map(|outcome| outcome.account.device.clone());
         let further = |bytes| further_clients(job, &figures, bytes);
         Ok(Self {
             schema: SCHEMA,
@@ -216,7 +202,7 @@ impl Comparison {
             figures,
             raw_cacheline,
             job: job.clone(),
-            device,
+            device: device.unwrap_or_default(),
             clock,
             peak_rss_bytes: peak_rss_bytes(),
             environment: Environment::detect(),
@@ -225,17 +211,12 @@ impl Comparison {
 
     /// Returns the reason why the result is worthless, if there is one.
     pub(crate) fn defect(&self) -> Option<String> {
-        let sum = |count: fn(&Figures) -> u64| {
-            self.figures
-                .values()
-                .flat_map(BTreeMap::values)
-                .map(count)
-                .sum::<u64>()
-        };
-        match (
-            sum(|figures| figures.bad_payloads),
-            sum(|figures| figures.not_executed_once),
-        ) {
+        let figures = || self.figures.values().flat_map(BTreeMap::values);
+        let not_once = figures()
+            .map(|figures| figures.not_executed_once)
+            .sum::<u64>();
+        let bad = figures().map(|figures| figures.bad_payloads).sum::<u64>();
+        match (bad, not_once) {
             (0, 0) => None,
             (0, calls) => Some(format!("{calls} calls were not executed exactly once")),
             (bad, _) => Some(format!("{bad} payloads were not the right ones")),
@@ -267,21 +248,13 @@ impl Comparison {
                 .get(&kind)
                 .map_or_else(String::new, |ratio| format!("{:.2}", ratio.median));
             let mut row = vec![kind, rate(median), rate(min), rate(max)];
-            row.extend(
-                [figures.ns_per_call, figures.ns_per_call_of_blocks].map(|ns| nanos(ns.median)),
-            );
+            let times = [figures.ns_per_call, figures.ns_per_call_of_blocks];
+            row.extend(times.map(|ns| nanos(ns.median)));
             row.extend([ratio, format!("{:.2}", figures.slowest_vs_fastest.median)]);
             row.extend([figures.server_registered_bytes, figures.server_bytes].map(bytes));
             if let Some(times) = figures.round_trip_ns {
-                let LatencySummary {
-                    min,
-                    p50,
-                    p99,
-                    p999,
-                    max,
-                    ..
-                } = times;
-                row.extend([min, p50, p99, p999, max].map(|ns| nanos(ns as f64)));
+                let times = [times.min, times.p50, times.p99, times.p999, times.max];
+                row.extend(times.map(|ns| nanos(ns as f64)));
             }
             table.row(row);
         }
@@ -303,12 +276,13 @@ fn further_clients(
     let bytes_of =
         |load: &Load, kind: &str| Some(bytes(figures.get(&load.name)?.get(kind)?) as f64);
     let kinds = job.options.contestants.iter().map(Kind::to_string);
+    let of_kind = |kind: String| {
+        let bytes = (bytes_of(many, &kind)? - bytes_of(few, &kind)?) / further;
+        Some((kind, bytes))
+    };
     kinds
         .filter(|_| further > 0.0)
-        .filter_map(|kind| {
-            let bytes = (bytes_of(many, &kind)? - bytes_of(few, &kind)?) / further;
-            Some((kind, bytes))
-        })
+        .filter_map(of_kind)
         .collect()
 }
 
@@ -316,12 +290,12 @@ impl fmt::Display for Comparison {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for load in &self.job.loads {
             let clients = plural(load.clients * load.endpoints, "client");
+            let (depth, group) = (load.depth, self.job.options.settings.group_size);
             match load.is_round_trip() {
                 true => writeln!(f, "{clients}, one call at a time")?,
                 false => writeln!(
                     f,
-                    "{clients}, {} calls unanswered each, groups of {}",
-                    load.depth, self.job.options.settings.group_size
+                    "{clients}, {depth} calls unanswered each, groups of {group}"
                 )?,
             }
             self.table(load)
@@ -339,11 +313,11 @@ impl fmt::Display for Comparison {
         let registered = &self.server_registered_bytes_per_further_client;
         for (kind, registered) in registered {
             let held = self.server_bytes_per_further_client.get(kind);
+            let [registered, held] =
+                [*registered, held.copied().unwrap_or(0.0)].map(|of| bytes(of as u64));
             writeln!(
                 f,
-                "{kind}: one client more has the server register {}, and take {} in all.",
-                bytes(*registered as u64),
-                bytes(held.copied().unwrap_or(0.0) as u64)
+                "{kind}: one client more has the server register {registered}, and take {held} in all."
             )?;
         }
         if let Some(raw) = self.raw_cacheline {
@@ -365,16 +339,13 @@ impl fmt::Display for Comparison {
             self.device, self.clock
         )?;
         let Environment {
-            kernel,
-            cpu_model,
-            git_commit,
-            build_profile,
-            ..
+            kernel, cpu_model, ..
         } = &self.environment;
-        write!(
-            f,
-            "{cpu_model}, {kernel}; commit {git_commit}, {build_profile} build"
-        )
+        let (commit, profile) = (
+            &self.environment.git_commit,
+            &self.environment.build_profile,
+        );
+        write!(f, "{cpu_model}, {kernel}; commit {commit}, {profile} build")
     }
 }
 

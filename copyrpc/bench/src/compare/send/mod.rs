@@ -18,13 +18,15 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use benchkv_harness::Failure;
-use mlx5::{Access, Device, DeviceInfo, DeviceSpec, Inline, Mr, Payload, Pd, Sge};
+use mlx5::{
+    Access, Cqe, Device, DeviceInfo, DeviceSpec, Inline, Mr, Payload, Pd, PostError, QpAddress, Sge,
+};
 pub(crate) use rc::RcPort;
 pub(crate) use ud::UdPort;
 
 use super::calls::{Calls, Content};
 use super::case::Case;
-use super::contestant::{Answers, Client, Server};
+use super::contestant::{Answers, Client, Server, record};
 
 /// Maximum bytes of a message that is carried in its WQE.
 const MAX_INLINE_BYTES: usize = 64;
@@ -85,6 +87,33 @@ pub(crate) struct Arrival {
     bytes: usize,
 }
 
+impl Arrival {
+    /// Makes the arrival of a completion in the receive of this place.
+    fn of(cqe: &Cqe<'_>, peer: Option<usize>, place: u64) -> Self {
+        Self {
+            peer,
+            place: place as usize,
+            bytes: cqe.byte_count() as usize,
+        }
+    }
+}
+
+/// Returns whether a message was posted: there may be no room for it now.
+#[inline]
+fn is_posted(posted: Result<(), PostError>) -> Result<bool, Failure> {
+    match posted {
+        Ok(()) => Ok(true),
+        Err(PostError::QueueFull { .. }) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Decodes the record of a peer's queue pair.
+fn address(said: &[u8]) -> Result<QpAddress, Failure> {
+    let address = QpAddress::from_bytes(record(said)?);
+    Ok(address.ok_or("the record is not the address of a queue pair")?)
+}
+
 /// The queue pairs of one end.
 pub(crate) trait Port: Sized {
     /// Bytes in a receive before the message.
@@ -119,26 +148,20 @@ impl Header {
     const BYTES: usize = 8;
 
     const fn encode(self) -> [u8; Self::BYTES] {
-        let ([a, b], [c, d], [e, f, g, h]) = (
-            self.session.to_le_bytes(),
-            self.slot.to_le_bytes(),
-            self.number.to_le_bytes(),
-        );
-        [a, b, c, d, e, f, g, h]
+        let ids = self.session as u64 | (self.slot as u64) << 16;
+        (ids | (self.number as u64) << 32).to_le_bytes()
     }
 
     /// Splits a message into its header and the rest.
     fn decode(message: &[u8]) -> Option<(Self, &[u8])> {
-        let (&[a, b, c, d, e, f, g, h], rest) = message.split_first_chunk()?;
-        let (session, slot) = (u16::from_le_bytes([a, b]), u16::from_le_bytes([c, d]));
-        Some((
-            Self {
-                session,
-                slot,
-                number: u32::from_le_bytes([e, f, g, h]),
-            },
-            rest,
-        ))
+        let (header, rest) = message.split_first_chunk()?;
+        let word = u64::from_le_bytes(*header);
+        let header = Self {
+            session: word as u16,
+            slot: (word >> 16) as u16,
+            number: (word >> 32) as u32,
+        };
+        Some((header, rest))
     }
 }
 
@@ -163,22 +186,14 @@ impl<P: Port> End<P> {
         let pd = device.alloc_pd()?;
         let mut port = P::open(device, &pd, &shape)?;
         let message_bytes = P::HEADROOM_BYTES + shape.received_bytes;
-        let receives = pd.alloc(
-            shape.messages() * Self::receive_bytes(&shape),
-            Access::LOCAL_WRITE,
-        )?;
-        let sends = pd.alloc(shape.messages() * shape.buffer_bytes(), Access::empty())?;
-        for place in 0..shape.messages() {
-            port.post_receive(
-                receives.sge(place * Self::receive_bytes(&shape), message_bytes as u32)?,
-                place,
-            )?;
+        let (messages, receive_bytes) = (shape.messages(), Self::receive_bytes(&shape));
+        let receives = pd.alloc(messages * receive_bytes, Access::LOCAL_WRITE)?;
+        let sends = pd.alloc(messages * shape.buffer_bytes(), Access::empty())?;
+        for place in 0..messages {
+            let buffer = receives.sge(place * receive_bytes, message_bytes as u32)?;
+            port.post_receive(buffer, place)?;
         }
         port.ring();
-        let (unsent, arrived) = (
-            VecDeque::with_capacity(shape.messages()),
-            Vec::with_capacity(POLL_BUDGET),
-        );
         let sessions = first_session..first_session + shape.peers;
         Ok(Self {
             port,
@@ -187,8 +202,8 @@ impl<P: Port> End<P> {
             sessions,
             receives,
             sends,
-            unsent,
-            arrived,
+            unsent: VecDeque::with_capacity(messages),
+            arrived: Vec::with_capacity(POLL_BUDGET),
             message: vec![0; message_bytes],
         })
     }
@@ -249,28 +264,21 @@ impl<P: Port> End<P> {
             .get_mut(..arrival.bytes)
             .ok_or("a message that is longer than a receive")?;
         receives.read(at, bytes)?;
-        port.post_receive(
-            receives.sge(at, (P::HEADROOM_BYTES + shape.received_bytes) as u32)?,
-            arrival.place,
-        )?;
+        let buffer = receives.sge(at, (P::HEADROOM_BYTES + shape.received_bytes) as u32)?;
+        port.post_receive(buffer, arrival.place)?;
         let (header, payload) = bytes
             .get(P::HEADROOM_BYTES..)
             .and_then(Header::decode)
             .ok_or("a message without a header")?;
-        let session = usize::from(header.session);
-        let is_session = sessions.contains(&session)
-            && arrival
-                .peer
-                .is_none_or(|peer| sessions.start + peer == session);
-        if !is_session
-            || usize::from(header.slot) >= shape.depth
-            || payload.len() != shape.received_bytes - Header::BYTES
-        {
-            return Err(format!(
-                "a message that is none: {header:?} and {} bytes",
-                payload.len()
-            )
-            .into());
+        let (session, slot) = (usize::from(header.session), usize::from(header.slot));
+        let peer = arrival.peer.map_or(session, |peer| sessions.start + peer);
+        let is_sound = sessions.contains(&session)
+            && peer == session
+            && slot < shape.depth
+            && payload.len() == shape.received_bytes - Header::BYTES;
+        if !is_sound {
+            let bytes = payload.len();
+            return Err(format!("a message that is none: {header:?} and {bytes} bytes").into());
         }
         Ok((header, payload))
     }
@@ -289,18 +297,14 @@ impl<P: Port> Server for SendServer<P> {
         answers: Answers,
     ) -> Result<(Self, Vec<Vec<u8>>), Failure> {
         let end = End::<P>::open(&Device::open(device)?, Shape::of_server(case), 0)?;
-        let offers = (0..case.clients)
-            .map(|peer| end.port.record(peer))
-            .collect();
-        let reply = vec![0; case.settings.reply_bytes()];
-        Ok((
-            Self {
-                end,
-                answers,
-                reply,
-            },
-            offers,
-        ))
+        let offers = (0..case.clients).map(|peer| end.port.record(peer));
+        let offers = offers.collect();
+        let server = Self {
+            end,
+            answers,
+            reply: vec![0; case.settings.reply_bytes()],
+        };
+        Ok((server, offers))
     }
 
     fn admit(&mut self, said: &[&[u8]]) -> Result<Vec<Vec<u8>>, Failure> {
@@ -366,15 +370,13 @@ impl<P: Port> Client for SendClient<P> {
         let mut end = End::<P>::open(device, Shape::of_client(case), number)?;
         let said = end.port.record(0);
         end.port.connect(0, offer)?;
-        Ok((
-            Self {
-                end,
-                session: number as u16,
-                next: 0,
-                unanswered: vec![None; case.depth],
-            },
-            said,
-        ))
+        let client = Self {
+            end,
+            session: number as u16,
+            next: 0,
+            unanswered: vec![None; case.depth],
+        };
+        Ok((client, said))
     }
 
     fn admitted(pending: Self::Pending, _: &[u8]) -> Result<Self, Failure> {
@@ -385,20 +387,15 @@ impl<P: Port> Client for SendClient<P> {
     fn issue(&mut self, slot: u32, request: &[u8]) -> Result<bool, Failure> {
         let number = self.next;
         let place = slot as usize;
-        *self
-            .unanswered
-            .get_mut(place)
-            .ok_or("there is no such slot")? = Some(number);
+        let waits = self.unanswered.get_mut(place);
+        *waits.ok_or("there is no such slot")? = Some(number);
         self.next = number.wrapping_add(1);
-        self.end.write(
-            place,
-            Header {
-                session: self.session,
-                slot: slot as u16,
-                number,
-            },
-            request,
-        )?;
+        let header = Header {
+            session: self.session,
+            slot: slot as u16,
+            number,
+        };
+        self.end.write(place, header, request)?;
         self.end.send(0, place)?;
         Ok(true)
     }

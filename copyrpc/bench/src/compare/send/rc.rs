@@ -2,12 +2,13 @@
 
 use benchkv_harness::Failure;
 use mlx5::{
-    ConnectOptions, Cq, Cqe, Device, MonoCq, Payload, Pd, PostError, QpAddress, QpConfig, RcQp,
-    Send, Sge, Signal, Srq,
+    ConnectOptions, Cq, Cqe, Device, MonoCq, Payload, Pd, QpConfig, RcQp, Send, Sge, Signal, Srq,
 };
 
-use super::super::contestant::record;
-use super::{Arrival, MAX_INLINE_BYTES, POLL_BUDGET, Port, Shape};
+use super::{Arrival, MAX_INLINE_BYTES, POLL_BUDGET, Port, Shape, address, is_posted};
+
+/// Why a peer cannot be reached.
+const NO_LINK: &str = "there is no queue pair for it";
 
 /// Maximum WQEBBs of an inline message.
 const WQEBBS: usize = 2;
@@ -39,12 +40,11 @@ impl Port for RcPort {
             device.create_mono_cq(2 * shape.messages() as u32)?,
         );
         let srq = pd.create_srq(shape.messages() as u32, 1)?;
-        let lane_slots = shape.depth as u32;
         let config = QpConfig {
             max_send_wr: wqebbs,
             max_inline_data: MAX_INLINE_BYTES,
             scatter_to_cqe: false,
-            lane_slots,
+            lane_slots: shape.depth as u32,
         };
         let mut links = Vec::with_capacity(shape.peers);
         for peer in 0..shape.peers {
@@ -65,20 +65,15 @@ impl Port for RcPort {
     }
 
     fn record(&self, peer: usize) -> Vec<u8> {
-        self.links
-            .get(peer)
-            .map(|link| link.qp.address().to_bytes().to_vec())
-            .unwrap_or_default()
+        let link = self.links.get(peer);
+        link.map_or_else(Vec::new, |link| link.qp.address().to_bytes().to_vec())
     }
 
     fn connect(&mut self, peer: usize, said: &[u8]) -> Result<(), Failure> {
-        let address = QpAddress::from_bytes(record(said)?)
-            .ok_or("the record is not the address of a queue pair")?;
-        let link = self
-            .links
-            .get_mut(peer)
-            .ok_or("there is no queue pair for it")?;
-        Ok(link.qp.connect(&address, &ConnectOptions::default())?)
+        let link = self.links.get_mut(peer).ok_or(NO_LINK)?;
+        Ok(link
+            .qp
+            .connect(&address(said)?, &ConnectOptions::default())?)
     }
 
     #[inline]
@@ -88,14 +83,9 @@ impl Port for RcPort {
 
     #[inline]
     fn post(&mut self, peer: usize, message: impl Payload) -> Result<bool, Failure> {
-        let link = self
-            .links
-            .get_mut(peer)
-            .ok_or("there is no queue pair for it")?;
-        match link.qp.post(&Send { payload: message }, Signal::Reclaim, 0) {
-            Ok(()) => {}
-            Err(PostError::QueueFull { .. }) => return Ok(false),
-            Err(error) => return Err(error.into()),
+        let link = self.links.get_mut(peer).ok_or(NO_LINK)?;
+        if !is_posted(link.qp.post(&Send { payload: message }, Signal::Reclaim, 0))? {
+            return Ok(false);
         }
         if !std::mem::replace(&mut link.is_unrung, true) {
             self.unrung.push(peer);
@@ -131,20 +121,13 @@ impl Port for RcPort {
         };
         let mut taken = recv_cq.poll(POLL_BUDGET, |peer, cqe| {
             note(&cqe);
-            if let Some(place) = srq.complete_receive(&cqe) {
-                arrived.push(Arrival {
-                    peer: peer.copied(),
-                    place: place as usize,
-                    bytes: cqe.byte_count() as usize,
-                });
-            }
+            let place = srq.complete_receive(&cqe);
+            arrived.extend(place.map(|place| Arrival::of(&cqe, peer.copied(), place)));
         });
         if send_cq.has_completion() {
             taken += send_cq.poll(POLL_BUDGET, |cqe| {
-                let link = recv_cq
-                    .queues()
-                    .get(cqe.qpn())
-                    .and_then(|peer| links.get_mut(*peer));
+                let peer = recv_cq.queues().get(cqe.qpn());
+                let link = peer.and_then(|peer| links.get_mut(*peer));
                 link.map(|link| link.qp.complete(&cqe));
                 note(&cqe);
             });

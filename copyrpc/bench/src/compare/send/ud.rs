@@ -2,12 +2,11 @@
 
 use benchkv_harness::Failure;
 use mlx5::{
-    Cq, Cqe, Destination, Device, GRH_BYTES, Payload, Pd, PostError, QpAddress, QpConfig,
-    ReceiveSource, Sge, Signal, UdQp, UdSend,
+    Cq, Cqe, Destination, Device, GRH_BYTES, Payload, Pd, QpConfig, ReceiveSource, Sge, Signal,
+    UdQp, UdSend,
 };
 
-use super::super::contestant::record;
-use super::{Arrival, MAX_INLINE_BYTES, POLL_BUDGET, Port, Shape};
+use super::{Arrival, MAX_INLINE_BYTES, POLL_BUDGET, Port, Shape, address, is_posted};
 
 const QKEY: u32 = 0x5ca1e;
 /// Maximum WQEBBs of an inline message, which has its address too.
@@ -55,17 +54,12 @@ impl Port for UdPort {
 
     /// Connects a peer. Peers connect in the order of their numbers.
     fn connect(&mut self, peer: usize, said: &[u8]) -> Result<(), Failure> {
-        if peer != self.destinations.len() {
-            return Err(format!(
-                "peer {peer} is not the next one, which is {}",
-                self.destinations.len()
-            )
-            .into());
+        let next = self.destinations.len();
+        if peer != next {
+            return Err(format!("peer {peer} is not the next one, which is {next}").into());
         }
-        let address = QpAddress::from_bytes(record(said)?)
-            .ok_or("the record is not the address of a queue pair")?;
-        self.destinations
-            .push(self.qp.destination_of(&address, QKEY)?);
+        let destination = self.qp.destination_of(&address(said)?, QKEY)?;
+        self.destinations.push(destination);
         Ok(())
     }
 
@@ -80,18 +74,8 @@ impl Port for UdPort {
             .destinations
             .get(peer)
             .ok_or("a peer that is not known")?;
-        match self.qp.post(
-            &UdSend {
-                to,
-                payload: message,
-            },
-            Signal::Reclaim,
-            0,
-        ) {
-            Ok(()) => Ok(true),
-            Err(PostError::QueueFull { .. }) => Ok(false),
-            Err(error) => Err(error.into()),
-        }
+        let payload = message;
+        is_posted(self.qp.post(&UdSend { to, payload }, Signal::Reclaim, 0))
     }
 
     #[inline]
@@ -116,13 +100,8 @@ impl Port for UdPort {
         };
         let mut taken = recv_cq.poll(POLL_BUDGET, |cqe| {
             note(&cqe);
-            if let Some(place) = qp.complete_receive(&cqe) {
-                arrived.push(Arrival {
-                    peer: None,
-                    place: place as usize,
-                    bytes: cqe.byte_count() as usize,
-                });
-            }
+            let place = qp.complete_receive(&cqe);
+            arrived.extend(place.map(|place| Arrival::of(&cqe, None, place)));
         });
         if send_cq.has_completion() {
             taken += send_cq.poll(POLL_BUDGET, |cqe| {
