@@ -15,6 +15,14 @@ use super::case::{Case, Kind, Settings};
 /// Counters of only one contestant, by name.
 pub(crate) type Counters = BTreeMap<String, u64>;
 
+/// Makes counters of values with their names.
+pub(crate) fn named(counters: impl IntoIterator<Item = (&'static str, u64)>) -> Counters {
+    let counters = counters.into_iter();
+    counters
+        .map(|(name, count)| (name.to_owned(), count))
+        .collect()
+}
+
 /// The answering side: one device, and its resources for each client.
 pub(crate) trait Server: Sized {
     /// Makes everything but the connections. Returns the first record for each client, by client.
@@ -103,8 +111,8 @@ impl Answers {
         let is_right = request.len() == self.settings.payload_bytes
             && pattern::is_request(request, tag)
             && self.is_due(tag);
-        self.bad_requests
-            .set(self.bad_requests.get() + u64::from(!is_right));
+        let bad = self.bad_requests.get() + u64::from(!is_right);
+        self.bad_requests.set(bad);
         pattern::fill_reply(reply, tag);
         Fault::CorruptReply.inject(self.settings.fault, tag.number(), reply);
     }

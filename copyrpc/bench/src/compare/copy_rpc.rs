@@ -15,7 +15,7 @@ use mlx5::{Device, DeviceInfo, DeviceSpec};
 
 use super::calls::{Calls, Content};
 use super::case::{Case, MAX_SRQ_SIZE};
-use super::contestant::{Answers, Client, Counters, Server, record};
+use super::contestant::{Answers, Client, Counters, Server, named, record};
 
 /// Longest sleep, so that the end of a job is noticed.
 const LONGEST_SLEEP: Duration = Duration::from_millis(10);
@@ -31,10 +31,8 @@ pub(crate) fn endpoint_config(case: &Case) -> Result<EndpointConfig, RangeError>
     let all = (case.clients * of_client(case)) as u32;
     let receives = case.settings.srq_size.unwrap_or(MAX_SRQ_SIZE);
     let (default, max) = (EndpointConfig::default(), receives * 2 / 3 / all);
-    let batches = case
-        .settings
-        .batches
-        .unwrap_or(default.batches_in_flight.min(max).max(1));
+    let fitting = default.batches_in_flight.min(max).max(1);
+    let batches = case.settings.batches.unwrap_or(fitting);
     if batches > max {
         let legal = format!("1 to {max} for {all} endpoints and {receives} receives");
         let why = "the shared receive queue cannot hold them";
@@ -66,27 +64,22 @@ fn ring_size(case: &Case) -> Result<RingSize, RangeError> {
             .or_else(|| sizes().next_back()),
     };
     let ring = ring.ok_or_else(|| {
-        range(
-            "--ring-size",
-            case.settings.ring_size.unwrap_or(0),
-            "not usable",
-            "a power of two from 4096 to 268435456".to_owned(),
-        )
+        let legal = "a power of two from 4096 to 268435456".to_owned();
+        let given = case.settings.ring_size.unwrap_or(0);
+        range("--ring-size", given, "not usable", legal)
     })?;
     let limits = [
         ("--payload", payload, ring.max_payload()),
         ("--reply", reply, ring.max_response_allowance()),
     ];
-    match limits
+    let mut exceeded = limits
         .into_iter()
-        .find(|(_, given, most)| *given as u64 > *most)
-    {
-        Some((flag, given, most)) => {
-            let legal = format!("0 to {most} with rings of {} bytes", ring.bytes());
-            Err(range(flag, given, "more than a ring can take", legal))
-        }
-        None => Ok(ring),
-    }
+        .filter(|(_, given, most)| *given as u64 > *most);
+    let Some((flag, given, most)) = exceeded.next() else {
+        return Ok(ring);
+    };
+    let legal = format!("0 to {most} with rings of {} bytes", ring.bytes());
+    Err(range(flag, given, "more than a ring can take", legal))
 }
 
 /// The endpoints of one context that are not connected yet.
@@ -98,11 +91,8 @@ pub(crate) struct Pending<U> {
 impl<U> Pending<U> {
     fn open(case: &Case, device: &Device, count: usize) -> Result<Self, Failure> {
         let (config, settings) = (endpoint_config(case)?, &case.settings);
-        let receives = settings.srq_size.unwrap_or_else(|| {
-            (count as u32 * config.batches_in_flight * 3)
-                .div_ceil(2)
-                .max(DEFAULT_SRQ_SIZE)
-        });
+        let needed = (count as u32 * config.batches_in_flight * 3).div_ceil(2);
+        let receives = settings.srq_size.unwrap_or(needed.max(DEFAULT_SRQ_SIZE));
         let mut builder = ContextBuilder::new(DeviceSpec::default())
             .endpoints_with(count as u32, &config)
             .srq_size(receives);
@@ -110,9 +100,8 @@ impl<U> Pending<U> {
             builder = builder.cq_size(entries);
         }
         let context = builder.build_on(device.clone())?;
-        let endpoints = (0..count)
-            .map(|_| context.create_endpoint(&config))
-            .collect::<Result<_, _>>()?;
+        let endpoints = (0..count).map(|_| context.create_endpoint(&config));
+        let endpoints = endpoints.collect::<Result<_, _>>()?;
         Ok(Self { context, endpoints })
     }
 
@@ -130,11 +119,9 @@ impl<U> Pending<U> {
             let peer = ExchangeRecord::decode(record::<EXCHANGE_RECORD_SIZE>(said)?)?;
             Ok(endpoint.connect(&peer)?)
         };
-        self.endpoints
-            .drain(..)
-            .zip(records.chunks(EXCHANGE_RECORD_SIZE))
-            .map(connect)
-            .collect()
+        let records = records.chunks(EXCHANGE_RECORD_SIZE);
+        let ends = self.endpoints.drain(..).zip(records);
+        ends.map(connect).collect()
     }
 }
 
@@ -156,15 +143,9 @@ fn counters<U>(context: &Context<U>) -> Counters {
         ("window_stalls", stats.window_stalls),
     ];
     // Where the device counts WRITEs that found no receive posted.
-    let naks = context
-        .device_info()
-        .rnr_naks
-        .map(|naks| ("rnr_naks", naks));
-    counters
-        .into_iter()
-        .chain(naks)
-        .map(|(name, count)| (name.to_owned(), count))
-        .collect()
+    let naks = context.device_info().rnr_naks;
+    let naks = naks.map(|naks| ("rnr_naks", naks));
+    named(counters.into_iter().chain(naks))
 }
 
 pub(crate) struct CopyServer {

@@ -78,16 +78,12 @@ impl Content for Patterns {
 
     #[inline]
     fn reply(&mut self, _: u32, tag: Tag, reply: &[u8]) -> Option<u64> {
-        let Settings {
-            verify,
-            payload_bytes,
-            ..
-        } = self.0;
+        let settings = &self.0;
         let is_right = || {
-            reply.len() == self.0.reply_bytes()
-                && pattern::is_reply(reply, tag.within(payload_bytes))
+            reply.len() == settings.reply_bytes()
+                && pattern::is_reply(reply, tag.within(settings.payload_bytes))
         };
-        (!verify || is_right()).then_some(1)
+        (!settings.verify || is_right()).then_some(1)
     }
 }
 
@@ -151,14 +147,15 @@ impl<'a, C: Client> Load<'a, C> {
             Caller::new(client, content, number, case.endpoints, case.depth)
         };
         let is_round_trip = case.clients * case.endpoints * case.depth == 1;
+        let block = if is_round_trip {
+            BLOCK_TRIPS
+        } else {
+            BLOCK_CALLS
+        };
         Self {
             callers: clients.into_iter().enumerate().map(caller).collect(),
             shared: Shared::new(pace.clock, case.settings.payload_bytes),
-            block: if is_round_trip {
-                BLOCK_TRIPS
-            } else {
-                BLOCK_CALLS
-            },
+            block,
             pace,
             waiter: pace.wait.waiter(),
             idle_rounds: 0,
@@ -178,20 +175,17 @@ impl<'a, C: Client> Load<'a, C> {
         let sum = |count: fn(&Book<Patterns>) -> u64| books().map(count).sum();
         let ended = || books().map(|book| book.ended);
         let mut counters = Counters::new();
-        for (name, count) in self
-            .callers
-            .iter()
-            .flat_map(|caller| caller.client.counters())
-        {
+        let clients = self.callers.iter().map(|caller| &caller.client);
+        for (name, count) in clients.flat_map(Client::counters) {
             *counters.entry(name).or_default() += count;
         }
+        let (least, most) = (ended().min().unwrap_or(0), ended().max().unwrap_or(0));
         Ok(Measured {
             calls,
             elapsed_ns,
             ns_per_call_of_blocks: blocks.summary().p50 as f64 / 1e3,
             round_trips: std::mem::take(&mut self.shared.round_trips),
-            slowest_vs_fastest: ended().min().unwrap_or(0) as f64
-                / ended().max().unwrap_or(0).max(1) as f64,
+            slowest_vs_fastest: least as f64 / most.max(1) as f64,
             calls_made: sum(|book| book.ended),
             bad_replies: sum(|book| book.bad_replies),
             refused: sum(|book| book.refused),
@@ -276,18 +270,16 @@ impl<'a, C: Client> Load<'a, C> {
         if silence < self.pace.silence {
             return Ok(());
         }
+        let calls = self.unanswered();
         Err(format!(
-            "no reply for {silence:?} with {} calls unanswered: lost, or the server is stopped",
-            self.unanswered()
+            "no reply for {silence:?} with {calls} calls unanswered: lost, or the server is stopped"
         )
         .into())
     }
 
     fn unanswered(&self) -> usize {
-        self.callers
-            .iter()
-            .map(|caller| caller.book.unanswered())
-            .sum()
+        let books = self.callers.iter().map(|caller| &caller.book);
+        books.map(Book::unanswered).sum()
     }
 }
 

@@ -3,13 +3,14 @@
 //! arguments, on the same machine.
 
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use benchkv_harness::Failure;
 use benchkv_harness::affinity::{self, PinPolicy, Plan, Threads};
 use benchkv_harness::launch::device::DeviceChoice;
-use benchkv_harness::range::{RangeError, decimal, range, whole};
+use benchkv_harness::range::{decimal, range, whole};
 use benchkv_harness::report::{JsonSink, bytes, plural};
 use clap::{ArgAction, ValueEnum};
 use copyrpc_shm::wait::WaitStrategy;
@@ -195,10 +196,8 @@ impl Job {
     /// Checks and computes everything. Changes nothing.
     pub(crate) fn resolve(options: &Options) -> Result<Self, Failure> {
         let loads = loads(options)?;
-        let are_copyrpc = options
-            .contestants
-            .iter()
-            .all(|kind| *kind == Kind::Copyrpc);
+        let mut kinds = options.contestants.iter();
+        let are_copyrpc = kinds.all(|kind| *kind == Kind::Copyrpc);
         let only = "--contestants copyrpc".to_owned();
         if options.endpoints > 1 && !are_copyrpc {
             let why = "others than copyrpc have no endpoints";
@@ -209,24 +208,22 @@ impl Job {
             return Err(range("--wait", "event", why, format!("yield, or {only}")).into());
         }
         if let Some(fault) = options.settings.fault.filter(|_| !options.settings.verify) {
+            let legal = "only with --verify".to_owned();
             return Err(range(
                 "--fault",
                 format!("{fault:?}"),
                 "nothing would notice it",
-                "only with --verify".to_owned(),
+                legal,
             )
             .into());
         }
-        let pin = |cores| {
-            let threads = Threads {
-                ranks: RANKS,
-                daemons: 0,
-                clients: 1,
-            };
-            Plan::new(&options.pin, cores, threads)
+        let threads = Threads {
+            ranks: RANKS,
+            daemons: 0,
+            clients: 1,
         };
         let placement = affinity::usable_cores()
-            .and_then(pin)
+            .and_then(|cores| Plan::new(&options.pin, cores, threads))
             .map_err(|error| format!("--pin: {error}"))?;
         let wait = match options.wait {
             WaitChoice::Busy => WaitStrategy::Busy,
@@ -307,24 +304,20 @@ fn loads(options: &Options) -> Result<Vec<Load>, Failure> {
         ..
     } = options;
     if !(1..=MAX_LOADS).contains(&clients.len()) {
-        return Err(range(
-            "--clients",
-            clients.len(),
-            "another number of loads",
-            format!("1 to {MAX_LOADS} numbers of clients"),
-        )
-        .into());
+        let why = "another number of loads";
+        let legal = format!("1 to {MAX_LOADS} numbers of clients");
+        return Err(range("--clients", clients.len(), why, legal).into());
     }
-    let twice = first_twice(contestants).map(|twice| ("--contestants", twice.to_string()));
-    if let Some((flag, given)) =
-        twice.or_else(|| first_twice(clients).map(|twice| ("--clients", twice.to_string())))
-    {
-        return Err(range(flag, given, "it is there twice", "each once".to_owned()).into());
+    let twice = [
+        ("--contestants", first_twice(contestants)),
+        ("--clients", first_twice(clients)),
+    ];
+    for (flag, given) in twice {
+        let error = |given| range(flag, given, "it is there twice", "each once".to_owned());
+        given.map_or(Ok(()), |given| Err(error(given)))?;
     }
-    let mut loads: Vec<Load> = clients
-        .iter()
-        .map(|clients| Load::new(*clients, *endpoints, *depth))
-        .collect();
+    let load = |clients: &usize| Load::new(*clients, *endpoints, *depth);
+    let mut loads: Vec<Load> = clients.iter().map(load).collect();
     if options.round_trip && !loads.iter().any(Load::is_round_trip) {
         loads.insert(0, Load::new(1, 1, 1));
     }
@@ -339,10 +332,9 @@ fn loads(options: &Options) -> Result<Vec<Load>, Failure> {
 /// Checks that the contestant can do the measurement.
 fn can_bear(case: &Case) -> Result<(), Failure> {
     let kind = case.kind;
-    let within = |flag, given: usize, legal: std::ops::RangeInclusive<usize>| {
-        let (least, most) = (legal.start(), legal.end());
-        let legal_values = format!("{least} to {most} with {kind}");
-        let error = || range(flag, given, "outside what is supported", legal_values);
+    let within = |flag, given: usize, legal: RangeInclusive<usize>| {
+        let values = format!("{} to {} with {kind}", legal.start(), legal.end());
+        let error = || range(flag, given, "outside what is supported", values);
         legal.contains(&given).then_some(()).ok_or_else(error)
     };
     within("--clients", case.clients, 1..=kind.max_clients())?;
@@ -350,12 +342,11 @@ fn can_bear(case: &Case) -> Result<(), Failure> {
     within("--payload", case.settings.payload_bytes, kind.payloads())?;
     within("--reply", case.settings.reply_bytes(), kind.payloads())?;
     match kind {
-        Kind::Copyrpc => copy_rpc::endpoint_config(case)
-            .map(|_| ())
-            .map_err(|error: RangeError| error.into()),
-        Kind::Scalerpc | Kind::ScalerpcOff => scale_rpc::config(case)
-            .check()
-            .map_err(|error| format!("{kind}: {error}").into()),
+        Kind::Copyrpc => Ok(copy_rpc::endpoint_config(case).map(drop)?),
+        Kind::Scalerpc | Kind::ScalerpcOff => {
+            let checked = scale_rpc::config(case).check();
+            checked.map_err(|error| format!("{kind}: {error}").into())
+        }
         Kind::RcSend | Kind::UdSend => Ok(()),
     }
 }
@@ -370,28 +361,29 @@ impl fmt::Display for Job {
             ..
         } = &self.options;
         let contestants: Vec<String> = contestants.iter().map(Kind::to_string).collect();
-        let (runs, loads) = (
-            plural(self.options.runs, "run"),
-            plural(self.loads.len(), "load"),
-        );
+        let runs = plural(self.options.runs, "run");
+        let loads = plural(self.loads.len(), "load");
         let length = match self.length {
             Length::Seconds(seconds) => format!("{seconds} s"),
             Length::Calls(calls) => format!("{calls} calls"),
         };
+        let contestants = contestants.join(", ");
         writeln!(
             f,
-            "{} in turn, {runs} of {loads}, {length} each after {} s",
-            contestants.join(", "),
+            "{contestants} in turn, {runs} of {loads}, {length} each after {} s",
             self.warmup_s
         )?;
+        let requests = bytes(settings.payload_bytes as u64);
+        let replies = bytes(settings.reply_bytes() as u64);
+        let Settings {
+            verify,
+            window,
+            group_size,
+            ..
+        } = settings;
         writeln!(
             f,
-            "requests of {}, replies of {}, verify {}, window {}, groups of {}, {device} device, wait {}",
-            bytes(settings.payload_bytes as u64),
-            bytes(settings.reply_bytes() as u64),
-            settings.verify,
-            settings.window,
-            settings.group_size,
+            "requests of {requests}, replies of {replies}, verify {verify}, window {window}, groups of {group_size}, {device} device, wait {}",
             self.wait
         )?;
         if let Some(why) = &self.device_by_auto {
@@ -401,12 +393,11 @@ impl fmt::Display for Job {
     }
 }
 
-fn first_twice<T: PartialEq>(items: &[T]) -> Option<&T> {
-    items
-        .iter()
-        .enumerate()
-        .find(|(at, item)| items.iter().take(*at).any(|other| other == *item))
-        .map(|(_, item)| item)
+/// Returns the first item that is there twice, as text.
+fn first_twice<T: PartialEq + ToString>(items: &[T]) -> Option<String> {
+    let mut all = items.iter().enumerate();
+    let twice = all.find(|(at, item)| items.iter().take(*at).any(|other| other == *item));
+    twice.map(|(_, item)| item.to_string())
 }
 
 #[cfg(test)]

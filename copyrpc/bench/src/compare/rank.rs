@@ -65,20 +65,15 @@ pub(crate) fn call_all(
     clock: Clock,
     mut take: impl FnMut(&str, Kind, Outcome),
 ) -> Result<Option<PingPongResult>, Failure> {
-    let (core, other) = (
-        job.placement.client_core(0, 0),
-        job.placement.client_core(1, 0),
-    );
+    let core = job.placement.client_core(0, 0);
+    let other = job.placement.client_core(1, 0);
     core.map_or(Ok(()), pin_current_thread)?;
     let ping_pong = PingPong {
         cores: core.zip(other),
         duration: BASELINE,
     };
-    let raw_cacheline = job
-        .options
-        .baseline
-        .then(|| ping_pong.measure(&clock))
-        .transpose()?;
+    let raw_cacheline = job.options.baseline.then(|| ping_pong.measure(&clock));
+    let raw_cacheline = raw_cacheline.transpose()?;
     let pace = Pace {
         clock,
         wait: job.wait,
@@ -95,11 +90,8 @@ pub(crate) fn call_all(
             Kind::RcSend => call::<SendClient<RcPort>>(job, &case, &pace, exchange),
             Kind::UdSend => call::<SendClient<UdPort>>(job, &case, &pace, exchange),
         };
-        take(
-            &load.name,
-            kind,
-            outcome.map_err(|error| format!("{kind}, {}: {error}", load.name))?,
-        );
+        let outcome = outcome.map_err(|error| format!("{kind}, {}: {error}", load.name))?;
+        take(&load.name, kind, outcome);
     }
     Ok(raw_cacheline)
 }
@@ -159,29 +151,22 @@ fn call<C: Client>(
 ) -> Result<Outcome, Failure> {
     let spec = job.options.device.spec(job.options.shm_dir.as_deref());
     let offers = swap(exchange, &[], SETUP_LIMIT, &never)?;
-    let shared = if case.kind.has_devices() {
-        None
-    } else {
-        Some(Device::open(&spec)?)
-    };
+    let is_shared = !case.kind.has_devices();
+    let shared = is_shared.then(|| Device::open(&spec)).transpose()?;
     let open = |(number, offer)| match &shared {
         Some(device) => C::open(case, device, number, offer),
         None => C::open(case, &Device::open(&spec)?, number, offer),
     };
-    let pending = split(&offers, case.clients)?
-        .into_iter()
-        .enumerate()
-        .map(open)
-        .collect::<Result<Vec<_>, _>>()?;
+    let offers = split(&offers, case.clients)?.into_iter().enumerate();
+    let pending = offers.map(open).collect::<Result<Vec<_>, _>>()?;
     let (pending, said): (Vec<_>, Vec<_>) = pending.into_iter().unzip();
     let _nothing = swap(exchange, &said.concat(), SETUP_LIMIT, &never)?;
     let admissions = swap(exchange, &[], SETUP_LIMIT, &never)?;
     let admissions = split(&admissions, case.clients)?.into_iter();
+    let pending = pending.into_iter().zip(admissions);
     let clients = pending
-        .into_iter()
-        .zip(admissions)
-        .map(|(pending, admission)| C::admitted(pending, admission));
-    let clients = clients.collect::<Result<Vec<_>, _>>()?;
+        .map(|(pending, admission)| C::admitted(pending, admission))
+        .collect::<Result<Vec<_>, _>>()?;
 
     let mut load = Load::new(clients, case, pace);
     let measured = load.run(&mut || Ok(exchange.sleep(Duration::ZERO, &never)?))?;
@@ -252,9 +237,8 @@ fn answer<S: Server>(
     tell: &Sender<Vec<u8>>,
     said: &Receiver<Vec<u8>>,
 ) -> Result<Account, Failure> {
-    job.placement
-        .client_core(1, 0)
-        .map_or(Ok(()), pin_current_thread)?;
+    let core = job.placement.client_core(1, 0);
+    core.map_or(Ok(()), pin_current_thread)?;
     let (answers, before) = (Answers::new(case), Before::now()?);
     let spec = job.options.device.spec(job.options.shm_dir.as_deref());
     let (mut server, offers) = S::open(case, &spec, answers)?;

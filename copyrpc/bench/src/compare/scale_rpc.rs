@@ -11,7 +11,7 @@ use scalerpc::{CallToken, Grouping, HandlerError, Handlers, RdmaClient, RdmaServ
 
 use super::calls::{Calls, Content};
 use super::case::{Case, Kind};
-use super::contestant::{Answers, Client, Counters, Server, record};
+use super::contestant::{Answers, Client, Counters, Server, named, record};
 
 /// The only type of request.
 const ECHO: u16 = 1;
@@ -66,22 +66,17 @@ impl Server for ScaleServer {
             of_handler.answer(request, reply);
             Ok(reply_bytes)
         });
-        let pending = (0..case.clients)
-            .map(|_| server.offer())
-            .collect::<Result<Vec<_>, _>>()?;
-        let offers = pending
-            .iter()
-            .map(|peer| peer.record().encode().to_vec())
-            .collect();
-        Ok((
-            Self {
-                server,
-                handlers,
-                pending,
-                answers,
-            },
-            offers,
-        ))
+        let pending = (0..case.clients).map(|_| server.offer());
+        let pending = pending.collect::<Result<Vec<_>, _>>()?;
+        let offers = pending.iter().map(|peer| peer.record().encode().to_vec());
+        let offers = offers.collect();
+        let server = Self {
+            server,
+            handlers,
+            pending,
+            answers,
+        };
+        Ok((server, offers))
     }
 
     fn admit(&mut self, said: &[&[u8]]) -> Result<Vec<Vec<u8>>, Failure> {
@@ -89,10 +84,8 @@ impl Server for ScaleServer {
             server, pending, ..
         } = self;
         let admit = |(peer, said): (PendingPeer, &&[u8])| -> Result<Vec<u8>, Failure> {
-            Ok(server
-                .admit(peer, &Accept::decode(record(said)?)?)?
-                .encode()
-                .to_vec())
+            let accept = Accept::decode(record(said)?)?;
+            Ok(server.admit(peer, &accept)?.encode().to_vec())
         };
         pending.drain(..).zip(said).map(admit).collect()
     }
@@ -107,10 +100,8 @@ impl Server for ScaleServer {
 
     fn registered_bytes(&self) -> u64 {
         let memory = self.server.core().memory();
-        [&memory.entries, &memory.pools, &memory.responses]
-            .map(|region| region.len() as u64)
-            .iter()
-            .sum()
+        let regions = [&memory.entries, &memory.pools, &memory.responses];
+        regions.iter().map(|region| region.len() as u64).sum()
     }
 
     fn device_info(&self) -> DeviceInfo {
@@ -118,16 +109,12 @@ impl Server for ScaleServer {
     }
 
     fn counters(&self) -> Counters {
-        let (stats, groups) = (self.server.stats(), self.server.groups() as u64);
-        let counters = [
-            ("groups", groups),
+        let stats = self.server.stats();
+        named([
+            ("groups", self.server.groups() as u64),
             ("slices", stats.slices),
             ("fetched", stats.reads),
-        ];
-        counters
-            .into_iter()
-            .map(|(name, count)| (name.to_owned(), count))
-            .collect()
+        ])
     }
 }
 
@@ -158,11 +145,8 @@ impl Client for ScaleClient {
         _: usize,
         offer: &[u8],
     ) -> Result<(Self::Pending, Vec<u8>), Failure> {
-        let pending = PendingClient::on(
-            device,
-            &Offer::decode(record(offer)?)?,
-            &RdmaOptions::default(),
-        )?;
+        let offer = Offer::decode(record(offer)?)?;
+        let pending = PendingClient::on(device, &offer, &RdmaOptions::default())?;
         let accept = pending.record().encode().to_vec();
         Ok((pending, accept))
     }
@@ -188,11 +172,9 @@ impl Client for ScaleClient {
     fn poll<W: Content>(&mut self, calls: &mut Calls<'_, W>) -> Result<(), Failure> {
         self.client.poll();
         while let Some(completion) = self.client.poll_completion(&mut self.reply) {
-            let found = self
-                .calls
-                .iter()
-                .position(|(token, _)| *token == completion.call)
-                .ok_or("a call has ended that was not under way")?;
+            let mut calls_of_slots = self.calls.iter();
+            let found = calls_of_slots.position(|(token, _)| *token == completion.call);
+            let found = found.ok_or("a call has ended that was not under way")?;
             let (_, slot) = self.calls.swap_remove(found);
             match completion.outcome {
                 Ok(bytes) => calls.ended(slot, self.reply.get(..bytes)),
