@@ -23,10 +23,9 @@ pub(crate) struct Held {
 impl Before {
     /// Returns the memory that the program holds now.
     pub(crate) fn now() -> io::Result<Self> {
-        let memfds = memfds()?;
         Ok(Self {
+            memfds: memfds()?,
             heap_bytes: heap_bytes(),
-            memfds,
         })
     }
 
@@ -49,11 +48,9 @@ impl Held {
     }
 
     fn device_bytes(&self) -> io::Result<u64> {
-        let now = memfds()?;
-        let own = now
-            .iter()
-            .filter(|(memfd, _)| self.memfds.contains_key(memfd));
-        Ok(own.map(|(_, bytes)| bytes).sum())
+        let mut own = memfds()?;
+        own.retain(|memfd, _| self.memfds.contains_key(memfd));
+        Ok(own.values().sum())
     }
 }
 

@@ -65,16 +65,12 @@ struct Measured {
 impl fmt::Display for Measured {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
-            mode,
-            bytes,
-            depth,
-            count,
-            per_s,
-            ns_each,
+            mode, bytes, depth, ..
         } = self;
+        let (count, per_s, ns) = (self.count, self.per_s, self.ns_each);
         write!(
             f,
-            "{mode:?}, {bytes} B, depth {depth}: {count}, {per_s:.0} per second, {ns_each:.0} ns each"
+            "{mode:?}, {bytes} B, depth {depth}: {count}, {per_s:.0} per second, {ns:.0} ns each"
         )
     }
 }
@@ -117,15 +113,9 @@ impl Batch {
         let mut sent = 0;
         while sent < count {
             let result = self.with(count - sent, |fd, headers| {
+                let count = headers.len() as u32;
                 // SAFETY: the headers describe buffers that live.
-                unsafe {
-                    libc::sendmmsg(
-                        fd,
-                        headers.as_mut_ptr(),
-                        headers.len() as u32,
-                        libc::MSG_DONTWAIT,
-                    )
-                }
+                unsafe { libc::sendmmsg(fd, headers.as_mut_ptr(), count, libc::MSG_DONTWAIT) }
             });
             match usize::try_from(result) {
                 Ok(more) => sent += more,
@@ -140,16 +130,9 @@ impl Batch {
     fn receive(&mut self) -> usize {
         let depth = self.bytes.len();
         let result = self.with(depth, |fd, headers| {
+            let (headers, flags) = (headers.as_mut_ptr(), libc::MSG_DONTWAIT);
             // SAFETY: the headers describe buffers that live.
-            unsafe {
-                libc::recvmmsg(
-                    fd,
-                    headers.as_mut_ptr(),
-                    depth as u32,
-                    libc::MSG_DONTWAIT,
-                    core::ptr::null_mut(),
-                )
-            }
+            unsafe { libc::recvmmsg(fd, headers, depth as u32, flags, core::ptr::null_mut()) }
         });
         usize::try_from(result).unwrap_or(0)
     }
@@ -158,10 +141,10 @@ impl Batch {
 /// Measures packets. Those that are lost, after which nothing arrives for 100 ms, end the
 /// measurement.
 fn packets(cli: &Cli) -> Result<(u64, Duration), Failure> {
-    let [a, b] = [
+    let (a, b) = (
         UdpSocket::bind(("127.0.0.1", 0))?,
         UdpSocket::bind(("127.0.0.1", 0))?,
-    ];
+    );
     a.connect(b.local_addr()?)?;
     b.connect(a.local_addr()?)?;
     let depth = usize::from(cli.depth);
@@ -223,19 +206,13 @@ fn writes(cli: &Cli) -> Result<(u64, Duration), Failure> {
         let pd = device.alloc_pd()?;
         let (send_cq, recv_cq) = (device.create_cq(128)?, device.create_cq(128)?);
         let srq = pd.create_srq(1, 0)?;
-        let qp = pd.create_qp(
-            &send_cq,
-            &recv_cq,
-            &srq,
-            &QpConfig {
-                max_send_wr: 128,
-                ..QpConfig::default()
-            },
-        )?;
-        let mr = pd.alloc(
-            cli.bytes as usize,
-            Access::LOCAL_WRITE | Access::REMOTE_WRITE,
-        )?;
+        let config = QpConfig {
+            max_send_wr: 128,
+            ..QpConfig::default()
+        };
+        let qp = pd.create_qp(&send_cq, &recv_cq, &srq, &config)?;
+        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+        let mr = pd.alloc(cli.bytes as usize, access)?;
         Ok((device, send_cq, qp, mr))
     };
     let (tell, told) = std::sync::mpsc::channel();
@@ -247,10 +224,8 @@ fn writes(cli: &Cli) -> Result<(u64, Duration), Failure> {
             let (device, _cq, mut qp, mr) = open()?;
             tell.send((qp.address(), mr.addr(), mr.rkey()))
                 .map_err(|_| gone())?;
-            qp.connect(
-                &told_back.recv().map_err(|_| gone())?,
-                &ConnectOptions::default(),
-            )?;
+            let address = told_back.recv().map_err(|_| gone())?;
+            qp.connect(&address, &ConnectOptions::default())?;
             while !is_over.load(Ordering::Relaxed) {
                 device.progress();
             }
@@ -267,15 +242,13 @@ fn writes(cli: &Cli) -> Result<(u64, Duration), Failure> {
             let mut failed = None;
             while start.elapsed() < limit {
                 while under_way < cli.depth.into() {
-                    qp.post(
-                        &Write {
-                            addr,
-                            rkey,
-                            payload: mr.sge(0, cli.bytes)?,
-                        },
-                        Signal::Always,
-                        0,
-                    )?;
+                    let payload = mr.sge(0, cli.bytes)?;
+                    let write = Write {
+                        addr,
+                        rkey,
+                        payload,
+                    };
+                    qp.post(&write, Signal::Always, 0)?;
                     under_way += 1;
                 }
                 qp.ring();

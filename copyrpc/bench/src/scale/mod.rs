@@ -59,28 +59,19 @@ pub(crate) struct Options {
 impl Options {
     /// Checks the options. Returns the maximum number of clients.
     fn check(&self) -> Result<u32, Failure> {
-        let most = match self.clients.last() {
-            Some(most) if self.clients.windows(2).all(|pair| pair[0] < pair[1]) => *most,
-            _ => {
-                return Err(format!(
-                    "--clients {:?}: legal is a rising list, such as 10,100,1000",
-                    self.clients
-                )
-                .into());
-            }
-        };
-        self.setting
-            .server(most, Grouping::On)
-            .check()
-            .map_err(|error| format!("a point with {most} clients: {error}"))?;
-        self.svg
-            .as_deref()
-            .map_or(Ok(()), file::check)
-            .map_err(|error| format!("--svg: {error}"))?;
-        self.json
-            .as_ref()
-            .map_or(Ok(()), JsonSink::check)
-            .map_err(|error| format!("--json: {error}"))?;
+        let is_rising = self.clients.windows(2).all(|pair| pair[0] < pair[1]);
+        let most = *self.clients.last().filter(|_| is_rising).ok_or_else(|| {
+            format!(
+                "--clients {:?}: legal is a rising list, such as 10,100,1000",
+                self.clients
+            )
+        })?;
+        let checked = self.setting.server(most, Grouping::On).check();
+        checked.map_err(|error| format!("a point with {most} clients: {error}"))?;
+        let svg = self.svg.as_deref().map_or(Ok(()), file::check);
+        svg.map_err(|error| format!("--svg: {error}"))?;
+        let json = self.json.as_ref().map_or(Ok(()), JsonSink::check);
+        json.map_err(|error| format!("--json: {error}"))?;
         Ok(most)
     }
 }

@@ -74,13 +74,8 @@ pub(crate) fn measure(
 
 impl Measured {
     fn between(before: &Snapshot, after: &Snapshot, window_ns: u64) -> Self {
-        let each = || {
-            after
-                .ended
-                .iter()
-                .zip(&before.ended)
-                .map(|(after, before)| after - before)
-        };
+        let pairs = || after.ended.iter().zip(&before.ended);
+        let each = || pairs().map(|(after, before)| after - before);
         let responses: u64 = each().sum();
         let share = |part: u64, whole: u64| part as f64 / whole.max(1) as f64;
         let uses = |count: fn(&ContextUses) -> u64| count(&after.uses) - count(&before.uses);
@@ -153,11 +148,9 @@ impl World {
 
     fn snapshot(&self, simulation: &Simulation<'_>) -> Result<Snapshot, Failure> {
         self.check()?;
-        let ended = self
-            .callers
-            .iter()
-            .map(|calling| calling.borrow().caller.book.operations)
-            .collect();
+        let callers = self.callers.iter();
+        let ended = callers.map(|calling| calling.borrow().caller.book.operations);
+        let ended = ended.collect();
         let server = &self.server.borrow().server;
         Ok(Snapshot {
             ended,
@@ -169,18 +162,14 @@ impl World {
 
     /// Returns the first error of the run.
     fn check(&self) -> Result<(), Failure> {
-        match self.server.borrow().server.stats().garbage {
-            0 => {}
-            garbage => {
-                return Err(
-                    format!("the server found {garbage} malformed requests or entries").into(),
-                );
-            }
+        let garbage = self.server.borrow().server.stats().garbage;
+        if garbage > 0 {
+            let what = format!("the server found {garbage} malformed requests or entries");
+            return Err(what.into());
         }
-        self.callers
-            .iter()
-            .find_map(|caller| caller.borrow_mut().error.take())
-            .map_or(Ok(()), Err)
+        let mut callers = self.callers.iter();
+        let error = callers.find_map(|caller| caller.borrow_mut().error.take());
+        error.map_or(Ok(()), Err)
     }
 
     /// Lets all calls under way end.
@@ -189,33 +178,27 @@ impl World {
         let end_ns = simulation.now_ns() + DRAIN_NS;
         loop {
             self.check()?;
-            match self
-                .callers
-                .iter()
-                .map(|calling| calling.borrow().caller.book.unanswered() as u64)
-                .sum()
-            {
-                0 => return self.check_money(),
-                lost if simulation.now_ns() >= end_ns => {
-                    return Err(format!(
-                        "{lost} calls had not ended {} ms after the last one was made",
-                        DRAIN_NS / 1_000_000
-                    )
-                    .into());
-                }
-                _ => simulation.run(simulation.now_ns() + DRAIN_STEP_NS),
-            };
+            let callers = self.callers.iter();
+            let left = callers.map(|calling| calling.borrow().caller.book.unanswered());
+            let lost: usize = left.sum();
+            if lost == 0 {
+                return self.check_money();
+            }
+            if simulation.now_ns() >= end_ns {
+                let ms = DRAIN_NS / 1_000_000;
+                let what =
+                    format!("{lost} calls had not ended {ms} ms after the last one was made");
+                return Err(what.into());
+            }
+            simulation.run(simulation.now_ns() + DRAIN_STEP_NS);
         }
     }
 
     /// Compares the money of the accounts with that of the transactions, all of which have ended.
     fn check_money(&self) -> Result<(), Failure> {
-        let brought_by = |calling: &Rc<RefCell<Calling>>| calling.borrow().brought();
-        let brought = self
-            .callers
-            .iter()
-            .map(brought_by)
-            .fold(0, u64::wrapping_add);
+        let callers = self.callers.iter();
+        let brought = callers.map(|calling| calling.borrow().brought());
+        let brought = brought.fold(0, u64::wrapping_add);
         let held = self.server.borrow().store.borrow().gained();
         if held != brought {
             return Err(format!(
@@ -265,10 +248,8 @@ impl Serving {
         handlers.insert(REQUEST, move |request: &[u8], response: &mut [u8]| {
             count.set(count.get() + 1);
             if setting.workload != Workload::Echo {
-                return files_and_accounts
-                    .borrow_mut()
-                    .execute(request, response)
-                    .ok_or(HandlerError);
+                let mut store = files_and_accounts.borrow_mut();
+                return store.execute(request, response).ok_or(HandlerError);
             }
             let response = response.get_mut(..response_bytes).ok_or(HandlerError)?;
             pattern::fill_reply(response, Tag::of_request(request));
@@ -324,9 +305,8 @@ impl Content for Lanes {
 impl Calling {
     fn new(client: RdmaClient, number: u32, clients: u32, setting: &Setting) -> Self {
         let (depth, (request_bytes, _)) = (setting.depth, setting.bytes());
-        let lanes = (0..depth.into())
-            .map(|lane| Lane::new(setting.workload, number, lane, clients))
-            .collect();
+        let lane = |lane| Lane::new(setting.workload, number, lane, clients);
+        let lanes = (0..depth.into()).map(lane).collect();
         let client = ScaleClient::new(client);
         Self {
             caller: Caller::new(client, Lanes(lanes), number as usize, 1, depth as usize),
@@ -354,11 +334,11 @@ impl Calling {
         let Self { caller, shared, .. } = self;
         let (ended, made) = (caller.book.ended, caller.book.made);
         caller.take(shared)?;
-        if caller.book.bad_replies + caller.book.refused > 0 {
-            let ended = caller.book.ended;
-            return Err(
-                format!("a response was wrong, or a call refused, after {ended} calls").into(),
-            );
+        let book = &caller.book;
+        if book.bad_replies + book.refused > 0 {
+            let calls = book.ended;
+            let what = format!("a response was wrong, or a call refused, after {calls} calls");
+            return Err(what.into());
         }
         if !is_over {
             caller.call(shared)?;

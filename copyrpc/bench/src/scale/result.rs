@@ -5,7 +5,6 @@ use std::fmt;
 use benchkv_harness::Failure;
 use benchkv_harness::chart::{Axis, Chart, Series};
 use benchkv_harness::report::{Table, rate};
-use mlx5::NicParameters;
 use serde::Serialize;
 
 use super::calibration::{PUBLISHED, Published};
@@ -16,7 +15,7 @@ use super::setting::Setting;
 /// Version of [`Document::schema_version`]. It changes with the meaning of any field.
 const SCHEMA_VERSION: u32 = 4;
 
-/// The costs of the model's NIC, as in `NicParameters`.
+/// The costs of the model's NIC that the document has.
 #[derive(Debug, Clone, Serialize)]
 struct Nic {
     doorbell_ns: u64,
@@ -41,13 +40,7 @@ pub(crate) struct Document {
 
 impl Document {
     pub(crate) fn new(setting: Setting, verdict: Verdict, curve: Vec<Pair>) -> Self {
-        let NicParameters {
-            doorbell_ns,
-            send_ns,
-            byte_ps,
-            link_ns,
-            ..
-        } = setting.nic();
+        let nic = setting.nic();
         Self {
             schema: "scalerpc-scale",
             schema_version: SCHEMA_VERSION,
@@ -55,10 +48,10 @@ impl Document {
             calibration: PUBLISHED,
             calibrated_miss_ns: PUBLISHED.miss_ns(),
             nic: Nic {
-                doorbell_ns,
-                send_ns,
-                byte_ps,
-                link_ns,
+                doorbell_ns: nic.doorbell_ns,
+                send_ns: nic.send_ns,
+                byte_ps: nic.byte_ps,
+                link_ns: nic.link_ns,
             },
             setting,
             curve,
@@ -77,20 +70,17 @@ impl Document {
             "on: a client's least..most",
         ]);
         for pair in &self.curve {
-            let Measured {
-                fewest_of_a_client,
-                most_of_a_client,
-                ..
-            } = pair.on;
+            let (off, on) = (&pair.off, &pair.on);
+            let (fewest, most) = (on.fewest_of_a_client, on.most_of_a_client);
             table.row([
                 pair.clients.to_string(),
-                rate(pair.off.responses_per_s),
-                percent(pair.off.send_miss_share),
-                rate(pair.on.responses_per_s),
-                percent(pair.on.send_miss_share),
+                rate(off.responses_per_s),
+                percent(off.send_miss_share),
+                rate(on.responses_per_s),
+                percent(on.send_miss_share),
                 format!("{:.2}", pair.on_over_off()),
-                slices(&pair.on),
-                format!("{fewest_of_a_client}..{most_of_a_client}"),
+                slices(on),
+                format!("{fewest}..{most}"),
             ]);
         }
         table
@@ -98,11 +88,10 @@ impl Document {
 
     /// Returns the curve as an SVG document.
     pub(crate) fn plot(&self) -> Result<String, Failure> {
+        let pairs = || self.curve.iter();
         let series = |name: String, of: fn(&Pair) -> f64| Series {
             name,
-            points: self
-                .curve
-                .iter()
+            points: pairs()
                 .map(|pair| (f64::from(pair.clients), of(pair)))
                 .collect(),
         };

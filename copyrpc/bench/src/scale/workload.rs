@@ -33,35 +33,27 @@ pub(crate) enum Workload {
 impl Workload {
     /// Returns the maximum payload bytes of a request and of a response, if the workload determines
     /// them.
-    pub(crate) const fn bytes(self, depth: u32) -> Option<(usize, usize)> {
+    pub(crate) fn bytes(self, depth: u32) -> Option<(usize, usize)> {
         match self {
             Self::Echo => None,
             Self::Metadata => {
                 let listed = 16 + 8 * (OTHER_FILES as usize + depth as usize);
-                Some((
-                    64,
-                    if listed > STAT_BYTES {
-                        listed
-                    } else {
-                        STAT_BYTES
-                    },
-                ))
+                Some((64, listed.max(STAT_BYTES)))
             }
             Self::Smallbank => Some((40, 24)),
         }
     }
 }
 
-/// A request of files or accounts, after its tag.
-#[derive(Clone, Copy)]
-enum Verb {
-    Make = 1,
-    Stat,
-    List,
-    Remove,
-    Read,
-    Lock,
-    Commit,
+/// The requests of files or accounts, in the word after the tag.
+mod verb {
+    pub(super) const MAKE: u64 = 1;
+    pub(super) const STAT: u64 = 2;
+    pub(super) const LIST: u64 = 3;
+    pub(super) const REMOVE: u64 = 4;
+    pub(super) const READ: u64 = 5;
+    pub(super) const LOCK: u64 = 6;
+    pub(super) const COMMIT: u64 = 7;
 }
 
 /// Reads word `at` of a message; 0 beyond its end.
@@ -96,11 +88,8 @@ pub(crate) struct Store {
 
 impl Store {
     pub(crate) fn new(workload: Workload, clients: u32) -> Self {
-        let accounts = if workload == Workload::Smallbank {
-            u64::from(clients) * ACCOUNTS
-        } else {
-            0
-        };
+        let is_kept = workload == Workload::Smallbank;
+        let accounts = u64::from(is_kept) * u64::from(clients) * ACCOUNTS;
         Self {
             files: HashMap::new(),
             accounts: vec![(FIRST_BALANCE, false); accounts as usize],
@@ -120,42 +109,36 @@ impl Store {
         let directory = || (0..OTHER_FILES).map(|file| u64::MAX - file).collect();
         let files = self.files.entry(a);
         let (result, bytes) = match verb {
-            verb if verb == Verb::Make as u64 => {
+            verb::MAKE => {
                 files.or_insert_with(directory).push(b);
                 (1, 24)
             }
-            verb if verb == Verb::Stat as u64 => (
-                files
-                    .or_default()
-                    .iter()
-                    .find(|file| **file == b)
-                    .copied()
-                    .unwrap_or(0),
-                STAT_BYTES,
-            ),
-            verb if verb == Verb::List as u64 => {
+            verb::STAT => {
+                let mut files = files.or_default().iter();
+                let file = files.find(|file| **file == b);
+                (file.copied().unwrap_or(0), STAT_BYTES)
+            }
+            verb::LIST => {
                 let files = files.or_default();
                 put(response.get_mut(16..)?, files.iter().copied());
                 (files.len() as u64, 16 + 8 * files.len())
             }
-            verb if verb == Verb::Remove as u64 => {
+            verb::REMOVE => {
                 let files = files.or_default();
                 let at = files.iter().position(|file| *file == b)?;
                 files.swap_remove(at);
                 (1, 24)
             }
-            verb if verb == Verb::Read as u64 => (self.accounts.get(a as usize)?.0, 24),
-            verb if verb == Verb::Lock as u64 => {
+            verb::READ => (self.accounts.get(a as usize)?.0, 24),
+            verb::LOCK => {
                 let (_, is_locked) = self.accounts.get_mut(a as usize)?;
                 (u64::from(!std::mem::replace(is_locked, true)), 24)
             }
-            verb if verb == Verb::Commit as u64 => {
+            verb::COMMIT => {
                 for (account, change) in [(a, amount), (b, amount.wrapping_neg())] {
                     if account != CASH {
-                        let (balance, is_locked) = self
-                            .accounts
-                            .get_mut(account as usize)
-                            .filter(|(_, is_locked)| *is_locked)?;
+                        let account = self.accounts.get_mut(account as usize);
+                        let (balance, is_locked) = account.filter(|(_, is_locked)| *is_locked)?;
                         (*balance, *is_locked) = (balance.wrapping_add(change), false);
                     }
                 }
@@ -245,15 +228,15 @@ impl Lane {
         let (verb, a, b) = match self.workload {
             Workload::Echo => return pattern::fill_request(request, tag),
             Workload::Metadata => (
-                [Verb::Make, Verb::Stat, Verb::List, Verb::Remove][self.step],
+                [verb::MAKE, verb::STAT, verb::LIST, verb::REMOVE][self.step],
                 self.client,
                 self.file(),
             ),
-            Workload::Smallbank if self.is_read_only => (Verb::Read, a, 0),
-            Workload::Smallbank if self.step < locks => (Verb::Lock, self.accounts[self.step], 0),
-            Workload::Smallbank => (Verb::Commit, a, b),
+            Workload::Smallbank if self.is_read_only => (verb::READ, a, 0),
+            Workload::Smallbank if self.step < locks => (verb::LOCK, self.accounts[self.step], 0),
+            Workload::Smallbank => (verb::COMMIT, a, b),
         };
-        put(request, [name(tag), verb as u64, a, b, self.amount]);
+        put(request, [name(tag), verb, a, b, self.amount]);
     }
 
     /// Takes the response. Returns the operations that end with it, 0 or 1; `None` if it is wrong.
