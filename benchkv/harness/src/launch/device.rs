@@ -6,7 +6,7 @@ use std::env::VarError;
 use std::path::Path;
 
 use crate::affinity::cores_of_node;
-use mlx5::verbs::{DeviceEntry, PortState, VerbsError, VerbsOptions};
+use mlx5::verbs::{DeviceEntry, PortEntry, PortState, VerbsError, VerbsOptions};
 use mlx5::{DeviceSpec, FabricSpec, RoceOptions, SoftOptions};
 pub use soft::SoftDevice;
 
@@ -17,6 +17,10 @@ pub const DEVICE_VARIABLE: &str = "COPYRPC_DEVICE";
 /// The beginnings of the names that the kernel's drivers give their devices. Any other name follows
 /// after `verbs:`, so that `eth0` is refused.
 const KERNEL_NAMES: [&str; 7] = ["mlx5_", "mlx4_", "rxe", "irdma", "bnxt_re", "hns_", "qedr"];
+
+/// The legal texts.
+const LEGAL: &str = "use auto, soft[:KEY=VALUE,...], soft:roce=ADDRESS[/BITS], verbs, mlx5_N[:PORT], rxeN, verbs:NAME[:PORT] or \
+                     relay:NAME[:PORT]";
 
 fn is_kernel_name(text: &str) -> bool {
     KERNEL_NAMES.iter().any(|start| text.starts_with(start))
@@ -51,13 +55,7 @@ impl std::str::FromStr for DeviceChoice {
         let device = match text {
             "auto" => return Ok(Self::Auto),
             "soft" => return Ok(Self::Soft(SoftDevice::default())),
-            "verbs" => {
-                return Ok(Self::Verbs {
-                    name: None,
-                    port: None,
-                    relay: false,
-                });
-            }
+            "verbs" => return Ok(Self::verbs(None)),
             text if is_kernel_name(text) => text,
             text => match text.split_once(':') {
                 Some(("soft", options)) if options.starts_with("roce=") => {
@@ -65,11 +63,7 @@ impl std::str::FromStr for DeviceChoice {
                 }
                 Some(("soft", options)) => return options.parse().map(Self::Soft),
                 Some(("verbs" | "relay", name)) if !name.is_empty() => name,
-                _ => {
-                    let legal = "use auto, soft[:KEY=VALUE,...], soft:roce=ADDRESS[/BITS], verbs, mlx5_N[:PORT], rxeN, verbs:NAME[:PORT] or \
-                                 relay:NAME[:PORT]";
-                    return Err(legal.to_owned());
-                }
+                _ => return Err(LEGAL.to_owned()),
             },
         };
         let relay = text.starts_with("relay:");
@@ -111,6 +105,15 @@ impl std::fmt::Display for DeviceChoice {
 }
 
 impl DeviceChoice {
+    /// Makes the choice of a device behind libibverbs, on its first active port.
+    const fn verbs(name: Option<String>) -> Self {
+        Self::Verbs {
+            name,
+            port: None,
+            relay: false,
+        }
+    }
+
     /// Finds the device of `auto`, and the reason. Opens the mlx5 devices for the states of their
     /// ports, and closes them.
     fn detect() -> Result<(Self, String), String> {
@@ -137,40 +140,24 @@ impl DeviceChoice {
             Err(VerbsError::NotInstalled { library, .. }) => format!("{library} is not installed"),
             Err(VerbsError::NoDevice { .. }) => "there is no RDMA device".to_owned(),
             Err(other) => other.to_string(),
-            Ok(devices) => match devices
-                .iter()
-                .find(|device| device.is_mlx5 && is_active(device))
-            {
-                Some(DeviceEntry { name, .. }) => {
+            Ok(devices) => {
+                let mlx5 = devices.iter().filter(|device| device.is_mlx5);
+                if let Some(DeviceEntry { name, .. }) = mlx5.clone().find(|one| is_active(one)) {
                     let why = format!("{name} is the first mlx5 device with an active port");
-                    return (
-                        Self::Verbs {
-                            name: Some(name.clone()),
-                            port: None,
-                            relay: false,
-                        },
-                        why,
-                    );
+                    return (Self::verbs(Some(name.clone())), why);
                 }
-                None => match devices.first() {
+                match devices.first() {
                     // They are behind the mlx5 devices.
-                    Some(DeviceEntry {
-                        name,
-                        is_mlx5: false,
-                        ..
-                    }) => {
-                        format!(
-                            "no RDMA device is an mlx5 device; verbs:{name} takes one that is reached through libibverbs"
-                        )
-                    }
+                    Some(first) if !first.is_mlx5 => format!(
+                        "no RDMA device is an mlx5 device; verbs:{} takes one that is reached through libibverbs",
+                        first.name
+                    ),
                     _ => {
-                        format!(
-                            "no mlx5 device has an active port: {}",
-                            list(devices.iter().filter(|device| device.is_mlx5).map(fault_of))
-                        )
+                        let faults = list(mlx5.map(fault_of));
+                        format!("no mlx5 device has an active port: {faults}")
                     }
-                },
-            },
+                }
+            }
         };
         (Self::Soft(SoftDevice::default()), why)
     }
@@ -202,9 +189,8 @@ impl DeviceChoice {
         let Self::Verbs { name, .. } = self else {
             return Vec::new();
         };
-        let node = DeviceEntry::all()
-            .ok()
-            .and_then(|devices| node_of(&devices, name.as_deref()));
+        let devices = DeviceEntry::all().unwrap_or_default();
+        let node = node_of(&devices, name.as_deref());
         node.and_then(cores_of_node).unwrap_or_default()
     }
 
@@ -224,29 +210,23 @@ impl DeviceChoice {
     /// directory of this user.
     #[must_use]
     pub fn spec(&self, shm_dir: Option<&Path>) -> DeviceSpec {
+        let soft = SoftOptions {
+            fabric: FabricSpec::Shared {
+                dir: shm_dir.map(Path::to_owned),
+            },
+            ..SoftOptions::default()
+        };
         match self {
             Self::Auto => Self::Soft(SoftDevice::default()).spec(shm_dir),
-            Self::Soft(options) => {
-                let fabric = FabricSpec::Shared {
-                    dir: shm_dir.map(Path::to_owned),
-                };
-                DeviceSpec::Soft(SoftOptions {
-                    fabric,
-                    timing: options.timing(),
-                    faults: options.faults(),
-                    ..SoftOptions::default()
-                })
-            }
-            Self::Roce(roce) => {
-                let fabric = FabricSpec::Shared {
-                    dir: shm_dir.map(Path::to_owned),
-                };
-                DeviceSpec::Soft(SoftOptions {
-                    fabric,
-                    roce: Some(roce.clone()),
-                    ..SoftOptions::default()
-                })
-            }
+            Self::Soft(options) => DeviceSpec::Soft(SoftOptions {
+                timing: options.timing(),
+                faults: options.faults(),
+                ..soft
+            }),
+            Self::Roce(roce) => DeviceSpec::Soft(SoftOptions {
+                roce: Some(roce.clone()),
+                ..soft
+            }),
             Self::Verbs { name, port, relay } => DeviceSpec::Verbs(VerbsOptions {
                 device: name.clone(),
                 port: *port,
@@ -259,10 +239,9 @@ impl DeviceChoice {
 
 /// Returns the NUMA node of the device with that name, or of the first one with an active port.
 fn node_of(devices: &[DeviceEntry], name: Option<&str>) -> Option<u32> {
-    devices
-        .iter()
-        .find(|device| name.map_or_else(|| is_active(device), |name| device.name == name))?
-        .numa_node
+    let is_it =
+        |device: &&DeviceEntry| name.map_or_else(|| is_active(device), |name| device.name == name);
+    devices.iter().find(is_it)?.numa_node
 }
 
 fn list(parts: impl Iterator<Item = String>) -> String {
@@ -270,10 +249,8 @@ fn list(parts: impl Iterator<Item = String>) -> String {
 }
 
 fn is_active(device: &DeviceEntry) -> bool {
-    device
-        .ports
-        .as_ref()
-        .is_ok_and(|ports| ports.iter().any(|port| port.state == PortState::Active))
+    let mut ports = device.ports.iter().flatten();
+    ports.any(|port| port.state == PortState::Active)
 }
 
 /// Returns why a device without an active port is not usable.
@@ -281,17 +258,17 @@ fn fault_of(DeviceEntry { name, ports, .. }: &DeviceEntry) -> String {
     match ports {
         Err(error) => error.to_string(),
         Ok(ports) if ports.is_empty() => format!("{name} has no port"),
-        Ok(ports) => list(
-            ports
-                .iter()
-                .map(|port| format!("port {} of {name} is {}", port.number, port.state)),
-        ),
+        Ok(ports) => {
+            let state =
+                |port: &PortEntry| format!("port {} of {name} is {}", port.number, port.state);
+            list(ports.iter().map(state))
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use mlx5::verbs::{LinkLayer, PortEntry};
+    use mlx5::verbs::LinkLayer;
 
     use super::*;
 

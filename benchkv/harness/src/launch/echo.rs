@@ -71,10 +71,8 @@ impl Echo {
         let (socket, theirs) = sys::seqpacket_pair()?;
         socket.set_read_timeout(Some(REPLY_TIMEOUT))?;
         socket.set_write_timeout(Some(REPLY_TIMEOUT))?;
-        let role = RoleText::Echo {
-            reply_bytes: self.reply_bytes,
-        }
-        .encode();
+        let reply_bytes = self.reply_bytes;
+        let role = RoleText::Echo { reply_bytes }.encode();
         let server = OwnChild::spawn(&role, &[], &[], theirs, Stdio::null())?;
         let result = self.run(socket, clock);
         drop(server);
@@ -97,10 +95,8 @@ impl Echo {
         'measuring: loop {
             for sent in &mut sent_ns {
                 if receive(&mut socket, &mut reply)? != self.reply_bytes {
-                    return Err(io::Error::new(
-                        ErrorKind::UnexpectedEof,
-                        "the echo server has gone",
-                    ));
+                    let gone = "the echo server has gone";
+                    return Err(io::Error::new(ErrorKind::UnexpectedEof, gone));
                 }
                 let now_ns = clock.now_ns();
                 if *sent >= start_ns {
@@ -155,17 +151,11 @@ impl EchoServer {
     /// # Errors
     /// The socket's error.
     pub(crate) fn serve(mut self) -> io::Result<()> {
+        use ErrorKind::{BrokenPipe, ConnectionReset};
         match self.answer_all() {
             // At the end of the measurement unread replies are left, which a Unix socket reports as
             // a reset.
-            Err(error)
-                if matches!(
-                    error.kind(),
-                    ErrorKind::ConnectionReset | ErrorKind::BrokenPipe
-                ) =>
-            {
-                Ok(())
-            }
+            Err(error) if matches!(error.kind(), ConnectionReset | BrokenPipe) => Ok(()),
             ended => ended,
         }
     }

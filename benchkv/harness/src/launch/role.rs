@@ -108,15 +108,14 @@ fn announced(value_of: impl Fn(&str) -> Option<String>) -> Vec<Foreign> {
     };
     let sized: Vec<_> = SIZES.into_iter().filter_map(size_of).collect();
     // A launcher that announces one process has started no other.
-    let ranked = RANKS
+    let mut ranks = RANKS
         .into_iter()
-        .find(|variable| sized.is_empty() && value_of(variable).is_some());
-    let several = sized
-        .into_iter()
-        .filter(|launcher| !matches!(launcher, Foreign::Sized { size: ..=1, .. }));
-    several
-        .chain(ranked.map(|variable| Foreign::Unsized { variable }))
-        .collect()
+        .filter(|variable| value_of(variable).is_some());
+    let ranked = ranks.next().filter(|_| sized.is_empty());
+    let is_alone = |launcher: &Foreign| matches!(launcher, Foreign::Sized { size: ..=1, .. });
+    let several = sized.into_iter().filter(|launcher| !is_alone(launcher));
+    let ranked = ranked.map(|variable| Foreign::Unsized { variable });
+    several.chain(ranked).collect()
 }
 
 /// Returns the role of this process. Call it once: a rank's socket is its standard input.
@@ -137,17 +136,15 @@ pub fn role() -> Result<Role, Failure> {
         )
     };
     let socket = launcher_socket().map_err(no_socket)?;
-    match text {
-        RoleText::Rank { rank, size } => Ok(Role::Rank(
-            SocketExchange::new(socket, rank, size).map_err(no_socket)?,
-        )),
-        RoleText::Echo { reply_bytes } => Ok(Role::Baseline(BaselinePeer(Peer::Echo(
-            EchoServer::new(socket, reply_bytes),
-        )))),
-        RoleText::PingPong { memory, core } => Ok(Role::Baseline(BaselinePeer(Peer::PingPong(
-            PingPongPeer::new(memory, core),
-        )))),
-    }
+    let peer = match text {
+        RoleText::Rank { rank, size } => {
+            let exchange = SocketExchange::new(socket, rank, size);
+            return Ok(Role::Rank(exchange.map_err(no_socket)?));
+        }
+        RoleText::Echo { reply_bytes } => Peer::Echo(EchoServer::new(socket, reply_bytes)),
+        RoleText::PingPong { memory, core } => Peer::PingPong(PingPongPeer::new(memory, core)),
+    };
+    Ok(Role::Baseline(BaselinePeer(peer)))
 }
 
 fn launcher_socket() -> io::Result<UnixStream> {

@@ -12,6 +12,9 @@ const DEFAULT_SEED: u64 = 1;
 /// Number of operations in a thousand that jitter delays.
 const JITTER_PERMILLE: u16 = 500;
 
+const KEYS: &str = "known are rtt_us, jitter_us, seed and fault; or soft:roce=ADDRESS[/BITS] with its own keys, for several hosts";
+const NO_RATE: &str = "the rate of a receiver needs a model of its NIC, which all processes would have to share; there is none";
+
 /// The timing and the faults of the software device. All devices of a job have the same.
 ///
 /// Its clock is the system's, which all processes share. So it cannot model anything that depends
@@ -51,11 +54,9 @@ impl SoftDevice {
     /// Returns the time at which operations are executed.
     #[must_use]
     pub const fn timing(&self) -> Timing {
-        match self.rtt_ns {
+        match self.rtt_ns.div_ceil(2) {
             0 => Timing::Immediate,
-            rtt_ns => Timing::Delay {
-                ns: rtt_ns.div_ceil(2),
-            },
+            ns => Timing::Delay { ns },
         }
     }
 
@@ -64,11 +65,7 @@ impl SoftDevice {
     pub fn faults(&self) -> Faults {
         Faults {
             seed: self.seed,
-            delay_permille: if self.jitter_ns == 0 {
-                0
-            } else {
-                JITTER_PERMILLE
-            },
+            delay_permille: JITTER_PERMILLE * u16::from(self.jitter_ns > 0),
             delay_ns: self.jitter_ns,
             rnr_permille: self.rnr_permille,
             reorder_permille: self.reorder_permille,
@@ -82,21 +79,13 @@ impl SoftDevice {
             "rtt_us" => self.rtt_ns = nanos(value)?,
             "jitter_us" => self.jitter_ns = nanos(value)?,
             "seed" => {
-                self.seed = value
-                    .parse()
-                    .map_err(|_| "a seed is a number from 0 to 18446744073709551615")?
+                let seed = value.parse();
+                self.seed =
+                    seed.map_err(|_| "a seed is a number from 0 to 18446744073709551615")?;
             }
             "fault" => self.set_fault(value)?,
-            "rx_wimm_per_s" => {
-                return Err(
-                    "the rate of a receiver needs a model of its NIC, which all processes would have to share; there is none".into()
-                );
-            }
-            _ => {
-                return Err(
-                    "known are rtt_us, jitter_us, seed and fault; or soft:roce=ADDRESS[/BITS] with its own keys, for several hosts".into(),
-                );
-            }
+            "rx_wimm_per_s" => return Err(NO_RATE.to_owned()),
+            _ => return Err(KEYS.to_owned()),
         }
         Ok(())
     }
@@ -110,11 +99,8 @@ impl SoftDevice {
             Some(("rnr", number)) => self.rnr_permille = permille(number)?,
             Some(("reorder", number)) => self.reorder_permille = permille(number)?,
             Some(("drop", number)) => {
-                self.drop_after = Some(
-                    number
-                        .parse()
-                        .map_err(|_| "an operation is a number, from 0")?,
-                )
+                let operation = number.parse();
+                self.drop_after = Some(operation.map_err(|_| "an operation is a number, from 0")?);
             }
             _ => return Err("use rnr:PERMILLE, reorder:PERMILLE or drop:OPERATION".into()),
         }
@@ -172,12 +158,8 @@ impl fmt::Display for SoftDevice {
                 .map(|operation| format!("fault=drop:{operation}")),
         ];
         let parts: Vec<String> = parts.into_iter().flatten().collect();
-        f.write_str("soft")?;
-        if parts.is_empty() {
-            Ok(())
-        } else {
-            write!(f, ":{}", parts.join(","))
-        }
+        let colon = if parts.is_empty() { "" } else { ":" };
+        write!(f, "soft{colon}{}", parts.join(","))
     }
 }
 

@@ -1,6 +1,7 @@
 //! Frames over a stream socket that never blocks, so neither a stopped launcher nor a stopped rank
 //! can hang the other.
 
+use std::io::ErrorKind::{BrokenPipe, ConnectionReset, Interrupted, WouldBlock};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
@@ -61,16 +62,9 @@ impl Channel {
         while let Some(rest @ [_, ..]) = self.outbound.get(self.sent..) {
             match self.stream.write(rest) {
                 Ok(count) => self.sent += count,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error)
-                    if matches!(
-                        error.kind(),
-                        io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset
-                    ) =>
-                {
-                    break;
-                }
+                Err(error) if error.kind() == WouldBlock => return Ok(()),
+                Err(error) if error.kind() == Interrupted => {}
+                Err(error) if matches!(error.kind(), BrokenPipe | ConnectionReset) => break,
                 Err(error) => return Err(error),
             }
         }
@@ -84,19 +78,14 @@ impl Channel {
     pub(crate) fn pull(&mut self) -> io::Result<bool> {
         let before = self.inbound.len();
         self.inbound.resize(before + PULL_BYTES, 0);
-        let outcome = self
-            .stream
-            .read(self.inbound.get_mut(before..).unwrap_or_default());
-        self.inbound
-            .truncate(before + outcome.as_ref().map_or(0, |count| *count));
+        let place = self.inbound.get_mut(before..).unwrap_or_default();
+        let outcome = self.stream.read(place);
+        let count = outcome.as_ref().map_or(0, |count| *count);
+        self.inbound.truncate(before + count);
         match outcome {
             Ok(count) => self.closed = count == 0,
-            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => self.closed = true,
-            Err(error)
-                if matches!(
-                    error.kind(),
-                    io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
-                ) => {}
+            Err(error) if error.kind() == ConnectionReset => self.closed = true,
+            Err(error) if matches!(error.kind(), WouldBlock | Interrupted) => {}
             Err(error) => return Err(error),
         }
         Ok(self.inbound.len() > before)

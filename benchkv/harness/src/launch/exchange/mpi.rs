@@ -152,16 +152,13 @@ impl MpiExchange {
         let tag = self.next_tag();
         let flagged = [part, &[self.is_interrupted().into()]].concat();
         for other in (0..self.size).filter(|other| *other != self.rank) {
-            world
-                .process_at_rank(other as i32)
-                .buffered_send_with_tag(&flagged, tag);
+            let peer = world.process_at_rank(other as i32);
+            peer.buffered_send_with_tag(&flagged, tag);
         }
         let mut parts = std::mem::replace(&mut self.early, vec![None; self.size]);
-        parts
-            .iter_mut()
-            .skip(self.rank)
-            .take(1)
-            .for_each(|mine| *mine = Some(part.to_vec()));
+        if let Some(mine) = parts.get_mut(self.rank) {
+            *mine = Some(part.to_vec());
+        }
         let end = Deadline::after(within);
         let (mut pause, longest) = PAUSES;
         loop {
@@ -200,13 +197,11 @@ impl MpiExchange {
         let is_missing =
             |(rank, part): &(usize, &mut Option<Vec<u8>>)| *rank != self.rank && part.is_none();
         for (rank, place) in parts.iter_mut().enumerate().filter(is_missing) {
-            let message = world
-                .process_at_rank(rank as i32)
-                .immediate_matched_probe_with_tag(tag);
-            let Some(mut part) = message.map(|message| message.matched_receive_vec::<u8>().0)
-            else {
+            let peer = world.process_at_rank(rank as i32);
+            let Some(message) = peer.immediate_matched_probe_with_tag(tag) else {
                 continue;
             };
+            let mut part = message.matched_receive_vec::<u8>().0;
             interrupted |= part.pop() == Some(1);
             *place = Some(part);
         }
@@ -287,13 +282,10 @@ impl Exchange for MpiExchange {
     fn catch_interrupts(&mut self) -> Result<(), ExchangeError> {
         for signal in [SIGINT, SIGTERM, SIGHUP] {
             // In this order: the first signal finds the flag unset, and sets it.
-            let caught = flag::register_conditional_shutdown(
-                signal,
-                EXIT_INTERRUPTED,
-                self.signalled.clone(),
-            )
-            .and_then(|_| flag::register(signal, self.signalled.clone()));
-            caught.map_err(|error| ExchangeError::Signals(error.to_string()))?;
+            let is_set = || self.signalled.clone();
+            flag::register_conditional_shutdown(signal, EXIT_INTERRUPTED, is_set())
+                .and_then(|_| flag::register(signal, is_set()))
+                .map_err(|error| ExchangeError::Signals(error.to_string()))?;
         }
         Ok(())
     }

@@ -54,11 +54,8 @@ impl SocketExchange {
     ) -> Result<Option<Frame>, ExchangeError> {
         let end = Deadline::after(time);
         loop {
-            match self
-                .channel
-                .next()
-                .map_err(|error| ExchangeError::Protocol(error.to_string()))?
-            {
+            let next = self.channel.next();
+            match next.map_err(|error| ExchangeError::Protocol(error.to_string()))? {
                 Some(Frame::Interrupted) if self.catches => {
                     self.interrupted = true;
                     continue;
@@ -107,16 +104,15 @@ impl SocketExchange {
             part: part.to_vec(),
         };
         self.channel.send(&mine).map_err(socket_failed)?;
-        match self.receive(within + ANSWER_GRACE, false, give_up)? {
+        let within = within + ANSWER_GRACE;
+        match self.receive(within, false, give_up)? {
             Some(Frame::Gathered { round, parts })
                 if round == self.round && parts.len() == self.size =>
             {
                 Ok(parts)
             }
             Some(frame) => Err(end_of_job(frame)),
-            None => Err(ExchangeError::NoAnswer {
-                within: within + ANSWER_GRACE,
-            }),
+            None => Err(ExchangeError::NoAnswer { within }),
         }
     }
 
@@ -152,9 +148,8 @@ impl Exchange for SocketExchange {
 
     fn sleep(&mut self, time: Duration, give_up: &dyn Fn() -> bool) -> Result<(), ExchangeError> {
         self.attempt(|exchange| {
-            exchange
-                .receive(time, true, give_up)?
-                .map_or(Ok(()), |frame| Err(end_of_job(frame)))
+            let frame = exchange.receive(time, true, give_up)?;
+            frame.map_or(Ok(()), |frame| Err(end_of_job(frame)))
         })
     }
 
