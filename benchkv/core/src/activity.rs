@@ -96,17 +96,15 @@ impl ActivityLog {
     /// Makes the log of a thread that has done nothing yet, in a job of `runs` windows.
     #[must_use]
     pub fn new(runs: usize, now_ns: u64) -> Self {
-        let none = Activity::default();
-        let (total, windows) = (none.clone(), vec![none.clone(); runs]);
         Self {
             phase: Phase::Ready,
             since_ns: now_ns,
             outstanding: 0,
             counted_to_ns: now_ns,
-            now: none,
+            now: Activity::default(),
             before: None,
-            total,
-            windows,
+            total: Activity::default(),
+            windows: vec![Activity::default(); runs],
             load_ns: now_ns,
             first_burst: None,
         }
@@ -192,10 +190,9 @@ impl ActivityLog {
         match self.phase {
             Phase::Ready => self.load_ns = now_ns,
             Phase::Window(run) => {
-                let window = self.windows.get_mut(usize::from(run));
-                window
-                    .into_iter()
-                    .for_each(|window| *window = ended.clone());
+                if let Some(window) = self.windows.get_mut(usize::from(run)) {
+                    *window = ended;
+                }
             }
             _ => {}
         }
@@ -300,18 +297,21 @@ impl ActivityRates {
         clients.for_each(|client| all.add(client));
         all.add(&stepped);
         let transport = all.transport.unwrap_or_default();
+        let counted = &transport.counted;
+        let rate = |(name, count): (&str, u64)| (format!("{name}_per_s"), count as f64 / seconds);
+        let per_s = counted.iter().map(rate);
         let loops = stepped.loops.max(1) as f64;
         let loops_by_messages = stepped.loops_by_messages.map(|count| count as f64 / loops);
         let carrier_loops = carriers.loops.max(1) as f64;
+        let loops_by_cqes = carriers
+            .loops_by_cqes
+            .map(|count| count as f64 / carrier_loops);
         let ratio = |one: f64, other: f64| if other > 0.0 { one / other } else { 0.0 };
         let loop_ns = carriers.span_ns as f64 / carrier_loops;
         let outstanding_mean = ratio(carriers.outstanding_ns as f64, carriers.span_ns as f64);
         // Half of the messages of daemons are requests, the other half answers.
-        let requests = carriers
-            .transport
-            .as_ref()
-            .map_or(0, |sent| sent.counted.of("messages")) as f64
-            / 2.0;
+        let sent = carriers.transport.as_ref();
+        let requests = sent.map_or(0, |sent| sent.counted.of("messages")) as f64 / 2.0;
         let rtt_ns = ratio(carriers.outstanding_ns as f64, requests);
         Self {
             loops_per_s: stepped.loops as f64 * 1e9 / stepped.span_ns.max(1) as f64,
@@ -319,23 +319,16 @@ impl ActivityRates {
             loops_by_messages,
             messages_per_loop: stepped.moved as f64 / loops,
             cqes_per_loop: carriers.cqes as f64 / carrier_loops,
-            loops_by_cqes: carriers
-                .loops_by_cqes
-                .map(|count| count as f64 / carrier_loops),
+            loops_by_cqes,
             loop_ns,
             rtt_ns,
             rho: ratio(loop_ns, rtt_ns),
             message_ns: ratio(stepped.span_ns as f64, stepped.moved as f64),
             outstanding_mean,
             outstanding_peak: carriers.outstanding_peak,
-            messages_per_write: transport.counted.of("messages") as f64
-                / transport.counted.of("writes").max(1) as f64,
+            messages_per_write: counted.of("messages") as f64 / counted.of("writes").max(1) as f64,
             backlog_peak: transport.backlog_peak,
-            per_s: transport
-                .counted
-                .iter()
-                .map(|(name, count)| (format!("{name}_per_s"), count as f64 / seconds))
-                .collect(),
+            per_s: per_s.collect(),
         }
     }
 }

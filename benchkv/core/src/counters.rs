@@ -45,8 +45,9 @@ pub struct Figures<T>(BTreeMap<String, T>);
 
 impl<T> From<BTreeMap<String, Option<T>>> for Figures<T> {
     fn from(all: BTreeMap<String, Option<T>>) -> Self {
+        let counted = all.into_iter();
         Self(
-            all.into_iter()
+            counted
                 .filter_map(|(name, figure)| Some((name, figure?)))
                 .collect(),
         )
@@ -55,8 +56,8 @@ impl<T> From<BTreeMap<String, Option<T>>> for Figures<T> {
 
 impl<T, const N: usize> From<[(&str, T); N]> for Figures<T> {
     fn from(all: [(&str, T); N]) -> Self {
-        all.into_iter()
-            .map(|(name, figure)| (name.to_owned(), figure))
+        let all = all.into_iter();
+        all.map(|(name, figure)| (name.to_owned(), figure))
             .collect()
     }
 }
@@ -88,9 +89,8 @@ impl<T: Copy + Default + AddAssign + Sub<Output = T> + Sum> Figures<T> {
     /// Returns the differences from `before`.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
-        self.iter()
-            .map(|(name, figure)| (name.to_owned(), figure - before.of(name)))
-            .collect()
+        let difference = |(name, figure): (&str, T)| (name.to_owned(), figure - before.of(name));
+        self.iter().map(difference).collect()
     }
 
     /// Adds the figures of others.
@@ -148,10 +148,8 @@ impl TransportReport {
             ("rnr_naks", rnr_naks),
             ("compressed", device.soft().map(|hca| hca.compressed())),
         ];
-        let counted = counted
-            .into_iter()
-            .filter_map(|(name, count)| Some((name.to_owned(), count?)))
-            .collect();
+        let named = |(name, count): (&str, Option<u64>)| Some((name.to_owned(), count?));
+        let counted = counted.into_iter().filter_map(named).collect();
         Self {
             device: name,
             modes,

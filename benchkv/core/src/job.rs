@@ -171,22 +171,17 @@ impl Job {
     /// nothing is due; zero in a closed loop.
     #[must_use]
     pub fn longest_pause(&self, rank: usize) -> Duration {
-        let schedules = (0..self.workload.clients).filter_map(|number| self.schedule(rank, number));
-        schedules
-            .map(|schedule| schedule.longest_pause())
-            .max()
-            .unwrap_or_default()
+        let clients = 0..self.workload.clients;
+        let schedules = clients.filter_map(|number| self.schedule(rank, number));
+        let pauses = schedules.map(|schedule| schedule.longest_pause());
+        pauses.max().unwrap_or_default()
     }
 
     fn schedule(&self, rank: usize, number: usize) -> Option<Schedule> {
-        let Workload {
-            ranks,
-            clients,
-            seed,
-            ..
-        } = self.workload;
-        self.pace
-            .map(|pace| pace.schedule(rank * clients + number, ranks * clients, seed))
+        let all = &self.workload;
+        let (client, clients) = (rank * all.clients + number, all.ranks * all.clients);
+        let pace = self.pace;
+        pace.map(|pace| pace.schedule(client, clients, all.seed))
     }
 
     /// Returns the parameters of client `number` of rank `rank`.
@@ -194,18 +189,17 @@ impl Job {
     pub fn client(&self, rank: usize, number: usize) -> ClientSpec {
         let workload = &self.workload;
         let pattern = workload.pattern(rank, number);
-        let verifier = |writer, clients| {
-            let verifier = Verifier::new(writer, clients, workload.accesses, pattern.read_keys);
+        let writer = rank * workload.clients + number;
+        let verifier = || {
+            let writers = workload.ranks * workload.clients;
+            let (accesses, read_keys) = (workload.accesses, pattern.read_keys);
+            let verifier = Verifier::new(writer as u16, writers, accesses, read_keys);
             if workload.empty {
                 verifier
             } else {
                 verifier.of_filled_stores()
             }
         };
-        let (writer, clients) = (
-            rank * workload.clients + number,
-            workload.ranks * workload.clients,
-        );
         ClientSpec {
             rank: rank as u16,
             queue_depth: self.queue_depth,
@@ -213,7 +207,7 @@ impl Job {
             runs: self.runs,
             is_frugal: self.is_frugal,
             schedule: self.schedule(rank, number),
-            verifier: workload.verify.then(|| verifier(writer as u16, clients)),
+            verifier: workload.verify.then(verifier),
             corrupt_one: self.corrupts_value && writer == 0,
             pattern,
         }

@@ -187,10 +187,8 @@ impl Topology {
         let others = (0..self.ranks).filter(|remote| *remote != rank);
         let peers = others.flat_map(|rank| {
             let (worker, numbers) = far(rank);
-            numbers.map(move |number| Peer {
-                rank,
-                worker: worker(number),
-            })
+            let worker = numbers.map(worker);
+            worker.map(move |worker| Peer { rank, worker })
         });
         peers.collect()
     }
@@ -199,11 +197,9 @@ impl Topology {
     /// [`peers_of`](Self::peers_of).
     #[must_use]
     pub fn asks(&self, rank: usize, daemon: usize) -> Vec<usize> {
-        self.peers_of(rank, Worker::Daemon(daemon))
-            .iter()
-            .filter(|peer| peer.is_daemon())
-            .map(|peer| peer.rank)
-            .collect()
+        let peers = self.peers_of(rank, Worker::Daemon(daemon)).into_iter();
+        let asked = peers.filter(Peer::is_daemon);
+        asked.map(|peer| peer.rank).collect()
     }
 
     /// Returns the number of threads of a rank that have endpoints.

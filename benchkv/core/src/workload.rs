@@ -207,10 +207,8 @@ impl Workload {
     /// The first option that cannot be honoured.
     pub fn check(&self) -> Result<(), RangeError> {
         if self.remote_ratio > 0.0 && self.ranks == 1 {
-            let (why, legal) = (
-                "one rank has no other to talk to",
-                "0, or --ranks of 2 and more".to_owned(),
-            );
+            let why = "one rank has no other to talk to";
+            let legal = "0, or --ranks of 2 and more".to_owned();
             return Err(range("--remote-ratio", self.remote_ratio, why, legal));
         }
         Ok(())
@@ -226,23 +224,15 @@ impl Workload {
     /// is bounded by the rarer of the two.
     #[must_use]
     pub fn private_share(&self) -> f64 {
-        if self.verify {
-            PRIVATE_SHARE
-                .min(2.0 * self.read_ratio)
-                .min(2.0 * (1.0 - self.read_ratio))
-        } else {
-            0.0
-        }
+        let writes = 1.0 - self.read_ratio;
+        let most = PRIVATE_SHARE.min(2.0 * self.read_ratio).min(2.0 * writes);
+        if self.verify { most } else { 0.0 }
     }
 
     /// Returns the number of keys of each rank's store, private ones included.
     #[must_use]
     pub const fn store_keys(&self) -> u64 {
-        let private = if self.verify {
-            self.ranks * self.clients * PRIVATE_KEYS
-        } else {
-            0
-        };
+        let private = self.ranks * self.clients * PRIVATE_KEYS * self.verify as usize;
         self.key_range + private as u64
     }
 
@@ -266,10 +256,8 @@ impl Workload {
         let number = (rank * self.clients + client) as u64;
         // The number is multiplied by an odd constant, so that clients of neighbouring jobs
         // (seed + 1) do not share their streams.
-        let mut rng = Rng::with_seed(
-            self.seed
-                .wrapping_add((number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)),
-        );
+        let stream = (number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let mut rng = Rng::with_seed(self.seed.wrapping_add(stream));
         // A given ratio decides how often each rank is chosen; otherwise the key does.
         let ranks = if self.remote_ratio == Self::even_ratio(self.ranks) {
             self.ranks as u64
@@ -299,32 +287,25 @@ impl Workload {
                     None => (rng.u64(0..self.key_range), None),
                 };
                 let target = owner.unwrap_or_else(|| {
-                    if rng.f64() < self.remote_ratio {
-                        self.another_rank(rank, rng.usize(..))
-                    } else {
-                        rank as u16
-                    }
+                    let is_remote = rng.f64() < self.remote_ratio;
+                    let choice = is_remote.then(|| rng.usize(..));
+                    choice.map_or(rank as u16, |choice| self.another_rank(rank, choice))
                 });
-                if rng.f64() >= read_ratio {
-                    return Access {
-                        key,
-                        slot: 0,
-                        rank: target,
-                        kind: AccessKind::Write,
-                    };
-                }
-                let next = slots.len() as u32;
-                // Only the verification needs the slot.
-                let slot = if self.verify {
-                    *slots.entry((target, key)).or_insert(next)
+                let (kind, slot) = if rng.f64() >= read_ratio {
+                    (AccessKind::Write, 0)
                 } else {
-                    0
+                    let next = slots.len() as u32;
+                    // Only the verification needs the slot.
+                    let slot = self
+                        .verify
+                        .then(|| *slots.entry((target, key)).or_insert(next));
+                    (AccessKind::Read, slot.unwrap_or(0))
                 };
                 Access {
                     key,
                     slot,
                     rank: target,
-                    kind: AccessKind::Read,
+                    kind,
                 }
             })
             .collect();

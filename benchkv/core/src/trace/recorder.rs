@@ -147,11 +147,9 @@ impl Recorder {
         if is_first && now_ns.saturating_sub(*self.worked_ns.get_or_insert(now_ns)) > HEAD_NS {
             (self.head_capacity, is_first) = (self.head, false);
         }
-        let is_quiet = self
-            .series
-            .samples
-            .last()
-            .is_some_and(|last| time_ns.saturating_sub(last.time_ns) < self.idle_interval_ns);
+        let last = self.series.samples.last();
+        let is_quiet =
+            last.is_some_and(|last| time_ns.saturating_sub(last.time_ns) < self.idle_interval_ns);
         if !is_first && self.busy < self.interval && is_quiet {
             return;
         }
@@ -183,11 +181,8 @@ impl Recorder {
         let is_kept = |sample: usize| sample < head || (sample - head) % 2 == 0;
         let (mut number, mut value) = (0.., 0..);
         samples.retain(|_| number.next().is_some_and(is_kept));
-        by_endpoint.retain(|_| {
-            value
-                .next()
-                .is_some_and(|value: usize| is_kept(value / endpoints.len()))
-        });
+        let is_kept_value = |value: usize| is_kept(value / endpoints.len());
+        by_endpoint.retain(|_| value.next().is_some_and(is_kept_value));
         self.thinned += (before - samples.len()) as u64;
         self.interval *= 2;
         self.idle_interval_ns *= 2;

@@ -238,10 +238,9 @@ impl Worker {
         let flush = Started::of(unsafe {
             (self.api.functions.ucp_ep_flush_nbx)(handle, &raw const options)
         });
-        let connecting = if let Started::Going(request) = flush {
-            Some(request)
-        } else {
-            None
+        let connecting = match flush {
+            Started::Going(request) => Some(request),
+            Started::Done | Started::Failed(_) => None,
         };
         self.endpoints.push(Endpoint {
             handle,
@@ -263,15 +262,13 @@ impl Worker {
     pub(crate) fn settle(&mut self) -> Result<bool, UcxError> {
         self.progress();
         for endpoint in &mut self.endpoints {
-            endpoint.connecting = endpoint
-                .connecting
-                .filter(|request| !endpoint.has_ended(self.api, *request));
+            let connecting = endpoint.connecting.take();
+            endpoint.connecting =
+                connecting.filter(|request| !endpoint.has_ended(self.api, *request));
         }
         (0..self.endpoints.len()).try_for_each(|endpoint| self.check(endpoint))?;
-        Ok(self
-            .endpoints
-            .iter()
-            .all(|endpoint| endpoint.connecting.is_none()))
+        let mut endpoints = self.endpoints.iter();
+        Ok(endpoints.all(|endpoint| endpoint.connecting.is_none()))
     }
 
     /// Sends a message of these parts, of at most `longest` bytes together. The library keeps what
@@ -286,19 +283,14 @@ impl Worker {
             call: "ucp_am_send_nbx",
             status: status.to_owned(),
         };
-        let endpoint = self
-            .endpoints
-            .get_mut(endpoint)
-            .ok_or_else(|| refuse("no such endpoint"))?;
-        let mut message = self
-            .spare
-            .pop()
-            .unwrap_or_else(|| vec![0; self.longest].into());
+        let endpoint = self.endpoints.get_mut(endpoint);
+        let endpoint = endpoint.ok_or_else(|| refuse("no such endpoint"))?;
+        let message = self.spare.pop();
+        let mut message = message.unwrap_or_else(|| vec![0; self.longest].into());
         let mut length = 0;
         for part in parts {
-            let place = message
-                .get_mut(length..length + part.len())
-                .ok_or_else(|| refuse("a longer message than any"))?;
+            let place = message.get_mut(length..length + part.len());
+            let place = place.ok_or_else(|| refuse("a longer message than any"))?;
             place.copy_from_slice(part);
             length += part.len();
         }
@@ -380,9 +372,8 @@ impl Worker {
     /// `rc_mlx5/mlx5_0:1`. Parsed from UCX's printout of an endpoint, the only place where all
     /// versions tell them.
     pub(crate) fn transports(&self) -> Vec<String> {
-        let mut found: Vec<String> = self
-            .endpoints
-            .iter()
+        let endpoints = self.endpoints.iter();
+        let mut found: Vec<String> = endpoints
             .flat_map(|endpoint| lanes(&self.print(endpoint)))
             .collect();
         found.sort();
@@ -406,9 +397,8 @@ impl Worker {
             return String::new();
         }
         // SAFETY: closing has made it as many bytes as it says.
-        let printed =
-            String::from_utf8_lossy(unsafe { core::slice::from_raw_parts(text.cast(), length) })
-                .into_owned();
+        let bytes = unsafe { core::slice::from_raw_parts(text.cast(), length) };
+        let printed = String::from_utf8_lossy(bytes).into_owned();
         // SAFETY: allocated by the stream for its owner, and freed once.
         unsafe { libc::free(text.cast()) };
         printed
@@ -426,9 +416,10 @@ impl Worker {
         };
         let close = |endpoint: &Endpoint| {
             // SAFETY: an endpoint, closed once; its messages live until the worker is destroyed.
-            match Started::of(unsafe {
+            let started = unsafe {
                 (self.api.functions.ucp_ep_close_nbx)(endpoint.handle, &raw const params)
-            }) {
+            };
+            match Started::of(started) {
                 Started::Going(request) => Some(request),
                 Started::Done | Started::Failed(_) => None,
             }
@@ -443,14 +434,10 @@ impl Worker {
             unsafe { (self.api.functions.ucp_worker_progress)(self.handle) };
             std::thread::yield_now();
         }
-        let sends = self
-            .endpoints
-            .iter()
-            .flat_map(|endpoint| endpoint.going.iter().map(|(request, _)| *request));
-        let flushes = self
-            .endpoints
-            .iter()
-            .filter_map(|endpoint| endpoint.connecting);
+        let endpoints = || self.endpoints.iter();
+        let sends = endpoints().flat_map(|endpoint| &endpoint.going);
+        let sends = sends.map(|(request, _)| *request);
+        let flushes = endpoints().filter_map(|endpoint| endpoint.connecting);
         for request in sends.chain(flushes).chain(closing) {
             // SAFETY: a request of this worker, freed once; it may be under way.
             unsafe { (self.api.functions.ucp_request_free)(request.as_ptr()) };
@@ -501,10 +488,8 @@ unsafe extern "C" fn receive(
         // No sound peer sends this: it is kept without bytes, with a length that says so.
         message.length = length.max(inbox.longest.max(Message::SHORT_BYTES) + 1);
     } else {
-        if length > Message::SHORT_BYTES {
-            message.long = vec![0; length].into();
-        }
         let bytes = if length > Message::SHORT_BYTES {
+            message.long = vec![0; length].into();
             &mut message.long[..]
         } else {
             &mut message.short[..]
@@ -512,8 +497,9 @@ unsafe extern "C" fn receive(
         // SAFETY: as many bytes of the library's, valid during the call; and at least as many at
         // the destination.
         unsafe {
-            data.cast::<u8>()
-                .copy_to_nonoverlapping(bytes.as_mut_ptr(), length)
+            bytes
+                .as_mut_ptr()
+                .copy_from_nonoverlapping(data.cast(), length)
         };
     }
     inbox.messages.push_back(message);
@@ -535,12 +521,11 @@ fn lanes(text: &str) -> Vec<String> {
         let word = rest.split_whitespace().next()?;
         let name = word.split_once(':').map_or(word, |(_, name)| name);
         // After the last dot is the index of the device in UCX's list.
-        Some(
-            name.rsplit_once('.')
-                .filter(|(_, place)| place.parse::<u32>().is_ok())
-                .map_or(name, |(name, _)| name)
-                .to_owned(),
-        )
+        let name_and_place = name.rsplit_once('.');
+        let name = name_and_place
+            .filter(|(_, place)| place.parse::<u32>().is_ok())
+            .map_or(name, |(name, _)| name);
+        Some(name.to_owned())
     };
     text.lines().filter_map(lane).collect()
 }
