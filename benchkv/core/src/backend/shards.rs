@@ -120,10 +120,10 @@ fn send<W>(
     match node.call(daemon, Hop::Request(*request), whom) {
         Ok(_) => Ok(()),
         Err(CallError::Full { user_data, .. }) => Err(SendError::Full(user_data)),
-        Err(error) => Err(SendError::Down(BackendError::transport(
-            "the channel between daemons",
-            error.to_string(),
-        ))),
+        Err(error) => {
+            let (what, error) = ("the channel between daemons", error.to_string());
+            Err(SendError::Down(BackendError::transport(what, error)))
+        }
     }
 }
 

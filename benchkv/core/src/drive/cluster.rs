@@ -80,9 +80,8 @@ impl Cluster {
             let (site, device) = site(rank)?;
             Rank::open(job, rank, site, device.as_ref())
         };
-        let ranks = (0..job.topology.ranks)
-            .map(&mut open)
-            .collect::<Result<_, BackendError>>()?;
+        let ranks = (0..job.topology.ranks).map(&mut open);
+        let ranks = ranks.collect::<Result<_, BackendError>>()?;
         let mut cluster = Self { ranks };
         cluster.connect()?;
         Ok(cluster)
@@ -164,20 +163,18 @@ impl Rank {
         device: Option<&Device>,
     ) -> Result<Self, BackendError> {
         let backend = Composed::new(job, site)?;
-        let daemons = (0..job.topology.daemons)
-            .map(|daemon| backend.open_daemon_on(daemon, device))
-            .collect::<Result<_, _>>()?;
+        let daemons =
+            (0..job.topology.daemons).map(|daemon| backend.open_daemon_on(daemon, device));
+        let daemons = daemons.collect::<Result<_, _>>()?;
         let client = |number| {
-            Ok(Client::new(
-                job.client(rank, number),
-                backend.open_client_on(number, device)?,
-            ))
+            let spec = job.client(rank, number);
+            let paths = backend.open_client_on(number, device)?;
+            Ok::<_, BackendError>(Client::new(spec, paths))
         };
+        let clients = (0..job.topology.clients).map(client);
         Ok(Self {
             daemons,
-            clients: (0..job.topology.clients)
-                .map(client)
-                .collect::<Result<_, BackendError>>()?,
+            clients: clients.collect::<Result<_, _>>()?,
         })
     }
 }

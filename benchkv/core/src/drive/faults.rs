@@ -53,15 +53,13 @@ impl Faults {
     /// Returns the time for which the threads of a rank stand still at `now_ns`.
     pub(super) fn stop_ns(&self, rank: usize, now_ns: u64) -> Option<u64> {
         let (At { at_ns, .. }, ns) = self.stopped.filter(|(at, _)| at.rank == rank)?;
-        (at_ns..at_ns.saturating_add(ns))
-            .contains(&now_ns)
-            .then(|| at_ns.saturating_add(ns) - now_ns)
+        let end_ns = at_ns.saturating_add(ns);
+        (at_ns..end_ns).contains(&now_ns).then(|| end_ns - now_ns)
     }
 
     /// Returns the factor by which the threads of a rank are slower.
     pub(super) fn slowness(&self, rank: usize) -> u64 {
-        self.slow
-            .filter(|(slow, _)| *slow == rank)
-            .map_or(1, |(_, times)| times)
+        let slow = self.slow.filter(|(slow, _)| *slow == rank);
+        slow.map_or(1, |(_, times)| times)
     }
 }

@@ -113,30 +113,23 @@ impl Simulated {
             });
             let device = Device::open(&spec).or_setup("the device of a simulated rank")?;
             devices.push(device.clone());
-            Ok((
-                Site {
-                    rank,
-                    dir: dir.clone(),
-                    devices: vec![spec],
-                },
-                Some(device),
-            ))
+            let site = Site {
+                rank,
+                dir: dir.clone(),
+                devices: vec![spec],
+            };
+            Ok((site, Some(device)))
         };
         let cluster = Cluster::on(job, open).map_err(SimulationError::Setup)?;
         let killed = world.faults.killed.map(|at| Event {
             at_ns: at.at_ns,
             change: Change::Kill(at.rank),
         });
-        let mut events: Vec<Event> = killed
-            .into_iter()
-            .chain(world.events.iter().copied())
-            .collect();
+        let mut events: Vec<Event> = killed.into_iter().collect();
+        events.extend(&world.events);
         events.sort_by_key(|event| std::cmp::Reverse(event.at_ns));
-        let ops_pause = job.ops.and_then(|_| {
-            (0..job.topology.ranks)
-                .map(|rank| job.longest_pause(rank))
-                .max()
-        });
+        let pauses = (0..job.topology.ranks).map(|rank| job.longest_pause(rank));
+        let ops_pause = pauses.max().filter(|_| job.ops.is_some());
         let mut simulated = Self {
             simulation,
             shared: Rc::new(Shared {
@@ -159,20 +152,17 @@ impl Simulated {
             };
             for (number, daemon) in workers.daemons.into_iter().enumerate() {
                 let asks = || job.topology.asks(rank, number);
-                let series = world
-                    .trace_interval
-                    .map(|interval| Recorder::new(interval, WaitStrategy::Busy, asks()));
                 let mut thread = Thread::new(daemon, &simulated.shared, job.runs, (rank, number));
-                thread.series = series;
-                threads
-                    .daemons
-                    .push(simulated.spawn(thread, &threads.device)?);
+                let interval = world.trace_interval;
+                thread.series =
+                    interval.map(|interval| Recorder::new(interval, WaitStrategy::Busy, asks()));
+                let thread = simulated.spawn(thread, &threads.device)?;
+                threads.daemons.push(thread);
             }
             for (number, client) in workers.clients.into_iter().enumerate() {
                 let thread = Thread::new(client, &simulated.shared, job.runs, (rank, number));
-                threads
-                    .clients
-                    .push(simulated.spawn(thread, &threads.device)?);
+                let thread = simulated.spawn(thread, &threads.device)?;
+                threads.clients.push(thread);
             }
             simulated.ranks.push(threads);
         }
@@ -246,30 +236,20 @@ impl Simulated {
         };
         // copyrpc reuses space that its peer has reported as consumed: S5 of its protocol says why
         // it may.
-        let broken = self
-            .ranks
-            .iter()
-            .flat_map(broken)
-            .filter(|violation| violation.rule != Rule::SourceChanged);
-        let violations = broken
-            .map(|violation| violation.to_string())
-            .chain(left)
-            .collect();
+        let broken = self.ranks.iter().flat_map(broken);
+        let broken = broken.filter(|violation| violation.rule != Rule::SourceChanged);
+        let violations = broken.map(|violation| violation.to_string());
         let summary = Summary {
             ended_ns: now_ns,
             turns: self.simulation.actor_steps(),
             trace_hash: self.simulation.trace_hash(),
-            violations,
+            violations: violations.chain(left).collect(),
         };
         // The actors have the other handles.
         drop(self.simulation);
-        let ranks = self
-            .ranks
-            .into_iter()
-            .map(|threads| threads.outcome(now_ns))
-            .collect();
+        let ranks = self.ranks.into_iter();
         Ended {
-            ranks,
+            ranks: ranks.map(|threads| threads.outcome(now_ns)).collect(),
             summary,
             failures: self.shared.failures.take(),
         }
@@ -296,12 +276,8 @@ impl Simulated {
             return;
         }
         let until_ns = self.simulation.now_ns().saturating_add(ns);
-        while let Some(Event { at_ns, change }) = self
-            .events
-            .last()
-            .copied()
-            .filter(|event| event.at_ns <= until_ns)
-        {
+        let is_due = |event: &&Event| event.at_ns <= until_ns;
+        while let Some(&Event { at_ns, change }) = self.events.last().filter(is_due) {
             self.events.pop();
             // A change of this very moment comes before the turns that are due: at time 0 the job
             // begins with it.
@@ -329,12 +305,8 @@ impl Simulated {
             && !self.has_failed()
         {
             self.let_pass(LOOK.as_nanos() as u64);
-            let now = self
-                .ranks
-                .iter()
-                .flat_map(|rank| &rank.clients)
-                .map(|client| client.borrow().log.moved())
-                .sum();
+            let clients = self.ranks.iter().flat_map(|rank| &rank.clients);
+            let now = clients.map(|client| client.borrow().log.moved()).sum();
             quiet = if now == moved {
                 quiet + LOOK
             } else {
@@ -387,13 +359,9 @@ impl Simulated {
             SimulationError::Failed { rank, .. } => Some(*rank),
             SimulationError::Setup(_) => None,
         };
-        let failed: Vec<usize> = self
-            .shared
-            .failures
-            .borrow()
-            .iter()
-            .filter_map(failed)
-            .collect();
+        let failures = self.shared.failures.borrow();
+        let failed: Vec<usize> = failures.iter().filter_map(failed).collect();
+        drop(failures);
         failed.into_iter().for_each(|rank| self.kill(rank));
     }
 
@@ -416,9 +384,10 @@ impl Simulated {
                     ..
                 } = daemon.gauges();
                 if outstanding + backlog + held > 0 {
-                    left.push(format!(
-                        "daemon {number} of rank {rank} ended with {outstanding} requests outstanding, {backlog} in backlogs and {held} answers held"
-                    ));
+                    let what = format!(
+                        "{outstanding} requests outstanding, {backlog} in backlogs and {held} answers held"
+                    );
+                    left.push(format!("daemon {number} of rank {rank} ended with {what}"));
                 }
             }
             for (number, client) in threads.clients.iter().enumerate() {
@@ -440,16 +409,11 @@ impl Simulated {
     }
 
     fn abort(&self) {
-        for Threads {
-            daemons, clients, ..
-        } in &self.ranks
-        {
-            for daemon in daemons {
-                daemon.borrow_mut().worker.abort();
-            }
-            for client in clients {
-                client.borrow_mut().worker.paths_mut().abort();
-            }
+        for rank in &self.ranks {
+            let daemons = rank.daemons.iter();
+            daemons.for_each(|daemon| daemon.borrow_mut().worker.abort());
+            let clients = rank.clients.iter();
+            clients.for_each(|client| client.borrow_mut().worker.paths_mut().abort());
         }
     }
 }
@@ -484,45 +448,33 @@ impl Threads {
     /// Takes the threads apart; none of them takes another turn.
     fn end(&mut self) {
         self.is_dead = true;
-        for daemon in &self.daemons {
-            daemon.borrow_mut().is_over = true;
-        }
-        for client in &self.clients {
-            client.borrow_mut().is_over = true;
-        }
+        let daemons = self.daemons.iter();
+        daemons.for_each(|daemon| daemon.borrow_mut().is_over = true);
+        let clients = self.clients.iter();
+        clients.for_each(|client| client.borrow_mut().is_over = true);
     }
 
     fn outcome(self, now_ns: u64) -> RankOutcome {
         let (mut series, mut stores) = (Vec::new(), Vec::new());
         let daemon = |thread: Rc<RefCell<Thread<KvDaemon>>>| {
-            let Thread {
-                mut worker,
-                log,
-                series: recorder,
-                ..
-            } = Rc::into_inner(thread)?.into_inner();
-            let report = log.report(now_ns, &mut worker);
-            let trace = recorder.as_ref().map(Recorder::report);
-            series.extend(recorder);
+            let mut thread = Rc::into_inner(thread)?.into_inner();
             let report = WorkerReport {
-                policy: worker.policy(),
-                trace,
-                ..report
+                policy: thread.worker.policy(),
+                trace: thread.series.as_ref().map(Recorder::report),
+                ..thread.log.report(now_ns, &mut thread.worker)
             };
-            stores.push(worker.into_store());
+            series.extend(thread.series);
+            stores.push(thread.worker.into_store());
             Some(report)
         };
         let daemons = self.daemons.into_iter().filter_map(daemon).collect();
         let client = |thread: Rc<RefCell<Thread<Client<ClientPaths>>>>| {
-            let Thread {
-                mut worker, log, ..
-            } = Rc::into_inner(thread)?.into_inner();
-            let report = log.report(now_ns, worker.paths_mut());
-            Some(worker.report(report))
+            let mut thread = Rc::into_inner(thread)?.into_inner();
+            let report = thread.log.report(now_ns, thread.worker.paths_mut());
+            Some(thread.worker.report(report))
         };
-        let clients = self.clients.into_iter().filter_map(client).collect();
         RankOutcome {
-            clients,
+            clients: self.clients.into_iter().filter_map(client).collect(),
             daemons,
             series,
             stores,

@@ -129,7 +129,8 @@ impl<W> Thread<W> {
         now_ns: u64,
         round_ns: u64,
     ) -> Did {
-        let longest = if self.shared.world.faults.lost_permille > 0 {
+        let loses = self.shared.world.faults.lost_permille > 0;
+        let longest = if loses {
             longest.min(DAEMON_SLEEP)
         } else {
             longest
@@ -137,9 +138,8 @@ impl<W> Thread<W> {
         match rest.map(|rest| rest.min(longest)) {
             Some(rest) if rest.as_nanos() > u128::from(round_ns) => {
                 self.rests_since_ns = Some(now_ns);
-                let until_ns = u64::try_from(rest.as_nanos())
-                    .ok()
-                    .and_then(|ns| now_ns.checked_add(ns));
+                let rest_ns = u64::try_from(rest.as_nanos()).ok();
+                let until_ns = rest_ns.and_then(|ns| now_ns.checked_add(ns));
                 Did::IdleUntil(until_ns)
             }
             _ => Did::Cost(round_ns),
@@ -199,14 +199,10 @@ impl<W: Turns> Actor for Handle<W> {
 
     fn notices_ns(&self, now_ns: u64, is_rung: bool) -> u64 {
         let thread = self.0.borrow();
-        let now_ns = if is_rung {
-            now_ns.saturating_add(thread.cpu.line_ns)
-        } else {
-            now_ns
-        };
-        thread
-            .end_of_rest(now_ns, W::round_ns(&thread.cpu))
-            .map_or(now_ns, |(_, end_ns)| end_ns)
+        let line_ns = if is_rung { thread.cpu.line_ns } else { 0 };
+        let now_ns = now_ns.saturating_add(line_ns);
+        let end = thread.end_of_rest(now_ns, W::round_ns(&thread.cpu));
+        end.map_or(now_ns, |(_, end_ns)| end_ns)
     }
 }
 
@@ -225,15 +221,12 @@ impl Turns for KvDaemon {
         }
         thread.log.note_round(round, || now_ns);
         if let Some(series) = &mut thread.series {
-            series.note(
-                phase,
-                round,
-                || now_ns,
-                |values| {
-                    thread.worker.by_endpoint(values);
-                    thread.worker.gauges()
-                },
-            );
+            let worker = &thread.worker;
+            let gauges = |values: &mut Vec<u32>| {
+                worker.by_endpoint(values);
+                worker.gauges()
+            };
+            series.note(phase, round, || now_ns, gauges);
         }
         let now = thread.sends();
         let writes = now - before + std::mem::take(&mut thread.writes);
@@ -270,16 +263,14 @@ impl Turns for Client<ClientPaths> {
         }
         let is_given_up = phase == Phase::GiveUp;
         let phase = if is_given_up { Phase::Drain } else { phase };
-        thread
-            .log
-            .enter(phase, || now_ns, thread.worker.paths_mut());
+        let paths = thread.worker.paths_mut();
+        thread.log.enter(phase, || now_ns, paths);
         let ended = thread.worker.step(phase, || now_ns)?;
         if let Step::Busy(operations) = ended {
             thread.moved = operations;
             thread.log.note(operations);
-            return Ok(Did::Cost(
-                cpu.client_ns + cpu.stall_ns + operations as u64 * cpu.operation_ns,
-            ));
+            let operations_ns = operations as u64 * cpu.operation_ns;
+            return Ok(Did::Cost(cpu.client_ns + cpu.stall_ns + operations_ns));
         }
         thread.log.note(0);
         thread.has_drained |= is_given_up || ended == Step::Drained;

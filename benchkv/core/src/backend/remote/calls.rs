@@ -1,39 +1,34 @@
 //! The calls of a link that wait for their answers, by the id that the answer brings back.
 //!
-//! An id is a place (low 16 bits) and the number of earlier uses of the place (high 16). A second
-//! answer to a call finds nothing, even when another call has its place. Ids come back from a peer,
-//! and are untrusted.
+//! An id is a place (low 16 bits) and the number of the call (high 16). A second answer to a call
+//! finds nothing, even when another call has its place. Ids come back from a peer, and are
+//! untrusted.
+
+use slab::Slab;
 
 /// Calls that have not been answered. `C` is the caller to answer.
 pub(super) struct Calls<C> {
-    places: Vec<Place<C>>,
-    free: Vec<u16>,
-}
-
-struct Place<C> {
-    uses: u16,
-    whom: Option<C>,
+    /// Numbers and callers, by place.
+    calls: Slab<(u16, C)>,
+    window: usize,
+    /// Number of the last call; wraps.
+    last: u16,
 }
 
 impl<C> Calls<C> {
     /// Makes room for `window` calls, at most 65536.
     pub(super) fn new(window: usize) -> Self {
         let window = window.min(1 << 16);
-        let places = (0..window)
-            .map(|_| Place {
-                uses: 0,
-                whom: None,
-            })
-            .collect();
         Self {
-            places,
-            free: (0..window).rev().map(|place| place as u16).collect(),
+            calls: Slab::with_capacity(window),
+            window,
+            last: 0,
         }
     }
 
     /// Returns the number of calls that wait.
     pub(super) fn len(&self) -> usize {
-        self.places.len() - self.free.len()
+        self.calls.len()
     }
 
     /// Adds a call and returns its id.
@@ -42,27 +37,21 @@ impl<C> Calls<C> {
     /// There is no room; the error returns `whom`.
     #[inline]
     pub(super) fn insert(&mut self, whom: C) -> Result<u32, C> {
-        let Some(number) = self.free.pop() else {
+        if self.calls.len() == self.window {
             return Err(whom);
-        };
-        let Some(place) = self.places.get_mut(usize::from(number)) else {
-            return Err(whom);
-        };
-        place.whom = Some(whom);
-        Ok(u32::from(place.uses) << 16 | u32::from(number))
+        }
+        self.last = self.last.wrapping_add(1);
+        let place = self.calls.insert((self.last, whom));
+        Ok(u32::from(self.last) << 16 | place as u32)
     }
 
     /// Ends the call of this id. Returns its caller; `None` if no such call waits.
     #[inline]
     pub(super) fn take(&mut self, id: u32) -> Option<C> {
-        let number = id as u16;
-        let place = self
-            .places
-            .get_mut(usize::from(number))
-            .filter(|place| u32::from(place.uses) == id >> 16)?;
-        let whom = place.whom.take()?;
-        place.uses = place.uses.wrapping_add(1);
-        self.free.push(number);
+        let place = usize::from(id as u16);
+        let call = self.calls.get(place);
+        call.filter(|(number, _)| u32::from(*number) == id >> 16)?;
+        let (_, whom) = self.calls.try_remove(place)?;
         Some(whom)
     }
 }

@@ -84,14 +84,12 @@ impl<C> LinkSet<C> for Links<C> {
         device: &ThreadDevice<'_>,
     ) -> Result<Self, BackendError> {
         let config = config(plan, peers.len());
-        let builder =
-            ContextBuilder::new(device.spec.clone()).endpoints_with(peers.len() as u32, &config);
-        let builder = builder
+        let builder = ContextBuilder::new(device.spec.clone())
+            .endpoints_with(peers.len() as u32, &config)
             .cqe_compression(plan.has(Feature::CqeCompression))
             .blueflame_batch(plan.has(Feature::BlueflameBatch));
-        let context: Context<C> = builder
-            .build_on(device.open()?)
-            .or_setup("the RDMA context")?;
+        let context = builder.build_on(device.open()?);
+        let context: Context<C> = context.or_setup("the RDMA context")?;
         let link = |peer: &Peer| {
             let pending = context.create_endpoint(&config);
             Ok(Link {
@@ -161,10 +159,10 @@ impl<C> LinkSet<C> for Links<C> {
             Err(CallError::Closed { reason, .. }) => {
                 Err(SendError::Down(BackendError::gone(peer, reason)))
             }
-            Err(error) => Err(SendError::Down(BackendError::transport(
-                "a call to another rank",
-                error.to_string(),
-            ))),
+            Err(error) => {
+                let (what, error) = ("a call to another rank", error.to_string());
+                Err(SendError::Down(BackendError::transport(what, error)))
+            }
         }
     }
 
@@ -178,14 +176,10 @@ impl<C> LinkSet<C> for Links<C> {
         let (message, asked) = (&mut self.message, &mut self.asked);
         let tail_bytes = self.values.tail_bytes();
         let on_request = |bytes: RecvBytes<'_>, reply: Reply<'_, C>| {
+            let behind = |request: &Request| request.bytes_behind(tail_bytes);
             let request = match tail_bytes {
                 0 => exactly(bytes),
-                _ => {
-                    split(bytes, asked, |request: &Request| {
-                        request.bytes_behind(tail_bytes)
-                    })
-                    .0
-                }
+                _ => split(bytes, asked, behind).0,
             };
             // A request of another length is not a request.
             let Some(request) = request else {
@@ -196,12 +190,14 @@ impl<C> LinkSet<C> for Links<C> {
                 Some(response) => {
                     drop(reply.send(answer_bytes(&response, asked, tail_bytes, |_| ())))
                 }
-                None => keep(
-                    request,
-                    tail.get(..request.bytes_behind(tail_bytes))
-                        .unwrap_or_default(),
-                    reply.hold(),
-                ),
+                None => {
+                    let behind = request.bytes_behind(tail_bytes);
+                    keep(
+                        request,
+                        tail.get(..behind).unwrap_or_default(),
+                        reply.hold(),
+                    );
+                }
             }
         };
         let drained = self.context.drain_serving(on_request, |whom, outcome| {
@@ -227,15 +223,12 @@ impl<C> LinkSet<C> for Links<C> {
 
     #[inline]
     fn answer(&mut self, handle: RecvHandle<C>, response: Option<Response>, tail: &[u8]) {
-        match response {
-            Some(response) => drop(handle.reply(answer_bytes(
-                &response,
-                &mut self.message,
-                tail.len(),
-                |to| copy(to, tail),
-            ))),
-            None => drop(handle.refuse()),
-        }
+        let Some(response) = response else {
+            return drop(handle.refuse());
+        };
+        let fill = |to: &mut [u8]| copy(to, tail);
+        let bytes = answer_bytes(&response, &mut self.message, tail.len(), fill);
+        drop(handle.reply(bytes));
     }
 
     fn flush(&mut self) -> Result<(), BackendError> {
@@ -312,15 +305,13 @@ impl<C> LinkSet<C> for Links<C> {
 /// for the longer of requests and responses.
 fn with_tail<'a>(head: &[u8], message: &'a mut [u8], fill: impl FnOnce(&mut [u8])) -> &'a [u8] {
     let surplus = size_of::<Request>() - head.len();
-    let Some((to, tail)) = message
-        .get_mut(surplus..)
-        .and_then(|message| message.split_at_mut_checked(head.len()))
-    else {
+    let message = message.get_mut(surplus..).unwrap_or_default();
+    let Some((to, tail)) = message.split_at_mut_checked(head.len()) else {
         return &[];
     };
     to.copy_from_slice(head);
     fill(tail);
-    message.get(surplus..).unwrap_or_default()
+    message
 }
 
 /// Returns the message of a request, where values have tails, and the maximum length of its answer.
@@ -377,18 +368,11 @@ fn split<'a, Head: FromBytes + IntoBytes>(
     message: &'a mut [u8],
     behind: impl FnOnce(&Head) -> usize,
 ) -> (Option<Head>, &'a [u8]) {
-    let head = bytes
-        .read()
-        .filter(|head| bytes.len() == size_of::<Head>() + behind(head));
-    let copied = if head.is_some() {
-        bytes.copy_to(message)
-    } else {
-        0
-    };
-    (
-        head,
-        message.get(size_of::<Head>()..copied).unwrap_or_default(),
-    )
+    let head = bytes.read();
+    let head = head.filter(|head| bytes.len() == size_of::<Head>() + behind(head));
+    let copied = head.as_ref().map_or(0, |_| bytes.copy_to(message));
+    let tail = message.get(size_of::<Head>()..copied);
+    (head, tail.unwrap_or_default())
 }
 
 impl<C> Links<C> {

@@ -158,10 +158,9 @@ trait LinkSet<C>: Sized {
     fn counters(&self) -> Sample {
         let stats = self.stats();
         let count = |name: &str| {
-            Self::COUNTERS
-                .iter()
-                .find(|(known, _)| *known == name)
-                .map_or(0, |(_, get)| get(&stats))
+            let mut counters = Self::COUNTERS.iter();
+            let found = counters.find(|(known, _)| *known == name);
+            found.map_or(0, |(_, get)| get(&stats))
         };
         Sample {
             messages: count("messages"),
@@ -174,8 +173,8 @@ trait LinkSet<C>: Sized {
     /// Returns all counters.
     fn counted(&self) -> Figures<u64> {
         let stats = self.stats();
-        Self::COUNTERS
-            .iter()
+        let counters = Self::COUNTERS.iter();
+        counters
             .map(|(name, get)| ((*name).to_owned(), get(&stats)))
             .collect()
     }
@@ -284,10 +283,8 @@ impl<C> Remote<C> {
         let mut routes = vec![None; topology.ranks * fan];
         for (link, peer) in peers.iter().enumerate() {
             if let Worker::Daemon(daemon) = peer.worker {
-                routes
-                    .get_mut(peer.rank * fan + daemon % fan)
-                    .into_iter()
-                    .for_each(|route| *route = Some(link));
+                let route = routes.get_mut(peer.rank * fan + daemon % fan);
+                route.into_iter().for_each(|route| *route = Some(link));
             }
         }
         Ok(Some(Self {
@@ -330,11 +327,8 @@ impl<C> Remote<C> {
     /// Returns the number of these through each endpoint with a daemon, as
     /// [`asks`](crate::topology::Topology::asks) has them.
     pub(super) fn by_endpoint(&self) -> impl Iterator<Item = usize> {
-        let to_daemons = self
-            .peers
-            .iter()
-            .enumerate()
-            .filter(|(_, peer)| peer.is_daemon());
+        let peers = self.peers.iter().enumerate();
+        let to_daemons = peers.filter(|(_, peer)| peer.is_daemon());
         to_daemons.map(|(link, _)| each!(&self.links, links => links.missing(link)))
     }
 
@@ -456,23 +450,15 @@ impl<C> Endpoints for Remote<C> {
     }
 
     fn connect(&mut self, records: &[(Peer, Vec<u8>)]) -> Result<(), BackendError> {
-        let links: HashMap<Peer, usize> = self
-            .peers
-            .iter()
-            .enumerate()
-            .map(|(link, peer)| (*peer, link))
-            .collect();
+        let peers = self.peers.iter().enumerate();
+        let links: HashMap<Peer, usize> = peers.map(|(link, peer)| (*peer, link)).collect();
         records.iter().try_for_each(|(peer, record)| {
             let what = || format!("connecting to {peer}");
             let link = links
                 .get(peer)
                 .ok_or_else(|| BackendError::setup(what(), "there is no endpoint for it"))?;
-            each!(&mut self.links, links => links.connect(*link, record)).map_err(|source| {
-                BackendError::Setup {
-                    what: what(),
-                    source,
-                }
-            })
+            let connected = each!(&mut self.links, links => links.connect(*link, record));
+            connected.map_err(|source| BackendError::setup(what(), source))
         })
     }
 

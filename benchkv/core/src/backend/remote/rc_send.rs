@@ -182,9 +182,8 @@ impl messages::Port for Port {
         };
         let head = Inline(message.as_bytes());
         let Some(tails) = self.tails.as_ref().filter(|_| !tail.is_empty()) else {
-            let posted = end
-                .qp
-                .post(&Send { payload: head }, Signal::Reclaim, MESSAGE);
+            let message = Send { payload: head };
+            let posted = end.qp.post(&message, Signal::Reclaim, MESSAGE);
             return posted.map_err(|_| Unposted::Full);
         };
         // If there are fewer places than entries of the queue, the places run out first.
@@ -196,21 +195,17 @@ impl messages::Port for Port {
             .write(at, tail)
             .and_then(|()| tails.sge(at, tail.len() as u32))
             .map_err(|error| Unposted::Failed(format!("the tail of a message: {error}")))?;
-        let message = Send {
-            payload: (head, sge),
-        };
-        end.qp
-            .post(&message, Signal::Reclaim, WITH_TAIL + u64::from(place))
-            .map_err(|_| Unposted::Full)?;
+        let payload = (head, sge);
+        let context = WITH_TAIL + u64::from(place);
+        let posted = end.qp.post(&Send { payload }, Signal::Reclaim, context);
+        posted.map_err(|_| Unposted::Full)?;
         end.places.pop();
         Ok(())
     }
 
     fn ring(&mut self, link: usize) {
-        self.ends
-            .get_mut(link)
-            .into_iter()
-            .for_each(|end| end.qp.ring());
+        let end = self.ends.get_mut(link).into_iter();
+        end.for_each(|end| end.qp.ring());
     }
 
     fn poll(
@@ -266,10 +261,8 @@ impl messages::Port for Port {
     fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
         let mut has_something =
             Look(|| self.recv_cq.has_completion() || self.send_cq.has_completion());
-        sleep::join(
-            [&mut &self.device as &mut dyn Sleeper, &mut has_something],
-            then,
-        );
+        let mut device = &self.device;
+        sleep::join([&mut device as &mut dyn Sleeper, &mut has_something], then);
     }
 
     fn rest(&mut self) -> Option<Duration> {
@@ -301,11 +294,9 @@ impl Receives {
     /// is always room.
     #[inline]
     fn post(&self, qp: &mut RcQp, link: usize, place: usize) -> Result<(), String> {
-        let sge = self
-            .region
-            .sge(self.offset(link, place), self.bytes as u32)
-            .map_err(|e| e.to_string())?;
-        qp.post_receive(&[sge], place as u64)
+        let buffer = self.region.sge(self.offset(link, place), self.bytes as u32);
+        let buffer = buffer.map_err(|e| e.to_string())?;
+        qp.post_receive(&[buffer], place as u64)
             .map_err(|e| e.to_string())
     }
 
@@ -335,10 +326,10 @@ impl End {
             .ok_or("it sent more bytes than a receive holds")?;
         match cqe.inline_data() {
             Some(data) => bytes.copy_from_slice(data),
-            None => receives
-                .region
-                .read(receives.offset(number, place), bytes)
-                .map_err(|error| error.to_string())?,
+            None => {
+                let read = receives.region.read(receives.offset(number, place), bytes);
+                read.map_err(|error| error.to_string())?;
+            }
         }
         receives.post(&mut self.qp, number, place)?;
         self.qp.ring_receives();
