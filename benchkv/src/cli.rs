@@ -68,10 +68,8 @@ impl Cli {
         };
         let printed = answer.print().and_then(|()| std::io::stdout().flush());
         // A reader that has gone is not a failure.
-        if let Some(why) = printed
-            .err()
-            .filter(|why| why.kind() != std::io::ErrorKind::BrokenPipe)
-        {
+        let is_gone = |why: &std::io::Error| why.kind() == std::io::ErrorKind::BrokenPipe;
+        if let Some(why) = printed.err().filter(|why| !is_gone(why)) {
             say(&format!(
                 "benchkv: the help cannot be written to standard output: {why}"
             ));
@@ -90,14 +88,10 @@ impl Cli {
         let mut command = command_line();
         let matches = command.try_get_matches_from_mut(words)?;
         if let Some(sim) = matches.subcommand_matches("sim") {
-            let given = REAL_TIME
-                .into_iter()
-                .find(|id| sim.value_source(id) == Some(ValueSource::CommandLine));
-            if let Some(id) = given {
-                let text = format!(
-                    "--{}: it has no meaning in virtual time; leave it out",
-                    id.replace('_', "-")
-                );
+            let is_given = |id: &&str| sim.value_source(id) == Some(ValueSource::CommandLine);
+            if let Some(id) = REAL_TIME.into_iter().find(is_given) {
+                let flag = id.replace('_', "-");
+                let text = format!("--{flag}: it has no meaning in virtual time; leave it out");
                 return Err(command.error(ErrorKind::ArgumentConflict, text));
             }
         }
@@ -139,55 +133,31 @@ fn in_virtual_time(command: clap::Command) -> clap::Command {
         command.mut_arg(id, |arg| arg.hide(true))
     });
     let of_s = |arg: clap::Arg, help: &'static str, default: &'static str| {
-        arg.help(help)
-            .long_help(help)
-            .default_value(default)
-            .value_parser(time(VIRTUAL_TIMES_S))
+        let arg = arg.help(help).long_help(help).default_value(default);
+        arg.value_parser(time(VIRTUAL_TIMES_S))
     };
+    let duration = "Length of each measured run, 1us to 60s; a number without a unit is seconds";
+    let warmup = "Load before the first run, 1us to 60s, in the units of --duration";
+    let ranks = "Ranks, 1 to 256 [default: 2]";
+    let is_simulated = |carrier: Carrier| carrier.traits().library.is_none();
+    let carriers = values_of(is_simulated);
+    let backends = values_of(|backend: BackendKind| backend.axes().1.is_none_or(is_simulated));
     // Jobs in virtual time are short by default: their results do not vary from run to run.
     hidden
-        .mut_arg("duration", |arg| {
-            of_s(
-                arg,
-                "Length of each measured run, 1us to 60s; a number without a unit is seconds",
-                "2ms",
-            )
-        })
-        .mut_arg("warmup", |arg| {
-            of_s(
-                arg,
-                "Load before the first run, 1us to 60s, in the units of --duration",
-                "500us",
-            )
-        })
+        .mut_arg("duration", |arg| of_s(arg, duration, "2ms"))
+        .mut_arg("warmup", |arg| of_s(arg, warmup, "500us"))
         .mut_arg("runs", |arg| arg.default_value("1"))
-        .mut_arg("ranks", |arg| {
-            arg.help("Ranks, 1 to 256 [default: 2]")
-                .long_help("Ranks, 1 to 256 [default: 2]")
-        })
-        .mut_arg("carrier", |arg| {
-            arg.value_parser(values_of(|carrier: Carrier| {
-                carrier.traits().library.is_none()
-            }))
-        })
-        .mut_arg("backend", |arg| {
-            let is_simulated = |backend: BackendKind| {
-                backend
-                    .axes()
-                    .1
-                    .is_none_or(|carrier| carrier.traits().library.is_none())
-            };
-            arg.value_parser(values_of(is_simulated))
-        })
+        .mut_arg("ranks", |arg| arg.help(ranks).long_help(ranks))
+        .mut_arg("carrier", |arg| arg.value_parser(carriers))
+        .mut_arg("backend", |arg| arg.value_parser(backends))
 }
 
 /// Returns a parser of some values of an option.
 fn values_of<T: ValueEnum + Send + Sync + 'static>(
-    is_legal: fn(T) -> bool,
+    is_legal: impl Fn(T) -> bool,
 ) -> impl TypedValueParser<Value = T> {
-    let legal = T::value_variants()
-        .iter()
-        .filter(|value| is_legal((*value).clone()));
+    let values = T::value_variants().iter();
+    let legal = values.filter(|value| is_legal((*value).clone()));
     PossibleValuesParser::new(legal.filter_map(ValueEnum::to_possible_value))
         .try_map(|name| T::from_str(&name, false))
 }

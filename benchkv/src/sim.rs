@@ -8,6 +8,7 @@ use benchkv_harness::launch::device::{DeviceChoice, SoftDevice};
 use copyrpc_shm::wait::WaitStrategy;
 use engine::drive::faults::{At, Faults};
 use engine::drive::simulated::{Simulated, World};
+use engine::trace::recorder::Recorder;
 
 use crate::cli::world::{Named, Nic, SimulationRecord};
 use crate::cli::{JobArgs, SimArgs, WaitChoice};
@@ -35,11 +36,9 @@ pub fn resolve(args: &SimArgs) -> Result<Options, Failure> {
         runs,
         ..args.job.clone()
     })?;
-    (
-        options.asked.wait,
-        options.wait,
-        options.job.workload.accesses,
-    ) = (WaitChoice::Busy, WaitStrategy::Busy, ACCESSES);
+    options.asked.wait = WaitChoice::Busy;
+    options.wait = WaitStrategy::Busy;
+    options.job.workload.accesses = ACCESSES;
     options.job.is_frugal = true;
     args.course.check(&args.job, &options.job)?;
     options.memory = Memory::of_rank(&options.job).times(options.job.topology.ranks);
@@ -52,53 +51,36 @@ pub fn resolve(args: &SimArgs) -> Result<Options, Failure> {
 /// # Errors
 /// The simulation ended early, or a report cannot be encoded.
 pub fn run(args: &SimArgs, options: &Options) -> Result<JobResult, Failure> {
-    let (cpu, nic) = (args.world.cpu.0, args.world.nic.0);
+    let cpu = args.world.cpu.0;
     let nic = mlx5::NicParameters {
         seed: options.job.workload.seed,
-        ..nic
+        ..args.world.nic.0
     };
-    let trace_interval = options.asked.traced.as_ref().map(|trace| trace.interval);
-    let stopped = args
-        .course
-        .stopped()
-        .map(|(rank, at_ns, ns)| (At { rank, at_ns }, ns));
-    let (faults, events) = (
-        Faults {
-            stopped,
-            ..Faults::default()
-        },
-        args.course.events(&args.job, &options.job),
-    );
+    let stopped = args.course.stopped();
     let world = World {
         cpu,
         nic,
         strict: args.world.strict,
-        trace_interval,
-        faults,
-        events,
+        trace_interval: options.asked.traced.as_ref().map(|trace| trace.interval),
+        faults: Faults {
+            stopped: stopped.map(|(rank, at_ns, ns)| (At { rank, at_ns }, ns)),
+            ..Faults::default()
+        },
+        events: args.course.events(&args.job, &options.job),
         ..World::default()
     };
     let (runs, window) = (options.job.runs, options.duration());
     let (outcomes, summary) =
         Simulated::new(&options.job, &world)?.run(options.warmup(), window, runs)?;
     // The window of a number of operations lasts until they end.
-    let windows = || {
-        outcomes
-            .iter()
-            .flat_map(|rank| &rank.clients)
-            .filter_map(|client| client.windows.first())
-    };
+    let clients = || outcomes.iter().flat_map(|rank| &rank.clients);
+    let windows = || clients().filter_map(|client| client.windows.first());
     let ended_ns = windows().map(|window| window.ended_ns).max().unwrap_or(0);
-    let taken_ns = ended_ns
-        - windows()
-            .map(|window| window.started_ns)
-            .min()
-            .unwrap_or(0)
-            .min(ended_ns);
-    let window_s = if options.job.ops.is_some() {
-        taken_ns as f64 / 1e9
-    } else {
-        window.as_secs_f64()
+    let started_ns = windows().map(|window| window.started_ns).min();
+    let taken_ns = ended_ns - started_ns.unwrap_or(0).min(ended_ns);
+    let window_s = match options.job.ops {
+        Some(_) => taken_ns as f64 / 1e9,
+        None => window.as_secs_f64(),
     };
     let mut parts = Vec::with_capacity(outcomes.len());
     for (rank, outcome) in outcomes.into_iter().enumerate() {
@@ -109,13 +91,8 @@ pub fn run(args: &SimArgs, options: &Options) -> Result<JobResult, Failure> {
         let mut report =
             RankReport::new(rank, course, outcome.clients, outcome.daemons).of_no_process();
         if let Some(trace) = &options.asked.traced {
-            let written = trace.write(
-                rank,
-                outcome
-                    .series
-                    .iter()
-                    .map(engine::trace::recorder::Recorder::series),
-            );
+            let series = outcome.series.iter().map(Recorder::series);
+            let written = trace.write(rank, series);
             written.unwrap_or_else(|failure| report.add_trace_failure(&*failure));
         }
         parts.push(serde_json::to_vec(&report)?);

@@ -154,14 +154,10 @@ impl CourseArgs {
         } else {
             args.warmup + args.duration * job.runs as f64
         };
-        let within_job = |flag, given: String, at_s: f64| match at_s < end_s {
-            true => Ok(()),
-            false => Err(range(
-                flag,
-                given,
-                "the job is over by then",
-                format!("a time below {end_s}s"),
-            )),
+        let within_job = |flag, given: String, at_s: f64| {
+            let legal = || format!("a time below {end_s}s");
+            let error = || range(flag, given, "the job is over by then", legal());
+            (at_s < end_s).then_some(()).ok_or_else(error)
         };
         for (flag, time_s) in [
             ("--policies-from", self.policies_from),
@@ -170,54 +166,42 @@ impl CourseArgs {
             let Some(time_s) = time_s else { continue };
             within_job(flag, format!("{time_s}s"), time_s)?;
             if job.topology.backend == Backend::Direct {
-                return Err(range(
-                    flag,
-                    "with --backend direct",
-                    "only policies and windows of daemons begin and end in mid-run, and its clients send the requests",
-                    "no value, so that its window acts all the time; or another --backend"
-                        .to_owned(),
-                ));
+                let why = "only policies and windows of daemons begin and end in mid-run, and its clients send the requests";
+                let legal = "no value, so that its window acts all the time; or another --backend";
+                return Err(range(flag, "with --backend direct", why, legal.to_owned()));
             }
             if !job.policies.govern() && job.policies.batch_window.batches().is_none() {
+                let legal = "a policy, such as --batch-window completion:1".to_owned();
                 return Err(range(
                     flag,
                     format!("{time_s}s"),
                     "the job has no policy",
-                    "a policy, such as --batch-window completion:1".to_owned(),
+                    legal,
                 ));
             }
         }
         if let (Some(from_s), Some(until_s)) = (self.policies_from, self.policies_until) {
             if until_s <= from_s {
-                return Err(range(
-                    "--policies-until",
-                    format!("{until_s}s"),
+                let (why, legal) = (
                     "not after --policies-from",
                     format!("a time above {from_s}s"),
-                ));
+                );
+                return Err(range("--policies-until", format!("{until_s}s"), why, legal));
             }
         }
         if let Some(pause) = self.pause {
-            let ranks = job.topology.ranks;
             within_job("--pause", pause.to_string(), pause.from_s)?;
-            if pause.rank >= ranks {
-                return Err(range(
-                    "--pause",
-                    pause.to_string(),
-                    "there is no such rank",
-                    format!("a rank from 0 to {}", ranks - 1),
-                ));
+            if pause.rank >= job.topology.ranks {
+                let legal = format!("a rank from 0 to {}", job.topology.ranks - 1);
+                return Err(range("--pause", pause, "there is no such rank", legal));
             }
         }
         if let Some(sweep) = &self.sweep {
             let (option, most) = sweep.bound(args, job);
             if !sweep.values.iter().all(|value| (1..=most).contains(value)) {
-                return Err(range(
-                    "--sweep",
-                    sweep.to_string(),
-                    "a number is outside the supported range",
-                    format!("1 to {most}, which is {option}"),
-                ));
+                let why = "a number is outside the supported range";
+                let legal = format!("1 to {most}, which is {option}");
+                return Err(range("--sweep", sweep, why, legal));
             }
         }
         Ok(())

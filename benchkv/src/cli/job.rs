@@ -306,28 +306,20 @@ impl JobArgs {
     /// # Errors
     /// The option with too large a value.
     pub fn check(&self, ranks: usize) -> Result<(), RangeError> {
-        let total = self.warmup + self.duration * self.runs as f64;
         if self.no_verify {
             return Ok(());
         }
         if ranks * self.client_threads > usize::from(u16::MAX) {
             let what =
                 "with --ranks it makes more clients than 16 bits can number in a verified value";
-            return Err(range(
-                "--client-threads",
-                self.client_threads,
-                what,
-                "fewer clients, or --no-verify".to_owned(),
-            ));
+            let legal = "fewer clients, or --no-verify".to_owned();
+            return Err(range("--client-threads", self.client_threads, what, legal));
         }
+        let total = self.warmup + self.duration * self.runs as f64;
         if self.ops.is_none() && total > MAX_VERIFIED_SECONDS {
             let what = "with --runs and --warmup it is too long for the 32-bit sequence numbers of verified values";
-            return Err(range(
-                "--duration",
-                self.duration,
-                what,
-                format!("{MAX_VERIFIED_SECONDS} seconds in all, or --no-verify"),
-            ));
+            let legal = format!("{MAX_VERIFIED_SECONDS} seconds in all, or --no-verify");
+            return Err(range("--duration", self.duration, what, legal));
         }
         Ok(())
     }
@@ -339,12 +331,11 @@ impl JobArgs {
     pub fn axes(&self) -> Result<(Backend, Carrier), RangeError> {
         let (backend, named) = self.backend.axes();
         match (named, self.carrier) {
-            (Some(named), Some(given)) if named != given => Err(range(
-                "--carrier",
-                given,
-                "the name of this --backend says another",
-                format!("no value, or --backend {backend}"),
-            )),
+            (Some(named), Some(given)) if named != given => {
+                let why = "the name of this --backend says another";
+                let legal = format!("no value, or --backend {backend}");
+                Err(range("--carrier", given, why, legal))
+            }
             (named, given) => Ok((backend, given.or(named).unwrap_or(Carrier::Copyrpc))),
         }
     }
@@ -352,15 +343,14 @@ impl JobArgs {
     /// Replaces options by their meaning, in a job of `ranks`: mixes, numbers of operations,
     /// options that are left out.
     pub(crate) fn settle(&mut self, ranks: usize) {
-        let reads = self.mix.take().map(|mix| match mix {
-            Mix::YcsbA => 0.5,
-            Mix::YcsbB => 0.95,
-            Mix::YcsbC => 1.0,
-        });
         let workload = &mut self.workload;
-        if let Some(reads) = reads {
-            (workload.read_ratio, workload.distribution) =
-                (reads, Distribution::Zipfian { theta: 0.99 });
+        if let Some(mix) = self.mix.take() {
+            workload.distribution = Distribution::Zipfian { theta: 0.99 };
+            workload.read_ratio = match mix {
+                Mix::YcsbA => 0.5,
+                Mix::YcsbB => 0.95,
+                Mix::YcsbC => 1.0,
+            };
         }
         if self.ops.is_some() {
             (self.runs, self.warmup, self.duration) = (1, 0.0, LONGEST_RUN_S);

@@ -95,8 +95,8 @@ pub trait Named {
     where
         Self: Sized,
     {
-        self.named()
-            .into_iter()
+        let values = self.named().into_iter();
+        values
             .map(|(name, value)| (name.to_owned(), *value))
             .collect()
     }
@@ -158,29 +158,21 @@ impl Named for Nic {
 fn set(model: &mut impl Named, text: &str) -> Result<(), String> {
     const MAX: u64 = 1_000_000_000;
     let mut values = model.named();
-    let known = values
-        .iter()
-        .map(|(name, _)| *name)
-        .collect::<Vec<_>>()
-        .join(", ");
+    let known: Vec<&str> = values.iter().map(|(name, _)| *name).collect();
+    let known = known.join(", ");
     let mut seen = BTreeSet::new();
     for part in text.split(',').filter(|part| !part.is_empty()) {
         let (key, value) = part
             .split_once('=')
             .ok_or_else(|| format!("{part}: use KEY=NUMBER, with commas between them"))?;
-        let number = value
-            .parse()
-            .ok()
-            .filter(|number| *number <= MAX)
-            .ok_or_else(|| format!("{part}: a number from 0 to {MAX} is legal"))?;
+        let number = value.parse().ok().filter(|number| *number <= MAX);
+        let number = number.ok_or_else(|| format!("{part}: a number from 0 to {MAX} is legal"))?;
         if !seen.insert(key) {
             return Err(format!("{part}: {key} is given twice"));
         }
-        let place = values
-            .iter_mut()
-            .find(|(name, _)| *name == key)
-            .ok_or_else(|| format!("{key} is unknown; known are {known}"))?;
-        *place.1 = number;
+        let place = values.iter_mut().find(|(name, _)| *name == key);
+        let (_, place) = place.ok_or_else(|| format!("{key} is unknown; known are {known}"))?;
+        **place = number;
     }
     Ok(())
 }
@@ -202,11 +194,8 @@ impl FromStr for CpuModel {
                     "the file {text}: no model has more than {MODEL_BYTES} bytes"
                 ));
             }
-            let lines: Vec<_> = model
-                .lines()
-                .map(str::trim)
-                .filter(|line| !line.starts_with('#'))
-                .collect();
+            let lines = model.lines().map(str::trim);
+            let lines: Vec<_> = lines.filter(|line| !line.starts_with('#')).collect();
             set(&mut cpu, &lines.join(",")).map_err(|error| format!("the file {text}: {error}"))?;
         }
         Ok(Self(cpu))

@@ -65,45 +65,36 @@ impl Comparison {
         let settings: Vec<Settings> = results.iter().map(settings).collect();
         let names = ordered(&settings);
         let differs = |name: &&String| {
-            settings
-                .windows(2)
-                .any(|pair| matches!(pair, [a, b] if a.get(*name) != b.get(*name)))
+            let mut pairs = settings.windows(2);
+            pairs.any(|pair| matches!(pair, [a, b] if a.get(*name) != b.get(*name)))
         };
         let telling = telling(&settings, names.iter().filter(differs));
         // The first number that differs.
-        let axis = telling.iter().copied().find(|name| {
-            settings
-                .iter()
-                .all(|all| all.get(*name).is_some_and(Value::is_number))
-        });
-        let others: Vec<&String> = telling
-            .into_iter()
-            .filter(|name| Some(*name) != axis)
-            .collect();
+        let is_number = |all: &Settings, name: &String| all.get(name).is_some_and(Value::is_number);
+        let mut names_told = telling.iter().copied();
+        let axis = names_told.find(|name| settings.iter().all(|all| is_number(all, name)));
+        let others = telling.into_iter().filter(|name| Some(*name) != axis);
+        let others: Vec<&String> = others.collect();
         let keys: Vec<&String> = others.iter().copied().chain(axis).collect();
         let mut members: Vec<(usize, &Settings)> = settings.iter().enumerate().collect();
         members.sort_by(|(_, a), (_, b)| {
-            keys.iter()
-                .map(|name| by_size(a.get(*name), b.get(*name)))
-                .fold(Ordering::Equal, Ordering::then)
+            let orders = keys.iter().map(|name| by_size(a.get(*name), b.get(*name)));
+            orders.fold(Ordering::Equal, Ordering::then)
         });
         let group = |alike: &[(usize, &Settings)]| {
             let (_, all) = alike.first()?;
             let series = described(&others, all);
             let place = described(axis.as_slice(), all);
-            let parts = [series.as_str(), place.as_str()];
-            let label = parts.map(str::to_owned).into_iter();
-            let label: Vec<String> = label.filter(|part| !part.is_empty()).collect();
-            let named = |text: String| {
-                if text.is_empty() {
-                    text_of(all.get("backend"))
-                } else {
-                    text
-                }
+            let parts = [series.as_str(), place.as_str()].into_iter();
+            let label: Vec<&str> = parts.filter(|part| !part.is_empty()).collect();
+            let label = label.join(", ");
+            let named = |text: String| match text.as_str() {
+                "" => text_of(all.get("backend")),
+                _ => text,
             };
             Some(Group {
                 members: alike.iter().map(|(member, _)| *member).collect(),
-                label: named(label.join(", ")),
+                label: named(label),
                 place,
                 series: named(series),
             })
@@ -125,16 +116,12 @@ fn settings(result: &JobResult) -> Settings {
     let document = serde_json::to_value(result).unwrap_or_default();
     let mut all = Settings::new();
     for path in SETTINGS {
-        let value = path
-            .split('.')
-            .fold(&document, |value, member| &value[member]);
+        let members = path.split('.');
+        let value = members.fold(&document, |value, member| &value[member]);
         flatten(path, value, &mut all);
     }
-    all.retain(|name, _| {
-        !IRRELEVANT
-            .iter()
-            .any(|irrelevant| is_within(name, irrelevant))
-    });
+    let is_relevant = |name: &str| !IRRELEVANT.iter().any(|other| is_within(name, other));
+    all.retain(|name, _| is_relevant(name));
     all
 }
 
@@ -171,13 +158,9 @@ fn telling<'a>(
     differing: impl Iterator<Item = &'a String>,
 ) -> Vec<&'a String> {
     let kinds = |names: &[&String]| {
-        let values = settings.iter().map(|all| {
-            names
-                .iter()
-                .map(|name| text_of(all.get(*name)))
-                .collect::<Vec<_>>()
-        });
-        values.collect::<BTreeSet<_>>().len()
+        let text = |all: &Settings, name: &&String| text_of(all.get(*name));
+        let of_one = |all| names.iter().map(|name| text(all, name)).collect::<Vec<_>>();
+        settings.iter().map(of_one).collect::<BTreeSet<_>>().len()
     };
     let mut telling = Vec::new();
     for name in differing {
@@ -203,13 +186,11 @@ fn by_size(a: Option<&Value>, b: Option<&Value>) -> Ordering {
 
 /// Returns settings in a few words. A label, and the names of a backend and a carrier, stand alone.
 fn described(names: &[&String], all: &Settings) -> String {
-    let parts: Vec<String> = names
-        .iter()
-        .map(|name| match (name.as_str(), text_of(all.get(*name))) {
-            ("backend" | "carrier" | "options.label", value) => value,
-            (_, value) => format!("{} {value}", title(name)),
-        })
-        .collect();
+    let part = |name: &&String| match (name.as_str(), text_of(all.get(*name))) {
+        ("backend" | "carrier" | "options.label", value) => value,
+        (_, value) => format!("{} {value}", title(name)),
+    };
+    let parts: Vec<String> = names.iter().map(part).collect();
     parts.join(", ")
 }
 
@@ -242,11 +223,10 @@ fn text_of(value: Option<&Value>) -> String {
         Some(Value::String(text)) => text.clone(),
         Some(Value::Bool(is)) => (if *is { "on" } else { "off" }).to_owned(),
         Some(Value::Array(parts)) if parts.is_empty() => "none".to_owned(),
-        Some(Value::Array(parts)) => parts
-            .iter()
-            .map(|part| text_of(Some(part)))
-            .collect::<Vec<_>>()
-            .join(" "),
+        Some(Value::Array(parts)) => {
+            let parts = parts.iter().map(|part| text_of(Some(part)));
+            parts.collect::<Vec<_>>().join(" ")
+        }
         Some(other) => other.to_string(),
     }
 }

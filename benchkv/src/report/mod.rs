@@ -11,7 +11,6 @@ use benchkv_harness::Failure;
 use benchkv_harness::chart::{Axis, Chart, Series};
 use benchkv_harness::report::{Table, nanos, plural, rate, to_stdout};
 
-use crate::cli::JobArgs;
 use crate::cli::ReportArgs;
 use crate::result::{JobResult, Measured, RunSpread};
 use compare::{Comparison, Group};
@@ -34,11 +33,9 @@ pub fn run(args: &ReportArgs) -> Result<(), Failure> {
     if args.check {
         for (path, result) in args.files.iter().zip(read()) {
             if result?.interrupted {
-                return Err(format!(
-                    "{} is of a job that was interrupted; repeat it",
-                    path.display()
-                )
-                .into());
+                let path = path.display();
+                let why = format!("{path} is of a job that was interrupted; repeat it");
+                return Err(why.into());
             }
         }
         return Ok(());
@@ -46,19 +43,15 @@ pub fn run(args: &ReportArgs) -> Result<(), Failure> {
     if let Some(chart) = &args.output {
         if args.files.iter().any(|file| is_same_file(file, chart)) {
             let path = chart.display();
-            return Err(
-                format!("--output: {path} is one of the results; name another file").into(),
-            );
+            let why = format!("--output: {path} is one of the results; name another file");
+            return Err(why.into());
         }
         benchkv_harness::file::check(chart).map_err(|why| format!("--output: {why}"))?;
     }
     let results = read().collect::<Result<Vec<_>, _>>()?;
     let comparison = Comparison::of(&results);
-    let names: Vec<String> = args
-        .files
-        .iter()
-        .map(|file| file.display().to_string())
-        .collect();
+    let names = args.files.iter().map(|file| file.display().to_string());
+    let names: Vec<String> = names.collect();
     to_stdout(text(&names, &results, &comparison).as_bytes())
         .map_err(|why| format!("the report cannot be written to standard output: {why}"))?;
     if let Some(file) = &args.output {
@@ -98,12 +91,9 @@ type Is = fn(&JobResult) -> bool;
 /// Returns warnings that figures may mean less than they seem to.
 fn warnings(names: &[String], results: &[JobResult]) -> Vec<String> {
     let concerned = |what: &str, is: Is| {
-        let found: Vec<&str> = names
-            .iter()
-            .zip(results)
-            .filter(|(_, result)| is(result))
-            .map(|(name, _)| name.as_str())
-            .collect();
+        let results_by_name = names.iter().zip(results);
+        let found = results_by_name.filter(|(_, result)| is(result));
+        let found: Vec<&str> = found.map(|(name, _)| name.as_str()).collect();
         let which = match found.as_slice() {
             [] => return None,
             all if all.len() == results.len() => "all results".to_owned(),
@@ -165,8 +155,8 @@ fn warnings(names: &[String], results: &[JobResult]) -> Vec<String> {
             |result| result.littles_law.deviation > LAW_LIMIT,
         ),
     ];
+    let checks = checks.into_iter();
     checks
-        .into_iter()
         .filter_map(|(what, is)| concerned(what, is))
         .collect()
 }
@@ -177,11 +167,8 @@ fn threads_on_cores(result: &JobResult) -> String {
     if result.simulation.is_some() {
         return "-".to_owned();
     }
-    format!(
-        "{} on {}",
-        result.placement.threads,
-        result.placement.usable_cores.len()
-    )
+    let placement = &result.placement;
+    format!("{} on {}", placement.threads, placement.usable_cores.len())
 }
 
 /// A property of a result, in words.
@@ -202,16 +189,10 @@ fn conditions(comparison: &Comparison, results: &[JobResult]) -> Vec<(String, St
             ("threads on cores", threads_on_cores),
             ("kernel", |result| result.environment.kernel.clone()),
             ("measured", |result| {
-                let JobArgs {
-                    runs,
-                    duration: duration_s,
-                    warmup: warmup_s,
-                    ..
-                } = &result.options;
-                format!(
-                    "{} of {duration_s} s after {warmup_s} s",
-                    plural(*runs, "run")
-                )
+                let options = &result.options;
+                let (duration_s, warmup_s) = (options.duration, options.warmup);
+                let runs = plural(options.runs, "run");
+                format!("{runs} of {duration_s} s after {warmup_s} s")
             }),
             ("benchkv", |result| result.benchkv_version.clone()),
         ];
@@ -297,12 +278,10 @@ fn differences(results: &[JobResult], comparison: &Comparison) -> Table {
     let mean = |group: &Group| rates(group).iter().sum::<f64>() / group.members.len() as f64;
     for group in &comparison.groups {
         let of = mean(group);
-        let interval =
-            confidence(&rates(group)).map(|half| format!("\u{b1} {}", percent(half / of)));
-        let mut at_place = comparison
-            .groups
-            .iter()
-            .filter(|one| one.place == group.place);
+        let half = confidence(&rates(group));
+        let interval = half.map(|half| format!("\u{b1} {}", percent(half / of)));
+        let groups = comparison.groups.iter();
+        let mut at_place = groups.filter(|one| one.place == group.place);
         let first = at_place.next().filter(|first| first.series != group.series);
         let apart = first.map(|first| format!("{:+.1} %", 100.0 * (of / mean(first) - 1.0)));
         let cells = [
@@ -344,10 +323,9 @@ fn chart(results: &[JobResult], comparison: &Comparison) -> Chart {
         members.flat_map(points).collect()
     };
     let groups = comparison.groups.chunk_by(|a, b| a.series == b.series);
+    let name = |groups: &[Group]| groups.first().map(|first| first.series.clone());
     let series = groups.map(|groups| Series {
-        name: groups
-            .first()
-            .map_or_else(String::new, |first| first.series.clone()),
+        name: name(groups).unwrap_or_default(),
         points: groups.iter().flat_map(points).collect(),
     });
     Chart {

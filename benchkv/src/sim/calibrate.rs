@@ -77,16 +77,10 @@ pub fn calibrate(file: &Path) -> Result<String, Failure> {
     benchkv_harness::file::check(file)?;
     let job = job()?;
     let cpu = steps()?;
-    let real_ns = Spread::of(
-        (0..JOBS)
-            .map(|_| real_latency_ns())
-            .collect::<Result<Vec<_>, _>>()?,
-    )
-    .median;
-    let cpu = Cpu {
-        line_ns: line_ns(&job, cpu, real_ns)?,
-        ..cpu
-    };
+    let real = (0..JOBS).map(|_| real_latency_ns());
+    let real_ns = Spread::of(real.collect::<Result<Vec<_>, _>>()?).median;
+    let line_ns = line_ns(&job, cpu, real_ns)?;
+    let cpu = Cpu { line_ns, ..cpu };
     let text = text(cpu, real_ns, simulated_latency_ns(&job, cpu)?);
     benchkv_harness::file::write(file, text.as_bytes())?;
     Ok(text)
@@ -313,18 +307,14 @@ fn line_ns(job: &Job, cpu: Cpu, real_ns: f64) -> Result<u64, Failure> {
 
 /// Returns the median latency of the job, run in real time in processes of its own, in ns.
 fn real_latency_ns() -> Result<f64, Failure> {
-    let args = arguments(1).skip(1).chain(
-        "-t 0.2 --warmup 0.05 --wait busy --json -"
-            .split(' ')
-            .map(ToOwned::to_owned),
-    );
+    let more = "-t 0.2 --warmup 0.05 --wait busy --json -".split(' ');
+    let args = arguments(1).skip(1).chain(more.map(ToOwned::to_owned));
     let mut command = Command::new(std::env::current_exe()?);
     command.args(args).stdin(Stdio::null());
     let done = command.output()?;
     let document: Option<serde_json::Value> = serde_json::from_slice(&done.stdout).ok();
-    let median = document
-        .and_then(|document| document["latency_ns"]["p50"].as_f64())
-        .filter(|_| done.status.success());
+    let median = document.and_then(|document| document["latency_ns"]["p50"].as_f64());
+    let median = median.filter(|_| done.status.success());
     let said = String::from_utf8_lossy(&done.stderr);
     median.ok_or_else(|| format!("the job `{command:?}` has no result: {}", said.trim_end()).into())
 }
@@ -335,21 +325,14 @@ fn simulated_latency_ns(job: &Job, cpu: Cpu) -> Result<f64, Failure> {
         cpu,
         ..World::default()
     };
-    let (ranks, _) = Simulated::new(job, &world)?.run(
-        Duration::from_micros(100),
-        Duration::from_millis(1),
-        1,
-    )?;
+    let (warmup, window) = (Duration::from_micros(100), Duration::from_millis(1));
+    let (ranks, _) = Simulated::new(job, &world)?.run(warmup, window, 1)?;
     let mut all = LatencyHistogram::new();
-    for window in ranks
-        .iter()
-        .flat_map(|rank| &rank.clients)
-        .flat_map(|client| &client.windows)
-    {
-        for kind in [&window.local.gets, &window.local.puts] {
-            // All histograms cover the same range.
-            let _ = all.merge(kind);
-        }
+    let clients = ranks.iter().flat_map(|rank| &rank.clients);
+    for window in clients.flat_map(|client| &client.windows) {
+        // All histograms cover the same range.
+        let _ = all.merge(&window.local.gets);
+        let _ = all.merge(&window.local.puts);
     }
     Ok(all.value_at(0.5) as f64)
 }
