@@ -51,17 +51,12 @@ pub fn agree(
 }
 
 fn settle(exchange: &mut dyn Exchange, mine: &Statement) -> Result<(), AgreementError> {
-    let parts = exchange.all_gather(
-        &serde_json::to_vec(mine).unwrap_or_default(),
-        LIMIT,
-        &|| false,
-    )?;
+    let mine = serde_json::to_vec(mine).unwrap_or_default();
+    let parts = exchange.all_gather(&mine, LIMIT, &|| false)?;
     let unreadable =
         |_| Err("states its options in another form: it is of another version".to_owned());
-    let statements: Vec<Statement> = parts
-        .iter()
-        .map(|part| serde_json::from_slice(part).unwrap_or_else(unreadable))
-        .collect();
+    let read = |part: &Vec<u8>| serde_json::from_slice(part).unwrap_or_else(unreadable);
+    let statements: Vec<Statement> = parts.iter().map(read).collect();
     match compare(&statements).as_slice() {
         [] => Ok(()),
         complaints => Err(AgreementError::Refused(complaints.join("\n"))),
@@ -70,19 +65,16 @@ fn settle(exchange: &mut dyn Exchange, mine: &Statement) -> Result<(), Agreement
 
 /// Returns the reasons not to start: refusals if there are any, else differences.
 fn compare(statements: &[Statement]) -> Vec<String> {
-    let refusals = by_value(
-        statements
-            .iter()
-            .map(|statement| statement.as_ref().err().map(String::as_str)),
-    );
+    let refusals = statements.iter().map(|statement| statement.as_ref().err());
+    let refusals = by_value(refusals.map(|refusal| refusal.map(String::as_str)));
     match refusals.as_slice() {
         [] => {}
         [(refusal, ranks)] if ranks.len() == statements.len() => {
             return vec![(*refusal).to_owned()];
         }
         _ => {
+            let refusals = refusals.iter();
             return refusals
-                .iter()
                 .map(|(refusal, ranks)| format!("{}: {refusal}", rank_list(ranks)))
                 .collect();
         }
@@ -91,15 +83,13 @@ fn compare(statements: &[Statement]) -> Vec<String> {
     let names: std::collections::BTreeSet<&String> =
         facts.iter().flat_map(|facts| facts.keys()).collect();
     let difference = |name: &String| {
-        let values = by_value(
-            facts
-                .iter()
-                .map(|facts| Some(facts.get(name).map_or("unknown", String::as_str))),
-        );
-        let each = values
+        let values = facts
             .iter()
-            .map(|(value, ranks)| format!("{value} on {}", rank_list(ranks)))
-            .collect::<Vec<_>>();
+            .map(|facts| facts.get(name).map_or("unknown", String::as_str));
+        let values = by_value(values.map(Some));
+        let each = values.iter();
+        let each = each.map(|(value, ranks)| format!("{value} on {}", rank_list(ranks)));
+        let each: Vec<String> = each.collect();
         (values.len() > 1).then(|| format!("the ranks disagree on {name}: {}", each.join("; ")))
     };
     names.into_iter().filter_map(difference).collect()
@@ -120,11 +110,8 @@ fn by_value<'a>(values: impl Iterator<Item = Option<&'a str>>) -> Vec<(&'a str, 
 
 fn rank_list(ranks: &[usize]) -> String {
     let numbers: Vec<String> = ranks.iter().map(usize::to_string).collect();
-    format!(
-        "rank{} {}",
-        if ranks.len() == 1 { "" } else { "s" },
-        numbers.join(", ")
-    )
+    let ending = if ranks.len() == 1 { "" } else { "s" };
+    format!("rank{ending} {}", numbers.join(", "))
 }
 
 /// Returns everything that affects the messages, expectations and measurements of a rank. Placement
@@ -146,17 +133,11 @@ fn facts(options: &Options) -> Facts {
     add("--queue-depth", &options.job.queue_depth);
     add("--seed", &workload.seed);
     // Reasons affect nothing.
-    for (key, value) in fields(&options.asked)
-        .into_iter()
-        .filter(|(key, _)| key != "device_by_auto")
-    {
+    let asked = fields(&options.asked).into_iter();
+    for (key, value) in asked.filter(|(key, _)| key != "device_by_auto") {
         let flag = format!("--{}", key.trim_end_matches("_s").replace('_', "-"));
-        add(
-            &flag,
-            &value
-                .as_str()
-                .map_or_else(|| value.to_string(), str::to_owned),
-        );
+        let text = value.as_str().map(str::to_owned);
+        add(&flag, &text.unwrap_or_else(|| value.to_string()));
     }
     for (key, value) in fields(&options.job.sizes) {
         add(&format!("the computed {key}"), &value);

@@ -43,9 +43,8 @@ impl FromStr for Devices {
         }
         let mut devices: Vec<DeviceChoice> = Vec::new();
         for part in text.split(',') {
-            let device = part
-                .parse()
-                .map_err(|why| format!("{part:?} in a list: {why}"))?;
+            let device = part.parse();
+            let device = device.map_err(|why| format!("{part:?} in a list: {why}"))?;
             if !matches!(device, DeviceChoice::Verbs { name: Some(_), .. }) {
                 return Err(format!(
                     "{part} in a list: its devices are named, mlx5_N[:PORT], rxeN, verbs:NAME[:PORT] or relay:NAME[:PORT]"
@@ -133,21 +132,18 @@ impl Devices {
             let is_daemon = number < topology.daemons && has_peers(Worker::Daemon(number));
             is_daemon || (number < topology.clients && has_peers(Worker::Client(number)))
         };
-        let used = (0..topology.daemons.max(topology.clients))
-            .filter(|&number| uses(number))
-            .count();
-        if self.others.len() < used.max(1) {
+        let numbers = 0..topology.daemons.max(topology.clients);
+        let used = numbers.filter(|&number| uses(number)).count().max(1);
+        if self.others.len() < used {
             return Ok(());
         }
         let why = "threads without connections open no device";
+        let devices = benchkv_harness::report::plural(used, "device");
         Err(range(
             "--device",
             self,
             why,
-            format!(
-                "a list of at most {}",
-                benchkv_harness::report::plural(used.max(1), "device")
-            ),
+            format!("a list of at most {devices}"),
         ))
     }
 }

@@ -81,15 +81,14 @@ impl<'a> Reporter<'a> {
             return None;
         }
         self.end_ns = now_ns + self.interval_ns - (now_ns - self.begin_ns) % self.interval_ns;
-        let sum = self
-            .clients
-            .iter()
-            .fold(Tally::default(), |sum, client| Tally {
-                ended: sum.ended.wrapping_add(client.ended.load(Ordering::Relaxed)),
-                outstanding_ns: sum
-                    .outstanding_ns
-                    .wrapping_add(client.outstanding_ns.load(Ordering::Relaxed)),
-            });
+        let sum = self.clients.iter().fold(Tally::default(), |sum, client| {
+            let ended = client.ended.load(Ordering::Relaxed);
+            let outstanding_ns = client.outstanding_ns.load(Ordering::Relaxed);
+            Tally {
+                ended: sum.ended.wrapping_add(ended),
+                outstanding_ns: sum.outstanding_ns.wrapping_add(outstanding_ns),
+            }
+        });
         let (from_ns, from) = std::mem::replace(&mut self.last, (now_ns, sum));
         let done = Tally {
             ended: sum.ended.wrapping_sub(from.ended),
@@ -108,38 +107,26 @@ impl Interval {
     /// Returns the line of the interval in a job of `runs`, on rank 0 of `ranks`.
     #[must_use]
     pub fn line(&self, runs: usize, ranks: usize) -> impl fmt::Display {
-        let Self {
-            since_start,
-            length_ns,
-            phase,
-            done: Tally {
-                ended,
-                outstanding_ns,
-            },
-        } = *self;
-        let (seconds, per_s) = (
-            since_start.as_secs_f64(),
-            ended as f64 * 1e9 / length_ns as f64,
-        );
+        let Tally {
+            ended,
+            outstanding_ns,
+        } = self.done;
+        let seconds = self.since_start.as_secs_f64();
+        let per_s = rate(ended as f64 * 1e9 / self.length_ns as f64);
         // Little's law: operations outstanding on average, by the rate at which they end.
         let time = if ended == 0 {
             String::new()
         } else {
-            format!(
-                ", mean time {}",
-                nanos(outstanding_ns as f64 / ended as f64)
-            )
+            let mean_ns = outstanding_ns as f64 / ended as f64;
+            format!(", mean time {}", nanos(mean_ns))
         };
-        let name = name_of(phase, runs).unwrap_or_else(|| "between runs".to_owned());
+        let name = name_of(self.phase, runs).unwrap_or_else(|| "between runs".to_owned());
         let ranks = if ranks == 1 {
             String::new()
         } else {
             format!(" (rank 0 of {ranks})")
         };
-        format!(
-            "{seconds:8.2} s  {name:<12}  {ended:>12} operations  {:>12}{time}{ranks}",
-            rate(per_s)
-        )
+        format!("{seconds:8.2} s  {name:<12}  {ended:>12} operations  {per_s:>12}{time}{ranks}")
     }
 }
 

@@ -62,25 +62,17 @@ impl Launcher {
 
 impl fmt::Display for Launcher {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            hosts, ranks_here, ..
-        } = self;
-        write!(
-            f,
-            "{}: ",
-            self.library.as_deref().unwrap_or("local launcher")
-        )?;
-        match hosts.as_slice() {
-            [host] => write!(
-                f,
-                "{} on host {host}",
-                report::plural(ranks_here.len(), "rank")
-            )?,
-            hosts => write!(
-                f,
-                "hosts {}; on this one ranks {ranks_here:?}",
-                hosts.join(", ")
-            )?,
+        let kind = self.library.as_deref().unwrap_or("local launcher");
+        let here = &self.ranks_here;
+        match self.hosts.as_slice() {
+            [host] => {
+                let ranks = report::plural(here.len(), "rank");
+                write!(f, "{kind}: {ranks} on host {host}")?;
+            }
+            hosts => {
+                let hosts = hosts.join(", ");
+                write!(f, "{kind}: hosts {hosts}; on this one ranks {here:?}")?;
+            }
         }
         f.write_str(if self.bound {
             ", bound to cores by their launcher (mpirun --bind-to none leaves them all)"

@@ -116,28 +116,21 @@ impl Memory {
     /// # Errors
     /// The job needs more: its need, the limit, and the remedies.
     pub fn check(self, given: Option<u64>) -> Result<(), Failure> {
-        let host = (
-            Environment::detect().memory_bytes,
-            "what the host has".to_owned(),
-        );
-        let group = cgroup::memory_limit()
-            .map(|(bytes, file)| (bytes, format!("as {} says", file.display())));
-        let (limit_bytes, source_of_limit) = match given {
-            Some(bytes) => (bytes, "as --memory-limit says".to_owned()),
-            None => group.filter(|(bytes, _)| *bytes < host.0).unwrap_or(host),
+        let host = Environment::detect().memory_bytes;
+        let group = cgroup::memory_limit().filter(|(bytes, _)| *bytes < host);
+        let (limit_bytes, source_of_limit) = match (given, group) {
+            (Some(bytes), _) => (bytes, "as --memory-limit says".to_owned()),
+            (None, Some((bytes, file))) => (bytes, format!("as {} says", file.display())),
+            (None, None) => (host, "what the host has".to_owned()),
         };
         if self.total_bytes <= limit_bytes {
             return Ok(());
         }
-        let need = format!(
-            "the job needs about {} bytes of memory ({self})",
-            self.total_bytes
-        );
-        let limit = format!(
-            "and may take {limit_bytes} ({}, {source_of_limit})",
-            bytes(limit_bytes)
-        );
-        Err(format!("{need} {limit}: {SMALLER}; or raise --memory-limit").into())
+        let (need, limit) = (self.total_bytes, bytes(limit_bytes));
+        Err(format!(
+            "the job needs about {need} bytes of memory ({self}) and may take {limit_bytes} ({limit}, {source_of_limit}): {SMALLER}; or raise --memory-limit"
+        )
+        .into())
     }
 
     /// Returns a warning if the job needs more than the memory `available` at the moment. It is
@@ -154,15 +147,11 @@ impl Memory {
 /// Formats the total and its parts.
 impl fmt::Display for Memory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            endpoints,
-            connections_bytes,
-            stores_bytes,
-            channels_bytes,
-            total_bytes,
-        } = *self;
-        let parts = [connections_bytes, stores_bytes, channels_bytes, total_bytes].map(bytes);
-        let [connections, stores, channels, total] = parts;
+        let endpoints = self.endpoints;
+        let connections = bytes(self.connections_bytes);
+        let stores = bytes(self.stores_bytes);
+        let channels = bytes(self.channels_bytes);
+        let total = bytes(self.total_bytes);
         write!(
             f,
             "{total}: connections between ranks {connections}, stores {stores}, channels within ranks {channels}; {endpoints} endpoints"

@@ -36,10 +36,8 @@ pub struct PortOptions {
 }
 
 fn parse_mtu(text: &str) -> Result<u16, String> {
-    let mtu = text
-        .parse()
-        .ok()
-        .filter(|mtu| [256, 512, 1024, 2048, 4096].contains(mtu));
+    let is_legal = |mtu: &u16| [256, 512, 1024, 2048, 4096].contains(mtu);
+    let mtu = text.parse().ok().filter(is_legal);
     mtu.ok_or_else(|| "use 256, 512, 1024, 2048 or 4096".to_owned())
 }
 
@@ -80,26 +78,23 @@ impl PortOptions {
             (
                 DeviceChoice::Auto | DeviceChoice::Soft(_) | DeviceChoice::Roce(_),
                 Some((flag, value)),
-            ) => Err(range(
-                flag,
-                value,
-                "the software device has no port",
-                "no value without a hardware --device, such as mlx5_0".to_owned(),
-            )),
+            ) => {
+                let why = "the software device has no port";
+                let legal = "no value without a hardware --device, such as mlx5_0";
+                Err(range(flag, value, why, legal.to_owned()))
+            }
             (
                 DeviceChoice::Verbs {
                     port: Some(named), ..
                 },
                 _,
-            ) if self.port.is_some_and(|port| port != *named) => {
-                let given = self.port.unwrap_or_default();
-                Err(range(
-                    "--port",
-                    given,
-                    "--device names another port",
-                    format!("{named}, or a --device without a port"),
-                ))
-            }
+            ) => match self.port.filter(|port| port != named) {
+                None => Ok(()),
+                Some(given) => {
+                    let legal = format!("{named}, or a --device without a port");
+                    Err(range("--port", given, "--device names another port", legal))
+                }
+            },
             _ => Ok(()),
         }
     }
@@ -122,8 +117,8 @@ impl PortOptions {
 /// Formats the options as they are typed.
 impl std::fmt::Display for PortOptions {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let text: Vec<String> = self
-            .given()
+        let given = self.given();
+        let text: Vec<String> = given
             .map(|(flag, value)| format!("{flag} {value}"))
             .collect();
         f.write_str(&text.join(" "))

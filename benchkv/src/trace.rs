@@ -34,9 +34,8 @@ fn columns(endpoints: &[usize]) -> String {
     let _ = out.serialize(Sample::default());
     let text = String::from_utf8(out.into_inner().unwrap_or_default()).unwrap_or_default();
     let names = text.lines().next().unwrap_or_default().to_owned();
-    endpoints
-        .iter()
-        .fold(names, |names, rank| format!("{names},{ENDPOINT}{rank}"))
+    let of_endpoints = endpoints.iter().map(|rank| format!(",{ENDPOINT}{rank}"));
+    of_endpoints.fold(names, |names, name| names + &name)
 }
 
 /// The command-line flags.
@@ -117,12 +116,9 @@ impl TraceFile {
     }
 
     fn named(path: &Path) -> Option<(usize, usize)> {
-        let (rank, daemon) = path
-            .file_name()?
-            .to_str()?
-            .strip_prefix("rank-")?
-            .strip_suffix(".csv")?
-            .split_once("-daemon-")?;
+        let name = path.file_name()?.to_str()?;
+        let numbers = name.strip_prefix("rank-")?.strip_suffix(".csv")?;
+        let (rank, daemon) = numbers.split_once("-daemon-")?;
         Some((rank.parse().ok()?, daemon.parse().ok()?))
     }
 
@@ -150,10 +146,9 @@ impl TraceFile {
         let read = || -> csv::Result<Series> {
             let mut lines = csv::Reader::from_path(&self.path)?;
             let names = lines.headers()?.iter();
+            let endpoints = names.filter_map(|name| name.strip_prefix(ENDPOINT)?.parse().ok());
             let mut series = Series {
-                endpoints: names
-                    .filter_map(|name| name.strip_prefix(ENDPOINT)?.parse().ok())
-                    .collect(),
+                endpoints: endpoints.collect(),
                 ..Series::default()
             };
             for line in lines.records() {
@@ -180,19 +175,16 @@ impl TraceOptions {
     /// They cannot, or there are series already.
     pub fn check(&self) -> Result<(), Failure> {
         let failed = |why| failed(&self.dir, &why);
-        let there = self
-            .dir
-            .ancestors()
-            .find(|dir| dir.exists())
-            .unwrap_or(Path::new("."));
+        let mut dirs = self.dir.ancestors();
+        let there = dirs.find(|dir| dir.exists()).unwrap_or(Path::new("."));
         let probe = there.join(format!(".benchkv-{}", std::process::id()));
         File::create_new(&probe)
             .and_then(|_| fs::remove_file(&probe))
             .map_err(failed)?;
         if there == self.dir && !TraceFile::all_in(there)?.is_empty() {
+            let dir = self.dir.display();
             return Err(format!(
-                "{} has the traces of another job: name another directory, or remove them",
-                self.dir.display()
+                "{dir} has the traces of another job: name another directory, or remove them"
             )
             .into());
         }

@@ -33,24 +33,16 @@ impl UcxArgs {
     ) -> Result<Option<PeerErrors>, RangeError> {
         match carrier {
             Carrier::UcxAm if !device.is_auto() || *port != PortOptions::default() => {
-                let (why, what) = (
-                    "UCX chooses its transports itself",
-                    "no value with --carrier ucx-am; UCX_TLS and UCX_NET_DEVICES tell UCX",
-                );
-                Err(range(
-                    "--device",
-                    format!("{device} {port}").trim_end(),
-                    why,
-                    what.to_owned(),
-                ))
+                let why = "UCX chooses its transports itself";
+                let what = "no value with --carrier ucx-am; UCX_TLS and UCX_NET_DEVICES tell UCX";
+                let given = format!("{device} {port}");
+                Err(range("--device", given.trim_end(), why, what.to_owned()))
             }
             Carrier::UcxAm => Ok(Some(self.ucx_errors.resolve(hosts))),
             _ if self.ucx_errors != PeerErrorsChoice::Auto => {
-                let (why, what) = (
-                    "this --carrier has no part in UCX",
-                    "no value without --carrier ucx-am",
-                );
-                Err(range("--ucx-errors", self.ucx_errors, why, what.to_owned()))
+                let why = "this --carrier has no part in UCX";
+                let what = "no value without --carrier ucx-am".to_owned();
+                Err(range("--ucx-errors", self.ucx_errors, why, what))
             }
             _ => Ok(None),
         }

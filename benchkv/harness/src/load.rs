@@ -179,17 +179,11 @@ impl<'a, C: Caller> Load<'a, C> {
     /// The caller's error, or the number of wrong replies.
     pub fn check(&mut self, depth: u32, count: u64) -> Result<(), Failure> {
         let mut unanswered: Vec<Option<Payload>> = vec![None; depth as usize];
-        let mut sent = 0u64;
-        let mut answered = 0;
-        let mut wrong = 0;
+        let (mut sent, mut answered, mut wrong) = (0u64, 0, 0);
         while answered < count {
             for (slot, unanswered) in unanswered.iter_mut().enumerate() {
-                let request = [
-                    sent,
-                    sent.rotate_left(17),
-                    sent.wrapping_mul(0x9e37_79b9_7f4a_7c15),
-                    !sent,
-                ];
+                let mixed = sent.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+                let request = [sent, sent.rotate_left(17), mixed, !sent];
                 if unanswered.is_none() && sent < count && self.caller.call(slot as u32, request)? {
                     *unanswered = Some(request);
                     sent += 1;
@@ -256,12 +250,7 @@ impl<'a, C: Caller> Load<'a, C> {
                 break;
             }
         }
-        let mut unanswered = u64::from(depth);
-        while unanswered > 0 {
-            unanswered = unanswered
-                .checked_sub(self.turn(0, &mut sent)?)
-                .ok_or("more replies than calls")?;
-        }
+        self.finish(depth.into(), 0, &mut sent)?;
         Ok(window.result())
     }
 
@@ -272,13 +261,9 @@ impl<'a, C: Caller> Load<'a, C> {
     /// The caller's.
     pub fn time(&mut self, depth: u32, calls: u64) -> Result<Duration, Failure> {
         let start_ns = self.clock.now_ns();
-        let (mut sent, mut unanswered) = (0, calls);
+        let mut sent = 0;
         self.begin(depth, calls, &mut sent)?;
-        while unanswered > 0 {
-            unanswered = unanswered
-                .checked_sub(self.turn(calls, &mut sent)?)
-                .ok_or("more replies than calls")?;
-        }
+        self.finish(calls, calls, &mut sent)?;
         Ok(Duration::from_nanos(self.clock.now_ns() - start_ns))
     }
 
@@ -290,6 +275,16 @@ impl<'a, C: Caller> Load<'a, C> {
             }
             self.call_when_there_is_room(slot, [*sent; 4])?;
             *sent += 1;
+        }
+        Ok(())
+    }
+
+    /// Takes the replies of all `unanswered` calls, and calls again while fewer than `limit` were
+    /// `sent`.
+    fn finish(&mut self, mut unanswered: u64, limit: u64, sent: &mut u64) -> Result<(), Failure> {
+        while unanswered > 0 {
+            let left = unanswered.checked_sub(self.turn(limit, sent)?);
+            unanswered = left.ok_or("more replies than calls")?;
         }
         Ok(())
     }

@@ -30,11 +30,8 @@ impl Library {
         if handle.is_null() {
             // SAFETY: dlerror returns null or a string that lives until the thread's next call of
             // this family.
-            let reason = unsafe {
-                libc::dlerror()
-                    .as_ref()
-                    .map(|text| CStr::from_ptr(text).to_string_lossy().into_owned())
-            };
+            let text = unsafe { libc::dlerror().as_ref().map(|text| CStr::from_ptr(text)) };
+            let reason = text.map(|text| text.to_string_lossy().into_owned());
             return Err(reason.unwrap_or_else(|| format!("{name} cannot be loaded")));
         }
         Ok(Self {
@@ -70,28 +67,21 @@ impl Library {
     /// Returns the name of its file.
     #[must_use]
     pub fn file_name(&self) -> String {
-        self.file
-            .file_name()
-            .unwrap_or_default()
-            .to_string_lossy()
-            .into_owned()
+        let name = self.file.file_name().unwrap_or_default();
+        name.to_string_lossy().into_owned()
     }
 }
 
 /// Returns the file mapped into this process whose name, or the name of a link to it, is `name`.
 fn mapped_file(name: &str) -> Option<PathBuf> {
     let maps = fs::read_to_string("/proc/self/maps").ok()?;
-    let paths = maps
-        .lines()
-        .filter_map(|line| line.find('/').and_then(|at| line.get(at..)).map(Path::new));
-    let is_it = |path: &&Path| {
-        path.file_name()
-            .is_some_and(|file| file.to_string_lossy().starts_with(name))
+    let path = |line: &'_ str| Some(Path::new(line.get(line.find('/')?..)?).to_owned());
+    let is_it = |path: &PathBuf| {
+        let file = path.file_name().map(|file| file.to_string_lossy());
+        file.is_some_and(|file| file.starts_with(name))
     };
-    paths
-        .map(|path| path.to_owned())
-        .find(|path| is_it(&path.as_path()))
-        .map(|path| fs::canonicalize(&path).unwrap_or(path))
+    let path = maps.lines().filter_map(path).find(is_it)?;
+    Some(fs::canonicalize(&path).unwrap_or(path))
 }
 
 /// Returns the bytes of memory that this process may lock (`RLIMIT_MEMLOCK`); `None` without limit.
@@ -137,13 +127,8 @@ pub fn allow_open_files(needed: u64) -> Result<(), TooFewFiles> {
     if current.unwrap_or(u64::MAX) >= needed {
         return Ok(());
     }
-    let raised = setrlimit(
-        Resource::Nofile,
-        Rlimit {
-            current: Some(needed.min(limit)),
-            maximum,
-        },
-    );
+    let current = Some(needed.min(limit));
+    let raised = setrlimit(Resource::Nofile, Rlimit { current, maximum });
     if raised.is_ok() && needed <= limit {
         Ok(())
     } else {
@@ -218,10 +203,10 @@ pub fn available_memory() -> Option<u64> {
 
 /// Returns the word in brackets of the kernel's `always [advise] never`.
 fn chosen(choices: &str) -> &str {
-    choices
+    let rest = choices
         .split_once('[')
-        .and_then(|(_, rest)| rest.split_once(']'))
-        .map_or("", |(word, _)| word)
+        .and_then(|(_, rest)| rest.split_once(']'));
+    rest.map_or("", |(word, _)| word)
 }
 
 /// A program of the search path, and the first line it prints for `--version`.
@@ -238,17 +223,14 @@ pub struct Program {
 pub fn program(name: &str) -> Option<Program> {
     let search = std::env::var_os("PATH").unwrap_or_default();
     let path = find_program(name, &search)?;
-    let output = Command::new(&path)
-        .arg("--version")
-        .stdin(Stdio::null())
-        .output();
+    let mut command = Command::new(&path);
+    let output = command.arg("--version").stdin(Stdio::null()).output();
     let version = output
         .map_err(|error| error.to_string())
         .and_then(|output| {
             let text = String::from_utf8_lossy(&output.stdout).into_owned();
-            text.lines()
-                .find(|line| !line.trim().is_empty())
-                .map(|line| line.trim().to_owned())
+            let line = text.lines().map(str::trim).find(|line| !line.is_empty());
+            line.map(str::to_owned)
                 .ok_or_else(|| output.status.to_string())
         });
     Some(Program { path, version })

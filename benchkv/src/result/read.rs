@@ -39,21 +39,16 @@ impl JobResult {
         let schema = &document["schema"];
         // Version 1 had no schema name yet, but this member.
         if schema != SCHEMA && !(schema.is_null() && document["per_rank"].is_array()) {
-            return Err(other(
-                &schema
-                    .as_str()
-                    .map_or("without a schema name".to_owned(), |name| {
-                        format!("of the schema {name:?}")
-                    }),
-            ));
+            let name = schema
+                .as_str()
+                .map(|name| format!("of the schema {name:?}"));
+            return Err(other(name.as_deref().unwrap_or("without a schema name")));
         }
         if found != u64::from(SCHEMA_VERSION) {
             let writer = document["benchkv_version"].as_str().unwrap_or("unknown");
-            let versions = format!(
-                "schema version {found}, written by benchkv {writer}, and this benchkv reads version {SCHEMA_VERSION}"
-            );
             return Err(format!(
-                "is a result of {versions}; repeat the job, or use the benchkv that wrote it"
+                "is a result of schema version {found}, written by benchkv {writer}, and this benchkv reads version {SCHEMA_VERSION}; \
+                 repeat the job, or use the benchkv that wrote it"
             ));
         }
         let malformed = |why| {
@@ -70,19 +65,23 @@ impl JobResult {
 
     /// Returns the first value that contradicts others, or its own meaning.
     fn contradiction(&self) -> Option<&'static str> {
-        let parts = self
-            .runs
-            .iter()
-            .map(|run| &run.measured)
-            .chain(self.per_rank.iter().map(|rank| &rank.measured));
-        let measured: Vec<&Measured> = parts.chain([&self.measured]).collect();
+        let runs = self.runs.iter().map(|run| &run.measured);
+        let ranks = self.per_rank.iter().map(|rank| &rank.measured);
+        let measured: Vec<&Measured> = runs.chain(ranks).chain([&self.measured]).collect();
         let fate = &self.fate;
-        let ended = [fate.completed, fate.errors, fate.lost, fate.unfinished]
-            .into_iter()
-            .fold(0, u64::saturating_add);
+        let ended = [fate.completed, fate.errors, fate.lost, fate.unfinished];
+        let ended = ended.into_iter().fold(0, u64::saturating_add);
         let is_share = |share: f64| (0.0..=1.0).contains(&share);
         let is_in_order =
             |of: &LatencySummary| [of.min, of.p50, of.p99, of.p999, of.max].is_sorted();
+        let are_in_order = |of: &Measured| {
+            let latencies = [of.latency_ns, of.local_latency_ns, of.remote_latency_ns];
+            latencies.iter().all(is_in_order)
+        };
+        let is_below_0 = |of: &Measured| {
+            let rates = [of.total_rps, of.local_rps, of.remote_rps];
+            rates.iter().any(|rate| *rate < 0.0)
+        };
         let contradictions = [
             (
                 self.ranks != self.per_rank.len(),
@@ -105,19 +104,11 @@ impl JobResult {
                 "more operations ended than were issued",
             ),
             (
-                measured.iter().any(|of| {
-                    [of.total_rps, of.local_rps, of.remote_rps]
-                        .iter()
-                        .any(|rate| *rate < 0.0)
-                }),
+                measured.iter().any(|of| is_below_0(of)),
                 "a rate is below 0",
             ),
             (
-                measured.iter().any(|of| {
-                    ![of.latency_ns, of.local_latency_ns, of.remote_latency_ns]
-                        .iter()
-                        .all(is_in_order)
-                }),
+                measured.iter().any(|of| !are_in_order(of)),
                 "a percentile of latencies is below a lower one",
             ),
             (
