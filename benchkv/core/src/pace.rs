@@ -48,9 +48,10 @@ impl Pace {
         let starts = match self.arrivals {
             Arrivals::Even => vec![client as f64 / clients as f64],
             // Another random stream than that of the accesses, which have the same seed.
-            Arrivals::Poisson => random_starts(&mut Rng::with_seed(
-                !seed ^ (client as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15),
-            )),
+            Arrivals::Poisson => {
+                let stream = (client as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+                random_starts(&mut Rng::with_seed(!seed ^ stream))
+            }
         };
         let interval_ns = clients as f64 * 1e9 / self.rate;
         let mut schedule = Schedule {
@@ -131,13 +132,11 @@ impl Schedule {
     #[must_use]
     pub fn due(&self, now_ns: u64) -> u64 {
         let cycle = self.starts.len() as f64;
-        let intervals =
-            now_ns.saturating_sub(self.origin_ns.unwrap_or(now_ns)) as f64 / self.interval_ns;
+        let elapsed_ns = now_ns.saturating_sub(self.origin_ns.unwrap_or(now_ns));
+        let intervals = elapsed_ns as f64 / self.interval_ns;
         let whole = (intervals / cycle).floor() * cycle;
-        whole as u64
-            + self
-                .starts
-                .partition_point(|start| *start <= intervals - whole) as u64
+        let of_cycle = |start: &f64| *start <= intervals - whole;
+        whole as u64 + self.starts.partition_point(of_cycle) as u64
     }
 
     /// Returns the number of operations that are due and were not taken.
@@ -150,24 +149,22 @@ impl Schedule {
     /// the first.
     #[must_use]
     pub fn longest_pause(&self) -> Duration {
-        let wrap = self.starts.len() as f64 + self.starts.first().copied().unwrap_or_default();
+        let first = self.starts.first().copied().unwrap_or_default();
+        let wrap = self.starts.len() as f64 + first;
         let next = self.starts.iter().skip(1).chain([&wrap]);
-        let longest = self
+        let pauses = self
             .starts
             .iter()
             .zip(next)
-            .map(|(start, next)| next - start)
-            .fold(self.starts.first().copied().unwrap_or_default(), f64::max);
+            .map(|(start, next)| next - start);
+        let longest = pauses.fold(first, f64::max);
         Duration::from_nanos((longest * self.interval_ns) as u64)
     }
 
     fn start_ns(&self, number: u64) -> u64 {
         let cycle = self.starts.len() as u64;
-        let start = self
-            .starts
-            .get((number % cycle) as usize)
-            .copied()
-            .unwrap_or_default();
+        let start = self.starts.get((number % cycle) as usize);
+        let start = start.copied().unwrap_or_default();
         self.origin_ns.unwrap_or(0)
             + (((number - number % cycle) as f64 + start) * self.interval_ns) as u64
     }

@@ -95,13 +95,8 @@ impl Values {
     /// # Errors
     /// The system's reason why there is no such memory.
     pub fn new(places: Places) -> Result<Self, MemfdCreateError> {
-        let create = || {
-            Memfd::create(
-                "benchkv-values",
-                places.bytes().next_multiple_of(LARGEST_PAGE_BYTES),
-            )
-            .map(Arc::new)
-        };
+        let bytes = places.bytes().next_multiple_of(LARGEST_PAGE_BYTES);
+        let create = || Memfd::create("benchkv-values", bytes).map(Arc::new);
         Ok(Self {
             places,
             memory: (places.tail_bytes > 0).then(create).transpose()?,
@@ -124,16 +119,11 @@ impl Values {
     /// Returns the address of a place; `None` if there is no such place, or it has no room for
     /// `bytes`.
     fn at(&self, place: u32, bytes: usize) -> Option<*mut u8> {
-        let memory = self.memory.as_ref().filter(|_| {
-            bytes <= self.places.tail_bytes && (place as usize) < self.places.count()
-        })?;
+        let fits = bytes <= self.places.tail_bytes && (place as usize) < self.places.count();
+        let memory = self.memory.as_ref().filter(|_| fits)?;
+        let offset = place as usize * self.places.stride();
         // SAFETY: a place that exists is inside the memory.
-        Some(unsafe {
-            memory
-                .base()
-                .as_ptr()
-                .add(place as usize * self.places.stride())
-        })
+        Some(unsafe { memory.base().as_ptr().add(offset) })
     }
 
     /// Copies the tail at `place` out. If there is no such place, `tail` is unchanged.

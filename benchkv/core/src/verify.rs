@@ -292,11 +292,9 @@ impl Verifier {
             ) => {
                 if found != Some(expected) {
                     let found = found.map(|value| format!("{value:#018x}"));
-                    let found = found.unwrap_or_else(|| "nothing".to_owned());
-                    self.fail(
-                        access,
-                        format_args!("{found} instead of the acknowledged {expected:#018x}"),
-                    );
+                    let found = found.as_deref().unwrap_or("nothing");
+                    let what = format_args!("{found} instead of the acknowledged {expected:#018x}");
+                    self.fail(access, what);
                 }
                 Private::Unknown
             }

@@ -28,16 +28,15 @@ fn here() -> (String, String) {
 
 fn limit_of(groups: &str, mounts: &str) -> Option<(u64, PathBuf)> {
     let of_dir = |dir: &Path, mount: &Mount| {
-        let file = dir.join(if mount.is_unified {
+        let name = if mount.is_unified {
             "memory.max"
         } else {
             "memory.limit_in_bytes"
-        });
+        };
+        let file = dir.join(name);
         // In version 2, `max` is not a number.
-        Some((
-            fs::read_to_string(&file).ok()?.trim().parse::<u64>().ok()?,
-            file,
-        ))
+        let limit = fs::read_to_string(&file).ok()?.trim().parse::<u64>().ok()?;
+        Some((limit, file))
     };
     in_dirs(groups, mounts, "memory", of_dir).into_iter().min()
 }
@@ -51,14 +50,12 @@ fn quota_of(groups: &str, mounts: &str) -> Option<f64> {
             read("cpu.cfs_quota_us")? + " " + &read("cpu.cfs_period_us")?
         };
         // Without a quota the first word is `max`, or -1 in version 1.
-        let mut words = both
-            .split_whitespace()
-            .map_while(|word| word.parse::<f64>().ok());
+        let words = both.split_whitespace();
+        let mut words = words.map_while(|word| word.parse::<f64>().ok());
         Some(words.next()? / words.next()?).filter(|cpus| *cpus > 0.0)
     };
-    in_dirs(groups, mounts, "cpu", of_dir)
-        .into_iter()
-        .reduce(f64::min)
+    let quotas = in_dirs(groups, mounts, "cpu", of_dir).into_iter();
+    quotas.reduce(f64::min)
 }
 
 /// Returns the results of `of_dir` for the directories of the groups of `controller` of a process,
@@ -73,24 +70,16 @@ fn in_dirs<T>(
         let group = group_in(groups, &mount, controller)?;
         // A process in a namespace may be in a group that its mount does not show. Then the top of
         // the mount is the closest group.
-        let below = Path::new(group)
-            .strip_prefix(mount.root)
-            .unwrap_or(Path::new(""));
-        let dir = Path::new(mount.point).join(below);
-        let dirs = dir
-            .ancestors()
-            .take_while(|dir| dir.starts_with(mount.point));
-        Some(
-            dirs.filter_map(|dir| of_dir(dir, &mount))
-                .collect::<Vec<_>>(),
-        )
+        let below = Path::new(group).strip_prefix(mount.root);
+        let dir = Path::new(mount.point).join(below.unwrap_or(Path::new("")));
+        let dirs = dir.ancestors();
+        let dirs = dirs.take_while(|dir| dir.starts_with(mount.point));
+        let found = dirs.filter_map(|dir| of_dir(dir, &mount));
+        Some(found.collect::<Vec<_>>())
     };
-    mounts
-        .lines()
-        .filter_map(|line| Mount::parse(line, controller))
-        .filter_map(of_mount)
-        .flatten()
-        .collect()
+    let mounts = mounts.lines();
+    let mounts = mounts.filter_map(|line| Mount::parse(line, controller));
+    mounts.filter_map(of_mount).flatten().collect()
 }
 
 /// A mounted hierarchy of groups with a controller.

@@ -112,8 +112,8 @@ impl Clock {
         if ticks == 0 {
             return Self::monotonic();
         }
-        let ns_per_tick_q32 =
-            ((u128::from(ns.saturating_sub(base_ns)) << 32) / u128::from(ticks)) as u64;
+        let elapsed_ns = u128::from(ns.saturating_sub(base_ns));
+        let ns_per_tick_q32 = ((elapsed_ns << 32) / u128::from(ticks)) as u64;
         Self(Reading::Tsc {
             base_tick,
             base_ns,
@@ -151,22 +151,18 @@ fn monotonic_ns() -> u64 {
 
 #[cfg(target_arch = "x86_64")]
 mod tsc {
+    const SOURCES: &str = "/sys/devices/system/clocksource/clocksource0/available_clocksource";
+
     /// Returns whether the kernel trusts it: it keeps `tsc` among the available clock sources only
     /// while its own watchdog agrees with it.
     pub(super) fn kernel_trusts_it() -> bool {
-        let offered = std::fs::read_to_string(
-            "/sys/devices/system/clocksource/clocksource0/available_clocksource",
-        )
-        .is_ok_and(|sources| sources.split_whitespace().any(|source| source == "tsc"));
-        let constant = std::fs::read_to_string("/proc/cpuinfo").is_ok_and(|info| {
-            info.lines()
-                .find(|line| line.starts_with("flags"))
-                .is_some_and(|flags| {
-                    ["constant_tsc", "nonstop_tsc"]
-                        .iter()
-                        .all(|flag| flags.split_whitespace().any(|word| word == *flag))
-                })
-        });
+        let offered = std::fs::read_to_string(SOURCES)
+            .is_ok_and(|sources| sources.split_whitespace().any(|source| source == "tsc"));
+        let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let flags = info.lines().find(|line| line.starts_with("flags"));
+        let has =
+            |flag| flags.is_some_and(|flags| flags.split_whitespace().any(|word| word == flag));
+        let constant = has("constant_tsc") && has("nonstop_tsc");
         offered && constant
     }
 

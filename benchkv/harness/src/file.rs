@@ -68,11 +68,8 @@ pub fn check(path: &Path) -> Result<(), WriteError> {
 /// Returns whether `path` ends in a name. [`Path::file_name`] ignores a slash or dot at the end,
 /// although the system treats such a path as a directory.
 fn has_name(path: &Path) -> bool {
-    let last = path
-        .as_os_str()
-        .as_encoded_bytes()
-        .rsplit(|byte| *byte == b'/')
-        .next();
+    let path = path.as_os_str().as_encoded_bytes();
+    let last = path.rsplit(|byte| *byte == b'/').next();
     !matches!(last, None | Some(b"" | b"." | b".."))
 }
 
@@ -84,11 +81,8 @@ fn has_name(path: &Path) -> bool {
 pub fn location(path: &Path) -> io::Result<PathBuf> {
     match fs::canonicalize(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            let dir = path
-                .parent()
-                .filter(|dir| !dir.as_os_str().is_empty())
-                .unwrap_or(Path::new("."));
-            Ok(fs::canonicalize(dir)?.join(path.file_name().unwrap_or_default()))
+            let name = path.file_name().unwrap_or_default();
+            Ok(fs::canonicalize(directory(path))?.join(name))
         }
         found => found,
     }
@@ -116,12 +110,9 @@ pub fn write(path: &Path, content: &[u8]) -> Result<(), WriteError> {
 fn open_existing(path: &Path) -> io::Result<File> {
     let started = Instant::now();
     let file = loop {
-        match OpenOptions::new()
-            .write(true)
-            .truncate(true)
-            .custom_flags(libc::O_NONBLOCK)
-            .open(path)
-        {
+        let mut options = OpenOptions::new();
+        let options = options.write(true).truncate(true);
+        match options.custom_flags(libc::O_NONBLOCK).open(path) {
             Err(error)
                 if error.raw_os_error() == Some(libc::ENXIO)
                     && started.elapsed() < READER_LIMIT =>
@@ -163,17 +154,21 @@ struct NewFile {
     partial: PathBuf,
 }
 
+/// Returns the directory of `path`.
+fn directory(path: &Path) -> &Path {
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty());
+    dir.unwrap_or(Path::new("."))
+}
+
 fn create_new(path: &Path) -> io::Result<NewFile> {
     let partial = partial_name(path);
-    let dir = partial
-        .parent()
-        .filter(|dir| !dir.as_os_str().is_empty())
-        .unwrap_or(Path::new("."));
-    let file = match OpenOptions::new()
-        .write(true)
+    let mut options = OpenOptions::new();
+    options.write(true);
+    let unnamed = options
+        .clone()
         .custom_flags(libc::O_TMPFILE)
-        .open(dir)
-    {
+        .open(directory(path));
+    let file = match unnamed {
         // Kernels and file systems without the flag return one of these errors.
         Err(error)
             if matches!(
@@ -195,13 +190,8 @@ impl NewFile {
     /// Replaces the file at `path`.
     fn rename(&self, path: &Path) -> io::Result<()> {
         if self.file.metadata()?.nlink() == 0 {
-            linkat(
-                CWD,
-                format!("/proc/self/fd/{}", self.file.as_raw_fd()),
-                CWD,
-                &self.partial,
-                AtFlags::SYMLINK_FOLLOW,
-            )?;
+            let open = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+            linkat(CWD, open, CWD, &self.partial, AtFlags::SYMLINK_FOLLOW)?;
         }
         fs::rename(&self.partial, path)
     }

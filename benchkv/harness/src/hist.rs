@@ -151,8 +151,8 @@ impl LatencyHistogram {
 /// HdrHistogram's own logs (`HISTF...`).
 impl Serialize for LatencyHistogram {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer
-            .serialize_str(&BASE64.encode(self.to_bytes().map_err(serde::ser::Error::custom)?))
+        let bytes = self.to_bytes().map_err(serde::ser::Error::custom)?;
+        serializer.serialize_str(&BASE64.encode(bytes))
     }
 }
 

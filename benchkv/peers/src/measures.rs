@@ -141,10 +141,8 @@ pub(crate) fn answer(job: &Job, exchange: &mut dyn Exchange) -> Result<(), Failu
             Some(Server::SharesCore) => job.cores.0,
             _ => job.cores.1,
         })?;
-        let (name, clients) = (
-            format!("peers-{}-{number}", std::process::id()),
-            across.clients,
-        );
+        let name = format!("peers-{}-{number}", std::process::id());
+        let clients = across.clients;
         match across.ends {
             Ends::Ipc => {
                 let server = IpcServer::create(&dir, &name, clients, DEPTH)?;
@@ -219,8 +217,8 @@ impl Calling<'_> {
         let raw = PingPong {
             cores: Some(job.cores),
             duration: job.duration * 2,
-        };
-        let raw = raw.measure(&self.clock)?;
+        }
+        .measure(&self.clock)?;
         figures.put("raw_cacheline_rtt_ns", raw.latency_ns.p50 as f64);
         let bytes = size_of::<Payload>();
         let echo = Echo {
@@ -228,8 +226,8 @@ impl Calling<'_> {
             request_bytes: bytes,
             reply_bytes: bytes,
             duration: job.duration,
-        };
-        let echo = echo.measure(&self.clock)?;
+        }
+        .measure(&self.clock)?;
         figures.put("uds_echo_rate", echo.rps);
         figures.put("uds_echo_rtt_p50_ns", echo.latency_ns.p50 as f64);
         // By the documentation of flux: a slot is 16 B and the payload, rounded up to 64 B.
@@ -255,10 +253,8 @@ impl Calling<'_> {
             }
             return Ok(());
         }
-        let (name, rates) = (
-            format!("{}_{}", across.name, across.callers),
-            rates.iter().map(|rate| rate.rate),
-        );
+        let name = format!("{}_{}", across.name, across.callers);
+        let rates = rates.iter().map(|rate| rate.rate);
         let Spread { min, max, .. } = Spread::of(rates.clone());
         figures.put(&format!("{name}_rate"), rates.sum());
         // Slowest client / fastest.
@@ -298,11 +294,10 @@ impl Calling<'_> {
             connected.wait();
             let behind = idle(others - others / 2);
             connected.wait();
-            let rates = threads.into_iter().map(|thread| {
-                thread
-                    .join()
-                    .unwrap_or_else(|_| Err("a client panicked".into()))
-            });
+            let panicked = |_| Err("a client panicked".into());
+            let rates = threads
+                .into_iter()
+                .map(|thread| thread.join().unwrap_or_else(panicked));
             let rates = rates.collect();
             behind.and(rates)
         })
@@ -343,10 +338,8 @@ impl Calling<'_> {
             || Ok(caller),
             |load| {
                 load.check(depth, CHECKED)?;
-                Ok::<[Rate; 2], Failure>([
-                    load.run(1, job.duration)?,
-                    load.run(depth, job.duration)?,
-                ])
+                let rate = load.run(1, job.duration)?;
+                Ok::<[Rate; 2], Failure>([rate, load.run(depth, job.duration)?])
             },
         )?;
         for (rate, depth) in rates.into_iter().zip([1, depth]) {

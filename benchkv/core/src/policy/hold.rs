@@ -43,10 +43,8 @@ impl FromStr for HoldChoice {
         let known = "use off, a time from 0.5us to 100us, adaptive, or adaptive:TIME";
         let us = |time: &str| {
             // A number without a unit would be seconds.
-            let us = units::seconds(time)
-                .ok()
-                .filter(|_| time.ends_with('s'))
-                .map(|seconds| seconds * 1e6);
+            let seconds = units::seconds(time).ok().filter(|_| time.ends_with('s'));
+            let us = seconds.map(|seconds| seconds * 1e6);
             us.filter(|us| HOLD_NS.contains(&(us * 1000.0)))
                 .ok_or(known)
         };

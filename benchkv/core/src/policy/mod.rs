@@ -220,10 +220,8 @@ impl fmt::Display for PolicyReport {
                 format!("{delayed_flushes} flushes delayed"),
             ),
         ];
-        let done: Vec<String> = parts
-            .into_iter()
-            .filter_map(|(count, text)| (count > 0).then_some(text))
-            .collect();
+        let done = parts.into_iter().filter(|(count, _)| *count > 0);
+        let done: Vec<String> = done.map(|(_, text)| text).collect();
         f.write_str(if done.is_empty() { "nothing to do" } else { "" })?;
         f.write_str(&done.join(", "))
     }

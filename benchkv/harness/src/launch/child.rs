@@ -36,11 +36,10 @@ impl fmt::Display for Ended {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Code(code) => write!(f, "exited with status {code}"),
-            Self::Signal(signal) => write!(
-                f,
-                "was killed by signal {signal} ({})",
-                sys::signal_name(*signal)
-            ),
+            Self::Signal(signal) => {
+                let name = sys::signal_name(*signal);
+                write!(f, "was killed by signal {signal} ({name})")
+            }
         }
     }
 }

@@ -47,12 +47,11 @@ fn kernel_says(path: &'static str) -> Result<String, Failure> {
 
 impl Place {
     fn mine() -> Result<Self, Failure> {
-        let (cores, allowed) = (usable_cores()?, allowed_cores()?);
         Ok(Self {
+            cores: usable_cores()?,
+            allowed: allowed_cores()?,
             boot_id: kernel_says("/proc/sys/kernel/random/boot_id")?,
             host: host_name()?,
-            cores,
-            allowed,
         })
     }
 }
@@ -82,12 +81,9 @@ impl Hosts {
         let read = |(rank, part): (usize, &Vec<u8>)| {
             serde_json::from_slice(part).map_err(|why| silent(rank, why))
         };
+        let places = parts.iter().enumerate().map(read);
         Ok(Self {
-            places: parts
-                .iter()
-                .enumerate()
-                .map(read)
-                .collect::<Result<_, _>>()?,
+            places: places.collect::<Result<_, _>>()?,
             rank: exchange.rank(),
         })
     }
@@ -132,10 +128,8 @@ impl Hosts {
     /// come last.
     #[must_use]
     pub fn cores_here(&self, threads: usize, near: &[usize]) -> Vec<usize> {
-        let masks: Vec<Vec<usize>> = self
-            .here()
-            .map(|(_, place)| near_first(&place.cores, near))
-            .collect();
+        let masks = self.here().map(|(_, place)| near_first(&place.cores, near));
+        let masks: Vec<Vec<usize>> = masks.collect();
         share_out(&masks, threads)
     }
 
@@ -153,10 +147,8 @@ impl Hosts {
 
     fn here(&self) -> impl Iterator<Item = (usize, &Place)> {
         let boot_id = self.places.get(self.rank).map(|place| &place.boot_id);
-        self.places
-            .iter()
-            .enumerate()
-            .filter(move |(_, place)| Some(&place.boot_id) == boot_id)
+        let places = self.places.iter().enumerate();
+        places.filter(move |(_, place)| Some(&place.boot_id) == boot_id)
     }
 }
 
@@ -167,12 +159,8 @@ fn near_first(cores: &[usize], near: &[usize]) -> Vec<usize> {
 }
 
 fn share_out(masks: &[Vec<usize>], threads: usize) -> Vec<usize> {
-    let own: Vec<usize> = masks
-        .iter()
-        .filter_map(|mask| mask.get(..threads))
-        .flatten()
-        .copied()
-        .collect();
+    let own = masks.iter().filter_map(|mask| mask.get(..threads));
+    let own: Vec<usize> = own.flatten().copied().collect();
     let all = masks.iter().flatten().copied();
     if own.len() == masks.len() * threads && unique(own.iter().copied()).len() == own.len() {
         unique(own.into_iter().chain(all))
