@@ -21,7 +21,7 @@ use crate::operation::{Kind, Operation};
 use crate::phase::Phase;
 use crate::values::ClientValues;
 use crate::verify::{PrivateStep, Verdict, Verifier, fill_tail};
-use crate::workload::{Access, AccessKind};
+use crate::workload::AccessKind;
 
 /// The measurements of one client between the beginning and the end of a window, by its own clock
 /// readings.
@@ -564,26 +564,23 @@ impl Book {
         // private accesses than this.
         for _ in 0..4 {
             let (index, accesses) = (self.next_access, &self.spec.pattern.accesses);
-            let &Access {
-                key, rank, kind, ..
-            } = accesses.get(index as usize)?;
+            let access = accesses.get(index as usize)?;
             self.next_access = if index as usize + 1 < accesses.len() {
                 index + 1
             } else {
                 0
             };
-            let request = match (kind, &mut self.spec.verifier) {
-                (AccessKind::Read, _) => Request::get(rank.into(), key),
+            let (rank, key) = (access.rank.into(), access.key);
+            let request = match (access.kind, &mut self.spec.verifier) {
+                (AccessKind::Read, _) => Request::get(rank, key),
                 (AccessKind::Write, Some(verifier)) => {
-                    Request::put(rank.into(), key, verifier.next_value(rank, key))
+                    Request::put(rank, key, verifier.next_value(access))
                 }
                 (AccessKind::Private, Some(_)) => match self.next_private(index) {
                     Some(request) => request,
                     None => continue,
                 },
-                (AccessKind::Write | AccessKind::Private, None) => {
-                    Request::put(rank.into(), key, key)
-                }
+                (AccessKind::Write | AccessKind::Private, None) => Request::put(rank, key, key),
             };
             return Some((index, request));
         }

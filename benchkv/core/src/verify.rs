@@ -46,7 +46,7 @@ impl Stamp {
 }
 
 /// Returns 16 bits of a mix (the finaliser of MurmurHash3) of rank and key.
-const fn hash16(rank: u16, key: u64) -> u16 {
+pub(crate) const fn hash16(rank: u16, key: u64) -> u16 {
     let mut mix = key ^ (rank as u64) << 40;
     mix = (mix ^ mix >> 33).wrapping_mul(0xff51_afd7_ed55_8ccd);
     mix = (mix ^ mix >> 33).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
@@ -198,13 +198,13 @@ impl Verifier {
             + writers * size_of::<u32>()) as u64
     }
 
-    /// Returns a value that was never used before, for a key of `rank`.
-    pub fn next_value(&mut self, rank: u16, key: u64) -> u64 {
+    /// Returns a value that was never used before, for the key of an access.
+    pub fn next_value(&mut self, access: &Access) -> u64 {
         self.sequence = self.sequence.wrapping_add(1);
         Stamp {
             writer: self.writer,
             sequence: self.sequence,
-            hash: hash16(rank, key),
+            hash: access.hash,
         }
         .pack()
     }
@@ -226,7 +226,7 @@ impl Verifier {
         else {
             return;
         };
-        let slot = access.slot as usize;
+        let slot = usize::from(access.slot);
         let now = self.moment;
         if let Some(found_at) = self.found_at.get_mut(slot) {
             found_at.get_or_insert(now);
@@ -262,7 +262,7 @@ impl Verifier {
 
     /// Returns the next step with a private key; `None` while an operation on it is outstanding.
     pub fn begin_private(&mut self, access: &Access) -> Option<PrivateStep> {
-        let slot = access.slot as usize;
+        let slot = usize::from(access.slot);
         match self.private.get(slot)? {
             Private::Writing(_) | Private::Reading(_) => None,
             Private::Written(value) => {
@@ -270,7 +270,7 @@ impl Verifier {
                 Some(PrivateStep::Get)
             }
             Private::Unknown => {
-                let value = self.next_value(access.rank, access.key);
+                let value = self.next_value(access);
                 self.set_private(slot, Private::Writing(value));
                 Some(PrivateStep::Put(value))
             }
@@ -279,7 +279,7 @@ impl Verifier {
 
     /// Judges the end of an operation on a private key; `None` when it ended without a result.
     pub fn end_private(&mut self, access: &Access, outcome: Option<Outcome>) {
-        let slot = access.slot as usize;
+        let slot = usize::from(access.slot);
         let found = match outcome {
             Some(Outcome::GetOk { value }) => Some(value),
             _ => None,
@@ -317,7 +317,7 @@ impl Verifier {
     /// Does the checks 1 and 2.
     fn judge_origin(&mut self, access: &Access, value: u64) -> Option<Stamp> {
         let stamp = Stamp::unpack(value);
-        if stamp.hash != hash16(access.rank, access.key) {
+        if stamp.hash != access.hash {
             self.fail(
                 access,
                 format_args!("value {value:#018x} was written for another key, or is corrupt"),
@@ -337,7 +337,7 @@ impl Verifier {
     }
 
     fn judge_absence(&mut self, access: &Access, moment: u32) {
-        if let Some(Some(found_at)) = self.found_at.get(access.slot as usize) {
+        if let Some(Some(found_at)) = self.found_at.get(usize::from(access.slot)) {
             if is_before(*found_at, moment) {
                 self.fail(
                     access,
@@ -392,18 +392,8 @@ mod tests {
     use super::*;
     use crate::workload::AccessKind;
 
-    const READ: Access = Access {
-        key: 42,
-        slot: 3,
-        rank: 1,
-        kind: AccessKind::Read,
-    };
-    const PRIVATE: Access = Access {
-        key: 1000,
-        slot: 5,
-        rank: 1,
-        kind: AccessKind::Private,
-    };
+    const READ: Access = Access::new(AccessKind::Read, 1, 42, 3);
+    const PRIVATE: Access = Access::new(AccessKind::Private, 1, 1000, 5);
 
     fn reader() -> Verifier {
         Verifier::new(0, 2, 1 << 16, 8)
@@ -461,7 +451,8 @@ mod tests {
     fn the_same_key_of_another_rank_is_another_key() {
         let mut verifier = reader();
         let moment = verifier.issue();
-        verifier.judge_read(&Access { rank: 2, ..READ }, moment, Some(value(0, 1)));
+        let other = Access::new(READ.kind, 2, READ.key, READ.slot);
+        verifier.judge_read(&other, moment, Some(value(0, 1)));
         assert_eq!(verifier.verdict().failures, 1);
     }
 

@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::store::Shard;
 use crate::values::{HEAD_BYTES, VALUE_BYTES};
+use crate::verify::hash16;
 use crate::zipf::Zipf;
 
 /// Accesses of one pattern in a real-time job, 1 MiB of them. After the last access a client starts
@@ -164,16 +165,33 @@ pub enum AccessKind {
 pub struct Access {
     /// The key.
     pub key: u64,
-    /// [`AccessKind::Read`]: number of the key among those that this pattern reads, if results are verified. [`AccessKind::Private`]:
-    /// number of the private key. Otherwise 0.
-    pub slot: u32,
+    /// [`AccessKind::Read`]: number of the key among those that this pattern reads, if results are
+    /// verified. [`AccessKind::Private`]: number of the private key. Otherwise 0.
+    pub slot: u16,
     /// The rank whose store is accessed.
     pub rank: u16,
+    /// The [hash](hash16) of rank and key, by which values are verified.
+    pub hash: u16,
     /// The kind of the access.
     pub kind: AccessKind,
 }
 
-const _: () = assert!(size_of::<Access>() == 16);
+const _: () = assert!(size_of::<Access>() == 16 && PATTERN_LEN <= 1 << 16);
+
+impl Access {
+    /// Makes an access.
+    #[must_use]
+    pub const fn new(kind: AccessKind, rank: u16, key: u64, slot: u16) -> Self {
+        let hash = hash16(rank, key);
+        Self {
+            key,
+            slot,
+            rank,
+            hash,
+            kind,
+        }
+    }
+}
 
 /// The accesses of one client.
 #[derive(Debug)]
@@ -294,19 +312,14 @@ impl Workload {
                 let (kind, slot) = if rng.f64() >= read_ratio {
                     (AccessKind::Write, 0)
                 } else {
-                    let next = slots.len() as u32;
+                    let next = slots.len() as u16;
                     // Only the verification needs the slot.
                     let slot = self
                         .verify
                         .then(|| *slots.entry((target, key)).or_insert(next));
                     (AccessKind::Read, slot.unwrap_or(0))
                 };
-                Access {
-                    key,
-                    slot,
-                    rank: target,
-                    kind,
-                }
+                Access::new(kind, target, key, slot)
             })
             .collect();
         Pattern {
@@ -325,12 +338,7 @@ impl Workload {
             rank as u16
         };
         let key = self.key_range + client_number * PRIVATE_KEYS as u64 + slot as u64;
-        Access {
-            key,
-            slot: slot as u32,
-            rank: target,
-            kind: AccessKind::Private,
-        }
+        Access::new(AccessKind::Private, target, key, slot as u16)
     }
 
     fn another_rank(&self, rank: usize, choice: usize) -> u16 {
@@ -532,7 +540,7 @@ mod tests {
             .iter()
             .filter(|access| access.kind == AccessKind::Read)
         {
-            let key = keys[access.slot as usize].get_or_insert((access.rank, access.key));
+            let key = keys[usize::from(access.slot)].get_or_insert((access.rank, access.key));
             assert_eq!(*key, (access.rank, access.key));
         }
         assert!(keys.iter().all(Option::is_some));
