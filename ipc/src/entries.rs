@@ -211,15 +211,12 @@ impl Entries {
             departures: AtomicU64::new(0),
             sleep: Sleep::default(),
         };
-        let session = AtomicU64::new(word(FIRST, FREE));
-        let armed = AtomicU32::new(0);
-        let pid = AtomicU32::new(0);
         let one = Box::leak(Box::new(One(
             head,
             Entry {
-                session,
-                armed,
-                pid,
+                session: AtomicU64::new(word(FIRST, FREE)),
+                armed: AtomicU32::new(0),
+                pid: AtomicU32::new(0),
                 sleep: Sleep::default(),
             },
         )));

@@ -317,7 +317,6 @@ impl<Req: Plain, Resp: Plain> Sessions<Req, Resp> {
         loop {
             let client = self.table.inbox.pop()?;
             if let Some(Some(session)) = self.table.sessions.get_mut(client) {
-                let generation = session.generation;
                 if let Some((tag, payload)) = session.requests.pop_tagged() {
                     let (tag, payload) = (Tag::without_note(tag), payload.read());
                     if let Some((word, bit)) =
@@ -328,7 +327,7 @@ impl<Req: Plain, Resp: Plain> Sessions<Req, Resp> {
                         return Some((
                             CallId {
                                 client: client as u32,
-                                generation,
+                                generation: session.generation,
                                 tag,
                             },
                             payload,
@@ -479,7 +478,6 @@ impl<Req: Plain, Resp: Plain> Table<Req, Resp> {
                 !0 << (depth % 64)
             }
         };
-        let in_use = (0..depth.div_ceil(64)).map(unused).collect();
         *self.sessions.get_mut(client)? = Some(Session {
             generation,
             held: 0,
@@ -487,7 +485,7 @@ impl<Req: Plain, Resp: Plain> Table<Req, Resp> {
             requests,
             responses,
             next: 0,
-            in_use,
+            in_use: (0..depth.div_ceil(64)).map(unused).collect(),
         });
         Some(())
     }

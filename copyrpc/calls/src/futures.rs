@@ -261,12 +261,11 @@ impl<C: Connection> Future for AsyncCall<C> {
             Stage::Over => return Poll::Ready(closed()),
             Stage::Posted(number, receiver) => (number, receiver),
             Stage::New(kind, request, timeout) => {
-                let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
                 let (reply, receiver) = oneshot();
                 let job = Job {
                     kind,
                     request,
-                    end,
+                    end: timeout.and_then(|timeout| Instant::now().checked_add(timeout)),
                     reply,
                 };
                 (self.poster.post(|_| job), receiver)
@@ -333,7 +332,6 @@ impl<C: Connection> Worker<C> {
     pub fn new(connection: C) -> (Self, AsyncClient<C>) {
         let alarm = Arc::new(Alarm(Mutex::new(connection.waker())));
         let (poster, posted) = posting(Arc::clone(&alarm).into());
-        let poster = Arc::new(poster);
         let facts = connection.facts();
         let timeout = facts.timeout;
         let news = Arc::new(Mutex::new((facts, 0)));
@@ -349,7 +347,7 @@ impl<C: Connection> Worker<C> {
             news: Arc::clone(&news),
         };
         let client = AsyncClient {
-            poster,
+            poster: Arc::new(poster),
             timeout,
             news,
         };

@@ -68,15 +68,12 @@ pub(crate) fn posting<J: Job>(waker: Waker) -> (Poster<J>, Posted<J>) {
         is_away: false,
     };
     let (mailbox, wakes) = (Arc::new(Mutex::new(mailbox)), Arc::new(Wakes::default()));
-    let waiting = BTreeMap::new();
-    let ends = BTreeSet::new();
-    let fresh = VecDeque::new();
     let posted = Posted {
         mailbox: Arc::clone(&mailbox),
         wakes: Arc::clone(&wakes),
-        waiting,
-        ends,
-        fresh,
+        waiting: BTreeMap::new(),
+        ends: BTreeSet::new(),
+        fresh: VecDeque::new(),
         given_up: Vec::new(),
     };
     (

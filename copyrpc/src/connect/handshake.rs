@@ -86,17 +86,14 @@ impl<U> Handshake<U> {
         outcome: Option<Result<Endpoint<U>, ConnectError>>,
         record: Option<[u8; EXCHANGE_RECORD_SIZE]>,
     ) -> Self {
-        let record = record.map(Outgoing::from);
-        let peers_record = Incoming::default();
-        let peers_last = Incoming::default();
         Self {
             context,
-            record,
-            peers_record,
+            record: record.map(Outgoing::from),
+            peers_record: Incoming::default(),
             pending,
             outcome,
             last: None,
-            peers_last,
+            peers_last: Incoming::default(),
             peer: None,
         }
     }

@@ -225,7 +225,6 @@ impl<U> Calls<U> {
         if !id.is_of(slot.generation) || matches!(slot.state, State::Free(_)) {
             return None;
         }
-        let internal_allowance = u64::from(slot.internal_allowance);
         let state = std::mem::replace(&mut slot.state, State::Free(self.free));
         self.free = id.index();
         self.unanswered -= 1;
@@ -238,7 +237,7 @@ impl<U> Calls<U> {
         };
         Some(Answered {
             user_data,
-            internal_allowance,
+            internal_allowance: u64::from(slot.internal_allowance),
         })
     }
 

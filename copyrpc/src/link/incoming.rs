@@ -215,11 +215,10 @@ impl<U> Link<U> {
             return Message::Other;
         }
         self.rx.advance(message);
-        let internal_allowance = header.piggyback * ALIGNMENT as u32;
         let request = Request {
             hold: Hold::InPlace,
             payload,
-            internal_allowance,
+            internal_allowance: header.piggyback * ALIGNMENT as u32,
             call_id: header.call_id,
         };
         Message::Request {
@@ -272,13 +271,11 @@ impl<U> Link<U> {
             self.rx.advance(message);
             // An allowance is at most 3/16 of the largest ring.
             let call_id = header.call_id;
-            let len = header.len;
-            let internal_allowance = header.piggyback * ALIGNMENT as u32;
             self.rx.requests.push(HeldRequest {
                 position,
                 call_id,
-                len,
-                internal_allowance,
+                len: header.len,
+                internal_allowance: header.piggyback * ALIGNMENT as u32,
             });
             requests += 1;
         }

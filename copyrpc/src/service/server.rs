@@ -74,19 +74,13 @@ pub struct ServerOptions {
 
 impl Default for ServerOptions {
     fn default() -> Self {
-        let device = default_device();
-        let endpoint = EndpointConfig::default();
-        let events = Events::default();
-        let clients = DEFAULT_ENDPOINTS;
-        let max_buffered = MAX_BUFFERED;
-        let stop_timeout = STOP_TIMEOUT;
         Self {
-            device,
-            clients,
-            endpoint,
-            max_buffered,
-            stop_timeout,
-            events,
+            device: default_device(),
+            clients: DEFAULT_ENDPOINTS,
+            endpoint: EndpointConfig::default(),
+            max_buffered: MAX_BUFFERED,
+            stop_timeout: STOP_TIMEOUT,
+            events: Events::default(),
             secret: None,
         }
     }
@@ -240,13 +234,11 @@ impl Server {
         options: &ServerOptions,
     ) -> Result<Self, ServerError> {
         let events = options.events.clone();
-        let secret = options.secret.clone();
-        let refusal = ExchangeRecord::refuse(Refusal::Secret).to_vec();
         let gate = GateOptions {
             patience: CONNECT_TIME,
             events: events.clone(),
-            secret,
-            refusal,
+            secret: options.secret.clone(),
+            refusal: ExchangeRecord::refuse(Refusal::Secret).to_vec(),
         };
         let listening =
             Gate::bind(&address, gate).and_then(|gate| Ok((gate, Lifelines::new(usize::MAX)?)));
@@ -262,24 +254,18 @@ impl Server {
             waker: context.waker(),
         };
         context.inner.linger.set(options.stop_timeout);
-        let gate = Some(gate);
-        let endpoint = options.endpoint.clone();
-        let max_clients = options.clients;
-        let turns_to_sockets = 0;
-        let patience = Patience::new();
-        let holds_back = false;
         Ok(Self {
             clients: Vec::new(),
-            gate,
+            gate: Some(gate),
             events,
             lifelines,
             context,
-            endpoint,
-            max_clients,
+            endpoint: options.endpoint.clone(),
+            max_clients: options.clients,
             stop,
-            turns_to_sockets,
-            patience,
-            holds_back,
+            turns_to_sockets: 0,
+            patience: Patience::new(),
+            holds_back: false,
         })
     }
 

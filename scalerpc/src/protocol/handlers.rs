@@ -447,10 +447,7 @@ fn hold<M: Memory>(
         request.id.sequence,
     );
     let has_left = Arc::<AtomicBool>::default();
-    let payload = payload.to_vec();
     let peer = server.peer(request.client);
-    let arrived = Instant::now();
-    let answers = answers.clone();
     held.insert(
         id,
         Held {
@@ -460,11 +457,11 @@ fn hold<M: Memory>(
     );
     take(HeldRequest {
         id: Some((id, sequence)),
-        payload,
+        payload: payload.to_vec(),
         max_payload,
         peer,
-        arrived,
+        arrived: Instant::now(),
         has_left,
-        answers,
+        answers: answers.clone(),
     });
 }

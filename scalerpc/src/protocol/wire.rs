@@ -246,9 +246,8 @@ impl ResponseHeader {
             3 => Some(Event::Close),
             _ => return None,
         };
-        let status = Status::from_repr(u32_at(bytes, 4))?;
         Some(Self {
-            status,
+            status: Status::from_repr(u32_at(bytes, 4))?,
             req_id: u64_at(bytes, 8),
             payload_len: u32_at(bytes, 16),
             event,

@@ -135,7 +135,6 @@ impl Offer {
             "1..=64",
         )?;
         let is_slot = |bytes: u64| (128..=65_536).contains(&bytes) && bytes % 64 == 0;
-        let slot_bytes = number(20, "slot_bytes", is_slot, "a multiple of 64 in 128..=65536")?;
         let zones = number(
             24,
             "zones",
@@ -146,7 +145,7 @@ impl Offer {
             address: address(bytes, 32)?,
             layout: Layout {
                 depth,
-                slot_bytes,
+                slot_bytes: number(20, "slot_bytes", is_slot, "a multiple of 64 in 128..=65536")?,
                 zones,
             },
         })

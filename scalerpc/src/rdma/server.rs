@@ -164,9 +164,6 @@ impl RdmaServer {
             responses: port.alloc(config.responses_bytes(), Access::empty())?,
         };
         let core = Server::new(config, memory)?;
-        let peers = (0..config.max_clients).map(|_| None).collect();
-        let ops = Vec::new();
-        let unserved = Vec::new();
         let probe_ns = port.now_ns().saturating_add(PROBE_NS);
         // The other half is left to runs that ask.
         let quiet = options.cq_size.min(config.response_buffers) / 2;
@@ -175,11 +172,11 @@ impl RdmaServer {
             quiet: quiet as usize,
         };
         Ok(Self {
-            peers,
+            peers: (0..config.max_clients).map(|_| None).collect(),
             core,
             port,
-            ops,
-            unserved,
+            ops: Vec::new(),
+            unserved: Vec::new(),
             under_way: 0,
             orphaned: 0,
             limits,
@@ -231,17 +228,13 @@ impl RdmaServer {
             entry_addr: memory.entries.addr() + (client.index() * ENTRY_BYTES) as u64,
             entry_rkey: memory.entries.rkey(),
         };
-        let probe_at = (accept.regions.responses_addr, accept.regions.responses_rkey);
         self.port.cq.register(qp.qpn(), client.index());
-        let backlog = VecDeque::new();
-        let posted = Counts::default();
-        let completed = Counts::default();
         self.peers[client.index()] = Some(Peer {
             qp,
-            backlog,
-            posted,
-            completed,
-            probe_at,
+            backlog: VecDeque::new(),
+            posted: Counts::default(),
+            completed: Counts::default(),
+            probe_at: (accept.regions.responses_addr, accept.regions.responses_rkey),
             sleeps: accept.sleeps,
             broken: None,
         });

@@ -73,13 +73,10 @@ pub struct ServerOptions {
 
 impl Default for ServerOptions {
     fn default() -> Self {
-        let device = default_device();
-        let config = ServerConfig::default();
-        let rdma = RdmaOptions::default();
         Self {
-            device,
-            config,
-            rdma,
+            device: default_device(),
+            config: ServerConfig::default(),
+            rdma: RdmaOptions::default(),
             stop_timeout: STOP_TIMEOUT,
             events: Events::default(),
             secret: None,
@@ -336,11 +333,10 @@ impl Server {
     /// No descriptor is free, or the server was closed.
     pub fn share(&mut self) -> io::Result<SharedAddress> {
         let gate = self.gate.as_mut().ok_or_else(closed)?;
-        let listener = gate.listener()?;
         gate.accept_at_most(SHARED_PEERS_PER_CHECK);
         self.rdma.synchronise(SAME_CLOCK);
         Ok(SharedAddress {
-            listener,
+            listener: gate.listener()?,
             options: self.options.clone(),
             stop: self.stop.clone(),
         })
@@ -538,14 +534,11 @@ impl Drop for Server {
 }
 
 fn gate_options(options: &ServerOptions) -> GateOptions {
-    let events = options.events.clone();
-    let secret = options.secret.clone();
-    let refusal = Offer::refuse(Refusal::Secret).to_vec();
     GateOptions {
         patience: CONNECT_TIME,
-        events,
-        secret,
-        refusal,
+        events: options.events.clone(),
+        secret: options.secret.clone(),
+        refusal: Offer::refuse(Refusal::Secret).to_vec(),
     }
 }
 

@@ -112,10 +112,9 @@ impl<M: Memory> Server<M> {
             .responses
             .put_message(trailer_at, &header.encode(), payload, trailer.to_word());
         let at = self.layout.client_slot(usize::from(id.slot)) + self.layout.trailer_at() - len;
-        let addr = responses_addr.wrapping_add(at as u64);
         out.push(ServerOp::WriteResponse {
             client,
-            addr,
+            addr: responses_addr.wrapping_add(at as u64),
             rkey,
             from: trailer_at - len,
             len: (len + TRAILER_BYTES) as u32,
