@@ -21,8 +21,8 @@ use crate::debug::trace::Trace;
 use crate::deferred::Deferred;
 use crate::objects::create::{LANE_SLOT_BYTES, QPN_TAGS, QpPlace};
 use crate::objects::regions::Regions;
+use crate::packets::Wire;
 use crate::packets::port::PacketCounters;
-use crate::packets::{Wire, arrivals};
 use crate::queues::cq::SoftCq;
 use crate::queues::qp::{Mode, SoftQp};
 use crate::queues::rqs::RqSlot;
@@ -30,7 +30,7 @@ use crate::random::Random;
 use crate::requester::execute;
 use crate::requester::timing::Timing;
 use crate::responder::repair::Repair;
-use crate::responder::{arrive, datagrams, flush};
+use crate::responder::{arrive, datagrams};
 use crate::shared::arena::Arena;
 use crate::shared::fabric::{LocalFabric, Membership};
 use crate::shared::layout::{ALL_LANE_SLOTS, LANE_SLOTS, MAX_QPS, QUEUE_BYTES, qp_index};
@@ -39,6 +39,7 @@ use crate::shared::memory::DeviceMemory;
 use crate::shared::quiesce::Stuck;
 use crate::types::rule::Violation;
 use crate::{Gid, GidKind, Port};
+use crate::{arrivals, flush};
 
 /// Number of empty polls between two checks for peers that died with a popped receive of this
 /// device.

@@ -22,20 +22,23 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-// In the order data flows:
+// From the top to the ground. A room imports only rooms below it, and the device itself (`Hca` and
+// its `State`):
 // - `hca`: the device, its doorbell and its poll. `options`, `error`.
-// - `types`: plain types.
 // - `objects`: the firmware commands: creating, connecting, resetting and destroying objects.
-// - `queues`: the device's side of send, receive and completion queues.
-// - `requester`: takes WQEs off a send queue and executes them on the memory of the peer.
-// - `shared`: the memory that devices share. No other module touches the memory of a peer.
+// - `arrivals`: the packets that arrive. `flush`: the work of a failed queue pair. `sleep`: sleeping
+//   until a poll has something to do.
+// - `requester`: takes WQEs off a send queue. It executes them on the memory of the peer, or posts
+//   them to a connection by packets.
 // - `responder`: turns the messages of peers into CQEs, and returns receives that a dead requester
 //   had popped.
-// - `packets`: connections to devices whose memory is out of reach, over packets.
-// - `sleep`: sleeping until a poll has something to do.
-// - `clock`, `deferred`, `random`, `hash`: time, timers, random numbers, hashes. `counters`: those
-//   of ports. `network`: the interface to a model of the network.
-// - `debug`: strict mode, faults, traces.
+// - `packets`: the protocol of connections by packets, and the port that they leave by.
+// - `debug`: strict mode, faults, traces. `testing`: hooks for tests. `network`: the interface to a
+//   model of the network.
+// - `queues`: the device's side of send, receive and completion queues.
+// - `shared`: the memory that devices share. No other module touches the memory of a peer.
+// - `types`: plain types. `clock`, `deferred`, `random`, `hash`: time, timers, random numbers,
+//   hashes. `counters`: those of ports.
 
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
 compile_error!("mlx5-hca needs 64-bit Linux: its memfds and membarrier(2) exist nowhere else");
@@ -44,11 +47,13 @@ compile_error!("mlx5-hca needs 64-bit Linux: its memfds and membarrier(2) exist 
 #[cfg(test)]
 extern crate self as mlx5_hca;
 
+mod arrivals;
 mod clock;
 mod counters;
 mod debug;
 mod deferred;
 mod error;
+mod flush;
 mod hash;
 mod hca;
 pub mod network;
@@ -61,13 +66,13 @@ mod requester;
 mod responder;
 mod shared;
 mod sleep;
+#[doc(hidden)]
+pub mod testing;
 mod types;
 
 pub use clock::Clock;
 pub use counters::PortCounters;
 pub use debug::faults::Faults;
-#[doc(hidden)]
-pub use debug::testing;
 pub use error::{ConnectError, CreateError, OpenError, RegisterError, check, check_region};
 pub use hca::{COMP_VECTORS, DeviceInfo, Engine, Hca, MAX_LANE_SLOTS};
 pub use mlx5_wire as wire;

@@ -7,11 +7,11 @@ use std::rc::Rc;
 use mlx5_wire::{Access, ConnectOptions};
 
 use crate::error::ConnectError;
-use crate::packets::send_queue as packets;
 use crate::queues::cq::SoftCq;
 use crate::queues::in_flight::InFlight;
 use crate::queues::mirror::Mirror;
 use crate::queues::qp::{SoftQp, Transport, by_number};
+use crate::requester::connection as packets;
 use crate::requester::execute;
 use crate::shared::layout::{QpEntry, vf_of};
 use crate::shared::remote::Remote;

@@ -6,8 +6,8 @@ use mlx5_wire::{Access, AsyncEvent, ConnectOptions};
 
 use crate::error::ConnectError;
 use crate::objects::create::{LANE_SLOT_BYTES, QPN_TAGS, QpPlace};
-use crate::packets::send_queue as packets;
 use crate::queues::qp::{Transport, by_number};
+use crate::requester::connection as packets;
 use crate::requester::execute;
 use crate::responder::arrive;
 use crate::shared::layout::{DATAGRAM, LanePlace, QpEntry, RECEIVES, qp_index};

@@ -15,34 +15,34 @@ use crate::types::outcome::End;
 
 /// A WQE that was taken off the send queue, and is not complete.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Posted {
+pub(crate) struct Posted {
     /// Its place in the send queue.
-    pub(super) counter: u16,
+    pub(crate) counter: u16,
     /// Its end, when those before it are complete.
-    pub(super) end: End,
+    pub(crate) end: End,
 }
 
 /// The end of a connection by packets that belongs to this device.
 pub(crate) struct Connection {
-    pub(super) peer: SocketAddr,
+    pub(crate) peer: SocketAddr,
     /// The UDP port that the peer sends from: that of a software HCA, which its address tells, or
     /// that of the first packet that fitted.
     source: Option<u16>,
-    pub(super) requester: Requester,
-    pub(super) responder: Responder,
-    pub(super) posted: VecDeque<Posted>,
+    pub(crate) requester: Requester,
+    pub(crate) responder: Responder,
+    pub(crate) posted: VecDeque<Posted>,
     /// Places in the send queue of the WQEs that the requester has, from message number `completed`
     /// on.
-    pub(super) messages: VecDeque<u16>,
-    pub(super) completed: u64,
+    pub(crate) messages: VecDeque<u16>,
+    pub(crate) completed: u64,
     /// The receive of the message that is arriving.
-    pub(super) open: Option<Taking>,
+    pub(crate) open: Option<Taking>,
     /// A WQE failed: no more are taken until it is complete.
-    pub(super) is_ending: bool,
+    pub(crate) is_ending: bool,
     /// Time of the next scheduled event of its timer.
-    pub(super) scheduled_ns: Option<u64>,
+    pub(crate) scheduled_ns: Option<u64>,
     /// Whether the connection is among [`WirePort::active`].
-    pub(super) is_active: bool,
+    pub(crate) is_active: bool,
 }
 
 /// The way to a peer by packets.
@@ -66,7 +66,7 @@ pub struct PacketPath {
 const POLLED_PATIENCE_NS: u64 = 2_000_000_000;
 
 impl Connection {
-    pub(super) fn new(
+    pub(crate) fn new(
         path: &PacketPath,
         first: Psn,
         options: &ConnectOptions,
@@ -109,7 +109,7 @@ impl Connection {
     }
 
     /// Sends with these options from this PSN on. Nothing was sent yet.
-    pub(super) fn restart(&mut self, options: &ConnectOptions, psn: u32, rd_atomic: u8) {
+    pub(crate) fn restart(&mut self, options: &ConnectOptions, psn: u32, rd_atomic: u8) {
         let before = self.requester.options();
         let options = Options {
             timeout_ns: options.ack_timeout_ns(),
@@ -124,7 +124,7 @@ impl Connection {
     /// Returns the answer to requests to its queue pair when that is gone or failed, if the peer
     /// understands it: once more the NAK that ended the connection, which may be lost, if there was
     /// one.
-    pub(super) fn last_answer(&self) -> Option<Headers> {
+    pub(crate) fn last_answer(&self) -> Option<Headers> {
         let Options {
             qpn,
             is_polled,
@@ -147,29 +147,29 @@ impl Connection {
     }
 
     /// Returns whether the peer sends from this address, as far as that is known.
-    pub(super) fn is_from_peer(&self, from: &SocketAddr) -> bool {
+    pub(crate) fn is_from_peer(&self, from: &SocketAddr) -> bool {
         self.peer.ip() == from.ip() && self.source.is_none_or(|port| port == from.port())
     }
 
     /// Learns the port that the peer sends from, from a packet that fitted.
-    pub(super) fn learn_source(&mut self, from: &SocketAddr) {
+    pub(crate) fn learn_source(&mut self, from: &SocketAddr) {
         self.source.get_or_insert(from.port());
     }
 
     /// Returns numbers that change when a packet of the peer fits.
-    pub(super) fn progress(&self) -> (Psn, u64) {
+    pub(crate) fn progress(&self) -> (Psn, u64) {
         (self.responder.expected(), self.requester.completed())
     }
 
     /// Returns the WQE of a message: its counter.
-    pub(super) fn wqe_of(&self, message: u64) -> Option<u16> {
+    pub(crate) fn wqe_of(&self, message: u64) -> Option<u16> {
         self.messages
             .get(message.checked_sub(self.completed)? as usize)
             .copied()
     }
 
     /// Makes the next poll of the port run the queue pair.
-    pub(super) fn activate(&mut self, wire: &mut WirePort, index: usize) {
+    pub(crate) fn activate(&mut self, wire: &mut WirePort, index: usize) {
         if !self.is_active {
             self.is_active = true;
             wire.active.push(index);

@@ -3,10 +3,10 @@
 //! - `requester`, `responder`: the protocol of a reliable connection, pure: no socket, no clock, no
 //!   memory (InfiniBand Architecture Specification, volume 1, chapter 9, "Reliable Service").
 //!   `message`: what both count.
-//! - `connection`: a connection of a queue pair by packets. `connect`: makes it. `send_queue`: the
-//!   WQEs on it. `arrivals`: the packets for it.
+//! - `connection`: a connection of a queue pair by packets.
 //! - `port`: encodes and decodes packets. `options`: its options. `network`: a bad network, for
-//!   tests. `udp`: the socket. `interface`: addresses of this host. `pcap`: a capture.
+//!   tests. `udp`: the socket. `interface`: addresses of this host. `pcap`: a capture. `grh`: the
+//!   headers of datagrams.
 //!
 //! A [`Requester`](requester::Requester) numbers the packets of the messages that are posted to it,
 //! says which packet is to be sent next, and learns from responses and from the time which ones
@@ -38,18 +38,16 @@
 //!   message of one packet without a completion does not ask a software HCA, which acknowledges it
 //!   with a later one, or after [`ACK_DELAY_NS`](message::ACK_DELAY_NS).
 
-pub(crate) mod arrivals;
-mod connect;
 pub(crate) mod connection;
+pub(crate) mod grh;
 pub(crate) mod interface;
-mod message;
+pub(crate) mod message;
 pub(crate) mod network;
 pub(crate) mod options;
 pub(crate) mod pcap;
 pub(crate) mod port;
-mod requester;
-mod responder;
-pub(crate) mod send_queue;
+pub(crate) mod requester;
+pub(crate) mod responder;
 pub(crate) mod udp;
 
 #[cfg(test)]
@@ -62,7 +60,7 @@ use port::WirePort;
 pub(crate) struct Wire {
     pub(crate) port: WirePort,
     /// Connections, indexed by queue pair.
-    connections: Vec<Option<Box<Connection>>>,
+    pub(crate) connections: Vec<Option<Box<Connection>>>,
 }
 
 impl Wire {
@@ -72,7 +70,7 @@ impl Wire {
     }
 
     /// Adds the connection of the queue pair with this index.
-    fn insert(&mut self, index: usize, connection: Connection) {
+    pub(crate) fn insert(&mut self, index: usize, connection: Connection) {
         if self.connections.len() <= index {
             self.connections.resize_with(index + 1, || None);
         }

@@ -236,7 +236,7 @@ impl Requester {
     }
 
     /// Returns its options.
-    pub(super) const fn options(&self) -> Options {
+    pub(crate) const fn options(&self) -> Options {
         self.options
     }
 

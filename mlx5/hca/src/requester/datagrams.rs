@@ -5,23 +5,19 @@
 //! dropped if it finds no room, queue pair or receive, or has a wrong Q_Key. Under another driver
 //! it waits for room, for a bounded time.
 
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 
-use etherparse::{IpDscp, IpEcn, Ipv4Header, ip_number};
 use mlx5_wire::roce::{
-    Deth, Headers, ICRC_BYTES, Opcode as PacketKind, PacketOpcode, Psn, Transport as Service,
+    Deth, Headers, Opcode as PacketKind, PacketOpcode, Psn, Transport as Service,
 };
-use mlx5_wire::{
-    AddressVector, CqeOpcode, DatagramSegment, GRH_BYTES, Header, Opcode, Syndrome, Wqe,
-};
+use mlx5_wire::{DatagramSegment, GRH_BYTES, Header, Opcode, Syndrome, Wqe};
 
-use crate::GidKind;
 use crate::Hca;
-use crate::packets::Wire;
-use crate::packets::interface::{address_of, gid_of};
+use crate::packets::interface::address_of;
 use crate::packets::port::WirePort;
+use crate::packets::{Wire, grh};
 use crate::queues::data::pieces;
-use crate::shared::layout::{DatagramHeader, GRH, MAX_MTU, SOLICITED};
+use crate::shared::layout::{DatagramHeader, MAX_MTU, SOLICITED};
 use crate::shared::links::Links;
 use crate::types::outcome::{Outcome, WaitFor};
 use crate::types::vendor::Fault;
@@ -29,106 +25,6 @@ use crate::types::vendor::{Limit, Malformed};
 
 /// A Q_Key with this bit in a WQE stands for the Q_Key of the sending queue pair.
 const CONTROLLED_QKEY: u32 = 1 << 31;
-
-/// The headers in the first bytes of a receive: a Global Route Header (InfiniBand specification,
-/// "Global Route Header"). For a datagram that was sent as UDP over IPv4 they are 20 unused bytes
-/// and an IPv4 header (annex A17, "RoCEv2").
-pub(crate) struct Grh([u8; GRH_BYTES]);
-
-const BTH_BYTES: usize = 12;
-const DETH_BYTES: usize = 8;
-const IMM_BYTES: usize = 4;
-const UDP_BYTES: usize = 8;
-/// Hop limit of packets that arrived.
-const HOPS: u8 = 64;
-
-impl Grh {
-    /// Makes the headers of a message of `length` bytes to the address `vector`.
-    fn new(hca: &Hca, vector: &AddressVector, length: usize, opcode: Opcode) -> Self {
-        let length = packet_bytes(length, opcode == Opcode::SendImm);
-        let source = hca.source_gid(vector);
-        match (
-            source.kind,
-            source.ipv4(),
-            Ipv6Addr::from(vector.rgid).to_ipv4_mapped(),
-        ) {
-            (GidKind::RoceV2, Some(from), Some(to)) => {
-                Self::ipv4(vector, from, to.octets(), length)
-            }
-            _ => Self::ipv6(vector, &source.bytes, length),
-        }
-    }
-
-    /// Makes the headers of a message of `length` bytes that arrived as a packet between these
-    /// addresses. A socket does not tell its type of service and its hop limit.
-    pub(crate) fn of_packet((from, to): (IpAddr, IpAddr), length: usize, has_imm: bool) -> Self {
-        let (vector, length) = (
-            AddressVector {
-                hop_limit: HOPS,
-                ..AddressVector::default()
-            },
-            packet_bytes(length, has_imm),
-        );
-        match (from, to) {
-            (IpAddr::V4(from), IpAddr::V4(to)) => {
-                Self::ipv4(&vector, from.octets(), to.octets(), length)
-            }
-            _ => Self::ipv6(
-                &AddressVector {
-                    rgid: gid_of(to),
-                    ..vector
-                },
-                &gid_of(from),
-                length,
-            ),
-        }
-    }
-
-    pub(crate) const fn bytes(&self) -> &[u8; GRH_BYTES] {
-        &self.0
-    }
-
-    fn ipv6(vector: &AddressVector, from: &[u8; 16], length: usize) -> Self {
-        const NEXT_IS_TRANSPORT: u8 = 0x1b;
-        let version_class_flow =
-            6 << 28 | u32::from(vector.tclass) << 20 | vector.grh_gid_fl & 0xf_ffff;
-        let mut b = [0; GRH_BYTES];
-        b[0..4].copy_from_slice(&version_class_flow.to_be_bytes());
-        b[4..6].copy_from_slice(&(length as u16).to_be_bytes());
-        b[6] = NEXT_IS_TRANSPORT;
-        b[7] = vector.hop_limit;
-        b[8..24].copy_from_slice(from);
-        b[24..40].copy_from_slice(&vector.rgid);
-        Self(b)
-    }
-
-    fn ipv4(vector: &AddressVector, from: [u8; 4], to: [u8; 4], length: usize) -> Self {
-        let mut header = Ipv4Header {
-            dscp: IpDscp::try_new(vector.tclass >> 2).unwrap_or_default(),
-            ecn: IpEcn::try_new(vector.tclass & 3).unwrap_or_default(),
-            total_len: (Ipv4Header::MIN_LEN + UDP_BYTES + length) as u16,
-            time_to_live: vector.hop_limit,
-            protocol: ip_number::UDP,
-            source: from,
-            destination: to,
-            ..Ipv4Header::default()
-        };
-        header.header_checksum = header.calc_header_checksum();
-        let mut b = [0; GRH_BYTES];
-        b[GRH_BYTES - Ipv4Header::MIN_LEN..].copy_from_slice(&header.to_bytes());
-        Self(b)
-    }
-}
-
-/// Returns the bytes of a datagram's packet with a message of `length` bytes, from the BTH to the
-/// ICRC.
-fn packet_bytes(length: usize, has_imm: bool) -> usize {
-    BTH_BYTES
-        + DETH_BYTES
-        + if has_imm { IMM_BYTES } else { 0 }
-        + length.next_multiple_of(4)
-        + ICRC_BYTES
-}
 
 /// Time in ns for which a datagram under another driver waits until the receiver's device takes an
 /// earlier one. The links of InfiniBand have flow control, and programs rely on losing nothing
@@ -156,31 +52,26 @@ pub(crate) fn send(
     let Header::Datagram(to) = wqe.header else {
         return Err(Malformed::Opcode.into());
     };
-    let (opcode, ctrl, length) = (wqe.opcode, wqe.ctrl, byte_count as usize);
+    let length = byte_count as usize;
     if length > MAX_MTU {
         return Err(Limit::DatagramTooLong.fails(Syndrome::LocalLength));
     }
-    let grh = (to.vector.rgid != [0; 16]).then(|| Grh::new(hca, &to.vector, length, opcode));
-    let header = DatagramHeader {
-        qpn: to.qpn,
-        qkey: if to.qkey & CONTROLLED_QKEY == 0 {
-            to.qkey
-        } else {
-            from.qkey
-        },
-        source_qpn: from.qpn,
-        byte_count,
-        imm: if opcode == Opcode::SendImm {
-            ctrl.imm()
-        } else {
-            0
-        },
-        opcode: match opcode {
-            Opcode::SendImm => CqeOpcode::ResponderSendImm,
-            _ => CqeOpcode::ResponderSend,
-        } as u32,
-        flags: if ctrl.solicited() { SOLICITED } else { 0 } | if grh.is_some() { GRH } else { 0 },
+    let has_imm = wqe.opcode == Opcode::SendImm;
+    let source = hca.source_gid(&to.vector);
+    let grh =
+        (to.vector.rgid != [0; 16]).then(|| grh::headers(&source, &to.vector, length, has_imm));
+    let qkey = if to.qkey & CONTROLLED_QKEY == 0 {
+        to.qkey
+    } else {
+        from.qkey
     };
+    let header = DatagramHeader::new(
+        (to.qpn, qkey),
+        from.qpn,
+        byte_count,
+        has_imm.then(|| wqe.ctrl.imm()),
+        (wqe.ctrl.solicited(), grh.is_some()),
+    );
     // No device has the LID 0.
     let sends_packets = |lid| lid == 0 || wire.as_ref().is_some_and(|wire| wire.port.is_for_all);
     let lid = hca
@@ -210,7 +101,7 @@ pub(crate) fn send(
             Ok(())
         };
     };
-    if let Some(Grh(bytes)) = grh {
+    if let Some(bytes) = grh {
         // SAFETY: this device's own lane, with room for a GRH and the longest payload. The receiver
         // reads it only after the slot is published (L1), and has finished with its last content
         // (L2, `next_payload`).

@@ -5,10 +5,10 @@ use std::collections::VecDeque;
 use mlx5_wire::FenceMode;
 
 use crate::debug::strict;
-use crate::packets::send_queue as packets;
 use crate::queues::qp::{SoftQp, Transport};
 use crate::requester::buffers;
 use crate::requester::complete;
+use crate::requester::connection as packets;
 use crate::requester::plain;
 use crate::requester::take::take_wqes;
 use crate::requester::timing::Timing;

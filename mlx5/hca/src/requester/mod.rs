@@ -4,12 +4,14 @@
 //! - `execute`: the doorbell, and WQEs whose time has come. `take`: the loop over WQEs. `wqe`: the
 //!   WQE at the head, its retries. `timing`: the time at which a WQE is executed.
 //! - `plain`: the fast path: WRITEs, with immediate or not, that use the checks of earlier ones.
-//! - `operations`: each verb. `datagrams`: unreliable datagrams.
+//! - `operations`: each verb on shared memory. `connection`: WQEs of connections by packets.
+//!   `datagrams`: unreliable datagrams.
 //! - `complete`: writes CQEs to the send CQ. `traffic`: counts. `buffers`: checks that buffers in
 //!   flight are not touched.
 
 pub(crate) mod buffers;
 pub(crate) mod complete;
+pub(crate) mod connection;
 pub(crate) mod datagrams;
 pub(crate) mod execute;
 pub(crate) mod operations;

@@ -3,20 +3,26 @@
 
 use std::net::SocketAddr;
 
-use mlx5_wire::roce::Headers;
-use mlx5_wire::{CqeOpcode, GRH_BYTES};
+use mlx5_wire::roce::{Headers, Nak};
+use mlx5_wire::{AddressVector, GRH_BYTES};
 
-use crate::packets::Wire;
+use crate::packets::interface::gid_of;
+use crate::packets::responder::{Completion, Target};
+use crate::packets::{Wire, grh};
 use crate::queues::cq::SoftCq;
-use crate::queues::data::scatter;
 use crate::queues::qp::{SoftQp, Transport, by_number};
 use crate::queues::rqs::RqSlot;
-use crate::requester::datagrams::Grh;
-use crate::responder::deliver::{Sender, deliver, take_own_receive, trace};
+use crate::responder::deliver::Sender;
+use crate::responder::target::Responding;
 use crate::shared::datagrams::{Incoming, ready_lids};
-use crate::shared::layout::{DATAGRAM_SLOTS, DatagramHeader, GRH, MAX_MTU, Message, SOLICITED};
+use crate::shared::layout::{DATAGRAM_SLOTS, DatagramHeader, GRH, MAX_MTU, SOLICITED};
 use crate::shared::links::Links;
-use crate::{Hca, Queues, State};
+use crate::{Gid, GidKind, Hca, Queues, State};
+
+/// Hop limit of packets that arrived.
+const HOPS: u8 = 64;
+/// The version in an IPv6 header.
+const IPV6: u8 = 6;
 
 /// Takes the datagrams of all devices whose ready bits are set. Returns the number of completed
 /// receives.
@@ -83,9 +89,21 @@ fn take_all(hca: &Hca, state: &mut State, index: usize) -> usize {
             break;
         };
         is_any = true;
-        // SAFETY: the payload is in the sender's mapping, which `incoming` keeps. The sender may
-        // overwrite it, which only changes the bytes.
-        received += usize::from(unsafe { arrive(hca, (qps, cqs, rqs), &header, payload.as_ptr()) });
+        let grh = if header.flags & GRH != 0 {
+            GRH_BYTES
+        } else {
+            0
+        };
+        // SAFETY: in the sender's mapping, which `incoming` keeps. A GRH begins with the version,
+        // an IPv4 header is behind zeros.
+        let is_ipv4 = grh != 0 && unsafe { payload.as_ptr().read_volatile() } >> 4 != IPV6;
+        let len = grh + header.byte_count as usize;
+        let has_receive = arrive(hca, (qps, cqs, rqs), &header, is_ipv4, |target| {
+            // SAFETY: in the same mapping, with room for the longest datagram behind a GRH. The
+            // sender may overwrite it, which only changes the bytes.
+            unsafe { target.copy(GRH_BYTES - grh, payload.as_ptr(), len) }
+        });
+        received += usize::from(has_receive);
     }
     if is_any {
         incoming.give_room();
@@ -93,24 +111,19 @@ fn take_all(hca: &Hca, state: &mut State, index: usize) -> usize {
     received
 }
 
-/// Delivers a datagram, whose payload begins with a GRH if its flags say so. Returns whether it
-/// found a receive.
-///
-/// # Safety
-/// The payload is readable.
-unsafe fn arrive(
+/// Delivers a datagram, which `place` places into its receive: behind the bytes of a GRH, or from
+/// one on. Returns whether it found a receive.
+fn arrive(
     hca: &Hca,
     (qps, cqs, rqs): Parts<'_>,
     header: &DatagramHeader,
-    payload: *const u8,
+    is_ipv4: bool,
+    place: impl FnOnce(&mut Responding<'_>) -> Result<(), Nak>,
 ) -> bool {
-    let qp = by_number(qps, header.qpn).filter(|qp| !qp.has_failed());
     // The sender wrote the header. A datagram with an opcode other than those of SENDs is dropped,
     // like a datagram for another device.
-    let opcode = [CqeOpcode::ResponderSend, CqeOpcode::ResponderSendImm]
-        .into_iter()
-        .find(|&opcode| opcode as u32 == header.opcode);
-    let (Some(qp), Some(opcode)) = (qp, opcode) else {
+    let qp = by_number(qps, header.qpn).filter(|qp| !qp.has_failed());
+    let (Some(qp), Some(imm)) = (qp, header.imm()) else {
         return false;
     };
     let is_for = matches!(qp.transport, Transport::Datagram { qkey } if qkey == header.qkey);
@@ -120,49 +133,34 @@ unsafe fn arrive(
     let Some(Some(cq)) = cqs.get_mut(qp.recv_cq as usize) else {
         return false;
     };
-    let Some(taking) = take_own_receive(qp, rqs) else {
-        return false;
+    let port = hca.port.as_ref();
+    let sender = Sender::Datagram {
+        qpn: header.source_qpn,
+        slid: port.map_or(0, |port| port.lid_of(header.source_qpn)),
+        grh: header.flags & GRH != 0,
+        is_ipv4,
     };
-    let grh = if header.flags & GRH != 0 {
-        GRH_BYTES
-    } else {
-        0
-    };
-    // SAFETY: guaranteed by the caller. A GRH begins with the version, 6; an IPv4 header is behind
-    // zeros.
-    let is_ipv4 = grh != 0 && unsafe { payload.read_volatile() } >> 4 != 6;
-    let part = [(payload, grh + header.byte_count as usize)].into_iter();
-    let (memory, receives) = (&hca.memory, &qp.receives);
-    // SAFETY: guaranteed by the caller.
-    let result = unsafe { scatter(memory, receives, taking.index(), GRH_BYTES - grh, part) };
-    let (opcode, imm) = match result {
-        Ok(()) => (opcode, header.imm),
-        Err((syndrome, vendor)) => (CqeOpcode::ResponderError, Message::error(syndrome, vendor)),
-    };
-    let message = Message {
-        payload: 0,
-        byte_count: header.byte_count + GRH_BYTES as u32,
-        imm,
-        taking,
-        op_own: Message::op_own(opcode, header.flags & SOLICITED != 0),
-    };
-    trace(hca, qp, &message);
-    let slid = hca
-        .port
-        .as_ref()
-        .map_or(0, |port| port.lid_of(header.source_qpn));
-    deliver(
+    let mut target = Responding {
         hca,
         qp,
         cq,
-        message,
-        Sender::Datagram {
-            qpn: header.source_qpn,
-            slid,
-            grh: grh != 0,
-            is_ipv4,
-        },
-    );
+        rqs,
+        open: &mut None,
+        sender,
+        refused: None,
+    };
+    if !target.take_receive() {
+        return false;
+    }
+    match place(&mut target) {
+        Ok(()) => target.complete(Completion {
+            len: header.byte_count + GRH_BYTES as u32,
+            imm,
+            is_write: false,
+            is_solicited: header.flags & SOLICITED != 0,
+        }),
+        Err(_) => target.fail(),
+    }
     true
 }
 
@@ -184,33 +182,30 @@ pub(crate) fn take_packet(
         return;
     };
     let has_imm = headers.opcode.opcode.has_imm();
-    let header = DatagramHeader {
-        qpn: headers.bth.qpn,
-        qkey: headers.deth.qkey,
-        source_qpn: headers.deth.source_qpn,
-        byte_count: payload.len() as u32,
-        imm: if has_imm { headers.imm } else { 0 },
-        opcode: if has_imm {
-            CqeOpcode::ResponderSendImm
-        } else {
-            CqeOpcode::ResponderSend
-        } as u32,
-        flags: GRH
-            | if headers.bth.is_solicited {
-                SOLICITED
-            } else {
-                0
-            },
+    let header = DatagramHeader::new(
+        (headers.bth.qpn, headers.deth.qkey),
+        headers.deth.source_qpn,
+        payload.len() as u32,
+        has_imm.then_some(headers.imm),
+        (headers.bth.is_solicited, true),
+    );
+    let source = Gid {
+        bytes: gid_of(from.ip()),
+        kind: GidKind::RoceV2,
     };
-    let mut bytes = [0; GRH_BYTES + MAX_MTU];
-    let Some(room) = bytes.get_mut(GRH_BYTES..GRH_BYTES + payload.len()) else {
-        return;
+    // A socket does not tell the type of service and the hop limit.
+    let vector = AddressVector {
+        hop_limit: HOPS,
+        rgid: gid_of(port.own().ip()),
+        ..AddressVector::default()
     };
-    room.copy_from_slice(payload);
-    let grh = Grh::of_packet((from.ip(), port.own().ip()), payload.len(), has_imm);
-    bytes[..GRH_BYTES].copy_from_slice(grh.bytes());
-    // SAFETY: the header describes `bytes`.
-    if !unsafe { arrive(hca, (qps, cqs, rqs), &header, bytes.as_ptr()) } {
+    let grh = grh::headers(&source, &vector, payload.len(), has_imm);
+    let is_ipv4 = grh[0] >> 4 != IPV6;
+    let has_receive = arrive(hca, (qps, cqs, rqs), &header, is_ipv4, |target| {
+        target.place(0, &grh)?;
+        target.place(GRH_BYTES as u32, payload)
+    });
+    if !has_receive {
         port.counters.lost_datagrams += 1;
     }
 }

@@ -3,13 +3,13 @@
 //!
 //! - `arrive`: takes messages out of lanes. `deliver`: writes the CQE of a message. `compact`:
 //!   compressed sessions and data inside CQEs.
-//! - `datagrams`: takes datagrams out of the lanes of their senders.
-//! - `flush`: flushes the work of a failed queue pair. `repair`: returns receives that a dead
-//!   requester had popped.
+//! - `target`: the receives and the memory on which packets and datagrams are executed. `datagrams`:
+//!   takes datagrams out of the lanes of their senders.
+//! - `repair`: returns receives that a dead requester had popped.
 
 pub(crate) mod arrive;
 pub(crate) mod compact;
 pub(crate) mod datagrams;
 pub(crate) mod deliver;
-pub(crate) mod flush;
 pub(crate) mod repair;
+pub(crate) mod target;

@@ -317,6 +317,40 @@ pub(crate) struct DatagramHeader {
     pub(crate) flags: u32,
 }
 
+impl DatagramHeader {
+    /// The opcodes: those of CQEs.
+    const SEND: u32 = CqeOpcode::ResponderSend as u32;
+    const SEND_IMM: u32 = CqeOpcode::ResponderSendImm as u32;
+
+    /// Makes the header of a datagram of `byte_count` bytes to queue pair `qpn`.
+    pub(crate) fn new(
+        (qpn, qkey): (u32, u32),
+        source_qpn: u32,
+        byte_count: u32,
+        imm: Option<u32>,
+        (is_solicited, has_grh): (bool, bool),
+    ) -> Self {
+        Self {
+            qpn,
+            qkey,
+            source_qpn,
+            byte_count,
+            imm: imm.unwrap_or(0),
+            opcode: imm.map_or(Self::SEND, |_| Self::SEND_IMM),
+            flags: SOLICITED * u32::from(is_solicited) | GRH * u32::from(has_grh),
+        }
+    }
+
+    /// Returns the immediate, if it has one. `None`: another process wrote no opcode of a SEND.
+    pub(crate) fn imm(&self) -> Option<Option<u32>> {
+        match self.opcode {
+            Self::SEND => Some(None),
+            Self::SEND_IMM => Some(Some(self.imm)),
+            _ => None,
+        }
+    }
+}
+
 /// Datagrams from the owner of this memory to one other device, which reads them here.
 ///
 /// When that device has taken all of them, or is gone, the owner may give the lane to another

@@ -7,10 +7,10 @@ use std::time::Duration;
 use copyrpc_shm::sleep::{self, Due, Sleeper};
 
 use super::hand::{Hand, SEND};
-use crate::debug::testing::sleep_without_end;
 use crate::hca::POLLS_PER_CHECK;
 use crate::shared::memory::ready_words;
 use crate::sleep::Idle;
+use crate::testing::sleep_without_end;
 
 /// Watchdog, far above the duration of the test.
 const WATCHDOG: Duration = Duration::from_secs(120);

@@ -6,9 +6,9 @@ use std::sync::atomic::Ordering;
 use mlx5_wire::roce::{Psn, UDP_PORT};
 use mlx5_wire::{Access, ConnectOptions};
 
-use super::Wire;
-use super::connection::{Connection, PacketPath};
 use crate::error::ConnectError;
+use crate::packets::Wire;
+use crate::packets::connection::{Connection, PacketPath};
 use crate::queues::qp::{Mode, Transport, by_number};
 use crate::shared::layout::{qp_index, vf_of};
 use crate::types::request::Address;

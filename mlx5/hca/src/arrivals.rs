@@ -3,25 +3,20 @@
 
 use std::net::SocketAddr;
 
-use mlx5_wire::roce::{
-    AtomicEth, Headers, Nak, Opcode as PacketKind, Reth, Syndrome as AckSyndrome, Transport,
-};
-use mlx5_wire::{Access, AtomicSegment, CqeOpcode, Syndrome};
+use mlx5_wire::Syndrome;
+use mlx5_wire::roce::{Headers, Syndrome as AckSyndrome, Transport};
 
-use super::Wire;
-use super::connection::Connection;
-use super::requester::Taken;
-use super::responder::{Completion, Target};
-use super::send_queue::{complete, go_on, land};
+use crate::packets::Wire;
+use crate::packets::connection::Connection;
+use crate::packets::requester::Taken;
 use crate::queues::cq::SoftCq;
-use crate::queues::data::scatter;
 use crate::queues::qp::SoftQp;
 use crate::queues::rqs::RqSlot;
+use crate::requester::connection::{complete, go_on, land};
 use crate::responder::datagrams;
-use crate::responder::deliver::{Sender, deliver, fail_receive, take_own_receive, trace};
-use crate::shared::atomics;
-use crate::shared::layout::{Message, Taking, qp_index};
-use crate::types::outcome::refusal_of_receive;
+use crate::responder::deliver::Sender;
+use crate::responder::target::Responding;
+use crate::shared::layout::qp_index;
 use crate::{Hca, Queues, State};
 
 /// Takes the packets that have arrived, and runs the queue pairs that they concern. Returns whether
@@ -158,6 +153,7 @@ impl Connection {
             cq,
             rqs,
             open: &mut self.open,
+            sender: Sender::Connected,
             refused: None,
         };
         if target.qp.is_unreliable {
@@ -166,116 +162,7 @@ impl Connection {
         self.responder
             .on_request(headers, payload, &mut target, hca.clock.now_ns());
         if self.responder.fatal().is_some() {
-            let (syndrome, vendor) = target.refused.unwrap_or((Syndrome::LocalQpOperation, 0));
-            let Some(taking) = self.open.take() else {
-                return qp.break_down(hca);
-            };
-            fail_receive(hca, qp, cq, taking, (syndrome as u8, vendor));
-            qp.fail(hca);
+            target.fail();
         }
-    }
-}
-
-/// A queue pair on which the responder executes messages.
-struct Responding<'a> {
-    hca: &'a Hca,
-    qp: &'a mut SoftQp,
-    cq: &'a mut SoftCq,
-    rqs: &'a mut [Option<RqSlot>],
-    open: &'a mut Option<Taking>,
-    /// Why the receive failed.
-    refused: Option<(Syndrome, u8)>,
-}
-
-impl Target for Responding<'_> {
-    fn take_receive(&mut self) -> bool {
-        // A receive whose message was lost on its way takes the next one.
-        if self.open.is_none() {
-            *self.open = take_own_receive(self.qp, self.rqs);
-        }
-        self.open.is_some()
-    }
-
-    fn place(&mut self, offset: u32, bytes: &[u8]) -> Result<(), Nak> {
-        let Some(taking) = *self.open else {
-            return Err(Nak::RemoteOperational);
-        };
-        let (memory, receives) = (&self.hca.memory, &self.qp.receives);
-        let part = [(bytes.as_ptr(), bytes.len())].into_iter();
-        // SAFETY: the bytes are in the buffer of the packet.
-        let placed = unsafe { scatter(memory, receives, taking.index(), offset as usize, part) };
-        placed.map_err(|refused| {
-            self.refused = Some(refused);
-            refusal_of_receive(refused.0)
-        })
-    }
-
-    fn check(&mut self, at: &Reth, is_read: bool) -> Result<(), Nak> {
-        let needed = if is_read {
-            Access::REMOTE_READ
-        } else {
-            Access::REMOTE_WRITE
-        };
-        if !self.qp.access.contains(needed) {
-            return Err(Nak::InvalidRequest);
-        }
-        let checked = self
-            .hca
-            .memory
-            .check(at.rkey, at.addr, at.len.into(), needed, self.qp.pd);
-        checked.map(drop).map_err(Nak::from)
-    }
-
-    fn write(&mut self, at: &Reth, offset: u32, bytes: &[u8]) -> Result<(), Nak> {
-        if bytes.is_empty() {
-            return Ok(());
-        }
-        let addr = at.addr.wrapping_add(offset.into());
-        let (len, access) = (bytes.len(), Access::REMOTE_WRITE);
-        let memory = &self.hca.memory;
-        let span = memory.resolve(at.rkey, addr, len as u64, access, self.qp.pd)?;
-        // SAFETY: the bytes are in the buffer of the packet, and the span has as many.
-        Ok(unsafe { span.write(0, bytes.as_ptr(), len) }?)
-    }
-
-    fn execute(&mut self, opcode: PacketKind, atomic: &AtomicEth) -> Result<u64, Nak> {
-        if atomic.addr % 8 != 0 {
-            return Err(Nak::InvalidRequest);
-        }
-        let word = atomics::word(
-            &self.hca.memory,
-            atomic.rkey,
-            atomic.addr,
-            (self.qp.access, self.qp.pd),
-        )?;
-        let operands = AtomicSegment {
-            swap_add: atomic.swap_add,
-            compare: atomic.compare,
-        };
-        Ok(atomics::execute(
-            word,
-            opcode == PacketKind::FetchAdd,
-            &operands,
-        ))
-    }
-
-    fn complete(&mut self, completion: Completion) {
-        let Some(taking) = self.open.take() else {
-            return;
-        };
-        let opcode = match (completion.is_write, completion.imm) {
-            (true, _) => CqeOpcode::ResponderWriteImm,
-            (false, Some(_)) => CqeOpcode::ResponderSendImm,
-            (false, None) => CqeOpcode::ResponderSend,
-        };
-        let message = Message {
-            payload: 0,
-            byte_count: completion.len,
-            imm: completion.imm.unwrap_or(0),
-            taking,
-            op_own: Message::op_own(opcode, completion.is_solicited),
-        };
-        trace(self.hca, self.qp, &message);
-        deliver(self.hca, self.qp, self.cq, message, Sender::Connected);
     }
 }

@@ -4,10 +4,10 @@
 use mlx5_wire::Syndrome;
 
 use crate::debug::trace::What;
-use crate::packets::send_queue as packets;
+use crate::packets::Wire;
 use crate::queues::cq::SoftCq;
 use crate::queues::qp::{SoftQp, Transport};
-use crate::requester::execute;
+use crate::requester::{connection, execute};
 use crate::responder::arrive;
 use crate::responder::deliver::fail_receive;
 use crate::shared::layout::Taking;
@@ -32,7 +32,8 @@ pub(crate) fn flush_failed(hca: &Hca, state: &mut State) -> bool {
         };
         let owns_rq = qp.owns_rq();
         if let Transport::Wire = qp.transport {
-            packets::flush(hca, state, index);
+            connection::run(hca, state, index);
+            flush_open(hca, state, index);
         } else if qp.waiting.take().is_some() {
             flushed = true;
             execute::run_due(hca, state, index, hca.clock.now_ns());
@@ -49,6 +50,18 @@ pub(crate) fn flush_failed(hca: &Hca, state: &mut State) -> bool {
     all.extend(others);
     hca.has_chores.set(!all.is_empty());
     flushed
+}
+
+/// Flushes the receive of a message of which not all packets have arrived.
+fn flush_open(hca: &Hca, state: &mut State, index: usize) {
+    let Queues { qps, cqs, .. } = &mut state.queues;
+    let Some((qp, connection, _)) = Wire::parts(&mut state.wire, qps, index) else {
+        return;
+    };
+    let cq = cqs.get_mut(qp.recv_cq as usize);
+    if let (Some(taking), Some(Some(cq))) = (connection.open.take(), cq) {
+        fail_receive(hca, qp, cq, taking, (Syndrome::WorkRequestFlushed as u8, 0));
+    }
 }
 
 /// Flushes receives of a queue pair's own queue. Receives complete in the order in which they are

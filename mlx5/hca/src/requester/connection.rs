@@ -7,16 +7,15 @@ use mlx5_wire::{
     Access, AtomicSegment, CtrlWords, FenceMode, Header, Opcode, Syndrome, Wqe, WqeError,
 };
 
-use super::Wire;
-use super::connection::{Connection, Posted};
-use super::port::WirePort;
-use super::requester::Request;
-use super::udp::BATCH;
+use crate::packets::Wire;
+use crate::packets::connection::{Connection, Posted};
+use crate::packets::port::WirePort;
+use crate::packets::requester::Request;
+use crate::packets::udp::BATCH;
 use crate::queues::data::pieces;
 use crate::queues::qp::{SoftQp, Transport};
 use crate::requester::complete::Completions;
 use crate::requester::take::take_wqes;
-use crate::responder::deliver::fail_receive;
 use crate::shared::memory::Span;
 use crate::types::outcome::{End, Outcome};
 use crate::types::vendor::Fault;
@@ -121,7 +120,7 @@ impl Wire {
 
     /// Returns queue pair `index`, its connection by packets, and the port. `None` if it has no
     /// such connection.
-    pub(super) fn parts<'a>(
+    pub(crate) fn parts<'a>(
         wire: &'a mut Option<Box<Self>>,
         qps: &'a mut [Option<Box<SoftQp>>],
         index: usize,
@@ -270,7 +269,7 @@ fn gather(
 }
 
 /// Writes bytes of a result into the buffers of the WQE at `counter`.
-pub(super) fn land(
+pub(crate) fn land(
     hca: &Hca,
     qp: &SoftQp,
     counter: u16,
@@ -307,7 +306,7 @@ pub(crate) fn run(hca: &Hca, state: &mut State, index: usize) {
 }
 
 /// Runs a queue pair, whose packets may wait for others in the socket's batch.
-pub(super) fn go_on(hca: &Hca, state: &mut State, index: usize) {
+pub(crate) fn go_on(hca: &Hca, state: &mut State, index: usize) {
     loop {
         let Some((qp, ..)) = Wire::parts(&mut state.wire, &mut state.queues.qps, index) else {
             return;
@@ -344,7 +343,7 @@ pub(super) fn go_on(hca: &Hca, state: &mut State, index: usize) {
 
 /// Completes the WQEs whose turn has come. Returns whether a WQE failed, so that those behind it
 /// are to be flushed, and there are some.
-pub(super) fn complete(hca: &Hca, state: &mut State, index: usize) -> bool {
+pub(crate) fn complete(hca: &Hca, state: &mut State, index: usize) -> bool {
     let State {
         queues: Queues { qps, cqs, .. },
         wire,
@@ -395,20 +394,6 @@ pub(super) fn complete(hca: &Hca, state: &mut State, index: usize) -> bool {
         connection.is_ending = false;
     }
     qp.has_failed() && !had_failed && qp.sq_consumer != qp.sq_limit
-}
-
-/// Flushes everything of a failed queue pair.
-pub(crate) fn flush(hca: &Hca, state: &mut State, index: usize) {
-    run(hca, state, index);
-    let Queues { qps, cqs, .. } = &mut state.queues;
-    let Some((qp, connection, _)) = Wire::parts(&mut state.wire, qps, index) else {
-        return;
-    };
-    if let (Some(taking), Some(Some(cq))) =
-        (connection.open.take(), cqs.get_mut(qp.recv_cq as usize))
-    {
-        fail_receive(hca, qp, cq, taking, (Syndrome::WorkRequestFlushed as u8, 0));
-    }
 }
 
 /// Runs a queue pair at the time of its retry, of its ACK, or of its waiting WQE.
