@@ -208,7 +208,7 @@ pub enum ConnectError {
     )]
     NoWire {
         /// The address of the peer.
-        to: SocketAddr,
+        to: IpAddr,
     },
     /// The peer answers to the UDP port 4791 only, as every device does that is no software HCA.
     #[error(

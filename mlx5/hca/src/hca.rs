@@ -163,8 +163,6 @@ pub struct Hca {
     /// own to flush: index and generation.
     pub(crate) failed: RefCell<Vec<(usize, u32)>>,
     pub(crate) is_port_up: Cell<bool>,
-    /// Whether it has a port for packets, and so does not try to map every device.
-    pub(crate) sends_packets: bool,
     /// Asynchronous events that were not taken yet.
     pub(crate) events: RefCell<VecDeque<AsyncEvent>>,
     /// Number of times that a WQE found no receive at its target.

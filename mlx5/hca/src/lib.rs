@@ -78,7 +78,6 @@ pub use hca::{COMP_VECTORS, DeviceInfo, Engine, Hca, MAX_LANE_SLOTS};
 pub use mlx5_wire as wire;
 pub use mlx5_wire::{Access, AsyncEvent, ConnectOptions, Service};
 pub use options::SoftOptions;
-pub use packets::connection::PacketPath;
 pub use packets::interface::{address_of, gid_of};
 pub use packets::network::BadNetwork;
 pub use packets::options::RoceOptions;
@@ -89,7 +88,7 @@ pub use requester::timing::Timing;
 pub use shared::fabric::{FabricSpec, LocalFabric, MAX_VF};
 pub use shared::ports::{Gid, GidKind, Port, PortAddress};
 pub use types::request::{
-    Address, CqMemory, Pages, QpMemory, Receives, Region, RqMemory, SqMemory,
+    Address, CqMemory, PacketAddress, Pages, QpMemory, Receives, Region, RqMemory, SqMemory,
 };
 pub use types::rule::{Queue, Rule, Violation};
 pub use types::vendor::text as vendor_text;

@@ -4,14 +4,13 @@
 use core::cell::RefCell;
 use core::ptr::NonNull;
 use std::collections::HashMap;
-use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Waker;
 
 use copyrpc_shm::sleep::Alarm;
 use mlx5_hca::{
-    Address, CqMemory, DeviceInfo, FabricSpec, Hca, LocalFabric, PacketPath, QpMemory,
+    Address, CqMemory, DeviceInfo, FabricSpec, Hca, LocalFabric, PacketAddress, QpMemory,
     Receives as From, Region, RqMemory, SoftOptions, address_of, check, check_region, gid_of,
 };
 
@@ -22,16 +21,12 @@ use crate::mmio::RegisterKind;
 use crate::provider::parts::{QpParts, QpRequest, Receives};
 use crate::provider::private::{CqPlace, SqPlace};
 use crate::provider::{Connections, Provider, Queues, Regions};
-use crate::wire::roce::UDP_PORT;
 use crate::wire::{Access, AddressVector, AsyncEvent, ConnectOptions};
 
 /// Returns the user with whose processes this one shares memory.
 fn own_user() -> u32 {
     rustix::process::geteuid().as_raw()
 }
-
-/// Hop limit of datagrams.
-const HOPS: u8 = 64;
 
 /// A software HCA and the memory of its queues.
 pub(crate) struct Soft {
@@ -100,53 +95,23 @@ impl Soft {
         Ok((rqn, memory))
     }
 
-    /// Returns whether a device with a port for packets is reached through shared memory.
-    fn shares_memory_with(&self, remote: &QpAddress) -> bool {
-        let address = Address {
+    /// Returns the address of a peer, as the HCA has it.
+    fn address_of(remote: &QpAddress) -> Result<Address, ConnectError> {
+        let packets = match remote.kind {
+            DeviceKind::Soft => None,
+            DeviceKind::Hardware => Some(PacketAddress {
+                ip: address_of(&remote.gid).ok_or(ConnectError::NoGid)?,
+                port: (remote.port != 0).then_some(remote.port),
+                psn: remote.psn,
+                mtu: remote.mtu,
+            }),
+        };
+        Ok(Address {
             lid: remote.lid,
             qpn: remote.qpn,
-            epoch: remote.epoch,
-        };
-        remote.lid != 0 && self.hca.shares_memory_with(&address)
-    }
-
-    /// Returns the UDP port to which packets for a queue pair go.
-    fn packet_port(&self, remote: &QpAddress) -> u16 {
-        if remote.port == 0 {
-            self.hca.packet_port(remote.qpn)
-        } else {
-            remote.port
-        }
-    }
-
-    fn connect_by_packets(
-        &self,
-        qpn: u32,
-        remote: &QpAddress,
-        options: &ConnectOptions,
-    ) -> Result<(), ConnectError> {
-        let address = address_of(&remote.gid).ok_or(ConnectError::NoGid)?;
-        let to = SocketAddr::new(address, self.packet_port(remote));
-        let Some((own, mtu)) = self.hca.wire_address() else {
-            return Err(mlx5_hca::ConnectError::NoWire { to }.into());
-        };
-        if remote.port == 0 && own.port() != UDP_PORT {
-            return Err(mlx5_hca::ConnectError::NotTheRocePort {
-                to,
-                own: own.port(),
-            }
-            .into());
-        }
-        let path = PacketPath {
-            to,
-            qpn: remote.qpn,
-            psn: remote.psn,
-            mtu: mtu.min(remote.mtu),
-            is_polled: remote.port != 0,
-        };
-        Ok(self
-            .hca
-            .connect_by_packets(qpn, &path, options, Access::REMOTE)?)
+            epoch: Some(remote.epoch),
+            packets,
+        })
     }
 }
 
@@ -321,26 +286,23 @@ impl Queues for Soft {
 
 impl Connections for Soft {
     fn address(&self, qpn: u32) -> QpAddress {
-        let Address { lid, qpn, epoch } = self.hca.address(qpn);
-        let Some((own, mtu)) = self.hca.wire_address() else {
-            return QpAddress::soft(lid, qpn, epoch).of_user(own_user());
-        };
-        let (kind, gid) = (DeviceKind::Hardware, gid_of(own.ip()));
-        // No device has the LID 0: peers that see it send packets.
-        let lid = if self.hca.sends_packets_only() {
-            0
-        } else {
-            lid
+        let Address {
+            lid,
+            qpn,
+            epoch,
+            packets,
+        } = self.hca.address(qpn);
+        let soft = QpAddress::soft(lid, qpn, epoch.unwrap_or(0));
+        let Some(packets) = packets else {
+            return soft.of_user(own_user());
         };
         QpAddress {
-            kind,
-            mtu,
-            lid,
-            port: own.port(),
-            qpn,
-            psn: self.hca.first_psn(qpn),
-            epoch,
-            gid,
+            kind: DeviceKind::Hardware,
+            mtu: packets.mtu,
+            port: packets.port.unwrap_or(0),
+            psn: packets.psn,
+            gid: gid_of(packets.ip),
+            ..soft
         }
     }
 
@@ -355,15 +317,8 @@ impl Connections for Soft {
         if self.is_null {
             return Ok(());
         }
-        if remote.kind == DeviceKind::Hardware && !self.shares_memory_with(remote) {
-            return self.connect_by_packets(qpn, remote, options);
-        }
         let (theirs, own) = (remote.user().unwrap_or(own_user()), own_user());
-        let remote = Address {
-            lid: remote.lid,
-            qpn: remote.qpn,
-            epoch: remote.epoch,
-        };
+        let remote = Self::address_of(remote)?;
         // A queue pair of this crate allows all access that regions allow. The queue pair itself
         // prevents sends before RTS.
         match self.hca.connect(qpn, &remote, options, Access::REMOTE) {
@@ -387,14 +342,6 @@ impl Connections for Soft {
     }
 
     fn address_vector(&self, _pd: u32, remote: &QpAddress) -> Result<AddressVector, ConnectError> {
-        if remote.kind == DeviceKind::Soft || self.shares_memory_with(remote) {
-            return Ok(AddressVector::local(remote.lid, 0));
-        }
-        let [high, low] = self.packet_port(remote).to_be_bytes();
-        let rmac = [0x02, 0, 0, 0, high, low];
-        Ok(AddressVector {
-            rmac,
-            ..AddressVector::local(0, 0).with_grh(0, 0, HOPS, 0, remote.gid)
-        })
+        Ok(self.hca.address_vector(&Self::address_of(remote)?))
     }
 }

@@ -1,18 +1,23 @@
-//! Connecting queue pairs by packets.
+//! Connecting queue pairs, by the way that both ends have.
 
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 
 use mlx5_wire::roce::{Psn, UDP_PORT};
-use mlx5_wire::{Access, ConnectOptions};
+use mlx5_wire::{Access, AddressVector, ConnectOptions};
 
 use crate::error::ConnectError;
 use crate::packets::Wire;
-use crate::packets::connection::{Connection, PacketPath};
+use crate::packets::connection::Connection;
+use crate::packets::interface::gid_of;
 use crate::queues::qp::{Mode, Transport, by_number};
-use crate::shared::layout::{qp_index, vf_of};
-use crate::types::request::Address;
+use crate::shared::layout::{QpEntry, qp_index};
+use crate::shared::remote::Remote;
+use crate::types::request::{Address, PacketAddress, Way};
 use crate::{Hca, State};
+
+/// Hop limit of datagrams in packets.
+const HOPS: u8 = 64;
 
 impl Hca {
     /// Returns the address of the device's port for packets, and its RDMA MTU in bytes. `None` if
@@ -24,19 +29,147 @@ impl Hca {
         Some((wire.port.own(), wire.port.mtu))
     }
 
-    /// Returns whether devices of the same fabric are reached by packets, too.
+    /// Returns the address at which peers reach a queue pair.
     #[must_use]
-    pub fn sends_packets_only(&self) -> bool {
+    pub fn address(&self, qpn: u32) -> Address {
         let state = self.state.borrow();
-        state.wire.as_ref().is_some_and(|wire| wire.port.is_for_all)
+        let qp = state.queues.qps.get(qp_index(qpn)).and_then(Option::as_ref);
+        let generation = qp.map_or(0, |qp| qp.generation);
+        let packets = state.wire.as_ref().map(|wire| PacketAddress {
+            ip: wire.port.own().ip(),
+            port: Some(wire.port.own().port()),
+            psn: wire.port.first_psn(qpn, generation).get(),
+            mtu: wire.port.mtu,
+        });
+        let shares_memory = self.membership.shares_memory();
+        Address {
+            lid: if shares_memory { self.lid() } else { 0 },
+            qpn,
+            epoch: Some(self.membership.epoch),
+            packets,
+        }
     }
 
-    /// Returns the UDP port of the device with a queue pair, whose address tells none.
+    /// Returns the way to the device of an address.
+    pub(crate) fn way_to(&self, remote: &Address) -> Way {
+        self.membership
+            .way_to(remote.lid, remote.epoch, remote.packets.is_some())
+    }
+
+    /// Returns the path of datagrams to the device of an address.
     #[must_use]
-    pub fn packet_port(&self, qpn: u32) -> u16 {
+    pub fn address_vector(&self, remote: &Address) -> AddressVector {
         let state = self.state.borrow();
-        let wire = state.wire.as_ref();
-        wire.map_or(UDP_PORT, |wire| wire.port.port_of_number(qpn))
+        let (Way::Packets, Some(wire), Some(packets)) =
+            (self.way_to(remote), &state.wire, &remote.packets)
+        else {
+            return AddressVector::local(remote.lid, 0);
+        };
+        AddressVector {
+            rmac: wire.port.mac_of(remote.qpn, packets),
+            ..AddressVector::local(0, 0).with_grh(0, 0, HOPS, 0, gid_of(packets.ip))
+        }
+    }
+
+    /// INIT to RTR: grants `access` to the peer, and either maps the segments of its device or sends
+    /// packets to it, from the PSN of [`address`](Self::address) on. The driver must not post sends
+    /// before RTS. A peer that is known by its number alone, and is not found, never answers: the
+    /// transition is made nevertheless, except for [`ConnectError::NoAccess`].
+    ///
+    /// # Errors
+    /// See [`ConnectError`]; nothing has changed but for this.
+    pub fn connect(
+        &self,
+        qpn: u32,
+        remote: &Address,
+        options: &ConnectOptions,
+        access: Access,
+    ) -> Result<(), ConnectError> {
+        let way = self.way_to(remote);
+        let state = &mut *self.state.borrow_mut();
+        let transport = match (way, &remote.packets) {
+            (Way::Packets, Some(to)) => self.by_packets(state, (qpn, remote.qpn), to, options),
+            (Way::Nowhere, Some(to)) => Err(ConnectError::NoWire { to: to.ip }),
+            _ => self.by_memory(state, qpn, remote),
+        };
+        let qp = by_number(&mut state.queues.qps, qpn).ok_or(ConnectError::NoSuchQp {
+            lid: self.lid(),
+            qpn,
+        })?;
+        let transport = match transport {
+            Ok(transport) => transport,
+            Err(error) => {
+                if remote.epoch.is_none() && !matches!(error, ConnectError::NoAccess { .. }) {
+                    qp.transport = Transport::NoPeer;
+                }
+                state.links.forget_unused();
+                return Err(error);
+            }
+        };
+        (qp.options, qp.access, qp.transport) = (*options, access, transport);
+        qp.version = qp.version.wrapping_add(1);
+        // H1
+        qp.entry()
+            .identity
+            .store(qp.connected_identity(), Ordering::Release);
+        Ok(())
+    }
+
+    /// Maps the device of the peer, and names the peer in the entry of queue pair `qpn`.
+    fn by_memory(
+        &self,
+        state: &mut State,
+        qpn: u32,
+        remote: &Address,
+    ) -> Result<Transport, ConnectError> {
+        let State { queues, links, .. } = state;
+        let peer = links.peer(&self.membership, remote.lid, remote.epoch)?;
+        let connection = by_number(&mut queues.qps, qpn).and_then(|qp| {
+            let own = QpEntry::pack_peer(qpn, qp.generation);
+            let connection = Remote::of(&peer, remote.qpn, own, self.membership.epoch)?;
+            let entry = qp.entry();
+            let number = QpEntry::pack_peer(remote.qpn, connection.generation());
+            entry.peer.store(number, Ordering::Relaxed);
+            entry.peer_epoch.store(peer.epoch, Ordering::Relaxed);
+            Some(connection)
+        });
+        let (lid, qpn) = (remote.lid, remote.qpn);
+        let connection = connection.ok_or(ConnectError::NoSuchQp { lid, qpn })?;
+        Ok(Transport::Connected(Box::new(connection)))
+    }
+
+    /// Makes a connection of queue pair `own` by packets to queue pair `peer`.
+    fn by_packets(
+        &self,
+        state: &mut State,
+        (own, peer): (u32, u32),
+        remote: &PacketAddress,
+        options: &ConnectOptions,
+    ) -> Result<Transport, ConnectError> {
+        let State { queues, wire, .. } = state;
+        let (Some(wire), Some(qp)) = (wire.as_deref_mut(), by_number(&mut queues.qps, own)) else {
+            return Err(ConnectError::NoWire { to: remote.ip });
+        };
+        let to = wire.port.socket_of(peer, remote);
+        let port = wire.port.own().port();
+        // Devices of other makers send to this port alone.
+        if remote.port.is_none() && self.port.is_none() && port != UDP_PORT {
+            return Err(ConnectError::NotTheRocePort { to, own: port });
+        }
+        wire.port.forget_gone(own);
+        qp.mode = qp.mode.max(Mode::Ordinary);
+        let connection = Connection::new(
+            (peer, to),
+            PacketAddress {
+                mtu: remote.mtu.min(wire.port.mtu),
+                ..*remote
+            },
+            wire.port.first_psn(own, qp.generation),
+            options,
+            qp.is_unreliable,
+        );
+        wire.insert(qp.index, connection);
+        Ok(Transport::Wire)
     }
 
     /// RTR to RTS of a queue pair whose peer is reached by packets: sends with these options from
@@ -45,66 +178,7 @@ impl Hca {
         let State { queues, wire, .. } = &mut *self.state.borrow_mut();
         let parts = Wire::parts(wire, &mut queues.qps, qp_index(qpn));
         if let Some((_, connection, _)) = parts.filter(|(qp, ..)| qp.qpn == qpn) {
-            connection.restart(options, psn, rd_atomic);
+            connection.restart(options, Psn::new(psn), rd_atomic);
         }
-    }
-
-    /// Returns whether the device that gave this address is reached through shared memory. Both
-    /// ends find the same.
-    #[must_use]
-    pub fn shares_memory_with(&self, remote: &Address) -> bool {
-        self.membership
-            .shares_memory_with(remote.lid, Some(remote.epoch))
-    }
-
-    /// Returns whether the virtual function that has a queue pair is reached through shared memory.
-    /// Both ends find the same.
-    #[must_use]
-    pub fn shares_memory_with_number(&self, qpn: u32) -> bool {
-        self.membership.shares_memory_with(vf_of(qpn), None)
-    }
-
-    /// Returns the first PSN of a queue pair's packets; 0 without a port for them.
-    #[must_use]
-    pub fn first_psn(&self, qpn: u32) -> u32 {
-        let state = self.state.borrow();
-        let (Some(wire), Some(Some(qp))) = (&state.wire, state.queues.qps.get(qp_index(qpn)))
-        else {
-            return 0;
-        };
-        wire.port.first_psn(qpn, qp.generation).get()
-    }
-
-    /// INIT to RTR of a queue pair whose peer is reached by packets, which it sends from
-    /// [`first_psn`](Self::first_psn) on.
-    ///
-    /// # Errors
-    /// [`ConnectError::NoWire`], [`ConnectError::NotTheRocePort`]; nothing has changed.
-    pub fn connect_by_packets(
-        &self,
-        qpn: u32,
-        path: &PacketPath,
-        options: &ConnectOptions,
-        access: Access,
-    ) -> Result<(), ConnectError> {
-        let first = Psn::new(self.first_psn(qpn));
-        let State { queues, wire, .. } = &mut *self.state.borrow_mut();
-        let Some(wire) = wire.as_deref_mut() else {
-            return Err(ConnectError::NoWire { to: path.to });
-        };
-        let qp = by_number(&mut queues.qps, qpn).ok_or(ConnectError::NoSuchQp {
-            lid: self.lid(),
-            qpn,
-        })?;
-        wire.port.forget_gone(qpn);
-        (qp.options, qp.access, qp.mode) = (*options, access, qp.mode.max(Mode::Ordinary));
-        qp.version = qp.version.wrapping_add(1);
-        qp.transport = Transport::Wire;
-        let connection = Connection::new(path, first, options, qp.is_unreliable);
-        wire.insert(qp.index, connection);
-        qp.entry()
-            .identity
-            .store(qp.connected_identity(), Ordering::Release);
-        Ok(())
     }
 }

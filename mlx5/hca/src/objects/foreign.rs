@@ -6,16 +6,14 @@ use std::rc::Rc;
 
 use mlx5_wire::{Access, ConnectOptions};
 
-use crate::error::ConnectError;
 use crate::queues::cq::SoftCq;
 use crate::queues::in_flight::InFlight;
 use crate::queues::mirror::Mirror;
 use crate::queues::qp::{SoftQp, Transport, by_number};
 use crate::requester::connection as packets;
 use crate::requester::execute;
-use crate::shared::layout::{QpEntry, vf_of};
+use crate::shared::layout::QpEntry;
 use crate::shared::remote::Remote;
-use crate::types::request::Address;
 use crate::{Hca, Queues, State};
 
 impl Hca {
@@ -112,37 +110,6 @@ impl Hca {
             qp.options = *options;
             qp.is_watched = true;
         });
-    }
-
-    /// INIT to RTR of a connected queue pair of a port: like [`connect`](Self::connect), to the
-    /// queue pair with this number. A queue pair that does not exist, or cannot be reached, never
-    /// answers.
-    ///
-    /// # Errors
-    /// See [`ConnectError`]. The transition was made nevertheless, except for
-    /// [`ConnectError::NoAccess`].
-    pub fn connect_by_number(
-        &self,
-        qpn: u32,
-        remote_qpn: u32,
-        access: Access,
-    ) -> Result<(), ConnectError> {
-        let lid = vf_of(remote_qpn);
-        let peer = self.state.borrow_mut().links.peer_of_lid(self, lid);
-        let remote = peer.map(|peer| Address {
-            lid,
-            qpn: remote_qpn,
-            epoch: peer.epoch,
-        });
-        let connected = remote
-            .and_then(|remote| self.connect(qpn, &remote, &ConnectOptions::default(), access));
-        if connected
-            .as_ref()
-            .is_err_and(|error| !matches!(error, ConnectError::NoAccess { .. }))
-        {
-            self.with_qp(qpn, |qp| qp.transport = Transport::NoPeer);
-        }
-        connected
     }
 
     /// Changes the rights of the peer of a connected queue pair in RTR or RTS, from the peer's next

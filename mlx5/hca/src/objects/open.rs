@@ -19,7 +19,7 @@ use crate::random::Random;
 use crate::shared::arena::PAGE;
 use crate::shared::fabric::Membership;
 use crate::shared::memory::{DeviceMemory, commit, ready_words};
-use crate::types::request::Address;
+use crate::types::request::Ways;
 use crate::{COMP_VECTORS, DeviceInfo, Engine, Hca, State};
 
 /// Joins the fabric and opens the port for packets. A virtual function whose UDP port is taken, by
@@ -29,27 +29,24 @@ fn join(
     memory: &DeviceMemory,
 ) -> Result<(Membership, Option<Box<Wire>>), OpenError> {
     let port = options.port.as_ref();
+    let join = |behind, ways| Membership::join(&options.fabric, memory, port, behind, ways);
     let Some(roce) = &options.roce else {
-        return Ok((
-            Membership::join(&options.fabric, memory, port, None, true)?,
-            None,
-        ));
+        let ways = Ways {
+            memory: true,
+            packets: false,
+        };
+        return Ok((join(None, ways)?, None));
     };
     if !options.timing.is_immediate() {
         return Err(OpenError::WireInModel);
     }
+    let ways = Ways {
+        memory: !roce.sends_packets_only(),
+        packets: true,
+    };
     let (mut behind, mut taken) = (0, None);
     loop {
-        let membership = match (
-            Membership::join(
-                &options.fabric,
-                memory,
-                port,
-                Some(behind),
-                !roce.sends_packets_only(),
-            ),
-            taken,
-        ) {
+        let membership = match (join(Some(behind), ways), taken) {
             (Err(OpenError::NoFreeLid(_)), Some(taken)) => return Err(taken),
             (joined, _) => joined?,
         };
@@ -113,13 +110,10 @@ impl Hca {
             && !options.strict
             && !options.trace
             && options.counters.is_none();
-        let counters = options
-            .counters
-            .filter(|_| wire.as_ref().is_none_or(|wire| !wire.port.is_for_all));
+        let counters = options.counters.filter(|_| membership.shares_memory());
         if !is_plain || wire.is_some() || options.clock.steps() || state.queues.injector.is_some() {
             state.deferred.add_extras();
         }
-        let sends_packets = wire.is_some();
         state.wire = wire;
         Ok(Self {
             membership,
@@ -142,7 +136,6 @@ impl Hca {
             has_chores: Cell::new(false),
             failed: RefCell::default(),
             is_port_up: Cell::new(true),
-            sends_packets,
             events: RefCell::default(),
             rnr_naks: Cell::new(0),
             compressed: Cell::new(0),
@@ -182,16 +175,6 @@ impl Hca {
     #[must_use]
     pub fn compressed(&self) -> u64 {
         self.compressed.get()
-    }
-
-    /// Returns the address at which peers reach a queue pair.
-    #[must_use]
-    pub fn address(&self, qpn: u32) -> Address {
-        Address {
-            lid: self.membership.lid,
-            qpn,
-            epoch: self.membership.epoch,
-        }
     }
 
     /// Returns the hash over all events of this device so far. `None` if it is not traced.

@@ -2,68 +2,17 @@
 
 use core::sync::atomic::Ordering;
 
-use mlx5_wire::{Access, AsyncEvent, ConnectOptions};
+use mlx5_wire::AsyncEvent;
 
-use crate::error::ConnectError;
 use crate::objects::create::{LANE_SLOT_BYTES, QPN_TAGS, QpPlace};
 use crate::queues::qp::{Transport, by_number};
 use crate::requester::connection as packets;
 use crate::requester::execute;
 use crate::responder::arrive;
-use crate::shared::layout::{DATAGRAM, LanePlace, QpEntry, RECEIVES, qp_index};
-use crate::shared::remote::Remote;
-use crate::types::request::Address;
+use crate::shared::layout::{DATAGRAM, LanePlace, RECEIVES, qp_index};
 use crate::{Hca, Queues, State};
 
 impl Hca {
-    /// INIT to RTR: maps the peer's segments and grants it `access`. The driver must not post sends
-    /// before RTS.
-    ///
-    /// # Errors
-    /// See [`ConnectError`]; nothing has changed.
-    pub fn connect(
-        &self,
-        qpn: u32,
-        remote: &Address,
-        options: &ConnectOptions,
-        access: Access,
-    ) -> Result<(), ConnectError> {
-        let State {
-            queues: Queues { qps, .. },
-            links,
-            ..
-        } = &mut *self.state.borrow_mut();
-        let peer = links.peer(&self.membership, remote)?;
-        let no_such_qp = ConnectError::NoSuchQp {
-            lid: remote.lid,
-            qpn: remote.qpn,
-        };
-        let connection = by_number(qps, qpn).and_then(|qp| {
-            let own = QpEntry::pack_peer(qpn, qp.generation);
-            let remote = Remote::of(&peer, remote.qpn, own, self.membership.epoch)?;
-            Some((remote, qp))
-        });
-        drop(peer);
-        let Some((connection, qp)) = connection else {
-            links.forget_unused();
-            return Err(no_such_qp);
-        };
-        (qp.options, qp.access) = (*options, access);
-        qp.version = qp.version.wrapping_add(1);
-        let entry = self.memory.qp(qp.index);
-        entry.peer.store(
-            QpEntry::pack_peer(remote.qpn, connection.generation()),
-            Ordering::Relaxed,
-        );
-        qp.transport = Transport::Connected(Box::new(connection));
-        entry.peer_epoch.store(remote.epoch, Ordering::Relaxed);
-        // H1
-        entry
-            .identity
-            .store(qp.connected_identity(), Ordering::Release);
-        Ok(())
-    }
-
     /// INIT to RTR of a datagram queue pair: it receives datagrams with this `qkey`.
     pub fn activate_datagrams(&self, qpn: u32, qkey: u32) {
         let State {

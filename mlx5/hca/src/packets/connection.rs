@@ -12,6 +12,7 @@ use super::requester::{Options, Requester};
 use super::responder::Responder;
 use crate::shared::layout::Taking;
 use crate::types::outcome::End;
+use crate::types::request::PacketAddress;
 
 /// A WQE that was taken off the send queue, and is not complete.
 #[derive(Clone, Copy, Debug)]
@@ -45,58 +46,46 @@ pub(crate) struct Connection {
     pub(crate) is_active: bool,
 }
 
-/// The way to a peer by packets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PacketPath {
-    /// Address and UDP port of the peer.
-    pub to: SocketAddr,
-    /// Its queue pair.
-    pub qpn: u32,
-    /// Its first packet sequence number, 24 bits.
-    pub psn: u32,
-    /// Maximum payload of a packet, in bytes, the same at both ends: 256, 512, 1024, 2048 or 4096.
-    pub mtu: u16,
-    /// Whether the peer is a software HCA, which answers only while its program polls it. It is
-    /// asked for 2 s at least.
-    pub is_polled: bool,
-}
-
 /// Time for which a software HCA that does not answer is asked, in ns. More would delay the news of
 /// its end as long.
 const POLLED_PATIENCE_NS: u64 = 2_000_000_000;
 
 impl Connection {
+    /// Makes a connection to queue pair `qpn`, whose packets go to `to`. Its own first packet has
+    /// the PSN `first`.
     pub(crate) fn new(
-        path: &PacketPath,
+        (qpn, to): (u32, SocketAddr),
+        remote: PacketAddress,
         first: Psn,
         options: &ConnectOptions,
         is_unreliable: bool,
     ) -> Self {
-        let (mtu, timeout_ns) = (u32::from(path.mtu), options.ack_timeout_ns());
-        let patient = if path.is_polled {
+        let (mtu, timeout_ns) = (u32::from(remote.mtu), options.ack_timeout_ns());
+        let is_polled = remote.port.is_some();
+        let patient = if is_polled {
             (POLLED_PATIENCE_NS / timeout_ns).min(u8::MAX.into()) as u8
         } else {
             0
         };
         let requester = Options {
-            qpn: path.qpn,
+            qpn,
             mtu,
             timeout_ns,
             retry_count: options.retry_count.min(7).max(patient),
             rnr_retry: options.rnr_retry.min(7),
             rd_atomic: MAX_RD_ATOMIC as u8,
             is_unreliable,
-            is_polled: path.is_polled,
+            is_polled,
         };
         Self {
-            peer: path.to,
-            source: path.is_polled.then_some(path.to.port()),
+            peer: to,
+            source: remote.port,
             requester: Requester::new(requester, first),
             responder: Responder::new(
-                path.qpn,
+                qpn,
                 mtu,
                 rnr_timer_code(options.rnr_timer_ns),
-                Psn::new(path.psn),
+                Psn::new(remote.psn),
             ),
             posted: VecDeque::new(),
             messages: VecDeque::new(),
@@ -109,7 +98,7 @@ impl Connection {
     }
 
     /// Sends with these options from this PSN on. Nothing was sent yet.
-    pub(crate) fn restart(&mut self, options: &ConnectOptions, psn: u32, rd_atomic: u8) {
+    pub(crate) fn restart(&mut self, options: &ConnectOptions, first: Psn, rd_atomic: u8) {
         let before = self.requester.options();
         let options = Options {
             timeout_ns: options.ack_timeout_ns(),
@@ -118,7 +107,7 @@ impl Connection {
             rd_atomic: rd_atomic.clamp(1, MAX_RD_ATOMIC as u8),
             ..before
         };
-        self.requester = Requester::new(options, Psn::new(psn));
+        self.requester = Requester::new(options, first);
     }
 
     /// Returns the answer to requests to its queue pair when that is gone or failed, if the peer

@@ -18,6 +18,7 @@ use crate::counters::PortCounters;
 use crate::error::OpenError;
 use crate::random::Random;
 use crate::shared::layout::vf_of;
+use crate::types::request::PacketAddress;
 use crate::types::vendor::Limit;
 
 /// Maximum number of queue pairs that are gone and whose peers are told so.
@@ -58,8 +59,6 @@ pub(crate) struct WirePort {
     is_shared: bool,
     /// [`RoceOptions::peers`].
     peers: Option<u16>,
-    /// Whether devices of the same fabric get packets, too.
-    pub(crate) is_for_all: bool,
     /// Secret from which the first PSNs of queue pairs follow.
     secret: u64,
     /// Packets `first..end` wait for room in the socket.
@@ -116,7 +115,6 @@ impl WirePort {
         (seed, clock): (u64, &Clock),
     ) -> Result<Self, OpenError> {
         let address = options.address;
-        let is_for_all = options.sends_packets_only();
         let failed = |port: u16| {
             move |source| OpenError::Wire {
                 address,
@@ -158,7 +156,6 @@ impl WirePort {
             mtu,
             is_shared: vf.is_some(),
             peers,
-            is_for_all,
             secret,
             out: Packets::new(),
             first: 0,
@@ -185,12 +182,24 @@ impl WirePort {
     }
 
     /// Returns the UDP port of the device with this queue pair, whose address tells none.
-    pub(crate) fn port_of_number(&self, qpn: u32) -> u16 {
+    fn port_of_number(&self, qpn: u32) -> u16 {
         self.peers.unwrap_or(if self.is_shared {
             port_of_vf(vf_of(qpn))
         } else {
             UDP_PORT
         })
+    }
+
+    /// Returns the IP address and the UDP port of the device with this queue pair.
+    pub(crate) fn socket_of(&self, qpn: u32, at: &PacketAddress) -> SocketAddr {
+        let port = at.port.unwrap_or_else(|| self.port_of_number(qpn));
+        SocketAddr::new(at.ip, port)
+    }
+
+    /// Returns the MAC address in the vector of datagrams to this queue pair. It says the UDP port.
+    pub(crate) fn mac_of(&self, qpn: u32, at: &PacketAddress) -> [u8; 6] {
+        let [high, low] = self.socket_of(qpn, at).port().to_be_bytes();
+        [0x02, 0, 0, 0, high, low]
     }
 
     /// Returns the UDP port of the device with this queue pair, at the address of its vector.

@@ -73,11 +73,9 @@ pub(crate) fn send(
         (wqe.ctrl.solicited(), grh.is_some()),
     );
     // No device has the LID 0.
-    let sends_packets = |lid| lid == 0 || wire.as_ref().is_some_and(|wire| wire.port.is_for_all);
-    let lid = hca
-        .lid_of(to.qpn, &to.vector)
-        .filter(|lid| !sends_packets(*lid));
-    let Some(peer) = lid.and_then(|lid| links.peer_of_lid(hca, lid).ok()) else {
+    let lid = hca.lid_of(to.qpn, &to.vector).filter(|lid| *lid != 0);
+    let peer = lid.and_then(|lid| links.peer(&hca.membership, lid, None).ok());
+    let Some(peer) = peer else {
         if let (Some(wire), true) = (wire, hca.is_port_up.get()) {
             send_packet(&mut wire.port, &to, &header, wqe);
         }

@@ -219,6 +219,6 @@ type Parts<'a> = (
 
 /// Finds the lane of device `lid` that leads to this device.
 fn find_lane(hca: &Hca, links: &mut Links, lid: u16) -> Option<Incoming> {
-    let peer = links.peer_of_lid(hca, lid).ok()?;
+    let peer = links.peer(&hca.membership, lid, None).ok()?;
     Incoming::find(peer, (hca.membership.lid, hca.membership.epoch))
 }

@@ -18,6 +18,7 @@ use crate::shared::domain;
 use crate::shared::layout::{Publication, REGION_KIND};
 use crate::shared::memory::DeviceMemory;
 use crate::shared::ports::Port;
+use crate::types::request::{Way, Ways};
 
 /// Unicast LIDs are 1..=0xbfff (InfiniBand specification, "Local Identifiers").
 pub(crate) const MAX_LID: u16 = 0xbfff;
@@ -72,6 +73,8 @@ pub(crate) struct Membership {
     pub(crate) seed: u64,
     /// Number that the devices share with which it shares memory.
     domain: u64,
+    /// Whether it has a port for packets.
+    sends_packets: bool,
     place: Place,
 }
 
@@ -90,13 +93,13 @@ impl Membership {
     /// Publishes `memory` under the first free LID, or as a free virtual function of `port`: the
     /// first one `behind` a number, if there is such a number. All queue pair numbers of the device
     /// begin with the virtual function, so a directory otherwise chooses it at random. Whether it
-    /// `shares` memory is told to all.
+    /// shares memory is told to all.
     pub(crate) fn join(
         spec: &FabricSpec,
         memory: &DeviceMemory,
         port: Option<&Port>,
         behind: Option<u16>,
-        shares: bool,
+        ways: Ways,
     ) -> Result<Self, OpenError> {
         let max_lid = if port.is_some() { MAX_VF } else { MAX_LID };
         let is_of_port = |lid: &u16| port.is_none_or(|port| port.is_at(port.index, *lid));
@@ -104,7 +107,7 @@ impl Membership {
             FabricSpec::Shared { dir } => {
                 let dir = Dir::open(dir.as_deref())?;
                 dir.sweep()?;
-                let domain = if shares {
+                let domain = if ways.memory {
                     domain::of_this_process()
                 } else {
                     domain::NONE
@@ -147,6 +150,7 @@ impl Membership {
                                 epoch,
                                 seed: epoch,
                                 domain,
+                                sends_packets: ways.packets,
                                 place: Place::Shared {
                                     dir,
                                     _region: region,
@@ -161,11 +165,7 @@ impl Membership {
             }
             FabricSpec::Local(fabric) => fabric.join(
                 memory,
-                if shares {
-                    domain::OF_THIS_PROCESS
-                } else {
-                    domain::NONE
-                },
+                ways,
                 (behind.unwrap_or(0)..max_lid)
                     .map(|n| n + 1)
                     .filter(is_of_port),
@@ -188,29 +188,42 @@ impl Membership {
         }
     }
 
-    /// Returns whether the device with `lid`, if its incarnation is `epoch`, and this one map each
-    /// other's memory. Both find the same: each reads what the other published.
-    pub(crate) fn shares_memory_with(&self, lid: u16, epoch: Option<u64>) -> bool {
-        let theirs = match &self.place {
+    /// Returns whether the device shares memory with others.
+    pub(crate) fn shares_memory(&self) -> bool {
+        self.domain != domain::NONE
+    }
+
+    /// Returns the way to the device with `lid`, if its incarnation is `epoch`. It `has_port` for
+    /// packets if its address says so. Both ends find the same, as each reads what both say.
+    pub(crate) fn way_to(&self, lid: u16, epoch: Option<u64>, has_port: bool) -> Way {
+        let theirs = || match &self.place {
             Place::Shared { dir, .. } => published(dir, lid, epoch)
                 .ok()
                 .map(|(_, publication)| publication.domain),
             Place::Local { fabric, .. } => {
                 let devices = fabric.devices();
-                devices
-                    .by_lid
-                    .get(&lid)
+                let device = devices.by_lid.get(&lid);
+                device
                     .filter(|device| epoch.is_none_or(|epoch| device.epoch == epoch))
                     .map(|device| device.domain)
             }
         };
-        self.domain != domain::NONE && theirs == Some(self.domain)
+        match (self.sends_packets, has_port) {
+            _ if self.shares_memory() && theirs() == Some(self.domain) => Way::Memory,
+            (true, true) => Way::Packets,
+            // The error of an attempt to map it says why.
+            (false, false) => Way::Memory,
+            _ => Way::Nowhere,
+        }
     }
 
     /// Maps the device with `lid`, if its incarnation is `epoch`.
     pub(crate) fn attach(&self, lid: u16, epoch: Option<u64>) -> Result<Peer, ConnectError> {
         let missing = |reason: String| ConnectError::NoSuchDevice { lid, reason };
         let no_access = |reason: String| ConnectError::NoAccess { lid, reason };
+        if self.sends_packets && self.way_to(lid, epoch, true) != Way::Memory {
+            return Err(no_access("it is reached by packets".to_owned()));
+        }
         match &self.place {
             Place::Shared { dir, .. } => {
                 let (region, publication) = published(dir, lid, epoch)?;
@@ -292,9 +305,14 @@ impl LocalFabric {
     fn join(
         &self,
         memory: &DeviceMemory,
-        domain: u64,
+        ways: Ways,
         lids: impl Iterator<Item = u16>,
     ) -> Result<Membership, OpenError> {
+        let domain = if ways.memory {
+            domain::OF_THIS_PROCESS
+        } else {
+            domain::NONE
+        };
         let mut devices = self.devices();
         let mut last = 0;
         for lid in lids {
@@ -318,6 +336,7 @@ impl LocalFabric {
                     epoch,
                     seed: devices.joined,
                     domain,
+                    sends_packets: ways.packets,
                     place,
                 });
             }
@@ -435,6 +454,10 @@ mod tests {
     use super::*;
 
     const DEVICES: usize = 48;
+    const MEMORY: Ways = Ways {
+        memory: true,
+        packets: false,
+    };
 
     /// Returns the number of descriptors of this process that are this memfd.
     fn descriptors(memfd: &MemfdId) -> usize {
@@ -460,7 +483,7 @@ mod tests {
         let fabric = FabricSpec::Local(LocalFabric::new());
         let open = |_| {
             let memory = DeviceMemory::create(1 << 20).unwrap();
-            let membership = Membership::join(&fabric, &memory, None, None, true).unwrap();
+            let membership = Membership::join(&fabric, &memory, None, None, MEMORY).unwrap();
             (memory, membership)
         };
         let mut devices: Vec<_> = (0..DEVICES).map(open).collect();
@@ -510,7 +533,7 @@ mod tests {
         };
         let joined = |fabric: &FabricSpec, is_vf: bool| {
             let membership =
-                Membership::join(fabric, &memory(), is_vf.then_some(&port), None, true).unwrap();
+                Membership::join(fabric, &memory(), is_vf.then_some(&port), None, MEMORY).unwrap();
             (membership.lid, membership.seed)
         };
         for fabric in [
@@ -554,7 +577,7 @@ mod tests {
         };
         let open = || {
             let memory = DeviceMemory::create(1 << 20).unwrap();
-            Membership::join(&fabric, &memory, None, None, true)
+            Membership::join(&fabric, &memory, None, None, MEMORY)
                 .map(|membership| (memory, membership))
                 .unwrap()
         };

@@ -6,13 +6,11 @@ use std::sync::atomic::Ordering;
 
 use copyrpc_shm::lane::LaneTx;
 
-use crate::Hca;
 use crate::error::ConnectError;
 use crate::shared::datagrams::{Incoming, Outgoing};
 use crate::shared::fabric::{Membership, Peer};
 use crate::shared::layout::{DATAGRAM_SLOTS, LID_BITS, MAX_DATAGRAM_LANES};
 use crate::shared::memory::{DeviceMemory, commit};
-use crate::types::request::Address;
 
 /// The other devices that this one has mapped, and the state of its datagrams.
 #[derive(Default)]
@@ -35,36 +33,21 @@ impl Links {
         self.peers.iter()
     }
 
-    /// Returns the device that gave `address`.
+    /// Returns the device that has this LID, if it is reached through shared memory: the incarnation
+    /// `epoch`, or the present one.
     pub(crate) fn peer(
         &mut self,
         membership: &Membership,
-        address: &Address,
+        lid: u16,
+        epoch: Option<u64>,
     ) -> Result<Rc<Peer>, ConnectError> {
-        if let Some(peer) = self
-            .peers
-            .iter()
-            .find(|p| p.lid == address.lid && p.epoch == address.epoch)
-        {
+        let is_it = |peer: &&Rc<Peer>| {
+            peer.lid == lid && epoch.map_or_else(|| !peer.is_gone(), |epoch| peer.epoch == epoch)
+        };
+        if let Some(peer) = self.peers.iter().find(is_it) {
             return Ok(Rc::clone(peer));
         }
-        let peer = Rc::new(membership.attach(address.lid, Some(address.epoch))?);
-        self.peers.push(Rc::clone(&peer));
-        Ok(peer)
-    }
-
-    /// Returns the device that has `lid` now, if it is reached through shared memory.
-    pub(crate) fn peer_of_lid(&mut self, hca: &Hca, lid: u16) -> Result<Rc<Peer>, ConnectError> {
-        if let Some(peer) = self.peers.iter().find(|p| p.lid == lid && !p.is_gone()) {
-            return Ok(Rc::clone(peer));
-        }
-        if hca.sends_packets && !hca.membership.shares_memory_with(lid, None) {
-            return Err(ConnectError::NoAccess {
-                lid,
-                reason: "it is reached by packets".to_owned(),
-            });
-        }
-        let peer = Rc::new(hca.membership.attach(lid, None)?);
+        let peer = Rc::new(membership.attach(lid, epoch)?);
         self.peers.push(Rc::clone(&peer));
         Ok(peer)
     }

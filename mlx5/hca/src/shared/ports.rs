@@ -5,6 +5,7 @@ use std::net::Ipv6Addr;
 use mlx5_wire::AddressVector;
 
 use crate::shared::layout::vf_of;
+use crate::types::request::Address;
 
 /// A port of a network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +43,20 @@ pub enum GidKind {
     RoceV1,
     /// RoCE version 2: UDP.
     RoceV2,
+}
+
+impl Address {
+    /// Returns the address of a queue pair of a virtual function of this fabric, whose device sends
+    /// no packets.
+    #[must_use]
+    pub fn of_number(qpn: u32) -> Self {
+        Self {
+            lid: vf_of(qpn),
+            qpn,
+            epoch: None,
+            packets: None,
+        }
+    }
 }
 
 impl Gid {

@@ -11,7 +11,7 @@ use super::driver::{ALL, BYTES, ENTRIES, End, World};
 use crate::random::Random;
 use crate::shared::layout::{ATOMIC, Message, Taking, qp_index};
 use crate::shared::memory::ready_words;
-use crate::{FabricSpec, Hca, LocalFabric, Service, SoftOptions};
+use crate::{Address, FabricSpec, Hca, LocalFabric, Service, SoftOptions};
 
 /// The registered memory is between two parts that are not registered.
 const OUTSIDE: usize = 4096;
@@ -320,7 +320,10 @@ fn an_atomic_is_executed_only_where_its_key_allows() {
     let world = World::default();
     let end = End::new_inside(&world, Service::Connected, true, ALL, OUTSIDE);
     // A queue pair grants no access before it is connected.
-    end.hca.connect_by_number(end.qpn, end.qpn, ALL).unwrap();
+    let to = Address::of_number(end.qpn);
+    end.hca
+        .connect(end.qpn, &to, &ConnectOptions::default(), ALL)
+        .unwrap();
     let (hca, index) = (&end.hca, qp_index(end.qpn));
     let ask = |addr: u64, kind_key: u64, number: u32| {
         let request = &hca.memory.lane(index).atomic;

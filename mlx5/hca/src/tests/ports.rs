@@ -11,7 +11,11 @@ use mlx5_wire::{AddressVector, DatagramSegment};
 use crate::packets::port::WirePort;
 use crate::shared::layout::QP_INDEX_BITS;
 use crate::sleep::Idle;
-use crate::{Address, BadNetwork, FabricSpec, Hca, LocalFabric, Port, RoceOptions, SoftOptions};
+use crate::types::request::Way;
+use crate::{
+    Address, BadNetwork, FabricSpec, Hca, LocalFabric, PacketAddress, Port, RoceOptions,
+    SoftOptions,
+};
 
 /// Returns an address of this host whose ports no other test uses.
 fn own_address(test: u8) -> IpAddr {
@@ -102,28 +106,34 @@ fn the_udp_port_of_a_peer_follows_from_its_number_unless_an_option_tells_it() {
         (0x8000, UDP_PORT + 1),
         (0x2_0011, UDP_PORT + 7),
     ] {
-        let ports = [&plain, &told].map(|hca| (hca.packet_port(qpn), port_of_datagram(hca, qpn)));
+        let ports = [&plain, &told].map(|hca| ports_of(hca, qpn));
         assert_eq!(ports, [(port, port), (UDP_PORT, UDP_PORT)], "{qpn:#x}");
     }
 }
 
-/// Returns the UDP port to which a datagram goes.
-fn port_of_datagram(hca: &Hca, qpn: u32) -> u16 {
+/// Returns the UDP ports to which the packets of a connection and a datagram go.
+fn ports_of(hca: &Hca, qpn: u32) -> (u16, u16) {
     let vector = AddressVector {
         rmac: [0x02, 0, 0, 0, 0, 1],
         ..AddressVector::default()
     };
-    hca.state
-        .borrow()
-        .wire
-        .as_ref()
-        .unwrap()
-        .port
-        .port_of(&DatagramSegment {
-            vector,
-            qpn,
-            qkey: 0,
-        })
+    let state = hca.state.borrow();
+    let port = &state.wire.as_ref().unwrap().port;
+    let by_number = PacketAddress {
+        ip: port.own().ip(),
+        port: None,
+        psn: 0,
+        mtu: 1024,
+    };
+    let datagram = DatagramSegment {
+        vector,
+        qpn,
+        qkey: 0,
+    };
+    (
+        port.socket_of(qpn, &by_number).port(),
+        port.port_of(&datagram),
+    )
 }
 
 /// A device that sends packets to all is not found by one that does not, and a capability of one
@@ -160,17 +170,22 @@ fn both_ends_choose_the_same_way() {
         for (a, from) in devices.iter().enumerate() {
             for (b, to) in devices.iter().enumerate() {
                 let address = to.address(0);
-                assert_eq!(from.shares_memory_with(&address), a < 2 && b < 2, "{a} {b}");
-                assert_eq!(
-                    from.shares_memory_with_number(u32::from(address.lid) << QP_INDEX_BITS),
-                    a < 2 && b < 2,
-                    "{a} {b}"
-                );
+                let expected = if a < 2 && b < 2 {
+                    Way::Memory
+                } else {
+                    Way::Packets
+                };
+                assert_eq!(from.way_to(&address), expected, "{a} {b}");
+                let by_number = Address {
+                    packets: address.packets,
+                    ..Address::of_number(u32::from(to.lid()) << QP_INDEX_BITS)
+                };
+                assert_eq!(from.way_to(&by_number), expected, "{a} {b}");
                 let of_another = Address {
-                    epoch: address.epoch ^ 1,
+                    epoch: address.epoch.map(|epoch| epoch ^ 1),
                     ..address
                 };
-                assert!(!from.shares_memory_with(&of_another));
+                assert_eq!(from.way_to(&of_another), Way::Packets);
             }
         }
     }

@@ -3,6 +3,7 @@
 
 use core::ptr::NonNull;
 use core::sync::atomic::AtomicU32;
+use std::net::IpAddr;
 
 use mlx5_wire::Service;
 
@@ -116,10 +117,46 @@ pub enum Pages {
 /// The address of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Address {
-    /// LID of its device.
+    /// LID of its device, or its virtual function; 0: it shares memory with no device.
     pub lid: u16,
     /// Its number.
     pub qpn: u32,
     /// Incarnation of the device. A LID is used again after its owner died, this number never.
-    pub epoch: u64,
+    /// `None`: the peer is known by its number alone, and the device is the one that has it now.
+    pub epoch: Option<u64>,
+    /// Where packets for it go. `None`: its device sends none.
+    pub packets: Option<PacketAddress>,
+}
+
+/// The part of a queue pair's address that packets need.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PacketAddress {
+    /// IP address of its device.
+    pub ip: IpAddr,
+    /// UDP port of a software HCA that tells it. Such a peer answers only while its program polls
+    /// it, and is asked for 2 s at least. `None`: [`RoceOptions::peers`](crate::RoceOptions::peers).
+    pub port: Option<u16>,
+    /// Its first packet sequence number, 24 bits.
+    pub psn: u32,
+    /// Maximum payload of a packet, in bytes: 256, 512, 1024, 2048 or 4096. A connection uses the
+    /// smaller one of its two ends.
+    pub mtu: u16,
+}
+
+/// The way from one device to another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// Each maps the other's memory.
+    Memory,
+    /// Packets.
+    Packets,
+    /// None: one of the two sends no packets, and they share no memory.
+    Nowhere,
+}
+
+/// The ways by which a device says that it is reached.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ways {
+    pub(crate) memory: bool,
+    pub(crate) packets: bool,
 }

@@ -3,7 +3,7 @@
 #![allow(dead_code, reason = "each test uses what it needs")]
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -11,8 +11,9 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use mlx5_hca::wire::*;
 use mlx5_hca::{
-    Clock, CqMemory, FabricSpec, Gid, GidKind, Hca, LocalFabric, MAX_LANE_SLOTS, PacketPath, Port,
-    PortAddress, QpMemory, Receives, RoceOptions, RqMemory, SoftOptions, SqMemory,
+    Address, Clock, CqMemory, FabricSpec, Gid, GidKind, Hca, LocalFabric, MAX_LANE_SLOTS,
+    PacketAddress, Port, PortAddress, QpMemory, Receives, RoceOptions, RqMemory, SoftOptions,
+    SqMemory,
 };
 
 pub(crate) const GID: [u8; 16] = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0xff, 0xfe, 0, 0, 1];
@@ -376,24 +377,27 @@ impl End {
         let ends = [(); 2].map(|()| Self::new(world, Service::Connected, is_shared, access));
         for (own, peer) in [(&ends[0], &ends[1]), (&ends[1], &ends[0])] {
             match peer.hca.wire_address() {
-                Some((to, mtu)) => own.connect_by_packets(peer, to, mtu),
+                Some((to, _)) => own.connect_by_packets(peer, to.ip()),
                 None => own.connect(peer.qpn),
             }
         }
         ends
     }
 
-    pub(crate) fn connect_by_packets(&self, peer: &Self, to: SocketAddr, mtu: u16) {
+    /// Connects to a peer by packets to this address, which does not tell its UDP port.
+    pub(crate) fn connect_by_packets(&self, peer: &Self, ip: IpAddr) {
         self.hca.initialize(self.qpn);
-        let path = PacketPath {
-            to,
-            qpn: peer.qpn,
-            psn: peer.hca.first_psn(peer.qpn),
-            mtu,
-            is_polled: false,
+        let packets = peer.hca.address(peer.qpn).packets.unwrap();
+        let remote = Address {
+            packets: Some(PacketAddress {
+                ip,
+                port: None,
+                ..packets
+            }),
+            ..Address::of_number(peer.qpn)
         };
         self.hca
-            .connect_by_packets(self.qpn, &path, &self.options, ALL)
+            .connect(self.qpn, &remote, &self.options, ALL)
             .unwrap();
         self.hca.start_sending(self.qpn, &self.options);
     }
@@ -405,7 +409,8 @@ impl End {
     /// Grants the peer this access.
     pub(crate) fn connect_with(&self, qpn: u32, access: Access) {
         self.hca.initialize(self.qpn);
-        let _nobody = self.hca.connect_by_number(self.qpn, qpn, access);
+        let remote = Address::of_number(qpn);
+        let _nobody = self.hca.connect(self.qpn, &remote, &self.options, access);
         self.hca.start_sending(self.qpn, &self.options);
     }
 
@@ -442,7 +447,8 @@ impl End {
     /// Connects that queue pair.
     pub(crate) fn connect_receiver(&self, receiver: u32, qpn: u32) {
         self.hca.initialize(receiver);
-        let _nobody = self.hca.connect_by_number(receiver, qpn, ALL);
+        let remote = Address::of_number(qpn);
+        let _nobody = self.hca.connect(receiver, &remote, &self.options, ALL);
     }
 
     pub(crate) fn activate_datagrams(&self, qkey: u32) {

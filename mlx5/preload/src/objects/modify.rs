@@ -1,9 +1,7 @@
 //! MODIFY_QP: the attributes of a transition, its legality, and the HCA's part in it.
 
-use std::net::{IpAddr, SocketAddr};
-
 use mlx5_hca::wire::rnr_timer_ns;
-use mlx5_hca::{Access, ConnectError, ConnectOptions, PacketPath, Service};
+use mlx5_hca::{Access, Address, ConnectError, ConnectOptions, PacketAddress, Service};
 
 use crate::abi::MAX_RD_ATOMIC;
 use crate::abi::mlx5::ModifyQpResp as DriverResp;
@@ -201,21 +199,10 @@ impl Objects {
                     &at.dest.dgid,
                     at.dest.dlid,
                 )?;
-                let is_there =
-                    matches!(way, Way::Port(index) if self.port.has(index, at.dest_qp_num));
-                match (way, self.hca.wire_address()) {
-                    (Way::Packets(to), _) => return self.connect_by_packets(qp.qpn, to, at),
-                    // A program at the same address, of another fabric or user.
-                    (Way::Port(_), Some((own, _)))
-                        if !self.hca.shares_memory_with_number(at.dest_qp_num) =>
-                    {
-                        return self.connect_by_packets(qp.qpn, own.ip(), at);
-                    }
-                    _ => {}
-                }
-                // No queue pair has number 0.
-                let remote_qpn = if is_there { at.dest_qp_num } else { 0 };
-                if let Err(error) = self.hca.connect_by_number(qp.qpn, remote_qpn, rights(at)) {
+                let remote = self.peer(way, at);
+                let remote_qpn = remote.qpn;
+                let connected = self.hca.connect(qp.qpn, &remote, &options(at), rights(at));
+                if let Err(error) = connected {
                     if let ConnectError::NoAccess { .. } = error {
                         log::error(
                             self.settings,
@@ -257,21 +244,33 @@ impl Objects {
         Ok(())
     }
 
-    fn connect_by_packets(&self, qpn: u32, to: IpAddr, at: &QueryQpResp) -> Result<(), Errno> {
-        let to = SocketAddr::new(to, self.hca.packet_port(at.dest_qp_num));
-        let path = PacketPath {
-            to,
-            qpn: at.dest_qp_num,
+    /// Returns the address of the queue pair that the attributes name.
+    fn peer(&self, way: Way, at: &QueryQpResp) -> Address {
+        let of_number = Address::of_number(at.dest_qp_num);
+        // Programs at the own address may be of another fabric or user. No device has the LID 0.
+        let (lid, ip) = match way {
+            Way::Port(index) => (
+                if self.port.has(index, of_number.qpn) {
+                    of_number.lid
+                } else {
+                    0
+                },
+                self.hca.wire_address().map(|(own, _)| own.ip()),
+            ),
+            Way::Packets(ip) => (0, Some(ip)),
+            Way::Nowhere => (0, None),
+        };
+        let packets = ip.map(|ip| PacketAddress {
+            ip,
+            port: None,
             psn: at.rq_psn,
             mtu: 128 << at.path_mtu,
-            is_polled: false,
-        };
-        self.hca
-            .connect_by_packets(qpn, &path, &options(at), rights(at))
-            .map_err(|error| {
-                log::error(self.settings, format_args!("queue pair {qpn:#x}: {error}"));
-                Errno(libc::EINVAL)
-            })
+        });
+        Address {
+            lid,
+            packets,
+            ..of_number
+        }
     }
 }
 

@@ -45,11 +45,10 @@ pub(crate) fn resolve(
             .map_or(Way::Nowhere, Way::Port));
     }
     let source = source.ok_or(INVALID)?;
-    let sends_all = matches!(link, Link::Ethernet(Some(options)) if options.sends_packets_only());
     if let Some(index) = from
         .network
         .iter()
-        .position(|port| !sends_all && port.gids.iter().any(|gid| gid.bytes == *dgid))
+        .position(|port| port.gids.iter().any(|gid| gid.bytes == *dgid))
     {
         return Ok(Way::Port(index));
     }
