@@ -7,7 +7,7 @@
 use super::{SEGMENT, be64};
 
 /// Atomic segment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AtomicSegment {
     /// Compare-and-swap: value to store. Fetch-and-add: value to add.
     pub swap_add: u64,

@@ -26,7 +26,7 @@
 //! compressed here.
 
 use super::cqe::{BYTE_COUNT, OPCODE_QPN, WQE_COUNTER};
-use super::{CQE_BYTES, CqeFormat, OP_OWN_OFFSET, be16, be32};
+use super::{CQE_BYTES, CqeFormat, OP_OWN_OFFSET, be16, be32, bytes};
 
 /// Number of mini CQEs in an array (`MLX5_MINI_CQE_ARRAY_SIZE`).
 pub const MINI_CQES_PER_ARRAY: usize = CQE_BYTES / MiniCqe::LEN;
@@ -93,10 +93,7 @@ impl MiniCqe {
     #[inline(always)]
     pub fn of_array(array: &[u8; CQE_BYTES], entry: u32) -> Self {
         let at = entry as usize % MINI_CQES_PER_ARRAY * Self::LEN;
-        Self {
-            word: be32(array, at),
-            byte_count: be32(array, at + 4),
-        }
+        Self::parse(&bytes(array, at))
     }
 
     /// Turns `title`, a copy of the session's title, into the plain CQE of this receive; op_own is

@@ -2,13 +2,12 @@
 //! means.
 
 use std::collections::VecDeque;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 
 use copyrpc_shm::sleep::Notifier;
 use mlx5_wire::DatagramSegment;
 use mlx5_wire::roce::{Flow, Headers, ICRC_BYTES, Psn, UDP_PORT};
 
-use super::interface::gid_of;
 use super::network::{BadNetwork, Network};
 use super::options::RoceOptions;
 use super::pcap::Pcap;
@@ -86,22 +85,11 @@ pub(crate) const fn port_of_vf(vf: u16) -> u16 {
 }
 
 /// Returns the addresses of a packet from `source` to `destination`.
-fn flow(source: &SocketAddr, destination: &SocketAddr) -> Flow {
-    let (source_port, destination_port) = (source.port(), destination.port());
-    match (source.ip(), destination.ip()) {
-        (IpAddr::V4(from), IpAddr::V4(to)) => Flow::V4 {
-            source: from.octets(),
-            destination: to.octets(),
-            source_port,
-            destination_port,
-            identification: 0,
-        },
-        (from, to) => Flow::V6 {
-            source: gid_of(from),
-            destination: gid_of(to),
-            source_port,
-            destination_port,
-        },
+const fn flow(source: SocketAddr, destination: SocketAddr) -> Flow {
+    Flow {
+        source,
+        destination,
+        identification: 0,
     }
 }
 
@@ -291,7 +279,7 @@ impl WirePort {
         fill(&mut rest[..len])?;
         let covered = header.len() + len + usize::from(headers.bth.pad);
         buffer[header.len() + len..covered].fill(0);
-        let icrc = flow(&self.own, to).icrc(&buffer[..covered], &[]);
+        let icrc = flow(self.own, *to).icrc(&buffer[..covered], &[]);
         let whole = covered + ICRC_BYTES;
         buffer[covered..whole].copy_from_slice(&icrc);
         self.counters.sent += 1;
@@ -377,7 +365,7 @@ impl WirePort {
             self.counters.strangers += 1;
             return None;
         };
-        if flow(from, &self.own).check(packet).is_none() {
+        if flow(*from, self.own).check(packet).is_none() {
             self.counters.bad_icrc += 1;
             return None;
         }

@@ -3,9 +3,7 @@
 use std::ptr::NonNull;
 
 use mlx5_wire::roce::{AtomicEth, Reth};
-use mlx5_wire::{
-    Access, AtomicSegment, CtrlWords, FenceMode, Header, Opcode, Syndrome, Wqe, WqeError,
-};
+use mlx5_wire::{Access, CtrlWords, FenceMode, Header, Opcode, Syndrome, Wqe, WqeError};
 
 use crate::packets::Wire;
 use crate::packets::connection::{Connection, Posted};
@@ -94,12 +92,11 @@ impl Wire {
                 }
             }
             Header::Atomic(..) if len != 8 => return Malformed::AtomicLength.into(),
-            Header::Atomic(at, AtomicSegment { swap_add, compare }) => {
+            Header::Atomic(at, operands) => {
                 let atomic = AtomicEth {
                     addr: at.addr,
                     rkey: at.rkey,
-                    swap_add,
-                    compare,
+                    operands,
                 };
                 match wqe.opcode {
                     Opcode::AtomicFetchAdd => (Request::FetchAdd(atomic), len),

@@ -2,7 +2,7 @@
 //! device takes, fills and completes the receives by itself.
 
 use mlx5_wire::roce::{AtomicEth, Nak, Opcode as PacketKind, Reth};
-use mlx5_wire::{Access, AtomicSegment, CqeOpcode, Syndrome};
+use mlx5_wire::{Access, CqeOpcode, Syndrome};
 
 use crate::Hca;
 use crate::packets::responder::{Completion, Target};
@@ -109,12 +109,8 @@ impl Target for Responding<'_> {
         }
         let (memory, of) = (&self.hca.memory, (self.qp.access, self.qp.pd));
         let word = atomics::word(memory, atomic.rkey, atomic.addr, of)?;
-        let &AtomicEth {
-            swap_add, compare, ..
-        } = atomic;
         let is_add = opcode == PacketKind::FetchAdd;
-        let operands = AtomicSegment { swap_add, compare };
-        Ok(atomics::execute(word, is_add, &operands))
+        Ok(atomics::execute(word, is_add, &atomic.operands))
     }
 
     fn complete(&mut self, completion: Completion) {

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use copyrpc_testing::limits;
 use mlx5::hca::{ConnectError as HcaConnectError, OpenError as HcaOpenError, gid_of};
+use mlx5::wire::AtomicSegment;
 use mlx5::wire::roce::{
     AtomicEth, Flow, Headers, Opcode, PacketOpcode, Psn, Reth, Transport, UDP_PORT,
 };
@@ -180,17 +181,9 @@ fn what_is_lost_is_sent_again_and_arrives_once() {
 
 /// Returns the bytes of a packet from a socket to a port.
 fn packet(headers: &Headers, payload: &[u8], from: &UdpSocket, to: SocketAddr) -> Vec<u8> {
-    let (SocketAddr::V4(source), SocketAddr::V4(destination)) = (from.local_addr().unwrap(), to)
-    else {
-        unreachable!()
-    };
-    let (source_port, destination_port) = (source.port(), destination.port());
-    let (source, destination) = (source.ip().octets(), destination.ip().octets());
-    let flow = Flow::V4 {
-        source,
-        destination,
-        source_port,
-        destination_port,
+    let flow = Flow {
+        source: from.local_addr().unwrap(),
+        destination: to,
         identification: 0,
     };
     let mut bytes = headers.emit().to_vec();
@@ -335,8 +328,10 @@ fn packets_of_strangers_change_nothing() {
                 headers.atomic = AtomicEth {
                     addr,
                     rkey: headers.reth.rkey,
-                    swap_add: 1,
-                    compare: 0,
+                    operands: AtomicSegment {
+                        swap_add: 1,
+                        compare: 0,
+                    },
                 };
                 bytes = packet(&headers, &[1; 8], from, to);
                 if random.happens(300) {

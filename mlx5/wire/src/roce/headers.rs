@@ -11,7 +11,7 @@ use super::aeth::Aeth;
 use super::bth::Bth;
 use super::opcode::{Opcode, PacketOpcode, Transport};
 use super::psn::Psn;
-use crate::{be32, be64, bytes};
+use crate::{AtomicSegment, be32, be64, bytes};
 
 /// Maximum bytes of all headers of a packet: those of an atomic request.
 pub const MAX_HEADER_BYTES: usize = Bth::LEN + AtomicEth::LEN;
@@ -42,10 +42,8 @@ pub struct AtomicEth {
     pub addr: u64,
     /// The region's rkey.
     pub rkey: u32,
-    /// Compare-and-swap: value to store. Fetch-and-add: value to add.
-    pub swap_add: u64,
-    /// Compare-and-swap: expected value.
-    pub compare: u64,
+    /// Its operands.
+    pub operands: AtomicSegment,
 }
 
 impl AtomicEth {
@@ -169,22 +167,14 @@ impl Headers {
             b.push(&(self.deth.source_qpn & 0xff_ffff).to_be_bytes());
         }
         if opcode.has_reth() {
-            let Reth { addr, rkey, len } = self.reth;
-            b.push(&addr.to_be_bytes());
-            b.push(&rkey.to_be_bytes());
-            b.push(&len.to_be_bytes());
+            b.push(&self.reth.addr.to_be_bytes());
+            b.push(&self.reth.rkey.to_be_bytes());
+            b.push(&self.reth.len.to_be_bytes());
         }
         if opcode.has_atomic() {
-            let AtomicEth {
-                addr,
-                rkey,
-                swap_add,
-                compare,
-            } = self.atomic;
-            b.push(&addr.to_be_bytes());
-            b.push(&rkey.to_be_bytes());
-            b.push(&swap_add.to_be_bytes());
-            b.push(&compare.to_be_bytes());
+            b.push(&self.atomic.addr.to_be_bytes());
+            b.push(&self.atomic.rkey.to_be_bytes());
+            b.push(&self.atomic.operands.emit());
         }
         if opcode.has_aeth() {
             b.push(&self.aeth.emit());
@@ -239,12 +229,10 @@ impl Headers {
         }
         if kind.has_atomic() {
             let at = next(AtomicEth::LEN);
-            let (addr, rkey) = (be64(packet, at), be32(packet, at + 8));
             headers.atomic = AtomicEth {
-                addr,
-                rkey,
-                swap_add: be64(packet, at + 12),
-                compare: be64(packet, at + 20),
+                addr: be64(packet, at),
+                rkey: be32(packet, at + 8),
+                operands: AtomicSegment::parse(&bytes(packet, at + 12)),
             };
         }
         if kind.has_aeth() {

@@ -5,6 +5,8 @@
 //! of service, time to live and header checksum (IPv6: traffic class, flow label and hop limit)
 //! count as ones, in the UDP header the checksum, and in the BTH the byte of FECN.
 
+use core::net::{IpAddr, SocketAddr};
+
 use crc32fast::Hasher;
 
 use crate::bytes;
@@ -23,34 +25,25 @@ const IDENTIFICATION_END: usize = 6;
 /// The polynomial, reflected.
 const POLYNOMIAL: u32 = 0xedb8_8320;
 
-/// The addresses of a packet, of which the ICRC is a function.
+/// The addresses of a packet, of which the ICRC is a function. IPv4 headers have no options and the
+/// bit "do not fragment", IPv6 headers no extensions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Flow {
-    /// Over IPv4 without options, with the bit "do not fragment".
-    V4 {
-        /// Address of the sender.
-        source: [u8; 4],
-        /// Address of the receiver.
-        destination: [u8; 4],
-        /// UDP port of the sender.
-        source_port: u16,
-        /// UDP port of the receiver: [`UDP_PORT`](super::UDP_PORT).
-        destination_port: u16,
-        /// Identification. Linux sends 0 from a socket that is not connected and has
-        /// `IP_PMTUDISC_DO`.
-        identification: u16,
-    },
-    /// Over IPv6 without extension headers.
-    V6 {
-        /// Address of the sender.
-        source: [u8; 16],
-        /// Address of the receiver.
-        destination: [u8; 16],
-        /// UDP port of the sender.
-        source_port: u16,
-        /// UDP port of the receiver: [`UDP_PORT`](super::UDP_PORT).
-        destination_port: u16,
-    },
+pub struct Flow {
+    /// IP address and UDP port of the sender.
+    pub source: SocketAddr,
+    /// IP address and UDP port of the receiver; the port is [`UDP_PORT`](super::UDP_PORT).
+    pub destination: SocketAddr,
+    /// Identification in an IPv4 header; 0 over IPv6. Linux sends 0 from a socket that is not connected and has
+    /// `IP_PMTUDISC_DO`.
+    pub identification: u16,
+}
+
+/// Returns the bytes of an address in an IPv6 header.
+const fn of_ipv6(address: IpAddr) -> [u8; 16] {
+    match address {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+        IpAddr::V6(v6) => v6.octets(),
+    }
 }
 
 impl Flow {
@@ -59,47 +52,34 @@ impl Flow {
     #[must_use]
     pub fn icrc(&self, headers: &[u8], payload: &[u8]) -> [u8; ICRC_BYTES] {
         let udp_len = (UDP_BYTES + headers.len() + payload.len() + ICRC_BYTES) as u16;
-        let mut crc = Hasher::new();
-        crc.update(&[0xff; 8]);
-        let ports = match *self {
-            Self::V4 {
-                source,
-                destination,
-                source_port,
-                destination_port,
-                identification,
-            } => {
-                let mut ip = [0xff; IPV4_BYTES];
+        let mut ip = [0xff; IPV6_BYTES];
+        let ip_len = match (self.source.ip(), self.destination.ip()) {
+            (IpAddr::V4(source), IpAddr::V4(destination)) => {
                 ip[0] = 0x45;
                 ip[2..4].copy_from_slice(&udp_len.wrapping_add(IPV4_BYTES as u16).to_be_bytes());
-                ip[4..6].copy_from_slice(&identification.to_be_bytes());
+                ip[4..6].copy_from_slice(&self.identification.to_be_bytes());
                 ip[6..8].copy_from_slice(&0x4000_u16.to_be_bytes());
                 ip[9] = UDP;
-                ip[12..16].copy_from_slice(&source);
-                ip[16..20].copy_from_slice(&destination);
-                crc.update(&ip);
-                [source_port, destination_port]
+                ip[12..16].copy_from_slice(&source.octets());
+                ip[16..20].copy_from_slice(&destination.octets());
+                IPV4_BYTES
             }
-            Self::V6 {
-                source,
-                destination,
-                source_port,
-                destination_port,
-            } => {
-                let mut ip = [0xff; IPV6_BYTES];
+            (source, destination) => {
                 ip[0] = 0x6f;
                 ip[4..6].copy_from_slice(&udp_len.to_be_bytes());
                 ip[6] = UDP;
-                ip[8..24].copy_from_slice(&source);
-                ip[24..40].copy_from_slice(&destination);
-                crc.update(&ip);
-                [source_port, destination_port]
+                ip[8..24].copy_from_slice(&of_ipv6(source));
+                ip[24..40].copy_from_slice(&of_ipv6(destination));
+                IPV6_BYTES
             }
         };
         let mut udp = [0xff; UDP_BYTES];
-        udp[0..2].copy_from_slice(&ports[0].to_be_bytes());
-        udp[2..4].copy_from_slice(&ports[1].to_be_bytes());
+        udp[0..2].copy_from_slice(&self.source.port().to_be_bytes());
+        udp[2..4].copy_from_slice(&self.destination.port().to_be_bytes());
         udp[4..6].copy_from_slice(&udp_len.to_be_bytes());
+        let mut crc = Hasher::new();
+        crc.update(&[0xff; 8]);
+        crc.update(&ip[..ip_len]);
         crc.update(&udp);
         let (before, after) = headers.split_at(CONGESTION.min(headers.len()));
         crc.update(before);
@@ -123,18 +103,16 @@ impl Flow {
         let covered = packet.len().checked_sub(ICRC_BYTES)?;
         let difference = u32::from_le_bytes(self.icrc(&packet[..covered], &[]))
             ^ u32::from_le_bytes(bytes(packet, covered));
-        match *self {
-            Self::V4 { identification, .. } if difference == 0 => Some(identification),
-            Self::V4 { identification, .. } => {
-                let behind = IPV4_BYTES - IDENTIFICATION_END + UDP_BYTES + covered;
-                // The register before the bytes of the identification is the change of these bytes,
-                // if the rest is right.
-                let change = divided(difference, behind + size_of::<u16>());
-                let change = u16::try_from(change).ok()?;
-                Some(identification ^ change.swap_bytes())
-            }
-            Self::V6 { .. } => (difference == 0).then_some(0),
+        if difference == 0 {
+            return Some(self.identification);
         }
+        let behind = IPV4_BYTES - IDENTIFICATION_END + UDP_BYTES + covered;
+        // The register before the bytes of the identification is the change of these bytes, if the
+        // rest is right.
+        let change = divided(difference, behind + size_of::<u16>());
+        let is_ipv4 = self.source.is_ipv4() && self.destination.is_ipv4();
+        let change = u16::try_from(change).ok().filter(|_| is_ipv4)?;
+        Some(self.identification ^ change.swap_bytes())
     }
 }
 

@@ -14,8 +14,8 @@
 //! let opcode = PacketOpcode { transport: Transport::Rc, opcode: Opcode::Acknowledge };
 //! let headers = Headers { aeth: Aeth::ack(1), ..Headers::new(opcode, 0x11, Psn::new(0xff_fffe)) };
 //! let mut packet = headers.emit().to_vec();
-//! let (source, destination) = ([10, 9, 1, 2], [10, 9, 1, 1]);
-//! let flow = Flow::V4 { source, destination, source_port: 0xc121, destination_port: UDP_PORT, identification: 0xd7a0 };
+//! let (source, destination) = (([10, 9, 1, 2], 0xc121).into(), ([10, 9, 1, 1], UDP_PORT).into());
+//! let flow = Flow { source, destination, identification: 0xd7a0 };
 //! packet.extend(flow.icrc(&packet, &[]));
 //! assert_eq!(packet[16..], [0xf4, 0xae, 0xa4, 0xb7]);
 //! assert_eq!(Headers::parse(&packet).unwrap(), (headers, &[][..]));

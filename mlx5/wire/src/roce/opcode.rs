@@ -50,20 +50,15 @@ impl Opcode {
     #[must_use]
     pub const fn of_message(is_write: bool, is_first: bool, is_last: bool, has_imm: bool) -> Self {
         use Opcode::*;
-        match (is_write, is_first, is_last, has_imm) {
-            (false, true, false, _) => SendFirst,
-            (false, false, false, _) => SendMiddle,
-            (false, false, true, false) => SendLast,
-            (false, false, true, true) => SendLastImm,
-            (false, true, true, false) => SendOnly,
-            (false, true, true, true) => SendOnlyImm,
-            (true, true, false, _) => WriteFirst,
-            (true, false, false, _) => WriteMiddle,
-            (true, false, true, false) => WriteLast,
-            (true, false, true, true) => WriteLastImm,
-            (true, true, true, false) => WriteOnly,
-            (true, true, true, true) => WriteOnlyImm,
-        }
+        let [send, write] = match (is_first, is_last, has_imm) {
+            (true, false, _) => [SendFirst, WriteFirst],
+            (false, false, _) => [SendMiddle, WriteMiddle],
+            (false, true, false) => [SendLast, WriteLast],
+            (false, true, true) => [SendLastImm, WriteLastImm],
+            (true, true, false) => [SendOnly, WriteOnly],
+            (true, true, true) => [SendOnlyImm, WriteOnlyImm],
+        };
+        if is_write { write } else { send }
     }
 
     /// Returns whether the packet is the first, or the only one, of a SEND or WRITE.

@@ -6,10 +6,12 @@
 extern crate std;
 
 use std::format;
+use std::net::IpAddr;
 use std::string::String;
 use std::vec::Vec;
 
 use super::*;
+use crate::AtomicSegment;
 
 const PCAP: &[u8] = include_bytes!("tests/rxe.pcap");
 const DECODED: &str = include_str!("tests/rxe.txt");
@@ -37,26 +39,18 @@ fn captured() -> Vec<Captured> {
             (be16(udp, 2), usize::from(be16(udp, 4))),
             (UDP_PORT, udp.len())
         );
-        let (source_port, destination_port) = (be16(udp, 0), be16(udp, 2));
-        let flow = if header == 20 {
-            let (source, destination) = (
-                ip[12..16].try_into().unwrap(),
-                ip[16..20].try_into().unwrap(),
-            );
-            Flow::V4 {
-                source,
-                destination,
-                source_port,
-                destination_port,
-                identification: be16(ip, 4),
-            }
-        } else {
-            Flow::V6 {
-                source: ip[8..24].try_into().unwrap(),
-                destination: ip[24..40].try_into().unwrap(),
-                source_port,
-                destination_port,
-            }
+        let address = |at: usize, len: usize| match header {
+            20 => IpAddr::from(*ip[at..at + len].first_chunk::<4>().unwrap()),
+            _ => IpAddr::from(*ip[at..at + len].first_chunk::<16>().unwrap()),
+        };
+        let (source, destination, identification) = match header {
+            20 => (address(12, 4), address(16, 4), be16(ip, 4)),
+            _ => (address(8, 16), address(24, 16), 0),
+        };
+        let flow = Flow {
+            source: (source, be16(udp, 0)).into(),
+            destination: (destination, be16(udp, 2)).into(),
+            identification,
         };
         packets.push(Captured {
             flow,
@@ -67,25 +61,11 @@ fn captured() -> Vec<Captured> {
 }
 
 fn without_identification(flow: Flow) -> (Flow, u16) {
-    match flow {
-        Flow::V4 {
-            source,
-            destination,
-            source_port,
-            destination_port,
-            identification,
-        } => (
-            Flow::V4 {
-                source,
-                destination,
-                source_port,
-                destination_port,
-                identification: 0,
-            },
-            identification,
-        ),
-        Flow::V6 { .. } => (flow, 0),
-    }
+    let unknown = Flow {
+        identification: 0,
+        ..flow
+    };
+    (unknown, flow.identification)
 }
 
 /// Writes what the other decoder would.
@@ -154,8 +134,7 @@ fn text(headers: &Headers, payload: usize) -> String {
         let AtomicEth {
             addr,
             rkey,
-            swap_add,
-            compare,
+            operands: AtomicSegment { swap_add, compare },
         } = headers.atomic;
         add(format!(
             " AtomicETH va={addr:#x} rkey={rkey:#x} swap/add={swap_add} cmp={compare}"
@@ -289,11 +268,9 @@ fn bytes_that_are_no_packet_are_refused_with_the_reason() {
 /// More bytes than a datagram has are no packet, and no panic either.
 #[test]
 fn the_icrc_of_bytes_of_any_number_is_computed() {
-    let flow = Flow::V4 {
-        source: [1; 4],
-        destination: [2; 4],
-        source_port: 1,
-        destination_port: UDP_PORT,
+    let flow = Flow {
+        source: ([1; 4], 1).into(),
+        destination: ([2; 4], UDP_PORT).into(),
         identification: 0,
     };
     for len in [0, 3, 4, 5, 65_510, 65_530, 70_000] {

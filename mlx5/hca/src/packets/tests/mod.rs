@@ -7,11 +7,12 @@ mod promises;
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
-use mlx5_wire::Syndrome as Status;
 use mlx5_wire::roce::{
     Aeth, AtomicEth, Flow, Headers, Nak, Opcode, PacketOpcode, Psn, Reth, Transport,
 };
+use mlx5_wire::{AtomicSegment, Syndrome as Status};
 
 use super::message::{MAX_RD_ATOMIC, packets};
 use super::requester::{Failure, Options, Outgoing, Request, Requester, Taken};
@@ -21,11 +22,10 @@ use crate::random::Random;
 const MEMORY: usize = 16 << 10;
 const RKEY: u32 = 0x1234;
 const BASE: u64 = 0x7f00_0000_0000;
-const FLOW: Flow = Flow::V6 {
-    source: [1; 16],
-    destination: [2; 16],
-    source_port: 0xc000,
-    destination_port: 4791,
+const FLOW: Flow = Flow {
+    source: SocketAddr::new(IpAddr::V6(Ipv6Addr::LOCALHOST), 0xc000),
+    destination: SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 4791),
+    identification: 0,
 };
 const TIMEOUT_NS: u64 = 1_000_000;
 /// Longer than the time after which packets are sent again.
@@ -116,8 +116,8 @@ impl Target for Memory {
             .ok_or(Nak::RemoteAccess)?;
         let before = u64::from_le_bytes(self.bytes[range.clone()].try_into().unwrap());
         let after = match opcode {
-            Opcode::FetchAdd => before.wrapping_add(atomic.swap_add),
-            _ if before == atomic.compare => atomic.swap_add,
+            Opcode::FetchAdd => before.wrapping_add(atomic.operands.swap_add),
+            _ if before == atomic.operands.compare => atomic.operands.swap_add,
             _ => before,
         };
         self.bytes[range].copy_from_slice(&after.to_le_bytes());
@@ -267,8 +267,10 @@ impl World {
         let atomic = AtomicEth {
             addr: BASE + 8 * self.rng.below(16),
             rkey: RKEY,
-            swap_add: self.rng.below(3),
-            compare: self.rng.below(3),
+            operands: AtomicSegment {
+                swap_add: self.rng.below(3),
+                compare: self.rng.below(3),
+            },
         };
         let (request, payload, expected) =
             match self

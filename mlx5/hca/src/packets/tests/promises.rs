@@ -97,8 +97,10 @@ fn p5_a_duplicate_atomic_is_answered_from_the_newest_with_its_number() {
         let atomic = AtomicEth {
             addr: BASE,
             rkey: RKEY,
-            swap_add: 1,
-            compare: 0,
+            operands: AtomicSegment {
+                swap_add: 1,
+                compare: 0,
+            },
         };
         world.responder.on_request(
             &Headers {
@@ -218,8 +220,10 @@ fn p6_a_refused_access_fails_both_ends_and_nothing_behind_it_is_executed() {
             Request::FetchAdd(AtomicEth {
                 addr: BASE + 4,
                 rkey: RKEY,
-                swap_add: 1,
-                compare: 0,
+                operands: AtomicSegment {
+                    swap_add: 1,
+                    compare: 0,
+                },
             }),
             Status::RemoteAccess,
         ),
