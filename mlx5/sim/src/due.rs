@@ -1,82 +1,52 @@
 //! The order of a simulation's events. Finding the first event and changing an event take
 //! logarithmic time.
 
+use std::collections::BTreeSet;
+
 /// The time of a place with nothing to do.
 pub(crate) const NEVER: u128 = u128::MAX;
 
-/// A time for each place; its low bits order equal times. A tree in an array: node `i` holds the
-/// minimum of nodes `2 i` and `2 i + 1`. The root is node 1. The leaves are the second half: one
-/// for each place, then [`NEVER`] in the rest.
+/// A time for each place; its low bits order equal times.
 #[derive(Debug, Default)]
 pub(crate) struct DueTimes {
-    tree: Vec<u128>,
-    places: usize,
+    times: Vec<u128>,
+    /// The times, each with its place, but [`NEVER`].
+    order: BTreeSet<(u128, usize)>,
 }
 
 impl DueTimes {
     /// Adds a place at the end, with nothing to do.
     pub(crate) fn push(&mut self) {
-        if self.places == self.tree.len() / 2 {
-            let times = self.times();
-            self.build(&times, (2 * self.places).max(1));
-        }
-        self.places += 1;
+        self.times.push(NEVER);
     }
 
     /// Removes a place. Later places move up.
     pub(crate) fn remove(&mut self, place: usize) {
-        let mut times = self.times();
-        times.remove(place);
-        self.places -= 1;
-        self.build(&times, self.tree.len() / 2);
+        self.times.remove(place);
+        let times = (0..).zip(&self.times).map(|(place, time)| (*time, place));
+        self.order = times.filter(|(time, _)| *time != NEVER).collect();
     }
 
     /// Sets the time of a place.
     pub(crate) fn set(&mut self, place: usize, time: u128) {
-        let mut node = self.tree.len() / 2 + place;
-        if std::mem::replace(&mut self.tree[node], time) == time {
-            return;
-        }
-        while node > 1 {
-            node /= 2;
-            let first = self.tree[2 * node].min(self.tree[2 * node + 1]);
-            if std::mem::replace(&mut self.tree[node], first) == first {
-                break;
+        let before = std::mem::replace(&mut self.times[place], time);
+        if before != time {
+            self.order.remove(&(before, place));
+            if time != NEVER {
+                self.order.insert((time, place));
             }
         }
     }
 
     /// Returns the earliest time. [`NEVER`] if no place has something to do.
     pub(crate) fn first(&self) -> u128 {
-        self.tree.get(1).copied().unwrap_or(NEVER)
+        self.order.first().map_or(NEVER, |(time, _)| *time)
     }
 
     /// Returns the first place with something to do at `time` or before.
     pub(crate) fn first_due(&self, time: u128) -> Option<usize> {
-        let time = time.min(NEVER - 1);
-        if self.first() > time {
-            return None;
-        }
-        let leaves = self.tree.len() / 2;
-        let mut node = 1;
-        while node < leaves {
-            node *= 2;
-            node += usize::from(self.tree[node] > time);
-        }
-        Some(node - leaves)
-    }
-
-    fn times(&self) -> Vec<u128> {
-        let leaves = self.tree.len() / 2;
-        self.tree[leaves..leaves + self.places].to_vec()
-    }
-
-    fn build(&mut self, times: &[u128], leaves: usize) {
-        self.tree = vec![NEVER; 2 * leaves];
-        self.tree[leaves..leaves + times.len()].copy_from_slice(times);
-        for node in (1..leaves).rev() {
-            self.tree[node] = self.tree[2 * node].min(self.tree[2 * node + 1]);
-        }
+        let due = self.order.range(..=(time, usize::MAX));
+        due.map(|(_, place)| *place).min()
     }
 }
 
