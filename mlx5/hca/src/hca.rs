@@ -453,20 +453,12 @@ impl Hca {
     #[cold]
     fn check_peers(&self, state: &mut State) {
         state.polls_to_check = POLLS_PER_CHECK;
-        let State {
-            queues: Queues { qps, cqs, .. },
-            repair,
-            links,
-            ..
-        } = state;
-        for peer in links.newly_gone() {
-            for qp in qps
-                .iter_mut()
-                .flatten()
-                .filter(|qp| qp.remote().is_some_and(|r| Rc::ptr_eq(&r.peer, &peer)))
-            {
+        for peer in state.links.newly_gone() {
+            let is_of_it = |qp: &SoftQp| qp.remote().is_some_and(|r| Rc::ptr_eq(&r.peer, &peer));
+            let Queues { qps, cqs, .. } = &mut state.queues;
+            for qp in qps.iter_mut().flatten().filter(|qp| is_of_it(qp)) {
                 arrive::drain(self, qp, cqs);
-                repair.peer_died(&self.memory, qp.index, qp.rqn);
+                state.repair.peer_died(&self.memory, qp.index, qp.rqn);
             }
         }
         self.repair(state);

@@ -15,7 +15,7 @@ use crate::queues::qp::{Mode, SoftQp, blocks, head};
 use crate::queues::rqs::RqSlot;
 use crate::types::rule::{Queue, Rule, Violation};
 use crate::types::watch::QpWatch;
-use crate::{Hca, Queues, State};
+use crate::{Hca, State};
 
 /// Byte that fills a register after it was read.
 const POISON: u8 = 0xdb;
@@ -31,12 +31,7 @@ pub(crate) fn poison_register(qp: &SoftQp) {
 /// obeys all rules. If not, the next WQE of the queue pair fails.
 #[cold]
 pub(crate) fn doorbell(hca: &Hca, state: &mut State, index: usize) -> bool {
-    let State {
-        queues: Queues { qps, .. },
-        violations,
-        ..
-    } = state;
-    let Some(Some(qp)) = qps.get_mut(index) else {
+    let Some(Some(qp)) = state.queues.qps.get_mut(index) else {
         return false;
     };
     let Some(register) = qp.sq.register else {
@@ -64,7 +59,7 @@ pub(crate) fn doorbell(hca: &Hca, state: &mut State, index: usize) -> bool {
     qp.watch.half = Some(half);
     qp.watch.notified = producer;
     let Err(violation) = result else { return true };
-    break_rule(hca, qp, violations, violation);
+    break_rule(hca, qp, &mut state.violations, violation);
     false
 }
 
@@ -220,12 +215,7 @@ fn check_wqe(qp: &SoftQp, counter: u16, outstanding: u16, ctrl: CtrlWords) -> Re
 /// that no thread waits forever for them.
 #[cold]
 pub(crate) fn finds_unannounced(hca: &Hca, state: &mut State, index: usize) -> bool {
-    let State {
-        queues: Queues { qps, .. },
-        violations,
-        ..
-    } = state;
-    let Some(Some(qp)) = qps.get_mut(index) else {
+    let Some(Some(qp)) = state.queues.qps.get_mut(index) else {
         return false;
     };
     let Some(violation) = unannounced(qp) else {
@@ -233,7 +223,7 @@ pub(crate) fn finds_unannounced(hca: &Hca, state: &mut State, index: usize) -> b
     };
     qp.watch.notified = qp.sq.producer();
     if !qp.has_failed() {
-        break_rule(hca, qp, violations, violation);
+        break_rule(hca, qp, &mut state.violations, violation);
     }
     true
 }
@@ -241,13 +231,8 @@ pub(crate) fn finds_unannounced(hca: &Hca, state: &mut State, index: usize) -> b
 /// Reports mistakes in completion queues and receive queues.
 #[cold]
 pub(crate) fn check_queues(state: &mut State) {
-    let State {
-        queues: Queues { cqs, .. },
-        rqs,
-        violations,
-        ..
-    } = state;
-    for (cqn, cq) in (0..).zip(cqs.iter_mut()) {
+    let violations = &mut state.violations;
+    for (cqn, cq) in (0..).zip(&mut state.queues.cqs) {
         if let Some((counter, rule)) = cq.as_mut().and_then(SoftCq::broken_rule) {
             let mut bytes = [0; SEGMENT];
             bytes[..4].copy_from_slice(&counter.to_be_bytes());
@@ -259,7 +244,7 @@ pub(crate) fn check_queues(state: &mut State) {
             });
         }
     }
-    for (rqn, rq) in (0..).zip(rqs.iter_mut()) {
+    for (rqn, rq) in (0..).zip(&mut state.rqs) {
         let Some(rq) = rq else { continue };
         if let Err(violation) = check_receives(rqn, rq) {
             rq.watch.broken = true;

@@ -128,7 +128,7 @@ impl Hca {
             let own = QpEntry::pack_peer(qpn, qp.generation);
             let connection = Remote::of(&peer, remote.qpn, own, self.membership.epoch)?;
             let entry = qp.entry();
-            let number = QpEntry::pack_peer(remote.qpn, connection.generation());
+            let number = QpEntry::pack_peer(remote.qpn, connection.generation);
             entry.peer.store(number, Ordering::Relaxed);
             entry.peer_epoch.store(peer.epoch, Ordering::Relaxed);
             Some(connection)

@@ -136,13 +136,10 @@ impl Hca {
 
     /// Destroys a completion queue that no queue pair uses.
     pub fn destroy_cq(&self, cqn: u32) {
-        let State {
-            queues: Queues { cqs, .. },
-            produced,
-            ..
-        } = &mut *self.state.borrow_mut();
-        if let Some(cq) = cqs.get_mut(cqn as usize).and_then(Option::take) {
-            *produced = produced.wrapping_add(cq.produced());
+        let state = &mut *self.state.borrow_mut();
+        let cq = state.queues.cqs.get_mut(cqn as usize);
+        if let Some(cq) = cq.and_then(Option::take) {
+            state.produced = state.produced.wrapping_add(cq.produced());
             self.forget_events(|event| event == AsyncEvent::CqError { cqn });
         }
     }

@@ -70,13 +70,13 @@ impl Hca {
         if remote.lane.position() != 0 || !remote.was_reset() {
             return;
         }
-        let (peer, qpn) = (Rc::clone(&remote.peer), remote.qpn());
+        let (peer, qpn) = (Rc::clone(&remote.peer), remote.qpn);
         let Some(new) = Remote::of(&peer, qpn, own, self.membership.epoch) else {
             return;
         };
         **remote = new;
         qp.version = qp.version.wrapping_add(1);
-        let (entry, generation) = (self.memory.qp(qp.index), remote.generation());
+        let (entry, generation) = (self.memory.qp(qp.index), remote.generation);
         entry
             .peer
             .store(QpEntry::pack_peer(qpn, generation), Ordering::Relaxed);

@@ -238,27 +238,21 @@ impl Hca {
     /// Returns `false` if a peer does not finish in time; it may be stopped, and resume. Then the
     /// region keeps its place, and another call tries again. A key that names no region is ignored.
     pub fn try_deregister(&self, key: u32) -> bool {
-        let State {
-            mrs,
-            arena,
-            links,
-            stuck,
-            ..
-        } = &mut *self.state.borrow_mut();
-        let Some(slot) = mrs.find(key) else {
+        let state = &mut *self.state.borrow_mut();
+        let Some(slot) = state.mrs.find(key) else {
             return true;
         };
         self.memory.mr(key).stamp.store(0, Ordering::Release);
-        if !self.quiesce(stuck, links.peers()) {
+        if !self.quiesce(&mut state.stuck, state.links.peers()) {
             return false;
         }
-        if let MrState::Arena { offset, bytes } = mrs.slots[slot].state {
+        if let MrState::Arena { offset, bytes } = state.mrs.slots[slot].state {
             // Zeroed for the next region. Pages that cannot be zeroed are not used again.
             if self.memory.arena().release(offset..offset + bytes).is_ok() {
-                arena.give(offset, bytes);
+                state.arena.give(offset, bytes);
             }
         }
-        mrs.give(slot);
+        state.mrs.give(slot);
         true
     }
 

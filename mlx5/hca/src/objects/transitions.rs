@@ -10,20 +10,15 @@ use crate::requester::connection as packets;
 use crate::requester::execute;
 use crate::responder::arrive;
 use crate::shared::layout::{DATAGRAM, LanePlace, RECEIVES, qp_index};
-use crate::{Hca, Queues, State};
+use crate::{Hca, State};
 
 impl Hca {
     /// INIT to RTR of a datagram queue pair: it receives datagrams with this `qkey`.
     pub fn activate_datagrams(&self, qpn: u32, qkey: u32) {
-        let State {
-            queues: Queues { qps, .. },
-            links,
-            deferred,
-            ..
-        } = &mut *self.state.borrow_mut();
-        links.has_datagrams = true;
-        deferred.add_extras();
-        if let Some(qp) = by_number(qps, qpn) {
+        let state = &mut *self.state.borrow_mut();
+        state.links.has_datagrams = true;
+        state.deferred.add_extras();
+        if let Some(qp) = by_number(&mut state.queues.qps, qpn) {
             qp.transport = Transport::Datagram { qkey };
             qp.entry()
                 .identity

@@ -4,7 +4,7 @@
 use mlx5_wire::{self as wire, Access, MAX_MESSAGE_BYTES, Syndrome, Wqe};
 
 use crate::Hca;
-use crate::shared::memory::DeviceMemory;
+use crate::shared::memory::{DeviceMemory, Keyed};
 use crate::shared::receives::Receives;
 use crate::types::outcome::Outcome;
 use crate::types::vendor::Fault;
@@ -78,9 +78,9 @@ pub(crate) unsafe fn scatter(
             }
             let n = left.min(room);
             let local = |fault: Fault| (Syndrome::LocalProtection, fault as u8);
-            let span = memory
-                .resolve(key, addr, n as u64, Access::LOCAL_WRITE, receives.pd)
-                .map_err(local)?;
+            let bytes = Keyed::new(key, addr, n as u64);
+            let span = memory.resolve(bytes, Access::LOCAL_WRITE, receives.pd);
+            let span = span.map_err(local)?;
             // SAFETY: the part is readable (caller), and the span was resolved for `n` bytes.
             unsafe { span.write(0, from, n) }.map_err(local)?;
             (addr, room, left) = (addr.wrapping_add(n as u64), room - n, left - n);
@@ -114,7 +114,8 @@ pub(crate) fn check_local(hca: &Hca, pd: u32, wqe: &Wqe<'_>) -> Result<u64, Outc
             None if is_result => return Err(Malformed::InlineResult.into()),
             None => {}
             Some(key) => {
-                let checked = hca.memory.check(key, piece.at as u64, len, access, pd);
+                let bytes = Keyed::new(key, piece.at as u64, len);
+                let checked = hca.memory.check(bytes, access, pd);
                 checked.map_err(|fault| Outcome::Fail(Syndrome::LocalProtection, fault as u8))?;
             }
         }

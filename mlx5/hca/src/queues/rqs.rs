@@ -49,15 +49,11 @@ impl Hca {
         mirror: Option<Mirror>,
     ) -> Result<(u32, RqMemory), CreateError> {
         let bytes = (wqe_cnt as usize * stride as usize).next_multiple_of(PAGE);
-        let State {
-            rqs, queue_area, ..
-        } = state;
+        let (rqs, queue_area) = (&mut state.rqs, &mut state.queue_area);
         let index = free_index(rqs, MAX_RQS, Option::is_none, || None)
             .ok_or(exhausted("receive queue", MAX_RQS))?;
-        let (entry, pop) = (
-            &self.memory.control().rqs[index],
-            &self.memory.lanes().pops[index],
-        );
+        let entry = &self.memory.control().rqs[index];
+        let pop = &self.memory.lanes().pops[index];
         commit(self.memory.control_memfd(), entry).map_err(memory_error("a receive queue"))?;
         commit(self.memory.lanes_memfd(), pop).map_err(memory_error("a receive queue"))?;
         let offset = queue_area
@@ -84,46 +80,34 @@ impl Hca {
         let Some(receives) = Receives::of(&self.memory, index as u32) else {
             return Err(exhausted("receive queue", MAX_RQS));
         };
-        let (taken, watch) = (Taken::new(wqe_cnt as u16), RqWatch::default());
         rqs[index] = Some(RqSlot {
             offset,
             bytes,
             receives,
-            taken,
-            watch,
+            taken: Taken::new(wqe_cnt as u16),
+            watch: RqWatch::default(),
             mirror,
             is_quarantined: false,
         });
-        let (buffer, record) = (NonNull::from(ring).cast(), NonNull::from(&entry.record));
-        Ok((
-            index as u32,
-            RqMemory {
-                buffer,
-                wqe_cnt,
-                stride,
-                record,
-            },
-        ))
+        let memory = RqMemory {
+            buffer: NonNull::from(ring).cast(),
+            wqe_cnt,
+            stride,
+            record: NonNull::from(&entry.record),
+        };
+        Ok((index as u32, memory))
     }
 
     /// Frees a receive queue whose queue pairs are all destroyed (they keep it alive). If a peer of
     /// one of them may still pop, its place and its ring are not reused.
     pub(crate) fn give_rq(&self, state: &mut State, rqn: u32) {
-        let State {
-            rqs,
-            queue_area,
-            repair,
-            ..
-        } = state;
-        repair.forget(rqn);
-        let Some(slot) = rqs.get_mut(rqn as usize) else {
-            return;
-        };
-        if let Some(rq) = slot.take_if(|rq| !rq.is_quarantined) {
+        state.repair.forget(rqn);
+        let slot = state.rqs.get_mut(rqn as usize);
+        if let Some(rq) = slot.and_then(|slot| slot.take_if(|rq| !rq.is_quarantined)) {
             self.memory.control().rqs[rqn as usize]
                 .wqe_cnt
                 .store(0, Ordering::Release);
-            queue_area.give(rq.offset, rq.bytes);
+            state.queue_area.give(rq.offset, rq.bytes);
         }
     }
 }

@@ -14,6 +14,7 @@ use crate::hash::hash_of;
 use crate::queues::data::{Piece, pieces};
 use crate::queues::in_flight::{Landing, Source};
 use crate::queues::qp::{SoftQp, blocks, head};
+use crate::shared::memory::Keyed;
 use crate::types::rule::{Queue, Rule, Violation};
 
 /// Byte that fills a result's buffer between the effect and the response.
@@ -127,8 +128,8 @@ fn each_piece(
         let wqe = wqe.ok().filter(is_asked)?;
         for piece in pieces(&wqe) {
             if let Some(key) = piece.key {
-                let (addr, len) = (piece.at as u64, piece.len as u64);
-                hca.memory.resolve(key, addr, len, access, qp.pd).ok()?;
+                let bytes = Keyed::new(key, piece.at as u64, piece.len as u64);
+                hca.memory.resolve(bytes, access, qp.pd).ok()?;
                 f(&piece);
             }
         }

@@ -14,7 +14,7 @@ use crate::queues::data::pieces;
 use crate::queues::qp::{SoftQp, Transport};
 use crate::requester::complete::Completions;
 use crate::requester::take::take_wqes;
-use crate::shared::memory::Span;
+use crate::shared::memory::{Keyed, Span};
 use crate::types::outcome::{End, Outcome};
 use crate::types::vendor::Fault;
 use crate::types::vendor::Malformed;
@@ -147,9 +147,8 @@ impl Connection {
                 let Some(from) = reply.from.filter(|from| from.len > 0) else {
                     return Ok(());
                 };
-                let access = Access::REMOTE_READ;
-                let memory = &hca.memory;
-                let span = memory.resolve(from.rkey, from.addr, from.len.into(), access, qp.pd)?;
+                let bytes = Keyed::new(from.rkey, from.addr, from.len.into());
+                let span = hca.memory.resolve(bytes, Access::REMOTE_READ, qp.pd)?;
                 // SAFETY: the buffer and the span have this length.
                 unsafe { span.read(0, payload.as_mut_ptr(), payload.len()) }
             });
@@ -220,9 +219,10 @@ fn each_local(
         // SAFETY: inside the part.
         let at = unsafe { piece.at.add(skip) };
         let span = match piece.key {
-            Some(key) => hca
-                .memory
-                .resolve(key, at.addr() as u64, count as u64, access, pd)?,
+            Some(key) => {
+                let bytes = Keyed::new(key, at.addr() as u64, count as u64);
+                hca.memory.resolve(bytes, access, pd)?
+            }
             None if access.is_empty() => {
                 Span::Mapped(NonNull::new(at.cast_mut()).ok_or(Fault::Bounds)?)
             }
@@ -316,13 +316,8 @@ pub(crate) fn go_on(hca: &Hca, state: &mut State, index: usize) {
             break;
         }
     }
-    let State {
-        queues: Queues { qps, .. },
-        wire,
-        deferred,
-        ..
-    } = state;
-    let Some((qp, connection, port)) = Wire::parts(wire, qps, index) else {
+    let parts = Wire::parts(&mut state.wire, &mut state.queues.qps, index);
+    let Some((qp, connection, port)) = parts else {
         return;
     };
     connection.pump(hca, port, qp);
@@ -332,7 +327,7 @@ pub(crate) fn go_on(hca: &Hca, state: &mut State, index: usize) {
         due_ns.filter(|due_ns| connection.scheduled_ns.is_none_or(|at_ns| *due_ns < at_ns))
     {
         connection.scheduled_ns = Some(due_ns);
-        deferred.schedule(due_ns, qp.qpn);
+        state.deferred.schedule(due_ns, qp.qpn);
     }
     // On an unreliable connection, messages that were just sent.
     complete(hca, state, index);

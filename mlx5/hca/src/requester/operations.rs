@@ -15,7 +15,7 @@ use crate::queues::qp::{SoftQp, Transport, Waiting};
 use crate::requester::datagrams;
 use crate::shared::atomics;
 use crate::shared::layout::{Message, RECEIVES, allows};
-use crate::shared::memory::Span;
+use crate::shared::memory::{Keyed, Span};
 use crate::shared::remote::Remote;
 use crate::types::outcome::{Outcome, WaitFor, refusal_of_receive};
 use crate::types::vendor::Fault;
@@ -178,7 +178,10 @@ fn on_peer(remote: &mut Remote, wqe: &Wqe<'_>, length: u32, granted: u64) -> Res
     let memory = &remote.peer.memory;
     let span = match length {
         0 => None,
-        _ => Some(memory.resolve(at.rkey, at.addr, length.into(), needed, remote.pd)?),
+        _ => {
+            let bytes = Keyed::new(at.rkey, at.addr, length.into());
+            Some(memory.resolve(bytes, needed, remote.pd)?)
+        }
     };
     match wqe.opcode {
         Opcode::RdmaRead => {
@@ -315,7 +318,8 @@ fn atomic(
         return Err(Limit::AtomicAlignment.fails(Nak::InvalidRequest.into()));
     }
     let memory = &remote.peer.memory;
-    let old = match memory.resolve(at.rkey, at.addr, 8, Access::REMOTE_ATOMIC, remote.pd)? {
+    let bytes = Keyed::new(at.rkey, at.addr, 8);
+    let old = match memory.resolve(bytes, Access::REMOTE_ATOMIC, remote.pd)? {
         Span::Mapped(at) if at.addr().get() % 8 != 0 => return Err(Fault::Bounds.into()),
         // SAFETY: 8 bytes of the mapping, aligned.
         Span::Mapped(at) => atomics::execute(unsafe { at.cast().as_ref() }, is_add, operands),

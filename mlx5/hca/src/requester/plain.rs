@@ -23,7 +23,7 @@ use crate::queues::cq::{Overrun, SoftCq};
 use crate::queues::qp::{Mode, SqPlace, Transport, blocks};
 use crate::requester::complete;
 use crate::shared::layout::Message;
-use crate::shared::memory::place;
+use crate::shared::memory::{Keyed, place};
 use crate::shared::mr_cache::{Lookups, MrCache};
 use crate::{Hca, Queues, State};
 
@@ -90,8 +90,8 @@ pub(crate) fn rung(hca: &Hca, state: &mut State, index: usize) -> Result<(), usi
             (from, len)
         };
         let RaddrSegment { addr, rkey } = RaddrSegment::parse(&segment(RADDR));
-        let Some(to) = remote.find_target(rkey, addr, len) else {
-            if remote.look_up_target(&mut qp.lookups, rkey, addr, len) {
+        let Some(to) = remote.target.find(rkey, addr, len) else {
+            if remote.look_up_target(&mut qp.lookups, Keyed::new(rkey, addr, len)) {
                 continue;
             }
             return Err(qp.index);
@@ -179,13 +179,7 @@ fn look_up_source(
     }
     // SAFETY: inside a WQEBB of the SQ, as in `rung`.
     let data = DataWords::parse(&unsafe { wqe.add(DATA).cast::<[u8; SEGMENT]>().read() });
-    let found = MrCache::of_own(
-        &hca.memory,
-        data.lkey(),
-        data.addr(),
-        data.byte_count().into(),
-        pd,
-    )
-    .ok();
+    let bytes = Keyed::new(data.lkey(), data.addr(), data.byte_count().into());
+    let found = MrCache::of_own(&hca.memory, bytes, pd).ok();
     found.map(|found| *source = found).is_some()
 }

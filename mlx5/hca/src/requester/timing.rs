@@ -149,7 +149,7 @@ impl Load {
             },
             after_ns: last_effect_ns,
             own: (lid, qp.qpn),
-            peer: remote.map(|r| (r.peer.lid, r.qpn())),
+            peer: remote.map(|r| (r.peer.lid, r.qpn)),
             bytes: self.bytes,
             response: self.response,
             receives: remote

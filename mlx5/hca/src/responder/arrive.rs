@@ -52,13 +52,8 @@ pub(crate) fn pass<const IS_PLAIN: bool>(hca: &Hca, state: &mut State) -> usize 
 /// armed, so that every message sets one.
 #[cold]
 pub(crate) fn exact_pass(hca: &Hca, state: &mut State) -> usize {
-    let State {
-        queues,
-        ready,
-        polls_to_check,
-        ..
-    } = state;
-    hca.count_polls(polls_to_check, 1);
+    hca.count_polls(&mut state.polls_to_check, 1);
+    let (ready, queues) = (&state.ready, &mut state.queues);
     let mut taken = 0;
     ready.drain(|lane| {
         taken += queues.take::<false>(hca, lane, LANE_SLOTS);

@@ -10,7 +10,7 @@ use crate::queues::cq::SoftCq;
 use crate::queues::qp::SoftQp;
 use crate::responder::deliver::{Sender, arrived, deliver, trace};
 use crate::shared::layout::Message;
-use crate::shared::memory::Span;
+use crate::shared::memory::{Keyed, Span};
 
 /// Maximum length of a session that this device writes.
 const LONGEST: usize = 64;
@@ -120,17 +120,9 @@ fn scattered(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: &Message) {
         .segments(message.taking.index())
         .next()
         .filter(|segment| segment.byte_count() as usize >= length);
-    let place = first.and_then(|s| {
-        hca.memory
-            .resolve(
-                s.lkey(),
-                s.addr(),
-                length as u64,
-                Access::LOCAL_WRITE,
-                qp.receives.pd,
-            )
-            .ok()
-    });
+    let bytes = first.map(|first| Keyed::new(first.lkey(), first.addr(), length as u64));
+    let (access, pd) = (Access::LOCAL_WRITE, qp.receives.pd);
+    let place = bytes.and_then(|bytes| hca.memory.resolve(bytes, access, pd).ok());
     // Data in memory of another allocator, or in several buffers, stay there.
     let Some(Span::Mapped(place)) = place else {
         return deliver(hca, qp, cq, *message, Sender::Connected);

@@ -9,8 +9,7 @@ use mlx5_wire::{AddressVector, GRH_BYTES};
 use crate::packets::interface::gid_of;
 use crate::packets::responder::{Completion, Target};
 use crate::packets::{Wire, grh};
-use crate::queues::cq::SoftCq;
-use crate::queues::qp::{SoftQp, Transport, by_number};
+use crate::queues::qp::{Transport, by_number};
 use crate::queues::rqs::RqSlot;
 use crate::responder::deliver::Sender;
 use crate::responder::target::Responding;
@@ -75,13 +74,7 @@ fn forget_gone(hca: &Hca, state: &mut State) -> usize {
 
 /// Takes the datagrams in the lane at `index` of the known lanes.
 fn take_all(hca: &Hca, state: &mut State, index: usize) -> usize {
-    let State {
-        queues: Queues { qps, cqs, .. },
-        links,
-        rqs,
-        ..
-    } = state;
-    let incoming = &mut links.incoming[index];
+    let incoming = &mut state.links.incoming[index];
     let (mut received, mut is_any) = (0, false);
     // A sender that obeys `consumed` has no more datagrams than slots.
     for _ in 0..DATAGRAM_SLOTS {
@@ -98,7 +91,8 @@ fn take_all(hca: &Hca, state: &mut State, index: usize) -> usize {
         // an IPv4 header is behind zeros.
         let is_ipv4 = grh != 0 && unsafe { payload.as_ptr().read_volatile() } >> 4 != IPV6;
         let len = grh + header.byte_count as usize;
-        let has_receive = arrive(hca, (qps, cqs, rqs), &header, is_ipv4, |target| {
+        let (queues, rqs) = (&mut state.queues, &mut state.rqs);
+        let has_receive = arrive(hca, queues, rqs, &header, is_ipv4, |target| {
             // SAFETY: in the same mapping, with room for the longest datagram behind a GRH. The
             // sender may overwrite it, which only changes the bytes.
             unsafe { target.copy(GRH_BYTES - grh, payload.as_ptr(), len) }
@@ -115,13 +109,15 @@ fn take_all(hca: &Hca, state: &mut State, index: usize) -> usize {
 /// one on. Returns whether it found a receive.
 fn arrive(
     hca: &Hca,
-    (qps, cqs, rqs): Parts<'_>,
+    queues: &mut Queues,
+    rqs: &mut [Option<RqSlot>],
     header: &DatagramHeader,
     is_ipv4: bool,
     place: impl FnOnce(&mut Responding<'_>) -> Result<(), Nak>,
 ) -> bool {
     // The sender wrote the header. A datagram with an opcode other than those of SENDs is dropped,
     // like a datagram for another device.
+    let Queues { qps, cqs, .. } = queues;
     let qp = by_number(qps, header.qpn).filter(|qp| !qp.has_failed());
     let (Some(qp), Some(imm)) = (qp, header.imm()) else {
         return false;
@@ -172,13 +168,7 @@ pub(crate) fn take_packet(
     headers: &Headers,
     payload: &[u8],
 ) {
-    let State {
-        queues: Queues { qps, cqs, .. },
-        wire,
-        rqs,
-        ..
-    } = state;
-    let Some(Wire { port, .. }) = wire.as_deref_mut() else {
+    let Some(Wire { port, .. }) = state.wire.as_deref_mut() else {
         return;
     };
     let has_imm = headers.opcode.opcode.has_imm();
@@ -201,7 +191,8 @@ pub(crate) fn take_packet(
     };
     let grh = grh::headers(&source, &vector, payload.len(), has_imm);
     let is_ipv4 = grh[0] >> 4 != IPV6;
-    let has_receive = arrive(hca, (qps, cqs, rqs), &header, is_ipv4, |target| {
+    let (queues, rqs) = (&mut state.queues, &mut state.rqs);
+    let has_receive = arrive(hca, queues, rqs, &header, is_ipv4, |target| {
         target.place(0, &grh)?;
         target.place(GRH_BYTES as u32, payload)
     });
@@ -209,13 +200,6 @@ pub(crate) fn take_packet(
         port.counters.lost_datagrams += 1;
     }
 }
-
-/// The parts of a device that an arriving datagram changes.
-type Parts<'a> = (
-    &'a mut [Option<Box<SoftQp>>],
-    &'a mut [Option<SoftCq>],
-    &'a mut [Option<RqSlot>],
-);
 
 /// Finds the lane of device `lid` that leads to this device.
 fn find_lane(hca: &Hca, links: &mut Links, lid: u16) -> Option<Incoming> {

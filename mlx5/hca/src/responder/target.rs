@@ -13,6 +13,7 @@ use crate::queues::rqs::RqSlot;
 use crate::responder::deliver::{Sender, deliver, fail_receive, take_own_receive, trace};
 use crate::shared::atomics;
 use crate::shared::layout::{Message, Taking};
+use crate::shared::memory::Keyed;
 use crate::types::outcome::refusal_of_receive;
 
 /// A queue pair on which messages are executed.
@@ -87,7 +88,8 @@ impl Target for Responding<'_> {
             return Err(Nak::InvalidRequest);
         }
         let memory = &self.hca.memory;
-        memory.check(at.rkey, at.addr, at.len.into(), needed, self.qp.pd)?;
+        let bytes = Keyed::new(at.rkey, at.addr, at.len.into());
+        memory.check(bytes, needed, self.qp.pd)?;
         Ok(())
     }
 
@@ -96,9 +98,10 @@ impl Target for Responding<'_> {
             return Ok(());
         }
         let addr = at.addr.wrapping_add(offset.into());
-        let (len, access) = (bytes.len(), Access::REMOTE_WRITE);
+        let len = bytes.len();
+        let to = Keyed::new(at.rkey, addr, len as u64);
         let memory = &self.hca.memory;
-        let span = memory.resolve(at.rkey, addr, len as u64, access, self.qp.pd)?;
+        let span = memory.resolve(to, Access::REMOTE_WRITE, self.qp.pd)?;
         // SAFETY: the bytes are in the buffer of the packet, and the span has as many.
         Ok(unsafe { span.write(0, bytes.as_ptr(), len) }?)
     }

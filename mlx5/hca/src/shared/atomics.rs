@@ -10,7 +10,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use mlx5_wire::{Access, AtomicSegment, RaddrSegment};
 
 use crate::shared::layout::{ATOMIC, Acks, Message};
-use crate::shared::memory::{DeviceMemory, Span};
+use crate::shared::memory::{DeviceMemory, Keyed, Span};
 use crate::shared::remote::Remote;
 use crate::types::outcome::{Outcome, WaitFor};
 use crate::types::vendor::Fault;
@@ -113,7 +113,7 @@ pub(crate) fn word(
     if !access.contains(Access::REMOTE_ATOMIC) {
         return Err(Fault::QueuePair);
     }
-    let span = memory.resolve(key, addr, 8, Access::REMOTE_ATOMIC, pd)?;
+    let span = memory.resolve(Keyed::new(key, addr, 8), Access::REMOTE_ATOMIC, pd)?;
     let at = match &span {
         Span::Mapped(at) => at.as_ptr(),
         Span::Foreign { addr, .. } => *addr as *mut u8,

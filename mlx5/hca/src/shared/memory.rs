@@ -37,6 +37,21 @@ pub(crate) struct DeviceMemory {
     arena: Memfd,
 }
 
+/// Bytes at an address of the device that owns them, by a key.
+#[derive(Clone, Copy)]
+pub(crate) struct Keyed {
+    pub(crate) key: u32,
+    pub(crate) addr: u64,
+    pub(crate) len: u64,
+}
+
+impl Keyed {
+    #[inline(always)]
+    pub(crate) const fn new(key: u32, addr: u64, len: u64) -> Self {
+        Self { key, addr, len }
+    }
+}
+
 impl DeviceMemory {
     /// Makes the segments of a new device. The first pages of the tables are committed here, the
     /// rest as objects are made.
@@ -162,17 +177,16 @@ impl DeviceMemory {
         ))
     }
 
-    /// Checks an access of `len` bytes at `addr` (an address of the owner) under `key`. Returns the
-    /// entry of the region, and the offset of the access in it.
+    /// Checks an access to bytes of a region in domain `pd`. Returns the entry of the region, and
+    /// the offset of the access in it.
     #[inline(always)]
     pub(crate) fn check(
         &self,
-        key: u32,
-        addr: u64,
-        len: u64,
+        bytes: Keyed,
         access: Access,
         pd: u32,
     ) -> Result<(&MrEntry, u64), Fault> {
+        let Keyed { key, addr, len } = bytes;
         let entry = self.mr(key);
         // H2
         if entry.stamp.load(Ordering::Acquire) as u32 != key {
@@ -198,15 +212,9 @@ impl DeviceMemory {
     /// its range is checked against the arena once more, and a wrong range faults here and not in
     /// the copy.
     #[inline(always)]
-    pub(crate) fn resolve(
-        &self,
-        key: u32,
-        addr: u64,
-        len: u64,
-        access: Access,
-        pd: u32,
-    ) -> Result<Span, Fault> {
-        let (entry, offset) = self.check(key, addr, len, access, pd)?;
+    pub(crate) fn resolve(&self, bytes: Keyed, access: Access, pd: u32) -> Result<Span, Fault> {
+        let (entry, offset) = self.check(bytes, access, pd)?;
+        let Keyed { addr, len, .. } = bytes;
         let base = entry.offset.load(Ordering::Relaxed);
         let start = base.wrapping_add(offset);
         let arena = self.arena.len() as u64;

@@ -5,7 +5,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use mlx5_wire::Access;
 
-use crate::shared::memory::DeviceMemory;
+use crate::shared::memory::{DeviceMemory, Keyed};
 use crate::types::vendor::Fault;
 
 /// A region, copied from its entry when an access by its key was last checked. The entry is
@@ -78,31 +78,18 @@ impl MrCache {
         Some(unsafe { self.base.add(offset as usize) })
     }
 
-    /// Returns the region of this process's own `memory` that `key` names now, if it holds the
-    /// `len` bytes at `addr` and belongs to domain `pd`.
-    pub(crate) fn of_own(
-        memory: &DeviceMemory,
-        key: u32,
-        addr: u64,
-        len: u64,
-        pd: u32,
-    ) -> Result<Self, Fault> {
-        let (cached, _) = Self::look_up(memory, key, addr, len, Access::empty(), pd)?;
+    /// Returns the region of this process's own `memory` that the key of `bytes` names now, if it
+    /// holds them and belongs to domain `pd`.
+    pub(crate) fn of_own(memory: &DeviceMemory, bytes: Keyed, pd: u32) -> Result<Self, Fault> {
+        let (cached, _) = Self::look_up(memory, bytes, Access::empty(), pd)?;
         let base = NonNull::new(cached.start as *mut u8).ok_or(Fault::Bounds)?;
         Ok(Self { base, ..cached })
     }
 
-    /// Returns the region of a peer's `memory` that `key` names now, if it allows `access` to `len`
-    /// bytes at `addr` in domain `pd` and all of it is mapped here.
-    pub(crate) fn of_peer(
-        memory: &DeviceMemory,
-        key: u32,
-        addr: u64,
-        len: u64,
-        access: Access,
-        pd: u32,
-    ) -> Result<Self, Fault> {
-        let (cached, offset) = Self::look_up(memory, key, addr, len, access, pd)?;
+    /// Returns the region of a peer's `memory` that the key of `bytes` names now, if it allows
+    /// WRITEs to them in domain `pd` and all of it is mapped here.
+    pub(crate) fn of_peer(memory: &DeviceMemory, bytes: Keyed, pd: u32) -> Result<Self, Fault> {
+        let (cached, offset) = Self::look_up(memory, bytes, Access::REMOTE_WRITE, pd)?;
         let arena = memory.arena();
         if offset > arena.len() as u64 || cached.len > arena.len() as u64 - offset {
             return Err(Fault::Bounds);
@@ -117,26 +104,20 @@ impl MrCache {
     /// Returns the region, without its address in this process, and its offset in the arena.
     fn look_up(
         memory: &DeviceMemory,
-        key: u32,
-        addr: u64,
-        len: u64,
+        bytes: Keyed,
         access: Access,
         pd: u32,
     ) -> Result<(Self, u64), Fault> {
         // H2. Read before the fields: if they change meanwhile, the next `find` sees another stamp.
-        let stamp = memory.mr(key).stamp.load(Ordering::Acquire);
-        let (entry, _) = memory.check(key, addr, len, access, pd)?;
-        let [start, len] = [&entry.addr, &entry.len].map(|word| word.load(Ordering::Relaxed));
-        let offset = entry.offset.load(Ordering::Relaxed);
-        Ok((
-            Self {
-                stamp,
-                entry: NonNull::from(&entry.stamp),
-                start,
-                len,
-                base: NonNull::dangling(),
-            },
-            offset,
-        ))
+        let stamp = memory.mr(bytes.key).stamp.load(Ordering::Acquire);
+        let (entry, _) = memory.check(bytes, access, pd)?;
+        let cached = Self {
+            stamp,
+            entry: NonNull::from(&entry.stamp),
+            start: entry.addr.load(Ordering::Relaxed),
+            len: entry.len.load(Ordering::Relaxed),
+            base: NonNull::dangling(),
+        };
+        Ok((cached, entry.offset.load(Ordering::Relaxed)))
     }
 }

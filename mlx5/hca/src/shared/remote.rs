@@ -16,7 +16,7 @@ use crate::shared::layout::{
     Acks, AtomicRequest, DATAGRAM, LanePlace, Message, QpEntry, RECEIVES, RIGHTS, Taking, allows,
     qp_index,
 };
-use crate::shared::memory::ready_words;
+use crate::shared::memory::{Keyed, ready_words};
 use crate::shared::mr_cache::{Lookups, MrCache};
 use crate::shared::receives::{Receives, gives_up};
 
@@ -43,14 +43,14 @@ pub(crate) struct Remote {
     /// The pop word at which the known posted receives end ([`Receives::next_known`]).
     known_receives: u64,
     /// The region that the last plain WRITE wrote to.
-    target: MrCache,
+    pub(crate) target: MrCache,
     /// The identity word under which the words next to it were found to name this queue pair, if it
     /// grants WRITEs; before that [`UNVERIFIED`].
     verified: Cell<u64>,
-    qpn: u32,
+    pub(crate) qpn: u32,
     /// Expected values of the peer's `generation`, `peer` and `peer_epoch` words, while it is
     /// connected to this queue pair.
-    generation: u32,
+    pub(crate) generation: u32,
     own: u64,
     own_epoch: u64,
     /// [`Peer::copies`] when a wait for it ended without a copy, because the owner has stopped; 0
@@ -112,16 +112,6 @@ impl Remote {
     fn entry(&self) -> &QpEntry {
         // SAFETY: in the memory of `peer`; it is made of atomics.
         unsafe { self.entry.as_ref() }
-    }
-
-    /// Returns its queue pair number.
-    pub(crate) fn qpn(&self) -> u32 {
-        self.qpn
-    }
-
-    /// Returns its generation.
-    pub(crate) fn generation(&self) -> u32 {
-        self.generation
     }
 
     #[inline(always)]
@@ -210,36 +200,15 @@ impl Remote {
         unsafe { self.atomic.as_ref() }
     }
 
-    /// Returns the target of a WRITE of `len` bytes, at least one, to `addr` under `rkey`. `None`
-    /// unless it is inside the cached region.
-    #[inline(always)]
-    pub(crate) fn find_target(&self, rkey: u32, addr: u64, len: u64) -> Option<NonNull<u8>> {
-        self.target.find(rkey, addr, len)
-    }
-
     /// Looks up the region of another key and caches it. Returns `false` if the WRITE is refused,
     /// the region is not mapped here, or no look-up is left in `lookups`.
     #[cold]
     #[inline(never)]
-    pub(crate) fn look_up_target(
-        &mut self,
-        lookups: &mut Lookups,
-        rkey: u32,
-        addr: u64,
-        len: u64,
-    ) -> bool {
+    pub(crate) fn look_up_target(&mut self, lookups: &mut Lookups, bytes: Keyed) -> bool {
         if !lookups.take() {
             return false;
         }
-        let found = MrCache::of_peer(
-            &self.peer.memory,
-            rkey,
-            addr,
-            len,
-            Access::REMOTE_WRITE,
-            self.pd,
-        )
-        .ok();
+        let found = MrCache::of_peer(&self.peer.memory, bytes, self.pd).ok();
         found.map(|found| self.target = found).is_some()
     }
 
