@@ -173,9 +173,9 @@ impl Hca {
             }
             None => return Err(exhausted("queue pair", MAX_QPS)),
         };
-        commit(self.memory.control_memfd(), self.memory.qp(index))
+        commit(&self.memory.control_memfd, self.memory.qp(index))
             .map_err(memory_error("a queue pair"))?;
-        commit(self.memory.lanes_memfd(), self.memory.lane(index))
+        commit(&self.memory.lanes_memfd, self.memory.lane(index))
             .map_err(memory_error("a lane"))?;
         let slots = lane_slots.next_power_of_two().max(MIN_LANE_SLOTS as u32);
         let at = lane_area
@@ -186,7 +186,7 @@ impl Hca {
             slots,
         };
         let committed = &self.memory.lanes().slots[lane_place.range()];
-        commit(self.memory.lanes_memfd(), committed).map_err(|error| {
+        commit(&self.memory.lanes_memfd, committed).map_err(|error| {
             lane_area.give(at, slots as usize * LANE_SLOT_BYTES);
             memory_error("a lane")(error)
         })?;

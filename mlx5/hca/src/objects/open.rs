@@ -84,10 +84,10 @@ impl Hca {
                 what,
                 source: io::Error::other(source),
             })?;
-        let pages = commit(memory.control_memfd(), &memory.control().header)
-            .and_then(|()| commit(memory.lanes_memfd(), &memory.lanes().ready))
-            .and_then(|()| commit(memory.lanes_memfd(), &memory.lanes().datagram_ready))
-            .and_then(|()| commit(memory.lanes_memfd(), &memory.lanes().sleep));
+        let pages = commit(&memory.control_memfd, &memory.control().header)
+            .and_then(|()| commit(&memory.lanes_memfd, &memory.lanes().ready))
+            .and_then(|()| commit(&memory.lanes_memfd, &memory.lanes().datagram_ready))
+            .and_then(|()| commit(&memory.lanes_memfd, &memory.lanes().sleep));
         pages.map_err(|source| OpenError::Memory {
             what: "the device's tables",
             source: io::Error::other(source),

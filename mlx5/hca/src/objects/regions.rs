@@ -134,8 +134,8 @@ impl Hca {
             .inspect_err(|_| state.arena.give(offset, size));
         let (slot, key) = taken?;
         // SAFETY: inside the arena.
-        let addr = unsafe { self.memory.arena().base().add(offset) };
-        let (arena, range) = (self.memory.arena(), offset..offset + size);
+        let addr = unsafe { self.memory.arena.base().add(offset) };
+        let (arena, range) = (&self.memory.arena, offset..offset + size);
         let committed = if huge {
             arena.commit_huge(range)
         } else {
@@ -208,7 +208,7 @@ impl Hca {
         access: Access,
     ) -> Result<Region, RegisterError> {
         let entry = self.memory.mr(key);
-        commit(self.memory.control_memfd(), entry).map_err(|e| RegisterError::Memory {
+        commit(&self.memory.control_memfd, entry).map_err(|e| RegisterError::Memory {
             bytes: len,
             source: io::Error::other(e),
         })?;
@@ -248,7 +248,7 @@ impl Hca {
         }
         if let MrState::Arena { offset, bytes } = state.mrs.slots[slot].state {
             // Zeroed for the next region. Pages that cannot be zeroed are not used again.
-            if self.memory.arena().release(offset..offset + bytes).is_ok() {
+            if self.memory.arena.release(offset..offset + bytes).is_ok() {
                 state.arena.give(offset, bytes);
             }
         }

@@ -1,10 +1,13 @@
 //! The bytes of a message: gathers them from the buffers of a WQE, and scatters them to the buffers
 //! of a receive.
 
+use core::ptr::NonNull;
+
 use mlx5_wire::{self as wire, Access, MAX_MESSAGE_BYTES, Syndrome, Wqe};
 
 use crate::Hca;
-use crate::shared::memory::{DeviceMemory, Keyed};
+use crate::queues::qp::SoftQp;
+use crate::shared::memory::{DeviceMemory, Keyed, Span};
 use crate::shared::receives::Receives;
 use crate::types::outcome::Outcome;
 use crate::types::vendor::Fault;
@@ -124,4 +127,85 @@ pub(crate) fn check_local(hca: &Hca, pd: u32, wqe: &Wqe<'_>) -> Result<u64, Outc
         return Err(Limit::MessageTooLong.fails(Syndrome::LocalLength));
     }
     Ok(length)
+}
+
+/// Calls `f` with each part of `len` bytes of the local buffers of the WQE at `counter`, from byte
+/// `offset` on: its span, its place in those bytes, and its length. The keys are checked again: a
+/// region may be deregistered while its message is under way, and a program's own memory be
+/// unmapped.
+fn each_local(
+    hca: &Hca,
+    qp: &SoftQp,
+    counter: u16,
+    (offset, len): (usize, usize),
+    access: Access,
+    mut f: impl FnMut(Span, usize, usize) -> Result<(), Fault>,
+) -> Result<(), Fault> {
+    qp.with_wqe(counter, |wqe| {
+        // The driver has overwritten it since it was posted.
+        let wqe = wqe.map_err(|_| Fault::Bounds)?;
+        let (mut skip, mut done) = (offset, 0);
+        for piece in pieces(&wqe) {
+            if skip >= piece.len {
+                skip -= piece.len;
+                continue;
+            }
+            let count = (piece.len - skip).min(len - done);
+            if count == 0 {
+                break;
+            }
+            // SAFETY: inside the part.
+            let at = unsafe { piece.at.add(skip) };
+            let span = match piece.key {
+                Some(key) => {
+                    let bytes = Keyed::new(key, at.addr() as u64, count as u64);
+                    hca.memory.resolve(bytes, access, qp.pd)?
+                }
+                None if access.is_empty() => {
+                    Span::Mapped(NonNull::new(at.cast_mut()).ok_or(Fault::Bounds)?)
+                }
+                // A result does not go into a WQE.
+                None => return Err(Fault::Access),
+            };
+            f(span, done, count)?;
+            (skip, done) = (0, done + count);
+        }
+        if done == len {
+            Ok(())
+        } else {
+            Err(Fault::Bounds)
+        }
+    })
+}
+
+/// Copies bytes of the message of the WQE at `counter`, from byte `offset` on.
+pub(crate) fn gather(
+    hca: &Hca,
+    qp: &SoftQp,
+    counter: u16,
+    offset: usize,
+    out: &mut [u8],
+) -> Result<(), Fault> {
+    let (to, part) = (out.as_mut_ptr(), (offset, out.len()));
+    let read = |span: Span, done, len| {
+        // SAFETY: a registered region of this process, or the WQE, and a part of `out`.
+        unsafe { span.read(0, to.add(done), len) }
+    };
+    each_local(hca, qp, counter, part, Access::empty(), read)
+}
+
+/// Writes bytes of a result into the buffers of the WQE at `counter`, from byte `offset` on.
+pub(crate) fn land(
+    hca: &Hca,
+    qp: &SoftQp,
+    counter: u16,
+    offset: usize,
+    bytes: &[u8],
+) -> Result<(), Fault> {
+    let write = |span: Span, done, len| {
+        // SAFETY: a registered, writable region of this process, and a part of `bytes`.
+        unsafe { span.write(0, bytes.as_ptr().add(done), len) }
+    };
+    let part = (offset, bytes.len());
+    each_local(hca, qp, counter, part, Access::LOCAL_WRITE, write)
 }

@@ -54,13 +54,13 @@ impl Hca {
             .ok_or(exhausted("receive queue", MAX_RQS))?;
         let entry = &self.memory.control().rqs[index];
         let pop = &self.memory.lanes().pops[index];
-        commit(self.memory.control_memfd(), entry).map_err(memory_error("a receive queue"))?;
-        commit(self.memory.lanes_memfd(), pop).map_err(memory_error("a receive queue"))?;
+        commit(&self.memory.control_memfd, entry).map_err(memory_error("a receive queue"))?;
+        commit(&self.memory.lanes_memfd, pop).map_err(memory_error("a receive queue"))?;
         let offset = queue_area
             .take(bytes)
             .ok_or(exhausted("bytes for queues", QUEUE_BYTES))?;
         let ring = &self.memory.control().queues[offset / 8..(offset + bytes) / 8];
-        commit(self.memory.control_memfd(), ring).map_err(|e| {
+        commit(&self.memory.control_memfd, ring).map_err(|e| {
             queue_area.give(offset, bytes);
             memory_error("a receive queue")(e)
         })?;

@@ -7,14 +7,13 @@
 //! - Results: the result of a READ or an atomic is placed in its buffer when the response arrives.
 //!   Until then the buffer holds [`NOT_HERE`].
 
-use mlx5_wire::{Access, FenceMode, Opcode, Wqe};
+use mlx5_wire::{FenceMode, Opcode, Piece, Wqe};
 
 use crate::Hca;
 use crate::hash::hash_of;
-use crate::queues::data::{Piece, pieces};
+use crate::queues::data::{gather, land};
 use crate::queues::in_flight::{Landing, Source};
 use crate::queues::qp::{SoftQp, blocks, head};
-use crate::shared::memory::Keyed;
 use crate::types::rule::{Queue, Rule, Violation};
 
 /// Byte that fills a result's buffer between the effect and the response.
@@ -64,75 +63,37 @@ pub(crate) fn release(
 /// Removes the bytes that the READ or atomic at `counter` fetched. They are placed when its
 /// completion is due. Returns `None` for other WQEs.
 pub(crate) fn hold(hca: &Hca, qp: &SoftQp, counter: u16) -> Option<Landing> {
-    let mut bytes = Vec::new();
-    each_piece(hca, qp, counter, true, |piece| {
-        let start = bytes.len();
-        bytes.resize(start + piece.len, 0);
-        // SAFETY: the piece was just checked against a locally writable region; both have its
-        // length.
-        unsafe {
-            piece.at.copy_to(bytes[start..].as_mut_ptr(), piece.len);
-            piece.at.cast_mut().write_bytes(NOT_HERE, piece.len);
-        }
-    })?;
+    let bytes = local_bytes(hca, qp, counter, true)?;
+    land(hca, qp, counter, 0, &vec![NOT_HERE; bytes.len()]).ok()?;
     Some(Landing { counter, bytes })
 }
 
 /// Places the bytes of a result, unless the program has deregistered the memory.
-pub(crate) fn land(hca: &Hca, qp: &SoftQp, landing: &Landing) {
-    let mut left = &landing.bytes[..];
-    each_piece(hca, qp, landing.counter, true, |piece| {
-        let (here, behind) = left.split_at(piece.len.min(left.len()));
-        // SAFETY: the piece was just checked against a locally writable region, and is not shorter.
-        unsafe { piece.at.cast_mut().copy_from(here.as_ptr(), here.len()) };
-        left = behind;
-    });
+pub(crate) fn place(hca: &Hca, qp: &SoftQp, Landing { counter, bytes }: &Landing) {
+    let _: Result<(), _> = land(hca, qp, *counter, 0, bytes);
 }
 
-/// Returns the hash of the bytes that a WQE gathers from memory. Returns `None` if it gathers none,
-/// or may not access them.
+/// Returns the hash of the bytes that a WQE gathers. Returns `None` if it gathers none, or may not
+/// access them.
 fn source_hash(hca: &Hca, qp: &SoftQp, counter: u16) -> Option<u64> {
-    let mut hashes = Vec::new();
-    each_piece(hca, qp, counter, false, |piece| {
-        hashes.push(hash_of((0..piece.len).step_by(8).map(|at| {
-            let mut word = [0u8; 8];
-            // SAFETY: inside the piece, which was just checked against its region. Others may write
-            // it, which only changes the hash.
-            unsafe {
-                word.as_mut_ptr()
-                    .copy_from(piece.at.add(at), (piece.len - at).min(8))
-            };
-            u64::from_le_bytes(word)
-        })));
-    })?;
-    (!hashes.is_empty()).then(|| hash_of(hashes))
+    let bytes = local_bytes(hca, qp, counter, false)?;
+    Some(hash_of(bytes.chunks(8).map(|bytes| {
+        let mut word = [0; 8];
+        word[..bytes.len()].copy_from_slice(bytes);
+        u64::from_le_bytes(word)
+    })))
 }
 
-/// Calls `f` with the buffers of the WQE at `counter`, each checked. Returns `None` if the WQE has
-/// no result (`of_result`) or no source, or as soon as access to one buffer is refused.
-fn each_piece(
-    hca: &Hca,
-    qp: &SoftQp,
-    counter: u16,
-    of_result: bool,
-    mut f: impl FnMut(&Piece),
-) -> Option<()> {
-    let access = if of_result {
-        Access::LOCAL_WRITE
-    } else {
-        Access::empty()
-    };
-    qp.with_wqe(counter, |wqe| {
+/// Returns the bytes in the buffers of the WQE at `counter`. Returns `None` if the WQE has no result
+/// (`of_result`) or no source, or may not access them.
+fn local_bytes(hca: &Hca, qp: &SoftQp, counter: u16, of_result: bool) -> Option<Vec<u8>> {
+    let len = qp.with_wqe(counter, |wqe| {
         let is_asked =
             |wqe: &Wqe<'_>| wqe.opcode != Opcode::Nop && wqe.opcode.has_result() == of_result;
         let wqe = wqe.ok().filter(is_asked)?;
-        for piece in pieces(&wqe) {
-            if let Some(key) = piece.key {
-                let bytes = Keyed::new(key, piece.at as u64, piece.len as u64);
-                hca.memory.resolve(bytes, access, qp.pd).ok()?;
-                f(&piece);
-            }
-        }
-        Some(())
-    })
+        Some(wqe.pieces().map(Piece::len).sum::<u64>())
+    })?;
+    let mut bytes = vec![0; len as usize];
+    gather(hca, qp, counter, 0, &mut bytes).ok()?;
+    (len > 0).then_some(bytes)
 }

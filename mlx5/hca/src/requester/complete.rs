@@ -173,7 +173,7 @@ pub(crate) fn show(
     what: &Acknowledged,
 ) {
     if let Some(landing) = &what.landing {
-        buffers::land(hca, qp, landing);
+        buffers::place(hca, qp, landing);
     }
     let Some((cqe, opcode)) = what.cqe else {
         return;

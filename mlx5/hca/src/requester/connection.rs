@@ -1,22 +1,19 @@
 //! The send queue of a connection by packets: its WQEs are posted, sent, and completed.
 
-use std::ptr::NonNull;
-
 use mlx5_wire::roce::{AtomicEth, Reth};
-use mlx5_wire::{Access, CtrlWords, FenceMode, Header, Opcode, Syndrome, Wqe, WqeError};
+use mlx5_wire::{Access, CtrlWords, FenceMode, Header, Opcode, Syndrome, Wqe};
 
 use crate::packets::Wire;
 use crate::packets::connection::{Connection, Posted};
 use crate::packets::port::WirePort;
 use crate::packets::requester::Request;
 use crate::packets::udp::BATCH;
-use crate::queues::data::pieces;
+use crate::queues::data::gather;
 use crate::queues::qp::{SoftQp, Transport};
 use crate::requester::complete::Completions;
 use crate::requester::take::take_wqes;
-use crate::shared::memory::{Keyed, Span};
+use crate::shared::memory::Keyed;
 use crate::types::outcome::{End, Outcome};
-use crate::types::vendor::Fault;
 use crate::types::vendor::Malformed;
 use crate::{Hca, Queues, State};
 
@@ -169,18 +166,13 @@ impl Connection {
             let Some(counter) = self.wqe_of(packet.message) else {
                 break;
             };
-            let sent = wire.send(
-                &self.peer,
-                &packet.headers,
-                packet.len as usize,
-                |payload| {
-                    if payload.is_empty() {
-                        Ok(())
-                    } else {
-                        gather(hca, qp, counter, packet.offset as usize, payload)
-                    }
-                },
-            );
+            let (len, offset) = (packet.len as usize, packet.offset as usize);
+            let sent = wire.send(&self.peer, &packet.headers, len, |payload| {
+                if payload.is_empty() {
+                    return Ok(());
+                }
+                gather(hca, qp, counter, offset, payload)
+            });
             if sent.is_err() {
                 self.requester
                     .refuse(packet.message, Syndrome::LocalProtection);
@@ -192,107 +184,6 @@ impl Connection {
         }
         wire.counters.retransmitted += self.requester.take_retransmitted();
     }
-}
-
-/// Calls `f` with each part of `len` bytes of the local buffers of a WQE, from byte `offset` on:
-/// its span, its place in those bytes, and its length. The keys are checked again: a region may be
-/// deregistered while its message is under way, and a program's own memory be unmapped.
-fn each_local(
-    hca: &Hca,
-    pd: u32,
-    wqe: &Wqe<'_>,
-    offset: usize,
-    len: usize,
-    access: Access,
-    mut f: impl FnMut(Span, usize, usize) -> Result<(), Fault>,
-) -> Result<(), Fault> {
-    let (mut skip, mut done) = (offset, 0);
-    for piece in pieces(wqe) {
-        if skip >= piece.len {
-            skip -= piece.len;
-            continue;
-        }
-        let count = (piece.len - skip).min(len - done);
-        if count == 0 {
-            break;
-        }
-        // SAFETY: inside the part.
-        let at = unsafe { piece.at.add(skip) };
-        let span = match piece.key {
-            Some(key) => {
-                let bytes = Keyed::new(key, at.addr() as u64, count as u64);
-                hca.memory.resolve(bytes, access, pd)?
-            }
-            None if access.is_empty() => {
-                Span::Mapped(NonNull::new(at.cast_mut()).ok_or(Fault::Bounds)?)
-            }
-            // A result does not go into a WQE.
-            None => return Err(Fault::Access),
-        };
-        f(span, done, count)?;
-        (skip, done) = (0, done + count);
-    }
-    if done == len {
-        Ok(())
-    } else {
-        Err(Fault::Bounds)
-    }
-}
-
-/// Copies bytes of the message of the WQE at `counter`.
-fn gather(
-    hca: &Hca,
-    qp: &SoftQp,
-    counter: u16,
-    offset: usize,
-    out: &mut [u8],
-) -> Result<(), Fault> {
-    let (to, len) = (out.as_mut_ptr(), out.len());
-    qp.with_wqe(counter, |wqe| {
-        let wqe = wqe.map_err(unreadable)?;
-        each_local(
-            hca,
-            qp.pd,
-            &wqe,
-            offset,
-            len,
-            Access::empty(),
-            |span, done, len| {
-                // SAFETY: a registered region of this process, or the WQE, and a part of `out`.
-                unsafe { span.read(0, to.add(done), len) }
-            },
-        )
-    })
-}
-
-/// Writes bytes of a result into the buffers of the WQE at `counter`.
-pub(crate) fn land(
-    hca: &Hca,
-    qp: &SoftQp,
-    counter: u16,
-    offset: usize,
-    bytes: &[u8],
-) -> Result<(), Fault> {
-    qp.with_wqe(counter, |wqe| {
-        let (wqe, access) = (wqe.map_err(unreadable)?, Access::LOCAL_WRITE);
-        each_local(
-            hca,
-            qp.pd,
-            &wqe,
-            offset,
-            bytes.len(),
-            access,
-            |span, done, len| {
-                // SAFETY: a registered, writable region of this process, and a part of `bytes`.
-                unsafe { span.write(0, bytes.as_ptr().add(done), len) }
-            },
-        )
-    })
-}
-
-/// Returns the fault of a WQE that the driver has overwritten since it was posted.
-fn unreadable(_: WqeError) -> Fault {
-    Fault::Bounds
 }
 
 /// Takes WQEs up to the limit, completes those whose turn has come, and sends packets.

@@ -156,7 +156,7 @@ fn end_fence(hca: &Hca, qp: &mut SoftQp) {
     }
     for i in 0..qp.in_flight.acknowledged.len() {
         if let Some(landing) = qp.in_flight.acknowledged[i].landing.take() {
-            buffers::land(hca, qp, &landing);
+            buffers::place(hca, qp, &landing);
         }
     }
 }

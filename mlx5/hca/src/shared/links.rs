@@ -96,7 +96,7 @@ impl Links {
             return None;
         }
         let lane = memory.datagram_lane(index);
-        commit(memory.lanes_memfd(), lane).ok()?;
+        commit(&memory.lanes_memfd, lane).ok()?;
         match self.outgoing.get_mut(index) {
             Some(out) => out.peer = Rc::clone(peer),
             None => {

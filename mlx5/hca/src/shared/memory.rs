@@ -32,9 +32,9 @@ pub(crate) enum Span {
 /// The segments of one device.
 #[derive(Debug)]
 pub(crate) struct DeviceMemory {
-    control: Memfd,
-    lanes: Memfd,
-    arena: Memfd,
+    pub(crate) control_memfd: Memfd,
+    pub(crate) lanes_memfd: Memfd,
+    pub(crate) arena: Memfd,
 }
 
 /// Bytes at an address of the device that owns them, by a key.
@@ -57,9 +57,9 @@ impl DeviceMemory {
     /// rest as objects are made.
     pub(crate) fn create(arena_bytes: usize) -> Result<Self, (&'static str, MemfdCreateError)> {
         Ok(Self {
-            control: Memfd::create("mlx5-control", size_of::<ControlSegment>())
+            control_memfd: Memfd::create("mlx5-control", size_of::<ControlSegment>())
                 .map_err(|e| ("the control segment", e))?,
-            lanes: Memfd::create("mlx5-lanes", size_of::<LanesSegment>())
+            lanes_memfd: Memfd::create("mlx5-lanes", size_of::<LanesSegment>())
                 .map_err(|e| ("the lanes segment", e))?,
             arena: Memfd::create("mlx5-arena", arena_bytes).map_err(|e| ("the arena", e))?,
         })
@@ -77,8 +77,8 @@ impl DeviceMemory {
         size_is(&ids[0], size_of::<ControlSegment>())?;
         size_is(&ids[1], size_of::<LanesSegment>())?;
         Ok(Self {
-            control: Memfd::attach(&ids[0], false)?,
-            lanes: Memfd::attach(&ids[1], true)?,
+            control_memfd: Memfd::attach(&ids[0], false)?,
+            lanes_memfd: Memfd::attach(&ids[1], true)?,
             arena: Memfd::attach(&ids[2], true)?,
         })
     }
@@ -86,26 +86,18 @@ impl DeviceMemory {
     /// Returns another handle of the same mappings, for a peer in this process.
     pub(crate) fn share(&self) -> Self {
         Self {
-            control: self.control.share(),
-            lanes: self.lanes.share(),
+            control_memfd: self.control_memfd.share(),
+            lanes_memfd: self.lanes_memfd.share(),
             arena: self.arena.share(),
         }
     }
 
     pub(crate) fn ids(&self) -> [MemfdId; 3] {
-        [self.control.id(), self.lanes.id(), self.arena.id()]
-    }
-
-    pub(crate) fn arena(&self) -> &Memfd {
-        &self.arena
-    }
-
-    pub(crate) fn control_memfd(&self) -> &Memfd {
-        &self.control
-    }
-
-    pub(crate) fn lanes_memfd(&self) -> &Memfd {
-        &self.lanes
+        [
+            self.control_memfd.id(),
+            self.lanes_memfd.id(),
+            self.arena.id(),
+        ]
     }
 
     /// Returns the control segment. Peers only load from it; other processes have it read-only.
@@ -113,14 +105,14 @@ impl DeviceMemory {
     pub(crate) fn control(&self) -> &ControlSegment {
         // SAFETY: the mapping has this size and page alignment, and the segment is made of atomics
         // only.
-        unsafe { self.control.base().cast().as_ref() }
+        unsafe { self.control_memfd.base().cast().as_ref() }
     }
 
     #[inline(always)]
     pub(crate) fn lanes(&self) -> &LanesSegment {
         // SAFETY: the mapping has this size and page alignment, and the segment is made of atomics
         // and `UnsafeCell`s only.
-        unsafe { self.lanes.base().cast().as_ref() }
+        unsafe { self.lanes_memfd.base().cast().as_ref() }
     }
 
     #[inline(always)]
@@ -153,10 +145,10 @@ impl DeviceMemory {
     /// # Safety
     /// They are committed, inside the segment, and no peer accesses them now.
     pub(crate) unsafe fn clear_lanes(&self, at: NonNull<u8>, len: usize) {
-        let offset = at.addr().get() - self.lanes.base().addr().get();
+        let offset = at.addr().get() - self.lanes_memfd.base().addr().get();
         // SAFETY: by the contract; reached through the mapping because slots have padding that no
         // reference may write.
-        unsafe { self.lanes.base().add(offset).write_bytes(0, len) };
+        unsafe { self.lanes_memfd.base().add(offset).write_bytes(0, len) };
     }
 
     /// Wakes the owner if it sleeps. To be called after a ready bit was set.

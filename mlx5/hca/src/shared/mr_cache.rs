@@ -90,7 +90,7 @@ impl MrCache {
     /// WRITEs to them in domain `pd` and all of it is mapped here.
     pub(crate) fn of_peer(memory: &DeviceMemory, bytes: Keyed, pd: u32) -> Result<Self, Fault> {
         let (cached, offset) = Self::look_up(memory, bytes, Access::REMOTE_WRITE, pd)?;
-        let arena = memory.arena();
+        let arena = &memory.arena;
         if offset > arena.len() as u64 || cached.len > arena.len() as u64 - offset {
             return Err(Fault::Bounds);
         }
