@@ -185,13 +185,7 @@ impl Hca {
     /// pairs fail.
     #[must_use]
     pub fn has_overrun(&self, cqn: u32) -> bool {
-        self.state
-            .borrow()
-            .queues
-            .cqs
-            .get(cqn as usize)
-            .and_then(Option::as_ref)
-            .is_some_and(SoftCq::has_overrun)
+        self.with_cq(cqn, |cq| cq.has_overrun()).unwrap_or(false)
     }
 
     /// Returns whether the driver armed the queue and the queue has a completion that it was armed
@@ -199,12 +193,6 @@ impl Hca {
     /// without polling, the completion of the last event gives no other.
     #[must_use]
     pub fn take_event(&self, cqn: u32) -> bool {
-        self.state
-            .borrow_mut()
-            .queues
-            .cqs
-            .get_mut(cqn as usize)
-            .and_then(Option::as_mut)
-            .is_some_and(SoftCq::announce)
+        self.with_cq(cqn, SoftCq::announce).unwrap_or(false)
     }
 }

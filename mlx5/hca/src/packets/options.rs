@@ -78,7 +78,7 @@ impl RoceOptions {
 
     /// Returns the options of a port with this address and all defaults.
     #[must_use]
-    pub const fn new(address: IpAddr) -> Self {
+    pub fn new(address: IpAddr) -> Self {
         Self {
             address,
             prefix: None,
@@ -86,12 +86,7 @@ impl RoceOptions {
             peers: None,
             mtu: None,
             is_for_all: false,
-            network: BadNetwork {
-                loss_permille: 0,
-                double_permille: 0,
-                reorder_permille: 0,
-                delay_us: (0, 0),
-            },
+            network: BadNetwork::default(),
             pcap: None,
         }
     }

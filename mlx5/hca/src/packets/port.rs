@@ -339,7 +339,7 @@ impl WirePort {
 
     /// Receives packets. Returns them and their number, for [`give_back`](Self::give_back).
     pub(crate) fn receive(&mut self) -> (Packets, usize) {
-        let mut incoming = core::mem::replace(&mut self.incoming, Packets::none());
+        let mut incoming = core::mem::take(&mut self.incoming);
         let count = self.udp.receive(&mut incoming);
         self.counters.received += count as u64;
         if let Some(traffic) = self.traffic {

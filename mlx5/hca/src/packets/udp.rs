@@ -47,6 +47,8 @@ pub(crate) fn rdma_mtu(ip_mtu: u32, address: &IpAddr) -> u16 {
 const RAW_ADDRESS_BYTES: libc::socklen_t = size_of::<libc::sockaddr_in6>() as libc::socklen_t;
 
 /// Packets of a batch, with the addresses of their other ends and the kernel's descriptions of all.
+/// The default has room for none.
+#[derive(Default)]
 pub(crate) struct Packets {
     bytes: Vec<[u8; MAX_PACKET]>,
     addresses: Vec<SocketAddrAny>,
@@ -59,17 +61,6 @@ pub(crate) struct Packets {
 }
 
 impl Packets {
-    pub(crate) const fn none() -> Self {
-        Self {
-            bytes: Vec::new(),
-            addresses: Vec::new(),
-            vectors: Vec::new(),
-            headers: Vec::new(),
-            received: 0,
-            refused: None,
-        }
-    }
-
     pub(crate) fn new() -> Self {
         // All bytes of the larger kind of address are initialized.
         let none = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), 0).into();
@@ -99,8 +90,7 @@ impl Packets {
             addresses,
             vectors,
             headers,
-            received: 0,
-            refused: None,
+            ..Self::default()
         }
     }
 

@@ -4,7 +4,6 @@
 use core::ptr::NonNull;
 use std::cell::Cell;
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -89,6 +88,9 @@ enum Place {
     },
 }
 
+/// LID, epoch, seed and place of a new device.
+type Joined = (u16, u64, u64, Place);
+
 impl Membership {
     /// Publishes `memory` under the first free LID, or as a free virtual function of `port`: the
     /// first one `behind` a number, if there is such a number. All queue pair numbers of the device
@@ -102,75 +104,36 @@ impl Membership {
         ways: Ways,
     ) -> Result<Self, OpenError> {
         let max_lid = if port.is_some() { MAX_VF } else { MAX_LID };
-        let is_of_port = |lid: &u16| port.is_none_or(|port| port.is_at(port.index, *lid));
-        match spec {
+        let (first, before) = match (spec, behind, port) {
+            (FabricSpec::Shared { .. }, None, Some(_)) => {
+                [(memory.ids()[0].token % u64::from(max_lid)) as u16; 2].into()
+            }
+            _ => (behind.unwrap_or(0), 0),
+        };
+        let lids = (first..max_lid).chain(0..before).map(|n| n + 1);
+        let lids = lids.filter(|lid| port.is_none_or(|port| port.is_at(port.index, *lid)));
+        let shares = |domain| if ways.memory { domain } else { domain::NONE };
+        let (domain, joined) = match spec {
             FabricSpec::Shared { dir } => {
                 let dir = Dir::open(dir.as_deref())?;
                 dir.sweep()?;
-                let domain = if ways.memory {
-                    domain::of_this_process()
-                } else {
-                    domain::NONE
-                };
-                let (first, before) = match (behind, port) {
-                    (None, Some(_)) => {
-                        [(memory.ids()[0].token % u64::from(max_lid)) as u16; 2].into()
-                    }
-                    (behind, _) => (behind.unwrap_or(0), 0),
-                };
-                for lid in (first..max_lid)
-                    .chain(0..before)
-                    .map(|n| n + 1)
-                    .filter(is_of_port)
-                {
-                    let segments = memory.ids();
-                    let publication = Publication {
-                        lid: u64::from(lid),
-                        pid_namespace: pid_namespace(),
-                        domain,
-                        segments,
-                    };
-                    let created = Region::create(
-                        &dir,
-                        &file_name(lid),
-                        REGION_KIND,
-                        size_of::<Publication>(),
-                        |view| {
-                            if let Some(at) = view.at::<Publication>(0) {
-                                // SAFETY: the address is valid, aligned and not shared yet.
-                                unsafe { at.write(publication) };
-                            }
-                        },
-                    );
-                    match created {
-                        Ok(region) => {
-                            let epoch = region.epoch();
-                            return Ok(Self {
-                                lid,
-                                epoch,
-                                seed: epoch,
-                                domain,
-                                sends_packets: ways.packets,
-                                place: Place::Shared {
-                                    dir,
-                                    _region: region,
-                                },
-                            });
-                        }
-                        Err(CreateError::Exists { .. }) => {}
-                        Err(error) => return Err(error.into()),
-                    }
-                }
-                Err(OpenError::NoFreeLid(max_lid))
+                let domain = shares(domain::of_this_process());
+                (domain, publish(dir, memory, domain, lids)?)
             }
-            FabricSpec::Local(fabric) => fabric.join(
-                memory,
-                ways,
-                (behind.unwrap_or(0)..max_lid)
-                    .map(|n| n + 1)
-                    .filter(is_of_port),
-            ),
-        }
+            FabricSpec::Local(fabric) => {
+                let domain = shares(domain::OF_THIS_PROCESS);
+                (domain, fabric.join(memory, domain, lids))
+            }
+        };
+        let (lid, epoch, seed, place) = joined.ok_or(OpenError::NoFreeLid(max_lid))?;
+        Ok(Self {
+            lid,
+            epoch,
+            seed,
+            domain,
+            sends_packets: ways.packets,
+            place,
+        })
     }
 
     /// Returns whether the device joined this local fabric.
@@ -291,6 +254,39 @@ fn published(
     Ok((region, publication))
 }
 
+/// Makes the control file of a device under the first of the LIDs that is free.
+fn publish(
+    dir: Dir,
+    memory: &DeviceMemory,
+    domain: u64,
+    lids: impl Iterator<Item = u16>,
+) -> Result<Option<Joined>, OpenError> {
+    for lid in lids {
+        let publication = Publication {
+            lid: u64::from(lid),
+            pid_namespace: pid_namespace(),
+            domain,
+            segments: memory.ids(),
+        };
+        let bytes = size_of::<Publication>();
+        let created = Region::create(&dir, &file_name(lid), REGION_KIND, bytes, |view| {
+            if let Some(at) = view.at::<Publication>(0) {
+                // SAFETY: the address is valid, aligned and not shared yet.
+                unsafe { at.write(publication) };
+            }
+        });
+        match created {
+            Ok(_region) => {
+                let epoch = _region.epoch();
+                return Ok(Some((lid, epoch, epoch, Place::Shared { dir, _region })));
+            }
+            Err(CreateError::Exists { .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(None)
+}
+
 fn file_name(lid: u16) -> String {
     format!("dev-{lid}")
 }
@@ -302,46 +298,27 @@ impl LocalFabric {
         Self::default()
     }
 
+    /// Adds a device under the first of the LIDs that is free.
     fn join(
         &self,
         memory: &DeviceMemory,
-        ways: Ways,
-        lids: impl Iterator<Item = u16>,
-    ) -> Result<Membership, OpenError> {
-        let domain = if ways.memory {
-            domain::OF_THIS_PROCESS
-        } else {
-            domain::NONE
+        domain: u64,
+        mut lids: impl Iterator<Item = u16>,
+    ) -> Option<Joined> {
+        let devices = &mut *self.devices();
+        let lid = lids.find(|lid| !devices.by_lid.contains_key(lid))?;
+        let life = Arc::new(AtomicU32::new(LIVES));
+        let epoch = memory.ids()[0].token;
+        let device = LocalDevice {
+            epoch,
+            domain,
+            memory: memory.share(),
+            life: Arc::clone(&life),
         };
-        let mut devices = self.devices();
-        let mut last = 0;
-        for lid in lids {
-            last = lid;
-            if let Entry::Vacant(slot) = devices.by_lid.entry(lid) {
-                let life = Arc::new(AtomicU32::new(LIVES));
-                let epoch = memory.ids()[0].token;
-                slot.insert(LocalDevice {
-                    epoch,
-                    domain,
-                    memory: memory.share(),
-                    life: Arc::clone(&life),
-                });
-                devices.joined += 1;
-                let place = Place::Local {
-                    fabric: self.clone(),
-                    life,
-                };
-                return Ok(Membership {
-                    lid,
-                    epoch,
-                    seed: devices.joined,
-                    domain,
-                    sends_packets: ways.packets,
-                    place,
-                });
-            }
-        }
-        Err(OpenError::NoFreeLid(last))
+        devices.by_lid.insert(lid, device);
+        devices.joined += 1;
+        let fabric = self.clone();
+        Some((lid, epoch, devices.joined, Place::Local { fabric, life }))
     }
 
     fn devices(&self) -> MutexGuard<'_, LocalDevices> {
