@@ -187,7 +187,7 @@ SCALERPC_DEFECTS = {
 PACKET_DEFECTS = {
     "ack-lost": (
         "a request is not sent again when its ACK does not come",
-        [(f"{PACKETS}/requester.rs", "if self.retry_ns.is_none() && !self.options.is_unreliable { self.wait(now_ns); }", "")],
+        [(f"{PACKETS}/requester.rs", "if !self.timer.is_running() && !self.options.is_unreliable { self.timer.wait(now_ns); }", "")],
     ),
     "read-not-repeated": (
         "a READ that is asked for again is not answered again",

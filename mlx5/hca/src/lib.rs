@@ -74,7 +74,7 @@ pub use clock::Clock;
 pub use counters::PortCounters;
 pub use debug::faults::Faults;
 pub use error::{ConnectError, CreateError, OpenError, RegisterError, check, check_region};
-pub use hca::{COMP_VECTORS, DeviceInfo, Engine, Hca, MAX_LANE_SLOTS};
+pub use hca::{COMP_VECTORS, Hca, MAX_LANE_SLOTS};
 pub use mlx5_wire as wire;
 pub use mlx5_wire::{Access, AsyncEvent, ConnectOptions, Service};
 pub use options::SoftOptions;
@@ -87,6 +87,7 @@ pub use requester::complete::EVERY_LID;
 pub use requester::timing::Timing;
 pub use shared::fabric::{FabricSpec, LocalFabric, MAX_VF};
 pub use shared::ports::{Gid, GidKind, Port, PortAddress};
+pub use types::info::{DeviceInfo, Engine};
 pub use types::request::{
     Address, CqMemory, PacketAddress, Pages, QpMemory, Receives, Region, RqMemory, SqMemory,
 };

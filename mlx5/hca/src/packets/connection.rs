@@ -6,9 +6,9 @@ use std::net::SocketAddr;
 use mlx5_wire::roce::{Aeth, Headers, Opcode, PacketOpcode, Psn, Syndrome, Transport};
 use mlx5_wire::{ConnectOptions, rnr_timer_code};
 
-use super::message::{GONE, MAX_RD_ATOMIC};
+use super::message::{GONE, MAX_RD_ATOMIC, Options};
 use super::port::WirePort;
-use super::requester::{Options, Requester};
+use super::requester::Requester;
 use super::responder::Responder;
 use crate::shared::layout::Taking;
 use crate::types::outcome::End;

@@ -1,4 +1,6 @@
-//! Numbers of packets that both ends of a connection compute.
+//! The messages of a connection, and the numbers that both of its ends compute.
+
+use mlx5_wire::roce::{AtomicEth, Headers, Opcode, PacketOpcode, Psn, Reth, Transport};
 
 /// Maximum READs and atomics of a connection that are not answered, and number of atomics whose
 /// results a responder remembers.
@@ -16,4 +18,185 @@ pub(crate) const GONE: u8 = 3 << 5 | 31;
 pub(crate) const fn packets(len: u32, mtu: u32) -> u32 {
     // A message of no bytes has one packet.
     if len == 0 { 1 } else { len.div_ceil(mtu) }
+}
+
+/// Maximum packets that are sent and not acknowledged. Each window asks for ACKs at its quarters.
+const MAX_WINDOW: u32 = 64;
+/// Maximum payload of these packets, in bytes: what the default socket buffer of a Linux receiver
+/// holds, with its overhead.
+const WINDOW_BYTES: u32 = 128 << 10;
+/// The properties of a connection that its requester needs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Options {
+    /// QPN of the peer.
+    pub(crate) qpn: u32,
+    /// Maximum payload bytes of a packet: 256 to 4096.
+    pub(crate) mtu: u32,
+    /// Time without an answer before a retry, in ns.
+    pub(crate) timeout_ns: u64,
+    /// Retries without progress.
+    pub(crate) retry_count: u8,
+    /// Retries after RNR NAKs; 7: no limit.
+    pub(crate) rnr_retry: u8,
+    /// Maximum READs and atomics that are not answered: 1 to
+    /// [`MAX_RD_ATOMIC`], and no more than the peer keeps.
+    pub(crate) rd_atomic: u8,
+    /// Unreliable connection: a message is complete when it was sent.
+    pub(crate) is_unreliable: bool,
+    /// Whether the peer is a software HCA, whose [`GONE`] counts, and which acknowledges what does
+    /// not ask for it.
+    pub(crate) is_polled: bool,
+}
+
+impl Options {
+    /// Returns the maximum number of packets that are not acknowledged.
+    pub(super) fn window(&self) -> u32 {
+        (WINDOW_BYTES / self.mtu).clamp(8, MAX_WINDOW)
+    }
+
+    /// Returns whether the ACK of a message whose completion nobody awaits may come with that of a
+    /// later message.
+    pub(super) const fn may_share_acks(&self) -> bool {
+        self.is_polled && self.timeout_ns > 2 * ACK_DELAY_NS
+    }
+
+    /// Returns the transport service of the packets.
+    pub(crate) const fn transport(&self) -> Transport {
+        if self.is_unreliable {
+            Transport::Uc
+        } else {
+            Transport::Rc
+        }
+    }
+}
+
+/// A message to be executed by the peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Request {
+    Send {
+        len: u32,
+        imm: Option<u32>,
+        is_solicited: bool,
+    },
+    Write {
+        to: Reth,
+        imm: Option<u32>,
+        is_solicited: bool,
+    },
+    Read(Reth),
+    CompareSwap(AtomicEth),
+    FetchAdd(AtomicEth),
+}
+
+impl Request {
+    /// Returns the number of PSNs that it takes.
+    pub(super) const fn packets(&self, mtu: u32) -> u32 {
+        match self {
+            Self::Send { len, .. } => packets(*len, mtu),
+            Self::Write { to, .. } | Self::Read(to) => packets(to.len, mtu),
+            Self::CompareSwap(_) | Self::FetchAdd(_) => 1,
+        }
+    }
+
+    /// Returns whether it is complete with a response of its own, and not with an ACK.
+    pub(super) const fn has_response(&self) -> bool {
+        matches!(
+            self,
+            Self::Read(_) | Self::CompareSwap(_) | Self::FetchAdd(_)
+        )
+    }
+}
+
+/// A packet to be sent. Its payload is `len` bytes of the message from `offset` on, and as many pad
+/// bytes as its BTH says.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Outgoing {
+    pub(crate) headers: Headers,
+    /// Number of the message, in the order of posting, from 0.
+    pub(crate) message: u64,
+    pub(crate) offset: u32,
+    pub(crate) len: u32,
+}
+
+/// A posted message.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Message {
+    pub(super) request: Request,
+    /// The program gets a completion of it.
+    pub(super) is_signaled: bool,
+    /// Its first PSN, once it has begun.
+    pub(super) first: Psn,
+    pub(super) packets: u32,
+    /// Number of its READ responses that arrived.
+    pub(super) answered: u32,
+}
+
+impl Message {
+    pub(super) fn end(&self) -> Psn {
+        self.first.after(self.packets)
+    }
+
+    /// Makes the packet with this PSN of message `number`.
+    pub(super) fn packet(
+        &self,
+        number: u64,
+        psn: Psn,
+        is_repeat: bool,
+        options: &Options,
+    ) -> Outgoing {
+        let mtu = options.mtu;
+        let nth = psn.since(self.first) as u32;
+        let (is_first, is_last) = (nth == 0, nth + 1 == self.packets);
+        let offset = nth * mtu;
+        let part = |is_write, imm: Option<u32>| {
+            Opcode::of_message(is_write, is_first, is_last, imm.is_some())
+        };
+        let (opcode, end) = match self.request {
+            Request::Send { len, imm, .. } => (part(false, imm), len),
+            Request::Write { to, imm, .. } => (part(true, imm), to.len),
+            Request::Read(_) => (Opcode::ReadRequest, offset),
+            Request::CompareSwap(_) => (Opcode::CompareSwap, offset),
+            Request::FetchAdd(_) => (Opcode::FetchAdd, offset),
+        };
+        let transport = options.transport();
+        let opcode = PacketOpcode { transport, opcode };
+        let mut headers = Headers::new(opcode, options.qpn, psn);
+        match self.request {
+            Request::Send { .. } => {}
+            Request::Write { to, .. } => headers.reth = to,
+            Request::Read(from) => {
+                // The rest of this part of it. A part has a window: more responses would be lost in
+                // the socket's buffer, and hold up all others.
+                let part = options.window() * mtu;
+                headers.reth = Reth {
+                    addr: from.addr.wrapping_add(offset.into()),
+                    len: (from.len - offset).min(part - offset % part),
+                    ..from
+                };
+            }
+            Request::CompareSwap(atomic) | Request::FetchAdd(atomic) => headers.atomic = atomic,
+        }
+        if let Request::Send {
+            imm, is_solicited, ..
+        }
+        | Request::Write {
+            imm, is_solicited, ..
+        } = self.request
+        {
+            headers.imm = imm.unwrap_or(0);
+            headers.bth.is_solicited = is_solicited && is_last;
+        }
+        let len = (end - offset).min(mtu);
+        headers.bth.pad = (len.wrapping_neg() & 3) as u8;
+        let may_wait = is_first && !self.is_signaled && !is_repeat && options.may_share_acks();
+        let is_quarter = psn.get() % (options.window() / 4) == 0;
+        let asks_ack = is_last && !may_wait || self.request.has_response() || is_quarter;
+        headers.bth.asks_ack = asks_ack && !options.is_unreliable;
+        Outgoing {
+            headers,
+            message: number,
+            offset,
+            len,
+        }
+    }
 }

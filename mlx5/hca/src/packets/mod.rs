@@ -2,7 +2,7 @@
 //!
 //! - `requester`, `responder`: the protocol of a reliable connection, pure: no socket, no clock, no
 //!   memory (InfiniBand Architecture Specification, volume 1, chapter 9, "Reliable Service").
-//!   `message`: what both count.
+//!   `message`: messages, and what both count. `timer`: when a requester repeats.
 //! - `connection`: a connection of a queue pair by packets.
 //! - `port`: encodes and decodes packets. `options`: its options. `network`: a bad network, for
 //!   tests. `udp`: the socket. `interface`: addresses of this host. `pcap`: a capture. `grh`: the
@@ -48,6 +48,7 @@ pub(crate) mod pcap;
 pub(crate) mod port;
 pub(crate) mod requester;
 pub(crate) mod responder;
+mod timer;
 pub(crate) mod udp;
 
 #[cfg(test)]

@@ -57,19 +57,22 @@ enum Current {
     Write { to: Reth, len: u32 },
 }
 
+/// An answer that waits to be sent, with its PSN and the number of messages completed by then.
+#[derive(Clone, Copy, Debug)]
+struct Waiting {
+    psn: Psn,
+    msn: u32,
+    answer: Answer,
+}
+
 #[derive(Clone, Copy, Debug)]
 enum Answer {
-    Ack(Aeth),
-    /// The READ responses that are left.
-    Read {
-        from: Reth,
-        msn: u32,
-        is_first: bool,
-    },
-    Atomic {
-        original: u64,
-        msn: u32,
-    },
+    /// An ACK or a NAK.
+    Ack(Syndrome),
+    /// The READ responses that are left, and whether the next one is the first.
+    Read(Reth, bool),
+    /// The value before an atomic.
+    Atomic(u64),
 }
 
 /// Why a packet is not executed.
@@ -102,7 +105,7 @@ pub(crate) struct Responder {
     is_asked_for: bool,
     /// The last atomics, with their PSNs and results.
     atomics: VecDeque<(Psn, u64)>,
-    answers: VecDeque<(Psn, Answer)>,
+    answers: VecDeque<Waiting>,
     /// Time at which messages that did not ask for an ACK are acknowledged, unless an answer does
     /// so before.
     ack_ns: Option<u64>,
@@ -242,7 +245,6 @@ impl Responder {
         match opcode {
             Opcode::ReadRequest => return self.read(headers, target),
             Opcode::CompareSwap | Opcode::FetchAdd => {
-                self.may_begin()?;
                 self.may_answer()?;
                 let original = target.execute(opcode, &headers.atomic)?;
                 if self.atomics.len() == MAX_RD_ATOMIC {
@@ -250,13 +252,7 @@ impl Responder {
                 }
                 self.atomics.push_back((self.expected, original));
                 self.msn += 1;
-                self.answers.push_back((
-                    self.expected,
-                    Answer::Atomic {
-                        original,
-                        msn: self.msn,
-                    },
-                ));
+                self.push(self.expected, Answer::Atomic(original));
                 self.expected = self.expected.after(1);
                 return Ok(());
             }
@@ -335,7 +331,6 @@ impl Responder {
     }
 
     fn read(&mut self, headers: &Headers, target: &mut impl Target) -> Result<(), Refusal> {
-        self.may_begin()?;
         self.may_answer()?;
         let from = headers.reth;
         // A longer one would take so many PSNs that earlier and later ones are not told apart.
@@ -346,32 +341,20 @@ impl Responder {
             target.check(&from, true)?;
         }
         self.msn += 1;
-        self.answers.push_back((
-            self.expected,
-            Answer::Read {
-                from,
-                msn: self.msn,
-                is_first: true,
-            },
-        ));
+        self.push(self.expected, Answer::Read(from, true));
         self.expected = self.expected.after(packets(from.len, self.mtu));
         Ok(())
     }
 
-    fn may_begin(&self) -> Result<(), Nak> {
-        if self.current.is_none() {
-            Ok(())
-        } else {
-            Err(Nak::InvalidRequest)
-        }
-    }
-
-    /// Returns whether there is room for the answer to a READ or an atomic.
+    /// Returns whether a READ or an atomic may begin now, and there is room for its answer.
     fn may_answer(&self) -> Result<(), Refusal> {
+        if self.current.is_some() {
+            return Err(Nak::InvalidRequest.into());
+        }
         let waiting = self
             .answers
             .iter()
-            .filter(|(_, answer)| !matches!(answer, Answer::Ack(_)))
+            .filter(|waiting| !matches!(waiting.answer, Answer::Ack(_)))
             .count();
         if waiting < MAX_RD_ATOMIC {
             Ok(())
@@ -385,7 +368,7 @@ impl Responder {
         if self.answers.len() >= MAX_REPLIES {
             return;
         }
-        let (psn, msn) = (headers.bth.psn, self.msn);
+        let psn = headers.bth.psn;
         match headers.opcode.opcode {
             Opcode::ReadRequest => {
                 let from = headers.reth;
@@ -394,32 +377,23 @@ impl Responder {
                 if is_known && (from.len == 0 || target.check(&from, true).is_ok()) {
                     // Its requester has gone back to here, and asks again for what is behind.
                     // Answers to earlier attempts would hold up this one.
-                    self.answers.retain(|(at, answer)| {
-                        !matches!(answer, Answer::Read { .. }) || at.since(psn) < 0
+                    self.answers.retain(|waiting| {
+                        !matches!(waiting.answer, Answer::Read(..)) || waiting.psn.since(psn) < 0
                     });
-                    self.answers.push_back((
-                        psn,
-                        Answer::Read {
-                            from,
-                            msn,
-                            is_first: true,
-                        },
-                    ));
+                    self.push(psn, Answer::Read(from, true));
                 }
             }
             Opcode::CompareSwap | Opcode::FetchAdd => {
-                let waits = self
-                    .answers
-                    .iter()
-                    .any(|(at, answer)| *at == psn && matches!(answer, Answer::Atomic { .. }));
+                let waits = self.answers.iter().any(|waiting| {
+                    waiting.psn == psn && matches!(waiting.answer, Answer::Atomic(_))
+                });
                 if let Some(&(_, original)) = self
                     .atomics
                     .iter()
                     .rev()
                     .find(|(known, _)| *known == psn && !waits)
                 {
-                    self.answers
-                        .push_back((psn, Answer::Atomic { original, msn }));
+                    self.push(psn, Answer::Atomic(original));
                 }
             }
             _ => self.acknowledge(),
@@ -435,17 +409,18 @@ impl Responder {
     /// that still waits directly before it.
     fn answer(&mut self, psn: Psn, syndrome: Syndrome) {
         self.ack_ns = None;
-        let aeth = Aeth {
-            syndrome,
-            msn: self.msn,
-        };
         let is_ack = |syndrome| matches!(syndrome, Syndrome::Ack { .. });
-        match self.answers.back_mut() {
-            Some((last, Answer::Ack(waiting))) if is_ack(waiting.syndrome) && is_ack(syndrome) => {
-                (*last, *waiting) = (psn, aeth)
-            }
-            _ => self.answers.push_back((psn, Answer::Ack(aeth))),
+        let is_older =
+            |last: &mut Waiting| matches!(last.answer, Answer::Ack(last) if is_ack(last));
+        if is_ack(syndrome) && self.answers.back_mut().is_some_and(is_older) {
+            self.answers.pop_back();
         }
+        self.push(psn, Answer::Ack(syndrome));
+    }
+
+    fn push(&mut self, psn: Psn, answer: Answer) {
+        let msn = self.msn;
+        self.answers.push_back(Waiting { psn, msn, answer });
     }
 
     /// Answers the READ whose response with this PSN cannot be sent, and nothing behind it.
@@ -460,24 +435,24 @@ impl Responder {
         if self.ack_ns.is_some_and(|ack_ns| ack_ns <= now_ns) {
             self.acknowledge();
         }
-        let (psn, answer) = self.answers.front_mut()?;
+        let Waiting { psn, msn, answer } = self.answers.front_mut()?;
         let transport = Transport::Rc;
-        let with = |opcode, aeth, psn| Headers {
-            aeth,
+        let with = |opcode, psn| Headers {
+            aeth: Aeth::ack(*msn),
             ..Headers::new(PacketOpcode { transport, opcode }, self.qpn, psn)
         };
         let (headers, from) = match answer {
-            Answer::Ack(aeth) => (with(Opcode::Acknowledge, *aeth, *psn), None),
-            Answer::Atomic { original, msn } => {
-                let mut headers = with(Opcode::AtomicAcknowledge, Aeth::ack(*msn), *psn);
+            Answer::Ack(syndrome) => {
+                let mut headers = with(Opcode::Acknowledge, *psn);
+                headers.aeth.syndrome = *syndrome;
+                (headers, None)
+            }
+            Answer::Atomic(original) => {
+                let mut headers = with(Opcode::AtomicAcknowledge, *psn);
                 headers.original = *original;
                 (headers, None)
             }
-            Answer::Read {
-                from,
-                msn,
-                is_first,
-            } => {
+            Answer::Read(from, is_first) => {
                 let len = from.len.min(self.mtu);
                 let is_last = len == from.len;
                 let opcode = match (*is_first, is_last) {
@@ -486,7 +461,7 @@ impl Responder {
                     (false, true) => Opcode::ReadResponseLast,
                     (false, false) => Opcode::ReadResponseMiddle,
                 };
-                let mut headers = with(opcode, Aeth::ack(*msn), *psn);
+                let mut headers = with(opcode, *psn);
                 headers.bth.pad = (len.wrapping_neg() & 3) as u8;
                 let part = Some(Reth { len, ..*from });
                 if !is_last {
@@ -496,10 +471,8 @@ impl Responder {
                         len: from.len - len,
                         ..*from
                     };
-                    return Some(Reply {
-                        headers,
-                        from: part,
-                    });
+                    let from = part;
+                    return Some(Reply { headers, from });
                 }
                 (headers, part)
             }

@@ -5,8 +5,8 @@ use mlx5_wire::{Access, CtrlWords, FenceMode, Header, Opcode, Syndrome, Wqe};
 
 use crate::packets::Wire;
 use crate::packets::connection::{Connection, Posted};
+use crate::packets::message::Request;
 use crate::packets::port::WirePort;
-use crate::packets::requester::Request;
 use crate::packets::udp::BATCH;
 use crate::queues::data::gather;
 use crate::queues::qp::{SoftQp, Transport};

@@ -24,9 +24,9 @@ use copyrpc_shm::lane::LaneRx;
 use crate::queues::qp::SoftQp;
 use crate::queues::rqs::RqSlot;
 use crate::responder::arrive;
-use crate::shared::fabric::Peer;
 use crate::shared::layout::{ATOMIC, LANE_SLOTS, Message, Pop, Taking};
 use crate::shared::memory::DeviceMemory;
+use crate::shared::peer::Peer;
 use crate::{Hca, Queues, State};
 
 /// A receive that a process may have taken when it died.

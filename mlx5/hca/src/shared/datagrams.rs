@@ -8,11 +8,11 @@ use copyrpc_shm::lane::{LaneRx, LaneTx};
 use copyrpc_shm::ready::ReadyWords;
 use mlx5_wire::GRH_BYTES;
 
-use crate::shared::fabric::Peer;
 use crate::shared::layout::{
     DATAGRAM_SLOTS, DatagramHeader, DatagramLane, MAX_DATAGRAM_LANES, MAX_LIDS, MAX_MTU,
 };
 use crate::shared::memory::DeviceMemory;
+use crate::shared::peer::Peer;
 
 /// Returns the words in which other devices announce datagrams for the owner of `memory`, by their
 /// LIDs.

@@ -1,8 +1,6 @@
 //! Discovery: devices find each other in a directory of control files, or in a table of this
 //! process.
 
-use core::ptr::NonNull;
-use std::cell::Cell;
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -10,12 +8,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use copyrpc_shm::dir::Dir;
 use copyrpc_shm::memfd::{MemfdAttachError, pid_namespace};
-use copyrpc_shm::region::{CreateError, OwnerState, Region, owner_may_be_gone};
+use copyrpc_shm::region::{CreateError, Region};
 
 use crate::error::{ConnectError, OpenError};
 use crate::shared::domain;
 use crate::shared::layout::{Publication, REGION_KIND};
 use crate::shared::memory::DeviceMemory;
+use crate::shared::peer::{LIVES, Life, Peer};
 use crate::shared::ports::Port;
 use crate::types::request::{Way, Ways};
 
@@ -57,9 +56,6 @@ struct LocalDevice {
     memory: DeviceMemory,
     life: Arc<AtomicU32>,
 }
-
-/// The life word of a living device of a local fabric, as [`owner_may_be_gone`] reads it.
-const LIVES: u32 = 1;
 
 /// A device's own entry in its fabric; dropping it withdraws the device.
 pub(crate) struct Membership {
@@ -198,15 +194,8 @@ impl Membership {
                     MemfdAttachError::Permission(_) => no_access(e.to_string()),
                     _ => missing(e.to_string()),
                 })?;
-                let word = region.owner_word();
-                Ok(Peer {
-                    lid,
-                    epoch: region.epoch(),
-                    memory,
-                    word,
-                    life: Life::Shared(region),
-                    noticed: Cell::new(false),
-                })
+                let epoch = region.epoch();
+                Ok(Peer::new(lid, epoch, memory, Life::Shared(region)))
             }
             Place::Local { fabric, .. } => {
                 let devices = fabric.devices();
@@ -217,16 +206,8 @@ impl Membership {
                 if epoch.is_some_and(|epoch| device.epoch != epoch) {
                     return Err(ConnectError::StaleDevice { lid });
                 }
-                let (memory, life) = (device.memory.share(), Arc::clone(&device.life));
-                let word = NonNull::from(&*life);
-                Ok(Peer {
-                    lid,
-                    epoch: device.epoch,
-                    memory,
-                    word,
-                    life: Life::Local(life),
-                    noticed: Cell::new(false),
-                })
+                let life = Life::Local(Arc::clone(&device.life));
+                Ok(Peer::new(lid, device.epoch, device.memory.share(), life))
             }
         }
     }
@@ -340,84 +321,6 @@ impl Membership {
 impl Drop for Membership {
     fn drop(&mut self) {
         self.leave();
-    }
-}
-
-enum Life {
-    Shared(Region),
-    Local(Arc<AtomicU32>),
-}
-
-/// Another device (or this one, for loopback), mapped.
-pub(crate) struct Peer {
-    pub(crate) lid: u16,
-    pub(crate) epoch: u64,
-    pub(crate) memory: DeviceMemory,
-    /// Life word. `owner_may_be_gone(word)` says whether the slow check is needed. Kept alive by
-    /// `life`.
-    word: NonNull<AtomicU32>,
-    life: Life,
-    /// Whether the receives that it held when it died were searched for.
-    noticed: Cell<bool>,
-}
-
-impl Peer {
-    /// Returns whether it is gone and this is the first call that finds it gone.
-    pub(crate) fn is_newly_gone(&self) -> bool {
-        !self.noticed.get() && self.is_gone() && !self.noticed.replace(true)
-    }
-
-    pub(crate) fn may_be_of_another_process(&self) -> bool {
-        matches!(self.life, Life::Shared(_))
-    }
-
-    /// Returns its `executing` word: odd while it executes a doorbell, and different for each
-    /// doorbell.
-    pub(crate) fn executing(&self) -> u64 {
-        self.memory
-            .control()
-            .header
-            .executing
-            .load(Ordering::Acquire)
-    }
-
-    /// Returns how often it has copied its driver's receives. H9
-    pub(crate) fn copies(&self) -> u64 {
-        self.memory.control().header.copies.load(Ordering::Acquire)
-    }
-
-    /// Returns whether its process executes a full fence after its `executing` word, so that a
-    /// fence here orders the two (H3).
-    pub(crate) fn has_fences(&self) -> bool {
-        self.memory
-            .control()
-            .header
-            .has_fences
-            .load(Ordering::Relaxed)
-            != 0
-    }
-
-    /// Returns the word that says whether the peer may be gone ([`owner_may_be_gone`]). Valid as
-    /// long as this value.
-    pub(crate) fn life_word(&self) -> NonNull<AtomicU32> {
-        self.word
-    }
-
-    /// Returns whether its process is proven dead, or closed the device. Costs one load while the
-    /// peer lives.
-    #[inline(always)]
-    pub(crate) fn is_gone(&self) -> bool {
-        // SAFETY: an atomic that `life` keeps.
-        let word = unsafe { self.word.as_ref() }.load(Ordering::Acquire);
-        owner_may_be_gone(word) && self.is_proven_to_be_gone()
-    }
-
-    #[cold]
-    fn is_proven_to_be_gone(&self) -> bool {
-        match &self.life {
-            Life::Shared(region) => region.owner_state() != OwnerState::Alive,
-            Life::Local(life) => life.load(Ordering::Acquire) != LIVES,
-        }
     }
 }
 

@@ -8,9 +8,10 @@ use copyrpc_shm::lane::LaneTx;
 
 use crate::error::ConnectError;
 use crate::shared::datagrams::{Incoming, Outgoing};
-use crate::shared::fabric::{Membership, Peer};
+use crate::shared::fabric::Membership;
 use crate::shared::layout::{DATAGRAM_SLOTS, LID_BITS, MAX_DATAGRAM_LANES};
 use crate::shared::memory::{DeviceMemory, commit};
+use crate::shared::peer::Peer;
 
 /// The other devices that this one has mapped, and the state of its datagrams.
 #[derive(Default)]

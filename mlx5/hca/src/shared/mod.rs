@@ -6,9 +6,9 @@
 //! - `layout`: the bytes that devices share, their writers, and the pairings H1 to H8.
 //! - `memory`: the segments of a device, and the check of every access by key. `arena`: the
 //!   allocator of their pages.
-//! - `fabric`: finds and maps another device, and proves that it is gone. `links`: the devices that
-//!   this one has mapped. `domain`: those that it can map.
-//!   `ports`: the ports of a network.
+//! - `fabric`: finds and maps another device. `peer`: a device that is mapped, and the proof that it
+//!   is gone. `links`: all that this one has mapped. `domain`: those that it can map. `ports`: the
+//!   ports of a network.
 //! - `remote`: the peer of a connected queue pair: its rights, its lane and its receives.
 //!   `receives`: takes receives from a queue.
 //! - `mr_cache`: the cached result of a region's check. `datagrams`: the lanes of datagrams.
@@ -24,6 +24,7 @@ pub(crate) mod layout;
 pub(crate) mod links;
 pub(crate) mod memory;
 pub(crate) mod mr_cache;
+pub(crate) mod peer;
 pub(crate) mod ports;
 pub(crate) mod quiesce;
 pub(crate) mod receives;

@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use copyrpc_shm::sync::{heavy_barrier, spin_loop, yield_now};
 
-use crate::shared::fabric::Peer;
+use crate::shared::peer::Peer;
 use crate::{Clock, Hca};
 
 /// Maximum time in ns until a processor that the barrier left out ([`heavy_barrier`]), because it

@@ -11,13 +11,13 @@ use copyrpc_shm::region::owner_may_be_gone;
 use copyrpc_shm::sync::LightBarrier;
 use mlx5_wire::Access;
 
-use crate::shared::fabric::Peer;
 use crate::shared::layout::{
     Acks, AtomicRequest, DATAGRAM, LanePlace, Message, QpEntry, RECEIVES, RIGHTS, Taking, allows,
     qp_index,
 };
 use crate::shared::memory::{Keyed, ready_words};
 use crate::shared::mr_cache::{Lookups, MrCache};
+use crate::shared::peer::Peer;
 use crate::shared::receives::{Receives, gives_up};
 
 /// An identity word that no connected queue pair has: it belongs to a queue pair of datagrams. 0
@@ -33,7 +33,7 @@ pub(crate) struct Remote {
     entry: NonNull<QpEntry>,
     intent: NonNull<AtomicU64>,
     atomic: NonNull<AtomicRequest>,
-    /// A copy of [`Peer::life_word`].
+    /// A copy of [`Peer::word`].
     life: NonNull<AtomicU32>,
     /// Number of atomics that the peer was asked to execute.
     pub(crate) atomics: u32,
@@ -91,7 +91,7 @@ impl Remote {
             qpn,
             generation: entry.generation.load(Ordering::Relaxed),
             atomic: NonNull::from(&lane.atomic),
-            life: peer.life_word(),
+            life: peer.word,
             atomics: 0,
             is_asking: false,
             own,

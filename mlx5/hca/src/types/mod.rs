@@ -1,7 +1,8 @@
 //! Plain types that several rooms share.
 //!
-//! - `request`: the parameters of commands. `outcome`: the results of WQEs. `vendor`, `rule`: the
-//!   vendor syndromes that give their reasons. `watch`: the state of strict mode.
+//! - `info`: the description of a device. `request`: the parameters of commands. `outcome`: the
+//!   results of WQEs. `vendor`, `rule`: the vendor syndromes that give their reasons. `watch`: the
+//!   state of strict mode.
 
 /// Makes enums of vendor syndromes from a table: the number and the meaning of each.
 macro_rules! syndromes {
@@ -21,6 +22,7 @@ macro_rules! syndromes {
     )*};
 }
 
+pub(crate) mod info;
 pub(crate) mod outcome;
 pub(crate) mod request;
 pub(crate) mod rule;

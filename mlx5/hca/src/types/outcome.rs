@@ -85,7 +85,7 @@ pub(crate) enum WaitFor {
     /// The peer has no receive posted.
     Receive,
     /// The peer's owner has to copy the receives that its driver has posted. Its
-    /// [`copies`](crate::shared::fabric::Peer::copies) when none was found; 0 once it has copied
+    /// [`copies`](crate::shared::peer::Peer::copies) when none was found; 0 once it has copied
     /// all that were posted by then, and they are to be searched again.
     Copies(u64),
     /// The lane of the peer is full.

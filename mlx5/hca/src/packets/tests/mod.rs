@@ -14,8 +14,8 @@ use mlx5_wire::roce::{
 };
 use mlx5_wire::{AtomicSegment, Syndrome as Status};
 
-use super::message::{MAX_RD_ATOMIC, packets};
-use super::requester::{Failure, Options, Outgoing, Request, Requester, Taken};
+use super::message::{MAX_RD_ATOMIC, Options, Outgoing, Request, packets};
+use super::requester::{Failure, Requester, Taken};
 use super::responder::{Completion, Reply, Responder, Target};
 use crate::random::Random;
 

@@ -1,0 +1,101 @@
+//! Another device, mapped, and the proof that it is gone.
+
+use core::ptr::NonNull;
+use std::cell::Cell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use copyrpc_shm::region::{OwnerState, Region, owner_may_be_gone};
+
+use crate::shared::memory::DeviceMemory;
+
+/// The life word of a living device of a local fabric, as [`owner_may_be_gone`] reads it.
+pub(crate) const LIVES: u32 = 1;
+
+/// The part of a device that outlives it.
+pub(crate) enum Life {
+    Shared(Region),
+    Local(Arc<AtomicU32>),
+}
+
+/// Another device (or this one, for loopback), mapped.
+pub(crate) struct Peer {
+    pub(crate) lid: u16,
+    pub(crate) epoch: u64,
+    pub(crate) memory: DeviceMemory,
+    /// Life word. `owner_may_be_gone(word)` says whether the slow check is needed. Kept alive by
+    /// `life`.
+    pub(crate) word: NonNull<AtomicU32>,
+    life: Life,
+    /// Whether the receives that it held when it died were searched for.
+    noticed: Cell<bool>,
+}
+
+impl Peer {
+    pub(crate) fn new(lid: u16, epoch: u64, memory: DeviceMemory, life: Life) -> Self {
+        let word = match &life {
+            Life::Shared(region) => region.owner_word(),
+            Life::Local(life) => NonNull::from(&**life),
+        };
+        Self {
+            lid,
+            epoch,
+            memory,
+            word,
+            life,
+            noticed: Cell::new(false),
+        }
+    }
+
+    /// Returns whether it is gone and this is the first call that finds it gone.
+    pub(crate) fn is_newly_gone(&self) -> bool {
+        !self.noticed.get() && self.is_gone() && !self.noticed.replace(true)
+    }
+
+    pub(crate) fn may_be_of_another_process(&self) -> bool {
+        matches!(self.life, Life::Shared(_))
+    }
+
+    /// Returns its `executing` word: odd while it executes a doorbell, and different for each
+    /// doorbell.
+    pub(crate) fn executing(&self) -> u64 {
+        self.memory
+            .control()
+            .header
+            .executing
+            .load(Ordering::Acquire)
+    }
+
+    /// Returns how often it has copied its driver's receives. H9
+    pub(crate) fn copies(&self) -> u64 {
+        self.memory.control().header.copies.load(Ordering::Acquire)
+    }
+
+    /// Returns whether its process executes a full fence after its `executing` word, so that a
+    /// fence here orders the two (H3).
+    pub(crate) fn has_fences(&self) -> bool {
+        self.memory
+            .control()
+            .header
+            .has_fences
+            .load(Ordering::Relaxed)
+            != 0
+    }
+
+    /// Returns whether its process is proven dead, or closed the device. Costs one load while the
+    /// peer lives.
+    #[inline(always)]
+    pub(crate) fn is_gone(&self) -> bool {
+        // SAFETY: an atomic that `life` keeps.
+        let word = unsafe { self.word.as_ref() }.load(Ordering::Acquire);
+        owner_may_be_gone(word) && self.is_proven_to_be_gone()
+    }
+
+    #[cold]
+    fn is_proven_to_be_gone(&self) -> bool {
+        match &self.life {
+            Life::Shared(region) => region.owner_state() != OwnerState::Alive,
+            Life::Local(life) => life.load(Ordering::Acquire) != LIVES,
+        }
+    }
+}
