@@ -6,8 +6,8 @@ use std::task::Waker;
 use std::time::Duration;
 
 use copyrpc_shm::sleep::{Sleeper, Watch};
+use mlx5_hca::sim::{Simulated, Simulation};
 use mlx5_hca::{DeviceInfo, Hca, RoceOptions, SoftOptions};
-use mlx5_sim::{Simulated, Simulation};
 
 use crate::completions::cq::Cq;
 use crate::completions::mono_cq::MonoCq;

@@ -109,14 +109,14 @@ pub use device::{Device, DeviceSpec, Pd};
 pub use error::{ConnectError, CreateError, OpenError, RegisterError};
 pub use mlx5_hca as hca;
 #[doc(no_inline)]
+pub use mlx5_hca::sim::{
+    Actor, ActorId, Bell, ContextUses, Did, ForeignDevice, NicModel, NicParameters, Simulated,
+    Simulation,
+};
+#[doc(no_inline)]
 pub use mlx5_hca::{
     BadNetwork, Clock, DeviceInfo, Engine, FabricSpec, Faults, LocalFabric, PacketCounters, Pages,
     Queue, RoceOptions, Rule, SoftOptions, Timing, Violation,
-};
-#[doc(no_inline)]
-pub use mlx5_sim::{
-    Actor, ActorId, Bell, ContextUses, Did, ForeignDevice, NicModel, NicParameters, Simulated,
-    Simulation,
 };
 pub use mlx5_wire as wire;
 pub use mmio::RegisterKind;

@@ -12,7 +12,7 @@ pub(crate) fn fnv1a(hash: u64, bytes: &[u8]) -> u64 {
 }
 
 /// Returns the hash of numbers, in order.
-pub fn hash_of(numbers: impl IntoIterator<Item = u64>) -> u64 {
+pub(crate) fn hash_of(numbers: impl IntoIterator<Item = u64>) -> u64 {
     numbers
         .into_iter()
         .fold(START, |hash, number| fnv1a(hash, &number.to_le_bytes()))

@@ -294,9 +294,9 @@ impl Hca {
     }
 
     /// Does due work for a stepper, and adds to `touched` the LIDs of the devices that this one
-    /// changed since the last call; [`EVERY_LID`](crate::EVERY_LID) means all. Returns
+    /// changed since the last call; [`EVERY_LID`](crate::requester::complete::EVERY_LID) means all. Returns
     /// [`produced`](Self::produced).
-    pub fn advance(&self, touched: &mut Vec<u16>) -> u32 {
+    pub(crate) fn advance(&self, touched: &mut Vec<u16>) -> u32 {
         self.empty_poll();
         touched.append(&mut self.state.borrow_mut().touched);
         self.produced()
@@ -304,7 +304,7 @@ impl Hca {
 
     /// Returns a number that changes with every CQE that the device writes.
     #[must_use]
-    pub fn produced(&self) -> u32 {
+    pub(crate) fn produced(&self) -> u32 {
         let state = self.state.borrow();
         state
             .queues
@@ -322,7 +322,7 @@ impl Hca {
     }
 
     /// Leaves its local fabric: from now on peers see this device as gone.
-    pub fn leave(&self) {
+    pub(crate) fn leave(&self) {
         self.membership.leave();
     }
 
@@ -341,7 +341,7 @@ impl Hca {
 
     /// Returns whether the device belongs to `fabric`.
     #[must_use]
-    pub fn is_of(&self, fabric: &LocalFabric) -> bool {
+    pub(crate) fn is_of(&self, fabric: &LocalFabric) -> bool {
         self.membership.is_of(fabric)
     }
 

@@ -24,6 +24,7 @@
 
 // From the top to the ground. A room imports only rooms below it, and the device itself (`Hca` and
 // its `State`):
+// - `sim`: a network of devices and their programs, in virtual time.
 // - `hca`: the device, its doorbell and its poll. `options`, `error`.
 // - `objects`: the firmware commands: creating, connecting, resetting and destroying objects.
 // - `arrivals`: the packets that arrive. `flush`: the work of a failed queue pair. `sleep`: sleeping
@@ -65,6 +66,7 @@ mod random;
 mod requester;
 mod responder;
 mod shared;
+pub mod sim;
 mod sleep;
 #[doc(hidden)]
 pub mod testing;
@@ -83,7 +85,6 @@ pub use packets::network::BadNetwork;
 pub use packets::options::RoceOptions;
 pub use packets::port::PacketCounters;
 pub use queues::cq;
-pub use requester::complete::EVERY_LID;
 pub use requester::timing::Timing;
 pub use shared::fabric::{FabricSpec, LocalFabric, MAX_VF};
 pub use shared::ports::{Gid, GidKind, Port, PortAddress};

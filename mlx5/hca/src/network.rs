@@ -3,8 +3,6 @@
 
 use core::fmt;
 
-#[doc(hidden)]
-pub use crate::hash::hash_of;
 pub use crate::random::Random;
 pub use crate::shared::receives::Receives as ReceiveQueue;
 

@@ -13,7 +13,7 @@ use crate::types::outcome::End;
 use crate::types::rule::Violation;
 
 /// Stands for all LIDs after a datagram. No device has it.
-pub const EVERY_LID: u16 = 0;
+pub(crate) const EVERY_LID: u16 = 0;
 
 fn success(user_index: u32, ctrl: CtrlWords, byte_count: u32) -> [u8; CQE_BYTES] {
     RequesterCqe {

@@ -1,13 +1,13 @@
 //! A network of software HCAs and the programs that drive them, in one thread and in virtual time.
 //!
 //! [`Simulation`] owns the clock and advances it from event to event. Its devices ask [`NicModel`],
-//! a [`Network`], when each WQE has its effect. The devices are ordinary [`Hca`](mlx5_hca::Hca)s.
+//! a [`Network`], when each WQE has its effect. The devices are ordinary [`Hca`](crate::Hca)s.
 //!
 //! ```
 //! use std::rc::Rc;
 //!
 //! use mlx5_hca::Hca;
-//! use mlx5_sim::{Did, NicParameters, Simulation};
+//! use mlx5_hca::sim::{Did, NicParameters, Simulation};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let mut steps = 0;
@@ -25,7 +25,7 @@
 //! # }
 //! ```
 //!
-//! [`Network`]: mlx5_hca::network::Network
+//! [`Network`]: crate::network::Network
 
 // In the order data flows:
 // - `simulation`: the network. `due`: the order of its events.

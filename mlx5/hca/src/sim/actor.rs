@@ -40,13 +40,13 @@ pub trait Actor {
     }
 }
 
-/// The number of an actor in its [`Simulation`](crate::Simulation), in the order in which they were
+/// The number of an actor in its [`Simulation`](crate::sim::Simulation), in the order in which they were
 /// added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ActorId(pub(crate) usize);
 
 /// Wakes actors from the steps of others that reach them by other means than a device: see
-/// [`Simulation::bell`](crate::Simulation::bell).
+/// [`Simulation::bell`](crate::sim::Simulation::bell).
 #[derive(Clone, Debug, Default)]
 pub struct Bell(Arc<Rung>);
 

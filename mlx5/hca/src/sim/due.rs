@@ -52,9 +52,8 @@ impl DueTimes {
 
 #[cfg(test)]
 mod tests {
-    use mlx5_hca::network::Random;
-
     use super::*;
+    use crate::random::Random;
 
     #[test]
     fn it_finds_what_a_scan_of_a_plain_list_finds() {

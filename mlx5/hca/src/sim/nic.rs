@@ -4,9 +4,8 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use mlx5_hca::network::{Network, Random, ReceiveQueue, Request, Times};
-
-use crate::contexts::ContextCache;
+use crate::network::{Network, Random, ReceiveQueue, Request, Times};
+use crate::sim::contexts::ContextCache;
 
 /// Costs of a NIC. All times are in ns, of the clock that the devices share.
 ///

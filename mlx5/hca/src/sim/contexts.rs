@@ -37,9 +37,8 @@ impl ContextCache {
 
 #[cfg(test)]
 mod tests {
-    use mlx5_hca::network::Random;
-
     use super::*;
+    use crate::random::Random;
 
     #[test]
     fn it_holds_what_a_plain_list_of_the_last_used_holds() {

@@ -6,12 +6,12 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use mlx5_hca::network::hash_of;
-use mlx5_hca::{Clock, EVERY_LID, FabricSpec, Hca, LocalFabric, SoftOptions, Timing};
-
-use crate::actor::{Actor, ActorId, Bell, Did};
-use crate::due::{DueTimes, NEVER};
-use crate::nic::{ContextUses, NicModel, NicParameters};
+use crate::hash::hash_of;
+use crate::requester::complete::EVERY_LID;
+use crate::sim::actor::{Actor, ActorId, Bell, Did};
+use crate::sim::due::{DueTimes, NEVER};
+use crate::sim::nic::{ContextUses, NicModel, NicParameters};
+use crate::{Clock, FabricSpec, Hca, LocalFabric, SoftOptions, Timing};
 
 /// A software HCA, or a device that has one, so that a driver's devices can be given to a
 /// [`Simulation`].
