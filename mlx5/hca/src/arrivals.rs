@@ -6,7 +6,6 @@ use std::net::SocketAddr;
 use mlx5_wire::Syndrome;
 use mlx5_wire::roce::{Headers, Syndrome as AckSyndrome, Transport};
 
-use crate::packets::Wire;
 use crate::packets::connection::Connection;
 use crate::packets::requester::Taken;
 use crate::queues::cq::SoftCq;
@@ -24,13 +23,13 @@ use crate::{Hca, Queues, State};
 /// there were some.
 #[cold]
 pub(crate) fn poll(hca: &Hca, state: &mut State) -> bool {
-    let Some(Wire { port, .. }) = state.wire.as_deref_mut() else {
+    let Some(port) = state.wire.port.as_deref_mut() else {
         return false;
     };
     port.flush();
     let (packets, count) = port.receive();
     for nth in 0..count {
-        let Some(Wire { port, .. }) = state.wire.as_deref_mut() else {
+        let Some(port) = state.wire.port.as_deref_mut() else {
             break;
         };
         let Some((from, bytes)) = packets.get(nth) else {
@@ -41,13 +40,13 @@ pub(crate) fn poll(hca: &Hca, state: &mut State) -> bool {
             take(hca, state, &from, &headers, payload);
         }
     }
-    let Some(Wire { port, .. }) = state.wire.as_deref_mut() else {
+    let Some(port) = state.wire.port.as_deref_mut() else {
         return false;
     };
     port.give_back(packets);
     let mut active = core::mem::take(&mut port.active);
     for index in active.drain(..) {
-        let parts = Wire::parts(&mut state.wire, &mut state.queues.qps, index);
+        let parts = state.wire.parts(&mut state.queues.qps, index);
         if let Some((_, connection, _)) = parts {
             connection.is_active = false;
         }
@@ -55,7 +54,7 @@ pub(crate) fn poll(hca: &Hca, state: &mut State) -> bool {
         // the next poll.
         go_on(hca, state, index);
     }
-    if let Some(Wire { port, .. }) = state.wire.as_deref_mut() {
+    if let Some(port) = state.wire.port.as_deref_mut() {
         active.append(&mut port.active);
         port.active = active;
     }
@@ -75,13 +74,13 @@ fn take(hca: &Hca, state: &mut State, from: &SocketAddr, headers: &Headers, payl
         ..
     } = state;
     let is_response = headers.opcode.opcode.is_response();
-    let parts = Wire::parts(wire, qps, index).filter(|(qp, connection, _)| {
+    let parts = wire.parts(qps, index).filter(|(qp, connection, _)| {
         qp.qpn == headers.bth.qpn
             && headers.opcode.transport == connection.requester.options().transport()
             && connection.is_from_peer(from)
     });
     let Some((qp, connection, port)) = parts else {
-        if let Some(Wire { port, .. }) = wire.as_deref_mut() {
+        if let Some(port) = wire.port.as_deref_mut() {
             if is_response || !port.answer_for_gone(headers.bth.qpn, from) {
                 port.counters.strangers += 1;
             }

@@ -4,7 +4,6 @@
 use mlx5_wire::Syndrome;
 
 use crate::debug::trace::What;
-use crate::packets::Wire;
 use crate::queues::cq::SoftCq;
 use crate::queues::qp::{SoftQp, Transport};
 use crate::requester::{connection, execute};
@@ -55,7 +54,7 @@ pub(crate) fn flush_failed(hca: &Hca, state: &mut State) -> bool {
 /// Flushes the receive of a message of which not all packets have arrived.
 fn flush_open(hca: &Hca, state: &mut State, index: usize) {
     let Queues { qps, cqs, .. } = &mut state.queues;
-    let Some((qp, connection, _)) = Wire::parts(&mut state.wire, qps, index) else {
+    let Some((qp, connection, _)) = state.wire.parts(qps, index) else {
         return;
     };
     let cq = cqs.get_mut(qp.recv_cq as usize);

@@ -112,7 +112,7 @@ pub(crate) struct State {
     pub(crate) rqs: Vec<Option<RqSlot>>,
     pub(crate) links: Links,
     /// The port for packets, and the connections by it.
-    pub(crate) wire: Option<Box<Wire>>,
+    pub(crate) wire: Wire,
     pub(crate) repair: Repair,
     /// Peers that did not finish a doorbell while an object was destroyed.
     pub(crate) stuck: Vec<Stuck>,
@@ -163,7 +163,7 @@ impl State {
             mrs: Regions::new(random),
             rqs: Vec::new(),
             links: Links::default(),
-            wire: None,
+            wire: Wire::default(),
             repair: Repair::default(),
             stuck: Vec::new(),
             quarantined: 0,
@@ -184,7 +184,7 @@ impl State {
     /// Returns the time of the next scheduled event, or of the next packet that a bad network
     /// holds.
     pub(crate) fn next_event_ns(&self) -> Option<u64> {
-        let packet_ns = self.wire.as_ref().and_then(|wire| wire.port.due_ns());
+        let packet_ns = self.wire.port.as_ref().and_then(|port| port.due_ns());
         self.deferred.next_ns().into_iter().chain(packet_ns).min()
     }
 }
@@ -235,7 +235,7 @@ impl Hca {
         if !state.deferred.is_empty() {
             progress = self.executing(|| execute::run_deferred(self, state));
         }
-        if state.wire.is_some() {
+        if state.wire.port.is_some() {
             progress |= self.executing(|| arrivals::poll(self, state));
         }
         if state.links.has_datagrams {

@@ -4,7 +4,6 @@ use core::time::Duration;
 
 use copyrpc_shm::sleep::{self, Sleeper, Watch, Word};
 
-use crate::packets::Wire;
 use crate::shared::datagrams::ready_lids;
 use crate::{Clock, Hca};
 
@@ -35,8 +34,8 @@ pub(crate) struct Idle<'a>(pub(crate) &'a Hca);
 impl Watch for Idle<'_> {
     fn words(&mut self, show: &mut dyn FnMut(Word<'_>)) {
         show(self.0.memory.lanes().sleep.0.word());
-        let wire = &mut self.0.state.borrow_mut().wire;
-        if let Some(waker) = wire.as_mut().and_then(|wire| wire.port.waker()) {
+        let port = &mut self.0.state.borrow_mut().wire.port;
+        if let Some(waker) = port.as_mut().and_then(|port| port.waker()) {
             show(waker.word());
         }
     }
@@ -46,7 +45,7 @@ impl Watch for Idle<'_> {
         self.0.has_chores.set(true);
         let state = &mut *self.0.state.borrow_mut();
         state.polls_to_check = 0;
-        if let Some(waker) = state.wire.as_mut().and_then(|wire| wire.port.waker()) {
+        if let Some(waker) = state.wire.port.as_mut().and_then(|port| port.waker()) {
             waker.arm();
         }
         // H7, R1
@@ -56,7 +55,7 @@ impl Watch for Idle<'_> {
     fn look(&mut self, is_told: bool) -> bool {
         let state = &mut *self.0.state.borrow_mut();
         let are_empty = state.hot.deactivate(&state.queues, is_told);
-        let has_packets = state.wire.as_ref().is_some_and(|wire| wire.port.has_work());
+        let has_packets = state.wire.port.as_ref().is_some_and(|port| port.has_work());
         !are_empty || has_packets || state.ready.any() || ready_lids(&self.0.memory).any()
     }
 
@@ -131,7 +130,7 @@ impl Hca {
     fn longest_sleep_ns(&self) -> u64 {
         let state = &mut *self.state.borrow_mut();
         let mut is_woken = true;
-        if let Some(Wire { port, .. }) = state.wire.as_deref_mut() {
+        if let Some(port) = state.wire.port.as_deref_mut() {
             is_woken = port.waker().is_some();
             if port.has_unsent() {
                 return SHORTEST_SLEEP_NS;

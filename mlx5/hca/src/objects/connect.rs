@@ -7,7 +7,6 @@ use mlx5_wire::roce::{Psn, UDP_PORT};
 use mlx5_wire::{Access, AddressVector, ConnectOptions};
 
 use crate::error::ConnectError;
-use crate::packets::Wire;
 use crate::packets::connection::Connection;
 use crate::packets::interface::gid_of;
 use crate::queues::qp::{Mode, Transport, by_number};
@@ -25,8 +24,8 @@ impl Hca {
     #[must_use]
     pub fn wire_address(&self) -> Option<(SocketAddr, u16)> {
         let state = self.state.borrow();
-        let wire = state.wire.as_ref()?;
-        Some((wire.port.own(), wire.port.mtu))
+        let port = state.wire.port.as_ref()?;
+        Some((port.own(), port.mtu))
     }
 
     /// Returns the address at which peers reach a queue pair.
@@ -35,11 +34,11 @@ impl Hca {
         let state = self.state.borrow();
         let qp = state.queues.qps.get(qp_index(qpn)).and_then(Option::as_ref);
         let generation = qp.map_or(0, |qp| qp.generation);
-        let packets = state.wire.as_ref().map(|wire| PacketAddress {
-            ip: wire.port.own().ip(),
-            port: Some(wire.port.own().port()),
-            psn: wire.port.first_psn(qpn, generation).get(),
-            mtu: wire.port.mtu,
+        let packets = state.wire.port.as_ref().map(|port| PacketAddress {
+            ip: port.own().ip(),
+            port: Some(port.own().port()),
+            psn: port.first_psn(qpn, generation).get(),
+            mtu: port.mtu,
         });
         let shares_memory = self.membership.shares_memory();
         Address {
@@ -60,13 +59,13 @@ impl Hca {
     #[must_use]
     pub fn address_vector(&self, remote: &Address) -> AddressVector {
         let state = self.state.borrow();
-        let (Way::Packets, Some(wire), Some(packets)) =
-            (self.way_to(remote), &state.wire, &remote.packets)
+        let (Way::Packets, Some(port), Some(packets)) =
+            (self.way_to(remote), &state.wire.port, &remote.packets)
         else {
             return AddressVector::local(remote.lid, 0);
         };
         AddressVector {
-            rmac: wire.port.mac_of(remote.qpn, packets),
+            rmac: port.mac_of(remote.qpn, packets),
             ..AddressVector::local(0, 0).with_grh(0, 0, HOPS, 0, gid_of(packets.ip))
         }
     }
@@ -147,24 +146,24 @@ impl Hca {
         options: &ConnectOptions,
     ) -> Result<Transport, ConnectError> {
         let State { queues, wire, .. } = state;
-        let (Some(wire), Some(qp)) = (wire.as_deref_mut(), by_number(&mut queues.qps, own)) else {
+        let (Some(port), Some(qp)) = (&mut wire.port, by_number(&mut queues.qps, own)) else {
             return Err(ConnectError::NoWire { to: remote.ip });
         };
-        let to = wire.port.socket_of(peer, remote);
-        let port = wire.port.own().port();
+        let to = port.socket_of(peer, remote);
+        let own_port = port.own().port();
         // Devices of other makers send to this port alone.
-        if remote.port.is_none() && self.port.is_none() && port != UDP_PORT {
-            return Err(ConnectError::NotTheRocePort { to, own: port });
+        if remote.port.is_none() && self.port.is_none() && own_port != UDP_PORT {
+            return Err(ConnectError::NotTheRocePort { to, own: own_port });
         }
-        wire.port.forget_gone(own);
+        port.forget_gone(own);
         qp.mode = qp.mode.max(Mode::Ordinary);
         let connection = Connection::new(
             (peer, to),
             PacketAddress {
-                mtu: remote.mtu.min(wire.port.mtu),
+                mtu: remote.mtu.min(port.mtu),
                 ..*remote
             },
-            wire.port.first_psn(own, qp.generation),
+            port.first_psn(own, qp.generation),
             options,
             qp.is_unreliable,
         );
@@ -176,7 +175,7 @@ impl Hca {
     /// this PSN on, with so many READs and atomics that are not answered. Does nothing to others.
     pub fn start_packets(&self, qpn: u32, options: &ConnectOptions, psn: u32, rd_atomic: u8) {
         let State { queues, wire, .. } = &mut *self.state.borrow_mut();
-        let parts = Wire::parts(wire, &mut queues.qps, qp_index(qpn));
+        let parts = wire.parts(&mut queues.qps, qp_index(qpn));
         if let Some((_, connection, _)) = parts.filter(|(qp, ..)| qp.qpn == qpn) {
             connection.restart(options, Psn::new(psn), rd_atomic);
         }

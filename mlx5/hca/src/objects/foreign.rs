@@ -156,7 +156,7 @@ impl Hca {
             return false;
         }
         hot.remove(index);
-        packets::abandon(state.wire.as_deref_mut(), qp);
+        packets::abandon(&mut state.wire, qp);
         // The messages in the lane took receives of a shared queue. Draining returns them, as it
         // does when a queue pair is destroyed.
         crate::responder::arrive::drain(self, qp, &mut state.queues.cqs);

@@ -12,7 +12,6 @@ use crate::debug::trace::Trace;
 use crate::deferred::LANE_RETRY_NS;
 use crate::error::OpenError;
 use crate::options::SoftOptions;
-use crate::packets::Wire;
 use crate::packets::port::WirePort;
 use crate::queues::qp::Mode;
 use crate::random::Random;
@@ -27,7 +26,7 @@ use crate::{COMP_VECTORS, DeviceInfo, Engine, Hca, State};
 fn join(
     options: &SoftOptions,
     memory: &DeviceMemory,
-) -> Result<(Membership, Option<Box<Wire>>), OpenError> {
+) -> Result<(Membership, Option<Box<WirePort>>), OpenError> {
     let port = options.port.as_ref();
     let join = |behind, ways| Membership::join(&options.fabric, memory, port, behind, ways);
     let Some(roce) = &options.roce else {
@@ -63,7 +62,7 @@ fn join(
             port => {
                 let mut port = port?;
                 port.traffic = options.counters.and_then(<[_]>::first);
-                return Ok((membership, Some(Box::new(Wire::new(port)))));
+                return Ok((membership, Some(Box::new(port))));
             }
         }
     }
@@ -103,7 +102,7 @@ impl Hca {
             .header
             .has_fences
             .store(barrier.is_fence().into(), Ordering::Relaxed);
-        let (membership, wire) = join(options, &memory)?;
+        let (membership, port) = join(options, &memory)?;
         let random = &mut Random::new(membership.seed);
         let mut state = State::new(arena_bytes, &options.faults, ready_words(&memory), random);
         let is_plain = options.timing.is_immediate()
@@ -111,10 +110,10 @@ impl Hca {
             && !options.trace
             && options.counters.is_none();
         let counters = options.counters.filter(|_| membership.shares_memory());
-        if !is_plain || wire.is_some() || options.clock.steps() || state.queues.injector.is_some() {
+        if !is_plain || port.is_some() || options.clock.steps() || state.queues.injector.is_some() {
             state.deferred.add_extras();
         }
-        state.wire = wire;
+        state.wire.port = port;
         Ok(Self {
             membership,
             memory,
@@ -167,7 +166,7 @@ impl Hca {
             quarantined: state.quarantined,
             violations: state.violations.len() as u64,
             rnr_naks: Some(self.rnr_naks.get()),
-            packets: state.wire.as_ref().map(|wire| wire.port.counters),
+            packets: state.wire.port.as_ref().map(|port| port.counters),
         }
     }
 

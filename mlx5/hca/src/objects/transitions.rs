@@ -69,7 +69,7 @@ impl Hca {
         self.memory.qp(index).identity.store(0, Ordering::Release);
         let peer = qp.remote().map(|r| r.peer.clone());
         let quiet = self.quiesce(&mut state.stuck, peer.iter());
-        packets::abandon(state.wire.as_deref_mut(), &qp);
+        packets::abandon(&mut state.wire, &qp);
         // Arrived messages took receives; their CQEs return them.
         arrive::drain(self, &mut qp, &mut state.queues.cqs);
         state.hot.remove(index);

@@ -57,19 +57,15 @@ mod tests;
 use connection::Connection;
 use port::WirePort;
 
-/// A device's port for packets, and its connections by packets.
+/// A device's port for packets, if it has one, and its connections by packets.
+#[derive(Default)]
 pub(crate) struct Wire {
-    pub(crate) port: WirePort,
+    pub(crate) port: Option<Box<WirePort>>,
     /// Connections, indexed by queue pair.
     pub(crate) connections: Vec<Option<Box<Connection>>>,
 }
 
 impl Wire {
-    pub(crate) const fn new(port: WirePort) -> Self {
-        let connections = Vec::new();
-        Self { port, connections }
-    }
-
     /// Adds the connection of the queue pair with this index.
     pub(crate) fn insert(&mut self, index: usize, connection: Connection) {
         if self.connections.len() <= index {

@@ -26,7 +26,7 @@ pub(super) struct Timer {
     pause_ns: Option<u64>,
 }
 
-/// What is due.
+/// The work that is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Due {
     /// Everything that is not acknowledged is sent again. It is no retry.

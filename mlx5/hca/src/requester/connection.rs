@@ -19,17 +19,17 @@ use crate::{Hca, Queues, State};
 
 impl Wire {
     /// Returns the connection by packets of a queue pair that has one.
-    fn connection<'a>(wire: &'a mut Option<Box<Self>>, qp: &SoftQp) -> Option<&'a mut Connection> {
+    fn connection(&mut self, qp: &SoftQp) -> Option<&mut Connection> {
         match qp.transport {
-            Transport::Wire => wire.as_mut()?.connections.get_mut(qp.index)?.as_deref_mut(),
+            Transport::Wire => self.connections.get_mut(qp.index)?.as_deref_mut(),
             _ => None,
         }
     }
 
     /// Returns whether the connection of a queue pair does not take this WQE yet: one before it has
     /// failed and is not complete, or it waits for responses.
-    pub(crate) fn holds_back(wire: &mut Option<Box<Self>>, qp: &SoftQp, ctrl: CtrlWords) -> bool {
-        Self::connection(wire, qp).is_some_and(|connection| {
+    pub(crate) fn holds_back(&mut self, qp: &SoftQp, ctrl: CtrlWords) -> bool {
+        self.connection(qp).is_some_and(|connection| {
             connection.is_ending
                 || ctrl.fence() != FenceMode::None && connection.requester.awaits_response()
         })
@@ -37,8 +37,8 @@ impl Wire {
 
     /// Notes that the WQE at `counter` was taken. Returns `false` if its queue pair has no
     /// connection by packets, which completes it.
-    pub(crate) fn takes(wire: &mut Option<Box<Self>>, qp: &SoftQp, counter: u16, end: End) -> bool {
-        let Some(connection) = Self::connection(wire, qp) else {
+    pub(crate) fn takes(&mut self, qp: &SoftQp, counter: u16, end: End) -> bool {
+        let Some(connection) = self.connection(qp) else {
             return false;
         };
         connection.is_ending = matches!(end, End::Failed(..)) && !qp.has_failed();
@@ -50,13 +50,8 @@ impl Wire {
     }
 
     /// Posts the message of a WQE, of `len` bytes.
-    pub(crate) fn post(
-        wire: &mut Option<Box<Self>>,
-        qp: &SoftQp,
-        wqe: &Wqe<'_>,
-        len: u32,
-    ) -> Outcome {
-        let Some(connection) = Self::connection(wire, qp) else {
+    pub(crate) fn post(&mut self, qp: &SoftQp, wqe: &Wqe<'_>, len: u32) -> Outcome {
+        let Some(connection) = self.connection(qp) else {
             return Malformed::NotConnected.into();
         };
         let imm = wqe.ctrl.has_imm().then(|| wqe.ctrl.imm());
@@ -106,22 +101,22 @@ impl Wire {
     }
 
     /// Sends the packets that were added.
-    pub(crate) fn flush(wire: &mut Option<Box<Self>>) {
-        if let Some(wire) = wire {
-            wire.port.flush();
+    pub(crate) fn flush(&mut self) {
+        if let Some(port) = &mut self.port {
+            port.flush();
         }
     }
 
     /// Returns queue pair `index`, its connection by packets, and the port. `None` if it has no
     /// such connection.
     pub(crate) fn parts<'a>(
-        wire: &'a mut Option<Box<Self>>,
+        &'a mut self,
         qps: &'a mut [Option<Box<SoftQp>>],
         index: usize,
     ) -> Option<(&'a mut SoftQp, &'a mut Connection, &'a mut WirePort)> {
         let qp = qps.get_mut(index)?.as_deref_mut()?;
-        let Self { port, connections } = wire.as_deref_mut()?;
-        let connection = connections.get_mut(index)?.as_deref_mut()?;
+        let connection = self.connections.get_mut(index)?.as_deref_mut()?;
+        let port = self.port.as_deref_mut()?;
         matches!(qp.transport, Transport::Wire).then_some((qp, connection, port))
     }
 }
@@ -190,13 +185,13 @@ impl Connection {
 #[cold]
 pub(crate) fn run(hca: &Hca, state: &mut State, index: usize) {
     go_on(hca, state, index);
-    Wire::flush(&mut state.wire);
+    state.wire.flush();
 }
 
 /// Runs a queue pair, whose packets may wait for others in the socket's batch.
 pub(crate) fn go_on(hca: &Hca, state: &mut State, index: usize) {
     loop {
-        let Some((qp, ..)) = Wire::parts(&mut state.wire, &mut state.queues.qps, index) else {
+        let Some((qp, ..)) = state.wire.parts(&mut state.queues.qps, index) else {
             return;
         };
         let again_ns = qp.waiting.as_ref().map(|waiting| waiting.again_ns);
@@ -207,7 +202,7 @@ pub(crate) fn go_on(hca: &Hca, state: &mut State, index: usize) {
             break;
         }
     }
-    let parts = Wire::parts(&mut state.wire, &mut state.queues.qps, index);
+    let parts = state.wire.parts(&mut state.queues.qps, index);
     let Some((qp, connection, port)) = parts else {
         return;
     };
@@ -235,7 +230,7 @@ pub(crate) fn complete(hca: &Hca, state: &mut State, index: usize) -> bool {
         touched,
         ..
     } = state;
-    let Some((qp, connection, port)) = Wire::parts(wire, qps, index) else {
+    let Some((qp, connection, port)) = wire.parts(qps, index) else {
         return false;
     };
     let mut completions = Completions {
@@ -281,7 +276,7 @@ pub(crate) fn complete(hca: &Hca, state: &mut State, index: usize) -> bool {
 
 /// Runs a queue pair at the time of its retry, of its ACK, or of its waiting WQE.
 pub(crate) fn on_time(hca: &Hca, state: &mut State, index: usize, now_ns: u64) {
-    let parts = Wire::parts(&mut state.wire, &mut state.queues.qps, index);
+    let parts = state.wire.parts(&mut state.queues.qps, index);
     if let Some((_, connection, _)) = parts {
         connection.scheduled_ns.take_if(|at_ns| *at_ns <= now_ns);
         connection.requester.on_time(now_ns);
@@ -291,11 +286,9 @@ pub(crate) fn on_time(hca: &Hca, state: &mut State, index: usize, now_ns: u64) {
 
 /// Gives the receive of an unfinished message back to a shared queue, and prepares to tell the
 /// peer, before the queue pair is reset or destroyed.
-pub(crate) fn abandon(wire: Option<&mut Wire>, qp: &SoftQp) {
-    let Some(Wire { port, connections }) = wire else {
-        return;
-    };
-    let Some(mut connection) = connections.get_mut(qp.index).and_then(Option::take) else {
+pub(crate) fn abandon(wire: &mut Wire, qp: &SoftQp) {
+    let connection = wire.connections.get_mut(qp.index).and_then(Option::take);
+    let (Some(mut connection), Some(port)) = (connection, &mut wire.port) else {
         return;
     };
     if let Some(answer) = connection.last_answer() {

@@ -44,7 +44,7 @@ pub(crate) struct Sender {
 #[cold]
 pub(crate) fn send(
     hca: &Hca,
-    (links, wire): (&mut Links, &mut Option<Box<Wire>>),
+    (links, wire): (&mut Links, &mut Wire),
     from: &Sender,
     wqe: &Wqe<'_>,
     byte_count: u32,
@@ -76,8 +76,8 @@ pub(crate) fn send(
     let lid = hca.lid_of(to.qpn, &to.vector).filter(|lid| *lid != 0);
     let peer = lid.and_then(|lid| links.peer(&hca.membership, lid, None).ok());
     let Some(peer) = peer else {
-        if let (Some(wire), true) = (wire, hca.is_port_up.get()) {
-            send_packet(&mut wire.port, &to, &header, wqe);
+        if let (Some(port), true) = (&mut wire.port, hca.is_port_up.get()) {
+            send_packet(port, &to, &header, wqe);
         }
         return Ok(());
     };

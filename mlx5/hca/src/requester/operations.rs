@@ -31,7 +31,7 @@ const COPY_WAIT_NS: u64 = 1_000_000_000;
 /// its regions disappear first.
 pub(crate) fn execute(
     hca: &Hca,
-    (links, wire): (&mut Links, &mut Option<Box<Wire>>),
+    (links, wire): (&mut Links, &mut Wire),
     qp: &mut SoftQp,
     ctrl: CtrlWords,
     bytes: &[u8],
@@ -114,7 +114,7 @@ fn no_receive(hca: &Hca, qp: &SoftQp) -> WaitFor {
 /// fetched.
 fn attempt(
     hca: &Hca,
-    (links, wire): (&mut Links, &mut Option<Box<Wire>>),
+    (links, wire): (&mut Links, &mut Wire),
     qp: &mut SoftQp,
     ctrl: CtrlWords,
     bytes: &[u8],
@@ -142,7 +142,7 @@ fn attempt(
         }
         Transport::Wire => {
             let (wqe, length) = local()?;
-            Err(Wire::post(wire, qp, &wqe, length))
+            Err(wire.post(qp, &wqe, length))
         }
         Transport::Datagram { qkey } => {
             let (wqe, length) = local()?;

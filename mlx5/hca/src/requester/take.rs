@@ -2,7 +2,6 @@
 //! without help from the target's CPU. A WQE that cannot run yet stops only its own send queue, and
 //! is tried again on a later empty poll.
 
-use crate::packets::Wire;
 use crate::queues::qp::{Mode, Transport, blocks};
 use crate::requester::complete::Completions;
 use crate::requester::operations::execute;
@@ -31,7 +30,7 @@ pub(crate) fn take_wqes(hca: &Hca, state: &mut State, index: usize) {
     while qp.sq_consumer != qp.sq_limit {
         let counter = qp.sq_consumer;
         let ctrl = qp.sq.ctrl(counter);
-        if Wire::holds_back(wire, qp, ctrl) {
+        if wire.holds_back(qp, ctrl) {
             break;
         }
         let exceptional = if qp.mode >= Mode::Exceptional {
@@ -65,7 +64,7 @@ pub(crate) fn take_wqes(hca: &Hca, state: &mut State, index: usize) {
         // A malformed WQE may claim to be longer than the posted WQEBBs.
         let outstanding = qp.sq_limit.wrapping_sub(counter);
         qp.sq_consumer = counter.wrapping_add(blocks(ctrl.ds()).max(1).min(outstanding));
-        if !Wire::takes(wire, qp, counter, end) {
+        if !wire.takes(qp, counter, end) {
             Completions {
                 hca,
                 cqs,
@@ -78,7 +77,7 @@ pub(crate) fn take_wqes(hca: &Hca, state: &mut State, index: usize) {
     }
     match &mut qp.transport {
         Transport::Connected(remote) => remote.announce(hca.barrier),
-        Transport::Datagram { .. } => Wire::flush(wire),
+        Transport::Datagram { .. } => wire.flush(),
         _ => {}
     }
 }

@@ -8,7 +8,7 @@ use mlx5_wire::{AddressVector, GRH_BYTES};
 
 use crate::packets::interface::gid_of;
 use crate::packets::responder::{Completion, Target};
-use crate::packets::{Wire, grh};
+use crate::packets::grh;
 use crate::queues::qp::{Transport, by_number};
 use crate::queues::rqs::RqSlot;
 use crate::responder::deliver::Sender;
@@ -168,7 +168,7 @@ pub(crate) fn take_packet(
     headers: &Headers,
     payload: &[u8],
 ) {
-    let Some(Wire { port, .. }) = state.wire.as_deref_mut() else {
+    let Some(port) = state.wire.port.as_deref_mut() else {
         return;
     };
     let has_imm = headers.opcode.opcode.has_imm();

@@ -67,7 +67,7 @@ fn a_device_with_packets_to_be_sent_does_not_sleep_long() {
         RoceOptions::new(own_address(3)),
     );
     let with_wire =
-        |f: &dyn Fn(&mut WirePort)| f(&mut hca.state.borrow_mut().wire.as_mut().unwrap().port);
+        |f: &dyn Fn(&mut WirePort)| f(hca.state.borrow_mut().wire.port.as_mut().unwrap());
     let mut idle = Idle(&hca);
     let longest = idle.slice();
     assert!(!idle.look(false));
@@ -118,7 +118,7 @@ fn ports_of(hca: &Hca, qpn: u32) -> (u16, u16) {
         ..AddressVector::default()
     };
     let state = hca.state.borrow();
-    let port = &state.wire.as_ref().unwrap().port;
+    let port = state.wire.port.as_ref().unwrap();
     let by_number = PacketAddress {
         ip: port.own().ip(),
         port: None,
