@@ -17,6 +17,7 @@ use crate::packets::interface::address_of;
 use crate::packets::port::WirePort;
 use crate::packets::{Wire, grh};
 use crate::queues::data::pieces;
+use crate::queues::qp::SoftQp;
 use crate::shared::layout::{DatagramHeader, MAX_MTU, SOLICITED};
 use crate::shared::links::Links;
 use crate::types::outcome::{Outcome, WaitFor};
@@ -31,21 +32,14 @@ const CONTROLLED_QKEY: u32 = 1 << 31;
 /// there.
 const LINK_WAIT_NS: u64 = 100_000_000;
 
-/// The sender of a datagram.
-pub(crate) struct Sender {
-    pub(crate) qpn: u32,
-    pub(crate) qkey: u32,
-    /// Time since which it waits.
-    pub(crate) since_ns: Option<u64>,
-}
-
-/// Runs a SEND of a datagram queue pair. It is complete once the datagram has left, even if the
+/// Runs a SEND of a datagram queue pair with this Q_Key. It is complete once the datagram has left, even if the
 /// datagram is lost.
 #[cold]
 pub(crate) fn send(
     hca: &Hca,
     (links, wire): (&mut Links, &mut Wire),
-    from: &Sender,
+    qp: &SoftQp,
+    qkey: u32,
     wqe: &Wqe<'_>,
     byte_count: u32,
 ) -> Result<(), Outcome> {
@@ -63,11 +57,11 @@ pub(crate) fn send(
     let qkey = if to.qkey & CONTROLLED_QKEY == 0 {
         to.qkey
     } else {
-        from.qkey
+        qkey
     };
     let header = DatagramHeader::new(
         (to.qpn, qkey),
-        from.qpn,
+        qp.qpn,
         byte_count,
         has_imm.then(|| wqe.ctrl.imm()),
         (wqe.ctrl.solicited(), grh.is_some()),
@@ -88,9 +82,9 @@ pub(crate) fn send(
             .map(|to| (lane, to))
     });
     let Some((lane, mut to)) = place else {
-        let is_over = from
-            .since_ns
-            .is_some_and(|since| hca.clock.now_ns() >= since.saturating_add(LINK_WAIT_NS));
+        let is_over = qp.waiting.as_ref().is_some_and(|waiting| {
+            hca.clock.now_ns() >= waiting.since_ns.saturating_add(LINK_WAIT_NS)
+        });
         let waits =
             |lane: usize| links.outgoing[lane].waits(hca.memory.datagram_lane(lane), is_over);
         return if hca.port.is_some() && lane.map_or(!is_over, waits) {

@@ -145,13 +145,8 @@ fn attempt(
             Err(wire.post(qp, &wqe, length))
         }
         Transport::Datagram { qkey } => {
-            let (wqe, length) = local()?;
-            let from = datagrams::Sender {
-                qpn: qp.qpn,
-                qkey: *qkey,
-                since_ns: qp.waiting.as_ref().map(|waiting| waiting.since_ns),
-            };
-            datagrams::send(hca, (links, wire), &from, &wqe, length).map(|()| 0)
+            let ((wqe, length), qkey) = (local()?, *qkey);
+            datagrams::send(hca, (links, wire), qp, qkey, &wqe, length).map(|()| 0)
         }
     }
 }

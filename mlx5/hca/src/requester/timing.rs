@@ -4,11 +4,11 @@
 
 use std::sync::Arc;
 
-use mlx5_wire::{FenceMode, Opcode, Piece, Wqe};
+use mlx5_wire::{FenceMode, Opcode, Piece};
 
 use crate::deferred::Deferred;
 use crate::network::{Network, Request, Times};
-use crate::queues::in_flight::{Announced, InFlight};
+use crate::queues::in_flight::Announced;
 use crate::queues::qp::{SoftQp, blocks};
 
 /// The time at which a software HCA executes the WQEs of a doorbell, on the device's
@@ -67,31 +67,34 @@ impl Timing {
             }
             Self::Model(model) => {
                 while counter != producer {
-                    let load = Load::of(qp, counter, producer.wrapping_sub(counter));
-                    counter = counter.wrapping_add(load.blocks);
-                    sends += u64::from(!load.is_nop && load.response.is_none());
-                    let Times {
-                        effect_ns,
-                        acknowledged_ns,
-                    } = if load.is_nop {
-                        let ns = qp.in_flight.last_effect_ns.max(now_ns);
+                    let ctrl = qp.sq.ctrl(counter);
+                    let opcode = Opcode::from_repr(ctrl.opcode());
+                    let (last_ns, is_nop) =
+                        (qp.in_flight.last_effect_ns, opcode == Some(Opcode::Nop));
+                    let has_response = opcode.is_some_and(Opcode::has_result);
+                    let times = if is_nop {
+                        // It never leaves the NIC.
+                        let ns = last_ns.max(now_ns);
                         Times {
                             effect_ns: ns,
                             acknowledged_ns: ns,
                         }
                     } else {
-                        model.times(&load.request(qp, lid, now_ns))
+                        model.times(&request(qp, (lid, counter), now_ns, opcode))
                     };
-                    qp.in_flight.last_effect_ns = effect_ns;
-                    if load.response.is_some() {
-                        qp.in_flight.last_response_ns = acknowledged_ns;
+                    let outstanding = producer.wrapping_sub(counter);
+                    counter = counter.wrapping_add(blocks(ctrl.ds()).clamp(1, outstanding));
+                    sends += u64::from(!is_nop && !has_response);
+                    qp.in_flight.last_effect_ns = times.effect_ns;
+                    if has_response {
+                        qp.in_flight.last_response_ns = times.acknowledged_ns;
                     }
                     qp.in_flight.announced.push_back(Announced {
-                        at_ns: effect_ns,
+                        at_ns: times.effect_ns,
                         end: counter,
-                        acknowledge_ns: acknowledged_ns - effect_ns,
+                        acknowledge_ns: times.acknowledged_ns - times.effect_ns,
                     });
-                    deferred.schedule(effect_ns, qp.qpn);
+                    deferred.schedule(times.effect_ns, qp.qpn);
                 }
             }
         }
@@ -99,62 +102,33 @@ impl Timing {
     }
 }
 
-/// The weight of one WQE.
-struct Load {
-    blocks: u16,
-    /// Number of bytes sent.
-    bytes: u64,
-    /// Number of bytes returned.
-    response: Option<u64>,
-    takes_receive: bool,
-    is_fenced: bool,
-    /// Whether it is a NOP, which never leaves the NIC.
-    is_nop: bool,
-}
-
-impl Load {
-    /// Makes the load of the WQE at `counter`, which has at most `outstanding` WQEBBs.
-    fn of(qp: &SoftQp, counter: u16, outstanding: u16) -> Self {
-        let ctrl = qp.sq.ctrl(counter);
-        let (opcode, bytes) = qp.with_wqe(counter, |wqe| {
-            let bytes = |wqe: &Wqe<'_>| wqe.pieces().map(Piece::len).sum();
-            (
-                Opcode::from_repr(ctrl.opcode()),
-                wqe.as_ref().map_or(0, bytes),
-            )
-        });
-        let has_response = opcode.is_some_and(Opcode::has_result);
-        Self {
-            blocks: blocks(ctrl.ds()).clamp(1, outstanding.max(1)),
-            bytes: if has_response { 0 } else { bytes },
-            response: has_response.then_some(bytes),
-            takes_receive: !qp.is_datagram() && opcode.is_some_and(Opcode::takes_receive),
-            is_fenced: ctrl.fence() != FenceMode::None,
-            is_nop: opcode == Some(Opcode::Nop),
-        }
-    }
-
-    fn request<'a>(&self, qp: &'a SoftQp, lid: u16, now_ns: u64) -> Request<'a> {
-        let InFlight {
-            last_effect_ns,
-            last_response_ns,
-            ..
-        } = qp.in_flight;
-        let remote = qp.remote();
-        Request {
-            posted_ns: if self.is_fenced {
-                now_ns.max(last_response_ns)
-            } else {
-                now_ns
-            },
-            after_ns: last_effect_ns,
-            own: (lid, qp.qpn),
-            peer: remote.map(|r| (r.peer.lid, r.qpn)),
-            bytes: self.bytes,
-            response: self.response,
-            receives: remote
-                .filter(|_| self.takes_receive)
-                .map(|r| (r.rqn, &r.receives)),
-        }
+/// Describes the WQE at `counter`, whose doorbell rang at `now_ns`, to a model of the network.
+fn request(
+    qp: &SoftQp,
+    (lid, counter): (u16, u16),
+    now_ns: u64,
+    opcode: Option<Opcode>,
+) -> Request<'_> {
+    let bytes = qp.with_wqe(counter, |wqe| {
+        wqe.map_or(0, |wqe| wqe.pieces().map(Piece::len).sum())
+    });
+    let has_response = opcode.is_some_and(Opcode::has_result);
+    let takes_receive = !qp.is_datagram() && opcode.is_some_and(Opcode::takes_receive);
+    let is_fenced = qp.sq.ctrl(counter).fence() != FenceMode::None;
+    let remote = qp.remote();
+    Request {
+        posted_ns: if is_fenced {
+            now_ns.max(qp.in_flight.last_response_ns)
+        } else {
+            now_ns
+        },
+        after_ns: qp.in_flight.last_effect_ns,
+        own: (lid, qp.qpn),
+        peer: remote.map(|remote| (remote.peer.lid, remote.qpn)),
+        bytes: if has_response { 0 } else { bytes },
+        response: has_response.then_some(bytes),
+        receives: remote
+            .filter(|_| takes_receive)
+            .map(|remote| (remote.rqn, &remote.receives)),
     }
 }

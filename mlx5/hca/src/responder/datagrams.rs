@@ -6,9 +6,9 @@ use std::net::SocketAddr;
 use mlx5_wire::roce::{Headers, Nak};
 use mlx5_wire::{AddressVector, GRH_BYTES};
 
+use crate::packets::grh;
 use crate::packets::interface::gid_of;
 use crate::packets::responder::{Completion, Target};
-use crate::packets::grh;
 use crate::queues::qp::{Transport, by_number};
 use crate::queues::rqs::RqSlot;
 use crate::responder::deliver::Sender;
