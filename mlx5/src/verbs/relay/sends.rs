@@ -12,8 +12,9 @@ use super::{Id, MadeQp, SEND_SGES};
 use crate::provider::parts::QpRequest;
 use crate::provider::private::SqPlace;
 use crate::wire::{
-    AddressVector, AtomicSegment, CtrlWords, DataWords, DatagramSegment, ErrorCqe, FenceMode,
-    InlineHeader, Opcode, RaddrSegment, SEGMENT, Service, Syndrome, WQEBB, queue_record_index,
+    AddressVector, AtomicSegment, CtrlSegment, CtrlWords, DatagramSegment, ErrorCqe, FenceMode,
+    Header, Opcode, Piece, RaddrSegment, SEGMENT, Service, Syndrome, WQEBB, Wqe,
+    queue_record_index,
 };
 
 /// Work requests that one call posts.
@@ -149,15 +150,6 @@ impl SendRing {
     }
 }
 
-/// Returns `N` bytes of a WQE from its segment `at` on.
-///
-/// # Safety
-/// The WQE has that many, and the driver has finished it. It does not change before its completion.
-unsafe fn segments<'a, const N: usize>(wqe: NonNull<u8>, at: usize) -> &'a [u8; N] {
-    // SAFETY: guaranteed by the caller.
-    unsafe { wqe.add(at * SEGMENT).cast().as_ref() }
-}
-
 impl SendRing {
     /// Returns the number of WQEBBs that the driver announced.
     fn producer(&self) -> u16 {
@@ -166,20 +158,23 @@ impl SendRing {
         queue_record_index(unsafe { self.sq.sq.record.as_ref() }.load(Ordering::Acquire))
     }
 
-    /// Returns the WQE at `next`, which is announced, and its control segment.
-    fn wqe(&self) -> (NonNull<u8>, CtrlWords) {
+    /// Returns the first segments of the WQE at `next`, which is announced.
+    ///
+    /// # Safety
+    /// The WQE has `N` bytes. The driver has finished it, and does not change it before its
+    /// completion.
+    #[inline(always)]
+    unsafe fn segments<'a, const N: usize>(&self) -> &'a [u8; N] {
         let index = usize::from(self.next) & (self.sq.sq.wqe_cnt as usize - 1);
-        // SAFETY: inside the queue.
-        let wqe = unsafe { self.sq.sq.buffer.add(index * WQEBB) };
-        // SAFETY: every WQE has one.
-        (wqe, CtrlWords::parse(unsafe { segments(wqe, 0) }))
+        // SAFETY: inside the queue, as a WQE does not wrap; guaranteed by the caller.
+        unsafe { self.sq.sq.buffer.add(index * WQEBB).cast().as_ref() }
     }
 
-    /// Goes on to the WQE after this one.
-    fn pass(&mut self, ctrl: CtrlWords) {
-        self.next = self
-            .next
-            .wrapping_add(u16::from(ctrl.ds()).div_ceil((WQEBB / SEGMENT) as u16));
+    /// Returns the control segment of the WQE at `next`, which is announced.
+    #[inline(always)]
+    fn ctrl(&self) -> CtrlWords {
+        // SAFETY: every WQE has one.
+        CtrlWords::parse(unsafe { self.segments::<{ CtrlSegment::LEN }>() })
     }
 
     /// Posts the new WQEs. Ends the queue pair if one of them is refused.
@@ -191,7 +186,7 @@ impl SendRing {
             // SAFETY: a slot of the chain, to which no other reference exists.
             let (is_request, next) = unsafe {
                 (
-                    self.fill_plain(&mut *slot) || self.fill(device, &mut *slot),
+                    self.fill_next(device, &mut *slot),
                     (*slot).request.next.cast(),
                 )
             };
@@ -290,89 +285,69 @@ impl SendRing {
         };
     }
 
-    /// Makes the work request of the WQE at `next` and goes on to the next WQE, if it is RDMA with
-    /// one buffer outside of the WQE. Returns whether it is.
+    /// Makes the work request of the WQE at `next`, and goes on to the next WQE. Returns `false` for
+    /// a NOP, which needs no request, and for a WQE that is refused.
     #[inline(always)]
-    fn fill_plain(&mut self, Slot { request, sges }: &mut Slot) -> bool {
-        let (wqe, ctrl) = self.wqe();
-        let opcode = match Opcode::from_repr(ctrl.opcode()) {
-            Some(Opcode::RdmaWrite) => IBV_WR_RDMA_WRITE,
-            Some(Opcode::RdmaWriteImm) => IBV_WR_RDMA_WRITE_WITH_IMM,
-            Some(Opcode::RdmaRead) => IBV_WR_RDMA_READ,
-            _ => return false,
-        };
-        // Control, remote address, buffer: one WQEBB.
-        if ctrl.ds() != 3 {
-            return false;
+    fn fill_next(&mut self, device: &impl Device, slot: &mut Slot) -> bool {
+        /// Control, remote address, buffer: the usual WQE, which the compiler knows the end of.
+        const USUAL: usize = 3 * SEGMENT;
+        let ctrl = self.ctrl();
+        if usize::from(ctrl.ds()) * SEGMENT == USUAL {
+            // SAFETY: its segments.
+            self.fill(device, slot, unsafe { self.segments::<USUAL>() })
+        } else {
+            self.fill_unusual(device, slot, ctrl)
         }
-        // SAFETY: its segments.
-        let (remote, data) = unsafe {
-            (
-                RaddrSegment::parse(segments(wqe, 1)),
-                DataWords::parse(segments(wqe, 2)),
-            )
-        };
-        if data.is_inline() {
-            return false;
-        }
-        request.wr.rdma = ibv_send_rdma {
-            remote_addr: remote.addr,
-            rkey: remote.rkey,
-        };
-        sges[0] = sge(data);
-        self.finish(request, opcode, ctrl, 1, 0);
-        self.next = self.next.wrapping_add(1);
-        true
     }
 
-    /// Makes the work request of any WQE at `next`, and goes on. Returns `false` for a NOP, which
-    /// needs no request, and for a WQE that is refused.
+    /// Like [`fill_next`](Self::fill_next), for any length.
     #[cold]
-    fn fill(&mut self, device: &impl Device, slot: &mut Slot) -> bool {
-        let (wqe, ctrl) = self.wqe();
-        if ctrl.opcode() == Opcode::Nop as u8 {
-            self.pass(ctrl);
+    fn fill_unusual(&mut self, device: &impl Device, slot: &mut Slot, ctrl: CtrlWords) -> bool {
+        // SAFETY: the segments of the WQE, as in `segments`.
+        let bytes = unsafe {
+            slice::from_raw_parts(
+                self.segments::<0>().as_ptr(),
+                usize::from(ctrl.ds()) * SEGMENT,
+            )
+        };
+        self.fill(device, slot, bytes)
+    }
+
+    #[inline(always)]
+    fn fill(&mut self, device: &impl Device, slot: &mut Slot, bytes: &[u8]) -> bool {
+        let wqe = Wqe::parse(bytes, self.is_datagram);
+        let is_nop = wqe.is_ok_and(|wqe| wqe.opcode == Opcode::Nop);
+        let made = wqe.ok().and_then(|wqe| self.request(device, &wqe, slot));
+        if made.is_none() && !is_nop {
+            self.stage = Stage::Refused;
             return false;
         }
-        let made = self.fill_any(device, wqe, ctrl, slot);
-        if made.is_none() {
-            self.stage = Stage::Refused;
-        }
-        made.is_some()
+        self.next = self.next.wrapping_add(bytes.len().div_ceil(WQEBB) as u16);
+        !is_nop
     }
 
     /// Makes the work request of a WQE; `None` for one that this crate does not make, or whose
     /// destination is unknown.
-    fn fill_any(
-        &mut self,
+    #[inline(always)]
+    fn request(
+        &self,
         device: &impl Device,
-        wqe: NonNull<u8>,
-        ctrl: CtrlWords,
+        wqe: &Wqe<'_>,
         Slot { request, sges }: &mut Slot,
     ) -> Option<()> {
-        let opcode = Opcode::from_repr(ctrl.opcode())?;
-        // SAFETY: the WQEs of RDMA and atomics have this segment.
-        let remote = || RaddrSegment::parse(unsafe { segments(wqe, 1) });
-        // Number of segments before the buffers.
-        let mut at = match opcode {
-            Opcode::Nop => return None,
-            Opcode::RdmaWrite | Opcode::RdmaWriteImm | Opcode::RdmaRead => {
-                let RaddrSegment { addr, rkey } = remote();
+        match wqe.header {
+            Header::None => {}
+            Header::Memory(RaddrSegment { addr, rkey }) => {
                 request.wr.rdma = ibv_send_rdma {
                     remote_addr: addr,
                     rkey,
                 };
-                2
             }
-            Opcode::AtomicCompareSwap | Opcode::AtomicFetchAdd => {
-                let RaddrSegment { addr, rkey } = remote();
-                // SAFETY: those of atomics have this segment too.
-                let AtomicSegment { swap_add, compare } =
-                    AtomicSegment::parse(unsafe { segments(wqe, 2) });
-                let (compare_add, swap) = if opcode == Opcode::AtomicFetchAdd {
-                    (swap_add, 0)
-                } else {
-                    (compare, swap_add)
+            Header::Atomic(RaddrSegment { addr, rkey }, operands) => {
+                let AtomicSegment { swap_add, compare } = operands;
+                let (compare_add, swap) = match wqe.opcode {
+                    Opcode::AtomicFetchAdd => (swap_add, 0),
+                    _ => (compare, swap_add),
                 };
                 request.wr.atomic = ibv_send_atomic {
                     remote_addr: addr,
@@ -380,69 +355,38 @@ impl SendRing {
                     swap,
                     rkey,
                 };
-                3
             }
-            Opcode::Send | Opcode::SendImm if self.is_datagram => {
-                // SAFETY: the WQEs of a queue pair of datagrams have this segment.
-                let DatagramSegment { vector, qpn, qkey } =
-                    DatagramSegment::parse(unsafe { segments(wqe, 1) });
+            Header::Datagram(DatagramSegment { vector, qpn, qkey }) => {
                 let handle = device.handle(self.pdn, &vector)?;
                 request.wr.ud = ibv_send_ud {
                     ah: handle.as_ptr(),
                     remote_qpn: qpn,
                     remote_qkey: qkey,
                 };
-                1 + DatagramSegment::LEN / SEGMENT
             }
-            Opcode::Send | Opcode::SendImm => 1,
-        };
+        }
         // The device takes all bytes of a request from itself, or none.
         let (mut count, mut is_inline) = (0, false);
-        while at < usize::from(ctrl.ds()) {
-            // SAFETY: one of its segments.
-            let data = DataWords::parse(unsafe { segments(wqe, at) });
-            let buffer = sges.get_mut(count)?;
-            *buffer = sge(data);
-            is_inline = data.is_inline() && buffer.length <= self.max_inline;
-            if data.is_inline() {
-                buffer.addr = wqe.as_ptr() as u64 + (at * SEGMENT + InlineHeader::LEN) as u64;
-                buffer.lkey = self.key;
-                at += InlineHeader::segments(buffer.length as usize);
-            } else {
-                at += 1;
-            }
+        for piece in wqe.pieces() {
+            let length = piece.len() as u32;
+            let (addr, lkey) = match piece {
+                Piece::Buffer { lkey, addr, .. } => (addr, lkey),
+                Piece::Inline(bytes) => (bytes.as_ptr() as u64, self.key),
+            };
+            is_inline = matches!(piece, Piece::Inline(_)) && length <= self.max_inline;
+            *sges.get_mut(count)? = ibv_sge { addr, length, lkey };
             count += 1;
         }
-        self.finish(
-            request,
-            request_opcode(opcode),
-            ctrl,
-            count as i32,
-            if is_inline { IBV_SEND_INLINE } else { 0 },
-        );
-        self.pass(ctrl);
-        Some(())
-    }
-
-    /// Fills in what all requests have.
-    #[inline(always)]
-    fn finish(
-        &self,
-        request: &mut ibv_send_wr,
-        opcode: i32,
-        ctrl: CtrlWords,
-        buffers: i32,
-        inline: u32,
-    ) {
-        let flag = |is_set: bool, flag: u32| if is_set { flag } else { 0 };
-        request.num_sge = buffers;
-        request.opcode = opcode;
+        let (flag, ctrl) = (|is_set, flag| if is_set { flag } else { 0 }, wqe.ctrl);
+        request.num_sge = count as i32;
+        request.opcode = request_opcode(wqe.opcode)?;
         request.send_flags = flag(ctrl.signaled(), IBV_SEND_SIGNALED)
             | flag(ctrl.solicited(), IBV_SEND_SOLICITED)
             | flag(ctrl.fence() != FenceMode::None, IBV_SEND_FENCE)
-            | inline;
+            | flag(is_inline, IBV_SEND_INLINE);
         request.imm_data = ctrl.imm().to_be();
         request.wr_id = self.id.of_wqe(ctrl.opcode(), ctrl.wqe_index()).0;
+        Some(())
     }
 
     /// Notes that a work request is complete. Returns whether it was that of a WQE of this queue.
@@ -482,49 +426,41 @@ impl SendRing {
             return false;
         }
         let producer = self.producer();
-        let qpn = self.qpn;
         let mut any = false;
         while self.next != producer {
-            let (_, ctrl) = self.wqe();
+            let ctrl = self.ctrl();
             if ctrl.opcode() != Opcode::Nop as u8 {
-                let raw_syndrome = self.refusal as u8;
-                let wqe_opcode = ctrl.opcode();
-                let wqe_counter = self.next;
-                if !fail(&ErrorCqe {
-                    raw_syndrome,
+                let cqe = ErrorCqe {
+                    raw_syndrome: self.refusal as u8,
                     vendor_syndrome: 0,
-                    wqe_opcode,
-                    qpn,
-                    wqe_counter,
+                    wqe_opcode: ctrl.opcode(),
+                    qpn: self.qpn,
+                    wqe_counter: self.next,
                     user_index: 0,
-                }) {
+                };
+                if !fail(&cqe) {
                     break;
                 }
                 (self.refusal, any) = (Syndrome::WorkRequestFlushed, true);
             }
-            self.pass(ctrl);
+            let blocks = usize::from(ctrl.ds()).div_ceil(WQEBB / SEGMENT);
+            self.next = self.next.wrapping_add(blocks as u16);
         }
         any
     }
 }
 
-fn sge(data: DataWords) -> ibv_sge {
-    ibv_sge {
-        addr: data.addr(),
-        length: data.byte_count(),
-        lkey: data.lkey(),
-    }
-}
-
 /// Returns the opcode of libibverbs. A NOP has none.
-fn request_opcode(opcode: Opcode) -> i32 {
-    match opcode {
+#[inline(always)]
+fn request_opcode(opcode: Opcode) -> Option<i32> {
+    Some(match opcode {
         Opcode::RdmaWrite => IBV_WR_RDMA_WRITE,
         Opcode::RdmaWriteImm => IBV_WR_RDMA_WRITE_WITH_IMM,
         Opcode::RdmaRead => IBV_WR_RDMA_READ,
         Opcode::AtomicCompareSwap => IBV_WR_ATOMIC_CMP_AND_SWP,
         Opcode::AtomicFetchAdd => IBV_WR_ATOMIC_FETCH_AND_ADD,
         Opcode::Send => IBV_WR_SEND,
-        Opcode::SendImm | Opcode::Nop => IBV_WR_SEND_WITH_IMM,
-    }
+        Opcode::SendImm => IBV_WR_SEND_WITH_IMM,
+        Opcode::Nop => return None,
+    })
 }
