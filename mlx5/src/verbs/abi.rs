@@ -206,9 +206,9 @@ structs! {
         0 av: *const [u8; 48], 8 comp_mask: u64,
     }
     whole mlx5dv_pd: 16 { 0 pdn: u32, 8 comp_mask: u64 }
+    /// Its pairs are in the order of the bits `MLX5DV_OBJ_*`.
     whole mlx5dv_obj: 112 {
-        0 qp: Pair<ibv_qp, mlx5dv_qp>, 16 cq: Pair<ibv_cq, mlx5dv_cq>, 32 srq: Pair<ibv_srq, mlx5dv_srq>, 48 rwq: Pair<c_void, c_void>,
-        64 dm: Pair<c_void, c_void>, 80 ah: Pair<ibv_ah, mlx5dv_ah>, 96 pd: Pair<ibv_pd, mlx5dv_pd>,
+        0 qp: Pair, 16 cq: Pair, 32 srq: Pair, 48 rwq: Pair, 64 dm: Pair, 80 ah: Pair, 96 pd: Pair,
     }
 }
 
@@ -255,26 +255,7 @@ pub(crate) struct ibv_send_ud {
 
 /// An object to open, and the place for the answer.
 #[repr(C)]
-pub(crate) struct Pair<I, O> {
-    pub(crate) from: *mut I,
-    pub(crate) to: *mut O,
-}
-
-impl<I, O> Pair<I, O> {
-    pub(crate) const NONE: Self = Self {
-        from: core::ptr::null_mut(),
-        to: core::ptr::null_mut(),
-    };
-}
-
-impl mlx5dv_obj {
-    pub(crate) const NONE: Self = Self {
-        qp: Pair::NONE,
-        cq: Pair::NONE,
-        srq: Pair::NONE,
-        rwq: Pair::NONE,
-        dm: Pair::NONE,
-        ah: Pair::NONE,
-        pd: Pair::NONE,
-    };
+pub(crate) struct Pair {
+    pub(crate) from: *mut c_void,
+    pub(crate) to: *mut c_void,
 }

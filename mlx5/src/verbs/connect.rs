@@ -1,6 +1,7 @@
 //! Transitions of queue pairs, their addresses, and the path to a peer.
 
 use core::ffi::c_int;
+use core::mem::zeroed;
 use core::ptr::NonNull;
 
 use super::abi::*;
@@ -230,21 +231,10 @@ impl Connections for Context {
             return self.handle(pdn, &vector).map(|_| vector);
         }
         let ah = self.create_ah(pdn, route)?;
-        let mut dv = mlx5dv_ah {
-            av: core::ptr::null(),
-            comp_mask: 0,
-        };
-        let object = mlx5dv_obj {
-            ah: Pair {
-                from: ah.as_ptr(),
-                to: &raw mut dv,
-            },
-            ..mlx5dv_obj::NONE
-        };
-        // SAFETY: just created, and room for the answer.
-        let result = unsafe { self.init_obj(object, MLX5DV_OBJ_AH) };
+        // SAFETY: just created; a pointer and a number, for which zero is a valid value.
+        let dv: Result<mlx5dv_ah, _> = unsafe { self.init_obj(MLX5DV_OBJ_AH, ah, zeroed()) };
         // SAFETY: 48 bytes that live as long as the handle.
-        let bytes = result.map(|()| unsafe { dv.av.as_ref() }.copied());
+        let bytes = dv.map(|dv| unsafe { dv.av.as_ref() }.copied());
         // The device knows no address handles: WQEs carry the bytes.
         // SAFETY: just created, and this is the last use.
         unsafe { (self.device.api.verbs.ibv_destroy_ah)(ah.as_ptr()) };

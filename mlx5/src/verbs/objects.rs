@@ -1,6 +1,7 @@
 //! Protection domains and queues: the libraries create them, then `mlx5dv_init_obj` opens them to
 //! the data path, with their actual sizes.
 
+use core::mem::zeroed;
 use core::ptr::{NonNull, null_mut};
 
 use mlx5_hca::{CqMemory, RqMemory, SqMemory};
@@ -80,19 +81,31 @@ fn create_flags(is_datagram: bool, scatter_to_cqe: bool) -> u32 {
 }
 
 impl Context {
-    /// Fills the structs that `object` points to.
+    /// Opens an object to the data path (`mlx5dv_init_obj`). Returns `answer`, filled in.
     ///
     /// # Safety
-    /// The pairs of `object` that `kind` names point to a live object and to room for the answer.
-    pub(crate) unsafe fn init_obj(
+    /// The object is alive. Its type, and that of the answer, are those of `kind`
+    /// (`MLX5DV_OBJ_*`).
+    pub(crate) unsafe fn init_obj<O, A>(
         &self,
-        mut object: mlx5dv_obj,
         kind: u64,
-    ) -> Result<(), CallError> {
-        // SAFETY: guaranteed by the caller.
+        object: NonNull<O>,
+        mut answer: A,
+    ) -> Result<A, CallError> {
+        let pair = Pair {
+            from: object.as_ptr().cast(),
+            to: (&raw mut answer).cast(),
+        };
+        // SAFETY: pointers, for which null is a valid value.
+        let mut pairs: mlx5dv_obj = unsafe { zeroed() };
+        let place: *mut Pair = (&raw mut pairs).cast();
+        // SAFETY: one of the pairs, which are in the order of the bits; the caller guarantees the
+        // rest.
         CallError::check("mlx5dv_init_obj", unsafe {
-            (self.device.api.mlx5.mlx5dv_init_obj)(&raw mut object, kind)
-        })
+            place.add(kind.trailing_zeros() as usize).write(pair);
+            (self.device.api.mlx5.mlx5dv_init_obj)(&raw mut pairs, kind)
+        })?;
+        Ok(answer)
     }
 
     /// Returns whether the device compresses CQEs of that size.
@@ -111,24 +124,8 @@ impl Context {
         cq: NonNull<ibv_cq>,
         compression: bool,
     ) -> Result<(u32, CqMemory), CreateError> {
-        let mut dv = mlx5dv_cq {
-            buf: null_mut(),
-            dbrec: null_mut(),
-            cqe_cnt: 0,
-            cqe_size: 0,
-            cq_uar: null_mut(),
-            cqn: 0,
-            comp_mask: 0,
-        };
-        let object = mlx5dv_obj {
-            cq: Pair {
-                from: cq.as_ptr(),
-                to: &raw mut dv,
-            },
-            ..mlx5dv_obj::NONE
-        };
-        // SAFETY: just created, and room for the answer.
-        unsafe { self.init_obj(object, MLX5DV_OBJ_CQ) }?;
+        // SAFETY: just created; pointers and numbers, for which zero is a valid value.
+        let dv: mlx5dv_cq = unsafe { self.init_obj(MLX5DV_OBJ_CQ, cq, zeroed()) }?;
         if !dv.cqe_cnt.is_power_of_two()
             || ![CQE_BYTES, CQE128_BYTES].contains(&(dv.cqe_size as usize))
         {
@@ -164,24 +161,11 @@ impl Context {
     /// so does this crate. The library has linked each WQE to the next, up to the tail. It may have
     /// allocated more WQEs after the tail for its own purposes; this crate does not use them.
     fn open_srq(&self, srq: NonNull<ibv_srq>) -> Result<(u32, RqMemory), CreateError> {
-        let mut dv = mlx5dv_srq {
-            buf: null_mut(),
-            dbrec: null_mut(),
-            stride: 0,
-            head: 0,
-            tail: 0,
-            comp_mask: MLX5DV_SRQ_MASK_SRQN,
-            srqn: 0,
-        };
-        let object = mlx5dv_obj {
-            srq: Pair {
-                from: srq.as_ptr(),
-                to: &raw mut dv,
-            },
-            ..mlx5dv_obj::NONE
-        };
-        // SAFETY: just created, and room for the answer.
-        unsafe { self.init_obj(object, MLX5DV_OBJ_SRQ) }?;
+        // SAFETY: pointers and numbers, for which zero is a valid value.
+        let mut dv: mlx5dv_srq = unsafe { zeroed() };
+        dv.comp_mask = MLX5DV_SRQ_MASK_SRQN;
+        // SAFETY: just created.
+        let dv = unsafe { self.init_obj(MLX5DV_OBJ_SRQ, srq, dv) }?;
         if dv.head != 0 || dv.comp_mask & MLX5DV_SRQ_MASK_SRQN == 0 {
             return Err(nonsense(
                 "the head of a shared receive queue",
@@ -298,13 +282,13 @@ impl Context {
     ) -> Result<(NonNull<ibv_qp>, mlx5dv_qp), CreateError> {
         let (pd, init) = self.qp_attributes(request, work_requests, 1)?;
         // SAFETY: pointers and numbers, for which zero is a valid value.
-        let mut attr: ibv_qp_init_attr_ex = unsafe { core::mem::zeroed() };
+        let mut attr: ibv_qp_init_attr_ex = unsafe { zeroed() };
         (attr.send_cq, attr.recv_cq, attr.srq) = (init.send_cq, init.recv_cq, init.srq);
         (attr.cap, attr.qp_type) = (init.cap, init.qp_type);
         (attr.comp_mask, attr.pd) = (IBV_QP_INIT_ATTR_PD, pd);
         let is_datagram = request.service == Service::Datagram;
         // SAFETY: as above.
-        let mut mlx5: mlx5dv_qp_init_attr = unsafe { core::mem::zeroed() };
+        let mut mlx5: mlx5dv_qp_init_attr = unsafe { zeroed() };
         mlx5.comp_mask = MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS;
         mlx5.create_flags = create_flags(is_datagram, request.config.scatter_to_cqe);
         // SAFETY: an open mlx5 device, objects of it, and attributes that live through the call.
@@ -316,18 +300,9 @@ impl Context {
             )
         };
         let qp = NonNull::new(qp).ok_or_else(|| CallError::last("mlx5dv_create_qp"))?;
-        // SAFETY: pointers and numbers, for which zero is a valid value.
-        let mut dv: mlx5dv_qp = unsafe { core::mem::zeroed() };
-        let object = mlx5dv_obj {
-            qp: Pair {
-                from: qp.as_ptr(),
-                to: &raw mut dv,
-            },
-            ..mlx5dv_obj::NONE
-        };
-        // SAFETY: just created, and room for the answer.
-        match unsafe { self.init_obj(object, MLX5DV_OBJ_QP) } {
-            Ok(()) => Ok((qp, dv)),
+        // SAFETY: just created; pointers and numbers, for which zero is a valid value.
+        match unsafe { self.init_obj(MLX5DV_OBJ_QP, qp, zeroed()) } {
+            Ok(dv) => Ok((qp, dv)),
             Err(error) => {
                 self.destroy(qp);
                 Err(error.into())
@@ -390,25 +365,14 @@ impl Queues for Context {
         // SAFETY: an open device.
         let pd = NonNull::new(unsafe { (verbs.ibv_alloc_pd)(self.device.context()) })
             .ok_or_else(|| CallError::last("ibv_alloc_pd"))?;
-        let mut dv = mlx5dv_pd {
-            pdn: 0,
-            comp_mask: 0,
-        };
-        let object = mlx5dv_obj {
-            pd: Pair {
-                from: pd.as_ptr(),
-                to: &raw mut dv,
-            },
-            ..mlx5dv_obj::NONE
-        };
-        // SAFETY: just created, and room for the answer.
-        if let Err(error) = unsafe { self.init_obj(object, MLX5DV_OBJ_PD) } {
+        // SAFETY: just created; numbers, for which zero is a valid value.
+        let dv: Result<mlx5dv_pd, _> = unsafe { self.init_obj(MLX5DV_OBJ_PD, pd, zeroed()) };
+        let pdn = dv.map(|dv| dv.pdn).inspect_err(|_| {
             // SAFETY: no object was made in it.
             unsafe { (verbs.ibv_dealloc_pd)(pd.as_ptr()) };
-            return Err(error.into());
-        }
-        self.objects.borrow_mut().pds.insert(dv.pdn, pd);
-        Ok(dv.pdn)
+        })?;
+        self.objects.borrow_mut().pds.insert(pdn, pd);
+        Ok(pdn)
     }
 
     /// Frees the domain. Every object made in it kept it alive, and is gone.
@@ -448,16 +412,10 @@ impl Queues for Context {
         }
         // The library makes room for one entry more than requested, and does not accept zero.
         let cqe = (config.entries.next_power_of_two() - 1).max(1);
-        let mut attr = ibv_cq_init_attr_ex {
-            cqe,
-            cq_context: null_mut(),
-            channel: self.channel(),
-            comp_vector: config.comp_vector,
-            wc_flags: 0,
-            comp_mask: 0,
-            flags: 0,
-            parent_domain: null_mut(),
-        };
+        // SAFETY: pointers and numbers, for which zero is a valid value.
+        let mut attr: ibv_cq_init_attr_ex = unsafe { zeroed() };
+        (attr.cqe, attr.channel) = (cqe, self.channel());
+        attr.comp_vector = config.comp_vector;
         // SAFETY: an open mlx5 device, and attributes that live through the call.
         let cq = unsafe {
             (self.device.api.mlx5.mlx5dv_create_cq)(
