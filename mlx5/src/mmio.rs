@@ -36,65 +36,12 @@ pub enum RegisterKind {
     DoorbellOnly,
 }
 
-impl RegisterKind {
-    /// Returns the name of the routine that copies a WQE into such a register on this machine.
-    #[must_use]
-    pub fn copy_routine(self) -> &'static str {
-        match self {
-            Self::Ordinary => "plain 8-byte stores",
-            Self::Unread | Self::DoorbellOnly => "none",
-            Self::WriteCombining => match Streaming::detect() {
-                #[cfg(target_arch = "x86_64")]
-                Streaming::Avx512 => "non-temporal 64-byte stores (AVX-512)",
-                #[cfg(target_arch = "x86_64")]
-                Streaming::Avx => "non-temporal 32-byte stores (AVX)",
-                #[cfg(target_arch = "x86_64")]
-                Streaming::Sse2 => "non-temporal 16-byte stores (SSE2)",
-                #[cfg(target_arch = "aarch64")]
-                Streaming::Stnp => "non-temporal pairs of 16 bytes (stnp)",
-                #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-                Streaming::Words => "8-byte stores",
-            },
-        }
-    }
-}
-
-/// The routine for write-combining registers on this machine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Streaming {
-    #[cfg(target_arch = "x86_64")]
-    Avx512,
-    #[cfg(target_arch = "x86_64")]
-    Avx,
-    #[cfg(target_arch = "x86_64")]
-    Sse2,
-    #[cfg(target_arch = "aarch64")]
-    Stnp,
-    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-    Words,
-}
-
-impl Streaming {
-    /// Detects the routine from the processor's features.
-    pub(crate) fn detect() -> Self {
-        #[cfg(target_arch = "x86_64")]
-        return if std::arch::is_x86_feature_detected!("avx512f") {
-            Self::Avx512
-        } else if std::arch::is_x86_feature_detected!("avx") {
-            Self::Avx
-        } else {
-            Self::Sse2
-        };
-        #[cfg(target_arch = "aarch64")]
-        return Self::Stnp;
-        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-        return Self::Words;
-    }
-}
-
 /// The operations of a doorbell. The defaults are for hardware. The implementations differ in the
 /// copy, and [`Ordinary`] in the barriers too. They have no values, so every call is direct.
 pub(crate) trait Mmio {
+    /// Name of the routine that copies a WQE.
+    const COPY: &'static str;
+
     /// Makes stores before it visible to the device before stores after it.
     #[inline(always)]
     fn udma_to_device_barrier() {
@@ -206,6 +153,8 @@ pub(crate) unsafe fn repeat_to_register(register: *mut u8, bytes: [u8; 8]) {
 pub(crate) enum Ordinary {}
 
 impl Mmio for Ordinary {
+    const COPY: &'static str = "plain 8-byte stores";
+
     #[inline(always)]
     fn udma_to_device_barrier() {
         compiler_fence(Ordering::SeqCst);
@@ -233,7 +182,7 @@ impl Mmio for Ordinary {
 #[cfg(target_arch = "x86_64")]
 pub(crate) use x86_64::{Avx, Avx512, Sse2};
 
-/// The order of hardware with any copy: for registers that take no WQE.
+/// The order of hardware, with a copy that every processor of this architecture has.
 #[cfg(target_arch = "x86_64")]
 pub(crate) type Baseline = Sse2;
 #[cfg(target_arch = "aarch64")]
@@ -275,6 +224,8 @@ mod x86_64 {
     pub(crate) enum Avx512 {}
 
     impl Mmio for Sse2 {
+        const COPY: &'static str = "non-temporal 16-byte stores (SSE2)";
+
         #[inline(always)]
         unsafe fn copy_line<const AT: usize>(register: *mut u8, from: *const u8) {
             // SAFETY: 64 aligned bytes on both sides (caller).
@@ -297,6 +248,8 @@ mod x86_64 {
     }
 
     impl Mmio for Avx {
+        const COPY: &'static str = "non-temporal 32-byte stores (AVX)";
+
         #[inline(always)]
         unsafe fn copy_line<const AT: usize>(register: *mut u8, from: *const u8) {
             // SAFETY: 64 aligned bytes on both sides (caller); the processor has AVX (this type is
@@ -321,6 +274,8 @@ mod x86_64 {
     }
 
     impl Mmio for Avx512 {
+        const COPY: &'static str = "non-temporal 64-byte stores (AVX-512)";
+
         #[inline(always)]
         unsafe fn copy_line<const AT: usize>(register: *mut u8, from: *const u8) {
             // SAFETY: 64 aligned bytes on both sides (caller); the processor has AVX-512F (this
@@ -383,6 +338,8 @@ pub(crate) enum Stnp {}
 
 #[cfg(target_arch = "aarch64")]
 impl Mmio for Stnp {
+    const COPY: &'static str = "non-temporal pairs of 16 bytes (stnp)";
+
     #[inline(always)]
     unsafe fn copy_line<const AT: usize>(register: *mut u8, from: *const u8) {
         // SAFETY: 64 aligned bytes on both sides (caller).
@@ -422,6 +379,8 @@ pub(crate) enum Words {}
 
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 impl Mmio for Words {
+    const COPY: &'static str = "8-byte stores";
+
     #[inline(always)]
     unsafe fn copy_line<const AT: usize>(register: *mut u8, from: *const u8) {
         // SAFETY: guaranteed by the caller.

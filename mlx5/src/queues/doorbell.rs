@@ -24,7 +24,7 @@ use core::sync::atomic::AtomicU32;
 use std::rc::Rc;
 
 use crate::control::Hook;
-use crate::mmio::{self, Mmio, Ordinary, RegisterKind, Streaming};
+use crate::mmio::{self, Mmio, Ordinary, RegisterKind};
 use crate::provider::parts::UarParts;
 use crate::wire::{BLUEFLAME_BYTES, queue_record};
 
@@ -91,19 +91,30 @@ struct Bell {
     hook: Hook,
 }
 
-/// Returns [`announce`] for a write-combining register on this processor.
-fn announce_write_combining() -> Announce {
-    match Streaming::detect() {
-        #[cfg(target_arch = "x86_64")]
-        Streaming::Avx512 => announce::<mmio::Avx512, BLUEFLAME_BYTES>,
-        #[cfg(target_arch = "x86_64")]
-        Streaming::Avx => announce::<mmio::Avx, BLUEFLAME_BYTES>,
-        #[cfg(target_arch = "x86_64")]
-        Streaming::Sse2 => announce::<mmio::Sse2, BLUEFLAME_BYTES>,
-        #[cfg(target_arch = "aarch64")]
-        Streaming::Stnp => announce::<mmio::Stnp, BLUEFLAME_BYTES>,
-        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-        Streaming::Words => announce::<mmio::Words, BLUEFLAME_BYTES>,
+/// Returns [`announce`] for a write-combining register, with the widest copy that this processor
+/// has, and the name of that copy.
+fn write_combining() -> (Announce, &'static str) {
+    fn by<M: Mmio>() -> (Announce, &'static str) {
+        (announce::<M, BLUEFLAME_BYTES>, M::COPY)
+    }
+    #[cfg(target_arch = "x86_64")]
+    if std::arch::is_x86_feature_detected!("avx512f") {
+        return by::<mmio::Avx512>();
+    } else if std::arch::is_x86_feature_detected!("avx") {
+        return by::<mmio::Avx>();
+    }
+    by::<mmio::Baseline>()
+}
+
+impl RegisterKind {
+    /// Returns the name of the routine that copies a WQE into such a register on this machine.
+    #[must_use]
+    pub fn copy_routine(self) -> &'static str {
+        match self {
+            Self::Ordinary => Ordinary::COPY,
+            Self::Unread | Self::DoorbellOnly => "none",
+            Self::WriteCombining => write_combining().1,
+        }
     }
 }
 
@@ -120,7 +131,7 @@ impl Doorbell {
             RegisterKind::Unread if matches!(hook, Hook::Relay(_)) => announce_by_relay,
             RegisterKind::Unread => announce_by_record,
             RegisterKind::DoorbellOnly => announce::<mmio::Baseline, 0>,
-            RegisterKind::WriteCombining => announce_write_combining(),
+            RegisterKind::WriteCombining => write_combining().0,
         };
         let half = Rc::clone(&parts.half);
         debug_assert!(

@@ -48,6 +48,8 @@ fn bytes_at(from: *const u8, len: usize) -> Vec<u8> {
 }
 
 impl Mmio for Recorder {
+    const COPY: &'static str = "recorded";
+
     fn udma_to_device_barrier() {
         Self::note(UdmaToDeviceBarrier);
     }
