@@ -10,7 +10,7 @@ use crate::config::{QpConfig, QpState};
 use crate::control::Control;
 use crate::error::{ConnectError, CreateError};
 use crate::mr::Mr;
-use crate::ops::{Operation, PostError, Sge};
+use crate::ops::{Operation, PostError, RcOperation, Sge, UdOperation};
 use crate::pd::PdObject;
 use crate::provider::parts::{QpRequest, Receives};
 use crate::queues::doorbell::Doorbell;
@@ -103,6 +103,12 @@ pub struct Datagram {
 impl Transport for Datagram {
     const SERVICE: Service = Service::Datagram;
 }
+
+/// A kind of peer to which the operation `O` can be sent.
+#[doc(hidden)]
+pub trait Takes<O>: Transport {}
+impl<O: RcOperation> Takes<O> for Connected {}
+impl<O: UdOperation> Takes<O> for Datagram {}
 
 /// A queue pair: [`RcQp`](crate::RcQp), connected to one peer, or [`UdQp`](crate::UdQp), which
 /// sends datagrams to any peer.
@@ -264,25 +270,42 @@ impl<T: Transport> Qp<T> {
         self.control().fail_qp(self.qpn());
     }
 
+    /// Puts an operation into the send queue: an [`RcOperation`] of a connection, an
+    /// [`UdOperation`] of datagrams. [`complete`](Self::complete) returns `user` if the operation
+    /// gives a CQE.
+    ///
+    /// # Errors
+    /// See [`PostError`]; nothing was written.
     #[inline(always)]
-    pub(crate) fn push<O: Operation>(
+    #[doc(alias = "emit_wqe")]
+    pub fn post<O: Operation>(
         &mut self,
         op: &O,
         flags: impl Into<Flags>,
         user: u64,
-    ) -> Result<(), PostError> {
+    ) -> Result<(), PostError>
+    where
+        T: Takes<O>,
+    {
         self.sq
             .push(op, flags, user)
             .map_err(|error| self.refusal(error))
     }
 
+    /// Like [`post`](Self::post) and [`ring`](Self::ring), in fewer instructions.
+    ///
+    /// # Errors
+    /// See [`PostError`]; nothing was written, and the doorbell was not rung.
     #[inline(always)]
-    pub(crate) fn push_and_ring<O: Operation>(
+    pub fn post_and_ring<O: Operation>(
         &mut self,
         op: &O,
         flags: impl Into<Flags>,
         user: u64,
-    ) -> Result<(), PostError> {
+    ) -> Result<(), PostError>
+    where
+        T: Takes<O>,
+    {
         self.sq
             .push_and_ring(op, flags, user)
             .map_err(|error| self.refusal(error))

@@ -3,9 +3,7 @@
 use crate::address::QpAddress;
 use crate::config::QpState;
 use crate::error::{ConnectError, check_options};
-use crate::ops::{PostError, RcOperation};
 use crate::queues::qp::{Connected, Qp};
-use crate::queues::sq::Flags;
 use crate::wire::ConnectOptions;
 
 /// A reliable-connected queue pair.
@@ -72,35 +70,5 @@ impl RcQp {
         }
         self.ready_to_receive(remote, options)?;
         self.ready_to_send()
-    }
-
-    /// Puts an operation into the send queue. [`complete`](Self::complete) returns `user` if the
-    /// operation gives a CQE.
-    ///
-    /// # Errors
-    /// See [`PostError`]; nothing was written.
-    #[inline(always)]
-    #[doc(alias = "emit_wqe")]
-    pub fn post<O: RcOperation>(
-        &mut self,
-        op: &O,
-        flags: impl Into<Flags>,
-        user: u64,
-    ) -> Result<(), PostError> {
-        self.push(op, flags, user)
-    }
-
-    /// Like [`post`](Self::post) and [`ring`](Self::ring), in fewer instructions.
-    ///
-    /// # Errors
-    /// See [`PostError`]; nothing was written, and the doorbell was not rung.
-    #[inline(always)]
-    pub fn post_and_ring<O: RcOperation>(
-        &mut self,
-        op: &O,
-        flags: impl Into<Flags>,
-        user: u64,
-    ) -> Result<(), PostError> {
-        self.push_and_ring(op, flags, user)
     }
 }

@@ -3,9 +3,8 @@
 use crate::address::QpAddress;
 use crate::config::QpState;
 use crate::error::ConnectError;
-use crate::ops::{Destination, PostError, UdOperation};
+use crate::ops::Destination;
 use crate::queues::qp::{Datagram, Qp};
-use crate::queues::sq::Flags;
 use crate::wire::AddressVector;
 
 /// An unreliable-datagram queue pair. It sends messages of at most
@@ -56,20 +55,5 @@ impl UdQp {
         self.control().check_kind(other)?;
         let vector = self.control().address_vector(self.pdn(), other)?;
         Ok(Destination::new(vector, other.qpn, qkey))
-    }
-
-    /// Puts an operation into the send queue. [`complete`](Self::complete) returns `user` if the
-    /// operation gives a CQE.
-    ///
-    /// # Errors
-    /// See [`PostError`]; nothing was written.
-    #[inline(always)]
-    pub fn post<O: UdOperation>(
-        &mut self,
-        op: &O,
-        flags: impl Into<Flags>,
-        user: u64,
-    ) -> Result<(), PostError> {
-        self.push(op, flags, user)
     }
 }
