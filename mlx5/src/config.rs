@@ -107,15 +107,22 @@ impl QpConfig {
     }
 }
 
-/// Checks the sizes of a receive queue against the limits of a device.
-pub(crate) fn check_receives(
-    depth: u32,
-    max_depth: u32,
-    max_sge: usize,
-    most_sges: u32,
-) -> Result<(), CreateError> {
-    check("the depth of a receive queue", depth, 1..=max_depth)?;
-    check("the number of buffers of a receive", max_sge, 0..=most_sges)
+/// The sizes of a receive queue.
+#[derive(Clone, Copy)]
+pub(crate) struct RqSize {
+    /// Minimum number of receives.
+    pub(crate) depth: u32,
+    /// Maximum number of buffers of a receive.
+    pub(crate) max_sge: usize,
+}
+
+impl RqSize {
+    /// Checks the sizes against the limits of a device.
+    pub(crate) fn check(self, max_depth: u32, most_sges: u32) -> Result<(), CreateError> {
+        let Self { depth, max_sge } = self;
+        check("the depth of a receive queue", depth, 1..=max_depth)?;
+        check("the number of buffers of a receive", max_sge, 0..=most_sges)
+    }
 }
 
 /// The states of a queue pair (InfiniBand specification, "Queue Pair States").

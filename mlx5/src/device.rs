@@ -11,7 +11,7 @@ use mlx5_hca::{DeviceInfo, Hca, RoceOptions, SoftOptions};
 
 use crate::completions::cq::Cq;
 use crate::completions::mono_cq::MonoCq;
-use crate::config::{CqConfig, NullOptions, QpConfig};
+use crate::config::{CqConfig, NullOptions, QpConfig, RqSize};
 use crate::control::{Control, Hook};
 use crate::error::{CreateError, OpenError, RegisterError};
 use crate::mr::Mr;
@@ -396,7 +396,7 @@ impl Pd {
     /// # Errors
     /// A size is outside the device's limits, or there is no memory.
     pub fn create_srq(&self, depth: u32, max_sge: usize) -> Result<Srq, CreateError> {
-        Srq::create(&self.object, depth, max_sge)
+        Srq::create(&self.object, RqSize { depth, max_sge })
     }
 
     /// Creates a reliable-connected queue pair. Its sends complete on `send_cq`. Its receives come

@@ -13,7 +13,7 @@ use copyrpc_shm::sleep::{Due, POLL_SLICE, Watch};
 use mlx5_hca::{CqMemory, DeviceInfo, Region, RqMemory};
 
 use crate::address::{DeviceKind, QpAddress};
-use crate::config::CqConfig;
+use crate::config::{CqConfig, RqSize};
 use crate::error::{ConnectError, CreateError, RegisterError};
 use crate::provider::parts::{QpParts, QpRequest};
 use crate::wire::{Access, AddressVector, AsyncEvent, ConnectOptions, CqArm};
@@ -103,12 +103,7 @@ pub(crate) trait Queues {
     fn armed(&self, _cqn: u32, _command: &CqArm, _holds: &dyn Fn(bool) -> bool) {}
 
     /// Returns the number of the queue, and its memory.
-    fn create_srq(
-        &self,
-        pd: u32,
-        depth: u32,
-        max_sge: usize,
-    ) -> Result<(u32, RqMemory), CreateError>;
+    fn create_srq(&self, pd: u32, size: RqSize) -> Result<(u32, RqMemory), CreateError>;
 
     fn destroy_srq(&self, srqn: u32);
 

@@ -8,7 +8,7 @@ use std::rc::Rc;
 
 use mlx5_hca::{RqMemory, SqMemory};
 
-use crate::config::QpConfig;
+use crate::config::{QpConfig, RqSize};
 use crate::mmio::RegisterKind;
 use crate::wire::Service;
 
@@ -42,7 +42,7 @@ pub(crate) enum Receives {
     /// The shared receive queue with this number.
     Shared(u32),
     /// A receive queue of its own, created and destroyed with the queue pair.
-    Own { depth: u32, max_sge: usize },
+    Own(RqSize),
 }
 
 /// A request to create a queue pair.

@@ -15,7 +15,7 @@ use mlx5_hca::{
 };
 
 use crate::address::{DeviceKind, QpAddress};
-use crate::config::{CqConfig, NullOptions};
+use crate::config::{CqConfig, NullOptions, RqSize};
 use crate::error::{ConnectError, CreateError, OpenError, RegisterError};
 use crate::mmio::RegisterKind;
 use crate::provider::parts::{QpParts, QpRequest, Receives};
@@ -86,8 +86,7 @@ impl Soft {
     fn create_rq(
         &self,
         pd: u32,
-        depth: u32,
-        max_sge: usize,
+        RqSize { depth, max_sge }: RqSize,
         is_shared: bool,
     ) -> Result<(u32, RqMemory), CreateError> {
         let (rqn, memory) = self.hca.create_rq(pd, depth, max_sge, is_shared)?;
@@ -220,13 +219,8 @@ impl Queues for Soft {
         self.cqs.borrow_mut().remove(&cqn);
     }
 
-    fn create_srq(
-        &self,
-        pd: u32,
-        depth: u32,
-        max_sge: usize,
-    ) -> Result<(u32, RqMemory), CreateError> {
-        self.create_rq(pd, depth, max_sge, true)
+    fn create_srq(&self, pd: u32, size: RqSize) -> Result<(u32, RqMemory), CreateError> {
+        self.create_rq(pd, size, true)
     }
 
     fn destroy_srq(&self, srqn: u32) {
@@ -245,8 +239,8 @@ impl Queues for Soft {
         } = request;
         let (rqn, receives, rq) = match request.receives {
             Receives::Shared(srqn) => (srqn, From::Shared(srqn), None),
-            Receives::Own { depth, max_sge } => {
-                let (rqn, memory) = self.create_rq(pd, depth, max_sge, false)?;
+            Receives::Own(size) => {
+                let (rqn, memory) = self.create_rq(pd, size, false)?;
                 (rqn, From::OwnInReach(rqn), Some(memory))
             }
         };

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use crate::address::QpAddress;
 use crate::completions::cq_object::CqObject;
 use crate::completions::cqe::Cqe;
-use crate::config::{QpConfig, QpState};
+use crate::config::{QpConfig, QpState, RqSize};
 use crate::control::Control;
 use crate::error::{ConnectError, CreateError};
 use crate::mr::Mr;
@@ -169,7 +169,7 @@ impl<T: Transport> Qp<T> {
                 0,
             ),
             ReceiveSource::Own { depth, max_sge } => {
-                (Receives::Own { depth, max_sge }, None, max_sge)
+                (Receives::Own(RqSize { depth, max_sge }), None, max_sge)
             }
         };
         let request = QpRequest {

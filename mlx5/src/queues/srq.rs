@@ -8,6 +8,7 @@ use std::rc::Rc;
 use mlx5_hca::RqMemory;
 
 use crate::completions::cqe::Cqe;
+use crate::config::RqSize;
 use crate::error::CreateError;
 use crate::mmio;
 use crate::ops::Sge;
@@ -83,13 +84,9 @@ impl fmt::Debug for Srq {
 }
 
 impl Srq {
-    pub(crate) fn create(
-        pd: &Rc<PdObject>,
-        depth: u32,
-        max_sge: usize,
-    ) -> Result<Self, CreateError> {
-        let (srqn, memory) = pd.control.queues().create_srq(pd.pdn, depth, max_sge)?;
-        Ok(Self::new(srqn, &memory, max_sge, pd))
+    pub(crate) fn create(pd: &Rc<PdObject>, size: RqSize) -> Result<Self, CreateError> {
+        let (srqn, memory) = pd.control.queues().create_srq(pd.pdn, size)?;
+        Ok(Self::new(srqn, &memory, size.max_sge, pd))
     }
 
     /// Makes the queue over the memory that the device of `pd` created.

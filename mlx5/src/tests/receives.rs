@@ -6,6 +6,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use std::collections::VecDeque;
 
 use super::random::Random;
+use crate::config::RqSize;
 use crate::pd::PdObject;
 use crate::queues::rq::ReceiveQueue;
 use crate::tests::null;
@@ -168,7 +169,10 @@ fn receives_of_a_queue_pair_are_taken_and_come_back_in_order_over_the_counter_wr
 fn receives_of_an_srq_come_back_once_in_any_order_over_the_counter_wrap() {
     for (seed, (depth, max_sge)) in SEEDS.into_iter().zip([(1, 0), (15, 3), (100, 1)]) {
         let (_null, control) = null();
-        let parts = control.queues().create_srq(1, depth, max_sge).unwrap();
+        let parts = control
+            .queues()
+            .create_srq(1, RqSize { depth, max_sge })
+            .unwrap();
         let (srqn, memory) = parts;
         let RqMemory {
             buffer,
@@ -339,7 +343,16 @@ fn receives_have_golden_bytes_without_empty_buffers_and_limits() {
     assert_eq!([ring.segment(0, 3), ring.segment(1, 1)], [[0xa5; 16]; 2]);
 
     let (_null, control) = null();
-    let parts = control.queues().create_srq(1, 3, 5).unwrap();
+    let parts = control
+        .queues()
+        .create_srq(
+            1,
+            RqSize {
+                depth: 3,
+                max_sge: 5,
+            },
+        )
+        .unwrap();
     let (srqn, memory) = parts;
     let ring = Ring {
         buffer: memory.buffer,

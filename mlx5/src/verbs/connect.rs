@@ -44,9 +44,8 @@ impl Context {
         let object = objects.qps.get(&qpn).ok_or_else(foreign)?;
         let mut attr = attr;
         // SAFETY: a queue pair of this device, and attributes that live through the call.
-        let result = unsafe {
-            (self.device.api.verbs.ibv_modify_qp)(object.qp.as_ptr(), &raw mut attr, mask)
-        };
+        let result =
+            unsafe { (self.verbs().ibv_modify_qp)(object.qp.as_ptr(), &raw mut attr, mask) };
         CallError::check(what, result).map_err(|error| advise(error).into())
     }
 
@@ -70,7 +69,7 @@ impl Context {
     ) -> Result<NonNull<ibv_ah>, ConnectError> {
         let pd = self.objects.borrow().pd(pdn)?;
         // SAFETY: a domain of this device, and attributes that live through the call.
-        let ah = NonNull::new(unsafe { (self.device.api.verbs.ibv_create_ah)(pd, &raw mut route) });
+        let ah = NonNull::new(unsafe { (self.verbs().ibv_create_ah)(pd, &raw mut route) });
         Ok(ah.ok_or_else(|| advise(CallError::last("ibv_create_ah")))?)
     }
 
@@ -237,7 +236,7 @@ impl Connections for Context {
         let bytes = dv.map(|dv| unsafe { dv.av.as_ref() }.copied());
         // The device knows no address handles: WQEs carry the bytes.
         // SAFETY: just created, and this is the last use.
-        unsafe { (self.device.api.verbs.ibv_destroy_ah)(ah.as_ptr()) };
+        unsafe { (self.verbs().ibv_destroy_ah)(ah.as_ptr()) };
         let bytes = bytes?.ok_or_else(|| CallError::new("mlx5dv_init_obj", libc::EINVAL))?;
         Ok(DatagramSegment::parse(&bytes).vector)
     }

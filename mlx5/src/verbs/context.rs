@@ -15,7 +15,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::VerbsOptions;
 use super::abi::*;
 use super::device::{List, Opened, Port};
-use super::library::Api;
+use super::library::{Api, Verbs};
 use super::numbers::*;
 use super::tables::Objects;
 use crate::address::DeviceKind;
@@ -76,7 +76,7 @@ impl Drop for Context {
     fn drop(&mut self) {
         // SAFETY: no completion queue uses the channel any more: every object made from this device
         // keeps the device open.
-        unsafe { (self.device.api.verbs.ibv_destroy_comp_channel)(self.channel.as_ptr()) };
+        unsafe { (self.verbs().ibv_destroy_comp_channel)(self.channel.as_ptr()) };
     }
 }
 
@@ -130,6 +130,10 @@ impl Context {
             alarm,
             arrivals: OnceCell::new(),
         })
+    }
+
+    pub(super) fn verbs(&self) -> &'static Verbs {
+        &self.device.api.verbs
     }
 
     pub(crate) fn channel(&self) -> *mut ibv_comp_channel {
@@ -204,7 +208,7 @@ impl Context {
             core::ptr::null_mut::<ibv_cq>(),
             core::ptr::null_mut::<c_void>(),
         );
-        let verbs = &self.device.api.verbs;
+        let verbs = self.verbs();
         // SAFETY: the channel is alive, and both pointers are to local variables.
         if unsafe { (verbs.ibv_get_cq_event)(self.channel(), &raw mut cq, &raw mut context) } != 0 {
             return false;
@@ -316,7 +320,7 @@ impl Provider for Context {
 
     /// Takes an asynchronous event, if there is one.
     fn take_async_event(&self) -> Option<AsyncEvent> {
-        let verbs = &self.device.api.verbs;
+        let verbs = self.verbs();
         // SAFETY: a number and a pointer, for which zero is a valid value.
         let mut event: ibv_async_event = unsafe { core::mem::zeroed() };
         // SAFETY: an open device, and room for the answer.

@@ -39,9 +39,7 @@ impl Context {
         // SAFETY: a domain of this device. The range is mapped, by this crate or by contract of
         // `Pd::register`; an unmapped range is refused. Access bits that only newer kernels know
         // are optional, and libibverbs drops them for older kernels.
-        let mr = unsafe {
-            (self.device.api.verbs.ibv_reg_mr_iova2)(pd, start, len, iova, access.bits())
-        };
+        let mr = unsafe { (self.verbs().ibv_reg_mr_iova2)(pd, start, len, iova, access.bits()) };
         let mr =
             NonNull::new(mr).ok_or_else(|| refusal(CallError::last("ibv_reg_mr_iova2"), len))?;
         // SAFETY: just created.
@@ -52,7 +50,7 @@ impl Context {
         // a device may give no remote key.
         if rkey != key && access.intersects(Access::REMOTE) {
             // SAFETY: just created, and in no table.
-            unsafe { (self.device.api.verbs.ibv_dereg_mr)(mr.as_ptr()) };
+            unsafe { (self.verbs().ibv_dereg_mr)(mr.as_ptr()) };
             return Err(CallError::new("ibv_reg_mr_iova2", libc::EOPNOTSUPP)
                 .advise("the device gives a region two keys; this crate needs one"));
         }
@@ -102,7 +100,7 @@ impl Regions for Context {
             return true;
         };
         // SAFETY: registered; removed from the table if this succeeds.
-        let is_gone = unsafe { (self.device.api.verbs.ibv_dereg_mr)(region.mr.as_ptr()) } == 0;
+        let is_gone = unsafe { (self.verbs().ibv_dereg_mr)(region.mr.as_ptr()) } == 0;
         if is_gone {
             mrs.remove(&key);
         }

@@ -10,7 +10,7 @@ use super::abi::*;
 use super::context::Context;
 use super::numbers::*;
 use super::tables::{CqObject, QpObject, foreign};
-use crate::config::{CqConfig, check_receives};
+use crate::config::{CqConfig, RqSize};
 use crate::error::CreateError;
 use crate::error::verbs::CallError;
 use crate::mmio::RegisterKind;
@@ -193,23 +193,18 @@ impl Context {
 
     fn destroy(&self, qp: NonNull<ibv_qp>) {
         // SAFETY: in no table, or just taken out of it.
-        unsafe { (self.device.api.verbs.ibv_destroy_qp)(qp.as_ptr()) };
+        unsafe { (self.verbs().ibv_destroy_qp)(qp.as_ptr()) };
     }
 
     /// Creates a shared receive queue.
-    pub(super) fn make_srq(
-        &self,
-        pdn: u32,
-        depth: u32,
-        max_sge: usize,
-    ) -> Result<NonNull<ibv_srq>, CreateError> {
+    pub(super) fn make_srq(&self, pdn: u32, size: RqSize) -> Result<NonNull<ibv_srq>, CreateError> {
         let info = self.info();
-        check_receives(depth, info.max_srq_wr, max_sge, info.max_recv_sge)?;
+        size.check(info.max_srq_wr, info.max_recv_sge)?;
         let pd = self.objects.borrow().pd(pdn)?;
         // The library does not accept receives without buffers.
         let attr = ibv_srq_attr {
-            max_wr: depth,
-            max_sge: (max_sge as u32).max(1),
+            max_wr: size.depth,
+            max_sge: (size.max_sge as u32).max(1),
             srq_limit: 0,
         };
         let mut attr = ibv_srq_init_attr {
@@ -217,7 +212,7 @@ impl Context {
             attr,
         };
         // SAFETY: a domain of this device, and attributes that live through the call.
-        let srq = unsafe { (self.device.api.verbs.ibv_create_srq)(pd, &raw mut attr) };
+        let srq = unsafe { (self.verbs().ibv_create_srq)(pd, &raw mut attr) };
         Ok(NonNull::new(srq).ok_or_else(|| CallError::last("ibv_create_srq"))?)
     }
 
@@ -227,12 +222,7 @@ impl Context {
         config.check(info.max_send_wr)?;
         match request.receives {
             Receives::Shared(_) => Ok(()),
-            Receives::Own { depth, max_sge } => Ok(check_receives(
-                depth,
-                info.max_recv_wr,
-                max_sge,
-                info.max_recv_sge,
-            )?),
+            Receives::Own(size) => Ok(size.check(info.max_recv_wr, info.max_recv_sge)?),
         }
     }
 
@@ -254,7 +244,7 @@ impl Context {
         );
         match request.receives {
             Receives::Shared(srqn) => srq = objects.srqs.get(&srqn).ok_or_else(foreign)?.as_ptr(),
-            Receives::Own { depth, max_sge } => {
+            Receives::Own(RqSize { depth, max_sge }) => {
                 (cap.max_recv_wr, cap.max_recv_sge) =
                     (depth.next_power_of_two(), (max_sge as u32).max(1))
             }
@@ -301,13 +291,8 @@ impl Context {
         };
         let qp = NonNull::new(qp).ok_or_else(|| CallError::last("mlx5dv_create_qp"))?;
         // SAFETY: just created; pointers and numbers, for which zero is a valid value.
-        match unsafe { self.init_obj(MLX5DV_OBJ_QP, qp, zeroed()) } {
-            Ok(dv) => Ok((qp, dv)),
-            Err(error) => {
-                self.destroy(qp);
-                Err(error.into())
-            }
-        }
+        let dv = unsafe { self.init_obj(MLX5DV_OBJ_QP, qp, zeroed()) };
+        Ok((qp, dv.inspect_err(|_| self.destroy(qp))?))
     }
 
     fn open_qp(
@@ -328,7 +313,7 @@ impl Context {
         }
         let rq = match request.receives {
             Receives::Shared(_) => None,
-            Receives::Own { .. } => Some(RqMemory {
+            Receives::Own(_) => Some(RqMemory {
                 buffer: pointer(dv.rq.buf, "the buffer of a receive queue")?,
                 wqe_cnt: wqe_count(dv.rq.wqe_cnt, "the number of WQEs of a receive queue")?,
                 stride: dv.rq.stride,
@@ -361,7 +346,7 @@ impl Context {
 
 impl Queues for Context {
     fn alloc_pd(&self) -> Result<u32, CreateError> {
-        let verbs = &self.device.api.verbs;
+        let verbs = self.verbs();
         // SAFETY: an open device.
         let pd = NonNull::new(unsafe { (verbs.ibv_alloc_pd)(self.device.context()) })
             .ok_or_else(|| CallError::last("ibv_alloc_pd"))?;
@@ -381,14 +366,14 @@ impl Queues for Context {
         objects.handles.retain(|(of, _), handle| {
             if *of == pdn {
                 // SAFETY: out of the table, and only queue pairs of the domain used it.
-                unsafe { (self.device.api.verbs.ibv_destroy_ah)(handle.as_ptr()) };
+                unsafe { (self.verbs().ibv_destroy_ah)(handle.as_ptr()) };
             }
             *of != pdn
         });
         if let Some(pd) = objects.pds.remove(&pdn) {
             // SAFETY: out of the table, so this is the last use. If the kernel refuses, it frees
             // the domain with the device.
-            unsafe { (self.device.api.verbs.ibv_dealloc_pd)(pd.as_ptr()) };
+            unsafe { (self.verbs().ibv_dealloc_pd)(pd.as_ptr()) };
         }
     }
 
@@ -425,12 +410,10 @@ impl Queues for Context {
             )
         };
         let cq = NonNull::new(cq).ok_or_else(|| CallError::last("mlx5dv_create_cq"))?;
-        let parts = self.open_cq(cq, config.compression);
-        if parts.is_err() {
+        self.open_cq(cq, config.compression).inspect_err(|_| {
             // SAFETY: just created, and in no table.
-            unsafe { (self.device.api.verbs.ibv_destroy_cq)(cq.as_ptr()) };
-        }
-        parts
+            unsafe { (self.verbs().ibv_destroy_cq)(cq.as_ptr()) };
+        })
     }
 
     /// Tells the device to read the command in that queue's record.
@@ -449,30 +432,23 @@ impl Queues for Context {
         if let Some(object) = object {
             // SAFETY: out of the table, so this is the last use, and all its events are
             // acknowledged. Its queue pairs, which kept it alive, are gone.
-            unsafe { (self.device.api.verbs.ibv_destroy_cq)(object.cq.as_ptr()) };
+            unsafe { (self.verbs().ibv_destroy_cq)(object.cq.as_ptr()) };
         }
     }
 
-    fn create_srq(
-        &self,
-        pdn: u32,
-        depth: u32,
-        max_sge: usize,
-    ) -> Result<(u32, RqMemory), CreateError> {
-        let srq = self.make_srq(pdn, depth, max_sge)?;
-        let parts = self.open_srq(srq);
-        if parts.is_err() {
+    fn create_srq(&self, pdn: u32, size: RqSize) -> Result<(u32, RqMemory), CreateError> {
+        let srq = self.make_srq(pdn, size)?;
+        self.open_srq(srq).inspect_err(|_| {
             // SAFETY: just created, and in no table.
-            unsafe { (self.device.api.verbs.ibv_destroy_srq)(srq.as_ptr()) };
-        }
-        parts
+            unsafe { (self.verbs().ibv_destroy_srq)(srq.as_ptr()) };
+        })
     }
 
     fn destroy_srq(&self, srqn: u32) {
         if let Some(srq) = self.objects.borrow_mut().srqs.remove(&srqn) {
             // SAFETY: out of the table, so this is the last use. Its queue pairs, which kept it
             // alive, are gone.
-            unsafe { (self.device.api.verbs.ibv_destroy_srq)(srq.as_ptr()) };
+            unsafe { (self.verbs().ibv_destroy_srq)(srq.as_ptr()) };
         }
     }
 
@@ -490,11 +466,9 @@ impl Queues for Context {
         loop {
             let (qp, dv) = self.try_create_qp(request, work_requests)?;
             if dv.sq.wqe_cnt >= wanted || work_requests >= wanted {
-                let parts = self.open_qp(qp, &dv, request);
-                if parts.is_err() {
-                    self.destroy(qp);
-                }
-                return parts;
+                return self
+                    .open_qp(qp, &dv, request)
+                    .inspect_err(|_| self.destroy(qp));
             }
             self.destroy(qp);
             work_requests *= 2;

@@ -4,11 +4,12 @@ use core::ffi::c_int;
 use core::ptr::NonNull;
 
 use mlx5_hca::cq::SoftCq;
+use slab::Slab;
 
 use super::super::abi::*;
 use super::super::numbers::*;
+use super::Id;
 use super::sends::SendRing;
-use super::{Id, Table};
 use crate::provider::private::CqPlace;
 use crate::wire::{CqeOpcode, ErrorCqe, Opcode, RequesterCqe, ResponderCqe, Syndrome};
 
@@ -39,7 +40,7 @@ impl CompletionRing {
     }
 
     /// Takes work completions and writes their CQEs. Returns whether there was one.
-    pub(super) fn relay(&mut self, calls: &ibv_context_ops, sends: &mut Table<SendRing>) -> bool {
+    pub(super) fn relay(&mut self, calls: &ibv_context_ops, sends: &mut Slab<SendRing>) -> bool {
         let mut any = false;
         loop {
             let mut completions = [ibv_wc::default(); BATCH];
@@ -59,14 +60,14 @@ impl CompletionRing {
     }
 
     /// Writes the CQE of a work completion, but not of a send whose queue pair is gone.
-    fn write(&mut self, wc: &ibv_wc, sends: &mut Table<SendRing>) -> bool {
+    fn write(&mut self, wc: &ibv_wc, sends: &mut Slab<SendRing>) -> bool {
         let id = Id(wc.wr_id);
         let is_receive = id.is_receive();
         let wqe_opcode = id.wqe_opcode();
         let wqe_counter = id.wqe_counter();
         if !is_receive
             && !sends
-                .get_mut(id.place())
+                .get_mut(id.place().into())
                 .is_some_and(|ring| ring.completed(id))
         {
             return false;

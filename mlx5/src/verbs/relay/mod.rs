@@ -25,6 +25,7 @@ use std::rc::Rc;
 
 use copyrpc_shm::sleep::Watch;
 use mlx5_hca::{CqMemory, RqMemory};
+use slab::{Slab, VacantEntry};
 
 use self::completions::CompletionRing;
 use self::receives::{ReceiveRing, Target};
@@ -32,7 +33,7 @@ use self::sends::{Chain, Device, SendRing};
 use super::abi::*;
 use super::context::Context;
 use super::tables::{CqObject, QpObject};
-use crate::config::CqConfig;
+use crate::config::{CqConfig, RqSize};
 use crate::error::CreateError;
 use crate::error::verbs::{CallError, VerbsError};
 use crate::mmio::RegisterKind;
@@ -94,45 +95,10 @@ impl Id {
     }
 }
 
-/// Objects by their place. A place is used again after its object is gone.
-struct Table<T>(Vec<Option<T>>);
-
-impl<T> Default for Table<T> {
-    fn default() -> Self {
-        Self(Vec::new())
-    }
-}
-
-impl<T> Table<T> {
-    /// Returns a free place; `None` if the table holds as many objects as a place can number.
-    fn free_place(&self) -> Option<u16> {
-        let place = self
-            .0
-            .iter()
-            .position(Option::is_none)
-            .unwrap_or(self.0.len());
-        u16::try_from(place).ok()
-    }
-
-    fn set(&mut self, place: u16, object: T) {
-        let place = usize::from(place);
-        if place == self.0.len() {
-            self.0.push(None);
-        }
-        self.0[place] = Some(object);
-    }
-
-    fn get_mut(&mut self, place: u16) -> Option<&mut T> {
-        self.0.get_mut(usize::from(place))?.as_mut()
-    }
-
-    fn take(&mut self, place: u16) -> Option<T> {
-        self.0.get_mut(usize::from(place))?.take()
-    }
-
-    fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
-        self.0.iter_mut().flatten()
-    }
+/// Returns the next free place of a table, if a place of 16 bits can number it.
+fn place_of<T>(free: &VacantEntry<'_, T>, what: &'static str) -> Result<u16, CreateError> {
+    let full = mlx5_hca::CreateError::Exhausted { what, max: 1 << 16 };
+    u16::try_from(free.key()).map_err(|_| full.into())
 }
 
 /// An open device, its objects, and the queues that this crate's data path drives.
@@ -148,17 +114,12 @@ pub(crate) struct Relay {
 /// The queues.
 #[derive(Default)]
 struct Rings {
-    cqs: Table<CompletionRing>,
-    receives: Table<ReceiveRing>,
-    sends: Table<SendRing>,
+    cqs: Slab<CompletionRing>,
+    receives: Slab<ReceiveRing>,
+    sends: Slab<SendRing>,
     /// Number of queue pairs so far.
     generations: u16,
     chain: Chain,
-}
-
-/// Makes the error for more objects of a kind than a [`Table`] holds.
-fn full(what: &'static str) -> CreateError {
-    mlx5_hca::CreateError::Exhausted { what, max: 1 << 16 }.into()
 }
 
 /// Makes the error of a queue pair that the device refused.
@@ -205,7 +166,7 @@ impl Relay {
     #[inline(never)]
     pub(crate) fn ring(&self, index: usize) {
         let Rings { sends, chain, .. } = &mut *self.rings.borrow_mut();
-        if let Some(ring) = sends.get_mut(index as u16) {
+        if let Some(ring) = sends.get_mut(index) {
             ring.relay(self, chain);
         }
     }
@@ -217,7 +178,7 @@ impl Relay {
             .borrow_mut()
             .receives
             .iter_mut()
-            .for_each(|ring| ring.relay(&self.calls));
+            .for_each(|(_, ring)| ring.relay(&self.calls));
     }
 
     /// Posts receives that the device had no room for, and takes work completions. Returns whether
@@ -235,13 +196,15 @@ impl Relay {
             sends,
             ..
         } = rings;
-        receives.iter_mut().for_each(|ring| ring.relay(&self.calls));
+        receives
+            .iter_mut()
+            .for_each(|(_, ring)| ring.relay(&self.calls));
         let mut has_new = false;
-        for ring in cqs.iter_mut() {
+        for (_, ring) in cqs.iter_mut() {
             has_new |= ring.relay(&self.calls, sends);
         }
-        for ring in sends.iter_mut().filter(|ring| ring.is_refused()) {
-            if let Some(cq) = cqs.get_mut(ring.send_cq) {
+        for (_, ring) in sends.iter_mut().filter(|(_, ring)| ring.is_refused()) {
+            if let Some(cq) = cqs.get_mut(ring.send_cq.into()) {
                 has_new |= ring.complete_refused(self, |cqe| cq.fail_send(cqe));
             }
         }
@@ -258,23 +221,6 @@ impl Relay {
         self.empty_poll();
     }
 
-    /// Makes the ring of a receive queue of the device. Returns its place, and its parts.
-    fn create_receives(
-        &self,
-        target: Target,
-        depth: u32,
-        max_sge: usize,
-    ) -> Result<(u16, RqMemory), CreateError> {
-        let receives = &mut self.rings.borrow_mut().receives;
-        let place = receives
-            .free_place()
-            .ok_or_else(|| full("receive queues"))?;
-        let ring = ReceiveRing::new(Id::of_queue(true, place, 0), target, depth, max_sge)?;
-        let memory = ring.memory;
-        receives.set(place, ring);
-        Ok((place, memory))
-    }
-
     /// Creates the device's queue pair: with room for inline data if the device has it, as a device
     /// without takes the bytes from the send queue.
     fn create_on_device(
@@ -283,28 +229,35 @@ impl Relay {
         wqe_cnt: u32,
     ) -> Result<MadeQp, CreateError> {
         let (pd, init) = self.base.qp_attributes(request, wqe_cnt, SEND_SGES)?;
-        let mut last = None;
-        for max_inline_data in [request.config.max_inline_data as u32, 0] {
+        let create = |max_inline_data| {
             let mut attr = init;
             attr.cap.max_inline_data = max_inline_data;
             // SAFETY: objects of this device, and attributes that live through the call.
-            match NonNull::new(unsafe {
-                (self.base.device.api.verbs.ibv_create_qp)(pd, &raw mut attr)
-            }) {
-                Some(qp) => {
-                    return Ok(MadeQp {
-                        qp,
-                        // SAFETY: just created.
-                        qpn: unsafe { qp.as_ref() }.qp_num,
-                        max_inline: attr.cap.max_inline_data,
-                    });
-                }
-                None => last = Some(refused_qp()),
-            }
-        }
-        Err(last.unwrap_or(CreateError::Unsupported {
-            what: "queue pairs",
-        }))
+            let qp = NonNull::new(unsafe { (self.base.verbs().ibv_create_qp)(pd, &raw mut attr) })?;
+            Some(MadeQp {
+                qp,
+                // SAFETY: just created.
+                qpn: unsafe { qp.as_ref() }.qp_num,
+                max_inline: attr.cap.max_inline_data,
+            })
+        };
+        create(request.config.max_inline_data as u32)
+            .or_else(|| create(0))
+            .ok_or_else(refused_qp)
+    }
+}
+
+impl Rings {
+    /// Makes the ring of a receive queue of the device. Returns its place, and its parts.
+    fn create_receives(
+        &mut self,
+        target: Target,
+        size: RqSize,
+    ) -> Result<(u16, RqMemory), CreateError> {
+        let free = self.receives.vacant_entry();
+        let place = place_of(&free, "receive queues")?;
+        let ring = ReceiveRing::new(Id::of_queue(true, place, 0), target, size)?;
+        Ok((place, free.insert(ring).memory))
     }
 }
 
@@ -338,7 +291,7 @@ impl Device for Relay {
 impl Queues for Relay {
     fn alloc_pd(&self) -> Result<u32, CreateError> {
         // SAFETY: an open device.
-        let pd = unsafe { (self.base.device.api.verbs.ibv_alloc_pd)(self.base.device.context()) };
+        let pd = unsafe { (self.base.verbs().ibv_alloc_pd)(self.base.device.context()) };
         let pd = NonNull::new(pd).ok_or_else(|| CallError::last("ibv_alloc_pd"))?;
         let pdn = self.number();
         self.base.objects.borrow_mut().pds.insert(pdn, pd);
@@ -362,7 +315,7 @@ impl Queues for Relay {
         let entries = place.cq.entries.min(max_cqe);
         // SAFETY: an open device and its channel.
         let cq = unsafe {
-            let create = self.base.device.api.verbs.ibv_create_cq;
+            let create = self.base.verbs().ibv_create_cq;
             create(
                 self.base.device.context(),
                 entries as i32,
@@ -373,15 +326,14 @@ impl Queues for Relay {
         };
         let cq = NonNull::new(cq).ok_or_else(|| CallError::last("ibv_create_cq"))?;
         let cqs = &mut self.rings.borrow_mut().cqs;
-        let Some(index) = cqs.free_place() else {
-            // SAFETY: just created, and in no table.
-            unsafe { (self.base.device.api.verbs.ibv_destroy_cq)(cq.as_ptr()) };
-            return Err(full("completion queues"));
-        };
-        let memory = place.cq;
-        cqs.set(index, CompletionRing::new(cq, place));
+        let free = cqs.vacant_entry();
         // The number is the place. No register takes the command to arm the queue.
-        let cqn = u32::from(index);
+        let cqn = u32::from(place_of(&free, "completion queues").inspect_err(|_| {
+            // SAFETY: just created, and in no table.
+            unsafe { (self.base.verbs().ibv_destroy_cq)(cq.as_ptr()) };
+        })?);
+        let memory = place.cq;
+        free.insert(CompletionRing::new(cq, place));
         self.base.objects.borrow_mut().cqs.insert(
             cqn,
             CqObject {
@@ -396,7 +348,7 @@ impl Queues for Relay {
 
     fn destroy_cq(&self, cqn: u32) {
         self.base.destroy_cq(cqn);
-        self.rings.borrow_mut().cqs.take(cqn as u16);
+        self.rings.borrow_mut().cqs.try_remove(cqn as usize);
     }
 
     fn armed(&self, cqn: u32, command: &CqArm, holds: &dyn Fn(bool) -> bool) {
@@ -412,24 +364,21 @@ impl Queues for Relay {
         }
     }
 
-    fn create_srq(
-        &self,
-        pdn: u32,
-        depth: u32,
-        max_sge: usize,
-    ) -> Result<(u32, RqMemory), CreateError> {
+    fn create_srq(&self, pdn: u32, size: RqSize) -> Result<(u32, RqMemory), CreateError> {
         if self.base.info().max_srq_wr == 0 || self.calls.post_srq_recv.is_none() {
             return Err(CreateError::Unsupported {
                 what: "shared receive queues: give each queue pair receives of its own, which copyrpc cannot do",
             });
         }
-        let srq = self.base.make_srq(pdn, depth, max_sge)?;
-        let created = self.create_receives(Target::Shared(srq), depth, max_sge);
-        if created.is_err() {
+        let srq = self.base.make_srq(pdn, size)?;
+        let created = self
+            .rings
+            .borrow_mut()
+            .create_receives(Target::Shared(srq), size);
+        let (_, memory) = created.inspect_err(|_| {
             // SAFETY: just created, and in no table.
-            unsafe { (self.base.device.api.verbs.ibv_destroy_srq)(srq.as_ptr()) };
-        }
-        let (_, memory) = created?;
+            unsafe { (self.base.verbs().ibv_destroy_srq)(srq.as_ptr()) };
+        })?;
         let srqn = self.number();
         self.base.objects.borrow_mut().srqs.insert(srqn, srq);
         Ok((srqn, memory))
@@ -437,14 +386,9 @@ impl Queues for Relay {
 
     fn destroy_srq(&self, srqn: u32) {
         let srq = self.base.objects.borrow().srqs.get(&srqn).copied();
-        self.rings
-            .borrow_mut()
-            .receives
-            .0
-            .iter_mut()
-            .for_each(|ring| {
-                ring.take_if(|ring| srq.is_some_and(|srq| ring.is_of(srq)));
-            });
+        let is_of = |ring: &ReceiveRing| srq.is_some_and(|srq| ring.is_of(srq));
+        let receives = &mut self.rings.borrow_mut().receives;
+        receives.retain(|_, ring| !is_of(ring));
         self.base.destroy_srq(srqn);
     }
 
@@ -458,30 +402,27 @@ impl Queues for Relay {
         }
         let sq = SqPlace::new(config, RegisterKind::Unread)?;
         let made = self.create_on_device(request, sq.sq.wqe_cnt)?;
-        let opened = self.open_qp(request, sq, made);
-        if opened.is_err() {
+        self.open_qp(request, sq, made).inspect_err(|_| {
             // SAFETY: just created, and in no table.
-            unsafe { (self.base.device.api.verbs.ibv_destroy_qp)(made.qp.as_ptr()) };
-        }
-        opened
+            unsafe { (self.base.verbs().ibv_destroy_qp)(made.qp.as_ptr()) };
+        })
     }
 
     fn destroy_qp(&self, qpn: u32) {
         let rings = &mut *self.rings.borrow_mut();
-        let is_of = |ring: &Option<SendRing>| ring.as_ref().is_some_and(|ring| ring.qpn == qpn);
-        let place = rings.sends.0.iter().position(is_of);
+        let Some((place, _)) = rings.sends.iter().find(|(_, ring)| ring.made.qpn == qpn) else {
+            return;
+        };
+        let ring = &mut rings.sends[place];
         // Nothing is posted to a queue pair that is gone.
-        if let Some(ring) = place.and_then(|place| rings.sends.get_mut(place as u16)) {
-            ring.abandon();
-            ring.own_receives.and_then(|rq| rings.receives.take(rq));
-        }
+        ring.abandon();
+        ring.own_receives
+            .and_then(|rq| rings.receives.try_remove(rq.into()));
         self.base.destroy_qp(qpn);
         // Its completions are in the queues of libibverbs, with those of others: they belong into
         // the rings, where the driver looks for them.
         self.poll(rings);
-        if let Some(ring) = place.and_then(|place| rings.sends.take(place as u16)) {
-            self.base.deregister(ring.key);
-        }
+        self.base.deregister(rings.sends.remove(place).key);
     }
 }
 
@@ -504,11 +445,8 @@ impl Relay {
                 None,
             )?
             .key;
-        let parts = self.open_rings(request, sq, made, key);
-        if parts.is_err() {
-            self.base.deregister(key);
-        }
-        parts
+        self.open_rings(request, sq, made, key)
+            .inspect_err(|_| self.base.deregister(key))
     }
 
     fn open_rings(
@@ -518,41 +456,28 @@ impl Relay {
         made: MadeQp,
         key: u32,
     ) -> Result<QpParts, CreateError> {
+        let rings = &mut *self.rings.borrow_mut();
         let own = match request.receives {
             Receives::Shared(_) => None,
-            Receives::Own { depth, max_sge } => {
-                Some(self.create_receives(Target::Own(made.qp), depth, max_sge)?)
-            }
+            Receives::Own(size) => Some(rings.create_receives(Target::Own(made.qp), size)?),
         };
-        let Rings {
-            sends, generations, ..
-        } = &mut *self.rings.borrow_mut();
-        let place = sends.free_place().ok_or_else(|| full("queue pairs"))?;
-        *generations = generations.wrapping_add(1);
-        let (own_receives, rq) = (own.map(|(place, _)| place), own.map(|(_, memory)| memory));
+        let own_receives = own.map(|(place, _)| place);
+        let free = rings.sends.vacant_entry();
+        let place = place_of(&free, "queue pairs").inspect_err(|_| {
+            own_receives.and_then(|rq| rings.receives.try_remove(rq.into()));
+        })?;
+        rings.generations = rings.generations.wrapping_add(1);
+        let id = Id::of_queue(false, place, rings.generations);
         let parts = sq.parts(
             made.qpn,
-            rq,
+            own.map(|(_, memory)| memory),
             request.config,
             RegisterKind::Unread,
-            usize::from(place),
+            place.into(),
         );
-        sends.set(
-            place,
-            SendRing::new(
-                made,
-                Id::of_queue(false, place, *generations),
-                sq,
-                key,
-                own_receives,
-                request,
-            ),
-        );
-        self.base
-            .objects
-            .borrow_mut()
-            .qps
-            .insert(made.qpn, QpObject::new(made.qp));
+        free.insert(SendRing::new(made, id, sq, key, own_receives, request));
+        let qps = &mut self.base.objects.borrow_mut().qps;
+        qps.insert(made.qpn, QpObject::new(made.qp));
         Ok(QpParts {
             has_atomics: self.base.has_atomics(),
             ..parts

@@ -8,6 +8,7 @@ use mlx5_hca::RqMemory;
 
 use super::super::abi::*;
 use super::Id;
+use crate::config::RqSize;
 use crate::error::CreateError;
 use crate::provider::private::PrivateMemory;
 use crate::wire::{
@@ -37,8 +38,7 @@ impl ReceiveRing {
     pub(super) fn new(
         id: Id,
         target: Target,
-        depth: u32,
-        max_sge: usize,
+        RqSize { depth, max_sge }: RqSize,
     ) -> Result<Self, CreateError> {
         let is_linked = matches!(target, Target::Shared(_));
         // One WQE of a shared queue stays in the driver's hands.

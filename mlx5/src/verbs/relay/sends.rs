@@ -95,15 +95,13 @@ enum Stage {
 
 /// A send queue and its queue pair.
 pub(super) struct SendRing {
-    qp: NonNull<ibv_qp>,
-    pub(super) qpn: u32,
-    pub(super) pdn: u32,
+    pub(super) made: MadeQp,
+    pdn: u32,
     id: Id,
     sq: SqPlace,
     /// Key of the queue's own memory, from which a device without inline data takes the bytes of
     /// WQEs.
     pub(super) key: u32,
-    max_inline: u32,
     is_datagram: bool,
     /// Place of the queue pair's own receive queue.
     pub(super) own_receives: Option<u16>,
@@ -126,23 +124,15 @@ impl SendRing {
         own_receives: Option<u16>,
         request: &QpRequest<'_>,
     ) -> Self {
-        let MadeQp {
-            qp,
-            qpn,
-            max_inline,
-        } = made;
-        let (send_cq, is_datagram) = (request.send_cq as u16, request.service == Service::Datagram);
         Self {
-            qp,
-            qpn,
+            made,
             pdn: request.pd,
             id,
             sq,
             key,
-            max_inline,
-            is_datagram,
+            is_datagram: request.service == Service::Datagram,
             own_receives,
-            send_cq,
+            send_cq: request.send_cq as u16,
             next: 0,
             stage: Stage::Open,
             refusal: Syndrome::LocalQpOperation,
@@ -222,7 +212,7 @@ impl SendRing {
         // no reference to them exists.
         let result = unsafe {
             let next = replace(&mut (*last).request.next, null_mut());
-            let result = device.post_send(self.qp, first.cast(), &raw mut bad);
+            let result = device.post_send(self.made.qp, first.cast(), &raw mut bad);
             (*last).request.next = next;
             result
         };
@@ -248,7 +238,7 @@ impl SendRing {
     /// Ends the queue pair.
     fn end(&mut self, device: &impl Device) {
         self.stage = Stage::Refused;
-        device.fail_qp(self.qpn);
+        device.fail_qp(self.made.qpn);
         self.drain(device);
     }
 
@@ -276,13 +266,13 @@ impl SendRing {
         }
         let mut bad = null_mut();
         // SAFETY: a queue pair of this device, and a request without buffers.
-        self.stage = match unsafe { device.post_send(self.qp, &raw mut marker, &raw mut bad) }.abs()
-        {
-            0 => Stage::Draining,
-            libc::ENOMEM => Stage::Refused,
-            // No such request will ever be taken.
-            _ => Stage::Drained,
-        };
+        self.stage =
+            match unsafe { device.post_send(self.made.qp, &raw mut marker, &raw mut bad) }.abs() {
+                0 => Stage::Draining,
+                libc::ENOMEM => Stage::Refused,
+                // No such request will ever be taken.
+                _ => Stage::Drained,
+            };
     }
 
     /// Makes the work request of the WQE at `next`, and goes on to the next WQE. Returns `false` for
@@ -373,7 +363,7 @@ impl SendRing {
                 Piece::Buffer { lkey, addr, .. } => (addr, lkey),
                 Piece::Inline(bytes) => (bytes.as_ptr() as u64, self.key),
             };
-            is_inline = matches!(piece, Piece::Inline(_)) && length <= self.max_inline;
+            is_inline = matches!(piece, Piece::Inline(_)) && length <= self.made.max_inline;
             *sges.get_mut(count)? = ibv_sge { addr, length, lkey };
             count += 1;
         }
@@ -434,7 +424,7 @@ impl SendRing {
                     raw_syndrome: self.refusal as u8,
                     vendor_syndrome: 0,
                     wqe_opcode: ctrl.opcode(),
-                    qpn: self.qpn,
+                    qpn: self.made.qpn,
                     wqe_counter: self.next,
                     user_index: 0,
                 };
