@@ -11,10 +11,12 @@ use super::super::numbers::*;
 use super::Id;
 use super::sends::SendRing;
 use crate::provider::private::CqPlace;
-use crate::wire::{CqeOpcode, ErrorCqe, Opcode, RequesterCqe, ResponderCqe, Syndrome};
+use crate::wire::{
+    ATOMIC_BYTES, CqeOpcode, ErrorCqe, Opcode, RequesterCqe, ResponderCqe, Syndrome,
+};
 
 /// Work completions that one call takes.
-const BATCH: usize = 16;
+pub(super) const BATCH: usize = 16;
 
 /// A completion queue of the device, and the ring that the driver polls.
 pub(super) struct CompletionRing {
@@ -40,118 +42,106 @@ impl CompletionRing {
     }
 
     /// Takes work completions and writes their CQEs. Returns whether there was one.
-    pub(super) fn relay(&mut self, calls: &ibv_context_ops, sends: &mut Slab<SendRing>) -> bool {
+    pub(super) fn relay(
+        &mut self,
+        calls: &ibv_context_ops,
+        sends: &mut Slab<SendRing>,
+        taken: &mut [ibv_wc; BATCH],
+    ) -> bool {
         let mut any = false;
         loop {
-            let mut completions = [ibv_wc::default(); BATCH];
             let most = self.room().min(BATCH);
             // SAFETY: a queue of this device, and room for as many completions.
-            let taken = unsafe {
-                (calls.poll_cq)(self.cq.as_ptr(), most as c_int, completions.as_mut_ptr())
-            };
-            let taken = usize::try_from(taken).unwrap_or(0).min(most);
-            for completion in &completions[..taken] {
+            let count =
+                unsafe { (calls.poll_cq)(self.cq.as_ptr(), most as c_int, taken.as_mut_ptr()) };
+            let count = usize::try_from(count).unwrap_or(0).min(most);
+            for completion in &taken[..count] {
                 any |= self.write(completion, sends);
             }
-            if taken < BATCH {
+            if count < BATCH {
                 return any;
             }
         }
     }
 
     /// Writes the CQE of a work completion, but not of a send whose queue pair is gone.
+    #[inline(always)]
     fn write(&mut self, wc: &ibv_wc, sends: &mut Slab<SendRing>) -> bool {
         let id = Id(wc.wr_id);
-        let is_receive = id.is_receive();
-        let wqe_opcode = id.wqe_opcode();
-        let wqe_counter = id.wqe_counter();
-        if !is_receive
-            && !sends
-                .get_mut(id.place().into())
-                .is_some_and(|ring| ring.completed(id))
-        {
+        if id.is_receive() {
+            return self.write_receive(wc);
+        }
+        let ring = sends.get_mut(id.place().into());
+        if !ring.is_some_and(|ring| ring.completed(id)) {
             return false;
         }
-        let qpn = wc.qp_num;
-        let written = match (wc.status, is_receive) {
-            (IBV_WC_SUCCESS, true) => {
-                let has_imm = wc.wc_flags & IBV_WC_WITH_IMM != 0;
-                let opcode = match wc.opcode {
-                    IBV_WC_RECV_RDMA_WITH_IMM => CqeOpcode::ResponderWriteImm,
-                    _ if has_imm => CqeOpcode::ResponderSendImm,
-                    _ => CqeOpcode::ResponderSend,
-                };
-                let imm = if has_imm {
-                    u32::from_be(wc.imm_data)
-                } else {
-                    0
-                };
-                let grh = wc.wc_flags & IBV_WC_GRH != 0;
-                let (source_qpn, slid) = (wc.src_qp, wc.slid);
-                let cqe = ResponderCqe {
-                    qpn,
-                    srqn: 0,
-                    imm,
-                    byte_count: wc.byte_len,
-                    wqe_counter,
-                    source_qpn,
-                    slid,
-                    grh,
-                    sl: wc.sl,
-                };
-                self.ring.write(cqe.emit(), opcode)
-            }
-            (IBV_WC_SUCCESS, false) => {
-                let byte_count = match Opcode::from_repr(wqe_opcode) {
-                    Some(Opcode::RdmaRead) => wc.byte_len,
-                    // Some devices say 0.
-                    Some(Opcode::AtomicCompareSwap | Opcode::AtomicFetchAdd) => {
-                        size_of::<u64>() as u32
-                    }
-                    _ => 0,
-                };
-                self.ring.write(
-                    RequesterCqe {
-                        wqe_opcode,
-                        qpn,
-                        wqe_counter,
-                        byte_count,
-                        user_index: 0,
-                    }
-                    .emit(),
-                    CqeOpcode::Requester,
-                )
-            }
-            (status, _) => {
-                let vendor_syndrome = wc.vendor_err as u8;
-                let cqe = ErrorCqe {
-                    raw_syndrome: syndrome(status) as u8,
-                    vendor_syndrome,
-                    wqe_opcode,
-                    qpn,
-                    wqe_counter,
-                    user_index: 0,
-                };
-                self.ring.write(
-                    cqe.emit(),
-                    if is_receive {
-                        CqeOpcode::ResponderError
-                    } else {
-                        CqeOpcode::RequesterError
-                    },
-                )
-            }
+        if wc.status != IBV_WC_SUCCESS {
+            return self.write_error(wc, CqeOpcode::RequesterError);
+        }
+        const READ: u8 = Opcode::RdmaRead as u8;
+        const SWAP: u8 = Opcode::AtomicCompareSwap as u8;
+        const ADD: u8 = Opcode::AtomicFetchAdd as u8;
+        let cqe = RequesterCqe {
+            wqe_opcode: id.wqe_opcode(),
+            qpn: wc.qp_num,
+            wqe_counter: id.wqe_counter(),
+            byte_count: match id.wqe_opcode() {
+                READ => wc.byte_len,
+                // Some devices say 0.
+                SWAP | ADD => ATOMIC_BYTES,
+                _ => 0,
+            },
+            user_index: 0,
         };
-        written.is_ok()
+        self.ring.write(cqe.emit(), CqeOpcode::Requester).is_ok()
+    }
+
+    #[inline(never)]
+    fn write_receive(&mut self, wc: &ibv_wc) -> bool {
+        if wc.status != IBV_WC_SUCCESS {
+            return self.write_error(wc, CqeOpcode::ResponderError);
+        }
+        let has_imm = wc.wc_flags & IBV_WC_WITH_IMM != 0;
+        let opcode = match wc.opcode {
+            IBV_WC_RECV_RDMA_WITH_IMM => CqeOpcode::ResponderWriteImm,
+            _ if has_imm => CqeOpcode::ResponderSendImm,
+            _ => CqeOpcode::ResponderSend,
+        };
+        let cqe = ResponderCqe {
+            qpn: wc.qp_num,
+            srqn: 0,
+            imm: if has_imm {
+                u32::from_be(wc.imm_data)
+            } else {
+                0
+            },
+            byte_count: wc.byte_len,
+            wqe_counter: Id(wc.wr_id).wqe_counter(),
+            source_qpn: wc.src_qp,
+            slid: wc.slid,
+            grh: wc.wc_flags & IBV_WC_GRH != 0,
+            sl: wc.sl,
+        };
+        self.ring.write(cqe.emit(), opcode).is_ok()
+    }
+
+    #[cold]
+    fn write_error(&mut self, wc: &ibv_wc, opcode: CqeOpcode) -> bool {
+        let cqe = ErrorCqe {
+            raw_syndrome: syndrome(wc.status) as u8,
+            vendor_syndrome: wc.vendor_err as u8,
+            wqe_opcode: Id(wc.wr_id).wqe_opcode(),
+            qpn: wc.qp_num,
+            wqe_counter: Id(wc.wr_id).wqe_counter(),
+            user_index: 0,
+        };
+        self.ring.write(cqe.emit(), opcode).is_ok()
     }
 
     /// Writes the CQE of a send that the device never got. Returns whether there was room.
     pub(super) fn fail_send(&mut self, cqe: &ErrorCqe) -> bool {
-        self.room() > 0
-            && self
-                .ring
-                .write(cqe.emit(), CqeOpcode::RequesterError)
-                .is_ok()
+        let (bytes, opcode) = (cqe.emit(), CqeOpcode::RequesterError);
+        self.room() > 0 && self.ring.write(bytes, opcode).is_ok()
     }
 }
 

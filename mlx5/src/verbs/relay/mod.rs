@@ -27,7 +27,7 @@ use copyrpc_shm::sleep::Watch;
 use mlx5_hca::{CqMemory, RqMemory};
 use slab::{Slab, VacantEntry};
 
-use self::completions::CompletionRing;
+use self::completions::{BATCH, CompletionRing};
 use self::receives::{ReceiveRing, Target};
 use self::sends::{Chain, Device, SendRing};
 use super::abi::*;
@@ -120,6 +120,8 @@ struct Rings {
     /// Number of queue pairs so far.
     generations: u16,
     chain: Chain,
+    /// Room for the work completions of a call.
+    taken: [ibv_wc; BATCH],
 }
 
 /// Makes the error of a queue pair that the device refused.
@@ -194,6 +196,7 @@ impl Relay {
             cqs,
             receives,
             sends,
+            taken,
             ..
         } = rings;
         receives
@@ -201,7 +204,7 @@ impl Relay {
             .for_each(|(_, ring)| ring.relay(&self.calls));
         let mut has_new = false;
         for (_, ring) in cqs.iter_mut() {
-            has_new |= ring.relay(&self.calls, sends);
+            has_new |= ring.relay(&self.calls, sends, taken);
         }
         for (_, ring) in sends.iter_mut().filter(|(_, ring)| ring.is_refused()) {
             if let Some(cq) = cqs.get_mut(ring.send_cq.into()) {
