@@ -2,14 +2,14 @@
 //! time.
 
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU32, Ordering};
 use std::fmt;
 use std::rc::Rc;
 
 use copyrpc_shm::cache::prefetch;
 
 use crate::address::DeviceKind;
-use crate::completions::cq_object::{CqEntries, CqObject, is_written};
+use crate::completions::cq_object::{CqEntries, CqObject, is_written, op_own_at};
 use crate::completions::cqe::{Beside, Cqe};
 use crate::config::CqConfig;
 use crate::control::{Control, Hook};
@@ -470,9 +470,7 @@ impl Cq {
         for ahead in 0..self.entries.count() {
             let counter = self.consumer.wrapping_add(ahead);
             let place = self.entries.place(counter);
-            // SAFETY: inside the buffer; the device writes this byte last, and only whole.
-            let op_own = unsafe { place.add(OP_OWN_OFFSET).cast::<AtomicU8>().as_ref() }
-                .load(Ordering::Acquire);
+            let op_own = op_own_at(place);
             if !is_written(op_own, self.entries.owner(counter)) {
                 return false;
             }
@@ -565,13 +563,6 @@ impl Drop for Leaving<'_> {
         }
         self.cq.end_session(self.next);
     }
-}
-
-/// Returns the `op_own` byte of the entry at `place`.
-#[inline(always)]
-fn op_own_at(place: NonNull<u8>) -> u8 {
-    // SAFETY: inside the buffer, where the device writes this byte last, and only whole.
-    unsafe { place.add(OP_OWN_OFFSET).cast::<AtomicU8>().as_ref() }.load(Ordering::Acquire)
 }
 
 /// Marks its caller's branch as the unlikely one.

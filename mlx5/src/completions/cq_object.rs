@@ -83,6 +83,13 @@ pub(crate) fn is_written(op_own: u8, owner: u8) -> bool {
     (op_own ^ owner).rotate_right(1) < (CqeOpcode::Invalid as u8) << 3
 }
 
+/// Returns the `op_own` byte of the CQE at `place`, which is inside the buffer.
+#[inline(always)]
+pub(crate) fn op_own_at(place: NonNull<u8>) -> u8 {
+    // SAFETY: inside the buffer; the device writes this byte last, and only whole.
+    unsafe { place.add(OP_OWN_OFFSET).cast::<AtomicU8>().as_ref() }.load(Ordering::Acquire)
+}
+
 /// The device's object, kept alive by every user of the queue.
 pub(crate) struct CqObject {
     pub(crate) cqn: u32,
@@ -124,9 +131,7 @@ impl CqObject {
         while next < self.entries.count() {
             let counter = consumed.wrapping_add(next);
             let place = self.entries.place(counter);
-            // SAFETY: inside the buffer; the device writes this byte last, and only whole.
-            let op_own = unsafe { place.add(OP_OWN_OFFSET).cast::<AtomicU8>().as_ref() }
-                .load(Ordering::Acquire);
+            let op_own = op_own_at(place);
             if !is_written(op_own, self.entries.owner(counter)) {
                 break;
             }

@@ -36,7 +36,8 @@ pub(crate) enum Beside<'a> {
 }
 
 /// The error of a completion.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+#[error("{syndrome} (syndrome {raw:#04x}, vendor {vendor:#04x}{})", self.vendor_text().map_or(String::new(), |text| format!(": {text}")))]
 pub struct CompletionError {
     /// The typed status.
     pub syndrome: Syndrome,
@@ -59,21 +60,6 @@ impl CompletionError {
         }
     }
 }
-
-impl fmt::Display for CompletionError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{} (syndrome {:#04x}, vendor {:#04x}",
-            self.syndrome, self.raw, self.vendor
-        )?;
-        self.vendor_text()
-            .map_or(Ok(()), |text| write!(f, ": {text}"))?;
-        f.write_str(")")
-    }
-}
-
-impl std::error::Error for CompletionError {}
 
 impl fmt::Debug for Cqe<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

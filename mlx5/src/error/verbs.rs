@@ -1,10 +1,10 @@
 //! Errors of a device behind libibverbs, with advice.
 
-use std::fmt;
 use std::io;
 
 /// A refused call of libibverbs or of the kernel.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{call}: {}{}{advice}", io::Error::from_raw_os_error(*errno), if advice.is_empty() { "" } else { "; " })]
 pub struct CallError {
     /// The function.
     pub call: &'static str,
@@ -43,24 +43,6 @@ impl CallError {
         }
     }
 }
-
-impl fmt::Display for CallError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{}: {}",
-            self.call,
-            io::Error::from_raw_os_error(self.errno)
-        )?;
-        if self.advice.is_empty() {
-            Ok(())
-        } else {
-            write!(f, "; {}", self.advice)
-        }
-    }
-}
-
-impl std::error::Error for CallError {}
 
 /// The reason why a device behind libibverbs cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -189,17 +171,20 @@ pub enum VerbsError {
 }
 
 /// State of a port (`enum ibv_port_state`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::Display)]
+#[strum(serialize_all = "lowercase")]
 pub enum PortState {
     /// No cable, or the other end is off.
     Down,
     /// The link is up; on InfiniBand the subnet manager has not configured it.
+    #[strum(to_string = "initializing")]
     Initialize,
     /// Configured, and not yet in use.
     Armed,
     /// Carries traffic.
     Active,
     /// Any other state.
+    #[strum(to_string = "in state {0}")]
     Other(u8),
 }
 
@@ -220,18 +205,6 @@ impl PortState {
                 "a subnet manager must configure it; start one (opensm) or ask who runs it"
             }
             _ => "look at the cable and at the other end; ibstat or rdma link say more",
-        }
-    }
-}
-
-impl fmt::Display for PortState {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Down => f.write_str("down"),
-            Self::Initialize => f.write_str("initializing"),
-            Self::Armed => f.write_str("armed"),
-            Self::Active => f.write_str("active"),
-            Self::Other(n) => write!(f, "in state {n}"),
         }
     }
 }

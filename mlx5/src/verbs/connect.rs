@@ -22,7 +22,7 @@ use crate::wire::{Access, AddressVector, ConnectOptions, DatagramSegment, rnr_ti
 const MAX_RETRIES: u8 = 6;
 
 /// Returns the remote access that queue pairs allow: all that regions may allow. The kernel refuses
-/// access that the device does not support. support.
+/// access that the device does not support.
 fn remote_access(has_atomics: bool) -> Access {
     let always = Access::REMOTE_WRITE | Access::REMOTE_READ;
     if has_atomics {
@@ -33,20 +33,31 @@ fn remote_access(has_atomics: bool) -> Access {
 }
 
 impl Context {
-    fn modify(
-        &self,
-        qpn: u32,
-        what: &'static str,
-        attr: ibv_qp_attr,
-        mask: c_int,
-    ) -> Result<(), ConnectError> {
+    /// Moves a queue pair to the state of `attr`, with the other attributes that `mask` names.
+    fn modify(&self, qpn: u32, mut attr: ibv_qp_attr, mask: c_int) -> Result<(), ConnectError> {
         let objects = self.objects.borrow();
-        let object = objects.qps.get(&qpn).ok_or_else(foreign)?;
-        let mut attr = attr;
+        let qp = objects.qps.get(&qpn).ok_or_else(foreign)?.qp.as_ptr();
+        let what = match attr.qp_state {
+            IBV_QPS_INIT => "ibv_modify_qp (to INIT)",
+            IBV_QPS_RTR => "ibv_modify_qp (to RTR)",
+            IBV_QPS_RTS => "ibv_modify_qp (to RTS)",
+            _ => "ibv_modify_qp (to ERR)",
+        };
         // SAFETY: a queue pair of this device, and attributes that live through the call.
         let result =
-            unsafe { (self.verbs().ibv_modify_qp)(object.qp.as_ptr(), &raw mut attr, mask) };
+            unsafe { (self.verbs().ibv_modify_qp)(qp, &raw mut attr, IBV_QP_STATE | mask) };
         CallError::check(what, result).map_err(|error| advise(error).into())
+    }
+
+    /// Moves a queue pair to INIT, with the attributes of its port and those that `mask` names.
+    fn modify_to_init(&self, qpn: u32, attr: ibv_qp_attr, mask: c_int) -> Result<(), ConnectError> {
+        let attr = ibv_qp_attr {
+            qp_state: IBV_QPS_INIT,
+            pkey_index: self.options.pkey_index,
+            port_num: self.port.number,
+            ..attr
+        };
+        self.modify(qpn, attr, IBV_QP_PKEY_INDEX | IBV_QP_PORT | mask)
     }
 
     /// Returns the maximum number of READs and atomics in flight.
@@ -113,18 +124,10 @@ impl Connections for Context {
 
     fn initialize(&self, qpn: u32) -> Result<(), ConnectError> {
         let attr = ibv_qp_attr {
-            qp_state: IBV_QPS_INIT,
-            pkey_index: self.options.pkey_index,
-            port_num: self.port.number,
             qp_access_flags: remote_access(self.has_atomics()).bits(),
             ..ibv_qp_attr::default()
         };
-        self.modify(
-            qpn,
-            "ibv_modify_qp (to INIT)",
-            attr,
-            IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS,
-        )
+        self.modify_to_init(qpn, attr, IBV_QP_ACCESS_FLAGS)
     }
 
     fn connect(
@@ -134,14 +137,13 @@ impl Connections for Context {
         options: &ConnectOptions,
     ) -> Result<(), ConnectError> {
         let attr = ready_to_receive(&self.port, &self.options, self.rd_atomic(), remote, options)?;
-        let mask = IBV_QP_STATE
-            | IBV_QP_AV
+        let mask = IBV_QP_AV
             | IBV_QP_PATH_MTU
             | IBV_QP_DEST_QPN
             | IBV_QP_RQ_PSN
             | IBV_QP_MAX_DEST_RD_ATOMIC
             | IBV_QP_MIN_RNR_TIMER;
-        self.modify(qpn, "ibv_modify_qp (to RTR)", attr, mask)?;
+        self.modify(qpn, attr, mask)?;
         if let Some(object) = self.objects.borrow_mut().qps.get_mut(&qpn) {
             object.options = *options;
             if !self.is_direct {
@@ -168,46 +170,24 @@ impl Connections for Context {
             rnr_retry: options.rnr_retry,
             ..ibv_qp_attr::default()
         };
-        let mask = IBV_QP_STATE
-            | IBV_QP_TIMEOUT
+        let mask = IBV_QP_TIMEOUT
             | IBV_QP_RETRY_CNT
             | IBV_QP_RNR_RETRY
             | IBV_QP_SQ_PSN
             | IBV_QP_MAX_QP_RD_ATOMIC;
-        self.modify(qpn, "ibv_modify_qp (to RTS)", attr, mask)
+        self.modify(qpn, attr, mask)
     }
 
     fn activate_datagrams(&self, qpn: u32, qkey: u32) -> Result<(), ConnectError> {
-        let attr = ibv_qp_attr {
-            qp_state: IBV_QPS_INIT,
-            pkey_index: self.options.pkey_index,
-            port_num: self.port.number,
+        let to = |qp_state| ibv_qp_attr {
+            qp_state,
             qkey,
+            sq_psn: self.address(qpn).psn,
             ..ibv_qp_attr::default()
         };
-        self.modify(
-            qpn,
-            "ibv_modify_qp (to INIT)",
-            attr,
-            IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY,
-        )?;
-        let attr = ibv_qp_attr {
-            qp_state: IBV_QPS_RTR,
-            ..ibv_qp_attr::default()
-        };
-        self.modify(qpn, "ibv_modify_qp (to RTR)", attr, IBV_QP_STATE)?;
-        let sq_psn = self.address(qpn).psn;
-        let attr = ibv_qp_attr {
-            qp_state: IBV_QPS_RTS,
-            sq_psn,
-            ..ibv_qp_attr::default()
-        };
-        self.modify(
-            qpn,
-            "ibv_modify_qp (to RTS)",
-            attr,
-            IBV_QP_STATE | IBV_QP_SQ_PSN,
-        )
+        self.modify_to_init(qpn, to(IBV_QPS_INIT), IBV_QP_QKEY)?;
+        self.modify(qpn, to(IBV_QPS_RTR), 0)?;
+        self.modify(qpn, to(IBV_QPS_RTS), IBV_QP_SQ_PSN)
     }
 
     /// Moves the queue pair to the error state. A queue pair that the kernel does not move is
@@ -219,7 +199,7 @@ impl Connections for Context {
             qp_state: IBV_QPS_ERR,
             ..ibv_qp_attr::default()
         };
-        drop(self.modify(qpn, "ibv_modify_qp (to ERR)", attr, IBV_QP_STATE));
+        drop(self.modify(qpn, attr, 0));
     }
 
     /// Returns the path of datagrams to the port of `remote`.

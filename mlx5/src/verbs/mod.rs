@@ -24,8 +24,6 @@ mod pages;
 mod relay;
 mod tables;
 
-use std::fmt;
-
 pub use crate::error::verbs::{CallError, PortState, VerbsError};
 pub(crate) use context::Context;
 pub(crate) use relay::Relay;
@@ -177,7 +175,7 @@ pub struct PortEntry {
 }
 
 /// The network that a port is attached to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::Display)]
 pub enum LinkLayer {
     /// An InfiniBand subnet.
     InfiniBand,
@@ -193,14 +191,5 @@ impl LinkLayer {
         } else {
             Self::InfiniBand
         }
-    }
-}
-
-impl fmt::Display for LinkLayer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::InfiniBand => "InfiniBand",
-            Self::Ethernet => "Ethernet",
-        })
     }
 }
