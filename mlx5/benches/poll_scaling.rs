@@ -30,6 +30,8 @@
 
 #[path = "../tests/support/libmlx5/mod.rs"]
 mod libmlx5;
+#[path = "../tests/support/null.rs"]
+mod null;
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
@@ -42,6 +44,7 @@ use std::time::Instant;
 use libmlx5::{IbvWc, Library, QpRequest, VerbsCq, VerbsDevice, VerbsQp, VerbsSrq};
 use mlx5::wire::{CQE_BYTES, OP_OWN_OFFSET, ResponderCqe, op_own};
 use mlx5::{Cq, CqeOpcode, Device, DeviceSpec, FastMap, MonoCq, NullDevice};
+use null::Plays;
 
 /// Number of messages written beforehand.
 const MESSAGES: u32 = 8192;

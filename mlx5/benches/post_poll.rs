@@ -9,9 +9,13 @@
     reason = "a benchmark"
 )]
 
+#[path = "../tests/support/null.rs"]
+mod null;
+
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use mlx5::wire::{RequesterCqe, ResponderCqe};
 use mlx5::*;
+use null::Plays;
 
 /// Number of operations of one iteration.
 const OPERATIONS: usize = 64;

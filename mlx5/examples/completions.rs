@@ -5,6 +5,9 @@
 //! for example `mlx5_0`.
 #![allow(clippy::print_stdout, reason = "an example")]
 
+#[path = "../tests/support/null.rs"]
+mod null;
+
 use std::error::Error;
 use std::sync::mpsc;
 use std::time::Duration;
@@ -12,6 +15,7 @@ use std::time::Duration;
 use mlx5::wire::{MiniCqe, ResponderCqe};
 use mlx5::{Access, ConnectOptions, Cq, CqConfig, CqeOpcode, Device, DeviceSpec, Inline, Pd};
 use mlx5::{QpAddress, QpConfig, RcQp, SendImm, Signal, Srq, Write};
+use null::Plays;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let spec = DeviceSpec::from(std::env::args().nth(1).as_deref().unwrap_or("soft"));

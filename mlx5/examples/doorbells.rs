@@ -5,6 +5,9 @@
 //! on DEVICE, for example `mlx5_0`.
 #![allow(clippy::print_stdout, reason = "an example")]
 
+#[path = "../tests/support/null.rs"]
+mod null;
+
 use std::error::Error;
 
 use mlx5::wire::RequesterCqe;
@@ -12,6 +15,7 @@ use mlx5::{
     Access, ConnectOptions, Cq, CqeOpcode, Device, DeviceSpec, Inline, NullOptions, Pd, QpConfig,
 };
 use mlx5::{RcQp, RegisterKind, Signal, SoftOptions, Write};
+use null::Plays;
 
 fn main() -> Result<(), Box<dyn Error>> {
     for register in [RegisterKind::Ordinary, RegisterKind::WriteCombining] {

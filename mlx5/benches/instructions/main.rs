@@ -29,6 +29,8 @@
 mod driver;
 mod hca;
 mod libmlx5;
+#[path = "../../tests/support/null.rs"]
+mod null;
 mod polls;
 mod posts;
 mod relay;

@@ -4,6 +4,8 @@
 use mlx5::wire::{MiniCqe, RequesterCqe, ResponderCqe};
 use mlx5::*;
 
+use crate::null::Plays;
+
 /// Fills a CQ, of which `n` CQEs are polled.
 #[inline(always)]
 pub(crate) fn poll_mono(n: usize, complete: bool) {

@@ -5,6 +5,8 @@ use std::hint::black_box;
 use mlx5::wire::RequesterCqe;
 use mlx5::*;
 
+use crate::null::Plays;
+
 /// WQEBBs between two completions of a post benchmark: a quarter of its queue, which is the
 /// interval of `Signal::Reclaim`.
 const RECLAIM_EVERY: usize = 1024;

@@ -96,7 +96,7 @@ impl Cq {
     /// Starts as if `counter` CQEs had already been written and consumed.
     #[cfg(test)]
     pub(crate) fn start_at(&mut self, counter: u32, null: &crate::NullDevice) {
-        null.start_cq_at(self.cqn(), counter);
+        null.with_cq(self.cqn(), |cq| cq.start_at(counter));
         self.consumer = counter;
         self.publish_consumer();
         self.seek();

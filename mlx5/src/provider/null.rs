@@ -1,23 +1,16 @@
 //! [`NullDevice`], the device's side of the queues of a null device. A test or benchmark plays that
-//! side: it reads the bytes that the driver wrote, and writes CQEs.
+//! side: it reads the bytes that the driver wrote, and writes CQEs (`tests/support/null.rs`).
 
-use core::sync::atomic::Ordering;
 use std::fmt;
 use std::rc::Rc;
 
-use mlx5_hca::RqMemory;
 use mlx5_hca::cq::SoftCq;
+use mlx5_hca::{CqMemory, RqMemory, SqMemory};
 
-use crate::provider::private::SqPlace;
 use crate::provider::soft::Soft;
-use crate::wire::{
-    BLUEFLAME_BYTES, CQE_BYTES, CqeOpcode, MiniCqe, ResponderCqe, WQEBB, queue_record_index,
-};
 
-/// Both halves of a BlueFlame register.
-const REGISTER_BYTES: usize = 2 * BLUEFLAME_BYTES;
-
-/// The device's side of a [`DeviceSpec::Null`](crate::DeviceSpec::Null) device.
+/// The device's side of a [`DeviceSpec::Null`](crate::DeviceSpec::Null) device. The memory of a
+/// queue lives as long as the queue.
 #[doc(hidden)]
 pub struct NullDevice {
     soft: Rc<Soft>,
@@ -34,130 +27,27 @@ impl NullDevice {
         Self { soft }
     }
 
-    /// Starts as if `counter` CQEs had already been written to completion queue `cqn`.
-    #[cfg(test)]
-    pub(crate) fn start_cq_at(&self, cqn: u32, counter: u32) {
-        self.soft.hca().with_cq(cqn, |cq| cq.start_at(counter));
+    /// Calls `f` with completion queue `cqn`; `None` if there is none.
+    pub fn with_cq<R>(&self, cqn: u32, f: impl FnOnce(&mut SoftCq) -> R) -> Option<R> {
+        self.soft.hca().with_cq(cqn, f)
     }
 
-    fn with_cq(&self, cqn: u32, f: impl FnOnce(&mut SoftCq) -> bool) -> bool {
-        self.soft.hca().with_cq(cqn, f).unwrap_or(false)
-    }
-
-    /// Writes the next CQE of completion queue `cqn` as a device would, owner bit last. Only the
-    /// solicited bit of the op_own byte in `cqe` is used. Returns `false` if there is no such
-    /// queue, or no room in it: as on any device, the queue gets no CQE after that.
-    pub fn write_cqe(&self, cqn: u32, cqe: &[u8; CQE_BYTES], opcode: CqeOpcode) -> bool {
-        self.with_cq(cqn, |cq| cq.write(*cqe, opcode).is_ok())
-    }
-
-    /// Like [`write_cqe`](Self::write_cqe), with the received bytes in the CQE (scatter to CQE).
-    /// Also returns `false`, and writes nothing, if `data` is not as long as the CQE's byte count,
-    /// or longer than an entry of this queue can carry: 32 bytes, or 64 in an entry of 128.
-    pub fn write_scattered(
-        &self,
-        cqn: u32,
-        cqe: &[u8; CQE_BYTES],
-        opcode: CqeOpcode,
-        data: &[u8],
-    ) -> bool {
-        let is_whole = ResponderCqe::parse(cqe).byte_count as usize == data.len();
-        self.with_cq(cqn, |cq| {
-            is_whole
-                && data.len() <= cq.scatter_room()
-                && cq.write_scattered(*cqe, opcode, data).is_ok()
-        })
-    }
-
-    /// Writes the completions of `minis` as one compressed session. `title` gives their common
-    /// fields and the first WQE counter. Writes nothing and returns `false` also if the queue was
-    /// created without compression.
-    pub fn write_compressed(
-        &self,
-        cqn: u32,
-        title: &[u8; CQE_BYTES],
-        opcode: CqeOpcode,
-        minis: &[MiniCqe],
-    ) -> bool {
-        self.with_cq(cqn, |cq| {
-            cq.compresses() && cq.write_session(*title, opcode, minis).is_ok()
-        })
-    }
-
-    fn with_qp<R>(&self, qpn: u32, f: impl FnOnce(&(SqPlace, u32)) -> R) -> Option<R> {
-        self.soft.sqs.borrow().get(&qpn).map(f)
-    }
-
-    /// Returns the producer counter in the doorbell record of queue pair `qpn`, and the WQEBB at
-    /// `counter` of its send queue. Returns `None` if there is no such queue pair.
+    /// Returns the memory of completion queue `cqn`.
     #[must_use]
-    pub fn send_queue(&self, qpn: u32, counter: u16) -> Option<(u16, [u8; WQEBB])> {
-        self.with_qp(qpn, |(SqPlace { sq, .. }, _)| {
-            let index = usize::from(counter) & (sq.wqe_cnt as usize - 1);
-            // SAFETY: the queue's own memory: the record, which the driver accesses through the
-            // same atomic type, and a WQEBB of the queue, which the driver, this thread, is not
-            // writing now.
-            let (record, wqebb) = unsafe {
-                (
-                    sq.record.as_ref(),
-                    sq.buffer.add(index * WQEBB).cast().read(),
-                )
-            };
-            (queue_record_index(record.load(Ordering::Acquire)), wqebb)
-        })
+    pub fn cq(&self, cqn: u32) -> Option<CqMemory> {
+        Some(self.soft.cqs.borrow().get(&cqn)?.cq)
     }
 
-    /// Returns the bytes of the BlueFlame register of queue pair `qpn`, and fills the register with
-    /// `fill`. At the next call, bytes that differ from `fill` were stored in between. Returns
-    /// `None` if there is no such queue pair, or it has no register.
+    /// Returns the memory of the send queue of queue pair `qpn`.
     #[must_use]
-    pub fn take_register(&self, qpn: u32, fill: u8) -> Option<[u8; REGISTER_BYTES]> {
-        let register = self.with_qp(qpn, |(place, _)| place.sq.register)??;
-        // SAFETY: the register, both halves, in the queue's own memory; the driver is this thread
-        // and not writing now.
-        Some(unsafe {
-            register
-                .cast::<[u8; REGISTER_BYTES]>()
-                .replace([fill; REGISTER_BYTES])
-        })
+    pub fn sq(&self, qpn: u32) -> Option<SqMemory> {
+        Some(self.soft.sqs.borrow().get(&qpn)?.0.sq)
     }
 
-    /// Returns the counter in the doorbell record of the receive queue of queue pair `qpn`, its own
-    /// or a shared one, and the bytes of WQE `index` of that queue. Returns `None` if there is no
-    /// such queue pair or WQE.
+    /// Returns the memory of the receive queue of queue pair `qpn`, its own or a shared one.
     #[must_use]
-    pub fn receive_queue(&self, qpn: u32, index: u16) -> Option<(u16, Vec<u8>)> {
-        let rqn = self.with_qp(qpn, |(_, rqn)| *rqn)?;
-        let RqMemory {
-            buffer,
-            wqe_cnt,
-            stride,
-            record,
-        } = *self.soft.rqs.borrow().get(&rqn)?;
-        let first = (u32::from(index) < wqe_cnt).then_some(index as usize * stride as usize)?;
-        // SAFETY: a WQE inside the queue; the driver is this thread and not writing now.
-        let wqe = (first..first + stride as usize)
-            .map(|byte| unsafe { buffer.add(byte).read() })
-            .collect();
-        // SAFETY: the record lies in the queue's memory; the driver accesses it through the same
-        // atomic type.
-        Some((
-            queue_record_index(unsafe { record.as_ref() }.load(Ordering::Acquire)),
-            wqe,
-        ))
-    }
-
-    /// Returns the two words of completion queue `cqn`'s doorbell record, as the driver wrote them.
-    /// Returns `None` if there is no such queue.
-    #[must_use]
-    pub fn cq_record(&self, cqn: u32) -> Option<[u32; 2]> {
-        let record = self.soft.cqs.borrow().get(&cqn)?.cq.record;
-        // SAFETY: the record has two words and lives as long as the queue; the driver accesses them
-        // through the same atomic type.
-        Some(
-            unsafe { record.as_ref() }
-                .each_ref()
-                .map(|word| word.load(Ordering::Acquire)),
-        )
+    pub fn rq(&self, qpn: u32) -> Option<RqMemory> {
+        let rqn = self.soft.sqs.borrow().get(&qpn)?.1;
+        self.soft.rqs.borrow().get(&rqn).copied()
     }
 }

@@ -3,6 +3,7 @@
 
 use std::collections::VecDeque;
 
+use super::null_device::Plays;
 use super::random::Random;
 use crate::wire::{MiniCqe, NO_QPN, RequesterCqe, ResponderCqe};
 use crate::*;

@@ -10,6 +10,7 @@ use crate::control::Hook;
 use crate::mmio::{self, Mmio};
 use crate::provider::parts::UarParts;
 use crate::queues::doorbell::Doorbell;
+use crate::tests::null_device::Plays;
 use crate::*;
 
 #[derive(Clone, Debug, PartialEq, Eq)]

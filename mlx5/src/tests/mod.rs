@@ -13,6 +13,8 @@ mod doorbell_order;
 mod events;
 mod golden;
 mod hostile;
+#[path = "../../tests/support/null.rs"]
+pub(crate) mod null_device;
 mod peers;
 #[path = "../../tests/support/random.rs"]
 pub(crate) mod random;

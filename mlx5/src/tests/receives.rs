@@ -10,6 +10,7 @@ use crate::config::RqSize;
 use crate::pd::PdObject;
 use crate::queues::rq::ReceiveQueue;
 use crate::tests::null;
+use crate::tests::null_device::Plays;
 use crate::wire::{DataSegment, DataWords, ErrorCqe, NextSegment, SEGMENT, queue_record_index};
 use crate::*;
 use mlx5_hca::RqMemory;

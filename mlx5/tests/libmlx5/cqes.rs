@@ -9,6 +9,7 @@ use super::libmlx5::{
     VerbsSrq, WrOpcode,
 };
 use super::open;
+use crate::null::Plays;
 
 /// Returns the `enum ibv_wc_opcode` of a WQE's opcode.
 fn send_opcode(opcode: u8) -> u32 {

@@ -20,6 +20,8 @@ mod executed;
 mod fields;
 #[path = "../support/libmlx5/mod.rs"]
 mod libmlx5;
+#[path = "../support/null.rs"]
+mod null;
 mod operations;
 #[path = "../support/random.rs"]
 mod random;

@@ -9,6 +9,7 @@ use super::differences::Differences;
 use super::libmlx5::{QpRequest, VerbsCq, VerbsDevice, VerbsQp, VerbsSrq};
 use super::random::Random;
 use super::{open, responder_cqe};
+use crate::null::Plays;
 
 /// Number of receives of each queue.
 const DEPTH: u32 = 8;

@@ -11,6 +11,7 @@ use super::libmlx5::{
 use super::operations::{Address, Case, Content, IMM, Ours, RADDR, RKEY, SGE, flags};
 use super::random::Random;
 use super::{open, requester_cqe};
+use crate::null::Plays;
 
 /// Byte that registers are filled with.
 const FILL: u8 = 0xee;

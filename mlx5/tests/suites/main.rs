@@ -26,6 +26,8 @@ mod verbs;
 mod end;
 #[path = "../support/fabric.rs"]
 mod fabric;
+#[path = "../support/null.rs"]
+mod null;
 #[path = "../support/random.rs"]
 mod random;
 #[path = "../support/time.rs"]

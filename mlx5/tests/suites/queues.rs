@@ -10,6 +10,7 @@ use mlx5::wire::{
 };
 use mlx5::*;
 
+use crate::null::Plays;
 use crate::random::Random;
 
 const SEEDS: [u64; 4] = [1, 77, 0xfeed, 1 << 50];

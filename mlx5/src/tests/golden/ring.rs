@@ -9,6 +9,7 @@ use crate::provider::null::NullDevice;
 use mlx5_hca::CqMemory;
 
 use crate::tests::null;
+use crate::tests::null_device::Plays;
 use crate::wire::{CqeOpcode, MiniCqe};
 
 /// A completion queue of a null device.
