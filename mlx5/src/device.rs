@@ -18,7 +18,7 @@ use crate::mr::Mr;
 use crate::pd::PdObject;
 use crate::provider::null::NullDevice;
 use crate::provider::soft::Soft;
-use crate::queues::qp::{Connected, Datagram, Qp, QpParents, ReceiveSource};
+use crate::queues::qp::{Connected, Datagram, Qp, ReceiveSource};
 use crate::queues::rc_qp::RcQp;
 use crate::queues::srq::Srq;
 use crate::queues::ud_qp::UdQp;
@@ -411,11 +411,8 @@ impl Pd {
         receives: impl Into<ReceiveSource<'a>>,
         config: &QpConfig,
     ) -> Result<RcQp, CreateError> {
-        Qp::create(
-            &self.parents(send_cq, recv_cq, receives.into()),
-            config,
-            Connected,
-        )
+        let cqs = [send_cq, recv_cq].map(Cq::object);
+        Qp::create(&self.object, cqs, receives.into(), config, Connected)
     }
 
     /// Creates an unreliable-datagram queue pair; the arguments are those of
@@ -430,26 +427,7 @@ impl Pd {
         receives: impl Into<ReceiveSource<'a>>,
         config: &QpConfig,
     ) -> Result<UdQp, CreateError> {
-        Qp::create(
-            &self.parents(send_cq, recv_cq, receives.into()),
-            config,
-            Datagram { qkey: 0 },
-        )
-    }
-
-    fn parents<'a>(
-        &'a self,
-        send_cq: &'a Cq,
-        recv_cq: &'a Cq,
-        receives: ReceiveSource<'a>,
-    ) -> QpParents<'a> {
-        let (control, pd) = (&self.object.control, &self.object);
-        QpParents {
-            control,
-            pd,
-            send_cq: send_cq.object(),
-            recv_cq: recv_cq.object(),
-            receives,
-        }
+        let (cqs, kind) = ([send_cq, recv_cq].map(Cq::object), Datagram { qkey: 0 });
+        Qp::create(&self.object, cqs, receives.into(), config, kind)
     }
 }

@@ -61,15 +61,6 @@ impl Drop for QpObject {
     }
 }
 
-/// The objects that a new queue pair is made from.
-pub(crate) struct QpParents<'a> {
-    pub(crate) control: &'a Control,
-    pub(crate) pd: &'a Rc<PdObject>,
-    pub(crate) send_cq: &'a Rc<CqObject>,
-    pub(crate) recv_cq: &'a Rc<CqObject>,
-    pub(crate) receives: ReceiveSource<'a>,
-}
-
 mod sealed {
     pub trait Sealed {}
     impl Sealed for super::Connected {}
@@ -151,18 +142,14 @@ impl<T: Transport> fmt::Debug for Qp<T> {
 
 impl<T: Transport> Qp<T> {
     pub(crate) fn create(
-        parents: &QpParents<'_>,
+        pd: &Rc<PdObject>,
+        [send_cq, recv_cq]: [&Rc<CqObject>; 2],
+        receives: ReceiveSource<'_>,
         config: &QpConfig,
         transport: T,
     ) -> Result<Self, CreateError> {
-        let QpParents {
-            control,
-            pd,
-            send_cq,
-            recv_cq,
-            receives,
-        } = parents;
-        let (receives, srq, max_sge) = match *receives {
+        let control = &pd.control;
+        let (receives, srq, max_sge) = match receives {
             ReceiveSource::Shared(srq) => (
                 Receives::Shared(srq.object().srqn),
                 Some(Rc::clone(srq.object())),

@@ -2,7 +2,7 @@
 
 use core::ffi::c_void;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::Ordering;
 use std::cell::{Cell, OnceCell, RefCell};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -227,13 +227,6 @@ impl Context {
             object.events = (object.events + 1) & 3;
         }
         true
-    }
-
-    /// Returns the address of word `index` of a doorbell record.
-    pub(crate) fn record(dbrec: *mut u32, index: usize) -> Option<NonNull<AtomicU32>> {
-        NonNull::new(dbrec.wrapping_add(index))
-            .map(NonNull::cast)
-            .filter(|_| !dbrec.is_null())
     }
 }
 

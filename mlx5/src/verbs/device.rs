@@ -6,7 +6,7 @@ use std::net::Ipv6Addr;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
 
-use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::fs::{Access, OFlags, access, fcntl_getfl, fcntl_setfl};
 
 use super::abi::*;
 use super::library::Api;
@@ -120,12 +120,8 @@ fn text(chars: &[c_char]) -> String {
 
 /// Returns whether the file exists but this process may not read and write it.
 fn is_forbidden(path: &str) -> bool {
-    let Ok(path) = std::ffi::CString::new(path) else {
-        return false;
-    };
-    // SAFETY: a C string.
-    let result = unsafe { libc::access(path.as_ptr(), libc::R_OK | libc::W_OK) };
-    result != 0 && std::io::Error::last_os_error().kind() == std::io::ErrorKind::PermissionDenied
+    let checked = access(path, Access::READ_OK | Access::WRITE_OK);
+    checked.is_err_and(|error| error.kind() == std::io::ErrorKind::PermissionDenied)
 }
 
 /// Returns whether the file exists but cannot be opened for lack of permission, including that of a

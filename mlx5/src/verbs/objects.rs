@@ -3,6 +3,7 @@
 
 use core::mem::zeroed;
 use core::ptr::{NonNull, null_mut};
+use core::sync::atomic::AtomicU32;
 
 use mlx5_hca::{CqMemory, RqMemory, SqMemory};
 
@@ -52,11 +53,18 @@ fn register_kind(size: usize, addr: usize) -> Result<RegisterKind, CreateError> 
     }
 }
 
-fn pointer<T>(
-    address: *mut core::ffi::c_void,
-    what: &'static str,
-) -> Result<NonNull<T>, CreateError> {
+fn pointer<A, T>(address: *mut A, what: &'static str) -> Result<NonNull<T>, CreateError> {
     NonNull::new(address.cast()).ok_or_else(|| nonsense(what, 0))
+}
+
+/// Returns the address of word `index` of a doorbell record.
+fn record(
+    words: *mut u32,
+    index: usize,
+    what: &'static str,
+) -> Result<NonNull<AtomicU32>, CreateError> {
+    // SAFETY: a record has as many words.
+    pointer(words, what).map(|first: NonNull<AtomicU32>| unsafe { first.add(index) })
 }
 
 /// Returns the number of WQEs of a ring, whose index has 16 bits.
@@ -133,8 +141,11 @@ impl Context {
         }
         let buffer = pointer(dv.buf, "the buffer of a completion queue")?;
         let uar = pointer(dv.cq_uar, "the UAR page of a completion queue")?;
-        let record = Self::record(dv.dbrec, CQ_DBREC_SET_CI)
-            .ok_or_else(|| nonsense("the record of a completion queue", 0))?;
+        let record = record(
+            dv.dbrec,
+            CQ_DBREC_SET_CI,
+            "the record of a completion queue",
+        )?;
         self.objects.borrow_mut().cqs.insert(
             dv.cqn,
             CqObject {
@@ -177,8 +188,7 @@ impl Context {
             "the number of WQEs of a shared receive queue",
         )?;
         let buffer = pointer(dv.buf, "the buffer of a shared receive queue")?;
-        let record = Self::record(dv.dbrec, 0)
-            .ok_or_else(|| nonsense("the record of a shared receive queue", 0))?;
+        let record = record(dv.dbrec, 0, "the record of a shared receive queue")?;
         self.objects.borrow_mut().srqs.insert(dv.srqn, srq);
         Ok((
             dv.srqn,
@@ -303,9 +313,7 @@ impl Context {
     ) -> Result<QpParts, CreateError> {
         // SAFETY: alive.
         let qpn = unsafe { qp.as_ref() }.qp_num;
-        let record = |index| {
-            Self::record(dv.dbrec, index).ok_or_else(|| nonsense("the record of a queue pair", 0))
-        };
+        let record = |index| record(dv.dbrec, index, "the record of a queue pair");
         let register: NonNull<u8> = pointer(dv.bf.reg, "the doorbell register of a queue pair")?;
         let kind = register_kind(dv.bf.size as usize, register.as_ptr().addr())?;
         if dv.sq.stride as usize != crate::wire::WQEBB {
