@@ -168,21 +168,17 @@ impl Device {
     /// # Errors
     /// See [`OpenError`]; nothing stays allocated.
     pub fn open(spec: impl Into<DeviceSpec>) -> Result<Self, OpenError> {
-        match &spec.into() {
+        let mut null = None;
+        let control = match &spec.into() {
             DeviceSpec::Soft(options) => {
                 let soft = Soft::open(options)?;
-                let hca = Rc::clone(soft.hca());
-                Ok(Self {
-                    control: Control::new(Rc::new(soft), Hook::Soft(hca)),
-                    null: None,
-                })
+                let hook = Hook::Soft(Rc::clone(soft.hca()));
+                Control::new(Rc::new(soft), hook)
             }
             DeviceSpec::Null(options) => {
-                let null = Rc::new(Soft::null(*options)?);
-                Ok(Self {
-                    control: Control::new(Rc::clone(&null), Hook::Nothing),
-                    null: Some(null),
-                })
+                let soft = Rc::new(Soft::null(*options)?);
+                null = Some(Rc::clone(&soft));
+                Control::new(soft, Hook::Nothing)
             }
             DeviceSpec::Verbs(options) => {
                 if let Some(Err(reason)) = options.device.as_deref().and_then(roce_options) {
@@ -197,17 +193,13 @@ impl Device {
                         _ => error.into(),
                     })?;
                 if context.is_direct {
-                    return Ok(Self {
-                        control: Control::new(Rc::new(context), Hook::Nothing),
-                        null: None,
-                    });
+                    Control::new(Rc::new(context), Hook::Nothing)
+                } else {
+                    Control::of_relay(Rc::new(Relay::new(context)))
                 }
-                Ok(Self {
-                    control: Control::of_relay(Rc::new(Relay::new(context)?)),
-                    null: None,
-                })
             }
-        }
+        };
+        Ok(Self { control, null })
     }
 
     /// Opens a device with the options of a simulation, and adds it to the simulation.

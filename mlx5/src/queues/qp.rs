@@ -327,14 +327,14 @@ impl<T: Transport> Qp<T> {
     /// Rings the doorbell with 8 bytes; the device reads the WQEs from memory.
     #[inline(always)]
     pub fn ring_doorbell(&mut self) {
-        self.sq.ring_doorbell();
+        self.sq.ring_with(0);
     }
 
     /// Rings the doorbell with the whole last WQE through BlueFlame, also if several WQEs are new;
     /// with 8 bytes if it has more than 256.
     #[inline(always)]
     pub fn ring_doorbell_bf(&mut self) {
-        self.sq.ring_doorbell_bf();
+        self.sq.ring_with(self.sq.last_bytes());
     }
 
     /// Takes a completion of this queue pair from its send CQ: frees the WQE and all before it, and

@@ -343,25 +343,16 @@ impl SendQueue {
         });
     }
 
-    /// Announces all pushed WQEs, with 8 bytes to the register.
+    /// Returns the length of the last WQE.
     #[inline(always)]
-    pub(crate) fn ring_doorbell(&mut self) {
-        self.ring_last(0);
-    }
-
-    /// Announces all pushed WQEs, with the whole last WQE through BlueFlame.
-    #[inline(always)]
-    pub(crate) fn ring_doorbell_bf(&mut self) {
-        self.ring_last(self.last_bytes());
-    }
-
-    #[inline(always)]
-    fn last_bytes(&self) -> usize {
+    pub(crate) fn last_bytes(&self) -> usize {
         self.head.addr() - self.last.addr()
     }
 
+    /// Announces all pushed WQEs: with `bytes` of the last WQE through BlueFlame, or for 0 with 8
+    /// bytes to the register.
     #[inline(always)]
-    fn ring_last(&mut self, bytes: usize) {
+    pub(crate) fn ring_with(&mut self, bytes: usize) {
         if self.rung != self.producer {
             self.announce(bytes);
         }
@@ -390,7 +381,7 @@ impl SendQueue {
             || pending > self.capacity() - (first & self.mask)
             || bytes > BLUEFLAME_BYTES
         {
-            self.ring_doorbell();
+            self.ring_with(0);
             return false;
         }
         self.rung = self.producer;

@@ -35,7 +35,7 @@ use super::context::Context;
 use super::tables::{CqObject, QpObject};
 use crate::config::{CqConfig, RqSize};
 use crate::error::CreateError;
-use crate::error::verbs::{CallError, VerbsError};
+use crate::error::verbs::CallError;
 use crate::mmio::RegisterKind;
 use crate::provider::parts::{QpParts, QpRequest, Receives};
 use crate::provider::private::{CqPlace, SqPlace};
@@ -138,15 +138,14 @@ fn refused_qp() -> CreateError {
 
 impl Relay {
     /// Makes the relay of an open device.
-    pub(crate) fn new(base: Context) -> Result<Self, VerbsError> {
-        // SAFETY: an open device, whose table does not change.
-        let calls = unsafe { base.device.context.as_ref() }.ops;
-        Ok(Self {
+    pub(crate) fn new(base: Context) -> Self {
+        Self {
+            // SAFETY: an open device, whose table does not change.
+            calls: unsafe { base.device.context.as_ref() }.ops,
             base: Rc::new(base),
-            calls,
             rings: RefCell::default(),
             last_number: Cell::new(0),
-        })
+        }
     }
 
     /// Returns the device itself, which has its regions, addresses and transitions.
