@@ -126,6 +126,7 @@ impl Cq {
         find: &impl Fn(u32) -> L,
         f: &mut impl FnMut(L, Cqe<'_>),
     ) -> usize {
+        udma_from_device_barrier();
         // A copy: no store below can change it, so a callback's reads of it are consistent. SAFETY:
         // a CQE inside the buffer. Until a CQE of the session is handed out, the driver owns its
         // entry, unchanged since the device wrote it.
@@ -293,27 +294,25 @@ impl Cq {
         true
     }
 
-    /// Returns the bytes of the entry at `place`, and the rest of its CQE.
+    /// Returns the CQE of the entry at `place`, of `stride` bytes, which is a plain one.
     ///
     /// # Safety
     /// The entry is written: the owner bit, read with Acquire, says that the device has finished
     /// it. The device will not write it again before the consumer record passes it, which happens
     /// after the borrow ends.
     #[inline(always)]
-    unsafe fn parts<'a>(
-        &self,
-        place: NonNull<u8>,
-        stride: usize,
-    ) -> (NonNull<[u8; CQE_BYTES]>, Beside<'a>) {
+    unsafe fn plain<'a>(&self, place: NonNull<u8>, stride: usize) -> Cqe<'a> {
         udma_from_device_barrier();
-        let is_large = stride != CQE_BYTES;
-        let beside = if is_large {
+        let beside = if stride != CQE_BYTES {
             // SAFETY: guaranteed by the caller. The other half of a large entry lies before it.
             Beside::Half(unsafe { place.sub(CQE128_OFFSET).cast().as_ref() })
         } else {
             Beside::Nothing
         };
-        (place.cast(), beside)
+        let bytes: NonNull<[u8; CQE_BYTES]> = place.cast();
+        // SAFETY: guaranteed by the caller.
+        let qpn = ResponderCqe::parse(unsafe { bytes.as_ref() }).qpn;
+        Cqe::new(bytes, qpn, beside, self.kind)
     }
 
     /// Returns the place and the owner bit of the entry after that at `place`.
@@ -353,18 +352,15 @@ impl Cq {
             if !is_written(op_own, owner) {
                 break;
             }
-            // SAFETY: it is written.
-            let (bytes, beside) = unsafe { self.parts(place, entries.stride) };
             if CqeFormat::from_op_own(op_own) == CqeFormat::Compressed {
                 return true;
             }
-            // SAFETY: as above.
-            let qpn = ResponderCqe::parse(unsafe { bytes.as_ref() }).qpn;
-            let cqe = Cqe::new(bytes, qpn, beside, self.kind);
+            // SAFETY: it is written.
+            let cqe = unsafe { self.plain(place, entries.stride) };
             (place, owner) = self.after(place, owner, &entries, last);
             // Before the callback: if it panics, the entry is not handed out again.
             self.consumer = self.consumer.wrapping_add(1);
-            f(find(qpn), cqe);
+            f(find(cqe.qpn()), cqe);
             *n += 1;
         }
         (self.head, self.owner) = (place, owner);
@@ -416,15 +412,12 @@ impl Cq {
             return self.take_more(max, find, f);
         }
         // SAFETY: it is written.
-        let (bytes, beside) = unsafe { self.parts(place, self.entries.stride) };
-        // SAFETY: as above.
-        let qpn = ResponderCqe::parse(unsafe { bytes.as_ref() }).qpn;
-        let cqe = Cqe::new(bytes, qpn, beside, self.kind);
+        let cqe = unsafe { self.plain(place, self.entries.stride) };
         (self.head, self.owner) = self.after(place, self.owner, &self.entries, self.last);
         // Before the callback: if it panics, the entry is not handed out again.
         self.consumer = self.consumer.wrapping_add(1);
         let consumed = Consumed(self);
-        f(find(qpn), cqe);
+        f(find(cqe.qpn()), cqe);
         let cq = &mut *consumed.0;
         if max > 1 && cq.has_completion() {
             return 1 + cq.take_more(max - 1, find, f);

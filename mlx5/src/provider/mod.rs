@@ -46,9 +46,14 @@ pub(crate) trait Provider: Regions + Connections {
         0
     }
 
+    /// Returns the kind that addresses of its queue pairs have.
+    fn address_kind(&self) -> DeviceKind {
+        self.kind()
+    }
+
     /// Refuses the address of another kind of device.
     fn check_kind(&self, remote: &QpAddress) -> Result<(), ConnectError> {
-        let (local, remote) = (self.kind(), remote.kind);
+        let (local, remote) = (self.address_kind(), remote.kind);
         if local == remote {
             Ok(())
         } else {

@@ -145,17 +145,10 @@ impl Provider for Soft {
         self.hca.take_async_event()
     }
 
-    fn check_kind(&self, remote: &QpAddress) -> Result<(), ConnectError> {
-        let local = if self.hca.wire_address().is_some() {
-            DeviceKind::Hardware
-        } else {
-            DeviceKind::Soft
-        };
-        let remote = remote.kind;
-        if local == remote {
-            Ok(())
-        } else {
-            Err(ConnectError::DifferentKinds { local, remote })
+    fn address_kind(&self) -> DeviceKind {
+        match self.hca.wire_address() {
+            Some(_) => DeviceKind::Hardware,
+            None => DeviceKind::Soft,
         }
     }
 }

@@ -345,14 +345,11 @@ impl Opened {
             });
         }
         if options.pkey_index >= attr.pkey_tbl_len {
-            let name = self.name.clone();
-            let index = options.pkey_index;
-            let entries = attr.pkey_tbl_len;
             return Err(VerbsError::NoPkey {
-                name,
+                name: self.name.clone(),
                 port: number,
-                index,
-                entries,
+                index: options.pkey_index,
+                entries: attr.pkey_tbl_len,
             });
         }
         self.choose_gid(options, number, attr)
