@@ -60,27 +60,31 @@ fn ours<T>(body: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
     held::as_ourselves(|| catch_unwind(AssertUnwindSafe(body)).unwrap_or(Err(Errno(libc::EIO))))
 }
 
+/// Like [`ours`], for a part that never fails.
+fn quietly(body: impl FnOnce()) {
+    let _ = ours(|| {
+        body();
+        Ok(())
+    });
+}
+
 /// Runs when the library is loaded, before the program has other threads.
 #[cfg_attr(not(test), used, unsafe(link_section = ".init_array"))]
 static START: extern "C" fn() = start;
 
 extern "C" fn start() {
     next::find_all();
-    let _ = ours(|| {
+    quietly(|| {
         if settings::get().is_some() {
             fds::start();
             // SAFETY: a function that may run in the child of a fork: it takes no lock.
             unsafe { libc::pthread_atfork(None, None, Some(restart)) };
         }
-        Ok(())
     });
 }
 
 unsafe extern "C" fn restart() {
-    let _ = ours(|| {
-        fds::restart();
-        Ok(())
-    });
+    quietly(fds::restart);
 }
 
 /// A file in `/dev`.
@@ -117,14 +121,9 @@ unsafe fn device(path: *const c_char) -> Option<(&'static Settings, Node)> {
         _ if path == CM_FILE => Node::Cm,
         _ => return None,
     };
-    let index = if let Node::Device(index) = node {
-        index
-    } else {
-        0
-    };
-    settings::get()
-        .filter(|settings| index < settings.network.len())
-        .map(|settings| (settings, node))
+    let settings = settings::get()?;
+    let is_there = !matches!(node, Node::Device(index) if index >= settings.network.len());
+    is_there.then_some((settings, node))
 }
 
 fn open_device(settings: &'static Settings, node: Node) -> c_int {
@@ -156,14 +155,12 @@ fn open_device(settings: &'static Settings, node: Node) -> c_int {
         Ok(fd.into_raw_fd())
     });
     opened.unwrap_or_else(|errno| {
-        let _ = ours(|| {
-            let name = if let Node::Device(index) = node {
-                format!("{DEVICE_FILE}{index}")
-            } else {
-                "rdma_cm".to_owned()
+        quietly(|| {
+            let name = match node {
+                Node::Device(index) => format!("{DEVICE_FILE}{index}"),
+                Node::Cm => "rdma_cm".to_owned(),
             };
             log::refused(settings, format_args!("open {name} refused: {errno}"));
-            Ok(())
         });
         fail(errno)
     })
@@ -214,10 +211,7 @@ unsafe extern "C" fn close(fd: c_int) -> c_int {
     }
     held::closing(fd);
     if fds::may_be_ours(fd) {
-        let _ = ours(|| {
-            drop(fds::remove(fd));
-            Ok(())
-        });
+        quietly(|| drop(fds::remove(fd)));
     }
     // SAFETY: the caller's arguments.
     unsafe { next::close(fd) }
@@ -544,17 +538,16 @@ unsafe extern "C" fn fstat(fd: c_int, status: *mut Status) -> c_int {
     // SAFETY: the caller's arguments, and an empty string.
     let done = unsafe { sys::fstatat(fd, c"".as_ptr(), status, libc::AT_EMPTY_PATH) };
     if done.is_ok() && fds::may_be_ours(fd) {
-        let _ = ours(|| {
+        quietly(|| {
             let node = match fds::get(fd) {
                 Some(File::Device(device)) => Node::Device(device.index),
                 Some(File::Cm(_)) => Node::Cm,
-                _ => return Ok(()),
+                _ => return,
             };
             if let Some(settings) = settings::get() {
                 // SAFETY: just written.
                 as_device(unsafe { &mut *status }, settings, node);
             }
-            Ok(())
         });
     }
     result(done)

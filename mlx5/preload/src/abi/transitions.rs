@@ -4,7 +4,7 @@
 use mlx5_hca::Service;
 
 /// States, with the numbers of `enum ib_qp_state`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::FromRepr)]
 #[repr(u8)]
 pub(crate) enum State {
     Reset = 0,
@@ -14,23 +14,6 @@ pub(crate) enum State {
     SendQueueDrained = 4,
     SendQueueError = 5,
     Error = 6,
-}
-
-impl State {
-    pub(crate) fn from_number(number: u8) -> Option<Self> {
-        use State::*;
-        [
-            Reset,
-            Init,
-            ReadyToReceive,
-            ReadyToSend,
-            SendQueueDrained,
-            SendQueueError,
-            Error,
-        ]
-        .into_iter()
-        .find(|state| *state as u8 == number)
-    }
 }
 
 /// Bits of an attribute mask (`enum ib_qp_attr_mask`).
@@ -136,7 +119,7 @@ mod tests {
 
     #[test]
     fn every_state_leads_to_reset_and_every_other_to_error() {
-        for from in (0..7).filter_map(State::from_number) {
+        for from in (0..7).filter_map(State::from_repr) {
             for service in [Service::Connected, Service::Unreliable, Service::Datagram] {
                 assert!(is_legal(service, from, Reset, 1));
                 assert_eq!(is_legal(service, from, Error, 1), from != Reset, "{from:?}");
@@ -193,7 +176,7 @@ mod tests {
     fn states_have_numbers() {
         assert_eq!(
             (0..9)
-                .filter_map(State::from_number)
+                .filter_map(State::from_repr)
                 .map(|state| state as u8)
                 .collect::<Vec<_>>(),
             [0, 1, 2, 3, 4, 5, 6]

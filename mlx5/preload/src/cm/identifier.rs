@@ -463,7 +463,7 @@ impl Id {
         const INVALID: Errno = Errno(libc::EINVAL);
         let state = u8::try_from(to)
             .ok()
-            .and_then(QpState::from_number)
+            .and_then(QpState::from_repr)
             .ok_or(INVALID)?;
         self.device.ok_or(INVALID)?;
         let mut at = QpAttr {

@@ -17,7 +17,8 @@ pub(crate) enum Event {
 }
 
 /// A message between two ids.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::FromRepr)]
+#[repr(u32)]
 pub(crate) enum Kind {
     Request = 1,
     Reply,
@@ -25,23 +26,6 @@ pub(crate) enum Kind {
     Reject,
     DisconnectRequest,
     DisconnectReply,
-}
-
-impl Kind {
-    /// Returns the kind with this number.
-    pub(crate) fn from_number(number: u32) -> Option<Self> {
-        use Kind::*;
-        [
-            Request,
-            Reply,
-            ReadyToUse,
-            Reject,
-            DisconnectRequest,
-            DisconnectReply,
-        ]
-        .into_iter()
-        .find(|kind| *kind as u32 == number)
-    }
 }
 
 /// An action of the program on an id.
@@ -399,7 +383,7 @@ mod tests {
     #[test]
     fn nonsense_of_a_peer_ends_the_connection() {
         for number in 1..=6 {
-            let kind = Kind::from_number(number).unwrap();
+            let kind = Kind::from_repr(number).unwrap();
             let mut end = machine(State::Arriving);
             assert_eq!(
                 end.hear(Heard::Message(kind, 0)).is_some(),
@@ -411,7 +395,7 @@ mod tests {
                 Some((Event::Disconnected, 0))
             );
         }
-        assert_eq!((Kind::from_number(0), Kind::from_number(7)), (None, None));
+        assert_eq!((Kind::from_repr(0), Kind::from_repr(7)), (None, None));
     }
 
     #[test]

@@ -92,7 +92,7 @@ impl Message {
             && retry_count < 8
             && rnr_retry_count < 8
             && u32::from(responder_resources.max(initiator_depth)) <= MAX_RD_ATOMIC;
-        Kind::from_number(message.kind)
+        Kind::from_repr(message.kind)
             .filter(|_| is_legal)
             .map(|kind| (kind, message))
     }

@@ -67,14 +67,10 @@ struct Call {
 
 impl Call {
     fn read(at: u64, len: usize) -> Result<Self, Errno> {
-        let mut bytes = vec![
-            0;
-            if len > LONGEST {
-                return Err(INVALID);
-            } else {
-                len
-            }
-        ];
+        if len > LONGEST {
+            return Err(INVALID);
+        }
+        let mut bytes = vec![0; len];
         sys::copy_in(at, &mut bytes)?;
         let Some((&[a, b, c, d, e, f, g, h], request)) = bytes.split_first_chunk() else {
             return Err(INVALID);

@@ -5,111 +5,55 @@ use std::fmt;
 
 use crate::options::errno::Errno;
 
-/// Objects of every driver with their methods, both indexed by number.
-const COMMON: [(&str, &[&str]); 17] = [
-    (
-        "DEVICE",
-        &[
-            "INVOKE_WRITE",
-            "INFO_HANDLES",
-            "QUERY_PORT",
-            "GET_CONTEXT",
-            "QUERY_CONTEXT",
-            "QUERY_GID_TABLE",
-            "QUERY_GID_ENTRY",
-        ],
-    ),
-    ("PD", &["PD_DESTROY"]),
-    ("COMP_CHANNEL", &[]),
-    ("CQ", &["CQ_CREATE", "CQ_DESTROY"]),
-    ("QP", &["QP_CREATE", "QP_DESTROY"]),
-    ("SRQ", &["SRQ_CREATE", "SRQ_DESTROY"]),
-    ("AH", &["AH_DESTROY"]),
-    (
-        "MR",
-        &[
-            "DM_MR_REG",
-            "MR_DESTROY",
-            "ADVISE_MR",
-            "QUERY_MR",
-            "REG_DMABUF_MR",
-        ],
-    ),
-    ("MW", &["MW_DESTROY"]),
-    ("FLOW", &["FLOW_DESTROY"]),
-    ("XRCD", &["XRCD_DESTROY"]),
-    ("RWQ_IND_TBL", &["RWQ_IND_TBL_DESTROY"]),
-    ("WQ", &["WQ_CREATE", "WQ_DESTROY"]),
-    (
-        "FLOW_ACTION",
-        &[
-            "FLOW_ACTION_ESP_CREATE",
-            "FLOW_ACTION_DESTROY",
-            "FLOW_ACTION_ESP_MODIFY",
-        ],
-    ),
-    ("DM", &["DM_ALLOC", "DM_FREE"]),
-    (
-        "COUNTERS",
-        &["COUNTERS_CREATE", "COUNTERS_DESTROY", "COUNTERS_READ"],
-    ),
-    ("ASYNC_EVENT", &["ASYNC_EVENT_ALLOC"]),
-];
+/// Objects of every driver with their methods, a line each. The lines, and the methods of a line, are
+/// in the order of their numbers.
+const COMMON: &str = "\
+DEVICE: INVOKE_WRITE INFO_HANDLES QUERY_PORT GET_CONTEXT QUERY_CONTEXT QUERY_GID_TABLE QUERY_GID_ENTRY
+PD: PD_DESTROY
+COMP_CHANNEL:
+CQ: CQ_CREATE CQ_DESTROY
+QP: QP_CREATE QP_DESTROY
+SRQ: SRQ_CREATE SRQ_DESTROY
+AH: AH_DESTROY
+MR: DM_MR_REG MR_DESTROY ADVISE_MR QUERY_MR REG_DMABUF_MR
+MW: MW_DESTROY
+FLOW: FLOW_DESTROY
+XRCD: XRCD_DESTROY
+RWQ_IND_TBL: RWQ_IND_TBL_DESTROY
+WQ: WQ_CREATE WQ_DESTROY
+FLOW_ACTION: FLOW_ACTION_ESP_CREATE FLOW_ACTION_DESTROY FLOW_ACTION_ESP_MODIFY
+DM: DM_ALLOC DM_FREE
+COUNTERS: COUNTERS_CREATE COUNTERS_DESTROY COUNTERS_READ
+ASYNC_EVENT: ASYNC_EVENT_ALLOC";
 
 /// First number of the driver's own objects and methods (`UVERBS_ID_NS_SHIFT`).
 const DRIVER: u16 = 1 << 12;
 
 /// The objects of mlx5 with their methods.
-const MLX5: [(&str, &[&str]); 10] = [
-    (
-        "DEVX",
-        &[
-            "DEVX_OTHER",
-            "DEVX_QUERY_UAR",
-            "DEVX_QUERY_EQN",
-            "DEVX_SUBSCRIBE_EVENT",
-        ],
-    ),
-    (
-        "DEVX_OBJ",
-        &[
-            "DEVX_OBJ_CREATE",
-            "DEVX_OBJ_DESTROY",
-            "DEVX_OBJ_MODIFY",
-            "DEVX_OBJ_QUERY",
-            "DEVX_OBJ_ASYNC_QUERY",
-        ],
-    ),
-    ("DEVX_UMEM", &["DEVX_UMEM_REG", "DEVX_UMEM_DEREG"]),
-    (
-        "FLOW_MATCHER",
-        &["FLOW_MATCHER_CREATE", "FLOW_MATCHER_DESTROY"],
-    ),
-    ("DEVX_ASYNC_CMD_FD", &["DEVX_ASYNC_CMD_FD_ALLOC"]),
-    ("DEVX_ASYNC_EVENT_FD", &["DEVX_ASYNC_EVENT_FD_ALLOC"]),
-    ("VAR", &["VAR_OBJ_ALLOC", "VAR_OBJ_DESTROY"]),
-    ("PP", &["PP_OBJ_ALLOC", "PP_OBJ_DESTROY"]),
-    ("UAR", &["UAR_OBJ_ALLOC", "UAR_OBJ_DESTROY"]),
-    (
-        "STEERING_ANCHOR",
-        &["STEERING_ANCHOR_CREATE", "STEERING_ANCHOR_DESTROY"],
-    ),
-];
+const MLX5: &str = "\
+DEVX: DEVX_OTHER DEVX_QUERY_UAR DEVX_QUERY_EQN DEVX_SUBSCRIBE_EVENT
+DEVX_OBJ: DEVX_OBJ_CREATE DEVX_OBJ_DESTROY DEVX_OBJ_MODIFY DEVX_OBJ_QUERY DEVX_OBJ_ASYNC_QUERY
+DEVX_UMEM: DEVX_UMEM_REG DEVX_UMEM_DEREG
+FLOW_MATCHER: FLOW_MATCHER_CREATE FLOW_MATCHER_DESTROY
+DEVX_ASYNC_CMD_FD: DEVX_ASYNC_CMD_FD_ALLOC
+DEVX_ASYNC_EVENT_FD: DEVX_ASYNC_EVENT_FD_ALLOC
+VAR: VAR_OBJ_ALLOC VAR_OBJ_DESTROY
+PP: PP_OBJ_ALLOC PP_OBJ_DESTROY
+UAR: UAR_OBJ_ALLOC UAR_OBJ_DESTROY
+STEERING_ANCHOR: STEERING_ANCHOR_CREATE STEERING_ANCHOR_DESTROY";
 
 /// Methods that mlx5 adds to objects of every driver.
-const MLX5_OF_COMMON: [(&str, &[&str]); 5] = [
-    ("DEVICE", &["QUERY_PORT"]),
-    ("PD", &["PD_QUERY"]),
-    ("FLOW", &["CREATE_FLOW", "DESTROY_FLOW"]),
-    (
-        "FLOW_ACTION",
-        &[
-            "FLOW_ACTION_CREATE_MODIFY_HEADER",
-            "FLOW_ACTION_CREATE_PACKET_REFORMAT",
-        ],
-    ),
-    ("DM", &["DM_MAP_OP_ADDR", "DM_QUERY"]),
-];
+const MLX5_OF_COMMON: &str = "\
+DEVICE: QUERY_PORT
+PD: PD_QUERY
+FLOW: CREATE_FLOW DESTROY_FLOW
+FLOW_ACTION: FLOW_ACTION_CREATE_MODIFY_HEADER FLOW_ACTION_CREATE_PACKET_REFORMAT
+DM: DM_MAP_OP_ADDR DM_QUERY";
+
+/// Returns the name of the method with this number, of an object's line.
+fn method_of(line: &str, number: usize) -> Option<&str> {
+    line.split(' ').nth(number + 1)
+}
 
 /// A method of an object.
 #[derive(Clone, Copy, Debug)]
@@ -150,21 +94,25 @@ impl Method {
 
 impl fmt::Display for Method {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let of_driver = |number: u16| number.checked_sub(DRIVER).map(usize::from);
-        let object = match of_driver(self.object) {
-            Some(index) => MLX5.get(index),
-            None => COMMON.get(usize::from(self.object)),
+        let (object, method) = (usize::from(self.object), usize::from(self.method));
+        let driver = usize::from(DRIVER);
+        let line = match object.checked_sub(driver) {
+            Some(number) => MLX5.lines().nth(number),
+            None => COMMON.lines().nth(object),
         };
-        let Some((object, methods)) = object else {
+        let Some((object, _)) = line.and_then(|line| line.split_once(':')) else {
             return write!(f, "object {:#x} method {:#x}", self.object, self.method);
         };
-        let method = match of_driver(self.method) {
-            Some(index) if self.object >= DRIVER => methods.get(index),
-            Some(index) => MLX5_OF_COMMON
-                .iter()
-                .find(|(name, _)| name == object)
-                .and_then(|(_, methods)| methods.get(index)),
-            None => methods.get(usize::from(self.method)),
+        let of = |lines: &'static str| {
+            lines
+                .lines()
+                .find(|line| line.starts_with(&format!("{object}:")))
+        };
+        let method = match method.checked_sub(driver) {
+            Some(number) if self.object < DRIVER => {
+                of(MLX5_OF_COMMON).and_then(|line| method_of(line, number))
+            }
+            number => line.and_then(|line| method_of(line, number.unwrap_or(method))),
         };
         match method {
             Some(method) => write!(f, "{object}.{method}"),

@@ -246,6 +246,13 @@ impl Reply {
         }
     }
 
+    /// Makes the response of the extended command, which ends with a mask of 0 and its own length.
+    pub(crate) fn extended(mut self) -> Self {
+        let len = self.core.len() as u32 + 8;
+        self.core.extend([0, len].map(u32::to_ne_bytes).concat());
+        self
+    }
+
     /// Adds the driver's part.
     pub(crate) fn with(mut self, driver: &(impl IntoBytes + Immutable)) -> Self {
         self.driver = driver.as_bytes().to_vec();

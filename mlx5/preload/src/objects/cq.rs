@@ -42,8 +42,7 @@ impl Objects {
     /// Carries out CREATE_CQ.
     pub(crate) fn create_cq(&mut self, call: &Call) -> Result<Reply, Errno> {
         let request: CreateCq = call.request::<_, CreateCqResp>()?;
-        let (base, driver, note) = self.make_cq(call, &request)?;
-        Ok(Reply::of(&base).with(&driver).note(note))
+        self.make_cq(call, &request)
     }
 
     /// Carries out the extended CREATE_CQ.
@@ -59,20 +58,10 @@ impl Objects {
             comp_channel: asked.comp_channel,
             ..CreateCq::new_zeroed()
         };
-        let (base, driver, note) = self.make_cq(call, &request)?;
-        let response = ExCreateCqResp {
-            base,
-            comp_mask: 0,
-            response_length: size_of::<ExCreateCqResp>() as u32,
-        };
-        Ok(Reply::of(&response).with(&driver).note(note))
+        Ok(self.make_cq(call, &request)?.extended())
     }
 
-    fn make_cq(
-        &mut self,
-        call: &Call,
-        asked: &CreateCq,
-    ) -> Result<(CreateCqResp, DriverCqResp, String), Errno> {
+    fn make_cq(&mut self, call: &Call, asked: &CreateCq) -> Result<Reply, Errno> {
         let request: DriverCq = call.driver();
         let is_legal = asked.cqe <= MAX_CQE && asked.comp_vector < COMP_VECTORS;
         if !is_legal || !matches!(request.cqe_size, 64 | 128) {
@@ -106,14 +95,12 @@ impl Objects {
             "entries={entries}x{} -> cq={cq_handle} cqn={cqn:#x}",
             request.cqe_size
         );
-        Ok((
-            CreateCqResp {
-                cq_handle,
-                cqe: entries - 1,
-            },
-            DriverCqResp { cqn, reserved: 0 },
-            note,
-        ))
+        let response = CreateCqResp {
+            cq_handle,
+            cqe: entries - 1,
+        };
+        let driver = DriverCqResp { cqn, reserved: 0 };
+        Ok(Reply::of(&response).with(&driver).note(note))
     }
 
     /// Carries out DESTROY_CQ.

@@ -135,7 +135,7 @@ impl Objects {
         let selected = Selected { request, mask };
         let from = self.state(qp);
         let to = if selected.has(attribute::STATE) {
-            State::from_number(request.qp_state).ok_or(INVALID)?
+            State::from_repr(request.qp_state).ok_or(INVALID)?
         } else {
             from
         };

@@ -76,8 +76,7 @@ impl Objects {
     /// Carries out CREATE_QP.
     pub(crate) fn create_qp(&mut self, call: &Call) -> Result<Reply, Errno> {
         let request: CreateQp = call.request::<_, CreateQpResp>()?;
-        let (base, driver, note) = self.make_qp(call, &request)?;
-        Ok(Reply::of(&base).with(&driver).note(note))
+        self.make_qp(call, &request)
     }
 
     /// Carries out the extended CREATE_QP.
@@ -92,20 +91,10 @@ impl Objects {
         let mut base = CreateQp::new_zeroed();
         base.as_mut_bytes()[size_of::<CreateQp>() - SHARED..]
             .copy_from_slice(&request.as_bytes()[..SHARED]);
-        let (base, driver, note) = self.make_qp(call, &base)?;
-        let response = ExCreateQpResp {
-            base,
-            comp_mask: 0,
-            response_length: size_of::<ExCreateQpResp>() as u32,
-        };
-        Ok(Reply::of(&response).with(&driver).note(note))
+        Ok(self.make_qp(call, &base)?.extended())
     }
 
-    fn make_qp(
-        &mut self,
-        call: &Call,
-        request: &CreateQp,
-    ) -> Result<(CreateQpResp, DriverQpResp, String), Errno> {
+    fn make_qp(&mut self, call: &Call, request: &CreateQp) -> Result<Reply, Errno> {
         let service = match request.qp_type {
             RC => Service::Connected,
             UC => Service::Unreliable,
@@ -202,14 +191,11 @@ impl Objects {
             driver.flags,
             driver.uidx,
         );
-        Ok((
-            response,
-            DriverQpResp {
-                bfreg_index,
-                ..DriverQpResp::new_zeroed()
-            },
-            note,
-        ))
+        let driver = DriverQpResp {
+            bfreg_index,
+            ..DriverQpResp::new_zeroed()
+        };
+        Ok(Reply::of(&response).with(&driver).note(note))
     }
 
     /// Returns the state of a queue pair.
