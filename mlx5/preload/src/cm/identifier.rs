@@ -18,6 +18,7 @@ use crate::cm::message::{LONGEST_PACKET, Message, private_bytes};
 use crate::cm::service::{self, IN_USE, Port};
 use crate::options::config::{Link, guid};
 use crate::options::errno::Errno;
+use crate::options::faults::Fault;
 use crate::options::log;
 use crate::options::settings::Settings;
 
@@ -496,11 +497,7 @@ impl Id {
                     let mut access = Access::REMOTE_WRITE;
                     if responder > 0 {
                         access |= Access::REMOTE_READ;
-                        access |= if settings.has_atomics {
-                            Access::REMOTE_ATOMIC
-                        } else {
-                            Access::empty()
-                        };
+                        access.set(Access::REMOTE_ATOMIC, !settings.has(Fault::NoAtomics));
                     }
                     at.qp_access_flags = access.bits();
                 }

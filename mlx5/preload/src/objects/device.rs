@@ -21,6 +21,7 @@ use crate::objects::Objects;
 use crate::objects::bfregs::Bfregs;
 use crate::options::config::{DEVICE_ID, FIRMWARE, GID_ENTRIES, Link, guid};
 use crate::options::errno::Errno;
+use crate::options::faults::Fault;
 use crate::options::settings::Settings;
 use crate::system::sys;
 
@@ -108,6 +109,8 @@ pub(crate) fn get_context(
 impl Objects {
     fn capabilities(&self) -> QueryDeviceResp {
         let [major, minor, sub_minor] = FIRMWARE.map(u64::from);
+        let has_srqs = !self.settings.has(Fault::NoSrqs);
+        let of_srqs = |limit| if has_srqs { limit } else { 0 };
         QueryDeviceResp {
             fw_ver: major << 32 | minor << 16 | sub_minor,
             node_guid: guid(self.port.index),
@@ -129,15 +132,11 @@ impl Objects {
             max_res_rd_atom: MAX_RD_ATOMIC << 14,
             max_qp_init_rd_atom: MAX_RD_ATOMIC,
             // IB_ATOMIC_HCA: atomic among the device's own atomics only.
-            atomic_cap: self.settings.has_atomics.into(),
+            atomic_cap: (!self.settings.has(Fault::NoAtomics)).into(),
             max_ah: i32::MAX as u32,
-            max_srq: if self.settings.has_srqs { 1 << 15 } else { 0 },
-            max_srq_wr: if self.settings.has_srqs {
-                MAX_WQES - 1
-            } else {
-                0
-            },
-            max_srq_sge: if self.settings.has_srqs { MAX_SGE } else { 0 },
+            max_srq: of_srqs(1 << 15),
+            max_srq_wr: of_srqs(MAX_WQES - 1),
+            max_srq_sge: of_srqs(MAX_SGE),
             max_pkeys: 1,
             local_ca_ack_delay: 16,
             phys_port_cnt: 1,
@@ -174,7 +173,7 @@ impl Objects {
     /// Carries out QUERY_PORT.
     pub(crate) fn query_port(&self, call: &Call) -> Result<Reply, Errno> {
         let settings = self.settings;
-        let is_up = settings.is_port_up && self.hca.is_port_up();
+        let is_up = !settings.has(Fault::PortDown) && self.hca.is_port_up();
         let QueryPort { port_num, .. } = call.request::<_, QueryPortResp>()?;
         if port_num != 1 {
             return Err(Errno(libc::EINVAL));

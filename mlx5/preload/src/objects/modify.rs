@@ -11,6 +11,7 @@ use crate::command::{Call, Reply};
 use crate::objects::paths::{Way, resolve};
 use crate::objects::{Objects, Qp};
 use crate::options::errno::Errno;
+use crate::options::faults::Fault;
 use crate::options::log;
 
 /// The attributes that a mask selects from a request.
@@ -26,58 +27,52 @@ impl Selected<'_> {
 
     /// Returns whether every selected attribute has a valid value.
     fn are_valid(&self) -> bool {
+        use attribute::*;
         let at = self.request;
         let is_resource = |number: u8| u32::from(number) <= MAX_RD_ATOMIC;
-        !(self.has(attribute::PORT) && at.port_num != 1
-            || self.has(attribute::PKEY_INDEX) && at.pkey_index != 0
-            || self.has(attribute::PATH_MTU) && !(1..=5).contains(&at.path_mtu)
-            || self.has(attribute::TIMEOUT) && at.timeout > 31
-            || self.has(attribute::RETRY_CNT) && at.retry_cnt > 7
-            || self.has(attribute::RNR_RETRY) && at.rnr_retry > 7
-            || self.has(attribute::MIN_RNR_TIMER) && at.min_rnr_timer > 31
-            || self.has(attribute::MAX_QP_RD_ATOMIC) && !is_resource(at.max_rd_atomic)
-            || self.has(attribute::MAX_DEST_RD_ATOMIC) && !is_resource(at.max_dest_rd_atomic)
-            || self.has(attribute::AV) && at.dest.port_num > 1)
+        !(self.has(PORT) && at.port_num != 1
+            || self.has(PKEY_INDEX) && at.pkey_index != 0
+            || self.has(PATH_MTU) && !(1..=5).contains(&at.path_mtu)
+            || self.has(TIMEOUT) && at.timeout > 31
+            || self.has(RETRY_CNT) && at.retry_cnt > 7
+            || self.has(RNR_RETRY) && at.rnr_retry > 7
+            || self.has(MIN_RNR_TIMER) && at.min_rnr_timer > 31
+            || self.has(MAX_QP_RD_ATOMIC) && !is_resource(at.max_rd_atomic)
+            || self.has(MAX_DEST_RD_ATOMIC) && !is_resource(at.max_dest_rd_atomic)
+            || self.has(AV) && at.dest.port_num > 1)
     }
 
     /// Copies the selected attributes to `kept`, which QUERY_QP returns.
     fn keep(&self, kept: &mut QueryQpResp) {
+        use attribute::*;
         let new = self.request;
         let mut keep = |bit, copy: &dyn Fn(&mut QueryQpResp)| {
             if self.has(bit) {
                 copy(kept);
             }
         };
-        keep(attribute::ACCESS_FLAGS, &|at| {
-            at.qp_access_flags = new.qp_access_flags
-        });
-        keep(attribute::PKEY_INDEX, &|at| at.pkey_index = new.pkey_index);
-        keep(attribute::PORT, &|at| at.port_num = new.port_num);
-        keep(attribute::QKEY, &|at| at.qkey = new.qkey);
-        keep(attribute::AV, &|at| at.dest = new.dest);
-        keep(attribute::PATH_MTU, &|at| at.path_mtu = new.path_mtu);
-        keep(attribute::TIMEOUT, &|at| at.timeout = new.timeout);
-        keep(attribute::RETRY_CNT, &|at| at.retry_cnt = new.retry_cnt);
-        keep(attribute::RNR_RETRY, &|at| at.rnr_retry = new.rnr_retry);
-        keep(attribute::RQ_PSN, &|at| at.rq_psn = new.rq_psn);
-        keep(attribute::MAX_QP_RD_ATOMIC, &|at| {
-            at.max_rd_atomic = new.max_rd_atomic
-        });
-        keep(attribute::ALT_PATH, &|at| {
+        keep(ACCESS_FLAGS, &|at| at.qp_access_flags = new.qp_access_flags);
+        keep(PKEY_INDEX, &|at| at.pkey_index = new.pkey_index);
+        keep(PORT, &|at| at.port_num = new.port_num);
+        keep(QKEY, &|at| at.qkey = new.qkey);
+        keep(AV, &|at| at.dest = new.dest);
+        keep(PATH_MTU, &|at| at.path_mtu = new.path_mtu);
+        keep(TIMEOUT, &|at| at.timeout = new.timeout);
+        keep(RETRY_CNT, &|at| at.retry_cnt = new.retry_cnt);
+        keep(RNR_RETRY, &|at| at.rnr_retry = new.rnr_retry);
+        keep(RQ_PSN, &|at| at.rq_psn = new.rq_psn);
+        keep(MAX_QP_RD_ATOMIC, &|at| at.max_rd_atomic = new.max_rd_atomic);
+        keep(ALT_PATH, &|at| {
             (at.alt_dest, at.alt_port_num) = (new.alt_dest, new.alt_port_num);
             (at.alt_timeout, at.alt_pkey_index) = (new.alt_timeout, new.alt_pkey_index);
         });
-        keep(attribute::MIN_RNR_TIMER, &|at| {
-            at.min_rnr_timer = new.min_rnr_timer
-        });
-        keep(attribute::SQ_PSN, &|at| at.sq_psn = new.sq_psn);
-        keep(attribute::MAX_DEST_RD_ATOMIC, &|at| {
+        keep(MIN_RNR_TIMER, &|at| at.min_rnr_timer = new.min_rnr_timer);
+        keep(SQ_PSN, &|at| at.sq_psn = new.sq_psn);
+        keep(MAX_DEST_RD_ATOMIC, &|at| {
             at.max_dest_rd_atomic = new.max_dest_rd_atomic
         });
-        keep(attribute::PATH_MIG_STATE, &|at| {
-            at.path_mig_state = new.path_mig_state
-        });
-        keep(attribute::DEST_QPN, &|at| at.dest_qp_num = new.dest_qp_num);
+        keep(PATH_MIG_STATE, &|at| at.path_mig_state = new.path_mig_state);
+        keep(DEST_QPN, &|at| at.dest_qp_num = new.dest_qp_num);
     }
 }
 
@@ -150,7 +145,9 @@ impl Objects {
         }
         let mut attributes = qp.attributes;
         selected.keep(&mut attributes);
-        if rights(&attributes).contains(Access::REMOTE_ATOMIC) && !self.settings.has_atomics {
+        if rights(&attributes).contains(Access::REMOTE_ATOMIC)
+            && self.settings.has(Fault::NoAtomics)
+        {
             return Err(Errno(libc::EOPNOTSUPP));
         }
         self.carry_out(qp, from, to, &attributes)?;

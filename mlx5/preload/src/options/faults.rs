@@ -1,6 +1,8 @@
 //! Faults on request, `--fault KEY=VALUE`. The launcher parses all of them, and applies those of
 //! the tree. The library applies the others.
 
+use std::str::FromStr;
+
 use mlx5_hca::Faults;
 use mlx5_hca::wire::Syndrome;
 
@@ -86,14 +88,9 @@ impl Fault {
             .split_once('=')
             .ok_or_else(|| format!("`{text}` is not KEY=VALUE"))?;
         let (key, only) = match key.split_once('.') {
-            Some((key @ ("wc" | "loss"), place)) => (
-                key,
-                Some(
-                    place
-                        .parse()
-                        .map_err(|_| format!("`{place}` is not the place of a queue pair"))?,
-                ),
-            ),
+            Some((key @ ("wc" | "loss"), place)) => {
+                (key, Some(number(place, "the place of a queue pair")?))
+            }
             _ => (key, None),
         };
         let fixed = |legal: &str, fault| {
@@ -115,13 +112,10 @@ impl Fault {
                         STATUSES.map(|(name, _)| name).join(", ")
                     )
                 })?;
-                let after = after
-                    .parse()
-                    .map_err(|_| format!("`{after}` is not a number of work requests"))?;
                 Ok(Self::Completion {
                     only,
                     syndrome,
-                    after,
+                    after: number(after, "a number of work requests")?,
                 })
             }
             "loss" => {
@@ -143,41 +137,33 @@ impl Fault {
                         .split_once('+')
                         .map_or((when, None), |(at, length)| (at, Some(length)));
                     Ok(Self::PortFails {
-                        at_ms: milliseconds(at)?,
-                        for_ms: length.map(milliseconds).transpose()?,
+                        at_ms: number(at, MS)?,
+                        for_ms: length.map(|length| number(length, MS)).transpose()?,
                     })
                 }
             },
             "device" => match value.strip_prefix("fatal@") {
                 None => Err(format!("device is `{value}`; legal is `fatal@MS`")),
                 Some(at) => Ok(Self::DeviceFails {
-                    at_ms: milliseconds(at)?,
+                    at_ms: number(at, MS)?,
                 }),
             },
             "atomics" => fixed("none", Self::NoAtomics),
             "srq" => fixed("none", Self::NoSrqs),
             "open" => Errno::parse(value).map(Self::Open),
             _ => {
-                let number = names::number(key).ok_or_else(|| {
+                let command = names::number(key).ok_or_else(|| {
                     let commands: Vec<_> = names::all().collect();
                     format!(
                         "`{key}` is not a fault; legal are devices, device, gid, port, atomics, srq, open, wc, loss, {}",
                         commands.join(", ")
                     )
                 })?;
-                let (errno, after) = match value.split_once('@') {
-                    Some((errno, after)) => (
-                        errno,
-                        after
-                            .parse()
-                            .map_err(|_| format!("`{after}` is not a number of commands"))?,
-                    ),
-                    None => (value, 0),
-                };
+                let (errno, after) = value.split_once('@').unwrap_or((value, "0"));
                 Ok(Self::Command {
-                    number,
+                    number: command,
+                    after: number(after, "a number of commands")?,
                     errno: Errno::parse(errno)?,
-                    after,
                 })
             }
         }
@@ -214,9 +200,10 @@ pub(crate) fn of_hca(faults: &[Fault]) -> Result<Faults, String> {
     })
 }
 
-fn milliseconds(text: &str) -> Result<u32, String> {
-    text.parse()
-        .map_err(|_| format!("`{text}` is not a number of milliseconds"))
+const MS: &str = "a number of milliseconds";
+
+fn number<T: FromStr>(text: &str, what: &str) -> Result<T, String> {
+    text.parse().map_err(|_| format!("`{text}` is not {what}"))
 }
 
 #[cfg(test)]

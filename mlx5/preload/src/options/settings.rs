@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use mlx5_hca::{Port, PortAddress};
 
@@ -35,12 +35,8 @@ pub(crate) struct Settings {
     pub(crate) link: Link,
     /// The directory through which processes find each other.
     pub(crate) fabric: PathBuf,
-    /// Whether the port is up.
-    pub(crate) is_port_up: bool,
-    /// Whether the device has atomics.
-    pub(crate) has_atomics: bool,
-    /// Whether it says that it has shared receive queues.
-    pub(crate) has_srqs: bool,
+    /// The faults, and how often each of them could have happened.
+    faults: Vec<(Fault, AtomicU64)>,
     /// Changes of an open device without a command, with their times in ms after it was opened; the
     /// earliest first.
     pub(crate) changes: Vec<(u32, Change)>,
@@ -48,10 +44,6 @@ pub(crate) struct Settings {
     pub(crate) of_hca: mlx5_hca::Faults,
     /// Whether the doorbells of drivers are checked.
     pub(crate) check_doorbells: bool,
-    /// Error of opening the device.
-    open: Option<Errno>,
-    /// Errors of commands.
-    commands: Vec<CommandFault>,
     /// Destination of log lines.
     pub(crate) log: Option<LogTarget>,
     /// Whether commands that succeed are logged.
@@ -68,14 +60,6 @@ pub(crate) enum Change {
     },
     /// The device fails.
     Fatal,
-}
-
-#[derive(Debug)]
-struct CommandFault {
-    number: u8,
-    errno: Errno,
-    /// Number of commands that still succeed.
-    after: AtomicU32,
 }
 
 static SETTINGS: OnceLock<Option<Settings>> = OnceLock::new();
@@ -95,27 +79,22 @@ impl Settings {
             .split_once(':')
             .map(|(major, minor)| (major.parse().ok(), minor.parse().ok()))?;
         let faults = text(FAULTS).unwrap_or_default();
-        let faults: Option<Vec<_>> = faults
-            .split(',')
-            .filter(|one| !one.is_empty())
-            .map(|one| Fault::parse(one).ok())
-            .collect();
-        let faults = faults?;
+        let faults = faults.split(',').filter(|one| !one.is_empty());
+        let faults: Vec<_> = faults.map(Fault::parse).collect::<Result<_, _>>().ok()?;
         let link = Link::parse(&text(LINK)?).ok()?;
-        let mut settings = Self {
+        Some(Self {
             device: libc::makedev(major?, minor?),
             network: link.network(text(DEVICES)?.parse().ok()?),
             tree: variable(TREE)?.into(),
             link,
             fabric: variable(FABRIC)?.into(),
-            is_port_up: true,
-            has_atomics: true,
-            has_srqs: true,
-            changes: Vec::new(),
+            changes: changes(&faults),
             of_hca: of_hca(&faults).ok()?,
+            faults: faults
+                .into_iter()
+                .map(|fault| (fault, AtomicU64::new(0)))
+                .collect(),
             check_doorbells: variable(CHECK_DOORBELLS).is_some(),
-            open: None,
-            commands: Vec::new(),
             log: variable(LOG).map(|target| {
                 if target == "-" {
                     LogTarget::StandardError
@@ -124,40 +103,7 @@ impl Settings {
                 }
             }),
             log_commands: variable(LOG_COMMANDS).is_some(),
-        };
-        for fault in faults {
-            match fault {
-                Fault::PortDown => settings.is_port_up = false,
-                Fault::PortFails { at_ms, for_ms } => {
-                    settings
-                        .changes
-                        .push((at_ms, Change::Port { is_up: false }));
-                    settings.changes.extend(for_ms.map(|for_ms| {
-                        (at_ms.saturating_add(for_ms), Change::Port { is_up: true })
-                    }));
-                }
-                Fault::DeviceFails { at_ms } => settings.changes.push((at_ms, Change::Fatal)),
-                Fault::NoAtomics => settings.has_atomics = false,
-                Fault::NoSrqs => settings.has_srqs = false,
-                Fault::Open(errno) => settings.open = Some(errno),
-                Fault::Command {
-                    number,
-                    errno,
-                    after,
-                } => {
-                    settings.commands.push(CommandFault {
-                        number,
-                        errno,
-                        after: AtomicU32::new(after),
-                    });
-                }
-                // The launcher applies the first two in the tree, and the HCA the others.
-                Fault::NoDevices | Fault::NoGid | Fault::Completion { .. } | Fault::Loss { .. } => {
-                }
-            }
-        }
-        settings.changes.sort_by_key(|&(at_ms, _)| at_ms);
-        Some(settings)
+        })
     }
 
     /// Returns the port of the device with this index.
@@ -168,26 +114,55 @@ impl Settings {
         }
     }
 
+    /// Returns whether this fault was asked for.
+    pub(crate) fn has(&self, fault: Fault) -> bool {
+        self.faults.iter().any(|(known, _)| *known == fault)
+    }
+
     /// Returns the fault of opening the device.
     pub(crate) fn open_fault(&self) -> Result<(), Errno> {
-        self.open.map_or(Ok(()), Err)
+        let errno = self.faults.iter().find_map(|(fault, _)| match *fault {
+            Fault::Open(errno) => Some(errno),
+            _ => None,
+        });
+        errno.map_or(Ok(()), Err)
     }
 
     /// Returns the fault of this command, and counts the attempt.
     pub(crate) fn command_fault(&self, number: u8) -> Result<(), Errno> {
-        for fault in self.commands.iter().filter(|fault| fault.number == number) {
-            if fault
-                .after
-                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |after| {
-                    after.checked_sub(1)
-                })
-                .is_err()
-            {
-                return Err(fault.errno);
+        for (fault, attempts) in &self.faults {
+            match *fault {
+                Fault::Command {
+                    number: of,
+                    errno,
+                    after,
+                } if of == number && attempts.fetch_add(1, Ordering::Relaxed) >= after.into() => {
+                    return Err(errno);
+                }
+                _ => {}
             }
         }
         Ok(())
     }
+}
+
+/// Returns the changes that the faults make, the earliest first.
+fn changes(faults: &[Fault]) -> Vec<(u32, Change)> {
+    let mut changes = Vec::new();
+    for fault in faults {
+        match *fault {
+            Fault::PortFails { at_ms, for_ms } => {
+                changes.push((at_ms, Change::Port { is_up: false }));
+                let up = |for_ms| (at_ms.saturating_add(for_ms), Change::Port { is_up: true });
+                changes.extend(for_ms.map(up));
+            }
+            Fault::DeviceFails { at_ms } => changes.push((at_ms, Change::Fatal)),
+            // The launcher applies faults of the tree, the HCA those of messages.
+            _ => {}
+        }
+    }
+    changes.sort_by_key(|&(at_ms, _)| at_ms);
+    changes
 }
 
 #[cfg(test)]
@@ -216,7 +191,7 @@ mod tests {
         ];
         let it = settings(&of_launcher).unwrap();
         assert_eq!(
-            (it.device, it.link, it.is_port_up),
+            (it.device, it.link, !it.has(Fault::PortDown)),
             (libc::makedev(231, 192), Link::Ethernet(None), false)
         );
         assert_eq!(it.network.len(), 2);
