@@ -75,66 +75,40 @@ impl Call {
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, Errno> {
         const INVALID: Errno = Errno(libc::EINVAL);
         let (header, rest) = CommandHeader::read_from_prefix(bytes).map_err(|_| INVALID)?;
-        let CommandHeader {
-            command,
-            in_words,
-            out_words,
-        } = header;
+        let (command, in_words, out_words) = (header.command, header.in_words, header.out_words);
         if command & !(EXTENDED | NUMBER) != 0 {
             return Err(INVALID);
         }
-        let number = (command & NUMBER) as u8;
-        if command & EXTENDED == 0 {
-            if usize::from(in_words) * 4 != bytes.len() {
-                return Err(INVALID);
-            }
-            let room = usize::from(out_words) * 4;
-            let response = match (room, rest.first_chunk()) {
-                (0, _) => 0,
-                (_, Some(first)) => u64::from_ne_bytes(*first),
-                (_, None) => return Err(INVALID),
-            };
-            let (request, taken) = (rest.to_vec(), Cell::new(0));
-            return Ok(Self {
-                number,
-                is_extended: false,
-                request,
-                driver: Vec::new(),
-                taken,
-                response,
-                room,
-                driver_room: 0,
-            });
-        }
-        let (extended, rest) = ExtendedHeader::read_from_prefix(rest).map_err(|_| INVALID)?;
-        let (len, driver_len) = (
-            usize::from(in_words) * 8,
-            usize::from(extended.provider_in_words) * 8,
-        );
-        if rest.len() != len + driver_len || extended.cmd_hdr_reserved != 0 {
-            return Err(INVALID);
-        }
-        let (room, driver_room) = (
-            usize::from(out_words) * 8,
-            usize::from(extended.provider_out_words) * 8,
-        );
-        if (extended.response == 0) != (room + driver_room == 0) {
-            return Err(INVALID);
-        }
-        let (request, driver) = rest.split_at(len);
-        let request = request.to_vec();
-        let driver = driver.to_vec();
-        let response = extended.response;
-        Ok(Self {
-            number,
-            is_extended: true,
-            request,
-            driver,
+        let is_extended = command & EXTENDED != 0;
+        let word = if is_extended { 8 } else { 4 };
+        let mut call = Self {
+            number: (command & NUMBER) as u8,
+            is_extended,
+            request: Vec::new(),
+            driver: Vec::new(),
             taken: Cell::new(0),
-            response,
-            room,
-            driver_room,
-        })
+            response: 0,
+            room: usize::from(out_words) * word,
+            driver_room: 0,
+        };
+        let is_legal = if is_extended {
+            let (header, rest) = ExtendedHeader::read_from_prefix(rest).map_err(|_| INVALID)?;
+            let parts = rest.split_at_checked(usize::from(in_words) * word);
+            let (request, driver) = parts.ok_or(INVALID)?;
+            (call.request, call.driver) = (request.to_vec(), driver.to_vec());
+            call.response = header.response;
+            call.driver_room = usize::from(header.provider_out_words) * word;
+            driver.len() == usize::from(header.provider_in_words) * word
+                && header.cmd_hdr_reserved == 0
+                && (call.response == 0) == (call.room + call.driver_room == 0)
+        } else {
+            if call.room > 0 {
+                call.response = u64::from_ne_bytes(*rest.first_chunk().ok_or(INVALID)?);
+            }
+            call.request = rest.to_vec();
+            bytes.len() == usize::from(in_words) * word
+        };
+        is_legal.then_some(call).ok_or(INVALID)
     }
 
     /// Decodes the request, and checks that the response `R`, without the driver's part, has room.
