@@ -176,9 +176,7 @@ impl Id {
     /// device has the address.
     pub(crate) fn bind(&mut self, settings: &Settings, to: SocketAddr) -> Result<(), Errno> {
         let (device, is_any) = (address::device(settings, to.ip()), to.ip().is_unspecified());
-        if device.is_none() && !is_any {
-            return Err(Errno(libc::ENODEV));
-        }
+        Errno(libc::ENODEV).when(device.is_none() && !is_any)?;
         self.machine.take(Step::Bind)?;
         let port = Port::reserve(&settings.fabric, self.space, to.port())
             .inspect_err(|_| self.machine.state = State::New);

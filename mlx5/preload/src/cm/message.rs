@@ -52,9 +52,7 @@ impl Message {
     /// `EINVAL`: the private data is longer than a message of this kind carries.
     pub(crate) fn new(kind: Kind, is_datagram: bool, param: &ConnParam) -> Result<Self, Errno> {
         let len = usize::from(param.private_data_len);
-        if len > private_bytes(kind, is_datagram) {
-            return Err(Errno(libc::EINVAL));
-        }
+        Errno(libc::EINVAL).when(len > private_bytes(kind, is_datagram))?;
         let mut message = Self {
             version: VERSION,
             kind: kind as u32,

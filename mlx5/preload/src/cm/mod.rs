@@ -67,17 +67,13 @@ struct Call {
 
 impl Call {
     fn read(at: u64, len: usize) -> Result<Self, Errno> {
-        if len > LONGEST {
-            return Err(INVALID);
-        }
+        INVALID.when(len > LONGEST)?;
         let mut bytes = vec![0; len];
         sys::copy_in(at, &mut bytes)?;
         let Some((&[a, b, c, d, e, f, g, h], request)) = bytes.split_first_chunk() else {
             return Err(INVALID);
         };
-        if usize::from(u16::from_ne_bytes([e, f])) > request.len() {
-            return Err(INVALID);
-        }
+        INVALID.when(usize::from(u16::from_ne_bytes([e, f])) > request.len())?;
         Ok(Self {
             number: u32::from_ne_bytes([a, b, c, d]),
             request: request.to_vec(),

@@ -60,9 +60,7 @@ impl Call {
     /// # Errors
     /// `EFAULT`: that memory is not readable. `EINVAL`: see [`parse`](Self::parse).
     pub(crate) fn read(at: u64, len: usize) -> Result<Self, Errno> {
-        if len > LONGEST {
-            return Err(Errno(libc::EINVAL));
-        }
+        Errno(libc::EINVAL).when(len > LONGEST)?;
         let mut bytes = vec![0; len];
         sys::copy_in(at, &mut bytes)?;
         Self::parse(&bytes)
@@ -76,9 +74,7 @@ impl Call {
         const INVALID: Errno = Errno(libc::EINVAL);
         let (header, rest) = CommandHeader::read_from_prefix(bytes).map_err(|_| INVALID)?;
         let (command, in_words, out_words) = (header.command, header.in_words, header.out_words);
-        if command & !(EXTENDED | NUMBER) != 0 {
-            return Err(INVALID);
-        }
+        INVALID.when(command & !(EXTENDED | NUMBER) != 0)?;
         let is_extended = command & EXTENDED != 0;
         let word = if is_extended { 8 } else { 4 };
         let mut call = Self {
@@ -156,11 +152,7 @@ impl Call {
     /// # Errors
     /// `ENOSPC`: it has no room.
     pub(crate) fn check_room(&self, len: usize) -> Result<(), Errno> {
-        if self.room < len {
-            Err(Errno(libc::ENOSPC))
-        } else {
-            Ok(())
-        }
+        Errno(libc::ENOSPC).when(self.room < len)
     }
 
     /// Checks that the response can be written. Call it before an object is created, which would

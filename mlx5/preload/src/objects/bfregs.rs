@@ -28,16 +28,10 @@ impl Bfregs {
     /// # Errors
     /// The same as the kernel's: `EINVAL` for none or too few, `ENOMEM` for too many.
     pub(crate) fn new(total: u32, dedicated: u32) -> Result<Self, Errno> {
-        if total == 0 {
-            return Err(Errno(libc::EINVAL));
-        }
-        if total > MAX {
-            return Err(Errno(libc::ENOMEM));
-        }
+        Errno(libc::EINVAL).when(total == 0)?;
+        Errno(libc::ENOMEM).when(total > MAX)?;
         let total = total.next_multiple_of(USED);
-        if dedicated > total - 1 {
-            return Err(Errno(libc::EINVAL));
-        }
+        Errno(libc::EINVAL).when(dedicated > total - 1)?;
         Ok(Self {
             users: vec![0; total as usize],
             first_dedicated: (total - dedicated) as usize,

@@ -16,7 +16,7 @@ use crate::files::channel::Channel;
 use crate::files::fds::{self, File};
 use crate::objects::device::{COMP_VECTORS, MAX_CQE};
 use crate::objects::regions::place;
-use crate::objects::{Cq, Objects};
+use crate::objects::{Cq, Objects, Qp};
 use crate::options::errno::Errno;
 use crate::options::log;
 use crate::system::sys;
@@ -48,9 +48,7 @@ impl Objects {
     /// Carries out the extended CREATE_CQ.
     pub(crate) fn create_cq_extended(&mut self, call: &Call) -> Result<Reply, Errno> {
         let asked: ExCreateCq = call.request::<_, ExCreateCqResp>()?;
-        if asked.comp_mask != 0 || asked.flags & !IGNORE_OVERRUN != 0 {
-            return Err(Errno(libc::EOPNOTSUPP));
-        }
+        Errno(libc::EOPNOTSUPP).when(asked.comp_mask != 0 || asked.flags & !IGNORE_OVERRUN != 0)?;
         let request = CreateCq {
             user_handle: asked.user_handle,
             cqe: asked.cqe,
@@ -64,9 +62,7 @@ impl Objects {
     fn make_cq(&mut self, call: &Call, asked: &CreateCq) -> Result<Reply, Errno> {
         let request: DriverCq = call.driver();
         let is_legal = asked.cqe <= MAX_CQE && asked.comp_vector < COMP_VECTORS;
-        if !is_legal || !matches!(request.cqe_size, 64 | 128) {
-            return Err(Errno(libc::EINVAL));
-        }
+        Errno(libc::EINVAL).when(!is_legal || !matches!(request.cqe_size, 64 | 128))?;
         let entries = (asked.cqe + 1).next_power_of_two();
         let channel = match asked.comp_channel {
             ..0 => None,
@@ -107,13 +103,8 @@ impl Objects {
     pub(crate) fn destroy_cq(&mut self, call: &Call) -> Result<Reply, Errno> {
         let DestroyCq { cq_handle, .. } = call.request::<_, DestroyCqResp>()?;
         self.cqs.get(cq_handle)?;
-        if self
-            .qps
-            .iter()
-            .any(|qp| qp.send_cq == cq_handle || qp.recv_cq == cq_handle)
-        {
-            return Err(Errno(libc::EBUSY));
-        }
+        let is_of = |qp: &Qp| qp.send_cq == cq_handle || qp.recv_cq == cq_handle;
+        Errno(libc::EBUSY).when(self.qps.iter().any(is_of))?;
         let cq = self.cqs.remove(cq_handle)?;
         self.hca.destroy_cq(cq.cqn);
         let comp_events_reported = cq

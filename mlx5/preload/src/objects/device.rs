@@ -153,9 +153,7 @@ impl Objects {
     /// Carries out the extended QUERY_DEVICE.
     pub(crate) fn query_device_extended(&self, call: &Call) -> Result<Reply, Errno> {
         let ExQueryDevice { comp_mask, .. } = call.request::<_, ()>()?;
-        if comp_mask != 0 {
-            return Err(Errno(libc::EINVAL));
-        }
+        Errno(libc::EINVAL).when(comp_mask != 0)?;
         call.check_room(size_of::<QueryDeviceResp>() + 8)?;
         let response = ExQueryDeviceResp {
             base: self.capabilities(),
@@ -175,9 +173,7 @@ impl Objects {
         let settings = self.settings;
         let is_up = !settings.has(Fault::PortDown) && self.hca.is_port_up();
         let QueryPort { port_num, .. } = call.request::<_, QueryPortResp>()?;
-        if port_num != 1 {
-            return Err(Errno(libc::EINVAL));
-        }
+        Errno(libc::EINVAL).when(port_num != 1)?;
         let is_ethernet = matches!(settings.link, Link::Ethernet(_));
         // IB_PORT_CM_SUP, and for RoCE IB_PORT_IP_BASED_GIDS.
         let port_cap_flags = 1 << 16 | if is_ethernet { 1 << 26 } else { 0 };

@@ -134,22 +134,13 @@ impl Objects {
         } else {
             from
         };
-        if selected.has(attribute::CUR_STATE) && request.cur_qp_state != from as u8 {
-            return Err(INVALID);
-        }
-        if to == State::SendQueueDrained {
-            return Err(Errno(libc::EOPNOTSUPP));
-        }
-        if !is_legal(qp.service, from, to, mask) || !selected.are_valid() {
-            return Err(INVALID);
-        }
+        INVALID.when(selected.has(attribute::CUR_STATE) && request.cur_qp_state != from as u8)?;
+        Errno(libc::EOPNOTSUPP).when(to == State::SendQueueDrained)?;
+        INVALID.when(!is_legal(qp.service, from, to, mask) || !selected.are_valid())?;
         let mut attributes = qp.attributes;
         selected.keep(&mut attributes);
-        if rights(&attributes).contains(Access::REMOTE_ATOMIC)
-            && self.settings.has(Fault::NoAtomics)
-        {
-            return Err(Errno(libc::EOPNOTSUPP));
-        }
+        let has_atomics = rights(&attributes).contains(Access::REMOTE_ATOMIC);
+        Errno(libc::EOPNOTSUPP).when(has_atomics && self.settings.has(Fault::NoAtomics))?;
         self.carry_out(qp, from, to, &attributes)?;
         match (&mut self.doorbells, to) {
             (Some(doorbells), State::ReadyToSend) => doorbells.start(qp.qpn),
@@ -179,11 +170,7 @@ impl Objects {
         let is_connected = qp.service != Service::Datagram;
         match (from, to) {
             (_, State::Reset) => {
-                return if self.hca.reset_qp(qp.qpn) {
-                    Ok(())
-                } else {
-                    Err(Errno(libc::EBUSY))
-                };
+                return Errno(libc::EBUSY).when(!self.hca.reset_qp(qp.qpn));
             }
             (_, State::Error) => self.hca.fail_qp(qp.qpn),
             (State::Reset, State::Init) => self.hca.initialize(qp.qpn),

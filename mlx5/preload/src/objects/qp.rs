@@ -37,12 +37,8 @@ const NO_USER_INDEX: u32 = 0xff_ffff;
 fn queues(request: &DriverQp, has_srq: bool) -> Result<(SqMemory, Option<RqMemory>), Errno> {
     const INVALID: Errno = Errno(libc::EINVAL);
     let is_count = |count: u32| count == 0 || (count.is_power_of_two() && count <= MAX_WQES);
-    if !is_count(request.sq_wqe_count)
-        || !is_count(request.rq_wqe_count)
-        || request.rq_wqe_shift > 9
-    {
-        return Err(INVALID);
-    }
+    let are_counts = is_count(request.sq_wqe_count) && is_count(request.rq_wqe_count);
+    INVALID.when(!are_counts || request.rq_wqe_shift > 9)?;
     // Receives come first, sends after them. The record has the word of the receives, then that of
     // the sends (MLX5_RCV_DBR, MLX5_SND_DBR).
     let rq_bytes = request.rq_wqe_count << request.rq_wqe_shift;
@@ -50,9 +46,7 @@ fn queues(request: &DriverQp, has_srq: bool) -> Result<(SqMemory, Option<RqMemor
     let buffer = place::<u8>(request.buf_addr, bytes.max(1), Use::Read)?;
     let record = place::<[core::sync::atomic::AtomicU32; 2]>(request.db_addr, 8, Use::Read)?.cast();
     let has_rq = request.rq_wqe_count > 0 && !has_srq;
-    if has_rq && request.rq_wqe_shift < 4 {
-        return Err(INVALID);
-    }
+    INVALID.when(has_rq && request.rq_wqe_shift < 4)?;
     let rq = RqMemory {
         buffer,
         wqe_cnt: request.rq_wqe_count,
@@ -82,9 +76,7 @@ impl Objects {
     /// Carries out the extended CREATE_QP.
     pub(crate) fn create_qp_extended(&mut self, call: &Call) -> Result<Reply, Errno> {
         let request: ExCreateQp = call.request::<_, ExCreateQpResp>()?;
-        if request.comp_mask != 0 || request.create_flags != 0 {
-            return Err(Errno(libc::EOPNOTSUPP));
-        }
+        Errno(libc::EOPNOTSUPP).when(request.comp_mask != 0 || request.create_flags != 0)?;
         // The two structures share their fields, from the second field of one and the first field
         // of the other on.
         const SHARED: usize = core::mem::offset_of!(ExCreateQp, comp_mask);
@@ -101,13 +93,9 @@ impl Objects {
             UD => Service::Datagram,
             _ => return Err(Errno(libc::EOPNOTSUPP)),
         };
-        if call.driver_len() == 0 {
-            return Err(Errno(libc::EINVAL));
-        }
+        Errno(libc::EINVAL).when(call.driver_len() == 0)?;
         let driver: DriverQp = call.driver();
-        if driver.flags & QP_FLAG_SIGNATURE != 0 {
-            return Err(Errno(libc::EOPNOTSUPP));
-        }
+        Errno(libc::EOPNOTSUPP).when(driver.flags & QP_FLAG_SIGNATURE != 0)?;
         let srq = (request.is_srq != 0).then_some(request.srq_handle);
         let (sq, rq) = queues(&driver, srq.is_some())?;
         let receives = match (srq, rq) {

@@ -39,13 +39,8 @@ pub(crate) fn place<T>(addr: u64, len: u64, what_for: Use) -> Result<NonNull<T>,
     let place = NonNull::new(addr as *mut T)
         .filter(|place| place.is_aligned())
         .ok_or(Errno(libc::EINVAL))?;
-    if addr
-        .checked_add(len)
-        .is_none_or(|end| end > i64::MAX as u64)
-        || !sys::is_there(addr, len, what_for)
-    {
-        return Err(Errno(libc::EFAULT));
-    }
+    let end = addr.checked_add(len).filter(|end| *end <= i64::MAX as u64);
+    Errno(libc::EFAULT).when(end.is_none() || !sys::is_there(addr, len, what_for))?;
     Ok(place)
 }
 
@@ -72,13 +67,11 @@ impl Objects {
         let DeallocPd { pd_handle } = call.request::<_, ()>()?;
         self.pds.get(pd_handle)?;
         let of_pd = |pd| pd == pd_handle;
-        if self.mrs.iter().any(|mr| of_pd(mr.pd))
+        let has_objects = self.mrs.iter().any(|mr| of_pd(mr.pd))
             || self.ahs.iter().any(|ah| of_pd(*ah))
             || self.srqs.iter().any(|srq| of_pd(srq.pd))
-            || self.qps.iter().any(|qp| of_pd(qp.pd))
-        {
-            return Err(Errno(libc::EBUSY));
-        }
+            || self.qps.iter().any(|qp| of_pd(qp.pd));
+        Errno(libc::EBUSY).when(has_objects)?;
         self.pds.remove(pd_handle)?;
         Ok(Reply::none().note(format!("pd={pd_handle}")))
     }
@@ -90,9 +83,7 @@ impl Objects {
             pd_handle, attr, ..
         } = call.request::<_, CreateAhResp>()?;
         self.pds.get(pd_handle)?;
-        if attr.port_num != 1 {
-            return Err(Errno(libc::EINVAL));
-        }
+        Errno(libc::EINVAL).when(attr.port_num != 1)?;
         let way = resolve(
             self.settings.link,
             &self.port,
@@ -134,9 +125,7 @@ impl Objects {
     ) -> Result<(NonNull<u8>, Access), Errno> {
         let access =
             Access::from_bits(access_flags & !IGNORED_ACCESS).ok_or(Errno(libc::EOPNOTSUPP))?;
-        if length == 0 {
-            return Err(Errno(libc::EINVAL));
-        }
+        Errno(libc::EINVAL).when(length == 0)?;
         let is_written =
             access.intersects(Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
         Ok((
@@ -240,9 +229,8 @@ impl Objects {
         let request: ReregMr = call.request::<_, ReregMrResp>()?;
         let [translation, pd, access] = REREG;
         let old = *self.mrs.get(request.mr_handle)?;
-        if request.flags == 0 || request.flags & !(translation | pd | access) != 0 {
-            return Err(Errno(libc::EINVAL));
-        }
+        Errno(libc::EINVAL)
+            .when(request.flags == 0 || request.flags & !(translation | pd | access) != 0)?;
         let is_asked = |flag| request.flags & flag != 0;
         let pd = if is_asked(pd) {
             request.pd_handle

@@ -33,9 +33,7 @@ impl Objects {
     /// Carries out CREATE_XSRQ, for the basic type only.
     pub(crate) fn create_xsrq(&mut self, call: &Call) -> Result<Reply, Errno> {
         let asked: CreateXsrq = call.request::<_, ()>()?;
-        if asked.srq_type != BASIC {
-            return Err(Errno(libc::EOPNOTSUPP));
-        }
+        Errno(libc::EOPNOTSUPP).when(asked.srq_type != BASIC)?;
         self.make_srq(call, asked.pd_handle, asked.max_wr, asked.max_sge)
     }
 
@@ -48,12 +46,8 @@ impl Objects {
     ) -> Result<Reply, Errno> {
         let request: DriverSrq = call.driver();
         call.check_room(size_of::<CreateSrqResp>())?;
-        if max_wr >= MAX_WQES || max_sge > MAX_SGE + 1 {
-            return Err(Errno(libc::EINVAL));
-        }
-        if request.flags & SRQ_FLAG_SIGNATURE != 0 {
-            return Err(Errno(libc::EOPNOTSUPP));
-        }
+        Errno(libc::EINVAL).when(max_wr >= MAX_WQES || max_sge > MAX_SGE + 1)?;
+        Errno(libc::EOPNOTSUPP).when(request.flags & SRQ_FLAG_SIGNATURE != 0)?;
         let pdn = *self.pds.get(pd_handle)?;
         // As in the kernel: a WQE is a next segment and its buffers, and one WQE is never posted.
         let stride = (16 + 16 * max_sge).next_power_of_two().max(32);
@@ -94,12 +88,8 @@ impl Objects {
     pub(crate) fn modify_srq(&mut self, call: &Call) -> Result<Reply, Errno> {
         let asked: ModifySrq = call.request::<_, ()>()?;
         self.srqs.get(asked.srq_handle)?;
-        if asked.attr_mask & MAX_WR != 0 {
-            return Err(Errno(libc::EINVAL));
-        }
-        if asked.attr_mask & LIMIT != 0 && asked.srq_limit != 0 {
-            return Err(Errno(libc::EOPNOTSUPP));
-        }
+        Errno(libc::EINVAL).when(asked.attr_mask & MAX_WR != 0)?;
+        Errno(libc::EOPNOTSUPP).when(asked.attr_mask & LIMIT != 0 && asked.srq_limit != 0)?;
         Ok(Reply::none().note(format!("srq={}", asked.srq_handle)))
     }
 
@@ -122,9 +112,7 @@ impl Objects {
     pub(crate) fn destroy_srq(&mut self, call: &Call) -> Result<Reply, Errno> {
         let DestroySrq { srq_handle, .. } = call.request::<_, DestroySrqResp>()?;
         self.srqs.get(srq_handle)?;
-        if self.qps.iter().any(|qp| qp.srq == Some(srq_handle)) {
-            return Err(Errno(libc::EBUSY));
-        }
+        Errno(libc::EBUSY).when(self.qps.iter().any(|qp| qp.srq == Some(srq_handle)))?;
         let srq = self.srqs.remove(srq_handle)?;
         self.hca.destroy_srq(srq.srqn);
         Ok(Reply::of(&DestroySrqResp { events_reported: 0 }).note(format!("srq={srq_handle}")))

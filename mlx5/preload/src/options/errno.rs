@@ -52,6 +52,12 @@ names!(
 );
 
 impl Errno {
+    /// Fails with this error if the condition holds.
+    #[allow(dead_code, reason = "the launcher refuses no commands")]
+    pub(crate) fn when(self, is_wrong: bool) -> Result<(), Self> {
+        if is_wrong { Err(self) } else { Ok(()) }
+    }
+
     /// Returns the error number with this name.
     pub(crate) fn parse(name: &str) -> Result<Self, String> {
         match NAMES.iter().find(|(known, _)| *known == name) {

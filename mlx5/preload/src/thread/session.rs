@@ -115,9 +115,7 @@ impl Session {
 
     fn dispatch(&mut self, call: &Call, since: Instant) -> Result<Reply, Errno> {
         if call.number == number::GET_CONTEXT && !call.is_extended {
-            if self.objects.is_some() {
-                return Err(Errno(libc::EINVAL));
-            }
+            Errno(libc::EINVAL).when(self.objects.is_some())?;
             let (mut objects, reply) =
                 crate::objects::device::get_context(call, self.settings, self.port)?;
             objects.doorbells = self.registers.take().map(Doorbells::new);
