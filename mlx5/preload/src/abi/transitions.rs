@@ -39,6 +39,27 @@ pub(crate) mod attribute {
     pub(crate) const DEST_QPN: u32 = 1 << 20;
 }
 
+/// Returns the service of a queue pair of this type (`enum ib_qp_type`).
+pub(crate) fn service(qp_type: u8) -> Option<Service> {
+    match qp_type {
+        2 => Some(Service::Connected),
+        3 => Some(Service::Unreliable),
+        4 => Some(Service::Datagram),
+        _ => None,
+    }
+}
+
+/// Returns the attributes that the step to this state on the way up requires.
+pub(crate) fn needed(service: Service, to: State) -> Option<u32> {
+    let from = match to {
+        State::Init => State::Reset,
+        State::ReadyToReceive => State::Init,
+        State::ReadyToSend => State::ReadyToReceive,
+        _ => return None,
+    };
+    attributes(service, from, to).map(|(needed, _)| attribute::STATE | needed)
+}
+
 /// Returns the attributes that a transition requires, and those it may also carry; `None` if there
 /// is no such transition.
 fn attributes(service: Service, from: State, to: State) -> Option<(u32, u32)> {

@@ -6,11 +6,11 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use mlx5_hca::Access;
+use mlx5_hca::{Access, Service};
 use zerocopy::{FromZeros, IntoBytes};
 
 use crate::abi::cm::{ConnParam, PathRec, QpAttr, QueryRouteResp, UdParam};
-use crate::abi::transitions::{State as QpState, attribute};
+use crate::abi::transitions::{State as QpState, needed, service};
 use crate::abi::verbs::{AhAttr, GlobalRoute};
 use crate::cm::address;
 use crate::cm::machine::{Event, Heard, Kind, Machine, State, Step, reason};
@@ -458,12 +458,9 @@ impl Id {
     /// # Errors
     /// `EINVAL`: there is no device yet, or no peer, or no such transition.
     pub(crate) fn attributes(&self, settings: &Settings, to: u32) -> Result<QpAttr, Errno> {
-        use attribute::*;
         const INVALID: Errno = Errno(libc::EINVAL);
-        let state = u8::try_from(to)
-            .ok()
-            .and_then(QpState::from_repr)
-            .ok_or(INVALID)?;
+        let state = u8::try_from(to).ok().and_then(QpState::from_repr);
+        let state = state.ok_or(INVALID)?;
         self.device.ok_or(INVALID)?;
         let mut at = QpAttr {
             qp_state: to,
@@ -476,12 +473,12 @@ impl Id {
             } else {
                 self.own.qkey
             };
-            at.qp_attr_mask = STATE | PKEY_INDEX | PORT | QKEY;
+            at.qp_attr_mask = needed(Service::Datagram, QpState::Init).unwrap_or(0);
             return Ok(at);
         }
+        let service = service(self.qp_type).ok_or(INVALID)?;
+        at.qp_attr_mask = needed(service, state).ok_or(INVALID)?;
         let has_peer = self.peer.qp_num != 0;
-        let is_reliable = self.qp_type == qp_type::RC;
-        let reliable = |bits| if is_reliable { bits } else { 0 };
         // Each end has the resources that the last message of either told.
         let is_of_peer = has_peer && (self.is_active || self.machine.state == State::Requested);
         let (responder, initiator) = match is_of_peer {
@@ -490,7 +487,6 @@ impl Id {
         };
         match state {
             QpState::Init => {
-                at.qp_attr_mask = STATE | ACCESS_FLAGS | PKEY_INDEX | PORT;
                 if has_peer || self.is_active {
                     let mut access = Access::REMOTE_WRITE;
                     if responder > 0 {
@@ -501,19 +497,11 @@ impl Id {
                 }
             }
             QpState::ReadyToReceive if has_peer => {
-                at.qp_attr_mask = STATE
-                    | AV
-                    | PATH_MTU
-                    | DEST_QPN
-                    | RQ_PSN
-                    | reliable(MAX_DEST_RD_ATOMIC | MIN_RNR_TIMER);
                 (at.ah_attr, at.path_mtu) = (self.path(settings), self.path_mtu(settings));
                 (at.dest_qp_num, at.rq_psn, at.max_dest_rd_atomic) =
                     (self.peer.qp_num, self.psn, responder);
             }
             QpState::ReadyToSend if has_peer => {
-                at.qp_attr_mask =
-                    STATE | SQ_PSN | reliable(TIMEOUT | RETRY_CNT | RNR_RETRY | MAX_QP_RD_ATOMIC);
                 (at.sq_psn, at.timeout, at.max_rd_atomic) =
                     (self.peer_psn, self.ack_timeout, initiator);
                 at.retry_cnt = if self.is_active {

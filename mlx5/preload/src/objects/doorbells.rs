@@ -86,16 +86,9 @@ pub(crate) struct Counts {
 
 impl fmt::Display for Counts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            rung,
-            blocks,
-            words,
-            overtaken,
-        } = self;
-        write!(
-            f,
-            "{rung} seen, {blocks} blocks, {words} words, {overtaken} overtaken by the next"
-        )
+        let [rung, blocks, words] = [self.rung, self.blocks, self.words];
+        write!(f, "{rung} seen, {blocks} blocks, {words} words, ")?;
+        write!(f, "{} overtaken by the next", self.overtaken)
     }
 }
 
@@ -173,16 +166,11 @@ impl Doorbells {
 
     /// Returns the numbers so far.
     pub(crate) fn counts(&self) -> Counts {
-        let words = self
+        let announced = self
             .queues
             .iter()
-            .filter(|queue| {
-                queue
-                    .announced
-                    .as_ref()
-                    .is_some_and(|announced| announced.is_word)
-            })
-            .count();
+            .filter_map(|queue| queue.announced.as_ref());
+        let words = announced.filter(|announced| announced.is_word).count();
         Counts {
             words: self.counts.words + words as u64,
             ..self.counts
@@ -260,18 +248,12 @@ impl Watched {
         unsafe { place.as_ref() }.load(Ordering::Relaxed)
     }
 
-    fn ctrl(&self, counter: u16) -> CtrlWords {
-        let mut bytes = [0; SEGMENT];
-        bytes[..8].copy_from_slice(&self.word(counter, 0).to_ne_bytes());
-        CtrlWords::parse(&bytes)
-    }
-
     /// Returns the counter of the last WQE before `producer`, if the WQEs since the last check are
     /// still in the queue.
     fn last(&self, producer: u16) -> Option<u16> {
         let (mut at, mut last) = (self.producer, None);
         while at != producer {
-            let ctrl = self.ctrl(at);
+            let ctrl = ctrl_of(self.word(at, 0));
             let blocks = u16::from(ctrl.ds()).div_ceil(4);
             let is_one = ctrl.wqe_index() == at
                 && ctrl.qpn() == self.qpn
@@ -377,7 +359,7 @@ impl Announced {
     /// Returns how far half a register announces them. `before` is its content before the record
     /// moved.
     fn find_in(&self, producer: u16, half: &Half, before: &Half) -> Found {
-        let ctrl = ctrl_of(half);
+        let ctrl = ctrl_of(half[0]);
         let offset = usize::from(ctrl.wqe_index().wrapping_sub(self.first));
         // The last WQE, or an earlier one of a batch.
         let is_among = offset <= usize::from(self.last.wrapping_sub(self.first));
@@ -408,8 +390,8 @@ impl Announced {
                 Rule::RegisterNotWritten,
                 &self.tail[usize::from(self.last.wrapping_sub(self.first)) * WQEBB / 8..],
             ),
-            Some(half) if ctrl_of(half).qpn() != qpn => (Rule::RegisterQueue, &half[..]),
-            Some(half) if ctrl_of(half).wqe_index() != self.last => {
+            Some(half) if ctrl_of(half[0]).qpn() != qpn => (Rule::RegisterQueue, &half[..]),
+            Some(half) if ctrl_of(half[0]).wqe_index() != self.last => {
                 (Rule::RegisterNotLast, &half[..])
             }
             Some(half) => (Rule::RegisterBytes, &half[..]),
@@ -428,8 +410,9 @@ impl Announced {
     }
 }
 
-fn ctrl_of(half: &Half) -> CtrlWords {
+/// Returns the fields of the first word of a WQE.
+fn ctrl_of(word: u64) -> CtrlWords {
     let mut bytes = [0; SEGMENT];
-    bytes[..8].copy_from_slice(&half[0].to_ne_bytes());
+    bytes[..8].copy_from_slice(&word.to_ne_bytes());
     CtrlWords::parse(&bytes)
 }

@@ -1,13 +1,13 @@
 //! Creation and destruction of queue pairs; `modify` makes their transitions.
 
-use mlx5_hca::{MAX_LANE_SLOTS, QpMemory, Receives, RqMemory, Service, SqMemory};
+use mlx5_hca::{MAX_LANE_SLOTS, QpMemory, Receives, RqMemory, SqMemory};
 use zerocopy::{FromZeros, IntoBytes};
 
 use crate::abi::mlx5::{
     CreateQp as DriverQp, CreateQpResp as DriverQpResp, QP_FLAG_BFREG_INDEX, QP_FLAG_SCATTER_CQE,
     QP_FLAG_SIGNATURE, QP_FLAG_UAR_PAGE_INDEX,
 };
-use crate::abi::transitions::State;
+use crate::abi::transitions::{State, service};
 use crate::abi::verbs::{
     CreateQp, CreateQpResp, DestroyQp, DestroyQpResp, ExCreateQp, ExCreateQpResp, QueryQp,
     QueryQpResp,
@@ -18,11 +18,6 @@ use crate::objects::regions::place;
 use crate::objects::{Objects, Qp};
 use crate::options::errno::Errno;
 use crate::system::sys::Use;
-
-/// `IB_QPT_RC`, `IB_QPT_UC` and `IB_QPT_UD`.
-const RC: u8 = 2;
-const UC: u8 = 3;
-const UD: u8 = 4;
 
 /// Bytes of a WQEBB.
 const WQEBB: u32 = 64;
@@ -87,12 +82,7 @@ impl Objects {
     }
 
     fn make_qp(&mut self, call: &Call, request: &CreateQp) -> Result<Reply, Errno> {
-        let service = match request.qp_type {
-            RC => Service::Connected,
-            UC => Service::Unreliable,
-            UD => Service::Datagram,
-            _ => return Err(Errno(libc::EOPNOTSUPP)),
-        };
+        let service = service(request.qp_type).ok_or(Errno(libc::EOPNOTSUPP))?;
         Errno(libc::EINVAL).when(call.driver_len() == 0)?;
         let driver: DriverQp = call.driver();
         Errno(libc::EOPNOTSUPP).when(driver.flags & QP_FLAG_SIGNATURE != 0)?;
