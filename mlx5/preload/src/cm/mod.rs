@@ -449,11 +449,7 @@ impl Session {
                     sys::copy_in(asked.optval, &mut value)?;
                     id.ack_timeout = value[0] & 31;
                 }
-                if asked.level == OF_ID {
-                    Ok(())
-                } else {
-                    Err(Errno(libc::EOPNOTSUPP))
-                }
+                Errno(libc::EOPNOTSUPP).when(asked.level != OF_ID)
             }
             // The event that it reports, a message before the connection is there, is one that the
             // device does not raise.

@@ -240,11 +240,7 @@ fn copy(call: CrossProcess, own: *mut u8, len: usize, of_program: u64) -> Result
             0,
         )
     };
-    if copied == len as libc::ssize_t {
-        Ok(())
-    } else {
-        Err(Errno(libc::EFAULT))
-    }
+    Errno(libc::EFAULT).when(copied != len as libc::ssize_t)
 }
 
 #[cfg(test)]

@@ -109,33 +109,32 @@ impl Tree {
     ) -> io::Result<()> {
         let address = format!("{PCI_BUS}:{index:02x}.0");
         let function = format!("{bus}/{address}");
-        self.fill_function(&function)?;
-        self.fill_device(
-            &format!("{function}/infiniband/mlx5_{index}"),
-            &guid(index),
-            port,
-            options,
-        )?;
-        self.link(
-            &format!("bus/pci/devices/{address}"),
-            &format!("../../../{function}"),
-        )?;
+        let device = format!("{function}/infiniband/mlx5_{index}");
         let uverbs = format!("{function}/infiniband_verbs/uverbs{index}");
-        self.file(&format!("{uverbs}/ibdev"), &format!("mlx5_{index}"))?;
-        self.file(
-            &format!("{uverbs}/dev"),
-            &format!("{}:{}", DEVICE[0], DEVICE[1] as usize + index),
-        )?;
-        self.file(&format!("{uverbs}/abi_version"), "1")?;
-        self.link(&format!("{uverbs}/device"), "../..")?;
-        self.link(
-            &format!("class/infiniband_verbs/uverbs{index}"),
-            &format!("../../{uverbs}"),
-        )?;
-        self.link(
-            &format!("class/infiniband/mlx5_{index}"),
-            &format!("../../{function}/infiniband/mlx5_{index}"),
-        )
+        let [major, minor] = DEVICE;
+        self.fill_function(&function)?;
+        self.fill_device(&device, &guid(index), port, options)?;
+        for (name, text) in [
+            ("ibdev", format!("mlx5_{index}")),
+            ("dev", format!("{major}:{}", minor as usize + index)),
+            ("abi_version", "1".to_owned()),
+        ] {
+            self.file(&format!("{uverbs}/{name}"), &text)?;
+        }
+        for (path, target) in [
+            (
+                format!("bus/pci/devices/{address}"),
+                format!("../{function}"),
+            ),
+            (
+                format!("class/infiniband_verbs/uverbs{index}"),
+                uverbs.clone(),
+            ),
+            (format!("class/infiniband/mlx5_{index}"), device),
+        ] {
+            self.link(&path, &format!("../../{target}"))?;
+        }
+        self.link(&format!("{uverbs}/device"), "../..")
     }
 
     fn fill_function(&self, function: &str) -> io::Result<()> {
