@@ -28,22 +28,14 @@ pub(crate) struct CqEntries {
 }
 
 impl CqEntries {
-    fn new(
-        &CqMemory {
-            buffer,
-            entries,
-            cqe_bytes,
-            ..
-        }: &CqMemory,
-    ) -> Self {
-        let stride = cqe_bytes as usize;
-        // SAFETY: the buffer holds `entries` entries of `stride` bytes, 64 or 128.
-        let first = unsafe { buffer.add(stride - CQE_BYTES) };
+    fn new(memory: &CqMemory) -> Self {
+        let stride = memory.cqe_bytes as usize;
         Self {
-            first,
+            // SAFETY: the buffer holds entries of `stride` bytes, 64 or 128.
+            first: unsafe { memory.buffer.add(stride - CQE_BYTES) },
             stride,
-            log_entries: entries.trailing_zeros(),
-            mask: entries - 1,
+            log_entries: memory.entries.trailing_zeros(),
+            mask: memory.entries - 1,
         }
     }
 
@@ -104,15 +96,12 @@ pub(crate) struct CqObject {
 impl CqObject {
     pub(crate) fn create(control: &Control, config: &CqConfig) -> Result<Rc<Self>, CreateError> {
         let (cqn, memory) = control.queues().create_cq(config)?;
-        let entries = CqEntries::new(&memory);
-        let record = memory.record.cast();
-        let session_qpn = Cell::new(NO_QPN);
         Ok(Rc::new(Self {
             cqn,
             control: control.clone(),
-            entries,
-            record,
-            session_qpn,
+            entries: CqEntries::new(&memory),
+            record: memory.record.cast(),
+            session_qpn: Cell::new(NO_QPN),
         }))
     }
 

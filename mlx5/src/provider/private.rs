@@ -30,7 +30,7 @@ const BASE_ALIGN: usize = 8;
 pub(crate) struct PrivateMemory {
     /// The block of the allocator.
     whole: NonNull<u8>,
-    bytes: usize,
+    layout: Layout,
 }
 
 impl PrivateMemory {
@@ -51,19 +51,14 @@ impl PrivateMemory {
             NonNull::new(whole).ok_or_else(|| no_memory(std::io::ErrorKind::OutOfMemory.into()))?;
         // SAFETY: less than `align` bytes further, which were allocated in addition.
         let base = unsafe { whole.add(whole.align_offset(align)) };
-        Ok((Self { whole, bytes }, base))
+        Ok((Self { whole, layout }, base))
     }
 }
 
 impl Drop for PrivateMemory {
     fn drop(&mut self) {
-        // SAFETY: allocated in `new` with this layout, which was legal there.
-        unsafe {
-            dealloc(
-                self.whole.as_ptr(),
-                Layout::from_size_align_unchecked(self.bytes, BASE_ALIGN),
-            )
-        };
+        // SAFETY: allocated in `new` with this layout.
+        unsafe { dealloc(self.whole.as_ptr(), self.layout) };
     }
 }
 

@@ -236,8 +236,14 @@ impl<T: Transport> Qp<T> {
         self.object.pd.pdn
     }
 
-    /// Moves the queue pair from `needs` to `to`.
-    pub(crate) fn transition(&mut self, needs: QpState, to: QpState) -> Result<(), ConnectError> {
+    /// Moves the queue pair from `needs` to `to`, by `make` at the device. If the device refuses,
+    /// the state is as before.
+    pub(crate) fn transition(
+        &mut self,
+        needs: QpState,
+        to: QpState,
+        make: impl FnOnce(&Control, u32) -> Result<(), ConnectError>,
+    ) -> Result<(), ConnectError> {
         if self.state != needs {
             return Err(ConnectError::WrongState {
                 from: self.state,
@@ -245,7 +251,7 @@ impl<T: Transport> Qp<T> {
             });
         }
         self.set_state(to);
-        Ok(())
+        make(self.control(), self.qpn()).inspect_err(|_| self.set_state(needs))
     }
 
     /// Moves the queue pair to the error state: every posted operation completes with

@@ -16,10 +16,9 @@ impl RcQp {
     /// # Errors
     /// Fails if the state is not RESET, or if the device refuses; the software HCA never refuses.
     pub fn initialize(&mut self) -> Result<(), ConnectError> {
-        self.transition(QpState::Reset, QpState::Init)?;
-        self.control()
-            .initialize(self.qpn())
-            .inspect_err(|_| self.set_state(QpState::Reset))
+        self.transition(QpState::Reset, QpState::Init, |control, qpn| {
+            control.initialize(qpn)
+        })
     }
 
     /// Moves the queue pair from INIT to RTR, connected to `remote`: messages of that queue pair
@@ -33,12 +32,10 @@ impl RcQp {
         options: &ConnectOptions,
     ) -> Result<(), ConnectError> {
         check_options(options)?;
-        self.transition(QpState::Init, QpState::ReadyToReceive)?;
-        let (control, qpn) = (self.control(), self.qpn());
-        control
-            .check_kind(remote)
-            .and_then(|()| control.connect(qpn, remote, options))
-            .inspect_err(|_| self.set_state(QpState::Init))
+        self.transition(QpState::Init, QpState::ReadyToReceive, |control, qpn| {
+            control.check_kind(remote)?;
+            control.connect(qpn, remote, options)
+        })
     }
 
     /// Moves the queue pair from RTR to RTS: operations may be posted.
@@ -46,10 +43,8 @@ impl RcQp {
     /// # Errors
     /// Fails if the state is not RTR, or if the device refuses; the software HCA never refuses.
     pub fn ready_to_send(&mut self) -> Result<(), ConnectError> {
-        self.transition(QpState::ReadyToReceive, QpState::ReadyToSend)?;
-        self.control()
-            .ready_to_send(self.qpn())
-            .inspect_err(|_| self.set_state(QpState::ReadyToReceive))
+        let (from, to) = (QpState::ReadyToReceive, QpState::ReadyToSend);
+        self.transition(from, to, |control, qpn| control.ready_to_send(qpn))
     }
 
     /// Connects the queue pair to `remote`: performs the transitions RESET to INIT to RTR to RTS

@@ -115,25 +115,17 @@ pub(crate) struct ReceiveQueue {
 }
 
 impl ReceiveQueue {
-    pub(crate) fn new(
-        &RqMemory {
-            buffer,
-            wqe_cnt,
-            stride,
-            record,
-        }: &RqMemory,
-        max_sge: usize,
-    ) -> Self {
-        let stride = stride as usize;
+    pub(crate) fn new(memory: &RqMemory, max_sge: usize) -> Self {
+        let (wqe_cnt, stride) = (memory.wqe_cnt, memory.stride as usize);
         debug_assert!(wqe_cnt.is_power_of_two() && stride.is_power_of_two() && stride >= SEGMENT);
         Self {
-            buffer,
+            buffer: memory.buffer,
             stride,
             scatter: Scatter {
                 max_sge,
                 segments: stride / SEGMENT,
             },
-            record,
+            record: memory.record,
             mask: wqe_cnt as u16 - 1,
             producer: 0,
             consumer: 0,

@@ -90,26 +90,16 @@ impl Srq {
     }
 
     /// Makes the queue over the memory that the device of `pd` created.
-    pub(crate) fn new(
-        srqn: u32,
-        &RqMemory {
-            buffer,
-            wqe_cnt,
-            stride,
-            record,
-        }: &RqMemory,
-        max_sge: usize,
-        pd: &Rc<PdObject>,
-    ) -> Self {
-        let (wqe_cnt, stride) = (wqe_cnt as u16, stride as usize);
+    pub(crate) fn new(srqn: u32, memory: &RqMemory, max_sge: usize, pd: &Rc<PdObject>) -> Self {
+        let (wqe_cnt, stride) = (memory.wqe_cnt as u16, memory.stride as usize);
         let srq = Self {
-            buffer,
+            buffer: memory.buffer,
             stride,
             scatter: Scatter {
                 max_sge,
                 segments: stride / SEGMENT - 1,
             },
-            record,
+            record: memory.record,
             counter: 0,
             head: 0,
             tail: wqe_cnt - 1,

@@ -21,11 +21,11 @@ impl UdQp {
     /// # Errors
     /// Fails if the state is not RESET, or if the device refuses; the software HCA never refuses.
     pub fn activate(&mut self, qkey: u32) -> Result<(), ConnectError> {
-        self.transition(QpState::Reset, QpState::ReadyToSend)?;
+        self.transition(QpState::Reset, QpState::ReadyToSend, |control, qpn| {
+            control.activate_datagrams(qpn, qkey)
+        })?;
         self.transport.qkey = qkey;
-        self.control()
-            .activate_datagrams(self.qpn(), qkey)
-            .inspect_err(|_| self.set_state(QpState::Reset))
+        Ok(())
     }
 
     /// Returns the destination by which others reach this queue pair by its LID, without a GRH: on
