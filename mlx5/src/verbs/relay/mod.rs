@@ -187,30 +187,7 @@ impl Relay {
     #[cold]
     #[inline(never)]
     pub(crate) fn empty_poll(&self) -> bool {
-        self.poll(&mut self.rings.borrow_mut())
-    }
-
-    fn poll(&self, rings: &mut Rings) -> bool {
-        let Rings {
-            cqs,
-            receives,
-            sends,
-            taken,
-            ..
-        } = rings;
-        receives
-            .iter_mut()
-            .for_each(|(_, ring)| ring.relay(&self.calls));
-        let mut has_new = false;
-        for (_, ring) in cqs.iter_mut() {
-            has_new |= ring.relay(&self.calls, sends, taken);
-        }
-        for (_, ring) in sends.iter_mut().filter(|(_, ring)| ring.is_refused()) {
-            if let Some(cq) = cqs.get_mut(ring.send_cq.into()) {
-                has_new |= ring.complete_refused(self, |cqe| cq.fail_send(cqe));
-            }
-        }
-        has_new
+        self.rings.borrow_mut().poll(self, &self.calls)
     }
 
     /// Takes all events, and arms every queue for any completion after those that are taken here.
@@ -250,6 +227,51 @@ impl Relay {
 }
 
 impl Rings {
+    /// Posts receives that the device had no room for, and takes work completions. Returns whether
+    /// there are new CQEs.
+    #[inline(always)]
+    fn poll(&mut self, device: &impl Device, calls: &ibv_context_ops) -> bool {
+        let Self {
+            cqs,
+            receives,
+            sends,
+            taken,
+            ..
+        } = self;
+        receives.iter_mut().for_each(|(_, ring)| ring.relay(calls));
+        let mut has_new = false;
+        for (_, ring) in cqs.iter_mut() {
+            has_new |= ring.relay(calls, sends, taken);
+        }
+        for (_, ring) in sends.iter_mut().filter(|(_, ring)| ring.is_refused()) {
+            if let Some(cq) = cqs.get_mut(ring.send_cq.into()) {
+                has_new |= ring.complete_refused(device, |cqe| cq.fail_send(cqe));
+            }
+        }
+        has_new
+    }
+
+    /// Destroys a queue pair, at the device by `destroy`. Returns the key of its send queue.
+    fn destroy_qp(
+        &mut self,
+        device: &impl Device,
+        calls: &ibv_context_ops,
+        qpn: u32,
+        destroy: impl FnOnce(),
+    ) -> Option<u32> {
+        let (place, _) = self.sends.iter().find(|(_, ring)| ring.made.qpn == qpn)?;
+        let ring = &mut self.sends[place];
+        // Nothing is posted to a queue pair that is gone.
+        ring.abandon();
+        ring.own_receives
+            .and_then(|rq| self.receives.try_remove(rq.into()));
+        destroy();
+        // Its completions are in the queues of libibverbs, with those of others: they belong into
+        // the rings, where the driver looks for them.
+        self.poll(device, calls);
+        Some(self.sends.remove(place).key)
+    }
+
     /// Makes the ring of a receive queue of the device. Returns its place, and its parts.
     fn create_receives(
         &mut self,
@@ -412,19 +434,8 @@ impl Queues for Relay {
 
     fn destroy_qp(&self, qpn: u32) {
         let rings = &mut *self.rings.borrow_mut();
-        let Some((place, _)) = rings.sends.iter().find(|(_, ring)| ring.made.qpn == qpn) else {
-            return;
-        };
-        let ring = &mut rings.sends[place];
-        // Nothing is posted to a queue pair that is gone.
-        ring.abandon();
-        ring.own_receives
-            .and_then(|rq| rings.receives.try_remove(rq.into()));
-        self.base.destroy_qp(qpn);
-        // Its completions are in the queues of libibverbs, with those of others: they belong into
-        // the rings, where the driver looks for them.
-        self.poll(rings);
-        self.base.deregister(rings.sends.remove(place).key);
+        let key = rings.destroy_qp(self, &self.calls, qpn, || self.base.destroy_qp(qpn));
+        key.into_iter().for_each(|key| self.base.deregister(key));
     }
 }
 

@@ -1,19 +1,22 @@
 //! Tests of a send queue on a device that keeps what it gets until the test completes it.
 
 use core::ffi::c_int;
-use core::ptr::NonNull;
+use core::ptr::{NonNull, null};
 use core::sync::atomic::Ordering;
 use std::cell::{Cell, RefCell};
 
 use super::super::abi::*;
+use super::completions::CompletionRing;
+use super::receives::Target;
 use super::sends::{Chain, Device, SendRing};
-use super::{Id, MadeQp};
-use crate::config::QpConfig;
+use super::{Id, MadeQp, Rings};
+use crate::config::{CqConfig, QpConfig, RqSize};
 use crate::mmio::RegisterKind;
 use crate::provider::parts::{QpRequest, Receives};
-use crate::provider::private::SqPlace;
+use crate::provider::private::{CqPlace, SqPlace};
 use crate::wire::{
-    AddressVector, CtrlSegment, ErrorCqe, FenceMode, Opcode, Service, Syndrome, WQEBB,
+    AddressVector, CQE_BYTES, CtrlSegment, ErrorCqe, FenceMode, Opcode, RequesterCqe, Service,
+    Syndrome, WQEBB,
 };
 
 /// An opcode that no WQE has.
@@ -62,13 +65,24 @@ impl Device for Keeping {
 
 /// Makes a send queue with a SEND without buffers for each of these opcodes, announced.
 fn queue(service: Service, opcodes: &[u8]) -> SendRing {
+    queue_of(7, Id::of_queue(false, 0, 1), None, service, opcodes)
+}
+
+/// Makes the same for queue pair `qpn`, whose requests have the names `id`.
+fn queue_of(
+    qpn: u32,
+    id: Id,
+    own_receives: Option<u16>,
+    service: Service,
+    opcodes: &[u8],
+) -> SendRing {
     let config = &QpConfig::default();
     let sq = SqPlace::new(config, RegisterKind::Unread).unwrap();
     for (at, opcode) in opcodes.iter().enumerate() {
         let ctrl = CtrlSegment {
             opcode: *opcode,
             wqe_index: at as u16,
-            qpn: 7,
+            qpn,
             ds: 1,
             signaled: false,
             fence: FenceMode::None,
@@ -82,7 +96,7 @@ fn queue(service: Service, opcodes: &[u8]) -> SendRing {
     unsafe { sq.sq.record.as_ref() }.store((opcodes.len() as u32).to_be(), Ordering::Release);
     let made = MadeQp {
         qp: NonNull::dangling(),
-        qpn: 7,
+        qpn,
         max_inline: 0,
     };
     let request = QpRequest {
@@ -93,7 +107,7 @@ fn queue(service: Service, opcodes: &[u8]) -> SendRing {
         service,
         config,
     };
-    SendRing::new(made, Id::of_queue(false, 0, 1), sq, 0, None, &request)
+    SendRing::new(made, id, sq, qpn, own_receives, &request)
 }
 
 /// Returns the WQEs that complete now because one was refused, with their statuses.
@@ -164,4 +178,114 @@ fn a_refused_wqe_completes_where_nothing_can_follow_those_in_flight() {
         let all = refused(&mut ring, &device);
         assert_eq!(all, [(0, Syndrome::LocalQpOperation)]);
     }
+}
+
+thread_local! {
+    /// Whether the queue pair is destroyed.
+    static IS_GONE: Cell<bool> = const { Cell::new(false) };
+    /// Work completions that the device has.
+    static COMPLETIONS: RefCell<Vec<ibv_wc>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Has no room for receives, and no queue pair after it is destroyed.
+unsafe extern "C" fn refuse_receive(
+    _: *mut ibv_qp,
+    _: *mut ibv_recv_wr,
+    _: *mut *mut ibv_recv_wr,
+) -> c_int {
+    assert!(!IS_GONE.get(), "a receive for a queue pair that is gone");
+    libc::ENOMEM
+}
+
+unsafe extern "C" fn take_completions(_: *mut ibv_cq, room: c_int, to: *mut ibv_wc) -> c_int {
+    let taken = COMPLETIONS.take();
+    assert!(taken.len() <= room as usize);
+    for (at, wc) in taken.iter().enumerate() {
+        // SAFETY: there is room for as many.
+        unsafe { to.add(at).write(*wc) };
+    }
+    taken.len() as c_int
+}
+
+unsafe extern "C" fn arm(_: *mut ibv_cq, _: c_int) -> c_int {
+    0
+}
+
+unsafe extern "C" fn refuse_send(
+    _: *mut ibv_qp,
+    _: *mut ibv_send_wr,
+    _: *mut *mut ibv_send_wr,
+) -> c_int {
+    libc::EINVAL
+}
+
+#[test]
+fn a_destroyed_queue_pair_gets_no_receives_and_its_completions_and_those_of_others_stay() {
+    let calls = ibv_context_ops {
+        _compat_query_device: [null(); 11],
+        poll_cq: take_completions,
+        req_notify_cq: arm,
+        _compat_cq_event: [null(); 7],
+        post_srq_recv: None,
+        _compat_create_qp: [null(); 4],
+        post_send: refuse_send,
+        post_recv: refuse_receive,
+        _compat_create_ah: [null(); 5],
+    };
+    let mut rings = Rings::default();
+    let cq = CqPlace::new(&CqConfig::from(4)).unwrap();
+    let entries = cq.cq.buffer;
+    rings
+        .cqs
+        .insert(CompletionRing::new(NonNull::dangling(), cq));
+    let size = RqSize {
+        depth: 1,
+        max_sge: 0,
+    };
+    let target = Target::Own(NonNull::dangling());
+    let (rq, memory) = rings.create_receives(target, size).unwrap();
+    // SAFETY: the record of the new queue.
+    unsafe { memory.record.as_ref() }.store(1u32.to_be(), Ordering::Release);
+    let ids = [0, 1].map(|place| Id::of_queue(false, place, place + 1));
+    for (id, (qpn, own)) in ids.iter().zip([(7, Some(rq)), (8, None)]) {
+        let ring = queue_of(qpn, *id, own, Service::Connected, &[SEND]);
+        rings.sends.insert(ring);
+    }
+    let device = Keeping::default();
+    assert!(!rings.poll(&device, &calls), "the receive is refused");
+
+    let key = rings.destroy_qp(&device, &calls, 7, || {
+        IS_GONE.set(true);
+        COMPLETIONS.set(
+            ids.iter()
+                .zip([7, 8])
+                .map(|(id, qp_num)| ibv_wc {
+                    wr_id: id.of_wqe(SEND, 0).0,
+                    qp_num,
+                    ..ibv_wc::default()
+                })
+                .collect(),
+        );
+    });
+    assert_eq!(key, Some(7));
+    let completed = [0, 1].map(|at| {
+        // SAFETY: an entry of the queue.
+        RequesterCqe::parse(&unsafe { entries.add(at * CQE_BYTES).cast().read() }).qpn
+    });
+    assert_eq!(completed, [7, 8]);
+    assert_eq!((rings.sends.len(), rings.receives.len()), (1, 0));
+    rings.poll(&device, &calls);
+    assert_eq!(rings.destroy_qp(&device, &calls, 7, || panic!()), None);
+    // A completion that comes later is nobody's, also if another queue pair has the place.
+    let id = Id::of_queue(false, 0, 3);
+    let place = rings
+        .sends
+        .insert(queue_of(9, id, None, Service::Connected, &[SEND]));
+    assert_eq!(place, 0);
+    COMPLETIONS.set(vec![ibv_wc {
+        wr_id: ids[0].of_wqe(SEND, 0).0,
+        qp_num: 7,
+        ..ibv_wc::default()
+    }]);
+    assert!(!rings.poll(&device, &calls));
 }
