@@ -292,16 +292,6 @@ unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_in
     }
 }
 
-/// The end of a write.
-enum Written {
-    /// A command was carried out.
-    Command,
-    /// The write is a command for the connection manager.
-    Cm(Arc<cm::Session>),
-    /// The write goes elsewhere.
-    Elsewhere,
-}
-
 unsafe extern "C-unwind" {
     /// `poll(2)`. A thread that is cancelled in it unwinds.
     fn poll(files: *mut libc::pollfd, count: libc::nfds_t, timeout: c_int) -> c_int;
@@ -335,31 +325,31 @@ fn write_to_cm(fd: c_int, session: &cm::Session, bytes: u64, count: size_t) -> s
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C-unwind" fn write(fd: c_int, bytes: *const c_void, count: size_t) -> ssize_t {
     if fds::may_be_ours(fd) && !bytes.is_null() {
-        let done = ours(|| {
-            match fds::get(fd) {
-                Some(File::Device(device)) => {
-                    let call = Call::read(bytes as u64, count)?;
-                    // SAFETY: a driver's command to the device file names memory that the driver
-                    // keeps until the object is destroyed.
-                    unsafe { device.execute(call) }?;
-                }
-                Some(File::Cm(session)) => return Ok(Written::Cm(session)),
-                // In the child of a fork the device belongs to the parent, whose thread does not
-                // exist here.
-                None if fds::is_child() && sys::is_device_file(fd) => return Err(Errno(libc::EIO)),
-                _ => return Ok(Written::Elsewhere),
-            }
-            Ok(Written::Command)
-        });
-        match done {
-            Ok(Written::Command) => return count as ssize_t,
-            Ok(Written::Elsewhere) => {}
-            Ok(Written::Cm(session)) => {
+        let done = match ours(|| Ok(fds::get(fd))) {
+            Ok(Some(File::Device(device))) => ours(move || {
+                let call = Call::read(bytes as u64, count)?;
+                // SAFETY: a driver's command to the device file names memory that the driver keeps
+                // until the object is destroyed.
+                unsafe { device.execute(call) }.map(Some)
+            }),
+            Ok(Some(File::Cm(session))) => {
                 let written = write_to_cm(fd, &session, bytes as u64, count);
                 // The last reference closes the sockets, which the program must not close.
                 held::as_ourselves(|| drop(session));
                 return written;
             }
+            Ok(Some(other)) => ours(|| Ok(drop(other))).map(|()| None),
+            // In the child of a fork the device belongs to the parent, whose thread does not exist
+            // here.
+            Ok(None) => ours(|| {
+                let is_of_parent = fds::is_child() && sys::is_device_file(fd);
+                Errno(libc::EIO).when(is_of_parent).map(|()| None)
+            }),
+            Err(errno) => Err(errno),
+        };
+        match done {
+            Ok(Some(())) => return count as ssize_t,
+            Ok(None) => {}
             Err(errno) => return fail(errno) as ssize_t,
         }
     }

@@ -156,6 +156,7 @@ impl Machine {
 
     /// Takes what comes from the peer. Returns the event and its status for the program.
     pub(crate) fn hear(&mut self, heard: Heard) -> Option<(Event, i32)> {
+        use Heard::{End, Message, Silence};
         use State::*;
         let rejected = if self.is_datagram {
             Event::Unreachable
@@ -163,32 +164,24 @@ impl Machine {
             Event::Rejected
         };
         let (next, event) = match (self.state, heard) {
-            (Arriving, Heard::Message(Kind::Request, _)) => {
-                (Requested, Some((Event::ConnectRequest, 0)))
-            }
-            (Requesting, Heard::Message(Kind::Reply, _)) if self.is_datagram => {
+            (Arriving, Message(Kind::Request, _)) => (Requested, Some((Event::ConnectRequest, 0))),
+            (Requesting, Message(Kind::Reply, _)) if self.is_datagram => {
                 (Ended, Some((Event::Established, 0)))
             }
-            (Requesting, Heard::Message(Kind::Reply, _)) => {
-                (Answered, Some((Event::ConnectResponse, 0)))
-            }
-            (Requesting | Replied | Answered, Heard::Message(Kind::Reject, reason)) => {
+            (Requesting, Message(Kind::Reply, _)) => (Answered, Some((Event::ConnectResponse, 0))),
+            (Requesting | Replied | Answered, Message(Kind::Reject, reason)) => {
                 (Ended, Some((rejected, reason)))
             }
-            (Replied, Heard::Message(Kind::ReadyToUse, _)) => {
-                (Established, Some((Event::Established, 0)))
-            }
-            (Established, Heard::Message(Kind::DisconnectRequest, _)) => {
+            (Replied, Message(Kind::ReadyToUse, _)) => (Established, Some((Event::Established, 0))),
+            (Established, Message(Kind::DisconnectRequest, _)) => {
                 (Disconnected, Some((Event::Disconnected, 0)))
             }
-            (Requesting | Replied, Heard::Silence) => {
+            (Requesting | Replied, Silence) => {
                 (Ended, Some((Event::Unreachable, -libc::ETIMEDOUT)))
             }
-            (Disconnecting, Heard::Silence) => {
-                (Ended, Some((Event::Disconnected, -libc::ETIMEDOUT)))
-            }
+            (Disconnecting, Silence) => (Ended, Some((Event::Disconnected, -libc::ETIMEDOUT))),
             // The answer needs no peer any more.
-            (Requested, Heard::End) if self.is_datagram => (Requested, None),
+            (Requested, End) if self.is_datagram => (Requested, None),
             // Everything else than the answer is the end: a peer that breaks the rules, ends, or
             // disconnects at the same time.
             (Established | Disconnecting, _) => (Ended, Some((Event::Disconnected, 0))),

@@ -483,7 +483,7 @@ impl Session {
             .waits()
             .then(|| Instant::now() + self.answer_time);
         let answer = id.answer_until.map(|until| (until, handle));
-        self.settle(id);
+        self.settle(id, false);
         ids.answers.extend(answer);
         failed
             .into_iter()
@@ -491,9 +491,9 @@ impl Session {
         Ok(())
     }
 
-    /// Closes the connection of an id that needs none any more.
-    fn settle(&self, id: &mut Id) {
-        if id.machine.state == State::Ended {
+    /// Closes the connection of an id that needs none any more, or has none.
+    fn settle(&self, id: &mut Id, is_gone: bool) {
+        if is_gone || id.machine.state == State::Ended {
             id.socket
                 .take()
                 .iter()
@@ -613,13 +613,7 @@ impl Session {
         }
         let was_unknown = id.machine.state == State::Arriving;
         let event = id.machine.hear(heard);
-        if heard == Heard::End {
-            id.socket
-                .take()
-                .iter()
-                .for_each(|socket| self.unwatch(socket));
-        }
-        self.settle(id);
+        self.settle(id, heard == Heard::End);
         let param = message.map_or([0; 304], |(kind, _)| id.param(self.settings, kind));
         match event {
             Some((event, status)) => ids.push(handle, event, status, param),

@@ -64,7 +64,7 @@ type Identity = (libc::dev_t, libc::ino_t);
 
 #[derive(Debug)]
 struct Files {
-    process: libc::pid_t,
+    process: u32,
     by_fd: Mutex<HashMap<RawFd, (Identity, File)>>,
 }
 
@@ -90,15 +90,10 @@ pub(crate) fn restart() {
 /// Makes the table of this process.
 pub(crate) fn start() {
     let files = Box::new(Files {
-        process: process(),
+        process: std::process::id(),
         by_fd: Mutex::default(),
     });
     FILES.store(Box::into_raw(files), Ordering::Release);
-}
-
-fn process() -> libc::pid_t {
-    // SAFETY: no arguments.
-    unsafe { libc::getpid() }
 }
 
 /// Returns the files; `None` also in the child of a vfork, which shares this memory but not the
@@ -106,7 +101,8 @@ fn process() -> libc::pid_t {
 fn files() -> Option<MutexGuard<'static, HashMap<RawFd, (Identity, File)>>> {
     // SAFETY: null, or from `Box::into_raw` and never freed.
     let files = unsafe { FILES.load(Ordering::Acquire).as_ref() }?;
-    (files.process == process()).then(|| files.by_fd.lock().unwrap_or_else(PoisonError::into_inner))
+    (files.process == std::process::id())
+        .then(|| files.by_fd.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
 fn identity(fd: RawFd) -> Option<Identity> {

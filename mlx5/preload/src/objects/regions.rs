@@ -116,28 +116,6 @@ impl Objects {
         Ok(Reply::none().note(format!("ah={ah_handle}")))
     }
 
-    /// Returns the memory of a region, and its access in the HCA's terms, after a check of both.
-    fn check_region(
-        &self,
-        start: u64,
-        length: u64,
-        access_flags: u32,
-    ) -> Result<(NonNull<u8>, Access), Errno> {
-        let access =
-            Access::from_bits(access_flags & !IGNORED_ACCESS).ok_or(Errno(libc::EOPNOTSUPP))?;
-        Errno(libc::EINVAL).when(length == 0)?;
-        let is_written =
-            access.intersects(Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
-        Ok((
-            place::<u8>(
-                start,
-                length,
-                if is_written { Use::Write } else { Use::Read },
-            )?,
-            access,
-        ))
-    }
-
     /// Returns the error number for a region that the HCA refuses.
     fn refused_region(&self, error: &RegisterError) -> Errno {
         log::refused(self.settings, format_args!("reg_mr: {error}"));
@@ -148,7 +126,8 @@ impl Objects {
         }
     }
 
-    /// Checks the memory of a region, and that the HCA can represent its addresses.
+    /// Returns the memory of a region, and its access in the HCA's terms, after a check of both, and
+    /// that the HCA can represent its addresses.
     fn check_translation(&self, asked: &RegMr) -> Result<(NonNull<u8>, Access), Errno> {
         let (start, hca_va) = (asked.start, asked.hca_va);
         if start != hca_va {
@@ -160,7 +139,16 @@ impl Objects {
             );
             return Err(Errno(libc::EOPNOTSUPP));
         }
-        self.check_region(start, asked.length, asked.access_flags)
+        let access = Access::from_bits(asked.access_flags & !IGNORED_ACCESS);
+        let access = access.ok_or(Errno(libc::EOPNOTSUPP))?;
+        Errno(libc::EINVAL).when(asked.length == 0)?;
+        let written = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
+        let what_for = if access.intersects(written) {
+            Use::Write
+        } else {
+            Use::Read
+        };
+        Ok((place(start, asked.length, what_for)?, access))
     }
 
     fn register(&self, asked: &RegMr) -> Result<Mr, Errno> {
@@ -232,46 +220,40 @@ impl Objects {
         Errno(libc::EINVAL)
             .when(request.flags == 0 || request.flags & !(translation | pd | access) != 0)?;
         let is_asked = |flag| request.flags & flag != 0;
-        let pd = if is_asked(pd) {
-            request.pd_handle
-        } else {
-            old.pd
+        let mut asked = RegMr {
+            start: old.start,
+            hca_va: old.start,
+            length: old.length,
+            pd_handle: old.pd,
+            access_flags: old.access_flags,
+            ..RegMr::new_zeroed()
         };
-        let access_flags = if is_asked(access) {
-            request.access_flags
-        } else {
-            old.access_flags
-        };
+        if is_asked(translation) {
+            (asked.start, asked.hca_va) = (request.start, request.hca_va);
+            asked.length = request.length;
+        }
+        if is_asked(pd) {
+            asked.pd_handle = request.pd_handle;
+        }
+        if is_asked(access) {
+            asked.access_flags = request.access_flags;
+        }
+        Errno(libc::EINVAL).when(!is_asked(translation) && old.key.is_none())?;
+        let pdn = *self.pds.get(asked.pd_handle)?;
+        let (_, access) = self.check_translation(&asked)?;
         let new = if is_asked(translation) {
-            self.pds.get(pd)?;
-            let asked = RegMr {
-                start: request.start,
-                length: request.length,
-                hca_va: request.hca_va,
-                pd_handle: pd,
-                access_flags,
-                ..RegMr::new_zeroed()
-            };
-            self.check_translation(&asked)?;
             self.deregister(&old, since)?;
             self.mrs.get_mut(request.mr_handle)?.key = None;
             self.register(&asked)?
         } else {
             let key = old.key.ok_or(Errno(libc::EINVAL))?;
-            let (pdn, (_, access)) = (
-                *self.pds.get(pd)?,
-                self.check_region(old.start, old.length, access_flags)?,
-            );
-            if !self
-                .hca
-                .try_reregister(key, pdn, access)
-                .map_err(|error| self.refused_region(&error))?
-            {
+            let changed = self.hca.try_reregister(key, pdn, access);
+            if !changed.map_err(|error| self.refused_region(&error))? {
                 return Err(self.not_quiet(&old, key, since));
             }
             Mr {
-                pd,
-                access_flags,
+                pd: asked.pd_handle,
+                access_flags: asked.access_flags,
                 ..old
             }
         };

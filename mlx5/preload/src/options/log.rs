@@ -4,16 +4,14 @@
 use std::fmt;
 use std::fs::OpenOptions;
 use std::io::Write;
+use std::path::Path;
 
 use crate::options::errno::Errno;
-use crate::options::settings::{LogTarget, Settings};
+use crate::options::settings::Settings;
 
 /// Logs a line in any case: without a log it is written to standard error.
 pub(crate) fn error(settings: &Settings, line: fmt::Arguments<'_>) {
-    write(
-        settings.log.as_ref().unwrap_or(&LogTarget::StandardError),
-        line,
-    );
+    write(settings.log.as_deref().unwrap_or(Path::new("-")), line);
 }
 
 /// Logs a line, if there is a log.
@@ -45,15 +43,14 @@ pub(crate) fn command(settings: &Settings, line: fmt::Arguments<'_>) {
     }
 }
 
-fn write(target: &LogTarget, line: fmt::Arguments<'_>) {
+/// Writes a line to a file, or for `-` to standard error.
+fn write(target: &Path, line: fmt::Arguments<'_>) {
     let line = format!("mlx5[{}] {line}\n", std::process::id());
     // A failure to write the log cannot be reported anywhere.
-    let _ = match target {
-        LogTarget::StandardError => std::io::stderr().write_all(line.as_bytes()),
-        LogTarget::File(path) => OpenOptions::new()
-            .append(true)
-            .create(true)
-            .open(path)
-            .and_then(|mut file| file.write_all(line.as_bytes())),
+    let _ = if target == Path::new("-") {
+        std::io::stderr().write_all(line.as_bytes())
+    } else {
+        let file = OpenOptions::new().append(true).create(true).open(target);
+        file.and_then(|mut file| file.write_all(line.as_bytes()))
     };
 }

@@ -13,15 +13,6 @@ use crate::options::config::{
 use crate::options::errno::Errno;
 use crate::options::faults::{Fault, of_hca};
 
-/// Destination of log lines.
-#[derive(Debug)]
-pub(crate) enum LogTarget {
-    /// Standard error.
-    StandardError,
-    /// A file, appended to.
-    File(PathBuf),
-}
-
 /// The launcher's options.
 #[derive(Debug)]
 pub(crate) struct Settings {
@@ -44,8 +35,8 @@ pub(crate) struct Settings {
     pub(crate) of_hca: mlx5_hca::Faults,
     /// Whether the doorbells of drivers are checked.
     pub(crate) check_doorbells: bool,
-    /// Destination of log lines.
-    pub(crate) log: Option<LogTarget>,
+    /// File to which log lines are appended; `-` is standard error.
+    pub(crate) log: Option<PathBuf>,
     /// Whether commands that succeed are logged.
     pub(crate) log_commands: bool,
 }
@@ -95,13 +86,7 @@ impl Settings {
                 .map(|fault| (fault, AtomicU64::new(0)))
                 .collect(),
             check_doorbells: variable(CHECK_DOORBELLS).is_some(),
-            log: variable(LOG).map(|target| {
-                if target == "-" {
-                    LogTarget::StandardError
-                } else {
-                    LogTarget::File(target.into())
-                }
-            }),
+            log: variable(LOG).map(PathBuf::from),
             log_commands: variable(LOG_COMMANDS).is_some(),
         })
     }
@@ -196,7 +181,7 @@ mod tests {
         );
         assert_eq!(it.network.len(), 2);
         assert_eq!(it.open_fault(), Err(Errno(libc::EACCES)));
-        assert!(matches!(it.log, Some(LogTarget::File(path)) if path.as_os_str() == "/log"));
+        assert!(it.log.is_some_and(|path| path.as_os_str() == "/log"));
         assert!(!it.log_commands);
     }
 
