@@ -558,12 +558,8 @@ impl Session {
                 Ok(socket) => socket,
                 Err(Errno(libc::EMFILE | libc::ENFILE)) if spare.take().is_some() => {
                     let rejected = service::accept(&port.socket);
-                    log::refused(
-                        self.settings,
-                        format_args!(
-                            "rdma_cm: a connection is rejected, as the process has no descriptor for it"
-                        ),
-                    );
+                    let what = "a connection is rejected, as the process has no descriptor for it";
+                    log::refused(self.settings, format_args!("rdma_cm: {what}"));
                     return rejected.is_ok();
                 }
                 Err(_) => return false,

@@ -191,7 +191,10 @@ pub(crate) fn check_copies() -> Result<(), Errno> {
 /// # Errors
 /// `EFAULT`: the memory cannot be read.
 pub(crate) fn copy_in(from: u64, to: &mut [u8]) -> Result<(), Errno> {
-    copy(libc::process_vm_readv, to.as_mut_ptr(), to.len(), from)
+    copy(to.as_mut_ptr(), to.len(), from, |own, other| {
+        // SAFETY: the kernel checks the program's range; the own one is the slice.
+        unsafe { libc::process_vm_readv(libc::getpid(), own, 1, other, 1, 0) }
+    })
 }
 
 /// Copies to an address that the program gave, as the kernel does.
@@ -199,47 +202,27 @@ pub(crate) fn copy_in(from: u64, to: &mut [u8]) -> Result<(), Errno> {
 /// # Errors
 /// `EFAULT`: the memory cannot be written.
 pub(crate) fn copy_out(from: &[u8], to: u64) -> Result<(), Errno> {
-    copy(
-        libc::process_vm_writev,
-        from.as_ptr().cast_mut(),
-        from.len(),
-        to,
-    )
+    copy(from.as_ptr().cast_mut(), from.len(), to, |own, other| {
+        // SAFETY: the kernel checks the program's range; the own one is the slice, which is only
+        // read.
+        unsafe { libc::process_vm_writev(libc::getpid(), own, 1, other, 1, 0) }
+    })
 }
 
-/// `process_vm_readv(2)` or `process_vm_writev(2)`.
-type CrossProcess = unsafe extern "C" fn(
-    libc::pid_t,
-    *const libc::iovec,
-    libc::c_ulong,
-    *const libc::iovec,
-    libc::c_ulong,
-    libc::c_ulong,
-) -> libc::ssize_t;
-
-/// Copies within this process by the cross-process call, which checks that the program's memory is
+/// Copies within this process by a cross-process call, which checks that the program's memory is
 /// mapped.
-fn copy(call: CrossProcess, own: *mut u8, len: usize, of_program: u64) -> Result<(), Errno> {
-    let own = libc::iovec {
-        iov_base: own.cast(),
+fn copy(
+    own: *mut u8,
+    len: usize,
+    of_program: u64,
+    call: impl FnOnce(*const libc::iovec, *const libc::iovec) -> libc::ssize_t,
+) -> Result<(), Errno> {
+    let range = |at: *mut libc::c_void| libc::iovec {
+        iov_base: at,
         iov_len: len,
     };
-    let of_program = libc::iovec {
-        iov_base: of_program as *mut libc::c_void,
-        iov_len: len,
-    };
-    // SAFETY: the first range is the caller's slice, which only a read writes. The program gave the
-    // second range, and the kernel checks it.
-    let copied = unsafe {
-        call(
-            libc::getpid(),
-            &raw const own,
-            1,
-            &raw const of_program,
-            1,
-            0,
-        )
-    };
+    let (own, other) = (range(own.cast()), range(of_program as *mut _));
+    let copied = call(&raw const own, &raw const other);
     Errno(libc::EFAULT).when(copied != len as libc::ssize_t)
 }
 

@@ -36,26 +36,20 @@ pub(crate) fn spawn(
     settings: &'static Settings,
     open: impl FnOnce() -> Session + Send + 'static,
 ) -> io::Result<JoinHandle<()>> {
-    let run = move || held::as_ourselves(|| run(&jobs, &outlives, settings, open));
-    without_signals(|| Builder::new().name("mlx5-hca".to_owned()).spawn(run))
-}
-
-fn run(
-    jobs: &Receiver<Job>,
-    outlives: &SyncSender<()>,
-    settings: &'static Settings,
-    open: impl FnOnce() -> Session,
-) {
-    // SAFETY: plain numbers. The default of 50 us would more than triple the sleep.
-    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1) };
-    if catch_unwind(AssertUnwindSafe(|| serve(jobs, outlives, open()))).is_err() {
-        log::error(
-            settings,
-            format_args!(
-                "the software HCA failed; all further commands of this context fail with EIO"
-            ),
-        );
-    }
+    let run = move || {
+        // SAFETY: plain numbers. The default of 50 us would more than triple the sleep.
+        unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1) };
+        let served = catch_unwind(AssertUnwindSafe(|| serve(&jobs, &outlives, open())));
+        if served.is_err() {
+            let what =
+                "the software HCA failed; all further commands of this context fail with EIO";
+            log::error(settings, format_args!("{what}"));
+        }
+    };
+    without_signals(|| {
+        let thread = Builder::new().name("mlx5-hca".to_owned());
+        thread.spawn(|| held::as_ourselves(run))
+    })
 }
 
 fn serve(jobs: &Receiver<Job>, outlives: &SyncSender<()>, mut session: Session) {

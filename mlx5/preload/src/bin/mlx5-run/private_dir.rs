@@ -4,9 +4,10 @@
 use std::ffi::{CString, OsString};
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::AsRawFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, flock};
 
 /// Prefix of the names of directories that are locked, or left over.
 const PREFIX: &str = "mlx5-run-";
@@ -28,9 +29,7 @@ impl PrivateDir {
         // left over.
         let unlocked = make_dir(&parent.join("mlx5-new-XXXXXX"))?;
         let lock = File::open(&unlocked)?;
-        if !try_lock(&lock) {
-            return Err(io::Error::last_os_error());
-        }
+        try_lock(&lock)?;
         File::create(unlocked.join(MARK))?;
         let name = unlocked.to_string_lossy().replace("mlx5-new-", PREFIX);
         fs::rename(&unlocked, &name)?;
@@ -62,9 +61,8 @@ fn make_dir(template: &Path) -> io::Result<PathBuf> {
     Ok(OsString::from_vec(path).into())
 }
 
-fn try_lock(dir: &File) -> bool {
-    // SAFETY: a descriptor owned here.
-    unsafe { libc::flock(dir.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) == 0 }
+fn try_lock(dir: &File) -> io::Result<()> {
+    Ok(flock(dir, FlockOperation::NonBlockingLockExclusive)?)
 }
 
 /// Removes marked directories whose runs were killed. Leaves those of other users, and tries again
@@ -74,7 +72,7 @@ fn sweep(parent: &Path) -> io::Result<()> {
         let is_of_a_run = entry.file_name().as_bytes().starts_with(PREFIX.as_bytes())
             && entry.file_type().is_ok_and(|kind| kind.is_dir())
             && entry.path().join(MARK).symlink_metadata().is_ok();
-        if is_of_a_run && File::open(entry.path()).is_ok_and(|dir| try_lock(&dir)) {
+        if is_of_a_run && File::open(entry.path()).is_ok_and(|dir| try_lock(&dir).is_ok()) {
             let _ = fs::remove_dir_all(entry.path());
         }
     }
