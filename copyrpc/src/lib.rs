@@ -179,7 +179,7 @@ pub use context::{
 pub use copyrpc_calls::methods;
 /// Payloads above the limits of a message, over the same clients.
 pub use copyrpc_calls::parts;
-pub use copyrpc_calls::{Ending, payload, service};
+pub use copyrpc_calls::{Ending, StopHandle, payload, service};
 pub use endpoint::{CallToken, Endpoint};
 pub use error::{CallError, CallFailure, CloseReason, ProtocolError, ReplyError};
 pub use link::Window;
@@ -193,7 +193,7 @@ pub use ring::RecvBytes;
 pub use service::Caller;
 pub use service::{
     AsyncCall, AsyncClient, AsyncServer, Client, ClientError, ClientOptions, Server, ServerError,
-    ServerOptions, ServerRequest, StopHandle, default_device,
+    ServerOptions, ServerRequest, default_device,
 };
 pub use stats::Stats;
 

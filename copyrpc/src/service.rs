@@ -1,16 +1,14 @@
 //! A server and its clients, each in two lines. They connect through a TCP address, which is used
 //! for that only; all messages go over the device.
 
-mod async_server;
 mod caller;
 mod server;
 #[cfg(test)]
 mod tests;
 
-pub use async_server::{AsyncServer, ServerRequest};
 pub use caller::{Caller, ClientOptions};
 use mlx5::DeviceSpec;
-pub use server::{Server, ServerError, ServerOptions, StopHandle};
+pub use server::{Server, ServerError, ServerOptions};
 
 use crate::connect::ConnectError;
 use crate::error::CloseReason;
@@ -51,6 +49,30 @@ pub type AsyncClient = copyrpc_calls::AsyncClient<Caller>;
 
 /// The reply to a call of an [`AsyncClient`].
 pub type AsyncCall = copyrpc_calls::AsyncCall<Caller>;
+
+/// A [`Server`] whose requests are futures, for any executor and from any thread. Its drop waits
+/// for the answers at most for [`stop_timeout`](ServerOptions::stop_timeout).
+///
+/// ```no_run
+/// # async fn serve(spawn: impl Fn(std::pin::Pin<Box<dyn Future<Output = ()> + Send>>)) -> Result<(), copyrpc::ServerError> {
+/// let server = copyrpc::AsyncServer::bind("127.0.0.1:7479").await?;
+/// while let Some(request) = server.recv().await? {
+///     // With tokio: `tokio::spawn`.
+///     spawn(Box::pin(async move {
+///         let reply = request.data().to_ascii_uppercase();
+///         request.reply(reply);
+///     }));
+/// }
+/// # Ok(())
+/// # }
+/// ```
+pub type AsyncServer = copyrpc_calls::AsyncServer<Server>;
+
+/// A request that an [`AsyncServer`] has received, to be answered at any time. Until then it keeps
+/// its client's [`max_reply`](ClientOptions::max_reply) from the credit of the client's connection,
+/// which is a quarter of the ring: a client that makes many calls that wait for an event needs a
+/// small one.
+pub type ServerRequest = copyrpc_calls::ServerRequest<Server>;
 
 /// Names the default device.
 const DEVICE_VARIABLE: &str = "COPYRPC_DEVICE";

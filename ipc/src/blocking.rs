@@ -2,11 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use copyrpc_calls::Patience;
+use copyrpc_calls::{Patience, StopHandle};
 use copyrpc_shm::sleep::SLICE;
 
 use crate::error::{AskError, ConnectError};
-use crate::token::StopHandle;
 
 /// Time between two attempts.
 const PAUSE: Duration = Duration::from_millis(1);

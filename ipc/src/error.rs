@@ -52,6 +52,9 @@ pub enum CreateError {
     /// The region could not be created.
     #[error(transparent)]
     Region(#[from] region::CreateError),
+    /// The thread of an [`AsyncServer`](crate::bytes::AsyncServer) could not be started.
+    #[error("starting the thread of a server: {0}")]
+    Thread(#[source] io::Error),
 }
 
 /// The reason why a client could not connect.

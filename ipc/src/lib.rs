@@ -95,8 +95,9 @@
 //! - **Messages of any length** up to a bound chosen when the server is created, at most 1 MiB:
 //!   [`bytes`]. Longer data travel in [`parts`], or in a file whose name is the message.
 //! - **Futures**: an [`AsyncClient`] has a thread that sleeps until a reply or a call wakes it; its
-//!   calls are futures for any executor, and dropping one gives the call up. The server's end is a
-//!   loop over [`Server::recv`], whose tokens other threads can hold.
+//!   calls are futures for any executor, and dropping one gives the call up. So are the requests of
+//!   a [`bytes::AsyncServer`]. A [`Server`] of values is a loop over [`Server::recv`], whose tokens
+//!   other threads can hold.
 //! - **Errors of the handler** are part of the reply type: a refusal carries no more than
 //!   [`CallFailed::Refused`]. A [`service!`] over [`bytes`] has methods with errors of their own.
 //! - **Memory**: 192 B + 64 B per client + a slot of 16 B and the payload, rounded up to 64 B, for
@@ -152,7 +153,7 @@ pub use copyrpc_calls::methods;
 /// Payloads above the limits of a message, over a [`bytes::Client`].
 pub use copyrpc_calls::parts;
 pub use copyrpc_calls::{CallError, CallFailed, SessionEnd, Tag as CallToken};
-pub use copyrpc_calls::{Ending, payload, service};
+pub use copyrpc_calls::{Ending, StopHandle, payload, service};
 pub use copyrpc_shm::dir::Dir;
 pub use copyrpc_shm::plain::Plain;
 pub use copyrpc_shm::ready::ReadyWords;
@@ -162,7 +163,7 @@ pub use entries::JoinError;
 pub use error::{AskError, ConnectError, CreateError, Misfit, ParameterError, ReplyError};
 pub use limits::{CLIENTS_MAX, DEPTH_MAX};
 pub use server::Server;
-pub use token::{StopHandle, Token};
+pub use token::Token;
 
 /// Errors go to other threads, and `?` makes a `Box<dyn Error + Send + Sync>` of each.
 #[cfg(test)]

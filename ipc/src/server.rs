@@ -4,7 +4,7 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::time::Duration;
 
-use copyrpc_calls::{ANSWERED, DROPPED, REFUSED};
+use copyrpc_calls::{ANSWERED, DROPPED, REFUSED, SENT_BACK, StopHandle};
 use copyrpc_shm::dir::Dir;
 use copyrpc_shm::plain::{Plain, TypeShape};
 use copyrpc_shm::ready::ReadyWords;
@@ -18,7 +18,7 @@ use crate::error::{CreateError, ReplyError};
 use crate::layout::{AreaBytes, Header, Layout};
 use crate::limits::{CLIENTS, DEPTH};
 use crate::sessions::{CallId, Sessions};
-use crate::token::{Listed, StopHandle, Token};
+use crate::token::{Listed, Token};
 use crate::views::Views;
 
 /// A server of up to `max_clients` clients, in one thread. `W` carries the announcements of clients
@@ -231,6 +231,18 @@ impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
     /// [`ReplyError`]; the call had ended.
     pub fn refuse(&mut self, token: Token) -> Result<(), ReplyError> {
         self.end(token, REFUSED, |_| Resp::new_zeroed())
+    }
+
+    /// Ends a request that no handler got: its call is for another server.
+    pub(crate) fn send_back(&mut self, token: Token) {
+        // A client that is gone needs no answer.
+        let _ = self.end(token, SENT_BACK, |_| Resp::new_zeroed());
+    }
+
+    /// Returns the number of connected clients.
+    #[must_use]
+    pub fn clients(&self) -> usize {
+        self.sessions.clients()
     }
 
     /// Returns whether the client of a request is still there, as far as the last

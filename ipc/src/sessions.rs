@@ -407,6 +407,14 @@ impl<Req, Resp> Sessions<Req, Resp> {
             .for_each(|(client, _)| entries.stop(client));
     }
 
+    /// Returns the number of connected clients.
+    pub(crate) fn clients(&self) -> usize {
+        let entries = &self.table.entries;
+        (0..entries.count())
+            .filter(|client| entries.taken_by(*client).is_some())
+            .count()
+    }
+
     /// Returns whether the client of a call is there, as far as the last pass has found.
     pub(crate) fn is_there(&self, call: &CallId) -> bool {
         let session = self

@@ -1,9 +1,10 @@
 //! Tokens of received requests, and the handles by which other threads reach a server.
 
 use std::sync::Arc;
+use std::task::Wake;
 
+use copyrpc_calls::StopHandle;
 use copyrpc_shm::dropped::{Dropped, Numbered};
-use copyrpc_shm::sync::{AtomicBool, Ordering};
 
 use crate::entries::Entries;
 use crate::sessions::CallId;
@@ -57,46 +58,18 @@ impl Drop for Token {
     fn drop(&mut self) {
         // A server that is gone has ended all calls.
         SERVERS.with(self.server, |entry| {
-            entry.notes.dropped.push(self.call);
+            entry.dropped.push(self.call);
             entry.wake();
         });
     }
-}
-
-/// Ends a server's [`serve`](crate::Server::serve), from any thread.
-#[derive(Debug, Clone)]
-pub struct StopHandle {
-    server: u64,
-    notes: Arc<Notes>,
-}
-
-impl StopHandle {
-    /// Ends the server's loop, and wakes the server if it sleeps. The server answers the requests
-    /// that it has found by then.
-    pub fn stop(&self) {
-        self.notes.is_stopped.store(true, Ordering::Release);
-        SERVERS.with(self.server, Entry::wake);
-    }
-
-    /// Returns whether [`stop`](Self::stop) was called.
-    #[must_use]
-    pub fn is_stopped(&self) -> bool {
-        self.notes.is_stopped.load(Ordering::Acquire)
-    }
-}
-
-/// Messages of other threads of the process to a server. They wake it afterwards (W1).
-#[derive(Debug)]
-struct Notes {
-    dropped: Dropped<CallId>,
-    is_stopped: AtomicBool,
 }
 
 /// The servers of this process's tokens and handles.
 static SERVERS: Numbered<Entry> = Numbered::new();
 
 struct Entry {
-    notes: Arc<Notes>,
+    /// Requests whose tokens were dropped. The drop wakes the server afterwards (W1).
+    dropped: Arc<Dropped<CallId>>,
     /// Mapped while the entry is listed, in the process `pid`.
     entries: Entries,
     pid: u32,
@@ -111,43 +84,51 @@ impl Entry {
     }
 }
 
+/// Wakes the server of this number.
+struct ServerWaker(u64);
+
+impl Wake for ServerWaker {
+    fn wake(self: Arc<Self>) {
+        SERVERS.with(self.0, Entry::wake);
+    }
+}
+
 /// A server's registration in [`SERVERS`]. Drop it while the region is mapped.
 pub(crate) struct Listed {
     /// Not used again in this process.
     number: u64,
-    notes: Arc<Notes>,
+    dropped: Arc<Dropped<CallId>>,
+    stop: StopHandle,
 }
 
 impl Listed {
     pub(crate) fn new(entries: Entries) -> Self {
-        let notes = Arc::new(Notes {
-            dropped: Dropped::default(),
-            is_stopped: AtomicBool::new(false),
-        });
+        let dropped = Arc::<Dropped<CallId>>::default();
         let number = SERVERS.add(Entry {
-            notes: Arc::clone(&notes),
+            dropped: Arc::clone(&dropped),
             entries,
             pid: std::process::id(),
         });
-        Self { number, notes }
+        Self {
+            number,
+            dropped,
+            stop: StopHandle::new(Arc::new(ServerWaker(number)).into()),
+        }
     }
 
     /// Requests whose tokens were dropped.
     #[inline(always)]
     pub(crate) fn dropped(&self) -> &Dropped<CallId> {
-        &self.notes.dropped
+        &self.dropped
     }
 
     pub(crate) fn stop_handle(&self) -> StopHandle {
-        StopHandle {
-            server: self.number,
-            notes: Arc::clone(&self.notes),
-        }
+        self.stop.clone()
     }
 
     /// Returns whether another thread has left something.
     pub(crate) fn any(&self) -> bool {
-        self.notes.dropped.any() || self.notes.is_stopped.load(Ordering::Acquire)
+        self.dropped.any() || self.stop.is_stopped()
     }
 }
 

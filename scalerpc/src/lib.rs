@@ -120,7 +120,7 @@ mod service;
 pub use copyrpc_calls::methods;
 /// Payloads above the limits of a message, over the same clients.
 pub use copyrpc_calls::parts;
-pub use copyrpc_calls::{Ending, payload, service};
+pub use copyrpc_calls::{Ending, StopHandle, payload, service};
 /// The driver of the devices, with their options.
 pub use mlx5;
 pub use mlx5_rendezvous::{Event, Events, Peer, Secret};
@@ -132,8 +132,8 @@ pub use protocol::{
 };
 pub use rdma::{RdmaClient, RdmaServer};
 pub use service::{
-    AsyncCall, AsyncClient, Caller, Client, ClientError, ClientOptions, DEFAULT_TYPE, Server,
-    ServerError, ServerOptions, SharedAddress, StopHandle,
+    AsyncCall, AsyncClient, AsyncServer, Caller, Client, ClientError, ClientOptions, DEFAULT_TYPE,
+    HeldServer, Server, ServerError, ServerOptions, ServerRequest, SharedAddress,
 };
 
 /// Errors can be sent to other threads, and `?` turns each into a `Box<dyn Error + Send + Sync>`.

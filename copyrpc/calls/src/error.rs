@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 use std::fmt;
 
-use crate::tag::{REFUSED, TOO_LONG};
+use crate::tag::{REFUSED, SENT_BACK, TOO_LONG};
 
 /// The error of a call that has ended without its reply. Its two answers decide about a repetition,
 /// and mean the same for every RPC of this workspace; never are both `true`.
@@ -89,6 +89,7 @@ impl CallFailed {
         match note {
             REFUSED => Self::Refused,
             TOO_LONG => Self::ReplyTooLong,
+            SENT_BACK => Self::Stopped,
             _ => Self::Dropped,
         }
     }

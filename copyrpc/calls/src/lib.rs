@@ -1,9 +1,10 @@
 //! The calls of every RPC of this workspace through shared memory: the table of calls that wait for
 //! an answer, their deadlines, and the errors of calls. A late, repeated or forged answer finds no
 //! call in the table. The crate has no unsafe code. Time is an argument, in nanoseconds of any
-//! monotonic clock; [`parts`] and [`futures`] read the system's, and only the latter starts a
-//! thread. `ipc`, `delegationrpc` and `flux` are built on it; `copyrpc` and `scalerpc` share the
-//! errors, the services with [`methods`], and [`futures`].
+//! monotonic clock; [`parts`], the clients and the servers read the system's. Only clients whose
+//! calls are futures and servers whose requests are futures start a thread. `ipc`, `delegationrpc`
+//! and `flux` are built on it; `copyrpc` and `scalerpc` share the errors, the clients and servers,
+//! and the services with [`methods`].
 //!
 //! ```rust
 //! use std::time::Duration;
@@ -35,10 +36,13 @@
 //! - `client`: the client with one call at a time.
 //! - [`futures`]: the client whose calls are futures, over a connection that a thread owns.
 //! - `posting`: their way from any thread to that one.
+//! - `serving`: what a transport does for the servers, and the handle that stops them.
+//! - `async_server`: the server whose requests are futures.
 //! - [`oneshot`]: one value from a thread to a future.
 //! - [`parts`]: payloads above the limits of a message, over the same clients.
 #![forbid(unsafe_code)]
 
+mod async_server;
 mod client;
 mod connection;
 mod deadlines;
@@ -50,10 +54,12 @@ pub mod parts;
 mod patience;
 pub mod payloads;
 mod posting;
+mod serving;
 mod table;
 mod tag;
 mod wakes;
 
+pub use async_server::{AsyncServer, ServerRequest};
 pub use client::Client;
 pub use connection::{Connection, Dial, Ended, ErrorOf, Facts, GoesOn, Refusal};
 pub use deadlines::Deadlines;
@@ -62,8 +68,9 @@ pub use error::{
 };
 pub use futures::{AsyncCall, AsyncClient};
 pub use patience::Patience;
+pub use serving::{Bind, Serving, StopHandle};
 pub use table::{CALLS_MAX, Calls};
-pub use tag::{ANSWERED, DROPPED, REFUSED, TOO_LONG, Tag, Tagged};
+pub use tag::{ANSWERED, DROPPED, REFUSED, SENT_BACK, TOO_LONG, Tag, Tagged};
 
 /// Errors go to other threads, and `?` makes a `Box<dyn Error + Send + Sync>` of each.
 #[cfg(test)]

@@ -89,3 +89,5 @@ pub const DROPPED: u8 = 1;
 pub const REFUSED: u8 = 2;
 /// Note of an answer: the handler's response is longer than the lanes carry.
 pub const TOO_LONG: u8 = 3;
+/// Note of an answer: the server goes, and no handler got the request.
+pub const SENT_BACK: u8 = 4;

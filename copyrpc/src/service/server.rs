@@ -3,12 +3,10 @@
 use std::fmt;
 use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-use copyrpc_calls::Patience;
+use copyrpc_calls::{Bind, Patience, Serving, StopHandle};
 use mlx5::{AsyncEvent, DeviceInfo, DeviceSpec};
 use mlx5_rendezvous::{Event, Events, Gate, GateOptions, GracePeriod, Lifelines, Peer, Secret};
 use thiserror::Error;
@@ -21,6 +19,7 @@ use crate::endpoint::Endpoint;
 use crate::recv::{RecvHandle, Reply};
 use crate::ring::RecvBytes;
 use crate::stats::Stats;
+use crate::wire::Status;
 
 /// Maximum sleep of a server, in which no event of a socket wakes it.
 const LONGEST_SLEEP: Duration = Duration::from_millis(10);
@@ -109,29 +108,6 @@ pub enum ServerError {
     Broken(AsyncEvent),
 }
 
-/// Ends [`Server::serve`], from any thread.
-#[derive(Clone, Debug)]
-pub struct StopHandle {
-    is_stopped: Arc<AtomicBool>,
-    waker: Waker,
-}
-
-impl StopHandle {
-    /// Makes [`Server::serve`] return as soon as its handler has returned. Requests that have
-    /// arrived by then are answered, for [`ServerOptions::stop_timeout`] at most; later ones are
-    /// for another server: no handler gets them ([`Server::close`]). For its effect on an
-    /// [`AsyncServer`](crate::AsyncServer), see
-    /// [`AsyncServer::stop_handle`](crate::AsyncServer::stop_handle).
-    pub fn stop(&self) {
-        self.is_stopped.store(true, Ordering::Release);
-        self.waker.wake_by_ref();
-    }
-
-    pub(super) fn is_stopped(&self) -> bool {
-        self.is_stopped.load(Ordering::Acquire)
-    }
-}
-
 /// A server at a TCP address. It belongs to one thread, and serves all its clients in that thread.
 ///
 /// A client that leaves, in any way, or takes its time to connect delays no other client. One
@@ -181,7 +157,7 @@ pub struct Server {
     turns_to_sockets: u32,
     patience: Patience,
     /// Requests that were not received do not end a sleep.
-    pub(super) holds_back: bool,
+    holds_back: bool,
 }
 
 /// A client that is connected.
@@ -249,10 +225,7 @@ impl Server {
         let context = ContextBuilder::new(options.device.clone())
             .endpoints_with(options.clients, &options.endpoint)
             .build()?;
-        let stop = StopHandle {
-            is_stopped: Arc::default(),
-            waker: context.waker(),
-        };
+        let stop = StopHandle::new(context.waker());
         context.inner.linger.set(options.stop_timeout);
         Ok(Self {
             clients: Vec::new(),
@@ -298,7 +271,9 @@ impl Server {
         self.context.stats()
     }
 
-    /// Returns a handle that ends [`serve`](Self::serve), from any thread.
+    /// Returns a handle that makes [`serve`](Self::serve) return as soon as its handler has
+    /// returned, from any thread. Requests that have arrived by then are answered; later ones are
+    /// for another server: no handler gets them ([`close`](Self::close)).
     #[must_use]
     pub fn stop_handle(&self) -> StopHandle {
         self.stop.clone()
@@ -321,7 +296,7 @@ impl Server {
     ) -> Result<(), ServerError> {
         let mut grace = None;
         loop {
-            if self.is_stopped() {
+            if self.stop.is_stopped() {
                 grace.get_or_insert_with(|| GracePeriod::new(LINGER, Instant::now()));
             }
             let moved = self.serve_turn(&mut handler)?;
@@ -350,15 +325,11 @@ impl Server {
         self.turn(|context| context.serve(answer, |(), _| ()))
     }
 
-    pub(super) fn is_stopped(&self) -> bool {
-        self.stop.is_stopped()
-    }
-
     /// Returns a handle that ends the sleep of a [`step`](Self::step), the present or the next one,
     /// from any thread.
     #[must_use]
     pub fn waker(&self) -> Waker {
-        self.stop.waker.clone()
+        self.stop.waker().clone()
     }
 
     /// Does one bounded step: connects clients, sends answers, and takes requests for
@@ -432,11 +403,6 @@ impl Server {
             .for_each(|client| client.endpoint.close());
     }
 
-    /// Returns whether the next step polls the sockets.
-    pub(super) const fn polls_sockets_next(&self) -> bool {
-        self.turns_to_sockets == 0
-    }
-
     /// Returns the oldest request that arrived. Its answer is sent with the next
     /// [`step`](Self::step).
     #[must_use]
@@ -501,6 +467,92 @@ impl Server {
                 .filter(|client| !lifelines.has(client.peer))
                 .for_each(|client| client.endpoint.probe());
         }
+    }
+}
+
+impl Serving for Server {
+    type Token = RecvHandle<()>;
+    type Peer = Peer;
+    type Error = ServerError;
+    type Address = SocketAddr;
+    type Stats = Stats;
+    type Device = DeviceInfo;
+
+    fn address(&self) -> io::Result<SocketAddr> {
+        self.local_addr()
+    }
+
+    fn stop_handle(&self) -> StopHandle {
+        self.stop_handle()
+    }
+
+    fn device(&self) -> DeviceInfo {
+        self.device_info()
+    }
+
+    fn stats(&self) -> Stats {
+        self.stats()
+    }
+
+    fn clients(&self) -> usize {
+        self.clients()
+    }
+
+    fn step(&mut self, holds_back: bool) -> Result<(), ServerError> {
+        self.holds_back = holds_back;
+        self.step()
+    }
+
+    fn may_check(&self) -> bool {
+        self.turns_to_sockets == 0
+    }
+
+    fn recv(&mut self) -> Option<(RecvHandle<()>, Vec<u8>, Peer)> {
+        loop {
+            let mut request = Self::recv(self)?;
+            // A server has admitted every client.
+            let Some(peer) = request.peer() else { continue };
+            let data = request.data().to_vec();
+            request.release_data();
+            return Some((request, data, peer));
+        }
+    }
+
+    fn reply(&mut self, request: RecvHandle<()>, reply: Vec<u8>) {
+        request.answer(&reply);
+    }
+
+    fn refuse(&mut self, request: RecvHandle<()>) {
+        let _gone = request.refuse();
+    }
+
+    fn send_back(&mut self, request: RecvHandle<()>) {
+        let _gone = request.respond(Status::Closing, &[]);
+    }
+
+    fn is_wanted(&self, request: &RecvHandle<()>) -> bool {
+        request.is_wanted()
+    }
+
+    fn close(&mut self) {
+        self.close();
+    }
+}
+
+impl<A: ToSocketAddrs + fmt::Debug> Bind<A> for Server {
+    type Options = ServerOptions;
+    const THREAD: &'static str = "copyrpc-server";
+
+    fn bind_with(address: A, options: &ServerOptions) -> Result<Self, ServerError> {
+        Self::with_options(address, options)
+    }
+
+    fn max_buffered(options: &ServerOptions) -> usize {
+        options.max_buffered
+    }
+
+    fn no_thread(error: io::Error) -> ServerError {
+        ServerError::Thread(error)
     }
 }
 

@@ -10,7 +10,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use copyrpc_calls::futures::Worker;
-use copyrpc_calls::{Dial, Ending};
+use copyrpc_calls::{Dial, Ending, StopHandle};
 use copyrpc_testing::executor::block_on;
 use copyrpc_testing::limits;
 use mlx5::{AsyncEvent, Device, DeviceSpec, FabricSpec, LocalFabric, SoftOptions};

@@ -24,6 +24,12 @@ pub struct MessageBytes {
 }
 
 impl MessageBytes {
+    /// The lengths of servers by default.
+    pub const DEFAULT: Self = Self {
+        request: 4096,
+        response: 4096,
+    };
+
     pub(super) fn layout(
         self,
         max_clients: usize,

@@ -41,12 +41,35 @@
 //! ```
 
 mod client;
+mod host;
 mod message;
 mod server;
 
 pub use client::Client;
+pub use host::{Host, ServerOptions};
 
 /// A client whose calls are futures.
 pub type AsyncClient = crate::AsyncClient<Client<u64>>;
+
+/// A [`Server`] whose requests are futures, for any executor and from any thread. It keeps its name
+/// until it is dropped: calls that are made after its stop wait until then, and are for the next
+/// server of the name.
+///
+/// ```no_run
+/// # async fn serve() -> Result<(), ipc::CreateError> {
+/// let server = ipc::bytes::AsyncServer::bind("upper").await?;
+/// while let Some(request) = server.recv().await? {
+///     let reply = request.data().to_ascii_uppercase();
+///     request.reply(reply);
+/// }
+/// # Ok(())
+/// # }
+/// ```
+pub type AsyncServer = copyrpc_calls::AsyncServer<Host>;
+
+/// A request that an [`AsyncServer`] has received, to be answered at any time. Until then it keeps
+/// its slot.
+pub type ServerRequest = copyrpc_calls::ServerRequest<Host>;
+
 pub use message::{INLINE_MAX, MESSAGE_MAX, MessageBytes};
 pub use server::Server;

@@ -3,18 +3,18 @@
 use std::fmt;
 use std::time::Duration;
 
-use copyrpc_calls::{ANSWERED, TOO_LONG};
+use copyrpc_calls::{ANSWERED, StopHandle, TOO_LONG};
 use copyrpc_shm::dir::Dir;
 use copyrpc_shm::ready::ReadyWords;
 use copyrpc_shm::sleep::{Sleeper, Watch};
 
+use super::host::ServerOptions;
 use super::message::{Areas, Message, MessageBytes};
 use crate::announce::Announce;
 use crate::blocking;
 use crate::error::{CreateError, ReplyError};
 use crate::layout::BYTES_KIND;
-use crate::limits::{CLIENTS, DEPTH};
-use crate::token::{StopHandle, Token};
+use crate::token::Token;
 
 /// Serves any number of clients up to `max_clients` from one thread, as the typed
 /// [`Server`](crate::Server) does.
@@ -43,17 +43,26 @@ impl Server {
     /// # Errors
     /// [`CreateError`]; nothing is left behind.
     pub fn bind(name: &str) -> Result<Self, CreateError> {
-        Self::bind_in(
-            &Dir::open(None)?,
-            name,
-            CLIENTS,
-            DEPTH,
-            MessageBytes {
-                request: 4096,
-                response: 4096,
-            },
-            0,
-        )
+        Self::with_options(name, &ServerOptions::default())
+    }
+
+    /// Like [`bind`](Self::bind), with options.
+    ///
+    /// # Errors
+    /// [`CreateError`]; nothing is left behind.
+    pub fn with_options(name: &str, options: &ServerOptions) -> Result<Self, CreateError> {
+        let ServerOptions {
+            dir,
+            clients,
+            depth,
+            max,
+            type_tag,
+        } = options;
+        let dir = match dir {
+            Some(dir) => dir.clone(),
+            None => Dir::open(None)?,
+        };
+        Self::bind_in(&dir, name, *clients, *depth, *max, *type_tag)
     }
 
     /// Creates the server `name` in `dir` for `max_clients` clients (1 to 4096) with `depth`
@@ -168,11 +177,28 @@ impl Server {
                 break;
             };
             let response = handler(request);
-            if let Err(ReplyError::TooLarge { token, .. }) = self.reply(token, response.as_ref()) {
-                let _ = self.inner.end(token, TOO_LONG, |_| Message::EMPTY);
-            }
+            self.answer(token, response.as_ref());
         }
         waiting
+    }
+
+    /// Answers a request. The call of an answer that is too long ends as such.
+    #[inline(always)]
+    pub(super) fn answer(&mut self, token: Token, response: &[u8]) {
+        if let Err(ReplyError::TooLarge { token, .. }) = self.reply(token, response) {
+            let _gone = self.inner.end(token, TOO_LONG, |_| Message::EMPTY);
+        }
+    }
+
+    /// Ends a request that no handler got: its call is for another server.
+    pub(super) fn send_back(&mut self, token: Token) {
+        self.inner.send_back(token);
+    }
+
+    /// Returns the number of connected clients.
+    #[must_use]
+    pub fn clients(&self) -> usize {
+        self.inner.clients()
     }
 
     /// Like the typed server's [`serve`](crate::Server::serve), with [`step`](Self::step).

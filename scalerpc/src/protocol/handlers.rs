@@ -133,6 +133,16 @@ impl HeldRequest {
         Ok(())
     }
 
+    /// Refuses the request.
+    pub fn refuse(mut self) {
+        self.end(Err(Status::Refused));
+    }
+
+    /// Returns the payload, which the request has no more.
+    pub(crate) fn take_payload(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.payload)
+    }
+
     fn end(&mut self, outcome: Result<Vec<u8>, Status>) {
         if let Some(id) = self.id.take() {
             // If the handlers are gone, no one sends the answer.
@@ -262,6 +272,14 @@ impl<'h> Handlers<'h> {
             .range((client, 0, 0)..=(client, u32::MAX, u8::MAX))
             .next()
             .is_some()
+    }
+
+    /// Forgets a held request. Its client ends the call as not sent once it is told that the server
+    /// goes.
+    pub(crate) fn send_back(&mut self, request: &HeldRequest) {
+        if let Some((id, _)) = &request.id {
+            self.held.remove(id);
+        }
     }
 
     /// Ends the held requests as dropped. Answers to them are discarded.

@@ -318,6 +318,11 @@ impl RdmaServer {
         self.core.has_dismissed_all() && self.under_way == 0 && self.unserved.is_empty()
     }
 
+    /// Leaves the accepted requests that no handler got without an answer: their calls are not sent.
+    pub(crate) fn drop_queued(&mut self) {
+        self.core.drop_queued();
+    }
+
     /// Takes an event of its [`device`](Self::device), which no completion reports: removes the
     /// client whose queue pair broke down. Returns whether the device or its queue broke down, so
     /// that no client can be served any more. The owner of the device takes its events

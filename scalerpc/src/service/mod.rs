@@ -2,13 +2,15 @@
 //! for that only; all messages go over the device.
 
 mod client;
+mod held;
 mod server;
 
 use std::time::Duration;
 
 pub use client::{Caller, ClientOptions};
+pub use held::HeldServer;
 use mlx5::DeviceSpec;
-pub use server::{Server, ServerError, ServerOptions, SharedAddress, StopHandle};
+pub use server::{Server, ServerError, ServerOptions, SharedAddress};
 
 use crate::protocol::CloseReason;
 use crate::rdma::SetupError;
@@ -57,6 +59,26 @@ pub type AsyncClient = copyrpc_calls::AsyncClient<Caller>;
 /// The response to a call of an [`AsyncClient`].
 pub type AsyncCall = copyrpc_calls::AsyncCall<Caller>;
 
+/// A [`Server`] whose requests are futures, for any executor and from any thread: those of the
+/// [default type](DEFAULT_TYPE). Its drop waits for the answers at most for
+/// [`stop_timeout`](ServerOptions::stop_timeout).
+///
+/// ```no_run
+/// # async fn serve() -> Result<(), scalerpc::ServerError> {
+/// let server = scalerpc::AsyncServer::bind("127.0.0.1:7480").await?;
+/// while let Some(request) = server.recv().await? {
+///     let reply = request.data().to_ascii_uppercase();
+///     request.reply(reply);
+/// }
+/// # Ok(())
+/// # }
+/// ```
+pub type AsyncServer = copyrpc_calls::AsyncServer<HeldServer>;
+
+/// A request that an [`AsyncServer`] has received, to be answered at any time. Until then it keeps
+/// its slot.
+pub type ServerRequest = copyrpc_calls::ServerRequest<HeldServer>;
+
 /// The `rpc_type` of calls and handlers by default.
 pub const DEFAULT_TYPE: u16 = 0;
 
@@ -78,7 +100,7 @@ fn default_device() -> DeviceSpec {
 }
 
 /// The waiting strategy between polls that find nothing: first spin, then yield, then sleep, each
-/// sleep twice as long.
+/// sleep twice as long. The unpark of the thread ends a sleep.
 #[derive(Debug, Default)]
 struct Idle {
     idle_polls: u32,
@@ -102,7 +124,9 @@ impl Idle {
             None if self.idle_polls < SPINS => std::hint::spin_loop(),
             None => std::thread::yield_now(),
             Some(sleeps) => {
-                std::thread::sleep((SHORTEST_SLEEP * 2_u32.pow(sleeps.min(5))).min(LONGEST_SLEEP));
+                std::thread::park_timeout(
+                    (SHORTEST_SLEEP * 2_u32.pow(sleeps.min(5))).min(LONGEST_SLEEP),
+                );
                 return true;
             }
         }

@@ -4,9 +4,11 @@ use std::fmt;
 use std::io::{self, ErrorKind, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Wake, Waker};
+use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
+use copyrpc_calls::StopHandle;
 use mlx5::{AsyncEvent, Device, DeviceInfo, DeviceSpec};
 use mlx5_rendezvous::{
     Event, Events, Gate, GateOptions, GracePeriod, Incoming, Lifelines, Outgoing, Peer, Secret,
@@ -95,6 +97,9 @@ pub enum ServerError {
     /// may work.
     #[error("this server serves no client any more: {0}")]
     Device(AsyncEvent),
+    /// The thread of an [`AsyncServer`](crate::AsyncServer) could not be started.
+    #[error("starting the thread of a server: {0}")]
+    Thread(#[source] io::Error),
     /// The server cannot listen at the address.
     #[error("listening at {address}: {source}")]
     Listen {
@@ -105,14 +110,12 @@ pub enum ServerError {
     },
 }
 
-/// Ends [`Server::serve`], from any thread.
-#[derive(Clone, Debug, Default)]
-pub struct StopHandle(Arc<AtomicBool>);
+/// Ends the sleep of a server's thread.
+struct Unpark(Thread);
 
-impl StopHandle {
-    /// [Closes](Server::close) the server at the end of its step, and so ends [`Server::serve`].
-    pub fn stop(&self) {
-        self.0.store(true, Ordering::Release);
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
     }
 }
 
@@ -271,7 +274,8 @@ impl Server {
                 address: mlx5_rendezvous::name_of(&address),
                 source,
             })?;
-        Self::at(gate, options.clone(), StopHandle::default())
+        let waker = Waker::from(Arc::new(Unpark(thread::current())));
+        Self::at(gate, options.clone(), StopHandle::new(waker))
     }
 
     /// Makes one more server at the address of another one, for another thread: clients are
@@ -374,7 +378,8 @@ impl Server {
         self.rdma.stats()
     }
 
-    /// Returns a handle that ends [`serve`](Self::serve), from any thread.
+    /// Returns a handle that [closes](Self::close) the server at the end of its step, and so ends
+    /// [`serve`](Self::serve), from any thread.
     #[must_use]
     pub fn stop_handle(&self) -> StopHandle {
         self.stop.clone()
@@ -411,7 +416,7 @@ impl Server {
     /// # Errors
     /// [`ServerError::Device`].
     pub fn serve_types(&mut self, handlers: &mut Handlers<'_>) -> Result<(), ServerError> {
-        while !self.stop.0.load(Ordering::Acquire) {
+        while !self.stop.is_stopped() {
             self.step(handlers)?;
         }
         self.close(handlers);
@@ -426,10 +431,35 @@ impl Server {
     /// [`serve`](Self::serve) closes the server at its end; call this after a loop of your own, and
     /// then drop the server.
     pub fn close(&mut self, handlers: &mut Handlers<'_>) {
-        if self.gate.take().is_none() {
-            return;
+        if self.begin_end() {
+            self.finish(handlers);
         }
-        self.rdma.close();
+    }
+
+    /// Takes no more clients and no more requests. Returns whether this is the first time.
+    pub(super) fn begin_end(&mut self) -> bool {
+        let is_first = self.gate.take().is_some();
+        if is_first {
+            self.rdma.close();
+        }
+        is_first
+    }
+
+    pub(super) const fn is_closed(&self) -> bool {
+        self.gate.is_none()
+    }
+
+    /// Does one bounded step of the end, in which held requests can be answered.
+    pub(super) fn step_to_end(&mut self, handlers: &mut Handlers<'_>) {
+        self.steps_to_check = self.steps_to_check.saturating_sub(1);
+        self.rdma.step_to_end(handlers, BUDGET, false);
+        if self.idle.pass() {
+            self.steps_to_check = 0;
+        }
+    }
+
+    /// Waits until the accepted requests are answered, and the messages have arrived.
+    pub(super) fn finish(&mut self, handlers: &mut Handlers<'_>) {
         for (time, gives_up) in [(self.options.stop_timeout, false), (LINGER, true)] {
             let (mut grace, mut idle) = (GracePeriod::new(time, Instant::now()), Idle::default());
             while !self.rdma.step_to_end(handlers, BUDGET, gives_up)
@@ -459,6 +489,11 @@ impl Server {
             self.steps_to_check = 0;
         }
         Ok(moved)
+    }
+
+    /// Returns whether the next step takes events and checks the sockets.
+    pub(super) const fn checks_next(&self) -> bool {
+        self.steps_to_check == 0
     }
 
     /// Returns the server on its device, for statistics, groups and slices.

@@ -54,6 +54,7 @@ macro_rules! suite {
     };
 }
 
+mod async_server;
 mod bad_input;
 mod bytes;
 mod caller;

@@ -1,74 +1,53 @@
-//! The server whose requests are futures. A thread of its own has the device, and sleeps while no
-//! request arrives.
+//! The server whose requests are futures. A thread of its own has the server of a crate, and sleeps
+//! while no request arrives.
 
 use std::collections::VecDeque;
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::io;
-use std::net::{SocketAddr, ToSocketAddrs};
 use std::pin::pin;
 use std::sync::{Arc, Mutex};
 use std::task::{Poll, Waker};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use copyrpc_calls::methods::Header;
-use copyrpc_calls::oneshot::{Sender, lock, oneshot};
-use mlx5::DeviceInfo;
-use mlx5_rendezvous::Peer;
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::server::{Server, ServerError, ServerOptions, StopHandle};
-use crate::recv::RecvHandle;
-use crate::stats::Stats;
-use crate::wire::Status;
+use crate::methods::Header;
+use crate::oneshot::{Sender, lock, oneshot};
+use crate::serving::{Bind, Serving, StopHandle};
 
 /// Minimum time between two checks of all held requests and of the counters of all clients: a
 /// server that wakes for each message has no time for them each time.
 const CHECK_INTERVAL: Duration = Duration::from_millis(5);
 
-/// A server at a TCP address whose requests are futures, for any executor and from any thread.
+/// A server whose requests are futures, for any executor and from any thread.
 ///
-/// A thread of its own has the device, connects the clients, and sleeps while there is nothing to
-/// do; requests and answers wake it. Dropping the server ends it, and waits until the answers given
-/// have arrived, at most for [`stop_timeout`](ServerOptions::stop_timeout); [`drain`](Self::drain)
-/// waits for answers too. Received requests that are not answered by then end as
+/// A thread of its own has the server of the crate, connects the clients, and sleeps while there is
+/// nothing to do; requests and answers wake it. Dropping the server ends it, and waits until the
+/// answers given have arrived, as long as its options allow; [`drain`](Self::drain) waits for
+/// answers too. Received requests that are not answered by then end as
 /// [`ClientError::Dropped`](crate::ClientError::Dropped); calls whose requests were not received go
 /// to another server.
-///
-/// ```no_run
-/// # async fn serve(spawn: impl Fn(std::pin::Pin<Box<dyn Future<Output = ()> + Send>>)) -> Result<(), copyrpc::ServerError> {
-/// let server = copyrpc::AsyncServer::bind("127.0.0.1:7479").await?;
-/// while let Some(request) = server.recv().await? {
-///     // With tokio: `tokio::spawn`.
-///     spawn(Box::pin(async move {
-///         let reply = request.data().to_ascii_uppercase();
-///         request.reply(reply);
-///     }));
-/// }
-/// # Ok(())
-/// # }
-/// ```
-pub struct AsyncServer {
-    shared: Arc<Shared>,
-    address: SocketAddr,
-    device: DeviceInfo,
+pub struct AsyncServer<S: Serving> {
+    shared: Arc<Shared<S>>,
+    address: S::Address,
+    device: S::Device,
     stop: StopHandle,
     thread: Option<JoinHandle<()>>,
 }
 
-struct Shared {
-    queues: Mutex<Queues>,
+struct Shared<S: Serving> {
+    queues: Mutex<Queues<S>>,
     /// Ends the sleep of the thread.
     waker: Waker,
     /// Bytes of requests above which the thread offers no more.
     max_buffered: usize,
 }
 
-#[derive(Default)]
-struct Queues {
+struct Queues<S: Serving> {
     /// Requests that are not received yet.
-    requests: VecDeque<Arrival>,
+    requests: VecDeque<Arrival<S::Peer>>,
     /// Sum of their bytes.
     buffered: usize,
     answers: Vec<(u64, Answer)>,
@@ -76,9 +55,9 @@ struct Queues {
     wakers: Vec<Waker>,
     /// No more requests come. The reason is `error`, until a receiver takes it.
     is_over: bool,
-    error: Option<ServerError>,
-    /// The counters, and the number of clients, when the thread last polled its sockets.
-    stats: Stats,
+    error: Option<S::Error>,
+    /// The counters, and the number of clients, when the thread last looked after its clients.
+    stats: S::Stats,
     clients: usize,
     /// Requests whose callers are watched, or have gone.
     watches: FxHashMap<u64, Watch>,
@@ -90,11 +69,30 @@ struct Queues {
     has_ended: bool,
 }
 
+impl<S: Serving> Default for Queues<S> {
+    fn default() -> Self {
+        Self {
+            requests: VecDeque::new(),
+            buffered: 0,
+            answers: Vec::new(),
+            wakers: Vec::new(),
+            is_over: false,
+            error: None,
+            stats: S::Stats::default(),
+            clients: 0,
+            watches: FxHashMap::default(),
+            ending: None,
+            tell_end: Vec::new(),
+            has_ended: false,
+        }
+    }
+}
+
 /// A request that has arrived.
-struct Arrival {
+struct Arrival<P> {
     number: u64,
     data: Vec<u8>,
-    peer: Peer,
+    peer: P,
     at: Instant,
 }
 
@@ -121,7 +119,7 @@ enum Answer {
     Nothing,
 }
 
-impl fmt::Debug for AsyncServer {
+impl<S: Serving> fmt::Debug for AsyncServer<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("AsyncServer")
             .field("address", &self.address)
@@ -129,34 +127,48 @@ impl fmt::Debug for AsyncServer {
     }
 }
 
-impl AsyncServer {
-    /// Opens the device, and listens at `address`. Port 0 is any free port.
+impl<S: Serving> AsyncServer<S> {
+    /// Makes the server at `address`.
     ///
     /// # Errors
-    /// [`ServerError`]; nothing is left behind.
-    pub async fn bind(
-        address: impl ToSocketAddrs + fmt::Debug + Send + 'static,
-    ) -> Result<Self, ServerError> {
-        Self::with_options(address, &ServerOptions::default()).await
+    /// The reason; nothing is left behind.
+    pub async fn bind<A: Send + 'static>(address: A) -> Result<Self, S::Error>
+    where
+        S: Bind<A> + 'static,
+    {
+        Self::with_options(address, &S::Options::default()).await
     }
 
     /// Like [`bind`](Self::bind), with options.
     ///
     /// # Errors
-    /// [`ServerError`]; nothing is left behind.
-    pub async fn with_options(
-        address: impl ToSocketAddrs + fmt::Debug + Send + 'static,
-        options: &ServerOptions,
-    ) -> Result<Self, ServerError> {
-        let (options, (tell, told)) = (options.clone(), oneshot());
-        let run = move || serve(address, &options, tell);
+    /// The reason; nothing is left behind.
+    pub async fn with_options<A: Send + 'static>(
+        address: A,
+        options: &S::Options,
+    ) -> Result<Self, S::Error>
+    where
+        S: Bind<A> + 'static,
+    {
+        let (tell, told) = oneshot();
+        let options = options.clone();
+        let run = move || {
+            let bound = S::bind_with(address, &options).and_then(|server| {
+                let address = server.address().map_err(S::no_thread)?;
+                Ok((server, address))
+            });
+            match bound {
+                Ok((server, address)) => serve(server, address, S::max_buffered(&options), tell),
+                Err(error) => tell.send(Err(error)),
+            }
+        };
         let thread = thread::Builder::new()
-            .name("copyrpc-server".to_owned())
+            .name(S::THREAD.to_owned())
             .spawn(run)
-            .map_err(ServerError::Thread)?;
+            .map_err(S::no_thread)?;
         let bound: Result<Self, _> = told
             .await
-            .unwrap_or_else(|| Err(ServerError::Thread(io::Error::other("it ended at once"))));
+            .unwrap_or_else(|| Err(S::no_thread(io::Error::other("it ended at once"))));
         let mut server = bound?;
         server.thread = Some(thread);
         Ok(server)
@@ -164,13 +176,13 @@ impl AsyncServer {
 
     /// Returns the address at which it listens.
     #[must_use]
-    pub const fn local_addr(&self) -> SocketAddr {
+    pub const fn local_addr(&self) -> S::Address {
         self.address
     }
 
     /// Returns name, transport and capabilities of the device in use.
     #[must_use]
-    pub const fn device_info(&self) -> &DeviceInfo {
+    pub const fn device_info(&self) -> &S::Device {
         &self.device
     }
 
@@ -183,14 +195,15 @@ impl AsyncServer {
     /// Returns the counters of all clients since the server was made, as they were at most 15 ms or
     /// 1,024 polls ago.
     #[must_use]
-    pub fn stats(&self) -> Stats {
+    pub fn stats(&self) -> S::Stats {
         lock(&self.shared.queues).stats
     }
 
     /// Returns a handle that makes [`recv`](Self::recv) return `None`, from any thread. The server
-    /// listens no more then, so another one can take its address, and tells its clients to go:
-    /// their next calls are for another server, and so are the calls whose requests were not
-    /// received. Received requests can still be answered, until the server is dropped.
+    /// takes no more requests then: the next calls of its clients are for another server, and so
+    /// are the calls whose requests were not received. One at a TCP address listens no more, so
+    /// another one can take the address, and tells its clients to go. Received requests can still
+    /// be answered, until the server is dropped.
     #[must_use]
     pub fn stop_handle(&self) -> StopHandle {
         self.stop.clone()
@@ -201,8 +214,8 @@ impl AsyncServer {
     /// no request, so `recv` may be a branch of `tokio::select!`.
     ///
     /// # Errors
-    /// [`ServerError::Broken`]: the server cannot continue. One of the waiting tasks gets the error, the others get `None`.
-    pub async fn recv(&self) -> Result<Option<ServerRequest>, ServerError> {
+    /// The server cannot continue. One of the waiting tasks gets the error, the others get `None`.
+    pub async fn recv(&self) -> Result<Option<ServerRequest<S>>, S::Error> {
         poll_fn(|task| {
             let mut queues = lock(&self.shared.queues);
             let is_stopped = self.stop.is_stopped();
@@ -252,7 +265,7 @@ impl AsyncServer {
     }
 }
 
-impl Drop for AsyncServer {
+impl<S: Serving> Drop for AsyncServer<S> {
     fn drop(&mut self) {
         self.shared.end_within(Duration::ZERO, None);
         if let Some(thread) = self
@@ -269,18 +282,16 @@ impl Drop for AsyncServer {
 /// A request, to be answered at any time, in any order and from any thread. Dropping it without an
 /// answer tells the caller: [`ClientError::Dropped`](crate::ClientError::Dropped).
 ///
-/// A request that waits for long stops no other. Until it is answered, it keeps its client's
-/// [`max_reply`](crate::ClientOptions::max_reply) from the credit of the client's connection, which
-/// is a quarter of the ring: a client that makes many calls that wait for an event needs a small
-/// one.
+/// A request that waits for long stops no other. Until it is answered, it keeps the room of its
+/// call from the client's connection.
 #[must_use = "dropping a request answers it with an error"]
-pub struct ServerRequest {
-    arrival: Arrival,
+pub struct ServerRequest<S: Serving> {
+    arrival: Arrival<S::Peer>,
     /// `None` once it is answered.
-    shared: Option<Arc<Shared>>,
+    shared: Option<Arc<Shared<S>>>,
 }
 
-impl fmt::Debug for ServerRequest {
+impl<S: Serving> fmt::Debug for ServerRequest<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ServerRequest")
             .field("bytes", &self.arrival.data.len())
@@ -288,21 +299,21 @@ impl fmt::Debug for ServerRequest {
     }
 }
 
-impl ServerRequest {
+impl<S: Serving> ServerRequest<S> {
     /// Returns the request's bytes.
     #[must_use]
     pub fn data(&self) -> &[u8] {
         &self.arrival.data
     }
 
-    /// Returns the client that called, as [`ServerOptions::events`] names it too.
+    /// Returns the client that called.
     #[must_use]
-    pub const fn peer(&self) -> Peer {
+    pub const fn peer(&self) -> S::Peer {
         self.arrival.peer
     }
 
     /// Returns the end of the caller's time, if this is the request of a method
-    /// ([`service!`](crate::service!)) and its caller has a limit. It is counted from the arrival
+    /// ([`service!`](crate::service!)), and its caller has a limit. It is counted from the arrival
     /// of the request, so the caller's time is over by then. The bytes of another request may look
     /// like the header of a method: ask only in a server of methods. That of a request in
     /// [parts](crate::parts) is [`Whole::deadline`](crate::parts::Whole::deadline).
@@ -331,8 +342,9 @@ impl ServerRequest {
     /// [`ClientError::Dropped`](crate::ClientError::Dropped), and not as
     /// [`TimedOut`](crate::ClientError::TimedOut).
     ///
-    /// ```no_run
-    /// # async fn run(request: copyrpc::ServerRequest, answer: impl AsyncFn(&[u8]) -> Vec<u8>) {
+    /// ```
+    /// # use copyrpc_calls::{Serving, ServerRequest};
+    /// # async fn run<S: Serving>(request: ServerRequest<S>, answer: impl AsyncFn(&[u8]) -> Vec<u8>) {
     /// // `answer` is the `answer_async` of a service.
     /// if let Some(reply) = request.while_wanted(request.deadline(), answer(request.data())).await {
     ///     request.reply(reply);
@@ -388,34 +400,24 @@ impl ServerRequest {
     }
 }
 
-impl Drop for ServerRequest {
+impl<S: Serving> Drop for ServerRequest<S> {
     fn drop(&mut self) {
         self.answer(Answer::Nothing);
     }
 }
 
-/// Runs the thread: makes the server, tells `tell` of it, and serves until its end.
-fn serve(
-    address: impl ToSocketAddrs + fmt::Debug,
-    options: &ServerOptions,
-    tell: Sender<Result<AsyncServer, ServerError>>,
+/// Runs the thread: tells `tell` of the server, and serves until its end.
+fn serve<S: Serving>(
+    mut server: S,
+    address: S::Address,
+    max_buffered: usize,
+    tell: Sender<Result<AsyncServer<S>, S::Error>>,
 ) {
-    let bound = Server::with_options(&address, options).and_then(|server| {
-        let address = server.local_addr().map_err(|source| ServerError::Listen {
-            address: mlx5_rendezvous::name_of(&address),
-            source,
-        })?;
-        Ok((server, address))
-    });
-    let (mut server, address) = match bound {
-        Ok(bound) => bound,
-        Err(error) => return tell.send(Err(error)),
-    };
-    let (stop, device) = (server.stop_handle(), server.device_info());
+    let (stop, device) = (server.stop_handle(), server.device());
     let shared = Arc::new(Shared {
         queues: Mutex::default(),
-        waker: server.waker(),
-        max_buffered: options.max_buffered,
+        waker: stop.waker().clone(),
+        max_buffered,
     });
     // Its drop marks the end, in a panic too.
     let over = Over(&shared);
@@ -426,24 +428,23 @@ fn serve(
         shared: Arc::clone(&shared),
         address,
         device,
-        stop,
+        stop: stop.clone(),
         thread: None,
     }));
     // A number is not used again: that of a client that has gone is forgotten before its answer
     // comes.
-    let mut held = FxHashMap::<u64, RecvHandle<()>>::default();
+    let mut held = FxHashMap::<u64, S::Token>::default();
     let mut last = 0;
     let mut arrived = Vec::new();
-    let send_back = |request: RecvHandle<()>| drop(request.respond(Status::Closing, &[]));
     let mut is_leaving = false;
     let mut unwanted = Vec::new();
     let mut checked = None;
     loop {
         let (answers, ending, mut buffered) = {
             let mut queues = lock(&shared.queues);
-            if server.polls_sockets_next() && is_check_due(&mut checked, Instant::now()) {
+            if server.may_check() && is_check_due(&mut checked, Instant::now()) {
                 (queues.stats, queues.clients) = (server.stats(), server.clients());
-                unwanted = queues.watch(&mut held);
+                unwanted = queues.watch(&server, &mut held);
             }
             (
                 std::mem::take(&mut queues.answers),
@@ -457,18 +458,18 @@ fn serve(
                 continue;
             };
             match answer {
-                Answer::Reply(reply) => request.answer(&reply),
-                Answer::Refusal => drop(request.refuse()),
+                Answer::Reply(reply) => server.reply(request, reply),
+                Answer::Refusal => server.refuse(request),
                 Answer::Nothing => drop(request),
             }
         }
-        if (ending.is_some() || server.is_stopped()) && !is_leaving {
+        if (ending.is_some() || stop.is_stopped()) && !is_leaving {
             is_leaving = true;
             shared
                 .end(None)
                 .iter()
                 .filter_map(|number| held.remove(number))
-                .for_each(send_back);
+                .for_each(|request| server.send_back(request));
             server.close();
         }
         if ending.is_some_and(|(since, limit)| held.is_empty() || since.elapsed() >= limit) {
@@ -476,14 +477,10 @@ fn serve(
         }
         let mut now = None;
         while !is_leaving && buffered <= shared.max_buffered {
-            let Some(mut request) = server.recv() else {
+            let Some((request, data, peer)) = server.recv() else {
                 break;
             };
-            // A server has admitted every client.
-            let Some(peer) = request.peer() else { continue };
-            let data = request.data().to_vec();
             buffered += data.len();
-            request.release_data();
             last += 1;
             arrived.push(Arrival {
                 number: last,
@@ -493,13 +490,12 @@ fn serve(
             });
             held.insert(last, request);
         }
-        server.holds_back = buffered > shared.max_buffered;
         if !arrived.is_empty() {
             shared.offer(&mut arrived);
         }
         // The receivers may need this core, and more answers gather meanwhile.
         thread::yield_now();
-        if let Err(error) = server.step() {
+        if let Err(error) = server.step(buffered > shared.max_buffered) {
             shared.end(Some(error));
             break;
         }
@@ -523,10 +519,10 @@ fn is_check_due(checked: &mut Option<Instant>, now: Instant) -> bool {
     is_due
 }
 
-impl Queues {
+impl<S: Serving> Queues<S> {
     /// Forgets the held requests of clients that have gone; no task receives any of those. Returns
     /// the wakers of the tasks whose replies are not wanted any more.
-    fn watch(&mut self, held: &mut FxHashMap<u64, RecvHandle<()>>) -> Vec<Waker> {
+    fn watch(&mut self, server: &S, held: &mut FxHashMap<u64, S::Token>) -> Vec<Waker> {
         let Self {
             requests,
             buffered,
@@ -536,7 +532,7 @@ impl Queues {
         } = self;
         let mut gone: FxHashSet<u64> = held
             .iter()
-            .filter(|(_, request)| !request.is_wanted())
+            .filter(|(_, request)| !server.is_wanted(request))
             .map(|(number, _)| *number)
             .collect();
         if !gone.is_empty() {
@@ -562,7 +558,7 @@ impl Queues {
     }
 }
 
-impl Shared {
+impl<S: Serving> Shared<S> {
     /// Makes the thread end when all received requests are answered, or after `limit`. `tell` hears
     /// of its end.
     fn end_within(&self, limit: Duration, tell: Option<Sender<usize>>) {
@@ -575,7 +571,7 @@ impl Shared {
     }
 
     /// Offers requests to the receivers.
-    fn offer(&self, requests: &mut Vec<Arrival>) {
+    fn offer(&self, requests: &mut Vec<Arrival<S::Peer>>) {
         let wakers = {
             let mut queues = lock(&self.queues);
             queues.buffered += requests
@@ -590,7 +586,7 @@ impl Shared {
 
     /// Marks that there are no more requests. Returns the numbers of the requests that were not
     /// received.
-    fn end(&self, error: Option<ServerError>) -> Vec<u64> {
+    fn end(&self, error: Option<S::Error>) -> Vec<u64> {
         let (requests, wakers) = {
             let mut queues = lock(&self.queues);
             queues.is_over = true;
@@ -607,9 +603,9 @@ impl Shared {
 }
 
 /// Its drop marks that the thread serves no more requests.
-struct Over<'a>(&'a Shared);
+struct Over<'a, S: Serving>(&'a Shared<S>);
 
-impl Drop for Over<'_> {
+impl<S: Serving> Drop for Over<'_, S> {
     fn drop(&mut self) {
         self.0.end(None);
         let mut queues = lock(&self.0.queues);

@@ -1,0 +1,138 @@
+//! The serving end of a connection: what a transport has to do for
+//! [`AsyncServer`](crate::AsyncServer), and the handle that stops every server.
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Waker;
+
+/// Stops a server, from any thread: `serve` returns, and `recv` of an
+/// [`AsyncServer`](crate::AsyncServer) returns `None`. What becomes of the requests that have
+/// arrived is said there.
+#[derive(Clone, Debug)]
+pub struct StopHandle {
+    is_stopped: Arc<AtomicBool>,
+    waker: Waker,
+}
+
+impl StopHandle {
+    /// Makes the handle of a server, whose sleep `waker` ends.
+    #[must_use]
+    pub fn new(waker: Waker) -> Self {
+        Self {
+            is_stopped: Arc::default(),
+            waker,
+        }
+    }
+
+    /// Stops the server.
+    pub fn stop(&self) {
+        self.is_stopped.store(true, Ordering::Release);
+        self.waker.wake_by_ref();
+    }
+
+    /// Returns whether the server was stopped.
+    #[must_use]
+    pub fn is_stopped(&self) -> bool {
+        self.is_stopped.load(Ordering::Acquire)
+    }
+
+    /// Returns the waker that ends the sleep of the server.
+    #[must_use]
+    pub const fn waker(&self) -> &Waker {
+        &self.waker
+    }
+}
+
+/// A server that the thread of an [`AsyncServer`](crate::AsyncServer) has. Its drop ends it, and
+/// waits until the answers given have arrived.
+pub trait Serving: Sized {
+    /// The duty to answer a received request. Its drop ends the call as dropped.
+    type Token;
+    /// A client.
+    type Peer: Copy + Send + Sync + 'static;
+    /// The reason why the server cannot continue, or could not be made.
+    type Error: Send + 'static;
+    /// The address at which it listens.
+    type Address: Copy + fmt::Debug + Send + Sync + 'static;
+    /// The counters of all clients.
+    type Stats: Copy + Default + Send + 'static;
+    /// Name and capabilities of the device in use.
+    type Device: fmt::Debug + Send + Sync + 'static;
+
+    /// Returns the address at which it listens.
+    ///
+    /// # Errors
+    /// The system cannot tell the address.
+    fn address(&self) -> io::Result<Self::Address>;
+
+    /// Returns the handle that stops it. Its waker ends the sleep of the present [`step`], or of
+    /// the next one.
+    ///
+    /// [`step`]: Self::step
+    fn stop_handle(&self) -> StopHandle;
+
+    /// Returns name and capabilities of the device in use.
+    fn device(&self) -> Self::Device;
+
+    /// Returns the counters.
+    fn stats(&self) -> Self::Stats;
+
+    /// Returns the number of connected clients.
+    fn clients(&self) -> usize;
+
+    /// Does one bounded step: connects clients, sends answers, takes requests, and sleeps for at
+    /// most about 10 ms if there was nothing to do for a while. If the owner `holds_back`, requests
+    /// that were not received do not end the sleep.
+    ///
+    /// # Errors
+    /// The server cannot continue.
+    fn step(&mut self, holds_back: bool) -> Result<(), Self::Error>;
+
+    /// Returns whether the server has slept, or done many steps, since it last looked after its
+    /// clients: then there is time to read the clock.
+    fn may_check(&self) -> bool;
+
+    /// Returns the oldest request that has arrived, with a copy of its bytes and its client.
+    fn recv(&mut self) -> Option<(Self::Token, Vec<u8>, Self::Peer)>;
+
+    /// Answers a request. A reply that is too long ends the call as such; a client that has gone
+    /// gets none.
+    fn reply(&mut self, request: Self::Token, reply: Vec<u8>);
+
+    /// Refuses a request.
+    fn refuse(&mut self, request: Self::Token);
+
+    /// Gives a request back that no handler got: its call is for another server.
+    fn send_back(&mut self, request: Self::Token);
+
+    /// Returns whether the client of a request is connected.
+    fn is_wanted(&self, request: &Self::Token) -> bool;
+
+    /// Takes no more clients and no more requests. Those that were received can still be answered.
+    fn close(&mut self);
+}
+
+/// A [`Serving`] that is made at an address.
+pub trait Bind<A>: Serving {
+    /// The choices of a user.
+    type Options: Clone + Default + Send + 'static;
+    /// The name of the thread of an [`AsyncServer`](crate::AsyncServer).
+    const THREAD: &'static str;
+
+    /// Makes the server at `address`.
+    ///
+    /// # Errors
+    /// The reason; nothing is left behind.
+    fn bind_with(address: A, options: &Self::Options) -> Result<Self, Self::Error>;
+
+    /// Returns the bytes of requests that wait for a receiver, above which no further ones are
+    /// taken. Default: no limit, where clients have a few slots each.
+    fn max_buffered(_options: &Self::Options) -> usize {
+        usize::MAX
+    }
+
+    /// Returns the error of a thread that could not be started.
+    fn no_thread(error: io::Error) -> Self::Error;
+}

@@ -1,0 +1,144 @@
+//! A server whose requests are futures is the same over every transport.
+
+use std::future;
+use std::time::{Duration, Instant};
+
+use copyrpc_calls::{AsyncClient, AsyncServer, Bind, ClientError, Connection, Dial};
+use copyrpc_testing::executor::{Begun, block_on};
+use copyrpc_testing::helpers::Scratch;
+use copyrpc_testing::limits::{any_port, watchdog};
+use ipc::Dir;
+
+const LONG: Duration = Duration::from_secs(60);
+
+/// Both ends: where the server is, once it is bound to an address.
+struct Ends<S: Bind<String>, C: Dial<String>> {
+    address: String,
+    server: S::Options,
+    client: C::Options,
+    address_of: fn(&AsyncServer<S>, String) -> String,
+}
+
+fn requests_are_answered_in_any_way_and_a_server_that_goes_keeps_only_those_it_gave_out<S, C>(
+    ends: &Ends<S, C>,
+) where
+    S: Bind<String, Error: std::fmt::Debug> + 'static,
+    C: Dial<String, Error: std::fmt::Debug, Request = [u8], Reply = Vec<u8>>
+        + Connection<ConnectError: Send>
+        + 'static,
+{
+    watchdog(2 * LONG);
+    let bind = |address: &String| {
+        block_on(AsyncServer::<S>::with_options(
+            address.clone(),
+            &ends.server,
+        ))
+        .unwrap()
+    };
+    let first = bind(&ends.address);
+    let address = (ends.address_of)(&first, ends.address.clone());
+    let client = block_on(AsyncClient::<C>::with_options(
+        address.clone(),
+        &ends.client,
+    ))
+    .unwrap();
+    let call = |bytes: &[u8]| Begun::new(client.call_within(bytes, LONG));
+    let receive = |server: &AsyncServer<S>| block_on(server.recv()).unwrap().unwrap();
+
+    // In another order than they came.
+    let calls = [call(b"a"), call(b"bc")];
+    let requests = [receive(&first), receive(&first)];
+    for request in requests.into_iter().rev() {
+        assert!(request.is_wanted());
+        let reply = request.data().repeat(2);
+        request.reply(reply);
+    }
+    assert_eq!(calls.map(|call| call.end().unwrap()), [&b"aa"[..], b"bcbc"]);
+    assert_eq!(first.clients(), 1);
+
+    let refused = call(b"no");
+    receive(&first).refuse();
+    assert!(matches!(refused.end(), Err(ClientError::Refused)));
+    let dropped = call(b"?");
+    drop(receive(&first));
+    assert!(matches!(dropped.end(), Err(ClientError::Dropped)));
+    let long = call(b"long");
+    receive(&first).reply(vec![0; client.max_reply() + 1]);
+    assert!(matches!(long.end(), Err(ClientError::ReplyTooLong { .. })));
+    let unwanted = call(b"late");
+    let request = receive(&first);
+    let deadline = Instant::now() + Duration::from_millis(5);
+    let handled = block_on(request.while_wanted(Some(deadline), future::pending::<()>()));
+    assert!(handled.is_none() && Instant::now() >= deadline);
+    drop(request);
+    assert!(matches!(unwanted.end(), Err(ClientError::Dropped)));
+
+    let kept = call(b"kept");
+    let request = receive(&first);
+    let other = call(b"other");
+    let drained = Begun::new(first.drain(LONG));
+    assert!(block_on(first.recv()).unwrap().is_none());
+    request.reply(*b"done");
+    assert_eq!(kept.end().unwrap(), b"done");
+    assert_eq!(drained.end(), 0);
+    drop(first);
+    let second = bind(&address);
+    let request = receive(&second);
+    assert_eq!(request.data(), b"other");
+    request.reply(*b"second");
+    assert_eq!(other.end().unwrap(), b"second");
+    // A drop answers what tasks still have.
+    let dropped = call(b"!");
+    let request = receive(&second);
+    drop(second);
+    assert!(matches!(dropped.end(), Err(ClientError::Dropped)));
+    request.reply(*b"too late");
+}
+
+#[test]
+fn of_copyrpc() {
+    let ends = Ends::<copyrpc::Server, copyrpc::Caller> {
+        address: any_port(),
+        server: copyrpc::ServerOptions::default(),
+        client: copyrpc::ClientOptions {
+            connect_timeout: LONG,
+            ..copyrpc::ClientOptions::default()
+        },
+        address_of: |server, _| server.local_addr().to_string(),
+    };
+    requests_are_answered_in_any_way_and_a_server_that_goes_keeps_only_those_it_gave_out(&ends);
+}
+
+#[test]
+fn of_scalerpc() {
+    let ends = Ends::<scalerpc::HeldServer, scalerpc::Caller> {
+        address: any_port(),
+        server: scalerpc::ServerOptions::default(),
+        client: scalerpc::ClientOptions {
+            connect_timeout: LONG,
+            ..scalerpc::ClientOptions::default()
+        },
+        address_of: |server, _| server.local_addr().to_string(),
+    };
+    requests_are_answered_in_any_way_and_a_server_that_goes_keeps_only_those_it_gave_out(&ends);
+}
+
+#[test]
+fn of_ipc() {
+    let scratch = Scratch::new("async-server");
+    let dir = Dir::open(Some(scratch.path())).unwrap();
+    let ends = Ends::<ipc::bytes::Host, ipc::Reconnecting<ipc::bytes::Client<u64>>> {
+        address: "s".to_owned(),
+        server: ipc::bytes::ServerOptions {
+            dir: Some(dir.clone()),
+            ..ipc::bytes::ServerOptions::default()
+        },
+        client: ipc::ClientOptions {
+            dir: Some(dir),
+            connect_timeout: LONG,
+            ..ipc::ClientOptions::default()
+        },
+        address_of: |_, name| name,
+    };
+    requests_are_answered_in_any_way_and_a_server_that_goes_keeps_only_those_it_gave_out(&ends);
+}

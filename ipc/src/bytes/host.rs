@@ -1,0 +1,170 @@
+//! The server that the thread of an [`AsyncServer`](super::AsyncServer) has.
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use copyrpc_calls::{Bind, Patience, Serving, StopHandle};
+use copyrpc_shm::dir::Dir;
+use copyrpc_shm::sleep::{self, Alarm, Sleeper};
+
+use super::Server;
+use super::message::MessageBytes;
+use crate::error::CreateError;
+use crate::limits::{CLIENTS, CLIENTS_MAX, DEPTH};
+use crate::token::Token;
+
+/// Maximum sleep: the time between two looks at the deadlines and the clients of requests.
+const LONGEST_SLEEP: Duration = Duration::from_millis(10);
+/// Number of steps between two such looks, for a server that always has something to do.
+const STEPS_PER_CHECK: u32 = 1024;
+/// The mask of all clients.
+const ALL: [u64; CLIENTS_MAX / 64] = [u64::MAX; CLIENTS_MAX / 64];
+
+/// Options of an [`AsyncServer`](super::AsyncServer).
+#[derive(Clone, Debug)]
+pub struct ServerOptions {
+    /// The directory. Default: that of the user.
+    pub dir: Option<Dir>,
+    /// Maximum number of clients, 1 to 4096. Default: 64.
+    pub clients: usize,
+    /// Unanswered calls of a client, a power of two, 1 to 32768. Default: 32.
+    pub depth: usize,
+    /// Maximum lengths of messages. Default: 4096 bytes each.
+    pub max: MessageBytes,
+    /// The application's number for the meaning of the messages. Default: 0.
+    pub type_tag: u64,
+}
+
+impl Default for ServerOptions {
+    fn default() -> Self {
+        Self {
+            dir: None,
+            clients: CLIENTS,
+            depth: DEPTH,
+            max: MessageBytes::DEFAULT,
+            type_tag: 0,
+        }
+    }
+}
+
+/// A [`Server`] with an alarm.
+pub struct Host {
+    server: Server,
+    alarm: Arc<Alarm>,
+    stop: StopHandle,
+    patience: Patience,
+    steps_to_check: u32,
+    /// The server takes no more requests.
+    is_closed: bool,
+}
+
+impl fmt::Debug for Host {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Host")
+            .field("server", &self.server)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Serving for Host {
+    type Token = Token;
+    /// The number of the client.
+    type Peer = usize;
+    type Error = CreateError;
+    type Address = ();
+    type Stats = ();
+    type Device = ();
+
+    fn address(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn stop_handle(&self) -> StopHandle {
+        self.stop.clone()
+    }
+
+    fn device(&self) {}
+
+    fn stats(&self) {}
+
+    fn clients(&self) -> usize {
+        self.server.clients()
+    }
+
+    fn step(&mut self, holds_back: bool) -> Result<(), CreateError> {
+        self.steps_to_check = self
+            .steps_to_check
+            .checked_sub(1)
+            .unwrap_or(STEPS_PER_CHECK);
+        let takes = !holds_back && !self.is_closed;
+        // A closed server still learns of clients that go.
+        let mask = if takes { &[][..] } else { &ALL };
+        let is_found = self.server.poll_with_skip(mask) > 0 && takes;
+        // The answers posted before the ring are taken after it.
+        if self.alarm.take() || is_found {
+            self.patience.reset();
+        } else if let Some(start) = self.patience.idle() {
+            let mut alarm = &*self.alarm;
+            let server = takes.then_some(&mut self.server as &mut dyn Sleeper);
+            let sleepers = server.into_iter().chain([&mut alarm as &mut dyn Sleeper]);
+            sleep::wait(sleepers, Some(LONGEST_SLEEP));
+            self.patience.slept(start);
+            self.steps_to_check = 0;
+        }
+        Ok(())
+    }
+
+    fn may_check(&self) -> bool {
+        self.steps_to_check == 0
+    }
+
+    fn recv(&mut self) -> Option<(Token, Vec<u8>, usize)> {
+        let (token, request) = self.server.recv()?;
+        let client = token.client();
+        Some((token, request.to_vec(), client))
+    }
+
+    fn reply(&mut self, token: Token, reply: Vec<u8>) {
+        self.server.answer(token, &reply);
+    }
+
+    fn refuse(&mut self, token: Token) {
+        let _gone = self.server.refuse(token);
+    }
+
+    fn send_back(&mut self, token: Token) {
+        self.server.send_back(token);
+    }
+
+    fn is_wanted(&self, token: &Token) -> bool {
+        self.server.is_wanted(token)
+    }
+
+    /// The calls whose requests are in the lanes end when the server is dropped.
+    fn close(&mut self) {
+        self.is_closed = true;
+    }
+}
+
+impl<A: Into<String>> Bind<A> for Host {
+    type Options = ServerOptions;
+    const THREAD: &'static str = "ipc-server";
+
+    fn bind_with(name: A, options: &ServerOptions) -> Result<Self, CreateError> {
+        let alarm = Arc::<Alarm>::default();
+        Ok(Self {
+            server: Server::with_options(&name.into(), options)?,
+            stop: StopHandle::new(alarm.waker()),
+            alarm,
+            patience: Patience::new(),
+            steps_to_check: 0,
+            is_closed: false,
+        })
+    }
+
+    fn no_thread(error: io::Error) -> CreateError {
+        CreateError::Thread(error)
+    }
+}
