@@ -19,13 +19,12 @@ pub(super) struct Backoff {
 }
 
 impl Backoff {
-    /// Starts after `arrived` batches.
-    pub(super) const fn new(arrived: u64) -> Self {
+    pub(super) const fn new() -> Self {
         Self {
             pause: 0,
             left: 0,
             since_ns: 0,
-            arrived,
+            arrived: 0,
         }
     }
 
@@ -63,5 +62,13 @@ impl Backoff {
     pub(super) const fn news(&mut self) {
         self.pause = 0;
         self.left = 0;
+    }
+}
+
+#[cfg(test)]
+impl Backoff {
+    /// Makes `batches` arrived before.
+    pub(super) const fn skip(&mut self, batches: u64) {
+        self.arrived = batches;
     }
 }

@@ -37,7 +37,7 @@ impl CallKey {
 
 #[derive(Debug)]
 enum State<U> {
-    /// Next free slot, or [`NO_SLOT`].
+    /// Index of the free slot after this one, or [`NO_SLOT`].
     Free(u32),
     /// The caller waits for the end of its call.
     Waiting(U),
@@ -87,7 +87,7 @@ pub(super) struct Answered<U> {
 #[derive(Debug)]
 pub(super) struct Calls<U> {
     slots: Vec<Slot<U>>,
-    /// First free slot, or [`NO_SLOT`].
+    /// Index of the first free slot, or [`NO_SLOT`].
     free: u32,
     unanswered: u32,
     /// Calls among them whose caller does not wait.
@@ -96,25 +96,10 @@ pub(super) struct Calls<U> {
 }
 
 impl<U> Calls<U> {
-    /// Makes a table of `slots`, all free and of this generation. Has 0 slots by default.
-    pub(super) fn new(slots: u32, generation: u32) -> Self {
-        let next = |index| {
-            if index + 1 < slots {
-                index + 1
-            } else {
-                NO_SLOT
-            }
-        };
-        let slot = |index| Slot {
-            generation,
-            internal_allowance: 0,
-            deadline_ns: NEVER,
-            batches_before: 0,
-            state: State::Free(next(index)),
-        };
+    pub(super) const fn new() -> Self {
         Self {
-            slots: (0..slots).map(slot).collect(),
-            free: if slots > 0 { 0 } else { NO_SLOT },
+            slots: Vec::new(),
+            free: NO_SLOT,
             unanswered: 0,
             abandoned: 0,
             deadlines: Deadlines::new(),
@@ -337,7 +322,7 @@ mod tests {
 
     #[test]
     fn a_late_response_never_reaches_the_next_call_in_the_slot() {
-        let mut calls = Calls::new(0, 0);
+        let mut calls = Calls::new();
         let first = insert(&mut calls, 1);
         assert_eq!(complete(&mut calls, first), Some(Some(1)));
         assert_eq!(complete(&mut calls, first), None, "duplicate");
@@ -353,7 +338,7 @@ mod tests {
     /// passes the end of its 32 bits.
     #[test]
     fn calls_end_with_the_call_ids_and_go_on_past_the_last_generation() {
-        let mut calls = Calls::new(CallId::MAX_CALLS, u32::MAX - 1);
+        let mut calls = Calls::with_generations(CallId::MAX_CALLS, u32::MAX - 1);
         let keys: Vec<_> = (0..CallId::MAX_CALLS)
             .map(|user_data| insert(&mut calls, user_data))
             .collect();
@@ -382,7 +367,7 @@ mod tests {
 
     #[test]
     fn the_slot_of_an_abandoned_call_is_free_only_when_its_request_was_answered() {
-        let mut calls = Calls::new(0, 0);
+        let mut calls = Calls::new();
         let first = insert(&mut calls, 1);
         assert_eq!(calls.abandon(first), Some(1));
         assert_eq!(calls.abandon(first), None, "a second time");
@@ -398,7 +383,7 @@ mod tests {
 
     #[test]
     fn a_deadline_ends_only_its_own_call_and_once() {
-        let mut calls = Calls::new(0, 0);
+        let mut calls = Calls::new();
         let answered = insert_until(&mut calls, 1, 100);
         assert_eq!(complete(&mut calls, answered), Some(Some(1)));
         // The same slot and the same deadline: the entry of the first is dead.
@@ -418,7 +403,7 @@ mod tests {
 
     #[test]
     fn a_reply_reaches_a_caller_that_waits_and_allowed_it_and_else_changes_nothing() {
-        let mut calls = Calls::new(0, 0);
+        let mut calls = Calls::new();
         let (waits, abandoned) = (insert(&mut calls, 1), insert(&mut calls, 2));
         calls.abandon(abandoned);
         assert_eq!(calls.complete_waiting(abandoned.id(), 0), None);
@@ -450,7 +435,7 @@ mod tests {
 
     #[test]
     fn an_id_beyond_the_slab_names_no_call() {
-        let mut calls = Calls::new(0, 0);
+        let mut calls = Calls::new();
         insert(&mut calls, 1);
         assert!(calls.complete(CallId::new(1, 0)).is_none());
         assert!(calls.complete(CallId::new(0, 1)).is_none());
@@ -458,7 +443,7 @@ mod tests {
 
     #[test]
     fn ending_the_connection_takes_each_waiting_call_once() {
-        let mut calls = Calls::new(0, 0);
+        let mut calls = Calls::new();
         let keys: Vec<_> = (0..10).map(|user| insert(&mut calls, user)).collect();
         complete(&mut calls, keys[3]);
         calls.abandon(keys[5]);

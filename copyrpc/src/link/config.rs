@@ -36,34 +36,6 @@ pub(crate) struct LinkConfig {
     pub(crate) window: Window,
 }
 
-/// The past of a connection when it begins, beside its positions. It is empty, except in tests of
-/// wrapping counters. All of it is settled: nothing is outstanding. The peer's past is the same
-/// with the directions exchanged.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Past {
-    /// Traffic from this end to the peer.
-    pub(crate) sent: Traffic,
-    /// Traffic from the peer to this end.
-    pub(crate) received: Traffic,
-    /// Slots of this end's calls, all free.
-    pub(crate) slots: u32,
-    /// Generation of each of them.
-    pub(crate) generation: u32,
-    /// Heartbeat of both ends.
-    pub(crate) heartbeat: u32,
-}
-
-/// The traffic in one direction: sent, taken and answered.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Traffic {
-    /// Number of batches.
-    pub(crate) batches: u64,
-    /// Credit in bytes of its calls: a multiple of 32.
-    pub(crate) credit: u64,
-    /// Number of requests.
-    pub(crate) requests: u64,
-}
-
 impl LinkConfig {
     /// Returns whether the invariants cover these parameters, for rings of these sizes.
     pub(crate) fn is_covered(&self, send: RingSize, recv: RingSize) -> bool {

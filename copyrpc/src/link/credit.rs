@@ -29,13 +29,12 @@ pub(super) struct Reservation {
 }
 
 impl Reservation {
-    /// Starts after `past` was granted and given back.
-    pub(super) const fn new(ring: RingSize, past: u64, initial_credit: u64) -> Self {
+    pub(super) const fn new(ring: RingSize, initial_credit: u64) -> Self {
         let max = ring.max_reservation();
         Self {
-            granted: past + initial_credit,
+            granted: initial_credit,
             unused: initial_credit,
-            max_granted: past + max,
+            max_granted: max,
             max,
         }
     }
@@ -117,10 +116,9 @@ pub(super) struct PeerCredit {
 }
 
 impl PeerCredit {
-    /// Starts after `past` was granted and spent.
-    pub(super) const fn new(past: u64, initial_credit: u64) -> Self {
+    pub(super) const fn new(initial_credit: u64) -> Self {
         Self {
-            granted: past + initial_credit,
+            granted: initial_credit,
             balance: initial_credit,
         }
     }
@@ -205,9 +203,9 @@ mod tests {
     fn a_grant_never_breaks_the_ring_invariant_or_the_quarter() {
         for in_flight in (0..=C).step_by(32) {
             for initial in (0..=(C - in_flight) / 2).step_by(32) {
-                let mut reservation = Reservation::new(ring(), 0, initial.min(C / 4));
+                let mut reservation = Reservation::new(ring(), initial.min(C / 4));
                 reservation.top_up(ring(), in_flight);
-                let mut at_once = Reservation::new(ring(), 0, initial.min(C / 4));
+                let mut at_once = Reservation::new(ring(), initial.min(C / 4));
                 let is_full = at_once.is_short() && at_once.fill_up(ring(), in_flight);
                 assert!(
                     !is_full
@@ -226,14 +224,14 @@ mod tests {
 
     #[test]
     fn an_idle_side_grants_the_whole_quarter() {
-        let mut reservation = Reservation::new(ring(), 0, 32);
+        let mut reservation = Reservation::new(ring(), 32);
         reservation.top_up(ring(), 0);
         assert_eq!(reservation.granted(), C / 4);
     }
 
     #[test]
     fn a_request_cannot_claim_credit_that_was_never_granted() {
-        let mut reservation = Reservation::new(ring(), 0, 256);
+        let mut reservation = Reservation::new(ring(), 256);
         assert_eq!(reservation.claim(192, MAX), Ok(()));
         let overdraft = ProtocolError::Allowance {
             wanted: 96,
@@ -248,7 +246,7 @@ mod tests {
 
     #[test]
     fn peer_credit_rises_only_and_only_to_a_quarter_ring() {
-        let mut credit = PeerCredit::new(0, 512);
+        let mut credit = PeerCredit::new(512);
         credit.spend(128);
         assert_eq!(credit.raise(ring(), 512 + 128, 0), Ok(()));
         assert_eq!(credit.balance(), 512);

@@ -40,10 +40,9 @@ pub(crate) use calls::CallKey;
 use calls::Calls;
 use closing::Closing;
 pub(crate) use config::LinkConfig;
-pub(crate) use config::Past;
-#[cfg(test)]
-pub(crate) use config::Traffic;
 use credit::{PeerCredit, Reservation};
+#[cfg(test)]
+pub(crate) use explore::past;
 pub(crate) use flush::{EasyPoster, Poster};
 use idle::Idle;
 use rx::RecvRing;
@@ -263,35 +262,18 @@ impl<U> Link<U> {
     /// Makes a connection whose messages leave through the `send` ring and arrive in the `recv`
     /// ring.
     pub(crate) fn new(send: RingView, recv: RingView, config: &LinkConfig) -> Self {
-        Self::with_past(send, recv, config, &Past::default())
-    }
-
-    /// Like [`Link::new`], with a past.
-    pub(crate) fn with_past(
-        send: RingView,
-        recv: RingView,
-        config: &LinkConfig,
-        past: &Past,
-    ) -> Self {
         debug_assert!(config.is_covered(send.size(), recv.size()), "{config:?}");
-        let Past {
-            sent,
-            received,
-            slots,
-            generation,
-            heartbeat,
-        } = *past;
-        let reservation = Reservation::new(recv.size(), received.credit, config.local_credit);
-        let credit = PeerCredit::new(sent.credit, config.peer_credit);
+        let reservation = Reservation::new(recv.size(), config.local_credit);
+        let credit = PeerCredit::new(config.peer_credit);
         let told = FlowWords {
             consumer_pos: config.recv_start,
             credit: reservation.granted(),
-            batches_received: received.batches,
+            batches_received: 0,
         };
         let heard = FlowWords {
             consumer_pos: config.send_start,
             credit: credit.granted(),
-            batches_received: sent.batches,
+            batches_received: 0,
         };
         Self {
             limits: Limits {
@@ -301,14 +283,13 @@ impl<U> Link<U> {
             tx: SendRing::new(
                 send,
                 config.send_start,
-                sent.batches,
                 config.peer_batches,
                 config.window != Window::Off,
             ),
-            rx: RecvRing::new(recv, told, received.requests, config.local_batches),
+            rx: RecvRing::new(recv, told, config.local_batches),
             reservation,
             credit,
-            calls: Calls::new(slots, generation),
+            calls: Calls::new(),
             closed: None,
             ending: None,
             closing: Closing::default(),
@@ -324,19 +305,17 @@ impl<U> Link<U> {
             read_in_flight: false,
             read_is_probe: false,
             starved: false,
-            backoff: Backoff::new(received.batches),
+            backoff: Backoff::new(),
             window: WindowState::new(config.window),
             watch: Watch::new(config.keepalive_ns, config.stall_ns),
             idle: Idle::new(config.idle_keepalive_ns, config.idle_timeout_ns),
-            heartbeat,
-            heard_heartbeat: heartbeat,
+            heartbeat: 0,
+            heard_heartbeat: 0,
             is_suspicious: false,
             asks_activity: false,
             heard_activity: 0,
             stats: Stats {
-                batches_sent: sent.batches.wrapping_neg(),
                 bytes_sent: config.send_start.wrapping_neg(),
-                batches_received: received.batches.wrapping_neg(),
                 ..Stats::default()
             },
         }

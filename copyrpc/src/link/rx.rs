@@ -72,13 +72,8 @@ pub(super) struct RecvRing {
 }
 
 impl RecvRing {
-    /// Makes the receive side after `requests`, all answered, and the words that were `told`.
-    pub(super) const fn new(
-        view: RingView,
-        told: FlowWords,
-        requests: u64,
-        batch_limit: u32,
-    ) -> Self {
+    /// Makes the receive side; the peer knows the words that were `told`.
+    pub(super) const fn new(view: RingView, told: FlowWords, batch_limit: u32) -> Self {
         let start = told.consumer_pos;
         Self {
             lap: view.lap(start),
@@ -92,8 +87,8 @@ impl RecvRing {
             messages_left: 0,
             announced: 0,
             announced_behind: VecDeque::new(),
-            requests: HeldRequests::new(requests),
-            batches_received: told.batches_received,
+            requests: HeldRequests::new(),
+            batches_received: 0,
             heard_closing: false,
             batch_limit,
             told,

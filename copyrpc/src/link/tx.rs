@@ -223,11 +223,9 @@ impl Place<'_> {
 }
 
 impl SendRing {
-    /// Makes the send side after `batches`, all of which the peer took.
     pub(super) const fn new(
         view: RingView,
         start: u64,
-        batches: u64,
         batch_limit: u32,
         has_window: bool,
     ) -> Self {
@@ -244,9 +242,9 @@ impl SendRing {
             is_hindered: has_window,
             lap_end: lap_end(view.size(), start),
             calls_end: 0,
-            batches_sent: batches,
-            batches_received: batches,
-            batches_taken: batches,
+            batches_sent: 0,
+            batches_received: 0,
+            batches_taken: 0,
             batch_limit: batch_limit as u64,
             last_metadata_only: 0,
             is_closing: false,

@@ -1,7 +1,21 @@
-use super::{CallKey, Calls, NO_SLOT, State};
+use super::{CallKey, Calls, NEVER, NO_SLOT, Slot, State};
 use crate::wire::CallId;
 
 impl<U> Calls<U> {
+    /// Makes a table of `slots`, all free and of this generation.
+    pub(in crate::link) fn with_generations(slots: u32, generation: u32) -> Self {
+        let mut calls = Self::new();
+        calls.free = if slots > 0 { 0 } else { NO_SLOT };
+        calls.slots.extend((1..=slots).map(|next| Slot {
+            generation,
+            internal_allowance: 0,
+            deadline_ns: NEVER,
+            batches_before: 0,
+            state: State::Free(if next < slots { next } else { NO_SLOT }),
+        }));
+        calls
+    }
+
     /// Returns the allowance of the call whose request has this id and is not answered, and whether
     /// its caller waits.
     pub(in crate::link) fn pending(&self, id: CallId) -> Option<(u64, bool)> {

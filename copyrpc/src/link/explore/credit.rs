@@ -2,6 +2,12 @@ use super::{PeerCredit, Reservation};
 use crate::link::explore::{Coder, RESTORED_AT};
 
 impl Reservation {
+    /// Makes `past` granted and given back before.
+    pub(in crate::link) const fn skip(&mut self, past: u64) {
+        self.granted += past;
+        self.max_granted += past;
+    }
+
     /// Codes the credit relative to the released credit.
     pub(in crate::link) fn code(&mut self, coder: &mut Coder) {
         let Self {
@@ -22,6 +28,11 @@ impl Reservation {
 }
 
 impl PeerCredit {
+    /// Makes `past` granted and spent before.
+    pub(in crate::link) const fn skip(&mut self, past: u64) {
+        self.granted += past;
+    }
+
     /// Codes the credit relative to the credit that the peer released.
     pub(in crate::link) fn code(&mut self, coder: &mut Coder, released: u64) {
         let Self { granted, balance } = self;

@@ -1,6 +1,11 @@
 use super::{HeldRequest, HeldRequests};
 
 impl HeldRequests {
+    /// Makes this number of requests answered before.
+    pub(in crate::link) const fn skip(&mut self, answered: u64) {
+        (self.oldest, self.untaken, self.next) = (answered, answered, answered);
+    }
+
     /// Returns the requests that are not answered, with their numbers. The application has taken
     /// all requests.
     pub(in crate::link) fn unanswered(&self) -> impl Iterator<Item = (u64, HeldRequest)> {

@@ -14,6 +14,7 @@
 mod coder;
 mod graph;
 mod names;
+pub(crate) mod past;
 mod state;
 mod world;
 

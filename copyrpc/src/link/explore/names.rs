@@ -37,7 +37,7 @@ impl Names {
     pub(super) fn new(kinds: [Kind; 2]) -> Self {
         Self {
             kinds,
-            calls: [(); 2].map(|()| Calls::new(0, 0)),
+            calls: [(); 2].map(|()| Calls::new()),
             met: [Vec::new(), Vec::new()],
         }
     }

@@ -2,8 +2,16 @@ use super::RecvRing;
 use crate::link::explore::Coder;
 use crate::link::held::HeldRequest;
 use crate::ring::RingView;
+use crate::wire::FlowWords;
 
 impl RecvRing {
+    /// Makes these words told, and `requests` answered, before.
+    pub(in crate::link) const fn skip(&mut self, told: FlowWords, requests: u64) {
+        self.told = told;
+        self.batches_received = told.batches_received;
+        self.requests.skip(requests);
+    }
+
     /// Codes every field that affects the future. Positions are relative to `position`, counts of
     /// batches to `batches`, both of which the sender knows. `code_request` codes a request by the
     /// id of its call.

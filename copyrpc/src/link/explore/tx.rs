@@ -4,6 +4,13 @@ use crate::ring::RingView;
 use crate::wire::METADATA_SPAN;
 
 impl SendRing {
+    /// Makes `batches` sent and taken by the peer before.
+    pub(in crate::link) const fn skip(&mut self, batches: u64) {
+        self.batches_sent = batches;
+        self.batches_received = batches;
+        self.batches_taken = batches;
+    }
+
     /// Codes every field that affects the future. Positions are relative to `peer_consumer`, counts
     /// of batches to `batches_received`.
     pub(in crate::link) fn code(&mut self, coder: &mut Coder) {

@@ -2,7 +2,8 @@
 //! nothing.
 
 use crate::error::{CallError, CallFailure, CloseReason};
-use crate::link::{CallKey, LinkConfig, Past, Traffic};
+use crate::link::past::{Past, Traffic};
+use crate::link::{CallKey, LinkConfig};
 use crate::ring::RingSize;
 
 use super::defects::{C, answer_all, config, pair, pair_of, rounds_without_read, size};

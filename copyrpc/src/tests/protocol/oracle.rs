@@ -15,7 +15,8 @@ use super::sim::{End, Ended, OnFailure, execute};
 use super::{env_number, say, scale};
 use crate::Stats;
 use crate::error::{CallError, CallFailure, CloseReason};
-use crate::link::{CallKey, LinkConfig, Past, Request, Traffic, Window};
+use crate::link::past::{Past, Traffic};
+use crate::link::{CallKey, LinkConfig, Request, Window};
 use crate::ring::RingSize;
 
 /// How a call ends that a closing peer did not take.

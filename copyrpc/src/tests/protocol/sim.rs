@@ -6,7 +6,8 @@ use std::collections::VecDeque;
 use std::ptr::NonNull;
 
 use crate::error::CloseReason;
-use crate::link::{Emit, Event, Link, LinkConfig, Message, Past, Request};
+use crate::link::past::Past;
+use crate::link::{Emit, Event, Link, LinkConfig, Message, Request};
 use crate::ring::{RecvBytes, RingSize, RingView};
 use crate::wire::{
     FLOW_METADATA_SIZE, FlowWords, HEADER_SIZE, Header, PublishedRecord, RESPONSE_FLAG,
