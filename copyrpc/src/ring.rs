@@ -115,13 +115,11 @@ impl RingView {
     /// # Safety
     /// The memory must be valid for reads and writes for as long as this view or a copy of it is
     /// used, and no reference to a byte of it may be alive when a view writes that byte.
-    #[must_use]
     pub(crate) const unsafe fn new(base: NonNull<u8>, size: RingSize) -> Self {
         Self { base, size }
     }
 
     /// Returns the size of the ring.
-    #[must_use]
     pub(crate) const fn size(&self) -> RingSize {
         self.size
     }
@@ -176,7 +174,6 @@ impl RingView {
     }
 
     /// Returns the received bytes at `payload`, a place that this ring's core returned.
-    #[must_use]
     #[inline]
     pub(crate) fn bytes(&self, payload: Payload) -> RecvBytes<'_> {
         RecvBytes {
@@ -299,7 +296,6 @@ impl Payload {
     }
 
     /// Returns the length in bytes.
-    #[must_use]
     pub(crate) const fn len(&self) -> usize {
         self.len as usize
     }

@@ -20,7 +20,6 @@ pub(crate) const METADATA_SPAN: u64 = FLOW_METADATA_SIZE as u64;
 
 /// Returns the ring bytes of a message with `payload_len` payload bytes: header + payload, rounded
 /// up to [`ALIGNMENT`]. Saturates instead of overflowing.
-#[must_use]
 #[inline]
 pub(crate) const fn padded(payload_len: u64) -> u64 {
     payload_len.saturating_add(HEADER_SIZE as u64 + ALIGNMENT - 1) & !(ALIGNMENT - 1)
@@ -28,7 +27,6 @@ pub(crate) const fn padded(payload_len: u64) -> u64 {
 
 /// Returns the credit, in bytes, that a call with this `response_allowance` (payload bytes) costs:
 /// the padded response and the metadata of the batch that it may have to open (invariant R2).
-#[must_use]
 #[inline]
 pub(crate) const fn internal_allowance(response_allowance: u64) -> u64 {
     padded(response_allowance).saturating_add(METADATA_SPAN)
@@ -38,20 +36,17 @@ pub(crate) const fn internal_allowance(response_allowance: u64) -> u64 {
 pub(crate) const RESPONSE_OVERHEAD: u64 = METADATA_SPAN + HEADER_SIZE as u64;
 
 /// Returns the maximum response payload of an internal allowance; 0 if not even an empty one fits.
-#[must_use]
 pub(crate) const fn response_capacity(internal_allowance: u64) -> u64 {
     internal_allowance.saturating_sub(RESPONSE_OVERHEAD)
 }
 
 /// Returns the immediate value of a batch that advances the receive ring by `span` bytes (a
 /// multiple of [`ALIGNMENT`], at most one ring).
-#[must_use]
 pub(crate) const fn encode_imm(span: u64) -> u32 {
     (span / ALIGNMENT) as u32
 }
 
 /// Returns the bytes announced by an immediate value.
-#[must_use]
 pub(crate) const fn decode_imm(imm: u32) -> u64 {
     imm as u64 * ALIGNMENT
 }
@@ -69,7 +64,6 @@ pub(crate) struct Header {
 
 impl Header {
     /// Returns the header's bytes.
-    #[must_use]
     #[inline]
     pub(crate) fn encode(&self) -> [u8; HEADER_SIZE] {
         let mut bytes = [0; HEADER_SIZE];
@@ -80,7 +74,6 @@ impl Header {
     }
 
     /// Reads a header. Any bytes are a header; the receiver checks their meaning.
-    #[must_use]
     #[inline]
     pub(crate) fn decode(bytes: &[u8; HEADER_SIZE]) -> Self {
         Self {
@@ -168,13 +161,11 @@ impl PublishedRecord {
 
     /// Returns the record's bytes, as its words are published.
     #[cfg(test)]
-    #[must_use]
     pub(crate) fn encode(&self) -> [u8; FLOW_METADATA_SIZE] {
         encode_words(self.words, self.heartbeat, self.batches_taken)
     }
 
     /// Reads a record. Any bytes are a record; the receiver checks its words.
-    #[must_use]
     pub(crate) fn decode(bytes: &[u8; FLOW_METADATA_SIZE]) -> Self {
         Self {
             words: decode_words(bytes),
@@ -188,7 +179,6 @@ impl PublishedRecord {
 pub(crate) const ACTIVITY_SIZE: u32 = 8;
 
 /// Reads that word, which a READ put at the start of its destination.
-#[must_use]
 pub(crate) fn decode_activity(bytes: &[u8; FLOW_METADATA_SIZE]) -> u64 {
     le_u64(bytes, 0)
 }
@@ -223,7 +213,6 @@ const CLOSING: u32 = 1;
 
 impl FlowMetadata {
     /// Returns the metadata's bytes.
-    #[must_use]
     #[inline]
     pub(crate) fn encode(&self) -> [u8; FLOW_METADATA_SIZE] {
         encode_words(self.words, self.message_count, u32::from(self.is_closing))
@@ -262,26 +251,22 @@ impl CallId {
 
     /// Makes the id of slot `index` (below [`CallId::MAX_CALLS`]) in its `generation` (taken modulo
     /// 2,048).
-    #[must_use]
     pub(crate) const fn new(index: u32, generation: u32) -> Self {
         let generation = generation & ((1 << Self::GENERATION_BITS) - 1);
         Self(generation << Self::INDEX_BITS | index & (Self::MAX_CALLS - 1))
     }
 
     /// Reads the id in a header's `call_id`, with or without the response flag.
-    #[must_use]
     pub(crate) const fn from_wire(call_id: u32) -> Self {
         Self(call_id & !RESPONSE_FLAG)
     }
 
     /// Returns the `call_id` of the request.
-    #[must_use]
     pub(crate) const fn to_request(self) -> u32 {
         self.0
     }
 
     /// Returns the `call_id` of the response.
-    #[must_use]
     pub(crate) const fn to_response(self) -> u32 {
         self.0 | RESPONSE_FLAG
     }
@@ -293,7 +278,6 @@ impl CallId {
     }
 
     /// Returns the slot of the call.
-    #[must_use]
     pub(crate) const fn index(self) -> u32 {
         self.0 & (Self::MAX_CALLS - 1)
     }
@@ -322,13 +306,11 @@ const MAX_TOLD: u32 = TOO_LONG - 1;
 
 impl Status {
     /// Tells the length of a reply that is too long.
-    #[must_use]
     pub(crate) fn too_long(len: usize) -> Self {
         Self::TooLong(u32::try_from(len).map_or(MAX_TOLD, |len| len.min(MAX_TOLD)))
     }
 
     /// Returns the piggyback word.
-    #[must_use]
     #[inline(always)]
     pub(crate) const fn to_wire(self) -> u32 {
         match self {
@@ -341,7 +323,6 @@ impl Status {
     }
 
     /// Reads a piggyback word. Returns `None` for a status that this version does not define.
-    #[must_use]
     pub(crate) const fn from_wire(piggyback: u32) -> Option<Self> {
         match piggyback {
             0 => Some(Self::Ok),

@@ -74,7 +74,6 @@ impl<U> Link<U> {
     }
 
     /// Returns whether a graceful end has begun here or at the peer, and is not complete.
-    #[must_use]
     pub(crate) const fn is_closing(&self) -> bool {
         self.ending.is_some() && self.closed.is_none()
     }
@@ -90,7 +89,6 @@ impl<U> Link<U> {
     }
 
     /// Returns whether all messages of this end are posted, its mark included.
-    #[must_use]
     pub(crate) const fn has_told_all(&self) -> bool {
         !self.tx.has_unposted() && !self.owes_mark()
     }
@@ -111,7 +109,6 @@ impl<U> Link<U> {
 
     /// Returns whether silence of the peer has a meaning (K1): it owes answers, or its mark, or has
     /// not taken messages for which a call waits there (K6).
-    #[must_use]
     pub(crate) fn is_watching(&self) -> bool {
         self.calls.unanswered() > 0
             || (self.tx.has_untaken_messages() && !self.peer_rests())

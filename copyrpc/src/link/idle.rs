@@ -78,7 +78,6 @@ impl<U> Link<U> {
     }
 
     /// Returns the time of the next check, in ns, after a check at `now_ns`; `None` for never.
-    #[must_use]
     pub(crate) fn next_idle_check(&self, now_ns: u64) -> Option<u64> {
         let Idle {
             keepalive_ns,

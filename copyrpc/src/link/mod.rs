@@ -119,13 +119,11 @@ impl Request {
     }
 
     /// Returns the place of its payload in the receive ring; intact until the request is answered.
-    #[must_use]
     pub(crate) const fn payload(&self) -> Payload {
         self.payload
     }
 
     /// Returns the maximum payload bytes of a reply.
-    #[must_use]
     pub(crate) const fn max_reply(&self) -> usize {
         response_capacity(self.internal_allowance as u64) as usize
     }
@@ -339,7 +337,6 @@ impl<U> Link<U> {
     }
 
     /// Returns why the connection ended, once it has.
-    #[must_use]
     pub(crate) const fn closed(&self) -> Option<CloseReason> {
         self.closed
     }
@@ -389,7 +386,6 @@ impl<U> Link<U> {
 
     /// Returns whether there is nothing to flush and no READ wanted: until the next input only the
     /// keep-alive of [`Link::poll_read`] can ask for work.
-    #[must_use]
     pub(crate) fn is_quiet(&self) -> bool {
         let may_flush = self.tx.has_unposted() && !self.window.awaits_completion();
         self.closed.is_some() || !(may_flush || self.wants_read())
@@ -403,21 +399,18 @@ impl<U> Link<U> {
     }
 
     /// Returns the number of calls that wait for their end.
-    #[must_use]
     pub(crate) const fn outstanding_calls(&self) -> usize {
         self.calls.waiting()
     }
 
     /// Returns the number of requests that the peer has not answered: calls that wait, and calls
     /// that were cancelled or ran out of time.
-    #[must_use]
     pub(crate) fn unanswered_requests(&self) -> usize {
         self.calls.unanswered()
     }
 
     /// Returns the number of receive completions taken since the connection was made, modulo 2^32,
     /// for the published record (K2).
-    #[must_use]
     pub(crate) const fn batches_taken(&self) -> u32 {
         self.rx.batches_received() as u32
     }
@@ -457,20 +450,17 @@ impl<U> Link<U> {
 
     /// Returns whether either side waits for the other, so [`Link::beat`] and [`Link::poll_read`]
     /// must be called every few milliseconds.
-    #[must_use]
     pub(crate) fn is_timed(&self) -> bool {
         self.closed.is_none() && (self.is_watching() || self.is_indebted())
     }
 
     /// Returns the response bytes that calls of this end have paid for, and those that replies of
     /// this end have given back.
-    #[must_use]
     pub(crate) const fn credit_used(&self) -> (u64, u64) {
         (self.credit.spent(), self.reservation.released())
     }
 
     /// Returns the counters since the connection was made.
-    #[must_use]
     pub(crate) const fn stats(&self) -> Stats {
         let mut stats = self.stats;
         stats.batches_sent = stats.batches_sent.wrapping_add(self.tx.batches_sent());
@@ -489,19 +479,16 @@ impl<U> Link<U> {
 #[cfg(test)]
 impl<U> Link<U> {
     /// Returns the bytes written and, as far as known, not consumed by the peer.
-    #[must_use]
     pub(crate) const fn in_flight(&self) -> u64 {
         self.tx.in_flight()
     }
 
     /// Returns the response credit in bytes that calls can spend now.
-    #[must_use]
     pub(crate) const fn credit_balance(&self) -> u64 {
         self.credit.balance()
     }
 
     /// Returns the response bytes granted to the peer and not written yet: R of the invariants.
-    #[must_use]
     pub(crate) const fn reserved(&self) -> u64 {
         self.reservation.outstanding()
     }

@@ -47,7 +47,6 @@ pub(crate) struct SliceLength {
 impl SliceLength {
     /// Makes a length of `base_ns`. Slices become longer as long as one slice of each group takes
     /// at most `max_rotation_ns`.
-    #[must_use]
     pub(crate) const fn new(base_ns: u64, max_rotation_ns: u64) -> Self {
         Self {
             base_ns,
@@ -64,7 +63,6 @@ impl SliceLength {
     }
 
     /// Returns the length of the slices that begin now, in ns.
-    #[must_use]
     pub(crate) const fn ns(&self) -> u64 {
         let doublings = match self.trial {
             None => self.doublings,
