@@ -38,8 +38,8 @@
 //!   [`CallFailed::Dropped`] when the server refuses it or drops its [`Token`], with
 //!   [`CallFailed::TimedOut`] after the time that [`ipc::Client::call_within`] was given or by
 //!   [`ipc::Client::cancel`] (it keeps its place until its late reply is there, which is
-//!   discarded), with [`CallFailed::Stopped`] when the server is dropped before it took the
-//!   request, or with [`CallFailed::Disconnected`] when it ends in the middle or is killed, at most
+//!   discarded), with [`CallFailed::NotSent`] when the server is dropped before it took the
+//!   request, or with [`CallFailed::Closed`] when it ends in the middle or is killed, at most
 //!   about a millisecond of polling later. A token is the duty to answer: it can travel as the user
 //!   data of another call, [`ipc::Server::reply`] and [`ipc::Server::refuse`] use it up, and
 //!   dropping it, on any thread, ends the call in the server's next poll or wait.

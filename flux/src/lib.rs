@@ -32,7 +32,7 @@
 //! - Every call ends exactly once: with its reply, with [`CallFailed::Dropped`] when its token is
 //!   dropped, with [`CallFailed::TimedOut`] after the time that [`Node::call_within`] was given or
 //!   by [`Node::cancel`] (it keeps its slot until its late reply arrives, which is discarded), or
-//!   with [`CallFailed::Disconnected`] when the other node is dropped. Another call whose token is
+//!   with [`CallFailed::Closed`] when the other node is dropped. Another call whose token is
 //!   kept waits.
 //! - **Memory**: `K x (K - 1) x capacity` slots of 16 B and the payload, rounded up to 64 B: 3.7 MB
 //!   for 8 nodes with the default capacity of 1024.

@@ -45,7 +45,7 @@ const POLLS_PER_CHECK: u32 = 64;
 /// data of a call, which comes back with its reply.
 ///
 /// `Send`: make the nodes, then give each to its thread. The drop ends the calls of other nodes to
-/// it with [`CallFailed::Disconnected`].
+/// it with [`CallFailed::Closed`].
 pub struct Node<T, U> {
     hot: HotSet,
     ready: ReadyWords,
@@ -513,10 +513,7 @@ impl<T: Copy + Send, U> Node<T, U> {
             if let Some(peer) = ends.peers.get_mut(to) {
                 let end = |user_data| {
                     ended += 1;
-                    f(
-                        user_data,
-                        Err(CallFailed::Disconnected(SessionEnd::PeerGone)),
-                    );
+                    f(user_data, Err(CallFailed::Closed(SessionEnd::PeerGone)));
                 };
                 peer.calls.take_all(end);
                 // Last: if `f` panics, the next check ends the rest.
@@ -827,7 +824,7 @@ mod model {
             let mut look = |a: &mut Node<u64, ()>| {
                 a.polls_to_check = 1;
                 a.poll(|(), outcome| {
-                    assert_eq!(outcome, Err(CallFailed::Disconnected(SessionEnd::PeerGone)));
+                    assert_eq!(outcome, Err(CallFailed::Closed(SessionEnd::PeerGone)));
                     ended += 1;
                 });
             };

@@ -6,7 +6,7 @@ use std::net::{TcpStream, ToSocketAddrs};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-use copyrpc_calls::{Connection, Dial, EndReason, Ended, Facts, GoesOn, Refusal};
+use copyrpc_calls::{Connection, Dial, Ended, Facts, GoesOn, Refusal};
 use mlx5::{DeviceInfo, DeviceSpec};
 use mlx5_rendezvous::{LIFELINE_INTERVAL, Route, Secret, has_hung_up};
 
@@ -66,10 +66,6 @@ impl Default for ClientOptions {
             secret: None,
         }
     }
-}
-
-impl EndReason for CloseReason {
-    const CLOSED_HERE: Self = Self::ClosedHere;
 }
 
 impl From<ConnectError> for ClientError {
@@ -436,22 +432,16 @@ fn may_come(error: &ConnectError) -> bool {
 fn ended(outcome: Outcome<'_>, max_reply: usize) -> Result<Vec<u8>, ClientError> {
     match outcome {
         Ok(reply) if reply.len() <= max_reply => Ok(reply.to_vec()),
-        Ok(reply) => Err(failed(CallFailure::ReplyTooLong { len: reply.len() })),
+        Ok(reply) => Err(failed(CallFailure::ReplyTooLong {
+            len: u32::try_from(reply.len()).ok(),
+        })),
         Err(failure) => Err(failed(failure)),
     }
 }
 
 #[cold]
 pub(super) fn failed(failure: CallFailure) -> ClientError {
-    match failure {
-        CallFailure::ReplyTooLong { len } => ClientError::ReplyTooLong { len: Some(len) },
-        CallFailure::Refused => ClientError::Refused,
-        CallFailure::Dropped => ClientError::Dropped,
-        CallFailure::TimedOut => ClientError::TimedOut,
-        // The server was leaving, and no handler got the call.
-        CallFailure::Closed(CloseReason::ClosedByPeer) => ClientError::NotSent,
-        CallFailure::Closed(reason) => ClientError::Closed(reason),
-    }
+    failure.into()
 }
 
 #[cfg(test)]

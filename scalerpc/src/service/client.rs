@@ -6,12 +6,12 @@ use std::net::{TcpStream, ToSocketAddrs};
 use std::task::Waker;
 use std::time::Duration;
 
-use copyrpc_calls::{Connection, Dial, EndReason, Facts, GoesOn, Refusal};
+use copyrpc_calls::{Connection, Dial, Facts, GoesOn, Refusal};
 use mlx5::{Device, DeviceInfo, DeviceSpec};
 use mlx5_rendezvous::{LIFELINE_INTERVAL, Route, Secret, has_hung_up, stream_has_ended};
 
 use super::{ClientError, default_device};
-use crate::protocol::{CallError, CallFailure, CallToken, ClientStats, CloseReason, State};
+use crate::protocol::{CallError, CallToken, ClientStats, CloseReason, State};
 use crate::rdma::exchange::{RecordError, Refusal as Refused};
 use crate::rdma::{RdmaClient, RdmaOptions, SetupError};
 
@@ -53,10 +53,6 @@ impl Default for ClientOptions {
     }
 }
 
-impl EndReason for CloseReason {
-    const CLOSED_HERE: Self = Self::ClosedHere;
-}
-
 impl From<SetupError> for ClientError {
     fn from(error: SetupError) -> Self {
         Self::Connect(error)
@@ -69,20 +65,6 @@ impl From<CallError> for ClientError {
             CallError::PayloadTooLarge { len, max } => Self::TooLarge { len, max },
             CallError::NoSlot => Self::Full,
             CallError::Closed(_) => Self::NotSent,
-        }
-    }
-}
-
-impl From<CallFailure> for ClientError {
-    fn from(failure: CallFailure) -> Self {
-        match failure {
-            CallFailure::UnknownType => Self::UnknownType,
-            CallFailure::Refused => Self::Refused,
-            CallFailure::ReplyTooLong => Self::ReplyTooLong { len: None },
-            CallFailure::Dropped => Self::Dropped,
-            CallFailure::NotSent => Self::NotSent,
-            CallFailure::TimedOut => Self::TimedOut,
-            CallFailure::Closed(reason) => Self::Closed(reason),
         }
     }
 }
@@ -377,7 +359,7 @@ mod tests {
     use mlx5_rendezvous::Unreachable;
 
     use super::*;
-    use crate::Server;
+    use crate::{CallFailure, Server};
 
     const WATCHDOG: Duration = Duration::from_secs(60);
 
@@ -428,7 +410,7 @@ mod tests {
             (call(CallError::Closed(CloseReason::ClosedHere)), later),
             (failure(CallFailure::UnknownType), never),
             (failure(CallFailure::Refused), made),
-            (failure(CallFailure::ReplyTooLong), made),
+            (failure(CallFailure::ReplyTooLong { len: None }), made),
             (failure(CallFailure::Dropped), made),
             (failure(CallFailure::NotSent), later),
             (failure(CallFailure::TimedOut), made),
