@@ -498,7 +498,7 @@ impl<U> Connection<U> {
     /// for.
     pub(crate) fn is_leaving(self: &Rc<Self>) -> bool {
         if self.leaving.get() == Leaving::Begun {
-            self.serve(self.worklist.timers().now_ns());
+            self.flush(self.worklist.timers().now_ns());
             if self.with_link(|link| link.closed().is_none() && link.has_told_all()) {
                 let resources = &mut self.core.borrow_mut().resources;
                 let posted = resources
@@ -540,50 +540,24 @@ impl<U> Connection<U> {
         self.note_end();
     }
 
-    /// Posts batches that may be sent, and rings the doorbell at once: the rest of the work
-    /// overlaps with their transfer. READs if starved, and refreshes the published record. Stays on
-    /// the worklist while work is left.
+    /// Posts the batches that may be sent, and the READ that is due, and refreshes the published
+    /// record. Stays on the worklist while work is left. The doorbell is rung as soon as the last
+    /// batch is posted: the rest of the work overlaps with the transfer.
     #[inline(always)]
-    pub(crate) fn serve(self: &Rc<Self>, now_ns: u64) {
-        if !self.serve_fast(now_ns) {
-            self.serve_slow(now_ns);
-        }
-    }
-
-    #[inline(always)]
-    const fn batches<'a, Q>(&'a self, qp: &'a mut Q, send_ring: &'a Mr) -> Batches<'a, Q> {
-        Batches {
-            qp,
-            send_ring,
-            remote: &self.remote,
-            to_peer: self.to_peer,
-            inline_limit: self.inline_limit,
-            control: &self.control,
-        }
-    }
-
-    /// Posts at once if the only work is one batch. Returns whether that was the case.
-    #[inline(always)]
-    fn serve_fast(&self, now_ns: u64) -> bool {
-        let Core { resources, link } = &mut *self.core.borrow_mut();
-        let Some(Resources { qp, send_ring, .. }) = resources else {
-            return true;
-        };
-        let mut batches = self.batches(qp, send_ring);
-        let Ok(true) = link.flush_easy(&mut batches) else {
-            return false;
-        };
-        link.is_at_rest(now_ns)
-    }
-
-    /// Does the rest of a flush, or all work, if that is not one batch that can be posted at
-    /// once.
-    #[inline(never)]
-    fn serve_slow(self: &Rc<Self>, now_ns: u64) {
+    pub(crate) fn flush(self: &Rc<Self>, now_ns: u64) {
         let Core { resources, link } = &mut *self.core.borrow_mut();
         let Some(Resources { qp, send_ring, .. }) = resources else {
             return;
         };
+        let posted = link.flush_easy(&mut self.batches(qp, send_ring));
+        if !matches!(posted, Ok(true)) || !link.is_at_rest(now_ns) {
+            self.flush_rest(qp, send_ring, link, now_ns);
+        }
+    }
+
+    /// Completes a flush: READs, further batches, and whatever the first step could not do.
+    #[inline(never)]
+    fn flush_rest(self: &Rc<Self>, qp: &mut RcQp, send_ring: &Mr, link: &mut Link<U>, now_ns: u64) {
         let outcome = if self.blueflame_batch {
             let mut batch = qp.blueflame_batch();
             let outcome = self.post_all(link, &mut batch, send_ring, now_ns);
@@ -621,15 +595,25 @@ impl<U> Connection<U> {
         now_ns: u64,
     ) -> Result<(), PostError> {
         let mut batches = self.batches(qp, send_ring);
-        link.flush_any(&mut batches)?;
+        link.flush_all(&mut batches)?;
         if link.poll_read(now_ns) {
-            self.post_read(
-                batches.qp,
-                if link.asks_activity() { ACTIVITY } else { READ },
-            )?;
+            let user = if link.asks_activity() { ACTIVITY } else { READ };
+            self.post_read(batches.qp, user)?;
             link.read_posted();
         }
         Ok(())
+    }
+
+    #[inline(always)]
+    const fn batches<'a, Q>(&'a self, qp: &'a mut Q, send_ring: &'a Mr) -> Batches<'a, Q> {
+        Batches {
+            qp,
+            send_ring,
+            remote: &self.remote,
+            to_peer: self.to_peer,
+            inline_limit: self.inline_limit,
+            control: &self.control,
+        }
     }
 
     fn post_read(&self, qp: &mut impl Posts, user: u64) -> Result<(), PostError> {

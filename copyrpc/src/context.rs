@@ -785,7 +785,7 @@ impl<U> Inner<U> {
     #[inline(never)]
     fn flush_listed(&self) {
         let now_ns = self.worklist.timers().now_ns();
-        self.worklist.flush(|connection| connection.serve(now_ns));
+        self.worklist.flush(|connection| connection.flush(now_ns));
     }
 
     /// Removes a connection that has ended, if nothing was posted on it: no completion is to come

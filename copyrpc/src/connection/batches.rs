@@ -1,9 +1,11 @@
 //! The conversion of batches to WRITEs.
 
-use mlx5::{BlueflameBatch, Inline, Mr, Payload, PostError, RcOperation, RcQp, Signal, WriteImm};
+use mlx5::{
+    BlueflameBatch, Inline, Mr, Payload, PostError, RcOperation, RcQp, Sge, Signal, WriteImm,
+};
 
 use crate::control::ControlMemory;
-use crate::link::{EasyBatch, EasyPoster, Emit, Poster};
+use crate::link::{EasyBatch, Emit, Poster};
 use crate::wire::{METADATA_SPAN, padded};
 
 /// Inline bytes of the largest WQE (four WQEBBs) that is inline alone.
@@ -39,7 +41,17 @@ pub(super) trait Posts {
     fn post(&mut self, op: &impl RcOperation, signal: Signal, user: u64) -> Result<(), PostError>;
 
     /// Announces what is posted, unless that is announced together later.
-    fn ring(&mut self);
+    fn ring(&mut self) {}
+
+    /// Posts an operation, and announces it as [`ring`](Self::ring) does.
+    fn post_and_ring(
+        &mut self,
+        op: &impl RcOperation,
+        signal: Signal,
+        user: u64,
+    ) -> Result<(), PostError> {
+        self.post(op, signal, user)
+    }
 }
 
 impl Posts for RcQp {
@@ -52,14 +64,22 @@ impl Posts for RcQp {
     fn ring(&mut self) {
         self.ring();
     }
+
+    #[inline(always)]
+    fn post_and_ring(
+        &mut self,
+        op: &impl RcOperation,
+        signal: Signal,
+        user: u64,
+    ) -> Result<(), PostError> {
+        self.post_and_ring(op, signal, user)
+    }
 }
 
 impl Posts for BlueflameBatch<'_> {
     fn post(&mut self, op: &impl RcOperation, signal: Signal, user: u64) -> Result<(), PostError> {
         self.post(op, signal, user)
     }
-
-    fn ring(&mut self) {}
 }
 
 /// Posts the batches of one connection.
@@ -75,29 +95,33 @@ pub(super) struct Batches<'a, Q> {
     pub(super) control: &'a ControlMemory,
 }
 
-impl EasyPoster for Batches<'_, RcQp> {
+impl<Q: Posts> Poster for Batches<'_, Q> {
+    type Error = PostError;
+
+    #[inline(never)]
+    fn post(&mut self, emit: Emit) -> Result<(), PostError> {
+        if emit.bytes <= self.inline_limit {
+            let payload = Inline(head(self.send_ring, emit, emit.bytes));
+            write(self.qp, self.remote, emit, payload)?;
+        } else {
+            self.post_long(emit)?;
+        }
+        if emit.is_last {
+            self.qp.ring();
+        }
+        Ok(())
+    }
+
     #[inline(always)]
     fn post_easy(&mut self, batch: &EasyBatch<'_>) -> Result<(), PostError> {
-        let Self {
-            qp,
-            send_ring,
-            remote,
-            to_peer,
-            inline_limit,
-            control,
-        } = self;
         // Before the post, while the words are at hand.
-        control.publish(batch.words());
+        self.control.publish(batch.words());
         let bytes = batch.bytes();
-        if bytes > *inline_limit {
+        if bytes > self.inline_limit {
             // Made anew, so that the common case needs none in memory.
             let mut batches = Batches {
-                qp: &mut **qp,
-                send_ring,
-                remote,
-                to_peer: *to_peer,
-                inline_limit: *inline_limit,
-                control,
+                qp: &mut *self.qp,
+                ..*self
             };
             return batches.post(batch.write_out());
         }
@@ -111,37 +135,13 @@ impl EasyPoster for Batches<'_, RcQp> {
                 bytes as usize - metadata.len(),
             )
         };
-        let addr = to_peer.wrapping_add(start.addr().get() as u64);
-        let payload = (Inline(&metadata[..]), Inline(messages));
         let write = WriteImm {
-            addr,
-            rkey: remote.ring_rkey,
+            addr: self.to_peer.wrapping_add(start.addr().get() as u64),
+            rkey: self.remote.ring_rkey,
             imm: batch.imm(),
-            payload,
+            payload: (Inline(&metadata[..]), Inline(messages)),
         };
-        qp.post_and_ring(&write, Signal::Reclaim, WRITE)
-    }
-}
-
-impl<Q: Posts> Poster for Batches<'_, Q> {
-    #[inline(never)]
-    fn post(&mut self, emit: Emit) -> Result<(), PostError> {
-        let Self {
-            qp,
-            send_ring,
-            remote,
-            inline_limit,
-            ..
-        } = self;
-        if emit.bytes <= *inline_limit {
-            write(*qp, remote, emit, Inline(head(send_ring, emit, emit.bytes)))?;
-        } else {
-            write_long(*qp, send_ring, remote, *inline_limit, emit)?;
-        }
-        if emit.is_last {
-            qp.ring();
-        }
-        Ok(())
+        self.qp.post_and_ring(&write, Signal::Reclaim, WRITE)
     }
 }
 
@@ -158,31 +158,22 @@ fn head(send_ring: &Mr, emit: Emit, len: u64) -> &[u8] {
     }
 }
 
-/// Posts a batch that does not fit into a WQE: the device gathers the rest.
-fn write_long(
-    qp: &mut impl Posts,
-    send_ring: &Mr,
-    remote: &Remote,
-    inline_limit: u64,
-    emit: Emit,
-) -> Result<(), PostError> {
-    let inline = if inline_limit >= HYBRID_INLINE {
-        HYBRID_INLINE
-    } else {
-        0
-    };
-    let (addr, lkey) = (send_ring.addr() + emit.offset + inline, send_ring.lkey());
-    let rest = mlx5::Sge {
-        addr,
-        len: (emit.bytes - inline) as u32,
-        lkey,
-    };
-    write(
-        qp,
-        remote,
-        emit,
-        (Inline(head(send_ring, emit, inline)), rest),
-    )
+impl<Q: Posts> Batches<'_, Q> {
+    /// Posts a batch that does not fit into a WQE: the device gathers the rest.
+    fn post_long(&mut self, emit: Emit) -> Result<(), PostError> {
+        let inline = if self.inline_limit >= HYBRID_INLINE {
+            HYBRID_INLINE
+        } else {
+            0
+        };
+        let rest = Sge {
+            addr: self.send_ring.addr() + emit.offset + inline,
+            len: (emit.bytes - inline) as u32,
+            lkey: self.send_ring.lkey(),
+        };
+        let payload = (Inline(head(self.send_ring, emit, inline)), rest);
+        write(self.qp, self.remote, emit, payload)
+    }
 }
 
 #[inline(always)]
@@ -192,20 +183,16 @@ fn write(
     emit: Emit,
     payload: impl Payload,
 ) -> Result<(), PostError> {
-    let (addr, rkey) = (remote.ring_addr + emit.offset, remote.ring_rkey);
+    let write = WriteImm {
+        addr: remote.ring_addr + emit.offset,
+        rkey: remote.ring_rkey,
+        imm: emit.imm,
+        payload,
+    };
     let (signal, user) = if emit.signal {
         (Signal::Always, WINDOWED_WRITE)
     } else {
         (Signal::Reclaim, WRITE)
     };
-    qp.post(
-        &WriteImm {
-            addr,
-            rkey,
-            imm: emit.imm,
-            payload,
-        },
-        signal,
-        user,
-    )
+    qp.post(&write, signal, user)
 }

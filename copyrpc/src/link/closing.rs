@@ -1,9 +1,7 @@
 //! The graceful end of a connection (G1..G4): both ends say that they make no more calls,
 //! everything outstanding ends, then both ends leave.
 
-use mlx5::PostError;
-
-use super::{Limits, Link, Poster};
+use super::{Limits, Link};
 use crate::error::CloseReason;
 use crate::wire::{METADATA_SPAN, Status};
 
@@ -115,13 +113,10 @@ impl<U> Link<U> {
             || (self.ending.is_some() && self.awaits_mark())
     }
 
-    /// Flushes an end that takes no more calls.
-    #[inline(never)]
-    pub(super) fn flush_closing(&mut self, poster: &mut dyn Poster) -> Result<(), PostError> {
-        if self.closed.is_some() {
-            return Ok(());
-        }
-        // G2. A correct peer sends at most the requests that its credit pays for, so this ends.
+    /// Refuses the requests that the application has not got (G2), and begins the batch with the
+    /// mark once nothing waits before it. A correct peer sends at most the requests that its credit
+    /// pays for, so this ends.
+    pub(super) fn begin_closing_flush(&mut self) {
         while let Some(name) = self.take_any_request() {
             if self
                 .respond(&self.held(name), Status::Closing, &[])
@@ -133,15 +128,16 @@ impl<U> Link<U> {
         if self.owes_mark() && !self.tx.has_unposted() {
             self.offer_mark();
         }
-        let words = self.grant();
-        let sent = self.tx.batches_sent();
-        let outcome = self.post_waiting(words, poster);
-        if self.tx.batches_sent() > sent && !self.tx.has_unposted() {
+    }
+
+    /// Notes the mark if it was among the batches that a flush `posted`. Ends the connection if
+    /// everything `is_posted` and settled.
+    pub(super) fn end_closing_flush(&mut self, posted: bool, is_posted: bool) {
+        if posted && !self.tx.has_unposted() {
             self.closing.is_told = true;
             self.limits = Limits::NONE;
         }
-        outcome?;
-        if self.is_settled() {
+        if is_posted && self.is_settled() {
             if self.tx.all_received() {
                 self.closed = self.ending;
                 self.tx.stop();
@@ -149,7 +145,6 @@ impl<U> Link<U> {
                 self.starved = !self.closing.last_read_posted;
             }
         }
-        Ok(())
     }
 
     /// Begins a batch that carries only the mark.

@@ -1,35 +1,42 @@
 //! The exit of the send ring, and the words for the peer: batches to post, and the words of the
 //! published record.
 
-use mlx5::PostError;
-
 use super::outgoing::CALL_SLACK;
 use super::tx::{Batch, EasyBatch, Emit};
 use super::{Link, News};
 use crate::wire::{FlowWords, METADATA_SPAN};
 
-/// The destination of easy batches.
-pub(crate) trait EasyPoster {
-    /// Stores the words of a batch in the published record, and posts it.
-    fn post_easy(&mut self, batch: &EasyBatch<'_>) -> Result<(), PostError>;
+/// The destination of batches. A closure that takes batches in the ring is one.
+pub(crate) trait Poster {
+    /// Why a batch was not posted.
+    type Error;
+
+    /// Posts a batch that is in the ring.
+    fn post(&mut self, emit: Emit) -> Result<(), Self::Error>;
+
+    /// Posts a batch whose metadata is not in the ring.
+    fn post_easy(&mut self, batch: &EasyBatch<'_>) -> Result<(), Self::Error> {
+        self.post(batch.write_out())
+    }
 }
 
-/// The destination of batches.
-pub(crate) trait Poster {
-    /// Posts a batch that is in the ring.
-    fn post(&mut self, emit: Emit) -> Result<(), PostError>;
+impl<E, F: FnMut(Emit) -> Result<(), E>> Poster for F {
+    type Error = E;
+
+    fn post(&mut self, emit: Emit) -> Result<(), E> {
+        self(emit)
+    }
 }
 
 impl<U> Link<U> {
-    /// Does the work of [`Link::flush_any`] and of [`Link::publish`] if that is one batch, and
-    /// nothing prevents it. Returns whether it did. Otherwise, or after an error, nothing has
+    /// Does the work of [`Link::flush_all`] and of [`Link::publish`] if that is to post one batch,
+    /// and nothing prevents it. Returns whether it did. Otherwise, or after an error, nothing has
     /// changed but that more credit may be granted.
     ///
     /// # Errors
     /// The error of `poster`.
     #[inline(always)]
-    pub(crate) fn flush_easy(&mut self, poster: &mut impl EasyPoster) -> Result<bool, PostError> {
-        // An end that closes has no easy batch, nor has one with a window.
+    pub(crate) fn flush_easy<P: Poster>(&mut self, poster: &mut P) -> Result<bool, P::Error> {
         if !self.tx.has_easy_batch() {
             return Ok(false);
         }
@@ -69,50 +76,63 @@ impl<U> Link<U> {
     /// # Errors
     /// The first error of `poster`.
     #[inline(never)]
-    pub(crate) fn flush_any(&mut self, poster: &mut dyn Poster) -> Result<(), PostError> {
-        if self.ending.is_some() {
-            return self.flush_closing(poster);
+    pub(crate) fn flush_all<P: Poster>(&mut self, poster: &mut P) -> Result<(), P::Error> {
+        if self.closed.is_some() {
+            return Ok(());
+        }
+        let is_closing = self.ending.is_some();
+        if is_closing {
+            self.begin_closing_flush();
         }
         let words = self.grant();
-        self.offer_metadata_only(words);
-        self.post_waiting(words, poster)
+        if !is_closing {
+            self.offer_metadata_only(words);
+        }
+        let sent = self.tx.batches_sent();
+        let outcome = self.post_waiting(words, poster);
+        if is_closing {
+            self.end_closing_flush(self.tx.batches_sent() > sent, outcome.is_ok());
+        }
+        outcome
     }
 
-    pub(super) fn post_waiting(
+    fn post_waiting<P: Poster>(
         &mut self,
         words: FlowWords,
-        poster: &mut dyn Poster,
-    ) -> Result<(), PostError> {
-        // Posting changes none of the words here: the bytes were in flight before. The window holds
-        // nothing back at the end (W3).
-        if self.window.begin(self.tx.unposted()) && self.ending.is_none() {
-            return self.flush_windowed(words, poster);
+        poster: &mut P,
+    ) -> Result<(), P::Error> {
+        // The window holds nothing back at the end (W3).
+        let is_windowed = self.window.begin(self.tx.unposted()) && self.ending.is_none();
+        if is_windowed && self.window.is_full(self.tx.batches_received()) {
+            // As after a refused call, the peer's words would help (L5).
+            self.starved |= !self.window.is_by_completion;
+            self.stats.window_stalls += 1;
+            return Ok(());
         }
-        while let Some(batch) = self.next_to_post() {
-            self.post_batch(&batch, words, false, poster)?;
-            if !self.tx.has_unposted() {
+        // Posting changes none of the words here: the bytes were in flight before.
+        while let Some(batch) = self.tx.next_batch() {
+            if !self.tx.may_post() {
+                self.stats.batch_stalls += 1;
                 break;
+            }
+            // A batch that a wrap divided takes one place, with its last part (W2).
+            let takes_place = is_windowed && batch.span() == self.tx.unposted();
+            let signal = takes_place && self.window.is_by_completion;
+            self.post_batch(&batch, words, signal, poster)?;
+            if takes_place {
+                self.window.posted(self.tx.batches_sent());
             }
         }
         Ok(())
     }
 
-    fn next_to_post(&mut self) -> Option<Batch> {
-        let batch = self.tx.next_batch()?;
-        if !self.tx.may_post() {
-            self.stats.batch_stalls += 1;
-            return None;
-        }
-        Some(batch)
-    }
-
-    fn post_batch(
+    fn post_batch<P: Poster>(
         &mut self,
         batch: &Batch,
         words: FlowWords,
         signal: bool,
-        poster: &mut dyn Poster,
-    ) -> Result<(), PostError> {
+        poster: &mut P,
+    ) -> Result<(), P::Error> {
         self.tell_by_batch(words);
         self.is_unpublished = true;
         poster.post(self.tx.fill(batch, words, signal))?;
@@ -124,35 +144,6 @@ impl<U> Link<U> {
                 .stats
                 .bytes_sent
                 .wrapping_sub(batch.span() - batch.bytes());
-        }
-        Ok(())
-    }
-
-    /// Flushes a batch that the window applies to: it waits for a place, or takes one (W1).
-    #[inline(never)]
-    fn flush_windowed(
-        &mut self,
-        words: FlowWords,
-        poster: &mut dyn Poster,
-    ) -> Result<(), PostError> {
-        if self.window.is_full(self.tx.batches_received()) {
-            // As after a refused call, the peer's words would help (L5).
-            self.starved |= !self.window.is_by_completion;
-            self.stats.window_stalls += 1;
-            return Ok(());
-        }
-        while let Some(batch) = self.next_to_post() {
-            // A batch that a wrap divided takes one place, with its last part (W2).
-            let takes_place = batch.span() == self.tx.unposted();
-            self.post_batch(
-                &batch,
-                words,
-                takes_place && self.window.is_by_completion,
-                poster,
-            )?;
-            if takes_place {
-                self.window.posted(self.tx.batches_sent());
-            }
         }
         Ok(())
     }
@@ -216,15 +207,14 @@ impl<U> Link<U> {
     }
 
     /// Returns the words to store in the published record, if they changed. Call it after every
-    /// round of arrivals, replies and flushes, but not after [`Link::flush_easy`] posted, and only
-    /// when the receive queue has been refilled: the peer may send as many batches as it is told
-    /// were received (B1).
+    /// round of arrivals, replies and flushes, and only when the receive queue has been refilled: the
+    /// peer may send as many batches as it is told were received (B1).
     pub(crate) fn publish(&mut self) -> Option<FlowWords> {
         if self.closed.is_some() {
             return None;
         }
         let words = self.current_words();
-        if words == self.rx.told() && !self.is_unpublished {
+        if !self.is_unpublished && words == self.rx.told() {
             return None;
         }
         self.is_unpublished = false;
@@ -232,65 +222,30 @@ impl<U> Link<U> {
         Some(words)
     }
 
-    pub(crate) const fn count_blueflame_batch(&mut self) {
-        self.stats.blueflame_batches += 1;
-    }
-
-    /// Returns whether, after [`Link::flush_easy`] posted a batch, no flush has anything to do, nor
-    /// [`Link::poll_read`] at this time.
+    /// Returns whether, after [`Link::flush_easy`] posted a batch, no flush has anything to
+    /// do, nor [`Link::poll_read`] at this time.
     #[inline(always)]
     pub(crate) const fn is_at_rest(&self, now_ns: u64) -> bool {
         !self.watch.is_new_time(now_ns) && !self.idle.probe_is_due && !self.starved
+    }
+
+    pub(crate) const fn count_blueflame_batch(&mut self) {
+        self.stats.blueflame_batches += 1;
     }
 }
 
 #[cfg(test)]
 impl<U> Link<U> {
-    /// Calls [`Link::flush_easy`], or [`Link::flush_any`]. An error of `post` is one of a full send
-    /// queue.
+    /// Flushes as a driver does: [`Link::flush_easy`], or [`Link::flush_all`].
     ///
     /// # Errors
-    /// The first error of `post`.
-    pub(crate) fn flush<E>(
-        &mut self,
-        mut post: impl FnMut(Emit) -> Result<(), E>,
-    ) -> Result<(), E> {
-        let mut first = None;
-        let full = PostError::QueueFull {
-            needed: 1,
-            free: 0,
-            capacity: 1,
-        };
-        let mut poster = FromFn(|emit| {
-            post(emit).map_err(|error| {
-                first.get_or_insert(error);
-                full
-            })
-        });
-        match self.flush_easy(&mut poster) {
+    /// The first error of `poster`.
+    pub(crate) fn flush<P: Poster>(&mut self, mut poster: P) -> Result<(), P::Error> {
+        if self.flush_easy(&mut poster)? {
             // The words are still to be stored.
-            Ok(true) => self.is_unpublished = true,
-            Ok(false) => _ = self.flush_any(&mut poster),
-            Err(_) => {}
+            self.is_unpublished = true;
+            return Ok(());
         }
-        first.map_or(Ok(()), Err)
-    }
-}
-
-/// Makes a [`Poster`] of a closure.
-#[cfg(test)]
-struct FromFn<F>(F);
-
-#[cfg(test)]
-impl<F: FnMut(Emit) -> Result<(), PostError>> EasyPoster for FromFn<F> {
-    fn post_easy(&mut self, batch: &EasyBatch<'_>) -> Result<(), PostError> {
-        self.post(batch.write_out())
-    }
-}
-
-#[cfg(test)]
-impl<F: FnMut(Emit) -> Result<(), PostError>> Poster for FromFn<F> {
-    fn post(&mut self, emit: Emit) -> Result<(), PostError> {
-        (self.0)(emit)
+        self.flush_all(&mut poster)
     }
 }

@@ -4,7 +4,7 @@
 //! [`on_imm`](Link::on_imm), [`on_write_done`](Link::on_write_done),
 //! [`on_read_done`](Link::on_read_done), [`shut_down`](Link::shut_down), [`close`](Link::close),
 //! and the time. Outputs are values that a driver executes: WRITEs
-//! ([`flush_any`](Link::flush_any)), a READ ([`poll_read`](Link::poll_read)), the published record
+//! ([`flush_all`](Link::flush_all)), a READ ([`poll_read`](Link::poll_read)), the published record
 //! ([`publish`](Link::publish), [`beat`](Link::beat)), requests and ended calls
 //! ([`next_event`](Link::next_event), [`expire`](Link::expire)). No output borrows the link, so a
 //! callback of the driver may call and reply.
@@ -43,7 +43,7 @@ pub(crate) use config::LinkConfig;
 use credit::{PeerCredit, Reservation};
 #[cfg(test)]
 pub(crate) use explore::past;
-pub(crate) use flush::{EasyPoster, Poster};
+pub(crate) use flush::Poster;
 use idle::Idle;
 use rx::RecvRing;
 use tx::SendRing;

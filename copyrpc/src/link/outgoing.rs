@@ -13,7 +13,7 @@ pub(super) const CALL_SLACK: u64 = 128;
 
 impl<U> Link<U> {
     /// Sends a request with room for a response of `response_allowance` payload bytes. Nothing is
-    /// posted before [`Link::flush_any`]. A refused call changes nothing but the wish to READ.
+    /// posted before [`Link::flush_all`]. A refused call changes nothing but the wish to READ.
     ///
     /// # Errors
     /// [`CallError`], which returns `user_data`. `RingFull` and `InsufficientCredit` are temporary.

@@ -7,7 +7,7 @@ use super::Coder;
 use super::names::{Kind, Names};
 use crate::error::CallError;
 use crate::link::held::HeldRequest;
-use crate::link::{CallKey, Event, Hold, Link, LinkConfig, Request, Window};
+use crate::link::{CallKey, Emit, Event, Hold, Link, LinkConfig, Request, Window};
 use crate::ring::{Payload, RingSize, RingView};
 use crate::wire::{
     ALIGNMENT, FlowWords, PublishedRecord, decode_imm, encode_imm, padded, response_capacity,
@@ -302,7 +302,7 @@ impl World {
         let told = link.rx.told();
         let limit = self.setup.batches[side] as usize;
         let mut left = room;
-        let flushed: Result<(), ()> = link.flush(|emit| {
+        let flushed: Result<(), ()> = link.flush(|emit: Emit| {
             left = left.checked_sub(1).ok_or(())?;
             // The smallest receive queue that B1 permits: a receive for each batch granted, posted
             // again when its completion is taken.

@@ -241,7 +241,7 @@ impl Liar {
     /// Flushes, READs and publishes as a driver does, but what goes out may be changed.
     fn flush(&mut self, home: &Home, rng: &mut fastrand::Rng) {
         let mut emits = Vec::new();
-        let _never: Result<(), ()> = self.link.flush(|emit| {
+        let _never: Result<(), ()> = self.link.flush(|emit: Emit| {
             let mut bytes = vec![0; emit.bytes as usize];
             home.send.read(emit.offset as usize, &mut bytes).unwrap();
             emits.push((emit, bytes));

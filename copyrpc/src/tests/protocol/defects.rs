@@ -82,7 +82,7 @@ pub(crate) fn answer_all(end: &mut End) -> usize {
 
 fn emits<U>(link: &mut Link<U>) -> Vec<Emit> {
     let mut emits = Vec::new();
-    let flushed: Result<(), ()> = link.flush(|emit| {
+    let flushed: Result<(), ()> = link.flush(|emit: Emit| {
         emits.push(emit);
         Ok(())
     });

@@ -254,7 +254,7 @@ impl<'a> Pair<'a> {
         };
         let room = self.rng.usize(..6);
         let (mut posted, mut written) = (0, 0);
-        let _deferred: Result<(), ()> = side.link.flush(|emit| {
+        let _deferred: Result<(), ()> = side.link.flush(|emit: Emit| {
             posted += 1;
             if posted > room {
                 return Err(());

@@ -168,7 +168,7 @@ impl End {
     pub(crate) fn flush(&mut self, mut accept: impl FnMut() -> bool) -> Result<(), Deferred> {
         let (send, posted) = (&self.send, &mut self.posted);
         let is_closing = self.link.is_closing();
-        let outcome = self.link.flush(|emit| {
+        let outcome = self.link.flush(|emit: Emit| {
             if !accept() {
                 return Err(Deferred);
             }

@@ -2,7 +2,7 @@
 //! pending call still ends exactly once. Batches here are written by hand.
 
 use crate::error::{CallFailure, CloseReason, ProtocolError};
-use crate::link::{CallKey, Event, Link, LinkConfig, Request, Window};
+use crate::link::{CallKey, Emit, Event, Link, LinkConfig, Request, Window};
 use crate::ring::{RingSize, RingView};
 use crate::wire::{CallId, FlowMetadata, FlowWords, Header, PublishedRecord};
 
@@ -55,7 +55,7 @@ impl Victim {
         let first = link.call(&[1; 20], 0, 20).unwrap();
         link.call(&[2; 50], 1, 200).unwrap();
         let mut sent = 0;
-        let flushed: Result<(), ()> = link.flush(|emit| {
+        let flushed: Result<(), ()> = link.flush(|emit: Emit| {
             sent += emit.bytes;
             Ok(())
         });
