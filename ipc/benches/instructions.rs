@@ -314,16 +314,17 @@ impl Connection for Echo {
         false
     }
 
-    fn facts(&self) -> Facts<Self> {
+    fn facts(&self) -> Facts<()> {
         Facts {
             connect_timeout: Duration::ZERO,
             timeout: None,
             max_request: 24,
             max_reply: 24,
             stats: (),
-            device: (),
         }
     }
+
+    fn device(&self) {}
 }
 
 /// A server's look for dead clients after a rest in which eight have become due, the most that it

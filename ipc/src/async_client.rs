@@ -314,7 +314,7 @@ impl<C: Session> Connection for Reconnecting<C> {
         false
     }
 
-    fn facts(&self) -> Facts<Self> {
+    fn facts(&self) -> Facts<()> {
         let bytes = self.client.message_bytes();
         Facts {
             connect_timeout: self.timeout,
@@ -322,7 +322,8 @@ impl<C: Session> Connection for Reconnecting<C> {
             max_request: bytes.request,
             max_reply: bytes.response,
             stats: (),
-            device: (),
         }
     }
+
+    fn device(&self) {}
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use crate::connection::{Connection, Dial, ErrorOf, Refusal};
+use crate::connection::{Connection, Dial, ErrorOf, Refusal, Repeats};
 use crate::error::ClientError;
 use crate::{Patience, methods};
 
@@ -22,7 +22,7 @@ pub struct Client<C: Connection> {
 impl<C: Connection> fmt::Debug for Client<C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Client")
-            .field("connection", &self.connection.facts())
+            .field("device", &self.connection.device())
             .field("calls", &self.calls)
             .finish_non_exhaustive()
     }
@@ -102,7 +102,7 @@ impl<C: Connection> Client<C> {
     /// Returns name, transport and capabilities of the device in use.
     #[must_use]
     pub fn device_info(&self) -> C::Device {
-        self.connection.facts().device
+        self.connection.device()
     }
 
     /// Returns the counters of all connections ever made.
@@ -165,9 +165,11 @@ impl<C: Connection> Client<C> {
         mut refusal: Refusal<ErrorOf<C>>,
         mut idle: impl FnMut(&mut Self, Option<Instant>),
     ) -> Result<C::Reply, ErrorOf<C>> {
+        let (mut repeats, patience) = (Repeats::default(), self.connection.facts().connect_timeout);
         loop {
             match refusal {
-                Refusal::Failed(ClientError::NotSent) if !limit.is_over() => {}
+                Refusal::Failed(ClientError::NotSent)
+                    if !limit.is_over() && repeats.go_on(patience) => {}
                 Refusal::Failed(error) => return Err(error),
                 _ => self.reconnect(&mut limit)?,
             }

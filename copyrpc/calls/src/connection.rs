@@ -3,7 +3,7 @@
 
 use std::fmt;
 use std::task::Waker;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::error::{CallError, ClientError, ConnectFailure, EndReason, SessionEnd};
 
@@ -114,11 +114,15 @@ pub trait Connection: Sized {
     fn rest(&mut self) {}
 
     /// Returns the properties that a user may ask.
-    fn facts(&self) -> Facts<Self>;
+    fn facts(&self) -> Facts<Self::Stats>;
+
+    /// Returns name and capabilities of the device in use.
+    fn device(&self) -> Self::Device;
 }
 
 /// Properties of a [`Connection`] that a user may ask.
-pub struct Facts<C: Connection> {
+#[derive(Clone, Copy, Debug)]
+pub struct Facts<S> {
     /// Maximum time for a new connection.
     pub connect_timeout: Duration,
     /// Maximum time of a call by default; `None`: without a limit.
@@ -128,16 +132,27 @@ pub struct Facts<C: Connection> {
     /// Maximum bytes of a reply.
     pub max_reply: usize,
     /// The counters.
-    pub stats: C::Stats,
-    /// Name and capabilities of the device.
-    pub device: C::Device,
+    pub stats: S,
 }
 
-impl<C: Connection> fmt::Debug for Facts<C> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Facts")
-            .field("device", &self.device)
-            .finish_non_exhaustive()
+/// The repetitions of a call that no handler got: one in any case, and further ones for as long as
+/// a new connection may take.
+#[derive(Debug, Default)]
+pub(crate) struct Repeats {
+    end: Option<Instant>,
+}
+
+impl Repeats {
+    /// Returns whether the call is made once more.
+    pub(crate) fn go_on(&mut self, patience: Duration) -> bool {
+        let now = Instant::now();
+        match self.end {
+            Some(end) => now < end,
+            None => {
+                self.end = now.checked_add(patience);
+                true
+            }
+        }
     }
 }
 

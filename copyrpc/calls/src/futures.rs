@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashMap;
 
-use crate::connection::{Connection, Dial, Ended, ErrorOf, Facts, Refusal};
+use crate::connection::{Connection, Dial, Ended, ErrorOf, Facts, Refusal, Repeats};
 use crate::error::{ClientError, EndReason};
 use crate::oneshot::{Receiver, Sender, lock, oneshot};
 use crate::posting::{self, Posted, Poster, posting};
@@ -32,6 +32,7 @@ struct Job<C: Connection> {
     request: Owned<C>,
     /// End of its time. `None`: no deadline.
     end: Option<Instant>,
+    repeats: Repeats,
     reply: Sender<Result<C::Reply, ErrorOf<C>>>,
 }
 
@@ -71,9 +72,14 @@ pub struct AsyncClient<C: Connection> {
     news: Arc<Mutex<News<C>>>,
 }
 
-/// The facts of the connection, and the number of the thread's turns, as the thread publishes them
-/// before each sleep and in one of 1,024 turns.
-type News<C> = (Facts<C>, u64);
+/// The news of the thread, which publishes them before each sleep and in one of 1,024 turns.
+struct News<C: Connection> {
+    facts: Facts<C::Stats>,
+    /// The device, as of the last connection.
+    device: C::Device,
+    /// Number of the thread's turns.
+    turns: u64,
+}
 
 impl<C: Connection> Clone for AsyncClient<C> {
     fn clone(&self) -> Self {
@@ -88,7 +94,7 @@ impl<C: Connection> Clone for AsyncClient<C> {
 impl<C: Connection> fmt::Debug for AsyncClient<C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("AsyncClient")
-            .field("connection", &lock(&self.news).0)
+            .field("device", &lock(&self.news).device)
             .field("poster", &self.poster)
             .finish_non_exhaustive()
     }
@@ -174,33 +180,33 @@ impl<C: Connection> AsyncClient<C> {
     /// Returns the maximum bytes of a request.
     #[must_use]
     pub fn max_request(&self) -> usize {
-        lock(&self.news).0.max_request
+        lock(&self.news).facts.max_request
     }
 
     /// Returns the maximum bytes of a reply.
     #[must_use]
     pub fn max_reply(&self) -> usize {
-        lock(&self.news).0.max_reply
+        lock(&self.news).facts.max_reply
     }
 
     /// Returns the counters of all connections ever made, as they were when the thread last slept,
     /// or at most 1,024 polls ago.
     #[must_use]
     pub fn stats(&self) -> C::Stats {
-        lock(&self.news).0.stats
+        lock(&self.news).facts.stats
     }
 
     /// Returns name, transport and capabilities of the device in use.
     #[must_use]
     pub fn device_info(&self) -> C::Device {
-        lock(&self.news).0.device.clone()
+        lock(&self.news).device.clone()
     }
 
     /// Returns the number of polls of the connection, as that of [`stats`](Self::stats).
     #[doc(hidden)]
     #[must_use]
     pub fn polls(&self) -> u64 {
-        lock(&self.news).1
+        lock(&self.news).turns
     }
 }
 
@@ -266,6 +272,7 @@ impl<C: Connection> Future for AsyncCall<C> {
                     kind,
                     request,
                     end: timeout.and_then(|timeout| Instant::now().checked_add(timeout)),
+                    repeats: Repeats::default(),
                     reply,
                 };
                 (self.poster.post(|_| job), receiver)
@@ -307,6 +314,8 @@ pub struct Worker<C: Connection> {
     /// Its waiting calls are those that the connection has not taken yet.
     posted: Posted<Job<C>>,
     under_way: UnderWay<C>,
+    /// Maximum time for a new connection.
+    patience: Duration,
     /// Calls that have ended; empty between turns.
     ended: Ended<C>,
     /// Their wakers; empty too.
@@ -333,12 +342,17 @@ impl<C: Connection> Worker<C> {
         let alarm = Arc::new(Alarm(Mutex::new(connection.waker())));
         let (poster, posted) = posting(Arc::clone(&alarm).into());
         let facts = connection.facts();
-        let timeout = facts.timeout;
-        let news = Arc::new(Mutex::new((facts, 0)));
+        let news = News {
+            facts,
+            device: connection.device(),
+            turns: 0,
+        };
+        let news = Arc::new(Mutex::new(news));
         let worker = Self {
             connection,
             posted,
             under_way: FxHashMap::default(),
+            patience: facts.connect_timeout,
             ended: Vec::new(),
             wakers: Vec::new(),
             turns_due: 0,
@@ -348,7 +362,7 @@ impl<C: Connection> Worker<C> {
         };
         let client = AsyncClient {
             poster: Arc::new(poster),
-            timeout,
+            timeout: facts.timeout,
             news,
         };
         (worker, client)
@@ -376,7 +390,9 @@ impl<C: Connection> Worker<C> {
     }
 
     fn publish(&self) {
-        *lock(&self.news) = (self.connection.facts(), self.turns);
+        let mut news = lock(&self.news);
+        news.facts = self.connection.facts();
+        news.turns = self.turns;
     }
 
     /// Ends calls, then sends waiting ones as far as there is room. Returns whether anything moved;
@@ -407,6 +423,7 @@ impl<C: Connection> Worker<C> {
             self.wakers.extend(end::<C>(
                 &mut self.under_way,
                 &mut self.posted,
+                self.patience,
                 number,
                 reply,
             ));
@@ -463,16 +480,18 @@ impl<C: Connection> Worker<C> {
             posted,
             under_way,
             alarm,
+            patience,
             ..
         } = self;
         // It may take long.
         posted.wakes.wake_all();
-        let patience = connection.facts().connect_timeout;
-        let connected = posted.reconnect(patience, |within, posted| {
+        let connected = posted.reconnect(*patience, |within, posted| {
             connection.reconnect(within, &mut |ended| {
                 ended
                     .drain(..)
-                    .filter_map(|(number, reply)| end::<C>(under_way, posted, number, reply))
+                    .filter_map(|(number, reply)| {
+                        end::<C>(under_way, posted, *patience, number, reply)
+                    })
                     .for_each(Waker::wake);
                 posted.is_wanted()
             })
@@ -483,6 +502,7 @@ impl<C: Connection> Worker<C> {
                 job.reply.send(Err(error.again()));
             }
         }
+        lock(&self.news).device = connection.device();
         self.publish();
     }
 }
@@ -493,13 +513,14 @@ impl<C: Connection> Worker<C> {
 fn end<C: Connection>(
     under_way: &mut UnderWay<C>,
     posted: &mut Posted<Job<C>>,
+    patience: Duration,
     number: u64,
     reply: Result<C::Reply, ErrorOf<C>>,
 ) -> Option<Waker> {
-    let (_, job) = under_way.remove(&number)?;
+    let (_, mut job) = under_way.remove(&number)?;
     match reply {
         // The server was leaving. There may be another server by now.
-        Err(ClientError::NotSent) if job.reply.is_wanted() => {
+        Err(ClientError::NotSent) if job.reply.is_wanted() && job.repeats.go_on(patience) => {
             posted.put_back(number, job);
             None
         }
@@ -518,11 +539,12 @@ mod tests {
     type End = ClientError<Infallible, SessionEnd>;
 
     /// Answers each call in the poll after it, with the request. The calls of `REFUSED` are refused
-    /// first, from the last refusal on.
+    /// first, from the last refusal on; those of `UNSENT` reach no handler.
     #[derive(Default)]
     struct Echo(Ended<Self>, Vec<Refusal<End>>);
 
     const REFUSED: u8 = 3;
+    const UNSENT: u8 = 9;
 
     impl Connection for Echo {
         type Kind = ();
@@ -544,7 +566,12 @@ mod tests {
             if let Some(refusal) = (*request == REFUSED).then(|| self.1.pop()).flatten() {
                 return Err(refusal);
             }
-            self.0.push((number, Ok(*request)));
+            let reply = if *request == UNSENT {
+                Err(ClientError::NotSent)
+            } else {
+                Ok(*request)
+            };
+            self.0.push((number, reply));
             Ok(())
         }
 
@@ -579,16 +606,46 @@ mod tests {
             false
         }
 
-        fn facts(&self) -> Facts<Self> {
+        fn facts(&self) -> Facts<()> {
             Facts {
                 connect_timeout: Duration::ZERO,
                 timeout: None,
                 max_request: 1,
                 max_reply: 1,
                 stats: (),
-                device: (),
             }
         }
+
+        fn device(&self) {}
+    }
+
+    impl Dial<()> for Echo {
+        type Options = ();
+        type Error = Infallible;
+        const THREAD: &'static str = "echo";
+
+        fn dial((): (), (): &(), _: bool, _: &dyn Fn() -> bool) -> Result<Self, Infallible> {
+            Ok(Self::default())
+        }
+
+        fn no_thread(error: io::Error) -> Infallible {
+            unreachable!("{error}")
+        }
+    }
+
+    /// Once clients without a timeout repeated such a call for ever.
+    #[test]
+    fn a_call_that_no_handler_gets_is_repeated_for_as_long_as_a_connection_may_take() {
+        let mut client = crate::Client::<Echo>::connect(()).unwrap();
+        assert_eq!(client.call(&UNSENT), Err(ClientError::NotSent));
+        assert_eq!(client.call(&1), Ok(1));
+        let (mut worker, calls) = Worker::new(Echo::default());
+        let mut made = (calls.call(UNSENT), Arc::default());
+        for _ in 0..3 {
+            assert!(poll(&mut made).is_pending());
+            worker.turn();
+        }
+        assert_eq!(poll(&mut made), Poll::Ready(Err(ClientError::NotSent)));
     }
 
     #[derive(Default)]

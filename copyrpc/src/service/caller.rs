@@ -294,7 +294,7 @@ impl Connection for Caller {
         self.endpoint.closed().is_some()
     }
 
-    fn facts(&self) -> Facts<Self> {
+    fn facts(&self) -> Facts<Stats> {
         let mut stats = self.past;
         stats += self.context.stats();
         Facts {
@@ -303,8 +303,11 @@ impl Connection for Caller {
             max_request: self.endpoint.max_payload(),
             max_reply: self.max_reply,
             stats,
-            device: self.context.device_info(),
         }
+    }
+
+    fn device(&self) -> DeviceInfo {
+        self.context.device_info()
     }
 }
 

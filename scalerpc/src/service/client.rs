@@ -290,7 +290,7 @@ impl Connection for Caller {
         self.rdma.rest();
     }
 
-    fn facts(&self) -> Facts<Self> {
+    fn facts(&self) -> Facts<ClientStats> {
         let mut stats = self.past;
         stats += *self.rdma.stats();
         Facts {
@@ -299,8 +299,11 @@ impl Connection for Caller {
             max_request: self.rdma.max_payload(),
             max_reply: self.rdma.max_payload(),
             stats,
-            device: self.rdma.device().info(),
         }
+    }
+
+    fn device(&self) -> DeviceInfo {
+        self.rdma.device().info()
     }
 }
 
