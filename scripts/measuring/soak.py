@@ -110,8 +110,7 @@ PARTS = {
                  "and are killed and replaced; credit is back; copyrpc: also suspensions; copyrpc and scalerpc on bad networks", [
         test("copyrpc-testing", "--test", "services", "--", release=True, SHM_TEST_SCALE=2100),
         test("copyrpc", "--test", "suites", "--", "services::", COPYRPC_TEST_SCALE=20, COPYRPC_TEST_FIRST_SEED="{seed}"),
-        test("copyrpc", "--test", "suites", "--", "each_call_is_executed_once", COPYRPC_TEST_SCALE=20),
-        test("scalerpc", "--test", "suites", "--", "each_call_is_executed_once", SHM_TEST_SCALE=20),
+        test("copyrpc-testing", "--test", "rpcs", "--", "bad_network", SHM_TEST_SCALE=20),
     ]),
     "copyrpc-clients": ("copyrpc: clients that leave in four ways, are killed and stopped at random", [
         test("copyrpc", "--test", "leavers", *ONE, COPYRPC_TEST_SCALE=10),

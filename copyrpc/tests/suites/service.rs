@@ -1,6 +1,6 @@
 //! Servers and clients in two lines: many at once, late, slow, silent, killed and back again.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
@@ -10,15 +10,13 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use copyrpc::methods::Caller;
-use copyrpc::mlx5::DeviceSpec;
 use copyrpc::parts::{self, Reassembler};
 use copyrpc::{
-    AsyncClient, CallFailure, Client, ClientError, ClientOptions, CloseReason, ConnectError,
-    ContextBuilder, EXCHANGE_RECORD_SIZE, EndpointConfig, ExchangeRecord, Outcome, RecordError,
-    Refusal, Secret, Server, ServerError, ServerOptions,
+    CallFailure, Client, ClientError, ClientOptions, CloseReason, ConnectError, ContextBuilder,
+    EXCHANGE_RECORD_SIZE, EndpointConfig, ExchangeRecord, Outcome, RecordError, Refusal, Secret,
+    Server, ServerError, ServerOptions,
 };
 
-use copyrpc_testing::executor::block_on;
 use copyrpc_testing::limits::{self, Moved, any_port};
 use copyrpc_testing::methods::{self, Sums, numbers};
 use copyrpc_testing::strangers;
@@ -66,96 +64,6 @@ fn clients_at_once_get_each_their_own_replies() {
         .into_iter()
         .for_each(|client| client.join().unwrap());
     served.end();
-}
-
-/// Calls over networks that lose, double, delay and reorder packets, counted at both ends: each is
-/// executed once and answered.
-#[test]
-fn each_call_is_executed_once_and_answered_however_bad_the_network_is() {
-    const CALLERS: u64 = 16;
-    let calls = 100 * u64::from(limits::scale_of("COPYRPC_TEST_SCALE"));
-    limits::watchdog(WATCHDOG * limits::scale_of("COPYRPC_TEST_SCALE"));
-    for network in [
-        "reorder=50,delay_us=1000",
-        "delay_us=3000..7000",
-        "double=50",
-        "loss=10,double=10,reorder=100,delay_us=0..500",
-    ] {
-        let device = DeviceSpec::from(&*format!(
-            "soft:roce=127.0.0.1,port=0,mtu=1024,packets=all,{network}"
-        ));
-        let counts = Arc::new(Mutex::new(HashMap::<u64, u32>::new()));
-        let counted = Arc::clone(&counts);
-        let options = ServerOptions {
-            device: device.clone(),
-            ..ServerOptions::default()
-        };
-        let served = local::serve(&any_port(), options, move |server| {
-            server
-                .serve(|request| {
-                    let request = request.to_vec();
-                    *counted
-                        .lock()
-                        .unwrap()
-                        .entry(u64::from_le_bytes(request[..8].try_into().unwrap()))
-                        .or_default() += 1;
-                    request
-                })
-                .unwrap();
-        });
-        let (address, options) = (
-            served.address,
-            &ClientOptions {
-                device,
-                ..ClientOptions::default()
-            },
-        );
-        let make = |name: u64, call: u64| {
-            let mut payload = (name << 32 | call).to_le_bytes().to_vec();
-            payload.resize(
-                [8, 980 + call as usize % 16, 3000][call as usize % 3],
-                name as u8,
-            );
-            thread::sleep(Duration::from_millis(if call % 50 == 0 { name } else { 0 }));
-            payload
-        };
-        let check = |name: u64, call: u64, answer: Result<Vec<u8>, ClientError>| match answer {
-            Ok(answer) => assert_eq!(answer[..8], (name << 32 | call).to_le_bytes()),
-            Err(error) => panic!("{network}: client {name}, call {call}: {error}"),
-        };
-        let alone = |name: u64| {
-            let mut client = Client::with_options(address, options).unwrap();
-            (0..calls).for_each(|call| {
-                check(
-                    name,
-                    call,
-                    client.call_within(&make(name, call), WATCHDOG / 6),
-                )
-            });
-        };
-        // Some calls at once.
-        let shared =
-            &[0, 1].map(|_| block_on(AsyncClient::with_options(address, options)).unwrap());
-        let together = |name: u64| {
-            (0..calls).for_each(|call| {
-                check(
-                    name,
-                    call,
-                    block_on(shared[name as usize % 2].call_within(make(name, call), WATCHDOG / 6)),
-                )
-            });
-        };
-        thread::scope(|scope| {
-            (0..CALLERS / 4).for_each(|name| drop(scope.spawn(move || alone(name))));
-            (CALLERS / 4..CALLERS).for_each(|name| drop(scope.spawn(move || together(name))));
-        });
-        served.end();
-        let counts = counts.lock().unwrap();
-        assert!(
-            counts.len() as u64 == CALLERS * calls && counts.values().all(|count| *count == 1),
-            "{network}"
-        );
-    }
 }
 
 #[test]

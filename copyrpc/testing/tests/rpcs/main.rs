@@ -1,11 +1,12 @@
 //! The suites that all RPCs through shared memory pass: ipc with values and with messages of bytes,
-//! and delegationrpc.
+//! and delegationrpc; and those of the servers and clients of `copyrpc`, `scalerpc` and `ipc`.
 //!
 //! In the order of reading: `rpc` (an RPC as the suites see it), `typed` and `bytes` (the RPCs),
 //! `conformance` (the promises), `facade` (binding, connecting, serving and asking), `bad_input`
 //! (refusals), `simulated` (a server and all its clients in virtual time), `caller` (a client whose
 //! calls end once), `storm` (processes killed at random moments), `single_step` (at every
-//! instruction).
+//! instruction), `async_server` (the server whose requests are futures), `bad_network` (calls over
+//! networks that lose packets).
 #![cfg(not(loom))]
 #![allow(
     clippy::unwrap_used,
@@ -56,6 +57,7 @@ macro_rules! suite {
 
 mod async_server;
 mod bad_input;
+mod bad_network;
 mod bytes;
 mod caller;
 mod conformance;
