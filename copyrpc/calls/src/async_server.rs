@@ -15,7 +15,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::methods::Header;
 use crate::oneshot::{Sender, lock, oneshot};
-use crate::serving::{Bind, Serving, StopHandle};
+use crate::serving::{Answer, Bind, Serving, StopHandle};
 
 /// Minimum time between two checks of all held requests and of the counters of all clients: a
 /// server that wakes for each message has no time for them each time.
@@ -110,13 +110,6 @@ impl Watch {
     fn is_over(&self, now: Instant) -> bool {
         self.is_gone || self.deadline.is_some_and(|deadline| deadline <= now)
     }
-}
-
-enum Answer {
-    Reply(Vec<u8>),
-    Refusal,
-    /// The request was dropped.
-    Nothing,
 }
 
 impl<S: Serving> fmt::Debug for AsyncServer<S> {
@@ -402,7 +395,7 @@ impl<S: Serving> ServerRequest<S> {
 
 impl<S: Serving> Drop for ServerRequest<S> {
     fn drop(&mut self) {
-        self.answer(Answer::Nothing);
+        self.answer(Answer::Dropped);
     }
 }
 
@@ -443,7 +436,7 @@ fn serve<S: Serving>(
         let (answers, ending, mut buffered) = {
             let mut queues = lock(&shared.queues);
             if server.may_check() && is_check_due(&mut checked, Instant::now()) {
-                (queues.stats, queues.clients) = (server.stats(), server.clients());
+                (queues.clients, queues.stats) = server.counts();
                 unwanted = queues.watch(&server, &mut held);
             }
             (
@@ -454,13 +447,8 @@ fn serve<S: Serving>(
         };
         unwanted.drain(..).for_each(Waker::wake);
         for (number, answer) in answers {
-            let Some(request) = held.remove(&number) else {
-                continue;
-            };
-            match answer {
-                Answer::Reply(reply) => server.reply(request, reply),
-                Answer::Refusal => server.refuse(request),
-                Answer::Nothing => drop(request),
+            if let Some(request) = held.remove(&number) {
+                server.answer(request, answer);
             }
         }
         if (ending.is_some() || stop.is_stopped()) && !is_leaving {
@@ -469,7 +457,7 @@ fn serve<S: Serving>(
                 .end(None)
                 .iter()
                 .filter_map(|number| held.remove(number))
-                .for_each(|request| server.send_back(request));
+                .for_each(|request| server.answer(request, Answer::SentBack));
             server.close();
         }
         if ending.is_some_and(|(since, limit)| held.is_empty() || since.elapsed() >= limit) {
@@ -502,7 +490,7 @@ fn serve<S: Serving>(
     }
     let unanswered = held.len();
     drop(held);
-    lock(&shared.queues).stats = server.stats();
+    lock(&shared.queues).stats = server.counts().1;
     // Waits until the answers have arrived.
     drop(server);
     let told = std::mem::take(&mut lock(&shared.queues).tell_end);

@@ -45,10 +45,23 @@ impl StopHandle {
     }
 }
 
+/// The answer to a request.
+#[derive(Debug)]
+pub enum Answer {
+    /// A reply. One that is too long ends the call as such.
+    Reply(Vec<u8>),
+    /// The handler refuses the request.
+    Refusal,
+    /// No handler got the request: its call is for another server.
+    SentBack,
+    /// The handler dropped the request.
+    Dropped,
+}
+
 /// A server that the thread of an [`AsyncServer`](crate::AsyncServer) has. Its drop ends it, and
 /// waits until the answers given have arrived.
 pub trait Serving: Sized {
-    /// The duty to answer a received request. Its drop ends the call as dropped.
+    /// The duty to answer a received request. Its drop is [`Answer::Dropped`].
     type Token;
     /// A client.
     type Peer: Copy + Send + Sync + 'static;
@@ -76,11 +89,8 @@ pub trait Serving: Sized {
     /// Returns name and capabilities of the device in use.
     fn device(&self) -> Self::Device;
 
-    /// Returns the counters.
-    fn stats(&self) -> Self::Stats;
-
-    /// Returns the number of connected clients.
-    fn clients(&self) -> usize;
+    /// Returns the number of connected clients, and the counters of all.
+    fn counts(&self) -> (usize, Self::Stats);
 
     /// Does one bounded step: connects clients, sends answers, takes requests, and sleeps for at
     /// most about 10 ms if there was nothing to do for a while. If the owner `holds_back`, requests
@@ -97,15 +107,8 @@ pub trait Serving: Sized {
     /// Returns the oldest request that has arrived, with a copy of its bytes and its client.
     fn recv(&mut self) -> Option<(Self::Token, Vec<u8>, Self::Peer)>;
 
-    /// Answers a request. A reply that is too long ends the call as such; a client that has gone
-    /// gets none.
-    fn reply(&mut self, request: Self::Token, reply: Vec<u8>);
-
-    /// Refuses a request.
-    fn refuse(&mut self, request: Self::Token);
-
-    /// Gives a request back that no handler got: its call is for another server.
-    fn send_back(&mut self, request: Self::Token);
+    /// Answers a request. A client that has gone gets no answer.
+    fn answer(&mut self, request: Self::Token, answer: Answer);
 
     /// Returns whether the client of a request is connected.
     fn is_wanted(&self, request: &Self::Token) -> bool;

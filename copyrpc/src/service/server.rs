@@ -6,7 +6,7 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-use copyrpc_calls::{Bind, Patience, Serving, StopHandle};
+use copyrpc_calls::{Answer, Bind, Patience, Serving, StopHandle};
 use mlx5::{AsyncEvent, DeviceInfo, DeviceSpec};
 use mlx5_rendezvous::{Event, Events, Gate, GateOptions, GracePeriod, Lifelines, Peer, Secret};
 use thiserror::Error;
@@ -490,12 +490,8 @@ impl Serving for Server {
         self.device_info()
     }
 
-    fn stats(&self) -> Stats {
-        self.stats()
-    }
-
-    fn clients(&self) -> usize {
-        self.clients()
+    fn counts(&self) -> (usize, Stats) {
+        (self.clients(), self.stats())
     }
 
     fn step(&mut self, holds_back: bool) -> Result<(), ServerError> {
@@ -518,16 +514,13 @@ impl Serving for Server {
         }
     }
 
-    fn reply(&mut self, request: RecvHandle<()>, reply: Vec<u8>) {
-        request.answer(&reply);
-    }
-
-    fn refuse(&mut self, request: RecvHandle<()>) {
-        let _gone = request.refuse();
-    }
-
-    fn send_back(&mut self, request: RecvHandle<()>) {
-        let _gone = request.respond(Status::Closing, &[]);
+    fn answer(&mut self, request: RecvHandle<()>, answer: Answer) {
+        match answer {
+            Answer::Reply(reply) => request.answer(&reply),
+            Answer::Refusal => drop(request.refuse()),
+            Answer::SentBack => drop(request.respond(Status::Closing, &[])),
+            Answer::Dropped => drop(request),
+        }
     }
 
     fn is_wanted(&self, request: &RecvHandle<()>) -> bool {

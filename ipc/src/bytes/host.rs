@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use copyrpc_calls::{Bind, Patience, Serving, StopHandle};
+use copyrpc_calls::{Answer, Bind, Patience, Serving, StopHandle};
 use copyrpc_shm::dir::Dir;
 use copyrpc_shm::sleep::{self, Alarm, Sleeper};
 
@@ -87,10 +87,8 @@ impl Serving for Host {
 
     fn device(&self) {}
 
-    fn stats(&self) {}
-
-    fn clients(&self) -> usize {
-        self.server.clients()
+    fn counts(&self) -> (usize, ()) {
+        (self.server.clients(), ())
     }
 
     fn step(&mut self, holds_back: bool) -> Result<(), CreateError> {
@@ -126,16 +124,13 @@ impl Serving for Host {
         Some((token, request.to_vec(), client))
     }
 
-    fn reply(&mut self, token: Token, reply: Vec<u8>) {
-        self.server.answer(token, &reply);
-    }
-
-    fn refuse(&mut self, token: Token) {
-        let _gone = self.server.refuse(token);
-    }
-
-    fn send_back(&mut self, token: Token) {
-        self.server.send_back(token);
+    fn answer(&mut self, token: Token, answer: Answer) {
+        match answer {
+            Answer::Reply(reply) => self.server.answer(token, &reply),
+            Answer::Refusal => drop(self.server.refuse(token)),
+            Answer::SentBack => self.server.send_back(token),
+            Answer::Dropped => drop(token),
+        }
     }
 
     fn is_wanted(&self, token: &Token) -> bool {

@@ -7,7 +7,7 @@ use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::rc::Rc;
 
-use copyrpc_calls::{Bind, Serving, StopHandle};
+use copyrpc_calls::{Answer, Bind, Serving, StopHandle};
 use mlx5::DeviceInfo;
 use mlx5_rendezvous::Peer;
 
@@ -52,12 +52,8 @@ impl Serving for HeldServer {
         self.server.device_info()
     }
 
-    fn stats(&self) -> ServerStats {
-        *self.server.stats()
-    }
-
-    fn clients(&self) -> usize {
-        self.server.clients()
+    fn counts(&self) -> (usize, ServerStats) {
+        (self.server.clients(), *self.server.stats())
     }
 
     fn step(&mut self, _holds_back: bool) -> Result<(), ServerError> {
@@ -82,17 +78,14 @@ impl Serving for HeldServer {
         }
     }
 
-    fn reply(&mut self, request: HeldRequest, reply: Vec<u8>) {
-        // The caller of a reply that is too long is told.
-        let _fits = request.reply(reply);
-    }
-
-    fn refuse(&mut self, request: HeldRequest) {
-        request.refuse();
-    }
-
-    fn send_back(&mut self, request: HeldRequest) {
-        self.handlers.send_back(&request);
+    fn answer(&mut self, request: HeldRequest, answer: Answer) {
+        match answer {
+            // The caller of a reply that is too long is told.
+            Answer::Reply(reply) => drop(request.reply(reply)),
+            Answer::Refusal => request.refuse(),
+            Answer::SentBack => self.handlers.send_back(&request),
+            Answer::Dropped => drop(request),
+        }
     }
 
     fn is_wanted(&self, request: &HeldRequest) -> bool {
