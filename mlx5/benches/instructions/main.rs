@@ -117,9 +117,9 @@ kinds! {
         |n| write_imm(n, 1);
     "hca_poll_empty_failed" Some(400), 4_096 "hca", "software HCA: one poll of a queue that is empty, of 1,000 queue pairs, one of which failed and flushes a receive queue of its own":
         poll_empty_beside_a_failed_one;
-    "relay_post" Some(120), 512 "relay ring", "relay to libibverbs, without its libraries: one WRITE of a 64 B SGE and its doorbell":
+    "relay_post" Some(116), 512 "relay ring", "relay to libibverbs, without its libraries: one WRITE of a 64 B SGE and its doorbell":
         write_relayed;
-    "relay_poll" Some(80), 512 "relay empty_poll", "the same: the completion of each":
+    "relay_poll" Some(70), 512 "relay empty_poll", "the same: the completion of each":
         write_relayed;
 }
 
