@@ -11,8 +11,8 @@ pub(super) struct Calls<C> {
     /// Numbers and callers, by place.
     calls: Slab<(u16, C)>,
     window: usize,
-    /// Number of the last call; wraps.
-    last: u16,
+    /// Number of the next call; wraps.
+    next: u16,
 }
 
 impl<C> Calls<C> {
@@ -22,7 +22,7 @@ impl<C> Calls<C> {
         Self {
             calls: Slab::with_capacity(window),
             window,
-            last: 0,
+            next: 0,
         }
     }
 
@@ -40,9 +40,10 @@ impl<C> Calls<C> {
         if self.calls.len() == self.window {
             return Err(whom);
         }
-        self.last = self.last.wrapping_add(1);
-        let place = self.calls.insert((self.last, whom));
-        Ok(u32::from(self.last) << 16 | place as u32)
+        let number = self.next;
+        self.next = number.wrapping_add(1);
+        let place = self.calls.insert((number, whom));
+        Ok(u32::from(number) << 16 | place as u32)
     }
 
     /// Ends the call of this id. Returns its caller; `None` if no such call waits.
