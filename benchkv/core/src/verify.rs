@@ -17,7 +17,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::message::Outcome;
-use crate::workload::{Access, AccessKind, PRIVATE_KEYS};
+use crate::workload::{Access, AccessKind, PRIVATE_KEYS, hash16};
 
 /// Sequence numbers remembered per client for check 3, for each access of its pattern: 8 MiB in a
 /// real-time job. If there are more keys times writers than this, only the first keys are judged.
@@ -43,14 +43,6 @@ impl Stamp {
             hash: value as u16,
         }
     }
-}
-
-/// Returns 16 bits of a mix (the finaliser of MurmurHash3) of rank and key.
-pub(crate) const fn hash16(rank: u16, key: u64) -> u16 {
-    let mut mix = key ^ (rank as u64) << 40;
-    mix = (mix ^ mix >> 33).wrapping_mul(0xff51_afd7_ed55_8ccd);
-    mix = (mix ^ mix >> 33).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
-    (mix ^ mix >> 33) as u16
 }
 
 /// Returns the value of a key before its first write: as if writer 0 had written it before its own

@@ -14,7 +14,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::store::Shard;
 use crate::values::{HEAD_BYTES, VALUE_BYTES};
-use crate::verify::hash16;
 use crate::zipf::Zipf;
 
 /// Accesses of one pattern in a real-time job, 1 MiB of them. After the last access a client starts
@@ -191,6 +190,14 @@ impl Access {
             kind,
         }
     }
+}
+
+/// Returns 16 bits of a mix (the finaliser of MurmurHash3) of rank and key.
+pub(crate) const fn hash16(rank: u16, key: u64) -> u16 {
+    let mut mix = key ^ (rank as u64) << 40;
+    mix = (mix ^ mix >> 33).wrapping_mul(0xff51_afd7_ed55_8ccd);
+    mix = (mix ^ mix >> 33).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
+    (mix ^ mix >> 33) as u16
 }
 
 /// The accesses of one client.

@@ -71,8 +71,8 @@ impl Comparison {
         let telling = telling(&settings, names.iter().filter(differs));
         // The first number that differs.
         let is_number = |all: &Settings, name: &String| all.get(name).is_some_and(Value::is_number);
-        let mut names_told = telling.iter().copied();
-        let axis = names_told.find(|name| settings.iter().all(|all| is_number(all, name)));
+        let mut candidates = telling.iter().copied();
+        let axis = candidates.find(|name| settings.iter().all(|all| is_number(all, name)));
         let others = telling.into_iter().filter(|name| Some(*name) != axis);
         let others: Vec<&String> = others.collect();
         let keys: Vec<&String> = others.iter().copied().chain(axis).collect();

@@ -11,7 +11,7 @@ use engine::client::Counts;
 use engine::policy::PolicyReport;
 use engine::trace::recorder::TraceReport;
 
-/// What is said of unfinished operations.
+/// Text about unfinished operations.
 const UNDER_WAY: &str = "under way when the drain was cut: neither completed nor lost";
 
 /// Formats the table for people.

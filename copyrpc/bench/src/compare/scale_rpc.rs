@@ -172,8 +172,8 @@ impl Client for ScaleClient {
     fn poll<W: Content>(&mut self, calls: &mut Calls<'_, W>) -> Result<(), Failure> {
         self.client.poll();
         while let Some(completion) = self.client.poll_completion(&mut self.reply) {
-            let mut calls_of_slots = self.calls.iter();
-            let found = calls_of_slots.position(|(token, _)| *token == completion.call);
+            let mut under_way = self.calls.iter();
+            let found = under_way.position(|(token, _)| *token == completion.call);
             let found = found.ok_or("a call has ended that was not under way")?;
             let (_, slot) = self.calls.swap_remove(found);
             match completion.outcome {
