@@ -84,8 +84,8 @@ DEFECTS = {
         [
             (
                 f"{CORE}/backend/remote/calls.rs",
-                "        let number = id as u16;\n        let place = self.places.get_mut(usize::from(number)).filter(|place| u32::from(place.uses) == id >> 16)?;",
-                "        let number = self.places.iter().position(|place| place.whom.is_some())? as u16;\n        let _ = id;\n        let place = self.places.get_mut(usize::from(number))?;",
+                "        let place = usize::from(id as u16);\n        let call = self.calls.get(place);\n        call.filter(|(number, _)| u32::from(*number) == id >> 16)?;",
+                "        let _ = id;\n        let (place, _) = self.calls.iter().next()?;",
             )
         ],
     ),
