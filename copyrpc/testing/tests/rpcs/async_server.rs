@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use copyrpc_calls::{AsyncClient, AsyncServer, Bind, ClientError, Connection, Dial};
 use copyrpc_testing::executor::{Begun, block_on};
-use copyrpc_testing::helpers::Scratch;
+use copyrpc_testing::helpers::{Scratch, wait_for};
 use copyrpc_testing::limits::{any_port, watchdog};
 use ipc::Dir;
 
@@ -54,7 +54,7 @@ fn requests_are_answered_in_any_way_and_a_server_that_goes_keeps_only_those_it_g
         request.reply(reply);
     }
     assert_eq!(calls.map(|call| call.end().unwrap()), [&b"aa"[..], b"bcbc"]);
-    assert_eq!(first.clients(), 1);
+    wait_for("the client is counted", || first.clients() == 1);
 
     let refused = call(b"no");
     receive(&first).refuse();
