@@ -75,6 +75,7 @@ impl From<ConnectError> for ClientError {
 }
 
 /// The device and the connection.
+#[derive(Debug)]
 pub struct Caller {
     /// Declared before the context.
     pub(super) endpoint: Endpoint<u64>,
@@ -98,15 +99,6 @@ pub struct Caller {
     checked_ns: u64,
     /// Counters of the contexts before.
     past: Stats,
-}
-
-impl fmt::Debug for Caller {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Caller")
-            .field("route", &self.route)
-            .field("endpoint", &self.endpoint)
-            .finish_non_exhaustive()
-    }
 }
 
 impl<A: ToSocketAddrs + fmt::Debug> Dial<A> for Caller {

@@ -141,6 +141,7 @@ pub enum ServerError {
 /// server.serve(|request| request.to_vec().to_ascii_uppercase())?;
 /// # Ok::<(), copyrpc::ServerError>(())
 /// ```
+#[derive(Debug)]
 pub struct Server {
     /// Declared before the context, whose drop waits until the endpoints' last answers have
     /// arrived.
@@ -161,18 +162,10 @@ pub struct Server {
 }
 
 /// A client that is connected.
+#[derive(Debug)]
 struct Member {
     endpoint: Endpoint<()>,
     peer: Peer,
-}
-
-impl fmt::Debug for Server {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Server")
-            .field("gate", &self.gate)
-            .field("clients", &self.clients.len())
-            .finish_non_exhaustive()
-    }
 }
 
 /// [Closes](Server::close) the server.

@@ -1,6 +1,5 @@
 //! The server that the thread of an [`AsyncServer`](super::AsyncServer) has.
 
-use std::fmt;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -50,6 +49,7 @@ impl Default for ServerOptions {
 }
 
 /// A [`Server`] with an alarm.
+#[derive(Debug)]
 pub struct Host {
     server: Server,
     alarm: Arc<Alarm>,
@@ -58,14 +58,6 @@ pub struct Host {
     steps_to_check: u32,
     /// The server takes no more requests.
     is_closed: bool,
-}
-
-impl fmt::Debug for Host {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Host")
-            .field("server", &self.server)
-            .finish_non_exhaustive()
-    }
 }
 
 impl Serving for Host {

@@ -1,5 +1,7 @@
 //! The configuration of a server, and the memory layout that follows from it.
 
+use std::ops::RangeInclusive;
+
 use thiserror::Error;
 
 use crate::protocol::groups::{DEFAULT_GROUP_SIZE, MAX_ACTIVE_PER_GROUP, max_group_size};
@@ -93,7 +95,7 @@ pub struct ConfigError {
     /// Value of the field.
     pub value: u64,
     /// Legal range.
-    pub legal: &'static str,
+    pub legal: String,
 }
 
 impl ServerConfig {
@@ -102,67 +104,35 @@ impl ServerConfig {
     /// # Errors
     /// [`ConfigError`]: the first number outside its range.
     pub fn check(&self) -> Result<(), ConfigError> {
-        let check = |is_legal: bool, field, value: u64, legal| {
-            if is_legal {
-                Ok(())
-            } else {
-                Err(ConfigError {
-                    field,
-                    value,
-                    legal,
-                })
-            }
+        let illegal = |field, value, legal| ConfigError {
+            field,
+            value,
+            legal,
         };
-        let in_range = |value: u32, low: u32, high: u32| (low..=high).contains(&value);
+        let check = |field, value, legal: RangeInclusive<u64>| {
+            let is_legal = legal.contains(&value);
+            is_legal
+                .then_some(())
+                .ok_or_else(|| illegal(field, value, format!("{legal:?}")))
+        };
         check(
-            in_range(self.max_clients, 1, MAX_CLIENTS),
             "max_clients",
             self.max_clients.into(),
-            "1..=32768",
+            1..=MAX_CLIENTS.into(),
         )?;
-        check(
-            in_range(self.depth, 1, MAX_DEPTH),
-            "depth",
-            self.depth.into(),
-            "1..=64",
-        )?;
-        let is_slot = in_range(self.slot_bytes, 128, 65_536) && self.slot_bytes % 64 == 0;
-        check(
-            is_slot,
-            "slot_bytes",
-            self.slot_bytes.into(),
-            "a multiple of 64 in 128..=65536",
-        )?;
-        check(
-            in_range(self.group_size, 1, MAX_ACTIVE_PER_GROUP),
-            "group_size",
-            self.group_size.into(),
-            "1..=50",
-        )?;
-        check(
-            self.spare_zones <= 1024,
-            "spare_zones",
-            self.spare_zones.into(),
-            "0..=1024",
-        )?;
-        check(
-            (1_000..=1_000_000_000).contains(&self.slice_ns),
-            "slice_ns",
-            self.slice_ns,
-            "1000..=1000000000",
-        )?;
-        check(
-            in_range(self.response_buffers, 1, 65_535),
-            "response_buffers",
-            self.response_buffers.into(),
-            "1..=65535",
-        )?;
-        check(
-            self.drain_ns >= self.slice_ns,
-            "drain_ns",
-            self.drain_ns,
-            "slice_ns and more",
-        )
+        check("depth", self.depth.into(), 1..=MAX_DEPTH.into())?;
+        check("slot_bytes", self.slot_bytes.into(), 128..=65_536)?;
+        let groups = 1..=MAX_ACTIVE_PER_GROUP.into();
+        check("group_size", self.group_size.into(), groups)?;
+        check("spare_zones", self.spare_zones.into(), 0..=1024)?;
+        check("slice_ns", self.slice_ns, 1_000..=1_000_000_000)?;
+        check("response_buffers", self.response_buffers.into(), 1..=65_535)?;
+        check("drain_ns", self.drain_ns, self.slice_ns..=u64::MAX)?;
+        if self.slot_bytes % 64 != 0 {
+            let legal = "a multiple of 64".to_owned();
+            return Err(illegal("slot_bytes", self.slot_bytes.into(), legal));
+        }
+        Ok(())
     }
 
     /// Limits the group size to the cache of a NIC with that many queue-pair contexts, which
