@@ -26,6 +26,7 @@ use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use copyrpc_calls::methods::AsyncCaller;
+use copyrpc_calls::{AsyncServer, Bind, ServerRequest};
 use copyrpc_testing::executor::{Begun, block_on};
 use copyrpc_testing::helpers::{self, Helper, Scratch, next_word, say, scale};
 use copyrpc_testing::limits::any_port;
@@ -415,25 +416,30 @@ impl Client for copyrpc::Client {
     }
 }
 
-fn serve_copyrpc_tasks(place: &str, log: &Log, is_over: &AtomicBool) {
+/// A server whose requests are futures, of any transport. It tells its place by `say_place`.
+fn serve_tasks<S: Bind<String, Error: std::fmt::Debug> + 'static>(
+    place: &str,
+    options: &S::Options,
+    say_place: fn(&AsyncServer<S>),
+    log: &Log,
+    is_over: &AtomicBool,
+) {
     let server = helpers::wait_for_some("the address stays taken", || {
-        block_on(copyrpc::AsyncServer::bind(place.to_owned())).ok()
+        block_on(AsyncServer::<S>::with_options(place.to_owned(), options)).ok()
     });
-    say(server.local_addr());
+    say_place(&server);
     let stop = server.stop_handle();
     let desk = Mutex::new(Desk::new(log));
     let has_ended = AtomicBool::new(false);
     let answer_due = |is_over| {
-        desk.lock()
-            .unwrap()
-            .answer(
-                is_over,
-                |request: copyrpc::ServerRequest, kind, reply| match kind {
-                    Kind::Refuse => request.refuse(),
-                    Kind::Drop => drop(request),
-                    _ => request.reply(reply.to_le_bytes()),
-                },
-            );
+        desk.lock().unwrap().answer(
+            is_over,
+            |request: ServerRequest<S>, kind, reply| match kind {
+                Kind::Refuse => request.refuse(),
+                Kind::Drop => drop(request),
+                _ => request.reply(reply.to_le_bytes()),
+            },
+        );
     };
     thread::scope(|scope| {
         scope.spawn(|| {
@@ -610,8 +616,32 @@ fn helper_process() {
             "delegationrpc" => serve_delegationrpc(&dir, &log, &is_over),
             "bytes" => serve_bytes(&dir, &log, &is_over),
             "copyrpc" => serve_copyrpc(place, &log, &is_over),
-            "copyrpc-tasks" => serve_copyrpc_tasks(place, &log, &is_over),
+            "copyrpc-tasks" => serve_tasks::<copyrpc::Server>(
+                place,
+                &copyrpc::ServerOptions::default(),
+                |server| say(server.local_addr()),
+                &log,
+                &is_over,
+            ),
             "scalerpc" => serve_scalerpc(place, &log, &is_over),
+            "scalerpc-tasks" => serve_tasks::<scalerpc::HeldServer>(
+                place,
+                &scalerpc::ServerOptions::default(),
+                |server| say(server.local_addr()),
+                &log,
+                &is_over,
+            ),
+            "bytes-tasks" => serve_tasks::<ipc::bytes::Host>(
+                "bytes",
+                &ipc::bytes::ServerOptions {
+                    dir: Some(dir.clone()),
+                    clients: 4,
+                    ..ipc::bytes::ServerOptions::default()
+                },
+                |_| say("bytes"),
+                &log,
+                &is_over,
+            ),
             other => panic!("{other}"),
         }
     });
@@ -811,11 +841,13 @@ fn every_call_of_every_rpc_ends_once_and_as_it_says() {
         storm::<delegationrpc::Client<u64, u64, ()>>("delegationrpc");
         storm::<ipc::bytes::Client<()>>("bytes");
         storm::<Tasks<ipc::bytes::AsyncClient>>("bytes");
+        storm::<Tasks<ipc::bytes::AsyncClient>>("bytes-tasks");
         storm::<copyrpc::Client>("copyrpc");
         storm::<Tasks<copyrpc::AsyncClient>>("copyrpc");
         storm::<Tasks<copyrpc::AsyncClient>>("copyrpc-tasks");
         storm::<scalerpc::Client>("scalerpc");
         storm::<Tasks<scalerpc::AsyncClient>>("scalerpc");
+        storm::<Tasks<scalerpc::AsyncClient>>("scalerpc-tasks");
         rest::<ipc::Client<u64, u64, ()>>("ipc");
         rest::<delegationrpc::Client<u64, u64, ()>>("delegationrpc");
         rest::<ipc::bytes::Client<()>>("bytes");
