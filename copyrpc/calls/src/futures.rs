@@ -633,7 +633,7 @@ mod tests {
         }
     }
 
-    /// Once clients without a timeout repeated such a call for ever.
+    /// Once clients without a timeout repeated such a call forever.
     #[test]
     fn a_call_that_no_handler_gets_is_repeated_for_as_long_as_a_connection_may_take() {
         let mut client = crate::Client::<Echo>::connect(()).unwrap();

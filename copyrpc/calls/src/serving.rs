@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Waker;
 
 /// Stops a server, from any thread: `serve` returns, and `recv` of an
-/// [`AsyncServer`](crate::AsyncServer) returns `None`. What becomes of the requests that have
-/// arrived is said there.
+/// [`AsyncServer`](crate::AsyncServer) returns `None`. Both say which requests that have arrived
+/// are still answered.
 #[derive(Clone, Debug)]
 pub struct StopHandle {
     is_stopped: Arc<AtomicBool>,

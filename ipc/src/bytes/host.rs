@@ -14,9 +14,9 @@ use crate::error::CreateError;
 use crate::limits::{CLIENTS, CLIENTS_MAX, DEPTH};
 use crate::token::Token;
 
-/// Maximum sleep: the time between two looks at the deadlines and the clients of requests.
+/// Maximum sleep: the time between two checks of the deadlines and the clients of requests.
 const LONGEST_SLEEP: Duration = Duration::from_millis(10);
-/// Number of steps between two such looks, for a server that always has something to do.
+/// Number of steps between two such checks, for a server that always has something to do.
 const STEPS_PER_CHECK: u32 = 1024;
 /// The mask of all clients.
 const ALL: [u64; CLIENTS_MAX / 64] = [u64::MAX; CLIENTS_MAX / 64];
