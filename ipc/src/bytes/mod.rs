@@ -11,7 +11,7 @@
 //! in [`parts`](crate::parts), or in a file whose name is the message. A request above it is
 //! refused before it is sent ([`CallError::TooLarge`](crate::CallError::TooLarge)). An answer above
 //! it is not sent, and its call ends with
-//! [`CallFailed::ReplyTooLong`](crate::CallFailed::ReplyTooLong { len: None }), although the handler has run.
+//! [`CallFailed::ReplyTooLong`](crate::CallFailed::ReplyTooLong), although the handler has run.
 //!
 //! A server of messages and one of values are two kinds, and a client of the one is refused by the
 //! other, whatever their tags. Both kinds' `bind` and `connect` have the tag 0, so that a

@@ -169,7 +169,7 @@ impl Server {
 
     /// [Polls](Self::poll) once, and answers all waiting requests with the results of `handler`.
     /// Ends the call of an answer that is too long
-    /// ([`CallFailed::ReplyTooLong`](crate::CallFailed::ReplyTooLong { len: None })). Returns their number.
+    /// ([`CallFailed::ReplyTooLong`](crate::CallFailed::ReplyTooLong)). Returns their number.
     pub fn step<R: AsRef<[u8]>>(&mut self, mut handler: impl FnMut(&[u8]) -> R) -> usize {
         let waiting = self.poll();
         for _ in 0..waiting {
