@@ -438,8 +438,10 @@ impl SendQueue {
         // SAFETY: a segment of the ring, initialised (by the maker of the queue) and only read by
         // the device.
         let ctrl = CtrlWords::parse(&unsafe { self.place(counter).cast::<[u8; SEGMENT]>().read() });
-        let blocks = usize::from(ctrl.ds()).div_ceil(WQEBB / SEGMENT).max(1);
-        (ctrl, blocks as u16)
+        // Every WQE has a segment. The places behind the producer may hold none, which are taken for
+        // more WQEBBs than any WQE has.
+        let blocks = u16::from(ctrl.ds().wrapping_sub(1)) / (WQEBB / SEGMENT) as u16 + 1;
+        (ctrl, blocks)
     }
 
     /// Frees the WQE at `wqe_counter` and all before it. Returns whether it is an operation; the
