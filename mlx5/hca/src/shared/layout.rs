@@ -337,7 +337,7 @@ impl DatagramHeader {
             byte_count,
             imm: imm.unwrap_or(0),
             opcode: imm.map_or(Self::SEND, |_| Self::SEND_IMM),
-            flags: SOLICITED * u32::from(is_solicited) | GRH * u32::from(has_grh),
+            flags: if is_solicited { SOLICITED } else { 0 } | if has_grh { GRH } else { 0 },
         }
     }
 

@@ -67,7 +67,7 @@ pub struct DeviceInfo {
     /// while it used them.
     pub quarantined: u64,
     /// Number of rules broken in strict mode since the violations were last
-    /// [taken](Hca::take_violations).
+    /// [taken](crate::Hca::take_violations).
     pub violations: u64,
     /// Number of times that an operation of this device found no receive posted at its target (RNR
     /// NAK), and was delayed or failed. `None` on hardware, which counts per port and for all
