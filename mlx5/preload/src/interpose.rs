@@ -338,7 +338,10 @@ unsafe extern "C-unwind" fn write(fd: c_int, bytes: *const c_void, count: size_t
                 held::as_ourselves(|| drop(session));
                 return written;
             }
-            Ok(Some(other)) => ours(|| Ok(drop(other))).map(|()| None),
+            Ok(Some(other)) => {
+                held::as_ourselves(|| drop(other));
+                Ok(None)
+            }
             // In the child of a fork the device belongs to the parent, whose thread does not exist
             // here.
             Ok(None) => ours(|| {
