@@ -178,17 +178,15 @@ impl Id {
         let (device, is_any) = (address::device(settings, to.ip()), to.ip().is_unspecified());
         Errno(libc::ENODEV).when(device.is_none() && !is_any)?;
         self.machine.take(Step::Bind)?;
-        let port = Port::reserve(&settings.fabric, self.space, to.port())
-            .inspect_err(|_| self.machine.state = State::New);
-        // A kernel compares addresses, and has an error of its own for one that is every address.
-        let in_use = |errno| {
-            if errno == IN_USE && is_any {
-                Errno(libc::EADDRNOTAVAIL)
-            } else {
-                errno
+        let port = Port::reserve(&settings.fabric, self.space, to.port());
+        let port = port.map_err(|errno| {
+            self.machine.state = State::New;
+            // A kernel compares addresses, and has an error of its own for every address.
+            match errno {
+                IN_USE if is_any => Errno(libc::EADDRNOTAVAIL),
+                _ => errno,
             }
-        };
-        let port = port.map_err(in_use)?;
+        })?;
         (self.device, self.local) = (
             device.filter(|_| !is_any),
             SocketAddr::new(to.ip(), port.number),
@@ -326,21 +324,14 @@ impl Id {
     /// Returns the parameters of the peer for the event of a message: resources of the one end are
     /// those that the other may use.
     pub(crate) fn param(&self, settings: &Settings, kind: Kind) -> [u8; size_of::<UdParam>()] {
-        let ConnParam {
-            qp_num,
-            qkey,
-            private_data,
-            responder_resources,
-            initiator_depth,
-            ..
-        } = self.peer;
+        let peer = self.peer;
         let private_data_len = private_bytes(kind, self.machine.is_datagram) as u8;
         let mut bytes = [0; size_of::<UdParam>()];
         if self.machine.is_datagram {
             let mut param = UdParam {
-                qp_num,
-                qkey,
-                private_data,
+                qp_num: peer.qp_num,
+                qkey: peer.qkey,
+                private_data: peer.private_data,
                 private_data_len,
                 ..UdParam::new_zeroed()
             };
@@ -349,13 +340,12 @@ impl Id {
             }
             bytes.copy_from_slice(param.as_bytes());
         } else if private_data_len > 0 {
-            let (responder_resources, initiator_depth) = (initiator_depth, responder_resources);
             let param = ConnParam {
                 private_data_len,
-                responder_resources,
-                initiator_depth,
+                responder_resources: peer.initiator_depth,
+                initiator_depth: peer.responder_resources,
                 valid: 0,
-                ..self.peer
+                ..peer
             };
             bytes[..size_of::<ConnParam>()].copy_from_slice(param.as_bytes());
         }

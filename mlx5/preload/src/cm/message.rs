@@ -76,20 +76,13 @@ impl Message {
         let message = Self::read_from_bytes(bytes)
             .ok()
             .filter(|message| message.version == VERSION)?;
-        let ConnParam {
-            qp_num,
-            retry_count,
-            rnr_retry_count,
-            responder_resources,
-            initiator_depth,
-            ..
-        } = message.param;
+        let param = &message.param;
+        let resources = param.responder_resources.max(param.initiator_depth);
         let is_legal = message.psn < 1 << 24
             && (1..=LONGEST_PACKET).contains(&message.mtu)
-            && qp_num < 1 << 24
-            && retry_count < 8
-            && rnr_retry_count < 8
-            && u32::from(responder_resources.max(initiator_depth)) <= MAX_RD_ATOMIC;
+            && param.qp_num < 1 << 24
+            && param.retry_count.max(param.rnr_retry_count) < 8
+            && u32::from(resources) <= MAX_RD_ATOMIC;
         Kind::from_repr(message.kind)
             .filter(|_| is_legal)
             .map(|kind| (kind, message))

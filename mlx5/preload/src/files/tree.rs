@@ -46,16 +46,7 @@ pub(crate) unsafe fn find(dir: c_int, path: *const c_char) -> Option<CString> {
 
 /// Returns whether `path` contains `name`.
 fn has(path: &[u8], name: &[u8]) -> bool {
-    // SAFETY: two live slices.
-    !unsafe {
-        libc::memmem(
-            path.as_ptr().cast(),
-            path.len(),
-            name.as_ptr().cast(),
-            name.len(),
-        )
-    }
-    .is_null()
+    path.windows(name.len()).any(|part| part == name)
 }
 
 #[cold]

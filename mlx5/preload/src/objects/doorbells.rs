@@ -152,14 +152,13 @@ impl Doorbells {
 
     /// Adds a new queue pair whose register the kernel assigned.
     pub(crate) fn add(&mut self, qpn: u32, sq: SqMemory, register: u32) {
-        let halves = [[0; HALF / 8]; 2];
         self.queues.push(Watched {
             qpn,
             sq,
             register,
             is_ready: false,
             producer: 0,
-            halves,
+            halves: [[0; HALF / 8]; 2],
             announced: None,
         });
     }

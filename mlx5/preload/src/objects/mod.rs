@@ -147,10 +147,8 @@ impl Objects {
 impl Drop for Objects {
     fn drop(&mut self) {
         if let Some(doorbells) = &self.doorbells {
-            log::refused(
-                self.settings,
-                format_args!("doorbells: {}", doorbells.counts()),
-            );
+            let counts = doorbells.counts();
+            log::refused(self.settings, format_args!("doorbells: {counts}"));
         }
     }
 }

@@ -60,17 +60,13 @@ pub(crate) fn resolve(
             .map_err(|error| Errno(error.raw_os_error().unwrap_or(libc::ENETUNREACH)));
     }
     let address = Ipv6Addr::from(*dgid);
+    let ipv4 = address.to_ipv4_mapped();
     let is_link_local = address.segments()[0] & 0xffc0 == 0xfe80;
     match source.kind {
         // The MAC address is in the GID, and no neighbour is asked (`ib_resolve_unicast_gid_dmac`).
         GidKind::RoceV1 if is_link_local => Ok(Way::Nowhere),
         // The loopback device has this whole network.
-        _ if address
-            .to_ipv4_mapped()
-            .is_some_and(|address| address.is_loopback()) =>
-        {
-            Ok(Way::Nowhere)
-        }
+        _ if ipv4.is_some_and(|address| address.is_loopback()) => Ok(Way::Nowhere),
         _ if is_link_local => Err(Errno(libc::ETIMEDOUT)),
         _ => Err(Errno(libc::ENETUNREACH)),
     }

@@ -79,15 +79,9 @@ impl Link {
 
     /// Makes the network of this number of devices. It is never freed: a process has one.
     pub(crate) fn network(self, devices: usize) -> &'static [PortAddress] {
-        let lid = |device: usize| {
-            if self == Self::InfiniBand {
-                1 + device as u16
-            } else {
-                0
-            }
-        };
+        let has_lid = self == Self::InfiniBand;
         let ports = (0..devices).map(|device| PortAddress {
-            lid: lid(device),
+            lid: u16::from(has_lid) * (1 + device as u16),
             gids: self.gids(device).leak(),
         });
         ports.collect::<Vec<_>>().leak()

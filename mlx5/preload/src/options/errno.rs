@@ -60,16 +60,12 @@ impl Errno {
 
     /// Returns the error number with this name.
     pub(crate) fn parse(name: &str) -> Result<Self, String> {
-        match NAMES.iter().find(|(known, _)| *known == name) {
-            Some((_, number)) => Ok(Self(*number)),
-            None => {
-                let names: Vec<_> = NAMES.iter().map(|(name, _)| *name).collect();
-                Err(format!(
-                    "`{name}` is not an error number known here; legal are {}",
-                    names.join(", ")
-                ))
-            }
-        }
+        let known = NAMES.iter().find(|(known, _)| *known == name);
+        known.map(|(_, number)| Self(*number)).ok_or_else(|| {
+            let names: Vec<_> = NAMES.iter().map(|(name, _)| *name).collect();
+            let names = names.join(", ");
+            format!("`{name}` is not an error number known here; legal are {names}")
+        })
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use mlx5_hca::{Port, PortAddress};
+use mlx5_hca::PortAddress;
 
 use crate::options::config::{
     CHECK_DOORBELLS, DEVICE, DEVICES, FABRIC, FAULTS, LINK, LOG, LOG_COMMANDS, Link, TREE,
@@ -89,14 +89,6 @@ impl Settings {
             log: variable(LOG).map(PathBuf::from),
             log_commands: variable(LOG_COMMANDS).is_some(),
         })
-    }
-
-    /// Returns the port of the device with this index.
-    pub(crate) fn port(&self, index: usize) -> Port {
-        Port {
-            network: self.network,
-            index,
-        }
     }
 
     /// Returns whether this fault was asked for.

@@ -40,7 +40,10 @@ impl Session {
     ) -> Self {
         Self {
             settings,
-            port: settings.port(index),
+            port: Port {
+                network: settings.network,
+                index,
+            },
             inode,
             registers,
             objects: None,

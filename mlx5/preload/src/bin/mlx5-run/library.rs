@@ -34,17 +34,12 @@ pub(crate) fn find(dir: &Path) -> Result<PathBuf, String> {
 
 /// Returns `LD_PRELOAD` with the library before its previous value.
 pub(crate) fn preload(library: &Path) -> OsString {
-    let mut value = library.as_os_str().to_owned();
-    for other in env::var_os("LD_PRELOAD")
-        .iter()
-        .flat_map(|old| env::split_paths(old))
-    {
-        if other != library && !other.as_os_str().is_empty() {
-            value.push(":");
-            value.push(other);
-        }
-    }
-    value
+    let old = env::var_os("LD_PRELOAD").unwrap_or_default();
+    let others =
+        env::split_paths(&old).filter(|other| other != library && !other.as_os_str().is_empty());
+    // Only a path with a colon cannot be joined, and the loader finds none of those.
+    env::join_paths([library.to_owned()].into_iter().chain(others))
+        .unwrap_or_else(|_| library.into())
 }
 
 /// Checks that the vendor's driver is installed.
