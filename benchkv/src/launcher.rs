@@ -42,11 +42,9 @@ impl Launcher {
     pub fn new(library: Option<String>, hosts: &Hosts, threads: usize) -> Self {
         Self {
             bound: library.is_some() && hosts.is_bound(threads),
-            kind: if library.is_some() {
-                LauncherKind::Mpi
-            } else {
-                LauncherKind::Local
-            },
+            kind: library
+                .as_ref()
+                .map_or(LauncherKind::Local, |_| LauncherKind::Mpi),
             library,
             hosts: hosts.names(),
             ranks_here: hosts.ranks_here(),

@@ -92,17 +92,13 @@ fn start() -> ExitCode {
         Some(_) => mpi::run(parsed),
         #[cfg(not(feature = "mpi"))]
         Some(launcher) => {
-            let ranks = if let Foreign::Sized { size, .. } = launcher {
-                format!(", with --ranks {size}")
-            } else {
-                String::new()
+            let ranks = match launcher {
+                Foreign::Sized { size, .. } => format!(", with --ranks {size}"),
+                Foreign::Unsized { .. } => String::new(),
             };
-            fail(
-                EXIT_OPTIONS,
-                &format!(
-                    "{launcher}, but this build has no MPI: build it with --features mpi, or start it alone{ranks}"
-                ),
-            )
+            let how = "build it with --features mpi, or start it alone";
+            let text = format!("{launcher}, but this build has no MPI: {how}{ranks}");
+            fail(EXIT_OPTIONS, &text)
         }
     }
 }
@@ -122,16 +118,15 @@ fn report(args: &ReportArgs) -> ExitCode {
 /// Runs a job in virtual time.
 fn simulate(args: &SimArgs) -> ExitCode {
     if let Some(file) = &args.calibrate {
-        return match sim::calibrate::calibrate(file) {
-            Ok(model) => to_stdout(model.as_bytes())
-                .map_or_else(|error| fail(EXIT_FAILED, &error), |()| ExitCode::SUCCESS),
-            Err(error) => fail(EXIT_FAILED, &error),
-        };
+        let written =
+            sim::calibrate::calibrate(file).and_then(|model| Ok(to_stdout(model.as_bytes())?));
+        return written.map_or_else(|error| fail(EXIT_FAILED, &error), |()| ExitCode::SUCCESS);
     }
-    let options = match sim::resolve(args)
-        .map_err(|error| error.to_string())
-        .and_then(|options| check_output(&options).map(|()| options))
-    {
+    let options = sim::resolve(args).and_then(|options| {
+        check_output(&options)?;
+        Ok(options)
+    });
+    let options = match options {
         Ok(options) => options,
         Err(error) => return fail(EXIT_OPTIONS, &error),
     };

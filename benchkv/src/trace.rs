@@ -66,10 +66,8 @@ impl TraceArgs {
     /// Returns the options, if a trace is wanted.
     #[must_use]
     pub fn options(&self) -> Option<TraceOptions> {
-        self.trace.clone().map(|dir| TraceOptions {
-            dir,
-            interval: self.trace_interval,
-        })
+        let (dir, interval) = (self.trace.clone()?, self.trace_interval);
+        Some(TraceOptions { dir, interval })
     }
 }
 

@@ -3,11 +3,11 @@
 //! `scripts/peers shm` and the benches of crates, so that two transports differ in nothing else
 //! there. `copyrpc_bench` and benchkv have loops of their own, between processes.
 
-use std::error::Error;
-use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
+
+use thiserror::Error;
 
 use crate::Failure;
 use crate::affinity::{pin_current_thread, usable_cores};
@@ -48,36 +48,10 @@ pub trait Answerer {
     fn step(&mut self, f: impl FnMut(&Payload) -> Payload) -> Result<usize, Failure>;
 }
 
-impl<C: Caller> Caller for &mut C {
-    #[inline(always)]
-    fn call(&mut self, slot: u32, request: Payload) -> Result<bool, Failure> {
-        (**self).call(slot, request)
-    }
-
-    #[inline(always)]
-    fn poll(&mut self, f: impl FnMut(u32, Payload)) -> Result<usize, Failure> {
-        (**self).poll(f)
-    }
-}
-
-impl<A: Answerer> Answerer for &mut A {
-    #[inline(always)]
-    fn step(&mut self, f: impl FnMut(&Payload) -> Payload) -> Result<usize, Failure> {
-        (**self).step(f)
-    }
-}
-
 /// The thread at the other end has failed, and reports the reason itself.
-#[derive(Debug)]
+#[derive(Debug, Error)]
+#[error("the other end has failed")]
 struct OtherEndFailed;
-
-impl fmt::Display for OtherEndFailed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the other end has failed")
-    }
-}
-
-impl Error for OtherEndFailed {}
 
 /// The waiting strategy of a side that finds nothing to do.
 #[derive(Debug, Clone, Copy)]

@@ -96,6 +96,12 @@ pub fn nanos(ns: f64) -> String {
     }
 }
 
+/// Formats a share in per cent.
+#[must_use]
+pub fn percent(share: f64) -> String {
+    format!("{:.1} %", 100.0 * share)
+}
+
 /// Formats bytes with a binary unit.
 #[must_use]
 pub fn bytes(count: u64) -> String {

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use benchkv_harness::Failure;
 use benchkv_harness::chart::{Axis, Chart, Series};
-use benchkv_harness::report::{Table, nanos, plural, rate, to_stdout};
+use benchkv_harness::report::{Table, nanos, percent, plural, rate, to_stdout};
 
 use crate::cli::ReportArgs;
 use crate::result::{JobResult, Measured, RunSpread};
@@ -236,10 +236,6 @@ const FIGURES: [(&str, Property); 13] = [
     ("lost", |result| result.fate.lost.to_string()),
     ("not found", |result| result.fate.not_found.to_string()),
 ];
-
-fn percent(share: f64) -> String {
-    format!("{:.1} %", 100.0 * share)
-}
 
 /// Returns a row for each file.
 fn table(names: &[String], results: &[JobResult], comparison: &Comparison) -> Table {

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use benchkv_harness::hist::LatencySummary;
-use benchkv_harness::report::{Table, bytes, nanos, plural, rate};
+use benchkv_harness::report::{Table, bytes, nanos, percent, plural, rate};
 
 use super::{EchoBaseline, JobResult, Measured, NO_DEVICE, RunSpread};
 use engine::activity::WorkerReport;
@@ -251,9 +251,7 @@ impl JobResult {
         if of.loop_ns == 0.0 {
             return None;
         }
-        let [none, one, some, many, more] = of
-            .loops_by_cqes
-            .map(|share| format!("{:.1} %", 100.0 * share));
+        let [none, one, some, many, more] = of.loops_by_cqes.map(percent);
         let rho = if of.rtt_ns > 0.0 {
             format!(", T_rtt {}, rho {:.3}", nanos(of.rtt_ns), of.rho)
         } else {

@@ -122,12 +122,8 @@ impl KvDaemon {
         let clients =
             LocalServer::bind_in(&plan.dir, &name, topology.clients, plan.depth(), TYPE_TAG)
                 .or_setup(format!("the local server of daemon {daemon}"))?;
-        let mut store = Shard::with_tails(
-            daemon,
-            topology.daemons,
-            workload.store_keys(),
-            plan.values.tail_bytes(),
-        );
+        let (daemons, tail_bytes) = (topology.daemons, plan.values.tail_bytes());
+        let mut store = Shard::with_tails(daemon, daemons, workload.store_keys(), tail_bytes);
         if !workload.empty {
             let first = |key| first_value(plan.rank as u16, key);
             store.fill(workload.key_range, first, fill_tail);
@@ -371,15 +367,13 @@ impl KvDaemon {
                     remote.call(link, request, Caller::Ipc(token, request.place()))?
                 }
                 (None, Some(gateway)) => {
-                    self.local
-                        .shards
-                        .call(gateway, request, Waiting::Ipc(token))?
+                    let shards = &mut self.local.shards;
+                    shards.call(gateway, request, Waiting::Ipc(token))?;
                 }
-                (None, None) => answer_client(
-                    &mut self.local.clients,
-                    token,
-                    Some(Response::new(Outcome::Refused)),
-                ),
+                (None, None) => {
+                    let refused = Some(Response::new(Outcome::Refused));
+                    answer_client(&mut self.local.clients, token, refused);
+                }
             }
         }
         Ok(served)
@@ -419,11 +413,10 @@ impl KvDaemon {
                 Some((link, remote)) => {
                     remote.call(link, request, Caller::Daemon(token, request.place()))?
                 }
-                None => answer_daemon(
-                    &mut self.local.shards,
-                    token,
-                    Hop::Response(serve(&mut self.store, &self.plan, &request)),
-                ),
+                None => {
+                    let response = serve(&mut self.store, &self.plan, &request);
+                    answer_daemon(&mut self.local.shards, token, Hop::Response(response));
+                }
             }
         }
         Ok(taken + served)
@@ -466,15 +459,9 @@ fn serve(store: &mut Shard, plan: &RankPlan, request: &Request) -> Response {
 
 fn open_ring(plan: &RankPlan, daemon: usize) -> Result<RingServer, BackendError> {
     let name = plan.server_name(&format!("ring{daemon}"));
-    RingServer::bind_with(
-        &plan.dir,
-        &name,
-        plan.job.sizes.ring_slots,
-        plan.job.topology.clients,
-        plan.depth(),
-        TYPE_TAG,
-    )
-    .or_setup(format!("the delegation ring of daemon {daemon}"))
+    let (slots, clients) = (plan.job.sizes.ring_slots, plan.job.topology.clients);
+    RingServer::bind_with(&plan.dir, &name, slots, clients, plan.depth(), TYPE_TAG)
+        .or_setup(format!("the delegation ring of daemon {daemon}"))
 }
 
 /// Answers a client that called this server, with an error if there is no response. A client that
@@ -560,12 +547,8 @@ impl Daemon for KvDaemon {
     }
 
     fn by_endpoint(&self, values: &mut Vec<u32>) {
-        values.extend(
-            self.remote
-                .iter()
-                .flat_map(Remote::by_endpoint)
-                .map(|missing| missing as u32),
-        );
+        let missing = self.remote.iter().flat_map(Remote::by_endpoint);
+        values.extend(missing.map(|missing| missing as u32));
     }
 
     fn policy(&self) -> Option<PolicyReport> {

@@ -38,13 +38,14 @@ impl ClientPaths {
         device: Option<&Device>,
     ) -> Result<Self, BackendError> {
         let topology = plan.job.topology;
+        let name = |kind, daemon| plan.server_name(&format!("{kind}{daemon}"));
         let shard = |daemon| {
-            let name = plan.server_name(&format!("ipc{daemon}"));
+            let name = name("ipc", daemon);
             LocalClient::connect_in(&plan.dir, &name, TYPE_TAG)
                 .or_setup(format!("connecting to {name}"))
         };
         let ring = |daemon| {
-            let name = plan.server_name(&format!("ring{daemon}"));
+            let name = name("ring", daemon);
             RingClient::connect_in(&plan.dir, &name, TYPE_TAG)
                 .or_setup(format!("connecting to {name}"))
         };
@@ -99,15 +100,13 @@ impl ClientPaths {
     /// Offers a request for another rank to the path that leads there.
     #[inline(always)]
     fn issue_far(&mut self, request: Request, note: Operation) -> Result<(), IssueError> {
-        if let Some((link, remote)) = self
-            .remote
-            .as_mut()
-            .and_then(|remote| Some((remote.link_for(&request)?, remote)))
+        let remote = self.remote.as_mut();
+        if let Some((link, remote)) =
+            remote.and_then(|remote| Some((remote.link_for(&request)?, remote)))
         {
             // A request that finds no room waits there; the queue depth bounds their number.
-            return remote
-                .call(link, request, (note, request.place()))
-                .map_err(|error| IssueError::Down(Box::new(error)));
+            let called = remote.call(link, request, (note, request.place()));
+            return called.map_err(|error| IssueError::Down(Box::new(error)));
         }
         // The only ring takes all keys, and one of several the keys that its daemon owns.
         let ring = if self.rings.len() > 1 {

@@ -214,26 +214,23 @@ impl Api {
 
     /// Returns the text of a status.
     pub(super) fn text(&self, status: Status) -> String {
-        // SAFETY: returns a constant of the library, for any status.
-        let text = unsafe { (self.functions.ucs_status_string)(status) };
-        if text.is_null() {
-            return format!("status {status}");
-        }
-        // SAFETY: as above.
-        unsafe { CStr::from_ptr(text) }
-            .to_string_lossy()
-            .into_owned()
+        // SAFETY: returns a constant of the library, or null, for any status.
+        let text = unsafe {
+            let text = (self.functions.ucs_status_string)(status);
+            text.as_ref().map(|text| CStr::from_ptr(text))
+        };
+        text.map_or_else(
+            || format!("status {status}"),
+            |text| text.to_string_lossy().into_owned(),
+        )
     }
 
     pub(super) fn check(&self, call: &'static str, status: Status) -> Result<(), UcxError> {
         if status == UCS_OK {
-            Ok(())
-        } else {
-            Err(UcxError::Call {
-                call,
-                status: self.text(status),
-            })
+            return Ok(());
         }
+        let status = self.text(status);
+        Err(UcxError::Call { call, status })
     }
 }
 

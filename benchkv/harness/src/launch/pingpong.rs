@@ -110,9 +110,8 @@ impl Line {
 
     #[inline(always)]
     fn is_whole(&self, sequence: u64) -> bool {
-        self.words
-            .iter()
-            .all(|word| word.load(Ordering::Relaxed) == sequence)
+        let mut words = self.words.iter();
+        words.all(|word| word.load(Ordering::Relaxed) == sequence)
     }
 }
 
@@ -141,8 +140,8 @@ impl PingPong {
     /// The other process, or the memory between the two, failed; no process is left in either case.
     pub fn measure(&self, clock: &Clock) -> Result<PingPongResult, Failure> {
         let measure = |lines| {
-            self.measure_lines(lines, clock)
-                .map_err(|why| format!("the ping-pong baseline failed: {why}"))
+            let measured = self.measure_lines(lines, clock);
+            measured.map_err(|why| format!("the ping-pong baseline failed: {why}"))
         };
         let (fixed, rotating) = (measure(1)?, measure(ROTATING_LINES)?);
         Ok(if rotating.latency_ns.p50 < fixed.latency_ns.p50 {
@@ -157,9 +156,10 @@ impl PingPong {
         memory.commit(0..SHARED_BYTES).map_err(io::Error::other)?;
         let shared = shared(&memory);
         shared.lines.store(lines, Ordering::Relaxed);
+        let (memory_id, core) = (memory.id(), self.cores.map(|(_, core)| core));
         let role = RoleText::PingPong {
-            memory: memory.id(),
-            core: self.cores.map(|(_, core)| core),
+            memory: memory_id,
+            core,
         }
         .encode();
         // The socket only proves to the child that this process started it.

@@ -251,9 +251,8 @@ fn call(
     request: &[u8],
     reply_bytes: usize,
 ) -> Result<bool, Failure> {
-    let endpoint = endpoints
-        .get(slot as usize / depth)
-        .ok_or("there is no such slot")?;
+    let endpoint = endpoints.get(slot as usize / depth);
+    let endpoint = endpoint.ok_or("there is no such slot")?;
     match endpoint.call(request, slot, reply_bytes) {
         Ok(_) => Ok(true),
         Err(error) if error.is_retryable() => Ok(false),
@@ -305,10 +304,8 @@ impl Client for CopyClient {
         context.poll(|slot, outcome| {
             match outcome {
                 Ok(bytes) if *verify => {
-                    calls.ended(
-                        slot,
-                        Some(pattern::copied(bytes, reply).unwrap_or_default()),
-                    );
+                    let reply = pattern::copied(bytes, reply).unwrap_or_default();
+                    calls.ended(slot, Some(reply));
                 }
                 Ok(bytes) => {
                     pattern::touch(bytes);

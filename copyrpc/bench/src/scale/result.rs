@@ -4,7 +4,7 @@ use std::fmt;
 
 use benchkv_harness::Failure;
 use benchkv_harness::chart::{Axis, Chart, Series};
-use benchkv_harness::report::{Table, rate};
+use benchkv_harness::report::{Table, percent, rate};
 use serde::Serialize;
 
 use super::calibration::{PUBLISHED, Published};
@@ -197,8 +197,4 @@ fn slices(measured: &Measured) -> String {
     } else {
         format!("{} us", measured.slice_ns / 1000)
     }
-}
-
-fn percent(share: f64) -> String {
-    format!("{:.1} %", 100.0 * share)
 }

@@ -48,14 +48,8 @@ impl<C> Dialogue<C> {
     #[inline]
     pub(super) fn call(&mut self, request: &Request, whom: C) -> Result<(u32, FrameBytes), C> {
         let call = self.calls.insert(whom)?;
-        Ok((
-            call,
-            Frame {
-                call,
-                content: Content::Request(*request),
-            }
-            .encode(),
-        ))
+        let content = Content::Request(*request);
+        Ok((call, Frame { call, content }.encode()))
     }
 
     /// Takes back a call whose message was not sent.
@@ -67,11 +61,8 @@ impl<C> Dialogue<C> {
     #[inline]
     pub(super) fn answer(&mut self, call: u32, response: Option<Response>) -> FrameBytes {
         self.unanswered = self.unanswered.saturating_sub(1);
-        Frame {
-            call,
-            content: response.map_or(Content::Refusal, Content::Response),
-        }
-        .encode()
+        let content = response.map_or(Content::Refusal, Content::Response);
+        Frame { call, content }.encode()
     }
 
     /// Decodes a message of the peer. Returns the tail after it too.

@@ -88,13 +88,8 @@ impl Frame {
             REFUSAL => (Content::Refusal, 0, body),
             _ => return None,
         };
-        (tail.len() == behind).then_some((
-            Self {
-                call: u32::from_le_bytes(*call),
-                content,
-            },
-            tail,
-        ))
+        let call = u32::from_le_bytes(*call);
+        (tail.len() == behind).then_some((Self { call, content }, tail))
     }
 }
 

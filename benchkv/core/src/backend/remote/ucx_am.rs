@@ -106,9 +106,8 @@ impl messages::Port for Port {
                 let why = "a message came that is of no connection of this rank";
                 return Err(BackendError::transport("UCX", why));
             }
-            let bytes = message
-                .bytes()
-                .map(|bytes| bytes.get(KEY_BYTES..).unwrap_or_default());
+            let bytes = message.bytes();
+            let bytes = bytes.map(|bytes| bytes.get(KEY_BYTES..).unwrap_or_default());
             let said = |length| format!("it sent {length} bytes that are not a message");
             arrived(number, bytes.map_err(said));
         }
@@ -131,21 +130,16 @@ impl messages::Port for Port {
     }
 
     fn report(&self) -> TransportReport {
-        let setting = |name: &str| {
-            std::env::var(name).map_or_else(
-                |_| format!("{name} unset"),
-                |value| format!("{name}={value}"),
-            )
+        let setting = |name: &str| match std::env::var(name) {
+            Ok(value) => format!("{name}={value}"),
+            Err(_) => format!("{name} unset"),
         };
         let transports = self.worker.transports().join(", ");
+        let version = self.worker.version();
+        let (tls, devices) = (setting("UCX_TLS"), setting("UCX_NET_DEVICES"));
         TransportReport {
-            device: format!("ucx:{}", self.worker.version()),
-            reached_by: format!(
-                "UCX {} by {transports}; {}, {}",
-                self.worker.version(),
-                setting("UCX_TLS"),
-                setting("UCX_NET_DEVICES")
-            ),
+            device: format!("ucx:{version}"),
+            reached_by: format!("UCX {version} by {transports}; {tls}, {devices}"),
             ..TransportReport::default()
         }
     }
