@@ -61,7 +61,7 @@ const fn operation(
 const OPERATIONS: &[Operation] = &[
     operation(
         "kv_local_depth1",
-        Some(1160),
+        Some(1120),
         "all",
         "benchkv: an operation on the own rank, one at a time",
         |operations| {
@@ -73,7 +73,7 @@ const OPERATIONS: &[Operation] = &[
     ),
     operation(
         "kv_local_depth32",
-        Some(429),
+        Some(417),
         "all",
         "benchkv: the same, 32 at a time",
         |operations| {
@@ -109,42 +109,42 @@ const OPERATIONS: &[Operation] = &[
     ),
     operation(
         "kv_remote_meta",
-        Some(1724),
+        Some(1715),
         "nohca",
         "benchkv: an operation on another rank, meta, without the software HCA",
         meta,
     ),
     operation(
         "kv_remote_delegation",
-        Some(1442),
+        Some(1421),
         "nohca",
         "benchkv: the same, delegation",
         delegation,
     ),
     operation(
         "kv_remote_sharded",
-        Some(1153),
+        Some(1122),
         "nohca",
         "benchkv: the same, sharded",
         sharded,
     ),
     operation(
         "kv_remote_direct",
-        Some(834),
+        Some(808),
         "nohca",
         "benchkv: the same, direct",
         direct,
     ),
     operation(
         "kv_remote_delegation_policy",
-        Some(1485),
+        Some(1463),
         "nohca",
         "benchkv: the same, delegation, with a policy",
         with_policy,
     ),
     operation(
         "kv_remote_delegation_hold",
-        Some(1485),
+        Some(1463),
         "nohca",
         "benchkv: the same, delegation, with answers held",
         with_hold,
