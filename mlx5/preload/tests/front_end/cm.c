@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #define CHECK(condition) \
@@ -20,6 +21,13 @@
             exit(1); \
         } \
     } while (0)
+
+// The system call of poll(2).
+#ifdef SYS_poll
+enum { POLL = SYS_poll };
+#else
+enum { POLL = SYS_ppoll };
+#endif
 
 static struct rdma_ucm_event_resp event;
 
@@ -38,14 +46,26 @@ static int get_event(int fd) {
     return command(fd, RDMA_USER_CM_CMD_GET_EVENT, &request, sizeof request, sizeof event);
 }
 
+// The thread that waits for an event; 0 until it starts.
+static _Atomic int waiter;
+
 static void *wait_for_event(void *fd) {
+    waiter = (int)syscall(SYS_gettid);
     return (void *)(intptr_t)get_event((int)(intptr_t)fd);
 }
 
 static pthread_t start_to_wait(int fd) {
     pthread_t thread;
+    waiter = 0;
     CHECK(pthread_create(&thread, NULL, wait_for_event, (void *)(intptr_t)fd) == 0);
-    usleep(20000);
+    // Until it sleeps in poll(2), by which the library waits. Its number is not that of a system call while it runs.
+    for (int number = -1; number != POLL; usleep(1000)) {
+        char path[64];
+        snprintf(path, sizeof path, "/proc/self/task/%d/syscall", waiter);
+        FILE *file = waiter ? fopen(path, "r") : NULL;
+        if (file && fscanf(file, "%d", &number) != 1) number = -1;
+        if (file) fclose(file);
+    }
     return thread;
 }
 
