@@ -47,13 +47,11 @@ impl Place {
     fn config(&self) -> Result<Config, Failure> {
         let mut config = Config::default();
         config.global.prefix = self.prefix.as_str().try_into()?;
-        config.global.set_root_path(
-            &self
-                .root()
-                .to_str()
-                .ok_or("the temporary directory's name is not UTF-8")?
-                .try_into()?,
-        );
+        let root = self.root();
+        let root = root
+            .to_str()
+            .ok_or("the temporary directory's name is not UTF-8")?;
+        config.global.set_root_path(&root.try_into()?);
         Ok(config)
     }
 }

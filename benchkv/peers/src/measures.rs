@@ -317,9 +317,8 @@ impl Calling<'_> {
         self.pair("crossbeam_channel", FLUX_DEPTH, caller, answerer)?;
         let (caller, answerer) = pair(|| ring(FLUX_DEPTH as usize));
         self.pair("rtrb", FLUX_DEPTH, caller, answerer)?;
-        let mut flux = Network::new(8, FLUX)?;
-        let (caller, answerer) = (&mut flux.caller, &mut flux.answerer);
-        self.pair("flux_of_8", FLUX_DEPTH, caller, answerer)
+        let flux = Network::new(8, FLUX)?;
+        self.pair("flux_of_8", FLUX_DEPTH, flux.caller, flux.answerer)
     }
 
     /// Verifies, then measures at depth 1 and at `depth`.
