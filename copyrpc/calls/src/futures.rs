@@ -32,7 +32,6 @@ struct Job<C: Connection> {
     request: Owned<C>,
     /// End of its time. `None`: no deadline.
     end: Option<Instant>,
-    repeats: Repeats,
     reply: Sender<Result<C::Reply, ErrorOf<C>>>,
 }
 
@@ -272,7 +271,6 @@ impl<C: Connection> Future for AsyncCall<C> {
                     kind,
                     request,
                     end: timeout.and_then(|timeout| Instant::now().checked_add(timeout)),
-                    repeats: Repeats::default(),
                     reply,
                 };
                 (self.poster.post(|_| job), receiver)
@@ -314,8 +312,7 @@ pub struct Worker<C: Connection> {
     /// Its waiting calls are those that the connection has not taken yet.
     posted: Posted<Job<C>>,
     under_way: UnderWay<C>,
-    /// Maximum time for a new connection.
-    patience: Duration,
+    unsent: Unsent,
     /// Calls that have ended; empty between turns.
     ended: Ended<C>,
     /// Their wakers; empty too.
@@ -352,7 +349,10 @@ impl<C: Connection> Worker<C> {
             connection,
             posted,
             under_way: FxHashMap::default(),
-            patience: facts.connect_timeout,
+            unsent: Unsent {
+                patience: facts.connect_timeout,
+                calls: FxHashMap::default(),
+            },
             ended: Vec::new(),
             wakers: Vec::new(),
             turns_due: 0,
@@ -423,7 +423,7 @@ impl<C: Connection> Worker<C> {
             self.wakers.extend(end::<C>(
                 &mut self.under_way,
                 &mut self.posted,
-                self.patience,
+                &mut self.unsent,
                 number,
                 reply,
             ));
@@ -480,17 +480,17 @@ impl<C: Connection> Worker<C> {
             posted,
             under_way,
             alarm,
-            patience,
+            unsent,
             ..
         } = self;
         // It may take long.
         posted.wakes.wake_all();
-        let connected = posted.reconnect(*patience, |within, posted| {
+        let connected = posted.reconnect(unsent.patience, |within, posted| {
             connection.reconnect(within, &mut |ended| {
                 ended
                     .drain(..)
                     .filter_map(|(number, reply)| {
-                        end::<C>(under_way, posted, *patience, number, reply)
+                        end::<C>(under_way, posted, unsent, number, reply)
                     })
                     .for_each(Waker::wake);
                 posted.is_wanted()
@@ -507,20 +507,47 @@ impl<C: Connection> Worker<C> {
     }
 }
 
+/// The calls that no handler got, and that were made again.
+struct Unsent {
+    /// Maximum time for a new connection.
+    patience: Duration,
+    /// Those calls by number, with some that have ended since.
+    calls: FxHashMap<u64, Repeats>,
+}
+
+impl Unsent {
+    /// Returns whether this call, which no handler got, is made once more.
+    #[cold]
+    fn go_on<C: Connection>(
+        &mut self,
+        under_way: &UnderWay<C>,
+        posted: &Posted<Job<C>>,
+        number: u64,
+    ) -> bool {
+        if self.calls.len() > 64 + under_way.len() + posted.len() {
+            self.calls
+                .retain(|call, _| under_way.contains_key(call) || posted.waits(*call));
+        }
+        self.calls.entry(number).or_default().go_on(self.patience)
+    }
+}
+
 /// Ends a call that a connection has taken, or makes it wait for the next one. Returns the waker of
 /// its task.
 #[inline]
 fn end<C: Connection>(
     under_way: &mut UnderWay<C>,
     posted: &mut Posted<Job<C>>,
-    patience: Duration,
+    unsent: &mut Unsent,
     number: u64,
     reply: Result<C::Reply, ErrorOf<C>>,
 ) -> Option<Waker> {
-    let (_, mut job) = under_way.remove(&number)?;
+    let (_, job) = under_way.remove(&number)?;
     match reply {
         // The server was leaving. There may be another server by now.
-        Err(ClientError::NotSent) if job.reply.is_wanted() && job.repeats.go_on(patience) => {
+        Err(ClientError::NotSent)
+            if job.reply.is_wanted() && unsent.go_on::<C>(under_way, posted, number) =>
+        {
             posted.put_back(number, job);
             None
         }

@@ -191,6 +191,16 @@ impl<J: Job> Posted<J> {
         std::mem::take(&mut self.waiting).into_values()
     }
 
+    /// Returns the number of waiting jobs.
+    pub(crate) fn len(&self) -> usize {
+        self.waiting.len() + self.fresh.len()
+    }
+
+    /// Returns whether the job of this number waits.
+    pub(crate) fn waits(&self, number: u64) -> bool {
+        self.waiting.contains_key(&number) || self.fresh.iter().any(|(job, _)| *job == number)
+    }
+
     fn remove(&mut self, number: u64) -> Option<J> {
         self.settle();
         let job = self.waiting.remove(&number)?;

@@ -34,6 +34,7 @@ impl StopHandle {
 
     /// Returns whether the server was stopped.
     #[must_use]
+    #[inline]
     pub fn is_stopped(&self) -> bool {
         self.is_stopped.load(Ordering::Acquire)
     }

@@ -427,14 +427,19 @@ fn may_come(error: &ConnectError) -> bool {
 fn ended(outcome: Outcome<'_>, max_reply: usize) -> Result<Vec<u8>, ClientError> {
     match outcome {
         Ok(reply) if reply.len() <= max_reply => Ok(reply.to_vec()),
-        Ok(reply) => Err(failed(CallFailure::ReplyTooLong {
-            len: u32::try_from(reply.len()).ok(),
-        })),
+        Ok(reply) => Err(too_long(reply.len())),
         Err(failure) => Err(failed(failure)),
     }
 }
 
 #[cold]
+#[inline(never)]
+fn too_long(len: usize) -> ClientError {
+    ClientError::ReplyTooLong { len: Some(len) }
+}
+
+#[cold]
+#[inline(never)]
 pub(super) fn failed(failure: CallFailure) -> ClientError {
     failure.into()
 }
