@@ -34,7 +34,7 @@ use benchkv_harness::launch::program::{EXIT_FAILED, EXIT_OPTIONS, EXIT_UNSOUND, 
 use benchkv_harness::launch::role::Foreign;
 use benchkv_harness::launch::role::foreign_launcher;
 use benchkv_harness::machine::{allow_open_files, available_memory};
-use benchkv_harness::report::{bytes, rate, say, to_stdout};
+use benchkv_harness::report::{JsonSink, bytes, rate, say, to_stdout};
 use copyrpc_shm::dir::Dir;
 use engine::backend::composed::Composed;
 use engine::message::{Request, Response};
@@ -211,7 +211,7 @@ fn check_output(options: &Options) -> Result<(), String> {
     } = &options.asked;
     let named =
         |flag, checked: Result<(), Failure>| checked.map_err(|error| format!("{flag}: {error}"));
-    named("--json", json.iter().try_for_each(|sink| Ok(sink.check()?)))?;
+    named("--json", json.iter().try_for_each(JsonSink::check))?;
     named(
         "--output",
         output.iter().try_for_each(|file| Ok(file::check(file)?)),
