@@ -169,7 +169,7 @@ pub struct Access {
     pub slot: u16,
     /// The rank whose store is accessed.
     pub rank: u16,
-    /// The [hash](hash16) of rank and key, by which values are verified.
+    /// The hash of rank and key, by which values are verified.
     pub hash: u16,
     /// The kind of the access.
     pub kind: AccessKind,
