@@ -3,14 +3,14 @@
 //! exact.
 //!
 //! The count is the work of all threads of a job together for an operation, without the loop around
-//! their steps. Reads and writes are verified. Bounds are a few thousandths above the counts; that
-//! of a job with a policy is 3 % above the bound without.
+//! their steps. Reads and writes are verified. Bounds are a few thousandths above the counts; the
+//! bound of a job with a policy is 3 % above the bound of the same job without it.
 //!
-//! `--lockstep OPTIONS` runs the job with these options of benchkv, and prints two lines: the
-//! messages between threads for one operation, and how many of them stay within a rank, where each
-//! message is counted where it is taken; messages a WRITE, completions a round of a daemon, and
-//! completions a round that took some. `--hand-overs TOPOLOGY` prints the same of the job of
-//! `kv_remote_TOPOLOGY`.
+//! `--lockstep OPTIONS` runs the job with these options of benchkv, and prints two lines. The first
+//! has the messages between threads for one operation, and the number of these that stay within a
+//! rank; each message is counted where it is taken. The second has the messages per WRITE, the
+//! completions per round of a daemon, and the completions per round that took any.
+//! `--hand-overs TOPOLOGY` prints the same for the job of `kv_remote_TOPOLOGY`.
 #![allow(
     missing_docs,
     clippy::unwrap_used,
@@ -215,8 +215,8 @@ fn direct(operations: u64) {
     job(&remote("direct"), operations);
 }
 
-/// Runs that many operations of the job with `args`, and leaves it as it is: a copyrpc context that
-/// ends looks at its queues for a time, and the number of these looks would be counted.
+/// Runs `operations` operations of the job with `args`, and does not drop the job: a copyrpc
+/// context that is dropped polls its queues for a time, and these polls would be counted.
 fn job(args: &str, operations: u64) {
     let dir = PathBuf::from(format!(
         "/dev/shm/benchkv-instructions-{}",
@@ -230,7 +230,7 @@ fn job(args: &str, operations: u64) {
     fs::remove_dir_all(dir).unwrap();
 }
 
-/// Runs that many operations of the job with `args`.
+/// Runs `operations` operations of the job with `args`.
 fn run(args: &str, operations: u64) -> (Cluster, Moved) {
     let cli =
         Cli::try_parse_from(std::iter::once("benchkv").chain(args.split_whitespace())).unwrap();
@@ -248,8 +248,9 @@ fn run(args: &str, operations: u64) -> (Cluster, Moved) {
 }
 
 /// Returns the software device with less address space, because valgrind has too little for the
-/// usual arena, and with a clock that stands still: how often a context looks at it, and what it
-/// finds due, would depend on the speed of the machine.
+/// usual arena, and with a clock that does not advance. Otherwise the number of times that a
+/// context reads it, and the work that the context then finds due, would depend on the speed of the
+/// machine.
 fn small_device(dir: &Path) -> DeviceSpec {
     let fabric = FabricSpec::Shared {
         dir: Some(dir.to_owned()),

@@ -1,7 +1,7 @@
-//! Records the commit that the binaries were built from, without `git`.
+//! Records the commit from which the binaries were built, without running `git`.
 //!
 //! Reads `.git/HEAD` of the checkout that contains this crate. Outside a checkout (a source
-//! archive, a linked worktree) nothing is set, and results say `unknown`.
+//! archive, a linked worktree) nothing is set, and results have `unknown`.
 
 use std::path::Path;
 use std::{env, fs};

@@ -19,7 +19,7 @@ use crate::result::SCHEMA_VERSION;
 /// Maximum time for the slowest rank to get here.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// Properties that have to be equal on all ranks, by names that a user knows.
+/// Properties that must be equal on all ranks, by names that a user knows.
 type Facts = BTreeMap<String, String>;
 
 /// Why the ranks do not run.
@@ -63,7 +63,7 @@ fn settle(exchange: &mut dyn Exchange, mine: &Statement) -> Result<(), Agreement
     }
 }
 
-/// Returns the reasons not to start: refusals if there are any, else differences.
+/// Returns the reasons not to start: refusals if any, otherwise differences.
 fn compare(statements: &[Statement]) -> Vec<String> {
     let refusals = statements.iter().map(|statement| statement.as_ref().err());
     let refusals = by_value(refusals.map(|refusal| refusal.map(String::as_str)));
@@ -132,7 +132,7 @@ fn facts(options: &Options) -> Facts {
     add("--client-threads", &workload.clients);
     add("--queue-depth", &options.job.queue_depth);
     add("--seed", &workload.seed);
-    // Reasons affect nothing.
+    // The reason of a choice (`device_by_auto`) has no effect on the job, and may differ.
     let asked = fields(&options.asked).into_iter();
     for (key, value) in asked.filter(|(key, _)| key != "device_by_auto") {
         let flag = format!("--{}", key.trim_end_matches("_s").replace('_', "-"));

@@ -1,6 +1,6 @@
-//! The command line as it is typed. `job` is the one struct of a job's options, `world` and
-//! `course` those of a simulation beside them. [`crate::options`] checks combinations of options,
-//! and whether the job can run.
+//! The command line as it is typed. `job` is the one struct of a job's options; `world` and
+//! `course` are the structs of the further options of a simulation. [`crate::options`] checks
+//! combinations of options, and whether the job can run.
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -67,7 +67,7 @@ impl Cli {
             return parsed;
         };
         let printed = answer.print().and_then(|()| std::io::stdout().flush());
-        // A reader that has gone is not a failure.
+        // It is not a failure if the reader of the output has closed it.
         let is_gone = |why: &std::io::Error| why.kind() == std::io::ErrorKind::BrokenPipe;
         if let Some(why) = printed.err().filter(|why| !is_gone(why)) {
             say(&format!(
@@ -126,8 +126,8 @@ const REAL_TIME: [&str; 13] = [
 /// Minimum and maximum length of a window of virtual time, and of its warm-up, in seconds.
 const VIRTUAL_TIMES_S: std::ops::RangeInclusive<f64> = 1e-6..=60.0;
 
-/// Adapts the options of a job to `benchkv sim`: those of virtual time are left, with its ranges,
-/// its defaults and its carriers.
+/// Adapts the options of a job to `benchkv sim`: only the options that have a meaning in virtual
+/// time are shown, with the ranges, defaults and carriers of a simulation.
 fn in_virtual_time(command: clap::Command) -> clap::Command {
     let hidden = REAL_TIME.into_iter().fold(command, |command, id| {
         command.mut_arg(id, |arg| arg.hide(true))
@@ -552,7 +552,7 @@ mod tests {
         }
     }
 
-    /// The parsers of the standard library say what is wrong with a text, not what to write.
+    /// The parsers of the standard library report what is wrong with a text, but not what is legal.
     #[test]
     fn what_is_no_number_is_refused_with_the_legal_ones() {
         for (args, says) in [

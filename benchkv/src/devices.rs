@@ -10,7 +10,7 @@ use engine::topology::{Topology, Worker};
 use mlx5::DeviceSpec;
 use mlx5::verbs::VerbsError;
 
-/// The value of `--device`: one device, or several behind libibverbs. Thread number k of a kind
+/// The value of `--device`: one device, or several devices of libibverbs. Thread number k of a kind
 /// opens device k modulo their number.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Devices {
@@ -94,7 +94,7 @@ impl Devices {
         Ok((Self { first, ..self }, why))
     }
 
-    /// Returns whether it connects the processes of one host only.
+    /// Returns whether the device connects only processes of one host.
     #[must_use]
     pub const fn is_soft(&self) -> bool {
         self.first.is_soft()

@@ -1,5 +1,5 @@
-//! `benchkv doctor`: which of the things that a job can use this machine has, which are missing,
-//! and how to get them.
+//! `benchkv doctor`: the things that a job can use, whether this machine has them, and how to get
+//! those that are missing.
 //!
 //! [`probe`] examines the machine; this file judges the findings, and touches nothing.
 
@@ -51,7 +51,8 @@ pub struct Machine {
     pub address_space: Option<u64>,
     /// Huge pages.
     pub huge_pages: HugePages,
-    /// The file of each library of the driver, by the name it is loaded by; or the loader's reason.
+    /// The file of each library of the driver, with the name that the loader gets; or the loader's
+    /// reason.
     pub driver: Vec<(&'static str, Result<String, String>)>,
     /// The RDMA devices; or why there are none.
     pub devices: Result<Vec<Device>, String>,
@@ -66,11 +67,11 @@ pub struct Machine {
 /// An RDMA device.
 #[derive(Debug, Clone)]
 pub struct Device {
-    /// Its name.
+    /// Name of the device.
     pub name: String,
     /// The NUMA node it is plugged into, where that is known.
     pub numa_node: Option<u32>,
-    /// Its ports; or why it does not say.
+    /// Ports of the device, or the reason why it does not report them.
     pub ports: Result<Vec<Port>, String>,
 }
 
@@ -79,7 +80,7 @@ pub struct Device {
 pub struct Port {
     /// Number of the item, from 1.
     pub number: u8,
-    /// Whether it carries traffic.
+    /// Whether the port carries traffic.
     pub is_active: bool,
     /// State, link layer, LID and MTU, in words.
     pub text: String,
@@ -109,7 +110,7 @@ pub struct Check {
     pub status: Status,
     /// The finding.
     pub found: String,
-    /// How to get it, or more of it, and its use; null when all is well.
+    /// How to get the item, or more of it, and its use; null when nothing is missing.
     pub advice: Option<String>,
 }
 
@@ -125,7 +126,7 @@ pub struct Diagnosis {
 }
 
 impl Check {
-    /// Makes a check; `advice` is left out when all is well.
+    /// Makes a check; `advice` is omitted if the status is `Ok`.
     fn new(
         name: impl Into<String>,
         status: Status,
@@ -140,7 +141,7 @@ impl Check {
         }
     }
 
-    /// Makes a check of something that is there, or is missing for a reason.
+    /// Makes a check of something that is present, or is missing with a reason.
     fn present(name: &str, found: &Result<String, String>, advice: &str) -> Self {
         let status = if found.is_ok() {
             Status::Ok
@@ -151,7 +152,7 @@ impl Check {
         Self::new(name, status, text, advice)
     }
 
-    /// Makes a check of a limit, with `what` it limits. `None` is without limit.
+    /// Makes a check of a limit; `what` names the limited thing. A `limit` of `None` is no limit.
     fn limit(
         name: &str,
         limit: Option<u64>,

@@ -39,9 +39,9 @@ impl Published {
 /// The operations of an interval.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Interval {
-    /// Its end, since the beginning of load.
+    /// End of the interval, since the beginning of load.
     pub since_start: Duration,
-    /// Its length, in ns; never 0.
+    /// Length of the interval, in ns; never 0.
     pub length_ns: u64,
     /// The phase in which it ended.
     pub phase: Phase,
@@ -49,7 +49,7 @@ pub struct Interval {
     pub done: Tally,
 }
 
-/// The end of the current interval, and the counts at its begin.
+/// The end of the current interval, and the counts at its beginning.
 #[derive(Debug)]
 pub struct Reporter<'a> {
     clients: &'a [Published],
@@ -74,8 +74,8 @@ impl<'a> Reporter<'a> {
         }
     }
 
-    /// Returns the interval that has ended, if one has. A caller that comes late gets one interval
-    /// for several.
+    /// Returns the interval that has ended, if one has. A late call gets one interval in place of
+    /// several.
     pub fn look(&mut self, now_ns: u64, phase: Phase) -> Option<Interval> {
         if now_ns < self.end_ns {
             return None;
@@ -168,7 +168,7 @@ mod tests {
             first.line(3, 1).to_string(),
             "    0.50 s  warming up            4000 operations       8.0 k/s, mean time 8.00 ms"
         );
-        // The main thread comes late.
+        // The main thread calls late.
         publish([1_075, 3_000], 32 * 1_250 * MS);
         let second = reporter.look(7 + 1_250 * MS, Phase::Window(1)).unwrap();
         assert_eq!(

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 pub struct Launcher {
     /// Kind of the launcher.
     pub kind: LauncherKind,
-    /// The MPI library, by the name and version it reports; null without one.
+    /// The MPI library, by the name and version it reports; null without an MPI library.
     pub library: Option<String>,
     /// The hosts' names, each host once, by their first rank.
     pub hosts: Vec<String>,
@@ -37,7 +37,7 @@ pub enum LauncherKind {
 
 impl Launcher {
     /// Makes the record of the launcher of ranks of `threads` threads each, on these hosts.
-    /// `library` is that of MPI.
+    /// `library` is the name of the MPI library.
     #[must_use]
     pub fn new(library: Option<String>, hosts: &Hosts, threads: usize) -> Self {
         Self {

@@ -70,7 +70,7 @@ fn fail(code: u8, error: &dyn Display) -> ExitCode {
     PROGRAM.fail(code, error)
 }
 
-/// Prints what is wrong with a command line.
+/// Prints the error of a command line.
 fn refuse(error: &clap::Error) -> ExitCode {
     // A closed standard error does not change the exit status.
     let _printed = error.print();
@@ -192,7 +192,7 @@ fn launch(cli: Cli) -> ExitCode {
     }
 }
 
-/// Returns the environment variables of the ranks: those that the library of their carrier needs.
+/// Returns the environment variables that the library of the ranks' carrier needs.
 fn environment(options: &Options) -> Vec<(&'static str, &'static str)> {
     let library = options.job.topology.carrier.traits().library;
     let variable = library.map(|library| library.variable).into_iter();
@@ -237,8 +237,8 @@ fn check_device(options: &Options) -> Result<(), String> {
     checked.map_err(|error| format!("--device {device}: {error}"))
 }
 
-/// Removes the remains of killed jobs on this host, and checks whether files can be made where they
-/// were.
+/// Removes the files of killed jobs on this host, and checks whether files can be made in their
+/// directory.
 fn sweep(options: &Options) -> Result<(), String> {
     let swept = Dir::open(options.asked.shm_dir.as_deref()).and_then(|dir| {
         let removed = dir.sweep()?;
@@ -260,8 +260,8 @@ fn sweep(options: &Options) -> Result<(), String> {
     })
 }
 
-/// Runs one rank of any launcher; `library` is that of MPI. Rank 0 prints the common refusal,
-/// measures the baselines first, and shows the result at the end.
+/// Runs one rank of any launcher; `library` is the name of the MPI library. Rank 0 prints the
+/// common refusal, measures the baselines first, and shows the result at the end.
 fn rank_process(
     parsed: Result<Cli, clap::Error>,
     exchange: &mut dyn Exchange,
@@ -345,8 +345,7 @@ fn rank_process(
     Ok(show(&options, &result))
 }
 
-/// Prepares ranks as the local launcher prepares those that it starts, if there is no local
-/// launcher.
+/// Prepares a rank that MPI started, as the local launcher prepares the ranks that it starts.
 fn prepare(options: Options, rank: usize) -> Result<Options, String> {
     if options.launcher.kind == LauncherKind::Mpi {
         if rank == 0 {
@@ -360,7 +359,8 @@ fn prepare(options: Options, rank: usize) -> Result<Options, String> {
     Ok(options)
 }
 
-/// Prints the plan, and that of each further host. The local launcher has done so already.
+/// Prints the plan: on the first rank of each host, the plan of that host. The local launcher has
+/// done so already.
 fn announce(options: &Options, rank: usize) {
     let Options { launcher, plan, .. } = options;
     if launcher.kind == LauncherKind::Mpi && launcher.local_rank(rank) == Some(0) {
@@ -402,7 +402,7 @@ fn baselines(options: &Options, clock: &Clock) -> Result<Vec<EchoResult>, Failur
 }
 
 /// Writes the result to each requested place, and prints its defects. Returns the exit status of
-/// the worst one. An interrupted job has a status of its own.
+/// the worst defect. An interrupted job has its own status.
 fn show(options: &Options, result: &JobResult) -> ExitCode {
     let mut unwritten = print(result, options.asked.json.as_ref());
     let write = |file: &Path| Ok::<(), Failure>(file::write(file, &csv(result)?)?);

@@ -14,12 +14,12 @@ use engine::job::Job;
 use engine::verify::Verifier;
 use engine::workload::Access;
 
-/// A message in shared memory.
+/// Memory of a message in shared memory.
 const SLOT_BYTES: u64 = 64;
-/// A call in flight between two daemons, in the tables of both.
+/// Memory of a call in flight between two daemons, in the tables of both daemons.
 const CALL_BYTES: u64 = 128;
-/// An outstanding operation of a client, in the tables of the client, of its paths and of the
-/// daemons.
+/// Memory of an outstanding operation of a client, in the tables of the client, of its paths and of
+/// the daemons.
 const OPERATION_BYTES: u64 = 256;
 /// The remedies of a job that needs too much.
 const SMALLER: &str = "fewer ranks or threads, a smaller --ring-size, --queue-depth, --value-size or --key-range, --no-verify";
@@ -97,7 +97,7 @@ impl Memory {
         }
     }
 
-    /// Returns the memory of that many such ranks together.
+    /// Returns the memory of `ranks` such ranks together.
     #[must_use]
     pub const fn times(self, ranks: usize) -> Self {
         let ranks = ranks as u64;

@@ -1,8 +1,8 @@
 //! A rank that an MPI launcher started.
 //!
-//! A rank that fails ends the job: MPI ends the others. If a rank is killed, the launcher notices
-//! and ends the rest, and the peers notice too. If the launcher is killed, the MPI library in each
-//! rank notices.
+//! A rank that fails ends the job: MPI ends the others. If a rank is killed, the launcher detects
+//! it and ends the other ranks, and the peers detect it too. If the launcher is killed, the MPI
+//! library in each rank detects it.
 
 use std::process::ExitCode;
 
@@ -31,9 +31,9 @@ pub(crate) fn run(parsed: Result<Cli, clap::Error>) -> ExitCode {
     }
 }
 
-/// Refuses a job of another size than the one that was started: processes that MPI does not connect
-/// would each run a job of one rank, and write the same files. One of the launchers may have
-/// started the other; MPI belongs to the one that announces its size.
+/// Refuses a job whose size is not the size that a launcher announced: processes that MPI does not
+/// connect would each run a job of one rank, and write the same files. If there are several
+/// launchers, one may have started the other; then the size of one of them must be the size of MPI.
 fn check_size(announced: &[Foreign], size: usize) -> Result<(), String> {
     let agrees = |launcher: &Foreign| match launcher {
         Foreign::Sized {

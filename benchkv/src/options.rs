@@ -33,12 +33,13 @@ use engine::policy::PolicyOptions;
 
 /// Default number of ranks that the local launcher starts.
 const DEFAULT_RANKS: usize = 2;
-/// Minimum and maximum ring of a connection between ranks, those of copyrpc.
+/// Minimum and maximum ring of a connection between ranks, the limits of copyrpc.
 const RING_BYTES: std::ops::RangeInclusive<u64> = MIN_RING_SIZE..=MAX_RING_SIZE;
 /// A job that can run: the options, and the values that follow from them on this host.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// The options; every `auto`, and every option that was left out, is replaced by its meaning.
+    /// The options. Every `auto`, and every option that was not given, is replaced by the value
+    /// that it means.
     pub asked: JobArgs,
     /// The job to run.
     pub job: Job,

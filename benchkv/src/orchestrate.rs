@@ -1,4 +1,4 @@
-//! A rank of a job: its threads, and the order of a run. Beside it:
+//! A rank of a job: its threads, and the order of a run. Its modules:
 //!
 //! - `control`: the control of the workers by the main thread.
 //! - `client`: a client from its first connection to its report.
@@ -6,7 +6,7 @@
 //!
 //! The order of a run: servers, clients, their endpoints, exchange of connection records,
 //! connections, ready barrier over all ranks; then warm-up, R times (barrier, window), drain,
-//! barrier, stop, join. A window never includes a barrier: load goes on during a barrier, and is
+//! barrier, stop, join. A window never includes a barrier: load continues during a barrier, and is
 //! not counted. Daemons run until the clients of *all* ranks have drained.
 //!
 //! When the user interrupts the job, ranks end their current window early, agree on that at their
@@ -66,7 +66,7 @@ pub enum RankError {
     /// A thread could not be pinned as planned.
     #[error(transparent)]
     Affinity(#[from] AffinityError),
-    /// The sentence says what else.
+    /// Another failure, described in a sentence.
     #[error("{0}")]
     Failed(String),
     /// A thread panicked: a defect of this program.
@@ -86,7 +86,8 @@ impl From<String> for RankError {
 }
 
 impl RankError {
-    /// Returns whether the rank ended because another rank did, which is then the cause to name.
+    /// Returns whether the rank ended because another rank ended; then the other rank is the cause
+    /// to report.
     #[must_use]
     pub const fn follows(&self) -> bool {
         matches!(
@@ -193,9 +194,9 @@ pub fn run_rank<W: Workers>(
         // The main thread gave up because of a worker, or a worker panicked at the very end.
         (Err(RankError::Exchange(ExchangeError::GivenUp)), Some(failure))
         | (Ok(_), Some(failure @ RankError::Panicked { .. })) => Err(failure),
-        // The other rank may have noticed the failure here, and its end may have arrived first.
+        // The other rank may have detected the failure here, and its end may have arrived first.
         (Err(news), Some(failure)) if news.follows() && !failure.follows() => Err(failure),
-        // Other failures after the last barrier come from peers that have already left.
+        // Other failures after the last barrier are caused by peers that have already ended.
         (outcome, _) => outcome,
     }
 }
@@ -203,7 +204,7 @@ pub fn run_rank<W: Workers>(
 type Thread<'scope, T> = ScopedJoinHandle<'scope, Option<T>>;
 
 impl<W: Workers> Rank<'_, W> {
-    /// Returns the index of this rank among those of its host, which decides its cores.
+    /// Returns the index of this rank among the ranks of its host, which determines its cores.
     fn local_rank(&self) -> Option<usize> {
         self.options.launcher.local_rank(self.rank)
     }
@@ -241,7 +242,8 @@ impl<W: Workers> Rank<'_, W> {
         let (daemons, series): (_, Vec<Option<Recorder>>) = join_all(daemons)?.into_iter().unzip();
         let mut report = RankReport::new(self.rank, course, clients, daemons);
         if let Some(trace) = &options.asked.traced {
-            // The measurement does not depend on it.
+            // The measurement does not depend on the trace, so a failure to write it is only
+            // reported.
             let written = trace.write(self.rank, series.iter().flatten().map(Recorder::series));
             written.unwrap_or_else(|failure| report.add_trace_failure(&*failure));
         }
@@ -285,8 +287,8 @@ impl<W: Workers> Rank<'_, W> {
             self.enter(Phase::Between);
         }
         for run in 0..options.job.runs {
-            // All ranks decide by the same answers; otherwise some would wait for others that have
-            // gone on.
+            // All ranks decide by the same answers; otherwise some ranks would wait for ranks that
+            // have continued.
             let mine = [exchange.is_interrupted().into()];
             let interrupted = exchange.all_gather(&mine, BARRIER_LIMIT, &give_up)?;
             if interrupted.iter().any(|part| part != &[0]) {

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::devices::Devices;
 
-/// The options of the port; an option that is left out keeps the driver's default. Recorded in
+/// The options of the port; an option that is not given keeps the driver's default. Recorded in
 /// results.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Args, Serialize, Deserialize)]
 #[group(skip)]

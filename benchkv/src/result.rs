@@ -5,7 +5,7 @@
 //! - `table`: the result as a table for people.
 //! - `rows`: the result as a flat table, a row for the job and for each run and rank: the content
 //!   of `--output`.
-//! - `read`: documents read back; those of other versions are refused.
+//! - `read`: documents read back; documents of other versions are refused.
 
 use std::collections::BTreeMap;
 
@@ -72,7 +72,7 @@ pub struct JobResult {
     pub seed: u64,
     /// The other options.
     pub options: JobArgs,
-    /// Sizes computed from them.
+    /// Sizes computed from the options.
     pub sizes: Sizes,
     /// The expected memory of the ranks of rank 0's host.
     pub memory: Memory,
@@ -88,7 +88,7 @@ pub struct JobResult {
     /// The machine of the measurement.
     pub environment: Environment,
     /// The user ended the job before its last run was complete: `runs` has the complete runs, and
-    /// the part of the last one, which counts in means by its length.
+    /// the part of the last run, which is weighted by its length in means.
     pub interrupted: bool,
     /// All ranks and runs together; rates are means over runs.
     #[serde(flatten)]
@@ -244,12 +244,12 @@ pub struct LittlesLaw {
     pub throughput_times_latency: f64,
     /// The term of the windows' edges in the equation. An operation counts where it ends, with all
     /// of its latency. The term is the age of the operations outstanding at the ends of windows,
-    /// less that at their beginnings, divided by their length. It is small if windows are long and
-    /// load is steady.
+    /// minus the age of those at the beginnings, divided by the length of the windows. It is small
+    /// if windows are long and load is steady.
     pub carried: f64,
-    /// The difference of `outstanding` and the sum of the other two, divided by `outstanding`. If a
-    /// client ends its operations in time and records them correctly, only the precision of the
-    /// histograms is left.
+    /// The difference between `outstanding` and the sum of the other two terms, divided by
+    /// `outstanding`. If a client ends its operations in time and records them correctly, only the
+    /// precision of the histograms is left.
     pub deviation: f64,
 }
 

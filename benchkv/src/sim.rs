@@ -1,5 +1,5 @@
-//! `benchkv sim`: a job in virtual time. [`engine::drive::simulated`] says which parts are real and
-//! which are models.
+//! `benchkv sim`: a job in virtual time. [`engine::drive::simulated`] lists the parts that are real
+//! and the parts that are models.
 
 use benchkv_harness::Failure;
 use benchkv_harness::clock::ClockSource;
@@ -27,7 +27,7 @@ const ACCESSES: usize = 4096;
 /// # Errors
 /// The first option that cannot be honoured.
 pub fn resolve(args: &SimArgs) -> Result<Options, Failure> {
-    // The memory that `Options::resolve` checks is that of processes.
+    // The memory that `Options::resolve` checks is memory of real processes.
     let device = DeviceChoice::Soft(SoftDevice::default()).into();
     let runs = args.course.runs().unwrap_or(args.job.runs);
     let mut options = Options::resolve(JobArgs {

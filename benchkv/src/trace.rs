@@ -30,7 +30,7 @@ const ENDPOINT: &str = "outstanding_";
 /// these ranks.
 fn columns(endpoints: &[usize]) -> String {
     let mut out = csv::Writer::from_writer(Vec::new());
-    // Memory takes it.
+    // Writing to memory does not fail.
     let _ = out.serialize(Sample::default());
     let text = String::from_utf8(out.into_inner().unwrap_or_default()).unwrap_or_default();
     let names = text.lines().next().unwrap_or_default().to_owned();
@@ -76,7 +76,7 @@ impl TraceArgs {
 pub struct TraceFile {
     /// The rank.
     pub rank: usize,
-    /// Its daemon.
+    /// Number of the daemon in the rank.
     pub daemon: usize,
     /// The file.
     pub path: PathBuf,
@@ -123,7 +123,7 @@ impl TraceFile {
     /// Writes a series.
     ///
     /// # Errors
-    /// The system's reason; a part of the file may be left.
+    /// The system's reason; a part of the file may remain.
     pub fn write(&self, series: &Series) -> Result<(), Failure> {
         let write = || -> csv::Result<()> {
             let mut out = csv::WriterBuilder::new()

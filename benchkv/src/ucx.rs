@@ -20,7 +20,8 @@ pub struct UcxArgs {
 }
 
 impl UcxArgs {
-    /// Returns whether UCX has to detect dead peers on that many hosts; `None` for other carriers.
+    /// Returns whether UCX has to detect dead peers in a job on `hosts` hosts; `None` for other
+    /// carriers.
     ///
     /// # Errors
     /// [`RangeError`]: options of a device are given with `ucx-am`, or `--ucx-errors` without it.
@@ -57,12 +58,12 @@ pub enum PeerErrorsChoice {
     Auto,
     /// UCX detects dead peers, and leaves out transports that cannot.
     Peer,
-    /// UCX does not detect them.
+    /// UCX does not detect dead peers.
     None,
 }
 
 impl PeerErrorsChoice {
-    /// Returns the mode for ranks on that many hosts.
+    /// Returns the mode for ranks on `hosts` hosts.
     const fn resolve(self, hosts: usize) -> PeerErrors {
         match self {
             Self::Peer => PeerErrors::Peer,

@@ -1,17 +1,17 @@
 //! The program whose instructions `scripts/instructions` counts: caller and answerer in one thread,
 //! on two software devices of one fabric.
 //!
-//! Arguments: what to do, and how many calls. The script runs it with different counts under
-//! callgrind and divides the difference, so set-up does not count. `--list` prints one line per
-//! kind for the script: name, bound in instructions (`-` if there is none), the counts of the two
-//! runs, what to collect, and what an operation is. What to collect: `nohca`, everything but the
-//! software HCA's two entry points with all they call; `part NAME`, the function of that name with
-//! all it calls but the software HCA.
+//! Arguments: the kind of operation, and the number of calls. The script runs it with different
+//! counts under callgrind and divides the difference, so set-up does not count. `--list` prints one
+//! line per kind for the script: name, bound in instructions (`-` if there is none), the counts of
+//! the two runs, the part to collect, and the operation. The part to collect: `nohca`, everything
+//! but the software HCA's two entry points with all they call; `part NAME`, the function of that
+//! name with all it calls but the software HCA.
 //!
-//! `but NAME` leaves a function out.
+//! `but NAME`, everything except one function.
 //!
-//! Requests and replies have 32 bytes. With depth 64, all calls of a round leave in one WRITE, and
-//! so do their replies.
+//! Requests and replies have 32 bytes. With depth 64, all calls of a round are sent in one WRITE,
+//! and so are their replies.
 #![allow(
     missing_docs,
     clippy::unwrap_used,
@@ -243,8 +243,9 @@ impl Pair {
     fn new(endpoints: usize) -> Self {
         let fabric = LocalFabric::new();
         let context = || {
-            // It stands still: how often a context looks at it, and what it finds due, would depend
-            // on the speed of the machine.
+            // The clock does not advance. Otherwise the number of times that a context reads it,
+            // and the work that the context then finds due, would depend on the speed of the
+            // machine.
             let clock = Clock::Manual(Arc::new(AtomicU64::new(1_000_000_000)));
             let options = SoftOptions {
                 fabric: FabricSpec::Local(fabric.clone()),
@@ -260,7 +261,7 @@ impl Pair {
                 .unwrap()
         };
         let (caller, answerer): (Context<u64>, Context<u64>) = (context(), context());
-        // Send queues as those of the default number of batches in flight.
+        // Send queues have the size for the default number of batches in flight.
         let max_send_wr = Some(EndpointConfig::default().send_queue_wqebbs());
         let config = EndpointConfig {
             ring_size: 64 << 10,
@@ -476,8 +477,8 @@ fn main() {
                 .unwrap_or_else(|| panic!("no such operation: {name}"));
             let pair = Pair::new(kind.endpoints);
             pair.run(calls.parse().unwrap(), kind.depth, kind.work);
-            // Contexts that go wait for a time, and what they do meanwhile depends on how fast the
-            // machine is.
+            // Contexts that are dropped wait for a time, and the work that they do meanwhile
+            // depends on the speed of the machine.
             std::mem::forget(pair);
         }
         _ => panic!("usage: instructions OPERATION CALLS | --list"),

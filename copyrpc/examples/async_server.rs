@@ -2,7 +2,7 @@
 //!
 //! In two terminals: `cargo run -p copyrpc --example async_server`, and `async_client` in place of
 //! `async_server`; both take an `ADDRESS:PORT`. The server ends after Ctrl-C or SIGTERM, and with a
-//! second argument after so many requests. The plain `client` is served as well.
+//! second argument after that number of requests. The plain `client` is served as well.
 #![allow(
     clippy::print_stdout,
     clippy::print_stderr,

@@ -22,7 +22,7 @@ use copyrpc::{Client, ClientError, ClientOptions, Ending, Server, StopHandle, pa
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
 type Failure = MethodError<Problem, PartsError<ClientError>>;
 
-/// Maximum bytes of a blob, and what else a method takes with it.
+/// Maximum bytes of a blob, and of a blob with the other arguments of a method.
 const MAX_BLOB: usize = 1 << 30;
 const MAX_BYTES: usize = MAX_BLOB + 4096;
 
@@ -40,7 +40,7 @@ service! {
     }
 }
 
-/// The store. It outlives its server; blobs that are to outlive the process belong into files.
+/// The store. It outlives its server; to outlive the process, blobs would have to be in files.
 #[derive(Default)]
 struct Blobs(HashMap<String, Vec<u8>>);
 
@@ -88,9 +88,9 @@ fn serve(
     Ok(store)
 }
 
-/// Calls until the call has its result. Repeats it if no handler got it, also if the connection
-/// ended in the middle of a blob, and if its reply was lost: no method here does harm if it runs
-/// twice.
+/// Calls until the call has its result. Repeats it if no handler got it (even if the connection
+/// ended in the middle of a blob), and if its reply was lost, because every method of this service
+/// may run twice.
 fn repeat<T>(mut call: impl FnMut() -> Result<T, Failure>) -> Result<T, Failure> {
     loop {
         match call() {
@@ -105,7 +105,7 @@ fn repeat<T>(mut call: impl FnMut() -> Result<T, Failure>) -> Result<T, Failure>
 }
 
 fn work(address: SocketAddr, name: &str, bytes: usize) -> Result<(), AnyError> {
-    // A call asks for this much of the reply.
+    // Each call fetches at most this part of the reply.
     let options = ClientOptions {
         max_reply: Some(128 << 10),
         ..ClientOptions::default()

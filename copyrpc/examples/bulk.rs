@@ -1,6 +1,6 @@
-//! Data above the message limit: the client lends memory in a small request; the server READs it,
-//! WRITEs what it made of it back, and answers. Both sides in one thread, to be read from top to
-//! bottom.
+//! Data above the message limit: the client lends memory in a small request; the server READs the
+//! memory, WRITEs its result back, and answers. Both sides are in one thread, in the order of the
+//! steps.
 //!
 //! `cargo run --release -p copyrpc --example bulk -- [mebibytes]`
 #![allow(
@@ -30,7 +30,7 @@ struct Job {
 }
 
 impl Job {
-    /// The piece that comes next, or the one under way.
+    /// Returns the length of the next piece, or of the piece under way.
     fn len(&self) -> usize {
         PIECE.min((self.lent.len() - self.done) as usize)
     }

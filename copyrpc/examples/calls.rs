@@ -1,5 +1,5 @@
-//! Two threads, a context each: the client keeps calls outstanding, the server echoes. Prints what
-//! batching did.
+//! Two threads, a context each: the client keeps calls outstanding, the server echoes. Prints the
+//! effect of batching.
 //!
 //! `cargo run --release -p copyrpc --example calls -- [depth] [calls]`
 #![allow(
@@ -23,7 +23,7 @@ type AnyError = Box<dyn Error + Send + Sync>;
 
 static DONE: AtomicBool = AtomicBool::new(false);
 
-/// Swaps records with the other thread; between processes any byte channel does.
+/// Swaps records with the other thread; between processes, use any channel of bytes.
 fn connect(
     context: &Context<u64>,
     to: &Sender<[u8; 128]>,
@@ -46,7 +46,7 @@ fn serve(
     while !DONE.load(Ordering::Relaxed) {
         let on_request = |request: RecvBytes<'_>, reply: Reply<'_, u64>| {
             let len = request.copy_to(&mut buffer);
-            // It fails for a caller that has gone.
+            // The send fails if the caller has disconnected.
             let _sent = reply.send(&buffer[..len]);
         };
         if context.serve(on_request, |_, _| ())? == 0 {

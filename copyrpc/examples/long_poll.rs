@@ -1,11 +1,11 @@
-//! News by long polls: a reader's call stays at the server until there are news that it has not
-//! seen, or until its time ends.
+//! News by long polls: a reader's call stays at the server until there is news that the reader has
+//! not seen, or until the time of the call ends.
 //!
 //! `cargo run -p copyrpc --example long_poll`
 //!
 //! In contrast to `subscribe` the readers are plain clients. A call that timed out keeps its part
-//! of the credit until it is answered, so the server keeps one call of each client, the last one,
-//! and refuses the one before it, for which nobody waits any more.
+//! of the credit until it is answered, so the server keeps only the last call of each client, and
+//! refuses the previous call, for which the client waits no more.
 #![allow(
     clippy::print_stdout,
     clippy::print_stderr,
@@ -34,7 +34,7 @@ struct Poll {
     seen: usize,
 }
 
-/// Serves until a client says so. A request is `?` and the number of news that a reader has seen,
+/// Serves until a client ends it. A request is `?` and the number of news that a reader has seen,
 /// `!` and a piece of news, or empty: the end.
 fn serve(tell: &Sender<SocketAddr>) -> Result<(), Failure> {
     let mut server = Server::bind("127.0.0.1:0")?;
@@ -48,7 +48,7 @@ fn serve(tell: &Sender<SocketAddr>) -> Result<(), Failure> {
                 .strip_prefix(b"?")
                 .and_then(|seen| seen.try_into().ok())
                 .map(u64::from_le_bytes);
-            // A client that has left meanwhile takes no reply.
+            // A client that has disconnected meanwhile takes no reply.
             let _gone = match (seen, message.strip_prefix(b"!"), request.peer()) {
                 (Some(seen), _, Some(peer)) => {
                     let before = polls.insert(

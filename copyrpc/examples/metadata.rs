@@ -1,8 +1,8 @@
 //! A metadata service with five methods. The server is restarted with its files while client
-//! processes go on.
+//! processes continue.
 //!
-//! `cargo run --release -p copyrpc --example metadata`; `COPYRPC_DEVICE=mlx5_0` takes that device
-//! in place of the software HCA.
+//! `cargo run --release -p copyrpc --example metadata`; `COPYRPC_DEVICE=mlx5_0` takes the device
+//! mlx5_0 in place of the software HCA.
 #![allow(
     clippy::print_stdout,
     clippy::print_stderr,

@@ -39,7 +39,7 @@ fn run() -> Result<(), Box<dyn Error>> {
     let mut ended = 0;
     let mut failure = None;
     while ended < words.len() {
-        // The number of the word comes back with its answer. A call that is refused for lack of
+        // The number of the word is returned with its answer. A call that is refused for lack of
         // room is made after the next poll.
         while let Some(word) = words.get(sent) {
             match endpoint.call_within(word.as_bytes(), sent, ANSWER, Duration::from_secs(5)) {

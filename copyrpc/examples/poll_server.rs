@@ -2,8 +2,8 @@
 //! the ends of its clients.
 //!
 //! In two terminals: `cargo run -p copyrpc --example poll_server`, and `poll_client` in place of
-//! `poll_server`; both take an `ADDRESS:PORT`. The socket there only swaps the records of the
-//! endpoints. With a second argument, the server ends after so many clients.
+//! `poll_server`; both take an `ADDRESS:PORT`. The socket at that address only swaps the records of
+//! the endpoints. With a second argument, the server ends after that number of clients.
 #![allow(
     clippy::print_stdout,
     clippy::print_stderr,
@@ -45,14 +45,14 @@ fn run() -> Result<(), Box<dyn Error>> {
         if to_come > 0 && accept(&listener, &context, &mut clients)? {
             to_come -= 1;
         }
-        // Posts what was answered, then sleeps until something arrives.
+        // Posts the answers, then sleeps until something arrives.
         context.wait(Some(LOOK))?;
         context.poll(|(), _| ())?;
         while let Some(request) = context.recv() {
             answer(request)?;
         }
-        // The endpoint of a client that has left ends by itself. Dropping an endpoint that has not
-        // ended would close it.
+        // The endpoint of a client that has disconnected ends by itself. Dropping an endpoint that
+        // has not ended would close it.
         clients.retain(|client| {
             client.closed().is_none_or(|reason| {
                 println!(
@@ -66,7 +66,7 @@ fn run() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Connects a client that waits for it, if there is one.
+/// Connects a client, if one waits to be accepted.
 fn accept(
     listener: &TcpListener,
     context: &Context<()>,
@@ -98,7 +98,7 @@ fn answer(request: RecvHandle<()>) -> Result<(), Box<dyn Error>> {
     let answer = text.to_uppercase();
     println!("{text:?} -> {answer:?}");
     match request.reply(answer.as_bytes()) {
-        // The client left meanwhile.
+        // The client has disconnected meanwhile.
         Err(ReplyError::Closed(_)) => Ok(()),
         answered => Ok(answered?),
     }

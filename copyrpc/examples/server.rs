@@ -2,8 +2,8 @@
 //!
 //! In two terminals: `cargo run -p copyrpc --example server`, and `client` in place of `server`;
 //! both take an `ADDRESS:PORT`. The server ends after Ctrl-C or SIGTERM, and with a second argument
-//! after so many requests. `COPYRPC_DEVICE=mlx5_0` takes that device in place of the software HCA,
-//! in both.
+//! after that number of requests. With `COPYRPC_DEVICE=mlx5_0` both take that device in place of
+//! the software HCA.
 #![allow(
     clippy::print_stdout,
     clippy::print_stderr,

@@ -1,6 +1,6 @@
 //! A sidecar: the programs of a host call it through shared memory, and it makes their calls at a
-//! remote server. It repeats a call that reached no handler, and passes on what it cannot repeat.
-//! The remote server is restarted meanwhile, and the sidecar too.
+//! remote server. It repeats a call that reached no handler, and reports an error for a call that
+//! it cannot repeat. The remote server is restarted meanwhile, and the sidecar too.
 //!
 //! `cargo run --release -p copyrpc --example sidecar`
 #![allow(clippy::print_stdout, reason = "an example prints")]
@@ -17,12 +17,13 @@ type AnyError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Time for which a call is repeated.
 const LONG: Duration = Duration::from_secs(20);
-/// Calls after which a server stops for the next one.
+/// Number of calls after which a server stops and the next server starts.
 const RESTART: u64 = 2_000;
 const CALLS: u64 = 9 * RESTART;
 
 payload! {
-    /// The call reached no handler, and may be repeated; or nobody knows.
+    /// The call reached no handler, and may be repeated; or it is not known whether it reached a
+    /// handler.
     #[derive(Debug, PartialEq)]
     enum Problem { Away = 1, Unknown = 2 }
 }
@@ -45,7 +46,8 @@ impl counters::Service for Counters {
     }
 }
 
-/// The sidecar's client of the remote server has the methods of the service, and so is one.
+/// The sidecar's client of the remote server has the methods of the service, and so implements the
+/// service for the host.
 impl counters::Service for counters::Client<Client> {
     fn add(&mut self, name: String, amount: u64) -> Result<u64, Problem> {
         let outcome = repeat(|| self.add(name.clone(), amount));
@@ -106,7 +108,8 @@ fn serve_host(name: &str, address: SocketAddr) -> Result<(), AnyError> {
     Ok(())
 }
 
-/// A program of the host: what it adds is there once, although nothing stays up.
+/// A program of the host. Everything that it adds is counted once, although the server and the
+/// sidecar are restarted.
 fn work(sidecar: &str, name: &str) -> Result<(), AnyError> {
     let mut client = counters::Client::new(ipc::bytes::Client::connect_within(sidecar, LONG)?);
     for sum in 1..=CALLS / 3 {

@@ -1,11 +1,11 @@
 //! A server that calls its clients: three subscribers get the news of a publisher, until the server
-//! ends. One subscriber leaves before.
+//! ends. One subscriber disconnects before.
 //!
 //! `cargo run -p copyrpc --example subscribe`
 //!
 //! The facade's clients are not called, so a subscriber is a `Context` with one endpoint. The
 //! server calls back over the endpoint of the request by which a client subscribed; the call needs
-//! no reply, and its end tells nobody but the server's counters.
+//! no reply, and its end only changes the server's counters.
 #![allow(
     clippy::print_stdout,
     clippy::print_stderr,
@@ -26,8 +26,8 @@ const NEWS: [&str; 3] = ["one", "two", "three"];
 /// Maximum time of a subscriber to take the news.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Serves until a client says so. The drop of the server waits until the last news have arrived,
-/// and then the subscribers learn that it goes.
+/// Serves until a client ends it. The drop of the server waits until the last news has arrived, and
+/// then sends a close to the subscribers.
 fn serve(tell: &Sender<SocketAddr>) -> Result<(), Failure> {
     let mut server = Server::bind("127.0.0.1:0")?;
     tell.send(server.local_addr()?)?;
@@ -42,9 +42,9 @@ fn serve(tell: &Sender<SocketAddr>) -> Result<(), Failure> {
                     let _gone = request.reply(&[]);
                     return Ok(());
                 }
-                // A subscriber that has left is one no more. Nor is one for which there is no
-                // credit or room, as it does not take the news; its connection ends, so that it
-                // learns of it.
+                // A subscriber that has disconnected is removed. So is a subscriber for which there
+                // is no credit or room, because it does not take the news; its connection is ended,
+                // so that it detects this.
                 news => subscribers.retain(|subscriber| {
                     let takes = subscriber.call_within(news, (), 0, PATIENCE).is_ok();
                     if !takes {
@@ -53,16 +53,17 @@ fn serve(tell: &Sender<SocketAddr>) -> Result<(), Failure> {
                     takes
                 }),
             }
-            // A client that has left meanwhile takes no reply.
+            // A client that has disconnected meanwhile takes no reply.
             let _gone = request.reply(&[subscribers.len() as u8]);
         }
     }
 }
 
-/// Subscribes, and takes `most` news at most. Returns those that came before the server ended.
+/// Subscribes, and takes `most` news at most. Returns the news that arrived before the server
+/// ended.
 fn subscribe(address: SocketAddr, most: usize, ready: &Sender<()>) -> Result<Vec<String>, Failure> {
     let context: Context<()> = ContextBuilder::new(default_device()).build()?;
-    // The socket stays open: its end would make the server look for a dead client.
+    // The socket stays open: its end would make the server check whether the client has died.
     let socket = TcpStream::connect(address)?;
     let endpoint = context.connect_over(&EndpointConfig::default(), &socket)?;
     endpoint.call(b"subscribe", (), 1)?;

@@ -40,8 +40,8 @@ pub struct EndpointConfig {
     /// With requests unanswered or messages that the peer has not taken, silence of the peer after
     /// which it is probed. Default 100 ms, resolution 10 ms.
     pub keepalive: Duration,
-    /// With requests unanswered or messages that the peer has not taken, time after which a peer is
-    /// given up that answers probes and does nothing else:
+    /// Time after which a peer that answers probes and does nothing else is given up, while
+    /// requests are unanswered or messages not taken:
     /// [`CloseReason::PeerStalled`](crate::CloseReason::PeerStalled). So poll at least that often
     /// while calls are outstanding or requests unanswered; a client whose calls have all ended, by
     /// their deadlines too, need not poll. A handler of [`Context::serve`](crate::Context::serve)
@@ -51,22 +51,22 @@ pub struct EndpointConfig {
     /// next one, such as on a request that it [received](crate::Context::recv), counts as silence.
     /// The time is longer by a quarter for a peer that ran handlers, longer if three probes take
     /// longer, and counts only while this end polls at least four times in it. Default 5 s;
-    /// `Duration::MAX` never.
+    /// `Duration::MAX`: never.
     pub stall_timeout: Duration,
-    /// With nothing outstanding, silence of the peer after which it is READ, to check that it
-    /// lives: if the peer is gone, the connection ends within about two of these intervals. Checks
-    /// begin with the first message of either side, or when
+    /// Silence of the peer, with nothing outstanding, after which its record is READ to check that
+    /// it lives. If the peer is gone, the connection ends within about two of these intervals.
+    /// Checks begin with the first message of either side, or when
     /// [`connect_over`](crate::PendingEndpoint::connect_over) has met the peer. Of one context at
     /// most 3,200 endpoints are checked per second; with more, or with an owner that polls less
     /// often than every 10 ms, it takes longer. Default 1 s, resolution 50 ms; `None` for never.
     pub idle_keepalive: Option<Duration>,
-    /// With nothing outstanding, time after which this end closes the connection:
-    /// [`CloseReason::IdleTimeout`](crate::CloseReason::IdleTimeout). Never early, late by up to
-    /// `idle_keepalive`, or as much again without one. Default `None`: an idle connection with a
-    /// living peer is kept.
+    /// Time with nothing outstanding after which this end closes the connection:
+    /// [`CloseReason::IdleTimeout`](crate::CloseReason::IdleTimeout). The close is never early. It
+    /// is late by up to `idle_keepalive`, or by up to `idle_timeout` if there is no
+    /// `idle_keepalive`. Default `None`: an idle connection with a living peer is kept.
     pub idle_timeout: Option<Duration>,
-    /// The window of small batches of this end before the next ones gather. Default
-    /// [`Window::Off`].
+    /// The window of this end: the number of small batches under way above which further messages
+    /// wait and gather. Default [`Window::Off`].
     pub window: Window,
     /// Timeouts and retries of the connection.
     pub connect: ConnectOptions,
@@ -90,13 +90,14 @@ impl Default for EndpointConfig {
 }
 
 impl EndpointConfig {
-    /// Returns the WQEBBs of the send queue: `max_send_wr`, or the number for the batches in flight
-    /// at their maximum length, one more in eight, and the one-sided operations, at most 256. The
-    /// device rounds up to a power of two, at least 16. The batches more are for the READ of the
-    /// peer's record, the NOPs before the queue's end, and WQEs that are done and not reported
-    /// ([`mlx5::Signal::Reclaim`]). With fewer than 8 batches in flight there may be no room for
-    /// these: then an operation waits for the completion of earlier ones, which needs nothing of
-    /// the peer's program. `max_send_wr` makes room, at 72 bytes each.
+    /// Returns the WQEBBs of the send queue: `max_send_wr`, or else the number for the batches in
+    /// flight at their maximum length, for one additional batch to each eight of them, and for the
+    /// one-sided operations, at most 256. The device rounds up to a power of two, at least 16. The
+    /// additional batches are for the READ of the peer's record, the NOPs before the queue's end,
+    /// and WQEs that are done and not reported ([`mlx5::Signal::Reclaim`]). With fewer than 8
+    /// batches in flight there may be no room for these: then an operation waits for the completion
+    /// of earlier operations, which does not depend on the peer's program. `max_send_wr` makes
+    /// room, at 72 bytes each.
     #[must_use]
     pub fn send_queue_wqebbs(&self) -> u32 {
         self.max_send_wr.unwrap_or_else(|| {
@@ -147,7 +148,7 @@ pub enum CreateEndpointError {
         wanted: u32,
         /// Receives that the context would need.
         needed: u64,
-        /// Receives it has.
+        /// Receives that the shared receive queue has.
         depth: usize,
         /// Endpoints that share it already.
         endpoints: u32,
@@ -160,7 +161,7 @@ pub enum CreateEndpointError {
     CqTooSmall {
         /// Entries that the context would need.
         needed: u64,
-        /// Entries it has.
+        /// Entries that the completion queue has.
         entries: u32,
         /// Endpoints that share it already.
         endpoints: u32,

@@ -46,7 +46,7 @@ pub enum ConnectError {
         "a max_reply of {wanted} bytes, the limit is {max}: larger rings permit more (EndpointConfig::ring_size)"
     )]
     MaxReply {
-        /// The option.
+        /// The value of the option.
         wanted: usize,
         /// The limit in bytes.
         max: usize,
@@ -252,7 +252,7 @@ impl<U> Context<U> {
     }
 
     /// Makes an endpoint and connects it as [`PendingEndpoint::connect_over`] does. If there is no
-    /// room for it, the peer is told: [`RecordError::Refused`].
+    /// room for the endpoint, the peer gets [`RecordError::Refused`].
     ///
     /// # Errors
     /// [`ConnectError`]; nothing is left behind.
@@ -274,7 +274,7 @@ impl<U> PendingEndpoint<U> {
 
     /// Exchanges records with the peer over a byte stream, such as a socket, and connects. The peer
     /// does the same: both send 128 bytes and take 128, then send one byte and take one. That byte
-    /// says that an end is connected, so either end may call at once.
+    /// reports that its sender is connected, so either end may call at once.
     ///
     /// Blocks as `channel` does, and has no timeout of its own: it waits for a silent peer as long
     /// as the stream's timeouts allow.
@@ -292,7 +292,7 @@ impl<U> PendingEndpoint<U> {
     /// connected are retried for about half a second ([`ConnectOptions`](mlx5::ConnectOptions)),
     /// then the connection ends as [`CloseReason::Disconnected`](crate::CloseReason::Disconnected).
     /// [`PendingEndpoint::connect_over`] waits for the peer. Processes that exchange records by
-    /// other means need a barrier in between, such as an `MPI_Barrier`.
+    /// other means need a barrier, such as an `MPI_Barrier`, between connecting and the first poll.
     ///
     /// # Errors
     /// [`ConnectError`]; nothing is left behind.
@@ -324,7 +324,7 @@ impl<U> PendingEndpoint<U> {
             stall_ns: nanoseconds(config.stall_timeout),
             idle_keepalive_ns: config.idle_keepalive.map_or(u64::MAX, nanoseconds),
             idle_timeout_ns: config.idle_timeout.map_or(u64::MAX, nanoseconds),
-            // Where libibverbs executes operations it does not say how the device reads memory.
+            // libibverbs does not report how the device reads memory.
             reads_whole_words: context.device.info().engine != Engine::Relay,
             window: config.window,
         };
@@ -356,7 +356,7 @@ impl<U> PendingEndpoint<U> {
 
 fn view(ring: &mlx5::Mr, size: RingSize) -> RingView {
     debug_assert_eq!(ring.len() as u64, size.bytes());
-    // SAFETY: the region has `size` bytes and lives in the `Connection` beside all copies of the
+    // SAFETY: the region has `size` bytes and lives in the `Connection`, like all copies of the
     // view, until the connection is retired. Then its link is closed and accesses no ring, and the
     // receive ring stays for the requests that the application has. The send ring is written by its
     // link only, which holds no reference into it; the receive ring is written by no view.

@@ -35,7 +35,8 @@ pub(crate) trait Receiver<U> {
     /// and not to the queue.
     const TAKES_REQUESTS: bool;
 
-    /// Takes a request with these bytes, to be answered or held before the next message is taken.
+    /// Takes a request with these bytes. The request is answered or held before the next message is
+    /// taken.
     fn on_request(
         &mut self,
         connection: &Rc<Connection<U>>,
@@ -86,7 +87,7 @@ pub(crate) struct Connection<U> {
     core: RefCell<Core<U>>,
     /// The receive ring of a retired connection, while the application has requests in it.
     kept_ring: RefCell<Option<Box<Mr>>>,
-    /// Declared after the queue pair, which READs into it.
+    /// This field is declared after the queue pair, which READs into it.
     control: ControlMemory,
     pub(crate) recv_view: RingView,
     pub(crate) remote: Remote,
@@ -136,7 +137,7 @@ impl<U> Core<U> {
 /// The progress of a connection whose context is being dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Leaving {
-    /// The end stays, or has nothing left to do.
+    /// The context is not being dropped, or this end has nothing left to do.
     No,
     /// Some messages are not posted yet.
     Begun,
@@ -153,8 +154,8 @@ impl<U> Drop for Interrupted<'_, U> {
     }
 }
 
-/// Sets a connection's timer again after an expiry, and tells the peer if no call waits any more,
-/// even if a callback panicked.
+/// Sets a connection's timer again after an expiry, and reports to the peer if no call waits any
+/// more, even if a callback panicked.
 struct Rearm<'a, U>(&'a Rc<Connection<U>>);
 
 impl<U> Drop for Rearm<'_, U> {
@@ -386,7 +387,7 @@ impl<U> Connection<U> {
         ended
     }
 
-    /// Tells the peer if no call waits any more, after the early end of one (K6).
+    /// Reports to the peer if no call waits any more, after the early end of a call (K6).
     pub(crate) fn publish_rest(&self) {
         if let Some(heartbeat) = self.with_link(|link| link.rest()) {
             self.control.beat(heartbeat);
@@ -477,7 +478,7 @@ impl<U> Connection<U> {
         self.handles.set(self.handles.get() + 1);
     }
 
-    /// Counts one endpoint less; the last one closes the connection.
+    /// Counts one handle less. The drop of the last handle closes the connection.
     pub(crate) fn remove_handle(self: &Rc<Self>) {
         self.handles.set(self.handles.get() - 1);
         if self.handles.get() == 0 {
@@ -555,7 +556,8 @@ impl<U> Connection<U> {
         }
     }
 
-    /// Completes a flush: READs, further batches, and whatever the first step could not do.
+    /// Completes a flush: does READs, further batches, and everything else that the first step
+    /// could not do.
     #[inline(never)]
     fn flush_rest(self: &Rc<Self>, qp: &mut RcQp, send_ring: &Mr, link: &mut Link<U>, now_ns: u64) {
         let outcome = if self.blueflame_batch {
@@ -657,14 +659,14 @@ impl<U> Connection<U> {
         Ok(())
     }
 
-    /// Takes an operation that ends because the connection did.
+    /// Takes a one-sided operation that ends because the connection has ended.
     fn take_failed_raw(&self) -> Option<(U, CloseReason)> {
         let reason = self.with_link(|link| link.closed())?;
         self.raw.end().map(|user_data| (user_data, reason))
     }
 
-    /// Takes a connection that has ended off the device, and frees its resources. The receive ring
-    /// stays while the application has requests whose bytes are in it.
+    /// Destroys the queue pair of a connection that has ended, and frees its other resources. The
+    /// receive ring stays while the application has requests whose bytes are in it.
     pub(crate) fn retire(&self) {
         let Some(Resources {
             qp,

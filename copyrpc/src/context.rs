@@ -83,7 +83,7 @@ pub enum BuildError {
     TooManyEndpoints {
         /// Endpoints asked for.
         endpoints: u32,
-        /// Batches in flight of each.
+        /// Batches in flight of each endpoint.
         batches_in_flight: u32,
         /// Maximum number of such endpoints.
         max: u64,
@@ -118,8 +118,9 @@ impl ContextBuilder {
 
     /// Sets the minimum number of endpoints with the default [`EndpointConfig`] that the context
     /// has room for at once. The sizes of all queues follow from it. Default [`DEFAULT_ENDPOINTS`].
-    /// Memory: about 9 KiB for each, and its rings when it is made. Devices have about 32,000
-    /// receives in a queue, enough for 680; for more, see [`ContextBuilder::endpoints_with`].
+    /// Memory: about 9 KiB for each endpoint, and its rings when the endpoint is made. Devices have
+    /// about 32,000 receives in a queue, enough for 680; for more, see
+    /// [`ContextBuilder::endpoints_with`].
     #[must_use]
     pub const fn endpoints(mut self, count: u32) -> Self {
         self.endpoints = count;
@@ -145,9 +146,9 @@ impl ContextBuilder {
         self
     }
 
-    /// Sets the entries of each completion queue, instead of the number that follows from the
-    /// others. Needed are at least the SRQ size, and for each endpoint its
-    /// [`batches_in_flight`](EndpointConfig::batches_in_flight) +
+    /// Sets the entries of each completion queue, instead of the number that follows from the other
+    /// options. It must be at least the SRQ size, and at least the sum, over all endpoints, of the
+    /// endpoint's [`batches_in_flight`](EndpointConfig::batches_in_flight) +
     /// [`raw_operations`](EndpointConfig::raw_operations) + 8 and the batches of a
     /// [`Window::Completion`](crate::Window::Completion), or the depth of its send queue if that is
     /// less.
@@ -189,7 +190,7 @@ impl ContextBuilder {
             endpoints.saturating_mul(u64::from(self.outstanding.completions())),
             u64::from,
         );
-        // A number beyond 32 bits is more than any device has.
+        // No device has as many entries as a number of more than 32 bits.
         (
             u32::try_from(receives).unwrap_or(u32::MAX),
             u32::try_from(completions).unwrap_or(u32::MAX),
@@ -222,8 +223,8 @@ impl ContextBuilder {
         self.build_on(device)
     }
 
-    /// Makes the queues on an open device, instead of one of its own: contexts of one thread can
-    /// share one.
+    /// Makes the queues on an open device, instead of opening one: contexts of one thread can share
+    /// a device.
     ///
     /// # Errors
     /// [`BuildError`]; nothing is left behind.
@@ -277,13 +278,13 @@ impl ContextBuilder {
 ///
 /// It belongs to one thread, and so does everything made from it. It may be moved; endpoints stay
 /// valid. Methods take `&self`, so callbacks may call, reply and receive; methods that must not
-/// nest return a `Reentrant` error. Its drop ends its connections, and drops the user data of calls
-/// and operations that have not ended. The drop waits until the given replies, and the message that
-/// this end is gone, have arrived, 20 ms at most. Messages for which the peer has no room then, and
-/// messages to a peer that is gone, are lost with the queue pair. A peer that gets the message and
-/// has nothing outstanding ends with
-/// [`CloseReason::ClosedByPeer`](crate::CloseReason::ClosedByPeer); all others find the queue pair
-/// gone, by their operations or by their keep-alive.
+/// nest return a `Reentrant` error. The drop of a context ends its connections, and drops the user
+/// data of calls and operations that have not ended. It waits, 20 ms at most, until the replies
+/// that were given have arrived, and the message that this end is gone. Messages for which the peer
+/// has no room then, and messages to a peer that is gone, are lost with the queue pair. At a peer
+/// that gets the message and has nothing outstanding, the connection ends with
+/// [`CloseReason::ClosedByPeer`](crate::CloseReason::ClosedByPeer); all other peers detect by their
+/// operations, or by their keep-alive, that the queue pair is gone.
 ///
 /// ```compile_fail
 /// fn is_send<T: Send>() {}
@@ -302,7 +303,8 @@ impl<U> fmt::Debug for Context<U> {
 }
 
 /// The part of a context that pending endpoints refer to. Nothing in it is borrowed mutably while
-/// user code runs, except the queues being polled; `is_polling` keeps user code from them.
+/// user code runs, except the queues being polled; `is_polling` prevents user code from using these
+/// queues.
 pub(crate) struct Inner<U> {
     pub(crate) worklist: Rc<Worklist<Connection<U>>>,
     connections: RefCell<Vec<Rc<Connection<U>>>>,
@@ -313,7 +315,7 @@ pub(crate) struct Inner<U> {
     pub(crate) pd: Pd,
     pub(crate) device: Device,
     pub(crate) is_polling: Cell<bool>,
-    /// All operations that a flush posts on a connection are announced together.
+    /// All operations that a flush posts on a connection are announced to the device together.
     pub(crate) blueflame_batch: bool,
     /// The event by which its device, or one of its queues, broke down.
     broken: Cell<Option<AsyncEvent>>,
@@ -472,8 +474,8 @@ impl<U> Context<U> {
         Ok(taken)
     }
 
-    /// Polls without the second half of [`Context::poll`]: posts nothing, so calls and replies go on
-    /// gathering into larger batches.
+    /// Polls without the second half of [`Context::poll`]: posts nothing, so calls and replies
+    /// continue to gather into larger batches.
     ///
     /// # Errors
     /// [`PollError`].
@@ -482,8 +484,8 @@ impl<U> Context<U> {
         Ok(self.inner.drain(&mut on_response))
     }
 
-    /// Serves without the second half of [`Context::serve`]: posts nothing, so calls and replies go on
-    /// gathering into larger batches.
+    /// Serves without the second half of [`Context::serve`]: posts nothing, so calls and replies
+    /// continue to gather into larger batches.
     ///
     /// # Errors
     /// [`PollError`].
@@ -626,7 +628,8 @@ impl<U> Inner<U> {
     #[inline]
     fn drain(&self, receiver: &mut impl Receiver<U>) -> usize {
         let mut taken = self.take(receiver);
-        // After the arrivals of the same drain, so that a response that arrived in time wins.
+        // The clock is checked after the arrivals of the same drain, so that a response that
+        // arrived in time wins.
         if self.worklist.timers().tick(taken == 0) {
             taken += self.check_clock(receiver);
         }
@@ -735,8 +738,8 @@ impl<U> Inner<U> {
     ) -> usize {
         let unfilled = Unfilled { srq, max_free };
         found.take(POLL_BUDGET, |connection, cqe| {
-            // Without a connection, it is a late arrival of one that has ended. Only batches of
-            // correct peers are of this kind.
+            // Without a connection, this is a late arrival of a connection that has ended. Only
+            // batches of correct peers are of this kind.
             if cqe.opcode() == Some(CqeOpcode::ResponderWriteImm) {
                 unfilled.srq.complete_receive(&cqe);
                 if let Some(connection) = connection {
@@ -753,8 +756,8 @@ impl<U> Inner<U> {
         })
     }
 
-    /// Takes all completions of the send queues, so that a connection retired now leaves none
-    /// behind that its share has no room for any more. B2 bounds their number, since nothing is
+    /// Takes all completions of the send queues, so that none of a connection that is retired now
+    /// remains after its share of the queues is released. B2 bounds their number, since nothing is
     /// posted meanwhile.
     #[inline(never)]
     fn take_sent(queues: &mut Queues<U>, receiver: &mut impl Receiver<U>) -> usize {
@@ -788,8 +791,8 @@ impl<U> Inner<U> {
         self.worklist.flush(|connection| connection.flush(now_ns));
     }
 
-    /// Removes a connection that has ended, if nothing was posted on it: no completion is to come
-    /// (B2). Otherwise the next drain does.
+    /// Removes a connection that has ended, if nothing was posted on it: then no completion will
+    /// arrive (B2). Otherwise the next drain removes it.
     pub(crate) fn retire_unused(&self, connection: &Connection<U>) {
         let Stats {
             batches_sent,
@@ -802,7 +805,7 @@ impl<U> Inner<U> {
         }
     }
 
-    /// Removes a connection that has ended and whose calls have.
+    /// Removes a connection that has ended and whose calls have all ended.
     fn retire(&self, connection: &Connection<U>) {
         if self
             .queues

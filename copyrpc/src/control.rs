@@ -55,7 +55,7 @@ impl ControlRegions {
 }
 
 /// A place of an endpoint. Bytes 0..32: the published record, in the layout of [`PublishedRecord`].
-/// Bytes 32..64: the destination of READs. Its drop frees the place: by then the queue pair that
+/// Bytes 32..64: the destination of READs. The drop frees the place: by then the queue pair that
 /// READs into it, and the queue pair through which the peer READs it, must be gone.
 #[derive(Debug)]
 pub(crate) struct ControlMemory {

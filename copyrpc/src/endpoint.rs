@@ -19,8 +19,8 @@ pub struct CallToken {
 /// [`RecvHandle::endpoint`](crate::RecvHandle::endpoint).
 ///
 /// Dropping the last handle closes the connection as [`Endpoint::close`] does: outstanding calls
-/// end as they would, a received request can be answered, and the peer learns of it with the next
-/// polls. So keep a handle as long as the peer may call.
+/// end as they would, a received request can be answered, and the next polls report the close to
+/// the peer. So keep a handle as long as the peer may call.
 #[derive(Debug)]
 #[must_use = "dropping the last handle of an endpoint closes its connection"]
 #[doc(alias = "EndpointInner")]
@@ -57,7 +57,7 @@ impl<U> Endpoint<U> {
     /// Sends `payload` as a request whose reply may have `response_allowance` bytes. Nothing is
     /// posted before the next [`Context::poll`](crate::Context::poll) or
     /// [`flush_endpoints`](crate::Context::flush_endpoints); calls made until then share one WRITE.
-    /// `user_data` comes back, exactly once, through the callback of a poll or from
+    /// `user_data` is returned, exactly once, through the callback of a poll or from
     /// [`Endpoint::cancel`].
     ///
     /// # Errors
@@ -89,9 +89,9 @@ impl<U> Endpoint<U> {
 
     /// Like [`Endpoint::call`], with a timeout: without a reply after `timeout` the call ends with
     /// [`CallFailure::TimedOut`](crate::CallFailure::TimedOut), in a later poll or drain. That is
-    /// the first one without arrivals after the timeout, under load at the latest the 64th. A reply
-    /// that arrives in the same poll wins. The peer is not told, and a later reply is dropped.
-    /// Reads the clock; calls without a deadline do not.
+    /// the first poll without arrivals after the timeout; under load, the 64th poll at the latest.
+    /// A reply that arrives in the same poll wins. Nothing is sent to the peer, and a later reply
+    /// is dropped. Reads the clock; calls without a deadline do not.
     ///
     /// # Errors
     /// See [`Endpoint::call`].
@@ -140,8 +140,9 @@ impl<U> Endpoint<U> {
     }
 
     /// Ends a call at once: returns its user data, and no callback gets it. `None` if the call has
-    /// ended, or was made on another endpoint. The peer is not told, and its reply is dropped; the
-    /// call's share of ring and credit comes back with that reply. May be called from a callback.
+    /// ended, or was made on another endpoint. Nothing is sent to the peer, and its reply is
+    /// dropped; the call's share of ring and credit is returned by that reply. May be called from a
+    /// callback.
     pub fn cancel(&self, call: CallToken) -> Option<U> {
         if call.connection != self.connection.serial {
             return None;
@@ -170,30 +171,30 @@ impl<U> Endpoint<U> {
     }
 
     /// Returns the number of calls that ended by their deadline, by [`Endpoint::cancel`] or when
-    /// the peer said that it closes, and whose requests the peer has not answered. Each of them
+    /// the peer reported that it closes, and whose requests the peer has not answered. Each of them
     /// keeps its allowance for the reply from the credit until the peer answers it. If this number
-    /// is above 0 and [`outstanding_calls`](Self::outstanding_calls) is 0, only they are the reason
-    /// of [`CallError::InsufficientCredit`].
+    /// is above 0 and [`outstanding_calls`](Self::outstanding_calls) is 0, these calls are the only
+    /// reason of [`CallError::InsufficientCredit`].
     #[must_use]
     pub fn given_up_calls(&self) -> usize {
         self.connection
             .with_link(|link| link.unanswered_requests() - link.outstanding_calls())
     }
 
-    /// Ends the connection when everything is done. No more calls are taken, on either side, as
-    /// soon as the peer learns of it. Outstanding calls end as they would. Received requests may be
-    /// answered. Requests that were not received by the next flush, and those that arrive later,
-    /// end at the peer with [`CloseReason::ClosedByPeer`]. Both ends go on polling. When nothing is
-    /// outstanding any more, [`Endpoint::closed`] is [`CloseReason::ClosedHere`], and
-    /// `ClosedByPeer` at the other end. That takes as long as the handlers; a peer that is stopped
-    /// or dead meanwhile ends it as it ends calls. One-sided operations are not waited for: end
-    /// them first.
+    /// Ends the connection when nothing is outstanding any more. As soon as the peer has received
+    /// the close, no more calls are taken, on either side. Outstanding calls end as they would.
+    /// Received requests may be answered. Requests that were not received by the next flush, and
+    /// those that arrive later, end at the peer with [`CloseReason::ClosedByPeer`]. Both ends have
+    /// to continue polling. When nothing is outstanding any more, [`Endpoint::closed`] is
+    /// [`CloseReason::ClosedHere`], and `ClosedByPeer` at the other end. The close takes as long as
+    /// the handlers; if the peer is stopped or dies meanwhile, the connection ends as it does while
+    /// calls are outstanding. The close does not wait for one-sided operations: end them first.
     pub fn close(&self) {
         self.connection.close();
     }
 
     /// Ends the connection at once: calls end with [`CloseReason::ClosedHere`] in the next poll or
-    /// drain. The peer notices as if this process had died.
+    /// drain. The peer detects the end as if this process had died.
     pub fn abort(&self) {
         self.connection.abort();
     }
@@ -227,9 +228,9 @@ impl<U> Endpoint<U> {
         self.connection.with_link(|link| link.stats())
     }
 
-    /// Returns the response bytes that calls of this end have paid for, and those that replies of
-    /// this end have given back. The first is the second of the other end if no call is
-    /// outstanding. For simulations.
+    /// Returns the credit, in response bytes, that calls of this end have used, and the credit that
+    /// replies of this end have returned. If no call is outstanding, the first number of one end
+    /// equals the second number of the other end. For simulations.
     #[doc(hidden)]
     #[must_use]
     pub fn credit_used(&self) -> (u64, u64) {

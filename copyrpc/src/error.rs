@@ -6,8 +6,8 @@ use thiserror::Error;
 
 use crate::ring::MAX_RING_SIZE;
 
-/// A violation of the protocol by the peer. It ends this one connection; all pending calls end with
-/// it.
+/// A violation of the protocol by the peer. The violation ends this one connection; all pending
+/// calls end with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ProtocolError {
@@ -58,12 +58,12 @@ pub enum ProtocolError {
         /// Bytes left in the batch.
         left: u64,
     },
-    /// The consumer position is unaligned, went backwards, or passed what was sent (T5).
+    /// The consumer position is unaligned, went backwards, or passed the end of what was sent (T5).
     #[error("consumer position {told} is not an aligned position in {floor}..={ceiling}")]
     ConsumerPosition {
-        /// Position that the peer told.
+        /// Position that the peer reported.
         told: u64,
-        /// Position that the peer told before, on the same channel.
+        /// Position that the peer reported before, on the same channel.
         floor: u64,
         /// Position up to which was sent.
         ceiling: u64,
@@ -71,19 +71,19 @@ pub enum ProtocolError {
     /// The cumulative credit is unaligned, went backwards, or exceeds the quarter ring (T5).
     #[error("cumulative credit {told} is not an aligned number in {floor}..={ceiling}")]
     Credit {
-        /// Credit that the peer told.
+        /// Credit that the peer reported.
         told: u64,
-        /// Credit that the peer told before, on the same channel.
+        /// Credit that the peer reported before, on the same channel.
         floor: u64,
         /// Credit spent plus a quarter ring.
         ceiling: u64,
     },
-    /// The count of received batches went backwards or passed what was sent (T5).
+    /// The count of received batches went backwards or exceeds the number of batches sent (T5).
     #[error("count of received batches {told} is not in {floor}..={ceiling}")]
     BatchesReceived {
-        /// Count that the peer told.
+        /// Count that the peer reported.
         told: u64,
-        /// Count that the peer told before, on the same channel.
+        /// Count that the peer reported before, on the same channel.
         floor: u64,
         /// Number of batches sent.
         ceiling: u64,
@@ -121,8 +121,9 @@ pub enum ProtocolError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum CloseReason {
     /// The peer's device does not answer: its process is dead, or its end of the connection is
-    /// closed. Also if the first event at this end is that its operations were flushed: the queue
-    /// pair was in error before, and the cause was reported elsewhere or not at all.
+    /// closed. This is also the reason if the first event at this end is that its operations were
+    /// flushed: the queue pair was in error before, and the cause was reported elsewhere or not at
+    /// all.
     #[error("the peer is gone, or the queue pair was in error already; connect again")]
     Disconnected,
     /// The device reported another error of the connection.
@@ -132,7 +133,7 @@ pub enum CloseReason {
     Transport {
         /// Syndrome of the completion.
         syndrome: u8,
-        /// The vendor's detail.
+        /// The vendor's own error code.
         vendor: u8,
     },
     /// The device reported that the queue pair broke down, or a queue of the context, or the device
@@ -155,14 +156,14 @@ pub enum CloseReason {
     #[error("this end was closed")]
     ClosedHere,
     /// The peer closed the connection, and everything that was outstanding has ended. For a call:
-    /// it came after the peer said so; no handler got it, and none will. The connection may end
-    /// later than such a call.
+    /// it arrived after the peer had closed; no handler got it, or will get it. The connection may
+    /// end later than such a call.
     #[error("the peer closed the connection")]
     ClosedByPeer,
 }
 
 impl CloseReason {
-    /// Returns the reason that an error completion stands for.
+    /// Returns the reason of the end that an error completion reports.
     pub(crate) const fn of(error: CompletionError) -> Self {
         match error.syndrome {
             Syndrome::TransportRetryExceeded | Syndrome::WorkRequestFlushed => Self::Disconnected,

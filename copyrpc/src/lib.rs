@@ -11,8 +11,8 @@
 //! Do not use it between hosts without RDMA: gRPC and its like are made for them. Nor between
 //! processes of one host, where `copyrpc-ipc` is faster; nor for peers that are not trusted, since
 //! nothing is encrypted, and the exchange over TCP is authenticated by no more than a shared
-//! secret, if there is one. Requests and replies of more than about 100 KiB go in [`parts`], up to
-//! 1 GiB, or around the messages, through [`Memory`]. No NIC has run it yet.
+//! secret, if there is one. Requests and replies of more than about 100 KiB are sent in [`parts`],
+//! up to 1 GiB, or outside of the messages, through [`Memory`]. It has not been run on a NIC yet.
 //!
 //! A server and a client, in two processes or two threads. They connect through a TCP address, and
 //! all messages go over the device:
@@ -37,10 +37,10 @@
 //! ```
 //!
 //! [`Server`] serves any number of clients in one thread, sleeps while there is nothing to do, and
-//! outlives clients that leave in any way. [`Client`] waits for a server that is not there yet, and
-//! connects again when it has gone. The device is the software HCA, or the one that
-//! `COPYRPC_DEVICE=mlx5_0` or the options name. [`AsyncServer`] and [`AsyncClient`] are the same
-//! pair for tokio or any other executor.
+//! outlives clients that close, crash or disconnect. [`Client`] waits for a server that has not
+//! started yet, and connects again when the server has ended. The device is the software HCA, or
+//! the device that `COPYRPC_DEVICE=mlx5_0` or the options name. [`AsyncServer`] and [`AsyncClient`]
+//! are the same pair for tokio or any other executor.
 //!
 //! All four are made of [`Context`] and [`Endpoint`], with which a thread has many calls
 //! outstanding, holds requests, and polls when it likes. The [`guide`] has their rules, limits and
@@ -69,7 +69,7 @@
 //!         |request, reply| {
 //!             let mut answer = request.to_vec();
 //!             answer.reverse();
-//!             // It fails for a caller that has gone, and for more bytes than that allowed.
+//!             // It fails for a caller that has disconnected, and for more bytes than allowed.
 //!             let _sent = reply.send(&answer);
 //!         },
 //!         |(), _| (),
@@ -80,9 +80,9 @@
 //! # }
 //! ```
 //!
-//! Between two processes, the records go over a socket: [`Context::connect_over`] returns when both
-//! ends are connected. Processes that exchange the records by themselves, for example over MPI,
-//! need a barrier between connecting and their first poll. In two terminals:
+//! Between two processes, the records are sent over a socket: [`Context::connect_over`] returns
+//! when both ends are connected. Processes that exchange the records by themselves, for example
+//! over MPI, need a barrier between connecting and their first poll. In two terminals:
 //!
 //! ```text
 //! cargo run -p copyrpc --example server

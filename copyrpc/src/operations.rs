@@ -27,13 +27,13 @@ impl<U> Context<U> {
 /// One-sided operations end through the callback of a poll, exactly once, as calls do: with no
 /// bytes, or with the reason of their failure. After a failure it is not known whether the peer's
 /// memory was written. An operation is posted at once and sent with the next flush, so an operation
-/// posted before a call is done when the call arrives: a WRITE needs no waiting before the message
-/// that refers to it. That holds on one endpoint. It does not hold for READs, whose bytes are valid
-/// only from their end on.
+/// posted before a call is done when the call arrives: the message that refers to a WRITE may be
+/// sent without waiting for the WRITE. That holds on one endpoint. It does not hold for READs,
+/// whose bytes are valid only after their end.
 ///
-/// READs of the peer's published record, which the protocol does when it is short of something,
-/// share the connection's `max_rd_atomic` with these: a READ above that number waits in the send
-/// queue, and delays the operations after it.
+/// READs of the peer's published record, which the protocol does when it lacks room or credit,
+/// share the connection's `max_rd_atomic` with the one-sided operations: a READ above that number
+/// waits in the send queue, and delays the operations after it.
 impl<U> Endpoint<U> {
     /// Copies `len` bytes at `remote_offset` of the peer's memory to `local_offset` of `local`; 0
     /// to 2^30.

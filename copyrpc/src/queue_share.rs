@@ -5,8 +5,8 @@ use std::rc::Rc;
 
 use crate::config::{CreateEndpointError, DEFAULT_BATCHES, DEFAULT_RAW_OPERATIONS, EndpointConfig};
 
-/// Maximum number of a connection's outstanding send completions beside one for each batch in
-/// flight, when its queue pair fails and flushes (B2): three batches that had arrived and were
+/// Maximum number of a connection's outstanding send completions in addition to one for each batch
+/// in flight, when its queue pair fails and flushes (B2): three batches that had arrived and were
 /// signaled to reclaim the queue, one that fails after it arrived, one READ, three NOPs at the
 /// ring's end.
 const SEND_CQES_BESIDE_BATCHES: u32 = 8;
@@ -57,7 +57,7 @@ impl Outstanding {
     }
 
     /// Returns the receives for `endpoints` endpoints: 3/2 of their batches, since two thirds are
-    /// posted whenever receipts are told.
+    /// posted whenever receipts are reported.
     pub(crate) const fn receives(&self, endpoints: u32) -> u64 {
         (self.batches as u64 * endpoints as u64)
             .saturating_mul(3)
@@ -90,8 +90,8 @@ pub(crate) struct QueueShare {
 impl QueueShare {
     /// Takes a share for an endpoint with these limits and `send_capacity` WQEBBs, of an SRQ of
     /// `depth` receives and a send CQ of `entries`. B1: at least two thirds of the receives are
-    /// posted whenever receipts are told, so that many batches may be in flight. B2: every WQE has
-    /// at most one completion.
+    /// posted whenever receipts are reported, so a batch may be in flight for each of these. B2:
+    /// every WQE has at most one completion.
     pub(crate) fn take(
         used: &Rc<Used>,
         outstanding: Outstanding,

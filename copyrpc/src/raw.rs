@@ -16,15 +16,15 @@ use crate::error::CloseReason;
 /// Registered memory of this process. Clones share the memory. It is deregistered when the last
 /// clone is dropped and the operations that use it have ended.
 ///
-/// Every peer of the context that was told its [`RemoteMemory`] may read and write it at any time,
-/// so there is no `&[u8]` of it: bytes are copied in and out.
+/// Every peer of the context that has its [`RemoteMemory`] may read and write it at any time, so
+/// there is no `&[u8]` of it: bytes are copied in and out.
 #[derive(Clone, Debug)]
 pub struct Memory {
     pub(crate) mr: Rc<Mr>,
 }
 
 impl Memory {
-    /// Returns the bytes.
+    /// Returns the length in bytes.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "memory is never empty")]
     pub fn len(&self) -> usize {
@@ -91,9 +91,9 @@ pub enum RemoteMemoryError {
         "remote memory of {len} bytes at {addr:#x}: legal is at least 1 byte, and an end within 64 bits"
     )]
     Range {
-        /// Address.
+        /// First address of the range.
         addr: u64,
-        /// Bytes.
+        /// Length of the range in bytes.
         len: u64,
     },
 }
@@ -176,7 +176,7 @@ pub enum RdmaError<U> {
     LocalRange {
         /// Data of the caller.
         user_data: U,
-        /// The range.
+        /// The range that is out of bounds.
         range: OutOfBounds,
     },
     /// The range is outside the memory of the peer.
@@ -184,10 +184,10 @@ pub enum RdmaError<U> {
     RemoteRange {
         /// Data of the caller.
         user_data: U,
-        /// The range.
+        /// The range that is out of bounds.
         range: OutOfBounds,
     },
-    /// The local memory belongs to another context than the endpoint.
+    /// The local memory belongs to a context other than the endpoint's.
     #[error("the local memory is of another context")]
     ForeignMemory(U),
     /// The connection has ended.
@@ -225,7 +225,7 @@ impl<U> RdmaError<U> {
 /// The operations of one connection that have not ended. Each is signaled, and a queue pair
 /// completes in posting order.
 pub(crate) struct RawOperations<U> {
-    /// Data and memory of each. The memory lives as long as the device may use it.
+    /// User data and memory of each operation. The memory lives as long as the device may use it.
     posted: RefCell<VecDeque<(U, Rc<Mr>)>>,
     limit: usize,
 }

@@ -49,15 +49,15 @@ impl<U> RecvHandle<U> {
         let mut request = self.request();
         self.connection.link().release_bytes(&mut request);
         self.name = request.name();
-        // Nothing serves a connection that has ended, and the list of a context that is gone would
-        // keep it without limit.
+        // Nothing serves a connection that has ended, and the list of a context that was dropped
+        // would keep the connection without limit.
         if !self.connection.is_closed() {
             self.connection.mark_dirty();
         }
     }
 
-    /// Returns whether the connection has not ended. A caller that gave up a single call does not
-    /// say so.
+    /// Returns whether the connection has not ended. It does not report a caller that gave up only
+    /// this call.
     #[must_use]
     pub fn is_wanted(&self) -> bool {
         !self.connection.is_closed()
@@ -76,7 +76,7 @@ impl<U> RecvHandle<U> {
         self.connection.peer.get()
     }
 
-    /// Returns the endpoint it came from.
+    /// Returns the endpoint at which the request arrived.
     pub fn endpoint(&self) -> Endpoint<U> {
         Endpoint::new(Rc::clone(&self.connection))
     }
@@ -100,8 +100,8 @@ impl<U> RecvHandle<U> {
         self.respond(Status::Refused, &[])
     }
 
-    /// Answers, or tells the caller that the reply is too long for it. A caller that has gone gets
-    /// nothing.
+    /// Sends the reply, or an error if the reply is longer than the caller allowed. Does nothing if
+    /// the connection has ended.
     pub(crate) fn answer(self, payload: &[u8]) {
         if let Err(ReplyError::TooLarge { request, len, .. }) = self.reply(payload) {
             let _gone = request.respond(Status::too_long(len), &[]);
@@ -161,8 +161,8 @@ fn respond_slowly<U>(
     respond(connection, &request, status, payload)
 }
 
-/// Answers in the place of a handler that did not. If the connection has ended, no caller waits for
-/// the answer.
+/// Answers in place of a handler that did not answer. If the connection has ended, no caller waits
+/// for the answer.
 #[cold]
 #[inline(never)]
 fn drop_request<U>(connection: &Rc<Connection<U>>, request: Request) {
@@ -180,7 +180,7 @@ fn drop_request<U>(connection: &Rc<Connection<U>>, request: Request) {
 pub struct Reply<'a, U> {
     connection: &'a Rc<Connection<U>>,
     request: Request,
-    /// Answered, or held.
+    /// The request is answered or held.
     is_done: bool,
 }
 
@@ -200,7 +200,7 @@ impl<'a, U> Reply<'a, U> {
         self.request.max_reply()
     }
 
-    /// Returns the endpoint that the request came from.
+    /// Returns the endpoint at which the request arrived.
     pub fn endpoint(&self) -> Endpoint<U> {
         Endpoint::new(Rc::clone(self.connection))
     }
@@ -235,8 +235,8 @@ impl<'a, U> Reply<'a, U> {
         self.respond(Status::Refused, &[])
     }
 
-    /// Answers, or tells the caller that the reply is too long for it. A caller that has gone gets
-    /// nothing.
+    /// Sends the reply, or an error if the reply is longer than the caller allowed. Does nothing if
+    /// the connection has ended.
     #[inline(always)]
     pub(crate) fn answer(self, payload: &[u8]) {
         if let Err(ReplyError::TooLarge { request, len, .. }) = self.send(payload) {

@@ -11,12 +11,12 @@ use copyrpc_shm::cache::{copy, prefetch};
 
 use crate::wire::{self, ALIGNMENT};
 
-/// Smallest ring that connections may use. The core itself goes down to [`RingSize::CORE_MIN`], so
-/// that tests can explore small rings.
+/// Smallest ring that connections may use. The core itself also works with rings down to
+/// [`RingSize::CORE_MIN`], so that tests can explore small rings.
 pub const MIN_RING_SIZE: u64 = 4 << 10;
 /// Largest ring: above it call ids could run out before credit does.
 pub const MAX_RING_SIZE: u64 = 256 << 20;
-/// Ring size unless the endpoint is told otherwise.
+/// Default size of a ring.
 pub const DEFAULT_RING_SIZE: u64 = 1 << 20;
 
 /// A legal ring size, and the limits that follow from it.
@@ -81,8 +81,8 @@ impl RingSize {
         self.max_message() - wire::HEADER_SIZE as u64
     }
 
-    /// Returns the maximum credit that one side may have granted and not got back: 1/4 ring
-    /// (invariant R1).
+    /// Returns the maximum credit that one side may have granted and that has not been returned:
+    /// 1/4 ring (invariant R1).
     #[must_use]
     pub const fn max_reservation(self) -> u64 {
         self.0 / 4
@@ -128,8 +128,8 @@ impl RingView {
     #[cfg(test)]
     pub(crate) fn copy_in(&self, position: u64, bytes: &[u8]) {
         let target = self.range(position, bytes.len());
-        // SAFETY: `range` checked that the target lies in the memory `new` was promised; `bytes` is
-        // other memory since no reference to the target is alive.
+        // SAFETY: `range` checked that the target lies in the memory that the caller of `new`
+        // guaranteed; `bytes` is other memory, because no reference to the target is alive.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), target.as_ptr(), bytes.len()) }
     }
 
@@ -244,9 +244,9 @@ impl Lap {
         header: &[u8; wire::HEADER_SIZE],
         payload: &[u8],
     ) {
-        // SAFETY: the target lies in the memory that the view was promised; the bytes are other
-        // memory since no reference to the target is alive; the payload's place begins inside or at
-        // the end of the lap.
+        // SAFETY: the target lies in the memory that the caller of `new` guaranteed; the bytes are
+        // other memory, because no reference to the target is alive; the payload's place begins
+        // inside or at the end of the lap.
         unsafe {
             let target = self.at(position);
             target

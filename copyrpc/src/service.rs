@@ -34,9 +34,9 @@ pub type Client = copyrpc_calls::Client<Caller>;
 /// A connection to a [`Server`] whose calls are futures, for any executor and from any thread.
 /// Clones share the connection, and therefore its WRITEs. Dropping the last clone closes the
 /// connection, and waits until the server knows, at most 20 ms. A call that an [`AsyncServer`]
-/// holds for long stops no other; it keeps its [`max_reply`](ClientOptions::max_reply) from the
-/// credit of the connection. Once such calls keep all of it, further calls wait behind them, also
-/// one that would end them: it needs another client.
+/// holds for long stops no other call; it keeps its [`max_reply`](ClientOptions::max_reply) from
+/// the credit of the connection. Once such calls keep all of the credit, further calls wait for
+/// them. A call that would end the held calls then waits too, so it needs another client.
 ///
 /// ```no_run
 /// # async fn caller() -> Result<(), copyrpc::ClientError> {
@@ -68,18 +68,18 @@ pub type AsyncCall = copyrpc_calls::AsyncCall<Caller>;
 /// ```
 pub type AsyncServer = copyrpc_calls::AsyncServer<Server>;
 
-/// A request that an [`AsyncServer`] has received, to be answered at any time. Until then it keeps
-/// its client's [`max_reply`](ClientOptions::max_reply) from the credit of the client's connection,
-/// which is a quarter of the ring: a client that makes many calls that wait for an event needs a
-/// small one.
+/// A request that an [`AsyncServer`] has received, to be answered at any time. Until the answer,
+/// the request keeps its client's [`max_reply`](ClientOptions::max_reply) from the credit of the
+/// client's connection, which is a quarter of the ring: a client that makes many calls that wait
+/// for an event needs a small `max_reply`.
 pub type ServerRequest = copyrpc_calls::ServerRequest<Server>;
 
 /// Names the default device.
 const DEVICE_VARIABLE: &str = "COPYRPC_DEVICE";
 
 /// Returns the device that the environment variable `COPYRPC_DEVICE` names, as [`DeviceSpec`]'s
-/// `From<&str>` takes it; else the software HCA: that of servers and clients by default, for a
-/// [`Context`](crate::Context) that meets them.
+/// `From<&str>` takes it; or else the software HCA. Servers and clients use this device by default;
+/// a [`Context`](crate::Context) that connects to them needs the same device.
 #[must_use]
 pub fn default_device() -> DeviceSpec {
     std::env::var(DEVICE_VARIABLE)

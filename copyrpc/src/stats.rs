@@ -29,23 +29,23 @@ counters! {
     /// (B1) excludes them.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     struct Stats {
-        /// Calls accepted, without those that were refused.
+        /// Number of accepted calls. Excludes refused calls.
         calls,
-        /// Replies written. Includes those that report that a request was refused, dropped by its
-        /// handler or met a closing end.
+        /// Replies written. Includes replies that report that a request was refused, dropped by its
+        /// handler, or arrived at an end that closes.
         replies,
         /// Batches posted: every WRITE with Immediate, wrap markers and metadata-only batches
         /// included.
         batches_sent,
-        /// Requests and responses in them.
+        /// Requests and responses in these batches.
         messages_sent,
         /// Bytes in them as the WRITEs carry them: 32 of metadata each, and per message its header,
         /// payload and padding. Excludes bytes that a wrap skips.
         bytes_sent,
         /// Wrap markers among `batches_sent`.
         wraps,
-        /// Batches begun only to tell flow-control words (L4) or that this end closes (G1). If such
-        /// a batch has to wait to be posted, messages may join it.
+        /// Batches begun only to send flow-control words (L4) or to report that this end closes
+        /// (G1). If such a batch has to wait to be posted, messages may join it.
         metadata_only,
         /// Batches of any kind announced by receive completions.
         batches_received,
@@ -58,10 +58,10 @@ counters! {
         probes,
         /// Calls refused because the send ring was full; each try counts.
         ring_full,
-        /// Calls refused because credit was short, or because the number of calls reached that of
-        /// call ids; each try counts.
+        /// Calls refused because credit was short, or because all call ids were in use; each
+        /// attempt counts.
         insufficient_credit,
-        /// Flushes that left something unposted because of the limit of batches in flight (B1).
+        /// Flushes that did not post everything, because of the limit of batches in flight (B1).
         batch_stalls,
         /// Flushes that posted nothing because the window was full (W1).
         window_stalls,

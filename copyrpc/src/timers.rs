@@ -3,13 +3,13 @@
 //! The clock is the device's, so that virtual time governs both. It is read by calls that have a
 //! deadline, by drains that found nothing while a call may have a deadline, and by every drain
 //! after a pause. There is no pause if a millisecond or more has passed since the last but one such
-//! reading; otherwise it grows: 1, 3, 7 and at most 63 drains. So each drain notices an owner that
-//! does other work for long between drains, and an owner that polls as fast as it can spends
-//! nothing on the clock. The pause is at most as many drains as there were in the millisecond
-//! before, plus one. A deadline is noticed at the first reading that finds it passed, and ends its
-//! call in that drain: never early, late by at most as many drains. While no call has a deadline, a
-//! coarse reading is enough, several milliseconds late for a fifth of the cost: all remaining work
-//! is done every 10 ms or more rarely.
+//! reading; otherwise the pause grows: 1, 3, 7 and at most 63 drains. So an owner that does other
+//! work for long between drains is detected by each drain, and an owner that polls as fast as it
+//! can spends nothing on the clock. The pause is at most as many drains as there were in the
+//! millisecond before, plus one. A deadline is detected by the first reading after it, and ends its
+//! call in that drain: never early, late by at most the drains of a pause. While no call has a
+//! deadline, a coarse reading is enough, several milliseconds late for a fifth of the cost: all
+//! remaining work is done every 10 ms or more rarely.
 
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
@@ -20,19 +20,19 @@ use mlx5::Device;
 
 /// Maximum number of drains between two readings of the clock.
 const MAX_PAUSE: u32 = 63;
-/// Every drain reads the clock while each reading finds that this much time has passed, in ns.
+/// Time between two readings of the clock, in ns, from which on every drain reads the clock.
 const PACE_NS: u64 = 1_000_000;
 /// Interval at which connections are checked for silence, and for waiting requests, in ns.
 const SWEEP_INTERVAL_NS: u64 = 10_000_000;
 /// Maximum number of idle connections that a sweep checks, among those that are due. The others
 /// wait for the next sweeps.
 pub(crate) const IDLE_CHECKS: usize = 32;
-/// Checks of idle connections are postponed to multiples of this, in ns, so that a process that
-/// sleeps wakes for many at once.
+/// Time, in ns, to multiples of which checks of idle connections are postponed, so that a process
+/// that sleeps wakes for many at once.
 const IDLE_GRID_NS: u64 = 50_000_000;
 /// Maximum lag of a coarse reading, in ns: a tick of a kernel with the lowest tick rate.
 const COARSE_LAG_NS: u64 = 10_000_000;
-/// The time that stands for no deadline.
+/// The time of a deadline that does not exist.
 const NEVER: u64 = u64::MAX;
 
 /// The valid timer of a connection in the heap; other entries of the connection are dead.
@@ -51,7 +51,7 @@ impl Timer {
 
 /// The property of a connection that timers need.
 pub(crate) trait Timed {
-    /// Returns its timer in the context's heap.
+    /// Returns the connection's timer in the context's heap.
     fn timer(&self) -> &Cell<Timer>;
 }
 
@@ -149,7 +149,7 @@ impl<C: Timed> Timers<C> {
         } else {
             self.device.coarse_now_ns()
         };
-        // The coarse reading lags behind the other.
+        // The coarse clock may be earlier than a precise reading before.
         let now_ns = self.now_ns.get().max(now_ns);
         self.now_ns.set(now_ns);
         let pause = if now_ns - self.moved_ns.get() >= PACE_NS {
@@ -162,7 +162,7 @@ impl<C: Timed> Timers<C> {
         self.pass_over(pause);
     }
 
-    /// Makes that many drains skip the reading of the clock.
+    /// Makes the next `drains` drains skip the reading of the clock.
     fn pass_over(&self, drains: u32) {
         let (idle, busy) = if self.has_deadlines.get() {
             (0, drains)
@@ -324,7 +324,7 @@ mod tests {
             drains_without_reading(&timers)
         };
         assert_eq!((0..5).map(slow).collect::<Vec<_>>(), [63, 0, 0, 0, 0]);
-        // Each drain that found nothing checks for deadlines, and others do not.
+        // Each drain that found nothing checks for deadlines; other drains do not.
         timers.has_deadlines.set(true);
         let fast: Vec<_> = (0..9).map(|_| drains_without_reading(&timers)).collect();
         assert_eq!(fast, [0; 9]);

@@ -4,7 +4,8 @@
 //! format"). The golden vectors below were written from those tables by hand, never from this
 //! encoder.
 
-/// Every position, batch and message is a multiple of this many bytes.
+/// Every position is a multiple of this number of bytes, and so is the size of every batch and
+/// message.
 pub(crate) const ALIGNMENT: u64 = 32;
 /// Bytes of a message header.
 pub(crate) const HEADER_SIZE: usize = 12;
@@ -32,7 +33,7 @@ pub(crate) const fn internal_allowance(response_allowance: u64) -> u64 {
     padded(response_allowance).saturating_add(METADATA_SPAN)
 }
 
-/// Bytes of an internal allowance beside the response's payload.
+/// Bytes of an internal allowance in addition to the response's payload.
 pub(crate) const RESPONSE_OVERHEAD: u64 = METADATA_SPAN + HEADER_SIZE as u64;
 
 /// Returns the maximum response payload of an internal allowance; 0 if not even an empty one fits.
@@ -84,8 +85,8 @@ impl Header {
     }
 }
 
-/// The three flow-control words that one side tells the other. All are cumulative or absolute and
-/// never decrease, so repeated, late, or reordered words of the two channels are harmless
+/// The three flow-control words that one side reports to the other. All are cumulative or absolute
+/// and never decrease, so repeated, late, or reordered words of the two channels are harmless
 /// (invariant F1).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct FlowWords {
@@ -141,9 +142,9 @@ pub(crate) struct FlowMetadata {
 pub(crate) struct PublishedRecord {
     /// The words about the owner's receive side.
     pub(crate) words: FlowWords,
-    /// Changes while the owner lives and owes the reader something (invariant K3). With
+    /// Number that changes while the owner lives and the reader waits for it (invariant K3). With
     /// [`RESTS`](Self::RESTS), the owner waits for no reply, though it gave up calls: then the
-    /// lower bits are those of the credit that its calls have spent, in blocks (invariant K6).
+    /// lower bits are the credit that its calls have spent, in blocks (invariant K6).
     pub(crate) heartbeat: u32,
     /// Batches whose receive completion the owner has taken, modulo 2^32: `batches_received` at
     /// this moment. `batches_received` itself also means that their receives are posted again, and
@@ -175,10 +176,10 @@ impl PublishedRecord {
     }
 }
 
-/// Bytes of the word of a context that says whether a handler runs (invariant K7).
+/// Bytes of the word of a context that shows whether a handler runs (invariant K7).
 pub(crate) const ACTIVITY_SIZE: u32 = 8;
 
-/// Reads that word, which a READ put at the start of its destination.
+/// Decodes the activity word, which a READ put at the start of its destination.
 pub(crate) fn decode_activity(bytes: &[u8; FLOW_METADATA_SIZE]) -> u64 {
     le_u64(bytes, 0)
 }
@@ -294,14 +295,14 @@ pub(crate) enum Status {
     Refused,
     /// The responder closes the connection; no handler got the request.
     Closing,
-    /// The handler's reply has so many bytes, which is more than the call allowed: it is not sent.
-    /// At most [`MAX_TOLD`] bytes are told.
+    /// The handler's reply is longer than the call allowed, and is not sent. The value is the
+    /// length of the reply in bytes, or [`MAX_TOLD`] if it is longer.
     TooLong(u32),
 }
 
 /// Marks a [`Status::TooLong`]; the other bits are the bytes of the reply.
 const TOO_LONG: u32 = 1 << 31;
-/// Maximum number of bytes that a [`Status::TooLong`] tells.
+/// Maximum number of bytes that a [`Status::TooLong`] reports.
 const MAX_TOLD: u32 = TOO_LONG - 1;
 
 impl Status {

@@ -12,23 +12,23 @@ use crate::timers::{Timed, Timers};
 
 /// The properties of a connection that its context's lists need.
 pub(crate) trait Listed: Timed + Sized {
-    /// Returns its places on the context's lists.
+    /// Returns the connection's places on the context's lists.
     fn listing(&self) -> &Listing<Self>;
 
     /// Returns a number that no other connection of the context has.
     fn qpn(&self) -> u32;
 
-    /// Returns whether [`take_request`](Self::take_request) has one.
+    /// Returns whether [`take_request`](Self::take_request) has a request to return.
     fn has_request(&self) -> bool;
 
     /// Returns whether either side waits for the other.
     fn is_timed(&self) -> bool;
 
-    /// Takes its oldest request to be received; `None` once it has ended.
+    /// Takes the connection's oldest request to be received; `None` once it has ended.
     fn take_request(&self) -> Option<Held>;
 
-    /// Schedules the watch of a peer that should be heard, and tells the peer that this end lives
-    /// (K1, K3). Returns whether either side waits for the other.
+    /// Schedules the watch of a peer from which something should arrive, and sends the peer a
+    /// heartbeat (K1, K3). Returns whether either side waits for the other.
     fn sweep(self: &Rc<Self>) -> bool;
 }
 
@@ -42,18 +42,18 @@ pub(crate) struct Worklist<C> {
     /// A flush found that a connection counts polls until its next READ. Such a connection asks for
     /// the next flush, too.
     counts_polls: Cell<bool>,
-    /// Shortest time until one of the connections that flushes left listed has to be served, unless
-    /// something arrives, in ns.
+    /// Shortest time, in ns, until a connection that is still listed after a flush has to be
+    /// served, if nothing arrives.
     rest_ns: Cell<Option<u64>>,
     /// Connections that are closed, or whose callback panicked: the next drain continues them. Each
-    /// once.
+    /// connection is in the list once.
     unfinished: RefCell<Vec<Rc<C>>>,
     has_unfinished: Cell<bool>,
     /// Connections whose requests are next for the application, and the number of these: in the
     /// order of arrival, over all connections.
     requests: RefCell<VecDeque<(Rc<C>, usize)>>,
-    /// Connections that sweeps check, each once: those listed since the last sweep, and those on
-    /// which a side waits for the other.
+    /// Connections that sweeps check, each once: connections listed since the last sweep, and
+    /// connections on which a side waits for the other.
     swept: RefCell<Vec<Rc<C>>>,
     timers: Timers<C>,
 }
@@ -119,7 +119,7 @@ impl<C: Listed> Worklist<C> {
 
     /// Returns whether there are requests to be received.
     pub(crate) fn has_requests(&self) -> bool {
-        // A connection without further requests leaves its entry behind.
+        // The entry of a connection without further requests stays in the list.
         self.requests
             .borrow()
             .iter()
@@ -143,8 +143,8 @@ impl<C: Listed> Worklist<C> {
         self.counts_polls.get()
     }
 
-    /// Notes that a flush left a connection listed; `pause_ns` is the time until its next READ, if
-    /// it counts polls until then.
+    /// Notes that a connection is still listed after a flush; `pause_ns` is the time until its next
+    /// READ, if it counts polls until then.
     pub(crate) fn note_left(&self, pause_ns: Option<u64>) {
         self.counts_polls
             .set(self.counts_polls.get() || pause_ns.is_some());
@@ -156,8 +156,8 @@ impl<C: Listed> Worklist<C> {
         ));
     }
 
-    /// Returns the shortest time until one of the connections that flushes left listed since
-    /// [`Worklist::forget_counts`] has to be served.
+    /// Returns the shortest time until a connection has to be served that was still listed after a
+    /// flush since [`Worklist::forget_counts`].
     pub(crate) fn rest(&self) -> Option<Duration> {
         self.rest_ns.get().map(Duration::from_nanos)
     }
@@ -198,8 +198,8 @@ impl<C: Listed> Worklist<C> {
         self.swept.borrow_mut().push(Rc::clone(connection));
     }
 
-    /// Sweeps the connections that may need it. They are no more than those in use, out of any
-    /// number.
+    /// Sweeps the connections that may need a sweep: at most the connections in use, whatever the
+    /// number of idle connections.
     pub(crate) fn sweep(&self) {
         // A connection that a sweep lists is among the swept, so none is added meanwhile; and each
         // has another owner until it is retired.
@@ -219,9 +219,9 @@ impl<C: Listed> Worklist<C> {
             .any(|connection| connection.is_timed())
     }
 
-    /// Takes all connections off the list. Gives those to `serve` that asked for it or on which
-    /// something arrived before the last flush. The others stay. The common case is one connection;
-    /// the code for it is without the loop.
+    /// Takes all connections off the list. Calls `serve` for each connection that asked for it, or
+    /// on which something arrived before the last flush. The other connections stay on the list.
+    /// One connection is the common case, and its code has no loop.
     #[inline(always)]
     pub(crate) fn flush(&self, mut serve: impl FnMut(&Rc<C>)) {
         self.has_listed.set(false);
@@ -233,7 +233,8 @@ impl<C: Listed> Worklist<C> {
             connection.listing().next.set(next);
             return self.flush_several(connection, serve);
         }
-        // There is nothing to drop, which the compiler does not see behind `serve`.
+        // `next` is `None`, so there is nothing to drop. The compiler cannot derive this across the
+        // call of `serve`.
         std::mem::forget(next);
         self.leave(&connection, &mut serve);
     }
@@ -270,7 +271,7 @@ impl<C: Listed> Worklist<C> {
         }
     }
 
-    /// Lists the connection: the flush after the next one serves it, unless the next one does.
+    /// Lists the connection: the second flush from now serves it, unless the first does.
     #[inline(always)]
     pub(crate) fn note_arrival(&self, connection: &Rc<C>) {
         if !connection.listing().is_listed.get() {
@@ -345,8 +346,8 @@ pub(crate) struct Listing<C> {
     /// The connection has something to post or to READ.
     is_dirty: Cell<bool>,
     /// A flush skipped the connection. Most connections on which something arrived have an answer
-    /// to post a little later, and are served with it; the others have their record refreshed a
-    /// flush later (L5).
+    /// to post a little later, and are served with it; the record of any other connection is
+    /// refreshed a flush later (L5).
     is_late: Cell<bool>,
     is_unfinished: Cell<bool>,
     is_swept: Cell<bool>,

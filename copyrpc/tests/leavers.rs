@@ -1,5 +1,5 @@
 //! A server with default options, and clients in processes of their own that come one after the
-//! other and leave in each of four ways. What they leave behind at the server is nothing.
+//! other and leave in each of four ways. Nothing of them remains at the server.
 #![allow(
     missing_docs,
     clippy::unwrap_used,
@@ -38,7 +38,7 @@ enum Way {
     Returned,
     /// While idle.
     Killed,
-    /// Its endpoint is kept, and its process lives on.
+    /// The context is dropped; its endpoint is kept, and its process continues.
     ContextDropped,
     /// Stopped forever, with a request outstanding.
     Stopped,
@@ -102,13 +102,13 @@ fn client(way: Way, dir: &Path, socket: &Path) {
 }
 
 /// A process without threads, forked before the server has anything that a child would inherit: it
-/// forks the clients, and kills what is left of them when it is told so or its own parent is gone.
+/// forks the clients, and kills the remaining clients on command or when its own parent is dead.
 struct Nursery {
     commands: UnixStream,
     process: libc::pid_t,
 }
 
-/// Command beside the numbers of ways.
+/// The command that is not the number of a way to leave.
 const KILL_ALL: u8 = 0xff;
 
 impl Nursery {
@@ -243,7 +243,7 @@ impl Server {
         self.clients.push((way, endpoint, stream));
     }
 
-    /// Answers, and drops the clients that have left.
+    /// Answers, and drops the clients that have disconnected.
     fn step(&mut self) {
         self.context.poll(|_, _| ()).unwrap();
         while let Some(request) = self.context.recv() {

@@ -25,7 +25,7 @@ const LONG: Duration = Duration::from_secs(3_600);
 #[derive(Clone, Copy, Debug)]
 enum Kind {
     Plain,
-    /// They end in time.
+    /// Calls have a deadline, and end before it.
     Deadline,
     /// Calls of which every other one is over when it is made, and every third is cancelled.
     GivenUp,
@@ -93,7 +93,8 @@ fn round(pair: &Pair, kind: Kind, depth: usize, bytes: &mut [u8], tally: &mut Ta
     tally.ended += ended.get();
 }
 
-/// Allocator calls of many rounds, behind some that warm up; and what the rounds did.
+/// Returns the number of allocator calls of many rounds, after some warm-up rounds, and the work of
+/// the rounds.
 fn calls_of_rounds(config: &EndpointConfig, kind: Kind, depth: usize) -> (u64, Tally, Pair) {
     let pair = Pair::new(|builder| builder, config);
     let (mut bytes, mut tally) = ([7; 128], Tally::default());

@@ -1,5 +1,6 @@
 //! Calls of one client, one at a time and several. `cargo bench -p delegationrpc --bench calls`;
-//! beside its rivals, `scripts/peers shm` measures; `scripts/instructions` counts.
+//! `scripts/peers shm` measures them together with other RPC crates; `scripts/instructions` counts
+//! instructions.
 #![allow(missing_docs, clippy::unwrap_used, reason = "a benchmark")]
 
 #[path = "../../benchkv/harness/criterion/calls.rs"]

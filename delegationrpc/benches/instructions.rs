@@ -1,7 +1,7 @@
 //! The program whose instructions `scripts/instructions` counts: a server and its clients in one
 //! thread, requests and replies of 32 bytes.
 //!
-//! Bounds are about a fiftieth above what was counted.
+//! Bounds are about 2 % above the number that was counted.
 #![allow(missing_docs, clippy::unwrap_used, reason = "a program for measuring")]
 
 #[path = "../../ipc/benches/pair/mod.rs"]

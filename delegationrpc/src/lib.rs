@@ -1,7 +1,7 @@
-//! The threads and processes of one host call one [`Server`] through shared memory. Requests and
-//! answers lie in lanes of each [`Client`]'s own; a client that begins to call puts its name into
-//! one ring, so the server polls one word, whatever the number of clients, and then the lanes of
-//! the calling clients.
+//! The threads and processes of one host call one [`Server`] through shared memory. Each [`Client`]
+//! has its own lanes for requests and answers; a client that begins to call puts its name into one
+//! ring, so the server polls one word, whatever the number of clients, and then the lanes of the
+//! calling clients.
 //!
 //! ```
 //! use delegationrpc::{Client, Server};
@@ -22,33 +22,33 @@
 //! ```
 //!
 //! `server.serve(|number| number * number)` does the server's part, for handlers that answer at
-//! once, and `client.ask(12, timeout)` the client's, for those who want one answer. Both are those
-//! of [`ipc`], with a [`Ring`] for what announces clients, and so are what they promise and how
-//! they fail: [`ipc::Server::bind_in`] and [`ipc::Client::connect_in`] take the directory and the
-//! sizes, [`ipc::Server::bind_with`] the size of the ring too.
+//! once, and `client.ask(12, timeout)` the client's part, for a client that wants one answer. Both
+//! types are the types of [`ipc`], with a [`Ring`] for the announcements of clients, and have the
+//! same guarantees and errors: [`ipc::Server::bind_in`] and [`ipc::Client::connect_in`] take the
+//! directory and the sizes, [`ipc::Server::bind_with`] the size of the ring too.
 //!
-//! - **A call** writes its payload into a slot of the client's own and is made with one store. A
+//! - **A call** writes its payload into a slot of the client, and is published with one store. A
 //!   client that the server does not poll, because it has made no call for about a millisecond,
-//!   announces itself besides, by one CAS of one word. Nothing shared is ever half-done: a client
-//!   stopped or killed at any instruction has made its call or has not, has announced itself or has
-//!   not, and delays no other client.
+//!   also announces itself, by one CAS of one word. Shared memory is consistent at any time: a
+//!   client stopped or killed at any instruction has made its call or has not, has announced itself
+//!   or has not, and delays no other client.
 //! - **Order**: the calls of one client arrive in their order; clients that begin to call are taken
 //!   up in the order of their names in the ring, and then served in rotation.
 //! - **Every call ends exactly once**: with its reply, with [`CallFailed::Refused`] or
 //!   [`CallFailed::Dropped`] when the server refuses it or drops its [`Token`], with
 //!   [`CallFailed::TimedOut`] after the time that [`ipc::Client::call_within`] was given or by
-//!   [`ipc::Client::cancel`] (it keeps its place until its late reply is there, which is
+//!   [`ipc::Client::cancel`] (the call keeps its place until its late reply arrives, which is
 //!   discarded), with [`CallFailed::NotSent`] when the server is dropped before it took the
-//!   request, or with [`CallFailed::Closed`] when it ends in the middle or is killed, at most
-//!   about a millisecond of polling later. A token is the duty to answer: it can travel as the user
-//!   data of another call, [`ipc::Server::reply`] and [`ipc::Server::refuse`] use it up, and
-//!   dropping it, on any thread, ends the call in the server's next poll or wait.
-//! - **Back-pressure**: at most `depth` calls of a client are unanswered; one more is
-//!   [`CallError::Full`], which returns the request. The ring limits no client: a client that finds
-//!   it full is found by the server later, by a millisecond for every 64 clients at most
-//!   ([`ring_depth_for`] gives one that is never full).
+//!   request, or with [`CallFailed::Closed`] when the server ends while it handles the request, or
+//!   is killed, at most about a millisecond of polling later. A token is the duty to answer: it can
+//!   travel as the user data of another call, [`ipc::Server::reply`] and [`ipc::Server::refuse`]
+//!   use it up, and dropping it, on any thread, ends the call in the server's next poll or wait.
+//! - **Back-pressure**: at most `depth` calls of a client are unanswered; a further call fails as
+//!   [`CallError::Full`], which returns the request. The ring limits no client: if a client finds
+//!   the ring full, the server finds the client later, within a millisecond for every 64 clients
+//!   ([`ring_depth_for`] returns the size of a ring that is never full).
 //! - **Clients come and go**: an entry has a generation; announcements of, and answers to, a client
-//!   that is gone are discarded.
+//!   that has ended are discarded.
 //! - **Payloads** are plain old data ([`ipc::Plain`]: any bytes are a valid value), whose sizes,
 //!   alignments and application tag both ends compare when they connect. A payload up to 48 B
 //!   shares one cache line with its sequence number and tag.
@@ -60,13 +60,13 @@
 //!   [`CallFailed::Refused`]. Data that no payload type holds travel by [`ipc::bytes`], in parts,
 //!   or in a file whose name is the payload.
 //!
-//! **Which to choose**: a call costs the same instructions in both, a server's poll that finds
-//! nothing about a fifth less in `ipc`, whose bits also take the least memory. Take `ipc`, which
-//! has messages of bytes too ([`ipc::bytes`]), unless the order matters in which clients begin to
-//! call: then this. Compared with the bits of `ipc`, in the same lanes: clients that begin to call
-//! are taken up as they came instead of in the order of their numbers, for 8 B of region per word
-//! of the ring and 128 B (4,544 B against 4,416 B with one client at depth 32, 33,728 B against
-//! 33,536 B with 8).
+//! **Which to choose**: a call costs the same instructions in both, and a server's poll that finds
+//! nothing costs about a fifth less in `ipc`, whose bits also take the least memory. Take `ipc`,
+//! which has messages of bytes too ([`ipc::bytes`]), unless the order in which clients begin to
+//! call matters: then take this crate. The lanes are the same. Compared with the bits of `ipc`, the
+//! ring serves clients in the order in which they begin to call instead of the order of their
+//! numbers, for 8 B of region per word of the ring and 128 B (4,544 B against 4,416 B with one
+//! client at depth 32, 33,728 B against 33,536 B with 8).
 //!
 //! # The region
 //!
@@ -87,7 +87,7 @@
 //!
 //! # The files
 //! - `ring`: the words that all clients share, in which they announce themselves; its invariants.
-//!   The rest is [`ipc`].
+//!   Everything else is in [`ipc`].
 
 // The code of the README compiles and runs, too.
 #[cfg(doctest)]
@@ -106,7 +106,7 @@ pub use ring::{Ring, ring_depth_for};
 pub type Server<Req, Resp> = ipc::Server<Req, Resp, Ring>;
 
 /// A client of a [`Server`]: an [`ipc::Client`] with a [`Ring`]. `U` is the user data of a call,
-/// which comes back with its reply.
+/// which is returned with its reply.
 pub type Client<Req, Resp, U> = ipc::Client<Req, Resp, U, Ring>;
 
 /// A client of a [`Server`] whose calls are futures: an [`ipc::AsyncClient`] with a [`Ring`].

@@ -1,12 +1,12 @@
 //! The ring: one word per position, written by all clients, emptied by the server. A word names a
 //! client that has begun to call.
 //!
-//! A request lies complete in the client's own lane *before* the client is announced here, by one
-//! CAS of one word. So nothing in the ring is ever half-done: a client stopped or killed at any
-//! instruction has announced itself or has not, and no one else waits for it. While the server
-//! polls the client's lane anyway, which is as long as it finds something there, nothing is
-//! announced: the flag `armed` of the client's entry says so ([`copyrpc_shm::ready`], R1). The
-//! client lowers the flag before it announces itself, so that it does so once.
+//! A request is complete in the client's own lane *before* the client is announced in the ring, by
+//! one CAS of one word. So the ring is consistent at any time: a client stopped or killed at any
+//! instruction has announced itself or has not, and no other client waits for it. While the server
+//! polls the client's lane anyway, which it does as long as it finds something in the lane, nothing
+//! is announced: the flag `armed` of the client's entry shows that ([`copyrpc_shm::ready`], R1).
+//! The client lowers the flag before it announces itself, so that it announces itself once.
 //!
 //! | word | transition | by | pairing |
 //! |---|---|---|---|
@@ -18,15 +18,16 @@
 //! Invariants, `lap(p) = p / depth` (`docs/shm-protocols.md` has them all):
 //! - **I1** Positions are announced without gaps: a client announces `p` only after it saw `p - 1`
 //!   announced or taken in the lap before, or started at `tail` and saw every position from there
-//!   to `p`. So the server, going up, misses none.
-//! - **I2** `head` and `tail` are only hints to a client: whatever they hold (a stopped client may
-//!   store an old `head` much later, a broken one anything), I1 holds, because the words decide.
+//!   to `p`. So the server, which takes positions in ascending order, misses none.
+//! - **I2** `head` and `tail` are only hints to a client: whatever they contain (a stopped client
+//!   may store an old `head` much later, and a broken client any value), I1 holds, because only the
+//!   words count.
 //! - **I3** The lap in a word has 51 bits, so no CAS is fooled by a word of another lap.
-//! - **I4** Garbage that a broken client writes into words, `head` or `tail` is put right by the
-//!   server as it comes by ([`Ring::keep_order`]). An announcement that is lost to it, or that
-//!   found the ring full, leaves the flag down, which the server finds when it goes round the
-//!   entries (R4, [`HotSet::mend`](copyrpc_shm::ready::HotSet::mend)): it costs a delay, and no
-//!   call.
+//! - **I4** Garbage that a broken client writes into words, `head` or `tail` is repaired by the
+//!   server when it reaches the position ([`Ring::keep_order`]). After an announcement that is lost
+//!   by garbage, or that found the ring full, the flag stays down. The server finds that in its
+//!   sweep of the entries (R4, [`HotSet::mend`](copyrpc_shm::ready::HotSet::mend)): it costs a
+//!   delay, and no call.
 
 use std::ptr::NonNull;
 
@@ -79,14 +80,14 @@ fn see(word: u64, lap: u64) -> Seen {
 /// Maximum number of words of a ring.
 const RING_DEPTH_MAX: usize = 1 << 27;
 const LINE: usize = 64;
-/// The region's header takes 128 bytes. Behind it `head` lies @128 and `tail` @192, each alone on
-/// its line, and the words begin @256.
+/// The region's header takes 128 bytes. After the header, `head` is at 128 and `tail` at 192, each
+/// in a line of its own, and the words begin at 256.
 const WORDS: usize = 2 * LINE;
 
 const _: () = assert!(cfg!(loom) || size_of::<AtomicU64>() == 8);
 
-/// The ring of names of a server and its clients, in their region. A name says that the client has
-/// begun to call.
+/// The ring of names of a server and its clients, in their region. The name of a client is in the
+/// ring after the client has begun to call.
 #[derive(Debug)]
 pub struct Ring {
     head: NonNull<AtomicU64>,
@@ -95,7 +96,7 @@ pub struct Ring {
     depth: u64,
     /// The server's next position to take.
     next: u64,
-    /// The server has freed the positions below it.
+    /// The server has freed the positions below this position.
     released: u64,
     /// Number of the server's checks for damage.
     probes: u64,
@@ -156,7 +157,8 @@ impl Ring {
             // D3
             position = self.tail().load(Ordering::Acquire);
         }
-        // From `tail` to the end of the ring, and as many CASes lost to others.
+        // The loop covers the slots from `tail` to the end of the ring, and as many CASes that
+        // other clients win.
         for _ in 0..2 * self.depth {
             match self.look(position) {
                 (seen, Seen::Free) => {
@@ -175,9 +177,9 @@ impl Ring {
                 }
                 (_, Seen::Full(_)) => position = position.wrapping_add(1),
                 (_, Seen::Later) => {
-                    // The server went past it. It frees words before it moves `tail`, so `tail` may
-                    // be behind for a moment, and then the next position is the one; otherwise the
-                    // hint was old, or wrong.
+                    // The server has passed this position. It frees words before it moves `tail`,
+                    // so `tail` may be too low for a moment; then the next position is the right
+                    // one. Otherwise the hint was old, or wrong.
                     let tail = self.tail().load(Ordering::Acquire);
                     let is_near = position.wrapping_sub(tail) < self.depth;
                     position = if is_near {
@@ -187,8 +189,8 @@ impl Ring {
                     };
                 }
                 (_, Seen::Earlier) => {
-                    // Full; unless a broken client has led `head` astray and left a gap, which is
-                    // the next the server waits for (I1).
+                    // The ring is full, unless a broken client has stored a wrong `head` and so
+                    // caused a gap. Then the server waits for the position of the gap next (I1).
                     let tail = self.tail().load(Ordering::Acquire);
                     if tail == position || self.look(tail).1 != Seen::Free {
                         return Err(Full);
@@ -203,8 +205,9 @@ impl Ring {
 
 /// The server's side.
 impl Ring {
-    /// Takes the next announced client. At most a ring's worth can be taken and not released: the
-    /// word of a further position still is that of the lap before.
+    /// Takes the next announced client. At most as many positions as the ring has words can be
+    /// taken and not released: the word of a further position is still the word of the previous
+    /// lap.
     fn take(&mut self) -> Option<usize> {
         let (_, Seen::Full(client)) = self.look(self.next) else {
             return None;
@@ -229,12 +232,13 @@ impl Ring {
         self.tail().store(self.released, Ordering::Release);
     }
 
-    /// Repairs damage that only a broken client causes, so that the others can go on: the next
-    /// word, `tail`, and a gap before the word that many places `ahead`. For when everything taken
-    /// is released.
+    /// Repairs damage that only a broken client causes, so that the other clients can continue: in
+    /// the next word, in `tail`, and in a gap before the word that is `ahead` places after the
+    /// next. Call it when everything taken is released.
     fn keep_order(&mut self, ahead: u64) {
         if let (garbage, Seen::Earlier | Seen::Later) = self.look(self.next) {
-            // Whether it succeeds or the word has changed meanwhile: a later poll checks again.
+            // The exchange may succeed, or fail because the word has changed: a later poll checks
+            // again.
             let free = free(self.lap(self.next));
             let _ = self.word(self.next).compare_exchange(
                 garbage,
@@ -283,7 +287,7 @@ impl Wakes for Ring {
     }
 
     fn drain(&mut self, f: impl FnMut(usize)) {
-        // At most a ring's worth: nothing is released meanwhile.
+        // At most all positions of the ring are taken, since nothing is released meanwhile.
         std::iter::from_fn(|| self.take()).for_each(f);
         self.release();
     }
@@ -315,7 +319,7 @@ impl Announce for Ring {
     }
 
     unsafe fn new(base: NonNull<u8>, _: usize, words: usize) -> Self {
-        // SAFETY: contract of this function: the two hints and the words lie behind `base`.
+        // SAFETY: contract of this function: the two hints and the words lie at and after `base`.
         let (tail, first) = unsafe { (base.add(LINE).cast(), base.add(WORDS).cast()) };
         Self {
             head: base.cast(),
@@ -329,8 +333,8 @@ impl Announce for Ring {
     }
 
     fn announce(&self, client: usize, armed: &AtomicU32) {
-        // Once is enough. If this client is stopped here, or the ring is full, the server finds the
-        // flag down (I4).
+        // One announcement is enough. If this client is stopped here, or the ring is full, the
+        // server finds the flag down (I4).
         armed.store(HOT, Ordering::Relaxed);
         // A full ring does not matter: see above.
         let _ = self.push(client);

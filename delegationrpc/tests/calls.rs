@@ -75,7 +75,7 @@ fn damaged_header_is_refused() {
     let region = Region::open(&scratch.dir(), "s", KIND, 256).unwrap();
     let attempt = |offset: usize, value: u32| {
         let word = region.view().at::<u32>(offset).unwrap();
-        // SAFETY: in bounds; nobody else connects meanwhile.
+        // SAFETY: in bounds; no other client connects meanwhile.
         let before = unsafe { word.as_ptr().read_volatile() };
         // SAFETY: as above.
         unsafe { word.as_ptr().write_volatile(value) };
@@ -266,7 +266,7 @@ fn clients_announce_themselves_once() {
     assert_eq!(full(), 2);
     assert_eq!(server.poll(), 3);
     assert_eq!(full(), 0);
-    // The server looks at them now by itself.
+    // The server now checks them without an announcement.
     a.call(4, 4).unwrap();
     assert_eq!((full(), server.poll()), (0, 4));
     // And no longer, when it has slept.

@@ -1,6 +1,6 @@
-//! Calls of one node to another, one at a time and several; alone, and among idle ones.
-//! `cargo bench -p copyrpc-flux --bench calls`; beside its rivals, `scripts/peers shm` measures;
-//! `scripts/instructions` counts.
+//! Calls of one node to another, one at a time and several; with two nodes alone, and with further,
+//! idle nodes. `cargo bench -p copyrpc-flux --bench calls`; `scripts/peers shm` measures them
+//! together with other crates; `scripts/instructions` counts instructions.
 #![allow(missing_docs, clippy::unwrap_used, reason = "a benchmark")]
 
 #[path = "../../benchkv/harness/criterion/calls.rs"]

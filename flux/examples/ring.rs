@@ -1,4 +1,4 @@
-//! Four nodes, each calling the next one: `cargo run --release -p copyrpc-flux --example ring`.
+//! Four nodes, each calling the next node: `cargo run --release -p copyrpc-flux --example ring`.
 #![allow(clippy::print_stdout, reason = "an example shows what it does")]
 
 use flux::{Config, network};
@@ -9,7 +9,7 @@ fn main() -> Result<(), flux::ConfigError> {
             scope.spawn(move || {
                 let next = (node.index() + 1) % node.nodes();
                 let (mut answered, mut replied) = (0, 0);
-                // The other node is there, and one call is not too many.
+                // The call cannot fail: the other node exists, and one call is within the limit.
                 let _ = node.call(next, node.index(), ());
                 while answered + replied < 2 {
                     node.poll(|(), reply| {

@@ -3,7 +3,7 @@
 /// Maximum number of nodes of a network.
 pub const NODES_MAX: usize = 256;
 
-/// Maximum number of calls in flight: those of a node to all others must have tags.
+/// Maximum number of calls in flight: the calls of a node to all others must have distinct tags.
 const IN_FLIGHT_MAX: usize = copyrpc_calls::CALLS_MAX / NODES_MAX;
 
 /// Maximum number of slots of a lane, enough for the maximum of calls in flight.

@@ -2,7 +2,7 @@
 
 use crate::token::Token;
 
-/// The reason why a call was not made. The payload and the user data come back.
+/// The reason why a call was not made. The error returns the payload and the user data.
 #[derive(thiserror::Error)]
 pub enum CallError<T, U> {
     /// The maximum of calls to that node is unanswered. Poll, then try again.
@@ -14,7 +14,7 @@ pub enum CallError<T, U> {
         user_data: U,
         /// The node called.
         to: usize,
-        /// Calls in flight to it.
+        /// Calls in flight to the node.
         in_flight: usize,
     },
     /// Node `to` was dropped. Permanent.
@@ -55,8 +55,8 @@ impl<T, U> std::fmt::Debug for CallError<T, U> {
     }
 }
 
-/// Another node received the call of this token. Both come back; dropping the token rejects the
-/// call.
+/// Another node received the call of this token. The error returns the token and the payload;
+/// dropping the token rejects the call.
 #[derive(thiserror::Error)]
 #[error("this call was received by another node")]
 pub struct ForeignToken<T> {

@@ -23,21 +23,21 @@
 //!
 //! - [`Node::step`] polls and answers calls at once, with the fewest instructions.
 //! - A call and a reply can be seen when the function that sends them returns. There is no flush.
-//! - Replies come in any order. A [`Token`] is the duty to answer one call: [`Node::reply`] uses it
-//!   up, and dropping it, on any thread, rejects the call. The rejection leaves with the node's
+//! - Replies arrive in any order. A [`Token`] is the duty to answer one call: [`Node::reply`] uses
+//!   it up, and dropping it, on any thread, rejects the call. The rejection is sent by the node's
 //!   next [`Node::poll`], for which [`Node::wait`] wakes.
 //! - **Back-pressure**: at most `in_flight` calls of one node to another are unanswered (default
-//!   256); one more is [`CallError::Full`], which returns payload and user data. [`Node::reply`] is
-//!   never refused for room.
+//!   256); a further call fails as [`CallError::Full`], which returns payload and user data.
+//!   [`Node::reply`] is never refused for room.
 //! - Every call ends exactly once: with its reply, with [`CallFailed::Dropped`] when its token is
 //!   dropped, with [`CallFailed::TimedOut`] after the time that [`Node::call_within`] was given or
-//!   by [`Node::cancel`] (it keeps its slot until its late reply arrives, which is discarded), or
-//!   with [`CallFailed::Closed`] when the other node is dropped. Another call whose token is
-//!   kept waits.
+//!   by [`Node::cancel`] (the call keeps its slot until its late reply arrives, which is
+//!   discarded), or with [`CallFailed::Closed`] when the other node is dropped. A call whose token
+//!   is kept, and to which none of this applies, waits.
 //! - **Memory**: `K x (K - 1) x capacity` slots of 16 B and the payload, rounded up to 64 B: 3.7 MB
 //!   for 8 nodes with the default capacity of 1024.
 //! - A poll is bounded and fair, and visits active nodes only. [`Node::wait`] sleeps until there is
-//!   something to poll for; [`sleep::wait`] does on a node and on other things at once.
+//!   something to poll for; [`sleep::wait`] sleeps on a node and on other things at once.
 //! - Nodes share a process, so data of any length stay on the heap: a payload is `Copy`, an index
 //!   or an address that both threads know.
 //!

@@ -20,7 +20,7 @@ pub(crate) const CALL: u8 = Tag::LAST_BIT;
 /// Note of a message: there will be no answer to a call. It has no payload.
 pub(crate) const REJECTION: u8 = copyrpc_calls::DROPPED;
 
-/// A message. Its payload is there unless its note is [`REJECTION`].
+/// A message. Its payload is initialised unless its note is [`REJECTION`].
 pub(crate) type Message<T> = Tagged<MaybeUninit<T>>;
 type Lane<T> = Box<[Slot<Message<T>>]>;
 
@@ -32,7 +32,7 @@ pub(crate) struct Received {
     pub(crate) to: u32,
 }
 
-/// The signals by which one node learns that it is called.
+/// The signals by which other nodes announce their calls to a node.
 struct Inbound {
     /// Flags that ask for a ready bit, by sender.
     armed: Box<[Line<AtomicU32>]>,
@@ -42,13 +42,14 @@ struct Inbound {
     dropped: Dropped<Received>,
     /// The node was dropped.
     closed: AtomicBool,
-    /// Alone on its line: the node writes it before it sleeps, and all nodes read the rest.
+    /// The words have a line of their own, because the node writes them before it sleeps, and all
+    /// nodes read the other fields.
     sleep: CachePadded<Sleep>,
 }
 
-/// Words of one array on lines of their own. They are read with every message and rarely written,
-/// so they must not share a line with other words that are written. (Loom's atomics are larger, and
-/// have no lines.)
+/// The words of one array, on cache lines that hold nothing else. They are read with every message
+/// and rarely written, so they must not share a line with other words that are written. (Loom's
+/// atomics are larger, and have no cache lines.)
 #[cfg_attr(not(loom), repr(C, align(64)))]
 #[cfg_attr(loom, repr(C))]
 struct Line<W>([W; WORDS_PER_LINE]);
@@ -79,11 +80,11 @@ pub(crate) struct Towards {
 unsafe impl Send for Towards {}
 
 impl Towards {
-    /// Notifies the node of a published message, if it does not poll the lane. Returns whether it
-    /// was found dropped.
+    /// Notifies the node of a published message, if it does not poll the lane. Returns whether the
+    /// node was found to be dropped.
     ///
     /// # Safety
-    /// The mesh is there.
+    /// The mesh exists.
     #[inline(always)]
     pub(crate) unsafe fn notify(&self) -> bool {
         // R1
@@ -95,7 +96,7 @@ impl Towards {
     }
 
     /// # Safety
-    /// The mesh is there.
+    /// The mesh exists.
     #[cold]
     #[inline(never)]
     unsafe fn announce(&self) -> bool {
@@ -124,12 +125,12 @@ pub(crate) struct Mesh<T> {
     /// Lanes by receiver, then by sender.
     lanes: Box<[Box<[Lane<T>]>]>,
     signals: Arc<Signals>,
-    /// In [`NETWORKS`].
+    /// Number of the network in [`NETWORKS`].
     pub(crate) number: u64,
 }
 
-/// Asks the node that received a call to reject it; does nothing if the network is gone. Called
-/// from any thread.
+/// Asks the node that received a call to reject it; does nothing if the network was dropped. It may
+/// be called from any thread.
 #[cold]
 pub(crate) fn reject(network: u64, received: Received) {
     if let Some(signals) = NETWORKS.with(network, Weak::upgrade).flatten() {
@@ -219,8 +220,8 @@ impl Signals {
     /// Returns the ready bits of the lanes to `to`.
     pub(crate) fn ready(&self, to: usize) -> Option<ReadyWords> {
         let words = &*self.nodes.get(to)?.ready;
-        // SAFETY: these are at least `words(nodes)` atomics, one behind the other as a line is full
-        // of them, which live as long as the mesh, and so as long as any node.
+        // SAFETY: these are at least `words(nodes)` consecutive atomics, because they fill each
+        // line. They live as long as the mesh, and so as long as any node.
         Some(unsafe { ReadyWords::new(NonNull::from(words).cast(), self.nodes.len()) })
     }
 

@@ -1,22 +1,23 @@
 //! A node: calls others, receives their calls, answers them in any order.
 //!
-//! Calls and replies from `a` to `b` share one lane, which has no word for how far `b` has come. It
-//! needs none:
+//! Calls and replies from `a` to `b` share one lane, which has no word for the position of `b`. It
+//! needs no such word:
 //! - **M1** At most `F = in_flight` calls of a node to another are unanswered, cancelled ones
 //!   included. An answer or a rejection is published once per call, since its [`Token`] can be used
 //!   once. A lane is taken in order.
-//! - **M2** So when `a` publishes a message, the one `capacity > 2F` before it has been taken, and
-//!   `a` knows. Among those since, either more than `F` are calls: one of them was answered, so `b`
-//!   took it, and all before it. Or more than `F` are replies: `b` made a later call with fewer
-//!   than `F` others unanswered, after it had taken one of them, and all before it. Either way what
-//!   `a` received from `b` by the lane's L1 pairing happened after `b` was done with the slot.
+//! - **M2** So when `a` publishes a message, the message `capacity > 2F` before it has been taken,
+//!   and `a` knows that. Among the messages since then, either more than `F` are calls: one of them
+//!   was answered, so `b` took it, and all messages before it. Or more than `F` are replies: `b`
+//!   made a later call with fewer than `F` other calls unanswered, after it had taken one of these
+//!   replies, and all messages before it. In both cases the message that `a` received from `b` by
+//!   the lane's L1 pairing was sent after `b` had finished with the slot.
 //! - **M3** `closed` is stored (Release) after a node's last message and loaded (Acquire) before
 //!   its lane is emptied for the last time, so a node's answers before its drop count.
 //! - **M4** A node that is dropped arms all its lanes before that store. A caller reads `armed`
-//!   after each message anyway (R1), and then, if it is set, `closed` (Acquire). So a node that has
-//!   seen `closed` once sees it at each later call, and takes the call back: its message will not
-//!   be taken. The slot of that call is never free again, but its lane has no reader that could be
-//!   overtaken.
+//!   after each message anyway (R1), and then, if it is set, `closed` (Acquire). So a caller that
+//!   has seen `closed` once sees it at each later call, and takes the call back: the message of the
+//!   call will not be taken. The slot of that call is never free again, but the lane has no reader
+//!   that could be overtaken.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -41,8 +42,8 @@ use crate::token::{CallToken, Token};
 /// Number of empty polls between two checks for dropped nodes.
 const POLLS_PER_CHECK: u32 = 64;
 
-/// A node of a network, for one thread. `T` is the payload of calls and replies, `U` the user
-/// data of a call, which comes back with its reply.
+/// A node of a network, for one thread. `T` is the payload of calls and replies, `U` the user data
+/// of a call, which is returned with its reply.
 ///
 /// `Send`: make the nodes, then give each to its thread. The drop ends the calls of other nodes to
 /// it with [`CallFailed::Closed`].
@@ -110,9 +111,9 @@ struct Outgoing<T> {
 }
 
 impl<T: Copy + Send> Outgoing<T> {
-    /// Publishes a message. M2 says that there is room, unless the peer is gone.
-    /// `is_one_of_several`: other messages are under way. Returns `true` if the peer has been
-    /// dropped. The check is made only when the peer is not actively polling this lane.
+    /// Publishes a message. By M2 there is room, unless the peer was dropped. `is_one_of_several`:
+    /// other messages are under way. Returns `true` if the peer has been dropped. The check is made
+    /// only when the peer is not actively polling this lane.
     #[inline(always)]
     fn publish(&mut self, is_one_of_several: bool, tag: u64, payload: MaybeUninit<T>) -> bool {
         self.tx.publish_tagged(
@@ -140,9 +141,9 @@ impl<T, U> Node<T, U> {
             .sum()
     }
 
-    /// Returns the same node, with the user data that `f` returns for those of its calls. A node is
-    /// `Send` if its user data is. A node whose user data is not can be made from a node that
-    /// cannot call, on its own thread:
+    /// Returns the same node, with the user data of its calls replaced by the values that `f`
+    /// returns for them. A node is `Send` if its user data is `Send`. A node whose user data is not
+    /// `Send` can be made from a node that cannot call, on its own thread:
     ///
     /// ```
     /// use std::{convert::Infallible, rc::Rc};
@@ -290,14 +291,14 @@ impl<T: Copy + Send, U> Node<T, U> {
         self.ends.mesh.index
     }
 
-    /// Returns the number of nodes of the network, this one included.
+    /// Returns the number of nodes of the network, including this node.
     #[must_use]
     pub fn nodes(&self) -> usize {
         self.ends.mesh.len()
     }
 
     /// Calls node `to`, which sees the calls at once and in their order. [`poll`](Self::poll)
-    /// returns `user_data` with the reply, exactly once. Replies come in any order.
+    /// returns `user_data` with the reply, exactly once. Replies arrive in any order.
     ///
     /// # Errors
     /// [`CallError`], with the payload and the user data; nothing was sent.
@@ -375,9 +376,8 @@ impl<T: Copy + Send, U> Node<T, U> {
         Ok(call)
     }
 
-    /// Ends a call at once and returns its user data; `None` if the call has ended. The other node
-    /// does not learn of it. Its reply is discarded; the call keeps its slot until the reply
-    /// arrives.
+    /// Ends a call at once and returns its user data; `None` if the call has ended. Nothing is sent
+    /// to the other node. Its reply is discarded; the call keeps its slot until the reply arrives.
     pub fn cancel(&mut self, call: CallToken) -> Option<U> {
         self.ends.peer(call.to)?.calls.abandon(call.tag)
     }
@@ -402,7 +402,7 @@ impl<T: Copy + Send, U> Node<T, U> {
             }
             is_timed |= peer.calls.has_deadlines();
         }
-        // Last: if `f` panics, the next poll ends the rest.
+        // This is set last: if `f` panics, the next poll ends the other calls.
         self.is_timed = is_timed;
         ended
     }
@@ -516,7 +516,7 @@ impl<T: Copy + Send, U> Node<T, U> {
                     f(user_data, Err(CallFailed::Closed(SessionEnd::PeerGone)));
                 };
                 peer.calls.take_all(end);
-                // Last: if `f` panics, the next check ends the rest.
+                // This is set last: if `f` panics, the next check ends the other calls.
                 peer.gone = true;
             }
         }
@@ -544,7 +544,7 @@ impl<T: Copy + Send, U> Node<T, U> {
     ///
     /// # Errors
     /// [`ForeignToken`], with token and payload, for the token of a call that another node
-    /// received. An answer to a node that is gone is no error.
+    /// received. An answer to a node that was dropped is no error.
     #[inline(always)]
     pub fn reply(&mut self, token: Token, payload: T) -> Result<(), ForeignToken<T>> {
         if token.network != self.ends.mesh.number
@@ -573,7 +573,7 @@ impl<T, U> Ends<T, U> {
         self.peers.get_mut(node as usize)
     }
 
-    /// Returns whether a node was dropped. Then its last messages are there to be taken (M3).
+    /// Returns whether a node was dropped. Then its last messages can be taken (M3).
     fn is_closed(&self, node: usize) -> bool {
         self.mesh.signals().is_closed(node)
     }
@@ -615,7 +615,7 @@ impl<T: Copy + Send> Drop for Unanswered<'_, T> {
     }
 }
 
-/// Takes back a call whose receiver is gone.
+/// Takes back a call whose receiver was dropped.
 #[cold]
 fn take_back<U>(calls: &mut Calls<U>, word: u64) -> Option<U> {
     calls.take(Tag::unpack(word).0)
@@ -711,7 +711,7 @@ impl<T: Copy + Send, U> Ends<T, U> {
         if taken > 0 {
             return taken;
         }
-        // A node does not call itself: its own index stands for the calls that it must reject.
+        // A node does not call itself, so its own index is used for the calls that it must reject.
         if from == self.mesh.index {
             self.reject_dropped()
         } else {
@@ -776,7 +776,8 @@ mod model {
 
     const CALLS: u64 = 3;
 
-    /// Makes its calls one after the other and answers those of the other node, until all are done.
+    /// Makes the calls of a node one after the other and answers the calls of the other node, until
+    /// all have ended.
     fn run(mut node: Node<u64, u64>) -> Node<u64, u64> {
         let other = 1 - node.index();
         let mut ended = 0;
@@ -815,7 +816,7 @@ mod model {
             )
             .unwrap();
             let (mut b, mut a) = (nodes.pop().unwrap(), nodes.pop().unwrap());
-            // Node 1 polls the lane from now on, and is not told of messages there.
+            // Node 1 polls the lane from now on, and messages there are not announced to it.
             a.call(1, 0, ()).unwrap();
             assert_eq!(b.step(|(), _| (), |_, payload| *payload), 1);
             assert_eq!(a.poll(|(), reply| assert_eq!(reply, Ok(0))), 1);

@@ -1,7 +1,7 @@
 //! The program whose instructions `scripts/instructions` counts: a server and its clients in one
 //! thread, requests and replies of 32 bytes.
 //!
-//! Bounds are about a fiftieth above what was counted.
+//! Bounds are about 2 % above the number that was counted.
 #![allow(missing_docs, clippy::unwrap_used, reason = "a program for measuring")]
 
 mod pair;
@@ -327,8 +327,8 @@ impl Connection for Echo {
     fn device(&self) {}
 }
 
-/// A server's look for dead clients after a rest in which eight have become due, the most that it
-/// makes up for at once.
+/// A server's search for dead clients after a pause in which eight searches have become due, the
+/// maximum that it makes up for at once.
 const fn looks(name: &'static str, bound: u32, what: &'static str, run: fn(u64)) -> Operation {
     Operation {
         name,
@@ -340,7 +340,7 @@ const fn looks(name: &'static str, bound: u32, what: &'static str, run: fn(u64))
     }
 }
 
-/// Lets eight looks for dead clients become due, `times` times.
+/// Lets eight searches for dead clients become due, `times` times.
 fn rest_and_look(mut pair: Pair, times: u64) {
     for _ in 0..times {
         std::thread::sleep(Duration::from_millis(10));

@@ -12,8 +12,8 @@ use crate::limits::LINE;
 /// [`ReadyWords`], a bit for each client; `delegationrpc` has a ring of names.
 ///
 /// A client calls [`announce`](Self::announce) after it has published a request, if its flag
-/// `armed` is up (R1 of `docs/shm-protocols.md`). The server asks the same type as a [`Wakes`].
-/// Both see zeroed memory of the region at first.
+/// `armed` is set (R1 of `docs/shm-protocols.md`). The server reads the announcements through the
+/// same type, as a [`Wakes`]. At first both see zeroed memory of the region.
 pub trait Announce: Wakes + Send + Sized {
     /// Kind of the server's region.
     const KIND: u64;
@@ -34,9 +34,9 @@ pub trait Announce: Wakes + Send + Sized {
     /// Makes a view of the announcements at `base`.
     ///
     /// # Safety
-    /// At `base`, aligned to 64, are as many bytes as [`bytes`](Self::bytes) says for these
-    /// numbers, zeroed when the region was created, which stay mapped as long as this value is
-    /// used.
+    /// `base` is aligned to 64. The bytes there, as many as [`bytes`](Self::bytes) returns for
+    /// these numbers, were zeroed when the region was created, and stay mapped as long as this
+    /// value is used.
     unsafe fn new(base: NonNull<u8>, max_clients: usize, words: usize) -> Self;
 
     /// Announces a client whose request is published. The caller wakes the server.

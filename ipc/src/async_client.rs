@@ -21,7 +21,7 @@ use crate::error::{AskError, ConnectError, Misfit};
 /// Options of an [`AsyncClient`].
 #[derive(Clone, Debug, Default)]
 pub struct ClientOptions {
-    /// The directory of the server. Default: that of the user.
+    /// The directory of the server. Default: the directory of the user.
     pub dir: Option<Dir>,
     /// The server's tag.
     pub type_tag: u64,
@@ -30,7 +30,7 @@ pub struct ClientOptions {
     pub connect_timeout: Duration,
 }
 
-/// A client that the thread of an [`AsyncClient`] has. It knows its calls by number.
+/// A client that the thread of an [`AsyncClient`] uses. It identifies its calls by numbers.
 pub trait Session: Sleeper + Sized + 'static {
     /// A request.
     type Request: ToOwned<Owned: Send + Unpin + 'static> + ?Sized;
@@ -145,14 +145,14 @@ impl Session for bytes::Client<u64> {
 
 /// A client of a [`Server`](crate::Server) whose calls are futures, for any executor and from any
 /// thread: `C` is a [`Client`] or a [`bytes::Client`] whose user data are numbers. Clones share the
-/// session, which is over with the last clone, and so the server's `depth` of unanswered calls;
-/// further calls wait in their order, a call without a timeout forever if none of those is
-/// answered. A call that would end the others, as of a server that holds calls until there are
-/// news, needs another client. A call that is given up keeps its slot until its reply arrives,
-/// which is discarded.
+/// session, which ends with the last clone, and so share the maximum number of unanswered calls,
+/// the server's `depth`. Further calls wait in their order; a call without a timeout waits without
+/// limit if no unanswered call is answered. If a server holds calls until it has news, a call that
+/// gives it news needs another client. A call that is given up keeps its slot until its reply
+/// arrives, which is discarded.
 ///
 /// A call after the end of the session connects to the next server of the name. A call whose server
-/// was gone is [`NotSent`](AskError::NotSent) if there is no other server of the name.
+/// has ended is [`NotSent`](AskError::NotSent) if there is no other server of the name.
 ///
 /// ```no_run
 /// # async fn caller() -> Result<(), Box<dyn std::error::Error>> {
@@ -243,7 +243,7 @@ impl<C: Session> Connection for Reconnecting<C> {
                     .for_each(|left| self.client.end_within(call, left));
                 Ok(call)
             }
-            // Its calls end before those of the next session begin.
+            // The calls of this session end before those of the next session begin.
             Err(Refusal::Ended) if self.client.in_flight() > 0 => Err(Refusal::NoRoom),
             made => made,
         }

@@ -28,7 +28,7 @@ pub(crate) fn serve<S>(
     }
 }
 
-/// Connects, at most for `patience`, if there is one. Returns what is left of `timeout`.
+/// Connects, at most for `patience`, if that is not `None`. Returns the rest of `timeout`.
 ///
 /// # Errors
 /// The error of a call that wanted the connection.

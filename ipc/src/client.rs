@@ -1,4 +1,4 @@
-//! The calling end: a lane of requests, and a lane of responses.
+//! The client: the calling end, with a lane of requests and a lane of responses.
 
 use std::fmt;
 use std::time::Duration;
@@ -21,11 +21,11 @@ use crate::layout::{AreaBytes, Header};
 use crate::membership::Membership;
 use crate::views::{self, Views};
 
-/// A client of a [`Server`](crate::Server). `U` is the user data of a call, which comes back with
-/// its reply. `W` is the server's.
+/// A client of a [`Server`](crate::Server). `U` is the user data of a call, which is returned with
+/// its reply. `W` is the type of announcements of the server.
 ///
-/// A client belongs to one thread at a time (`Send`). The drop leaves the server and forgets
-/// unanswered calls.
+/// A client belongs to one thread at a time (`Send`). The drop ends the session with the server and
+/// discards unanswered calls.
 pub struct Client<Req, Resp, U, W = ReadyWords> {
     announced: W,
     requests: LaneTx<Tagged<Req>>,
@@ -50,11 +50,11 @@ impl<Req, Resp, U, W> fmt::Debug for Client<Req, Resp, U, W> {
 }
 
 impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
-    /// Connects to the server `name` of this user on this host. The tag is 0, as that of servers
-    /// made by `bind`. [`connect_in`](Self::connect_in) takes another one.
+    /// Connects to the server `name` of this user on this host. The tag is 0, like the tag of
+    /// servers made by `bind`. [`connect_in`](Self::connect_in) takes another tag.
     ///
     /// # Errors
-    /// [`ConnectError`]. Those that [may pass](ConnectError::may_pass) can be tried again.
+    /// [`ConnectError`]. After an error that [may pass](ConnectError::may_pass), try again.
     pub fn connect(name: &str) -> Result<Self, ConnectError> {
         Self::connect_in(&Dir::open(None)?, name, 0)
     }
@@ -107,10 +107,10 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
         // fields).
         let member = unsafe { Membership::join(region, entries, |entry| lanes.are_unused(entry)) }?;
         let (entry, depth) = (member.entry, lanes.depth());
-        // SAFETY: as above. The entry is ours alone, and its lanes are empty (C2). The requests
-        // have one producer, this one; `call` publishes only while fewer than `depth` calls are
-        // unanswered, and the server takes requests in order before it answers them. Any bytes are
-        // a valid response, by `Plain`.
+        // SAFETY: as above. Only this client has the entry, and its lanes are empty (C2). The
+        // requests have one producer, this client; `call` publishes only while fewer than `depth`
+        // calls are unanswered, and the server takes requests in order before it answers them. Any
+        // bytes are a valid response, by `Plain`.
         let (requests, responses) = unsafe {
             (
                 LaneTx::new(lanes.requests_of(entry), depth as u64, 0),
@@ -129,9 +129,9 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
         })
     }
 
-    /// Connects to the server that has the name now, the next one if the session is over; tries
-    /// again for `timeout` if it is not up yet or is full. Every call must have ended: poll until
-    /// the end of the session first.
+    /// Connects to the server that has the name now: the next server if the session is over. Tries
+    /// again for `timeout` if the server has not started yet or is full. Every call must have
+    /// ended: poll until the end of the session first.
     ///
     /// # Errors
     /// [`ConnectError`]; the client is as before.
@@ -180,7 +180,7 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
 
     /// Sends one request. The server can see it when this returns, and sees the calls of one client
     /// in their order. [`poll`](Self::poll) returns `user_data` with the reply, exactly once.
-    /// Replies come in any order.
+    /// Replies arrive in any order.
     ///
     /// # Errors
     /// [`CallError`], with the request and the user data; nothing was sent.
@@ -213,8 +213,8 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
             .end_within(call, self.member.region.clock().now_ns(), timeout);
     }
 
-    /// Ends a call at once and returns its user data; `None` if the call has ended. The server does
-    /// not learn of it. Its reply is discarded; the call keeps its slot until the reply arrives.
+    /// Ends a call at once and returns its user data; `None` if the call has ended. Nothing is sent
+    /// to the server. The reply is discarded; the call keeps its slot until the reply arrives.
     pub fn cancel(&mut self, call: CallToken) -> Option<U> {
         self.calls.abandon(call)
     }
@@ -275,8 +275,8 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
 
     /// Sleeps until [`poll`](Self::poll) has something to do: a reply, a deadline, or the end of
     /// the session; at most for `timeout` (`None`: without a limit). Returns whether there is
-    /// something. Does not spin. The death of a server is noticed within
-    /// [`SLICE`](copyrpc_shm::sleep::SLICE) after the kernel notices it.
+    /// something. Does not spin. The death of a server is detected within
+    /// [`SLICE`](copyrpc_shm::sleep::SLICE) after the kernel detects it.
     pub fn wait(&mut self, timeout: Option<Duration>) -> bool {
         sleep::wait([self as &mut dyn Sleeper], timeout)
     }
@@ -285,9 +285,9 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
     /// their number.
     ///
     /// # Errors
-    /// [`SessionEnd`] when the session is over, from then on always: `f` has got every unanswered
-    /// call as ended. The death of a server is noticed within 64 empty polls after the kernel
-    /// notices it (about a millisecond).
+    /// [`SessionEnd`] in every poll after the end of the session: `f` has got every unanswered call
+    /// as ended. The death of a server is detected within 64 empty polls after the kernel detects
+    /// it (about a millisecond).
     #[inline(always)]
     pub fn poll(
         &mut self,
@@ -334,7 +334,8 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
         }
     }
 
-    /// Returns the time until the earliest deadline, or until the next look for the server's death.
+    /// Returns the time until the earliest deadline, or until the next check whether the server has
+    /// died.
     fn left(&self) -> Duration {
         self.calls
             .until_deadline(|| self.member.region.clock().now_ns())
@@ -365,7 +366,7 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
         ended
     }
 
-    /// Takes a word with another note than [`ANSWERED`], or of a call that has ended. Returns
+    /// Takes a word with a note other than [`ANSWERED`], or of a call that has ended. Returns
     /// whether it ends a call.
     #[cold]
     fn take_unanswered(
@@ -374,7 +375,7 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
         f: &mut impl FnMut(U, usize, Result<Resp, CallFailed>),
     ) -> bool {
         let (tag, note) = CallToken::unpack(word);
-        // C5: a tag that is not outstanding comes from a broken server; it ends no call.
+        // C5: a tag of no outstanding call is an error of the server; it ends no call.
         let taken = if note == ANSWERED {
             None
         } else {
@@ -418,14 +419,15 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
         });
     }
 
-    /// Leaves the state after a `SIGKILL` behind a request that is published and not announced.
+    /// Makes the state of a client that was killed by `SIGKILL` after it published a request and
+    /// before it announced it.
     #[cfg(all(test, loom))]
     pub(crate) fn call_unannounced(&mut self, request: Req, user_data: U) {
         let (call, request) = self.begin(request, user_data).unwrap();
         self.publish(call, request);
     }
 
-    /// Leaves the state after a `SIGKILL`, for models.
+    /// Makes the state of a client that was killed by `SIGKILL`, for models.
     #[cfg(all(test, loom))]
     pub(crate) fn die(self) {
         self.member.die();
@@ -434,8 +436,8 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
 
 impl<Req: Plain, Resp: Plain, W: Announce> Client<Req, Resp, (), W> {
     /// Makes a call and waits for the reply, at most for `timeout`, which begins with the 64th poll
-    /// for the reply: a call that is answered by then does not read the clock. If the session is
-    /// over, connects to the next server first, as [`connect_within`](Self::connect_within) says.
+    /// for the reply: a call that is answered before does not read the clock. If the session is
+    /// over, connects to the next server first, as [`connect_within`](Self::connect_within) does.
     /// The client must have no other unanswered call.
     ///
     /// # Errors

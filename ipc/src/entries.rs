@@ -1,5 +1,5 @@
 //! The clients of a server: entries with generations in its region. A client holds its entry by a
-//! lock that the kernel drops when it dies.
+//! lock that the kernel releases when the client dies.
 //!
 //! | word | writer | reader | pairing |
 //! |---|---|---|---|
@@ -11,8 +11,8 @@
 //! **C4**: a client takes the byte lock `1 + entry` of the region's file first and the entry
 //! second, so a taken entry whose lock is free belongs to a dead client. A client stopped or killed
 //! at any instruction affects its own entry only, and only the server makes an entry free again,
-//! after it has reset the client's memory. (A client whose own process opens and closes the
-//! region's file by other means loses its lock, is taken for dead, and finds itself
+//! after it has reset the client's memory. (If a client's own process opens and closes the region's
+//! file by other means, the client loses its lock, is taken for dead, and is
 //! [disconnected](Holding::lasts).)
 
 use std::ptr::NonNull;
@@ -26,7 +26,7 @@ const FREE: u64 = 0;
 const TAKEN: u64 = 1;
 const LEFT: u64 = 2;
 const EVICTED: u64 = 3;
-/// Not a state of an entry: see [`Holding::end`].
+/// A value that is not a state of an entry: see [`Holding::end`].
 const NEVER: u64 = 4;
 const STOPPED: u64 = 5;
 
@@ -71,7 +71,7 @@ const _: () = {
 /// The reason why a client got no entry.
 #[derive(Debug, thiserror::Error)]
 pub enum JoinError {
-    /// All entries are taken, maybe by clients that have gone: the server frees their entries when
+    /// All entries are taken, maybe by clients that have ended: the server frees their entries when
     /// it polls.
     #[error(
         "all {max_clients} client entries are taken: end a client, or create the server with more; or try again if one just ended"
@@ -93,13 +93,13 @@ impl JoinError {
     }
 }
 
-/// A client's hold on its entry. [`Entries::leave`] ends it. If it is merely dropped, the server
-/// takes the client for dead, with the same outcome a little later.
+/// A client's hold on its entry. [`Entries::leave`] ends it. If the session is only dropped, the
+/// server takes the client for dead, with the same outcome a little later.
 #[derive(Debug)]
 pub(crate) struct Session {
     /// The client's number, below the number of entries.
     pub(crate) entry: usize,
-    /// A number that tells this holder of the entry from earlier ones.
+    /// A number that distinguishes this holder of the entry from earlier holders.
     pub(crate) generation: u32,
     _lock: ByteLock,
 }
@@ -140,7 +140,7 @@ impl Holding {
         self.entry().session.load(Ordering::Acquire) == self.word - TAKEN + STOPPED
     }
 
-    /// Makes [`lasts`](Self::lasts) return `false` from now on, whatever becomes of the entry.
+    /// Makes [`lasts`](Self::lasts) return `false` from now on, whatever the entry contains later.
     pub(crate) fn end(&mut self) {
         self.word = NEVER;
     }
@@ -165,7 +165,7 @@ impl Holding {
         self.sleep().wake_behind(self.barrier);
     }
 
-    /// Returns the word that the holder sleeps on.
+    /// Returns the word on which the holder sleeps.
     #[inline(always)]
     pub(crate) fn sleep(&self) -> &Sleep {
         &self.entry().sleep
@@ -185,7 +185,8 @@ unsafe impl Send for Entries {}
 unsafe impl Sync for Entries {}
 
 impl Entries {
-    /// Returns the number of bytes that `count` entries take: a line each, and one for all.
+    /// Returns the number of bytes of `count` entries: a line for each entry, and one line for the
+    /// head.
     pub(crate) const fn bytes(count: usize) -> usize {
         size_of::<Head>() + count * size_of::<Entry>()
     }
@@ -220,7 +221,8 @@ impl Entries {
                 sleep: Sleep::default(),
             },
         )));
-        // SAFETY: leaked, and one behind the other, as both are whole lines.
+        // SAFETY: the memory is leaked, and the entry directly follows the head, as both are whole
+        // lines.
         unsafe { Self::new(NonNull::from(one).cast(), 1) }
     }
 
@@ -307,7 +309,7 @@ impl Entries {
         })
     }
 
-    /// Client: leaves its entry. It must not write to the entry's memory any more.
+    /// Client: gives up its entry. After that it must not write to the entry's memory.
     pub(crate) fn leave(&self, session: Session) {
         let Some(entry) = self.entry(session.entry) else {
             return;
@@ -316,7 +318,7 @@ impl Entries {
             word(session.generation, TAKEN),
             word(session.generation, LEFT),
         );
-        // C1; an evicted client does not leave.
+        // C1. The exchange fails if the client was evicted.
         if entry
             .session
             .compare_exchange(taken, left, Ordering::AcqRel, Ordering::Relaxed)
@@ -349,11 +351,11 @@ impl Entries {
     }
 
     /// Server: ends the session of a client that breaks the protocol. The entry is free again when
-    /// that client is gone.
+    /// that client has ended.
     pub(crate) fn evict(&self, entry: usize, generation: u32) {
         if let Some(entry) = self.entry(entry) {
             let (taken, evicted) = (word(generation, TAKEN), word(generation, EVICTED));
-            // C2; it fails if the client has left meanwhile.
+            // C2. The exchange fails if the client has given up its entry meanwhile.
             let _ =
                 entry
                     .session
@@ -362,8 +364,8 @@ impl Entries {
         }
     }
 
-    /// Server: at its end, takes a free entry out of use, or tells its client that no request will
-    /// be taken. Those that were are answered.
+    /// Server: at its end, takes a free entry out of use, or reports to the client of the entry
+    /// that no further request will be taken. The requests that were taken are answered.
     pub(crate) fn stop(&self, entry: usize) {
         if let Some(entry) = self.entry(entry) {
             let stopped = |session: u64| {
@@ -378,8 +380,8 @@ impl Entries {
         }
     }
 
-    /// Returns the generation of the client of `entry` if it left or its lock is free. A check of a
-    /// lock takes one of `checks`.
+    /// Returns the generation of the client of `entry` if the client gave up its entry or its lock
+    /// is free. A check of a lock takes one of `checks`.
     fn departed(&self, entry: usize, file: &LockFile, checks: &mut usize) -> Option<u32> {
         let session = self.entry(entry)?.session.load(Ordering::Acquire);
         let generation = (session >> 32) as u32;
@@ -394,9 +396,10 @@ impl Entries {
     }
 }
 
-/// The server's search for clients that are gone. It finds a client that left in the next pass, and
-/// a client that died within a millisecond for every [`LOOKS_PER_ROUND`] entries; a server that
-/// sleeps takes a [`SLICE`](copyrpc_shm::sleep::SLICE) more.
+/// The server's search for clients that have ended. It finds a client that gave up its entry in the
+/// next pass. To find a client that died it takes at most a millisecond for every
+/// [`LOOKS_PER_ROUND`] entries; a server that sleeps takes a [`SLICE`](copyrpc_shm::sleep::SLICE)
+/// more.
 #[derive(Debug)]
 pub(crate) struct Reaper {
     entries: Entries,
@@ -496,8 +499,8 @@ impl Reaper {
         due > 0
     }
 
-    /// Checks the next `max` entries: for clients that left, and by at most `checks` system calls,
-    /// from the last checked lock on, for clients that died.
+    /// Checks the next `max` entries: for clients that gave up their entries, and by at most
+    /// `checks` system calls, from the last checked lock on, for clients that died.
     #[cold]
     fn round(
         &mut self,

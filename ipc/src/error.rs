@@ -93,9 +93,9 @@ pub enum ConnectError {
     /// The region is shorter than its header asks for.
     #[error("the server's region is damaged: it has {have} bytes and its header describes {need}")]
     Truncated {
-        /// Bytes described.
+        /// Bytes that the header describes.
         need: usize,
-        /// Bytes present.
+        /// Bytes of the file.
         have: usize,
     },
     /// The client got no entry.
@@ -112,15 +112,16 @@ pub enum ConnectError {
 /// Why the server that has the name now does not fit a client of the one before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Misfit {
-    /// Its types or its tag are others: build both from the same.
+    /// The types or the tag of the server differ from the types or the tag of the client: build
+    /// both from the same source.
     #[error(
         "the server that has the name now has other types or another tag: build both from the same"
     )]
     Types,
-    /// Its region has another layout or version: use programs of one build.
+    /// The server's region has another layout or version: use programs of one build.
     #[error("the server that has the name now has another version: use programs of one build")]
     Version,
-    /// Its directory or its region cannot be used; `connect` returns the reason.
+    /// The server's directory or its region cannot be used; `connect` returns the reason.
     #[error(
         "the directory or region of the server that has the name now cannot be used: connect returns the reason"
     )]
@@ -165,7 +166,7 @@ impl ConnectError {
 /// The reason why an answer was not delivered.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReplyError {
-    /// The client left or died; the answer was discarded.
+    /// The client closed or died; the answer was discarded.
     #[error("client {client} is gone; its answer was dropped")]
     ClientGone {
         /// The client's number.

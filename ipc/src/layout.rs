@@ -27,7 +27,7 @@ use crate::error::ParameterError;
 use crate::limits::{CLIENTS_MAX, DEPTH_MAX, LINE};
 
 /// Kind of the region of a server of byte messages. Its lanes hold short messages, and the lengths
-/// of long ones.
+/// of long messages.
 pub(crate) const BYTES_KIND: u64 = u64::from_be_bytes(*b"ipcBYTE\x02");
 
 /// First two lines of the region.
@@ -75,8 +75,8 @@ pub(crate) struct Layout {
     pub(crate) total: usize,
 }
 
-/// Room for a long request and a long response beside their lanes; 0 for payloads that lie in their
-/// lanes.
+/// Bytes for a long request and a long response outside of their lanes; 0 for payloads that lie in
+/// their lanes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct AreaBytes {
     pub(crate) request: usize,

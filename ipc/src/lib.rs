@@ -1,6 +1,6 @@
 //! A [`Server`] serves many [`Client`]s, of its own or other processes of one user on one host.
 //! Each client has a lane of requests and a lane of responses of its own, so clients never wait for
-//! each other, and a client that is stopped or killed at any instruction disturbs no other one.
+//! each other, and a client that is stopped or killed at any instruction disturbs no other client.
 //!
 //! ```
 //! use std::time::Duration;
@@ -22,7 +22,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! With many calls under way at a time, by polling, and answered in any order:
+//! By polling, a client can have many calls under way at a time, and the server can answer them in
+//! any order:
 //!
 //! ```
 //! use ipc::sleep::{self, Sleeper};
@@ -44,7 +45,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! A thread that has answers for the server's thread to send ends its sleep:
+//! A thread that has answers for the server's thread to send ends the sleep of the server:
 //!
 //! ```
 //! use std::sync::Arc;
@@ -61,8 +62,8 @@
 //! # Ok::<(), ipc::CreateError>(())
 //! ```
 //!
-//! - **Names**: [`Server::bind`] and [`Client::connect`] meet in `/dev/shm/copyrpc-<uid>`, with
-//!   room for 64 clients of 32 unanswered calls each and the tag 0; [`Server::bind_in`] and
+//! - **Names**: [`Server::bind`] and [`Client::connect`] use `/dev/shm/copyrpc-<uid>`, with room
+//!   for 64 clients of 32 unanswered calls each and the tag 0; [`Server::bind_in`] and
 //!   [`Client::connect_in`] take the directory, the numbers, and a tag of the application's choice.
 //! - **Payloads** are plain old data, checked by the compiler ([`Plain`]: any bytes are a valid
 //!   value) and by both ends when they connect: sizes, alignments and a tag of the application's
@@ -76,22 +77,23 @@
 //!   [`CallFailed::TimedOut`] after the time that [`Client::call_within`] was given, or by
 //!   [`Client::cancel`]: such a call keeps its slot until its late reply arrives, which is
 //!   discarded; with [`CallFailed::NotSent`] when the server is dropped before it took the request;
-//!   with [`CallFailed::Closed`] when it ends in the middle or is killed, at most about a
-//!   millisecond of polling later. A client that vanishes frees its place for the next one, and
-//!   late answers to it are discarded.
-//! - **Back-pressure**: at most `depth` calls of a client are unanswered; one more is
+//!   with [`CallFailed::Closed`] when the server ends while it handles the request, or is killed,
+//!   at most about a millisecond of polling later. The place of a client that ends is freed for the
+//!   next client, and late answers to it are discarded.
+//! - **Back-pressure**: at most `depth` calls of a client are unanswered; a further call fails as
 //!   [`CallError::Full`], which returns the request.
 //! - **Cost**: no lock, no system call and no read-modify-write per call of a client that the
-//!   server polls, which is any that called within the last millisecond; another sets a bit first.
-//!   Payloads up to 48 B travel in one cache line. The server polls active clients only.
+//!   server polls. These are the clients that called within the last millisecond; any other client
+//!   sets a bit first. Payloads up to 48 B travel in one cache line. The server polls active
+//!   clients only.
 //! - **Waiting**: both ends poll. [`Server::wait`] and [`Client::wait`] sleep until there is
 //!   something to poll for, and cost the other end one load per message while no thread sleeps; a
 //!   [`WaitStrategy`] chooses between polling, yielding and sleeping. A thread that polls several
-//!   things, also of other crates of this workspace, sleeps on all of them at once, as above
+//!   things, even those of other crates of this workspace, sleeps on all of them at once, as above
 //!   ([`sleep::wait`]).
 //! - **Virtual time**: in a directory that is in memory ([`Dir::in_memory`]) there are no files,
-//!   and deadlines go by its clock, which may be set by hand. A single-threaded driver of both ends
-//!   is notified of new messages through [`sleep::rest`].
+//!   and deadlines follow its clock, which may be set by hand. A single-threaded driver of both
+//!   ends is notified of new messages through [`sleep::rest`].
 //! - **Messages of any length** up to a bound chosen when the server is created, at most 1 MiB:
 //!   [`bytes`]. Longer data travel in [`parts`], or in a file whose name is the message.
 //! - **Futures**: an [`AsyncClient`] has a thread that sleeps until a reply or a call wakes it; its
@@ -104,21 +106,22 @@
 //!   each call in each direction + 1 bit per client, rounded up to 64 B: 4,416 B for one client at
 //!   depth 32, 33,536 B for 8 (and a page for every region).
 //!
-//! `docs/shm-protocols.md` describes the conditions that it needs, the effect of a stopped or
-//! killed process on others, and the cost of garbage. `delegationrpc` is the same with a ring of
-//! names in the place of the bits: another [`Announce`]. **Which to choose**: this one, unless
-//! clients are to be served in the order in which they begin to call. A call costs the same
+//! `docs/shm-protocols.md` describes the conditions that the crate needs, the effect of a stopped
+//! or killed process on others, and the cost of garbage. `delegationrpc` is the same with a ring of
+//! names in place of the bits: another [`Announce`]. **Which to choose**: this crate, unless
+//! clients have to be served in the order in which they begin to call. A call costs the same
 //! instructions in both, and a poll of a server that finds nothing is cheaper here.
 //!
 //! # The files, in the order a call passes them
 //! - `client`: publishes a request in its own lane, and collects replies; `membership`: its entry,
 //!   and the state of the server.
 //! - `announce`: the announcement to a server that does not poll the lane.
-//! - `entries`: a server's clients: entries with generations; the search for clients that are gone.
+//! - `entries`: a server's clients: entries with generations; the search for clients that have
+//!   ended.
 //! - `sessions`: a bounded, fair pass over the active lanes.
 //! - `server`, `token`: received requests, answered once, in any order; the handles of other
 //!   threads.
-//! - [`bytes`]: messages of any length up to a bound: long ones lie beside the lanes.
+//! - [`bytes`]: messages of any length up to a bound: long messages are outside of the lanes.
 //! - `limits`, `layout`, `views`: the places in the region, and the only code that turns offsets
 //!   into addresses.
 //! - `async_client`: a client in a thread of its own, whose calls are futures.

@@ -1,6 +1,6 @@
 //! Limits of a server's parameters.
 
-/// Maximum number of clients of one server: delegationrpc has 12 bits for one.
+/// Maximum number of clients of one server: delegationrpc has 12 bits for the number of a client.
 pub const CLIENTS_MAX: usize = 4096;
 /// Maximum number of unanswered calls of one client.
 pub const DEPTH_MAX: usize = 1 << 15;

@@ -19,13 +19,13 @@ pub(crate) struct Membership {
     end: Option<SessionEnd>,
     /// The server ended in good order: no handler got the calls without an answer.
     pub(crate) is_stopped: bool,
-    /// Last: the entries lie in it.
+    /// The region is the last field, and so dropped last: the entries lie in it.
     pub(crate) region: Region,
 }
 
 impl Membership {
-    /// Takes an entry that `is_fit`. A free entry that fails `is_fit` was corrupted; it is returned
-    /// to the server.
+    /// Takes an entry for which `is_fit` returns `true`. A free entry for which it returns `false`
+    /// was corrupted, and is returned to the server.
     ///
     /// # Safety
     /// `entries` lie in `region`.
@@ -90,8 +90,8 @@ impl Membership {
         self.session = None;
     }
 
-    /// Like [`end`](Self::end), with the kernel's current knowledge: a system call while the server
-    /// may be gone. For a client that has time.
+    /// Like [`end`](Self::end), but asks the kernel for the present state: this is a system call
+    /// unless the server is known to be gone. It is for a client that has time.
     pub(crate) fn check(&mut self) -> Option<SessionEnd> {
         self.watch.ask_next();
         self.end()

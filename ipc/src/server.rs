@@ -1,4 +1,4 @@
-//! The serving end.
+//! The server: the serving end of the sessions of its clients.
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -57,8 +57,8 @@ impl<Req: Plain, Resp: Plain, W: Announce> Drop for Server<Req, Resp, W> {
 
 impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
     /// Creates the server `name` for any process of this user on this host, with room for 64
-    /// clients of 32 unanswered calls each. Its tag is 0: [`bind_in`](Self::bind_in) takes another
-    /// one.
+    /// clients of 32 unanswered calls each. Its tag is 0; [`bind_in`](Self::bind_in) takes another
+    /// tag.
     ///
     /// # Errors
     /// [`CreateError`]; nothing is left behind.
@@ -68,7 +68,7 @@ impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
 
     /// Creates the server `name` in `dir` for `max_clients` clients (1 to 4096) with `depth`
     /// unanswered calls each (a power of two, 1 to 32768). `type_tag` is the application's number
-    /// for the meaning of `Req` and `Resp`; clients must have the same.
+    /// for the meaning of `Req` and `Resp`; clients must have the same number.
     ///
     /// The region takes `max_clients x depth` slots in each direction; a slot is 16 B and the
     /// payload, rounded up to 64 B.
@@ -92,8 +92,8 @@ impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
         )
     }
 
-    /// Like [`bind_in`](Self::bind_in), with the number of `words` for announcements, where `W`
-    /// leaves a choice.
+    /// Like [`bind_in`](Self::bind_in), with the number of `words` for announcements, for a `W`
+    /// that permits several numbers.
     ///
     /// # Errors
     /// [`CreateError`]; nothing is left behind.
@@ -115,7 +115,7 @@ impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
         )
     }
 
-    /// Creates a server of this layout, which is of these types.
+    /// Creates a server with this layout. `shape` describes its types.
     pub(crate) fn bind_as(
         dir: &Dir,
         name: &str,
@@ -165,7 +165,7 @@ impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
     /// Does one bounded pass over the active clients: finds at most 16 requests of each of at most
     /// 8 clients, in rotation. Returns the number of requests ready for [`recv`](Self::recv). Idle
     /// clients cost nothing. Ends the calls whose [`Token`] was dropped, and frees the entries of
-    /// clients that are gone.
+    /// clients that have ended.
     #[inline(always)]
     #[doc(alias = "advance_tail")]
     pub fn poll(&mut self) -> usize {
@@ -198,9 +198,9 @@ impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
 
     /// Sleeps until there is something to [`poll`](Self::poll) for or to [`recv`](Self::recv), or
     /// the server is [stopped](StopHandle::stop), at most for `timeout` (`None`: without a limit).
-    /// Returns whether there is something. Does not spin. Frees the entries of clients that leave,
-    /// and every [`SLICE`](copyrpc_shm::sleep::SLICE) those of clients that died. A request of a
-    /// client that a mask left out counts.
+    /// Returns whether there is something. Does not spin. Frees the entries of clients that close,
+    /// and every [`SLICE`](copyrpc_shm::sleep::SLICE) the entries of clients that died. The request
+    /// of a client that was excluded from a poll by a mask ends the sleep too.
     pub fn wait(&mut self, timeout: Option<Duration>) -> bool {
         sleep::wait([self as &mut dyn Sleeper], timeout)
     }
@@ -214,8 +214,8 @@ impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
         Some((Token::new(call, &self.listed), request))
     }
 
-    /// Answers a request. The client can see the answer when this returns; nothing has to be
-    /// flushed, and nothing can be full.
+    /// Answers a request. The client can see the answer when this returns; no flush is needed, and
+    /// there is always room for the answer.
     ///
     /// # Errors
     /// [`ReplyError`]; the answer was not delivered.
@@ -245,9 +245,9 @@ impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
         self.sessions.clients()
     }
 
-    /// Returns whether the client of a request is still there, as far as the last
-    /// [`poll`](Self::poll) or [`wait`](Self::wait) has found. A call that ran out of time or was
-    /// cancelled does not show; the request of a method has its
+    /// Returns whether the client of a request is still connected, according to the last
+    /// [`poll`](Self::poll) or [`wait`](Self::wait). The end of a call by its timeout or by a
+    /// cancellation is not reported; the request of a method has its
     /// [deadline](crate::methods::Header::left).
     #[must_use]
     pub fn is_wanted(&self, token: &Token) -> bool {
@@ -256,8 +256,8 @@ impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
             .is_some_and(|call| self.sessions.is_there(&call))
     }
 
-    /// Answers with the result of `make`, which is called if the client is there, while the memory
-    /// of the answer is the server's.
+    /// Answers with the result of `make`. Calls `make` only if the client is connected, and while
+    /// the memory of the answer belongs to the server.
     #[inline(always)]
     pub(crate) fn end(
         &mut self,
@@ -307,7 +307,7 @@ impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
             .pass_answering(&mut self.announced, self.region.lock_file(), &mut handler)
     }
 
-    /// Answers the requests that an earlier poll has found, and those behind them.
+    /// Answers the requests that an earlier poll has found, and the requests after them.
     #[cold]
     fn answer_waiting(&mut self, mut handler: impl FnMut(&Req) -> Resp) -> usize {
         let waiting = self.poll();
@@ -315,7 +315,7 @@ impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
             let Some((token, request)) = self.recv() else {
                 break;
             };
-            // A client that is gone needs no answer. A handler that panics drops the token.
+            // A client that has ended needs no answer. A handler that panics drops the token.
             let _ = self.reply(token, handler(&request));
         }
         waiting
@@ -358,7 +358,8 @@ impl<Req: Plain, Resp: Plain, W: Announce> Sleeper for Server<Req, Resp, W> {
             region,
         } = self;
         let mut clients = sessions.watch(announced, region.lock_file());
-        // Another thread that leaves something there wakes through the word of the clients' watch.
+        // Another thread that stops the server or drops a token wakes this thread through the word
+        // of the clients' watch.
         let mut left = Look(|| listed.any());
         sleep::join([&mut clients as &mut dyn Sleeper, &mut left], then);
     }

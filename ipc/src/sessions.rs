@@ -262,8 +262,8 @@ impl<Req: Plain, Resp: Plain> Sessions<Req, Resp> {
 
     /// Does one bounded pass over the active clients: finds at most 16 requests of each of at most
     /// 8 clients, in rotation. Passes over clients whose bit is set in `mask` (client `c` is bit
-    /// `c % 64` of word `c / 64`; missing words are zero). Then reaps clients that have gone;
-    /// living ones hold locks in `file`.
+    /// `c % 64` of word `c / 64`; missing words are zero). Then reaps clients that have ended;
+    /// living clients hold locks in `file`.
     #[inline(always)]
     pub(crate) fn pass(&mut self, wakes: &mut impl Wakes, mask: &[u64], file: &LockFile) {
         self.pass_over(wakes, file, |table, client, budget| {
@@ -375,7 +375,7 @@ impl<Req: Plain, Resp: Plain> Sessions<Req, Resp> {
         self.table.entries.evict(from.client(), from.generation);
     }
 
-    /// Returns the condition that a sleeping server waits for: a request to find or to receive.
+    /// Returns the condition for which a sleeping server waits: a request to find or to receive.
     /// Reaps dead clients in every slice.
     pub(crate) fn watch<'a>(
         &'a mut self,
@@ -391,8 +391,8 @@ impl<Req: Plain, Resp: Plain> Sessions<Req, Resp> {
 }
 
 impl<Req, Resp> Sessions<Req, Resp> {
-    /// C6: tells the clients whose requests were answered or not taken, and takes no others. The
-    /// server does nothing afterwards.
+    /// C6: reports the end of the server to the clients without a request that was taken and not
+    /// answered. The server does nothing afterwards.
     pub(crate) fn stop(&mut self) {
         let Table {
             sessions, entries, ..
@@ -415,7 +415,7 @@ impl<Req, Resp> Sessions<Req, Resp> {
             .count()
     }
 
-    /// Returns whether the client of a call is there, as far as the last pass has found.
+    /// Returns whether the client of a call is still connected, according to the last pass.
     pub(crate) fn is_there(&self, call: &CallId) -> bool {
         let session = self
             .table
@@ -441,14 +441,14 @@ fn reap_clients<Req: Plain, Resp: Plain>(
     }
 }
 
-/// Removes the session of a client that is gone, and resets its entry for the next client.
+/// Removes the session of a client that has ended, and resets its entry for the next client.
 fn forget<Req: Plain, Resp: Plain>(client: usize, hot: &mut HotSet, table: &mut Table<Req, Resp>) {
     hot.remove(client);
     table.inbox.forget(client);
     if let Some(session) = table.sessions.get_mut(client) {
         *session = None;
-        // SAFETY: there are lanes for every entry; the client is gone, and our ends went with the
-        // session.
+        // SAFETY: there are lanes for every entry; the client has ended, and this process's ends of
+        // the lanes were dropped with the session.
         unsafe { table.lanes.reset(client) };
     }
     if let Some(armed) = table.entries.armed(client) {
@@ -469,9 +469,9 @@ impl<Req: Plain, Resp: Plain> Table<Req, Resp> {
         let holding = self.entries.held_by(client, generation)?;
         let depth = self.lanes.depth as u64;
         // SAFETY: there are lanes for every entry, and they outlive the sessions (contract of
-        // `Sessions::new`). This is the only consumer of the requests and the only producer of the
-        // responses, both begin at 0 with empty slots, and `answer` publishes no more than the
-        // client has room for. Any bytes are a valid request, by `Plain`.
+        // `Sessions::new`). This process is the only consumer of the requests and the only producer
+        // of the responses, both begin at 0 with empty slots, and `answer` publishes no more than
+        // the client has room for. Any bytes are a valid request, by `Plain`.
         let (requests, responses) = unsafe {
             (
                 LaneRx::new(self.lanes.requests_of(client), depth, 0),
@@ -498,7 +498,7 @@ impl<Req: Plain, Resp: Plain> Table<Req, Resp> {
         Some(())
     }
 
-    /// Returns whether the first request of a session that has not begun is there.
+    /// Returns whether the first request of a session that has not begun has arrived.
     fn first_is_ready(&self, client: usize) -> bool {
         // SAFETY: as in `begin`; the entry is taken, so there is such a client, and nothing is
         // consumed here.
@@ -509,8 +509,8 @@ impl<Req: Plain, Resp: Plain> Table<Req, Resp> {
 }
 
 /// C5: evicts a client that broke the protocol or whose entry was overwritten; its pending messages
-/// are discarded. Otherwise the messages of the entry's next holder would be taken for those of
-/// this one.
+/// are discarded. Otherwise the messages of the entry's next holder would be taken for messages of
+/// this client.
 #[cold]
 fn evict_client(entries: &Entries, client: usize) {
     if let Some(generation) = entries.taken_by(client) {

@@ -9,13 +9,13 @@ use copyrpc_shm::dropped::{Dropped, Numbered};
 use crate::entries::Entries;
 use crate::sessions::CallId;
 
-/// The duty to answer a received request, 24 bytes. It can be kept anywhere, also as the user data
-/// of another call, and be moved to another thread.
+/// The duty to answer a received request, 24 bytes. A token can be kept anywhere, even as the user
+/// data of another call, and be moved to another thread.
 ///
 /// Dropping it, on any thread, ends the client's call with
-/// [`CallFailed::Dropped`](crate::CallFailed::Dropped): the server says so in its next
-/// [`poll`](crate::Server::poll) or [`wait`](crate::Server::wait), and is woken for it. A token of
-/// a server that is gone does nothing.
+/// [`CallFailed::Dropped`](crate::CallFailed::Dropped): the drop wakes the server, which reports it
+/// in its next [`poll`](crate::Server::poll) or [`wait`](crate::Server::wait). A token of a server
+/// that was dropped does nothing.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "a token that is dropped ends its call without an answer"]
 #[doc(alias("RecvEntry", "DelegToken"))]
@@ -56,7 +56,7 @@ impl Token {
 impl Drop for Token {
     #[cold]
     fn drop(&mut self) {
-        // A server that is gone has ended all calls.
+        // A server that was dropped has ended all calls.
         SERVERS.with(self.server, |entry| {
             entry.dropped.push(self.call);
             entry.wake();
@@ -95,7 +95,7 @@ impl Wake for ServerWaker {
 
 /// A server's registration in [`SERVERS`]. Drop it while the region is mapped.
 pub(crate) struct Listed {
-    /// Not used again in this process.
+    /// Number of the server, which is not used again in this process.
     number: u64,
     dropped: Arc<Dropped<CallId>>,
     stop: StopHandle,
@@ -126,7 +126,7 @@ impl Listed {
         self.stop.clone()
     }
 
-    /// Returns whether another thread has left something.
+    /// Returns whether another thread has dropped a token or stopped the server.
     pub(crate) fn any(&self) -> bool {
         self.dropped.any() || self.stop.is_stopped()
     }

@@ -20,9 +20,9 @@ pub(crate) fn header<W: Announce>(region: &Region) -> Result<Header, ConnectErro
             have,
         });
     };
-    // SAFETY: in bounds and aligned. It is written before the region can be opened; every field is
-    // an integer, so a peer that breaks that rule gives us a wrong number, which is checked below,
-    // once, in this copy.
+    // SAFETY: the header is in bounds and aligned. It is written before the region can be opened.
+    // Every field is an integer, so a peer that breaks this rule can only cause a wrong number,
+    // which is checked below, once, in this copy.
     let header = unsafe { header.as_ptr().read_volatile() };
     if (header.magic, header.version) == (W::MAGIC, W::VERSION) {
         Ok(header)

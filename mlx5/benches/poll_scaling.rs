@@ -297,7 +297,7 @@ thread_local! {
 
 impl Drop for IbvPollCq {
     fn drop(&mut self) {
-        // Unread completions are not left to the next contender.
+        // Takes the unread completions, so that the next contender does not get them.
         while self
             .verbs
             .as_ref()
@@ -340,7 +340,7 @@ impl Contender for IbvPollCq {
     #[inline(always)]
     fn poll(&mut self, mut found: impl FnMut(u32, u32)) -> usize {
         let mut wc = IbvWc::default();
-        // SAFETY: a completion queue, and room for one.
+        // SAFETY: `cq` is a completion queue, and `wc` has room for one completion.
         if unsafe { (self.poll)(self.cq, 1, &mut wc) } != 1 {
             return 0;
         }

@@ -119,8 +119,8 @@ fn worker(
                 into,
             },
         )?;
-        // The WRITE is executed before the operation behind it, so the next holder of the lock
-        // reads the new value.
+        // The WRITE is executed before the operation after it, so the next holder of the lock reads
+        // the new value.
         qp.post(
             &Write {
                 addr: addr + VALUE,

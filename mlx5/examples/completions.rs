@@ -1,5 +1,5 @@
-//! Completions: one for many operations, a sleep until a completion comes, and several in one
-//! compressed session.
+//! Completions: one for many operations, a sleep until a completion arrives, and several
+//! completions in one compressed session.
 //!
 //! `cargo run --release -p mlx5 --example completions [DEVICE]`: on the software HCA, or on DEVICE,
 //! for example `mlx5_0`.
@@ -34,7 +34,7 @@ fn queues(device: &Device) -> Result<(Pd, Cq, Srq, RcQp), Box<dyn Error>> {
     Ok((pd, cq, srq, qp))
 }
 
-/// Shows that a completion finishes its operation and all earlier ones on the queue pair.
+/// Shows that a completion finishes its operation and all earlier operations on the queue pair.
 fn one_for_many(spec: &DeviceSpec) -> Result<(), Box<dyn Error>> {
     let (pd, mut cq, _srq, mut qp) = queues(&Device::open(spec)?)?;
     qp.connect(&qp.address(), &ConnectOptions::default())?;

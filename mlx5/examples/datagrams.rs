@@ -92,7 +92,7 @@ impl Post {
         Ok(messages)
     }
 
-    /// Waits for this number of completions of sends. They prove only that the datagrams have left.
+    /// Waits for this number of completions of sends. They prove only that the datagrams were sent.
     fn sent(&mut self, count: usize) -> Result<(), Box<dyn Error>> {
         let mut sent = 0;
         let mut failed = None;

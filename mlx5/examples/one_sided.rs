@@ -3,9 +3,9 @@
 //!
 //! No such operation needs the peer's CPU. The peer granted access when it registered the memory
 //! and connected, and its device does the rest. So a peer that computes, sleeps or is stopped is
-//! written and read as fast as any other. Only the notice needs the peer: bytes in memory do not
-//! show that they are complete. So the last WRITE carries an immediate, which takes a receive and
-//! gives the peer a CQE.
+//! written and read as fast as any other. Only the notification needs the peer: bytes in memory do
+//! not show that they are complete. So the last WRITE carries an immediate, which takes a receive
+//! and gives the peer a CQE.
 //!
 //! `cargo run --release -p mlx5 --example one_sided [DEVICE]`: on the software HCA, or on DEVICE,
 //! for example `mlx5_0`.
@@ -93,7 +93,7 @@ fn run(
 
     let Some(child) = child else {
         // SAFETY: a system call with no pointers. It returns when the other process resumes this
-        // one.
+        // process.
         unsafe { libc::raise(libc::SIGSTOP) };
         let mut imm = None;
         recv_cq.arm(false);
@@ -105,7 +105,7 @@ fn run(
                     .then(|| (cqe.imm(), srq.complete_receive(&cqe)))
             });
         }
-        // The CQE is for the last WRITE, so the bytes of all earlier WRITEs are there too.
+        // The CQE is for the last WRITE, so the bytes of all earlier WRITEs have arrived too.
         let mut bytes = [0; 16];
         mr.read(0, &mut bytes)?;
         return if imm == Some((42, Some(0))) && &bytes == b"one, two, three!" {

@@ -15,11 +15,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     let var = |name| env::var(name).map_err(|error| format!("{name}: {error}"));
     let out = PathBuf::from(var("OUT_DIR")?);
     if var("PROFILE")? != "release" || env::var_os(INNER).is_some() {
-        // A debug build runs where it was built, with the library beside it.
+        // A debug build runs where it was built, with the library in the same directory.
         return Ok(fs::write(out.join(NAME), "")?);
     }
     let manifest = PathBuf::from(var("CARGO_MANIFEST_DIR")?);
-    // Rebuilds for changes of its own sources, and in a clone for those of its dependencies.
+    // Cargo rebuilds this package when its sources change, and in a clone when the sources of its
+    // dependencies change.
     for source in [
         "src",
         "Cargo.toml",

@@ -10,7 +10,7 @@ pub enum DeviceKind {
     Hardware = 2,
 }
 
-/// The address of a queue pair. Its peer needs no more to connect to it.
+/// The address of a queue pair: all that its peer needs to connect to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpAddress {
     /// Kind of device.
@@ -20,8 +20,8 @@ pub struct QpAddress {
     pub mtu: u16,
     /// Local identifier of the port; 0 on RoCE.
     pub lid: u16,
-    /// UDP port of a software HCA that sends RoCE packets; 0 for all others: RoCE devices
-    /// have 4791.
+    /// UDP port of a software HCA that sends RoCE packets; 0 for all other devices: RoCE devices
+    /// have port 4791.
     pub port: u16,
     /// Queue pair number, 24 bits.
     pub qpn: u32,

@@ -14,13 +14,13 @@ pub struct NullOptions {
     pub register: RegisterKind,
 }
 
-/// The configuration of a completion queue. A plain number converts to that many entries of 64
-/// bytes, not compressed.
+/// The configuration of a completion queue. A plain number converts to a configuration with this
+/// number of entries of 64 bytes, not compressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CqConfig {
     /// CQEs, 1..=[`DeviceInfo::max_cqe`](crate::DeviceInfo::max_cqe); rounded up to a power of two.
-    /// Every operation that may complete before the next poll needs one: a queue that overruns is
-    /// dead.
+    /// Every operation that may complete before the next poll needs an entry: a queue that overruns
+    /// is dead.
     pub entries: u32,
     /// Bytes of an entry, 64 or 128. A large entry has room for 64 bytes of received data before
     /// its CQE.

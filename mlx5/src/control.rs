@@ -100,7 +100,7 @@ impl Control {
         &self.hook
     }
 
-    /// Returns the software HCA, if the device is one that executes.
+    /// Returns the software HCA, if the device is a software HCA that executes.
     pub(crate) fn soft(&self) -> Option<&Rc<Hca>> {
         match &self.hook {
             Hook::Soft(hca) => Some(hca),
@@ -130,7 +130,8 @@ impl Control {
         }
     }
 
-    /// Calls `then` with the watch that ends a sleep on the device, alone or beside other watches.
+    /// Calls `then` with the watch that ends a sleep on the device, alone or together with other
+    /// watches.
     pub(crate) fn with_watch(&self, then: &mut dyn FnMut(&mut dyn Watch)) {
         match &self.hook {
             Hook::Soft(hca) => hca.with_watch(then),

@@ -93,7 +93,7 @@ impl From<&str> for DeviceSpec {
                     ..SoftOptions::default()
                 });
             }
-            // `Device::open` says what is wrong.
+            // `Device::open` reports the error.
             Some(Err(_)) => return verbs(name, None, false),
             None => {}
         }
@@ -223,8 +223,8 @@ impl Device {
     }
 
     /// Returns the software HCA of this device, which has information that no hardware has: the
-    /// broken rules, the hash of its trace, the time of its next event. `None` on hardware and on a
-    /// null device.
+    /// broken rules, the hash of its trace, the time of its next event. Returns `None` on hardware
+    /// and on a null device.
     #[must_use]
     pub fn soft(&self) -> Option<&Rc<Hca>> {
         self.control.soft()
@@ -289,7 +289,7 @@ impl Device {
     /// Allocates a protection domain.
     ///
     /// # Errors
-    /// The device has none left. The software HCA always has one.
+    /// The device has no domain left. The software HCA always has one.
     pub fn alloc_pd(&self) -> Result<Pd, CreateError> {
         Ok(Pd {
             object: PdObject::new(&self.control)?,
@@ -407,7 +407,7 @@ impl Pd {
         Qp::create(&self.object, cqs, receives.into(), config, Connected)
     }
 
-    /// Creates an unreliable-datagram queue pair; the arguments are those of
+    /// Creates an unreliable-datagram queue pair; the arguments are the same as for
     /// [`create_qp`](Self::create_qp).
     ///
     /// # Errors

@@ -25,13 +25,13 @@ pub enum RegisterKind {
     /// Cached memory, read by the storing thread: a strict soft device.
     #[default]
     Ordinary,
-    /// Not written, because no device reads it: a soft device that is not strict reads the doorbell
-    /// record, and is called.
+    /// The register is not written, because no device reads it: a soft device that is not strict
+    /// reads the doorbell record, and is called.
     Unread,
     /// Write-combining memory: hardware.
     WriteCombining,
     /// A hardware register that takes 8 bytes at a time and no WQE, because the kernel had no
-    /// BlueFlame register left or the device has none: every doorbell is like that of
+    /// BlueFlame register left or the device has none: every doorbell is rung as by
     /// [`ring_doorbell`](crate::Qp::ring_doorbell).
     DoorbellOnly,
 }
@@ -182,7 +182,7 @@ impl Mmio for Ordinary {
 #[cfg(target_arch = "x86_64")]
 pub(crate) use x86_64::{Avx, Avx512, Sse2};
 
-/// The order of hardware, with a copy that every processor of this architecture has.
+/// The order of hardware, with the copy routine that every processor of this architecture has.
 #[cfg(target_arch = "x86_64")]
 pub(crate) type Baseline = Sse2;
 #[cfg(target_arch = "aarch64")]
@@ -252,8 +252,8 @@ mod x86_64 {
 
         #[inline(always)]
         unsafe fn copy_line<const AT: usize>(register: *mut u8, from: *const u8) {
-            // SAFETY: 64 aligned bytes on both sides (caller); the processor has AVX (this type is
-            // for those). An xmm register stands for its wider forms.
+            // SAFETY: 64 aligned bytes on both sides (caller); the processor has AVX, because this
+            // type is only used then. A clobbered xmm register includes its wider forms.
             unsafe {
                 asm!(
                     "vmovdqa ymm0, [{from} + {at}]",
@@ -279,7 +279,7 @@ mod x86_64 {
         #[inline(always)]
         unsafe fn copy_line<const AT: usize>(register: *mut u8, from: *const u8) {
             // SAFETY: 64 aligned bytes on both sides (caller); the processor has AVX-512F (this
-            // type is for those).
+            // type is only used on such processors).
             unsafe {
                 asm!(
                     "vmovdqa64 zmm0, [{from} + {at}]",
@@ -302,7 +302,7 @@ mod x86_64 {
     #[inline(always)]
     fn leave_avx() {
         // SAFETY: clears the upper halves of all vector registers, which code compiled for x86-64
-        // without AVX never uses; the clobbers tell code that was compiled with AVX.
+        // without AVX never uses; for code that is compiled with AVX, the clobbers declare it.
         unsafe {
             asm!(
                 "vzeroupper",

@@ -14,7 +14,7 @@ use crate::pd::PdObject;
 ///
 /// The device, and peers through it, may write this memory at any time, so no `&[u8]` of it exists.
 /// Bytes are copied in and out, or accessed through [`as_ptr`](Self::as_ptr) under the caller's own
-/// ordering contract. A CQE proves that a peer's bytes are visible; looking at the bytes does not.
+/// ordering contract. A CQE proves that a peer's bytes are visible; reading the bytes does not.
 ///
 /// Dropping the region deregisters it. The drop waits up to 50 ms for a peer in the middle of a
 /// copy. After that the memory is quarantined: it is never reused, and is counted in
@@ -40,15 +40,15 @@ impl Drop for Mr {
 
 /// A region that a peer may still be copying to or from: the peer has not finished a doorbell
 /// within 50 ms, because it is stopped, for example; or membarrier(2) works in the peer's process
-/// and not in this one, so that this process cannot know. The key is invalid already; try again
-/// later.
+/// and not in this process, which then cannot detect the end of the copy. The key is invalid
+/// already; try again later.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "a peer may still be copying to or from this region: it does not finish a doorbell (is it stopped?), or membarrier(2) works in its process but \
      not in this one; the region must stay allocated until `deregister` succeeds"
 )]
 pub struct Busy(
-    /// The region.
+    /// The region that is still registered.
     pub Mr,
 );
 
@@ -176,14 +176,14 @@ impl Mr {
     /// The range is not inside the region.
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), OutOfBounds> {
         let to = self.range(offset, bytes.len())?;
-        // SAFETY: `to` is valid for that many bytes, and no Rust reference to the region's memory
-        // exists.
+        // SAFETY: `to` is valid for `bytes.len()` bytes, and no Rust reference to the region's
+        // memory exists.
         unsafe { to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
         Ok(())
     }
 
     /// Copies bytes out of the region. Bytes that a READ, an atomic or a peer writes there are
-    /// complete only once a completion says so.
+    /// complete only after the completion of the operation.
     ///
     /// # Errors
     /// The range is not inside the region.

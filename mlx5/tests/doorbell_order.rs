@@ -1,5 +1,5 @@
 //! The barriers of a doorbell are in release code. No test can detect a missing barrier by running,
-//! so this one reads the machine code.
+//! so this test reads the machine code.
 //!
 //! One function per copy routine writes a write-combining register. Every path through each must
 //! be: record, `sfence`, register, `sfence`, return. The order of the operations themselves is
@@ -29,8 +29,8 @@ fn output(command: &mut Command) -> String {
     String::from_utf8(out.stdout).unwrap()
 }
 
-/// The library as a release build links it into every program: what `cargo build --release -p mlx5`
-/// left beside the target folder's tests.
+/// The library as a release build links it into every program: the output of
+/// `cargo build --release -p mlx5` in the target folder of the tests.
 fn release_library() -> PathBuf {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR"))
         .with_file_name("release")

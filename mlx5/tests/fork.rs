@@ -23,7 +23,7 @@ use time::Net;
 const ROUNDS: u32 = 20;
 const LEN: usize = 256;
 
-/// A child that lives until it is told to end.
+/// A child that lives until it gets the command to end.
 struct Child {
     pid: libc::pid_t,
     tell: libc::c_int,

@@ -1,8 +1,8 @@
-//! Devices behind libibverbs: the list of devices, their capabilities, and the errors if one cannot
-//! be used.
+//! Devices of libibverbs: the list of devices, their capabilities, and the errors if a device
+//! cannot be used.
 //!
-//! The ignored tests need a device. `mlx5-run` makes one, and its faults; each test's reason names
-//! them. `scripts/verbs-tests` runs them so.
+//! The ignored tests need a device. `mlx5-run` makes a device, with faults; the `ignore` reason of
+//! each test names them. `scripts/verbs-tests` runs the tests in this way.
 #![allow(
     missing_docs,
     clippy::unwrap_used,

@@ -134,7 +134,8 @@ impl End {
         sent
     }
 
-    /// Returns the number of arrived messages, and of those in their CQE.
+    /// Returns the number of arrived messages, and the number of messages whose bytes are in the
+    /// CQE.
     fn received(&mut self) -> (u64, u64) {
         let Self {
             qp, srq, recv_cq, ..
@@ -522,7 +523,7 @@ fn sends_and_atomics_allocate_nothing_whatever_the_queues_are() {
             received += all;
             in_cqe += short;
             if round % 50 == 0 {
-                // Idle for so long that the device records it.
+                // The queue pairs are idle for so long that the device records it.
                 (0..200).for_each(|_| {
                     clock.fetch_add(100_000, Ordering::Relaxed);
                     assert_eq!((a.sent(), b.received()), (0, (0, 0)));

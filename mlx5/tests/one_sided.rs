@@ -1,8 +1,8 @@
 //! RDMA is one-sided: a stopped target (SIGSTOP) is written and read, and a killed one is detected.
 //! Conversely, memory is not reused while a stopped requester is still copying to it.
 //!
-//! A program of its own: a process has to be stopped in the middle of a copy, which other tests at
-//! the same time would make rare.
+//! This is a separate program: a process has to be stopped in the middle of a copy, which would
+//! happen rarely with other tests at the same time.
 #![allow(
     missing_docs,
     clippy::unwrap_used,
@@ -256,8 +256,8 @@ fn a_stopped_process_is_written_and_read() {
             imm: 0,
             payload: Inline(&payload),
         };
-        // The first 32 take a receive. The others have no immediate, because they would wait for
-        // one.
+        // The first 32 take a receive. The other WRITEs have no immediate, because with one they
+        // would wait for a receive.
         if i < 32 {
             target.end.qp.post(&write, Signal::Always, 0).unwrap();
         } else {
@@ -394,7 +394,7 @@ fn the_end_of_a_message_is_seen_after_everything_before_it() {
                 mr,
                 ..
             } = &mut end;
-            // SAFETY: inside the region, aligned; everybody accesses it by atomics or by the
+            // SAFETY: inside the region, aligned; all threads access it by atomics or by the
             // device.
             let word = |nth: u64| unsafe {
                 AtomicU64::from_ptr((mr.addr() as *mut u64).add(nth as usize))

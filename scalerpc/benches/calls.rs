@@ -163,7 +163,7 @@ trait Calls {
     fn ended(&mut self, client: usize, token: CallToken, reply: &[u8]);
 }
 
-/// Payloads with the minimum of work, and a count of the bytes that came back.
+/// Payloads with the minimum of work, and a count of the bytes that were received in responses.
 struct Measured(usize);
 
 impl Calls for Measured {

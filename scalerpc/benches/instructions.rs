@@ -8,8 +8,8 @@
 //! the software HCA's two entry points with all they call; `part NAME`, the function of that name
 //! with all it calls but the software HCA.
 //!
-//! Requests and responses have 32 bytes. The client that calls is in PROCESS and stays there: no
-//! client of another group waits. The clock of all devices stands still, so no time limit is
+//! Requests and responses have 32 bytes. The client that calls is in PROCESS and stays in PROCESS:
+//! no client of another group waits. The clock of all devices does not advance, so no time limit is
 //! reached.
 #![allow(
     missing_docs,
@@ -45,7 +45,7 @@ struct Kind {
 
 #[derive(Clone, Copy)]
 enum Work {
-    /// Calls, that many at a time.
+    /// Calls, the given number at a time.
     Calls(usize),
     /// Calls, with each function in a frame of its own.
     Parts(usize),

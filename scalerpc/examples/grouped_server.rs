@@ -1,8 +1,9 @@
 //! Answers the requests of any number of clients with the same text in upper case.
 //!
-//! In two terminals: `cargo run -p scalerpc --example grouped_server`, and `grouped_client` in its
-//! place; both take an `ADDRESS:PORT`. With a second argument, the server ends after that many
-//! requests. `COPYRPC_DEVICE=mlx5_0` selects that device instead of the software HCA, in both.
+//! In two terminals: `cargo run -p scalerpc --example grouped_server`, and `grouped_client` in
+//! place of `grouped_server`; both take an `ADDRESS:PORT`. With a second argument, the server ends
+//! after that number of requests. `COPYRPC_DEVICE=mlx5_0` selects that device instead of the
+//! software HCA, in both.
 #![allow(clippy::print_stdout, reason = "an example prints")]
 
 use scalerpc::Server;

@@ -1,5 +1,5 @@
-//! Two servers of the same service, and a client of both that gives each call to the one with the
-//! fewest outstanding.
+//! Two servers of the same service, and a client of both that gives each call to the server with
+//! the fewest outstanding calls.
 //!
 //! `cargo run --release -p scalerpc --example two_servers -- [CALLS]`
 #![allow(clippy::print_stdout, reason = "an example prints")]
@@ -36,7 +36,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     while ended < calls {
         while made < calls {
             let server = usize::from(outstanding[1] < outstanding[0]);
-            // All slots of this server are in use, so those of the other are too.
+            // All slots at this server are in use, so all slots at the other server are in use too.
             if clients[server]
                 .0
                 .connection()

@@ -11,7 +11,7 @@ use std::thread;
 
 use scalerpc::{Client, DEFAULT_TYPE, Handlers, HeldRequest, Server};
 
-/// Number of requests that one worker gets before the next worker's turn.
+/// Number of requests that a worker gets before requests are sent to the next worker.
 const REQUESTS_PER_BATCH: usize = 4;
 const CLIENTS: usize = 4;
 
@@ -76,7 +76,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     handlers.insert_held(DEFAULT_TYPE, |request| {
         let worker = next / REQUESTS_PER_BATCH % queues.len();
         (next, taken[worker]) = (next + 1, taken[worker] + 1);
-        // If the worker is gone, the request is dropped, and its caller is told.
+        // If the worker has ended, the request is dropped, which ends the call.
         let _ = queues[worker].send(request);
     });
     server.serve_types(&mut handlers)?;

@@ -58,7 +58,7 @@
 //! | `two_servers` | a client that chooses among servers |
 //!
 //! `cargo bench -p scalerpc` measures both ends in one thread. `scalerpc_bench` (package
-//! `copyrpc-bench`) measures two processes, beside other RPC methods.
+//! `copyrpc-bench`) measures two processes, and other RPC methods for comparison.
 //!
 //! ## A tour, in the order data flows
 //!
@@ -80,12 +80,12 @@
 //! ## Rules
 //!
 //! - **Several cores.** A server is one thread; [`Server::share`] and [`Server::beside`] put more
-//!   of them at an address. Clients of several servers gain if their slices end at the same times
-//!   ([`RdmaServer::synchronise`]); those at one address do.
-//! - **Waiting.** A WRITE does not notify the owner of the memory it goes to, so nothing wakes a
-//!   waiting end. A [`Server`] without work and a waiting [`Client`] poll again and again, and
-//!   sleep at most a millisecond between two polls. An [`AsyncClient`], whose calls are futures, is
-//!   woken by its responses.
+//!   servers at an address. Clients of several servers gain if the slices of these servers end at
+//!   the same times ([`RdmaServer::synchronise`]); those of servers at one address do.
+//! - **Waiting.** A WRITE does not notify the owner of the memory to which it writes, so nothing
+//!   wakes a waiting end. A [`Server`] without work and a waiting [`Client`] poll again and again,
+//!   and sleep at most a millisecond between two polls. An [`AsyncClient`], whose calls are
+//!   futures, is woken by its responses.
 //! - **Stepping.** Nothing happens outside of `poll` and `step`. Each is bounded, and uses no
 //!   thread, clock or system call. After set-up a call allocates nothing, if the owner's queue of
 //!   operations keeps its capacity.
@@ -93,18 +93,18 @@
 //!   executes the operations of one client in the order given, on one reliable connection, and
 //!   reports the completions that an operation's documentation names.
 //! - **Ends.** Each call ends exactly once, by its response or by a [`CallFailure`]. A handler
-//!   never runs twice for one call. It ran if a response came, and for
+//!   never runs twice for one call. The handler ran if a response arrived, and for
 //!   [`CallFailure::ReplyTooLong`]; it got the request for [`CallFailure::Refused`] and
-//!   [`CallFailure::Dropped`]. None ran, and none will, for [`CallFailure::NotSent`],
-//!   [`CallFailure::UnknownType`], each [`CallError`] and [`ClientError::NoCredit`]. This is not
-//!   known for [`CallFailure::TimedOut`] and [`CallFailure::Closed`]. A server that stops leaves no
-//!   call in doubt: [`Server::close`].
+//!   [`CallFailure::Dropped`]. No handler ran, nor will run, for [`CallFailure::NotSent`],
+//!   [`CallFailure::UnknownType`], each [`CallError`] and [`ClientError::NoCredit`]. Whether a
+//!   handler ran is not known for [`CallFailure::TimedOut`] and [`CallFailure::Closed`]. A server
+//!   that stops leaves no call in doubt: [`Server::close`].
 //! - **Trust.** Bytes that peers write are checked before use. A client with a wild pointer can
 //!   destroy or change requests of other clients; the design page has the threat model.
 //! - **Limits.** A payload has at most `slot_bytes - 40` bytes: 4,056 by default, 65,496 at most.
-//!   Longer data travel in parts, one call each, or by `copyrpc`, whose calls are longer and which
-//!   has one-sided READs and WRITEs. A client has at most `depth` calls under way. Calls that ran
-//!   out of time and were not answered count, as do calls whose ends were not taken.
+//!   Longer data travel in parts, one call each, or by `copyrpc`, which permits longer calls and
+//!   has one-sided READs and WRITEs. A client has at most `depth` calls under way. Calls whose time
+//!   ended and that are not answered count, and so do calls whose ends were not taken.
 
 // Compiles and runs the code of the README.
 #[cfg(doctest)]

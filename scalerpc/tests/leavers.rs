@@ -1,5 +1,5 @@
-//! Clients that leave, leave nothing behind, neither on the heap nor in the device's memory: after
-//! a first number of them has come and gone, more take no more.
+//! Clients that disconnect free everything, on the heap and in the device's memory: after a first
+//! number of clients has connected and disconnected, further clients take no more memory.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,

@@ -14,11 +14,11 @@ use crate::trace::recorder::TraceReport;
 pub struct WorkerReport {
     /// Rounds over all phases.
     pub loops: u64,
-    /// Rounds among them that found nothing to do.
+    /// Number of these rounds that found nothing to do.
     pub empty_loops: u64,
-    /// Its connections to other ranks, if it has any.
+    /// Report on the thread's connections to other ranks, if it has any.
     pub transport: Option<TransportReport>,
-    /// Its activity in each measured window.
+    /// Activity of the thread in each measured window.
     pub windows: Vec<Activity>,
     /// First requests of a daemon to other ranks.
     pub first_burst: Option<Burst>,
@@ -57,7 +57,8 @@ pub struct Activity {
     pub outstanding_ns: u64,
     /// The maximum of these requests, and its time.
     pub outstanding_peak: Burst,
-    /// Its connections, if it has any: differences of counters, and the maximum of the backlog.
+    /// Report on the thread's connections, if it has any: differences of counters, and the maximum
+    /// of the backlog.
     pub transport: Option<TransportReport>,
 }
 
@@ -118,13 +119,13 @@ impl ActivityLog {
         self.now.loops_by_messages[class_of(messages)] += 1;
     }
 
-    /// Returns the number of messages that rounds have moved so far.
+    /// Returns the number of messages that all rounds have moved.
     #[must_use]
     pub const fn moved(&self) -> u64 {
         self.total.moved + self.now.moved
     }
 
-    /// Notes that many rounds that found nothing.
+    /// Notes `rounds` rounds that found nothing.
     pub fn note_empty(&mut self, rounds: u64) {
         self.now.loops += rounds;
         self.now.loops_by_messages[0] += rounds;
@@ -216,8 +217,8 @@ impl ActivityLog {
 }
 
 impl Activity {
-    /// Adds the activity of another thread in the same time, or of this one in another; spans add
-    /// up.
+    /// Adds the activity of another thread in the same time, or of this thread in another time;
+    /// spans add up.
     pub fn add(&mut self, other: &Self) {
         self.span_ns += other.span_ns;
         self.loops += other.loops;
@@ -244,19 +245,21 @@ pub struct ActivityRates {
     pub loops_per_s: f64,
     /// Share of these rounds that found nothing to do.
     pub empty_loops: f64,
-    /// Shares of these rounds by the messages they moved: 0, 1, 2 to 10, 11 to 100, more.
+    /// Shares of the rounds of daemons, by the messages that a round moved: 0, 1, 2 to 10, 11 to
+    /// 100, more.
     pub loops_by_messages: [f64; 5],
     /// Messages moved per round.
     pub messages_per_loop: f64,
     /// Completions per round of the daemons that have connections.
     pub cqes_per_loop: f64,
-    /// Shares of these rounds by their completions: 0, 1, 2 to 10, 11 to 100, more.
+    /// Shares of the rounds of daemons that have connections, by the completions of a round: 0, 1,
+    /// 2 to 10, 11 to 100, more.
     pub loops_by_cqes: [f64; 5],
     /// Length of a round of such a daemon, in nanoseconds: T_loop.
     pub loop_ns: f64,
-    /// Time from a request to another rank to its answer, as such daemons see it, in nanoseconds:
-    /// T_rtt, by Little's law from the requests not answered yet and those sent per second. 0 if
-    /// clients have their own connections.
+    /// Time from a request to another rank to its answer, as such daemons measure it, in
+    /// nanoseconds: T_rtt, by Little's law from the requests not answered yet and those sent per
+    /// second. 0 if clients have their own connections.
     pub rtt_ns: f64,
     /// T_loop / T_rtt. Below 1 a request outlives rounds, and these find few or no completions.
     pub rho: f64,

@@ -1,7 +1,7 @@
 //! The carriers of messages between ranks: their names, and the properties that the rest of a job
 //! needs.
 //!
-//! To add a carrier: its variant and its row of [`Carrier::traits`] here, its file beside
+//! To add a carrier: its variant and its row of [`Carrier::traits`] here, its file next to
 //! `backend/remote/copyrpc.rs`, its line in the registry of `backend/remote/mod.rs`.
 
 use std::fmt;
@@ -39,7 +39,7 @@ pub enum Feature {
     /// The device puts messages of at most 64 bytes into their completions, of 128 bytes, instead
     /// of into buffers.
     ScatterToCqe,
-    /// All operations that a flush posts on a connection are announced through BlueFlame together.
+    /// All operations that a flush posts on a connection are announced together through BlueFlame.
     /// Not proven on a NIC.
     BlueflameBatch,
 }
@@ -78,7 +78,7 @@ pub struct Traits {
 pub struct Library {
     /// Name of its device in results.
     pub name: &'static str,
-    /// Checks whether it is installed. The error says what to do.
+    /// Checks whether the carrier's library is installed. The error contains the remedy.
     pub load: fn() -> Result<(), String>,
     /// A variable of the ranks' environment, set unless the user has set it, and its value.
     pub variable: (&'static str, &'static str),
@@ -98,17 +98,18 @@ pub struct Connection {
 
 /// Tables of a thread with endpoints.
 const THREAD_BYTES: u64 = 64 << 10;
-/// Bytes of an endpoint of copyrpc beside its two rings: a send queue of 256 WQEBBs, its
-/// bookkeeping, and the lane of the software device, as once measured.
+/// Bytes of an endpoint of copyrpc in addition to its two rings: a send queue of 256 WQEBBs, its
+/// bookkeeping, and the lane of the software device, as measured once.
 const QUEUE_BYTES: u64 = 23 << 10;
-/// Its part of the thread's receive queue and completion queues: 48 receives, and 64 completions in
-/// each of two queues.
+/// Bytes of such an endpoint's part of the thread's receive queue and completion queues: 48
+/// receives, and 64 completions in each of two queues.
 const SHARED_QUEUE_BYTES: u64 = 48 * 64 + 2 * 64 * 64 + 2 * 64 * 32;
-/// Bytes of a message under way on a connection of rc-send, a window of requests and of answers in
-/// each direction: its WQE and completion at one end, the receive with 64 bytes and its completion
-/// at the other, and the entry of the call.
+/// Bytes of a message under way on a connection of rc-send: its WQE and completion at one end, the
+/// receive with 64 bytes and its completion at the other, and the entry of the call. A connection
+/// has a window of requests and a window of answers in each direction.
 const BYTES_PER_SEND: u64 = 64 + 8 + 64 + 64 + 32 + 64 + 32;
-/// Bytes of such a connection beside these: the lane of the software device, and its tables.
+/// Bytes of a connection of rc-send in addition to those of its messages: the lane of the software
+/// device, and its tables.
 const SEND_QUEUE_BYTES: u64 = 16 << 10;
 /// Bytes of an endpoint of UCX, and of its library and worker, as measured for UCX 1.13 over shared
 /// memory. They depend on its transports.
@@ -132,7 +133,7 @@ impl Carrier {
                 operations: "WRITEs",
                 is_by_message: false,
                 gathers: true,
-                // It receives immediates only, so there is no data for a CQE.
+                // copyrpc receives immediates only, so there is no data for a CQE.
                 features: &[Feature::CqeCompression, Feature::BlueflameBatch],
                 library: None,
                 connection_bytes: |of| 2 * of.ring_bytes + QUEUE_BYTES + SHARED_QUEUE_BYTES,

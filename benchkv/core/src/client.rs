@@ -1,10 +1,11 @@
-//! A client: a closed loop with as many outstanding requests as the queue depth, each issued as
-//! soon as another has ended; or an open loop, which issues each at its intended start, or as soon
-//! after as the queue depth permits.
+//! A client: a closed loop with as many outstanding requests as the queue depth, where a request is
+//! issued as soon as another has ended; or an open loop, which issues each request at its intended
+//! start, or as soon after that as the queue depth permits.
 //!
-//! It is stepped and knows neither thread nor transport. One time stamp a step is that of all
-//! operations found ended and of all issued in their place. It is taken after the poll that found
-//! them: a thread that does not run for a while before the poll has waited for them.
+//! A client is stepped, and knows neither thread nor transport. Each step has one time stamp, for
+//! all operations that it found ended and for all that it issues in their place. It is taken after
+//! the poll that found them: a thread that does not run for a while before the poll has waited for
+//! them.
 
 use std::time::Duration;
 
@@ -88,7 +89,7 @@ impl RoundTrips {
         self.puts.merge(&other.puts)
     }
 
-    /// Returns their sum in nanoseconds, to the precision of the histograms.
+    /// Returns the sum of the latencies in nanoseconds, to the precision of the histograms.
     #[must_use]
     pub fn sum_ns(&self) -> f64 {
         [&self.gets, &self.puts]
@@ -175,8 +176,8 @@ pub struct Client<P> {
     ended: Vec<(Operation, Option<Response>)>,
 }
 
-/// The counts of a client while it runs: the difference of two readings is that of the time
-/// between.
+/// The counts of a client while it runs: the difference between two readings is the count of the
+/// time between them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Tally {
     /// Operations that have ended, errors included.
@@ -232,7 +233,7 @@ struct Tails {
 }
 
 /// Interval at which a refused request is offered again. There may be no outstanding operation
-/// whose end would tell.
+/// whose end would show that there is room.
 const RETRY_INTERVAL: Duration = Duration::from_millis(1);
 
 impl<P: Paths> Client<P> {
@@ -271,9 +272,9 @@ impl<P: Paths> Client<P> {
         }
     }
 
-    /// Takes ended operations and, while `phase` asks for load, issues as many again. Reads
-    /// `now_ns` at most twice. Once as many operations have ended as it was to issue in all, its
-    /// window is over and it drains, in any `phase`.
+    /// Takes ended operations and, while `phase` asks for load, issues the same number of new
+    /// operations. Reads `now_ns` at most twice. Once as many operations have ended as it was to
+    /// issue in all, its window is over and it drains, in any `phase`.
     ///
     /// # Errors
     /// A path is down; outstanding operations are lost.
@@ -323,8 +324,8 @@ impl<P: Paths> Client<P> {
         })
     }
 
-    /// Returns for how long it has nothing to do, unless one of its operations ends.
-    /// [`Duration::MAX`]: forever.
+    /// Returns the time for which the client has nothing to do, unless one of its operations ends.
+    /// [`Duration::MAX`]: without limit.
     #[must_use]
     pub fn until_due(&self, now_ns: u64) -> Duration {
         let Book {
@@ -343,7 +344,7 @@ impl<P: Paths> Client<P> {
         next.map_or(Duration::MAX, |schedule| schedule.until_next(now_ns))
     }
 
-    /// Returns its counts up to its last step.
+    /// Returns the client's counts up to its last step.
     #[must_use]
     pub const fn tally(&self) -> Tally {
         let Book {
@@ -357,8 +358,8 @@ impl<P: Paths> Client<P> {
         }
     }
 
-    /// Sets the maximum number of outstanding operations, up to that with which the client was
-    /// made; 0: it issues none.
+    /// Sets the maximum number of outstanding operations, up to the number with which the client
+    /// was made; 0: it issues none.
     pub fn set_queue_depth(&mut self, operations: usize) {
         self.book.spec.queue_depth = operations;
     }
@@ -601,14 +602,14 @@ impl Book {
         })
     }
 
-    /// Takes a place, and writes the tail of the value of a put there. One that is not judged is
-    /// the last one again.
+    /// Takes a place, and writes the tail of the value of a put there. Without verification nothing
+    /// is written: the place keeps its last tail.
     #[inline(never)]
     fn take_place(&mut self, access: u32, op: Option<Op>) -> u32 {
         let Some(Tails { values, free, tail }) = &mut self.tails else {
             return 0;
         };
-        // There is one for each operation that can be outstanding.
+        // There is a place for each operation that can be outstanding.
         let place = free.pop().unwrap_or_default();
         if let (Some(Op::Put { value, .. }), Some(_)) = (op, &self.spec.verifier) {
             let is_private = self
@@ -695,7 +696,7 @@ impl Book {
         alike.held_ns += operation.issued_ns - operation.intended_ns;
     }
 
-    /// Records the round trips of a kind in [`alike`](Self::alike), if there are any.
+    /// Records the round trips of a kind in [`alike`](Self::alike), if any.
     #[inline(always)]
     fn record(&mut self, kind: Kind) {
         if self.alike[kind as usize].count > 0 {

@@ -11,8 +11,8 @@ use std::ops::{AddAssign, Sub};
 use mlx5::{Device, DeviceInfo};
 use serde::{Deserialize, Serialize};
 
-/// Makes a struct of counters. Each field says how it is combined with that of another thread:
-/// `sum`, or `max`.
+/// Makes a struct of counters. A word before each field selects how it is combined with the field
+/// of another thread: `sum`, or `max`.
 #[macro_export]
 macro_rules! counters {
     ($(#[$meta:meta])* pub struct $name:ident { $($(#[$doc:meta])* $merge:ident $field:ident),+ $(,)? }) => {
@@ -34,8 +34,8 @@ macro_rules! counters {
     (@max $to:expr, $from:expr) => { $to = $to.max($from) };
 }
 
-/// Figures by name, for things whose kinds have different figures. A figure that is null in a
-/// document is left out.
+/// Figures by name, for types whose variants have different figures. A figure that is null in a
+/// document is skipped.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(
     from = "BTreeMap<String, Option<T>>",
@@ -104,14 +104,14 @@ impl<T: Copy + Default + AddAssign + Sub<Output = T> + Sum> Figures<T> {
 /// The work of one round of a daemon.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Round {
-    /// Messages that it took, or sent after they had waited; 0: there was nothing to do.
+    /// Messages that the round took, or sent after they had waited; 0: there was nothing to do.
     pub moved: usize,
-    /// Completions that it took.
+    /// Completions that the round took.
     pub cqes: usize,
     /// Requests to other ranks that were not answered at its end.
     pub outstanding: usize,
-    /// The round is not over: a policy adds polls to it, this one found nothing, and the next step
-    /// is another. It does not count as a round.
+    /// The round is not over: a policy adds polls to it, this poll found nothing, and the next step
+    /// is another poll. It does not count as a round.
     pub is_part: bool,
 }
 

@@ -1,11 +1,11 @@
 //! The end of the ranks' wait for operations that are outstanding at the end of a job.
 //!
-//! They wait as long as anything moves. Each answer that a client waits for passes a daemon of some
-//! rank, so a drain makes progress as long as the daemons of the job move messages. Operations that
-//! have not ended when nothing moves any more are lost. Silence alone is no proof on a machine with
-//! more threads than cores, or on a virtual one: a daemon that did not run for a while has not lost
-//! the messages that it did not poll. So each daemon of the job must have polled often since
-//! something moved, and time in which a rank itself did not run counts little.
+//! The ranks wait as long as anything moves. Each answer that a client waits for passes a daemon of
+//! some rank, so a drain makes progress as long as the daemons of the job move messages. Operations
+//! that have not ended when nothing moves any more are lost. Silence alone is no proof on a machine
+//! with more threads than cores, or on a virtual machine: a daemon that did not run for a while has
+//! not lost the messages that it did not poll. So each daemon of the job must have polled often
+//! since something moved, and time in which a rank itself did not run counts little.
 //!
 //! A drain that still makes progress after [`LONGEST`], or 5 s after an interrupt, is cut:
 //! operations outstanding then are unfinished, not lost.
@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// Maximum time without movement, beside the pauses that schedules explain.
+/// Maximum time without movement, in addition to the pauses that schedules explain.
 const SILENCE: Duration = Duration::from_secs(3);
 /// Maximum time without movement if a daemon of the rank does not run.
 const STALL: Duration = Duration::from_secs(12);
@@ -49,11 +49,11 @@ pub struct DrainProgress {
 /// The message of a rank to the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct View {
-    /// Its clients have nothing outstanding.
+    /// The clients of the rank have nothing outstanding.
     pub has_drained: bool,
     /// Messages that its daemons have moved since the drain began.
     pub moved: u64,
-    /// Its wait for a job in which nothing moves is over.
+    /// The rank has waited for the maximum time while nothing moved in the job.
     pub is_over: bool,
     /// Whether the drain is to end even if messages move.
     pub cuts: bool,
@@ -70,7 +70,7 @@ pub enum End {
     Cut,
 }
 
-/// The drain as one rank sees it.
+/// The state of the drain at one rank.
 #[derive(Debug)]
 pub struct Drain {
     /// Maximum time in which nothing has to move.
@@ -135,7 +135,7 @@ impl Drain {
     }
 
     /// Compares the views of all ranks; `daemons` as in the last [`look`](Self::look). All ranks
-    /// get the same result. `None`: the drain goes on.
+    /// get the same result. `None`: the drain continues.
     pub fn compare(&mut self, views: &[View], daemons: &[DrainProgress]) -> Option<End> {
         if views.iter().all(|view| view.has_drained) {
             return Some(End::Drained);

@@ -1,4 +1,5 @@
-//! [`Job`]: the parameters of a job, the same on all of its ranks; [`ClientSpec`]: those of a client.
+//! [`Job`]: the parameters of a job, the same on all of its ranks; [`ClientSpec`]: the parameters
+//! of a client.
 
 use std::time::Duration;
 
@@ -23,12 +24,13 @@ pub struct Sizes {
     /// x padded message, and at least 8 padded messages; at most the largest ring.
     pub ring_bytes: u64,
     /// Requests that each end may have unanswered on a connection of `rc-send` or `ucx-am`, 0 with
-    /// copyrpc: the smallest power of two that is at least the operations in flight on it, 16
-    /// to 1024. It is smaller if a thread's connections would have more than 32768 together, or the
-    /// messages of one more than 16 MiB. Further requests wait in the backlog of the thread.
+    /// copyrpc: the smallest power of two that is at least the number of operations in flight on
+    /// the connection, 16 to 1024. It is smaller if the connections of a thread would have more
+    /// than 32768 such requests together, or the messages of one connection more than 16 MiB.
+    /// Further requests wait in the backlog of the thread.
     pub window: usize,
-    /// Words of the delegation ring: two for each client of the rank, as
-    /// [`delegationrpc::ring_depth_for`] says.
+    /// Words of the delegation ring: two for each client of the rank, the result of
+    /// [`delegationrpc::ring_depth_for`].
     pub ring_slots: usize,
     /// Requests in flight on a flux channel: the smallest power of two that is at least the
     /// operations of all ranks, 256 to 65536. Further requests wait in the daemon's backlog.
@@ -65,7 +67,7 @@ impl Sizes {
     ) -> Self {
         let in_flight = topology.clients * queue_depth;
         // A client's own connection carries the operations in flight of that client, any other
-        // connection those of all clients of the rank.
+        // connection carries the operations of all clients of the rank.
         let in_flight_per_connection = if topology.backend == Backend::Direct {
             queue_depth
         } else {
@@ -102,7 +104,7 @@ impl Sizes {
 /// A job that can run, with its threads in any process.
 #[derive(Debug, Clone)]
 pub struct Job {
-    /// Its ranks, their threads, and the connections between these.
+    /// The ranks of the job, their threads, and the connections between the threads.
     pub topology: Topology,
     /// Operations that each client keeps outstanding.
     pub queue_depth: usize,
@@ -126,8 +128,8 @@ pub struct Job {
     pub features: Vec<Feature>,
     /// Whether UCX detects dead peers; `None` if UCX carries nothing.
     pub ucx_errors: Option<PeerErrors>,
-    /// The first client of rank 0 flips one bit of one value it writes, which verification has to
-    /// notice.
+    /// The first client of rank 0 flips one bit of one value that it writes, which the verification
+    /// has to detect.
     pub corrupts_value: bool,
 }
 
@@ -150,13 +152,14 @@ pub struct ClientSpec {
     pub schedule: Option<Schedule>,
     /// The judge; `None` with `--no-verify`.
     pub verifier: Option<Verifier>,
-    /// Flips one bit of the last byte, or of the only 8, of one written value, which the judge has
-    /// to notice.
+    /// The client flips one bit of one value that it writes: in its last byte, or in its only 8
+    /// bytes. The verifier has to detect it.
     pub corrupt_one: bool,
 }
 
 impl Job {
-    /// Returns the places of the values that a rank has under way.
+    /// Returns the number of places that a rank has for the tails of values in flight, of its
+    /// clients and of its daemons.
     #[must_use]
     pub fn places(&self) -> Places {
         Places::new(

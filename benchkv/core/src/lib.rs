@@ -1,16 +1,16 @@
 //! The engine of benchkv: everything between the start of a job and its counts that is the same in
 //! real time, in lockstep and in virtual time.
 //!
-//! Daemons and clients are state machines: they are stepped, are told the time, and own neither
-//! thread nor clock. Nothing here knows processes, files or the display of results.
+//! Daemons and clients are state machines: they are stepped, get the time as an argument, and own
+//! neither thread nor clock. Nothing here knows processes, files or the display of results.
 //!
 //! - [`job`]: the parameters of a job.
 //! - [`workload`], [`zipf`], [`pace`]: the accesses of every client, and their start times.
 //! - [`message`]: the bytes of a request and its response.
 //! - [`values`]: the bytes of values that messages do not hold.
 //! - [`store`]: the shard that a daemon serves.
-//! - [`client`]: the loop that issues requests; [`operation`]: its note on each; [`verify`] judges
-//!   their results.
+//! - [`client`]: the loop that issues requests; [`operation`]: its record of each operation;
+//!   [`verify`]: the check of their results.
 //! - [`topology`]: the endpoints between threads, and the paths of requests; [`carrier`]: the
 //!   carriers of messages between ranks.
 //! - [`backend`]: daemons, the paths of clients to them, and the carriers of messages between ranks

@@ -1,6 +1,6 @@
 //! The messages: a 24-byte request and a 16-byte response, the same bytes on every path.
 //!
-//! They hold the first 8 bytes of a value. The rest of a longer one, its *tail*, is in a
+//! They hold the first 8 bytes of a value. The rest of a longer value, its *tail*, is in a
 //! [place](crate::values) of the rank while the message is within the rank. Between ranks it
 //! follows the message: after a put, and after the answer to a get that found a value.
 //!
@@ -46,7 +46,7 @@ pub struct Request {
 /// | offset | size | field |
 /// |---|---|---|
 /// | 0 | 8 | status: 1 put done, 2 found, 3 not found, 4 refused |
-/// | 8 | 8 | value of a get that found one, its first 8 bytes; else 0 |
+/// | 8 | 8 | of a get that found a value, its first 8 bytes; else 0 |
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 #[doc(alias = "RemoteResponse")]
@@ -68,7 +68,7 @@ pub enum Op {
         /// The value.
         value: u64,
     },
-    /// Look `key` up.
+    /// Return the value of `key`.
     Get {
         /// The key.
         key: u64,
@@ -129,13 +129,14 @@ impl Request {
         self.op_and_place >> OP_BITS
     }
 
-    /// Returns whether it is a put.
+    /// Returns whether the request is a put.
     #[must_use]
     pub const fn is_put(&self) -> bool {
         self.op_and_place % (1 << OP_BITS) == PUT
     }
 
-    /// Returns the bytes that follow it between ranks, where values have tails of `tail_bytes`.
+    /// Returns the number of bytes that follow the request between ranks, if values have tails of
+    /// `tail_bytes`.
     #[must_use]
     pub const fn bytes_behind(&self, tail_bytes: usize) -> usize {
         if self.is_put() { tail_bytes } else { 0 }
@@ -181,7 +182,8 @@ impl Response {
         Self { status, value }
     }
 
-    /// Returns the bytes that follow it between ranks, where values have tails of `tail_bytes`.
+    /// Returns the number of bytes that follow the answer between ranks, if values have tails of
+    /// `tail_bytes`.
     #[must_use]
     pub const fn bytes_behind(&self, tail_bytes: usize) -> usize {
         if self.status == GET_OK { tail_bytes } else { 0 }

@@ -1,23 +1,25 @@
-//! [`Operation`]: the note of a client on an outstanding operation, in the books of the path that carries it and in no other.
+//! [`Operation`]: the record that a client keeps of an outstanding operation. Only the path that
+//! carries the operation has it.
 
 /// An operation from its issue to its end. It cannot be copied, so no path can end it twice.
 #[derive(Debug)]
 pub struct Operation {
     /// Index of its access in the client's pattern.
     pub(crate) access: u32,
-    /// Its moment on the scale of the client's [`Verifier`](crate::verify::Verifier).
+    /// Moment of the operation's issue, on the scale of the client's
+    /// [`Verifier`](crate::verify::Verifier).
     pub(crate) moment: u32,
     /// Start of the latency: the issue, in an open loop the intended start.
     pub(crate) intended_ns: u64,
     /// Time of the issue.
     pub(crate) issued_ns: u64,
-    /// The client's place for the tail of its value, if values have one.
+    /// The client's place for the tail of the operation's value, if values have tails.
     pub(crate) place: u32,
     pub(crate) kind: Kind,
 }
 
 impl Operation {
-    /// Returns the note once more, for a path that refuses it.
+    /// Returns a copy of the operation, for a path that refuses it.
     #[inline(always)]
     pub(crate) const fn again(&self) -> Self {
         Self { ..*self }

@@ -1,8 +1,8 @@
 //! Open loop: the intended start of each operation of a client, independent of earlier operations.
 //!
 //! Latency is then measured from the intended start, so that a stall counts for every operation it
-//! delayed (no coordinated omission). A client that cannot follow falls behind: operations are due
-//! and not issued. [`Schedule::backlog`] returns their number.
+//! delayed (no coordinated omission). If a client is too slow for this rate, operations are due and
+//! not issued. [`Schedule::backlog`] returns their number.
 
 use std::fmt;
 use std::time::Duration;
@@ -47,7 +47,7 @@ impl Pace {
     pub fn schedule(&self, client: usize, clients: usize, seed: u64) -> Schedule {
         let starts = match self.arrivals {
             Arrivals::Even => vec![client as f64 / clients as f64],
-            // Another random stream than that of the accesses, which have the same seed.
+            // A random stream other than the stream of the accesses, which have the same seed.
             Arrivals::Poisson => {
                 let stream = (client as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
                 random_starts(&mut Rng::with_seed(!seed ^ stream))
@@ -87,8 +87,8 @@ fn random_starts(rng: &mut Rng) -> Vec<f64> {
 pub struct Schedule {
     /// Mean interval between two operations, in ns.
     interval_ns: f64,
-    /// The starts of one cycle, ascending, in intervals from its beginning. A cycle is as many
-    /// intervals long as it has starts.
+    /// The intended starts in one cycle, ascending, as numbers of intervals since its beginning. A
+    /// cycle with `n` starts is `n` intervals long.
     starts: Vec<f64>,
     /// Time at which load began, in ns; `None` before.
     origin_ns: Option<u64>,
@@ -128,7 +128,7 @@ impl Schedule {
         Some(due_ns)
     }
 
-    /// Returns the number of operations whose intended start has come, since load began.
+    /// Returns the number of operations that have become due since load began.
     #[must_use]
     pub fn due(&self, now_ns: u64) -> u64 {
         let cycle = self.starts.len() as f64;

@@ -37,12 +37,12 @@ pub enum Worker {
 pub struct Peer {
     /// The rank.
     pub rank: usize,
-    /// Its thread.
+    /// The thread of that rank.
     pub worker: Worker,
 }
 
 impl Peer {
-    /// Returns whether it serves requests.
+    /// Returns whether the thread serves requests.
     #[must_use]
     pub const fn is_daemon(&self) -> bool {
         matches!(self.worker, Worker::Daemon(_))
@@ -95,8 +95,8 @@ pub struct Topology {
 }
 
 impl Topology {
-    /// Returns the daemon with the endpoint to rank `remote`, on any rank, if one daemon has it for
-    /// all keys.
+    /// Returns the number of the daemon that has the endpoint to rank `remote`, the same on every
+    /// rank. Returns `None` if the endpoint depends on the key, or on the client.
     fn gateway(&self, remote: usize) -> Option<usize> {
         match self.backend {
             Backend::Meta => Some(remote % self.daemons),
@@ -216,8 +216,8 @@ impl Topology {
     }
 
     /// Returns the maximum number of open files of a rank's process. It is counted with the
-    /// software device, whose endpoints and threads with endpoints have more files than those of
-    /// others. Shared memory keeps a file open for each of its ends.
+    /// software device, whose endpoints, and threads with endpoints, have more files than with
+    /// other devices. Shared memory keeps a file open for each of its ends.
     #[must_use]
     pub const fn open_files(&self) -> u64 {
         const PER_ENDPOINT: u64 = 4;
@@ -232,8 +232,8 @@ impl Topology {
             + PER_ENDPOINT * self.endpoints()
     }
 
-    /// Returns the maximum number of software devices whose memory a rank's process maps: those of
-    /// its threads and of their peers.
+    /// Returns the maximum number of software devices whose memory a rank's process maps: the
+    /// devices of its threads and of their peers.
     #[must_use]
     pub const fn mapped_devices(&self) -> u64 {
         self.threads_with_endpoints() + self.endpoints()

@@ -38,9 +38,9 @@ pub struct Places {
 }
 
 impl Places {
-    /// Returns the places of a rank with that many `clients`, each with `of_client` values of
-    /// `value_bytes` under way, which are in [`VALUE_BYTES`], and that many `daemons` that pass on
-    /// requests of other ranks.
+    /// Returns the places of a rank with `clients` clients, each with `of_client` values of
+    /// `value_bytes` under way, and with `daemons` daemons that pass on requests of other ranks.
+    /// `value_bytes` is in [`VALUE_BYTES`].
     #[must_use]
     pub fn new(value_bytes: usize, clients: usize, of_client: usize, daemons: usize) -> Self {
         let tail_bytes = value_bytes - HEAD_BYTES;
@@ -204,7 +204,7 @@ impl Tail<'_> {
     }
 }
 
-/// Copies as many bytes as both have.
+/// Copies bytes up to the length of the shorter slice.
 pub(crate) fn copy(to: &mut [u8], from: &[u8]) {
     let len = to.len().min(from.len());
     if let (Some(to), Some(from)) = (to.get_mut(..len), from.get(..len)) {

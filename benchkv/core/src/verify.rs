@@ -4,13 +4,14 @@
 //! A value begins with `writer (16 bits) | sequence (32) | hash of rank and key (16)`; its other
 //! bytes are a pattern of these 8 bytes. The checks:
 //!
-//! 1. a value carries the hash of the rank and key it was read from (backend, corruption);
+//! 1. a value carries the hash of the rank and key from which it was read (backend, corruption);
 //! 2. its writer exists, and (after the run, over all ranks) had issued that sequence number;
-//! 3. for one reader, key and writer, sequence numbers never decrease, and a key once found stays
-//!    found. This holds because every path keeps the order of one client's requests for one key. A
-//!    read is judged by values recorded before it was issued: replies may overtake each other;
+//! 3. for one reader, key and writer, sequence numbers never decrease, and a key that was found
+//!    once is found again. This holds because every path keeps the order of one client's requests
+//!    for one key. A read is compared only with values recorded before it was issued, because
+//!    replies may overtake each other;
 //! 4. a client's private key reads back as the last acknowledged write;
-//! 5. every byte after the first 8 is that of the pattern.
+//! 5. every byte after the first 8 is the byte of the pattern.
 
 use std::fmt;
 
@@ -106,7 +107,7 @@ pub enum PrivateStep {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Private {
-    /// No acknowledged write to compare with.
+    /// Unknown content: no write has been acknowledged.
     Unknown,
     Writing(u64),
     /// Acknowledged, not yet read back.
@@ -145,7 +146,7 @@ pub struct Verifier {
 pub struct Verdict {
     /// Number of failed checks.
     pub failures: u64,
-    /// The first failure, in words. Keys are those of the named rank.
+    /// The first failure, in words. A key is a key of the rank that is named.
     pub first: Option<String>,
     /// Number of sequence numbers that this client issued: `1..=issued`.
     pub issued: u32,
@@ -362,8 +363,8 @@ impl Verifier {
     }
 }
 
-/// Returns whether moment `a` came before moment `b`, which is at most a queue depth away from now.
-/// A record older than 2^31 operations can look younger than it is; then one check is left out.
+/// Returns whether moment `a` is before moment `b`, which is at most a queue depth away from now. A
+/// record older than 2^31 operations can appear younger than it is; then one check is omitted.
 const fn is_before(a: u32, b: u32) -> bool {
     (b.wrapping_sub(a) as i32) > 0
 }
@@ -462,7 +463,7 @@ mod tests {
     #[test]
     fn an_older_write_after_a_newer_one_is_caught() {
         let mut verifier = reader();
-        // The reads of the other writer in between must not hide it.
+        // Reads of values of the other writer in between must not hide the defect.
         for found in [value(1, 5), value(0, 8), value(1, 4)] {
             read(&mut verifier, Some(found));
         }
@@ -599,7 +600,7 @@ mod tests {
         }
     }
 
-    /// Exchanged words of two writes, or of two places, are noticed.
+    /// Words that are exchanged between two writes, or between two places, are detected.
     #[test]
     fn no_word_of_a_tail_is_like_another() {
         let values =

@@ -23,8 +23,8 @@ pub const PATTERN_LEN: usize = 1 << 16;
 /// Keys that only one client ever touches, per client.
 pub const PRIVATE_KEYS: usize = 16;
 
-/// Share of the keys below which the caches of a job hold much more of what it accesses than of
-/// what it stores.
+/// Share of the keys that a job accesses, below which its caches hold a much larger part of the
+/// accessed keys than of the stored keys.
 const TOUCHED: f64 = 0.25;
 
 /// Maximum share of accesses to private keys, when results are verified.
@@ -37,8 +37,8 @@ pub enum Distribution {
     /// All keys with equal probability.
     Uniform,
     /// The key with number `k` in a shuffled order, the same in every job, with probability
-    /// proportional to `(k + 1)^-theta`. The order is that of all keys of the job; of the keys of
-    /// each rank, if a remote ratio says how often each rank is chosen.
+    /// proportional to `(k + 1)^-theta`. The order is one of all keys of the job; if a remote ratio
+    /// determines how often each rank is chosen, each rank has an order of its own keys.
     Zipfian {
         /// Skew: 0.99 is the customary value.
         theta: f64,
@@ -83,7 +83,7 @@ pub const SHARE: RangeInclusive<f64> = 0.0..=1.0;
 #[derive(Debug, Clone, Copy, PartialEq, Args, Serialize, Deserialize)]
 #[group(skip)]
 pub struct Workload {
-    // These follow from the job's topology.
+    // The next fields follow from the job's topology.
     #[arg(skip)]
     #[serde(skip)]
     #[allow(missing_docs, reason = "clap would show it as help of all options")]
@@ -254,7 +254,7 @@ impl Workload {
         if self.verify { most } else { 0.0 }
     }
 
-    /// Returns the number of keys of each rank's store, private ones included.
+    /// Returns the number of keys of each rank's store, including private keys.
     #[must_use]
     pub const fn store_keys(&self) -> u64 {
         let private = self.ranks * self.clients * PRIVATE_KEYS * self.verify as usize;
@@ -335,8 +335,8 @@ impl Workload {
         }
     }
 
-    /// Returns a private access. A private key always has the same rank; the remote ones are spread
-    /// evenly over the client's keys in the job's ratio.
+    /// Returns a private access. A private key always has the same rank; the job's share of remote
+    /// keys is spread evenly over the client's private keys.
     fn private_access(&self, rank: usize, client_number: u64, slot: usize) -> Access {
         let is_remote = share_of(slot + 1, self.remote_ratio) > share_of(slot, self.remote_ratio);
         let target = if is_remote {
@@ -359,9 +359,9 @@ fn share_of(count: usize, share: f64) -> usize {
     (count as f64 * share).ceil() as usize
 }
 
-/// Returns the place of `item` in a fixed order of the numbers below `count` in which neighbours
-/// are far apart: a permutation of the next power of two, repeated until the place is below
-/// `count`.
+/// Returns the place of `item` in a fixed order of the numbers below `count`, in which neighbours
+/// are far apart. The order is a permutation of the numbers below the next power of two, applied
+/// repeatedly until the place is below `count`.
 fn shuffled(item: u64, count: u64) -> u64 {
     let bits = u64::BITS - (count - 1).leading_zeros();
     let mask = (1 << bits) - 1;

@@ -1,9 +1,9 @@
-//! The benchmark that `ipc`, `delegationrpc` and `flux` share, included by each: it needs
-//! criterion, which the harness does not.
+//! The benchmark that `ipc`, `delegationrpc` and `flux` share. Each includes this file, because it
+//! needs criterion, on which the harness does not depend.
 //!
-//! One caller keeps as many calls unanswered as each depth says; each is answered before the next
-//! is made from its slot. Both ends are threads, on a core each if there are two. Requests and
-//! replies have 32 bytes, and are first verified.
+//! One caller keeps as many calls unanswered as the depth; each call is answered before the next
+//! call is made from its slot. Both ends are threads, on a core each if there are two cores.
+//! Requests and replies have 32 bytes, and are verified before the measurement.
 
 use std::time::Duration;
 

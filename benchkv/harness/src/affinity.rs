@@ -127,9 +127,9 @@ impl fmt::Display for CoreList<'_> {
 /// stops at 1,024.
 const MASK_WORDS: usize = 1024;
 
-/// Returns the cores in the affinity mask of the calling thread, those of one NUMA node together.
-/// Hardware threads that share a core with an earlier one come last, so that the first threads get
-/// cores of their own.
+/// Returns the cores in the affinity mask of the calling thread, the cores of one NUMA node
+/// together. Hardware threads that share a core with an earlier hardware thread come last, so that
+/// the first threads get cores of their own.
 ///
 /// Reads the raw mask, because libraries leave out isolated cores, which a careful user may have
 /// reserved for this run.
@@ -139,7 +139,7 @@ const MASK_WORDS: usize = 1024;
 pub fn usable_cores() -> Result<Vec<usize>, AffinityError> {
     let mut mask = [0u64; MASK_WORDS];
     // SAFETY: the pointer and length describe the live array, which the kernel fills with at most
-    // that many bytes; a `cpu_set_t` is an array of words just as this is, and pid 0 is the caller.
+    // `length` bytes; a `cpu_set_t` is an array of words like this array, and pid 0 is the caller.
     let status =
         unsafe { libc::sched_getaffinity(0, size_of_val(&mask), mask.as_mut_ptr().cast()) };
     if status != 0 {
@@ -190,9 +190,9 @@ fn aligned(cores: &[usize], threads: usize, nodes: &[Vec<usize>]) -> Vec<usize> 
     runs().flatten().flatten().chain(rests).copied().collect()
 }
 
-/// Returns the number of cores that this process could use if it were not bound: those of the host
-/// that its control group permits. If a process may not change its mask, as in some containers,
-/// returns the number of cores it is bound to.
+/// Returns the number of cores that this process could use if it were not bound: the number of
+/// cores of the host that its control group permits. If a process may not change its mask, as in
+/// some containers, returns the number of cores to which it is bound.
 ///
 /// # Errors
 /// [`AffinityError::Mask`] if the kernel does not return the mask.
@@ -370,7 +370,7 @@ impl Plan {
     }
 
     /// Records the cores that come first because they are near the device. Records none if all
-    /// usable cores are.
+    /// usable cores are near the device.
     #[must_use]
     pub fn beside_device(self, near: &[usize]) -> Self {
         let cores = self.usable_cores.iter();

@@ -31,13 +31,13 @@ const HIGHEST: f64 = 1e15;
 /// A line, with its name in the legend.
 #[derive(Debug, Clone)]
 pub struct Series {
-    /// Its name.
+    /// Name of the line.
     pub name: String,
-    /// Its points, x and y, in the order in which the line connects them.
+    /// Points of the line, x and y, in the order in which the line connects them.
     pub points: Vec<(f64, f64)>,
 }
 
-/// An axis. Its range is that of the values.
+/// An axis. Its range is the range of the values.
 #[derive(Debug, Clone)]
 pub struct Axis {
     /// The quantity.
@@ -132,7 +132,7 @@ impl Chart {
 impl Axis {
     /// Returns the legal value that is nearest to `value`.
     fn place(&self, value: f64) -> f64 {
-        // The minimum stands for a value that is not a number.
+        // The minimum replaces a value that is not a number.
         value.max(f64::from(u8::from(self.is_log))).min(HIGHEST)
     }
 

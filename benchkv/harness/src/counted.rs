@@ -20,7 +20,7 @@ pub struct Operation {
     pub collect: &'static str,
     /// Description of the operation.
     pub what: &'static str,
-    /// Does the operation that many times.
+    /// Does the operation the given number of times.
     pub run: fn(u64),
 }
 

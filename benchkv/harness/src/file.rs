@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use rustix::fs::{Access, AtFlags, CWD, OFlags, access, fcntl_setfl, linkat};
 use thiserror::Error;
 
-/// Time that the reader of a pipe has to come when the result is there, and the distance of looks
-/// for it.
+/// Maximum time to wait for the reader of a pipe when the result is complete, and the interval of
+/// the checks for it.
 const READER_LIMIT: Duration = Duration::from_secs(2);
 const READER_INTERVAL: Duration = Duration::from_millis(20);
 
@@ -105,8 +105,8 @@ pub fn write(path: &Path, content: &[u8]) -> Result<(), WriteError> {
     })
 }
 
-/// Opens what is not replaced. A pipe that nobody reads would keep an open waiting without limit,
-/// so its reader has [`READER_LIMIT`] to come.
+/// Opens a file that is not replaced. The open of a pipe without a reader would wait without limit,
+/// so the reader has [`READER_LIMIT`] to open it.
 fn open_existing(path: &Path) -> io::Result<File> {
     let started = Instant::now();
     let file = loop {
@@ -146,11 +146,11 @@ fn partial_name(path: &Path) -> PathBuf {
     path.with_file_name(OsStr::from_bytes(&[begin, end.as_bytes()].concat()))
 }
 
-/// A new file in the directory of `path`. It has no name yet, so a process that is killed leaves
-/// nothing behind.
+/// A new file in the directory of `path`. It has no name yet, so nothing remains of it if the
+/// process is killed.
 struct NewFile {
     file: File,
-    /// Its name if the file system requires one; removed on drop.
+    /// Temporary name of the file, if the file system requires a name; removed on drop.
     partial: PathBuf,
 }
 
@@ -199,7 +199,7 @@ impl NewFile {
 
 impl Drop for NewFile {
     fn drop(&mut self) {
-        // It may have no name, or another name by now.
+        // The file may have no name, or its final name by now.
         let _ = fs::remove_file(&self.partial);
     }
 }

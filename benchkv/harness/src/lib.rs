@@ -9,9 +9,9 @@
 //! - `window`: copyrpc's window of batches, with the feature `copyrpc`.
 //! - [`clock`]: a cheap nanosecond clock that reports its source.
 //! - [`hist`]: latency histograms that merge across threads and ranks.
-//! - [`pattern`]: the content of requests and replies, by which a wrong one is noticed. [`load`]:
-//!   callers and answerers under load, over any transport between threads. [`counted`]: single
-//!   operations in sequence, for callgrind. [`held`]: the memory of the program.
+//! - [`pattern`]: the content of requests and replies, by which wrong content is detected.
+//!   [`load`]: callers and answerers under load, over any transport between threads. [`counted`]:
+//!   single operations in sequence, for callgrind. [`held`]: the memory of the program.
 //! - [`environment`]: machine, kernel and commit, for the result. [`counters`]: the counters of the
 //!   NIC.
 //! - [`machine`]: libraries, limits and programs, for a diagnosis.

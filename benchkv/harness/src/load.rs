@@ -305,7 +305,7 @@ pub fn two_cores() -> Result<Option<(usize, usize)>, Failure> {
     Ok(usable_cores()?.first_chunk().map(|&[a, b]| (a, b)))
 }
 
-/// Tells the other end that this one has failed, unless it is disarmed.
+/// Reports to the other end that this end has failed, unless it is disarmed.
 struct Alarm<'a>(&'a AtomicBool);
 
 impl Alarm<'_> {
@@ -320,9 +320,9 @@ impl Drop for Alarm<'_> {
     }
 }
 
-/// Runs the load `with` on a caller in this thread and an answerer in another one. Each end is made
-/// by its thread, the answerer first. They get one of `cores` each; with `None` they are not
-/// pinned, and yield their core while they wait.
+/// Runs the load `with` on a caller in this thread and an answerer in another thread. Each end is
+/// made by its thread, the answerer first. Each thread gets one of `cores`; with `None` the threads
+/// are not pinned, and yield their core while they wait.
 ///
 /// # Errors
 /// The error of the end that failed. Neither end waits for one that has failed.
@@ -351,7 +351,7 @@ pub fn between_threads<A: Answerer, C: Caller, R>(
     let call = || {
         let alarm = Alarm(&failed);
         cores.map_or(Ok(()), |(core, _)| pin_current_thread(core))?;
-        // Fails only if the answerer did.
+        // This fails only if the answerer failed.
         is_made.recv().map_err(|_| OtherEndFailed)?;
         let mut caller = caller()?;
         let mut load = Load::new(&mut caller, clock, wait);
@@ -418,7 +418,7 @@ impl Measure {
         now_ns >= self.end_ns && self.calls > 0
     }
 
-    /// Returns the result of the blocks so far.
+    /// Returns the result of all blocks since the beginning.
     #[must_use]
     pub fn result(&self) -> Rate {
         let elapsed_ns = self.block_ns - self.began_ns.unwrap_or(self.block_ns);
@@ -444,7 +444,7 @@ mod tests {
 
     impl Caller for ChannelCaller {
         fn call(&mut self, slot: u32, request: Payload) -> Result<bool, Failure> {
-            // The loop notices a dead answerer.
+            // The loop detects that the answerer is dead.
             Ok(self.0.send((slot, request)).is_ok())
         }
 

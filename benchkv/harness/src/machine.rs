@@ -13,7 +13,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 #[derive(Debug)]
 pub struct Library {
     handle: *mut libc::c_void,
-    /// Its file, with links resolved, so that the name ends with the version.
+    /// File of the library, with links resolved, so that the name ends with the version.
     pub file: PathBuf,
 }
 
@@ -40,16 +40,15 @@ impl Library {
         })
     }
 
-    /// Returns the address of a function or object of the library, or of a library that it depends
-    /// on.
+    /// Returns the address of a function or object of the library, or of one of its dependencies.
     #[must_use]
     pub fn symbol(&self, symbol: &CStr) -> Option<NonNull<libc::c_void>> {
         // SAFETY: the handle belongs to a loaded library, and the name is a live string.
         NonNull::new(unsafe { libc::dlsym(self.handle, symbol.as_ptr()) })
     }
 
-    /// Returns the text that its function `symbol`, without arguments, returns; `None` if it has no
-    /// such function.
+    /// Returns the text that function `symbol` of the library, without arguments, returns; `None`
+    /// if the library has no such function.
     ///
     /// # Safety
     /// `symbol` must be a function without arguments that returns null or a string that lives as
@@ -143,18 +142,18 @@ pub struct Space {
     pub size_bytes: u64,
     /// Bytes that this user may still use.
     pub free_bytes: u64,
-    /// Whether it is a tmpfs: files in memory.
+    /// Whether the file system is a tmpfs: files in memory.
     pub is_memory: bool,
 }
 
-/// Returns the size of the file system that `path` is in.
+/// Returns the size of the file system that contains `path`.
 ///
 /// # Errors
 /// The system's reason.
 pub fn space(path: &Path) -> io::Result<Space> {
     let found = rustix::fs::statfs(path)?;
     let block = found.f_bsize as u64;
-    // Their types depend on the C library.
+    // The types of the two numbers depend on the C library.
     let is_memory = i128::from(found.f_type) == i128::from(libc::TMPFS_MAGIC);
     Ok(Space {
         size_bytes: found.f_blocks * block,
@@ -212,9 +211,9 @@ fn chosen(choices: &str) -> &str {
 /// A program of the search path, and the first line it prints for `--version`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Program {
-    /// Its path.
+    /// Path of the program.
     pub path: PathBuf,
-    /// Its output, or the reason why there is none.
+    /// Version that the program prints, or the reason why there is none.
     pub version: Result<String, String>,
 }
 

@@ -1,10 +1,10 @@
 //! The content of requests and replies, by which a lost, late, duplicate or torn payload is
-//! noticed.
+//! detected.
 //!
 //! A request is made of its tag (endpoint and number), a reply of the tag in the request: 64-bit
-//! words that start with the tag (inverted in a reply) and grow by a constant. Requests below 8
-//! bytes have as much of the tag as fits. Then the answering end cannot identify the request, and
-//! only the caller checks.
+//! words that start with the tag (inverted in a reply) and grow by a constant. Requests of fewer
+//! than 8 bytes contain only the first bytes of the tag. Then the answering end cannot identify the
+//! request, and only the caller checks the content.
 
 /// An odd constant with its bits spread.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -105,7 +105,7 @@ pub fn is_reply(bytes: &[u8], tag: Tag) -> bool {
     is_filled(bytes, tag, u64::MAX)
 }
 
-/// Copies a payload out. Returns `None` if it has another length than `target`.
+/// Copies a payload out. Returns `None` if its length is not the length of `target`.
 #[cfg(feature = "copyrpc")]
 #[must_use]
 pub fn copied<'a>(bytes: copyrpc::RecvBytes<'_>, target: &'a mut [u8]) -> Option<&'a [u8]> {

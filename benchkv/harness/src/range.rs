@@ -15,7 +15,7 @@ use crate::units;
 pub struct RangeError {
     /// The option.
     pub flag: &'static str,
-    /// Its value, as typed.
+    /// Value of the option, as typed.
     pub given: String,
     /// The reason.
     pub why: &'static str,

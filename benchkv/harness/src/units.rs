@@ -1,7 +1,7 @@
 //! Times and sizes as people write them.
 
 /// Suffixes of times, and their seconds: a factor and a divisor, so that a decimal number stays
-/// exact. A suffix comes after all suffixes that end with it.
+/// exact. If a suffix is the end of other suffixes, it comes after them.
 const TIMES: [(&str, f64, f64); 6] = [
     ("ns", 1.0, 1e9),
     ("us", 1.0, 1e6),

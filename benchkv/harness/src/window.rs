@@ -31,7 +31,8 @@ impl WindowChoice {
         }
     }
 
-    /// Returns the number of send completions that the window adds to those of an endpoint.
+    /// Returns the number of send completions that the window adds to the completions of an
+    /// endpoint.
     #[must_use]
     pub const fn completions(self) -> u32 {
         match self {

@@ -329,7 +329,7 @@ fn a_signal_that_was_ignored_at_the_start_stays_ignored() {
     assert_eq!(output.status.code(), Some(0), "{output:?}");
 }
 
-/// The launcher sees the end of the rank that noticed before the end of the noticed rank.
+/// The launcher sees the end of the rank that noticed a death before the end of the dead rank.
 #[test]
 fn the_cause_is_named_whichever_end_is_seen_first() {
     for (deed, how, code) in [
@@ -378,8 +378,8 @@ fn a_later_interrupt_kills() {
     let mut launcher = start(2, "defy", 0);
     let ranks = pids(&mut launcher);
     assert_eq!(line(&mut launcher), "rank 0 ignores everything");
-    // Their grace period is longer than the watchdog. Later signals do not prevent the launcher
-    // from reporting the reason.
+    // The ranks' grace period is longer than the watchdog. Later signals do not prevent the
+    // launcher from reporting the reason.
     let start = Instant::now();
     while launcher.try_wait().unwrap().is_none() {
         send_signal(launcher.id() as libc::pid_t, libc::SIGINT);

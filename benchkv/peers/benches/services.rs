@@ -1,10 +1,10 @@
-//! Clients and servers as the README of copyrpc shows them, beside tarpc and gRPC (tonic) over TCP
-//! on the loopback interface: calls of 32 bytes, each reply checked. `scripts/peers copyrpc` runs
-//! it.
+//! Clients and servers as the README of copyrpc shows them, compared with tarpc and gRPC (tonic)
+//! over TCP on the loopback interface: calls of 32 bytes, each reply checked.
+//! `scripts/peers copyrpc` runs it.
 //!
 //! Both ends are in one process, each with its own runtime of one thread. The blocking pair has a
-//! core for each end; the others share both cores, as copyrpc's clients and servers with futures
-//! have one more thread each.
+//! core for each end; the threads of the other pairs share both cores, because copyrpc's clients
+//! and servers with futures have one more thread each.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -51,7 +51,7 @@ struct Cli {
     /// Calls under way; the blocking client has one.
     #[arg(long, default_value_t = 1)]
     depth: u32,
-    /// Seconds.
+    /// Length of the measurement in seconds.
     #[arg(long, default_value_t = 0.4)]
     duration: f64,
     /// The cores of client and server of the blocking pair.
@@ -184,7 +184,7 @@ impl Echo for Answers {
     }
 }
 
-/// Runs the server of a rival in a thread of its own, which ends with the process.
+/// Runs the server of another library in its own thread, which ends with the process.
 fn serve<F: Future<Output = Result<(), Failure>>>(
     server: impl FnOnce(Sender<SocketAddr>) -> F + Send + 'static,
 ) -> Result<SocketAddr, Failure> {

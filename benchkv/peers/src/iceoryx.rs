@@ -30,8 +30,8 @@ pub(crate) struct IceoryxClient {
     _node: Node<ipc::Service>,
 }
 
-/// The place of iceoryx2's files, some of which it leaves behind: under a name of their own, so
-/// that they can be distinguished from other programs'.
+/// The place of iceoryx2's files, some of which it does not remove. They have a prefix of their
+/// own, so that they can be distinguished from the files of other programs.
 #[derive(Debug)]
 pub(crate) struct Place {
     /// Prefix of the names of its shared memory.
@@ -39,7 +39,7 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// Returns its directory.
+    /// Returns the directory of the place.
     fn root(&self) -> PathBuf {
         std::env::temp_dir().join(&self.prefix)
     }

@@ -1,5 +1,5 @@
-//! `shm-peers`: ipc, delegationrpc and flux beside their rivals, in turn in one run on one pair of
-//! cores. `scripts/peers shm` runs it.
+//! `shm-peers`: measures ipc, delegationrpc, flux and comparable crates, in turn in one run on one
+//! pair of cores. `scripts/peers shm` runs it.
 //!
 //! In the order a run uses the files: [`measures`] (the rounds), [`ours`], [`iceoryx`] and
 //! [`queues`] (the ends under the one load, `benchkv_harness::load`), [`result`] (the figures).
@@ -25,8 +25,8 @@ use iceoryx::Place;
 
 const PROGRAM: Program = Program("shm-peers");
 
-/// The shared-memory crates beside their rivals: rank 0 calls, rank 1 answers; rivals within a
-/// process run in rank 0.
+/// The shared-memory crates and comparable crates: rank 0 calls, rank 1 answers; crates that work
+/// within a process run in rank 0.
 #[derive(Debug, Parser)]
 #[command(name = "shm-peers", version)]
 struct Cli {
@@ -92,8 +92,8 @@ impl Job {
 
     /// Returns the maximum time of the whole run.
     fn time_limit(&self) -> Duration {
-        // A round has fewer than 40 measurements; those with several clients are fewer than 20,
-        // four times as long.
+        // A round has fewer than 40 measurements. Fewer than 20 of them have several clients; these
+        // are four times as long.
         Duration::from_secs(60) + self.duration * self.rounds * 300
     }
 }

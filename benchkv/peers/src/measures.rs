@@ -62,17 +62,18 @@ enum Ends {
 /// A measurement between the two processes: clients are threads of rank 0, the server is rank 1.
 #[derive(Debug, Clone, Copy)]
 struct Across {
-    /// The name of its figures, but for a crowd's number of clients.
+    /// The name of the figures. The number of calling clients is added to the name of a crowd's
+    /// figures.
     name: &'static str,
     ends: Ends,
-    /// Clients that are connected, and those of them that call.
+    /// Number of connected clients, and number of these that call.
     clients: usize,
     callers: usize,
     depth: u32,
     /// Clients that stream at once share one core, so that they must yield it when they wait. The
-    /// server has the other core to itself, or shares the clients': only then a single client has
-    /// to wait for a core as each of eight does, so only that case shows the cost of more clients
-    /// by themselves.
+    /// server has the other core to itself, or shares the core of the clients. Only in the second
+    /// case a single client has to wait for a core as each of eight clients does, so only that case
+    /// shows the cost of the additional clients alone.
     crowd: Option<Server>,
 }
 
@@ -264,7 +265,7 @@ impl Calling<'_> {
     }
 
     /// Verifies, then measures the rates of callers that start together on this thread's core. Half
-    /// of the other clients have places before them, and half behind.
+    /// of the other clients have places before them, and half after them.
     fn at_once<C: Caller>(
         &self,
         across: &Across,

@@ -26,14 +26,14 @@ pub struct CourseArgs {
     #[arg(long, value_name = "TIME", value_parser = units::seconds)]
     pub policies_until: Option<f64>,
 
-    /// A host that stands still: all threads of this rank, from a time on, for a time.
+    /// A host that is paused: all threads of this rank, from a time on, for a time.
     #[arg(long, value_name = "RANK@TIME+TIME")]
     pub pause: Option<Pause>,
 
     /// The load of each run in turn: the operations that each client has outstanding (depth), or
-    /// the clients of each rank that have some (clients). Up to those of the job; there are as many
-    /// runs as numbers. A job that is swept up and down shows whether its state depends on where it
-    /// comes from.
+    /// the number of clients of each rank that have operations outstanding (clients), up to the
+    /// numbers of the job. There are as many runs as numbers. A sweep up and down shows whether the
+    /// state of a job depends on its earlier loads.
     #[arg(long, value_name = "depth|clients=N,N,...", conflicts_with_all = ["runs", "ops", "rate"])]
     pub sweep: Option<Sweep>,
 }
@@ -144,10 +144,10 @@ impl CourseArgs {
         typed.into_iter().flatten().collect()
     }
 
-    /// Checks that they mean something in this job.
+    /// Checks that the options have a meaning in this job.
     ///
     /// # Errors
-    /// The first option that does not, and what is legal.
+    /// The first option that has none, and the legal values.
     pub fn check(&self, args: &JobArgs, job: &Job) -> Result<(), RangeError> {
         let end_s = if args.ops.is_some() {
             f64::INFINITY
@@ -225,7 +225,7 @@ impl CourseArgs {
                     "clients" => (value, args.queue_depth),
                     _ => (job.topology.clients, value),
                 };
-                // The first load is that of the warm-up, too.
+                // The first load is also the load of the warm-up.
                 let before = if run == 0 { 0.0 } else { args.warmup };
                 events.push(Event {
                     at_ns: ns(before + args.duration * run as f64),
@@ -236,7 +236,7 @@ impl CourseArgs {
         events
     }
 
-    /// Returns the rank that stands still, since when, and for how long, in ns.
+    /// Returns the rank that is paused, the time at which the pause begins, and its length, in ns.
     #[must_use]
     pub fn stopped(&self) -> Option<(usize, u64, u64)> {
         self.pause

@@ -1,7 +1,7 @@
 //! The options of a job, each declared once: the field is its flag, its help and its place in the
 //! result (`options` of the document, except for those at the document's top). Groups of options
 //! are declared by the part that uses them: [`Workload`], [`PaceArgs`], [`PortOptions`],
-//! [`PolicyOptions`], [`TraceArgs`]. Single ranges are checked beside the declarations.
+//! [`PolicyOptions`], [`TraceArgs`]. Single ranges are checked at the declarations.
 //! [`crate::options`] checks combinations of options.
 
 use std::ops::RangeInclusive;
@@ -38,7 +38,7 @@ const OPS: RangeInclusive<u64> = 1..=u32::MAX as u64;
 pub(crate) const SHORTEST_RUN_S: f64 = 0.01;
 /// Maximum length of a window, in seconds; with `--ops` all have it.
 const LONGEST_RUN_S: f64 = 3600.0;
-/// Minimum interval of lines, in seconds: the main thread looks a hundred times a second.
+/// Minimum interval of lines, in seconds: the main thread checks a hundred times a second.
 const SHORTEST_INTERVAL_S: f64 = 0.1;
 /// Maximum length of a verified run, in seconds: a client would otherwise run out of 32-bit
 /// sequence numbers (at 7 million writes per second).
@@ -90,8 +90,8 @@ pub struct JobArgs {
     #[serde(skip)]
     pub device: Devices,
 
-    // The transport of requests to other ranks, as typed: the device that `auto` stands for, or the
-    // library that chooses one.
+    // The transport of requests to other ranks, in the form in which it is typed: the device that
+    // was chosen for `auto`, or the library that chooses a device.
     #[arg(skip)]
     #[serde(rename = "device")]
     #[allow(missing_docs, reason = "clap would show it as help of all options")]
@@ -274,7 +274,7 @@ pub struct JobArgs {
     #[arg(long, value_enum, hide = true)]
     pub fault: Option<Fault>,
 
-    // These have headings of their own, which extend to the options after them.
+    // The next options have headings of their own, which extend to the options after them.
     /// Policies of daemons and connections.
     #[command(flatten)]
     #[serde(flatten)]
@@ -442,9 +442,9 @@ pub enum Fault {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum RingChoice {
     #[default]
-    /// Computed as [`engine::job::Sizes`] says.
+    /// Computed by [`engine::job::Sizes`].
     Auto,
-    /// This many bytes.
+    /// The given number of bytes.
     Bytes(u64),
 }
 

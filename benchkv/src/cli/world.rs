@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::course::Sweep;
 
-/// The members of a simulated result beside those of a real one.
+/// The members of a simulated result in addition to the members of a real result.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SimulationRecord {
     /// Costs of CPUs, in ns.

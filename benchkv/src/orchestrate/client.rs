@@ -27,7 +27,8 @@ impl<W: Workers> Rank<'_, W> {
         let rank = self.local_rank();
         let core = rank.and_then(|rank| options.plan.client_core(rank, number));
         core.map_or(Ok(()), pin_current_thread)?;
-        // This takes a while: the rank begins when its clients are connected.
+        // Making the parameters takes a while, so it is done before the connection: the rank begins
+        // when its clients are connected.
         let spec = options.job.client(self.rank, number);
         let mut paths = self.workers.open_client(number)?;
         let is_wanted = self.connect(Worker::Client(number), &mut paths, post)?;

@@ -41,7 +41,7 @@ struct DaemonDrain {
 }
 
 impl Control {
-    /// Makes a control of a rank with that many daemons, in [`Phase::Ready`].
+    /// Makes a control of a rank with `daemons` daemons, in [`Phase::Ready`].
     pub(super) fn new(daemons: usize) -> Self {
         let drains = (0..daemons).map(|_| DaemonDrain::default()).collect();
         Self {
@@ -64,7 +64,7 @@ impl Control {
     }
 
     /// Sleeps until there is work in `part`, the phase changes or workers are stopped, at most for
-    /// `longest`. Called by a worker that saw `phase` and finds nothing to do.
+    /// `longest`. It is called by a worker that works in `phase` and finds nothing to do.
     pub(super) fn sleep(&self, phase: Phase, part: &mut dyn Sleeper, longest: Duration) {
         let mut heard = self.words.bell.listen();
         let mut has_changed = Look(|| self.is_stopped() || self.phase() != phase);
@@ -80,7 +80,7 @@ impl Control {
         self.words.bell.ring();
     }
 
-    /// Notes a round of a daemon while clients drain, in which it moved that many messages.
+    /// Notes a round of a daemon while clients drain, in which it moved `moved` messages.
     pub(super) fn note_drain_round(&self, daemon: usize, moved: usize) {
         if let Some(drain) = self.drains.get(daemon) {
             drain.rounds.fetch_add(1, Ordering::Relaxed);
@@ -152,7 +152,7 @@ mod tests {
     }
 
     /// Each thread sleeps until the other has begun the next window. Without a wake-up, neither
-    /// would look again within an hour.
+    /// would check again within an hour.
     #[test]
     fn a_change_wakes_a_sleeper() {
         const WINDOWS: u16 = 2_000;

@@ -387,7 +387,7 @@ impl Paths for ChannelPaths {
     }
 }
 
-/// Runs a job of rank threads; `flaw` is that of rank 0.
+/// Runs a job of rank threads; `flaw` is the flaw of rank 0.
 fn run(args: &str, flaw: Flaw) -> (Options, Vec<Result<RankReport, RankError>>) {
     run_as(args, flaw, None, &[])
 }
@@ -556,8 +556,8 @@ fn a_window_never_includes_a_barrier() {
     );
 }
 
-/// Ranks learn of the interrupt in different windows, or not before a barrier. All leave after the
-/// same window.
+/// Ranks notice the interrupt in different windows, or not before a barrier. All end after the same
+/// window.
 #[test]
 fn an_interrupted_job_ends_together_with_what_it_has() {
     let windows = |interrupts: &[Option<usize>]| {

@@ -8,8 +8,8 @@ use serde_json::Value;
 
 use crate::result::JobResult;
 
-/// Members of the document that are settings, in order of significance; `options` stands for all
-/// settings within.
+/// Members of the document that are settings, in order of significance; `options` means all
+/// settings in it.
 const SETTINGS: [&str; 19] = [
     "options.label",
     "clock.source",
@@ -35,7 +35,7 @@ const SETTINGS: [&str; 19] = [
 /// Settings that make no difference: directories.
 const IRRELEVANT: [&str; 2] = ["options.shm_dir", "options.trace"];
 
-/// Settings by name. The name of a nested setting begins with those of its parents.
+/// Settings by name. The name of a nested setting begins with the names of its parents.
 type Settings = BTreeMap<String, Value>;
 
 /// Results that differ in no setting: repeats of a measurement.
@@ -43,9 +43,10 @@ type Settings = BTreeMap<String, Value>;
 pub(super) struct Group {
     /// Indices of the results.
     pub(super) members: Vec<usize>,
-    /// The settings that distinguish it from other groups; the backend if none has to.
+    /// The settings that distinguish the group from other groups; the backend if no setting is
+    /// necessary.
     pub(super) label: String,
-    /// Its place on the axis, as text; empty without an axis.
+    /// Place of the result on the axis, as text; empty without an axis.
     pub(super) place: String,
     /// The settings that distinguish it from others at the same place.
     pub(super) series: String,
@@ -151,8 +152,8 @@ fn ordered(settings: &[Settings]) -> Vec<String> {
     names
 }
 
-/// Returns the settings that distinguish results that the settings before them do not distinguish;
-/// the other differing settings follow from these.
+/// Returns the settings that are needed to distinguish the results: each distinguishes results that
+/// are equal in all settings before it. The other differing settings follow from these.
 fn telling<'a>(
     settings: &[Settings],
     differing: impl Iterator<Item = &'a String>,
@@ -184,7 +185,8 @@ fn by_size(a: Option<&Value>, b: Option<&Value>) -> Ordering {
     }
 }
 
-/// Returns settings in a few words. A label, and the names of a backend and a carrier, stand alone.
+/// Returns settings in a few words. A label, and the names of a backend and a carrier, are shown
+/// without the name of the setting.
 fn described(names: &[&String], all: &Settings) -> String {
     let part = |name: &&String| match (name.as_str(), text_of(all.get(*name))) {
         ("backend" | "carrier" | "options.label", value) => value,

@@ -88,7 +88,7 @@ fn text(names: &[String], results: &[JobResult], comparison: &Comparison) -> Str
 /// A function that returns whether a warning concerns a result.
 type Is = fn(&JobResult) -> bool;
 
-/// Returns warnings that figures may mean less than they seem to.
+/// Returns warnings about figures that may be less reliable than they look.
 fn warnings(names: &[String], results: &[JobResult]) -> Vec<String> {
     let concerned = |what: &str, is: Is| {
         let results_by_name = names.iter().zip(results);
@@ -198,7 +198,7 @@ fn conditions(comparison: &Comparison, results: &[JobResult]) -> Vec<(String, St
         ];
         conditions.extend(others.map(|(name, of)| (name.to_owned(), same(of))));
     }
-    // Options that are left to benchkv are not worth a line.
+    // Options that benchkv chose by itself get no line.
     let telling = comparison
         .common
         .iter()

@@ -7,11 +7,11 @@ use serde::{Deserialize, Serialize};
 
 use engine::client::OpenWindow;
 
-/// Tolerated share: one in this many operations that became due in a window may end after it, or
-/// those that end may be due before it, and one in any case.
+/// Tolerated difference between the operations that became due in a window and those that ended in
+/// it: one in `TOLERATED`, and at least one operation.
 const TOLERATED: u64 = 100;
-/// Explained share: one in this many may, if a pause of the machine at an end of the window, or
-/// chance, explains it. If more do, the rate was not kept.
+/// Difference that is accepted if a pause of the machine at an end of the window, or chance,
+/// explains it: one in `EXPLAINED`. With a larger difference the rate was not kept.
 const EXPLAINED: u64 = 20;
 
 /// The figures of an open loop, in one run or in all.
@@ -25,13 +25,15 @@ pub struct OpenLoop {
     pub due: u64,
     /// Operations due and not issued when the window ended; of several windows the maximum.
     pub backlog: u64,
-    /// Whether the rate was kept: in each window, and in all together, as many operations ended as
-    /// became due, give or take a hundredth and at least one; or a twentieth, but no more than the
-    /// clients may have outstanding, if the difference is below three times the square root of the
-    /// mean number outstanding, or above four times the mean number that were due and had not
-    /// ended, because they fell behind at the end only, or caught up at the beginning. An operation
-    /// that falls behind steadily waits for half of the window, in the mean. Operations that end in
-    /// excess were due before the window: its latencies are those of a backlog.
+    /// Whether the rate was kept, in each window and in all together. It was, if the numbers of
+    /// operations that became due and that ended differ by at most a hundredth, or by one. A larger
+    /// difference, of up to a twentieth and of no more operations than the clients may have
+    /// outstanding, is accepted if it is explained: by chance, if it is below three times the
+    /// square root of the mean number outstanding; by operations that fell behind only at the end
+    /// or caught up at the beginning, if it is above four times the mean number that were due and
+    /// had not ended. (An operation that falls behind steadily waits for half of the window on
+    /// average.) Operations that end in excess were due before the window: its latencies are those
+    /// of a backlog.
     pub kept_up: bool,
     /// Mean time from an operation's intended start to its issue, in nanoseconds. It is part of
     /// each latency.
@@ -66,8 +68,8 @@ impl OpenTally {
 
 impl OpenLoop {
     /// Returns the figures of one run, all ranks together, in which `ended` operations ended,
-    /// `reached_rps` per second, and `outstanding` were, in the mean; clients may have `depth`
-    /// outstanding.
+    /// `reached_rps` per second, and `outstanding` were outstanding on average; clients may have
+    /// `depth` outstanding.
     pub(super) fn of_run(
         all: &OpenTally,
         reached_rps: f64,

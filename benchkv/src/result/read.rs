@@ -18,7 +18,7 @@ impl JobResult {
     /// Reads a document that `--json` wrote.
     ///
     /// # Errors
-    /// A sentence says what the file is, what is expected, and what to do.
+    /// A sentence with the kind of the file, the expected kind, and the remedy.
     pub fn read(path: &Path) -> Result<Self, Failure> {
         let text = File::open(path).map_err(|why| unreadable(&why));
         let result = text.and_then(Self::parse);

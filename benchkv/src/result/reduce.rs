@@ -254,8 +254,8 @@ impl Sums {
         let _ = merged.and_then(|()| self.remote.merge(remote));
     }
 
-    /// Adds up counts and histograms, and rates and means with their weights: 1 for ranks, which
-    /// measure at the same time.
+    /// Adds up counts and histograms, and rates and means times their weights. Ranks have the
+    /// weight 1, because they measure at the same time.
     fn sum<'a>(tallies: impl Iterator<Item = (&'a Self, f64)>) -> Result<Self, Failure> {
         let mut sum = Self::default();
         for (tally, weight) in tallies {

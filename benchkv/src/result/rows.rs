@@ -1,5 +1,5 @@
 //! The result as a flat table: a row for the job, one for each run, one for each rank. The options
-//! are repeated on each row, so that a row stands alone and tables of several jobs can be
+//! are repeated on each row, so that a row needs no other row and tables of several jobs can be
 //! concatenated.
 //!
 //! A column is a member of the document: of the whole, or of the part that the row is about.
@@ -51,8 +51,8 @@ const OF_JOB: [(&str, &str); 30] = [
     ("arrivals", "/options/arrivals"),
 ];
 
-/// Columns of a row's own part of the document. A part may lack some: a run has only its errors of
-/// the counters of the whole job, which its drain belongs to.
+/// Columns of a row's own part of the document. A part may lack some: of the counters of the whole
+/// job, which include its drain, a run has only its errors.
 const OF_PART: [(&str, &str); 36] = [
     ("window_s", "/duration_s"),
     ("offered_rps", "/open_loop/offered_rps"),
@@ -118,8 +118,8 @@ fn text(member: Option<&Value>) -> Option<String> {
     }
 }
 
-/// Returns the rows of a job: the job, its runs, its ranks. All have the same columns; each counter
-/// is one.
+/// Returns the rows of a job: the job, its runs, its ranks. All rows have the same columns; each
+/// counter is a column.
 fn rows(job: &JobResult) -> Result<Vec<Vec<Cell>>, serde_json::Error> {
     let document = serde_json::to_value(job)?;
     let parts = |name: &str| document[name].as_array().into_iter().flatten().enumerate();
@@ -134,7 +134,7 @@ fn rows(job: &JobResult) -> Result<Vec<Vec<Cell>>, serde_json::Error> {
         .collect())
 }
 
-/// Returns the row of a part of the document, which is of this `scope` and has this number there.
+/// Returns the row of a part of the document: the part with this number in this `scope`.
 fn row(
     job: &JobResult,
     document: &Value,
@@ -152,7 +152,7 @@ fn row(
     let of_job =
         |(column, pointer): (&'static str, _)| (column.into(), text(document.pointer(pointer)));
     cells.extend(OF_JOB.map(of_job));
-    // Of a simulation the models: what a measured row does not have.
+    // The models of a simulation; a measured row does not have them.
     let models = job.simulation.as_ref().map(|record| {
         serde_json::json!({ "cpu": record.cpu, "nic": record.nic, "course": record.course })
             .to_string()

@@ -92,7 +92,7 @@ impl fmt::Display for JobResult {
         }
         let law = self.littles_law;
         let (outstanding, product) = (law.outstanding, law.throughput_times_latency);
-        // Rounded before it is written, and without the sign of a zero.
+        // The figure is rounded before it is written, and a zero has no sign.
         let carried = (10.0 * law.carried).round() / 10.0 + 0.0;
         writeln!(
             f,
@@ -217,8 +217,8 @@ impl JobResult {
         })
     }
 
-    /// Returns one line about gets that found no value, if there were any: they are cheaper than
-    /// gets that did.
+    /// Returns a line about gets that found no value, if any: they are cheaper than gets that found
+    /// a value.
     fn misses_line(&self) -> Option<String> {
         let missed = self.measured.not_found_ops;
         let gets = self.measured.get_latency_ns.count;
@@ -245,7 +245,7 @@ impl JobResult {
     }
 
     /// Returns one line about the rounds of the daemons that have connections: their completions,
-    /// and their length beside a round trip.
+    /// and their length compared with a round trip.
     fn loop_line(&self) -> Option<String> {
         let of = &self.measured.activity;
         if of.loop_ns == 0.0 {

@@ -33,7 +33,7 @@ fn conditions() -> Conditions {
 /// Returns the report of a client that ended `local` and `remote` operations of 1 ms in each of two
 /// windows of one second.
 fn client(local: u64, remote: u64, verdict: Option<Verdict>) -> ClientReport {
-    // A quarter reads.
+    // A quarter of the operations are reads.
     let record = |count| {
         let mut kinds = RoundTrips::default();
         kinds.gets.record_many(1_000_000, count / 4);
@@ -625,9 +625,9 @@ fn a_rate_that_is_not_reached_is_said_in_words() {
 
 #[test]
 fn a_short_window_or_a_deep_queue_hides_no_shortfall() {
-    /// Returns whether the rate was reached in a window of `span_s`, in which `late` fewer than
-    /// `due` operations ended, `outstanding` were and `held` were due before that, in the mean over
-    /// time.
+    /// Returns whether the rate was reached in a window of `span_s`. In the window `due - late`
+    /// operations ended; on average over time, `outstanding` operations were outstanding, and
+    /// `held` were due and not yet issued.
     fn kept_up(span_s: f64, due: u64, late: i64, outstanding: f64, held: f64) -> bool {
         let held_ns = (held * span_s * 1e9) as u128;
         let mut tally = open_loop::OpenTally::default();

@@ -3,10 +3,10 @@
 //!
 //! A daemon and a client on cores of their own take turns, and each step is timed: no step waits
 //! for the other thread, and each finds the memory that the other has written in the other core's
-//! cache, as in a job. Turns of one message and of many tell the cost of a message from that of a
-//! turn. A thread that is kept from its core spoils a few of the many steps, whose median counts.
-//! The delay between cores is found last: with it the simulated job has the median latency of a
-//! real one.
+//! cache, as in a job. Turns of one message and of many messages separate the cost of a message
+//! from the cost of a turn. A thread that is kept from its core spoils a few of the many steps,
+//! whose median counts. The delay between cores is found last: with it the simulated job has the
+//! median latency of a real job.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -33,12 +33,14 @@ use crate::options::Options;
 
 /// Number of turns of each of the two threads.
 const TURNS: usize = 4001;
-/// Wait for a turn, in ns, after which the turn is left out: one of the threads was kept from its
-/// core, and another program had the caches.
+/// Wait for a turn, in ns, above which the turn is not counted: one of the threads was kept from
+/// its core, and another program used the caches.
 const LONG_NS: u64 = 30_000;
-/// Number of turns left out after which there are as many as there are.
+/// Maximum number of turns that are not counted; after it the measurement ends with the turns that
+/// it has.
 const MOST_SPOILT: usize = 4 * TURNS;
-/// Number of steps that find nothing, after each that does, which are timed as one.
+/// Number of steps that find nothing, after each step that finds something; they are timed
+/// together.
 const EMPTY: usize = 16;
 /// Operations outstanding where turns move many messages.
 const MANY: usize = 32;
@@ -55,7 +57,7 @@ struct Args {
     sim: SimArgs,
 }
 
-/// Returns the arguments of the job, with so many operations outstanding.
+/// Returns the arguments of the job, with `depth` operations outstanding.
 fn arguments(depth: usize) -> impl Iterator<Item = String> {
     ["benchkv", "-d", &depth.to_string()]
         .map(ToOwned::to_owned)
@@ -88,8 +90,8 @@ pub fn calibrate(file: &Path) -> Result<String, Failure> {
 
 /// Returns the text of the file: `NAME=NS` in lines, and comments.
 fn text(cpu: Cpu, real_ns: f64, simulated_ns: f64) -> String {
-    // The median latency of both is a whole number of ns, and a delay moves that of the simulated
-    // job by a few.
+    // The median latency of both is a whole number of ns, and a delay changes the median of the
+    // simulated job by a few ns.
     let fit = if simulated_ns > real_ns * (1.0 + FIT) {
         "# NO line FITS: the other values alone take longer than the real job did; calibrate again on an idle machine.\n"
     } else {
@@ -146,7 +148,7 @@ fn steps() -> Result<Cpu, Failure> {
     })
 }
 
-/// The thread whose turn it is.
+/// The number of the thread that has the turn.
 struct Baton(AtomicU8);
 
 const CLIENT: u8 = 0;
@@ -168,7 +170,7 @@ impl Baton {
         false
     }
 
-    /// Gives the other the turn, unless it has left.
+    /// Passes the turn to the other thread, unless one has ended.
     fn pass(&self, own: u8) {
         let _ = self.0.compare_exchange(
             own,
@@ -179,7 +181,7 @@ impl Baton {
     }
 }
 
-/// The thread leaves, whatever happens: the other does not wait for it.
+/// The drop, even in a panic, marks the end of the thread: the other thread does not wait for it.
 struct Leaves<'a>(&'a Baton);
 
 impl Drop for Leaves<'_> {
@@ -188,8 +190,8 @@ impl Drop for Leaves<'_> {
     }
 }
 
-/// Lets a client with so many operations outstanding and its daemon take turns. Returns those of
-/// the client, and of the daemon.
+/// Lets a client with `depth` operations outstanding and its daemon take turns. Returns the turns
+/// of the client, and those of the daemon.
 fn turns(depth: usize) -> Result<[Timed; 2], Failure> {
     let asked =
         Cli::try_parse_from(arguments(depth)).unwrap_or_else(|error| unreachable!("{error}"));
@@ -230,11 +232,12 @@ fn turns(depth: usize) -> Result<[Timed; 2], Failure> {
     };
     let (of_client, of_daemon) = std::thread::scope(|scope| {
         let other = scope.spawn(daemon);
-        // On a thread of its own too: this one stays where it may run now.
+        // The client runs on a thread of its own too, so that the affinity of the present thread
+        // does not change.
         let client = scope.spawn(client).join();
         (client, other.join())
     });
-    // A panic of a thread is a defect, and goes on in this one.
+    // A panic of a thread is a defect, and is continued in this thread.
     let [of_client, of_daemon] = [of_client, of_daemon]
         .map(|ended| ended.unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
     // The daemon's failure is the cause where both end early.
@@ -341,8 +344,8 @@ fn simulated_latency_ns(job: &Job, cpu: Cpu) -> Result<f64, Failure> {
 mod tests {
     use super::*;
 
-    /// Asserts no durations: machines under load run these tests. On a machine with one core, that
-    /// this is said.
+    /// The test asserts no durations, because tests run on machines under load. On a machine with
+    /// one core it asserts that this is reported.
     #[test]
     fn every_step_takes_time_and_the_file_is_read_as_it_was_written() {
         let mut cpu = Cpu {
@@ -414,7 +417,7 @@ mod tests {
         }
     }
 
-    /// No delay is short enough for a real job that took less than the steps alone.
+    /// No delay fits a real job that took less time than the steps alone.
     #[test]
     fn a_model_without_the_latency_of_the_real_job_says_so() {
         let (job, cpu) = (job().unwrap(), Cpu::default());

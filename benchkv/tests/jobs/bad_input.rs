@@ -1,5 +1,5 @@
 //! A job that cannot run is refused: the message names the error and the legal values, nothing
-//! hangs, nothing is left behind. Exit status 2 means a refusal before a process was started.
+//! hangs, no file or process remains. Exit status 2 means a refusal before a process was started.
 
 use std::ffi::{CStr, CString};
 use std::fs;

@@ -49,7 +49,7 @@ pub(crate) fn start_and_load_with(
     (job, processes)
 }
 
-/// Asserts that after the next job nothing is left of any earlier one.
+/// Asserts that the next job removes all files of earlier jobs.
 #[track_caller]
 fn assert_next_job_cleans(dir: &Scratch, backend: &str) {
     let next = run(dir, &["--backend", backend]);
@@ -362,7 +362,7 @@ fn an_interrupt_before_the_run_ends_a_job_and_leaves_nothing() {
     }
 }
 
-/// A rank that is stopped cannot end by itself, and the other one waits for it.
+/// A rank that is stopped cannot end by itself, and the other rank waits for it.
 #[test]
 fn a_later_interrupt_kills_what_the_first_did_not_end() {
     for (backend, (signal, whom, code)) in TWO_BACKENDS.into_iter().zip(INTERRUPTS) {

@@ -1,6 +1,6 @@
 //! `--wait event`: threads that sleep lose no operation, do nothing while there is nothing to do,
-//! and are woken by the end of a job. A lost wake-up would be noticed after a slice of sleep, so
-//! the tests count the polls that found nothing.
+//! and are woken by the end of a job. A thread with a lost wake-up would find its work after a
+//! slice of sleep, so the tests count the polls that found nothing.
 
 use benchkv::result::JobResult;
 use serde_json::Value;

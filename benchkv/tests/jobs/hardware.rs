@@ -1,5 +1,4 @@
-//! Every backend on a device behind libibverbs: a NIC, or the software HCA under the real
-//! libraries.
+//! Every backend on a device of libibverbs: a NIC, or the software HCA under the real libraries.
 //!
 //! `mlx5-run --devices 2 cargo test -p benchkv --test jobs -- --ignored hardware`; on a NIC without
 //! `mlx5-run`, and with `BENCHKV_TEST_DEVICE` if it is not mlx5_0.
@@ -52,8 +51,8 @@ fn every_backend_is_sound_on_hardware() {
     }
 }
 
-/// `auto` takes hardware where there is some, and the result says why. A variable can name another
-/// device.
+/// `auto` takes hardware if a host has it, and the result gives the reason of the choice. A
+/// variable can name another device.
 #[test]
 #[ignore = "needs an mlx5 device, or mlx5-run"]
 fn auto_takes_the_hardware() {
@@ -175,7 +174,7 @@ fn ucx_is_sound_on_hardware() {
     }
 }
 
-/// A daemon that looked at its connections every 100 us would make thousands of rounds.
+/// A daemon that polled its connections every 100 us would make thousands of rounds.
 #[test]
 #[ignore = "needs an mlx5 device, or mlx5-run"]
 fn daemons_without_work_sleep_until_the_device_has_an_event() {
@@ -199,7 +198,8 @@ fn daemons_without_work_sleep_until_the_device_has_an_event() {
     }
 }
 
-/// A device that lacks a feature says so; mlx5-run has no compression.
+/// A device without a feature refuses it with the reason; the device of mlx5-run has no
+/// compression.
 #[test]
 #[ignore = "needs an mlx5 device, or mlx5-run"]
 fn features_reach_the_hardware_or_are_refused_with_the_reason() {

@@ -132,7 +132,7 @@ impl Job {
         Process(-self.launcher().0)
     }
 
-    /// Returns the process of a rank, as soon as there is one.
+    /// Returns the process of a rank, as soon as the process exists.
     pub(crate) fn rank(&self, rank: usize) -> Process {
         self.child_with(&format!("BENCH_HARNESS_ROLE={{\"rank\":{{\"rank\":{rank},"))
     }
@@ -167,14 +167,14 @@ impl Job {
         }
     }
 
-    /// Waits until a thread of a rank has used that much processor time.
+    /// Waits until a thread of a rank has used `ticks` of processor time.
     pub(crate) fn until_used(&self, rank: Process, thread: &str, ticks: u64) {
         self.until("every thread has work", || {
             rank.thread_ticks(thread).filter(|used| *used >= ticks)
         });
     }
 
-    /// Returns the content of standard error so far.
+    /// Returns the content of standard error until now.
     pub(crate) fn stderr(&self) -> String {
         content(&self.stderr)
     }
@@ -250,13 +250,13 @@ impl Process {
         );
     }
 
-    /// Signals a process that may have gone.
+    /// Signals a process that may have ended.
     pub(crate) fn try_signal(self, signal: libc::c_int) {
         // SAFETY: no pointers are involved.
         unsafe { libc::kill(self.0, signal) };
     }
 
-    /// Returns whether it has ended; its parent may not have noticed.
+    /// Returns whether the process has ended; its parent may not have noticed.
     pub(crate) fn has_ended(self) -> bool {
         matches!(
             self.stat(),
@@ -368,7 +368,7 @@ fn unique(parent: &Path, name: &str) -> PathBuf {
     ))
 }
 
-/// A directory with mode 0700 that goes away with the test.
+/// A directory with mode 0700 that is removed after the test.
 pub(crate) struct Scratch(PathBuf);
 
 impl Scratch {

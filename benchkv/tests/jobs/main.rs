@@ -11,10 +11,11 @@
 //! - `bad_input`: jobs that cannot run are refused.
 //! - `death`: ranks and launchers that are killed. `storm`: the same at random, with every way to
 //!   end a job.
-//! - `event`: threads that sleep: sound, idle, and woken by the end of a job.
+//! - `event`: threads that sleep lose nothing, do nothing without work, and are woken by the end of
+//!   a job.
 //! - `ucx`: the backend that needs a library.
-//! - `hardware`: all backends on an mlx5 device. Both are ignored by default.
-//! - `memory`: the memory of a job beside the expected memory.
+//! - `hardware`: all backends on an mlx5 device. `ucx` and `hardware` are ignored by default.
+//! - `memory`: compares the memory of a job with the expected memory.
 
 #![allow(
     clippy::unwrap_used,

@@ -343,7 +343,7 @@ fn many_ranks_that_overrun_their_rings_do_not_wait_for_each_other() {
     );
 }
 
-/// Windows are overrun by two clients with that many operations each, over two connections.
+/// Two clients with many operations each, over two connections, exceed the windows.
 #[test]
 fn many_ranks_that_overrun_their_windows_do_not_wait_for_each_other() {
     each_of(
@@ -444,7 +444,7 @@ fn is_sound_on(ranks: usize, args: &[&str]) {
     }
 }
 
-/// Figures per run and per rank cover windows only: those of the whole job are larger.
+/// Figures per run and per rank cover windows only: the figures of the whole job are larger.
 #[test]
 fn what_daemons_and_connections_do_is_told_for_each_run_and_rank() {
     let result = measure(&[
@@ -563,7 +563,7 @@ fn one_corrupted_value_is_seen() {
     }
 }
 
-/// The rate is reached, or the result says that it was not.
+/// The rate is reached, or the result reports that it was not.
 #[test]
 fn an_open_loop_offers_its_rate() {
     let measure_once = || {
@@ -618,9 +618,9 @@ fn an_open_loop_offers_its_rate() {
             && number(open_loop, "reached_rps") < 0.8 * number(open_loop, "offered_rps"),
         "{open_loop}"
     );
-    // Latencies count from when the operations were due, and histograms have them to a thousandth:
-    // of few long operations that sums up to less than 1 % of Little's law, of many short ones to 5
-    // %.
+    // Latencies count from when the operations were due, and histograms are precise to a
+    // thousandth: for few long operations the deviation from Little's law is below 1 %, for many
+    // short operations 5 %.
     let few = ["--device", "soft:rtt_us=600", "--remote-ratio", "1"];
     let result = measure(
         &[

@@ -1,4 +1,4 @@
-//! The memory that the connections of a job take, beside that in the plan.
+//! Compares the memory that the connections of a job take with the memory in the plan.
 
 use benchkv::cli::Cli;
 use benchkv::options::Options;

@@ -408,7 +408,8 @@ fn help_is_as_wide_as_the_terminal() {
                 output.status.success() && wrong.is_empty(),
                 "{args:?} in {columns} columns: {wrong:?}"
             );
-            // A column of help beside long names would have room for a word a line.
+            // If the help were in a column next to long names, each line would have room for one
+            // word.
             let indent = help
                 .lines()
                 .map(|line| line.len() - line.trim_start().len())
@@ -506,8 +507,8 @@ fn a_series_that_cannot_be_written_costs_no_result() {
     dir.assert_empty();
 }
 
-/// The second operation is due a second after the first, which is in the warm-up. If the machine
-/// pauses that long, the test is tried again.
+/// The second operation is due one second after the first, which is in the warm-up. If the machine
+/// pauses for a second, the test is tried again.
 #[test]
 fn a_job_that_measured_nothing_says_so_and_has_its_status() {
     let (_turn, dir) = (turn(), Scratch::in_memory());

@@ -1,4 +1,4 @@
-//! Policies at work, on a device with delays: no operation is lost, statistics tell the effects of
+//! Policies at work, on a device with delays: no operation is lost, statistics show the effects of
 //! a policy, and the series of the daemons show them.
 
 use std::path::Path;

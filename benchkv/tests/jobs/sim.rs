@@ -221,8 +221,8 @@ fn a_job_takes_no_more_memory_than_is_reckoned_before() {
     }
 }
 
-/// Returns what `benchkv report` prints about simulated jobs, one a line of options beside the
-/// common ones.
+/// Returns what `benchkv report` prints about simulated jobs, one job for each line of options,
+/// which are added to the common options.
 fn report_of(jobs: &[&str]) -> String {
     let dir = Scratch::on_disk();
     let files: Vec<_> = (0..jobs.len())
@@ -269,7 +269,7 @@ fn results_of_different_models_or_courses_are_no_repeats_of_each_other() {
     );
 }
 
-/// The mean over different loads says nothing about any.
+/// A mean over different loads has no meaning, so none is printed.
 #[test]
 fn a_sweep_is_printed_by_load() {
     let output = benchkv(&["sim", "-d", "8", "-t", "100us", "--sweep", "depth=1,8"])

@@ -106,7 +106,8 @@ impl Story {
         }
     }
 
-    /// Returns the exit status that fits, beside 0 of a job that had ended before.
+    /// Returns the exit status that the blow causes. The status is also 0 if the job had ended
+    /// before.
     fn status(&self) -> Option<i32> {
         match self.blow {
             Blow::Rank(_) => Some(1),

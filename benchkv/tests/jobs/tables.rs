@@ -24,14 +24,14 @@ fn is(cell: &str, value: &Value) -> bool {
     match value {
         Value::Null => cell.is_empty(),
         Value::String(text) => cell == text,
-        // By its digits: a number without a point is the same with one.
+        // Numbers are compared by value, since a number is the same with and without a point.
         _ => value
             .as_f64()
             .is_some_and(|number| cell.parse() == Ok(number)),
     }
 }
 
-/// Returns each row, beside the member of the document it is about.
+/// Returns each row, with its member of the document.
 fn beside<'a>(
     table: &'a Table,
     document: &'a Value,

@@ -25,8 +25,8 @@ use serde_json::Value;
 /// A part of a job's ranks, with arguments of their own.
 type Part<'a> = (usize, &'a [&'a str]);
 
-/// Directories of a job: benchkv's shared memory, and that of MPI, which leaves files there when it
-/// is killed.
+/// Directories of a job: one for benchkv's shared memory, and one for the shared memory of MPI,
+/// which does not remove its files when it is killed.
 struct Dirs {
     shm: Scratch,
     mpi: Scratch,
@@ -150,7 +150,7 @@ fn assert_sound(result: &Value, ranks: usize) {
     );
 }
 
-/// Collects the paths of all members, without their values; those of list elements without their
+/// Collects the paths of all members, without their values; the paths of list elements have no
 /// index.
 fn members(value: &Value, path: &str, into: &mut BTreeSet<String>) {
     match value {
@@ -410,7 +410,7 @@ fn a_killed_rank_ends_the_job_and_the_next_one_cleans() {
     let (_turn, dirs) = (turn(), Dirs::new());
     let (job, ranks) = dirs.load(4, "delegation");
     ranks[1].signal(libc::SIGKILL);
-    // mpirun kills the others, and does not wait until they have gone.
+    // mpirun kills the other ranks, and does not wait until they have ended.
     for rank in ranks {
         job.until("every rank has ended", || rank.has_ended().then_some(()));
     }
@@ -431,8 +431,8 @@ fn ranks_do_not_outlive_a_killed_mpirun() {
     dirs.assert_next_job_cleans("delegation");
 }
 
-/// mpirun passes its signal on as SIGTERM, and kills a second later. A rank that alone gets the
-/// signal tells the others.
+/// mpirun passes its signal on as SIGTERM, and kills a second later. If only one rank gets the
+/// signal, it informs the other ranks.
 #[test]
 fn an_interrupted_job_writes_what_it_has_measured() {
     let _turn = turn();

@@ -16,7 +16,8 @@ pub(crate) struct Before {
 #[derive(Debug)]
 pub(crate) struct Held {
     before: Before,
-    /// Its memfds: not those of other devices that it attaches later.
+    /// The memfds that the measured object made, without the memfds of other devices that it
+    /// attaches later.
     memfds: BTreeMap<Memfd, u64>,
 }
 
@@ -29,7 +30,7 @@ impl Before {
         })
     }
 
-    /// Returns the memory of what was made since.
+    /// Returns the memory of all objects that were made since.
     pub(crate) fn made(self) -> io::Result<Held> {
         let mut memfds = memfds()?;
         memfds.retain(|memfd, _| !self.memfds.contains_key(memfd));
@@ -60,7 +61,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns whether the pages of a device are counted, and not those of a later one.
+    /// Returns whether the pages of a device are counted, and the pages of a later device are not.
     fn is_told_apart() -> bool {
         let open = || {
             let fabric = FabricSpec::Local(LocalFabric::new());
@@ -87,7 +88,7 @@ mod tests {
 
     #[test]
     fn the_memory_of_a_device_is_told_from_that_of_later_ones() {
-        // Devices of other tests, which run beside, come and go.
+        // Other tests, which run at the same time, open and close devices.
         let is_told = |_| {
             std::thread::sleep(std::time::Duration::from_millis(50));
             is_told_apart()

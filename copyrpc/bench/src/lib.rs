@@ -46,7 +46,7 @@ pub fn scalerpc_bench() -> ExitCode {
     }
 }
 
-/// copyrpc between two processes, beside other transports if asked for.
+/// copyrpc between two processes, compared with other transports if these are requested.
 #[derive(Debug, Parser)]
 #[command(name = "copyrpc_bench", version, args_override_self = true)]
 struct CopyrpcBench {

@@ -1,5 +1,5 @@
-//! The server whose requests are futures. A thread of its own has the server of a crate, and sleeps
-//! while no request arrives.
+//! The server whose requests are futures. Its thread has the server of a crate, and sleeps while no
+//! request arrives.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -23,12 +23,12 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(5);
 
 /// A server whose requests are futures, for any executor and from any thread.
 ///
-/// A thread of its own has the server of the crate, connects the clients, and sleeps while there is
-/// nothing to do; requests and answers wake it. Dropping the server ends it, and waits until the
-/// answers given have arrived, as long as its options allow; [`drain`](Self::drain) waits for
-/// answers too. Received requests that are not answered by then end as
-/// [`ClientError::Dropped`](crate::ClientError::Dropped); calls whose requests were not received go
-/// to another server.
+/// Its thread has the server of the crate, connects the clients, and sleeps while there is nothing
+/// to do; requests and answers wake the thread. Dropping the server ends the thread, and waits
+/// until the given answers have arrived, as long as the options allow; [`drain`](Self::drain) waits
+/// for answers too. Received requests that are not answered by then end as
+/// [`ClientError::Dropped`](crate::ClientError::Dropped); calls whose requests were not received
+/// are made again at another server.
 pub struct AsyncServer<S: Serving> {
     shared: Arc<Shared<S>>,
     address: S::Address,
@@ -41,7 +41,7 @@ struct Shared<S: Serving> {
     queues: Mutex<Queues<S>>,
     /// Ends the sleep of the thread.
     waker: Waker,
-    /// Bytes of requests above which the thread offers no more.
+    /// Bytes of requests above which the thread offers no further requests.
     max_buffered: usize,
 }
 
@@ -53,13 +53,14 @@ struct Queues<S: Serving> {
     answers: Vec<(u64, Answer)>,
     /// Wakers of the tasks that wait for requests.
     wakers: Vec<Waker>,
-    /// No more requests come. The reason is `error`, until a receiver takes it.
+    /// The server has ended: no more requests arrive. The reason is `error`, until a receiver takes
+    /// it.
     is_over: bool,
     error: Option<S::Error>,
-    /// The counters, and the number of clients, when the thread last looked after its clients.
+    /// The counters, and the number of clients, when the thread last checked its clients.
     stats: S::Stats,
     clients: usize,
-    /// Requests whose callers are watched, or have gone.
+    /// Requests whose callers are watched, or have disconnected.
     watches: FxHashMap<u64, Watch>,
     /// Begin and maximum duration of the end of the thread: until all received requests are
     /// answered, at most.
@@ -99,7 +100,7 @@ struct Arrival<P> {
 /// The caller of a received request.
 #[derive(Default)]
 struct Watch {
-    /// Its connection has ended.
+    /// The connection of the caller has ended.
     is_gone: bool,
     /// The end of its time, and the task to wake then.
     deadline: Option<Instant>,
@@ -194,9 +195,9 @@ impl<S: Serving> AsyncServer<S> {
 
     /// Returns a handle that makes [`recv`](Self::recv) return `None`, from any thread. The server
     /// takes no more requests then: the next calls of its clients are for another server, and so
-    /// are the calls whose requests were not received. One at a TCP address listens no more, so
-    /// another one can take the address, and tells its clients to go. Received requests can still
-    /// be answered, until the server is dropped.
+    /// are the calls whose requests were not received. A server at a TCP address no longer listens,
+    /// so another server can take the address, and it sends its clients a goodbye. Received
+    /// requests can still be answered, until the server is dropped.
     #[must_use]
     pub fn stop_handle(&self) -> StopHandle {
         self.stop.clone()
@@ -248,7 +249,7 @@ impl<S: Serving> AsyncServer<S> {
     /// requests that were not answered within `limit`; they end as
     /// [`ClientError::Dropped`](crate::ClientError::Dropped).
     ///
-    /// The server drains on if the future is dropped.
+    /// The server continues to drain if the future is dropped.
     pub async fn drain(&self, limit: Duration) -> usize {
         let (tell, told) = oneshot();
         self.stop.stop();
@@ -272,11 +273,11 @@ impl<S: Serving> Drop for AsyncServer<S> {
     }
 }
 
-/// A request, to be answered at any time, in any order and from any thread. Dropping it without an
-/// answer tells the caller: [`ClientError::Dropped`](crate::ClientError::Dropped).
+/// A request, which may be answered at any time, in any order and from any thread. Dropping it
+/// without an answer ends the call as [`ClientError::Dropped`](crate::ClientError::Dropped).
 ///
-/// A request that waits for long stops no other. Until it is answered, it keeps the room of its
-/// call from the client's connection.
+/// A request that waits for long delays no other request. Until it is answered, the client's
+/// connection lacks the room that its call uses.
 #[must_use = "dropping a request answers it with an error"]
 pub struct ServerRequest<S: Serving> {
     arrival: Arrival<S::Peer>,
@@ -306,10 +307,10 @@ impl<S: Serving> ServerRequest<S> {
     }
 
     /// Returns the end of the caller's time, if this is the request of a method
-    /// ([`service!`](crate::service!)), and its caller has a limit. It is counted from the arrival
-    /// of the request, so the caller's time is over by then. The bytes of another request may look
-    /// like the header of a method: ask only in a server of methods. That of a request in
-    /// [parts](crate::parts) is [`Whole::deadline`](crate::parts::Whole::deadline).
+    /// ([`service!`](crate::service!)), and its caller has a limit. The time is counted from the
+    /// arrival of the request, so the caller's time is over at this end. The bytes of another
+    /// request may look like the header of a method: ask only in a server of methods. The end for a
+    /// request in [parts](crate::parts) is [`Whole::deadline`](crate::parts::Whole::deadline).
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
         self.arrival
@@ -317,8 +318,8 @@ impl<S: Serving> ServerRequest<S> {
             .checked_add(Header::read(&self.arrival.data)?.0.left?)
     }
 
-    /// Returns whether the client is connected, as it was at most 15 ms or 1,024 polls ago. A
-    /// client that gave up a single call does not say so.
+    /// Returns whether the client is connected, or was at most 15 ms or 1,024 polls ago. It does
+    /// not report a client that gave up only this call.
     #[must_use]
     pub fn is_wanted(&self) -> bool {
         self.shared.as_ref().is_some_and(|shared| {
@@ -329,9 +330,9 @@ impl<S: Serving> ServerRequest<S> {
         })
     }
 
-    /// Runs `handler` while its reply is wanted: drops it and returns `None` about 10 ms after
-    /// `deadline`, or after the client's end. The drop of the request returns the credit that it
-    /// keeps. A caller that was suspended until then ends as
+    /// Runs `handler` while its reply is wanted: drops the handler and returns `None` about 10 ms
+    /// after `deadline`, or after the client's end. The drop of the request returns the credit that
+    /// it keeps. A caller that was suspended until then ends as
     /// [`ClientError::Dropped`](crate::ClientError::Dropped), and not as
     /// [`TimedOut`](crate::ClientError::TimedOut).
     ///
@@ -367,8 +368,8 @@ impl<S: Serving> ServerRequest<S> {
         .await
     }
 
-    /// Sends a reply. A client that has left gets none. A reply longer than the client accepts
-    /// becomes a [`ClientError::ReplyTooLong`](crate::ClientError::ReplyTooLong).
+    /// Sends a reply. A client that has disconnected gets none. A reply longer than the client
+    /// accepts becomes a [`ClientError::ReplyTooLong`](crate::ClientError::ReplyTooLong).
     pub fn reply(mut self, reply: impl Into<Vec<u8>>) {
         self.answer(Answer::Reply(reply.into()));
     }
@@ -399,7 +400,7 @@ impl<S: Serving> Drop for ServerRequest<S> {
     }
 }
 
-/// Runs the thread: tells `tell` of the server, and serves until its end.
+/// Runs the thread: passes the server's properties to `tell`, and serves until its end.
 fn serve<S: Serving>(
     mut server: S,
     address: S::Address,
@@ -412,7 +413,7 @@ fn serve<S: Serving>(
         waker: stop.waker().clone(),
         max_buffered,
     });
-    // Its drop marks the end, in a panic too.
+    // The drop of `over` marks the end, in a panic too.
     let over = Over(&shared);
     if !tell.is_wanted() {
         return;
@@ -424,8 +425,8 @@ fn serve<S: Serving>(
         stop: stop.clone(),
         thread: None,
     }));
-    // A number is not used again: that of a client that has gone is forgotten before its answer
-    // comes.
+    // A number is not used again: the request of a client that has disconnected is removed from
+    // here before its answer arrives.
     let mut held = FxHashMap::<u64, S::Token>::default();
     let mut last = 0;
     let mut arrived = Vec::new();
@@ -508,8 +509,8 @@ fn is_check_due(checked: &mut Option<Instant>, now: Instant) -> bool {
 }
 
 impl<S: Serving> Queues<S> {
-    /// Forgets the held requests of clients that have gone; no task receives any of those. Returns
-    /// the wakers of the tasks whose replies are not wanted any more.
+    /// Forgets the held requests of clients that have disconnected; no task receives such a
+    /// request. Returns the wakers of the tasks whose replies are not wanted any more.
     fn watch(&mut self, server: &S, held: &mut FxHashMap<u64, S::Token>) -> Vec<Waker> {
         let Self {
             requests,
@@ -547,8 +548,8 @@ impl<S: Serving> Queues<S> {
 }
 
 impl<S: Serving> Shared<S> {
-    /// Makes the thread end when all received requests are answered, or after `limit`. `tell` hears
-    /// of its end.
+    /// Makes the thread end when all received requests are answered, or after `limit`. The end of
+    /// the thread is reported to `tell`.
     fn end_within(&self, limit: Duration, tell: Option<Sender<usize>>) {
         let mut queues = lock(&self.queues);
         queues.ending = Some((Instant::now(), limit));
@@ -590,7 +591,7 @@ impl<S: Serving> Shared<S> {
     }
 }
 
-/// Its drop marks that the thread serves no more requests.
+/// A guard whose drop marks that the thread serves no more requests.
 struct Over<'a, S: Serving>(&'a Shared<S>);
 
 impl<S: Serving> Drop for Over<'_, S> {

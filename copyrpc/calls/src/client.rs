@@ -29,7 +29,7 @@ impl<C: Connection> fmt::Debug for Client<C> {
 }
 
 impl<C: Connection> Client<C> {
-    /// Connects to the server at `address`. Waits for a server that is not there yet.
+    /// Connects to the server at `address`. Waits for a server that has not started yet.
     ///
     /// # Errors
     /// The reason; nothing is left behind.
@@ -66,19 +66,20 @@ impl<C: Connection> Client<C> {
         self.call_for(C::Kind::default(), request, self.timeout, Self::idle)
     }
 
-    /// Like [`call`](Self::call), with a timeout of its own, which includes a new connection. It
-    /// begins with a new connection, a wait for room, or the 64th poll for the reply, whichever is
-    /// first: a call that is answered by then does not read the clock.
+    /// Like [`call`](Self::call), with a timeout of its own, which includes the time for a new
+    /// connection. The timeout begins with a new connection, a wait for room, or the 64th poll for
+    /// the reply, whichever is first: a call that is answered before does not read the clock.
     ///
-    /// The server is not told that a call ran out of time, and the room that the call takes at the
-    /// connection stays taken until the server answers it. Once such calls keep all of it, a
-    /// further call is not sent: it ends in its time, or if it has none after the time for a new
-    /// connection, as [`NoCredit`](ClientError::NoCredit), and the call after it connects again.
+    /// The end of a timeout is not sent to the server, and the room that the call takes at the
+    /// connection stays taken until the server answers it. Once such calls keep all of the room, a
+    /// further call is not sent: it ends after its timeout, or if it has none after the time for a
+    /// new connection, as [`NoCredit`](ClientError::NoCredit), and the call after it connects
+    /// again.
     ///
     /// # Errors
-    /// [`ClientError`]: [`NotSent`](ClientError::NotSent) if the time ended before the request was
-    /// sent, so that the call can be made again; [`TimedOut`](ClientError::TimedOut) if it ended
-    /// later.
+    /// [`ClientError`]: [`NotSent`](ClientError::NotSent) if the timeout ended before the request
+    /// was sent, so that the call can be made again; [`TimedOut`](ClientError::TimedOut) if it
+    /// ended later.
     pub fn call_within(
         &mut self,
         request: &C::Request,
@@ -117,8 +118,8 @@ impl<C: Connection> Client<C> {
         &mut self.connection
     }
 
-    /// Like [`call_within`](Self::call_within), with another wait than its own: `idle` runs after
-    /// each poll without the reply. For counts of instructions.
+    /// Like [`call_within`](Self::call_within), with a wait of the caller's: `idle` runs after each
+    /// poll without the reply. For counts of instructions.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -154,7 +155,7 @@ impl<C: Connection> Client<C> {
     }
 
     /// Makes a call again that the connection refused, or that no handler got: the server was
-    /// leaving, and there may be another one by now.
+    /// closing, and another server may have started since.
     #[cold]
     #[inline(never)]
     fn call_again(
@@ -237,8 +238,8 @@ impl<C: Connection> Client<C> {
         }
     }
 
-    /// Makes the present call and sends it. Returns it if there was room; ends the call if its time
-    /// has ended.
+    /// Makes the present call and sends it. Returns the call if there was room; ends the call if
+    /// its time has ended.
     #[inline(always)]
     fn make(
         &mut self,
@@ -248,7 +249,7 @@ impl<C: Connection> Client<C> {
     ) -> Result<Option<C::Call>, Refusal<ErrorOf<C>>> {
         match self.connection.call(self.calls, kind, request, left) {
             Ok(call) => {
-                // Before a poll, which would look for arrivals first.
+                // The flush is done before the poll, because a poll checks for arrivals first.
                 self.connection.flush();
                 self.patience.reset();
                 Ok(Some(call))

@@ -12,9 +12,10 @@ use crate::error::{CallError, ClientError, ConnectFailure, EndReason, SessionEnd
 pub enum Refusal<E> {
     /// The connection has no room. The call waits.
     NoRoom,
-    /// The connection has ended, or is to be replaced. The call waits for the next one.
+    /// The connection has ended, or a new connection has to replace it. The call waits for the next
+    /// connection.
     Ended,
-    /// The call ends.
+    /// The call ends with this error.
     Failed(E),
 }
 
@@ -37,7 +38,8 @@ pub type Ended<C> = Vec<(u64, Result<<C as Connection>::Reply, ErrorOf<C>>)>;
 /// Takes the calls that have ended, and returns whether a connection is still wanted.
 pub type GoesOn<'a, C> = dyn FnMut(&mut Ended<C>) -> bool + 'a;
 
-/// A connection to a server, and everything that another one needs. It belongs to one thread.
+/// A connection to a server, and everything that is needed to connect again. It belongs to one
+/// thread.
 pub trait Connection: Sized {
     /// The kind of a request, by which the server chooses the handler. The default is for servers
     /// of one handler.
@@ -57,8 +59,8 @@ pub trait Connection: Sized {
     /// Name and capabilities of the device in use.
     type Device: Clone + fmt::Debug + Send + Sync + 'static;
 
-    /// Makes the call of this number. It is sent with the next [`flush`](Self::flush). `left` is
-    /// the time until its deadline; `None`: no deadline.
+    /// Makes a call with the given number. The call is sent with the next [`flush`](Self::flush).
+    /// `left` is the time until its deadline; `None`: no deadline.
     ///
     /// # Errors
     /// [`Refusal`]; the call was not made.
@@ -77,7 +79,7 @@ pub trait Connection: Sized {
     fn flush(&mut self);
 
     /// Passes the calls that have ended, by number, to `on_end`. Returns whether anything moved. A
-    /// call that no handler got, and none will, ends as [`ClientError::NotSent`].
+    /// call whose request no handler got, nor will get, ends as [`ClientError::NotSent`].
     fn poll(&mut self, on_end: impl FnMut(u64, Result<Self::Reply, ErrorOf<Self>>)) -> bool;
 
     /// Returns the error of a call whose time ended while it waited for room.
@@ -89,7 +91,7 @@ pub trait Connection: Sized {
     /// Sleeps until there is something to poll for or the waker is called, at most for `limit`.
     fn sleep(&mut self, limit: Option<Duration>);
 
-    /// Returns the waker that ends the sleep. It is another one after a new connection.
+    /// Returns the waker that ends the sleep. A new connection has another waker.
     fn waker(&self) -> Waker;
 
     /// Makes a new connection, on which later calls are made. Tries for `within`, and as long as
@@ -108,8 +110,8 @@ pub trait Connection: Sized {
     /// connection takes calls. For a client with one call at a time.
     fn has_ended(&mut self) -> bool;
 
-    /// Finishes what is due after the end of a call that is the last one for a while. For a client
-    /// with one call at a time.
+    /// Does the work that is due after the end of a call when no other call follows at once. It is
+    /// for a client with one call at a time.
     #[inline(always)]
     fn rest(&mut self) {}
 
@@ -135,8 +137,8 @@ pub struct Facts<S> {
     pub stats: S,
 }
 
-/// The repetitions of a call that no handler got: one in any case, and further ones for as long as
-/// a new connection may take.
+/// The repetitions of a call that no handler got: one repetition in any case, and further
+/// repetitions for the time that a new connection may take.
 #[derive(Debug, Default)]
 pub(crate) struct Repeats {
     end: Option<Instant>,

@@ -5,7 +5,7 @@
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
-/// The least number of entries at which dead ones are removed.
+/// Minimum number of entries at which dead entries are removed.
 const FEW: usize = 64;
 
 #[derive(Debug)]
@@ -15,8 +15,8 @@ struct Entry<T> {
 }
 
 impl<T> Ord for Entry<T> {
-    /// Compares in reverse: a `BinaryHeap` has its greatest entry on top, which has to be the
-    /// earliest.
+    /// Compares in reverse: a `BinaryHeap` has its greatest entry on top, and here the earliest
+    /// time has to be on top.
     fn cmp(&self, other: &Self) -> Ordering {
         other.at_ns.cmp(&self.at_ns)
     }
@@ -39,7 +39,7 @@ impl<T> Eq for Entry<T> {}
 /// Items by time, in nanoseconds of the owner's clock.
 #[derive(Debug)]
 pub struct Deadlines<T> {
-    /// Its dead entries are removed when it is full.
+    /// The entries. Dead entries are removed when the heap is full.
     heap: BinaryHeap<Entry<T>>,
 }
 
@@ -60,8 +60,8 @@ impl<T> Deadlines<T> {
     }
 
     /// Adds an item. `is_live` returns whether an existing item is still needed. Constant time on
-    /// average: a full heap loses at least half of its items, or becomes twice as large as what is
-    /// left.
+    /// average: a full heap loses at least half of its items, or its capacity becomes twice the
+    /// number of items that are left.
     pub fn push(&mut self, at_ns: u64, item: T, mut is_live: impl FnMut(&T) -> bool) {
         if self.heap.len() == self.heap.capacity() {
             self.heap.retain(|entry| is_live(&entry.item));
@@ -95,7 +95,7 @@ impl<T> Deadlines<T> {
         self.heap.pop().map(|entry| entry.item)
     }
 
-    /// Returns the earliest time of a live item. Drops the dead ones before it.
+    /// Returns the earliest time of a live item. Drops the dead items before it.
     pub fn next(&mut self, mut is_live: impl FnMut(&T) -> bool) -> Option<u64> {
         while let Some(entry) = self.heap.peek() {
             if is_live(&entry.item) {

@@ -14,9 +14,9 @@ use crate::tag::{REFUSED, SENT_BACK, TOO_LONG};
 /// | `false` | `true` | repeat it only if the server takes it twice without harm |
 /// | `false` | `false` | no handler got it, and the same call fails again |
 pub trait Ending: std::error::Error {
-    /// Returns whether the same call can succeed later: no handler got the request, and none will.
-    /// A client that connects again by itself does so at the next call; with another one, connect
-    /// again if the session has ended.
+    /// Returns whether the same call can succeed later: no handler got, or will get, the request. A
+    /// client that connects again by itself does so at the next call; with any other client,
+    /// connect again if the session has ended.
     fn is_retryable(&self) -> bool;
 
     /// Returns whether a handler may have got the request, or may still get it.
@@ -67,7 +67,7 @@ pub enum CallFailure<R> {
     /// carry: it was not sent.
     #[error("the handler ran, but its reply{} is too long", of_bytes(.len.map(|len| len as usize)))]
     ReplyTooLong {
-        /// Bytes of the reply, if the other end tells them.
+        /// Bytes of the reply, if the other end reports them.
         len: Option<u32>,
     },
     /// The handler dropped the request without a reply, or panicked. Whether it ran to its end is
@@ -78,9 +78,9 @@ pub enum CallFailure<R> {
     /// reply is discarded.
     #[error("no reply in time")]
     TimedOut,
-    /// No handler got the request, and none will: the call's time or the connection ended before
-    /// the other end could see it, or a server ended in good order. Make the call again, at the
-    /// next server if this one is gone.
+    /// No handler got, or will get, the request: the call's time or the connection ended before the
+    /// other end could see it, or a server ended in good order. Make the call again, at the next
+    /// server if the server has ended.
     #[error("not sent: no handler got the request, and none will")]
     NotSent,
     /// The connection ended before a reply arrived. Unless the reason is an orderly end of the
@@ -99,7 +99,7 @@ impl<R> From<R> for CallFailure<R> {
 }
 
 impl<R: EndReason> CallFailure<R> {
-    /// Returns whether no handler got the call, although it was made, and none will. See
+    /// Returns whether the call was made, and no handler got, or will get, its request. See
     /// [`Ending::is_retryable`].
     #[must_use]
     pub fn is_retryable(&self) -> bool {
@@ -130,8 +130,8 @@ impl CallFailed {
     }
 }
 
-/// The reason why a client has no connection. It decides about a repetition of the calls that wait
-/// for one.
+/// The reason why a client has no connection. It decides whether the calls that wait for a
+/// connection can be repeated.
 pub trait ConnectFailure: std::error::Error {
     /// Returns whether a later attempt may succeed without a change of either end.
     fn may_pass(&self) -> bool;
@@ -158,8 +158,8 @@ pub trait EndReason: std::error::Error + Copy {
     /// The reason of a connection that its client closed.
     const CLOSED_HERE: Self;
 
-    /// Returns whether the peer left in good order: no handler got a call that ends by this reason,
-    /// and none will.
+    /// Returns whether this is an orderly end of the peer: no handler got, or will get, a call that
+    /// ends for this reason.
     fn is_orderly(&self) -> bool {
         false
     }
@@ -187,8 +187,8 @@ pub enum ClientError<C, R> {
         /// Maximum bytes of a request.
         max: usize,
     },
-    /// No handler got the request, and none will: its time ended while it waited for room or for a
-    /// server, or the server was leaving.
+    /// No handler got, or will get, the request: the call's time ended while it waited for room or
+    /// for a server, or the server was closing.
     #[error(
         "not sent: its time ended without room at a server, or the server stopped; make the call again"
     )]
@@ -198,22 +198,22 @@ pub enum ClientError<C, R> {
     /// second.
     #[error("this client has unanswered calls: poll for replies, then call again")]
     Full,
-    /// The call was not sent: calls that ran out of time or were dropped keep the room that it
-    /// needs until the server answers them. No handler got the request, and none will. The next
-    /// call connects again, and so has all of the room.
+    /// The call was not sent: calls whose time ended or that were dropped keep the room that it
+    /// needs until the server answers them. No handler got, or will get, the request. The next call
+    /// makes a new connection, and so has all of the room.
     #[error(
         "not sent: {given_up} calls that were given up keep the room until the server answers them; the next call connects again \
          (smaller replies let more calls wait at a server: max_reply of copyrpc's ClientOptions)"
     )]
     NoCredit {
-        /// Number of those calls.
+        /// Number of calls that were given up.
         given_up: usize,
     },
     /// The request was sent, and no reply arrived in time. It is not known whether the handler ran,
     /// or will run.
     #[error("no reply in time")]
     TimedOut,
-    /// The handler said no: it refused the request.
+    /// The handler refused the request.
     #[error("the server refused the request")]
     Refused,
     /// The server has no handler of this type.
@@ -222,7 +222,7 @@ pub enum ClientError<C, R> {
     /// The handler ran, and its reply is longer than this client takes.
     #[error("the handler ran, but its reply{} is too long for this client", of_bytes(*.len))]
     ReplyTooLong {
-        /// Bytes of the reply, if the server tells them.
+        /// Bytes of the reply, if the server reports them.
         len: Option<usize>,
     },
     /// The handler dropped the request, or the server ended while the handler had it.
@@ -239,7 +239,7 @@ fn of_bytes(len: Option<usize>) -> String {
 }
 
 impl<C: ConnectFailure, R: EndReason> ClientError<C, R> {
-    /// Returns whether the same call can succeed later: no handler got the request, and none will.
+    /// Returns whether the same call can succeed later: no handler got, or will get, the request.
     /// See [`Ending::is_retryable`].
     #[must_use]
     pub fn is_retryable(&self) -> bool {
@@ -296,7 +296,8 @@ impl<C, R: EndReason> From<CallFailure<R>> for ClientError<C, R> {
     }
 }
 
-/// The reason why a call was not made. Nothing was sent; the request and the user data come back.
+/// The reason why a call was not made. Nothing was sent; the request and the user data are
+/// returned.
 #[derive(thiserror::Error)]
 pub enum CallError<Req, U> {
     /// All slots hold unanswered calls. Retryable: poll first.

@@ -19,8 +19,8 @@ use crate::oneshot::{Receiver, Sender, lock, oneshot};
 use crate::posting::{self, Posted, Poster, posting};
 use crate::{Patience, methods};
 
-/// Turns after which the thread wakes the tasks that another one should have woken. They take some
-/// microseconds.
+/// Turns after which the thread itself wakes the tasks that another thread was to wake. These turns
+/// take some microseconds.
 const TURNS_TO_WAKE: u32 = 64;
 
 /// Number of turns after which a busy thread publishes its counters.
@@ -57,12 +57,12 @@ impl<C: Connection> posting::Job for Job<C> {
 /// Calls that wait are kept without limit: a program that may make too many bounds them itself, for
 /// instance by a semaphore, since only it knows whether a further call is to wait or to fail.
 ///
-/// A call that ran out of time keeps its room until the server answers it. While such calls hold
-/// all of it, the others wait; then they end as [`ClientError::NoCredit`], and the client connects
-/// again for the rest. A call that a server holds until there are news keeps its room too: a call
-/// that would end the others may need another client.
+/// A call whose time ended keeps its room until the server answers it. While such calls hold all of
+/// the room, other calls wait; then these end as [`ClientError::NoCredit`], and the client connects
+/// again for later calls. A call that a server holds until it has news keeps its room too: a call
+/// that makes the server answer the held calls may need another client.
 ///
-/// A thread of its own has the connection. The thread sleeps while there is nothing to do; calls
+/// The connection has a thread of its own. The thread sleeps while there is nothing to do; calls
 /// and replies wake it. A call after the end of the connection connects again; calls made meanwhile
 /// wait for the new connection.
 pub struct AsyncClient<C: Connection> {
@@ -71,7 +71,7 @@ pub struct AsyncClient<C: Connection> {
     news: Arc<Mutex<News<C>>>,
 }
 
-/// The news of the thread, which publishes them before each sleep and in one of 1,024 turns.
+/// The state that the thread publishes before each sleep and in one of 1,024 turns.
 struct News<C: Connection> {
     facts: Facts<C::Stats>,
     /// The device, as of the last connection.
@@ -100,8 +100,8 @@ impl<C: Connection> fmt::Debug for AsyncClient<C> {
 }
 
 impl<C: Connection> AsyncClient<C> {
-    /// Connects to the server at `address`. Waits for a server that is not there yet. The client's
-    /// thread keeps the address, so one that is borrowed has to be made an owned one:
+    /// Connects to the server at `address`. Waits for a server that has not started yet. The
+    /// client's thread keeps the address, so a borrowed address has to be made an owned one:
     /// `address.to_owned()`.
     ///
     /// # Errors
@@ -155,8 +155,8 @@ impl<C: Connection> AsyncClient<C> {
         self.call_for(C::Kind::default(), request.into(), self.timeout)
     }
 
-    /// Like [`call`](Self::call), with a timeout of its own. The timeout counts from the first
-    /// poll, and includes a new connection.
+    /// Like [`call`](Self::call), with the timeout of this call. The timeout counts from the first
+    /// poll, and includes the time for a new connection.
     ///
     /// # Errors
     /// As of [`Client::call_within`](crate::Client::call_within).
@@ -201,7 +201,8 @@ impl<C: Connection> AsyncClient<C> {
         lock(&self.news).device.clone()
     }
 
-    /// Returns the number of polls of the connection, as that of [`stats`](Self::stats).
+    /// Returns the number of polls of the connection, at the time of the counters that
+    /// [`stats`](Self::stats) returns.
     #[doc(hidden)]
     #[must_use]
     pub fn polls(&self) -> u64 {
@@ -289,7 +290,7 @@ impl<C: Connection> Future for AsyncCall<C> {
 impl<C: Connection> Drop for AsyncCall<C> {
     fn drop(&mut self) {
         if let Stage::Posted(number, _) = self.stage {
-            // It may be the one that was to wake the others.
+            // This call may have been chosen to wake the other waiting calls.
             self.poster.wakes.wake_all();
             self.poster.give_up(number);
         }
@@ -305,21 +306,21 @@ impl Wake for Alarm {
     }
 }
 
-/// The side of the thread. Its drop ends the calls that are left.
+/// The side of the thread. The drop of the worker ends the calls that are left.
 pub struct Worker<C: Connection> {
     /// The connection in use.
     pub connection: C,
-    /// Its waiting calls are those that the connection has not taken yet.
+    /// The posted calls; the connection has not taken the waiting calls among them yet.
     posted: Posted<Job<C>>,
     under_way: UnderWay<C>,
     unsent: Unsent,
     /// Calls that have ended; empty between turns.
     ended: Ended<C>,
-    /// Their wakers; empty too.
+    /// Wakers of the ended calls; empty between turns.
     wakers: Vec<Waker>,
     /// Turns since wakes are due.
     turns_due: u32,
-    /// All turns.
+    /// Number of turns since the start.
     turns: u64,
     alarm: Arc<Alarm>,
     news: Arc<Mutex<News<C>>>,
@@ -395,8 +396,8 @@ impl<C: Connection> Worker<C> {
         news.turns = self.turns;
     }
 
-    /// Ends calls, then sends waiting ones as far as there is room. Returns whether anything moved;
-    /// `None` if no caller is left.
+    /// Ends calls, then sends waiting calls as far as there is room. Returns whether anything
+    /// moved; `None` if no caller is left.
     pub fn turn(&mut self) -> Option<bool> {
         if !self.posted.take() {
             return None;
@@ -483,7 +484,7 @@ impl<C: Connection> Worker<C> {
             unsent,
             ..
         } = self;
-        // It may take long.
+        // The new connection may take long.
         posted.wakes.wake_all();
         let connected = posted.reconnect(unsent.patience, |within, posted| {
             connection.reconnect(within, &mut |ended| {
@@ -511,7 +512,7 @@ impl<C: Connection> Worker<C> {
 struct Unsent {
     /// Maximum time for a new connection.
     patience: Duration,
-    /// Those calls by number, with some that have ended since.
+    /// Repeats of each such call by its number. Some of these calls have ended since.
     calls: FxHashMap<u64, Repeats>,
 }
 
@@ -532,8 +533,8 @@ impl Unsent {
     }
 }
 
-/// Ends a call that a connection has taken, or makes it wait for the next one. Returns the waker of
-/// its task.
+/// Ends a call that a connection has taken, or makes it wait for the next connection. Returns the
+/// waker of its task.
 #[inline]
 fn end<C: Connection>(
     under_way: &mut UnderWay<C>,
@@ -566,7 +567,7 @@ mod tests {
     type End = ClientError<Infallible, SessionEnd>;
 
     /// Answers each call in the poll after it, with the request. The calls of `REFUSED` are refused
-    /// first, from the last refusal on; those of `UNSENT` reach no handler.
+    /// first, from the last refusal on; the calls of `UNSENT` reach no handler.
     #[derive(Default)]
     struct Echo(Ended<Self>, Vec<Refusal<End>>);
 

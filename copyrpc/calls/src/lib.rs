@@ -1,10 +1,10 @@
 //! The calls of every RPC of this workspace through shared memory: the table of calls that wait for
 //! an answer, their deadlines, and the errors of calls. A late, repeated or forged answer finds no
 //! call in the table. The crate has no unsafe code. Time is an argument, in nanoseconds of any
-//! monotonic clock; [`parts`], the clients and the servers read the system's. Only clients whose
-//! calls are futures and servers whose requests are futures start a thread. `ipc`, `delegationrpc`
-//! and `flux` are built on it; `copyrpc` and `scalerpc` share the errors, the clients and servers,
-//! and the services with [`methods`].
+//! monotonic clock; [`parts`], the clients and the servers read the clock of the system. Only
+//! clients whose calls are futures and servers whose requests are futures start a thread. `ipc`,
+//! `delegationrpc` and `flux` are built on it; `copyrpc` and `scalerpc` share the errors, the
+//! clients and servers, and the services with [`methods`].
 //!
 //! ```rust
 //! use std::time::Duration;
@@ -32,11 +32,11 @@
 //! - `patience`: the number of empty polls before a thread sleeps.
 //! - [`payloads`]: the values that methods take and return.
 //! - [`methods`]: services with methods, over any client that sends bytes.
-//! - `connection`: what a transport does for the clients of `copyrpc`, `scalerpc` and `ipc`.
+//! - `connection`: the interface of a transport to the clients of `copyrpc`, `scalerpc` and `ipc`.
 //! - `client`: the client with one call at a time.
 //! - [`futures`]: the client whose calls are futures, over a connection that a thread owns.
-//! - `posting`: their way from any thread to that one.
-//! - `serving`: what a transport does for the servers, and the handle that stops them.
+//! - `posting`: the way of their calls from any thread to the thread of the connection.
+//! - `serving`: the interface of a transport to the servers, and the handle that stops them.
 //! - `async_server`: the server whose requests are futures.
 //! - [`oneshot`]: one value from a thread to a future.
 //! - [`parts`]: payloads above the limits of a message, over the same clients.

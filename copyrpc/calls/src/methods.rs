@@ -156,7 +156,7 @@ pub struct Header {
     /// The number of the method.
     pub method: u16,
     /// The time that the caller had left when it made the call, rounded up to milliseconds; `None`:
-    /// it waits without a limit.
+    /// the caller waits without a limit.
     pub left: Option<Duration>,
 }
 
@@ -178,7 +178,7 @@ impl Header {
         }
     }
 
-    /// Writes the request with these arguments in place of what `request` has.
+    /// Writes the request with these arguments into `request`, in place of the bytes there.
     fn write(self, arguments: &impl Payload, request: &mut Vec<u8>) {
         let left_ms = self.left.map_or(0, rounded_up_ms);
         request.clear();
@@ -278,12 +278,12 @@ pub const fn are_distinct(numbers: &[u16]) -> bool {
 /// - `Service`, the trait for the server to implement, whose methods take `&mut self`, and
 ///   `answer`, which calls its method for the bytes of a request, and returns those of the reply;
 /// - `AsyncService` and `answer_async`, the same with methods that are futures and take `&self`, as
-///   calls run beside each other;
+///   calls run at the same time;
 /// - `Client` and `AsyncClient`, with the methods, over any [`Caller`](crate::methods::Caller) or
 ///   [`AsyncCaller`](crate::methods::AsyncCaller). Their methods return
 ///   [`MethodError`](crate::methods::MethodError).
 ///
-/// A number stands for its method in all versions; two methods of one number do not compile.
+/// A number names the same method in all versions; two methods of one number do not compile.
 /// [`methods`](crate::methods) has an example, and the documentation of `copyrpc-calls` shows the
 /// items for one method: `methods::example`.
 #[macro_export]
@@ -337,7 +337,7 @@ macro_rules! service {
             pub struct Client<C> {
                 /// The client that sends the requests.
                 pub caller: C,
-                /// Maximum time of a call; `None`: that of the caller.
+                /// Maximum time of a call; `None`: the timeout of `caller`.
                 pub timeout: ::std::option::Option<::std::time::Duration>,
                 request: ::std::vec::Vec<u8>,
             }
@@ -361,7 +361,7 @@ macro_rules! service {
             pub struct AsyncClient<C> {
                 /// The client that sends the requests.
                 pub caller: C,
-                /// Maximum time of a call; `None`: that of the caller.
+                /// Maximum time of a call; `None`: the timeout of `caller`.
                 pub timeout: ::std::option::Option<::std::time::Duration>,
             }
 

@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context as TaskContext, Poll, Waker};
 
-/// Locks a mutex whose data no panic leaves half changed.
+/// Locks a mutex whose data is consistent even after a panic.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -18,7 +18,7 @@ struct State<T> {
     is_over: bool,
 }
 
-/// The sender of the value. Its drop tells the receiver that no value will arrive.
+/// The sender of the value. Its drop reports to the receiver that no value will arrive.
 #[derive(Debug)]
 pub struct Sender<T>(Arc<Mutex<State<T>>>);
 
@@ -47,7 +47,7 @@ impl<T> Sender<T> {
     /// Stores the value and wakes the receiver.
     pub fn send(self, value: T) {
         lock(&self.0).value = Some(value);
-        // The drop wakes.
+        // The drop of the sender wakes the receiver.
     }
 
     /// Stores the value. Returns the waker of the receiver, for the caller to wake.
@@ -66,7 +66,7 @@ impl<T> Drop for Sender<T> {
             state.is_over = true;
             state.waker.take()
         };
-        // Outside the lock: the woken future may poll at once.
+        // The wake is outside the lock, because the woken future may poll at once.
         if let Some(waker) = waker {
             waker.wake();
         }

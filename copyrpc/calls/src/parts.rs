@@ -1,7 +1,8 @@
 //! Payloads of up to 1 GiB as one call, over every RPC whose client is a [`Caller`]: a [`Client`]
 //! sends a request in parts, one call of bytes each, and fetches a long reply in the same way; a
-//! [`Reassembler`] at the server puts them together, and the handler gets the whole. The client is
-//! itself a [`Caller`], so methods of a [`service!`](crate::service!) take and return as much.
+//! [`Reassembler`] at the server joins the parts, and the handler gets the whole. The client is
+//! itself a [`Caller`], so methods of a [`service!`](crate::service!) can take and return such
+//! payloads too.
 //!
 //! ```
 //! use copyrpc_calls::methods::Caller;
@@ -31,31 +32,30 @@
 //!
 //! # Ends
 //! The handler runs when the last part of a request has arrived. A call that ends earlier, for
-//! instance because the connection was lost, has reached no handler and is retryable, whatever
-//! became of its parts ([`PartsError::Unsent`]). A retry begins at the first part.
+//! instance because the connection was lost, has reached no handler and is retryable, whether its
+//! parts arrived or not ([`PartsError::Unsent`]). A retry begins at the first part.
 //!
 //! A reply that is not fetched whole when its server ends is lost ([`PartsError::ReplyLost`]): a
 //! server that stops lets clients fetch the replies before, by [`Replies::drain`].
 //!
-//! The time that the request of a method says its caller has left is that at its first part:
-//! [`Whole::deadline`].
+//! The remaining time in the header of a method's request counts from the arrival of the first
+//! part: [`Whole::deadline`].
 //!
 //! # Memory
 //! The length of a payload is checked before memory is reserved, at both ends. A server keeps at
 //! most one payload of a client, and at most [`max_held`](Reassembler::new) bytes in all; further
-//! requests end as [`PartsError::Busy`], which is retryable. What a client that is gone has left
-//! behind makes room for others after 10 s without a part, or by [`Reassembler::forget_idle`]. A
-//! client has a random number of 64 bits, by which nobody else reaches its payload. The next part
-//! is sent when the server has taken the one before it.
+//! requests end as [`PartsError::Busy`], which is retryable. The bytes of a client that has
+//! disconnected are freed after 10 s without a part, or by [`Reassembler::forget_idle`]. A client
+//! has a random number of 64 bits, without which no other client reaches its payload. The next part
+//! is sent when the server has taken the previous part.
 //!
 //! # The bytes
-//! A part is a header of 40 bytes (what it is u32: 0x1_0001 a part of the request, 0x1_0002 a
-//! request for a part of the reply, neither of which begins the request of a
-//! [method](crate::methods::Header); maximum length of the reply u32; number of the client u64;
-//! number of the call u64; length of the payload u64; offset u64) and the bytes. A reply is one
-//! byte (0 a part of the reply, 1 go on, 2 busy, 3 too long, 4 the server has no such call), with 0
-//! and 3 a length u64 (of the whole reply; the maximum), and with 0 the bytes. All is
-//! little-endian, without padding.
+//! A part is a header of 40 bytes (kind u32: 0x1_0001 a part of the request, 0x1_0002 a request for
+//! a part of the reply, neither of which begins the request of a [method](crate::methods::Header);
+//! maximum length of the reply u32; number of the client u64; number of the call u64; length of the
+//! payload u64; offset u64) and the bytes. A reply is one byte (0 a part of the reply, 1 continue,
+//! 2 busy, 3 too long, 4 the server has no such call), with 0 and 3 a length u64 (of the whole
+//! reply; the maximum), and with 0 the bytes. All is little-endian, without padding.
 
 mod replies;
 
@@ -75,8 +75,8 @@ use crate::payloads::{Payload, decode};
 const HEADER: usize = 40;
 const REPLY_HEADER: usize = 9;
 
-/// Bytes that a call takes at a server beside its payload, rounded up: they bound the number of
-/// calls.
+/// Bytes that a call takes at a server in addition to its payload, rounded up: they bound the
+/// number of calls.
 const CALL_BYTES: usize = 256;
 
 /// The upper half is 0 in the header of a method.
@@ -89,7 +89,7 @@ const BUSY: u8 = 2;
 const TOO_LONG: u8 = 3;
 const LOST: u8 = 4;
 
-/// The error of a call in parts. `E` is that of the client's calls.
+/// The error of a call in parts. `E` is the error of the client's calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PartsError<E> {
     /// A call ended before the last part was sent: no handler got the request. Retryable, unless
@@ -153,13 +153,14 @@ impl<E: Ending + 'static> Ending for PartsError<E> {
 }
 
 /// A client whose calls take payloads of any length, over a [`Caller`] or an [`AsyncCaller`]. It
-/// belongs to one thread and has one call at a time, but for futures: of these any number may be
-/// under way, and each counts as one client at the server.
+/// belongs to one thread. Over a `Caller` it has one call at a time; over an `AsyncCaller` any
+/// number of calls may be under way, and each counts as one client at the server.
 #[derive(Debug)]
 pub struct Client<C> {
     /// The client that sends the parts.
     pub caller: C,
-    /// Maximum bytes of a reply. Default: 1 GiB, and 4 KiB for what else a method returns with it.
+    /// Maximum bytes of a reply. Default: 1 GiB, and 4 KiB for the other values that a method
+    /// returns with it.
     pub max_bytes: usize,
     limits: (usize, usize),
     /// Number of the client, and of its last call.
@@ -217,7 +218,7 @@ impl<C: Caller<Error: 'static>> Caller for Client<C> {
         self.caller.timeout()
     }
 
-    /// Calls with a request of any length. The timeout is that of the whole.
+    /// Calls with a request of any length. The timeout is for the whole call.
     fn call(&mut self, request: &[u8], timeout: Option<Duration>) -> Result<Vec<u8>, Self::Error> {
         self.name.1 += 1;
         let mut transfer = self.transfer(self.name, request, timeout);
@@ -236,7 +237,7 @@ impl<C: AsyncCaller<Error: Send + 'static> + Sync> AsyncCaller for Client<C> {
         self.caller.timeout()
     }
 
-    /// Calls with a request of any length. The timeout is that of the whole.
+    /// Calls with a request of any length. The timeout is for the whole call.
     async fn call(
         &self,
         request: Vec<u8>,
@@ -357,13 +358,14 @@ impl Transfer<'_> {
 /// A server's calls in parts.
 #[derive(Debug)]
 pub struct Reassembler {
-    /// Time without a part after which a call makes room for others. Default: 10 s.
+    /// Time without a part after which the parts of a call may be dropped for another call.
+    /// Default: 10 s.
     pub idle: Duration,
     max_bytes: usize,
     max_held: usize,
     /// The calls, by the number of the client.
     calls: HashMap<u64, Held>,
-    /// Bytes that they take, or will when they are whole.
+    /// Bytes that the calls take, or will take when they are whole.
     held: usize,
     replies: Replies,
 }
@@ -382,7 +384,7 @@ struct Held {
     /// Arrival of the first part.
     since: Instant,
     touched: Instant,
-    /// Counts a reply.
+    /// Counts the reply among the replies that are not fetched.
     _unfetched: Option<Unfetched>,
 }
 
@@ -403,9 +405,9 @@ pub struct Whole {
 }
 
 impl Whole {
-    /// Returns the end of the caller's time, if `request`, which came with this, is the request of
-    /// a method ([`service!`](crate::service!)) and its caller has a limit. It is counted from the
-    /// arrival of the first part. A part itself has none.
+    /// Returns the end of the caller's time, if `request`, which was passed to the handler with
+    /// this value, is the request of a method ([`service!`](crate::service!)) and its caller has a
+    /// limit. The time counts from the arrival of the first part. A part has no time of its own.
     #[must_use]
     pub fn deadline(&self, request: &[u8]) -> Option<Instant> {
         self.since.checked_add(Header::read(request)?.0.left?)
@@ -413,10 +415,10 @@ impl Whole {
 }
 
 impl Reassembler {
-    /// Returns a server's part, for requests of up to `max_bytes` each. The requests that are not
-    /// whole and the replies that are not fetched take at most `max_held` bytes together; replies
-    /// of handlers that run meanwhile come on top, and further requests are [`PartsError::Busy`]
-    /// then.
+    /// Makes the server's side, for requests of up to `max_bytes` each. The requests that are not
+    /// complete and the replies that are not fetched take at most `max_held` bytes together.
+    /// Replies of handlers that run meanwhile are added to that; then further requests end as
+    /// [`PartsError::Busy`].
     #[must_use]
     pub fn new(max_bytes: usize, max_held: usize) -> Self {
         Self {
@@ -457,11 +459,11 @@ impl Reassembler {
         self.held = self.calls.values().map(Held::cost).sum();
     }
 
-    /// Takes a part. Returns the request that is whole with it. [`answer`](Self::answer) does the
-    /// same for handlers that answer at once.
+    /// Takes a part. Returns the request if this part completes it. [`answer`](Self::answer) does
+    /// the same for handlers that answer at once.
     ///
     /// # Errors
-    /// The reply to a part that makes no request whole.
+    /// The reply to a part that does not complete a request.
     pub fn receive(&mut self, mut part: &[u8]) -> Result<(Whole, Vec<u8>), Vec<u8>> {
         let lost = || vec![LOST];
         let (kind, room, client, call, len, offset) =
@@ -469,7 +471,7 @@ impl Reassembler {
         let len = len as usize;
         let offset = offset as usize;
         let room = room as usize;
-        // A client has one call. Its next one replaces one that it gave up.
+        // A client has one call. Its next call replaces a call that it gave up.
         let earlier = self.calls.remove(&client);
         self.held -= earlier.as_ref().map_or(0, Held::cost);
         if kind == REQUEST && self.replies.are_closed() {
@@ -556,8 +558,8 @@ impl Reassembler {
         })
     }
 
-    /// Returns the next part of a reply, in `room` bytes if that is enough for one of it. Keeps the
-    /// rest.
+    /// Returns the next part of a reply, in `room` bytes, if these have room for at least one byte
+    /// of it. Keeps the rest of the reply.
     fn send(&mut self, client: u64, room: usize, mut held: Held) -> Vec<u8> {
         let len = room
             .saturating_sub(REPLY_HEADER)
@@ -573,7 +575,7 @@ impl Reassembler {
         part
     }
 
-    /// Keeps a call, unless its client has begun another one meanwhile.
+    /// Keeps a call, unless its client has begun another call meanwhile.
     fn keep(&mut self, client: u64, held: Held) {
         if let Entry::Vacant(place) = self.calls.entry(client) {
             self.held += held.cost();

@@ -8,21 +8,21 @@ const UNTIMED: u32 = 64;
 /// Number of polls before a sleep: usually, and at most.
 const FEWEST: u32 = 256;
 const MOST: u32 = 8192;
-/// A sleep below this is one that a few more polls might have saved. A thread wakes up within 5 us
-/// on a host, and 50 us on a virtual machine.
+/// Maximum length of a sleep that a few more polls might have avoided. A thread wakes up within
+/// 5 us on a host, and 50 us on a virtual machine.
 const SHORT: Duration = Duration::from_micros(100);
 /// Number of sleeps before more polls are tried again, once they have not helped.
 const SLEEPS_PER_TRY: u32 = 1024;
 
-/// Decides when a thread sleeps whose polls find nothing.
+/// Decides when a thread whose polls find nothing goes to sleep.
 ///
 /// Two threads that answer each other may wake each other for every message: while one wakes up,
 /// the polls of the other find nothing, and it sleeps too. So after a short sleep a thread polls
-/// twice as often before the next one. Where that does not help, as the other thread needs the same
-/// core, the thread sleeps early again. The clock is read only around a sleep.
+/// twice as often before the next one. Where that does not help, because the other thread needs the
+/// same core, the thread sleeps early again. The clock is read only around a sleep.
 #[derive(Debug)]
 pub struct Patience {
-    /// Empty polls since the last one that found something.
+    /// Number of empty polls since the last poll that found something.
     polls: u32,
     /// Polls before a sleep.
     limit: u32,
@@ -31,7 +31,7 @@ pub struct Patience {
 }
 
 impl Patience {
-    /// Makes one that sleeps after 256 empty polls.
+    /// Makes a strategy that sleeps after 256 empty polls.
     #[must_use]
     pub const fn new() -> Self {
         Self {
@@ -48,7 +48,7 @@ impl Patience {
     }
 
     /// Returns whether this is the time to read the clock for a timeout: once after a
-    /// [`reset`](Self::reset), behind the 64th empty poll. An answer that comes earlier needs no
+    /// [`reset`](Self::reset), after the 64th empty poll. An answer that arrives earlier needs no
     /// clock, and a thread sleeps only later.
     #[must_use]
     pub const fn is_clock_due(&self) -> bool {

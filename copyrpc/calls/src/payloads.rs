@@ -19,7 +19,7 @@ pub trait Payload: Sized {
         values.iter().for_each(|value| value.encode(into));
     }
 
-    /// Takes so many values.
+    /// Decodes `count` values.
     #[doc(hidden)]
     fn decode_all(count: usize, bytes: &mut &[u8]) -> Option<Vec<Self>> {
         let mut values = || (0..count).map(|_| Self::decode(bytes)).collect();
@@ -194,8 +194,8 @@ pub fn decode<T: Payload>(mut bytes: &[u8]) -> Option<T> {
 }
 
 /// Makes a struct of payloads, or an enum without fields, a [`Payload`](crate::methods::Payload).
-/// The order of the fields and the numbers of the variants, 0 to 255, are what both ends must agree
-/// on. [`methods`](crate::methods) has an example.
+/// Both ends must agree on the order of the fields and on the numbers of the variants, 0 to 255.
+/// [`methods`](crate::methods) has an example.
 #[macro_export]
 macro_rules! payload {
     ($(#[$attribute:meta])* $visibility:vis struct $name:ident {

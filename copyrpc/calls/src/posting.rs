@@ -16,7 +16,7 @@ pub(crate) trait Job {
     /// Returns when the call ends without a reply, or `None` if it waits without limit.
     fn end(&self) -> Option<Instant>;
 
-    /// Tells the caller that the call has no time left.
+    /// Reports to the caller that the call has no time left.
     fn end_late(self);
 }
 
@@ -46,12 +46,13 @@ pub(crate) struct Poster<J> {
 pub(crate) struct Posted<J> {
     mailbox: Arc<Mutex<Mailbox<J>>>,
     pub(crate) wakes: Arc<Wakes>,
-    /// The jobs that wait, by their numbers: the oldest first. Without those of the last mail.
+    /// The jobs that wait, by their numbers: the oldest first. The jobs of the last mail are not
+    /// among them.
     waiting: BTreeMap<u64, J>,
     /// The end and the number of each of them that has an end.
     ends: BTreeSet<(Instant, u64)>,
-    /// The waiting jobs of the last mail, each younger than all of those. Most are sent at once,
-    /// and need no order by their ends.
+    /// The waiting jobs of the last mail, each younger than all jobs in `waiting`. Most are sent at
+    /// once, and need no order by their ends.
     fresh: VecDeque<(u64, J)>,
     /// The numbers of the jobs that were given up since they were last drained, and that did not
     /// wait here any more.
@@ -103,7 +104,8 @@ impl<J> Poster<J> {
                 (number, None, mailbox.jobs.len() == 1)
             }
         };
-        // Outside the lock: the drop of a job wakes its caller, which may post at once.
+        // The drop is outside the lock, because the drop of a job wakes its caller, which may post
+        // at once.
         drop(refused);
         // The thread takes all jobs at once.
         if is_first {
@@ -120,7 +122,7 @@ impl<J> Poster<J> {
 
     /// Sets the thread that the drop waits for.
     pub(crate) fn set_thread(&self, thread: JoinHandle<()>) {
-        // It is set once, by the function that started it.
+        // The thread is set once, by the function that started it.
         let _ = self.thread.set(thread);
     }
 }
@@ -178,7 +180,7 @@ impl<J: Job> Posted<J> {
         Some((number, job))
     }
 
-    /// Makes a job that was taken out wait again, in the place of its number.
+    /// Makes a job that was taken out wait again, at the position of its number.
     pub(crate) fn put_back(&mut self, number: u64, job: J) {
         self.ends.extend(job.end().map(|end| (end, number)));
         self.waiting.insert(number, job);
@@ -214,7 +216,7 @@ impl<J: Job> Posted<J> {
         }
     }
 
-    /// Returns the time until the first waiting job ends, or `None` if none does.
+    /// Returns the time until the first waiting job ends, or `None` if no waiting job has a limit.
     pub(crate) fn left(&mut self) -> Option<Duration> {
         self.settle();
         self.ends
@@ -248,19 +250,19 @@ impl<J: Job> Posted<J> {
     }
 
     /// Connects again for the waiting jobs, for `patience` at most. `connect` makes one attempt of
-    /// a length, and gives it up when it is not [wanted](Self::is_wanted). If no poster is left,
-    /// drops the jobs and makes no attempt.
+    /// the given length, and gives it up when it is no longer [wanted](Self::is_wanted). If no
+    /// poster is left, drops the jobs and makes no attempt.
     ///
     /// # Errors
-    /// The error of the last attempt. The jobs that still wait are the caller's to end.
+    /// The error of the last attempt. The caller has to end the jobs that still wait.
     pub(crate) fn reconnect<E>(
         &mut self,
         patience: Duration,
         mut connect: impl FnMut(Duration, &mut Self) -> Result<(), E>,
     ) -> Result<(), E> {
         let is_over = {
-            // In one step: a poster that is dropped sets the one flag and reads the other, and
-            // would wait for an attempt of which it does not know.
+            // Both flags are accessed under one lock: a poster that is dropped sets one flag and
+            // reads the other, and could otherwise wait for an attempt of which it does not know.
             let mut mailbox = lock(&self.mailbox);
             mailbox.is_away = !mailbox.is_over;
             mailbox.is_over
@@ -272,7 +274,7 @@ impl<J: Job> Posted<J> {
         let start = Instant::now();
         let outcome = loop {
             let whole = patience.saturating_sub(start.elapsed());
-            // An attempt ends with the first job, as a server may never say anything.
+            // An attempt ends at the end of the first job, because a server may never answer.
             let attempt = self.left().map_or(whole, |first| first.min(whole));
             let began = Instant::now();
             let connected = connect(attempt, self);
@@ -280,8 +282,8 @@ impl<J: Job> Posted<J> {
                 break connected;
             }
             self.end_late();
-            // There is another attempt only if this one ended with a job, and others still have
-            // time.
+            // There is another attempt only if this attempt ended because a job did, and other jobs
+            // still have time.
             if self.waiting.is_empty() || attempt == whole || began.elapsed() < attempt {
                 break connected;
             }
@@ -298,7 +300,8 @@ impl<J> Drop for Posted<J> {
             mailbox.is_over = true;
             std::mem::take(&mut mailbox.jobs)
         };
-        // Outside the lock: the drop of a job wakes its caller, which may drop another at once.
+        // The drop is outside the lock, because the drop of a job wakes its caller, which may drop
+        // another job at once.
         drop(jobs);
         self.wakes.wake_all();
     }
@@ -329,7 +332,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(60);
     const SHORT: Duration = Duration::from_millis(20);
 
-    /// Tells its end: late, or dropped.
+    /// A call whose end is reported: late, or dropped.
     struct Call {
         number: u64,
         end: Option<Instant>,
@@ -428,8 +431,9 @@ mod tests {
         assert_eq!((posted.waiting.is_empty(), posted.left()), (true, None));
     }
 
-    /// Each turn of the thread takes one that was given up, asks for the first end and ends what is
-    /// late. With a scan of all jobs for any of these it takes hours, and the watchdog ends it.
+    /// Each turn of the thread takes a job that was given up, asks for the first end, and ends late
+    /// jobs. If any of these scanned all jobs, the test would take hours, and the watchdog would
+    /// end it.
     #[test]
     fn a_turn_costs_no_more_with_many_waiting_jobs() {
         const JOBS: u64 = 200_000;
@@ -512,7 +516,7 @@ mod tests {
                 return Ok(());
             }
             assert!(posted.is_wanted());
-            // A job that comes meanwhile is kept.
+            // A job that is posted meanwhile is kept.
             post(&poster, &tell, None);
             thread::sleep(attempt + Duration::from_millis(1));
             assert!(posted.is_wanted());

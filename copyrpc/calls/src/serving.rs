@@ -1,4 +1,4 @@
-//! The serving end of a connection: what a transport has to do for
+//! The serving end of a connection: the interface that a transport implements for
 //! [`AsyncServer`](crate::AsyncServer), and the handle that stops every server.
 
 use std::fmt;
@@ -49,18 +49,18 @@ impl StopHandle {
 /// The answer to a request.
 #[derive(Debug)]
 pub enum Answer {
-    /// A reply. One that is too long ends the call as such.
+    /// A reply. If the reply is too long, the call ends as `ReplyTooLong`.
     Reply(Vec<u8>),
     /// The handler refuses the request.
     Refusal,
-    /// No handler got the request: its call is for another server.
+    /// A notice that no handler got the request: its call is for another server.
     SentBack,
     /// The handler dropped the request.
     Dropped,
 }
 
-/// A server that the thread of an [`AsyncServer`](crate::AsyncServer) has. Its drop ends it, and
-/// waits until the answers given have arrived.
+/// The server of the thread of an [`AsyncServer`](crate::AsyncServer). The drop ends the server,
+/// and waits until the given answers have arrived.
 pub trait Serving: Sized {
     /// The duty to answer a received request. Its drop is [`Answer::Dropped`].
     type Token;
@@ -68,21 +68,21 @@ pub trait Serving: Sized {
     type Peer: Copy + Send + Sync + 'static;
     /// The reason why the server cannot continue, or could not be made.
     type Error: Send + 'static;
-    /// The address at which it listens.
+    /// The address at which the server listens.
     type Address: Copy + fmt::Debug + Send + Sync + 'static;
     /// The counters of all clients.
     type Stats: Copy + Default + Send + 'static;
     /// Name and capabilities of the device in use.
     type Device: fmt::Debug + Send + Sync + 'static;
 
-    /// Returns the address at which it listens.
+    /// Returns the address at which the server listens.
     ///
     /// # Errors
-    /// The system cannot tell the address.
+    /// The system cannot determine the address.
     fn address(&self) -> io::Result<Self::Address>;
 
-    /// Returns the handle that stops it. Its waker ends the sleep of the present [`step`], or of
-    /// the next one.
+    /// Returns the handle that stops the server. The waker of the handle ends the sleep of the
+    /// present [`step`], or of the next step.
     ///
     /// [`step`]: Self::step
     fn stop_handle(&self) -> StopHandle;
@@ -101,20 +101,21 @@ pub trait Serving: Sized {
     /// The server cannot continue.
     fn step(&mut self, holds_back: bool) -> Result<(), Self::Error>;
 
-    /// Returns whether the server has slept, or done many steps, since it last looked after its
-    /// clients: then there is time to read the clock.
+    /// Returns whether the server has slept, or done many steps, since it last checked its clients:
+    /// then there is time to read the clock.
     fn may_check(&self) -> bool;
 
     /// Returns the oldest request that has arrived, with a copy of its bytes and its client.
     fn recv(&mut self) -> Option<(Self::Token, Vec<u8>, Self::Peer)>;
 
-    /// Answers a request. A client that has gone gets no answer.
+    /// Answers a request. A client that has disconnected gets no answer.
     fn answer(&mut self, request: Self::Token, answer: Answer);
 
     /// Returns whether the client of a request is connected.
     fn is_wanted(&self, request: &Self::Token) -> bool;
 
-    /// Takes no more clients and no more requests. Those that were received can still be answered.
+    /// Takes no more clients and no more requests. Requests that were received can still be
+    /// answered.
     fn close(&mut self);
 }
 
@@ -131,8 +132,8 @@ pub trait Bind<A>: Serving {
     /// The reason; nothing is left behind.
     fn bind_with(address: A, options: &Self::Options) -> Result<Self, Self::Error>;
 
-    /// Returns the bytes of requests that wait for a receiver, above which no further ones are
-    /// taken. Default: no limit, where clients have a few slots each.
+    /// Returns the maximum bytes of requests that wait for a receiver: above it, no further
+    /// requests are taken. Default: no limit, for transports whose clients have a few slots each.
     fn max_buffered(_options: &Self::Options) -> usize {
         usize::MAX
     }

@@ -13,7 +13,7 @@ const NONE: u32 = u32::MAX;
 /// `Entry::next` of an entry without a value that still waits for its answer.
 const ABANDONED: u32 = u32::MAX - 1;
 /// The first generation: with debug assertions and in models one step before the last, so that
-/// every test goes past the end.
+/// every test passes the last generation.
 const FIRST_GENERATION: u32 = if cfg!(any(debug_assertions, loom)) {
     u32::MAX - 2
 } else {
@@ -22,10 +22,10 @@ const FIRST_GENERATION: u32 = if cfg!(any(debug_assertions, loom)) {
 
 #[derive(Debug)]
 struct Entry<T> {
-    /// The tag of the current use, or of the next one if the entry is free. Its generation is odd,
+    /// The tag of the current use, or of the next use if the entry is free. Its generation is odd,
     /// and so never 0.
     tag: Tag,
-    /// The next free entry, if this one is free.
+    /// The next free entry, if this entry is free.
     next: u32,
     value: Option<T>,
 }
@@ -219,8 +219,8 @@ impl<T> Calls<T> {
         ended
     }
 
-    /// Returns the time until the earliest deadline; zero if it has passed. Calls `now_ns` if there
-    /// is one.
+    /// Returns the time until the earliest deadline; zero if it has passed. Calls `now_ns` only if
+    /// there is a deadline.
     #[must_use]
     pub fn until_deadline(&self, now_ns: impl FnOnce() -> u64) -> Option<Duration> {
         self.deadlines
@@ -377,8 +377,8 @@ mod tests {
         assert!(!calls.is_timed() && !calls.has_deadlines());
     }
 
-    /// Random operations against an oracle: every value that goes in comes out once, by its own
-    /// tag, at the latest in its time.
+    /// Random operations against an oracle: every value that is inserted is taken once, by its own
+    /// tag, or expires at its deadline.
     #[test]
     fn every_call_ends_once_whatever_the_order() {
         let mut state = 0x9e37_79b9_7f4a_7c15_u64;

@@ -35,7 +35,7 @@ impl Tag {
         (Self(word & !(0xff << 24)), (word >> 24) as u8)
     }
 
-    /// The bit of a note that [`with_last_bit`](Self::with_last_bit) asks for.
+    /// The bit of a note that [`with_last_bit`](Self::with_last_bit) checks and removes.
     pub const LAST_BIT: u8 = 0x80;
 
     /// Returns the tag of a word whose note is the [last bit](Self::LAST_BIT) alone.
@@ -89,5 +89,5 @@ pub const DROPPED: u8 = 1;
 pub const REFUSED: u8 = 2;
 /// Note of an answer: the handler's response is longer than the lanes carry.
 pub const TOO_LONG: u8 = 3;
-/// Note of an answer: the server goes, and no handler got the request.
+/// Note of an answer: the server stops, and no handler got the request.
 pub const SENT_BACK: u8 = 4;

@@ -23,7 +23,7 @@ impl Wakes {
             let mut due = lock(&self.due);
             let first = if due.is_empty() { wakers.pop() } else { None };
             due.append(wakers);
-            // The task that is woken sees it.
+            // The task that is woken sees the stored flag.
             self.are_due.store(!due.is_empty(), Ordering::Relaxed);
             first
         };
@@ -36,7 +36,7 @@ impl Wakes {
         self.are_due.load(Ordering::Relaxed)
     }
 
-    /// Wakes the tasks to whom wakes are due.
+    /// Wakes the tasks that are due to be woken.
     pub(crate) fn wake_all(&self) {
         if self.are_due() {
             let due = {

@@ -18,8 +18,8 @@ pub fn prefetch(addr: usize) {
 /// write: no other core has it then.
 #[inline(always)]
 pub fn prefetch_to_write<const AHEAD: usize>(base: usize, offset: usize) {
-    // By hand, because the compiler emits the instruction only for processors that are sure to have
-    // it; it does nothing on others.
+    // The instruction is written in assembly, because the compiler emits it only for processors
+    // that are sure to have it. On other processors it does nothing.
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a prefetch of any address has no effect but on the cache.
     unsafe {
@@ -29,12 +29,12 @@ pub fn prefetch_to_write<const AHEAD: usize>(base: usize, offset: usize) {
     let _ = (base, offset);
 }
 
-/// Copies `len` bytes, which may overlap. 16 to 64 bytes are copied here, all read before any is
-/// written: a call costs as much as the copy.
+/// Copies `len` bytes, which may overlap. 16 to 64 bytes are copied in this function, all read
+/// before any is written, because a call of `memcpy` would cost as much as the copy.
 ///
 /// # Safety
 /// `from` is readable and `to` writable for `len` bytes. Another process may write them meanwhile:
-/// which bytes are copied then is not said.
+/// then it is undetermined which bytes are copied.
 #[inline(always)]
 pub unsafe fn copy(to: *mut u8, from: *const u8, len: usize) {
     /// Two parts from the start and two from the end; `T` is not longer than half of `len`, nor

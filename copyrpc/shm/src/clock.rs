@@ -11,8 +11,8 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// The clock whose time is whatever `hands` holds, which only go up: time passes when their
-    /// owner stores it.
+    /// Makes a clock whose time is the value of `hands`, which only grows: time passes when the
+    /// owner of `hands` stores a value.
     #[must_use]
     pub fn by_hand(hands: Arc<AtomicU64>) -> Self {
         Self { hands: Some(hands) }
@@ -33,7 +33,7 @@ pub fn monotonic_ns() -> u64 {
     read(libc::CLOCK_MONOTONIC)
 }
 
-/// Returns the same for a fifth of the cost, behind by at most a tick of the kernel, 10 ms
+/// Returns the time of the last tick of the kernel, at most 10 ms ago, for a fifth of the cost
 /// (`CLOCK_MONOTONIC_COARSE`).
 #[must_use]
 pub fn coarse_ns() -> u64 {

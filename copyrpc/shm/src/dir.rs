@@ -40,17 +40,17 @@ pub enum DirError {
     ForeignOwner {
         /// The directory.
         path: PathBuf,
-        /// Its owner's user id.
+        /// User id of the directory's owner.
         owner: u32,
         /// The effective user id of this process.
         user: u32,
     },
-    /// Group or others may write to it.
+    /// The group or others may write to the directory.
     #[error("shared-memory directory {} has mode {mode:04o}, others may write to it: chmod 0700", path.display())]
     OpenToOthers {
         /// The directory.
         path: PathBuf,
-        /// Its permission bits.
+        /// Permission bits of the directory.
         mode: u32,
     },
     /// Files cannot be made there.
@@ -95,9 +95,9 @@ enum Place {
 pub(crate) enum Removal {
     /// The file was dead and is removed, by this or another process.
     Gone,
-    /// Its owner lives, or cannot be proven dead.
+    /// The owner of the file lives, or cannot be proven dead.
     Alive,
-    /// Not a region of this crate, version and user: never touched.
+    /// The file is not a region of this crate, version and user: it is never touched.
     Foreign,
     /// Another process, maybe a stopped one, is removing a file in this directory.
     Busy,
@@ -109,14 +109,14 @@ impl Dir {
     ///
     /// The directory must belong to the effective user and be writable by no other user. A `tmpfs`
     /// is the right place: on a disk, files of owners that died in a power failure cannot be
-    /// distinguished from those of living ones and must be removed by hand.
+    /// distinguished from files of living owners and must be removed by hand.
     ///
     /// # Errors
     /// [`DirError`], with the path and a remedy.
     pub fn open(path: Option<&Path>) -> Result<Self, DirError> {
         let user = sys::user();
         let path = match path {
-            // Without slashes at its end, behind which a symbolic link would be followed.
+            // The path has no slashes at its end: with them, a symbolic link would be followed.
             Some(path) => path.components().collect(),
             None => default_path(user)?,
         };
@@ -139,7 +139,7 @@ impl Dir {
         if mode & 0o022 != 0 {
             return Err(DirError::OpenToOthers { path, mode });
         }
-        // By the real ids, as is right for a set-uid program.
+        // The access is checked with the real ids, as is right for a set-uid program.
         accessat(
             &fd,
             ".",
@@ -153,9 +153,9 @@ impl Dir {
         Ok(Self::new(path, Place::Files(fd), Clock::default()))
     }
 
-    /// An empty directory of this process alone. Its regions are memory that no other process can
-    /// open; they take no file, no descriptor and no lock of the kernel's, and go with their last
-    /// user. A user of one goes by `clock`: its calls end in time by it.
+    /// Makes an empty directory of this process alone. Its regions are memory that no other process
+    /// can open; they take no file, no descriptor and no lock of the kernel, and are freed with
+    /// their last user. The users of a region use `clock` for the deadlines of their calls.
     #[must_use]
     pub fn in_memory(clock: Clock) -> Self {
         Self::new(
@@ -185,8 +185,8 @@ impl Dir {
         }
     }
 
-    /// Returns the path it was opened by. A directory in memory has no path, but a word for
-    /// messages.
+    /// Returns the path with which the directory was opened; for a directory in memory, which has
+    /// no path, a word for messages.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.inner.path
@@ -216,8 +216,8 @@ impl Dir {
         Ok(removed)
     }
 
-    /// Returns the path of `name` in the directory that was opened, whatever is at its own path
-    /// now. There is nothing there if it is in memory.
+    /// Returns the path of `name` in the directory that was opened, even if another directory has
+    /// the path of that directory now. For a directory in memory no file exists at the path.
     pub(crate) fn at(&self, name: &str) -> PathBuf {
         match &self.inner.place {
             Place::Files(fd) => sys::path_of(fd.as_raw_fd()).join(name),
@@ -275,8 +275,8 @@ impl Dir {
     /// Returns the lock that serialises removals; `None` when it is taken for long. Never waits:
     /// its holder may be stopped.
     pub(crate) fn lock_removals(&self) -> io::Result<Option<File>> {
-        // A descriptor of its own, because the lock belongs to the open file and threads share
-        // `self`.
+        // Each call opens its own descriptor, because the lock belongs to the open file and threads
+        // share `self`.
         let fd = File::open(self.at("."))?;
         for _ in 0..LOCK_ATTEMPTS {
             match retry_on_intr(|| flock(&fd, FlockOperation::NonBlockingLockExclusive)) {

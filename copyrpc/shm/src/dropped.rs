@@ -88,7 +88,7 @@ impl<V> Numbered<V> {
         number
     }
 
-    /// Calls `f` with the value of this number, if there is one. No other thread can
+    /// Calls `f` with the value of this number, if it exists. No other thread can
     /// [remove](Self::remove) the value meanwhile.
     pub fn with<R>(&self, number: u64, f: impl FnOnce(&V) -> R) -> Option<R> {
         self.lock().get(&number).map(f)

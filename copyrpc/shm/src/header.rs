@@ -13,7 +13,7 @@ use crate::sys;
 
 /// "CPYRPSHM" read as a big-endian number.
 pub(crate) const MAGIC: u64 = 0x4350_5952_5053_484d;
-/// "CPYRPNEW": in the place of [`MAGIC`] as long as a file has its [temporary
+/// "CPYRPNEW": stored instead of [`MAGIC`] as long as a file has its [temporary
 /// name](TEMPORARY_PREFIX) only.
 pub(crate) const MAGIC_OF_TEMPORARY: u64 = 0x4350_5952_504e_4557;
 /// Names of files that are being made, in file systems without `O_TMPFILE`; 16 hexadecimal digits
@@ -118,9 +118,9 @@ impl Claim {
         self.closed != 0
     }
 
-    /// O2: proof of death needs both: the lock free, which another part of the process may have
-    /// caused by closing the file, and the word, which the end of a mere thread may have caused (or
-    /// the owner's own good-bye).
+    /// O2: a proof of death needs both: the lock is free, and the word is marked or the owner has
+    /// closed the region. The lock alone may be free because another part of the process closed the
+    /// file, and the word alone may be marked because only a thread has ended.
     pub(crate) fn is_dead(&self, file: &LockFile) -> bool {
         (robust::owner_died_in(&self.robust) || self.is_closed()) && !file.is_held(OWNER_BYTE)
     }

@@ -20,7 +20,7 @@ use copyrpc_calls::Tagged;
 use crate::cache;
 use crate::sync::{AtomicU64, Ordering, UnsafeCell};
 
-/// Number of slots that [`LaneTx::fetch_ahead`] looks ahead of the next.
+/// Number of slots by which [`LaneTx::fetch_ahead`] is ahead of the next slot.
 const SLOTS_AHEAD: u64 = 3;
 /// [`SLOTS_AHEAD`] in bytes, from the slot just filled, of slots of one line.
 const BYTES_AHEAD: usize = 64 * (SLOTS_AHEAD as usize + 1);
@@ -63,17 +63,17 @@ impl<T> Slot<T> {
         }
     }
 
-    /// Returns whether there has been no message here, ever or since the lane was
-    /// [cleared](Self::clear). Nothing may be read on the strength of it.
+    /// Returns whether the slot had no message, ever or since the lane was [cleared](Self::clear).
+    /// The result does not permit a read of the message.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.seq.load(Ordering::Relaxed) == 0
     }
 
-    /// Makes the slot empty again, for another pair of ends; nothing of its message is left.
+    /// Makes the slot empty again, for another pair of ends; nothing of its message remains.
     ///
     /// # Safety
-    /// No thread uses the slot, and the creation of the next ends happens after.
+    /// No thread uses the slot, and the next ends are created after this call.
     pub unsafe fn clear(&self) {
         self.seq.store(0, Ordering::Relaxed);
         self.body.with_mut(|p| {
@@ -109,14 +109,14 @@ impl<T> Slots<T> {
     }
 }
 
-/// Fetches for writing the line that is `AHEAD` bytes behind a place.
+/// Prefetches, for writing, the line `AHEAD` bytes after a place.
 #[inline(always)]
 fn fetch<const AHEAD: usize>((base, offset): (usize, usize)) {
     cache::prefetch_to_write::<AHEAD>(base, offset);
 }
 
 impl<T> Slots<Tagged<T>> {
-    /// Returns message number `position` if it is there.
+    /// Returns message number `position` if it has been published.
     #[inline(always)]
     fn tagged_at(&self, position: u64) -> Option<(u64, Unread<'_, T>)> {
         let slot = self.at(position);
@@ -150,8 +150,8 @@ pub struct Filled<'a, T> {
     next: &'a mut u64,
 }
 
-/// A message that was taken, and whose payload still lies in its slot. The producer of another
-/// process may write there all the same.
+/// A message that was taken, and whose payload still lies in its slot. A producer in another
+/// process may nevertheless write to the slot.
 #[derive(Debug)]
 pub struct Unread<'a, T> {
     slot: &'a Slot<Tagged<T>>,
@@ -167,7 +167,8 @@ impl<T: Copy> Unread<'_, T> {
             .with(|p| unsafe { (&raw const (*p.cast::<Tagged<T>>()).payload).read() })
     }
 
-    /// Returns the place of the payload. It may be read as long as the producer leaves it alone.
+    /// Returns the place of the payload. It may be read as long as the producer does not write to
+    /// it.
     #[inline(always)]
     #[must_use]
     pub fn as_ptr(&self) -> *const T {
@@ -191,7 +192,7 @@ unsafe impl<T: Send> Send for LaneTx<T> {}
 unsafe impl<T: Send> Send for LaneRx<T> {}
 
 impl<T: Copy> LaneTx<T> {
-    /// The producing end over `capacity` slots at `slots`, its first message being number
+    /// Makes the producing end for the `capacity` slots at `slots`; the first message has number
     /// `position`.
     ///
     /// # Safety
@@ -200,8 +201,8 @@ impl<T: Copy> LaneTx<T> {
     /// - It is the only producing end of these slots, and both ends start at the same `position`,
     ///   with no slot holding a sequence word in `position + 1 ..= position + capacity`.
     /// - [`publish`](Self::publish) is called only when the slot of [`position`](Self::position) is
-    ///   known to be consumed: [`has_room`](Self::has_room) said so, or the protocol above implies
-    ///   it.
+    ///   known to be consumed: [`has_room`](Self::has_room) returned `true`, or the protocol above
+    ///   implies it.
     #[must_use]
     pub unsafe fn new(slots: NonNull<Slot<T>>, capacity: u64, position: u64) -> Self {
         debug_assert!(capacity.is_power_of_two());
@@ -274,7 +275,7 @@ impl<T> Filled<'_, T> {
 }
 
 impl<T: Copy> LaneTx<Tagged<T>> {
-    /// Like [`publish`](Self::publish), of a message that goes straight to its slot. Fetches
+    /// Like [`publish`](Self::publish), for a message that is written directly to its slot. Fetches
     /// `ahead`.
     #[inline(always)]
     pub fn publish_tagged(&mut self, tag: u64, payload: T, ahead: Ahead) {
@@ -282,8 +283,8 @@ impl<T: Copy> LaneTx<Tagged<T>> {
         let (slot, place) = (self.slots.at(position), self.slots.place(position));
         slot.body.with_mut(|p| {
             let p = p.cast::<Tagged<T>>();
-            // SAFETY: as in `publish`. The payload goes first: nothing is written between where it
-            // comes from and its slot, so the compiler copies it once.
+            // SAFETY: as in `publish`. The payload is written first: nothing is written between the
+            // read of its source and the write to its slot, so the compiler copies it only once.
             unsafe {
                 (&raw mut (*p).payload).write(payload);
                 (&raw mut (*p).tag).write(tag);
@@ -301,7 +302,8 @@ impl<T: Copy> LaneTx<Tagged<T>> {
 }
 
 impl<T> LaneTx<T> {
-    /// [`publish`](Self::publish) as far as a producer comes that is killed in it, for models.
+    /// Does the part of [`publish`](Self::publish) that a producer has done when it is killed in
+    /// it, for models.
     #[cfg(loom)]
     pub fn publish_half(&self, body: T) {
         // SAFETY: as in `publish`.
@@ -355,8 +357,8 @@ impl<T: Copy> LaneRx<T> {
         self.is_ready_at(self.next)
     }
 
-    /// Returns whether message number `position` is there, which is at most a capacity after the
-    /// next.
+    /// Returns whether message number `position`, which is at most `capacity` after the next
+    /// message, has been published.
     #[must_use]
     #[inline(always)]
     pub fn is_ready_at(&self, position: u64) -> bool {
@@ -374,8 +376,8 @@ impl<T: Copy> LaneRx<T> {
             return None;
         }
         let body = slot.body.with(|p| {
-            // SAFETY: the sequence word (L1) says the producer is done with this slot, and it may
-            // not reuse it before it learns that this end is past it.
+            // SAFETY: the sequence word (L1) shows that the producer has finished this slot. The
+            // producer may not reuse it before it has seen that this end has passed it.
             unsafe { (*p).assume_init_read() }
         });
         self.next = next;
@@ -384,8 +386,8 @@ impl<T: Copy> LaneRx<T> {
 }
 
 impl<T: Copy> LaneRx<Tagged<T>> {
-    /// Like [`pop`](Self::pop), with the tag alone at first, by which the caller decides what to do
-    /// with the message.
+    /// Like [`pop`](Self::pop), but returns only the tag and an unread payload. The tag determines
+    /// how the caller handles the message.
     #[inline(always)]
     pub fn pop_tagged(&mut self) -> Option<(u64, Unread<'_, T>)> {
         let next = self.next.wrapping_add(1);
@@ -395,14 +397,14 @@ impl<T: Copy> LaneRx<Tagged<T>> {
     }
 
     /// Takes up to `budget` messages as [`pop_tagged`](Self::pop_tagged) does, and calls `f` with
-    /// each, and with whether it is the first. Returns how many were taken.
+    /// each, and with whether it is the first. Returns the number of messages taken.
     #[inline(always)]
     pub fn pop_each(
         &mut self,
         budget: usize,
         mut f: impl FnMut(bool, u64, Unread<'_, T>),
     ) -> usize {
-        // In registers, whatever `f` writes.
+        // These local copies stay in registers, whatever `f` writes.
         let (slots, first) = (self.slots, self.next);
         let mut position = first;
         for _ in 0..budget {

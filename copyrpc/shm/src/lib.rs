@@ -1,8 +1,8 @@
 //! Shared memory between processes of one user on one host, and its protection against their
-//! deaths: regions that appear whole and whose owner's death is noticed, sealed memfds for bulk
-//! memory, lock-free lanes, ready bits that make thousands of lanes as cheap to poll as the busy
-//! ones, a futex to sleep on, on one thing or on many at once, and the wait strategy of loops that
-//! find nothing to do. A driver that runs all peers in one thread, by a clock of its own, has
+//! deaths: regions that appear whole and whose owner's death is detected, sealed memfds for bulk
+//! memory, lock-free lanes, ready bits that make thousands of lanes as cheap to poll as only the
+//! busy lanes, a futex to sleep on one thing or on many at once, and the wait strategy of loops
+//! that find nothing to do. A driver that runs all peers in one thread, by a clock of its own, has
 //! regions without files (`Dir::in_memory`) and wakers in place of the futex (`sleep::rest`).
 //! `mlx5`, `ipc`, `delegationrpc` and `flux` are built on it. Invariants, by number:
 //! `docs/shm-protocols.md`.
@@ -30,12 +30,12 @@
 //! In the order data flows:
 //! - [`dir`]: the user's directory of regions, and the removal of dead regions.
 //! - [`lock`]: locks the kernel drops when their process dies.
-//! - [`region`]: named memory that appears whole and whose owner's death is noticed (its `header`,
+//! - [`region`]: named memory that appears whole and whose owner's death is detected (its `header`,
 //!   with the `robust` word, is private).
-//! - [`memfd`]: bulk memory that peers find through `/proc` and that leaves nothing behind.
+//! - [`memfd`]: bulk memory that peers find through `/proc` and of which nothing remains.
 //! - [`sync`]: atomics (loom's under `--cfg loom`) and the asymmetric barrier pair.
 //! - [`lane`]: one producer, one consumer, lap-stamped slots.
-//! - [`ready`]: polling thousands of lanes at the price of the busy ones.
+//! - [`ready`]: polling thousands of lanes at the price of the busy lanes.
 //! - [`cache`]: fetching ahead, and short copies.
 //! - [`plain`]: payloads that may cross a process boundary.
 //! - [`dropped`]: requests that were dropped without an answer, on their way to the thread that

@@ -27,7 +27,7 @@ use crate::sys;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LockError {
-    /// A living process, maybe this one, holds the byte.
+    /// A living process, maybe this process, holds the byte.
     #[error("byte {byte} is locked by a living process (perhaps this one)")]
     Held {
         /// The byte.
@@ -158,7 +158,7 @@ impl LockFile {
     /// Byte numbers are independent of the file's length and contents.
     ///
     /// # Errors
-    /// [`LockError::Held`] if a process, maybe this one, holds the byte; otherwise
+    /// [`LockError::Held`] if a process, maybe this process, holds the byte; otherwise
     /// [`LockError::Io`].
     pub fn try_lock(&self, byte: u64) -> Result<ByteLock, LockError> {
         let mut held = self.file.held();
@@ -184,8 +184,8 @@ impl LockFile {
         })
     }
 
-    /// Returns whether a process, maybe this one, holds the byte. Returns `true` if the kernel does
-    /// not answer: a death must be proven. Takes about 200 ns.
+    /// Returns whether a process, maybe this process, holds the byte. Returns `true` if the kernel
+    /// does not answer: a death must be proven. Takes about 200 ns.
     pub fn is_held(&self, byte: u64) -> bool {
         if self.file.held().bytes.contains(&byte) {
             return true;
@@ -245,7 +245,8 @@ impl AsRawFd for LockFile {
 impl Drop for LockFile {
     fn drop(&mut self) {
         let mut files = unpoisoned(&REGISTRY);
-        // The last clone: another one can be made through the registry only.
+        // This is the last clone: another clone can be made only through the registry, which is
+        // locked.
         if Arc::strong_count(&self.file) == 1 {
             files.remove(&self.file.key);
         }

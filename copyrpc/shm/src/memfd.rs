@@ -1,4 +1,4 @@
-//! Bulk memory that leaves nothing behind: a sealed memfd that peers open through
+//! Bulk memory of which nothing remains after its last user: a sealed memfd that peers open through
 //! `/proc/<pid>/fd/<n>`.
 //!
 //! Attaching needs nothing from the owner's CPU, so it works on a stopped process. It is not
@@ -33,8 +33,8 @@ const NAME_PREFIX: &str = "/memfd:";
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(C)]
 pub struct MemfdId {
-    /// Random; part of the memfd's name, so that a reused pid or descriptor is not taken for it.
-    /// Never 0.
+    /// Random number, part of the memfd's name, so that the memfd of a reused pid or descriptor is
+    /// not taken for this memfd. Never 0.
     pub token: u64,
     /// Size in bytes.
     pub bytes: u64,
@@ -100,7 +100,7 @@ pub enum MemfdAttachError {
     /// The kernel denies this process access to the owner's descriptors.
     #[error("no permission to open descriptor {} of process {}: run both as one user, in one user namespace, and the owner dumpable", .0.fd, .0.pid)]
     Permission(MemfdId),
-    /// The descriptor is not the memfd that the id was made from.
+    /// The descriptor is not the memfd of the id.
     #[error("descriptor {} of process {} is not the memory that was announced: its owner was replaced", .0.fd, .0.pid)]
     Stale(MemfdId),
     /// The memory can be truncated while it is mapped, or its size is not the announced one.
@@ -123,7 +123,7 @@ pub enum MemfdAttachError {
     Io(#[source] io::Error),
 }
 
-/// Why pages could not be allocated or given back.
+/// Why pages could not be allocated or freed.
 #[derive(Debug, thiserror::Error)]
 pub enum MemfdRangeError {
     /// The range is empty, not on page boundaries, or beyond the end.
@@ -156,13 +156,13 @@ pub enum MemfdRangeError {
 /// Bytes of a huge page.
 pub const HUGE_PAGE: usize = 2 << 20;
 
-/// Why memory that was to be in huge pages is not.
+/// Why memory for which huge pages were requested has none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum NoHugePages {
     /// The kernel has none.
     #[error("this kernel has no transparent huge pages, or is older than 5.14")]
     Unsupported,
-    /// The kernel gave others.
+    /// The kernel gave small pages.
     #[error(
         "no huge pages: set /sys/kernel/mm/transparent_hugepage/shmem_enabled to advise, and look for free memory in large pieces"
     )]
@@ -173,8 +173,8 @@ pub enum NoHugePages {
 /// [`attach`](Self::attach).
 ///
 /// Its size is address space; memory is taken page by page, by [`commit`](Self::commit).
-/// `Send + Sync`: it hands out an address; other processes may write there at any time. A forked
-/// child does not have the mapping.
+/// `Send + Sync`: it gives only an address, at which other processes may write at any time. A
+/// forked child does not have the mapping.
 #[derive(Debug)]
 pub struct Memfd {
     map: Mapping,
@@ -186,8 +186,8 @@ impl Memfd {
     /// Makes a sealed memfd of `bytes` bytes (a multiple of the page size), all zero and none
     /// allocated.
     ///
-    /// `purpose` is for people who look at `/proc/<pid>/maps`. Touching a page that was not
-    /// [committed](Self::commit) works too, but ends in SIGBUS if memory is short then.
+    /// `purpose` is for people who read `/proc/<pid>/maps`. Touching a page that was not
+    /// [committed](Self::commit) works too, but raises SIGBUS if memory is short then.
     ///
     /// # Errors
     /// [`MemfdCreateError`].
@@ -232,8 +232,8 @@ impl Memfd {
         })
     }
 
-    /// Maps the memfd that `id` names, of this or another process, running or stopped. Read-only
-    /// unless `writable`: then a store through the address is SIGSEGV.
+    /// Maps the memfd that `id` names, of this or another process, running or stopped. The mapping
+    /// is read-only unless `writable`: a store to a read-only mapping raises SIGSEGV.
     ///
     /// `id` may come from an untrusted place: token, seals and size are checked before anything is
     /// mapped.
@@ -287,7 +287,7 @@ impl Memfd {
         })
     }
 
-    /// Makes another handle of the same mapping and descriptor; both are given back when the last
+    /// Makes another handle of the same mapping and descriptor; both are released when the last
     /// handle is dropped. For peers in the same process.
     #[must_use]
     pub fn share(&self) -> Self {
@@ -330,8 +330,8 @@ impl Memfd {
     }
 
     /// Allocates the pages of `range` as [`commit`](Self::commit) does, and as 2 MiB pages if the
-    /// system allows it: both ends are to be multiples of [`HUGE_PAGE`]. Returns why they are
-    /// ordinary pages, if they are; the memory is there all the same.
+    /// system allows it; both ends must be multiples of [`HUGE_PAGE`]. If the pages are ordinary
+    /// pages, returns the reason; the memory is allocated in both cases.
     ///
     /// # Errors
     /// [`MemfdRangeError`].
@@ -431,7 +431,8 @@ fn new_memfd(name: &str) -> io::Result<File> {
     Ok(unsafe { File::from_raw_fd(fd) })
 }
 
-/// The name a memfd was made with cannot be changed, so it identifies the one our peer announced.
+/// The name with which a memfd was made cannot be changed, so it identifies the memfd that the peer
+/// announced.
 fn is_memfd_of(fd: &File, token: u64) -> io::Result<bool> {
     let target = std::fs::read_link(sys::path_of(fd.as_raw_fd()))?;
     let name = target

@@ -1,6 +1,6 @@
-//! Polling many lanes at the price of the busy ones.
+//! Polling many lanes at the price of the busy lanes.
 //!
-//! A consumer of N lanes polls only the **hot** ones. A lane that has been idle for about a
+//! A consumer of N lanes polls only the **hot** lanes. A lane that has been idle for about a
 //! millisecond is made **cold**: its `armed` flag is raised. The next producer that publishes there
 //! sees the flag and sets the lane's bit in [`ReadyWords`]. The consumer drains the bits, which
 //! makes the lane hot again. So a busy lane costs one load per pass and no read-modify-write, an
@@ -24,8 +24,8 @@ pub const HOT: u32 = 0;
 pub const ARMED: u32 = 1;
 
 /// A bit per lane in words of 64, and a summary word, in memory shared by the consumer and all
-/// producers. Bit `b` of the summary word stands for the words `b`, `b + 64`, `b + 128` and so on.
-/// Zero bytes are "none ready".
+/// producers. Bit `b` of the summary word is for the words `b`, `b + 64`, `b + 128` and so on. Zero
+/// bytes are "none ready".
 #[derive(Debug, Clone, Copy)]
 pub struct ReadyWords {
     base: NonNull<AtomicU64>,
@@ -61,7 +61,8 @@ impl ReadyWords {
 
     /// Returns the bit word of the lanes from `64 x index` on.
     fn word(&self, index: usize) -> &AtomicU64 {
-        // SAFETY: callers pass an index below `words(lanes) - 1`; `new` promises that many words.
+        // SAFETY: callers pass an index below `words(lanes) - 1`; the caller of `new` guaranteed
+        // `words(lanes)` words.
         unsafe { &*self.base.as_ptr().add(1 + index) }
     }
 
@@ -97,8 +98,8 @@ impl ReadyWords {
         }
     }
 
-    /// Consumer: whether a lane is ready. After a [`heavy_barrier`] behind raising a flag, `false`
-    /// means that a producer that notifies from now on sees the flag.
+    /// Consumer: returns whether a lane is ready. After a flag was raised and a [`heavy_barrier`]
+    /// executed, `false` means that a producer that notifies from now on sees the flag.
     #[must_use]
     #[inline(always)]
     pub fn any(&self) -> bool {
@@ -153,9 +154,9 @@ fn bits(mut word: u64) -> impl Iterator<Item = usize> {
 
 /// The source of a consumer's wake-ups: it names the cold lanes that have messages.
 pub trait Wakes {
-    /// Returns whether there is something to [`drain`](Self::drain). After a [`heavy_barrier`]
-    /// behind raising a flag, `false` means that a producer that announces from now on sees the
-    /// flag.
+    /// Returns whether there is something to [`drain`](Self::drain). After a flag was raised and a
+    /// [`heavy_barrier`] executed, `false` means that a producer that announces from now on sees
+    /// the flag.
     fn any(&self) -> bool;
     /// Takes all names, and calls `f` with each lane. A lane may be empty.
     fn drain(&mut self, f: impl FnMut(usize));
@@ -209,11 +210,11 @@ pub struct HotSet {
 const LANES_PER_PASS: usize = 8;
 /// Maximum number of messages that a visit takes from a lane.
 const MESSAGES_PER_LANE: usize = 16;
-/// A lane idle for one to two epochs goes cold.
+/// Length of an epoch, in ns. A lane that was idle for one to two epochs becomes cold.
 const EPOCH_NS: u64 = 1_000_000;
 /// Number of passes between two [rests](Wakes::rest).
 const PASSES_PER_REST: u32 = 64;
-/// The clock is read once in this many rests.
+/// Number of rests between two readings of the clock.
 const RESTS_PER_CLOCK: u32 = 4;
 
 impl HotSet {
@@ -236,9 +237,9 @@ impl HotSet {
     }
 
     /// Does one bounded pass: activates the lanes that `wakes` names, visits some hot lanes, and
-    /// sometimes deactivates idle lanes. Returns the number of messages taken. `visit` takes up to
-    /// a number of messages of a lane and returns their number: 0 must mean that the lane was empty
-    /// (or is gone). `now_ns` is any monotonic clock; it is read rarely.
+    /// sometimes deactivates idle lanes. Returns the number of messages taken. `visit` takes
+    /// messages of a lane, up to the given number, and returns their number: it may return 0 only
+    /// if the lane was empty, or is gone. `now_ns` is any monotonic clock; it is read rarely.
     #[inline(always)]
     pub fn pass<L: Lanes>(
         &mut self,
@@ -287,8 +288,8 @@ impl HotSet {
         }
     }
 
-    /// Returns the lanes whose turn it is. A round over all of them ends with two turns of about
-    /// the same length.
+    /// Returns the lanes to visit in this pass. A round over all hot lanes ends with two passes of
+    /// about the same length.
     fn some_of_many(&mut self) -> &mut [Hot] {
         let begin = if self.next < self.hot.len() {
             self.next
@@ -333,10 +334,10 @@ impl HotSet {
     }
 
     /// R4: activates cold lanes that were missed. Checks the flags of the next `flags` of the first
-    /// `count` lanes, and activates lanes that are not armed: a producer lowered the flag and its
-    /// announcement was lost, or the flag is garbage. Then checks the next `looks` lanes for
-    /// messages: their announcement may have been overwritten, or a producer of another process did
-    /// not see the flag ([`heavy_barrier`]). Each flag costs a line of `armed` and each lane a
+    /// `count` lanes, and activates lanes that are not armed: there a producer lowered the flag and
+    /// its announcement was lost, or the flag is garbage. Then checks the next `looks` lanes for
+    /// messages: there the announcement may have been overwritten, or a producer in another process
+    /// did not see the flag ([`heavy_barrier`]). Each flag and each lane costs the load of a cache
     /// line, so do this rarely.
     pub fn mend(&mut self, lanes: &impl Lanes, count: usize, flags: usize, looks: usize) {
         let count = count.min(self.is_hot.len());
@@ -359,7 +360,7 @@ impl HotSet {
         }
     }
 
-    /// Forgets a lane that goes away, so that its number can be used again.
+    /// Removes a lane that ends, so that its number can be used again.
     pub fn remove(&mut self, lane: usize) {
         if let Some(is_hot) = self.is_hot.get_mut(lane) {
             *is_hot = false;
@@ -388,10 +389,10 @@ impl HotSet {
         any
     }
 
-    /// Returns whether all hot lanes are empty. Those that are go cold if `may_deactivate`, which
-    /// says that they were [armed](Self::arm) and that a [`heavy_barrier`] returned `true` since
-    /// (R1): a producer that publishes there from now on sets a ready bit. The others are polled
-    /// on.
+    /// Returns whether all hot lanes are empty. The empty lanes become cold if `may_deactivate`:
+    /// the caller sets it if they were [armed](Self::arm) and a [`heavy_barrier`] returned `true`
+    /// since (R1), so that a producer that publishes there from now on sets a ready bit. All other
+    /// lanes stay hot.
     #[must_use]
     pub fn deactivate(&mut self, lanes: &impl Lanes, may_deactivate: bool) -> bool {
         self.deactivate_some(lanes, may_deactivate, |_| true)
@@ -527,8 +528,8 @@ mod tests {
             assert!(!ready.notify_if_armed(7, &lanes.armed[7]));
         }
 
-        /// Where no lane goes cold, one without messages counts milliseconds, which 32 bits do for
-        /// 50 days.
+        /// If no lane becomes cold, a lane without messages counts milliseconds, for which 32 bits
+        /// suffice for 50 days.
         #[test]
         fn a_lane_that_is_idle_for_months_stays_idle() {
             let (lanes, _) = boxes(1);
@@ -727,7 +728,7 @@ mod tests {
                         sleep: &sleep,
                     };
                     assert!(wait([&mut idle as &mut dyn Sleeper], None));
-                    // The bit may come after the message was seen in a lane that is polled.
+                    // The bit may be set after the message was found in a lane that is polled.
                     let taken = set.pass(&mut ready, &mut lanes, One::visit, || 0);
                     producer.join().unwrap();
                     assert_eq!(taken, 1);

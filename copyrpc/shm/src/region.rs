@@ -1,16 +1,16 @@
-//! A named piece of shared memory that appears whole, and whose owner's death is noticed and
-//! cleaned up after.
+//! A named piece of shared memory that appears whole, and whose owner's death is detected and
+//! followed by a clean-up.
 //!
 //! **O1**: the file is made without a name (`O_TMPFILE`), gets its space, its lock, its header and
 //! its contents, and only then its name. So a process that can open the file sees a finished
-//! region, and an owner that is killed half-way leaves nothing.
+//! region, and nothing remains of an owner that is killed meanwhile.
 //!
 //! **O2**: the owner holds the record lock of byte 0 ([`crate::lock`]) and a robust futex word; the
-//! kernel drops the first and marks the second when the owner ends, also by `SIGKILL`. Each alone
-//! can be wrong: the lock is lost when another part of the process opens and closes the file, and
-//! the word is marked when the *thread* that created the region ends. An owner is dead if both say
-//! so, or if it closed the region and the lock is free. A death is noticed within about a
-//! millisecond.
+//! kernel releases the first and marks the second when the owner ends, even by `SIGKILL`. Each
+//! alone can be wrong: the lock is lost when another part of the process opens and closes the file,
+//! and the word is marked when the *thread* that created the region ends. An owner is dead if both
+//! show its end, or if it closed the region and the lock is free. A death is detected within about
+//! a millisecond.
 //!
 //! A forked child inherits neither the mapping nor the lock nor the word.
 
@@ -44,11 +44,11 @@ const REPLACE_ATTEMPTS: usize = 16;
 /// The known state of a region's owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OwnerState {
-    /// Its death is not proven.
+    /// The death of the owner is not proven.
     Alive,
     /// The owner closed the region in good order; its earlier writes are complete.
     Closed,
-    /// Its death is proven.
+    /// The death of the owner is proven.
     Dead,
 }
 
@@ -99,7 +99,7 @@ impl RegionView<'_> {
     }
 }
 
-/// A mapped region: owned when made by [`Region::create`], a peer's when made by [`Region::open`].
+/// A mapped region: by [`Region::create`] its owner maps it, by [`Region::open`] a peer.
 ///
 /// `Send + Sync`. An owner is best dropped by the thread that created it: otherwise the first page,
 /// and with it the file's memory, stays until the process ends, because it is linked into the
@@ -192,7 +192,8 @@ impl Region {
         let map = Mapping::new(&fresh.file, file_bytes, true, true).map_err(io_error)?;
         prepare(&map, kind, user_bytes, init).map_err(io_error)?;
         let header = header_of(&map);
-        // SAFETY: zeroed and not shared yet; `drop` below unlocks it, or leaves its page mapped.
+        // SAFETY: the mutex is zeroed and not shared yet; `drop` below unlocks it, or keeps its
+        // page mapped.
         unsafe { header.robust.lock_new() }.map_err(io_error)?;
         // O1
         header.magic.store(MAGIC, Ordering::Release);
@@ -238,9 +239,9 @@ impl Region {
 
     /// Opens the region `name` of `kind` with at least `min_bytes` user bytes, of a living owner.
     ///
-    /// Everything is checked before anything is mapped: magic number, version, kind, and that the
-    /// file is as long as its header says. Peers can read the header's page and not write it. The
-    /// owner's own process may open its region too.
+    /// Everything is checked before anything is mapped: magic number, version, kind, and the length
+    /// of the file, which must be the length in its header. Peers can read the header's page and
+    /// not write it. The owner's own process may open its region too.
     ///
     /// # Errors
     /// [`OpenError`]. After [`OpenError::NotFound`] and [`OpenError::OwnerGone`] wait for the owner
@@ -305,7 +306,7 @@ impl Region {
         view_of(&self.map)
     }
 
-    /// Returns its directory.
+    /// Returns the directory of the region.
     #[must_use]
     pub fn dir(&self) -> &Dir {
         &self.dir
@@ -324,7 +325,7 @@ impl Region {
     }
 
     /// Returns whether the memory is mapped. In a forked child it is not: the child must not access
-    /// [`view`](Self::view). A system call.
+    /// [`view`](Self::view). This is a system call.
     #[must_use]
     pub fn is_here(&self) -> bool {
         self.map.is_here()
@@ -338,8 +339,8 @@ impl Region {
     }
 
     /// Returns whether the owner may be gone, so that [`owner_state`](Self::owner_state) is worth
-    /// its system call. A load of a line that is written when the owner ends: cheap enough for
-    /// every call.
+    /// its system call. This is one load of a line that is written only when the owner ends: cheap
+    /// enough for every call.
     #[must_use]
     #[inline(always)]
     pub fn owner_hint(&self) -> bool {
@@ -377,8 +378,8 @@ impl Drop for Region {
             drop(map(&mut self.map));
             return;
         }
-        // Once closed and unlocked, anybody may remove the name. So it is taken away before the
-        // lock goes, with the fields below. O3
+        // Once the region is closed and unlocked, any process may remove its name. So the name is
+        // removed before the lock is released, with the drop of the fields below. O3
         self.header().close();
         if let Some(memory) = self.dir.memory() {
             memory.remove(&self.name);
@@ -478,7 +479,7 @@ fn is_valid_name(name: &str) -> bool {
     (1..=NAME_BYTES_MAX).contains(&name.len()) && name.bytes().all(legal) && !name.starts_with('.')
 }
 
-/// Compares kind and user bytes of a region with the expected ones. Returns the user bytes of the
+/// Compares kind and user bytes of a region with the expected values. Returns the user bytes of the
 /// region.
 fn fits(path: &Path, (found, have): (u64, u64), wanted: u64, need: u64) -> Result<u64, OpenError> {
     let path = || path.to_owned();
@@ -638,7 +639,7 @@ mod tests {
                 contents
             );
         }
-        // That text is the mark, on this machine.
+        // On this machine the bytes of this number are the mark.
         std::fs::write(
             dir.path().join(".new-0123456789abcdef"),
             MAGIC_OF_TEMPORARY.to_ne_bytes(),
@@ -652,7 +653,7 @@ mod tests {
     fn removal_gives_up_on_a_stopped_remover() {
         let dir = scratch("busy");
         let region = Region::create(&dir, "r", 1, 64, |_| {}).unwrap();
-        // The state that a killed owner leaves, as far as this process can make it: closed,
+        // The state after the death of an owner, as far as this process can make it: closed,
         // unlocked, and still named.
         region.header().closed.store(1, Ordering::Release);
         std::fs::hard_link(dir.path().join("r"), dir.path().join("s")).unwrap();
@@ -679,12 +680,12 @@ mod tests {
         assert!(!peer.owner_hint() && !word_hints());
         region.header().close();
         assert!(peer.owner_hint() && word_hints());
-        // Its owner may be killed here: the write of the unlock must not clear the hint.
-        // SAFETY: it is locked by this thread, and never unlocked again.
+        // The owner of the region may be killed here: the write of the unlock must not clear the
+        // hint. SAFETY: it is locked by this thread, and never unlocked again.
         assert!(unsafe { region.header().robust.unlock() });
         assert!(peer.owner_hint());
         assert_eq!(peer.owner_state(), OwnerState::Closed);
-        // It is half closed, and must not be closed again.
+        // The region is half closed, and must not be closed again.
         std::mem::forget(region);
         drop(peer);
         std::fs::remove_dir_all(dir.path()).unwrap();

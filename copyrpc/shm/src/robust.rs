@@ -1,9 +1,9 @@
 //! The cheap hint that a region's owner died: a robust process-shared mutex that its creating
 //! thread holds.
 //!
-//! When a thread ends, however it ends, the kernel sets `FUTEX_OWNER_DIED` in the futex words it
-//! holds. So peers learn of a death with one load. It is a hint only: a *thread* that ends marks
-//! the word as well, with its process alive and well. [`crate::region`] has the proof of a death.
+//! When a thread ends, however it ends, the kernel sets `FUTEX_OWNER_DIED` in the futex words that
+//! it holds. So peers detect a death with one load. It is a hint only: a *thread* that ends marks
+//! the word as well, although its process lives. [`crate::region`] has the proof of a death.
 
 use std::cell::UnsafeCell;
 use std::io;
@@ -33,7 +33,7 @@ const _: () = {
 // SAFETY: after `lock_new` only the C library, the kernel and atomic loads touch the bytes.
 unsafe impl Sync for RobustWord {}
 
-/// Returns the hint as it stands in `bytes` of a header that was read rather than mapped.
+/// Returns the hint in `bytes`, which are of a header that was read and not mapped.
 pub(crate) fn owner_died_in(bytes: &[u8; ROBUST_BYTES]) -> bool {
     let word = bytes
         .get(WORD_OFFSET..)
@@ -42,13 +42,14 @@ pub(crate) fn owner_died_in(bytes: &[u8; ROBUST_BYTES]) -> bool {
     word.is_some_and(|word| owner_died(u32::from_ne_bytes(word)))
 }
 
-/// Returns whether the owner of a region may be gone whose
-/// [`owner_word`](crate::region::Region::owner_word) has the value `word`: it is 0, or marked.
+/// Returns whether the owner of a region may be gone, if the region's
+/// [`owner_word`](crate::region::Region::owner_word) has the value `word`: then `word` is 0, or is
+/// marked.
 #[must_use]
 #[inline(always)]
 pub const fn owner_may_be_gone(word: u32) -> bool {
-    // Without the uppermost bit, that of waiters, a word is positive if it is a thread's without
-    // the mark: neither the mark, then the sign, nor zero.
+    // The uppermost bit, which marks waiters, is shifted out. Then the mark is the sign bit, so the
+    // word is positive exactly if it is not marked and not zero.
     (word << 1) as i32 <= 0
 }
 
@@ -125,14 +126,14 @@ impl RobustWord {
         unsafe { libc::pthread_mutex_unlock(self.mutex()) == 0 }
     }
 
-    /// Makes a word read as held, in memory that only this process has, where the kernel does not
-    /// maintain it.
+    /// Sets the word to a held value, in memory that only this process has, for which the kernel
+    /// does not maintain the word.
     pub(crate) fn hold(&self) {
         self.word().store(1, Ordering::Relaxed);
     }
 
-    /// Has peers take the owner for gone while the mutex is locked. Unlocked, it reads so by
-    /// itself.
+    /// Marks the word, so that peers take the owner for gone although the mutex is locked. An
+    /// unlocked mutex needs no mark.
     pub(crate) fn mark(&self) {
         self.word().fetch_or(OWNER_DIED, Ordering::Release);
     }
@@ -141,14 +142,15 @@ impl RobustWord {
     /// [marked](Self::mark). One load.
     #[inline(always)]
     pub(crate) fn owner_may_have_died(&self) -> bool {
-        // Nothing is read on the strength of this, so it needs no ordering.
+        // No read depends on this result, so it needs no ordering.
         owner_may_be_gone(self.word().load(Ordering::Relaxed))
     }
 
-    /// Returns whether that thread ended, and no other took the mutex over. One load.
+    /// Returns whether the thread with the mutex ended, and no other thread took the mutex over.
+    /// One load.
     #[inline(always)]
     pub(crate) fn owner_died(&self) -> bool {
-        // Nothing is read on the strength of this, so it needs no ordering.
+        // No read depends on this result, so it needs no ordering.
         owner_died(self.word().load(Ordering::Relaxed))
     }
 }

@@ -16,7 +16,7 @@
 //!
 //! A consumer of several things sleeps on the words of all at once ([`wait`]). It sets every flag
 //! before the one barrier and checks everything after it, so W1 and W2 hold for each of its words.
-//! Producers do not notice.
+//! Producers do not take part in this.
 
 mod alarm;
 mod futex;
@@ -45,8 +45,8 @@ const SHORT_SLICE: Duration = Duration::from_millis(1);
 /// a library.
 pub const POLL_SLICE: Duration = Duration::from_micros(100);
 
-/// The two words, 8 B, aligned to 4. Zeroed bytes are "no sleeper". One consumer sleeps on them;
-/// any number of producers wake it.
+/// The two words of a sleeper, 8 B, aligned to 4. Zeroed bytes are "no sleeper". One consumer
+/// sleeps on them; any number of producers wake it.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Sleep {
@@ -108,14 +108,15 @@ impl Sleep {
         }
     }
 
-    /// Resets the words for the next consumer, when the last one is gone.
+    /// Resets the words for the next consumer, when the previous consumer is gone.
     pub fn reset(&self) {
         self.sleeping.store(0, Ordering::Relaxed);
     }
 }
 
-/// A word, 4 B, that one thread rings and any number listen to. Listeners need no write access.
-/// Zeroed bytes are "never rung". Every ring is a system call, so it is for rare events.
+/// A word of 4 B that one thread rings, and to which any number of threads listen. Listeners need
+/// no write access. Zeroed bytes are "never rung". Every ring is a system call, so it is for rare
+/// events.
 #[derive(Debug)]
 #[repr(transparent)]
 pub struct Bell {
@@ -140,7 +141,7 @@ impl Bell {
         futex::wake(&self.rings);
     }
 
-    /// Returns a listener that hears every ring from now on. Data that were published before
+    /// Returns a listener that is woken by every ring from now on. Data that were published before
     /// earlier rings are visible.
     #[must_use]
     pub fn listen(&self) -> Listener<'_> {
@@ -167,8 +168,8 @@ impl Word<'_> {
 
 /// The condition that a sleeper waits for.
 pub trait Watch {
-    /// Shows the words through which producers wake it: always the same ones, in the same order.
-    /// There may be none, if [`slice`](Self::slice) is short.
+    /// Shows the words through which producers wake the sleeper: always the same words, in the same
+    /// order. There may be none, if [`slice`](Self::slice) is short.
     fn words(&mut self, show: &mut dyn FnMut(Word<'_>));
 
     /// Asks producers to announce their messages from now on, where they do not always: see
@@ -184,8 +185,9 @@ pub trait Watch {
         SLICE
     }
 
-    /// Checks, after a sleep without a wake-up, for events that send none. Returns whether there is
-    /// one. It may be called before the slice is over, if another part has a shorter one.
+    /// Checks, after a sleep without a wake-up, for events that send no wake-up. Returns whether
+    /// there is such an event. It may be called before the slice is over, if another part has a
+    /// shorter slice.
     fn check(&mut self) -> bool {
         false
     }
@@ -211,11 +213,11 @@ pub fn join<'a>(
     watches::link(&mut parts.into_iter(), &mut Due(Duration::MAX), then);
 }
 
-/// Consumer: sleeps until there is something to wake up for in any of `parts` (`true`), or until
-/// `timeout` has passed (`false`; `None`: never).
+/// Consumer: sleeps until the condition of any of `parts` holds (`true`), or until `timeout` has
+/// passed (`false`; `None`: never).
 ///
 /// All parts belong to the calling thread, which alone sleeps on them. It is woken through any of
-/// their words, of which one sleep takes 128, and through more than one where the system has
+/// their words. One sleep takes at most 128 words, and more than one only where the system has
 /// futex_waitv(2), Linux 5.16; otherwise, as without membarrier(2), it checks every millisecond.
 pub fn wait<'a>(
     parts: impl IntoIterator<Item = &'a mut (dyn Sleeper + 'a)>,
@@ -254,7 +256,7 @@ fn wait_for(watch: &mut dyn Watch, timeout: Option<Duration>) -> bool {
 pub fn sleep_once(watch: &mut dyn Watch, longest: Duration) -> bool {
     let mut known = Known::default();
     watch.words(&mut |word| {
-        // W2, W4. No flag goes up whose word is not slept on.
+        // W2, W4. A flag is raised only if the thread sleeps on its word.
         if known.note(word.wakes) {
             word.raise(1);
         }

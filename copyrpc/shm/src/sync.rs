@@ -1,8 +1,8 @@
-//! The only door to atomics of this crate and of every crate built on it: `std` normally, `loom`
-//! under `--cfg loom`, so that the code the models check is the code that ships.
+//! The atomics of this crate and of every crate built on it: from `std` normally, from `loom` under
+//! `--cfg loom`, so that the models check the code that is released.
 //!
-//! It also holds the asymmetric barrier pair that lets a producer announce work with no fence of
-//! its own, see [`LightBarrier`].
+//! It also holds the asymmetric barrier pair with which a producer announces work without a fence
+//! of its own, see [`LightBarrier`].
 
 #[cfg(not(loom))]
 pub use std::{
@@ -19,8 +19,8 @@ pub use loom::{
 };
 
 /// First value of a counter of 32 bits that may wrap to 0. With debug assertions and in models it
-/// is one step before its last value, so that every test goes past the end. For counters of one
-/// process, and for those in shared memory whose first value is read there.
+/// is one step before its last value, so that every test passes the wrap. It is for counters of one
+/// process, and for counters in shared memory whose first value is read from there.
 pub const FIRST: u32 = if cfg!(any(debug_assertions, loom)) {
     u32::MAX - 1
 } else {
@@ -79,7 +79,7 @@ mod barrier {
     /// This process is registered to receive expedited barriers. Set once.
     static REGISTERED: AtomicBool = AtomicBool::new(false);
 
-    /// Returns whether it is registered now, having tried once.
+    /// Returns whether the process is registered now, after one attempt.
     #[cold]
     fn register() -> bool {
         static TRIED: Once = Once::new();
@@ -96,20 +96,19 @@ mod barrier {
     }
 
     /// The producer's half of the store-load barrier: [execute](Self::execute) it between
-    /// publishing and reading a flag the consumer may raise.
+    /// publishing and reading a flag that the consumer may raise.
     ///
-    /// Where `membarrier(2)` works it costs nothing (a compiler fence: [`heavy_barrier`] makes
-    /// every registered CPU execute the hardware fence at the moment it matters); elsewhere it is a
-    /// full fence, as in models. Pairs with [`heavy_barrier`]. The value answers the question
-    /// beforehand whether this process has to pay for it, for producers that execute one with every
-    /// message.
+    /// Where `membarrier(2)` works, the barrier costs nothing (a compiler fence: [`heavy_barrier`]
+    /// makes every registered CPU execute the hardware fence at the moment it matters); elsewhere
+    /// it is a full fence, as in models. Pairs with [`heavy_barrier`]. The value holds whether this
+    /// process needs the full fence, for producers that execute a barrier with every message.
     #[derive(Debug, Clone, Copy)]
     pub struct LightBarrier {
         is_fence: bool,
     }
 
     impl LightBarrier {
-        /// Registers this process if it is not, which may take long.
+        /// Registers this process if it is not registered yet, which may take long.
         #[must_use]
         #[inline(always)]
         pub fn of_process() -> Self {
@@ -118,7 +117,8 @@ mod barrier {
             }
         }
 
-        /// Returns whether it is a full fence, so that a consumer needs no more than that either.
+        /// Returns whether the barrier is a full fence, so that a consumer needs only a full fence
+        /// too.
         #[must_use]
         pub fn is_fence(self) -> bool {
             self.is_fence
@@ -145,20 +145,20 @@ mod barrier {
         .execute();
     }
 
-    /// The consumer's half: call it between raising a flag and looking once more for published
-    /// work.
+    /// The consumer's half: call it between raising a flag and the last check for published work.
     ///
-    /// After it returns `true`, every producer of this process either sees the flag or has its
-    /// publication seen. `false`: the system cannot give that guarantee (no `membarrier(2)`), so
-    /// the caller must go on looking and not rely on the flag.
+    /// After it returns `true`, every producer of this process either sees the flag, or its
+    /// publication is found by that check. `false`: the system cannot give that guarantee (no
+    /// `membarrier(2)`), so the caller must continue to poll and not rely on the flag.
     ///
-    /// A producer of *another* process may be left out, rarely. Linux (6.18,
-    /// kernel/sched/membarrier.c) finds the processors that run registered processes by a word that
-    /// each processor keeps of the last address space it switched to. If a processor idles after it
-    /// ran a process, and that process registers elsewhere meanwhile, its word stays as it was
-    /// before until it switches to another address space. So a consumer that relies on a flag
-    /// across processes must check by itself sometimes. The barrier for the own process goes by the
-    /// address space, and leaves out none.
+    /// Rarely, the barrier may omit a producer of *another* process. Linux (6.18,
+    /// kernel/sched/membarrier.c) finds the processors that run registered processes by a word in
+    /// which each processor keeps the state of the last address space to which it switched. If a
+    /// processor idles after it ran a process, and that process registers on another processor
+    /// meanwhile, the word of the first processor keeps the old state until it switches to another
+    /// address space. So a consumer that relies on a flag across processes must also check by
+    /// itself from time to time. The barrier for the own process uses the address space itself, and
+    /// omits no producer.
     #[must_use]
     pub fn heavy_barrier() -> bool {
         fence(Ordering::SeqCst);

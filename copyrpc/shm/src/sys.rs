@@ -58,8 +58,8 @@ pub(crate) fn free_bytes(fd: impl AsFd) -> u64 {
     rustix::fs::fstatvfs(fd).map_or(0, |stat| stat.f_bavail.saturating_mul(stat.f_frsize))
 }
 
-/// Returns the number of bytes in huge pages of the mapping that `addr` is in (`/proc/self/smaps`);
-/// 0 if that cannot be found out.
+/// Returns the number of bytes in huge pages of the mapping that contains `addr`
+/// (`/proc/self/smaps`); 0 if the number is not known.
 pub(crate) fn huge_bytes_around(addr: usize) -> usize {
     let contains = |line: &str| {
         let (start, rest) = line.split_once('-')?;
@@ -128,8 +128,8 @@ pub(crate) struct Mapping {
     pid: u32,
 }
 
-// SAFETY: the mapping is plain memory with no tie to a thread; what is done through its pointer is
-// the business of the code that dereferences it.
+// SAFETY: the mapping is plain memory that belongs to no thread; the code that dereferences its
+// pointer is responsible for its accesses.
 unsafe impl Send for Mapping {}
 // SAFETY: as above; `&Mapping` gives out nothing but an address and a length.
 unsafe impl Sync for Mapping {}
@@ -194,8 +194,8 @@ impl Mapping {
         self.map.len()
     }
 
-    /// Returns whether this process has the mapping, and is not a forked child of the one that has
-    /// it.
+    /// Returns whether this process has the mapping, and is not a forked child of the process that
+    /// has it.
     pub(crate) fn is_here(&self) -> bool {
         self.pid == std::process::id()
     }
@@ -210,7 +210,7 @@ impl Mapping {
             .map_err(Into::into)
     }
 
-    /// Unmaps all but the first page, which stays mapped for the rest of the process's life.
+    /// Unmaps all pages except the first, which stays mapped until the process ends.
     pub(crate) fn leak_first_page(self) {
         let keep = page_size().min(self.len());
         if self.len() > keep && self.is_here() {

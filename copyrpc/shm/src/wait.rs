@@ -6,9 +6,9 @@ use crate::sync::{spin_loop, yield_now};
 
 /// Empty rounds that [`Waiter::idle`] spins under [`WaitStrategy::Yield`] before it gives the core
 /// away. Measured on two cores: with 2 to 16 threads in ping-pong pairs 0 to 32 are equal within
-/// the noise, and 64 and more are slower at most thread counts, up to 10 times; of whole benchkv
-/// jobs of 4 threads, 1 makes as many operations as 3 or 8, or more (delegation: 1.1 times the
-/// median of 8).
+/// the noise, and 64 and more are slower at most thread counts, up to 10 times; in whole benchkv
+/// jobs of 4 threads, 1 gives as many operations as 3 or 8, or more (delegation: 1.1 times the
+/// median with 8).
 const SPIN_ROUNDS: u32 = 1;
 
 /// How polling threads share the cores.
@@ -26,8 +26,8 @@ pub enum WaitStrategy {
 }
 
 impl WaitStrategy {
-    /// The rule behind `auto`: [`Busy`](Self::Busy) if each of `threads` polling threads can have
-    /// one of `cores` cores to itself, otherwise [`Yield`](Self::Yield).
+    /// The rule for `auto`: [`Busy`](Self::Busy) if each of `threads` polling threads can have one
+    /// of `cores` cores to itself, otherwise [`Yield`](Self::Yield).
     #[must_use]
     pub fn auto(threads: usize, cores: usize) -> Self {
         if threads <= cores {
@@ -58,7 +58,7 @@ impl fmt::Display for WaitStrategy {
 }
 
 /// The wait strategy of one loop: call [`busy`](Self::busy) after a round that found work and
-/// [`idle`](Self::idle) after one that did not.
+/// [`idle`](Self::idle) after a round that found none.
 #[derive(Debug, Clone)]
 pub struct Waiter {
     strategy: WaitStrategy,

@@ -48,8 +48,8 @@ impl<U> Handshake<U> {
         Self::begin(context, Some(endpoint), None, Some(record))
     }
 
-    /// Begins the handshake of a new endpoint of `context`. If there is no room for it, the peer is
-    /// told.
+    /// Begins the handshake of a new endpoint of `context`. If there is no room for the endpoint,
+    /// the peer gets a refusal.
     pub(crate) fn of(context: &Context<U>, config: &EndpointConfig) -> Self {
         match context.create_endpoint(config) {
             Ok(endpoint) => Self::new(endpoint),
@@ -61,7 +61,7 @@ impl<U> Handshake<U> {
         }
     }
 
-    /// Begins a handshake that tells the peer that there is no room for it.
+    /// Begins a handshake that refuses the peer, because there is no room for its endpoint.
     pub(crate) fn full() -> Self {
         Self::refuse(Refusal::Full, RecordError::Refused(Refusal::Full).into())
     }
@@ -121,7 +121,7 @@ impl<U> Handshake<U> {
             Ok(Some(_)) => Some(ConnectError::NotConnectedThere),
             Err(error) => Some(error),
         };
-        // An earlier failure says more.
+        // If this end has failed before, its own error is returned: it is the cause.
         match (
             self.outcome
                 .take_if(|outcome| outcome.is_err() || failure.is_none()),
@@ -150,8 +150,8 @@ impl<U> Handshake<U> {
             let Some(record) = self.peers_record.advance(stream)? else {
                 return Ok(None);
             };
-            // A client of another version reads there the version of this server. A client that
-            // cannot take the record at once does not learn of it.
+            // A client of another version reads the version of this server in the refusal. A client
+            // whose socket cannot take the record at once does not get it.
             ExchangeRecord::decode(record)
                 .inspect_err(|_| drop(stream.write(&ExchangeRecord::refuse(Refusal::Failed))))?;
             let peers_record = std::mem::take(&mut self.peers_record);
@@ -219,8 +219,8 @@ impl<U> Handshake<U> {
 impl<U> Drop for Handshake<U> {
     fn drop(&mut self) {
         if let Some(Ok(endpoint)) = &self.outcome {
-            // A graceful end needs a peer. The share of the queues is free for the next attempt,
-            // which no drain may come before.
+            // A graceful end needs a peer. The share of the queues is released here, because the
+            // next attempt may come before the next drain.
             endpoint.abort();
             if let Some(context) = self.context.upgrade() {
                 context.retire_unused(&endpoint.connection);

@@ -58,7 +58,7 @@ pub struct ExchangeRecord {
     pub published_addr: u64,
     /// Key of the published record.
     pub published_rkey: u32,
-    /// Address of the word that says whether the context runs a handler, 8 bytes.
+    /// Address of the word that shows whether the context runs a handler, 8 bytes.
     pub activity_addr: u64,
     /// Key of that word.
     pub activity_rkey: u32,
@@ -126,7 +126,7 @@ impl ExchangeRecord {
         Ok(record)
     }
 
-    /// Returns the bytes to send in the place of a record.
+    /// Returns the bytes to send instead of a record.
     #[must_use]
     pub fn refuse(refusal: Refusal) -> [u8; EXCHANGE_RECORD_SIZE] {
         KIND.refuse(refusal)

@@ -10,16 +10,16 @@ use crate::wire::{METADATA_SPAN, padded};
 
 /// Inline bytes of the largest WQE (four WQEBBs) that is inline alone.
 pub(super) const INLINE_MAX: u64 = 220;
-/// Inline bytes of a WQE of that size that also has an SGE for the rest.
+/// Inline bytes of a WQE of four WQEBBs that also has an SGE for the rest of the batch.
 const HYBRID_INLINE: u64 = 204;
 
-/// The kind of a WQE, in the word that comes back with its completion.
+/// The kind of a WQE, in the word that its completion returns.
 pub(super) const WRITE: u64 = 0;
 pub(super) const READ: u64 = 1;
 pub(super) const RAW: u64 = 2;
 /// A WRITE whose completion the core waits for.
 pub(super) const WINDOWED_WRITE: u64 = 3;
-/// The READ after everything that a connection sends whose context goes.
+/// The READ after everything else that a connection sends when its context is dropped.
 pub(super) const LAST: u64 = 4;
 /// The READ of the activity of the peer's context.
 pub(super) const ACTIVITY: u64 = 5;
@@ -40,7 +40,7 @@ pub(crate) struct Remote {
 pub(super) trait Posts {
     fn post(&mut self, op: &impl RcOperation, signal: Signal, user: u64) -> Result<(), PostError>;
 
-    /// Announces what is posted, unless that is announced together later.
+    /// Rings the doorbell for the posted operations, unless a batch of operations rings it later.
     fn ring(&mut self) {}
 
     /// Posts an operation, and announces it as [`ring`](Self::ring) does.
@@ -114,7 +114,7 @@ impl<Q: Posts> Poster for Batches<'_, Q> {
 
     #[inline(always)]
     fn post_easy(&mut self, batch: &EasyBatch<'_>) -> Result<(), PostError> {
-        // Before the post, while the words are at hand.
+        // The words are published before the post, while they are at hand.
         self.control.publish(batch.words());
         let bytes = batch.bytes();
         if bytes > self.inline_limit {

@@ -1,4 +1,4 @@
-//! The events of the device beside completions, and the connections that they end.
+//! The events of the device other than completions, and the connections that they end.
 
 use mlx5::AsyncEvent;
 

@@ -7,17 +7,17 @@ use copyrpc_shm::sleep::{self, Due, Look, Sleeper, Watch};
 
 use super::{Context, Inner, PollError};
 
-/// Maximum sleep while a connection has messages to post that it could not post. The event that it
-/// waits for mostly wakes, as a completion. While all such connections only wait for their next
-/// READ, the sleep is as long as its pause, if that is more.
+/// Maximum sleep while a connection has messages to post that it could not post. The awaited event
+/// mostly ends the sleep, as it is a completion. While all such connections only wait for their
+/// next READ, the sleep is as long as the pause before the READ, if that is longer.
 const BLOCKED_SLEEP: Duration = Duration::from_millis(1);
 
 impl<U> Context<U> {
     /// Posts gathered messages, as [`Context::flush_endpoints`] does, then sleeps until there is
     /// something to take with [`Context::poll`], [`Context::drain`] or [`Context::recv`], at most
-    /// for `timeout` of real time (`None`: without limit). Returns whether there is. It also
-    /// returns `false` when this context has to check the clock: for deadlines, for peers that do
-    /// not answer, and, while peers wait for answers of this end, to tell them that it lives. So
+    /// for `timeout` of real time (`None`: without limit). Returns whether there is something. It
+    /// also returns `false` when this context has to check the clock: for deadlines, for peers that
+    /// do not answer, and, while peers wait for answers of this end, to send them a heartbeat. So
     /// call it repeatedly, with a poll in between:
     ///
     /// ```no_run
@@ -42,11 +42,11 @@ impl<U> Context<U> {
         self.inner.wait(timeout, || self.inner.has_requests())
     }
 
-    /// Posts gathered messages, as [`Context::flush_endpoints`] does. Returns for how long there is
-    /// nothing to do unless a completion arrives ([`Duration::MAX`]: forever); `None`: there is
-    /// work now, or a connection counts polls until its next READ. For drivers that poll several
-    /// contexts in turn, in virtual time or not. Inside a callback of a poll it posts nothing and
-    /// returns `None`: the poll goes on.
+    /// Posts gathered messages, as [`Context::flush_endpoints`] does. Returns the time for which
+    /// there is nothing to do unless a completion arrives ([`Duration::MAX`]: without limit);
+    /// `None` if there is work now, or a connection counts polls until its next READ. For drivers
+    /// that poll several contexts in turn, in virtual time or not. Inside a callback of a poll it
+    /// posts nothing and returns `None`: the poll continues.
     #[must_use]
     pub fn idle_for(&self) -> Option<Duration> {
         let _polling = self.inner.enter().ok()?;
@@ -64,8 +64,8 @@ impl<U> Context<U> {
         self.inner.has_work()
     }
 
-    /// Returns the waker that ends a [`wait`](Self::wait) from any thread: the one under way, or,
-    /// if there is none, the next that would sleep. See [`mlx5::Device::waker`].
+    /// Returns the waker that ends a [`wait`](Self::wait) from any thread: the present wait, or, if
+    /// there is none, the next wait that would sleep. See [`mlx5::Device::waker`].
     #[must_use]
     pub fn waker(&self) -> Waker {
         self.inner.device.waker()
@@ -73,8 +73,8 @@ impl<U> Context<U> {
 }
 
 /// Sleeps on a context and on other things at once: see [`copyrpc_shm::sleep::wait`]. It posts
-/// gathered messages, as [`Context::wait`] does, and the sleep ends like that one. Poll after it in
-/// every case.
+/// gathered messages, as [`Context::wait`] does, and the sleep ends as that of `Context::wait`
+/// does. Poll after it in every case.
 impl<U> Sleeper for Context<U> {
     fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
         self.inner.with_watch(then);
@@ -82,7 +82,8 @@ impl<U> Sleeper for Context<U> {
 }
 
 impl<U> Inner<U> {
-    /// Not inside a poll, which borrows the context.
+    /// Calls `then` with what ends a sleep of the context. Must not be called inside a poll, which
+    /// borrows the context.
     fn with_watch(&self, then: &mut dyn FnMut(&mut dyn Watch)) {
         self.flush_all();
         let mut due = Due(self.longest_sleep(None).unwrap_or(Duration::MAX));
@@ -134,7 +135,7 @@ impl<U> Inner<U> {
     }
 
     fn has_completions(&self) -> bool {
-        // A poll that is under way has borrowed them.
+        // A poll in progress has borrowed the queues.
         self.queues.try_borrow().map_or(true, |queues| {
             queues.recv_cq.has_completion() || queues.send_cq.has_completion()
         })

@@ -1,17 +1,18 @@
 //! The pause of an end that waits for its peer's words, after READs that brought none (L5).
 
-/// Maximum number of calls of [`Link::poll_read`](super::Link::poll_read) between two wanted READs.
+/// Maximum number of calls of [`Link::poll_read`](super::Link::poll_read) that post no READ,
+/// although one is wanted, after a READ without news.
 const MAX_PAUSE: u32 = 64;
-/// Maximum time that one poll of the pause stands for, in ns.
+/// Time, in ns, that counts as much as one poll of the pause.
 const POLL_NS: u64 = 1_000_000;
 
 #[derive(Debug)]
 pub(super) struct Backoff {
     /// Polls skipped after the last READ; 0 if it brought words.
     pause: u32,
-    /// Number of these polls that are left.
+    /// Number of polls of the pause that are left.
     left: u32,
-    /// Time of the first of them, in ns.
+    /// Time of the first skipped poll, in ns.
     since_ns: u64,
     /// Batches that had arrived at the last check. One more is news, which is found here so that
     /// arrivals need not report it.
@@ -67,7 +68,7 @@ impl Backoff {
 
 #[cfg(test)]
 impl Backoff {
-    /// Makes `batches` arrived before.
+    /// Changes the state as if `batches` had arrived before.
     pub(super) const fn skip(&mut self, batches: u64) {
         self.arrived = batches;
     }

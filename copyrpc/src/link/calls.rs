@@ -6,8 +6,9 @@
 //! low bits of the generation. It takes a call out before the call can be examined; here a reply
 //! longer than its call allowed must leave the call in its place, since the connection ends it. And
 //! its number of entries is fixed, with deadlines reserved for all of them; credit permits
-//! thousands of calls on a connection that mostly has a few, so this one grows. Adding and taking a
-//! call costs 55 instructions there, counted in a loop that does nothing else, and about 35 here.
+//! thousands of calls on a connection that mostly has a few, so this table grows. Adding and taking
+//! a call costs 55 instructions in the other table, counted in a loop that does nothing else, and
+//! about 35 in this table.
 
 #[cfg(test)]
 #[path = "explore/calls.rs"]
@@ -37,7 +38,7 @@ impl CallKey {
 
 #[derive(Debug)]
 enum State<U> {
-    /// Index of the free slot after this one, or [`NO_SLOT`].
+    /// Index of the next free slot, or [`NO_SLOT`].
     Free(u32),
     /// The caller waits for the end of its call.
     Waiting(U),
@@ -124,7 +125,7 @@ impl<U> Calls<U> {
             if index == CallId::MAX_CALLS {
                 return false;
             }
-            // Its first call has generation 0.
+            // The first call of the slot has generation 0.
             let (generation, state) = (u32::MAX, State::Free(NO_SLOT));
             self.slots.push(Slot {
                 generation,
@@ -239,8 +240,8 @@ impl<U> Calls<U> {
         }
     }
 
-    /// Ends a call of this slot or a later one that was made after that many batches were sent, or
-    /// more. Returns its user data and its slot.
+    /// Ends a call of slot `from` or a later slot that was made after `batches` batches were sent,
+    /// or more. Returns its user data and its slot.
     pub(super) fn abandon_later(&mut self, batches: u64, from: usize) -> Option<(U, usize)> {
         let is_later = |slot: &Slot<U>| {
             slot.batches_before >= batches && matches!(slot.state, State::Waiting(_))
@@ -256,8 +257,8 @@ impl<U> Calls<U> {
     /// Ends one call whose deadline is before `now_ns`.
     pub(super) fn expire(&mut self, now_ns: u64) -> Option<U> {
         while let Some(key) = self.deadlines.pop_before(now_ns) {
-            // An entry outlives its call. 2^32 calls later its key names another one, whose own
-            // time counts.
+            // An entry outlives its call. 2^32 calls later its key names another call, whose own
+            // deadline counts.
             let is_due = self
                 .slots
                 .get(key.index as usize)

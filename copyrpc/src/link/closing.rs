@@ -1,5 +1,5 @@
-//! The graceful end of a connection (G1..G4): both ends say that they make no more calls,
-//! everything outstanding ends, then both ends leave.
+//! The graceful end of a connection (G1..G4): both ends report that they make no more calls,
+//! everything outstanding ends, then both ends close.
 
 use super::{Limits, Link};
 use crate::error::CloseReason;
@@ -12,10 +12,11 @@ pub(super) struct Closing {
     is_told: bool,
     /// A READ was posted after everything was settled.
     last_read_posted: bool,
-    /// Number of batches that the peer had taken when it posted its mark, once the mark was heard.
+    /// Number of batches that the peer had taken when it posted its mark; `None` until the mark has
+    /// arrived.
     peer_had_taken: Option<u64>,
-    /// First slot that is yet to be searched for calls that the peer's mark refuses; `None`: none
-    /// is.
+    /// First slot that is yet to be searched for calls that the peer's mark refuses; `None` if no
+    /// slot is.
     refused_from: Option<usize>,
 }
 
@@ -60,7 +61,7 @@ impl<U> Link<U> {
         Some(refused?.0)
     }
 
-    /// Returns whether [`Link::next_event`] may end calls that nothing arrived for.
+    /// Returns whether [`Link::next_event`] may end calls that have no response.
     pub(crate) const fn ends_calls(&self) -> bool {
         self.closed.is_some() || self.closing.refused_from.is_some()
     }
@@ -76,7 +77,7 @@ impl<U> Link<U> {
         self.ending.is_some() && self.closed.is_none()
     }
 
-    /// Returns whether the peer has to hear that this end closes.
+    /// Returns whether this end still has to send its mark.
     pub(super) const fn owes_mark(&self) -> bool {
         self.is_closing() && !self.closing.is_told
     }
@@ -91,7 +92,8 @@ impl<U> Link<U> {
         !self.tx.has_unposted() && !self.owes_mark()
     }
 
-    /// Returns whether nothing is outstanding on either side, and nothing more is to be sent (G3).
+    /// Returns whether nothing is outstanding on either side, and this end has nothing more to send
+    /// (G3).
     fn is_settled(&self) -> bool {
         self.is_closing() && self.closing.is_told && self.has_heard_all()
     }
@@ -171,7 +173,8 @@ impl<U> Link<U> {
         }
     }
 
-    /// Returns why a connection ends that failed: a peer that left first is not a failure (G4).
+    /// Returns the reason of the end of a failed connection: the graceful reason if this end has
+    /// received everything, because then the peer only ended first (G4).
     pub(super) fn final_reason(&self, reason: CloseReason) -> CloseReason {
         match (reason, self.ending) {
             (CloseReason::Disconnected | CloseReason::Transport { .. }, Some(graceful))

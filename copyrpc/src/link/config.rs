@@ -32,7 +32,7 @@ pub(crate) struct LinkConfig {
     pub(crate) idle_timeout_ns: u64,
     /// A READ returns each word of the peer's record as it was at one moment (F3).
     pub(crate) reads_whole_words: bool,
-    /// Maximum number of small batches under way before the next ones gather.
+    /// Maximum number of small batches under way before further messages gather.
     pub(crate) window: Window,
 }
 

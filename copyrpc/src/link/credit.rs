@@ -1,5 +1,6 @@
-//! The two credit ledgers of one side: credit it granted (ring space it owes the peer's responses)
-//! and credit it was granted (responses it may ask for). Credit is bytes of internal allowance.
+//! The two credit ledgers of one side: the credit that the side granted (ring space that it owes
+//! the peer's responses), and the credit that it was granted (responses that it may ask for).
+//! Credit is bytes of internal allowance.
 
 #[cfg(test)]
 #[path = "explore/credit.rs"]
@@ -9,7 +10,7 @@ use crate::error::ProtocolError;
 use crate::ring::RingSize;
 use crate::wire::{ALIGNMENT, internal_allowance};
 
-/// Ring bytes that grants leave free, so that grants alone do not block calls and metadata-only
+/// Ring bytes that grants keep free, so that grants alone do not block calls and metadata-only
 /// batches (invariant L3).
 const GRANT_SLACK: u64 = 64;
 
@@ -21,8 +22,7 @@ pub(super) struct Reservation {
     granted: u64,
     /// Granted credit that arrived requests have not used.
     unused: u64,
-    /// Credit given back by written replies, and the maximum of R beyond it: the highest legal
-    /// grant (R1).
+    /// Credit returned by written replies, plus the maximum of R: the highest legal grant (R1).
     max_granted: u64,
     /// The maximum of R.
     max: u64,
@@ -49,12 +49,12 @@ impl Reservation {
         self.granted - self.released()
     }
 
-    /// Returns the credit that arrived requests have used so far.
+    /// Returns the cumulative credit that arrived requests have used.
     pub(super) const fn claimed(&self) -> u64 {
         self.granted - self.unused
     }
 
-    /// Returns the credit given back so far.
+    /// Returns the cumulative credit that has been returned.
     pub(super) const fn released(&self) -> u64 {
         self.max_granted - self.max
     }
@@ -66,7 +66,7 @@ impl Reservation {
     }
 
     /// Grants as much as keeps R within a quarter ring (R1), if that keeps `in_flight + 2R <= C`
-    /// (S1). Returns whether it did; otherwise nothing has changed.
+    /// (S1). Returns whether credit was granted; otherwise nothing has changed.
     #[inline(always)]
     pub(super) const fn fill_up(&mut self, ring: RingSize, in_flight: u64) -> bool {
         let has_room = in_flight + GRANT_SLACK <= ring.bytes() - 2 * ring.max_reservation();
@@ -123,7 +123,7 @@ impl PeerCredit {
         }
     }
 
-    /// Returns the cumulative grant that the peer told.
+    /// Returns the cumulative grant that the peer reported.
     pub(super) const fn granted(&self) -> u64 {
         self.granted
     }
@@ -132,7 +132,7 @@ impl PeerCredit {
         self.balance
     }
 
-    /// Returns the credit spent so far.
+    /// Returns the cumulative credit that has been spent.
     pub(super) const fn spent(&self) -> u64 {
         self.granted - self.balance
     }
@@ -142,8 +142,8 @@ impl PeerCredit {
         self.balance -= internal_allowance;
     }
 
-    /// Takes the peer's cumulative grant if it is no less than any of the past, and legal. Returns
-    /// whether it is.
+    /// Takes the peer's cumulative grant if it is no less than any earlier grant, and legal.
+    /// Returns whether it was taken.
     #[inline(always)]
     pub(super) const fn raise_further(&mut self, ring: RingSize, told: u64) -> bool {
         let more = told.wrapping_sub(self.granted);
@@ -163,8 +163,8 @@ impl PeerCredit {
 
     /// Takes the peer's cumulative grant; `floor` is its earlier grant on the same channel.
     ///
-    /// The peer reserves at least the balance here, so a balance above its quarter ring is a lie
-    /// (T5).
+    /// The peer reserves at least the balance here, so a balance above the peer's quarter ring is
+    /// false (T5).
     pub(super) fn raise(
         &mut self,
         ring: RingSize,
@@ -179,7 +179,7 @@ impl PeerCredit {
                 ceiling,
             });
         }
-        // The other channel may have told a higher grant.
+        // The other channel may have reported a higher grant.
         let more = told.saturating_sub(self.granted);
         self.granted += more;
         self.balance += more;

@@ -6,7 +6,7 @@ use super::tx::{Batch, EasyBatch, Emit};
 use super::{Link, News};
 use crate::wire::{FlowWords, METADATA_SPAN};
 
-/// The destination of batches. A closure that takes batches in the ring is one.
+/// The destination of batches. A closure that takes batches in the ring is a poster.
 pub(crate) trait Poster {
     /// Why a batch was not posted.
     type Error;
@@ -29,9 +29,9 @@ impl<E, F: FnMut(Emit) -> Result<(), E>> Poster for F {
 }
 
 impl<U> Link<U> {
-    /// Does the work of [`Link::flush_all`] and of [`Link::publish`] if that is to post one batch,
-    /// and nothing prevents it. Returns whether it did. Otherwise, or after an error, nothing has
-    /// changed but that more credit may be granted.
+    /// Does the work of [`Link::flush_all`] and of [`Link::publish`] if the work is to post one
+    /// batch, and nothing prevents it. Returns whether it did the work. Otherwise, or after an
+    /// error, nothing has changed except that more credit may be granted.
     ///
     /// # Errors
     /// The error of `poster`.
@@ -101,7 +101,7 @@ impl<U> Link<U> {
         words: FlowWords,
         poster: &mut P,
     ) -> Result<(), P::Error> {
-        // The window holds nothing back at the end (W3).
+        // While the connection ends, the window delays nothing (W3).
         let is_windowed = self.window.begin(self.tx.unposted()) && self.ending.is_none();
         if is_windowed && self.window.is_full(self.tx.batches_received()) {
             // As after a refused call, the peer's words would help (L5).
@@ -148,7 +148,7 @@ impl<U> Link<U> {
         Ok(())
     }
 
-    /// Begins a batch without messages if the peer should hear enough news and no data will carry
+    /// Begins a batch without messages if there is enough news for the peer and no data will carry
     /// it: 1/8 ring consumed or 1/16 ring granted, one such batch in flight (L4).
     #[inline]
     fn offer_metadata_only(&mut self, words: FlowWords) {
@@ -207,8 +207,8 @@ impl<U> Link<U> {
     }
 
     /// Returns the words to store in the published record, if they changed. Call it after every
-    /// round of arrivals, replies and flushes, and only when the receive queue has been refilled: the
-    /// peer may send as many batches as it is told were received (B1).
+    /// round of arrivals, replies and flushes, and only when the receive queue has been refilled:
+    /// these words allow the peer to send further batches (B1).
     pub(crate) fn publish(&mut self) -> Option<FlowWords> {
         if self.closed.is_some() {
             return None;
@@ -222,8 +222,8 @@ impl<U> Link<U> {
         Some(words)
     }
 
-    /// Returns whether, after [`Link::flush_easy`] posted a batch, no flush has anything to
-    /// do, nor [`Link::poll_read`] at this time.
+    /// Returns whether, after [`Link::flush_easy`] posted a batch, neither a flush nor
+    /// [`Link::poll_read`] has anything to do at this time.
     #[inline(always)]
     pub(crate) const fn is_at_rest(&self, now_ns: u64) -> bool {
         !self.watch.is_new_time(now_ns) && !self.idle.probe_is_due && !self.starved

@@ -1,7 +1,7 @@
 //! Requests from their arrival to their answer. They are numbered in the order of arrival, which is
 //! the order in which the application gets them. They are answered in any order, and their bytes
-//! become free in the order of arrival (S3). A request whose bytes the application has copied
-//! leaves that order, and waits for its answer without a place in the ring.
+//! become free in the order of arrival (S3). A request whose bytes the application has copied is no
+//! longer part of that order, and waits for its answer without a place in the ring.
 
 #[cfg(test)]
 #[path = "explore/held.rs"]
@@ -21,7 +21,7 @@ pub(super) struct HeldRequest {
     pub(super) call_id: u32,
     /// Payload bytes that are needed.
     pub(super) len: u32,
-    /// Internal allowance in bytes; 0 once it is answered and waits for older ones.
+    /// Internal allowance in bytes; 0 once the request is answered and waits for older requests.
     pub(super) internal_allowance: u32,
 }
 

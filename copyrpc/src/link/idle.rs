@@ -17,7 +17,7 @@ pub(super) struct Idle {
     since_ns: u64,
     /// The peer is known to have connected its end.
     has_met_peer: bool,
-    /// The peer is to be READ.
+    /// A READ of the peer's record is due.
     pub(super) probe_is_due: bool,
 }
 

@@ -13,10 +13,10 @@ use crate::wire::{
 
 impl<U> Link<U> {
     /// Returns whether to READ the peer's published record now (L5): a call was refused, space is
-    /// low, the batch limit holds data back, or requests wait in silence (K1). After READs without
-    /// new words a wanted one comes at one of the next 65 calls. If the peer did nothing for too
-    /// long (K2), the READ is of another word: see [`Link::asks_activity`]. After posting it, call
-    /// [`Link::read_posted`].
+    /// low, the batch limit holds data back, or requests wait while the peer is silent (K1). After
+    /// READs without new words a READ that is wanted is posted at one of the next 65 calls. If the
+    /// peer did nothing for too long (K2), the READ reads another word: see
+    /// [`Link::asks_activity`]. After posting it, call [`Link::read_posted`].
     #[inline(always)]
     pub(crate) fn poll_read(&mut self, now_ns: u64) -> bool {
         // The peer's silence was judged at the first check at this time.
@@ -60,7 +60,7 @@ impl<U> Link<U> {
         self.asks_activity
     }
 
-    /// Notes that the READ was posted; the next one waits for its completion.
+    /// Notes that the READ was posted; the next READ waits for its completion.
     pub(crate) fn read_posted(&mut self) {
         self.stats.reads += 1;
         if self.asks_activity {
@@ -162,9 +162,9 @@ impl<U> Link<U> {
     }
 
     /// Returns the next arrived message, if it is of a common kind. With `takes_requests`, requests
-    /// come one by one, and not in the order of [`Link::take_request`], unless older ones wait
-    /// there. Such a request is answered, or held with [`Link::hold`], before the next message is
-    /// taken.
+    /// are returned here one by one, and not queued for [`Link::take_request`], unless older
+    /// requests wait there. Such a request is answered, or held with [`Link::hold`], before the
+    /// next message is taken.
     #[inline(always)]
     pub(crate) fn next_message(&mut self, takes_requests: bool) -> Message<U> {
         // A connection that has ended is between batches, too.
@@ -281,7 +281,7 @@ impl<U> Link<U> {
         }
     }
 
-    /// Begins a batch of that many bytes, and takes its words.
+    /// Begins a batch of `span` bytes, and takes its words.
     #[inline(always)]
     fn begin(&mut self, span: u64) -> Result<(), ProtocolError> {
         let metadata = self.rx.begin(span)?;
@@ -299,7 +299,7 @@ impl<U> Link<U> {
         Ok(())
     }
 
-    /// Begins the next postponed batch, if there is one. Returns whether to go on.
+    /// Begins the next postponed batch, if a batch is postponed. Returns whether to continue.
     #[inline(never)]
     fn begin_next(&mut self) -> bool {
         if self.closed.is_some() {
@@ -331,8 +331,8 @@ impl<U> Link<U> {
         })
     }
 
-    /// Takes the words of a batch, if not all is as usual. They come one by one, so that the usual
-    /// case needs none in memory.
+    /// Takes the words of a batch, in all cases but the usual one. The words are separate
+    /// parameters, so that the usual case does not write them to memory.
     #[inline(never)]
     fn hear_by_batch(
         &mut self,
@@ -378,8 +378,8 @@ impl<U> Link<U> {
         self.closed.is_none() && !self.has_marked() && self.rx.requests.has_untaken()
     }
 
-    /// Takes the next request that arrived, in the order of the calls. There are as many as
-    /// [`Event::Requests`] said, and none once the mark is posted (G5).
+    /// Takes the next request that arrived, in the order of the calls. There are as many requests
+    /// as [`Event::Requests`] reported, and none once the mark is posted (G5).
     #[inline]
     pub(crate) fn take_request(&mut self) -> Option<Held> {
         if self.has_marked() {

@@ -82,7 +82,7 @@ enum Hold {
 /// not keep. Small, because applications keep many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Held {
-    /// Its number among the held requests, modulo 2^32.
+    /// Number of the request among the held requests, modulo 2^32.
     WithBytes(u32),
     WithoutBytes {
         internal_allowance: u32,
@@ -199,7 +199,7 @@ struct News {
     credit: u64,
 }
 
-/// Returns the heartbeat of an end that rests after calls that have spent this credit.
+/// Returns the heartbeat of an end that waits for no call, and whose calls have spent `credit`.
 #[inline(always)]
 const fn rest_after(credit: u64) -> u32 {
     (credit / ALIGNMENT) as u32 | PublishedRecord::RESTS
@@ -221,21 +221,22 @@ pub(crate) struct Link<U> {
     closing: Closing,
     /// Last words of a batch, which decide when a metadata-only batch pays off.
     told_by_batch: News,
-    /// The published record has older words than the last batch. Otherwise it has the last that
-    /// were told.
+    /// The published record has older words than the last batch. Otherwise it has the words that
+    /// were sent last.
     is_unpublished: bool,
-    /// Last words heard in a batch; minimum of the next (T5).
+    /// Last words received in a batch; minimum of the words of the next batch (T5).
     heard_by_batch: FlowWords,
-    /// Last words heard by READ. A channel of its own: it runs ahead of batches not yet polled.
+    /// Last words received by READ. READs are a channel of their own, which runs ahead of batches
+    /// not yet polled.
     heard_by_read: FlowWords,
-    /// Words of the last READ, all of which are heard only if READs return whole words (F3).
+    /// Words of the last READ, all of which are taken only if READs return whole words (F3).
     last_read: FlowWords,
     reads_whole_words: bool,
     read_in_flight: bool,
-    /// Only the clock asked for that READ.
+    /// The READ in flight was posted only because of the clock.
     read_is_probe: bool,
     /// A call was refused, or little space was left after a batch, or the window held a batch back
-    /// that the peer's words release; and nothing was heard since, neither a batch nor a READ.
+    /// that the peer's words release; and neither a batch nor a READ has arrived since.
     starved: bool,
     backoff: Backoff,
     window: WindowState,
@@ -243,21 +244,21 @@ pub(crate) struct Link<U> {
     idle: Idle,
     /// Word of the published record that changes while this side owes the peer something (K3).
     heartbeat: u32,
-    /// Last heartbeat heard by READ.
+    /// Last heartbeat received by READ.
     heard_heartbeat: u32,
     /// The peer has done nothing for too long, which was found while a READ was in flight.
     is_suspicious: bool,
     /// The READ that is wanted or in flight is of the activity of the peer's context (K7).
     asks_activity: bool,
-    /// Last activity heard by READ.
+    /// Last activity received by READ.
     heard_activity: u64,
-    /// Counts of positions and other counters are not kept again, see [`Link::stats`]: for these,
-    /// the number here is to be added, modulo 2^64.
+    /// Counts that follow from positions and other counters are not kept a second time, see
+    /// [`Link::stats`]: for these counts, the number here is added to the other, modulo 2^64.
     stats: Stats,
 }
 
 impl<U> Link<U> {
-    /// Makes a connection whose messages leave through the `send` ring and arrive in the `recv`
+    /// Makes a connection that sends its messages from the `send` ring and receives in the `recv`
     /// ring.
     pub(crate) fn new(send: RingView, recv: RingView, config: &LinkConfig) -> Self {
         debug_assert!(config.is_covered(send.size(), recv.size()), "{config:?}");
@@ -367,8 +368,8 @@ impl<U> Link<U> {
         self.window.suspend(is_suspended);
     }
 
-    /// Returns the heartbeat that tells the peer that no call of this end waits, if this end gave
-    /// up calls (K6). Asked for whenever a call has ended.
+    /// Returns the heartbeat that reports to the peer that no call of this end waits, if this end
+    /// gave up calls (K6). It is asked for whenever a call has ended.
     #[inline(always)]
     pub(crate) const fn rest(&self) -> Option<u32> {
         if self.calls.unanswered() > 0 && self.calls.waiting() == 0 {
@@ -378,8 +379,8 @@ impl<U> Link<U> {
         }
     }
 
-    /// Returns whether no call of the peer waits for the requests that have arrived, as far as the
-    /// peer told (K6).
+    /// Returns whether no call of the peer waits for the requests that have arrived, according to
+    /// the peer's last heartbeat (K6).
     pub(super) const fn peer_rests(&self) -> bool {
         self.heard_heartbeat == rest_after(self.reservation.claimed())
     }
@@ -391,8 +392,9 @@ impl<U> Link<U> {
         self.closed.is_some() || !(may_flush || self.wants_read())
     }
 
-    /// Returns the rest of the pause before a READ that is wanted and put off, in ns: polls then,
-    /// or further polls before, post it (L5). Nothing wakes a thread that rests.
+    /// Returns the rest of the pause before a READ that is wanted and delayed, in ns. A poll after
+    /// that time posts the READ, and so do enough polls before (L5). Nothing wakes a thread that
+    /// sleeps longer.
     pub(crate) fn read_pause_ns(&self, now_ns: u64) -> Option<u64> {
         (self.closed.is_none() && !self.read_in_flight && self.wants_read())
             .then(|| self.backoff.rest_ns(now_ns))
@@ -454,8 +456,8 @@ impl<U> Link<U> {
         self.closed.is_none() && (self.is_watching() || self.is_indebted())
     }
 
-    /// Returns the response bytes that calls of this end have paid for, and those that replies of
-    /// this end have given back.
+    /// Returns the credit, in response bytes, that calls of this end have used, and the credit that
+    /// replies of this end have returned.
     pub(crate) const fn credit_used(&self) -> (u64, u64) {
         (self.credit.spent(), self.reservation.released())
     }

@@ -7,8 +7,8 @@ use crate::error::{CallError, CloseReason, ReplyError};
 use crate::stats::Stats;
 use crate::wire::{ALIGNMENT, CallId, METADATA_SPAN, Status, internal_allowance, padded};
 
-/// Ring bytes that calls leave free. Twice the bytes that grants leave (64), so that under load
-/// grants to the peer win over own calls and neither side starves (invariant L3).
+/// Ring bytes that calls keep free: twice the bytes that grants keep free (64), so that under load
+/// grants to the peer win over this end's calls and neither side starves (invariant L3).
 pub(super) const CALL_SLACK: u64 = 128;
 
 impl<U> Link<U> {
@@ -111,8 +111,8 @@ impl<U> Link<U> {
     }
 
     /// Ends a call at once: returns its user data, which [`Link::next_event`] does not return.
-    /// `None` if the call has ended already. The peer is not told; its response will be dropped
-    /// (C3).
+    /// `None` if the call has ended already. Nothing is sent to the peer; its response will be
+    /// dropped (C3).
     pub(crate) fn cancel(&mut self, call: CallKey) -> Option<U> {
         let user_data = self.calls.abandon(call)?;
         self.stats.cancelled += 1;

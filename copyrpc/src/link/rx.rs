@@ -31,9 +31,9 @@ const PREFETCH_BYTES: u64 = 1024;
 pub(super) struct Received {
     pub(super) header: Header,
     pub(super) position: u64,
-    /// Padded bytes.
+    /// Padded size of the message in bytes.
     pub(super) message: u64,
-    /// Address of the payload in the ring, which has as many bytes as the header says.
+    /// Address of the payload in the ring, which has the length given by the header.
     pub(super) payload_at: NonNull<u8>,
 }
 
@@ -48,7 +48,7 @@ pub(super) struct RecvRing {
     /// lap, in the batch or not.
     next: u64,
     end: u64,
-    /// Lap of both, and the position of its end.
+    /// Lap of `next` and `end`, and the position of the lap's end.
     lap: Lap,
     lap_end: u64,
     /// Number of its messages not parsed yet; 0 between batches.
@@ -72,7 +72,7 @@ pub(super) struct RecvRing {
 }
 
 impl RecvRing {
-    /// Makes the receive side; the peer knows the words that were `told`.
+    /// Makes the receive side; the peer knows the words `told`.
     pub(super) const fn new(view: RingView, told: FlowWords, batch_limit: u32) -> Self {
         let start = told.consumer_pos;
         Self {
@@ -126,7 +126,7 @@ impl RecvRing {
         self.batches_received
     }
 
-    /// Returns whether a batch that was begun said that the peer makes no more calls.
+    /// Returns whether a batch that was begun reported that the peer makes no more calls.
     pub(super) const fn has_heard_closing(&self) -> bool {
         self.heard_closing
     }
@@ -167,7 +167,7 @@ impl RecvRing {
         self.messages_left == 0 && self.producer - self.next == span
     }
 
-    /// Queues an announced batch of that many bytes after those before it.
+    /// Queues an announced batch of `span` bytes after the batches before it.
     #[cold]
     #[inline(never)]
     pub(super) fn put_off(&mut self, span: u64) {
@@ -194,8 +194,8 @@ impl RecvRing {
         self.messages_left == 0
     }
 
-    /// Returns whether it is [between batches](Self::is_between_batches) and there are no more: all
-    /// is delivered.
+    /// Returns whether this end is [between batches](Self::is_between_batches) and no batch is
+    /// announced: all is delivered.
     #[inline]
     pub(super) fn is_done(&mut self) -> bool {
         let is_done = self.is_parsed_but(0);
@@ -219,7 +219,7 @@ impl RecvRing {
         Ok((span != 0).then_some(span))
     }
 
-    /// Begins the next announced batch, of that many bytes: its metadata comes before its messages.
+    /// Begins the next announced batch, of `span` bytes: its metadata comes before its messages.
     /// Everything before it is parsed.
     #[inline(always)]
     pub(super) fn begin(&mut self, span: u64) -> Result<FlowMetadata, ProtocolError> {
@@ -285,13 +285,14 @@ impl RecvRing {
         Ok(())
     }
 
-    /// Notes that a batch that was begun says that the peer makes no more calls.
+    /// Notes that a batch that was begun reports that the peer makes no more calls.
     pub(super) const fn note_closing(&mut self) {
         self.heard_closing = true;
     }
 
-    /// Returns the next message of the batch; its length is checked, its meaning is not. The one
-    /// before counts as delivered. The message stays the next one until [`RecvRing::advance`].
+    /// Returns the next message of the batch; its length is checked, its meaning is not. The
+    /// previous message counts as delivered. The message stays the next message until
+    /// [`RecvRing::advance`].
     #[inline(always)]
     pub(super) fn next_message(&mut self) -> Result<Received, ProtocolError> {
         debug_assert!(self.messages_left > 0);
@@ -307,7 +308,7 @@ impl RecvRing {
             )
         };
         prefetch(start.addr().get() + PREFETCH_BYTES as usize);
-        // Even if the batch has ended, and these bytes are not a header.
+        // The check also fails if the batch has ended, and these bytes are not a header.
         let message = padded(u64::from(header.len));
         if message > self.end - position {
             return Err(self.too_long(header.len));

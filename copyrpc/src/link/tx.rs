@@ -31,9 +31,9 @@ pub(crate) struct Emit {
     pub(crate) bytes: u64,
     /// Immediate value.
     pub(crate) imm: u32,
-    /// No message waits after it.
+    /// No message waits after this batch.
     pub(crate) is_last: bool,
-    /// Its completion is requested, and is to be reported to
+    /// The completion of the WRITE is requested, and the driver reports it to
     /// [`Link::on_write_done`](super::Link::on_write_done).
     pub(crate) signal: bool,
 }
@@ -73,7 +73,7 @@ impl EasyBatch<'_> {
     /// Returns the metadata, for the first bytes. The messages that follow it are in the ring.
     #[inline(always)]
     pub(crate) fn metadata(&self) -> [u8; FLOW_METADATA_SIZE] {
-        // No end that closes has an easy batch.
+        // An end that closes never posts an easy batch.
         FlowMetadata {
             words: self.words,
             message_count: self.ring.open_count,
@@ -157,8 +157,8 @@ pub(super) struct SendRing {
     open_count: u32,
     /// The open batch exists, possibly without messages.
     is_metadata_only: bool,
-    /// Only messages wait, of one batch, and a flush posts them all: no wrap, no batch without
-    /// messages, and nothing that hinders.
+    /// Everything unposted is one batch of messages, and a flush posts all of it: there is no wrap,
+    /// no batch without messages, and nothing else that prevents it.
     is_easy: bool,
     /// A window holds batches back, or this end is closing.
     is_hindered: bool,
@@ -171,8 +171,8 @@ pub(super) struct SendRing {
     batches_sent: u64,
     /// Batches that the peer took, as far as known here; lags (F1).
     batches_received: u64,
-    /// Batches that the peer's process took, as far as READs told; lags, and is only a hint of the
-    /// peer's (K2).
+    /// Batches that the peer's process took, as far as READs reported; the number lags, and is only
+    /// a hint of the peer's (K2).
     batches_taken: u64,
     /// Maximum number of batches sent and not received, granted by the peer (B1).
     batch_limit: u64,
@@ -182,12 +182,12 @@ pub(super) struct SendRing {
     is_closing: bool,
 }
 
-/// The place of one message after all others, on their lap.
+/// The place of one message after all other messages, on their lap.
 #[derive(Debug)]
 pub(super) struct Place<'a> {
     ring: &'a mut SendRing,
     at: u64,
-    /// End of the message, on the lap of the ring that `at` is on.
+    /// End of the message, on the same lap of the ring as `at`.
     end: u64,
     payload: &'a [u8],
 }
@@ -284,7 +284,7 @@ impl SendRing {
         self.producer() != self.posted
     }
 
-    /// Returns the bytes not posted, with those that a wrap skips.
+    /// Returns the number of bytes that are not posted, including the bytes that a wrap skips.
     pub(super) const fn unposted(&self) -> u64 {
         self.producer() - self.posted
     }
@@ -300,7 +300,7 @@ impl SendRing {
         self.is_easy = false;
     }
 
-    /// Sets `is_easy` from the fields that it follows from.
+    /// Sets `is_easy` from the fields that determine it.
     pub(super) const fn note_ease(&mut self) {
         self.is_easy = self.wrap.is_none() && !self.is_metadata_only && !self.is_hindered;
     }
@@ -408,7 +408,8 @@ impl SendRing {
         self.place_before(self.lap_end, payload)
     }
 
-    /// Returns the place of a call's message, unless S4 has to be checked, or it has to wrap.
+    /// Returns the place of a call's message, or `None` if S4 has to be checked or the message has
+    /// to wrap.
     #[inline(always)]
     pub(super) fn place_of_call<'a>(&'a mut self, payload: &'a [u8]) -> Option<Place<'a>> {
         self.place_before(self.calls_end, payload)
@@ -435,8 +436,8 @@ impl SendRing {
         self.hinder();
     }
 
-    /// Wraps if a message of `message` padded bytes has to. The caller has checked S1 for its whole
-    /// span.
+    /// Wraps if a message of `message` padded bytes needs a wrap. The caller has checked S1 for its
+    /// whole span.
     #[inline(always)]
     pub(super) fn make_place(&mut self, message: u64) {
         if !self.fits_lap(message) {
@@ -485,8 +486,8 @@ impl SendRing {
         self.open_count != 0
     }
 
-    /// Returns whether everything that is not posted is one batch of messages, and nothing prevents
-    /// that it is posted as it is.
+    /// Returns whether everything that is not posted is one batch of messages that can be posted as
+    /// it is.
     #[inline(always)]
     pub(super) const fn has_easy_batch(&self) -> bool {
         self.is_easy && self.open_count != 0 && self.may_post()
@@ -558,7 +559,7 @@ impl SendRing {
         self.posted += batch.span;
         self.batches_sent += 1;
         if self.last_metadata_only == self.batches_sent && batch.count > 0 && !batch.is_marker() {
-            // Messages have joined it.
+            // Messages have joined the batch.
             self.last_metadata_only = 0;
         }
         if batch.is_marker() {
@@ -569,7 +570,7 @@ impl SendRing {
     }
 
     /// Takes the peer's position if the peer took everything that was posted, the common case of
-    /// one batch at a time. Returns whether it did. No word of the past says more.
+    /// one batch at a time. Returns whether it did. No earlier word of the peer can be larger.
     #[inline(always)]
     pub(super) const fn acknowledge_all(&mut self, told: FlowWords) -> bool {
         let has_all =

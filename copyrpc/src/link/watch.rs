@@ -62,12 +62,13 @@ impl Watch {
         self.idle_since_ns = self.last_look_ns.saturating_sub(self.stall_ns / 4 * 3);
     }
 
-    /// Returns whether the last READs brought no news, and nothing else did.
+    /// Returns whether neither the last READs nor anything else brought news.
     pub(super) const fn is_silent(&self) -> bool {
         !self.has_news && self.idle_probes >= IDLE_PROBES
     }
 
-    /// Returns whether a check at this time has a meaning: the first one has.
+    /// Returns whether no check was made at this time before: further checks at the same time have
+    /// no effect.
     #[inline(always)]
     pub(super) const fn is_new_time(&self, now_ns: u64) -> bool {
         now_ns != self.last_look_ns

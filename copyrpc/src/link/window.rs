@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 ///
 /// The receiver's NIC takes a bounded number of WRITEs per second; a sender of single messages gets
 /// that rate in messages too. A window makes batches as large as the NIC is slow. It concerns the
-/// sender only: the peer is not told of it.
+/// sender only: nothing about it is sent to the peer.
 ///
 /// `docs/study.md` finds its use by simulation. Where the clients of 8 nodes share receive queues
 /// that take 1.9 million WRITEs per second each, daemons with [`Window::Completion`] of one batch
@@ -28,7 +28,8 @@ pub enum Window {
         /// Nothing is held back while more than this number of bytes waits.
         exempt_bytes: u64,
     },
-    /// A batch is under way until the peer has confirmed that it took its receive completion.
+    /// A batch is under way until the peer has confirmed that it took the batch's receive
+    /// completion.
     Consumption {
         /// Maximum number of batches under way, at least 1.
         batches: u32,
@@ -41,8 +42,8 @@ impl Window {
     /// Default number of bytes above which a batch is not held back.
     pub const DEFAULT_EXEMPT_BYTES: u64 = 4096;
 
-    /// Returns the number of send completions beside those of B2: of batches that arrived and still
-    /// count as under way, since their completions were not taken.
+    /// Returns the number of send completions in addition to the completions of B2: of batches that
+    /// arrived and still count as under way, because their completions were not taken.
     pub(crate) const fn completions(self) -> u32 {
         match self {
             Self::Completion { batches, .. } => batches,
@@ -59,10 +60,10 @@ pub(super) struct WindowState {
     /// Bytes above which a batch is not held back; 0 without a window.
     exempt_bytes: u64,
     is_suspended: bool,
-    /// Number of batches whose completion counts and has not come.
+    /// Number of batches whose completion counts and has not arrived.
     completing: usize,
     /// Numbers of the batches that the peer has not taken, oldest first, counted from 1 like the
-    /// sent ones.
+    /// sent batches.
     untaken: VecDeque<u64>,
     /// The last flush left messages that are sent when a completion arrives.
     awaits_completion: bool,
@@ -97,10 +98,10 @@ impl WindowState {
         self.is_suspended = is_suspended;
     }
 
-    /// Begins a flush of that many bytes. Returns whether the window applies to it (W2).
+    /// Begins a flush of `waiting` bytes. Returns whether the window applies to it (W2).
     pub(super) const fn begin(&mut self, waiting: u64) -> bool {
         self.awaits_completion = false;
-        // It does not apply to 0 bytes either.
+        // The window does not apply to a flush of 0 bytes either.
         !self.is_suspended && waiting.wrapping_sub(1) < self.exempt_bytes
     }
 

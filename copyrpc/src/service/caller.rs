@@ -30,8 +30,9 @@ const DEFAULT_REPLY: usize = 4 << 10;
 /// Options of a [`Client`](crate::Client).
 #[derive(Clone, Debug)]
 pub struct ClientOptions {
-    /// Its device, of the same kind as the server's. Default: the device that the environment
-    /// variable `COPYRPC_DEVICE` names (`soft`, `mlx5_0`, `mlx5_0:2`), or the software HCA.
+    /// Device of the client, of the same kind as the server's. Default: the device that the
+    /// environment variable `COPYRPC_DEVICE` names (`soft`, `mlx5_0`, `mlx5_0:2`), or the software
+    /// HCA.
     pub device: DeviceSpec,
     /// Options of the connection. The ring size must be the server's.
     pub endpoint: EndpointConfig,
@@ -40,11 +41,11 @@ pub struct ClientOptions {
     /// once: another secret or version, or a device that this process may not reach. Default: 5 s.
     pub connect_timeout: Duration,
     /// Maximum bytes of a reply; a longer one ends its call as [`ClientError::ReplyTooLong`]. A
-    /// call takes that much of the credit, which is a quarter of the ring, until the server answers
-    /// it, even if it is given up before; calls for which no credit is left wait, and end as
-    /// [`ClientError::NoCredit`] if calls that were given up keep it. The limit is 3/16 of the
-    /// ring. Default: 4 KiB, or a quarter of the limit if that is less. With that and rings of 1
-    /// MiB the credit is enough for 63 calls at once.
+    /// call takes `max_reply` of the credit, which is a quarter of the ring, until the server
+    /// answers it, even if the call is given up before; calls for which no credit is left wait, and
+    /// end as [`ClientError::NoCredit`] if calls that were given up keep it. The limit is 3/16 of
+    /// the ring. Default: 4 KiB, or a quarter of the limit if that is less. With that and rings of
+    /// 1 MiB the credit is enough for 63 calls at once.
     pub max_reply: Option<usize>,
     /// Timeout of [`Client::call`](crate::Client::call). Default: none; a call waits as long as the
     /// server lives and polls ([`EndpointConfig::stall_timeout`]).
@@ -82,9 +83,9 @@ pub struct Caller {
     /// The endpoint before, whose calls have not all ended.
     leaving: Option<Endpoint<u64>>,
     pub(super) context: Context<u64>,
-    /// The socket over which the endpoint was connected. Its end tells the server that this client
-    /// may have died, so it is declared after the context, whose drop tells the server of a
-    /// graceful end.
+    /// The socket over which the endpoint was connected. The end of the socket tells the server
+    /// that this client may have died, so the socket is declared after the context, whose drop
+    /// closes the connection gracefully.
     lifeline: TcpStream,
     route: Route,
     options: ClientOptions,
@@ -188,7 +189,7 @@ impl Connection for Caller {
     }
 
     fn flush(&mut self) {
-        // Not inside a poll.
+        // The flush cannot fail, as this is not inside a poll.
         let _sent = self.context.flush_endpoints();
     }
 
@@ -217,7 +218,7 @@ impl Connection for Caller {
         let starves_for = self.starves_for().filter(|_| has_no_room);
         let waits = self.endpoint.outstanding_calls() > 0;
         let limits = [limit, starves_for, waits.then_some(LIFELINE_INTERVAL)];
-        // Not inside a poll.
+        // The wait cannot fail, as this is not inside a poll.
         let is_woken = self.context.wait(limits.into_iter().flatten().min());
         if (!waits || matches!(is_woken, Ok(false))) && has_hung_up(&self.lifeline) {
             if waits {
@@ -232,9 +233,9 @@ impl Connection for Caller {
         self.context.waker()
     }
 
-    /// Makes a new connection in place of one that takes no calls, where the server is now. Calls
-    /// that are under way end over the connection before, until there is a third one. Calls of a
-    /// device that broke down must have ended before.
+    /// Makes a new connection in place of one that takes no calls, to the address at which the
+    /// server is now. Calls that are under way end over the previous connection, until a third
+    /// connection is made. Calls of a device that broke down must have ended before.
     fn reconnect(
         &mut self,
         within: Duration,
@@ -257,7 +258,8 @@ impl Connection for Caller {
         let (context, endpoint, max_reply) =
             (&self.context, &self.options.endpoint, self.max_reply);
         let mut ended = Ended::<Self>::new();
-        // A server that leaves waits until its last messages were taken, by packets in this thread.
+        // A server that closes waits until its last messages were taken. With packets, this thread
+        // has to take them.
         let mut goes_on = || {
             poll(context, max_reply, |number, outcome| {
                 ended.push((number, outcome))
@@ -275,7 +277,8 @@ impl Connection for Caller {
         Ok(())
     }
 
-    /// Sends nothing. A call without a pause learns of it by its own end.
+    /// Sends nothing. Checks the socket only after a pause. A call without a pause before it
+    /// detects the end of the connection when it ends itself.
     #[inline(always)]
     fn has_ended(&mut self) -> bool {
         let now_ns = self.context.device().coarse_now_ns();
@@ -321,7 +324,7 @@ impl Caller {
         let endpoint = &self.endpoint;
         self.has_no_room = true;
         if endpoint.closed().is_some() || endpoint.is_closing() {
-            // Its calls end before those of the next one begin.
+            // The calls of this connection end before those of the next connection begin.
             let waits = matches!(error, CallError::Closed { .. })
                 && endpoint.closed().is_some()
                 && endpoint.outstanding_calls() > 0;
@@ -335,9 +338,9 @@ impl Caller {
         }
     }
 
-    /// Returns whether a call without credit or room waits for given up calls: they are at least as
-    /// many as the live ones, and a new connection ends no live one of the [connection
-    /// before](Self::leaving).
+    /// Returns whether a call without credit or room waits for given up calls: these are at least
+    /// as many as the live calls, and a new connection ends no live call of the [previous
+    /// connection](Self::leaving).
     fn is_starving(&self) -> bool {
         let given_up = self.endpoint.given_up_calls();
         given_up > 0
@@ -348,9 +351,9 @@ impl Caller {
                 .is_none_or(|before| before.outstanding_calls() == 0)
     }
 
-    /// Returns the error of a call that waits for credit or room which given up calls keep, if it
-    /// is late, or such calls have waited for as long as a connection takes. Later calls are made
-    /// on another connection, which has both.
+    /// Returns the error of a call that waits for credit or room which given up calls keep, if its
+    /// deadline has passed, or calls have waited like this for the connect timeout. Then later
+    /// calls are made on another connection, which has both credit and room.
     fn starved(&mut self, is_late: bool) -> Option<ClientError> {
         let is_over = self.starves_for()?.is_zero() || is_late;
         if !is_over || !self.is_starving() {
@@ -362,7 +365,8 @@ impl Caller {
         Some(ClientError::NoCredit { given_up })
     }
 
-    /// Returns the time for which calls go on waiting for what given up calls keep, if they do.
+    /// Returns the remaining time for which calls wait for the credit and room that given up calls
+    /// keep; `None` if no call waits for that.
     fn starves_for(&self) -> Option<Duration> {
         Some(
             self.options
@@ -371,8 +375,8 @@ impl Caller {
         )
     }
 
-    /// Learns of an end of the connection in a pause between calls, and ends one whose server has
-    /// died. No call is under way.
+    /// Detects in a pause between calls that the connection has ended, and ends a connection whose
+    /// server has died. No call is under way.
     #[cold]
     fn end_pause(&self) {
         self.context.look(|_, reply| refuse(reply), |_, _| ());
@@ -383,7 +387,7 @@ impl Caller {
 }
 
 /// Polls a client's context: passes the ends of calls to `on_end`, and refuses the requests of the
-/// server. A client has no handler, and requests that stay in the ring are in the way of replies.
+/// server. A client has no handler, and requests that stay in the ring take the room of replies.
 /// Returns what [`Context::serve`] does.
 #[inline(always)]
 fn poll(
@@ -410,9 +414,9 @@ fn open(options: &ClientOptions) -> Result<Context<u64>, ConnectError> {
         .build()?)
 }
 
-/// Returns whether another attempt may succeed: the server left while this client waited for its
-/// admission or during the handshake, or has no room until another client has gone, maybe this
-/// one's predecessor.
+/// Returns whether another attempt may succeed: the server ended while this client waited for its
+/// admission or during the handshake, or has no room until another client has disconnected, maybe
+/// the predecessor of this client.
 fn may_come(error: &ConnectError) -> bool {
     match error {
         ConnectError::Channel(error) => mlx5_rendezvous::stream_has_ended(error),
@@ -421,8 +425,8 @@ fn may_come(error: &ConnectError) -> bool {
     }
 }
 
-/// Returns the end of a call as its caller hears it. Credit has blocks, so a reply with a few bytes
-/// too many can arrive.
+/// Returns the end of a call as its caller receives it. Credit is counted in blocks, so a reply
+/// that is a few bytes too long can arrive.
 #[inline(always)]
 fn ended(outcome: Outcome<'_>, max_reply: usize) -> Result<Vec<u8>, ClientError> {
     match outcome {
@@ -448,7 +452,8 @@ pub(super) fn failed(failure: CallFailure) -> ClientError {
 mod tests {
     use super::*;
 
-    /// No later attempt has access; a device that is not there may come.
+    /// A refused access is refused in later attempts too; a device that does not exist yet may be
+    /// created.
     #[test]
     fn a_refused_access_is_not_tried_again() {
         use mlx5::hca::ConnectError::{NoAccess, NoSuchDevice};

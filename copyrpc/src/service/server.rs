@@ -39,34 +39,34 @@ const MAX_BUFFERED: usize = 64 << 20;
 /// Options of a [`Server`].
 #[derive(Clone, Debug)]
 pub struct ServerOptions {
-    /// Its device. Default: the device that the environment variable `COPYRPC_DEVICE` names
-    /// (`soft`, `mlx5_0`, `mlx5_0:2`), or the software HCA.
+    /// Device of the server. Default: the device that the environment variable `COPYRPC_DEVICE`
+    /// names (`soft`, `mlx5_0`, `mlx5_0:2`), or the software HCA.
     pub device: DeviceSpec,
     /// Maximum number of clients at once; a further client waits for a place, at most for its
-    /// [`connect_timeout`](crate::ClientOptions::connect_timeout), and gets a refusal that says so.
-    /// Default: [`DEFAULT_ENDPOINTS`]. Each client takes a descriptor, for the socket over which it
-    /// connected, and the memory that [`EndpointConfig`] gives: 2 MiB of rings by default. Devices
-    /// have receives for about 680 with the default
+    /// [`connect_timeout`](crate::ClientOptions::connect_timeout), and is refused if it gets no
+    /// place in that time. Default: [`DEFAULT_ENDPOINTS`]. Each client takes a descriptor, for the
+    /// socket over which it connected, and the memory that [`EndpointConfig`] gives: 2 MiB of rings
+    /// by default. Devices have receives for about 680 with the default
     /// [`batches_in_flight`](EndpointConfig::batches_in_flight), and for more with fewer of them.
     pub clients: u32,
     /// Options of the connections. Clients need the same ring size.
     pub endpoint: EndpointConfig,
     /// Bytes of requests that wait for [`AsyncServer::recv`](crate::AsyncServer::recv), above which
-    /// an `AsyncServer` takes no further ones. Those stay in the rings of their clients, whose
+    /// an `AsyncServer` takes no further requests. These stay in the rings of their clients, whose
     /// calls then wait for room. Default: 64 MiB.
     pub max_buffered: usize,
     /// Maximum time for which the [end](Server::close) and the drop of the server wait, both
-    /// together: for clients that have begun to call while they connect, and then until its
-    /// answers, and the message that it goes, have arrived at all clients' devices. Time in which
-    /// its thread is suspended does not count. Default: 1 s, of which it needs all only if a
+    /// together: for clients that have begun to call while they connect, and then until the
+    /// server's answers and its close have arrived at all clients' devices. Time in which its
+    /// thread is suspended does not count. Default: 1 s; the server waits for all of it only if a
     /// client's host is gone.
     pub stop_timeout: Duration,
-    /// Hears of clients that connect, leave or are refused, in the server's thread. Default:
-    /// nothing does.
+    /// Callback for clients that connect, disconnect or are refused, called in the server's thread.
+    /// Default: none.
     pub events: Events,
     /// A secret that clients have to prove
     /// ([`ClientOptions::secret`](crate::ClientOptions::secret)), as the server proves it to them,
-    /// before any key of memory is told. Messages are not encrypted. Default: none; every process
+    /// before any key of memory is sent. Messages are not encrypted. Default: none; every process
     /// that reaches the address may call.
     pub secret: Option<Secret>,
 }
@@ -110,15 +110,16 @@ pub enum ServerError {
 
 /// A server at a TCP address. It belongs to one thread, and serves all its clients in that thread.
 ///
-/// A client that leaves, in any way, or takes its time to connect delays no other client. One
-/// process or thread may have several servers, each with its own address and device. The socket
-/// over which a client connected stays open as long as the client lives: its end makes the server
-/// ask the client's device at once whether the client still exists, and free the place of a client
-/// that died. It is no more than a hint: a client whose socket is cut stays connected.
+/// A client that disconnects or crashes, or is slow to connect, delays no other client. One process
+/// or thread may have several servers, each with its own address and device. The socket over which
+/// a client connected stays open as long as the client lives: its end makes the server ask the
+/// client's device at once whether the client still exists, and free the place of a client that
+/// died. The end of the socket is no more than a hint: a client whose socket is cut stays
+/// connected.
 ///
 /// While no client calls, the server sleeps, and wakes 100 times a second to poll for new clients.
-/// It cannot be sent to another thread, so bind it in the thread that serves, and send out what
-/// others need:
+/// The server cannot be sent to another thread, so bind it in the thread that serves, and send its
+/// address and its stop handle to the threads that need them:
 ///
 /// ```
 /// let (tell, told) = std::sync::mpsc::channel();
@@ -134,7 +135,7 @@ pub enum ServerError {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// One in the main thread is as short as this:
+/// A server in the main thread is as short as this:
 ///
 /// ```no_run
 /// let mut server = copyrpc::Server::bind("127.0.0.1:7479")?;
@@ -183,8 +184,8 @@ impl Drop for Server {
 }
 
 impl Server {
-    /// Opens the device, and listens at `address`. Port 0 is any free port. Clients meet the server
-    /// at that TCP address; what they send takes the device. So `0.0.0.0:7479` lets clients of
+    /// Opens the device, and listens at `address`. Port 0 is any free port. Clients connect through
+    /// that TCP address; their messages are sent over the device. So `0.0.0.0:7479` lets clients of
     /// other hosts connect if the device is a NIC, or `soft:roce=ADDRESS` at both ends; the
     /// software HCA `soft` reaches processes of its user on this host only, at whatever address.
     ///
@@ -235,10 +236,10 @@ impl Server {
         })
     }
 
-    /// Returns the address at which it listens.
+    /// Returns the address at which the server listens.
     ///
     /// # Errors
-    /// The system cannot tell the address.
+    /// The system does not return the address.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.gate
             .as_ref()
@@ -265,8 +266,8 @@ impl Server {
     }
 
     /// Returns a handle that makes [`serve`](Self::serve) return as soon as its handler has
-    /// returned, from any thread. Requests that have arrived by then are answered; later ones are
-    /// for another server: no handler gets them ([`close`](Self::close)).
+    /// returned, from any thread. Requests that have arrived by then are answered; later requests
+    /// are for another server: no handler gets them ([`close`](Self::close)).
     #[must_use]
     pub fn stop_handle(&self) -> StopHandle {
         self.stop.clone()
@@ -277,9 +278,9 @@ impl Server {
     /// [`ClientError::ReplyTooLong`](crate::ClientError::ReplyTooLong). For handlers that answer
     /// later, or answer only some requests, see [`step`](Self::step) and [`recv`](Self::recv).
     ///
-    /// A handler may take any time, and all clients wait for it; by packets (`soft:roce=ADDRESS`) 2
-    /// s, after which clients take the server for dead. Long work belongs into other threads:
-    /// [`recv`](Self::recv), or an [`AsyncServer`](crate::AsyncServer).
+    /// A handler may take any time, and all clients wait for it; by packets (`soft:roce=ADDRESS`)
+    /// it may take 2 s, after which clients take the server for dead. Do long work in other
+    /// threads: [`recv`](Self::recv), or an [`AsyncServer`](crate::AsyncServer).
     ///
     /// # Errors
     /// [`ServerError::Broken`].
@@ -318,8 +319,8 @@ impl Server {
         self.turn(|context| context.serve(answer, |(), _| ()))
     }
 
-    /// Returns a handle that ends the sleep of a [`step`](Self::step), the present or the next one,
-    /// from any thread.
+    /// Returns a handle that ends the sleep of a [`step`](Self::step), the present one or else the
+    /// next, from any thread.
     #[must_use]
     pub fn waker(&self) -> Waker {
         self.stop.waker().clone()
@@ -364,11 +365,12 @@ impl Server {
         Ok(moved)
     }
 
-    /// Takes no more clients, and tells the connected ones to go with the next
-    /// [`step`](Self::step): their next calls are for another server. Requests that were received
-    /// can still be answered: drop the server after the last one. Others, and those that arrive
-    /// later, reach no handler, and their callers are told so: a `Client` makes the call again at
-    /// the next server of its addresses, or ends it as [`Closed`](crate::ClientError::Closed) with
+    /// Takes no more clients, and with the next [`step`](Self::step) sends a close to the connected
+    /// clients: their next calls are for another server. Requests that were received can still be
+    /// answered: drop the server after the last answer. Other requests, and requests that arrive
+    /// later, reach no handler, and this is reported to their callers: a `Client` makes the call
+    /// again at the next server of its addresses, or ends it as
+    /// [`Closed`](crate::ClientError::Closed) with
     /// [`ClosedByPeer`](crate::CloseReason::ClosedByPeer), which is retryable. A client that
     /// connects and may call already is waited for (G6), at most for
     /// [`stop_timeout`](ServerOptions::stop_timeout). [`serve`](Self::serve) closes the server at
@@ -387,7 +389,8 @@ impl Server {
             }
             std::thread::yield_now();
         }
-        // The drop has the rest, and time for the answers to clients that did nothing to delay it.
+        // The drop has the rest of the time, and at least the time that answers need to clients
+        // that did not delay the close.
         let linger = &self.context.inner.linger;
         linger.set(grace.left().max(LINGER.min(linger.get())));
         self.gate = None;
@@ -403,7 +406,8 @@ impl Server {
         self.context.recv()
     }
 
-    /// Admits new clients, continues with clients that connect, and drops those that have left.
+    /// Admits new clients, continues with clients that connect, and drops clients that have
+    /// disconnected.
     fn poll_sockets(&mut self) {
         self.clients.retain(|client| {
             let closed = client.endpoint.closed();
@@ -451,8 +455,9 @@ impl Server {
                 .filter(|client| client.peer.number == number)
                 .for_each(|client| client.endpoint.probe());
         }
-        // A client that lived when its socket was cut may have died since, and another one needs
-        // its place. So may one of those that connect: each that has sent its record has a place.
+        // A client that lived when its socket was cut may have died since, and another client needs
+        // its place. A client that connects may have died too: each client that has sent its record
+        // has a place.
         if is_full {
             gate.make_room();
             clients
@@ -552,7 +557,8 @@ mod tests {
 
     use super::*;
 
-    /// A client knows that the server is connected, and does not say that it is.
+    /// The client of this test gets the byte that the server is connected, and does not send its
+    /// own.
     #[test]
     fn the_end_of_a_server_and_its_drop_share_one_stop_timeout() {
         limits::watchdog(Duration::from_secs(60));

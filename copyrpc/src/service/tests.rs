@@ -107,7 +107,7 @@ fn a_client_whose_device_breaks_down_opens_it_again() {
     for round in 1..4 {
         assert_eq!(client.call(b"?").unwrap(), b"alive");
         break_down(client.connection().context.device());
-        // The device tells within 10 ms.
+        // The device reports the breakdown within 10 ms.
         let broken = client.call(b"?");
         assert!(
             matches!(
@@ -352,8 +352,8 @@ fn an_error_says_whether_the_call_may_be_made_again() {
     }
 }
 
-/// Peers with a valid record that say nothing more take the places of a server. They lose them when
-/// a client needs one, not after 5 s.
+/// Peers that send a valid record and nothing more take the places of a server. They lose a place
+/// as soon as a client needs it, not after 5 s.
 #[test]
 fn peers_that_stop_after_their_record_keep_no_client_out() {
     limits::watchdog(WATCHDOG);
@@ -389,7 +389,7 @@ fn peers_that_stop_after_their_record_keep_no_client_out() {
     assert_eq!(client.join().unwrap(), b"x");
 }
 
-/// The next server has another secret: every waiting call hears that, not the first one only.
+/// The next server has another secret: every waiting call ends for that reason, not only the first.
 #[test]
 fn every_call_that_waits_for_a_server_hears_why_it_is_refused() {
     limits::watchdog(WATCHDOG);
@@ -455,7 +455,7 @@ fn the_calls_of_a_connection_that_has_ended_end_before_another_one_is_made() {
     assert!(poll(&mut first).is_pending());
     assert_eq!(worker.turn(), Some(true));
     drop(server);
-    // As if a flush had seen the end.
+    // Does the same as a flush that has detected the end of the server.
     worker.connection.endpoint.abort();
     assert!(poll(&mut second).is_pending());
     let caller = thread::spawn(move || {

@@ -23,7 +23,7 @@ pub fn block_on<F: Future>(future: F) -> F::Output {
     }
 }
 
-/// A future that was polled once, and its output if there is one.
+/// A future that was polled once, and its output if it has ended.
 pub struct Begun<F: Future>(Pin<Box<F>>, Option<F::Output>);
 
 impl<F: Future> Begun<F> {

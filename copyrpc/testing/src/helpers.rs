@@ -1,6 +1,6 @@
-//! Shared parts of tests with several processes: a scratch directory and helper processes, each
-//! this test binary run again with a role. A test file that uses helpers has a test
-//! `helper_process` that plays the role [`role`] names, and does nothing without one.
+//! Shared parts of tests with several processes: a scratch directory and helper processes. A helper
+//! is this test binary, run again with a role. A test file that uses helpers has a test
+//! `helper_process`, which plays the role that [`role`] returns, and does nothing without a role.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::DirBuilderExt;
@@ -41,17 +41,17 @@ impl Scratch {
         Self(path)
     }
 
-    /// Its path.
+    /// Returns the path of the directory.
     pub fn path(&self) -> &Path {
         &self.0
     }
 
-    /// The directory, opened.
+    /// Opens the directory.
     pub fn dir(&self) -> Dir {
         Dir::open(Some(&self.0)).unwrap()
     }
 
-    /// The names in it.
+    /// Returns the names in the directory.
     pub fn names(&self) -> Vec<String> {
         std::fs::read_dir(&self.0)
             .unwrap()
@@ -66,7 +66,7 @@ impl Drop for Scratch {
     }
 }
 
-/// A helper process; killed and reaped when dropped, whatever the test did.
+/// A helper process; it is killed and reaped when it is dropped, even if the test panics.
 #[derive(Debug)]
 pub struct Helper {
     child: Child,
@@ -99,7 +99,8 @@ impl Helper {
         Self { child, lines }
     }
 
-    /// The next line the helper says (`>` starts them, to tell them from the test harness's own).
+    /// Returns the next line that the helper prints for the test. Such lines begin with `>`, which
+    /// distinguishes them from the lines of the test harness.
     pub fn hear(&mut self) -> String {
         loop {
             let mut line = String::new();
@@ -118,7 +119,7 @@ impl Helper {
         writeln!(self.child.stdin.as_mut().unwrap(), "{word}").unwrap();
     }
 
-    /// Tells the helper that there will be no more lines.
+    /// Closes the helper's input: no further lines follow.
     pub fn hang_up(&mut self) {
         drop(self.child.stdin.take());
     }
@@ -129,13 +130,13 @@ impl Helper {
         assert_eq!(unsafe { libc::kill(self.child.id() as i32, signal) }, 0);
     }
 
-    /// Returns whether it is stopped by a signal.
+    /// Returns whether the process is stopped by a signal.
     pub fn is_stopped(&self) -> bool {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
         stat.rsplit(") ").next().unwrap().starts_with('T')
     }
 
-    /// Returns whether it has ended.
+    /// Returns whether the process has ended.
     pub fn has_ended(&mut self) -> bool {
         self.child.try_wait().unwrap().is_some()
     }
@@ -173,7 +174,8 @@ pub fn next_word() -> String {
     line.trim().to_owned()
 }
 
-/// In a helper: whether the test has hung up, or is gone. (Or has sent a further line.)
+/// In a helper: returns whether the test has closed the input or has ended, or has sent a further
+/// line.
 pub fn is_over() -> bool {
     let mut stdin = libc::pollfd {
         fd: 0,
@@ -194,9 +196,9 @@ pub fn role() -> Option<(String, Dir)> {
     Some((role, Dir::open(Some(&path)).unwrap()))
 }
 
-/// Runs `test` in `runs` processes of their own, one after the other: this binary, with only the
-/// test called `name`, which called this function. No other test disturbs it there, nor is
-/// disturbed by it.
+/// Runs `test` in `runs` separate processes, one after the other. Each process is this binary with
+/// only the test called `name`, which calls this function. So other tests and this test do not
+/// disturb each other.
 pub fn alone(name: &str, runs: usize, test: impl FnOnce()) {
     const ALONE: &str = "COPYRPC_TEST_ALONE";
     if std::env::var_os(ALONE).is_some() {
@@ -224,7 +226,7 @@ pub fn limited(test: impl FnOnce()) {
     test();
 }
 
-/// Returns how often the calling thread has given its core away by its own will.
+/// Returns the number of times that the calling thread has given up its core voluntarily.
 pub fn voluntary_switches() -> i64 {
     let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
     // SAFETY: the kernel writes one `rusage` into the buffer, and zeroed bytes are one too.

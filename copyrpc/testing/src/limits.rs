@@ -24,8 +24,8 @@ pub fn watchdog(limit: Duration) {
     });
 }
 
-/// Permits this process, and those that it starts, 8,192 descriptors, or as many as the system
-/// lets it have.
+/// Raises the limit of descriptors of this process, and of processes that it starts, to 8,192, or
+/// to the system's maximum.
 pub fn permit_descriptors() {
     // SAFETY: a structure of two numbers, which both calls take.
     unsafe {
@@ -42,11 +42,11 @@ pub fn scale_of(variable: &str) -> u32 {
     std::env::var(variable).map_or(1, |s| s.parse().unwrap())
 }
 
-/// Returns an address of the loopback network, with any free port, that is given out again only
-/// after 253 others: `127.N.P.P:0`, of a counter and the process's number.
+/// Returns an address of the loopback network, with any free port, that is returned again only
+/// after 253 others: `127.N.P.P:0`, where N is a counter and P.P the number of the process.
 ///
-/// A port of `127.0.0.1` that a server leaves may be given to a server of another test at once; its
-/// clients would find that one.
+/// A port of `127.0.0.1` that a server has closed may be assigned to a server of another test at
+/// once; clients of the first server would then connect to that server.
 pub fn any_port() -> String {
     static CALLS: AtomicU32 = AtomicU32::new(0);
     let (call, [high, low, ..]) = (
@@ -56,7 +56,8 @@ pub fn any_port() -> String {
     format!("127.{}.{high}.{low}:0", call % 254 + 1)
 }
 
-/// The name of a server that has moved: its address at first, and then those of the `name`.
+/// The name of a server that has moved: it resolves to the address `first` at first, and then to
+/// the addresses of `name`.
 pub struct Moved {
     pub first: SocketAddr,
     pub name: String,

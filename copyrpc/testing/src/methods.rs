@@ -1,4 +1,4 @@
-//! A service that every RPC of bytes carries alike, and what its clients see.
+//! A service over every RPC of bytes, and the checks of its clients, which are the same for all.
 
 use std::time::Duration;
 
@@ -73,9 +73,9 @@ impl numbers::AsyncService for Sums {
     }
 }
 
-/// Calls a server of [`Sums`]: methods end with their result or their own error, and those of
-/// another version have ends of their own. `is_late` knows the error of a call that has no time for
-/// its reply.
+/// Calls a server of [`Sums`]: methods end with their result or their own error, and methods of
+/// another version with the errors for these. `is_late` returns whether an error means that the
+/// call's time ended before its reply.
 pub fn check<C: Caller>(caller: C, is_late: impl Fn(&C::Error) -> bool) {
     let mut client = numbers::Client::new(caller);
     assert_eq!(client.double(21).unwrap(), 42);
@@ -90,8 +90,8 @@ pub fn check<C: Caller>(caller: C, is_late: impl Fn(&C::Error) -> bool) {
         Err(MethodError::Failed(7))
     ));
     client.timeout = Some(Duration::ZERO);
-    // A reply that is there when the clock is first read is one. A thread that is kept from its
-    // processor for as long as the server sleeps finds one.
+    // A reply that has arrived when the clock is first read is in time. A thread that is kept from
+    // its processor for as long as the server sleeps finds such a reply, so the call is repeated.
     assert!(
         (0..20)
             .any(|_| matches!(client.sleep(50), Err(MethodError::Call(error)) if is_late(&error)))
@@ -150,7 +150,7 @@ pub async fn check_async<C: AsyncCaller>(caller: C, is_late: impl Fn(&C::Error) 
 /// Bytes of a message that make almost every call one in parts.
 const SHORT: usize = 44;
 
-/// Calls a server of [`Sums`] that takes parts: in very short ones, then with 3 MiB in each
+/// Calls a server of [`Sums`] that takes parts: first in very short parts, then with 3 MiB in each
 /// direction in messages of up to `max_request` and `max_reply` bytes.
 pub fn check_in_parts<C: Caller<Error: 'static>>(caller: C, max_request: usize, max_reply: usize) {
     let mut short = numbers::Client::new(parts::Client::new(caller, SHORT, SHORT));

@@ -31,25 +31,25 @@ impl Wake for Actor {
 pub enum Turn {
     /// The actor has worked, and may have more to do.
     Did,
-    /// The actor found nothing to do. While it rests, its next deadline is in this time
+    /// The actor found nothing to do. If it rests, its next deadline is after this time
     /// ([`Duration::MAX`]: never).
     Idle(Duration),
     /// The actor has finished.
     Done,
 }
 
-/// The time, and who did what when.
+/// The time, and the record of all turns.
 pub struct World {
     hands: Arc<AtomicU64>,
     pub random: fastrand::Rng,
     pub trace: Vec<(u64, u64)>,
-    /// Turns, and those of them that found nothing.
+    /// Number of turns, and number of turns that found nothing.
     pub turns: [usize; 2],
 }
 
 impl World {
     pub fn new(seed: u64) -> Self {
-        // Not 0: nothing may be counted from there.
+        // The clock does not start at 0: nothing may be counted from there.
         let hands = Arc::new(AtomicU64::new(seed << 32));
         Self {
             hands,
@@ -71,8 +71,8 @@ impl World {
         self.trace.push((self.now_ns(), what));
     }
 
-    /// Gives actors turns, in the order of their times, until one is done. An idle one rests in
-    /// what `sleepers` says.
+    /// Gives turns to actors, in the order of their times, until one is done. An idle actor rests
+    /// on the sleepers that `sleepers` returns.
     pub fn run<S>(
         &mut self,
         actors: usize,
@@ -127,7 +127,8 @@ impl World {
     }
 }
 
-/// Descriptors that this process has, and whether a file in shared memory is mapped.
+/// Returns the number of descriptors of this process, and whether a file in shared memory is
+/// mapped.
 pub fn files() -> (usize, bool) {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     (
@@ -136,7 +137,8 @@ pub fn files() -> (usize, bool) {
     )
 }
 
-/// A run of a seed: its trace, the counts of what it saw (none may be 0), and the turns.
+/// A run of a seed: its trace, the counts of the events that it reached (none may be 0), and the
+/// turns.
 pub type Run = (Vec<(u64, u64)>, Vec<usize>, [usize; 2]);
 
 /// Runs seeds, each twice.
@@ -151,8 +153,8 @@ pub fn check(run: impl Fn(u64) -> Run) {
     for seed in 1..=3 {
         let (trace, seen, turns) = run(seed);
         assert!(!seen.contains(&0), "seed {seed} saw {seen:?}");
-        // All went by wake-ups and deadlines. And few turns find nothing: one for each time that an
-        // actor comes to rest.
+        // All waits ended by wake-ups and deadlines, none at the end of a slice. Few turns find
+        // nothing: one for each time that an actor becomes idle.
         let took = Duration::from_nanos(trace.last().unwrap().0 - trace[0].0);
         assert!(took < SLICE, "seed {seed} took {took:?}");
         assert!(turns[1] * 2 <= turns[0] + 200, "seed {seed}: {turns:?}");

@@ -19,8 +19,8 @@ const SOCKETS: usize = 1_000;
 const CHALLENGE: &[u8; 48] = b"secretHS\x01\0\x30\0\0\0\0\0................................";
 
 /// Attacks the server at an address: strangers stream, drip, stop after half a record, and open
-/// 1,000 sockets. Meanwhile a client goes on with its calls, none of which takes long, and others
-/// connect. `connect` makes a client, and returns its call.
+/// 1,000 sockets. Meanwhile a client continues its calls, none of which takes long, and other
+/// clients connect. `connect` makes a client, and returns a function that makes a call.
 ///
 /// # Panics
 /// A call takes long, or panics.
@@ -36,7 +36,7 @@ pub fn attack<C: FnMut()>(address: SocketAddr, connect: impl Fn() -> C + Sync) {
     };
     let stranger = |hello: &[u8], then: &[u8], pause| {
         while goes_on() {
-            // The server closes the connection, which is what the next one is for.
+            // The server closes the connection; then the loop opens the next connection.
             let _closed = open().and_then(|mut stream| {
                 stream.write_all(hello)?;
                 while goes_on() {
@@ -72,7 +72,7 @@ pub fn attack<C: FnMut()>(address: SocketAddr, connect: impl Fn() -> C + Sync) {
             }
         });
         let (start, mut longest) = (Instant::now(), Duration::ZERO);
-        // A server that is late by the attack goes on when the strangers do not.
+        // A server that the attack has delayed continues when the strangers have stopped.
         scope.spawn(|| {
             sleep(ATTACK);
             is_over.store(true, Ordering::Relaxed);

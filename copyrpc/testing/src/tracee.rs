@@ -23,7 +23,7 @@ fn scale() -> u32 {
         .fold(1, u32::max)
 }
 
-/// In the helper: what it says first, and the thread that says it is the one to be stepped.
+/// In the helper: prints its first line. The thread that calls this is the thread that is stepped.
 pub fn hello(words: &str) {
     // SAFETY: gettid takes no arguments.
     let tid = unsafe { libc::syscall(libc::SYS_gettid) };
@@ -44,13 +44,13 @@ pub fn stepped<R>(operation: impl FnOnce() -> R) -> R {
     result
 }
 
-/// Does `work` in a child of the helper whenever its tracer [asks for one](Helper::fork), until the
-/// tracer closes the helper's input. A child has one thread, so it starts much faster than a
-/// program: the kernel need not wait for all cores to register it for barriers. It neither hangs
-/// nor outlives the helper.
+/// Does `work` in a child of the helper whenever its tracer [requests a child](Helper::fork), until
+/// the tracer closes the helper's input. A child has one thread, so it starts much faster than a
+/// program: the kernel need not wait for all cores to register the child for barriers. The child
+/// neither hangs nor outlives the helper.
 pub fn again_and_again(mut work: impl FnMut()) {
     while is_asked_for_a_child() {
-        // SAFETY: the helper's other threads do nothing but wait for this one.
+        // SAFETY: the helper's other threads only wait for this thread.
         let child = unsafe { libc::fork() };
         if child == 0 {
             // SAFETY: no pointers are involved.
@@ -97,10 +97,10 @@ pub enum Unit {
     SystemCall,
 }
 
-/// A process that forks those which are stepped, one at a time.
+/// A process that forks the processes that are stepped, one at a time.
 pub struct Helper {
     process: Child,
-    /// Its standard input; `None` once closed.
+    /// Standard input of the process; `None` once closed.
     stdin: Option<ChildStdin>,
     output: BufReader<ChildStdout>,
     /// Steps after which the child of the last count reached an instruction for the first time,
@@ -126,7 +126,7 @@ enum Stop {
 }
 
 impl Helper {
-    /// Starts the test called `stepped_process`, which is not a test of its own, with these
+    /// Starts the test called `stepped_process`, which is only a part of other tests, with these
     /// variables. It works [`again_and_again`].
     pub fn start(variables: &[(&str, &OsStr)]) -> Self {
         let mut process = Command::new(std::env::current_exe().unwrap())
@@ -263,7 +263,7 @@ impl Tracee {
         self.unit = unit;
     }
 
-    /// Executes up to `n` steps. Returns `false` if the second marker came before.
+    /// Executes up to `n` steps. Returns `false` if the second marker was reached before.
     pub fn step(&self, n: usize) -> bool {
         let (request, done) = match self.unit {
             Unit::Instruction => (libc::PTRACE_SINGLESTEP, self.skip(n)),
@@ -277,7 +277,7 @@ impl Tracee {
     }
 
     /// Lets the tracee run to the last landmark of its first `n` steps. Returns the number of steps
-    /// to it; `None` if the second marker came before.
+    /// to it; `None` if the second marker was reached before.
     fn skip(&self, n: usize) -> Option<usize> {
         let landmarks = &self.helper.landmarks;
         let Some(&(steps, address)) =
@@ -304,8 +304,8 @@ impl Tracee {
         })
     }
 
-    /// Steps to the second marker, where the tracee then is. Returns the number of steps. From now
-    /// on the helper's children run to the last landmark before a step at full speed.
+    /// Steps the tracee to the second marker. Returns the number of steps. From now on the helper's
+    /// children run to the last landmark before a step at full speed.
     pub fn count(&mut self) -> usize {
         self.helper.landmarks.clear();
         let (mut landmarks, mut seen) = (vec![], HashSet::new());
@@ -346,7 +346,7 @@ impl Tracee {
         self.ptrace(libc::PTRACE_CONT, 0);
     }
 
-    /// Kills the tracee. Its helper can fork another one.
+    /// Kills the tracee. Its helper can fork another child.
     pub fn kill(self) -> Helper {
         self.end();
         self.helper
@@ -410,7 +410,7 @@ pub fn on_one_core<R>(test: impl FnOnce() -> R) -> R {
     result
 }
 
-/// Least number of points, however slow the machine is.
+/// Minimum number of points, however slow the machine is.
 const MIN_POINTS: usize = 8;
 
 /// Number of runs in which [`Points`] reach every step, each with its own `STEP_SHARE` modulo this
@@ -467,7 +467,7 @@ impl Points {
         }
     }
 
-    /// Returns the number of points taken, and of all, in words.
+    /// Returns a text with the number of points taken and the number of all points.
     pub fn of(&self, unit: Unit) -> String {
         let unit = match unit {
             Unit::Instruction => "instructions",

@@ -284,7 +284,7 @@ macro_rules! through_shared_memory {
                         };
                     }
                     let outcome = self.ask($message, call.timeout);
-                    // It was made without a time to wait for the next server.
+                    // The client was made without a time to wait for the next server.
                     if matches!(outcome, Err(ipc::AskError::NotSent)) {
                         let _ = self.reconnect(PATIENCE);
                     }
@@ -380,7 +380,7 @@ fn serve_copyrpc(place: &str, log: &Log, is_over: &AtomicBool) {
         while let Some(request) = server.recv() {
             let number = request.data().to_vec().word();
             if number < COUNTED && kind(number) == Kind::Push {
-                // The client refuses it. A client that has left takes none.
+                // The client refuses the call. A client that has disconnected takes no call.
                 let pushed = request.endpoint().call(&[0; 100], (), 8);
                 assert!(
                     pushed.is_ok() || !request.is_wanted(),
@@ -859,8 +859,8 @@ fn every_call_of_every_rpc_ends_once_and_as_it_says() {
     });
 }
 
-/// Servers are killed while their client has no call under way, and it makes the next one later
-/// than that.
+/// Servers are killed while their client has no call in flight, and the client makes its next call
+/// after the kill.
 fn rest<C: Client>(server_name: &str) {
     let scratch = Scratch::new(&format!("services-rest-{server_name}"));
     let mut server = Helper::start(&format!("{server_name} {}", any_port()), &scratch);
@@ -882,7 +882,7 @@ fn rest<C: Client>(server_name: &str) {
     server.wait();
 }
 
-/// Their own crates test `ipc` and `copyrpc`.
+/// `ipc` and `copyrpc` are tested in their own crates.
 #[test]
 fn payloads_above_a_message_are_one_call_of_scalerpc() {
     helpers::limited(|| {

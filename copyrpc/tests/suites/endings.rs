@@ -347,7 +347,7 @@ fn a_stalled_peer_is_given_up_and_one_that_holds_a_request_is_not() {
     let start_ns = world.client.device().now_ns();
     step_until(|| ended.borrow().len() == 2, || step(&mut held));
     let took = Duration::from_nanos(world.client.device().now_ns() - start_ns);
-    // Connections are looked at every 10 ms.
+    // Connections are checked every 10 ms.
     assert!(
         (STALL..STALL + Duration::from_millis(30)).contains(&took),
         "{took:?}"

@@ -208,7 +208,7 @@ fn a_client_of_a_server_that_went_connects_to_the_next_one() {
     }
     let address = served.end();
     let served = net.serve(&address.to_string(), upper_case);
-    // It may learn of the end by this call, or before it.
+    // The client may notice the end by this call, or before it.
     let first = client.call(b"again");
     assert!(
         matches!(&first, Ok(reply) if reply == b"AGAIN")
@@ -243,7 +243,7 @@ fn a_client_finds_a_server_that_has_moved_by_its_name() {
     let mut client = Client::with_options(address, &net.client_options()).unwrap();
     assert_eq!(client.call(b"here").unwrap(), b"HERE");
     served.end();
-    // It may learn of the end by this call, or before it.
+    // The client may notice the end by this call, or before it.
     let _ended = client.call_within(b"there", WATCHDOG / 6);
     assert_eq!(
         client.call_within(b"there", WATCHDOG / 6).unwrap(),
@@ -283,7 +283,7 @@ fn a_call_ends_in_time_and_its_late_reply_is_not_the_next_ones() {
     served.end();
 }
 
-/// Calls that nobody answers keep their credit when they have ended.
+/// Calls that are not answered keep their credit when they have ended.
 #[test]
 fn a_client_whose_credit_is_kept_by_calls_that_it_gave_up_says_so_and_connects_again() {
     let net = Net::new();
@@ -464,7 +464,7 @@ fn a_server_that_calls_without_end_keeps_no_call_from_its_timeout() {
     served.end();
 }
 
-/// A stream whose last byte, with which a client says that it is connected, is sent later.
+/// A stream whose last byte, with which a client reports that it is connected, is sent later.
 struct WithoutEnd<'a>(&'a TcpStream, usize);
 
 impl Read for WithoutEnd<'_> {
@@ -488,8 +488,9 @@ impl Write for WithoutEnd<'_> {
     }
 }
 
-/// The client knows that the server is connected, and the server does not know that of the client,
-/// when it stops. The drop of such a connection would leave the fate of the client's calls open.
+/// When the server stops, the client knows that the server is connected, but the server does not
+/// know that the client is. If the server dropped such a connection, it would be unknown whether
+/// the client's calls were executed.
 #[test]
 fn a_stopped_server_waits_for_a_client_that_calls_while_it_connects() {
     let net = Net::new();
@@ -723,7 +724,7 @@ fn clients_above_the_limit_are_told_so_and_find_room_when_others_leave() {
         full()
     );
     assert!(start.elapsed() >= SHORT, "a place may become free");
-    // One waits when another one leaves.
+    // One client waits while another client disconnects.
     let waiting = {
         let net = net.clone();
         thread::spawn(move || net.client(address).call(b"room").unwrap())
@@ -735,7 +736,7 @@ fn clients_above_the_limit_are_told_so_and_find_room_when_others_leave() {
     served.end();
 }
 
-/// Time for which a client tries that is to be refused.
+/// Time for which a client tries to connect if it is expected to be refused.
 const SHORT: Duration = Duration::from_millis(200);
 
 /// The server is stopped first, so that it does not answer the call. Only its socket shows the
@@ -847,7 +848,7 @@ fn a_client_whose_socket_is_cut_stays_connected_and_is_looked_for_when_another_n
         full()
     );
     ask();
-    // Its death closes no socket.
+    // The death of the client closes no socket.
     endpoint.abort();
     context.poll(|(), _| ()).unwrap();
     let options = ClientOptions {
@@ -910,7 +911,7 @@ fn clients_that_connect_at_once_do_not_exceed_the_limit() {
     };
     let connect = || {
         let client = Client::with_options(address, &options);
-        // No client leaves before the last one has tried.
+        // No client disconnects before the last client has tried to connect.
         all.wait();
         client.map(drop).map_err(|error| error.to_string())
     };
@@ -1239,7 +1240,7 @@ fn a_thousand_strangers_at_once_delay_nobody_and_leave_nothing() {
         // Requests that were read already may be gone.
         let _ = stranger.write_all(&bytes);
     }
-    // Not so long as one of them may take.
+    // Shorter than the time that one stranger may take.
     let options = ClientOptions {
         connect_timeout: Duration::from_secs(4),
         ..ClientOptions::default()
@@ -1248,7 +1249,7 @@ fn a_thousand_strangers_at_once_delay_nobody_and_leave_nothing() {
     assert_eq!(client.call(b"meanwhile").unwrap(), b"MEANWHILE");
     let start = Instant::now();
     // A message that is no record, or a record of another version, is answered with a record that
-    // has this one's version and a refusal.
+    // has the version of this library and a refusal.
     for stranger in strangers.iter_mut().skip(2).step_by(4) {
         stranger
             .set_read_timeout(Some(Duration::from_secs(20)))
@@ -1262,7 +1263,7 @@ fn a_thousand_strangers_at_once_delay_nobody_and_leave_nothing() {
             Err(ConnectError::Record(RecordError::Refused(_)))
         ));
     }
-    // It was connected before the strangers are gone.
+    // The client was connected before the strangers were gone.
     drop(client);
     given_back(server.id(), before);
     drop(strangers);

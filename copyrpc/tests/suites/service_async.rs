@@ -1,4 +1,4 @@
-//! Servers and clients whose calls are futures: in tokio and in a loop of one's own, from many
+//! Servers and clients whose calls are futures: in tokio and in a loop of the test, from many
 //! tasks, given up, late, and without a server.
 
 use std::future::Future;
@@ -72,7 +72,7 @@ fn tasks_of_a_runtime_share_a_connection_and_get_each_their_own_replies() {
             while let Some(request) = server.recv().await.unwrap() {
                 assert!(server.stats().calls == 0 && server.clients() <= 2);
                 answers.spawn(async move {
-                    // In another order than they came.
+                    // Requests are not answered in the order of their arrival.
                     for _ in 0..request.data().len() % 7 {
                         tokio::task::yield_now().await;
                     }
@@ -99,7 +99,7 @@ fn tasks_of_a_runtime_share_a_connection_and_get_each_their_own_replies() {
         while let Some(ended) = calls.join_next().await {
             ended.unwrap();
         }
-        // They are told at the latest when the threads sleep.
+        // The counters are updated at the latest when the threads sleep.
         while clients
             .iter()
             .map(|client| client.stats().calls)
@@ -219,7 +219,7 @@ fn every_way_in_which_a_call_ends_is_told_apart() {
         );
         let next = start_call(&client, b"next");
         let mut received = block_on(server.recv()).unwrap().unwrap();
-        // It was not sent if the client's thread had no turn in its time.
+        // The call was not sent if the client's thread did not run before the timeout.
         let is_late = received.data() == b"late";
         assert!(
             !is_late || matches!(late, ClientError::TimedOut),
@@ -350,7 +350,7 @@ fn a_server_that_drains_waits_for_the_answers_of_its_tasks_as_long_as_it_may() {
 }
 
 /// The callers of one request and then of another give up: by their time, and by their end. The
-/// credit of the first comes back.
+/// credit of the first is returned.
 #[test]
 fn a_handler_whose_caller_gave_up_is_dropped() {
     let net = Net::new();
@@ -423,7 +423,7 @@ fn an_answer_to_a_client_that_has_gone_reaches_no_other() {
     assert_eq!(block_on(call).unwrap(), b"answer");
 }
 
-/// Its client has gone before any task receives the request.
+/// The client of the request disconnects before any task receives the request.
 #[test]
 fn a_request_that_nobody_received_goes_with_its_client() {
     let net = Net::new();
@@ -464,7 +464,7 @@ fn a_stopped_server_sends_its_clients_on_and_answers_what_its_tasks_have() {
     let mut held = start_call(&client, b"held");
     let request = block_on(first.recv()).unwrap().unwrap();
     let waiting: Vec<_> = (0..WAITING).map(|_| start_call(&client, b"?")).collect();
-    // They have arrived when this one has: the others were sent before it.
+    // The calls have arrived when this call has, as they were sent before it.
     let mut sync = Client::with_options(addresses[0], &net.client_options()).unwrap();
     assert!(matches!(
         sync.call_within(b"?", Duration::from_millis(200)),
@@ -477,7 +477,7 @@ fn a_stopped_server_sends_its_clients_on_and_answers_what_its_tasks_have() {
         assert_eq!(block_on(call).unwrap(), b"here");
     }
     assert_eq!(block_on(client.call(b"later")).unwrap(), b"here");
-    // It listens no more, so another one may take its address.
+    // The server no longer listens, so another server may take its address.
     let third = block_on(start(&net, &addresses[0].to_string()));
     assert!(block_on(std::future::poll_fn(|task| Poll::Ready(
         held.as_mut().poll(task).is_pending()
@@ -489,8 +489,8 @@ fn a_stopped_server_sends_its_clients_on_and_answers_what_its_tasks_have() {
     serving.1.join().unwrap();
 }
 
-/// The server says goodbye, and there is no other. Two of its calls are under way: the time of one
-/// ends, the other is answered.
+/// The server says goodbye, and there is no other server. Two of the client's calls are in flight:
+/// one times out, the other is answered.
 #[test]
 fn calls_under_way_end_while_the_client_looks_for_the_next_server() {
     let net = Net::new();
@@ -855,8 +855,8 @@ fn a_call_ends_at_its_time_behind_others_that_the_ring_has_no_room_for() {
     ));
 }
 
-/// Calls until the client knows that its server has gone. A call that was under way then ends as it
-/// may.
+/// Calls until the client knows that its server has ended. A call in flight at this time may end in
+/// any way.
 fn until_gone(client: &AsyncClient) {
     while !matches!(
         block_on(client.call_within(b"?", Duration::from_millis(1))),
@@ -884,8 +884,8 @@ fn a_server_that_comes_back_is_connected_to_again() {
         assert_eq!(block_on(client.call(b"?")).unwrap(), b"here");
         stop.stop();
         serving.join().unwrap();
-        // The client may not have heard yet that the server left.
-        // Called while there is none: it waits.
+        // The client may not have received the goodbye of the server yet. A call without a server
+        // waits.
         let call = {
             let client = client.clone();
             thread::spawn(move || block_on(client.call(b"?")))
@@ -897,7 +897,7 @@ fn a_server_that_comes_back_is_connected_to_again() {
     }
     stop.stop();
     serving.join().unwrap();
-    // There is none any more, and nobody waits for one.
+    // There is no server any more, and no call waits for one.
     let call = client.call_within(b"?", Duration::from_millis(10));
     drop(client);
     drop(call);
@@ -984,7 +984,7 @@ fn idle_process() {
         }
     });
     block_on(client.call(b"ping")).unwrap();
-    // Another server holds back a request, for which nobody asks.
+    // Another server holds back a request, which no task waits for.
     let options = ServerOptions {
         max_buffered: 0,
         ..net.server_options()
@@ -992,7 +992,8 @@ fn idle_process() {
     let full = block_on(AsyncServer::with_options(any_port(), &options)).unwrap();
     let waiting = block_on(connect(&net, full.local_addr()));
     let _calls = [(); 2].map(|()| start_call(&waiting, b"not received"));
-    // A third one drains while a task holds a request. Those behind it were not received.
+    // A third server drains while a task holds a request. The requests after this request were not
+    // received.
     let draining = block_on(AsyncServer::with_options(any_port(), &options)).unwrap();
     let leaving = block_on(connect(&net, draining.local_addr()));
     let held = start_call(&leaving, b"held");

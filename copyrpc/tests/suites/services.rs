@@ -122,7 +122,7 @@ impl Task {
     }
 }
 
-/// The file that tells which requests were executed. A write outlives the process.
+/// The file that lists which requests were executed. A write outlives the process.
 struct Log(File);
 
 impl Log {
@@ -189,7 +189,7 @@ fn service_process() {
     }
 }
 
-/// Calls `bind` until the predecessor has left the address.
+/// Calls `bind` until the predecessor no longer has the address.
 fn bind<S, E: std::fmt::Display>(
     mut bind: impl FnMut() -> Result<S, E>,
     at: impl Fn(&S) -> std::net::SocketAddr,

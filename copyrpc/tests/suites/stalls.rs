@@ -80,8 +80,8 @@ fn a_handler_longer_than_the_stall_timeout_cuts_off_no_client() {
     served.end();
 }
 
-/// The server has run a handler, and runs none when it stops polling. The end of `Server::serve`
-/// would tell its clients to go.
+/// The server has run a handler, and runs no handler when it stops polling. At its end,
+/// `Server::serve` would send its clients a goodbye.
 #[test]
 fn a_server_that_stops_between_its_handlers_is_given_up() {
     let net = Net::new();

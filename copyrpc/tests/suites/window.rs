@@ -76,8 +76,8 @@ fn a_flush_posts_again_when_the_peer_has_polled() {
         client.poll(|_, _| ()).unwrap();
     }
     assert_eq!(client.stats().messages_sent, 1);
-    // It answers nothing: a READ brings the news. It publishes them with the flush after the one
-    // that could have sent an answer.
+    // The server answers nothing: a READ fetches the news. The server publishes the news with the
+    // flush after the flush that could have sent an answer.
     server.poll(|_, _| ()).unwrap();
     server.poll(|_, _| ()).unwrap();
     for _ in 0..1_000 {
@@ -153,8 +153,8 @@ fn exempt_of(window: Window) -> u64 {
     }
 }
 
-/// B2: the completions of batches that arrived are outstanding beside those of batches that did
-/// not.
+/// B2: the completions of batches that arrived are outstanding together with the completions of
+/// batches that did not.
 #[test]
 fn a_completion_window_takes_its_share_of_the_completion_queue() {
     let context: Context<u64> = builder(&LocalFabric::new())

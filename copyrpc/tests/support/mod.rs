@@ -1,10 +1,9 @@
 //! Shared parts of the binding's tests: contexts on the device of this run, and waiting for events.
 //!
-//! `MLX5_TEST_TIME=immediate|delay|virtual` says when the software HCA executes,
-//! `MLX5_TEST_DEVICE=mlx5_0` takes that device behind libibverbs instead; `scripts/verbs-tests`
-//! knows what makes sense there. So a test may not count polls: it steps until something is so
-//! ([`step_until`]), or as long as it takes to be sure that nothing comes any more
-//! ([`step_a_while`]).
+//! `MLX5_TEST_TIME=immediate|delay|virtual` sets when the software HCA executes,
+//! `MLX5_TEST_DEVICE=mlx5_0` takes that device of libibverbs instead; `scripts/verbs-tests` lists
+//! the tests that are useful there. So a test must not count polls: it steps until a condition
+//! holds ([`step_until`]), or until nothing more can arrive ([`step_a_while`]).
 #![allow(dead_code, reason = "each test uses what it needs")]
 
 #[path = "../../../mlx5/tests/support/time.rs"]
@@ -37,9 +36,9 @@ impl Net {
         Self(time::Net::new())
     }
 
-    /// Strict in immediate time only. In any other, strict mode also watches that nobody writes
-    /// what a WRITE sends until its completion is taken, and a ring is reused as soon as the peer
-    /// has consumed it: see S5 in the protocol's document.
+    /// Strict mode in immediate time only. In any other time, it also checks that no thread writes
+    /// the bytes that a WRITE sends until its completion is taken, and a ring is reused as soon as
+    /// the peer has consumed it: see S5 in the protocol's document.
     pub(crate) fn spec(&self) -> DeviceSpec {
         let options = self.0.options();
         let clock = if mode() == Mode::Virtual {
@@ -132,8 +131,8 @@ impl Checked {
 }
 
 /// Rings of 4 KiB, so that they wrap soon. A receive queue found empty is an error (B1) on the
-/// software HCA; under the real driver it copies what was posted at its next step, which the peer
-/// may hear of sooner, so that an RNR NAK proves nothing there.
+/// software HCA; under the real driver, the HCA copies posted receives only at its next step, and
+/// the peer may be informed of them before, so that an RNR NAK proves nothing there.
 pub(crate) fn small() -> EndpointConfig {
     let connect = ConnectOptions::default();
     let connect = ConnectOptions {
@@ -211,7 +210,7 @@ pub(crate) fn step_a_while(mut step: impl FnMut()) {
     }
 }
 
-/// Bytes that tell the calls apart.
+/// Returns bytes that differ from call to call.
 pub(crate) fn payload(serial: u64, len: usize) -> Vec<u8> {
     (0..len)
         .map(|at| (serial as usize * 7 + at) as u8)

@@ -145,7 +145,7 @@ fn calls_whose_tokens_are_dropped_end_as_dropped_and_make_room() {
         capacity: 16,
         in_flight: 4,
     });
-    // More laps of the lane than one; in some the node has just polled, in others it has slept.
+    // More than one lap of the lane; in some laps the node has just polled, in others it has slept.
     for round in 0..50 {
         for n in 0..4 {
             a.call(1, n, n).unwrap();
@@ -459,7 +459,8 @@ fn wait_ends_with_something_to_poll_for_or_with_its_time() {
     }
 }
 
-/// Here nobody looks by itself, so a wake-up that is lost is a hang: the main thread has the watch.
+/// Here no node polls without a wake-up, so a lost wake-up is a hang, which the main thread
+/// detects.
 #[test]
 fn sleepers_are_woken_by_every_call_and_every_reply() {
     const NODES: usize = 3;
@@ -576,7 +577,7 @@ fn calls_without_a_reply_end_in_time_and_late_replies_reach_no_call() {
         a.call(1, 3, 200).unwrap();
         let mut ended = vec![];
         while ended.is_empty() {
-            // The other may have taken it or not: it is not told.
+            // The other node is not informed, whether it has taken the call or not.
             if round % 2 == 0 {
                 b.poll(no_reply);
             }

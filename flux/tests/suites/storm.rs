@@ -123,8 +123,9 @@ impl Member<'_> {
         }
     }
 
-    /// Until its end, which comes at any time. One that lives longer calls each other node once
-    /// more when its places are free again, and then serves as long as others have not come so far.
+    /// Runs the node until its end, which may be at any time. A node that lives longer calls each
+    /// other node once more when its places are free again, and then serves until the other nodes
+    /// have done the same.
     fn run(mut self) -> Tally {
         let life = if self.random.bool() {
             self.random.u64(..TURNS)
@@ -163,14 +164,14 @@ impl Member<'_> {
             match self.random.u8(..8) {
                 0 if taken == 0 => drop(self.node.wait(Some(Duration::from_micros(100)))),
                 1 => std::thread::yield_now(),
-                // It neither answers nor takes anything.
+                // The node neither answers nor takes anything.
                 2 if self.random.u8(..64) == 0 => {
                     std::thread::sleep(Duration::from_micros(self.random.u64(..2000)))
                 }
                 _ => {}
             }
         }
-        // Its own calls are forgotten with it.
+        // The calls of the node are forgotten with it.
         let forgotten = self.waiting.len() as u64;
         assert_eq!(
             self.ended.iter().sum::<u64>() + forgotten,

@@ -9,11 +9,11 @@ type Payload = [u64; 4];
 
 /// Unanswered calls of a client.
 pub(crate) const DEPTH: usize = 32;
-/// Work that depends on the clock is counted on rows of its own: it comes once in a millisecond,
-/// and so more often the slower the machine.
+/// Work that depends on the clock is counted in rows of its own: it is done once in a millisecond,
+/// and so once in fewer calls on a slower machine.
 pub(crate) const WITHOUT_LOOKS: &str = "all but reap_clients";
 
-/// Both ends. The client that calls is in the middle.
+/// Both ends: a server and its clients. The client that calls is the middle one.
 pub(crate) struct Pair<W: Announce> {
     pub(crate) client: Client<Payload, Payload, u32, W>,
     _idle: Vec<Client<Payload, Payload, u32, W>>,
@@ -80,8 +80,8 @@ impl<W: Announce> Pair<W> {
     }
 }
 
-/// A caller with its reply: it looks whether there is one, and has the payload in memory of its
-/// own.
+/// Takes a reply as a caller does: checks whether the reply is a payload, and copies it to memory
+/// of its own.
 fn taken(slot: u32, reply: Result<Payload, CallFailed>) -> u64 {
     reply.map_or(0, |payload| {
         black_box(slot);

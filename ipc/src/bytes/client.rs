@@ -1,4 +1,4 @@
-//! The calling end.
+//! The client: the calling end of a session of byte messages.
 
 use std::fmt;
 use std::time::Duration;
@@ -15,11 +15,11 @@ use crate::error::{AskError, ConnectError};
 use crate::layout::{BYTES_KIND, Header};
 use crate::views::{self, Views};
 
-/// A client of a [`Server`](super::Server). `U` is the user data of a call, which comes back with
+/// A client of a [`Server`](super::Server). `U` is the user data of a call, which is returned with
 /// its reply.
 ///
-/// A client belongs to one thread at a time (`Send`). The drop leaves the server and forgets
-/// unanswered calls.
+/// A client belongs to one thread at a time (`Send`). The drop ends the session with the server and
+/// discards unanswered calls.
 pub struct Client<U> {
     inner: crate::Client<Message, Message, U>,
     areas: Areas,
@@ -37,11 +37,11 @@ impl<U> fmt::Debug for Client<U> {
 }
 
 impl<U> Client<U> {
-    /// Connects to the server `name` of this user on this host. The tag is 0, as that of servers
-    /// made by `bind`. [`connect_in`](Self::connect_in) takes another one.
+    /// Connects to the server `name` of this user on this host. The tag is 0, like the tag of
+    /// servers made by `bind`. [`connect_in`](Self::connect_in) takes another tag.
     ///
     /// # Errors
-    /// [`ConnectError`]. Those that [may pass](ConnectError::may_pass) can be tried again.
+    /// [`ConnectError`]. After an error that [may pass](ConnectError::may_pass), try again.
     pub fn connect(name: &str) -> Result<Self, ConnectError> {
         Self::connect_in(&Dir::open(None)?, name, 0)
     }
@@ -56,8 +56,8 @@ impl<U> Client<U> {
         Ok(client)
     }
 
-    /// Like the typed client's [`reconnect`](crate::Client::reconnect). The lengths of messages are
-    /// those of the next server.
+    /// Like the typed client's [`reconnect`](crate::Client::reconnect). The maximum lengths of
+    /// messages are then the lengths of the next server.
     ///
     /// # Errors
     /// [`ConnectError`]; the client is as before.
@@ -125,9 +125,9 @@ impl<U> Client<U> {
         self.areas.max
     }
 
-    /// Sends one request, of which only its bytes are copied. The server sees it at once and in the
-    /// order of the calls; [`poll`](Self::poll) returns `user_data` with the reply, exactly once.
-    /// Replies come in any order.
+    /// Sends one request; only the bytes of the request are copied. The server sees it at once and
+    /// in the order of the calls; [`poll`](Self::poll) returns `user_data` with the reply, exactly
+    /// once. Replies arrive in any order.
     ///
     /// # Errors
     /// [`CallError`], with the request and the user data; nothing was sent.

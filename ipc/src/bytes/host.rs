@@ -1,4 +1,4 @@
-//! The server that the thread of an [`AsyncServer`](super::AsyncServer) has.
+//! The server in the thread of an [`AsyncServer`](super::AsyncServer).
 
 use std::io;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ const ALL: [u64; CLIENTS_MAX / 64] = [u64::MAX; CLIENTS_MAX / 64];
 /// Options of an [`AsyncServer`](super::AsyncServer).
 #[derive(Clone, Debug)]
 pub struct ServerOptions {
-    /// The directory. Default: that of the user.
+    /// The directory. Default: the user's directory.
     pub dir: Option<Dir>,
     /// Maximum number of clients, 1 to 4096. Default: 64.
     pub clients: usize,
@@ -89,7 +89,7 @@ impl Serving for Host {
             .checked_sub(1)
             .unwrap_or(STEPS_PER_CHECK);
         let takes = !holds_back && !self.is_closed;
-        // A closed server still learns of clients that go.
+        // A closed server still notices clients that disconnect.
         let mask = if takes { &[][..] } else { &ALL };
         let is_found = self.server.poll_with_skip(mask) > 0 && takes;
         // The answers posted before the ring are taken after it.

@@ -12,9 +12,9 @@ pub use crate::limits::MESSAGE_MAX;
 
 /// Maximum length of a message in its lane, which shares a cache line with the lane's words.
 pub const INLINE_MAX: usize = 44;
-/// Maximum lengths of a server's messages, in bytes. Beyond [`INLINE_MAX`], each of the
-/// `max_clients x depth` calls has a place of that many bytes, rounded up to 64, for its request,
-/// and one for its response.
+/// Maximum lengths of a server's messages, in bytes. If a length is above [`INLINE_MAX`], each of
+/// the `max_clients x depth` calls has a place of this length, rounded up to 64, for its request or
+/// for its response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MessageBytes {
     /// Longest request, 0 to [`MESSAGE_MAX`].
@@ -159,8 +159,8 @@ unsafe impl Send for Areas {}
 
 impl Areas {
     /// # Safety
-    /// The layout is that of the region at `base`, made for `max`, and fits it. The region outlives
-    /// everything that is made from this value.
+    /// The region at `base` has the layout `layout`, which was made for `max`, and is large enough
+    /// for it. The region outlives everything that is made from this value.
     pub(super) unsafe fn new(base: NonNull<u8>, layout: Layout, max: MessageBytes) -> Self {
         Self { base, layout, max }
     }

@@ -1,21 +1,23 @@
 //! Messages of any length up to a bound that is chosen when the server is created: a [`Server`] and
-//! its [`Client`]s, which exchange `&[u8]` where those at the top of this crate exchange values of
-//! one type.
+//! its [`Client`]s, which exchange `&[u8]`, while the server and the clients at the top of this
+//! crate exchange values of one type.
 //!
-//! They *are* those, with a message of 48 B in each slot of the lanes. One of up to [`INLINE_MAX`]
-//! bytes lies in there and costs no more than a value; a longer one lies in an area beside the
-//! lanes that belongs to its call. Its bytes are copied once into shared memory and once out of it,
-//! since memory that a peer can still write is never lent as a slice.
+//! They are built on the typed server and clients, with a message of 48 B in each slot of the
+//! lanes. A message of up to [`INLINE_MAX`] bytes is in its slot and costs no more than a value; a
+//! longer message is in an area outside of the lanes that belongs to its call. The bytes of a
+//! message are copied once into shared memory and once out of it, since memory that a peer can
+//! still write is never lent as a slice.
 //!
 //! Longer data than the bound, which is 4,096 bytes by `bind` and [`MESSAGE_MAX`] at most, travel
-//! in [`parts`](crate::parts), or in a file whose name is the message. A request above it is
+//! in [`parts`](crate::parts), or in a file whose name is the message. A request above the bound is
 //! refused before it is sent ([`CallError::TooLarge`](crate::CallError::TooLarge)). An answer above
-//! it is not sent, and its call ends with
+//! the bound is not sent, and its call ends with
 //! [`CallFailed::ReplyTooLong`](crate::CallFailed::ReplyTooLong), although the handler has run.
 //!
-//! A server of messages and one of values are two kinds, and a client of the one is refused by the
-//! other, whatever their tags. Both kinds' `bind` and `connect` have the tag 0, so that a
-//! `connect_in` to a server from `bind` takes 0, and the reverse.
+//! Servers of messages and servers of values are two kinds, and a client of one kind is refused by
+//! a server of the other, whatever their tags. `bind` and `connect` of both kinds use the tag 0: to
+//! connect to a server made by `bind`, `connect_in` takes the tag 0, and so does `bind_in` for
+//! clients that use `connect`.
 //!
 //! ```
 //! use ipc::Dir;
@@ -51,9 +53,9 @@ pub use host::{Host, ServerOptions};
 /// A client whose calls are futures.
 pub type AsyncClient = crate::AsyncClient<Client<u64>>;
 
-/// A [`Server`] whose requests are futures, for any executor and from any thread. It keeps its name
-/// until it is dropped: calls that are made after its stop wait until then, and are for the next
-/// server of the name.
+/// A [`Server`] whose requests are futures, for any executor and from any thread. The server keeps
+/// its name until it is dropped: calls that are made after its stop wait until the drop, and are
+/// for the next server of the name.
 ///
 /// ```no_run
 /// # async fn serve() -> Result<(), ipc::CreateError> {
@@ -67,8 +69,8 @@ pub type AsyncClient = crate::AsyncClient<Client<u64>>;
 /// ```
 pub type AsyncServer = copyrpc_calls::AsyncServer<Host>;
 
-/// A request that an [`AsyncServer`] has received, to be answered at any time. Until then it keeps
-/// its slot.
+/// A request that an [`AsyncServer`] has received, to be answered at any time. Until the answer,
+/// the request keeps its slot.
 pub type ServerRequest = copyrpc_calls::ServerRequest<Host>;
 
 pub use message::{INLINE_MAX, MESSAGE_MAX, MessageBytes};

@@ -1,4 +1,4 @@
-//! The serving end.
+//! The server: the serving end of sessions of byte messages.
 
 use std::fmt;
 use std::time::Duration;
@@ -37,8 +37,8 @@ impl fmt::Debug for Server {
 
 impl Server {
     /// Creates the server `name` for any process of this user on this host, for messages of up to
-    /// 4096 bytes, with room for 64 clients of 32 unanswered calls each. Its tag is 0:
-    /// [`bind_in`](Self::bind_in) takes another one.
+    /// 4096 bytes, with room for 64 clients of 32 unanswered calls each. Its tag is 0;
+    /// [`bind_in`](Self::bind_in) takes another tag.
     ///
     /// # Errors
     /// [`CreateError`]; nothing is left behind.
@@ -66,12 +66,12 @@ impl Server {
     }
 
     /// Creates the server `name` in `dir` for `max_clients` clients (1 to 4096) with `depth`
-    /// unanswered calls each (a power of two, 1 to
-    /// 32768) whose messages are not longer than `max`. `type_tag` is the application's number for
-    ///        the meaning of the messages; clients must have the same.
+    /// unanswered calls each (a power of two, 1 to 32768) whose messages are not longer than `max`.
+    /// `type_tag` is the application's number for the meaning of the messages; clients must have
+    /// the same number.
     ///
-    /// The region takes `max_clients x depth` times 128 B, and the places of long messages as
-    /// [`MessageBytes`] says.
+    /// The region takes `max_clients x depth` times 128 B, and the places of long messages, see
+    /// [`MessageBytes`].
     ///
     /// # Errors
     /// [`CreateError`]; nothing is left behind.
@@ -132,11 +132,12 @@ impl Server {
         Some((token, message.inline().unwrap_or(request)))
     }
 
-    /// Answers a request, copying the answer's bytes and no more, as the typed server's
-    /// [`reply`](crate::Server::reply).
+    /// Answers a request, like the typed server's [`reply`](crate::Server::reply). Copies only the
+    /// answer's bytes.
     ///
     /// # Errors
-    /// [`ReplyError`]; the answer was not delivered. If it is too long, the token comes back.
+    /// [`ReplyError`]; the answer was not delivered. If it is too long, the error returns the
+    /// token.
     #[inline]
     pub fn reply(&mut self, token: Token, response: &[u8]) -> Result<(), ReplyError> {
         let (areas, bytes) = (self.areas, response.len());
@@ -182,7 +183,7 @@ impl Server {
         waiting
     }
 
-    /// Answers a request. The call of an answer that is too long ends as such.
+    /// Answers a request. If the answer is too long, its call ends as `ReplyTooLong`.
     #[inline(always)]
     pub(super) fn answer(&mut self, token: Token, response: &[u8]) {
         if let Err(ReplyError::TooLarge { token, .. }) = self.reply(token, response) {

@@ -25,11 +25,12 @@ fn a_million_clients_that_leave_or_die_use_up_neither_entries_nor_generations() 
     .unwrap();
     // Removes the name at once: the test needs the memory and its locks only.
     std::fs::remove_dir_all(&path).unwrap();
-    // SAFETY: the region has that many bytes, zeroed, page aligned, and outlives the view.
+    // SAFETY: the region has the bytes of `ENTRIES` entries, zeroed and page aligned, and outlives
+    // the view.
     let entries = unsafe { Entries::new(region.view().base(), ENTRIES) };
     // In the middle, the generation of the first entry starts again at 0.
     let first = u64::from(0u32.wrapping_sub(CLIENTS / 2)) << 32;
-    // SAFETY: the word of the first entry, which nobody uses yet.
+    // SAFETY: the word of the first entry, which no other thread uses yet.
     unsafe { region.view().at::<AtomicU64>(64).unwrap().as_ref() }.store(first, Ordering::Relaxed);
     let holds = |session: &Session| {
         entries

@@ -1,9 +1,9 @@
-//! A whole server and its clients, one after the other on one entry, with lanes of one slot:
-//! everything is used again at once.
+//! A whole server and its clients, one after the other on one entry, with lanes of one slot, so
+//! that everything is reused at once.
 //!
-//! Entries, lanes and bits are loom's. The region is a real one, for the locks that prove clients
-//! alive: the models see the kernel's part, that a process's last store comes before the end of its
-//! lock, as one atomic.
+//! Entries, lanes and bits are types of loom. The region is real, for the locks that prove clients
+//! alive. The guarantee of the kernel, that a process's last store comes before the end of its
+//! lock, is one atomic in the models.
 
 use super::*;
 use crate::client::Client;
@@ -202,7 +202,7 @@ enum Stage {
     Answered,
 }
 
-/// How it ends, and how the server learns of it.
+/// The end of a client, and the way in which the server detects it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
     Killed,
@@ -212,8 +212,8 @@ enum End {
     LeftBeforeRound,
 }
 
-/// C1 to C5: the entry of a client that is gone, wherever it was, is the next one's with empty
-/// lanes, and the answer to the former reaches no client.
+/// C1 to C5: the entry of a client that is gone, at whatever stage, passes to the next client with
+/// empty lanes, and the answer to a call of the former client reaches no client.
 fn recover(name: &str, stage: Stage, end: End) {
     let (is_killed, finds_left) = (end == End::Killed, end == End::LeftBeforeRound);
     let home = Home::new(name);
@@ -302,7 +302,7 @@ fn loom_the_next_client_of_a_entry_gets_its_own_answer_only() {
         Stage::Answered,
     ] {
         for end in [End::Killed, End::Left, End::LeftBeforeRound] {
-            // No client leaves in the middle of a call.
+            // No client closes in the middle of a call; it can only be killed there.
             if end == End::Killed || stage != Stage::HalfWritten {
                 recover(&format!("{stage:?}-{end:?}"), stage, end);
             }

@@ -182,7 +182,7 @@ fn calls_go_on_at_the_next_server_and_those_that_no_handler_got_are_made_again_t
     assert_eq!(call.end().unwrap(), b"FOR THE NEXT");
     assert_eq!(client.max_request(), 4096);
     next.end();
-    // The thread notices the end without a call, and with one.
+    // The thread notices the end without a call, and with a call.
     let call = Begun::new(client.call(b"and the third"));
     let third = Running::start(&scratch.dir(), <[u8]>::to_ascii_lowercase);
     assert_eq!(call.end().unwrap(), b"and the third");

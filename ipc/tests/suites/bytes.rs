@@ -197,7 +197,7 @@ fn bounds_and_mismatches_are_named() {
         (u32::MAX, true),
         (2000, false),
     ] {
-        // SAFETY: in bounds; nobody connects meanwhile.
+        // SAFETY: in bounds; no client connects meanwhile.
         unsafe { length.as_ptr().write_volatile(bytes) };
         match Client::<()>::connect_in(&dir, "s", 1) {
             Err(ConnectError::Damaged(ParameterError::MessageBytes(n))) if is_damaged => {

@@ -79,7 +79,7 @@ fn damaged_header_is_refused() {
     .unwrap();
     let word = region.view().at::<u32>(20).unwrap();
     for (depth, truncated) in [(7, false), (1 << 15, true)] {
-        // SAFETY: in bounds; nobody connects meanwhile.
+        // SAFETY: in bounds; no client connects meanwhile.
         unsafe { word.as_ptr().write_volatile(depth) };
         match C::connect_in(&scratch.dir(), "s", 1) {
             Err(ConnectError::Damaged(ParameterError::Depth(7))) if !truncated => {}
@@ -158,7 +158,7 @@ fn client_that_breaks_the_protocol_loses_its_own_entry_only() {
         128,
     )
     .unwrap();
-    // The request lane of client 1, four slots of one line each, behind client 0's.
+    // The request lane of client 1, four slots of one line each, after client 0's.
     let lane = 192 + 3 * 64 + 4 * 64;
     for n in 0..20u64 {
         // A message in every slot, again and again, with tags that were never given out and no
@@ -252,7 +252,7 @@ fn a_request_that_its_client_takes_back_costs_that_client_its_session_and_nobody
         128,
     )
     .unwrap();
-    // The sequence word of the first slot, behind three lines of entries.
+    // The sequence word of the first slot, after three lines of entries.
     let sequence = region.view().at::<u64>(192 + 3 * 64).unwrap();
     // SAFETY: in bounds, and only this thread is running.
     unsafe { sequence.as_ptr().write_volatile(0) };
@@ -287,8 +287,8 @@ fn tokens_outlive_the_server_which_has_ended_their_calls() {
         .collect();
     server.reply(tokens.remove(0), 5).unwrap();
     drop(server);
-    // One is dropped before its call has ended for the client, one behind it, and one is used at
-    // the next server.
+    // One token is dropped before its call has ended for the client, one after that, and one is
+    // used at the next server.
     let [late, foreign] = [tokens.remove(0), tokens.remove(0)];
     drop(tokens);
     let mut ended = vec![];
@@ -388,7 +388,7 @@ fn stopping_a_server_and_dropping_a_token_wake_it() {
     stop.stop();
     assert!(wakes.load(Ordering::Relaxed) != before.wrapping_add(1) && server.wait(None));
     drop(server);
-    // There is nobody to wake.
+    // There is no thread to wake.
     stop.stop();
 }
 

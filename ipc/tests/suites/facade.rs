@@ -141,7 +141,7 @@ fn a_client_of_bytes_goes_on_at_the_next_server_of_the_name_whatever_its_lengths
     }
 }
 
-/// The error says whether a later call may succeed, for a blocking client and for every waiting
+/// The error shows whether a later call may succeed, for a blocking client and for every waiting
 /// call of an asynchronous one.
 #[test]
 fn a_call_at_a_next_server_of_other_types_ends_for_good() {

@@ -8,7 +8,8 @@ use mlx5::*;
 /// Operations outstanding at a time.
 const CHUNK: usize = 32;
 
-/// WRITEs `n` times from a queue pair to another one of the same device, one to a doorbell.
+/// WRITEs `n` times from a queue pair to another queue pair of the same device, one WRITE to a
+/// doorbell.
 pub(crate) fn write_relayed(n: usize) {
     let device = Device::open("relay:mlx5_0").unwrap();
     let pd = device.alloc_pd().unwrap();

@@ -97,8 +97,8 @@ fn median(values: &mut [f64]) -> f64 {
     values[values.len() / 2]
 }
 
-/// The two processes: the first one, which times; and the one that it starts, which sends in the
-/// one-way measurements.
+/// The two processes: the first, which takes the times; and the second, which it starts, and which
+/// sends in the one-way measurements.
 #[derive(Clone, Copy, PartialEq)]
 enum Role {
     Timer,
@@ -262,12 +262,12 @@ fn watchdog() {
     });
 }
 
-/// The other process, which ends with this one.
+/// The other process, which ends when this process ends.
 struct Helper(Child);
 
 impl Drop for Helper {
     fn drop(&mut self) {
-        // Both calls fail if it has ended, which is the goal.
+        // Both calls fail if the process has ended already, which is fine.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

@@ -12,7 +12,7 @@ const SLOTS: usize = 128;
 /// Interval at which the sender gets credit, in messages, as in the software HCA.
 const CONSUMED_EVERY: u64 = 16;
 
-/// A line, padded so that the processor's prefetcher does not load the next one.
+/// A line, padded so that the processor's prefetcher does not load the next line.
 #[repr(C, align(128))]
 struct Line([AtomicU64; 8]);
 
@@ -82,7 +82,7 @@ impl Raw {
         }
         .cast();
         // SAFETY: the slots live as long as `memory`; process 1 only sends, process 0 only
-        // receives; `has_room` comes before `publish`.
+        // receives; `has_room` is called before `publish`.
         let (tx, rx) = unsafe {
             (
                 LaneTx::new(slots, SLOTS as u64, 0),
@@ -105,7 +105,7 @@ impl Raw {
         unsafe { self.memory.base().cast().as_ref() }
     }
 
-    /// Waits until both processes are here.
+    /// Waits until both processes have called this.
     pub(crate) fn meet(&mut self) {
         self.met += 1;
         let met = &self.shared().met;

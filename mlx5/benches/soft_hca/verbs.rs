@@ -1,4 +1,4 @@
-//! The same exchange by WRITE with immediate.
+//! The exchange of `raw` by WRITE with immediate, through the software HCA.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -303,7 +303,7 @@ impl End {
 }
 
 impl Recv {
-    /// Takes up to `max` messages. Each must be the next one.
+    /// Takes up to `max` messages. Each message must be the next in the sequence.
     #[inline(always)]
     fn poll(&mut self, max: usize) -> usize {
         let Self {
@@ -320,7 +320,7 @@ impl Recv {
                 cqe.result().is_ok() && cqe.imm() == n as u32 && cqe.byte_count() == BYTES as u32
             );
             // SAFETY: a place inside the region; its message has arrived, and the peer does not use
-            // the place again before it is told.
+            // the place again before this process opens the window.
             let words = unsafe { at.add(place(n) as usize).cast::<[u64; BYTES / 8]>() };
             // SAFETY: as above.
             let (first, last) = unsafe {

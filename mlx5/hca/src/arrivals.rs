@@ -50,8 +50,8 @@ pub(crate) fn poll(hca: &Hca, state: &mut State) -> bool {
         if let Some((_, connection, _)) = parts {
             connection.is_active = false;
         }
-        // The program may post an answer now, with which an ACK can leave: at the doorbell, or at
-        // the next poll.
+        // The program may post an answer now, and the ACK can be sent with it: at the doorbell, or
+        // at the next poll.
         go_on(hca, state, index);
     }
     if let Some(port) = state.wire.port.as_deref_mut() {

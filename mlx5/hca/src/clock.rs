@@ -34,8 +34,8 @@ impl Clock {
         }
     }
 
-    /// Like [`now_ns`](Self::now_ns) at a fifth of the cost (`CLOCK_MONOTONIC_COARSE`), but the
-    /// system's clock may be some milliseconds behind.
+    /// Like [`now_ns`](Self::now_ns) at a fifth of the cost (`CLOCK_MONOTONIC_COARSE`), but with
+    /// the system's clock the time may be some milliseconds old.
     pub(crate) fn coarse_now_ns(&self) -> u64 {
         match self {
             Self::System => clock::coarse_ns(),

@@ -2,14 +2,15 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Places of the counters. Behind each of data is that of packets.
+/// Places of the counters. The place after each counter of data is the counter of its packets.
 const XMIT: usize = 0;
 const RCV: usize = 2;
 const REQUESTS: usize = 4;
 
-/// Counters of a port, since its memory was zeroed. Each device at the port adds to them: through
-/// shared memory the payloads and packets of both directions, in packets of 4 KiB and without
-/// acknowledgements; by packets those that it sends and receives itself, whole.
+/// Counters of a port, since its memory was zeroed. Each device at the port adds to them. A device
+/// on shared memory adds payloads and packets of both directions, counted as packets of 4 KiB,
+/// without acknowledgements. A device that sends packets adds the packets that it sends and
+/// receives, with their headers.
 #[derive(Debug, Default)]
 #[repr(transparent)]
 pub struct PortCounters([AtomicU64; 7]);
@@ -31,7 +32,7 @@ impl PortCounters {
         self.0[place].fetch_add(n, Ordering::Relaxed);
     }
 
-    /// Counts packets that left, with this number of bytes together.
+    /// Counts sent packets, which together have `bytes` bytes.
     pub(crate) fn sent(&self, packets: u64, bytes: u64) {
         self.add(XMIT, bytes.div_ceil(4));
         self.add(XMIT + 1, packets);

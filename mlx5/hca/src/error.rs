@@ -30,7 +30,7 @@ pub enum OpenError {
     Wire {
         /// The address of the port.
         address: IpAddr,
-        /// Its UDP port; 0: any.
+        /// UDP port at the address; 0: any.
         port: u16,
         /// The cause.
         source: io::Error,
@@ -117,7 +117,7 @@ pub fn check<T: TryInto<u64>>(
     }
 }
 
-/// Returns the error of a device that has no free `what`, as all `max` are in use.
+/// Returns the error of a device that has no free `what`, because all `max` are in use.
 pub(crate) fn exhausted(what: &'static str, max: usize) -> CreateError {
     let max = max as u64;
     CreateError::Exhausted { what, max }
@@ -177,7 +177,7 @@ pub enum ConnectError {
         /// The reason.
         reason: String,
     },
-    /// The device is there, and this process has no access to its memory.
+    /// The device exists, and this process has no access to its memory.
     #[error("no access to the soft device with LID {lid}: {reason}")]
     NoAccess {
         /// The requested LID.

@@ -12,8 +12,8 @@ use crate::responder::deliver::fail_receive;
 use crate::shared::layout::Taking;
 use crate::{Hca, Queues, State};
 
-/// Flushes the waiting sends of failed queue pairs, and the receives in their own queues, also
-/// those that are posted later. Returns whether there were some.
+/// Flushes the waiting sends of failed queue pairs, and the receives in their own receive queues,
+/// including receives that are posted later. Returns whether anything was flushed.
 #[cold]
 pub(crate) fn flush_failed(hca: &Hca, state: &mut State) -> bool {
     let mut flushed = false;
@@ -64,16 +64,17 @@ fn flush_open(hca: &Hca, state: &mut State, index: usize) {
 }
 
 /// Flushes receives of a queue pair's own queue. Receives complete in the order in which they are
-/// taken. So a receive that the peer took comes first, even if the peer has not announced it yet.
-/// Either it will, or it is dead and the receive is flushed too.
+/// taken. So a receive that the peer took completes first, even if the peer has not announced it
+/// yet. Either the peer announces it later, or the peer is dead and the receive is flushed too.
 fn flush_receives(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>]) -> bool {
-    // Read before the lane: a dead peer publishes no more.
+    // This is read before the lane, since a dead peer publishes nothing more.
     let is_peer_gone = qp.remote().is_some_and(|r| r.peer.is_gone());
     let before = qp.lane.position();
     arrive::drain(hca, qp, cqs);
     let mut flushed = qp.lane.position() != before;
     loop {
-        // Datagrams and packets take their receives here, and complete them before the next one.
+        // Datagrams and packets take their receives in this process, and complete each receive
+        // before they take the next.
         let announced = (qp.lane.position() as u32).wrapping_sub(qp.answered);
         let next = if qp.takes_receives() {
             qp.receives.popped()

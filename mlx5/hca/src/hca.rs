@@ -44,7 +44,7 @@ use crate::{arrivals, flush};
 pub(crate) const POLLS_PER_CHECK: u32 = 1024;
 
 /// Number of cold lanes that each of these checks polls, in turn (R4): a producer in another
-/// process may have missed that its lane went cold.
+/// process may not have seen that its lane has become cold.
 const LANES_PER_CHECK: usize = 8;
 
 /// Number of completion vectors of a device.
@@ -83,8 +83,8 @@ pub struct Hca {
     pub(crate) port: Option<Port>,
     /// Whether a check of the peers is due, or `failed` is not empty.
     pub(crate) has_chores: Cell<bool>,
-    /// Queue pairs that failed since the last flush, and failed ones with a receive queue of their
-    /// own to flush: index and generation.
+    /// Queue pairs that failed since the last flush, and failed queue pairs with a receive queue of
+    /// their own to flush: index and generation.
     pub(crate) failed: RefCell<Vec<(usize, u32)>>,
     pub(crate) is_port_up: Cell<bool>,
     /// Asynchronous events that were not taken yet.
@@ -95,7 +95,7 @@ pub struct Hca {
     pub(crate) compressed: Cell<u64>,
     /// Number of WRITEs and SENDs announced. Counted with a model of NICs only.
     pub(crate) sends: Cell<u64>,
-    /// Number of regions registered so far, modulo 2^32.
+    /// Number of regions registered since the device was opened, modulo 2^32.
     pub(crate) registrations: Cell<u32>,
     pub(crate) state: RefCell<State>,
 }
@@ -111,12 +111,12 @@ pub(crate) struct State {
     pub(crate) mrs: Regions,
     pub(crate) rqs: Vec<Option<RqSlot>>,
     pub(crate) links: Links,
-    /// The port for packets, and the connections by it.
+    /// The port for packets, and its connections.
     pub(crate) wire: Wire,
     pub(crate) repair: Repair,
     /// Peers that did not finish a doorbell while an object was destroyed.
     pub(crate) stuck: Vec<Stuck>,
-    /// Number of places and regions that are never used again because of such peers.
+    /// Number of places and regions that are never used again, because of peers in `stuck`.
     pub(crate) quarantined: u64,
     pub(crate) hot: HotSet,
     /// The words in which peers announce messages in cold lanes.
@@ -125,8 +125,8 @@ pub(crate) struct State {
     pub(crate) violations: Vec<Violation>,
     /// Number of CQEs written to queues that were destroyed.
     pub(crate) produced: u32,
-    /// LIDs of the devices that operations of this one changed since the stepper last asked, each
-    /// once. Kept with exact lanes only.
+    /// LIDs of the devices that operations of this device changed since the last call of
+    /// `Hca::advance`, each once. Kept with exact lanes only.
     pub(crate) touched: Vec<u16>,
     /// Number of polls until the next check of the peers.
     pub(crate) polls_to_check: u32,
@@ -190,8 +190,8 @@ impl State {
 }
 
 impl Hca {
-    /// Returns the index of a queue pair's BlueFlame register among those of the device, for
-    /// [`ring`](Self::ring).
+    /// Returns the index of a queue pair's BlueFlame register among the registers of the device,
+    /// for [`ring`](Self::ring).
     #[must_use]
     pub fn register_index(qpn: u32) -> usize {
         qp_index(qpn)
@@ -216,8 +216,8 @@ impl Hca {
         } else {
             arrived
         };
-        // Last, because the earlier work may have failed a queue pair, and another poll may never
-        // come.
+        // The chores are last, because the earlier work may have failed a queue pair, and another
+        // poll may never follow.
         if self.has_chores.get() {
             self.do_chores() || progress
         } else {
@@ -293,7 +293,7 @@ impl Hca {
         core::mem::take(&mut state.violations)
     }
 
-    /// Does due work for a stepper, and adds to `touched` the LIDs of the devices that this one
+    /// Does due work for a stepper, and adds to `touched` the LIDs of the devices that this device
     /// changed since the last call; [`EVERY_LID`](crate::requester::complete::EVERY_LID) means all. Returns
     /// [`produced`](Self::produced).
     pub(crate) fn advance(&self, touched: &mut Vec<u16>) -> u32 {
@@ -321,7 +321,7 @@ impl Hca {
         self.sends.get()
     }
 
-    /// Leaves its local fabric: from now on peers see this device as gone.
+    /// Removes the device from its local fabric: from now on peers take it for dead.
     pub(crate) fn leave(&self) {
         self.membership.leave();
     }
@@ -333,7 +333,7 @@ impl Hca {
         self.clock.now_ns()
     }
 
-    /// Like [`now_ns`](Self::now_ns): cheaper, and up to some milliseconds behind.
+    /// Like [`now_ns`](Self::now_ns), but cheaper: the time may be some milliseconds old.
     #[must_use]
     pub fn coarse_now_ns(&self) -> u64 {
         self.clock.coarse_now_ns()
@@ -345,7 +345,7 @@ impl Hca {
         self.membership.is_of(fabric)
     }
 
-    /// Returns its LID, or its virtual function of the port.
+    /// Returns the device's LID, or its virtual function of the port.
     #[must_use]
     pub fn lid(&self) -> u16 {
         self.membership.lid

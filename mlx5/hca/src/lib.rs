@@ -3,10 +3,10 @@
 //!
 //! A driver places the queues in its own memory. This crate implements the firmware commands on
 //! them (PRM "Commands": CREATE_CQ, CREATE_QP, ..) and executes the WQEs. The bytes in the queues
-//! are those of [`wire`]. A driver uses it in one of two ways. It calls [`Hca::ring`] after each of
-//! its doorbells, and [`Hca::empty_poll`] when it finds a completion queue empty. Or its doorbells
-//! are plain stores, and its user calls [`Hca::poll`], which polls the doorbell records. The
-//! devices of all processes of a user meet in a directory.
+//! have the formats of [`wire`]. A driver uses this crate in one of two ways. It calls
+//! [`Hca::ring`] after each of its doorbells, and [`Hca::empty_poll`] when it finds a completion
+//! queue empty. Or its doorbells are plain stores, and its user calls [`Hca::poll`], which polls
+//! the doorbell records. The devices of all processes of a user find each other in a directory.
 //!
 //! A device belongs to one thread. `docs/software-hca.md` explains the design.
 //!
@@ -22,24 +22,24 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-// From the top to the ground. A room imports only rooms below it, and the device itself (`Hca` and
-// its `State`):
+// The modules, from the top to the base. A module imports only modules that are listed after it,
+// and the device itself (`Hca` and its `State`):
 // - `sim`: a network of devices and their programs, in virtual time.
 // - `hca`: the device, its doorbell and its poll. `options`, `error`.
 // - `objects`: the firmware commands: creating, connecting, resetting and destroying objects.
-// - `arrivals`: the packets that arrive. `flush`: the work of a failed queue pair. `sleep`: sleeping
+// - `arrivals`: packets that arrive. `flush`: the work of a failed queue pair. `sleep`: sleeping
 //   until a poll has something to do.
 // - `requester`: takes WQEs off a send queue. It executes them on the memory of the peer, or posts
 //   them to a connection by packets.
 // - `responder`: turns the messages of peers into CQEs, and returns receives that a dead requester
 //   had popped.
-// - `packets`: the protocol of connections by packets, and the port that they leave by.
+// - `packets`: the protocol of connections by packets, and the port from which they are sent.
 // - `debug`: strict mode, faults, traces. `testing`: hooks for tests. `network`: the interface to a
 //   model of the network.
 // - `queues`: the device's side of send, receive and completion queues.
 // - `shared`: the memory that devices share. No other module touches the memory of a peer.
 // - `types`: plain types. `clock`, `deferred`, `random`, `hash`: time, timers, random numbers,
-//   hashes. `counters`: those of ports.
+//   hashes. `counters`: counters of ports.
 
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
 compile_error!("mlx5-hca needs 64-bit Linux: its memfds and membarrier(2) exist nowhere else");

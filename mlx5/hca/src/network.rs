@@ -13,7 +13,7 @@ pub trait Network: fmt::Debug + Send + Sync {
     fn times(&self, request: &Request<'_>) -> Times;
 }
 
-/// A WQE, as a model of the network sees it.
+/// A WQE, as described to a model of the network.
 #[derive(Debug)]
 pub struct Request<'a> {
     /// Time of its doorbell in ns; for a fenced WQE, time of the response that it waits for.

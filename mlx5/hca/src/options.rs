@@ -12,10 +12,11 @@ pub struct SoftOptions {
     pub fabric: FabricSpec,
     /// The port for packets, to peers that share no memory with this device. Default `None`.
     pub roce: Option<RoceOptions>,
-    /// The port that it shares with others of its fabric. Each is a virtual function, at most
-    /// [`MAX_VF`](crate::MAX_VF) in all; those of the port with index i of n leave the remainder i.
-    /// The upper 10 bits of a queue pair number are the virtual function, so the number alone names
-    /// the device. Default `None`: each device is a port of its own, with a LID.
+    /// The port that the device shares with other devices of its fabric. Each device is a virtual
+    /// function, at most [`MAX_VF`](crate::MAX_VF) in all; with n ports, the virtual functions of
+    /// the port with index i have the remainder i modulo n. The upper 10 bits of a queue pair
+    /// number are the virtual function, so the number alone names the device. Default `None`: each
+    /// device is a port of its own, with a LID.
     pub port: Option<Port>,
     /// Address space for registered memory, in bytes. Memory is allocated only as regions are made.
     /// Each peer maps the address space too. Default 64 GiB, or a sixteenth of what this process
@@ -35,8 +36,8 @@ pub struct SoftOptions {
     pub faults: Faults,
     /// Whether to keep a hash over all events of the device.
     pub trace: bool,
-    /// Counters of the ports of [`port`](Self::port)'s network, one of each, to which the device
-    /// adds its traffic. Each operation then takes the general path. Default `None`.
+    /// Counters for each port of [`port`](Self::port)'s network, to which the device adds its
+    /// traffic. With counters, each operation takes the general path. Default `None`.
     pub counters: Option<&'static [PortCounters]>,
 }
 

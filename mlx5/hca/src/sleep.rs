@@ -72,15 +72,15 @@ impl Watch for Idle<'_> {
 
 impl Hca {
     /// Makes progress, then calls `then` with a watch that ends when a poll would have something to
-    /// do. Completions that are already in a queue do not end it.
+    /// do. Completions that are already in a queue do not end the sleep.
     pub fn with_watch(&self, then: &mut dyn FnMut(&mut dyn Watch)) {
         self.empty_poll();
         then(&mut Idle(self));
     }
 
-    /// Makes progress and sleeps until an armed CQ of this device has a CQE that it was armed for,
-    /// `alarm` ends, or `timeout_ns` have passed in real time. Returns whether there is a CQE.
-    /// Disarms those CQs.
+    /// Makes progress and sleeps until an armed CQ of this device has a CQE of the armed kind,
+    /// `alarm` ends, or `timeout_ns` have passed in real time. Returns whether there is such a CQE,
+    /// and disarms its CQ.
     pub fn wait(&self, timeout_ns: Option<u64>, alarm: &mut impl Watch) -> bool {
         let end_ns = timeout_ns.map(|ns| Clock::System.now_ns().saturating_add(ns));
         loop {
@@ -115,7 +115,7 @@ impl Hca {
         self.poll_cold_lanes(&mut self.state.borrow_mut(), usize::MAX);
     }
 
-    /// Returns whether an armed CQ has a CQE that it was armed for. Disarms such CQs.
+    /// Returns whether an armed CQ has a CQE of the armed kind. Disarms such CQs.
     fn take_events(&self) -> bool {
         let cqs = &mut self.state.borrow_mut().queues.cqs;
         cqs.iter_mut()

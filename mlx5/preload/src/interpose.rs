@@ -46,7 +46,8 @@ fn fail(errno: Errno) -> c_int {
     -1
 }
 
-/// Evaluates a call with a path: with that of the launcher's tree, if the path leads there.
+/// Evaluates a call with a path; if the path leads to the launcher's tree, with the path in the
+/// tree.
 macro_rules! named {
     ($path:ident, $dir:expr => $call:expr) => {{
         let in_tree = tree::find($dir, $path);
@@ -97,7 +98,8 @@ enum Node {
 }
 
 impl Node {
-    /// Returns `st_rdev`: the connection manager's is the one before those of the devices.
+    /// Returns `st_rdev`: the number of the connection manager comes before the numbers of the
+    /// devices.
     fn number(self, settings: &Settings) -> libc::dev_t {
         match self {
             Self::Device(index) => settings.device + index as libc::dev_t,
@@ -106,7 +108,7 @@ impl Node {
     }
 }
 
-/// Returns the settings and the file if the path is that of one in `/dev`.
+/// Returns the settings and the file if the path is one of the device files in `/dev`.
 ///
 /// # Safety
 /// `path` is null or a string.
@@ -223,7 +225,8 @@ unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c
     // SAFETY: the caller's arguments.
     let close = |first, last| unsafe { next::close_range(first, last, flags) };
     if first > last || flags != 0 {
-        // The flags, for a later close or a table of its own, are useful only in a child.
+        // The flags, which delay the close or unshare the table of descriptors, are useful only in
+        // a child.
         return close(first, last);
     }
     let mut result = 0;
@@ -297,8 +300,9 @@ unsafe extern "C-unwind" {
     fn poll(files: *mut libc::pollfd, count: libc::nfds_t, timeout: c_int) -> c_int;
 }
 
-/// Carries out a command of the connection manager. That for an event waits for one, also after
-/// another thread has closed the descriptor: a kernel keeps the file until the system call ends.
+/// Carries out a command of the connection manager. The command that reads an event waits for an
+/// event, even after another thread has closed the descriptor: a kernel keeps the file until the
+/// system call ends.
 fn write_to_cm(fd: c_int, session: &cm::Session, bytes: u64, count: size_t) -> ssize_t {
     // SAFETY: plain numbers.
     let blocks = unsafe { libc::fcntl(fd, libc::F_GETFL) } & libc::O_NONBLOCK == 0;
@@ -376,7 +380,7 @@ unsafe extern "C-unwind" fn read(fd: c_int, bytes: *mut c_void, count: size_t) -
             held::as_ourselves(|| drop(channel));
             loop {
                 let n = read_next(event_bytes);
-                // SAFETY: that many bytes were read into the buffer.
+                // SAFETY: `n` bytes were read into the buffer.
                 let event =
                     unsafe { core::slice::from_raw_parts(bytes.cast::<u8>(), n.max(0) as usize) };
                 let is_for_program =
@@ -397,10 +401,10 @@ unsafe extern "C-unwind" fn read(fd: c_int, bytes: *mut c_void, count: size_t) -
 }
 
 /// `ioctl(3)`: the device has only write() commands. Like a kernel without the called method, it
-/// [refuses](Method::refusal). libibverbs then writes the command, if there is one; otherwise the
-/// program learns that this device does not support it. A kernel without any methods answers
-/// `ENOTTY`, which makes libibverbs write too. But without a command to write, that error reaches
-/// programs, which do not expect it.
+/// [refuses](Method::refusal). libibverbs then writes the command, if the method has one; otherwise
+/// it reports to the program that this device does not support the method. A kernel without any
+/// methods answers `ENOTTY`, which makes libibverbs write too. But without a command to write, that
+/// error reaches programs, which do not expect it.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
     if fds::may_be_ours(fd) {
@@ -547,8 +551,8 @@ unsafe extern "C" fn fstat(fd: c_int, status: *mut Status) -> c_int {
 }
 
 /// Other names of these functions: for large files (all files on 64-bit systems), for fortified
-/// programs, and in C libraries before 2.33. The last ones take the version of the structure;
-/// 64-bit systems have only one.
+/// programs, and in C libraries before 2.33. The functions of old C libraries take the version of
+/// the structure; 64-bit systems have only one version.
 macro_rules! other_names {
     ($($name:ident($($argument:ident: $ty:ty),*) $(-> $result:ty)? => $call:expr;)*) => {
         $(

@@ -1,7 +1,7 @@
 //! The library that `mlx5-run` preloads into a program (`LD_PRELOAD`). It interposes a few calls of
 //! the C library, so that libibverbs and libmlx5 find a device; the software HCA ([`mlx5_hca`])
-//! executes that device's commands and queues. A program never links it; the README says how to use
-//! it.
+//! executes that device's commands and queues. A program never links it; the README explains how to
+//! use it.
 //!
 //! # Inside, in the order of a command's path
 //!
@@ -19,25 +19,26 @@
 //!
 //! - **write() commands only.** `ioctl(RDMA_VERBS_IOCTL)` fails with `EPROTONOSUPPORT`, as in a
 //!   kernel without the called method. libibverbs then writes the command. For a method without a
-//!   command, such as those of DEVX, programs learn that the device does not support it. For those
-//!   of regions and device memory, such as `ibv_advise_mr`, the error is `EOPNOTSUPP`, as their
-//!   manual pages say.
-//! - **Paths of `/sys`** that lead to the device are those of the launcher's tree, for all of the C
-//!   library's calls that NCCL, hwloc, perftest, coreutils, shells, Python and the like make. A
-//!   mount namespace would show the tree to direct system calls too. But an unprivileged process
-//!   needs a user namespace for it, where the system allows one at all, and processes of different
-//!   user namespaces may not copy each other's memory.
+//!   command, such as the methods of DEVX, libibverbs reports that the device does not support it.
+//!   For methods of regions and device memory, such as `ibv_advise_mr`, the error is `EOPNOTSUPP`,
+//!   as in their manual pages.
+//! - **Paths of `/sys`** that lead to the device are replaced by paths of the launcher's tree, in
+//!   all of the C library's calls that NCCL, hwloc, perftest, coreutils, shells, Python and the
+//!   like make. A mount namespace would show the tree to direct system calls too. But an
+//!   unprivileged process needs a user namespace for it, where the system allows one at all, and
+//!   processes of different user namespaces may not copy each other's memory.
 //! - **The device file is a sealed, sparse memfd**, which `fstat` reports as a character device.
 //!   libmlx5 maps its doorbell registers from it, at the same offsets as from a kernel. So `mmap`
 //!   need not be interposed.
-//! - **One thread owns the HCA of an open device**, from `open` until its descriptors are closed
-//!   and its registers unmapped: its end tells peers that the HCA is dead. The program's threads
-//!   pass their commands to it and wait. It sleeps between polls of the doorbell records: 20 us
-//!   after recent work, and up to 1 ms after a long idle time. It never spins, because a spinning
-//!   program needs the cores itself. A panic in it ends that context (`EIO`), not the program.
-//! - **A command waits only for a peer** in the middle of a copy into a region that it deregisters
-//!   or changes. The thread tries such a command again, while it carries out others. After 2 s it
-//!   is refused (`EBUSY`), and the region is unchanged.
+//! - **One thread owns the HCA of an open device**, from `open` until the descriptors of the device
+//!   are closed and its registers unmapped: the end of the thread shows peers that the HCA is dead.
+//!   The program's threads pass their commands to this thread and wait. It sleeps between polls of
+//!   the doorbell records: 20 us after recent work, and up to 1 ms after a long idle time. It never
+//!   spins, because a spinning program needs the cores itself. A panic in it ends that context
+//!   (`EIO`), not the program.
+//! - **A command waits only** for a peer in the middle of a copy into a region that the command
+//!   deregisters or changes. The thread tries such a command again, while it carries out other
+//!   commands. After 2 s it is refused (`EBUSY`), and the region is unchanged.
 //! - **The kernel checks the addresses in commands**: its cross-process copy reads commands and
 //!   writes responses, and queues and regions must be readable, or writable, when they are named.
 //!   So a wrong address is an `EFAULT`, as from a kernel, and not a crash.
@@ -53,7 +54,7 @@
 //!   is given. Then the register of each queue pair is checked after its record has moved. Within a
 //!   second it must hold the last WQE before the record: whole, or its first 8 bytes, or a batch
 //!   that ends with it. If another doorbell on the same register follows before the next check, the
-//!   first one is counted as overtaken, and cannot be judged. Programs that wait for each
+//!   first doorbell is counted as overtaken, and cannot be checked. Programs that wait for each
 //!   completion have no such doorbells. Registers from another source (`mlx5dv_devx_alloc_uar`) are
 //!   not checked.
 #![deny(unsafe_op_in_unsafe_fn)]

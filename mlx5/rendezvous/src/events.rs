@@ -9,7 +9,7 @@ use std::sync::Arc;
 pub struct Peer {
     /// Address of the client's socket, over which it connected.
     pub address: SocketAddr,
-    /// Number of its connection, which no other connection to a server of this process has.
+    /// Number of the peer's connection, which no other connection to a server of this process has.
     pub number: u64,
 }
 
@@ -23,9 +23,9 @@ impl fmt::Display for Peer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event<'a> {
-    /// A client has connected. Its first request may come before.
+    /// A client has connected. Its first request may arrive before this event.
     Connected(Peer),
-    /// A client is connected no more, for this reason.
+    /// A client was disconnected, for this reason.
     Disconnected(Peer, &'a str),
     /// A client, or a stranger, was not connected, for this reason.
     Refused(Peer, &'a str),
@@ -41,21 +41,21 @@ impl fmt::Display for Event<'_> {
     }
 }
 
-/// A function that is told the events of a server, in the thread of the server: it must not block.
-/// By default there is none. With the feature `tracing` every event is also one of that crate, of
-/// the target `rendezvous`: refusals have level `WARN`, others `INFO`.
+/// A function that is called for each event of a server, in the thread of the server: it must not
+/// block. By default there is none. With the feature `tracing` every event is also one of that
+/// crate, of the target `rendezvous`: refusals have level `WARN`, others `INFO`.
 #[derive(Clone, Default)]
 pub struct Events(Option<Arc<Hear>>);
 
 type Hear = dyn Fn(Event<'_>) + Send + Sync;
 
 impl Events {
-    /// Makes `hear` the function. Clones share it.
+    /// Makes events that call `hear`. Clones share the function.
     pub fn new(hear: impl Fn(Event<'_>) + Send + Sync + 'static) -> Self {
         Self(Some(Arc::new(hear)))
     }
 
-    /// Tells an event.
+    /// Passes an event to the function.
     pub fn tell(&self, event: Event<'_>) {
         #[cfg(feature = "tracing")]
         match event {

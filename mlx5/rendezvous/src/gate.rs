@@ -15,14 +15,15 @@ use crate::secret::{Proof, Secret};
 const BACKLOG: i32 = 4096;
 /// Number of peers that one poll accepts.
 const PEERS_PER_POLL: usize = 64;
-/// Maximum number of peers that connect at once, each with a descriptor: a quarter of those that a
-/// process usually has. Further peers wait in the backlog, which costs the process nothing.
+/// Maximum number of peers that connect at once, each with a descriptor: a quarter of the
+/// descriptors that a process usually has. Further peers wait in the backlog, which costs the
+/// process nothing.
 const PLACES: usize = 256;
-/// Time after which a peer that connects loses its place, if another one needs it. Not less: of
-/// many clients that come at once each needs its turn, and one whose connection is closed comes
-/// again.
+/// Time after which a peer that connects loses its place, if another peer needs it. The time is not
+/// shorter, because each of many clients that connect at once needs its turn, and a client whose
+/// connection is closed connects again.
 const SHORT_PATIENCE: Duration = Duration::from_millis(250);
-/// Time after which a poll advances no further peer: the next poll goes on with it.
+/// Time after which a poll advances no further peer: the next poll continues with that peer.
 const POLL_TIME: Duration = Duration::from_millis(2);
 
 /// Number of peers that this process has accepted.
@@ -33,12 +34,12 @@ static PEERS: AtomicU64 = AtomicU64::new(0);
 pub struct GateOptions {
     /// Time after which a peer that has not arrived is disconnected.
     pub patience: Duration,
-    /// Hears of peers that have arrived, and of those that are refused.
+    /// Callback for peers that have arrived, and for peers that are refused.
     pub events: Events,
     /// A secret that peers have to prove.
     pub secret: Option<Secret>,
     /// The record for a peer that offers no proof of the secret:
-    /// [`Refusal::Secret`](crate::record::Refusal::Secret) in place of the first one that it
+    /// [`Refusal::Secret`](crate::record::Refusal::Secret) in place of the first record that it
     /// expects.
     pub refusal: Vec<u8>,
 }
@@ -112,16 +113,16 @@ impl<A> Gate<A> {
         self.peers_per_poll = peers;
     }
 
-    /// Returns the address it listens at.
+    /// Returns the address at which the gate listens.
     ///
     /// # Errors
-    /// The system cannot tell.
+    /// The system does not return the address.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.listener.local_addr()
     }
 
-    /// Tells that the peers that connect are in the way of another one: the next poll disconnects
-    /// those that have had their time, 250 ms.
+    /// Notes that connecting peers have places that another peer needs: the next poll disconnects
+    /// peers that have been connecting for 250 ms.
     pub const fn make_room(&mut self) {
         self.is_crowded = true;
     }
@@ -132,12 +133,13 @@ impl<A> Gate<A> {
     }
 
     /// Accepts peers, each with the state that `begin` makes, and advances their exchanges as far
-    /// as their sockets allow. A poll is bounded, whatever peers do: it reads no more of one than
-    /// its records, begins with no further one after 2 ms, and has at most 256 of them at once.
-    /// When those are connecting, the ones that have had 250 ms are disconnected for others.
-    /// `advance` returns `None` until the peer has arrived, and is not called for it again;
-    /// `arrived` gets its socket, to keep it in [`Lifelines`] or to close it. A peer whose
-    /// `advance` fails is disconnected, as is one that does not prove the secret.
+    /// as their sockets allow. A poll is bounded, whatever peers do: it reads only the records of
+    /// each peer, begins with no further peer after 2 ms, and has at most 256 connecting peers at
+    /// once. When that number is reached, peers that have been connecting for 250 ms are
+    /// disconnected so that others get their places. `advance` returns `None` until the peer has
+    /// arrived, and is not called for this peer again; `arrived` gets its socket, to keep it in
+    /// [`Lifelines`] or to close it. A peer whose `advance` fails is disconnected, as is one that
+    /// does not prove the secret.
     ///
     /// [`Lifelines`]: crate::Lifelines
     pub fn poll<T, E: fmt::Display>(
@@ -147,7 +149,8 @@ impl<A> Gate<A> {
         mut arrived: impl FnMut(T, TcpStream, Peer),
     ) {
         let is_crowded = std::mem::take(&mut self.is_crowded) || self.connecting.len() >= PLACES;
-        // accept(2) fails for a connection that is gone, or for lack of descriptors, which may end.
+        // accept(2) fails for a connection that has ended, or for lack of descriptors, which may be
+        // temporary.
         for _ in 0..self
             .peers_per_poll
             .min(PLACES.saturating_sub(self.connecting.len()))
@@ -210,7 +213,7 @@ impl<A> Gate<A> {
                     events.tell(Event::Connected(peer));
                     arrived(met, stream, peer);
                 }
-                // The peer knows the reason, is gone, or takes too long.
+                // The peer was refused and got the reason, has disconnected, or takes too long.
                 Ok(None) | Err(_) => {
                     let reason = outcome.err();
                     events.tell(Event::Refused(
@@ -375,7 +378,8 @@ mod tests {
         version: 1,
     };
 
-    /// Each pair of ends with and without secrets: who is connected, and what both ends are told.
+    /// Each pair of ends with and without secrets: whether they connect, and the errors of both
+    /// ends.
     #[test]
     fn ends_with_one_secret_meet_and_all_others_are_told_why_not() {
         let secrets = |byte: u8| Some(Secret::from(vec![byte; 32]));

@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-/// Number of polls that a period has at least, so that a thread which the system suspended
-/// meanwhile does not give up after one. A smaller maximum of what a poll is charged would make the
-/// period longer on a machine on which others run between two polls.
+/// Minimum number of polls of a period, so that a thread that was suspended meanwhile does not give
+/// up after one poll. With a larger number, each poll would be charged less, and the period would
+/// be longer on a machine on which other threads run between two polls.
 const POLLS: u32 = 20;
 
 /// The rest of a time to wait. Time in which the thread is suspended between two polls does not
@@ -28,7 +28,7 @@ impl GracePeriod {
         }
     }
 
-    /// Returns the rest.
+    /// Returns the rest of the time.
     #[must_use]
     pub const fn left(&self) -> Duration {
         self.left

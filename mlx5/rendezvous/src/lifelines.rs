@@ -15,12 +15,12 @@ use crate::events::Peer;
 /// Maximum number of sockets that one call returns.
 const ENDS_PER_CALL: usize = 64;
 
-/// The sockets of peers, a descriptor each. Finds those that the peers have closed, by one system
-/// call.
+/// The sockets of peers, a descriptor each. Finds the sockets that were closed by their peers, by
+/// one system call.
 ///
-/// The end of a socket is a hint, and its absence is none: a middlebox may close the socket of a
-/// peer that lives, and a forked child may keep the socket of a peer that died. So the owner asks
-/// the peer over the connection itself, and has a keep-alive too.
+/// The end of a socket is only a hint, and an open socket proves nothing: a middlebox may close the
+/// socket of a peer that lives, and a forked child may keep the socket of a peer that died. So the
+/// owner asks the peer over the connection itself, and has a keep-alive too.
 #[derive(Debug)]
 pub struct Lifelines {
     epoll: OwnedFd,
@@ -57,7 +57,7 @@ impl Lifelines {
         }
     }
 
-    /// Closes the socket of a peer that has left.
+    /// Closes the socket of a peer that has disconnected.
     pub fn remove(&mut self, peer: Peer) {
         self.sockets.remove(&peer.number);
     }

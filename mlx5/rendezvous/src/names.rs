@@ -46,9 +46,9 @@ impl Addresses {
 
     /// Resolves a [name](name_of) again, for a client whose connection has ended: the server may
     /// have moved. Waits for `patience` at most, as long as the client `is_wanted`; the resolver
-    /// may take longer, so it runs in a thread of its own, and the next call takes its answer. The
-    /// addresses stay as they are without an answer, and if the name is one of them, or the text of
-    /// a list of them.
+    /// may take longer, so it runs in another thread, and the next call takes its answer. The
+    /// addresses do not change without an answer, or if the name is an address or a list of
+    /// addresses.
     pub(crate) fn refresh(
         &mut self,
         name: &str,
@@ -88,7 +88,7 @@ impl Deref for Addresses {
 fn ask(name: String) -> Option<Receiver<io::Result<Vec<SocketAddr>>>> {
     let (tell, answer) = channel();
     let resolve = move || {
-        // The client may be gone.
+        // The send fails if the client was dropped.
         let _told = tell.send(name.to_socket_addrs().map(Vec::from_iter));
     };
     thread::Builder::new()

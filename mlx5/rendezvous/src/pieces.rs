@@ -1,4 +1,4 @@
-//! Bytes of a known number that cross a stream in whatever pieces.
+//! Messages of a known length that cross a stream in pieces of any length.
 
 use std::io::{self, ErrorKind, Read, Write};
 
@@ -45,8 +45,8 @@ impl<const N: usize> Incoming<N> {
         (self.count == N).then_some(&self.bytes)
     }
 
-    /// Does one read for missing bytes. Returns those that have been received; `None` if the stream
-    /// would block.
+    /// Does one read for missing bytes. Returns the bytes that have been received; `None` if the
+    /// stream would block.
     pub(crate) fn step(&mut self, stream: &mut impl Read) -> io::Result<Option<&[u8]>> {
         let end = (
             ErrorKind::UnexpectedEof,

@@ -11,12 +11,12 @@ pub(crate) const ATTEMPT_INTERVAL: Duration = Duration::from_millis(20);
 /// Minimum time of an attempt: the time limit 0 of a socket would be none.
 const MIN_WAIT: Duration = Duration::from_millis(1);
 
-/// A stream to a server that the client meets. Its reads and writes end as
-/// [`TimedOut`](ErrorKind::TimedOut) when the time of the attempt is over, and when nobody wants
-/// the connection any more.
+/// A stream to a server to which the client connects. Its reads and writes end as
+/// [`TimedOut`](ErrorKind::TimedOut) when the time of the attempt is over, and when the connection
+/// is not wanted any more.
 pub struct Meeting<'a> {
     stream: TcpStream,
-    /// `None`: later than the clock can tell.
+    /// `None`: a time beyond the range of the clock.
     end: Option<Instant>,
     is_wanted: &'a mut dyn FnMut() -> bool,
 }
@@ -31,8 +31,8 @@ impl fmt::Debug for Meeting<'_> {
 }
 
 impl Meeting<'_> {
-    /// Returns the stream once its server has been met, for later looks at its end: it does not
-    /// block.
+    /// Returns the stream once the records were exchanged, for later checks whether it has ended.
+    /// The stream does not block.
     pub(crate) fn into_lifeline(self) -> io::Result<TcpStream> {
         self.stream.set_nonblocking(true)?;
         Ok(self.stream)
@@ -74,14 +74,14 @@ impl Write for Meeting<'_> {
 
 /// Connects to the first of the `addresses` that has a server, and lets `meet` exchange records
 /// with it. Retries for `patience`, while `is_wanted` returns true, if no server listens, or if
-/// `may_pass` accepts the error of `meet` because the server was leaving. An attempt at one of
-/// several addresses takes its share of the time that is left, whether its host or its server does
-/// not answer: half of it with two addresses. The next address has its turn then. `unreachable`
+/// `may_pass` accepts the error of `meet` because the server was closing. An attempt at one of
+/// several addresses takes its share of the time that is left (half of it with two addresses),
+/// whether the host or the server does not answer. Then the next address is tried. `unreachable`
 /// converts an error of the socket.
 ///
 /// # Errors
-/// The errors of `meet` and of `unreachable`: of the last attempt, or of the one before if the end
-/// of the time cut the last one short.
+/// The errors of `meet` and of `unreachable`: of the last attempt, or of the previous attempt if
+/// the end of the time cut the last attempt short.
 pub(crate) fn reach<T, E>(
     addresses: &[SocketAddr],
     patience: Duration,
@@ -91,7 +91,8 @@ pub(crate) fn reach<T, E>(
     unreachable: impl Fn(io::Error) -> E,
 ) -> Result<T, E> {
     let start = Instant::now();
-    // An attempt that the end of the time cuts short says less than the one before.
+    // The error of an attempt that the end of the time cuts short is less specific than the error
+    // of the previous attempt.
     let more_telling = |error, before: Option<E>| {
         before
             .filter(|_| start.elapsed() >= patience)
@@ -116,7 +117,8 @@ pub(crate) fn reach<T, E>(
                 },
                 Err(error) => {
                     let is_for_now = may_listen(&error);
-                    // A host without a server says more than an address without a host.
+                    // The error of a host without a server is more specific than the error of an
+                    // address without a host.
                     if is_for_now || !may_come {
                         failure = unreachable(error);
                     }
@@ -139,8 +141,8 @@ fn is_over(end: Option<Instant>) -> bool {
     end.is_some_and(|end| Instant::now() >= end)
 }
 
-/// Returns whether a server may listen there soon: none listens yet, or the last one closed its
-/// socket before it took this client.
+/// Returns whether a server may soon listen at the address: none listens yet, or the last server
+/// closed its socket before it took this client.
 fn may_listen(error: &io::Error) -> bool {
     error.kind() == ErrorKind::ConnectionRefused || stream_has_ended(error)
 }
@@ -163,8 +165,8 @@ fn connect<'a>(
     })
 }
 
-/// Interval of looks at the server's socket while calls wait, and the pause between calls after
-/// which one is due: the socket's end tells of a death that nothing else tells meanwhile.
+/// Interval of the checks of the server's socket while calls wait, and pause between calls after
+/// which a check is due: meanwhile only the end of the socket shows that the server has died.
 pub const LIFELINE_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Returns whether the other end of a stream that does not block is closed, as the system does when
@@ -177,8 +179,8 @@ pub fn has_hung_up(stream: &TcpStream) -> bool {
     )
 }
 
-/// Returns whether an error of a stream means that the other end has gone, rather than that it is
-/// silent.
+/// Returns whether an error of a stream means that the other end has disconnected, rather than that
+/// it is silent.
 #[must_use]
 pub fn stream_has_ended(error: &io::Error) -> bool {
     use ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
@@ -197,7 +199,7 @@ mod tests {
 
     use super::*;
 
-    /// A port of a loopback address that nothing else uses: a port that is left may be given to
+    /// A port of a loopback address that nothing else uses: a port that is free may be assigned to
     /// another listener at once.
     fn free_address() -> SocketAddr {
         static CALLS: AtomicU8 = AtomicU8::new(1);
@@ -208,7 +210,7 @@ mod tests {
             .unwrap()
     }
 
-    /// A reset comes from a server that is restarted while the client connects.
+    /// A connection is reset by a server that is restarted while the client connects.
     #[test]
     fn a_server_that_refuses_or_resets_may_listen_soon() {
         let errors = [

@@ -60,7 +60,7 @@ impl Refusal {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum RecordError {
-    /// Not a record of this kind: the peer speaks another protocol.
+    /// The bytes are not a record of this kind: the peer speaks another protocol.
     #[error("not a {name} record, but \"{}\": another program is at this address", found.escape_ascii())]
     Magic {
         /// The kind of record.
@@ -170,9 +170,9 @@ impl Kind {
         }
     }
 
-    /// Receives of a record what is available. Returns `None` if some is still missing and the
-    /// stream would block. The magic of one that is not whole is checked: an end of another kind
-    /// may never send as many bytes as the record has.
+    /// Receives the bytes of a record that are available. Returns `None` if some bytes are still
+    /// missing and the stream would block. The magic is checked before the record is complete: an
+    /// end of another kind may never send as many bytes as the record has.
     ///
     /// # Errors
     /// The errors of the stream; [`RecordError::Magic`].

@@ -43,7 +43,7 @@ pub struct Route {
 }
 
 impl Route {
-    /// Resolves the address of a server with this secret, if it has one.
+    /// Resolves the address of a server, which has the secret `secret` if that is given.
     ///
     /// # Errors
     /// [`Unreachable`].
@@ -65,16 +65,17 @@ impl Route {
         }
     }
 
-    /// Connects to the first of the server's addresses that has one: proves the
-    /// secret, and lets `meet` exchange records. Returns the stream too, for later
-    /// [looks](crate::has_hung_up) at its end: it does not block.
+    /// Connects to the first of the addresses at which a server listens: proves the secret, and
+    /// lets `meet` exchange records. Returns the stream too, for later [checks](crate::has_hung_up)
+    /// whether it has ended; the stream does not block.
     ///
     /// Tries again for `patience`, while `is_wanted` returns true, if no server listens, or if
-    /// `may_pass` accepts the error of `meet` because the server was leaving. An attempt at one of
+    /// `may_pass` accepts the error of `meet` because the server was closing. An attempt at one of
     /// several addresses takes its share of the time that is left.
     ///
     /// # Errors
-    /// The error of the last attempt, or of the one before if the end of the time cut it short.
+    /// The error of the last attempt, or of the previous attempt if the end of the time cut the
+    /// last attempt short.
     pub fn connect<T, E>(
         &self,
         patience: Duration,

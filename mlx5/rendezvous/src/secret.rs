@@ -27,13 +27,13 @@ const KIND: Kind = Kind {
 };
 const BYTES: usize = HEAD_BYTES + FIELD_BYTES;
 const FIELD_BYTES: usize = 32;
-/// Maximum bytes that are read of a peer behind those for which it is refused.
+/// Maximum bytes that are read from a peer after the bytes for which it is refused.
 const DRAINED_BYTES: usize = 4096;
 
 type Field = [u8; FIELD_BYTES];
 
-/// A secret that a server and its clients share: any bytes, best 32 random ones, as a peer can try
-/// guesses at home once it has seen a proof.
+/// A secret that a server and its clients share: any bytes, best 32 random bytes, because a peer
+/// that has seen a proof can try guesses offline.
 #[derive(Clone)]
 pub struct Secret(Arc<[u8]>);
 
@@ -43,7 +43,7 @@ impl<T: Into<Arc<[u8]>>> From<T> for Secret {
     }
 }
 
-/// Without the bytes.
+/// Formats the name of the type without the bytes.
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Secret")
@@ -80,7 +80,7 @@ impl Secret {
 
     /// Begins the MAC of an end's proof.
     fn mac(&self, end: &[u8; 6], client: &Field, server: &Field) -> Hmac<Sha256> {
-        // HMAC takes keys of all lengths; the empty key is that of an error which cannot occur.
+        // HMAC takes keys of all lengths; the empty key is for an error that cannot occur.
         let mac = Hmac::<Sha256>::new_from_slice(&self.0)
             .unwrap_or_else(|_| Hmac::new(&Default::default()));
         mac.chain_update(end)
@@ -111,7 +111,7 @@ impl Proof {
     /// `refusal` is the record for a peer that offers no proof.
     ///
     /// # Errors
-    /// The errors of the socket, and refusals, which the peer was told.
+    /// The errors of the socket, and refusals, which were sent to the peer.
     pub(crate) fn advance(
         &mut self,
         stream: &mut TcpStream,
@@ -192,9 +192,10 @@ impl Proof {
 
 /// Tells a peer why it is not connected, and returns that as the error.
 fn refuse(stream: &mut (impl Read + Write), record: &[u8], reason: Refusal) -> io::Result<bool> {
-    // A peer that cannot take the record does not learn of it. A socket that is closed with unread
-    // bytes is reset, and the peer may lose the record. One read takes all that a client sends
-    // before it is answered; a stranger may send without end.
+    // A peer that cannot take the record at once does not get it. A socket that is closed with
+    // unread bytes is reset, and the peer may lose the record. One read takes everything that a
+    // client sends before it is answered. It is not repeated, because any other peer may send
+    // without end.
     let _sent = stream.write(record);
     let _unread = stream.read(&mut [0; DRAINED_BYTES]);
     Err(io::Error::other(reason))
@@ -280,8 +281,7 @@ mod tests {
         );
     }
 
-    /// A server that repeats what it was sent, as one that relays it to the client itself would,
-    /// proves nothing.
+    /// A server that sends a client's own bytes back to it, as a relay would, proves nothing.
     #[test]
     fn a_server_that_reflects_the_client_is_found_out() {
         struct Mirror(Vec<u8>);

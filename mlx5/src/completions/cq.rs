@@ -22,8 +22,8 @@ use crate::wire::{
 };
 
 /// A completion queue for any mix of queues. Completions of one queue pair's sends arrive in
-/// posting order. Those of different queue pairs arrive in any order, and so do those of sends
-/// relative to receives.
+/// posting order. Completions of different queue pairs arrive in any order, and so do completions
+/// of sends relative to completions of receives.
 ///
 /// It is not `Send`:
 /// ```compile_fail,E0277
@@ -34,7 +34,7 @@ pub struct Cq {
     entries: CqEntries,
     /// The last entry's CQE.
     last: NonNull<u8>,
-    /// CQEs consumed.
+    /// Number of CQEs consumed.
     consumer: u32,
     /// The entry of `consumer`, and the owner bit of its lap. While callbacks run, an earlier
     /// entry.
@@ -48,7 +48,7 @@ pub struct Cq {
     object: Rc<CqObject>,
 }
 
-/// Number of successful polls before the device makes progress all the same.
+/// Number of successful polls before the device nevertheless makes progress.
 const POLLS_PER_HOOK: u32 = 16;
 
 impl fmt::Debug for Cq {
@@ -118,7 +118,7 @@ impl Cq {
     }
 
     /// Hands out all CQEs of the compressed session at the consumer. If they are more than `max`,
-    /// hands out none, and makes them plain.
+    /// hands out none, and expands the session to plain CQEs.
     #[inline(always)]
     fn take_session<L: Copy>(
         &mut self,
@@ -127,9 +127,9 @@ impl Cq {
         f: &mut impl FnMut(L, Cqe<'_>),
     ) -> usize {
         udma_from_device_barrier();
-        // A copy: no store below can change it, so a callback's reads of it are consistent. SAFETY:
-        // a CQE inside the buffer. Until a CQE of the session is handed out, the driver owns its
-        // entry, unchanged since the device wrote it.
+        // The title is a copy: no store below can change it, so a callback's reads of it are
+        // consistent. SAFETY: a CQE inside the buffer. Until a CQE of the session is handed out,
+        // the driver owns its entry, unchanged since the device wrote it.
         let title: [u8; CQE_BYTES] = unsafe { self.entries.place(self.consumer).cast().read() };
         let parsed = TitleCqe::parse(&title);
         let count = self.entries.session_count(&parsed);
@@ -151,22 +151,24 @@ impl Cq {
             let (next, cq) = (leaving.next, &*leaving.cq);
             let array: NonNull<[u8; MiniCqe::LEN]> = cq.array_place(next).cast();
             let hand_out = |i: u32| {
-                // SAFETY: inside the array, which belongs to the driver and is as the device wrote
-                // it: the title's owner bit published the whole session, and entries are given back
-                // when `leaving` is dropped.
+                // SAFETY: the place is inside the array, which belongs to the driver and has the
+                // bytes that the device wrote: the title's owner bit published the whole session,
+                // and the entries are returned to the device only when `leaving` is dropped.
                 let mini = MiniCqe::parse(&unsafe { array.add(i as usize).read() });
                 let wqe_counter = if is_send {
                     mini.wqe_counter()
                 } else {
                     parsed.wqe_counter.wrapping_add(leaving.next as u16)
                 };
-                // Before the callback: if it panics, the entry is not handed out again.
+                // The increment is before the callback, so that the entry is not handed out again
+                // if the callback panics.
                 leaving.next += 1;
                 let beside = Beside::Mini {
                     byte_count: mini.byte_count,
                     wqe_counter,
                 };
-                // Not the title's QPN: the queue pair may be destroyed in a callback.
+                // The title's QPN is not read again, because the queue pair may be destroyed in a
+                // callback.
                 f(
                     queue,
                     Cqe::new(
@@ -188,7 +190,7 @@ impl Cq {
     }
 
     /// Writes the CQEs `from..count` of the session at the consumer to their entries, as plain
-    /// ones.
+    /// CQEs.
     #[cold]
     #[inline(never)]
     fn expand(&mut self, from: u32, count: u32) {
@@ -200,8 +202,8 @@ impl Cq {
         let mut array = [0; CQE_BYTES];
         for entry in from..count {
             if entry == from || entry as usize % MINI_CQES_PER_ARRAY == 0 {
-                // SAFETY: as above. The array lies in the entry of its first CQE, or in the one
-                // after it, so no CQE was written over it.
+                // SAFETY: as above. The array lies in the entry of its first CQE, or in the next
+                // entry, so no CQE was written over it.
                 array = unsafe { self.array_place(entry).read() };
             }
             let (mini, mut cqe) = (MiniCqe::of_array(&array, entry), title);
@@ -241,8 +243,8 @@ impl Cq {
         self.publish_consumer();
     }
 
-    /// Marks `entries` entries from that of `counter` on as untouched. They must not cross the end
-    /// of the ring.
+    /// Marks `entries` entries as untouched, beginning with the entry of `counter`. They must not
+    /// cross the end of the ring.
     #[inline(always)]
     fn make_untouched(&mut self, counter: u32, mut entries: u32) {
         const AT_ONCE: u32 = MINI_CQES_PER_ARRAY as u32;
@@ -285,7 +287,7 @@ impl Cq {
             // The call returns whether there may be new CQEs. Hardware makes progress by itself.
             return self.hook.empty_poll() && self.has_completion();
         }
-        // A queue that is never found empty must not starve the rest of the device.
+        // A queue that is never found empty must not keep the device from its other work.
         self.polls_without_hook += 1;
         if self.polls_without_hook == POLLS_PER_HOOK {
             self.polls_without_hook = 0;
@@ -294,10 +296,10 @@ impl Cq {
         true
     }
 
-    /// Returns the CQE of the entry at `place`, of `stride` bytes, which is a plain one.
+    /// Returns the CQE of the entry at `place`, of `stride` bytes, which is a plain entry.
     ///
     /// # Safety
-    /// The entry is written: the owner bit, read with Acquire, says that the device has finished
+    /// The entry is complete: the owner bit, read with Acquire, shows that the device has finished
     /// it. The device will not write it again before the consumer record passes it, which happens
     /// after the borrow ends.
     #[inline(always)]
@@ -315,7 +317,7 @@ impl Cq {
         Cqe::new(bytes, qpn, beside, self.kind)
     }
 
-    /// Returns the place and the owner bit of the entry after that at `place`.
+    /// Returns the place and the owner bit of the entry after the entry at `place`.
     #[inline(always)]
     fn after(
         &self,
@@ -358,7 +360,8 @@ impl Cq {
             // SAFETY: it is written.
             let cqe = unsafe { self.plain(place, entries.stride) };
             (place, owner) = self.after(place, owner, &entries, last);
-            // Before the callback: if it panics, the entry is not handed out again.
+            // The consumer is advanced before the callback, so that the entry is not handed out
+            // again if the callback panics.
             self.consumer = self.consumer.wrapping_add(1);
             f(find(cqe.qpn()), cqe);
             *n += 1;
@@ -414,7 +417,8 @@ impl Cq {
         // SAFETY: it is written.
         let cqe = unsafe { self.plain(place, self.entries.stride) };
         (self.head, self.owner) = self.after(place, self.owner, &self.entries, self.last);
-        // Before the callback: if it panics, the entry is not handed out again.
+        // The consumer is advanced before the callback, so that the entry is not handed out again
+        // if the callback panics.
         self.consumer = self.consumer.wrapping_add(1);
         let consumed = Consumed(self);
         f(find(cqe.qpn()), cqe);
@@ -454,7 +458,7 @@ impl Cq {
         control.queues().armed(*cqn, &command, &holds);
     }
 
-    /// Returns whether there is a CQE that is not consumed; with `solicited_only`, one that is
+    /// Returns whether there is a CQE that is not consumed; with `solicited_only`, a CQE that is
     /// solicited or an error, or a compressed session, which may contain such CQEs.
     fn holds(&self, solicited_only: bool) -> bool {
         if !solicited_only {
@@ -483,7 +487,7 @@ impl Cq {
 
     /// Hands up to `max` completions to `f` in the order in which the device wrote them, and
     /// returns their number. Their entries are free only when this returns: completions of
-    /// operations that `f` posts need entries beside them.
+    /// operations that `f` posts need further entries.
     #[inline(always)]
     pub fn poll(&mut self, max: usize, mut f: impl FnMut(Cqe<'_>)) -> usize {
         self.poll_each(max, |_| (), |(), cqe| f(cqe))
@@ -506,8 +510,8 @@ impl Cq {
     }
 }
 
-/// A guard while CQEs are being handed out. When it is dropped, also by a panic of the callback,
-/// the device learns which entries it may reuse.
+/// A guard while CQEs are being handed out. When it is dropped, even by a panic of the callback,
+/// the consumer record shows the device which entries it may reuse.
 struct Taking<'a> {
     cq: &'a mut Cq,
     /// Number of CQEs consumed when the guard was made.
@@ -528,8 +532,8 @@ impl Drop for Taking<'_> {
     }
 }
 
-/// A guard after a CQE was consumed. When it is dropped, also by a panic of the callback, the
-/// device learns that it may reuse the entry.
+/// A guard after a CQE was consumed. When it is dropped, even by a panic of the callback, the
+/// consumer record shows the device that it may reuse the entry.
 struct Consumed<'a>(&'a mut Cq);
 
 impl Drop for Consumed<'_> {
@@ -543,7 +547,7 @@ impl Drop for Consumed<'_> {
 /// CQEs that were not handed out because a callback panicked become plain.
 struct Leaving<'a> {
     cq: &'a mut Cq,
-    /// Number of the session's CQEs, and of those that are handed out.
+    /// Number of the session's CQEs (`count`), and of the CQEs that were handed out (`next`).
     count: u32,
     next: u32,
 }

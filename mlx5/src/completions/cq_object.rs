@@ -67,11 +67,11 @@ impl CqEntries {
 }
 
 /// Returns whether the device has written an entry with this op_own byte: its owner bit is `owner`,
-/// that of the lap, and its opcode is valid. valid.
+/// the owner bit of the lap, and its opcode is valid.
 #[inline(always)]
 pub(crate) fn is_written(op_own: u8, owner: u8) -> bool {
-    // One comparison: the rotation moves the owner bit to the top, where it must be 0, and the bits
-    // below must be less than the invalid opcode.
+    // One comparison suffices: the rotation moves the owner bit to the top, where it must be 0, and
+    // the bits below must be less than the invalid opcode.
     (op_own ^ owner).rotate_right(1) < (CqeOpcode::Invalid as u8) << 3
 }
 
@@ -106,10 +106,10 @@ impl CqObject {
     }
 
     /// Replaces the QPN by [`NO_QPN`] in every completion of queue pair `qpn` that is still in the
-    /// queue. The device has destroyed the queue pair, so it writes no more of them, and may give
-    /// the number to another at once. libmlx5 does the same in `mlx5_cq_clean`, except for queues
-    /// that it handed out. The completions stay in the queue, because the receives that they name
-    /// return to their shared queue with them.
+    /// queue. The device has destroyed the queue pair, so it writes no more completions with this
+    /// QPN, and may give the number to another queue pair at once. libmlx5 does the same in
+    /// `mlx5_cq_clean`, except for queues that it exported to a program. The completions stay in
+    /// the queue, because the receives that they name return to their shared queue with them.
     pub(crate) fn disown(&self, qpn: u32) {
         if self.session_qpn.get() == qpn {
             self.session_qpn.set(NO_QPN);

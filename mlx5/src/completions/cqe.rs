@@ -12,7 +12,8 @@ use crate::wire::{
 /// A CQE in the queue, read in place. It is unchanged until the poll that hands it out returns.
 #[derive(Clone, Copy)]
 pub struct Cqe<'a> {
-    /// Not a reference: the bytes of the QPN change if the queue pair is destroyed meanwhile.
+    /// Pointer to the CQE: not a reference, because the bytes of the QPN change if the queue pair
+    /// is destroyed meanwhile.
     bytes: NonNull<[u8; CQE_BYTES]>,
     /// QPN at the time when the poll reached this CQE.
     qpn: u32,
@@ -43,7 +44,7 @@ pub struct CompletionError {
     pub syndrome: Syndrome,
     /// The syndrome byte.
     pub raw: u8,
-    /// The vendor's detail.
+    /// The vendor's own error code.
     pub vendor: u8,
     /// Kind of the device that reported the error.
     pub kind: DeviceKind,
@@ -74,7 +75,7 @@ impl fmt::Debug for Cqe<'_> {
 impl<'a> Cqe<'a> {
     /// Makes the CQE at `bytes`, of queue pair `qpn`.
     ///
-    /// For `'a` the bytes are not moved, and none but those of the QPN change.
+    /// During `'a` the bytes are not moved, and only the bytes of the QPN change.
     #[inline(always)]
     pub(crate) fn new(
         bytes: NonNull<[u8; CQE_BYTES]>,
@@ -116,7 +117,7 @@ impl<'a> Cqe<'a> {
         CqeOpcode::from_op_own(self.op_own())
     }
 
-    /// Returns whether this completes a receive, successfully or not; otherwise it completes a
+    /// Returns whether this CQE completes a receive, successfully or not; otherwise it completes a
     /// send.
     #[inline(always)]
     pub(crate) fn is_receive(&self) -> bool {
@@ -146,8 +147,8 @@ impl<'a> Cqe<'a> {
         }
     }
 
-    /// Returns the sender's immediate, in host order. Valid when the opcode says that the message
-    /// has one.
+    /// Returns the sender's immediate, in host order. It is valid when the opcode is one of a
+    /// message with an immediate.
     #[must_use]
     #[inline(always)]
     pub fn imm(&self) -> u32 {

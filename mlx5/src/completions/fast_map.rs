@@ -1,5 +1,4 @@
-//! A map from QPN to value: open addressing, with the low bits of the number in the place of a
-//! hash.
+//! A map from QPN to value: open addressing, with the low bits of the number as the hash.
 
 use core::fmt;
 use core::mem;
@@ -22,9 +21,10 @@ const fn vacant_at(place: usize) -> u32 {
 
 /// A map from 24-bit queue pair numbers to values. It is a table in which the low bits of a number
 /// name its home. A value is stored at its home, or in the next vacant place. The numbers of
-/// devices are consecutive, so each gets its home. So does each number of the software HCA: its low
-/// bits are the place of a queue pair in the device, and the others count the queue pairs that had
-/// that place. The table has at least 2 places for each value, and never shrinks.
+/// devices are consecutive, so each value is stored at its home. So is each value of a number of
+/// the software HCA: the low bits of the number are the place of a queue pair in the device, and
+/// the other bits count the queue pairs that had this place. The table has at least 2 places for
+/// each value, and never shrinks.
 pub struct FastMap<T> {
     /// A power of two of places.
     places: Box<[Place<T>]>,
@@ -232,8 +232,8 @@ mod tests {
             let mut random = Random::new(seed);
             let (mut map, mut model) = (FastMap::new(), std::collections::BTreeMap::new());
             for step in 0..4_000 {
-                // Few places, including the last ones, so that every case is frequent: sometimes
-                // many values, sometimes few.
+                // There are few places, including the last places, so that every case is frequent:
+                // sometimes many values, sometimes few.
                 let qpn = random.below(3) << 12
                     | random.below(4)
                     | if random.one_in(2) { 0xff_00fc } else { 0 };

@@ -84,9 +84,9 @@ impl<Q> MonoCq<Q> {
     }
 
     /// Hands up to `max` completions to `f` with the value of their queue pair, in the order in
-    /// which the device wrote them. Returns their number. `None` stands for a queue pair that is
-    /// not registered, or not any more: its receive still has to go back to the queue it was taken
-    /// from.
+    /// which the device wrote them. Returns their number. The value is `None` if the queue pair is
+    /// not registered, or no longer: its receive still has to be returned to the queue from which
+    /// it was taken.
     #[inline(always)]
     pub fn poll(&mut self, max: usize, f: impl FnMut(Option<&Q>, Cqe<'_>)) -> usize {
         let queues = &self.queues;

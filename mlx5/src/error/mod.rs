@@ -1,5 +1,5 @@
-//! Errors of the control path: those of the software HCA, whose texts serve all devices, and those
-//! of hardware.
+//! Errors of the control path: the errors of the software HCA, whose texts are used for all
+//! devices, and the errors of hardware.
 
 pub(crate) mod verbs;
 
@@ -21,11 +21,11 @@ pub enum OpenError {
         /// The mistake, and the legal form.
         reason: String,
     },
-    /// A device behind libibverbs cannot be used; the error advises.
+    /// A device of libibverbs cannot be used; the error text gives advice.
     #[error(transparent)]
     Verbs(#[from] VerbsError),
-    /// The name is not that of a software HCA, and there are no devices behind libibverbs; the
-    /// error advises.
+    /// The name does not name a software HCA, and libibverbs has no devices; the error text
+    /// contains advice.
     #[error("{0:?} would be a device behind libibverbs, but {1}")]
     NoVerbs(String, VerbsError),
 }
@@ -71,9 +71,9 @@ pub enum ConnectError {
     /// The queue pair is in another state. In the error state the only remedy is a new queue pair.
     #[error("the queue pair is in state {from:?}; this transition needs {needs:?}{}", if *from == QpState::Error { ": create a new queue pair" } else { "" })]
     WrongState {
-        /// The state it is in.
+        /// The current state.
         from: QpState,
-        /// The state it must be in.
+        /// The necessary state.
         needs: QpState,
     },
     /// An option is outside its range.
@@ -105,7 +105,7 @@ pub enum ConnectError {
     /// No device of the fabric has that LID, or the device has no such queue pair.
     #[error(transparent)]
     Soft(#[from] mlx5_hca::ConnectError),
-    /// The peer is a process of another user, whose shared memory this one must not open.
+    /// The peer is a process of another user, whose shared memory this process must not open.
     #[error(
         "the peer's process is of user {theirs}, this one of user {own}: soft devices connect within one user of a host, and within one \
          user namespace"
@@ -120,8 +120,8 @@ pub enum ConnectError {
 
 impl ConnectError {
     /// Returns whether a connection to a later process at the same address may succeed: the device
-    /// is not there, or has gone, or the kernel refused. No later attempt has other options,
-    /// another user or other rights.
+    /// does not exist, or no longer, or the kernel refused. Wrong options, another user, or missing
+    /// rights are the same in a later attempt.
     #[must_use]
     pub const fn may_pass(&self) -> bool {
         match self {

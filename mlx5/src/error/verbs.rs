@@ -1,4 +1,4 @@
-//! Errors of a device behind libibverbs, with advice.
+//! Errors of a device of libibverbs, with advice.
 
 use std::io;
 
@@ -8,7 +8,7 @@ use std::io;
 pub struct CallError {
     /// The function.
     pub call: &'static str,
-    /// Its error number, as in `errno.h`.
+    /// Error number of the function, as in `errno.h`.
     pub errno: i32,
     /// Advice; empty if the remedy depends on the case.
     pub advice: String,
@@ -44,7 +44,7 @@ impl CallError {
     }
 }
 
-/// The reason why a device behind libibverbs cannot be used.
+/// The reason why a device of libibverbs cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum VerbsError {

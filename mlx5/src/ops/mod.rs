@@ -232,7 +232,7 @@ impl Segments {
         .emit();
         let padded = InlineHeader::segments(len) * SEGMENT;
         // SAFETY: as in `put`; header, data and padding fill `segments(len)` segments. The padding
-        // is in the last one.
+        // is in the last segment.
         unsafe {
             self.at
                 .add(padded - SEGMENT)

@@ -9,7 +9,7 @@ use super::{Payload, sealed};
 pub struct Sge {
     /// Virtual address inside the region of `lkey`.
     pub addr: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u32,
     /// Local key of the region.
     pub lkey: u32,
@@ -50,7 +50,7 @@ impl Payload for Inline<'_> {
     }
 }
 
-/// Both are copied into the WQE, one after the other.
+/// Both parts are copied into the WQE, one after the other.
 impl Payload for (Inline<'_>, Inline<'_>) {
     #[inline(always)]
     fn inline(&self) -> [&[u8]; 2] {

@@ -20,8 +20,8 @@ pub struct SendImm<P> {
     pub payload: P,
 }
 
-/// RDMA WRITE: the device writes the payload to `addr` in the peer's region `rkey`, without notice
-/// to the peer's CPU.
+/// RDMA WRITE: the device writes the payload to `addr` in the peer's region `rkey`, without a
+/// completion for the peer's CPU.
 #[derive(Clone, Copy, Debug)]
 pub struct Write<P> {
     /// Virtual address in the peer's region.

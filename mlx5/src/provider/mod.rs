@@ -29,10 +29,11 @@ pub(crate) trait Provider: Regions + Connections {
     /// Returns whether there is an event.
     fn wait(&self, timeout_ns: Option<u64>) -> bool;
 
-    /// Returns a waker that ends the current wait, or the next one.
+    /// Returns a waker that ends the current wait, or else the next wait.
     fn waker(&self) -> Waker;
 
-    /// Calls `then` with the watch that ends a sleep on the device, alone or beside other watches.
+    /// Calls `then` with the watch that ends a sleep on the device, alone or together with other
+    /// watches.
     fn with_watch(&self, then: &mut dyn FnMut(&mut dyn Watch)) {
         then(&mut Due(POLL_SLICE));
     }
@@ -46,7 +47,7 @@ pub(crate) trait Provider: Regions + Connections {
         0
     }
 
-    /// Returns the kind that addresses of its queue pairs have.
+    /// Returns the kind of the addresses of the device's queue pairs.
     fn address_kind(&self) -> DeviceKind {
         self.kind()
     }
@@ -102,9 +103,10 @@ pub(crate) trait Queues {
 
     fn destroy_cq(&self, cqn: u32);
 
-    /// Tells the device that the record of the CQ holds the command to arm it, unless the device
-    /// finds the command by itself. `holds` returns whether the CQ holds a CQE, or a solicited one:
-    /// then the next wait ends at once, since no device gives an event for it.
+    /// Informs the device that the record of the CQ holds the command to arm it, unless the device
+    /// finds the command by itself. `holds` returns whether the CQ already holds a CQE (with
+    /// `true`, a solicited one): then the next wait ends at once, since no device gives an event
+    /// for this CQE.
     fn armed(&self, _cqn: u32, _command: &CqArm, _holds: &dyn Fn(bool) -> bool) {}
 
     /// Returns the number of the queue, and its memory.

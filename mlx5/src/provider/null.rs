@@ -44,7 +44,7 @@ impl NullDevice {
         Some(self.soft.sqs.borrow().get(&qpn)?.0.sq)
     }
 
-    /// Returns the memory of the receive queue of queue pair `qpn`, its own or a shared one.
+    /// Returns the memory of the receive queue of queue pair `qpn`, its own or a shared queue.
     #[must_use]
     pub fn rq(&self, qpn: u32) -> Option<RqMemory> {
         let rqn = self.soft.sqs.borrow().get(&qpn)?.1;

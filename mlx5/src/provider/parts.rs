@@ -15,8 +15,8 @@ use crate::wire::Service;
 /// A BlueFlame register: two halves of 256 bytes.
 #[derive(Clone)]
 pub(crate) struct UarParts {
-    /// The half that the next doorbell of any queue pair on this register stores to. All of them
-    /// belong to one device, and so to one thread.
+    /// The half that the next doorbell of any queue pair on this register stores to. All these
+    /// queue pairs belong to one device, and so to one thread.
     pub(crate) half: Rc<Cell<*mut u8>>,
     pub(crate) kind: RegisterKind,
     /// Index among the registers of the device, for the hook.
@@ -26,9 +26,9 @@ pub(crate) struct UarParts {
 /// A queue pair as the device created it.
 pub(crate) struct QpParts {
     pub(crate) qpn: u32,
-    /// Its send queue: at least 16 WQEBBs.
+    /// Send queue of the queue pair: at least 16 WQEBBs.
     pub(crate) sq: SqMemory,
-    /// Its own receive queue; `None` with a shared one.
+    /// The queue pair's own receive queue; `None` with a shared receive queue.
     pub(crate) rq: Option<RqMemory>,
     pub(crate) max_inline: usize,
     /// Whether the device has atomics.
@@ -41,7 +41,7 @@ pub(crate) struct QpParts {
 pub(crate) enum Receives {
     /// The shared receive queue with this number.
     Shared(u32),
-    /// A receive queue of its own, created and destroyed with the queue pair.
+    /// The queue pair's own receive queue, created and destroyed with it.
     Own(RqSize),
 }
 

@@ -24,9 +24,10 @@ const BASE_ALIGN: usize = 8;
 
 /// Zeroed memory, as a driver would map it for a queue.
 ///
-/// This type aligns the memory, and not the allocator. For an aligned block glibc searches for more
-/// room than the block takes, so it does not reuse the place of a destroyed queue. A process whose
-/// peers come and go would hold twice the memory that is in use.
+/// This type itself aligns the memory, instead of the allocator. For an aligned block glibc
+/// searches for more room than the block takes, so it does not reuse the place of a destroyed
+/// queue. A process whose peers connect and disconnect repeatedly would hold twice the memory that
+/// is in use.
 pub(crate) struct PrivateMemory {
     /// The block of the allocator.
     whole: NonNull<u8>,
@@ -141,8 +142,8 @@ impl SqPlace {
         })
     }
 
-    /// Describes the queue pair. `register_index` is the index of the register among those of the
-    /// device.
+    /// Describes the queue pair. `register_index` is the index of the register among the registers
+    /// of the device.
     pub(crate) fn parts(
         &self,
         qpn: u32,

@@ -1,5 +1,5 @@
 //! The provider for the software HCA, which takes queues by address. This module allocates and
-//! keeps their memory. A null device is one whose doorbells call nothing.
+//! keeps their memory. A null device is a device whose doorbells call nothing.
 
 use core::cell::RefCell;
 use core::ptr::NonNull;
@@ -23,7 +23,7 @@ use crate::provider::private::{CqPlace, SqPlace};
 use crate::provider::{Connections, Provider, Queues, Regions};
 use crate::wire::{Access, AddressVector, AsyncEvent, ConnectOptions};
 
-/// Returns the user with whose processes this one shares memory.
+/// Returns the user of this process, which shares memory with processes of the same user only.
 fn own_user() -> u32 {
     rustix::process::geteuid().as_raw()
 }
@@ -33,7 +33,8 @@ pub(crate) struct Soft {
     hca: Rc<Hca>,
     /// Kind of the queue pairs' registers: only strict devices read them.
     register: RegisterKind,
-    /// Whether it is a null device: it executes nothing, and connects to any address.
+    /// Whether the device is a null device: such a device executes nothing, and connects to any
+    /// address.
     is_null: bool,
     /// Send queues, and the numbers of their queue pairs' receive queues.
     pub(super) sqs: RefCell<HashMap<u32, (SqPlace, u32)>>,
@@ -309,7 +310,8 @@ impl Connections for Soft {
         // A queue pair of this crate allows all access that regions allow. The queue pair itself
         // prevents sends before RTS.
         match self.hca.connect(qpn, &remote, options, Access::REMOTE) {
-            // Each user has a directory of devices. So the LID names another device in this one.
+            // Each user has a directory of devices. So the LID names another device in the
+            // directory of this user.
             Err(NoAccess { .. } | NoSuchDevice { .. } | StaleDevice { .. }) if theirs != own => {
                 Err(ConnectError::OtherUser { theirs, own })
             }

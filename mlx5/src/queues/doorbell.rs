@@ -10,8 +10,8 @@
 //! 5. the BlueFlame register gets one or more whole WQEs (of at most the register's size) or the
 //!    first 8 bytes of the last control segment, in the half of the register that the last doorbell
 //!    did not use;
-//! 6. `mmio_flush_writes`: the register's bytes leave before any later store to it, including the
-//!    next doorbell;
+//! 6. `mmio_flush_writes`: the register's bytes reach the device before any later store to it,
+//!    including the next doorbell;
 //! 7. on a soft device, the hook: "a store to this register just happened".
 //!
 //! [`mmio`] defines the barriers of each kind of register, and why they suffice. Steps 2 to 6 are
@@ -83,7 +83,7 @@ type Announce = unsafe fn(&Bell, u32, *const u8, usize);
 /// The record and register of a QP's doorbells.
 struct Bell {
     record: NonNull<AtomicU32>,
-    /// The half of the register that the next store goes to ([`UarParts::half`]). The whole
+    /// The half of the register to which the next store writes ([`UarParts::half`]). The whole
     /// register is aligned to its size.
     half: Rc<Cell<*mut u8>>,
     register_index: usize,
@@ -91,8 +91,8 @@ struct Bell {
     hook: Hook,
 }
 
-/// Returns [`announce`] for a write-combining register, with the widest copy that this processor
-/// has, and the name of that copy.
+/// Returns [`announce`] for a write-combining register, with the widest copy of this processor, and
+/// the name of the copy routine.
 fn write_combining() -> (Announce, &'static str) {
     fn by<M: Mmio>() -> (Announce, &'static str) {
         (announce::<M, BLUEFLAME_BYTES>, M::COPY)
@@ -107,7 +107,8 @@ fn write_combining() -> (Announce, &'static str) {
 }
 
 impl RegisterKind {
-    /// Returns the name of the routine that copies a WQE into such a register on this machine.
+    /// Returns the name of the routine that copies a WQE into a register of this kind on this
+    /// machine.
     #[must_use]
     pub fn copy_routine(self) -> &'static str {
         match self {
@@ -164,8 +165,8 @@ impl Doorbell {
     /// first 8 if `bytes` is 0 or does not fit.
     ///
     /// # Safety
-    /// `wqes` points to the last WQE, or to all new ones. `bytes`, a multiple of 64, are readable
-    /// there, or 8 if it is 0.
+    /// `wqes` points to the last WQE, or to the first of all new WQEs. `bytes` is a multiple of 64;
+    /// as many bytes are readable there, or 8 if it is 0.
     #[inline(always)]
     pub(crate) unsafe fn ring(&mut self, producer: u16, wqes: *const u8, bytes: usize) {
         debug_assert!(bytes % 64 == 0 && wqes.addr() % 64 == 0);

@@ -24,7 +24,7 @@ use crate::wire::{CqeOpcode, Service};
 pub enum ReceiveSource<'a> {
     /// A shared receive queue: receives are posted to it, and every queue pair on it consumes them.
     Shared(&'a Srq),
-    /// A receive queue of its own.
+    /// The queue pair's own receive queue.
     Own {
         /// Minimum number of receives it holds,
         /// 1..=[`DeviceInfo::max_recv_wr`](crate::DeviceInfo::max_recv_wr).
@@ -41,7 +41,7 @@ impl<'a> From<&'a Srq> for ReceiveSource<'a> {
 }
 
 /// The queues and keys that a QP keeps alive. `drop` runs before the fields are dropped, so the
-/// device's object goes first.
+/// device's object is destroyed before them.
 struct QpObject {
     qpn: u32,
     control: Control,
@@ -54,8 +54,8 @@ struct QpObject {
 impl Drop for QpObject {
     fn drop(&mut self) {
         self.control.queues().destroy_qp(self.qpn);
-        // After `destroy_qp`: the device writes no completion of this queue pair any more, and does
-        // not reuse its number before this function returns.
+        // This is done after `destroy_qp`: the device writes no completion of this queue pair any
+        // more, and does not reuse its number before this function returns.
         self.send_cq.disown(self.qpn);
         self.recv_cq.disown(self.qpn);
     }
@@ -358,9 +358,9 @@ impl<T: Transport> Qp<T> {
     }
 
     /// Like [`complete`](Self::complete), but passes to `each` the `user` values of all operations
-    /// that this completion finishes, unsignaled ones included, in posting order. Returns their
-    /// number. All but the last have succeeded; the completion has the outcome of the last. If
-    /// `each` panics, the remaining values are not handed out.
+    /// that this completion finishes, unsignaled ones included, in posting order. Returns the
+    /// number of these operations. All but the last have succeeded; the completion has the outcome
+    /// of the last. If `each` panics, the remaining values are not passed.
     pub fn complete_each(&mut self, cqe: &Cqe<'_>, each: impl FnMut(u64)) -> usize {
         if self.takes(cqe) {
             self.sq.complete_each(cqe.wqe_counter(), each)
@@ -399,7 +399,7 @@ impl<T: Transport> Qp<T> {
             .post(buffers, user)
     }
 
-    /// Makes the receives posted so far visible to the device.
+    /// Makes all posted receives visible to the device.
     pub fn ring_receives(&mut self) {
         if let Some(rq) = &mut self.rq {
             rq.ring();

@@ -53,7 +53,8 @@ impl RcQp {
     /// create a new queue pair.
     ///
     /// # Errors
-    /// See [`ConnectError`]; the state is that after the last step that succeeded.
+    /// See [`ConnectError`]; the queue pair stays in the state after the last transition that
+    /// succeeded.
     pub fn connect(
         &mut self,
         remote: &QpAddress,

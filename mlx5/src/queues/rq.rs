@@ -28,7 +28,7 @@ pub enum PostReceiveError {
         /// The limit.
         max: usize,
     },
-    /// The queue pair has no receive queue of its own.
+    /// The queue pair does not have its own receive queue.
     #[error("this queue pair takes its receives from a shared receive queue: post them there")]
     Shared,
     /// A queue pair in RESET has no receives.
@@ -108,7 +108,7 @@ pub(crate) struct ReceiveQueue {
     mask: u16,
     /// Receives posted, as in the doorbell record.
     producer: u16,
-    /// Receives completed.
+    /// Number of receives completed.
     consumer: u16,
     /// The `user` values, by WQE.
     users: Box<[u64]>,
@@ -155,7 +155,7 @@ impl ReceiveQueue {
             });
         }
         let index = usize::from(self.producer & self.mask);
-        // SAFETY: the buffer holds `mask + 1` WQEs of `stride` bytes, and this one is free: the
+        // SAFETY: the buffer holds `mask + 1` WQEs of `stride` bytes, and this WQE is free: the
         // device does not read it any more.
         unsafe {
             self.scatter
@@ -166,8 +166,8 @@ impl ReceiveQueue {
         Ok(())
     }
 
-    /// Makes the receives posted so far visible to the device (the receive word of the doorbell
-    /// record; there is no register to write).
+    /// Makes all posted receives visible to the device (the receive word of the doorbell record;
+    /// there is no register to write).
     #[inline]
     pub(crate) fn ring(&mut self) {
         // SAFETY: the record lives as long as the queue pair's memory.
@@ -176,7 +176,7 @@ impl ReceiveQueue {
 
     /// Takes a completion: frees the oldest posted receive, which a device completes first, and
     /// returns its `user` value. `wqe_counter` is the counter of a successful CQE: a count of
-    /// receives, or the index in the ring. Pass `None` for an error: no document says that a
+    /// receives, or the index in the ring. Pass `None` for an error: no document states that a
     /// flushed receive has its counter, and libmlx5 does not read it either. Returns `None`, and
     /// changes nothing, if the counter names another receive or none is posted.
     #[inline]

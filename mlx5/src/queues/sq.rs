@@ -172,7 +172,7 @@ impl SendQueue {
         }
     }
 
-    /// Builds the WQE of `op` in the ring. The device learns of it with [`ring`](Self::ring).
+    /// Builds the WQE of `op` in the ring. [`ring`](Self::ring) announces it to the device.
     #[inline(always)]
     pub(crate) fn push<O: Operation>(
         &mut self,
@@ -349,8 +349,8 @@ impl SendQueue {
         self.head.addr() - self.last.addr()
     }
 
-    /// Announces all pushed WQEs: with `bytes` of the last WQE through BlueFlame, or for 0 with 8
-    /// bytes to the register.
+    /// Announces all pushed WQEs: with `bytes` of the last WQE through BlueFlame, or, if `bytes` is
+    /// 0, with a store of 8 bytes to the register.
     #[inline(always)]
     pub(crate) fn ring_with(&mut self, bytes: usize) {
         if self.rung != self.producer {

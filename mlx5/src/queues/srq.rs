@@ -30,10 +30,10 @@ impl Drop for SrqObject {
 
 /// A shared receive queue. Messages of any of its queue pairs consume its receives in posting
 /// order. The receives may complete in another order; [`complete_receive`](Self::complete_receive)
-/// returns the one that completed.
+/// returns the user value of the receive that completed.
 ///
-/// All WQEs are always in one list: the posted ones, in the order in which the device will consume
-/// them, then the free ones. Every WQE names its successor. The last WQE of the list stays
+/// All WQEs are always in one list: the posted WQEs, in the order in which the device will consume
+/// them, then the free WQEs. Every WQE names its successor. The last WQE of the list stays
 /// unposted, so the link of a posted WQE never changes while the device may read it.
 ///
 /// It is not `Send`:
@@ -59,7 +59,7 @@ pub struct Srq {
     /// Number of [`fill`](Self::fill)s, from 1. Each posts every WQE but the last of the list.
     round: u64,
     /// Value of the last fill, if fills with this value were the last to post every WQE. Then the
-    /// WQEs already have the bytes for the next one.
+    /// WQEs already have the bytes for the next such fill.
     filled_with: Option<u64>,
     object: Rc<SrqObject>,
 }
@@ -202,9 +202,9 @@ impl Srq {
     }
 
     /// Posts receives without buffers until the queue is full.
-    /// [`complete_receive`](Self::complete_receive) returns `user` for each. The device sees them
-    /// at the next [`ring`](Self::ring). If only fills with this value have posted to the queue,
-    /// the cost does not depend on their number.
+    /// [`complete_receive`](Self::complete_receive) returns `user` for each receive. The device
+    /// sees the receives at the next [`ring`](Self::ring). If only fills with this value have
+    /// posted to the queue, the cost does not depend on the number of receives.
     #[inline]
     pub fn fill(&mut self, user: u64) {
         if self.filled_with != Some(user) {
@@ -232,8 +232,8 @@ impl Srq {
         self.filled_with = (self.free == self.depth()).then_some(user);
     }
 
-    /// Makes the receives posted so far visible to the device (its doorbell record; there is no
-    /// register to write).
+    /// Makes all posted receives visible to the device (in the doorbell record of the queue; there
+    /// is no register to write).
     #[inline]
     pub fn ring(&mut self) {
         // SAFETY: the record lives as long as `object`.

@@ -9,9 +9,10 @@ use crate::wire::AddressVector;
 
 /// An unreliable-datagram queue pair. It sends messages of at most
 /// [`MAX_DATAGRAM_BYTES`](crate::MAX_DATAGRAM_BYTES) to any other datagram queue pair, and receives
-/// messages that carry its Q_Key. A datagram that finds no receive, a wrong Q_Key or no queue pair
-/// is lost silently. A datagram longer than the receive's buffers is a local length error, and
-/// fails the queue pair. The completion of a send only proves that the datagram has left.
+/// messages that carry its Q_Key. A datagram for which there is no receive or no queue pair, or
+/// whose Q_Key is wrong, is lost silently. A datagram longer than the receive's buffers is a local
+/// length error, and fails the queue pair. The completion of a send only proves that the datagram
+/// was sent.
 pub type UdQp = Qp<Datagram>;
 
 impl UdQp {

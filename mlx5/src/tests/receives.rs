@@ -150,7 +150,8 @@ fn receives_of_a_queue_pair_are_taken_and_come_back_in_order_over_the_counter_wr
             for _ in 0..random.below(taken.len() as u32 + 1) {
                 let (counter, number) = taken.pop_front().unwrap();
                 // Devices give the counter or the index, and neither with an error. The counter of
-                // the next receive is not that of the oldest, unless the queue has one place only.
+                // the next receive differs from the counter of the oldest, unless the queue has
+                // only one place.
                 if wqe_cnt > 1 {
                     assert_eq!(rq.complete(Some(counter.wrapping_add(1))), None);
                 }

@@ -108,7 +108,8 @@ fn every_operation_comes_back_once_and_in_order_over_many_laps_of_ring_and_index
                         ((blocks + padding).into(), free.into(), depth.into())
                     );
                     assert!(blocks + padding > free, "refused with room");
-                    // Only signaled WQEs complete, and the queue never fills without one.
+                    // Only signaled WQEs complete, and the queue never fills without a signaled
+                    // WQE.
                     let last = posted.iter().rposition(|p| p.signaled).unwrap();
                     let pick = random.below(last as u32 + 1) as usize;
                     let signaled =

@@ -31,9 +31,9 @@ opaque! {
     ibv_ah;
 }
 
-/// Declares structs with the sizes and offsets of the C ones, and lists them for the comparison
-/// with the headers. `whole` is a whole struct, `prefix` one up to the last field that is read
-/// here, and `unnamed` one that has no name in the headers.
+/// Declares structs with the sizes and offsets of the C structs, and lists them for the comparison
+/// with the headers. `whole` is a whole struct, `prefix` is a struct up to the last field that is
+/// read here, and `unnamed` is a struct that has no name in the headers.
 macro_rules! structs {
     ($($(#[$meta:meta])* $kind:ident $name:ident: $size:literal {
         $($(#[$doc:meta])* $offset:literal $field:ident: $ty:ty),* $(,)?
@@ -140,7 +140,7 @@ structs! {
     whole ibv_cq_init_attr_ex: 56 {
         0 cqe: u32, 8 cq_context: *mut c_void, 16 channel: *mut ibv_comp_channel, 24 comp_vector: u32, 32 wc_flags: u64,
         40 comp_mask: u32, 44 flags: u32,
-        /// Read only if `comp_mask` says so.
+        /// The field is read only if `comp_mask` has its bit.
         48 parent_domain: *mut ibv_pd,
     }
     #[derive(Clone, Copy, Default)]
@@ -178,8 +178,8 @@ structs! {
     }
     #[derive(Clone, Copy, Default)]
     whole mlx5dv_cqe_comp_caps: 8 { 0 max_num: u32, 4 supported_format: u32 }
-    /// Fields up to the last one read here; later fields are written only if `comp_mask` asks for
-    /// them.
+    /// Fields up to the last field that is read here; later fields are written only if `comp_mask`
+    /// has their bits.
     #[derive(Clone, Copy, Default)]
     prefix mlx5dv_context: 32 { 0 version: u8, 8 flags: u64, 16 comp_mask: u64, 24 cqe_comp_caps: mlx5dv_cqe_comp_caps }
     whole mlx5dv_cq_init_attr: 24 { 0 comp_mask: u64, 8 cqe_comp_res_format: u8, 12 flags: u32, 16 cqe_size: u16 }
@@ -192,8 +192,8 @@ structs! {
     unnamed mlx5dv_wq: 16 { 0 buf: *mut c_void, 8 wqe_cnt: u32, 12 stride: u32 }
     /// The BlueFlame register in `mlx5dv_qp`.
     unnamed mlx5dv_bf: 16 { 0 reg: *mut c_void, 8 size: u32 }
-    /// Fields up to the last one read here; later fields are written only if `comp_mask` asks for
-    /// them.
+    /// Fields up to the last field that is read here; later fields are written only if `comp_mask`
+    /// has their bits.
     prefix mlx5dv_qp: 96 { 0 dbrec: *mut u32, 8 sq: mlx5dv_wq, 24 rq: mlx5dv_wq, 40 bf: mlx5dv_bf, 56 comp_mask: u64, 64 _rest: [u64; 4] }
     whole mlx5dv_cq: 48 {
         0 buf: *mut c_void, 8 dbrec: *mut u32, 16 cqe_cnt: u32, 20 cqe_size: u32, 24 cq_uar: *mut c_void, 32 cqn: u32, 40 comp_mask: u64,
@@ -206,7 +206,7 @@ structs! {
         0 av: *const [u8; 48], 8 comp_mask: u64,
     }
     whole mlx5dv_pd: 16 { 0 pdn: u32, 8 comp_mask: u64 }
-    /// Its pairs are in the order of the bits `MLX5DV_OBJ_*`.
+    /// The pairs of this struct are in the order of the bits `MLX5DV_OBJ_*`.
     whole mlx5dv_obj: 112 {
         0 qp: Pair, 16 cq: Pair, 32 srq: Pair, 48 rwq: Pair, 64 dm: Pair, 80 ah: Pair, 96 pd: Pair,
     }

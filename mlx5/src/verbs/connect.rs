@@ -16,9 +16,10 @@ use crate::error::verbs::CallError;
 use crate::provider::Connections;
 use crate::wire::{Access, AddressVector, ConnectOptions, DatagramSegment, rnr_timer_code};
 
-/// Maximum number of retries towards a peer that does not answer behind a relay: for every device,
-/// since no call tells `rdma_rxe`, which never ends the seventh, from one that does, and a call
-/// that never ends is worse than one that ends a seventh earlier.
+/// Maximum number of retries towards a peer that does not answer, on a relay. `rdma_rxe` never ends
+/// the seventh retry. The maximum applies to every device, because no call distinguishes `rdma_rxe`
+/// from other devices, and an operation that never ends is worse than one that ends a retry
+/// earlier.
 const MAX_RETRIES: u8 = 6;
 
 /// Returns the remote access that queue pairs allow: all that regions may allow. The kernel refuses

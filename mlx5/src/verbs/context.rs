@@ -36,12 +36,12 @@ pub(crate) struct Context {
     /// Whether this crate drives the device's queues itself: an mlx5 device, unless a relay was
     /// asked for.
     pub(crate) is_direct: bool,
-    /// All zeros if the crate does not.
+    /// The answer of `mlx5dv_query_device`; all zeros if `is_direct` is false.
     pub(crate) dv: mlx5dv_context,
     channel: NonNull<ibv_comp_channel>,
     pub(crate) objects: RefCell<Objects>,
-    /// Whether a queue was armed while it held a completion that it was armed for. The event of
-    /// that completion may have been taken already.
+    /// Whether a queue was armed while it held a completion of the armed kind. The event of that
+    /// completion may have been taken already.
     pub(crate) is_due: Cell<bool>,
     pub(super) alarm: Arc<Alarm>,
     /// Started for the first sleep on words; `None` if no thread could be started.
@@ -50,8 +50,9 @@ pub(crate) struct Context {
     pub(crate) device: Opened,
 }
 
-/// All queues of the device, armed for a sleep by `arm`, which takes the events before. The sleeper
-/// checks the queues itself, as after any arming, because an event is only a reason to check.
+/// All queues of the device, which `arm` arms for a sleep after it has taken earlier events. The
+/// sleeper checks the queues itself, as after any arming, because an event is only a reason to
+/// check.
 struct Armed<'a, F> {
     arm: F,
     arrivals: &'a Notifier,
@@ -202,7 +203,7 @@ impl Context {
         poll(&mut polled, timeout.as_ref()).is_ok() && !polled[0].revents().is_empty()
     }
 
-    /// Takes one event. The channel must have one.
+    /// Takes one event, which the channel must have.
     fn take_event(&self) -> bool {
         let (mut cq, mut context) = (
             core::ptr::null_mut::<ibv_cq>(),
@@ -290,8 +291,7 @@ impl Provider for Context {
     }
 
     /// Sleeps until a queue has an event, the alarm is rung, or `timeout_ns` have passed. Does not
-    /// sleep if a queue was armed while it held a completion that it was armed for. Takes all
-    /// events.
+    /// sleep if a queue was armed while it held a completion of the armed kind. Takes all events.
     fn wait(&self, timeout_ns: Option<u64>) -> bool {
         let end = timeout_ns.and_then(|ns| Instant::now().checked_add(Duration::from_nanos(ns)));
         loop {
@@ -311,7 +311,7 @@ impl Provider for Context {
         self.with_arrivals(|| self.arm_all(), then);
     }
 
-    /// Takes an asynchronous event, if there is one.
+    /// Takes an asynchronous event, if one has arrived.
     fn take_async_event(&self) -> Option<AsyncEvent> {
         let verbs = self.verbs();
         // SAFETY: a number and a pointer, for which zero is a valid value.
@@ -355,7 +355,7 @@ impl Provider for Context {
         }))
     }
 
-    /// Returns the number of events of that queue so far, modulo 4.
+    /// Returns the number of events that were taken for completion queue `cqn`, modulo 4.
     fn events_taken(&self, cqn: u32) -> u8 {
         self.objects
             .borrow()

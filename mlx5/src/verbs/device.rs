@@ -124,8 +124,8 @@ fn is_forbidden(path: &str) -> bool {
     checked.is_err_and(|error| error.kind() == std::io::ErrorKind::PermissionDenied)
 }
 
-/// Returns whether the file exists but cannot be opened for lack of permission, including that of a
-/// security module or a device cgroup.
+/// Returns whether the file exists but cannot be opened for lack of permission, including a refusal
+/// by a security module or a device cgroup.
 fn is_refused(path: &str) -> bool {
     let opened = std::fs::OpenOptions::new()
         .read(true)
@@ -192,7 +192,7 @@ impl Found<'_> {
                 name,
                 numa_node: self.numa_node(),
             }),
-            // The `errno` is that of the last of those ways.
+            // The `errno` is from the last of the ways to open the device.
             Err(_) if is_refused(&path) => Err(VerbsError::Permission { name, path }),
             Err(error) => Err(error
                 .advise(format!("{name} cannot be opened; dmesg may say more"))
@@ -231,7 +231,7 @@ impl Opened {
         Ok(attr)
     }
 
-    /// Returns what libmlx5 says of an mlx5 device.
+    /// Returns the attributes of an mlx5 device that libmlx5 reports.
     pub(crate) fn query_mlx5(&self) -> Result<mlx5dv_context, VerbsError> {
         let mut dv = mlx5dv_context {
             comp_mask: MLX5DV_CONTEXT_MASK_CQE_COMPRESION,
@@ -400,7 +400,7 @@ pub(crate) struct Port {
     pub(crate) number: u8,
     pub(crate) link_layer: LinkLayer,
     pub(crate) lid: u16,
-    /// Bytes.
+    /// MTU of the port in bytes.
     pub(crate) mtu: u16,
     pub(crate) gid: Option<Gid>,
     /// Whether packets carry a GRH, made from the GID.

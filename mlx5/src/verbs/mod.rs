@@ -1,4 +1,4 @@
-//! Hardware: devices behind libibverbs and libmlx5, which are opened at run time
+//! Hardware: devices of libibverbs and libmlx5, which are opened at run time
 //! ([`DeviceSpec::Verbs`](crate::DeviceSpec::Verbs)).
 //!
 //! The two libraries create and destroy objects. This crate then drives the queues' memory, exactly
@@ -28,7 +28,7 @@ pub use crate::error::verbs::{CallError, PortState, VerbsError};
 pub(crate) use context::Context;
 pub(crate) use relay::Relay;
 
-/// The choice of a device behind libibverbs, and of the path to its peers. Plain data.
+/// The choice of a device of libibverbs, and of the path to its peers. Plain data.
 ///
 /// With the defaults it names the first mlx5 device with an active port. On InfiniBand it reaches
 /// peers of the same subnet by their LID. On RoCE it uses the GID of the highest preference
@@ -124,12 +124,12 @@ impl VerbsOptions {
 pub struct DeviceEntry {
     /// Name of the device.
     pub name: String,
-    /// Whether it is an mlx5 device, whose queues this crate drives itself. Any other is reached by
-    /// a relay.
+    /// Whether the device is an mlx5 device, whose queues this crate drives itself. Any other
+    /// device is used through a relay.
     pub is_mlx5: bool,
     /// EUI-64.
     pub node_guid: u64,
-    /// NUMA node that the device is attached to, if the system tells.
+    /// NUMA node to which the device is attached, if the system reports it.
     pub numa_node: Option<u32>,
     /// Ports of the device, or the error that prevented listing them.
     pub ports: Result<Vec<PortEntry>, VerbsError>,
@@ -164,7 +164,7 @@ impl DeviceEntry {
 pub struct PortEntry {
     /// Number, from 1.
     pub number: u8,
-    /// State, which tells whether the port carries traffic.
+    /// State of the port, which shows whether it carries traffic.
     pub state: PortState,
     /// Network that the port is attached to.
     pub link_layer: LinkLayer,

@@ -63,7 +63,7 @@ fn record(
     index: usize,
     what: &'static str,
 ) -> Result<NonNull<AtomicU32>, CreateError> {
-    // SAFETY: a record has as many words.
+    // SAFETY: a record has more than `index` words.
     pointer(words, what).map(|first: NonNull<AtomicU32>| unsafe { first.add(index) })
 }
 
@@ -92,7 +92,7 @@ impl Context {
     /// Opens an object to the data path (`mlx5dv_init_obj`). Returns `answer`, filled in.
     ///
     /// # Safety
-    /// The object is alive. Its type, and that of the answer, are those of `kind`
+    /// The object is alive. Its type, and the type of the answer, belong to `kind`
     /// (`MLX5DV_OBJ_*`).
     pub(crate) unsafe fn init_obj<O, A>(
         &self,
@@ -202,7 +202,7 @@ impl Context {
     }
 
     fn destroy(&self, qp: NonNull<ibv_qp>) {
-        // SAFETY: in no table, or just taken out of it.
+        // SAFETY: the queue pair is in no table, or was just removed from it.
         unsafe { (self.verbs().ibv_destroy_qp)(qp.as_ptr()) };
     }
 
@@ -361,14 +361,14 @@ impl Queues for Context {
         // SAFETY: just created; numbers, for which zero is a valid value.
         let dv: Result<mlx5dv_pd, _> = unsafe { self.init_obj(MLX5DV_OBJ_PD, pd, zeroed()) };
         let pdn = dv.map(|dv| dv.pdn).inspect_err(|_| {
-            // SAFETY: no object was made in it.
+            // SAFETY: no object was made in the PD.
             unsafe { (verbs.ibv_dealloc_pd)(pd.as_ptr()) };
         })?;
         self.objects.borrow_mut().pds.insert(pdn, pd);
         Ok(pdn)
     }
 
-    /// Frees the domain. Every object made in it kept it alive, and is gone.
+    /// Frees the domain. Every object made in it kept it alive, and has been destroyed.
     fn dealloc_pd(&self, pdn: u32) {
         let objects = &mut *self.objects.borrow_mut();
         objects.handles.retain(|(of, _), handle| {
@@ -403,7 +403,7 @@ impl Queues for Context {
             mlx5.comp_mask |= MLX5DV_CQ_INIT_ATTR_MASK_COMPRESSED_CQE;
             mlx5.cqe_comp_res_format = MLX5DV_CQE_RES_FORMAT_HASH as u8;
         }
-        // The library makes room for one entry more than requested, and does not accept zero.
+        // The library allocates one entry more than requested, and does not accept zero.
         let cqe = (config.entries.next_power_of_two() - 1).max(1);
         // SAFETY: pointers and numbers, for which zero is a valid value.
         let mut attr: ibv_cq_init_attr_ex = unsafe { zeroed() };
@@ -429,7 +429,7 @@ impl Queues for Context {
         if let Some(cq) = self.objects.borrow().cqs.get(&cqn) {
             cq.tell(cqn, command);
         }
-        // After the command: every later CQE gives an event.
+        // The check is after the command: every later CQE gives an event.
         if holds(command.solicited_only) {
             self.is_due.set(true);
         }
@@ -438,8 +438,8 @@ impl Queues for Context {
     fn destroy_cq(&self, cqn: u32) {
         let object = self.objects.borrow_mut().cqs.remove(&cqn);
         if let Some(object) = object {
-            // SAFETY: out of the table, so this is the last use, and all its events are
-            // acknowledged. Its queue pairs, which kept it alive, are gone.
+            // SAFETY: the queue was removed from the table, so this is the last use, and all its
+            // events are acknowledged. Its queue pairs, which kept it alive, have been destroyed.
             unsafe { (self.verbs().ibv_destroy_cq)(object.cq.as_ptr()) };
         }
     }
@@ -454,8 +454,8 @@ impl Queues for Context {
 
     fn destroy_srq(&self, srqn: u32) {
         if let Some(srq) = self.objects.borrow_mut().srqs.remove(&srqn) {
-            // SAFETY: out of the table, so this is the last use. Its queue pairs, which kept it
-            // alive, are gone.
+            // SAFETY: the queue was removed from the table, so this is the last use. Its queue
+            // pairs, which kept it alive, have been destroyed.
             unsafe { (self.verbs().ibv_destroy_srq)(srq.as_ptr()) };
         }
     }

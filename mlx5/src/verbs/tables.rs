@@ -32,7 +32,8 @@ pub(crate) struct CqObject {
     pub(crate) cq: NonNull<ibv_cq>,
     /// The UAR page that takes the command to arm the queue.
     pub(crate) uar: NonNull<u8>,
-    /// Its record: the words [`CQ_DBREC_SET_CI`](crate::wire::CQ_DBREC_SET_CI) and
+    /// Doorbell record of the completion queue: the words
+    /// [`CQ_DBREC_SET_CI`](crate::wire::CQ_DBREC_SET_CI) and
     /// [`CQ_DBREC_ARM`](crate::wire::CQ_DBREC_ARM).
     pub(crate) record: NonNull<AtomicU32>,
     /// Events taken, modulo 4.
@@ -61,8 +62,8 @@ pub(crate) struct MrObject {
 
 pub(crate) struct QpObject {
     pub(crate) qp: NonNull<ibv_qp>,
-    /// First packet sequence number that it sends. It is random, so that packets of an earlier
-    /// connection are not taken for packets of this one.
+    /// First packet sequence number that the queue pair sends. It is random, so that packets of an
+    /// earlier connection are not taken for packets of this connection.
     pub(crate) psn: u32,
     /// Options given with the peer's address.
     pub(crate) options: ConnectOptions,

@@ -545,7 +545,7 @@ impl Pair {
             } else {
                 0
             };
-            // The `user` of each is that of its own post.
+            // The `user` of each completion is the `user` of its own post.
             let make = |qpn, user_index| {
                 ErrorCqe {
                     raw_syndrome,

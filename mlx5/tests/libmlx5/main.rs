@@ -3,8 +3,8 @@
 //! null device. No operation is executed, except in `executed`: libmlx5's queue pairs stay in a
 //! state in which their device does not send, and the test writes the CQEs.
 //!
-//! `docs/libmlx5.md` lists every difference. A test fails if it finds another one, or misses one of
-//! these.
+//! `docs/libmlx5.md` lists every difference. A test fails if it finds a difference that is not
+//! listed, or misses a listed one.
 #![allow(
     missing_docs,
     clippy::unwrap_used,

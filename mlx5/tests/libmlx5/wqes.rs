@@ -22,7 +22,7 @@ const INLINE: usize = 220;
 /// Maximum number of buffers for libmlx5's queue pairs; ours gathers from one.
 const SGES: usize = 6;
 
-/// A WQE in a queue: its index, and its bytes as far as `ds` says.
+/// A WQE in a queue: its index, and the bytes of its `ds` segments.
 #[derive(Debug)]
 struct Wqe {
     index: u16,
@@ -502,7 +502,7 @@ fn connected_cases() -> Vec<Case> {
     cases
 }
 
-/// Returns every datagram, to an address in the subnet and to one behind a router.
+/// Returns every datagram, to an address in the subnet and to an address beyond a router.
 fn datagram_cases(device: &VerbsDevice) -> Vec<Case> {
     let gid = *b"\xfe\x80\x01\x02\x03\x04\x05\x06the gid.";
     let (qpn, qkey) = (0x00c0_ffee, 0x0123_4567);

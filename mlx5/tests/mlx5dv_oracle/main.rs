@@ -1,6 +1,6 @@
-//! Compares the crate's constants and structs with those of `infiniband/mlx5dv.h`. A C program
+//! Compares the crate's constants and structs with the header `infiniband/mlx5dv.h`. A C program
 //! (`oracle.c`), compiled here with the system's compiler, prints the header's values. The bytes of
-//! WQEs and CQEs are compared with those of libmlx5 itself (`tests/libmlx5`).
+//! WQEs and CQEs are compared with libmlx5 itself (`tests/libmlx5`).
 #![allow(
     missing_docs,
     clippy::unwrap_used,

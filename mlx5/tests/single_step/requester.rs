@@ -15,7 +15,7 @@ const SECONDS: u64 = 2;
 /// The target, and a third party connected to it by queue pair 1.
 struct World {
     dir: PathBuf,
-    /// The process that forks the stepped ones. `None` while one is alive.
+    /// The process that forks the stepped processes. `None` while a stepped process is alive.
     helper: Option<Helper>,
     kind: Kind,
     target: End,

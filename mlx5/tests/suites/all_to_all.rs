@@ -1,7 +1,8 @@
 //! Four processes with 64 queue pairs between every two (192 in each). All send to all: WRITE with
 //! immediate, READ, SEND and atomics, with every result checked. Meanwhile processes are stopped
-//! and killed at random, and new ones take the places of the killed. The others continue, and get
-//! transport errors only from the killed ones. In the end every posted receive can be used.
+//! and killed at random, and new processes take the places of the killed ones. The other processes
+//! continue, and get transport errors only from killed processes. In the end every posted receive
+//! can be used.
 
 use std::io::{BufRead, BufReader, Write as _};
 use std::path::{Path, PathBuf};
@@ -192,7 +193,7 @@ impl World {
         }
     }
 
-    /// Kills process `p`. The others notice, and another takes its place.
+    /// Kills process `p`. The other processes notice, and a new process takes its place.
     fn kill(&mut self, p: usize) {
         self.processes[p].child.kill().unwrap();
         self.processes[p].child.wait().unwrap();

@@ -19,8 +19,8 @@ const HASTY: ConnectOptions = ConnectOptions {
     ..PATIENT
 };
 
-/// Number of completions that a queue of 4 does not hold: behind libibverbs it may have 8, beside
-/// the 4 that this crate has taken from it.
+/// Number of completions that a queue of 4 does not hold: with libibverbs it may have 8, in
+/// addition to the 4 that this crate has taken from it.
 const TOO_MANY: usize = 16;
 
 /// Makes two connected ends on devices that are not strict, because the mistakes here are intended.
@@ -169,7 +169,7 @@ fn while_the_port_is_down_nothing_arrives_and_connections_go_on_if_it_comes_up_i
         (vec![], 1)
     );
     soft.set_port_up(true);
-    // It tries again from time to time.
+    // The sender tries again from time to time.
     net.pass_ns(1_000_000);
     assert_eq!(net.collect(1, || a.sent()), [(1, Ok(0))]);
     assert_eq!(net.collect(1, || b.received()).len(), 1);

@@ -661,7 +661,7 @@ fn what_is_for_a_device_that_is_gone_is_not_for_the_next_one_with_its_lid() {
         0,
     );
     assert_eq!(net.collect(1, || a.sent()), [(0, Ok(0))]);
-    // The second datagram, behind it, arrives.
+    // The second datagram, after it, arrives.
     a.post(
         &UdSend {
             to: &a.to(&b),
@@ -710,7 +710,7 @@ fn send_numbered(
             crate::end::pause();
         }
     }
-    // The device, whose memory holds the last ones, stays until they are taken.
+    // The device, whose memory holds the last datagrams, stays open until they are taken.
     while taken.load(Ordering::Acquire) < count {
         crate::end::pause();
     }

@@ -229,7 +229,7 @@ fn a_waker_ends_the_wait_under_way_or_the_next_one_once() {
     });
     assert!(!b.device.wait(Some(LONG)) && since.elapsed() < LONG);
     ringer.join().unwrap();
-    // It takes no event.
+    // A wake-up through the waker takes no event of a queue.
     b.receives(1, 8);
     b.recv_cq.arm(false);
     b.device.waker().wake();

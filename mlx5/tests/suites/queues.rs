@@ -604,8 +604,8 @@ fn every_user_value_of_a_send_queue_comes_back_once_in_order_over_the_index_wrap
             consumer: 0,
             blocks: 0,
         };
-        // Numbers of the posted operations that the device has not executed, and of those with a
-        // pending CQE, with its WQE.
+        // The numbers of the posted operations that the device has not executed; and the operations
+        // with a pending CQE, each with its WQE.
         let (mut posted, mut due) = (VecDeque::new(), VecDeque::new());
         let mut number = 0u64;
         let mut padding = 0;

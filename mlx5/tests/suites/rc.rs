@@ -91,7 +91,7 @@ impl End {
         self.srq.ring();
     }
 
-    /// Returns immediates and lengths that have arrived so far.
+    /// Returns the immediates and lengths of the messages that have arrived since the last call.
     fn poll_received(&mut self) -> Vec<(u32, u32)> {
         let mut got = vec![];
         let srq = &mut self.srq;
@@ -105,7 +105,7 @@ impl End {
         got
     }
 
-    /// Returns the completions of sends so far.
+    /// Returns the completions of sends since the last call.
     fn poll_sent(&mut self) -> Vec<Sent> {
         let mut got = vec![];
         let qp = &mut self.qp;
@@ -348,8 +348,8 @@ fn no_receive_posted_is_retried_and_then_fails_as_configured() {
     a.qp.ring();
     a.assert_nothing("no receive");
     b.post_receives(1);
-    // Only a clock that stands still proves that the timer has not expired. `nic_model.rs` checks
-    // its expiry in virtual time.
+    // Only with a clock that the test moves is it certain that the timer has not expired.
+    // `nic_model.rs` checks its expiry in virtual time.
     if mode() == Mode::Immediate {
         world.pass_ns(timer_ns - 1);
         a.assert_nothing("the timer has not passed");

@@ -662,7 +662,7 @@ fn a_completion_queue_that_overruns_is_dead_and_ends_its_queue_pairs() {
             assert_eq!(b.received().len(), 4);
             net.quiet();
             assert_eq!(b.received(), [], "nothing is written there any more");
-            // Its queue pair does not answer any more either.
+            // The queue pair of the peer does not answer any more either.
             let error = fails(&net, &mut a, |a| a.post(&Send { payload: () }, 9));
             assert_eq!(error.syndrome, Syndrome::TransportRetryExceeded);
         } else {

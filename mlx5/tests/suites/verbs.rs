@@ -243,8 +243,8 @@ fn completions_of_a_destroyed_queue_pair_complete_nothing_of_the_next_with_its_n
     let (srq, mut to_srq) = (srq.unwrap(), to_srq.unwrap());
     let numbers = [old.qpn(), old_to.qpn()];
     drop((old, old_to));
-    // The software HCA gives a number again after 1,022 queue pairs, and under libmlx5 to the next
-    // one. A NIC may give it again much later.
+    // The software HCA reuses a number after 1,022 queue pairs, and under libmlx5 for the next
+    // queue pair. A NIC may reuse it much later.
     let next = |make: &dyn Fn() -> RcQp, number| {
         (0..1_100)
             .map(|_| make())
@@ -685,8 +685,8 @@ struct Word {
     rkey: u32,
 }
 
-/// Opens a device in another thread, connects it as `word` says, and does `operation` `times`
-/// times. Returns the old values.
+/// Opens a device in another thread, connects it to `word`, and does `operation` `times` times.
+/// Returns the old values.
 fn hammer(
     options: SoftOptions,
     word: &mpsc::Receiver<Word>,
@@ -720,8 +720,8 @@ fn wait(end: &mut End) -> u64 {
     }
 }
 
-/// Two devices in two threads work on one word of a third, whose thread does nothing meanwhile.
-/// Returns all old values and the last one.
+/// Two devices in two threads work on one word of a third device, whose thread does nothing
+/// meanwhile. Returns all old values and the final value.
 fn from_two_threads(
     times: u64,
     operation: impl FnMut(&mut End, &Word, u64) -> u64 + Clone + std::marker::Send,

@@ -1,4 +1,4 @@
-//! Addresses of queue pairs and regions as lines of text, which processes of a test tell each other.
+//! Addresses of queue pairs and regions as lines of text, which processes of a test exchange.
 
 use mlx5::QpAddress;
 

@@ -51,7 +51,7 @@ pub(crate) struct Arrival {
     /// The user data posted with the receive.
     pub(crate) user: u64,
     pub(crate) opcode: CqeOpcode,
-    /// The immediate; 0 without one.
+    /// The immediate, or 0.
     pub(crate) imm: u32,
     pub(crate) byte_count: u32,
     pub(crate) is_solicited: bool,

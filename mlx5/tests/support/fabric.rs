@@ -33,8 +33,8 @@ pub(crate) fn options(dir: &Path) -> SoftOptions {
     }
 }
 
-/// Checks that the next device of the fabric cleans up after the killed ones, and that nothing is
-/// left then.
+/// Checks that the next device of the fabric cleans up after the killed devices, and that no file
+/// is left then.
 pub(crate) fn remove_dir(dir: &Path) {
     drop(Device::open(DeviceSpec::Soft(options(dir))).unwrap());
     assert_eq!(

@@ -1,5 +1,5 @@
-//! The device's side of a null device, which a test or a benchmark plays: it reads what the driver
-//! wrote, and writes CQEs.
+//! The device's side of a null device, which a test or a benchmark plays: it reads the bytes that
+//! the driver wrote, and writes CQEs.
 
 use core::sync::atomic::Ordering;
 
@@ -17,7 +17,7 @@ pub(crate) const REGISTER_BYTES: usize = 2 * BLUEFLAME_BYTES;
 pub(crate) trait Plays {
     /// Writes the next CQE of completion queue `cqn` as a device would, owner bit last. Only the
     /// solicited bit of the op_own byte in `cqe` is used. Returns `false` if there is no such
-    /// queue, or no room in it: as on any device, the queue gets no CQE after that.
+    /// queue, or it has no room: as on any device, a queue that has overrun gets no further CQE.
     fn write_cqe(&self, cqn: u32, cqe: &[u8; CQE_BYTES], opcode: CqeOpcode) -> bool;
 
     /// Like [`write_cqe`](Self::write_cqe), with the received bytes in the CQE (scatter to CQE).

@@ -196,7 +196,7 @@ impl End {
         address
     }
 
-    /// Destroys queue pair `name`, if there is one.
+    /// Destroys queue pair `name`, if it exists.
     pub(crate) fn remove(&mut self, name: u32) {
         let qpn = self.qps.remove(&name).map(|qp| qp.qpn());
         if let Some(qpn) = qpn.or_else(|| self.ud.take().map(|ud| ud.qpn())) {
@@ -312,7 +312,7 @@ impl End {
                 is_ok,
             });
             let slot = if own.contains(&cqe.qpn()) {
-                // These belong to a destroyed queue pair.
+                // A completion without a queue pair in `qps` belongs to a destroyed one.
                 qps.get_mut(&name)
                     .map(|qp| qp.complete_receive(&cqe).unwrap());
                 0
@@ -434,7 +434,7 @@ fn send(dir: &Path, kind: Kind) {
         if kind != Kind::Write {
             end.reap();
         } else {
-            // Its target may be gone.
+            // The target of the operation may be dead.
             end.send_cq.poll(64, |cqe| {
                 assert!(end.qps.get_mut(&0).unwrap().complete(&cqe).is_some())
             });
@@ -459,7 +459,7 @@ impl core::ops::Deref for Stepped {
 }
 
 impl Stepped {
-    /// Starts the process that forks processes that send in this way.
+    /// Starts the process that forks processes which send as `kind` requires.
     pub(crate) fn helper(dir: &Path, kind: Kind) -> Helper {
         let number = KINDS.iter().position(|&k| k == kind).unwrap().to_string();
         Helper::start(&[(DIR, dir.as_os_str()), (KIND, number.as_ref())])

@@ -1,9 +1,9 @@
 //! Tests of several devices in one thread that hold in each mode of time:
-//! `MLX5_TEST_TIME=immediate|delay|virtual|packets`. `MLX5_TEST_DEVICE=mlx5_0` runs them on that
-//! device behind libibverbs instead: each device of a test is that one, opened once more. With
-//! several, separated by spaces, the devices of a test are these in turn; one of them may be a
-//! software HCA with a port for packets. `scripts/verbs-tests` lists the tests that are useful
-//! there.
+//! `MLX5_TEST_TIME=immediate|delay|virtual|packets`. `MLX5_TEST_DEVICE=mlx5_0` runs them on this
+//! device of libibverbs instead: each device of a test is this device, opened once more. With
+//! several names, separated by spaces, the devices of a test are the named devices in turn; one of
+//! them may be a software HCA with a port for packets. `scripts/verbs-tests` lists the tests that
+//! are useful there.
 //!
 //! A test makes its devices through a [`Net`], posts, and then waits with [`Net::settle`] or
 //! [`Net::collect`] for the results: at once in immediate time, later in the others. Software HCAs
@@ -23,7 +23,7 @@ use mlx5::{
 /// The time at which operations are executed in this run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
-    /// Operations are executed in the doorbell. The clock stands still unless a test moves it.
+    /// Operations are executed in the doorbell. The clock changes only when a test moves it.
     Immediate,
     /// A few us later, on the system's clock.
     Delay,
@@ -32,7 +32,7 @@ pub(crate) enum Mode {
     /// Packets over the loopback interface, on the network that `MLX5_TEST_NETWORK` describes,
     /// such as `loss=1,delay_us=0..500`.
     Packets,
-    /// A device behind libibverbs, which acts at any time.
+    /// A device of libibverbs, which acts at any time.
     Hardware,
 }
 
@@ -41,7 +41,7 @@ thread_local! {
     static OPENED: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Returns the device behind libibverbs of this run, the next one of several.
+/// Returns the libibverbs device of this run; if there are several, the next of them.
 fn hardware() -> Option<String> {
     let names = std::env::var("MLX5_TEST_DEVICE").ok()?;
     let nth = OPENED.replace(OPENED.get() + 1);
@@ -103,7 +103,7 @@ const PACKETS_QUIET: Duration = Duration::from_millis(5);
 /// [`PACKETS_QUIET`] on a bad network: several repeats of a packet may be lost, too.
 const REPEATS_QUIET: Duration = Duration::from_millis(50);
 
-/// Returns the description of a bad network, if this run has one.
+/// Returns the description of the bad network of this run, if any.
 fn bad_network() -> Option<String> {
     std::env::var("MLX5_TEST_NETWORK").ok()
 }
@@ -208,7 +208,7 @@ impl Net {
     }
 
     /// Stops holding `device` open: it closes with the test's last handle. Checks that it has
-    /// broken no rule so far.
+    /// broken no rule until now.
     pub(crate) fn forget(&self, device: &Device) {
         assert_eq!(
             device

@@ -23,8 +23,8 @@ const CELL: usize = 512;
 const WORD: usize = 256;
 /// The maximum number of bytes of an ordinary message.
 const MESSAGE: usize = 256;
-/// Bytes of a long message, and of a receive's buffer. While so many are copied, the sender is
-/// likely to be killed.
+/// Bytes of a long message, and of a receive's buffer. The copy takes so long that the sender is
+/// likely to be killed in it.
 const LONG: usize = 32 << 10;
 
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -40,8 +40,8 @@ impl Access {
         .union(Self::REMOTE_READ)
         .union(Self::REMOTE_ATOMIC);
 
-    /// Returns whether a device registers such a region: peers may write only where the local
-    /// device may.
+    /// Returns whether a device registers a region with this access: peers may write only if the
+    /// local device may.
     #[doc(hidden)]
     #[must_use]
     pub const fn is_legal(self) -> bool {
@@ -59,9 +59,9 @@ pub struct ConnectOptions {
     pub retry_count: u8,
     /// Retries when the peer has no receive posted, 0..=7; 7 means no limit.
     pub rnr_retry: u8,
-    /// Time that a sender waits before such a retry, in ns. On hardware the receiver sets it: there
-    /// this end sends the time to its peer, rounded up to one of the 32 times that InfiniBand has,
-    /// from 10 us to 655 ms.
+    /// Time that a sender waits before such a retry, in ns. On hardware the receiver determines the
+    /// time: this end sends its value to the peer, rounded up to one of the 32 times that
+    /// InfiniBand has, from 10 us to 655 ms.
     pub rnr_timer_ns: u64,
 }
 

@@ -44,7 +44,7 @@ pub(super) const OPCODE_QPN: usize = 56;
 /// Offset of the three bytes of the QPN.
 pub const QPN_OFFSET: usize = OPCODE_QPN + 1;
 /// The QPN in a CQE whose queue pair was destroyed before the CQE was polled. No queue pair has
-/// this number, because it stands for multicast (InfiniBand specification, "Queue Pair Number").
+/// this number, because it means multicast (InfiniBand specification, "Queue Pair Number").
 pub const NO_QPN: u32 = 0xff_ffff;
 pub(super) const WQE_COUNTER: usize = 60;
 
@@ -140,7 +140,7 @@ pub const fn is_solicited(op_own: u8) -> bool {
 pub struct RequesterCqe {
     /// Opcode of the WQE.
     pub wqe_opcode: u8,
-    /// QP the WQE was posted to.
+    /// QP to which the WQE was posted.
     pub qpn: u32,
     /// Index of the WQE's first WQEBB.
     pub wqe_counter: u16,
@@ -195,7 +195,7 @@ pub struct ResponderCqe {
     pub wqe_counter: u16,
     /// QP that sent the message, on UD; 0 on a connected QP, which knows its peer.
     pub source_qpn: u32,
-    /// LID of the sender of a UD message on InfiniBand, to which an answer goes; otherwise 0.
+    /// LID of the sender of a UD message on InfiniBand, to which an answer is sent; otherwise 0.
     pub slid: u16,
     /// Whether the first 40 bytes of a UD receive hold a GRH; otherwise they are undefined.
     pub grh: bool,
@@ -297,7 +297,7 @@ pub enum Syndrome {
     /// The responder could not complete the operation.
     #[error("remote operation error")]
     RemoteOperation = 0x14,
-    /// The peer did not answer within timeout and retries: it is dead, gone or not connected.
+    /// The peer did not answer within timeout and retries: it is dead, closed or not connected.
     #[error(
         "transport retry counter exceeded: the peer does not answer (dead, closed or not connected)"
     )]
@@ -333,7 +333,7 @@ pub struct ErrorCqe {
     pub vendor_syndrome: u8,
     /// Opcode of the WQE (requester).
     pub wqe_opcode: u8,
-    /// QP the WQE was posted to.
+    /// QP to which the WQE was posted.
     pub qpn: u32,
     /// Index of the WQE.
     pub wqe_counter: u16,

@@ -73,13 +73,13 @@ pub struct CtrlSegment {
     pub wqe_index: u16,
     /// Queue pair number, 24 bits.
     pub qpn: u32,
-    /// 16-byte segments of the WQE, this one included: 1..=63.
+    /// Number of 16-byte segments of the WQE, including this segment: 1..=63.
     pub ds: u8,
     /// Whether the WQE gives a CQE on success.
     pub signaled: bool,
-    /// The earlier work that the WQE waits for.
+    /// The earlier work for which the WQE waits.
     pub fence: FenceMode,
-    /// Whether the target's CQE, if there is one, is solicited.
+    /// Whether the target's CQE, if the message causes one, is solicited.
     pub solicited: bool,
     /// Immediate, host order.
     pub imm: u32,

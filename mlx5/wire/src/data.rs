@@ -66,7 +66,7 @@ impl DataWords {
         }
     }
 
-    /// Returns whether it is an [`InlineHeader`] and not a [`DataSegment`].
+    /// Returns whether the segment is an [`InlineHeader`] and not a [`DataSegment`].
     #[must_use]
     #[inline(always)]
     pub const fn is_inline(self) -> bool {
@@ -80,7 +80,7 @@ impl DataWords {
         (self.first >> 32) as u32 & !INLINE
     }
 
-    /// Returns the number of bytes of a buffer by pointer, in which 0 stands for 2^31.
+    /// Returns the number of bytes of a buffer by pointer, where a byte count of 0 means 2^31.
     #[must_use]
     #[inline(always)]
     pub const fn buffer_bytes(self) -> usize {

@@ -27,8 +27,8 @@ pub const CQ_DBREC_ARM: usize = 1;
 
 /// Returns the number of bytes that half a BlueFlame register announces if it begins with `ctrl`
 /// and the record has `producer`. For the last WQE these are its own bytes. For a batch they are
-/// all WQEBBs from this one on. `None` if that is more than half a register. The driver may also
-/// store only the first 8 bytes of the last WQE.
+/// all WQEBBs from this WQE on. Returns `None` if that is more than half a register. The driver may
+/// also store only the first 8 bytes of the last WQE.
 #[must_use]
 pub fn announced_bytes(ctrl: CtrlWords, producer: u16) -> Option<usize> {
     let outstanding = usize::from(producer.wrapping_sub(ctrl.wqe_index()));
@@ -64,7 +64,7 @@ pub const CQ_DOORBELL_OFFSET: usize = 0x20;
 /// The command that asks for an event at the next completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CqArm {
-    /// Events taken so far, 2 bits.
+    /// Number of events taken, its low 2 bits.
     pub sequence: u8,
     /// Whether only a solicited or failed completion gives an event (`MLX5_CQ_DB_REQ_NOT_SOL`, else
     /// `MLX5_CQ_DB_REQ_NOT`).

@@ -34,7 +34,7 @@ pub enum AsyncEvent {
     /// An event that this crate does not handle: of a subnet manager, of paths, of kinds of objects
     /// that it does not create.
     Other {
-        /// Its number in `enum ibv_event_type`.
+        /// Number of the event in `enum ibv_event_type`.
         event_type: u32,
     },
 }

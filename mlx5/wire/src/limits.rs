@@ -18,8 +18,8 @@ pub const MAX_MESSAGE_BYTES: u64 = 1 << 30;
 /// Length of an atomic operation's operands, in bytes.
 pub const ATOMIC_BYTES: u32 = 8;
 /// Bytes before a datagram's payload in a receive's buffers: room for a GRH (InfiniBand
-/// specification, "Global Route Header"), filled if the CQE says so. They are part of the CQE's
-/// byte count.
+/// specification, "Global Route Header"), which is filled if the CQE has the flag for it. These
+/// bytes are part of the CQE's byte count.
 pub const GRH_BYTES: usize = 40;
 /// Maximum length of a datagram: the largest MTU.
 pub const MAX_DATAGRAM_BYTES: usize = 4096;

@@ -10,20 +10,21 @@
 //!   (opcode, QPN, SRQN, immediate, flags). Only its op_own shows that the session is complete.
 //! - Eight mini CQEs make an array that fills an entry, its byte 63 included. The first array is
 //!   entry `c + 1`; the others are entries `c + 8`, `c + 16`, ... ([`mini_array_offset`]), each at
-//!   the place of the first CQE it describes. In a CQ of 128-byte entries an array is in the second
-//!   half, as a CQE is.
-//! - The session stands for `count` CQEs, so the consumer counter advances by `count`. The device
+//!   the place of the first CQE that it describes. In a CQ of 128-byte entries an array is in the
+//!   second half, as a CQE is.
+//! - The session replaces `count` CQEs, so the consumer counter advances by `count`. The device
 //!   writes only the title and the arrays. So byte 63 of an array entry is data, and the entries
 //!   between still hold the last lap. On the next lap such a byte may look like a written owner
 //!   bit. So the software, after it has read a session, sets byte 63 of all its `count` entries to
-//!   a value that the device would have left there: the inverse of the next lap's owner bit, or an
-//!   invalid opcode (the kernel's `mlx5e_cqes_update_owner`, DPDK's `MLX5_CQE_INVALIDATE`).
+//!   a value that the byte would have if the device had not written it: the inverse of the next
+//!   lap's owner bit, or an invalid opcode (the kernel's `mlx5e_cqes_update_owner`, DPDK's
+//!   `MLX5_CQE_INVALIDATE`).
 //! - A mini CQE of a receive has no WQE counter: each counter is the previous one plus 1, modulo
 //!   the receive queue's size. A mini CQE of a send has the counter and the opcode.
 //!
-//! No public source shows a session over an SRQ whose WQEs are consumed in another order than that
-//! of their indices. Such completions differ in more fields than a mini CQE holds, and are not
-//! compressed here.
+//! No public source shows a session over an SRQ whose WQEs are not consumed in the order of their
+//! indices. Such completions differ in more fields than a mini CQE holds, and are not compressed
+//! here.
 
 use super::cqe::{BYTE_COUNT, OPCODE_QPN, WQE_COUNTER};
 use super::{CQE_BYTES, CqeFormat, OP_OWN_OFFSET, be16, be32, bytes};
@@ -121,11 +122,11 @@ pub const fn mini_array_offset(entry: u32) -> u32 {
     if first == 0 { 1 } else { first }
 }
 
-/// The fields of the title that describe its session. All other fields are those of every CQE of
-/// the session.
+/// The fields of the title that describe its session. All other fields have the values of every CQE
+/// of the session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TitleCqe {
-    /// Number of CQEs that the session stands for.
+    /// Number of CQEs that the session replaces.
     pub count: u32,
     /// Index of the first CQE's WQE.
     pub wqe_counter: u16,

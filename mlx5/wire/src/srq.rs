@@ -9,7 +9,7 @@ use super::{SEGMENT, be16};
 /// Next segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NextSegment {
-    /// Index of the WQE that the device consumes after this one.
+    /// Index of the WQE that the device consumes after this WQE.
     pub next_wqe_index: u16,
 }
 

@@ -11,7 +11,7 @@ use super::{
 pub struct Wqe<'a> {
     /// The control segment.
     pub ctrl: CtrlWords,
-    /// Its opcode.
+    /// Opcode of the WQE.
     pub opcode: Opcode,
     /// The segments between control segment and data.
     pub header: Header,
@@ -49,7 +49,7 @@ pub enum Piece<'a> {
 }
 
 impl Piece<'_> {
-    /// Returns its length in bytes.
+    /// Returns the length of the part in bytes.
     #[must_use]
     #[expect(
         clippy::len_without_is_empty,
@@ -79,7 +79,7 @@ pub enum WqeError {
 
 impl<'a> Wqe<'a> {
     /// Decodes the bytes of a WQE, all `ds` segments. On a datagram queue pair a SEND names its
-    /// destination. The bytes behind the control segment of a NOP mean nothing.
+    /// destination. The bytes after the control segment of a NOP have no meaning.
     ///
     /// # Errors
     /// See [`WqeError`].
@@ -121,7 +121,8 @@ impl<'a> Wqe<'a> {
         })
     }
 
-    /// Returns the parts of the message, in order. The result of a READ or an atomic goes to them.
+    /// Returns the parts of the message, in order. The result of a READ or an atomic is written to
+    /// them.
     #[must_use]
     #[inline(always)]
     pub const fn pieces(&self) -> Pieces<'a> {
@@ -144,7 +145,7 @@ impl<'a> Iterator for Pieces<'a> {
     }
 }
 
-/// Returns the first part of data segments, and the segments behind it. `None` at their end.
+/// Returns the first of the data segments, and the segments after it. `None` at their end.
 #[inline(always)]
 fn split(data: &[u8]) -> Result<Option<(Piece<'_>, &[u8])>, WqeError> {
     let Some((segment, behind)) = data.split_first_chunk::<SEGMENT>() else {

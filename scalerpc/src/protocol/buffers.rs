@@ -1,11 +1,13 @@
-//! The buffers of responses: the free ones, and those whose WRITEs are under way, by client.
+//! The buffers of responses: the free buffers, and the buffers whose WRITEs are under way, by
+//! client.
 //!
 //! The operations to a client are executed in order, so its buffers become free in the order of its
-//! responses. Each client has a chain of them, and any number of its oldest is freed at once.
+//! responses. Each client has a chain of buffers, and any number of its oldest buffers is freed at
+//! once.
 
 use std::num::NonZeroU16;
 
-/// The number of a buffer; that of the first is 1.
+/// The number of a buffer; the first buffer has number 1.
 pub(crate) type Buffer = NonZeroU16;
 
 /// Returns the place of a buffer.
@@ -32,7 +34,7 @@ impl Chain {
 /// The buffers of a server. Each is free, in one chain, or lent to a request.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Buffers {
-    /// For each buffer the next one of its list.
+    /// For each buffer the next buffer of its list.
     next: Vec<Option<Buffer>>,
     /// First free buffer. The one freed last is allocated first: its bytes are in the
     /// cache.
@@ -40,7 +42,7 @@ pub(crate) struct Buffers {
 }
 
 impl Buffers {
-    /// Makes that many free buffers.
+    /// Makes `count` free buffers.
     pub(crate) fn new(count: u16) -> Self {
         let next: Vec<_> = (1..=count)
             .map(|number| {

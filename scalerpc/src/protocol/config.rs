@@ -51,12 +51,12 @@ pub struct ServerConfig {
     pub grouping: Grouping,
     /// Clients of a group, 1..=50. Ignored with grouping off.
     pub group_size: u32,
-    /// Zones of a pool beyond those of the largest group, 0..=1,024. That many stopped clients
-    /// affect no other client.
+    /// Number of zones of a pool in addition to those of the largest group, 0..=1,024. The same
+    /// number of clients can be stopped without an effect on other clients.
     pub spare_zones: u32,
     /// Length of a time slice, in ns, 1,000..=1,000,000,000. Slices become longer by powers of two
-    /// where the same clients get more done then: for instance, if fetching the contexts of its
-    /// clients takes the NIC a large part of a slice.
+    /// where that makes the same clients complete more requests: for instance, if the NIC needs a
+    /// large part of a slice to fetch the contexts of the slice's clients.
     pub slice_ns: u64,
     /// Maximum time between the turns of a client, in ns: slices become longer only as far as one
     /// slice of each group takes no more than this. With 0, and if slices are synchronised, slices
@@ -135,10 +135,10 @@ impl ServerConfig {
         Ok(())
     }
 
-    /// Limits the group size to the cache of a NIC with that many queue-pair contexts, which
-    /// `servers` share: two groups of each server, the group that is served and the group that is
-    /// warmed, use at most 80 % of the cache. No device reports the size of its cache; see
-    /// [`QPC_CACHE_CONNECTX3`](crate::QPC_CACHE_CONNECTX3) and
+    /// Limits the group size so that it fits the cache of a NIC with `contexts` queue-pair
+    /// contexts, which `servers` servers share: two groups of each server, the group that is served
+    /// and the group that is warmed, use at most 80 % of the cache. No device reports the size of
+    /// its cache; see [`QPC_CACHE_CONNECTX3`](crate::QPC_CACHE_CONNECTX3) and
     /// [`QPC_CACHE_CONNECTX5`](crate::QPC_CACHE_CONNECTX5).
     #[must_use]
     pub const fn within_cache(mut self, contexts: u32, servers: u32) -> Self {
@@ -251,8 +251,8 @@ impl Layout {
         self.rest_word() + REST_WORD_BYTES
     }
 
-    /// Returns the offset of the word behind a client's requests by which it says that it rests
-    /// (S26).
+    /// Returns the offset of the rest word, which follows a client's requests and shows that the
+    /// client rests (S26).
     #[must_use]
     pub const fn rest_word(&self) -> usize {
         self.zone_bytes()

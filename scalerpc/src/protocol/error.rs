@@ -15,8 +15,8 @@ pub enum CloseReason {
     /// This end's device reported that it, a queue or the queue pair broke down.
     #[error("this end's device, or a queue of it, broke down; connect again")]
     Device,
-    /// The server stopped. It answered the requests that it had taken; no handler got another one,
-    /// and none will.
+    /// The server stopped. It answered the requests that it had taken; no handler got any other
+    /// request, nor will get one.
     #[error("the server stopped; connect to the next one")]
     ServerStopped,
     /// This end was closed.
@@ -31,10 +31,10 @@ pub enum ProtocolError {
     /// The bytes are not a response or event.
     #[error("a malformed response or event")]
     Malformed,
-    /// No message has this length.
+    /// The length of a message is impossible.
     #[error("invalid message length: {0} bytes")]
     Length(u32),
-    /// The response answers another request than the one of its slot.
+    /// The response answers a request other than the request of its slot.
     #[error("response to request {0:#x} in the slot of another request")]
     ReqId(u64),
     /// An activation names a zone that no pool has.
@@ -48,7 +48,7 @@ pub enum ProtocolError {
 /// The reason why a call was not made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum CallError {
-    /// All slots hold calls, or wait for the responses of calls that ran out of time. Poll, take
+    /// All slots hold calls, or wait for the responses to calls whose time ended. Poll, take
     /// completions, then retry.
     #[error("no free slot now: poll, take completions, then retry")]
     NoSlot,

@@ -16,8 +16,8 @@ pub const SAFE_CACHE_PERCENT: u32 = 80;
 /// is warmed.
 pub const GROUPS_IN_CACHE: u32 = 2;
 
-/// Returns the largest group size for a cache of that many contexts, with `threads` servers on the
-/// NIC; 1..=[`MAX_ACTIVE_PER_GROUP`].
+/// Returns the largest group size for a cache of `cache_entries` contexts, with `threads` servers
+/// on the NIC; 1..=[`MAX_ACTIVE_PER_GROUP`].
 #[must_use]
 pub const fn max_group_size(cache_entries: u32, threads: u32) -> u32 {
     let threads = if threads == 0 { 1 } else { threads };
@@ -61,7 +61,7 @@ pub struct GroupManager {
 }
 
 impl GroupManager {
-    /// Makes a group without clients. `size` is that of
+    /// Makes a group without clients. `size` is the result of
     /// [`ServerConfig::clients_per_group`](crate::ServerConfig::clients_per_group).
     #[must_use]
     pub fn new(size: u32) -> Self {
@@ -118,8 +118,8 @@ impl GroupManager {
     }
 
     /// Removes a client. A group that shrinks below half the size is merged with the smallest other
-    /// group. `current` is the group being served. Returns its number afterwards: merging moves
-    /// clients into it rather than out of it.
+    /// group. `current` is the number of the group being served. Returns the number of this group
+    /// after the merge, which moves clients into this group rather than out of it.
     pub fn leave(&mut self, client: ClientId, current: usize) -> usize {
         let Some(group) = self.group_of(client) else {
             return current;
@@ -226,8 +226,8 @@ fn sum(ranked: &[Ranked]) -> u128 {
         .fold(0, u128::saturating_add)
 }
 
-/// Returns the number of groups for that many clients: the nearest whole number of sizes, so that
-/// equal groups are within 0.5..1.5 of it.
+/// Returns the number of groups for `clients` clients: `clients / size`, rounded to the nearest
+/// whole number, so that equal groups have 0.5 to 1.5 times `size` clients.
 fn group_count(clients: usize, size: usize) -> usize {
     if clients == 0 {
         0
@@ -236,7 +236,7 @@ fn group_count(clients: usize, size: usize) -> usize {
     }
 }
 
-/// Returns the inequality of priorities: 0, all the same, to 500.
+/// Returns the inequality of priorities: from 0 (all are equal) to 500.
 fn spread_per_mille(sorted: &[Ranked]) -> usize {
     let (Some(highest), Some(lowest)) = (sorted.first(), sorted.last()) else {
         return 0;
@@ -245,9 +245,9 @@ fn spread_per_mille(sorted: &[Ranked]) -> usize {
     (500 * (highest - lowest) / (highest + lowest).max(1)) as usize
 }
 
-/// Returns the number of clients of the group `part` of `parts`, out of those that are left. The
-/// first groups are smaller by up to `spread`, the last ones larger. The rest for the groups after
-/// it is within their limits.
+/// Returns the number of clients of the group `part` of `parts`, if `left` clients are left for it
+/// and the groups after it. The first groups are smaller by up to `spread`, the last groups larger.
+/// The clients that remain for the groups after it fit the limits of these groups.
 fn part_len(left: usize, part: usize, parts: usize, spread: usize, size: usize) -> usize {
     let behind = parts - part - 1;
     if behind == 0 {

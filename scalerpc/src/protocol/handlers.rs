@@ -41,18 +41,18 @@ pub struct ReplyTooLarge {
     pub max: usize,
 }
 
-/// A request whose answer comes later, from the thread that steps the server or from any other
+/// A request that is answered later, from the thread that steps the server or from any other
 /// thread. Dropping it ends the call with
 /// [`CallFailure::Dropped`](crate::protocol::CallFailure::Dropped).
 ///
-/// It uses no resource of the server but a place in the table of its client, and a client has no
-/// more calls than slots. A context switch meanwhile changes nothing: the response goes to the slot
-/// of its call at any time.
+/// A held request uses no resource of the server but a place in the table of its client, and a
+/// client has no more calls than slots. A context switch meanwhile changes nothing: the response is
+/// written to the slot of its call at any time.
 #[must_use = "a request that is dropped is answered by a failure"]
 #[derive(Debug)]
 #[doc(alias = "DispatchThread")]
 pub struct HeldRequest {
-    /// Its name, and its number in its slot; `None` once it is answered.
+    /// Name of the request, and its number in its slot; `None` once it is answered.
     id: Option<(HeldId, u32)>,
     payload: Vec<u8>,
     max_payload: usize,
@@ -69,7 +69,7 @@ type HeldId = (ClientId, u32, u8);
 #[derive(Debug)]
 struct Held {
     request: Request,
-    /// The client has left. Shared with the request.
+    /// The client has disconnected. The flag is shared with the request.
     has_left: Arc<AtomicBool>,
 }
 
@@ -110,15 +110,15 @@ impl HeldRequest {
             .checked_add(Header::read(&self.payload)?.0.left?)
     }
 
-    /// Returns whether the client is connected, as far as the server knew in its last step. A
-    /// client that gave up a single call does not say so.
+    /// Returns whether the client is connected, according to the server's last step. It does not
+    /// report a client that gave up only this call.
     #[must_use]
     pub fn is_wanted(&self) -> bool {
         !self.has_left.load(Ordering::Relaxed)
     }
 
     /// Answers the request. The response is sent with the server's next step. A client that has
-    /// left gets none.
+    /// disconnected gets none.
     ///
     /// # Errors
     /// [`ReplyTooLarge`].
@@ -138,14 +138,14 @@ impl HeldRequest {
         self.end(Err(Status::Refused));
     }
 
-    /// Returns the payload, which the request has no more.
+    /// Takes the payload out of the request.
     pub(crate) fn take_payload(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.payload)
     }
 
     fn end(&mut self, outcome: Result<Vec<u8>, Status>) {
         if let Some(id) = self.id.take() {
-            // If the handlers are gone, no one sends the answer.
+            // If the handlers were dropped, the answer is not sent.
             let _sent = self.answers.send(Answer { id, outcome });
         }
     }
@@ -175,7 +175,7 @@ pub struct Handlers<'h> {
     late: Option<Answer>,
     /// The held requests that are not answered.
     held: BTreeMap<HeldId, Held>,
-    /// Number of clients that had left when the requests of clients that left were last dropped.
+    /// Value of `Server::left` when the requests of disconnected clients were last dropped.
     left: u64,
 }
 
@@ -191,7 +191,7 @@ impl fmt::Debug for Handlers<'_> {
     }
 }
 
-/// The request whose handler runs. If the handler panics, the drop says so to the caller.
+/// The request whose handler runs. If the handler panics, the drop reports that to the caller.
 struct Running<'a, M: Memory> {
     server: &'a mut Server<M>,
     out: &'a mut Vec<ServerOp>,
@@ -243,9 +243,9 @@ impl<'h> Handlers<'h> {
         self.put(rpc_type, Action::Answer(Box::new(handler)));
     }
 
-    /// Installs `take` for requests of this type. It gets each request to answer later, by itself
-    /// or in another thread. Answers are sent with the following steps of the server. Allocates for
-    /// each request.
+    /// Installs `take` for requests of this type. `take` gets each request, to be answered later,
+    /// in this or another thread. Answers are sent in later steps of the server. Each request costs
+    /// an allocation.
     pub fn insert_held(&mut self, rpc_type: u16, take: impl FnMut(HeldRequest) + 'h) {
         self.put(rpc_type, Action::Hold(Box::new(take)));
     }
@@ -274,8 +274,8 @@ impl<'h> Handlers<'h> {
             .is_some()
     }
 
-    /// Forgets a held request. Its client ends the call as not sent once it is told that the server
-    /// goes.
+    /// Forgets a held request. The client of the request ends the call as not sent once it is
+    /// informed that the server stops.
     pub(crate) fn send_back(&mut self, request: &HeldRequest) {
         if let Some((id, _)) = &request.id {
             self.held.remove(id);
@@ -361,8 +361,8 @@ impl<'h> Handlers<'h> {
         }
         let mut answered = 0;
         while let Some(answer) = self.late.take().or_else(|| self.answers.1.try_recv().ok()) {
-            // A request without a place is of a client that has left, or was given up. A client
-            // that breaks the rules may have used the slot again.
+            // If the request has no place any more, its client has disconnected, or it was given
+            // up. A client that breaks the rules may have used the slot again.
             let (id, sequence) = answer.id;
             let Some(held) = self
                 .held

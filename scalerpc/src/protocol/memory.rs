@@ -1,5 +1,5 @@
 //! Memory that a device, and through it a peer, may write at any time: the operations that the core
-//! needs. None of them makes a reference to it.
+//! needs. No operation makes a reference to the memory.
 
 use crate::protocol::wire::HEADER_BYTES;
 
@@ -19,16 +19,16 @@ pub trait Memory {
     fn load(&self, offset: usize) -> u64;
     /// Finds the first word that is not 0. Returns its run, and its number in the run. Each run has
     /// `count` words, at most 64; word i of a run that begins at `first` is at
-    /// `first + i * stride`, both multiples of 8. Relaxed: the result only says where to
-    /// [`load`](Self::load).
+    /// `first + i * stride`, both multiples of 8. The accesses are Relaxed: the result is only the
+    /// place to [`load`](Self::load).
     fn find(&self, runs: &[usize], stride: usize, count: usize) -> Option<(usize, usize)> {
         let in_run = |first: usize| (0..count).find(|nth| self.load(first + nth * stride) != 0);
         runs.iter()
             .enumerate()
             .find_map(|(run, first)| Some((run, in_run(*first)?)))
     }
-    /// Calls `f` with the number and the value of each word that is not 0, of the words
-    /// `from..count` of such a run. Each is [loaded](Self::load) once.
+    /// Calls `f` with the number and the value of each word that is not 0, among the words
+    /// `from..count` of the run. Each word is [loaded](Self::load) once.
     fn each(
         &self,
         first: usize,

@@ -3,7 +3,7 @@
 use crate::protocol::buffers::Buffer;
 use crate::protocol::wire::ReqId;
 
-/// The name of a client of a server: its number there, which is that of its endpoint entry.
+/// The name of a client of a server: the number of its endpoint entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClientId(pub u16);
 
@@ -26,8 +26,7 @@ pub struct ClientRegions {
     pub responses_rkey: u32,
 }
 
-/// A request that a worker has, to be answered by
-/// [`Server::reply`](crate::protocol::Server::reply).
+/// A request that a worker has, and answers by [`Server::reply`](crate::protocol::Server::reply).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Request {
     /// The client.

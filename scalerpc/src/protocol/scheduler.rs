@@ -1,5 +1,5 @@
 //! The scheduler: which group has the slice, when the slice ends, and which group is warmed for the
-//! next one.
+//! next slice.
 
 use crate::protocol::groups::{GroupManager, PER_MILLE};
 use crate::protocol::request::ClientId;
@@ -7,7 +7,7 @@ use crate::protocol::request::ClientId;
 /// The decision of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
-    /// The slice goes on, or no slice has begun.
+    /// The slice continues, or no slice has begun.
     Same,
     /// A new slice began.
     Switched,

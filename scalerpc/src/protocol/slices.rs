@@ -2,7 +2,7 @@
 //!
 //! Each slice has a cost that does not depend on its length: the NIC fetches the contexts of its
 //! clients, and events, announcements and READs are sent. A server does not know that cost, nor
-//! whether it matters: a NIC with spare time pays it from that. So the server tries lengths. It
+//! whether it matters: a NIC with spare time loses nothing by it. So the server tries lengths. It
 //! measures a window with slices of twice or half the length, and keeps the length if it pays. The
 //! rest of the time nothing changes.
 
@@ -10,10 +10,10 @@
 const GAIN_PERCENT: u64 = 3;
 /// Maximum loss of slices of half the length, in percent of the rate.
 const LOSS_PERCENT: u64 = 2;
-/// Minimum number of requests of a window: fewer say little about a rate.
+/// Minimum number of requests of a window: fewer give no reliable rate.
 const WINDOW_REQUESTS: u64 = 2_000;
-/// Maximum length of a window, in ns (and of four of the longest rotations). A longer window says
-/// nothing about a length of slices.
+/// Maximum length of a window, in ns (and of four of the longest rotations). A longer window is not
+/// used to compare lengths of slices.
 const STALE_NS: u64 = 1_000_000_000;
 /// Windows between a trial that did not pay and the next trial: twice as many each time.
 const MIN_PAUSE: u32 = 4;
@@ -39,7 +39,7 @@ pub(crate) struct SliceLength {
     /// Windows until the next trial, and until the trial after a failed one.
     left: u32,
     pause: u32,
-    /// Start of the window, and number of requests before it.
+    /// Start of the window, and number of requests before the window.
     since_ns: u64,
     before: u64,
 }
@@ -72,8 +72,8 @@ impl SliceLength {
         self.doubled(doublings)
     }
 
-    /// Takes the end of a rotation over that many groups. `requests` is the number accepted since
-    /// the server was made. The length may change.
+    /// Takes the end of a rotation over `groups` groups. `requests` is the number accepted since
+    /// the server was made. The length of a slice may change.
     pub(crate) fn on_rotation(&mut self, now_ns: u64, requests: u64, groups: usize) {
         let max = self.max_doublings(groups);
         let (ns, done) = (
@@ -81,11 +81,11 @@ impl SliceLength {
             requests.saturating_sub(self.before),
         );
         if self.doublings > max || self.trial == Some(Trial::Longer) && self.doublings == max {
-            // There are more groups than before.
+            // The number of groups has grown, so the maximum length is smaller than before.
             self.keep(self.doublings.min(max));
         } else if ns > STALE_NS.max(self.max_rotation_ns.saturating_mul(4)) {
-            // There were few requests, for which slices are long enough as they are; or no client
-            // had to take turns.
+            // There were few requests, and slices are long enough for these; or no client had to
+            // wait for a slice.
             self.keep(0);
         } else if done < WINDOW_REQUESTS {
             return;
@@ -97,7 +97,7 @@ impl SliceLength {
         (self.since_ns, self.before) = (now_ns, requests);
     }
 
-    /// Judges a window with that many accepted requests per second.
+    /// Judges a window with `rate` accepted requests per second.
     fn judge(&mut self, rate: u64, max: u32) {
         let percent_of = |rate: u64, percent: u64| u128::from(rate) * u128::from(percent);
         let does_pay = match self.trial {
@@ -156,7 +156,7 @@ impl SliceLength {
         self.base_ns.saturating_mul(1 << doublings)
     }
 
-    /// Returns how often the length may be doubled with that many groups.
+    /// Returns the number of times that the length may be doubled with `groups` groups.
     const fn max_doublings(&self, groups: usize) -> u32 {
         let mut max = 0;
         while max < 20
@@ -204,7 +204,7 @@ mod tests {
             }
         }
 
-        /// Runs that many ns. Returns the served part of the maximum.
+        /// Runs for `ns`. Returns the served part of the maximum.
         fn run(&mut self, ns: u64) -> f64 {
             let end = self.now_ns + ns;
             let before = self.requests;

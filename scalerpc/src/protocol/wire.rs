@@ -19,7 +19,7 @@ pub const EVENT_SLOTS: usize = 3;
 pub const REST_WORD_BYTES: usize = 8;
 /// Offset in an endpoint entry of the place to which the server READs the client's rest word.
 pub const REST_ANSWER_AT: usize = 56;
-/// The rest word of a client that rests (S26). That of any other client is 0.
+/// The rest word of a client that rests (S26). Any other client has the rest word 0.
 pub const RESTS: u64 = 1;
 /// Magic of a request.
 pub const REQUEST_MAGIC: u32 = 0xDEAD_BEEF;
@@ -29,12 +29,12 @@ pub const RESPONSE_MAGIC: u32 = 0xBEEF_DEAD;
 const VALID: u32 = 1 << 31;
 
 /// The last eight bytes of a slot: its arrival proves the message (S1). It may arrive in two parts,
-/// as a message of several packets can end inside of it.
+/// as a packet of a long message can end inside the trailer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Trailer {
     /// Bytes of header and payload.
     pub len: u32,
-    /// [`valid`] of the message's sequence number; 0: no message is here.
+    /// [`valid`] of the message's sequence number; 0: no message has arrived.
     pub valid: u32,
 }
 
@@ -54,7 +54,8 @@ impl Trailer {
         }
     }
 
-    /// Returns whether all of it is here, if it was 0 before: its last bit is in its last byte.
+    /// Returns whether the whole trailer has arrived, if it was 0 before: the last bit of a trailer
+    /// is in its last byte.
     #[must_use]
     pub const fn is_whole(self) -> bool {
         self.valid & VALID != 0
@@ -115,8 +116,8 @@ impl RequestHeader {
         bytes
     }
 
-    /// Returns the type of the request in a header, if every other field equals that of `self`.
-    /// Ignores `self.rpc_type`.
+    /// Returns the type of the request in a header, if every other field equals the field of
+    /// `self`. Ignores `self.rpc_type`.
     #[inline]
     pub(crate) fn type_if_equal(&self, bytes: &[u8; HEADER_BYTES]) -> Option<u16> {
         let tail = u64::from(self.client_slot_rkey) | u64::from(self.payload_len) << 32;
@@ -148,7 +149,7 @@ pub enum Status {
 /// The name of a zone: its pool, and its place in the pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ZoneId {
-    /// 0 or 1.
+    /// Number of the pool: 0 or 1.
     pub pool: u8,
     /// Number of the zone in the pool.
     pub zone: u16,
@@ -165,14 +166,14 @@ impl ZoneId {
     }
 }
 
-/// An event that a response carries beside its payload.
+/// An event that a response carries in addition to its payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Event {
     /// The client may WRITE into this zone.
     Activate {
         /// Epoch of the slice.
         epoch: u64,
-        /// The client's zone in it, of the epoch's pool.
+        /// The client's zone in the slice, in the epoch's pool.
         zone: u16,
     },
     /// The slice is over; the client must release its zone.
@@ -180,7 +181,7 @@ pub enum Event {
         /// Epoch of the slice.
         epoch: u64,
     },
-    /// The server goes: its last message to the client (S27).
+    /// The server closes: this is its last message to the client (S27).
     Close,
 }
 
@@ -219,8 +220,8 @@ impl ResponseHeader {
         bytes
     }
 
-    /// Returns whether these bytes are the header of a successful response to this request, with
-    /// that many bytes of payload and no event.
+    /// Returns whether these bytes are the header of a successful response to request `req_id`,
+    /// with `payload_len` bytes of payload and no event.
     #[inline]
     pub(crate) fn is_plain(bytes: &[u8; HEADER_BYTES], req_id: u64, payload_len: u32) -> bool {
         const _: () = assert!(Status::Ok as u32 == 0);

@@ -14,7 +14,7 @@ use crate::protocol::{
     Completion, Layout, State,
 };
 
-/// The user word of an operation: completions only make room.
+/// The user word of an operation: completions only free room.
 const WRITE: u64 = 0;
 
 /// A client that has not been admitted.
@@ -142,7 +142,7 @@ pub struct RdmaClient {
     core: Client<Mr>,
     port: Port<Cq>,
     ops: Vec<ClientOp>,
-    /// Address and key of a WRITE of no bytes, and the time of the next one.
+    /// Address and key of a WRITE of no bytes, and the time of the next such WRITE.
     probe_at: (u64, u32),
     probe_ns: u64,
 }
@@ -172,8 +172,8 @@ impl RdmaClient {
         }
     }
 
-    /// Takes completions: of WRITEs, which only make room, and of receives. Returns whether the
-    /// connection goes on.
+    /// Takes completions: of WRITEs, which only free room, and of receives. Returns whether the
+    /// connection is still open.
     #[inline(never)]
     fn take_completions(&mut self) -> bool {
         let Self { port, qp, .. } = self;
@@ -196,9 +196,9 @@ impl RdmaClient {
     /// Sleeps until a [`poll`](Self::poll) may find something: a response, an event, a call to
     /// send, or the end of a call's time. Sleeps at most `limit`, and until the
     /// [waker](mlx5::Device::waker) of its [`device`](Self::device) is called. Returns `false` if
-    /// the time ran out. No wake-up is missed: an arrival since the last poll ends the sleep at
-    /// once. While a slot waits for the server, also for the late response to a call that ran out
-    /// of time, the sleep ends once a second, to check that the server lives (S20).
+    /// the time ended. No wake-up is missed: an arrival since the last poll ends the sleep at once.
+    /// While a slot waits for the server, even if only for the late response to a call whose time
+    /// ended, the sleep ends once a second, to check that the server lives (S20).
     ///
     /// For clients with [`RdmaOptions::sleeps`], which have a device of their own. Other clients
     /// are woken by their own operations only.
@@ -225,10 +225,10 @@ impl RdmaClient {
             .wait([limit, left].into_iter().flatten().min())
     }
 
-    /// Takes an event of its [`device`](Self::device), which no completion reports: ends the
-    /// connection if the device, the queue or the queue pair broke down. The owner of the device
-    /// takes its events ([`Device::take_async_event`]) from time to time, and gives each to every
-    /// client on it. Returns whether the device or the queue broke down.
+    /// Handles an asynchronous event of the [`device`](Self::device), which no completion reports:
+    /// ends the connection if the device, the queue or the queue pair broke down. The owner of the
+    /// device takes its events ([`Device::take_async_event`]) from time to time, and gives each to
+    /// every client on it. Returns whether the device or the queue broke down.
     pub fn heed(&mut self, event: AsyncEvent) -> bool {
         let is_fatal = is_fatal(event, self.port.cq.cqn());
         if is_fatal || event == (AsyncEvent::QpFatal { qpn: self.qp.qpn() }) {
@@ -250,7 +250,7 @@ impl RdmaClient {
     }
 
     /// Lets the server take the zone back until the next [`poll`](Self::poll), if no call is under
-    /// way, for a client that polls in its calls only (S26).
+    /// way. It is for a client that polls only in its calls (S26).
     pub fn rest(&mut self) {
         while !self.core.rest() {
             self.poll();
@@ -275,9 +275,9 @@ impl RdmaClient {
         self.core.free_slots()
     }
 
-    /// Returns the number of calls that ran out of time and that the server has not answered. Each
-    /// keeps its slot until it does. If this is the number of slots, only such calls are the reason
-    /// of [`CallError::NoSlot`].
+    /// Returns the number of calls whose time ended and that the server has not answered. Each
+    /// keeps its slot until it is answered. If this is the number of slots, such calls are the only
+    /// reason of [`CallError::NoSlot`].
     #[must_use]
     pub const fn given_up_calls(&self) -> usize {
         self.core.given_up_calls()
@@ -308,8 +308,8 @@ impl RdmaClient {
         self.port.device()
     }
 
-    /// Probes the server: a client whose slots wait for it posts nothing, and would not notice that
-    /// its server is gone.
+    /// Probes the server: a client whose slots all wait for the server posts nothing, and would not
+    /// detect the end of its server.
     #[cold]
     fn probe(&mut self, now_ns: u64) -> Result<(), PostError> {
         self.probe_ns = now_ns.saturating_add(PROBE_NS);
@@ -357,7 +357,7 @@ impl RdmaClient {
     }
 }
 
-/// Posts that many receives for WRITEs with immediate.
+/// Posts `count` receives for WRITEs with immediate.
 fn post_receives(qp: &mut RcQp, count: u32) -> Result<(), SetupError> {
     (0..count).try_for_each(|_| qp.post_receive(&[], 0))?;
     qp.ring_receives();

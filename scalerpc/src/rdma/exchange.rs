@@ -1,6 +1,6 @@
 //! The records by which two ends connect: *hello* of the client, *offer* of the server, *accept* of
 //! the client, *admission* by the server. They can travel over any channel. Their sizes are fixed;
-//! all fields are little-endian and checked. An end that cannot go on sends a [`Refusal`] in the
+//! all fields are little-endian and checked. An end that cannot continue sends a [`Refusal`] in
 //! place of its record.
 
 use std::io::{Read, Write};
@@ -13,7 +13,8 @@ use super::{PendingClient, RdmaClient, RdmaOptions, RdmaServer, SetupError};
 use crate::protocol::{ClientId, ClientRegions, Layout, MAX_CLIENTS, MAX_DEPTH, ServerRegions};
 
 const VERSION: u16 = 7;
-/// Maximum number of zones of a legal configuration: with grouping off, and all spare ones.
+/// Maximum number of zones of a legal configuration: with grouping off, and the maximum number of
+/// spare zones.
 const MAX_ZONES: u32 = MAX_CLIENTS + 1024;
 
 /// The first record of a client. Without it a server creates nothing for a stranger.
@@ -112,7 +113,7 @@ impl Offer {
         bytes
     }
 
-    /// Returns the bytes to send in the place of a record.
+    /// Returns the bytes to send instead of a record.
     #[must_use]
     pub fn refuse(refusal: Refusal) -> [u8; Self::BYTES] {
         Self::KIND.refuse(refusal)
@@ -228,7 +229,7 @@ impl Admission {
         bytes
     }
 
-    /// Returns the bytes to send in the place of a record.
+    /// Returns the bytes to send instead of a record.
     #[must_use]
     pub fn refuse(refusal: Refusal) -> [u8; Self::BYTES] {
         Self::KIND.refuse(refusal)
@@ -264,7 +265,7 @@ pub(crate) fn refusal_of(error: &SetupError) -> Refusal {
 }
 
 impl RdmaServer {
-    /// Admits the client at the other end of a byte channel, which calls
+    /// Admits the client at the other end of a byte channel; the client calls
     /// [`RdmaClient::connect_over`]. Blocks as long as the channel's reads do, and serves no client
     /// meanwhile. A server with other clients gives the channel a read timeout, or carries the
     /// records itself between [`offer`](Self::offer) and [`admit`](Self::admit).
@@ -276,7 +277,7 @@ impl RdmaServer {
         channel: &mut (impl Read + Write),
     ) -> Result<ClientId, SetupError> {
         Hello::decode(&Hello::KIND.receive::<{ Hello::BYTES }, SetupError>(channel)?)?;
-        // A client whose channel takes no refusal does not learn of it.
+        // A client whose channel does not take the refusal does not get it.
         let pending = self
             .offer()
             .inspect_err(|error| drop(channel.write_all(&Offer::refuse(refusal_of(error)))))?;

@@ -66,7 +66,7 @@ pub enum SetupError {
     /// The queue pair could not be connected.
     #[error("connecting: {0}")]
     Connect(#[from] ConnectError),
-    /// Every endpoint entry of the server is in use. A client that leaves makes room.
+    /// Every endpoint entry of the server is in use. A client that disconnects frees its entry.
     #[error(
         "all {max} endpoint entries are in use: raise max_clients, or wait for a client to leave"
     )]
@@ -187,7 +187,7 @@ impl Memory for Mr {
         }
         let mut at = self.as_ptr().as_ptr().wrapping_add(first + from * stride);
         for nth in from..count {
-            // SAFETY: word `nth` is not behind word `count - 1`, which is inside the region. It is
+            // SAFETY: word `nth` is not after word `count - 1`, which is inside the region. It is
             // aligned: `first` and `stride` are multiples of 8, and regions begin at a page. The
             // rest is as in `word`.
             let word =
@@ -229,7 +229,8 @@ impl Memory for Mr {
             return into.fill(0);
         }
         // SAFETY: the bytes are inside the region. No Rust reference to the region's memory exists,
-        // so `into` does not lie in it. Peers may write them meanwhile, and they are any bytes.
+        // so `into` does not lie in it. Peers may write the bytes meanwhile, and any value of them
+        // is valid.
         unsafe {
             copy(
                 into.as_mut_ptr(),
@@ -257,7 +258,7 @@ impl Memory for Mr {
 
     #[inline]
     fn write(&self, offset: usize, from: &[u8]) {
-        // The only error is a range outside of the region, where nothing is to be written.
+        // The only error is a range outside of the region, where nothing has to be written.
         let _in_range = Self::write(self, offset, from);
     }
 
@@ -276,9 +277,9 @@ impl Memory for Mr {
             return;
         };
         let at = self.as_ptr().as_ptr().wrapping_add(start);
-        // SAFETY: the bytes from `start` to the word, which is inside the region, are as many as
-        // header and payload have. No Rust reference to the region's memory exists, so neither of
-        // them lies in it.
+        // SAFETY: the word is inside the region, and the bytes from `start` to the word have the
+        // length of the header and the payload. No Rust reference to the region's memory exists, so
+        // neither header nor payload lies in it.
         unsafe {
             at.copy_from_nonoverlapping(header.as_ptr(), HEADER_BYTES);
             copy(at.add(HEADER_BYTES), payload.as_ptr(), payload.len());
@@ -309,8 +310,8 @@ fn find(region: &Mr, runs: &[usize], stride: usize, count: usize) -> Option<(usi
             continue;
         }
         let (mut left, mut at) = (count, region.as_ptr().as_ptr().wrapping_add(*first));
-        // SAFETY: the first word of the run is aligned and so far from the end that the last one is
-        // inside the region; the others are a multiple of 8 from it.
+        // SAFETY: the first word of the run is aligned, and the last word is inside the region too;
+        // the distance of each word from the first is a multiple of 8.
         unsafe {
             // Mostly there is nothing, so four are tested together.
             while left >= 4 && is_four_empty(at, stride) {
@@ -351,16 +352,17 @@ unsafe fn is_four_empty(at: *mut u8, stride: usize) -> bool {
     }
 }
 
-/// Returns the word at `offset`, if there is one.
+/// Returns the word at `offset`, or `None` if the region has no word there.
 #[inline]
 fn word(region: &Mr, offset: usize) -> Option<&AtomicU64> {
     // Whole words only: a last word of fewer than 8 bytes is left out.
     if offset % 8 != 0 || offset >= region.len() & !7 {
         return None;
     }
-    // SAFETY: inside the region, whose memory lives as long as it does, and aligned, since regions
-    // begin at a page. The device and peers access it as shared memory; this process accesses it by
-    // atomics and copies only, and makes no other reference to it.
+    // SAFETY: the word is inside the region, whose memory lives as long as the region, and is
+    // aligned, because regions begin at a page. The device and peers access the word as shared
+    // memory; this process accesses it by atomics and copies only, and makes no other reference to
+    // it.
     Some(unsafe { AtomicU64::from_ptr(region.as_ptr().as_ptr().add(offset).cast()) })
 }
 

@@ -49,7 +49,7 @@ impl<C: Borrow<Cq>> Port<C> {
         Ok(self.pd.alloc_huge(bytes, access)?)
     }
 
-    /// Makes a queue pair with that many receives, which carry no payload.
+    /// Makes a queue pair with `receives` receives, which carry no payload.
     pub(super) fn create_qp(&self, receives: u32) -> Result<RcQp, SetupError> {
         let config = QpConfig {
             max_send_wr: self.options.send_queue_size,
@@ -73,8 +73,7 @@ impl<C: Borrow<Cq>> Port<C> {
     }
 }
 
-/// Returns whether an event says that the device, or its completion queue of this number, broke
-/// down.
+/// Returns whether an event reports that the device, or its completion queue `cqn`, broke down.
 pub(super) fn is_fatal(event: AsyncEvent, cqn: u32) -> bool {
     event == AsyncEvent::DeviceFatal || event == AsyncEvent::CqError { cqn }
 }
@@ -84,7 +83,7 @@ pub(super) fn is_fatal(event: AsyncEvent, cqn: u32) -> bool {
 pub(super) struct Target {
     pub(super) addr: u64,
     pub(super) rkey: u32,
-    /// The peer sleeps, and the WRITE wakes it.
+    /// Whether the peer sleeps, so that the WRITE wakes it.
     pub(super) wakes: bool,
 }
 
@@ -135,8 +134,8 @@ pub(super) fn post_write(
 ) -> Result<(), PostError> {
     if len as usize <= MAX_INLINE_BYTES {
         if let Ok(part) = region.sge(from, len) {
-            // SAFETY: the bytes are inside the region. No device writes them, and this thread,
-            // whose they are, does so after.
+            // SAFETY: the bytes are inside the region. No device writes the bytes, and this thread,
+            // which owns them, writes them only after this use.
             let bytes = unsafe {
                 std::slice::from_raw_parts(region.as_ptr().as_ptr().add(from), part.len as usize)
             };

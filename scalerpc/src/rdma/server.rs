@@ -15,10 +15,11 @@ use crate::protocol::{
     ClientId, Handlers, Server, ServerConfig, ServerMemory, ServerOp, ServerRegions, ServerStats,
 };
 
-/// Four counts of the operations on a queue pair, in one word. That of the operations up to one
-/// comes back with its completion, which completes all before it. A sum carries into the next count
-/// and a difference borrows from it, so the difference of two words has the four differences, which
-/// are below 2^16: a send queue holds fewer operations.
+/// Four counts of the operations on a queue pair, in one word. Each operation that asks for a
+/// completion carries the word up to and including itself, and its completion returns that word: it
+/// completes all operations before it. A sum may carry into the next count, and a difference
+/// borrows from it again, so the difference of two words contains the four differences. These are
+/// below 2^16, because a send queue holds fewer operations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Counts(u64);
 
@@ -55,7 +56,7 @@ impl Counts {
         (self.0 >> 48) as u16
     }
 
-    /// Returns whether there are operations whose completions go to the core one by one.
+    /// Returns whether there are operations whose completions are passed to the core one by one.
     const fn are_for_core(self) -> bool {
         self.0 >> 32 != 0
     }
@@ -76,7 +77,7 @@ struct Peer {
     probe_at: (u64, u32),
     /// The client sleeps until something completes.
     sleeps: bool,
-    /// The reason why it is to be removed.
+    /// The reason why the client has to be removed.
     broken: Option<&'static str>,
 }
 
@@ -108,7 +109,8 @@ struct Limits {
     /// Maximum: the entries of the completion queue.
     max: usize,
     /// Number of outstanding operations up to which an operation asks for a completion only where
-    /// its send queue needs one (S25). With more, each run of operations asks for one.
+    /// its send queue needs one (S25). With more, each run of operations of a client asks for a
+    /// completion.
     quiet: usize,
 }
 
@@ -130,7 +132,7 @@ pub struct RdmaServer {
     under_way: usize,
     orphaned: usize,
     limits: Limits,
-    /// Clients that have left, with the reason, as far as they have a name.
+    /// Clients with a name that have disconnected, with the reason.
     departed: Vec<(mlx5_rendezvous::Peer, &'static str)>,
     /// The next client to probe, and the time of that probe.
     probe: usize,
@@ -165,7 +167,7 @@ impl RdmaServer {
         };
         let core = Server::new(config, memory)?;
         let probe_ns = port.now_ns().saturating_add(PROBE_NS);
-        // The other half is left to runs that ask.
+        // The other half is for runs that ask for a completion.
         let quiet = options.cq_size.min(config.response_buffers) / 2;
         let limits = Limits {
             max: options.cq_size as usize,
@@ -274,7 +276,7 @@ impl RdmaServer {
             take_completions(found, now_ns, core, peers, unserved, under_way)
         });
         if completions < COMPLETION_BATCH {
-            // The queue is empty, so it holds nothing of the queue pairs that are gone.
+            // The queue is empty, so it holds no completion of removed queue pairs.
             self.under_way -= std::mem::take(&mut self.orphaned);
         }
         completions
@@ -288,10 +290,10 @@ impl RdmaServer {
     }
 
     /// Does one bounded step after [`close`](Self::close): answers at most `budget` of the requests
-    /// that were accepted, and tells each client whose requests are all answered that the server
-    /// goes. That client ends its other calls as [`CallFailure::NotSent`]: no handler got them
-    /// (S27). If the server `gives_up`, held requests end as [`CallFailure::Dropped`], and accepted
-    /// ones that no handler got as not sent. Returns whether all clients were told, and all
+    /// that were accepted, and sends a close to each client whose requests are all answered. That
+    /// client ends its other calls as [`CallFailure::NotSent`]: no handler got them (S27). If the
+    /// server `gives_up`, held requests end as [`CallFailure::Dropped`], and accepted requests that
+    /// no handler got end as not sent. Returns whether the close was sent to all clients, and all
     /// messages have arrived.
     ///
     /// [`CallFailure::NotSent`]: crate::CallFailure::NotSent
@@ -364,8 +366,8 @@ impl RdmaServer {
         self.core.scheduler().length_ns()
     }
 
-    /// Returns whether a sleep before the next step keeps no client waiting whose entry was not
-    /// looked at; see [`Server::has_checked_all`].
+    /// Returns whether the server may sleep before the next step: then no client waits whose entry
+    /// was not checked; see [`Server::has_checked_all`].
     pub(crate) fn may_sleep(&self) -> bool {
         self.core.has_checked_all()
     }
@@ -383,17 +385,17 @@ impl RdmaServer {
         self.core.synchronise(offset_ns);
     }
 
-    /// Returns the number of operations posted and not completed, as far as the steps so far have
-    /// seen. Most do not ask for a completion: they count until a later one completes, at latest
-    /// after a second, or after [`settle`](Self::settle).
+    /// Returns the number of operations posted and not completed, according to the completions that
+    /// the steps have taken. Most operations do not ask for a completion: they count until a later
+    /// operation completes, at the latest after a second, or after [`settle`](Self::settle).
     #[must_use]
     pub const fn under_way(&self) -> usize {
         self.under_way
     }
 
     /// Asks for the completion of everything that is under way, and of everything that is posted
-    /// from now on: for the end of a server, which waits until nothing is
-    /// [`under_way`](Self::under_way), so that its last responses arrive.
+    /// from now on: a server that ends waits until nothing is [`under_way`](Self::under_way), so
+    /// that its last responses arrive.
     pub fn settle(&mut self) {
         self.limits.quiet = 0;
         for nth in 0..self.peers.len() {
@@ -428,7 +430,8 @@ impl RdmaServer {
     }
 
     fn post_some(&mut self) {
-        // Operations that found no room come first, and hold back later ones for the same client.
+        // Operations that found no room are posted first, and later operations for the same client
+        // wait for them.
         if !self.unserved.is_empty() {
             self.post_backlogs();
         }
@@ -486,8 +489,8 @@ impl RdmaServer {
         }
     }
 
-    /// Keeps the operations from `first` on that find no room, and posts those of other clients
-    /// behind them. Removes clients that are broken.
+    /// Keeps, from `first` on, the operations that find no room, and posts the operations of other
+    /// clients that follow. Removes broken clients.
     #[cold]
     fn defer(&mut self, mut first: usize) {
         let ops = std::mem::take(&mut self.ops);
@@ -533,8 +536,8 @@ impl RdmaServer {
         }
     }
 
-    /// Posts a WRITE of no bytes to a client. It completes everything before it, or shows that the
-    /// client is gone (S20).
+    /// Posts a WRITE of no bytes to a client. The WRITE completes everything before it, or fails if
+    /// the client is gone (S20).
     fn probe(&mut self, nth: usize) {
         let Some(peer) = self.peers[nth]
             .as_mut()
@@ -564,7 +567,7 @@ impl RdmaServer {
         }
     }
 
-    /// Names a client that was admitted: requests and events tell the name.
+    /// Sets the name of a client that was admitted. Requests and events report the name.
     pub(crate) fn set_peer(&mut self, client: ClientId, peer: mlx5_rendezvous::Peer) {
         self.core.set_peer(client, peer);
     }
@@ -574,7 +577,7 @@ impl RdmaServer {
         (0..self.peers.len()).filter_map(|nth| self.core.peer(ClientId(nth as u16)))
     }
 
-    /// Returns the clients that have left, each once, with the reason.
+    /// Returns the clients that have disconnected, each once, with the reason.
     pub(crate) fn take_departed(&mut self) -> Vec<(mlx5_rendezvous::Peer, &'static str)> {
         std::mem::take(&mut self.departed)
     }
@@ -587,7 +590,7 @@ impl RdmaServer {
         };
         self.port.cq.unregister(peer.qp.qpn());
         self.orphaned += peer.under_way();
-        // From here on nothing of the client is under way.
+        // After this drop nothing of the client is under way.
         drop(peer);
         self.core.leave(client);
     }
@@ -644,7 +647,8 @@ const fn are_of_one(op: &ServerOp, other: &ServerOp) -> bool {
 }
 
 /// Posts operations in their order, up to the first that finds no room or whose client is broken.
-/// Returns their number, with those of clients that have left.
+/// Returns the number of operations that need no further work: posted ones, and those for
+/// disconnected clients.
 #[inline(always)]
 fn post_ops(
     peers: &mut [Option<Peer>],
@@ -674,7 +678,8 @@ fn post_ops(
 }
 
 /// Posts operations of one client in their order, as many as there is room for. Returns their
-/// number. The client is broken if it is to be evicted, or if its queue pair refuses an operation.
+/// number. Marks the client as broken if an operation evicts it, or if its queue pair refuses an
+/// operation.
 #[inline(always)]
 fn post_all(
     peer: &mut Peer,
@@ -687,8 +692,8 @@ fn post_all(
     if peer.broken.is_some() || fitting == 0 {
         return 0;
     }
-    // The completion of the last operation implies all before it. Where the room ends, a completion
-    // is needed to go on.
+    // The completion of the last operation implies those of all before it. If this run uses up the
+    // room, its completion is needed to continue.
     let quiet = fitting - usize::from(*under_way + fitting > limits.quiet);
     let mut posted = 0;
     for op in &ops[..quiet] {
@@ -754,8 +759,8 @@ fn refused(peer: &mut Peer, error: &PostError) -> bool {
     false
 }
 
-/// Posts an operation. Returns whether it was: it finds no room, or its client is broken now. A
-/// function of its own, so that the loop over responses has the registers.
+/// Posts an operation. Returns whether it was posted. If not, it found no room, or its client is
+/// broken now. It is a function of its own so that the loop over responses has more registers.
 #[inline(never)]
 fn post_op(peer: &mut Peer, memory: &ServerMemory<Mr>, op: &ServerOp, signal: Signal) -> bool {
     let (qp, wakes) = (&mut peer.qp, peer.sleeps);
@@ -773,7 +778,7 @@ fn post_op(peer: &mut Peer, memory: &ServerMemory<Mr>, op: &ServerOp, signal: Si
                 len,
                 lkey: memory.pools.lkey(),
             };
-            // The core gets the completion of the last one.
+            // The core gets the completion of the last READ.
             let (count, signal) = if is_last {
                 (Counts::LAST_READ, Signal::Always)
             } else {
@@ -855,7 +860,7 @@ mod tests {
 
     #[test]
     fn differences_of_counts_survive_the_wrap_of_each() {
-        // Just before each count wraps, in a word that wraps too.
+        // The counts start just before they wrap, in a word that wraps too.
         for start in [
             0,
             0xfffe,

@@ -23,8 +23,9 @@ const LONGEST_SLEEP: Duration = Duration::from_millis(1);
 /// Options of a [`Client`](crate::Client).
 #[derive(Clone, Debug)]
 pub struct ClientOptions {
-    /// Its device, of the same kind as the server's. Default: the device that the environment
-    /// variable `COPYRPC_DEVICE` names (`soft`, `mlx5_0`, `mlx5_0:2`), or the software HCA.
+    /// Device of the client, of the same kind as the server's. Default: the device that the
+    /// environment variable `COPYRPC_DEVICE` names (`soft`, `mlx5_0`, `mlx5_0:2`), or the software
+    /// HCA.
     pub device: DeviceSpec,
     /// Options of its queues.
     pub rdma: RdmaOptions,
@@ -69,7 +70,7 @@ impl From<CallError> for ClientError {
     }
 }
 
-/// A connection to a server, and everything that another one needs.
+/// A connection to a server, and everything that is needed to connect again.
 pub struct Caller {
     pub(super) rdma: RdmaClient,
     /// The socket over which it connected, whose end makes the server probe this client. Closed
@@ -244,7 +245,7 @@ impl Connection for Caller {
         self.rdma.device().waker()
     }
 
-    /// Connects on another device if this one broke down.
+    /// Connects again, on another device if the present device broke down.
     fn reconnect(
         &mut self,
         within: Duration,
@@ -256,7 +257,8 @@ impl Connection for Caller {
         } else {
             self.rdma.device().clone()
         };
-        // A server that leaves waits until its last messages were taken, by packets in this thread.
+        // A server that closes waits until its last messages were taken. With packets, this thread
+        // has to take them.
         let goes_on = || {
             device.progress();
             goes_on(&mut Vec::new())
@@ -314,7 +316,7 @@ impl Caller {
         &mut self.rdma
     }
 
-    /// Learns after a pause without calls whether the server has died, which only the socket tells.
+    /// Checks after a pause without calls whether the server has died, which only the socket shows.
     fn end_pause(&mut self) {
         self.is_left = has_hung_up(&self.lifeline);
     }
@@ -340,9 +342,9 @@ fn take_events(rdma: &mut RdmaClient) -> bool {
     is_broken
 }
 
-/// Returns whether another attempt may succeed: the server left while this client waited to be
-/// accepted or while the two connected, or has no room until another client has gone, maybe this
-/// one's predecessor.
+/// Returns whether another attempt may succeed: the server ended while this client waited to be
+/// accepted or while the two connected, or has no room until another client has disconnected, maybe
+/// the predecessor of this client.
 fn may_come(error: &SetupError) -> bool {
     match error {
         SetupError::Record(RecordError::Refused(Refused::Full)) => true,
@@ -437,7 +439,8 @@ mod tests {
         }
     }
 
-    /// No later attempt has access; a device that is not there may come.
+    /// A refused access is refused in later attempts too; a device that does not exist yet may be
+    /// created.
     #[test]
     fn a_refused_access_is_not_tried_again() {
         use mlx5::hca::ConnectError::{NoAccess, NoSuchDevice};
@@ -487,7 +490,7 @@ mod tests {
                 thread::sleep(Duration::from_millis(100));
             }
         });
-        // The thread may find out before it gets the first call, or that call finds out.
+        // The thread may detect this before it gets the first call, or with that call.
         if let Err(closed) = told.recv_timeout(WATCHDOG).unwrap() {
             assert!(
                 matches!(closed, ClientError::Closed(CloseReason::Device)),

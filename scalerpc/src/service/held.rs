@@ -80,7 +80,7 @@ impl Serving for HeldServer {
 
     fn answer(&mut self, request: HeldRequest, answer: Answer) {
         match answer {
-            // The caller of a reply that is too long is told.
+            // If the reply is too long, its caller gets this error.
             Answer::Reply(reply) => drop(request.reply(reply)),
             Answer::Refusal => request.refuse(),
             Answer::SentBack => self.handlers.send_back(&request),

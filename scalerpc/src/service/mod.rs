@@ -21,17 +21,17 @@ pub type ClientError = copyrpc_calls::ClientError<SetupError, CloseReason>;
 /// A connection to a [`Server`]. A call after the end of the connection connects again. A client
 /// belongs to one thread.
 ///
-/// It polls only in its calls. Between them it may pause for any time: it keeps its zone until
-/// another client needs one, and the server takes the zone back without its answer (S26 of the
-/// protocol). Exception: after a timeout, the client cannot give up its zone until the late
-/// response is polled. If other clients need the zone, the server evicts it after
-/// [`ServerConfig::drain_ns`](crate::ServerConfig::drain_ns). Its next call finds that out before
-/// the server can see it, and connects again.
+/// A client polls only in its calls. Between its calls it may pause for any time: it keeps its zone
+/// until another client needs a zone; then the server takes the zone back without an answer of the
+/// client (S26 of the protocol). Exception: after a timeout, the client cannot give up its zone
+/// until the late response is polled. If other clients need the zone, the server evicts the client
+/// after [`ServerConfig::drain_ns`](crate::ServerConfig::drain_ns). The next call of the client
+/// detects the eviction before its request is sent, and connects again.
 ///
-/// A call that ran out of time keeps its slot until the server answers it. While such calls hold
-/// every slot ([`ServerConfig::depth`](crate::ServerConfig::depth)), a call waits for one of them;
-/// at its own time it ends with [`ClientError::NoCredit`], and the next one connects again, which
-/// gives up all of them.
+/// A call whose time ended keeps its slot until the server answers it. While such calls hold every
+/// slot ([`ServerConfig::depth`](crate::ServerConfig::depth)), a further call waits for a slot;
+/// when its own time ends, it ends with [`ClientError::NoCredit`], and the next call connects
+/// again, which gives up all of these calls.
 ///
 /// ```no_run
 /// let mut client = scalerpc::Client::connect("127.0.0.1:7480")?;
@@ -44,8 +44,8 @@ pub type Client = copyrpc_calls::Client<Caller>;
 /// Clones share the connection, which is closed with the last clone. As many calls are under way as
 /// the server gives slots to a client; further calls wait for a slot in their order.
 ///
-/// A thread of its own has the device. Calls, responses and the server's events wake it
-/// ([`RdmaOptions::sleeps`](crate::rdma::RdmaOptions::sleeps), which it sets).
+/// The client has a thread of its own for its device. Calls, responses and the server's events wake
+/// it ([`RdmaOptions::sleeps`](crate::rdma::RdmaOptions::sleeps), which it sets).
 ///
 /// ```no_run
 /// # async fn caller() -> Result<(), scalerpc::ClientError> {
@@ -59,8 +59,8 @@ pub type AsyncClient = copyrpc_calls::AsyncClient<Caller>;
 /// The response to a call of an [`AsyncClient`].
 pub type AsyncCall = copyrpc_calls::AsyncCall<Caller>;
 
-/// A [`Server`] whose requests are futures, for any executor and from any thread: those of the
-/// [default type](DEFAULT_TYPE). Its drop waits for the answers at most for
+/// A [`Server`] whose requests are futures, for any executor and from any thread: requests of the
+/// [default type](DEFAULT_TYPE). The drop of the server waits for the answers at most for
 /// [`stop_timeout`](ServerOptions::stop_timeout).
 ///
 /// ```no_run
@@ -75,8 +75,8 @@ pub type AsyncCall = copyrpc_calls::AsyncCall<Caller>;
 /// ```
 pub type AsyncServer = copyrpc_calls::AsyncServer<HeldServer>;
 
-/// A request that an [`AsyncServer`] has received, to be answered at any time. Until then it keeps
-/// its slot.
+/// A request that an [`AsyncServer`] has received, to be answered at any time. Until the answer,
+/// the request keeps its slot.
 pub type ServerRequest = copyrpc_calls::ServerRequest<HeldServer>;
 
 /// The `rpc_type` of calls and handlers by default.

@@ -36,7 +36,8 @@ const MAX_OFFERED: usize = 64;
 const SHARED_PEERS_PER_CHECK: usize = 1;
 /// Offset of the clocks of servers on one host: they share one clock.
 const SAME_CLOCK: Option<i64> = Some(0);
-/// Time after which a client that connects loses its place, if as many clients connect as may.
+/// Time after which a connecting client loses its place, if the maximum number of clients are
+/// connecting.
 const SHORT_CONNECT_TIME: Duration = Duration::from_millis(250);
 
 /// Maximum number of clients whose sockets are kept: half of the descriptors that a process usually
@@ -49,26 +50,26 @@ const FULL_INTERVAL: Duration = Duration::from_millis(100);
 /// Options of a [`Server`].
 #[derive(Clone, Debug)]
 pub struct ServerOptions {
-    /// Its device. Default: the device that the environment variable `COPYRPC_DEVICE` names
-    /// (`soft`, `mlx5_0`, `mlx5_0:2`), or the software HCA.
+    /// Device of the server. Default: the device that the environment variable `COPYRPC_DEVICE`
+    /// names (`soft`, `mlx5_0`, `mlx5_0:2`), or the software HCA.
     pub device: DeviceSpec,
     /// Numbers of clients and slots, groups and slices.
     pub config: ServerConfig,
     /// Options of its queues.
     pub rdma: RdmaOptions,
-    /// Maximum time for the end of a stopped server: until the requests that it took are answered,
-    /// held ones too, and its messages have arrived at all clients' devices. Held requests that are
-    /// not answered by then end as [`CallFailure::Dropped`]. Time in which its thread is suspended
-    /// does not count. Default: 1 s.
+    /// Maximum time for the end of a stopped server: until the requests that it took, including
+    /// held requests, are answered, and its messages have arrived at all clients' devices. Held
+    /// requests that are not answered in that time end as [`CallFailure::Dropped`]. Time in which
+    /// its thread is suspended does not count. Default: 1 s.
     ///
     /// [`CallFailure::Dropped`]: crate::CallFailure::Dropped
     pub stop_timeout: Duration,
-    /// Hears of clients that connect, leave or are refused, in the server's thread. Default:
-    /// nothing does.
+    /// Callback for clients that connect, disconnect or are refused, called in the server's thread.
+    /// Default: none.
     pub events: Events,
     /// A secret that clients have to prove
     /// ([`ClientOptions::secret`](crate::ClientOptions::secret)), as the server proves it to them,
-    /// before any key of memory is told. Messages are not encrypted. Default: none; every process
+    /// before any key of memory is sent. Messages are not encrypted. Default: none; every process
     /// that reaches the address may call.
     pub secret: Option<Secret>,
 }
@@ -119,7 +120,7 @@ impl Wake for Unpark {
     }
 }
 
-/// The address of a server at which further servers can serve: see [`Server::beside`].
+/// The address of a server, shared with further servers: see [`Server::beside`].
 #[derive(Debug)]
 pub struct SharedAddress {
     listener: TcpListener,
@@ -129,11 +130,11 @@ pub struct SharedAddress {
 
 /// A server at a TCP address. It belongs to one thread, and serves all its clients in that thread.
 ///
-/// A client that leaves, in any way, or takes its time to connect delays no other client. Any
-/// process that reaches the port can call, unless there is a [secret](ServerOptions::secret). The
-/// socket over which a client connected stays open as long as the client lives, of 512 clients: its
-/// end makes the server probe the client at once, and free the place of a dead one. It is no more
-/// than a hint: a client whose socket is cut stays connected.
+/// A client that disconnects or crashes, or is slow to connect, delays no other client. Any process
+/// that reaches the port can call, unless there is a [secret](ServerOptions::secret). The socket
+/// over which a client connected stays open as long as the client lives (for at most 512 clients):
+/// its end makes the server probe the client at once, and free the place of a dead client. The end
+/// of the socket is no more than a hint: a client whose socket is cut stays connected.
 ///
 /// ```no_run
 /// let mut server = scalerpc::Server::bind("127.0.0.1:7480")?;
@@ -188,7 +189,7 @@ impl Connecting {
             let Some(hello) = hello.advance(stream)? else {
                 return Ok(None);
             };
-            // A client that cannot take a refusal at once does not learn of it.
+            // A client whose socket cannot take a refusal at once does not get it.
             let refuse =
                 |stream: &mut TcpStream, refusal| drop(stream.write(&Offer::refuse(refusal)));
             Hello::decode(hello).inspect_err(|_| refuse(stream, Refusal::Failed))?;
@@ -278,7 +279,7 @@ impl Server {
         Self::at(gate, options.clone(), StopHandle::new(waker))
     }
 
-    /// Makes one more server at the address of another one, for another thread: clients are
+    /// Makes a further server at the address of an existing server, for another thread: clients are
     /// distributed among them. Each has a device and memory of its own, and the slices of all end
     /// at the same times.
     ///
@@ -410,8 +411,9 @@ impl Server {
     }
 
     /// Answers each request with the handler of its type, until the server is stopped. A handler
-    /// that takes long delays the calls of all clients, and those that connect, whatever it takes;
-    /// it costs none its connection. [`Handlers::insert_held`] lets it answer later.
+    /// that takes long delays the calls of all clients, and clients that connect, but no client
+    /// loses its connection, however long the handler takes. With [`Handlers::insert_held`] a
+    /// handler can answer later.
     ///
     /// # Errors
     /// [`ServerError::Device`].
@@ -423,11 +425,11 @@ impl Server {
         Ok(())
     }
 
-    /// Takes no more clients and no more requests, answers those that have arrived, and tells each
-    /// client to go when its requests are answered. Waits for that, held requests included, at most
-    /// for [`stop_timeout`](ServerOptions::stop_timeout). No handler gets any other request: a
-    /// `Client` makes that call again at the next server of its addresses, or ends it as
-    /// [`CallFailure::NotSent`](crate::CallFailure::NotSent), which is retryable.
+    /// Takes no more clients and no more requests, answers the requests that have arrived, and
+    /// sends a close to each client when its requests are answered. Waits for that, held requests
+    /// included, at most for [`stop_timeout`](ServerOptions::stop_timeout). No handler gets any
+    /// other request: a `Client` makes that call again at the next server of its addresses, or ends
+    /// it as [`CallFailure::NotSent`](crate::CallFailure::NotSent), which is retryable.
     /// [`serve`](Self::serve) closes the server at its end; call this after a loop of your own, and
     /// then drop the server.
     pub fn close(&mut self, handlers: &mut Handlers<'_>) {
@@ -556,7 +558,7 @@ impl Server {
     }
 }
 
-/// Tells of the clients that are left.
+/// Reports the end of the clients that are still connected.
 impl Drop for Server {
     fn drop(&mut self) {
         self.tell_departed();
@@ -591,8 +593,8 @@ mod tests {
 
     const WATCHDOG: Duration = Duration::from_secs(60);
 
-    /// A step checks 64 entries beside those of two groups. A server that slept after each step
-    /// would find a waiting client after many sleeps.
+    /// A step checks 64 entries in addition to those of two groups. A server that slept after each
+    /// step would find a waiting client after many sleeps.
     #[test]
     fn a_server_looks_at_all_entries_between_two_sleeps() {
         let (start, (quit, over)) = (Instant::now(), mpsc::channel::<()>());

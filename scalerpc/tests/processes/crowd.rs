@@ -1,5 +1,5 @@
-//! A process of many clients. Each makes some thousand calls and leaves, and another one joins in
-//! its place.
+//! A process of many clients. Each client makes some thousand calls and disconnects, and another
+//! client connects in its place.
 
 use std::time::{Duration, Instant};
 

@@ -31,7 +31,7 @@ pub(crate) const SMALL_ARENA: usize = 16 << 20;
 /// Memory of a device for hundreds of clients, or their server.
 pub(crate) const LARGE_ARENA: usize = 256 << 20;
 
-/// Returns a device of the test's fabric, in immediate time or delayed as `MLX5_TEST_TIME` says.
+/// Returns a device of the test's fabric, in immediate or delayed time, as set by `MLX5_TEST_TIME`.
 pub(crate) fn device_in(arena_bytes: usize) -> DeviceSpec {
     device(&scratch(), arena_bytes)
 }
@@ -128,7 +128,7 @@ impl Desk {
         moved
     }
 
-    /// Admits one client, and reads the channel of another one.
+    /// Admits one client, and reads the channel of another client.
     fn look(&mut self) {
         if let Ok((channel, _)) = self.listener.accept() {
             self.admit(channel);
@@ -198,8 +198,8 @@ impl Desk {
         self.guests.len()
     }
 
-    /// Asserts, after all clients have left or died, that all their resources are free, and that
-    /// everything that arrived was a request.
+    /// Asserts, after all clients have disconnected or died, that all their resources are free, and
+    /// that everything that arrived was a request.
     pub(crate) fn close(self, scratch: &Scratch) {
         let Self { server, device, .. } = self;
         let (core, layout) = (server.core(), *server.core().layout());

@@ -1,4 +1,4 @@
-//! A client that connected through a socket, and uses it to say that it leaves.
+//! A client that connected through a socket, and announces through it that it disconnects.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -21,8 +21,8 @@ pub(crate) struct Guest {
 }
 
 impl Guest {
-    /// Connects to the server behind a socket, which gives the client its name. Returns `None` if
-    /// the server is full now.
+    /// Connects to the server over a socket, which gives the client its name. Returns `None` if the
+    /// server is full now.
     pub(crate) fn connect(device: &Device, socket: &Path) -> Option<Self> {
         let mut channel = UnixStream::connect(socket).unwrap();
         let client = match RdmaClient::connect_on(device, &RdmaOptions::default(), &mut channel) {

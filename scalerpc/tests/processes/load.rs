@@ -9,8 +9,8 @@ use crate::desk::Desk;
 use crate::support::plan::SLOT_BYTES;
 use copyrpc_testing::helpers::{Helper, Scratch, limited, scale};
 
-/// Entries beyond those of the clients of both processes, for clients that have left, until the
-/// server notices.
+/// Entries in addition to the entries for the clients of both processes: clients that have
+/// disconnected keep theirs until the server notices.
 const SPARE: usize = 32;
 /// Number of processes that are killed, in sequence, while calls are made.
 const KILLS: u64 = 5;
@@ -57,7 +57,7 @@ fn step_until(desk: &mut Desk, crowds: &mut [Helper], mut done: impl FnMut(&Desk
     }
 }
 
-/// Each request runs once, and each response is that of its call. Requests of killed clients run at
+/// Each request runs once, and each response belongs to its call. Requests of killed clients run at
 /// most once. The resources of killed clients return (S20); without them the processes that take
 /// their places could not join.
 #[test]
@@ -125,7 +125,7 @@ fn two_hundred_clients_lose_and_repeat_nothing_while_they_join_and_leave_and_are
 /// The resources of the server's process.
 #[derive(Clone, Copy, Debug)]
 struct Held {
-    /// Number of descriptors, without those of the clients' channels.
+    /// Number of descriptors, without the descriptors of the clients' channels.
     descriptors: usize,
     /// KiB of private memory: mainly the heap.
     own: usize,

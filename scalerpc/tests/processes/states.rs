@@ -1,4 +1,5 @@
-//! A client that stops or dies when it is IDLE, in WARMUP or in PROCESS, beside five that go on.
+//! A client that stops or dies when it is IDLE, in WARMUP or in PROCESS, while five other clients
+//! continue.
 
 use scalerpc::mlx5::Device;
 use scalerpc::{ServerConfig, State};
@@ -85,7 +86,7 @@ struct Local {
     since: u64,
 }
 
-/// A server, and the clients that go on.
+/// A server, and the clients that continue.
 struct Room {
     scratch: Scratch,
     desk: Desk,
@@ -248,8 +249,8 @@ fn a_client_that_stops_with_a_zone_and_for_too_long_is_evicted_and_told_so() {
     });
 }
 
-/// The next client joins with the resources of this one: there is one entry more than there are
-/// others.
+/// The next client gets the resources of this client, as there is only one entry in addition to the
+/// entries of the other clients.
 #[test]
 fn what_a_client_had_that_dies_in_whatever_state_is_its_successors() {
     limited(|| {

@@ -23,8 +23,8 @@ const WATCHDOG: Duration = Duration::from_secs(120);
 /// Type of requests that are kept until the test answers. Those of type 0 are answered in upper
 /// case.
 const KEPT: u16 = 1;
-/// Maximum polls of a client that waits: those before it sleeps, twice, and some after early
-/// wake-ups.
+/// Maximum polls of a client that waits: twice the polls before it sleeps, and some polls after
+/// early wake-ups.
 const FEW: u64 = 2_000;
 
 /// All types can be sent to other threads.
@@ -47,7 +47,7 @@ impl Net {
         Self::of_length(1)
     }
 
-    /// For a test that takes so many times as long as others.
+    /// Makes the network of a test that takes `scale` times as long as others.
     fn of_length(scale: u32) -> Self {
         limits::watchdog(WATCHDOG * scale);
         Self(LocalFabric::new())
@@ -142,7 +142,8 @@ fn tasks_of_a_runtime_share_connections_and_get_each_their_own_responses() {
     let net = Net::new();
     let server = start(&net, &any_port(), config());
     Runtime::new().unwrap().block_on(async {
-        // There are more clients than a group has, so they take turns, and are told of every slice.
+        // There are more clients than a group has, so they take turns, and are informed of every
+        // slice.
         let mut clients = Vec::new();
         for _ in 0..5 {
             clients.push(net.client(server.address).await);

@@ -79,7 +79,7 @@ impl Room {
         self.callers.iter().map(Caller::made).sum()
     }
 
-    /// Runs until the well-behaved clients have made that many further calls.
+    /// Runs until the well-behaved clients have made `calls` further calls.
     fn go_on(&mut self, calls: u64) {
         let before = self.made();
         while self.made() < before + calls {
@@ -262,8 +262,8 @@ fn a_client_is_not_made_of_a_wrong_offer_or_admission() {
     room.check_unharmed();
 }
 
-/// The client without an entry is told through the channel. It is admitted when another client has
-/// left.
+/// The client without an entry is refused through the channel. It is admitted when another client
+/// has disconnected.
 #[test]
 fn more_clients_than_entries_are_told_so_until_one_leaves() {
     let device = DeviceSpec::default();
@@ -307,8 +307,8 @@ fn more_clients_than_entries_are_told_so_until_one_leaves() {
     assert!(met.is_ok() && told.is_ok(), "{met:?} {told:?}");
 }
 
-/// The client's queue pair cannot be connected: the server hears so, rather than of the end of a
-/// stream.
+/// The client's queue pair cannot be connected: the server gets this error, and not only the end of
+/// a stream.
 #[test]
 fn a_client_that_cannot_connect_tells_the_server() {
     let mut server = RdmaServer::new(&DeviceSpec::default(), &config()).unwrap();

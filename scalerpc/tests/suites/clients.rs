@@ -16,7 +16,7 @@ use scalerpc::{
     ServerConfig, State,
 };
 
-/// Handlers of some tests, beside [`WORK`].
+/// A further type of requests in some tests, in addition to [`WORK`].
 const FAILS: u16 = 2;
 /// Calls of each client.
 const QUOTA: u64 = 300;
@@ -195,8 +195,8 @@ fn a_synchronous_call_ends_with_its_response_or_says_why() {
 }
 
 /// S25: operations that ask for no completion hold buffers, and entries of the completion queue.
-/// They leave enough of both, however few there are, for clients that come after them: none waits
-/// for the probe of another one.
+/// Even if there are few of both, enough are free for later clients: no client waits for the probe
+/// of another.
 #[test]
 fn few_buffers_and_few_completions_stop_nobody() {
     let clock = Clock::Manual(Arc::default());
@@ -226,7 +226,7 @@ fn few_buffers_and_few_completions_stop_nobody() {
 }
 
 /// S25, S20: the last responses to a client that calls no more have no completion, and a client
-/// that vanishes then is noticed all the same.
+/// that disappears then is noticed nevertheless.
 #[test]
 fn a_client_that_vanishes_after_its_last_response_is_noticed_in_seconds() {
     const STEP_NS: u64 = 1_000_000;
@@ -263,8 +263,8 @@ fn a_client_that_vanishes_after_its_last_response_is_noticed_in_seconds() {
     assert_eq!((server.under_way(), server.clients()), (0, 0));
 }
 
-/// S25: a server that ends learns when its last responses have arrived, without a probe, and before
-/// its time for that is over.
+/// S25: a server that ends gets the completions of its last responses without a probe, and before
+/// its time for this is over.
 #[test]
 fn everything_completes_once_a_server_settles() {
     let device = DeviceSpec::Soft(SoftOptions {
@@ -288,9 +288,9 @@ fn everything_completes_once_a_server_settles() {
     }
 }
 
-/// The server does nothing until all calls have ended by their deadline. Those of the first round
-/// were announced, later ones were written into the pool. Their responses arrive afterwards and end
-/// no call, but each gives its slot back.
+/// The server does nothing until all calls have ended by their deadline. The calls of the first
+/// round were announced, later calls were written into the pool. Their responses arrive afterwards
+/// and end no call, but each gives its slot back.
 #[test]
 fn late_responses_end_no_call_and_give_the_slots_back() {
     const STEP_NS: u64 = 10_000;
@@ -482,7 +482,8 @@ fn a_client_whose_server_is_gone_is_disconnected() {
     );
 }
 
-/// No completion tells of it. One device has both clients: each is given every event.
+/// No completion reports the failure of a device. Both clients are on one device, and each gets
+/// every event.
 #[test]
 fn a_device_that_breaks_down_ends_its_clients_and_one_queue_pair_only_its_own() {
     let mut server = RdmaServer::new(&DeviceSpec::default(), &config()).unwrap();
@@ -530,7 +531,7 @@ fn a_device_that_breaks_down_ends_its_clients_and_one_queue_pair_only_its_own() 
     }
     assert_eq!(events, [AsyncEvent::DeviceFatal]);
     let reason = CloseReason::Device;
-    // The first client has a zone. The call of the second one was never announced.
+    // The first client has a zone. The call of the second client was never announced.
     for (caller, failure) in callers
         .iter_mut()
         .zip([CallFailure::Closed(reason), CallFailure::NotSent])

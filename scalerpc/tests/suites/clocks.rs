@@ -17,7 +17,7 @@ const STEPS: u64 = 100_000;
 /// A server with two groups that always have work, so that each of its slices ends in time.
 struct Synchronised {
     clock: Arc<AtomicU64>,
-    /// Offset of the global clock from that of the server, in ns.
+    /// Global clock minus the server's clock, in ns.
     offset_ns: i64,
     server: RdmaServer,
     handlers: Handlers<'static>,
@@ -83,7 +83,8 @@ impl Synchronised {
 
 #[test]
 fn servers_with_clocks_of_their_own_end_their_slices_at_the_same_times() {
-    // The clock of the second server is behind the global one, that of the third ahead by an hour.
+    // The clock of the second server is earlier than the global clock, and the clock of the third
+    // server is an hour later.
     let mut servers = [0, 77, -3_600_123_456_789].map(Synchronised::new);
     let mut slices = [0; 3];
     for _ in 0..STEPS {

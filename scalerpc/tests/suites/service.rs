@@ -184,9 +184,9 @@ fn a_server_that_comes_late_is_waited_for_and_one_that_never_comes_is_named() {
     let address_of_other = silent.local_addr().unwrap();
     let error = Client::with_options(address_of_other, &impatient).unwrap_err();
     assert_eq!(error.to_string(), "exchanging records: timed out");
-    // It says less than a record has, and then nothing.
+    // The peer sends less than a record, and then nothing.
     let other = thread::spawn(move || {
-        // The client that has given up, and the next one.
+        // The client that has given up, and the next client.
         for _ in 0..2 {
             let (mut stream, _) = silent.accept().unwrap();
             let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n");
@@ -242,13 +242,13 @@ fn a_client_finds_a_server_that_has_moved_by_its_name() {
     .unwrap();
     assert_eq!(client.call(&[1, 2]).unwrap(), [2, 1]);
     server.stop();
-    // It may learn of the end by this call, or before it.
+    // The client may notice the end by this call, or before it.
     let _ended = client.call(&[3, 4]);
     assert_eq!(client.call(&[3, 4]).unwrap(), [4, 3]);
     next.stop();
 }
 
-/// The server does not answer. The next call does not get the late response of this one.
+/// The server does not answer. The next call does not get the late response of this call.
 #[test]
 fn a_call_ends_when_its_time_is_over_and_a_late_response_is_nobody_elses() {
     let (tell, held) = mpsc::channel::<HeldRequest>();
@@ -281,7 +281,7 @@ fn a_call_ends_when_its_time_is_over_and_a_late_response_is_nobody_elses() {
 }
 
 /// A client whose call ran out of time cannot rest: the server that needs its zone evicts it. Its
-/// next call finds that out before the server could see it.
+/// next call detects the eviction before the server could see the call.
 #[test]
 fn a_call_of_a_client_that_was_evicted_meanwhile_connects_again_by_itself() {
     let base = options(8);
@@ -418,7 +418,7 @@ fn a_handler_that_takes_longer_than_every_limit_costs_no_client_its_connection()
     );
 }
 
-/// No completion tells of it.
+/// The failure is not reported by a completion.
 #[test]
 fn a_server_whose_device_breaks_down_ends_with_an_error_and_its_clients_find_the_next_one() {
     let server = start_with(&any_port(), options(4), |server| {
@@ -542,11 +542,11 @@ fn methods_end_with_their_result_or_their_own_error_and_those_of_another_version
     server.stop();
 }
 
-/// Its one client calls from within the handler, so there is a request at every step of the server:
-/// without a bound it would step forever.
+/// The only client of the server calls from within the handler, so there is a request at every step
+/// of the server: without a bound it would step forever.
 #[test]
 fn a_server_that_is_stopped_ends_although_each_of_its_steps_has_a_request() {
-    // Many times the number that fits into the time that a stopped server takes.
+    // Many times the number of calls that fit into the time of a stopping server.
     const MOST: u64 = 300_000;
     let mut server = Server::with_options(any_port(), &options(1)).unwrap();
     let stop = server.stop_handle();
@@ -659,7 +659,7 @@ fn no_call_fails_or_runs_twice_while_servers_stop_and_start() {
     );
 }
 
-/// A server that stops while a worker has a request: the other client is told at once, and the
+/// A server that stops while a worker has a request: the other client is dismissed at once, and the
 /// worker has `stop_timeout`.
 #[test]
 fn a_stopped_server_waits_for_held_requests_as_long_as_its_options_say_and_tells_the_others_at_once()
@@ -697,7 +697,7 @@ fn a_stopped_server_waits_for_held_requests_as_long_as_its_options_say_and_tells
         let request = kept.recv_timeout(WATCHDOG).unwrap();
         assert!(request.is_wanted());
         stop.stop();
-        // Its call finds that the server goes, and no other server.
+        // The client's call finds that the server stops, and finds no other server.
         let start = Instant::now();
         while !matches!(
             other.connection().rdma().state(),
@@ -734,7 +734,7 @@ fn a_stopped_server_waits_for_held_requests_as_long_as_its_options_say_and_tells
     }
 }
 
-/// A worker learns when the caller's time ends, and that the client has left.
+/// A worker can read when the caller's time ends, and whether the client has disconnected.
 #[test]
 fn a_held_request_knows_the_deadline_of_its_method_and_the_end_of_its_client() {
     let (keep, kept) = mpsc::channel::<HeldRequest>();
@@ -852,8 +852,8 @@ fn a_server_tells_who_calls_who_leaves_and_who_is_refused_why() {
     worker.join().unwrap();
 }
 
-/// Three servers, each in a thread: every client belongs to one, none has all clients, and one
-/// handle ends them.
+/// Three servers, each in a thread: every client belongs to one server, no server has all clients,
+/// and one handle ends the servers.
 #[test]
 fn servers_that_share_an_address_share_the_clients() {
     const CLIENTS: u8 = 24;
@@ -876,7 +876,7 @@ fn servers_that_share_an_address_share_the_clients() {
         .collect();
     (0..2).for_each(|_| ready.recv_timeout(WATCHDOG).unwrap());
     let address = server.address;
-    // All clients are there before the first one leaves.
+    // All clients are connected before the first client disconnects.
     let mut clients: Vec<_> = (0..CLIENTS)
         .map(|_| Client::connect(address).unwrap())
         .collect();
@@ -963,8 +963,8 @@ fn strangers_keep_no_client_waiting_and_leave_nothing_behind() {
     drop(half_way);
     drop(strangers);
     let start = Instant::now();
-    // The descriptors of both ends of the strangers are closed. The clients above have left too,
-    // which the server notices within a second or two.
+    // The descriptors of both ends of the strangers are closed. The clients above have disconnected
+    // too, which the server notices within a second or two.
     while descriptors() > before {
         assert!(
             start.elapsed() < WATCHDOG,
@@ -1000,7 +1000,7 @@ fn strangers_that_stream_drip_and_stop_delay_no_call() {
     }
 }
 
-/// Time for which a client tries that is to be refused.
+/// Time for which a client tries to connect if it is expected to be refused.
 const SHORT: Duration = Duration::from_millis(200);
 
 fn is_full(error: &ClientError) -> bool {
@@ -1036,7 +1036,7 @@ fn timeless() -> (ServerOptions, Arc<AtomicU64>) {
     )
 }
 
-/// Connects a client, which waits for the place of another one. The server's time passes slowly
+/// Connects a client, which waits for the place of another client. The server's time passes slowly
 /// meanwhile.
 fn find_place(address: SocketAddr, now_ns: &AtomicU64) -> Client {
     let patient = ClientOptions {
@@ -1120,7 +1120,7 @@ fn a_client_whose_socket_is_cut_stays_connected_and_is_looked_for_when_another_o
             (0..50).any(|_| is_full(&Client::with_options(server.address, &hasty).unwrap_err()))
         );
     }
-    // Its end closes no socket.
+    // The end of the client closes no socket.
     drop(client);
     assert_eq!(
         find_place(server.address, &now_ns).call(&[1, 2]).unwrap(),

@@ -64,7 +64,7 @@ impl Books {
         8 * words + self.executed.capacity() * size_of::<(u64, Vec<u64>)>()
     }
 
-    /// Asserts, for a client that has left, that the handler ran for exactly its calls.
+    /// Asserts, for a client that has disconnected, that the handler ran for exactly its calls.
     pub(crate) fn close(&mut self, name: u64, made: u64) {
         let executed = self.executed.remove(&name).unwrap_or_default();
         let count: u32 = executed.iter().map(|word| word.count_ones()).sum();

@@ -28,8 +28,8 @@ pub(crate) fn name_and_number(request: &[u8]) -> Option<(u64, u64)> {
     Some((word(0..8)?, word(8..16)?))
 }
 
-/// Returns the bytes of a message: mostly some tens, in the WQE and beside it; in one of sixteen
-/// messages any number that fits.
+/// Returns the bytes of a message: mostly some tens of bytes, which are inside or outside of the
+/// WQE; in one of sixteen messages any number that fits.
 fn message(name: u64, number: u64, seed: u64) -> Vec<u8> {
     let mut rng = fastrand::Rng::with_seed(name.rotate_left(32) ^ number ^ seed);
     let len = if rng.u8(..16) == 0 {

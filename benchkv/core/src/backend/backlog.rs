@@ -7,7 +7,7 @@ use crate::message::Request;
 
 /// Why a path did not take a request.
 pub(super) enum SendError<W> {
-    /// No room or credit now; returns the caller. Try again after a poll.
+    /// Room or credit is lacking now; the error returns the caller. Try again after a poll.
     Full(W),
     /// The path failed.
     Down(BackendError),

@@ -1,6 +1,6 @@
-//! A daemon: owner of a shard, carrier of requests, stepped through bounded phases.
+//! A daemon owns a shard and carries requests. Each of its steps is a sequence of bounded phases.
 //!
-//! No phase waits for another: a request that cannot go on now joins a queue before its path, and
+//! No phase waits for another: a request that cannot proceed now joins the queue of its path, and
 //! the next steps try again. Answers are never delayed for lack of room, because every transport
 //! keeps room for them; a [`Policy`] may hold them for a time.
 
@@ -102,8 +102,8 @@ pub struct KvDaemon {
     /// Answers of other ranks that the policy holds.
     held: Vec<(Caller, Option<Response>)>,
     policy: Policy,
-    /// Requests of other ranks for this shard wait, because a policy refused them: later ones must
-    /// not overtake them.
+    /// Requests of other ranks for this shard wait, because a policy refused them: later requests
+    /// must not overtake them.
     own_wait: bool,
     /// Polls of the current round that found nothing; 0 if no round has begun.
     polls: u32,
@@ -157,8 +157,8 @@ impl KvDaemon {
         })
     }
 
-    /// Lets the policies of this daemon and the windows of its connections act, as they do at
-    /// first, or rest.
+    /// Lets the policies of this daemon and the windows of its connections act, as they do from the
+    /// start, or suspends them.
     pub fn act_on_policies(&mut self, acts: bool) {
         self.policy.act(acts);
         if let Some(remote) = &mut self.remote {
@@ -187,7 +187,7 @@ impl KvDaemon {
         self.policy.begin(now_ns, self.outstanding());
     }
 
-    /// Runs all phases; or, if the policy adds polls, only the first one as long as it finds
+    /// Runs all phases. If the policy adds polls, runs only the first phase as long as that finds
     /// nothing.
     fn round(&mut self) -> Result<Round, BackendError> {
         let mut round = self.take_messages()?;
@@ -334,7 +334,7 @@ impl KvDaemon {
                 Some((link, remote)) => {
                     remote.call(link, request, Caller::Ring(token, request.place()))?
                 }
-                // The client may be gone; then no one waits.
+                // The reply fails if the client has ended; then nothing waits for it.
                 None => drop(ring.reply(token, Response::new(Outcome::Refused))),
             }
         }
@@ -433,7 +433,7 @@ impl KvDaemon {
         self.remote.as_ref().map_or(0, Remote::outstanding)
     }
 
-    /// Returns the connection of a request, if it leaves from this daemon.
+    /// Returns the connection of a request, if this daemon sends it.
     fn link_for(&mut self, request: &Request) -> Option<(usize, &mut Remote<Caller>)> {
         let remote = self.remote.as_mut()?;
         Some((remote.link_for(request)?, remote))
@@ -447,8 +447,8 @@ impl KvDaemon {
     }
 }
 
-/// Executes a request whose value's tail is in its place. Refuses one for another rank, and a key
-/// that the store does not own.
+/// Executes a request whose value's tail is in its place. Refuses a request for another rank, and a
+/// key that the store does not own.
 #[inline]
 fn serve(store: &mut Shard, plan: &RankPlan, request: &Request) -> Response {
     if request.rank() as usize != plan.rank {
@@ -465,7 +465,7 @@ fn open_ring(plan: &RankPlan, daemon: usize) -> Result<RingServer, BackendError>
 }
 
 /// Answers a client that called this server, with an error if there is no response. A client that
-/// is gone needs no answer.
+/// has ended needs no answer.
 #[inline(always)]
 fn answer_client<W: ipc::Announce>(
     server: &mut ipc::Server<Request, Response, W>,
@@ -479,7 +479,8 @@ fn answer_client<W: ipc::Announce>(
 }
 
 fn answer_daemon(shards: &mut Shards<Waiting>, token: flux::Token, hop: Hop) {
-    // A daemon that is gone needs no answer. The token belongs to this node.
+    // Neither error matters: a daemon that has ended needs no answer, and the token belongs to this
+    // node.
     drop(shards.node.reply(token, hop));
 }
 
@@ -503,8 +504,8 @@ impl Endpoints for KvDaemon {
 
 impl Sleeper for KvDaemon {
     fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
-        // Only steps make room for requests that wait for it. Held answers are due sooner than a
-        // timer would wake.
+        // Requests that wait for room get it only in steps, and held answers are due sooner than a
+        // timer would wake, so the daemon does not sleep.
         if self.backlogged() > 0 || !self.held.is_empty() {
             return then(&mut Due::now());
         }

@@ -4,7 +4,7 @@
 //! transports.
 //!
 //! [`composed`] makes them of ipc, delegationrpc, flux and the carrier of messages between ranks,
-//! combined to one of the topologies of [`topology`](crate::topology). Its parts: `daemon` (a
+//! combined into one of the topologies of [`topology`](crate::topology). Its parts: `daemon` (a
 //! daemon's phases), `remote` (a thread's connections to other ranks: copyrpc, SENDs, UCX),
 //! `shards` (a daemon's channel to the other daemons of the rank), `backlog` (requests without room
 //! on either), `paths` (a client).
@@ -59,8 +59,8 @@ pub trait Workers: Sync {
 /// Connection records, each with the thread at the other end.
 pub type Records = Vec<(Peer, Vec<u8>)>;
 
-/// The endpoints of a daemon or client to threads of other ranks. The default methods are those of
-/// [`remote`](Self::remote).
+/// The endpoints of a daemon or client to threads of other ranks. The default methods call the
+/// methods of [`remote`](Self::remote).
 pub trait Endpoints {
     /// Returns the endpoints as a part of their owner; `None` if it has none.
     fn remote(&mut self) -> Option<&mut dyn Endpoints> {
@@ -105,30 +105,31 @@ pub trait Endpoints {
             .map_or_else(Vec::new, |remote| remote.credit_used())
     }
 
-    /// Returns whether the device has a completion for it. Called while it rests.
+    /// Returns whether the device has a completion for the endpoints. It is called while their
+    /// thread rests.
     fn has_news(&mut self) -> bool {
         self.remote().is_some_and(|remote| remote.has_news())
     }
 
-    /// Ends its connections without a goodbye, which takes time to be heard: a drop would wait for
-    /// that.
+    /// Ends the connections without sending a goodbye. A drop would wait until the peers have
+    /// received one.
     fn abort(&mut self) {
         self.remote().into_iter().for_each(|remote| remote.abort());
     }
 }
 
-/// A daemon: owner of a shard, and carrier of remote requests in topologies that have them there. A
-/// sleep on it ends when a step has something to do.
+/// A daemon: owner of a shard, and carrier of remote requests in topologies in which daemons carry
+/// them. A sleep on a daemon ends when a step has something to do.
 pub trait Daemon: Endpoints + Sleeper {
     /// Does one bounded round over all phases. `now_ns` is the time; it is read by daemons whose
     /// policies need it.
     ///
     /// # Errors
-    /// [`BackendError::PeerGone`] when a remote rank is dead. The daemon is of no use after an
+    /// [`BackendError::PeerGone`] when a remote rank is dead. The daemon cannot be used after an
     /// error.
     fn step(&mut self, now_ns: impl FnOnce() -> u64) -> Result<Round, BackendError>;
 
-    /// Returns its state for a time series: all but time, run and the counters of rounds.
+    /// Returns the daemon's state for a time series: all but time, run and the counters of rounds.
     fn gauges(&self) -> Sample {
         Sample::default()
     }
@@ -143,17 +144,17 @@ pub trait Daemon: Endpoints + Sleeper {
     }
 }
 
-/// A question of a driver that runs many threads' work in one thread, after a step that found
-/// nothing to do.
+/// Queries of a driver that runs the work of many threads in one thread, for use after a step that
+/// found nothing to do.
 pub trait Restful: Endpoints {
-    /// Returns for how long there is nothing to do unless `waker` is called, by a neighbour of the
-    /// rank in one of its own steps, or a device of this thread gets a completion. `None`: there is
-    /// work now.
+    /// Returns the time for which there is nothing to do, unless a neighbour in the rank calls
+    /// `waker` in one of its own steps, or a device of this thread gets a completion. Returns
+    /// `None` if there is work now.
     fn rest(&mut self, waker: &Waker) -> Option<Duration>;
 }
 
-/// The paths of a client's requests to a store. They have the only book of outstanding operations.
-/// A sleep on them ends when a poll has something to do.
+/// The paths of a client's requests to a store. They keep the only record of outstanding
+/// operations. A sleep on the paths ends when a poll has something to do.
 pub trait Paths: Endpoints + Sleeper {
     /// Offers a request, and keeps the note on it until its end, which [`poll`](Self::poll)
     /// reports. Nothing is kept of a refused request. Requests for one key are
@@ -187,7 +188,7 @@ pub trait Paths: Endpoints + Sleeper {
 /// Why a request was not accepted.
 #[derive(Debug, Error)]
 pub enum IssueError {
-    /// No room now.
+    /// Room is lacking now.
     #[error("no room in the request path now")]
     Full,
     /// The path is unusable.
@@ -219,7 +220,7 @@ pub enum BackendError {
     Transport {
         /// The transport.
         what: &'static str,
-        /// Its reason.
+        /// The cause of the failure.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
 }

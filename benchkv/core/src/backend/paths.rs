@@ -1,4 +1,4 @@
-//! A client's paths to the daemons of its rank, and to those of other ranks.
+//! A client's paths to the daemons of its rank, and to the daemons of other ranks.
 
 use std::task::Waker;
 use std::time::Duration;
@@ -18,13 +18,13 @@ use crate::values::ClientValues;
 type LocalClient = ipc::Client<Request, Response, Operation>;
 type RingClient = delegationrpc::Client<Request, Response, Operation>;
 
-/// A client's connections to the daemons of the rank, and the further ones of its topology.
+/// A client's connections to the daemons of the rank, and the further connections of its topology.
 #[derive(Debug)]
 pub struct ClientPaths {
     rank: usize,
     /// The ipc server of each daemon.
     shards: Vec<LocalClient>,
-    /// The ring of each daemon that has one.
+    /// The ring of each daemon that has a ring.
     rings: Vec<RingClient>,
     /// Endpoints of the client's own, if it has any. A call has the place of the tail of its value.
     remote: Option<Remote<(Operation, u32)>>,
@@ -80,7 +80,7 @@ impl Endpoints for ClientPaths {
 
 impl Sleeper for ClientPaths {
     fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
-        // Only polls make room for requests that wait for it.
+        // Requests that wait for room get it only in polls, so the client does not sleep.
         let remote = self.remote.as_ref();
         if remote.is_some_and(|remote| remote.backlogged() > 0) {
             return then(&mut Due::now());
@@ -108,7 +108,8 @@ impl ClientPaths {
             let called = remote.call(link, request, (note, request.place()));
             return called.map_err(|error| IssueError::Down(Box::new(error)));
         }
-        // The only ring takes all keys, and one of several the keys that its daemon owns.
+        // If there is one ring, it takes all keys; otherwise each ring takes the keys that its
+        // daemon owns.
         let ring = if self.rings.len() > 1 {
             owner_of(request.key(), self.rings.len())
         } else {

@@ -20,8 +20,8 @@ pub struct Site {
     pub rank: usize,
     /// The directory of its shared memory.
     pub dir: Dir,
-    /// The devices of its threads with connections, at least one: that of daemon and client number
-    /// k is k modulo their number.
+    /// The devices of the rank's threads that have connections; at least one. Daemon and client
+    /// number k use device k modulo the number of devices.
     pub devices: Vec<DeviceSpec>,
 }
 
@@ -74,7 +74,7 @@ impl RankPlan {
     }
 
     /// Returns the name of a server. The process id distinguishes jobs, the rank distinguishes
-    /// ranks in one process. A name left by a dead process is replaced.
+    /// ranks in one process. The name of a dead process is replaced.
     pub(super) fn server_name(&self, what: &str) -> String {
         format!("benchkv-{}-{}-{what}", std::process::id(), self.rank)
     }
@@ -83,7 +83,7 @@ impl RankPlan {
 /// The device of a thread with connections.
 pub(super) struct ThreadDevice<'a> {
     pub(super) spec: &'a DeviceSpec,
-    /// Is open already.
+    /// The device, if it is open already.
     shared: Option<&'a Device>,
 }
 

@@ -16,7 +16,7 @@ use crate::message::{Request, Response};
 pub(super) enum Hop {
     /// A request for the other daemon's shard, or for a rank it carries.
     Request(Request),
-    /// Its answer.
+    /// The answer to a request.
     Response(Response),
     /// The request could not be carried.
     Failed,
@@ -182,7 +182,7 @@ mod tests {
             |asking: &mut Shards<u64>, key| asking.call(1, Request::get(0, key), key).unwrap();
         (0..5).for_each(|key| call(&mut asking, key));
         assert_eq!(asking.backlogged(), 3);
-        // There is room now, but not for a request that comes later.
+        // There is room now, but not for a further request.
         serve(&mut asking);
         call(&mut asking, 5);
         assert_eq!(asking.backlogged(), 4);

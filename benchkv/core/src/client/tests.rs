@@ -11,7 +11,7 @@ use crate::pace::{Arrivals, Pace};
 use crate::store::Shard;
 use crate::workload::{Distribution, Workload};
 
-/// Two stores behind one queue, served last-in first-out, so that replies arrive out of order. It
+/// Two stores with one queue, served last-in first-out, so that replies arrive out of order. It
 /// accepts `room` requests at a time.
 #[derive(Clone)]
 struct Loopback {
@@ -19,7 +19,7 @@ struct Loopback {
     queue: Rc<RefCell<VecDeque<(Operation, Request)>>>,
     room: usize,
     serve: Rc<Cell<usize>>,
-    /// Ends all operations in the place of the stores' answers.
+    /// The end of all operations, instead of the stores' answers.
     ending: Option<Option<Response>>,
     /// Number of requests in the queue that were flushed.
     flushed: Rc<Cell<usize>>,
@@ -111,7 +111,7 @@ fn client(paths: Loopback, corrupt_one: bool) -> Client<Loopback> {
     paced(paths, corrupt_one, None)
 }
 
-/// Makes a client with an open loop of that many operations per microsecond.
+/// Makes a client with an open loop of `per_us` operations per microsecond.
 fn open_loop(paths: Loopback, per_us: f64) -> Client<Loopback> {
     paced(
         paths,
@@ -161,7 +161,7 @@ fn steps(client: &mut Client<Loopback>, clock: &Cell<u64>, phase: Phase, count: 
     }
 }
 
-/// Steps until the clock says `end_ns`.
+/// Steps the client until the clock is at `end_ns`.
 fn steps_until(client: &mut Client<Loopback>, clock: &Cell<u64>, phase: Phase, end_ns: u64) {
     while clock.get() < end_ns {
         steps(client, clock, phase, 1);
@@ -253,7 +253,7 @@ fn every_operation_ends_once_and_windows_hold_what_ended_in_them() {
     );
     let remote = report.windows[0].remote.count() as f64 / 80_000.0;
     assert!((remote - 0.25).abs() < 0.02, "{remote}");
-    // Half of the shared accesses read, and 8 of 16 private ones do.
+    // Half of the shared accesses are reads, and so are 8 of 16 private accesses.
     for kinds in [&report.windows[0].local, &report.windows[1].remote] {
         let gets = kinds.gets.count() as f64 / kinds.count() as f64;
         assert!((gets - 0.5).abs() < 0.02, "{gets}");
@@ -273,7 +273,7 @@ fn every_operation_ends_once_and_windows_hold_what_ended_in_them() {
     assert!(verdict.issued > 80_000);
 }
 
-/// Also if requests are refused for lack of room, and in an open loop.
+/// The client also ends by itself if requests are refused for lack of room, and in an open loop.
 #[test]
 fn a_client_with_a_number_of_operations_ends_by_itself_when_they_have_ended() {
     for (ops, room, pace) in [

@@ -1,4 +1,5 @@
-//! [`Cluster`]: all ranks of a job in one process and one thread, connected; the caller decides whom to step.
+//! [`Cluster`]: all ranks of a job in one process and one thread, connected; the caller decides
+//! which of them to step.
 
 use std::collections::HashMap;
 
@@ -36,7 +37,7 @@ pub struct Cluster {
 pub struct Moved {
     /// Issues and ends of operations: two for an operation that has ended.
     pub by_clients: u64,
-    /// Messages that daemons moved. A message that waits counts again when it goes on.
+    /// Messages that daemons moved. A message that waits counts again when it is moved on.
     pub by_daemons: u64,
     /// Rounds of the daemons.
     pub rounds: u64,

@@ -10,7 +10,7 @@ pub struct Faults {
     pub seed: u64,
     /// Rank whose host loses power, and the time.
     pub killed: Option<At>,
-    /// Rank whose threads stand still, the time, and the length in ns.
+    /// Rank whose threads are paused, the time, and the length in ns.
     pub stopped: Option<(At, u64)>,
     /// Rank whose threads are slower, and the factor.
     pub slow: Option<(usize, u64)>,
@@ -50,7 +50,8 @@ impl Faults {
         }
     }
 
-    /// Returns the time for which the threads of a rank stand still at `now_ns`.
+    /// Returns the time, in ns, for which the threads of a rank are still paused at `now_ns`;
+    /// `None` if they are not paused.
     pub(super) fn stop_ns(&self, rank: usize, now_ns: u64) -> Option<u64> {
         let (At { at_ns, .. }, ns) = self.stopped.filter(|(at, _)| at.rank == rank)?;
         let end_ns = at_ns.saturating_add(ns);

@@ -2,9 +2,10 @@
 //!
 //! Daemons, clients and everything below them are the real code; each is an actor of an
 //! [`mlx5::Simulation`]. A turn of an actor is one step of a daemon or client. It takes the time
-//! that [`Cpu`] gives for its work, and its messages leave at the beginning of that time. An actor
-//! without work rests until a neighbour or its device has work for it. It notices the work at the
-//! time at which a polling loop would notice it; a rest counts as the empty rounds of that loop.
+//! that [`Cpu`] gives for its work, and its messages are sent at the beginning of that time. An
+//! actor without work rests until a neighbour or its device has work for it. It detects the work at
+//! the time at which a polling loop would detect it; a rest counts as the empty rounds of that
+//! loop.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -50,7 +51,7 @@ pub struct RankOutcome {
     pub clients: Vec<ClientReport>,
     /// Reports of daemons, indexed by number.
     pub daemons: Vec<WorkerReport>,
-    /// Time series of each daemon, if the job has them.
+    /// Time series of each daemon, if the job records them.
     pub series: Vec<Recorder>,
     /// Store of each daemon.
     pub stores: Vec<Shard>,
@@ -67,7 +68,7 @@ pub struct Simulated {
     wakers: Vec<Waker>,
     /// Maximum time for which a client has nothing due, in a job with a number of operations.
     ops_pause: Option<Duration>,
-    /// Changes to come, the next one last.
+    /// Future changes, the next change last.
     events: Vec<Event>,
     /// Whether a failure ends the job.
     is_strict_about_failures: bool,
@@ -210,8 +211,8 @@ impl Simulated {
         failure.map_or(Ok((ended.ranks, ended.summary)), Err)
     }
 
-    /// Runs the same to the end, despite failures: a rank dies with its first thread that fails, as
-    /// a process would.
+    /// Like `run`, but runs to the end despite failures: a rank dies with its first thread that
+    /// fails, as a process would.
     #[must_use]
     pub fn run_on(mut self, warmup: Duration, window: Duration, runs: usize) -> Ended {
         self.is_strict_about_failures = false;
@@ -234,8 +235,8 @@ impl Simulated {
             let hca = rank.device.soft();
             hca.map_or_else(Vec::new, |hca| hca.take_violations())
         };
-        // copyrpc reuses space that its peer has reported as consumed: S5 of its protocol says why
-        // it may.
+        // copyrpc reuses space that its peer has reported as consumed: S5 of its protocol has the
+        // reason why it may.
         let broken = self.ranks.iter().flat_map(broken);
         let broken = broken.filter(|violation| violation.rule != Rule::SourceChanged);
         let violations = broken.map(|violation| violation.to_string());
@@ -279,8 +280,8 @@ impl Simulated {
         let is_due = |event: &&Event| event.at_ns <= until_ns;
         while let Some(&Event { at_ns, change }) = self.events.last().filter(is_due) {
             self.events.pop();
-            // A change of this very moment comes before the turns that are due: at time 0 the job
-            // begins with it.
+            // A change at exactly this time is made before the turns that are due, so a change at
+            // time 0 is made before the job begins.
             if at_ns > self.simulation.now_ns() {
                 self.simulation.run(at_ns);
             }
@@ -429,7 +430,7 @@ pub struct Ended {
     pub failures: Vec<SimulationError>,
 }
 
-/// The counters of a simulation, beside those of its job.
+/// The counters of a simulation, in addition to those of its job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Summary {
     /// Virtual time at the end, in ns.

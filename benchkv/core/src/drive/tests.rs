@@ -177,7 +177,8 @@ fn values_of_any_size_arrive_whole_in_virtual_time() {
     }
 }
 
-/// Whichever way it goes, one wrong bit in the last byte of one value is noticed once.
+/// A single wrong bit in the last byte of one value is noticed once, in whichever direction the
+/// value is sent.
 #[test]
 fn one_wrong_bit_at_the_end_of_a_value_is_noticed() {
     for carrier in [Carrier::Copyrpc, Carrier::RcSend] {

@@ -1,5 +1,5 @@
-//! The daemons and clients of a simulated job as actors: a turn of one is a step, and takes as long
-//! as the model of its CPU says.
+//! The daemons and clients of a simulated job as actors: a turn of one is a step, and takes the
+//! time that the model of its CPU gives.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -41,12 +41,12 @@ pub(super) struct Thread<W> {
     cpu: Cpu,
     /// Random numbers that decide which completions fail to wake the thread.
     lost: Rng,
-    /// Begin of its rest.
+    /// Time at which the thread's rest began, in ns.
     rests_since_ns: Option<u64>,
     /// The device of its rank, if it is simulated.
     pub(super) hca: Option<Rc<Hca>>,
-    /// WRITEs and SENDs that a daemon posted when its rest began; the next round also takes their
-    /// time.
+    /// Number of WRITEs and SENDs that a daemon posted when its rest began; their time is added to
+    /// the next round.
     writes: u64,
     /// Result of the last turn.
     moved: usize,
@@ -104,8 +104,8 @@ impl<W> Thread<W> {
         self.hca.as_ref().map_or(0, |hca| hca.sends())
     }
 
-    /// Returns the number of rounds of a rest, and its end: it lasts whole rounds, like a loop that
-    /// polls every `round_ns`.
+    /// Returns the number of rounds of the present rest, and its end: a rest lasts whole rounds,
+    /// like a loop that polls every `round_ns`.
     fn end_of_rest(&self, now_ns: u64, round_ns: u64) -> Option<(u64, u64)> {
         let since_ns = self.rests_since_ns?;
         let round_ns = round_ns.max(1);
@@ -113,7 +113,8 @@ impl<W> Thread<W> {
         Some((rounds, since_ns + rounds * round_ns))
     }
 
-    /// Ends the rest. Returns the time until the thread notices, or `None` if it notices at once.
+    /// Ends the rest. Returns the time until the thread detects the wake-up, or `None` if it
+    /// detects it at once.
     fn wake(&mut self, now_ns: u64, round_ns: u64) -> Option<u64> {
         let (rounds, end_ns) = self.end_of_rest(now_ns, round_ns)?;
         self.rests_since_ns = None;

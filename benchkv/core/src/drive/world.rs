@@ -47,7 +47,7 @@ impl Default for Cpu {
 }
 
 impl Cpu {
-    /// Returns the costs with their names on a command line. The last two are those of memory, and
+    /// Returns the costs with their names on a command line. The last two are costs of memory, and
     /// not of a core.
     pub const fn named(&mut self) -> [(&'static str, &mut u64); 9] {
         [
@@ -73,7 +73,7 @@ impl Cpu {
     }
 }
 
-/// The parts of a simulation beside the job itself.
+/// The parts of a simulation other than the job itself.
 #[derive(Debug, Clone, Default)]
 pub struct World {
     /// The CPUs.
@@ -105,13 +105,13 @@ pub struct Event {
 /// The kinds of [`Event`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
-    /// The policies of all daemons act, or rest.
+    /// The policies of all daemons act, or are suspended.
     Policies(bool),
     /// The first `clients` of each rank keep up to `depth` operations outstanding, the others none.
     Load {
         /// Number of clients.
         clients: usize,
-        /// Operations of each, at most those of the job.
+        /// Maximum number of outstanding operations of each client, at most the number of the job.
         depth: usize,
     },
     /// The host of a rank loses power.
@@ -121,17 +121,17 @@ pub enum Change {
 /// A turn of a daemon or client.
 #[derive(Debug)]
 pub struct Turn<'a> {
-    /// Time of its begin, in ns.
+    /// Time at which the turn begins, in ns.
     pub at_ns: u64,
-    /// Its rank.
+    /// Rank of the daemon or client.
     pub rank: usize,
-    /// Whether it is of a daemon or a client.
+    /// Whether the turn is of a daemon or a client.
     pub who: &'a str,
     /// Number of the daemon or client in its rank.
     pub number: usize,
     /// Messages that a daemon moved, or operations of a client.
     pub moved: usize,
-    /// Time that it took, or for which there is nothing to do.
+    /// Time that the turn took, or for which there is nothing to do.
     pub did: Did,
 }
 
@@ -146,7 +146,7 @@ pub enum SimulationError {
     Failed {
         /// The daemon or client.
         who: String,
-        /// Its rank.
+        /// Rank of the daemon or client.
         rank: usize,
         /// Virtual time, in ns.
         at_ns: u64,

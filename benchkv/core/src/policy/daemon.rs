@@ -9,7 +9,7 @@ pub struct RoundPlan {
     /// Number of polls to add while they find nothing.
     pub extra_polls: u32,
     /// Maximum number of answers that the daemon holds until [`Policy::releases`]. It delivers
-    /// further ones at once.
+    /// further answers at once.
     pub most_held: usize,
     /// The round takes requests.
     pub takes_requests: bool,
@@ -30,20 +30,20 @@ pub struct Found {
     pub polls: u32,
     /// Answers that were delivered at once.
     pub passed: usize,
-    /// Answers that are held, those of earlier rounds included.
+    /// Answers that are held, including answers of earlier rounds.
     pub held: usize,
 }
 
-/// The rules that a job asks for, as one policy of a daemon. A round begins with their
-/// [`plan`](Self::plan), and ends with what it found; each restriction is bounded in time. Without
-/// a rule everything is done at once, and a question costs one branch that always goes the same
-/// way.
+/// The rules that a job asks for, as one policy of a daemon. A round begins with the
+/// [`plan`](Self::plan) of the rules, and ends with a report of its findings; each restriction is
+/// bounded in time. Without a rule everything is done at once, and a call costs one branch that the
+/// processor predicts.
 #[derive(Debug)]
 pub struct Policy {
     has_rules: bool,
     acts: bool,
     plan: RoundPlan,
-    /// Begin of the round.
+    /// Time at which the round began, in ns.
     now_ns: u64,
     hold: Option<Hold>,
     coalesce: Option<Coalesce>,
@@ -75,8 +75,8 @@ impl Policy {
         }
     }
 
-    /// Lets the rules act, as they do at first, or rest. The daemon then delivers the answers that
-    /// are held.
+    /// Lets the rules act, as they do from the start, or suspends them. The daemon then delivers
+    /// the answers that are held.
     pub fn act(&mut self, acts: bool) {
         self.acts = acts && self.has_rules;
         self.plan = RoundPlan::FREE;
@@ -129,8 +129,8 @@ impl Policy {
         true
     }
 
-    /// Returns whether this round flushes. `has_moved`: it moved a message. A round that moved
-    /// nothing flushes, so that nothing waits for work to come.
+    /// Returns whether this round flushes. `has_moved`: whether the round moved a message. A round
+    /// that moved nothing flushes, so that no message waits until new work arrives.
     #[inline]
     pub fn flushes(&mut self, has_moved: bool) -> bool {
         if !self.acts {
@@ -151,21 +151,22 @@ impl Policy {
         if !self.acts || std::mem::replace(&mut self.sent, sent) == sent {
             return;
         }
-        // The round's begin stands for its end: rounds are short beside a round trip, or there is
-        // nothing to gain.
+        // The beginning of the round is taken for its end: rounds are short compared with a round
+        // trip, or there is nothing to gain.
         if let Some(coalesce) = &mut self.coalesce {
             coalesce.sent_ns = Some(self.now_ns);
         }
     }
 
-    /// Returns the maximum time for which an answer that comes now is held, in ns; 0: none is held.
+    /// Returns the maximum time for which an answer that arrives now is held, in ns; 0: none is
+    /// held.
     #[must_use]
     pub fn hold_ns(&self) -> u64 {
         let hold = self.hold.as_ref().filter(|_| self.acts);
         hold.map_or(0, Hold::hold_ns)
     }
 
-    /// Returns the counters so far; `None` without rules.
+    /// Returns the counters; `None` without rules.
     #[must_use]
     pub fn report(&self) -> Option<PolicyReport> {
         self.has_rules.then(|| PolicyReport {
@@ -284,7 +285,8 @@ mod tests {
         assert_eq!(adaptive("adaptive:5us"), (5_000, true, 1));
     }
 
-    /// The daemon does not put aside what comes when a hold is full, and the hold counts it.
+    /// The daemon does not hold the answers that arrive when a hold is full, and the hold counts
+    /// them.
     #[test]
     fn answers_that_pass_a_hold_have_made_it_full() {
         let mut policy = hold("10us");

@@ -1,5 +1,5 @@
 //! Batch hold: answers of other ranks are held and delivered to their callers together, so that the
-//! callers' next requests come together and fill batches.
+//! callers' next requests arrive together and fill batches.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -19,7 +19,7 @@ const RATE_ALPHA: f64 = 0.125;
 pub enum HoldChoice {
     /// Nothing is held.
     Off,
-    /// For this time.
+    /// Answers are held for this time, in us.
     Fixed(f64),
     /// For a time that follows the rate of answers; at first this time.
     Adaptive(Option<f64>),
@@ -65,9 +65,9 @@ pub(super) struct Hold {
     target: usize,
     hold_ns: f64,
     /// Answers per ns, smoothed, by which an adaptive hold finds the time in which the target
-    /// number arrives; `None`: the time is fixed. Then answers are held only while batches are too
-    /// small: a batch that reaches the target by itself ends the hold, a smaller one begins it
-    /// again.
+    /// number arrives; `None`: the time is fixed. With a fixed time, answers are held only while
+    /// batches are too small: a batch that reaches the target turns the hold off, and a smaller
+    /// batch turns it on again.
     rate: Option<f64>,
     is_on: bool,
     /// Held answers.
@@ -79,9 +79,9 @@ pub(super) struct Hold {
 /// The reason to deliver held answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Release {
-    /// There were enough.
+    /// Enough answers are held: one from each rank.
     Full,
-    /// Their time was over.
+    /// The oldest answer has been held for the maximum time.
     Late,
 }
 
@@ -137,7 +137,7 @@ impl Hold {
         };
         match &mut self.rate {
             None => self.is_on = release == Release::Late,
-            // The rate begins positive, and each sample is.
+            // The rate stays positive, because it begins positive and each sample is positive.
             Some(rate) => {
                 *rate += RATE_ALPHA * (self.count as f64 / held_ns.max(1) as f64 - *rate);
                 let hold_ns = self.target as f64 / *rate;
@@ -148,8 +148,8 @@ impl Hold {
         Some(release)
     }
 
-    /// Returns the maximum time for which an answer that comes now is held, in ns; 0 while nothing
-    /// is held back.
+    /// Returns the maximum time for which an answer that arrives now is held, in ns; 0 while
+    /// nothing is held back.
     pub(super) const fn hold_ns(&self) -> u64 {
         if self.is_on { self.hold_ns as u64 } else { 0 }
     }
@@ -287,7 +287,7 @@ mod tests {
 
     #[test]
     fn fast_arrivals_make_an_adaptive_hold_about_nothing() {
-        // Forty million a second, and more than the clock can tell apart.
+        // Forty million answers a second, and answers at the same reading of the clock.
         for gap_ns in [25, 0] {
             let mut hold = adaptive(8, 10_000.0);
             batches(&mut hold, gap_ns, 40);
@@ -314,7 +314,8 @@ mod tests {
         for initial_ns in [500.0, 100_000.0] {
             let mut hold = adaptive(8, initial_ns);
             batches(&mut hold, 1_000, 200);
-            // Eight that come every microsecond: seven gaps from the first to the last.
+            // Eight answers arrive at intervals of a microsecond: there are seven gaps from the
+            // first to the last.
             assert!(
                 (6_000..=8_000).contains(&hold.hold_ns()),
                 "{}",

@@ -2,8 +2,8 @@
 //! transport; times are arguments, in ns of one clock.
 //!
 //! [`PolicyOptions`] are the flags. [`Policy`] has the rules of one daemon: `hold` delivers answers
-//! together, the others are a few lines each. The window and the batches in flight are those of the
-//! connections, which apply them themselves.
+//! together, the other rules are a few lines each. The window and the batches in flight are options
+//! of the connections, which apply them themselves.
 
 mod daemon;
 mod hold;
@@ -38,8 +38,9 @@ pub struct PolicyOptions {
     /// Collect answers from other ranks and deliver them together: when one per rank has arrived,
     /// or after TIME, 0.5us to 100us. Pauses while batches are full anyway. adaptive, or
     /// adaptive:TIME, follows the rate of answers and begins with TIME (10us). Simulated
-    /// (docs/study.md): neither lifts the low state; 10us gains a third at depth 1 and 8 ranks, 9
-    /// and 4 % with 16 and 32; adaptive gains as much, and costs a fifth in the high state.
+    /// (docs/study.md, where a job is in a low or a high state of throughput): neither ends the low
+    /// state; 10us gives a third more throughput at depth 1 and 8 ranks, 9 and 4 % more with 16 and
+    /// 32; adaptive gives as much, and costs a fifth in the high state.
     #[arg(long, hide_short_help = true, value_name = "off|TIME|adaptive[:TIME]", default_value_t = HoldChoice::Off)]
     #[serde(with = "benchkv_harness::as_text")]
     #[doc(alias = "batch_hold_us")]
@@ -47,33 +48,34 @@ pub struct PolicyOptions {
     pub hold: HoldChoice,
 
     /// After sending requests, take only answers for this number of us, 0.1 to 1000000. Simulated:
-    /// 6 lift 8 ranks out of the low state at depth 8, gain up to 40 % at depth 1, and cost two
-    /// thirds there at 2 and 4 ranks.
+    /// 6 get 8 ranks out of the low state of throughput at depth 8, give up to 40 % more at depth
+    /// 1, and cost two thirds at depth 1 with 2 and 4 ranks.
     #[arg(long, hide_short_help = true, value_name = "US", value_parser = decimal(TIMES_US))]
     pub coalesce_rtt_us: Option<f64>,
 
-    /// Extra polls per round while nothing arrives, 0 to 4096. Simulated: they do not lift the low
-    /// state; 16 gain a tenth at most.
+    /// Extra polls per round while nothing arrives, 0 to 4096. Simulated: they do not end the low
+    /// state of throughput; 16 give a tenth more at most.
     #[arg(long, hide_short_help = true, value_name = "N", value_parser = whole(POLLS), default_value_t = 0)]
     #[serde(with = "benchkv_harness::as_text")]
     pub poll_budget: u32,
 
     /// Flush after every N rounds that did something, 1 to 4096, and after a round that did
-    /// nothing. Simulated: 8 lifts 8 ranks out of the low state at depth 8, and not at depth 32
-    /// with 512 batches in flight.
+    /// nothing. Simulated: 8 gets 8 ranks out of the low state of throughput at depth 8, and not at
+    /// depth 32 with 512 batches in flight.
     #[arg(long, hide_short_help = true, value_name = "N", value_parser = whole(ROUNDS), default_value_t = 1)]
     pub flush_every: u32,
 
     /// Limit the small batches in flight per connection; later messages are collected. completion:N
     /// counts a batch until its WRITE completes, consumption:N until the peer has read it (N: 1 to
-    /// 256). Simulated: both lift the low state; completion:1 costs up to 3 % in the high one, 12 %
-    /// at depth 1 where receivers have no limit, as on most NICs, and consumption:N harms at
-    /// depth 1.
+    /// 256). Simulated: both end the low state of throughput; completion:1 costs up to 3 % in the
+    /// high state, 12 % at depth 1 where receivers have no limit, as on most NICs, and
+    /// consumption:N lowers the throughput at depth 1.
     #[arg(long, hide_short_help = true, value_name = "off|completion:N|consumption:N", default_value_t = WindowChoice::Off)]
     pub batch_window: WindowChoice,
 
     /// Limit all batches per connection that the peer has not read, 1 to 1024 [default: 32]: a
-    /// limit of copyrpc's protocol. Simulated: the more, the deeper the low state.
+    /// limit of copyrpc's protocol. Simulated: the more batches, the lower the throughput of the
+    /// low state.
     #[arg(long, hide_short_help = true, value_name = "N", value_parser = whole(BATCHES))]
     pub batches_in_flight: Option<u32>,
 }
@@ -92,10 +94,10 @@ impl Default for PolicyOptions {
 }
 
 impl PolicyOptions {
-    /// Checks whether a job of this `topology` can obey.
+    /// Checks whether a job of this `topology` can apply the given policies.
     ///
     /// # Errors
-    /// The first flag that it cannot obey, and the legal values.
+    /// The first flag of a policy that it cannot apply, and the legal values.
     pub fn check(&self, topology: &Topology) -> Result<(), RangeError> {
         self.given().try_for_each(|(flag, _)| {
             let (with, why, legal) = match flag {

@@ -10,7 +10,8 @@ use serde::{Deserialize, Serialize};
 pub struct Sample {
     /// Time since this rank's warm-up began, in ns.
     pub time_ns: u64,
-    /// The measured run that the sample is in, from 0; `None` (an empty field) if in none.
+    /// Number of the measured run during which the sample was taken, from 0; `None` (an empty
+    /// field) outside of a run.
     pub run: Option<u16>,
     /// Counter: rounds over all phases.
     pub loops: u64,

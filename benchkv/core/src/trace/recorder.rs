@@ -20,8 +20,8 @@ const IDLE_INTERVAL_NS: u64 = 1_000_000;
 const IDLE_ROUNDS_PER_LOOK: u32 = 64;
 
 /// A series while it is recorded. The first millisecond has a sample of each round with work. If
-/// the rest would not fit, every second sample of it is dropped and the interval of the next ones
-/// doubles: a series covers the whole job, and is as dense as the memory permits.
+/// the later samples would not fit, every second one of them is dropped and the interval of further
+/// samples is doubled: so a series covers the whole job, and is as dense as the memory permits.
 #[derive(Debug)]
 pub struct Recorder {
     interval: u64,
@@ -59,7 +59,7 @@ pub struct TraceReport {
 }
 
 impl Recorder {
-    /// Returns the bytes of the series of a daemon with that many endpoints.
+    /// Returns the bytes of the series of a daemon with `endpoints` endpoints.
     #[must_use]
     pub const fn bytes(endpoints: usize) -> usize {
         CAPACITY * (size_of::<Sample>() + endpoints * size_of::<u32>())
@@ -101,8 +101,8 @@ impl Recorder {
         }
     }
 
-    /// Notes a round. `gauges` returns the daemon's values: all but time, run and the counters of
-    /// rounds, and appends those of each endpoint. Counters have their current totals.
+    /// Notes a round. `gauges` returns the daemon's sample, except for time, run and the counters
+    /// of rounds, and appends the values of each endpoint. Counters have their current totals.
     pub fn note(
         &mut self,
         phase: Phase,

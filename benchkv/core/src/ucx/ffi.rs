@@ -41,7 +41,7 @@ pub(super) const UCP_AM_SEND_FLAG_EAGER: u32 = 1 << 1;
 pub(super) const UCP_EP_CLOSE_FLAG_FORCE: u32 = 1;
 pub(super) const UCP_AM_RECV_ATTR_FLAG_RNDV: u64 = 1 << 17;
 
-/// The type behind the library's handles.
+/// The type to which the library's handles point.
 pub(super) enum Opaque {}
 pub(super) type Handle = *mut Opaque;
 
@@ -239,15 +239,15 @@ impl Api {
 pub(super) enum Started {
     /// The operation has ended.
     Done,
-    /// The operation is under way: its request, to be freed.
+    /// The operation is under way. The caller has to free its request.
     Going(NonNull<c_void>),
     /// The operation failed.
     Failed(Status),
 }
 
 impl Started {
-    /// Decodes a return value as `UCS_PTR_IS_ERR` does: the last hundred addresses are errors. A
-    /// request has any other address, in the upper half of the addresses too.
+    /// Decodes a return value as `UCS_PTR_IS_ERR` does: the last hundred addresses are errors.
+    /// Every other address is a request, even one in the upper half of the addresses.
     pub(super) fn of(pointer: *mut c_void) -> Self {
         match NonNull::new(pointer) {
             None => Self::Done,

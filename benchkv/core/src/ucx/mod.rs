@@ -23,7 +23,7 @@ const OLDEST: (u32, u32) = (1, 10);
 pub enum PeerErrors {
     /// UCX detects it, and uses no transport that cannot.
     Peer,
-    /// UCX does not detect it.
+    /// UCX does not detect the death of a peer.
     None,
 }
 

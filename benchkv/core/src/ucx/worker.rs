@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use super::ffi::*;
 use super::{OLDEST, PeerErrors, UcxError};
 
-/// The number by which handlers are distinguished; there is one.
+/// The number by which handlers are distinguished; there is only one handler.
 const MESSAGE_ID: c_uint = 1;
 /// Maximum rounds of progress in one call.
 const PROGRESS_ROUNDS: usize = 16;
@@ -25,7 +25,7 @@ const CLOSE_LIMIT: Duration = Duration::from_millis(200);
 #[derive(Debug, Clone)]
 pub(crate) struct Message {
     short: [u8; Self::SHORT_BYTES],
-    /// All bytes of a longer message.
+    /// All bytes of a message that does not fit `short`.
     long: Box<[u8]>,
     length: usize,
 }
@@ -147,7 +147,7 @@ impl Worker {
             messages: VecDeque::new(),
             longest,
         })));
-        // From here on its drop destroys what was created.
+        // From here on the drop of the worker destroys everything that was created.
         let worker = Self {
             api,
             context,
@@ -180,7 +180,7 @@ impl Worker {
         self.api.version()
     }
 
-    /// Returns the address by which peers reach it.
+    /// Returns the address by which peers reach the worker.
     pub(crate) fn address(&self) -> Result<Vec<u8>, UcxError> {
         let (mut address, mut length) = (core::ptr::null_mut(), 0);
         // SAFETY: a worker, and places for the answers.
@@ -192,7 +192,8 @@ impl Worker {
             )
         };
         self.api.check("ucp_worker_get_address", status)?;
-        // SAFETY: as many bytes as the library said, until they are released.
+        // SAFETY: the library returned the length of these bytes, which are valid until they are
+        // released.
         let bytes = unsafe { core::slice::from_raw_parts(address, length) }.to_vec();
         // SAFETY: of this worker, and released once.
         unsafe { (self.api.functions.ucp_worker_release_address)(self.handle, address) };
@@ -271,8 +272,8 @@ impl Worker {
         Ok(endpoints.all(|endpoint| endpoint.connecting.is_none()))
     }
 
-    /// Sends a message of these parts, of at most `longest` bytes together. The library keeps what
-    /// it cannot send at once, without bound.
+    /// Sends a message of these parts, of at most `longest` bytes together. The library queues
+    /// messages that it cannot send at once, without limit.
     ///
     /// # Errors
     /// [`UcxError::Peer`] or [`UcxError::Call`]: the endpoint is unusable.
@@ -368,9 +369,9 @@ impl Worker {
         }
     }
 
-    /// Returns the transports that its endpoints use, each once: `posix/memory`,
-    /// `rc_mlx5/mlx5_0:1`. Parsed from UCX's printout of an endpoint, the only place where all
-    /// versions tell them.
+    /// Returns the transports that the worker's endpoints use, each once: `posix/memory`,
+    /// `rc_mlx5/mlx5_0:1`. They are parsed from UCX's printout of an endpoint, the only place where
+    /// all versions report them.
     pub(crate) fn transports(&self) -> Vec<String> {
         let endpoints = self.endpoints.iter();
         let mut found: Vec<String> = endpoints
@@ -396,7 +397,7 @@ impl Worker {
         if text.is_null() {
             return String::new();
         }
-        // SAFETY: closing has made it as many bytes as it says.
+        // SAFETY: closing the stream has set `text` and `length`: there are `length` bytes.
         let bytes = unsafe { core::slice::from_raw_parts(text.cast(), length) };
         let printed = String::from_utf8_lossy(bytes).into_owned();
         // SAFETY: allocated by the stream for its owner, and freed once.
@@ -404,8 +405,8 @@ impl Worker {
         printed
     }
 
-    /// Closes all endpoints: at once where errors are handled, else when the messages sent have
-    /// left, which takes both ends.
+    /// Closes all endpoints: at once where errors are handled, or else when all messages were sent,
+    /// for which both ends have to make progress.
     fn close(&self) {
         let force = self.errors == PeerErrors::Peer;
         let flags = if force { UCP_EP_CLOSE_FLAG_FORCE } else { 0 };
@@ -453,7 +454,8 @@ impl Drop for Worker {
             (self.api.functions.ucp_worker_destroy)(self.handle);
             (self.api.functions.ucp_cleanup)(self.context);
         }
-        // SAFETY: leaked when it was opened; nothing of the library is left that could write to it.
+        // SAFETY: the inbox was leaked when the worker was opened; no object of the library exists
+        // any more that could write to it.
         drop(unsafe { Box::from_raw(self.inbox.as_ptr()) });
         for endpoint in &self.endpoints {
             // SAFETY: leaked when the endpoint was made, likewise.
@@ -485,7 +487,8 @@ unsafe extern "C" fn receive(
         length,
     };
     if is_rendezvous || header_length > 0 || length > inbox.longest {
-        // No sound peer sends this: it is kept without bytes, with a length that says so.
+        // No correct peer sends such a message. It is kept without bytes, with a length that no
+        // correct message has.
         message.length = length.max(inbox.longest.max(Message::SHORT_BYTES) + 1);
     } else {
         let bytes = if length > Message::SHORT_BYTES {
@@ -611,7 +614,7 @@ mod tests {
         }
     }
 
-    /// Calls the callback as the library does, for messages that no sound peer sends.
+    /// Calls the callback as the library does, for messages that no correct peer sends.
     #[test]
     fn a_message_that_is_longer_or_not_there_yet_has_its_length_and_no_bytes() {
         let mut inbox = Inbox {

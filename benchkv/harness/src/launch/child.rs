@@ -20,7 +20,7 @@ pub(crate) const ROLE_VARIABLE: &str = "BENCH_HARNESS_ROLE";
 pub enum Ended {
     /// The child exited with this status.
     Code(i32),
-    /// This signal ended it.
+    /// This signal ended the child.
     Signal(i32),
 }
 
@@ -61,8 +61,8 @@ pub(crate) struct OwnChild {
 }
 
 impl OwnChild {
-    /// Starts this executable with `args`, the variable `role` and those in `environment`. Its
-    /// standard input is `socket`.
+    /// Starts this executable with `args`, the environment variable `role` and the variables in
+    /// `environment`. Its standard input is `socket`.
     ///
     /// The child is killed when the calling *thread* ends, by `PR_SET_PDEATHSIG`.
     pub(crate) fn spawn(
@@ -103,7 +103,7 @@ impl OwnChild {
         Ok(self.child.try_wait()?.map(Ended::from))
     }
 
-    /// Kills it. [`ended`](Self::ended) returns a value when that has happened.
+    /// Kills the child. [`ended`](Self::ended) returns a value when that has happened.
     pub(crate) fn kill(&mut self) {
         // Fails only for a child that was reaped before.
         let _ = self.child.kill();
@@ -124,7 +124,7 @@ impl Drop for OwnChild {
 }
 
 fn end(child: &mut Child) {
-    // Both fail only for a child that is reaped already, which is the goal.
+    // Both calls fail only for a child that is reaped already, which is fine.
     let _ = child.kill();
     let _ = child.wait();
 }

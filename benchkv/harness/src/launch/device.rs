@@ -36,14 +36,14 @@ pub enum DeviceChoice {
     Soft(SoftDevice),
     /// The software device with a port for packets to other hosts.
     Roce(RoceOptions),
-    /// A device behind libibverbs.
+    /// A device of libibverbs.
     Verbs {
-        /// Its name. `None`: the first device with an active port.
+        /// Name of the device. `None`: the first device with an active port.
         name: Option<String>,
-        /// Its port. `None`: the first active port.
+        /// Port of the device. `None`: the first active port.
         port: Option<u8>,
-        /// Whether it is reached through the calls of libibverbs, as a device that is not mlx5,
-        /// also where direct access is possible.
+        /// Whether the device is used through the calls of libibverbs, like a device that is not
+        /// mlx5, even if direct access is possible.
         relay: bool,
     },
 }
@@ -105,7 +105,7 @@ impl std::fmt::Display for DeviceChoice {
 }
 
 impl DeviceChoice {
-    /// Makes the choice of a device behind libibverbs, on its first active port.
+    /// Makes the choice of a device of libibverbs, on its first active port.
     const fn verbs(name: Option<String>) -> Self {
         Self::Verbs {
             name,
@@ -147,7 +147,7 @@ impl DeviceChoice {
                     return (Self::verbs(Some(name.clone())), why);
                 }
                 match devices.first() {
-                    // They are behind the mlx5 devices.
+                    // The list has other devices after the mlx5 devices.
                     Some(first) if !first.is_mlx5 => format!(
                         "no RDMA device is an mlx5 device; verbs:{} takes one that is reached through libibverbs",
                         first.name
@@ -237,7 +237,7 @@ impl DeviceChoice {
     }
 }
 
-/// Returns the NUMA node of the device with that name, or of the first one with an active port.
+/// Returns the NUMA node of the device with that name, or of the first device with an active port.
 fn node_of(devices: &[DeviceEntry], name: Option<&str>) -> Option<u32> {
     let is_it =
         |device: &&DeviceEntry| name.map_or_else(|| is_active(device), |name| device.name == name);

@@ -2,10 +2,10 @@
 //! message and side.
 //!
 //! It shows the cost of the same exchange through the kernel. It is measured on the same machine,
-//! minutes or seconds apart from the run that it is compared with, with as many requests
-//! outstanding. The socket keeps message borders (`SOCK_SEQPACKET`), so two requests never share a
-//! system call; an RPC over a socket cannot rely on sharing either. The server may use the cores of
-//! the measuring thread. If that thread is pinned, both share its core and take turns, and no other
+//! minutes or seconds before the run with which it is compared, with as many requests outstanding.
+//! The socket keeps message boundaries (`SOCK_SEQPACKET`), so two requests never share a system
+//! call; an RPC over a socket cannot rely on sharing either. The server may use the cores of the
+//! measuring thread. If that thread is pinned, both share its core and take turns, and no other
 //! core has to be woken.
 
 use std::io::{self, ErrorKind, Read, Write};
@@ -23,8 +23,8 @@ pub use crate::launch::role_text::MAX_MESSAGE_BYTES;
 use crate::launch::role_text::RoleText;
 use crate::launch::sys;
 
-/// Maximum number of requests outstanding. So many fit the default socket buffers of both
-/// directions, so neither side blocks on the other.
+/// Maximum number of requests outstanding. This number of requests fits the default socket buffers
+/// of both directions, so neither side blocks on the other.
 pub const MAX_DEPTH: usize = 64;
 
 /// Maximum time of a reply. After it the server is taken for dead.
@@ -153,7 +153,7 @@ impl EchoServer {
     pub(crate) fn serve(mut self) -> io::Result<()> {
         use ErrorKind::{BrokenPipe, ConnectionReset};
         match self.answer_all() {
-            // At the end of the measurement unread replies are left, which a Unix socket reports as
+            // At the end of the measurement some replies are unread, which a Unix socket reports as
             // a reset.
             Err(error) if matches!(error.kind(), ConnectionReset | BrokenPipe) => Ok(()),
             ended => ended,

@@ -25,7 +25,7 @@ pub struct Hosts {
 struct Place {
     boot_id: String,
     host: String,
-    /// Its cores, those of one NUMA node together.
+    /// Cores of the rank, the cores of one NUMA node together.
     cores: Vec<usize>,
     /// Number of cores that it could use without binding.
     allowed: usize,
@@ -71,8 +71,8 @@ impl Hosts {
     /// Gathers the place of every rank. A collective operation.
     ///
     /// # Errors
-    /// Why a rank cannot say where it is; an error of the exchange if a rank has not called within
-    /// `within` of the first.
+    /// The reason why a rank cannot report its place; an error of the exchange if a rank has not
+    /// called within `within` of the first.
     pub fn gather(exchange: &mut dyn Exchange, within: Duration) -> Result<Self, Failure> {
         let silent = |rank: usize, why| format!("rank {rank} does not say where it is: {why}");
         let part =
@@ -122,10 +122,10 @@ impl Hosts {
     /// Returns the cores that the ranks of this host may use together, in the order of assignment:
     /// the first `threads` to the first rank, and so on.
     ///
-    /// If the launcher gave each rank enough cores of its own, each gets those. Otherwise they are
-    /// one pool, and a rank gets cores of one NUMA node if it fits. In both cases the cores in
-    /// `near`, next to the device, come first. Cores that share a physical core with an earlier one
-    /// come last.
+    /// If the launcher gave each rank enough cores of its own, each rank gets its own cores.
+    /// Otherwise all cores are one pool, and a rank gets cores of one NUMA node if a node has
+    /// enough. In both cases the cores in `near`, next to the device, come first. Hardware threads
+    /// that share a physical core with an earlier hardware thread come last.
     #[must_use]
     pub fn cores_here(&self, threads: usize, near: &[usize]) -> Vec<usize> {
         let masks = self.here().map(|(_, place)| near_first(&place.cores, near));

@@ -57,7 +57,7 @@ pub struct PingPongResult {
     pub latency_ns: LatencySummary,
 }
 
-/// A line, padded so that the processor's prefetcher does not load the next one.
+/// A line, padded so that the processor's prefetcher does not load the next line.
 #[repr(C, align(128))]
 struct Line {
     sequence: AtomicU64,
@@ -241,7 +241,7 @@ impl PingPongPeer {
     }
 
     /// Answers until the end number. If the measuring process ends before that, the kernel ends
-    /// this one.
+    /// this process.
     pub(crate) fn serve(self) -> io::Result<()> {
         if let Some(core) = self.core {
             pin_current_thread(core).map_err(|error: AffinityError| io::Error::other(error))?;

@@ -36,8 +36,8 @@ impl Program {
     }
 
     /// Runs this process if it is no launcher: serves a baseline, or runs `rank` with its exchange.
-    /// Returns `None` in a process that a user started. A failure of `rank` that `follows` from
-    /// that of another rank has the exit status of such failures.
+    /// Returns `None` in a process that a user started. A failure of `rank` that `follows` from the
+    /// failure of another rank has the exit status of such failures.
     pub fn child(
         self,
         rank: impl FnOnce(&mut SocketExchange) -> Result<ExitCode, Failure>,
@@ -87,8 +87,8 @@ impl Program {
         }
     }
 
-    /// Prints the table, and writes the document where it was asked for. Returns the exit status: a
-    /// result with a `defect` is not sound.
+    /// Prints the table, and writes the document where it was asked for. Returns the exit status:
+    /// failure if the result has a `defect`.
     pub fn show(
         self,
         result: &(impl Display + Serialize),
@@ -112,9 +112,9 @@ impl Program {
     }
 }
 
-/// Writes the table to standard output, or to standard error if standard output is for the document;
-/// then the document to its place, which may be a pipe whose reader is slow. Each is written even
-/// if the other fails. Returns the failures in words.
+/// Writes the table to standard output, or to standard error if standard output is for the
+/// document; then the document to its place, which may be a pipe whose reader is slow. Each is
+/// written even if the other fails. Returns the texts of the failures.
 pub fn print(result: &(impl Display + Serialize), json: Option<&JsonSink>) -> Vec<String> {
     let shown = if json == Some(&JsonSink::Stdout) {
         say(&result.to_string());

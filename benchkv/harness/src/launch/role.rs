@@ -55,7 +55,7 @@ pub enum Foreign {
     /// A launcher that announces that it started several processes.
     #[error("{name} announces {size} processes")]
     Sized {
-        /// Its name.
+        /// Name of the launcher.
         name: &'static str,
         /// Number of processes.
         size: usize,
@@ -70,8 +70,8 @@ pub enum Foreign {
     },
 }
 
-/// Returns another launcher that started several processes, or may have. Without MPI each process
-/// would start a job of its own, so a binary refuses.
+/// Returns another launcher that started several processes, or may have started several. In a
+/// binary without MPI each process would start a job of its own, so such a binary refuses to run.
 #[must_use]
 pub fn foreign_launcher() -> Option<Foreign> {
     foreign_launchers().into_iter().next()
@@ -84,8 +84,8 @@ pub fn foreign_launchers() -> Vec<Foreign> {
 }
 
 fn announced(value_of: impl Fn(&str) -> Option<String>) -> Vec<Foreign> {
-    // srun sets the variables of a step only for its tasks. A plain script also sees those of an
-    // allocation (SLURM_NTASKS).
+    // srun sets the variables of a step only for its tasks. A plain script also has the variables
+    // of an allocation (SLURM_NTASKS).
     const SIZES: [(&str, &str); 5] = [
         ("Open MPI's mpirun", "OMPI_COMM_WORLD_SIZE"),
         ("an MPI launcher with PMI", "PMI_SIZE"),

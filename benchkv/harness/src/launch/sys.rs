@@ -69,7 +69,7 @@ impl EndSignals {
         SignalDelivery::with_pipe(read, write, SignalOnly, signals).map(Self)
     }
 
-    /// Returns the signals that came since the last call.
+    /// Returns the signals that arrived since the last call.
     pub(crate) fn pending(&mut self) -> Pending<SignalOnly> {
         self.0.pending()
     }

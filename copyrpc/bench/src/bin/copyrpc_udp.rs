@@ -1,4 +1,4 @@
-//! `copyrpc_udp`: what a program could do with UDP itself where copyrpc goes by packets, for
+//! `copyrpc_udp`: the performance of plain UDP, for comparison with copyrpc by packets, for
 //! `scripts/peers wire`. Two threads, each with a socket on the loopback interface, poll without a
 //! sleep, as `copyrpc_bench --wait busy` does.
 
@@ -42,7 +42,7 @@ struct Cli {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum Mode {
-    /// Each packet comes back: one packet a call each way, with sendmmsg and recvmmsg.
+    /// Each packet is returned: a call is one packet each way, with sendmmsg and recvmmsg.
     Calls,
     /// Packets one way; one packet back for as many as may be under way.
     Stream,

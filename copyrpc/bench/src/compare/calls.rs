@@ -54,7 +54,7 @@ pub(crate) struct Book<W> {
     first_endpoint: usize,
     depth: usize,
     slots: Vec<Slot>,
-    /// Slots with no unanswered call, the next one last.
+    /// Slots with no unanswered call, the slot to use next is the last.
     free: Vec<u32>,
     /// Number of the next call, by endpoint.
     next: Vec<u64>,
@@ -135,8 +135,8 @@ impl<W: Content> Calls<'_, W> {
         }
     }
 
-    /// Makes a call by `issue` from the slot that ended last, if there is one and more calls are
-    /// wanted. Returns whether one was made: `issue` returns `false` if there is no room now.
+    /// Makes a call by `issue` from the slot that ended last, if a slot is free and more calls are
+    /// wanted. Returns whether a call was made: `issue` returns `false` if there is no room now.
     #[inline]
     pub(crate) fn again(
         &mut self,

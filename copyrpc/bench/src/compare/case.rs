@@ -1,4 +1,4 @@
-//! A measurement: the contestants by name, and what the options say to them.
+//! A measurement: the contestants by name, and the values of the options for them.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -22,7 +22,7 @@ pub(crate) enum Kind {
     Copyrpc,
     /// A SEND for each message, a reliable connection for each client, one shared receive queue.
     RcSend,
-    /// A SEND for each message, datagrams, as eRPC uses them; not eRPC.
+    /// A datagram SEND for each message, as in eRPC; not eRPC itself.
     UdSend,
 }
 
@@ -34,8 +34,8 @@ impl Kind {
         if self.has_devices() { 112 } else { 1000 }
     }
 
-    /// Returns the maximum number of calls that a client keeps unanswered. One software device
-    /// keeps 32 datagrams of another one without loss.
+    /// Returns the maximum number of calls that a client keeps unanswered. A software device keeps
+    /// at most 32 datagrams of another software device without loss.
     pub(crate) const fn max_depth(self) -> usize {
         match self {
             Self::Copyrpc => 256,
@@ -43,9 +43,10 @@ impl Kind {
         }
     }
 
-    /// Returns the bytes that a request or a reply may have: from the name of a call, to the room
-    /// of a datagram with the header of either SEND, and of a slot of 4 KiB of ScaleRPC. copyrpc's
-    /// messages are limited by its rings only, and need no name: it keeps their order.
+    /// Returns the legal lengths of a request or a reply, in bytes: at least the name of a call; at
+    /// most the length that fits a datagram, with the header of a SEND of either kind, or a slot of
+    /// 4 KiB of ScaleRPC. The lengths of copyrpc's messages are limited by its rings only, and its
+    /// messages need no name, because it keeps their order.
     pub(crate) const fn payloads(self) -> RangeInclusive<usize> {
         match self {
             Self::Copyrpc => 0..=usize::MAX,
@@ -103,7 +104,7 @@ pub(crate) enum Fault {
 }
 
 impl Fault {
-    /// Flips a bit of the message of this number, if this fault is the one to inject.
+    /// Flips a bit of the message of this number, if this fault is the fault to inject.
     #[inline]
     pub(crate) fn inject(self, injected: Option<Self>, number: u64, message: &mut [u8]) {
         if injected == Some(self) && number == 1 {

@@ -31,7 +31,8 @@ pub(crate) trait Server: Sized {
         device: &DeviceSpec,
         answers: Answers,
     ) -> Result<(Self, Vec<Vec<u8>>), Failure>;
-    /// Connects to the clients, which sent `said`. Returns the last record for each client.
+    /// Connects to the clients, which sent the records `said`. Returns the last record for each
+    /// client.
     fn admit(&mut self, said: &[&[u8]]) -> Result<Vec<Vec<u8>>, Failure>;
     /// Does one bounded step: answers requests that have arrived. Returns 0 if nothing moved.
     fn step(&mut self) -> Result<usize, Failure>;
@@ -117,7 +118,8 @@ impl Answers {
         Fault::CorruptReply.inject(self.settings.fault, tag.number(), reply);
     }
 
-    /// Returns whether the request may come now. One shorter than its name cannot be told apart.
+    /// Returns whether the request may come now. A request that is too short for its whole tag
+    /// cannot be identified, and may always come.
     fn is_due(&self, tag: Tag) -> bool {
         if self.settings.payload_bytes < 8 {
             return true;

@@ -17,7 +17,7 @@ use super::calls::{Calls, Content};
 use super::case::{Case, MAX_SRQ_SIZE};
 use super::contestant::{Answers, Client, Counters, Server, named, record};
 
-/// Longest sleep, so that the end of a job is noticed.
+/// Maximum length of a sleep, so that the end of a job is detected.
 const LONGEST_SLEEP: Duration = Duration::from_millis(10);
 
 /// Returns the number of endpoints of each client.
@@ -58,7 +58,8 @@ fn ring_size(case: &Case) -> Result<RingSize, RangeError> {
     let wanted = (4 * padded * case.depth as u64).clamp(64 << 10, DEFAULT_RING_SIZE);
     let ring = match case.settings.ring_size {
         Some(bytes) => RingSize::for_connection(bytes),
-        // Or the largest there is, for the error below.
+        // If no ring is large enough and fits, this returns the largest ring size, and the code
+        // below reports the error.
         None => sizes()
             .find(|ring| ring.bytes() >= wanted && fits(ring))
             .or_else(|| sizes().next_back()),
@@ -113,7 +114,7 @@ impl<U> Pending<U> {
             .collect()
     }
 
-    /// Connects each endpoint with the one of the same place at the other end.
+    /// Connects each endpoint with the endpoint in the same place at the other end.
     fn connect(&mut self, records: &[u8]) -> Result<Vec<Endpoint<U>>, Failure> {
         let connect = |(endpoint, said): (PendingEndpoint<U>, &[u8])| -> Result<_, Failure> {
             let peer = ExchangeRecord::decode(record::<EXCHANGE_RECORD_SIZE>(said)?)?;
@@ -289,8 +290,8 @@ impl Client for CopyClient {
         call(&self.endpoints, self.depth, slot, request, self.reply.len())
     }
 
-    /// Calls again from inside the callback, so that all calls a poll gives rise to leave with that
-    /// poll.
+    /// Calls again from inside the callback, so that all calls that follow from the replies of a
+    /// poll are sent by that poll.
     #[inline]
     fn poll<W: Content>(&mut self, calls: &mut Calls<'_, W>) -> Result<(), Failure> {
         let Self {

@@ -2,8 +2,8 @@
 //!
 //! In the order a run uses the files: [`options`] (the job), [`case`](mod@case) (one measurement of
 //! it), [`rank`] (the order of a job), [`contestant`] (the interface), [`scale_rpc`], [`copy_rpc`]
-//! and [`send`] (its implementations), [`load`] (the one loop), [`calls`] (of a client), [`result`]
-//! (tables and document).
+//! and [`send`] (its implementations), [`load`] (the loop that all use), [`calls`] (the calls of a
+//! client), [`result`] (tables and document).
 
 pub(crate) mod calls;
 mod case;

@@ -178,7 +178,7 @@ impl Load {
 /// A job that can be run. Its JSON form is part of the result.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Job {
-    /// The options as typed; the device is the one that `auto` took.
+    /// The options as typed, except that the device is the device that `auto` took.
     #[serde(flatten)]
     pub(crate) options: Options,
     pub(crate) loads: Vec<Load>,
@@ -393,7 +393,7 @@ impl fmt::Display for Job {
     }
 }
 
-/// Returns the first item that is there twice, as text.
+/// Returns the first item that occurs twice, as text.
 fn first_twice<T: PartialEq + ToString>(items: &[T]) -> Option<String> {
     let mut all = items.iter().enumerate();
     let twice = all.find(|(at, item)| items.iter().take(*at).any(|other| other == *item));

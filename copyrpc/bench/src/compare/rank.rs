@@ -1,8 +1,8 @@
-//! A process of the two, and the order of a job. Each measurement makes a server and its
-//! clients anew. The server's process sends the offers, the clients' process answers, and the
-//! server admits the clients. Then comes the load, and when nothing is unanswered the server's
-//! account. The server has a thread of its own, while the main thread of its process sleeps in the
-//! exchange. No exchange is inside a measured window.
+//! A process of the two, and the order of a job. Each measurement makes a server and its clients
+//! anew. The server's process sends the offers, the clients' process answers, and the server admits
+//! the clients. Then the load runs, and when all calls are answered the server sends its account.
+//! The server has a thread of its own, while the main thread of its process sleeps in the exchange.
+//! No exchange is inside a measured window.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -206,8 +206,8 @@ fn serve<S: Server>(job: &Job, case: &Case, exchange: &mut dyn Exchange) -> Resu
     Ok(())
 }
 
-/// Returns whether the other process or the launcher failed, and not the thread that this one waits
-/// for.
+/// Returns whether the other process or the launcher failed, and not the thread for which this
+/// thread waits.
 fn is_elsewhere(why: &Failure) -> bool {
     why.downcast_ref::<ExchangeError>()
         .is_some_and(|why| *why != ExchangeError::GivenUp)
@@ -229,7 +229,8 @@ fn conduct(
     Ok(exchange.barrier(job.time_limit(), &has_ended)?)
 }
 
-/// Runs the server's thread: answers until told to stop, when nothing is unanswered.
+/// Runs the server's thread: answers until it is stopped, which is done when all calls are
+/// answered.
 fn answer<S: Server>(
     job: &Job,
     case: &Case,

@@ -62,7 +62,7 @@ struct Figures {
     /// Round-trip times of all runs together, and the spread of their medians; in latency mode.
     round_trip_ns: Option<LatencySummary>,
     round_trip_p50_ns: Option<Spread>,
-    /// Calls of the slowest client over those of the fastest.
+    /// Ratio of the calls of the slowest client to the calls of the fastest client.
     slowest_vs_fastest: Spread,
     /// Memory that the server registers, and memory that it takes in all, on the heap and of its
     /// device; in bytes.
@@ -144,9 +144,9 @@ pub(crate) struct Comparison {
     ratios: BTreeMap<String, BTreeMap<String, Spread>>,
     /// Figures by load and contestant.
     figures: BTreeMap<String, BTreeMap<String, Figures>>,
-    /// Bytes by contestant that the server registers, and the bytes that it takes in all, for
-    /// each further client: from the load with the fewest clients to the load with the maximum, of
-    /// equal depths. Empty with only one of them.
+    /// Bytes that the server registers, and bytes that it takes in all, for each further client, by
+    /// contestant. They follow from the loads with the fewest and with the most clients, of equal
+    /// depths; empty if there is only one such load.
     server_registered_bytes_per_further_client: BTreeMap<String, f64>,
     server_bytes_per_further_client: BTreeMap<String, f64>,
     /// The ping-pong of a bare cache line, if it was asked for.
@@ -209,7 +209,7 @@ impl Comparison {
         })
     }
 
-    /// Returns the reason why the result is worthless, if there is one.
+    /// Returns the reason why the result is worthless, if it is worthless.
     pub(crate) fn defect(&self) -> Option<String> {
         let figures = || self.figures.values().flat_map(BTreeMap::values);
         let not_once = figures()

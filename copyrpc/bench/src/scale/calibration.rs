@@ -9,7 +9,7 @@ pub(crate) struct Published {
     pub(crate) missing_gbps: f64,
     /// Part of the messages whose context had to be fetched.
     pub(crate) miss_share: f64,
-    /// Bytes of a message: an assumption, since the published point does not say. 4,096 is the
+    /// Bytes of a message: an assumption, because the publication does not state it. 4,096 is the
     /// largest MTU, and with it the model's NIC sends 97.0 Gbit/s.
     pub(crate) message_bytes: u64,
 }
@@ -64,7 +64,7 @@ mod tests {
         );
     }
 
-    /// Returns the NIC of the model with that many contexts.
+    /// Returns the NIC of the model with `context_entries` contexts.
     fn nic(context_entries: usize) -> NicParameters {
         NicParameters {
             context_entries,

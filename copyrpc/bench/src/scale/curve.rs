@@ -7,8 +7,8 @@ use serde::Serialize;
 use super::point::{self, Measured};
 use super::setting::Setting;
 
-/// Part of its peak from which on the server counts as busy: from there on throughput says
-/// something about the server.
+/// Share of the server's peak throughput from which on the server counts as busy: below it, the
+/// throughput is not limited by the server.
 const ENOUGH: f64 = 0.95;
 
 /// The results of the same clients, grouping off and on.
@@ -20,7 +20,7 @@ pub(crate) struct Pair {
 }
 
 impl Pair {
-    /// Measures both modes with that many clients.
+    /// Measures both modes with `clients` clients.
     pub(crate) fn measure(setting: Setting, clients: u32) -> Result<Self, Failure> {
         let measure = |grouping| point::measure(&setting, clients, grouping);
         Ok(Self {

@@ -194,7 +194,8 @@ impl World {
         }
     }
 
-    /// Compares the money of the accounts with that of the transactions, all of which have ended.
+    /// Compares the money of the accounts with the money of the transactions, all of which have
+    /// ended.
     fn check_money(&self) -> Result<(), Failure> {
         let callers = self.callers.iter();
         let brought = callers.map(|calling| calling.borrow().brought());
@@ -210,8 +211,8 @@ impl World {
     }
 }
 
-/// Returns a device of the simulation. It is not strict and not traced, which would take most of
-/// the run's time; the devices of the protocol's tests are.
+/// Returns a device of the simulation. It is neither strict nor traced, because that would take
+/// most of the run's time; the devices of the protocol's tests are strict and traced.
 fn spec(simulation: &Simulation<'_>, arena_bytes: usize) -> DeviceSpec {
     DeviceSpec::Soft(SoftOptions {
         arena_bytes,

@@ -15,7 +15,7 @@ use super::setting::Setting;
 /// Version of [`Document::schema_version`]. It changes with the meaning of any field.
 const SCHEMA_VERSION: u32 = 4;
 
-/// The costs of the model's NIC that the document has.
+/// The costs of the model's NIC in the document.
 #[derive(Debug, Clone, Serialize)]
 struct Nic {
     doorbell_ns: u64,
@@ -190,7 +190,7 @@ impl fmt::Display for Document {
     }
 }
 
-/// Returns the length of slices, if there were any.
+/// Returns the length of slices, if any.
 fn slices(measured: &Measured) -> String {
     if measured.slices == 0 {
         "-".to_owned()

@@ -52,7 +52,7 @@ pub(crate) struct Setting {
     #[arg(long, value_name = "NS", default_value_t = PUBLISHED.miss_ns(), value_parser = clap::value_parser!(u64).range(0..=1_000_000))]
     pub(crate) miss_ns: u64,
 
-    /// CPU time of the server for a request, in ns, 1 to 1000000: 50 ns stands for 10 threads that
+    /// CPU time of the server for a request, in ns, 1 to 1000000: 50 ns represents 10 threads that
     /// take 500 ns each.
     #[arg(long, value_name = "NS", default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub(crate) server_ns: u64,
@@ -73,8 +73,8 @@ pub(crate) struct Setting {
 }
 
 impl Setting {
-    /// CPU time of a step of the server beside that of requests, in ns: polling of completions,
-    /// entries and slots.
+    /// CPU time of a step of the server in addition to that of requests, in ns: polling of
+    /// completions, entries and slots.
     pub(crate) const SERVER_STEP_NS: u64 = 100;
     /// CPU time of a client for a call, in ns.
     pub(crate) const CLIENT_CALL_NS: u64 = 100;

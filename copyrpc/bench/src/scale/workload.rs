@@ -6,11 +6,11 @@ use std::collections::HashMap;
 use benchkv_harness::pattern::{self, Tag};
 use serde::Serialize;
 
-/// Files that each directory has beside those of the load.
+/// Number of files that each directory has in addition to the files of the load.
 const OTHER_FILES: u64 = 16;
 /// Bytes of the attributes of a file, as in `struct stat`.
 const STAT_BYTES: usize = 144;
-/// Accounts of SmallBank for each client, and what each holds at first.
+/// Number of SmallBank accounts for each client, and the initial balance of an account.
 const ACCOUNTS: u64 = 1_000;
 const FIRST_BALANCE: u64 = 10_000;
 /// The account that a transaction of one account pays from.
@@ -20,13 +20,13 @@ const CASH: u64 = u64::MAX;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Workload {
-    /// Each request is answered with a pattern of it.
+    /// Each request is answered with a pattern of the request.
     Echo,
     /// Operations on files: each client makes a file in its directory, reads its attributes, lists
     /// the directory and removes the file, again and again.
     Metadata,
     /// Transactions on accounts of all clients, in SmallBank's mix: one to three calls, of which
-    /// the first ones lock and read an account each, and the last one commits.
+    /// the last commits, and each call before it locks and reads an account.
     Smallbank,
 }
 
@@ -151,7 +151,7 @@ impl Store {
     }
 }
 
-/// A sequence of calls of a client, each of which begins when the one before has ended.
+/// A sequence of calls of a client, each of which begins when the previous call has ended.
 pub(crate) struct Lane {
     workload: Workload,
     client: u64,
@@ -161,8 +161,8 @@ pub(crate) struct Lane {
     finished: u64,
     /// Calls of the sequence that have ended.
     step: usize,
-    /// Accounts of the transaction, in the order of their locks, and the money that goes from the
-    /// second to the first.
+    /// Accounts of the transaction, in the order of their locks, and the money that is moved from
+    /// the second to the first.
     accounts: [u64; 2],
     amount: u64,
     is_read_only: bool,

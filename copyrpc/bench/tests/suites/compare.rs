@@ -122,7 +122,7 @@ fn payloads_of_every_kind_of_length_are_right() {
     }
 }
 
-/// Runs on a device behind libibverbs: a NIC, or the software HCA under the real libraries.
+/// Runs on a device of libibverbs: a NIC, or the software HCA under the real libraries.
 #[test]
 #[ignore = "needs an mlx5 device, or mlx5-run"]
 fn each_contestant_is_sound_on_hardware() {

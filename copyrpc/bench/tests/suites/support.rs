@@ -75,8 +75,8 @@ pub(crate) fn result(program: &str, args: &str) -> Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// Asserts that `auto` takes the device that the environment names, and says so, in jobs with the
-/// arguments of a short one.
+/// Asserts that `auto` takes the device that the environment names, and reports it, in jobs with
+/// the arguments of a short job.
 #[track_caller]
 pub(crate) fn assert_auto_takes_the_named_device(program: &str, short: &str) {
     let scratch = Scratch::new();
@@ -114,7 +114,8 @@ pub(crate) fn assert_auto_takes_the_named_device(program: &str, short: &str) {
     );
 }
 
-/// Asserts that one of several processes of another launcher does not start a job of its own.
+/// Asserts that a process that another launcher started, as one of several, does not start a job
+/// itself.
 #[track_caller]
 pub(crate) fn assert_alone(program: &str) {
     let output = Command::new(program)

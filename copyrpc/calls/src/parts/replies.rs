@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 /// Time between two reads of the count.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// The replies of a [`Reassembler`](super::Reassembler), from any thread: those that its clients
-/// fetch, and those of the handlers that run. A server that stops answers no further part, so let
-/// its clients fetch them first:
+/// The replies of a [`Reassembler`](super::Reassembler), for use from any thread: the replies that
+/// its clients still fetch, and those of the handlers that run. A server that stops answers no
+/// further part, so let its clients fetch the replies first:
 ///
 /// ```
 /// # fn stop_on_signal(parts: &copyrpc_calls::parts::Reassembler, stop: impl Fn() + Send + 'static) {
@@ -36,8 +36,8 @@ impl Replies {
     /// Makes the [`Reassembler`](super::Reassembler) take no further request, and waits until
     /// clients have fetched all replies, at most for `limit`. Returns the number of replies that
     /// are left. Parts of further requests end as [`PartsError::Busy`](super::PartsError::Busy),
-    /// which is retryable. What a client that is gone did not fetch makes it wait for all of
-    /// `limit`.
+    /// which is retryable. A reply that its client did not fetch before it ended makes the call
+    /// wait for all of `limit`.
     pub fn drain(&self, limit: Duration) -> usize {
         self.0.is_closed.store(true, Ordering::Relaxed);
         let start = Instant::now();

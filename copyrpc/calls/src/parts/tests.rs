@@ -23,7 +23,7 @@ struct Direct {
     calls: usize,
     /// The call that ends so, before or after the server got it.
     fails: Option<(usize, bool, AskError)>,
-    /// The server is another one from this call on.
+    /// Number of the call before which the server is replaced by another.
     restarts: Option<usize>,
 }
 
@@ -107,7 +107,7 @@ fn payloads_of_every_length_arrive_whole_in_both_directions_and_leave_nothing() 
     assert_eq!(client.caller.calls, 1, "a short payload takes one call");
 }
 
-/// Each call of a payload, ended in each way: what the error says of the handler is so.
+/// Each call of a payload is ended in each way: the error correctly states whether the handler ran.
 #[test]
 fn an_end_in_the_middle_says_whether_the_handler_ran_and_a_retry_succeeds_where_it_may() {
     let request = payload(95);
@@ -370,8 +370,8 @@ fn a_server_that_stops_lets_its_clients_fetch_the_replies_and_takes_no_further_r
     assert_eq!((draining.join().unwrap(), parts.held()), (0, 0));
 }
 
-/// A server of methods without parts says that it cannot decode it, and no handler of it is dropped
-/// early.
+/// A server of methods without parts reports that it cannot decode a part, and no handler of a call
+/// in parts is dropped early.
 #[test]
 fn a_part_is_no_request_of_a_method_and_the_whole_has_the_time_from_its_first_part() {
     assert!(
@@ -450,7 +450,8 @@ fn no_bytes_of_a_peer_panic_or_pass_the_bounds() {
             vec![0; 70]
         });
         assert!(parts.held() <= 900 + 70 + CALL_BYTES && parts.calls.len() <= 4);
-        // As a reply, and with another byte in front, they make no client panic.
+        // Neither the message nor the reply, taken as a reply with one more byte at its beginning,
+        // makes a client panic.
         let mut client = transfer(80);
         for first in 0..6 {
             let _any = client.take::<AskError>(Ok([&[first], &any[..]].concat()));

@@ -74,12 +74,12 @@ pub enum OpenError {
     ForeignOwner {
         /// The file.
         path: PathBuf,
-        /// Its owner's user id.
+        /// User id of the file's owner.
         owner: u32,
         /// The effective user id of this process.
         user: u32,
     },
-    /// Not a region of this crate.
+    /// The file is not a region of this crate.
     #[error("{} is not a region of this crate", .0.display())]
     Foreign(PathBuf),
     /// A region of another layout version.

@@ -49,9 +49,10 @@ impl Fresh {
         }
     }
 
-    /// For file systems without `O_TMPFILE`. A sweep removes the file if its maker dies, from the
-    /// mark on; it is written after the lock is taken, so that no process takes a living maker's. A
-    /// maker that is killed before leaves an empty file, since nothing shows whose that is.
+    /// Makes a file with a temporary name, for file systems without `O_TMPFILE`. If the maker dies
+    /// after it has written the mark, a sweep removes the file. The mark is written after the lock
+    /// is taken, so that no process takes the file of a living maker. The file of a maker that is
+    /// killed before the mark stays, empty, because nothing shows its owner.
     pub(super) fn with_temporary_name(dir: &Dir) -> io::Result<Self> {
         for _ in 0..TEMPORARY_ATTEMPTS {
             let name = format!("{TEMPORARY_PREFIX}{:016x}", sys::random_nonzero()?);

@@ -1,5 +1,5 @@
-//! Ends the sleep of one thread from any other: a flag, and the word or descriptor that the thread
-//! sleeps on.
+//! Ends the sleep of one thread from any other: a flag, and the word or descriptor on which the
+//! thread sleeps.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -13,8 +13,8 @@ use rustix::io::{read, write};
 use super::{Sleep, Watch, Word};
 use crate::sync::{AtomicBool, Ordering};
 
-/// The alarm of a thread that sleeps on it, among others, until it is rung: through its
-/// [`waker`](Self::waker), from any thread.
+/// The alarm of a thread, which sleeps on it and on other conditions. Any thread can ring it
+/// through its [`waker`](Self::waker).
 ///
 /// | word | writer | reader | pairing |
 /// |---|---|---|---|

@@ -24,7 +24,7 @@ struct KnownWord {
 
 const _: () = assert!(size_of::<KnownWord>() == 24);
 
-/// The values of a sleep's words before their flags went up.
+/// The values of a sleep's words before their flags were raised.
 pub(super) struct Known {
     words: [KnownWord; WORDS_MAX],
     count: usize,
@@ -99,7 +99,7 @@ impl Known {
 /// Wakes the sleepers on `word`, in any process.
 #[cfg(not(loom))]
 pub(super) fn wake(word: &AtomicU32) {
-    // SAFETY: the address is valid; the kernel only looks for sleepers on it.
+    // SAFETY: the address is valid; the kernel uses it only to find the sleepers on it.
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
 }
 
@@ -119,7 +119,7 @@ fn timespec(time: Duration) -> libc::timespec {
 fn wait(word: &KnownWord, longest: Duration) {
     let timeout = timespec(longest);
     // SAFETY: the kernel reads the word, and fails where there is none; the timeout lives through
-    // the call. Any return is only a reason to look again.
+    // the call. Any return is only a reason to check again.
     unsafe {
         libc::syscall(
             libc::SYS_futex,
@@ -135,15 +135,16 @@ fn wait(word: &KnownWord, longest: Duration) {
 #[cfg(not(loom))]
 fn wait_for_any(words: &[KnownWord], longest: Duration) -> bool {
     use std::sync::atomic::AtomicBool;
-    /// Asked once: an old kernel has no such call, and a sandbox may refuse it.
+    /// Set once the kernel has refused the call: an old kernel does not have it, and a sandbox may
+    /// refuse it.
     static IS_MISSING: AtomicBool = AtomicBool::new(false);
 
     if IS_MISSING.load(std::sync::atomic::Ordering::Relaxed) {
         return false;
     }
     let end = timespec(Duration::from_nanos(crate::clock::monotonic_ns()).saturating_add(longest));
-    // SAFETY: the kernel reads so many entries and the time, which live through the call, and the
-    // words, as above.
+    // SAFETY: the kernel reads `words.len()` entries and the time, which live through the call, and
+    // the words, as above.
     let ended = unsafe {
         libc::syscall(
             libc::SYS_futex_waitv,
@@ -155,7 +156,7 @@ fn wait_for_any(words: &[KnownWord], longest: Duration) -> bool {
         )
     };
     let error = std::io::Error::last_os_error().raw_os_error();
-    // Woken, or a reason to look again.
+    // The thread was woken, or has a reason to check again.
     if ended >= 0 || matches!(error, Some(libc::EAGAIN | libc::ETIMEDOUT | libc::EINTR)) {
         return true;
     }

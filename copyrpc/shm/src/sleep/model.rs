@@ -1,4 +1,4 @@
-//! W1, W2 and W4: a consumer is woken by what is published, at whatever point it falls asleep, and
+//! W1, W2 and W4: a consumer is woken by each publication, at whatever point it falls asleep, and
 //! falls asleep again.
 
 use loom::sync::Arc;
@@ -27,7 +27,7 @@ impl Shared {
     }
 }
 
-/// Waits for so many messages through one of the sleeps.
+/// Waits for a number of messages through one of the sleeps.
 struct Wanted<'a>(&'a Shared, usize, u32);
 
 impl Watch for Wanted<'_> {
@@ -61,8 +61,8 @@ fn loom_a_sleeper_is_woken_by_what_is_published() {
     });
 }
 
-/// Each of two producers wakes it through a word of its own. It takes one message after the other,
-/// from whichever there is one.
+/// Each of two producers wakes the sleeper through a word of its own. The sleeper takes one message
+/// after the other, from any producer that has sent one.
 #[test]
 fn loom_a_sleeper_on_two_words_is_woken_through_either() {
     model(|shared| {
@@ -84,8 +84,8 @@ fn loom_a_sleeper_on_two_words_is_woken_through_either() {
     });
 }
 
-/// The listener reads what the bell is rung for after it began to listen, as a loop does that
-/// checks it in each round.
+/// The listener begins to listen before it reads the data for which the bell is rung, like a loop
+/// that checks the data in each round.
 #[test]
 fn loom_a_listener_is_woken_by_a_ring_and_sees_what_was_published_before_it() {
     model(|shared| {

@@ -13,7 +13,7 @@ use rustix::io::{Errno, write};
 use super::{Sleep, Word};
 use crate::threads::without_signals;
 
-/// The number of the events of the end; those of the descriptor have 0.
+/// Number that identifies events of `end`; events of the descriptor have the number 0.
 const END: u64 = 1;
 
 /// A thread that wakes one sleeper. Its drop ends the thread. It takes three descriptors.
@@ -62,7 +62,7 @@ impl Notifier {
 
     /// Makes the descriptor wake the sleeper once: when it becomes readable, or at once if it is.
     pub fn arm(&self) {
-        // It was added, so this cannot fail.
+        // `start` added the descriptor, so this cannot fail.
         let _ = epoll::modify(
             &self.epoll,
             &self.descriptor,

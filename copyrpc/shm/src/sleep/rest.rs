@@ -1,8 +1,8 @@
 //! Resting: the waiting of a driver that has all peers in its own thread, and so cannot sleep.
 //!
-//! **W5**: a sleeper that rests has its flag at [`RESTING`], and its waker here, under the address
-//! of its word. The producer that sees the flag calls the waker in the place of the kernel. Both
-//! are in one thread, so no barrier is needed, and no other thread finds the waker.
+//! **W5**: the flag of a sleeper that rests is [`RESTING`], and its waker is kept in this module,
+//! by the address of its word. The producer that sees the flag calls the waker in place of the
+//! kernel. Both are in one thread, so no barrier is needed, and no other thread finds the waker.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -14,7 +14,7 @@ use std::time::Duration;
 use super::{Sleeper, Watch, Word, join};
 use crate::sync::AtomicU32;
 
-/// `Sleep::sleeping`: its consumer rests in the thread that knows its waker.
+/// Value of `Sleep::sleeping` while the consumer rests, in the thread that has its waker.
 pub(super) const RESTING: u32 = 2;
 
 thread_local! {
@@ -22,7 +22,7 @@ thread_local! {
     static WAKERS: RefCell<HashMap<usize, Left, BuildHasherDefault<Spread>>> = RefCell::default();
 }
 
-/// The threads that rest on a word: nearly always one.
+/// The wakers of the consumers that rest on a word: nearly always one.
 struct Left {
     waker: Waker,
     others: Vec<Waker>,
@@ -44,7 +44,7 @@ impl Hasher for Spread {
     }
 
     fn write_usize(&mut self, number: usize) {
-        // 2^64 / golden ratio; the bits of all come together in the upper half.
+        // 2^64 / golden ratio: the product has the influence of all bits in its upper half.
         self.0 = (self.0 ^ number as u64)
             .wrapping_mul(0x9e37_79b9_7f4a_7c15)
             .rotate_left(32);
@@ -55,13 +55,14 @@ fn address(word: &AtomicU32) -> usize {
     std::ptr::from_ref(word).addr()
 }
 
-/// In the place of [`wait`](super::wait) for a driver that runs many consumers and all of their
-/// producers in one thread, by its own clock. Asks for `waker` to be called when there is something
-/// to wake up for in any of `parts`: once, in the producer's call that makes it so. `None`: there
-/// is something now. Otherwise the time after which to check again in any case: the time until the
-/// earliest deadline, or until events that send no wake-up are checked.
+/// Replaces [`wait`](super::wait) in a driver that runs many consumers and all of their producers
+/// in one thread, with its own clock. Registers `waker`: it is called once, by the producer that
+/// publishes something in any of `parts`. Returns `None` if there is something already. Otherwise
+/// returns the time after which to check again in any case: the time until the earliest deadline,
+/// or until the check for events that send no wake-up.
 ///
-/// A producer of another thread or process finds no waker: its consumers must not rest.
+/// A producer in another thread or process finds no waker, so the consumers of such a producer must
+/// not rest.
 pub fn rest<'a>(
     parts: impl IntoIterator<Item = &'a mut (dyn Sleeper + 'a)>,
     waker: &Waker,
@@ -92,7 +93,7 @@ impl Word<'_> {
         };
         let is_left = WAKERS.try_with(|wakers| wakers.borrow().get(&address).is_some_and(is_known));
         if is_left == Ok(false) {
-            // Wakers are cloned before the borrow and dropped behind it: they may be anything.
+            // Wakers are cloned before the borrow and dropped after it: their code may do anything.
             let waker = waker.clone();
             let _before = WAKERS.try_with(|wakers| match wakers.borrow_mut().entry(address) {
                 Entry::Occupied(mut left) if is_shared => {
@@ -116,7 +117,7 @@ impl Word<'_> {
     }
 }
 
-/// Calls the wakers that were left at a word. Returns whether there were any.
+/// Calls the wakers that were registered for a word. Returns whether there were any.
 pub(super) fn wake(word: &AtomicU32) -> bool {
     let left = WAKERS
         .try_with(|wakers| wakers.borrow_mut().remove(&address(word)))

@@ -258,7 +258,7 @@ fn three_that_wait_for_two_each_lose_no_wake_up() {
     );
 }
 
-/// Two listen to one bell, each beside something else.
+/// Two sleepers wait for one bell, each also for another condition.
 #[test]
 fn a_bell_is_heard_by_all_who_listen() {
     const RINGS: u64 = 2_000;
@@ -368,7 +368,8 @@ fn one_that_rests_is_woken_once_by_what_is_published_after() {
         ),
         (6, 1)
     );
-    // In other threads nobody knows of it, and it goes on sleeping and waking in the kernel.
+    // Other threads do not know the wakers of this thread: for them, sleeping and waking in the
+    // kernel still work.
     std::thread::scope(|scope| scope.spawn(|| mails[1].publish()).join()).unwrap();
     assert_eq!(count.0.load(Ordering::Relaxed), 6);
     assert!(wait_for_all(&mut [mails[1].beyond(7)], None));

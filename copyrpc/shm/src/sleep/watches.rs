@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::{Bell, Sleeper, Watch, Word};
 use crate::sync::Ordering;
 
-/// Joins two watches. Both are looked at, and both go to rest, whatever the other says.
+/// Joins two watches. Each watch is checked and each begins to rest, whatever the other returns.
 struct Both<'a>(&'a mut dyn Watch, &'a mut dyn Watch);
 
 impl Watch for Both<'_> {
@@ -45,13 +45,13 @@ pub(super) fn link(
     }
 }
 
-/// Something that has to be looked after in so long, whichever watch wakes. [`Duration::MAX`]:
+/// The time after which something has to be done, whichever watch wakes. [`Duration::MAX`]:
 /// nothing.
 #[derive(Debug, Clone, Copy)]
 pub struct Due(pub Duration);
 
 impl Due {
-    /// There is something to do at once.
+    /// Returns the value for something that has to be done at once.
     #[must_use]
     pub const fn now() -> Self {
         Self(Duration::ZERO)

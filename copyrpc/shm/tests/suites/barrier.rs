@@ -40,8 +40,8 @@ fn move_to(cpu: usize) {
     }
 }
 
-/// The interrupts by which other processors made this one do something: a line of /proc/interrupts
-/// with a number for each processor.
+/// Returns the number of interrupts that other processors sent to this processor (function call
+/// interrupts), from the line of /proc/interrupts with a number for each processor.
 fn calls_to(cpu: usize) -> u64 {
     let text = std::fs::read_to_string("/proc/interrupts").unwrap();
     let line = text

@@ -1,5 +1,5 @@
 //! A kernel before Linux 5.16, and a sandbox that does not know the call: who sleeps on several
-//! words is woken all the same.
+//! words is woken nevertheless.
 
 use std::io;
 use std::sync::Arc;
@@ -25,7 +25,8 @@ impl Mail {
     }
 }
 
-/// Waits for more than so many; by itself it would not look before an hour has passed.
+/// Waits for more than this number of messages; without a wake-up it would not check before an hour
+/// has passed.
 struct Beyond<'a>(&'a Mail, u64);
 
 impl Watch for Beyond<'_> {

@@ -48,7 +48,7 @@ fn directory_must_exist_and_be_ours_alone() {
 
 #[test]
 fn directory_that_cannot_be_written_is_refused() {
-    // /proc/sys refuses everybody, root included.
+    // /proc/sys refuses every user, even root.
     let refused = Dir::open(Some(std::path::Path::new("/proc/sys"))).unwrap_err();
     assert!(
         matches!(
@@ -85,7 +85,7 @@ fn names_that_leave_the_directory_are_refused() {
 fn contents_of_init_are_there_and_the_rest_is_zero() {
     let scratch = Scratch::new("init");
     let owner = Region::create(&scratch.dir(), "r", KIND, 10_000, |view| {
-        // SAFETY: in bounds and aligned, and nobody else has the region yet.
+        // SAFETY: in bounds and aligned, and no other thread has the region yet.
         unsafe { view.at::<u64>(8).unwrap().write(7) };
     })
     .unwrap();
@@ -204,7 +204,7 @@ fn region_of_another_user_is_refused_and_left_alone() {
     assert_eq!(dir.sweep().unwrap(), 1);
 }
 
-/// Its owner is named although this user may not read it.
+/// The error names the owner of the directory, although this user may not read the directory.
 #[test]
 #[ignore = "needs root: becomes another user"]
 fn directory_of_another_user_is_refused_by_the_name_of_its_owner() {

@@ -41,8 +41,8 @@ impl<U> Calls<U> {
             .filter(is_waiting)
     }
 
-    /// Restores these calls as not answered, with the ids 0, 1, 2.. Each is given as user data and
-    /// allowance, and whether its caller waits.
+    /// Restores these calls as not answered, with the ids 0, 1, 2.. Each call is given as its user
+    /// data, its allowance, and whether its caller waits.
     pub(in crate::link) fn restore(&mut self, calls: impl Iterator<Item = (U, u64, bool)>) {
         self.slots.clear();
         (self.free, self.unanswered, self.abandoned) = (NO_SLOT, 0, 0);

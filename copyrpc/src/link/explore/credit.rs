@@ -2,7 +2,7 @@ use super::{PeerCredit, Reservation};
 use crate::link::explore::{Coder, RESTORED_AT};
 
 impl Reservation {
-    /// Makes `past` granted and given back before.
+    /// Changes the state as if `past` had been granted and returned before.
     pub(in crate::link) const fn skip(&mut self, past: u64) {
         self.granted += past;
         self.max_granted += past;
@@ -28,7 +28,7 @@ impl Reservation {
 }
 
 impl PeerCredit {
-    /// Makes `past` granted and spent before.
+    /// Changes the state as if `past` had been granted and spent before.
     pub(in crate::link) const fn skip(&mut self, past: u64) {
         self.granted += past;
     }

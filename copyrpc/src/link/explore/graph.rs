@@ -51,8 +51,8 @@ impl States {
         slot
     }
 
-    /// Loads the first place for this hash into the cache. A table of millions of states is out of
-    /// it.
+    /// Loads the first place for this hash into the cache. A table of millions of states does not
+    /// fit in the cache.
     fn fetch(&self, hash: u32) {
         prefetch(std::ptr::from_ref(&self.table[hash as usize & (self.table.len() - 1)]).addr());
     }
@@ -127,15 +127,15 @@ struct Found {
 
 pub(super) struct Graph {
     world: World,
-    /// The world may be in another state than the one that is expanded.
+    /// The world may be in a state other than the state that is expanded.
     has_moved: bool,
     /// All actions but serves.
     actions: Vec<Action>,
     states: States,
-    /// The transitions from the state that is expanded and the one before, so that the table has
-    /// come into the cache for each.
+    /// The transitions from the state that is expanded and the one before, so that the entry of the
+    /// table for each transition is in the cache when it is used.
     found: Vec<Found>,
-    /// Their states.
+    /// The coded states of `found`, one after the other.
     found_bytes: Vec<u8>,
     /// For each state, the state from which it was found first.
     parents: Vec<u32>,
@@ -274,8 +274,9 @@ impl Graph {
     }
 
     /// Checks that from each state, if the applications only answer and repeat refused calls, a
-    /// state can be reached in which all calls have ended and the largest is taken. So there is no
-    /// state in which both sides are stuck, and every fair schedule ends all calls.
+    /// state can be reached in which all calls have ended and a call of the maximum length is
+    /// accepted. So there is no state in which both sides are stuck, and every fair schedule ends
+    /// all calls.
     fn check_that_all_finish(&mut self) {
         let states = self.states.len();
         let mut ends = vec![0_u32; states + 1];

@@ -1,7 +1,7 @@
 use super::{HeldRequest, HeldRequests};
 
 impl HeldRequests {
-    /// Makes this number of requests answered before.
+    /// Changes the state as if this number of requests had been answered before.
     pub(in crate::link) const fn skip(&mut self, answered: u64) {
         (self.oldest, self.untaken, self.next) = (answered, answered, answered);
     }

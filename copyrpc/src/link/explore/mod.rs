@@ -112,9 +112,9 @@ fn one_call_at_a_time_for_ever_at_every_offset_is_safe_and_ends() {
     );
 }
 
-/// Time as an event: each call may run out of it, or be cancelled, before it is sent, on its way,
-/// while its request is held, while its answer is on its way, or never. For one side, from several
-/// offsets.
+/// Time as an event: each call may pass its deadline, or be cancelled, before it is sent, on its
+/// way, while its request is held, while its answer is on its way, or never. For one side, from
+/// several offsets.
 #[test]
 fn calls_that_end_early_at_any_moment_leave_nothing_behind() {
     for nth in 0..2 * scale() {

@@ -12,7 +12,7 @@ use crate::wire::{
 pub(super) struct Kind {
     /// Bytes of the request.
     pub(super) len: u32,
-    /// Bytes its response may have.
+    /// Maximum bytes of the call's response.
     pub(super) allowance: usize,
 }
 

@@ -4,9 +4,9 @@ use crate::link::{Calls, Link, LinkConfig};
 use crate::ring::RingView;
 use crate::wire::FlowWords;
 
-/// The past of a connection when it begins, beside its positions. It is empty, except in tests of
-/// wrapping counters. All of it is settled: nothing is outstanding. The peer's past is the same
-/// with the directions exchanged.
+/// The past of a connection when it begins, in addition to its positions. The past is empty, except
+/// in tests of wrapping counters. Everything in it is settled: nothing is outstanding. The peer's
+/// past is the same with the directions exchanged.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Past {
     /// Traffic from this end to the peer.
@@ -15,7 +15,7 @@ pub(crate) struct Past {
     pub(crate) received: Traffic,
     /// Slots of this end's calls, all free.
     pub(crate) slots: u32,
-    /// Generation of each of them.
+    /// Generation of each slot.
     pub(crate) generation: u32,
     /// Heartbeat of both ends.
     pub(crate) heartbeat: u32,

@@ -5,7 +5,7 @@ use crate::ring::RingView;
 use crate::wire::FlowWords;
 
 impl RecvRing {
-    /// Makes these words told, and `requests` answered, before.
+    /// Changes the state as if these words had been reported, and `requests` answered, before.
     pub(in crate::link) const fn skip(&mut self, told: FlowWords, requests: u64) {
         self.told = told;
         self.batches_received = told.batches_received;
@@ -16,8 +16,8 @@ impl RecvRing {
     /// batches to `batches`, both of which the sender knows. `code_request` codes a request by the
     /// id of its call.
     ///
-    /// Answered requests that wait for older ones are left out: they become free with the oldest,
-    /// so they have no effect.
+    /// Answered requests that wait for older requests are omitted: they become free with the
+    /// oldest, so they have no effect.
     pub(in crate::link) fn code(
         &mut self,
         coder: &mut Coder,

@@ -118,8 +118,9 @@ fn code_direction(coder: &mut Coder, names: &mut Names, links: &mut [Link<u8>; 2
     links[side].credit.code(coder, released);
 }
 
-/// Codes words on their way to an end that knows `known`. Words are only compared with known ones,
-/// and the newer count (F1): so older words are equivalent to equal ones.
+/// Codes words on their way to an end that knows `known`. Words are only compared with the known
+/// words, and the newer of both count (F1): so words older than `known` are equivalent to words
+/// equal to it.
 fn code_heard(coder: &mut Coder, words: &mut FlowWords, known: FlowWords) {
     let FlowWords {
         consumer_pos,
@@ -136,12 +137,13 @@ fn code_heard(coder: &mut Coder, words: &mut FlowWords, known: FlowWords) {
     coder.number(batches_received, known.batches_received, 1);
 }
 
-/// Codes the words that a link told and heard.
+/// Codes the words that a link sent and received.
 ///
 /// There is no clock here: no keep-alive, no heartbeat (a deadline is an early end, which can come
 /// at any moment), no window, and no graceful end. A READ does not wait after READs without news
-/// either, which only postpones it by a bounded number of polls (L5). The minima of heard words are
-/// not coded: they are for peers that lie, and that no word decreases is checked where it is told.
+/// either, which only postpones it by a bounded number of polls (L5). The minima of received words
+/// are not coded: they are for peers that send false words. That no word decreases is checked where
+/// it is sent.
 fn code_words(coder: &mut Coder, links: &mut [Link<u8>; 2], side: usize) {
     let (peer_knows, knows) = (known(&links[1 - side]), known(&links[side]));
     let link = &mut links[side];

@@ -4,7 +4,7 @@ use crate::ring::RingView;
 use crate::wire::METADATA_SPAN;
 
 impl SendRing {
-    /// Makes `batches` sent and taken by the peer before.
+    /// Changes the state as if `batches` had been sent, and taken by the peer, before.
     pub(in crate::link) const fn skip(&mut self, batches: u64) {
         self.batches_sent = batches;
         self.batches_received = batches;
@@ -56,7 +56,7 @@ impl SendRing {
             *batches_received = 0;
         }
         coder.number(batches_sent, *batches_received, 1);
-        // Its only effect is whether it is above `batches_received`.
+        // The only effect of `last_metadata_only` is whether it is above `batches_received`.
         let mut unreceived = (*last_metadata_only).max(*batches_received);
         coder.number(&mut unreceived, *batches_received, 1);
         *last_metadata_only = unreceived;
@@ -77,7 +77,7 @@ impl SendRing {
         let lap_end = super::lap_end(self.size(), producer);
         assert!(coder.restores() || self.lap_end == lap_end, "{self:?}");
         self.lap_end = lap_end;
-        // Whether a call is admitted does not depend on it.
+        // Whether a call is admitted does not depend on this.
         self.close_to_calls();
     }
 

@@ -17,7 +17,7 @@ pub(super) const EITHER: &[u8] = &[0, 1];
 pub(super) const SMALL: &[u8] = &[0];
 pub(super) const LARGE: &[u8] = &[1];
 
-/// The kinds that a side's first call, second call.. may have.
+/// For each call of a side, in order, the kinds that the call may have.
 pub(super) type Script = &'static [&'static [u8]];
 
 /// The parameters of an exploration.
@@ -27,8 +27,8 @@ pub(super) struct Setup {
     pub(super) kinds: [Kind; 2],
     /// Maximum number of outstanding calls of a side.
     pub(super) calls: [usize; 2],
-    /// The calls that a side makes in all, if they are limited. A side that wants another call may
-    /// be refused, and is done when it is not.
+    /// All calls that a side makes, if their number is limited. After them the side may try one
+    /// more call, which may be refused; if it is accepted, the state is outside.
     pub(super) scripts: Option<[Script; 2]>,
     /// Maximum number of batches in flight of a side.
     pub(super) batches: [u32; 2],
@@ -61,7 +61,7 @@ impl Setup {
 /// A possible event of a side, or of the fabric for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Action {
-    /// The application calls.
+    /// The application of a side makes a call.
     Call { kind: u8 },
     /// The application answers the `nth` of the requests it holds.
     Reply { nth: usize, is_short: bool },
@@ -84,7 +84,7 @@ pub(super) enum Step {
     /// The action is impossible now; nothing changed.
     Disabled,
     Done,
-    /// The action left the explored states.
+    /// The action leads to a state outside of the explored states.
     Outside,
     /// A call was refused temporarily.
     Refused,
@@ -96,8 +96,9 @@ pub(super) enum Step {
 /// need nothing that could disappear. So all of them may be moved to just before the second serve.
 /// Only the order of the sides' turns is explored, each from its first action to its serve.
 ///
-/// In a turn, batches are taken first. A call or reply before that is equivalent to one after it,
-/// where it has no less space and credit; and arrivals fulfil the wish of a refused call.
+/// In a turn, batches are taken first. A call or reply before the batches are taken is equivalent
+/// to the same call or reply after that, when it has no less space and credit; and a call that is
+/// refused before may be accepted after.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Turn {
     Nobody,
@@ -321,8 +322,8 @@ impl World {
         } else {
             Step::Deferred
         };
-        // A READ that waits after READs without news comes at a later poll (L5), so all its effects
-        // are possible here, too.
+        // A READ that is delayed after READs without news is posted by a later poll (L5), so all
+        // its effects are possible here, too.
         link.backoff.news();
         if flushed.is_ok() && link.poll_read(0) {
             if left == 0 {

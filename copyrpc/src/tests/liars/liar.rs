@@ -16,18 +16,18 @@ use super::victim::{BATCHES, RING};
 
 /// Receives of a queue pair: as many batches as the victim may have in flight.
 const RECEIVES: u32 = 64;
-/// The peer's record lands behind the own one.
+/// The offset to which the peer's record is READ: after the liar's own record.
 const READ_AT: usize = FLOW_METADATA_SIZE;
 /// Completions of the send queue.
 const WRITTEN: u64 = 0;
 const READ: u64 = 1;
 
-/// The shared resources of all liars of one device: each begins with the bytes that the last one
-/// left in its rings.
+/// The shared resources of all liars of one device: each liar begins with the bytes of the last
+/// liar in its rings.
 pub(crate) struct Home {
     send: Mr,
     recv: Mr,
-    /// The published record, and where that of the peer is READ to.
+    /// The published record, and the destination of a READ of the peer's record.
     record: Mr,
     /// Memory from which lies are written.
     scratch: Mr,
@@ -173,7 +173,7 @@ impl Liar {
         liar
     }
 
-    /// Returns the properties of this end that the victim learns.
+    /// Returns the properties of this end that the victim gets.
     pub(crate) fn record(&self, home: &Home) -> ExchangeRecord {
         ExchangeRecord {
             address: self.qp.address(),
@@ -338,7 +338,7 @@ impl Liar {
         }
     }
 
-    /// Sends something that copyrpc never sends: a batch of its own in place of the next one, or
+    /// Sends something that copyrpc never sends: a forged batch instead of the next batch, or
     /// another operation.
     fn forge(&mut self, home: &Home, rng: &mut fastrand::Rng) {
         let operation = rng.u8(..16);

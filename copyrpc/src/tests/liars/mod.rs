@@ -1,14 +1,14 @@
-//! Peers that are not copyrpc, at the binding: a raw queue pair that exchanges a record, now and
-//! then a damaged one, and then lies. It runs the real core, so that its lies begin in every state
-//! a connection can be in, and changes what that says on the way: batches, words, messages,
-//! immediates, its record, the place of a WRITE; it sends again what it sent, sends what copyrpc
-//! never sends, and goes half-way. Beside it an honest client has calls answered by the same
-//! server.
+//! Peers that break the protocol, at the binding: a raw queue pair that exchanges a record,
+//! sometimes a damaged one, and then sends wrong data. It runs the real core, so that it can begin
+//! in every state of a connection, and changes what the core sends: batches, words, messages,
+//! immediates, its record, the place of a WRITE. It also repeats what it sent, sends what copyrpc
+//! never sends, and stops in the middle. At the same time, an honest client has calls answered by
+//! the same server.
 //!
-//! Held: nothing panics or hangs; each call of the honest client is answered right; each call to a
-//! liar ends once, by an answer that fits it or a typed failure; its connection ends for a reason
-//! that is known, at the latest by `PeerStalled`; no rule of the device is broken, and everything
-//! an endpoint took is given back. Time is virtual: nothing here waits.
+//! Checked: nothing panics or hangs; each call of the honest client is answered correctly; each
+//! call to a liar ends once, with an answer that fits the call or a typed failure; the connection
+//! to a liar ends for a known reason, at the latest with `PeerStalled`; no rule of the device is
+//! broken, and everything that an endpoint took is returned. Time is virtual: nothing here waits.
 //!
 //! `COPYRPC_TEST_SCALE=n` makes n times as many connections; `COPYRPC_TEST_SEED=s` makes connection
 //! s alone.

@@ -180,7 +180,7 @@ impl Server {
         assert!(answered || victim.endpoint.closed().is_some());
     }
 
-    /// A call of the client comes back as it is.
+    /// Checks that a call of the client is echoed unchanged.
     pub(crate) fn check_honest(&self, victim: &mut Victim) {
         let number = self.honest_calls.get();
         self.honest_calls.set(number + 1);
@@ -220,7 +220,7 @@ impl Server {
         match rng.u8(..4) {
             0 => victim.endpoint.abort(),
             1 => victim.endpoint.close(),
-            // Its peer owes an answer from here on.
+            // From here on, the peer of the victim owes an answer.
             _ => {
                 _ = victim.endpoint.call(&[], self.next_call.get(), 0).map(|_| {
                     self.open.borrow_mut().insert(self.next_call.get(), 0);

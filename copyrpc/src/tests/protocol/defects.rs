@@ -1,5 +1,6 @@
 //! Each test is named after a defect that earlier designs of this protocol really had, or a rule
-//! that keeps one out. Drivers here are minimal: no READ or no batch goes unless the test says so.
+//! that prevents one. Drivers here are minimal: a READ or a batch is sent only if the test sends
+//! it.
 
 use crate::error::{CallError, CallFailure, ReplyError};
 use crate::link::{Emit, Link, LinkConfig, Window};
@@ -34,7 +35,7 @@ pub(crate) fn pair(first: &LinkConfig) -> [End; 2] {
     pair_of(size(), first)
 }
 
-/// The peer's numbers follow from those of the first end.
+/// The peer's numbers follow from the numbers of the first end.
 pub(crate) fn pair_of(size: RingSize, first: &LinkConfig) -> [End; 2] {
     let second = LinkConfig {
         local_credit: first.peer_credit,
@@ -53,7 +54,7 @@ pub(crate) fn pair_of(size: RingSize, first: &LinkConfig) -> [End; 2] {
     [End::new(size, first), End::new(size, &second)]
 }
 
-/// Both sides poll, flush and publish; nobody READs. Returns the ended calls of each side.
+/// Both sides poll, flush and publish; no side READs. Returns the ended calls of each side.
 pub(crate) fn rounds_without_read(ends: &mut [End; 2], rounds: usize) -> [Vec<(u64, Ended)>; 2] {
     let mut ended = [Vec::new(), Vec::new()];
     for _ in 0..rounds {
@@ -302,8 +303,8 @@ fn calls_leave_room_that_grants_take() {
     assert_eq!(ends[0].link.reserved(), 32);
 }
 
-/// L3: calls and grants took all they may, and the oldest request is held, so nothing of it comes
-/// back. What was consumed can still be told.
+/// L3: calls and grants took all space that they may take, and the oldest request is held, so its
+/// space is not returned. This end can still report what it consumed.
 #[test]
 fn metadata_alone_has_room_after_calls_and_grants() {
     let mut ends = pair(&LinkConfig {

@@ -278,7 +278,8 @@ fn a_peer_that_does_not_take_its_replies_is_given_up() {
 /// K6: its call is over, and it does not poll between calls.
 #[test]
 fn a_peer_that_gave_its_call_up_need_not_take_the_reply() {
-    // The credit that it has spent, from below the end of the number that it tells, too.
+    // The credit that the peer has spent: also values just below the wrap of the number that the
+    // peer reports.
     for credit in [0, (1 << 36) - 64, (1 << 36) - 128] {
         let sent = Traffic {
             credit,
@@ -406,7 +407,7 @@ fn a_peer_that_took_its_replies_is_kept_though_it_does_nothing_more() {
     );
 }
 
-/// Its application is busy elsewhere, and owes nothing.
+/// The application of the peer does other work, and owes nothing.
 #[test]
 fn a_peer_may_leave_a_batch_without_messages_where_it_is() {
     let mut ends = pair(&LinkConfig {
@@ -417,7 +418,7 @@ fn a_peer_may_leave_a_batch_without_messages_where_it_is() {
     rounds_without_read(&mut ends, 1);
     assert!(answer_all(&mut ends[1]) > 0);
     rounds_without_read(&mut ends, 1);
-    // The replies are taken, and that they are is told in a batch of its own (L4).
+    // The replies are taken, and this is reported in a separate batch (L4).
     ends[0].poll(usize::MAX, 1, |_, _| ());
     assert!(ends[0].flush(|| true).is_ok());
     while execute(&mut ends, 0) {}

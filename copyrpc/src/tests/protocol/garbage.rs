@@ -1,12 +1,12 @@
 //! Arbitrary bytes in the receive ring, the immediate and the record, on two real links with calls
 //! outstanding and requests held. Each link gets the batches of the other, some of them changed on
-//! the way; both are then driven on, whatever they believe of each other.
+//! the way; both are then driven further, whatever state they assume of each other.
 //!
-//! Held: nothing panics and nothing outside of the rings is touched (each ring is one page between
-//! two that cannot be reached); a link keeps S1 and R1 whatever it is told; it closes for a reason
-//! that says what was wrong; each call ends exactly once, with its data.
+//! Checked: nothing panics and nothing outside of the rings is accessed (each ring is one page
+//! between two inaccessible pages); a link keeps S1 and R1 whatever it receives; it closes for the
+//! reason that was wrong; each call ends exactly once, with its data.
 //!
-//! `COPYRPC_TEST_SCALE=n` runs n times as many, from seed `COPYRPC_TEST_FIRST_SEED` on;
+//! `COPYRPC_TEST_SCALE=n` runs n times as many seeds, from seed `COPYRPC_TEST_FIRST_SEED` on;
 //! `COPYRPC_TEST_SEED=s` runs one seed.
 
 use std::collections::{HashSet, VecDeque};
@@ -82,7 +82,8 @@ impl Drop for GuardedRing {
     }
 }
 
-/// Mapped once per run; every pair of links starts in what the last one left there.
+/// The rings of a run, mapped once; every pair of links starts with the bytes that the last pair
+/// wrote there.
 struct Rings {
     send: [GuardedRing; 2],
     recv: [GuardedRing; 2],
@@ -96,7 +97,7 @@ struct Side {
     cancellable: Vec<(CallKey, u64)>,
     held: Vec<Request>,
     record: PublishedRecord,
-    /// Posted by the peer and not looked at: where, which bytes, and what is announced.
+    /// The batches that the peer posted and that are not polled yet: place, bytes and announcement.
     arrived: VecDeque<Emit>,
     is_read_posted: bool,
     /// Completions of batches that the window asked for.
@@ -312,7 +313,7 @@ impl<'a> Pair<'a> {
                     &u64::from_le_bytes(word).wrapping_add(off).to_le_bytes(),
                 );
             }
-            // A well-formed header of a message that nobody sent.
+            // A well-formed header of a message that was not sent.
             4 => {
                 let id = CallId::new(rng.u32(..8), rng.u32(..4));
                 let header = Header {
@@ -412,7 +413,7 @@ impl<'a> Pair<'a> {
         self.take_events(index);
     }
 
-    /// Time passes, a call is cancelled, and now and then an end closes.
+    /// Time passes, a call is cancelled, and sometimes an end closes.
     fn end_early(&mut self, index: usize) {
         if self.rng.u8(..32) == 0 {
             self.sides[index].link.shut_down();

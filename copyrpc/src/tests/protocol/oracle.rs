@@ -331,7 +331,7 @@ impl World {
         );
     }
 
-    /// Takes one request and checks that it is the next one, unharmed.
+    /// Takes one request and checks that it is the next request, with the right bytes.
     fn recv(&mut self, side: usize) -> bool {
         let Some(request) = self.ends[side].inbox.pop_front() else {
             return false;
@@ -432,14 +432,14 @@ impl World {
     fn random_step(&mut self) {
         let side = self.rng.usize(..2);
         if self.away[side] > 0 {
-            // The fabric goes on.
+            // The fabric continues.
             self.away[side] -= 1;
             execute(&mut self.ends, side);
             return;
         }
         if self.rng.u16(..1_000) < self.mood.away_permille {
             self.away[side] = self.rng.u32(..300);
-            // Some come back long after every deadline.
+            // Some absences end long after every deadline.
             self.now_ns += self.rng.u64(..20_000);
         }
         let mut roll = self.rng.u32(..self.mood.weights.iter().sum::<u32>());
@@ -591,9 +591,9 @@ impl World {
         }
     }
 
-    /// A side says that it closes, and is gone before all has ended. Each call of the other's that
-    /// ended as refused never reached its application (G5). Returns how many there were that no
-    /// answer had come for.
+    /// A side announces that it closes, and disappears before all calls have ended. No call of the
+    /// other side that ended as refused reached the application of this side (G5). Returns the
+    /// number of calls without an answer.
     fn leave(&mut self, side: usize) -> u64 {
         let (other, reason) = (1 - side, CloseReason::Disconnected);
         let given_up = |ends: &[End; 2]| {
@@ -601,7 +601,7 @@ impl World {
         };
         let given_up_before = given_up(&self.ends);
         self.apps.iter_mut().for_each(|app| app.refused.clear());
-        // The other may go on calling until it hears of it.
+        // The other side may continue to call until it receives the announcement.
         self.ends[side].link.shut_down();
         for _ in 0..self.rng.usize(..60) {
             let at = self.rng.usize(..2);
@@ -628,7 +628,7 @@ impl World {
         }
         self.ends[other].link.close(reason);
         let unreceived = self.unreceived(other);
-        // Some ended when the goodbye was heard.
+        // Some calls ended when the goodbye was received.
         let mut refused = given_up(&self.ends).saturating_sub(given_up_before);
         while let Some(event) = self.ends[other].link.next_event() {
             let crate::link::Event::Ended { user_data, outcome } = event else {
@@ -652,8 +652,8 @@ impl World {
         refused
     }
 
-    /// A peer is gone in the middle of it all, and the other finds out by what it posts: every call
-    /// that waits ends once with the reason.
+    /// A peer dies in the middle of its work, and the other end detects this by its own WRITEs and
+    /// READs: every call that waits ends once with the reason.
     fn disconnect(&mut self, side: usize) {
         let reason = CloseReason::Disconnected;
         self.ends[side].link.close(reason);
@@ -689,8 +689,8 @@ impl World {
     }
 }
 
-/// Runs one seed; what it counted, how many operations it did, and how many calls behind a goodbye
-/// ended as refused.
+/// Runs one seed. Returns its counters, the number of its operations, and the number of calls after
+/// a goodbye that ended as refused.
 fn run(seed: u64) -> (Stats, u64, u64) {
     let _on_failure = OnFailure(format!("COPYRPC_TEST_SEED={seed}"));
     let mut world = World::new(seed);

@@ -1,5 +1,5 @@
-//! READs of an end that waits for what its peer does not tell (L5): how often they happen.
-//! `defects` and `window` show what makes it READ at all.
+//! READs of an end that waits for news that its peer does not send (L5): their frequency. `defects`
+//! and `window` show the causes of a READ.
 
 use crate::link::{LinkConfig, Window};
 
@@ -7,7 +7,7 @@ use super::defects::{config, pair};
 use super::sim::{End, execute};
 
 const POLLS: usize = 1_000;
-/// The longest pause, and the READ behind it.
+/// The longest pause, and the READ after it.
 const LONGEST: usize = 65;
 
 /// Why side 0 waits for its peer's words.
@@ -100,7 +100,7 @@ fn a_read_with_news_ends_the_pauses() {
             reads.len() > 1 && reads.windows(2).all(|pair| pair[1] - pair[0] == LONGEST),
             "{reads:?}"
         );
-        // Credit that is not enough is all that the next one finds.
+        // The next READ finds only credit that is not enough.
         ends[1].tell_more_credit();
         let reads = polls_with_read(&mut ends, wait, LONGEST + 4);
         let news = reads[0];

@@ -67,7 +67,8 @@ impl Drop for Memory {
 
 /// A posted operation that the fabric has not executed.
 enum Operation {
-    /// The bytes are those at the time of the post, to be compared with those executed.
+    /// A WRITE with immediate, and its bytes at the time of the post, to be compared with the bytes
+    /// at its execution.
     WriteImm(Emit, Vec<u8>),
     Read,
     ReadActivity,
@@ -90,7 +91,7 @@ struct SeenBatch {
 
 pub(crate) struct End {
     pub(crate) link: Link<u64>,
-    /// Requests that arrived and the application has not looked at.
+    /// Requests that arrived and that the application has not received.
     pub(crate) inbox: VecDeque<Request>,
     /// The application takes requests; if not, the core has them.
     pub(crate) is_receiving: bool,
@@ -115,7 +116,7 @@ pub(crate) struct End {
     /// Flag of each block of the receive ring that the receiver still needs.
     live: Vec<bool>,
     unparsed: VecDeque<SeenBatch>,
-    /// Where each request lies, by arrival number.
+    /// The place of each request, by arrival number.
     requests: VecDeque<(u64, u64)>,
 }
 
@@ -164,7 +165,7 @@ impl End {
         }
     }
 
-    /// Flushes; a post for which `accept` says no is deferred.
+    /// Flushes; a post that `accept` refuses is deferred.
     pub(crate) fn flush(&mut self, mut accept: impl FnMut() -> bool) -> Result<(), Deferred> {
         let (send, posted) = (&self.send, &mut self.posted);
         let is_closing = self.link.is_closing();
@@ -177,7 +178,7 @@ impl End {
             Ok(())
         });
         if is_closing {
-            // G2, G5: what nobody received was refused.
+            // G2, G5: requests that were not received were refused.
             (self.received..self.requests.len()).for_each(|number| self.forget_request(number));
             self.received = self.requests.len();
         }
@@ -255,8 +256,8 @@ impl End {
         }
     }
 
-    /// Takes up to `max` receive completions, ends calls, refills the receive queue. `burst` says
-    /// how many completions are announced before the messages are looked at.
+    /// Takes up to `max` receive completions, ends calls, refills the receive queue. `burst` is the
+    /// number of completions that are announced before the messages are parsed.
     pub(crate) fn poll(
         &mut self,
         max: usize,

@@ -1,5 +1,4 @@
-//! The window of small batches (W1..W3). That nothing is lost or stuck behind any window is shown
-//! by `oracle`.
+//! The window of small batches (W1..W3). `oracle` shows that no window loses or blocks anything.
 
 use crate::link::{LinkConfig, Window};
 

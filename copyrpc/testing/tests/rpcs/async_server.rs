@@ -11,7 +11,7 @@ use ipc::Dir;
 
 const LONG: Duration = Duration::from_secs(60);
 
-/// Both ends: where the server is, once it is bound to an address.
+/// Both ends of calls over a transport, and the address of the server once it is bound.
 struct Ends<S: Bind<String>, C: Dial<String>> {
     address: String,
     server: S::Options,
@@ -45,7 +45,7 @@ fn requests_are_answered_in_any_way_and_a_server_that_goes_keeps_only_those_it_g
     let call = |bytes: &[u8]| Begun::new(client.call_within(bytes, LONG));
     let receive = |server: &AsyncServer<S>| block_on(server.recv()).unwrap().unwrap();
 
-    // In another order than they came.
+    // The answers are not in the order of the requests.
     let calls = [call(b"a"), call(b"bc")];
     let requests = [receive(&first), receive(&first)];
     for request in requests.into_iter().rev() {
@@ -87,7 +87,7 @@ fn requests_are_answered_in_any_way_and_a_server_that_goes_keeps_only_those_it_g
     assert_eq!(request.data(), b"other");
     request.reply(*b"second");
     assert_eq!(other.end().unwrap(), b"second");
-    // A drop answers what tasks still have.
+    // A drop of the server answers the requests that tasks still have.
     let dropped = call(b"!");
     let request = receive(&second);
     drop(second);

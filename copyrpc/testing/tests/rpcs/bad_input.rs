@@ -261,8 +261,8 @@ pub(crate) fn full_directory_is_named_and_leaves_nothing<R: Rpc>(name: &str) {
     create_in_a_helper::<R>("full", name);
 }
 
-/// R4, I4: whatever a broken client makes of the words by which others tell the server that they
-/// call.
+/// R4, I4: a broken client stores any values in the words with which clients announce their calls
+/// to the server.
 pub(crate) fn garbled_announcements_cost_a_delay_and_no_call<R: Rpc>(name: &str) {
     let scratch = Scratch::new(name);
     let dir = scratch.dir();
@@ -309,8 +309,8 @@ pub(crate) fn garbled_announcements_cost_a_delay_and_no_call<R: Rpc>(name: &str)
     }
 }
 
-/// C5: the client whose entry is overwritten loses its session, and nobody else anything; the entry
-/// is there for the next.
+/// C5: the client whose entry is overwritten loses its session, and other clients lose nothing; the
+/// entry is free for the next client.
 pub(crate) fn overwritten_entry_costs_its_own_session_only<R: Rpc>(name: &str) {
     let scratch = Scratch::new(name);
     let dir = scratch.dir();
@@ -339,8 +339,8 @@ pub(crate) fn overwritten_entry_costs_its_own_session_only<R: Rpc>(name: &str) {
         );
         round_trip::<R>(&mut server, &mut bystander, 3).unwrap();
         drop(victim);
-        // All entries can be used: who gets one that the server cannot make sense of learns it at
-        // once.
+        // All entries can be used: a client that gets an entry which the server cannot interpret
+        // gets an error at once.
         let mut others = vec![];
         wait_for("an entry is lost", || {
             serve::<R>(&mut server);

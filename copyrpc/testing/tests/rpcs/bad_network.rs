@@ -19,8 +19,8 @@ const CALLERS: u64 = 16;
 type Handler = Box<dyn FnMut(&[u8]) -> Vec<u8> + Send>;
 type Told = mpsc::Sender<(SocketAddr, StopHandle)>;
 
-/// Calls a server of each network, which `serve` runs until it is stopped: it tells its address,
-/// and gets the number of calls that it answers.
+/// Calls a server of each network, which `serve` runs until it is stopped: `serve` publishes its
+/// address, and gets the number of calls that it answers.
 fn each_call_is_executed_once_and_answered<C>(
     serve: fn(DeviceSpec, Handler, Told, u64),
     options: fn(DeviceSpec) -> C::Options,

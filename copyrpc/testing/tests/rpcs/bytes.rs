@@ -1,5 +1,5 @@
 //! Messages of bytes as the tests of all shared-memory RPCs see them: of every length from 8 to
-//! 128, so that some lie in their lanes and some beside them.
+//! 128, so that some are in their lanes and some outside of the lanes.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ const MOST: MessageBytes = MessageBytes {
     response: 128,
 };
 
-/// A message that stands for a number, of a length that depends on it.
+/// Returns a message that encodes a number, of a length that depends on the number.
 fn message(number: u64) -> Vec<u8> {
     let mut bytes = number.to_le_bytes().to_vec();
     bytes.resize(8 + (number % LENGTHS) as usize, number as u8);

@@ -1,4 +1,4 @@
-//! A client that makes sure that each of its calls ends once, and ends well.
+//! A client that asserts that each of its calls ends once, and successfully.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

@@ -72,7 +72,7 @@ fn a_client_goes_on_at_the_next_server_of_the_name<T: Typed>(test: &str) {
     );
     stop.stop();
     second.join().unwrap();
-    // A call that has its end only when the server has gone.
+    // A call that ends only after the server has ended.
     let mut third = bind();
     assert_eq!(patient.ask(7, Duration::ZERO), Err(AskError::TimedOut));
     third.poll();

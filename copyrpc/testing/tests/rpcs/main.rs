@@ -1,5 +1,5 @@
 //! The suites that all RPCs through shared memory pass: ipc with values and with messages of bytes,
-//! and delegationrpc; and those of the servers and clients of `copyrpc`, `scalerpc` and `ipc`.
+//! and delegationrpc; and the suites of the servers and clients of `copyrpc`, `scalerpc` and `ipc`.
 //!
 //! In the order of reading: `rpc` (an RPC as the suites see it), `typed` and `bytes` (the RPCs),
 //! `conformance` (the promises), `facade` (binding, connecting, serving and asking), `bad_input`

@@ -7,7 +7,7 @@ use copyrpc_shm::dir::Dir;
 use copyrpc_shm::region::{self, Region};
 use copyrpc_shm::sleep::Sleeper;
 
-/// Why a call was not made, with what came back: request and user data.
+/// Why a call was not made, with the returned request and user data.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Refused {
     Full(u64, u64),
@@ -51,8 +51,8 @@ pub(crate) trait Rpc {
     fn poll(client: &mut Self::Client, f: impl FnMut(u64, Outcome)) -> Result<usize, SessionEnd>;
     fn wait(client: &mut Self::Client, timeout: Option<Duration>) -> bool;
     fn id(client: &Self::Client) -> usize;
-    /// The region of a server for at most 448 clients with so many calls together, and where its
-    /// entries begin.
+    /// Returns the region of a server for at most 448 clients with `calls` calls together, and the
+    /// offset of its entries.
     fn entries(dir: &Dir, calls: usize) -> (Region, usize);
     /// Offset of the words by which clients announce calls to that server. They end at the entries.
     const WAKES: usize;

@@ -155,8 +155,8 @@ fn session<R: Rpc>(
     }
 }
 
-/// A server that makes sure that each client's calls come once and in order, and answers them in
-/// any.
+/// A server that asserts that each client's calls arrive once and in order, and answers them in any
+/// order.
 struct Serving<R: Rpc> {
     server: R::Server,
     held: Vec<(R::Held, u64)>,

@@ -32,7 +32,7 @@ pub(crate) trait Typed {
 
     const NAME: &str;
 
-    /// Words of a server for so many clients with so many calls together.
+    /// Returns the number of words of a server for `clients` clients with `calls` calls together.
     fn words(clients: usize, calls: usize) -> usize;
 }
 
@@ -61,7 +61,7 @@ impl Typed for Delegation {
     }
 }
 
-/// Clients of a server whose entries a test looks at, at most.
+/// Maximum number of clients of a server whose entries a test reads.
 const ENTRIES_MAX: usize = 448;
 
 impl<T: Typed> Rpc for T {

@@ -54,8 +54,8 @@ fn a_callback_may_call_reply_and_receive_but_not_poll() {
     );
 }
 
-/// The dead connection is ahead of the living one on the list of those to be served, and has more
-/// calls than one panic ends: when it says goodbye, or when it has ended.
+/// On the list of connections to be served, the dead connection is before the living one, and has
+/// more calls than one panic ends: when it says goodbye, or when it has ended.
 #[test]
 fn a_callback_that_panics_loses_no_connection_and_no_call() {
     [false, true].into_iter().for_each(a_callback_panics);
@@ -148,9 +148,9 @@ fn a_callback_that_panics_loses_nothing_of_the_batch_it_came_in() {
     );
 }
 
-/// B1: what a drain told of arrivals is only true with the receives that replace them, also of one
-/// that a callback ended. With room for one endpoint; each drain takes an answer, in none of them
-/// the callback returns.
+/// B1: the arrivals that a drain reported must be matched by the receives that replace theirs, also
+/// if a callback ended the drain with a panic. The receive queue has room for one endpoint; each
+/// drain takes an answer, and the callback panics in each drain.
 #[test]
 fn callbacks_that_panic_in_every_drain_leave_no_receive_queue_empty() {
     let pair = Pair::new(|builder| builder.srq_size(48), &small());

@@ -1,4 +1,4 @@
-//! Calls come back, whatever their size, number and direction.
+//! Calls are answered, whatever their size, number and direction.
 
 use copyrpc::EndpointConfig;
 

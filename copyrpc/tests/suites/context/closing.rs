@@ -99,7 +99,7 @@ fn requests_that_an_end_refuses_are_no_work() {
     );
 }
 
-/// Requests that were received are answered; those that wait to be received, and those on the way,
+/// Requests that were received are answered; requests that wait to be received, or are on the way,
 /// are refused; none is lost.
 #[test]
 fn whoever_closes_with_calls_of_both_sides_under_way_every_call_ends_once() {
@@ -221,7 +221,7 @@ fn an_abort_ends_all_at_once_also_what_a_graceful_end_waits_for() {
         let held = pair.receive(1);
         if is_closing {
             pair.to_server.close();
-            // The server has heard of it, and says so in a batch of its own.
+            // The server has received the goodbye, and acknowledges it in a separate batch.
             step_until(|| pair.server.stats().metadata_only > 0, || pair.poll());
             step_a_while(|| pair.poll());
             assert_eq!(reasons(&pair), [None, None]);
@@ -239,7 +239,7 @@ fn an_abort_ends_all_at_once_also_what_a_graceful_end_waits_for() {
             pair.ended.borrow().last(),
             Some(&(1, failed(CloseReason::ClosedHere)))
         );
-        // A request that is held makes nobody look at the peer; its answer does.
+        // An end does not check its peer because of a held request, but because of its answer.
         for request in held {
             request.reply(b"").unwrap();
         }
@@ -274,7 +274,8 @@ fn a_callback_may_close_and_abort_its_own_connection_and_others() {
     let on_response = |serial: u64, outcome: Outcome<'_>| {
         ended.set(ended.get() + 1);
         if serial < 4 {
-            // Any connection's answers may come first: the third's abort this one too.
+            // The answers of any connection may arrive first: the answers of the third connection
+            // abort this connection too.
             assert_eq!(
                 outcome.is_err(),
                 pair.to_server.closed().is_some(),
@@ -309,8 +310,8 @@ fn a_callback_may_close_and_abort_its_own_connection_and_others() {
     );
 }
 
-/// Many times, in contexts with room for few: shares of queues come back, and a third connection of
-/// the same contexts goes on meanwhile.
+/// Many times, in contexts with room for few: shares of queues are returned, while a third
+/// connection of the same contexts continues.
 #[test]
 fn an_end_gives_its_share_back_at_once_and_the_two_connect_again() {
     let net = Net::new();

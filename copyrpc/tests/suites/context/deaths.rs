@@ -55,7 +55,7 @@ fn a_context_may_move_and_when_it_is_dropped_both_ends_know() {
     );
 }
 
-/// With nothing left to post, only the keep-alive READ can notice.
+/// If this end has nothing to post, only the keep-alive READ can notice the death.
 fn notice_a_silent_death(step: impl Fn(&Pair)) {
     let pair = Pair::new(
         |builder| builder,
@@ -66,7 +66,7 @@ fn notice_a_silent_death(step: impl Fn(&Pair)) {
     );
     pair.to_server.call(b"never answered", 1, 10).unwrap();
     let held = pair.receive(1);
-    // An abort tells the peer nothing, as a death.
+    // An abort sends the peer nothing, like a death.
     pair.to_client.abort();
     pair.server.poll_quietly();
     drop(held);
@@ -204,7 +204,8 @@ fn peers_that_die_with_everything_in_flight_overrun_no_completion_queue() {
     assert_eq!((failed.get(), answered.get()), (taken, 1_000));
 }
 
-/// Nothing is outstanding, and nobody says anything: the peer is READ now and then.
+/// Nothing is outstanding, and neither end sends anything: the peer's words are READ from time to
+/// time.
 #[test]
 fn an_idle_peer_that_dies_is_noticed_and_one_that_lives_is_kept() {
     let interval = Duration::from_millis(1);
@@ -272,7 +273,7 @@ fn an_endpoint_that_is_idle_for_too_long_closes() {
     );
 }
 
-/// Both ends of the connection leave nothing behind, though the application keeps the handle.
+/// Both ends of the connection free all their resources, although the application keeps the handle.
 #[test]
 fn an_end_gives_everything_back_while_its_endpoint_is_kept() {
     let net = Net::new();
@@ -304,7 +305,7 @@ fn an_end_gives_everything_back_while_its_endpoint_is_kept() {
     assert_eq!(to_client.closed(), Some(CloseReason::ClosedHere));
 }
 
-/// A handle taken from a request is one; so is a clone.
+/// A handle taken from a request counts as a handle, and so does a clone.
 #[test]
 fn the_last_handle_of_an_endpoint_closes_it_when_all_is_answered() {
     let mut pair = Pair::small();
@@ -338,7 +339,8 @@ fn the_last_handle_of_an_endpoint_closes_it_when_all_is_answered() {
     assert!(pair.ended.borrow().contains(&(1, Ok(b"answer".to_vec()))));
 }
 
-/// Its peer polls and hears of it, with nothing outstanding and without a probe.
+/// The peer of a dropped context polls and receives its goodbye, with nothing outstanding and
+/// without a probe.
 #[test]
 fn a_context_that_is_dropped_says_so() {
     let mut pair = Pair::new(

@@ -6,7 +6,7 @@ use copyrpc::{CallFailure, CloseReason, Outcome};
 
 use crate::support::{Pair, small, step_until};
 
-/// Its garbage ends its own connection, the other goes on.
+/// The garbage of a peer ends its own connection; the other connection continues.
 #[test]
 fn a_peer_that_talks_garbage_ends_its_own_connection_only() {
     let pair = Pair::small();
@@ -23,8 +23,8 @@ fn a_peer_that_talks_garbage_ends_its_own_connection_only() {
     shifted.recv_ring_addr += 1024;
     let liar = liar.connect(&shifted).unwrap();
     victim.call(b"waiting", 77, 0).unwrap();
-    // The victim finds no batch where it looks: zero bytes, so a batch without messages that is not
-    // empty.
+    // At the next position, the victim finds no batch but zero bytes: a batch without messages that
+    // is not empty.
     liar.call(&[0xff; 100], 1, 0).unwrap();
     let failures = RefCell::new(Vec::new());
     let fail = |serial, outcome: Outcome<'_>| {

@@ -126,7 +126,7 @@ fn user_data_may_call_and_close_when_it_is_dropped() {
     );
 }
 
-/// Endpoints, handles and records that are not connected, dropped from a callback and behind their
+/// Endpoints, handles and records that are not connected, dropped from a callback and after their
 /// context.
 #[test]
 fn anything_may_be_dropped_inside_a_callback() {

@@ -175,7 +175,7 @@ fn calls_that_no_ring_of_their_size_can_take_are_refused_for_good() {
     assert_eq!(pair.finish(1), [(8, Ok(vec![1; payload]))]);
 }
 
-/// The count tells the caller why it has no credit.
+/// The count explains to the caller why it has no credit.
 #[test]
 fn calls_that_were_given_up_are_counted_until_the_peer_answers_them() {
     let pair = Pair::small();
@@ -215,8 +215,8 @@ fn a_call_on_a_closed_endpoint_says_why_it_is_closed() {
     pair.to_server.call(b"", 1, 0).unwrap();
     step_until(|| pair.to_server.closed().is_some(), || pair.poll());
     let reason = pair.to_server.closed().unwrap();
-    // Called behind the goodbye of the context that was dropped: nobody executed it (G5), whatever
-    // the connection ended of.
+    // The call was made after the goodbye of the dropped context, so no handler executed it (G5),
+    // whatever the reason for the end of the connection.
     assert_eq!(
         pair.ended.take(),
         [(1, Err(CallFailure::Closed(CloseReason::ClosedByPeer)))]

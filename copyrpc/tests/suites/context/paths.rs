@@ -1,11 +1,11 @@
-//! The rare paths of the protocol are taken, on real queues: each is told by its counter.
+//! The rare paths of the protocol are taken, on real queues: a counter shows each path.
 
 use copyrpc::ContextBuilder;
 
 use crate::support::{Mode, Net, Pair, mode, payload, small, step_until};
 
-/// The server answers nothing and sends nothing while the client fills its ring; only READs tell
-/// that there is room again.
+/// The server answers nothing and sends nothing while the client fills its ring; only READs show
+/// that the ring has room again.
 #[test]
 fn a_caller_whose_peer_sends_nothing_reads_how_far_it_is() {
     let config = copyrpc::EndpointConfig {
@@ -56,7 +56,7 @@ fn more_batches_than_the_peer_has_receives_wait_at_the_sender() {
         "{stats:?}"
     );
     assert_eq!(pair.finish(12).len(), 12);
-    // `Checked` asserts this of all contexts; a NIC does not report it of one.
+    // `Checked` asserts this for all contexts; a NIC does not report it for a single context.
     let naks = pair.client.device_info().rnr_naks;
     assert!(naks == Some(0) || (naks.is_none() && mode() == Mode::Hardware));
 }
@@ -83,8 +83,8 @@ fn rings_wrap_in_both_directions_with_every_rest_at_their_end() {
     );
 }
 
-/// The client consumes more than an eighth of its ring and has nothing to say: the news travel
-/// alone.
+/// The client consumes more than an eighth of its ring and has no message to send: the news is sent
+/// in a batch without messages.
 #[test]
 fn news_without_data_travel_in_batches_of_their_own() {
     let pair = Pair::small();

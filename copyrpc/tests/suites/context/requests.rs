@@ -27,7 +27,8 @@ fn replies_in_any_order_and_after_a_long_hold_reach_their_calls() {
         ended.iter().map(|(serial, _)| *serial).collect::<Vec<_>>(),
         [7, 6, 5, 4, 3, 2, 1]
     );
-    // The first is held while others come and go, until the ring behind it is full.
+    // The first request is held while other requests arrive and are answered, until the ring after
+    // it is full.
     let mut refused = 0;
     for serial in 8..200 {
         if pair

@@ -14,8 +14,8 @@ fn poll_client(pair: &Pair) {
     pair.client.poll_into(&pair.ended);
 }
 
-/// Calls of random sizes until the ring is full, each answered in one of the ways there are; held
-/// ones some rounds later, in any order.
+/// Calls of random sizes until the ring is full, each answered in one of the possible ways; held
+/// requests are answered some rounds later, in any order.
 #[test]
 fn each_request_is_handed_out_once_in_order_and_each_call_gets_its_own_answer() {
     let pair = Pair::small();
@@ -128,7 +128,7 @@ fn requests_that_a_drain_queued_are_served_before_later_ones() {
     assert_eq!(first.take().unwrap().data().to_vec(), [0]);
 }
 
-/// The replies are to requests that an earlier drain queued and to later ones.
+/// The replies are to requests that an earlier drain queued, and to later requests.
 #[test]
 fn replies_of_a_drain_wait_for_the_flush() {
     let pair = Pair::small();
@@ -261,7 +261,8 @@ fn a_reply_above_the_allowance_comes_back_and_a_handler_may_call_but_not_poll() 
     assert_eq!(pair.ended.take(), [(3, Ok(vec![0; 20]))]);
 }
 
-/// The bytes of a request that is held outlive its connection, as those of one that was received.
+/// The bytes of a request that is held outlive its connection, like the bytes of a request that was
+/// received.
 #[test]
 fn a_handler_may_end_the_connection_of_its_request() {
     let pair = Pair::small();

@@ -138,8 +138,8 @@ fn a_sleeper_wakes_for_the_place_that_a_window_gets() {
     }
 }
 
-/// The completion of the WRITE of the first reply was not taken when the context went, or the
-/// peer's word was not read.
+/// The completion of the WRITE of the first reply was not taken when the context was dropped, or
+/// the peer's word was not read.
 #[test]
 fn a_context_that_is_dropped_sends_the_replies_that_a_window_holds_back() {
     let exempt_bytes = Window::DEFAULT_EXEMPT_BYTES;
@@ -166,7 +166,7 @@ fn a_context_that_is_dropped_sends_the_replies_for_which_its_peer_has_made_room(
     });
 }
 
-/// The server flushes its first reply. The second reply waits when the server goes.
+/// The server flushes its first reply. The second reply still waits when the server is dropped.
 fn drop_with_a_reply_that_waits(config: &EndpointConfig) {
     let mut pair = Pair::new(|builder| builder, config);
     pair.to_server.call(b"", 1, 0).unwrap();

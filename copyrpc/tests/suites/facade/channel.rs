@@ -28,7 +28,7 @@ fn a_stream_connects_two_endpoints_and_what_is_wrong_with_it_is_said() {
             .connect_over(&theirs)
             .unwrap();
         let data = next_request(&far).data().to_vec();
-        // Nothing of the stream was taken but the record and the byte behind it.
+        // Nothing of the stream was taken but the record and the byte after it.
         theirs.write_all(b"z").unwrap();
         is_done.recv().unwrap();
         data
@@ -160,7 +160,7 @@ fn attempts_to_connect_that_failed_take_no_share_of_the_queues() {
     assert_eq!((near.endpoints(), connected.closed()), (1, None));
 }
 
-/// Over TCP, which loses what was said last when a socket is closed over bytes that were not read.
+/// This runs over TCP, which loses the last bytes sent if a socket is closed with unread bytes.
 #[test]
 fn a_client_that_there_is_no_room_for_hears_so() {
     let fabric = LocalFabric::new();

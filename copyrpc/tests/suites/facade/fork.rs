@@ -41,7 +41,7 @@ fn a_forked_child_neither_disturbs_its_parent_nor_keeps_it_alive() {
             .unwrap();
         ended.len() == 2 && endpoint.closed().is_some()
     });
-    // Called behind the goodbye: nobody executed it (G5).
+    // The call was made after the goodbye, so no handler executed it (G5).
     assert_eq!(
         ended[1],
         (2, Err(CallFailure::Closed(CloseReason::ClosedByPeer)))

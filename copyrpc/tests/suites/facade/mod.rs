@@ -14,7 +14,7 @@ use mlx5::{DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
 /// Nothing here takes long; this only ends a hang.
 const WATCHDOG: Duration = Duration::from_secs(60);
 
-/// A context on the software HCA, or on the device behind libibverbs that `MLX5_TEST_DEVICE` names.
+/// A context on the software HCA, or on the device of libibverbs that `MLX5_TEST_DEVICE` names.
 fn builder(fabric: &LocalFabric) -> ContextBuilder {
     ContextBuilder::new(match std::env::var("MLX5_TEST_DEVICE").ok() {
         None => DeviceSpec::Soft(SoftOptions {
@@ -45,7 +45,7 @@ fn connect<U, V>(
     (a.connect(&record_b).unwrap(), b.connect(&record_a).unwrap())
 }
 
-/// Steps until `step` says that all is done; fails when that takes far longer than it needs.
+/// Steps until `step` returns `true`; fails if that takes far longer than necessary.
 fn step_until(mut step: impl FnMut() -> bool) {
     let watchdog = Instant::now() + WATCHDOG;
     while !step() {

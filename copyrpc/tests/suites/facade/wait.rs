@@ -29,7 +29,7 @@ struct Server {
 }
 
 impl Server {
-    /// Serves until a request says "stop".
+    /// Serves until the request "stop" arrives.
     fn start(
         builder: ContextBuilder,
         client: &Context<u64>,
@@ -72,7 +72,7 @@ impl Server {
         self.polls.load(Ordering::Relaxed)
     }
 
-    /// Has it end, once it has been told to stop.
+    /// Waits for the end of the server, which has got the request to stop.
     fn join(self) {
         drop(self.polls);
         self.thread.join().unwrap();
@@ -99,7 +99,7 @@ fn sleep_until_end(
 
 #[test]
 fn sleepers_on_both_sides_wake_for_every_message_and_an_idle_server_for_nothing() {
-    // The device behind libibverbs takes its time.
+    // The device of libibverbs is slow.
     let rounds = if std::env::var_os("MLX5_TEST_DEVICE").is_some() {
         2_000
     } else {
@@ -164,7 +164,7 @@ fn a_wait_posts_what_gathered_and_does_not_sleep_over_a_request() {
     // The other request came in the same batch, is taken in and not yet received.
     assert_eq!(far.wait(None), Ok(true));
     let two = far.recv().unwrap();
-    // All was received, though nobody asked for more.
+    // All requests were received, although `recv` was not called once more.
     step_until(|| !far.wait(Some(Duration::ZERO)).unwrap());
     one.reply(b"first").unwrap();
     far.wait(Some(Duration::ZERO)).unwrap();
@@ -253,8 +253,8 @@ fn a_sleeper_wakes_for_deadlines_dead_peers_and_stalled_ones() {
     assert!(polls < 1_000, "{polls}");
     to_doomed.call(b"", 3, 0).unwrap();
     near.wait(Some(Duration::ZERO)).unwrap();
-    // It has the request, so nobody knows whether it executed it; else the call would end as
-    // refused (G5).
+    // The server has the request, so it is not known whether it executed it; otherwise the call
+    // would end as refused (G5).
     let _held = next_request(&doomed);
     drop(doomed);
     let dead = Err(CallFailure::Closed(CloseReason::Disconnected));
@@ -263,8 +263,8 @@ fn a_sleeper_wakes_for_deadlines_dead_peers_and_stalled_ones() {
     });
 }
 
-/// A deadline is looked for every 64 drains under load, which are few while a context sleeps
-/// between them.
+/// Under load, deadlines are checked every 64 drains; a context that sleeps between drains makes
+/// few.
 #[test]
 fn arrivals_between_sleeps_do_not_put_a_deadline_off() {
     limits::watchdog(WATCHDOG);
@@ -288,7 +288,7 @@ fn arrivals_between_sleeps_do_not_put_a_deadline_off() {
     assert_eq!(ended, [(2, true), (1, false)]);
 }
 
-/// Its heartbeat must go on: only who does nothing is given up.
+/// The heartbeat of a sleeping server must continue: only a peer that does nothing is given up.
 #[test]
 fn a_server_that_sleeps_over_a_held_request_is_not_called_stalled() {
     limits::watchdog(WATCHDOG);
@@ -397,7 +397,7 @@ fn a_caller_without_credit_sleeps() {
     let (ms, reads) = (start.elapsed().as_millis() as u64, endpoint.stats().reads);
     assert!(polls < 4 * spins + ms / 2, "{polls} polls, {reads} READs");
     assert!(reads < 20 + ms / 8, "{reads} READs");
-    // The reply makes room, and wakes.
+    // The reply frees room, and wakes the client.
     done.send(()).unwrap();
     while endpoint.call(b"waits", 2, 400).is_err() {
         client.wait(None).unwrap();

@@ -1,4 +1,4 @@
-//! Everybody calls everybody.
+//! Every node calls every other node.
 
 use super::job::{Job, scale};
 

@@ -35,7 +35,7 @@ pub(crate) fn scale() -> u64 {
 /// The parameters of a process at its start.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
-    /// Its nodes.
+    /// The nodes of the process.
     pub(crate) nodes: Range<usize>,
     /// Calls that each makes on each connection.
     pub(crate) quota: u64,
@@ -155,7 +155,7 @@ impl Said {
     }
 }
 
-/// A pair of nodes: who says it, and of whom; or who calls, and whom.
+/// A pair of nodes: the reporter and the node reported on, or the caller and the callee.
 pub(crate) type Pair = (usize, usize);
 
 /// The reports of all processes.
@@ -262,7 +262,7 @@ impl Heard {
             }
             ["connected", node, other] => drop(self.connected.insert(pair(node, other))),
             ["forked", pid] => self.forked.push(pid.parse().unwrap()),
-            // Its earlier output is of another time.
+            // The output before the stop is obsolete.
             ["stopped"] => self.said.retain(|(node, _), _| !nodes.contains(node)),
             ["totals", ref numbers @ ..] => {
                 let n: Vec<u64> = numbers.iter().map(|word| word.parse().unwrap()).collect();
@@ -297,7 +297,8 @@ pub(crate) struct Job {
 }
 
 impl Job {
-    /// Starts them and connects every node to every other, those of its own process included.
+    /// Starts the processes and connects every node to every other node, including the nodes of the
+    /// same process.
     pub(crate) fn start(name: &str, processes: usize, nodes_each: usize, quota: u64) -> Self {
         static ALONE: Mutex<()> = Mutex::new(());
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -410,7 +411,7 @@ impl Job {
         assert!(!process.child.wait().unwrap().success());
     }
 
-    /// Starts the killed process of a node again; it is connected to nobody.
+    /// Starts the killed process of a node again; the node has no connections then.
     pub(crate) fn restart(&mut self, node: usize) {
         let (heard, settings) = (
             Arc::clone(&self.heard),
@@ -439,7 +440,8 @@ impl Job {
         }
     }
 
-    /// Waits until `condition` holds of what each of the pairs said last, and returns that.
+    /// Waits until `condition` holds for the last report of each of the pairs, and returns these
+    /// reports.
     pub(crate) fn wait_until(
         &self,
         what: &str,
@@ -455,8 +457,8 @@ impl Job {
         pairs.iter().map(|pair| heard.said[pair]).collect()
     }
 
-    /// Waits until calls of `a` to `b` and back have completed that were not under way when this
-    /// was called, and returns what both said of each other.
+    /// Waits until calls of `a` to `b` and back have completed that began after this was called,
+    /// and returns the reports of both on each other.
     pub(crate) fn wait_for_traffic(&self, a: usize, b: usize) -> [Said; 2] {
         [(a, b), (b, a)].map(|pair| {
             let before = self.wait_until("for anything", &[pair], |_| true)[0].completed;

@@ -6,7 +6,7 @@ use super::job::{Job, scale};
 
 const ENDLESS: u64 = u64::MAX;
 
-/// The pairs that `dead` was in, as the living say it.
+/// Returns the pairs with `dead`, as the living nodes report them.
 fn with(dead: usize) -> Vec<(usize, usize)> {
     (0..3)
         .filter(|node| *node != dead)

@@ -2,8 +2,8 @@
 //! and started again.
 //!
 //! A test is the launcher of a [`job::Job`]; the processes re-execute this binary and run
-//! [`worker::process`]. What a call and its reply are follows from who calls whom and how often
-//! before ([`plan`]), so that every byte of both is checked at both ends.
+//! [`worker::process`]. The bytes of a call and its reply follow from the caller, the callee and
+//! the number of earlier calls ([`plan`]), so that every byte of both is checked at both ends.
 
 mod all_to_all;
 mod job;

@@ -16,9 +16,9 @@ pub(crate) struct Caller {
 pub(crate) enum Patience {
     /// Waits to the end.
     Endless,
-    /// Waits until this time, which may be before the request has left or long after the reply.
+    /// Waits until this time, which may be before the request is sent or long after the reply.
     Deadline(Duration),
-    /// Cancels after so many rounds.
+    /// Cancels after this number of rounds.
     Cancels(u32),
 }
 
@@ -32,8 +32,8 @@ pub(crate) struct Plan {
 }
 
 impl Caller {
-    /// Its call number `serial`: sizes from nothing to the most that the ring takes, the small ones
-    /// more often.
+    /// Returns the plan of the pair's call number `serial`: sizes from zero to the maximum of the
+    /// ring, small sizes more often.
     pub(crate) fn plan(self, serial: u64, max_payload: usize, max_allowance: usize) -> Plan {
         let seed =
             (self.from as u64) << 56 ^ (self.to as u64) << 48 ^ self.incarnation << 32 ^ serial;

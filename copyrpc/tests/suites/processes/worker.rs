@@ -1,5 +1,5 @@
-//! A process of a job: contexts that call each other and everybody else's, and do what the
-//! launcher says.
+//! A process of a job: contexts that call each other and the contexts of all other processes, and
+//! execute the launcher's commands.
 
 use std::collections::HashMap;
 use std::sync::mpsc::{Receiver, channel};
@@ -110,8 +110,8 @@ fn process() {
             told = Instant::now();
         }
         idle_rounds = if moved { 0 } else { idle_rounds + 1 };
-        // Not a yield: Linux may leave a thread that yielded often without a core for seconds,
-        // which looks like a process that is stopped.
+        // The thread sleeps and does not yield: Linux may give no core for seconds to a thread that
+        // yielded often, which looks like a stopped process.
         if idle_rounds > SPINS {
             std::thread::sleep(Duration::from_micros(10));
         }
@@ -155,7 +155,7 @@ fn fork() -> libc::pid_t {
     }
 }
 
-/// CPU time of this thread so far.
+/// Returns the CPU time of this thread until now.
 fn cpu_ns() -> u64 {
     let mut time = libc::timespec {
         tv_sec: 0,
@@ -413,7 +413,7 @@ impl Peer {
         let (caller, said) = (self.caller, &mut self.said);
         self.doomed.retain_mut(|(token, rounds)| {
             if *rounds == 0 {
-                // It may have ended in another way.
+                // The call may have ended in another way.
                 if let Some((of, serial)) = endpoint.cancel(*token) {
                     let plan = caller.plan(
                         serial,

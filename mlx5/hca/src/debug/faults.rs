@@ -9,15 +9,16 @@ use crate::{Clock, Hca, Timing};
 /// Faults that a software HCA makes; the default makes none.
 /// [`DeviceInfo::modes`](crate::DeviceInfo::modes) lists them.
 ///
-/// Operations are counted from 0 over all queue pairs of the device, or over those of `only`, in
-/// the order of their first attempts. A WQE that only fills the end of a send queue does not count.
+/// Operations are counted from 0 over all queue pairs of the device, or over the queue pairs in
+/// `only`, in the order of their first attempts. A WQE that only fills the end of a send queue does
+/// not count.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Faults {
     /// Seed of the random numbers: the same seed gives the same faults for the same operations.
     pub seed: u64,
     /// Operations in a thousand that start late.
     pub delay_permille: u16,
-    /// Delay of these operations, in ns of the device's clock.
+    /// Delay of the operations that start late, in ns of the device's clock.
     pub delay_ns: u64,
     /// Messages in a thousand whose first attempt finds no receive, even if one is posted.
     pub rnr_permille: u16,
@@ -44,7 +45,7 @@ pub(crate) enum Fate {
     /// Starts after [`Injector::delay_ns`].
     Delayed,
     NotReady,
-    /// A datagram is complete, and goes nowhere.
+    /// The send of a datagram completes, and the datagram is not delivered.
     Lost,
     Fails(Syndrome),
 }

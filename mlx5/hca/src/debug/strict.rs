@@ -22,7 +22,8 @@ const POISON: u8 = 0xdb;
 /// Poisons a new register.
 pub(crate) fn poison_register(qp: &SoftQp) {
     if let Some(register) = qp.sq.register {
-        // SAFETY: both halves of the register, which only the storing thread (this one) accesses.
+        // SAFETY: both halves of the register, which only the storing thread (this thread)
+        // accesses.
         unsafe { register.cast().write([POISON; 2 * BLUEFLAME_BYTES]) };
     }
 }
@@ -37,7 +38,7 @@ pub(crate) fn doorbell(hca: &Hca, state: &mut State, index: usize) -> bool {
     let Some(register) = qp.sq.register else {
         return false;
     };
-    // SAFETY: both halves of the register, which only the storing thread (this one) accesses.
+    // SAFETY: both halves of the register, which only the storing thread (this thread) accesses.
     let halves = unsafe {
         register
             .cast::<[[u8; BLUEFLAME_BYTES]; 2]>()
@@ -68,7 +69,7 @@ fn break_rule(hca: &Hca, qp: &mut SoftQp, violations: &mut Vec<Violation>, viola
     qp.watch.broken = Some(violation.rule);
     qp.mode = qp.mode.max(Mode::Exceptional);
     if qp.sq.producer() == qp.sq_limit {
-        // No posted WQE could fail in its place.
+        // No posted WQE is left that could report the violation by its failure.
         qp.break_down(hca);
     }
 }
@@ -99,7 +100,7 @@ fn check_register(
     if producer == qp.watch.notified || (producer.wrapping_sub(end) as i16) < 0 {
         return Err(broken(Rule::RecordBehindRegister));
     }
-    // The register holds the last WQE, or all new ones as a batch. A driver may store only the
+    // The register holds the last WQE, or all new WQEs as a batch. A driver may store only the
     // first 8 bytes of a single WQE; the rest is poison then.
     let announced = announced_bytes(ctrl, producer);
     let compared = if producer == end {
@@ -183,8 +184,8 @@ fn check_wqe(qp: &SoftQp, counter: u16, outstanding: u16, ctrl: CtrlWords) -> Re
     if ctrl.ds() == 0 || blocks(ctrl.ds()) > outstanding {
         return Err(Rule::WqeLength);
     }
-    // These opcodes have no modifier; signature and DCI stream are not used; of byte 11, bit 0 and
-    // bit 4 mean nothing.
+    // These opcodes have no modifier; signature and DCI stream are not used; bits 0 and 4 of byte
+    // 11 have no meaning.
     let bytes = qp.sq.with_bytes(counter, 1, head);
     if bytes[0] != 0
         || bytes[8..11] != [0; 3]
@@ -211,8 +212,8 @@ fn check_wqe(qp: &SoftQp, counter: u16, outstanding: u16, ctrl: CtrlWords) -> Re
     })
 }
 
-/// Returns whether queue pair `index` has posted WQEs that no doorbell announced. It fails then, so
-/// that no thread waits forever for them.
+/// Returns whether queue pair `index` has posted WQEs that no doorbell announced. If so, fails the
+/// queue pair, so that no thread waits forever for these WQEs.
 #[cold]
 pub(crate) fn finds_unannounced(hca: &Hca, state: &mut State, index: usize) -> bool {
     let Some(Some(qp)) = state.queues.qps.get_mut(index) else {

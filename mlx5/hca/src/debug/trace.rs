@@ -11,7 +11,7 @@ use crate::hash::{START, fnv1a};
 pub(crate) enum What {
     /// A send had its effect.
     Executed,
-    /// Its CQE became visible.
+    /// The CQE of the WQE became visible.
     Completed,
     /// A receive was filled.
     Arrived,

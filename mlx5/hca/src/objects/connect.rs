@@ -1,4 +1,4 @@
-//! Connecting queue pairs, by the way that both ends have.
+//! Connecting queue pairs, by a way that both ends have.
 
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
@@ -76,7 +76,8 @@ impl Hca {
     /// transition is made nevertheless, except for [`ConnectError::NoAccess`].
     ///
     /// # Errors
-    /// See [`ConnectError`]; nothing has changed but for this.
+    /// See [`ConnectError`]; nothing has changed, except for the transition to a peer that is known
+    /// by its number alone.
     pub fn connect(
         &self,
         qpn: u32,
@@ -151,7 +152,7 @@ impl Hca {
         };
         let to = port.socket_of(peer, remote);
         let own_port = port.own().port();
-        // Devices of other makers send to this port alone.
+        // Devices of other makers send only to this port.
         if remote.port.is_none() && self.port.is_none() && own_port != UDP_PORT {
             return Err(ConnectError::NotTheRocePort { to, own: own_port });
         }
@@ -172,7 +173,8 @@ impl Hca {
     }
 
     /// RTR to RTS of a queue pair whose peer is reached by packets: sends with these options from
-    /// this PSN on, with so many READs and atomics that are not answered. Does nothing to others.
+    /// this PSN on, with at most `rd_atomic` READs and atomics that are not answered. Does nothing
+    /// to other queue pairs.
     pub fn start_packets(&self, qpn: u32, options: &ConnectOptions, psn: u32, rd_atomic: u8) {
         let State { queues, wire, .. } = &mut *self.state.borrow_mut();
         let parts = wire.parts(&mut queues.qps, qp_index(qpn));

@@ -36,7 +36,7 @@ const MAX_RECV_STRIDE: u32 = 1024;
 /// Values of the upper 10 bits of a QPN: neither all zeros nor all ones.
 pub(crate) const QPN_TAGS: u16 = (1 << (24 - QP_INDEX_BITS)) - 2;
 
-/// A place for queue pairs, in the state in which the last queue pair left it.
+/// A place for queue pairs, in the state after its last queue pair.
 #[derive(Clone, Copy)]
 pub(crate) struct QpPlace {
     /// Upper bits of the number of the next queue pair, less one.
@@ -47,7 +47,7 @@ pub(crate) struct QpPlace {
     pub(crate) version: u32,
 }
 
-/// Refuses a value that is none of the few `legal` ones.
+/// Refuses a value that is not among the few `legal` values.
 fn require(
     is_legal: bool,
     what: &'static str,
@@ -60,7 +60,7 @@ fn require(
         .ok_or(CreateError::Illegal { what, value, legal })
 }
 
-/// Refuses a number of entries or bytes outside `min..=max`, and one that is no power of two.
+/// Refuses a number of entries or bytes outside `min..=max`, or that is no power of two.
 fn check_size(what: &'static str, value: u32, min: u32, max: u32) -> Result<(), CreateError> {
     check(what, value, min..=max)?;
     require(value.is_power_of_two(), what, value, "a power of two")

@@ -58,9 +58,9 @@ impl Hca {
         true
     }
 
-    /// Reconnects to a peer that was reset. Two ends that are both reset and connected again may do
-    /// so in any order, and the first one finds the old state of the other. Until something is sent
-    /// or received, the connection follows the number of the peer, as on a NIC.
+    /// Reconnects to a peer that was reset. If both ends are reset and connected again, in any
+    /// order, the end that connects first finds the old state of the other end. Until something is
+    /// sent or received, the connection follows the number of the peer, as on a NIC.
     fn follow(&self, qp: &mut SoftQp) {
         let own = QpEntry::pack_peer(qp.qpn, qp.generation);
         let Transport::Connected(remote) = &mut qp.transport else {
@@ -88,12 +88,13 @@ impl Hca {
         }
     }
 
-    /// Calls `f` with queue pair `qpn`, if there is one.
+    /// Calls `f` with queue pair `qpn`, if it exists.
     fn with_qp<R>(&self, qpn: u32, f: impl FnOnce(&mut SoftQp) -> R) -> Option<R> {
         by_number(&mut self.state.borrow_mut().queues.qps, qpn).map(f)
     }
 
-    /// RESET to INIT: polls its own receive queue from now on.
+    /// Moves a queue pair from RESET to INIT: the device polls the queue pair's own receive queue
+    /// from now on.
     pub fn initialize(&self, qpn: u32) {
         let Some((rqn, true)) = self.with_qp(qpn, |qp| (qp.rqn, qp.owns_rq())) else {
             return;
@@ -181,16 +182,16 @@ impl Hca {
         true
     }
 
-    /// Returns whether the queue had no room for a CQE. It gets no more CQEs then, and its queue
-    /// pairs fail.
+    /// Returns whether the queue had no room for a CQE. Such a queue gets no further CQEs, and its
+    /// queue pairs fail.
     #[must_use]
     pub fn has_overrun(&self, cqn: u32) -> bool {
         self.with_cq(cqn, |cq| cq.has_overrun()).unwrap_or(false)
     }
 
-    /// Returns whether the driver armed the queue and the queue has a completion that it was armed
-    /// for. Disarms it then. A completion gives one event: if the driver arms the queue again
-    /// without polling, the completion of the last event gives no other.
+    /// Returns whether the driver armed the queue and the queue has a completion of the armed kind.
+    /// If so, disarms the queue. A completion gives one event: if the driver arms the queue again
+    /// without polling, the completion of the last event gives no further event.
     #[must_use]
     pub fn take_event(&self, cqn: u32) -> bool {
         self.with_cq(cqn, SoftCq::announce).unwrap_or(false)

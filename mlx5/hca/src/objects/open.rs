@@ -21,8 +21,8 @@ use crate::shared::memory::{DeviceMemory, commit, ready_words};
 use crate::types::request::Ways;
 use crate::{COMP_VECTORS, DeviceInfo, Engine, Hca, State};
 
-/// Joins the fabric and opens the port for packets. A virtual function whose UDP port is taken, by
-/// a device of another fabric, user or kind, is left for the next one.
+/// Joins the fabric and opens the port for packets. If the UDP port of a virtual function is taken,
+/// by a device of another fabric, user or kind, tries the next virtual function.
 fn join(
     options: &SoftOptions,
     memory: &DeviceMemory,
@@ -49,7 +49,7 @@ fn join(
             (Err(OpenError::NoFreeLid(_)), Some(taken)) => return Err(taken),
             (joined, _) => joined?,
         };
-        // A random number that only this user's processes learn.
+        // The secret of the port is a random number that only this user's processes can read.
         match WirePort::open(
             roce,
             port.map(|_| membership.lid),
@@ -69,7 +69,7 @@ fn join(
 }
 
 impl Hca {
-    /// Opens a device, which joins its fabric.
+    /// Opens a device and joins its fabric.
     ///
     /// See [`OpenError`]. [`OpenError::NoFreeLid`] if all LIDs are taken, or all
     /// [`MAX_VF`](crate::MAX_VF) virtual functions of the port. Nothing is left behind.
@@ -144,7 +144,7 @@ impl Hca {
         })
     }
 
-    /// Returns the device's description, and its counters so far.
+    /// Returns the device's description and its counters.
     #[must_use]
     pub fn info(&self) -> DeviceInfo {
         let state = self.state.borrow();
@@ -176,7 +176,8 @@ impl Hca {
         self.compressed.get()
     }
 
-    /// Returns the hash over all events of this device so far. `None` if it is not traced.
+    /// Returns the hash over all events of this device since it was opened. `None` if it is not
+    /// traced.
     #[must_use]
     pub fn trace_hash(&self) -> Option<u64> {
         self.trace.as_ref().map(Trace::hash)

@@ -94,7 +94,7 @@ impl Regions {
         self.slots.get(slot).is_some_and(is_there).then_some(slot)
     }
 
-    /// Gives a slot back. Its next region has another key.
+    /// Frees a slot. The next region in the slot has another key.
     fn give(&mut self, slot: usize) {
         self.slots[slot] = MrSlot {
             tag: self.slots[slot].tag.wrapping_add(1),
@@ -257,7 +257,7 @@ impl Hca {
     }
 
     /// Changes the domain and the access of a region in place: the key stays. Returns `false` if a
-    /// peer that may be using the old ones does not finish in time (50 ms); another call tries
+    /// peer that may be using the old values does not finish in time (50 ms); another call tries
     /// again.
     ///
     /// # Errors
@@ -329,7 +329,7 @@ mod tests {
                 .eq(FIRST_MR..MAX_MRS)
         );
         assert!(keys.iter().all(|&key| regions.find(key).is_some()));
-        // All entries are taken: the entry that is given back is used at once, under another key.
+        // All entries are taken: the entry that is returned is used at once, under another key.
         let slot = regions.find(first).unwrap();
         regions.give(slot);
         assert_eq!(take(&mut regions), Some(first + 1));

@@ -17,23 +17,23 @@ use crate::types::request::PacketAddress;
 /// A WQE that was taken off the send queue, and is not complete.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Posted {
-    /// Its place in the send queue.
+    /// Place of the WQE in the send queue.
     pub(crate) counter: u16,
-    /// Its end, when those before it are complete.
+    /// Outcome of the WQE, reported once the WQEs before it are complete.
     pub(crate) end: End,
 }
 
 /// The end of a connection by packets that belongs to this device.
 pub(crate) struct Connection {
     pub(crate) peer: SocketAddr,
-    /// The UDP port that the peer sends from: that of a software HCA, which its address tells, or
-    /// that of the first packet that fitted.
+    /// The UDP port from which the peer sends: of a software HCA the port in its address, otherwise
+    /// the port of the first packet that fitted; `None` before that packet.
     source: Option<u16>,
     pub(crate) requester: Requester,
     pub(crate) responder: Responder,
     pub(crate) posted: VecDeque<Posted>,
-    /// Places in the send queue of the WQEs that the requester has, from message number `completed`
-    /// on.
+    /// Places in the send queue of the WQEs that the requester has; the first is of message number
+    /// `completed`.
     pub(crate) messages: VecDeque<u16>,
     pub(crate) completed: u64,
     /// The receive of the message that is arriving.
@@ -51,8 +51,8 @@ pub(crate) struct Connection {
 const POLLED_PATIENCE_NS: u64 = 2_000_000_000;
 
 impl Connection {
-    /// Makes a connection to queue pair `qpn`, whose packets go to `to`. Its own first packet has
-    /// the PSN `first`.
+    /// Makes a connection to queue pair `qpn`, whose packets go to `to`. The first packet of this
+    /// end has the PSN `first`.
     pub(crate) fn new(
         (qpn, to): (u32, SocketAddr),
         remote: PacketAddress,
@@ -97,7 +97,7 @@ impl Connection {
         }
     }
 
-    /// Sends with these options from this PSN on. Nothing was sent yet.
+    /// Sets the options and the first PSN of the packets to be sent. Nothing was sent yet.
     pub(crate) fn restart(&mut self, options: &ConnectOptions, first: Psn, rd_atomic: u8) {
         let before = self.requester.options();
         let options = Options {
@@ -110,9 +110,9 @@ impl Connection {
         self.requester = Requester::new(options, first);
     }
 
-    /// Returns the answer to requests to its queue pair when that is gone or failed, if the peer
-    /// understands it: once more the NAK that ended the connection, which may be lost, if there was
-    /// one.
+    /// Returns the answer to requests that arrive after the queue pair of this connection failed or
+    /// was destroyed: again the NAK that ended the connection, because it may be lost, or a NAK
+    /// with syndrome `GONE`. Returns `None` if the peer does not understand the answer.
     pub(crate) fn last_answer(&self) -> Option<Headers> {
         let Options {
             qpn,

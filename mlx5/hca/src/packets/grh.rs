@@ -25,7 +25,7 @@ pub(crate) fn headers(
     len: usize,
     has_imm: bool,
 ) -> [u8; GRH_BYTES] {
-    // From the BTH to the ICRC.
+    // The length of the packet from the BTH to the ICRC.
     let imm_bytes = if has_imm { IMM_BYTES } else { 0 };
     let packet = BTH_BYTES + DETH_BYTES + imm_bytes + len.next_multiple_of(4) + ICRC_BYTES;
     let to = Ipv6Addr::from(vector.rgid).to_ipv4_mapped();

@@ -1,4 +1,4 @@
-//! Addresses of this host, and what a GID says of an address.
+//! Addresses of this host, and the address in a GID.
 
 use std::io;
 use std::net::{IpAddr, Ipv6Addr};
@@ -14,7 +14,7 @@ pub fn gid_of(address: IpAddr) -> [u8; 16] {
     }
 }
 
-/// Returns the IP address that a GID of RoCEv2 is. `None` for the zero GID.
+/// Returns the IP address in a GID of RoCEv2; `None` for the zero GID.
 #[must_use]
 pub fn address_of(gid: &[u8; 16]) -> Option<IpAddr> {
     let v6 = Ipv6Addr::from(*gid);
@@ -37,9 +37,10 @@ fn mask_of(own: &Interface) -> u128 {
     }
 }
 
-/// Returns the names of the interfaces by which packets from this address may leave: the one that
-/// has it, or whose network has it; but all others if that is the loopback interface and the
-/// address is routed there, as in networks without a common link layer.
+/// Returns the names of the interfaces by which packets from `address` may leave: of the interface
+/// that has the address, or else of one whose network contains it. If that interface is the
+/// loopback interface, and the address is not a loopback address, the address is routed, as in
+/// networks without a common link layer: then the names of all other interfaces, if any.
 pub(crate) fn names_of(address: IpAddr) -> io::Result<Vec<String>> {
     leaving(&if_addrs::get_if_addrs()?, address)
         .ok_or_else(|| io::ErrorKind::AddrNotAvailable.into())

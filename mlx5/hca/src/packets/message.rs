@@ -6,12 +6,13 @@ use mlx5_wire::roce::{AtomicEth, Headers, Opcode, PacketOpcode, Psn, Reth, Trans
 /// results a responder remembers.
 pub(crate) const MAX_RD_ATOMIC: usize = 16;
 
-/// Maximum time, in ns, for which a responder waits for a further message to acknowledge with one
-/// that does not ask for an ACK: far below the time after which its requester sends it again.
+/// Maximum time, in ns, for which a responder delays the ACK of a message that does not ask for
+/// one, to acknowledge a further message together with it: far below the time after which its
+/// requester sends it again.
 pub(crate) const ACK_DELAY_NS: u64 = 500_000;
 
-/// Syndrome by which a software HCA tells another that a queue pair is gone or failed: a NAK with a
-/// reserved code. Others say nothing then, and are found dead by their silence.
+/// Syndrome by which a software HCA reports to another that a queue pair failed or was destroyed: a
+/// NAK with a reserved code. Other devices send nothing then, and are found dead by their silence.
 pub(crate) const GONE: u8 = 3 << 5 | 31;
 
 /// Returns the number of packets of a message of `len` bytes.
@@ -22,8 +23,8 @@ pub(crate) const fn packets(len: u32, mtu: u32) -> u32 {
 
 /// Maximum packets that are sent and not acknowledged. Each window asks for ACKs at its quarters.
 const MAX_WINDOW: u32 = 64;
-/// Maximum payload of these packets, in bytes: what the default socket buffer of a Linux receiver
-/// holds, with its overhead.
+/// Maximum payload of these packets, in bytes: with the overhead, these packets fit the default
+/// socket buffer of a Linux receiver.
 const WINDOW_BYTES: u32 = 128 << 10;
 /// The properties of a connection that its requester needs.
 #[derive(Clone, Copy, Debug)]
@@ -34,17 +35,17 @@ pub(crate) struct Options {
     pub(crate) mtu: u32,
     /// Time without an answer before a retry, in ns.
     pub(crate) timeout_ns: u64,
-    /// Retries without progress.
+    /// Maximum number of retries without progress.
     pub(crate) retry_count: u8,
     /// Retries after RNR NAKs; 7: no limit.
     pub(crate) rnr_retry: u8,
-    /// Maximum READs and atomics that are not answered: 1 to
-    /// [`MAX_RD_ATOMIC`], and no more than the peer keeps.
+    /// Maximum READs and atomics that are not answered: 1 to [`MAX_RD_ATOMIC`], and at most the
+    /// number that the peer keeps.
     pub(crate) rd_atomic: u8,
     /// Unreliable connection: a message is complete when it was sent.
     pub(crate) is_unreliable: bool,
-    /// Whether the peer is a software HCA, whose [`GONE`] counts, and which acknowledges what does
-    /// not ask for it.
+    /// Whether the peer is a software HCA, which may send [`GONE`], and which also acknowledges
+    /// messages that do not ask for an ACK.
     pub(crate) is_polled: bool,
 }
 
@@ -54,8 +55,8 @@ impl Options {
         (WINDOW_BYTES / self.mtu).clamp(8, MAX_WINDOW)
     }
 
-    /// Returns whether the ACK of a message whose completion nobody awaits may come with that of a
-    /// later message.
+    /// Returns whether a message without a completion may be acknowledged together with a later
+    /// message.
     pub(super) const fn may_share_acks(&self) -> bool {
         self.is_polled && self.timeout_ns > 2 * ACK_DELAY_NS
     }
@@ -89,7 +90,7 @@ pub(crate) enum Request {
 }
 
 impl Request {
-    /// Returns the number of PSNs that it takes.
+    /// Returns the number of PSNs of the request.
     pub(super) const fn packets(&self, mtu: u32) -> u32 {
         match self {
             Self::Send { len, .. } => packets(*len, mtu),
@@ -98,7 +99,7 @@ impl Request {
         }
     }
 
-    /// Returns whether it is complete with a response of its own, and not with an ACK.
+    /// Returns whether the request is completed by its own response, and not by an ACK.
     pub(super) const fn has_response(&self) -> bool {
         matches!(
             self,
@@ -107,8 +108,8 @@ impl Request {
     }
 }
 
-/// A packet to be sent. Its payload is `len` bytes of the message from `offset` on, and as many pad
-/// bytes as its BTH says.
+/// A packet to be sent. Its payload is `len` bytes of the message from `offset` on, followed by the
+/// number of pad bytes that is in its BTH.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Outgoing {
     pub(crate) headers: Headers,
@@ -122,9 +123,9 @@ pub(crate) struct Outgoing {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Message {
     pub(super) request: Request,
-    /// The program gets a completion of it.
+    /// The program gets a completion of the message.
     pub(super) is_signaled: bool,
-    /// Its first PSN, once it has begun.
+    /// First PSN of the message, once the message has begun.
     pub(super) first: Psn,
     pub(super) packets: u32,
     /// Number of its READ responses that arrived.
@@ -165,8 +166,8 @@ impl Message {
             Request::Send { .. } => {}
             Request::Write { to, .. } => headers.reth = to,
             Request::Read(from) => {
-                // The rest of this part of it. A part has a window: more responses would be lost in
-                // the socket's buffer, and hold up all others.
+                // The rest of this part of the READ. A part has the length of a window: more
+                // responses would be lost in the socket's buffer, and delay all other packets.
                 let part = options.window() * mtu;
                 headers.reth = Reth {
                     addr: from.addr.wrapping_add(offset.into()),

@@ -2,14 +2,15 @@
 //!
 //! - `requester`, `responder`: the protocol of a reliable connection, pure: no socket, no clock, no
 //!   memory (InfiniBand Architecture Specification, volume 1, chapter 9, "Reliable Service").
-//!   `message`: messages, and what both count. `timer`: when a requester repeats.
+//!   `message`: messages, and numbers that both compute. `timer`: the times at which a requester
+//!   repeats.
 //! - `connection`: a connection of a queue pair by packets.
 //! - `port`: encodes and decodes packets. `options`: its options. `network`: a bad network, for
 //!   tests. `udp`: the socket. `interface`: addresses of this host. `pcap`: a capture. `grh`: the
 //!   headers of datagrams.
 //!
 //! A [`Requester`](requester::Requester) numbers the packets of the messages that are posted to it,
-//! says which packet is to be sent next, and learns from responses and from the time which ones
+//! selects the packet to send next, and determines from responses and from the time which packets
 //! arrived. A [`Responder`](responder::Responder) executes the packets of the other end once and in
 //! order, on memory and receives that it reaches by [`Target`](responder::Target), and answers. A
 //! connection has one of each at either end.
@@ -18,25 +19,25 @@
 //!
 //! - P1. Every message is executed once, in the order of posting, or its requester fails.
 //! - P2. A message completes when its last packet is acknowledged: by an ACK of this PSN or a later
-//!   one, or by its READ or atomic response. An ACK behind a READ or atomic without its response
-//!   acknowledges only what is before it.
-//! - P3. Without an answer for the timeout, everything from the oldest packet on that is not
-//!   acknowledged is sent again, and from a NAK's PSN on after a NAK; `retry_count` times without
-//!   progress. Sooner repeats, from 2 ms on, do not count. A READ is asked for again from its first
-//!   missing byte.
+//!   PSN, or by its READ or atomic response. An ACK of a PSN after a READ or atomic whose response
+//!   has not arrived acknowledges only the packets before that READ or atomic.
+//! - P3. Without an answer for the timeout, all packets from the oldest that is not acknowledged
+//!   are sent again; after a NAK, all packets from its PSN. This is done `retry_count` times
+//!   without progress. Earlier repeats, after 2 ms or more, do not count. A READ is requested again
+//!   from its first missing byte.
 //! - P4. A responder without a receive answers RNR NAK, and the requester waits for the time in it;
 //!   `rnr_retry` times.
-//! - P5. A responder answers a gap with one NAK, until the missing packet comes; it acknowledges a
-//!   duplicate SEND or WRITE, READs again for a duplicate READ, and answers a duplicate atomic from
-//!   its memory of the last [`MAX_RD_ATOMIC`](message::MAX_RD_ATOMIC).
+//! - P5. A responder answers a gap with one NAK, until the missing packet arrives; it acknowledges
+//!   a duplicate SEND or WRITE, READs again for a duplicate READ, and answers a duplicate atomic
+//!   from its memory of the last [`MAX_RD_ATOMIC`](message::MAX_RD_ATOMIC).
 //! - P6. After a NAK that is fatal both ends execute nothing more.
-//! - P7. On an unreliable connection a message completes when its last packet is sent. It is
-//!   executed once, behind those before it, or lost: if a packet is missing, comes late, or is
-//!   refused. Nobody hears of it. A packet is late if it is at most 1,024 behind the newest one;
-//!   any other that begins a message is the next one.
+//! - P7. On an unreliable connection a message completes when its last packet is sent. The message
+//!   is executed once, after the messages before it, or is lost: if a packet is missing, arrives
+//!   late, or is refused. The loss is not reported. A packet is late if its PSN is at most 1,024
+//!   before the newest PSN; any other packet that begins a message begins the next message.
 //! - P8. A packet asks for an ACK at the end of its message and at the quarters of the window. A
 //!   message of one packet without a completion does not ask a software HCA, which acknowledges it
-//!   with a later one, or after [`ACK_DELAY_NS`](message::ACK_DELAY_NS).
+//!   with a later message, or after [`ACK_DELAY_NS`](message::ACK_DELAY_NS).
 
 pub(crate) mod connection;
 pub(crate) mod grh;
@@ -57,7 +58,7 @@ mod tests;
 use connection::Connection;
 use port::WirePort;
 
-/// A device's port for packets, if it has one, and its connections by packets.
+/// A device's port for packets, if any, and its connections by packets.
 #[derive(Default)]
 pub(crate) struct Wire {
     pub(crate) port: Option<Box<WirePort>>,

@@ -1,5 +1,5 @@
-//! A bad network, made on purpose: it loses, doubles, delays and reorders the packets that leave a
-//! port.
+//! A bad network, made on purpose: it loses, doubles, delays and reorders the packets that a port
+//! sends.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -10,26 +10,26 @@ use crate::random::Random;
 
 /// Maximum number of packets that are held. A port with more has no room.
 const MAX_HELD: usize = 1024;
-/// Maximum further delay of a packet that is reordered, in ns. It is overtaken by those that leave
-/// the port meanwhile.
+/// Maximum further delay of a packet that is reordered, in ns. Packets that the port sends
+/// meanwhile overtake it.
 const REORDER_NS: u64 = 1_000_000;
 
-/// The treatment of the packets that leave a port. The default is that of a good network.
+/// The treatment of the packets that a port sends. By default the network is good.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BadNetwork {
     /// Packets in a thousand that are lost.
     pub loss_permille: u16,
     /// Packets in a thousand that arrive twice. Each copy has a delay of its own.
     pub double_permille: u16,
-    /// Packets in a thousand that are late by up to 1 ms more than others, so that packets behind
-    /// them overtake them.
+    /// Packets in a thousand with an additional delay of up to 1 ms, so that later packets overtake
+    /// them.
     pub reorder_permille: u16,
     /// Minimum and maximum delay of a packet, in us: a random time between them. Packets overtake
     /// each other if these differ.
     pub delay_us: (u32, u32),
 }
 
-/// A packet that is held: the time at which it goes on, its place in the order of packets, its
+/// A packet that is held: the time at which it is sent on, its place in the order of packets, its
 /// destination, and its bytes.
 type Held = Reverse<(u64, u64, SocketAddr, Box<[u8]>)>;
 
@@ -54,7 +54,7 @@ impl Network {
         }
     }
 
-    /// Returns whether it can take one more packet.
+    /// Returns whether the network can take one more packet.
     pub(super) fn has_room(&self) -> bool {
         self.held.len() < MAX_HELD
     }

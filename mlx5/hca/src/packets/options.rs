@@ -15,16 +15,16 @@ use super::udp::{self, Udp};
 /// nor authenticated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RoceOptions {
-    /// An IP address of this host. Packets come from it, and it is the device's GID.
+    /// An IP address of this host. It is the source address of packets, and the device's GID.
     pub address: IpAddr,
     /// Length of a network prefix, in bits: the device has the address of this host in the network
     /// of `address`. So hosts with one network can have the same options. `None`: it has `address`.
     pub prefix: Option<u8>,
-    /// Its UDP port. `None`: 4791, or any free one if another device of this address has that.
-    /// Software HCAs learn the port of a peer; other devices send to 4791 only.
+    /// UDP port of the device. `None`: 4791, or any free port if another device of this address has
+    /// 4791. Software HCAs find the port of a peer; other devices send to 4791 only.
     pub port: Option<u16>,
-    /// UDP port of peers whose addresses tell none. `None`: 4791, or where devices are virtual
-    /// functions that share an address the one that follows from the number of the queue pair.
+    /// UDP port of peers whose addresses contain none. `None`: 4791, or, where devices are virtual
+    /// functions that share an address, the port that follows from the number of the queue pair.
     pub peers: Option<u16>,
     /// RDMA MTU, in bytes: 256, 512, 1024, 2048 or 4096. `None`: the largest for the address's
     /// interface.
@@ -32,7 +32,7 @@ pub struct RoceOptions {
     /// Whether peers of the same fabric get packets as well, and no shared memory: for tests, and
     /// to measure. A bad network and a capture imply it.
     pub is_for_all: bool,
-    /// Bad network that the packets that leave the port pass.
+    /// Bad network through which packets leave the port.
     pub network: BadNetwork,
     /// File to which a capture of all packets is added (pcap-savefile(5)). Where devices are
     /// virtual functions that share an address: its name, a period, and the device's
@@ -41,8 +41,8 @@ pub struct RoceOptions {
 }
 
 impl RoceOptions {
-    /// Returns the options of a port on this host: with its own address in place of that of its
-    /// network.
+    /// Returns the options of a port on this host: with this host's own address in place of the
+    /// address of the network.
     ///
     /// # Errors
     /// `AddrNotAvailable`: this host has no address in this network.
@@ -95,8 +95,7 @@ impl RoceOptions {
 /// Parses `ADDRESS` or `ADDRESS/BITS` ([`prefix`](Self::prefix)), and after commas `port=N`,
 /// `peers=N`, `mtu=N`, `packets=all` ([`is_for_all`](Self::is_for_all)), `loss=PERMILLE`,
 /// `double=PERMILLE`, `reorder=PERMILLE`, `delay_us=N` or `delay_us=MIN..MAX`
-/// ([`network`](Self::network)),
-/// `pcap=FILE`. The error is a sentence that says what is legal.
+/// ([`network`](Self::network)), `pcap=FILE`. The error is a sentence with the legal values.
 impl FromStr for RoceOptions {
     type Err = String;
 

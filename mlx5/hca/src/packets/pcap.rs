@@ -24,7 +24,7 @@ const HOPS: u8 = 64;
 pub(crate) struct Pcap(Option<File>);
 
 impl Pcap {
-    /// Makes the file, or goes on with it: a program may open its device many times.
+    /// Makes the file, or continues it: a program may open its device many times.
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
         let mut file = File::options().create(true).append(true).open(path)?;
         if file.metadata()?.len() > 0 {

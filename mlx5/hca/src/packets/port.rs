@@ -1,5 +1,5 @@
-//! The port on the wire: what leaves and arrives there, before and after anybody knows what it
-//! means.
+//! The port on the wire: the packets that are sent and that arrive there, as bytes whose meaning
+//! other modules know.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -20,37 +20,38 @@ use crate::shared::layout::vf_of;
 use crate::types::request::PacketAddress;
 use crate::types::vendor::Limit;
 
-/// Maximum number of queue pairs that are gone and whose peers are told so.
+/// Maximum number of destroyed queue pairs whose peers still get an answer.
 const MAX_GONE: usize = 1024;
 
 /// Counters of a port for packets, in packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PacketCounters {
-    /// Sent.
+    /// Packets sent.
     pub sent: u64,
-    /// Sent again, because a peer did not answer in time or asked for them.
+    /// Packets sent again, because a peer did not answer in time or asked for them.
     pub retransmitted: u64,
-    /// Received, with those that were dropped.
+    /// Packets received, including dropped packets.
     pub received: u64,
-    /// Received ahead of an earlier one of their connection, or after they had been executed.
+    /// Packets received before an earlier packet of their connection, or after they had been
+    /// executed.
     pub out_of_sequence: u64,
-    /// Dropped, as their ICRC is wrong.
+    /// Packets dropped because their ICRC is wrong.
     pub bad_icrc: u64,
-    /// Dropped, as they are no packets, or not of the peer that the queue pair is connected to.
+    /// Packets dropped because they are malformed, or do not come from the peer of the queue pair.
     pub strangers: u64,
-    /// Datagrams dropped, as no queue pair with their Q_Key has a receive.
+    /// Datagrams dropped because no queue pair with their Q_Key has a receive.
     pub lost_datagrams: u64,
-    /// Refused by the kernel: too long for the path, or without a route.
+    /// Packets refused by the kernel: too long for the path, or without a route.
     pub refused: u64,
 }
 
 /// The port of a device on the wire.
 pub(crate) struct WirePort {
-    /// The thread that ends sleeps, from the first one on; `None` inside if it could not be
-    /// started.
+    /// The thread that ends sleeps; it is started for the first sleep. `Some(None)` if it could not
+    /// be started.
     waker: Option<Option<Notifier>>,
     udp: Udp,
-    /// The address that packets come from, with the port.
+    /// The source address of packets, with the port.
     own: SocketAddr,
     /// RDMA MTU of the interface, in bytes.
     pub(crate) mtu: u16,
@@ -66,13 +67,13 @@ pub(crate) struct WirePort {
     end: usize,
     /// Empty while its packets are being handled.
     incoming: Packets,
-    /// Bad network, if there is one, which holds packets before they are in `out`.
+    /// Bad network, if the options have one; it holds packets before they are in `out`.
     network: Option<Network>,
     pcap: Option<Pcap>,
     pub(crate) counters: PacketCounters,
     /// Counters that its packets are added to.
     pub(crate) traffic: Option<&'static PortCounters>,
-    /// Queue pairs that are gone: number, peer, and last answer. The oldest are forgotten.
+    /// Destroyed queue pairs: number, peer, and last answer. The oldest are removed.
     gone: VecDeque<(u32, SocketAddr, Headers)>,
     /// Queue pairs with packets to be sent, by index.
     pub(crate) active: Vec<usize>,
@@ -94,8 +95,8 @@ const fn flow(source: SocketAddr, destination: SocketAddr) -> Flow {
 }
 
 impl WirePort {
-    /// Binds the port, that of a virtual function if there is one. First PSNs follow from `secret`,
-    /// and what a bad network does from `seed`.
+    /// Binds the port: the port of virtual function `vf`, if that is given. First PSNs are derived
+    /// from `secret`, and the actions of a bad network from `seed`.
     pub(crate) fn open(
         options: &RoceOptions,
         vf: Option<u16>,
@@ -169,7 +170,8 @@ impl WirePort {
         Psn::new(random.next_u64() as u32)
     }
 
-    /// Returns the UDP port of the device with this queue pair, whose address tells none.
+    /// Returns the UDP port of the device with queue pair `qpn`, if the address of the device
+    /// contains no port.
     fn port_of_number(&self, qpn: u32) -> u16 {
         self.peers.unwrap_or(if self.is_shared {
             port_of_vf(vf_of(qpn))
@@ -184,7 +186,8 @@ impl WirePort {
         SocketAddr::new(at.ip, port)
     }
 
-    /// Returns the MAC address in the vector of datagrams to this queue pair. It says the UDP port.
+    /// Returns the MAC address in the vector of datagrams to this queue pair. It contains the UDP
+    /// port.
     pub(crate) fn mac_of(&self, qpn: u32, at: &PacketAddress) -> [u8; 6] {
         let [high, low] = self.socket_of(qpn, at).port().to_be_bytes();
         [0x02, 0, 0, 0, high, low]
@@ -210,18 +213,18 @@ impl WirePort {
         self.udp.is_readable()
     }
 
-    /// Returns whether packets wait for room in the socket, which nobody announces.
+    /// Returns whether packets wait for room in the socket, for which there is no event.
     pub(crate) const fn has_unsent(&self) -> bool {
         self.first != self.end
     }
 
-    /// Returns whether a poll has something to do: packets have arrived, or more are to be sent and
-    /// the socket has room.
+    /// Returns whether a poll has something to do: packets have arrived, or connections have
+    /// packets to send and the socket has room.
     pub(crate) fn has_work(&self) -> bool {
         self.has_arrivals() || !self.active.is_empty() && !self.has_unsent()
     }
 
-    /// Remembers a queue pair that is gone.
+    /// Remembers a destroyed queue pair.
     pub(crate) fn remember_gone(&mut self, qpn: u32, peer: SocketAddr, answer: Headers) {
         self.forget_gone(qpn);
         if self.gone.len() == MAX_GONE {
@@ -235,7 +238,7 @@ impl WirePort {
         self.gone.retain(|(gone, ..)| *gone != qpn);
     }
 
-    /// Answers a request to a queue pair that is gone. Returns whether its peer sent the request.
+    /// Answers a request to a destroyed queue pair. Returns whether its peer sent the request.
     pub(crate) fn answer_for_gone(&mut self, qpn: u32, from: &SocketAddr) -> bool {
         let Some(&(_, peer, answer)) = self
             .gone

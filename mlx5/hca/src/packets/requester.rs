@@ -17,15 +17,15 @@ const WITHOUT_END: u8 = 7;
 /// The result of a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Taken {
-    /// Its payload, if it has one, is of no use.
+    /// The payload of the response, if it has a payload, is discarded.
     Nothing,
-    /// Its payload is that of a READ from this offset on.
+    /// The payload of the response is data of a READ, from this offset on.
     Place { message: u64, offset: u32 },
     /// The value before an atomic operation.
     Original { message: u64, value: u64 },
 }
 
-/// Why a message failed, and all behind it were flushed.
+/// Why a message failed, and all later messages were flushed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Failure {
     /// Number of the message.
@@ -40,32 +40,32 @@ pub(crate) struct Requester {
     messages: VecDeque<Message>,
     /// Number of messages of which a packet was sent.
     begun: usize,
-    /// Number of READs and atomics among them.
+    /// Number of READs and atomics among these messages.
     unanswered: usize,
     /// Place of the message with the PSN `next`, or a place before it.
     cursor: usize,
     /// Number of the oldest message that is not complete.
     oldest: u64,
-    /// PSN behind the messages that have begun.
+    /// PSN after the messages that have begun.
     end: Psn,
     /// PSN of the next packet to be sent.
     next: Psn,
-    /// PSN behind the last packet that was sent at least once.
+    /// PSN after the last packet that was sent at least once.
     sent: Psn,
     /// PSN of the oldest packet that is not acknowledged.
     acknowledged: Psn,
     retries: u8,
     rnr_retries: u8,
-    /// Responses showed that the oldest packet is lost, and it was sent again: further ones show
-    /// nothing new.
+    /// Responses showed that the oldest packet is lost, and it was sent again: further responses of
+    /// this kind show nothing new.
     is_known_lost: bool,
     timer: Timer,
     failure: Option<Failure>,
-    /// A message whose bytes cannot be sent: it fails when those before it are complete, and
+    /// A message whose bytes cannot be sent: it fails when the messages before it are complete, and
     /// nothing of it is sent.
     refused: Option<Failure>,
-    /// Number of packets that were sent and are sent again, or were to be, when a later answer
-    /// came.
+    /// Number of sent packets that were put back to be sent again, even if an answer arrived before
+    /// that.
     retransmitted: u64,
 }
 
@@ -93,7 +93,7 @@ impl Requester {
         }
     }
 
-    /// Returns its options.
+    /// Returns the options of the requester.
     pub(crate) const fn options(&self) -> Options {
         self.options
     }
@@ -141,7 +141,7 @@ impl Requester {
         }
     }
 
-    /// Returns the next packet to be sent, if there is one that may be sent.
+    /// Returns the next packet, if it may be sent now.
     pub(crate) fn next_packet(&mut self, now_ns: u64) -> Option<Outgoing> {
         let in_flight = self.next.since(self.acknowledged) as u32;
         let may_send =
@@ -158,7 +158,7 @@ impl Requester {
             return None;
         }
         let message = self.messages[nth];
-        // The next part of a READ is asked for when the part before is here.
+        // The next part of a READ is requested when the previous part has arrived.
         let is_read = matches!(message.request, Request::Read(_));
         if is_read && self.next != message.first && self.next != self.acknowledged {
             return None;
@@ -188,7 +188,7 @@ impl Requester {
         }
     }
 
-    /// Begins the next message, if there is one that may begin.
+    /// Begins the next message, if it may begin now.
     fn begin(&mut self) -> bool {
         let span = self.end.since(self.acknowledged) as u32;
         let Some(message) = self.messages.get_mut(self.begun) else {
@@ -207,17 +207,18 @@ impl Requester {
         true
     }
 
-    /// Returns the place of the message with this PSN, at `from` or behind it, among those that
+    /// Returns the place of the message with this PSN, at `from` or later, among the messages that
     /// have begun and are not complete.
     fn place(&self, psn: Psn, from: usize) -> Option<usize> {
         (from..self.begun).find(|&nth| psn.since(self.messages[nth].end()) < 0)
     }
 
-    /// Takes a response of the peer, with `len` payload bytes. A result is to be
-    /// [`placed`](Self::placed).
+    /// Takes a response of the peer, with `len` payload bytes. The caller writes the result to
+    /// memory, and then calls [`placed`](Self::placed).
     pub(crate) fn on_response(&mut self, headers: &Headers, len: usize, now_ns: u64) -> Taken {
         let psn = headers.bth.psn;
-        // A response to what was not sent, or was acknowledged: old, or not of the peer.
+        // The response is to a packet that was not sent, or that was acknowledged: it is old, or
+        // not from the peer.
         if self.failure.is_some() || psn.since(self.acknowledged) < 0 || psn.since(self.sent) >= 0 {
             return Taken::Nothing;
         }
@@ -306,7 +307,8 @@ impl Requester {
         }
     }
 
-    /// Notes that the result that the response with this PSN brought is in the program's memory.
+    /// Notes that the result in the response with this PSN has been written to the program's
+    /// memory.
     pub(crate) fn placed(&mut self, psn: Psn, now_ns: u64) {
         self.progress(psn.after(1), now_ns);
         let Some(message) = self.messages.front_mut() else {
@@ -370,14 +372,14 @@ impl Requester {
         }
     }
 
-    /// Goes back to the oldest packet that is not acknowledged: this one and those behind it are
-    /// sent again.
+    /// Goes back to the oldest packet that is not acknowledged: this packet and all packets after
+    /// it are sent again.
     fn go_back(&mut self) {
         (self.next, self.cursor) = (self.acknowledged, 0);
         self.retransmitted += self.sent.since(self.acknowledged) as u64;
     }
 
-    /// Retries, as a response shows that the oldest packet that is not acknowledged, or its
+    /// Retries, because a response shows that the oldest packet that is not acknowledged, or its
     /// response, is lost.
     fn on_loss(&mut self, now_ns: u64) {
         if !self.is_known_lost {
@@ -404,7 +406,7 @@ impl Requester {
         });
     }
 
-    /// Fails a message when its turn comes: at once if it is the oldest.
+    /// Fails a message after all messages before it: at once if it is the oldest.
     pub(crate) fn refuse(&mut self, message: u64, status: Status) {
         let refused = Failure { message, status };
         if message == self.oldest {

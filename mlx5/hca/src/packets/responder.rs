@@ -42,8 +42,8 @@ pub(crate) struct Completion {
     pub(crate) is_solicited: bool,
 }
 
-/// A response to be sent. Its payload are the bytes of `from`, which were checked, and as many pad
-/// bytes as its BTH says.
+/// A response to be sent. Its payload is the bytes of `from`, which were checked, and as many pad
+/// bytes as its BTH announces.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reply {
     pub(crate) headers: Headers,
@@ -57,7 +57,8 @@ enum Current {
     Write { to: Reth, len: u32 },
 }
 
-/// An answer that waits to be sent, with its PSN and the number of messages completed by then.
+/// An answer that waits to be sent, with its PSN and the number of messages that were completed
+/// before it.
 #[derive(Clone, Copy, Debug)]
 struct Waiting {
     psn: Psn,
@@ -69,7 +70,7 @@ struct Waiting {
 enum Answer {
     /// An ACK or a NAK.
     Ack(Syndrome),
-    /// The READ responses that are left, and whether the next one is the first.
+    /// READ responses that still have to be sent, and whether the next response is the first.
     Read(Reth, bool),
     /// The value before an atomic.
     Atomic(u64),
@@ -159,8 +160,8 @@ impl Responder {
         if ahead != 0 || begins {
             self.current = None;
         }
-        // Behind a gap, however long, only the beginning of a message is of use. So a forged packet
-        // costs no more than `MAX_LATE` others.
+        // After a gap of any length, only the beginning of a message can be used. So a forged
+        // packet makes at most `MAX_LATE` other packets useless.
         if ahead != 0 && !begins {
             return;
         }
@@ -333,7 +334,7 @@ impl Responder {
     fn read(&mut self, headers: &Headers, target: &mut impl Target) -> Result<(), Refusal> {
         self.may_answer()?;
         let from = headers.reth;
-        // A longer one would take so many PSNs that earlier and later ones are not told apart.
+        // A longer READ would take more PSNs than can be distinguished as earlier and later PSNs.
         if u64::from(from.len) > MAX_MESSAGE_BYTES {
             return Err(Nak::InvalidRequest.into());
         }
@@ -375,8 +376,9 @@ impl Responder {
                 let end = psn.after(packets(from.len, self.mtu));
                 let is_known = end.since(psn) > 0 && end.since(self.expected) <= 0;
                 if is_known && (from.len == 0 || target.check(&from, true).is_ok()) {
-                    // Its requester has gone back to here, and asks again for what is behind.
-                    // Answers to earlier attempts would hold up this one.
+                    // The requester has returned to this PSN, and requests everything from this PSN
+                    // on again. Answers to its earlier attempts would delay the answer to this
+                    // attempt.
                     self.answers.retain(|waiting| {
                         !matches!(waiting.answer, Answer::Read(..)) || waiting.psn.since(psn) < 0
                     });
@@ -405,7 +407,7 @@ impl Responder {
         self.answer(self.expected.after(u32::MAX), Aeth::ack(0).syndrome);
     }
 
-    /// Appends an ACK or a NAK, which acknowledges all before it. An ACK takes the place of one
+    /// Appends an ACK or a NAK, which acknowledges everything before it. An ACK replaces an ACK
     /// that still waits directly before it.
     fn answer(&mut self, psn: Psn, syndrome: Syndrome) {
         self.ack_ns = None;
@@ -423,7 +425,7 @@ impl Responder {
         self.answers.push_back(Waiting { psn, msn, answer });
     }
 
-    /// Answers the READ whose response with this PSN cannot be sent, and nothing behind it.
+    /// Answers the READ whose response with this PSN cannot be sent, and no later request.
     pub(crate) fn refuse(&mut self, psn: Psn, nak: Nak) {
         self.answers.clear();
         self.fatal = Some(nak);

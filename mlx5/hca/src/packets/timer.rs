@@ -1,10 +1,11 @@
 //! The times at which a requester does something by itself (P3, P4).
 
-/// Time without an answer before packets are sent again for the first time, in ns, or twice the
-/// longest recent one if that is more: far below the time-outs that programs set. Each time doubles
-/// it, up to the time-out, which alone counts as a retry.
+/// Minimum time without an answer, in ns, before packets are sent again for the first time: far
+/// below the time-outs that programs set. If twice the longest recent time without progress is
+/// longer, that is used. Each repeat doubles the time, up to the time-out. Only the time-out counts
+/// as a retry.
 const FIRST_REPEAT_NS: u64 = 2_000_000;
-/// The time for which a requester has waited for an answer, and what it does then.
+/// The time for which a requester has waited for an answer, and its action at the end of this time.
 #[derive(Debug)]
 pub(super) struct Timer {
     /// Time without an answer before a retry, in ns.
@@ -29,7 +30,7 @@ pub(super) struct Timer {
 /// The work that is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Due {
-    /// Everything that is not acknowledged is sent again. It is no retry.
+    /// Everything that is not acknowledged is sent again. This does not count as a retry.
     Repeat,
     Retry,
 }
@@ -59,7 +60,7 @@ impl Timer {
         self.pause_ns.is_some()
     }
 
-    /// Returns whether an answer is waited for.
+    /// Returns whether the requester waits for an answer.
     pub(super) const fn is_running(&self) -> bool {
         self.retry_ns.is_some()
     }
@@ -74,13 +75,13 @@ impl Timer {
         self.repeat_ns = (wait_ns < self.timeout_ns).then(|| now_ns + wait_ns);
     }
 
-    /// Waits until this time, and for no answer.
+    /// Pauses until this time. Waits for no answer then.
     pub(super) fn pause(&mut self, until_ns: u64) {
         (self.pause_ns, self.retry_ns, self.repeat_ns) = (Some(until_ns), None, None);
     }
 
-    /// Ends the wait, as an answer came. It tells how long answers take, unless something was sent
-    /// again: then `is_first` is false, or there were repeats.
+    /// Ends the wait, as an answer arrived. The wait is a measure of the time of answers, unless
+    /// packets were sent again: then `is_first` is false, or there were repeats.
     pub(super) fn progress(&mut self, now_ns: u64, is_first: bool) {
         if self.is_running() && self.repeats == 0 && is_first {
             let quiet_ns = now_ns.saturating_sub(self.wait_ns);
@@ -102,10 +103,10 @@ impl Timer {
             return Some(Due::Retry);
         }
         self.repeats += 1;
-        // As long as it grows the wait is below the time-out.
+        // While the backoff grows, the wait is below the time-out.
         self.backoff += 1;
         self.wait(now_ns);
-        // Of the same wait.
+        // The retry time of the same wait stays.
         self.retry_ns = retry_ns;
         Some(Due::Repeat)
     }

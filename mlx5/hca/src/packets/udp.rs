@@ -17,8 +17,8 @@ use rustix::net::sockopt::{self, Ipv4PathMtuDiscovery, Ipv6PathMtuDiscovery};
 
 use super::interface;
 
-/// Longest UDP payload of a packet: the largest MTU, with pad bytes that such a payload does not
-/// have.
+/// Longest UDP payload of a packet: the largest MTU, with room for pad bytes, which a payload of
+/// that length does not need.
 const MAX_PACKET: usize = MAX_HEADER_BYTES + 4096 + 4 + ICRC_BYTES;
 /// Packets of a batch.
 pub(crate) const BATCH: usize = 64;
@@ -46,8 +46,8 @@ pub(crate) fn rdma_mtu(ip_mtu: u32, address: &IpAddr) -> u16 {
 /// Room for an IP address and a port as the kernel has them, in bytes.
 const RAW_ADDRESS_BYTES: libc::socklen_t = size_of::<libc::sockaddr_in6>() as libc::socklen_t;
 
-/// Packets of a batch, with the addresses of their other ends and the kernel's descriptions of all.
-/// The default has room for none.
+/// Packets of a batch, with the addresses of their other ends and the kernel's descriptions of all
+/// packets. The default has no room for packets.
 #[derive(Default)]
 pub(crate) struct Packets {
     bytes: Vec<[u8; MAX_PACKET]>,
@@ -62,14 +62,14 @@ pub(crate) struct Packets {
 
 impl Packets {
     pub(crate) fn new() -> Self {
-        // All bytes of the larger kind of address are initialized.
+        // The larger kind of address is used, so that all bytes are initialized.
         let none = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), 0).into();
         let (mut bytes, mut addresses) = (vec![[0; MAX_PACKET]; BATCH], vec![none; BATCH]);
         let vector = |buffer: &mut [u8; MAX_PACKET]| libc::iovec {
             iov_base: buffer.as_mut_ptr().cast(),
             iov_len: MAX_PACKET,
         };
-        // The vectors do not grow, so what they point to stays.
+        // The vectors do not grow, so the elements to which the pointers below point are not moved.
         let mut vectors: Vec<_> = bytes.iter_mut().map(vector).collect();
         let header = |(vector, address)| {
             // SAFETY: zero bytes are an empty header.
@@ -94,7 +94,8 @@ impl Packets {
         }
     }
 
-    /// Returns packet `nth` and its sender. `None` if it was longer than any packet is.
+    /// Returns packet `nth` and its sender. Returns `None` if it was longer than the maximum length
+    /// of a packet.
     pub(crate) fn get(&self, nth: usize) -> Option<(SocketAddr, &[u8])> {
         let header = &self.headers[nth];
         let is_cut = header.msg_hdr.msg_flags & libc::MSG_TRUNC != 0;
@@ -220,9 +221,9 @@ impl Udp {
         ) == Ok(1)
     }
 
-    /// Receives packets, at least one if there is one, and at most twice as many as the last time:
-    /// while the kernel looks for a packet that is not there, those before it wait. Returns their
-    /// number.
+    /// Receives packets: at least one if a packet has arrived, and at most twice as many as in the
+    /// last call, because packets that were received wait while the kernel checks for one more.
+    /// Returns their number.
     pub(crate) fn receive(&self, packets: &mut Packets) -> usize {
         // The kernel wrote the lengths of their addresses.
         packets.headers[..packets.received]
@@ -244,8 +245,8 @@ impl Udp {
         packets.received
     }
 
-    /// Sends packets `first..end`. Returns the first one that the socket has no room for, and the
-    /// number of packets that the kernel refused: those are lost.
+    /// Sends packets `first..end`. Returns the number of the first packet for which the socket has
+    /// no room, and the number of packets that the kernel refused, which are lost.
     pub(crate) fn send(&self, packets: &mut Packets, first: usize, end: usize) -> (usize, u64) {
         let (mut next, mut refused) = (first, 0);
         while next < end {

@@ -47,8 +47,8 @@ impl Hca {
         });
     }
 
-    /// Returns whether the port is up, as [`set_port_up`](Self::set_port_up) last set it. Initially
-    /// it is up.
+    /// Returns whether the port is up: the value that [`set_port_up`](Self::set_port_up) last set,
+    /// or `true` initially.
     #[must_use]
     pub fn is_port_up(&self) -> bool {
         self.is_port_up.get()

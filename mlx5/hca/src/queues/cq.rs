@@ -12,7 +12,7 @@ use mlx5_wire::{
 use crate::types::request::CqMemory;
 use crate::types::rule::Rule;
 
-/// A completion queue, as the device sees it.
+/// The device's side of a completion queue.
 ///
 /// The op_own of the CQEs given to it holds only the solicited flag. Opcode, format and owner bit
 /// are filled in here.
@@ -27,9 +27,9 @@ pub struct SoftCq {
     /// Bytes of an entry, 64 or 128.
     stride: u32,
     compression: bool,
-    /// Counter after the entries that are known to be free, and the number of these entries. Their
-    /// difference is the producer. These entries are on one lap. There are none once the queue has
-    /// overrun.
+    /// Counter after the entries that are known to be free, and the number of these entries.
+    /// `limit - room` is the producer. The free entries are on one lap. There are none after an
+    /// overrun of the queue.
     limit: u32,
     room: u32,
     /// The CQE at the producer, and the owner bit of its lap, if there is room.
@@ -94,12 +94,12 @@ impl SoftCq {
         self.stop();
     }
 
-    /// Returns whether the queue had no room for a CQE. It gets no more then.
+    /// Returns whether the queue had no room for a CQE. Such a queue gets no further CQE.
     pub(crate) fn has_overrun(&self) -> bool {
         self.overrun
     }
 
-    /// Returns the number of CQEs written so far, modulo 2^32.
+    /// Returns the number of CQEs written since the queue was created, modulo 2^32.
     #[inline(always)]
     pub(crate) fn produced(&self) -> u32 {
         self.limit.wrapping_sub(self.room)
@@ -129,7 +129,7 @@ impl SoftCq {
     #[inline(always)]
     fn cqe(&self, counter: u32) -> NonNull<u8> {
         let index = (counter & self.mask) as usize;
-        // SAFETY: inside the buffer, which holds that many entries.
+        // SAFETY: the entry is inside the buffer, which holds `mask + 1` entries.
         unsafe { self.first.add(index * self.stride()) }
     }
 
@@ -183,7 +183,7 @@ impl SoftCq {
         Ok(())
     }
 
-    /// Writes no more.
+    /// Stops writing: the queue gets no further CQEs.
     fn stop(&mut self) {
         (self.overrun, self.limit, self.room) = (true, self.produced(), 0);
     }
@@ -281,8 +281,8 @@ impl SoftCq {
         unsafe { self.record.add(CQ_DBREC_ARM).as_ref() }
     }
 
-    /// Returns whether the driver armed the queue and the queue holds a CQE that it was armed for.
-    /// Disarms it then.
+    /// Returns whether the driver armed the queue and the queue holds a CQE of the armed kind. If
+    /// so, disarms the queue.
     pub fn take_event(&mut self) -> bool {
         self.take_due(None).is_some()
     }
@@ -297,7 +297,7 @@ impl SoftCq {
         due.is_some()
     }
 
-    /// Takes the arm command if a CQE that it is for is after the consumer and after `announced`.
+    /// Takes the arm command if a CQE of its kind is after the consumer and after `announced`.
     /// Returns the counter after the first such CQE.
     fn take_due(&self, announced: Option<u32>) -> Option<u32> {
         let word = self.arm_word().load(Ordering::Acquire);

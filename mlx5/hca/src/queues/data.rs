@@ -130,9 +130,9 @@ pub(crate) fn check_local(hca: &Hca, pd: u32, wqe: &Wqe<'_>) -> Result<u64, Outc
 }
 
 /// Calls `f` with each part of `len` bytes of the local buffers of the WQE at `counter`, from byte
-/// `offset` on: its span, its place in those bytes, and its length. The keys are checked again: a
-/// region may be deregistered while its message is under way, and a program's own memory be
-/// unmapped.
+/// `offset` on: its span, its place in those bytes, and its length. The keys are checked again:
+/// while the message is in flight, its region may be deregistered, and a program's own memory may
+/// be unmapped.
 fn each_local(
     hca: &Hca,
     qp: &SoftQp,
@@ -142,7 +142,7 @@ fn each_local(
     mut f: impl FnMut(Span, usize, usize) -> Result<(), Fault>,
 ) -> Result<(), Fault> {
     qp.with_wqe(counter, |wqe| {
-        // The driver has overwritten it since it was posted.
+        // On an error, the driver has overwritten the WQE since it was posted.
         let wqe = wqe.map_err(|_| Fault::Bounds)?;
         let (mut skip, mut done) = (offset, 0);
         for piece in pieces(&wqe) {

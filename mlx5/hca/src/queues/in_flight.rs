@@ -7,7 +7,7 @@ use mlx5_wire::{CQE_BYTES, CqeOpcode};
 /// The work in flight of a queue pair. Empty in immediate time.
 #[derive(Default)]
 pub(crate) struct InFlight {
-    /// WQEs, or doorbells, whose time has not come.
+    /// WQEs, or doorbells, that are not due yet.
     pub(crate) announced: VecDeque<Announced>,
     /// Acknowledgements and responses on their way back, in order.
     pub(crate) acknowledged: VecDeque<Acknowledged>,

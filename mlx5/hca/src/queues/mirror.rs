@@ -28,7 +28,7 @@ impl Mirror {
     ///
     /// # Safety
     /// Both are valid as long as the result. `buffer` is 8-aligned, and has as many WQEs as the
-    /// queue that they are copied to.
+    /// queue to which they are copied.
     pub(crate) unsafe fn new(
         buffer: NonNull<u8>,
         stride: usize,

@@ -68,7 +68,7 @@ impl SqPlace {
         unsafe { self.buffer.add((usize::from(counter) * WQEBB) & self.mask) }
     }
 
-    /// Returns the number of WQEBBs from the one at `counter` to the end of the buffer.
+    /// Returns the number of WQEBBs from WQEBB `counter` to the end of the buffer.
     #[inline(always)]
     pub(crate) fn to_end(self, counter: u16) -> u16 {
         ((!(usize::from(counter) * WQEBB) & self.mask) / WQEBB) as u16 + 1
@@ -108,7 +108,7 @@ impl SqPlace {
     }
 }
 
-/// A queue pair, as the device sees it.
+/// The device's side of a queue pair.
 pub(crate) struct SoftQp {
     pub(crate) qpn: u32,
     /// The first words of its WRITEs, precomputed for the fast path.
@@ -128,9 +128,9 @@ pub(crate) struct SoftQp {
     pub(crate) flushed: u32,
     /// Number of messages of its lane that took no receive: atomics.
     pub(crate) answered: u32,
-    /// Whether short received data goes into the CQE.
+    /// Whether short received data is written into the CQE.
     pub(crate) scatters: bool,
-    /// Whether it scatters to CQEs, or its receive CQ has compressed sessions.
+    /// Whether the queue pair scatters to CQEs, or its receive CQ has compressed sessions.
     pub(crate) is_compact: bool,
     pub(crate) receives: Receives,
     pub(crate) taken: Taken,
@@ -142,22 +142,22 @@ pub(crate) struct SoftQp {
     pub(crate) user_index: u32,
     /// Number of WQEBBs executed, modulo 2^16.
     pub(crate) sq_consumer: u16,
-    /// Counter up to which WQEBBs may be executed, because the time of their doorbells has come.
+    /// Counter up to which WQEBBs may be executed, because their doorbells are due.
     pub(crate) sq_limit: u16,
     pub(crate) mode: Mode,
     pub(crate) waiting: Option<Waiting>,
     pub(crate) lane: LaneRx<Message>,
     pub(crate) lane_place: LanePlace,
     /// Mask, a power of two less one. The owner returns credit to the requester when the position
-    /// in the lane has none of these bits.
+    /// in the lane has none of the bits of this mask.
     pub(crate) ack_mask: u64,
-    /// Address after the last payload. The next payload is there if payloads go to a ring. For
-    /// prefetching only.
+    /// Address after the last payload. The next payload is there if payloads are written to a ring.
+    /// It is used only for prefetching.
     pub(crate) next_payload: u64,
     pub(crate) transport: Transport,
-    /// Its connection is an unreliable one.
+    /// The connection of the queue pair is unreliable.
     pub(crate) is_unreliable: bool,
-    /// Rights of its connected peer, whatever the regions allow.
+    /// Rights of the queue pair's connected peer, which limit the rights that the regions give.
     pub(crate) access: Access,
     pub(crate) options: ConnectOptions,
     /// The HCA polls this doorbell record, because the driver does not announce doorbells.
@@ -193,7 +193,7 @@ pub(crate) enum Transport {
     NoPeer,
     /// Connection by packets.
     Wire,
-    /// Unreliable datagrams. It receives those with this Q_Key.
+    /// Unreliable datagrams. The queue pair receives datagrams with this Q_Key.
     Datagram { qkey: u32 },
 }
 
@@ -215,12 +215,12 @@ impl SoftQp {
         unsafe { self.entry.as_ref() }
     }
 
-    /// Returns its identity word in the states in which it is connected and receives.
+    /// Returns the queue pair's identity word for the states in which it is connected and receives.
     pub(crate) fn connected_identity(&self) -> u64 {
         self.identity(RECEIVES | u64::from(self.access.bits()) & RIGHTS)
     }
 
-    /// Returns its identity word with `flags`.
+    /// Returns the queue pair's identity word with `flags`.
     pub(crate) fn identity(&self, flags: u64) -> u64 {
         QpEntry::pack_identity(self.version, self.qpn, flags)
     }
@@ -244,18 +244,18 @@ impl SoftQp {
             })
     }
 
-    /// Returns whether it is in the error state.
+    /// Returns whether the queue pair is in the error state.
     pub(crate) fn has_failed(&self) -> bool {
         self.mode == Mode::Failed
     }
 
     /// Returns whether the receive queue belongs to this queue pair alone and is flushed with it.
-    /// Such a queue is a ring; shared ones are lists.
+    /// Such a queue is a ring; shared receive queues are lists.
     pub(crate) fn owns_rq(&self) -> bool {
         !self.receives.is_linked
     }
 
-    /// Returns whether this device takes its receives, and no peer.
+    /// Returns whether this device takes the receives of the queue pair, and no peer takes them.
     pub(crate) fn takes_receives(&self) -> bool {
         matches!(self.transport, Transport::Datagram { .. } | Transport::Wire)
     }

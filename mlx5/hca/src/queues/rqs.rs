@@ -23,7 +23,7 @@ pub(crate) struct RqSlot {
     pub(crate) watch: RqWatch,
     /// The driver's queue that posted receives are copied from.
     pub(crate) mirror: Option<Mirror>,
-    /// Whether a peer may still pop from it, so that its place is never reused.
+    /// Whether a peer may still pop from the queue, so that its place is never reused.
     pub(crate) is_quarantined: bool,
 }
 

@@ -1,9 +1,9 @@
-//! The local buffers of WQEs in flight, in any time but the immediate one. They belong to the
-//! device until a CQE of their WQE, or of a later one, is visible.
+//! The local buffers of WQEs in flight, except in immediate time. They belong to the device until a
+//! CQE of their WQE, or of a later one, is visible.
 //!
 //! - Sources, in strict mode: checks that a source is unchanged from the doorbell to the
 //!   completion. Until then a NIC may read it for the first time, or again for a retransmission. A
-//!   WQE behind a fence is not checked: it may send the result of the READ before it.
+//!   WQE with a fence is not checked: it may send the result of the READ before it.
 //! - Results: the result of a READ or an atomic is placed in its buffer when the response arrives.
 //!   Until then the buffer holds [`NOT_HERE`].
 

@@ -134,8 +134,8 @@ impl Completions<'_> {
             acknowledged,
             ..
         } = &mut qp.in_flight;
-        // Only the oldest is read: an acknowledgement waits for the one before it, whatever its
-        // time.
+        // Only the oldest acknowledgement is read: each waits for the previous acknowledgement,
+        // whatever its own time.
         let at_ns = self.hca.clock.now_ns().saturating_add(*acknowledge_ns);
         let is_now = *acknowledge_ns == 0 && acknowledged.is_empty();
         let new = Acknowledged {

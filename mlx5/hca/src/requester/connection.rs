@@ -18,7 +18,8 @@ use crate::types::vendor::Malformed;
 use crate::{Hca, Queues, State};
 
 impl Wire {
-    /// Returns the connection by packets of a queue pair that has one.
+    /// Returns the connection by packets of a queue pair, or `None` if its peer is not reached by
+    /// packets.
     fn connection(&mut self, qp: &SoftQp) -> Option<&mut Connection> {
         match qp.transport {
             Transport::Wire => self.connections.get_mut(qp.index)?.as_deref_mut(),
@@ -146,7 +147,7 @@ impl Connection {
             });
             if let Err(fault) = sent {
                 // The region was deregistered, or its memory unmapped, since the request was
-                // checked. The next reply says so.
+                // checked. The next reply reports that.
                 self.responder.refuse(reply.headers.bth.psn, fault.into());
                 qp.break_down(hca);
             }
@@ -171,7 +172,7 @@ impl Connection {
             if sent.is_err() {
                 self.requester
                     .refuse(packet.message, Syndrome::LocalProtection);
-                // To complete it.
+                // The connection is activated so that the failed message is completed.
                 self.activate(wire, qp.index);
                 break;
             }
@@ -181,7 +182,7 @@ impl Connection {
     }
 }
 
-/// Takes WQEs up to the limit, completes those whose turn has come, and sends packets.
+/// Takes WQEs up to the limit, completes the WQEs that are due, and sends packets.
 #[cold]
 pub(crate) fn run(hca: &Hca, state: &mut State, index: usize) {
     go_on(hca, state, index);
@@ -219,8 +220,8 @@ pub(crate) fn go_on(hca: &Hca, state: &mut State, index: usize) {
     complete(hca, state, index);
 }
 
-/// Completes the WQEs whose turn has come. Returns whether a WQE failed, so that those behind it
-/// are to be flushed, and there are some.
+/// Completes the WQEs that are due, in order. Returns whether a WQE failed and WQEs after it have
+/// to be flushed.
 pub(crate) fn complete(hca: &Hca, state: &mut State, index: usize) -> bool {
     let State {
         queues: Queues { qps, cqs, .. },
@@ -284,8 +285,8 @@ pub(crate) fn on_time(hca: &Hca, state: &mut State, index: usize, now_ns: u64) {
     run(hca, state, index);
 }
 
-/// Gives the receive of an unfinished message back to a shared queue, and prepares to tell the
-/// peer, before the queue pair is reset or destroyed.
+/// Returns the receive of an unfinished message to a shared queue, and keeps the last answer for
+/// the peer, before the queue pair is reset or destroyed.
 pub(crate) fn abandon(wire: &mut Wire, qp: &SoftQp) {
     let connection = wire.connections.get_mut(qp.index).and_then(Option::take);
     let (Some(mut connection), Some(port)) = (connection, &mut wire.port) else {

@@ -1,9 +1,9 @@
 //! The sender of unreliable datagrams. It writes a datagram to a lane in its *own* memory, and sets
 //! a ready bit of the receiver. It has one lane for each device that it sends to. The receiver maps
 //! the sender, takes a receive of its own and fills it. So the senders to one queue pair share only
-//! the ready bits, and a sender that dies leaves nothing half done. As on a network, a datagram is
-//! dropped if it finds no room, queue pair or receive, or has a wrong Q_Key. Under another driver
-//! it waits for room, for a bounded time.
+//! the ready bits, and the death of a sender leaves no partial operation. As on a network, a
+//! datagram is dropped if there is no room, queue pair or receive for it, or it has a wrong Q_Key.
+//! Under another driver it waits for room, for a bounded time.
 
 use std::net::SocketAddr;
 
@@ -24,7 +24,7 @@ use crate::types::outcome::{Outcome, WaitFor};
 use crate::types::vendor::Fault;
 use crate::types::vendor::{Limit, Malformed};
 
-/// A Q_Key with this bit in a WQE stands for the Q_Key of the sending queue pair.
+/// Bit of a Q_Key in a WQE; if it is set, the Q_Key of the sending queue pair is used.
 const CONTROLLED_QKEY: u32 = 1 << 31;
 
 /// Time in ns for which a datagram under another driver waits until the receiver's device takes an
@@ -32,8 +32,8 @@ const CONTROLLED_QKEY: u32 = 1 << 31;
 /// there.
 const LINK_WAIT_NS: u64 = 100_000_000;
 
-/// Runs a SEND of a datagram queue pair with this Q_Key. It is complete once the datagram has left, even if the
-/// datagram is lost.
+/// Runs a SEND of a datagram queue pair with this Q_Key. It is complete once the datagram was sent,
+/// even if the datagram is lost.
 #[cold]
 pub(crate) fn send(
     hca: &Hca,

@@ -25,7 +25,8 @@ pub(crate) fn doorbell(hca: &Hca, index: usize) {
     }
 }
 
-/// Executes the WQEs that [`plain::rung`] left, in strict mode after checking the doorbell.
+/// Executes the WQEs that [`plain::rung`] did not execute; in strict mode, checks the doorbell
+/// before.
 #[inline(never)]
 fn ring_rest(hca: &Hca, index: usize) {
     let state = &mut *hca.state.borrow_mut();
@@ -78,12 +79,12 @@ pub(crate) fn announce_all(hca: &Hca, state: &mut State, index: usize) {
     });
 }
 
-/// Runs the send queues whose time has come. Returns whether one was due.
+/// Runs the send queues that are due. Returns whether one was due.
 #[cold]
 pub(crate) fn run_deferred(hca: &Hca, state: &mut State) -> bool {
     let now_ns = hca.clock.now_ns();
     let mut any = false;
-    // Queues that schedule themselves again are left for the next poll.
+    // Queues that schedule themselves again are run by the next poll.
     for _ in 0..state.deferred.len() {
         let Some(qpn) = state.deferred.pop_due(now_ns) else {
             break;
@@ -116,7 +117,7 @@ pub(crate) fn run_deferred(hca: &Hca, state: &mut State) -> bool {
     any
 }
 
-/// Runs the due WQEs of a send queue: first the waiting one, then the announced ones, doorbell by
+/// Runs the due WQEs of a send queue: first the waiting WQE, then the announced WQEs, doorbell by
 /// doorbell.
 pub(crate) fn run_due(hca: &Hca, state: &mut State, index: usize, now_ns: u64) {
     while let Some(Some(qp)) = state.queues.qps.get_mut(index) {
@@ -149,7 +150,7 @@ pub(crate) fn run_due(hca: &Hca, state: &mut State, index: usize, now_ns: u64) {
 }
 
 /// Ends the fence of the next WQE, if it has one: all READs and atomics before it have returned. If
-/// a retry made one late, its result is placed now.
+/// one of them is late because of a retry, its result is placed now.
 fn end_fence(hca: &Hca, qp: &mut SoftQp) {
     if qp.sq.ctrl(qp.sq_consumer).fence() == FenceMode::None {
         return;

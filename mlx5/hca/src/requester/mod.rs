@@ -1,9 +1,9 @@
 //! The requester: takes WQEs off a send queue, in order, executes them on the peer's memory, and
 //! completes them.
 //!
-//! - `execute`: the doorbell, and WQEs whose time has come. `take`: the loop over WQEs. `wqe`: the
-//!   WQE at the head, its retries. `timing`: the time at which a WQE is executed.
-//! - `plain`: the fast path: WRITEs, with immediate or not, that use the checks of earlier ones.
+//! - `execute`: the doorbell, and WQEs that are due. `take`: the loop over WQEs. `wqe`: the WQE at
+//!   the head, its retries. `timing`: the time at which a WQE is executed.
+//! - `plain`: the fast path: WRITEs, with immediate or not, that use the checks of earlier WQEs.
 //! - `operations`: each verb on shared memory. `connection`: WQEs of connections by packets.
 //!   `datagrams`: unreliable datagrams.
 //! - `complete`: writes CQEs to the send CQ. `traffic`: counts. `buffers`: checks that buffers in

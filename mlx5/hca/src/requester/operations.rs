@@ -45,8 +45,9 @@ pub(crate) fn execute(
     }
 }
 
-/// Returns the outcome of a WQE that was not done, by the peer's state and the kind of connection:
-/// an unreliable one loses what its peer refuses or has no receive for.
+/// Returns the outcome of a WQE that was not executed, by the peer's state and the kind of
+/// connection: an unreliable connection loses a message that its peer refuses or for which it has
+/// no receive.
 #[cold]
 fn not_done(qp: &SoftQp, outcome: Outcome) -> Outcome {
     let is_refused = matches!(outcome, Outcome::Fail(Syndrome::RemoteAccess, _));
@@ -72,9 +73,9 @@ fn not_done(qp: &SoftQp, outcome: Outcome) -> Outcome {
     }
 }
 
-/// Returns the reason to wait after the search for a receive: none is posted only once the owner
-/// has copied those of its driver. The copy during which the search took place may have begun
-/// before one was posted, so the next one must end too.
+/// Returns the reason to wait after a search that found no receive. Only when the peer's owner has
+/// copied the receives of its driver is it certain that none is posted. The copy during which the
+/// search took place may have begun before a receive was posted, so the next copy must end too.
 #[cold]
 fn no_receive(hca: &Hca, qp: &SoftQp) -> WaitFor {
     let Some(remote) = qp.remote() else {
@@ -124,7 +125,7 @@ fn attempt(
     if opcode == Opcode::Nop {
         return Ok(0);
     }
-    // No peer of an unreliable connection has resources for them.
+    // No peer of an unreliable connection has resources for READs and atomics.
     if qp.is_unreliable && opcode.has_result() {
         return Err(Malformed::Opcode.into());
     }
@@ -217,9 +218,9 @@ fn read(span: Option<Span>, wqe: &Wqe<'_>) -> Result<(), Outcome> {
 
 /// WRITE with immediate. If the copy can fail, the order is: room in the lane, payload, receive,
 /// message. So nothing is undone, and a receive is taken only for a message that will be delivered.
-/// Without a receive the retry writes such a payload again, like a NIC, which detects it with the
-/// last packet. If the copy cannot fail, the receive comes first, so that nothing is written
-/// without one.
+/// If there is no receive, the retry writes such a payload again, like a NIC, which detects the
+/// missing receive with the last packet. If the copy cannot fail, the receive is taken first, so
+/// that nothing is written without a receive.
 fn write_imm(
     remote: &mut Remote,
     span: Option<Span>,
@@ -294,9 +295,9 @@ fn send(remote: &mut Remote, wqe: &Wqe<'_>, byte_count: u32) -> Result<(), Outco
 }
 
 /// Compare and swap, fetch and add: one locked operation on the peer's word. It is also atomic with
-/// respect to the peer's CPU, which is more than `IBV_ATOMIC_HCA` promises. The old value goes to
-/// the pieces, together 8 bytes. On memory that is not mapped here, its owner executes the
-/// operation.
+/// respect to the peer's CPU, which is more than `IBV_ATOMIC_HCA` promises. The old value is
+/// written to the pieces, together 8 bytes. On memory that is not mapped in this process, the owner
+/// of the memory executes the operation.
 fn atomic(
     remote: &mut Remote,
     wqe: &Wqe<'_>,

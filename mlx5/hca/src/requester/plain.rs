@@ -1,17 +1,17 @@
 //! Plain WQEs: a WRITE, with immediate or not, of one contiguous part, in immediate time, to a peer
 //! that answers. Nearly every WQE of an RPC is plain.
 //!
-//! A plain WQE reuses the checks of earlier ones on its queue pair. For each check, one word shows
+//! A plain WQE reuses the checks of earlier WQEs on its queue pair. For each check, one word shows
 //! whether its result still holds; if not, the check is made again. The results are:
 //!
-//! - the peer's queue pair is connected to this one
+//! - the peer's queue pair is connected to this queue pair
 //!   ([`Remote::granted`](crate::shared::remote::Remote::granted));
 //! - the addresses of both regions ([`MrCache`]);
 //! - the posted receives ([`Receives::next_known`](crate::shared::receives::Receives::next_known));
 //! - the room in the lane.
 //!
-//! [`execute`](crate::requester::execute) executes every other WQE, and a plain one that cannot run
-//! now, or loses its receive to another requester.
+//! [`execute`](crate::requester::execute) executes every other WQE, and a plain WQE that cannot run
+//! now, or whose receive another requester takes.
 
 use core::ptr::NonNull;
 
@@ -32,8 +32,8 @@ const RADDR: usize = SEGMENT;
 const DATA: usize = 2 * SEGMENT;
 
 /// Executes the new WQEs of queue pair `index` up to the first that is not plain; fails with the
-/// index if there is one. The caller has marked the device as executing (H3), so all results hold
-/// until the end of the doorbell.
+/// index if there is such a WQE. The caller has marked the device as executing (H3), so all results
+/// hold until the end of the doorbell.
 #[inline(always)]
 pub(crate) fn rung(hca: &Hca, state: &mut State, index: usize) -> Result<(), usize> {
     let Queues { qps, cqs, .. } = &mut state.queues;
@@ -107,7 +107,7 @@ pub(crate) fn rung(hca: &Hca, state: &mut State, index: usize) -> Result<(), usi
             // Nothing can fail from here on. The exchange that takes a receive waits for all
             // earlier stores, so it comes before the copy. Then the lines of payload and message,
             // both last used by the peer, are fetched at the same time. The needed fields of the
-            // WQE are read again, which costs less than to keep them.
+            // WQE are read again, which costs less than keeping them.
             let ctrl = CtrlWords::parse(&segment(0));
             let message = Message {
                 payload: addr,

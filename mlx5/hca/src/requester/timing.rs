@@ -73,7 +73,7 @@ impl Timing {
                         (qp.in_flight.last_effect_ns, opcode == Some(Opcode::Nop));
                     let has_response = opcode.is_some_and(Opcode::has_result);
                     let times = if is_nop {
-                        // It never leaves the NIC.
+                        // The NIC sends nothing for a NOP.
                         let ns = last_ns.max(now_ns);
                         Times {
                             effect_ns: ns,

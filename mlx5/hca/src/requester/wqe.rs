@@ -76,8 +76,8 @@ pub(crate) fn wait(
     Ok(waiting.again_ns)
 }
 
-/// Returns the outcome of a WQE that is flushed or malformed, or gets a fault. Returns `None` if
-/// the WQE is to be executed normally.
+/// Returns the outcome of a WQE that is flushed or malformed, or gets a fault. Returns `None` for a
+/// normal WQE, which the caller executes.
 #[cold]
 pub(crate) fn exceptional_outcome(
     hca: &Hca,

@@ -1,4 +1,4 @@
-//! The owner: turns the messages that peers left in its lanes into CQEs in its own completion
+//! The owner: turns the messages that peers wrote into its lanes into CQEs in its own completion
 //! queues.
 
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -48,8 +48,8 @@ pub(crate) fn pass<const IS_PLAIN: bool>(hca: &Hca, state: &mut State) -> usize 
     )
 }
 
-/// Takes all messages in the lanes whose ready bits are set, in the order of the lanes. They stay
-/// armed, so that every message sets one.
+/// Takes all messages in the lanes whose ready bits are set, in the order of the lanes. The lanes
+/// stay armed, so that every message sets a bit.
 #[cold]
 pub(crate) fn exact_pass(hca: &Hca, state: &mut State) -> usize {
     hca.count_polls(&mut state.polls_to_check, 1);
@@ -65,8 +65,8 @@ pub(crate) fn exact_pass(hca: &Hca, state: &mut State) -> usize {
     taken
 }
 
-/// Takes all messages in one queue pair's lane. They are no more than its slots, whatever the peer
-/// writes meanwhile.
+/// Takes all messages in one queue pair's lane. Their number is at most the number of slots,
+/// whatever the peer writes meanwhile.
 pub(crate) fn drain(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>]) {
     let Some(Some(cq)) = cqs.get_mut(qp.recv_cq as usize) else {
         return;
@@ -97,7 +97,7 @@ impl Queues {
                 .as_mut()
                 .is_some_and(|injector| injector.passes_over())
         {
-            // It counts as having messages, so that the lane stays hot.
+            // A skipped lane counts as having messages, so that it stays hot.
             return usize::from(qp.lane.is_ready());
         }
         let qp = &mut **qp;

@@ -88,12 +88,12 @@ fn take_all(hca: &Hca, state: &mut State, index: usize) -> usize {
             0
         };
         // SAFETY: in the sender's mapping, which `incoming` keeps. A GRH begins with the version,
-        // an IPv4 header is behind zeros.
+        // an IPv4 header is after zeros.
         let is_ipv4 = grh != 0 && unsafe { payload.as_ptr().read_volatile() } >> 4 != IPV6;
         let len = grh + header.byte_count as usize;
         let (queues, rqs) = (&mut state.queues, &mut state.rqs);
         let has_receive = arrive(hca, queues, rqs, &header, is_ipv4, |target| {
-            // SAFETY: in the same mapping, with room for the longest datagram behind a GRH. The
+            // SAFETY: in the same mapping, with room for the longest datagram after a GRH. The
             // sender may overwrite it, which only changes the bytes.
             unsafe { target.copy(GRH_BYTES - grh, payload.as_ptr(), len) }
         });
@@ -105,8 +105,8 @@ fn take_all(hca: &Hca, state: &mut State, index: usize) -> usize {
     received
 }
 
-/// Delivers a datagram, which `place` places into its receive: behind the bytes of a GRH, or from
-/// one on. Returns whether it found a receive.
+/// Delivers a datagram, which `place` places into its receive: after the bytes of a GRH, or with a
+/// GRH at its begin. Returns whether there was a receive for it.
 fn arrive(
     hca: &Hca,
     queues: &mut Queues,
@@ -115,8 +115,8 @@ fn arrive(
     is_ipv4: bool,
     place: impl FnOnce(&mut Responding<'_>) -> Result<(), Nak>,
 ) -> bool {
-    // The sender wrote the header. A datagram with an opcode other than those of SENDs is dropped,
-    // like a datagram for another device.
+    // The sender wrote the header. A datagram whose opcode is not one of a SEND is dropped, like a
+    // datagram for another device.
     let Queues { qps, cqs, .. } = queues;
     let qp = by_number(qps, header.qpn).filter(|qp| !qp.has_failed());
     let (Some(qp), Some(imm)) = (qp, header.imm()) else {
@@ -183,7 +183,7 @@ pub(crate) fn take_packet(
         bytes: gid_of(from.ip()),
         kind: GidKind::RoceV2,
     };
-    // A socket does not tell the type of service and the hop limit.
+    // A socket does not report the type of service and the hop limit.
     let vector = AddressVector {
         hop_limit: HOPS,
         rgid: gid_of(port.own().ip()),

@@ -31,7 +31,7 @@ pub(crate) fn trace(hca: &Hca, qp: &SoftQp, message: &Message) {
 /// The sender of a message.
 #[derive(Clone, Copy)]
 pub(crate) enum Sender {
-    /// The peer that the queue pair is connected to.
+    /// The peer to which the queue pair is connected.
     Connected,
     /// The sending queue pair of a datagram, and its LID. The payload may begin with a GRH or with
     /// an IPv4 header in its place.
@@ -89,7 +89,7 @@ pub(crate) fn deliver(
 /// Returns the op_own of a message that arrived without error.
 #[inline(always)]
 pub(crate) fn arrived(message: &Message) -> Option<u8> {
-    // They are 1, 2 and 3, so at least one of two bits is set.
+    // The three opcodes are 1, 2 and 3, so at least one of two bits is set.
     const WRITE_IMM: u64 = Message::op_own(CqeOpcode::ResponderWriteImm, false);
     const SEND: u64 = Message::op_own(CqeOpcode::ResponderSend, false);
     const ALL: u64 = Message::op_own(CqeOpcode::ResponderSendImm, true);

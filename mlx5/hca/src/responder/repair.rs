@@ -4,14 +4,14 @@
 //!
 //! A requester names the pop word that it is about to exchange in its lane's intent, and clears the
 //! intent after its message is published. So a dead requester's intent names at most one receive
-//! that it *may* have taken. It took that receive exactly if the pop word moved on and no other
+//! that it *may* have taken. It took that receive exactly if the pop word has advanced and no other
 //! process accounts for the receive under that count. The order in which the owner reads makes this
 //! certain:
 //!
-//! 1. the pop word: if it did not move on, the dead requester did not take the receive, and never
+//! 1. the pop word: if it has not advanced, the dead requester did not take the receive, and never
 //!    will;
-//! 2. the intents of the living: the peer that moved the word on had its intent set before (H4,
-//!    H5), and still has, or has published its message;
+//! 2. the intents of the living: the peer that advanced the word had set its intent before (H4,
+//!    H5), and the intent is still set, or the message is published;
 //! 3. the lanes: a published message accounts for its receive
 //!    ([`Taken`](crate::shared::receives::Taken));
 //! 4. last, whether the receive is accounted for.
@@ -118,7 +118,7 @@ impl Repair {
         self.leavers.retain(|leaver| leaver.rqn != rqn);
     }
 
-    /// Drains the leavers, and forgets those that are done or dead.
+    /// Drains the peers that are leaving, and forgets the peers that are done or dead.
     fn follow(&mut self, memory: &DeviceMemory, rqs: &[Option<RqSlot>]) {
         let Self { orphans, leavers } = self;
         leavers.retain_mut(|leaver| {
@@ -146,7 +146,7 @@ fn is_past(popped: u32, count: u32) -> bool {
     popped.wrapping_sub(count) as i32 > 0
 }
 
-/// Gives back receive `index`, taken as number `count`, unless it is accounted for.
+/// Returns receive `index`, taken as number `count`, to its queue, unless it is accounted for.
 fn give_back(rq: &RqSlot, count: u32, index: u16) {
     if rq.receives.is_linked
         && !rq.taken.is_accounted(index, count)
@@ -157,7 +157,7 @@ fn give_back(rq: &RqSlot, count: u32, index: u16) {
 }
 
 impl Hca {
-    /// Gives back the receives that can be given back now.
+    /// Returns the receives that can be returned now to their queues.
     #[cold]
     pub(crate) fn repair(&self, state: &mut State) {
         let State {

@@ -1,4 +1,4 @@
-//! The receives and the memory of a queue pair whose messages come as packets or datagrams: this
+//! The receives and the memory of a queue pair whose messages arrive as packets or datagrams: this
 //! device takes, fills and completes the receives by itself.
 
 use mlx5_wire::roce::{AtomicEth, Nak, Opcode as PacketKind, Reth};
@@ -66,7 +66,7 @@ impl Responding<'_> {
 
 impl Target for Responding<'_> {
     fn take_receive(&mut self) -> bool {
-        // A receive whose message was lost on its way takes the next one.
+        // A receive whose message was lost on its way is used for the next message.
         if self.open.is_none() {
             *self.open = take_own_receive(self.qp, self.rqs);
         }

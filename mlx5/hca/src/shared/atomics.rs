@@ -122,7 +122,7 @@ pub(crate) fn word(
         return Err(Fault::Bounds);
     }
     if let Span::Foreign { .. } = span {
-        // The program may have unmapped it, which the kernel's copy tells.
+        // The program may have unmapped the memory, which a copy by the kernel detects.
         let mut probe = [0; 8];
         // SAFETY: both have 8 bytes.
         unsafe { span.read(0, probe.as_mut_ptr(), probe.len())? };

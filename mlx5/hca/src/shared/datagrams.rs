@@ -49,9 +49,9 @@ impl Outgoing {
             .then(|| unsafe { payloads.add(slot).cast() })
     }
 
-    /// Returns whether a datagram waits that found no room in `lane`. One whose time `is_over` is
-    /// lost, and with it all others until the receiver takes the next one: a receiver that has
-    /// stopped stops no send queue twice.
+    /// Returns whether a datagram that found no room in `lane` waits. If its time `is_over`, it is
+    /// lost, and so are all further datagrams that find no room, until the receiver takes one: so a
+    /// stopped receiver delays a send queue only once.
     pub(crate) fn waits(&mut self, lane: &DatagramLane, is_over: bool) -> bool {
         let consumed = Some(lane.consumed.load(Ordering::Relaxed));
         if is_over {
@@ -69,7 +69,7 @@ impl Outgoing {
     }
 }
 
-/// A lane of another device, towards this one.
+/// A lane of another device, towards this device.
 pub(crate) struct Incoming {
     pub(crate) peer: Rc<Peer>,
     /// Number of the lane.

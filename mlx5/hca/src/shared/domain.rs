@@ -13,11 +13,11 @@ pub(crate) const NONE: u64 = 0;
 /// The domain of all devices of a local fabric that share memory.
 pub(crate) const OF_THIS_PROCESS: u64 = 1;
 
-/// Returns a number of everything by which the kernel decides whether one process may open
-/// another's memfds (ptrace(2), "Ptrace access mode checking"): user, group, capabilities,
-/// namespaces, and the label of a security module. The decision for one process can differ from
-/// that for the other only if these differ; so devices share memory if their numbers are the same.
-/// [`NONE`] of a process that nobody may inspect.
+/// Returns a number that represents all properties by which the kernel decides whether one process
+/// may open another's memfds (ptrace(2), "Ptrace access mode checking"): user, group, capabilities,
+/// namespaces, and the label of a security module. The decisions for two processes can differ only
+/// if these properties differ; so devices share memory if their numbers are the same. Returns
+/// [`NONE`] for a process that no other process may inspect.
 pub(crate) fn of_this_process() -> u64 {
     if !rustix::process::dumpable_behavior()
         .is_ok_and(|dumpable| dumpable == rustix::process::DumpableBehavior::Dumpable)

@@ -45,7 +45,7 @@ pub struct LocalFabric {
 #[derive(Debug, Default)]
 struct LocalDevices {
     by_lid: HashMap<u16, LocalDevice>,
-    /// Number of devices that have joined so far.
+    /// Number of devices that have joined since the fabric was made.
     joined: u64,
 }
 
@@ -68,7 +68,7 @@ pub(crate) struct Membership {
     pub(crate) seed: u64,
     /// Number that the devices share with which it shares memory.
     domain: u64,
-    /// Whether it has a port for packets.
+    /// Whether the device has a port for packets.
     sends_packets: bool,
     place: Place,
 }
@@ -89,9 +89,9 @@ type Joined = (u16, u64, u64, Place);
 
 impl Membership {
     /// Publishes `memory` under the first free LID, or as a free virtual function of `port`: the
-    /// first one `behind` a number, if there is such a number. All queue pair numbers of the device
-    /// begin with the virtual function, so a directory otherwise chooses it at random. Whether it
-    /// shares memory is told to all.
+    /// first free function after `behind`, if that is given. Otherwise a directory chooses the
+    /// virtual function at random, because all queue pair numbers of the device begin with it.
+    /// Publishes whether the device shares memory.
     pub(crate) fn join(
         spec: &FabricSpec,
         memory: &DeviceMemory,
@@ -152,8 +152,9 @@ impl Membership {
         self.domain != domain::NONE
     }
 
-    /// Returns the way to the device with `lid`, if its incarnation is `epoch`. It `has_port` for
-    /// packets if its address says so. Both ends find the same, as each reads what both say.
+    /// Returns the way to the device with `lid`, if its incarnation is `epoch`. `has_port`: whether
+    /// the address of the device has a port for packets. Both ends get the same result, as each
+    /// reads the publications of both.
     pub(crate) fn way_to(&self, lid: u16, epoch: Option<u64>, has_port: bool) -> Way {
         let theirs = || match &self.place {
             Place::Shared { dir, .. } => published(dir, lid, epoch)
@@ -170,7 +171,7 @@ impl Membership {
         match (self.sends_packets, has_port) {
             _ if self.shares_memory() && theirs() == Some(self.domain) => Way::Memory,
             (true, true) => Way::Packets,
-            // The error of an attempt to map it says why.
+            // The error of an attempt to map the device gives the reason.
             (false, false) => Way::Memory,
             _ => Way::Nowhere,
         }
@@ -381,7 +382,7 @@ mod tests {
             counts(&devices[0].0)
         );
 
-        // A dead device is noticed, and its memory stays until its peers have released it.
+        // The death of a device is detected, and its memory stays until its peers have released it.
         let (memory, membership) = devices.swap_remove(0);
         let segments = memory.ids();
         drop((memory, membership));

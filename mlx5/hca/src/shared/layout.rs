@@ -70,8 +70,8 @@ pub(crate) struct Header {
     /// Even: idle. Odd: the owner executes a doorbell and may be reading or writing memory of its
     /// peers.
     pub(crate) executing: AtomicU64,
-    /// Not 0 if the owner executes a full fence after that word, because membarrier(2) does not
-    /// work in its process. Written before the device has peers.
+    /// Not 0 if the owner executes a full fence after each write of `executing`, because
+    /// membarrier(2) does not work in its process. Written before the device has peers.
     pub(crate) has_fences: AtomicU32,
     /// Number of times that the owner has copied the receives that its driver posts elsewhere. 0 of
     /// a device whose driver posts into the rings that peers map.
@@ -82,11 +82,11 @@ pub(crate) struct Header {
 #[repr(C, align(64))]
 pub(crate) struct QpEntry {
     /// `version << 32 | qpn << 8 | flags`; 0 when free. See [`RECEIVES`]. The version counts the
-    /// changes of this place, also from one queue pair to the next. So a word that a requester
-    /// remembers does not return before 2^32 changes. `peer`, `peer_epoch` and `generation` are
-    /// unchanged while this word is.
+    /// changes of this place, including the changes from one queue pair to the next. So the value
+    /// that a requester remembers does not occur again before 2^32 changes. `peer`, `peer_epoch`
+    /// and `generation` are unchanged while this word is.
     pub(crate) identity: AtomicU64,
-    /// The queue pair that may send to this one: [`QpEntry::pack_peer`].
+    /// The queue pair that may send to this queue pair: [`QpEntry::pack_peer`].
     pub(crate) peer: AtomicU64,
     /// The incarnation of that queue pair's device, unique to the device.
     pub(crate) peer_epoch: AtomicU64,
@@ -158,8 +158,8 @@ impl QpEntry {
 #[repr(C, align(64))]
 pub(crate) struct MrEntry {
     /// `registration << 32 | key`; 0 when free. A key is used again after 256 registrations of its
-    /// entry, and an entry only after others. A stamp is used again after 2^32 registrations of the
-    /// device.
+    /// entry, and an entry only after the other free entries. A stamp is used again after 2^32
+    /// registrations of the device.
     pub(crate) stamp: AtomicU64,
     /// Virtual address in the owner.
     pub(crate) addr: AtomicU64,
@@ -237,7 +237,7 @@ impl Taking {
         Self((count as u64) << 16 | index as u64)
     }
 
-    /// Returns its pop count.
+    /// Returns the pop count of the taking.
     #[inline(always)]
     pub(crate) const fn count(self) -> u32 {
         Pop::unpack(self.0).0
@@ -318,7 +318,7 @@ pub(crate) struct DatagramHeader {
 }
 
 impl DatagramHeader {
-    /// The opcodes: those of CQEs.
+    /// The opcodes, which are opcodes of CQEs.
     const SEND: u32 = CqeOpcode::ResponderSend as u32;
     const SEND_IMM: u32 = CqeOpcode::ResponderSendImm as u32;
 
@@ -341,7 +341,8 @@ impl DatagramHeader {
         }
     }
 
-    /// Returns the immediate, if it has one. `None`: another process wrote no opcode of a SEND.
+    /// Returns the immediate, if the datagram has one. `None`: another process wrote an opcode that
+    /// is no SEND.
     pub(crate) fn imm(&self) -> Option<Option<u32>> {
         match self.opcode {
             Self::SEND => Some(None),
@@ -351,9 +352,9 @@ impl DatagramHeader {
     }
 }
 
-/// Datagrams from the owner of this memory to one other device, which reads them here.
+/// Datagrams from the owner of this memory to one other device, which reads them in this lane.
 ///
-/// When that device has taken all of them, or is gone, the owner may give the lane to another
+/// When that device has taken all datagrams, or is gone, the owner may use the lane for another
 /// device, which continues at the same position. The earlier device takes a message only if
 /// `target` is the same *after* the message, and writes `consumed` only if it took one.
 #[repr(C, align(64))]
@@ -368,7 +369,7 @@ pub(crate) struct DatagramLane {
     pub(crate) payloads: [UnsafeCell<[u8; GRH_BYTES + MAX_MTU]>; DATAGRAM_SLOTS],
 }
 
-/// The slots of one lane among those of a device.
+/// The slots of one lane among all lane slots of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LanePlace {
     /// Index of the first slot.
@@ -429,13 +430,13 @@ pub(crate) struct LanesSegment {
     pub(crate) pops: [Pop; MAX_RQS],
     pub(crate) lanes: [Lane; MAX_QPS],
     pub(crate) slots: [Slot<Message>; ALL_LANE_SLOTS],
-    /// Whether the device with each LID has datagrams for this one.
+    /// Bits, one for each LID: whether the device with that LID has datagrams for this device.
     pub(crate) datagram_ready: [AtomicU64; ReadyWords::words(MAX_LIDS)],
     pub(crate) datagrams: [DatagramLane; MAX_DATAGRAM_LANES],
     pub(crate) sleep: OwnerSleep,
 }
 
-/// The word that a device's owner sleeps on, alone on its line.
+/// The word on which a device's owner sleeps, alone on its line.
 #[repr(C, align(64))]
 pub(crate) struct OwnerSleep(pub(crate) Sleep);
 

@@ -1,4 +1,4 @@
-//! The devices that this one has mapped.
+//! The devices that this device has mapped.
 
 use core::ptr::NonNull;
 use std::rc::Rc;
@@ -13,7 +13,7 @@ use crate::shared::layout::{DATAGRAM_SLOTS, LID_BITS, MAX_DATAGRAM_LANES};
 use crate::shared::memory::{DeviceMemory, commit};
 use crate::shared::peer::Peer;
 
-/// The other devices that this one has mapped, and the state of its datagrams.
+/// The other devices that this device has mapped, and the state of its datagrams.
 #[derive(Default)]
 pub(crate) struct Links {
     peers: Vec<Rc<Peer>>,
@@ -24,7 +24,7 @@ pub(crate) struct Links {
     /// Number of datagrams sent.
     pub(crate) sent: u64,
     pub(crate) incoming: Vec<Incoming>,
-    /// LIDs whose lanes are to be read. Empty between two polls.
+    /// LIDs of devices whose lanes have to be read. The list is empty between two polls.
     pub(crate) ready: Vec<u16>,
 }
 
@@ -34,8 +34,8 @@ impl Links {
         self.peers.iter()
     }
 
-    /// Returns the device that has this LID, if it is reached through shared memory: the incarnation
-    /// `epoch`, or the present one.
+    /// Returns the device that has this LID, if it is reached through shared memory: the
+    /// incarnation `epoch`, or the present incarnation.
     pub(crate) fn peer(
         &mut self,
         membership: &Membership,
@@ -53,7 +53,7 @@ impl Links {
         Ok(peer)
     }
 
-    /// Forgets the devices that no object refers to.
+    /// Forgets the devices to which no object refers.
     pub(crate) fn forget_unused(&mut self) {
         self.peers.retain(|p| Rc::strong_count(p) > 1);
     }
@@ -83,8 +83,8 @@ impl Links {
             is_full
                 && memory.datagram_lane(index).consumed.load(Ordering::Acquire) == out.tx.position()
         };
-        // In this order: the lane of a device that is gone, a new lane, the lane that was unused
-        // for the longest time.
+        // The choices, in this order: the lane of a device that is gone, a new lane, the lane that
+        // was unused for the longest time.
         let lanes = self
             .outgoing
             .iter()

@@ -1,4 +1,4 @@
-//! A device's memory as its owner and its peers see it: the three segments, and the check of every
+//! A device's memory, used by its owner and its peers: the three segments, and the check of every
 //! access by key.
 
 #[cfg(target_arch = "x86_64")]
@@ -23,7 +23,7 @@ use crate::types::vendor::Fault;
 /// A checked range of a device's memory.
 #[derive(Clone, Copy)]
 pub(crate) enum Span {
-    /// Mapped here.
+    /// The address of memory that this process has mapped.
     Mapped(NonNull<u8>),
     /// Memory of another allocator, at this address in its process.
     Foreign { pid: libc::pid_t, addr: u64 },
@@ -239,9 +239,9 @@ const LAST: usize = size_of::<u64>();
 /// Like [`copy`](copyrpc_shm::cache::copy).
 #[inline(always)]
 pub(crate) unsafe fn place(to: *mut u8, from: *const u8, len: usize) {
-    /// Places all but the last eight bytes, and returns those. It places four pieces: two from the
-    /// start, one that ends 16 bytes before the end, and the eight bytes after it. The first two
-    /// end before the last eight bytes, and reach the third.
+    /// Places all but the last eight bytes, and returns these eight. It places four pieces: two
+    /// from the start, one that ends 16 bytes before the end, and the eight bytes after it. The
+    /// first two end before the last eight bytes, and reach the third.
     #[inline(always)]
     unsafe fn most<T: Copy>(to: *mut u8, from: *const u8, len: usize) -> u64 {
         let second = size_of::<T>();
@@ -309,7 +309,7 @@ unsafe fn place_other(to: *mut u8, from: *const u8, len: usize) {
     // source and target may overlap.
     unsafe {
         if len < LAST {
-            // The bytes are the last ones, perhaps of several parts.
+            // The bytes are the last of the payload, which may have several parts.
             fence(Ordering::Release);
             return from.copy_to(to, len);
         }
@@ -368,7 +368,7 @@ pub(crate) fn ready_words(memory: &DeviceMemory) -> ReadyWords {
     unsafe { ReadyWords::new(NonNull::from(&memory.lanes().ready).cast(), MAX_QPS) }
 }
 
-/// Allocates the pages that `object`, a part of `segment`, lies on.
+/// Allocates the pages of `object`, which is a part of `segment`.
 pub(crate) fn commit<T: ?Sized>(segment: &Memfd, object: &T) -> Result<(), MemfdRangeError> {
     let start =
         core::ptr::from_ref(object).cast::<u8>() as usize - segment.base().as_ptr() as usize;

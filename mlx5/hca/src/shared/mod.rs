@@ -1,18 +1,18 @@
 //! The memory that the devices of a fabric share.
 //!
-//! This is the only place that touches a peer's memory. `packets` stands beside it as the other way
-//! to reach a peer.
+//! This is the only place that accesses a peer's memory. `packets` is the other way to reach a
+//! peer.
 //!
 //! - `layout`: the bytes that devices share, their writers, and the pairings H1 to H8.
 //! - `memory`: the segments of a device, and the check of every access by key. `arena`: the
 //!   allocator of their pages.
-//! - `fabric`: finds and maps another device. `peer`: a device that is mapped, and the proof that it
-//!   is gone. `links`: all that this one has mapped. `domain`: those that it can map. `ports`: the
-//!   ports of a network.
+//! - `fabric`: finds and maps another device. `peer`: a device that is mapped, and the proof that
+//!   it is gone. `links`: the devices that this device has mapped. `domain`: the devices that it
+//!   can map. `ports`: the ports of a network.
 //! - `remote`: the peer of a connected queue pair: its rights, its lane and its receives.
 //!   `receives`: takes receives from a queue.
 //! - `mr_cache`: the cached result of a region's check. `datagrams`: the lanes of datagrams.
-//! - `atomics`: atomics, also on memory that peers do not map.
+//! - `atomics`: atomics, including atomics on memory that peers do not map.
 //! - `quiesce`: waits until no peer uses an object that is to be destroyed.
 
 pub(crate) mod arena;

@@ -34,7 +34,7 @@ impl Lookups {
         Self(Self::MAX)
     }
 
-    /// Counts a look-up. Returns `false`, and starts again, if no look-up is left.
+    /// Counts a look-up. Returns `false`, and resets the count, if no look-up is left.
     pub(crate) fn take(&mut self) -> bool {
         self.0 -= 1;
         let may = self.0 > 0;

@@ -1,4 +1,4 @@
-//! Another device, mapped, and the proof that it is gone.
+//! Another device, mapped, and the proof that it has ended.
 
 use core::ptr::NonNull;
 use std::cell::Cell;
@@ -18,13 +18,13 @@ pub(crate) enum Life {
     Local(Arc<AtomicU32>),
 }
 
-/// Another device (or this one, for loopback), mapped.
+/// Another device (or this device, for loopback), mapped.
 pub(crate) struct Peer {
     pub(crate) lid: u16,
     pub(crate) epoch: u64,
     pub(crate) memory: DeviceMemory,
-    /// Life word. `owner_may_be_gone(word)` says whether the slow check is needed. Kept alive by
-    /// `life`.
+    /// Life word. `owner_may_be_gone(word)` returns whether the slow check is needed. The word is
+    /// kept alive by `life`.
     pub(crate) word: NonNull<AtomicU32>,
     life: Life,
     /// Whether the receives that it held when it died were searched for.
@@ -47,7 +47,7 @@ impl Peer {
         }
     }
 
-    /// Returns whether it is gone and this is the first call that finds it gone.
+    /// Returns whether the peer is gone and this is the first call that detects it.
     pub(crate) fn is_newly_gone(&self) -> bool {
         !self.noticed.get() && self.is_gone() && !self.noticed.replace(true)
     }
@@ -56,8 +56,8 @@ impl Peer {
         matches!(self.life, Life::Shared(_))
     }
 
-    /// Returns its `executing` word: odd while it executes a doorbell, and different for each
-    /// doorbell.
+    /// Returns the peer's `executing` word: odd while the peer executes a doorbell, and different
+    /// for each doorbell.
     pub(crate) fn executing(&self) -> u64 {
         self.memory
             .control()
@@ -66,13 +66,13 @@ impl Peer {
             .load(Ordering::Acquire)
     }
 
-    /// Returns how often it has copied its driver's receives. H9
+    /// Returns how often the peer has copied its driver's receives (H9).
     pub(crate) fn copies(&self) -> u64 {
         self.memory.control().header.copies.load(Ordering::Acquire)
     }
 
-    /// Returns whether its process executes a full fence after its `executing` word, so that a
-    /// fence here orders the two (H3).
+    /// Returns whether the peer's process executes a full fence after its `executing` word, so that
+    /// a fence here orders the two (H3).
     pub(crate) fn has_fences(&self) -> bool {
         self.memory
             .control()
@@ -82,8 +82,8 @@ impl Peer {
             != 0
     }
 
-    /// Returns whether its process is proven dead, or closed the device. Costs one load while the
-    /// peer lives.
+    /// Returns whether the peer's process is proven dead, or closed the device. Costs one load
+    /// while the peer lives.
     #[inline(always)]
     pub(crate) fn is_gone(&self) -> bool {
         // SAFETY: an atomic that `life` keeps.

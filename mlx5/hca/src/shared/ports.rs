@@ -1,4 +1,4 @@
-//! The ports of a network, and the queue pairs that each has.
+//! The ports of a network, and the queue pairs of each port.
 
 use std::net::Ipv6Addr;
 
@@ -12,16 +12,16 @@ use crate::types::request::Address;
 pub struct Port {
     /// The ports of the network, the same for all devices of a fabric.
     pub network: &'static [PortAddress],
-    /// Index of this one.
+    /// Index of this port in `network`.
     pub index: usize,
 }
 
 /// The addresses of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PortAddress {
-    /// Its LID; 0 on RoCE, where only GIDs name a port.
+    /// LID of the port; 0 on RoCE, where only GIDs name a port.
     pub lid: u16,
-    /// Its GID table.
+    /// GID table of the port.
     pub gids: &'static [Gid],
 }
 
@@ -30,7 +30,7 @@ pub struct PortAddress {
 pub struct Gid {
     /// The bytes in the order of an IPv6 address.
     pub bytes: [u8; 16],
-    /// Packet format of datagrams sent from it.
+    /// Packet format of datagrams sent from this GID.
     pub kind: GidKind,
 }
 
@@ -70,13 +70,14 @@ impl Gid {
 }
 
 impl Port {
-    /// Returns its addresses. `None`: the network has no port with its index.
+    /// Returns the addresses of the port. `None`: the network has no port with its index.
     #[must_use]
     pub fn address(&self) -> Option<&'static PortAddress> {
         self.network.get(self.index)
     }
 
-    /// Returns whether the port with this index has the queue pair with this number, if one does.
+    /// Returns whether the queue pair with this number, if it exists, is at the port with this
+    /// index.
     #[must_use]
     pub fn has(&self, index: usize, qpn: u32) -> bool {
         self.is_at(index, vf_of(qpn))
@@ -94,8 +95,8 @@ impl Port {
         usize::from(vf) % self.network.len().max(1) == index
     }
 
-    /// Returns the virtual function that has queue pair `qpn`, if datagrams with this vector get to
-    /// it. On RoCE a port is a peer of the GID that they are sent from.
+    /// Returns the virtual function that has queue pair `qpn`, if datagrams with this vector reach
+    /// it. On RoCE, they reach a port that is a peer of the GID from which they are sent.
     pub(crate) fn find(&self, qpn: u32, vector: &AddressVector) -> Option<u16> {
         let of_source = |gid: &Gid| {
             gid.bytes == vector.rgid

@@ -9,12 +9,12 @@ use crate::shared::peer::Peer;
 use crate::{Clock, Hca};
 
 /// Maximum time in ns until a processor that the barrier left out ([`heavy_barrier`]), because it
-/// runs another process, makes a store visible. No architecture promises any; a store waits for one
-/// line at a time, which takes a hundredth of this.
+/// runs another process, makes a store visible. No architecture guarantees a maximum; a store waits
+/// for one cache line at a time, which takes a hundredth of this time.
 const SETTLE_NS: u64 = 10_000;
 
 /// Maximum time for which deregistering and destroying wait for a peer in the middle of a copy. It
-/// is real time, whatever the device's clock is, because they wait for another process.
+/// is real time, whatever the device's clock is, because the wait is for another process.
 const QUIESCE_NS: u64 = 50_000_000;
 
 impl Hca {

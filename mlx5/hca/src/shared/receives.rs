@@ -1,5 +1,5 @@
-//! Receive queues as their takers see them: the linked list of an SRQ, and the ring of a queue
-//! pair's own RQ.
+//! Receive queues, from the side of their takers: the linked list of an SRQ, and the ring of a
+//! queue pair's own RQ.
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -12,9 +12,9 @@ use crate::shared::layout::{LINKED, Pop, QUEUE_BYTES, RqEntry, Taking};
 use crate::shared::memory::DeviceMemory;
 
 /// The pop count under which each receive, by WQE index, was last taken and *accounted for* by a
-/// message. A receive that a dead process took without a message is the one that is not accounted
-/// for. Counts are compared as signed 32 bits: a WQE that is not taken for 2^31 receives of its
-/// queue may seem to be accounted for, and is not found then.
+/// message. A receive that is not accounted for was taken by a dead process, without a message.
+/// Counts are compared as signed 32 bits: a WQE that is not taken for 2^31 receives of its queue
+/// may seem to be accounted for, and is not found then.
 #[derive(Clone)]
 pub(crate) struct Taken(Rc<[Cell<u32>]>);
 
@@ -59,7 +59,7 @@ pub(crate) fn gives_up(intent: &AtomicU64) {
     }
 }
 
-/// A receive queue as its taker sees it: a requester in another process, or its owner.
+/// The taker's side of a receive queue. The taker is a requester in another process, or the owner.
 #[derive(Clone, Copy, Debug)]
 pub struct Receives {
     entry: NonNull<RqEntry>,
@@ -139,8 +139,8 @@ impl Receives {
     /// if none is posted.
     ///
     /// Only this taker uses `known`, which begins as [`NONE_KNOWN`](Self::NONE_KNOWN). It is the
-    /// pop word at which the posted receives end, as of the last read of the record. Receives stay
-    /// posted until they are taken, so the record is read again only when those are used up.
+    /// pop word after the posted receives, as of the last read of the record. Receives stay posted
+    /// until they are taken, so the record is read again only when the known receives are used up.
     #[inline(always)]
     pub(crate) fn next_known(&self, known: &mut u64) -> Option<u64> {
         let word = self.words().1.word.load(Ordering::Acquire);
@@ -161,7 +161,8 @@ impl Receives {
     ) -> Option<Taking> {
         let taking = Taking(word & self.keeps);
         let next = Pop::taken(taking.0, self.behind(taking.index()));
-        // H5: before the pop, so that a peer that finds the pop without a message knows the taker.
+        // H5: the intent is set before the pop, so that an owner that finds the pop without a
+        // message knows the requester that took the receive.
         intent().store(taking.0.wrapping_add(Pop::ONE), Ordering::Release);
         // H4
         let pop = &self.words().1.word;
@@ -170,15 +171,15 @@ impl Receives {
             .map(|_| taking)
     }
 
-    /// Returns whether the receive that pop word `word` names is posted, given that those up to
-    /// `known` are.
+    /// Returns whether the receive that pop word `word` names is posted, given that all receives up
+    /// to `known` are posted.
     #[inline(always)]
     fn is_posted(&self, word: u64, known: u64) -> bool {
         // At least one, and no more than there are WQEs.
         known.wrapping_sub(word) < self.span
     }
 
-    /// Returns the new value of `known`. `word` is the pop word, or was.
+    /// Returns the new value of `known`. `word` is the present pop word or an earlier one.
     #[inline(always)]
     fn posted_to(&self, word: u64) -> u64 {
         let (entry, _) = self.words();
@@ -196,7 +197,7 @@ impl Receives {
     }
 
     /// Owner: takes receive number `count`. Returns `false` if it is not posted, or not the next
-    /// one.
+    /// receive.
     pub(crate) fn take(&self, count: u32) -> bool {
         let (entry, pop) = self.words();
         let word = pop.word.load(Ordering::Acquire);
@@ -273,7 +274,7 @@ impl Receives {
         pop.word.store(0, Ordering::Release);
     }
 
-    /// Returns the number of receives posted, as the record says.
+    /// Returns the number of receives posted, according to the doorbell record.
     pub(crate) fn posted(&self) -> u16 {
         queue_record_index(self.words().0.record.load(Ordering::Acquire))
     }
@@ -332,7 +333,7 @@ impl Receives {
         (next ^ index.wrapping_add(1)) & self.keeps as u16 == 0
     }
 
-    /// Returns the WQE after WQE `index`, as its link says. The link is not checked.
+    /// Returns the WQE to which the link of WQE `index` points. The link is not checked.
     #[must_use]
     pub fn successor(&self, index: u16) -> u16 {
         let index = index & self.keeps as u16;
@@ -344,8 +345,8 @@ impl Receives {
     }
 
     /// Returns the `wqe_counter` in the CQE of a receive. For a list it is the index of the WQE;
-    /// for a ring it is the count, which goes past the end of the ring. libmlx5 ignores both in a
-    /// ring; UCX requires the count (`uct_ud_mlx5_iface_poll_rx`).
+    /// for a ring it is the count of receives, which continues past the end of the ring. libmlx5
+    /// ignores both in a ring; UCX requires the count (`uct_ud_mlx5_iface_poll_rx`).
     #[inline(always)]
     pub(crate) fn wqe_counter(&self, taking: Taking) -> u16 {
         if self.is_linked {
@@ -361,7 +362,7 @@ impl Receives {
         unsafe { self.wqe(index).cast().read() }
     }
 
-    /// Returns the number of receives taken so far.
+    /// Returns the number of receives taken from the queue since it was made.
     pub(crate) fn popped(&self) -> u32 {
         self.head().0
     }

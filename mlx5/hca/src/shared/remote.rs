@@ -20,8 +20,8 @@ use crate::shared::mr_cache::{Lookups, MrCache};
 use crate::shared::peer::Peer;
 use crate::shared::receives::{Receives, gives_up};
 
-/// An identity word that no connected queue pair has: it belongs to a queue pair of datagrams. 0
-/// would belong to a destroyed one.
+/// An identity word that no connected queue pair has: it would be of a queue pair for datagrams.
+/// The word 0 would be of a destroyed queue pair.
 const UNVERIFIED: u64 = u64::MAX;
 
 /// The other end of a connected queue pair. Its pointers go into the memory of `peer`, which it
@@ -64,8 +64,8 @@ pub(crate) struct Remote {
 }
 
 impl Remote {
-    /// Reads and checks the entries of queue pair `qpn` of `peer`, which is to be connected to
-    /// `own`. Returns `None` if there is no such queue pair.
+    /// Reads and checks the entries of queue pair `qpn` of `peer`, to which `own` will be
+    /// connected. Returns `None` if there is no such queue pair.
     pub(crate) fn of(peer: &Rc<Peer>, qpn: u32, own: u64, own_epoch: u64) -> Option<Self> {
         let index = qp_index(qpn);
         let memory = &peer.memory;
@@ -121,9 +121,9 @@ impl Remote {
     }
 
     /// Returns the rights that the peer's queue pair grants: its identity, with [`RECEIVES`] and
-    /// its [`RIGHTS`]. Returns 0 unless the peer lives, and its queue pair is connected to this one
-    /// and receives. The rights hold until the end of the present doorbell, because a peer that
-    /// destroys its queue pair waits for it (H3).
+    /// its [`RIGHTS`]. Returns 0 unless the peer lives, and its queue pair is connected to this
+    /// queue pair and receives. The rights hold until the end of the present doorbell, because a
+    /// peer that destroys its queue pair waits for it (H3).
     #[inline(always)]
     pub(crate) fn granted(&self) -> u64 {
         // H1. While this word is unchanged, so are the words next to it.
@@ -174,7 +174,7 @@ impl Remote {
         identity
     }
 
-    /// Returns whether the peer's queue pair exists, and has been reset since this one was
+    /// Returns whether the peer's queue pair exists, and has been reset since this queue pair was
     /// connected to it.
     pub(crate) fn was_reset(&self) -> bool {
         let is_there = QpEntry::qpn(self.entry().identity.load(Ordering::Acquire)) == self.qpn;
@@ -219,8 +219,8 @@ impl Remote {
     }
 
     /// Takes the next receive of the peer, without reading the peer's record while receives are
-    /// left that were known to be posted. Also returns `None` if another requester took one
-    /// meanwhile. Then [`take_receive`](Self::take_receive) or
+    /// left that are known to be posted. Also returns `None` if another requester took the receive
+    /// meanwhile. After `None`, [`take_receive`](Self::take_receive) or
     /// [`takes_no_receive`](Self::takes_no_receive) must follow.
     #[inline(always)]
     pub(crate) fn take_known_receive(&mut self) -> Option<Taking> {

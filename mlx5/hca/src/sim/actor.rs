@@ -7,8 +7,8 @@ use std::task::{Wake, Waker};
 /// The outcome of an actor's step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Did {
-    /// The actor worked for this many ns (at least 1), and is stepped again when they have passed,
-    /// and not before.
+    /// The actor worked for the given time in ns (at least 1), and is stepped again only after that
+    /// time.
     Cost(u64),
     /// The actor found nothing to do: every queue is empty, and every memory word that it polls is
     /// unchanged. It is stepped again when one of its devices changes, or at this time if that is
@@ -25,15 +25,16 @@ pub trait Actor {
     /// ends.
     fn step(&mut self, now_ns: u64) -> Did;
 
-    /// Returns whether it has something to do. It is asked while it is idle and one of its devices
-    /// has changed; with `false` it stays idle. For actors that share a device.
+    /// Returns whether the actor has something to do. It is called while the actor is idle and one
+    /// of its devices has changed; after `false` the actor stays idle. It is for actors that share
+    /// a device.
     fn has_news(&mut self) -> bool {
         true
     }
 
-    /// Returns the time of its next step, if it is idle and woken at `now_ns`: at once, or at the
-    /// time at which a polling loop would notice. `is_rung`: it was woken by a [`Bell`], and not by
-    /// a device.
+    /// Returns the time of the actor's next step, if it is idle and woken at `now_ns`: at once, or
+    /// at the time at which a polling loop would detect the event. `is_rung`: it was woken by a
+    /// [`Bell`], and not by a device.
     fn notices_ns(&self, now_ns: u64, is_rung: bool) -> u64 {
         let _ = is_rung;
         now_ns

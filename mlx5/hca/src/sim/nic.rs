@@ -89,9 +89,9 @@ struct Nics {
 
 /// Counts of a NIC's uses of queue pair contexts, and of its misses.
 ///
-/// Sent messages, including responses to READs and atomics, are counted apart from arrivals. A NIC
-/// sends one message at a time, so a context fetched for a sent message delays all later ones. A
-/// context fetched for an arrival delays only that message.
+/// Sent messages, including responses to READs and atomics, are counted separately from arrivals. A
+/// NIC sends one message at a time, so a context fetched for a sent message delays all later
+/// messages. A context fetched for an arrival delays only that message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ContextUses {
     /// Messages sent.
@@ -114,7 +114,7 @@ struct Nic {
     receives: Vec<NextReceive>,
 }
 
-/// The receive that the next message will find. Each message in flight takes one.
+/// The receive that the next message will find. Each message in flight takes one receive.
 #[derive(Clone, Copy, Default)]
 struct NextReceive {
     count: u32,
@@ -160,7 +160,7 @@ impl Nic {
         }
     }
 
-    /// Sends a message from `start_ns` on. Returns the time at which its last byte has left.
+    /// Sends a message from `start_ns` on. Returns the time at which its last byte is sent.
     fn send(&mut self, start_ns: u64, bytes: u64, qpn: u32, parameters: &NicParameters) -> u64 {
         let bytes_ns = bytes.saturating_mul(parameters.byte_ps) / 1000;
         let costs = [
@@ -172,9 +172,9 @@ impl Nic {
         self.send_free_ns
     }
 
-    /// Takes the next receive for a message that came at `came_ns`, not before `at_ns`. Returns the
-    /// time at which the message has it. A message that waits for earlier ones of its queue pair
-    /// does not delay other messages.
+    /// Takes the next receive for a message that arrived at `came_ns`, not before `at_ns`. Returns
+    /// the time at which the message has the receive. A message that waits for earlier messages of
+    /// its queue pair does not delay other messages.
     fn receive(
         &mut self,
         came_ns: u64,
@@ -221,7 +221,7 @@ impl NicModel {
         }
     }
 
-    /// Returns the counts of context uses of a LID's NIC so far.
+    /// Returns the counts of context uses of the NIC with this LID.
     pub(crate) fn context_uses(&self, lid: u16) -> ContextUses {
         let nics = self.nics.lock().unwrap_or_else(PoisonError::into_inner);
         nics.by_lid

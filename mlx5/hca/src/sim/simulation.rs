@@ -39,7 +39,7 @@ struct Node {
     hca: Rc<Hca>,
     /// Number of CQEs that it had written at the last poll.
     produced: u32,
-    /// Numbers of the actors bound to it.
+    /// Numbers of the actors bound to the device.
     actors: Vec<usize>,
 }
 
@@ -54,12 +54,12 @@ struct Bound<'a> {
 /// the clock and the model of the NICs, and advances from event to event.
 ///
 /// The earliest event happens next. At equal times devices come before actors. Devices are ordered
-/// by when they were added, and actors by when their turn was decided. Real time, addresses and the
-/// order of hash maps have no influence. So two runs with the same parameters, seed and actors are
-/// the same, and have the same [`trace_hash`](Self::trace_hash).
+/// by the time at which they were added, and actors by the time at which their turn was scheduled.
+/// Real time, addresses and the order of hash maps have no influence. So two runs with the same
+/// parameters, seed and actors are the same, and have the same [`trace_hash`](Self::trace_hash).
 ///
-/// An idle actor is not stepped. It sleeps until a device that it is bound to gets a CQE or is
-/// written to, or until the time it named.
+/// An idle actor is not stepped. It sleeps until one of its devices gets a CQE or is written to, or
+/// until the time that it gave.
 ///
 /// Devices are opened with the simulation's [`options`](Self::options). Then [`add`](Self::add)
 /// adds them, or [`spawn`](Self::spawn) with an actor. They belong to this thread, as does the
@@ -70,12 +70,12 @@ pub struct Simulation<'a> {
     model: NicModel,
     /// The devices, in the order in which they were added.
     nodes: Vec<Node>,
-    /// Time of the next event of each of them, as of the last poll.
+    /// Time of the next event of each device, as of the last poll.
     due: DueTimes,
     /// Index in `nodes`, by LID.
     places: BTreeMap<u16, usize>,
     actors: Vec<Bound<'a>>,
-    /// Time of the next turn of each of them, by number. Of turns at the same time, the earliest
+    /// Time of the next turn of each actor, by number. Of turns at the same time, the earliest
     /// decided one is first.
     turns: DueTimes,
     last_turn: u64,
@@ -181,8 +181,8 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Removes `device`, without holding it open any longer. It closes with its last handle, and
-    /// its peers notice that like a death.
+    /// Removes `device`, without holding it open any longer. The device closes with its last
+    /// handle, and its peers detect that like a death.
     pub fn remove(&mut self, device: &dyn Simulated) {
         let Ok(hca) = self.of_this_network(device) else {
             return;
@@ -197,8 +197,8 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Cuts the power of the host of `device`: peers find it gone, and no holder advances it any
-    /// more. Its actors must stop too.
+    /// Cuts the power of the host of `device`: peers find the device dead, and handles of it do not
+    /// advance it any more. Its actors must stop too.
     pub fn kill(&mut self, device: &dyn Simulated) {
         if let Ok(hca) = self.of_this_network(device) {
             hca.leave();
@@ -256,8 +256,8 @@ impl<'a> Simulation<'a> {
         self.next_ns()
     }
 
-    /// Runs all events up to `until_ns`, and then sets the clock to it. Returns whether later
-    /// events are left; without them the clock stays at the last event.
+    /// Runs all events up to `until_ns`, and then sets the clock to it. Returns whether there are
+    /// later events; if there are none, the clock stays at the last event.
     pub fn run(&mut self, until_ns: u64) -> bool {
         self.look_at_all();
         loop {
@@ -272,7 +272,7 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Returns the number of steps of actors so far.
+    /// Returns the number of steps that actors have made.
     #[must_use]
     pub fn actor_steps(&self) -> u64 {
         self.steps
@@ -287,8 +287,8 @@ impl<'a> Simulation<'a> {
         hash_of([self.now_ns(), self.steps].into_iter().chain(devices))
     }
 
-    /// Returns the number of times so far that the NIC of `device` needed the context of a queue
-    /// pair, and that it did not hold it.
+    /// Returns the number of times that the NIC of `device` needed the context of a queue pair, and
+    /// the number of times that it did not hold that context.
     ///
     /// # Errors
     /// The device belongs to another network.
@@ -372,8 +372,8 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Polls a device, and wakes the actors bound to it if that gave CQEs. The effects of its own
-    /// step do not wake actor `stepped`.
+    /// Polls a device, and wakes the actors bound to it if the poll gave CQEs. Actor `stepped` is
+    /// not woken by the effects of its own step.
     fn look(&mut self, place: usize, stepped: Option<usize>) {
         let node = &mut self.nodes[place];
         let before = node.hca.produced();
@@ -396,7 +396,8 @@ impl<'a> Simulation<'a> {
                 }
             } else if let Some(&place) = self.places.get(&lid) {
                 self.look(place, None);
-                // Also without a CQE, because its memory was written.
+                // Actors are woken also without a CQE, because the memory of the device was
+                // written.
                 self.wake(place, None);
             }
         }

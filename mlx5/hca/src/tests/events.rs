@@ -45,8 +45,8 @@ fn what_is_sent_between_the_last_look_and_the_sleep_ends_it() {
     thread.join().unwrap();
 }
 
-/// R4: the announcement of a message is lost, like that of a sender on a processor that the barrier
-/// left out.
+/// R4: the announcement of a message is lost, as it could be if the barrier did not cover the
+/// sender's processor.
 #[test]
 fn a_message_that_was_not_announced_is_found() {
     type Find = fn(&Hand);

@@ -416,8 +416,8 @@ impl Hand {
         self.half ^= 256;
     }
 
-    /// Returns the bytes for the register: the whole WQE if one new WQE fits, else the start of the
-    /// last one.
+    /// Returns the bytes for the register: the whole WQE if it is the only new WQE and fits,
+    /// otherwise the start of the last WQE.
     pub(super) fn register_bytes(&self) -> Vec<u8> {
         let whole = usize::from(self.producer.wrapping_sub(self.last)) * 64;
         let fits = self.last == self.rung && whole <= 256;

@@ -507,9 +507,9 @@ fn a_key_that_names_another_region_by_now_is_that_one_s() {
 
 #[test]
 fn so_many_regions_are_looked_up_in_a_row_and_the_rest_is_left_to_the_other_path() {
-    // Each WRITE needs another source and another target than the one before it. So 64 WRITEs need
-    // 128 look-ups, of which 127 in a row are made. One WRITE with 2 look-ups and 63 whose first
-    // source is known need 127. The doorbell of each does not matter.
+    // Each WRITE needs a different source and a different target than the WRITE before it. So 64
+    // WRITEs need 128 look-ups, of which 127 in a row are made. One WRITE with 2 look-ups and 63
+    // WRITEs whose first source is known need 127. The doorbell of each does not matter.
     assert_eq!(Lookups::MAX, 2 * u32::from(SQ));
     for (is_first_known, count) in [(true, SQ - 1), (false, SQ)] {
         let [mut a, b] = pair(true);
@@ -702,7 +702,7 @@ fn a_taker_that_came_too_late_has_no_intent_that_a_repair_would_wait_for() {
             .is_none();
         assert!(is_late && intent() != 0, "another took it before");
     }
-    // The next attempt finds no receive, and ends like that of a waiting queue pair.
+    // The next attempt finds no receive, and ends like the attempt of a waiting queue pair.
     while taken_by_another(&b).is_some() {}
     assert!(!is_plain(
         &mut a,
@@ -721,7 +721,8 @@ fn a_receive_that_was_given_back_is_taken_by_the_next() {
     for _ in 0..3 {
         assert!(write(&mut a));
     }
-    // A receive that another queue pair popped and never used, while this one knows of the others.
+    // Another queue pair popped a receive and never used it, while this queue pair knows of the
+    // other receives.
     let lost = taken_by_another(&b).unwrap();
     {
         let state = b.hca.state.borrow();
@@ -849,7 +850,7 @@ fn a_lane_that_is_armed_and_one_that_is_polled_both_show_what_is_written_plainly
             &[raddr(&target, 0), Hand::inline(&round.to_ne_bytes())]
         ));
         assert_eq!((a.reap().0, b.reap().1), (1, 1), "round {round}");
-        // Sometimes for so long that the lane is not polled any more.
+        // Sometimes the pause is so long that the lane is no longer polled.
         if round % 100 == 0 {
             for _ in 0..64 {
                 b.pass_ns(LONG_NS);

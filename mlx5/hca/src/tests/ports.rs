@@ -42,8 +42,8 @@ fn open_vf(fabric: &FabricSpec, roce: RoceOptions) -> Hca {
     .unwrap()
 }
 
-/// The port belongs to a program that is no device, or to a device of another user, whose fabric is
-/// another one.
+/// The port belongs to a program without a device, or to the device of another user, which has a
+/// different fabric.
 #[test]
 fn a_virtual_function_whose_udp_port_is_taken_is_left_for_the_next_one() {
     let address = own_address(0);
@@ -111,7 +111,7 @@ fn the_udp_port_of_a_peer_follows_from_its_number_unless_an_option_tells_it() {
     }
 }
 
-/// Returns the UDP ports to which the packets of a connection and a datagram go.
+/// Returns the UDP ports to which the packets of a connection and a datagram are sent.
 fn ports_of(hca: &Hca, qpn: u32) -> (u16, u16) {
     let vector = AddressVector {
         rmac: [0x02, 0, 0, 0, 0, 1],
@@ -136,8 +136,8 @@ fn ports_of(hca: &Hca, qpn: u32) -> (u16, u16) {
     )
 }
 
-/// A device that sends packets to all is not found by one that does not, and a capability of one
-/// end only lets that one attach the other.
+/// A device that sends packets to all peers is not found by a device that does not. If only one end
+/// has a capability, only this end can attach the other.
 #[test]
 fn both_ends_choose_the_same_way() {
     let dir = std::env::temp_dir().join(format!("copyrpc-ports-{}", std::process::id()));

@@ -217,7 +217,8 @@ fn make(hand: &mut Hand, mistake: Mistake) -> Expected {
             (Rule::RegisterNotLast, at, wqe)
         }
         Mistake::Overwrites => {
-            // No receive is posted, so the first of these waits, and the others wait behind it.
+            // No receive is posted, so the first of these WRITEs waits, and the others wait after
+            // it.
             for _ in 0..SQ {
                 let wqe = hand.wqe(WRITE_IMM, true, &[hand.raddr(0)]);
                 hand.push(&wqe);
@@ -401,7 +402,7 @@ fn every_mistake_is_named_with_its_queue_place_and_bytes_and_none_hangs() {
                 Mistake::RecordNotWritten => assert_eq!(errors, []),
                 // The consumer record moves too late: the WQE is flushed.
                 Mistake::RecordLate => assert_eq!(errors[0].syndrome, Syndrome::WorkRequestFlushed),
-                // They have all run already.
+                // All WQEs have been executed already.
                 Mistake::NoCompletionBit => {}
                 _ => {
                     assert_eq!(

@@ -1,4 +1,4 @@
-//! Plain types that several rooms share.
+//! Plain types that several modules share.
 //!
 //! - `info`: the description of a device. `request`: the parameters of commands. `outcome`: the
 //!   results of WQEs. `vendor`, `rule`: the vendor syndromes that give their reasons. `watch`: the

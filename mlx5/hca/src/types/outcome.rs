@@ -10,7 +10,7 @@ use crate::types::vendor::{Fault, Limit, Malformed};
 pub(crate) enum End {
     /// Done. The number of bytes read, for a READ or an atomic.
     Done(u32),
-    /// Complete when its message is, which reads this number of bytes.
+    /// The WQE is complete when its message is; the message reads this number of bytes.
     Message(u32),
     /// Failed, with this syndrome and vendor syndrome.
     Failed(Syndrome, u8),
@@ -20,11 +20,12 @@ pub(crate) enum End {
 pub(crate) enum Outcome {
     /// Done. The number of bytes read, for a READ or an atomic.
     Done(u32),
-    /// Cannot run yet.
+    /// The WQE cannot run yet.
     Wait(WaitFor),
-    /// Posted to a connection by packets, which completes it. The number of bytes that it reads.
+    /// The WQE was posted to a connection by packets, which completes it. The value is the number
+    /// of bytes that the WQE reads.
     Posted(u32),
-    /// Failed, and the queue pair with it. The second value is the vendor syndrome.
+    /// The WQE failed, and the queue pair with it. The second value is the vendor syndrome.
     Fail(Syndrome, u8),
 }
 
@@ -80,19 +81,21 @@ impl From<WqeError> for Outcome {
 /// The reason why the WQE at the head of an SQ has not run yet.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum WaitFor {
-    /// The peer does not answer: it has exited, or its queue pair is not connected to this one.
+    /// The peer does not answer: it has exited, or its queue pair is not connected to this queue
+    /// pair.
     Peer,
     /// The peer has no receive posted.
     Receive,
-    /// The peer's owner has to copy the receives that its driver has posted. Its
-    /// [`copies`](crate::shared::peer::Peer::copies) when none was found; 0 once it has copied
-    /// all that were posted by then, and they are to be searched again.
+    /// The peer's owner has to copy the receives that its driver has posted. The value is the
+    /// owner's [`copies`](crate::shared::peer::Peer::copies) at the time when no receive was found;
+    /// 0 once the owner has copied all receives that were posted then, so that they have to be
+    /// searched again.
     Copies(u64),
     /// The lane of the peer is full.
     Room,
     /// The peer's owner has not executed an atomic yet.
     Answer,
-    /// A fault delays it.
+    /// A fault delays the WQE.
     Fault,
 }
 

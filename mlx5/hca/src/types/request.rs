@@ -46,8 +46,8 @@ pub struct SqMemory {
     pub wqe_cnt: u32,
     /// The send word of the doorbell record.
     pub record: NonNull<AtomicU32>,
-    /// Both halves of the BlueFlame register, 512 bytes and aligned to them, if it is memory.
-    /// Strict mode reads the stored bytes there, and overwrites them with a pattern.
+    /// Both halves of the BlueFlame register, 512 bytes and aligned to 512, if the register is
+    /// memory. Strict mode reads the stored bytes there, and overwrites them with a pattern.
     pub register: Option<NonNull<u8>>,
 }
 
@@ -56,11 +56,11 @@ pub struct SqMemory {
 pub enum Receives {
     /// A shared receive queue.
     Shared(u32),
-    /// A queue of its own in the driver's memory. Each posted WQE is copied into memory that peers
-    /// map.
+    /// The queue pair's own queue, in the driver's memory. Each posted WQE is copied into memory
+    /// that peers map.
     Own(RqMemory),
-    /// A queue of its own that [`create_rq`](crate::Hca::create_rq) made in memory that peers map.
-    /// It is destroyed with the queue pair.
+    /// The queue pair's own queue, which [`create_rq`](crate::Hca::create_rq) made in memory that
+    /// peers map. It is destroyed with the queue pair.
     OwnInReach(u32),
     /// No receives: messages that need a receive find the receiver not ready.
     None,
@@ -69,7 +69,7 @@ pub enum Receives {
 /// Parameters of a queue pair.
 #[derive(Clone, Copy, Debug)]
 pub struct QpMemory {
-    /// Its service.
+    /// Service of the queue pair.
     pub service: Service,
     /// Protection domain.
     pub pd: u32,
@@ -79,11 +79,11 @@ pub struct QpMemory {
     pub recv_cq: u32,
     /// Source of its receives.
     pub receives: Receives,
-    /// Its send queue.
+    /// Send queue of the queue pair.
     pub sq: SqMemory,
     /// `srqn_uidx` of its CQEs, 24 bits. `None`: the number of its receive queue.
     pub user_index: Option<u32>,
-    /// Whether short received data goes into the CQE.
+    /// Whether short received data is written into the CQE.
     pub scatter_to_cqe: bool,
     /// Maximum number of messages that wait for its owner to take them, 1..=128; rounded up to a
     /// power of two.
@@ -95,11 +95,11 @@ pub struct QpMemory {
 pub struct Region {
     /// The key, local and remote.
     pub key: u32,
-    /// Its first byte.
+    /// First byte of the region.
     pub addr: NonNull<u8>,
     /// Length in bytes.
     pub len: usize,
-    /// Kind of the pages under it.
+    /// Kind of the pages under the region.
     pub pages: Pages,
 }
 
@@ -117,29 +117,32 @@ pub enum Pages {
 /// The address of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Address {
-    /// LID of its device, or its virtual function; 0: it shares memory with no device.
+    /// LID of the queue pair's device, or its virtual function; 0: the device shares memory with no
+    /// device.
     pub lid: u16,
-    /// Its number.
+    /// Number of the queue pair.
     pub qpn: u32,
     /// Incarnation of the device. A LID is used again after its owner died, this number never.
-    /// `None`: the peer is known by its number alone, and the device is the one that has it now.
+    /// `None`: the peer is known by its number alone, and the device is the current owner of this
+    /// number.
     pub epoch: Option<u64>,
-    /// Where packets for it go. `None`: its device sends none.
+    /// The destination of packets for the queue pair. `None`: its device sends no packets.
     pub packets: Option<PacketAddress>,
 }
 
 /// The part of a queue pair's address that packets need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PacketAddress {
-    /// IP address of its device.
+    /// IP address of the queue pair's device.
     pub ip: IpAddr,
-    /// UDP port of a software HCA that tells it. Such a peer answers only while its program polls
-    /// it, and is asked for 2 s at least. `None`: [`RoceOptions::peers`](crate::RoceOptions::peers).
+    /// UDP port of a software HCA that publishes it. Such a peer answers only while its program
+    /// polls it, and requests to it are repeated for at least 2 s. `None`:
+    /// [`RoceOptions::peers`](crate::RoceOptions::peers).
     pub port: Option<u16>,
-    /// Its first packet sequence number, 24 bits.
+    /// First packet sequence number of the queue pair, 24 bits.
     pub psn: u32,
     /// Maximum payload of a packet, in bytes: 256, 512, 1024, 2048 or 4096. A connection uses the
-    /// smaller one of its two ends.
+    /// smaller value of its two ends.
     pub mtu: u16,
 }
 
@@ -150,11 +153,11 @@ pub(crate) enum Way {
     Memory,
     /// Packets.
     Packets,
-    /// None: one of the two sends no packets, and they share no memory.
+    /// No way: one of the two devices sends no packets, and they share no memory.
     Nowhere,
 }
 
-/// The ways by which a device says that it is reached.
+/// The ways to a device, as the device publishes them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ways {
     pub(crate) memory: bool,

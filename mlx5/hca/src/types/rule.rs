@@ -20,7 +20,7 @@ syndromes! {
         RegisterQueue = 0x45: "the register names another queue pair than the one it belongs to",
         /// A doorbell announces everything up to the WQE that the register holds.
         RegisterNotLast = 0x46: "the register announces a WQE that is not the last one the doorbell record covers",
-        /// The device has not reported that those WQEs are done.
+        /// The device has not reported that the WQEs in the other WQEBBs are done.
         RecordBeyondRoom = 0x47: "the doorbell record is further ahead than there are free WQEBBs: WQEs were overwritten",
         /// No completion would ever report that the queue has room again.
         NoCompletion = 0x48: "a whole send queue of WQEs without the completion bit",
@@ -30,7 +30,7 @@ syndromes! {
         WqeQueue = 0x4a: "the WQE names another queue pair",
         /// `ds` counts 16-byte segments.
         WqeLength = 0x4b: "the WQE's length is wrong: none, more than was posted, or not that of its segments",
-        /// No such verb.
+        /// The opcode names no verb.
         WqeOpcode = 0x4c: "unknown opcode",
         /// Reserved bits of the control segment.
         WqeReserved = 0x4d: "reserved bits of the control segment are set",
@@ -45,7 +45,7 @@ syndromes! {
         /// A length of 0 means 2^31 bytes; the list ends with lkey 0x100.
         ReceiveZeroLength = 0x52: "a receive with a data segment of length 0 that does not end the list",
         /// The device owns a gathered buffer until a completion at or after its WQE is visible. Not
-        /// found in immediate time, nor behind a fence.
+        /// detected in immediate time, nor for a WQE with a fence.
         SourceChanged = 0x53: "the source buffer changed between the doorbell and the completion",
         /// CQEs that were not written cannot have been consumed.
         ConsumerAhead = 0x54: "the consumer record is ahead of the CQEs written",

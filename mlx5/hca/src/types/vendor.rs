@@ -59,14 +59,14 @@ syndromes! {
         AtomicAlignment = 0x23: "the address of an atomic is not a multiple of 8",
         /// The kernel refuses packets to the peer.
         PacketsRefused = 0x24: "the kernel refuses packets to the peer: they are longer than the path's MTU (mtu=N), or there is no route",
-        /// [`Faults::fail`](crate::Faults::fail) requests it.
+        /// [`Faults::fail`](crate::Faults::fail) requests the failure.
         OnPurpose = 0x2f: "a fault that was asked for",
     }
 }
 
 impl Fault {
-    /// Returns the fault in the answer of another process; `None` for 0. A process that answers is
-    /// not gone.
+    /// Returns the fault in the answer of another process; `None` for 0. It is never `Gone`: a
+    /// process that answers is not gone.
     pub(crate) fn from_wire(byte: u8) -> Option<Self> {
         match byte {
             0 => None,

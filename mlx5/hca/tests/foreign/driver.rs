@@ -384,7 +384,7 @@ impl End {
         ends
     }
 
-    /// Connects to a peer by packets to this address, which does not tell its UDP port.
+    /// Connects to a peer by packets to this address, without its UDP port.
     pub(crate) fn connect_by_packets(&self, peer: &Self, ip: IpAddr) {
         self.hca.initialize(self.qpn);
         let packets = peer.hca.address(peer.qpn).packets.unwrap();
@@ -501,7 +501,7 @@ impl End {
         wqe_index
     }
 
-    /// Posts a signaled WQE, and tells.
+    /// Posts a signaled WQE, and stores the doorbell record.
     pub(crate) fn post_now(&mut self, opcode: Opcode, imm: u32, segments: &[[u8; SEGMENT]]) -> u16 {
         let wqe = self.post(opcode, imm, segments);
         self.ring();

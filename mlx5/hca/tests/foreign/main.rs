@@ -748,7 +748,7 @@ fn datagrams_wait_for_a_receiver_that_is_slow_but_not_for_one_that_has_stopped()
     a.post_now(Opcode::Send, 0, &other);
     a.hca.poll();
     assert_eq!(a.poll().len(), 4);
-    // The receiver goes on: there is room, and a full lane is waited for again.
+    // The receiver continues: there is room again, and the sender again waits at a full lane.
     b.hca.poll();
     assert_eq!(fill(&mut a), 32);
 }
@@ -850,7 +850,7 @@ fn two_ends_that_are_both_reset_may_connect_again_in_any_order() {
         assert_eq!(a.exchange(&mut b).0, [sent(0)]);
         a.reset();
         if is_b_late {
-            // It finds the other end unchanged.
+            // The end finds the other end unchanged.
             a.connect(b.qpn);
         }
         b.reset();

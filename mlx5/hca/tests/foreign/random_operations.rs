@@ -35,7 +35,7 @@ struct Run {
     area: Vec<u8>,
     expected: std::collections::VecDeque<Expected>,
     arriving: std::collections::VecDeque<(CqeOpcode, u32, Vec<u8>)>,
-    /// WQEs of the receive queue in the order of their posting, and the free ones.
+    /// The posted WQEs of the receive queue in the order of their posting.
     posted: std::collections::VecDeque<u16>,
     free: std::collections::VecDeque<u16>,
     next_imm: u32,
@@ -62,7 +62,8 @@ impl Run {
         }
     }
 
-    /// Posts a receive into the WQE that is free for the longest time. Its link names the next one.
+    /// Posts a receive into the WQE that is free for the longest time. The link of the WQE names
+    /// the next free WQE.
     fn post_receive(&mut self) {
         if self.free.len() < 2 {
             return;

@@ -170,7 +170,7 @@ fn new_dir(name: &str) -> PathBuf {
     dir
 }
 
-/// Checks that the next HCA cleans up after the killed ones, and that nothing is left then.
+/// Checks that the next HCA cleans up after the killed HCAs, and that no file is left then.
 fn remove_dir(dir: &Path) {
     drop(World::shared(dir).hca());
     assert_eq!(

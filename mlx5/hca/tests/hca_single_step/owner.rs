@@ -171,7 +171,7 @@ pub(crate) fn kill() {
         tracee.stand("go");
         tracee.step(point);
         users.traffic(&owner, 3);
-        // A dead peer has not answered, whatever its words say.
+        // A dead peer has not answered, whatever its words contain.
         let is_answered = (0..100).any(|_| users.atomic().is_some());
         users.helper = Some(tracee.kill());
         kills += 1;

@@ -6,7 +6,8 @@ use super::*;
 /// A target in this process, whose receives a third party and the stepped process share.
 pub(crate) struct Target {
     dir: PathBuf,
-    /// The process that forks the stepped ones. `None` while one is alive, and before the first.
+    /// The process that forks the stepped processes. `None` while a stepped process is alive, and
+    /// before the first.
     helper: Option<Helper>,
     target: End,
     third: End,

@@ -4,8 +4,8 @@
 use super::structures;
 use crate::abi::verbs::AhAttr;
 
-/// Numbers of the supported commands (`RDMA_USER_CM_CMD_*`), and of the one that asks for
-/// InfiniBand's own addresses.
+/// Numbers of the supported commands (`RDMA_USER_CM_CMD_*`), and number of the command that asks
+/// for InfiniBand's own addresses.
 pub(crate) mod number {
     pub(crate) const CREATE_ID: u32 = 0;
     pub(crate) const DESTROY_ID: u32 = 1;

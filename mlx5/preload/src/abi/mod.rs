@@ -10,7 +10,7 @@ pub(crate) mod verbs;
 #[cfg(test)]
 mod tests;
 
-/// Declares structures with the size and the offsets of the C ones.
+/// Declares structures with the sizes and the offsets of the C structures.
 macro_rules! structures {
     ($($(#[$meta:meta])* struct $name:ident = $c:literal: $size:literal { $($offset:literal $field:ident: $ty:ty),* $(,)? })*) => {
         $(

@@ -49,7 +49,7 @@ pub(crate) fn service(qp_type: u8) -> Option<Service> {
     }
 }
 
-/// Returns the attributes that the step to this state on the way up requires.
+/// Returns the attributes that the transition to this state requires, from the state before it.
 pub(crate) fn needed(service: Service, to: State) -> Option<u32> {
     let from = match to {
         State::Init => State::Reset,
@@ -65,7 +65,8 @@ pub(crate) fn needed(service: Service, to: State) -> Option<u32> {
 fn attributes(service: Service, from: State, to: State) -> Option<(u32, u32)> {
     use State::*;
     use attribute::*;
-    // Of connections, and of reliable ones.
+    // `of` selects the attributes of connections or of datagrams, `reliable` the attributes of
+    // reliable connections only.
     let of = |connected, datagram| {
         if service == Service::Datagram {
             datagram

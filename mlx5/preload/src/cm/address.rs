@@ -39,9 +39,9 @@ pub(crate) fn bytes(address: SocketAddr) -> SockAddr {
     bytes
 }
 
-/// Returns the index of the device with this address. 127.0.0.1 is the first one's, 127.0.0.2 the
-/// second one's, and so on; all other addresses of the host are the first one's too. A device with
-/// an address of its own (`--address`) has only that one.
+/// Returns the index of the device with this address. 127.0.0.1 belongs to the first device,
+/// 127.0.0.2 to the second, and so on; all other addresses of the host belong to the first device
+/// too. A device with an address of its own (`--address`) has only that address.
 pub(crate) fn device(settings: &Settings, ip: IpAddr) -> Option<usize> {
     if let Link::Ethernet(Some(own)) = &settings.link {
         return (ip == own.address).then_some(0);
@@ -53,7 +53,7 @@ pub(crate) fn device(settings: &Settings, ip: IpAddr) -> Option<usize> {
         .or_else(|| (devices > 0 && UdpSocket::bind((ip, 0)).is_ok()).then_some(0))
 }
 
-/// Returns the address from which the host reaches another one.
+/// Returns the address from which the host reaches `to`.
 pub(crate) fn source(settings: &Settings, to: SocketAddr) -> Option<IpAddr> {
     let any: IpAddr = match (&settings.link, to) {
         (Link::Ethernet(Some(own)), _) => own.address,

@@ -1,5 +1,5 @@
-//! An id (`struct rdma_cm_id`): the addresses and parameters of both ends, and the answers that are
-//! made of them.
+//! An id (`struct rdma_cm_id`): the addresses and parameters of both ends, and the answers to the
+//! program that follow from them.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::OwnedFd;
@@ -37,11 +37,11 @@ mod qp_type {
 
 /// The key of datagrams if the program gives none (`RDMA_UDP_QKEY`).
 const DATAGRAM_QKEY: u32 = 0x0123_4567;
-/// Time before a packet is sent again, 4.096 us * 2^N, unless the program sets another one.
+/// Time before a packet is sent again, 4.096 us * 2^N, unless the program sets another time.
 const ACK_TIMEOUT: u8 = 18;
-/// Time in which a service that this process reached before may listen again. perftest has a
-/// listener for each connection, and its client takes for granted that the next one is there when a
-/// network has resolved the route to it.
+/// Time for which a request to a service that this process reached before waits until the service
+/// listens again. perftest has a listener for each connection, and its client assumes that the next
+/// listener exists once a network has resolved the route to it.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Hop limit of RoCE.
 const HOPS: u8 = 64;
@@ -79,7 +79,7 @@ impl Drop for Handle {
 #[derive(Debug)]
 pub(crate) struct Id {
     pub(crate) handle: Handle,
-    /// The program's name for it; 0 until the program accepts it.
+    /// The program's name for the id; 0 until the program accepts the id.
     pub(crate) uid: u64,
     space: u16,
     qp_type: u8,
@@ -98,32 +98,33 @@ pub(crate) struct Id {
     device: Option<usize>,
     /// The index of its peer's device.
     peer_device: Option<usize>,
-    /// First packet number that it expects, and the one that its peer expects.
+    /// First packet number that this end expects, and the first that its peer expects.
     psn: u32,
     peer_psn: u32,
     /// Longest packet of its peer, 128 B * 2^N.
     peer_mtu: u32,
-    /// Parameters of its own and of its peer.
+    /// The connection parameters of this end.
     own: ConnParam,
     peer: ConnParam,
-    /// Whether it has sent the request.
+    /// Whether this end has sent the request.
     is_active: bool,
     pub(crate) ack_timeout: u8,
-    /// The end of the time for the peer's answer, while it waits for one.
+    /// The time at which the wait for the peer's answer ends, while the id waits for one.
     pub(crate) answer_until: Option<Instant>,
-    /// End of the time for its service to listen, once that was looked for.
+    /// The time at which the wait for the peer's service ends, once the service was tried.
     listens_until: Option<Instant>,
 }
 
-/// The service does not listen yet: the step is to be carried out again. No program hears of it.
+/// The service does not listen yet: the step has to be done again later. This error is not returned
+/// to programs.
 pub(crate) const LATER: Errno = Errno(libc::EINPROGRESS);
 
 impl Id {
     /// Makes an id.
     ///
     /// # Errors
-    /// `EOPNOTSUPP`: another port space, such as that of multicast over IPoIB. `ENOMEM`: all
-    /// numbers are taken.
+    /// `EOPNOTSUPP`: an unknown port space, such as the port space for multicast over IPoIB.
+    /// `ENOMEM`: all numbers are taken.
     pub(crate) fn new(uid: u64, space: u16, kind: u8) -> Result<Self, Errno> {
         let qp_type = match space {
             space::TCP => qp_type::RC,
@@ -226,8 +227,8 @@ impl Id {
         Ok(true)
     }
 
-    /// Takes the addresses of a request. Returns whether they are those of devices, and of the
-    /// listener's.
+    /// Takes the addresses of a request. Returns whether both are addresses of devices, and the
+    /// destination is at the device of the listener.
     pub(crate) fn arrive(&mut self, settings: &Settings, message: &Message) -> bool {
         let (Some(local), Some(remote)) = (
             address::parse(&message.destination),
@@ -308,7 +309,7 @@ impl Id {
         Ok(None)
     }
 
-    /// Returns whether its service may begin to listen soon.
+    /// Returns whether the service of the port may begin to listen soon.
     fn waits_for(&mut self, port: u16) -> bool {
         let now = Instant::now();
         let patience = || {
@@ -321,8 +322,8 @@ impl Id {
         now < *self.listens_until.get_or_insert_with(patience)
     }
 
-    /// Returns the parameters of the peer for the event of a message: resources of the one end are
-    /// those that the other may use.
+    /// Returns the parameters of the peer for the event of a message: the resources of one end are
+    /// the initiator depth of the other.
     pub(crate) fn param(&self, settings: &Settings, kind: Kind) -> [u8; size_of::<UdParam>()] {
         let peer = self.peer;
         let private_data_len = private_bytes(kind, self.machine.is_datagram) as u8;
@@ -352,7 +353,8 @@ impl Id {
         bytes
     }
 
-    /// Returns the GIDs of a path: the last entry of RoCE is that of version 2 and IPv4.
+    /// Returns the GIDs of both ends of a path. On RoCE the last entry of a GID table is the GID of
+    /// version 2 and IPv4.
     fn gids(&self, settings: &Settings) -> [Option<[u8; 16]>; 2] {
         let gid = |device: Option<usize>| {
             settings
@@ -446,7 +448,7 @@ impl Id {
     /// Returns the attributes for the transition of a queue pair to a state (`ib_cm_init_qp_attr`).
     ///
     /// # Errors
-    /// `EINVAL`: there is no device yet, or no peer, or no such transition.
+    /// `EINVAL`: the id has no device yet, or no peer, or the transition does not exist.
     pub(crate) fn attributes(&self, settings: &Settings, to: u32) -> Result<QpAttr, Errno> {
         const INVALID: Errno = Errno(libc::EINVAL);
         let state = u8::try_from(to).ok().and_then(QpState::from_repr);
@@ -469,7 +471,7 @@ impl Id {
         let service = service(self.qp_type).ok_or(INVALID)?;
         at.qp_attr_mask = needed(service, state).ok_or(INVALID)?;
         let has_peer = self.peer.qp_num != 0;
-        // Each end has the resources that the last message of either told.
+        // Each end has the resources that the last message of either end announced.
         let is_of_peer = has_peer && (self.is_active || self.machine.state == State::Requested);
         let (responder, initiator) = match is_of_peer {
             true => (self.peer.initiator_depth, self.peer.responder_resources),

@@ -48,7 +48,7 @@ pub(crate) enum Heard {
     Message(Kind, i32),
     /// The end of the peer's id, or of its process.
     End,
-    /// No answer in time.
+    /// No answer arrived in time.
     Silence,
 }
 
@@ -93,16 +93,16 @@ pub(crate) enum State {
     Requesting,
     /// Made by a listener, which waits for the request.
     Arriving,
-    /// The request came.
+    /// The peer's request has arrived.
     Requested,
     /// The reply was sent.
     Replied,
-    /// The reply came.
+    /// The peer's reply has arrived.
     Answered,
     Established,
     /// The request to disconnect was sent.
     Disconnecting,
-    /// The request to disconnect came.
+    /// The peer's request to disconnect has arrived.
     Disconnected,
     Ended,
 }
@@ -146,7 +146,7 @@ impl Machine {
         Ok(message)
     }
 
-    /// Returns whether it has sent a message that the peer must answer.
+    /// Returns whether this end has sent a message that the peer must answer.
     pub(crate) fn waits(&self) -> bool {
         matches!(
             self.state,
@@ -154,7 +154,7 @@ impl Machine {
         )
     }
 
-    /// Takes what comes from the peer. Returns the event and its status for the program.
+    /// Takes a message or the end of the peer. Returns the event and its status for the program.
     pub(crate) fn hear(&mut self, heard: Heard) -> Option<(Event, i32)> {
         use Heard::{End, Message, Silence};
         use State::*;
@@ -372,7 +372,8 @@ mod tests {
         );
     }
 
-    /// A peer may send anything at any time: then it is gone.
+    /// A peer may send any message at any time. An unexpected message is handled as the end of the
+    /// peer.
     #[test]
     fn nonsense_of_a_peer_ends_the_connection() {
         for number in 1..=6 {

@@ -1,10 +1,10 @@
-//! `/dev/infiniband/rdma_cm`, the kernel's connection manager below librdmacm.
+//! `/dev/infiniband/rdma_cm`, the kernel's connection manager, which librdmacm uses.
 //!
-//! The program's descriptor is that of an epoll instance. It watches the sockets of all ids, an
-//! eventfd that says that there are events to read, and the timer of the first answer that is
+//! The program's descriptor is an epoll instance. It watches the sockets of all ids, an eventfd
+//! that is readable while there are events to read, and a timer for the first answer that is
 //! missing. So `poll` shows what the program expects, and no thread is needed: messages of peers
-//! are handled before each command. Each connection of an id with its peer is a socket of its own,
-//! whose end tells the one that the other is gone.
+//! are handled before each command. Each connection of an id with its peer has a socket of its own;
+//! the end of the socket shows that the peer is gone.
 
 mod address;
 mod identifier;
@@ -43,7 +43,7 @@ const INVALID: Errno = Errno(libc::EINVAL);
 
 /// The longest command, rounded up.
 const LONGEST: usize = 512;
-/// The eventfd's number among the watched files; those of ids are their handles.
+/// The eventfd's number among the watched files; the numbers of ids are their handles.
 const EVENTS: u64 = u64::MAX;
 /// The number of the timer.
 const TIMER: u64 = EVENTS - 1;
@@ -53,11 +53,11 @@ const ANSWER_TIME: Duration = Duration::from_nanos(16 * (4096 << 20));
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 /// The shortest time of a timer.
 const AT_ONCE: Duration = Duration::from_nanos(1);
-/// Number of watched files that are looked at together.
+/// Number of watched files that are checked together.
 const TOGETHER: usize = 64;
 
-/// A command: the header is the number, and the bytes that follow it and those of the response, 16
-/// bits each.
+/// A command: the header has the number of the command, and the lengths of the request after it and
+/// of the response, 16 bits each.
 #[derive(Debug)]
 struct Call {
     number: u32,
@@ -87,7 +87,7 @@ impl Call {
             .map_err(|_| INVALID)
     }
 
-    /// Writes the response as far as there is room: that of older libraries is shorter.
+    /// Writes the response as far as there is room: the response of older libraries is shorter.
     fn respond(&self, at: u64, response: &(impl IntoBytes + Immutable)) -> Result<(), Errno> {
         let bytes = response.as_bytes();
         sys::copy_out(&bytes[..bytes.len().min(self.room)], at)
@@ -110,7 +110,7 @@ pub(crate) type Find = fn(c_int) -> Option<Arc<Session>>;
 pub(crate) struct Session {
     settings: &'static Settings,
     epoll: OwnedFd,
-    /// Its value is not 0 while there are unread events.
+    /// An eventfd whose value is not 0 while there are unread events.
     has_events: OwnedFd,
     /// Expires with the first time for an answer.
     timer: OwnedFd,
@@ -122,11 +122,11 @@ pub(crate) struct Session {
 struct Ids {
     by_handle: HashMap<u32, Id>,
     unread: VecDeque<Unread>,
-    /// The ends of the times for answers, with the handles of ids; also of those that have their
-    /// answer, or are gone.
+    /// The times at which waits for answers end, with the handles of the ids. Ids that have got
+    /// their answer, or were destroyed, may still be in the set.
     answers: BTreeSet<(Instant, u32)>,
-    /// A descriptor to be closed when there is no other one for a connection, which is then
-    /// rejected.
+    /// A spare descriptor. It is closed when there is no other descriptor for a connection, which
+    /// is then accepted and rejected.
     spare: Option<OwnedFd>,
 }
 
@@ -155,7 +155,7 @@ impl Ids {
             .extend(owner.map(|owner| Unread { owner, response }));
     }
 
-    /// Removes an id, and those that it made and the program does not know.
+    /// Removes an id, and the ids that were made for it and that the program does not know.
     fn remove(&mut self, handle: u32) -> Result<Vec<Id>, Errno> {
         self.get(handle)?;
         let gone = |id: &Id| id.handle.0 == handle || id.parent == Some(handle);
@@ -218,7 +218,7 @@ impl Session {
         self.epoll.as_raw_fd()
     }
 
-    /// Carries out a command. Returns `false` for one that asks for an event if there is none.
+    /// Executes a command. Returns `false` if the command asks for an event and there is none.
     pub(crate) fn execute(&self, at: u64, len: usize, find: Find) -> Result<bool, Errno> {
         let call = Call::read(at, len)?;
         let done = if call.number == number::MIGRATE_ID {
@@ -357,7 +357,7 @@ impl Session {
                 let from = address::parse(&asked.src_addr);
                 let is_found = ids.get(asked.id)?.resolve(self.settings, from, to)?;
                 if !is_found {
-                    // The event's status, ENODEV, tells the user of the program nothing.
+                    // The event's status, ENODEV, does not show the user of the program the reason.
                     let why = "no device of this host has the address, or the source address; rdma_cm connects no other hosts";
                     log::error(
                         self.settings,
@@ -451,8 +451,8 @@ impl Session {
                 }
                 Errno(libc::EOPNOTSUPP).when(asked.level != OF_ID)
             }
-            // The event that it reports, a message before the connection is there, is one that the
-            // device does not raise.
+            // The command reports that a message arrived before the connection was established. The
+            // device never raises the event that leads to it.
             number::NOTIFY => ids.get(call.request::<Notify>()?.id).map(drop),
             _ => Err(Errno(libc::EOPNOTSUPP)),
         }
@@ -491,7 +491,7 @@ impl Session {
         Ok(())
     }
 
-    /// Closes the connection of an id that needs none any more, or has none.
+    /// Closes the connection of an id that no longer needs a connection, or has none.
     fn settle(&self, id: &mut Id, is_gone: bool) {
         if is_gone || id.machine.state == State::Ended {
             id.socket
@@ -501,7 +501,7 @@ impl Session {
         }
     }
 
-    /// Handles everything that has come from peers.
+    /// Handles all messages that have arrived from peers.
     fn progress(&self, ids: &mut Ids) {
         let nothing = epoll::Event {
             flags: EventFlags::empty(),

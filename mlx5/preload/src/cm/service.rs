@@ -14,7 +14,8 @@ use rustix::net::{
 use crate::options::errno::Errno;
 use crate::system::held;
 
-/// The first port that is chosen for a program, and their number: those of Linux by default.
+/// The first port that is chosen for a program, and the number of such ports: the defaults of
+/// Linux.
 const CHOSEN: (u16, u16) = (32_768, 28_232);
 
 /// The port that this process reached last, in any port space.
@@ -103,7 +104,7 @@ impl Port {
             return Err(IN_USE);
         }
         let path = fabric.join(format!("cm-{space:x}-{port}"));
-        // A killed owner has left its name.
+        // The name of an owner that was killed still exists.
         let _ = fs::remove_file(&path);
         let socket = socket()?;
         let dir = File::open(fabric)?;
@@ -137,8 +138,8 @@ pub(crate) fn was_reached(port: u16) -> bool {
 /// Connects to a service.
 ///
 /// # Errors
-/// `ENOENT` or `ECONNREFUSED`: there is none. `EAGAIN`: as many connections as it takes are waiting
-/// for it.
+/// `ENOENT` or `ECONNREFUSED`: there is no such service. `EAGAIN`: the maximum number of
+/// connections is waiting for the service.
 pub(crate) fn connect(fabric: &Path, space: u16, port: u16) -> Result<OwnedFd, Errno> {
     let socket = socket()?;
     let dir = File::open(fabric)?;
@@ -155,8 +156,7 @@ pub(crate) fn accept(listener: &OwnedFd) -> Result<OwnedFd, Errno> {
     Ok(hold(net::accept_with(listener, FLAGS)?))
 }
 
-/// Sends a message. An error means that the peer is gone, which is seen when the next message is
-/// received.
+/// Sends a message. An error means that the peer is gone, which the next receive reports.
 pub(crate) fn send(socket: &OwnedFd, bytes: &[u8]) {
     let _ = net::send(socket, bytes, SendFlags::NOSIGNAL);
 }

@@ -164,7 +164,7 @@ impl Session {
         attributes.path_mtu
     }
 
-    /// Returns the number and the status of the next event, if there is one.
+    /// Returns the type and the status of the next event, if any.
     fn event(&self) -> Option<(u32, i32)> {
         self.next().map(|event| (event.event, event.status))
     }
@@ -221,7 +221,7 @@ fn a_peer_that_lives_and_never_answers_is_an_event_when_its_time_is_over() {
     };
     assert_eq!(patient.command(number::ACCEPT, &request), Err(INVALID));
 
-    // It answers, and never says that it got the answer to that.
+    // The peer sends its request, and never confirms that it received the reply.
     drop(patient);
     let patient = fabric.open(ANSWER_TIME);
     hasty.listen(1);
@@ -265,7 +265,8 @@ fn messages_of_a_peer_take_effect_before_the_program_asks_for_events() {
     );
 }
 
-/// The port is that of all tests here: a process waits for the one that it reached last.
+/// The port is the port of all tests here, because a process waits only for the service that it
+/// reached last.
 #[test]
 fn a_connect_that_waits_for_its_service_keeps_no_thread_from_opening_it() {
     let fabric = Fabric::new("patience");

@@ -65,9 +65,9 @@ pub(crate) struct Method {
 }
 
 impl Method {
-    /// Returns whether the refusal reaches no program: libibverbs writes the method's command or
-    /// reads the tree, and libmlx5 does without the capabilities that it asks for with `DEVX_OTHER`
-    /// when it opens a device.
+    /// Returns whether the refusal of the method reaches no program: libibverbs writes the method's
+    /// command or reads the tree instead; and libmlx5 does not need the capabilities that it
+    /// requests with `DEVX_OTHER` when it opens a device.
     pub(crate) fn falls_back(self) -> bool {
         const METHODS: &str = "DEVICE.INVOKE_WRITE DEVICE.GET_CONTEXT DEVICE.QUERY_PORT DEVICE.QUERY_GID_TABLE DEVICE.QUERY_GID_ENTRY \
             CQ.CQ_CREATE QP.QP_CREATE SRQ.SRQ_CREATE WQ.WQ_CREATE DEVX.DEVX_OTHER";
@@ -76,10 +76,10 @@ impl Method {
             || name.ends_with("_DESTROY") && self.object < DRIVER
     }
 
-    /// Returns the errno of its refusal. `EPROTONOSUPPORT` is that of a kernel without the method;
-    /// libibverbs then writes the command. Methods of regions and of device memory without a
-    /// command get `EOPNOTSUPP`, as from a kernel whose driver does not support them: manuals name
-    /// it, and programs check for it.
+    /// Returns the errno of the method's refusal. `EPROTONOSUPPORT` is the errno of a kernel
+    /// without the method; libibverbs then writes the command. Methods of regions and of device
+    /// memory without a command get `EOPNOTSUPP`, as from a kernel whose driver does not support
+    /// them: manuals name it, and programs check for it.
     pub(crate) fn refusal(self) -> Errno {
         const MR: u16 = 7;
         const MR_DESTROY: u16 = 1;

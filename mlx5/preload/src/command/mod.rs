@@ -1,11 +1,11 @@
-//! Framing of the write() commands: header, request, the driver's part of it, and the address of
-//! the response.
+//! Framing of the write() commands: header, request, the driver's part of the request, and the
+//! address of the response.
 //!
 //! A plain command is a `CommandHeader` (lengths in words of 4 bytes, the header included) and the
-//! request, which starts with the address of the response if there is one. The driver's part
-//! follows the request, and in the response too. In an extended command the header's words have 8
-//! bytes and count only the request; `ExtendedHeader` has the address, and the lengths of the
-//! driver's parts.
+//! request, which starts with the address of the response if the command has a response. The
+//! driver's part follows the request, and in the response too. In an extended command the header's
+//! words have 8 bytes and count only the request; `ExtendedHeader` has the address, and the lengths
+//! of the driver's parts.
 
 pub(crate) mod methods;
 
@@ -17,7 +17,8 @@ use crate::abi::verbs::{CommandHeader, ExtendedHeader};
 use crate::options::errno::Errno;
 use crate::system::sys;
 
-/// The result of a command that has to wait. The thread tries it again, so no command ends with it.
+/// The result of a command that has to wait. The thread tries the command again, so no command ends
+/// with this result.
 pub(crate) const LATER: Errno = Errno(libc::EAGAIN);
 
 /// The refusal of a context with DEVX, and of much else.
@@ -38,7 +39,7 @@ const LONGEST_RESPONSE: usize = 512;
 pub(crate) struct Call {
     /// The command's number, `IB_USER_VERBS_CMD_*`.
     pub(crate) number: u8,
-    /// Whether it is the extended form of the command.
+    /// Whether the command has the extended form.
     pub(crate) is_extended: bool,
     /// The request, followed by the driver's part in a plain command.
     request: Vec<u8>,

@@ -3,7 +3,7 @@
 //! name for an object.
 //!
 //! The kernel does two things that a pipe does not. When an object is destroyed, the kernel returns
-//! the number of its events that the program has *read*, and libibverbs waits until that many are
+//! the number of its events that the program has *read*, and libibverbs waits until as many are
 //! acknowledged. The kernel also removes the unread events. So reading is interposed: it counts,
 //! and skips removed events.
 
@@ -90,7 +90,7 @@ impl Channel {
         true
     }
 
-    /// Forgets a destroyed object: the program reads no more of its events. Returns the number of
+    /// Forgets a destroyed object: the program reads no further events of it. Returns the number of
     /// its events that were read.
     pub(crate) fn forget(&self, user_handle: u64) -> u32 {
         let mut queues = self.queues();

@@ -1,5 +1,6 @@
-//! Counters of the ports in `/sys`: those of the fabric, whose programs share its ports. A file of
-//! the tree gets the number when a program opens it, and when the program reads it again.
+//! Counters of the ports in `/sys`. They are counters of the fabric, whose programs share its
+//! ports. A file of the tree gets the present number when a program opens it, and when the program
+//! reads it again.
 
 use std::ffi::{OsStr, c_int};
 use std::fs::File;
@@ -59,7 +60,7 @@ pub(crate) struct Counter {
 }
 
 impl Counter {
-    /// Returns the counter if the descriptor is that of one's file, opened by this path:
+    /// Returns the counter if the descriptor is of a counter's file, opened by a `path` such as
     /// `.../mlx5_0/ports/1/counters/port_xmit_data`.
     pub(crate) fn of(fd: c_int, path: &[u8]) -> Option<Self> {
         let place = PortCounters::NAMES
@@ -80,7 +81,7 @@ impl Counter {
         Some(Self { place, port })
     }
 
-    /// Writes the number to the file of the descriptor. It never gets shorter.
+    /// Writes the value of the counter to the file of the descriptor. The text never gets shorter.
     pub(crate) fn show(&self, fd: c_int) {
         let text = format!("{}\n", self.port.get(self.place));
         let _ = File::options()

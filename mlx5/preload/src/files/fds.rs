@@ -1,8 +1,8 @@
 //! The descriptors of the device and its event channels.
 //!
 //! The interposed calls run for every descriptor of the program, so the first check is one load
-//! from a table. The file of such a descriptor is behind a lock. An entry is trusted only while the
-//! number still names the same file, because a program may close it in ways that are not
+//! from a table. The file of such a descriptor is protected by a lock. An entry is trusted only
+//! while the number still names the same file, because a program may close it in ways that are not
 //! interposed. It is trusted only in the process that opened it, because the child of a fork has
 //! the files but not the threads.
 
@@ -74,13 +74,13 @@ static FILES: AtomicPtr<Files> = AtomicPtr::new(core::ptr::null_mut());
 
 static IS_CHILD: AtomicBool = AtomicBool::new(false);
 
-/// Returns whether this process was forked from a process that may have had such files.
+/// Returns whether this process was forked from a process that may have had files of the library.
 pub(crate) fn is_child() -> bool {
     IS_CHILD.load(Ordering::Relaxed) || files().is_none()
 }
 
-/// Runs in the child of a fork, which has its parent's descriptors but none of the files. The table
-/// still marks those descriptors, so calls on them are checked.
+/// Runs in the child of a fork, which has its parent's descriptors but none of the library's files.
+/// The table still marks the descriptors, so calls on them are checked.
 pub(crate) fn restart() {
     IS_CHILD.store(true, Ordering::Relaxed);
     held::release_all();
@@ -110,8 +110,8 @@ fn identity(fd: RawFd) -> Option<Identity> {
     Some((status.st_dev, status.st_ino))
 }
 
-/// Returns whether the descriptor may be one of these files. For all other descriptors this is the
-/// whole check.
+/// Returns whether the descriptor may be a file of the library. For all other descriptors this is
+/// the only check.
 pub(crate) fn may_be_ours(fd: c_int) -> bool {
     OURS.get(fd as usize)
         .is_some_and(|ours| ours.load(Ordering::Relaxed))
@@ -126,7 +126,7 @@ pub(crate) fn get(fd: c_int) -> Option<File> {
     }
     let gone = forget(&mut files, fd);
     drop(files);
-    // Outside the lock: closing a context waits for its thread, which takes the lock.
+    // The drop is outside the lock: closing a context waits for its thread, which takes the lock.
     drop(gone);
     None
 }

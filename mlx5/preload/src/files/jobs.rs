@@ -32,7 +32,7 @@ impl Job {
 /// still has its registers mapped.
 #[derive(Debug)]
 pub(crate) struct Device {
-    /// Its index among the devices.
+    /// Index of the device among all devices.
     pub(crate) index: usize,
     jobs: Option<Sender<Job>>,
     /// Receives a message if the thread outlives this value. Only the drop takes it; in a mutex,

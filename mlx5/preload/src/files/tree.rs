@@ -13,11 +13,12 @@ use crate::system::sys;
 
 const SYS: &[u8] = b"/sys";
 
-/// The class directories: `infiniband`, `infiniband_verbs`, and those that the tree does not have,
-/// such as `infiniband_mad`.
+/// The class directories: `infiniband`, `infiniband_verbs`, and the directories that the tree does
+/// not have, such as `infiniband_mad`.
 const CLASSES: &[u8] = b"/class/infiniband";
 
-/// The texts before the bus, in paths of the tree that name the bus or a function on it.
+/// The texts before the bus number, in paths of the tree that name the bus or a function on the
+/// bus.
 const BEFORE_BUS: [&[u8]; 3] = [b"/devices/pci", b"/bus/pci/devices/", b"/class/pci_bus/"];
 
 /// Returns the path in the tree that a program means by `path`, relative to `dir`; `None` for a
@@ -31,7 +32,7 @@ pub(crate) unsafe fn find(dir: c_int, path: *const c_char) -> Option<CString> {
     }
     // SAFETY: guaranteed by the caller.
     let path = unsafe { CStr::from_ptr(path) }.to_bytes();
-    // A relative path is looked at if it has a name of the tree that no other tree has.
+    // A relative path is checked if it contains a name that only the launcher's tree has.
     let may_be = if path.first() == Some(&b'/') {
         path.starts_with(SYS)
     } else {
@@ -77,7 +78,8 @@ fn translate(tree: &Path, path: &[u8]) -> Option<CString> {
     }
 }
 
-/// Returns the path of `/sys` for a path in the tree: what a program learns from `realpath(3)`.
+/// Returns the path of `/sys` for a path in the tree: the result that a program gets from
+/// `realpath(3)`.
 pub(crate) fn name(path: &CStr) -> Option<CString> {
     let below = path
         .to_bytes()

@@ -1,4 +1,4 @@
-//! The functions of the next library that has them.
+//! The functions that this library overrides, as the next libraries define them.
 
 use core::mem::transmute;
 use core::sync::atomic::{AtomicPtr, Ordering};
@@ -9,7 +9,7 @@ use libc::{DIR, FILE, dirent, mode_t, size_t, ssize_t, statx as ExtendedStatus};
 use super::fail;
 use crate::options::errno::Errno;
 
-/// A function of the next library that has it.
+/// A function, as the next library that has it defines it.
 struct Next {
     name: &'static CStr,
     address: AtomicPtr<c_void>,
@@ -68,8 +68,8 @@ pub(super) type Filter = Option<unsafe extern "C" fn(*const dirent) -> c_int>;
 pub(super) type Order =
     Option<unsafe extern "C" fn(*mut *const dirent, *mut *const dirent) -> c_int>;
 
-/// Declares functions, which fail with `ENOSYS` if no library has them. Arguments behind a
-/// semicolon are those of a variadic function, which ignores one that was not given.
+/// Declares functions, which fail with `ENOSYS` if no library has them. Arguments after a semicolon
+/// are the variadic arguments of a function, which ignores an argument that was not given.
 macro_rules! next_functions {
     ($($next:ident = $text:literal $name:ident($($argument:ident: $ty:ty),* $(; $more:ident: $more_ty:ty)?) -> $result:ty;)*) => {
         $(static $next: Next = Next::new($text);)*

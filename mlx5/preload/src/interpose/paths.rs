@@ -10,8 +10,8 @@ use crate::files::{fds, tree};
 /// `realpath(3)`, which names a file in the tree by its path of `/sys`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn realpath(path: *const c_char, to: *mut c_char) -> *mut c_char {
-    // SAFETY: the caller's arguments. The path of `/sys` is shorter than that in the tree, for
-    // which there was room.
+    // SAFETY: the arguments are the caller's. The path of `/sys` is shorter than the path in the
+    // tree, for which there was room.
     unsafe {
         let found = named!(path, AT_FDCWD => next::realpath(path, to));
         if let Some(name) = if found.is_null() {

@@ -119,8 +119,8 @@ impl Objects {
         .note(note))
     }
 
-    /// Sends the events of armed queues that hold a completion that they were armed for. Returns
-    /// whether there were any.
+    /// Sends the events of armed queues that hold a completion of the kind for which they were
+    /// armed. Returns whether it sent an event.
     pub(crate) fn send_events(&self) -> bool {
         let mut any = false;
         for cq in self.cqs.iter() {

@@ -29,8 +29,8 @@ use crate::system::sys;
 pub(crate) const MAX_WQES: u32 = 1 << 15;
 /// Maximum size of a completion queue, minus one.
 pub(crate) const MAX_CQE: u32 = (1 << 22) - 1;
-/// Maximum number of buffers of a receive: those of a WQE of 512 bytes, minus a next segment and a
-/// terminator.
+/// Maximum number of buffers of a receive: the segments of a WQE of 512 bytes, minus a next segment
+/// and a terminator.
 pub(crate) const MAX_SGE: u32 = 30;
 /// Maximum length of a message, in bytes.
 const MAX_MESSAGE: u32 = 1 << 30;

@@ -5,7 +5,7 @@
 //!
 //! Registers are memory of the driver's process. They are read between two commands or polls of the
 //! HCA, so not every doorbell is seen. If another doorbell on the same register follows before the
-//! next check, the first one is counted as overtaken.
+//! next check, the first doorbell is counted as overtaken.
 
 use core::array;
 use core::fmt;
@@ -74,7 +74,7 @@ impl Registers {
 /// Numbers of doorbells, by outcome.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
-    /// Records that moved.
+    /// Doorbell records whose counter was found changed.
     pub(crate) rung: u64,
     /// Registers that held all new WQEs of the send queue.
     pub(crate) blocks: u64,
@@ -163,7 +163,7 @@ impl Doorbells {
         });
     }
 
-    /// Returns the numbers so far.
+    /// Returns the numbers of all queues since the start.
     pub(crate) fn counts(&self) -> Counts {
         let announced = self
             .queues
@@ -291,8 +291,8 @@ impl Watched {
         })
     }
 
-    /// Counts the announcement by its present state if the whole was not seen, because the next one
-    /// is in the other half.
+    /// Counts the announcement by its present state if its WQEs were not seen completely, because
+    /// the next announcement is in the other half of the register.
     fn give_up(&mut self, halves: &[Half; 2], counts: &mut Counts) {
         let Some(announced) = self.announced.take() else {
             return;
@@ -325,7 +325,7 @@ impl Watched {
         let announced = self.announced.as_mut()?;
         match announced.find(producer, &halves) {
             Found::Block => counts.blocks += 1,
-            // It may also be the first store of a block, which the next check may find.
+            // The word may also be the first store of a block, which the next check may find.
             Found::Word if now - announced.since < patience => {
                 announced.is_word = true;
                 return None;
@@ -355,8 +355,8 @@ impl Announced {
             .unwrap_or(Found::Nothing)
     }
 
-    /// Returns how far half a register announces them. `before` is its content before the record
-    /// moved.
+    /// Returns how far half a register announces the WQEs. `before` is the content of the half
+    /// before the record moved.
     fn find_in(&self, producer: u16, half: &Half, before: &Half) -> Found {
         let ctrl = ctrl_of(half[0]);
         let offset = usize::from(ctrl.wqe_index().wrapping_sub(self.first));

@@ -63,8 +63,8 @@ impl Objects {
     /// Joins the fabric.
     ///
     /// # Errors
-    /// Joining failed; the log gives the reason. That of bind(2), for its port for packets,
-    /// `EADDRINUSE` if all are taken; otherwise `ENOMEM`.
+    /// Joining failed; the log gives the reason. If the port for packets could not be bound, the
+    /// error number is from bind(2) (`EADDRINUSE` if all ports are taken), otherwise `ENOMEM`.
     pub(crate) fn new(
         settings: &'static Settings,
         port: Port,

@@ -231,7 +231,8 @@ impl Objects {
     /// Returns the address of the queue pair that the attributes name.
     fn peer(&self, way: Way, at: &QueryQpResp) -> Address {
         let of_number = Address::of_number(at.dest_qp_num);
-        // Programs at the own address may be of another fabric or user. No device has the LID 0.
+        // Programs at the library's own address may be of another fabric or user. No device has the
+        // LID 0.
         let (lid, ip) = match way {
             Way::Port(index) => (
                 if self.port.has(index, of_number.qpn) {

@@ -14,12 +14,12 @@ pub(crate) enum Way {
     Port(usize),
     /// Packets to this address.
     Packets(IpAddr),
-    /// No port has the address: there will be no answer.
+    /// No port has the address, so no answer will arrive.
     Nowhere,
 }
 
 /// Resolves the address of a path from the GID of `from` with this index, as the kernel does.
-/// `link` is that of `from`.
+/// `link` is the link layer of `from`.
 ///
 /// # Errors
 /// `EINVAL`: the path does not start at a GID of the port. RoCE only: `ETIMEDOUT`, no neighbour has

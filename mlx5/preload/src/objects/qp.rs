@@ -34,8 +34,8 @@ fn queues(request: &DriverQp, has_srq: bool) -> Result<(SqMemory, Option<RqMemor
     let is_count = |count: u32| count == 0 || (count.is_power_of_two() && count <= MAX_WQES);
     let are_counts = is_count(request.sq_wqe_count) && is_count(request.rq_wqe_count);
     INVALID.when(!are_counts || request.rq_wqe_shift > 9)?;
-    // Receives come first, sends after them. The record has the word of the receives, then that of
-    // the sends (MLX5_RCV_DBR, MLX5_SND_DBR).
+    // Receives come first, sends after them. The record has the word of the receives, then the word
+    // of the sends (MLX5_RCV_DBR, MLX5_SND_DBR).
     let rq_bytes = request.rq_wqe_count << request.rq_wqe_shift;
     let bytes = u64::from(rq_bytes) + u64::from(request.sq_wqe_count) * u64::from(WQEBB);
     let buffer = place::<u8>(request.buf_addr, bytes.max(1), Use::Read)?;
@@ -107,10 +107,11 @@ impl Objects {
         // SAFETY: `place` has checked the buffer and the records, and libmlx5 keeps them until the
         // queue pair is destroyed, as for a device.
         let qpn = unsafe { self.hca.create_qp(&memory) }.map_err(|error| self.refused(&error))?;
-        // A register that the driver names comes from another source.
+        // If the driver names a register itself, the register is not one of `bfregs`.
         let bfreg = (driver.flags & (QP_FLAG_BFREG_INDEX | QP_FLAG_UAR_PAGE_INDEX) == 0)
             .then(|| self.bfregs.take());
-        // Every driver's send queue starts at a WQEBB, so another one is not checked.
+        // The send queue of every driver is aligned to a WQEBB. The doorbells of a queue that is
+        // not aligned are not checked.
         let is_checked = sq.wqe_cnt > 0 && sq.buffer.addr().get() % WQEBB as usize == 0;
         if let (Some(doorbells), Some(register), true) = (&mut self.doorbells, bfreg, is_checked) {
             doorbells.add(qpn, sq, register);
@@ -121,8 +122,9 @@ impl Objects {
             max_inline_data,
             ..
         } = *request;
-        // For receives, the sizes that the driver derived from the request, as in the kernel
-        // (`set_rq_size`). For sends, libmlx5 itself tells the program.
+        // The sizes for receives are those that the driver derived from the request, as in the
+        // kernel (`set_rq_size`). The sizes for sends are returned to the program by libmlx5
+        // itself.
         let (max_recv_wr, max_recv_sge) =
             rq.map_or((0, 0), |rq| (rq.wqe_cnt, rq.stride / DATA_SEGMENT));
         let in_reset = QueryQpResp {

@@ -154,8 +154,8 @@ impl Objects {
     fn register(&self, asked: &RegMr) -> Result<Mr, Errno> {
         let pdn = *self.pds.get(asked.pd_handle)?;
         let (addr, access) = self.check_translation(asked)?;
-        // SAFETY: a program keeps memory mapped until its deregistration is answered, as it must
-        // for a device. If it does not, the kernel's copy fails.
+        // SAFETY: a program keeps memory mapped until its deregistration is answered, as a device
+        // requires too. If it does not keep it mapped, the kernel's copy fails.
         let key = unsafe { self.hca.register(pdn, addr, asked.length as usize, access) }
             .map_err(|error| self.refused_region(&error))?
             .key;
@@ -212,7 +212,8 @@ impl Objects {
 
     /// Carries out REREG_MR: replaces the region if its memory changes; otherwise changes the
     /// region and keeps its keys, as the kernel's mlx5 driver does. If the new region is refused,
-    /// the old one is gone; ibv_rereg_mr(3) says that a program must not use either.
+    /// the old region is deregistered too; according to ibv_rereg_mr(3) a program must then use
+    /// neither.
     pub(crate) fn rereg_mr(&mut self, call: &Call, since: Instant) -> Result<Reply, Errno> {
         let request: ReregMr = call.request::<_, ReregMrResp>()?;
         let [translation, pd, access] = REREG;

@@ -4,8 +4,8 @@ use std::net::Ipv4Addr;
 
 use mlx5_hca::{Gid, GidKind, PortAddress, RoceOptions, gid_of};
 
-/// Major and minor number of the first device's file, `MAJOR:MINOR`; those of the others follow.
-/// Without it the library does nothing.
+/// Major and minor number of the first device's file, `MAJOR:MINOR`; the numbers of the other
+/// devices follow. Without this variable the library does nothing.
 pub(crate) const DEVICE: &str = "MLX5_PRELOAD_DEVICE";
 /// Number of devices.
 pub(crate) const DEVICES: &str = "MLX5_PRELOAD_DEVICES";
@@ -26,8 +26,8 @@ pub(crate) const CHECK_DOORBELLS: &str = "MLX5_PRELOAD_CHECK_DOORBELLS";
 /// The launcher's tree, which libibverbs reads in place of `/sys`.
 pub(crate) const TREE: &str = "SYSFS_PATH";
 
-/// Domain and bus of the PCI function, an address that no machine has. Decimal digits: UCX reads no
-/// others in the name of the root.
+/// Domain and bus of the PCI function, an address that no machine has. All digits are decimal,
+/// because UCX reads only decimal digits in the name of the root.
 pub(crate) const PCI_BUS: &str = "7357:00";
 
 /// Number of entries of a port's GID table. A NIC has at least as many; those without a GID are
@@ -56,10 +56,10 @@ pub(crate) enum Link {
 }
 
 impl Link {
-    /// Returns the GID table of the port of a device, without empty entries: fe80::200:ff:fe00:1 of
-    /// the first one, and on RoCE ::ffff:127.0.0.1, with the two entries that the kernel makes for
-    /// each address of the network device, in this order. Hosts that reach each other have no GIDs
-    /// but their addresses.
+    /// Returns the GID table of the port of a device, without empty entries. The first device has
+    /// fe80::200:ff:fe00:1, and on RoCE ::ffff:127.0.0.1 too, in this order, each with the two
+    /// entries that the kernel makes for an address of a network device. With `roce=ADDRESS` a
+    /// device has only the GIDs of that address.
     fn gids(self, device: usize) -> Vec<Gid> {
         let mut link_local = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
         link_local[8..].copy_from_slice(&guid(device));
@@ -77,7 +77,8 @@ impl Link {
         }
     }
 
-    /// Makes the network of this number of devices. It is never freed: a process has one.
+    /// Makes the network of `devices` devices. It is never freed, because a process has only one
+    /// network.
     pub(crate) fn network(self, devices: usize) -> &'static [PortAddress] {
         let has_lid = self == Self::InfiniBand;
         let ports = (0..devices).map(|device| PortAddress {

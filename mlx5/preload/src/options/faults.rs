@@ -1,5 +1,5 @@
-//! Faults on request, `--fault KEY=VALUE`. The launcher parses all of them, and applies those of
-//! the tree. The library applies the others.
+//! Faults on request, `--fault KEY=VALUE`. The launcher parses all faults, and applies the faults
+//! of the tree. The library applies the others.
 
 use std::str::FromStr;
 
@@ -35,7 +35,7 @@ pub(crate) enum Fault {
     NoGid,
     /// The port reports that it is down.
     PortDown,
-    /// The port goes down `at_ms` after the device was opened, and up again `for_ms` later.
+    /// The port is down from `at_ms` after the device was opened, for `for_ms`.
     PortFails {
         /// Time of the failure.
         at_ms: u32,
@@ -49,17 +49,17 @@ pub(crate) enum Fault {
     },
     /// The device has no atomics.
     NoAtomics,
-    /// The device says that it has no shared receive queues.
+    /// The device reports that it has no shared receive queues.
     NoSrqs,
     /// The device file cannot be opened.
     Open(Errno),
-    /// A work request of a send queue fails after `after` that do not.
+    /// A work request of a send queue fails, after `after` work requests that do not fail.
     Completion {
         /// The place of the queue pair whose work requests are counted; `None`: all of the device.
         only: Option<u16>,
         /// The syndrome of its completion.
         syndrome: Syndrome,
-        /// Number of work requests before it.
+        /// Number of work requests before the fault.
         after: u64,
     },
     /// Messages are lost.

@@ -21,8 +21,8 @@ pub(crate) fn refused(settings: &Settings, line: fmt::Arguments<'_>) {
     }
 }
 
-/// Logs the refusal of a command or method: as one that the program's libraries get round, or as
-/// one that the program learns of.
+/// Logs the refusal of a command or method: either a refusal for which the program's libraries have
+/// another way, or a refusal that the program gets.
 pub(crate) fn answered(
     settings: &Settings,
     what: fmt::Arguments<'_>,

@@ -44,9 +44,9 @@ pub(crate) struct Settings {
 /// A change of the device on request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
-    /// The port goes up or down.
+    /// The state of the port changes.
     Port {
-        /// Whether it is up.
+        /// Whether the port is up then.
         is_up: bool,
     },
     /// The device fails.
@@ -134,7 +134,7 @@ fn changes(faults: &[Fault]) -> Vec<(u32, Change)> {
                 changes.extend(for_ms.map(up));
             }
             Fault::DeviceFails { at_ms } => changes.push((at_ms, Change::Fatal)),
-            // The launcher applies faults of the tree, the HCA those of messages.
+            // The launcher applies faults of the tree, and the HCA applies faults of messages.
             _ => {}
         }
     }

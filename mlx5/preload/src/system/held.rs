@@ -19,7 +19,7 @@ thread_local! {
     static IS_OURS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs code of the library: descriptors that it opens are held, and it may close held ones.
+/// Runs code of the library: descriptors that it opens are held, and it may close held descriptors.
 pub(crate) fn as_ourselves<T>(body: impl FnOnce() -> T) -> T {
     struct Back(bool);
     impl Drop for Back {

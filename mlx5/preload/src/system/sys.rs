@@ -125,9 +125,9 @@ pub(crate) fn write(fd: &OwnedFd, bytes: &[u8]) -> Result<(), Errno> {
 /// The HCA's use of the program's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Use {
-    /// Reads it.
+    /// The HCA reads the memory.
     Read,
-    /// Reads and writes it.
+    /// The HCA reads and writes the memory.
     Write,
 }
 
@@ -192,7 +192,7 @@ pub(crate) fn check_copies() -> Result<(), Errno> {
 /// `EFAULT`: the memory cannot be read.
 pub(crate) fn copy_in(from: u64, to: &mut [u8]) -> Result<(), Errno> {
     copy(to.as_mut_ptr(), to.len(), from, |own, other| {
-        // SAFETY: the kernel checks the program's range; the own one is the slice.
+        // SAFETY: the kernel checks the program's range; the library's own range is the slice.
         unsafe { libc::process_vm_readv(libc::getpid(), own, 1, other, 1, 0) }
     })
 }
@@ -203,8 +203,8 @@ pub(crate) fn copy_in(from: u64, to: &mut [u8]) -> Result<(), Errno> {
 /// `EFAULT`: the memory cannot be written.
 pub(crate) fn copy_out(from: &[u8], to: u64) -> Result<(), Errno> {
     copy(from.as_ptr().cast_mut(), from.len(), to, |own, other| {
-        // SAFETY: the kernel checks the program's range; the own one is the slice, which is only
-        // read.
+        // SAFETY: the kernel checks the program's range; the library's own range is the slice,
+        // which is only read.
         unsafe { libc::process_vm_writev(libc::getpid(), own, 1, other, 1, 0) }
     })
 }

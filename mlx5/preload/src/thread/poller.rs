@@ -28,8 +28,8 @@ const PATIENCE: u32 = 256;
 /// Number of polls without a sleep after work was found.
 const POLLS_AT_ONCE: u32 = 8;
 
-/// Starts the thread of the device that `open` opens. It sends to `outlives` if it goes on behind
-/// the last command. It takes no signals: they belong to the program.
+/// Starts the thread of the device that `open` opens. The thread sends to `outlives` if it
+/// continues after the last command. It takes no signals: they belong to the program.
 pub(crate) fn spawn(
     jobs: Receiver<Job>,
     outlives: SyncSender<()>,
@@ -61,9 +61,9 @@ fn serve(jobs: &Receiver<Job>, outlives: &SyncSender<()>, mut session: Session) 
         }
         let mut next = jobs.recv_timeout(pace.after(polls > 0));
         while let Ok(job) = next {
-            // A NIC reads the doorbell records by itself. The HCA cannot read those of a process
-            // that stops after the answer to its command. So doorbells that were rung before a
-            // command take effect before its answer.
+            // A NIC reads the doorbell records by itself. The HCA cannot read the doorbell records
+            // of a process that stops after the answer to its command. So doorbells that were rung
+            // before a command take effect before its answer.
             session.progress();
             session.execute(job);
             pace = Pace::default();
@@ -75,13 +75,13 @@ fn serve(jobs: &Receiver<Job>, outlives: &SyncSender<()>, mut session: Session) 
     }
 }
 
-/// Polls on while the program has the registers mapped, though it has closed the descriptor: a
-/// kernel keeps a file as long as its mappings.
+/// Continues to poll while the program has the registers mapped, although it has closed the
+/// descriptor: a kernel keeps a file as long as its mappings.
 fn outlive(outlives: &SyncSender<()>, mut session: Session, mut pace: Pace) {
     if !session.is_mapped() {
         return;
     }
-    // There is room for one message.
+    // The send does not block: the channel has room for one message.
     let _ = outlives.send(());
     while session.is_mapped() {
         for _ in 0..PATIENCE {

@@ -21,7 +21,7 @@ pub(crate) struct Session {
     port: Port,
     /// The inode of the device file.
     inode: libc::ino_t,
-    /// Present until GET_CONTEXT.
+    /// The registers; `None` after GET_CONTEXT.
     registers: Option<Registers>,
     /// Present from GET_CONTEXT on.
     objects: Option<Objects>,

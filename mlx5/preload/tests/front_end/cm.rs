@@ -147,7 +147,7 @@ fn a_port_without_a_listener_or_with_one_already_is_refused() {
         .said("rdma_cm resolve_ip 192.0.2.1: no device of this host has the address");
 }
 
-/// Either end learns of it at once, and a port of a process that was killed is free.
+/// The end of a peer is reported at once, and the port of a killed process is free.
 #[test]
 #[ignore = "needs rdmacm-utils"]
 fn a_peer_that_is_killed_is_an_event() {

@@ -1,4 +1,4 @@
-//! Commands written to the device file, and the errors of refused ones.
+//! Commands written to the device file, and the errors of refused commands.
 
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};

@@ -30,7 +30,8 @@ fn faults_reach_the_program() {
     refused("modify_qp=EIO", "Failed to modify QP to INIT");
 }
 
-/// The holder is any other program, or the first one of another user or fabric at this address.
+/// The holder of the port is any other program, or the first program of another user or fabric at
+/// this address.
 #[test]
 #[ignore = "needs ibverbs-utils"]
 fn a_program_whose_udp_port_is_taken_gets_the_next_one() {
@@ -129,7 +130,7 @@ fn a_work_request_can_fail_and_messages_can_be_lost() {
     };
     fails("wc=REM_ACCESS_ERR@100", 10);
     fails("loss.0=100%", 12);
-    // It comes after the only queue pair.
+    // `wc.1` is for a second queue pair, and the program has only one.
     for fault in ["loss=10%", "wc.1=REM_ACCESS_ERR"] {
         // The timeout is 1 ms.
         let ends = Place::new("lost").pair(
@@ -159,7 +160,7 @@ fn a_peer_in_another_user_namespace_is_refused_with_the_reason() {
     server.wait_for(|| crate::support::is_listening(port));
     let client = place.start(&mut command(&["localhost"])).finish();
     assert!(!client.status.success(), "{client:#?}");
-    // It connects before it answers the client.
+    // The server connects before it answers the client.
     let server = server.finish();
     assert!(!server.status.success(), "{server:#?}");
     server

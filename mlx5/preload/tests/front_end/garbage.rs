@@ -141,7 +141,7 @@ fn commands() {
                 memory.stir(random);
             }
         }
-        // SAFETY: nothing is there, or more is said to be there than is.
+        // SAFETY: the address has no memory, or less memory than the length states.
         let writes = unsafe {
             [
                 libc::write(device.0, std::ptr::without_provenance(8), 64),
@@ -217,7 +217,7 @@ fn threads() {
             }
             std::thread::sleep(Duration::from_millis(50));
             device.close();
-            // A device without a context, or with the number of the first one.
+            // A device without a context, or with the number of the first device's context.
             let other = Device::open();
             let _ = other.write(&get_context(memory).bytes());
             std::thread::sleep(Duration::from_millis(20));

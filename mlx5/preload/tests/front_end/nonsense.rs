@@ -1,4 +1,4 @@
-//! uverbs commands as bytes: valid ones, and invalid ones of every kind.
+//! uverbs commands as bytes: valid commands, and invalid commands of every kind.
 
 use std::ffi::CStr;
 use std::ptr::null_mut;

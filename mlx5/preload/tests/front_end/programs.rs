@@ -216,8 +216,8 @@ fn ibv_ud_pingpong_finishes_over_roce() {
     }
 }
 
-/// Both ends are at one port. Through shared memory it counts payloads, in words of 4 bytes and
-/// packets of 4 KiB; by packets, whole ones, and acknowledgements.
+/// Both ends are at one port. On shared memory the port counts payloads, in words of 4 bytes and
+/// packets of 4 KiB; with packets it counts whole packets, and acknowledgements.
 #[test]
 #[ignore = "needs perftest"]
 fn ib_write_bw_finishes_and_its_counters_have_what_it_wrote() {

@@ -31,8 +31,8 @@ fn hear(stream: &mut UnixStream) -> [u64; 3] {
     })
 }
 
-/// Runs the peer: it writes its memory, filled with a byte, to an address and a key, whenever it is
-/// told.
+/// Runs the peer: on each command, it fills its memory with a byte and writes it to an address and
+/// a key.
 fn write_as_told(mut parent: UnixStream) {
     let device = Device::start();
     let memory = Memory::new();

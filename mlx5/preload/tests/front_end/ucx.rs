@@ -226,7 +226,7 @@ fn exchange(test: &str, ranks: usize, options: &[&str], environment: &[&str]) ->
         .into_iter()
         .map(Program::finish)
         .collect();
-    // All of them, since the first one that failed may have lost its peer.
+    // All ends are shown, since the first end that failed may have lost its peer.
     let is_right =
         |end: &Finished| end.status.success() && end.output.contains("all data is right");
     assert!(ends.iter().all(is_right), "{ends:#?}");

@@ -29,7 +29,7 @@ impl CompletionRing {
     pub(super) fn new(cq: NonNull<ibv_cq>, place: CqPlace) -> Self {
         Self {
             cq,
-            // SAFETY: the memory is kept beside the ring.
+            // SAFETY: the memory is kept as long as the ring, in the next field.
             ring: unsafe { SoftCq::new(&place.cq) },
             _place: place,
         }
@@ -41,7 +41,7 @@ impl CompletionRing {
         self.ring.room() as usize
     }
 
-    /// Takes work completions and writes their CQEs. Returns whether there was one.
+    /// Takes work completions and writes their CQEs. Returns whether there were any.
     pub(super) fn relay(
         &mut self,
         calls: &ibv_context_ops,
@@ -64,7 +64,7 @@ impl CompletionRing {
         }
     }
 
-    /// Writes the CQE of a work completion, but not of a send whose queue pair is gone.
+    /// Writes the CQE of a work completion, unless it is of a send whose queue pair was destroyed.
     #[inline(always)]
     fn write(&mut self, wc: &ibv_wc, sends: &mut Slab<SendRing>) -> bool {
         let id = Id(wc.wr_id);
@@ -87,7 +87,7 @@ impl CompletionRing {
             wqe_counter: id.wqe_counter(),
             byte_count: match id.wqe_opcode() {
                 READ => wc.byte_len,
-                // Some devices say 0.
+                // Some devices report a length of 0.
                 SWAP | ADD => ATOMIC_BYTES,
                 _ => 0,
             },
@@ -145,7 +145,8 @@ impl CompletionRing {
     }
 }
 
-/// Returns what mlx5 devices say of a failure (the reverse of libmlx5's `handle_error_cqe`).
+/// Returns the syndrome that mlx5 devices report for a failure (the reverse of libmlx5's
+/// `handle_error_cqe`).
 fn syndrome(status: c_int) -> Syndrome {
     match status {
         IBV_WC_LOC_LEN_ERR => Syndrome::LocalLength,

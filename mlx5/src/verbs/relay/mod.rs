@@ -5,12 +5,12 @@
 //! is called after a doorbell and where a poll finds a queue empty. There the relay does what a NIC
 //! does by itself: it takes the new WQEs, posts them as work requests (`ibv_post_send`,
 //! `ibv_post_recv`, `ibv_post_srq_recv`), takes work completions (`ibv_poll_cq`) and writes them as
-//! CQEs. `docs/hardware.md` says what that costs and which devices it is for.
+//! CQEs. `docs/hardware.md` has the costs, and the devices for which it is meant.
 //!
-//! - `sends`: WQEs of a send queue to work requests. `receives`: those of receive queues.
-//!   `completions`: work completions to CQEs.
+//! - `sends`: WQEs of a send queue to work requests. `receives`: WQEs of receive queues to work
+//!   requests. `completions`: work completions to CQEs.
 //!
-//! A work request's `wr_id` says which WQE it was ([`Id`]).
+//! A work request's `wr_id` identifies its WQE ([`Id`]).
 
 mod completions;
 mod receives;
@@ -117,7 +117,7 @@ struct Rings {
     cqs: Slab<CompletionRing>,
     receives: Slab<ReceiveRing>,
     sends: Slab<SendRing>,
-    /// Number of queue pairs so far.
+    /// Number of queue pairs created since the start.
     generations: u16,
     chain: Chain,
     /// Room for the work completions of a call.
@@ -190,7 +190,8 @@ impl Relay {
         self.rings.borrow_mut().poll(self, &self.calls)
     }
 
-    /// Takes all events, and arms every queue for any completion after those that are taken here.
+    /// Takes all events, and arms every queue for any completion after the completions that are
+    /// taken here.
     fn arm_all(&self) {
         self.base.take_events();
         for object in self.base.objects.borrow().cqs.values() {
@@ -261,13 +262,14 @@ impl Rings {
     ) -> Option<u32> {
         let (place, _) = self.sends.iter().find(|(_, ring)| ring.made.qpn == qpn)?;
         let ring = &mut self.sends[place];
-        // Nothing is posted to a queue pair that is gone.
+        // Nothing is posted to a queue pair that was destroyed.
         ring.abandon();
         ring.own_receives
             .and_then(|rq| self.receives.try_remove(rq.into()));
         destroy();
-        // Its completions are in the queues of libibverbs, with those of others: they belong into
-        // the rings, where the driver looks for them.
+        // The completions of the queue pair are in the queues of libibverbs, together with
+        // completions of other queue pairs. They belong in the rings, where the driver polls for
+        // them.
         self.poll(device, calls);
         Some(self.sends.remove(place).key)
     }
@@ -335,7 +337,7 @@ impl Queues for Relay {
             });
         }
         let place = CqPlace::new(config)?;
-        // The maximum need not be a power of two, as the ring is.
+        // The device's maximum need not be a power of two, while the size of the ring is.
         let entries = place.cq.entries.min(max_cqe);
         // SAFETY: an open device and its channel.
         let cq = unsafe {
@@ -380,7 +382,7 @@ impl Queues for Relay {
             // SAFETY: a queue of this device.
             unsafe { (self.calls.req_notify_cq)(cq, command.solicited_only.into()) };
         }
-        // Completions from before the command give no event, and their CQEs do not say whether
+        // Completions from before the command give no event, and their CQEs do not show whether
         // they are solicited.
         self.empty_poll();
         if holds(false) {
@@ -447,7 +449,8 @@ impl Relay {
         sq: SqPlace,
         made: MadeQp,
     ) -> Result<QpParts, CreateError> {
-        // The device takes inline bytes from the queue where it has no room for them.
+        // If the device has no room for inline bytes, it takes the bytes from the queue, which
+        // needs a memory key.
         let key = self
             .base
             .register_memory(

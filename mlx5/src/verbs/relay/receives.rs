@@ -28,7 +28,7 @@ pub(super) struct ReceiveRing {
     id: Id,
     _owned: PrivateMemory,
     pub(super) memory: RqMemory,
-    /// Receives posted.
+    /// Number of receives posted.
     posted: u16,
     /// WQE of a shared queue that is posted next.
     head: u16,

@@ -28,7 +28,7 @@ struct Slot {
 }
 
 /// The work requests of a call, in a circle. Each names its buffers and the next request from the
-/// start; during a call the last one names none.
+/// start; during a call the last request names no next request.
 pub(super) struct Chain(Vec<Slot>);
 
 impl Default for Chain {
@@ -37,8 +37,8 @@ impl Default for Chain {
         let mut chain = Self((0..CHAIN).map(|_| unsafe { zeroed() }).collect());
         let first = chain.first();
         for at in 0..CHAIN {
-            // SAFETY: slots of the chain, to which no reference exists. They live, and stay where
-            // they are, as long as it.
+            // SAFETY: slots of the chain, to which no reference exists. They live, and are not
+            // moved, as long as the chain lives.
             unsafe {
                 let slot = first.add(at);
                 (*slot).request.next = (&raw mut (*first.add((at + 1) % CHAIN)).request);
@@ -76,20 +76,21 @@ pub(super) trait Device {
     /// Returns the address handle of a path, if the device knows that path.
     fn handle(&self, pdn: u32, path: &AddressVector) -> Option<NonNull<ibv_ah>>;
 
-    /// Returns an address handle of the domain, if there is one.
+    /// Returns an address handle of the domain, if the domain has one.
     fn any_handle(&self, pdn: u32) -> Option<NonNull<ibv_ah>>;
 }
 
-/// The way of a queue pair to its end, on which it goes after the device refused a WQE.
+/// The stages of the end of a queue pair after the device refused a WQE.
 #[derive(Clone, Copy, PartialEq)]
 enum Stage {
     /// New WQEs are posted.
     Open,
-    /// A WQE was refused: no more are posted, but the marker is.
+    /// A WQE was refused: no further WQE is posted, and the marker still has to be posted.
     Refused,
-    /// The marker is posted: a request whose completion follows those of all before it.
+    /// The marker is posted: a request whose completion follows the completions of all earlier
+    /// requests.
     Draining,
-    /// All requests are complete. The refused WQE, and those behind it, can complete.
+    /// All requests are complete. The refused WQE, and the WQEs after it, can complete.
     Drained,
 }
 
@@ -109,8 +110,8 @@ pub(super) struct SendRing {
     /// WQEBBs taken.
     next: u16,
     stage: Stage,
-    /// Status of the WQE at `next` then: that of the refused one is its own, and those behind it
-    /// are flushed.
+    /// Status of the WQE at `next` after a refusal: the refused WQE has its own error, and the WQEs
+    /// after it are flushed.
     refusal: Syndrome,
 }
 
@@ -163,11 +164,11 @@ impl SendRing {
     /// Returns the control segment of the WQE at `next`, which is announced.
     #[inline(always)]
     fn ctrl(&self) -> CtrlWords {
-        // SAFETY: every WQE has one.
+        // SAFETY: every WQE has a control segment.
         CtrlWords::parse(unsafe { self.wqe() })
     }
 
-    /// Continues behind a WQE of `ds` segments.
+    /// Advances `next` to the WQE after a WQE of `ds` segments.
     fn pass(&mut self, ds: u8) {
         let blocks = usize::from(ds).div_ceil(WQEBB / SEGMENT);
         self.next = self.next.wrapping_add(blocks as u16);
@@ -276,14 +277,14 @@ impl SendRing {
             match unsafe { device.post_send(self.made.qp, &raw mut marker, &raw mut bad) }.abs() {
                 0 => Stage::Draining,
                 libc::ENOMEM => Stage::Refused,
-                // No such request will ever be taken.
+                // On this error, such a request will never be taken.
                 _ => Stage::Drained,
             };
     }
 
-    /// Makes the work request of the WQE at `next`, and continues behind it, if it is RDMA with one
-    /// buffer outside of the WQE: the usual case, in 60 instructions less than by [`Wqe::parse`].
-    /// Returns whether it is.
+    /// Makes the work request of the WQE at `next`, and advances `next`, if the WQE is a READ or
+    /// WRITE with one buffer outside of the WQE: the usual case, which takes 60 instructions less
+    /// than with [`Wqe::parse`]. Returns whether the WQE is of this kind.
     #[inline(always)]
     fn fill_plain(&mut self, Slot { request, sges }: &mut Slot) -> bool {
         let ctrl = self.ctrl();
@@ -317,8 +318,8 @@ impl SendRing {
         true
     }
 
-    /// Makes the work request of any WQE at `next`, and continues behind it. Returns `false` for a
-    /// NOP, which needs no request, and for a WQE that is refused.
+    /// Makes the work request of any WQE at `next`, and advances `next`. Returns `false` for a NOP,
+    /// which needs no request, and for a WQE that is refused.
     #[cold]
     fn fill(&mut self, device: &impl Device, slot: &mut Slot) -> bool {
         let ds = self.ctrl().ds();
@@ -335,7 +336,7 @@ impl SendRing {
         !is_nop
     }
 
-    /// Makes the work request of a WQE; `None` for one that this crate does not make, or whose
+    /// Makes the work request of a WQE; `None` for a WQE that this crate does not make, or whose
     /// destination is unknown.
     fn request(
         &self,
@@ -391,7 +392,7 @@ impl SendRing {
         Some(())
     }
 
-    /// Fills in what all requests have.
+    /// Sets the fields that all requests have.
     #[inline(always)]
     fn finish(
         &self,
@@ -412,7 +413,8 @@ impl SendRing {
         request.wr_id = self.id.of_wqe(ctrl.opcode(), ctrl.wqe_index()).0;
     }
 
-    /// Notes that a work request is complete. Returns whether it was that of a WQE of this queue.
+    /// Notes that a work request is complete. Returns whether it was the request of a WQE of this
+    /// queue.
     pub(super) fn completed(&mut self, id: Id) -> bool {
         let is_own = id.is_of(self.id);
         let is_marker = id.wqe_opcode() == Opcode::Nop as u8;
@@ -434,8 +436,8 @@ impl SendRing {
         }
     }
 
-    /// Completes the refused WQE and those after it, once all before them are complete, as long as
-    /// `fail` writes their CQEs. Returns whether there was one.
+    /// Completes the refused WQE and the WQEs after it, once all before them are complete, as long
+    /// as `fail` writes their CQEs. Returns whether it completed a WQE.
     #[cold]
     pub(super) fn complete_refused(
         &mut self,

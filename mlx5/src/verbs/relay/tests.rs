@@ -68,7 +68,7 @@ fn queue(service: Service, opcodes: &[u8]) -> SendRing {
     queue_of(7, Id::of_queue(false, 0, 1), None, service, opcodes)
 }
 
-/// Makes the same for queue pair `qpn`, whose requests have the names `id`.
+/// Makes the send queue of queue pair `qpn`, whose requests have the names `id`.
 fn queue_of(
     qpn: u32,
     id: Id,
@@ -183,7 +183,7 @@ fn a_refused_wqe_completes_where_nothing_can_follow_those_in_flight() {
 thread_local! {
     /// Whether the queue pair is destroyed.
     static IS_GONE: Cell<bool> = const { Cell::new(false) };
-    /// Work completions that the device has.
+    /// Work completions of the device that were not taken.
     static COMPLETIONS: RefCell<Vec<ibv_wc>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -201,7 +201,7 @@ unsafe extern "C" fn take_completions(_: *mut ibv_cq, room: c_int, to: *mut ibv_
     let taken = COMPLETIONS.take();
     assert!(taken.len() <= room as usize);
     for (at, wc) in taken.iter().enumerate() {
-        // SAFETY: there is room for as many.
+        // SAFETY: there is room for this number of completions.
         unsafe { to.add(at).write(*wc) };
     }
     taken.len() as c_int
@@ -276,7 +276,7 @@ fn a_destroyed_queue_pair_gets_no_receives_and_its_completions_and_those_of_othe
     assert_eq!((rings.sends.len(), rings.receives.len()), (1, 0));
     rings.poll(&device, &calls);
     assert_eq!(rings.destroy_qp(&device, &calls, 7, || panic!()), None);
-    // A completion that comes later is nobody's, also if another queue pair has the place.
+    // A later completion belongs to no queue pair, even if another queue pair has the place.
     let id = Id::of_queue(false, 0, 3);
     let place = rings
         .sends

@@ -271,8 +271,9 @@ impl Dealer {
         }
     }
 
-    /// Sends `n` messages one after the other, each through connection `which`. Completes those of
-    /// the first connection before those of the second, so the receives are returned in that order.
+    /// Sends `n` messages one after the other, each through connection `which`. Completes the
+    /// messages of the first connection before the messages of the second, so the receives are
+    /// returned in this order.
     fn deal(
         &mut self,
         simulation: &mut Simulation<'_>,
@@ -622,8 +623,8 @@ fn costs_beyond_the_end_of_time_end_there() {
     }
 }
 
-/// Each queue has its own rate: messages at one queue wait for its receives, and not for those of
-/// another.
+/// Each queue has its own rate: messages at one queue wait for its receives, and not for the
+/// receives of another queue.
 #[test]
 fn receive_queues_give_their_receives_each_at_its_own_rate() {
     const QUEUE_NS: u64 = 3_000_000;

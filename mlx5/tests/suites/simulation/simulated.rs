@@ -9,7 +9,7 @@ pub(crate) const RIGHTS: Access = Access::LOCAL_WRITE
     .union(Access::REMOTE_ATOMIC);
 pub(crate) const SIZE: usize = 1 << 16;
 
-/// Returns costs that can be told apart after they are added up.
+/// Costs that can be distinguished after they are added up.
 pub(crate) const NIC: NicParameters = NicParameters {
     doorbell_ns: 1_000_000,
     send_ns: 100_000,

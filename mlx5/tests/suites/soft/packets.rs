@@ -37,7 +37,7 @@ fn on(address: impl Into<IpAddr>) -> RoceOptions {
 
 /// Runs `f` with an endpoint and the address of its peer, on another device in another thread,
 /// which sends back what it receives until it receives nothing; then with the bytes of the peer's
-/// memory, the peer's counters and the own ones.
+/// memory, the peer's counters and its own counters.
 fn with_echo(
     roce: [RoceOptions; 2],
     f: impl FnOnce(&mut Endpoint, &EndpointAddress),
@@ -127,7 +127,7 @@ fn every_verb_reaches_a_device_that_shares_no_memory() {
     for (own, other) in [
         (on(LOOPBACK), on([127, 0, 0, 2])),
         (on(Ipv6Addr::LOCALHOST), on(Ipv6Addr::LOCALHOST)),
-        // The smaller MTU is that of both.
+        // Both ends use the smaller MTU.
         (
             RoceOptions {
                 mtu: Some(256),
@@ -207,7 +207,7 @@ fn packets_from_another_port_of_the_peers_address_change_nothing() {
     .unwrap();
     let sockets = [(); 2].map(|()| UdpSocket::bind((theirs, 0)).unwrap());
     let port = sockets[0].local_addr().unwrap().port();
-    // The ports of the address that tells none, and of the one that tells it.
+    // The port of an address without a port, and of an address with one.
     for (told, mut taken) in [(0, None), (port, Some(0))] {
         let mut end = Endpoint::new(&device);
         let peer = QpAddress {
@@ -540,7 +540,8 @@ fn addresses_that_cannot_be_are_refused_with_what_to_do() {
     );
 }
 
-/// A device that lives says that a queue pair is gone; a dead one is found by its silence.
+/// A device that lives reports that a queue pair is destroyed; a dead device is detected because it
+/// does not answer.
 #[test]
 fn the_end_of_a_queue_pair_is_told_and_that_of_a_device_is_noticed() {
     limits::watchdog(WATCHDOG);

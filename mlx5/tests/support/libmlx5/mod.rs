@@ -34,7 +34,7 @@ macro_rules! functions {
         impl Functions {
             fn find(library: &Library) -> Self {
                 Self {
-                    // SAFETY: the types are those of the C file beside this one.
+                    // SAFETY: the types are the types of the C file in this folder.
                     $($name: unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($argument),*) -> $result>(library.symbol(stringify!($name))) },)*
                 }
             }
@@ -482,7 +482,7 @@ impl VerbsQp {
         }
     }
 
-    /// Fills `count` free WQEBBs from that of a counter on.
+    /// Fills `count` free WQEBBs, from the WQEBB with number `counter` on.
     pub(crate) fn fill_blocks(&self, counter: u16, count: u16, byte: u8) {
         for i in 0..count {
             let index = u32::from(counter.wrapping_add(i)) & (self.parts.sq_blocks - 1);

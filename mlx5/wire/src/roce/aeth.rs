@@ -39,7 +39,7 @@ pub enum Syndrome {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::FromRepr)]
 #[repr(u8)]
 pub enum Nak {
-    /// Packets before it are missing: the requester goes back to the PSN.
+    /// Packets before this packet are missing: the requester continues from the PSN.
     Sequence = 0,
     /// The responder cannot execute it, for example as its message is longer than the receive.
     InvalidRequest = 1,

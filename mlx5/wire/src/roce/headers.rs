@@ -13,7 +13,7 @@ use super::opcode::{Opcode, PacketOpcode, Transport};
 use super::psn::Psn;
 use crate::{AtomicSegment, be32, be64, bytes};
 
-/// Maximum bytes of all headers of a packet: those of an atomic request.
+/// Maximum bytes of all headers of a packet: the headers of an atomic request.
 pub const MAX_HEADER_BYTES: usize = Bth::LEN + AtomicEth::LEN;
 /// The default partition key, of full members.
 const PKEY: u16 = 0xffff;
@@ -42,7 +42,7 @@ pub struct AtomicEth {
     pub addr: u64,
     /// The region's rkey.
     pub rkey: u32,
-    /// Its operands.
+    /// Operands of the atomic operation.
     pub operands: AtomicSegment,
 }
 
@@ -79,7 +79,7 @@ pub enum PacketError {
     Version(u8),
 }
 
-/// The headers of a packet. The opcode determines which of the extended ones are emitted;
+/// The headers of a packet. The opcode determines which of the extended headers are emitted;
 /// [`Headers::parse`] sets the others to their defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Headers {

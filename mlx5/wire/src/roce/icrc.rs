@@ -1,5 +1,6 @@
-//! Invariant CRC: a CRC-32 (the one of Ethernet), least significant byte first, of everything in a
-//! packet that routers do not change (InfiniBand Architecture Specification, annex A17, "ICRC").
+//! Invariant CRC: a CRC-32 (with the polynomial of Ethernet), least significant byte first, of
+//! everything in a packet that routers do not change (InfiniBand Architecture Specification, annex
+//! A17, "ICRC").
 //!
 //! It covers 8 bytes of ones, the IP header, the UDP header, and the packet. In the IP header, type
 //! of service, time to live and header checksum (IPv6: traffic class, flow label and hop limit)
@@ -20,7 +21,7 @@ const UDP_BYTES: usize = 8;
 const UDP: u8 = 17;
 /// Offset of FECN, BECN and reserved bits in the BTH.
 const CONGESTION: usize = 4;
-/// Offset behind the identification in the IPv4 header.
+/// Offset of the end of the identification in the IPv4 header.
 const IDENTIFICATION_END: usize = 6;
 /// The polynomial, reflected.
 const POLYNOMIAL: u32 = 0xedb8_8320;
@@ -48,7 +49,7 @@ const fn of_ipv6(address: IpAddr) -> [u8; 16] {
 
 impl Flow {
     /// Returns the ICRC of a packet: its headers, from the BTH on, and its payload with pad bytes.
-    /// The two may be divided anywhere behind the BTH.
+    /// The two may be divided anywhere after the BTH.
     #[must_use]
     pub fn icrc(&self, headers: &[u8], payload: &[u8]) -> [u8; ICRC_BYTES] {
         let udp_len = (UDP_BYTES + headers.len() + payload.len() + ICRC_BYTES) as u16;
@@ -94,10 +95,10 @@ impl Flow {
     /// Checks the ICRC of a received UDP payload. Returns the IPv4 identification with which the
     /// ICRC is right (0 over IPv6), or `None` if it is wrong.
     ///
-    /// A receiver on a socket does not learn the identification. A CRC is linear, so a wrong
-    /// identification changes the ICRC by a value from which the right one follows, and 16 of the
-    /// 32 bits still check the rest: a damaged packet passes with probability 2^-16. A sender that
-    /// is known to send `identification` should be checked for this value first.
+    /// A receiver on a socket does not get the identification. A CRC is linear, so a wrong
+    /// identification changes the ICRC by a value from which the right identification follows, and
+    /// 16 of the 32 bits still check the rest: a damaged packet passes with probability 2^-16. A
+    /// sender that is known to send `identification` should be checked for this value first.
     #[must_use]
     pub fn check(&self, packet: &[u8]) -> Option<u16> {
         let covered = packet.len().checked_sub(ICRC_BYTES)?;
@@ -107,8 +108,8 @@ impl Flow {
             return Some(self.identification);
         }
         let behind = IPV4_BYTES - IDENTIFICATION_END + UDP_BYTES + covered;
-        // The register before the bytes of the identification is the change of these bytes, if the
-        // rest is right.
+        // Divided back to before the identification, the difference is the change of the
+        // identification's bytes, if all other bytes are right.
         let change = divided(difference, behind + size_of::<u16>());
         let is_ipv4 = self.source.is_ipv4() && self.destination.is_ipv4();
         let change = u16::try_from(change).ok().filter(|_| is_ipv4)?;
@@ -134,7 +135,7 @@ fn divided(register: u32, bytes: usize) -> u32 {
 
 /// x^-8, reflected: bit 31 is the coefficient of x^0.
 const UNSHIFT_BYTE: u32 = {
-    // The register 1 (x^0), with one byte of zeros taken back.
+    // Starts with register 1 (x^0), and undoes the shift by one byte of zeros.
     let (mut register, mut bit) = (1_u32 << 31, 0);
     while bit < 8 {
         register = if register & 1 << 31 != 0 {
@@ -147,7 +148,7 @@ const UNSHIFT_BYTE: u32 = {
     register
 };
 
-/// Returns the product of two polynomials modulo that of the CRC, all reflected.
+/// Returns the product of two polynomials modulo the polynomial of the CRC, all reflected.
 const fn product(a: u32, b: u32) -> u32 {
     let mut sum = 0;
     let mut shifted = b;

@@ -25,8 +25,8 @@ impl Psn {
         Self::new(self.0.wrapping_add(count))
     }
 
-    /// Returns the number of packets from `earlier` to this one, from -2^23 to 2^23 - 1: negative
-    /// if this one is earlier.
+    /// Returns the number of packets from `earlier` to this PSN, from -2^23 to 2^23 - 1: negative
+    /// if this PSN is earlier.
     #[must_use]
     pub const fn since(self, earlier: Self) -> i32 {
         (self.0.wrapping_sub(earlier.0) << 8) as i32 >> 8

@@ -1,7 +1,7 @@
-//! Packets that others made. `rxe.pcap` was captured by tcpdump from the Linux kernel's software
-//! RDMA (rdma_rxe 6.1): each kind of packet that it sends, and a few of another sender with ICRCs
-//! that are wrong on purpose. `rxe.txt` has what another decoder printed of each; it shares no code
-//! with this one.
+//! Packets that other implementations made. `rxe.pcap` was captured by tcpdump from the Linux
+//! kernel's software RDMA (rdma_rxe 6.1): each kind of packet that it sends, and a few packets of
+//! another sender with ICRCs that are wrong on purpose. `rxe.txt` has the output of another decoder
+//! for each packet; it shares no code with this crate.
 
 extern crate std;
 

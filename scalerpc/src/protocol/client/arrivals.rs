@@ -38,8 +38,8 @@ impl Events {
 impl<M: Memory> Client<M> {
     /// Takes responses and events. Responses come first, so that an announcement offers only
     /// unanswered requests. The slot of activations comes last: an activation is posted before
-    /// everything else of its slice, so when that is seen, the activation is there and is cleared
-    /// (S12).
+    /// everything else of its slice, so when something of the slice has arrived, the activation has
+    /// arrived too and is cleared (S12).
     pub(super) fn take_arrivals(&mut self, out: &mut Vec<ClientOp>) -> Result<(), ProtocolError> {
         let mut events = Events::default();
         let fresh = std::mem::take(&mut self.fresh);
@@ -87,7 +87,7 @@ impl<M: Memory> Client<M> {
             self.take_bare_event(start, &mut events)?;
         }
         if events.is_closed {
-            // S27: all responses that will ever come are here, also those that came since the slots
+            // S27: all responses that will ever arrive have arrived, some of them since the slots
             // were read.
             self.take_responses(self.pending, &mut events)?;
             self.close(CloseReason::ServerStopped);

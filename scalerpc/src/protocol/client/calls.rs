@@ -13,7 +13,7 @@ pub struct CallToken(pub(crate) ReqId);
 /// The end of a call: the payload bytes of the response, or the reason why there are none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Completion {
-    /// The call.
+    /// The call that has ended.
     pub call: CallToken,
     /// Payload bytes of the response, or the failure.
     pub outcome: Result<usize, CallFailure>,
@@ -33,7 +33,7 @@ pub(super) struct Call {
 impl<M: Memory> Client<M> {
     /// Makes a call (the paper's AsyncCall). In PROCESS the request is sent at once; otherwise it
     /// waits in its slot until the server fetches it. The call ends in
-    /// [`poll_completion`](Self::poll_completion), at the timeout at latest if the client is
+    /// [`poll_completion`](Self::poll_completion), no later than at its timeout if the client is
     /// polled.
     ///
     /// # Errors
@@ -133,8 +133,8 @@ impl<M: Memory> Client<M> {
         Some(completion)
     }
 
-    /// Takes the response of a slot, which arrived in the slot of that number (S13). `outcome` is
-    /// that of its call, which may have ended.
+    /// Takes a response, which arrived in the response slot with the number of its call's slot
+    /// (S13). `outcome` is the outcome of the call, which may have ended before.
     #[inline(always)]
     pub(super) fn end_call(&mut self, slot: usize, outcome: Result<usize, CallFailure>) {
         self.pending &= !(1 << slot);

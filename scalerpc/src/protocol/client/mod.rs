@@ -1,9 +1,9 @@
 //! The client as a state machine. Inputs: responses and events in its memory, completions, and the
 //! time. Output: operations.
 //!
-//! `calls` makes and ends calls, `arrivals` reads responses and events, `states` goes from IDLE to
-//! WARMUP to PROCESS and back, `rest` lets the server reclaim the zone of an idle client without a
-//! handshake.
+//! `calls` makes and ends calls, `arrivals` reads responses and events, `states` changes the state
+//! from IDLE to WARMUP to PROCESS and back, `rest` lets the server reclaim the zone of an idle
+//! client without a handshake.
 
 mod arrivals;
 mod calls;
@@ -70,7 +70,7 @@ pub enum ClientOp {
         addr: u64,
         /// Key of that memory.
         rkey: u32,
-        /// The bytes.
+        /// The bytes to write.
         bytes: [u8; Release::BYTES + Announcement::BYTES],
         /// Number of bytes.
         len: u8,
@@ -132,7 +132,7 @@ pub struct Client<M> {
     responses_rkey: u32,
     timeout_ns: u64,
     state: State,
-    /// While the client rests, its state apart from that.
+    /// While the client rests, the state that it had before.
     rested: State,
     /// Epoch of the last slice that ended for this client (S11).
     closed_epoch: u64,
@@ -142,7 +142,7 @@ pub struct Client<M> {
     calls: Vec<Call>,
     /// Free slots. A slot that is neither free, pending nor lent holds a response.
     free: u64,
-    /// Slots whose responses have not arrived, including those of calls that have ended.
+    /// Slots whose responses have not arrived, including slots of calls that have ended.
     pending: u64,
     /// Pending slots whose calls have ended: only the response frees them (S14).
     quarantined: u64,
@@ -162,8 +162,8 @@ pub struct Client<M> {
 
 impl<M: Memory> Client<M> {
     /// Makes a client that was admitted. `layout` is the server's. The regions must be all zeros,
-    /// and as large as `layout` says: smaller ones lose messages. `requests_addr`, `responses_addr`
-    /// and `responses_rkey` are those of the client's record.
+    /// and as large as `layout` requires: smaller regions lose messages. `requests_addr`,
+    /// `responses_addr` and `responses_rkey` are the values in the client's record.
     #[must_use]
     pub fn new(
         layout: Layout,
@@ -262,9 +262,9 @@ impl<M: Memory> Client<M> {
         self.quarantined.count_ones() as usize
     }
 
-    /// Returns whether a slot becomes free only by a message of the server: it waits for a
-    /// response, also one to a call that ran out of time, or for the end of an announcement (S6).
-    /// The owner of a client that waits for its server probes it (S20).
+    /// Returns whether a slot becomes free only by a message of the server: because it waits for a
+    /// response (even to a call whose time ended), or for the end of an announcement (S6). The
+    /// owner of a client that waits for its server probes it (S20).
     pub(crate) const fn awaits_server(&self) -> bool {
         self.pending | self.lent != 0
     }

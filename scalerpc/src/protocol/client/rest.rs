@@ -1,5 +1,5 @@
-//! Rest: a client that is not polled, because no call of it is outstanding, leaves it to the server
-//! whether it keeps its zone (S26).
+//! Rest: while a client is not polled, because it has no outstanding call, the server may take back
+//! its zone (S26).
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -9,8 +9,8 @@ use crate::protocol::memory::Memory;
 use crate::protocol::wire::{EVENT_SLOT_BYTES, RESTS, TRAILER_BYTES};
 
 impl<M: Memory> Client<M> {
-    /// Begins a rest: from now on the client may go without a [`poll`](Self::poll) for any time,
-    /// and is not evicted. Until the next poll nothing may be sent: all operations were taken and
+    /// Begins a rest: from now on the client need not [`poll`](Self::poll) for any time, and is not
+    /// evicted. Until the next poll nothing may be sent: all operations must have been taken and
     /// posted before.
     ///
     /// Does nothing while calls are outstanding, since their requests may still be on their way
@@ -29,8 +29,8 @@ impl<M: Memory> Client<M> {
         self.state == State::Resting
     }
 
-    /// Ends a rest, if there is one, for a poll. Sends the calls that were made meanwhile, if the
-    /// zone is this client's. Returns whether the connection goes on.
+    /// Ends the rest of a client that rests, for a poll. Sends the calls that were made meanwhile,
+    /// if the client still has its zone. Returns whether the connection is still open.
     #[cold]
     pub(super) fn wake(&mut self, out: &mut Vec<ClientOp>) -> bool {
         self.end_rest();
@@ -43,7 +43,8 @@ impl<M: Memory> Client<M> {
         !matches!(self.state, State::Closed(_))
     }
 
-    /// Ends a rest, if there is one. The client is in PROCESS only if the zone is still its own.
+    /// Ends the rest of a client that rests. After that the client is in PROCESS only if it still
+    /// has the zone.
     pub(super) fn end_rest(&mut self) {
         if self.state != State::Resting {
             return;
@@ -57,17 +58,17 @@ impl<M: Memory> Client<M> {
         };
     }
 
-    /// Writes the rest word. Loads after it are not older.
+    /// Writes the rest word. Later loads are not executed before the write.
     ///
     /// The fence pairs with the order of the server's operations, *switch* before its READ of the
-    /// word: either the READ finds this word, or a load behind the fence finds *switch*.
+    /// word: either the READ finds this word, or a load after the fence finds *switch*.
     fn say(&self, word: u64) {
         self.memory.requests.store(self.layout.rest_word(), word);
         fence(Ordering::SeqCst);
     }
 
-    /// Returns whether a bare *switch* is here. While no call is outstanding no response is in
-    /// flight that could carry one.
+    /// Returns whether a bare *switch* has arrived. While no call is outstanding, no response is in
+    /// flight that could carry *switch*.
     fn is_switched(&self) -> bool {
         self.memory
             .responses

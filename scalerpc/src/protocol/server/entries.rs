@@ -13,7 +13,7 @@ impl<M: Memory> Server<M> {
         if self.have_all_zones() {
             return;
         }
-        // With fewer clients, the sweep checks all of them.
+        // With fewer clients, the sweep checks all clients.
         if self.clients.len() > SWEEP {
             for group in [Some(self.scheduler.current()), self.scheduler.next()]
                 .into_iter()
@@ -48,10 +48,9 @@ impl<M: Memory> Server<M> {
         self.sweep = if end == self.clients.len() { 0 } else { end };
     }
 
-    /// Returns whether the last poll was the last one of a round in which all entries were checked,
-    /// or no entry needs a check. A caller that sleeps between polls does so after such a poll:
-    /// after any other poll it may sleep while the entry of a waiting client stays unchecked for
-    /// many polls.
+    /// Returns whether the last poll ended a round in which all entries were checked, or no entry
+    /// needs a check. A caller that sleeps between polls does so after such a poll: after any other
+    /// poll it may sleep while the entry of a waiting client stays unchecked for many polls.
     #[must_use]
     pub fn has_checked_all(&self) -> bool {
         self.sweep == 0 || self.have_all_zones()
@@ -86,7 +85,8 @@ impl<M: Memory> Server<M> {
         }
         let entry = client.index() * ENTRY_BYTES;
         let announced_at = entry + Announcement::TRAILER_AT;
-        // The end of a WRITE that may bring both: if it is here, so is the release.
+        // The announcement is at the end of a WRITE that may carry both: if it has arrived, so has
+        // the release.
         let announced = self.memory.entries.load(announced_at);
         let at = entry + Release::TRAILER_AT;
         let word = self.memory.entries.load(at);

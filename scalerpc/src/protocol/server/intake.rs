@@ -83,8 +83,9 @@ impl<M: Memory> Server<M> {
                     remove(&memory.pools, stats, trailer_at, word, *last);
                     return;
                 };
-                // Clear before the reply, after which the client may write here again (S3). Until
-                // then the client does not, so nothing else is removed.
+                // The message is removed before the reply, after which the client may write here
+                // again (S3). Before the reply the client does not write here, so nothing else is
+                // removed.
                 memory.pools.store(trailer_at, 0);
                 *last = id.sequence;
                 let len = trailer.len - HEADER_BYTES as u32;
@@ -167,9 +168,9 @@ fn check(
     expected.type_if_equal(&pools.header(trailer_at - len)?)
 }
 
-/// Removes a message that is not a request, or was accepted before (S4), and leaves the first part
-/// of a trailer (S1). `last` is the number accepted last. Removes by an exchange, so that a good
-/// message that lands meanwhile is not removed (S2).
+/// Removes a message that is not a request, or was accepted before (S4), but not the first part of
+/// a trailer (S1). `last` is the sequence number accepted last. Removes by an exchange, so that a
+/// valid message that arrives meanwhile is not removed (S2).
 #[cold]
 fn remove(pools: &impl Memory, stats: &mut ServerStats, trailer_at: usize, word: u64, last: u32) {
     let trailer = Trailer::from_word(word);

@@ -1,5 +1,5 @@
-//! The end of a server: it answers the requests that it has, and then tells each client that no
-//! other one runs (S27).
+//! The end of a server: it answers the requests that it has, and then reports to each client that
+//! no other request will run (S27).
 
 use super::zones::ZoneState;
 use super::{Server, ServerOp};
@@ -21,8 +21,8 @@ impl<M: Memory> Server<M> {
         }
     }
 
-    /// Tells the clients that the server goes, each once all of its accepted requests are answered:
-    /// a worker took them, and `has_kept` none.
+    /// Reports to the clients that the server closes, to each once all of its accepted requests are
+    /// answered: a worker took them, and `has_kept` is false for the client.
     pub fn dismiss(&mut self, has_kept: impl Fn(ClientId) -> bool, out: &mut Vec<ServerOp>) {
         for client in (0..self.clients.len()).map(|nth| ClientId(nth as u16)) {
             let is_queued = || {
@@ -48,7 +48,7 @@ impl<M: Memory> Server<M> {
         self.dispatch.clear();
     }
 
-    /// Returns whether all clients were told that the server goes.
+    /// Returns whether the end of the server was reported to all clients.
     pub(crate) fn has_dismissed_all(&self) -> bool {
         self.clients
             .iter()

@@ -2,9 +2,9 @@
 //! time. Output: operations.
 //!
 //! [`Server::poll`] does everything except the requests: `entries` takes releases and
-//! announcements, `zones` warms, activates, ends and frees, `rests` takes the zones of clients that
-//! rest back, `intake` accepts requests from active zones. [`Server::take`] and [`Server::reply`]
-//! are the worker's side. `leaving` ends the server.
+//! announcements, `zones` warms, activates, ends and frees, `rests` takes back the zones of resting
+//! clients, `intake` accepts requests from active zones. [`Server::take`] and [`Server::reply`] are
+//! the worker's side. `leaving` ends the server.
 
 mod entries;
 mod intake;
@@ -39,7 +39,7 @@ const SWEEP: usize = 64;
 pub struct ServerMemory<M> {
     /// Endpoint entries; clients WRITE.
     pub entries: M,
-    /// Both pools; clients WRITE.
+    /// Both pools, which clients WRITE.
     pub pools: M,
     /// Response buffers.
     pub responses: M,
@@ -49,7 +49,7 @@ pub struct ServerMemory<M> {
 /// order given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ServerOp {
-    /// READ `len` bytes at `addr` to byte `into` of the pools; then, if it is the last one,
+    /// READ `len` bytes at `addr` to byte `into` of the pools; then, if `is_last`, call
     /// [`Server::on_reads_done`].
     Read {
         /// The client whose queue pair is used.
@@ -62,7 +62,7 @@ pub enum ServerOp {
         into: usize,
         /// Number of bytes.
         len: u32,
-        /// No other READ of the same announcement follows.
+        /// This READ is the last of its announcement.
         is_last: bool,
     },
     /// WRITE `len` bytes from byte `from` of the responses to `addr`; then
@@ -90,7 +90,7 @@ pub enum ServerOp {
         /// The bytes of the event.
         bytes: [u8; HEADER_BYTES + TRAILER_BYTES],
     },
-    /// READ the 8 bytes at `addr`, the client's rest word, to byte `into` of the entries; then
+    /// READ the 8 bytes at `addr`, the client's rest word, to byte `into` of the entries; then call
     /// [`Server::on_rest_word`].
     ReadRestWord {
         /// The client whose queue pair is used.
@@ -102,7 +102,7 @@ pub enum ServerOp {
         /// Offset in the entries.
         into: usize,
     },
-    /// The client did not release its zone: destroy its queue pair, then [`Server::leave`].
+    /// The client did not release its zone: destroy its queue pair, then call [`Server::leave`].
     Evict {
         /// The client.
         client: ClientId,
@@ -160,12 +160,12 @@ struct ClientRecord {
     bytes: u64,
     /// The buffers of its responses under way.
     responses: Chain,
-    /// Epoch of the zone that was taken back while the client rests. The client still releases it,
-    /// when it wakes.
+    /// Epoch of the zone that was taken back while the client rests. The client still releases the
+    /// zone when it wakes.
     taken_back: Option<u64>,
-    /// The client was told that the server goes.
+    /// The end of the server was reported to the client.
     is_dismissed: bool,
-    /// Its name, if the owner gave it one.
+    /// Name of the client, if the owner set one.
     peer: Option<Peer>,
 }
 
@@ -190,14 +190,14 @@ pub struct Server<M> {
     layout: Layout,
     slice_ns: u64,
     drain_ns: u64,
-    /// Numbers that no client has. The number freed last is given out first: its entry is in the
+    /// Numbers that no client has. The number freed last is assigned first: its entry is in the
     /// cache.
     free_ids: Vec<u16>,
     clients: Vec<Option<ClientRecord>>,
     /// Number of clients with a `waiting` announcement. At 0, no search for them is needed.
     waiters: usize,
     generation: u32,
-    /// Number of clients that have left.
+    /// Number of clients that have disconnected.
     left: u64,
     /// Last accepted sequence number of each slot of each client (S4).
     accepted: Vec<u32>,
@@ -229,7 +229,7 @@ pub struct Server<M> {
 
 impl<M: Memory> Server<M> {
     /// Makes a server without clients. The regions must be all zeros, and as large as
-    /// [`ServerMemory`] says: smaller ones lose messages.
+    /// [`ServerMemory`] requires: smaller regions lose messages.
     ///
     /// # Errors
     /// [`ConfigError`]: a number is outside its range.
@@ -265,8 +265,8 @@ impl<M: Memory> Server<M> {
         })
     }
 
-    /// Admits a client whose queue pair is connected. Clears its entry, and everything that an
-    /// earlier client may have left. Returns `None` if there are as many clients as entries.
+    /// Admits a client whose queue pair is connected. Clears its entry, and everything that may
+    /// remain of an earlier client. Returns `None` if all entries are in use.
     pub fn join(&mut self, regions: ClientRegions) -> Option<ClientId> {
         let client = ClientId(self.free_ids.pop()?);
         self.clear_entry(client);
@@ -293,8 +293,8 @@ impl<M: Memory> Server<M> {
     }
 
     /// Removes a client whose queue pair is gone: none of its operations is under way, and it can
-    /// write nothing any more. A worker may still answer requests of it that it has; the answers
-    /// are dropped.
+    /// no longer write anything. A worker may still answer requests of this client; the answers are
+    /// dropped.
     pub fn leave(&mut self, client: ClientId) {
         let Some(mut record) = self.clients.get_mut(client.index()).and_then(Option::take) else {
             return;
@@ -336,7 +336,7 @@ impl<M: Memory> Server<M> {
         self.client(client)?.peer
     }
 
-    /// Returns the number of clients that have left.
+    /// Returns the number of clients that have disconnected.
     pub(crate) const fn left(&self) -> u64 {
         self.left
     }
@@ -358,7 +358,8 @@ impl<M: Memory> Server<M> {
         self.send_events(now_ns, out);
     }
 
-    /// Decides whose turn it is. Changes nothing if no client waits and no group was chosen.
+    /// Decides which group has the slice. Changes nothing if no client waits and no group was
+    /// chosen.
     fn schedule(&mut self, now_ns: u64) {
         let epoch = self.scheduler.epoch();
         let is_vacant = !self.busy.iter().any(|zone| self.zone(*zone).is_of(epoch));
@@ -372,8 +373,9 @@ impl<M: Memory> Server<M> {
         let waits = |client: ClientId| record(client).is_some_and(ClientRecord::waits);
         let priority = |client: ClientId| record(client).map_or(0, ClientRecord::priority);
         let turn = scheduler.step(now_ns, groups, waits, priority, is_vacant);
-        // Other clients may have the zones, if this group was split off theirs: the group comes
-        // next itself, if that helps.
+        // If the current group was split from another group, the clients of that group may still
+        // have the zones. Then the current group has the next slice too, if the next pool has
+        // zones.
         let [current, next] =
             [epoch, epoch + 1].map(|epoch| self.pools[(epoch % 2) as usize].len());
         if turn == Turn::Same && scheduler.next().is_none() && current == 0 && next > 0 {
@@ -395,7 +397,7 @@ impl<M: Memory> Server<M> {
     }
 
     /// Returns the time, in ns, at which [`poll`](Self::poll) has something to do without an
-    /// arrival. A poll is bounded, so it may leave work for the next one: before the caller sleeps,
+    /// arrival. A poll is bounded, so work may remain for the next poll: before the caller sleeps,
     /// it must have polled until there was nothing to do.
     #[must_use]
     pub fn next_event_ns(&self) -> Option<u64> {

@@ -11,7 +11,7 @@ use crate::protocol::wire::{
 impl<M: Memory> Server<M> {
     /// Answers a request that is not [held](Self::hold): with a payload, or with a status other
     /// than `Ok`. A payload that is larger than a slot becomes [`Status::ReplyTooLong`]. Returns
-    /// `false` if the client has left.
+    /// `false` if the client has disconnected.
     pub fn reply(
         &mut self,
         request: &Request,
@@ -30,8 +30,8 @@ impl<M: Memory> Server<M> {
     }
 
     /// Ends a request, which the caller then drops. The payload must fit into a slot. Returns
-    /// `false` if the client has left. `clock` returns the time, in ns, which is needed only if
-    /// clients are owed an event.
+    /// `false` if the client has disconnected. `clock` returns the time, in ns, which is needed
+    /// only if events for clients are due.
     #[inline(always)]
     pub(crate) fn answer(
         &mut self,

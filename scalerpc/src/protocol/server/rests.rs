@@ -20,7 +20,7 @@ impl<M: Memory> Server<M> {
         let Some(regions) = self.client(client).map(|record| record.regions) else {
             return;
         };
-        // However late the question is, half of the time is left for the answer.
+        // The client has at least half of the drain time for its answer, even if it is asked late.
         let answer_by_ns = now_ns.saturating_add(self.drain_ns / 2);
         if let ZoneState::Draining { ask_ns, evict_ns } = &mut self.zone_mut(id).state {
             *ask_ns = u64::MAX;
@@ -41,8 +41,8 @@ impl<M: Memory> Server<M> {
     /// Takes the successful completion of the READ of a client's rest word. Takes the zone back if
     /// the client rests.
     ///
-    /// The zone, if it awaits an answer, is that of the question: a later zone becomes active when
-    /// READs behind this one have completed.
+    /// If the client's zone awaits an answer, it is the zone for which the client was asked: a
+    /// later zone becomes active only after READs that complete after this READ.
     pub fn on_rest_word(&mut self, client: ClientId) {
         let answer = self
             .memory
@@ -62,8 +62,8 @@ impl<M: Memory> Server<M> {
         self.release_zone(zone);
     }
 
-    /// Takes the release of a zone that was taken back: the client has awoken. Returns whether it
-    /// is one.
+    /// Takes the release of a zone that was taken back: the client has awoken. Returns whether this
+    /// is such a release.
     pub(super) fn on_late_release(&mut self, client: ClientId, epoch: u32) -> bool {
         let Some(record) = self.clients[client.index()].as_mut() else {
             return false;

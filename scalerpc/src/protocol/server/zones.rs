@@ -16,9 +16,9 @@ const EVENT_DIVISOR: u64 = 10;
 /// whether it rests: a half.
 const ASK_DIVISOR: u64 = 2;
 
-/// Maximum number of clients of the next group that a poll warms. Fetching a context holds up
-/// everything that the NIC sends after it. So the READs of a group go out among the responses of
-/// many polls, and do not hold up those responses as one burst. The current group does not wait.
+/// Maximum number of clients of the next group that a poll warms. A fetch of a context delays
+/// everything that the NIC sends after it. So the READs of a group are spread over the responses of
+/// many polls, and do not delay the responses as one burst. The current group does not wait.
 const WARM_PER_POLL: usize = 1;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -27,16 +27,16 @@ pub(super) enum ZoneState {
     Free,
     /// READs are under way.
     Warming,
-    /// Its slice has not begun.
+    /// The slice of the zone has not begun.
     Ready,
     Active,
-    /// Its slice is over. The client was not sent *switch* yet; it is sent at `event_by_ns` at
-    /// latest.
+    /// The slice of the zone is over. *switch* was not sent to the client yet; it is sent at
+    /// `event_by_ns` at the latest.
     Ended {
         event_by_ns: u64,
     },
-    /// The client was sent *switch*; it is asked at `ask_ns` whether it rests, if it was not asked
-    /// (then `u64::MAX`), and evicted at `evict_ns`.
+    /// *switch* was sent to the client. The client is asked at `ask_ns` whether it rests
+    /// (`u64::MAX`: it was asked already), and is evicted at `evict_ns`.
     Draining {
         ask_ns: u64,
         evict_ns: u64,
@@ -55,12 +55,12 @@ pub(super) struct ActiveZone {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Zone {
     pub(super) state: ZoneState,
-    /// The client that may write into it; `None` only if the zone is free.
+    /// The client that may write into the zone; `None` only if the zone is free.
     pub(super) client: Option<ClientId>,
     pub(super) epoch: u64,
     /// Accepted requests in it that no worker has copied out.
     pub(super) queued: u32,
-    /// The client was sent *activate*.
+    /// *activate* was sent to the client.
     pub(super) knows_activation: bool,
     /// The release was taken; the zone is kept while `queued` is not 0.
     is_released: bool,
@@ -106,7 +106,7 @@ impl Zone {
         }
     }
 
-    /// Returns whether the client is to be sent a bare event, asked, or evicted.
+    /// Returns whether it is time to send a bare event to the client, to ask it, or to evict it.
     const fn is_due(&self, now_ns: u64) -> bool {
         match self.state {
             ZoneState::Active => !self.knows_activation && self.queued == 0,
@@ -168,7 +168,7 @@ impl<M: Memory> Server<M> {
         }
     }
 
-    /// Gives a zone to a client that waits. Returns whether it did.
+    /// Assigns a zone to a client that waits. Returns whether it assigned one.
     fn warm_client(&mut self, client: ClientId, epoch: u64, out: &mut Vec<ServerOp>) -> bool {
         let Some(record) = self
             .clients
@@ -322,8 +322,8 @@ impl<M: Memory> Server<M> {
     }
 
     /// Sends the events that no response will carry in time. Asks clients that do not answer
-    /// whether they rest, and evicts those that are awake and do not answer: only the end of its
-    /// queue pair frees such a client's zone (S10).
+    /// whether they rest, and evicts the clients that do not rest: only the end of its queue pair
+    /// frees such a client's zone (S10).
     pub(super) fn send_events(&mut self, now_ns: u64, out: &mut Vec<ServerOp>) {
         let is_any_reminded = now_ns >= self.remind_ns;
         if self.owed == 0 && !is_any_reminded {
@@ -340,11 +340,11 @@ impl<M: Memory> Server<M> {
                 continue;
             };
             if let ZoneState::Draining { ask_ns, .. } = self.zone(id).state {
-                // Its release may have come and not been found: a poll checks a number of entries
-                // only (S19), and a server that was absent has not polled for long.
+                // The client's release may have arrived without being found: a poll checks only
+                // some entries (S19), and a server that did other work has not polled for long.
                 self.take_entry(client);
                 if !self.zone(id).is_due(now_ns) {
-                    // The place of a freed zone now holds the next one.
+                    // The place of a freed zone in the list now holds the next zone.
                     first -= usize::from(self.zone(id).state == ZoneState::Free);
                     continue;
                 }
@@ -380,7 +380,7 @@ impl<M: Memory> Server<M> {
         out.push(self.bare_event(client, regions, event));
     }
 
-    /// Returns the WRITE of an event into the client's slot for it.
+    /// Returns the WRITE of an event into the client's slot for events.
     pub(super) fn bare_event(
         &self,
         client: ClientId,

@@ -42,7 +42,7 @@ impl Memory for Counting {
     }
 }
 
-/// Returns the number of words that one poll of an idle server reads.
+/// Returns the number of words that a single poll of an idle server reads.
 fn loads_of_a_poll(clients: u32, group_size: u32) -> usize {
     let config = ServerConfig {
         max_clients: clients,

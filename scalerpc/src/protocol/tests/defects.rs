@@ -427,8 +427,8 @@ fn a_context_switch_that_races_a_response_loses_neither() {
     assert_eq!(world.server.stats().garbage, 0);
 }
 
-/// A READ completes when its slice is over: the request is served, and its client learns that the
-/// slice is over, not that it begins.
+/// A READ completes when its slice is over: the request is served, and its client is informed of
+/// the end of the slice, not of its begin.
 #[test]
 fn a_late_warm_up_is_served_and_its_slice_ended_at_once() {
     let mut world = World::of_two_groups(&small(), Counters::default());
@@ -544,7 +544,7 @@ fn what_is_left_in_a_zone_is_not_taken_for_a_request_of_its_next_client() {
         world.server.zone_of(world.sides[0].id).unwrap(),
         world.sides[0].id,
     );
-    // Client 0 writes, and leaves before the server looks. The next client gets the zone.
+    // Client 0 writes, and disconnects before the server polls. The next client gets the zone.
     world.call(0).unwrap();
     world.deliver_to_server(0);
     world.sides[0].is_alive = false;
@@ -794,7 +794,7 @@ fn the_zone_of_a_stopped_client_is_not_reused_before_its_eviction() {
     world.call(0).unwrap();
     world.run(10);
     let zone = world.server.zone_of(world.sides[0].id).unwrap();
-    // It makes no more polls, but its process lives.
+    // The client no longer polls, but its process lives.
     let mut rounds = 0;
     while world.server.stats().evictions == 0 {
         rounds += 1;
@@ -832,8 +832,8 @@ fn the_zone_of_a_stopped_client_is_not_reused_before_its_eviction() {
     );
 }
 
-/// A poll looks at a number of the entries only, so the server's clock may be past a client's
-/// eviction before it finds the client's release.
+/// A poll checks only some of the entries, so the server's clock may be past a client's eviction
+/// before it finds the client's release.
 #[test]
 fn a_server_that_was_away_for_long_evicts_no_client_that_has_released() {
     let config = ServerConfig {
@@ -871,8 +871,8 @@ fn more_clients_than_entries_are_refused_until_one_leaves() {
     assert_eq!(world.server.join(regions), Some(world.sides[2].id));
 }
 
-/// A request of a client that has left returns its resources; by then another client may have its
-/// number.
+/// A request of a client that has disconnected returns its resources; by then another client may
+/// have its number.
 #[test]
 fn a_client_that_leaves_while_its_request_is_worked_on_costs_nothing() {
     let mut world = World::new(
@@ -908,7 +908,8 @@ fn a_client_that_leaves_while_its_request_is_worked_on_costs_nothing() {
     }
 }
 
-/// Clients of the next group are warmed one at a time; the other one leaves while it waits.
+/// Clients of the next group are warmed one at a time; the second client disconnects while it
+/// waits.
 #[test]
 fn a_client_that_leaves_while_it_waits_is_not_looked_for_any_more() {
     let mut world = active_world(&small(), 4);
@@ -1011,7 +1012,7 @@ fn a_client_with_a_call_that_ran_out_of_time_does_not_rest() {
     assert!(world.rest(0));
 }
 
-/// S26: a client that was asked while it was awake, and rests before it has looked, is not asked
+/// S26: a client that was asked while it was awake, and rests before it has polled, is not asked
 /// again.
 #[test]
 fn a_client_that_was_told_and_asked_while_it_was_awake_releases_its_zone_before_it_rests() {
@@ -1025,7 +1026,7 @@ fn a_client_that_was_told_and_asked_while_it_was_awake_releases_its_zone_before_
     world.call(1).unwrap();
     world.poll_client(1);
     while world.deliver_to_server(1) {}
-    // The client does not look while it is told and asked.
+    // The client does not poll while the server writes its events to it.
     for _ in 0..50 {
         world.now_ns += 100;
         world.poll_server();
@@ -1048,8 +1049,8 @@ fn a_client_that_was_told_and_asked_while_it_was_awake_releases_its_zone_before_
     );
 }
 
-/// S26: an absent server tells, asks and evicts late. A client that rests has the time to be found
-/// resting all the same.
+/// S26: a server that was absent notifies, asks and evicts late. A client that sleeps still has the
+/// time to be found asleep.
 #[test]
 fn a_client_that_rests_is_not_evicted_by_a_server_that_was_away_for_longer_than_the_drain() {
     const DRAIN_NS: u64 = 10_000;

@@ -1,10 +1,10 @@
 //! Every state that a real server and three real clients in two groups can reach with few calls, in
-//! every order of the operations. Each operation may be held for as long as others like, a client
-//! may die at any point, and the time of its calls may be over at any point.
+//! every order of the operations. Each operation may be held while any others are executed, a
+//! client may die at any point, and the time of its calls may be over at any point.
 //!
 //! In each state, nothing is executed or ended twice, no end writes where it must not (S6, S7, S8,
 //! S12), and no client waits for more than two rotations (S17). In each state, every client that
-//! calls learns that the server has died (S20). From each state, all calls end in a bounded number
+//! calls detects that the server has died (S20). From each state, all calls end in a bounded number
 //! of fair rounds, after which every slot works.
 
 use std::collections::HashSet;
@@ -14,13 +14,13 @@ use std::rc::Rc;
 use super::world::{Counters, World, small};
 use crate::protocol::ServerConfig;
 
-/// A possible event. A client looks at its memory after each operation that reached it, or after
-/// all that wait. A client that does not look for a while is equivalent to operations that are
-/// held.
+/// A possible event. A client reads its memory after each operation that reached it, or after all
+/// operations that wait. A client that does not read its memory for a while is equivalent to
+/// operations that are held.
 #[derive(Clone, Copy, Debug)]
 enum Action {
     Call(usize),
-    /// A call whose time is over before its client looks for the first time: it is never offered.
+    /// A call whose time is over before the first poll of its client: it is never offered.
     CallTooLate(usize),
     /// The time of all calls of a client is over.
     TimeOut(usize),
@@ -46,8 +46,8 @@ struct Setup {
     mortal: Option<usize>,
     /// The client whose calls may run out of time.
     impatient: Option<usize>,
-    /// The client that may rest while it has no call: it does not look at its memory, until it
-    /// makes a call or looks without one.
+    /// The client that may sleep while it has no call: it does not read its memory until it makes a
+    /// call or polls without one.
     rests: Option<usize>,
     /// Maximum number of slices: while a request is kept, groups may take turns without end.
     slices: u64,
@@ -151,7 +151,7 @@ fn apply(world: &mut World, action: Action, setup: Setup) -> bool {
     is_possible
 }
 
-/// Lets a client look at its memory, unless it rests.
+/// Lets a client read its memory, unless it sleeps.
 fn look(world: &mut World, nth: usize) {
     if !world.is_resting(nth) {
         world.poll_client(nth);
@@ -224,8 +224,8 @@ fn check(world: &World, path: &Path, setup: Setup, is_fair_checked: bool) {
 
 /// Maximum number of rounds of a fair run, each of 100 ns; a slice is 1,000 ns.
 const MOST_ROUNDS: usize = 100;
-/// The fair run is made from one in this many states: it costs as much as some hundred transitions,
-/// and the states on its way are among those explored.
+/// The fair run starts from one in `FAIR_RUN_OF` states: it costs as much as some hundred
+/// transitions, and it passes only through states that are explored anyway.
 const FAIR_RUN_OF: usize = 8;
 
 /// The actions that led to a state.
@@ -350,8 +350,8 @@ fn the_others_go_on_when_a_client_dies_in_whatever_state() {
     );
 }
 
-/// A client with a zone, or with one that is on its way to it, rests for any time, and wakes at any
-/// point.
+/// A client with a zone, or with a zone whose *activate* is on its way, rests for any time, and
+/// wakes at any point.
 #[test]
 fn a_client_that_rests_in_whatever_state_loses_its_zone_and_nothing_else() {
     let (calls, slices) = ([2, 0, 1], if is_long() { 6 } else { 4 });
@@ -369,7 +369,7 @@ fn a_client_that_rests_in_whatever_state_loses_its_zone_and_nothing_else() {
     );
 }
 
-/// A response that comes long after its slice finds the client in WARMUP, where it rests with an
+/// A response that arrives long after its slice finds the client in WARMUP, where it rests with an
 /// announcement that the server takes later.
 #[test]
 fn a_client_that_rests_while_it_is_warmed_loses_its_zone_and_nothing_else() {

@@ -51,7 +51,7 @@ impl Server<HeapMemory> {
         self.generation = generation;
     }
 
-    /// Sets the counters as if each slot of a client had been used that often.
+    /// Sets the counters as if each slot of a client had been used `sequence` times.
     pub(crate) fn accepted_until(&mut self, client: ClientId, sequence: u32) {
         let first = client.index() * self.layout.depth;
         self.accepted[first..first + self.layout.depth].fill(sequence);

@@ -100,7 +100,8 @@ fn requests_wait_for_response_buffers() {
 }
 
 /// Held requests are answered in another order, by another thread, by a drop, and after a context
-/// switch. A client that has left gets no answer, and each other call gets its own answer, once.
+/// switch. A client that has disconnected gets no answer, and each other call gets its own answer,
+/// once.
 #[test]
 fn requests_that_are_held_are_answered_whenever_by_whomever() {
     let config = ServerConfig {

@@ -59,8 +59,8 @@ pub(super) struct Counters {
 }
 
 impl Counters {
-    /// Returns counters that are all `left` steps before a counter of that many bits wraps.
-    /// Counters of fewer bits have wrapped before.
+    /// Returns counters that are all `left` steps before a counter of `bits` bits wraps. Counters
+    /// of fewer bits have wrapped before.
     pub(super) const fn before_wrap(bits: u32, left: u32) -> Self {
         let wide = (u64::MAX >> (64 - bits)) - left as u64;
         Self {
@@ -82,9 +82,9 @@ pub(super) struct Side {
     pub(super) to_client: VecDeque<ServerOp>,
     /// The server has READ the client's rest word. Its next poll finds the completion.
     is_rest_read: bool,
-    /// Its process runs. The memory of a dead one is gone with its queue pair.
+    /// The client's process runs. The memory of a dead process is gone with its queue pair.
     pub(super) is_alive: bool,
-    /// The server was told that the queue pair is gone.
+    /// The server was informed that the queue pair is destroyed.
     pub(super) has_left: bool,
     pub(super) made: usize,
     /// Calls whose ends were not taken.
@@ -143,7 +143,7 @@ impl World {
         world
     }
 
-    /// Makes a world of three clients in two groups: of two, and of one.
+    /// Makes a world of three clients in two groups: a group of two, and a group of one.
     pub(super) fn of_two_groups(config: &ServerConfig, counters: Counters) -> Self {
         let mut world = Self::counting_from(config, 4, counters);
         world.sides[3].is_alive = false;
@@ -247,7 +247,7 @@ impl World {
         Some(token)
     }
 
-    /// Makes a call of each client that can make one.
+    /// Makes a call by each client that can make a call.
     pub(super) fn call_all(&mut self) {
         for nth in 0..self.sides.len() {
             self.call(nth);
@@ -306,7 +306,7 @@ impl World {
         }
     }
 
-    /// Lets a server that stops tell the clients of which no worker has a request.
+    /// Lets a server that stops dismiss the clients without a request at a worker.
     pub(super) fn dismiss(&mut self) {
         self.server.dismiss(
             |client| {
@@ -422,7 +422,7 @@ impl World {
         self.sides[nth].client.state() == State::Resting
     }
 
-    /// Lets a client look at its memory and its clock, without taking the ends of calls.
+    /// Lets a client read its memory and its clock, without taking the ends of calls.
     pub(super) fn look(&mut self, nth: usize) {
         let side = &mut self.sides[nth];
         side.client.poll(self.now_ns, &mut side.to_server);
@@ -434,7 +434,7 @@ impl World {
         );
     }
 
-    /// Lets a client look at its clock when the time of all its calls is over.
+    /// Lets a client read its clock when the time of all its calls is over.
     pub(super) fn time_out(&mut self, nth: usize) {
         let side = &mut self.sides[nth];
         let later_ns = self.now_ns + side.client.timeout_ns();
@@ -676,13 +676,13 @@ impl World {
         }
     }
 
-    /// Lets everything happen in turn, for that many rounds or until no call is outstanding.
+    /// Lets everything happen in turn, for at most `rounds` rounds, until no call is outstanding.
     /// Returns the number of rounds.
     pub(super) fn run(&mut self, rounds: usize) -> usize {
         self.run_until(rounds, false, Self::is_done)
     }
 
-    /// Like [`run`](Self::run), while clients that rest go on resting.
+    /// Like [`run`](Self::run), while clients that sleep continue to sleep.
     pub(super) fn run_beside_rests(&mut self, rounds: usize) -> usize {
         self.run_until(rounds, true, Self::is_done)
     }

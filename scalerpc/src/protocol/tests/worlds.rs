@@ -9,8 +9,8 @@ use super::world::{Counters, World, small};
 use crate::protocol::{Handlers, HeldRequest, ServerConfig};
 
 const CLIENTS: usize = 12;
-/// Number of entries of some servers: several times as many as a poll looks at besides those of two
-/// groups.
+/// Number of entries of some servers: several times the number of entries that a poll checks in
+/// addition to the entries of two groups.
 const MANY_ENTRIES: usize = 200;
 const STEPS: usize = 20_000;
 /// Maximum length of a step, in ns.
@@ -109,8 +109,8 @@ fn random_world(seed: u64, times: Times, counters: Counters) -> World {
     );
     world.server.check_consistency();
     let made: usize = world.sides.iter().map(|side| side.made).sum();
-    // If clients are absent until they are evicted, there may be few calls and slices; that test
-    // counts those of all seeds.
+    // If clients are absent until they are evicted, there may be few calls and slices; the test of
+    // such clients counts the calls and slices of all seeds.
     let stats = world.server.stats();
     assert!(
         made > 50 && stats.slices > 10 || times.drain < PATIENCE_NS,
@@ -501,8 +501,8 @@ fn clients_that_are_evicted_while_they_are_away_harm_nobody() {
     );
 }
 
-/// A client that rests is evicted by no server, however short the time of those that are awake. It
-/// may make calls before it is polled again.
+/// A client that rests is evicted by no server, however short the timeout of the clients that are
+/// awake. It may make calls before it is polled again.
 #[test]
 fn clients_that_rest_for_any_time_lose_their_zones_and_nothing_else() {
     let (mut taken_back, seeds) = (0, 60 * scale());
@@ -537,8 +537,8 @@ fn clients_that_rest_for_any_time_lose_their_zones_and_nothing_else() {
     );
 }
 
-/// Clients rest and are absent, calls run out of time, and those that are absent and do not rest
-/// are evicted.
+/// Clients rest and are absent, calls time out, and clients that are absent and do not rest are
+/// evicted.
 #[test]
 fn clients_that_rest_beside_clients_that_are_evicted_harm_nobody() {
     let mut taken_back = 0;

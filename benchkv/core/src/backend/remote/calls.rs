@@ -1,7 +1,7 @@
-//! The calls of a link that wait for their answers, by the id that the answer brings back.
+//! The calls of a link that wait for their answers, by the id that the answer returns.
 //!
 //! An id is a place (low 16 bits) and the number of the call (high 16). A second answer to a call
-//! finds nothing, even when another call has its place. Ids come back from a peer, and are
+//! finds nothing, even when another call has its place. Ids are returned by a peer, and are
 //! untrusted.
 
 use slab::Slab;
@@ -34,7 +34,7 @@ impl<C> Calls<C> {
     /// Adds a call and returns its id.
     ///
     /// # Errors
-    /// There is no room; the error returns `whom`.
+    /// All places are in use; the error returns `whom`.
     #[inline]
     pub(super) fn insert(&mut self, whom: C) -> Result<u32, C> {
         if self.calls.len() == self.window {

@@ -18,10 +18,11 @@ use crate::message::{Request, Response};
 use crate::topology::{Backend, Peer};
 use crate::values::{Values, copy};
 
-/// Time to look for the cause after a peer left in order, in ns of the device's clock.
+/// Maximum time to wait for the cause after a peer closed in order, in ns of the device's clock.
 const CAUSE_NS: u64 = 500_000_000;
 
-/// Minimum of batches in flight of a connection that carries those of one client only.
+/// Minimum number of batches in flight of a connection that carries the requests of one client
+/// only.
 const FEWEST_BATCHES: u32 = 4;
 
 /// Maximum receives of devices in one queue; each batch in flight takes one and a half.
@@ -42,8 +43,9 @@ fn config(plan: &RankPlan, connections: usize) -> EndpointConfig {
         // Small batches, of which there are many, have their WQEs.
         config.max_send_wr = Some((4 * batches).max(256));
     }
-    // One client's operations, requests one way and answers the other way, make no more batches
-    // than that. A daemon has many of these connections, whose receives are in one queue.
+    // One client's operations, requests one way and answers the other way, make at most as many
+    // batches as the client has operations. A daemon has many connections to such clients, whose
+    // receives are in one queue.
     if job.topology.backend == Backend::Direct {
         let room = (MOST_RECEIVES * 2 / 3 / connections.max(1)) as u32;
         let batches = room.min(plan.depth() as u32).max(FEWEST_BATCHES);
@@ -56,14 +58,14 @@ fn config(plan: &RankPlan, connections: usize) -> EndpointConfig {
 pub(super) struct Links<C> {
     context: Context<C>,
     links: Vec<Link<C>>,
-    /// A peer that leaves in order ends calls before the connection.
+    /// Calls were lost: a peer that closes in order ends the calls before the connection.
     has_lost_calls: bool,
-    /// Time at which a peer was first found to have left in order, by the device's clock, in ns.
+    /// Time at which a peer was first found to have closed in order, by the device's clock, in ns.
     left_ns: Option<u64>,
     values: Values,
-    /// A message with the tail of a value, if values have one.
+    /// A message with the tail of a value, if values have a tail.
     message: Vec<u8>,
-    /// A request with such a tail that is answered as it arrives.
+    /// A request, with the tail of a value if values have one, that is answered as it arrives.
     asked: Vec<u8>,
 }
 
@@ -147,7 +149,8 @@ impl<C> LinkSet<C> for Links<C> {
             Err(CallError::RingFull(whom) | CallError::InsufficientCredit(whom)) => {
                 Err(SendError::Full(whom))
             }
-            // It waits like a request without room, for the findings of the polls.
+            // The request waits, like a request without room. The polls determine why the peer
+            // closed.
             Err(CallError::Closed {
                 reason: CloseReason::ClosedByPeer,
                 user_data,
@@ -323,7 +326,7 @@ fn sized<'a>(
     tail_bytes: usize,
 ) -> (&'a [u8], usize) {
     match request.bytes_behind(tail_bytes) {
-        // A get.
+        // The request is a get, which sends no value.
         0 => (request.as_bytes(), size_of::<Response>() + tail_bytes),
         _ => (
             with_tail(request.as_bytes(), message, |tail| {
@@ -361,7 +364,7 @@ fn exactly<Head: FromBytes + IntoBytes>(bytes: RecvBytes<'_>) -> Option<Head> {
 }
 
 /// Decodes the beginning of a peer's bytes, and returns the tail after it. Returns `None` unless
-/// the tail has as many bytes as `behind` says.
+/// the tail has the length that `behind` returns.
 #[inline(never)]
 fn split<'a, Head: FromBytes + IntoBytes>(
     bytes: RecvBytes<'_>,
@@ -381,9 +384,9 @@ impl<C> Links<C> {
         links.filter_map(|link| Some((&link.peer, link.endpoint.as_ref()?)))
     }
 
-    /// Returns an error if a connection is down. A peer that left in order while the job runs did
-    /// so because something else failed, most often another peer. This end gets time to find that
-    /// cause before it names the peer that left.
+    /// Returns an error if a connection is down. A peer that closed in order while the job runs did
+    /// so because something else failed, most often another peer. This end waits for that cause for
+    /// a time before it names the peer that closed.
     fn check(&mut self) -> Result<(), BackendError> {
         let mut left = None;
         for (peer, endpoint) in self.connected() {

@@ -1,6 +1,6 @@
 //! The two sides of a link that sends each message separately: calls of this end that wait for
-//! answers, and requests of the peer that wait for theirs. There is at most a window of each: each
-//! end keeps that much room for messages of the other.
+//! answers, and requests of the peer that wait for answers. There is at most a window of calls and
+//! a window of requests: each end keeps room for a window of messages of the other.
 
 use super::calls::Calls;
 use super::frame::{Content, Frame, FrameBytes};
@@ -44,7 +44,7 @@ impl<C> Dialogue<C> {
     /// Makes the message of a call. Returns the call's id too.
     ///
     /// # Errors
-    /// A window of calls waits; the error returns `whom`.
+    /// A whole window of calls waits already; the error returns `whom`.
     #[inline]
     pub(super) fn call(&mut self, request: &Request, whom: C) -> Result<(u32, FrameBytes), C> {
         let call = self.calls.insert(whom)?;

@@ -7,7 +7,7 @@
 //! | 4..8 | 1 request, 2 response, 3 refusal |
 //! | 8.. | [`Request`], [`Response`], nothing; then the tail of the value, if it has one |
 //!
-//! Little-endian, like the messages.
+//! The fields are little-endian, like the messages.
 
 use zerocopy::{FromBytes, IntoBytes};
 

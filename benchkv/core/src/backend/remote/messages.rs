@@ -52,7 +52,7 @@ pub(super) trait Port: Sized {
         Ok(true)
     }
 
-    /// Posts a message, with a tail after it if there is one.
+    /// Posts a message, with `tail` after it, which may be empty.
     fn post(&mut self, link: usize, message: &FrameBytes, tail: &[u8]) -> Result<(), Unposted>;
 
     /// Announces what was posted on a link.
@@ -65,7 +65,7 @@ pub(super) trait Port: Sized {
         arrived: impl FnMut(usize, Result<&[u8], String>),
     ) -> Result<usize, BackendError>;
 
-    /// Checks the links. `owes` says of each whether the peer owes an answer.
+    /// Checks the links. For each link, `owes` returns whether the peer owes an answer.
     ///
     /// # Errors
     /// A peer is gone.
@@ -96,7 +96,8 @@ pub(super) trait Port: Sized {
 /// Why a message was not posted.
 #[derive(Debug)]
 pub(super) enum Unposted {
-    /// No room is left now. A queue that has failed says so, too: that shows at a poll.
+    /// No room is left now. A queue that has failed is reported in this way too; a poll then
+    /// reports the failure.
     Full,
     /// The message can never be posted.
     Failed(String),

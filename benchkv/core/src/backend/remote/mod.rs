@@ -1,11 +1,11 @@
 //! A thread's connections to other ranks, and the requests that wait for room on them.
 //!
-//! A [`LinkSet`] carries the requests. Each is a line of the registry here: [`copyrpc`], or
-//! [`rc_send`] or [`ucx_am`], which are ports of the [`messages`] that are sent each for itself
+//! A [`LinkSet`] carries the requests. Each set is a line of the registry here: [`copyrpc`], or
+//! [`rc_send`] or [`ucx_am`]. The last two are ports for [`messages`], which are sent separately
 //! (`frame`: its bytes, `dialogue`: the state of each end, `calls`: the callers that wait for an
-//! answer). A carrier has one link for
-//! each peer of the thread, numbered in the order of the topology, and knows nothing of topologies.
-//! [`Remote`] finds the link of a request and queues requests without room, in order.
+//! answer). A carrier has one link for each peer of the thread, numbered in the order of the
+//! topology, and is independent of topologies. [`Remote`] finds the link of a request and queues
+//! requests without room, in order.
 
 mod calls;
 mod copyrpc;
@@ -57,7 +57,7 @@ pub(super) struct Remote<C> {
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Polled {
     /// Number of answers. Answers count as work, and completions do not: while credit is missing,
-    /// each round brings a completion of a READ that looks for credit. A daemon that counted it as
+    /// each round gets a completion of a READ that polls for credit. A daemon that counted it as
     /// work would keep the core from the peer that it waits for.
     pub(super) answers: usize,
     /// Number of completions.
@@ -106,8 +106,8 @@ trait LinkSet<C>: Sized {
         keep: impl FnMut(Request, &[u8], Self::Handle),
     ) -> Result<Polled, BackendError>;
 
-    /// Answers a request. A caller that is gone needs no answer; any other failure shows at one of
-    /// the next polls.
+    /// Answers a request. A caller that has ended needs no answer; any other failure is reported by
+    /// one of the next polls.
     fn answer(&mut self, handle: Self::Handle, response: Option<Response>, tail: &[u8]);
 
     /// Posts gathered messages.
@@ -145,7 +145,7 @@ trait LinkSet<C>: Sized {
     /// The type that its counters are read from.
     type Stats: 'static;
 
-    /// Its counters since the start, `writes` and `messages` among them.
+    /// Counters of the carrier since the start, `writes` and `messages` among them.
     const COUNTERS: &'static [Counter<Self::Stats>];
 
     /// Returns the current counters.
@@ -299,7 +299,7 @@ impl<C> Remote<C> {
         }))
     }
 
-    /// Returns the link of this request, if it leaves from here.
+    /// Returns the link of this request, if this thread sends it.
     #[inline]
     pub(super) fn link_for(&self, request: &Request) -> Option<usize> {
         let daemon = if self.fan > 1 {
@@ -324,7 +324,7 @@ impl<C> Remote<C> {
         (self.sent - self.answered) as usize
     }
 
-    /// Returns the number of these through each endpoint with a daemon, as
+    /// Returns the number of such requests through each endpoint to a daemon, as
     /// [`asks`](crate::topology::Topology::asks) has them.
     pub(super) fn by_endpoint(&self) -> impl Iterator<Item = usize> {
         let peers = self.peers.iter().enumerate();
@@ -403,7 +403,7 @@ impl<C> Remote<C> {
     }
 
     /// Answers a request of another rank, with the tail of a value that was found, or refuses it.
-    /// There is always room for answers. It is not an error here if the caller is gone.
+    /// There is always room for answers. It is not an error if the caller has ended.
     #[inline]
     pub(super) fn answer(
         &mut self,
@@ -425,8 +425,8 @@ impl<C> Remote<C> {
         each!(&mut self.links, links => links.suspend_windows(is_suspended));
     }
 
-    /// Returns for how long there is nothing to do unless a completion arrives; `None`: there is
-    /// work now. For drivers whose devices report completions, which UCX does not.
+    /// Returns the time for which there is nothing to do unless a completion arrives; `None` if
+    /// there is work now. It is for drivers whose devices report completions; UCX reports none.
     pub(super) fn rest(&mut self) -> Option<Duration> {
         if self.backlogged() > 0 || !self.arrived.is_empty() {
             return None;

@@ -29,7 +29,7 @@ const fn receive_bytes(tail_bytes: usize) -> usize {
 /// answers the WRITE without its CPU; for a dead peer the WRITE fails.
 const PROBE_AFTER: Duration = Duration::from_millis(100);
 /// User words in the send queue: of a probe, of a message, and of a message with a tail, which is
-/// this plus the place of the tail.
+/// `WITH_TAIL` plus the place of the tail.
 const PROBE: u64 = 1;
 const MESSAGE: u64 = 0;
 const WITH_TAIL: u64 = 2;
@@ -52,7 +52,7 @@ pub(super) struct Port {
     scattered: u64,
 }
 
-/// The memory of all receives: those of a link are adjacent.
+/// The memory of all receives: the receives of a link are adjacent.
 struct Receives {
     region: Mr,
     per_link: usize,
@@ -65,7 +65,7 @@ struct End {
     qp: RcQp,
     /// Places in [`Port::tails`] that no SEND reads.
     places: Vec<u32>,
-    /// Whether the peer was heard of since the last check.
+    /// Whether the peer has sent or answered anything since the last check.
     was_heard: bool,
     /// Time of the last check that found so, in ns of the device's clock.
     heard_ns: u64,

@@ -1,18 +1,18 @@
-//! Random jobs in virtual time, half of them with faults. Of each is checked:
+//! Random jobs in virtual time, half of them with faults. The checks of each job:
 //!
-//! - every operation ends, once, and well, and all are issued that were asked for, at any rate;
-//!   where a rank dies, those of the ranks that depend on it end with the rank, which says so in
-//!   time;
+//! - every operation ends once and successfully, and all operations of the job are issued, at any
+//!   rate; if a rank dies, the operations of the ranks that depend on it end with these ranks,
+//!   which report the death in time;
 //! - every value that was read had been written, and none is lost;
-//! - what a connection paid for answers is what its peer has given back; no daemon keeps a request
-//!   or an answer;
-//! - no ring is overrun (copyrpc ends a connection that does, and asserts it of its own) and no
-//!   device finds a rule broken;
+//! - the credit that a connection used for answers equals the credit that its peer has returned; no
+//!   daemon keeps a request or an answer;
+//! - no ring is overrun (copyrpc ends a connection whose peer overruns a ring, and asserts that its
+//!   own end does not) and no device finds a rule broken;
 //! - without faults nothing waits for a check of forgotten work;
 //! - a turn is bounded, and so is the job: a watchdog ends the process with the seed.
 //!
-//! `SWARM_SEEDS=N` runs so many jobs, `SWARM_SEED=S` begins with seed S: a failure names the seed
-//! of its job. `SWARM_TRACE=1` shows every turn.
+//! `SWARM_SEEDS=N` runs N jobs, `SWARM_SEED=S` begins with seed S: a failure names the seed of its
+//! job. `SWARM_TRACE=1` shows every turn.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -34,8 +34,8 @@ use crate::workload::{Distribution, Workload};
 
 /// Jobs of a run in CI.
 const SEEDS: u64 = 200;
-/// Seeds of jobs that once failed. 23215: all threads rested while READs were put off for some
-/// polls, which none of them did.
+/// Seeds of jobs that once failed. 23215: all threads rested while READs waited for some polls, and
+/// no thread polled.
 const ONCE_FAILED: [u64; 1] = [23_215];
 /// Windows of a job.
 const RUNS: usize = 2;
@@ -47,7 +47,7 @@ const NOTICED_NS: u64 = 1_000_000_000;
 /// A job without faults is over by then: a peer that is forgotten is looked after later, and all
 /// the same.
 const PROMPT_NS: u64 = 2_000_000;
-/// No job takes so much CPU time, beside the tests that run at the same time.
+/// More CPU time than any job takes, even with other tests at the same time.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 fn world(rng: &mut Rng) -> World {
@@ -99,9 +99,9 @@ fn faults(rng: &mut Rng, topology: &Topology) -> Faults {
     };
     match rng.u8(..8) {
         0 => faults.killed = Some(at),
-        // A daemon that only answers takes a queue pair in error for a client that has left, and
-        // the client polls for the half second in which its device tries again: true, but millions
-        // of turns.
+        // A daemon that only answers mistakes a queue pair in error for a client that has
+        // disconnected, and the client polls for the half second in which its device tries again:
+        // true, but millions of turns.
         1 if topology.backend != Backend::Direct => faults.error = Some((rank, rng.u64(..100))),
         2 | 3 => faults.stopped = Some((at, rng.u64(1_000..5_000_000))),
         4 | 5 => faults.slow = Some((rank, rng.u64(2..50))),
@@ -298,8 +298,8 @@ fn judge(ended: &Ended, job: &Job, faults: &Faults, tally: &mut Tally) {
         else {
             panic!("{failure}");
         };
-        // The first is that of the queue pair that was made to fail, if it was, and both its ranks
-        // are well.
+        // The first error is the error of the queue pair that was made to fail, if any, and both
+        // its ranks are unharmed.
         let is_cause = number == 0
             && faults
                 .error

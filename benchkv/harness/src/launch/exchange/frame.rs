@@ -43,7 +43,7 @@ pub(crate) struct FrameError(usize);
 
 impl Frame {
     pub(crate) fn encode(&self) -> Vec<u8> {
-        // Encoding fails only for types without a length.
+        // Encoding fails only for sequences of unknown length, and no frame has such a sequence.
         let body = postcard::to_allocvec(self).unwrap_or_default();
         [&(body.len() as u32).to_le_bytes()[..], &body].concat()
     }

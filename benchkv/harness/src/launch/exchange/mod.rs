@@ -103,13 +103,13 @@ pub trait Exchange {
         Ok(())
     }
 
-    /// Returns whether the user interrupted the job. Ranks learn of it at different times, so they
+    /// Returns whether the user interrupted the job. Ranks detect it at different times, so they
     /// must exchange it before they act on it together.
     fn is_interrupted(&self) -> bool {
         false
     }
 
-    /// Waits until every rank has called it.
+    /// Waits until every rank has called `barrier`.
     ///
     /// # Errors
     /// See [`all_gather`](Self::all_gather).
@@ -130,7 +130,7 @@ pub enum ExchangeError {
     RankDied {
         /// The rank that ended first.
         rank: usize,
-        /// Its exit status or signal, in words.
+        /// Exit status or signal of the rank, in words.
         how: String,
     },
     /// Several ranks did not arrive in time.
@@ -161,7 +161,7 @@ pub enum ExchangeError {
     TooLarge {
         /// Bytes of the refused part.
         bytes: usize,
-        /// Maximum bytes of a part, which many ranks of MPI lower.
+        /// Maximum bytes of a part. It is lower with many ranks of MPI.
         most: usize,
     },
     /// The other end of the socket sent bytes that this version never sends.
@@ -188,7 +188,8 @@ pub(crate) fn rank_list(ranks: &[usize]) -> String {
 mod tests {
     use super::*;
 
-    /// The other ranks of a job: they give these bytes, by the same rules as a rank of their own.
+    /// An exchange with the other ranks of a job, which are simulated: they give these bytes, by
+    /// the same rules as a real rank.
     struct Others {
         rank: usize,
         others: Vec<Vec<u8>>,

@@ -33,14 +33,15 @@ const PAUSES: (Duration, Duration) = (Duration::from_micros(50), Duration::from_
 
 /// [`Exchange`] over MPI, for one thread: MPI is initialized with `MPI_THREAD_FUNNELED`.
 ///
-/// A part is followed by a byte that says whether its sender is interrupted. A sleeping rank checks
-/// for the parts of the next operation, so all ranks wake up when one of them is interrupted.
+/// After each part comes a byte that shows whether its sender is interrupted. A sleeping rank
+/// checks for the parts of the next operation, so all ranks wake up when one of them is
+/// interrupted.
 ///
 /// `within` counts from this rank's own arrival. MPI ends the other ranks when one dies, so
 /// [`ExchangeError::RankDied`] does not occur. A rank that fails must end the job with
-/// [`abort`](Self::abort). After an error of the exchange, its drop does so with status 1, because
-/// `MPI_Finalize` would wait for missing ranks. A peer that stops while one of its large parts is
-/// in flight cannot be given up.
+/// [`abort`](Self::abort). After an error of the exchange, the drop of the exchange ends the job
+/// with status 1, because `MPI_Finalize` would wait for missing ranks. The wait for a peer that
+/// stops while one of its large parts is in flight cannot be ended.
 pub struct MpiExchange {
     universe: Universe,
     rank: usize,
@@ -86,8 +87,8 @@ pub fn mpi_library() -> String {
         .to_owned()
 }
 
-/// Returns the maximum bytes of a part among that many ranks. The sends of all parts are buffered,
-/// in memory that is touched only as far as parts need it, and whose length MPI takes as an `int`:
+/// Returns the maximum bytes of a part among `ranks` ranks. The sends of all parts are buffered, in
+/// memory that is touched only as far as parts need it, and whose length MPI takes as an `int`:
 /// from 497 ranks on a part has fewer bytes than elsewhere.
 const fn most_part_bytes(ranks: usize) -> usize {
     let room = i32::MAX as usize / ranks - 1 - 2 * MESSAGE_OVERHEAD_BYTES;
@@ -281,7 +282,7 @@ impl Exchange for MpiExchange {
 
     fn catch_interrupts(&mut self) -> Result<(), ExchangeError> {
         for signal in [SIGINT, SIGTERM, SIGHUP] {
-            // In this order: the first signal finds the flag unset, and sets it.
+            // The order matters: the first signal finds the flag unset, and sets it.
             let is_set = || self.signalled.clone();
             flag::register_conditional_shutdown(signal, EXIT_INTERRUPTED, is_set())
                 .and_then(|_| flag::register(signal, is_set()))

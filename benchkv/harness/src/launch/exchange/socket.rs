@@ -116,7 +116,7 @@ impl SocketExchange {
         }
     }
 
-    /// Runs one operation, unless the job is over. Records its error.
+    /// Runs one operation, unless the job is over. Records an error of the operation.
     fn attempt<T>(
         &mut self,
         operation: impl FnOnce(&mut Self) -> Result<T, ExchangeError>,

@@ -2,19 +2,21 @@
 //!
 //! The launcher is not a rank. Its ranks are its direct children, run the same executable with the
 //! same arguments, and have a socket to the launcher as standard input. No named object is created.
-//! The launcher relays their exchange (`relay`). When a rank fails, the launcher tells the others
-//! the rank and the reason, gives them a grace period to end by themselves, and then kills the
-//! rest. It does the same when the user interrupts it, except that ranks may still exchange their
-//! last parts; a later interrupt kills them. If the launcher is killed, the kernel kills the ranks.
+//! The launcher relays their exchange (`relay`). When a rank fails, the launcher sends the rank and
+//! the reason to the other ranks, gives them a grace period to end by themselves, and then kills
+//! the rest. It does the same when the user interrupts it, except that ranks may still exchange
+//! their last parts; a later interrupt kills them. If the launcher is killed, the kernel kills the
+//! ranks.
 //!
 //! A terminal, `timeout` or a service manager signals all processes of a job at once. Only the
 //! launcher acts: ranks and baselines ignore the signals that end a job in order. `timeout` signals
-//! the launcher twice, so a signal shortly after an interrupt belongs to it.
+//! the launcher twice, so a signal shortly after an interrupt counts as part of that interrupt.
 //!
-//! When a rank is killed, another may notice and end before the launcher sees either. The launcher
-//! names the cause: a killed rank before a failed one, and a failed one before one with the status
-//! [`EXIT_FOLLOWS`], which followed another. If only ranks with that status ended by themselves, it
-//! names the ranks that it had to kill: they were stopped, or stuck.
+//! When a rank is killed, another rank may detect that and end before the launcher sees either end.
+//! The launcher names the cause: a killed rank rather than a failed rank, and a failed rank rather
+//! than a rank with the status [`EXIT_FOLLOWS`], which ended because of another rank. If only ranks
+//! with that status ended by themselves, it names the ranks that it had to kill: they were stopped,
+//! or stuck.
 //!
 //! Only rank 0 has the launcher's standard output; the output of the other ranks goes to standard
 //! error.
@@ -85,7 +87,7 @@ pub enum LaunchError {
     RankFailed {
         /// The rank.
         rank: usize,
-        /// How it ended.
+        /// The end of the rank: its exit status or signal.
         how: Ended,
     },
     /// A rank ended, with status 0, while the others were waiting for it.
@@ -328,8 +330,8 @@ impl Job {
         Ok(())
     }
 
-    /// Notes which ranks have ended. Among several found at once, a killed one is the cause: the
-    /// others may have ended because of it.
+    /// Notes which ranks have ended. If several ranks are found to have ended at once, one that was
+    /// killed is the cause: the others may have ended because of its end.
     fn reap(&mut self) -> io::Result<()> {
         let mut ended = Vec::new();
         let ranks = self.ranks.iter_mut().enumerate();
@@ -395,8 +397,8 @@ impl Job {
         }
     }
 
-    /// Records a failure if it is the first, or precedes the first. Reports the first one to every
-    /// rank, and starts the grace period.
+    /// Records a failure if it is the first, or has precedence over the first. Reports the first
+    /// failure to every rank, and starts the grace period.
     fn fail(&mut self, failure: LaunchError, news: Frame) {
         match &self.failure {
             None => {

@@ -1,5 +1,6 @@
 //! SEND as a contestant: one message, one receive, one completion each. Reliable connections
-//! ([`rc`]) and datagrams ([`ud`]) share everything but the queue pairs, which are behind [`Port`].
+//! ([`rc`]) and datagrams ([`ud`]) share everything but the queue pairs, which are hidden by
+//! [`Port`].
 //!
 //! A client has a session with the server: as many slots as it may have unanswered calls, each of
 //! which is one credit. For each slot of each session a receive is posted at either end, and posted
@@ -79,7 +80,7 @@ impl Shape {
 /// A message that arrived.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Arrival {
-    /// The sender, if the queue pair tells it.
+    /// The sender, if the queue pair identifies it.
     peer: Option<usize>,
     /// The receive that the message is in.
     place: usize,
@@ -552,7 +553,7 @@ mod tests {
     #[test]
     fn on_connections() {
         sound_calls_are_answered_and_others_end_the_run::<RcPort>();
-        // A request of another client's session, which datagrams do not tell.
+        // A request of another client's session. Datagrams do not identify their sender.
         let (mut server, mut client) = ends::<RcPort>();
         client
             .end

@@ -19,7 +19,7 @@ pub(crate) struct RcPort {
     send_cq: Cq,
     /// The receive completions, each with its peer.
     recv_cq: MonoCq<usize>,
-    /// Peers whose doorbells are to be rung.
+    /// Peers whose doorbells still have to be rung.
     unrung: Vec<usize>,
 }
 
@@ -32,8 +32,8 @@ impl Port for RcPort {
     const HEADROOM_BYTES: usize = 0;
 
     fn open(device: &Device, pd: &Pd, shape: &Shape) -> Result<Self, Failure> {
-        // Room for messages whose completions have not been taken: those of a quarter of the queue
-        // are not signalled.
+        // Room for messages whose completions have not been taken: the messages of a quarter of the
+        // queue are not signalled.
         let wqebbs = (4 * WQEBBS * shape.depth) as u32;
         let (send_cq, mut recv_cq) = (
             device.create_cq(wqebbs * shape.peers as u32)?,

@@ -33,7 +33,7 @@ pub(crate) fn calls_without_an_answer_end_in_time_and_late_answers_reach_no_call
         R::call_within(&mut client, 1, round, SOON).unwrap();
         R::call_within(&mut client, 2, 100, LATE).unwrap();
         R::call(&mut client, 3, 200).unwrap();
-        // Taken or not: nobody is told.
+        // The server is not informed of the deadline, whether it has taken the request or not.
         let early = if round % 2 == 0 {
             take_all::<R>(&mut server)
         } else {
@@ -85,7 +85,7 @@ pub(crate) fn cancelled_calls_keep_their_places_until_they_are_answered<R: Rpc>(
             [0, 1, 2, 3],
             "it is not told"
         );
-        // One of the two that nobody waits for.
+        // One of the two requests whose calls have ended.
         let (request, number) = requests.remove(1);
         assert!(R::reply(&mut server, request, number));
         assert_eq!(ends::<R>(&mut client), []);

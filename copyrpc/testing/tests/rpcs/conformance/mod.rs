@@ -185,7 +185,7 @@ pub(crate) fn calls_of_a_server_that_ends_end_once_after_what_it_answered<R: Rpc
         Err(Refused::Ended(7, 8, SessionEnd::PeerGone))
     );
     assert!(scratch.names().is_empty());
-    // A server of the same name is another one.
+    // A new server of the same name is a different server.
     let _next = R::create(&scratch.dir(), 1, 8);
     assert_eq!(
         R::call(&mut client, 7, 8),

@@ -49,7 +49,7 @@ pub(crate) fn helper<R: Rpc>(role: &str, dir: &Dir) {
             say("called");
             next_word();
         }
-        // Its child drops what is not its own.
+        // The child of the client drops a client that belongs to its parent.
         "forking client" => {
             let mut client = R::connect(dir).expect("there is a free entry");
             R::call(&mut client, 1, 1).unwrap();
@@ -87,7 +87,7 @@ pub(crate) fn helper<R: Rpc>(role: &str, dir: &Dir) {
             say("answered");
             next_word();
         }
-        // Its child is the next server.
+        // The child of this process is the next server.
         "parent of the next" => {
             let server = R::create(dir, 2, 8);
             if fork() > 0 {

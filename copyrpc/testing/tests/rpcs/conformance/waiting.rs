@@ -44,8 +44,8 @@ pub(crate) fn wait_ends_with_something_to_poll_for_or_with_its_time<R: Rpc>(name
     }
 }
 
-/// A sleeper looks by itself ten times a second; so many wake-ups that were lost would exceed
-/// everybody's patience.
+/// A sleeper checks ten times a second without a wake-up; if this number of wake-ups were lost, the
+/// test would exceed its time.
 pub(crate) fn sleepers_are_woken_by_every_request_and_every_reply<R: Rpc>(name: &str) {
     const CLIENTS: u64 = 2;
     const CALLS: u64 = 3000;
@@ -80,8 +80,8 @@ pub(crate) fn sleepers_are_woken_by_every_request_and_every_reply<R: Rpc>(name: 
     });
 }
 
-/// A sleeping thread switches by its own will and rarely: spinning and yielding would not switch,
-/// and short sleeps would switch more often.
+/// A sleeping thread has voluntary context switches, and few: spinning and yielding would not
+/// switch, and short sleeps would switch more often.
 pub(crate) fn idle_sleepers_hardly_run<R: Rpc>(name: &str) {
     const LONG: Option<Duration> = Some(Duration::from_millis(500));
     let scratch = Scratch::new(name);
@@ -146,7 +146,8 @@ pub(crate) fn sleeping_server_frees_the_entry_of_a_killed_client<R: Rpc>(name: &
         R::serve_wait(&mut server, Some(Duration::from_millis(50)));
         R::connect(&scratch.dir())
     });
-    // Its first call has the tag of the dead one's, which was not answered.
+    // The first call of the new client has the tag of the dead client's call, which was not
+    // answered.
     R::call(&mut next, 2, 2).unwrap();
     let (request, number) = take_all::<R>(&mut server).remove(0);
     assert!(number == 2 && R::reply(&mut server, request, 3));

@@ -66,7 +66,7 @@ pub(crate) fn process<R: Rpc>(dir: &Dir) {
         match verb.as_str() {
             "call" => _ = stepped(|| R::call(client, number, number)).unwrap(),
             "wait" => _ = stepped(|| R::wait(client, Some(Duration::from_millis(1)))),
-            // Its error is permanent.
+            // The error of a poll is permanent.
             "poll" => _ = stepped(|| poll(client, &mut ended)),
             // Until the server is gone.
             "end" => {
@@ -74,7 +74,8 @@ pub(crate) fn process<R: Rpc>(dir: &Dir) {
                     std::thread::yield_now();
                 }
             }
-            // Until so many calls have ended; and then none ends once more.
+            // Polls until `number` calls have ended, and then checks that no call ends a second
+            // time.
             "settle" => {
                 while ended.len() < number as usize {
                     poll(client, &mut ended).unwrap();
@@ -91,7 +92,8 @@ pub(crate) fn process<R: Rpc>(dir: &Dir) {
     }
 }
 
-/// The server, a client that goes on whatever happens, and what the stepped process did.
+/// The server, a client that calls through the whole test, and the record of what the stepped
+/// process did.
 struct House<R: Rpc> {
     scratch: Scratch,
     server: R::Server,
@@ -106,7 +108,8 @@ struct House<R: Rpc> {
     wakes_before: u32,
 }
 
-/// The good client has entry 0, and this one is free whenever a stepped process connects.
+/// The entry of a stepped process: the good client has entry 0, and this entry is free when a
+/// stepped process connects.
 const ENTRY: usize = 1;
 
 impl<R: Rpc> House<R> {
@@ -146,7 +149,7 @@ impl<R: Rpc> House<R> {
         }
     }
 
-    /// Serves until the stepped process has been heard.
+    /// Serves until a call of the stepped process has been received.
     fn serve_stepped(&mut self) {
         wait_for("the stepped process's call does not come", || {
             self.serve();
@@ -166,7 +169,7 @@ impl<R: Rpc> House<R> {
         }
     }
 
-    /// The good client goes on, and another one comes and goes.
+    /// The good client continues, and another client connects and disconnects.
     fn traffic(&mut self) {
         let mut good = self.good.take().unwrap();
         self.round_trips(&mut good);
@@ -227,9 +230,9 @@ impl<R: Rpc> House<R> {
         assert!(!self.words.is_armed(ENTRY));
     }
 
-    /// The server goes to sleep, and looks asleep from then on, whatever it does. It wants to be
-    /// told of every call: also by a client that is stopped between lowering its flag and
-    /// announcing itself, as soon as the server has gone round the entries (R4).
+    /// Lets the server go to sleep, and makes it look asleep from then on, whatever it does. It
+    /// then needs the announcement of every call: also of a client that is stopped between lowering
+    /// its flag and announcing itself, as soon as the server has passed over all entries (R4).
     fn doze(&mut self) -> u32 {
         wait_for("the server finds no sleep", || {
             self.serve();
@@ -285,7 +288,7 @@ impl<R: Rpc> House<R> {
                 self.serve();
                 assert_eq!(self.from_stepped, [number], "the server was not told");
                 assert_eq!(self.answer_held(), [true]);
-                // And it is told of the next one, or polls the lane.
+                // The server gets the announcement of the next call, or polls the lane.
                 stepped.through(&format!("call {}", 2 * number));
                 self.serve();
                 assert_eq!(
@@ -312,7 +315,7 @@ impl<R: Rpc> House<R> {
         }
     }
 
-    /// Its connection, if that is not what is to be stepped.
+    /// Connects the stepped process, unless the connection is to be stepped.
     fn connect(verb: Verb, stepped: &mut Tracee) {
         if verb != Verb::Connect {
             stepped.through("connect 0");
@@ -339,7 +342,7 @@ impl<R: Rpc> House<R> {
     }
 }
 
-/// Stopped at an instruction while others go on, and continued.
+/// Stops the client at an instruction while other clients continue, and then resumes it.
 pub(crate) fn stop<R: Rpc>(verb: Verb, unit: Unit, name: &str) {
     let mut house = House::<R>::new(name);
     let mut stepped = start::<R>("client", &house.scratch, unit);
@@ -413,7 +416,7 @@ pub(crate) fn stop_at_the_end<R: Rpc>(verb: Verb, unit: Unit, name: &str) {
     );
 }
 
-/// Killed at an instruction while others go on.
+/// Kills the client at an instruction while other clients continue.
 pub(crate) fn kill<R: Rpc>(verb: Verb, unit: Unit, name: &str) {
     let mut house = House::<R>::new(name);
     let mut stepped = start::<R>("client", &house.scratch, unit);

@@ -1,8 +1,8 @@
 //! A process is single-stepped through one verb of a shared-memory RPC and stopped, or killed,
-//! after every instruction: as a client and as the server. Whatever it was doing, the others go on;
-//! every call of who lives ends once, with the right answer or because the server is gone; a
-//! request of a killed client is there whole or not at all; entries, and the name of a server, can
-//! be taken again.
+//! after every instruction: as a client and as the server. Whatever it was doing, the other
+//! processes continue; every call of a living client ends once, with the right answer or because
+//! the server is dead; a request of a killed client arrives completely or not at all; entries, and
+//! the name of a server, can be taken again.
 
 pub(crate) mod client;
 pub(crate) mod server;
@@ -63,18 +63,18 @@ impl Words {
         }
     }
 
-    /// Returns whether the client of this entry must tell the server that it calls.
+    /// Returns whether the client of this entry must announce its calls to the server.
     pub(crate) fn is_armed(&self, entry: usize) -> bool {
         self.at(64 + 64 * entry + 8).load(Ordering::Relaxed) == ARMED
     }
 
-    /// Makes the server look as if it slept, and says how often it was woken.
+    /// Makes the server look asleep. Returns the number of its wake-ups.
     pub(crate) fn lull_server(&self) -> u32 {
         self.at(12).store(1, Ordering::Relaxed);
         self.at(8).load(Ordering::Relaxed)
     }
 
-    /// Makes the client of this entry look as if it slept, and says how often it was woken.
+    /// Makes the client of this entry look asleep. Returns the number of its wake-ups.
     pub(crate) fn lull_client(&self, entry: usize) -> u32 {
         self.at(64 + 64 * entry + 20).store(1, Ordering::Relaxed);
         self.at(64 + 64 * entry + 16).load(Ordering::Relaxed)
@@ -94,7 +94,7 @@ pub(crate) fn start<R: Rpc>(role: &str, scratch: &Scratch, unit: Unit) -> Tracee
     stepped
 }
 
-/// The stepped process. It is told, line by line, a verb and a number.
+/// Runs the stepped process. Each line of its input has a verb and a number.
 pub(crate) fn helper<R: Rpc>(role: &str, dir: &Dir) {
     match role {
         "client" => client::process::<R>(dir),

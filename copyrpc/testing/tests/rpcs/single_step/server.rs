@@ -219,7 +219,7 @@ impl<R: Rpc> Guests<R> {
         self.callers[0].call(number);
         self.until_idle();
         stepped.wait_for("served");
-        // It finds that the third one left.
+        // The server finds that the third client left.
         stepped.through("poll 0");
     }
 
@@ -267,7 +267,7 @@ fn steps<R: Rpc>(
     steps
 }
 
-/// Stopped at an instruction while clients go on, and continued.
+/// Stops the server at an instruction while clients continue, and then resumes it.
 pub(crate) fn stop<R: Rpc>(verb: Verb, unit: Unit, name: &str) {
     let scratch = Scratch::new(name);
     let mut stepped = start::<R>("server", &scratch, unit);
@@ -327,7 +327,7 @@ pub(crate) fn kill<R: Rpc>(verb: Verb, unit: Unit, name: &str) {
         create(&mut stepped);
         assert_eq!(scratch.names().len(), 1);
         let mut guests = Guests::<R>::new(&scratch);
-        // It has served before.
+        // The server has served before.
         stepped.tell("serve 0");
         guests.call_all();
         guests.callers[1].call(LAST);
@@ -365,7 +365,7 @@ pub(crate) fn kill<R: Rpc>(verb: Verb, unit: Unit, name: &str) {
     );
 }
 
-/// Leaves the region of a killed server behind.
+/// Makes the region of a killed server.
 fn leave_a_dead_one(stepped: &mut Tracee, scratch: &Scratch) {
     create(stepped);
     stepped.replace();
@@ -380,7 +380,7 @@ fn create_steps(stepped: &mut Tracee, scratch: &Scratch) -> usize {
     steps
 }
 
-/// Killed at an instruction of a start in the place of a dead server.
+/// Kills a server at an instruction while it takes the name of a dead server.
 pub(crate) fn kill_create<R: Rpc>(_: Verb, unit: Unit, name: &str) {
     let scratch = Scratch::new(name);
     let mut stepped = start::<R>("server", &scratch, unit);
@@ -404,8 +404,8 @@ pub(crate) fn kill_create<R: Rpc>(_: Verb, unit: Unit, name: &str) {
     );
 }
 
-/// Stopped at an instruction of a start in the place of a dead server, while another one starts:
-/// one of them gets the name.
+/// Stops a server at an instruction while it takes the name of a dead server and another server
+/// starts: one of the two gets the name.
 pub(crate) fn stop_create<R: Rpc>(_: Verb, unit: Unit, name: &str) {
     let scratch = Scratch::new(name);
     let mut stepped = start::<R>("server", &scratch, unit);

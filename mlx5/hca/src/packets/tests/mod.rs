@@ -57,7 +57,7 @@ struct Memory {
     received: Vec<Received>,
     /// Messages may be lost after they took a receive.
     is_unreliable: bool,
-    /// A byte behind which nothing may be accessed.
+    /// The end of the bytes that may be accessed.
     end: usize,
 }
 
@@ -432,7 +432,8 @@ impl World {
         }
     }
 
-    /// Sends all that may be sent, and goes on to the next event. Returns whether there was one.
+    /// Sends all packets that may be sent, and advances to the next event. Returns whether there
+    /// was an event.
     fn step(&mut self) -> bool {
         while let Some(Outgoing {
             headers,

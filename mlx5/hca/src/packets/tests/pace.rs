@@ -43,8 +43,8 @@ fn p3_repeats_come_back_when_the_peer_is_fast_again() {
     assert_eq!(world.requester.due_ns(), Some(world.now_ns + 2_000_000));
 }
 
-/// Messages of one packet whose completion nobody awaits share an ACK: that of the quarter of a
-/// window, or of the time after the last one.
+/// Messages of one packet whose completion is not awaited share an ACK, which is sent after a
+/// quarter of a window, or after a time since the last message.
 #[test]
 fn p8_messages_without_a_completion_share_an_ack() {
     // The seed of a peer that is a software HCA, with a long time-out.
@@ -178,7 +178,7 @@ fn p3_a_lost_packet_is_sent_again_long_before_a_long_timeout() {
             world.requester.failure().is_none() && world.now_ns - begin_ns < 2_100_000,
             "{nth}"
         );
-        // An answer that is to no repeat ends the longer wait behind one.
+        // An answer to a packet that was not repeated ends the longer wait after a repeat.
         world.posted.push(Posted::refused(vec![1]));
         world.memory.receives = 1;
         world.requester.post(
@@ -193,8 +193,8 @@ fn p3_a_lost_packet_is_sent_again_long_before_a_long_timeout() {
     }
 }
 
-/// A peer that answers after a constant time above that of the first repeat is asked again a few
-/// times in all, not for each message.
+/// If a peer answers after a constant time that exceeds the time of the first retransmission,
+/// messages are sent again a few times in all, and not each of them.
 #[test]
 fn p3_the_time_of_a_slow_peer_is_learned() {
     for answer_ns in [2_100_000, 5_000_000, 10_000_000, 300_000_000] {

@@ -29,8 +29,8 @@ fn p1_every_message_is_executed_once_and_in_order_however_bad_the_network_is() {
     assert!(total > 10_000, "{total}");
 }
 
-/// A message whose bytes cannot be read, or whose result cannot be placed, fails itself, and those
-/// before it are complete.
+/// A message whose bytes cannot be read, or whose result cannot be placed, fails itself, and the
+/// messages before it are complete.
 #[test]
 fn p1_a_message_that_this_end_cannot_execute_fails_itself() {
     for (seed, is_read) in (1..50).flat_map(|seed| [(seed, false), (seed, true)]) {

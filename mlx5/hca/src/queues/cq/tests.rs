@@ -84,8 +84,8 @@ impl Model {
     }
 }
 
-/// Events are the same as those of a NIC that checks when the model does, at all places where a
-/// counter wraps.
+/// The events are the same as the events of a NIC that checks at the same times as the model, even
+/// where a counter wraps.
 #[test]
 fn each_event_is_for_the_first_completion_that_was_armed_for_and_had_none() {
     for first in [0, (1 << 23) - 20, (1 << 24) - 20, u32::MAX - 20] {

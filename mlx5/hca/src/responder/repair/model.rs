@@ -1,8 +1,7 @@
 //! All interleavings of three requesters, two of which may be killed anywhere, and the owner's
 //! repair, in the steps of `Receives::pop`, `Receives::give_back` and `Hca::repair`. Every receive
-//! belongs to one owner at a time, and in the end none is missing. The model also fails if one of
-//! the orders and accounts that the protocol needs is left out, so the model is known to check
-//! them.
+//! belongs to one owner at a time, and in the end none is missing. Without one of the orders or
+//! accounts that the protocol needs, the model finds a failure; this shows that it checks them.
 
 use std::collections::HashSet;
 
@@ -24,11 +23,11 @@ enum Without {
     Intents,
     /// Lanes are not drained.
     Drain,
-    /// The head that a given back receive replaces is not accounted for.
+    /// The list head that a returned receive replaces is not accounted for.
     HeadAccount,
-    /// The count of returned receives goes up before the list has them.
+    /// The count of returned receives is raised before the list has them.
     ReturnedLast,
-    /// No receive is given back.
+    /// No receive is returned to the list.
     GiveBack,
 }
 
@@ -83,7 +82,7 @@ struct State {
     intents: [Option<Word>; REQUESTERS],
     lanes: [Vec<Word>; REQUESTERS],
     kills: u8,
-    /// The count accounted for at each index, plus one.
+    /// The count that is accounted for at each index, plus one.
     taken: [u8; WQES],
     repair: Repair,
     /// Orphans, and whether they are to wait.

@@ -55,8 +55,8 @@ pub(crate) fn check_driver() -> Result<(), String> {
 }
 
 fn is_loadable(name: &CStr, package: &str) -> Result<(), String> {
-    // SAFETY: a string. The library's constructors are those of rdma-core, which the program will
-    // load too.
+    // SAFETY: the name is a string. The library's constructors are constructors of rdma-core, which
+    // the program will load too.
     let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_LAZY | libc::RTLD_LOCAL) };
     if library.is_null() {
         return Err(format!(

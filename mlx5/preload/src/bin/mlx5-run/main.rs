@@ -34,8 +34,8 @@ use crate::sysfs::{Tree, TreeOptions};
 const MAX_DEVICES: i64 = 8;
 
 /// Runs an unmodified program with a software HCA in place of an mlx5 device. All programs that one
-/// user starts in this way on one host share one port of one device, mlx5_0, unless there are to be
-/// more devices, and reach each other.
+/// user starts in this way on one host reach each other, and share one port of one device, mlx5_0,
+/// unless --devices gives another number.
 #[derive(Debug, Parser)]
 #[command(name = "mlx5-run", version)]
 struct Arguments {
@@ -71,12 +71,12 @@ struct Arguments {
     /// place K). May be repeated.
     #[arg(long = "fault", value_name = "KEY=VALUE", value_parser = fault)]
     faults: Vec<String>,
-    /// Write the commands whose refusal a program learns of to a file, by name; `-`: to standard
+    /// Write the commands whose refusal reaches the program to a file, by name; `-`: to standard
     /// error.
     #[arg(long, value_name = "FILE|-")]
     log: Option<PathBuf>,
-    /// Log successful commands too, and refused ones for which the program's libraries have another
-    /// way.
+    /// Log successful commands too, and refused commands for which the program's libraries have
+    /// another way.
     #[arg(long, requires = "log")]
     log_commands: bool,
     /// Check that each doorbell of a driver announces the WQEs in its send queue, as a NIC
@@ -224,7 +224,7 @@ fn fabric(arguments: &Arguments, link: Link) -> Result<PathBuf, String> {
     let mut dir =
         std::path::absolute(&dir).map_err(|error| format!("{}: {error}", dir.display()))?;
     if arguments.devices > 1 {
-        // The number decides which queue pair numbers belong to a port.
+        // The number of devices decides which queue pair numbers belong to a port.
         dir.as_mut_os_string()
             .push(format!("-{}", arguments.devices));
     }

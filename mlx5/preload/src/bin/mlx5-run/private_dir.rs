@@ -9,9 +9,10 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
 
-/// Prefix of the names of directories that are locked, or left over.
+/// Prefix of the names of directories that are locked, or that remain from killed runs.
 const PREFIX: &str = "mlx5-run-";
-/// A file that each of them holds. Users may have directories whose names begin likewise.
+/// A file in each of these directories. Users may have other directories whose names begin with the
+/// prefix.
 const MARK: &str = ".private-directory-of-mlx5-run";
 
 /// A directory that only this user can access. Dropping it removes it.
@@ -22,11 +23,11 @@ pub(crate) struct PrivateDir {
 }
 
 impl PrivateDir {
-    /// Makes a new directory, and removes those left over.
+    /// Makes a new directory, and removes the directories of killed runs.
     pub(crate) fn make(parent: &Path) -> io::Result<Self> {
         sweep(parent)?;
-        // No process searches for this name, so the directory is locked before it can be taken for
-        // left over.
+        // No process searches for this name, so the directory is locked before a search can take it
+        // for one of a killed run.
         let unlocked = make_dir(&parent.join("mlx5-new-XXXXXX"))?;
         let lock = File::open(&unlocked)?;
         try_lock(&lock)?;
@@ -65,8 +66,8 @@ fn try_lock(dir: &File) -> io::Result<()> {
     Ok(flock(dir, FlockOperation::NonBlockingLockExclusive)?)
 }
 
-/// Removes marked directories whose runs were killed. Leaves those of other users, and tries again
-/// next time if one cannot be removed.
+/// Removes marked directories whose runs were killed. Does not remove directories of other users; a
+/// directory that cannot be removed is tried again by the next run.
 fn sweep(parent: &Path) -> io::Result<()> {
     for entry in fs::read_dir(parent)?.flatten() {
         let is_of_a_run = entry.file_name().as_bytes().starts_with(PREFIX.as_bytes())

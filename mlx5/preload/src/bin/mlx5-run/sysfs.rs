@@ -18,8 +18,8 @@ pub(crate) const DEVICE: [u32; 2] = [231, 192];
 /// have it.
 const NETWORK_DEVICE: &str = "lo";
 
-/// The counters of the port, which programs read before and after a run. The library knows those
-/// that count.
+/// The counters of the port, which programs read before and after a run. The library knows the
+/// counters that count.
 const COUNTERS: [(&str, &str); 2] = [
     (
         "counters",
@@ -46,9 +46,9 @@ pub(crate) struct TreeOptions {
     pub(crate) link: Link,
     /// Number of devices.
     pub(crate) devices: usize,
-    /// Whether their ports have GIDs.
+    /// Whether the ports of the devices have GIDs.
     pub(crate) has_gid: bool,
-    /// Whether their ports are up.
+    /// Whether the ports of the devices are up.
     pub(crate) is_port_up: bool,
 }
 
