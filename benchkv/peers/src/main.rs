@@ -108,11 +108,10 @@ impl fmt::Display for Job {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let job = match Job::new(&cli) {
-        Ok(job) => job,
-        Err(error) => return PROGRAM.fail(EXIT_FAILED, &error),
-    };
+    // Not in the process of the baseline, which has one core and no options.
+    let job = || Job::new(&cli);
     let rank = |exchange: &mut SocketExchange| {
+        let job = job()?;
         if exchange.rank() == 1 {
             return measures::answer(&job, exchange).map(|()| ExitCode::SUCCESS);
         }
@@ -120,5 +119,8 @@ fn main() -> ExitCode {
         Ok(PROGRAM.show(&figures, cli.json.as_ref(), None))
     };
     let child = PROGRAM.child(rank, |_| false);
-    child.unwrap_or_else(|| PROGRAM.launch(&job, cli.json.as_ref(), job.time_limit()))
+    child.unwrap_or_else(|| match job() {
+        Ok(job) => PROGRAM.launch(&job, cli.json.as_ref(), job.time_limit()),
+        Err(error) => PROGRAM.fail(EXIT_FAILED, &error),
+    })
 }
