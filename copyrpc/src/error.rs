@@ -1,6 +1,5 @@
 //! Errors and failures, one enum per verb. Retryable and permanent errors never share a variant.
 
-use copyrpc_calls::EndReason;
 use mlx5::{AsyncEvent, CompletionError, Syndrome};
 use thiserror::Error;
 
@@ -242,15 +241,45 @@ impl<U> CallError<U> {
     }
 }
 
-/// Why a call that was taken ended without a reply of its handler. `Closed` with
-/// [`CloseReason::ClosedByPeer`] is an orderly end: no handler got the call.
-pub type CallFailure = copyrpc_calls::CallFailure<CloseReason>;
+/// Why a call that was taken ended without a reply of its handler.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum CallFailure {
+    /// The handler dropped the request.
+    #[error("the peer's handler dropped the request")]
+    Dropped,
+    /// The handler refused the request.
+    #[error("the peer's handler refused the request")]
+    Refused,
+    /// The handler ran, and its reply was not sent: it has more bytes than the call allowed. Only a
+    /// [`Server`](crate::Server) and an [`AsyncServer`](crate::AsyncServer) say so by themselves;
+    /// other peers get [`ReplyError::TooLarge`] and answer as they like.
+    #[error("the reply has {len} bytes, more than the call allowed")]
+    ReplyTooLong {
+        /// Bytes of the reply; of more than 2^31-1, that number.
+        len: usize,
+    },
+    /// The deadline passed first. Whether the handler ran or will run is not known; its reply is
+    /// dropped.
+    #[error("no reply in time")]
+    TimedOut,
+    /// The connection ended first. Whether the handler ran is not known.
+    #[error("connection closed: {0}")]
+    Closed(#[from] CloseReason),
+}
 
-impl EndReason for CloseReason {
-    const CLOSED_HERE: Self = Self::ClosedHere;
+impl CallFailure {
+    /// Returns whether the same call can succeed on a new connection: no handler got the request,
+    /// and none will. See [`Ending::is_retryable`](copyrpc_calls::Ending::is_retryable).
+    #[must_use]
+    pub const fn is_retryable(&self) -> bool {
+        matches!(self, Self::Closed(CloseReason::ClosedByPeer))
+    }
 
-    fn is_orderly(&self) -> bool {
-        matches!(self, Self::ClosedByPeer)
+    /// Returns whether a handler may have got the request, or may still get it. See
+    /// [`Ending::may_have_executed`](copyrpc_calls::Ending::may_have_executed).
+    #[must_use]
+    pub const fn may_have_executed(&self) -> bool {
+        !self.is_retryable()
     }
 }
 

@@ -37,16 +37,16 @@
 //! - **Every call ends exactly once**: with its reply, with [`CallFailed::Refused`] or
 //!   [`CallFailed::Dropped`] when the server refuses it or drops its [`Token`], with
 //!   [`CallFailed::TimedOut`] after the time that [`ipc::Client::call_within`] was given or by
-//!   [`ipc::Client::cancel`] (the call keeps its place until its late reply arrives, which is
-//!   discarded), with [`CallFailed::NotSent`] when the server is dropped before it took the
-//!   request, or with [`CallFailed::Closed`] when the server ends while it handles the request, or
-//!   is killed, at most about a millisecond of polling later. A token is the duty to answer: it can
-//!   travel as the user data of another call, [`ipc::Server::reply`] and [`ipc::Server::refuse`]
-//!   use it up, and dropping it, on any thread, ends the call in the server's next poll or wait.
-//! - **Back-pressure**: at most `depth` calls of a client are unanswered; a further call fails as
-//!   [`CallError::Full`], which returns the request. The ring limits no client: if a client finds
-//!   the ring full, the server finds the client later, within a millisecond for every 64 clients
-//!   ([`ring_depth_for`] returns the size of a ring that is never full).
+//!   [`ipc::Client::cancel`] (it keeps its place until its late reply is there, which is
+//!   discarded), with [`CallFailed::Stopped`] when the server is dropped before it took the
+//!   request, or with [`CallFailed::Disconnected`] when it ends in the middle or is killed, at most
+//!   about a millisecond of polling later. A token is the duty to answer: it can travel as the user
+//!   data of another call, [`ipc::Server::reply`] and [`ipc::Server::refuse`] use it up, and
+//!   dropping it, on any thread, ends the call in the server's next poll or wait.
+//! - **Back-pressure**: at most `depth` calls of a client are unanswered; one more is
+//!   [`CallError::Full`], which returns the request. The ring limits no client: a client that finds
+//!   it full is found by the server later, by a millisecond for every 64 clients at most
+//!   ([`ring_depth_for`] gives one that is never full).
 //! - **Clients come and go**: an entry has a generation; announcements of, and answers to, a client
 //!   that has ended are discarded.
 //! - **Payloads** are plain old data ([`ipc::Plain`]: any bytes are a valid value), whose sizes,

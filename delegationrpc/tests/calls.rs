@@ -211,7 +211,10 @@ fn token_of_a_client_that_left_takes_nothing_from_the_next_and_may_outlive_the_s
     drop(server);
     drop(last);
     assert_eq!(
-        next.poll(|_, reply| assert_eq!(reply, Err(CallFailed::Closed(SessionEnd::PeerGone)))),
+        next.poll(|_, reply| assert_eq!(
+            reply,
+            Err(CallFailed::Disconnected(SessionEnd::PeerGone))
+        )),
         Err(SessionEnd::PeerGone)
     );
 }
@@ -356,7 +359,7 @@ fn client_that_makes_a_call_twice_loses_its_own_entry_only() {
         bad.poll(|user, reply| failed.push((user, reply))),
         Err(SessionEnd::Evicted)
     );
-    let ended = Err(CallFailed::Closed(SessionEnd::Evicted));
+    let ended = Err(CallFailed::Disconnected(SessionEnd::Evicted));
     assert_eq!(failed, [(1, ended), (9, ended)]);
     assert!(matches!(
         bad.call(5, 6),

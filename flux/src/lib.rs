@@ -31,9 +31,9 @@
 //!   [`Node::reply`] is never refused for room.
 //! - Every call ends exactly once: with its reply, with [`CallFailed::Dropped`] when its token is
 //!   dropped, with [`CallFailed::TimedOut`] after the time that [`Node::call_within`] was given or
-//!   by [`Node::cancel`] (the call keeps its slot until its late reply arrives, which is
-//!   discarded), or with [`CallFailed::Closed`] when the other node is dropped. A call whose token
-//!   is kept, and to which none of this applies, waits.
+//!   by [`Node::cancel`] (it keeps its slot until its late reply arrives, which is discarded), or
+//!   with [`CallFailed::Disconnected`] when the other node is dropped. Another call whose token is
+//!   kept waits.
 //! - **Memory**: `K x (K - 1) x capacity` slots of 16 B and the payload, rounded up to 64 B: 3.7 MB
 //!   for 8 nodes with the default capacity of 1024.
 //! - A poll is bounded and fair, and visits active nodes only. [`Node::wait`] sleeps until there is

@@ -46,7 +46,7 @@ const POLLS_PER_CHECK: u32 = 64;
 /// of a call, which is returned with its reply.
 ///
 /// `Send`: make the nodes, then give each to its thread. The drop ends the calls of other nodes to
-/// it with [`CallFailed::Closed`].
+/// it with [`CallFailed::Disconnected`].
 pub struct Node<T, U> {
     hot: HotSet,
     ready: ReadyWords,
@@ -513,7 +513,10 @@ impl<T: Copy + Send, U> Node<T, U> {
             if let Some(peer) = ends.peers.get_mut(to) {
                 let end = |user_data| {
                     ended += 1;
-                    f(user_data, Err(CallFailed::Closed(SessionEnd::PeerGone)));
+                    f(
+                        user_data,
+                        Err(CallFailed::Disconnected(SessionEnd::PeerGone)),
+                    );
                 };
                 peer.calls.take_all(end);
                 // This is set last: if `f` panics, the next check ends the other calls.
@@ -825,7 +828,7 @@ mod model {
             let mut look = |a: &mut Node<u64, ()>| {
                 a.polls_to_check = 1;
                 a.poll(|(), outcome| {
-                    assert_eq!(outcome, Err(CallFailed::Closed(SessionEnd::PeerGone)));
+                    assert_eq!(outcome, Err(CallFailed::Disconnected(SessionEnd::PeerGone)));
                     ended += 1;
                 });
             };

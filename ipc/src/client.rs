@@ -400,9 +400,9 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
             return Ok(ended);
         }
         let failed = if self.member.is_stopped {
-            CallFailed::NotSent
+            CallFailed::Stopped
         } else {
-            CallFailed::Closed(end)
+            CallFailed::Disconnected(end)
         };
         self.calls
             .take_all(|user_data| f(user_data, 0, Err(failed)));
@@ -478,7 +478,7 @@ impl<Req: Plain, Resp: Plain, W: Announce> Client<Req, Resp, (), W> {
             });
             match (ended, polled) {
                 (Some(outcome), _) => return outcome,
-                (None, Err(end)) => return Err(CallFailed::Closed(end)),
+                (None, Err(end)) => return Err(CallFailed::Disconnected(end)),
                 (None, Ok(_)) => {
                     if let Some(start) = self.polling.idle() {
                         self.wait(None);

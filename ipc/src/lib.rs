@@ -76,11 +76,11 @@
 //!   [`CallFailed::Dropped`] when the server refuses it or drops its token; with
 //!   [`CallFailed::TimedOut`] after the time that [`Client::call_within`] was given, or by
 //!   [`Client::cancel`]: such a call keeps its slot until its late reply arrives, which is
-//!   discarded; with [`CallFailed::NotSent`] when the server is dropped before it took the request;
-//!   with [`CallFailed::Closed`] when the server ends while it handles the request, or is killed,
-//!   at most about a millisecond of polling later. The place of a client that ends is freed for the
-//!   next client, and late answers to it are discarded.
-//! - **Back-pressure**: at most `depth` calls of a client are unanswered; a further call fails as
+//!   discarded; with [`CallFailed::Stopped`] when the server is dropped before it took the request;
+//!   with [`CallFailed::Disconnected`] when it ends in the middle or is killed, at most about a
+//!   millisecond of polling later. A client that vanishes frees its place for the next one, and
+//!   late answers to it are discarded.
+//! - **Back-pressure**: at most `depth` calls of a client are unanswered; one more is
 //!   [`CallError::Full`], which returns the request.
 //! - **Cost**: no lock, no system call and no read-modify-write per call of a client that the
 //!   server polls. These are the clients that called within the last millisecond; any other client

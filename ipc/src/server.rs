@@ -25,7 +25,7 @@ use crate::views::Views;
 /// that the server does not poll.
 ///
 /// `Send`, but best created on the thread that drops it, see [`Region`]. The drop ends the calls of
-/// each client: with [`CallFailed::NotSent`](crate::CallFailed::NotSent), so that the client makes
+/// each client: with [`CallFailed::Stopped`](crate::CallFailed::Stopped), so that the client makes
 /// them again elsewhere, unless a [`Token`] of that client is unanswered.
 pub struct Server<Req: Plain, Resp: Plain, W: Announce = ReadyWords> {
     sessions: Sessions<Req, Resp>,

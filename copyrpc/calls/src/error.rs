@@ -54,66 +54,31 @@ pub enum SessionEnd {
     Evicted,
 }
 
-/// The end of a call without a reply. `R` is the reason why a connection or session ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
-pub enum CallFailure<R> {
+/// The end of a call without an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum CallFailed {
     /// The handler refused the request.
     #[error("the other end refused the request")]
     Refused,
-    /// The other end has no handler of the call's type.
-    #[error("the other end has no handler of this type")]
-    UnknownType,
-    /// The handler ran, and its reply is longer than the call allowed, or than a slot or the lanes
-    /// carry: it was not sent.
-    #[error("the handler ran, but its reply{} is too long", of_bytes(.len.map(|len| len as usize)))]
-    ReplyTooLong {
-        /// Bytes of the reply, if the other end reports them.
-        len: Option<u32>,
-    },
-    /// The handler dropped the request without a reply, or panicked. Whether it ran to its end is
-    /// not known.
+    /// The handler executed the call, and its answer is longer than the lanes carry: it was not
+    /// sent.
+    #[error("the other end executed the call, but its answer is too long")]
+    ReplyTooLong,
+    /// The handler dropped the request without an answer, or panicked. It may or may not have
+    /// executed the call.
     #[error("the other end dropped the request")]
     Dropped,
-    /// No reply arrived before the call's deadline. The other end may execute the request; a later
-    /// reply is discarded.
+    /// No answer arrived before the call's deadline. The other end may execute the request; a later
+    /// answer is discarded.
     #[error("no reply in time")]
     TimedOut,
-    /// No handler got, or will get, the request: the call's time or the connection ended before the
-    /// other end could see it, or a server ended in good order. Make the call again, at the next
-    /// server if the server has ended.
-    #[error("not sent: no handler got the request, and none will")]
-    NotSent,
-    /// The connection ended before a reply arrived. Unless the reason is an orderly end of the
-    /// peer, the handler may have run.
-    #[error("connection closed: {0}")]
-    Closed(R),
-}
-
-/// The end of a call of a session.
-pub type CallFailed = CallFailure<SessionEnd>;
-
-impl<R> From<R> for CallFailure<R> {
-    fn from(reason: R) -> Self {
-        Self::Closed(reason)
-    }
-}
-
-impl<R: EndReason> CallFailure<R> {
-    /// Returns whether the call was made, and no handler got, or will get, its request. See
-    /// [`Ending::is_retryable`].
-    #[must_use]
-    pub fn is_retryable(&self) -> bool {
-        match self {
-            Self::Closed(reason) => reason.is_orderly(),
-            failure => matches!(failure, Self::NotSent),
-        }
-    }
-
-    /// Returns whether a handler may have got the call. See [`Ending::may_have_executed`].
-    #[must_use]
-    pub fn may_have_executed(&self) -> bool {
-        !self.is_retryable() && !matches!(self, Self::UnknownType)
-    }
+    /// The server ended in good order, and no handler got the request: make the call again at the
+    /// next server.
+    #[error("the server stopped before it took the request")]
+    Stopped,
+    /// The session ended before an answer arrived. The other end may have executed the request.
+    #[error("connection lost before a reply arrived (the call may have executed): {0}")]
+    Disconnected(SessionEnd),
 }
 
 impl CallFailed {
@@ -123,10 +88,22 @@ impl CallFailed {
     pub const fn of_note(note: u8) -> Self {
         match note {
             REFUSED => Self::Refused,
-            TOO_LONG => Self::ReplyTooLong { len: None },
-            SENT_BACK => Self::NotSent,
+            TOO_LONG => Self::ReplyTooLong,
+            SENT_BACK => Self::Stopped,
             _ => Self::Dropped,
         }
+    }
+
+    /// Returns whether no handler got the call, although it was made. See [`Ending::is_retryable`].
+    #[must_use]
+    pub const fn is_retryable(&self) -> bool {
+        matches!(self, Self::Stopped)
+    }
+
+    /// Returns whether a handler may have got the call. See [`Ending::may_have_executed`].
+    #[must_use]
+    pub const fn may_have_executed(&self) -> bool {
+        !self.is_retryable()
     }
 }
 
@@ -157,12 +134,6 @@ impl ConnectFailure for Infallible {
 pub trait EndReason: std::error::Error + Copy {
     /// The reason of a connection that its client closed.
     const CLOSED_HERE: Self;
-
-    /// Returns whether this is an orderly end of the peer: no handler got, or will get, a call that
-    /// ends for this reason.
-    fn is_orderly(&self) -> bool {
-        false
-    }
 }
 
 impl EndReason for SessionEnd {
@@ -279,19 +250,15 @@ impl<C: ConnectFailure + 'static, R: EndReason + 'static> Ending for ClientError
     }
 }
 
-impl<C, R: EndReason> From<CallFailure<R>> for ClientError<C, R> {
-    fn from(failure: CallFailure<R>) -> Self {
-        match failure {
-            CallFailure::Refused => Self::Refused,
-            CallFailure::UnknownType => Self::UnknownType,
-            CallFailure::ReplyTooLong { len } => Self::ReplyTooLong {
-                len: len.map(|len| len as usize),
-            },
-            CallFailure::Dropped => Self::Dropped,
-            CallFailure::TimedOut => Self::TimedOut,
-            CallFailure::NotSent => Self::NotSent,
-            CallFailure::Closed(reason) if reason.is_orderly() => Self::NotSent,
-            CallFailure::Closed(reason) => Self::Closed(reason),
+impl<C> From<CallFailed> for ClientError<C, SessionEnd> {
+    fn from(failed: CallFailed) -> Self {
+        match failed {
+            CallFailed::Refused => Self::Refused,
+            CallFailed::ReplyTooLong => Self::ReplyTooLong { len: None },
+            CallFailed::Dropped => Self::Dropped,
+            CallFailed::TimedOut => Self::TimedOut,
+            CallFailed::Stopped => Self::NotSent,
+            CallFailed::Disconnected(end) => Self::Closed(end),
         }
     }
 }
@@ -397,14 +364,11 @@ mod tests {
         for end in [SessionEnd::PeerGone, SessionEnd::Evicted] {
             let failures = [
                 (CallFailed::of_note(REFUSED), CallFailed::Refused),
-                (
-                    CallFailed::of_note(TOO_LONG),
-                    CallFailed::ReplyTooLong { len: None },
-                ),
+                (CallFailed::of_note(TOO_LONG), CallFailed::ReplyTooLong),
                 (CallFailed::of_note(crate::DROPPED), CallFailed::Dropped),
                 (CallFailed::of_note(77), CallFailed::Dropped),
                 (CallFailed::TimedOut, CallFailed::TimedOut),
-                (CallFailed::from(end), CallFailed::Closed(end)),
+                (CallFailed::Disconnected(end), CallFailed::Disconnected(end)),
             ];
             for (failure, expected) in failures {
                 assert_eq!(failure, expected);
@@ -464,8 +428,8 @@ mod tests {
                 );
             }
             for (failed, expected) in [
-                (CallFailed::Closed(end), made),
-                (CallFailed::NotSent, later),
+                (CallFailed::Disconnected(end), made),
+                (CallFailed::Stopped, later),
             ] {
                 assert_eq!(
                     (failed.is_retryable(), failed.may_have_executed()),

@@ -64,7 +64,7 @@ pub use client::Client;
 pub use connection::{Connection, Dial, Ended, ErrorOf, Facts, GoesOn, Refusal};
 pub use deadlines::Deadlines;
 pub use error::{
-    CallError, CallFailed, CallFailure, ClientError, ConnectFailure, EndReason, Ending, SessionEnd,
+    CallError, CallFailed, ClientError, ConnectFailure, EndReason, Ending, SessionEnd,
 };
 pub use futures::{AsyncCall, AsyncClient};
 pub use patience::Patience;

@@ -421,7 +421,7 @@ impl<U> Link<U> {
             Status::Dropped => Err(CallFailure::Dropped),
             Status::Refused => Err(CallFailure::Refused),
             Status::Closing => Err(CallFailure::Closed(CloseReason::ClosedByPeer)),
-            Status::TooLong(len) => Err(CallFailure::ReplyTooLong { len: Some(len) }),
+            Status::TooLong(len) => Err(CallFailure::ReplyTooLong { len: len as usize }),
         };
         Some(Event::Ended { user_data, outcome })
     }

@@ -6,7 +6,7 @@ use std::net::{TcpStream, ToSocketAddrs};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-use copyrpc_calls::{Connection, Dial, Ended, Facts, GoesOn, Refusal};
+use copyrpc_calls::{Connection, Dial, EndReason, Ended, Facts, GoesOn, Refusal};
 use mlx5::{DeviceInfo, DeviceSpec};
 use mlx5_rendezvous::{LIFELINE_INTERVAL, Route, Secret, has_hung_up};
 
@@ -67,6 +67,10 @@ impl Default for ClientOptions {
             secret: None,
         }
     }
+}
+
+impl EndReason for CloseReason {
+    const CLOSED_HERE: Self = Self::ClosedHere;
 }
 
 impl From<ConnectError> for ClientError {
@@ -431,21 +435,23 @@ fn may_come(error: &ConnectError) -> bool {
 fn ended(outcome: Outcome<'_>, max_reply: usize) -> Result<Vec<u8>, ClientError> {
     match outcome {
         Ok(reply) if reply.len() <= max_reply => Ok(reply.to_vec()),
-        Ok(reply) => Err(too_long(reply.len())),
+        Ok(reply) => Err(failed(CallFailure::ReplyTooLong { len: reply.len() })),
         Err(failure) => Err(failed(failure)),
     }
 }
 
 #[cold]
 #[inline(never)]
-fn too_long(len: usize) -> ClientError {
-    ClientError::ReplyTooLong { len: Some(len) }
-}
-
-#[cold]
-#[inline(never)]
 pub(super) fn failed(failure: CallFailure) -> ClientError {
-    failure.into()
+    match failure {
+        CallFailure::ReplyTooLong { len } => ClientError::ReplyTooLong { len: Some(len) },
+        CallFailure::Refused => ClientError::Refused,
+        CallFailure::Dropped => ClientError::Dropped,
+        CallFailure::TimedOut => ClientError::TimedOut,
+        // The server was leaving, and no handler got the call.
+        CallFailure::Closed(CloseReason::ClosedByPeer) => ClientError::NotSent,
+        CallFailure::Closed(reason) => ClientError::Closed(reason),
+    }
 }
 
 #[cfg(test)]

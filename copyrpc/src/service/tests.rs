@@ -233,7 +233,7 @@ fn an_error_says_whether_the_call_may_be_made_again() {
     for failure in [
         CallFailure::Dropped,
         CallFailure::Refused,
-        CallFailure::ReplyTooLong { len: Some(1) },
+        CallFailure::ReplyTooLong { len: 1 },
         CallFailure::TimedOut,
     ] {
         assert_eq!(

@@ -294,7 +294,7 @@ fn calls_to_a_dropped_node_end_once_after_what_it_answered() {
         a.poll(|user, reply| ended.push((user, reply)));
     }
     let answered = (0..3).map(|n| (n, Ok(n)));
-    let failed = (3..10).map(|n| (n, Err(CallFailed::Closed(SessionEnd::PeerGone))));
+    let failed = (3..10).map(|n| (n, Err(CallFailed::Disconnected(SessionEnd::PeerGone))));
     assert_eq!(ended, answered.chain(failed).collect::<Vec<_>>());
     assert_eq!(a.in_flight(), 0);
     assert!(matches!(
@@ -326,7 +326,7 @@ fn nodes_that_remain_go_on_when_one_is_dropped() {
         a.poll(|user, reply| ended[0].push((user, reply)));
         c.poll(|user, reply| ended[1].push((user, reply)));
     }
-    let gone = Err(CallFailed::Closed(SessionEnd::PeerGone));
+    let gone = Err(CallFailed::Disconnected(SessionEnd::PeerGone));
     assert_eq!(ended, [vec![(3, Ok(4)), (1, gone)], vec![(2, gone)]]);
     a.call(2, 5, 5).unwrap();
 }
@@ -534,7 +534,7 @@ fn sleeper_learns_of_the_end_of_a_node_it_called_and_of_no_other() {
         sleeper.join().unwrap(),
         (
             1,
-            vec![(1, Err(CallFailed::Closed(SessionEnd::PeerGone)))],
+            vec![(1, Err(CallFailed::Disconnected(SessionEnd::PeerGone)))],
             false
         )
     );
@@ -641,7 +641,10 @@ fn cancelled_calls_keep_their_places_until_they_are_answered_and_a_dropped_node_
     while ended.is_empty() {
         a.poll(|user, reply| ended.push((user, reply)));
     }
-    assert_eq!(ended, [(2, Err(CallFailed::Closed(SessionEnd::PeerGone)))]);
+    assert_eq!(
+        ended,
+        [(2, Err(CallFailed::Disconnected(SessionEnd::PeerGone)))]
+    );
     assert_eq!(a.in_flight(), 0);
 }
 
@@ -780,5 +783,5 @@ fn a_callback_that_panics_takes_the_end_of_no_other_call_with_it() {
         a.call(1, 7, user).unwrap();
     }
     drop(b);
-    end_all(&mut a, CallFailed::Closed(SessionEnd::PeerGone));
+    end_all(&mut a, CallFailed::Disconnected(SessionEnd::PeerGone));
 }

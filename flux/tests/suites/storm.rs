@@ -97,7 +97,7 @@ impl Member<'_> {
                     );
                     2
                 }
-                Err(CallFailed::Closed(SessionEnd::PeerGone)) => 4,
+                Err(CallFailed::Disconnected(SessionEnd::PeerGone)) => 4,
                 Err(other) => panic!("{other}"),
             };
             ended[how] += 1;

@@ -203,7 +203,7 @@ impl<U> Client<U> {
         inner.poll_slots(|user_data, slot, outcome| match outcome {
             Ok(message) => match areas.read_response(client, slot, &message, reply) {
                 Some(bytes) => f(user_data, Ok(bytes)),
-                None => f(user_data, Err(CallFailed::ReplyTooLong { len: None })),
+                None => f(user_data, Err(CallFailed::ReplyTooLong)),
             },
             Err(failed) => f(user_data, Err(failed)),
         })
@@ -233,7 +233,7 @@ impl Client<()> {
         } = self;
         let bytes = areas
             .read_response(inner.id(), slot, &message, reply)
-            .ok_or(CallFailed::ReplyTooLong { len: None })?;
+            .ok_or(CallFailed::ReplyTooLong)?;
         Ok(bytes.to_vec())
     }
 }

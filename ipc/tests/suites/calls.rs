@@ -195,7 +195,10 @@ fn client_that_breaks_the_protocol_loses_its_own_entry_only() {
         bad.poll(|user, reply| failed.push((user, reply))),
         Err(SessionEnd::Evicted)
     );
-    assert_eq!(failed, [(0, Err(CallFailed::Closed(SessionEnd::Evicted)))]);
+    assert_eq!(
+        failed,
+        [(0, Err(CallFailed::Disconnected(SessionEnd::Evicted)))]
+    );
 }
 
 #[test]
@@ -297,7 +300,7 @@ fn tokens_outlive_the_server_which_has_ended_their_calls() {
         client.poll(|user, reply| ended.push((user, reply))),
         Err(SessionEnd::PeerGone)
     );
-    let gone = Err(CallFailed::Closed(SessionEnd::PeerGone));
+    let gone = Err(CallFailed::Disconnected(SessionEnd::PeerGone));
     assert_eq!(ended, [(0, Ok(5)), (1, gone), (2, gone), (3, gone)]);
     drop(late);
     let (mut next, mut other) = pair(&scratch, 1, 4);
@@ -462,7 +465,7 @@ fn a_server_that_goes_with_the_panic_of_its_handler_ends_that_call_as_dropped_an
             let _ = client.poll(|user, outcome| ended.push((user, outcome)));
         }
         ended.sort_unstable_by_key(|(user, _)| *user);
-        let stopped = Err(CallFailed::NotSent);
+        let stopped = Err(CallFailed::Stopped);
         assert_eq!(
             ended,
             [
@@ -549,7 +552,7 @@ fn a_callback_that_panics_takes_the_end_of_no_other_call_with_it() {
         client.call(7, user).unwrap();
     }
     drop(server);
-    end_all(&mut client, CallFailed::NotSent);
+    end_all(&mut client, CallFailed::Stopped);
 }
 
 #[test]
@@ -580,7 +583,7 @@ fn refused_dropped_and_too_long_are_three_ends() {
         [
             (0, Err(CallFailed::Refused)),
             (1, Err(CallFailed::Dropped)),
-            (2, Err(CallFailed::ReplyTooLong { len: None }))
+            (2, Err(CallFailed::ReplyTooLong))
         ]
     );
 }

@@ -1,6 +1,5 @@
 //! Errors and failures of calls. Retryable and permanent errors never share a variant.
 
-use copyrpc_calls::EndReason;
 use thiserror::Error;
 
 /// The reason why a connection ended.
@@ -82,11 +81,52 @@ impl CallError {
     }
 }
 
-/// Why a call ended without a response.
-pub type CallFailure = copyrpc_calls::CallFailure<CloseReason>;
+/// The reason why a call ended without its handler's response.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Error)]
+pub enum CallFailure {
+    /// The server has no handler of the call's type.
+    #[error("the server has no handler of this type")]
+    UnknownType,
+    /// The handler refused the request: it returned a [`HandlerError`](crate::HandlerError).
+    #[error("the handler refused the request")]
+    Refused,
+    /// The handler ran, and its response is longer than a slot.
+    #[error("the handler ran, but its response is longer than a slot")]
+    ReplyTooLong,
+    /// The handler panicked, or its worker dropped the request. Whether it ran to its end is not
+    /// known.
+    #[error("the handler, or its worker, dropped the request")]
+    Dropped,
+    /// The deadline passed, or the connection ended, before the server could see the call. The
+    /// handler did not run, and will not.
+    #[error(
+        "not sent: its time, or the connection, ended before a slot or the server's slice came"
+    )]
+    NotSent,
+    /// The deadline passed first. Whether the handler ran or will run is not known; its response is
+    /// dropped.
+    #[error("no reply in time")]
+    TimedOut,
+    /// The connection ended first. Whether the handler ran is not known.
+    #[error("connection closed: {0}")]
+    Closed(CloseReason),
+}
 
-impl EndReason for CloseReason {
-    const CLOSED_HERE: Self = Self::ClosedHere;
+impl CallFailure {
+    /// Returns whether the handler did not run, and may run if the call is made again: on a new
+    /// connection, if this one has ended. See
+    /// [`Ending::is_retryable`](copyrpc_calls::Ending::is_retryable).
+    #[must_use]
+    pub const fn is_retryable(&self) -> bool {
+        matches!(self, Self::NotSent)
+    }
+
+    /// Returns whether the handler may have run, or may still run. See
+    /// [`Ending::may_have_executed`](copyrpc_calls::Ending::may_have_executed).
+    #[must_use]
+    pub const fn may_have_executed(&self) -> bool {
+        !matches!(self, Self::NotSent | Self::UnknownType)
+    }
 }
 
 #[cfg(test)]
@@ -99,7 +139,7 @@ mod tests {
         let failures = [
             (CallFailure::UnknownType, (false, false)),
             (CallFailure::Refused, (false, true)),
-            (CallFailure::ReplyTooLong { len: None }, (false, true)),
+            (CallFailure::ReplyTooLong, (false, true)),
             (CallFailure::Dropped, (false, true)),
             (CallFailure::NotSent, (true, false)),
             (CallFailure::TimedOut, (false, true)),

@@ -6,12 +6,12 @@ use std::net::{TcpStream, ToSocketAddrs};
 use std::task::Waker;
 use std::time::Duration;
 
-use copyrpc_calls::{Connection, Dial, Facts, GoesOn, Refusal};
+use copyrpc_calls::{Connection, Dial, EndReason, Facts, GoesOn, Refusal};
 use mlx5::{Device, DeviceInfo, DeviceSpec};
 use mlx5_rendezvous::{LIFELINE_INTERVAL, Route, Secret, has_hung_up, stream_has_ended};
 
 use super::{ClientError, default_device};
-use crate::protocol::{CallError, CallToken, ClientStats, CloseReason, State};
+use crate::protocol::{CallError, CallFailure, CallToken, ClientStats, CloseReason, State};
 use crate::rdma::exchange::{RecordError, Refusal as Refused};
 use crate::rdma::{RdmaClient, RdmaOptions, SetupError};
 
@@ -54,6 +54,10 @@ impl Default for ClientOptions {
     }
 }
 
+impl EndReason for CloseReason {
+    const CLOSED_HERE: Self = Self::ClosedHere;
+}
+
 impl From<SetupError> for ClientError {
     fn from(error: SetupError) -> Self {
         Self::Connect(error)
@@ -70,7 +74,21 @@ impl From<CallError> for ClientError {
     }
 }
 
-/// A connection to a server, and everything that is needed to connect again.
+impl From<CallFailure> for ClientError {
+    fn from(failure: CallFailure) -> Self {
+        match failure {
+            CallFailure::UnknownType => Self::UnknownType,
+            CallFailure::Refused => Self::Refused,
+            CallFailure::ReplyTooLong => Self::ReplyTooLong { len: None },
+            CallFailure::Dropped => Self::Dropped,
+            CallFailure::NotSent => Self::NotSent,
+            CallFailure::TimedOut => Self::TimedOut,
+            CallFailure::Closed(reason) => Self::Closed(reason),
+        }
+    }
+}
+
+/// A connection to a server, and everything that another one needs.
 pub struct Caller {
     pub(super) rdma: RdmaClient,
     /// The socket over which it connected, whose end makes the server probe this client. Closed
@@ -364,7 +382,7 @@ mod tests {
     use mlx5_rendezvous::Unreachable;
 
     use super::*;
-    use crate::{CallFailure, Server};
+    use crate::Server;
 
     const WATCHDOG: Duration = Duration::from_secs(60);
 
@@ -415,7 +433,7 @@ mod tests {
             (call(CallError::Closed(CloseReason::ClosedHere)), later),
             (failure(CallFailure::UnknownType), never),
             (failure(CallFailure::Refused), made),
-            (failure(CallFailure::ReplyTooLong { len: None }), made),
+            (failure(CallFailure::ReplyTooLong), made),
             (failure(CallFailure::Dropped), made),
             (failure(CallFailure::NotSent), later),
             (failure(CallFailure::TimedOut), made),

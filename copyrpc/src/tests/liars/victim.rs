@@ -149,7 +149,6 @@ impl Server {
                     CallFailure::Dropped | CallFailure::Refused | CallFailure::ReplyTooLong { .. },
                 ) => {}
                 Err(CallFailure::TimedOut | CallFailure::Closed(_)) => {}
-                Err(other) => panic!("{other}"),
             }
         };
         self.server.poll(on_response).unwrap();

@@ -127,7 +127,9 @@ impl<R: Rpc> Caller<R> {
                     );
                     *late += 1;
                 }
-                Err(CallFailed::NotSent | CallFailed::Closed(SessionEnd::PeerGone)) => *gone += 1,
+                Err(CallFailed::Stopped | CallFailed::Disconnected(SessionEnd::PeerGone)) => {
+                    *gone += 1
+                }
                 Err(other) => panic!("call {number}: {other}"),
             }
         })

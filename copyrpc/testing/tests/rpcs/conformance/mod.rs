@@ -235,9 +235,9 @@ pub(crate) fn calls_that_a_server_in_good_order_has_not_taken_reach_no_handler_a
         ended
     };
     let (stopped, dropped, gone) = (
-        Err(CallFailed::NotSent),
+        Err(CallFailed::Stopped),
         Err(CallFailed::Dropped),
-        Err(CallFailed::Closed(SessionEnd::PeerGone)),
+        Err(CallFailed::Disconnected(SessionEnd::PeerGone)),
     );
     assert_eq!(all(untaken), [(2, stopped), (3, stopped), (4, stopped)]);
     assert_eq!(

@@ -183,7 +183,7 @@ pub(crate) fn calls_of_a_killed_server_end_once_and_its_successor_serves<R: Rpc>
                 == Err(SessionEnd::PeerGone)
         });
         ended.sort_by_key(|(user, _)| *user);
-        let gone = Err(CallFailed::Closed(SessionEnd::PeerGone));
+        let gone = Err(CallFailed::Disconnected(SessionEnd::PeerGone));
         assert_eq!(
             ended,
             (0..8)

@@ -122,7 +122,7 @@ pub(crate) fn sleeping_client_learns_of_its_servers_end<R: Rpc>(name: &str) {
             (polled, ended, R::wait(&mut client, None))
         });
         server.kill();
-        let gone = Err(CallFailed::Closed(SessionEnd::PeerGone));
+        let gone = Err(CallFailed::Disconnected(SessionEnd::PeerGone));
         assert_eq!(
             watch.join().unwrap(),
             (Err(SessionEnd::PeerGone), vec![(1, gone)], true)
