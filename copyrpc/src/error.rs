@@ -250,9 +250,9 @@ pub enum CallFailure {
     /// The handler refused the request.
     #[error("the peer's handler refused the request")]
     Refused,
-    /// The handler ran, and its reply was not sent: it has more bytes than the call allowed. Only a
-    /// [`Server`](crate::Server) and an [`AsyncServer`](crate::AsyncServer) say so by themselves;
-    /// other peers get [`ReplyError::TooLarge`] and answer as they like.
+    /// The handler ran, and its reply was not sent, because it has more bytes than the call
+    /// allowed. A [`Server`](crate::Server) and an [`AsyncServer`](crate::AsyncServer) report this
+    /// by themselves; other peers get [`ReplyError::TooLarge`], and choose the answer.
     #[error("the reply has {len} bytes, more than the call allowed")]
     ReplyTooLong {
         /// Bytes of the reply; of more than 2^31-1, that number.
@@ -268,8 +268,8 @@ pub enum CallFailure {
 }
 
 impl CallFailure {
-    /// Returns whether the same call can succeed on a new connection: no handler got the request,
-    /// and none will. See [`Ending::is_retryable`](copyrpc_calls::Ending::is_retryable).
+    /// Returns whether the same call can succeed on a new connection: no handler got the request
+    /// or will get it. See [`Ending::is_retryable`](copyrpc_calls::Ending::is_retryable).
     #[must_use]
     pub const fn is_retryable(&self) -> bool {
         matches!(self, Self::Closed(CloseReason::ClosedByPeer))

@@ -35,8 +35,8 @@ impl<U> Context<U> {
 /// share the connection's `max_rd_atomic` with the one-sided operations: a READ above that number
 /// waits in the send queue, and delays the operations after it.
 impl<U> Endpoint<U> {
-    /// Copies `len` bytes at `remote_offset` of the peer's memory to `local_offset` of `local`; 0
-    /// to 2^30.
+    /// Copies `len` bytes, 0 to 2^30, at `remote_offset` of the peer's memory to `local_offset` of
+    /// `local`.
     ///
     /// # Errors
     /// [`RdmaError`], which returns `user_data`; nothing was posted. After `QueueFull`, poll and

@@ -37,7 +37,7 @@
 //! - **Every call ends exactly once**: with its reply, with [`CallFailed::Refused`] or
 //!   [`CallFailed::Dropped`] when the server refuses it or drops its [`Token`], with
 //!   [`CallFailed::TimedOut`] after the time that [`ipc::Client::call_within`] was given or by
-//!   [`ipc::Client::cancel`] (it keeps its place until its late reply is there, which is
+//!   [`ipc::Client::cancel`] (the call keeps its place until its late reply arrives, which is
 //!   discarded), with [`CallFailed::Stopped`] when the server is dropped before it took the
 //!   request, or with [`CallFailed::Disconnected`] when it ends in the middle or is killed, at most
 //!   about a millisecond of polling later. A token is the duty to answer: it can travel as the user

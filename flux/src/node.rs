@@ -451,7 +451,7 @@ impl<T: Copy + Send, U> Node<T, U> {
     #[cold]
     fn answer_waiting(&mut self, handler: &mut impl FnMut(usize, &T) -> T) {
         while let Some((from, token, payload)) = self.recv() {
-            // The token is this node's own.
+            // The reply cannot fail: this node received the call of the token.
             let _ = self.reply(token, handler(from, &payload));
         }
     }

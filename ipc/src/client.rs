@@ -375,7 +375,8 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
         f: &mut impl FnMut(U, usize, Result<Resp, CallFailed>),
     ) -> bool {
         let (tag, note) = CallToken::unpack(word);
-        // C5: a tag of no outstanding call is an error of the server; it ends no call.
+        // C5 (`docs/shm-protocols.md`): a tag of no outstanding call is an error of the server. An
+        // answer with such a tag ends no call.
         let taken = if note == ANSWERED {
             None
         } else {

@@ -158,8 +158,8 @@ impl<Req: Plain, Resp> Session<Req, Resp> {
     }
 }
 
-/// All sessions of a server. Allocates when a session begins, and when more lanes wait than ever
-/// before.
+/// All sessions of a server. Allocates when a session begins, and when more batches of found
+/// requests wait to be received than ever before.
 pub(crate) struct Sessions<Req, Resp> {
     hot: HotSet,
     reaper: Reaper,

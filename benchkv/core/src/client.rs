@@ -369,8 +369,8 @@ impl<P: Paths> Client<P> {
         &mut self.paths
     }
 
-    /// Ends the client; operations still outstanding are lost. `worker` has the notes of its
-    /// thread.
+    /// Ends the client; operations still outstanding are lost. `worker` is the activity of the
+    /// client's thread.
     #[must_use]
     pub fn report(self, worker: WorkerReport) -> ClientReport {
         let book = self.book;

@@ -129,9 +129,9 @@ impl Values {
     /// Copies the tail at `place` out. If there is no such place, `tail` is unchanged.
     pub fn read(&self, place: u32, tail: &mut [u8]) {
         if let Some(from) = self.at(place, tail.len()) {
-            // SAFETY: inside the memory, which lives as long as `self`, and is other memory than
-            // `tail`. The message that named the place gives it to this thread; any bytes are
-            // legal.
+            // SAFETY: the bytes at `from` are inside the memory, which lives as long as `self` and
+            // does not overlap `tail`. The message that named the place gives the place to this
+            // thread; any bytes are legal.
             unsafe { from.copy_to_nonoverlapping(tail.as_mut_ptr(), tail.len()) };
         }
     }

@@ -499,7 +499,7 @@ fn serve<S: Serving>(
     drop(over);
 }
 
-/// Returns whether a check is due. Notes its time then.
+/// Returns whether a check is due. If it is, stores `now` in `checked` as the time of the check.
 fn is_check_due(checked: &mut Option<Instant>, now: Instant) -> bool {
     let is_due = checked.is_none_or(|last| now.saturating_duration_since(last) >= CHECK_INTERVAL);
     if is_due {

@@ -79,7 +79,8 @@ const REPLY_HEADER: usize = 9;
 /// number of calls.
 const CALL_BYTES: usize = 256;
 
-/// The upper half is 0 in the header of a method.
+/// Kinds of parts: the first 4 bytes of a part's header. The upper half of both is 1. In the header
+/// of a method it is 0, so a part is never taken for a call of a method.
 const REQUEST: u32 = 0x1_0001;
 const FETCH: u32 = 0x1_0002;
 

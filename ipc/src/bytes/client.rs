@@ -250,7 +250,7 @@ impl methods::Caller for Client<()> {
     }
 }
 
-/// Like the typed client.
+/// The condition of [`Client::wait`], so that a thread can sleep on several things.
 impl<U> Sleeper for Client<U> {
     fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
         self.inner.with_watch(then);

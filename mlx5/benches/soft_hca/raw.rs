@@ -31,7 +31,7 @@ struct Shared {
     slots: [Slot<[u64; 7]>; SLOTS],
 }
 
-/// The side of a process.
+/// The side of one of the two processes in the exchange of messages.
 pub(crate) struct Raw {
     memory: Memfd,
     me: usize,

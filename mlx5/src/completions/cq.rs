@@ -357,7 +357,8 @@ impl Cq {
             if CqeFormat::from_op_own(op_own) == CqeFormat::Compressed {
                 return true;
             }
-            // SAFETY: it is written.
+            // SAFETY: the owner bit shows that the device has finished the entry. The device does
+            // not write it again before the consumer record is published, after the callback.
             let cqe = unsafe { self.plain(place, entries.stride) };
             (place, owner) = self.after(place, owner, &entries, last);
             // The consumer is advanced before the callback, so that the entry is not handed out

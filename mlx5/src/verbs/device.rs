@@ -96,7 +96,7 @@ impl Drop for List {
     }
 }
 
-/// Returns the likely cause, from the kernel's files.
+/// Returns the likely reason why libibverbs lists no device, from the kernel's files.
 fn why_there_is_none(class: &Path) -> String {
     let Ok(mut entries) = std::fs::read_dir(class) else {
         return "there is no NIC, or the kernel module ib_uverbs is not loaded (lspci -d 15b3:; modprobe mlx5_ib ib_uverbs)".to_owned();

@@ -17,10 +17,11 @@ pub trait Memory {
     }
     /// Returns the 8 bytes at `offset`, a multiple of 8, little-endian, in one access; Acquire.
     fn load(&self, offset: usize) -> u64;
-    /// Finds the first word that is not 0. Returns its run, and its number in the run. Each run has
-    /// `count` words, at most 64; word i of a run that begins at `first` is at
-    /// `first + i * stride`, both multiples of 8. The accesses are Relaxed: the result is only the
-    /// place to [`load`](Self::load).
+    /// Finds the first word that is not 0 in runs of `count` words each, at most 64. `runs` has the
+    /// offset of the first word of each run; word i of a run is `i * stride` bytes after it.
+    /// The offsets and `stride` are multiples of 8. Returns the number of the run in `runs`, and of
+    /// the word in the run. The accesses are Relaxed: the result is only the place to
+    /// [`load`](Self::load).
     fn find(&self, runs: &[usize], stride: usize, count: usize) -> Option<(usize, usize)> {
         let in_run = |first: usize| (0..count).find(|nth| self.load(first + nth * stride) != 0);
         runs.iter()

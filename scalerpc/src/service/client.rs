@@ -88,7 +88,7 @@ impl From<CallFailure> for ClientError {
     }
 }
 
-/// A connection to a server, and everything that another one needs.
+/// A connection to a server, and everything that is needed to connect again.
 pub struct Caller {
     pub(super) rdma: RdmaClient,
     /// The socket over which it connected, whose end makes the server probe this client. Closed

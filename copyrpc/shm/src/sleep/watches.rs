@@ -45,8 +45,8 @@ pub(super) fn link(
     }
 }
 
-/// The time after which something has to be done, whichever watch wakes. [`Duration::MAX`]:
-/// nothing.
+/// A watch that ends a sleep after this time at the latest, because something has to be done then.
+/// [`Duration::MAX`]: it ends no sleep.
 #[derive(Debug, Clone, Copy)]
 pub struct Due(pub Duration);
 

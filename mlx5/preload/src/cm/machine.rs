@@ -182,8 +182,8 @@ impl Machine {
             (Disconnecting, Silence) => (Ended, Some((Event::Disconnected, -libc::ETIMEDOUT))),
             // The answer needs no peer any more.
             (Requested, End) if self.is_datagram => (Requested, None),
-            // Everything else than the answer is the end: a peer that breaks the rules, ends, or
-            // disconnects at the same time.
+            // Whatever else is heard ends the id: the answer to a request to disconnect, or a peer
+            // that breaks the rules, ends, or disconnects at the same time.
             (Established | Disconnecting, _) => (Ended, Some((Event::Disconnected, 0))),
             (Requesting | Replied | Answered, _) => (
                 Ended,

@@ -1,5 +1,5 @@
-//! Sockets of connections, and ports of services: names in the directory of the fabric, which only
-//! its user can enter.
+//! Sockets of connections, and ports of services. A port is a Unix socket with a name in the
+//! directory of the fabric, which only the user of the fabric can enter.
 
 use std::fs::{self, File};
 use std::hash::{BuildHasher, RandomState};

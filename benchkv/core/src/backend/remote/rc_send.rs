@@ -20,8 +20,8 @@ use crate::carrier::Feature;
 use crate::counters::TransportReport;
 use crate::topology::Peer;
 
-/// Returns the bytes of a receive: a message with a tail, which shares no cache line with another
-/// receive.
+/// Returns the length of a receive, in bytes: a message and its tail, rounded up to whole cache
+/// lines, so that no two receives share a line.
 const fn receive_bytes(tail_bytes: usize) -> usize {
     (Frame::MAX_BYTES + tail_bytes).next_multiple_of(64)
 }
