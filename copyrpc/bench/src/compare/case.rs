@@ -22,7 +22,7 @@ pub(crate) enum Kind {
     Copyrpc,
     /// A SEND for each message, a reliable connection for each client, one shared receive queue.
     RcSend,
-    /// A datagram SEND for each message, as in eRPC; not eRPC itself.
+    /// A datagram SEND for each message, as eRPC has it; not eRPC.
     UdSend,
 }
 
