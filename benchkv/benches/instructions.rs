@@ -1,16 +1,17 @@
-//! The program whose instructions `scripts/instructions` counts: whole jobs, the daemons and
-//! clients of all ranks stepped in turn in one thread, so that nothing waits and the counts are
+//! The program whose instructions `scripts/instructions` counts. It runs whole jobs: one thread
+//! steps the daemons and clients of all ranks in turn, so that no thread waits and the counts are
 //! exact.
 //!
-//! The count is the work of all threads of a job together for an operation, without the loop around
-//! their steps. Reads and writes are verified. Bounds are a few thousandths above the counts; the
-//! bound of a job with a policy is 3 % above the bound of the same job without it.
+//! The count is the number of instructions that all threads of a job together execute per
+//! operation, without the loop that steps them. Reads and writes are verified. The bounds in this
+//! file are a few thousandths above the counts; the bound of a job with a policy is 3 % above the
+//! bound of the same job without it.
 //!
 //! `--lockstep OPTIONS` runs the job with these options of benchkv, and prints two lines. The first
-//! has the messages between threads for one operation, and the number of these that stay within a
-//! rank; each message is counted where it is taken. The second has the messages per WRITE, the
-//! completions per round of a daemon, and the completions per round that took any.
-//! `--hand-overs TOPOLOGY` prints the same for the job of `kv_remote_TOPOLOGY`.
+//! line has the number of messages between threads per operation, and the number of these messages
+//! that stay within a rank; each message is counted where it is taken. The second line has the
+//! messages per WRITE, the completions per round of a daemon, and the completions per round that
+//! took any. `--hand-overs TOPOLOGY` prints the same for the job of `kv_remote_TOPOLOGY`.
 #![allow(
     missing_docs,
     clippy::unwrap_used,
@@ -35,7 +36,8 @@ use engine::backend::plan::Site;
 use engine::drive::cluster::{Cluster, Moved};
 use mlx5::{Clock as DeviceClock, DeviceSpec, FabricSpec, SoftOptions};
 
-/// Many laps of every lane, and multiples of the depth.
+/// Numbers of operations of the two runs of a count. Both are multiples of the queue depth, and use
+/// every slot of the queues many times.
 const COUNTS: (u64, u64) = (4096, 20_480);
 
 const LOCAL: &str = "--empty --device soft --ranks 1 --server-threads 1 --client-threads 1";
@@ -191,7 +193,8 @@ fn delegation(operations: u64) {
     job(&remote("delegation"), operations);
 }
 
-/// A policy that asks for the least: rounds that move nothing flush as without it.
+/// Runs a job with the policy that adds the least work: a round that moves nothing flushes, as it
+/// does without a policy.
 fn with_policy(operations: u64) {
     job(
         &format!("{} --flush-every 2", remote("delegation")),
@@ -199,7 +202,7 @@ fn with_policy(operations: u64) {
     );
 }
 
-/// The policy that costs the most.
+/// Runs a job with the policy that adds the most work.
 fn with_hold(operations: u64) {
     job(
         &format!("{} --hold adaptive", remote("delegation")),
@@ -248,9 +251,9 @@ fn run(args: &str, operations: u64) -> (Cluster, Moved) {
 }
 
 /// Returns the software device with less address space, because valgrind has too little for the
-/// usual arena, and with a clock that does not advance. Otherwise the number of times that a
-/// context reads it, and the work that the context then finds due, would depend on the speed of the
-/// machine.
+/// usual arena, and with a clock that does not advance. With a real clock, the number of times that
+/// a context reads the clock, and the work that the context then finds due, would depend on the
+/// speed of the machine.
 fn small_device(dir: &Path) -> DeviceSpec {
     let fabric = FabricSpec::Shared {
         dir: Some(dir.to_owned()),
@@ -280,8 +283,8 @@ fn main() -> ExitCode {
         Ok(())
     };
     cluster.endpoints(count).unwrap();
-    // A client takes one message for each operation. No thread of a run waits, so daemons count
-    // none twice.
+    // A client takes one message for each operation. No thread of a run waits, so a daemon counts
+    // no message twice.
     let operations = moved.by_clients / 2;
     let all = moved.by_daemons + operations;
     let ratio = |of: u64, to: u64| of as f64 / to as f64;

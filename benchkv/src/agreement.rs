@@ -1,7 +1,8 @@
 //! The check that all ranks run the same job, before any transport is made.
 //!
-//! Each rank states the job it would run, or why it cannot: its build and its options, name by
-//! name. Each difference is named, with the ranks. The outcome is the same on all ranks.
+//! Each rank states the properties of the job that it would run, its build and its options, or the
+//! reason why it cannot run. Each property that differs is reported with the ranks of each value.
+//! The outcome is the same on all ranks.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -16,13 +17,13 @@ use thiserror::Error;
 use crate::options::Options;
 use crate::result::SCHEMA_VERSION;
 
-/// Maximum time for the slowest rank to get here.
+/// Maximum time for the slowest rank to reach this check.
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// Properties that must be equal on all ranks, by names that a user knows.
 type Facts = BTreeMap<String, String>;
 
-/// Why the ranks do not run.
+/// The reason why the ranks do not run.
 #[derive(Debug, Error)]
 pub enum AgreementError {
     /// The exchange failed.
@@ -33,14 +34,15 @@ pub enum AgreementError {
     Refused(String),
 }
 
-/// The statement of one rank: the properties of its job, or why it has none.
+/// The statement of one rank: the properties of the job that it would run, or the reason why it
+/// cannot run.
 type Statement = Result<Facts, String>;
 
-/// Returns this rank's `options` if every rank has options that it can run, and all have the same.
-/// A collective operation.
+/// Returns this rank's `options` if every rank has options that it can run, and the options of all
+/// ranks are the same. This is a collective operation.
 ///
 /// # Errors
-/// [`AgreementError::Refused`] names the error and its ranks.
+/// [`AgreementError::Refused`] contains the error and the ranks with this error.
 pub fn agree(
     exchange: &mut dyn Exchange,
     options: Result<Options, String>,
@@ -63,7 +65,7 @@ fn settle(exchange: &mut dyn Exchange, mine: &Statement) -> Result<(), Agreement
     }
 }
 
-/// Returns the reasons not to start: refusals if any, otherwise differences.
+/// Returns the reasons why the job does not start: the refusals if any, otherwise the differences.
 fn compare(statements: &[Statement]) -> Vec<String> {
     let refusals = statements.iter().map(|statement| statement.as_ref().err());
     let refusals = by_value(refusals.map(|refusal| refusal.map(String::as_str)));
@@ -95,7 +97,7 @@ fn compare(statements: &[Statement]) -> Vec<String> {
     names.into_iter().filter_map(difference).collect()
 }
 
-/// Returns the ranks of each value, values in the order of their first rank.
+/// Returns each value with its ranks. The values are in the order of their first rank.
 fn by_value<'a>(values: impl Iterator<Item = Option<&'a str>>) -> Vec<(&'a str, Vec<usize>)> {
     let mut ranks_of: Vec<(&str, Vec<usize>)> = Vec::new();
     for (rank, value) in values.enumerate() {

@@ -67,7 +67,7 @@ impl Cli {
             return parsed;
         };
         let printed = answer.print().and_then(|()| std::io::stdout().flush());
-        // It is not a failure if the reader of the output has closed it.
+        // It is no failure if the reader has closed the output.
         let is_gone = |why: &std::io::Error| why.kind() == std::io::ErrorKind::BrokenPipe;
         if let Some(why) = printed.err().filter(|why| !is_gone(why)) {
             say(&format!(
@@ -105,8 +105,8 @@ fn command_line() -> clap::Command {
     Cli::command().mut_subcommand("sim", in_virtual_time)
 }
 
-/// The options of a job that have no meaning in virtual time. `benchkv sim` has no help for them,
-/// and refuses them.
+/// The options of a job that have no meaning in virtual time. `benchkv sim` does not show them in
+/// its help, and refuses them.
 const REAL_TIME: [&str; 13] = [
     "device",
     "mlx5",
@@ -123,7 +123,7 @@ const REAL_TIME: [&str; 13] = [
     "echo",
 ];
 
-/// Minimum and maximum length of a window of virtual time, and of its warm-up, in seconds.
+/// Minimum and maximum length of a window in virtual time, and of the warm-up, in seconds.
 const VIRTUAL_TIMES_S: std::ops::RangeInclusive<f64> = 1e-6..=60.0;
 
 /// Adapts the options of a job to `benchkv sim`: only the options that have a meaning in virtual
@@ -152,7 +152,7 @@ fn in_virtual_time(command: clap::Command) -> clap::Command {
         .mut_arg("backend", |arg| arg.value_parser(backends))
 }
 
-/// Returns a parser of some values of an option.
+/// Returns a parser of the legal values of an option.
 fn values_of<T: ValueEnum + Send + Sync + 'static>(
     is_legal: impl Fn(T) -> bool,
 ) -> impl TypedValueParser<Value = T> {

@@ -10,8 +10,8 @@ use engine::topology::{Topology, Worker};
 use mlx5::DeviceSpec;
 use mlx5::verbs::VerbsError;
 
-/// The value of `--device`: one device, or several devices of libibverbs. Thread number k of a kind
-/// opens device k modulo their number.
+/// The value of `--device`: one device, or several devices of libibverbs. Daemon and client number
+/// k open device k modulo the number of devices.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Devices {
     first: DeviceChoice,
@@ -37,7 +37,8 @@ impl FromStr for Devices {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        // The options of the software device have commas too.
+        // The options of the software device contain commas too, so a comma does not make them a
+        // list.
         if text.starts_with("soft") || !text.contains(',') {
             return text.parse().map(DeviceChoice::into);
         }
@@ -88,7 +89,7 @@ impl Devices {
     /// Returns the devices to use, for `auto` with the reason; see [`DeviceChoice::resolve`].
     ///
     /// # Errors
-    /// Likewise.
+    /// The errors of [`DeviceChoice::resolve`].
     pub fn resolve(self) -> Result<(Self, Option<String>), String> {
         let (first, why) = self.first.resolve()?;
         Ok((Self { first, ..self }, why))
@@ -125,7 +126,7 @@ impl Devices {
     /// Refuses more devices than threads of a rank use.
     ///
     /// # Errors
-    /// The number of devices that are used.
+    /// The legal number of devices.
     pub fn check(&self, topology: &Topology) -> Result<(), RangeError> {
         let has_peers = |worker| !topology.peers_of(0, worker).is_empty();
         let uses = |number| {

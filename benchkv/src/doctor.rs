@@ -1,5 +1,5 @@
-//! `benchkv doctor`: the things that a job can use, whether this machine has them, and how to get
-//! those that are missing.
+//! `benchkv doctor`: checks whether this machine has the things that a job can use, and reports how
+//! to get the missing things.
 //!
 //! [`probe`] examines the machine; this file judges the findings, and touches nothing.
 
@@ -27,7 +27,7 @@ const DEFAULT_THREADS: Threads = Threads {
 };
 /// Maximum bytes of shared memory of the default job.
 pub const DEFAULT_SHM_BYTES: u64 = 1 << 20;
-/// The first kernel with every system call that is used: `pidfd_open`.
+/// The first kernel with all system calls that are used. The newest of them is `pidfd_open`.
 const OLDEST_KERNEL: (u32, u32) = (5, 3);
 
 /// The findings on a machine.
@@ -41,26 +41,26 @@ pub struct Machine {
     pub cores_online: usize,
     /// Whether expedited memory barriers work.
     pub membarrier: bool,
-    /// The directory for shared memory: its path and room.
+    /// The directory for shared memory: its path, and the size of its file system.
     pub shm: Result<(String, Space), String>,
-    /// Bytes that may be locked; `None` is without limit.
+    /// Number of bytes that may be locked; `None` if there is no limit.
     pub memlock: Option<u64>,
-    /// Maximum number of files that a process may have open; `None` is without limit.
+    /// Maximum number of files that a process may have open; `None` if there is no limit.
     pub open_files: Option<u64>,
-    /// Maximum bytes of address space of a process; `None` is without limit.
+    /// Maximum address space of a process, in bytes; `None` if there is no limit.
     pub address_space: Option<u64>,
     /// Huge pages.
     pub huge_pages: HugePages,
-    /// The file of each library of the driver, with the name that the loader gets; or the loader's
-    /// reason.
+    /// Each library of the driver: the name by which it is loaded, and its file, or the loader's
+    /// reason why it was not loaded.
     pub driver: Vec<(&'static str, Result<String, String>)>,
-    /// The RDMA devices; or why there are none.
+    /// The RDMA devices, or the reason why there are none.
     pub devices: Result<Vec<Device>, String>,
     /// The MPI library of this build; `None` without the feature.
     pub mpi_library: Option<String>,
     /// The MPI launcher.
     pub mpirun: Option<Program>,
-    /// Version of UCX; or the loader's reason.
+    /// Version of UCX, or the loader's reason why it was not loaded.
     pub ucx: Result<String, String>,
 }
 
@@ -69,7 +69,7 @@ pub struct Machine {
 pub struct Device {
     /// Name of the device.
     pub name: String,
-    /// The NUMA node it is plugged into, where that is known.
+    /// The NUMA node of the device, if it is known.
     pub numa_node: Option<u32>,
     /// Ports of the device, or the reason why it does not report them.
     pub ports: Result<Vec<Port>, String>,
@@ -78,14 +78,15 @@ pub struct Device {
 /// A port of a device.
 #[derive(Debug, Clone)]
 pub struct Port {
-    /// Number of the item, from 1.
+    /// Number of the port, from 1.
     pub number: u8,
     /// Whether the port carries traffic.
     pub is_active: bool,
     /// State, link layer, LID and MTU, in words.
     pub text: String,
-    /// The address by which peers reach it, with its GID, and whether it is driven directly or
-    /// relayed; or why it cannot be opened. `None` for a port that is not active.
+    /// The address by which peers reach the port, with its GID, and whether the device is driven
+    /// directly or relayed; or the reason why the port cannot be opened. `None` for a port that is
+    /// not active.
     pub reached_by: Option<Result<String, String>>,
 }
 
@@ -110,7 +111,7 @@ pub struct Check {
     pub status: Status,
     /// The finding.
     pub found: String,
-    /// How to get the item, or more of it, and its use; null when nothing is missing.
+    /// How to get the item, or more of it, and the use of the item; null when nothing is missing.
     pub advice: Option<String>,
 }
 
@@ -152,7 +153,8 @@ impl Check {
         Self::new(name, status, text, advice)
     }
 
-    /// Makes a check of a limit; `what` names the limited thing. A `limit` of `None` is no limit.
+    /// Makes a check of a limit. `what` is the limited thing; a `limit` of `None` means that there
+    /// is no limit.
     fn limit(
         name: &str,
         limit: Option<u64>,

@@ -13,7 +13,7 @@ use engine::phase::Phase;
 
 use crate::progress::name_of;
 
-/// The published counts of one client, which alone writes them.
+/// The published counts of one client. Only this client writes them.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 pub struct Published {
@@ -22,7 +22,8 @@ pub struct Published {
 }
 
 impl Published {
-    /// Publishes the counts. A reader may see one of them before the other.
+    /// Publishes the two counts. A reader may see the new value of one count before the new value
+    /// of the other.
     #[inline]
     pub fn set(
         &self,
@@ -43,9 +44,9 @@ pub struct Interval {
     pub since_start: Duration,
     /// Length of the interval, in ns; never 0.
     pub length_ns: u64,
-    /// The phase in which it ended.
+    /// The phase in which the interval ended.
     pub phase: Phase,
-    /// The difference of the counts.
+    /// The increase of the counts in the interval.
     pub done: Tally,
 }
 
@@ -61,7 +62,7 @@ pub struct Reporter<'a> {
 }
 
 impl<'a> Reporter<'a> {
-    /// Begins at `now_ns`. `interval` is not zero.
+    /// Makes a reporter whose first interval begins at `now_ns`. `interval` is not zero.
     #[must_use]
     pub fn new(clients: &'a [Published], interval: Duration, now_ns: u64) -> Self {
         let interval_ns = (interval.as_nanos() as u64).max(1);
@@ -74,8 +75,8 @@ impl<'a> Reporter<'a> {
         }
     }
 
-    /// Returns the interval that has ended, if one has. A late call gets one interval in place of
-    /// several.
+    /// Returns the interval that has ended; `None` before its end. A late call returns one interval
+    /// instead of several.
     pub fn look(&mut self, now_ns: u64, phase: Phase) -> Option<Interval> {
         if now_ns < self.end_ns {
             return None;
@@ -113,7 +114,8 @@ impl Interval {
         } = self.done;
         let seconds = self.since_start.as_secs_f64();
         let per_s = rate(ended as f64 * 1e9 / self.length_ns as f64);
-        // Little's law: operations outstanding on average, by the rate at which they end.
+        // Little's law: the time is the mean number of outstanding operations, divided by the rate
+        // at which operations end.
         let time = if ended == 0 {
             String::new()
         } else {
@@ -175,7 +177,7 @@ mod tests {
             second.line(3, 4).to_string(),
             "    1.25 s  run 2 of 3              75 operations        100 /s, mean time 640.00 ms (rank 0 of 4)"
         );
-        // The next interval ends at its own time, not one length after the late line.
+        // The next interval ends at the time of the schedule, not one length after the late line.
         assert_eq!(reporter.look(6 + 1_500 * MS, Phase::Between), None);
         let third = reporter.look(7 + 1_500 * MS, Phase::Between).unwrap();
         assert_eq!((third.length_ns, third.done), (250 * MS, Tally::default()));

@@ -12,16 +12,17 @@ use serde::{Deserialize, Serialize};
 pub struct Launcher {
     /// Kind of the launcher.
     pub kind: LauncherKind,
-    /// The MPI library, by the name and version it reports; null without an MPI library.
+    /// The MPI library, by the name and version that the library reports; null without an MPI
+    /// library.
     pub library: Option<String>,
     /// The hosts' names, each host once, by their first rank.
     pub hosts: Vec<String>,
-    /// The ranks on this rank's host; in a result, on rank 0's. A rank's index here is its
-    /// node-local rank, which decides its cores.
+    /// The ranks on this rank's host; in a result, the ranks on rank 0's host. The index of a rank
+    /// in this list is its node-local rank, which decides its cores.
     pub ranks_here: Vec<usize>,
-    /// Whether the MPI launcher bound ranks of this host to different cores, or a rank to fewer
-    /// cores than its threads need although there are more. Threads that are not pinned stay where
-    /// their rank was bound.
+    /// Whether the MPI launcher bound ranks of this host to different cores, or bound a rank to
+    /// fewer cores than it has threads although the host has more cores. Threads that are not
+    /// pinned stay on the cores to which their rank was bound.
     pub bound: bool,
 }
 

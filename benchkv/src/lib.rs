@@ -1,7 +1,7 @@
 //! The distributed key-value benchmark of the copyrpc stack.
 //!
-//! The binary is thin; this library half lets tests link it. The `engine` is the measured part;
-//! these modules are around it, in data-flow order:
+//! The binary contains little code, and tests can link this library. The `engine` is the part that
+//! is measured; the modules here prepare, start and report a job. In data-flow order:
 //!
 //! - [`cli`], [`options`]: the command line, checked once into values that can run; [`pace`],
 //!   [`port`], [`ucx`]: parts of it.

@@ -41,13 +41,13 @@ use engine::message::{Request, Response};
 use engine::values::HEAD_BYTES;
 
 const PROGRAM: Program = Program("benchkv");
-/// Exit status for a result without an operation that ended in a measured run.
+/// Exit status for a result in which no operation ended in a measured run.
 const EXIT_NOTHING: u8 = 4;
 /// Exit status when the user has ended the job.
 const EXIT_INTERRUPTED: u8 = 130;
 /// Duration of each echo baseline.
 const ECHO_DURATION: Duration = Duration::from_millis(250);
-/// Maximum bytes of an echo's requests under way: socket buffers hold them.
+/// Maximum bytes of an echo's requests under way, so that socket buffers hold all of them.
 const ECHO_BYTES: usize = 64 << 10;
 /// Maximum time for the slowest rank to start.
 const START_LIMIT: Duration = Duration::from_secs(60);
@@ -77,7 +77,7 @@ fn refuse(error: &clap::Error) -> ExitCode {
     ExitCode::from(EXIT_OPTIONS)
 }
 
-/// Starts the job of a user, or one of several processes of another launcher.
+/// Starts the job of a user, or runs this process as one of several processes of another launcher.
 fn start() -> ExitCode {
     let parsed = Cli::of_process();
     match parsed.as_ref().ok().and_then(|cli| cli.command.as_ref()) {
@@ -132,7 +132,7 @@ fn simulate(args: &SimArgs) -> ExitCode {
     };
     say(&options.to_string());
     warn_of_memory(&options);
-    // The memory of a rank's device is three files.
+    // The memory of each rank's device takes three open files.
     if let Err(few) = allow_open_files(3 * options.job.topology.ranks as u64 + 64) {
         say(&few.to_string());
     }
@@ -184,8 +184,8 @@ fn launch(cli: Cli) -> ExitCode {
     match launch.run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // Files of killed ranks. The next job would remove them too, so a failure to do it now
-            // is none of this job.
+            // Killed ranks leave files, which are removed here. If that fails, the next job removes
+            // them, so the error is ignored.
             let _ = Dir::open(options.asked.shm_dir.as_deref()).and_then(|dir| dir.sweep());
             fail(error.exit_code(), &error)
         }
@@ -260,8 +260,9 @@ fn sweep(options: &Options) -> Result<(), String> {
     })
 }
 
-/// Runs one rank of any launcher; `library` is the name of the MPI library. Rank 0 prints the
-/// common refusal, measures the baselines first, and shows the result at the end.
+/// Runs one rank of any launcher; `library` is the name of the MPI library. If the ranks refuse to
+/// run, rank 0 prints the reason. Otherwise rank 0 also measures the baselines before the job, and
+/// shows the result after it.
 fn rank_process(
     parsed: Result<Cli, clap::Error>,
     exchange: &mut dyn Exchange,
@@ -285,7 +286,8 @@ fn rank_process(
             if rank == 0 {
                 fail(EXIT_OPTIONS, &why);
             }
-            // A launcher may end rank 0 as soon as another rank has failed.
+            // A launcher may end rank 0 as soon as another rank has failed, so all ranks wait until
+            // rank 0 has printed the refusal.
             exchange.barrier(EXCHANGE_LIMIT, &|| false)?;
             return Ok(ExitCode::from(EXIT_OPTIONS));
         }
@@ -359,8 +361,8 @@ fn prepare(options: Options, rank: usize) -> Result<Options, String> {
     Ok(options)
 }
 
-/// Prints the plan: on the first rank of each host, the plan of that host. The local launcher has
-/// done so already.
+/// Prints the plan of this host, on the first rank of each host. Does nothing under the local
+/// launcher, which has printed the plan already.
 fn announce(options: &Options, rank: usize) {
     let Options { launcher, plan, .. } = options;
     if launcher.kind == LauncherKind::Mpi && launcher.local_rank(rank) == Some(0) {
@@ -381,8 +383,9 @@ fn warn_of_memory(options: &Options) {
         .for_each(|warning| say(warning));
 }
 
-/// Measures the Unix-socket echo with one request at a time, and with the job's depth if the socket
-/// permits. It moves as many bytes as an operation, which has its value in one of its two messages.
+/// Measures the Unix-socket echo with one request at a time, and also with the job's depth if the
+/// socket permits it. An exchange moves as many bytes as an operation, whose value is either in the
+/// request or in the reply.
 fn baselines(options: &Options, clock: &Clock) -> Result<Vec<EchoResult>, Failure> {
     let message = size_of::<Request>() + options.job.workload.value_bytes - HEAD_BYTES;
     let request_bytes = message.min(echo::MAX_MESSAGE_BYTES);
@@ -401,8 +404,8 @@ fn baselines(options: &Options, clock: &Clock) -> Result<Vec<EchoResult>, Failur
     depths.into_iter().map(measure).collect()
 }
 
-/// Writes the result to each requested place, and prints its defects. Returns the exit status of
-/// the worst defect. An interrupted job has its own status.
+/// Writes the result to each requested destination, and prints the defects of the result. Returns
+/// the exit status of the worst defect. An interrupted job has a status of its own.
 fn show(options: &Options, result: &JobResult) -> ExitCode {
     let mut unwritten = print(result, options.asked.json.as_ref());
     let write = |file: &Path| Ok::<(), Failure>(file::write(file, &csv(result)?)?);

@@ -1,5 +1,5 @@
-//! The expected memory of a job on a host, computed before the job starts. With endpoints for each
-//! client it grows with the square of the ranks.
+//! The expected memory of a job on a host, computed before the job starts. If each client has
+//! endpoints, the memory grows with the square of the number of ranks.
 
 use std::fmt;
 
@@ -23,7 +23,7 @@ const CALL_BYTES: u64 = 128;
 const OPERATION_BYTES: u64 = 256;
 /// The remedies of a job that needs too much.
 const SMALLER: &str = "fewer ranks or threads, a smaller --ring-size, --queue-depth, --value-size or --key-range, --no-verify";
-/// Histograms of a client and run: of gets and puts, on its own rank and others.
+/// Number of histograms of a client and run: for gets and puts, each on its own rank and on others.
 const HISTOGRAMS: u64 = 4;
 
 /// The memory of the ranks of one host together.
@@ -31,13 +31,14 @@ const HISTOGRAMS: u64 = 4;
 pub struct Memory {
     /// Endpoints of these ranks.
     pub endpoints: u64,
-    /// Bytes of connections between ranks: two rings for each endpoint, and its queues.
+    /// Bytes of connections between ranks: two rings for each endpoint, and the queues of the
+    /// endpoint.
     pub connections_bytes: u64,
     /// Bytes of the tables with the keys.
     pub stores_bytes: u64,
     /// Bytes of channels within ranks: ipc, rings, flux.
     pub channels_bytes: u64,
-    /// Bytes of all that, of the clients and of the processes.
+    /// Total bytes: of the above, of the clients, and of the processes.
     pub total_bytes: u64,
 }
 
@@ -53,7 +54,7 @@ impl Memory {
         } = job;
         let [daemons, clients, depth] =
             [topology.daemons, topology.clients, job.queue_depth].map(|count| count as u64);
-        // Ranks in virtual time share a process, and keep their histograms small.
+        // Ranks in virtual time share a process and use small histograms.
         let (rank_bytes, histogram_bytes) = if job.is_frugal {
             (4 << 20, 96 << 10)
         } else {
@@ -114,7 +115,7 @@ impl Memory {
     /// control group if that is less.
     ///
     /// # Errors
-    /// The job needs more: its need, the limit, and the remedies.
+    /// The job needs more memory. The error has the needed memory, the limit, and the remedies.
     pub fn check(self, given: Option<u64>) -> Result<(), Failure> {
         let host = Environment::detect().memory_bytes;
         let group = cgroup::memory_limit().filter(|(bytes, _)| *bytes < host);
@@ -133,8 +134,8 @@ impl Memory {
         .into())
     }
 
-    /// Returns a warning if the job needs more than the memory `available` at the moment. It is
-    /// none of [`check`](Self::check), because other programs may end.
+    /// Returns a warning if the job needs more than the memory `available` at the moment. This is
+    /// not a part of [`check`](Self::check), because other programs may end.
     #[must_use]
     pub fn warning(&self, available: u64) -> Option<String> {
         let [need, has] = [self.total_bytes, available].map(bytes);

@@ -1,8 +1,8 @@
 //! A rank that an MPI launcher started.
 //!
-//! A rank that fails ends the job: MPI ends the others. If a rank is killed, the launcher detects
-//! it and ends the other ranks, and the peers detect it too. If the launcher is killed, the MPI
-//! library in each rank detects it.
+//! A rank that fails ends the job: MPI ends the other ranks. If a rank is killed, the launcher
+//! detects the death and ends the other ranks, and the peers of the rank detect it too. If the
+//! launcher is killed, the MPI library in each rank detects that.
 
 use std::process::ExitCode;
 
@@ -31,15 +31,16 @@ pub(crate) fn run(parsed: Result<Cli, clap::Error>) -> ExitCode {
     }
 }
 
-/// Refuses a job whose size is not the size that a launcher announced: processes that MPI does not
-/// connect would each run a job of one rank, and write the same files. If there are several
-/// launchers, one may have started the other; then the size of one of them must be the size of MPI.
+/// Refuses a job if MPI connects a different number of processes than a launcher announced:
+/// processes that MPI does not connect would each run a job of one rank, and write the same files.
+/// If there are several launchers, one may have started another; then the number of one of them
+/// must be equal to the number of MPI.
 fn check_size(announced: &[Foreign], size: usize) -> Result<(), String> {
     let agrees = |launcher: &Foreign| match launcher {
         Foreign::Sized {
             size: processes, ..
         } => *processes == size,
-        // One alone may be one of several that MPI does not connect.
+        // If this process is alone, it may be one of several processes that MPI does not connect.
         Foreign::Unsized { .. } => size > 1,
     };
     match announced {

@@ -35,7 +35,7 @@ use engine::policy::PolicyOptions;
 const DEFAULT_RANKS: usize = 2;
 /// Minimum and maximum ring of a connection between ranks, the limits of copyrpc.
 const RING_BYTES: std::ops::RangeInclusive<u64> = MIN_RING_SIZE..=MAX_RING_SIZE;
-/// A job that can run: the options, and the values that follow from them on this host.
+/// A job that can run: the options, and the values that follow from the options on this host.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// The options. Every `auto`, and every option that was not given, is replaced by the value
@@ -68,8 +68,8 @@ impl Options {
         Self::resolve_on(asked, &Hosts::one(ranks)?, None)
     }
 
-    /// Like [`resolve`](Self::resolve), for ranks that are started already, by an MPI launcher if
-    /// its `library` is given.
+    /// Checks and computes everything like [`resolve`](Self::resolve), for ranks that are started
+    /// already: by an MPI launcher if its `library` is given.
     ///
     /// # Errors
     /// The first option that cannot be honoured.
@@ -188,8 +188,8 @@ impl Options {
         })
     }
 
-    /// Returns the maximum number of bytes of address space that the memory of software devices
-    /// takes in the process of a rank; little of it is ever in use.
+    /// Returns the maximum address space that the memory of software devices takes in the process
+    /// of a rank, in bytes. Only a small part of it is in use at any time.
     #[must_use]
     pub fn address_bytes(&self) -> u64 {
         let topology = self.job.topology;
@@ -202,7 +202,8 @@ impl Options {
         devices * SoftOptions::default().arena_bytes as u64
     }
 
-    /// Returns the length of a measured run; with [`ops`](Job::ops) its maximum.
+    /// Returns the length of a measured run. In a job with a number of operations
+    /// ([`ops`](Job::ops)), returns the maximum length.
     #[must_use]
     pub fn duration(&self) -> Duration {
         Duration::from_secs_f64(self.asked.duration)

@@ -4,13 +4,14 @@
 //! - `client`: a client from its first connection to its report.
 //! - `records`: the connection records of all endpoints.
 //!
-//! The order of a run: servers, clients, their endpoints, exchange of connection records,
-//! connections, ready barrier over all ranks; then warm-up, R times (barrier, window), drain,
-//! barrier, stop, join. A window never includes a barrier: load continues during a barrier, and is
-//! not counted. Daemons run until the clients of *all* ranks have drained.
+//! The order of a run: open the servers of all daemons, then the clients and their endpoints;
+//! exchange connection records; connect; wait in a barrier until all ranks are ready. Then follow
+//! the warm-up, R times a barrier and a window, the drain, a barrier, the end and the join of all
+//! threads. A window never includes a barrier: load continues during a barrier, and is not counted.
+//! Daemons run until the clients of *all* ranks have drained.
 //!
-//! When the user interrupts the job, ranks end their current window early, agree on that at their
-//! next barrier, and drain. [`drain`] decides the length of a drain.
+//! When the user interrupts the job, ranks end their current window early, agree on the interrupt
+//! at their next barrier, and drain. [`drain`] decides the length of a drain.
 
 mod client;
 mod control;
@@ -86,8 +87,8 @@ impl From<String> for RankError {
 }
 
 impl RankError {
-    /// Returns whether the rank ended because another rank ended; then the other rank is the cause
-    /// to report.
+    /// Returns whether the rank ended because another rank ended. Then the end of the other rank is
+    /// the cause to report.
     #[must_use]
     pub const fn follows(&self) -> bool {
         matches!(
@@ -111,7 +112,7 @@ struct Rank<'a, W> {
 
 /// Messages of a worker to the main thread during set-up.
 enum News {
-    /// A worker is open and has these records.
+    /// A worker is open, and its endpoints have these connection records.
     Open(Vec<Record>),
     /// A worker can take part.
     Ready,
@@ -158,7 +159,7 @@ impl Assembly {
 /// progress.
 ///
 /// # Errors
-/// The first failure of this rank, or the message of another rank's.
+/// The first failure of this rank, or the report of another rank's failure.
 pub fn run_rank<W: Workers>(
     options: &Options,
     workers: &W,
@@ -185,8 +186,8 @@ pub fn run_rank<W: Workers>(
     };
     let outcome = std::thread::scope(|scope| {
         let outcome = rank.conduct(scope, exchange);
-        // On success every thread has ended already; on failure this ends them, and the scope waits
-        // for them.
+        // On success every thread has ended already. After a failure this ends the threads, and the
+        // scope waits for them.
         rank.control.stop();
         outcome
     });
@@ -194,7 +195,8 @@ pub fn run_rank<W: Workers>(
         // The main thread gave up because of a worker, or a worker panicked at the very end.
         (Err(RankError::Exchange(ExchangeError::GivenUp)), Some(failure))
         | (Ok(_), Some(failure @ RankError::Panicked { .. })) => Err(failure),
-        // The other rank may have detected the failure here, and its end may have arrived first.
+        // The other rank may have detected the failure of this rank, and the report of its end may
+        // have arrived before the failure here was recorded.
         (Err(news), Some(failure)) if news.follows() && !failure.follows() => Err(failure),
         // Other failures after the last barrier are caused by peers that have already ended.
         (outcome, _) => outcome,
@@ -209,7 +211,7 @@ impl<W: Workers> Rank<'_, W> {
         self.options.launcher.local_rank(self.rank)
     }
 
-    /// Runs the order of the run, on the main thread.
+    /// Conducts the run, on the main thread: starts the workers, and sets the phases in order.
     fn conduct<'scope>(
         &'scope self,
         scope: &'scope Scope<'scope, '_>,
@@ -278,7 +280,7 @@ impl<W: Workers> Rank<'_, W> {
             control.is_stopped()
         };
         let mut course = Course::default();
-        // A client that has nothing due has lost nothing.
+        // Clients have nothing due for up to this time, which is no sign of lost operations.
         let quiet = options.job.longest_pause(self.rank);
         exchange.catch_interrupts()?;
         if options.job.ops.is_none() {
@@ -287,8 +289,8 @@ impl<W: Workers> Rank<'_, W> {
             self.enter(Phase::Between);
         }
         for run in 0..options.job.runs {
-            // All ranks decide by the same answers; otherwise some ranks would wait for ranks that
-            // have continued.
+            // All ranks decide by the same gathered values. Otherwise some ranks would wait for
+            // ranks that have continued.
             let mine = [exchange.is_interrupted().into()];
             let interrupted = exchange.all_gather(&mine, BARRIER_LIMIT, &give_up)?;
             if interrupted.iter().any(|part| part != &[0]) {
@@ -298,7 +300,7 @@ impl<W: Workers> Rank<'_, W> {
             let (begin_ns, cpu_s) = (self.clock.now_ns(), cpu_seconds());
             self.enter(Phase::Window(run as u16));
             match options.job.ops {
-                // Losses are counted when the job drains.
+                // The outcome is not used: lost operations are counted when the job drains.
                 Some(_) => _ = self.drain(clients, exchange, quiet, options.duration(), &watch)?,
                 None => exchange.sleep(options.duration(), &give_up)?,
             }
@@ -320,9 +322,9 @@ impl<W: Workers> Rank<'_, W> {
         Some(Reporter::new(&self.published, interval, now_ns))
     }
 
-    /// Waits for clients to end, together with the other ranks, at most for `longest`, in which
-    /// nothing has to move for `quiet`; calls `watch` meanwhile. When this returns, they have
-    /// ended, or no rank waits for them any more.
+    /// Waits for clients to end, together with the other ranks, for at most `longest`. For up to
+    /// `quiet` of this time, no message needs to move. Calls `watch` meanwhile. On return all
+    /// clients have ended, or no rank waits for them any more.
     fn drain(
         &self,
         clients: &[Thread<'_, ClientReport>],
@@ -338,7 +340,8 @@ impl<W: Workers> Rank<'_, W> {
             let daemons = self.control.drain_progress();
             let is_interrupted = exchange.is_interrupted();
             let view = drain.look(self.clock.now_ns(), has_drained, is_interrupted, &daemons);
-            // While clients issue, an interrupt ends only the issuing.
+            // While clients issue, an interrupt ends this wait, and clients stop issuing. The drain
+            // at the end of the job follows.
             let view = View {
                 cuts: view.cuts || (is_interrupted && self.control.phase().is_loading()),
                 ..view
@@ -357,8 +360,8 @@ impl<W: Workers> Rank<'_, W> {
         }
     }
 
-    /// Waits for the end of `clients`, or for `time`; calls `watch` meanwhile. Returns whether all
-    /// have ended.
+    /// Waits until all `clients` have ended, at most for `time`. Calls `watch` meanwhile. Returns
+    /// whether all clients have ended.
     fn await_end(
         &self,
         clients: &[Thread<'_, ClientReport>],
@@ -421,7 +424,7 @@ impl<W: Workers> Rank<'_, W> {
         let mut mail = records::deliver(self.rank, &mine, &parts)
             .map_err(|rank| format!("rank {rank} sent connection records that cannot be read"))?;
         for (worker, mailbox) in &mailboxes {
-            // A worker that has ended has recorded the reason.
+            // The send fails only if the worker has ended, and the worker has recorded the reason.
             let _ = mailbox.send(mail.remove(worker).unwrap_or_default());
         }
         (0..mailboxes.len()).try_for_each(|_| self.next_news(&news, "a connection").map(drop))
@@ -467,7 +470,7 @@ impl<W: Workers> Rank<'_, W> {
             bytes,
         };
         let records = endpoints.records().into_iter().map(record).collect();
-        // The main thread hangs up only when the job is over.
+        // The send fails only if the main thread has ended the job.
         let _ = post.tell.send(News::Open(records));
         let Ok(records) = post.mailbox.recv() else {
             return Ok(false);
@@ -527,7 +530,8 @@ impl<W: Workers> Rank<'_, W> {
                     }
                 }
                 Err(failure) => {
-                    // Recorded before the daemon is dropped: its clients fail as a consequence.
+                    // The failure is recorded before the daemon is dropped, because its clients
+                    // fail as a consequence of the drop.
                     self.control.fail(failure.into());
                     break;
                 }
@@ -541,8 +545,8 @@ impl<W: Workers> Rank<'_, W> {
         Ok((report, series))
     }
 
-    /// Returns whether the rank counts the rounds of its daemons, because it waits for clients to
-    /// end.
+    /// Returns whether the rank counts the rounds of its daemons. It counts them while it waits for
+    /// clients to end.
     fn is_watched(&self, phase: Phase) -> bool {
         phase == Phase::Drain || self.options.job.ops.is_some()
     }

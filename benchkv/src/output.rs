@@ -1,5 +1,6 @@
-//! `--output`: the flat form of a result in a file, as CSV. One job is one file, which a later job
-//! with the same name replaces: appending would mix rows of several jobs and versions in one table.
+//! `--output`: the flat form of a result in a file, as CSV. Each job writes one file, and a later
+//! job with the same file name replaces the file: appending would mix rows of several jobs and
+//! versions in one table.
 
 use std::path::{Path, PathBuf};
 
@@ -17,7 +18,8 @@ pub struct OutputArgs {
     pub output: Option<PathBuf>,
 }
 
-/// Returns a parser of names of files that end in `extension`, by which their format is known.
+/// Returns a parser of file names that end in `extension`. The extension shows the format of the
+/// file.
 pub(crate) fn with_extension(
     extension: &'static str,
 ) -> impl Fn(&str) -> Result<PathBuf, String> + Clone {
@@ -30,8 +32,9 @@ pub(crate) fn with_extension(
     }
 }
 
-/// Refuses files of a job if one would be written over another, by any names: `--json`, `--output`,
-/// and the series in `--trace`. Does not check whether a file can be written.
+/// Refuses files of a job if one of them would overwrite another, even under a different name: the
+/// files of `--json` and `--output`, and the series in `--trace`. Does not check whether a file can
+/// be written.
 ///
 /// # Errors
 /// The two options, with their values, and the remedy.

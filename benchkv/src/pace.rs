@@ -34,7 +34,8 @@ pub struct PaceArgs {
 }
 
 impl PaceArgs {
-    /// Returns the open loop, if one is asked for. Arrivals that are left out get their default.
+    /// Returns the open loop; `None` if there is no `--rate`. Sets the default of `--arrivals` if
+    /// it is not given.
     pub fn resolve(&mut self) -> Option<Pace> {
         self.rate.map(|rate| Pace {
             rate,

@@ -10,7 +10,8 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use engine::phase::Phase;
 
-/// Maximum redraws per second: the core that draws the line may be one that is measured.
+/// Maximum number of redraws per second, which is low because the core that draws the line may be
+/// one of the measured cores.
 const DRAWS_PER_SECOND: u8 = 4;
 
 /// The progress line. It is cleared when this is dropped.
@@ -52,7 +53,8 @@ impl Progress {
         // The time between runs is too short to be shown.
         if let Some(name) = name_of(phase, self.runs) {
             self.bar.set_message(name);
-            // Draws at once: a short run may be over before the next redraw is due.
+            // The line is drawn at once, because a short run may be over before the next redraw is
+            // due.
             self.bar.suspend(|| ());
         }
     }
@@ -82,7 +84,7 @@ impl Drop for Progress {
     }
 }
 
-/// Returns the name of a phase in a job of `runs`; `None`: between two runs.
+/// Returns the name of a phase in a job of `runs` runs; `None` for the time between two runs.
 pub(crate) fn name_of(phase: Phase, runs: usize) -> Option<String> {
     Some(match phase {
         Phase::Ready => "setting up".to_owned(),

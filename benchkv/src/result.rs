@@ -87,8 +87,8 @@ pub struct JobResult {
     pub simulation: Option<SimulationRecord>,
     /// The machine of the measurement.
     pub environment: Environment,
-    /// The user ended the job before its last run was complete: `runs` has the complete runs, and
-    /// the part of the last run, which is weighted by its length in means.
+    /// Whether the user ended the job before its last run was complete. Then `runs` contains the
+    /// complete runs and the incomplete last run, which has the weight of its length in means.
     pub interrupted: bool,
     /// All ranks and runs together; rates are means over runs.
     #[serde(flatten)]
@@ -102,13 +102,15 @@ pub struct JobResult {
     pub verify_failures: Option<u64>,
     /// Description of the first failed check.
     pub first_verify_failure: Option<String>,
-    /// With `--trace`: why the series of a daemon could not be written, the first such failure;
-    /// null if all were written.
+    /// With `--trace`: the first failure to write the series of a daemon; null if all series were
+    /// written.
     pub trace_failure: Option<String>,
-    /// With `--rate`: whether it was reached; null for a closed loop.
+    /// With `--rate`: the figures of the open loop, and whether the rate was reached; null for a
+    /// closed loop.
     pub open_loop: Option<OpenLoop>,
-    /// Core time of the rank processes in measured runs, in nanoseconds for each operation that
-    /// ended there, polls that found nothing included. Null in virtual time.
+    /// Core time that the rank processes used in measured runs, including polls that found nothing,
+    /// divided by the number of operations that ended in these runs, in nanoseconds. Null in
+    /// virtual time.
     pub cpu_ns_per_op: Option<f64>,
     /// Little's law: L = X W.
     pub littles_law: LittlesLaw,
@@ -122,22 +124,22 @@ pub struct JobResult {
     pub per_rank: Vec<RankResult>,
 }
 
-/// The measurements of a run, of a rank, or of all.
+/// The measurements of one run, of one rank, or of all runs and ranks.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Measured {
-    /// Operations per second of all ranks concerned; over several runs the mean.
+    /// Operations per second of the ranks together; over several runs the mean.
     pub total_rps: f64,
-    /// Operations per second on the rank that issued them.
+    /// Operations per second on the store of the rank that issued them.
     pub local_rps: f64,
-    /// Operations per second on another rank.
+    /// Operations per second on the store of another rank.
     pub remote_rps: f64,
     /// Local operations that ended in a measured window.
     pub local_ops: u64,
     /// Remote operations that ended in a measured window.
     pub remote_ops: u64,
-    /// Gets among these operations that found no value.
+    /// Number of gets among the local and remote operations that found no value.
     pub not_found_ops: u64,
-    /// Round trips of these operations together.
+    /// Round trips of the local and remote operations together.
     pub latency_ns: LatencySummary,
     /// Round trips of the local operations.
     pub local_latency_ns: LatencySummary,
@@ -156,9 +158,9 @@ pub struct Measured {
 /// Round trips in nanoseconds, as HdrHistograms: compressed V2 in base64.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Histograms {
-    /// Operations on the rank that issued them.
+    /// Operations on the store of the rank that issued them.
     pub local: LatencyHistogram,
-    /// Operations on another rank.
+    /// Operations on the store of another rank.
     pub remote: LatencyHistogram,
     /// Gets, local and remote.
     pub get: LatencyHistogram,
@@ -188,8 +190,8 @@ pub struct RunSpread {
     pub min: f64,
     /// Maximum.
     pub max: f64,
-    /// Standard deviation of the population of which the values are a sample (divided by n - 1);
-    /// null for fewer than two.
+    /// Standard deviation of the population from which the values are a sample (divided by n - 1);
+    /// null for fewer than two values.
     pub std_dev: Option<f64>,
 }
 
@@ -242,14 +244,15 @@ pub struct LittlesLaw {
     pub outstanding: f64,
     /// Operations per second times mean latency from the issue, the sum over clients.
     pub throughput_times_latency: f64,
-    /// The term of the windows' edges in the equation. An operation counts where it ends, with all
-    /// of its latency. The term is the age of the operations outstanding at the ends of windows,
-    /// minus the age of those at the beginnings, divided by the length of the windows. It is small
-    /// if windows are long and load is steady.
+    /// The correction for the edges of windows. An operation counts in the window in which it ends,
+    /// with its whole latency. The term is the age of the operations that were outstanding at the
+    /// ends of windows, minus the age of the operations that were outstanding at the beginnings,
+    /// divided by the length of the windows. It is small if windows are long and the load is
+    /// steady.
     pub carried: f64,
-    /// The difference between `outstanding` and the sum of the other two terms, divided by
-    /// `outstanding`. If a client ends its operations in time and records them correctly, only the
-    /// precision of the histograms is left.
+    /// The difference between `outstanding` and the sum of `throughput_times_latency` and
+    /// `carried`, divided by `outstanding`. If a client detects the ends of its operations in time
+    /// and records them correctly, the difference is only the rounding of the histograms.
     pub deviation: f64,
 }
 
@@ -266,7 +269,7 @@ impl LittlesLaw {
     }
 }
 
-/// The echo, and the job's rate compared with it.
+/// The echo, and the job's rate divided by the echo's rate.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct EchoBaseline {
     /// The result of the echo.
@@ -279,7 +282,7 @@ pub struct EchoBaseline {
 /// A measured run, all ranks together.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RunResult {
-    /// Length of its window in seconds, the mean over ranks.
+    /// Length of the run's window in seconds, the mean over ranks.
     pub duration_s: f64,
     /// The measurements of the run.
     #[serde(flatten)]
@@ -298,20 +301,20 @@ pub struct RankResult {
     /// The measurements of the rank; rates are means over runs.
     #[serde(flatten)]
     pub measured: Measured,
-    /// Digest of the accesses of its clients, in order, as 16 hexadecimal digits: equal for equal
-    /// options and seed.
+    /// Digest of the accesses of the rank's clients, in order, as 16 hexadecimal digits. It is
+    /// equal for equal options and seeds.
     pub pattern_hash: String,
     /// Operations of the whole job.
     #[serde(flatten)]
     pub fate: Counts,
     /// Checks of values that failed; null with `--no-verify`.
     pub verify_failures: Option<u64>,
-    /// Reports of its daemons.
+    /// Reports of the rank's daemons.
     pub daemons: Vec<WorkerReport>,
-    /// Reports of its clients.
+    /// Reports of the rank's clients.
     pub clients: Vec<WorkerReport>,
-    /// Maximum memory resident, with the shared memory it touched: of the rank process. Missing in
-    /// virtual time, in which all ranks are one process.
+    /// Maximum resident memory of the rank process, including the shared memory that it touched.
+    /// Missing in virtual time, in which all ranks are one process.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peak_rss_bytes: Option<u64>,
 }
@@ -323,8 +326,8 @@ impl JobResult {
         self.measured.local_ops + self.measured.remote_ops
     }
 
-    /// Returns the number of operations that `--ops` asked for and clients did not issue, although
-    /// the user did not end the job.
+    /// Returns the number of operations of `--ops` that clients did not issue; 0 if the user ended
+    /// the job.
     #[must_use]
     pub fn unissued(&self) -> u64 {
         let asked = self
@@ -336,7 +339,7 @@ impl JobResult {
         asked.saturating_sub(self.fate.issued)
     }
 
-    /// Returns the load of each run of a sweep, whose runs are no repeats.
+    /// Returns the load of each run of a sweep. The runs of a sweep do not repeat each other.
     #[must_use]
     pub fn sweep(&self) -> Option<Sweep> {
         self.simulation.as_ref()?.sweep()

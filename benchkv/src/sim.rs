@@ -18,8 +18,8 @@ use crate::result::{Conditions, Course, JobResult, RankReport};
 
 pub mod calibrate;
 
-/// Number of accesses in a client's pattern. They repeat sooner than in a job in real time, which
-/// affects the keys only.
+/// Number of accesses in a client's pattern. The accesses repeat sooner than in a job in real time,
+/// which affects only the distribution of keys.
 const ACCESSES: usize = 4096;
 
 /// Returns the job in virtual time, and checks whether it fits into memory.
@@ -72,7 +72,8 @@ pub fn run(args: &SimArgs, options: &Options) -> Result<JobResult, Failure> {
     let (runs, window) = (options.job.runs, options.duration());
     let (outcomes, summary) =
         Simulated::new(&options.job, &world)?.run(options.warmup(), window, runs)?;
-    // The window of a number of operations lasts until they end.
+    // In a job with a number of operations, the window lasts from the first beginning to the last
+    // end of a client's window.
     let clients = || outcomes.iter().flat_map(|rank| &rank.clients);
     let windows = || clients().filter_map(|client| client.windows.first());
     let ended_ns = windows().map(|window| window.ended_ns).max().unwrap_or(0);

@@ -1,8 +1,8 @@
-//! The activity of a daemon, sampled over time: `--trace`, and the files it writes.
+//! The activity of a daemon, sampled over time: `--trace`, and the files that it writes.
 //!
-//! A file for each daemon, `rank-R-daemon-D.csv`: a line of names, then a line for each [`Sample`],
-//! with its requests by endpoint. Only this module knows the format. The
-//! [`recorder`](engine::trace::recorder) takes the samples while the job runs, and writes nothing;
+//! Each daemon has a file `rank-R-daemon-D.csv`: a line with the names of the columns, then a line
+//! for each [`Sample`] with the requests by endpoint. Only this module knows the format. The
+//! [`recorder`](engine::trace::recorder) takes the samples while the job runs, and writes no file;
 //! files are written when all daemons have ended.
 
 use std::fs::{self, File};
@@ -26,8 +26,8 @@ struct Row(Sample, #[serde(default)] Vec<u32>);
 /// Beginning of the name of an endpoint's column; the rank at its other end follows.
 const ENDPOINT: &str = "outstanding_";
 
-/// Returns the header line: names with units, of the fields of a [`Sample`] and of endpoints to
-/// these ranks.
+/// Returns the header line: the names of the fields of a [`Sample`], with units, and the names of
+/// the columns of endpoints to the ranks `endpoints`.
 fn columns(endpoints: &[usize]) -> String {
     let mut out = csv::Writer::from_writer(Vec::new());
     // Writing to memory does not fail.
@@ -96,7 +96,7 @@ impl TraceFile {
     /// Returns the files in `dir`, by rank and daemon.
     ///
     /// # Errors
-    /// It cannot be listed.
+    /// The directory cannot be listed.
     pub fn all_in(dir: &Path) -> Result<Vec<Self>, Failure> {
         let failed = |why| failed(dir, &why);
         let mut files = Vec::new();
@@ -170,7 +170,7 @@ impl TraceOptions {
     /// itself. Changes nothing.
     ///
     /// # Errors
-    /// They cannot, or there are series already.
+    /// Files cannot be created, or the directory already has the series of a job.
     pub fn check(&self) -> Result<(), Failure> {
         let failed = |why| failed(&self.dir, &why);
         let mut dirs = self.dir.ancestors();

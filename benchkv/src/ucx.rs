@@ -20,8 +20,8 @@ pub struct UcxArgs {
 }
 
 impl UcxArgs {
-    /// Returns whether UCX has to detect dead peers in a job on `hosts` hosts; `None` for other
-    /// carriers.
+    /// Returns whether UCX has to detect dead peers in a job on `hosts` hosts; `None` if the
+    /// carrier is not `ucx-am`.
     ///
     /// # Errors
     /// [`RangeError`]: options of a device are given with `ucx-am`, or `--ucx-errors` without it.

@@ -1,7 +1,8 @@
 //! Throughput of calls: caller and answerer in one thread, on two software devices of one fabric.
-//! One call at a time, and 64 gathered before each flush; request and reply of the same size. What
-//! is measured is first checked to carry the right bytes. `cargo bench -p copyrpc --bench calls`;
-//! between processes `copyrpc_bench` measures, and `scripts/instructions` counts.
+//! One call at a time, and 64 gathered before each flush; request and reply of the same size.
+//! Before a case is measured, the bytes of its requests and replies are checked. Start it with
+//! `cargo bench -p copyrpc --bench calls`. `copyrpc_bench` measures calls between processes, and
+//! `scripts/instructions` counts instructions.
 #![allow(
     missing_docs,
     clippy::unwrap_used,
@@ -17,10 +18,10 @@ use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_m
 use mlx5::{DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
 
 const SIZES: [usize; 3] = [32, 1 << 10, 16 << 10];
-/// Calls of a batch.
+/// Number of calls of a batch.
 const BATCH: usize = 64;
-/// Turns of both ends in which a round must be over; a batch that does not fit the limits of one
-/// WRITE takes some.
+/// Maximum number of turns of both ends in a round. A batch that does not fit the limits of one
+/// WRITE takes several turns.
 const MOST_TURNS: usize = 1000;
 
 /// The two ends of a connection.
@@ -44,7 +45,8 @@ fn complement(bytes: &[u8]) -> Vec<u8> {
 }
 
 impl Pair {
-    /// The replies of a batch fit the credit a connection starts with, a quarter of the ring.
+    /// Connects two contexts. The rings are so large that the replies of a batch fit the credit
+    /// that a connection starts with, a quarter of the ring.
     fn new(bytes: usize) -> Self {
         let fabric = LocalFabric::new();
         let context = || {
@@ -101,7 +103,7 @@ impl Pair {
         panic!("{left} of {calls} calls have not ended");
     }
 
-    /// `calls` calls and their replies.
+    /// Makes and answers `calls` calls. Returns the number of bytes of the replies.
     #[inline(always)]
     fn round(&self, calls: usize, payload: &[u8]) -> usize {
         for number in 0..calls {
@@ -119,7 +121,8 @@ impl Pair {
         bytes
     }
 
-    /// Several laps of the ring, each call with bytes of its own.
+    /// Checks the bytes of all requests and replies over several laps of the ring. Each call has
+    /// bytes of its own.
     fn check(&self, calls: usize) {
         for _ in 0..8 * BATCH / calls {
             for number in 0..calls {

@@ -1,14 +1,13 @@
 //! The program whose instructions `scripts/instructions` counts: caller and answerer in one thread,
 //! on two software devices of one fabric.
 //!
-//! Arguments: the kind of operation, and the number of calls. The script runs it with different
-//! counts under callgrind and divides the difference, so set-up does not count. `--list` prints one
-//! line per kind for the script: name, bound in instructions (`-` if there is none), the counts of
-//! the two runs, the part to collect, and the operation. The part to collect: `nohca`, everything
-//! but the software HCA's two entry points with all they call; `part NAME`, the function of that
-//! name with all it calls but the software HCA.
-//!
-//! `but NAME`, everything except one function.
+//! Arguments: the kind of operation, and the number of calls. The script runs the program with
+//! different counts under callgrind and divides the difference, so set-up does not count. `--list`
+//! prints one line per kind for the script: name, bound in instructions (`-` if there is none), the
+//! counts of the two runs, the part to collect, and the operation. The part to collect is `nohca`,
+//! everything but the software HCA's two entry points with all they call, or `part NAME`, the
+//! function of that name with all it calls but the software HCA. An appended `but NAME` excludes
+//! one more function with all it calls.
 //!
 //! Requests and replies have 32 bytes. With depth 64, all calls of a round are sent in one WRITE,
 //! and so are their replies.
@@ -36,14 +35,14 @@ use mlx5::{Clock, DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
 
 const BYTES: usize = 32;
 
-/// The operation to count.
+/// An operation whose instructions are counted.
 struct Kind {
     name: &'static str,
     bound: Option<u32>,
     collect: &'static str,
     what: &'static str,
     depth: usize,
-    /// Endpoints connected.
+    /// Number of connected endpoints of the caller.
     endpoints: usize,
     work: Work,
 }
@@ -227,7 +226,8 @@ const fn client(
     }
 }
 
-/// Calls of the two runs: many laps of every ring and queue, and multiples of the depths.
+/// Number of calls in each of the two runs: many laps of every ring and queue, and multiples of the
+/// depths.
 const COUNTS: (usize, usize) = (16_384, 49_152);
 
 /// The two ends, in one thread.
@@ -348,7 +348,8 @@ impl Pair {
     }
 }
 
-/// Makes calls of a client, whose server makes one turn for each. Returns their number.
+/// Makes `calls` calls of a client. Its server, in another thread, makes one turn for each call.
+/// Returns the number of calls with the right reply.
 fn calls_of_client(calls: usize, timeout: Option<Duration>) -> usize {
     let fabric = LocalFabric::new();
     let clock = Clock::Manual(Arc::new(AtomicU64::new(1_000_000_000)));
@@ -367,7 +368,7 @@ fn calls_of_client(calls: usize, timeout: Option<Duration>) -> usize {
     let server = thread::spawn(move || {
         let mut server = Server::with_options("127.0.0.1:0", &options).unwrap();
         tell.send(server.local_addr().unwrap()).unwrap();
-        // The client connects.
+        // The server steps until the client asks for the first turn. Meanwhile the client connects.
         while asked.try_recv().is_err() {
             server.step().unwrap();
         }

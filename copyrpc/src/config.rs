@@ -12,7 +12,8 @@ use crate::ring::{DEFAULT_RING_SIZE, MAX_RING_SIZE, MIN_RING_SIZE};
 const BATCH_WQEBBS: u32 = 4;
 /// Maximum WQEBBs of a send queue without a given size.
 const MAX_COMPUTED_SEND_WR: u32 = 256;
-/// Maximum number of messages that wait in the software HCA.
+/// Maximum number of slots of an endpoint's lane, the queue of the peer's messages to it in the
+/// software HCA.
 const MAX_LANE_SLOTS: u64 = 128;
 
 /// Defaults of an endpoint.
@@ -23,12 +24,12 @@ pub(crate) const DEFAULT_RAW_OPERATIONS: u32 = 16;
 #[derive(Clone, Debug)]
 pub struct EndpointConfig {
     /// Bytes of each of the two rings: a power of two from 4 KiB to 256 MiB. Default 1 MiB. A
-    /// request may have at most an eighth of it.
+    /// request may have at most `ring_size` / 8 bytes.
     pub ring_size: u64,
     /// Batches that the peer may have in flight, at least 1; this end never has more either, even
-    /// if the peer permits it. All endpoints of a context share two thirds of its SRQ. Each takes
-    /// this number + `raw_operations` + 8 of its send CQ's entries, and the batches of a
-    /// [`Window::Completion`]. Default 32.
+    /// if the peer permits it. All endpoints of a context share two thirds of the context's SRQ.
+    /// Each endpoint takes this number + `raw_operations` + 8 entries of the context's send CQ, and
+    /// with a [`Window::Completion`] one more for each batch of the window. Default 32.
     pub batches_in_flight: u32,
     /// Maximum number of outstanding one-sided operations
     /// ([`Endpoint::rdma_read`](crate::Endpoint::rdma_read),
@@ -37,21 +38,21 @@ pub struct EndpointConfig {
     /// WQEBBs of the send queue, of 64 bytes each plus 8 bytes of bookkeeping. `None`, the default:
     /// [`EndpointConfig::send_queue_wqebbs`].
     pub max_send_wr: Option<u32>,
-    /// With requests unanswered or messages that the peer has not taken, silence of the peer after
-    /// which it is probed. Default 100 ms, resolution 10 ms.
+    /// Silence of the peer after which it is probed, while requests are unanswered or the peer has
+    /// not taken messages. Default 100 ms, resolution 10 ms.
     pub keepalive: Duration,
     /// Time after which a peer that answers probes and does nothing else is given up, while
     /// requests are unanswered or messages not taken:
     /// [`CloseReason::PeerStalled`](crate::CloseReason::PeerStalled). So poll at least that often
     /// while calls are outstanding or requests unanswered; a client whose calls have all ended, by
     /// their deadlines too, need not poll. A handler of [`Context::serve`](crate::Context::serve)
-    /// or [`Server::serve`](crate::Server::serve) may take any time, but 2 s at most by packets
-    /// (`soft:roce=ADDRESS`): its callers wait for it, and so do the callers of the same context's
-    /// other connections; deadlines bound their calls. Work of a program between a poll and the
-    /// next one, such as on a request that it [received](crate::Context::recv), counts as silence.
-    /// The time is longer by a quarter for a peer that ran handlers, longer if three probes take
-    /// longer, and counts only while this end polls at least four times in it. Default 5 s;
-    /// `Duration::MAX`: never.
+    /// or [`Server::serve`](crate::Server::serve) may take any time, but at most 2 s on a device
+    /// that sends packets (`soft:roce=ADDRESS`). Its callers wait for the handler, and so do the
+    /// callers of the same context's other connections; deadlines bound their calls. Work of a
+    /// program between a poll and the next one, such as on a request that it
+    /// [received](crate::Context::recv), counts as silence. A peer that ran handlers is given a
+    /// quarter of the time more. The time is longer if three probes take longer, and it counts only
+    /// while this end polls at least four times in it. Default 5 s; `Duration::MAX`: never.
     pub stall_timeout: Duration,
     /// Silence of the peer, with nothing outstanding, after which its record is READ to check that
     /// it lives. If the peer is gone, the connection ends within about two of these intervals.
@@ -112,8 +113,9 @@ impl EndpointConfig {
         })
     }
 
-    /// Returns the slots of the software HCA's lane, which it frees a quarter at a time. No batch
-    /// in flight (B1) waits for room, unless there are more than 96.
+    /// Returns the number of slots of the endpoint's lane, the queue of the peer's messages to it
+    /// in the software HCA. The software HCA frees a quarter of the slots at a time. With a limit
+    /// of at most 96 batches in flight (B1 of docs/copyrpc-protocol.md), no batch waits for a slot.
     pub(crate) fn lane_slots(&self) -> u32 {
         let needed = (u64::from(self.batches_in_flight) * 4).div_ceil(3);
         needed.clamp(1, MAX_LANE_SLOTS) as u32
@@ -150,7 +152,7 @@ pub enum CreateEndpointError {
         needed: u64,
         /// Receives that the shared receive queue has.
         depth: usize,
-        /// Endpoints that share it already.
+        /// Endpoints that share the receive queue already.
         endpoints: u32,
     },
     /// The send completion queue is too small for one more endpoint.
@@ -163,7 +165,7 @@ pub enum CreateEndpointError {
         needed: u64,
         /// Entries that the completion queue has.
         entries: u32,
-        /// Endpoints that share it already.
+        /// Endpoints that share the completion queue already.
         endpoints: u32,
     },
     /// The queue pair could not be created.

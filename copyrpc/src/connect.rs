@@ -66,7 +66,8 @@ pub enum ConnectError {
     /// The channel of [`PendingEndpoint::connect_over`] failed.
     #[error("exchanging records: {0}")]
     Channel(#[from] io::Error),
-    /// The peer of [`PendingEndpoint::connect_over`] could not connect; it has the reason.
+    /// The peer of [`PendingEndpoint::connect_over`] could not connect its end. The reason is in
+    /// the peer's own error.
     #[error(
         "the peer could not connect its end, and has the reason: its own error, or ServerOptions::events of a server"
     )]
@@ -122,7 +123,8 @@ impl ConnectFailure for ConnectError {
         }
     }
 
-    /// Returns the error once more. Of an error of the system or of a device, the text.
+    /// Returns the error once more. For an error of the system or of a device, the copy has only
+    /// its text.
     fn again(&self) -> Self {
         match self {
             Self::Unreachable(error) => Self::Unreachable(error.again()),
@@ -153,7 +155,7 @@ impl ConnectFailure for ConnectError {
 }
 
 impl ConnectError {
-    /// Returns whether an end has no room for another peer now.
+    /// Returns whether one of the ends refused because it has no room for another peer now.
     pub(crate) const fn is_for_lack_of_room(&self) -> bool {
         matches!(self, Self::Record(RecordError::Refused(Refusal::Full)))
     }
@@ -316,7 +318,8 @@ impl<U> PendingEndpoint<U> {
             local_credit: record.initial_credit,
             peer_credit: remote.initial_credit,
             local_batches: record.batches,
-            // B2: the batches that this end's share of the send CQ has room for.
+            // B2 of docs/copyrpc-protocol.md: this end's share of the send CQ has room for no more
+            // batches than the own limit.
             peer_batches: remote.batches.min(record.batches),
             send_start: 0,
             recv_start: 0,
@@ -324,7 +327,8 @@ impl<U> PendingEndpoint<U> {
             stall_ns: nanoseconds(config.stall_timeout),
             idle_keepalive_ns: config.idle_keepalive.map_or(u64::MAX, nanoseconds),
             idle_timeout_ns: config.idle_timeout.map_or(u64::MAX, nanoseconds),
-            // libibverbs does not report how the device reads memory.
+            // libibverbs does not report how the device reads memory, so a relay's READs may mix
+            // bytes of several moments.
             reads_whole_words: context.device.info().engine != Engine::Relay,
             window: config.window,
         };

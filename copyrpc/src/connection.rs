@@ -31,8 +31,8 @@ pub type Outcome<'a> = Result<RecvBytes<'a>, CallFailure>;
 
 /// The receiver of the events of a drain.
 pub(crate) trait Receiver<U> {
-    /// Whether requests are answered, or held, as they arrive: they go to [`Receiver::on_request`]
-    /// and not to the queue.
+    /// Whether the receiver answers or holds requests as they arrive. If so, requests are passed to
+    /// [`Receiver::on_request`], otherwise they are added to the context's queue.
     const TAKES_REQUESTS: bool;
 
     /// Takes a request with these bytes. The request is answered or held before the next message is
@@ -48,7 +48,7 @@ pub(crate) trait Receiver<U> {
     fn on_response(&mut self, user_data: U, outcome: Outcome<'_>);
 }
 
-/// Sends requests to the queue.
+/// A callback takes only the ends of calls; requests are added to the context's queue.
 impl<U, F: FnMut(U, Outcome<'_>)> Receiver<U> for F {
     const TAKES_REQUESTS: bool = false;
 
@@ -66,13 +66,15 @@ impl<U, F: FnMut(U, Outcome<'_>)> Receiver<U> for F {
     }
 }
 
-/// Numbers the connections of this process, so that a call's token names its own connection.
+/// Numbers the connections of this process, so that the token of a call identifies the connection
+/// of the call.
 static CONNECTIONS: AtomicU64 = AtomicU64::new(0);
 
 /// The resources of an endpoint from the device and the context's queues, until its connection is
 /// retired.
 pub(crate) struct Resources {
-    /// Declared before the memory it uses.
+    /// The queue pair. The field is declared before the memory that the queue pair uses, so it is
+    /// dropped first.
     pub(crate) qp: RcQp,
     /// Memory that no peer can access.
     pub(crate) send_ring: Mr,
@@ -87,23 +89,25 @@ pub(crate) struct Connection<U> {
     core: RefCell<Core<U>>,
     /// The receive ring of a retired connection, while the application has requests in it.
     kept_ring: RefCell<Option<Box<Mr>>>,
-    /// This field is declared after the queue pair, which READs into it.
+    /// The published record, and the destination of READs. The field is declared after the queue
+    /// pair, which READs into this memory.
     control: ControlMemory,
     pub(crate) recv_view: RingView,
     pub(crate) remote: Remote,
-    /// The peer's address of a byte of the send ring, less its address here.
+    /// The difference between the address of a byte in the peer's receive ring and the address of
+    /// the same byte in this end's send ring.
     to_peer: u64,
     inline_limit: u64,
-    /// The operations of the application.
+    /// The outstanding one-sided operations of the application.
     pub(crate) raw: RawOperations<U>,
     listing: Listing<Self>,
     timer: Cell<Timer>,
     worklist: Rc<Worklist<Self>>,
     blueflame_batch: bool,
-    /// Number of [`Endpoint`](crate::Endpoint)s that name it.
+    /// Number of [`Endpoint`](crate::Endpoint)s that refer to this connection.
     handles: Cell<usize>,
     leaving: Cell<Leaving>,
-    /// The client, at a server.
+    /// The peer, if this is a server's connection to a client.
     pub(crate) peer: Cell<Option<Peer>>,
 }
 
@@ -141,11 +145,13 @@ enum Leaving {
     No,
     /// Some messages are not posted yet.
     Begun,
-    /// All is posted, and a READ after it: when the READ completes, everything has arrived.
+    /// All messages are posted, and after them a READ. When the READ completes, all messages have
+    /// arrived.
     AllPosted,
 }
 
-/// Dropped when a callback panics while events of its connection are still to be delivered.
+/// A guard that is dropped only when a callback panics while events of the connection are still to
+/// be delivered; the drop lists the connection for the next drain.
 struct Interrupted<'a, U>(&'a Rc<Connection<U>>);
 
 impl<U> Drop for Interrupted<'_, U> {
@@ -272,7 +278,7 @@ impl<U> Connection<U> {
         self.worklist.mark_dirty(self);
     }
 
-    /// Lists this connection for the next drain, which releases it, if it is closed. Called after
+    /// If this connection is closed, lists it for the next drain, which releases it. Called after
     /// everything that can close the core.
     fn note_end(self: &Rc<Self>) {
         if self.is_closed() {
@@ -285,7 +291,8 @@ impl<U> Connection<U> {
     }
 
     /// Delivers the events of the core after a batch arrived with this immediate: responses to the
-    /// receiver, requests to it or to the queue. The core is borrowed except while user code runs.
+    /// receiver, requests to the receiver or to the context's queue. The core is borrowed except
+    /// while user code runs.
     #[inline(never)]
     pub(crate) fn deliver<R: Receiver<U>>(self: &Rc<Self>, imm: u32, receiver: &mut R) {
         let mut link = self.link();
@@ -301,7 +308,7 @@ impl<U> Connection<U> {
                     payload_at,
                 } => {
                     drop(link);
-                    // SAFETY: the core has checked that they are in the ring.
+                    // SAFETY: the core has checked that the bytes of the payload are in the ring.
                     let bytes =
                         unsafe { self.recv_view.bytes_at(payload_at, payload.len() as u32) };
                     receiver.on_response(user_data, Ok(bytes));
@@ -311,7 +318,7 @@ impl<U> Connection<U> {
                     payload_at,
                 } => {
                     drop(link);
-                    // SAFETY: as above.
+                    // SAFETY: the core has checked that the bytes of the request are in the ring.
                     let bytes = unsafe {
                         self.recv_view
                             .bytes_at(payload_at, request.payload().len() as u32)
@@ -333,14 +340,14 @@ impl<U> Connection<U> {
         if let Some(heartbeat) = link.rest() {
             self.control.beat(heartbeat);
         }
-        // For replies in place, this marks the connection.
+        // A reply that is written in place does not mark the connection, so it is marked here.
         if R::TAKES_REQUESTS && link.has_open_messages() && link.closed().is_none() {
             self.mark_dirty();
         }
     }
 
-    /// Delivers the events that are left in the core, of batches that arrived earlier or of its
-    /// end.
+    /// Delivers the events that are left in the core: events of batches that arrived earlier, or of
+    /// the connection's end.
     pub(crate) fn deliver_rest(self: &Rc<Self>, receiver: &mut impl Receiver<U>) {
         let interrupted = Interrupted(self);
         while self.deliver_event(receiver) {}
@@ -376,7 +383,7 @@ impl<U> Connection<U> {
     }
 
     /// Ends the calls whose deadlines have passed. Returns their number. Calls made by the callback
-    /// have deadlines after `now_ns`, so it ends.
+    /// have deadlines after `now_ns`, so the loop ends.
     pub(crate) fn expire(self: &Rc<Self>, now_ns: u64, receiver: &mut impl Receiver<U>) -> usize {
         let _rearm = Rearm(self);
         let mut ended = 0;
@@ -387,7 +394,8 @@ impl<U> Connection<U> {
         ended
     }
 
-    /// Reports to the peer if no call waits any more, after the early end of a call (K6).
+    /// Reports to the peer if no call waits any more, after the early end of a call (K6 of
+    /// docs/copyrpc-protocol.md).
     pub(crate) fn publish_rest(&self) {
         if let Some(heartbeat) = self.with_link(|link| link.rest()) {
             self.control.beat(heartbeat);
@@ -423,8 +431,8 @@ impl<U> Connection<U> {
         }
     }
 
-    /// Takes a completion of the send queue. Returns whether something moved: a READ without new
-    /// words moves nothing.
+    /// Takes a completion of the send queue. Returns whether there was progress; a READ that
+    /// brought no new words is none.
     pub(crate) fn complete(
         self: &Rc<Self>,
         cqe: &Cqe<'_>,
@@ -456,7 +464,7 @@ impl<U> Connection<U> {
                     self.mark_dirty();
                 }
             }
-            // Everything before it has arrived.
+            // All messages posted before this READ have arrived.
             Ok(()) if user == Some(LAST) => self.leaving.set(Leaving::No),
             // The send queue has room: messages that waited for it are still on the worklist.
             Ok(()) => {}
@@ -473,7 +481,7 @@ impl<U> Connection<U> {
         }
     }
 
-    /// Counts one more endpoint that names this connection.
+    /// Counts one more endpoint that refers to this connection.
     pub(crate) fn add_handle(&self) {
         self.handles.set(self.handles.get() + 1);
     }
@@ -495,8 +503,8 @@ impl<U> Connection<U> {
         }
     }
 
-    /// Returns whether messages to send have not all arrived yet. Posts as much as there is room
-    /// for.
+    /// Posts as many of the remaining messages as there is room for, if the context is being
+    /// dropped. Returns whether some messages may not have arrived at the peer yet.
     pub(crate) fn is_leaving(self: &Rc<Self>) -> bool {
         if self.leaving.get() == Leaving::Begun {
             self.flush(self.worklist.timers().now_ns());
@@ -515,8 +523,8 @@ impl<U> Connection<U> {
         self.leaving.get() != Leaving::No && !self.is_closed()
     }
 
-    /// Ends the connection at once. Does nothing for a connection that has ended: its number may be
-    /// another's.
+    /// Ends the connection at once. Does nothing for a connection that has ended: its queue pair
+    /// number may already belong to another connection.
     pub(crate) fn abort(self: &Rc<Self>) {
         if !self.is_closed() {
             self.end(CloseReason::ClosedHere);
@@ -542,8 +550,8 @@ impl<U> Connection<U> {
     }
 
     /// Posts the batches that may be sent, and the READ that is due, and refreshes the published
-    /// record. Stays on the worklist while work is left. The doorbell is rung as soon as the last
-    /// batch is posted: the rest of the work overlaps with the transfer.
+    /// record. The connection stays on the worklist while work is left. The doorbell is rung as
+    /// soon as the last batch is posted, so that the rest of the work overlaps with the transfer.
     #[inline(always)]
     pub(crate) fn flush(self: &Rc<Self>, now_ns: u64) {
         let Core { resources, link } = &mut *self.core.borrow_mut();
@@ -638,8 +646,8 @@ impl<U> Connection<U> {
         qp.post(&read, Signal::Always, user)
     }
 
-    /// Lets `post` post an operation that uses `memory`, with the given word. The next flush rings
-    /// the doorbell.
+    /// Calls `post` with the queue pair and a word for the completion, to post an operation that
+    /// uses `memory`. The next flush rings the doorbell.
     pub(crate) fn post_raw(
         self: &Rc<Self>,
         memory: &Rc<Mr>,

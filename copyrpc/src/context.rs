@@ -32,9 +32,10 @@ pub(crate) use leaving::LINGER;
 
 /// Default number of endpoints that a context has room for.
 pub const DEFAULT_ENDPOINTS: u32 = 128;
-/// Receives of the shared receive queue that [`DEFAULT_ENDPOINTS`] need.
+/// Number of receives of the shared receive queue that are enough for [`DEFAULT_ENDPOINTS`].
 pub const DEFAULT_SRQ_SIZE: u32 = Outstanding::DEFAULT.receives(DEFAULT_ENDPOINTS) as u32;
-/// Entries of a completion queue that [`DEFAULT_ENDPOINTS`] need, rounded up as devices do.
+/// Number of entries of the send completion queue that are enough for [`DEFAULT_ENDPOINTS`],
+/// rounded up to a power of two as devices do.
 pub const DEFAULT_CQ_SIZE: u32 =
     (Outstanding::DEFAULT.completions() * DEFAULT_ENDPOINTS).next_power_of_two();
 
@@ -146,12 +147,12 @@ impl ContextBuilder {
         self
     }
 
-    /// Sets the entries of each completion queue, instead of the number that follows from the other
-    /// options. It must be at least the SRQ size, and at least the sum, over all endpoints, of the
-    /// endpoint's [`batches_in_flight`](EndpointConfig::batches_in_flight) +
-    /// [`raw_operations`](EndpointConfig::raw_operations) + 8 and the batches of a
-    /// [`Window::Completion`](crate::Window::Completion), or the depth of its send queue if that is
-    /// less.
+    /// Sets the number of entries of each completion queue, instead of the number that follows from
+    /// the other options. It must be at least the SRQ size, and at least the sum over all endpoints
+    /// of [`batches_in_flight`](EndpointConfig::batches_in_flight) +
+    /// [`raw_operations`](EndpointConfig::raw_operations) + 8, plus the number of batches of a
+    /// [`Window::Completion`](crate::Window::Completion). An endpoint whose send queue has fewer
+    /// WQEBBs counts with these instead.
     #[must_use]
     pub const fn cq_size(mut self, entries: u32) -> Self {
         self.cq_size = Some(entries);
@@ -167,17 +168,18 @@ impl ContextBuilder {
         self
     }
 
-    /// Announces what one flush posts on a connection through BlueFlame together
+    /// Announces all operations that one flush posts on a connection together, through BlueFlame
     /// ([`mlx5::BlueflameBatch`]): the parts of a batch that a wrap divides, and the READ of the
-    /// peer's record. Not proven on a NIC. Default `false`: each is announced when it is posted.
+    /// peer's record. Not proven on a NIC. Default `false`: each operation is announced when it is
+    /// posted.
     #[must_use]
     pub const fn blueflame_batch(mut self, is_on: bool) -> Self {
         self.blueflame_batch = is_on;
         self
     }
 
-    /// Returns the receives of the SRQ, and the entries of the send CQ for the endpoints that the
-    /// SRQ is large enough for.
+    /// Returns the number of receives of the SRQ, and the number of entries of the send CQ: enough
+    /// for all endpoints that the SRQ is large enough for.
     fn sizes(&self) -> (u32, u32) {
         let receives = self
             .srq_size
@@ -190,7 +192,8 @@ impl ContextBuilder {
             endpoints.saturating_mul(u64::from(self.outstanding.completions())),
             u64::from,
         );
-        // No device has as many entries as a number of more than 32 bits.
+        // A number of more than 32 bits becomes `u32::MAX`: no device has so long a queue, so the
+        // creation fails either way.
         (
             u32::try_from(receives).unwrap_or(u32::MAX),
             u32::try_from(completions).unwrap_or(u32::MAX),
@@ -278,13 +281,14 @@ impl ContextBuilder {
 ///
 /// It belongs to one thread, and so does everything made from it. It may be moved; endpoints stay
 /// valid. Methods take `&self`, so callbacks may call, reply and receive; methods that must not
+/// valid. Methods take `&self`, so callbacks may call, reply and receive; methods that must not
 /// nest return a `Reentrant` error. The drop of a context ends its connections, and drops the user
-/// data of calls and operations that have not ended. It waits, 20 ms at most, until the replies
-/// that were given have arrived, and the message that this end is gone. Messages for which the peer
-/// has no room then, and messages to a peer that is gone, are lost with the queue pair. At a peer
-/// that gets the message and has nothing outstanding, the connection ends with
-/// [`CloseReason::ClosedByPeer`](crate::CloseReason::ClosedByPeer); all other peers detect by their
-/// operations, or by their keep-alive, that the queue pair is gone.
+/// data of calls and operations that have not ended. The drop waits, at most 20 ms, until the peers
+/// have received the replies that were given, and the message that this end closes. Messages for
+/// which a peer has no room in that time, and messages to a peer that is gone, are lost with the
+/// queue pair. At a peer that gets the closing message and has nothing outstanding, the connection
+/// ends with [`CloseReason::ClosedByPeer`](crate::CloseReason::ClosedByPeer); all other peers
+/// detect by their operations, or by their keep-alive, that the queue pair is gone.
 ///
 /// ```compile_fail
 /// fn is_send<T: Send>() {}
@@ -315,9 +319,10 @@ pub(crate) struct Inner<U> {
     pub(crate) pd: Pd,
     pub(crate) device: Device,
     pub(crate) is_polling: Cell<bool>,
-    /// All operations that a flush posts on a connection are announced to the device together.
+    /// Whether all operations that a flush posts on a connection are announced to the device
+    /// together.
     pub(crate) blueflame_batch: bool,
-    /// The event by which its device, or one of its queues, broke down.
+    /// The event by which the device, or a queue of the context, broke down.
     broken: Cell<Option<AsyncEvent>>,
     /// Counters of closed connections.
     retired: Cell<Stats>,
@@ -330,7 +335,8 @@ struct Queues<U> {
     recv_cq: MonoCq<Rc<Connection<U>>>,
     send_cq: Cq,
     srq: Srq,
-    /// Receives that may be free after arrivals were taken: a third.
+    /// Maximum number of receives that may be free, that is, not posted, after arrivals were taken:
+    /// a third of the queue.
     max_free: usize,
 }
 
@@ -351,16 +357,17 @@ impl Drop for Polling<'_> {
     }
 }
 
-/// A guard while arrivals are taken. Its drop, also by the panic of a callback, posts receives for
-/// them: flushes report arrivals (B1).
+/// A guard that exists while arrivals are taken. Its drop, also by the panic of a callback, posts
+/// receives again: the next flush reports the arrivals, and then the peers may send further batches
+/// (B1 of docs/copyrpc-protocol.md).
 struct Unfilled<'a> {
     srq: &'a mut Srq,
-    /// Maximum number of free receives that are left.
+    /// Maximum number of receives that the drop may leave free, that is, not posted.
     max_free: usize,
 }
 
 impl Drop for Unfilled<'_> {
-    /// Posts receives again once a third are used, in one go.
+    /// Posts all free receives at once, if they are more than a third of the queue.
     #[inline(always)]
     fn drop(&mut self) {
         if self.srq.free() > self.max_free {
@@ -436,9 +443,10 @@ impl<U> Context<U> {
     }
 
     /// Like [`Context::poll`], but answers requests while it takes them, which costs less than
-    /// [`Context::recv`]. `on_request` gets the bytes of each request and the [`Reply`] to it,
-    /// earlier arrivals first. Returns the number of completions, calls out of time and such
-    /// earlier requests.
+    /// [`Context::recv`]. `on_request` gets the bytes of each request and the [`Reply`] to it, in
+    /// the order of arrival on each endpoint; this includes the requests that earlier polls and
+    /// drains have queued. Returns the number of completions, plus the number of calls that ran out
+    /// of time, plus the number of queued requests that were handed out.
     ///
     /// ```no_run
     /// # fn serve(context: copyrpc::Context<()>) -> Result<(), Box<dyn std::error::Error>> {
@@ -503,7 +511,7 @@ impl<U> Context<U> {
     }
 
     /// Like [`drain_serving`](Self::drain_serving), for an owner that polls soon: does not read the
-    /// clock, and leaves queued requests.
+    /// clock, and does not hand out the requests that earlier drains have queued.
     pub(crate) fn look(
         &self,
         on_request: impl FnMut(RecvBytes<'_>, Reply<'_, U>),
@@ -597,12 +605,12 @@ impl<U> Inner<U> {
         ControlMemory::new(&self.control_regions, &self.pd, words)
     }
 
-    /// Returns the event by which it broke down.
+    /// Returns the event by which the device, or a queue of the context, broke down, if any.
     pub(crate) fn breakdown(&self) -> Option<AsyncEvent> {
         self.broken.get()
     }
 
-    /// Returns whether there is a request that was not received.
+    /// Returns whether a request waits to be received by the application.
     pub(crate) fn has_requests(&self) -> bool {
         self.worklist.has_requests()
     }
@@ -646,7 +654,8 @@ impl<U> Inner<U> {
         taken
     }
 
-    /// Drains with a receiver that takes requests, and hands out those that drains have queued.
+    /// Drains with a receiver that takes requests, and hands out the requests that drains have
+    /// queued.
     #[inline]
     fn serve(&self, receiver: &mut impl Receiver<U>) -> usize {
         let taken = self.drain(receiver);
@@ -671,7 +680,8 @@ impl<U> Inner<U> {
         taken
     }
 
-    /// Continues where a callback panicked, and releases the connections that ended.
+    /// Delivers the events that remained when a callback panicked, and releases the connections
+    /// that ended.
     #[cold]
     #[inline(never)]
     fn finish(&self, receiver: &mut impl Receiver<U>) {
@@ -686,7 +696,8 @@ impl<U> Inner<U> {
         }
     }
 
-    /// Reads the clock. Returns the number of calls it ended.
+    /// Reads the clock, does the sweep if it is due, and ends the calls that are out of time.
+    /// Returns the number of these calls.
     #[cold]
     #[inline(never)]
     fn check_clock(&self, receiver: &mut impl Receiver<U>) -> usize {
@@ -738,8 +749,8 @@ impl<U> Inner<U> {
     ) -> usize {
         let unfilled = Unfilled { srq, max_free };
         found.take(POLL_BUDGET, |connection, cqe| {
-            // Without a connection, this is a late arrival of a connection that has ended. Only
-            // batches of correct peers are of this kind.
+            // All batches of correct peers have this opcode. A batch without a connection is a late
+            // arrival of a connection that has ended.
             if cqe.opcode() == Some(CqeOpcode::ResponderWriteImm) {
                 unfilled.srq.complete_receive(&cqe);
                 if let Some(connection) = connection {
@@ -756,9 +767,9 @@ impl<U> Inner<U> {
         })
     }
 
-    /// Takes all completions of the send queues, so that none of a connection that is retired now
-    /// remains after its share of the queues is released. B2 bounds their number, since nothing is
-    /// posted meanwhile.
+    /// Takes all completions of the send CQ, so that no completion of a connection that is retired
+    /// now remains after the connection's share of the queues is released. B2 bounds the number of
+    /// completions, since nothing is posted meanwhile.
     #[inline(never)]
     fn take_sent(queues: &mut Queues<U>, receiver: &mut impl Receiver<U>) -> usize {
         let Queues {
@@ -834,7 +845,8 @@ impl<U> Drop for Inner<U> {
             .iter()
             .for_each(|connection| connection.retire());
         self.worklist.clear();
-        // A connection may hold data that holds the connection.
+        // The user data of a connection may hold the connection itself: the drop of the data ends
+        // that cycle.
         connections
             .iter()
             .for_each(|connection| connection.discard());

@@ -1,6 +1,6 @@
 //! The two small pieces of registered memory of an endpoint: the record that its peer READs, and
-//! the destination of its own READs. The endpoints of a context share regions: one region each
-//! would take a page and a key.
+//! the destination of its own READs. The endpoints of a context share regions, because a region for
+//! each endpoint would take a page and a key each.
 
 use std::cell::{Cell, RefCell};
 use std::ptr::NonNull;
@@ -11,9 +11,9 @@ use mlx5::{Access, Mr, Pd, RegisterError, Sge};
 
 use crate::wire::{FLOW_METADATA_SIZE, FlowWords, PublishedRecord};
 
-/// Bytes of one endpoint: a cache line.
+/// Bytes of a place, the part of a region that one endpoint has: a cache line.
 const PLACE_BYTES: usize = 2 * FLOW_METADATA_SIZE;
-/// Endpoints of one region.
+/// Number of places of one region.
 const PLACES: usize = u64::BITS as usize;
 
 /// The regions of one context. Each lives as long as an endpoint has a place in it.
@@ -25,7 +25,7 @@ pub(crate) struct ControlRegions {
 #[derive(Debug)]
 struct Region {
     memory: Mr,
-    /// A bit for each place.
+    /// Bit i is 1 if place i is taken.
     taken: Cell<u64>,
 }
 
@@ -75,7 +75,8 @@ impl ControlMemory {
         let taken = region.taken.get();
         let place = taken.trailing_ones() as usize;
         region.taken.set(taken | 1 << place);
-        // SAFETY: the region has `PLACES` places.
+        // SAFETY: the region has `PLACES` places of `PLACE_BYTES`, and `vacant` returned a region
+        // with a free place, so `place` is below `PLACES`.
         let start = unsafe { region.memory.as_ptr().add(place * PLACE_BYTES) };
         let control = Self {
             region,
@@ -97,7 +98,8 @@ impl ControlMemory {
 
     #[inline]
     fn at(&self, offset: usize) -> NonNull<u8> {
-        // SAFETY: `offset` is inside of the place, whose region lives as long as `self`.
+        // SAFETY: all callers give an `offset` inside the place; its region lives as long as
+        // `self`.
         unsafe { self.start.add(offset) }
     }
 
@@ -110,25 +112,26 @@ impl ControlMemory {
     }
 
     /// Stores the words. A concurrent READ may see old and new words mixed; each word is valid by
-    /// itself (F1), unless bytes are mixed too (F3).
+    /// itself (F1 of docs/copyrpc-protocol.md), unless bytes are mixed too (F3).
     pub(crate) fn publish(&self, words: FlowWords) {
         for (index, word) in [
             (0, words.consumer_pos),
             (1, words.credit),
             (3, words.batches_received),
         ] {
-            // SAFETY: the region is page-aligned, a place 64 bytes long; this thread is the only
-            // writer of these words.
+            // SAFETY: the word is aligned and inside the place, because regions are page-aligned
+            // and a place has 64 bytes; its region lives as long as `self`. Only this thread writes
+            // these words.
             let target = unsafe { self.at(8 * index).cast::<AtomicU64>().as_ref() };
-            // Release: a reader of the new position must find this end done with the bytes before
-            // it.
+            // Release: a reader of the new position must find that this end no longer uses the
+            // bytes before that position.
             target.store(word.to_le(), Ordering::Release);
         }
     }
 
     /// Stores the heartbeat.
     pub(crate) fn beat(&self, heartbeat: u32) {
-        // SAFETY: as in `publish`.
+        // SAFETY: as in `publish`; the offset is a multiple of 4.
         let target = unsafe {
             self.at(PublishedRecord::HEARTBEAT_OFFSET)
                 .cast::<AtomicU32>()
@@ -141,13 +144,13 @@ impl ControlMemory {
     /// Stores the number of batches taken.
     #[inline]
     pub(crate) fn note_taken(&self, batches: u32) {
-        // SAFETY: as in `publish`.
+        // SAFETY: as in `publish`; the offset is a multiple of 4.
         let target = unsafe {
             self.at(PublishedRecord::BATCHES_TAKEN_OFFSET)
                 .cast::<AtomicU32>()
                 .as_ref()
         };
-        // Relaxed: its reader only waits for the value.
+        // Relaxed: the peer only compares the number, and reads nothing that depends on it.
         target.store(batches.to_le(), Ordering::Relaxed);
     }
 
@@ -173,8 +176,8 @@ impl ControlMemory {
     }
 }
 
-/// The word of a context that its peers READ before they give it up (K7): odd while a handler runs,
-/// and another number after each.
+/// The word of a context that its peers READ before they give up the context (K7 of
+/// docs/copyrpc-protocol.md). The word is odd while a handler runs, and each handler changes it.
 #[derive(Debug)]
 pub(crate) struct Activity(ControlMemory);
 
@@ -189,7 +192,8 @@ impl Activity {
     }
 
     pub(crate) fn word(&self) -> &AtomicU64 {
-        // SAFETY: as in `publish`.
+        // SAFETY: as in `publish`: the word is the first one of a place that lives as long as
+        // `self`.
         unsafe { self.0.at(0).cast::<AtomicU64>().as_ref() }
     }
 }
@@ -198,7 +202,7 @@ impl Activity {
 #[inline(always)]
 fn count(word: &AtomicU64) {
     let next = u64::from_le(word.load(Ordering::Relaxed)).wrapping_add(1);
-    // Release, so that it is neither merged nor moved over the handler.
+    // Release, so that the store is neither merged with the next one nor moved across the handler.
     word.store(next.to_le(), Ordering::Release);
 }
 

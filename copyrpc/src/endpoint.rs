@@ -8,14 +8,14 @@ use crate::error::{CallError, CloseReason};
 use crate::link::CallKey;
 use crate::stats::Stats;
 
-/// The name of one call of one endpoint of this process, for [`Endpoint::cancel`].
+/// Identifier of one call of one endpoint of this process, for [`Endpoint::cancel`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CallToken {
     connection: u64,
     call: CallKey,
 }
 
-/// An end of a connection. Clones name the same connection, and so does
+/// An end of a connection. Clones refer to the same connection, and so does
 /// [`RecvHandle::endpoint`](crate::RecvHandle::endpoint).
 ///
 /// Dropping the last handle closes the connection as [`Endpoint::close`] does: outstanding calls
@@ -107,8 +107,8 @@ impl<U> Endpoint<U> {
         Ok(call)
     }
 
-    /// Gives a call of this endpoint that has not ended a timeout from now, as
-    /// [`Endpoint::call_within`] does.
+    /// Sets a timeout, counted from now, for a call of this endpoint that has not ended. The call
+    /// then ends as [`Endpoint::call_within`] describes.
     pub(crate) fn end_within(&self, call: CallToken, timeout: Duration) {
         let deadline_ns = self.connection.timers().deadline_in(timeout);
         self.connection
@@ -128,8 +128,8 @@ impl<U> Endpoint<U> {
             .connection
             .link()
             .call(payload, user_data, response_allowance);
-        // A refused call too: it may need a READ. Not after the end of the connection, which is not
-        // flushed any more.
+        // A refused call also marks the connection, since it may need a READ. A connection that has
+        // ended is not marked, since it is not flushed any more.
         if !matches!(outcome, Err(CallError::Closed { .. })) {
             self.connection.mark_dirty();
         }
@@ -171,9 +171,9 @@ impl<U> Endpoint<U> {
     }
 
     /// Returns the number of calls that ended by their deadline, by [`Endpoint::cancel`] or when
-    /// the peer reported that it closes, and whose requests the peer has not answered. Each of them
-    /// keeps its allowance for the reply from the credit until the peer answers it. If this number
-    /// is above 0 and [`outstanding_calls`](Self::outstanding_calls) is 0, these calls are the only
+    /// the peer reported that it closes, and whose requests the peer has not answered. Each of
+    /// these calls holds the credit for its reply until the peer answers it. If this number is
+    /// above 0 and [`outstanding_calls`](Self::outstanding_calls) is 0, these calls are the only
     /// reason of [`CallError::InsufficientCredit`].
     #[must_use]
     pub fn given_up_calls(&self) -> usize {
@@ -204,13 +204,14 @@ impl<U> Endpoint<U> {
         self.connection.with_link(|link| link.is_closing())
     }
 
-    /// READs the peer's record with the next flush (K4): a peer that is gone ends the connection.
+    /// READs the peer's record with the next flush (K4 of docs/copyrpc-protocol.md): if the peer is
+    /// gone, this ends the connection.
     pub(crate) fn probe(&self) {
         self.connection.probe();
     }
 
-    /// Suspends the [`Window`](crate::Window) of this end from its next flush on, or ends that. An
-    /// endpoint without a window has none to suspend.
+    /// Suspends the [`Window`](crate::Window) of this end from its next flush on, or ends the
+    /// suspension. Has no effect on an endpoint without a window.
     pub fn suspend_window(&self, is_suspended: bool) {
         self.connection
             .with_link(|link| link.suspend_window(is_suspended));

@@ -10,7 +10,8 @@ use crate::ring::MAX_RING_SIZE;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ProtocolError {
-    /// An immediate announced no bytes, or more than the free part of the receive ring (T1).
+    /// An immediate announced no bytes, or more than the free part of the receive ring (T1 of
+    /// docs/copyrpc-protocol.md).
     #[error("batch of {span} bytes announced, the receive ring has {free} free")]
     Overrun {
         /// Bytes the immediate announced.
@@ -64,7 +65,7 @@ pub enum ProtocolError {
         told: u64,
         /// Position that the peer reported before, on the same channel.
         floor: u64,
-        /// Position up to which was sent.
+        /// Position up to which this end has sent.
         ceiling: u64,
     },
     /// The cumulative credit is unaligned, went backwards, or exceeds the quarter ring (T5).
@@ -255,7 +256,7 @@ pub enum CallFailure {
     /// by themselves; other peers get [`ReplyError::TooLarge`], and choose the answer.
     #[error("the reply has {len} bytes, more than the call allowed")]
     ReplyTooLong {
-        /// Bytes of the reply; of more than 2^31-1, that number.
+        /// Length of the reply in bytes; 2^31-1 if the reply is longer.
         len: usize,
     },
     /// The deadline passed first. Whether the handler ran or will run is not known; its reply is

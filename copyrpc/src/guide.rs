@@ -68,7 +68,7 @@
 //!   deadlines and to watch peers; an idle server that waits does not poll at all. A thread that
 //!   polls other things as well sleeps on the context and on them with `copyrpc_shm::sleep::wait`.
 //! - **Futures.** [`AsyncClient`] and [`AsyncServer`] have a thread that sleeps on the device, so
-//!   that their futures are of any thread and executor.
+//!   that their futures can be polled by any thread and any executor.
 //! - **Methods.** [`service!`](crate::service!) makes a client with methods, and a trait for the
 //!   server to implement: [`methods`](crate::methods).
 //! - **Bulk data.** Data larger than a message are sent in [`parts`](crate::parts), or outside of
@@ -94,10 +94,10 @@
 //!   two batches, paced by their completion at this end or by their arrival at the peer.
 //! - **Rings.** [`EndpointConfig::ring_size`] bounds the bytes in flight: about half of the ring
 //!   are requests, a quarter the replies to them. When [`Stats::ring_full`] or
-//!   [`Stats::insufficient_credit`] grow steadily, it is too small, or the response allowances are
-//!   larger than the replies.
+//!   [`Stats::insufficient_credit`] grow steadily, the ring is too small, or the response
+//!   allowances are larger than the replies.
 //! - **Batches in flight.** [`EndpointConfig::batches_in_flight`] bounds the number of WRITEs under
-//!   way; [`Stats::batch_stalls`] counts the flushes that it stopped.
+//!   way; [`Stats::batch_stalls`] counts the flushes that this limit stopped.
 //! - **Copies.** One into the ring at each end, one out of it. [`RecvBytes::read`] and
 //!   [`RecvBytes::copy_to`] allocate nothing.
 //! - **Idle endpoints** cost a poll nothing, and a READ per [`EndpointConfig::idle_keepalive`]

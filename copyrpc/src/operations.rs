@@ -59,8 +59,8 @@ impl<U> Endpoint<U> {
         })
     }
 
-    /// Copies `len` bytes at `local_offset` of `local` to `remote_offset` of the peer's memory; 0
-    /// to 2^30.
+    /// Copies `len` bytes, 0 to 2^30, at `local_offset` of `local` to `remote_offset` of the peer's
+    /// memory.
     ///
     /// # Errors
     /// [`RdmaError`], which returns `user_data`; nothing was posted. After `QueueFull`, poll and
@@ -83,7 +83,7 @@ impl<U> Endpoint<U> {
         })
     }
 
-    /// Checks both ends, each a memory and an offset, and posts the operation between them that
+    /// Checks both ranges, each given as a memory and an offset. Then posts the operation that
     /// `operation` makes of the remote address, the remote key and the local range.
     fn one_sided<O: RcOperation>(
         &self,

@@ -6,12 +6,12 @@ use std::rc::Rc;
 use crate::config::{CreateEndpointError, DEFAULT_BATCHES, DEFAULT_RAW_OPERATIONS, EndpointConfig};
 
 /// Maximum number of a connection's outstanding send completions in addition to one for each batch
-/// in flight, when its queue pair fails and flushes (B2): three batches that had arrived and were
-/// signaled to reclaim the queue, one that fails after it arrived, one READ, three NOPs at the
-/// ring's end.
+/// in flight, when its queue pair fails and flushes (B2 of docs/copyrpc-protocol.md): three batches
+/// that had arrived and were signaled to reclaim the queue, one that fails after it arrived, one
+/// READ, three NOPs at the end of the send queue.
 const SEND_CQES_BESIDE_BATCHES: u32 = 8;
 
-/// The sum of all shares.
+/// The sum of the shares of all endpoints of a context.
 #[derive(Debug, Default)]
 pub(crate) struct Used {
     /// Batches in flight granted to the peers (B1).
@@ -36,7 +36,7 @@ pub(crate) struct Outstanding {
     pub(crate) batches: u32,
     /// Maximum number of one-sided operations of the application.
     pub(crate) raw_operations: u32,
-    /// Batches that arrived and whose completions the window waits for (W1).
+    /// Maximum number of batches that arrived and whose completions the window waits for (W1).
     pub(crate) windowed: u32,
 }
 
@@ -56,8 +56,8 @@ impl Outstanding {
         }
     }
 
-    /// Returns the receives for `endpoints` endpoints: 3/2 of their batches, since two thirds are
-    /// posted whenever receipts are reported.
+    /// Returns the number of receives for `endpoints` endpoints: 3/2 of their batches, since at
+    /// least two thirds of the receives are posted whenever receipts are reported.
     pub(crate) const fn receives(&self, endpoints: u32) -> u64 {
         (self.batches as u64 * endpoints as u64)
             .saturating_mul(3)

@@ -16,8 +16,8 @@ use crate::error::CloseReason;
 /// Registered memory of this process. Clones share the memory. It is deregistered when the last
 /// clone is dropped and the operations that use it have ended.
 ///
-/// Every peer of the context that has its [`RemoteMemory`] may read and write it at any time, so
-/// there is no `&[u8]` of it: bytes are copied in and out.
+/// Every peer of the context that has the [`RemoteMemory`] of this memory may read and write the
+/// memory at any time, so there is no `&[u8]` of it: bytes are copied in and out.
 #[derive(Clone, Debug)]
 pub struct Memory {
     pub(crate) mr: Rc<Mr>,
@@ -40,8 +40,9 @@ impl Memory {
         self.mr.write(offset, bytes)
     }
 
-    /// Copies the bytes at `offset` out. The bytes of a READ are complete once it ended; those that
-    /// a peer WRITEs, once a message that it sent afterwards has arrived.
+    /// Copies the bytes at `offset` out. The bytes that a READ fetches are complete once the READ
+    /// has ended. The bytes that a peer WRITEs are complete once a message that the peer sent
+    /// afterwards has arrived.
     ///
     /// # Errors
     /// The range is not inside the memory.
@@ -69,8 +70,8 @@ impl Memory {
 /// | 16 | rkey u32 |
 /// | 20 | zero u32 |
 ///
-/// It is accessed through any endpoint that is connected with the context of the memory. Only the
-/// peer's device can check the description: an operation on memory that does not exist ends the
+/// The memory is accessed through any endpoint that is connected to the context of the memory. Only
+/// the peer's device can check the description: an operation on memory that does not exist ends the
 /// connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemoteMemory {
@@ -99,10 +100,10 @@ pub enum RemoteMemoryError {
 }
 
 impl RemoteMemory {
-    /// Bytes of [`encode`](Self::encode).
+    /// Length of the encoded record in bytes.
     pub const SIZE: usize = 24;
 
-    /// Returns the bytes of the memory.
+    /// Returns the length of the memory in bytes.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "memory is never empty")]
     pub const fn len(&self) -> u64 {
@@ -139,7 +140,8 @@ impl RemoteMemory {
         })
     }
 
-    /// Returns the address of `len` bytes from `offset`.
+    /// Returns the address of the byte at `offset`, if the `len` bytes from there are inside the
+    /// memory.
     pub(crate) fn at(&self, offset: u64, len: usize) -> Result<u64, OutOfBounds> {
         match offset.checked_add(len as u64) {
             Some(end) if end <= self.len => Ok(self.addr + offset),
@@ -222,8 +224,8 @@ impl<U> RdmaError<U> {
     }
 }
 
-/// The operations of one connection that have not ended. Each is signaled, and a queue pair
-/// completes in posting order.
+/// The operations of one connection that have not ended, in posting order. Each is signaled, and a
+/// queue pair completes in posting order, so the oldest operation ends first.
 pub(crate) struct RawOperations<U> {
     /// User data and memory of each operation. The memory lives as long as the device may use it.
     posted: RefCell<VecDeque<(U, Rc<Mr>)>>,

@@ -12,8 +12,8 @@ use crate::ring::RecvBytes;
 use crate::wire::Status;
 
 /// A request to be answered, at any time and in any order. Its bytes stay in the receive ring,
-/// unchanged, until then. The ring after the oldest of them is not reused: to hold a request for
-/// long, copy the bytes and [release them](Self::release_data).
+/// unchanged, until the answer. No ring space from the oldest such request on is reused: to hold a
+/// request for long, copy the bytes and [release them](Self::release_data).
 ///
 /// A drop without a reply answers the caller with
 /// [`CallFailure::Dropped`](crate::error::CallFailure::Dropped).
@@ -43,8 +43,8 @@ impl<U> RecvHandle<U> {
     }
 
     /// Releases the bytes' place in the ring: [`data`](Self::data) is empty from now on. A request
-    /// without bytes stops no other request of its connection, however long it is held; until it is
-    /// answered it only keeps its caller's allowance for the reply from the credit.
+    /// whose bytes were released delays no other request of its connection, however long it is
+    /// held; until it is answered, it only holds the caller's credit for the reply.
     pub fn release_data(&mut self) {
         let mut request = self.request();
         self.connection.link().release_bytes(&mut request);
@@ -63,7 +63,7 @@ impl<U> RecvHandle<U> {
         !self.connection.is_closed()
     }
 
-    /// Returns the maximum bytes of a reply: the caller's allowance, rounded up.
+    /// Returns the maximum length of a reply in bytes: the caller's allowance, rounded up.
     #[must_use]
     pub fn max_reply(&self) -> usize {
         self.request().max_reply()
@@ -194,7 +194,7 @@ impl<'a, U> Reply<'a, U> {
         }
     }
 
-    /// Returns the maximum bytes of a reply: the caller's allowance, rounded up.
+    /// Returns the maximum length of a reply in bytes: the caller's allowance, rounded up.
     #[must_use]
     pub const fn max_len(&self) -> usize {
         self.request.max_reply()

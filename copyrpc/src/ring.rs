@@ -1,8 +1,9 @@
 //! Ring geometry and the one owner type of ring memory.
 //!
 //! A position is a `u64` that only grows; its offset in the ring is `position % size`. Both ends of
-//! a connection have rings of one size and start each direction at the same position, so a batch
-//! lands in the peer's receive ring at the offset it has in the local send ring (invariant P1).
+//! a connection have rings of one size and start each direction at the same position, so a batch is
+//! written to the peer's receive ring at the offset that it has in the local send ring (invariant
+//! P1 of docs/copyrpc-protocol.md).
 
 use std::marker::PhantomData;
 use std::ptr::NonNull;
@@ -63,13 +64,14 @@ impl RingSize {
         position & (self.0 - 1)
     }
 
-    /// Returns the bytes from a position to the end of the ring; the whole ring at offset 0.
+    /// Returns the number of bytes from a position to the end of the ring; the whole ring at offset
+    /// 0.
     #[must_use]
     pub const fn to_end(self, position: u64) -> u64 {
         self.0 - self.offset(position)
     }
 
-    /// Returns the maximum padded request: 1/8 ring (invariant L1).
+    /// Returns the maximum length of a padded request: 1/8 ring (invariant L1).
     #[must_use]
     pub const fn max_message(self) -> u64 {
         self.0 / 8
@@ -101,8 +103,8 @@ impl RingSize {
     }
 }
 
-/// Memory of one ring, which a NIC or a peer reads and writes at any time. Never a slice: bytes go
-/// in and out by copy.
+/// Memory of one ring. A NIC or a peer reads and writes it at any time, so it is never a slice:
+/// bytes are copied in and out.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RingView {
     base: NonNull<u8>,
@@ -133,20 +135,21 @@ impl RingView {
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), target.as_ptr(), bytes.len()) }
     }
 
-    /// Returns the 32 bytes at `position`, a multiple of 32: no such block crosses the ring's end.
+    /// Returns the address of the block of 32 bytes at `position`, a multiple of 32. No such block
+    /// crosses the end of the ring.
     #[inline(always)]
     fn block(&self, position: u64) -> NonNull<u8> {
         let offset = position & (self.size.bytes() - ALIGNMENT);
-        // SAFETY: the size is a power of two of at least 32, so 32 bytes from there are inside the
-        // one object `new` was promised.
+        // SAFETY: the size is a power of two of at least 32, so the 32 bytes at `offset` are inside
+        // the one object that the caller of `new` guaranteed.
         unsafe { self.base.add(offset as usize) }
     }
 
     /// Copies a block into the ring.
     #[inline(always)]
     pub(crate) fn write_block(&self, position: u64, bytes: &[u8; ALIGNMENT as usize]) {
-        // SAFETY: `block` has as many writable bytes; `bytes` is other memory since no reference to
-        // those is alive.
+        // SAFETY: `block` returns the address of 32 writable bytes; `bytes` is other memory,
+        // because no reference to the ring's bytes is alive.
         unsafe {
             self.block(position)
                 .cast::<[u8; ALIGNMENT as usize]>()
@@ -154,7 +157,7 @@ impl RingView {
         }
     }
 
-    /// Returns the lap of this position.
+    /// Returns the lap that has this position.
     #[inline(always)]
     pub(crate) const fn lap(&self, position: u64) -> Lap {
         let start = position - self.size.offset(position);
@@ -163,7 +166,8 @@ impl RingView {
         }
     }
 
-    /// Copies `N` bytes at `position` out of the ring, once: the copy is validated.
+    /// Copies `N` bytes at `position` out of the ring, once, so that the copy can be validated and
+    /// used.
     #[cfg(test)]
     pub(crate) fn copy_out<const N: usize>(&self, position: u64) -> [u8; N] {
         let mut bytes = [0; N];
@@ -186,7 +190,7 @@ impl RingView {
     /// Returns the received bytes at `base`, a place in this ring, like [`RingView::bytes`].
     ///
     /// # Safety
-    /// `len` bytes from there are inside the ring.
+    /// `len` bytes from `base` must be inside the ring.
     #[inline(always)]
     pub(crate) const unsafe fn bytes_at(&self, base: NonNull<u8>, len: u32) -> RecvBytes<'_> {
         RecvBytes {
@@ -196,8 +200,8 @@ impl RingView {
         }
     }
 
-    /// Makes the cache fetch the bytes `ahead` after the block at `position`, on the same lap. An
-    /// address beyond the lap is not accessed.
+    /// Makes the cache fetch the byte that is `ahead` bytes after the block at `position`. The
+    /// address may be beyond the end of the ring: a prefetch never faults.
     #[inline(always)]
     pub(crate) fn prefetch(&self, position: u64, ahead: u64) {
         prefetch(self.block(position).addr().get() + ahead as usize);
@@ -209,16 +213,19 @@ impl RingView {
         if offset + len as u64 > self.size.bytes() {
             crosses_end(len, offset, self.size.bytes());
         }
-        // SAFETY: offset + len <= size, inside the one object `new` was promised.
+        // SAFETY: offset + len <= size, so the address is inside the one object that the caller of
+        // `new` guaranteed.
         unsafe { self.base.add(offset as usize) }
     }
 }
 
-/// A lap of a ring. It finds the byte at a position by an addition. A [`RingView`] takes
-/// positions of any lap, and checks them.
+/// A lap: one pass of positions through a ring, from its start to its end. This type finds the byte
+/// at a position of the lap by an addition. A [`RingView`] takes positions of any lap, and checks
+/// them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Lap {
-    /// Address of position 0, if this is the first lap; otherwise where it would be.
+    /// Address of position 0 if this is the first lap, otherwise the address that position 0 would
+    /// have.
     zero: *mut u8,
 }
 
@@ -226,17 +233,18 @@ impl Lap {
     /// Returns the byte at `position`.
     ///
     /// # Safety
-    /// The position is on this lap, or its end.
+    /// The position must be on this lap, or its end.
     #[inline(always)]
     pub(crate) const unsafe fn at(self, position: u64) -> NonNull<u8> {
-        // SAFETY: the position is in the object that the view of the ring was promised, or its end.
+        // SAFETY: the address is in the object that the caller of `RingView::new` guaranteed, or at
+        // its end, so it is not null.
         unsafe { NonNull::new_unchecked(self.zero.wrapping_add(position as usize)) }
     }
 
     /// Copies a message into the ring.
     ///
     /// # Safety
-    /// All its bytes are on this lap.
+    /// All bytes of the message must be on this lap.
     #[inline(always)]
     pub(crate) unsafe fn write_message(
         self,
@@ -282,7 +290,7 @@ impl Payload {
     };
 
     /// Returns the payload of a message whose header is at `message`. The caller has checked that
-    /// it ends before the ring does.
+    /// the message ends before the ring does.
     pub(crate) const fn of_message(message: u64, len: u32) -> Self {
         Self {
             position: message + wire::HEADER_SIZE as u64,
@@ -290,7 +298,7 @@ impl Payload {
         }
     }
 
-    /// Returns the position of its message.
+    /// Returns the position of the message that has this payload.
     pub(crate) const fn message(&self) -> u64 {
         self.position - wire::HEADER_SIZE as u64
     }
@@ -338,7 +346,7 @@ impl<'a> RecvBytes<'a> {
     #[inline]
     pub fn copy_to(&self, target: &mut [u8]) -> usize {
         let len = self.len.min(target.len());
-        // SAFETY: `base` has `len` readable bytes; `target` is other memory.
+        // SAFETY: `base` has `len` readable bytes; `target` is other memory, and has room for them.
         unsafe { copy(target.as_mut_ptr(), self.base.as_ptr(), len) }
         len
     }

@@ -17,11 +17,11 @@ use crate::error::CloseReason;
 pub type ClientError = copyrpc_calls::ClientError<ConnectError, CloseReason>;
 
 /// A connection to a [`Server`]. A call after the end of the connection connects again. A client
-/// belongs to one thread. It cannot be called: it refuses each request of a server, while it has a
-/// call under way.
+/// belongs to one thread. It cannot be called: while it has a call under way, it refuses each
+/// request of the server.
 ///
 /// A call takes [`max_reply`](ClientOptions::max_reply) from the credit of the connection until the
-/// server answers it, even if it ran out of time before. For many calls at once there are
+/// server answers it, even if the call has run out of time before. For many calls at once there are
 /// [`Context`](crate::Context) and [`Endpoint`](crate::Endpoint), which this type uses.
 ///
 /// ```no_run
@@ -33,10 +33,11 @@ pub type Client = copyrpc_calls::Client<Caller>;
 
 /// A connection to a [`Server`] whose calls are futures, for any executor and from any thread.
 /// Clones share the connection, and therefore its WRITEs. Dropping the last clone closes the
-/// connection, and waits until the server knows, at most 20 ms. A call that an [`AsyncServer`]
-/// holds for long stops no other call; it keeps its [`max_reply`](ClientOptions::max_reply) from
-/// the credit of the connection. Once such calls keep all of the credit, further calls wait for
-/// them. A call that would end the held calls then waits too, so it needs another client.
+/// connection, and waits, at most 20 ms, until the server has received the close. A call that an
+/// [`AsyncServer`] holds for long stops no other call; it keeps its
+/// [`max_reply`](ClientOptions::max_reply) from the credit of the connection. Once such calls keep
+/// all of the credit, further calls wait for them. A call that would end the held calls then waits
+/// too, so it needs another client.
 ///
 /// ```no_run
 /// # async fn caller() -> Result<(), copyrpc::ClientError> {
@@ -50,8 +51,9 @@ pub type AsyncClient = copyrpc_calls::AsyncClient<Caller>;
 /// The reply to a call of an [`AsyncClient`].
 pub type AsyncCall = copyrpc_calls::AsyncCall<Caller>;
 
-/// A [`Server`] whose requests are futures, for any executor and from any thread. Its drop waits
-/// for the answers at most for [`stop_timeout`](ServerOptions::stop_timeout).
+/// A [`Server`] whose requests are received by futures, for any executor and from any thread. The
+/// drop of the server waits for the answers at most for
+/// [`stop_timeout`](ServerOptions::stop_timeout).
 ///
 /// ```no_run
 /// # async fn serve(spawn: impl Fn(std::pin::Pin<Box<dyn Future<Output = ()> + Send>>)) -> Result<(), copyrpc::ServerError> {
@@ -74,12 +76,13 @@ pub type AsyncServer = copyrpc_calls::AsyncServer<Server>;
 /// for an event needs a small `max_reply`.
 pub type ServerRequest = copyrpc_calls::ServerRequest<Server>;
 
-/// Names the default device.
+/// Environment variable with the default device.
 const DEVICE_VARIABLE: &str = "COPYRPC_DEVICE";
 
-/// Returns the device that the environment variable `COPYRPC_DEVICE` names, as [`DeviceSpec`]'s
-/// `From<&str>` takes it; or else the software HCA. Servers and clients use this device by default;
-/// a [`Context`](crate::Context) that connects to them needs the same device.
+/// Returns the device that is given by the environment variable `COPYRPC_DEVICE`, in the form that
+/// [`DeviceSpec`]'s `From<&str>` takes; without the variable, the software HCA. Servers and clients
+/// use this device by default; a [`Context`](crate::Context) that connects to them needs the same
+/// device.
 #[must_use]
 pub fn default_device() -> DeviceSpec {
     std::env::var(DEVICE_VARIABLE)

@@ -25,8 +25,8 @@ counters! {
     /// All only grow. Rates and means are their differences over a time: WRITEs per second are
     /// `batches_sent`, messages per WRITE `messages_sent / batches_sent`, bytes per WRITE
     /// `bytes_sent / batches_sent`, calls that had to wait `ring_full + insufficient_credit`.
-    /// Receivers that were not ready (RNR) are counted by devices and not here; the batch limit
-    /// (B1) excludes them.
+    /// Receivers that were not ready (RNR) are counted by devices and not here; the batch limit (B1
+    /// of docs/copyrpc-protocol.md) prevents them.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     struct Stats {
         /// Number of accepted calls. Excludes refused calls.
@@ -37,10 +37,10 @@ counters! {
         /// Batches posted: every WRITE with Immediate, wrap markers and metadata-only batches
         /// included.
         batches_sent,
-        /// Requests and responses in these batches.
+        /// Requests and responses in the batches of `batches_sent`.
         messages_sent,
-        /// Bytes in them as the WRITEs carry them: 32 of metadata each, and per message its header,
-        /// payload and padding. Excludes bytes that a wrap skips.
+        /// Bytes of these batches as the WRITEs carry them: for each batch 32 of metadata, and for
+        /// each message its header, payload and padding. Excludes bytes that a wrap skips.
         bytes_sent,
         /// Wrap markers among `batches_sent`.
         wraps,
@@ -53,7 +53,7 @@ counters! {
         messages_received,
         /// READs posted of the peer's published record, for any reason.
         reads,
-        /// READs among `reads` that flow control did not ask for (L5): they check whether a silent
+        /// READs among `reads` that flow control did not request (L5): they check whether a silent
         /// peer lives (K1).
         probes,
         /// Calls refused because the send ring was full; each try counts.
@@ -74,7 +74,8 @@ counters! {
         cancelled,
         /// Responses to calls that were cancelled or had reached their deadline (C3).
         late_responses,
-        /// Responses that match no waiting request, ignored (C1): duplicate or forged.
+        /// Responses that match no waiting request, because they are duplicate or forged. They are
+        /// ignored (C1).
         stale_responses,
     }
 }

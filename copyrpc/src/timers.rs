@@ -27,8 +27,8 @@ const SWEEP_INTERVAL_NS: u64 = 10_000_000;
 /// Maximum number of idle connections that a sweep checks, among those that are due. The others
 /// wait for the next sweeps.
 pub(crate) const IDLE_CHECKS: usize = 32;
-/// Time, in ns, to multiples of which checks of idle connections are postponed, so that a process
-/// that sleeps wakes for many at once.
+/// Checks of idle connections are postponed to multiples of this time, in ns, so that a process
+/// that sleeps wakes once for many of them.
 const IDLE_GRID_NS: u64 = 50_000_000;
 /// Maximum lag of a coarse reading, in ns: a tick of a kernel with the lowest tick rate.
 const COARSE_LAG_NS: u64 = 10_000_000;
@@ -72,10 +72,11 @@ impl<C: Timed> Armed<C> {
 pub(crate) struct Timers<C> {
     device: Device,
     now_ns: Cell<u64>,
-    /// Drains until the next reading, or until [`Timers::tick_slowly`] decides, which is at once
+    /// Number of further drains that do not read the clock, whether they find something or not; 0
     /// while there are deadlines.
     drains_left: Cell<u32>,
-    /// Drains with arrivals until the next reading, while there are deadlines.
+    /// Number of further drains with arrivals that do not read the clock, once `drains_left` is 0;
+    /// 0 while there are no deadlines.
     busy_drains_left: Cell<u32>,
     /// Length of the pause after the last reading, in drains.
     pause: Cell<u32>,
@@ -129,8 +130,8 @@ impl<C: Timed> Timers<C> {
         false
     }
 
-    /// Decides for a drain that found nothing, which reads, and for a drain with arrivals, which
-    /// reads when its pause is over. Such a pause exists only with deadlines.
+    /// Decides for a drain whether to read the clock, once `drains_left` is 0. A drain that found
+    /// nothing reads it; a drain with arrivals reads it when `busy_drains_left` is 0 as well.
     #[cold]
     #[inline(never)]
     fn tick_slowly(&self, is_idle: bool) -> bool {
@@ -149,7 +150,8 @@ impl<C: Timed> Timers<C> {
         } else {
             self.device.coarse_now_ns()
         };
-        // The coarse clock may be earlier than a precise reading before.
+        // The coarse clock may be behind an earlier precise reading, and the time must not
+        // decrease.
         let now_ns = self.now_ns.get().max(now_ns);
         self.now_ns.set(now_ns);
         let pause = if now_ns - self.moved_ns.get() >= PACE_NS {
@@ -185,8 +187,8 @@ impl<C: Timed> Timers<C> {
     /// Returns the time until a connection is due, or until the sweep that checks an idle one. It
     /// may turn out that none is due.
     pub(crate) fn until_next(&self) -> Option<Duration> {
-        // A drain that wakes for this reads the coarse clock: earlier, it would find nothing due,
-        // and the next sleep would end at once.
+        // The drain after this wake-up reads the coarse clock, which lags: a wake-up without the
+        // lag would find nothing due, and the next sleep would end at once.
         let by_coarse_clock = |at_ns: u64| {
             at_ns
                 .max(self.last_sweep_ns.get() + SWEEP_INTERVAL_NS)
@@ -257,7 +259,7 @@ impl<C: Timed> Timers<C> {
             .find_map(|connection| connection.upgrade())
     }
 
-    /// Takes a connection whose time has passed. It has no timer then.
+    /// Takes a connection whose time has passed, and clears its timer.
     pub(crate) fn take_due(&self) -> Option<Rc<C>> {
         let mut deadlines = self.deadlines.borrow_mut();
         while let Some(armed) = deadlines.pop_before(self.now_ns.get()) {

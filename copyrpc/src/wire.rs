@@ -1,8 +1,8 @@
 //! Every byte format of the protocol, as pure functions and plain values.
 //!
 //! All integers are little-endian. The tables are in `docs/copyrpc-protocol.md` (section "Wire
-//! format"). The golden vectors below were written from those tables by hand, never from this
-//! encoder.
+//! format"), and so are the invariants, such as R2. The golden vectors of the tests were written
+//! from those tables by hand, never from this encoder.
 
 /// Every position is a multiple of this number of bytes, and so is the size of every batch and
 /// message.
@@ -36,7 +36,8 @@ pub(crate) const fn internal_allowance(response_allowance: u64) -> u64 {
 /// Bytes of an internal allowance in addition to the response's payload.
 pub(crate) const RESPONSE_OVERHEAD: u64 = METADATA_SPAN + HEADER_SIZE as u64;
 
-/// Returns the maximum response payload of an internal allowance; 0 if not even an empty one fits.
+/// Returns the maximum response payload of an internal allowance; 0 if not even an empty response
+/// fits.
 pub(crate) const fn response_capacity(internal_allowance: u64) -> u64 {
     internal_allowance.saturating_sub(RESPONSE_OVERHEAD)
 }
@@ -47,7 +48,7 @@ pub(crate) const fn encode_imm(span: u64) -> u32 {
     (span / ALIGNMENT) as u32
 }
 
-/// Returns the bytes announced by an immediate value.
+/// Returns the number of bytes that an immediate value announces.
 pub(crate) const fn decode_imm(imm: u32) -> u64 {
     imm as u64 * ALIGNMENT
 }
@@ -100,7 +101,7 @@ pub(crate) struct FlowWords {
 }
 
 impl FlowWords {
-    /// Returns the smaller of each two words.
+    /// Returns for each word the smaller one of the two values.
     pub(crate) fn min(self, other: Self) -> Self {
         Self {
             consumer_pos: self.consumer_pos.min(other.consumer_pos),
@@ -142,18 +143,17 @@ pub(crate) struct FlowMetadata {
 pub(crate) struct PublishedRecord {
     /// The words about the owner's receive side.
     pub(crate) words: FlowWords,
-    /// Number that changes while the owner lives and the reader waits for it (invariant K3). With
-    /// [`RESTS`](Self::RESTS), the owner waits for no reply, though it gave up calls: then the
-    /// lower bits are the credit that its calls have spent, in blocks (invariant K6).
+    /// Number that changes while the owner lives and the reader waits for the owner (invariant K3).
+    /// With [`RESTS`](Self::RESTS), the owner waits for no reply, though it gave up calls. Then the
+    /// lower bits are the credit that the owner's calls have spent, in blocks (invariant K6).
     pub(crate) heartbeat: u32,
-    /// Batches whose receive completion the owner has taken, modulo 2^32: `batches_received` at
-    /// this moment. `batches_received` itself also means that their receives are posted again, and
-    /// is stored later (invariant K2).
+    /// Batches whose receive completion the owner has taken, modulo 2^32. `batches_received` counts
+    /// a batch later: when the receive of the batch is posted again, too (invariant K2).
     pub(crate) batches_taken: u32,
 }
 
 impl PublishedRecord {
-    /// Flag of a heartbeat.
+    /// Flag of a heartbeat: the owner waits for no reply, though it gave up calls.
     pub(crate) const RESTS: u32 = 1 << 31;
     /// Offset of the heartbeat.
     pub(crate) const HEARTBEAT_OFFSET: usize = 16;
@@ -237,9 +237,9 @@ impl FlowMetadata {
     }
 }
 
-/// The name of one call of one endpoint: slab index and generation, without [`RESPONSE_FLAG`].
+/// Identifier of one call of one endpoint: slab index and generation, without [`RESPONSE_FLAG`].
 ///
-/// The generation makes an id single-use for the next 2,047 calls in the same slot, so a late or
+/// The next 2,047 calls in the same slot have other generations, and so other ids, so a late or
 /// duplicate response finds no call (invariant C1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CallId(u32);
@@ -272,7 +272,7 @@ impl CallId {
         self.0 | RESPONSE_FLAG
     }
 
-    /// Returns whether this is an id of a slot in its `generation` (taken modulo 2,048).
+    /// Returns whether the id has this `generation` (taken modulo 2,048).
     #[inline(always)]
     pub(crate) const fn is_of(self, generation: u32) -> bool {
         (self.0 >> Self::INDEX_BITS ^ generation) & ((1 << Self::GENERATION_BITS) - 1) == 0
@@ -300,13 +300,13 @@ pub(crate) enum Status {
     TooLong(u32),
 }
 
-/// Marks a [`Status::TooLong`]; the other bits are the bytes of the reply.
+/// Marks a [`Status::TooLong`]; the other bits are the length of the reply in bytes.
 const TOO_LONG: u32 = 1 << 31;
 /// Maximum number of bytes that a [`Status::TooLong`] reports.
 const MAX_TOLD: u32 = TOO_LONG - 1;
 
 impl Status {
-    /// Tells the length of a reply that is too long.
+    /// Returns the status that reports the length of a reply that is too long.
     pub(crate) fn too_long(len: usize) -> Self {
         Self::TooLong(u32::try_from(len).map_or(MAX_TOLD, |len| len.min(MAX_TOLD)))
     }

@@ -24,11 +24,13 @@ pub(crate) trait Listed: Timed + Sized {
     /// Returns whether either side waits for the other.
     fn is_timed(&self) -> bool;
 
-    /// Takes the connection's oldest request to be received; `None` once it has ended.
+    /// Takes the oldest request of the connection that waits to be received; `None` if none waits,
+    /// or the connection has ended.
     fn take_request(&self) -> Option<Held>;
 
     /// Schedules the watch of a peer from which something should arrive, and sends the peer a
-    /// heartbeat (K1, K3). Returns whether either side waits for the other.
+    /// heartbeat (K1, K3 of docs/copyrpc-protocol.md). Returns whether either side waits for the
+    /// other.
     fn sweep(self: &Rc<Self>) -> bool;
 }
 
@@ -49,8 +51,8 @@ pub(crate) struct Worklist<C> {
     /// connection is in the list once.
     unfinished: RefCell<Vec<Rc<C>>>,
     has_unfinished: Cell<bool>,
-    /// Connections whose requests are next for the application, and the number of these: in the
-    /// order of arrival, over all connections.
+    /// Entries that consist of a connection and the number of its requests that wait to be
+    /// received. The entries are in the order of arrival over all connections.
     requests: RefCell<VecDeque<(Rc<C>, usize)>>,
     /// Connections that sweeps check, each once: connections listed since the last sweep, and
     /// connections on which a side waits for the other.
@@ -94,7 +96,8 @@ impl<C: Listed> Worklist<C> {
         }
     }
 
-    /// Removes the first connection: all its requests were taken, or it has ended.
+    /// Removes the first entry of the requests: all its requests were taken, or its connection has
+    /// ended.
     #[inline(never)]
     fn leave_first(&self) {
         let done = self.requests.borrow_mut().pop_front();
@@ -119,7 +122,8 @@ impl<C: Listed> Worklist<C> {
 
     /// Returns whether there are requests to be received.
     pub(crate) fn has_requests(&self) -> bool {
-        // The entry of a connection without further requests stays in the list.
+        // An entry without further requests stays until `next_request` removes it, so each entry is
+        // checked.
         self.requests
             .borrow()
             .iter()
@@ -185,7 +189,8 @@ impl<C: Listed> Worklist<C> {
                 .replace(self.first.replace(Some(Rc::clone(connection)))),
         );
         self.has_listed.set(true);
-        // Every event that makes one side wait for the other lists the connection.
+        // Every event that makes one side wait for the other lists the connection, so this is the
+        // place to add the connection to the swept ones.
         if !listing.is_swept.get() {
             self.list_swept(connection);
         }
@@ -201,8 +206,9 @@ impl<C: Listed> Worklist<C> {
     /// Sweeps the connections that may need a sweep: at most the connections in use, whatever the
     /// number of idle connections.
     pub(crate) fn sweep(&self) {
-        // A connection that a sweep lists is among the swept, so none is added meanwhile; and each
-        // has another owner until it is retired.
+        // `swept` is borrowed meanwhile. A connection that its own sweep lists is in `swept`
+        // already, so none is added; and each has another owner until it is retired, so `retain`
+        // frees none.
         self.swept.borrow_mut().retain(|connection| {
             let listing = connection.listing();
             let stays = connection.sweep() || listing.is_listed.get();

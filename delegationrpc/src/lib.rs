@@ -1,7 +1,7 @@
 //! The threads and processes of one host call one [`Server`] through shared memory. Each [`Client`]
-//! has its own lanes for requests and answers; a client that begins to call puts its name into one
-//! ring, so the server polls one word, whatever the number of clients, and then the lanes of the
-//! calling clients.
+//! has its own lanes for requests and answers; a client that begins to call puts its number into
+//! one ring, so the server polls one word, whatever the number of clients, and then the lanes of
+//! the calling clients.
 //!
 //! ```
 //! use delegationrpc::{Client, Server};
@@ -33,20 +33,21 @@
 //!   client stopped or killed at any instruction has made its call or has not, has announced itself
 //!   or has not, and delays no other client.
 //! - **Order**: the calls of one client arrive in their order; clients that begin to call are taken
-//!   up in the order of their names in the ring, and then served in rotation.
+//!   up in the order of their announcements in the ring, and then served in rotation.
 //! - **Every call ends exactly once**: with its reply, with [`CallFailed::Refused`] or
-//!   [`CallFailed::Dropped`] when the server refuses it or drops its [`Token`], with
+//!   [`CallFailed::Dropped`] when the server refuses the request or drops its [`Token`], with
 //!   [`CallFailed::TimedOut`] after the time that [`ipc::Client::call_within`] was given or by
-//!   [`ipc::Client::cancel`] (the call keeps its place until its late reply arrives, which is
-//!   discarded), with [`CallFailed::Stopped`] when the server is dropped before it took the
-//!   request, or with [`CallFailed::Disconnected`] when it ends in the middle or is killed, at most
+//!   [`ipc::Client::cancel`] (such a call keeps its slot until its late reply arrives, which is
+//!   discarded), with [`CallFailed::Stopped`] when the server is dropped and has no unanswered
+//!   request of the client: then no handler got the request, or with [`CallFailed::Disconnected`]
+//!   when the server is dropped and has an unanswered request of the client, or is killed, at most
 //!   about a millisecond of polling later. A token is the duty to answer: it can travel as the user
 //!   data of another call, [`ipc::Server::reply`] and [`ipc::Server::refuse`] use it up, and
 //!   dropping it, on any thread, ends the call in the server's next poll or wait.
-//! - **Back-pressure**: at most `depth` calls of a client are unanswered; one more is
+//! - **Back-pressure**: at most `depth` calls of a client are unanswered; a further call fails with
 //!   [`CallError::Full`], which returns the request. The ring limits no client: a client that finds
-//!   it full is found by the server later, by a millisecond for every 64 clients at most
-//!   ([`ring_depth_for`] gives one that is never full).
+//!   the ring full is found by the server later, by a millisecond for every 64 clients at most
+//!   ([`ring_depth_for`] returns the size of a ring that is never full).
 //! - **Clients come and go**: an entry has a generation; announcements of, and answers to, a client
 //!   that has ended are discarded.
 //! - **Payloads** are plain old data ([`ipc::Plain`]: any bytes are a valid value), whose sizes,
@@ -105,8 +106,8 @@ pub use ring::{Ring, ring_depth_for};
 /// with a [`Ring`].
 pub type Server<Req, Resp> = ipc::Server<Req, Resp, Ring>;
 
-/// A client of a [`Server`]: an [`ipc::Client`] with a [`Ring`]. `U` is the user data of a call,
-/// which is returned with its reply.
+/// A client of a [`Server`]: an [`ipc::Client`] with a [`Ring`]. `U` is the type of the user data
+/// of a call; the client returns them with the reply.
 pub type Client<Req, Resp, U> = ipc::Client<Req, Resp, U, Ring>;
 
 /// A client of a [`Server`] whose calls are futures: an [`ipc::AsyncClient`] with a [`Ring`].

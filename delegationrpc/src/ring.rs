@@ -1,5 +1,5 @@
-//! The ring: one word per position, written by all clients, emptied by the server. A word names a
-//! client that has begun to call.
+//! The ring: one word per position, written by all clients, emptied by the server. A full word has
+//! the number of a client that has begun to call.
 //!
 //! A request is complete in the client's own lane *before* the client is announced in the ring, by
 //! one CAS of one word. So the ring is consistent at any time: a client stopped or killed at any
@@ -22,7 +22,7 @@
 //! - **I2** `head` and `tail` are only hints to a client: whatever they contain (a stopped client
 //!   may store an old `head` much later, and a broken client any value), I1 holds, because only the
 //!   words count.
-//! - **I3** The lap in a word has 51 bits, so no CAS is fooled by a word of another lap.
+//! - **I3** The lap in a word has 51 bits, so a CAS for one lap fails on the word of another lap.
 //! - **I4** Garbage that a broken client writes into words, `head` or `tail` is repaired by the
 //!   server when it reaches the position ([`Ring::keep_order`]). After an announcement that is lost
 //!   by garbage, or that found the ring full, the flag stays down. The server finds that in its
@@ -86,8 +86,8 @@ const WORDS: usize = 2 * LINE;
 
 const _: () = assert!(cfg!(loom) || size_of::<AtomicU64>() == 8);
 
-/// The ring of names of a server and its clients, in their region. The name of a client is in the
-/// ring after the client has begun to call.
+/// The ring of a server and its clients, in their region. The number of a client is in the ring
+/// after the client has begun to call.
 #[derive(Debug)]
 pub struct Ring {
     head: NonNull<AtomicU64>,
@@ -102,27 +102,31 @@ pub struct Ring {
     probes: u64,
 }
 
-// SAFETY: a view of atomics in shared memory, and numbers of its owner's.
+// SAFETY: a `Ring` consists of a view of shared atomics, which any thread may use, and of numbers
+// that only its owner uses.
 unsafe impl Send for Ring {}
 
-/// No position is free.
+/// The error that no position of the ring is free.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Full;
 
 impl Ring {
     fn head(&self) -> &AtomicU64 {
-        // SAFETY: contract of `new`.
+        // SAFETY: `head` lies in the memory that `new` was given, which stays mapped as long as
+        // this value is used.
         unsafe { self.head.as_ref() }
     }
 
     fn tail(&self) -> &AtomicU64 {
-        // SAFETY: contract of `new`.
+        // SAFETY: `tail` lies in the memory that `new` was given, which stays mapped as long as
+        // this value is used.
         unsafe { self.tail.as_ref() }
     }
 
     #[inline(always)]
     fn word(&self, position: u64) -> &AtomicU64 {
-        // SAFETY: contract of `new`; there are `depth` words, a power of two.
+        // SAFETY: the index is below `depth`, a power of two, and the memory that `new` was given
+        // has `depth` words, which stay mapped as long as this value is used.
         unsafe {
             self.words
                 .add((position & (self.depth - 1)) as usize)
@@ -145,11 +149,12 @@ impl Ring {
 
 /// The client's side.
 impl Ring {
-    /// Announces `client` at the first free position. Its request must be published.
+    /// Announces `client` at the first free position. The client's request must be published.
     fn push(&self, client: usize) -> Result<(), Full> {
         let mut position = self.head().load(Ordering::Relaxed);
-        // I1: the position before it must be announced or taken, or the hint is wrong. (That of
-        // position 0 is as free in lap 0 as if it had been taken in the lap before.)
+        // I1: the position before it must be announced or taken, or the hint is wrong. (The word
+        // before position 0 is the last word of the ring: in lap 0 it is free, which counts as
+        // taken in the lap before.)
         if matches!(
             self.look(position.wrapping_sub(1)).1,
             Seen::Free | Seen::Earlier
@@ -157,8 +162,8 @@ impl Ring {
             // D3
             position = self.tail().load(Ordering::Acquire);
         }
-        // The loop covers the slots from `tail` to the end of the ring, and as many CASes that
-        // other clients win.
+        // The loop covers all positions of the ring, from `tail` on, and the same number of CASes
+        // that other clients win.
         for _ in 0..2 * self.depth {
             match self.look(position) {
                 (seen, Seen::Free) => {
@@ -179,7 +184,8 @@ impl Ring {
                 (_, Seen::Later) => {
                     // The server has passed this position. It frees words before it moves `tail`,
                     // so `tail` may be too low for a moment; then the next position is the right
-                    // one. Otherwise the hint was old, or wrong.
+                    // one. Otherwise the hint was old, or wrong, and the search continues at
+                    // `tail`.
                     let tail = self.tail().load(Ordering::Acquire);
                     let is_near = position.wrapping_sub(tail) < self.depth;
                     position = if is_near {
@@ -190,7 +196,8 @@ impl Ring {
                 }
                 (_, Seen::Earlier) => {
                     // The ring is full, unless a broken client has stored a wrong `head` and so
-                    // caused a gap. Then the server waits for the position of the gap next (I1).
+                    // caused a gap. Then the server takes the position of the gap next (I1), so the
+                    // search continues there.
                     let tail = self.tail().load(Ordering::Acquire);
                     if tail == position || self.look(tail).1 != Seen::Free {
                         return Err(Full);
@@ -233,8 +240,8 @@ impl Ring {
     }
 
     /// Repairs damage that only a broken client causes, so that the other clients can continue: in
-    /// the next word, in `tail`, and in a gap before the word that is `ahead` places after the
-    /// next. Call it when everything taken is released.
+    /// the next word, in `tail`, and in a gap before the word that is `ahead` positions after the
+    /// next word. Call it when everything taken is released.
     fn keep_order(&mut self, ahead: u64) {
         if let (garbage, Seen::Earlier | Seen::Later) = self.look(self.next) {
             // The exchange may succeed, or fail because the word has changed: a later poll checks
@@ -253,9 +260,10 @@ impl Ring {
         self.close_gap(ahead);
     }
 
-    /// Skips free positions before one that is announced `ahead` of the next. By I1 there are none,
-    /// unless garbage in the words made a client announce itself too far ahead. (Seeing it
-    /// announced makes everything before it visible.)
+    /// Skips the free positions before an announced position, which is `ahead` positions after the
+    /// next. By I1 there are no such free positions, unless garbage in the words made a client
+    /// announce itself too far ahead. (A load that sees the announced position makes everything
+    /// before it visible.)
     fn close_gap(&mut self, ahead: u64) {
         let announced = self.next.wrapping_add(ahead);
         if self.next != self.released || !matches!(self.look(announced).1, Seen::Full(_)) {
@@ -264,7 +272,7 @@ impl Ring {
         while self.next != announced {
             let lap = self.lap(self.next);
             let (skipped, taken) = (free(lap), free(lap.wrapping_add(1)));
-            // D2; it fails where the position is announced after all.
+            // D2. The exchange fails if the position is announced after all.
             if self
                 .word(self.next)
                 .compare_exchange(skipped, taken, Ordering::AcqRel, Ordering::Relaxed)
@@ -292,7 +300,7 @@ impl Wakes for Ring {
         self.release();
     }
 
-    /// Keeps order, each time one place further.
+    /// Repairs damage; each call checks for a gap one position further.
     fn rest(&mut self) {
         self.probes = self.probes.wrapping_add(1);
         self.keep_order(self.probes % self.depth);
@@ -341,10 +349,10 @@ impl Announce for Ring {
     }
 }
 
-/// Returns the depth of a ring that is never full: two words for each client, which has one name
-/// there, and two if it was stopped while it announced itself; a power of two, and a line at least.
-/// A smaller ring works too: a client that finds it full is served later, by a millisecond for
-/// every 64 clients at most.
+/// Returns the depth of a ring that is never full. It has two words for each client, which has one
+/// announcement in the ring, or two if it was stopped while it announced itself. The depth is a
+/// power of two, and at least the words of a cache line. A smaller ring works too: a client that
+/// finds it full is served later, by a millisecond for every 64 clients at most.
 #[must_use]
 pub fn ring_depth_for(max_clients: usize) -> usize {
     (2 * max_clients.min(CLIENTS_MAX))

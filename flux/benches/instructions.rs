@@ -16,7 +16,7 @@ use flux::{CallFailed, Config, Node, Token, network};
 type Payload = [u64; 4];
 
 const DEPTH: usize = 64;
-/// Many laps of every lane, and multiples of the depth.
+/// Numbers of calls that are counted: many laps of every lane, and multiples of the depth.
 const COUNTS: (u64, u64) = (4096, 20_480);
 
 const fn operation(
@@ -218,9 +218,9 @@ impl Pair {
 
 /// The minimum of a call of flux: a message in each direction, through the same lanes, lines,
 /// stores and loads, and a table of the calls that wait for a reply. The rest of the crate's cost
-/// is for its features: the choice of the node that is called, the checks whether it lives, sleeps
-/// or polls another lane, bounded passes over many nodes, rejections, deadlines, lines fetched
-/// ahead.
+/// is for its features: the choice of the node that is called, the checks whether that node lives,
+/// sleeps or polls another lane, bounded passes over many nodes, rejections, deadlines, lines
+/// fetched ahead.
 struct Bare {
     there: (LaneTx<Tagged<Payload>>, LaneRx<Tagged<Payload>>),
     back: (LaneTx<Tagged<Payload>>, LaneRx<Tagged<Payload>>),
@@ -236,8 +236,8 @@ impl Bare {
                     .collect::<Box<[_]>>(),
             ))
             .cast();
-            // SAFETY: 1,024 slots that are never freed, with these two ends; each call is taken
-            // before the next round of calls.
+            // SAFETY: the 1,024 slots are never freed and get only these two ends. Each call is
+            // taken before the next round of calls, so there is room.
             unsafe { (LaneTx::new(slots, 1024, 0), LaneRx::new(slots, 1024, 0)) }
         };
         Self {

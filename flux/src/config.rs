@@ -12,11 +12,11 @@ const CAPACITY_MAX: usize = 4 * IN_FLIGHT_MAX;
 /// Sizes of a network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Config {
-    /// Slots of a lane; there is one for each ordered pair of nodes, for requests and replies
-    /// alike. A power of two above `2 x in_flight`, at most 262,144. A slot is 16 B and the
+    /// Number of slots of a lane: a power of two above `2 x in_flight`, at most 262,144. Each
+    /// ordered pair of nodes has one lane, for calls and replies alike. A slot is 16 B and the
     /// payload, rounded up to 64 B.
     pub capacity: usize,
-    /// Unanswered calls of one node to one other, at most 65,536.
+    /// Maximum number of unanswered calls of one node to another, 1 to 65,536.
     pub in_flight: usize,
 }
 
@@ -45,7 +45,7 @@ impl Config {
                 max: IN_FLIGHT_MAX,
             });
         }
-        // M2 of `node`.
+        // M2 (module `node`)
         if !capacity.is_power_of_two() || capacity <= 2 * in_flight || capacity > CAPACITY_MAX {
             return Err(ConfigError::Capacity {
                 capacity,

@@ -5,7 +5,7 @@ use crate::token::Token;
 /// The reason why a call was not made. The error returns the payload and the user data.
 #[derive(thiserror::Error)]
 pub enum CallError<T, U> {
-    /// The maximum of calls to that node is unanswered. Poll, then try again.
+    /// The number of unanswered calls to that node has reached the maximum. Poll, then try again.
     #[error("{in_flight} calls to node {to} are unanswered: poll for replies, then try again")]
     Full {
         /// The payload.
@@ -38,12 +38,12 @@ pub enum CallError<T, U> {
         user_data: U,
         /// The node called.
         to: usize,
-        /// The last node.
+        /// The number of the last node.
         last: usize,
     },
 }
 
-// By hand, so that payloads and user data need not be printable.
+// Implemented by hand, so that payloads and user data need not be printable.
 impl<T, U> std::fmt::Debug for CallError<T, U> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let (name, to) = match self {
@@ -66,7 +66,7 @@ pub struct ForeignToken<T> {
     pub payload: T,
 }
 
-// By hand, so that payloads need not be printable.
+// Implemented by hand, so that payloads need not be printable.
 impl<T> std::fmt::Debug for ForeignToken<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("ForeignToken")

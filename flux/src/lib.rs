@@ -24,16 +24,16 @@
 //! - [`Node::step`] polls and answers calls at once, with the fewest instructions.
 //! - A call and a reply can be seen when the function that sends them returns. There is no flush.
 //! - Replies arrive in any order. A [`Token`] is the duty to answer one call: [`Node::reply`] uses
-//!   it up, and dropping it, on any thread, rejects the call. The rejection is sent by the node's
-//!   next [`Node::poll`], for which [`Node::wait`] wakes.
+//!   it up, and dropping it, on any thread, rejects the call. The node's next [`Node::poll`] sends
+//!   the rejection, and a [`Node::wait`] ends for it.
 //! - **Back-pressure**: at most `in_flight` calls of one node to another are unanswered (default
 //!   256); a further call fails as [`CallError::Full`], which returns payload and user data.
 //!   [`Node::reply`] is never refused for room.
 //! - Every call ends exactly once: with its reply, with [`CallFailed::Dropped`] when its token is
 //!   dropped, with [`CallFailed::TimedOut`] after the time that [`Node::call_within`] was given or
-//!   by [`Node::cancel`] (it keeps its slot until its late reply arrives, which is discarded), or
-//!   with [`CallFailed::Disconnected`] when the other node is dropped. Another call whose token is
-//!   kept waits.
+//!   by [`Node::cancel`] (such a call keeps its slot until its late reply arrives, which is
+//!   discarded), or with [`CallFailed::Disconnected`] when the other node is dropped. As long as
+//!   none of this happens, a call waits: a token that is kept ends no call.
 //! - **Memory**: `K x (K - 1) x capacity` slots of 16 B and the payload, rounded up to 64 B: 3.7 MB
 //!   for 8 nodes with the default capacity of 1024.
 //! - A poll is bounded and fair, and visits active nodes only. [`Node::wait`] sleeps until there is
@@ -70,7 +70,8 @@ pub use node::network_by;
 pub use node::{Node, network};
 pub use token::{CallToken, Token};
 
-/// Errors go to other threads, and `?` makes a `Box<dyn Error + Send + Sync>` of each.
+/// Checks that every error can be sent to another thread, and that `?` makes a
+/// `Box<dyn Error + Send + Sync>` of it.
 #[cfg(test)]
 mod errors {
     fn check<E: std::error::Error + Send + Sync + 'static>() {}

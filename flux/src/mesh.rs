@@ -76,7 +76,8 @@ pub(crate) struct Towards {
     from: usize,
 }
 
-// SAFETY: atomics of the mesh.
+// SAFETY: a `Towards` points to atomics of the mesh, which any thread may use; `notify` demands
+// that the mesh exists.
 unsafe impl Send for Towards {}
 
 impl Towards {
@@ -87,22 +88,24 @@ impl Towards {
     /// The mesh exists.
     #[inline(always)]
     pub(crate) unsafe fn notify(&self) -> bool {
-        // R1
+        // R1 (`docs/shm-protocols.md`)
         light_barrier_within_process();
-        // SAFETY: contract of this function.
+        // SAFETY: the mesh exists (contract of this function), and with it its words.
         let is_armed = unsafe { self.armed.as_ref() }.load(Ordering::Relaxed) == ARMED;
         // SAFETY: as above.
         is_armed && unsafe { self.announce() }
     }
 
+    /// Announces a published message. Returns whether the node was found to be dropped.
+    ///
     /// # Safety
     /// The mesh exists.
     #[cold]
     #[inline(never)]
     unsafe fn announce(&self) -> bool {
-        // SAFETY: contract of this function.
+        // SAFETY: the mesh exists (contract of this function), and with it its words.
         let (closed, sleep) = unsafe { (self.closed.as_ref(), self.sleep.as_ref()) };
-        // M4
+        // M4 (module `node`)
         let is_closed = closed.load(Ordering::Acquire);
         if !is_closed {
             self.ready.notify(self.from);
@@ -120,7 +123,7 @@ pub(crate) struct Signals {
     nodes: Box<[Inbound]>,
 }
 
-/// Everything shared; the last node frees it.
+/// Everything that the nodes of a network share; the last node frees it.
 pub(crate) struct Mesh<T> {
     /// Lanes by receiver, then by sender.
     lanes: Box<[Box<[Lane<T>]>]>,
@@ -144,7 +147,8 @@ impl<T> Drop for Mesh<T> {
     }
 }
 
-// SAFETY: the slots are handed over by their lanes' sequence words; the rest is atomics.
+// SAFETY: the sequence words of the lanes hand the slots from thread to thread (L1 of
+// `docs/shm-protocols.md`); the rest is atomics.
 unsafe impl<T: Send> Sync for Mesh<T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Send for Mesh<T> {}

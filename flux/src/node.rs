@@ -9,15 +9,16 @@
 //!   and `a` knows that. Among the messages since then, either more than `F` are calls: one of them
 //!   was answered, so `b` took it, and all messages before it. Or more than `F` are replies: `b`
 //!   made a later call with fewer than `F` other calls unanswered, after it had taken one of these
-//!   replies, and all messages before it. In both cases the message that `a` received from `b` by
-//!   the lane's L1 pairing was sent after `b` had finished with the slot.
+//!   replies, and all messages before it. In both cases the message that `a` received from `b`, by
+//!   L1 of the lane (`docs/shm-protocols.md`), was sent after `b` had finished with the slot.
 //! - **M3** `closed` is stored (Release) after a node's last message and loaded (Acquire) before
-//!   its lane is emptied for the last time, so a node's answers before its drop count.
-//! - **M4** A node that is dropped arms all its lanes before that store. A caller reads `armed`
-//!   after each message anyway (R1), and then, if it is set, `closed` (Acquire). So a caller that
-//!   has seen `closed` once sees it at each later call, and takes the call back: the message of the
-//!   call will not be taken. The slot of that call is never free again, but the lane has no reader
-//!   that could be overtaken.
+//!   its lane is emptied for the last time, so answers that a node sent before its drop still end
+//!   their calls.
+//! - **M4** A node that is dropped arms all its lanes before it stores `closed`. A caller reads
+//!   `armed` after each message anyway (R1 of `docs/shm-protocols.md`), and then, if it is set,
+//!   `closed` (Acquire). So a caller that has seen `closed` once sees it at each later call, and
+//!   takes the call back: the message of the call will not be taken. The slot of that call is never
+//!   free again, but the lane has no reader that could be overtaken.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -42,8 +43,8 @@ use crate::token::{CallToken, Token};
 /// Number of empty polls between two checks for dropped nodes.
 const POLLS_PER_CHECK: u32 = 64;
 
-/// A node of a network, for one thread. `T` is the payload of calls and replies, `U` the user data
-/// of a call, which is returned with its reply.
+/// A node of a network, for one thread. `T` is the payload of calls and replies, `U` the type of
+/// the user data of a call; the node returns them with the reply.
 ///
 /// `Send`: make the nodes, then give each to its thread. The drop ends the calls of other nodes to
 /// it with [`CallFailed::Disconnected`].
@@ -54,23 +55,23 @@ pub struct Node<T, U> {
     clock: Clock,
     /// Whether there may be calls with deadlines.
     is_timed: bool,
-    /// Last: everything above points into its mesh.
+    /// The last field: the other fields point into its mesh, and are dropped before it.
     ends: Ends<T, U>,
 }
 
 /// The ends of the node's lanes, and the received calls.
 struct Ends<T, U> {
-    /// The other nodes, by number. Its own place has no calls.
+    /// All nodes, by number. This node's own place has no calls.
     peers: Vec<Peer<T, U>>,
     /// Received calls that are neither answered nor rejected.
     held: usize,
     /// The held calls that wait for [`Node::recv`].
     inbox: VecDeque<(Received, T)>,
-    /// Last: everything above points into it.
+    /// The last field: the ends of the lanes point into the mesh, and are dropped before it.
     mesh: Joined<T>,
 }
 
-/// The mesh, for the node of this number. Its drop is the node's end.
+/// The mesh, as the node `index` has it. The drop is the node's end.
 struct Joined<T> {
     index: usize,
     mesh: Arc<Mesh<T>>,
@@ -125,13 +126,13 @@ impl<T: Copy + Send> Outgoing<T> {
                 Ahead::Nothing
             },
         );
-        // SAFETY: a node keeps the mesh as long as its peers.
+        // SAFETY: the node of this lane keeps the mesh as long as the lane, so the mesh exists.
         unsafe { self.towards.notify() }
     }
 }
 
 impl<T, U> Node<T, U> {
-    /// Returns the number of this node's calls that have not ended, to all others.
+    /// Returns the number of this node's calls, to all other nodes, that have not ended.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.ends
@@ -212,8 +213,8 @@ impl<T, U> fmt::Debug for Node<T, U> {
     }
 }
 
-/// Makes a network of `nodes` nodes, each of which can call each other. Allocates all memory they
-/// will use for messages: `nodes x (nodes - 1) x capacity` slots.
+/// Makes a network of `nodes` nodes, each of which can call every other. Allocates all memory that
+/// they will use for messages: `nodes x (nodes - 1) x capacity` slots.
 ///
 /// # Errors
 /// [`ConfigError`].
@@ -260,7 +261,7 @@ impl<T: Copy + Send, U> Node<T, U> {
                 tx,
                 towards: mesh.signals().towards(index, other)?,
             };
-            // A call to itself finds no place.
+            // A node's call to itself finds no free slot.
             let calls = Calls::new(if index == other { 0 } else { config.in_flight });
             Some(Peer {
                 out,
@@ -355,7 +356,7 @@ impl<T: Copy + Send, U> Node<T, U> {
     }
 
     /// Like [`call`](Self::call), with a deadline: without a reply the call ends with
-    /// [`CallFailed::TimedOut`] in the first poll after `timeout`. It keeps its slot like a
+    /// [`CallFailed::TimedOut`] in the first poll after `timeout`. The call keeps its slot like a
     /// [cancelled](Self::cancel) call.
     ///
     /// # Errors
@@ -377,7 +378,7 @@ impl<T: Copy + Send, U> Node<T, U> {
     }
 
     /// Ends a call at once and returns its user data; `None` if the call has ended. Nothing is sent
-    /// to the other node. Its reply is discarded; the call keeps its slot until the reply arrives.
+    /// to the other node. The reply is discarded; the call keeps its slot until the reply arrives.
     pub fn cancel(&mut self, call: CallToken) -> Option<U> {
         self.ends.peer(call.to)?.calls.abandon(call.tag)
     }
@@ -679,8 +680,8 @@ impl<T: Copy + Send, U> Ends<T, U> {
             return 0;
         };
         let taken = rx.pop_each(budget, |is_first, word, payload| {
-            // SAFETY: every message but a rejection has a payload, which its sender does not write
-            // before this end is past it (M2).
+            // SAFETY: this is used for calls and replies only, which have a payload. Their sender
+            // does not write the slot before this end has passed the message (M2).
             let lent = || unsafe { (*payload.as_ptr()).assume_init_ref() };
             if let Some(user_data) = calls.take(Tag::without_note(word)) {
                 f(user_data, Ok(*lent()));
@@ -761,7 +762,7 @@ impl<T: Copy + Send, U> Watch for Node<T, U> {
         true
     }
 
-    /// Every event but a deadline sends a wake-up.
+    /// Returns the time until the earliest deadline: every other event sends a wake-up.
     fn slice(&mut self) -> Duration {
         self.until_deadline().unwrap_or(Duration::MAX)
     }
@@ -846,8 +847,8 @@ mod model {
         });
     }
 
-    /// M2: calls and replies of both nodes go round the smallest lanes. Loom sees any slot that is
-    /// written before its reader is done.
+    /// M2: calls and replies of both nodes use the smallest lanes for several laps. Loom reports
+    /// any slot that is written before its reader is done.
     #[test]
     fn slots_are_reused_only_when_they_have_been_taken() {
         let mut model = loom::model::Builder::new();

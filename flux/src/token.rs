@@ -1,10 +1,10 @@
-//! The name of a call, and the token of a received call.
+//! The identity of a call, for its caller, and the token of a received call.
 
 use copyrpc_calls::Tag;
 
 use crate::mesh::{self, Received};
 
-/// The name of one call of a node, until the call has ended.
+/// The identity of one call of a node, until the call has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CallToken {
     /// The node called.
@@ -12,12 +12,13 @@ pub struct CallToken {
     pub(crate) tag: Tag,
 }
 
-/// The duty to answer a received call, 24 bytes. It can be kept anywhere, also as the user data of
-/// another call.
+/// The duty to answer a received call, 24 bytes. A token can be kept anywhere, also as the user
+/// data of another call.
 ///
-/// Dropping it, on any thread, ends the call with
+/// Dropping the token, on any thread, ends the call with
 /// [`CallFailed::Dropped`](crate::CallFailed::Dropped): the node that received the call sends the
-/// rejection in its next [`poll`](crate::Node::poll), for which [`wait`](crate::Node::wait) wakes.
+/// rejection in its next [`poll`](crate::Node::poll), and a [`wait`](crate::Node::wait) of the node
+/// ends for it.
 #[derive(Debug)]
 #[must_use = "a token that is dropped rejects its call"]
 pub struct Token {

@@ -22,7 +22,7 @@ use pair::{DEPTH, WITHOUT_LOOKS, parts};
 
 type Pair = pair::Pair<ReadyWords>;
 
-/// Many laps of every lane, and multiples of the depth.
+/// Numbers of calls that are counted: many laps of every lane, and multiples of the depth.
 const COUNTS: (u64, u64) = (4096, 20_480);
 
 const fn operation(
@@ -327,8 +327,8 @@ impl Connection for Echo {
     fn device(&self) {}
 }
 
-/// A server's search for dead clients after a pause in which eight searches have become due, the
-/// maximum that it makes up for at once.
+/// Makes the operation of a server's search for dead clients after a pause in which eight searches
+/// have become due, the maximum that it makes up for at once.
 const fn looks(name: &'static str, bound: u32, what: &'static str, run: fn(u64)) -> Operation {
     Operation {
         name,

@@ -9,11 +9,11 @@ use crate::error::ParameterError;
 use crate::limits::LINE;
 
 /// The announcements of clients to a server that does not poll their lanes. The default is
-/// [`ReadyWords`], a bit for each client; `delegationrpc` has a ring of names.
+/// [`ReadyWords`], a bit for each client; `delegationrpc` has a ring of client numbers.
 ///
 /// A client calls [`announce`](Self::announce) after it has published a request, if its flag
 /// `armed` is set (R1 of `docs/shm-protocols.md`). The server reads the announcements through the
-/// same type, as a [`Wakes`]. At first both see zeroed memory of the region.
+/// same type, as a [`Wakes`]. At first both ends find zeroed memory of the region.
 pub trait Announce: Wakes + Send + Sized {
     /// Kind of the server's region.
     const KIND: u64;
@@ -25,7 +25,7 @@ pub trait Announce: Wakes + Send + Sized {
     /// Returns the default number of words.
     fn words_for(max_clients: usize) -> usize;
 
-    /// Returns the bytes in the region, a multiple of 64.
+    /// Returns the number of bytes of the announcements in the region, a multiple of 64.
     ///
     /// # Errors
     /// [`ParameterError::Words`] if the number of words is not legal.
@@ -61,7 +61,9 @@ impl Announce for ReadyWords {
     }
 
     unsafe fn new(base: NonNull<u8>, max_clients: usize, _: usize) -> Self {
-        // SAFETY: contract of this function; zeroed bytes are atomics.
+        // SAFETY: `base` points to mapped, zeroed words, as many as the clients need (contract of
+        // this function), and zeroed bytes are valid atomics. Every layout has a client, and so a
+        // lane.
         unsafe { Self::new(base.cast(), max_clients) }
     }
 

@@ -1,5 +1,5 @@
-//! Clients whose calls are futures. A thread of its own has the client, and sleeps while nothing
-//! arrives.
+//! Clients whose calls are futures. Each client belongs to a thread of its own, which sleeps while
+//! nothing arrives.
 
 use std::fmt;
 use std::io;
@@ -37,13 +37,13 @@ pub trait Session: Sleeper + Sized + 'static {
     /// A reply.
     type Reply: Send + 'static;
 
-    /// Connects, as [`Client::connect_in`].
+    /// Connects like [`Client::connect_in`].
     ///
     /// # Errors
     /// [`ConnectError`].
     fn connect_in(dir: &Dir, name: &str, type_tag: u64) -> Result<Self, ConnectError>;
 
-    /// Returns the maximum bytes of messages at the server in use.
+    /// Returns the maximum lengths of messages at the present server.
     fn message_bytes(&self) -> MessageBytes;
 
     /// Makes a call.
@@ -56,7 +56,7 @@ pub trait Session: Sleeper + Sized + 'static {
         request: &Self::Request,
     ) -> Result<CallToken, Refusal<AskError>>;
 
-    /// Gives a call a deadline.
+    /// Gives a call a deadline: the time `left` from now.
     fn end_within(&mut self, call: CallToken, left: Duration);
 
     /// Passes the calls that have ended to `on_end`.
@@ -95,7 +95,7 @@ impl<Req: Plain + Send + Unpin, Resp: Plain + Send, W: Announce + 'static> Sessi
     }
 
     fn poll(&mut self, mut on_end: impl FnMut(u64, Result<Resp, AskError>)) {
-        // The next call finds the end of the session.
+        // The end of the session is not reported here: the next call finds it.
         let _ended = self.poll(|number, outcome| on_end(number, outcome.map_err(AskError::from)));
     }
 
@@ -143,16 +143,16 @@ impl Session for bytes::Client<u64> {
     }
 }
 
-/// A client of a [`Server`](crate::Server) whose calls are futures, for any executor and from any
-/// thread: `C` is a [`Client`] or a [`bytes::Client`] whose user data are numbers. Clones share the
+/// A client of a [`Server`](crate::Server), for any executor and from any thread: each call is a
+/// future. `C` is a [`Client`] or a [`bytes::Client`] whose user data are numbers. Clones share the
 /// session, which ends with the last clone, and so share the maximum number of unanswered calls,
-/// the server's `depth`. Further calls wait in their order; a call without a timeout waits without
-/// limit if no unanswered call is answered. If a server holds calls until it has news, a call that
-/// gives it news needs another client. A call that is given up keeps its slot until its reply
-/// arrives, which is discarded.
+/// the server's `depth`. Further calls wait in their order; such a call without a timeout waits
+/// without limit if no unanswered call is answered. If the handler of a server keeps calls
+/// unanswered until another call brings news, that other call needs another client. A call that is
+/// given up keeps its slot until its reply arrives, which is discarded.
 ///
-/// A call after the end of the session connects to the next server of the name. A call whose server
-/// has ended is [`NotSent`](AskError::NotSent) if there is no other server of the name.
+/// A call after the end of the session connects to the next server of the name. If there is no such
+/// server, the call fails with [`NotSent`](AskError::NotSent).
 ///
 /// ```no_run
 /// # async fn caller() -> Result<(), Box<dyn std::error::Error>> {
@@ -172,7 +172,7 @@ pub struct Reconnecting<C> {
     /// Connects to the server that has the name now.
     open: Box<dyn Fn() -> Result<C, ConnectError>>,
     alarm: Arc<Alarm>,
-    /// Maximum time for a new session.
+    /// Maximum time to wait for the server of a new session.
     timeout: Duration,
     /// A call waits for a slot.
     is_full: bool,
@@ -243,7 +243,7 @@ impl<C: Session> Connection for Reconnecting<C> {
                     .for_each(|left| self.client.end_within(call, left));
                 Ok(call)
             }
-            // The calls of this session end before those of the next session begin.
+            // The calls of the next session begin only after all calls of this session have ended.
             Err(Refusal::Ended) if self.client.in_flight() > 0 => Err(Refusal::NoRoom),
             made => made,
         }
@@ -253,7 +253,7 @@ impl<C: Session> Connection for Reconnecting<C> {
         self.client.end_within(call, left);
     }
 
-    /// A call sends its request.
+    /// Sends nothing: a call has already sent its request.
     fn flush(&mut self) {}
 
     fn poll(&mut self, mut on_end: impl FnMut(u64, Result<C::Reply, AskError>)) -> bool {
@@ -284,11 +284,11 @@ impl<C: Session> Connection for Reconnecting<C> {
         );
         self.is_full = false;
         if self.client.in_flight() == 0 {
-            // Learn of the server's death meanwhile, before a call is made that would have an
-            // unknown end.
+            // Checks whether the server has died meanwhile. Otherwise the next call would be made
+            // at a dead server, and its outcome would be unknown.
             self.client.with_watch(&mut |client| _ = client.check());
         }
-        // The calls posted before the ring are taken after it.
+        // The caller takes the posted calls after this reset, so no ring of the alarm is lost.
         self.alarm.take();
     }
 

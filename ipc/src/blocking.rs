@@ -10,7 +10,8 @@ use crate::error::{AskError, ConnectError};
 /// Time between two attempts.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Steps `server` until `stop`. Calls `wait` after a few idle steps.
+/// Calls `step` until `stop` shows that the server is stopped. Calls `wait` after a few steps that
+/// found nothing.
 pub(crate) fn serve<S>(
     server: &mut S,
     stop: &StopHandle,
@@ -28,10 +29,11 @@ pub(crate) fn serve<S>(
     }
 }
 
-/// Connects, at most for `patience`, if that is not `None`. Returns the rest of `timeout`.
+/// Connects, if `patience` is not `None`, and tries for at most `patience` and at most `timeout`.
+/// Returns the part of `timeout` that is left.
 ///
 /// # Errors
-/// The error of a call that wanted the connection.
+/// The error of a call that needed the connection.
 pub(crate) fn connect_first(
     timeout: Duration,
     patience: Option<Duration>,

@@ -21,8 +21,8 @@ use crate::layout::{AreaBytes, Header};
 use crate::membership::Membership;
 use crate::views::{self, Views};
 
-/// A client of a [`Server`](crate::Server). `U` is the user data of a call, which is returned with
-/// its reply. `W` is the type of announcements of the server.
+/// A client of a [`Server`](crate::Server). `U` is the type of the user data of a call; the client
+/// returns them with the reply. `W` is the type of announcements of the server.
 ///
 /// A client belongs to one thread at a time (`Send`). The drop ends the session with the server and
 /// discards unanswered calls.
@@ -35,7 +35,7 @@ pub struct Client<Req, Resp, U, W = ReadyWords> {
     polling: Patience,
     /// Maximum time to wait for the next server.
     pub(crate) patience: Duration,
-    /// Last: everything above points into its region.
+    /// The last field: the other fields point into its region, and are dropped before it.
     member: Membership,
 }
 
@@ -84,15 +84,16 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
         let shape = TypeShape::of::<Req, Resp>(type_tag);
         let layout = views::layout::<Req, Resp, W>(&region, &header, shape, AreaBytes::default())?;
         let base = region.view().base();
-        // SAFETY: `views::layout` made sure that the layout fits the region, which outlives the
-        // views (see the order of the fields).
+        // SAFETY: `views::layout` has checked that the layout, made for these types, fits the
+        // region. The server zeroed the region when it created it. The client keeps the region, and
+        // drops it after the views (see the order of the fields).
         Ok(unsafe { Self::join(region, Views::new(base, &layout), type_tag) }?)
     }
 
     /// Takes an entry at the server of `region`.
     ///
     /// # Safety
-    /// The views are of the region.
+    /// `views` are the views of `region`.
     pub(crate) unsafe fn join(
         region: Region,
         views: Views<Req, Resp, W>,
@@ -103,14 +104,14 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
             lanes,
             announced,
         } = views;
-        // SAFETY: contract of this function; the region outlives all views (see the order of the
-        // fields).
+        // SAFETY: the entries lie in the region (contract of this function), which outlives all
+        // views (see the order of the fields). There are lanes for the number of every entry.
         let member = unsafe { Membership::join(region, entries, |entry| lanes.are_unused(entry)) }?;
         let (entry, depth) = (member.entry, lanes.depth());
-        // SAFETY: as above. Only this client has the entry, and its lanes are empty (C2). The
-        // requests have one producer, this client; `call` publishes only while fewer than `depth`
-        // calls are unanswered, and the server takes requests in order before it answers them. Any
-        // bytes are a valid response, by `Plain`.
+        // SAFETY: as above. Only this client has the entry, and its lanes are empty (C2 of
+        // `docs/shm-protocols.md`). The requests have one producer, this client; `call` publishes
+        // only while fewer than `depth` calls are unanswered, and the server receives requests in
+        // order before it answers them. Any bytes are a valid response, by `Plain`.
         let (requests, responses) = unsafe {
             (
                 LaneTx::new(lanes.requests_of(entry), depth as u64, 0),
@@ -178,9 +179,9 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
         self.calls.capacity()
     }
 
-    /// Sends one request. The server can see it when this returns, and sees the calls of one client
-    /// in their order. [`poll`](Self::poll) returns `user_data` with the reply, exactly once.
-    /// Replies arrive in any order.
+    /// Sends one request. The server can see the request when this function returns, and sees the
+    /// calls of one client in their order. [`poll`](Self::poll) returns `user_data` with the reply,
+    /// exactly once. Replies arrive in any order.
     ///
     /// # Errors
     /// [`CallError`], with the request and the user data; nothing was sent.
@@ -192,7 +193,7 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
     }
 
     /// Like [`call`](Self::call), with a deadline: without a reply the call ends with
-    /// [`CallFailed::TimedOut`] in the first poll after `timeout`. It keeps its slot like a
+    /// [`CallFailed::TimedOut`] in the first poll after `timeout`. The call keeps its slot like a
     /// [cancelled](Self::cancel) call.
     ///
     /// # Errors
@@ -285,9 +286,9 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
     /// their number.
     ///
     /// # Errors
-    /// [`SessionEnd`] in every poll after the end of the session: `f` has got every unanswered call
-    /// as ended. The death of a server is detected within 64 empty polls after the kernel detects
-    /// it (about a millisecond).
+    /// [`SessionEnd`] in every poll after the end of the session; the first poll that returns it
+    /// has passed every unanswered call to `f`, as failed. The death of a server is detected within
+    /// 64 empty polls after the kernel detects it (about a millisecond).
     #[inline(always)]
     pub fn poll(
         &mut self,
@@ -366,8 +367,8 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
         ended
     }
 
-    /// Takes a word with a note other than [`ANSWERED`], or of a call that has ended. Returns
-    /// whether it ends a call.
+    /// Takes an answer whose note is not [`ANSWERED`], or whose call has ended. `word` contains its
+    /// tag and its note. Returns whether the answer ends a call.
     #[cold]
     fn take_unanswered(
         calls: &mut Calls<U>,
@@ -375,8 +376,8 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
         f: &mut impl FnMut(U, usize, Result<Resp, CallFailed>),
     ) -> bool {
         let (tag, note) = CallToken::unpack(word);
-        // C5 (`docs/shm-protocols.md`): a tag of no outstanding call is an error of the server. An
-        // answer with such a tag ends no call.
+        // C5: a tag of no outstanding call is an error of the server. An answer with such a tag
+        // ends no call.
         let taken = if note == ANSWERED {
             None
         } else {
@@ -395,7 +396,8 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
         let Some(end) = self.member.end() else {
             return Ok(0);
         };
-        // Answers that the server published before its end are visible now, and count.
+        // Answers that the server published before its end are visible now, and still end their
+        // calls.
         let ended = self.take_replies(&mut f);
         if ended > 0 {
             return Ok(ended);
@@ -420,15 +422,15 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
         });
     }
 
-    /// Makes the state of a client that was killed by `SIGKILL` after it published a request and
-    /// before it announced it.
+    /// Leaves the state after a `SIGKILL` between the publication of a request and its
+    /// announcement, for models.
     #[cfg(all(test, loom))]
     pub(crate) fn call_unannounced(&mut self, request: Req, user_data: U) {
         let (call, request) = self.begin(request, user_data).unwrap();
         self.publish(call, request);
     }
 
-    /// Makes the state of a client that was killed by `SIGKILL`, for models.
+    /// Leaves the state after a `SIGKILL`, for models.
     #[cfg(all(test, loom))]
     pub(crate) fn die(self) {
         self.member.die();
@@ -451,9 +453,9 @@ impl<Req: Plain, Resp: Plain, W: Announce> Client<Req, Resp, (), W> {
         Ok(self.answer(call, timeout)?.1)
     }
 
-    /// Refuses if another call is unanswered. If cancelled calls hold all slots, takes their late
-    /// replies: a client that only blocks never polls. Returns the maximum time to wait for the
-    /// next server, if the session is over.
+    /// Returns [`AskError::Full`] if another call is unanswered. If cancelled calls hold all slots,
+    /// takes their late replies: a client that only blocks never polls. Returns the maximum time to
+    /// wait for the next server, if the session is over.
     pub(crate) fn prepare_to_ask(&mut self) -> Result<Option<Duration>, AskError> {
         if self.in_flight() > 0 {
             return Err(AskError::Full);

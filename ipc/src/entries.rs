@@ -34,13 +34,13 @@ fn word(generation: u32, state: u64) -> u64 {
     u64::from(generation) << 32 | state
 }
 
-/// A client's line, 64 B; zeroed is free.
+/// The cache line of a client's entry, 64 B. Zeroed bytes are a free entry.
 #[derive(Debug)]
 #[repr(C, align(64))]
 struct Entry {
     /// Generation in the high half, state in the low half.
     session: AtomicU64,
-    /// See [`Entries::armed`].
+    /// The flag that makes the client announce itself: see [`Entries::armed`].
     armed: AtomicU32,
     /// The client's process, for people who inspect the memory; no decision depends on it.
     pid: AtomicU32,
@@ -104,8 +104,8 @@ pub(crate) struct Session {
     _lock: ByteLock,
 }
 
-/// A view of an entry by which either end checks, with every message, that a holder still has it.
-/// [`Entries::held_by`] returns it.
+/// A view of an entry by which either end checks, with every message, that a holder still has the
+/// entry. [`Entries::held_by`] returns it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Holding {
     entry: NonNull<Entry>,
@@ -115,18 +115,20 @@ pub(crate) struct Holding {
     barrier: LightBarrier,
 }
 
-// SAFETY: a view of shared atomics; the memory's lifetime is the contract of `Entries::new`.
+// SAFETY: a `Holding` is a view of shared atomics, which any thread may use. The entry stays mapped
+// as long as the view is used (contract of `Entries::new`).
 unsafe impl Send for Holding {}
 
 impl Holding {
     #[inline(always)]
     fn entry(&self) -> &Entry {
-        // SAFETY: contract of `Entries::new`.
+        // SAFETY: the entry stays mapped as long as this view is used (contract of `Entries::new`),
+        // and consists of atomics.
         unsafe { self.entry.as_ref() }
     }
 
-    /// Returns whether the holder has the entry. One load of a line that is not written in normal
-    /// operation.
+    /// Returns whether the holder has the entry. Costs one load of a line that is not written in
+    /// normal operation.
     #[inline(always)]
     pub(crate) fn lasts(&self) -> bool {
         // C1, C2
@@ -145,7 +147,7 @@ impl Holding {
         self.word = NEVER;
     }
 
-    /// Like [`Entries::armed`].
+    /// Returns the [`armed`](Entries::armed) flag of the holder's lane.
     #[inline(always)]
     pub(crate) fn armed(&self) -> &AtomicU32 {
         &self.entry().armed
@@ -154,7 +156,7 @@ impl Holding {
     /// Returns whether the holder, which has published a request, must announce itself.
     #[inline(always)]
     pub(crate) fn must_announce(&self) -> bool {
-        // R1
+        // R1 (`docs/shm-protocols.md`)
         self.barrier.execute();
         self.armed().load(Ordering::Relaxed) == ARMED
     }
@@ -179,14 +181,15 @@ pub(crate) struct Entries {
     count: usize,
 }
 
-// SAFETY: a view of shared atomics; the memory's lifetime is the contract of `new`.
+// SAFETY: `Entries` is a view of shared atomics, which any thread may use. The memory stays mapped
+// as long as the view is used (contract of `new`).
 unsafe impl Send for Entries {}
-// SAFETY: as above.
+// SAFETY: as above; `&Entries` gives access to atomics only.
 unsafe impl Sync for Entries {}
 
 impl Entries {
-    /// Returns the number of bytes of `count` entries: a line for each entry, and one line for the
-    /// head.
+    /// Returns the number of bytes of `count` entries: a line for the head, and a line for each
+    /// entry.
     pub(crate) const fn bytes(count: usize) -> usize {
         size_of::<Head>() + count * size_of::<Entry>()
     }
@@ -194,8 +197,8 @@ impl Entries {
     /// Makes a view of the entries at `base`.
     ///
     /// # Safety
-    /// `base` is aligned to 64 and points to [`bytes(count)`](Self::bytes) bytes, zeroed before the
-    /// first use, that stay mapped as long as this value or a copy is used.
+    /// `base` is aligned to 64 and points to [`bytes(count)`](Self::bytes) bytes, which were zeroed
+    /// before the first use and stay mapped as long as this value or a copy is used.
     pub(crate) const unsafe fn new(base: NonNull<u8>, count: usize) -> Self {
         Self {
             head: base.cast(),
@@ -235,7 +238,8 @@ impl Entries {
     }
 
     fn head(&self) -> &Head {
-        // SAFETY: contract of `new`.
+        // SAFETY: the head begins at `base` of `new`, and stays mapped as long as this value is
+        // used (contract of `new`).
         unsafe { self.head.as_ref() }
     }
 
@@ -243,7 +247,8 @@ impl Entries {
         if entry >= self.count {
             return None;
         }
-        // SAFETY: contract of `new`; the index was checked.
+        // SAFETY: the index was checked, so the entry lies in the memory after the head, which
+        // stays mapped as long as this value is used (contract of `new`).
         Some(unsafe { self.head.add(1).cast::<Entry>().add(entry).as_ref() })
     }
 
@@ -295,8 +300,8 @@ impl Entries {
         })
     }
 
-    /// Returns the holding of holder `generation` in an entry. Registers this process for barriers,
-    /// which may take long the first time.
+    /// Returns the view by which holder `generation` of `entry` is checked; `None` if `entry` is no
+    /// number of an entry. Registers this process for barriers, which may take long the first time.
     pub(crate) fn held_by(&self, entry: usize, generation: u32) -> Option<Holding> {
         let (entry, barrier) = (
             NonNull::from(self.entry(entry)?),
@@ -309,7 +314,7 @@ impl Entries {
         })
     }
 
-    /// Client: gives up its entry. After that it must not write to the entry's memory.
+    /// Client: gives up its entry. After that, the client must not write to the entry's memory.
     pub(crate) fn leave(&self, session: Session) {
         let Some(entry) = self.entry(session.entry) else {
             return;
@@ -336,13 +341,15 @@ impl Entries {
         self.entry(entry).map(|entry| &entry.armed)
     }
 
-    /// Returns the word that the server sleeps on. Clients wake it after each announcement.
+    /// Returns the word that the server sleeps on, through which clients wake it after each
+    /// announcement.
     #[inline(always)]
     pub(crate) fn server_sleep(&self) -> &Sleep {
         &self.head().sleep
     }
 
-    /// Server: the generation of the client in `entry`, or `None` if there is none (any more).
+    /// Server: returns the generation of the client that has `entry`; `None` if no client has it
+    /// (any more).
     #[inline(always)]
     pub(crate) fn taken_by(&self, entry: usize) -> Option<u32> {
         // C1
@@ -365,7 +372,8 @@ impl Entries {
     }
 
     /// Server: at its end, takes a free entry out of use, or reports to the client of the entry
-    /// that no further request will be taken. The requests that were taken are answered.
+    /// that no further request will be received. The server must have answered all requests that it
+    /// has received from that client.
     pub(crate) fn stop(&self, entry: usize) {
         if let Some(entry) = self.entry(entry) {
             let stopped = |session: u64| {
@@ -380,8 +388,9 @@ impl Entries {
         }
     }
 
-    /// Returns the generation of the client of `entry` if the client gave up its entry or its lock
-    /// is free. A check of a lock takes one of `checks`.
+    /// Returns the generation of the client of `entry` if that client gave up the entry, or if the
+    /// lock of the entry is free. Each check of a lock reduces `checks` by one; at 0, no lock is
+    /// checked.
     fn departed(&self, entry: usize, file: &LockFile, checks: &mut usize) -> Option<u32> {
         let session = self.entry(entry)?.session.load(Ordering::Acquire);
         let generation = (session >> 32) as u32;
@@ -396,10 +405,9 @@ impl Entries {
     }
 }
 
-/// The server's search for clients that have ended. It finds a client that gave up its entry in the
-/// next pass. To find a client that died it takes at most a millisecond for every
-/// [`LOOKS_PER_ROUND`] entries; a server that sleeps takes a [`SLICE`](copyrpc_shm::sleep::SLICE)
-/// more.
+/// The server's search for clients that have ended. The next pass finds a client that gave up its
+/// entry. A client that died is found within at most a millisecond for every [`LOOKS_PER_ROUND`]
+/// entries; a server that sleeps takes a [`SLICE`](copyrpc_shm::sleep::SLICE) more.
 #[derive(Debug)]
 pub(crate) struct Reaper {
     entries: Entries,
@@ -412,9 +420,10 @@ pub(crate) struct Reaper {
     round_ns: u64,
 }
 
-/// Locks that a round checks by system call; about 0.2 us each.
+/// Maximum number of locks that a round, the search of one millisecond, checks. Each check is a
+/// system call of about 0.2 us.
 pub(crate) const LOOKS_PER_ROUND: usize = 8;
-/// Entries that a round reads, a line each.
+/// Maximum number of entries that a round reads, a cache line each.
 pub(crate) const ENTRIES_PER_ROUND: usize = 64;
 const ROUND_NS: u64 = 1_000_000;
 /// Maximum number of rounds that a pass catches up with, for a server that polls rarely.
@@ -447,7 +456,7 @@ impl Reaper {
         now_ns
     }
 
-    /// Returns whether [`pass`](Self::pass) has something to do, which is rare. One load.
+    /// Returns whether [`pass`](Self::pass) has something to do, which is rare. Costs one load.
     #[inline(always)]
     pub(crate) fn is_due(&self) -> bool {
         self.departures() != self.expected
@@ -499,8 +508,10 @@ impl Reaper {
         due > 0
     }
 
-    /// Checks the next `max` entries: for clients that gave up their entries, and by at most
-    /// `checks` system calls, from the last checked lock on, for clients that died.
+    /// Checks up to `max` entries, which follow the entries of the previous round. Finds clients
+    /// that gave up their entries, and, by at most `checks` system calls, clients that died; ends
+    /// when these calls are used up. If `checks` is 0, no lock is checked, and the next round
+    /// begins with the same entry.
     #[cold]
     fn round(
         &mut self,

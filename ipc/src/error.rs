@@ -32,7 +32,7 @@ pub enum ParameterError {
     /// Messages are longer than the maximum.
     #[error("messages of {0} bytes: at most {MESSAGE_MAX} are possible")]
     MessageBytes(usize),
-    /// The sum exceeds the address space.
+    /// The size of the region exceeds the address space.
     #[error(
         "the region would exceed the address space: use fewer clients, less depth, or smaller payloads"
     )]
@@ -109,7 +109,8 @@ pub enum ConnectError {
     Thread(#[source] io::Error),
 }
 
-/// Why the server that has the name now does not fit a client of the one before.
+/// The reason why the server that has the name now does not fit a client of an earlier server of
+/// the same name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Misfit {
     /// The types or the tag of the server differ from the types or the tag of the client: build
@@ -142,7 +143,7 @@ impl ConnectFailure for Misfit {
 pub type AskError = ClientError<Misfit, SessionEnd>;
 
 impl ConnectError {
-    /// Returns the error of a call that wanted the connection.
+    /// Returns the error of a call that needed the connection.
     pub(crate) fn of_call(&self) -> AskError {
         match self {
             error if error.may_pass() => AskError::NotSent,

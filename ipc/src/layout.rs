@@ -37,7 +37,7 @@ pub(crate) struct Header {
     pub(crate) magic: u64,
     pub(crate) version: u32,
     pub(crate) max_clients: u32,
-    /// Words for announcements: the depth of a ring.
+    /// Number of words for announcements; for a ring, its depth.
     pub(crate) words: u32,
     pub(crate) depth: u32,
     pub(crate) shape: TypeShape,
@@ -61,7 +61,7 @@ const _: () = {
     assert!(size_of::<Slot<Tagged<[u8; 49]>>>() == 2 * LINE);
 };
 
-/// Offsets from the start of the region, in bytes.
+/// The parameters of a region, and the offsets of its parts from its start, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Layout {
     pub(crate) max_clients: usize,
@@ -155,7 +155,7 @@ impl Layout {
         })
     }
 
-    /// Returns the offset of the long response to a client's call, as
+    /// Returns the offset of the long response to a client's call; `None` as for
     /// [`request_area`](Self::request_area).
     pub(crate) fn response_area(&self, client: usize, slot: usize) -> Option<usize> {
         Some(self.request_area(client, slot)? + self.area_bytes.request)

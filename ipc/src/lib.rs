@@ -62,9 +62,10 @@
 //! # Ok::<(), ipc::CreateError>(())
 //! ```
 //!
-//! - **Names**: [`Server::bind`] and [`Client::connect`] use `/dev/shm/copyrpc-<uid>`, with room
-//!   for 64 clients of 32 unanswered calls each and the tag 0; [`Server::bind_in`] and
-//!   [`Client::connect_in`] take the directory, the numbers, and a tag of the application's choice.
+//! - **Names**: [`Server::bind`] and [`Client::connect`] use the directory `/dev/shm/copyrpc-<uid>`
+//!   and the tag 0, and `bind` makes room for 64 clients with 32 unanswered calls each;
+//!   [`Server::bind_in`] takes the directory, these two numbers and a tag of the application's
+//!   choice, and [`Client::connect_in`] the directory and the tag.
 //! - **Payloads** are plain old data, checked by the compiler ([`Plain`]: any bytes are a valid
 //!   value) and by both ends when they connect: sizes, alignments and a tag of the application's
 //!   choice.
@@ -73,33 +74,34 @@
 //!   another thread, [`Server::reply`] and [`Server::refuse`] use it up, and dropping it, on any
 //!   thread, ends the call in the server's next poll or wait.
 //! - **Every call ends exactly once**: with its reply; with [`CallFailed::Refused`] or
-//!   [`CallFailed::Dropped`] when the server refuses it or drops its token; with
+//!   [`CallFailed::Dropped`] when the server refuses the request or drops its token; with
 //!   [`CallFailed::TimedOut`] after the time that [`Client::call_within`] was given, or by
 //!   [`Client::cancel`]: such a call keeps its slot until its late reply arrives, which is
-//!   discarded; with [`CallFailed::Stopped`] when the server is dropped before it took the request;
-//!   with [`CallFailed::Disconnected`] when it ends in the middle or is killed, at most about a
-//!   millisecond of polling later. A client that vanishes frees its place for the next one, and
-//!   late answers to it are discarded.
-//! - **Back-pressure**: at most `depth` calls of a client are unanswered; one more is
+//!   discarded; with [`CallFailed::Stopped`] when the server is dropped and has no unanswered
+//!   request of the client: then no handler got the request; with [`CallFailed::Disconnected`] when
+//!   the server is dropped and has an unanswered request of the client, or is killed, at most about
+//!   a millisecond of polling later. The entry of a client that has ended becomes free for the next
+//!   client, and late answers to the ended client are discarded.
+//! - **Back-pressure**: at most `depth` calls of a client are unanswered; a further call fails with
 //!   [`CallError::Full`], which returns the request.
-//! - **Cost**: no lock, no system call and no read-modify-write per call of a client that the
-//!   server polls. These are the clients that called within the last millisecond; any other client
-//!   sets a bit first. Payloads up to 48 B travel in one cache line. The server polls active
-//!   clients only.
+//! - **Cost**: no lock, no system call and no read-modify-write per call of an active client. A
+//!   client that makes no call for one to two milliseconds is no longer active; its next call also
+//!   sets a bit. The server polls active clients only. Payloads up to 48 B travel in one cache
+//!   line.
 //! - **Waiting**: both ends poll. [`Server::wait`] and [`Client::wait`] sleep until there is
 //!   something to poll for, and cost the other end one load per message while no thread sleeps; a
 //!   [`WaitStrategy`] chooses between polling, yielding and sleeping. A thread that polls several
 //!   things, even those of other crates of this workspace, sleeps on all of them at once, as above
 //!   ([`sleep::wait`]).
 //! - **Virtual time**: in a directory that is in memory ([`Dir::in_memory`]) there are no files,
-//!   and deadlines follow its clock, which may be set by hand. A single-threaded driver of both
-//!   ends is notified of new messages through [`sleep::rest`].
+//!   and deadlines follow the clock of the directory, which may be set by hand. A single-threaded
+//!   driver of both ends is notified of new messages through [`sleep::rest`].
 //! - **Messages of any length** up to a bound chosen when the server is created, at most 1 MiB:
 //!   [`bytes`]. Longer data travel in [`parts`], or in a file whose name is the message.
 //! - **Futures**: an [`AsyncClient`] has a thread that sleeps until a reply or a call wakes it; its
-//!   calls are futures for any executor, and dropping one gives the call up. So are the requests of
-//!   a [`bytes::AsyncServer`]. A [`Server`] of values is a loop over [`Server::recv`], whose tokens
-//!   other threads can hold.
+//!   calls are futures for any executor, and a call whose future is dropped is given up. The
+//!   requests of a [`bytes::AsyncServer`] are futures too. A [`Server`] of values is a loop over
+//!   [`Server::recv`], whose tokens other threads can hold.
 //! - **Errors of the handler** are part of the reply type: a refusal carries no more than
 //!   [`CallFailed::Refused`]. A [`service!`] over [`bytes`] has methods with errors of their own.
 //! - **Memory**: 192 B + 64 B per client + a slot of 16 B and the payload, rounded up to 64 B, for
@@ -107,10 +109,10 @@
 //!   depth 32, 33,536 B for 8 (and a page for every region).
 //!
 //! `docs/shm-protocols.md` describes the conditions that the crate needs, the effect of a stopped
-//! or killed process on others, and the cost of garbage. `delegationrpc` is the same with a ring of
-//! names in place of the bits: another [`Announce`]. **Which to choose**: this crate, unless
-//! clients have to be served in the order in which they begin to call. A call costs the same
-//! instructions in both, and a poll of a server that finds nothing is cheaper here.
+//! or killed process on others, and the cost of garbage. `delegationrpc` is this crate with a
+//! different [`Announce`]: a ring of client numbers instead of the bits. **Which to choose**: this
+//! crate, unless clients have to be served in the order in which they begin to call. A call costs
+//! the same instructions in both, and a poll of a server that finds nothing is cheaper here.
 //!
 //! # The files, in the order a call passes them
 //! - `client`: publishes a request in its own lane, and collects replies; `membership`: its entry,
@@ -119,8 +121,8 @@
 //! - `entries`: a server's clients: entries with generations; the search for clients that have
 //!   ended.
 //! - `sessions`: a bounded, fair pass over the active lanes.
-//! - `server`, `token`: received requests, answered once, in any order; the handles of other
-//!   threads.
+//! - `server`, `token`: received requests, which are answered once, in any order; the handles by
+//!   which other threads reach a server.
 //! - [`bytes`]: messages of any length up to a bound: long messages are outside of the lanes.
 //! - `limits`, `layout`, `views`: the places in the region, and the only code that turns offsets
 //!   into addresses.
@@ -168,7 +170,8 @@ pub use limits::{CLIENTS_MAX, DEPTH_MAX};
 pub use server::Server;
 pub use token::Token;
 
-/// Errors go to other threads, and `?` makes a `Box<dyn Error + Send + Sync>` of each.
+/// Checks that every error can be sent to another thread, and that `?` makes a
+/// `Box<dyn Error + Send + Sync>` of it.
 #[cfg(test)]
 mod errors {
     fn check<E: std::error::Error + Send + Sync + 'static>() {}

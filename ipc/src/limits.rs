@@ -6,7 +6,7 @@ pub const CLIENTS_MAX: usize = 4096;
 pub const DEPTH_MAX: usize = 1 << 15;
 /// Maximum length of a message of bytes: 1 MiB.
 pub const MESSAGE_MAX: usize = 1 << 20;
-/// Bytes of a cache line, the alignment of the parts of a region.
+/// Length of a cache line in bytes, and the alignment of the parts of a region.
 pub(crate) const LINE: usize = 64;
 /// Default number of clients of a server.
 pub(crate) const CLIENTS: usize = 64;

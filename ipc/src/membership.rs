@@ -5,7 +5,8 @@ use copyrpc_shm::region::{OwnerWatch, Region};
 
 use crate::entries::{Entries, Holding, JoinError, Session};
 
-/// A client's entry at a server. The drop frees it, except in a forked child, which has a copy.
+/// A client's entry at a server. The drop gives the entry up, except in a forked child, which has
+/// only a copy of this value.
 pub(crate) struct Membership {
     /// The entries of all clients.
     pub(crate) entries: Entries,
@@ -59,9 +60,9 @@ impl Membership {
         })
     }
 
-    /// Returns the end of the session, if it has ended: normally two loads of lines that are not
-    /// written. The result stays the same. Data that the server wrote before an orderly end are
-    /// visible afterwards.
+    /// Returns why the session has ended, if it has ended; then later calls return the same reason.
+    /// Normally a call costs two loads of lines that are not written. Data that the server wrote
+    /// before an orderly end are visible afterwards.
     #[inline(always)]
     pub(crate) fn end(&mut self) -> Option<SessionEnd> {
         let is_well = self.holding.lasts() && !self.region.owner_hint();

@@ -25,13 +25,14 @@ use crate::views::Views;
 /// that the server does not poll.
 ///
 /// `Send`, but best created on the thread that drops it, see [`Region`]. The drop ends the calls of
-/// each client: with [`CallFailed::Stopped`](crate::CallFailed::Stopped), so that the client makes
-/// them again elsewhere, unless a [`Token`] of that client is unanswered.
+/// each client. If no [`Token`] of that client is unanswered, the calls end with
+/// [`CallFailed::Stopped`](crate::CallFailed::Stopped), so that the client can make them again at
+/// another server; otherwise with [`CallFailed::Disconnected`](crate::CallFailed::Disconnected).
 pub struct Server<Req: Plain, Resp: Plain, W: Announce = ReadyWords> {
     sessions: Sessions<Req, Resp>,
     announced: W,
     listed: Listed,
-    /// Last: everything above points into it.
+    /// The last field: the other fields point into the region, and are dropped before it.
     region: Region,
 }
 
@@ -48,7 +49,8 @@ impl<Req: Plain, Resp: Plain, W: Announce> Drop for Server<Req, Resp, W> {
     fn drop(&mut self) {
         // In a forked child the sessions are the parent's, and the memory is not mapped.
         if self.region.is_here() {
-            // A handler that panicked has dropped its token since the last poll.
+            // A handler that panicked may have dropped its token since the last poll: its call ends
+            // here.
             self.end_dropped();
             self.sessions.stop();
         }
@@ -129,7 +131,7 @@ impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
         let header = Header {
             magic: W::MAGIC,
             version: W::VERSION,
-            // The layout has bounded all three.
+            // The layout has checked that each of these three numbers fits.
             max_clients: layout.max_clients as u32,
             words: layout.words as u32,
             depth: layout.depth as u32,
@@ -137,22 +139,24 @@ impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
             _reserved: [0; 10],
         };
         let region = Region::create(dir, name, kind, layout.total, |view| {
-            // SAFETY: the region is made for this layout, which starts with a header; no other
-            // process has it yet.
+            // SAFETY: the region has the size of this layout, which starts with a header. It is
+            // zeroed and aligned to a page, no other process has it yet, and it outlives these
+            // views, which are dropped here.
             let views = unsafe {
                 view.base().cast::<Header>().write(header);
                 Views::<Req, Resp, W>::new(view.base(), &layout)
             };
             views.entries.prepare();
         })?;
-        // SAFETY: the region was made for this layout and outlives the views (see the order of the
-        // fields).
+        // SAFETY: the region was zeroed, has the size of this layout, and outlives the views (see
+        // the order of the fields).
         let Views {
             entries,
             lanes,
             announced,
         } = unsafe { Views::new(region.view().base(), &layout) };
-        // SAFETY: as above. The region has no other server.
+        // SAFETY: the layout has lanes for every entry, the region outlives the sessions, as above,
+        // and it has no other server.
         let sessions = unsafe { Sessions::new(entries, lanes, region.clock().clone()) };
         Ok(Self {
             sessions,
@@ -206,8 +210,8 @@ impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
     }
 
     /// Returns the oldest request that [`poll`](Self::poll) has found: the token to answer it with,
-    /// and a copy that the client cannot change any more. The client waits until the token is
-    /// answered, refused or dropped; tokens may be kept, and answered in any order.
+    /// and a copy of the request, which the client cannot change any more. The client waits until
+    /// the token is answered, refused or dropped; tokens may be kept, and answered in any order.
     #[inline(always)]
     pub fn recv(&mut self) -> Option<(Token, Req)> {
         let (call, request) = self.sessions.recv()?;
@@ -233,7 +237,8 @@ impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
         self.end(token, REFUSED, |_| Resp::new_zeroed())
     }
 
-    /// Ends a request that no handler got: its call is for another server.
+    /// Ends a request that no handler got: the client's call ends as stopped, and can be made at
+    /// another server.
     pub(crate) fn send_back(&mut self, token: Token) {
         // A client that is gone needs no answer.
         let _ = self.end(token, SENT_BACK, |_| Resp::new_zeroed());

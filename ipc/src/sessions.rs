@@ -1,8 +1,8 @@
 //! The server's side of its clients' sessions: a pair of lanes for each client. The server polls
 //! the lanes of active clients only.
 //!
-//! The owner has the [`Wakes`] through which a client announces that it begins to call: a set of
-//! bits, or a ring of names.
+//! The owner of [`Sessions`] has the [`Wakes`] through which a client announces that it begins to
+//! call: a set of bits, or a ring of client numbers.
 
 use std::collections::VecDeque;
 use std::marker::PhantomData;
@@ -19,8 +19,9 @@ use copyrpc_shm::sync::{AtomicU32, Ordering};
 
 use crate::entries::{ENTRIES_PER_ROUND, Entries, Holding, LOOKS_PER_ROUND, Reaper};
 
-/// The lanes of all clients: client `c` has its requests at `requests + c x request_stride` and its
-/// responses at `responses + c x response_stride`, in bytes, `depth` slots each.
+/// The lanes of all clients, with `depth` slots each. The requests of client `c` are at
+/// `requests + c x request_stride`, and its responses at `responses + c x response_stride`, in
+/// bytes.
 #[derive(Clone, Copy)]
 pub(crate) struct LanePairs<Req, Resp> {
     requests: NonNull<u8>,
@@ -40,8 +41,8 @@ impl<Req, Resp> LanePairs<Req, Resp> {
     ///
     /// # Safety
     /// Both lanes of every client lie in zeroed shared memory, aligned to 64 B. The memory stays
-    /// mapped as long as any end that is made from this value. No two lanes overlap. `depth` is a
-    /// power of two.
+    /// mapped as long as any end that is made from this value exists. No two lanes overlap. `depth`
+    /// is a power of two.
     pub(crate) unsafe fn new(
         requests: (NonNull<u8>, usize),
         responses: (NonNull<u8>, usize),
@@ -69,7 +70,8 @@ impl<Req, Resp> LanePairs<Req, Resp> {
     /// # Safety
     /// The client's number is valid.
     pub(crate) unsafe fn requests_of(&self, client: usize) -> NonNull<Slot<Tagged<Req>>> {
-        // SAFETY: contract of this function and of `new`.
+        // SAFETY: the client's number is valid (contract of this function), so its lane lies in the
+        // memory that `new` was given.
         unsafe { self.requests.add(client * self.request_stride).cast() }
     }
 
@@ -78,7 +80,8 @@ impl<Req, Resp> LanePairs<Req, Resp> {
     /// # Safety
     /// The client's number is valid.
     pub(crate) unsafe fn responses_to(&self, client: usize) -> NonNull<Slot<Tagged<Resp>>> {
-        // SAFETY: contract of this function and of `new`.
+        // SAFETY: the client's number is valid (contract of this function), so its lane lies in the
+        // memory that `new` was given.
         unsafe { self.responses.add(client * self.response_stride).cast() }
     }
 
@@ -87,7 +90,8 @@ impl<Req, Resp> LanePairs<Req, Resp> {
     /// # Safety
     /// The client's number is valid.
     pub(crate) unsafe fn are_unused(&self, client: usize) -> bool {
-        // SAFETY: contract of this function and of `new`.
+        // SAFETY: the client's number is valid (contract of this function), so its first slot lies
+        // in the memory that `new` was given. The slot is only read, through an atomic.
         unsafe { self.requests_of(client).as_ref().is_empty() }
     }
 
@@ -97,7 +101,8 @@ impl<Req, Resp> LanePairs<Req, Resp> {
     /// The client's number is valid. The client is gone, and this process has no end of its lanes.
     unsafe fn reset(&self, client: usize) {
         for slot in 0..self.depth {
-            // SAFETY: contract of this function.
+            // SAFETY: the client's number is valid, so both lanes lie in the memory that `new` was
+            // given. No thread uses them: the client is gone, and this process has no end of them.
             unsafe {
                 self.requests_of(client).add(slot).as_ref().clear();
                 self.responses_to(client).add(slot).as_ref().clear();
@@ -106,7 +111,8 @@ impl<Req, Resp> LanePairs<Req, Resp> {
     }
 }
 
-/// The name of one call of one client. The tag's slot may be any number if the client is broken.
+/// The identity of one call of one client. The tag's slot may be any number if the client is
+/// broken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct CallId {
     client: u32,
@@ -182,7 +188,8 @@ struct Inbox {
     current: Batch,
     /// The batches after the current one.
     later: VecDeque<Batch>,
-    /// Requests in the later batches. At most entries x depth, with the current one's.
+    /// Number of requests in the later batches. Together with the current batch, there are at most
+    /// entries x depth requests.
     later_waiting: usize,
 }
 
@@ -213,7 +220,7 @@ impl Inbox {
         }
     }
 
-    /// Returns the client whose request is next.
+    /// Removes the next request from the inbox. Returns its client.
     #[inline(always)]
     fn pop(&mut self) -> Option<usize> {
         if self.current.count == 0 {
@@ -261,7 +268,7 @@ impl<Req: Plain, Resp: Plain> Sessions<Req, Resp> {
     }
 
     /// Does one bounded pass over the active clients: finds at most 16 requests of each of at most
-    /// 8 clients, in rotation. Passes over clients whose bit is set in `mask` (client `c` is bit
+    /// 8 clients, in rotation. Skips the clients whose bit is set in `mask` (client `c` is bit
     /// `c % 64` of word `c / 64`; missing words are zero). Then reaps clients that have ended;
     /// living clients hold locks in `file`.
     #[inline(always)]
@@ -279,7 +286,7 @@ impl<Req: Plain, Resp: Plain> Sessions<Req, Resp> {
     }
 
     /// Like [`pass`](Self::pass), and answers each request with the result of `handler`. Returns
-    /// their number. No request may be [waiting](Self::waiting).
+    /// the number of answered requests. No request may be [waiting](Self::waiting).
     #[inline(always)]
     pub(crate) fn pass_answering(
         &mut self,
@@ -311,7 +318,8 @@ impl<Req: Plain, Resp: Plain> Sessions<Req, Resp> {
         hot.pass(wakes, table, visit, || reaper.tick(clock.now_ns()))
     }
 
-    /// Returns the oldest request that [`pass`](Self::pass) has found, with the name of its call.
+    /// Returns the oldest request that [`pass`](Self::pass) has found, with the identity of its
+    /// call.
     #[inline(always)]
     pub(crate) fn recv(&mut self) -> Option<(CallId, Req)> {
         loop {
@@ -335,8 +343,8 @@ impl<Req: Plain, Resp: Plain> Sessions<Req, Resp> {
                     }
                 }
             }
-            // C5: a broken client took the request back, named a slot that does not exist, or
-            // repeated a call that is held.
+            // C5 (`docs/shm-protocols.md`): a broken client took the request back, gave it a slot
+            // that does not exist, or repeated a call that is held.
             evict_client(&self.table.entries, client);
             self.table.inbox.forget(client);
         }
@@ -344,7 +352,8 @@ impl<Req: Plain, Resp: Plain> Sessions<Req, Resp> {
 
     /// Answers a request with the result of `make`, which is called while the memory of the answer
     /// is the server's. `note` is the outcome of the call. The client can see the answer when this
-    /// returns. Call it once for each request. Returns whether the client was still there.
+    /// function returns. Call this function once for each request. Returns whether the client was
+    /// still there.
     #[inline(always)]
     pub(crate) fn answer(&mut self, to: &CallId, note: u8, make: impl FnOnce() -> Resp) -> bool {
         let Some(Some(session)) = self.table.sessions.get_mut(to.client()) else {
@@ -376,7 +385,7 @@ impl<Req: Plain, Resp: Plain> Sessions<Req, Resp> {
     }
 
     /// Returns the condition for which a sleeping server waits: a request to find or to receive.
-    /// Reaps dead clients in every slice.
+    /// Reaps dead clients in every [`SLICE`](copyrpc_shm::sleep::SLICE) of the sleep.
     pub(crate) fn watch<'a>(
         &'a mut self,
         wakes: &'a mut impl Wakes,
@@ -391,8 +400,8 @@ impl<Req: Plain, Resp: Plain> Sessions<Req, Resp> {
 }
 
 impl<Req, Resp> Sessions<Req, Resp> {
-    /// C6: reports the end of the server to the clients without a request that was taken and not
-    /// answered. The server does nothing afterwards.
+    /// C6: reports the end of the server to each client whose requests are all answered, if the
+    /// server has received any. The server receives and answers nothing afterwards.
     pub(crate) fn stop(&mut self) {
         let Table {
             sessions, entries, ..
@@ -500,8 +509,8 @@ impl<Req: Plain, Resp: Plain> Table<Req, Resp> {
 
     /// Returns whether the first request of a session that has not begun has arrived.
     fn first_is_ready(&self, client: usize) -> bool {
-        // SAFETY: as in `begin`; the entry is taken, so there is such a client, and nothing is
-        // consumed here.
+        // SAFETY: as in `begun`. The entry is taken, so its number is valid. This end consumes
+        // nothing, and is dropped before the session's end is made.
         let requests =
             unsafe { LaneRx::new(self.lanes.requests_of(client), self.lanes.depth as u64, 0) };
         requests.is_ready_at(0)
@@ -535,9 +544,9 @@ impl<Req: Plain, Resp: Plain> Table<Req, Resp> {
         if !session.requests.is_ready_at(next) {
             return 0;
         }
-        // The lane has `depth` slots.
+        // The lane has `depth` slots, so no more requests can lie in it.
         let most = budget.min(depth - (next - session.requests.position()) as usize);
-        // C5: the client has more calls than it may, or its entry was overwritten.
+        // C5: the client has more calls than `depth`, or its entry was overwritten.
         if most == 0 || !session.holding.lasts() {
             evict_client(&self.entries, client);
             return 0;
@@ -671,7 +680,7 @@ impl<Req: Plain, Resp: Plain, W: Wakes> Watch for Idle<'_, Req, Resp, W> {
             table,
             clock,
         } = &mut *self.sessions;
-        // The first pass after the sleep reaps dead clients.
+        // Makes the first pass after the sleep reap dead clients.
         reaper.tick(clock.now_ns());
         hot.arm(table);
     }
@@ -691,7 +700,7 @@ impl<Req: Plain, Resp: Plain, W: Wakes> Watch for Idle<'_, Req, Resp, W> {
             clock,
         } = &mut **sessions;
         reaper.check(file, clock.now_ns(), |client, _| forget(client, hot, table));
-        // Lanes that become active here may turn out to be empty.
+        // Lanes that become active here may turn out to be empty: the next `look` checks them.
         hot.mend(table, usize::MAX, usize::MAX, usize::MAX);
         false
     }

@@ -12,10 +12,10 @@ use crate::sessions::CallId;
 /// The duty to answer a received request, 24 bytes. A token can be kept anywhere, even as the user
 /// data of another call, and be moved to another thread.
 ///
-/// Dropping it, on any thread, ends the client's call with
-/// [`CallFailed::Dropped`](crate::CallFailed::Dropped): the drop wakes the server, which reports it
-/// in its next [`poll`](crate::Server::poll) or [`wait`](crate::Server::wait). A token of a server
-/// that was dropped does nothing.
+/// Dropping the token, on any thread, ends the client's call with
+/// [`CallFailed::Dropped`](crate::CallFailed::Dropped): the drop wakes the server, which ends the
+/// call in its next [`poll`](crate::Server::poll) or [`wait`](crate::Server::wait). A token of a
+/// server that was dropped does nothing.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "a token that is dropped ends its call without an answer"]
 #[doc(alias("RecvEntry", "DelegToken"))]
@@ -40,13 +40,13 @@ impl Token {
         self.call.client()
     }
 
-    /// Returns the name of the call, if this server received it.
+    /// Returns the identity of the call, if this server received it.
     #[inline(always)]
     pub(crate) fn call_at(&self, server: &Listed) -> Option<CallId> {
         (self.server == server.number).then_some(self.call)
     }
 
-    /// Ends the token without a word to the client: the caller answers the request.
+    /// Consumes the token without ending the client's call: the caller answers the request.
     #[inline(always)]
     pub(crate) fn use_up(self) {
         std::mem::forget(self);
@@ -56,7 +56,7 @@ impl Token {
 impl Drop for Token {
     #[cold]
     fn drop(&mut self) {
-        // A server that was dropped has ended all calls.
+        // A server that was dropped is no longer listed: its drop has ended all calls.
         SERVERS.with(self.server, |entry| {
             entry.dropped.push(self.call);
             entry.wake();
@@ -68,9 +68,11 @@ impl Drop for Token {
 static SERVERS: Numbered<Entry> = Numbered::new();
 
 struct Entry {
-    /// Requests whose tokens were dropped. The drop wakes the server afterwards (W1).
+    /// Requests whose tokens were dropped. The drop of a token adds its request here, and then
+    /// wakes the server (W1 of `docs/shm-protocols.md`).
     dropped: Arc<Dropped<CallId>>,
-    /// Mapped while the entry is listed, in the process `pid`.
+    /// The entries of the server's region, which is mapped while this entry is listed, in the
+    /// process `pid`.
     entries: Entries,
     pid: u32,
 }
@@ -116,7 +118,7 @@ impl Listed {
         }
     }
 
-    /// Requests whose tokens were dropped.
+    /// Returns the requests whose tokens were dropped.
     #[inline(always)]
     pub(crate) fn dropped(&self) -> &Dropped<CallId> {
         &self.dropped

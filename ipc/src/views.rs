@@ -1,4 +1,4 @@
-//! The parts of a region, as typed views. The only file that turns offsets into addresses.
+//! The parts of a region, as typed views. Only this file turns offsets into addresses.
 
 use std::ptr::NonNull;
 
@@ -11,7 +11,8 @@ use crate::error::ConnectError;
 use crate::layout::{AreaBytes, Header, Layout};
 use crate::sessions::LanePairs;
 
-/// Returns a copy of the header of a server's region. Only its version is checked.
+/// Returns a copy of the header of a server's region. Only the magic number and the version are
+/// checked.
 pub(crate) fn header<W: Announce>(region: &Region) -> Result<Header, ConnectError> {
     let have = region.view().len();
     let Some(header) = region.view().at::<Header>(0) else {
@@ -20,9 +21,9 @@ pub(crate) fn header<W: Announce>(region: &Region) -> Result<Header, ConnectErro
             have,
         });
     };
-    // SAFETY: the header is in bounds and aligned. It is written before the region can be opened.
-    // Every field is an integer, so a peer that breaks this rule can only cause a wrong number,
-    // which is checked below, once, in this copy.
+    // SAFETY: the header is in bounds and aligned, and is not written after the region can be
+    // opened. Every field is an integer, so a peer that writes it nevertheless can only cause a
+    // wrong number; the numbers are checked before their use, in this copy.
     let header = unsafe { header.as_ptr().read_volatile() };
     if (header.magic, header.version) == (W::MAGIC, W::VERSION) {
         Ok(header)
@@ -77,7 +78,9 @@ impl<Req, Resp, W: Announce> Views<Req, Resp, W> {
     /// The region at `base` was zeroed when it was created, and outlives everything that is made
     /// from this value. The layout, made for these types, fits it.
     pub(crate) unsafe fn new(base: NonNull<u8>, layout: &Layout) -> Self {
-        // SAFETY: contract of this function; the layout gives each part its room, on a line.
+        // SAFETY: the region at `base` is zeroed, mapped, and large enough for the layout (contract
+        // of this function). The layout puts each part on cache lines of its own, and its depth is
+        // a power of two.
         unsafe {
             let requests = (base.add(layout.requests), layout.request_stride());
             let responses = (base.add(layout.responses), layout.response_stride());

@@ -1,15 +1,17 @@
 //! Compares the ways to announce new WQEs to the device, and the ways in which the device reports
 //! arrivals. WRITEs with immediate of 28 bytes, each in one WQEBB, go from a queue pair to another
-//! of the same device, in one thread. The doorbell stores 8 bytes, the last WQE through BlueFlame,
-//! or all WQEs through BlueFlame (`BlueflameBatch`, which is unproven on a NIC). It announces one
-//! or four WQEs. The completion queue has plain CQEs, or compressed ones if the device has them.
-//! All combinations are measured in turn. Then one message at a time: the time of its doorbell, and
-//! the time until its arrival. A WQE without a doorbell is the reference: it takes only its stores.
+//! of the same device, in one thread. A doorbell announces one or four WQEs. It stores 8 bytes, the
+//! last WQE through BlueFlame, or all WQEs through BlueFlame (`BlueflameBatch`, which is unproven
+//! on a NIC). The completion queue has plain CQEs, or compressed CQEs if the device has them. All
+//! combinations are measured in turn. Then messages are sent one at a time; the medians are printed
+//! of three times: the time to write the WQE, the time of its doorbell, and the time from the start
+//! of the post until the message has arrived.
 //!
-//! `cargo bench -p mlx5 --bench doorbells -- [DEVICE] [ROUNDS]`: messages per second on DEVICE
-//! (`mlx5_0`, or the default `soft`), medians of ROUNDS (11) rounds, each with its ratio to the
-//! first. `scripts/instructions` counts the instructions of each. Without `--bench`, as
-//! `cargo test` runs it, or with `--quick`, one short round.
+//! `cargo bench -p mlx5 --bench doorbells -- [DEVICE] [ROUNDS]` prints the messages per second of
+//! each combination on DEVICE (`mlx5_0`, or the default `soft`), as the median of ROUNDS (11)
+//! rounds, and the ratio of that rate to the rate of the first combination. `scripts/instructions`
+//! counts the instructions of a doorbell of each kind. Without `--bench`, as `cargo test` runs it,
+//! or with `--quick`, the program runs one short round.
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a benchmark")]
 
 use std::time::{Duration, Instant};
@@ -89,7 +91,7 @@ impl Pair {
         self.srq.ring();
     }
 
-    /// Sends messages, `batch` to a doorbell, until enough are in flight.
+    /// Sends messages, `per_doorbell` to a doorbell, until `IN_FLIGHT` are in flight.
     fn send(&mut self, bell: Bell, per_doorbell: u32) {
         let (addr, rkey) = (self.target.addr(), self.target.rkey());
         while (self.sent - self.received) as usize + per_doorbell as usize <= IN_FLIGHT {
@@ -120,7 +122,7 @@ impl Pair {
         }
     }
 
-    /// Takes the messages that arrived, each once and in order.
+    /// Takes the messages that have arrived. Each message must arrive once, and in order.
     fn receive(&mut self) {
         let Self {
             sender,
@@ -160,8 +162,8 @@ impl Pair {
 }
 
 impl Pair {
-    /// Sends one message after the other. Returns the medians in ns: of writing a WQE, of its
-    /// doorbell, and until the message has arrived.
+    /// Sends one message after the other. Returns three medians in ns: the time to write a WQE, the
+    /// time of its doorbell, and the time from the start of the post until the message has arrived.
     fn times(&mut self, bell: Bell, messages: u32) -> [f64; 3] {
         while self.received < self.sent {
             self.receive();

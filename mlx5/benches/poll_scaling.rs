@@ -1,13 +1,13 @@
-//! Measures whether the cost of [`MonoCq::poll`] is independent of the number of queues. It is
-//! compared with two ways to serve N queues round-robin, in the same process and the same minutes,
-//! and with libmlx5:
+//! Measures whether the cost of [`MonoCq::poll`] is independent of the number of queues. [`MonoCq`]
+//! is compared with two ways to serve N queues round-robin, in the same process and the same
+//! minutes, and with libmlx5:
 //!
 //! - **flags**: N rings of 64-byte lines, each line with a valid flag, as a server polls its
-//!   clients' buffers. It is the cheapest such loop: one load and one branch per empty queue.
+//!   clients' buffers. This is the cheapest such loop: one load, one branch per empty queue.
 //! - **CQs**: N completion queues of this driver, polled one after the other.
-//! - **ibv_poll_cq**: one completion queue of libmlx5 for all N queue pairs, polled for one
-//!   completion, whose queue pair number is looked up in the same table as `MonoCq`'s. Only under
-//!   `mlx5-run` and with libibverbs-dev; otherwise its column is empty, and the reason printed.
+//! - **ibv_poll_cq**: one completion queue of libmlx5 for all N queue pairs. A poll takes at most
+//!   one completion; its queue pair number is looked up in a table like `MonoCq`'s. This contender
+//!   needs `mlx5-run` and libibverbs-dev; otherwise its column is empty, and the reason is printed.
 //!
 //! There are three loads, and a poll takes at most one message. *idle*: the cost of finding all
 //! queues empty. *one active*: the cost of each message if all come to one queue. *all active*: the
@@ -56,8 +56,8 @@ trait Contender {
     fn new(queues: u32) -> Self;
     /// Writes, as the device, the next message of `queue`.
     fn write(&mut self, queue: u32, message: u32);
-    /// Polls until one message is found, or all queues were found empty. Adds its queue and value
-    /// to `found`, in any way that needs both.
+    /// Polls until one message is found, or all queues were found empty. Calls `found` with the
+    /// queue and the value of the message. Returns the number of messages found.
     fn poll(&mut self, found: impl FnMut(u32, u32)) -> usize;
 }
 
@@ -184,8 +184,8 @@ impl Contender for Cqs {
     const NAME: &'static str = "CQs";
     fn new(queues: u32) -> Self {
         let device = Device::open(DeviceSpec::Null(mlx5::NullOptions::default())).unwrap();
-        // Room for every load with little memory: each queue has its share for *all active*, and
-        // the active one has all for *one active*.
+        // Every load fits with little memory: each CQ holds its share of the messages of *all
+        // active*, and the active CQ holds all messages of *one active*.
         let entries = |queue| {
             if queue == active(queues) {
                 MESSAGES
@@ -247,7 +247,7 @@ fn library() -> &'static Result<(Library, VerbsDevice), String> {
     })
 }
 
-/// WQEs of the shared receive queue.
+/// Number of WQEs of the shared receive queue.
 const RECEIVES: u32 = 2 * MESSAGES;
 
 impl Verbs {
@@ -291,7 +291,7 @@ struct IbvPollCq {
 }
 
 thread_local! {
-    /// The objects while no contender has them.
+    /// The libmlx5 objects while no contender has them.
     static VERBS: Cell<Option<Box<Verbs>>> = const { Cell::new(None) };
 }
 
@@ -323,7 +323,8 @@ impl Contender for IbvPollCq {
         verbs.srq.post(0, &[]);
         let wqe_counter = (verbs.posted % RECEIVES) as u16;
         verbs.posted += 1;
-        // libmlx5 numbers its queue pairs from 0; the number is the user index.
+        // libmlx5 creates the queue pairs with user indices that count from 0, so a queue's number
+        // is its user index. The CQE carries the user index in the field of the SRQ number.
         let qpn = verbs.qps[queue as usize].parts.qpn;
         let mut cqe = ResponderCqe {
             qpn,
@@ -438,8 +439,8 @@ fn verify<C: Contender>(queues: u32) {
 /// Returns the time of a poll in ns.
 fn time<C: Contender>(queues: u32, load: Load) -> f64 {
     let mut contender = filled::<C>(queues, load);
-    // An idle round of many queues takes long, and without messages only the number of rounds
-    // limits it.
+    // In the idle load no message limits the number of polls. A poll of many empty queues takes
+    // long, so there are fewer polls of more queues.
     let polls = if matches!(load, Load::Idle) {
         (1 << 21) / queues.max(64)
     } else {
@@ -506,7 +507,8 @@ fn print_times() {
     }
 }
 
-/// Runs the loop that `count` starts under callgrind.
+/// Polls `polls` times: the part of this program that `count` measures under callgrind. Returns a
+/// value that depends on every message.
 fn run(contender: &str, load: &str, queues: u32, polls: u32) -> u32 {
     let load = LOADS.into_iter().find(|(name, _)| *name == load).unwrap().1;
     match contender {
@@ -521,7 +523,8 @@ fn run(contender: &str, load: &str, queues: u32, polls: u32) -> u32 {
 fn count(contender: &str, load: &str, queues: u32) -> f64 {
     let collected = |polls: u32| -> u64 {
         let output = Command::new("valgrind")
-            // Leaves out the thread of `mlx5-run`'s device.
+            // Instructions are collected only inside `poll_many`, so the thread of `mlx5-run`'s
+            // device does not count.
             .args([
                 "--tool=callgrind",
                 "--callgrind-out-file=/dev/null",

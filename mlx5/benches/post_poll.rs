@@ -1,6 +1,7 @@
-//! Throughput of posting and polling: the driver alone on a null device, and whole messages on the
-//! software HCA, both ends in one thread. First it checks that the measured operations are correct.
-//! `cargo bench -p mlx5 --bench post_poll`; exact instruction counts are in `scripts/instructions`.
+//! Throughput of posting and polling: of the driver alone on a null device, and of whole messages
+//! on the software HCA with both ends in one thread. First the program checks that the measured
+//! operations are correct. Run it with `cargo bench -p mlx5 --bench post_poll`;
+//! `scripts/instructions` has exact instruction counts.
 #![allow(
     missing_docs,
     clippy::unwrap_used,
@@ -65,8 +66,8 @@ impl Null {
         }
     }
 
-    /// Does `OPERATIONS` operations of `blocks` WQEBBs, `batch` to a doorbell, and the completion
-    /// that reclaims them.
+    /// Posts `OPERATIONS` operations of `blocks` WQEBBs, `batch` to a doorbell, writes the CQE that
+    /// completes them all as the device would, and polls it.
     #[inline(always)]
     fn post<P: Payload + Copy>(&mut self, payload: P, blocks: u16, batch: usize) {
         let (addr, rkey) = (self.mr.addr(), self.mr.rkey());
@@ -108,8 +109,8 @@ impl Null {
         );
     }
 
-    /// Does `OPERATIONS` receives: posted, completed by the device, polled in batches of 16,
-    /// returned.
+    /// Posts `OPERATIONS` receives, writes their CQEs as the device would, polls these in batches
+    /// of 16, and returns the entries to the queue. Returns a sum that depends on every completion.
     #[inline(always)]
     fn receive(&mut self) -> u64 {
         for i in 0..OPERATIONS {

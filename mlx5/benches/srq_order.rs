@@ -3,9 +3,10 @@
 //! cannot. WRITEs with immediate go from a queue pair to another of the same device, in one thread.
 //! One queue is linked in order and one is shuffled; they are measured in turn.
 //!
-//! `cargo bench -p mlx5 --bench srq_order -- [DEVICE] [ROUNDS]`: messages per second on DEVICE
-//! (`mlx5_0`, or the default `soft`, where the order has no effect), medians of ROUNDS (11) rounds,
-//! and the ratio. Without `--bench`, as `cargo test` runs it, or with `--quick`, one short round.
+//! `cargo bench -p mlx5 --bench srq_order -- [DEVICE] [ROUNDS]` prints the messages per second on
+//! DEVICE (`mlx5_0`, or the default `soft`, where the order has no effect) as the median of ROUNDS
+//! (11) rounds, and the ratio of the two orders. Without `--bench`, as `cargo test` runs it, or
+//! with `--quick`, the program runs one short round.
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a benchmark")]
 
 use std::time::{Duration, Instant};
@@ -113,8 +114,8 @@ impl Pair {
         }
     }
 
-    /// Takes the messages that have arrived, and returns their entries to the list, in the same
-    /// order.
+    /// Takes the messages that have arrived, and returns their receives to the list in the order of
+    /// arrival. Returns the number of messages.
     fn receive(&mut self, mut each: impl FnMut(u16)) -> usize {
         let Self {
             recv_cq,
@@ -134,8 +135,9 @@ impl Pair {
         received
     }
 
-    /// Links the receives anew. Each is taken by a message of a connection that a generator with a
-    /// fixed seed chooses, and is returned with the others of its connection.
+    /// Links the receives in a random order, which is the same in every run. A generator with a
+    /// fixed seed chooses the connection whose message takes the next receive. Then the receives
+    /// are returned connection by connection.
     fn shuffle(&mut self, device: &Device) {
         const CONNECTIONS: usize = 32;
         let config = QpConfig {

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::{env, fs};
 
-/// Set for the cargo run that builds the library.
+/// Environment variable that is set for the inner cargo run, which builds the library.
 const INNER: &str = "MLX5_PRELOAD_BUILDS_ITS_LIBRARY";
 const NAME: &str = "libmlx5_preload.so";
 
@@ -15,12 +15,13 @@ fn main() -> Result<(), Box<dyn Error>> {
     let var = |name| env::var(name).map_err(|error| format!("{name}: {error}"));
     let out = PathBuf::from(var("OUT_DIR")?);
     if var("PROFILE")? != "release" || env::var_os(INNER).is_some() {
-        // A debug build runs where it was built, with the library in the same directory.
+        // A debug build of the launcher runs where it was built, with the library in the same
+        // directory: it embeds an empty file.
         return Ok(fs::write(out.join(NAME), "")?);
     }
     let manifest = PathBuf::from(var("CARGO_MANIFEST_DIR")?);
-    // Cargo rebuilds this package when its sources change, and in a clone when the sources of its
-    // dependencies change.
+    // Cargo runs this script again when a source of this package changes and, in a clone of the
+    // repository, when a source of a dependency changes.
     for source in [
         "src",
         "Cargo.toml",
@@ -59,6 +60,6 @@ fn main() -> Result<(), Box<dyn Error>> {
         built.join(target).join("release").join(NAME),
         out.join(NAME),
     )?;
-    // The directory is large, and not needed before its sources change.
+    // The target directory of the inner build is large, and the next inner build makes a new one.
     Ok(fs::remove_dir_all(built)?)
 }

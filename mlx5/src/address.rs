@@ -1,4 +1,4 @@
-//! The address of a queue pair, and its bytes on the way to the peer.
+//! The address of a queue pair, and its encoding for the exchange with the peer.
 
 /// The kind of device of a queue pair. Queue pairs of different kinds never connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -20,24 +20,24 @@ pub struct QpAddress {
     pub mtu: u16,
     /// Local identifier of the port; 0 on RoCE.
     pub lid: u16,
-    /// UDP port of a software HCA that sends RoCE packets; 0 for all other devices: RoCE devices
-    /// have port 4791.
+    /// UDP port of a software HCA that sends RoCE packets. 0 for all other devices: RoCE hardware
+    /// always has port 4791.
     pub port: u16,
     /// Queue pair number, 24 bits.
     pub qpn: u32,
     /// First packet sequence number, 24 bits; a software HCA without packets ignores it.
     pub psn: u32,
-    /// Incarnation of the device with that LID, on the software HCA: a LID is reused after its
-    /// owner died, this number never. 0 on hardware.
+    /// Incarnation of the device with that LID, on the software HCA: a LID is reused after the end
+    /// of the process that had it, an incarnation never. 0 on hardware.
     pub epoch: u64,
-    /// Global identifier of the port, which names the port on RoCE. On the software HCA it names
-    /// the user of the process, for an error at a peer of another user: the last four bytes are the
-    /// user id plus 1, the others zero.
+    /// Global identifier of the port; a port of RoCE has no other identifier. On the software HCA
+    /// it identifies the user of the process instead, for the error that reports a peer of another
+    /// user: the last four bytes are the user id plus 1, the others zero.
     pub gid: [u8; 16],
 }
 
 impl QpAddress {
-    /// Bytes of [`to_bytes`](Self::to_bytes).
+    /// Length of the encoding ([`to_bytes`](Self::to_bytes)), in bytes.
     pub const LEN: usize = 40;
 
     /// Returns the address of a queue pair of a software HCA.
@@ -55,13 +55,13 @@ impl QpAddress {
         }
     }
 
-    /// Adds the user of a software HCA.
+    /// Adds the user id to the address of a queue pair of a software HCA.
     pub(crate) fn of_user(mut self, user: u32) -> Self {
         self.gid[12..].copy_from_slice(&user.wrapping_add(1).to_le_bytes());
         self
     }
 
-    /// Returns the user of a software HCA, if the address names it.
+    /// Returns the user id in the address of a queue pair of a software HCA, if there is one.
     pub(crate) fn user(&self) -> Option<u32> {
         let user = self
             .gid
@@ -135,7 +135,8 @@ mod tests {
         assert_eq!(QpAddress::from_bytes(&bytes), Some(address));
         let soft = QpAddress::soft(7, 8, 9);
         assert_eq!(QpAddress::from_bytes(&soft.to_bytes()), Some(soft));
-        // Kind, padding, MTU, the upper bytes of QPN and PSN.
+        // Each of these values is illegal at its offset: kind, padding, MTU, the upper bytes of QPN
+        // and PSN.
         for (at, value) in [
             (0, 0),
             (0, 3),

@@ -9,8 +9,8 @@ use crate::wire::{CQE_BYTES, CQE128_BYTES, MAX_INLINE};
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NullOptions {
-    /// How doorbells write its registers, which are memory that no device reads. Default
-    /// [`RegisterKind::Ordinary`].
+    /// Kind of the device's registers, which are memory that no device reads; it determines how
+    /// doorbells write them. Default [`RegisterKind::Ordinary`].
     pub register: RegisterKind,
 }
 
@@ -18,17 +18,17 @@ pub struct NullOptions {
 /// number of entries of 64 bytes, not compressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CqConfig {
-    /// CQEs, 1..=[`DeviceInfo::max_cqe`](crate::DeviceInfo::max_cqe); rounded up to a power of two.
-    /// Every operation that may complete before the next poll needs an entry: a queue that overruns
-    /// is dead.
+    /// Number of CQEs, 1..=[`DeviceInfo::max_cqe`](crate::DeviceInfo::max_cqe). The number is
+    /// rounded up to a power of two. Every operation that may complete before the next poll needs
+    /// an entry: a queue that overruns is dead.
     pub entries: u32,
-    /// Bytes of an entry, 64 or 128. A large entry has room for 64 bytes of received data before
-    /// its CQE.
+    /// Length of an entry in bytes, 64 or 128. A large entry has room for 64 bytes of received data
+    /// before its CQE.
     pub cqe_bytes: u32,
     /// Whether the device may write similar CQEs as one session of 8-byte mini CQEs
     /// ([`MiniCqe`](crate::wire::MiniCqe)). Polls hand them out as ordinary CQEs.
     pub compression: bool,
-    /// Completion vector of its events,
+    /// Completion vector of the queue's events,
     /// 0..[`DeviceInfo::comp_vectors`](crate::DeviceInfo::comp_vectors). On hardware each vector
     /// has an interrupt of its own, usually on a core of its own: choose the vector of the core on
     /// which the program waits.
@@ -46,7 +46,7 @@ impl CqConfig {
         )
     }
 
-    /// Returns the bytes of an entry, if they are legal.
+    /// Returns the length of an entry in bytes, if it is legal.
     pub(crate) fn stride(&self) -> Result<usize, CreateError> {
         match self.cqe_bytes as usize {
             stride @ (CQE_BYTES | CQE128_BYTES) => Ok(stride),
@@ -73,18 +73,19 @@ impl From<u32> for CqConfig {
 /// Sizes of a queue pair.
 #[derive(Clone, Copy, Debug)]
 pub struct QpConfig {
-    /// Send WQEBBs of 64 B, 1..=32768; rounded up to a power of two.
+    /// Number of send WQEBBs, each of 64 bytes, 1..=32768; the number is rounded up to a power of
+    /// two.
     pub max_send_wr: u32,
-    /// Inline bytes of one operation, 0..=220.
+    /// Maximum number of inline bytes of one operation, 0..=220.
     pub max_inline_data: usize,
-    /// Whether the device may put the data of a SEND of up to 32 bytes, or 64 with large CQEs, into
-    /// the CQE instead of the receive's buffer ([`Cqe::inline_data`](crate::Cqe::inline_data));
-    /// that buffer is then not written. Reliable connections only.
+    /// Whether the device may put the data of a SEND into the CQE instead of the receive's buffer
+    /// ([`Cqe::inline_data`](crate::Cqe::inline_data)): up to 32 bytes, or 64 with large CQEs. That
+    /// buffer is then not written. Reliable connections only.
     pub scatter_to_cqe: bool,
-    /// Number of the peer's messages that may wait on the software HCA until this end polls,
-    /// 1..=128; rounded up to a power of two, minimum
-    /// 8. Each takes 64 bytes. The peer's operations wait for room; the depth of its queue pair
-    ///    need not be the same. Hardware ignores it.
+    /// Maximum number of the peer's messages that may wait on the software HCA until this end
+    /// polls, 1..=128; the number is rounded up to a power of two, and to at least 8. Each message
+    /// takes 64 bytes. The peer's operations wait while there is no room; the peer's own value need
+    /// not be the same. Hardware ignores this option.
     pub lane_slots: u32,
 }
 
@@ -136,7 +137,7 @@ pub enum QpState {
     ReadyToReceive,
     /// Sends and receives messages.
     ReadyToSend,
-    /// An operation failed; every posted operation is flushed. It is the last state of a queue
-    /// pair: create a new one.
+    /// An operation failed, or [`Qp::fail`](crate::Qp::fail) was called; every posted operation is
+    /// flushed. This is the last state of a queue pair: create a new one.
     Error,
 }

@@ -1,4 +1,4 @@
-//! The handle by which the objects of a device hold it.
+//! The handle through which the objects of a device hold the device.
 
 use core::ops::Deref;
 use std::rc::Rc;
@@ -10,8 +10,8 @@ use mlx5_hca::Hca;
 use crate::provider::{Provider, Queues};
 use crate::verbs::Relay;
 
-/// The device that is called after a doorbell's stores and where a completion queue was found
-/// empty. Hardware sees the stores itself, and needs no calls.
+/// The device that must be called to make progress: after the stores of a doorbell, and when a poll
+/// finds a completion queue empty. Hardware sees the stores itself, and needs no calls.
 #[derive(Clone)]
 pub(crate) enum Hook {
     Soft(Rc<Hca>),
@@ -21,8 +21,9 @@ pub(crate) enum Hook {
 }
 
 impl Hook {
-    /// Calls the software HCA, whose instructions are counted. The call of a relay is part of its
-    /// doorbells' stores ([`ring_relay`](Self::ring_relay)).
+    /// Calls the software HCA after a doorbell's stores to register `index`. Does nothing for a
+    /// relay, whose call ([`ring_relay`](Self::ring_relay)) is part of the doorbell's stores: so
+    /// the path to the software HCA, whose instructions are counted, does not contain that call.
     #[inline(always)]
     pub(crate) fn ring(&self, index: usize) {
         if let Self::Soft(hca) = self {
@@ -121,7 +122,7 @@ impl Control {
             .map_or_else(clock::coarse_ns, |hca| hca.coarse_now_ns())
     }
 
-    /// Tells a relay that the record of a receive queue was stored. Every other device reads the
+    /// Informs a relay that a receive queue's record has a new value. Every other device reads the
     /// record when a message needs a receive.
     #[inline(always)]
     pub(crate) fn receives_posted(&self) {

@@ -39,12 +39,13 @@ use crate::wire::{Access, AsyncEvent};
 pub enum DeviceSpec {
     /// The software HCA.
     Soft(SoftOptions),
-    /// Hardware: an mlx5 device that libibverbs finds. Its peers are queue pairs of such devices on
-    /// any machine.
+    /// Hardware: a device that libibverbs finds, of mlx5 or, through a relay, of another vendor.
+    /// Its peers are queue pairs on any machine: of such devices, or of software HCAs with a port
+    /// for packets.
     Verbs(VerbsOptions),
     /// A device that executes nothing: its queues, records and registers exist, but no device reads
-    /// them. For measuring the driver alone, and for tests that play the device through
-    /// [`Device::null`]. Its queue pairs connect to any address.
+    /// them. It serves to measure the driver alone, and to test with a program that plays the
+    /// device through [`Device::null`]. Its queue pairs connect to any address.
     Null(NullOptions),
 }
 
@@ -54,8 +55,8 @@ impl From<&DeviceSpec> for DeviceSpec {
     }
 }
 
-/// Parses the options in the name of a software HCA with a port for packets. `None` for names
-/// without options.
+/// Parses the options in the name of a software HCA with a port for packets. Returns `None` for a
+/// name without options.
 fn roce_options(name: &str) -> Option<Result<RoceOptions, String>> {
     let options = name.strip_prefix("soft:")?;
     Some(options.strip_prefix("roce=").map_or_else(
@@ -93,7 +94,7 @@ impl From<&str> for DeviceSpec {
                     ..SoftOptions::default()
                 });
             }
-            // `Device::open` reports the error.
+            // The illegal name is kept as a device name, and `Device::open` reports the error.
             Some(Err(_)) => return verbs(name, None, false),
             None => {}
         }
@@ -117,8 +118,8 @@ impl Default for DeviceSpec {
 }
 
 /// An open device. It belongs to the thread that opened it, as does every object made from it; each
-/// thread opens its own. Clones refer to the same device, which closes with the last of them and of
-/// the objects made from it.
+/// thread opens its own device. Clones refer to the same device, which closes when the last clone
+/// and the last object made from it are dropped.
 ///
 /// It is neither `Send` nor `Sync`:
 /// ```compile_fail,E0277
@@ -144,11 +145,11 @@ impl fmt::Debug for Device {
 }
 
 /// Lets a thread sleep on the device and on other sources at once: see
-/// [`copyrpc_shm::sleep::wait`]. The device makes progress first, so check after that whether a CQ
-/// holds a completion ([`Cq::has_completion`](crate::Cq::has_completion)). Every arrival that a
-/// poll would take ends the sleep, whether a CQ is armed or not. On hardware the first such sleep
-/// starts a thread that wakes it for the device's events, and each sleep arms all CQs of the
-/// device. Without that thread, the sleep ends after
+/// [`copyrpc_shm::sleep::wait`]. The device makes progress before the sleep, so check after that
+/// whether a CQ holds a completion ([`Cq::has_completion`](crate::Cq::has_completion)). Every
+/// arrival that a poll would take ends the sleep, whether a CQ is armed or not. On hardware the
+/// first such sleep starts a thread that ends sleeps when the device has events, and each sleep
+/// arms all CQs of the device. Without that thread, a sleep ends after
 /// [`POLL_SLICE`](copyrpc_shm::sleep::POLL_SLICE).
 impl Sleeper for &Device {
     fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
@@ -214,7 +215,8 @@ impl Device {
         Ok(device)
     }
 
-    /// Returns the device's side of a [`DeviceSpec::Null`] device. `None` for all other devices.
+    /// Returns the device's side of a [`DeviceSpec::Null`] device, and `None` for all other
+    /// devices.
     #[must_use]
     pub fn null(&self) -> Option<NullDevice> {
         self.null
@@ -237,17 +239,18 @@ impl Device {
     }
 
     /// Returns the time on the device's clock, in ns since an arbitrary moment. The device measures
-    /// its retries and delays by it. A program that measures its own deadlines by it runs in
-    /// virtual time without a change. Hardware has the system's monotonic clock.
+    /// its retries and delays on this clock. A program that uses this clock for its own deadlines
+    /// also runs in virtual time, without a change. Hardware has the system's monotonic clock.
     #[must_use]
     #[inline]
     pub fn now_ns(&self) -> u64 {
         self.control.now_ns()
     }
 
-    /// Returns the same time as [`now_ns`](Self::now_ns). The system's clock costs a fifth this
-    /// way, and is late by up to a tick of the kernel, at most 10 ms (`CLOCK_MONOTONIC_COARSE`); it
-    /// is never early. A virtual clock has only one time.
+    /// Returns the same time as [`now_ns`](Self::now_ns), less exact. On the system's clock the
+    /// call costs a fifth of `now_ns`, and the result is late by up to a tick of the kernel, at
+    /// most 10 ms (`CLOCK_MONOTONIC_COARSE`); it is never early. On a virtual clock both calls
+    /// return the same.
     #[must_use]
     pub fn coarse_now_ns(&self) -> u64 {
         self.control.coarse_now_ns()
@@ -270,17 +273,19 @@ impl Device {
     }
 
     /// Returns a waker that ends a [`wait`](Self::wait) of this device from any thread: the current
-    /// one, or else the next, which returns at once. Several wakes before that count as one. Stores
-    /// before [`Waker::wake_by_ref`] are visible after the wait. The waker may outlive the device.
+    /// wait, or else the next, which then returns at once. Several wakes before the next wait count
+    /// as one. Stores before [`Waker::wake_by_ref`] are visible after the wait. The waker may
+    /// outlive the device.
     #[must_use]
     pub fn waker(&self) -> Waker {
         self.control.waker()
     }
 
     /// Takes the oldest asynchronous event; never blocks. The overrun of a completion queue and the
-    /// failure of a queue pair may be reported only here. So check from time to time while you wait
-    /// for completions without a limit; on hardware the check costs a system call. Dropping a queue
-    /// or queue pair discards its events. An event does not end [`Device::wait`].
+    /// failure of a queue pair may be reported only by such an event. So call this from time to
+    /// time while you wait for completions without a limit; on hardware each call costs a system
+    /// call. Dropping a queue or queue pair discards its events. An event does not end
+    /// [`Device::wait`].
     #[must_use]
     pub fn take_async_event(&self) -> Option<AsyncEvent> {
         self.control.take_async_event()
@@ -367,9 +372,9 @@ impl Pd {
     ///
     /// # Safety
     /// `addr..addr + len` stays allocated until [`Mr::deregister`] returned `Ok`: a peer that is
-    /// stopped in the middle of a copy writes when it resumes, even if the region was dropped
-    /// meanwhile. The memory is accessed only as memory shared with the device: no Rust reference
-    /// to it is held across an operation that may write it.
+    /// stopped in the middle of a copy completes the copy when it resumes, even if the region was
+    /// dropped meanwhile. The memory is accessed only as memory shared with the device: no Rust
+    /// reference to it is held across an operation that may write it.
     pub unsafe fn register(
         &self,
         addr: core::ptr::NonNull<u8>,

@@ -46,7 +46,7 @@
 //! | [`hca`] | the software HCA, package `mlx5-hca` |
 //! | [`wire`] | the device's byte formats, package `mlx5-wire` |
 //!
-//! Each has a short example program that needs no NIC:
+//! The example programs are short, and need no NIC:
 //! `cargo run --release -p mlx5 --example NAME [DEVICE]`. The last two examples run on the software
 //! HCA only. The others also run on a NIC, given its name.
 //!

@@ -1,7 +1,7 @@
 //! The only accesses to the device: every store to a doorbell record, every barrier of a doorbell
 //! and every store to its register is one of the six operations of [`Mmio`].
-//! [`doorbell`](crate::queues::doorbell) orders them; the tests record that order through this
-//! trait.
+//! [`doorbell`](crate::queues::doorbell) determines their order; the tests record that order with
+//! an implementation of this trait.
 //!
 //! The barriers are named by their use, as in rdma-core's `util/udma_barrier.h`:
 //!
@@ -19,14 +19,14 @@
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, compiler_fence};
 
-/// The kind of memory of a BlueFlame register, which determines how it is written.
+/// The kind of memory of a BlueFlame register. It determines how the register is written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RegisterKind {
     /// Cached memory, read by the storing thread: a strict soft device.
     #[default]
     Ordinary,
-    /// The register is not written, because no device reads it: a soft device that is not strict
-    /// reads the doorbell record, and is called.
+    /// The register is not written, because the device does not read it: a soft device that is not
+    /// strict is called after a doorbell, and reads the doorbell record.
     Unread,
     /// Write-combining memory: hardware.
     WriteCombining,
@@ -37,25 +37,26 @@ pub enum RegisterKind {
 }
 
 /// The operations of a doorbell. The defaults are for hardware. The implementations differ in the
-/// copy, and [`Ordinary`] in the barriers too. They have no values, so every call is direct.
+/// copy, and [`Ordinary`] in the barriers too. The implementing types have no values, so every call
+/// is direct.
 pub(crate) trait Mmio {
     /// Name of the routine that copies a WQE.
     const COPY: &'static str;
 
-    /// Makes stores before it visible to the device before stores after it.
+    /// Makes the stores before the call visible to the device before the stores after the call.
     #[inline(always)]
     fn udma_to_device_barrier() {
         hardware::udma_to_device_barrier();
     }
 
-    /// Stores to a doorbell record, which is memory that the device reads.
+    /// Stores `value` to a doorbell record, which is memory that the device reads.
     #[inline(always)]
     fn store_record(record: &AtomicU32, value: u32) {
         record.store(value, Ordering::Relaxed);
     }
 
-    /// Makes stores before it, to memory of any kind, visible to the device before the stores to a
-    /// write-combining register after it.
+    /// Makes the stores before the call, to memory of any kind, visible to the device before the
+    /// stores after the call to a write-combining register.
     #[inline(always)]
     fn mmio_wc_start() {
         hardware::sfence();
@@ -87,8 +88,8 @@ pub(crate) trait Mmio {
     /// Copies `bytes` to the register.
     ///
     /// # Safety
-    /// `bytes` are 64, 128, 192 or 256. They are readable at `from`, and writable at `register`;
-    /// both are 64-aligned.
+    /// `bytes` is 64, 128, 192 or 256. This number of bytes is readable at `from` and writable at
+    /// `register`; both are 64-aligned.
     #[inline(always)]
     unsafe fn copy(register: *mut u8, from: *const u8, bytes: usize) {
         // SAFETY: guaranteed by the caller.
@@ -121,7 +122,7 @@ pub(crate) trait Mmio {
 #[inline(always)]
 pub(crate) fn udma_from_device_barrier() {
     #[cfg(target_arch = "aarch64")]
-    // SAFETY: orders loads and nothing else.
+    // SAFETY: the instruction orders loads and does nothing else.
     unsafe {
         core::arch::asm!("dmb oshld", options(nostack, preserves_flags));
     }
@@ -142,7 +143,8 @@ pub(crate) fn ring_record(record: &AtomicU32, value: u32) {
 /// # Safety
 /// `register` is writable for 8 bytes and 8-aligned.
 pub(crate) unsafe fn repeat_to_register(register: *mut u8, bytes: [u8; 8]) {
-    // Orders the record before the register, and both before every later store.
+    // The first fence orders the record before the register. The second orders both before every
+    // later store.
     hardware::sfence();
     // SAFETY: guaranteed by the caller; the register is accessed through atomics only.
     unsafe { (*register.cast::<AtomicU64>()).store(u64::from_ne_bytes(bytes), Ordering::Relaxed) };
@@ -182,7 +184,8 @@ impl Mmio for Ordinary {
 #[cfg(target_arch = "x86_64")]
 pub(crate) use x86_64::{Avx, Avx512, Sse2};
 
-/// The order of hardware, with the copy routine that every processor of this architecture has.
+/// The operations for hardware, with the copy routine that every processor of this architecture
+/// has.
 #[cfg(target_arch = "x86_64")]
 pub(crate) type Baseline = Sse2;
 #[cfg(target_arch = "aarch64")]
@@ -196,13 +199,15 @@ mod hardware {
 
     #[inline(always)]
     pub(super) fn udma_to_device_barrier() {
-        // SAFETY: no instruction; it clobbers memory, so the compiler moves no access across it.
+        // SAFETY: the assembly has no instruction. It clobbers memory, so the compiler moves no
+        // access across it.
         unsafe { asm!("", options(nostack, preserves_flags)) };
     }
 
     #[inline(always)]
     pub(super) fn sfence() {
-        // SAFETY: orders stores and nothing else; every x86-64 has it.
+        // SAFETY: the instruction orders stores and does nothing else; every x86-64 processor has
+        // it.
         unsafe { asm!("sfence", options(nostack, preserves_flags)) };
     }
 }
@@ -228,7 +233,7 @@ mod x86_64 {
 
         #[inline(always)]
         unsafe fn copy_line<const AT: usize>(register: *mut u8, from: *const u8) {
-            // SAFETY: 64 aligned bytes on both sides (caller).
+            // SAFETY: the caller guarantees 64 aligned bytes on both sides.
             unsafe {
                 asm!(
                     "movdqa xmm0, [{from} + {at}]",
@@ -252,8 +257,9 @@ mod x86_64 {
 
         #[inline(always)]
         unsafe fn copy_line<const AT: usize>(register: *mut u8, from: *const u8) {
-            // SAFETY: 64 aligned bytes on both sides (caller); the processor has AVX, because this
-            // type is only used then. A clobbered xmm register includes its wider forms.
+            // SAFETY: the caller guarantees 64 aligned bytes on both sides. The processor has AVX,
+            // because this type is used only on such processors. A clobbered xmm register includes
+            // its wider forms.
             unsafe {
                 asm!(
                     "vmovdqa ymm0, [{from} + {at}]",
@@ -278,8 +284,8 @@ mod x86_64 {
 
         #[inline(always)]
         unsafe fn copy_line<const AT: usize>(register: *mut u8, from: *const u8) {
-            // SAFETY: 64 aligned bytes on both sides (caller); the processor has AVX-512F (this
-            // type is only used on such processors).
+            // SAFETY: the caller guarantees 64 aligned bytes on both sides. The processor has
+            // AVX-512F, because this type is used only on such processors.
             unsafe {
                 asm!(
                     "vmovdqa64 zmm0, [{from} + {at}]",
@@ -301,8 +307,9 @@ mod x86_64 {
     /// otherwise the caller's SSE code is slowed down.
     #[inline(always)]
     fn leave_avx() {
-        // SAFETY: clears the upper halves of all vector registers, which code compiled for x86-64
-        // without AVX never uses; for code that is compiled with AVX, the clobbers declare it.
+        // SAFETY: the instruction clears the upper halves of all vector registers. Code compiled
+        // for x86-64 without AVX never uses them; for code compiled with AVX, the clobbers declare
+        // the change.
         unsafe {
             asm!(
                 "vzeroupper",
@@ -321,13 +328,13 @@ mod hardware {
 
     #[inline(always)]
     pub(super) fn udma_to_device_barrier() {
-        // SAFETY: orders stores and nothing else.
+        // SAFETY: the instruction orders stores and does nothing else.
         unsafe { asm!("dmb oshst", options(nostack, preserves_flags)) };
     }
 
     #[inline(always)]
     pub(super) fn sfence() {
-        // SAFETY: waits for stores and does nothing else.
+        // SAFETY: the instruction waits for stores and does nothing else.
         unsafe { asm!("dsb st", options(nostack, preserves_flags)) };
     }
 }
@@ -342,7 +349,7 @@ impl Mmio for Stnp {
 
     #[inline(always)]
     unsafe fn copy_line<const AT: usize>(register: *mut u8, from: *const u8) {
-        // SAFETY: 64 aligned bytes on both sides (caller).
+        // SAFETY: the caller guarantees 64 aligned bytes on both sides.
         unsafe {
             core::arch::asm!(
                 "ldp q0, q1, [{from}, #{at}]",
@@ -361,7 +368,8 @@ impl Mmio for Stnp {
 mod hardware {
     use core::sync::atomic::{Ordering, fence};
 
-    /// The strongest fence: no barrier between memory and a device is known for this processor.
+    /// The strongest fence is used, because no barrier between memory and a device is known for
+    /// this processor.
     #[inline(always)]
     pub(super) fn udma_to_device_barrier() {
         fence(Ordering::SeqCst);
@@ -373,7 +381,7 @@ mod hardware {
     }
 }
 
-/// 8-byte stores, for other processors.
+/// 8-byte stores, for processors other than x86-64 and AArch64.
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 pub(crate) enum Words {}
 

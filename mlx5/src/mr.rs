@@ -18,8 +18,8 @@ use crate::pd::PdObject;
 ///
 /// Dropping the region deregisters it. The drop waits up to 50 ms for a peer in the middle of a
 /// copy. After that the memory is quarantined: it is never reused, and is counted in
-/// [`DeviceInfo::quarantined`](crate::DeviceInfo::quarantined). An operation that names the region
-/// and has not yet run fails.
+/// [`DeviceInfo::quarantined`](crate::DeviceInfo::quarantined). An operation on the region that has
+/// not yet run fails.
 ///
 /// It is not `Send`:
 /// ```compile_fail,E0277
@@ -70,7 +70,7 @@ pub struct OutOfBounds {
     pub offset: usize,
     /// Length in bytes.
     pub len: usize,
-    /// Bytes of the region.
+    /// Length of the region in bytes.
     pub region: usize,
 }
 
@@ -112,7 +112,7 @@ impl Mr {
         self.region.pages
     }
 
-    /// Returns the virtual address of the first byte, which peers name in their operations.
+    /// Returns the virtual address of the first byte, to which peers refer in their operations.
     #[must_use]
     pub fn addr(&self) -> u64 {
         self.region.addr.as_ptr() as u64
@@ -137,8 +137,8 @@ impl Mr {
         self.region.key
     }
 
-    /// Returns a pointer to the first byte. It is valid for `len` bytes as long as this region
-    /// lives; the device may write them meanwhile.
+    /// Returns a pointer to the first byte. The pointer is valid for [`len`](Self::len) bytes as
+    /// long as this region lives; the device may write these bytes meanwhile.
     #[must_use]
     pub fn as_ptr(&self) -> NonNull<u8> {
         self.region.addr
@@ -176,8 +176,8 @@ impl Mr {
     /// The range is not inside the region.
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), OutOfBounds> {
         let to = self.range(offset, bytes.len())?;
-        // SAFETY: `to` is valid for `bytes.len()` bytes, and no Rust reference to the region's
-        // memory exists.
+        // SAFETY: `to` is valid for `bytes.len()` bytes. No Rust reference to the region's memory
+        // exists, so `bytes` does not overlap it.
         unsafe { to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
         Ok(())
     }
@@ -189,7 +189,8 @@ impl Mr {
     /// The range is not inside the region.
     pub fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), OutOfBounds> {
         let from = self.range(offset, bytes.len())?;
-        // SAFETY: as in `write`.
+        // SAFETY: `from` is valid for `bytes.len()` bytes. No Rust reference to the region's memory
+        // exists, so `bytes` does not overlap it.
         unsafe { from.copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len()) };
         Ok(())
     }

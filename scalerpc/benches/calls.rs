@@ -26,14 +26,16 @@ const CLIENTS: u32 = 8;
 const DEPTH: u32 = 8;
 /// Length of a slice, in ns: the minimum.
 const SLICE_NS: u64 = 1_000;
-/// Maximum turns of all ends in a round; a switch takes several.
+/// Maximum number of turns in a round. In a turn each client polls, and the server makes a step. A
+/// switch takes several turns.
 const MOST_TURNS: usize = 1_000_000;
 /// Number of rounds that are verified.
 const CHECKED: u64 = 50;
 /// Maximum number of requests of one step of the server.
 const BUDGET: usize = 64;
 
-/// Types of requests: answered with their own payload, and with the reply of [`pattern`].
+/// Types of requests: `ECHO` is answered with its own payload, `CHECK` with the reply of
+/// [`pattern`].
 const ECHO: u16 = 1;
 const CHECK: u16 = 2;
 
@@ -91,7 +93,7 @@ impl Room {
         }
     }
 
-    /// Makes as many calls of each client as the depth, from the first call to the last reply.
+    /// Makes `depth` calls of each client, and returns when all replies have arrived.
     #[inline(always)]
     fn round<C: Calls>(&mut self, calls: &mut C) {
         let Self {

@@ -1,12 +1,13 @@
 //! The program whose instructions `scripts/instructions` counts: a server and its clients in one
 //! thread, on software devices of one fabric.
 //!
-//! Arguments: the kind, and the number of operations. The script runs it with different counts
-//! under callgrind and divides the difference, so set-up does not count. `--list` prints one line
-//! per kind for the script: name, bound in instructions (`-` if there is none), the counts of the
-//! two runs, the part to collect, and the operation. The part to collect: `nohca`, everything but
-//! the software HCA's two entry points with all they call; `part NAME`, the function of that name
-//! with all it calls but the software HCA.
+//! Arguments: the kind, and the number of operations. The script runs the program with two
+//! different numbers under callgrind, and divides the difference of the instructions by the
+//! difference of the numbers, so set-up does not count. `--list` prints one line per kind for the
+//! script: name, bound in instructions (`-` if there is none), the numbers of the two runs, the
+//! part to collect, and the operation. The part to collect: `nohca`, everything but the software
+//! HCA's two entry points with all they call; `part NAME`, the function of that name with all it
+//! calls but the software HCA.
 //!
 //! Requests and responses have 32 bytes. The client that calls is in PROCESS and stays in PROCESS:
 //! no client of another group waits. The clock of all devices does not advance, so no time limit is
@@ -37,7 +38,7 @@ struct Kind {
     bound: Option<u32>,
     collect: &'static str,
     what: &'static str,
-    /// Number of clients connected, and number of clients in PROCESS. The first one calls.
+    /// Number of clients connected, and number of clients in PROCESS. The first client calls.
     clients: usize,
     active: usize,
     work: Work,
@@ -193,7 +194,8 @@ const KINDS: &[Kind] = &[
     ),
 ];
 
-/// Operations of the two runs: many laps of every queue, and multiples of the depths.
+/// Numbers of operations of the two runs: each is many laps of every queue, and a multiple of each
+/// depth.
 const COUNTS: (usize, usize) = (4_096, 12_288);
 
 /// Both sides, in one thread.
@@ -206,7 +208,8 @@ struct Room {
 impl Room {
     fn new(clients: usize, active: usize) -> Self {
         let (fabric, clock) = (LocalFabric::new(), Clock::Manual(Arc::default()));
-        // Valgrind has little address space, which a few hundred devices fill.
+        // Valgrind has little address space, which a few hundred devices fill, so the arenas are
+        // small.
         let device = |arena_bytes| {
             let fabric = FabricSpec::Local(fabric.clone());
             DeviceSpec::Soft(SoftOptions {

@@ -81,7 +81,7 @@
 //!
 //! - **Several cores.** A server is one thread; [`Server::share`] and [`Server::beside`] put more
 //!   servers at an address. Clients of several servers gain if the slices of these servers end at
-//!   the same times ([`RdmaServer::synchronise`]); those of servers at one address do.
+//!   the same times ([`RdmaServer::synchronise`]); the slices of servers at one address do.
 //! - **Waiting.** A WRITE does not notify the owner of the memory to which it writes, so nothing
 //!   wakes a waiting end. A [`Server`] without work and a waiting [`Client`] poll again and again,
 //!   and sleep at most a millisecond between two polls. An [`AsyncClient`], whose calls are
@@ -89,7 +89,7 @@
 //! - **Stepping.** Nothing happens outside of `poll` and `step`. Each is bounded, and uses no
 //!   thread, clock or system call. After set-up a call allocates nothing, if the owner's queue of
 //!   operations keeps its capacity.
-//! - **Operations.** Of the core: a poll appends operations to a queue of the caller. The caller
+//! - **Operations.** A poll of the core appends operations to a queue of the caller. The caller
 //!   executes the operations of one client in the order given, on one reliable connection, and
 //!   reports the completions that an operation's documentation names.
 //! - **Ends.** Each call ends exactly once, by its response or by a [`CallFailure`]. A handler

@@ -1,5 +1,5 @@
-//! The activity of a daemon or client thread: rounds of its loop, and its connections to other
-//! ranks, in total and in each window.
+//! The activity of a daemon or client thread, in total and in each window: the rounds of the
+//! thread's loop, and its connections to other ranks.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,17 +12,18 @@ use crate::trace::recorder::TraceReport;
 /// The activity of a daemon or client.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkerReport {
-    /// Rounds over all phases.
+    /// Number of rounds of the thread's loop.
     pub loops: u64,
     /// Number of these rounds that found nothing to do.
     pub empty_loops: u64,
-    /// Report on the thread's connections to other ranks, if it has any.
+    /// Report on the thread's connections to other ranks; `None` if the thread has none.
     pub transport: Option<TransportReport>,
     /// Activity of the thread in each measured window.
     pub windows: Vec<Activity>,
-    /// First requests of a daemon to other ranks.
+    /// The first requests of a daemon to other ranks: the number sent and not answered yet after
+    /// the first round that sent any, and the time.
     pub first_burst: Option<Burst>,
-    /// Effects of a daemon's policies, if it has any.
+    /// Effects of a daemon's policies; `None` if the daemon has none.
     pub policy: Option<PolicyReport>,
     /// Time series of a daemon, if wanted.
     pub trace: Option<TraceReport>,
@@ -42,23 +43,24 @@ pub struct Burst {
 pub struct Activity {
     /// Length of the span, in ns.
     pub span_ns: u64,
-    /// Rounds over all phases.
+    /// Number of rounds of the thread's loop.
     pub loops: u64,
-    /// Rounds by the messages they moved: 0, 1, 2 to 10, 11 to 100, more.
+    /// Numbers of rounds that moved 0, 1, 2 to 10, 11 to 100, and more messages.
     pub loops_by_messages: [u64; 5],
-    /// Messages that the rounds moved: of clients, of daemons of this rank, of other ranks.
+    /// Number of messages that the rounds moved: messages of clients, of daemons of this rank, and
+    /// of other ranks.
     pub moved: u64,
     /// Completions that the rounds of a daemon took.
     pub cqes: u64,
-    /// Rounds of a daemon by their completions: 0, 1, 2 to 10, 11 to 100, more.
+    /// Numbers of rounds of a daemon that took 0, 1, 2 to 10, 11 to 100, and more completions.
     pub loops_by_cqes: [u64; 5],
-    /// Sum over time: requests to other ranks of a daemon that were not answered yet, in requests
-    /// times nanoseconds.
+    /// Integral over time of the number of requests to other ranks that a daemon has sent and that
+    /// are not answered yet, in requests times nanoseconds.
     pub outstanding_ns: u64,
-    /// The maximum of these requests, and its time.
+    /// Maximum number of these requests, and the time at which it was reached.
     pub outstanding_peak: Burst,
-    /// Report on the thread's connections, if it has any: differences of counters, and the maximum
-    /// of the backlog.
+    /// Report on the thread's connections, with the differences of counters and the maximum of the
+    /// backlog; `None` if the thread has no connections.
     pub transport: Option<TransportReport>,
 }
 
@@ -78,17 +80,17 @@ const fn class_of(count: usize) -> usize {
 pub struct ActivityLog {
     phase: Phase,
     since_ns: u64,
-    /// Requests to other ranks that were not answered at the end of the last round, and the time up
-    /// to which they are counted.
+    /// Number of requests to other ranks that were not answered at the end of the last round.
+    /// `counted_to_ns` is the time up to which [`Activity::outstanding_ns`] includes them.
     outstanding: u64,
     counted_to_ns: u64,
     /// Activity since the last change of phase.
     now: Activity,
-    /// Counters of the connections at that change.
+    /// Counters of the connections at the last change of phase.
     before: Option<TransportReport>,
     total: Activity,
     windows: Vec<Activity>,
-    /// Time at which load began, in ns.
+    /// Time at which load began on the rank, in ns.
     load_ns: u64,
     first_burst: Option<Burst>,
 }
@@ -132,8 +134,8 @@ impl ActivityLog {
         self.now.loops_by_cqes[0] += rounds;
     }
 
-    /// Notes a round of a daemon. Reads the clock only if the number of its unanswered requests is
-    /// another than before.
+    /// Notes a round of a daemon. Reads the clock only if the number of the daemon's unanswered
+    /// requests differs from the number after the previous round, or is a new maximum.
     #[inline]
     pub fn note_round(&mut self, round: Round, now_ns: impl FnOnce() -> u64) {
         self.note(round.moved);
@@ -151,7 +153,7 @@ impl ActivityLog {
         }
     }
 
-    /// Adds the unanswered requests up to now.
+    /// Adds the unanswered requests, times the time since the last call, to the integral over time.
     const fn count_outstanding(&mut self, now_ns: u64) {
         self.now.outstanding_ns += self.outstanding * now_ns.saturating_sub(self.counted_to_ns);
         self.counted_to_ns = now_ns;
@@ -167,7 +169,8 @@ impl ActivityLog {
         self.first_burst.get_or_insert(burst);
     }
 
-    /// Follows the thread into `phase`; cheap while it is the same.
+    /// Ends the activity of the previous phase, and begins the activity of `phase`. Does nothing,
+    /// and does not read the clock, if the phase is the same.
     #[inline]
     pub fn enter(
         &mut self,
@@ -200,7 +203,7 @@ impl ActivityLog {
         (self.phase, self.since_ns, self.before) = (phase, now_ns, counters);
     }
 
-    /// Ends the log.
+    /// Ends the log, and returns the report of the thread.
     #[must_use]
     pub fn report(mut self, now_ns: u64, endpoints: &mut impl Endpoints) -> WorkerReport {
         self.turn(Phase::Drain, now_ns, endpoints);
@@ -217,8 +220,8 @@ impl ActivityLog {
 }
 
 impl Activity {
-    /// Adds the activity of another thread in the same time, or of this thread in another time;
-    /// spans add up.
+    /// Adds the activity of another thread in the same time, or of this thread in another time. The
+    /// lengths of the two spans are added.
     pub fn add(&mut self, other: &Self) {
         self.span_ns += other.span_ns;
         self.loops += other.loops;
@@ -241,37 +244,39 @@ impl Activity {
 /// Activities as rates and means: of a rank, or of a run. A rate without events is 0.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct ActivityRates {
-    /// Rounds of a daemon per second, mean over daemons.
+    /// Number of rounds of a daemon per second, mean over daemons.
     pub loops_per_s: f64,
     /// Share of these rounds that found nothing to do.
     pub empty_loops: f64,
-    /// Shares of the rounds of daemons, by the messages that a round moved: 0, 1, 2 to 10, 11 to
-    /// 100, more.
+    /// Shares of the rounds of daemons that moved 0, 1, 2 to 10, 11 to 100, and more messages.
     pub loops_by_messages: [f64; 5],
     /// Messages moved per round.
     pub messages_per_loop: f64,
     /// Completions per round of the daemons that have connections.
     pub cqes_per_loop: f64,
-    /// Shares of the rounds of daemons that have connections, by the completions of a round: 0, 1,
-    /// 2 to 10, 11 to 100, more.
+    /// Shares of the rounds of daemons with connections that took 0, 1, 2 to 10, 11 to 100, and
+    /// more completions.
     pub loops_by_cqes: [f64; 5],
     /// Length of a round of such a daemon, in nanoseconds: T_loop.
     pub loop_ns: f64,
-    /// Time from a request to another rank to its answer, as such daemons measure it, in
-    /// nanoseconds: T_rtt, by Little's law from the requests not answered yet and those sent per
-    /// second. 0 if clients have their own connections.
+    /// Time from a request to another rank to its answer, in nanoseconds: T_rtt. It follows by
+    /// Little's law from two numbers of such daemons: the mean number of requests not answered yet,
+    /// and the number of requests sent per second. 0 if clients have their own connections.
     pub rtt_ns: f64,
-    /// T_loop / T_rtt. Below 1 a request outlives rounds, and these find few or no completions.
+    /// T_loop / T_rtt. If the quotient is below 1, a request is under way for several rounds, and
+    /// these rounds find few or no completions.
     pub rho: f64,
-    /// Length of a round of any daemon divided by the messages it moved, in nanoseconds.
+    /// Mean time that a daemon takes for a message, in nanoseconds: the length of its rounds
+    /// divided by the number of messages that they moved.
     pub message_ns: f64,
-    /// Requests to other ranks not answered yet, in one such daemon: mean over time.
+    /// Mean over time of the number of requests to other ranks that one such daemon has sent and
+    /// that are not answered yet.
     pub outstanding_mean: f64,
-    /// The maximum of these requests, and its time.
+    /// Maximum number of these requests, and the time at which it was reached.
     pub outstanding_peak: Burst,
-    /// Messages in a WRITE.
+    /// Mean number of messages in a WRITE.
     pub messages_per_write: f64,
-    /// Maximum number of requests that waited in one thread at a time.
+    /// Maximum number of requests that waited in one thread at the same time.
     pub backlog_peak: u64,
     /// Counters of carriers, per second, of daemons and clients together: `writes_per_s`,
     /// `reads_per_s` and so on. A counter that no carrier has is missing.
@@ -280,8 +285,8 @@ pub struct ActivityRates {
 }
 
 impl ActivityRates {
-    /// Makes the rates of threads observed side by side: `daemons` and `clients`, each with its
-    /// activity in windows that are `seconds` long in all.
+    /// Makes the rates of `daemons` and `clients` that were observed at the same time. Each
+    /// activity is the activity of one thread in windows that are `seconds` long together.
     #[must_use]
     pub fn new<'a>(
         daemons: impl Iterator<Item = &'a Activity>,
@@ -312,7 +317,7 @@ impl ActivityRates {
         let ratio = |one: f64, other: f64| if other > 0.0 { one / other } else { 0.0 };
         let loop_ns = carriers.span_ns as f64 / carrier_loops;
         let outstanding_mean = ratio(carriers.outstanding_ns as f64, carriers.span_ns as f64);
-        // Half of the messages of daemons are requests, the other half answers.
+        // Half of the messages of daemons are requests, and the other half are answers.
         let sent = carriers.transport.as_ref();
         let requests = sent.map_or(0, |sent| sent.counted.of("messages")) as f64 / 2.0;
         let rtt_ns = ratio(carriers.outstanding_ns as f64, requests);
@@ -340,7 +345,7 @@ impl ActivityRates {
 mod tests {
     use super::*;
 
-    /// Connections that have posted ten more WRITEs of three messages at each call.
+    /// Connections that have posted ten more WRITEs, of three messages each, at each call.
     #[derive(Default)]
     struct Counting {
         looks: u64,
@@ -451,7 +456,8 @@ mod tests {
             })
         );
         let window = &report.windows[0];
-        // 7 until 2100, 3, 9 until 2400, 3, 1 for the last 500.
+        // Outstanding requests over the window: 7 until 2100 ns, 3 until 2200, 9 until 2400, 3
+        // until 2500, and 1 until 3000. The integral is 3600.
         assert_eq!(
             (window.cqes, window.loops_by_cqes, window.outstanding_ns),
             (123, [1, 1, 1, 1, 1], 3_600)
@@ -464,7 +470,8 @@ mod tests {
             },
             "when it was reached first"
         );
-        // A daemon without connections has no transport.
+        // The second daemon has no connections, so it has no transport and does not count in these
+        // figures.
         let idle = Activity {
             span_ns: 1_000,
             loops: 95,
@@ -480,7 +487,8 @@ mod tests {
             (24.6, 3.6, 9)
         );
         assert_eq!(rates.loops_by_cqes, [0.2; 5]);
-        // Five rounds in a microsecond, 3.6 requests under way, 15 of the 30 messages requests.
+        // The daemon makes five rounds in a microsecond, and has 3.6 requests under way on average.
+        // 15 of its 30 messages are requests.
         assert_eq!(
             (rates.loop_ns, rates.rtt_ns, rates.rho),
             (200.0, 240.0, 200.0 / 240.0)

@@ -36,8 +36,8 @@ pub enum Feature {
     /// The device writes similar completions of receives as one compressed session. Fails on a
     /// device without compression.
     CqeCompression,
-    /// The device puts messages of at most 64 bytes into their completions, of 128 bytes, instead
-    /// of into buffers.
+    /// The device puts a message of at most 64 bytes into its completion, which then has 128 bytes,
+    /// instead of into a buffer.
     ScatterToCqe,
     /// All operations that a flush posts on a connection are announced together through BlueFlame.
     /// Not proven on a NIC.
@@ -55,72 +55,74 @@ pub fn name_of(value: &impl ValueEnum) -> String {
 /// The properties of a carrier that the rest of a job needs.
 #[derive(Debug, Clone, Copy)]
 pub struct Traits {
-    /// The name of its operations, in the plural.
+    /// The name of the carrier's operations, in the plural.
     pub operations: &'static str,
-    /// Each message is sent separately, in a window for each connection, and not in a connection's
-    /// rings.
+    /// Whether each message is sent separately, within a window of unanswered messages per
+    /// connection, and not in the rings of a connection.
     pub is_by_message: bool,
-    /// Messages are sent by a flush.
+    /// Whether messages are gathered, and sent or announced by a flush.
     pub gathers: bool,
-    /// The features of mlx5 devices that it can use.
+    /// The features of mlx5 devices that the carrier can use.
     pub features: &'static [Feature],
-    /// The library that moves its bytes, by a device of its own choice; `None`: it opens the device
-    /// of the job.
+    /// The library that moves the carrier's bytes, by a device that the library chooses; `None`:
+    /// the carrier opens the device of the job.
     pub library: Option<Library>,
-    /// Returns the bytes of one end of a connection.
+    /// Returns the memory of one end of a connection, in bytes.
     pub connection_bytes: fn(Connection) -> u64,
-    /// Bytes of a thread with connections, without these connections.
+    /// Memory of a thread with connections, without the connections, in bytes.
     pub thread_bytes: u64,
 }
 
 /// A library that is opened at run time.
 #[derive(Debug, Clone, Copy)]
 pub struct Library {
-    /// Name of its device in results.
+    /// Name of the library's device in results.
     pub name: &'static str,
     /// Checks whether the carrier's library is installed. The error contains the remedy.
     pub load: fn() -> Result<(), String>,
-    /// A variable of the ranks' environment, set unless the user has set it, and its value.
+    /// A variable in the environment of the ranks, with the value to which it is set unless the
+    /// user has set it.
     pub variable: (&'static str, &'static str),
 }
 
-/// The sizes of a connection between ranks.
+/// The sizes of a connection between ranks, from which its memory follows.
 #[derive(Debug, Clone, Copy)]
 pub struct Connection {
-    /// Bytes of each of its two rings; 0 if it has none.
+    /// Bytes of each of the connection's two rings; 0 if it has none.
     pub ring_bytes: u64,
-    /// Messages under way at one end: sent and not completed, or arrived; each a request or an
-    /// answer.
+    /// Maximum number of messages under way at one end, requests and answers together: messages
+    /// that were sent and are not completed, or that have arrived.
     pub under_way: u64,
-    /// Bytes of a value after the message.
+    /// Length of the part of a value that follows a message, in bytes.
     pub tail_bytes: u64,
 }
 
-/// Tables of a thread with endpoints.
+/// Memory of the tables of a thread with endpoints, in bytes.
 const THREAD_BYTES: u64 = 64 << 10;
-/// Bytes of an endpoint of copyrpc in addition to its two rings: a send queue of 256 WQEBBs, its
-/// bookkeeping, and the lane of the software device, as measured once.
+/// Memory of an endpoint of copyrpc in addition to its two rings, in bytes, as measured once: a
+/// send queue of 256 WQEBBs, the tables of this queue, and the memory of the connection in the
+/// software device.
 const QUEUE_BYTES: u64 = 23 << 10;
-/// Bytes of such an endpoint's part of the thread's receive queue and completion queues: 48
-/// receives, and 64 completions in each of two queues.
+/// Memory of such an endpoint's share of the thread's receive queue and completion queues, in
+/// bytes: 48 receives, and 64 completions in each of two queues.
 const SHARED_QUEUE_BYTES: u64 = 48 * 64 + 2 * 64 * 64 + 2 * 64 * 32;
 /// Bytes of a message under way on a connection of rc-send: its WQE and completion at one end, the
 /// receive with 64 bytes and its completion at the other, and the entry of the call. A connection
 /// has a window of requests and a window of answers in each direction.
 const BYTES_PER_SEND: u64 = 64 + 8 + 64 + 64 + 32 + 64 + 32;
-/// Bytes of a connection of rc-send in addition to those of its messages: the lane of the software
-/// device, and its tables.
+/// Memory of a connection of rc-send in addition to the memory of its messages, in bytes: the
+/// memory of the connection in the software device, and the tables of the connection.
 const SEND_QUEUE_BYTES: u64 = 16 << 10;
-/// Bytes of an endpoint of UCX, and of its library and worker, as measured for UCX 1.13 over shared
-/// memory. They depend on its transports.
+/// Memory of an endpoint of UCX, and of the UCX library with its worker, in bytes, as measured for
+/// UCX 1.13 over shared memory. Both depend on the transports that UCX chooses.
 const UCX_ENDPOINT_BYTES: u64 = 384 << 10;
 const UCX_WORKER_BYTES: u64 = 8 << 20;
 
 const UCX: Library = Library {
     name: "ucx",
     load: || ucx::load().map(drop).map_err(|error| error.to_string()),
-    // UCX writes its messages to standard output, which is for the result, unless this variable
-    // changes that.
+    // UCX writes its messages to standard output by default. Standard output is for the result, so
+    // this variable redirects the messages.
     variable: ("UCX_LOG_FILE", "stderr"),
 };
 
@@ -133,7 +135,8 @@ impl Carrier {
                 operations: "WRITEs",
                 is_by_message: false,
                 gathers: true,
-                // copyrpc receives immediates only, so there is no data for a CQE.
+                // copyrpc receives only immediates, so a receive has no data that could be put into
+                // a CQE.
                 features: &[Feature::CqeCompression, Feature::BlueflameBatch],
                 library: None,
                 connection_bytes: |of| 2 * of.ring_bytes + QUEUE_BYTES + SHARED_QUEUE_BYTES,
@@ -143,7 +146,8 @@ impl Carrier {
                 operations: "SENDs",
                 is_by_message: true,
                 gathers: true,
-                // A flush posts nothing: it announces what was posted before.
+                // A flush only announces messages that were posted before, so it has no operations
+                // for a BlueFlame batch.
                 features: &[Feature::CqeCompression, Feature::ScatterToCqe],
                 library: None,
                 connection_bytes: |of| {

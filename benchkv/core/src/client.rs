@@ -3,9 +3,9 @@
 //! start, or as soon after that as the queue depth permits.
 //!
 //! A client is stepped, and knows neither thread nor transport. Each step has one time stamp, for
-//! all operations that it found ended and for all that it issues in their place. It is taken after
-//! the poll that found them: a thread that does not run for a while before the poll has waited for
-//! them.
+//! all operations that it found ended and for all operations that it issues instead. The step reads
+//! the clock after the poll that found the ended operations, so the latencies include the time for
+//! which the thread did not run before the poll.
 
 use std::time::Duration;
 
@@ -24,34 +24,34 @@ use crate::values::ClientValues;
 use crate::verify::{PrivateStep, Verdict, Verifier, fill_tail};
 use crate::workload::AccessKind;
 
-/// The measurements of one client between the beginning and the end of a window, by its own clock
-/// readings.
+/// The measurements of one client from the beginning to the end of a window. The times are readings
+/// of the client's own clock.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Window {
     /// Time at which this client saw the window begin, in ns.
     pub started_ns: u64,
-    /// Time at which it saw the window end, in ns.
+    /// Time at which this client saw the window end, in ns.
     pub ended_ns: u64,
     /// Sum over time of the operations outstanding, in operations times nanoseconds. An operation
     /// that is due and not issued is not outstanding.
     pub outstanding_ns: u128,
-    /// Age of the operations outstanding when this client saw the window end, less that when it saw
-    /// it begin, in operations times nanoseconds.
+    /// Age of all operations that were outstanding when this client saw the window end, minus the
+    /// age of those outstanding when it saw the window begin, in operations times nanoseconds.
     pub carried_ns: i128,
     /// Round trips to this rank's own store, in an open loop from the intended start. An operation
     /// counts in the window in which it ends.
     pub local: RoundTrips,
     /// Round trips to other ranks.
     pub remote: RoundTrips,
-    /// Gets among them that found no value.
+    /// Number of gets among the round trips that found no value.
     pub not_found: u64,
-    /// Operations that ended in an error.
+    /// Number of operations that ended in an error.
     pub errors: u64,
-    /// The client's progress through its schedule.
+    /// The figures of the open loop.
     pub open_loop: OpenWindow,
 }
 
-/// Round trips, reads and writes apart.
+/// Round trips of gets and of puts.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct RoundTrips {
     /// Round trips of gets, with or without a value.
@@ -123,8 +123,8 @@ counters! {
         sum errors,
         /// Had not ended when nothing moved any more.
         sum lost,
-        /// Had not ended when the drain was cut, because it took too long or the user interrupted
-        /// it.
+        /// Had not ended when the drain was cut. A drain is cut if it takes too long, or if the
+        /// user interrupts it.
         sum unfinished,
         /// Gets, among the completed operations, that found no value.
         sum not_found,
@@ -149,18 +149,19 @@ pub struct ClientReport {
     pub windows: Vec<Window>,
     /// The failed checks of values.
     pub verdict: Option<Verdict>,
-    /// [`digest`](crate::workload::Pattern::digest) of its accesses.
+    /// Digest of the client's accesses ([`digest`](crate::workload::Pattern::digest)).
     pub pattern_hash: u64,
-    /// The activity of its thread, and of its own connections to other ranks.
+    /// The activity of the client's thread, and of the client's own connections to other ranks.
     pub worker: WorkerReport,
 }
 
 /// The result of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
-    /// Number of operations issued or ended; an operation that was both counts twice.
+    /// Number of issues and ends of operations: an operation that was issued and ended in the step
+    /// counts twice.
     Busy(usize),
-    /// Idle now: nothing was issued and nothing ended.
+    /// The client is idle now: no operation was issued, and none ended.
     Idle,
     /// Nothing is outstanding and nothing more is issued: the phase is a drain, or all operations
     /// of the client have ended.
@@ -172,12 +173,12 @@ pub enum Step {
 pub struct Client<P> {
     paths: P,
     book: Book,
-    /// The operations that a poll has found ended, with their answers.
+    /// Operations that the last poll reported as ended, with their answers.
     ended: Vec<(Operation, Option<Response>)>,
 }
 
-/// The counts of a client while it runs: the difference between two readings is the count of the
-/// time between them.
+/// The counts of a client while it runs. The difference between two readings belongs to the time
+/// between them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Tally {
     /// Operations that have ended, errors included.
@@ -186,7 +187,8 @@ pub struct Tally {
     pub outstanding_ns: u64,
 }
 
-/// All state but the paths: a poll borrows both.
+/// The state of a client except its paths. It is a separate struct, because a poll borrows the
+/// paths and this state at the same time.
 #[derive(Debug)]
 struct Book {
     spec: ClientSpec,
@@ -201,14 +203,14 @@ struct Book {
     counts: Counts,
     /// Sum of the times of issue of all outstanding operations, in ns; wraps.
     issued_ns: u64,
-    /// Round trips of each [`Kind`] at the end of this step that are not recorded yet.
+    /// Round trips of each [`Kind`] that ended in the current step and are not recorded yet.
     alike: [Alike; 4],
     windows: Vec<Window>,
     phase: Phase,
     /// Sum over time of the operations outstanding, up to [`counted_to_ns`](Self::counted_to_ns).
     outstanding_ns: u64,
     counted_to_ns: u64,
-    /// The sum when the window began.
+    /// Value of `outstanding_ns` when the window began.
     window_from_ns: u64,
 }
 
@@ -237,8 +239,8 @@ struct Tails {
 const RETRY_INTERVAL: Duration = Duration::from_millis(1);
 
 impl<P: Paths> Client<P> {
-    /// Makes a client that has issued nothing. All its memory is allocated here, unless it is
-    /// frugal.
+    /// Makes a client that has issued nothing. Allocates all memory of the client here, unless the
+    /// `spec` is frugal.
     #[must_use]
     pub fn new(spec: ClientSpec, paths: P) -> Self {
         let window = Window {
@@ -273,8 +275,8 @@ impl<P: Paths> Client<P> {
     }
 
     /// Takes ended operations and, while `phase` asks for load, issues the same number of new
-    /// operations. Reads `now_ns` at most twice. Once as many operations have ended as it was to
-    /// issue in all, its window is over and it drains, in any `phase`.
+    /// operations. Calls `now_ns` at most twice. Once the client's total number of operations has
+    /// ended, its window is over and the client drains, in any `phase`.
     ///
     /// # Errors
     /// A path is down; outstanding operations are lost.
@@ -293,7 +295,7 @@ impl<P: Paths> Client<P> {
         book.enter(phase, begin_ns);
         let before = book.counts;
         let polled = paths.poll(|operation, response| ended.push((operation, response)));
-        // The second reading, if there is anything to stamp.
+        // Second reading of the clock, made only if operations have ended or can be issued.
         let mut stamp_ns = None;
         if !ended.is_empty() {
             let end_ns = *stamp_ns.insert(now_ns());
@@ -324,8 +326,8 @@ impl<P: Paths> Client<P> {
         })
     }
 
-    /// Returns the time for which the client has nothing to do, unless one of its operations ends.
-    /// [`Duration::MAX`]: without limit.
+    /// Returns the time for which the client has nothing to do unless one of its operations ends;
+    /// [`Duration::MAX`] if only the end of an operation gives it work.
     #[must_use]
     pub fn until_due(&self, now_ns: u64) -> Duration {
         let Book {
@@ -358,13 +360,13 @@ impl<P: Paths> Client<P> {
         }
     }
 
-    /// Sets the maximum number of outstanding operations, up to the number with which the client
-    /// was made; 0: it issues none.
+    /// Sets the maximum number of outstanding operations, at most the number with which the client
+    /// was made. With 0 the client issues none.
     pub fn set_queue_depth(&mut self, operations: usize) {
         self.book.spec.queue_depth = operations;
     }
 
-    /// Returns the paths of its requests.
+    /// Returns the paths of the client's requests.
     pub fn paths_mut(&mut self) -> &mut P {
         &mut self.paths
     }
@@ -390,8 +392,8 @@ impl Book {
         self.counts.issued - self.counts.completed - self.counts.errors
     }
 
-    /// Returns the number of operations that can be issued before another ends, if none was
-    /// refused.
+    /// Returns the number of operations that can be issued before another operation ends, if no
+    /// request was refused.
     fn room(&self) -> u64 {
         (self.spec.queue_depth as u64)
             .saturating_sub(self.in_flight())
@@ -407,7 +409,7 @@ impl Book {
         )
     }
 
-    /// Returns whether all operations that it was to issue have ended.
+    /// Returns whether the client's total number of operations has ended.
     fn has_ended(&self) -> bool {
         self.counts.issued == self.limit && self.in_flight() == 0
     }
@@ -419,7 +421,8 @@ impl Book {
         }
     }
 
-    /// Follows the main thread into `phase`.
+    /// Enters the `phase` that the main thread has set: ends the window of the previous phase, and
+    /// begins the window of the new one.
     fn enter(&mut self, phase: Phase, now_ns: u64) {
         self.count_outstanding(now_ns);
         if phase == self.phase {
@@ -445,13 +448,14 @@ impl Book {
         if let Some(window) = self.window() {
             window.started_ns = now_ns;
             window.carried_ns -= age_ns;
-            // Until the window ends, the number that had been due before it.
+            // While the window is open, the field is the number of operations that were due before
+            // the window began.
             window.open_loop.due = due;
         }
     }
 
-    /// Returns the number of operations due by now, and how many of them are not issued; 0 in a
-    /// closed loop.
+    /// Returns the number of operations that have become due by now, and the number of them that
+    /// are not issued yet. Both are 0 in a closed loop.
     fn due(&self, now_ns: u64) -> (u64, u64) {
         let schedule = self.spec.schedule.as_ref();
         schedule.map_or((0, 0), |schedule| {
@@ -471,8 +475,8 @@ impl Book {
     }
 
     fn count_outstanding(&mut self, now_ns: u64) {
-        // 4096 operations are outstanding for 52 days before the sum begins again, and only
-        // differences are used.
+        // Even with 4096 operations outstanding, the sum wraps only after 52 days, and only
+        // differences of the sum are used.
         let elapsed_ns = now_ns.saturating_sub(self.counted_to_ns);
         self.outstanding_ns = self
             .outstanding_ns
@@ -561,8 +565,8 @@ impl Book {
     /// Returns the next access that can be made, as its index and its request.
     #[inline(always)]
     fn next_request(&mut self) -> Option<(u32, Request)> {
-        // A private key with an operation outstanding is skipped. There are fewer consecutive
-        // private accesses than this.
+        // An access to a private key with an outstanding operation is skipped. Fewer than 4
+        // consecutive accesses are private, so one of 4 accesses can be made.
         for _ in 0..4 {
             let (index, accesses) = (self.next_access, &self.spec.pattern.accesses);
             let access = accesses.get(index as usize)?;
@@ -588,7 +592,8 @@ impl Book {
         None
     }
 
-    /// Returns the next request for a private key; `None` while one is outstanding.
+    /// Returns the next request for a private key; `None` while an operation on the key is
+    /// outstanding.
     #[inline(never)]
     fn next_private(&mut self, access: u32) -> Option<Request> {
         let access = self.spec.pattern.accesses.get(access as usize)?;
@@ -602,14 +607,15 @@ impl Book {
         })
     }
 
-    /// Takes a place, and writes the tail of the value of a put there. Without verification nothing
-    /// is written: the place keeps its last tail.
+    /// Takes a place, and writes the tail of the value of a put to it. Without verification the
+    /// function writes nothing, and the place keeps its last tail.
     #[inline(never)]
     fn take_place(&mut self, access: u32, op: Option<Op>) -> u32 {
         let Some(Tails { values, free, tail }) = &mut self.tails else {
             return 0;
         };
-        // There is a place for each operation that can be outstanding.
+        // The client has a place for each operation that it can have outstanding, so `free` is not
+        // empty.
         let place = free.pop().unwrap_or_default();
         if let (Some(Op::Put { value, .. }), Some(_)) = (op, &self.spec.verifier) {
             let is_private = self
@@ -628,7 +634,8 @@ impl Book {
         place
     }
 
-    /// Frees the place of an operation, and judges the tail of the value that it has found.
+    /// Frees the place of an operation. If the operation has found a value, judges the tail of the
+    /// value.
     #[inline(never)]
     fn end_tail(&mut self, operation: &Operation, outcome: Option<Outcome>) {
         let Self {
@@ -696,7 +703,7 @@ impl Book {
         alike.held_ns += operation.issued_ns - operation.intended_ns;
     }
 
-    /// Records the round trips of a kind in [`alike`](Self::alike), if any.
+    /// Records the round trips of a kind that [`alike`](Self::alike) holds, if any.
     #[inline(always)]
     fn record(&mut self, kind: Kind) {
         if self.alike[kind as usize].count > 0 {

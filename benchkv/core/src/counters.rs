@@ -24,7 +24,7 @@ macro_rules! counters {
             /// Each counter with its name.
             pub const LIST: &'static [(&'static str, fn(&Self) -> u64)] = &[$((stringify!($field), |of| of.$field)),+];
 
-            /// Combines the counters of another thread with these.
+            /// Combines the counters of another thread with these counters.
             pub fn add(&mut self, other: &Self) {
                 $($crate::counters!(@$merge self.$field, other.$field);)+
             }
@@ -34,8 +34,8 @@ macro_rules! counters {
     (@max $to:expr, $from:expr) => { $to = $to.max($from) };
 }
 
-/// Figures by name, for types whose variants have different figures. A figure that is null in a
-/// document is skipped.
+/// Figures by name, for types whose variants have different figures. A figure whose value is null
+/// in a document is skipped.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(
     from = "BTreeMap<String, Option<T>>",
@@ -108,10 +108,10 @@ pub struct Round {
     pub moved: usize,
     /// Completions that the round took.
     pub cqes: usize,
-    /// Requests to other ranks that were not answered at its end.
+    /// Number of requests to other ranks that were not answered at the end of the round.
     pub outstanding: usize,
-    /// The round is not over: a policy adds polls to it, this poll found nothing, and the next step
-    /// is another poll. It does not count as a round.
+    /// Whether the round is not over: a policy adds polls to it, this poll found nothing, and the
+    /// next step is another poll of the same round. The step does not count as a round.
     pub is_part: bool,
 }
 
@@ -122,13 +122,14 @@ pub struct TransportReport {
     pub device: String,
     /// The time, clock and faults of that device.
     pub modes: String,
-    /// The path to its peers.
+    /// The path from the device to its peers.
     pub reached_by: String,
     /// Maximum number of requests that waited at a time, for room or credit, or for room on the way
     /// to another daemon.
     pub backlog_peak: u64,
-    /// The carrier's counters, all of which can be summed. Each carrier has `writes` (WRITEs with
-    /// immediate, SENDs, active messages) and `messages` (in them).
+    /// The carrier's counters, all of which can be summed. Each carrier has `writes` (the number of
+    /// WRITEs with immediate, SENDs or active messages) and `messages` (the number of messages in
+    /// them).
     #[serde(flatten)]
     pub counted: Figures<u64>,
 }

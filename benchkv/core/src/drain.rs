@@ -17,14 +17,14 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// Maximum time without movement, in addition to the pauses that schedules explain.
+/// Maximum time without movement, in addition to the time that the schedules of clients explain.
 const SILENCE: Duration = Duration::from_secs(3);
 /// Maximum time without movement if a daemon of the rank does not run.
 const STALL: Duration = Duration::from_secs(12);
 /// Minimum number of rounds of each daemon of a rank while nothing moves, if the daemon runs at
 /// all: a round takes at least 16 requests of each client.
 const ROUNDS: u32 = 1_000;
-/// Maximum time that counts between two polls of a silent rank.
+/// Maximum time between two views of a rank that counts as time without movement.
 const LONGEST_STEP: Duration = Duration::from_millis(100);
 /// Maximum sleep of a daemon between two of its rounds.
 pub const DAEMON_SLEEP: Duration =
@@ -33,14 +33,14 @@ pub const DAEMON_SLEEP: Duration =
 pub const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 /// Maximum length of the drain after the last run.
 pub const LONGEST: Duration = Duration::from_secs(60);
-/// Maximum length of the rest of a drain after an interrupt: shorter than the grace that a launcher
-/// gives.
+/// Maximum length of the remaining drain after an interrupt. It is shorter than the grace period of
+/// a launcher.
 const AFTER_INTERRUPT: Duration = Duration::from_secs(5);
 
 /// The work of a daemon since the drain began.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct DrainProgress {
-    /// Number of rounds; it wraps.
+    /// Number of rounds of the daemon; wraps.
     pub rounds: u32,
     /// Number of messages that these rounds moved.
     pub moved: u64,
@@ -49,13 +49,13 @@ pub struct DrainProgress {
 /// The message of a rank to the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct View {
-    /// The clients of the rank have nothing outstanding.
+    /// Whether the clients of the rank have no operation outstanding.
     pub has_drained: bool,
-    /// Messages that its daemons have moved since the drain began.
+    /// Number of messages that the rank's daemons have moved since the drain began.
     pub moved: u64,
-    /// The rank has waited for the maximum time while nothing moved in the job.
+    /// Whether the rank has waited for the maximum time in which no message of the job moved.
     pub is_over: bool,
-    /// Whether the drain is to end even if messages move.
+    /// Whether the drain is to end even if messages still move.
     pub cuts: bool,
 }
 
@@ -73,23 +73,23 @@ pub enum End {
 /// The state of the drain at one rank.
 #[derive(Debug)]
 pub struct Drain {
-    /// Maximum time in which nothing has to move.
+    /// Maximum time without movement that the schedules of the clients explain.
     quiet: Duration,
     longest: Duration,
     began_ns: u64,
     interrupted_ns: Option<u64>,
-    /// Time without movement, as far as it counts.
+    /// Time without movement, each step of it limited to [`LONGEST_STEP`].
     silent: Duration,
     looked_ns: u64,
-    /// Rounds of each daemon of this rank at the last movement.
+    /// Number of rounds of each daemon of this rank at the last movement of a message.
     rounds: Vec<u32>,
     /// Messages that all ranks had moved at the last comparison.
     moved: u64,
 }
 
 impl Drain {
-    /// Begins the drain. Nothing has to move for `quiet`: clients that still issue have nothing
-    /// due. After `longest` the drain is cut.
+    /// Begins the drain. A time of up to `quiet` without movement is no sign of loss, because
+    /// clients that still issue may have nothing due. After `longest` the drain is cut.
     #[must_use]
     pub const fn new(now_ns: u64, quiet: Duration, longest: Duration) -> Self {
         Self {
@@ -104,7 +104,7 @@ impl Drain {
         }
     }
 
-    /// Returns the view of this rank. `daemons` has the progress of its daemons.
+    /// Returns the view of this rank. `daemons` is the progress of the rank's daemons.
     pub fn look(
         &mut self,
         now_ns: u64,
@@ -134,8 +134,8 @@ impl Drain {
         }
     }
 
-    /// Compares the views of all ranks; `daemons` as in the last [`look`](Self::look). All ranks
-    /// get the same result. `None`: the drain continues.
+    /// Compares the views of all ranks, and returns the same result on each; `None`: the drain
+    /// continues. `daemons` is the same as in the last [`look`](Self::look).
     pub fn compare(&mut self, views: &[View], daemons: &[DrainProgress]) -> Option<End> {
         if views.iter().all(|view| view.has_drained) {
             return Some(End::Drained);
@@ -179,8 +179,8 @@ mod tests {
         }
     }
 
-    /// Lets all ranks look every 10 ms for `time`, or until the drain ends. `act` moves their
-    /// daemons before each poll.
+    /// Lets all ranks make and compare views every 10 ms, for `time` or until the drain ends.
+    /// Before each comparison `act` moves the daemons of the ranks.
     fn pass(
         ranks: &mut [Rank],
         time: Duration,

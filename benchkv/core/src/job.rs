@@ -32,24 +32,26 @@ pub struct Sizes {
     /// Words of the delegation ring: two for each client of the rank, the result of
     /// [`delegationrpc::ring_depth_for`].
     pub ring_slots: usize,
-    /// Requests in flight on a flux channel: the smallest power of two that is at least the
-    /// operations of all ranks, 256 to 65536. Further requests wait in the daemon's backlog.
+    /// Maximum number of requests in flight on a flux channel: the smallest power of two that is at
+    /// least the number of operations of all ranks, between 256 and 65536. Further requests wait in
+    /// the daemon's backlog.
     pub flux_in_flight: usize,
     /// Slots of a flux channel: four times the requests in flight, at least 1024.
     pub flux_capacity: usize,
 }
 
-/// Maximum bytes of messages that a window may have under way, unless it is the smallest.
+/// Maximum bytes of messages that a window may have under way, unless the window has its minimum
+/// length.
 const WINDOW_BYTES: usize = 16 << 20;
 
-/// Returns the bytes of a ring that a put takes. The header of 12 bytes is copyrpc's; messages are
-/// padded to 32.
+/// Returns the number of bytes that a put takes in a ring: copyrpc's header of 12 bytes and the
+/// message, padded to a multiple of 32.
 const fn padded_message(value_bytes: usize) -> usize {
     (12 + size_of::<Request>() + value_bytes - HEAD_BYTES).next_multiple_of(32)
 }
 
-/// Returns the smallest ring that takes a put of `value_bytes`: a message of copyrpc is at most an
-/// eighth of a ring.
+/// Returns the size of the smallest ring that takes a put of `value_bytes`, in bytes: a message of
+/// copyrpc is at most an eighth of a ring.
 #[must_use]
 pub const fn least_ring(value_bytes: usize) -> u64 {
     (8 * padded_message(value_bytes) as u64).next_power_of_two()
@@ -113,10 +115,10 @@ pub struct Job {
     pub ops: Option<u64>,
     /// The open loop; `None`: closed.
     pub pace: Option<Pace>,
-    /// Measured runs.
+    /// Number of measured runs.
     pub runs: usize,
-    /// Small memory matters more than early allocation: all ranks are in one process, in virtual
-    /// time.
+    /// Whether a small memory is more important than allocation at the start. It is `true` in
+    /// virtual time, where all ranks are in one process.
     pub is_frugal: bool,
     /// Ranks, clients per rank, keys, ratios, seed, verification.
     pub workload: Workload,
@@ -128,21 +130,21 @@ pub struct Job {
     pub features: Vec<Feature>,
     /// Whether UCX detects dead peers; `None` if UCX carries nothing.
     pub ucx_errors: Option<PeerErrors>,
-    /// The first client of rank 0 flips one bit of one value that it writes, which the verification
-    /// has to detect.
+    /// Whether the first client of rank 0 flips one bit of one value that it writes. The
+    /// verification has to detect the flipped bit.
     pub corrupts_value: bool,
 }
 
 /// The parameters of a client.
 #[derive(Debug)]
 pub struct ClientSpec {
-    /// This rank.
+    /// Rank of the client.
     pub rank: u16,
     /// Operations to keep outstanding, at least 1.
     pub queue_depth: usize,
     /// Total number of operations to issue; `None`: as many as there is time for.
     pub ops: Option<u64>,
-    /// Measured runs.
+    /// Number of measured runs.
     pub runs: usize,
     /// See [`Job::is_frugal`].
     pub is_frugal: bool,
@@ -152,14 +154,14 @@ pub struct ClientSpec {
     pub schedule: Option<Schedule>,
     /// The judge; `None` with `--no-verify`.
     pub verifier: Option<Verifier>,
-    /// The client flips one bit of one value that it writes: in its last byte, or in its only 8
-    /// bytes. The verifier has to detect it.
+    /// Whether the client flips one bit of one value that it writes: in the last byte of the value,
+    /// or in its only 8 bytes. The verifier has to detect the flipped bit.
     pub corrupt_one: bool,
 }
 
 impl Job {
-    /// Returns the number of places that a rank has for the tails of values in flight, of its
-    /// clients and of its daemons.
+    /// Returns the numbers of places that a rank has for the tails of values under way: the places
+    /// of its clients, and of its daemons.
     #[must_use]
     pub fn places(&self) -> Places {
         Places::new(
@@ -170,8 +172,8 @@ impl Job {
         )
     }
 
-    /// Returns the maximum time for which a client of rank `rank` has nothing to issue, because
-    /// nothing is due; zero in a closed loop.
+    /// Returns the maximum time for which a client of rank `rank` has no operation due, and so
+    /// nothing to issue; zero in a closed loop.
     #[must_use]
     pub fn longest_pause(&self, rank: usize) -> Duration {
         let clients = 0..self.workload.clients;

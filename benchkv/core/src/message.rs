@@ -4,9 +4,9 @@
 //! [place](crate::values) of the rank while the message is within the rank. Between ranks it
 //! follows the message: after a put, and after the answer to a get that found a value.
 //!
-//! The structs hold any bytes. Only [`Request::op`] and [`Response::outcome`] decode them, once, as
-//! an enum. An enum on the wire would be undefined behaviour as soon as a peer wrote a tag that
-//! does not exist.
+//! The structs hold any bytes. Only [`Request::op`] and [`Response::outcome`] decode the bytes,
+//! once, to an enum. An enum on the wire would be undefined behaviour as soon as a peer wrote a tag
+//! that does not exist.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -114,7 +114,7 @@ impl Request {
         }
     }
 
-    /// Returns the request with the tail of its value at `place`, below 2^24.
+    /// Returns the request with the tail of its value at `place`, which is below 2^24.
     #[must_use]
     pub const fn at(self, place: u32) -> Self {
         Self {
@@ -123,7 +123,7 @@ impl Request {
         }
     }
 
-    /// Returns the place of the tail of its value, as the sender claims.
+    /// Returns the place of the tail of the request's value, as the sender claims.
     #[must_use]
     pub const fn place(&self) -> u32 {
         self.op_and_place >> OP_BITS
@@ -135,8 +135,8 @@ impl Request {
         self.op_and_place % (1 << OP_BITS) == PUT
     }
 
-    /// Returns the number of bytes that follow the request between ranks, if values have tails of
-    /// `tail_bytes`.
+    /// Returns the number of bytes that follow the request between ranks, in a job whose tails have
+    /// `tail_bytes` bytes.
     #[must_use]
     pub const fn bytes_behind(&self, tail_bytes: usize) -> usize {
         if self.is_put() { tail_bytes } else { 0 }
@@ -182,8 +182,8 @@ impl Response {
         Self { status, value }
     }
 
-    /// Returns the number of bytes that follow the answer between ranks, if values have tails of
-    /// `tail_bytes`.
+    /// Returns the number of bytes that follow the answer between ranks, in a job whose tails have
+    /// `tail_bytes` bytes.
     #[must_use]
     pub const fn bytes_behind(&self, tail_bytes: usize) -> usize {
         if self.status == GET_OK { tail_bytes } else { 0 }

@@ -6,12 +6,12 @@
 pub struct Operation {
     /// Index of its access in the client's pattern.
     pub(crate) access: u32,
-    /// Moment of the operation's issue, on the scale of the client's
-    /// [`Verifier`](crate::verify::Verifier).
+    /// Moment of the operation's issue, as the client's [`Verifier`](crate::verify::Verifier)
+    /// counts its operations.
     pub(crate) moment: u32,
-    /// Start of the latency: the issue, in an open loop the intended start.
+    /// Start of the latency, in ns: the intended start in an open loop, the issue in a closed loop.
     pub(crate) intended_ns: u64,
-    /// Time of the issue.
+    /// Time of the issue, in ns.
     pub(crate) issued_ns: u64,
     /// The client's place for the tail of the operation's value, if values have tails.
     pub(crate) place: u32,
@@ -19,7 +19,8 @@ pub struct Operation {
 }
 
 impl Operation {
-    /// Returns a copy of the operation, for a path that refuses it.
+    /// Returns a copy of the operation, for a path that returns the operation to its caller when it
+    /// refuses it.
     #[inline(always)]
     pub(crate) const fn again(&self) -> Self {
         Self { ..*self }
@@ -41,8 +42,8 @@ impl Operation {
     }
 }
 
-/// The kind of an operation. It has 32 bits, so that an [`Operation`] has no gaps, which would be
-/// copied apart.
+/// The kind of an operation. It has 32 bits, so that an [`Operation`] has no padding, which would
+/// split its copy into several.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum Kind {

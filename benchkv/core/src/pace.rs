@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::carrier::name_of;
 
-/// Number of random gaps of a client, 64 KiB of them; they repeat after the last.
+/// Number of random gaps of a client, 64 KiB of memory. The gaps repeat after the last.
 const RANDOM_GAPS: usize = 1 << 13;
 
 /// The distribution of the intended starts over time.
@@ -47,7 +47,8 @@ impl Pace {
     pub fn schedule(&self, client: usize, clients: usize, seed: u64) -> Schedule {
         let starts = match self.arrivals {
             Arrivals::Even => vec![client as f64 / clients as f64],
-            // A random stream other than the stream of the accesses, which have the same seed.
+            // The random stream differs from the stream of the accesses, although both have the
+            // same seed.
             Arrivals::Poisson => {
                 let stream = (client as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
                 random_starts(&mut Rng::with_seed(!seed ^ stream))
@@ -66,17 +67,17 @@ impl Pace {
     }
 }
 
-/// Returns starts after exponential gaps, scaled so that as many intervals pass as there are
-/// starts: the mean rate is exact.
+/// Returns starts after exponential gaps. The times are scaled so that the cycle lasts as many
+/// intervals as it has starts, which makes the mean rate exact.
 fn random_starts(rng: &mut Rng) -> Vec<f64> {
     let mut at = 0.0;
     let mut gap = || {
-        // `1 - f64()` is above 0.
+        // `1 - f64()` is above 0, so its logarithm is finite.
         at -= (1.0 - rng.f64()).ln();
         at
     };
     let mut starts: Vec<f64> = (0..RANDOM_GAPS).map(|_| gap()).collect();
-    // The gap before the first start of the next cycle is one of them.
+    // One more gap separates the last start from the end of the cycle.
     let scale = RANDOM_GAPS as f64 / gap().max(f64::MIN_POSITIVE);
     starts.iter_mut().for_each(|start| *start *= scale);
     starts
@@ -87,8 +88,8 @@ fn random_starts(rng: &mut Rng) -> Vec<f64> {
 pub struct Schedule {
     /// Mean interval between two operations, in ns.
     interval_ns: f64,
-    /// The intended starts in one cycle, ascending, as numbers of intervals since its beginning. A
-    /// cycle with `n` starts is `n` intervals long.
+    /// The intended starts in one cycle, in ascending order. A start is the number of intervals
+    /// since the beginning of the cycle. A cycle with `n` starts is `n` intervals long.
     starts: Vec<f64>,
     /// Time at which load began, in ns; `None` before.
     origin_ns: Option<u64>,
@@ -98,7 +99,7 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// Begins the load. Only the first call counts.
+    /// Begins the load at `now_ns`. Further calls have no effect.
     pub fn begin(&mut self, now_ns: u64) {
         if self.origin_ns.is_none() {
             self.origin_ns = Some(now_ns);
@@ -145,8 +146,8 @@ impl Schedule {
         self.due(now_ns).saturating_sub(self.taken)
     }
 
-    /// Returns the maximum time between two intended starts, or from the beginning of the load to
-    /// the first.
+    /// Returns the maximum time between two intended starts, or between the beginning of the load
+    /// and the first intended start.
     #[must_use]
     pub fn longest_pause(&self) -> Duration {
         let first = self.starts.first().copied().unwrap_or_default();
@@ -270,7 +271,8 @@ mod tests {
             .windows(2)
             .map(|pair| (pair[1] - pair[0]) as f64 / 4000.0)
             .collect();
-        // An exponential distribution has variance 1, and 1/e of the gaps above the mean.
+        // An exponential distribution of mean 1 has variance 1, and 1/e of its gaps are above the
+        // mean.
         let variance = gaps.iter().map(|gap| (gap - 1.0).powi(2)).sum::<f64>() / gaps.len() as f64;
         let long = gaps.iter().filter(|gap| **gap > 1.0).count() as f64 / gaps.len() as f64;
         assert!(

@@ -3,8 +3,9 @@
 use crate::message::{Op, Outcome, Request, Response};
 use crate::values::Tail;
 
-/// Returns the daemon that owns `key` if a rank has `shards` of them. Keys of a store are below
-/// 2^32, and divide in half the time; the rank that gets any other key refuses it.
+/// Returns the daemon that owns `key` in a rank with `shards` daemons. The keys of a store are
+/// below 2^32, so the function divides 32-bit numbers, which takes half the time. A rank refuses
+/// requests for all other keys.
 #[must_use]
 #[inline]
 pub const fn owner_of(key: u64, shards: usize) -> usize {
@@ -19,7 +20,7 @@ pub struct Shard {
     shards: usize,
     keys: u64,
     values: Vec<Option<u64>>,
-    /// The bytes of each key's value beyond 8.
+    /// The tails of the values: the bytes of each value after the first 8, indexed by key.
     tails: Vec<u8>,
     tail_bytes: usize,
 }
@@ -28,14 +29,14 @@ impl Shard {
     /// Bytes the table takes per key, without the tail.
     pub const BYTES_PER_KEY: usize = size_of::<Option<u64>>();
 
-    /// Makes an empty shard of a store with keys `0..keys` and values of 8 bytes; `shard` is below
-    /// `shards`, which is not 0.
+    /// Makes an empty shard of a store with the keys `0..keys` and with values of 8 bytes. `shards`
+    /// is not 0, and `shard` is below `shards`.
     #[must_use]
     pub fn new(shard: usize, shards: usize, keys: u64) -> Self {
         Self::with_tails(shard, shards, keys, 0)
     }
 
-    /// Makes an empty shard with values of `tail_bytes` more.
+    /// Makes an empty shard of such a store whose values have `tail_bytes` more bytes.
     #[must_use]
     pub fn with_tails(shard: usize, shards: usize, keys: u64, tail_bytes: usize) -> Self {
         let mine = (keys as usize).saturating_sub(shard).div_ceil(shards);
@@ -49,7 +50,8 @@ impl Shard {
         }
     }
 
-    /// Gives every key below `keys` of this shard the value that `value` returns, and its tail.
+    /// Sets the value of every key of this shard below `keys` to the result of `value`, and fills
+    /// in the tail of the value.
     pub fn fill(
         &mut self,
         keys: u64,
@@ -68,15 +70,15 @@ impl Shard {
         }
     }
 
-    /// Executes a request, if values have no tails. Refuses a request for a key of another shard,
-    /// and a malformed one.
+    /// Executes a request to a store whose values have no tails. Refuses a request for a key of
+    /// another shard, and a malformed request.
     #[inline]
     pub fn apply(&mut self, request: &Request) -> Response {
         Response::new(self.outcome(request))
     }
 
-    /// Executes a request. Reads the tail of a put's value from `tail`, and writes the tail of a
-    /// found value there, if values have tails.
+    /// Executes a request. If values have tails, reads the tail of a put's value from `tail`, or
+    /// writes the tail of a found value to `tail`.
     #[inline]
     pub fn apply_with<'a>(
         &mut self,
@@ -90,7 +92,8 @@ impl Shard {
         Response::new(outcome)
     }
 
-    /// Moves the tail of the value of a request with this outcome.
+    /// Copies the tail of a value: to the store after a put, from the store after a get that has
+    /// found the value.
     #[inline(never)]
     fn move_tail(&mut self, key: u64, outcome: Outcome, tail: Tail<'_>) {
         match outcome {
@@ -100,7 +103,7 @@ impl Shard {
         }
     }
 
-    /// Returns the place of the tail of a key of this shard.
+    /// Returns the tail of the value of a key of this shard.
     fn tail(&mut self, key: u64) -> &mut [u8] {
         let at = (key as u32 / self.shards as u32) as usize * self.tail_bytes;
         self.tails

@@ -58,7 +58,7 @@ impl fmt::Display for Peer {
     }
 }
 
-/// The path of a request for another rank: the columns of the table above.
+/// The path of a request for another rank. Each variant is a column of the table above.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Backend {
@@ -78,8 +78,8 @@ impl fmt::Display for Backend {
     }
 }
 
-/// A topology: the threads of a job and the connections between them. Plain numbers, equal on all
-/// ranks.
+/// A topology: the threads of a job and the connections between them. It consists of plain numbers,
+/// which are equal on all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Topology {
     /// The path of the requests.
@@ -95,8 +95,8 @@ pub struct Topology {
 }
 
 impl Topology {
-    /// Returns the number of the daemon that has the endpoint to rank `remote`, the same on every
-    /// rank. Returns `None` if the endpoint depends on the key, or on the client.
+    /// Returns the number of the daemon that has the endpoint to rank `remote`: the same number on
+    /// every rank. Returns `None` if the endpoint depends on the key, or on the client.
     fn gateway(&self, remote: usize) -> Option<usize> {
         match self.backend {
             Backend::Meta => Some(remote % self.daemons),
@@ -105,23 +105,23 @@ impl Topology {
         }
     }
 
-    /// Returns the daemon to which the others of its rank pass requests for rank `rank`; `None` if
-    /// they pass none.
+    /// Returns the number of the daemon to which the other daemons of its rank pass requests for
+    /// rank `rank`; `None` if they pass on no requests.
     #[must_use]
     pub fn gateway_of(&self, rank: usize) -> Option<usize> {
         self.gateway(rank).filter(|_| self.backend == Backend::Meta)
     }
 
-    /// Returns whether daemons get requests for other ranks from clients, through ipc, and from
-    /// each other. Otherwise all of these are for the shard of the daemon.
+    /// Returns whether daemons get requests for other ranks: from clients through ipc, and from
+    /// other daemons. Otherwise all these requests are for the shard of the daemon that gets them.
     #[must_use]
     #[inline]
     pub const fn daemons_pass_on(&self) -> bool {
         matches!(self.backend, Backend::Meta) && self.ranks > 1
     }
 
-    /// Returns the number of daemons of another rank among which the key of a request decides; 1 if
-    /// one daemon gets all requests of a rank.
+    /// Returns the number of daemons of another rank among which the key of a request selects one;
+    /// 1 if one daemon gets all requests for its rank.
     #[must_use]
     pub const fn far_daemons(&self) -> usize {
         match self.backend {
@@ -130,8 +130,8 @@ impl Topology {
         }
     }
 
-    /// Returns the number of daemons of a rank that get requests of other ranks for keys of another
-    /// daemon of the rank: all or none.
+    /// Returns the number of daemons of a rank that pass on requests of other ranks to other
+    /// daemons, because the keys belong to these: all daemons or none.
     #[must_use]
     pub const fn passing_daemons(&self) -> usize {
         let pass = matches!(self.backend, Backend::Meta | Backend::Delegation)
@@ -157,7 +157,7 @@ impl Topology {
         (self.ranks - 1) * of_a_rank
     }
 
-    /// Returns the number of shared rings of a rank, each served by the daemon of its number.
+    /// Returns the number of shared rings of a rank. Ring number k is served by daemon number k.
     #[must_use]
     pub const fn rings(&self) -> usize {
         match self.backend {
@@ -173,7 +173,8 @@ impl Topology {
         let far = |remote| -> (fn(usize) -> Worker, Range<usize>) {
             match (self.backend, worker) {
                 (Backend::Meta | Backend::Delegation, Worker::Daemon(daemon)) => {
-                    // The same rule chooses the other end from the other side.
+                    // On the remote rank, the same rule chooses the daemon that has the endpoint to
+                    // this rank.
                     let far_end = self.gateway(rank).unwrap_or(0);
                     let count = usize::from(self.gateway(remote) == Some(daemon));
                     (Worker::Daemon, far_end..far_end + count)
@@ -215,9 +216,9 @@ impl Topology {
         threads as u64
     }
 
-    /// Returns the maximum number of open files of a rank's process. It is counted with the
-    /// software device, whose endpoints, and threads with endpoints, have more files than with
-    /// other devices. Shared memory keeps a file open for each of its ends.
+    /// Returns the maximum number of open files of a rank's process. The number is computed for the
+    /// software device: its endpoints, and its threads with endpoints, need more files than with
+    /// other devices. Each end of shared memory keeps a file open.
     #[must_use]
     pub const fn open_files(&self) -> u64 {
         const PER_ENDPOINT: u64 = 4;
@@ -307,7 +308,7 @@ mod tests {
         }
     }
 
-    /// Every request has an endpoint to its daemon, from any thread that sends it.
+    /// Every request has an endpoint to the daemon that gets it, from any thread that sends it.
     #[test]
     fn every_remote_key_can_be_sent() {
         for backend in ROUTINGS {

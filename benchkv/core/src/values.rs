@@ -1,5 +1,5 @@
-//! [`Values`]: the tails of values, their bytes beyond the 8 bytes that a [message](crate::message) holds, while a request is within a
-//! rank.
+//! [`Values`]: the memory for the tails of values while a request is within a rank. The tail of a
+//! value is its bytes after the first 8, which a [message](crate::message) holds.
 //!
 //! A rank has a place for each operation that its clients can have outstanding. A client puts the
 //! tail of a value there before it issues a put, and finds there the tail that a get has found.
@@ -17,22 +17,23 @@ use copyrpc_shm::memfd::{Memfd, MemfdCreateError};
 pub const VALUE_BYTES: std::ops::RangeInclusive<usize> = HEAD_BYTES..=65_536;
 /// Bytes of a value that messages hold.
 pub const HEAD_BYTES: usize = size_of::<u64>();
-/// A multiple of every page size.
+/// A size that is a multiple of every page size.
 const LARGEST_PAGE_BYTES: usize = 64 << 10;
-/// Bytes of the places of a daemon, unless [`LEAST_HOPS`] take more.
+/// Memory of the places of a daemon, in bytes, unless [`LEAST_HOPS`] places take more.
 const HOP_BYTES: usize = 4 << 20;
-/// Minimum number of requests of other ranks that a daemon can have passed to others of its rank.
+/// Minimum number of requests of other ranks that a daemon can have passed to other daemons of its
+/// rank.
 const LEAST_HOPS: usize = 16;
 
-/// The number of places of a rank.
+/// The numbers of places that a rank has for its clients and daemons, and their size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Places {
-    /// Bytes of a tail; 0: there are no places.
+    /// Length of a tail, in bytes; 0: there are no places.
     pub tail_bytes: usize,
     /// Operations that each client can have outstanding.
     of_client: usize,
     clients: usize,
-    /// Requests of other ranks that can wait for other daemons, for each daemon.
+    /// Number of requests of other ranks that can wait for other daemons, for each daemon.
     of_daemon: usize,
     daemons: usize,
 }
@@ -53,7 +54,8 @@ impl Places {
         }
     }
 
-    /// Returns the distance of two places, in bytes: no two share a cache line.
+    /// Returns the distance between neighbouring places, in bytes: whole cache lines, so that no
+    /// two places share one.
     const fn stride(&self) -> usize {
         self.tail_bytes.next_multiple_of(64)
     }
@@ -62,7 +64,7 @@ impl Places {
         self.clients * self.of_client + self.daemons * self.of_daemon
     }
 
-    /// Returns the bytes of memory they take.
+    /// Returns the size of the memory of all places, in bytes.
     #[must_use]
     pub const fn bytes(&self) -> usize {
         self.count() * self.stride()
@@ -82,7 +84,7 @@ impl Places {
     }
 }
 
-/// The places of a rank; there are none for values without a tail.
+/// The places of a rank. Values without a tail have no places.
 #[derive(Debug, Clone)]
 pub struct Values {
     places: Places,
@@ -93,7 +95,7 @@ impl Values {
     /// Makes the places of a rank.
     ///
     /// # Errors
-    /// The system's reason why there is no such memory.
+    /// The system's reason why the memory could not be created.
     pub fn new(places: Places) -> Result<Self, MemfdCreateError> {
         let bytes = places.bytes().next_multiple_of(LARGEST_PAGE_BYTES);
         let create = || Memfd::create("benchkv-values", bytes).map(Arc::new);
@@ -103,26 +105,26 @@ impl Values {
         })
     }
 
-    /// Returns the number of places.
+    /// Returns the numbers of places, and their size.
     #[must_use]
     pub const fn places(&self) -> &Places {
         &self.places
     }
 
-    /// Returns the bytes of a tail.
+    /// Returns the length of a tail, in bytes.
     #[must_use]
     #[inline]
     pub const fn tail_bytes(&self) -> usize {
         self.places.tail_bytes
     }
 
-    /// Returns the address of a place; `None` if there is no such place, or it has no room for
-    /// `bytes`.
+    /// Returns the address of a place; `None` if there is no such place, or if `bytes` bytes do not
+    /// fit into it.
     fn at(&self, place: u32, bytes: usize) -> Option<*mut u8> {
         let fits = bytes <= self.places.tail_bytes && (place as usize) < self.places.count();
         let memory = self.memory.as_ref().filter(|_| fits)?;
         let offset = place as usize * self.places.stride();
-        // SAFETY: a place that exists is inside the memory.
+        // SAFETY: `place` is below the number of places, so the offset is inside the memory.
         Some(unsafe { memory.base().as_ptr().add(offset) })
     }
 
@@ -130,8 +132,8 @@ impl Values {
     pub fn read(&self, place: u32, tail: &mut [u8]) {
         if let Some(from) = self.at(place, tail.len()) {
             // SAFETY: the bytes at `from` are inside the memory, which lives as long as `self` and
-            // does not overlap `tail`. The message that named the place gives the place to this
-            // thread; any bytes are legal.
+            // does not overlap `tail`. The message that contains the place gives this thread access
+            // to it; any bytes are legal.
             unsafe { from.copy_to_nonoverlapping(tail.as_mut_ptr(), tail.len()) };
         }
     }
@@ -139,14 +141,16 @@ impl Values {
     /// Copies `tail` to `place`, if that exists.
     pub fn write(&self, place: u32, tail: &[u8]) {
         if let Some(to) = self.at(place, tail.len()) {
-            // SAFETY: as in `read`.
+            // SAFETY: the bytes at `to` are inside the memory, which lives as long as `self` and
+            // does not overlap `tail`. The message that contains the place gives this thread access
+            // to it.
             unsafe { to.copy_from_nonoverlapping(tail.as_ptr(), tail.len()) };
         }
     }
 }
 
-/// The places of one client. It numbers them from 0, and gives one to each operation that is
-/// outstanding.
+/// The places of one client, numbered from 0. The client gives one place to each outstanding
+/// operation.
 #[derive(Debug, Clone)]
 pub struct ClientValues {
     pub(crate) values: Values,
@@ -154,13 +158,13 @@ pub struct ClientValues {
 }
 
 impl ClientValues {
-    /// Returns the bytes of a tail.
+    /// Returns the length of a tail, in bytes.
     #[must_use]
     pub const fn tail_bytes(&self) -> usize {
         self.values.tail_bytes()
     }
 
-    /// Returns a place of the client, by its number.
+    /// Returns the place of the rank that has this number among the client's places.
     #[must_use]
     pub const fn place(&self, number: u32) -> u32 {
         self.first + number
@@ -187,7 +191,7 @@ pub enum Tail<'a> {
 }
 
 impl Tail<'_> {
-    /// Copies the tail to `to`, which has its length.
+    /// Copies the tail to `to`, whose length is the length of a tail.
     pub fn read(&self, to: &mut [u8]) {
         match self {
             Self::Bytes(bytes) => copy(to, bytes),

@@ -46,8 +46,8 @@ impl Stamp {
     }
 }
 
-/// Returns the value of a key before its first write: as if writer 0 had written it before its own
-/// first write, which has number 1.
+/// Returns the value of a key before its first write: the value that writer 0 would have written
+/// before its first write, which has number 1.
 #[must_use]
 pub const fn first_value(rank: u16, key: u64) -> u64 {
     Stamp {
@@ -107,16 +107,16 @@ pub enum PrivateStep {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Private {
-    /// Unknown content: no write has been acknowledged.
+    /// No write has been acknowledged, so the content is unknown.
     Unknown,
     Writing(u64),
-    /// Acknowledged, not yet read back.
+    /// This value was acknowledged, and has not been read back yet.
     Written(u64),
     Reading(u64),
 }
 
-/// The highest sequence number recorded for a reader, key and writer. `at` is the moment on the
-/// [`Verifier`]'s own scale.
+/// The highest sequence number recorded for a reader, key and writer, and the moment of the record,
+/// `at`, which counts the operations of the [`Verifier`]'s client.
 #[derive(Debug, Clone, Copy, Default)]
 struct Seen {
     sequence: u32,
@@ -129,9 +129,9 @@ pub struct Verifier {
     writer: u16,
     writers: usize,
     sequence: u32,
-    /// Counts this client's operations as they are issued; wraps.
+    /// Number of operations that this client has issued; wraps.
     moment: u32,
-    /// Findings, indexed by key slot times `writers` plus writer.
+    /// The highest sequence numbers, indexed by key slot times `writers` plus writer.
     seen: Vec<Seen>,
     /// The moment at which a value of each key slot was first recorded.
     found_at: Vec<Option<u32>>,
@@ -146,11 +146,11 @@ pub struct Verifier {
 pub struct Verdict {
     /// Number of failed checks.
     pub failures: u64,
-    /// The first failure, in words. A key is a key of the rank that is named.
+    /// The first failure, in words. A key in the text is a key of the rank in the text.
     pub first: Option<String>,
     /// Number of sequence numbers that this client issued: `1..=issued`.
     pub issued: u32,
-    /// The highest sequence number read of each writer.
+    /// The highest sequence number that was read of each writer.
     pub highest: Vec<u32>,
 }
 
@@ -363,14 +363,16 @@ impl Verifier {
     }
 }
 
-/// Returns whether moment `a` is before moment `b`, which is at most a queue depth away from now. A
-/// record older than 2^31 operations can appear younger than it is; then one check is omitted.
+/// Returns whether moment `a` is before moment `b`, which is at most a queue depth before the
+/// present. A record that is older than 2^31 operations can appear to be later than `b`; then one
+/// check is omitted.
 const fn is_before(a: u32, b: u32) -> bool {
     (b.wrapping_sub(a) as i32) > 0
 }
 
-/// Does check 2 over all ranks. Returns a failure, in words, for each of the `highest` numbers read
-/// that was never issued. Both slices are indexed by writer.
+/// Does check 2 over all ranks. Each number in `highest` is a sequence number that was read; the
+/// function returns a failure, in words, for each of these numbers that was never issued. Both
+/// slices are indexed by writer.
 pub fn never_issued(highest: &[u32], issued: &[u32]) -> impl Iterator<Item = String> {
     let pairs = highest.iter().zip(issued).enumerate();
     pairs
@@ -463,7 +465,7 @@ mod tests {
     #[test]
     fn an_older_write_after_a_newer_one_is_caught() {
         let mut verifier = reader();
-        // Reads of values of the other writer in between must not hide the defect.
+        // Reads of values of the other writer between these reads must not hide the defect.
         for found in [value(1, 5), value(0, 8), value(1, 4)] {
             read(&mut verifier, Some(found));
         }

@@ -16,15 +16,16 @@ use crate::store::Shard;
 use crate::values::{HEAD_BYTES, VALUE_BYTES};
 use crate::zipf::Zipf;
 
-/// Accesses of one pattern in a real-time job, 1 MiB of them. After the last access a client starts
-/// again at the first. They are read in order, so the prefetcher hides the reads.
+/// Number of accesses of one pattern in a real-time job, 1 MiB of memory. After the last access a
+/// client starts again at the first. The accesses are read in order, so the prefetcher hides the
+/// time of reading them.
 pub const PATTERN_LEN: usize = 1 << 16;
 
-/// Keys that only one client ever touches, per client.
+/// Number of keys of each client that only this client ever accesses.
 pub const PRIVATE_KEYS: usize = 16;
 
-/// Share of the keys that a job accesses, below which its caches hold a much larger part of the
-/// accessed keys than of the stored keys.
+/// Share of the keys that a job accesses. Below this share, the caches hold a much larger part of
+/// the accessed keys than they would hold of all stored keys.
 const TOUCHED: f64 = 0.25;
 
 /// Maximum share of accesses to private keys, when results are verified.
@@ -73,10 +74,10 @@ impl fmt::Display for Distribution {
     }
 }
 
-/// Keys of a rank's store: at most 1 GiB of [`Shard`] tables.
+/// Legal numbers of keys of a rank's store: at most 1 GiB of [`Shard`] tables.
 const KEYS: RangeInclusive<u64> = 1..=1 << 26;
 
-/// A share of operations.
+/// Legal shares of operations.
 pub const SHARE: RangeInclusive<f64> = 0.0..=1.0;
 
 /// The parameters that all clients of a job share, as typed and as recorded.
@@ -155,7 +156,7 @@ pub enum AccessKind {
     Read,
     /// Puts a shared key.
     Write,
-    /// Puts or gets, in turn, a key that only this client uses.
+    /// Puts and gets alternately a key that only this client uses.
     Private,
 }
 
@@ -203,10 +204,10 @@ pub(crate) const fn hash16(rank: u16, key: u64) -> u16 {
 /// The accesses of one client.
 #[derive(Debug)]
 pub struct Pattern {
-    /// Accesses, [`Workload::accesses`] in number.
+    /// The accesses. Their number is [`Workload::accesses`].
     pub accesses: Vec<Access>,
-    /// Number of different keys read, if results are verified; every [`AccessKind::Read`] slot is
-    /// below it then.
+    /// Number of different keys read, if results are verified. Then every slot of an
+    /// [`AccessKind::Read`] is below this number.
     pub read_keys: usize,
 }
 
@@ -245,8 +246,9 @@ impl Workload {
         (ranks - 1) as f64 / ranks as f64
     }
 
-    /// Returns the share of accesses to private keys: these write and read in turn, so their number
-    /// is bounded by the rarer of the two.
+    /// Returns the share of accesses to private keys. Half of these accesses are writes and half
+    /// are reads, so the share is at most twice the smaller one of the job's shares of reads and of
+    /// writes.
     #[must_use]
     pub fn private_share(&self) -> f64 {
         let writes = 1.0 - self.read_ratio;
@@ -261,15 +263,15 @@ impl Workload {
         self.key_range + private as u64
     }
 
-    /// Returns the maximum share of the shared keys of all ranks that clients access, if it is
-    /// below 2 %: each client repeats its [`accesses`](Self::accesses).
+    /// Returns the maximum share of the shared keys of all ranks that clients access, if the share
+    /// is below 2 %. It is limited because each client repeats its [`accesses`](Self::accesses).
     #[must_use]
     pub fn touched_at_most(&self) -> Option<f64> {
         let share = (self.clients * self.accesses) as f64 / self.key_range as f64;
         (share < TOUCHED).then_some(share)
     }
 
-    /// Returns the bytes of a rank's store.
+    /// Returns the size of a rank's store, in bytes.
     #[must_use]
     pub const fn store_bytes(&self) -> u64 {
         self.store_keys() * (Shard::BYTES_PER_KEY + self.value_bytes - HEAD_BYTES) as u64
@@ -283,7 +285,8 @@ impl Workload {
         // (seed + 1) do not share their streams.
         let stream = (number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let mut rng = Rng::with_seed(self.seed.wrapping_add(stream));
-        // A given ratio decides how often each rank is chosen; otherwise the key does.
+        // A given ratio decides how often each rank is chosen. Without a given ratio the key
+        // decides.
         let ranks = if self.remote_ratio == Self::even_ratio(self.ranks) {
             self.ranks as u64
         } else {
@@ -294,7 +297,8 @@ impl Workload {
             Distribution::Uniform => None,
             Distribution::Zipfian { theta } => Some(Zipf::new(keys, theta)),
         };
-        // Half of the private accesses read.
+        // Half of the private accesses are reads, so the other accesses have this share of reads to
+        // reach the ratio of the job.
         let private = self.private_share();
         let read_ratio = (self.read_ratio - private / 2.0) / (1.0 - private);
         let mut slots = HashMap::new();
@@ -335,8 +339,8 @@ impl Workload {
         }
     }
 
-    /// Returns a private access. A private key always has the same rank; the job's share of remote
-    /// keys is spread evenly over the client's private keys.
+    /// Returns a private access. A private key always belongs to the same rank. The client's
+    /// private keys are spread over its own rank and other ranks by the remote ratio of the job.
     fn private_access(&self, rank: usize, client_number: u64, slot: usize) -> Access {
         let is_remote = share_of(slot + 1, self.remote_ratio) > share_of(slot, self.remote_ratio);
         let target = if is_remote {
@@ -353,8 +357,8 @@ impl Workload {
     }
 }
 
-/// Returns the number of the first `count` things that belong to a share of them which is spread
-/// evenly.
+/// Returns how many of the first `count` items belong to a `share` that is spread evenly over all
+/// items.
 fn share_of(count: usize, share: f64) -> usize {
     (count as f64 * share).ceil() as usize
 }
@@ -604,7 +608,7 @@ mod tests {
                 &keys[..32]
             );
         }
-        // The ratio decides about the rank.
+        // With a given ratio, the ratio decides the rank.
         let given = Workload {
             remote_ratio: 0.2,
             ..skewed

@@ -65,7 +65,8 @@ impl Zipf {
     }
 
     fn inverse(&self, area: f64) -> f64 {
-        // Rounding can push the product past the pole of the logarithm.
+        // Rounding can make the product smaller than -1, where the logarithm of 1 + product does
+        // not exist, so it is clamped.
         let product = (area * (1.0 - self.theta)).max(-1.0);
         if product.abs() < 1e-8 {
             (area * (1.0 - product / 2.0)).exp()
@@ -79,7 +80,8 @@ impl Zipf {
 mod tests {
     use super::*;
 
-    /// Returns the maximum distance between the distribution of `samples` values and the exact one.
+    /// Returns the maximum distance between the distribution of `samples` values and the exact
+    /// distribution.
     fn kolmogorov_smirnov(n: u64, theta: f64, samples: usize, seed: u64) -> f64 {
         let (zipf, mut rng) = (Zipf::new(n, theta), Rng::with_seed(seed));
         let mut counts = vec![0u64; n as usize];
@@ -100,8 +102,8 @@ mod tests {
     #[test]
     fn samples_follow_the_exact_distribution() {
         const SAMPLES: usize = 200_000;
-        // The 99.9 % point of the Kolmogorov-Smirnov statistic; conservative for a discrete
-        // distribution.
+        // The limit is the 99.9 % point of the Kolmogorov-Smirnov statistic, which is conservative
+        // for a discrete distribution.
         let limit = 1.949 / (SAMPLES as f64).sqrt();
         for (n, theta) in [
             (1, 0.99),

@@ -1,9 +1,9 @@
-//! The benchmark that `ipc`, `delegationrpc` and `flux` share. Each includes this file, because it
-//! needs criterion, on which the harness does not depend.
+//! The benchmark that `ipc`, `delegationrpc` and `flux` share. Each of these crates includes this
+//! file: it needs criterion, and the harness does not depend on criterion.
 //!
-//! One caller keeps as many calls unanswered as the depth; each call is answered before the next
-//! call is made from its slot. Both ends are threads, on a core each if there are two cores.
-//! Requests and replies have 32 bytes, and are verified before the measurement.
+//! One caller keeps `depth` calls unanswered. Each call is answered before the next call is made
+//! from its slot. Both ends are threads, each on its own core if there are two cores. Requests and
+//! replies have 32 bytes, and are verified before the measurement.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use criterion::{BenchmarkId, Criterion, Throughput};
 /// Number of calls that are verified before the measurement.
 const CHECKED: u64 = 10_000;
 
-/// Makes each end on its thread, and measures calls at each depth.
+/// Makes each end on the thread that uses it, and measures calls at each depth.
 pub(crate) fn bench_calls<A: Answerer, C: Caller>(
     c: &mut Criterion,
     name: &str,

@@ -86,11 +86,11 @@ impl fmt::Display for PinPolicy {
     }
 }
 
-/// Reads the kernel's list format: `0-3,8`. Returns `None` if it is malformed, empty or names a
-/// core twice.
+/// Parses the kernel's list format: `0-3,8`. Returns `None` if the text is malformed, is empty or
+/// contains a core twice.
 fn parse_core_list(text: &str) -> Option<Vec<usize>> {
-    /// More cores than any Linux kernel is built for; keeps `0-99999999999` from filling the
-    /// memory.
+    /// Upper bound of core numbers: more cores than any Linux kernel is built for. With it, the
+    /// text `0-99999999999` cannot fill the memory.
     const CORE_LIMIT: usize = 65_536;
     let mut cores = Vec::new();
     for part in text.trim().split(',') {
@@ -123,8 +123,8 @@ impl fmt::Display for CoreList<'_> {
     }
 }
 
-/// Words of a mask of 65,536 cores, more than any kernel is built for; glibc's own `cpu_set_t`
-/// stops at 1,024.
+/// Number of words in a mask of 65,536 cores, which is more cores than any kernel is built for;
+/// glibc's own `cpu_set_t` has only 1,024 cores.
 const MASK_WORDS: usize = 1024;
 
 /// Returns the cores in the affinity mask of the calling thread, the cores of one NUMA node
@@ -155,7 +155,8 @@ pub fn usable_cores() -> Result<Vec<usize>, AffinityError> {
     Ok(cores)
 }
 
-/// Returns the hardware threads among `cores` that share a physical core with an earlier one.
+/// Returns those hardware threads among `cores` that share a physical core with an earlier hardware
+/// thread.
 #[must_use]
 pub fn later_threads(cores: &[usize]) -> Vec<usize> {
     later_of(cores, |core| {
@@ -175,8 +176,8 @@ fn later_of(cores: &[usize], siblings: impl Fn(usize) -> Vec<usize>) -> Vec<usiz
     cores.iter().copied().filter(is_later).collect()
 }
 
-/// Orders a pool of cores for ranks of `threads` threads. A rank gets cores of one NUMA node if a
-/// node has enough left.
+/// Orders the cores of a pool for ranks of `threads` threads each. A rank gets cores of one NUMA
+/// node if a node has enough cores left.
 #[must_use]
 pub fn by_node(cores: &[usize], threads: usize) -> Vec<usize> {
     aligned(cores, threads, &numa_nodes())
@@ -197,8 +198,8 @@ fn aligned(cores: &[usize], threads: usize, nodes: &[Vec<usize>]) -> Vec<usize> 
 /// # Errors
 /// [`AffinityError::Mask`] if the kernel does not return the mask.
 pub fn allowed_cores() -> Result<usize, AffinityError> {
-    // A mask belongs to a thread, so a short-lived thread can change its own without effect on
-    // others. The kernel removes cores that are not permitted.
+    // A mask belongs to a thread, so a short-lived thread can change its own mask without effect on
+    // other threads. The kernel removes cores that are not permitted.
     let unbind = || {
         let all = [u64::MAX; MASK_WORDS];
         // SAFETY: the pointer and length describe the live array, which is read only; pid 0 is the
@@ -234,7 +235,8 @@ pub fn cores_of_node(node: u32) -> Option<Vec<usize>> {
 /// # Errors
 /// [`AffinityError::Refused`] if the kernel does not permit it.
 pub fn pin_current_thread(core: usize) -> Result<(), AffinityError> {
-    // The crate's mask is glibc's `cpu_set_t`, which panics for a larger core number.
+    // The crate's mask is glibc's `cpu_set_t`. It panics for a larger core number, so such a number
+    // is refused here.
     let is_in_mask = core < libc::CPU_SETSIZE as usize;
     if is_in_mask && core_affinity::set_for_current(core_affinity::CoreId { id: core }) {
         Ok(())
@@ -302,8 +304,8 @@ pub struct Plan {
     pub usable_cores: Vec<usize>,
     /// Number of threads that can each have a physical core of its own at the same time.
     pub at_once: usize,
-    /// The usable cores of the device's NUMA node, which come first. Empty if the host has one
-    /// node, or the device's node is unknown.
+    /// The usable cores of the device's NUMA node, which are the first in the order. Empty if the
+    /// host has one node, or if the device's node is unknown.
     pub device_cores: Vec<usize>,
     /// Polling threads of all ranks on this host.
     pub threads: usize,

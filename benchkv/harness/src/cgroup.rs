@@ -4,8 +4,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Returns the smallest memory limit among the control groups of this process and their parents:
-/// its bytes, and its file. `None` if no limit is visible.
+/// Returns the smallest memory limit among the control groups of this process and their parents, in
+/// bytes, and the file with this limit. `None` if no limit is visible.
 #[must_use]
 pub fn memory_limit() -> Option<(u64, PathBuf)> {
     let (groups, mounts) = here();
@@ -34,7 +34,7 @@ fn limit_of(groups: &str, mounts: &str) -> Option<(u64, PathBuf)> {
             "memory.limit_in_bytes"
         };
         let file = dir.join(name);
-        // In version 2, `max` is not a number.
+        // The text `max` of version 2 is no number, and means that there is no limit.
         let limit = fs::read_to_string(&file).ok()?.trim().parse::<u64>().ok()?;
         Some((limit, file))
     };
@@ -49,7 +49,7 @@ fn quota_of(groups: &str, mounts: &str) -> Option<f64> {
         } else {
             read("cpu.cfs_quota_us")? + " " + &read("cpu.cfs_period_us")?
         };
-        // Without a quota the first word is `max`, or -1 in version 1.
+        // Without a quota the first word is `max`, or -1 in version 1; neither is a quota above 0.
         let words = both.split_whitespace();
         let mut words = words.map_while(|word| word.parse::<f64>().ok());
         Some(words.next()? / words.next()?).filter(|cpus| *cpus > 0.0)
@@ -68,8 +68,8 @@ fn in_dirs<T>(
 ) -> Vec<T> {
     let of_mount = |mount: Mount| {
         let group = group_in(groups, &mount, controller)?;
-        // A process in a namespace may be in a group that its mount does not show. Then the top of
-        // the mount is the closest group.
+        // A process in a namespace may be in a group that the mount does not show. Then the top of
+        // the mount is the closest visible group.
         let below = Path::new(group).strip_prefix(mount.root);
         let dir = Path::new(mount.point).join(below.unwrap_or(Path::new("")));
         let dirs = dir.ancestors();
@@ -82,7 +82,7 @@ fn in_dirs<T>(
     mounts.filter_map(of_mount).flatten().collect()
 }
 
-/// A mounted hierarchy of groups with a controller.
+/// A mounted hierarchy of control groups that has a controller, such as the one of memory.
 struct Mount<'a> {
     /// The group at its top.
     root: &'a str,
@@ -109,8 +109,8 @@ impl<'a> Mount<'a> {
     }
 }
 
-/// Returns the group of a process in a hierarchy: a line of proc_pid_cgroup(5),
-/// `NUMBER:CONTROLLERS:GROUP`; version 2 names no controllers.
+/// Returns the group of a process in a hierarchy, from a line `NUMBER:CONTROLLERS:GROUP` of
+/// proc_pid_cgroup(5). In version 2 the list of controllers is empty.
 fn group_in<'a>(groups: &'a str, mount: &Mount, controller: &str) -> Option<&'a str> {
     let of_line = |line: &'a str| {
         let (controllers, group) = line.split_once(':')?.1.split_once(':')?;
@@ -128,7 +128,7 @@ fn group_in<'a>(groups: &'a str, mount: &Mount, controller: &str) -> Option<&'a 
 mod tests {
     use super::*;
 
-    /// A temporary directory with these files, in place of a mount.
+    /// A temporary directory with these files, which is used instead of a mount.
     struct Tree(PathBuf);
 
     impl Tree {
@@ -235,8 +235,8 @@ mod tests {
         );
     }
 
-    /// A container sees its own group at the top of the mount, under the group's outside name or
-    /// under none.
+    /// A container finds its own group at the top of the mount. Its list of groups has the name
+    /// that the group has outside, or no name.
     #[test]
     fn a_container_finds_the_limit_at_the_top_of_its_mount() {
         let tree = Tree::new(

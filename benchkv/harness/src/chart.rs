@@ -25,7 +25,8 @@ const COLOURS: [RGBColor; 7] = [
     RGBColor(0x7f, 0x2f, 0x1f),
     RGBColor(0x33, 0x22, 0x88),
 ];
-/// Maximum value. The library does not end with axes whose steps are lost in rounding.
+/// Maximum value. With larger values the steps of an axis are lost in rounding, and the library
+/// does not return.
 const HIGHEST: f64 = 1e15;
 
 /// A line, with its name in the legend.
@@ -136,7 +137,7 @@ impl Axis {
         value.max(f64::from(u8::from(self.is_log))).min(HIGHEST)
     }
 
-    /// Returns a range, never empty, that holds all values with some room.
+    /// Returns a range that contains all values with some room. The range is never empty.
     fn range(&self, values: impl Iterator<Item = f64>) -> Range<f64> {
         let (low, high) = values
             .map(|value| self.place(value))

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// Length of the calibration. Both ends are read within about 50 ns, which leaves a rate error near
-/// 2.5 ppm.
+/// Length of the calibration. The two clocks are read within about 50 ns of each other at its
+/// beginning and at its end, so the error of the rate is about 2.5 ppm.
 const CALIBRATION: Duration = Duration::from_millis(20);
 
 /// The source of a [`Clock`].
@@ -41,8 +41,8 @@ impl fmt::Display for ClockSource {
 
 /// A clock in nanoseconds. Copy it to each thread; readings of all copies are comparable.
 ///
-/// A reading does not order memory accesses around it: an out-of-order CPU may do it several
-/// nanoseconds early.
+/// A reading does not order the memory accesses around it: an out-of-order CPU may take the reading
+/// several nanoseconds early.
 #[derive(Debug, Clone, Copy)]
 pub struct Clock(Reading);
 
@@ -122,8 +122,9 @@ impl Clock {
     }
 }
 
-/// Reads counter and `CLOCK_MONOTONIC` at the same moment: the tightest of several bracketed
-/// readings.
+/// Reads the counter and `CLOCK_MONOTONIC` at the same moment: of several readings of the clock,
+/// each between two readings of the counter, takes the reading with the shortest time between these
+/// two.
 fn paired_reading() -> (u64, u64) {
     let mut best = (u64::MAX, 0, 0);
     for _ in 0..16 {
@@ -153,8 +154,8 @@ fn monotonic_ns() -> u64 {
 mod tsc {
     const SOURCES: &str = "/sys/devices/system/clocksource/clocksource0/available_clocksource";
 
-    /// Returns whether the kernel trusts it: it keeps `tsc` among the available clock sources only
-    /// while its own watchdog agrees with it.
+    /// Returns whether the kernel trusts the time stamp counter: the kernel keeps `tsc` among the
+    /// available clock sources only while its watchdog confirms the counter.
     pub(super) fn kernel_trusts_it() -> bool {
         let offered = std::fs::read_to_string(SOURCES)
             .is_ok_and(|sources| sources.split_whitespace().any(|source| source == "tsc"));
@@ -197,8 +198,8 @@ mod tests {
             let before = monotonic_ns();
             let now = clock.now_ns();
             let after = monotonic_ns();
-            // 100 us of slack: calibration error over the life of this test, not a claim about
-            // time.
+            // The slack of 100 us covers the calibration error during this test; it is no bound of
+            // a duration.
             assert!(
                 now + 100_000 >= before && now <= after + 100_000,
                 "{before} <= {now} <= {after}"

@@ -1,5 +1,5 @@
-//! The programs whose instructions `scripts/instructions` counts. Each does one of its operations a
-//! number of times, in one thread.
+//! The programs whose instructions `scripts/instructions` counts. A program does one of its
+//! operations a given number of times, in one thread.
 
 use std::fmt;
 use std::io::{self, Write};
@@ -15,8 +15,8 @@ pub struct Operation {
     pub bound: Option<u32>,
     /// Numbers of operations of the script's two runs, whose difference counts.
     pub counts: (u64, u64),
-    /// The part that the script collects: `all`; `all but NAME`, without the function of that name
-    /// and all it calls; or `in NAME`, that function alone.
+    /// The part of the program that the script counts: `all`; `all but NAME`, without the function
+    /// NAME and the functions it calls; or `in NAME`, only the function NAME.
     pub collect: &'static str,
     /// Description of the operation.
     pub what: &'static str,
@@ -33,8 +33,8 @@ impl fmt::Debug for Operation {
     }
 }
 
-/// Runs such a program: lists `operations`, or does one of them. Prints errors in its arguments to
-/// standard error.
+/// Runs the program of this process: lists `operations`, or does one of them. Reports errors in the
+/// arguments on standard error.
 pub fn main(operations: &[Operation]) -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     match ask(

@@ -1,8 +1,8 @@
 //! Counters of RDMA devices, as the kernel publishes them:
 //! `/sys/class/infiniband/DEVICE/ports/PORT/hw_counters/NAME`.
 //!
-//! They count since the driver was loaded, for all users of the port. So only differences are
-//! meaningful, and only without other users.
+//! The kernel counts since the driver was loaded, for all users of the port. So only differences
+//! are meaningful, and only if the port has no other users.
 
 use std::collections::BTreeMap;
 use std::fs;

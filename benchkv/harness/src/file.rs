@@ -41,7 +41,7 @@ fn remedy(source: &io::Error) -> &'static str {
     }
 }
 
-/// Checks before a long run whether `path` can be written at its end. Changes nothing.
+/// Checks before a long run whether `path` can be written at the end of the run. Changes nothing.
 ///
 /// # Errors
 /// The system's reason.
@@ -53,7 +53,8 @@ pub fn check(path: &Path) -> Result<(), WriteError> {
         )),
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ if is_replaceable(path) => create_new(path).map(drop),
-        // A reader of the pipe would take an open and a close for the end of the result.
+        // A check that opens and closes a pipe would look like the end of the result to the pipe's
+        // reader, so a pipe is not opened.
         _ if fs::metadata(path).is_ok_and(|found| found.file_type().is_fifo()) => {
             access(path, Access::WRITE_OK).map_err(io::Error::from)
         }
@@ -88,8 +89,8 @@ pub fn location(path: &Path) -> io::Result<PathBuf> {
     }
 }
 
-/// Writes `content`. A regular file is replaced as a whole when the content is complete; anything
-/// else (a pipe, `/dev/null`) is written to.
+/// Writes `content`. A regular file is replaced as a whole when the content is complete. Any other
+/// file (a pipe, `/dev/null`) is opened and written.
 ///
 /// # Errors
 /// The system's reason; a partly written file is not left behind.
@@ -122,7 +123,7 @@ fn open_existing(path: &Path) -> io::Result<File> {
             opened => break opened?,
         }
     };
-    // Writes wait for the reader.
+    // The descriptor blocks from here on, so that writes wait for the reader.
     fcntl_setfl(&file, OFlags::empty())?;
     Ok(file)
 }
@@ -136,8 +137,8 @@ fn is_replaceable(path: &Path) -> bool {
     }
 }
 
-/// Returns the name of a file until it is complete: the file's name, shortened if the file system
-/// requires it, and a suffix.
+/// Returns the name that a file has until it is complete: its final name, shortened if the file
+/// system requires that, and a suffix.
 fn partial_name(path: &Path) -> PathBuf {
     const LONGEST: usize = 255;
     let end = format!(".{}.partial", std::process::id());
@@ -150,7 +151,8 @@ fn partial_name(path: &Path) -> PathBuf {
 /// process is killed.
 struct NewFile {
     file: File,
-    /// Temporary name of the file, if the file system requires a name; removed on drop.
+    /// Temporary name of the file: used all the time if the file system requires a name, otherwise
+    /// only while the file takes its final name. Removed on drop.
     partial: PathBuf,
 }
 
@@ -169,7 +171,7 @@ fn create_new(path: &Path) -> io::Result<NewFile> {
         .custom_flags(libc::O_TMPFILE)
         .open(directory(path));
     let file = match unnamed {
-        // Kernels and file systems without the flag return one of these errors.
+        // Kernels and file systems that do not support the flag return one of these errors.
         Err(error)
             if matches!(
                 error.raw_os_error(),
@@ -199,7 +201,7 @@ impl NewFile {
 
 impl Drop for NewFile {
     fn drop(&mut self) {
-        // The file may have no name, or its final name by now.
+        // The removal fails if the file has no name, or already has its final name.
         let _ = fs::remove_file(&self.partial);
     }
 }
@@ -264,7 +266,7 @@ mod tests {
         fs::remove_dir_all(dir).unwrap();
     }
 
-    /// Opens the file at once, and reads to the first end that it sees.
+    /// Opens the file at once, and reads until the reader sees an end of the file.
     #[test]
     fn the_reader_of_a_pipe_sees_no_end_before_the_result() {
         let dir = std::env::temp_dir().join(format!("harness-pipe-{}", std::process::id()));
@@ -273,7 +275,7 @@ mod tests {
         let name = CString::new(path.as_os_str().as_bytes()).unwrap();
         // SAFETY: the name is a live string.
         assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
-        // A reader that does not wait for a writer, so that `write` below finds one.
+        // The open does not wait for a writer, so that `write` below finds this reader.
         let mut reader = OpenOptions::new()
             .read(true)
             .custom_flags(libc::O_NONBLOCK)
@@ -286,7 +288,7 @@ mod tests {
             revents: 0,
         };
         assert_eq!(
-            // SAFETY: one live entry.
+            // SAFETY: `polled` is one live entry.
             unsafe { libc::poll(&raw mut polled, 1, 0) },
             0,
             "the writer that the check was has gone"

@@ -1,5 +1,6 @@
-//! The memory of a program: bytes of its allocator, which counts them, and pages of memfds, as the
-//! kernel counts them, which hold the queues and registered memory of software devices.
+//! The memory of a program: the bytes in use of its allocator, and the pages of its memfds, which
+//! hold the queues and registered memory of software devices. The allocator counts the bytes, and
+//! the kernel counts the pages.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::collections::BTreeMap;
@@ -15,8 +16,8 @@ pub struct Counting;
 
 static HELD: AtomicU64 = AtomicU64::new(0);
 
-// SAFETY: every call is passed on to the system's allocator unchanged; the counter is not allocated
-// memory.
+// SAFETY: every call is passed unchanged to the system's allocator, which keeps the contract.
+// Counting touches no allocated memory.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         HELD.fetch_add(layout.size() as u64, Ordering::Relaxed);
@@ -26,7 +27,8 @@ unsafe impl GlobalAlloc for Counting {
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
         HELD.fetch_sub(layout.size() as u64, Ordering::Relaxed);
-        // SAFETY: as above.
+        // SAFETY: the caller's contract is the same, and `memory` comes from the system's
+        // allocator.
         unsafe { System.dealloc(memory, layout) }
     }
 }
@@ -40,8 +42,8 @@ pub fn heap_bytes() -> u64 {
 /// A memfd, by device and inode.
 pub type Memfd = (u64, u64);
 
-/// Returns the bytes of the pages of the memfds that this process has descriptors of: each once,
-/// with any number of descriptors.
+/// Returns the bytes in the pages of each memfd of which this process has a descriptor. A memfd
+/// with several descriptors is one entry.
 ///
 /// # Errors
 /// `/proc` cannot be read.
@@ -49,10 +51,11 @@ pub fn memfds() -> io::Result<BTreeMap<Memfd, u64>> {
     let mut memfds = BTreeMap::new();
     for entry in fs::read_dir("/proc/self/fd")? {
         let path = entry?.path();
-        // The descriptor of this listing is closed by now, and has no target.
+        // The descriptor of this listing can be closed by now. Then it has no target, and is
+        // skipped.
         let is_memfd = fs::read_link(&path)
             .is_ok_and(|target| target.to_string_lossy().starts_with("/memfd:"));
-        // Another thread may have closed it by now.
+        // Another thread may have closed the descriptor by now. Then it is skipped.
         if let Some(metadata) = is_memfd.then(|| fs::metadata(&path).ok()).flatten() {
             // Blocks have 512 bytes on every file system.
             memfds.insert((metadata.dev(), metadata.ino()), metadata.blocks() * 512);

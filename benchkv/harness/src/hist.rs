@@ -10,11 +10,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::Failure;
 
-/// Maximum latency in ns. A longer latency counts as this.
+/// Maximum latency, in ns. A longer latency counts as the maximum.
 pub const MAX_NS: u64 = 60_000_000_000;
 
-/// A histogram of nanoseconds, 1 ns to [`MAX_NS`], to three significant digits. About 220 KiB, all
-/// allocated by [`new`](Self::new), except for one that [grows](Self::growing).
+/// A histogram of times from 1 ns to [`MAX_NS`], to three significant digits. It takes about 220
+/// KiB, which [`new`](Self::new) allocates; only a histogram that [grows](Self::growing) allocates
+/// later.
 #[derive(Clone, PartialEq)]
 pub struct LatencyHistogram(Histogram<u64>);
 
@@ -51,14 +52,14 @@ impl LatencyHistogram {
     #[must_use]
     pub fn new() -> Self {
         let histogram = Histogram::new_with_bounds(1, MAX_NS, 3);
-        // The bounds are constants inside the documented range; a one-value histogram would only
-        // lose precision.
+        // The bounds are constants inside the documented range, so this does not fail. A histogram
+        // with one bucket would only lose precision.
         Self(histogram.unwrap_or_else(|_| unreachable!("constant histogram bounds are valid")))
     }
 
     /// Makes an empty histogram that allocates room in [`record`](Self::record): 16 KiB, and 8 KiB
-    /// more for each doubling of the maximum above 2 us. For many histograms in one process whose
-    /// time is not measured.
+    /// more for each doubling of the maximum above 2 us. It is for processes with many histograms
+    /// in which the time of `record` is not measured.
     #[must_use]
     pub fn growing() -> Self {
         let histogram = Histogram::new(3);
@@ -138,7 +139,7 @@ impl LatencyHistogram {
     /// Decodes the bytes of [`to_bytes`](Self::to_bytes).
     ///
     /// # Errors
-    /// These are any other bytes.
+    /// The bytes are not such an encoding.
     pub fn from_bytes(mut bytes: &[u8]) -> Result<Self, Failure> {
         let decoded = Deserializer::new().deserialize(&mut bytes);
         decoded

@@ -1,7 +1,7 @@
 //! The load of calls over any transport: a caller that keeps a number of calls unanswered, and an
-//! answerer that answers all requests. One loop of each serves all measurements of
-//! `scripts/peers shm` and the benches of crates, so that two transports differ in nothing else
-//! there. `copyrpc_bench` and benchkv have loops of their own, between processes.
+//! answerer that answers all requests. All measurements of `scripts/peers shm` and the benches of
+//! crates use the same loop of the caller and the same loop of the answerer, so that they compare
+//! only the transports. `copyrpc_bench` and benchkv have loops of their own, between processes.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
@@ -27,7 +27,7 @@ pub const BLOCK_CALLS: u64 = 1024;
 
 /// The side that calls.
 pub trait Caller {
-    /// Makes a call; `slot` returns with the reply. Returns `false` if there is no room now.
+    /// Makes a call; the reply returns `slot`. Returns `false` if there is no room now.
     ///
     /// # Errors
     /// The transport's error.
@@ -48,7 +48,7 @@ pub trait Answerer {
     fn step(&mut self, f: impl FnMut(&Payload) -> Payload) -> Result<usize, Failure>;
 }
 
-/// The thread at the other end has failed, and reports the reason itself.
+/// The thread at the other end has failed. That thread reports the reason itself.
 #[derive(Debug, Error)]
 #[error("the other end has failed")]
 struct OtherEndFailed;
@@ -62,12 +62,12 @@ pub struct Wait<'a> {
 }
 
 impl Wait<'_> {
-    /// Polls again at once.
+    /// A side that polls again at once.
     pub const BUSY: Self = Self {
         gives_way: false,
         failed: None,
     };
-    /// Yields the core first.
+    /// A side that yields its core before it polls again.
     pub const YIELD: Self = Self {
         gives_way: true,
         failed: None,
@@ -90,8 +90,8 @@ impl Wait<'_> {
 pub struct Rate {
     /// Calls per second.
     pub rate: f64,
-    /// Median over blocks of at least 64 (depth 1) or 1,024 calls of their nanoseconds per call. A
-    /// moment without a core does not change it.
+    /// Median over blocks of the nanoseconds per call. A block has at least 64 calls (depth 1) or
+    /// 1,024 calls. A moment without a core does not change the median.
     pub block_ns: f64,
 }
 
@@ -102,7 +102,7 @@ fn answer_to(request: &Payload) -> Payload {
 /// Answers until `callers` have sent the [end](Load::stop).
 ///
 /// # Errors
-/// The answerer's.
+/// The error of the answerer.
 pub fn serve(answerer: &mut impl Answerer, callers: usize, wait: Wait<'_>) -> Result<(), Failure> {
     let mut stopped = 0;
     while stopped < callers {
@@ -183,7 +183,7 @@ impl<'a, C: Caller> Load<'a, C> {
     /// unanswered at the end.
     ///
     /// # Errors
-    /// The caller's.
+    /// The error of the caller.
     pub fn run(&mut self, depth: u32, duration: Duration) -> Result<Rate, Failure> {
         if depth == 1 {
             self.trips(duration)
@@ -232,7 +232,7 @@ impl<'a, C: Caller> Load<'a, C> {
     /// to the last reply.
     ///
     /// # Errors
-    /// The caller's.
+    /// The error of the caller.
     pub fn time(&mut self, depth: u32, calls: u64) -> Result<Duration, Failure> {
         let start_ns = self.clock.now_ns();
         let mut sent = 0;
@@ -287,7 +287,7 @@ impl<'a, C: Caller> Load<'a, C> {
     /// Ends the answerer's loop. No call may be unanswered.
     ///
     /// # Errors
-    /// The caller's.
+    /// The error of the caller.
     pub fn stop(&mut self) -> Result<(), Failure> {
         self.call_when_there_is_room(0, [STOP; 4])?;
         while self.caller.poll(|_, _| {})? == 0 {
@@ -305,7 +305,7 @@ pub fn two_cores() -> Result<Option<(usize, usize)>, Failure> {
     Ok(usable_cores()?.first_chunk().map(|&[a, b]| (a, b)))
 }
 
-/// Reports to the other end that this end has failed, unless it is disarmed.
+/// The drop of an alarm that is not disarmed reports to the other end that this end has failed.
 struct Alarm<'a>(&'a AtomicBool);
 
 impl Alarm<'_> {
@@ -325,7 +325,7 @@ impl Drop for Alarm<'_> {
 /// are not pinned, and yield their core while they wait.
 ///
 /// # Errors
-/// The error of the end that failed. Neither end waits for one that has failed.
+/// The error of the end that failed. If one end fails, the other end does not wait for it.
 pub fn between_threads<A: Answerer, C: Caller, R>(
     cores: Option<(usize, usize)>,
     clock: Clock,
@@ -351,7 +351,7 @@ pub fn between_threads<A: Answerer, C: Caller, R>(
     let call = || {
         let alarm = Alarm(&failed);
         cores.map_or(Ok(()), |(core, _)| pin_current_thread(core))?;
-        // This fails only if the answerer failed.
+        // The receive fails only if the answerer failed, and the answerer reports the reason.
         is_made.recv().map_err(|_| OtherEndFailed)?;
         let mut caller = caller()?;
         let mut load = Load::new(&mut caller, clock, wait);
@@ -367,20 +367,21 @@ pub fn between_threads<A: Answerer, C: Caller, R>(
             .join()
             .unwrap_or_else(|_| Err("the answerer panicked".into()));
         match answered {
-            // The caller's error has the reason.
+            // The caller's error is the cause, so it is returned.
             Err(error) if result.is_ok() || !error.is::<OtherEndFailed>() => Err(error),
             _ => result,
         }
     })
 }
 
-/// The clock of a measurement: blocks in the first fifth of its time warm up, and do not count.
+/// The clock of a measurement. Blocks in the first fifth of its time are the warm-up, and do not
+/// count.
 #[derive(Debug)]
 pub struct Measure {
     clock: Clock,
     start_ns: u64,
     end_ns: u64,
-    /// Start of the block; the first counted one begins at `began_ns`.
+    /// Time at which the current block began. The first block that counts begins at `began_ns`.
     block_ns: u64,
     began_ns: Option<u64>,
     calls: u64,
@@ -444,7 +445,8 @@ mod tests {
 
     impl Caller for ChannelCaller {
         fn call(&mut self, slot: u32, request: Payload) -> Result<bool, Failure> {
-            // The loop detects that the answerer is dead.
+            // A failed send is reported as lack of room. The loop of the caller detects that the
+            // answerer is dead.
             Ok(self.0.send((slot, request)).is_ok())
         }
 

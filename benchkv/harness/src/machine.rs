@@ -1,5 +1,5 @@
-//! The resources of a machine for a job: libraries, limits, memory, programs. It only probes; the
-//! caller judges the results.
+//! The resources of a machine for a job: libraries, limits, memory, programs. This module only
+//! probes; its caller judges the results.
 
 use std::ffi::{CStr, CString, OsStr};
 use std::path::{Path, PathBuf};
@@ -47,23 +47,24 @@ impl Library {
         NonNull::new(unsafe { libc::dlsym(self.handle, symbol.as_ptr()) })
     }
 
-    /// Returns the text that function `symbol` of the library, without arguments, returns; `None`
-    /// if the library has no such function.
+    /// Returns the text that the function `symbol` of the library returns; `None` if the library
+    /// has no such function.
     ///
     /// # Safety
     /// `symbol` must be a function without arguments that returns null or a string that lives as
     /// long as the library.
     #[must_use]
     pub unsafe fn text_of(&self, symbol: &CStr) -> Option<String> {
-        // SAFETY: guaranteed by the caller.
+        // SAFETY: the caller guarantees that `symbol` is a function of this type.
         let function: unsafe extern "C" fn() -> *const libc::c_char =
             unsafe { std::mem::transmute(self.symbol(symbol)?) };
-        // SAFETY: guaranteed by the caller, also for the return value.
+        // SAFETY: the caller guarantees the type of the function, and that its return value is null
+        // or a string that lives as long as the library.
         let text = unsafe { function().as_ref().map(|text| CStr::from_ptr(text)) };
         text.map(|text| text.to_string_lossy().into_owned())
     }
 
-    /// Returns the name of its file.
+    /// Returns the name of the library's file.
     #[must_use]
     pub fn file_name(&self) -> String {
         let name = self.file.file_name().unwrap_or_default();
@@ -138,7 +139,7 @@ pub fn allow_open_files(needed: u64) -> Result<(), TooFewFiles> {
 /// The size of a file system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Space {
-    /// Total bytes.
+    /// Size of the file system, in bytes.
     pub size_bytes: u64,
     /// Bytes that this user may still use.
     pub free_bytes: u64,
@@ -153,7 +154,7 @@ pub struct Space {
 pub fn space(path: &Path) -> io::Result<Space> {
     let found = rustix::fs::statfs(path)?;
     let block = found.f_bsize as u64;
-    // The types of the two numbers depend on the C library.
+    // The types of the two numbers depend on the C library, so both are converted.
     let is_memory = i128::from(found.f_type) == i128::from(libc::TMPFS_MAGIC);
     Ok(Space {
         size_bytes: found.f_blocks * block,
@@ -165,12 +166,12 @@ pub fn space(path: &Path) -> io::Result<Space> {
 /// Huge pages of the default size, and the kernel's setting for transparent huge pages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HugePages {
-    /// Bytes of a page; 0 if the kernel has none.
+    /// Size of a page, in bytes; 0 if the kernel has no huge pages.
     pub page_bytes: u64,
     /// Number of reserved pages.
     pub reserved: u64,
     /// The setting for transparent huge pages in shared memory: `never`, `advise`, ...; empty if
-    /// there is none.
+    /// the kernel has no such setting.
     pub shared: String,
 }
 
@@ -186,15 +187,15 @@ pub fn huge_pages() -> HugePages {
     }
 }
 
-/// Returns the number of a field of the kernel's `/proc/meminfo`.
+/// Returns the number in a field of the kernel's `/proc/meminfo`.
 fn memory_info(field: &str) -> Option<u64> {
     let info = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let rest = info.lines().find_map(|line| line.strip_prefix(field))?;
     rest.split_whitespace().next()?.parse().ok()
 }
 
-/// Returns the bytes of memory that new processes can have without swapping, as the kernel
-/// estimates them.
+/// Returns the amount of memory that new processes can use without swapping, in bytes, as the
+/// kernel estimates it.
 #[must_use]
 pub fn available_memory() -> Option<u64> {
     memory_info("MemAvailable:").map(|kib| kib * 1024)
@@ -213,7 +214,7 @@ fn chosen(choices: &str) -> &str {
 pub struct Program {
     /// Path of the program.
     pub path: PathBuf,
-    /// Version that the program prints, or the reason why there is none.
+    /// Version that the program prints, or the reason why it prints none.
     pub version: Result<String, String>,
 }
 
@@ -255,7 +256,7 @@ mod tests {
         // SAFETY: gnu_get_libc_version(3) has that type.
         let version = unsafe { libc.text_of(c"gnu_get_libc_version") };
         assert!(version.is_some_and(|version| version.starts_with("2.")));
-        // SAFETY: there is no such function.
+        // SAFETY: libc has no such function, so no function is called.
         assert_eq!(unsafe { libc.text_of(c"no_such_function") }, None);
         assert!(
             Library::load("libnonesuch.so.7")

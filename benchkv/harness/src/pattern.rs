@@ -1,22 +1,24 @@
 //! The content of requests and replies, by which a lost, late, duplicate or torn payload is
 //! detected.
 //!
-//! A request is made of its tag (endpoint and number), a reply of the tag in the request: 64-bit
-//! words that start with the tag (inverted in a reply) and grow by a constant. Requests of fewer
-//! than 8 bytes contain only the first bytes of the tag. Then the answering end cannot identify the
-//! request, and only the caller checks the content.
+//! The content of a request is derived from its tag (endpoint and number), and the content of a
+//! reply from the tag in the request. Both consist of 64-bit words: the first is the tag (inverted
+//! in a reply), and each further word is larger by a constant. A request of fewer than 8 bytes
+//! contains only the first bytes of the tag. Then the answering end cannot identify the request,
+//! and only the caller checks the content.
 
 /// An odd constant with its bits spread.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// The name of one request: its endpoint, and its number.
+/// The identity of one request: its endpoint, and its number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tag(u64);
 
 impl Tag {
     const NUMBER_BITS: u32 = 48;
 
-    /// Makes the tag of the request `number`, below 2^48, of `endpoint`, below 2^16.
+    /// Makes the tag of request `number` of `endpoint`. The number is below 2^48, the endpoint
+    /// below 2^16.
     #[must_use]
     pub const fn new(endpoint: usize, number: u64) -> Self {
         Self((endpoint as u64) << Self::NUMBER_BITS | number)
@@ -34,7 +36,7 @@ impl Tag {
         self.0 & ((1 << Self::NUMBER_BITS) - 1)
     }
 
-    /// Returns the part of the tag that a request of `len` bytes has.
+    /// Returns the part of the tag that is in a request of `len` bytes.
     #[must_use]
     pub const fn within(self, len: usize) -> Self {
         Self(if len < 8 {
@@ -55,7 +57,7 @@ impl Tag {
     }
 }
 
-/// Returns the words to write or compare; `flip` is 0 for requests and all ones for replies.
+/// Returns the words of a payload; `flip` is 0 for requests and all ones for replies.
 fn words(tag: Tag, flip: u64) -> impl Iterator<Item = [u8; 8]> {
     std::iter::successors(Some(tag.0), |word| Some(word.wrapping_add(STEP)))
         .map(move |word| (word ^ flip).to_le_bytes())
@@ -88,7 +90,7 @@ pub fn fill_request(bytes: &mut [u8], tag: Tag) {
     fill(bytes, tag, 0);
 }
 
-/// Returns whether these are the bytes of the request.
+/// Returns whether `bytes` are the request of this tag.
 #[must_use]
 pub fn is_request(bytes: &[u8], tag: Tag) -> bool {
     is_filled(bytes, tag, 0)
@@ -99,13 +101,13 @@ pub fn fill_reply(bytes: &mut [u8], tag: Tag) {
     fill(bytes, tag, u64::MAX);
 }
 
-/// Returns whether these are the bytes of the reply.
+/// Returns whether `bytes` are the reply to the request of this tag.
 #[must_use]
 pub fn is_reply(bytes: &[u8], tag: Tag) -> bool {
     is_filled(bytes, tag, u64::MAX)
 }
 
-/// Copies a payload out. Returns `None` if its length is not the length of `target`.
+/// Copies a payload to `target`. Returns `None` if the payload has a different length.
 #[cfg(feature = "copyrpc")]
 #[must_use]
 pub fn copied<'a>(bytes: copyrpc::RecvBytes<'_>, target: &'a mut [u8]) -> Option<&'a [u8]> {

@@ -57,13 +57,14 @@ impl fmt::Display for Table {
     }
 }
 
-/// Writes a line to standard error, in one write, because the processes of a job share it and lines
-/// must not mix. A closed standard error is not a failure.
+/// Writes a line to standard error. Uses one write, because the processes of a job share standard
+/// error and lines must not mix. A closed standard error is not a failure.
 pub fn say(text: &str) {
     let _ = io::stderr().write_all(format!("{text}\n").as_bytes());
 }
 
-/// Writes all bytes to standard output. A reader that has closed it is not a failure.
+/// Writes all bytes to standard output. It is not a failure if the reader has closed standard
+/// output.
 ///
 /// # Errors
 /// The system's reason.
@@ -152,8 +153,8 @@ impl Spread {
 pub enum JsonSink {
     /// Standard output, which then carries nothing else.
     Stdout,
-    /// A file. A regular file is replaced as a whole when the document is complete; any other (a
-    /// pipe, `/dev/null`) is written to.
+    /// A file. A regular file is replaced as a whole when the document is complete. Any other file
+    /// (a pipe, `/dev/null`) is opened and written.
     File(PathBuf),
 }
 
@@ -170,7 +171,8 @@ impl FromStr for JsonSink {
 }
 
 impl JsonSink {
-    /// Checks before a long run whether the result can be written at its end. Changes nothing.
+    /// Checks before a long run whether the result can be written at the end of the run. Changes
+    /// nothing.
     ///
     /// # Errors
     /// The system's reason.

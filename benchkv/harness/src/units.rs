@@ -1,7 +1,7 @@
 //! Times and sizes as people write them.
 
 /// Suffixes of times, and their seconds: a factor and a divisor, so that a decimal number stays
-/// exact. If a suffix is the end of other suffixes, it comes after them.
+/// exact. A suffix comes after all suffixes that end with it.
 const TIMES: [(&str, f64, f64); 6] = [
     ("ns", 1.0, 1e9),
     ("us", 1.0, 1e6),
@@ -17,7 +17,7 @@ const SIZES: [(&str, u32); 3] = [("K", 1), ("M", 2), ("G", 3)];
 /// `2m`.
 ///
 /// # Errors
-/// The legal forms. No range is checked.
+/// The legal forms of a time. The function checks no range.
 pub fn seconds(text: &str) -> Result<f64, String> {
     let with_unit = TIMES
         .into_iter()

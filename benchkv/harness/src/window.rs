@@ -12,9 +12,9 @@ use serde::{Deserialize, Serialize};
 pub enum WindowChoice {
     /// No window.
     Off,
-    /// Maximum number of batches until their WRITEs complete.
+    /// Maximum number of batches whose WRITEs have not completed.
     Completion(u32),
-    /// Maximum number of batches until the peer has confirmed that it took them.
+    /// Maximum number of batches that the peer has not yet confirmed to have consumed.
     Consumption(u32),
 }
 

@@ -59,7 +59,7 @@ struct Cli {
     cores: Vec<usize>,
     #[arg(long)]
     json: Option<JsonSink>,
-    /// `cargo bench` gives it to each benchmark.
+    /// Given by `cargo bench` to each benchmark, and ignored.
     #[arg(long, hide = true)]
     bench: bool,
 }
@@ -82,7 +82,7 @@ fn runtime() -> Result<Runtime, Failure> {
     Ok(Builder::new_current_thread().enable_all().build()?)
 }
 
-/// Keeps `depth` calls under way for the whole time. Returns their number.
+/// Keeps `depth` calls under way for the whole time. Returns the number of calls that have ended.
 async fn load<F: Future<Output = Result<Vec<u8>, Failure>> + 'static>(
     cli: &Cli,
     call: impl Fn(Vec<u8>) -> F + Clone + 'static,
@@ -220,7 +220,7 @@ fn of_tarpc(cli: &Cli) -> Result<u64, Failure> {
     })
 }
 
-/// Messages of bytes, as they are.
+/// A codec that leaves the bytes of messages unchanged.
 #[derive(Debug, Clone, Copy, Default)]
 struct Raw;
 

@@ -30,11 +30,11 @@ pub(crate) struct IceoryxClient {
     _node: Node<ipc::Service>,
 }
 
-/// The place of iceoryx2's files, some of which it does not remove. They have a prefix of their
-/// own, so that they can be distinguished from the files of other programs.
+/// The place of iceoryx2's files. iceoryx2 does not remove some of them. The files have a prefix of
+/// their own, so that they can be distinguished from the files of other programs.
 #[derive(Debug)]
 pub(crate) struct Place {
-    /// Prefix of the names of its shared memory.
+    /// Prefix of the names of the shared memory.
     pub(crate) prefix: String,
 }
 

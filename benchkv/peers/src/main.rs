@@ -92,8 +92,8 @@ impl Job {
 
     /// Returns the maximum time of the whole run.
     fn time_limit(&self) -> Duration {
-        // A round has fewer than 40 measurements. Fewer than 20 of them have several clients; these
-        // are four times as long.
+        // A round has fewer than 40 measurements. Fewer than 20 of these have several clients, and
+        // take four times as long.
         Duration::from_secs(60) + self.duration * self.rounds * 300
     }
 }
@@ -108,7 +108,8 @@ impl fmt::Display for Job {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    // Not in the process of the baseline, which has one core and no options.
+    // The job is made only where it is needed: the process of the baseline has one core and no
+    // options, so it cannot make one.
     let job = || Job::new(&cli);
     let rank = |exchange: &mut SocketExchange| {
         let job = job()?;

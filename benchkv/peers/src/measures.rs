@@ -1,5 +1,5 @@
-//! The rounds. Both ranks go through the same measurements between two processes; rank 1 sleeps
-//! during those between two threads of rank 0.
+//! The rounds. Both ranks make the same measurements between two processes. While rank 0 measures
+//! between two of its threads, rank 1 sleeps.
 
 use std::sync::Barrier;
 use std::time::Duration;
@@ -22,27 +22,27 @@ use crate::ours::{DelegationClient, DelegationServer, IpcClient, IpcServer};
 use crate::queues::{array_queue, channel, pair, ring};
 use crate::result::Figures;
 
-/// Maximum unanswered calls of a client of ipc and delegationrpc, and their number while it
-/// streams.
+/// Maximum number of unanswered calls of a client of ipc or delegationrpc. A client that streams
+/// keeps this number of calls unanswered.
 const DEPTH: u32 = 32;
-/// Unanswered calls of the streaming node of flux.
+/// Number of unanswered calls of the node of flux that streams.
 const FLUX_DEPTH: u32 = 64;
-/// The smallest lanes of flux that carry [`FLUX_DEPTH`].
+/// The configuration of flux with the smallest lanes that carry [`FLUX_DEPTH`] calls.
 const FLUX: Config = Config {
     capacity: 256,
     in_flight: FLUX_DEPTH as usize,
 };
 /// Number of calls that are verified before a measurement.
 const CHECKED: u64 = 10_000;
-/// Number of clients of the server with many.
+/// Number of clients of the server in the measurement with many clients.
 const MANY: usize = 1024;
 /// Numbers of clients that stream at once.
 const CROWDS: [usize; 4] = [1, 2, 4, 8];
-/// Maximum number of rounds with crowds: more change nothing that the median of five does not show,
-/// and each takes about 10 s.
+/// Maximum number of rounds with crowds, each of which takes about 10 s. The median of five rounds
+/// does not change with more rounds.
 const MOST_CROWDED: u32 = 5;
-/// Factor of the windows' length with a crowd: many turns of eight clients on a core, also if a
-/// turn is as long as the scheduler's slice.
+/// Factor by which windows with a crowd are longer. Eight clients then take many turns on one core,
+/// even if a turn is as long as the scheduler's time slice.
 const LONGER: u32 = 4;
 /// Maximum time that the ranks wait for each other.
 const MEET_LIMIT: Duration = Duration::from_secs(60);
@@ -62,18 +62,18 @@ enum Ends {
 /// A measurement between the two processes: clients are threads of rank 0, the server is rank 1.
 #[derive(Debug, Clone, Copy)]
 struct Across {
-    /// The name of the figures. The number of calling clients is added to the name of a crowd's
-    /// figures.
+    /// The name of the figures. For a crowd, the number of calling clients is added to the name.
     name: &'static str,
     ends: Ends,
-    /// Number of connected clients, and number of these that call.
+    /// Number of connected clients; `callers` is the number of those that call.
     clients: usize,
     callers: usize,
     depth: u32,
-    /// Clients that stream at once share one core, so that they must yield it when they wait. The
-    /// server has the other core to itself, or shares the core of the clients. Only in the second
-    /// case a single client has to wait for a core as each of eight clients does, so only that case
-    /// shows the cost of the additional clients alone.
+    /// The server of a crowd, which is clients that stream at the same time; `None` for other
+    /// measurements. The clients of a crowd share one core, so that they must yield the core when
+    /// they wait. The server has the other core to itself, or shares the core of the clients. Only
+    /// if the server shares the core, a single client has to wait for a core as each of eight
+    /// clients does, so that only this case shows the cost of the additional clients alone.
     crowd: Option<Server>,
 }
 
@@ -115,7 +115,8 @@ impl Across {
             one("ipc", Ends::Ipc, 1, 1),
             one("iceoryx2", Ends::Iceoryx, 1, 1),
             one("ipc", Ends::Ipc, 1, DEPTH),
-            // The same measurement twice, next to each other.
+            // The next two are the same measurement, one directly after the other, with 1 and with
+            // 1,024 connected clients.
             one("ipc_1_of_1", Ends::Ipc, 1, 1),
             one("ipc_1_of_1024", Ends::Ipc, MANY, 1),
         ];
@@ -132,7 +133,7 @@ impl Across {
     }
 }
 
-/// Answers, in rank 1.
+/// Runs rank 1, which answers.
 pub(crate) fn answer(job: &Job, exchange: &mut dyn Exchange) -> Result<(), Failure> {
     let dir = Dir::open(None)?;
     dir.sweep()?;
@@ -164,7 +165,7 @@ pub(crate) fn answer(job: &Job, exchange: &mut dyn Exchange) -> Result<(), Failu
     Ok(())
 }
 
-/// Sends the server's name and the bytes of its region to rank 0, and serves the callers.
+/// Sends the server's name and the size of its region, in bytes, to rank 0, and serves the callers.
 fn serve_all(
     across: &Across,
     exchange: &mut dyn Exchange,
@@ -178,7 +179,7 @@ fn serve_all(
     meet(exchange)
 }
 
-/// Measures, in rank 0.
+/// Runs rank 0, which measures. Returns the figures.
 pub(crate) fn call(job: &Job, exchange: &mut dyn Exchange) -> Result<Figures, Failure> {
     pin_current_thread(job.cores.0)?;
     let mut calling = Calling {
@@ -231,7 +232,8 @@ impl Calling<'_> {
         .measure(&self.clock)?;
         figures.put("uds_echo_rate", echo.rps);
         figures.put("uds_echo_rtt_p50_ns", echo.latency_ns.p50 as f64);
-        // By the documentation of flux: a slot is 16 B and the payload, rounded up to 64 B.
+        // The documentation of flux gives the size of a slot: 16 bytes and the payload, rounded up
+        // to a multiple of 64.
         let lane_bytes = FLUX.capacity * (16 + bytes).next_multiple_of(64);
         for nodes in [2, 8] {
             let bytes = nodes * (nodes - 1) * lane_bytes;
@@ -258,14 +260,15 @@ impl Calling<'_> {
         let rates = rates.iter().map(|rate| rate.rate);
         let Spread { min, max, .. } = Spread::of(rates.clone());
         figures.put(&format!("{name}_rate"), rates.sum());
-        // Slowest client / fastest.
+        // The fairness is the rate of the slowest client divided by the rate of the fastest client.
         figures.put(&format!("{name}_fairness"), min / max);
         figures.put(&format!("{name}_region_bytes"), region_bytes);
         Ok(())
     }
 
-    /// Verifies, then measures the rates of callers that start together on this thread's core. Half
-    /// of the other clients have places before them, and half after them.
+    /// Verifies the calls of the callers, then measures the rates of the callers, which start
+    /// together on this thread's core. Half of the other clients have places in the server's region
+    /// before the callers' places, and half after them.
     fn at_once<C: Caller>(
         &self,
         across: &Across,

@@ -1,4 +1,5 @@
-//! The crates of this repository: the ends that their own benchmarks use.
+//! The crates of this repository: the ends for the load, which the benchmarks of the crates use
+//! too.
 
 #[path = "../../../flux/benches/ends/mod.rs"]
 pub(crate) mod flux;

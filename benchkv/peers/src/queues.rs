@@ -8,14 +8,14 @@ use crossbeam_channel::bounded;
 use crossbeam_queue::ArrayQueue;
 use rtrb::RingBuffer;
 
-/// A slot and its request or reply.
+/// The slot of a call, and the request or reply.
 type Message = (u32, Payload);
 
-/// The ends of one side: a queue to the other side, which takes a message if there is room, and one
-/// from there.
+/// The ends of one side: of a queue to the other side, which takes a message if there is room, and
+/// of a queue from the other side.
 pub(crate) struct Ends<S, R>(S, R);
 
-/// Makes both sides of a pair of queues, which `queue` makes.
+/// Makes both sides of a pair of queues; `queue` makes one queue.
 pub(crate) fn pair<S, R>(queue: impl Fn() -> (S, R)) -> (Ends<S, R>, Ends<S, R>) {
     let ((to, requests), (replies, from)) = (queue(), queue());
     (Ends(to, from), Ends(replies, requests))

@@ -28,8 +28,9 @@ impl Figures {
         self.rounds.entry(name.to_owned()).or_default().push(value);
     }
 
-    /// Adds a measurement: at depth 1 a round trip; at others the rate, over the whole window and
-    /// by the median of the blocks, which a moment without a core does not change.
+    /// Adds a measurement. At depth 1 the figure is the time of a round trip. At other depths there
+    /// are two rates: over the whole window, and by the median of the blocks, which a moment
+    /// without a core does not change.
     pub(crate) fn push(&mut self, name: &str, depth: u32, window: Rate) {
         if depth == 1 {
             self.put(&format!("{name}_rtt_ns"), window.block_ns);

@@ -110,7 +110,7 @@ impl Sweep {
         values.map(|value| format!("{} {value}", self.of))
     }
 
-    /// Returns the option that bounds the values, and its value.
+    /// Returns the option that bounds the numbers of the sweep, and the value of this option.
     fn bound(&self, args: &JobArgs, job: &Job) -> (&'static str, usize) {
         match self.of {
             "clients" => ("--client-threads", job.topology.clients),
@@ -147,7 +147,7 @@ impl CourseArgs {
     /// Checks that the options have a meaning in this job.
     ///
     /// # Errors
-    /// The first option that has none, and the legal values.
+    /// The first option that has no meaning in the job, and the legal values.
     pub fn check(&self, args: &JobArgs, job: &Job) -> Result<(), RangeError> {
         let end_s = if args.ops.is_some() {
             f64::INFINITY
@@ -207,7 +207,7 @@ impl CourseArgs {
         Ok(())
     }
 
-    /// Returns the changes of a job whose runs of `duration_s` follow a warm-up.
+    /// Returns the changes of a job with a warm-up and runs as in `args`.
     #[must_use]
     pub fn events(&self, args: &JobArgs, job: &Job) -> Vec<Event> {
         let policies = |at_s: f64, act| Event {
@@ -236,7 +236,8 @@ impl CourseArgs {
         events
     }
 
-    /// Returns the rank that is paused, the time at which the pause begins, and its length, in ns.
+    /// Returns the paused rank, the time at which the pause begins, and the length of the pause;
+    /// both times are in ns.
     #[must_use]
     pub fn stopped(&self) -> Option<(usize, u64, u64)> {
         self.pause

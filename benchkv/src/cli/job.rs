@@ -36,7 +36,7 @@ const RUNS: RangeInclusive<usize> = 1..=32;
 const OPS: RangeInclusive<u64> = 1..=u32::MAX as u64;
 /// Minimum length of a window, in seconds.
 pub(crate) const SHORTEST_RUN_S: f64 = 0.01;
-/// Maximum length of a window, in seconds; with `--ops` all have it.
+/// Maximum length of a window, in seconds. With `--ops` every window has this limit.
 const LONGEST_RUN_S: f64 = 3600.0;
 /// Minimum interval of lines, in seconds: the main thread checks a hundred times a second.
 const SHORTEST_INTERVAL_S: f64 = 0.1;
@@ -44,7 +44,7 @@ const SHORTEST_INTERVAL_S: f64 = 0.1;
 /// sequence numbers (at 7 million writes per second).
 const MAX_VERIFIED_SECONDS: f64 = 600.0;
 
-/// The options of a job, and the places of its result.
+/// The options of a job, and the destinations of its result.
 #[derive(Debug, Clone, PartialEq, Args, Serialize, Deserialize)]
 pub struct JobArgs {
     /// Route: meta, delegation, sharded, direct
@@ -471,7 +471,7 @@ impl From<WaitStrategy> for WaitChoice {
 }
 
 impl RingChoice {
-    /// Returns the bytes, if given.
+    /// Returns the given number of bytes; `None` for `auto`.
     #[must_use]
     pub const fn bytes(self) -> Option<u64> {
         match self {

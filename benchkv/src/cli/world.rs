@@ -17,7 +17,7 @@ use super::course::Sweep;
 pub struct SimulationRecord {
     /// Costs of CPUs, in ns.
     pub cpu: BTreeMap<String, u64>,
-    /// Costs of NICs, in ns; contexts are a number, and bytes cost ps.
+    /// Costs of NICs, in ns, except for `contexts`, which is a number, and `byte`, which is in ps.
     pub nic: BTreeMap<String, u64>,
     /// The options of the changes in mid-run.
     pub course: Vec<String>,
@@ -86,10 +86,10 @@ pub struct NicChoice(pub NicParameters);
 
 /// The values of a model by the names that are typed and recorded.
 pub trait Named {
-    /// Returns each name with its place.
+    /// Returns each name with a reference to its value.
     fn named(&mut self) -> Vec<(&'static str, &mut u64)>;
 
-    /// Returns all values, as they are recorded.
+    /// Returns all values by their names, in the form in which they are recorded.
     #[must_use]
     fn record(mut self) -> BTreeMap<String, u64>
     where
@@ -154,7 +154,7 @@ impl Named for Nic {
     }
 }
 
-/// Sets the values that `text` names.
+/// Sets the values that are given in `text`, which has the form `KEY=NUMBER,...`.
 fn set(model: &mut impl Named, text: &str) -> Result<(), String> {
     const MAX: u64 = 1_000_000_000;
     let mut values = model.named();

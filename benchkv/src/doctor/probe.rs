@@ -103,7 +103,8 @@ fn mpi_library() -> Option<String> {
 
 fn ucx() -> Result<String, String> {
     let library = Library::load("libucp.so.0")?;
-    // SAFETY: ucp/api/ucp.h: const char *ucp_get_version_string(void), a constant of the library.
+    // SAFETY: the function takes no arguments and returns a constant string of the library: `const
+    // char *ucp_get_version_string(void)` in ucp/api/ucp.h.
     let version = unsafe { library.text_of(c"ucp_get_version_string") };
     Ok(format!(
         "{} ({})",

@@ -39,7 +39,8 @@ impl<W: Workers> Rank<'_, W> {
         while is_wanted && !control.is_stopped() {
             let phase = control.phase();
             let is_given_up = phase == Phase::GiveUp;
-            // Answers that have arrived by then still count.
+            // After `GiveUp` the client takes one more step, in which answers that have arrived by
+            // then count.
             let phase = if is_given_up { Phase::Drain } else { phase };
             let step = self.step(&mut client, phase, &mut log, &mut waiter)?;
             if let (Some(published), Step::Busy(_) | Step::Drained) = (published, step) {

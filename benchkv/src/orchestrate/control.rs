@@ -1,4 +1,5 @@
-//! The control of a rank's workers by its main thread. A failure of a worker stops them all.
+//! The control of a rank's workers by the rank's main thread. A failure of one worker stops all
+//! workers.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -31,8 +32,8 @@ pub(super) struct Control {
     drains: Vec<DaemonDrain>,
 }
 
-/// The work of a daemon since the drain began, in a cache line of its own. Only its daemon writes
-/// it.
+/// The work of a daemon since the drain began, in a cache line of its own. Only the daemon itself
+/// writes it.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct DaemonDrain {
@@ -63,8 +64,8 @@ impl Control {
         self.words.is_stopped.load(Ordering::Acquire)
     }
 
-    /// Sleeps until there is work in `part`, the phase changes or workers are stopped, at most for
-    /// `longest`. It is called by a worker that works in `phase` and finds nothing to do.
+    /// Sleeps until there is work in `part`, the phase is no longer `phase`, or workers are
+    /// stopped, but at most for `longest`. A worker calls it when it finds nothing to do.
     pub(super) fn sleep(&self, phase: Phase, part: &mut dyn Sleeper, longest: Duration) {
         let mut heard = self.words.bell.listen();
         let mut has_changed = Look(|| self.is_stopped() || self.phase() != phase);
@@ -80,7 +81,7 @@ impl Control {
         self.words.bell.ring();
     }
 
-    /// Notes a round of a daemon while clients drain, in which it moved `moved` messages.
+    /// Notes a round of a daemon while clients drain. The round moved `moved` messages.
     pub(super) fn note_drain_round(&self, daemon: usize, moved: usize) {
         if let Some(drain) = self.drains.get(daemon) {
             drain.rounds.fetch_add(1, Ordering::Relaxed);
@@ -103,7 +104,8 @@ impl Control {
         self.words.bell.ring();
     }
 
-    /// Ends every worker because of `failure`. Keeps the first failure: the others follow from it.
+    /// Ends every worker because of `failure`. Only the first failure is kept, because later
+    /// failures follow from it.
     pub(super) fn fail(&self, failure: RankError) {
         self.failure
             .lock()
@@ -151,8 +153,8 @@ mod tests {
         assert!(control.is_stopped());
     }
 
-    /// Each thread sleeps until the other has begun the next window. Without a wake-up, neither
-    /// would check again within an hour.
+    /// Each thread sleeps until the other thread has begun the next window. A thread that is not
+    /// woken would check again only after an hour.
     #[test]
     fn a_change_wakes_a_sleeper() {
         const WINDOWS: u16 = 2_000;

@@ -7,7 +7,7 @@ use engine::backend::Records;
 use engine::topology::{Peer, Worker};
 use serde::{Deserialize, Serialize};
 
-/// A record with its addressee.
+/// A connection record with its maker and the peer for which it is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Record {
     pub(super) from: Worker,
@@ -15,12 +15,12 @@ pub(super) struct Record {
     pub(super) bytes: Vec<u8>,
 }
 
-/// The records that other ranks made for each thread's endpoints, each with its maker.
+/// The records that other ranks made for the endpoints of each thread, each record with its maker.
 pub(super) type Mail = HashMap<Worker, Records>;
 
 /// Encodes the part of a rank.
 pub(super) fn encode(records: &[Record]) -> Vec<u8> {
-    // Encoding fails only for types without a length.
+    // Encoding fails only for types without a length, and a record has none of these.
     postcard::to_allocvec(records).unwrap_or_default()
 }
 

@@ -1,5 +1,5 @@
-//! The differences between results: the settings that distinguish them, and which of these is an
-//! axis.
+//! The differences between results: the settings that distinguish the results, and the setting
+//! among these that is the axis.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
@@ -8,8 +8,8 @@ use serde_json::Value;
 
 use crate::result::JobResult;
 
-/// Members of the document that are settings, in order of significance; `options` means all
-/// settings in it.
+/// Members of the document that are settings, in order of significance. `options` means all
+/// settings in that member.
 const SETTINGS: [&str; 19] = [
     "options.label",
     "clock.source",
@@ -46,16 +46,16 @@ pub(super) struct Group {
     /// The settings that distinguish the group from other groups; the backend if no setting is
     /// necessary.
     pub(super) label: String,
-    /// Place of the result on the axis, as text; empty without an axis.
+    /// Place of the group on the axis, as text; empty without an axis.
     pub(super) place: String,
-    /// The settings that distinguish it from others at the same place.
+    /// The settings that distinguish the group from other groups at the same place.
     pub(super) series: String,
 }
 
 /// The comparison of results.
 #[derive(Debug, Clone)]
 pub(super) struct Comparison {
-    /// Groups, by series, then along the axis.
+    /// Groups, ordered by series, and within a series along the axis.
     pub(super) groups: Vec<Group>,
     /// Settings that all results share.
     pub(super) common: Vec<(String, String)>,
@@ -70,7 +70,7 @@ impl Comparison {
             pairs.any(|pair| matches!(pair, [a, b] if a.get(*name) != b.get(*name)))
         };
         let telling = telling(&settings, names.iter().filter(differs));
-        // The first number that differs.
+        // The axis is the first distinguishing setting that is a number in all results.
         let is_number = |all: &Settings, name: &String| all.get(name).is_some_and(Value::is_number);
         let mut candidates = telling.iter().copied();
         let axis = candidates.find(|name| settings.iter().all(|all| is_number(all, name)));
@@ -152,8 +152,9 @@ fn ordered(settings: &[Settings]) -> Vec<String> {
     names
 }
 
-/// Returns the settings that are needed to distinguish the results: each distinguishes results that
-/// are equal in all settings before it. The other differing settings follow from these.
+/// Returns the settings that are needed to distinguish the results. Each of them distinguishes
+/// results that are equal in all settings before it. The remaining settings that differ follow from
+/// the returned settings.
 fn telling<'a>(
     settings: &[Settings],
     differing: impl Iterator<Item = &'a String>,

@@ -17,8 +17,8 @@ use compare::{Comparison, Group};
 
 mod compare;
 
-/// Maximum spread of the runs of one result without a warning, as a share of their mean (standard
-/// deviation).
+/// Maximum spread of the runs of one result for which there is no warning: the standard deviation
+/// as a share of the mean.
 const WIDE_SPREAD: f64 = 0.2;
 /// Maximum deviation of Little's law without a warning.
 const LAW_LIMIT: f64 = 0.05;
@@ -68,7 +68,8 @@ fn is_same_file(one: &Path, other: &Path) -> bool {
     identity(one).is_some_and(|one| Some(one) == identity(other))
 }
 
-/// Returns the report about `results`, which were read from files of these names.
+/// Returns the report about `results`. `names` are the names of the files from which they were
+/// read.
 fn text(names: &[String], results: &[JobResult], comparison: &Comparison) -> String {
     let mut text = format!("{}\n", plural(results.len(), "result"));
     for warning in warnings(names, results) {
@@ -88,7 +89,7 @@ fn text(names: &[String], results: &[JobResult], comparison: &Comparison) -> Str
 /// A function that returns whether a warning concerns a result.
 type Is = fn(&JobResult) -> bool;
 
-/// Returns warnings about figures that may be less reliable than they look.
+/// Returns warnings about figures that may be less reliable than they seem.
 fn warnings(names: &[String], results: &[JobResult]) -> Vec<String> {
     let concerned = |what: &str, is: Is| {
         let results_by_name = names.iter().zip(results);
@@ -161,8 +162,8 @@ fn warnings(names: &[String], results: &[JobResult]) -> Vec<String> {
         .collect()
 }
 
-/// Returns the number of polling threads of rank 0's host, and of the cores they could use; nothing
-/// of them in virtual time.
+/// Returns the number of polling threads on rank 0's host and the number of cores that they could
+/// use, in words; `-` in virtual time.
 fn threads_on_cores(result: &JobResult) -> String {
     if result.simulation.is_some() {
         return "-".to_owned();
@@ -292,8 +293,8 @@ fn differences(results: &[JobResult], comparison: &Comparison) -> Table {
     table
 }
 
-/// Returns half the width of the interval in which the mean lies with a certainty of 95 %, by
-/// Student's t, for independent values; `None` for fewer than two.
+/// Returns half the width of the 95 % confidence interval of the mean, by Student's t, for
+/// independent values; `None` for fewer than two values.
 fn confidence(values: &[f64]) -> Option<f64> {
     /// The 97.5th percentiles of Student's distribution, for 1 to 30 degrees of freedom
     /// (NIST/SEMATECH e-Handbook, 1.3.6.7.2).
@@ -347,7 +348,7 @@ mod tests {
     #[test]
     fn the_interval_is_that_of_student() {
         assert_eq!([confidence(&[]), confidence(&[7.0])], [None, None]);
-        // Standard deviation 1, three values.
+        // The three values have a standard deviation of 1.
         assert!(
             confidence(&[9.0, 10.0, 11.0])
                 .is_some_and(|half| (half - 4.303 / 3f64.sqrt()).abs() < 1e-9)

@@ -1,4 +1,4 @@
-//! The rate that an open loop offered, and the rate it reached.
+//! The rate that an open loop offered, and the rate that it reached.
 
 use std::fmt;
 
@@ -7,11 +7,11 @@ use serde::{Deserialize, Serialize};
 
 use engine::client::OpenWindow;
 
-/// Tolerated difference between the operations that became due in a window and those that ended in
-/// it: one in `TOLERATED`, and at least one operation.
+/// Tolerated difference between the number of operations that became due in a window and the number
+/// that ended in it: one operation in `TOLERATED`, and at least one operation.
 const TOLERATED: u64 = 100;
-/// Difference that is accepted if a pause of the machine at an end of the window, or chance,
-/// explains it: one in `EXPLAINED`. With a larger difference the rate was not kept.
+/// Difference that is accepted if chance, or a pause of the machine at an end of the window,
+/// explains it: one operation in `EXPLAINED`. With a larger difference the rate was not kept.
 const EXPLAINED: u64 = 20;
 
 /// The figures of an open loop, in one run or in all.
@@ -23,7 +23,8 @@ pub struct OpenLoop {
     pub reached_rps: f64,
     /// Operations that became due.
     pub due: u64,
-    /// Operations due and not issued when the window ended; of several windows the maximum.
+    /// Operations that were due and not issued when the window ended. For several windows it is the
+    /// maximum.
     pub backlog: u64,
     /// Whether the rate was kept, in each window and in all together. It was, if the numbers of
     /// operations that became due and that ended differ by at most a hundredth, or by one. A larger
@@ -67,9 +68,9 @@ impl OpenTally {
 }
 
 impl OpenLoop {
-    /// Returns the figures of one run, all ranks together, in which `ended` operations ended,
-    /// `reached_rps` per second, and `outstanding` were outstanding on average; clients may have
-    /// `depth` outstanding.
+    /// Returns the figures of one run of all ranks together. In the run, `ended` operations ended,
+    /// `reached_rps` of them per second, and `outstanding` operations were outstanding on average.
+    /// Clients may have `depth` operations outstanding.
     pub(super) fn of_run(
         all: &OpenTally,
         reached_rps: f64,
@@ -95,8 +96,8 @@ impl OpenLoop {
         }
     }
 
-    /// Returns the figures of all runs: `self` has their means and sums, `runs` the figures of
-    /// each.
+    /// Returns the figures of all runs. `self` contains means and sums over the runs; `runs`
+    /// contains the figures of each run.
     pub(super) fn of_job(self, runs: impl Iterator<Item = Self> + Clone) -> Self {
         Self {
             backlog: runs.clone().map(|run| run.backlog).max().unwrap_or(0),

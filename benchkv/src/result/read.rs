@@ -37,7 +37,7 @@ impl JobResult {
             .as_u64()
             .ok_or_else(|| other("without a schema version"))?;
         let schema = &document["schema"];
-        // Version 1 had no schema name yet, but this member.
+        // Documents of version 1 have no schema name, and have the member `per_rank`.
         if schema != SCHEMA && !(schema.is_null() && document["per_rank"].is_array()) {
             let name = schema
                 .as_str()
@@ -63,7 +63,7 @@ impl JobResult {
         Ok(result)
     }
 
-    /// Returns the first value that contradicts others, or its own meaning.
+    /// Returns a description of the first value that contradicts other values, or is not legal.
     fn contradiction(&self) -> Option<&'static str> {
         let runs = self.runs.iter().map(|run| &run.measured);
         let ranks = self.per_rank.iter().map(|rank| &rank.measured);

@@ -23,7 +23,7 @@ use engine::client::{ClientReport, Counts, RoundTrips, Window};
 use engine::verify::never_issued;
 use engine::workload::Workload;
 
-/// The measurements of one rank, as sent to the others.
+/// The measurements of one rank, in the form in which they are sent to the other ranks.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct RankReport {
     rank: usize,
@@ -45,11 +45,11 @@ pub struct RankReport {
 pub struct Course {
     /// Length of each window that was begun, in seconds.
     pub windows_s: Vec<f64>,
-    /// Core seconds of the rank's process in these windows.
+    /// CPU time of the rank's process in these windows, in seconds.
     pub cpu_s: f64,
     /// The user ended the job before its last window was complete.
     pub is_interrupted: bool,
-    /// The drain ended while operations still ended.
+    /// The drain was cut while operations still ended.
     pub is_cut: bool,
 }
 
@@ -111,7 +111,7 @@ impl RankReport {
             hardware_counters: Vec::new(),
         };
         for client in clients {
-            // The order of clients matters.
+            // The rotation makes the digest depend on the order of the clients.
             report.pattern_hash = report.pattern_hash.rotate_left(1) ^ client.pattern_hash;
             report.fate.add(&client.counts);
             let left = if report.course.is_cut {
@@ -139,8 +139,8 @@ impl RankReport {
         report
     }
 
-    /// Adds the increase of the counters of the ports that this rank used, between two readings of
-    /// all ports of its host. One rank of each host does this.
+    /// Adds the counters of those ports that this rank used, from two readings of all ports of the
+    /// rank's host. One rank of each host calls it.
     pub fn add_hardware_counters(&mut self, mut before: PortCounters, mut after: PortCounters) {
         let workers = self.daemons.iter().chain(&self.clients);
         let ports: BTreeSet<&String> = workers
@@ -171,8 +171,8 @@ impl RankReport {
         workers.for_each(|worker| worker.windows.truncate(count));
     }
 
-    /// Returns the windows, each with its weight in a mean over all of them: its share of their
-    /// length.
+    /// Returns the windows with their weights in a mean over all windows. The weight of a window is
+    /// its share of the total length.
     fn weighted(&self) -> impl Iterator<Item = (&Sums, f64)> {
         let lengths_s = &self.course.windows_s;
         let total_s: f64 = lengths_s.iter().sum();
@@ -212,7 +212,7 @@ fn activity_of(reports: &[&RankReport], run: Option<usize>) -> ActivityRates {
     )
 }
 
-/// Returns the length of one window or of all, the mean over ranks, in seconds.
+/// Returns the length of one window, or of all windows together, in seconds: the mean over ranks.
 fn seconds_of(reports: &[&RankReport], run: Option<usize>) -> f64 {
     let windows_s = |report: &&RankReport| -> f64 {
         let all = &report.course.windows_s;
@@ -249,13 +249,14 @@ impl Sums {
         self.waited += (local.sum_ns() + remote.sum_ns() - held_ns) / span_ns;
         self.open_loop.add(&client.open_loop, span_ns);
         self.carried += client.carried_ns as f64 / span_ns;
-        // Histograms of one process have the same bounds.
+        // Histograms of one process have the same bounds, so the merge does not fail.
         let merged = self.local.merge(local);
         let _ = merged.and_then(|()| self.remote.merge(remote));
     }
 
-    /// Adds up counts and histograms, and rates and means times their weights. Ranks have the
-    /// weight 1, because they measure at the same time.
+    /// Adds up several tallies: counts and histograms as they are, rates and means multiplied by
+    /// the weight of their tally. The tallies of ranks have the weight 1, because ranks measure at
+    /// the same time.
     fn sum<'a>(tallies: impl Iterator<Item = (&'a Self, f64)>) -> Result<Self, Failure> {
         let mut sum = Self::default();
         for (tally, weight) in tallies {
@@ -429,15 +430,15 @@ impl JobResult {
     }
 }
 
-/// Returns the core time of the ranks in their windows, divided by the operations that ended there,
-/// in ns; `None` if it is unknown.
+/// Returns the core time of the ranks in their windows, divided by the number of operations that
+/// ended in these windows, in ns; `None` if it is unknown.
 fn cpu_per_op(reports: &[RankReport], operations: u64) -> Option<f64> {
     let cpu_s: f64 = reports.iter().map(|report| report.course.cpu_s).sum();
     (operations > 0 && cpu_s > 0.0).then(|| cpu_s * 1e9 / operations as f64)
 }
 
-/// Returns the number of windows that count: all that began, but the last of an interrupted job
-/// only if it has the minimum length of a run.
+/// Returns the number of windows that count. The last window of an interrupted job counts only if
+/// it has the minimum length of a run; all others that began count.
 fn complete(reports: &[RankReport]) -> usize {
     let lengths = reports.iter().map(|report| &report.course.windows_s);
     let begun = lengths.clone().map(Vec::len).min().unwrap_or(0);
@@ -450,7 +451,8 @@ fn complete(reports: &[RankReport]) -> usize {
     }
 }
 
-/// Returns the kind of device that all threads opened: a device name is `kind:details`.
+/// Returns the kind of the device that all threads opened, which is the text before the colon in
+/// the device's name.
 fn device_of(reports: &[RankReport]) -> String {
     let mut opened = reports
         .iter()
@@ -462,8 +464,8 @@ fn device_of(reports: &[RankReport]) -> String {
     kind.unwrap_or(NO_DEVICE).to_owned()
 }
 
-/// Counts the failures of all ranks, and adds a failure that shows only over all of them: sequence
-/// numbers that were read and never issued.
+/// Counts the failures of all ranks. Also counts the failures that only a comparison of all ranks
+/// shows: sequence numbers that were read and never issued.
 fn judge(reports: &[RankReport]) -> (u64, Option<String>) {
     let verdicts = || reports.iter().filter_map(|report| report.verdict.as_ref());
     let issued = verdicts().flat_map(|verdict| &verdict.issued);

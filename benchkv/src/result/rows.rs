@@ -2,7 +2,8 @@
 //! are repeated on each row, so that a row needs no other row and tables of several jobs can be
 //! concatenated.
 //!
-//! A column is a member of the document: of the whole, or of the part that the row is about.
+//! A column is a member of the document, or of the part of the document that is the subject of the
+//! row.
 
 use std::borrow::Cow;
 
@@ -14,10 +15,11 @@ use serde_json::Value;
 use super::JobResult;
 
 /// A cell of a row: the name of its column, with the unit, which is the same in all rows; and the
-/// value. A row may have none, which is not zero.
+/// value. `None` as the value means that the row has no value in this column, which differs from
+/// zero.
 type Cell = (Cow<'static, str>, Option<String>);
 
-/// Columns that are the same on each row, as pointers into the document.
+/// Columns that have the same value in each row, as pointers into the document.
 const OF_JOB: [(&str, &str); 30] = [
     ("clock", "/clock/source"),
     ("backend", "/backend"),
@@ -51,8 +53,9 @@ const OF_JOB: [(&str, &str); 30] = [
     ("arrivals", "/options/arrivals"),
 ];
 
-/// Columns of a row's own part of the document. A part may lack some: of the counters of the whole
-/// job, which include its drain, a run has only its errors.
+/// Columns from the part of the document that is the subject of the row. A part may lack some of
+/// them: for example, a run has the counter of errors, and not the other counters of the whole job,
+/// which include the drain.
 const OF_PART: [(&str, &str); 36] = [
     ("window_s", "/duration_s"),
     ("offered_rps", "/open_loop/offered_rps"),
@@ -92,7 +95,7 @@ const OF_PART: [(&str, &str); 36] = [
     ("littles_law_deviation_ratio", "/littles_law/deviation"),
 ];
 
-/// Prefixes of columns of latencies, and their members.
+/// Prefixes of columns of latencies, and the members of the document that contain these latencies.
 const LATENCIES: [(&str, &str); 5] = [
     ("latency", "latency_ns"),
     ("local", "local_latency_ns"),
@@ -118,8 +121,8 @@ fn text(member: Option<&Value>) -> Option<String> {
     }
 }
 
-/// Returns the rows of a job: the job, its runs, its ranks. All rows have the same columns; each
-/// counter is a column.
+/// Returns the rows of a job: a row for the job, for each run, and for each rank. All rows have the
+/// same columns, and each counter is a column.
 fn rows(job: &JobResult) -> Result<Vec<Vec<Cell>>, serde_json::Error> {
     let document = serde_json::to_value(job)?;
     let parts = |name: &str| document[name].as_array().into_iter().flatten().enumerate();
@@ -152,7 +155,7 @@ fn row(
     let of_job =
         |(column, pointer): (&'static str, _)| (column.into(), text(document.pointer(pointer)));
     cells.extend(OF_JOB.map(of_job));
-    // The models of a simulation; a measured row does not have them.
+    // The models of a simulation; a measured job has none.
     let models = job.simulation.as_ref().map(|record| {
         serde_json::json!({ "cpu": record.cpu, "nic": record.nic, "course": record.course })
             .to_string()

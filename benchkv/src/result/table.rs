@@ -92,7 +92,8 @@ impl fmt::Display for JobResult {
         }
         let law = self.littles_law;
         let (outstanding, product) = (law.outstanding, law.throughput_times_latency);
-        // The figure is rounded before it is written, and a zero has no sign.
+        // The figure is rounded before it is printed, and `+ 0.0` removes the sign of a negative
+        // zero.
         let carried = (10.0 * law.carried).round() / 10.0 + 0.0;
         writeln!(
             f,
@@ -141,7 +142,8 @@ impl JobResult {
             "verify failures",
             "empty loops",
         ];
-        // The ranks of a simulation have no memory of their own.
+        // The ranks of a simulation have no memory of their own, so the table then has no column
+        // for it.
         let mut ranks = self.per_rank.iter();
         let has_memory = ranks.any(|rank| rank.peak_rss_bytes.is_some());
         let mut table = Table::new(columns.into_iter().chain(has_memory.then_some("memory")));
@@ -187,7 +189,8 @@ impl JobResult {
         Some(table)
     }
 
-    /// Returns one line about the spread of the runs, if they repeat each other.
+    /// Returns one line about the spread of the runs; `None` for runs that do not repeat each
+    /// other.
     fn runs_line(&self) -> Option<String> {
         if self.sweep().is_some() {
             return None;
@@ -217,8 +220,8 @@ impl JobResult {
         })
     }
 
-    /// Returns a line about gets that found no value, if any: they are cheaper than gets that found
-    /// a value.
+    /// Returns one line about gets that found no value, if there were such gets. It is shown
+    /// because they are cheaper than gets that find a value.
     fn misses_line(&self) -> Option<String> {
         let missed = self.measured.not_found_ops;
         let gets = self.measured.get_latency_ns.count;

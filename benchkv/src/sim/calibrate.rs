@@ -1,12 +1,12 @@
 //! `benchkv sim --calibrate`: measures the CPU costs of this machine on one rank, and writes them
 //! as a file that `--cpu` reads.
 //!
-//! A daemon and a client on cores of their own take turns, and each step is timed: no step waits
-//! for the other thread, and each finds the memory that the other has written in the other core's
-//! cache, as in a job. Turns of one message and of many messages separate the cost of a message
-//! from the cost of a turn. A thread that is kept from its core spoils a few of the many steps,
-//! whose median counts. The delay between cores is found last: with it the simulated job has the
-//! median latency of a real job.
+//! A daemon and a client on cores of their own take turns, and each step is timed. No step waits
+//! for the other thread, and each step finds the memory that the other thread has written in the
+//! cache of the other core, as in a job. Turns of one message and of many messages separate the
+//! cost of a message from the cost of a turn. If a thread is kept from its core, this falsifies
+//! only a few of the many steps, and their median counts. The delay between cores is determined
+//! last: with this delay the simulated job has the median latency of a real job.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -33,22 +33,21 @@ use crate::options::Options;
 
 /// Number of turns of each of the two threads.
 const TURNS: usize = 4001;
-/// Wait for a turn, in ns, above which the turn is not counted: one of the threads was kept from
-/// its core, and another program used the caches.
+/// Time that a thread waits for its turn, in ns, above which the turn is not counted. In such a
+/// wait the other thread was kept from its core, and other programs used the caches.
 const LONG_NS: u64 = 30_000;
-/// Maximum number of turns that are not counted; after it the measurement ends with the turns that
-/// it has.
+/// Maximum number of turns that are not counted. After this number the measurement ends with the
+/// turns that were counted.
 const MOST_SPOILT: usize = 4 * TURNS;
-/// Number of steps that find nothing, after each step that finds something; they are timed
-/// together.
+/// Number of steps without work after each step with work. These steps are timed together.
 const EMPTY: usize = 16;
 /// Operations outstanding where turns move many messages.
 const MANY: usize = 32;
-/// Share by which the simulated latency may be above the measured one.
+/// Share by which the simulated latency may exceed the measured latency.
 const FIT: f64 = 0.05;
-/// Number of real jobs, whose median counts.
+/// Number of real jobs. The median over the jobs counts.
 const JOBS: usize = 5;
-/// The job of one client that is measured, real and simulated.
+/// The options of the job with one client that is measured, both in real and in virtual time.
 const JOB: &str = "-n 1 --server-threads 1 --client-threads 1 --no-verify";
 
 #[derive(Debug, Parser)]
@@ -90,8 +89,8 @@ pub fn calibrate(file: &Path) -> Result<String, Failure> {
 
 /// Returns the text of the file: `NAME=NS` in lines, and comments.
 fn text(cpu: Cpu, real_ns: f64, simulated_ns: f64) -> String {
-    // The median latency of both is a whole number of ns, and a delay changes the median of the
-    // simulated job by a few ns.
+    // The limit is above the effect of rounding: both median latencies are whole numbers of ns, and
+    // a change of the delay changes the median of the simulated job by a few ns.
     let fit = if simulated_ns > real_ns * (1.0 + FIT) {
         "# NO line FITS: the other values alone take longer than the real job did; calibrate again on an idle machine.\n"
     } else {
@@ -111,7 +110,7 @@ fn text(cpu: Cpu, real_ns: f64, simulated_ns: f64) -> String {
     text
 }
 
-/// Turns of a thread: their number of messages or operations, and durations in ns.
+/// Medians over the turns of a thread: number of messages or operations, and durations in ns.
 #[derive(Debug)]
 struct Timed {
     /// Duration of a step that finds messages.
@@ -124,7 +123,8 @@ struct Timed {
 /// Measures the costs of the steps of a daemon and its client.
 fn steps() -> Result<Cpu, Failure> {
     let [[one_client, one_daemon], [many_client, many_daemon]] = [turns(1)?, turns(MANY)?];
-    // The cost of a message, and of a turn of any number of them that is not an empty turn's.
+    // Returns the cost of a message, and the cost of a turn with messages that neither an empty
+    // turn nor the messages explain.
     let of = |one: &Timed, many: &Timed| {
         let each = (many.busy_ns - one.busy_ns) / (many.moved - one.moved).max(1.0);
         (each, one.busy_ns - one.empty_ns - each * one.moved)
@@ -156,13 +156,13 @@ const DAEMON: u8 = 1;
 const NOBODY: u8 = 2;
 
 impl Baton {
-    /// Waits for a turn. Returns `false` if there are no more.
+    /// Waits for a turn. Returns `false` if the other thread has ended.
     fn wait(&self, own: u8) -> bool {
         for looks in 0_u64.. {
             match self.0.load(Ordering::Acquire) {
                 NOBODY => return false,
                 whose if whose == own => return true,
-                // On a loaded machine the other thread may need this core.
+                // The thread that has the turn may need this core on a loaded machine.
                 _ if looks % 10_000 == 9_999 => std::thread::yield_now(),
                 _ => std::hint::spin_loop(),
             }
@@ -170,7 +170,7 @@ impl Baton {
         false
     }
 
-    /// Passes the turn to the other thread, unless one has ended.
+    /// Passes the turn to the other thread, unless a thread has ended.
     fn pass(&self, own: u8) {
         let _ = self.0.compare_exchange(
             own,
@@ -181,7 +181,8 @@ impl Baton {
     }
 }
 
-/// The drop, even in a panic, marks the end of the thread: the other thread does not wait for it.
+/// A thread's mark of its end: the drop sets it, even in a panic, so that the other thread does not
+/// wait for a turn.
 struct Leaves<'a>(&'a Baton);
 
 impl Drop for Leaves<'_> {
@@ -232,7 +233,7 @@ fn turns(depth: usize) -> Result<[Timed; 2], Failure> {
     };
     let (of_client, of_daemon) = std::thread::scope(|scope| {
         let other = scope.spawn(daemon);
-        // The client runs on a thread of its own too, so that the affinity of the present thread
+        // The client also runs on a thread of its own, so that the affinity of the calling thread
         // does not change.
         let client = scope.spawn(client).join();
         (client, other.join())
@@ -245,7 +246,7 @@ fn turns(depth: usize) -> Result<[Timed; 2], Failure> {
     Ok([of_client?, of_daemon])
 }
 
-/// Takes turns until there are enough.
+/// Takes turns until enough turns are counted.
 fn take_turns(
     baton: &Baton,
     own: u8,
@@ -299,7 +300,8 @@ impl Timed {
 /// one, in ns.
 fn line_ns(job: &Job, cpu: Cpu, real_ns: f64) -> Result<u64, Failure> {
     let (mut enough, mut short) = (real_ns as u64, 0);
-    // The longer the delay, the longer the latency; a short one passes while threads are busy.
+    // A longer delay makes the latency longer or does not change it, so the delay is found by
+    // bisection. A short delay passes while threads are busy.
     while short + 1 < enough {
         let line_ns = u64::midpoint(short, enough);
         let is_short = simulated_latency_ns(job, Cpu { line_ns, ..cpu })? < real_ns;
@@ -333,7 +335,7 @@ fn simulated_latency_ns(job: &Job, cpu: Cpu) -> Result<f64, Failure> {
     let mut all = LatencyHistogram::new();
     let clients = ranks.iter().flat_map(|rank| &rank.clients);
     for window in clients.flat_map(|client| &client.windows) {
-        // All histograms cover the same range.
+        // All histograms cover the same range, so the merge does not fail.
         let _ = all.merge(&window.local.gets);
         let _ = all.merge(&window.local.puts);
     }
@@ -345,7 +347,7 @@ mod tests {
     use super::*;
 
     /// The test asserts no durations, because tests run on machines under load. On a machine with
-    /// one core it asserts that this is reported.
+    /// one core it asserts that the lack of a second core is reported.
     #[test]
     fn every_step_takes_time_and_the_file_is_read_as_it_was_written() {
         let mut cpu = Cpu {

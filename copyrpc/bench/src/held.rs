@@ -1,18 +1,18 @@
-//! The memory of a server: its bytes of the allocator, and the pages of its device.
+//! The memory of a server: the bytes that it has allocated, and the pages of its device.
 
 use std::collections::BTreeMap;
 use std::io;
 
 use benchkv_harness::held::{Memfd, heap_bytes, memfds};
 
-/// The memory that a program held before it made something.
+/// The memory that a program held before the measured object was made.
 #[derive(Debug)]
 pub(crate) struct Before {
     heap_bytes: u64,
     memfds: BTreeMap<Memfd, u64>,
 }
 
-/// The memory of something.
+/// The memory of the measured object.
 #[derive(Debug)]
 pub(crate) struct Held {
     before: Before,
@@ -42,7 +42,7 @@ impl Before {
 }
 
 impl Held {
-    /// Returns the bytes that it takes now.
+    /// Returns the number of bytes that the object takes now.
     pub(crate) fn bytes(&self) -> io::Result<u64> {
         let heap_bytes = heap_bytes();
         Ok(self.device_bytes()? + heap_bytes.saturating_sub(self.before.heap_bytes))
@@ -88,7 +88,8 @@ mod tests {
 
     #[test]
     fn the_memory_of_a_device_is_told_from_that_of_later_ones() {
-        // Other tests, which run at the same time, open and close devices.
+        // Other tests, which run at the same time, open and close devices, so a single attempt may
+        // fail.
         let is_told = |_| {
             std::thread::sleep(std::time::Duration::from_millis(50));
             is_told_apart()

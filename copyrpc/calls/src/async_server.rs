@@ -1,5 +1,5 @@
-//! The server whose requests are futures. Its thread has the server of a crate, and sleeps while no
-//! request arrives.
+//! The server whose requests are futures. Its thread runs the server of a transport's crate, and
+//! sleeps while no request arrives.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -18,7 +18,7 @@ use crate::oneshot::{Sender, lock, oneshot};
 use crate::serving::{Answer, Bind, Serving, StopHandle};
 
 /// Minimum time between two checks of all held requests and of the counters of all clients: a
-/// server that wakes for each message has no time for them each time.
+/// server that wakes for each message has no time for a check at each wake.
 const CHECK_INTERVAL: Duration = Duration::from_millis(5);
 
 /// A server whose requests are futures, for any executor and from any thread.
@@ -41,14 +41,15 @@ struct Shared<S: Serving> {
     queues: Mutex<Queues<S>>,
     /// Ends the sleep of the thread.
     waker: Waker,
-    /// Bytes of requests above which the thread offers no further requests.
+    /// Number of bytes of requests that are not received, above which the thread offers no further
+    /// requests.
     max_buffered: usize,
 }
 
 struct Queues<S: Serving> {
     /// Requests that are not received yet.
     requests: VecDeque<Arrival<S::Peer>>,
-    /// Sum of their bytes.
+    /// Number of bytes of these requests.
     buffered: usize,
     answers: Vec<(u64, Answer)>,
     /// Wakers of the tasks that wait for requests.
@@ -62,10 +63,11 @@ struct Queues<S: Serving> {
     clients: usize,
     /// Requests whose callers are watched, or have disconnected.
     watches: FxHashMap<u64, Watch>,
-    /// Begin and maximum duration of the end of the thread: until all received requests are
-    /// answered, at most.
+    /// The time at which the end of the thread was requested, and the maximum time for which the
+    /// thread then waits for the answers to all received requests.
     ending: Option<(Instant, Duration)>,
-    /// Gets the number of received requests that were not answered.
+    /// Senders that get the number of received requests that were not answered, when the thread
+    /// ends.
     tell_end: Vec<Sender<usize>>,
     has_ended: bool,
 }
@@ -102,7 +104,7 @@ struct Arrival<P> {
 struct Watch {
     /// The connection of the caller has ended.
     is_gone: bool,
-    /// The end of its time, and the task to wake then.
+    /// The end of the caller's time, and the waker of the task to wake at that time.
     deadline: Option<Instant>,
     waker: Option<Waker>,
 }
@@ -168,7 +170,7 @@ impl<S: Serving> AsyncServer<S> {
         Ok(server)
     }
 
-    /// Returns the address at which it listens.
+    /// Returns the address at which the server listens.
     #[must_use]
     pub const fn local_addr(&self) -> S::Address {
         self.address
@@ -196,8 +198,8 @@ impl<S: Serving> AsyncServer<S> {
     /// Returns a handle that makes [`recv`](Self::recv) return `None`, from any thread. The server
     /// takes no more requests then: the next calls of its clients are for another server, and so
     /// are the calls whose requests were not received. A server at a TCP address no longer listens,
-    /// so another server can take the address, and it sends its clients a goodbye. Received
-    /// requests can still be answered, until the server is dropped.
+    /// so another server can take the address. The stopped server reports its end to its clients.
+    /// Received requests can still be answered, until the server is dropped.
     #[must_use]
     pub fn stop_handle(&self) -> StopHandle {
         self.stop.clone()
@@ -254,7 +256,7 @@ impl<S: Serving> AsyncServer<S> {
         let (tell, told) = oneshot();
         self.stop.stop();
         self.shared.end_within(limit, Some(tell));
-        // The thread ended before, or panicked: it has no request.
+        // Without a number, the thread ended before, or panicked, and has no request.
         told.await.unwrap_or(0)
     }
 }
@@ -281,7 +283,7 @@ impl<S: Serving> Drop for AsyncServer<S> {
 #[must_use = "dropping a request answers it with an error"]
 pub struct ServerRequest<S: Serving> {
     arrival: Arrival<S::Peer>,
-    /// `None` once it is answered.
+    /// `None` once the request is answered.
     shared: Option<Arc<Shared<S>>>,
 }
 
@@ -386,7 +388,7 @@ impl<S: Serving> ServerRequest<S> {
             queues.answers.push((self.arrival.number, answer));
             let is_first = queues.answers.len() == 1;
             drop(queues);
-            // The thread takes all answers at once.
+            // The thread takes all answers at once, so only the first answer has to wake it.
             if is_first {
                 shared.waker.wake_by_ref();
             }
@@ -425,8 +427,9 @@ fn serve<S: Serving>(
         stop: stop.clone(),
         thread: None,
     }));
-    // A number is not used again: the request of a client that has disconnected is removed from
-    // here before its answer arrives.
+    // The requests that are not answered, by number. A number is not used again, because the
+    // request of a client that has disconnected is removed from here, and an answer to it may
+    // arrive later.
     let mut held = FxHashMap::<u64, S::Token>::default();
     let mut last = 0;
     let mut arrived = Vec::new();
@@ -492,7 +495,7 @@ fn serve<S: Serving>(
     let unanswered = held.len();
     drop(held);
     lock(&shared.queues).stats = server.counts().1;
-    // Waits until the answers have arrived.
+    // The drop waits until the answers have arrived.
     drop(server);
     let told = std::mem::take(&mut lock(&shared.queues).tell_end);
     told.into_iter().for_each(|tell| tell.send(unanswered));
@@ -531,7 +534,7 @@ impl<S: Serving> Queues<S> {
                 *buffered -= if is_gone { arrival.data.len() } else { 0 };
                 !is_gone
             });
-            // The answer to a request removed its watch.
+            // An answer has removed the watch of its request, so no watch is added again.
             answers
                 .iter()
                 .for_each(|(number, _)| _ = gone.remove(number));

@@ -72,8 +72,8 @@ impl<C: Connection> Client<C> {
     ///
     /// The end of a timeout is not sent to the server, and the room that the call takes at the
     /// connection stays taken until the server answers it. Once such calls keep all of the room, a
-    /// further call is not sent: it ends after its timeout, or if it has none after the time for a
-    /// new connection, as [`NoCredit`](ClientError::NoCredit), and the call after it connects
+    /// further call is not sent. It ends as [`NoCredit`](ClientError::NoCredit) after its timeout,
+    /// or, if it has none, after the maximum time for a new connection; the call after it connects
     /// again.
     ///
     /// # Errors
@@ -88,13 +88,13 @@ impl<C: Connection> Client<C> {
         self.call_for(C::Kind::default(), request, Some(timeout), Self::idle)
     }
 
-    /// Returns the maximum bytes of a request.
+    /// Returns the maximum length of a request in bytes.
     #[must_use]
     pub fn max_request(&self) -> usize {
         self.connection.facts().max_request
     }
 
-    /// Returns the maximum bytes of a reply.
+    /// Returns the maximum length of a reply in bytes.
     #[must_use]
     pub fn max_reply(&self) -> usize {
         self.connection.facts().max_reply
@@ -118,8 +118,8 @@ impl<C: Connection> Client<C> {
         &mut self.connection
     }
 
-    /// Like [`call_within`](Self::call_within), with a wait of the caller's: `idle` runs after each
-    /// poll without the reply. For counts of instructions.
+    /// Like [`call_within`](Self::call_within), with the caller's way to wait: `idle` runs after
+    /// each poll without the reply. For counts of instructions.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -133,8 +133,8 @@ impl<C: Connection> Client<C> {
         self.call_for(C::Kind::default(), request, timeout, |_, _| idle())
     }
 
-    /// Makes a call. `idle` runs after each poll without the reply, and gets the end of a call that
-    /// could not be made yet.
+    /// Makes a call. `idle` runs after each poll without the reply. While the call waits for room,
+    /// `idle` gets the end of the call's time.
     fn call_for(
         &mut self,
         kind: C::Kind,
@@ -216,7 +216,8 @@ impl<C: Connection> Client<C> {
             if let Some(outcome) = end_of_call {
                 return outcome.map_err(Refusal::Failed);
             }
-            // The connection knows the deadline of a call that was made.
+            // The connection knows the deadline of a call that was made, so `idle` gets the end
+            // only while the call waits for room.
             idle(self, if call.is_none() { limit.end() } else { None });
             let Some(made) = call else {
                 call = self.make(kind, request, left(limit.end()))?;
@@ -264,7 +265,7 @@ impl<C: Connection> Client<C> {
 }
 
 impl<C: Connection<Kind = u16>> Client<C> {
-    /// Like [`call`](Self::call), for the handler of another type.
+    /// Like [`call`](Self::call), for the handler of the type `rpc_type`.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -289,15 +290,15 @@ impl<C: Connection<Request = [u8], Reply = Vec<u8>>> methods::Caller for Client<
     }
 }
 
-/// The time of a call.
+/// The time limit of a call.
 struct Limit {
     timeout: Option<Duration>,
-    /// Known once the clock was read.
+    /// End of the call's time, once the clock was read.
     end: Option<Instant>,
 }
 
 impl Limit {
-    /// Returns the time of its end. The first time, reads the clock.
+    /// Returns the end of the call's time. Reads the clock the first time.
     fn end(&mut self) -> Option<Instant> {
         self.end = self.end.or_else(|| {
             self.timeout

@@ -52,7 +52,7 @@ pub trait Connection: Sized {
     type ConnectError: ConnectFailure + Send + 'static;
     /// The reason why a connection ended.
     type EndReason: EndReason + Send + 'static;
-    /// The name of a call under way.
+    /// The identifier of a call under way.
     type Call: Copy;
     /// The counters of all connections ever made.
     type Stats: Copy + Default + Send + 'static;
@@ -72,7 +72,7 @@ pub trait Connection: Sized {
         left: Option<Duration>,
     ) -> Result<Self::Call, Refusal<ErrorOf<Self>>>;
 
-    /// Gives a call under way a deadline.
+    /// Sets the deadline of a call under way: `left` from now.
     fn end_within(&mut self, call: Self::Call, left: Duration);
 
     /// Sends the calls that were made.
@@ -94,9 +94,9 @@ pub trait Connection: Sized {
     /// Returns the waker that ends the sleep. A new connection has another waker.
     fn waker(&self) -> Waker;
 
-    /// Makes a new connection, on which later calls are made. Tries for `within`, and as long as
-    /// `goes_on` returns true, which takes the calls that have ended meanwhile over the connection
-    /// before.
+    /// Makes a new connection, on which later calls are made. Tries for `within`, and only while
+    /// `goes_on` returns `true`. `goes_on` takes the calls that have ended meanwhile over the
+    /// previous connection.
     ///
     /// # Errors
     /// The error of a call that waits for the connection.
@@ -106,7 +106,7 @@ pub trait Connection: Sized {
         goes_on: &mut GoesOn<'_, Self>,
     ) -> Result<(), ErrorOf<Self>>;
 
-    /// Learns of an end of the connection in a pause between calls. Returns whether only another
+    /// Detects an end of the connection in a pause between calls. Returns whether only another
     /// connection takes calls. For a client with one call at a time.
     fn has_ended(&mut self) -> bool;
 
@@ -129,9 +129,9 @@ pub struct Facts<S> {
     pub connect_timeout: Duration,
     /// Maximum time of a call by default; `None`: without a limit.
     pub timeout: Option<Duration>,
-    /// Maximum bytes of a request.
+    /// Maximum length of a request in bytes.
     pub max_request: usize,
-    /// Maximum bytes of a reply.
+    /// Maximum length of a reply in bytes.
     pub max_reply: usize,
     /// The counters.
     pub stats: S,
@@ -167,8 +167,8 @@ pub trait Dial<A>: Connection {
     /// The name of the thread of an [`AsyncClient`](crate::AsyncClient).
     const THREAD: &'static str;
 
-    /// Connects to the server at `address`. Waits for the server as long as it `is_wanted`.
-    /// `has_thread`: the connection gets a thread of its own.
+    /// Connects to the server at `address`. Waits for the server as long as `is_wanted` returns
+    /// `true`. `has_thread`: the connection gets a thread of its own.
     ///
     /// # Errors
     /// The reason; nothing is left behind.

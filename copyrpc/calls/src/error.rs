@@ -5,8 +5,9 @@ use std::fmt;
 
 use crate::tag::{REFUSED, SENT_BACK, TOO_LONG};
 
-/// The error of a call that has ended without its reply. Its two answers decide about a repetition,
-/// and mean the same for every RPC of this workspace; never are both `true`.
+/// The error of a call that has ended without its reply. The results of its two functions decide
+/// about a repetition, and mean the same for every RPC of this workspace; they are never both
+/// `true`.
 ///
 /// | [`is_retryable`](Self::is_retryable) | [`may_have_executed`](Self::may_have_executed) | |
 /// |---|---|---|
@@ -60,8 +61,8 @@ pub enum CallFailed {
     /// The handler refused the request.
     #[error("the other end refused the request")]
     Refused,
-    /// The handler executed the call, and its answer is longer than the lanes carry: it was not
-    /// sent.
+    /// The handler executed the call. Its answer is longer than the lanes, the queues of messages,
+    /// carry, and was not sent.
     #[error("the other end executed the call, but its answer is too long")]
     ReplyTooLong,
     /// The handler dropped the request without an answer, or panicked. It may or may not have
@@ -113,8 +114,8 @@ pub trait ConnectFailure: std::error::Error {
     /// Returns whether a later attempt may succeed without a change of either end.
     fn may_pass(&self) -> bool;
 
-    /// Returns the error once more, for a further call that waited for the connection. Of an error
-    /// that has one owner, the text.
+    /// Returns the error once more, for a further call that waited for the connection. For an error
+    /// that cannot be copied, the copy has only its text.
     #[must_use]
     fn again(&self) -> Self;
 }
@@ -153,9 +154,9 @@ pub enum ClientError<C, R> {
         "request of {len} bytes, the limit is {max}: send it in parts, or give the server more room"
     )]
     TooLarge {
-        /// Bytes of the request.
+        /// Length of the request in bytes.
         len: usize,
-        /// Maximum bytes of a request.
+        /// Maximum length of a request in bytes.
         max: usize,
     },
     /// No handler got, or will get, the request: the call's time ended while it waited for room or
@@ -169,9 +170,9 @@ pub enum ClientError<C, R> {
     /// second.
     #[error("this client has unanswered calls: poll for replies, then call again")]
     Full,
-    /// The call was not sent: calls whose time ended or that were dropped keep the room that it
-    /// needs until the server answers them. No handler got, or will get, the request. The next call
-    /// makes a new connection, and so has all of the room.
+    /// The call was not sent: calls whose time ended or that were dropped keep the room that this
+    /// call needs, until the server answers them. No handler got, or will get, the request. The
+    /// next call makes a new connection, on which all of the room is free.
     #[error(
         "not sent: {given_up} calls that were given up keep the room until the server answers them; the next call connects again \
          (smaller replies let more calls wait at a server: max_reply of copyrpc's ClientOptions)"
@@ -193,7 +194,7 @@ pub enum ClientError<C, R> {
     /// The handler ran, and its reply is longer than this client takes.
     #[error("the handler ran, but its reply{} is too long for this client", of_bytes(*.len))]
     ReplyTooLong {
-        /// Bytes of the reply, if the server reports them.
+        /// Length of the reply in bytes, if the server reports it.
         len: Option<usize>,
     },
     /// The handler dropped the request, or the server ended while the handler had it.
@@ -274,7 +275,7 @@ pub enum CallError<Req, U> {
         request: Req,
         /// The user data.
         user_data: U,
-        /// Calls that can be unanswered.
+        /// Maximum number of unanswered calls.
         depth: usize,
     },
     /// The request is longer than the other end accepts. Permanent.
@@ -289,8 +290,8 @@ pub enum CallError<Req, U> {
         /// Maximum length.
         max: usize,
     },
-    /// The session is over. Permanent. Earlier calls still end in `poll`: poll until it returns
-    /// this end too.
+    /// The session is over. Permanent. Earlier calls still end in `poll`: poll until `poll` returns
+    /// this end, too.
     #[error("{end}")]
     #[doc(alias = "ServerDisconnected")]
     Disconnected {

@@ -19,8 +19,8 @@ use crate::oneshot::{Receiver, Sender, lock, oneshot};
 use crate::posting::{self, Posted, Poster, posting};
 use crate::{Patience, methods};
 
-/// Turns after which the thread itself wakes the tasks that another thread was to wake. These turns
-/// take some microseconds.
+/// Number of turns ([`Worker::turn`]) after which the thread itself wakes the tasks that another
+/// thread was to wake. These turns take some microseconds.
 const TURNS_TO_WAKE: u32 = 64;
 
 /// Number of turns after which a busy thread publishes its counters.
@@ -30,7 +30,7 @@ const TURNS_PER_NEWS: u64 = 1024;
 struct Job<C: Connection> {
     kind: C::Kind,
     request: Owned<C>,
-    /// End of its time. `None`: no deadline.
+    /// End of the call's time; `None`: no deadline.
     end: Option<Instant>,
     reply: Sender<Result<C::Reply, ErrorOf<C>>>,
 }
@@ -58,9 +58,9 @@ impl<C: Connection> posting::Job for Job<C> {
 /// instance by a semaphore, since only it knows whether a further call is to wait or to fail.
 ///
 /// A call whose time ended keeps its room until the server answers it. While such calls hold all of
-/// the room, other calls wait; then these end as [`ClientError::NoCredit`], and the client connects
-/// again for later calls. A call that a server holds until it has news keeps its room too: a call
-/// that makes the server answer the held calls may need another client.
+/// the room, other calls wait, then end as [`ClientError::NoCredit`], and the client connects again
+/// for later calls. A call that a server holds until it has news keeps its room too: a call that
+/// makes the server answer the held calls may need another client.
 ///
 /// The connection has a thread of its own. The thread sleeps while there is nothing to do; calls
 /// and replies wake it. A call after the end of the connection connects again; calls made meanwhile
@@ -159,7 +159,7 @@ impl<C: Connection> AsyncClient<C> {
     /// poll, and includes the time for a new connection.
     ///
     /// # Errors
-    /// As of [`Client::call_within`](crate::Client::call_within).
+    /// The errors of [`Client::call_within`](crate::Client::call_within).
     pub fn call_within(&self, request: impl Into<Owned<C>>, timeout: Duration) -> AsyncCall<C> {
         self.call_for(C::Kind::default(), request.into(), Some(timeout))
     }
@@ -176,13 +176,13 @@ impl<C: Connection> AsyncClient<C> {
         }
     }
 
-    /// Returns the maximum bytes of a request.
+    /// Returns the maximum length of a request in bytes.
     #[must_use]
     pub fn max_request(&self) -> usize {
         lock(&self.news).facts.max_request
     }
 
-    /// Returns the maximum bytes of a reply.
+    /// Returns the maximum length of a reply in bytes.
     #[must_use]
     pub fn max_reply(&self) -> usize {
         lock(&self.news).facts.max_reply
@@ -211,7 +211,7 @@ impl<C: Connection> AsyncClient<C> {
 }
 
 impl<C: Connection<Kind = u16>> AsyncClient<C> {
-    /// Like [`call`](Self::call), for the handler of another type.
+    /// Like [`call`](Self::call), for the handler of the type `rpc_type`.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -306,7 +306,7 @@ impl Wake for Alarm {
     }
 }
 
-/// The side of the thread. The drop of the worker ends the calls that are left.
+/// The thread's side of an [`AsyncClient`]. The drop of the worker ends the calls that are left.
 pub struct Worker<C: Connection> {
     /// The connection in use.
     pub connection: C,
@@ -318,7 +318,7 @@ pub struct Worker<C: Connection> {
     ended: Ended<C>,
     /// Wakers of the ended calls; empty between turns.
     wakers: Vec<Waker>,
-    /// Turns since wakes are due.
+    /// Number of turns for which wakes have been due.
     turns_due: u32,
     /// Number of turns since the start.
     turns: u64,
@@ -335,7 +335,7 @@ impl<C: Connection> fmt::Debug for Worker<C> {
 }
 
 impl<C: Connection> Worker<C> {
-    /// Makes both sides.
+    /// Makes the thread's side and a client.
     pub fn new(connection: C) -> (Self, AsyncClient<C>) {
         let alarm = Arc::new(Alarm(Mutex::new(connection.waker())));
         let (poster, posted) = posting(Arc::clone(&alarm).into());
@@ -415,7 +415,8 @@ impl<C: Connection> Worker<C> {
                 self.connection.cancel(call);
             }
         }
-        // A connection that has ended since the last turn takes no call.
+        // The poll comes before the sends, so that a connection that has ended since the last turn
+        // takes no call.
         let ended = &mut self.ended;
         let mut moved = self
             .connection
@@ -473,8 +474,8 @@ impl<C: Connection> Worker<C> {
         moved
     }
 
-    /// Connects again. Calls of the connection before end meanwhile. If no other connection is
-    /// possible, every waiting call ends.
+    /// Connects again. Meanwhile, the calls of the previous connection end. If no other connection
+    /// is possible, every waiting call ends.
     fn reconnect(&mut self) {
         let Self {
             connection,
@@ -484,7 +485,7 @@ impl<C: Connection> Worker<C> {
             unsent,
             ..
         } = self;
-        // The new connection may take long.
+        // The new connection may take long, so no wake waits for it.
         posted.wakes.wake_all();
         let connected = posted.reconnect(unsent.patience, |within, posted| {
             connection.reconnect(within, &mut |ended| {
@@ -545,7 +546,7 @@ fn end<C: Connection>(
 ) -> Option<Waker> {
     let (_, job) = under_way.remove(&number)?;
     match reply {
-        // The server was leaving. There may be another server by now.
+        // The server was closing, and no handler got the call. There may be another server by now.
         Err(ClientError::NotSent)
             if job.reply.is_wanted() && unsent.go_on::<C>(under_way, posted, number) =>
         {

@@ -25,7 +25,7 @@
 //! ```
 //!
 //! # The files
-//! - `tag`: the name of a call, in messages too.
+//! - `tag`: the identifier of a call, which its messages carry.
 //! - `table`: the calls that wait for an answer.
 //! - `deadlines`: a heap of deadlines, here and in `copyrpc`.
 //! - `error`: the errors of calls.
@@ -35,7 +35,7 @@
 //! - `connection`: the interface of a transport to the clients of `copyrpc`, `scalerpc` and `ipc`.
 //! - `client`: the client with one call at a time.
 //! - [`futures`]: the client whose calls are futures, over a connection that a thread owns.
-//! - `posting`: the way of their calls from any thread to the thread of the connection.
+//! - `posting`: the way of that client's calls from any thread to the thread of the connection.
 //! - `serving`: the interface of a transport to the servers, and the handle that stops them.
 //! - `async_server`: the server whose requests are futures.
 //! - [`oneshot`]: one value from a thread to a future.

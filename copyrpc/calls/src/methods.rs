@@ -1,6 +1,6 @@
-//! Services whose requests name a method: [`service!`](crate::service!) makes a client with
-//! methods, and a trait for the server to implement. It works over every RPC whose client is a
-//! [`Caller`], with handlers of bytes; calls without it are as before.
+//! Services whose requests have the number of a method: [`service!`](crate::service!) makes a
+//! client with methods, and a trait for the server to implement. It works over every RPC whose
+//! client is a [`Caller`], with handlers of bytes; calls without it are as before.
 //!
 //! ```
 //! use copyrpc_calls::methods::{Caller, MethodError};
@@ -92,7 +92,7 @@ pub trait AsyncCaller {
     /// Returns the maximum time of a call by default; `None`: without a limit.
     fn timeout(&self) -> Option<Duration>;
 
-    /// Like [`Caller::call`].
+    /// Sends a request and waits for its reply, like [`Caller::call`].
     fn call(
         &self,
         request: Vec<u8>,
@@ -137,10 +137,10 @@ impl<E: Debug, C: Ending + 'static> Ending for MethodError<E, C> {
     }
 }
 
-/// Bytes of the header.
+/// Length of the header in bytes.
 const HEADER: usize = 8;
 
-/// The first byte of a reply.
+/// The first byte of a reply with the result of the handler, and with its error.
 const DONE: u8 = 0;
 const FAILED: u8 = 1;
 /// The reply to a request of an unknown method.
@@ -183,13 +183,13 @@ impl Header {
         let left_ms = self.left.map_or(0, rounded_up_ms);
         request.clear();
         request.reserve(4 * HEADER);
-        // The reserved bytes are between the two.
+        // The reserved u16 is the upper half of the first of these two numbers.
         (u32::from(self.method), left_ms).encode(request);
         arguments.encode(request);
     }
 }
 
-/// Returns the time in milliseconds, rounded up, as the header has it. Zero there is no limit.
+/// Returns the time in milliseconds for the header, rounded up; at least 1, since 0 is no limit.
 fn rounded_up_ms(left: Duration) -> u32 {
     u32::try_from(left.as_nanos().div_ceil(1_000_000))
         .unwrap_or(u32::MAX)
@@ -207,7 +207,7 @@ pub fn reply<T: Payload, E: Payload>(outcome: Result<T, E>) -> Vec<u8> {
     reply
 }
 
-/// Calls a method. `request` is the room for the bytes of the request.
+/// Calls a method. The bytes of the request are written to `request`.
 ///
 /// # Errors
 /// [`MethodError`].
@@ -276,14 +276,14 @@ pub const fn are_distinct(numbers: &[u16]) -> bool {
 /// [`Payload`](crate::methods::Payload)s, and a `Result` of two payloads. The module has
 ///
 /// - `Service`, the trait for the server to implement, whose methods take `&mut self`, and
-///   `answer`, which calls its method for the bytes of a request, and returns those of the reply;
+///   `answer`, which calls the method of a request, and returns the bytes of the reply;
 /// - `AsyncService` and `answer_async`, the same with methods that are futures and take `&self`, as
 ///   calls run at the same time;
 /// - `Client` and `AsyncClient`, with the methods, over any [`Caller`](crate::methods::Caller) or
 ///   [`AsyncCaller`](crate::methods::AsyncCaller). Their methods return
 ///   [`MethodError`](crate::methods::MethodError).
 ///
-/// A number names the same method in all versions; two methods of one number do not compile.
+/// A number belongs to the same method in all versions; two methods of one number do not compile.
 /// [`methods`](crate::methods) has an example, and the documentation of `copyrpc-calls` shows the
 /// items for one method: `methods::example`.
 #[macro_export]
@@ -387,7 +387,7 @@ crate::service! {
     /// The items that [`service!`](crate::service!) makes for
     /// `fn stat(path: String) -> Result<u64, u32> = 1`, in the documentation only.
     pub mod example {
-        /// Returns the bytes of a file.
+        /// Returns the length of a file in bytes.
         fn stat(path: String) -> Result<u64, u32> = 1;
     }
 }

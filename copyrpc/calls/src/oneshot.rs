@@ -14,7 +14,7 @@ pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 struct State<T> {
     value: Option<T>,
     waker: Option<Waker>,
-    /// Whether no value will arrive any more.
+    /// Whether the value has arrived, or will never arrive.
     is_over: bool,
 }
 
@@ -27,7 +27,7 @@ pub struct Sender<T>(Arc<Mutex<State<T>>>);
 #[must_use = "a future does nothing unless it is polled"]
 pub struct Receiver<T>(Arc<Mutex<State<T>>>);
 
-/// Makes a place for one value.
+/// Makes the sender and the receiver of one value.
 pub fn oneshot<T>() -> (Sender<T>, Receiver<T>) {
     let state = Arc::new(Mutex::new(State {
         value: None,

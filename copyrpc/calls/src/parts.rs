@@ -71,7 +71,7 @@ use crate::Ending;
 use crate::methods::{AsyncCaller, Caller, Header};
 use crate::payloads::{Payload, decode};
 
-/// Bytes of a part's header, and of a reply's.
+/// Lengths in bytes of the header of a part, and of the header of a reply.
 const HEADER: usize = 40;
 const REPLY_HEADER: usize = 9;
 
@@ -97,10 +97,10 @@ pub enum PartsError<E> {
     /// the error of that call is permanent.
     #[error("the request was not sent whole: {0}")]
     Unsent(E),
-    /// The call of the last part ended.
+    /// The call that sent the last part of the request ended with this error.
     #[error(transparent)]
     Call(E),
-    /// The handler ran, and fetching its reply ended so.
+    /// The handler ran, and a call that fetched a part of its reply ended with this error.
     #[error("the handler ran, but its reply was not fetched whole: {0}")]
     Unfetched(E),
     /// The server has no memory for the request now. No handler got it. Retryable.
@@ -127,7 +127,7 @@ pub enum PartsError<E> {
         /// Length of the reply.
         bytes: usize,
     },
-    /// The bytes of a reply are none of a [`Reassembler`]. The handler may have run.
+    /// The bytes of a reply are not those of a [`Reassembler`]. The handler may have run.
     #[error("the server does not take requests in parts")]
     Reply,
 }
@@ -160,8 +160,8 @@ impl<E: Ending + 'static> Ending for PartsError<E> {
 pub struct Client<C> {
     /// The client that sends the parts.
     pub caller: C,
-    /// Maximum bytes of a reply. Default: 1 GiB, and 4 KiB for the other values that a method
-    /// returns with it.
+    /// Maximum length of a reply in bytes. Default: 1 GiB, and 4 KiB for the other values that a
+    /// method returns with it.
     pub max_bytes: usize,
     limits: (usize, usize),
     /// Number of the client, and of its last call.
@@ -169,8 +169,8 @@ pub struct Client<C> {
 }
 
 impl<C> Client<C> {
-    /// Returns a client over `caller`, whose calls take up to `max_request` bytes, and whose
-    /// replies have up to `max_reply`: its own limits.
+    /// Returns a client over `caller`. The limits of `caller` are `max_request` bytes for a request
+    /// and `max_reply` bytes for a reply.
     pub fn new(caller: C, max_request: usize, max_reply: usize) -> Self {
         Self {
             caller,
@@ -264,7 +264,7 @@ struct Transfer<'a> {
     /// Bytes of the request that were sent.
     sent: usize,
     reply: Vec<u8>,
-    /// Length of the reply, once it is known: the handler has run.
+    /// Length of the reply, once it is known. The handler has run then.
     reply_len: Option<usize>,
     name: (u64, u64),
     limits: (usize, usize),
@@ -312,7 +312,7 @@ impl Transfer<'_> {
         part
     }
 
-    /// Takes the end of the last part's call.
+    /// Takes the outcome of the call that sent the previous part.
     fn take<E>(&mut self, outcome: Result<Vec<u8>, E>) -> Result<(), PartsError<E>> {
         let (is_sent, is_fetching) = (self.sent == self.request.len(), self.reply_len.is_some());
         let bytes = outcome.map_err(|error| match (is_sent, is_fetching) {
@@ -378,9 +378,9 @@ struct Held {
     /// The kind of its parts: [`REQUEST`] or [`FETCH`].
     kind: u32,
     bytes: Vec<u8>,
-    /// Bytes of the whole.
+    /// Length of the whole request or reply in bytes.
     len: usize,
-    /// Bytes that have travelled.
+    /// Number of bytes of it that have arrived, or that were sent.
     done: usize,
     /// Arrival of the first part.
     since: Instant,
@@ -417,8 +417,8 @@ impl Whole {
 
 impl Reassembler {
     /// Makes the server's side, for requests of up to `max_bytes` each. The requests that are not
-    /// complete and the replies that are not fetched take at most `max_held` bytes together.
-    /// Replies of handlers that run meanwhile are added to that; then further requests end as
+    /// complete and the replies that are not fetched take at most `max_held` bytes together. Only
+    /// replies of handlers that run meanwhile may exceed that limit; then further requests end as
     /// [`PartsError::Busy`].
     #[must_use]
     pub fn new(max_bytes: usize, max_held: usize) -> Self {
@@ -432,7 +432,7 @@ impl Reassembler {
         }
     }
 
-    /// Returns the bytes that are held.
+    /// Returns the number of bytes that the calls take.
     #[must_use]
     pub const fn held(&self) -> usize {
         self.held
@@ -445,7 +445,7 @@ impl Reassembler {
     }
 
     /// Returns the reply to a part. If the part is the last of a request, calls `handler` with the
-    /// whole.
+    /// whole request.
     pub fn answer(&mut self, part: &[u8], handler: impl FnOnce(Vec<u8>) -> Vec<u8>) -> Vec<u8> {
         self.receive(part).map_or_else(
             |reply| reply,
@@ -472,7 +472,8 @@ impl Reassembler {
         let len = len as usize;
         let offset = offset as usize;
         let room = room as usize;
-        // A client has one call. Its next call replaces a call that it gave up.
+        // A client has one call at a time, so a part of its next call removes a call that it gave
+        // up.
         let earlier = self.calls.remove(&client);
         self.held -= earlier.as_ref().map_or(0, Held::cost);
         if kind == REQUEST && self.replies.are_closed() {
@@ -529,7 +530,7 @@ impl Reassembler {
         self.send(to.client, to.room, held)
     }
 
-    /// Returns the room for a request, or the reply that there is none.
+    /// Makes room for a request. If there is none, the error is the reply to send.
     fn admit(&mut self, call: u64, len: usize) -> Result<Held, Vec<u8>> {
         if len > self.max_bytes {
             let mut reply = vec![TOO_LONG];
@@ -559,8 +560,8 @@ impl Reassembler {
         })
     }
 
-    /// Returns the next part of a reply, in `room` bytes, if these have room for at least one byte
-    /// of it. Keeps the rest of the reply.
+    /// Returns the next part of a reply: at most `room` bytes with the header, but at least one
+    /// byte of the reply. Keeps the rest of the reply.
     fn send(&mut self, client: u64, room: usize, mut held: Held) -> Vec<u8> {
         let len = room
             .saturating_sub(REPLY_HEADER)

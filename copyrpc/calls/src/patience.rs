@@ -3,9 +3,9 @@
 use std::hint::spin_loop;
 use std::time::{Duration, Instant};
 
-/// Number of polls before the clock is read for a timeout.
+/// Number of empty polls before the clock is read for a timeout.
 const UNTIMED: u32 = 64;
-/// Number of polls before a sleep: usually, and at most.
+/// Number of empty polls before a sleep: the usual number, and the maximum.
 const FEWEST: u32 = 256;
 const MOST: u32 = 8192;
 /// Maximum length of a sleep that a few more polls might have avoided. A thread wakes up within
@@ -18,15 +18,15 @@ const SLEEPS_PER_TRY: u32 = 1024;
 ///
 /// Two threads that answer each other may wake each other for every message: while one wakes up,
 /// the polls of the other find nothing, and it sleeps too. So after a short sleep a thread polls
-/// twice as often before the next one. Where that does not help, because the other thread needs the
-/// same core, the thread sleeps early again. The clock is read only around a sleep.
+/// twice as often before the next sleep. Where that does not help, because the other thread needs
+/// the same core, the thread sleeps early again. The clock is read only around a sleep.
 #[derive(Debug)]
 pub struct Patience {
     /// Number of empty polls since the last poll that found something.
     polls: u32,
-    /// Polls before a sleep.
+    /// Number of empty polls before a sleep.
     limit: u32,
-    /// Sleeps before the limit may grow.
+    /// Number of sleeps that are left until the limit may grow.
     sleeps: u32,
 }
 

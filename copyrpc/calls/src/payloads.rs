@@ -9,8 +9,8 @@ pub trait Payload: Sized {
     /// Appends the bytes of the value. A sequence or a string has at most `u32::MAX` elements.
     fn encode(&self, into: &mut Vec<u8>);
 
-    /// Takes a value from the front of `bytes`; `None`: they are none, or sequences in sequences
-    /// deeper than 128. The bytes may be anything.
+    /// Takes a value from the front of `bytes`; `None` if the bytes are not a value of this type,
+    /// or have sequences nested deeper than 128. The bytes may be anything.
     fn decode(bytes: &mut &[u8]) -> Option<Self>;
 
     /// Appends the bytes of all values.
@@ -23,7 +23,8 @@ pub trait Payload: Sized {
     #[doc(hidden)]
     fn decode_all(count: usize, bytes: &mut &[u8]) -> Option<Vec<Self>> {
         let mut values = || (0..count).map(|_| Self::decode(bytes)).collect();
-        // Only a type that owns memory can contain values of itself.
+        // Only a type that owns memory can contain values of itself, so only for such a type the
+        // depth is counted.
         if std::mem::needs_drop::<Self>() {
             deeper(values)
         } else {
@@ -113,17 +114,18 @@ impl Payload for bool {
     }
 }
 
-/// The number of values, and the values, of which each has at least one byte.
+/// Encoded as the number of values, u32, and the values. Each value has at least one byte.
 impl<T: Payload> Payload for Vec<T> {
     fn encode(&self, into: &mut Vec<u8>) {
-        // The other end finds a sequence that is too long shorter than its number.
+        // The number of a sequence that is too long is too small, so the other end finds bytes
+        // after it.
         u32::try_from(self.len()).unwrap_or(u32::MAX).encode(into);
         T::encode_all(self, into);
     }
 
     fn decode(bytes: &mut &[u8]) -> Option<Self> {
         let count = u32::decode(bytes)? as usize;
-        // A false number does not make the loop long.
+        // Each value has at least one byte, so a false number does not make the loop long.
         if count > bytes.len() {
             None
         } else {
@@ -186,7 +188,7 @@ macro_rules! tuples {
 }
 tuples!(() (A) (A B) (A B C) (A B C D) (A B C D E) (A B C D E F));
 
-/// Decodes all of the bytes.
+/// Decodes a value from all of the bytes; `None` if bytes are left.
 #[doc(hidden)]
 #[must_use]
 pub fn decode<T: Payload>(mut bytes: &[u8]) -> Option<T> {

@@ -46,13 +46,13 @@ pub(crate) struct Poster<J> {
 pub(crate) struct Posted<J> {
     mailbox: Arc<Mutex<Mailbox<J>>>,
     pub(crate) wakes: Arc<Wakes>,
-    /// The jobs that wait, by their numbers: the oldest first. The jobs of the last mail are not
-    /// among them.
+    /// The jobs that wait, by their numbers: the oldest first. The jobs in `fresh` are not among
+    /// them.
     waiting: BTreeMap<u64, J>,
-    /// The end and the number of each of them that has an end.
+    /// The end and the number of each job in `waiting` that has an end.
     ends: BTreeSet<(Instant, u64)>,
-    /// The waiting jobs of the last mail, each younger than all jobs in `waiting`. Most are sent at
-    /// once, and need no order by their ends.
+    /// The waiting jobs that the last [`take`](Self::take) moved here, each younger than all jobs
+    /// in `waiting`. Most are sent at once, and need no order by their ends.
     fresh: VecDeque<(u64, J)>,
     /// The numbers of the jobs that were given up since they were last drained, and that did not
     /// wait here any more.
@@ -107,14 +107,14 @@ impl<J> Poster<J> {
         // The drop is outside the lock, because the drop of a job wakes its caller, which may post
         // at once.
         drop(refused);
-        // The thread takes all jobs at once.
+        // The thread takes all jobs at once, so only the first job has to wake it.
         if is_first {
             self.waker.wake_by_ref();
         }
         number
     }
 
-    /// Tells the thread that no caller waits for the job of this number any more.
+    /// Informs the thread that no caller waits for the job of this number any more.
     pub(crate) fn give_up(&self, number: u64) {
         lock(&self.mailbox).given_up.push(number);
         self.waker.wake_by_ref();
@@ -164,7 +164,7 @@ impl<J: Job> Posted<J> {
         has_posters
     }
 
-    /// Moves the jobs of the last mail to the others.
+    /// Moves the jobs in `fresh` to `waiting`.
     fn settle(&mut self) {
         while let Some((number, job)) = self.fresh.pop_front() {
             self.put_back(number, job);
@@ -224,7 +224,7 @@ impl<J: Job> Posted<J> {
             .map(|(end, _)| end.saturating_duration_since(Instant::now()))
     }
 
-    /// Takes the waiting job out whose time ended first, if that is over.
+    /// Takes out the waiting job whose time ends first, if that time is over.
     pub(crate) fn pop_late(&mut self) -> Option<J> {
         self.settle();
         let &(_, number) = self
@@ -241,8 +241,8 @@ impl<J: Job> Posted<J> {
         }
     }
 
-    /// Takes what was posted, and ends the jobs whose time is over. Returns whether an attempt to
-    /// connect is still wanted: there is a poster and a waiting job.
+    /// Takes the jobs that were posted, and ends the jobs whose time is over. Returns whether an
+    /// attempt to connect is still wanted: there is a poster and a waiting job.
     pub(crate) fn is_wanted(&mut self) -> bool {
         let has_posters = self.take();
         self.end_late();

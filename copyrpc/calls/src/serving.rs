@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Waker;
 
 /// Stops a server, from any thread: `serve` returns, and `recv` of an
-/// [`AsyncServer`](crate::AsyncServer) returns `None`. Both say which requests that have arrived
-/// are still answered.
+/// [`AsyncServer`](crate::AsyncServer) returns `None`. Their documentation states which of the
+/// requests that have arrived are still answered.
 #[derive(Clone, Debug)]
 pub struct StopHandle {
     is_stopped: Arc<AtomicBool>,
@@ -17,7 +17,7 @@ pub struct StopHandle {
 }
 
 impl StopHandle {
-    /// Makes the handle of a server, whose sleep `waker` ends.
+    /// Makes the handle of a server. `waker` ends the sleep of the server.
     #[must_use]
     pub fn new(waker: Waker) -> Self {
         Self {
@@ -59,8 +59,8 @@ pub enum Answer {
     Dropped,
 }
 
-/// The server of the thread of an [`AsyncServer`](crate::AsyncServer). The drop ends the server,
-/// and waits until the given answers have arrived.
+/// The server that the thread of an [`AsyncServer`](crate::AsyncServer) has. The drop ends the
+/// server, and waits until the given answers have arrived.
 pub trait Serving: Sized {
     /// The duty to answer a received request. Its drop is [`Answer::Dropped`].
     type Token;
@@ -132,8 +132,9 @@ pub trait Bind<A>: Serving {
     /// The reason; nothing is left behind.
     fn bind_with(address: A, options: &Self::Options) -> Result<Self, Self::Error>;
 
-    /// Returns the maximum bytes of requests that wait for a receiver: above it, no further
-    /// requests are taken. Default: no limit, for transports whose clients have a few slots each.
+    /// Returns the maximum number of bytes of requests that wait for a receiver: above it, no
+    /// further requests are taken. Default: no limit, for transports whose clients have a few slots
+    /// each.
     fn max_buffered(_options: &Self::Options) -> usize {
         usize::MAX
     }

@@ -10,7 +10,7 @@ pub const CALLS_MAX: usize = 1 << 24;
 
 /// `Entry::next` at the end of the list of free entries.
 const NONE: u32 = u32::MAX;
-/// `Entry::next` of an entry without a value that still waits for its answer.
+/// `Entry::next` of an abandoned entry, which has no value and still waits for its answer.
 const ABANDONED: u32 = u32::MAX - 1;
 /// The first generation: with debug assertions and in models one step before the last, so that
 /// every test passes the last generation.
@@ -63,7 +63,7 @@ impl<T> Calls<T> {
         }
     }
 
-    /// Returns the same calls, with the values that `f` returns for theirs.
+    /// Returns the same calls, each with the value that `f` returns for its value.
     #[must_use]
     pub fn map<U>(self, mut f: impl FnMut(T) -> U) -> Calls<U> {
         let Self {
@@ -118,7 +118,7 @@ impl<T> Calls<T> {
     /// Keeps `value` until its tag is taken.
     ///
     /// # Errors
-    /// Gives `value` back if all entries are in use.
+    /// Returns `value` if all entries are in use.
     #[inline(always)]
     pub fn insert(&mut self, value: T) -> Result<Tag, T> {
         let slot = self.free;
@@ -165,14 +165,14 @@ impl<T> Calls<T> {
         None
     }
 
-    /// Gives the call `tag` a deadline, `timeout` after `now_ns`: the first
-    /// [`expire`](Self::expire) after it [abandons](Self::abandon) the call.
+    /// Sets the deadline of the call `tag` to `timeout` after `now_ns`. The first
+    /// [`expire`](Self::expire) after the deadline [abandons](Self::abandon) the call.
     pub fn end_within(&mut self, tag: Tag, now_ns: u64, timeout: Duration) {
         let Self {
             entries, deadlines, ..
         } = self;
         let timeout_ns = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
-        // The first call allocates, for all.
+        // The first call of this function allocates the room for the deadlines of all entries.
         deadlines.reserve(2 * entries.len());
         deadlines.push(now_ns.saturating_add(timeout_ns), tag, |tag| {
             holds(entries, *tag)
@@ -180,7 +180,7 @@ impl<T> Calls<T> {
     }
 
     /// Takes the value of the call `tag`. The entry stays in use until the answer arrives: the
-    /// memory that belongs to it is the peer's until then.
+    /// memory of the call belongs to the peer until then.
     pub fn abandon(&mut self, tag: Tag) -> Option<T> {
         let entry = self
             .entries

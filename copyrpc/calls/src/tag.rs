@@ -1,6 +1,6 @@
-//! The name of a call.
+//! The identifier of a call.
 
-/// The name of one call of a client, until the call has ended. It consists of the slot of the
+/// The identifier of one call of a client, until the call has ended. It consists of the slot of the
 /// call's entry in [`Calls`](crate::Calls) and the generation of that entry. Never 0 as a number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Tag(u64);
@@ -11,7 +11,7 @@ impl Tag {
         Self(u64::from(generation) << 32 | u64::from(slot))
     }
 
-    /// Returns the tag of the next use of its entry: the generation is the next but one, so it
+    /// Returns the tag of the next use of the same entry: the generation is higher by 2, so it
     /// stays odd.
     #[inline(always)]
     pub(crate) fn of_next_use(self) -> Self {
@@ -23,7 +23,8 @@ impl Tag {
     #[must_use]
     #[inline(always)]
     pub fn pack(self, note: u8) -> u64 {
-        // A sum, which a constant of 32 bits with a sign fits in; the bits of the note are 0.
+        // A sum and not an OR, because the sum with a constant note needs only a signed constant of
+        // 32 bits. The bits of the note are 0 before.
         self.0.wrapping_add(u64::from(note) << 24)
     }
 
@@ -51,7 +52,7 @@ impl Tag {
     }
 
     /// Like [`unpack`](Self::unpack), for a word whose note should be 0. With another note the
-    /// result names no call: its slot is beyond [`CALLS_MAX`](crate::CALLS_MAX).
+    /// result belongs to no call: its slot is beyond [`CALLS_MAX`](crate::CALLS_MAX).
     #[must_use]
     #[inline(always)]
     pub fn without_note(word: u64) -> Self {
@@ -70,7 +71,7 @@ impl Tag {
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct Tagged<T> {
-    /// The caller's tag, with a note that names the kind of message: see [`Tag::pack`].
+    /// The caller's tag, with a note for the kind of message: see [`Tag::pack`].
     pub tag: u64,
     /// The payload.
     pub payload: T,
@@ -82,12 +83,13 @@ const _: () = assert!(
 
 /// Note of an answer: the payload is the handler's response.
 pub const ANSWERED: u8 = 0;
-/// Note of an answer: the handler dropped the request; the payload is zero. So it is with the notes
-/// below.
+/// Note of an answer: the handler dropped the request. The payload is zero with this note, and with
+/// all notes below.
 pub const DROPPED: u8 = 1;
 /// Note of an answer: the handler refused the request.
 pub const REFUSED: u8 = 2;
-/// Note of an answer: the handler's response is longer than the lanes carry.
+/// Note of an answer: the handler's response is longer than the lanes, the queues of messages,
+/// carry.
 pub const TOO_LONG: u8 = 3;
 /// Note of an answer: the server stops, and no handler got the request.
 pub const SENT_BACK: u8 = 4;

@@ -7,9 +7,9 @@ use std::task::Waker;
 use crate::oneshot::lock;
 
 /// The wakes that are due to the tasks whose calls have ended. Most executors need a system call to
-/// wake a task from another thread, and little from a task of the same one. So the thread of the
-/// connection wakes one task, whose call wakes the others, or wakes all if that task does not run
-/// soon.
+/// wake a task from a thread that is not theirs, and little if another of their tasks wakes it. So
+/// the thread of the connection wakes one task, whose call wakes the others, or wakes all if that
+/// task does not run soon.
 #[derive(Debug, Default)]
 pub(crate) struct Wakes {
     due: Mutex<Vec<Waker>>,
@@ -23,7 +23,7 @@ impl Wakes {
             let mut due = lock(&self.due);
             let first = if due.is_empty() { wakers.pop() } else { None };
             due.append(wakers);
-            // The task that is woken sees the stored flag.
+            // The flag is stored before the wake, so the task that is woken sees it.
             self.are_due.store(!due.is_empty(), Ordering::Relaxed);
             first
         };

@@ -1,7 +1,7 @@
 //! Bytes and the processor's cache: fetching ahead, and copies too short for a call.
 
-/// Fetches ahead the line at `addr`, which may be any: nothing is accessed, and nothing faults. On
-/// processors other than x86-64 it does nothing.
+/// Fetches the cache line at `addr` before its use. Any address is legal: nothing is accessed, and
+/// nothing faults. On processors other than x86-64 the function does nothing.
 #[inline(always)]
 pub fn prefetch(addr: usize) {
     #[cfg(target_arch = "x86_64")]
@@ -14,12 +14,12 @@ pub fn prefetch(addr: usize) {
     let _ = addr;
 }
 
-/// Like [`prefetch`], for the line `offset` and `AHEAD` bytes after `base` that this core will
-/// write: no other core has it then.
+/// Like [`prefetch`], for the line at `base + offset + AHEAD`, if this core will write to it: the
+/// line is removed from the caches of the other cores.
 #[inline(always)]
 pub fn prefetch_to_write<const AHEAD: usize>(base: usize, offset: usize) {
     // The instruction is written in assembly, because the compiler emits it only for processors
-    // that are sure to have it. On other processors it does nothing.
+    // that are sure to have it. A processor that does not have it does nothing.
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a prefetch of any address has no effect but on the cache.
     unsafe {
@@ -29,22 +29,24 @@ pub fn prefetch_to_write<const AHEAD: usize>(base: usize, offset: usize) {
     let _ = (base, offset);
 }
 
-/// Copies `len` bytes, which may overlap. 16 to 64 bytes are copied in this function, all read
-/// before any is written, because a call of `memcpy` would cost as much as the copy.
+/// Copies `len` bytes from `from` to `to`; the two ranges may overlap. 16 to 64 bytes are copied in
+/// this function, all read before any is written, because a call of `memcpy` would cost as much as
+/// the copy.
 ///
 /// # Safety
-/// `from` is readable and `to` writable for `len` bytes. Another process may write them meanwhile:
-/// then it is undetermined which bytes are copied.
+/// `from` is readable and `to` writable for `len` bytes. Another process may write to both ranges
+/// meanwhile: then it is undetermined which bytes are copied.
 #[inline(always)]
 pub unsafe fn copy(to: *mut u8, from: *const u8, len: usize) {
-    /// Two parts from the start and two from the end; `T` is not longer than half of `len`, nor
-    /// shorter than a quarter.
+    /// Copies two parts from the start and two from the end, each of the size of `T`. `T` is not
+    /// longer than half of `len`, nor shorter than a quarter.
     #[inline(always)]
     unsafe fn four<T: Copy>(to: *mut u8, from: *const u8, len: usize) {
         let second = size_of::<T>();
         let third = len - 2 * size_of::<T>();
         let last = len - size_of::<T>();
-        // SAFETY: all four parts are inside the `len` bytes.
+        // SAFETY: all four parts are inside the `len` bytes, which the caller guarantees to be
+        // readable and writable.
         unsafe {
             let a = from.cast::<T>().read_unaligned();
             let b = from.add(second).cast::<T>().read_unaligned();
@@ -78,7 +80,7 @@ mod tests {
                 let mut expected = bytes.clone();
                 expected.copy_within(..len, shift);
                 let at = bytes.as_mut_ptr();
-                // SAFETY: 88 bytes at most, of 100.
+                // SAFETY: both ranges are inside the first 88 of 100 bytes.
                 unsafe { copy(at.add(shift), at, len) };
                 assert_eq!(bytes, expected, "{len} bytes, {shift} up");
             }

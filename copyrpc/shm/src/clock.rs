@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A monotonic clock, in nanoseconds since an arbitrary moment: the system's (the default), or one
-/// of [hands](Self::by_hand). Cheap to clone, `Send + Sync`.
+/// A monotonic clock, in nanoseconds since an arbitrary moment: the system's (the default), or a
+/// clock that is set [by hand](Self::by_hand). Cheap to clone, `Send + Sync`.
 #[derive(Debug, Clone, Default)]
 pub struct Clock {
     hands: Option<Arc<AtomicU64>>,
@@ -33,8 +33,8 @@ pub fn monotonic_ns() -> u64 {
     read(libc::CLOCK_MONOTONIC)
 }
 
-/// Returns the time of the last tick of the kernel, at most 10 ms ago, for a fifth of the cost
-/// (`CLOCK_MONOTONIC_COARSE`).
+/// Returns the time of the last tick of the kernel, at most 10 ms ago, for a fifth of the cost of
+/// [`monotonic_ns`] (`CLOCK_MONOTONIC_COARSE`).
 #[must_use]
 pub fn coarse_ns() -> u64 {
     read(libc::CLOCK_MONOTONIC_COARSE)
@@ -45,7 +45,8 @@ fn read(clock: libc::clockid_t) -> u64 {
         tv_sec: 0,
         tv_nsec: 0,
     };
-    // SAFETY: a valid pointer to a timespec; Linux has both clocks.
+    // SAFETY: `now` is a valid `timespec` for the whole call. Linux has both clocks, so the call
+    // cannot fail.
     unsafe { libc::clock_gettime(clock, &raw mut now) };
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }

@@ -29,7 +29,7 @@ const LOCK_ATTEMPTS: usize = 256;
 #[non_exhaustive]
 pub enum DirError {
     /// The directory does not exist. Only the default directory is created: a mistyped path must
-    /// not become a second, empty fabric.
+    /// not become a second, empty directory.
     #[error("shared-memory directory {} does not exist: create it, or leave the option out", .0.display())]
     Missing(PathBuf),
     /// Something else is at that path.
@@ -93,7 +93,7 @@ enum Place {
 /// The outcome of removing the file at a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Removal {
-    /// The file was dead and is removed, by this or another process.
+    /// The owner of the file was dead; the file is removed, by this or another process.
     Gone,
     /// The owner of the file lives, or cannot be proven dead.
     Alive,
@@ -124,7 +124,8 @@ impl Dir {
             path: path.clone(),
             source,
         };
-        // `O_PATH`, so that the owner of a directory that this user may not read can be named.
+        // The path is opened with `O_PATH`, so that an error can report the owner of a directory
+        // that this user may not read.
         let opened = sys::open_path(&path, libc::O_DIRECTORY | libc::O_NOFOLLOW);
         let fd = opened.map_err(|source| match source.raw_os_error() {
             Some(libc::ENOENT) => DirError::Missing(path.clone()),
@@ -171,7 +172,7 @@ impl Dir {
         }
     }
 
-    /// Returns the clock that the users of its regions go by.
+    /// Returns the clock that the users of the directory's regions use for their deadlines.
     #[must_use]
     pub fn clock(&self) -> &Clock {
         &self.inner.clock
@@ -227,9 +228,10 @@ impl Dir {
 
     /// Removes the region `name`, or the file of that temporary name, if its owner is proven dead.
     ///
-    /// Death is final for an inode: its lock is taken once, before it gets a name. Of two removers
-    /// the slower one must not unlink the living region that the faster one has put there. So
-    /// removals exclude each other and check again.
+    /// The file of a dead owner never has a living owner again: its lock is taken once, before it
+    /// gets a name. Of two removers, the slower one must not unlink the living region whose file
+    /// has taken the name after the removal by the faster one. So removals exclude each other, and
+    /// check the file again.
     pub(crate) fn remove_dead(&self, name: &str) -> io::Result<Removal> {
         let file = match LockFile::open(&self.at(name)) {
             Ok(file) => file,

@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::sync::{AtomicBool, Ordering};
 
-/// Dropped requests, each named by a `K`. While there is none, a check costs a load.
+/// Dropped requests, each identified by a `K`. While there is none, a check costs a load.
 #[derive(Debug)]
 pub struct Dropped<K> {
     /// Set if there may be keys. Stored (Release) after a key was added, loaded (Acquire) before
@@ -30,7 +30,8 @@ impl<K> Dropped<K> {
         self.keys.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a request. If the other thread may sleep, the caller wakes it afterwards.
+    /// Adds a request. If the thread that takes the requests may sleep, the caller wakes it
+    /// afterwards.
     pub fn push(&self, key: K) {
         self.lock().push(key);
         self.any.store(true, Ordering::Release);
@@ -53,7 +54,7 @@ impl<K> Dropped<K> {
     }
 }
 
-/// Values by number, for tokens: a token with a number costs a call about a tenth less than one
+/// Values by number, for tokens: a token with a number costs a call about a tenth less than a token
 /// with a counted reference. A process has one set of a kind (`static`).
 #[derive(Debug)]
 pub struct Numbered<V> {

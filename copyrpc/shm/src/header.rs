@@ -16,12 +16,12 @@ pub(crate) const MAGIC: u64 = 0x4350_5952_5053_484d;
 /// "CPYRPNEW": stored instead of [`MAGIC`] as long as a file has its [temporary
 /// name](TEMPORARY_PREFIX) only.
 pub(crate) const MAGIC_OF_TEMPORARY: u64 = 0x4350_5952_504e_4557;
-/// Names of files that are being made, in file systems without `O_TMPFILE`; 16 hexadecimal digits
-/// follow.
+/// Prefix of the names of files that are being made, in file systems without `O_TMPFILE`; 16
+/// hexadecimal digits follow it.
 pub(crate) const TEMPORARY_PREFIX: &str = ".new-";
-/// Changes with every change of this layout.
+/// Version of this layout, which changes with every change of the layout.
 pub(crate) const VERSION: u32 = 1;
-/// Bytes before the user's bytes.
+/// Length of the header, after which the user's bytes begin.
 pub(crate) const HEADER_BYTES: usize = 4096;
 /// The byte whose lock the owner holds as long as it lives.
 pub(crate) const OWNER_BYTE: u64 = 0;
@@ -30,8 +30,8 @@ pub(crate) const OWNER_BYTE: u64 = 0;
 /// file gets its name.
 #[repr(C, align(4096))]
 pub(crate) struct Header {
-    /// [`MAGIC`], stored last (Release); before, [`MAGIC_OF_TEMPORARY`] if the file has a name
-    /// meanwhile.
+    /// [`MAGIC`], stored last (Release). Before that, [`MAGIC_OF_TEMPORARY`] if the file has a
+    /// temporary name.
     pub(crate) magic: AtomicU64,
     pub(crate) version: u32,
     pub(crate) header_bytes: u32,
@@ -66,7 +66,7 @@ impl Header {
         self.robust.owner_may_have_died()
     }
 
-    /// The owner closes the region (O3).
+    /// Closes the region, for its owner (O3 of `docs/shm-protocols.md`).
     pub(crate) fn close(&self) {
         self.closed.store(1, Ordering::Release);
         self.robust.mark();
@@ -139,13 +139,13 @@ pub(crate) fn is_temporary(name: &str) -> bool {
 /// removed by a sweep.
 pub(crate) fn mark_temporary(file: &LockFile) {
     let mark = MAGIC_OF_TEMPORARY.to_ne_bytes();
-    // Beyond the limit a write is a signal.
+    // A write beyond the limit would raise a signal, so the file stays without the mark then.
     if let (Ok(file), None) = (file.file(), sys::file_size_limit_below(mark.len() as u64)) {
         let _ = file.write_at(&mark, 0);
     }
 }
 
-/// The state of a file that is in the way.
+/// The state of a file that has the name of a region to be created or removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Standing {
     Foreign,
@@ -165,8 +165,8 @@ pub(crate) fn standing(file: &LockFile) -> io::Result<Standing> {
     })
 }
 
-/// Returns the state of a file whose name [is temporary](is_temporary). As long as it is marked,
-/// its maker holds the lock of the owner's byte, and no other process opens it.
+/// Returns the state of a file whose name [is temporary](is_temporary). For a marked file, only the
+/// lock of the owner's byte counts: its maker holds the lock as long as it lives.
 pub(crate) fn standing_of_temporary(file: &LockFile) -> io::Result<Standing> {
     let (mut magic, inner) = ([0; 8], file.file()?);
     let is_own = inner.metadata()?.uid() == sys::user();

@@ -22,7 +22,8 @@ use crate::sync::{AtomicU64, Ordering, UnsafeCell};
 
 /// Number of slots by which [`LaneTx::fetch_ahead`] is ahead of the next slot.
 const SLOTS_AHEAD: u64 = 3;
-/// [`SLOTS_AHEAD`] in bytes, from the slot just filled, of slots of one line.
+/// Distance in bytes from the slot just filled to the slot that [`SLOTS_AHEAD`] means, in a lane
+/// whose slots have one line each.
 const BYTES_AHEAD: usize = 64 * (SLOTS_AHEAD as usize + 1);
 
 /// The memory that a producer fetches for a later message: see [`LaneTx::fetch_ahead`].
@@ -32,8 +33,9 @@ pub enum Ahead {
     Nothing,
     /// The slot of that message.
     Slot,
-    /// The line that is as far ahead in memory, for the fewest instructions. At the end of the lane
-    /// it is no line of the lane's, so this is for lanes of hundreds of slots.
+    /// The line that is as far ahead in memory as that slot, if slots have one line each; this
+    /// takes the fewest instructions. At the end of the lane it is no line of the lane's, so this
+    /// is for lanes of hundreds of slots.
     Line,
 }
 
@@ -77,7 +79,8 @@ impl<T> Slot<T> {
     pub unsafe fn clear(&self) {
         self.seq.store(0, Ordering::Relaxed);
         self.body.with_mut(|p| {
-            // SAFETY: contract of this function; any bytes are a `MaybeUninit`.
+            // SAFETY: no thread uses the slot (contract of this function); any bytes are a
+            // `MaybeUninit`.
             unsafe { p.write_bytes(0, 1) };
         });
     }
@@ -99,7 +102,8 @@ impl<T> Slots<T> {
         unsafe { &*self.base.as_ptr().add((position & self.mask) as usize) }
     }
 
-    /// Returns the place of message number `position`: an address, and the bytes from there.
+    /// Returns the place of message number `position`: the address of the lane, and the offset of
+    /// the message's slot in bytes.
     #[inline(always)]
     fn place(&self, position: u64) -> (usize, usize) {
         (
@@ -124,7 +128,7 @@ impl<T> Slots<Tagged<T>> {
         if slot.seq.load(Ordering::Acquire) != position.wrapping_add(1) {
             return None;
         }
-        // SAFETY: as in `LaneRx::pop`.
+        // SAFETY: as in `LaneRx::pop`: the sequence word shows that the message is complete.
         let tag = slot
             .body
             .with(|p| unsafe { (&raw const (*p.cast::<Tagged<T>>()).tag).read() });
@@ -161,18 +165,18 @@ impl<T: Copy> Unread<'_, T> {
     /// Returns the payload, by copy.
     #[inline(always)]
     pub fn read(self) -> T {
-        // SAFETY: as in `LaneRx::pop`, which this is a part of.
+        // SAFETY: as in `LaneRx::pop`, of which this is the copy of the payload.
         self.slot
             .body
             .with(|p| unsafe { (&raw const (*p.cast::<Tagged<T>>()).payload).read() })
     }
 
-    /// Returns the place of the payload. It may be read as long as the producer does not write to
-    /// it.
+    /// Returns the place of the payload. The payload may be read as long as the producer does not
+    /// write to its slot.
     #[inline(always)]
     #[must_use]
     pub fn as_ptr(&self) -> *const T {
-        // SAFETY: nothing is read; the place is inside the slot.
+        // SAFETY: the code reads nothing; it computes an address inside the slot.
         self.slot
             .body
             .with(|p| unsafe { &raw const (*p.cast::<Tagged<T>>()).payload })
@@ -186,7 +190,8 @@ pub struct LaneRx<T> {
     next: u64,
 }
 
-// SAFETY: an end owns its position; the slots are shared through atomics (L1, L2) only.
+// SAFETY: an end owns its position, and has the only access of its kind to the slots, which the
+// sequence words (L1) and `consumed` (L2) hand from end to end.
 unsafe impl<T: Send> Send for LaneTx<T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Send for LaneRx<T> {}
@@ -198,11 +203,11 @@ impl<T: Copy> LaneTx<T> {
     /// # Safety
     /// - `slots` points to `capacity` (a power of two) slots that stay mapped as long as this value
     ///   lives.
-    /// - It is the only producing end of these slots, and both ends start at the same `position`,
-    ///   with no slot holding a sequence word in `position + 1 ..= position + capacity`.
+    /// - This value is the only producing end of these slots. Both ends start at the same
+    ///   `position`, and no slot holds a sequence word in `position + 1 ..= position + capacity`.
     /// - [`publish`](Self::publish) is called only when the slot of [`position`](Self::position) is
-    ///   known to be consumed: [`has_room`](Self::has_room) returned `true`, or the protocol above
-    ///   implies it.
+    ///   known to be consumed: [`has_room`](Self::has_room) returned `true`, or a protocol such as
+    ///   L3 implies it.
     #[must_use]
     pub unsafe fn new(slots: NonNull<Slot<T>>, capacity: u64, position: u64) -> Self {
         debug_assert!(capacity.is_power_of_two());
@@ -225,15 +230,15 @@ impl<T: Copy> LaneTx<T> {
         self.next
     }
 
-    /// Returns whether one more message fits. Reads `consumed` (L2) only when the last value read
-    /// is used up; a value that is no possible consumer position is ignored.
+    /// Returns whether one more message fits. Reads `consumed` (L2) only when the room that its
+    /// last value showed is used up; ignores a value that no consumer position can have.
     #[inline(always)]
     pub fn has_room(&mut self, consumed: &AtomicU64) -> bool {
         if self.next != self.limit {
             return true;
         }
         let capacity = self.slots.mask + 1;
-        // L2: all reads of the slots below `consumed` happened before.
+        // L2: the consumer's reads of all slots below `consumed` happened before this load.
         let consumed = consumed.load(Ordering::Acquire);
         let advance = consumed.wrapping_sub(self.limit.wrapping_sub(capacity));
         if advance == 0 || advance > capacity {
@@ -283,7 +288,7 @@ impl<T: Copy> LaneTx<Tagged<T>> {
         let (slot, place) = (self.slots.at(position), self.slots.place(position));
         slot.body.with_mut(|p| {
             let p = p.cast::<Tagged<T>>();
-            // SAFETY: as in `publish`. The payload is written first: nothing is written between the
+            // SAFETY: as in `fill`. The payload is written first: nothing is written between the
             // read of its source and the write to its slot, so the compiler copies it only once.
             unsafe {
                 (&raw mut (*p).payload).write(payload);
@@ -302,20 +307,20 @@ impl<T: Copy> LaneTx<Tagged<T>> {
 }
 
 impl<T> LaneTx<T> {
-    /// Does the part of [`publish`](Self::publish) that a producer has done when it is killed in
-    /// it, for models.
+    /// Writes a message and does not publish it, for models: the state after a producer was killed
+    /// in [`publish`](Self::publish).
     #[cfg(loom)]
     pub fn publish_half(&self, body: T) {
-        // SAFETY: as in `publish`.
+        // SAFETY: as in `fill`.
         self.slots
             .at(self.next)
             .body
             .with_mut(|p| unsafe { *p = MaybeUninit::new(body) });
     }
 
-    /// Fetches the line of a message that will be published soon, which the other end has read: for
-    /// a producer that has several on the way. With one at a time it would only add to the travels
-    /// of the lines.
+    /// Fetches the slot of a message that will be published soon: the consumer has read that slot,
+    /// so its line is in another cache. For a producer that has several messages under way: with
+    /// one message at a time, the fetch would only add a transfer of the line.
     #[inline(always)]
     pub fn fetch_ahead(&self) {
         fetch::<0>(self.slots.place(self.next.wrapping_add(SLOTS_AHEAD)));
@@ -323,7 +328,7 @@ impl<T> LaneTx<T> {
 }
 
 impl<T: Copy> LaneRx<T> {
-    /// The consuming end over `capacity` slots at `slots`, its first message being number
+    /// Makes the consuming end for the `capacity` slots at `slots`; the first message has number
     /// `position`.
     ///
     /// # Safety
@@ -343,7 +348,8 @@ impl<T: Copy> LaneRx<T> {
         }
     }
 
-    /// Returns the number of the next message, and of messages taken since position 0.
+    /// Returns the number of the next message, which is the number of messages taken since position
+    /// 0.
     #[must_use]
     #[inline(always)]
     pub fn position(&self) -> u64 {
@@ -377,7 +383,7 @@ impl<T: Copy> LaneRx<T> {
         }
         let body = slot.body.with(|p| {
             // SAFETY: the sequence word (L1) shows that the producer has finished this slot. The
-            // producer may not reuse it before it has seen that this end has passed it.
+            // producer does not reuse the slot before it knows that this end has passed it.
             unsafe { (*p).assume_init_read() }
         });
         self.next = next;
@@ -436,7 +442,7 @@ mod tests {
             let mut s = slots(4);
             let base = NonNull::from(&mut *s).cast();
             let consumed = AtomicU64::new(start);
-            // SAFETY: one producer and one consumer over four slots that outlive both.
+            // SAFETY: the four slots outlive both ends, and have no other end.
             let (mut tx, mut rx) =
                 unsafe { (LaneTx::new(base, 4, start), LaneRx::new(base, 4, start)) };
             for round in 0..50u64 {
@@ -464,7 +470,7 @@ mod tests {
     fn a_message_that_is_only_filled_in_is_none_and_the_next_takes_its_place() {
         let mut s = slots(2);
         let base = NonNull::from(&mut *s).cast();
-        // SAFETY: one producer and one consumer over two slots that outlive both.
+        // SAFETY: the two slots outlive both ends, and have no other end.
         let (mut tx, mut rx) = unsafe { (LaneTx::new(base, 2, 0), LaneRx::new(base, 2, 0)) };
         let _unpublished = tx.fill(1);
         assert_eq!((tx.position(), rx.pop()), (0, None));
@@ -478,7 +484,7 @@ mod tests {
         let mut s = slots(2);
         let base = NonNull::from(&mut *s).cast();
         let consumed = AtomicU64::new(0);
-        // SAFETY: the only producer over two slots that outlive it.
+        // SAFETY: the two slots outlive this end, and have no other producer.
         let mut tx = unsafe { LaneTx::new(base, 2, 0) };
         tx.publish(1);
         tx.publish(2);
@@ -498,7 +504,7 @@ mod tests {
             let base = NonNull::from(&mut *slots).cast();
             let first = u64::from(crate::sync::FIRST);
             let consumed = loom::sync::Arc::new(AtomicU64::new(first));
-            // SAFETY: one producer and one consumer over leaked slots.
+            // SAFETY: the slots are leaked, and have only these two ends.
             let (mut tx, mut rx) =
                 unsafe { (LaneTx::new(base, 2, first), LaneRx::new(base, 2, first)) };
             let c = consumed.clone();

@@ -67,7 +67,8 @@ mod sys;
 pub mod threads;
 pub mod wait;
 
-/// Errors go to other threads, and `?` makes a `Box<dyn Error + Send + Sync>` of each.
+/// Checks that every error can be sent to another thread, and that `?` makes a
+/// `Box<dyn Error + Send + Sync>` of it.
 #[cfg(test)]
 mod errors {
     fn check<E: std::error::Error + Send + Sync + 'static>() {}

@@ -3,9 +3,9 @@
 //! The locks are POSIX locks (`F_SETLK`). OFD locks are not used, because a forked child keeps them
 //! alive after its parent's death. POSIX locks have two traps, which this file closes:
 //! - Closing *any* descriptor of a file drops *all* locks that the process has on the file. So a
-//!   process opens a file exactly once (O4): a registry, keyed by device and inode, returns the one
-//!   descriptor. The identity of a file is read through an `O_PATH` descriptor, whose close drops
-//!   no lock.
+//!   process opens a file exactly once (O4 of `docs/shm-protocols.md`): a registry, keyed by device
+//!   and inode, returns the one descriptor. The identity of a file is read through an `O_PATH`
+//!   descriptor, whose close drops no lock.
 //! - `F_GETLK` does not report the locks of the calling process. So the registry records them. A
 //!   forked child has a copy of the registry and none of the locks; it clears the record.
 //!
@@ -63,7 +63,8 @@ struct Held {
 }
 
 impl OpenFile {
-    /// Returns the record of the bytes that this process holds. Clears the record of a parent.
+    /// Returns the record of the bytes that this process holds. A forked child first clears the
+    /// record of its parent.
     fn held(&self) -> MutexGuard<'_, Held> {
         let mut held = unpoisoned(&self.held);
         let pid = std::process::id();
@@ -226,7 +227,7 @@ pub(crate) fn key_of(metadata: &Metadata) -> Key {
 fn flock(kind: libc::c_int, byte: u64) -> libc::flock {
     // SAFETY: `flock` is plain data for which zero is a valid value.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
-    // The three lock kinds are 0, 1 and 2 on every Linux.
+    // The three lock kinds are 0, 1 and 2 on every Linux, so they fit.
     lock.l_type = kind as libc::c_short;
     lock.l_whence = libc::SEEK_SET as libc::c_short;
     // A byte beyond the signed range becomes a negative number, which the kernel refuses.

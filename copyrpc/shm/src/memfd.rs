@@ -25,7 +25,7 @@ use crate::sys::{self, Mapping};
 const SEALS: SealFlags = SealFlags::GROW
     .union(SealFlags::SHRINK)
     .union(SealFlags::SEAL);
-/// `/proc` shows a memfd as this, its name, and " (deleted)".
+/// `/proc` shows a memfd as this prefix, the memfd's name, and " (deleted)".
 const NAME_PREFIX: &str = "/memfd:";
 
 /// The location of a memfd, to be handed to peers through any channel. Plain data: 24 bytes, no
@@ -38,7 +38,7 @@ pub struct MemfdId {
     pub token: u64,
     /// Size in bytes.
     pub bytes: u64,
-    /// The owner's process id, in the pid namespace both share.
+    /// The owner's process id, in the pid namespace that the owner and its peers share.
     pub pid: u32,
     /// The descriptor's number in the owner.
     pub fd: u32,
@@ -77,7 +77,7 @@ pub enum MemfdCreateError {
         /// Bytes allowed.
         limit: u64,
     },
-    /// No address space is left for it.
+    /// No address space is left for the memfd.
     #[error("no room to map {0} bytes: look at ulimit -v and vm.max_map_count, or ask for less")]
     NoAddressSpace(usize),
     /// The kernel refused a system call for another reason.
@@ -115,7 +115,7 @@ pub enum MemfdAttachError {
         /// Bytes found.
         found: u64,
     },
-    /// No address space is left for it.
+    /// No address space is left for the memfd.
     #[error("no room to map {0} bytes: look at ulimit -v and vm.max_map_count")]
     NoAddressSpace(u64),
     /// The kernel refused for another reason.
@@ -159,7 +159,7 @@ pub const HUGE_PAGE: usize = 2 << 20;
 /// Why memory for which huge pages were requested has none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum NoHugePages {
-    /// The kernel has none.
+    /// The kernel has no huge pages for shared memory.
     #[error("this kernel has no transparent huge pages, or is older than 5.14")]
     Unsupported,
     /// The kernel gave small pages.
@@ -232,7 +232,7 @@ impl Memfd {
         })
     }
 
-    /// Maps the memfd that `id` names, of this or another process, running or stopped. The mapping
+    /// Maps the memfd with this `id`, of this or another process, running or stopped. The mapping
     /// is read-only unless `writable`: a store to a read-only mapping raises SIGSEGV.
     ///
     /// `id` may come from an untrusted place: token, seals and size are checked before anything is
@@ -345,28 +345,31 @@ impl Memfd {
                 len: self.len(),
             });
         }
-        // A kernel that gives huge pages maps this at a multiple of their size.
+        // A kernel that gives huge pages maps a memfd at a multiple of their size, so at another
+        // address there are none.
         let why = if self.base().addr().get() % HUGE_PAGE == 0 {
             self.populate_huge(start, end - start)
         } else {
             Some(NoHugePages::NotGiven)
         };
-        // Whatever could not be populated is allocated, or known not to be there.
+        // Allocates the pages that were not populated; fails if there is no memory for them.
         self.commit(start..end)?;
         Ok(why)
     }
 
     fn populate_huge(&self, start: usize, bytes: usize) -> Option<NoHugePages> {
-        // SAFETY: inside the mapping (caller).
+        // SAFETY: the caller has checked that the range lies inside the mapping.
         let addr = unsafe { self.base().add(start) };
         let advise = |advice| {
-            // SAFETY: a range of our own mapping; neither advice changes its contents.
+            // SAFETY: the range lies inside this mapping, as above, and neither advice changes its
+            // contents.
             retry_on_intr(|| unsafe { madvise(addr.as_ptr().cast(), bytes, advice) })
         };
         if advise(Advice::LinuxHugepage).is_err() {
             return Some(NoHugePages::Unsupported);
         }
-        // Neighbours that were advised likewise are in the same mapping.
+        // The kernel may count the range with neighbours that had the same advice: their huge pages
+        // are subtracted.
         let before = sys::huge_bytes_around(addr.addr().get());
         if advise(Advice::LinuxPopulateWrite).is_err() {
             return Some(NoHugePages::Unsupported);
@@ -431,8 +434,8 @@ fn new_memfd(name: &str) -> io::Result<File> {
     Ok(unsafe { File::from_raw_fd(fd) })
 }
 
-/// The name with which a memfd was made cannot be changed, so it identifies the memfd that the peer
-/// announced.
+/// Returns whether the file is a memfd whose name has this token. The name with which a memfd was
+/// made cannot be changed, so it identifies the memfd that the peer announced.
 fn is_memfd_of(fd: &File, token: u64) -> io::Result<bool> {
     let target = std::fs::read_link(sys::path_of(fd.as_raw_fd()))?;
     let name = target

@@ -18,9 +18,9 @@ use core::ptr::NonNull;
 
 use crate::sync::{AtomicU32, AtomicU64, LightBarrier, Ordering, heavy_barrier};
 
-/// `armed`: the consumer polls the lane anyway.
+/// Value of `armed`: the consumer polls the lane, so its producer sets no ready bit.
 pub const HOT: u32 = 0;
-/// `armed`: the consumer waits for the lane's ready bit.
+/// Value of `armed`: the consumer does not poll the lane, and waits for its ready bit.
 pub const ARMED: u32 = 1;
 
 /// A bit per lane in words of 64, and a summary word, in memory shared by the consumer and all
@@ -32,7 +32,8 @@ pub struct ReadyWords {
     lanes: usize,
 }
 
-// SAFETY: it is a view of shared atomics; the memory's lifetime is the contract of `new`.
+// SAFETY: a `ReadyWords` is a view of shared atomics, which any thread may use. The memory stays
+// mapped as long as the view is used (contract of `new`).
 unsafe impl Send for ReadyWords {}
 
 impl ReadyWords {
@@ -43,7 +44,7 @@ impl ReadyWords {
         1 + lanes.div_ceil(64)
     }
 
-    /// A view of the words at `base`.
+    /// Makes a view of the words at `base`.
     ///
     /// # Safety
     /// `base` points to [`words(lanes)`](Self::words) atomics that stay mapped as long as this
@@ -55,7 +56,7 @@ impl ReadyWords {
 
     #[inline(always)]
     fn summary(&self) -> &AtomicU64 {
-        // SAFETY: `new` promises this word.
+        // SAFETY: the caller of `new` guaranteed `words(lanes)` words, of which this is the first.
         unsafe { self.base.as_ref() }
     }
 
@@ -119,7 +120,7 @@ impl ReadyWords {
     /// (a peer's garbage) are dropped.
     #[inline(always)]
     pub fn drain(&self, mut f: impl FnMut(usize)) {
-        // Nearly always there is nothing.
+        // Nearly always no bit is set: then this load is the whole cost.
         if self.summary().load(Ordering::Relaxed) != 0 {
             self.drain_words(&mut f);
         }
@@ -152,13 +153,13 @@ fn bits(mut word: u64) -> impl Iterator<Item = usize> {
     })
 }
 
-/// The source of a consumer's wake-ups: it names the cold lanes that have messages.
+/// The announcements to a consumer: each identifies a cold lane that may have messages.
 pub trait Wakes {
     /// Returns whether there is something to [`drain`](Self::drain). After a flag was raised and a
     /// [`heavy_barrier`] executed, `false` means that a producer that announces from now on sees
     /// the flag.
     fn any(&self) -> bool;
-    /// Takes all names, and calls `f` with each lane. A lane may be empty.
+    /// Takes all announcements, and calls `f` with the lane of each. The lane may be empty.
     fn drain(&mut self, f: impl FnMut(usize));
     /// Does work that is due once in 64 passes, if there is nothing to drain.
     #[inline(always)]
@@ -198,7 +199,8 @@ pub struct HotSet {
     hot: Vec<Hot>,
     is_hot: Vec<bool>,
     next: usize,
-    /// The next lanes of [`mend`](Self::mend): to check the flag of, and to check for messages.
+    /// The lane whose flag [`mend`](Self::mend) checks next; `next_look` is the lane that it checks
+    /// for messages next.
     next_flag: usize,
     next_look: usize,
     epoch_start_ns: u64,
@@ -236,10 +238,11 @@ impl HotSet {
         }
     }
 
-    /// Does one bounded pass: activates the lanes that `wakes` names, visits some hot lanes, and
-    /// sometimes deactivates idle lanes. Returns the number of messages taken. `visit` takes
-    /// messages of a lane, up to the given number, and returns their number: it may return 0 only
-    /// if the lane was empty, or is gone. `now_ns` is any monotonic clock; it is read rarely.
+    /// Does one bounded pass: activates the lanes that `wakes` announces, visits some hot lanes,
+    /// and sometimes deactivates idle lanes. Returns the number of messages taken. `visit` gets a
+    /// lane and a maximum number, takes up to that number of messages of the lane, and returns the
+    /// number of messages taken: 0 only if the lane was empty, or is gone. `now_ns` is any
+    /// monotonic clock; it is read rarely.
     #[inline(always)]
     pub fn pass<L: Lanes>(
         &mut self,
@@ -249,7 +252,7 @@ impl HotSet {
         now_ns: impl FnOnce() -> u64,
     ) -> usize {
         self.passes_to_rest -= 1;
-        // One call for all rare work.
+        // All rare work is behind one branch.
         let is_odd = self.passes_to_rest == 0 || wakes.any() || self.hot.len() > LANES_PER_PASS;
         let some = if is_odd {
             self.prepare(wakes, lanes, now_ns)
@@ -306,7 +309,7 @@ impl HotSet {
         self.hot.get_mut(begin..self.next).unwrap_or_default()
     }
 
-    /// Does the work of one pass in many.
+    /// Does the work that is due once in [`PASSES_PER_REST`] passes.
     #[cold]
     fn rest(&mut self, wakes: &mut impl Wakes, lanes: &impl Lanes, now_ns: impl FnOnce() -> u64) {
         self.passes_to_rest = PASSES_PER_REST;
@@ -333,12 +336,12 @@ impl HotSet {
         }
     }
 
-    /// R4: activates cold lanes that were missed. Checks the flags of the next `flags` of the first
-    /// `count` lanes, and activates lanes that are not armed: there a producer lowered the flag and
-    /// its announcement was lost, or the flag is garbage. Then checks the next `looks` lanes for
-    /// messages: there the announcement may have been overwritten, or a producer in another process
-    /// did not see the flag ([`heavy_barrier`]). Each flag and each lane costs the load of a cache
-    /// line, so do this rarely.
+    /// R4 (`docs/shm-protocols.md`): activates cold lanes that were missed. Checks the flags of the
+    /// next `flags` of the first `count` lanes, and activates lanes that are not armed: there a
+    /// producer lowered the flag and its announcement was lost, or the flag is garbage. Then checks
+    /// the next `looks` lanes for messages: there the announcement may have been overwritten, or a
+    /// producer in another process did not see the flag ([`heavy_barrier`]). Each flag and each
+    /// lane costs the load of a cache line, so do this rarely.
     pub fn mend(&mut self, lanes: &impl Lanes, count: usize, flags: usize, looks: usize) {
         let count = count.min(self.is_hot.len());
         for _ in 0..flags.min(count) {
@@ -374,7 +377,8 @@ impl HotSet {
         self.arm_some(lanes, |_| true);
     }
 
-    /// [`arm`](Self::arm) for the lanes that are `chosen`. Returns whether there are any.
+    /// Arms the lanes that are `chosen`, as [`arm`](Self::arm) does for all lanes. Returns whether
+    /// there are any.
     fn arm_some(&self, lanes: &impl Lanes, chosen: impl Fn(&Hot) -> bool) -> bool {
         let mut any = false;
         for armed in self
@@ -389,16 +393,17 @@ impl HotSet {
         any
     }
 
-    /// Returns whether all hot lanes are empty. The empty lanes become cold if `may_deactivate`:
-    /// the caller sets it if they were [armed](Self::arm) and a [`heavy_barrier`] returned `true`
-    /// since (R1), so that a producer that publishes there from now on sets a ready bit. All other
-    /// lanes stay hot.
+    /// Returns whether all hot lanes are empty. If `may_deactivate`, the empty lanes become cold.
+    /// The caller sets it only if the lanes were [armed](Self::arm) and a [`heavy_barrier`] has
+    /// returned `true` since then (R1), so that a producer that publishes to such a lane from now
+    /// on sets its ready bit. All other lanes stay hot.
     #[must_use]
     pub fn deactivate(&mut self, lanes: &impl Lanes, may_deactivate: bool) -> bool {
         self.deactivate_some(lanes, may_deactivate, |_| true)
     }
 
-    /// [`deactivate`](Self::deactivate) for the lanes that are `chosen`.
+    /// Deactivates the lanes that are `chosen`, as [`deactivate`](Self::deactivate) does for all
+    /// lanes.
     fn deactivate_some(
         &mut self,
         lanes: &impl Lanes,
@@ -438,7 +443,8 @@ impl HotSet {
             .for_each(|hot| hot.idle_epochs = hot.idle_epochs.saturating_add(1));
         let is_idle = |hot: &Hot| hot.idle_epochs > 1;
         if self.arm_some(lanes, is_idle) {
-            // R1: from here on a producer sees the flag, or its message is seen.
+            // R1: from here on a producer sees the flag, or the check that follows sees its
+            // message.
             let may_deactivate = heavy_barrier();
             self.deactivate_some(lanes, may_deactivate, is_idle);
         }
@@ -700,8 +706,8 @@ mod tests {
             }
         }
 
-        /// R1, W1, W2 together: a consumer that sleeps when its lane is empty is woken by a message
-        /// that is published there, and finds it.
+        /// R1, and W1 and W2 of module `sleep`, together: a consumer that sleeps when its lane is
+        /// empty is woken by a message that is published there, and finds it.
         #[test]
         fn loom_no_wake_up_is_lost_when_the_consumer_sleeps() {
             for armed in [HOT, ARMED] {

@@ -99,7 +99,7 @@ impl RegionView<'_> {
     }
 }
 
-/// A mapped region: by [`Region::create`] its owner maps it, by [`Region::open`] a peer.
+/// A mapped region. Its owner maps it by [`Region::create`], and a peer by [`Region::open`].
 ///
 /// `Send + Sync`. An owner is best dropped by the thread that created it: otherwise the first page,
 /// and with it the file's memory, stays until the process ends, because it is linked into the
@@ -107,7 +107,8 @@ impl RegionView<'_> {
 /// touch it; dropping the region is harmless.
 #[derive(Debug)]
 pub struct Region {
-    /// Unmapped in `drop`, or leaked but for its tail.
+    /// Unmapped in `drop`. The first page stays mapped if the thread that drops the region did not
+    /// create it.
     map: ManuallyDrop<Mapping>,
     file: LockFile,
     dir: Dir,
@@ -197,7 +198,8 @@ impl Region {
         unsafe { header.robust.lock_new() }.map_err(io_error)?;
         // O1
         header.magic.store(MAGIC, Ordering::Release);
-        // The temporary name is removed when the file has its own.
+        // The drop at the end of this function removes the temporary name, when the file has its
+        // own.
         let Fresh {
             file,
             lock,
@@ -237,11 +239,12 @@ impl Region {
         Err(CreateError::Busy(path()))
     }
 
-    /// Opens the region `name` of `kind` with at least `min_bytes` user bytes, of a living owner.
+    /// Opens the region `name` of `kind`, which has at least `min_bytes` user bytes and a living
+    /// owner.
     ///
     /// Everything is checked before anything is mapped: magic number, version, kind, and the length
-    /// of the file, which must be the length in its header. Peers can read the header's page and
-    /// not write it. The owner's own process may open its region too.
+    /// of the file, which must not be below the length in its header. Peers can read the header's
+    /// page and not write it. The owner's own process may open its region too.
     ///
     /// # Errors
     /// [`OpenError`]. After [`OpenError::NotFound`] and [`OpenError::OwnerGone`] wait for the owner
@@ -294,7 +297,7 @@ impl Region {
         header_of(&self.map)
     }
 
-    /// Returns the clock of its directory.
+    /// Returns the clock of the region's directory.
     #[must_use]
     pub fn clock(&self) -> &Clock {
         self.dir.clock()
@@ -312,7 +315,7 @@ impl Region {
         &self.dir
     }
 
-    /// Returns the name it has in its directory.
+    /// Returns the name of the region in its directory.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
@@ -325,7 +328,7 @@ impl Region {
     }
 
     /// Returns whether the memory is mapped. In a forked child it is not: the child must not access
-    /// [`view`](Self::view). This is a system call.
+    /// [`view`](Self::view). Costs a system call.
     #[must_use]
     pub fn is_here(&self) -> bool {
         self.map.is_here()
@@ -347,16 +350,16 @@ impl Region {
         self.header().may_be_ownerless()
     }
 
-    /// Returns the word that [`owner_hint`](Self::owner_hint) reads, for users that read it with
-    /// every operation: [`owner_may_be_gone`] of its value is the hint. It is mapped as long as
-    /// this value lives.
+    /// Returns the word that [`owner_hint`](Self::owner_hint) reads, for users that read the word
+    /// with every operation: [`owner_may_be_gone`] of its value is the hint. The word is mapped as
+    /// long as this value lives.
     #[must_use]
     pub fn owner_word(&self) -> NonNull<AtomicU32> {
         NonNull::from(self.header().robust.word())
     }
 
-    /// Returns the proven state of the owner. No system call as long as
-    /// [`owner_hint`](Self::owner_hint) is false, otherwise about 200 ns.
+    /// Returns the proven state of the owner. Makes no system call as long as
+    /// [`owner_hint`](Self::owner_hint) is false; otherwise takes about 200 ns.
     #[must_use]
     pub fn owner_state(&self) -> OwnerState {
         let header = self.header();
@@ -372,14 +375,15 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: this is the only place that takes it, and `self` is not used as a region after.
+        // SAFETY: each path of this drop takes the mapping once, and does not use it afterwards.
         let map = |map: &mut ManuallyDrop<Mapping>| unsafe { ManuallyDrop::take(map) };
         if self.owner.is_none() || !self.is_here() {
             drop(map(&mut self.map));
             return;
         }
         // Once the region is closed and unlocked, any process may remove its name. So the name is
-        // removed before the lock is released, with the drop of the fields below. O3
+        // removed here, before the drop of the fields releases the lock. O3
+        // (`docs/shm-protocols.md`)
         self.header().close();
         if let Some(memory) = self.dir.memory() {
             memory.remove(&self.name);
@@ -387,7 +391,8 @@ impl Drop for Region {
             return;
         }
         let _ = self.dir.unlink_if_same(&self.name, &self.file);
-        // SAFETY: `create` locked it in this process.
+        // SAFETY: `create_in` locked the mutex, only this drop unlocks it, and this process is no
+        // forked child.
         if unsafe { self.header().robust.unlock() } {
             drop(map(&mut self.map));
         } else {
@@ -396,8 +401,8 @@ impl Drop for Region {
     }
 }
 
-/// The check for a region's owner in a loop that polls: each call is cheap, and one in 64 asks the
-/// kernel.
+/// The check for a region's owner in a loop that polls: each call is cheap, and while the hint is
+/// set, one call in 64 asks the kernel.
 #[derive(Debug, Default)]
 pub struct OwnerWatch {
     calls_to_ask: u32,
@@ -465,7 +470,8 @@ fn prepare(
 }
 
 fn view_of(map: &Mapping) -> RegionView<'_> {
-    // SAFETY: every mapping of a region has a header before its user bytes.
+    // SAFETY: every mapping of a region has a header before its user bytes, so the address is
+    // inside the mapping, or at its end.
     let base = unsafe { map.base().add(HEADER_BYTES) };
     RegionView {
         base,
@@ -601,7 +607,7 @@ mod tests {
         assert_eq!(dir.sweep().unwrap(), 0, "its maker holds the lock");
         drop((file, lock));
         assert_eq!(dir.sweep().unwrap(), 1);
-        // A file that had its own name, too: finished, and later closed.
+        // A sweep also removes the temporary name of a finished file whose owner has closed it.
         let temporary = dir
             .path()
             .join(format!("{TEMPORARY_PREFIX}0123456789abcdef"));
@@ -674,14 +680,14 @@ mod tests {
         let dir = scratch("closing");
         let region = Region::create(&dir, "r", 1, 64, |_| {}).unwrap();
         let peer = Region::open(&dir, "r", 1, 64).unwrap();
-        // SAFETY: an atomic of the region, which is mapped.
+        // SAFETY: the word is an atomic of the region, which `peer` keeps mapped.
         let word_hints =
             || owner_may_be_gone(unsafe { peer.owner_word().as_ref() }.load(Ordering::Relaxed));
         assert!(!peer.owner_hint() && !word_hints());
         region.header().close();
         assert!(peer.owner_hint() && word_hints());
         // The owner of the region may be killed here: the write of the unlock must not clear the
-        // hint. SAFETY: it is locked by this thread, and never unlocked again.
+        // hint. SAFETY: this thread has locked the mutex, and nothing else unlocks it.
         assert!(unsafe { region.header().robust.unlock() });
         assert!(peer.owner_hint());
         assert_eq!(peer.owner_state(), OwnerState::Closed);

@@ -1,9 +1,9 @@
-//! The cheap hint that a region's owner died: a robust process-shared mutex that its creating
-//! thread holds.
+//! The cheap hint that a region's owner died: a robust process-shared mutex that is held by the
+//! thread that created the region.
 //!
 //! When a thread ends, however it ends, the kernel sets `FUTEX_OWNER_DIED` in the futex words that
-//! it holds. So peers detect a death with one load. It is a hint only: a *thread* that ends marks
-//! the word as well, although its process lives. [`crate::region`] has the proof of a death.
+//! the thread holds. So peers detect a death with one load. It is a hint only: a *thread* that ends
+//! marks the word as well, although its process lives. [`crate::region`] has the proof of a death.
 
 use std::cell::UnsafeCell;
 use std::io;
@@ -17,7 +17,7 @@ const TID_MASK: u32 = 0x3fff_ffff;
 /// it.
 const WORD_OFFSET: usize = if cfg!(target_env = "musl") { 4 } else { 0 };
 
-/// Bytes of a [`RobustWord`].
+/// Size of a [`RobustWord`] in bytes.
 pub(crate) const ROBUST_BYTES: usize = 64;
 
 /// A `pthread_mutex_t` in shared memory. Zeroed bytes are a word that was never held.
@@ -33,7 +33,8 @@ const _: () = {
 // SAFETY: after `lock_new` only the C library, the kernel and atomic loads touch the bytes.
 unsafe impl Sync for RobustWord {}
 
-/// Returns the hint in `bytes`, which are of a header that was read and not mapped.
+/// Returns the hint of a header that was read from the file and is not mapped; `bytes` are its
+/// [`RobustWord`].
 pub(crate) fn owner_died_in(bytes: &[u8; ROBUST_BYTES]) -> bool {
     let word = bytes
         .get(WORD_OFFSET..)
@@ -84,8 +85,8 @@ impl RobustWord {
     pub(crate) unsafe fn lock_new(&self) -> io::Result<()> {
         let mut attributes = std::mem::MaybeUninit::<libc::pthread_mutexattr_t>::uninit();
         let attributes = attributes.as_mut_ptr();
-        // SAFETY: `attributes` is initialised by the first call and destroyed by the last; the
-        // mutex is ours alone (contract of this function).
+        // SAFETY: `attributes` is initialised by the first call and destroyed by the last. The
+        // mutex is zeroed, and only this thread uses it (contract of this function).
         unsafe {
             check(libc::pthread_mutexattr_init(attributes))?;
             let made = check(libc::pthread_mutexattr_setrobust(
@@ -103,12 +104,12 @@ impl RobustWord {
             made?;
             check(libc::pthread_mutex_lock(self.mutex()))?;
         }
-        // SAFETY: no pointers are involved.
+        // SAFETY: gettid takes no arguments.
         let tid = unsafe { libc::syscall(libc::SYS_gettid) };
         if i64::from(self.word().load(Ordering::Relaxed) & TID_MASK) == tid {
             return Ok(());
         }
-        // SAFETY: this thread locked it just now.
+        // SAFETY: this thread locked the mutex just now, and has not forked since.
         unsafe { self.unlock() };
         Err(io::Error::new(
             io::ErrorKind::Unsupported,
@@ -122,12 +123,13 @@ impl RobustWord {
     /// [`lock_new`](Self::lock_new) succeeded and `unlock` has not returned `true` yet, and the
     /// process has not forked since.
     pub(crate) unsafe fn unlock(&self) -> bool {
-        // SAFETY: the mutex is initialised; a robust mutex checks its owner and answers EPERM.
+        // SAFETY: the mutex is initialised (contract of this function). A robust mutex checks its
+        // owner, and returns `EPERM` to another thread.
         unsafe { libc::pthread_mutex_unlock(self.mutex()) == 0 }
     }
 
-    /// Sets the word to a held value, in memory that only this process has, for which the kernel
-    /// does not maintain the word.
+    /// Sets the word to the value of a held mutex. This is for memory that only this process has:
+    /// there the kernel does not maintain the word.
     pub(crate) fn hold(&self) {
         self.word().store(1, Ordering::Relaxed);
     }
@@ -138,8 +140,8 @@ impl RobustWord {
         self.word().fetch_or(OWNER_DIED, Ordering::Release);
     }
 
-    /// Returns whether the thread that locked it may have ended, or unlocked it, or the word is
-    /// [marked](Self::mark). One load.
+    /// Returns whether the thread that locked the mutex may have ended, or unlocked the mutex, or
+    /// the word is [marked](Self::mark). Costs one load.
     #[inline(always)]
     pub(crate) fn owner_may_have_died(&self) -> bool {
         // No read depends on this result, so it needs no ordering.
@@ -147,7 +149,7 @@ impl RobustWord {
     }
 
     /// Returns whether the thread with the mutex ended, and no other thread took the mutex over.
-    /// One load.
+    /// Costs one load.
     #[inline(always)]
     pub(crate) fn owner_died(&self) -> bool {
         // No read depends on this result, so it needs no ordering.

@@ -34,11 +34,11 @@ use rest::RESTING;
 pub use rest::rest;
 pub use watches::{Due, Listener, Look};
 
-/// W3: maximum sleep of a waiter before it checks for events that send no wake-up: a dead peer, or
-/// garbage in the words.
+/// W3 (`docs/shm-protocols.md`): maximum sleep of a waiter before it checks for events that send no
+/// wake-up: a dead peer, or garbage in the words.
 pub const SLICE: Duration = Duration::from_millis(100);
-/// [`SLICE`] if a wake-up may be missed: the system has no membarrier(2), or not all words can be
-/// slept on.
+/// Replaces [`SLICE`] if a wake-up may be missed, because the system has no membarrier(2) or the
+/// thread cannot sleep on all words.
 const SHORT_SLICE: Duration = Duration::from_millis(1);
 
 /// Time between two polls of things that cannot end a sleep: completions of hardware, the queues of
@@ -91,7 +91,7 @@ impl Sleep {
     fn wake_up(&self) {
         // W2
         self.wakes.fetch_add(1, Ordering::Release);
-        // W5
+        // W5 (module `rest`)
         if self.sleeping.load(Ordering::Relaxed) == RESTING && rest::wake(&self.wakes) {
             self.sleeping.store(0, Ordering::Relaxed);
         } else {
@@ -115,8 +115,8 @@ impl Sleep {
 }
 
 /// A word of 4 B that one thread rings, and to which any number of threads listen. Listeners need
-/// no write access. Zeroed bytes are "never rung". Every ring is a system call, so it is for rare
-/// events.
+/// no write access. Zeroed bytes are "never rung". Every ring is a system call, so a bell is for
+/// rare events.
 #[derive(Debug)]
 #[repr(transparent)]
 pub struct Bell {
@@ -149,7 +149,7 @@ impl Bell {
     }
 }
 
-/// A word whose change ends a sleep: of a [`Sleep`] or of a [`Bell`].
+/// A word, of a [`Sleep`] or of a [`Bell`], whose change ends a sleep.
 #[derive(Debug, Clone, Copy)]
 pub struct Word<'a> {
     wakes: &'a AtomicU32,
@@ -172,8 +172,8 @@ pub trait Watch {
     /// order. There may be none, if [`slice`](Self::slice) is short.
     fn words(&mut self, show: &mut dyn FnMut(Word<'_>));
 
-    /// Asks producers to announce their messages from now on, where they do not always: see
-    /// [`HotSet::arm`](crate::ready::HotSet::arm). A barrier follows.
+    /// Makes producers announce their messages from now on, if they do not always announce them:
+    /// see [`HotSet::arm`](crate::ready::HotSet::arm). A barrier follows.
     fn arm(&mut self) {}
 
     /// Returns whether there is something to wake up for. If `is_told`, the barrier is done, so
@@ -186,8 +186,8 @@ pub trait Watch {
     }
 
     /// Checks, after a sleep without a wake-up, for events that send no wake-up. Returns whether
-    /// there is such an event. It may be called before the slice is over, if another part has a
-    /// shorter slice.
+    /// there is such an event. It may be called before the slice is over, if a condition that is
+    /// [joined](join) with this condition has a shorter slice.
     fn check(&mut self) -> bool {
         false
     }
@@ -216,9 +216,10 @@ pub fn join<'a>(
 /// Consumer: sleeps until the condition of any of `parts` holds (`true`), or until `timeout` has
 /// passed (`false`; `None`: never).
 ///
-/// All parts belong to the calling thread, which alone sleeps on them. It is woken through any of
-/// their words. One sleep takes at most 128 words, and more than one only where the system has
-/// futex_waitv(2), Linux 5.16; otherwise, as without membarrier(2), it checks every millisecond.
+/// All parts belong to the calling thread, which alone sleeps on them. The thread is woken through
+/// any of their words. One sleep takes at most 128 words, and more than one only where the system
+/// has futex_waitv(2), Linux 5.16. Beyond that, and without membarrier(2), the thread checks all
+/// parts every millisecond.
 pub fn wait<'a>(
     parts: impl IntoIterator<Item = &'a mut (dyn Sleeper + 'a)>,
     timeout: Option<Duration>,

@@ -19,8 +19,9 @@ pub use loom::{
 };
 
 /// First value of a counter of 32 bits that may wrap to 0. With debug assertions and in models it
-/// is one step before its last value, so that every test passes the wrap. It is for counters of one
-/// process, and for counters in shared memory whose first value is read from there.
+/// is one step before the last value of the counter, so that every test passes the wrap. It is for
+/// counters of one process, and for counters in shared memory whose first value all processes read
+/// from there.
 pub const FIRST: u32 = if cfg!(any(debug_assertions, loom)) {
     u32::MAX - 1
 } else {
@@ -100,15 +101,17 @@ mod barrier {
     ///
     /// Where `membarrier(2)` works, the barrier costs nothing (a compiler fence: [`heavy_barrier`]
     /// makes every registered CPU execute the hardware fence at the moment it matters); elsewhere
-    /// it is a full fence, as in models. Pairs with [`heavy_barrier`]. The value holds whether this
-    /// process needs the full fence, for producers that execute a barrier with every message.
+    /// it is a full fence, as in models. Pairs with [`heavy_barrier`]. A value of this type stores
+    /// whether this process needs the full fence, for producers that execute a barrier with every
+    /// message.
     #[derive(Debug, Clone, Copy)]
     pub struct LightBarrier {
         is_fence: bool,
     }
 
     impl LightBarrier {
-        /// Registers this process if it is not registered yet, which may take long.
+        /// Returns the barrier of this process. Registers the process if it is not registered yet,
+        /// which may take long.
         #[must_use]
         #[inline(always)]
         pub fn of_process() -> Self {
@@ -117,14 +120,14 @@ mod barrier {
             }
         }
 
-        /// Returns whether the barrier is a full fence, so that a consumer needs only a full fence
-        /// too.
+        /// Returns whether the barrier is a full fence, so that a full fence suffices for the
+        /// consumer too.
         #[must_use]
         pub fn is_fence(self) -> bool {
             self.is_fence
         }
 
-        /// The barrier.
+        /// Executes the barrier.
         #[inline(always)]
         pub fn execute(self) {
             if self.is_fence {
@@ -135,8 +138,8 @@ mod barrier {
     }
 
     /// Like [`LightBarrier::execute`], for a producer whose consumers are all in its process: it
-    /// never costs anything. Where `membarrier(2)` does not work, no [`heavy_barrier`] of theirs
-    /// returns `true`, and they rely on no flag.
+    /// never costs anything. Where `membarrier(2)` does not work, [`heavy_barrier`] returns `false`
+    /// to these consumers, so they rely on no flag.
     #[inline(always)]
     pub fn light_barrier_within_process() {
         LightBarrier {

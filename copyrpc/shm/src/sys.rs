@@ -28,11 +28,12 @@ pub(crate) fn retry(mut call: impl FnMut() -> c_int) -> io::Result<c_int> {
     }
 }
 
-/// Opens a path by a descriptor that only names the file (`O_PATH`); `flags` are added. Closing it
-/// drops no lock of this process on the file.
+/// Opens a path with `O_PATH`, and with `flags`: the descriptor refers to the file, and cannot read
+/// or write it. Closing the descriptor drops no lock of this process on the file.
 ///
-/// Not by `std`, which takes `O_PATH` for an access mode where the C library is musl, and opens the
-/// file itself. By the function of the C library, which programs that run others interpose.
+/// Does not use `std`, which takes `O_PATH` for an access mode where the C library is musl, and
+/// opens the file itself. Uses the function of the C library, which programs that run others
+/// interpose.
 pub(crate) fn open_path(path: &Path, flags: c_int) -> io::Result<File> {
     let path = CString::new(path.as_os_str().as_bytes())?;
     // SAFETY: the path is NUL-terminated and outlives the call.
@@ -84,8 +85,9 @@ pub(crate) fn huge_bytes_around(addr: usize) -> usize {
     find().unwrap_or(0)
 }
 
-/// `RLIMIT_FSIZE` when it forbids a file of `need` bytes. Asked beforehand because the kernel
-/// answers a file that outgrows it with SIGXFSZ, whose default action ends the process.
+/// Returns `RLIMIT_FSIZE` if it forbids a file of `need` bytes. This is checked before the file is
+/// made, because the kernel answers a file that outgrows the limit with SIGXFSZ, whose default
+/// action ends the process.
 pub(crate) fn file_size_limit_below(need: u64) -> Option<u64> {
     getrlimit(Resource::Fsize)
         .current
@@ -109,7 +111,7 @@ pub(crate) fn explain(error: io::Error) -> io::Error {
 /// Returns a random number that is not zero.
 pub(crate) fn random_nonzero() -> io::Result<u64> {
     let mut bytes = [0u8; 8];
-    // The kernel gives so few bytes at once.
+    // The kernel returns so few bytes in one call.
     retry_on_intr(|| getrandom(&mut bytes, GetRandomFlags::empty()))?;
     Ok(u64::from_ne_bytes(bytes) | 1)
 }
@@ -135,7 +137,7 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps the first `len` bytes of `fd`; `is_reserved`: swap space is reserved for them.
+    /// Maps the first `len` bytes of `fd`. Reserves swap space for them if `is_reserved`.
     pub(crate) fn new(
         fd: &impl AsRawFd,
         len: usize,
@@ -177,7 +179,7 @@ impl Mapping {
         })
     }
 
-    /// Makes another handle of the same memory; it is unmapped with the last handle.
+    /// Makes another handle of the same memory, which is unmapped with the last handle.
     pub(crate) fn share(&self) -> Self {
         Self {
             map: self.map.clone(),
@@ -200,7 +202,8 @@ impl Mapping {
         self.pid == std::process::id()
     }
 
-    /// Takes write access from the first `bytes`; nothing happens where a page is larger than that.
+    /// Removes the write access to the first `bytes` bytes; does nothing if they are not whole
+    /// pages.
     pub(crate) fn protect_front(&self, bytes: usize) -> io::Result<()> {
         if bytes % page_size() != 0 || bytes > self.len() {
             return Ok(());

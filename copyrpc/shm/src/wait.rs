@@ -4,11 +4,11 @@ use std::fmt;
 
 use crate::sync::{spin_loop, yield_now};
 
-/// Empty rounds that [`Waiter::idle`] spins under [`WaitStrategy::Yield`] before it gives the core
-/// away. Measured on two cores: with 2 to 16 threads in ping-pong pairs 0 to 32 are equal within
-/// the noise, and 64 and more are slower at most thread counts, up to 10 times; in whole benchkv
-/// jobs of 4 threads, 1 gives as many operations as 3 or 8, or more (delegation: 1.1 times the
-/// median with 8).
+/// Number of empty rounds in which [`Waiter::idle`] spins, before it gives the core away or sleeps.
+/// Measured under [`WaitStrategy::Yield`] on two cores: with 2 to 16 threads in ping-pong pairs, 0
+/// to 32 rounds are equal within the noise, and 64 and more are slower at most thread counts, up to
+/// 10 times; in whole benchkv jobs of 4 threads, 1 round gives at least as many operations as 3 or
+/// 8 (with delegation, 1.1 times the median of 8).
 const SPIN_ROUNDS: u32 = 1;
 
 /// How polling threads share the cores.
@@ -26,8 +26,8 @@ pub enum WaitStrategy {
 }
 
 impl WaitStrategy {
-    /// The rule for `auto`: [`Busy`](Self::Busy) if each of `threads` polling threads can have one
-    /// of `cores` cores to itself, otherwise [`Yield`](Self::Yield).
+    /// Returns the strategy for the option `auto`: [`Busy`](Self::Busy) if each of `threads`
+    /// polling threads can have one of `cores` cores to itself, otherwise [`Yield`](Self::Yield).
     #[must_use]
     pub fn auto(threads: usize, cores: usize) -> Self {
         if threads <= cores {
@@ -72,9 +72,9 @@ impl Waiter {
         self.empty_rounds = 0;
     }
 
-    /// Waits after a round that found nothing. `sleep` sleeps until there is something: the `wait`
-    /// of the polled object, with a timeout if the loop has other work; its result is ignored. It
-    /// is called under [`WaitStrategy::Event`] only.
+    /// Waits after a round that found nothing. Calls `sleep` under [`WaitStrategy::Event`] only,
+    /// and ignores its result: `sleep` is the `wait` of the polled object, with a timeout if the
+    /// loop has other work.
     pub fn idle<R>(&mut self, sleep: impl FnOnce() -> R) {
         match self.strategy {
             WaitStrategy::Busy => spin_loop(),

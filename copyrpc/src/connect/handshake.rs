@@ -15,7 +15,7 @@ use crate::config::{CreateEndpointError, EndpointConfig};
 use crate::context::{Context, Inner};
 use crate::endpoint::Endpoint;
 
-/// The last byte that each end sends: it is connected, or it is not and never will be.
+/// The last byte that each end sends: the end is connected, or it is not and never will be.
 const CONNECTED: u8 = 1;
 const NOT_CONNECTED: u8 = 0;
 
@@ -31,10 +31,11 @@ pub(crate) struct Handshake<U> {
     /// The connected endpoint, or the reason why it will not be connected; `None` before, and after
     /// it was returned.
     outcome: Option<Result<Endpoint<U>, ConnectError>>,
-    /// The last byte, once there is an endpoint or none. An end that refuses sends none.
+    /// The last byte to send, once the endpoint is connected or has failed to connect. An end that
+    /// refuses the peer sends none.
     last: Option<Outgoing<1>>,
     peers_last: Incoming<1>,
-    /// The client, at a server.
+    /// The client, if this end belongs to a server.
     peer: Option<Peer>,
 }
 
@@ -138,8 +139,9 @@ impl<U> Handshake<U> {
         }
     }
 
-    /// Like [`advance`](Self::advance), at a server. Goes on with the handshake that `begin`
-    /// returns when the client's record has arrived; until then the client costs a descriptor only.
+    /// Like [`advance`](Self::advance), at a server. When the client's record has arrived,
+    /// continues with the handshake that `begin` returns; until then the client costs a descriptor
+    /// only.
     pub(crate) fn serve(
         &mut self,
         stream: &mut TcpStream,
@@ -161,7 +163,8 @@ impl<U> Handshake<U> {
         self.advance(stream)
     }
 
-    /// Exchanges what is left. Returns the peer's last byte; `None` if the stream would block.
+    /// Exchanges the bytes that are left. Returns the peer's last byte; `None` if the stream would
+    /// block.
     fn exchange(&mut self, stream: &mut (impl Read + Write)) -> Result<Option<u8>, ConnectError> {
         let Some(true) = self
             .record
@@ -219,8 +222,9 @@ impl<U> Handshake<U> {
 impl<U> Drop for Handshake<U> {
     fn drop(&mut self) {
         if let Some(Ok(endpoint)) = &self.outcome {
-            // A graceful end needs a peer. The share of the queues is released here, because the
-            // next attempt may come before the next drain.
+            // The end is not graceful, because a graceful end needs a peer that is connected. The
+            // share of the queues is released here, because the next attempt may come before the
+            // next drain.
             endpoint.abort();
             if let Some(context) = self.context.upgrade() {
                 context.retire_unused(&endpoint.connection);

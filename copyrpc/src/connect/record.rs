@@ -38,9 +38,9 @@ pub(crate) const KIND: Kind = Kind {
 /// | 64 | `recv_ring_addr` u64 | | 120 | `activity_addr` u64 |
 ///
 /// The two limits follow from the ring size. They are in the record so that ends with different
-/// rules refuse each other instead of deadlocking. A fabric has no number of its own: a soft device
-/// is named by LID and epoch, so a record of another fabric is refused by the epoch; hardware ports
-/// are named by LID and GID.
+/// rules refuse each other instead of deadlocking. A fabric has no number of its own: the address
+/// of a soft device has a LID and an epoch, and a record of another fabric is refused by the epoch;
+/// the address of a hardware port has a LID and a GID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[doc(alias("LocalEndpointInfo", "RemoteEndpointInfo"))]
 pub struct ExchangeRecord {
@@ -60,7 +60,7 @@ pub struct ExchangeRecord {
     pub published_rkey: u32,
     /// Address of the word that shows whether the context runs a handler, 8 bytes.
     pub activity_addr: u64,
-    /// Key of that word.
+    /// Key of the word at `activity_addr`.
     pub activity_rkey: u32,
     /// Batches that the peer may have sent without confirmation of their receipt, at least 1.
     pub batches: u32,

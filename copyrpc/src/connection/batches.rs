@@ -24,7 +24,7 @@ pub(super) const LAST: u64 = 4;
 /// The READ of the activity of the peer's context.
 pub(super) const ACTIVITY: u64 = 5;
 
-/// The address of the peer's memory.
+/// Addresses and keys of the peer's memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Remote {
     pub(crate) ring_addr: u64,
@@ -87,11 +87,12 @@ pub(super) struct Batches<'a, Q> {
     pub(super) qp: &'a mut Q,
     pub(super) send_ring: &'a Mr,
     pub(super) remote: &'a Remote,
-    /// The peer's address of a byte of the ring, less its address here.
+    /// The difference between the address of a byte in the peer's receive ring and the address of
+    /// the same byte in this end's send ring.
     pub(super) to_peer: u64,
-    /// Maximum bytes of a batch that is completely inline.
+    /// Maximum length in bytes of a batch that is completely inline.
     pub(super) inline_limit: u64,
-    /// The published record gets the words of an easy batch.
+    /// The memory of the published record, to which the words of an easy batch are stored.
     pub(super) control: &'a ControlMemory,
 }
 
@@ -118,7 +119,8 @@ impl<Q: Posts> Poster for Batches<'_, Q> {
         self.control.publish(batch.words());
         let bytes = batch.bytes();
         if bytes > self.inline_limit {
-            // Made anew, so that the common case needs none in memory.
+            // A second `Batches` is made here, so that the common case needs no `Batches` in
+            // memory.
             let mut batches = Batches {
                 qp: &mut *self.qp,
                 ..*self
@@ -126,7 +128,8 @@ impl<Q: Posts> Poster for Batches<'_, Q> {
             return batches.post(batch.write_out());
         }
         let (start, metadata) = (batch.start(), batch.metadata());
-        // SAFETY: the rest of the batch, of one message at least, is inside the ring, and nothing
+        // SAFETY: an easy batch has its metadata and one message at least, so `bytes` is not less
+        // than the lengths of these, and its messages are in the ring after the metadata. Nothing
         // writes the send ring while the slice lives: only the link that lends the batch does.
         let messages = unsafe {
             core::hint::assert_unchecked(bytes >= METADATA_SPAN + padded(0));

@@ -7,8 +7,8 @@ use crate::connection::Connection;
 use crate::error::CloseReason;
 
 impl<U> Inner<U> {
-    /// Ends the connections that an event of the device concerns: there may be no completion for
-    /// it.
+    /// Ends the connections that an event of the device concerns: the device may report such an
+    /// event without a completion in error.
     pub(super) fn heed_events(&self) {
         while let Some(event) = self.device.take_async_event() {
             let is_everything = match event {

@@ -12,15 +12,16 @@ use crate::connection::{Connection, Outcome};
 pub(crate) const LINGER: Duration = Duration::from_millis(20);
 
 impl<U> Inner<U> {
-    /// Ends all connections. Their messages have the context's time to arrive: a queue pair loses
-    /// everything under way at its end. Meanwhile it drains as ever: arrivals and completions make
-    /// room for messages that wait (S2, B1).
+    /// Ends all connections. Waits at most the context's linger time until their messages have
+    /// arrived, because the end of a queue pair loses everything under way. Meanwhile the context
+    /// drains as usual: arrivals and completions make room for messages that wait (S2, B1 of
+    /// docs/copyrpc-protocol.md).
     pub(super) fn shut_down_all(&self) {
         let connections = self.connections.borrow().clone();
         connections.iter().for_each(Connection::begin_leaving);
         let mut grace = GracePeriod::new(self.linger.get(), Instant::now());
         loop {
-            // Each is called: the call serves it.
+            // `is_leaving` also posts messages, so it is called for every connection.
             let leaving = connections
                 .iter()
                 .filter(|connection| connection.is_leaving())
@@ -29,7 +30,7 @@ impl<U> Inner<U> {
                 break;
             }
             self.drain(&mut |_, _: Outcome<'_>| ());
-            // A software HCA may need the core.
+            // A software HCA may need this core to deliver the messages.
             std::thread::yield_now();
         }
         connections.iter().for_each(Connection::abort);

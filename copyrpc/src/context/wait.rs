@@ -7,9 +7,10 @@ use copyrpc_shm::sleep::{self, Due, Look, Sleeper, Watch};
 
 use super::{Context, Inner, PollError};
 
-/// Maximum sleep while a connection has messages to post that it could not post. The awaited event
-/// mostly ends the sleep, as it is a completion. While all such connections only wait for their
-/// next READ, the sleep is as long as the pause before the READ, if that is longer.
+/// Maximum sleep while a connection has messages to post that it could not post. The event that
+/// lets it post them is mostly a completion, and then ends the sleep. While all such connections
+/// only wait for their next READ, the sleep is as long as the pause before the READ, if that is
+/// longer.
 const BLOCKED_SLEEP: Duration = Duration::from_millis(1);
 
 impl<U> Context<U> {
@@ -72,9 +73,9 @@ impl<U> Context<U> {
     }
 }
 
-/// Sleeps on a context and on other things at once: see [`copyrpc_shm::sleep::wait`]. It posts
-/// gathered messages, as [`Context::wait`] does, and the sleep ends as that of `Context::wait`
-/// does. Poll after it in every case.
+/// Sleeps on a context and on other things at once: see [`copyrpc_shm::sleep::wait`]. Before the
+/// sleep, gathered messages are posted, as [`Context::wait`] does. The sleep ends as a sleep of
+/// `Context::wait` does. Poll after it in every case.
 impl<U> Sleeper for Context<U> {
     fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
         self.inner.with_watch(then);
@@ -82,8 +83,9 @@ impl<U> Sleeper for Context<U> {
 }
 
 impl<U> Inner<U> {
-    /// Calls `then` with what ends a sleep of the context. Must not be called inside a poll, which
-    /// borrows the context.
+    /// Calls `then` with the watch of everything that ends a sleep of the context: the device, the
+    /// next due time, and work that exists already. Must not be called inside a poll, which borrows
+    /// the context.
     fn with_watch(&self, then: &mut dyn FnMut(&mut dyn Watch)) {
         self.flush_all();
         let mut due = Due(self.longest_sleep(None).unwrap_or(Duration::MAX));
@@ -123,7 +125,8 @@ impl<U> Inner<U> {
             let queues = &mut *self.queues.borrow_mut();
             queues.recv_cq.arm(false);
             queues.send_cq.arm(false);
-            // Before a sleep there is time to check all connections; otherwise there is not.
+            // `longest_sleep` checks all connections in use, for which there is time only before a
+            // sleep.
             self.device.wait(self.longest_sleep(timeout))
         };
         self.worklist.timers().read_clock_next();
@@ -135,7 +138,7 @@ impl<U> Inner<U> {
     }
 
     fn has_completions(&self) -> bool {
-        // A poll in progress has borrowed the queues.
+        // If the queues are borrowed, a poll is in progress, which is about to take completions.
         self.queues.try_borrow().map_or(true, |queues| {
             queues.recv_cq.has_completion() || queues.send_cq.has_completion()
         })

@@ -1,4 +1,5 @@
-//! The pause of an end that waits for its peer's words, after READs that brought none (L5).
+//! The pause of an end that waits for its peer's words, after READs that brought none (L5 of
+//! docs/copyrpc-protocol.md).
 
 /// Maximum number of calls of [`Link::poll_read`](super::Link::poll_read) that post no READ,
 /// although one is wanted, after a READ without news.
@@ -14,8 +15,8 @@ pub(super) struct Backoff {
     left: u32,
     /// Time of the first skipped poll, in ns.
     since_ns: u64,
-    /// Batches that had arrived at the last check. One more is news, which is found here so that
-    /// arrivals need not report it.
+    /// Number of batches that had arrived at the last check. A higher number is news. The next
+    /// check compares the numbers, so that arrivals need not report it.
     arrived: u64,
 }
 
@@ -29,9 +30,9 @@ impl Backoff {
         }
     }
 
-    /// Returns whether a wanted READ is posted at this poll; `arrived` is the total number of
-    /// batches. The pause also ends after as many milliseconds as it has polls: an owner that
-    /// sleeps between polls need not wake for each of them.
+    /// Returns whether a wanted READ is posted at this poll; `arrived` is the number of batches
+    /// that have arrived in total. The pause also ends after as many milliseconds as it has polls:
+    /// an owner that sleeps between polls need not wake for each of them.
     #[inline(never)]
     pub(super) const fn ends_at_this_poll(&mut self, arrived: u64, now_ns: u64) -> bool {
         if arrived != self.arrived {

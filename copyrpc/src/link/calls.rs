@@ -1,5 +1,6 @@
 //! Calls whose request is not answered: a slab whose slots count generations, so that a response
-//! finds its own call or none (C1). Slots are used again only when the request was answered (C3).
+//! finds its own call or none (C1 of docs/copyrpc-protocol.md). Slots are used again only when the
+//! request was answered (C3).
 //!
 //! The table of `copyrpc-calls`, which `ipc`, `delegationrpc` and `flux` use, is not used here, for
 //! three reasons. It finds a call by a tag of 64 bits; the wire format has 31, of which 11 are the
@@ -21,7 +22,7 @@ use crate::wire::{CallId, RESPONSE_OVERHEAD};
 /// Deadline of a call without a deadline.
 const NEVER: u64 = u64::MAX;
 
-/// The name of one call of one link, for [`Link::cancel`](super::Link::cancel).
+/// The identifier of one call of one link, for [`Link::cancel`](super::Link::cancel).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct CallKey {
     index: u32,
@@ -30,7 +31,7 @@ pub(crate) struct CallKey {
 }
 
 impl CallKey {
-    /// Returns the part of the key that travels.
+    /// Returns the part of the key that messages carry.
     pub(super) const fn id(self) -> CallId {
         CallId::new(self.index, self.generation)
     }
@@ -56,7 +57,7 @@ struct Slot<U> {
     /// Credit that the call paid, in bytes; bounds the response.
     internal_allowance: u32,
     deadline_ns: u64,
-    /// Batches sent before the call was made: its request is in none of them.
+    /// Number of batches sent before the call was made: the request of the call is in none of them.
     batches_before: u64,
     state: State<U>,
 }
@@ -79,7 +80,7 @@ impl<U> Slot<U> {
 /// An answered request.
 #[derive(Debug)]
 pub(super) struct Answered<U> {
-    /// `None` if its caller does not wait any more.
+    /// User data of the call; `None` if its caller does not wait any more.
     pub(super) user_data: Option<U>,
     /// Credit that the call paid, in bytes.
     pub(super) internal_allowance: u64,
@@ -91,7 +92,7 @@ pub(super) struct Calls<U> {
     /// Index of the first free slot, or [`NO_SLOT`].
     free: u32,
     unanswered: u32,
-    /// Calls among them whose caller does not wait.
+    /// Number of unanswered requests whose caller does not wait.
     abandoned: u32,
     deadlines: Deadlines<CallKey>,
 }
@@ -112,13 +113,14 @@ impl<U> Calls<U> {
         (self.unanswered - self.abandoned) as usize
     }
 
-    /// Returns the number of requests that are not answered, with those whose caller does not wait.
+    /// Returns the number of requests that are not answered, including those whose caller does not
+    /// wait.
     pub(super) const fn unanswered(&self) -> usize {
         self.unanswered as usize
     }
 
-    /// Makes room for a call. Returns `false` if as many calls as call ids exist. Allocates only
-    /// while the number of unanswered requests reaches a new maximum.
+    /// Makes room for a call. Returns `false` if every call id is in use. Allocates only while the
+    /// number of unanswered requests reaches a new maximum.
     pub(super) fn make_room(&mut self) -> bool {
         if self.free == NO_SLOT {
             let index = self.slots.len() as u32;
@@ -139,8 +141,8 @@ impl<U> Calls<U> {
         true
     }
 
-    /// Adds a call, which is made after `batches_before` batches were sent. Without a free slot
-    /// returns the user data, see [`Calls::make_room`].
+    /// Adds a call, which is made after `batches_before` batches were sent. Returns the user data
+    /// if no slot is free: see [`Calls::make_room`].
     #[inline(always)]
     pub(super) fn insert(
         &mut self,
@@ -170,7 +172,7 @@ impl<U> Calls<U> {
         Ok(CallKey { index, generation })
     }
 
-    /// Gives a call that has not ended a deadline. It has none by default.
+    /// Sets the deadline of a call that has not ended. By default, a call has no deadline.
     pub(super) fn end_at(&mut self, key: CallKey, deadline_ns: u64) {
         let Some(slot) = self
             .slots
@@ -186,7 +188,7 @@ impl<U> Calls<U> {
     }
 
     /// Ends the call of this id, which was answered with `len` payload bytes. Returns `None`, and
-    /// changes nothing, unless its caller waits and the bytes fit its allowance:
+    /// changes nothing, unless the caller waits and the bytes fit the call's allowance:
     /// [`Calls::complete`] handles all cases.
     #[inline(always)]
     pub(super) fn complete_waiting(&mut self, id: CallId, len: u32) -> Option<U> {
@@ -204,8 +206,8 @@ impl<U> Calls<U> {
         Some(user_data)
     }
 
-    /// Ends the request of this id, which was answered. Returns `None` for an id that names no
-    /// unanswered request: duplicate or forged.
+    /// Ends the request of this id, which was answered. Returns `None` if no unanswered request has
+    /// this id: the answer is duplicate or forged.
     pub(super) fn complete(&mut self, id: CallId) -> Option<Answered<U>> {
         let slot = self.slots.get_mut(id.index() as usize)?;
         if !id.is_of(slot.generation) || matches!(slot.state, State::Free(_)) {
@@ -240,8 +242,8 @@ impl<U> Calls<U> {
         }
     }
 
-    /// Ends a call of slot `from` or a later slot that was made after `batches` batches were sent,
-    /// or more. Returns its user data and its slot.
+    /// Ends a waiting call, in slot `from` or a later slot, that was made when `batches` or more
+    /// batches had been sent. Returns its user data and its slot.
     pub(super) fn abandon_later(&mut self, batches: u64, from: usize) -> Option<(U, usize)> {
         let is_later = |slot: &Slot<U>| {
             slot.batches_before >= batches && matches!(slot.state, State::Waiting(_))
@@ -257,8 +259,9 @@ impl<U> Calls<U> {
     /// Ends one call whose deadline is before `now_ns`.
     pub(super) fn expire(&mut self, now_ns: u64) -> Option<U> {
         while let Some(key) = self.deadlines.pop_before(now_ns) {
-            // An entry outlives its call. 2^32 calls later its key names another call, whose own
-            // deadline counts.
+            // The entry of a call that has ended stays in `deadlines`. After 2^32 calls of the
+            // slot, another call has the same key, so the deadline of the call itself is checked,
+            // too.
             let is_due = self
                 .slots
                 .get(key.index as usize)

@@ -1,5 +1,6 @@
-//! The graceful end of a connection (G1..G4): both ends report that they make no more calls,
-//! everything outstanding ends, then both ends close.
+//! The graceful end of a connection (G1..G5 of docs/copyrpc-protocol.md). Each end sends a mark,
+//! the closing flag of a batch, which reports that this end makes no more calls. Everything
+//! outstanding ends, then both ends close.
 
 use super::{Limits, Link};
 use crate::error::CloseReason;
@@ -34,14 +35,14 @@ impl<U> Link<U> {
         if self.ending.is_none() {
             self.tx.mark_closing();
             self.tx.close_to_calls();
-            // From here on this end waits for an answer.
+            // From here on this end waits for the peer's mark, so the watch of the peer begins.
             self.watch.news();
         }
         self.ending = Some(reason);
     }
 
-    /// Takes a batch with the peer's mark, by which the peer had taken `batches_received` batches
-    /// before.
+    /// Takes a batch with the peer's mark. The peer had taken `batches_received` batches when it
+    /// posted the mark.
     #[cold]
     #[inline(never)]
     pub(super) fn hear_closing(&mut self, batches_received: u64) {
@@ -52,8 +53,8 @@ impl<U> Link<U> {
         }
     }
 
-    /// Ends a call that the peer's mark refuses: its application never gets the request, whether it
-    /// answers or not (G5).
+    /// Ends a call that the peer's mark refuses: the peer's application never gets the request,
+    /// whether the peer answers it or not (G5).
     pub(super) fn end_refused(&mut self) -> Option<U> {
         let (taken, from) = (self.closing.peer_had_taken?, self.closing.refused_from?);
         let refused = self.calls.abandon_later(taken, from);
@@ -99,7 +100,7 @@ impl<U> Link<U> {
     }
 
     /// Returns whether the peer makes no more calls, and everything that this end waited for or has
-    /// to send is done, except for its mark.
+    /// to send is done, except for this end's mark.
     fn has_heard_all(&self) -> bool {
         self.rx.has_heard_closing()
             && self.calls.unanswered() == 0
@@ -107,8 +108,8 @@ impl<U> Link<U> {
             && !self.tx.has_unposted()
     }
 
-    /// Returns whether silence of the peer has a meaning (K1): it owes answers, or its mark, or has
-    /// not taken messages for which a call waits there (K6).
+    /// Returns whether silence of the peer has a meaning (K1): the peer owes answers, or its mark,
+    /// or has not taken messages for which a call waits at the peer (K6).
     pub(crate) fn is_watching(&self) -> bool {
         self.calls.unanswered() > 0
             || (self.tx.has_untaken_messages() && !self.peer_rests())
@@ -117,7 +118,7 @@ impl<U> Link<U> {
 
     /// Refuses the requests that the application has not got (G2), and begins the batch with the
     /// mark once nothing waits before it. A correct peer sends at most the requests that its credit
-    /// pays for, so this ends.
+    /// pays for, so the loop ends.
     pub(super) fn begin_closing_flush(&mut self) {
         while let Some(name) = self.take_any_request() {
             if self
@@ -132,8 +133,9 @@ impl<U> Link<U> {
         }
     }
 
-    /// Notes the mark if it was among the batches that a flush `posted`. Ends the connection if
-    /// everything `is_posted` and settled.
+    /// Completes a flush. `posted` reports that the flush posted a batch: if nothing is left to
+    /// post then, the mark was posted. `is_posted` reports that no post failed: then the connection
+    /// ends if everything is settled.
     pub(super) fn end_closing_flush(&mut self, posted: bool, is_posted: bool) {
         if posted && !self.tx.has_unposted() {
             self.closing.is_told = true;
@@ -156,7 +158,7 @@ impl<U> Link<U> {
             self.tx.append_metadata_only();
             self.stats.metadata_only += 1;
         } else {
-            // Consumption by the peer makes room.
+            // Consumption by the peer makes room, so its words are READ.
             self.starved = true;
         }
     }
@@ -165,7 +167,8 @@ impl<U> Link<U> {
         self.closing.last_read_posted = self.is_settled();
     }
 
-    /// Notes that a READ completed. If it was the last, everything posted before it has arrived.
+    /// Notes that a READ completed. If the READ was posted after everything was settled, all
+    /// messages posted before it have arrived, and the connection ends.
     pub(super) fn note_read_done(&mut self) {
         if self.closing.last_read_posted {
             self.closed = self.ending;

@@ -19,15 +19,16 @@ pub(crate) struct LinkConfig {
     pub(crate) send_start: u64,
     /// First position of the receive ring, a multiple of 32: the peer's `send_start`.
     pub(crate) recv_start: u64,
-    /// With calls outstanding, time without a sign of the peer after which it is READ to check that
-    /// it lives, in ns (K1).
+    /// Time without a sign of the peer, while calls are outstanding, after which the peer's record
+    /// is READ to check that the peer lives, in ns (K1 of docs/copyrpc-protocol.md).
     pub(crate) keepalive_ns: u64,
-    /// With calls outstanding, time without news after which a living peer is given up, in ns (K2).
+    /// Time without news of a living peer, while calls are outstanding, after which the peer is
+    /// given up, in ns (K2).
     pub(crate) stall_ns: u64,
-    /// With nothing outstanding, time after the last check after which the peer is READ to check
-    /// that it lives, in ns; `u64::MAX` never (K4).
+    /// Time since the last check, while nothing is outstanding, after which the peer's record is
+    /// READ to check that the peer lives, in ns; `u64::MAX` for never (K4).
     pub(crate) idle_keepalive_ns: u64,
-    /// With nothing outstanding, time after which the connection ends, in ns; `u64::MAX` never
+    /// Time with nothing outstanding after which the connection ends, in ns; `u64::MAX` for never
     /// (K5).
     pub(crate) idle_timeout_ns: u64,
     /// A READ returns each word of the peer's record as it was at one moment (F3).

@@ -11,11 +11,11 @@ use crate::ring::RingSize;
 use crate::wire::{ALIGNMENT, internal_allowance};
 
 /// Ring bytes that grants keep free, so that grants alone do not block calls and metadata-only
-/// batches (invariant L3).
+/// batches (invariant L3 of docs/copyrpc-protocol.md).
 const GRANT_SLACK: u64 = 64;
 
-/// Credit granted to the peer. Granted and released credit are cumulative; released <= granted -
-/// unused.
+/// Credit granted to the peer. Granted and released credit are cumulative. Their difference is R of
+/// the invariants; released <= granted - unused.
 #[derive(Debug)]
 pub(super) struct Reservation {
     /// Granted credit, the initial credit included.
@@ -66,7 +66,8 @@ impl Reservation {
     }
 
     /// Grants as much as keeps R within a quarter ring (R1), if that keeps `in_flight + 2R <= C`
-    /// (S1). Returns whether credit was granted; otherwise nothing has changed.
+    /// (S1), where C is the size of the ring. Returns whether credit was granted; otherwise nothing
+    /// has changed.
     #[inline(always)]
     pub(super) const fn fill_up(&mut self, ring: RingSize, in_flight: u64) -> bool {
         let has_room = in_flight + GRANT_SLACK <= ring.bytes() - 2 * ring.max_reservation();
@@ -77,7 +78,8 @@ impl Reservation {
         has_room
     }
 
-    /// Grants as much as keeps `in_flight + 2R <= C` (S1) and R within a quarter ring (R1).
+    /// Grants as much as keeps `in_flight + 2R <= C` (S1), where C is the size of the ring, and R
+    /// within a quarter ring (R1).
     pub(super) fn top_up(&mut self, ring: RingSize, in_flight: u64) {
         let by_invariant = ring.bytes().saturating_sub(in_flight + GRANT_SLACK) / 2;
         let room = by_invariant.min(ring.max_reservation());
@@ -86,7 +88,7 @@ impl Reservation {
         self.unused += more;
     }
 
-    /// Takes a request that asks for `wanted` bytes of internal allowance, of which `max` are legal
+    /// Takes a request that asks for `wanted` bytes of internal allowance; at most `max` are legal
     /// (T6).
     #[inline(always)]
     pub(super) fn claim(&mut self, wanted: u64, max: u64) -> Result<(), ProtocolError> {
@@ -100,7 +102,7 @@ impl Reservation {
         Ok(())
     }
 
-    /// Releases the credit of a reply that has been written, for which `claimed` was reserved.
+    /// Releases the credit of a reply that has been written: the `claimed` bytes reserved for it.
     pub(super) const fn release(&mut self, claimed: u64) {
         self.max_granted += claimed;
     }
@@ -147,8 +149,8 @@ impl PeerCredit {
     #[inline(always)]
     pub(super) const fn raise_further(&mut self, ring: RingSize, told: u64) -> bool {
         let more = told.wrapping_sub(self.granted);
-        // Of a multiple of the alignment, the rotation is the quotient; of another number it is
-        // more than any room.
+        // The rotation of a multiple of the alignment is the quotient. The rotation of any other
+        // number is greater than every `room`.
         let (blocks, room) = (
             more.rotate_right(ALIGNMENT.trailing_zeros()),
             (ring.max_reservation() - self.balance) / ALIGNMENT,
@@ -163,8 +165,8 @@ impl PeerCredit {
 
     /// Takes the peer's cumulative grant; `floor` is its earlier grant on the same channel.
     ///
-    /// The peer reserves at least the balance here, so a balance above the peer's quarter ring is
-    /// false (T5).
+    /// The peer reserves ring space for at least the balance of this end, so a balance above a
+    /// quarter ring is false (T5).
     pub(super) fn raise(
         &mut self,
         ring: RingSize,

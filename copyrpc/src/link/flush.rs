@@ -69,9 +69,10 @@ impl<U> Link<U> {
         }
     }
 
-    /// Gives each batch that may be sent to `poster`, oldest first: B1 and the window (W1) hold
-    /// batches back. A batch counts as sent only when the post succeeds. After an error the next
-    /// flush offers everything not posted again (F2).
+    /// Gives each batch that may be sent to `poster`, oldest first: the batch limit (B1 of
+    /// docs/copyrpc-protocol.md) and the window (W1) hold batches back. A batch counts as sent only
+    /// when the post succeeds. After an error the next flush offers everything not posted again
+    /// (F2).
     ///
     /// # Errors
     /// The first error of `poster`.
@@ -104,18 +105,20 @@ impl<U> Link<U> {
         // While the connection ends, the window delays nothing (W3).
         let is_windowed = self.window.begin(self.tx.unposted()) && self.ending.is_none();
         if is_windowed && self.window.is_full(self.tx.batches_received()) {
-            // As after a refused call, the peer's words would help (L5).
+            // The peer's words would open the window, so they are READ, as after a refused call
+            // (L5).
             self.starved |= !self.window.is_by_completion;
             self.stats.window_stalls += 1;
             return Ok(());
         }
-        // Posting changes none of the words here: the bytes were in flight before.
+        // Posting changes none of the words, because the bytes were in flight before. So all
+        // batches get the same words.
         while let Some(batch) = self.tx.next_batch() {
             if !self.tx.may_post() {
                 self.stats.batch_stalls += 1;
                 break;
             }
-            // A batch that a wrap divided takes one place, with its last part (W2).
+            // A batch that a wrap divided takes one place of the window, with its last part (W2).
             let takes_place = is_windowed && batch.span() == self.tx.unposted();
             let signal = takes_place && self.window.is_by_completion;
             self.post_batch(&batch, words, signal, poster)?;
@@ -148,8 +151,9 @@ impl<U> Link<U> {
         Ok(())
     }
 
-    /// Begins a batch without messages if there is enough news for the peer and no data will carry
-    /// it: 1/8 ring consumed or 1/16 ring granted, one such batch in flight (L4).
+    /// Begins a batch without messages if there is enough news for the peer, 1/8 ring consumed or
+    /// 1/16 ring granted, and no waiting batch will carry it. At most one such batch is in flight
+    /// (L4).
     #[inline]
     fn offer_metadata_only(&mut self, words: FlowWords) {
         if self.tx.has_unposted() || self.tx.metadata_only_in_flight() || !self.tx.may_post() {

@@ -1,7 +1,8 @@
 //! Requests from their arrival to their answer. They are numbered in the order of arrival, which is
 //! the order in which the application gets them. They are answered in any order, and their bytes
-//! become free in the order of arrival (S3). A request whose bytes the application has copied is no
-//! longer part of that order, and waits for its answer without a place in the ring.
+//! become free in the order of arrival (S3 of docs/copyrpc-protocol.md). A request whose bytes the
+//! application has copied is no longer part of that order, and waits for its answer without a place
+//! in the ring.
 
 #[cfg(test)]
 #[path = "explore/held.rs"]
@@ -10,22 +11,22 @@ mod explore;
 use super::{Hold, Request};
 use crate::ring::Payload;
 
-/// Number of requests with room once one has arrived; doubled when it is used up.
+/// Number of places for requests once the first request has arrived; doubled when all are taken.
 const FIRST_ROOM: usize = 4;
 
 /// A request that the application has not answered.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct HeldRequest {
-    /// Position of its message in the ring, while its bytes are needed.
+    /// Position of the request's message in the ring, while its bytes are needed.
     pub(super) position: u64,
     pub(super) call_id: u32,
-    /// Payload bytes that are needed.
+    /// Length of the payload in bytes.
     pub(super) len: u32,
     /// Internal allowance in bytes; 0 once the request is answered and waits for older requests.
     pub(super) internal_allowance: u32,
 }
 
-/// A ring of requests, each at its number modulo the room.
+/// A ring of requests. The place of each request is its number modulo the length of `room`.
 #[derive(Debug)]
 pub(super) struct HeldRequests {
     /// Places for requests: a power of two, or none.
@@ -151,7 +152,8 @@ impl HeldRequests {
     /// Returns whether the application has a request that is not answered, and whose bytes it did
     /// not release.
     pub(super) const fn has_taken_bytes(&self) -> bool {
-        // The oldest is not answered, unless there is none.
+        // The oldest request whose bytes are needed is not answered, so it counts if the
+        // application has it.
         self.oldest != self.untaken
     }
 

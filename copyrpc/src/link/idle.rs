@@ -1,5 +1,5 @@
-//! An end on which nothing happens: the check whether its peer still exists (K4), and the limit of
-//! its idleness (K5).
+//! An end on which nothing happens: the check whether its peer still exists (K4 of
+//! docs/copyrpc-protocol.md), and the limit of its idleness (K5).
 
 use super::Link;
 use crate::error::CloseReason;
@@ -10,9 +10,9 @@ const NEVER: u64 = u64::MAX;
 pub(super) struct Idle {
     keepalive_ns: u64,
     timeout_ns: u64,
-    /// Batches sent and received at the last check; before the first, an impossible number.
+    /// Number of batches sent and received at the last check; [`NEVER`] before the first check.
     batches: u64,
-    /// Time of the last check that found something outstanding, or more batches than the one
+    /// Time of the last check that found something outstanding, or more batches than the check
     /// before, in ns.
     since_ns: u64,
     /// The peer is known to have connected its end.
@@ -42,9 +42,9 @@ impl<U> Link<U> {
     }
 
     /// Checks whether anything happened since the last check. Called when the connection was made,
-    /// and at the times that [`Link::next_idle_check`] returns. If not, asks for a READ (K4), and
-    /// ends the connection when its limit has passed (K5). Returns whether a flush has work for
-    /// that.
+    /// and at the times that [`Link::next_idle_check`] returns. If nothing happened, asks for a
+    /// READ (K4), and ends the connection when its idle timeout has passed (K5). Returns whether a
+    /// flush has work for that.
     pub(crate) fn check_idle(&mut self, now_ns: u64) -> bool {
         if self.closed.is_some() {
             return false;
@@ -61,7 +61,7 @@ impl<U> Link<U> {
             return true;
         }
         let has_met_peer = batches > 0 || self.idle.has_met_peer;
-        // K1 watches the peer if something is waited for.
+        // If something is waited for, K1 watches the peer, and no READ is due here.
         self.idle.probe_is_due = self.idle.keepalive_ns != NEVER
             && is_still
             && has_met_peer

@@ -12,14 +12,15 @@ use crate::wire::{
 };
 
 impl<U> Link<U> {
-    /// Returns whether to READ the peer's published record now (L5): a call was refused, space is
-    /// low, the batch limit holds data back, or requests wait while the peer is silent (K1). After
-    /// READs without new words a READ that is wanted is posted at one of the next 65 calls. If the
-    /// peer did nothing for too long (K2), the READ reads another word: see
-    /// [`Link::asks_activity`]. After posting it, call [`Link::read_posted`].
+    /// Returns whether to READ the peer's published record now (L5 of docs/copyrpc-protocol.md): a
+    /// call was refused, space is low, the batch limit holds data back, or requests wait while the
+    /// peer is silent (K1). After READs without new words a READ that is wanted is posted at one of
+    /// the next 65 calls. If the peer did nothing for too long (K2), the READ reads another word:
+    /// see [`Link::asks_activity`]. After posting the READ, call [`Link::read_posted`].
     #[inline(always)]
     pub(crate) fn poll_read(&mut self, now_ns: u64) -> bool {
-        // The peer's silence was judged at the first check at this time.
+        // The first check at a time judges the peer's silence, so later checks at the same time
+        // skip it.
         let is_new_time = self.watch.is_new_time(now_ns) && self.is_watching();
         if is_new_time || self.idle.probe_is_due || self.wants_read() {
             self.decide_read(now_ns)
@@ -39,11 +40,12 @@ impl<U> Link<U> {
             Verdict::Wait
         };
         if self.read_in_flight {
-            // A starved caller may have one at every check.
+            // A starved caller may have a READ in flight at every check, so the verdict is kept for
+            // the next check without a READ in flight.
             self.is_suspicious |= verdict == Verdict::Stalled;
             return false;
         }
-        // K7: whether the peer runs a handler is asked before it is given up.
+        // K7: before the peer is given up, a READ checks whether the peer runs a handler.
         self.asks_activity = std::mem::take(&mut self.is_suspicious) || verdict == Verdict::Stalled;
         self.asks_activity
             || verdict == Verdict::Probe
@@ -122,7 +124,7 @@ impl<U> Link<U> {
         } else {
             self.watch.idle_probe();
         }
-        // A heartbeat makes no room.
+        // A new heartbeat makes no room, so it does not end the pause.
         if has_words {
             self.backoff.news();
         } else if !self.read_is_probe {
@@ -135,12 +137,14 @@ impl<U> Link<U> {
     }
 
     /// Takes the completion of the WRITE of a batch with [`Emit::signal`](super::Emit::signal);
-    /// they complete in posting order. Returns whether messages wait that a flush may post now.
+    /// these completions arrive in posting order. Returns whether messages wait that a flush may
+    /// post now.
     pub(crate) fn on_write_done(&mut self) -> bool {
         self.window.completed()
     }
 
-    /// Takes a receive completion with this immediate. [`Link::next_event`] returns its messages.
+    /// Takes a receive completion with this immediate. [`Link::next_event`] returns the messages of
+    /// the batch.
     #[inline(always)]
     pub(crate) fn on_imm(&mut self, imm: u32) {
         if self.closed.is_some() {
@@ -163,8 +167,8 @@ impl<U> Link<U> {
 
     /// Returns the next arrived message, if it is of a common kind. With `takes_requests`, requests
     /// are returned here one by one, and not queued for [`Link::take_request`], unless older
-    /// requests wait there. Such a request is answered, or held with [`Link::hold`], before the
-    /// next message is taken.
+    /// requests wait in that queue. Each returned request is answered, or held with [`Link::hold`],
+    /// before the next message is taken.
     #[inline(always)]
     pub(crate) fn next_message(&mut self, takes_requests: bool) -> Message<U> {
         // A connection that has ended is between batches, too.
@@ -228,8 +232,8 @@ impl<U> Link<U> {
     }
 
     /// Returns the next arrived requests or ended call; `None` when all is parsed. On a closed
-    /// connection it ends the pending calls, one by one, and after the peer's mark those that it
-    /// refuses.
+    /// connection it ends the pending calls, one by one, and after the peer's mark the calls that
+    /// the mark refuses.
     pub(crate) fn next_event(&mut self) -> Option<Event<U>> {
         let mut requests = 0;
         loop {
@@ -269,7 +273,7 @@ impl<U> Link<U> {
                 continue;
             }
             self.rx.advance(message);
-            // An allowance is at most 3/16 of the largest ring.
+            // An allowance is at most 3/16 of the largest ring, so the product fits 32 bits.
             let call_id = header.call_id;
             self.rx.requests.push(HeldRequest {
                 position,
@@ -281,7 +285,7 @@ impl<U> Link<U> {
         }
     }
 
-    /// Begins a batch of `span` bytes, and takes its words.
+    /// Begins a batch of `span` bytes, and takes the words in its metadata.
     #[inline(always)]
     fn begin(&mut self, span: u64) -> Result<(), ProtocolError> {
         let metadata = self.rx.begin(span)?;
@@ -316,7 +320,8 @@ impl<U> Link<U> {
         true
     }
 
-    /// Returns a call that ends by the peer's mark, or with its closed connection.
+    /// Ends a call that the peer's mark refuses, or a call of a closed connection. Returns `None`
+    /// if there is no such call.
     fn end_any(&mut self) -> Option<Event<U>> {
         let refused = self
             .end_refused()
@@ -372,8 +377,8 @@ impl<U> Link<U> {
         )
     }
 
-    /// Returns whether [`take_request`](Self::take_request) has one for the application. After the
-    /// mark the requests that arrived are refused.
+    /// Returns whether [`take_request`](Self::take_request) has a request for the application.
+    /// After this end's mark, the requests that arrived are refused instead.
     pub(crate) fn has_request(&self) -> bool {
         self.closed.is_none() && !self.has_marked() && self.rx.requests.has_untaken()
     }

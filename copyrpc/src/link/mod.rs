@@ -70,16 +70,17 @@ pub(crate) struct Request {
 /// The claim of a request to its bytes in the receive ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Hold {
-    /// The request is answered, or held, before the next arrival is taken.
+    /// The bytes stay until the next arrival is taken. The request is answered, or held, before.
     InPlace,
-    /// The bytes stay until the request is answered; its number among the held requests, modulo 2^32.
+    /// The bytes stay until the request is answered. The value is the request's number among the
+    /// held requests, modulo 2^32.
     Held(u32),
-    /// The application has copied them, or does without.
+    /// The application has copied the bytes, or does not need them.
     WithoutBytes,
 }
 
-/// The name of a request that the application holds: the part of a [`Request`] that the link does
-/// not keep. Small, because applications keep many.
+/// The identifier of a request that the application holds: only the part of a [`Request`] that the
+/// link does not keep, because applications hold many requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Held {
     /// Number of the request among the held requests, modulo 2^32.
@@ -101,7 +102,7 @@ impl Request {
         call_id: 0,
     };
 
-    /// Returns the name of a request that is held.
+    /// Returns the identifier of a request that is held.
     pub(crate) const fn name(&self) -> Held {
         let Self {
             hold,
@@ -118,7 +119,8 @@ impl Request {
         }
     }
 
-    /// Returns the place of its payload in the receive ring; intact until the request is answered.
+    /// Returns the place of the request's payload in the receive ring. The payload is intact until
+    /// the request is answered.
     pub(crate) const fn payload(&self) -> Payload {
         self.payload
     }
@@ -132,7 +134,7 @@ impl Request {
 /// The result of [`Link::next_event`].
 #[derive(Debug)]
 pub(crate) enum Event<U> {
-    /// Number of requests that arrived, at least one: [`Link::take_request`] has as many more.
+    /// Number of requests that arrived, at least one; [`Link::take_request`] returns them.
     Requests(usize),
     /// A call ended.
     Ended {
@@ -160,20 +162,20 @@ pub(crate) enum Message<U> {
     Request {
         /// The request, not answered.
         request: Request,
-        /// Address of its payload in the receive ring.
+        /// Address of the request's payload in the receive ring.
         payload_at: NonNull<u8>,
     },
-    /// All is parsed.
+    /// All messages that arrived are parsed.
     Done,
     /// Any other event: [`Link::next_event`] returns it.
     Other,
 }
 
-/// Maximum bytes of messages that are taken without a further check: as much as the size of the
-/// rings permits, and nothing once no request may reach the application any more (G5).
+/// Limits up to which messages are taken without a further check: the limits of the ring size, or 0
+/// once no request may reach the application any more (G5).
 #[derive(Clone, Copy, Debug)]
 struct Limits {
-    /// Maximum padded message (L1).
+    /// Maximum length of a padded message (L1).
     message: u64,
     /// Maximum internal allowance (L2).
     internal_allowance: u64,
@@ -192,7 +194,7 @@ impl Limits {
     }
 }
 
-/// The words that are worth a batch of their own.
+/// The words whose changes can be worth a batch of their own (L4).
 #[derive(Clone, Copy, Debug)]
 struct News {
     consumer_pos: u64,
@@ -219,17 +221,19 @@ pub(crate) struct Link<U> {
     /// everything is done.
     ending: Option<CloseReason>,
     closing: Closing,
-    /// Last words of a batch, which decide when a metadata-only batch pays off.
+    /// Words of the last batch sent. Their difference to the current words decides whether to send
+    /// a metadata-only batch.
     told_by_batch: News,
     /// The published record has older words than the last batch. Otherwise it has the words that
     /// were sent last.
     is_unpublished: bool,
-    /// Last words received in a batch; minimum of the words of the next batch (T5).
+    /// Words of the last batch received; the minimum of the words of the next batch (T5).
     heard_by_batch: FlowWords,
-    /// Last words received by READ. READs are a channel of their own, which runs ahead of batches
-    /// not yet polled.
+    /// Words taken from the last READ. READs are a channel of their own, which runs ahead of
+    /// batches that are not polled yet.
     heard_by_read: FlowWords,
-    /// Words of the last READ, all of which are taken only if READs return whole words (F3).
+    /// Words of the last READ as they arrived. They are all taken only if READs return whole words
+    /// (F3).
     last_read: FlowWords,
     reads_whole_words: bool,
     read_in_flight: bool,
@@ -252,8 +256,8 @@ pub(crate) struct Link<U> {
     asks_activity: bool,
     /// Last activity received by READ.
     heard_activity: u64,
-    /// Counts that follow from positions and other counters are not kept a second time, see
-    /// [`Link::stats`]: for these counts, the number here is added to the other, modulo 2^64.
+    /// Counters. A count that follows from positions or other counters is not kept here a second
+    /// time: [`Link::stats`] adds the number here, modulo 2^64, to that position or counter.
     stats: Stats,
 }
 
@@ -342,7 +346,7 @@ impl<U> Link<U> {
         self.closed
     }
 
-    /// Returns whether messages wait that are not part of a batch before a wrap.
+    /// Returns whether the open batch, which is after any wrap that waits, has messages.
     #[inline(always)]
     pub(crate) const fn has_open_messages(&self) -> bool {
         self.tx.has_open_messages()
@@ -369,7 +373,7 @@ impl<U> Link<U> {
     }
 
     /// Returns the heartbeat that reports to the peer that no call of this end waits, if this end
-    /// gave up calls (K6). It is asked for whenever a call has ended.
+    /// gave up calls (K6). Called whenever a call has ended.
     #[inline(always)]
     pub(crate) const fn rest(&self) -> Option<u32> {
         if self.calls.unanswered() > 0 && self.calls.waiting() == 0 {
@@ -392,9 +396,9 @@ impl<U> Link<U> {
         self.closed.is_some() || !(may_flush || self.wants_read())
     }
 
-    /// Returns the rest of the pause before a READ that is wanted and delayed, in ns. A poll after
-    /// that time posts the READ, and so do enough polls before (L5). Nothing wakes a thread that
-    /// sleeps longer.
+    /// Returns the time that is left of the pause before a READ that is wanted and delayed, in ns.
+    /// A poll after that time posts the READ, and so do enough polls before (L5). Nothing wakes a
+    /// thread that sleeps longer.
     pub(crate) fn read_pause_ns(&self, now_ns: u64) -> Option<u64> {
         (self.closed.is_none() && !self.read_in_flight && self.wants_read())
             .then(|| self.backoff.rest_ns(now_ns))
@@ -423,7 +427,7 @@ impl<U> Link<U> {
         self.rx.requests.has_taken_bytes()
     }
 
-    /// Returns the request of this name.
+    /// Returns the request with this identifier.
     #[inline(always)]
     pub(crate) fn held(&self, name: Held) -> Request {
         match name {

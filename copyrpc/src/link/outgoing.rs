@@ -8,7 +8,8 @@ use crate::stats::Stats;
 use crate::wire::{ALIGNMENT, CallId, METADATA_SPAN, Status, internal_allowance, padded};
 
 /// Ring bytes that calls keep free: twice the bytes that grants keep free (64), so that under load
-/// grants to the peer win over this end's calls and neither side starves (invariant L3).
+/// grants to the peer win over this end's calls and neither side starves (invariant L3 of
+/// docs/copyrpc-protocol.md).
 pub(super) const CALL_SLACK: u64 = 128;
 
 impl<U> Link<U> {
@@ -29,7 +30,7 @@ impl<U> Link<U> {
     }
 
     /// Makes a call, if room for it is known (S4), and there is a slot for it. Otherwise returns
-    /// its user data and changes nothing: [`Link::call`] decides.
+    /// the user data and changes nothing: [`Link::call`] decides.
     #[inline(always)]
     pub(crate) fn try_call(
         &mut self,
@@ -65,8 +66,8 @@ impl<U> Link<U> {
         Ok(key)
     }
 
-    /// Decides whether a call is taken. Wraps if its message has to, and makes a slot. Returns the
-    /// user data.
+    /// Decides whether a call is taken. Wraps if the call's message has to, and makes a slot.
+    /// Returns the user data.
     fn make_call_room(
         &mut self,
         len: usize,
@@ -98,7 +99,7 @@ impl<U> Link<U> {
             self.stats.insufficient_credit += 1;
             return Err(CallError::InsufficientCredit(user_data));
         }
-        // S4: decided for the whole span, wrap included, before any byte is written.
+        // S4: the check covers the whole span, wrap included, before any byte is written.
         let reserved = 2 * self.reservation.outstanding() + CALL_SLACK;
         if self.tx.in_flight() + self.tx.span_of(message) + reserved > ring.bytes() {
             self.starved = true;
@@ -111,8 +112,8 @@ impl<U> Link<U> {
     }
 
     /// Ends a call at once: returns its user data, which [`Link::next_event`] does not return.
-    /// `None` if the call has ended already. Nothing is sent to the peer; its response will be
-    /// dropped (C3).
+    /// `None` if the call has ended already. Nothing is sent to the peer; the peer's response will
+    /// be dropped (C3).
     pub(crate) fn cancel(&mut self, call: CallKey) -> Option<U> {
         let user_data = self.calls.abandon(call)?;
         self.stats.cancelled += 1;
@@ -155,7 +156,7 @@ impl<U> Link<U> {
             stats,
             ..
         } = self;
-        // A closed link has no place.
+        // The send ring of a closed link has no place for a message.
         let Some(place) = tx.place(payload) else {
             return false;
         };
@@ -202,7 +203,7 @@ impl<U> Link<U> {
         Ok(())
     }
 
-    /// Holds a request that is answered later. Returns its name.
+    /// Holds a request that is answered later. Returns its identifier.
     #[inline(always)]
     pub(crate) fn hold(&mut self, request: &Request) -> Held {
         let Request {

@@ -1,7 +1,8 @@
 //! Receive side: announced batches become messages, requests are held until answered.
 //!
 //! Nothing in a batch is used before it is checked against the span in its immediate and the
-//! capacity of the ring (T1..T4). Headers and metadata are copied out once and the copy is checked.
+//! capacity of the ring (T1..T4 of docs/copyrpc-protocol.md). Headers and metadata are copied out
+//! once and the copy is checked.
 
 #[cfg(test)]
 #[path = "explore/rx.rs"]
@@ -33,7 +34,7 @@ pub(super) struct Received {
     pub(super) position: u64,
     /// Padded size of the message in bytes.
     pub(super) message: u64,
-    /// Address of the payload in the ring, which has the length given by the header.
+    /// Address of the payload in the ring. The header has the length of the payload.
     pub(super) payload_at: NonNull<u8>,
 }
 
@@ -44,20 +45,21 @@ pub(super) struct RecvRing {
     producer: u64,
     /// Everything before this position is delivered: start of the message being delivered.
     delivered: u64,
-    /// Next byte of the batch being parsed, and its end. After it there is room for a header on its
-    /// lap, in the batch or not.
+    /// Positions of the next byte of the batch being parsed, and of the end of that batch. After
+    /// the end of a batch with messages, its lap has room for a further header.
     next: u64,
     end: u64,
     /// Lap of `next` and `end`, and the position of the lap's end.
     lap: Lap,
     lap_end: u64,
-    /// Number of its messages not parsed yet; 0 between batches.
+    /// Number of messages of the batch being parsed that are not parsed yet; 0 between batches.
     messages_left: u32,
     /// Number of messages of all batches that were begun.
     messages_begun: u64,
-    /// Bytes of the oldest announced batch that is not begun; 0 if there is none.
+    /// Length of the oldest announced batch that is not begun, in bytes; 0 if there is none.
     announced: u64,
-    /// Bytes of the batches after it, oldest first; at most `batch_limit` entries.
+    /// Lengths of the announced batches after that one, oldest first; at most `batch_limit`
+    /// entries.
     announced_behind: VecDeque<u64>,
     /// Requests that are not answered.
     pub(super) requests: HeldRequests,
@@ -66,8 +68,8 @@ pub(super) struct RecvRing {
     heard_closing: bool,
     /// Batches that the peer may have sent without confirmation of their receipt (B1).
     batch_limit: u32,
-    /// The most recent words of this side that the peer can know. They bound the bytes that it may
-    /// send.
+    /// The most recent words of this side that the peer can know. They bound the bytes that the
+    /// peer may send.
     told: FlowWords,
 }
 
@@ -141,13 +143,13 @@ impl RecvRing {
         self.told
     }
 
-    /// Takes a receive completion. Returns the bytes of its batch, which the caller
-    /// [begins](Self::begin) or [postpones](Self::put_off).
+    /// Takes a receive completion. Returns the length of its batch in bytes. The caller
+    /// [begins](Self::begin) or [postpones](Self::put_off) the batch.
     #[inline(always)]
     pub(super) fn announce(&mut self, imm: u32) -> Result<u64, ProtocolError> {
         let span = decode_imm(imm);
         let free = self.size().bytes() - (self.producer - self.told.consumer_pos);
-        // 0 bytes are too few.
+        // A span of 0 becomes `u64::MAX`, and is refused as well.
         if span.wrapping_sub(1) >= free {
             return Err(ProtocolError::Overrun { span, free });
         }
@@ -205,8 +207,9 @@ impl RecvRing {
         is_done
     }
 
-    /// Returns the bytes of the next postponed batch, which the caller [begins](Self::begin);
-    /// `None` if there is none. Called between batches; the last message counts as delivered.
+    /// Returns the length in bytes of the next postponed batch, which the caller
+    /// [begins](Self::begin); `None` if there is none. Called between batches; the last message
+    /// counts as delivered.
     pub(super) fn next_put_off(&mut self) -> Result<Option<u64>, ProtocolError> {
         if self.next != self.end {
             return Err(ProtocolError::TrailingBytes {
@@ -219,11 +222,11 @@ impl RecvRing {
         Ok((span != 0).then_some(span))
     }
 
-    /// Begins the next announced batch, of `span` bytes: its metadata comes before its messages.
-    /// Everything before it is parsed.
+    /// Begins the next announced batch, of `span` bytes. Returns the metadata at its start.
+    /// Everything before the batch is parsed.
     #[inline(always)]
     pub(super) fn begin(&mut self, span: u64) -> Result<FlowMetadata, ProtocolError> {
-        // The first message, or the end, comes next, and moves `delivered`.
+        // `delivered` is not moved here: the first message of the batch, or its end, moves it.
         let start = self.end;
         // The first two lines are being fetched, or are requested immediately below.
         if span > 2 * LINE {
@@ -245,7 +248,7 @@ impl RecvRing {
         let metadata = FlowMetadata::decode(&bytes)
             .map_err(|ReservedNotZero| ProtocolError::ReservedNotZero)?;
         let count = metadata.message_count;
-        // A marker has a higher count than any batch.
+        // A marker has a higher count than any batch, and is handled here, too.
         if u64::from(count) > (span - METADATA_SPAN) / padded(0) || span >= self.lap_end - start {
             self.begin_marker(count, span)?;
             return Ok(metadata);
@@ -299,7 +302,8 @@ impl RecvRing {
         let position = self.next;
         self.delivered = position;
         // SAFETY: a batch with messages ends a header or more before its lap does (P2), and `next`
-        // is in it or its end. The header is copied out once: the copy is validated.
+        // is inside this batch or its end, so the header is on the lap. It is copied out once: the
+        // copy is validated.
         let (start, header) = unsafe {
             let start = self.lap.at(position);
             (
@@ -308,12 +312,13 @@ impl RecvRing {
             )
         };
         prefetch(start.addr().get() + PREFETCH_BYTES as usize);
-        // The check also fails if the batch has ended, and these bytes are not a header.
+        // If the batch has ended, these bytes are not a header, and the check fails as well.
         let message = padded(u64::from(header.len));
         if message > self.end - position {
             return Err(self.too_long(header.len));
         }
-        // SAFETY: the message is inside of the batch.
+        // SAFETY: the message, which is at least a header, is inside the batch, and so inside the
+        // ring.
         let payload_at = unsafe { start.add(HEADER_SIZE) };
         Ok(Received {
             header,

@@ -5,8 +5,9 @@
 //! peer_consumer .. posted            posted .. wrap.marker   marker .. ring end   .. producer
 //! with the NIC or unread at the peer  closed batch            wrap marker          open batch
 //! ```
-//! The middle two exist only while a wrap waits to be posted. There is never a second one (P4), so
-//! "closed but not posted" needs no queue and a reply always has its place.
+//! The closed batch and the wrap marker exist only while a wrap waits to be posted. There is never
+//! a second wrap (P4 of docs/copyrpc-protocol.md), so "closed but not posted" needs no queue and a
+//! reply always has its place.
 
 #[cfg(test)]
 #[path = "explore/tx.rs"]
@@ -38,7 +39,7 @@ pub(crate) struct Emit {
     pub(crate) signal: bool,
 }
 
-/// The batch of all messages that wait, not posted. Its metadata is not in the ring.
+/// The batch of all messages that wait to be posted. Its metadata is not in the ring yet.
 #[derive(Debug)]
 pub(crate) struct EasyBatch<'a> {
     ring: &'a SendRing,
@@ -46,7 +47,7 @@ pub(crate) struct EasyBatch<'a> {
 }
 
 impl EasyBatch<'_> {
-    /// Returns the bytes to write: the metadata and one message at least.
+    /// Returns the number of bytes to write: the metadata and one message at least.
     #[inline(always)]
     pub(crate) const fn bytes(&self) -> u64 {
         self.ring.next - self.ring.posted
@@ -57,10 +58,11 @@ impl EasyBatch<'_> {
         encode_imm(self.bytes())
     }
 
-    /// Returns the first byte of its place in the send ring.
+    /// Returns the address of the batch's first byte in the send ring.
     #[inline(always)]
     pub(crate) const fn start(&self) -> NonNull<u8> {
-        // SAFETY: `lap` is the lap of the open batch, which starts here, since no wrap waits.
+        // SAFETY: no wrap waits, so the open batch starts at `posted`, and `lap` is the lap of the
+        // open batch.
         unsafe { self.ring.lap.at(self.ring.posted) }
     }
 
@@ -70,7 +72,8 @@ impl EasyBatch<'_> {
         self.words
     }
 
-    /// Returns the metadata, for the first bytes. The messages that follow it are in the ring.
+    /// Returns the metadata, which are the first bytes of the batch. The messages after it are in
+    /// the ring.
     #[inline(always)]
     pub(crate) fn metadata(&self) -> [u8; FLOW_METADATA_SIZE] {
         // An end that closes never posts an easy batch.
@@ -100,14 +103,14 @@ impl EasyBatch<'_> {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Batch {
     start: u64,
-    /// Bytes by which it advances the peer's receive ring.
+    /// Bytes by which the batch advances the peer's receive ring.
     span: u64,
     /// [`WRAP_MESSAGE_COUNT`] for a wrap marker.
     count: u32,
 }
 
 impl Batch {
-    /// Returns the ring bytes it covers.
+    /// Returns the number of ring bytes that the batch covers.
     pub(super) const fn span(&self) -> u64 {
         self.span
     }
@@ -116,7 +119,7 @@ impl Batch {
         self.count == WRAP_MESSAGE_COUNT
     }
 
-    /// Returns the bytes on the wire: a marker writes its metadata only.
+    /// Returns the number of bytes on the wire: a marker writes its metadata only.
     pub(super) const fn bytes(&self) -> u64 {
         if self.is_marker() {
             METADATA_SPAN
@@ -145,8 +148,8 @@ pub(super) struct SendRing {
     view: RingView,
     /// The lap of the open batch.
     lap: Lap,
-    /// Position of the next message: after the last of the open batch, or after the metadata of the
-    /// batch that it opens.
+    /// Position of the next message: after the last message of the open batch, or after the
+    /// metadata of the batch that the next message opens.
     next: u64,
     /// Everything before this position was posted.
     posted: u64,
@@ -155,7 +158,7 @@ pub(super) struct SendRing {
     wrap: Option<Wrap>,
     /// Messages in the open batch.
     open_count: u32,
-    /// The open batch exists, possibly without messages.
+    /// The open batch was begun without messages; messages may have joined it since.
     is_metadata_only: bool,
     /// Everything unposted is one batch of messages, and a flush posts all of it: there is no wrap,
     /// no batch without messages, and nothing else that prevents it.
@@ -164,15 +167,15 @@ pub(super) struct SendRing {
     is_hindered: bool,
     /// The last position of `lap` at which a message may end without a wrap (P2), or 0.
     lap_end: u64,
-    /// A call whose message ends here or before is admitted (S4), without a wrap: at most
-    /// `lap_end`. The current limit of S4 is at least as high: only a grant takes room from calls,
-    /// and sets this anew.
+    /// The last position at which the message of a call may end that is admitted without a wrap and
+    /// without another check of S4; at most `lap_end`. The limit of S4 is never lower: only a grant
+    /// takes room from calls, and a grant sets this field again.
     calls_end: u64,
     batches_sent: u64,
     /// Batches that the peer took, as far as known here; lags (F1).
     batches_received: u64,
     /// Batches that the peer's process took, as far as READs reported; the number lags, and is only
-    /// a hint of the peer's (K2).
+    /// a hint from the peer (K2).
     batches_taken: u64,
     /// Maximum number of batches sent and not received, granted by the peer (B1).
     batch_limit: u64,
@@ -193,7 +196,7 @@ pub(super) struct Place<'a> {
 }
 
 impl Place<'_> {
-    /// Returns the padded bytes of the message.
+    /// Returns the padded length of the message in bytes.
     #[inline(always)]
     pub(super) const fn message(&self) -> u64 {
         self.end - self.at
@@ -213,8 +216,8 @@ impl Place<'_> {
             piggyback,
             len: payload.len() as u32,
         };
-        // SAFETY: the message is on the lap, which nothing has changed since: the place borrows the
-        // ring.
+        // SAFETY: `place_before` checked that the whole message is on `lap`, and the ring has not
+        // changed since, because the place borrows it.
         unsafe { ring.lap.write_message(at, &header.encode(), payload) };
         ring.next = end;
         ring.open_count += 1;
@@ -352,8 +355,8 @@ impl SendRing {
         taken + u64::from(self.last_metadata_only == self.batches_sent) < self.batches_sent
     }
 
-    /// Takes the number of batches that the peer's process took, modulo 2^32. Returns whether they
-    /// are more than before. An impossible number is ignored.
+    /// Takes the number of batches that the peer's process took, modulo 2^32. Returns whether the
+    /// number is higher than before. An impossible number is ignored.
     pub(super) fn note_taken(&mut self, batches: u32) -> bool {
         let untaken = u64::from((self.batches_sent as u32).wrapping_sub(batches));
         let taken = self.batches_sent.saturating_sub(untaken);
@@ -365,9 +368,10 @@ impl SendRing {
         is_more
     }
 
-    /// Returns the ring bytes that a message of `message` padded bytes takes: itself, the metadata
-    /// of the batch that it opens, and the bytes that a wrap skips. The check is strict, so no data
-    /// batch ends at the ring end (P2), and covers the message and the metadata it may need.
+    /// Returns the number of ring bytes that a message of `message` padded bytes takes: its own
+    /// bytes, the metadata of the batch that it opens, and the bytes that a wrap skips. The check
+    /// whether the message fits the lap is strict, so no data batch ends at the ring end (P2). The
+    /// check covers the message and the metadata that it may need.
     pub(super) const fn span_of(&self, message: u64) -> u64 {
         let producer = self.producer();
         if self.fits_lap(message) {
@@ -383,8 +387,8 @@ impl SendRing {
         self.next + message <= self.lap_end
     }
 
-    /// Returns a place for a message with this payload that ends at `limit` or before, which is at
-    /// most the end of the lap.
+    /// Returns a place for a message with this payload, if the message ends at `limit` or before.
+    /// `limit` is at most the end of the lap.
     #[inline(always)]
     fn place_before<'a>(&'a mut self, limit: u64, payload: &'a [u8]) -> Option<Place<'a>> {
         debug_assert!(limit <= self.lap_end, "P2");
@@ -429,15 +433,15 @@ impl SendRing {
         self.calls_end = 0;
     }
 
-    /// Makes every message be checked before it is written: none is written any more.
+    /// Makes every message fail the check for room, so that no message is written any more.
     pub(super) const fn stop(&mut self) {
         self.lap_end = 0;
         self.close_to_calls();
         self.hinder();
     }
 
-    /// Wraps if a message of `message` padded bytes needs a wrap. The caller has checked S1 for its
-    /// whole span.
+    /// Wraps if a message of `message` padded bytes needs a wrap. The caller has checked S1 for the
+    /// whole span of the message.
     #[inline(always)]
     pub(super) fn make_place(&mut self, message: u64) {
         if !self.fits_lap(message) {
@@ -535,7 +539,8 @@ impl SendRing {
     /// Writes the metadata of a batch; may be repeated until the batch is posted.
     #[inline]
     pub(super) fn fill(&self, batch: &Batch, words: FlowWords, signal: bool) -> Emit {
-        // No calls are appended any more, but waiting messages may include calls after this batch.
+        // No calls are appended any more, but calls may wait after this batch, so only the last
+        // batch has the mark.
         let is_last = batch.start + batch.span == self.producer();
         let is_closing = self.is_closing && is_last;
         let metadata = FlowMetadata {
@@ -553,7 +558,7 @@ impl SendRing {
         }
     }
 
-    /// Notes that the batch has been posted (F2: nothing moves before that).
+    /// Notes that the batch has been posted. No position moves before that (F2).
     #[inline]
     pub(super) fn commit(&mut self, batch: &Batch) {
         self.posted += batch.span;
@@ -582,7 +587,7 @@ impl SendRing {
         has_all
     }
 
-    /// Takes the peer's position; `floor` has its earlier words of the same channel (T5).
+    /// Takes the peer's position; `floor` has the peer's earlier words of the same channel (T5).
     pub(super) fn acknowledge(
         &mut self,
         told: FlowWords,

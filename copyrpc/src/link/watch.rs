@@ -1,5 +1,5 @@
-//! Watches a peer that calls wait for: when to probe it (K1), and when to give it up although it
-//! answers (K2).
+//! Watches a peer that calls wait for: when to probe it (K1 of docs/copyrpc-protocol.md), and when
+//! to give it up although it answers (K2).
 
 /// Number of READs without news before a peer counts as stalled.
 const IDLE_PROBES: u32 = 3;
@@ -24,7 +24,7 @@ pub(super) struct Watch {
     /// Time since which the peer has done nothing, in ns.
     idle_since_ns: u64,
     last_look_ns: u64,
-    /// Number of READs since then without news.
+    /// Number of READs without news since the last news.
     idle_probes: u32,
 }
 
@@ -54,8 +54,8 @@ impl Watch {
         self.idle_probes = self.idle_probes.saturating_add(1);
     }
 
-    /// Notes that the peer has been active since the last time that it was stalled: it is given
-    /// another quarter of the time (K7).
+    /// Notes that the peer has run a handler since the last time that it seemed stalled: the peer
+    /// is given another quarter of the time (K7).
     pub(super) const fn doubt(&mut self) {
         self.is_answering = true;
         self.idle_probes = 0;

@@ -1,4 +1,5 @@
-//! The window of small batches under way: while it is full, messages gather (W1..W3).
+//! The window of small batches under way: while it is full, messages gather (W1..W3 of
+//! docs/copyrpc-protocol.md).
 
 use std::collections::VecDeque;
 
@@ -10,10 +11,11 @@ use std::collections::VecDeque;
 ///
 /// `docs/study.md` finds its use by simulation. Where the clients of 8 nodes share receive queues
 /// that take 1.9 million WRITEs per second each, daemons with [`Window::Completion`] of one batch
-/// do 3.1 times the operations of daemons without a window. Without that limit it costs up to 12 %.
-/// [`Window::Consumption`] loses there: it waits for a word that the peer sends with its own
-/// messages. No NIC has been measured, so [`Window::Off`] is the default; on a NIC, compare it with
-/// one batch of `Completion`.
+/// do 3.1 times the operations of daemons without a window. Without that limit of the receive
+/// queues, the window costs up to 12 % of the operations. [`Window::Consumption`] does fewer
+/// operations there than no window: it waits for a word that the peer sends with its own messages.
+/// No NIC has been measured, so [`Window::Off`] is the default; on a NIC, compare it with one batch
+/// of `Completion`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Window {
     /// Each flush posts all messages.
@@ -42,8 +44,9 @@ impl Window {
     /// Default number of bytes above which a batch is not held back.
     pub const DEFAULT_EXEMPT_BYTES: u64 = 4096;
 
-    /// Returns the number of send completions in addition to the completions of B2: of batches that
-    /// arrived and still count as under way, because their completions were not taken.
+    /// Returns the number of send completions that the window adds to the completions of B2: those
+    /// of batches that arrived and still count as under way, because their completions were not
+    /// taken.
     pub(crate) const fn completions(self) -> u32 {
         match self {
             Self::Completion { batches, .. } => batches,
@@ -93,12 +96,12 @@ impl WindowState {
         }
     }
 
-    /// Suspends the window, or ends that.
+    /// Suspends the window, or ends the suspension.
     pub(super) const fn suspend(&mut self, is_suspended: bool) {
         self.is_suspended = is_suspended;
     }
 
-    /// Begins a flush of `waiting` bytes. Returns whether the window applies to it (W2).
+    /// Begins a flush of `waiting` bytes. Returns whether the window applies to the flush (W2).
     pub(super) const fn begin(&mut self, waiting: u64) -> bool {
         self.awaits_completion = false;
         // The window does not apply to a flush of 0 bytes either.
@@ -120,7 +123,7 @@ impl WindowState {
         is_full
     }
 
-    /// Notes that the batch of this number was posted and takes a place.
+    /// Notes that the batch of this number was posted and takes a place of the window.
     pub(super) fn posted(&mut self, number: u64) {
         if self.is_by_completion {
             self.completing += 1;
@@ -129,7 +132,8 @@ impl WindowState {
         }
     }
 
-    /// Notes that the oldest batch under way completed. Returns whether messages wait for that.
+    /// Notes that the oldest batch under way completed. Returns whether messages wait for a
+    /// completion.
     pub(super) fn completed(&mut self) -> bool {
         self.completing = self.completing.saturating_sub(1);
         self.awaits_completion

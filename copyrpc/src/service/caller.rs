@@ -30,22 +30,22 @@ const DEFAULT_REPLY: usize = 4 << 10;
 /// Options of a [`Client`](crate::Client).
 #[derive(Clone, Debug)]
 pub struct ClientOptions {
-    /// Device of the client, of the same kind as the server's. Default: the device that the
-    /// environment variable `COPYRPC_DEVICE` names (`soft`, `mlx5_0`, `mlx5_0:2`), or the software
-    /// HCA.
+    /// Device of the client, of the same kind as the server's. Default: the device given by the
+    /// environment variable `COPYRPC_DEVICE` (`soft`, `mlx5_0`, `mlx5_0:2`), or the software HCA.
     pub device: DeviceSpec,
     /// Options of the connection. The ring size must be the server's.
     pub endpoint: EndpointConfig,
     /// Maximum time to wait, whenever a connection is made, for a server that is not there yet,
-    /// does not answer, or has no room for another client. A refusal that does not pass ends it at
-    /// once: another secret or version, or a device that this process may not reach. Default: 5 s.
+    /// does not answer, or has no room for another client. A refusal that does not pass ends the
+    /// wait at once: another secret or version, or a device that this process may not reach.
+    /// Default: 5 s.
     pub connect_timeout: Duration,
-    /// Maximum bytes of a reply; a longer one ends its call as [`ClientError::ReplyTooLong`]. A
-    /// call takes `max_reply` of the credit, which is a quarter of the ring, until the server
-    /// answers it, even if the call is given up before; calls for which no credit is left wait, and
-    /// end as [`ClientError::NoCredit`] if calls that were given up keep it. The limit is 3/16 of
-    /// the ring. Default: 4 KiB, or a quarter of the limit if that is less. With that and rings of
-    /// 1 MiB the credit is enough for 63 calls at once.
+    /// Maximum length of a reply in bytes; a longer reply ends its call as
+    /// [`ClientError::ReplyTooLong`]. A call takes `max_reply` of the credit, which is a quarter of
+    /// the ring, until the server answers it, even if the call is given up before. Calls for which
+    /// no credit is left wait, and end as [`ClientError::NoCredit`] if calls that were given up
+    /// keep the credit. The limit is 3/16 of the ring. Default: 4 KiB, or a quarter of the limit if
+    /// that is less. With the default and rings of 1 MiB the credit is enough for 63 calls at once.
     pub max_reply: Option<usize>,
     /// Timeout of [`Client::call`](crate::Client::call). Default: none; a call waits as long as the
     /// server lives and polls ([`EndpointConfig::stall_timeout`]).
@@ -79,30 +79,31 @@ impl From<ConnectError> for ClientError {
     }
 }
 
-/// The device and the connection.
+/// The device of a client, and its connection to the server.
 #[derive(Debug)]
 pub struct Caller {
-    /// Declared before the context.
+    /// The endpoint in use. It is declared before the context, so it is closed before the context
+    /// is dropped.
     pub(super) endpoint: Endpoint<u64>,
-    /// The endpoint before, whose calls have not all ended.
+    /// The previous endpoint, while its calls have not all ended.
     leaving: Option<Endpoint<u64>>,
     pub(super) context: Context<u64>,
-    /// The socket over which the endpoint was connected. The end of the socket tells the server
-    /// that this client may have died, so the socket is declared after the context, whose drop
-    /// closes the connection gracefully.
+    /// The socket over which the endpoint was connected. The end of the socket is a sign for the
+    /// server that this client may have died, so the socket is declared after the context, whose
+    /// drop closes the connection gracefully.
     lifeline: TcpStream,
     route: Route,
     options: ClientOptions,
-    /// Maximum bytes of a reply.
+    /// Maximum length of a reply in bytes.
     max_reply: usize,
-    /// Time of the first call in a row that found no credit or no room, since [given up calls keep
-    /// it](Self::is_starving).
+    /// Time of the first of the successive calls that found no credit or no room because [given up
+    /// calls keep it](Self::is_starving); `None` if the last call was not of this kind.
     starving_since: Option<Instant>,
     /// A call waits for credit or room.
     has_no_room: bool,
-    /// Time of the last check for an end in a pause, in ns.
+    /// Time of the last call of [`has_ended`](Connection::has_ended), in ns.
     checked_ns: u64,
-    /// Counters of the contexts before.
+    /// Counters of the contexts that the present context replaced.
     past: Stats,
 }
 
@@ -212,9 +213,9 @@ impl Connection for Caller {
             .or_else(|| self.leaving.as_ref()?.cancel(call));
     }
 
-    /// While calls wait, it also ends to see whether the server has died. Otherwise ends a
-    /// connection whose server has died meanwhile, before a call is made that would have an unknown
-    /// end.
+    /// While calls wait, the sleep also ends to check whether the server has died. Otherwise ends a
+    /// connection whose server has died meanwhile, before a call is made on it: the end of such a
+    /// call would be unknown.
     fn sleep(&mut self, limit: Option<Duration>) {
         // The context knows the deadlines of the calls that the endpoint has taken. A call that
         // still waits is tried again after the sleep.
@@ -262,15 +263,15 @@ impl Connection for Caller {
         let (context, endpoint, max_reply) =
             (&self.context, &self.options.endpoint, self.max_reply);
         let mut ended = Ended::<Self>::new();
-        // A server that closes waits until its last messages were taken. With packets, this thread
-        // has to take them.
+        // A server that closes waits until its last messages were taken. On a device that sends
+        // packets, this thread has to take them, so it polls.
         let mut goes_on = || {
             poll(context, max_reply, |number, outcome| {
                 ended.push((number, outcome))
             });
             goes_on(&mut ended)
         };
-        // Frees the resources of the ended connection.
+        // This poll frees the resources of the ended connection.
         goes_on();
         (self.endpoint, self.lifeline) = self.route.connect_again(
             within,
@@ -281,8 +282,8 @@ impl Connection for Caller {
         Ok(())
     }
 
-    /// Sends nothing. Checks the socket only after a pause. A call without a pause before it
-    /// detects the end of the connection when it ends itself.
+    /// Sends nothing. Checks the socket only after a pause between calls. A call that follows
+    /// another call without a pause detects the end of the connection when the call itself ends.
     #[inline(always)]
     fn has_ended(&mut self) -> bool {
         let now_ns = self.context.device().coarse_now_ns();
@@ -319,7 +320,7 @@ impl Caller {
                 return Refusal::Failed(ClientError::TooLarge { len, max });
             }
             // A server keeps the bytes of a request that it holds, unless it releases them, and so
-            // the ring after them.
+            // the ring after these bytes. Calls that were given up can therefore keep room, too.
             CallError::InsufficientCredit(_) | CallError::RingFull(_) if self.is_starving() => {
                 self.starving_since.get_or_insert_with(Instant::now);
             }
@@ -328,7 +329,8 @@ impl Caller {
         let endpoint = &self.endpoint;
         self.has_no_room = true;
         if endpoint.closed().is_some() || endpoint.is_closing() {
-            // The calls of this connection end before those of the next connection begin.
+            // The calls of this connection end before those of the next connection begin, so the
+            // call waits.
             let waits = matches!(error, CallError::Closed { .. })
                 && endpoint.closed().is_some()
                 && endpoint.outstanding_calls() > 0;
@@ -342,9 +344,9 @@ impl Caller {
         }
     }
 
-    /// Returns whether a call without credit or room waits for given up calls: these are at least
-    /// as many as the live calls, and a new connection ends no live call of the [previous
-    /// connection](Self::leaving).
+    /// Returns whether a call without credit or room waits for given up calls, so that a new
+    /// connection helps. The given up calls must be at least as many as the live calls, and the new
+    /// connection must end no live call of the [previous connection](Self::leaving).
     fn is_starving(&self) -> bool {
         let given_up = self.endpoint.given_up_calls();
         given_up > 0
@@ -399,7 +401,7 @@ fn poll(
     max_reply: usize,
     mut on_end: impl FnMut(u64, Result<Vec<u8>, ClientError>),
 ) -> usize {
-    // The polls of a client do not nest.
+    // The polls of a client do not nest, so none fails.
     context
         .serve(
             |_, reply| refuse(reply),

@@ -21,11 +21,13 @@ use crate::ring::RecvBytes;
 use crate::stats::Stats;
 use crate::wire::Status;
 
-/// Maximum sleep of a server, in which no event of a socket wakes it.
+/// Maximum sleep of a server. The events of its sockets do not wake it, and wait until the sleep is
+/// over.
 const LONGEST_SLEEP: Duration = Duration::from_millis(10);
 /// Maximum sleep while clients connect.
 const SHORT_SLEEP: Duration = Duration::from_millis(1);
-/// Number of turns between two polls of the sockets, for a server that always has something to do.
+/// Number of turns, each of which polls the context once, between two polls of the sockets, for a
+/// server that always has something to do.
 const TURNS_PER_SOCKETS: u32 = 1024;
 /// Maximum time for a client to connect. Other clients do not wait meanwhile. The client has no
 /// endpoint until its record has arrived.
@@ -39,8 +41,8 @@ const MAX_BUFFERED: usize = 64 << 20;
 /// Options of a [`Server`].
 #[derive(Clone, Debug)]
 pub struct ServerOptions {
-    /// Device of the server. Default: the device that the environment variable `COPYRPC_DEVICE`
-    /// names (`soft`, `mlx5_0`, `mlx5_0:2`), or the software HCA.
+    /// Device of the server. Default: the device given by the environment variable `COPYRPC_DEVICE`
+    /// (`soft`, `mlx5_0`, `mlx5_0:2`), or the software HCA.
     pub device: DeviceSpec,
     /// Maximum number of clients at once; a further client waits for a place, at most for its
     /// [`connect_timeout`](crate::ClientOptions::connect_timeout), and is refused if it gets no
@@ -51,9 +53,10 @@ pub struct ServerOptions {
     pub clients: u32,
     /// Options of the connections. Clients need the same ring size.
     pub endpoint: EndpointConfig,
-    /// Bytes of requests that wait for [`AsyncServer::recv`](crate::AsyncServer::recv), above which
-    /// an `AsyncServer` takes no further requests. These stay in the rings of their clients, whose
-    /// calls then wait for room. Default: 64 MiB.
+    /// Maximum number of bytes of requests that wait for
+    /// [`AsyncServer::recv`](crate::AsyncServer::recv). Above it, an `AsyncServer` takes no further
+    /// requests. These stay in the rings of their clients, whose calls then wait for room. Default:
+    /// 64 MiB.
     pub max_buffered: usize,
     /// Maximum time for which the [end](Server::close) and the drop of the server wait, both
     /// together: for clients that have begun to call while they connect, and then until the
@@ -144,8 +147,8 @@ pub enum ServerError {
 /// ```
 #[derive(Debug)]
 pub struct Server {
-    /// Declared before the context, whose drop waits until the endpoints' last answers have
-    /// arrived.
+    /// The connected clients. The field is declared before the context: its drop closes the
+    /// endpoints, and the drop of the context waits until their last answers have arrived.
     clients: Vec<Member>,
     /// `None` once the server takes no more clients.
     gate: Option<Gate<Handshake<()>>>,
@@ -278,9 +281,10 @@ impl Server {
     /// [`ClientError::ReplyTooLong`](crate::ClientError::ReplyTooLong). For handlers that answer
     /// later, or answer only some requests, see [`step`](Self::step) and [`recv`](Self::recv).
     ///
-    /// A handler may take any time, and all clients wait for it; by packets (`soft:roce=ADDRESS`)
-    /// it may take 2 s, after which clients take the server for dead. Do long work in other
-    /// threads: [`recv`](Self::recv), or an [`AsyncServer`](crate::AsyncServer).
+    /// A handler may take any time, and all clients wait for it. On a device that sends packets
+    /// (`soft:roce=ADDRESS`) it may take at most 2 s, after which clients take the server for dead.
+    /// Do long work in other threads: [`recv`](Self::recv), or an
+    /// [`AsyncServer`](crate::AsyncServer).
     ///
     /// # Errors
     /// [`ServerError::Broken`].
@@ -294,7 +298,8 @@ impl Server {
                 grace.get_or_insert_with(|| GracePeriod::new(LINGER, Instant::now()));
             }
             let moved = self.serve_turn(&mut handler)?;
-            // A turn is bounded, so there may be more.
+            // A turn takes a bounded number of requests, so more may have arrived. The loop ends
+            // after a turn that took nothing, or after the grace period.
             if grace
                 .as_mut()
                 .is_some_and(|grace| moved == 0 || grace.is_over(Instant::now()))
@@ -336,12 +341,14 @@ impl Server {
         self.turn(|context| context.poll(|(), _| ())).map(drop)
     }
 
-    /// Returns the number of completions and of requests that `take` moved.
+    /// Does one turn: calls `take`, polls the sockets if it is time to, and sleeps if there was
+    /// nothing to do for a while. Returns the number of completions and of requests that `take`
+    /// moved.
     fn turn(
         &mut self,
         take: impl FnOnce(&Context<()>) -> Result<usize, PollError>,
     ) -> Result<usize, ServerError> {
-        // The polls of a server do not nest.
+        // The polls of a server do not nest, so none fails.
         let moved = take(&self.context).unwrap_or(0);
         if self.turns_to_sockets == 0 {
             self.poll_sockets();
@@ -372,7 +379,7 @@ impl Server {
     /// again at the next server of its addresses, or ends it as
     /// [`Closed`](crate::ClientError::Closed) with
     /// [`ClosedByPeer`](crate::CloseReason::ClosedByPeer), which is retryable. A client that
-    /// connects and may call already is waited for (G6), at most for
+    /// connects and may call already is waited for (G6 of docs/copyrpc-protocol.md), at most for
     /// [`stop_timeout`](ServerOptions::stop_timeout). [`serve`](Self::serve) closes the server at
     /// its end, and so does the drop.
     pub fn close(&mut self) {
@@ -432,7 +439,8 @@ impl Server {
         gate.poll(
             Handshake::awaited,
             |handshake, stream, peer| {
-                // The queues may have room for more, as devices round up.
+                // The queues may have room for more endpoints, as devices round up, so the limit is
+                // checked here.
                 let begin = || {
                     if context.shares() < *max_clients {
                         Handshake::of(context, endpoint)
@@ -504,7 +512,7 @@ impl Serving for Server {
     fn recv(&mut self) -> Option<(RecvHandle<()>, Vec<u8>, Peer)> {
         loop {
             let mut request = Self::recv(self)?;
-            // A server has admitted every client.
+            // Every client was admitted by the server, so every request has a peer.
             let Some(peer) = request.peer() else { continue };
             let data = request.data().to_vec();
             request.release_data();

@@ -12,7 +12,8 @@ use copyrpc_shm::dir::Dir;
 
 use crate::limits::{scale_of, watchdog};
 
-/// `SHM_TEST_SCALE`: how much longer than by default the tests with several processes run.
+/// Returns the factor, from `SHM_TEST_SCALE`, by which the tests with several processes run longer
+/// than by default.
 pub fn scale() -> u32 {
     scale_of("SHM_TEST_SCALE")
 }
@@ -21,7 +22,8 @@ pub fn scale() -> u32 {
 /// time but this.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A hang of a test with many processes; nothing there takes long.
+/// Time after which a test with many processes counts as hanging. Nothing in such a test takes
+/// long.
 const HANG: Duration = Duration::from_secs(300);
 
 /// A directory of regions that is removed at the end of the test.
@@ -79,7 +81,7 @@ impl Helper {
         Self::start_with(role, scratch, |_| ())
     }
 
-    /// Like [`start`](Self::start), with changes to its command.
+    /// Like [`start`](Self::start), with the changes that `change` makes to the command.
     pub fn start_with(role: &str, scratch: &Scratch, change: impl FnOnce(&mut Command)) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command
@@ -126,7 +128,8 @@ impl Helper {
 
     /// Sends the helper a signal.
     pub fn signal(&self, signal: i32) {
-        // SAFETY: no pointers are involved; the child is not reaped yet, so the pid is its.
+        // SAFETY: no pointers are involved; the child is not reaped yet, so the pid is still the
+        // child's.
         assert_eq!(unsafe { libc::kill(self.child.id() as i32, signal) }, 0);
     }
 
@@ -148,7 +151,7 @@ impl Helper {
         self.child.wait().unwrap();
     }
 
-    /// Waits for the helper's own end.
+    /// Waits until the helper ends by itself, which must be without an error.
     pub fn wait(&mut self) {
         assert!(self.child.wait().unwrap().success());
     }
@@ -167,7 +170,7 @@ pub fn say(line: impl std::fmt::Display) {
     std::io::stdout().flush().unwrap();
 }
 
-/// In a helper: waits for the next line of the test; empty when the test is gone.
+/// In a helper: waits for the next line of the test, and returns it; empty if the test has ended.
 pub fn next_word() -> String {
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).unwrap();
@@ -182,15 +185,15 @@ pub fn is_over() -> bool {
         events: libc::POLLIN,
         revents: 0,
     };
-    // SAFETY: one valid `pollfd`, and no waiting.
+    // SAFETY: `stdin` is one valid `pollfd` for the whole call, which does not wait.
     unsafe { libc::poll(&raw mut stdin, 1, 0) > 0 }
 }
 
-/// In a helper: its role and directory. A watchdog is set: a helper that hangs ends, and the test
-/// that listens to it fails.
+/// In a helper: returns its role and its directory; `None` without a role. Sets a watchdog: a
+/// helper that hangs ends, and so fails the test that waits for its lines.
 pub fn role() -> Option<(String, Dir)> {
     let role = std::env::var("SHM_TEST_ROLE").ok()?;
-    // SAFETY: no pointers are involved.
+    // SAFETY: alarm(2) takes no pointer.
     unsafe { libc::alarm(120 * scale()) };
     let path = PathBuf::from(std::env::var_os("SHM_TEST_DIR").unwrap());
     Some((role, Dir::open(Some(&path)).unwrap()))
@@ -237,7 +240,7 @@ pub fn voluntary_switches() -> i64 {
     usage.ru_nvcsw
 }
 
-/// Waits until `get` returns a value, or fails.
+/// Waits until `get` returns a value. Fails after [`PATIENCE`].
 pub fn wait_for_some<T>(what: &str, mut get: impl FnMut() -> Option<T>) -> T {
     let mut got = None;
     wait_for(what, || {
@@ -247,7 +250,7 @@ pub fn wait_for_some<T>(what: &str, mut get: impl FnMut() -> Option<T>) -> T {
     got.unwrap()
 }
 
-/// Waits until `done`, or fails.
+/// Waits until `done` returns `true`. Fails after [`PATIENCE`].
 pub fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
     let start = Instant::now();
     while !done() {

@@ -11,7 +11,7 @@ use std::time::Duration;
 /// Ends the test process if the test of this thread is not over in time.
 pub fn watchdog(limit: Duration) {
     thread_local! {
-        /// Dropped when the test's thread ends, or begins its next test.
+        /// Dropped when the test's thread ends or begins its next test, which ends the watchdog.
         static TEST: RefCell<Option<Sender<()>>> = const { RefCell::new(None) };
     }
     let (test, ended) = channel();
@@ -27,7 +27,7 @@ pub fn watchdog(limit: Duration) {
 /// Raises the limit of descriptors of this process, and of processes that it starts, to 8,192, or
 /// to the system's maximum.
 pub fn permit_descriptors() {
-    // SAFETY: a structure of two numbers, which both calls take.
+    // SAFETY: `files` is a valid structure for both calls. It has two numbers, which may be zero.
     unsafe {
         let mut files: libc::rlimit = std::mem::zeroed();
         assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut files), 0);

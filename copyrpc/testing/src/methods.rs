@@ -73,9 +73,9 @@ impl numbers::AsyncService for Sums {
     }
 }
 
-/// Calls a server of [`Sums`]: methods end with their result or their own error, and methods of
-/// another version with the errors for these. `is_late` returns whether an error means that the
-/// call's time ended before its reply.
+/// Calls a server of [`Sums`], and checks that a method ends with its result or its own error, and
+/// that a method of another version ends with the error for that case. `is_late` returns whether an
+/// error means that the call's time ended before its reply.
 pub fn check<C: Caller>(caller: C, is_late: impl Fn(&C::Error) -> bool) {
     let mut client = numbers::Client::new(caller);
     assert_eq!(client.double(21).unwrap(), 42);
@@ -107,7 +107,7 @@ pub fn check<C: Caller>(caller: C, is_late: impl Fn(&C::Error) -> bool) {
     );
 }
 
-/// Like [`check`].
+/// Like [`check`], with futures.
 pub async fn check_async<C: AsyncCaller>(caller: C, is_late: impl Fn(&C::Error) -> bool) {
     let mut client = numbers::AsyncClient::new(caller);
     assert_eq!(client.double(21).await.unwrap(), 42);
@@ -147,7 +147,7 @@ pub async fn check_async<C: AsyncCaller>(caller: C, is_late: impl Fn(&C::Error) 
     );
 }
 
-/// Bytes of a message that make almost every call one in parts.
+/// Maximum length of a message, so short that almost every call is made in parts.
 const SHORT: usize = 44;
 
 /// Calls a server of [`Sums`] that takes parts: first in very short parts, then with 3 MiB in each
@@ -168,7 +168,7 @@ pub fn check_in_parts<C: Caller<Error: 'static>>(caller: C, max_request: usize, 
     assert_eq!(long.name(word.clone()).unwrap(), word.to_uppercase());
 }
 
-/// Like [`check_in_parts`].
+/// Like [`check_in_parts`], with futures.
 pub async fn check_async_in_parts<C: AsyncCaller<Error: Send + 'static> + Sync>(
     caller: C,
     max_request: usize,

@@ -8,7 +8,7 @@ use std::time::Duration;
 use copyrpc_shm::clock::Clock;
 use copyrpc_shm::sleep::{self, SLICE, Sleeper};
 
-/// Maximum cost of one turn, and of a wake-up.
+/// Maximum virtual time of one turn, which is a step of one actor, and of a wake-up.
 const TURN_NS: u64 = 2_000;
 const WAKE_NS: u64 = 500;
 
@@ -27,12 +27,12 @@ impl Wake for Actor {
     }
 }
 
-/// How a turn ended.
+/// The outcome of a turn.
 pub enum Turn {
     /// The actor has worked, and may have more to do.
     Did,
-    /// The actor found nothing to do. If it rests, its next deadline is after this time
-    /// ([`Duration::MAX`]: never).
+    /// The actor found nothing to do. If it rests, its next turn is after this time at the latest
+    /// ([`Duration::MAX`]: there is no such limit).
     Idle(Duration),
     /// The actor has finished.
     Done,
@@ -71,8 +71,8 @@ impl World {
         self.trace.push((self.now_ns(), what));
     }
 
-    /// Gives turns to actors, in the order of their times, until one is done. An idle actor rests
-    /// on the sleepers that `sleepers` returns.
+    /// Gives turns to actors, in the order of their times, until an actor returns [`Turn::Done`].
+    /// An idle actor rests on the sleeper that `rest` passes on.
     pub fn run<S>(
         &mut self,
         actors: usize,
@@ -141,7 +141,7 @@ pub fn files() -> (usize, bool) {
 /// turns.
 pub type Run = (Vec<(u64, u64)>, Vec<usize>, [usize; 2]);
 
-/// Runs seeds, each twice.
+/// Runs three seeds, each twice, and checks that both runs are the same.
 pub fn check(run: impl Fn(u64) -> Run) {
     static IS_ONLY: AtomicBool = AtomicBool::new(true);
     assert!(

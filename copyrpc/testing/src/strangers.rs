@@ -12,15 +12,16 @@ use crate::limits;
 const ATTACK: Duration = Duration::from_secs(4);
 /// Maximum time of a call meanwhile, on a busy machine too.
 const CALL: Duration = Duration::from_secs(1);
-/// Pause between the bytes of a stranger that drips.
+/// Pause between the bytes of a stranger that sends one byte at a time.
 const PAUSE: Duration = Duration::from_millis(20);
 const SOCKETS: usize = 1_000;
 /// The first record of a client that knows a secret.
 const CHALLENGE: &[u8; 48] = b"secretHS\x01\0\x30\0\0\0\0\0................................";
 
-/// Attacks the server at an address: strangers stream, drip, stop after half a record, and open
-/// 1,000 sockets. Meanwhile a client continues its calls, none of which takes long, and other
-/// clients connect. `connect` makes a client, and returns a function that makes a call.
+/// Attacks the server at an address: strangers send without a pause, send one byte at a time, stop
+/// after half a record, and open 1,000 sockets. Meanwhile a client continues its calls, none of
+/// which takes long, and other clients connect. `connect` makes a client, and returns a function
+/// that makes a call.
 ///
 /// # Panics
 /// A call takes long, or panics.

@@ -23,14 +23,15 @@ fn scale() -> u32 {
         .fold(1, u32::max)
 }
 
-/// In the helper: prints its first line. The thread that calls this is the thread that is stepped.
+/// In the helper: prints a line for the tracer, with the id of the calling thread, which is the
+/// thread that is stepped.
 pub fn hello(words: &str) {
     // SAFETY: gettid takes no arguments.
     let tid = unsafe { libc::syscall(libc::SYS_gettid) };
     println!("\nstepped {tid} {words}");
 }
 
-/// In the helper: where stepping begins and ends.
+/// In the helper: stops at a marker. Stepping begins at the first marker and ends at the second.
 pub fn marker() {
     // SAFETY: raise sends a signal to this thread; the tracer sees it and takes it away.
     unsafe { libc::raise(libc::SIGUSR1) };
@@ -50,16 +51,17 @@ pub fn stepped<R>(operation: impl FnOnce() -> R) -> R {
 /// neither hangs nor outlives the helper.
 pub fn again_and_again(mut work: impl FnMut()) {
     while is_asked_for_a_child() {
-        // SAFETY: the helper's other threads only wait for this thread.
+        // SAFETY: the helper's other threads only wait for this thread, so they hold no lock that
+        // the child needs.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            // SAFETY: no pointers are involved.
+            // SAFETY: both calls take no pointers.
             unsafe {
                 libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
                 libc::alarm(120 * scale());
             }
             let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(&mut work));
-            // SAFETY: it ends the process.
+            // SAFETY: the call only ends the child.
             unsafe { libc::_exit(outcome.is_err().into()) };
         }
         let mut status = 0;
@@ -76,8 +78,8 @@ pub fn again_and_again(mut work: impl FnMut()) {
 fn is_asked_for_a_child() -> bool {
     let mut byte = 0;
     loop {
-        // SAFETY: one byte is valid for the call. Whatever is buffered above would be lost to the
-        // child.
+        // SAFETY: `byte` is valid for the call. This reads no more than one byte, because a child
+        // would miss what is buffered here.
         match unsafe { libc::read(0, (&raw mut byte).cast(), 1) } {
             1 if byte == FORK => return true,
             1 => {}
@@ -93,7 +95,7 @@ const FORK: u8 = 1;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
     Instruction,
-    /// The begin or the end of a system call.
+    /// The beginning or the end of a system call.
     SystemCall,
 }
 
@@ -103,8 +105,9 @@ pub struct Helper {
     /// Standard input of the process; `None` once closed.
     stdin: Option<ChildStdin>,
     output: BufReader<ChildStdout>,
-    /// Steps after which the child of the last count reached an instruction for the first time,
-    /// with its address, in ascending order. All children have the same addresses.
+    /// For each instruction that the child of the last [`count`](Tracee::count) reached: the number
+    /// of steps before it was first reached, and its address; in ascending order of steps. All
+    /// children have the same addresses.
     landmarks: Vec<(usize, usize)>,
 }
 
@@ -127,7 +130,7 @@ enum Stop {
 
 impl Helper {
     /// Starts the test called `stepped_process`, which is only a part of other tests, with these
-    /// variables. It works [`again_and_again`].
+    /// variables. That test calls [`again_and_again`].
     pub fn start(variables: &[(&str, &OsStr)]) -> Self {
         let mut process = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "stepped_process", "--ignored", "--nocapture"])
@@ -194,7 +197,7 @@ impl Drop for Helper {
 }
 
 impl Tracee {
-    /// Waits for the tracee's next [`hello`] with these words. It is not attached yet.
+    /// Waits for the tracee's next [`hello`] with these words. The tracee must not be attached yet.
     pub fn wait_for(&mut self, words: &str) {
         let line = self.helper.line();
         assert!(line.ends_with(words), "{line}");
@@ -221,7 +224,7 @@ impl Tracee {
     }
 
     fn ptrace_at(&self, request: Request, address: usize, data: libc::c_long) {
-        // SAFETY: requests that touch no memory of this process, on a thread of our own child.
+        // SAFETY: the requests touch no memory of this process, only that of the tracee.
         let done = unsafe { libc::ptrace(request, self.tid, address, data) };
         assert_eq!(
             done,
@@ -258,7 +261,7 @@ impl Tracee {
         assert_eq!(self.wait(), Stop::Marker);
     }
 
-    /// Sets the unit of the steps from now on; instructions at first.
+    /// Sets the unit of the steps from now on. The first unit is the instruction.
     pub fn step_by(&mut self, unit: Unit) {
         self.unit = unit;
     }
@@ -333,7 +336,8 @@ impl Tracee {
         assert_eq!(self.wait(), Stop::Marker);
     }
 
-    /// Continues from the second marker, after a run to it if the tracee is `inside` the two.
+    /// Continues from the second marker. If the tracee is `inside` the two markers, first runs it
+    /// to the second.
     pub fn go_on(&self, inside: bool) {
         if inside {
             self.finish();
@@ -360,7 +364,8 @@ impl Tracee {
     }
 
     fn end(&self) {
-        // SAFETY: no pointers. The child is not reaped yet, so the id still names it.
+        // SAFETY: the call involves no pointers. The child is not reaped yet, so the id is still
+        // its own.
         unsafe { libc::kill(self.tid, libc::SIGKILL) };
         let mut status = 0;
         while !libc::WIFSIGNALED(status) {
@@ -417,9 +422,9 @@ const MIN_POINTS: usize = 8;
 /// number.
 const SHARES: usize = 16;
 
-/// Steps of `0..n` to test. With `STEP_SHARE`, every 16th from that offset. Otherwise in a
-/// low-discrepancy order from a random start, until the time, times the scale of the tests, is
-/// over, at least 8, and each once.
+/// The steps of `0..n` that are tested. With the variable `STEP_SHARE`, these are every 16th step
+/// from that number on. Otherwise they are in a low-discrepancy order from a random start, each at
+/// most once, and end when the time, times the scale of the tests, is over; at least 8 are tested.
 pub struct Points {
     n: usize,
     order: Box<dyn Iterator<Item = usize>>,

@@ -1,5 +1,5 @@
-//! flux below the load of `harness`, for the benchmarks here and in `benchkv/peers`: node 0 calls
-//! node 1.
+//! The ends of flux under the load of `harness`, for the benchmarks here and in `benchkv/peers`:
+//! node 0 calls node 1.
 
 use benchkv_harness::Failure;
 use benchkv_harness::load::{Answerer, Caller, Payload};
@@ -14,7 +14,8 @@ pub(crate) struct FluxAnswerer(Node<Payload, u32>);
 pub(crate) struct Network {
     pub(crate) caller: FluxCaller,
     pub(crate) answerer: FluxAnswerer,
-    /// Nodes that do nothing. Without them, the others would have dropped nodes.
+    /// Nodes that do nothing. They are kept because their drop would be an event for the other
+    /// nodes.
     _idle: Vec<Node<Payload, u32>>,
 }
 

@@ -1,5 +1,5 @@
-//! ipc below the load of `harness`, for the benchmarks here and in `benchkv/peers`, and
-//! delegationrpc, which has another `W`.
+//! The ends of ipc under the load of `harness`, for the benchmarks here and in `benchkv/peers`;
+//! with another `W`, the ends of delegationrpc.
 
 use benchkv_harness::Failure;
 use benchkv_harness::load::{Answerer, Caller, Payload};

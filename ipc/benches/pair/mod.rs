@@ -9,8 +9,9 @@ type Payload = [u64; 4];
 
 /// Unanswered calls of a client.
 pub(crate) const DEPTH: usize = 32;
-/// Work that depends on the clock is counted in rows of its own: it is done once in a millisecond,
-/// and so once in fewer calls on a slower machine.
+/// Selects all functions but the search for dead clients, which depends on the clock and is counted
+/// in rows of its own: it runs once in a millisecond, and so once in fewer calls on a slower
+/// machine.
 pub(crate) const WITHOUT_LOOKS: &str = "all but reap_clients";
 
 /// Both ends: a server and its clients. The client that calls is the middle one.

@@ -15,8 +15,8 @@ use crate::error::{AskError, ConnectError};
 use crate::layout::{BYTES_KIND, Header};
 use crate::views::{self, Views};
 
-/// A client of a [`Server`](super::Server). `U` is the user data of a call, which is returned with
-/// its reply.
+/// A client of a [`Server`](super::Server). `U` is the type of the user data of a call; the client
+/// returns them with the reply.
 ///
 /// A client belongs to one thread at a time (`Send`). The drop ends the session with the server and
 /// discards unanswered calls.
@@ -68,8 +68,8 @@ impl<U> Client<U> {
         Ok(())
     }
 
-    /// Connects to the server `name` in `dir`. `type_tag` must be the server's; the lengths of
-    /// messages are its choice.
+    /// Connects to the server `name` in `dir`. `type_tag` must be the server's; the server has
+    /// chosen the maximum lengths of messages.
     ///
     /// # Errors
     /// [`ConnectError`]. Try again if the server is not there yet (`NotFound`, `OwnerGone`) or is
@@ -86,8 +86,9 @@ impl<U> Client<U> {
             areas,
         )?;
         let base = region.view().base();
-        // SAFETY: `views::layout` made sure that the layout, made for these lengths, fits the
-        // region, which the client keeps.
+        // SAFETY: `views::layout` has checked that the layout, made for these lengths, fits the
+        // region, which the server zeroed when it created it. The client keeps the region as long
+        // as it uses the views and the areas.
         let (inner, areas) = unsafe {
             (
                 crate::Client::join(region, Views::new(base, &layout), type_tag)?,
@@ -125,9 +126,10 @@ impl<U> Client<U> {
         self.areas.max
     }
 
-    /// Sends one request; only the bytes of the request are copied. The server sees it at once and
-    /// in the order of the calls; [`poll`](Self::poll) returns `user_data` with the reply, exactly
-    /// once. Replies arrive in any order.
+    /// Sends one request; only the bytes of the request are copied. The server can see the request
+    /// when this function returns, and sees the calls of one client in their order.
+    /// [`poll`](Self::poll) returns `user_data` with the reply, exactly once. Replies arrive in any
+    /// order.
     ///
     /// # Errors
     /// [`CallError`], with the request and the user data; nothing was sent.
@@ -148,8 +150,8 @@ impl<U> Client<U> {
             });
         }
         let (call, request) = self.inner.begin(request, user_data)?;
-        // SAFETY: the request is not too long, and the slot is this call's until the client has
-        // seen it end.
+        // SAFETY: the request is not longer than `max`, and the areas of the slot belong to this
+        // call until the client has taken its answer.
         self.inner.send(call, unsafe {
             areas.write_request(client, call.slot(), request)
         });
@@ -157,7 +159,7 @@ impl<U> Client<U> {
     }
 
     /// Like [`call`](Self::call), with a deadline: without a reply the call ends with
-    /// [`CallFailed::TimedOut`] in the first poll after `timeout`. It keeps its slot like a
+    /// [`CallFailed::TimedOut`] in the first poll after `timeout`. The call keeps its slot like a
     /// [cancelled](Self::cancel) call.
     ///
     /// # Errors

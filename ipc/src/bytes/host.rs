@@ -14,7 +14,8 @@ use crate::error::CreateError;
 use crate::limits::{CLIENTS, CLIENTS_MAX, DEPTH};
 use crate::token::Token;
 
-/// Maximum sleep: the time between two checks of the deadlines and the clients of requests.
+/// Maximum sleep: the time between two checks for requests whose deadline has passed or whose
+/// client has ended.
 const LONGEST_SLEEP: Duration = Duration::from_millis(10);
 /// Number of steps between two such checks, for a server that always has something to do.
 const STEPS_PER_CHECK: u32 = 1024;
@@ -28,7 +29,7 @@ pub struct ServerOptions {
     pub dir: Option<Dir>,
     /// Maximum number of clients, 1 to 4096. Default: 64.
     pub clients: usize,
-    /// Unanswered calls of a client, a power of two, 1 to 32768. Default: 32.
+    /// Maximum number of unanswered calls of a client, a power of two, 1 to 32768. Default: 32.
     pub depth: usize,
     /// Maximum lengths of messages. Default: 4096 bytes each.
     pub max: MessageBytes,
@@ -48,7 +49,7 @@ impl Default for ServerOptions {
     }
 }
 
-/// A [`Server`] with an alarm.
+/// A [`Server`], and the alarm by which other threads end its sleep.
 #[derive(Debug)]
 pub struct Host {
     server: Server,
@@ -92,7 +93,7 @@ impl Serving for Host {
         // A closed server still notices clients that disconnect.
         let mask = if takes { &[][..] } else { &ALL };
         let is_found = self.server.poll_with_skip(mask) > 0 && takes;
-        // The answers posted before the ring are taken after it.
+        // The caller takes the posted answers after this reset, so no ring of the alarm is lost.
         if self.alarm.take() || is_found {
             self.patience.reset();
         } else if let Some(start) = self.patience.idle() {
@@ -129,7 +130,8 @@ impl Serving for Host {
         self.server.is_wanted(token)
     }
 
-    /// The calls whose requests are in the lanes end when the server is dropped.
+    /// Stops taking requests. The calls whose requests are in the lanes end when the server is
+    /// dropped.
     fn close(&mut self) {
         self.is_closed = true;
     }

@@ -10,7 +10,8 @@ use crate::error::ParameterError;
 use crate::layout::{AreaBytes, Layout};
 pub use crate::limits::MESSAGE_MAX;
 
-/// Maximum length of a message in its lane, which shares a cache line with the lane's words.
+/// Maximum length of a message that lies in its lane, where it shares a cache line with the words
+/// of its slot.
 pub const INLINE_MAX: usize = 44;
 /// Maximum lengths of a server's messages, in bytes. If a length is above [`INLINE_MAX`], each of
 /// the `max_clients x depth` calls has a place of this length, rounded up to 64, for its request or
@@ -24,7 +25,7 @@ pub struct MessageBytes {
 }
 
 impl MessageBytes {
-    /// The lengths of servers by default.
+    /// Default lengths: 4,096 bytes for a request, and for a response.
     pub const DEFAULT: Self = Self {
         request: 4096,
         response: 4096,
@@ -51,9 +52,9 @@ impl MessageBytes {
         })
     }
 
-    /// For the region's header: bytes have no alignment and no other type.
+    /// Returns the shape for the region's header: messages are bytes, with alignment 1.
     pub(super) fn shape(self, tag: u64) -> TypeShape {
-        // At max `MESSAGE_MAX`, as the layout knows.
+        // The layout has checked that no length exceeds `MESSAGE_MAX`.
         TypeShape {
             request_bytes: self.request as u32,
             request_align: 1,
@@ -76,7 +77,7 @@ impl MessageBytes {
 #[repr(C)]
 pub(crate) struct Message {
     len: u32,
-    /// The message and zeros, if it is that short.
+    /// The message and zeros, if the message is not longer than [`INLINE_MAX`].
     inline: [u8; INLINE_MAX],
 }
 
@@ -88,18 +89,18 @@ impl Message {
         inline: [0; INLINE_MAX],
     };
 
-    /// Writes `bytes` into the message, or into `area` if they are too long.
+    /// Writes `bytes` into the message, or into `area` if they are longer than [`INLINE_MAX`].
     ///
     /// # Safety
-    /// `area` is as long as `bytes`, if they are longer than [`INLINE_MAX`], and no other thread
-    /// uses it until the message is published.
+    /// If `bytes` are longer than [`INLINE_MAX`], `area` is as long as `bytes`, and no other thread
+    /// uses the area until the message is published.
     #[inline]
     pub(super) unsafe fn write(bytes: &[u8], area: NonNull<u8>) -> Self {
         let mut inline = [0; INLINE_MAX];
         match inline.get_mut(..bytes.len()) {
             Some(front) => front.copy_from_slice(bytes),
-            // SAFETY: contract of this function; shared memory does not overlap a slice of this
-            // process's own.
+            // SAFETY: `area` is as long as `bytes`, and no other thread uses it (contract of this
+            // function). It is shared memory, so it does not overlap a slice of this process's own.
             None => unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), area.as_ptr(), bytes.len()) },
         }
         Self {
@@ -135,9 +136,9 @@ impl Message {
         }
         buffer.clear();
         buffer.reserve(len);
-        // SAFETY: contract of this function, and `len` is at most `max`; the buffer has room. The
-        // peer that wrote the bytes does not write there now; a broken peer garbles its own
-        // message, of which any bytes are valid.
+        // SAFETY: `area` has at least `max` bytes (contract of this function), `len` is at most
+        // `max`, and the buffer has room for `len`. The peer that wrote the message does not write
+        // there now; a broken peer garbles its own message, of which any bytes are valid.
         unsafe {
             ptr::copy_nonoverlapping(area.as_ptr(), buffer.as_mut_ptr(), len);
             buffer.set_len(len);
@@ -154,7 +155,8 @@ pub(super) struct Areas {
     pub(super) max: MessageBytes,
 }
 
-// SAFETY: an address in shared memory, which is used under the rules of `Message`.
+// SAFETY: an `Areas` holds an address in shared memory, which any thread may use under the rules of
+// `Message`.
 unsafe impl Send for Areas {}
 
 impl Areas {
@@ -172,14 +174,15 @@ impl Areas {
         unsafe { self.base.add(offset) }
     }
 
-    /// Writes a client's request. One for a slot that it does not have is empty.
+    /// Writes a client's request. Returns an empty message if the client does not have the slot.
     ///
     /// # Safety
-    /// `bytes` are at most `max.request`, and the slot's request is the caller's to write.
+    /// `bytes` are at most `max.request` long, and only the caller uses the slot's request area.
     #[inline]
     pub(super) unsafe fn write_request(&self, client: usize, slot: usize, bytes: &[u8]) -> Message {
         let offset = self.layout.request_area(client, slot);
-        // SAFETY: contract of this function; the layout was made for `max`.
+        // SAFETY: the layout was made for `max`, so the area has room for `bytes`, and only the
+        // caller uses it (contract of this function).
         offset.map_or(Message::EMPTY, |offset| unsafe {
             Message::write(bytes, self.at(offset))
         })
@@ -188,7 +191,7 @@ impl Areas {
     /// Writes the response to a client's call, as [`write_request`](Self::write_request).
     ///
     /// # Safety
-    /// `bytes` are at most `max.response`, and the slot's response is the caller's to write.
+    /// `bytes` are at most `max.response` long, and only the caller uses the slot's response area.
     #[inline]
     pub(super) unsafe fn write_response(
         &self,
@@ -197,14 +200,15 @@ impl Areas {
         bytes: &[u8],
     ) -> Message {
         let offset = self.layout.response_area(client, slot);
-        // SAFETY: contract of this function; the layout was made for `max`.
+        // SAFETY: the layout was made for `max`, so the area has room for `bytes`, and only the
+        // caller uses it (contract of this function).
         offset.map_or(Message::EMPTY, |offset| unsafe {
             Message::write(bytes, self.at(offset))
         })
     }
 
-    /// A client's request, copied to `buffer` if it is long; `None` if the client does not have
-    /// that slot, or the length is wrong.
+    /// Returns a client's request, copied to `buffer` if it is long; `None` if the client does not
+    /// have that slot, or the length is wrong.
     #[inline]
     pub(super) fn read_request<'a>(
         &self,
@@ -214,11 +218,13 @@ impl Areas {
         buffer: &'a mut Vec<u8>,
     ) -> Option<&'a [u8]> {
         let area = self.at(self.layout.request_area(client, slot)?);
-        // SAFETY: the layout was made for `max`.
+        // SAFETY: the layout was made for `max`, so an area for long requests has `max.request`
+        // bytes.
         unsafe { message.read(area, self.max.request, buffer) }
     }
 
-    /// The response to a client's call, as [`read_request`](Self::read_request).
+    /// Returns the response to a client's call, as [`read_request`](Self::read_request) does for a
+    /// request.
     #[inline]
     pub(super) fn read_response<'a>(
         &self,
@@ -228,7 +234,8 @@ impl Areas {
         buffer: &'a mut Vec<u8>,
     ) -> Option<&'a [u8]> {
         let area = self.at(self.layout.response_area(client, slot)?);
-        // SAFETY: the layout was made for `max`.
+        // SAFETY: the layout was made for `max`, so an area for long responses has `max.response`
+        // bytes.
         unsafe { message.read(area, self.max.response, buffer) }
     }
 }

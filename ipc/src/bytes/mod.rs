@@ -2,7 +2,7 @@
 //! its [`Client`]s, which exchange `&[u8]`, while the server and the clients at the top of this
 //! crate exchange values of one type.
 //!
-//! They are built on the typed server and clients, with a message of 48 B in each slot of the
+//! Both are built on the typed server and clients, with a message of 48 B in each slot of the
 //! lanes. A message of up to [`INLINE_MAX`] bytes is in its slot and costs no more than a value; a
 //! longer message is in an area outside of the lanes that belongs to its call. The bytes of a
 //! message are copied once into shared memory and once out of it, since memory that a peer can
@@ -54,8 +54,8 @@ pub use host::{Host, ServerOptions};
 pub type AsyncClient = crate::AsyncClient<Client<u64>>;
 
 /// A [`Server`] whose requests are futures, for any executor and from any thread. The server keeps
-/// its name until it is dropped: calls that are made after its stop wait until the drop, and are
-/// for the next server of the name.
+/// its name until it is dropped: calls that are made after it was stopped wait until the drop, and
+/// are for the next server of the name.
 ///
 /// ```no_run
 /// # async fn serve() -> Result<(), ipc::CreateError> {

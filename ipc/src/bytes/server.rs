@@ -21,7 +21,7 @@ use crate::token::Token;
 pub struct Server {
     inner: crate::Server<Message, Message>,
     areas: Areas,
-    /// The request that was received last, and if it is long, its bytes.
+    /// The request that was received last. If it is long, its bytes are in `request`.
     message: Message,
     request: Vec<u8>,
 }
@@ -85,7 +85,8 @@ impl Server {
     ) -> Result<Self, CreateError> {
         let layout = max.layout(max_clients, ReadyWords::words_for(max_clients), depth)?;
         let inner = crate::Server::bind_as(dir, name, BYTES_KIND, layout, max.shape(type_tag))?;
-        // SAFETY: the region was made for this layout, and `inner` keeps it.
+        // SAFETY: the region was made for this layout, and the layout for `max`. `inner` keeps the
+        // region as long as this server uses `areas`.
         let areas = unsafe { Areas::new(inner.base(), layout, max) };
         Ok(Self {
             inner,
@@ -112,9 +113,9 @@ impl Server {
         self.inner.wait(timeout)
     }
 
-    /// Returns the oldest request that [`poll`](Self::poll) has found, as the typed server's
-    /// [`recv`](crate::Server::recv): its bytes are a copy that lasts until the next. A client
-    /// whose message has a wrong length or slot loses its session.
+    /// Returns the oldest request that [`poll`](Self::poll) has found, like the typed server's
+    /// [`recv`](crate::Server::recv): the bytes are a copy that lasts until the next call of
+    /// `recv`. A client whose message has a wrong length or slot loses its session.
     #[inline]
     pub fn recv(&mut self) -> Option<(Token, &[u8])> {
         let Self {
@@ -148,7 +149,8 @@ impl Server {
                 max: areas.max.response,
             });
         }
-        // SAFETY: the response is not too long, and it is written while the client waits for it.
+        // SAFETY: the response is not longer than `max.response`. `end` calls this only while the
+        // client waits for the answer, so only this server uses the response area of its slot.
         self.inner.end(token, ANSWERED, |call| unsafe {
             areas.write_response(call.client(), call.tag.slot(), response)
         })
@@ -168,9 +170,10 @@ impl Server {
         self.inner.is_wanted(token)
     }
 
-    /// [Polls](Self::poll) once, and answers all waiting requests with the results of `handler`.
-    /// Ends the call of an answer that is too long
-    /// ([`CallFailed::ReplyTooLong`](crate::CallFailed::ReplyTooLong)). Returns their number.
+    /// [Polls](Self::poll) once, and answers all waiting requests with the results of `handler`. If
+    /// an answer is too long, its call ends with
+    /// [`CallFailed::ReplyTooLong`](crate::CallFailed::ReplyTooLong). Returns the number of
+    /// requests.
     pub fn step<R: AsRef<[u8]>>(&mut self, mut handler: impl FnMut(&[u8]) -> R) -> usize {
         let waiting = self.poll();
         for _ in 0..waiting {
@@ -191,7 +194,8 @@ impl Server {
         }
     }
 
-    /// Ends a request that no handler got: its call is for another server.
+    /// Ends a request that no handler got: the client's call ends as stopped, and can be made at
+    /// another server.
     pub(super) fn send_back(&mut self, token: Token) {
         self.inner.send_back(token);
     }
@@ -227,7 +231,7 @@ impl Server {
     }
 }
 
-/// Like the typed server.
+/// The condition of [`Server::wait`], so that a thread can sleep on several things.
 impl Sleeper for Server {
     fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
         self.inner.with_watch(then);

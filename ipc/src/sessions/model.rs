@@ -1,5 +1,5 @@
-//! A whole server and its clients, one after the other on one entry, with lanes of one slot, so
-//! that everything is reused at once.
+//! Models of a whole server and its clients. One client after the other uses the only entry, with
+//! lanes of one slot, so that everything is reused at once.
 //!
 //! Entries, lanes and bits are types of loom. The region is real, for the locks that prove clients
 //! alive. The guarantee of the kernel, that a process's last store comes before the end of its
@@ -59,8 +59,8 @@ impl Memory {
                 .map(|_| AtomicU64::new(0))
                 .collect(),
         );
-        // SAFETY: all of it is leaked; slots of one lane each, which is as many as there are
-        // clients.
+        // SAFETY: all slots and words are leaked and zeroed. There is one client, and each of its
+        // two lanes has a slot of its own.
         let (lanes, ready) = unsafe {
             (
                 LanePairs::new((slot(), 0), (slot(), 0), 1),
@@ -77,13 +77,14 @@ impl Memory {
     }
 
     fn server(self) -> Sessions<u64, u64> {
-        // SAFETY: leaked, and the only server.
+        // SAFETY: the entry and its lanes are leaked, and each model makes one server for them.
         unsafe { Sessions::new(self.entries, self.lanes, Clock::default()) }
     }
 
     fn join(self, home: &Home) -> Option<Client<u64, u64, u64>> {
         let region = Region::open(&home.dir, "r", KIND, 1).unwrap();
-        // SAFETY: the memory is leaked, and so outlives the region it should lie in.
+        // SAFETY: the views are not in the region, but their memory is leaked, and so outlives the
+        // client.
         unsafe {
             Client::join(
                 region,
@@ -115,8 +116,8 @@ impl Memory {
     }
 }
 
-/// L3: both lanes go round with every call; an answer, or the next call, shows that a slot is free
-/// again.
+/// L3 (`docs/shm-protocols.md`): both lanes wrap with every call; an answer, or the next call,
+/// shows that a slot is free again.
 #[test]
 fn loom_a_lane_pair_of_one_slot_is_reused_by_answers() {
     const CALLS: u64 = 3;
@@ -262,7 +263,7 @@ fn recover(name: &str, stage: Stage, end: End) {
             } = &mut server;
             let file = home.region.lock_file();
             let reap = |client, _| forget(client, hot, table);
-            // The rounds that time brings.
+            // Runs the rounds that are due after some time.
             if must_look {
                 reaper.check(file, 1 << 40, reap);
             } else if finds_left {

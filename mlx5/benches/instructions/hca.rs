@@ -1,9 +1,9 @@
-//! The software HCA between two devices.
+//! Benchmarks of the software HCA: polls of one device, and messages between two devices.
 
 use mlx5::*;
 
-/// Polls an empty queue `n` times. The device has 1,000 queue pairs; one has failed and has a
-/// receive queue of its own.
+/// Polls an empty completion queue `n` times. The device has 1,000 queue pairs; one of them has
+/// failed, and that queue pair has a receive queue of its own.
 pub(crate) fn poll_empty_beside_a_failed_one(n: usize) {
     let options = SoftOptions {
         fabric: FabricSpec::Local(LocalFabric::new()),

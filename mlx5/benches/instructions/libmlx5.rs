@@ -1,5 +1,5 @@
-//! The same operations by libibverbs and libmlx5: the loops of `loops.c`, on a device of
-//! `mlx5-run`.
+//! The operations of this program, done by libibverbs and libmlx5 instead of this crate: the loops
+//! of `loops.c`, on a device of `mlx5-run`.
 
 use std::ffi::{CString, c_char, c_int};
 
@@ -45,8 +45,9 @@ pub(crate) const VERSUS: [Versus; 16] = [
     versus("poll_empty", "poll_empty", POLL),
 ];
 
-/// Does operation `name` each of these numbers of times, in a call of the C function `run` each.
-/// With `single_threaded`, its queues belong to one thread, by a thread domain.
+/// Calls the C function `run` once for each number in `counts`: the call does operation `name` this
+/// number of times, by the functions `api`. With `single_threaded`, a thread domain declares that
+/// the queues of the operation belong to one thread.
 pub(crate) fn run(name: &str, api: &str, single_threaded: bool, counts: impl Iterator<Item = u32>) {
     let library = Library::load("benches/instructions/loops.c").unwrap_or_else(|e| panic!("{e}"));
     type Run = unsafe extern "C" fn(*const c_char, *const c_char, c_int, u32) -> c_int;
@@ -54,7 +55,7 @@ pub(crate) fn run(name: &str, api: &str, single_threaded: bool, counts: impl Ite
     let run: Run = unsafe { std::mem::transmute(library.symbol("run")) };
     let (name, api) = (CString::new(name).unwrap(), CString::new(api).unwrap());
     for n in counts {
-        // SAFETY: two strings.
+        // SAFETY: both strings are NUL-terminated and outlive the call.
         let result = unsafe { run(name.as_ptr(), api.as_ptr(), single_threaded.into(), n) };
         assert_eq!(result, 0, "no such operation: {name:?}");
     }

@@ -1,22 +1,24 @@
 //! The program whose instructions `scripts/instructions` counts: one thread that does one kind of
 //! operation many times.
 //!
-//! Arguments: the kind and the number of operations. The script runs it twice with different
-//! numbers under callgrind and divides the difference, so set-up does not count. For the software
-//! HCA's share, callgrind collects only inside its two entry points.
+//! Arguments: the kind and the number of operations. The script runs the program twice with
+//! different numbers under callgrind and divides the difference of the instructions by the
+//! difference of the numbers, so set-up does not count. For the kinds that measure the software
+//! HCA, callgrind collects only inside its two entry points.
 //!
 //! - `--list` prints one line per kind for the script: name, bound in instructions (`-` if there is
 //!   none), the numbers of the two runs, the collected functions (`all`, `hca`, `relay FUNCTION`),
 //!   and a description.
 //! - `--list-vs` prints one line per kind that libmlx5 supports too: name, its name in `loops.c`,
 //!   its functions, the numbers of the two runs, a description.
-//! - `--libmlx5 NAME FUNCTIONS THREADS COUNT` does that kind, with queues that belong to one thread
-//!   if `THREADS` is `one`.
-//! - `--copy-routine` prints the routine that fills a write-combining BlueFlame register here.
+//! - `--libmlx5 NAME FUNCTIONS THREADS COUNT` does that kind through libmlx5, with queues that
+//!   belong to one thread if `THREADS` is `one`.
+//! - `--copy-routine` prints the name of the routine that copies a WQE to a write-combining
+//!   BlueFlame register on this machine.
 //!
 //! Posts run on a null device with a write-combining register, in steady state: every 1,024 WQEBBs
-//! the device writes one completion, which is polled and given to `complete`. So a post's count
-//! contains its share of that, and of this program's loop.
+//! the device writes one completion, which is polled and passed to `complete`. So the count of a
+//! post contains its share of this completion, and of this program's loop.
 #![allow(
     missing_docs,
     clippy::unwrap_used,
@@ -49,15 +51,15 @@ use relay::write_relayed;
 struct Kind {
     name: &'static str,
     bound: Option<u32>,
-    /// Operations of the two runs.
+    /// Numbers of operations in the two runs.
     counts: (usize, usize),
     collect: &'static str,
     what: &'static str,
     run: fn(usize),
 }
 
-/// Makes the table: name, bound, operations of the first run (the second does three times as many),
-/// the collected functions, a description.
+/// Makes `KINDS` from rows: name, bound, number of operations of the first run (the second run does
+/// three times this number), the collected functions, a description, and the function that runs.
 macro_rules! kinds {
     ($($name:literal $bound:expr, $count:literal $collect:literal, $what:literal: $run:expr;)*) => {
         const KINDS: &[Kind] = &[

@@ -1,12 +1,12 @@
-//! Polls of completion queues that a null device has filled. The queue pairs are leaked, because
-//! their drop would search unread CQEs, and so count.
+//! Polls of completion queues that a null device has filled. The queue pairs are leaked: their drop
+//! would search the unread CQEs, and its instructions would be counted.
 
 use mlx5::wire::{MiniCqe, RequesterCqe, ResponderCqe};
 use mlx5::*;
 
 use crate::null::Plays;
 
-/// Fills a CQ, of which `n` CQEs are polled.
+/// Fills a CQ, then polls `n` CQEs of it. With `complete`, each receive is returned to its queue.
 #[inline(always)]
 pub(crate) fn poll_mono(n: usize, complete: bool) {
     const CQES: u32 = 1 << 14;
@@ -48,7 +48,7 @@ pub(crate) fn poll_mono(n: usize, complete: bool) {
             }),
         };
     }
-    // The sum of all i + i % 4, without a loop, which would count.
+    // The sum of all i + i % 4 is computed without a loop, whose instructions would be counted.
     let want = n * (n - 1) / 2 + n / 4 * 6;
     std::mem::forget(qps);
     assert_eq!((polled, sum), (n, want as u64));
@@ -101,7 +101,7 @@ pub(crate) fn poll_compressed(n: usize) {
     assert_eq!((polled, sum), (n, (0..n as u64).map(|i| i + 1).sum()));
 }
 
-/// Number of CQEs in a queue, of which the requested number is polled.
+/// Number of CQEs that a benchmark writes to its queue; it polls the requested number of them.
 const CQES: u32 = 1 << 14;
 
 /// Completes `n` sends of one queue pair. Each result is read and each operation finished.

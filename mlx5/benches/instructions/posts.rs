@@ -1,4 +1,5 @@
-//! Posts on a null device with a write-combining register, in steady state; and receives.
+//! Posts of operations on a null device with a write-combining register, in steady state; and posts
+//! of receives.
 
 use std::hint::black_box;
 
@@ -7,8 +8,8 @@ use mlx5::*;
 
 use crate::null::Plays;
 
-/// WQEBBs between two completions of a post benchmark: a quarter of its queue, which is the
-/// interval of `Signal::Reclaim`.
+/// Number of WQEBBs between two completions of a post benchmark: a quarter of the send queue, the
+/// interval at which `Signal::Reclaim` asks for a CQE.
 const RECLAIM_EVERY: usize = 1024;
 
 struct Poster {
@@ -52,7 +53,7 @@ impl Poster {
         }
     }
 
-    /// Completes `RECLAIM_EVERY` WQEBBs, posted in WQEs of `blocks`.
+    /// Completes `RECLAIM_EVERY` WQEBBs, posted in WQEs of `blocks` WQEBBs each.
     #[inline(never)]
     fn reclaim(&mut self, blocks: usize) {
         self.posted = self.posted.wrapping_add(RECLAIM_EVERY as u16);
@@ -101,8 +102,8 @@ impl Poster {
     }
 }
 
-/// Posts `n` inline operations of `BYTES`, `batch` to a doorbell. The length is a constant, or
-/// known only at run time.
+/// Posts `n` inline operations of `BYTES` bytes, `batch` to a doorbell. The length is a constant if
+/// `known` is true; otherwise it is known only at run time.
 #[inline(always)]
 pub(crate) fn post_inline<const BYTES: usize>(n: usize, batch: usize, known: bool) {
     let mut poster = Poster::new();
@@ -139,7 +140,7 @@ pub(crate) fn post_sge(n: usize) {
 #[derive(Clone, Copy)]
 pub(crate) enum Bell {
     EightBytes,
-    /// The last WQE of every four.
+    /// Doorbell that puts the last of every four WQEs through BlueFlame.
     BlueFlame,
     Batch,
 }
@@ -176,7 +177,7 @@ pub(crate) fn post4_inline28(n: usize, bell: Bell) {
     }
 }
 
-/// Posts SENDs like [`post_inline`] with a constant length.
+/// Posts `n` inline SENDs of 28 bytes, one to a doorbell; the length is a constant.
 pub(crate) fn post_send_inline28(n: usize) {
     let mut poster = Poster::new();
     let data = black_box([0x5a; 28]);
@@ -185,7 +186,7 @@ pub(crate) fn post_send_inline28(n: usize) {
     });
 }
 
-/// Number of receives that a queue holds, and so the maximum number posted.
+/// Number of receives that a queue holds, and so the maximum number that a benchmark may post.
 pub(crate) const RECEIVES: u32 = 1 << 14;
 
 /// Posts `n` receives of one buffer to a queue pair's own receive queue, `batch` to a doorbell.
@@ -215,7 +216,7 @@ pub(crate) fn post_receive_rq(n: usize, batch: usize) {
     }
 }
 
-/// Posts receives to a shared queue.
+/// Posts `n` receives of one buffer to a shared receive queue, `batch` to a doorbell.
 #[inline(always)]
 pub(crate) fn post_receive_srq(n: usize, batch: usize) {
     let device = Device::open(DeviceSpec::Null(NullOptions::default())).unwrap();

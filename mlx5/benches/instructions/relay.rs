@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use mlx5::*;
 
-/// Operations outstanding at a time.
+/// Number of operations that are outstanding at a time.
 const CHUNK: usize = 32;
 
 /// WRITEs `n` times from a queue pair to another queue pair of the same device, one WRITE to a
@@ -42,7 +42,8 @@ pub(crate) fn write_relayed(n: usize) {
         }
         let mut completed = 0;
         while completed < CHUNK {
-            // Long enough for all of them, so that few polls find nothing.
+            // The sleep is long enough for all outstanding operations to complete, so that few
+            // polls find nothing.
             sleep(Duration::from_millis(20));
             cq.poll(CHUNK, |cqe| {
                 assert!(cqe.result().is_ok() && qp.complete(&cqe).is_some());

@@ -8,13 +8,14 @@
 //! | `raw_two_lines` | the same with 64 B in one line and the sequence word in another: the cost of a message in a buffer of its own |
 //! | `round_trip` | WRITE+IMM of 64 B inline and its doorbell; the other side polls its `MonoCq`, reads the payload's first and last word, completes the SRQ receive (posted again 16 at a time, before the answer) and answers in the same way |
 //! | `lane` | one way through a `copyrpc_shm::lane` of 128 slots of one line, 56 B of them data |
-//! | `inline_8`, `inline_1` | one way WRITE+IMM of 64 B inline, 8 and 1 to a doorbell; received as above. At most 96 in flight, as with the credits of an RPC |
-//! | `sge_8`, `sge_1` | the same with the 64 B in an SGE |
-//! | `loopback_8`, `loopback_1` | the same, inline, to the own queue pair: one process is requester and owner |
+//! | `inline_8`, `inline_1` | one way WRITE+IMM of 64 B inline, 8 and 1 to a doorbell; received as in `round_trip`. At most 96 in flight, as with the credits of an RPC |
+//! | `sge_8`, `sge_1` | the same as `inline_8` and `inline_1` with the 64 B in an SGE |
+//! | `loopback_8`, `loopback_1` | the same as `inline_8` and `inline_1` from a queue pair to itself: one process is requester and responder |
 //!
-//! A round measures each once. The time of a round is the median of its blocks (64 round trips, or
-//! 4,096 messages), so a block in which a process lost its core does not count. The output has
-//! median, minimum and maximum of the rounds, and of the ratios within each round.
+//! A round measures each operation once. The time of an operation in a round is the median of its
+//! blocks (64 round trips, or 4,096 messages), so a block in which a process lost its core does not
+//! count. The output has median, minimum and maximum of the rounds, and of the ratios within each
+//! round.
 //!
 //! `cargo bench -p mlx5 --bench soft_hca`; after `--`: `--rounds N` (11), `--json FILE` (`-` for
 //! stdout, without other output there), `--check` (fails above 2.0 raw round trips or below 9 M
@@ -41,7 +42,7 @@ use std::time::{Duration, Instant};
 use raw::Raw;
 use verbs::{End, Payload};
 
-/// Watchdog. On a busy machine a run of the usual length takes seconds.
+/// Time limit of the watchdog. On a busy machine a run of the usual length takes seconds.
 const WATCHDOG: Duration = Duration::from_secs(900);
 const BLOCK_TRIPS: u64 = 64;
 const BLOCK_MESSAGES: u64 = 4096;
@@ -53,7 +54,8 @@ const ROUNDS: usize = 11;
 const MOST_RAW_ROUND_TRIPS: f64 = 2.0;
 const LEAST_RATE: f64 = 9e6;
 
-/// The way to wait: a process polls, and gives its core away if the other process needs it.
+/// The way in which a process waits: it polls, and yields its core after each poll unless each of
+/// the two processes has its own core.
 #[derive(Clone, Copy)]
 struct Wait {
     has_own_core: bool,
@@ -70,7 +72,8 @@ impl Wait {
     }
 }
 
-/// Times blocks of operations. Returns the median of a block, in ns per operation.
+/// A measurement: the number of operations of each block, and the times of the blocks in ns per
+/// operation.
 struct Blocks {
     each: u64,
     times: Vec<f64>,
@@ -97,8 +100,8 @@ fn median(values: &mut [f64]) -> f64 {
     values[values.len() / 2]
 }
 
-/// The two processes: the first, which takes the times; and the second, which it starts, and which
-/// sends in the one-way measurements.
+/// The role of a process. The first process, the timer, takes the times and starts the second
+/// process, the helper, which sends in the one-way measurements.
 #[derive(Clone, Copy, PartialEq)]
 enum Role {
     Timer,
@@ -129,7 +132,7 @@ const WORKS: [(&str, Work); 10] = [
     ("loopback_1", Work::Loopback(1)),
 ];
 
-/// A process of the two.
+/// The state of one of the two processes.
 struct Process {
     role: Role,
     raw: Raw,
@@ -178,7 +181,7 @@ impl Process {
         }
     }
 
-    /// Runs every operation once, and checks every byte.
+    /// Runs a few blocks of every operation, and checks every byte.
     fn verify(&mut self) {
         self.end.looks_at_all(true);
         self.own.looks_at_all(true);
@@ -229,7 +232,7 @@ impl Options {
 
 /// Returns the cores that this process may use.
 fn allowed_cores() -> Vec<usize> {
-    // SAFETY: a set of zeroes is a valid one, and the call writes at most its size.
+    // SAFETY: a `cpu_set_t` of zeroes is valid, and the call writes no more bytes than its size.
     unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
         assert_eq!(
@@ -243,7 +246,8 @@ fn allowed_cores() -> Vec<usize> {
 }
 
 fn pin(core: usize) {
-    // SAFETY: as above; the core is below CPU_SETSIZE.
+    // SAFETY: a `cpu_set_t` of zeroes is valid, the core is below CPU_SETSIZE, and the call only
+    // reads the set, with its size.
     unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
         libc::CPU_SET(core, &mut set);
@@ -262,7 +266,7 @@ fn watchdog() {
     });
 }
 
-/// The other process, which ends when this process ends.
+/// The second process, which is killed when this value is dropped.
 struct Helper(Child);
 
 impl Drop for Helper {
@@ -273,7 +277,8 @@ impl Drop for Helper {
     }
 }
 
-/// First argument of the helper. The device's directory, the core or `-`, and the rounds follow.
+/// First argument of the helper. The device's directory, its core or `-`, and the number of rounds
+/// follow.
 const HELPER: &str = "--helper";
 
 fn main() {
@@ -373,9 +378,9 @@ fn lead(options: &Options, dir: &Path) -> bool {
     !options.check || report.holds()
 }
 
-/// Runs the process that it starts.
+/// Runs the helper, the process that `lead` starts.
 fn help(dir: &Path, core: Option<usize>, rounds: usize) {
-    // SAFETY: prctl with integer arguments only.
+    // SAFETY: this prctl takes integers only, and accesses no memory of the process.
     unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0) };
     if let Some(core) = core {
         pin(core);
@@ -407,7 +412,7 @@ fn line(from: &mut impl BufRead) -> String {
     line
 }
 
-/// Connects to the other process. Both are connected when it returns.
+/// Connects this process to the other. When the function returns, both processes are connected.
 fn connect(dir: &Path, wait: Wait, to: &mut impl Write, from: &mut BufReader<impl Read>) -> End {
     let mut end = End::open(dir, wait);
     writeln!(to, "{}", end.describe()).unwrap();
@@ -419,13 +424,13 @@ fn connect(dir: &Path, wait: Wait, to: &mut impl Write, from: &mut BufReader<imp
     end
 }
 
-/// A kind of operation, with the ns of each round.
+/// A kind of operation, with the time of each round in ns per operation.
 struct Row {
     name: &'static str,
     ns: Vec<f64>,
 }
 
-/// Returns median, minimum and maximum.
+/// Median, minimum and maximum of a set of values.
 struct Spread([f64; 3]);
 
 impl Spread {

@@ -21,9 +21,9 @@ struct Line([AtomicU64; 8]);
 struct Shared {
     /// Number of each process's arrivals at the meeting point.
     met: [Line; 2],
-    /// A sequence word and 56 B of each sender.
+    /// A sequence word and 56 B of data, one line per sender.
     line: [Line; 2],
-    /// Data of each sender: 64 B, and a line with the sequence word.
+    /// The 64 B of data of each sender; the sequence word is in a line of its own (`sequence`).
     payload: [Line; 2],
     sequence: [Line; 2],
     window: Line,
@@ -31,7 +31,7 @@ struct Shared {
     slots: [Slot<[u64; 7]>; SLOTS],
 }
 
-/// The side of one of the two processes in the exchange of messages.
+/// An end of the exchange of messages over shared memory.
 pub(crate) struct Raw {
     memory: Memfd,
     me: usize,
@@ -76,13 +76,14 @@ impl Raw {
     }
 
     fn new(memory: Memfd, me: usize, wait: Wait) -> Self {
-        // SAFETY: the mapping has the size, and only the address of the slots is taken.
+        // SAFETY: the mapping has the size of `Shared` and is not at address 0; only the address of
+        // the slots is taken.
         let slots = unsafe {
             NonNull::new_unchecked(&raw mut (*memory.base().cast::<Shared>().as_ptr()).slots)
         }
         .cast();
-        // SAFETY: the slots live as long as `memory`; process 1 only sends, process 0 only
-        // receives; `has_room` is called before `publish`.
+        // SAFETY: the slots live as long as `memory`. Only process 1 publishes to the lane and only
+        // process 0 takes from it, and `has_room` is called before `publish`.
         let (tx, rx) = unsafe {
             (
                 LaneTx::new(slots, SLOTS as u64, 0),
@@ -101,7 +102,8 @@ impl Raw {
     }
 
     fn shared(&self) -> &Shared {
-        // SAFETY: mapped and committed for its whole size, page-aligned, made of atomics and slots.
+        // SAFETY: the memory is mapped and committed for the size of `Shared` and page-aligned.
+        // `Shared` consists of atomics and slots, for which any bytes are valid.
         unsafe { self.memory.base().cast().as_ref() }
     }
 
@@ -114,12 +116,14 @@ impl Raw {
             .until(|| met[1 - self.me].0[0].load(Ordering::Acquire) >= self.met);
     }
 
-    /// Where the receiver of a one-way measurement reports the received messages.
+    /// Returns the word in which the receiver of a one-way measurement reports the number of
+    /// received messages.
     pub(crate) fn window(&self) -> &AtomicU64 {
         &self.shared().window.0[0]
     }
 
-    /// Process 0 sends first.
+    /// Makes `trips` round trips by `send` and `receive`: process 0 sends first, and process 1
+    /// answers.
     #[inline(always)]
     fn trips(
         &mut self,
@@ -177,7 +181,7 @@ impl Raw {
     pub(crate) fn lane_send(&mut self, messages: u64) {
         let wait = self.wait;
         let consumed = NonNull::from(&self.shared().consumed.0[0]);
-        // SAFETY: in the shared memory, which `self` holds.
+        // SAFETY: the word is in the shared memory, which lives as long as `self`.
         let consumed = unsafe { consumed.as_ref() };
         for _ in 0..messages {
             wait.until(|| self.tx.has_room(consumed));

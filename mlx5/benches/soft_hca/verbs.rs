@@ -11,12 +11,14 @@ use mlx5::{
 use crate::{Role, Wait};
 
 const BYTES: usize = 64;
-/// Number of places of messages in a region, more than are ever in flight.
+/// Number of places for messages in a region. It is larger than the number of messages in flight,
+/// so a message never overwrites another that is in flight.
 const PLACES: u64 = 256;
 const RECEIVES: u32 = 511;
 /// Number of receives that are posted again at once.
 const REPOST: usize = 16;
-/// Maximum number of messages in flight, and the interval at which the receiver reports them.
+/// Maximum number of messages in flight (`WINDOW`), and the interval in messages at which the
+/// receiver reports the received messages (`WINDOW_EVERY`).
 const WINDOW: u64 = 96;
 const WINDOW_EVERY: u64 = 16;
 /// Interval at which the send CQ is polled, in messages: a quarter of the send queue, as
@@ -35,7 +37,7 @@ pub(crate) struct End {
     qp: RcQp,
     send_cq: Cq,
     recv: Recv,
-    /// Offset of gathered payloads.
+    /// Region from which payloads are gathered.
     source: Mr,
     sent: u64,
     /// Address and rkey of the peer's region.
@@ -147,7 +149,7 @@ impl End {
         self.to = (n[3], n[4] as u32);
     }
 
-    /// Returns whether receivers check every byte, or read a payload's first and last word.
+    /// Sets whether receivers check every byte of a payload, or only its first and last word.
     pub(crate) fn looks_at_all(&mut self, all: bool) {
         self.recv.looks_at_all = all;
     }
@@ -159,7 +161,7 @@ impl End {
         let rkey = self.to.1;
         let imm = n as u32;
         let words = [word(n); BYTES / 8];
-        // SAFETY: an array of integers is bytes.
+        // SAFETY: an array of integers may be read as bytes, and `words` outlives `bytes`.
         let bytes = unsafe { &*words.as_ptr().cast::<[u8; BYTES]>() };
         match payload {
             Payload::Inline => self.qp.post(
@@ -174,8 +176,9 @@ impl End {
             ),
             Payload::Gathered => {
                 let offset = place(n) as usize;
-                // SAFETY: a place inside the region, 8-aligned, whose last message arrived long
-                // ago: more places than messages in flight.
+                // SAFETY: the place is inside the region and 8-aligned. The device does not read it
+                // now: the last message from this place has arrived, because there are more places
+                // than messages in flight.
                 unsafe {
                     self.source
                         .as_ptr()
@@ -285,7 +288,7 @@ impl End {
         }
     }
 
-    /// Sends messages to itself.
+    /// Sends `messages` messages to this end itself, `batch` to a doorbell.
     #[inline(never)]
     pub(crate) fn loopback(&mut self, messages: u64, batch: u64) {
         let end = self.sent + messages;
@@ -319,10 +322,10 @@ impl Recv {
             assert!(
                 cqe.result().is_ok() && cqe.imm() == n as u32 && cqe.byte_count() == BYTES as u32
             );
-            // SAFETY: a place inside the region; its message has arrived, and the peer does not use
-            // the place again before this process opens the window.
+            // SAFETY: the place is inside the region. Its message has arrived, and the peer does
+            // not use the place again before this process has reported the message.
             let words = unsafe { at.add(place(n) as usize).cast::<[u64; BYTES / 8]>() };
-            // SAFETY: as above.
+            // SAFETY: the words are inside the place, which may be read as stated above.
             let (first, last) = unsafe {
                 (
                     words.cast::<u64>().read_volatile(),
@@ -331,7 +334,7 @@ impl Recv {
             };
             assert!(first == word(n) && last == word(n));
             if *looks_at_all {
-                // SAFETY: as above.
+                // SAFETY: the words are inside the place, which may be read as stated above.
                 assert_eq!(unsafe { words.read_volatile() }, [word(n); BYTES / 8]);
             }
             srq.complete_receive(&cqe).unwrap();

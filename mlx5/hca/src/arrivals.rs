@@ -1,4 +1,4 @@
-//! The packets that arrive: the requester of their connection takes responses, its responder
+//! Packets that arrive. The requester of a packet's connection takes responses, and the responder
 //! executes requests.
 
 use std::net::SocketAddr;
@@ -20,7 +20,7 @@ use crate::shared::layout::qp_index;
 use crate::{Hca, Queues, State};
 
 /// Takes the packets that have arrived, and runs the queue pairs that they concern. Returns whether
-/// there were some.
+/// packets had arrived.
 #[cold]
 pub(crate) fn poll(hca: &Hca, state: &mut State) -> bool {
     let Some(port) = state.wire.port.as_deref_mut() else {
@@ -50,8 +50,8 @@ pub(crate) fn poll(hca: &Hca, state: &mut State) -> bool {
         if let Some((_, connection, _)) = parts {
             connection.is_active = false;
         }
-        // The program may post an answer now, and the ACK can be sent with it: at the doorbell, or
-        // at the next poll.
+        // The packets of `go_on` are not flushed here. The program may now post an answer, and an
+        // ACK can be sent together with it: at the doorbell, or at the next poll.
         go_on(hca, state, index);
     }
     if let Some(port) = state.wire.port.as_deref_mut() {

@@ -16,7 +16,7 @@ pub enum Clock {
     /// A clock that its user sets, and that every poll of an empty CQ advances by a constant. So a
     /// loop that polls for an event ends, and so does a blocking wait.
     Stepping {
-        /// Nanoseconds.
+        /// The present time, in ns.
         now_ns: Arc<AtomicU64>,
         /// Time that each poll of an empty CQ adds, in ns.
         poll_ns: u64,

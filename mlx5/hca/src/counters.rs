@@ -2,7 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Places of the counters. The place after each counter of data is the counter of its packets.
+/// Indices of the counters. The counter after each counter of data counts the packets of the same
+/// direction.
 const XMIT: usize = 0;
 const RCV: usize = 2;
 const REQUESTS: usize = 4;
@@ -16,11 +17,11 @@ const REQUESTS: usize = 4;
 pub struct PortCounters([AtomicU64; 7]);
 
 impl PortCounters {
-    /// Names of the counters in sysfs, in their order, separated by spaces.
+    /// Names of the counters in sysfs, separated by spaces, in the order of their indices.
     pub const NAMES: &str = "port_xmit_data port_xmit_packets port_rcv_data port_rcv_packets rx_write_requests rx_read_requests rx_atomic_requests";
 
-    /// Returns the counter with this place in [`NAMES`](Self::NAMES): data in words of 4 bytes,
-    /// others in packets or requests. 0 if there is none.
+    /// Returns the counter at this place in [`NAMES`](Self::NAMES): a counter of data in words of 4
+    /// bytes, other counters in packets or requests. Returns 0 if there is no such place.
     #[must_use]
     pub fn get(&self, place: usize) -> u64 {
         self.0
@@ -44,7 +45,7 @@ impl PortCounters {
         self.add(RCV + 1, packets);
     }
 
-    /// Counts a request that arrived: 0 a WRITE, 1 a READ, 2 an atomic.
+    /// Counts a request that arrived. `kind` is 0 for a WRITE, 1 for a READ, and 2 for an atomic.
     pub(crate) fn requested(&self, kind: usize) {
         self.add(REQUESTS + kind, 1);
     }

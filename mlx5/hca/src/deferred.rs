@@ -4,10 +4,11 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// Time until a full or skipped lane is polled again in virtual time, in ns.
+/// Time, in ns of virtual time, until a send queue tries a full lane again, or a skipped lane is
+/// polled again.
 pub(crate) const LANE_RETRY_NS: u64 = 1_000;
 
-/// The send queues to run again, by QPN.
+/// The send queues that are to run again, each with its time and its QPN.
 #[derive(Default)]
 pub(crate) struct Deferred {
     heap: BinaryHeap<Reverse<(u64, u64, u32)>>,
@@ -19,7 +20,8 @@ pub(crate) struct Deferred {
 }
 
 impl Deferred {
-    /// Makes room for one event of each send queue, the maximum. So scheduling allocates nothing.
+    /// Makes room for one event of each send queue, so that scheduling allocates nothing while no
+    /// send queue has a second event.
     pub(crate) fn reserve(&mut self, send_queues: usize) {
         self.heap.reserve(send_queues);
     }

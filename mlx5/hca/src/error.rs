@@ -30,12 +30,13 @@ pub enum OpenError {
     Wire {
         /// The address of the port.
         address: IpAddr,
-        /// UDP port at the address; 0: any.
+        /// UDP port at the address; 0 means any free port.
         port: u16,
         /// The cause.
         source: io::Error,
     },
-    /// Devices with packets execute each WQE at once.
+    /// The options have a port for packets, and a timing that is not immediate. Devices with
+    /// packets execute each WQE at once.
     #[error("RoCE packets take real time: use no model of the time of operations with them")]
     WireInModel,
     /// Every LID is taken.
@@ -129,7 +130,8 @@ pub enum RegisterError {
     /// The region is empty.
     #[error("a memory region of 0 bytes; the smallest is 1")]
     Empty,
-    /// Remote WRITE or atomics without local write, which `ibv_reg_mr` refuses too.
+    /// The access includes remote WRITEs or atomics, but no local writes. `ibv_reg_mr` refuses this
+    /// access too.
     #[error("remote write and remote atomic access need local write access as well")]
     RemoteWithoutLocalWrite,
     /// The device's table of regions is full.
@@ -185,7 +187,8 @@ pub enum ConnectError {
         /// The reason.
         reason: String,
     },
-    /// The LID belongs to another device now: to a later one, or to one in another directory.
+    /// The LID belongs to another device now: to a later device, or to a device in another
+    /// directory.
     #[error(
         "LID {lid} belongs to another device here: the one that gave this address is gone, or in another shared-memory directory \
          (containers need a common /dev/shm)"
@@ -202,7 +205,7 @@ pub enum ConnectError {
         /// The requested number.
         qpn: u32,
     },
-    /// The device sends no packets, and the peer is reached by nothing else.
+    /// The peer can be reached by packets only, and the device sends no packets.
     #[error(
         "the peer at {to} is reached by RoCE packets, which this device does not send: open it as soft:roce=ADDRESS"
     )]
@@ -210,7 +213,8 @@ pub enum ConnectError {
         /// The address of the peer.
         to: IpAddr,
     },
-    /// The peer answers to the UDP port 4791 only, as every device does that is no software HCA.
+    /// The peer sends its answers to UDP port 4791 only, like every device that is not a software
+    /// HCA, and this device has a different port.
     #[error(
         "the peer at {to} sends to UDP port 4791, which another device of this address has; this one has port {own}"
     )]

@@ -1,5 +1,5 @@
-//! Flushing a queue pair that goes to the error state: its waiting send and the receives of its own
-//! queue. Receives of a shared queue stay.
+//! Flushes queue pairs in the error state: the waiting send of the queue pair, and the receives of
+//! its own queue. Receives of a shared queue stay.
 
 use mlx5_wire::Syndrome;
 
@@ -43,7 +43,7 @@ pub(crate) fn flush_failed(hca: &Hca, state: &mut State) -> bool {
         }
         owns_rq
     });
-    // Other queue pairs may have failed meanwhile.
+    // Queue pairs that failed during these flushes are added to the list.
     let others = hca.failed.replace(failed);
     let mut all = hca.failed.borrow_mut();
     all.extend(others);
@@ -67,7 +67,8 @@ fn flush_open(hca: &Hca, state: &mut State, index: usize) {
 /// taken. So a receive that the peer took completes first, even if the peer has not announced it
 /// yet. Either the peer announces it later, or the peer is dead and the receive is flushed too.
 fn flush_receives(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>]) -> bool {
-    // This is read before the lane, since a dead peer publishes nothing more.
+    // The state of the peer is read before the lane: a peer that is gone publishes no message after
+    // this read, so `drain` takes all its messages.
     let is_peer_gone = qp.remote().is_some_and(|r| r.peer.is_gone());
     let before = qp.lane.position();
     arrive::drain(hca, qp, cqs);

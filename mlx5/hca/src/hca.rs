@@ -1,7 +1,7 @@
 //! The device: its state, its doorbell and its poll.
 //!
-//! No function of this crate calls user code. So one borrow of [`State`] for each entry point
-//! cannot conflict with another.
+//! Apart from models of the network and hooks for tests, no function calls the user's code while it
+//! borrows [`State`]. So the borrow of one entry point cannot conflict with the borrow of another.
 
 use core::sync::atomic::Ordering;
 use std::cell::{Cell, RefCell};
@@ -43,8 +43,9 @@ use crate::{arrivals, flush};
 /// device.
 pub(crate) const POLLS_PER_CHECK: u32 = 1024;
 
-/// Number of cold lanes that each of these checks polls, in turn (R4): a producer in another
-/// process may not have seen that its lane has become cold.
+/// Number of cold lanes that each of these checks polls, in turn. A cold lane is polled only after
+/// its ready bit was set, but a producer in another process may not have seen that its lane has
+/// become cold (R4 of docs/shm-protocols.md).
 const LANES_PER_CHECK: usize = 8;
 
 /// Number of completion vectors of a device.
@@ -68,16 +69,16 @@ pub struct Hca {
     pub(crate) timing: Timing,
     pub(crate) strict: bool,
     pub(crate) barrier: LightBarrier,
-    /// The mode of a new queue pair without faults.
+    /// Mode of a new queue pair if the device makes no faults and its port is up.
     pub(crate) mode: Mode,
     pub(crate) trace: Option<Trace>,
-    /// Whether the results of WQEs that succeeded are recorded: the time is not immediate, or the
-    /// device is traced or counts.
+    /// Whether the results of successful WQEs are recorded, because the timing is not immediate, or
+    /// the device is traced or has counters.
     pub(crate) is_watched: bool,
     /// Whether lanes are polled only when their ready bits are set, so that arrivals are exact, and
     /// the same in every run.
     pub(crate) has_exact_lanes: bool,
-    /// Counters of the ports, to which its traffic through shared memory is added.
+    /// Counters of the ports. The device adds its traffic through shared memory to them.
     pub(crate) counters: Option<&'static [PortCounters]>,
     /// The port of which the device is a virtual function.
     pub(crate) port: Option<Port>,
@@ -100,11 +101,11 @@ pub struct Hca {
     pub(crate) state: RefCell<State>,
 }
 
-/// All mutable state. It is private to the process.
+/// State of a device that an entry point borrows as a whole. It is private to the process.
 pub(crate) struct State {
     pub(crate) queues: Queues,
-    /// Places of queue pairs, by index. The tag in each place makes the number of a destroyed queue
-    /// pair invalid.
+    /// Places of queue pairs, by index. Each place has the tag of its next queue pair's number, so
+    /// that the number of a destroyed queue pair is invalid.
     pub(crate) qp_places: Vec<QpPlace>,
     /// Tag of the first queue pair in each place.
     pub(crate) first_tag: u16,
@@ -137,8 +138,8 @@ pub(crate) struct State {
     pub(crate) next_pd: u32,
 }
 
-/// The part of the state that an arriving message can change. The set of hot lanes is not in it,
-/// because the pass over them borrows it.
+/// Part of the state that an arriving message can change. The set of hot lanes, [`State::hot`], is
+/// not in this part, because the pass over the hot lanes borrows both.
 pub(crate) struct Queues {
     pub(crate) qps: Vec<Option<Box<SoftQp>>>,
     pub(crate) cqs: Vec<Option<SoftCq>>,
@@ -225,7 +226,9 @@ impl Hca {
         }
     }
 
-    /// Does the rest of [`empty_poll`](Self::empty_poll): timers, datagrams, strict mode.
+    /// Does the work of an [`empty_poll`](Self::empty_poll) that has more to do than to take
+    /// messages: runs due timers, receives packets and datagrams, checks the rules of strict mode,
+    /// and takes messages.
     #[cold]
     #[inline(never)]
     fn progress_with_extras(&self) -> bool {
@@ -293,9 +296,9 @@ impl Hca {
         core::mem::take(&mut state.violations)
     }
 
-    /// Does due work for a stepper, and adds to `touched` the LIDs of the devices that this device
-    /// changed since the last call; [`EVERY_LID`](crate::requester::complete::EVERY_LID) means all. Returns
-    /// [`produced`](Self::produced).
+    /// Does due work for a simulation, and adds to `touched` the LIDs of the devices that this
+    /// device changed since the last call; [`EVERY_LID`](crate::requester::complete::EVERY_LID)
+    /// means all. Returns [`produced`](Self::produced).
     pub(crate) fn advance(&self, touched: &mut Vec<u16>) -> u32 {
         self.empty_poll();
         touched.append(&mut self.state.borrow_mut().touched);
@@ -314,8 +317,8 @@ impl Hca {
             .fold(state.produced, |sum, cq| sum.wrapping_add(cq.produced()))
     }
 
-    /// Returns the number of WRITEs and SENDs that its doorbells have announced. 0 unless a model
-    /// of the network times it.
+    /// Returns the number of WRITEs and SENDs that the device's doorbells have announced; 0 unless
+    /// a model of the network times them.
     #[must_use]
     pub fn sends(&self) -> u64 {
         self.sends.get()
@@ -326,7 +329,7 @@ impl Hca {
         self.membership.leave();
     }
 
-    /// Returns the time on its clock, in ns since an arbitrary moment.
+    /// Returns the time on the device's clock, in ns since an arbitrary moment.
     #[must_use]
     #[inline]
     pub fn now_ns(&self) -> u64 {
@@ -345,14 +348,15 @@ impl Hca {
         self.membership.is_of(fabric)
     }
 
-    /// Returns the device's LID, or its virtual function of the port.
+    /// Returns the device's LID, or, with a port, its virtual function.
     #[must_use]
     pub fn lid(&self) -> u16 {
         self.membership.lid
     }
 
-    /// Returns the device that has queue pair `qpn` of the port that `vector` names. `None` if
-    /// there is no such port or the own port is down.
+    /// Returns the LID, or the virtual function, of the device that has queue pair `qpn` at the
+    /// address `vector`. `None` if this device's port is down, or the network has no port with this
+    /// address and queue pair.
     pub(crate) fn lid_of(&self, qpn: u32, vector: &AddressVector) -> Option<u16> {
         match &self.port {
             _ if !self.is_port_up.get() => None,
@@ -361,8 +365,8 @@ impl Hca {
         }
     }
 
-    /// Returns the source GID of datagrams with this vector: link-local, from the LID, unless the
-    /// port has a GID table.
+    /// Returns the source GID of datagrams with this vector: the entry of the port's GID table, or
+    /// without such an entry a link-local GID with the device's LID.
     pub(crate) fn source_gid(&self, vector: &AddressVector) -> Gid {
         let own = u128::from(self.lid()) | 0xfe80 << 112;
         let given = self.port.and_then(|port| port.source(vector));
@@ -372,8 +376,8 @@ impl Hca {
         })
     }
 
-    /// Checks whether a peer has died: takes its last messages out of the lanes, and returns the
-    /// receives that it had popped.
+    /// Checks whether peers have died. Takes the last messages of dead peers out of the lanes, and
+    /// returns the receives that these peers had popped. Also polls some cold lanes.
     #[cold]
     fn check_peers(&self, state: &mut State) {
         state.polls_to_check = POLLS_PER_CHECK;
@@ -389,7 +393,8 @@ impl Hca {
         self.poll_cold_lanes(state, LANES_PER_CHECK);
     }
 
-    /// R4: checks this number of cold lanes, in turn, and polls those that have messages.
+    /// Checks the next `lanes` lanes for messages, in turn, and activates those that have messages
+    /// (R4). Does nothing on a device with exact lanes.
     pub(crate) fn poll_cold_lanes(&self, state: &mut State, lanes: usize) {
         let State { queues, hot, .. } = state;
         let count = queues.qps.len();
@@ -398,18 +403,20 @@ impl Hca {
         }
     }
 
-    /// Marks this device as executing while `f` runs, for peers that want to free memory (H3).
+    /// Marks this device as executing while `f` runs, so that peers that free memory wait for the
+    /// end of `f` (H3 of `shared::layout`).
     #[inline(always)]
     pub(crate) fn executing<R>(&self, f: impl FnOnce() -> R) -> R {
         let _executing = Executing::begin(&self.memory);
-        // H3: the owner of the memory either sees the odd word, or has invalidated the key or
-        // identity before it is read below.
+        // H3: the owner of the memory either sees the odd `executing` word, or has invalidated the
+        // key or identity before `f` reads it.
         self.barrier.execute();
         f()
     }
 }
 
-/// Marks the device as executing until it is dropped, also by a panic.
+/// Guard that marks the device as executing. The mark ends when the guard is dropped, also by a
+/// panic.
 struct Executing<'a>(&'a DeviceMemory);
 
 impl<'a> Executing<'a> {
@@ -419,8 +426,8 @@ impl<'a> Executing<'a> {
         Self(memory)
     }
 
-    /// Advances the word, which has one writer. Release: a peer that sees the end of a doorbell
-    /// sees its effects.
+    /// Advances the `executing` word, which has one writer. Release: a peer that sees the end of a
+    /// doorbell sees the effects of that doorbell.
     #[inline(always)]
     fn advance(memory: &DeviceMemory) {
         let word = &memory.control().header.executing;

@@ -27,8 +27,8 @@
 // - `sim`: a network of devices and their programs, in virtual time.
 // - `hca`: the device, its doorbell and its poll. `options`, `error`.
 // - `objects`: the firmware commands: creating, connecting, resetting and destroying objects.
-// - `arrivals`: packets that arrive. `flush`: the work of a failed queue pair. `sleep`: sleeping
-//   until a poll has something to do.
+// - `arrivals`: packets that arrive. `flush`: flushes the WQEs of failed queue pairs. `sleep`:
+//   sleeping until a poll has something to do.
 // - `requester`: takes WQEs off a send queue. It executes them on the memory of the peer, or posts
 //   them to a connection by packets.
 // - `responder`: turns the messages of peers into CQEs, and returns receives that a dead requester
@@ -44,7 +44,8 @@
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
 compile_error!("mlx5-hca needs 64-bit Linux: its memfds and membarrier(2) exist nowhere else");
 
-// The unit tests use files of the integration tests, which name this crate.
+// Files of the integration tests are also compiled into the unit tests, and import this crate as
+// `mlx5_hca`.
 #[cfg(test)]
 extern crate self as mlx5_hca;
 

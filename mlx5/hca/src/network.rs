@@ -16,7 +16,8 @@ pub trait Network: fmt::Debug + Send + Sync {
 /// A WQE, as described to a model of the network.
 #[derive(Debug)]
 pub struct Request<'a> {
-    /// Time of its doorbell in ns; for a fenced WQE, time of the response that it waits for.
+    /// Time of its doorbell in ns; for a fenced WQE, the arrival of the last earlier response if
+    /// that is later.
     pub posted_ns: u64,
     /// Time of the last effect of earlier WQEs of the queue pair, in ns. The effect of this WQE is
     /// not earlier.

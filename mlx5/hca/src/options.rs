@@ -8,15 +8,15 @@ use crate::{Clock, FabricSpec, Faults, Port, PortCounters, Timing};
 /// Options of a software HCA.
 #[derive(Clone, Debug)]
 pub struct SoftOptions {
-    /// The fabric of its peers.
+    /// Fabric in which the device finds its peers.
     pub fabric: FabricSpec,
     /// The port for packets, to peers that share no memory with this device. Default `None`.
     pub roce: Option<RoceOptions>,
-    /// The port that the device shares with other devices of its fabric. Each device is a virtual
-    /// function, at most [`MAX_VF`](crate::MAX_VF) in all; with n ports, the virtual functions of
-    /// the port with index i have the remainder i modulo n. The upper 10 bits of a queue pair
-    /// number are the virtual function, so the number alone names the device. Default `None`: each
-    /// device is a port of its own, with a LID.
+    /// Port that the device shares with other devices of its fabric. The device is then one of the
+    /// port's virtual functions. They are numbered from 1 to at most [`MAX_VF`](crate::MAX_VF); in
+    /// a network of n ports, virtual function v is at the port with index v modulo n. The upper 10
+    /// bits of a queue pair number are the virtual function, so a queue pair number alone
+    /// identifies the device. Default `None`: each device is a port of its own, with a LID.
     pub port: Option<Port>,
     /// Address space for registered memory, in bytes. Memory is allocated only as regions are made.
     /// Each peer maps the address space too. Default 64 GiB, or a sixteenth of what this process
@@ -24,9 +24,9 @@ pub struct SoftOptions {
     pub arena_bytes: usize,
     /// Time after which operations fail if the peer is proven dead, in ns. Default 10 ms.
     pub dead_peer_timeout_ns: u64,
-    /// Clock of its retries and timeouts.
+    /// Clock of the device's retries and timeouts.
     pub clock: Clock,
-    /// When operations are executed.
+    /// Time at which the device executes operations.
     pub timing: Timing,
     /// Whether every [`Rule`](crate::Rule) is checked. Hardware reacts silently to a broken rule;
     /// here the queue pair goes to the error state, if possible, and the device's violations
@@ -36,8 +36,9 @@ pub struct SoftOptions {
     pub faults: Faults,
     /// Whether to keep a hash over all events of the device.
     pub trace: bool,
-    /// Counters for each port of [`port`](Self::port)'s network, to which the device adds its
-    /// traffic. With counters, each operation takes the general path. Default `None`.
+    /// Counters, one entry for each port of the network of [`port`](Self::port). The device adds
+    /// its traffic to them. With counters, no operation takes the fast path for plain WRITEs.
+    /// Default `None`.
     pub counters: Option<&'static [PortCounters]>,
 }
 
@@ -46,7 +47,8 @@ fn default_arena_bytes() -> usize {
     const SHARE: u64 = 16;
     const PAGE: u64 = 2 << 20;
     let limit = getrlimit(Resource::As).current.unwrap_or(u64::MAX);
-    // At least a page, so that a process without address space gets an error.
+    // The minimum is a page, so that a process without address space gets an error when the page is
+    // mapped.
     (limit / SHARE / PAGE * PAGE).clamp(PAGE, 64 << 30) as usize
 }
 

@@ -7,12 +7,13 @@ use copyrpc_shm::sleep::{self, Sleeper, Watch, Word};
 use crate::shared::datagrams::ready_lids;
 use crate::{Clock, Hca};
 
-/// Maximum sleep, in ns. A peer that dies with a popped receive of this device does not wake it.
+/// Maximum sleep, in ns. The death of a peer that has popped a receive of this device wakes no
+/// sleeper.
 const MAX_SLEEP_NS: u64 = 100_000_000;
-/// Maximum sleep, in ns, if the clock is moved from outside.
+/// Maximum sleep, in ns, if the user moves the clock, or if packets cannot wake the sleeper.
 const SHORT_SLEEP_NS: u64 = 1_000_000;
-/// Minimum sleep, in ns, also if an event is due sooner: a full lane is tried again at once, and
-/// its consumer may be stopped.
+/// Minimum sleep, in ns, also if an event is due sooner. A send queue with a full lane tries again
+/// at once, and would keep this thread busy while the lane's consumer is stopped.
 const SHORTEST_SLEEP_NS: u64 = 20_000;
 
 /// Whether a test has removed the maximum sleep of this process.
@@ -27,8 +28,8 @@ fn longest_ns() -> u64 {
     MAX_SLEEP_NS
 }
 
-/// The condition that ends a sleep: a message in a lane, or a ready bit. It borrows the device only
-/// for each check.
+/// The condition that ends a sleep: a message in a hot lane, a ready bit, or work for the port.
+/// Each check borrows the state of the device only for its own duration.
 pub(crate) struct Idle<'a>(pub(crate) &'a Hca);
 
 impl Watch for Idle<'_> {
@@ -41,14 +42,15 @@ impl Watch for Idle<'_> {
     }
 
     fn arm(&mut self) {
-        // A peer may die meanwhile.
+        // A peer may die during the sleep, so the next poll checks the peers.
         self.0.has_chores.set(true);
         let state = &mut *self.0.state.borrow_mut();
         state.polls_to_check = 0;
         if let Some(waker) = state.wire.port.as_mut().and_then(|port| port.waker()) {
             waker.arm();
         }
-        // H7, R1
+        // From now on, requesters set ready bits (R1 of docs/shm-protocols.md), and then wake this
+        // sleeper (H7 of `shared::layout`).
         state.hot.arm(&state.queues);
     }
 
@@ -110,7 +112,7 @@ impl Hca {
         }
     }
 
-    /// R4: polls all lanes after a sleep that timed out.
+    /// Polls all lanes after a sleep that timed out (R4 of docs/shm-protocols.md).
     fn poll_all_lanes(&self) {
         self.poll_cold_lanes(&mut self.state.borrow_mut(), usize::MAX);
     }

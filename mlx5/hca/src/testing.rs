@@ -32,7 +32,8 @@ impl Hca {
         cqs.get_mut(cqn as usize)?.as_mut().map(f)
     }
 
-    /// Overwrites one word that its peers may write with a random value.
+    /// Overwrites a random word that the device's peers may write with a random value, or publishes
+    /// a request for a random atomic.
     pub fn corrupt(&self, seed: u64) {
         let random = &mut Random::new(seed);
         let memory = &self.memory;
@@ -58,8 +59,9 @@ impl Hca {
                     .as_ref()
                     .map_or(0, |qp| qp.lane.position());
                 let slots = memory.lane_slots(FIRST_LANE);
-                // SAFETY: these are the slots of that lane. Its other producer is this thread too,
-                // which is not in the middle of a publish.
+                // SAFETY: `slots` are the slots of the first lane, which live as long as `memory`.
+                // The lane's other producing end belongs to this thread too, and is not in the
+                // middle of a publish.
                 let mut tx = unsafe { LaneTx::new(slots, LANE_SLOTS as u64, position) };
                 tx.publish(Message {
                     op_own: ATOMIC,
@@ -81,8 +83,8 @@ impl Hca {
                     .as_ptr()
                     .cast::<u64>()
                     .wrapping_add(word);
-                // SAFETY: a word of the slots of the first lane. No reference to it exists: nothing
-                // else of this thread runs meanwhile.
+                // SAFETY: `at` points to a word of the slots of the first lane. No reference to the
+                // word exists, because no other code of this thread runs meanwhile.
                 unsafe { at.write_volatile(garbage) };
             }
         }

@@ -1,1 +1,1 @@
-//! An empty library: its `Cargo.toml` names the packages that cargo is to fetch.
+//! An empty library: its `Cargo.toml` lists the packages that cargo is to fetch.

@@ -1,9 +1,9 @@
 //! The calls of the C library that this library interposes.
 //!
-//! A call for any other descriptor or path continues to the next library that has it, after one
-//! load from a table (or a comparison of the path). Until then it makes no allocation, takes no
-//! lock and calls no function of the standard library, because it runs on any thread of the
-//! program, at any time.
+//! A call whose descriptor or path is not the library's continues with the function of the next
+//! library that defines it, after one load from a table (or a comparison of the path). Until then
+//! the call makes no allocation, takes no lock and calls no function of the standard library,
+//! because it can come from any thread of the program, at any time.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulong, c_void};
 use std::os::fd::{AsRawFd, IntoRawFd};
@@ -26,28 +26,29 @@ use crate::system::{held, sys};
 use crate::thread::poller;
 use crate::thread::session::Session;
 
-/// The device file, before the index of the device. The launcher's tree names it `uverbs0`, and
-/// rdma-core knows the directory.
+/// Path of a device file, without the index of the device at its end. The launcher's tree has the
+/// file name of the first device, `uverbs0`; the directory is fixed in rdma-core.
 const DEVICE_FILE: &str = "/dev/infiniband/uverbs";
 
 /// The file of the connection manager.
 const CM_FILE: &[u8] = b"/dev/infiniband/rdma_cm";
 
-/// Protocol of the netlink sockets that list RDMA devices. Where the kernel has it, libibverbs
-/// would find only the real devices.
+/// Protocol of the netlink sockets that list RDMA devices. Where the kernel has this protocol,
+/// libibverbs would find only the real devices.
 const NETLINK_RDMA: c_int = 20;
 
 /// `RDMA_VERBS_IOCTL`.
 const RDMA_VERBS_IOCTL: c_ulong = 0xc018_1b01;
 
 fn fail(errno: Errno) -> c_int {
-    // SAFETY: a valid pointer for the life of the thread.
+    // SAFETY: `__errno_location` returns a pointer that is valid for the life of the thread, and
+    // that no other thread uses.
     unsafe { *libc::__errno_location() = errno.0 };
     -1
 }
 
-/// Evaluates a call with a path; if the path leads to the launcher's tree, with the path in the
-/// tree.
+/// Evaluates a call that takes a path. If the path leads to the launcher's tree, the call gets the
+/// path in the tree instead.
 macro_rules! named {
     ($path:ident, $dir:expr => $call:expr) => {{
         let in_tree = tree::find($dir, $path);
@@ -56,7 +57,8 @@ macro_rules! named {
     }};
 }
 
-/// Runs the library's part of a call, and keeps a panic in it from the program.
+/// Runs the library's part of a call. A panic in it does not reach the program: the call fails with
+/// `EIO`.
 fn ours<T>(body: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
     held::as_ourselves(|| catch_unwind(AssertUnwindSafe(body)).unwrap_or(Err(Errno(libc::EIO))))
 }
@@ -69,7 +71,7 @@ fn quietly(body: impl FnOnce()) {
     });
 }
 
-/// Runs when the library is loaded, before the program has other threads.
+/// Function that runs when the library is loaded, before the program has other threads.
 #[cfg_attr(not(test), used, unsafe(link_section = ".init_array"))]
 static START: extern "C" fn() = start;
 
@@ -78,7 +80,8 @@ extern "C" fn start() {
     quietly(|| {
         if settings::get().is_some() {
             fds::start();
-            // SAFETY: a function that may run in the child of a fork: it takes no lock.
+            // SAFETY: `restart` may run in the child of a fork, because it takes none of the
+            // library's locks.
             unsafe { libc::pthread_atfork(None, None, Some(restart)) };
         }
     });
@@ -88,7 +91,7 @@ unsafe extern "C" fn restart() {
     quietly(fds::restart);
 }
 
-/// A file in `/dev`.
+/// A file in `/dev` that the library provides.
 #[derive(Clone, Copy)]
 enum Node {
     /// The device with this index.
@@ -171,7 +174,8 @@ fn open_device(settings: &'static Settings, node: Node) -> c_int {
 /// `open(3)`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn open(path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
-    // SAFETY: the caller's arguments. The next `open` ignores a mode that was not given, too.
+    // SAFETY: the caller's arguments are valid for the C function. If the caller gave no mode, the
+    // next `open` does not use it either.
     unsafe {
         match device(path) {
             Some((settings, node)) => open_device(settings, node),
@@ -185,7 +189,7 @@ unsafe extern "C" fn open(path: *const c_char, flags: c_int, mode: mode_t) -> c_
 /// `openat(3)`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn openat(dir: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
-    // SAFETY: as in `open`.
+    // SAFETY: the caller's arguments are valid for the C function, as in `open`.
     unsafe {
         match device(path) {
             Some((settings, node)) => open_device(settings, node),
@@ -200,12 +204,13 @@ unsafe extern "C" fn openat(dir: c_int, path: *const c_char, flags: c_int, mode:
 /// `memfd_create(2)`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn memfd_create(name: *const c_char, flags: c_uint) -> c_int {
-    // SAFETY: the caller's arguments.
+    // SAFETY: the caller's arguments are valid for the C function.
     held::opened(unsafe { next::memfd_create(name, flags) })
 }
 
-/// `close(3)`. The device closes with its descriptor, or later with its last mapping. If the
-/// descriptor is closed in a way that is not interposed, the device closes at the next call.
+/// `close(3)`. The device closes with its last descriptor, or, if pages of it are still mapped,
+/// with its last mapping. If that descriptor is closed in a way that is not interposed, the device
+/// closes at the next interposed call with the same descriptor number.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn close(fd: c_int) -> c_int {
     if fds::is_held(fd) {
@@ -215,18 +220,18 @@ unsafe extern "C" fn close(fd: c_int) -> c_int {
     if fds::may_be_ours(fd) {
         quietly(|| drop(fds::remove(fd)));
     }
-    // SAFETY: the caller's arguments.
+    // SAFETY: the caller's arguments are valid for the C function.
     unsafe { next::close(fd) }
 }
 
 /// `close_range(2)`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
-    // SAFETY: the caller's arguments.
+    // SAFETY: the caller's arguments are valid for the C function.
     let close = |first, last| unsafe { next::close_range(first, last, flags) };
     if first > last || flags != 0 {
         // The flags, which delay the close or unshare the table of descriptors, are useful only in
-        // a child.
+        // a child, where every descriptor may be closed. So the call is passed on unchanged.
         return close(first, last);
     }
     let mut result = 0;
@@ -237,7 +242,7 @@ unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c
 /// `closefrom(3)`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn closefrom(first: c_int) {
-    // SAFETY: the caller's arguments.
+    // SAFETY: the caller's arguments are valid for the C function.
     unsafe {
         if close_range(first.max(0) as c_uint, c_uint::MAX, 0) != 0 {
             next::closefrom(first);
@@ -245,7 +250,8 @@ unsafe extern "C" fn closefrom(first: c_int) {
     }
 }
 
-/// Enters a descriptor that is now a duplicate of another, also of the device.
+/// Enters `new` in the table of files if `old` is a file of this library, and removes the file that
+/// `new` was before. Returns `new`.
 fn duplicated(old: c_int, new: c_int) -> c_int {
     if new >= 0 && new != old && (fds::may_be_ours(old) || fds::may_be_ours(new)) {
         let _ = ours(|| {
@@ -259,7 +265,7 @@ fn duplicated(old: c_int, new: c_int) -> c_int {
 /// `dup(2)`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn dup(fd: c_int) -> c_int {
-    // SAFETY: the caller's arguments.
+    // SAFETY: the caller's arguments are valid for the C function.
     duplicated(fd, unsafe { next::dup(fd) })
 }
 
@@ -269,7 +275,7 @@ unsafe extern "C" fn dup2(old: c_int, new: c_int) -> c_int {
     if fds::is_held(new) {
         return fail(Errno(libc::EBUSY));
     }
-    // SAFETY: the caller's arguments.
+    // SAFETY: the caller's arguments are valid for the C function.
     duplicated(old, unsafe { next::dup2(old, new) })
 }
 
@@ -279,14 +285,15 @@ unsafe extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
     if fds::is_held(new) {
         return fail(Errno(libc::EBUSY));
     }
-    // SAFETY: the caller's arguments.
+    // SAFETY: the caller's arguments are valid for the C function.
     duplicated(old, unsafe { next::dup3(old, new, flags) })
 }
 
-/// `fcntl(2)`, for its duplicates.
+/// `fcntl(2)`, which is interposed because it can duplicate a descriptor.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
-    // SAFETY: the caller's arguments. The next `fcntl` ignores an argument that was not given, too.
+    // SAFETY: the caller's arguments are valid for the C function. If the caller gave no argument,
+    // the next `fcntl` does not use it either.
     let result = unsafe { next::fcntl(fd, command, argument) };
     if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) {
         duplicated(fd, result)
@@ -296,7 +303,7 @@ unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_in
 }
 
 unsafe extern "C-unwind" {
-    /// `poll(2)`. A thread that is cancelled in it unwinds.
+    /// `poll(2)`. A thread that is cancelled in this call unwinds.
     fn poll(files: *mut libc::pollfd, count: libc::nfds_t, timeout: c_int) -> c_int;
 }
 
@@ -304,7 +311,7 @@ unsafe extern "C-unwind" {
 /// event, even after another thread has closed the descriptor: a kernel keeps the file until the
 /// system call ends.
 fn write_to_cm(fd: c_int, session: &cm::Session, bytes: u64, count: size_t) -> ssize_t {
-    // SAFETY: plain numbers.
+    // SAFETY: all arguments are plain numbers.
     let blocks = unsafe { libc::fcntl(fd, libc::F_GETFL) } & libc::O_NONBLOCK == 0;
     loop {
         match ours(|| session.execute(bytes, count, fds::cm)) {
@@ -318,27 +325,28 @@ fn write_to_cm(fd: c_int, session: &cm::Session, bytes: u64, count: size_t) -> s
             events: libc::POLLIN,
             revents: 0,
         };
-        // SAFETY: one entry.
+        // SAFETY: the pointer is to one entry, and the count is 1.
         if unsafe { poll(&raw mut readable, 1, -1) } < 0 {
             return -1;
         }
     }
 }
 
-/// `write(3)`, for commands.
+/// `write(3)`, which takes the commands to the device and to the connection manager.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C-unwind" fn write(fd: c_int, bytes: *const c_void, count: size_t) -> ssize_t {
     if fds::may_be_ours(fd) && !bytes.is_null() {
         let done = match ours(|| Ok(fds::get(fd))) {
             Ok(Some(File::Device(device))) => ours(move || {
                 let call = Call::read(bytes as u64, count)?;
-                // SAFETY: a driver's command to the device file names memory that the driver keeps
-                // until the object is destroyed.
+                // SAFETY: a driver's command to the device file points to memory that the driver
+                // keeps until the object that uses this memory is destroyed.
                 unsafe { device.execute(call) }.map(Some)
             }),
             Ok(Some(File::Cm(session))) => {
                 let written = write_to_cm(fd, &session, bytes as u64, count);
-                // The last reference closes the sockets, which the program must not close.
+                // The drop of the last reference closes the connection manager's sockets. They are
+                // held: only code of the library may close them.
                 held::as_ourselves(|| drop(session));
                 return written;
             }
@@ -347,7 +355,7 @@ unsafe extern "C-unwind" fn write(fd: c_int, bytes: *const c_void, count: size_t
                 Ok(None)
             }
             // In the child of a fork the device belongs to the parent, whose thread does not exist
-            // here.
+            // here. So a command to this device fails with `EIO`.
             Ok(None) => ours(|| {
                 let is_of_parent = fds::is_child() && sys::is_device_file(fd);
                 Errno(libc::EIO).when(is_of_parent).map(|()| None)
@@ -360,14 +368,14 @@ unsafe extern "C-unwind" fn write(fd: c_int, bytes: *const c_void, count: size_t
             Err(errno) => return fail(errno) as ssize_t,
         }
     }
-    // SAFETY: the caller's arguments.
+    // SAFETY: the caller's arguments are valid for the C function.
     unsafe { next::write(fd, bytes, count) }
 }
 
-/// `read(3)`, for events. A thread that is cancelled in it unwinds.
+/// `read(3)`, which reads events and counters. A thread that is cancelled in this call unwinds.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C-unwind" fn read(fd: c_int, bytes: *mut c_void, count: size_t) -> ssize_t {
-    // SAFETY: the caller's arguments.
+    // SAFETY: the caller's arguments are valid for the C function.
     let read_next = |count| unsafe { next::read(fd, bytes, count) };
     if !fds::may_be_ours(fd) {
         return read_next(count);
@@ -375,12 +383,13 @@ unsafe extern "C-unwind" fn read(fd: c_int, bytes: *mut c_void, count: size_t) -
     match ours(|| Ok(fds::get(fd))) {
         Ok(Some(File::Channel(channel))) if count >= channel.event_bytes() && !bytes.is_null() => {
             let event_bytes = channel.event_bytes();
-            // A thread that is cancelled in the call drops nothing, so it holds no reference
-            // meanwhile.
+            // A thread that is cancelled in the next `read` drops nothing. So this thread holds no
+            // reference to the channel during that call.
             held::as_ourselves(|| drop(channel));
             loop {
                 let n = read_next(event_bytes);
-                // SAFETY: `n` bytes were read into the buffer.
+                // SAFETY: the next `read` has written `n` bytes to the buffer, or none if it
+                // failed.
                 let event =
                     unsafe { core::slice::from_raw_parts(bytes.cast::<u8>(), n.max(0) as usize) };
                 let is_for_program =
@@ -394,17 +403,17 @@ unsafe extern "C-unwind" fn read(fd: c_int, bytes: *mut c_void, count: size_t) -
             held::as_ourselves(|| counter.show(fd));
             read_next(count)
         }
-        // The device cannot be read, nor a channel in smaller pieces.
+        // The device cannot be read, and a channel cannot be read in pieces smaller than an event.
         Ok(Some(_)) => fail(Errno(libc::EINVAL)) as ssize_t,
         _ => read_next(count),
     }
 }
 
-/// `ioctl(3)`: the device has only write() commands. Like a kernel without the called method, it
-/// [refuses](Method::refusal). libibverbs then writes the command, if the method has one; otherwise
-/// it reports to the program that this device does not support the method. A kernel without any
-/// methods answers `ENOTTY`, which makes libibverbs write too. But without a command to write, that
-/// error reaches programs, which do not expect it.
+/// `ioctl(3)`: the device has only write() commands. Like a kernel without the called method, the
+/// device [refuses](Method::refusal). libibverbs then writes the command, if the method has a
+/// command; otherwise libibverbs reports to the program that this device does not support the
+/// method. A kernel without any methods answers `ENOTTY`, after which libibverbs writes the command
+/// too. But for a method without a command, `ENOTTY` reaches the program, which does not expect it.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
     if fds::may_be_ours(fd) {
@@ -435,18 +444,19 @@ unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -
             Ok(Some(errno)) | Err(errno) => return fail(errno),
         }
     }
-    // SAFETY: the caller's arguments.
+    // SAFETY: the caller's arguments are valid for the C function.
     unsafe { next::ioctl(fd, request, argument) }
 }
 
-/// `socket(3)`: devices are found in the launcher's tree, not through the kernel. The HCA has a
-/// socket for its packets.
+/// `socket(3)`. The netlink sockets that list RDMA devices are refused, so that libibverbs finds
+/// the devices in the launcher's tree. The HCA's socket for packets is marked as held: the program
+/// must not close it.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     if domain == libc::AF_NETLINK && protocol == NETLINK_RDMA && settings::get().is_some() {
         return fail(Errno(libc::EPROTONOSUPPORT));
     }
-    // SAFETY: plain numbers.
+    // SAFETY: all arguments are plain numbers.
     held::opened(unsafe { next::socket(domain, kind, protocol) })
 }
 
@@ -470,7 +480,7 @@ unsafe extern "C" fn fstatat(
     status: *mut Status,
     flags: c_int,
 ) -> c_int {
-    // SAFETY: the caller's arguments.
+    // SAFETY: the caller's arguments are valid for the C function.
     unsafe {
         match device(path) {
             Some((settings, node)) => {
@@ -492,7 +502,7 @@ unsafe extern "C" fn statx(
     mask: c_uint,
     status: *mut ExtendedStatus,
 ) -> c_int {
-    // SAFETY: the caller's arguments.
+    // SAFETY: the caller's arguments are valid for the C function.
     unsafe {
         let Some((settings, node)) = device(path) else {
             return named!(path, dir => {
@@ -518,7 +528,7 @@ unsafe extern "C" fn faccessat(
     mode: c_int,
     flags: c_int,
 ) -> c_int {
-    // SAFETY: the caller's arguments.
+    // SAFETY: the caller's arguments are valid for the C function.
     unsafe {
         match device(path) {
             Some((settings, _)) => result(settings.open_fault()),
@@ -532,7 +542,8 @@ unsafe extern "C" fn faccessat(
 /// `fstat(3)`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn fstat(fd: c_int, status: *mut Status) -> c_int {
-    // SAFETY: the caller's arguments, and an empty string.
+    // SAFETY: `status` is the caller's, which is valid for `fstat`, and the path is an empty
+    // string.
     let done = unsafe { sys::fstatat(fd, c"".as_ptr(), status, libc::AT_EMPTY_PATH) };
     if done.is_ok() && fds::may_be_ours(fd) {
         quietly(|| {
@@ -542,7 +553,8 @@ unsafe extern "C" fn fstat(fd: c_int, status: *mut Status) -> c_int {
                 _ => return,
             };
             if let Some(settings) = settings::get() {
-                // SAFETY: just written.
+                // SAFETY: the system call has just written a `struct stat` to `status`, which is
+                // the caller's.
                 as_device(unsafe { &mut *status }, settings, node);
             }
         });
@@ -550,7 +562,7 @@ unsafe extern "C" fn fstat(fd: c_int, status: *mut Status) -> c_int {
     result(done)
 }
 
-/// Other names of these functions: for large files (all files on 64-bit systems), for fortified
+/// Other names of the functions above: for large files (all files on 64-bit systems), for fortified
 /// programs, and in C libraries before 2.33. The functions of old C libraries take the version of
 /// the structure; 64-bit systems have only one version.
 macro_rules! other_names {
@@ -558,7 +570,7 @@ macro_rules! other_names {
         $(
             #[cfg_attr(not(test), unsafe(no_mangle))]
             unsafe extern "C" fn $name($($argument: $ty),*) -> other_names!(@ $($result)?) {
-                // SAFETY: the caller's arguments.
+                // SAFETY: the caller's arguments are valid for the C function.
                 unsafe { $call }
             }
         )*

@@ -1,5 +1,5 @@
-//! The server's side: connecting peers exchange records with it, all at the same time, and no peer
-//! delays another.
+//! The server's side: connecting peers exchange records with the server, all at the same time, and
+//! no peer delays another.
 
 use std::fmt;
 use std::io;
@@ -13,7 +13,7 @@ use crate::secret::{Proof, Secret};
 /// Maximum number of peers that wait to be accepted; the system allows `net.core.somaxconn`, 4,096
 /// by default.
 const BACKLOG: i32 = 4096;
-/// Number of peers that one poll accepts.
+/// Default of the maximum number of peers that one poll accepts.
 const PEERS_PER_POLL: usize = 64;
 /// Maximum number of peers that connect at once, each with a descriptor: a quarter of the
 /// descriptors that a process usually has. Further peers wait in the backlog, which costs the
@@ -32,20 +32,21 @@ static PEERS: AtomicU64 = AtomicU64::new(0);
 /// Options of a [`Gate`].
 #[derive(Clone, Debug)]
 pub struct GateOptions {
-    /// Time after which a peer that has not arrived is disconnected.
+    /// Time after which a peer that has not arrived, that is, has not completed its exchange of
+    /// records, is disconnected.
     pub patience: Duration,
     /// Callback for peers that have arrived, and for peers that are refused.
     pub events: Events,
     /// A secret that peers have to prove.
     pub secret: Option<Secret>,
     /// The record for a peer that offers no proof of the secret:
-    /// [`Refusal::Secret`](crate::record::Refusal::Secret) in place of the first record that it
-    /// expects.
+    /// [`Refusal::Secret`](crate::record::Refusal::Secret) in place of the first record that the
+    /// peer expects.
     pub refusal: Vec<u8>,
 }
 
-/// A TCP address at which peers arrive; `A` is the state of a peer's exchange. Its calls never
-/// block.
+/// A TCP address at which peers arrive: a peer connects, and has arrived when its exchange of
+/// records is complete. `A` is the state of an exchange. No call of a gate blocks.
 pub struct Gate<A> {
     listener: TcpListener,
     connecting: Vec<Connecting<A>>,
@@ -80,7 +81,8 @@ impl<A> Gate<A> {
     /// The errors of socket(2), bind(2) and listen(2).
     pub fn bind(address: impl ToSocketAddrs, options: GateOptions) -> io::Result<Self> {
         let listener = TcpListener::bind(address)?;
-        // The standard library lets 128 wait, and the system makes others retry for seconds.
+        // The standard library lets 128 peers wait, and the system makes other peers retry for
+        // seconds.
         let _ = rustix::net::listen(&listener, BACKLOG);
         listener.set_nonblocking(true)?;
         Ok(Self::over(listener, options))
@@ -121,8 +123,8 @@ impl<A> Gate<A> {
         self.listener.local_addr()
     }
 
-    /// Notes that connecting peers have places that another peer needs: the next poll disconnects
-    /// peers that have been connecting for 250 ms.
+    /// Requests room for another peer: the next poll disconnects peers that have been connecting
+    /// for 250 ms.
     pub const fn make_room(&mut self) {
         self.is_crowded = true;
     }
@@ -137,9 +139,9 @@ impl<A> Gate<A> {
     /// each peer, begins with no further peer after 2 ms, and has at most 256 connecting peers at
     /// once. When that number is reached, peers that have been connecting for 250 ms are
     /// disconnected so that others get their places. `advance` returns `None` until the peer has
-    /// arrived, and is not called for this peer again; `arrived` gets its socket, to keep it in
-    /// [`Lifelines`] or to close it. A peer whose `advance` fails is disconnected, as is one that
-    /// does not prove the secret.
+    /// arrived. Then `arrived` gets the peer's socket, to keep it in [`Lifelines`] or to close it.
+    /// A peer whose `advance` fails is disconnected, and so is a peer that does not prove the
+    /// secret.
     ///
     /// [`Lifelines`]: crate::Lifelines
     pub fn poll<T, E: fmt::Display>(
@@ -288,8 +290,8 @@ mod tests {
         drop(good);
     }
 
-    /// Strangers stream, drip and stop, more of them than have places. Every peer that sends its
-    /// two bytes arrives meanwhile.
+    /// More strangers than have places send without end, send slowly, or send nothing. Every peer
+    /// that sends its two bytes arrives meanwhile.
     #[test]
     fn strangers_delay_no_peer_and_take_no_more_than_their_places() {
         for secret in [None, Some(Secret::from(*b"key"))] {

@@ -6,10 +6,11 @@
 //! - `secret`: a secret that both ends prove to each other;
 //! - `pieces`: records that cross a stream in pieces;
 //! - `reach`: a client that waits for its server;
-//! - `names`: the addresses of a name, which may move;
+//! - `names`: the addresses of a server's name, which may change;
 //! - `route`: the way to a server, taken again after the end of a connection;
-//! - [`record`]: the bytes that they exchange;
-//! - `lifelines`: the sockets of peers that have arrived, whose end reports a peer's death;
+//! - [`record`]: the bytes that both ends exchange;
+//! - `lifelines`: the sockets over which peers have connected; the end of a socket reports the
+//!   death of its peer;
 //! - `grace`: the time that a server takes for its end.
 //!
 //! Without a [`Secret`] nothing here is authenticated: any process that reaches the port can take

@@ -1,6 +1,6 @@
-//! The sockets by which peers have met. Both ends keep them open for the life of a connection. The
-//! system closes them with a process, so their end reports at once, and without a message, that a
-//! peer has died.
+//! The sockets over which peers have connected. Both ends keep their sockets open for the life of a
+//! connection. The system closes the sockets of a process that ends, so the end of a socket reports
+//! at once, and without a message, that a peer has died.
 
 use std::collections::HashMap;
 use std::io;
@@ -24,13 +24,13 @@ const ENDS_PER_CALL: usize = 64;
 #[derive(Debug)]
 pub struct Lifelines {
     epoll: OwnedFd,
-    /// Connections, indexed by the numbers of the peers.
+    /// The sockets, by the numbers of their peers.
     sockets: HashMap<u64, TcpStream>,
     max: usize,
 }
 
 impl Lifelines {
-    /// Makes an empty set, for at most `max` sockets; it takes a descriptor.
+    /// Makes an empty set, for at most `max` sockets. The set takes one descriptor.
     ///
     /// # Errors
     /// The errors of epoll_create1(2).
@@ -42,8 +42,8 @@ impl Lifelines {
         })
     }
 
-    /// Keeps the socket of a peer, or closes it if there is no room. The system may have no room
-    /// for it; then [`ended`](Self::ended) does not return the peer.
+    /// Keeps the socket of a peer, or closes it if there is no room. If the system cannot watch the
+    /// socket, [`ended`](Self::ended) does not return the peer.
     pub fn add(&mut self, peer: Peer, stream: TcpStream) {
         if self.sockets.len() < self.max {
             let end = epoll::EventFlags::RDHUP | epoll::EventFlags::ONESHOT;
@@ -73,7 +73,8 @@ impl Lifelines {
         let mut events = [MaybeUninit::uninit(); ENDS_PER_CALL];
         let (ended, _) =
             epoll::wait(&self.epoll, &mut events, Some(&Timespec::default())).unwrap_or_default();
-        // A forked child may keep a socket that was closed here.
+        // A socket that was closed here can still have an event, if a forked child keeps the
+        // socket.
         ended
             .iter()
             .map(|event| event.data.u64())

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use crate::reach::ATTEMPT_INTERVAL;
 
-/// Returns an address as its user wrote it, `HOST:PORT` for both a text and a tuple. Not every type
-/// of an address can be displayed.
+/// Returns an address as its user wrote it, `HOST:PORT` for both a text and a tuple. Reads the
+/// `Debug` format, because not every type of an address can be displayed.
 #[must_use]
 pub fn name_of(address: &impl fmt::Debug) -> String {
     let text = format!("{address:?}");
@@ -28,7 +28,7 @@ pub fn name_of(address: &impl fmt::Debug) -> String {
 #[derive(Debug)]
 pub(crate) struct Addresses {
     known: Vec<SocketAddr>,
-    /// Brings the answer to a question that has not been answered in time.
+    /// Receives the answer to a query of the resolver that was not answered in time.
     answer: Option<Receiver<io::Result<Vec<SocketAddr>>>>,
 }
 

@@ -3,7 +3,7 @@
 use std::io::{self, ErrorKind, Read, Write};
 
 /// Returns the number of bytes that a read or write has moved; `None` if the stream would block.
-/// `end` is the error of its end.
+/// `end` is the error to return if the stream has ended.
 fn moved(outcome: io::Result<usize>, end: (ErrorKind, &str)) -> io::Result<Option<usize>> {
     match outcome {
         Ok(0) => Err(io::Error::new(end.0, end.1)),

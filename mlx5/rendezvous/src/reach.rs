@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 /// Time between two attempts to reach a server that does not listen, and between two questions
 /// whether the connection is wanted.
 pub(crate) const ATTEMPT_INTERVAL: Duration = Duration::from_millis(20);
-/// Minimum time of an attempt: the time limit 0 of a socket would be none.
+/// Minimum time of an attempt: a socket does not take the time limit 0.
 const MIN_WAIT: Duration = Duration::from_millis(1);
 
 /// A stream to a server to which the client connects. Its reads and writes end as
@@ -16,7 +16,7 @@ const MIN_WAIT: Duration = Duration::from_millis(1);
 /// is not wanted any more.
 pub struct Meeting<'a> {
     stream: TcpStream,
-    /// `None`: a time beyond the range of the clock.
+    /// End of the attempt; `None` if it is beyond the range of the clock.
     end: Option<Instant>,
     is_wanted: &'a mut dyn FnMut() -> bool,
 }
@@ -38,7 +38,8 @@ impl Meeting<'_> {
         Ok(self.stream)
     }
 
-    /// Waits for a step of the stream, which the time limit of its socket cuts.
+    /// Repeats `step` each time that the time limit of the socket cuts it short, until the attempt
+    /// is over or the connection is not wanted any more.
     fn wait(
         &mut self,
         mut step: impl FnMut(&mut TcpStream) -> io::Result<usize>,
@@ -147,7 +148,7 @@ fn may_listen(error: &io::Error) -> bool {
     error.kind() == ErrorKind::ConnectionRefused || stream_has_ended(error)
 }
 
-/// Connects `within` a time, for a meeting until `end`.
+/// Connects in at most the time `within`, for a meeting that ends at `end`.
 fn connect<'a>(
     address: &SocketAddr,
     within: Duration,
@@ -169,8 +170,8 @@ fn connect<'a>(
 /// which a check is due: meanwhile only the end of the socket shows that the server has died.
 pub const LIFELINE_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Returns whether the other end of a stream that does not block is closed, as the system does when
-/// its process dies.
+/// Returns whether the other end of a stream that does not block is closed. The system closes the
+/// other end when its process dies.
 #[must_use]
 pub fn has_hung_up(stream: &TcpStream) -> bool {
     stream.peek(&mut [0]).map_or_else(
@@ -224,7 +225,7 @@ mod tests {
         }
     }
 
-    /// Listens there after 100 ms, and accepts this number of clients.
+    /// Listens at `address` after 100 ms, and accepts `clients` clients.
     fn late_server(address: SocketAddr, clients: usize) -> std::thread::JoinHandle<()> {
         std::thread::spawn(move || {
             std::thread::sleep(Duration::from_millis(100));
@@ -312,8 +313,8 @@ mod tests {
         }
     }
 
-    /// The kernel connects clients to a process that is stopped, or in a handler. Who is not wanted
-    /// meanwhile waits for none.
+    /// The kernel connects clients to a process that is stopped, or in a handler. A client that is
+    /// not wanted any more does not wait for the process.
     #[test]
     fn a_server_that_does_not_answer_leaves_time_for_the_others() {
         let hung = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -21,12 +21,12 @@ pub struct Kind {
     pub name: &'static str,
     /// The first eight bytes.
     pub magic: [u8; 8],
-    /// Changes with every change of the fields.
+    /// Version, which changes with every change of the fields.
     pub version: u16,
 }
 
-/// The reason why there is no connection. It is sent in place of a record whose other fields are
-/// all 0.
+/// The reason why there is no connection. It is sent in place of a record, in a head that is
+/// followed by zeros.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum Refusal {
     /// The peer has no room for another peer.
@@ -81,8 +81,8 @@ pub enum RecordError {
     /// The peer refuses.
     #[error("refused by the peer: {0}")]
     Refused(Refusal),
-    /// The server took the client's proof of their secret, and does not know it: it is not the
-    /// server that the client wants.
+    /// The server accepted the client's proof, and did not prove that it knows the secret: it is
+    /// not the server that the client wants.
     #[error(
         "the server did not prove that it knows the secret: another program is at this address"
     )]
@@ -201,7 +201,8 @@ impl Kind {
         stream: &mut impl Read,
     ) -> Result<[u8; N], E> {
         let mut incoming = Incoming::default();
-        // A time limit of a socket is reported as an operation that would block.
+        // The time limit of a socket is reported as an operation that would block, so `None` means
+        // that the limit has passed.
         self.advance::<N, E>(&mut incoming, stream)?
             .copied()
             .ok_or_else(|| IoError::from(ErrorKind::TimedOut).into())

@@ -23,7 +23,7 @@ pub struct Unreachable {
 }
 
 impl Unreachable {
-    /// Returns the error once more.
+    /// Returns a copy of the error.
     #[must_use]
     pub fn again(&self) -> Self {
         Self {
@@ -43,7 +43,7 @@ pub struct Route {
 }
 
 impl Route {
-    /// Resolves the address of a server, which has the secret `secret` if that is given.
+    /// Resolves the address of a server. `secret` is the server's secret, if it has one.
     ///
     /// # Errors
     /// [`Unreachable`].
@@ -109,10 +109,11 @@ impl Route {
         )
     }
 
-    /// Like [`connect`](Self::connect), where the server is now: resolves its name again.
+    /// Connects like [`connect`](Self::connect), after it has resolved the name again: the server
+    /// may have moved.
     ///
     /// # Errors
-    /// As of [`connect`](Self::connect).
+    /// Like [`connect`](Self::connect).
     pub fn connect_again<T, E>(
         &mut self,
         patience: Duration,

@@ -27,7 +27,7 @@ const KIND: Kind = Kind {
 };
 const BYTES: usize = HEAD_BYTES + FIELD_BYTES;
 const FIELD_BYTES: usize = 32;
-/// Maximum bytes that are read from a peer after the bytes for which it is refused.
+/// Maximum number of bytes that are read from a peer that is refused.
 const DRAINED_BYTES: usize = 4096;
 
 type Field = [u8; FIELD_BYTES];
@@ -190,7 +190,7 @@ impl Proof {
     }
 }
 
-/// Tells a peer why it is not connected, and returns that as the error.
+/// Sends a refusal to a peer, and returns its reason as the error.
 fn refuse(stream: &mut (impl Read + Write), record: &[u8], reason: Refusal) -> io::Result<bool> {
     // A peer that cannot take the record at once does not get it. A socket that is closed with
     // unread bytes is reset, and the peer may lose the record. One read takes everything that a
@@ -213,7 +213,7 @@ fn received(bytes: &[u8; BYTES]) -> Result<Field, RecordError> {
 
 fn challenge() -> io::Result<Field> {
     let mut bytes = [0; FIELD_BYTES];
-    // The system gives as many at once, as they are fewer than 256.
+    // One call returns all of the bytes, as they are not more than 256.
     getrandom(&mut bytes, GetRandomFlags::empty())?;
     Ok(bytes)
 }
@@ -222,8 +222,8 @@ fn challenge() -> io::Result<Field> {
 mod tests {
     use super::*;
 
-    /// RFC 4231, test case 2, shows that the MAC is HMAC-SHA256; the second line that it covers end
-    /// and challenges, in their order.
+    /// The first comparison, with test case 2 of RFC 4231, shows that the MAC is HMAC-SHA256. The
+    /// second comparison shows that the MAC covers the end and the challenges, in this order.
     #[test]
     fn proofs_have_the_documented_bytes() {
         let secret = Secret::from(*b"Jefe");

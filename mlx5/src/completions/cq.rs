@@ -36,8 +36,8 @@ pub struct Cq {
     last: NonNull<u8>,
     /// Number of CQEs consumed.
     consumer: u32,
-    /// The entry of `consumer`, and the owner bit of its lap. While callbacks run, an earlier
-    /// entry.
+    /// The CQE of the entry at `consumer`, and (`owner`) the owner bit of its lap. While callbacks
+    /// run, both may belong to an earlier entry.
     head: NonNull<u8>,
     owner: u8,
     record: NonNull<AtomicU32>,
@@ -48,7 +48,8 @@ pub struct Cq {
     object: Rc<CqObject>,
 }
 
-/// Number of successful polls before the device nevertheless makes progress.
+/// Number of successful polls after which the device is given time to run, although no poll was
+/// empty.
 const POLLS_PER_HOOK: u32 = 16;
 
 impl fmt::Debug for Cq {
@@ -109,7 +110,7 @@ impl Cq {
         self.owner = self.entries.owner(self.consumer);
     }
 
-    /// Returns the address of the array with mini CQE `entry` of the session at the consumer.
+    /// Returns the address of the array that holds mini CQE `entry` of the session at the consumer.
     #[inline(always)]
     fn array_place(&self, entry: u32) -> NonNull<[u8; CQE_BYTES]> {
         self.entries
@@ -128,8 +129,8 @@ impl Cq {
     ) -> usize {
         udma_from_device_barrier();
         // The title is a copy: no store below can change it, so a callback's reads of it are
-        // consistent. SAFETY: a CQE inside the buffer. Until a CQE of the session is handed out,
-        // the driver owns its entry, unchanged since the device wrote it.
+        // consistent. SAFETY: the place is a CQE inside the buffer. Until a CQE of the session is
+        // handed out, the driver owns the title's entry, unchanged since the device wrote it.
         let title: [u8; CQE_BYTES] = unsafe { self.entries.place(self.consumer).cast().read() };
         let parsed = TitleCqe::parse(&title);
         let count = self.entries.session_count(&parsed);
@@ -151,7 +152,7 @@ impl Cq {
             let (next, cq) = (leaving.next, &*leaving.cq);
             let array: NonNull<[u8; MiniCqe::LEN]> = cq.array_place(next).cast();
             let hand_out = |i: u32| {
-                // SAFETY: the place is inside the array, which belongs to the driver and has the
+                // SAFETY: the mini CQE is inside the array, which belongs to the driver and has the
                 // bytes that the device wrote: the title's owner bit published the whole session,
                 // and the entries are returned to the device only when `leaving` is dropped.
                 let mini = MiniCqe::parse(&unsafe { array.add(i as usize).read() });
@@ -180,7 +181,8 @@ impl Cq {
                 );
             };
             if count - next >= MINI_CQES_PER_ARRAY as u32 {
-                // The usual case. The compiler unrolls it if the callback is short.
+                // This is the usual case: a full array. The compiler unrolls the loop if the
+                // callback is short.
                 (0..MINI_CQES_PER_ARRAY as u32).for_each(hand_out);
             } else {
                 (0..count - next).for_each(hand_out);
@@ -194,16 +196,17 @@ impl Cq {
     #[cold]
     #[inline(never)]
     fn expand(&mut self, from: u32, count: u32) {
-        // SAFETY: a CQE inside the buffer. The driver owns it, and only the QPN of a destroyed
-        // queue pair has changed since the device wrote it.
+        // SAFETY: the place is a CQE inside the buffer. The driver owns the CQE, and only the QPN
+        // of a destroyed queue pair has changed since the device wrote it.
         let title: [u8; CQE_BYTES] = unsafe { self.entries.place(self.consumer).cast().read() };
         let is_send = CqeOpcode::from_op_own(title[OP_OWN_OFFSET]) == Some(CqeOpcode::Requester);
         let first = TitleCqe::parse(&title).wqe_counter;
         let mut array = [0; CQE_BYTES];
         for entry in from..count {
             if entry == from || entry as usize % MINI_CQES_PER_ARRAY == 0 {
-                // SAFETY: as above. The array lies in the entry of its first CQE, or in the next
-                // entry, so no CQE was written over it.
+                // SAFETY: the array is inside the buffer, and the driver owns it like the title. It
+                // lies in the entry of the first CQE that it describes, or in the entry after that,
+                // so no CQE was written over it.
                 array = unsafe { self.array_place(entry).read() };
             }
             let (mini, mut cqe) = (MiniCqe::of_array(&array, entry), title);
@@ -213,15 +216,16 @@ impl Cq {
                 mini.expand_receive(&mut cqe, first.wrapping_add(entry as u16));
             }
             let counter = self.consumer.wrapping_add(entry);
-            // The format of a plain CQE, and the owner bit of the lap.
+            // The byte gets the format of a plain CQE, and the owner bit of the lap.
             cqe[OP_OWN_OFFSET] = cqe[OP_OWN_OFFSET] & !0b1101 | self.entries.owner(counter);
-            // SAFETY: an entry of the session, which the driver owns.
+            // SAFETY: the place is an entry of the session, inside the buffer, and the driver owns
+            // it.
             unsafe { self.entries.place(counter).cast().write(cqe) };
         }
     }
 
-    /// Ends the session at the consumer after `count` of its CQEs were handed out. They must not be
-    /// read again.
+    /// Ends the session at the consumer after `count` of its CQEs were handed out. These CQEs must
+    /// not be read again.
     ///
     /// The device wrote no owner bit into a session's entries except the title's. The old bytes
     /// there, of an array or of a former lap, could be taken for an owner bit on the next lap. So
@@ -238,8 +242,8 @@ impl Cq {
         }
         self.object.session_qpn.set(NO_QPN);
         self.seek();
-        // Published now, because a search from the consumer record on would stop at an untouched
-        // entry.
+        // The record is published now, because a search that starts at the consumer in the record
+        // would stop at an untouched entry.
         self.publish_consumer();
     }
 
@@ -255,8 +259,8 @@ impl Cq {
             .wrapping_add(OP_OWN_OFFSET);
         while entries >= AT_ONCE && self.entries.stride == CQE_BYTES {
             for i in 0..AT_ONCE as usize {
-                // SAFETY: inside the buffer (caller); the entries are the driver's until the
-                // consumer record passes them.
+                // SAFETY: the byte is inside the buffer (guaranteed by the caller); the driver owns
+                // the entry until the consumer record passes it.
                 unsafe { op_own.add(i * CQE_BYTES).write(OP_OWN_UNTOUCHED) };
             }
             op_own = op_own.wrapping_add(AT_ONCE as usize * CQE_BYTES);
@@ -269,9 +273,9 @@ impl Cq {
         }
     }
 
-    /// Returns whether a poll would hand out a completion now: the whole cost of an empty poll.
-    /// Unlike an empty poll, this call gives a software device no time to run: a loop must poll
-    /// some queue of the device.
+    /// Returns whether a poll would hand out a completion now. On hardware this check is the whole
+    /// cost of an empty poll. Unlike an empty poll, this call gives a software device no time to
+    /// run, so a loop must also poll some queue of the device.
     #[must_use]
     #[inline(always)]
     pub fn has_completion(&self) -> bool {
@@ -296,7 +300,7 @@ impl Cq {
         true
     }
 
-    /// Returns the CQE of the entry at `place`, of `stride` bytes, which is a plain entry.
+    /// Returns the CQE at `place`, of a plain entry of `stride` bytes.
     ///
     /// # Safety
     /// The entry is complete: the owner bit, read with Acquire, shows that the device has finished
@@ -306,7 +310,8 @@ impl Cq {
     unsafe fn plain<'a>(&self, place: NonNull<u8>, stride: usize) -> Cqe<'a> {
         udma_from_device_barrier();
         let beside = if stride != CQE_BYTES {
-            // SAFETY: guaranteed by the caller. The other half of a large entry lies before it.
+            // SAFETY: the caller guarantees that the entry is complete. The other half of a large
+            // entry lies before its CQE.
             Beside::Half(unsafe { place.sub(CQE128_OFFSET).cast().as_ref() })
         } else {
             Beside::Nothing
@@ -317,7 +322,8 @@ impl Cq {
         Cqe::new(bytes, qpn, beside, self.kind)
     }
 
-    /// Returns the place and the owner bit of the entry after the entry at `place`.
+    /// Returns the place and the owner bit of the entry that follows the entry at `place`, whose
+    /// owner bit is `owner`.
     #[inline(always)]
     fn after(
         &self,
@@ -330,15 +336,15 @@ impl Cq {
             rarely();
             (*first, owner ^ 1)
         } else {
-            // SAFETY: this is not the last entry.
+            // SAFETY: `place` is not in the last entry, so the next entry is inside the buffer.
             (unsafe { place.add(*stride) }, owner)
         };
         prefetch(next.addr().get());
         (next, owner)
     }
 
-    /// Hands out up to `max` plain CQEs and counts them in `n`. Returns whether it stopped at the
-    /// title of a compressed session.
+    /// Hands out up to `max` plain CQEs and counts them in `n`. Returns whether it stopped because
+    /// the next CQE is the title of a compressed session.
     #[inline(always)]
     fn take_plain<L: Copy>(
         &mut self,
@@ -415,7 +421,8 @@ impl Cq {
         if CqeFormat::from_op_own(op_own) == CqeFormat::Compressed || max == 0 {
             return self.take_more(max, find, f);
         }
-        // SAFETY: it is written.
+        // SAFETY: the caller has found the entry complete (`has_completion`). The device does not
+        // write it again before the consumer record is published, after the callback.
         let cqe = unsafe { self.plain(place, self.entries.stride) };
         (self.head, self.owner) = self.after(place, self.owner, &self.entries, self.last);
         // The consumer is advanced before the callback, so that the entry is not handed out again
@@ -487,8 +494,8 @@ impl Cq {
     }
 
     /// Hands up to `max` completions to `f` in the order in which the device wrote them, and
-    /// returns their number. Their entries are free only when this returns: completions of
-    /// operations that `f` posts need further entries.
+    /// returns their number. Their entries become free only when this call returns, so operations
+    /// that `f` posts need further entries for their completions.
     #[inline(always)]
     pub fn poll(&mut self, max: usize, mut f: impl FnMut(Cqe<'_>)) -> usize {
         self.poll_each(max, |_| (), |(), cqe| f(cqe))
@@ -577,7 +584,7 @@ mod tests {
     fn untouched(config: CqConfig, op_own: u8) -> Cq {
         let ring = Cq::create(&null().1, &config).unwrap();
         for i in 0..ring.entries() {
-            // SAFETY: inside the buffer, and no device writes it.
+            // SAFETY: the byte is inside the buffer, and no device writes it.
             unsafe { ring.entries.place(i).add(OP_OWN_OFFSET).write(op_own) };
         }
         ring
@@ -586,8 +593,8 @@ mod tests {
     #[test]
     fn untouched_entries_are_no_completions_on_either_lap_however_a_device_marks_them() {
         for cqe_bytes in [64, 128] {
-            // libmlx5 and DPDK fill 0xf0, the kernel's Ethernet driver and this crate's device
-            // 0xf1.
+            // libmlx5 and DPDK fill untouched entries with 0xf0, the kernel's Ethernet driver and
+            // this crate's device with 0xf1.
             for mark in [0xf0, 0xf1] {
                 let config = CqConfig {
                     cqe_bytes,
@@ -639,7 +646,7 @@ mod tests {
             }
             .emit_into(&mut title);
             title[OP_OWN_OFFSET] = (CqeFormat::Compressed as u8) << 2;
-            // SAFETY: inside the buffer.
+            // SAFETY: the entry is inside the buffer, and no device writes it.
             unsafe { ring.entries.place(0).cast().write(title) };
             assert_eq!(ring.poll(9, |_| {}), taken);
             assert_eq!(ring.poll(9, |_| {}), 0);

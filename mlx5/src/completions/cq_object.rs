@@ -21,7 +21,7 @@ use crate::wire::{
 pub(crate) struct CqEntries {
     /// The first entry's CQE, which is the last 64 bytes of the entry.
     pub(crate) first: NonNull<u8>,
-    /// Bytes of an entry, 64 or 128.
+    /// Length of an entry in bytes, 64 or 128.
     pub(crate) stride: usize,
     pub(crate) log_entries: u32,
     pub(crate) mask: u32,
@@ -31,7 +31,7 @@ impl CqEntries {
     fn new(memory: &CqMemory) -> Self {
         let stride = memory.cqe_bytes as usize;
         Self {
-            // SAFETY: the buffer holds entries of `stride` bytes, 64 or 128.
+            // SAFETY: the buffer holds at least one entry of `stride` bytes, 64 or 128.
             first: unsafe { memory.buffer.add(stride - CQE_BYTES) },
             stride,
             log_entries: memory.entries.trailing_zeros(),
@@ -43,7 +43,7 @@ impl CqEntries {
         self.mask + 1
     }
 
-    /// Returns the CQE of the entry at `counter`.
+    /// Returns the address of the CQE in the entry at `counter`.
     #[inline(always)]
     pub(crate) fn place(&self, counter: u32) -> NonNull<u8> {
         let index = (counter & self.mask) as usize;
@@ -57,9 +57,9 @@ impl CqEntries {
         (counter >> self.log_entries) as u8 & 1
     }
 
-    /// Returns the number of CQEs of the session with this title, at least one and at most the
-    /// number of entries. A device writes no other count; a device that did must not make the
-    /// driver read outside the ring.
+    /// Returns the number of CQEs of the session with this title, limited to
+    /// 1..=[`count`](Self::count). A correct device writes no other number; the limit keeps the
+    /// driver inside the ring if a device is not correct.
     #[inline(always)]
     pub(crate) fn session_count(&self, title: &TitleCqe) -> u32 {
         title.count.min(self.count()).max(1)
@@ -75,14 +75,16 @@ pub(crate) fn is_written(op_own: u8, owner: u8) -> bool {
     (op_own ^ owner).rotate_right(1) < (CqeOpcode::Invalid as u8) << 3
 }
 
-/// Returns the `op_own` byte of the CQE at `place`, which is inside the buffer.
+/// Returns the `op_own` byte of the CQE at `place`, which is inside the buffer of a completion
+/// queue.
 #[inline(always)]
 pub(crate) fn op_own_at(place: NonNull<u8>) -> u8 {
-    // SAFETY: inside the buffer; the device writes this byte last, and only whole.
+    // SAFETY: the byte is inside the buffer. The device writes it last and in one store, so an
+    // atomic load reads a whole value.
     unsafe { place.add(OP_OWN_OFFSET).cast::<AtomicU8>().as_ref() }.load(Ordering::Acquire)
 }
 
-/// The device's object, kept alive by every user of the queue.
+/// The completion queue at the device, kept alive by every user of the queue.
 pub(crate) struct CqObject {
     pub(crate) cqn: u32,
     pub(crate) control: Control,
@@ -109,7 +111,8 @@ impl CqObject {
     /// queue. The device has destroyed the queue pair, so it writes no more completions with this
     /// QPN, and may give the number to another queue pair at once. libmlx5 does the same in
     /// `mlx5_cq_clean`, except for queues that it exported to a program. The completions stay in
-    /// the queue, because the receives that they name return to their shared queue with them.
+    /// the queue, because each completion of a receive also returns that receive to its shared
+    /// queue.
     pub(crate) fn disown(&self, qpn: u32) {
         if self.session_qpn.get() == qpn {
             self.session_qpn.set(NO_QPN);
@@ -125,8 +128,8 @@ impl CqObject {
                 break;
             }
             udma_from_device_barrier();
-            // SAFETY: a CQE inside the buffer that the device has finished writing: its owner bit
-            // was read with Acquire.
+            // SAFETY: `place` is a CQE inside the buffer. Its owner bit, read with Acquire, shows
+            // that the device has finished writing it.
             let cqe = unsafe { place.cast::<[u8; CQE_BYTES]>().read() };
             if ResponderCqe::parse(&cqe).qpn == qpn {
                 // SAFETY: as above. During a poll this may be an entry that was handed out: a `Cqe`

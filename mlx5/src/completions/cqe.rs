@@ -42,7 +42,7 @@ pub(crate) enum Beside<'a> {
 pub struct CompletionError {
     /// The typed status.
     pub syndrome: Syndrome,
-    /// The syndrome byte.
+    /// The syndrome byte as the device wrote it.
     pub raw: u8,
     /// The vendor's own error code.
     pub vendor: u8,
@@ -94,7 +94,7 @@ impl<'a> Cqe<'a> {
     /// Returns the CQE itself, or the title of its session.
     #[inline(always)]
     fn bytes(&self) -> &[u8; CQE_BYTES] {
-        // SAFETY: it is not moved for `'a`, and not written while the reference exists. Only
+        // SAFETY: the CQE is not moved for `'a`, and not written while the reference exists. Only
         // destroying a queue pair writes it, which cannot happen in a function of this type, and no
         // public function returns the reference.
         unsafe { self.bytes.as_ref() }
@@ -129,8 +129,8 @@ impl<'a> Cqe<'a> {
         RECEIVES >> (self.op_own() >> 4) & 1 != 0
     }
 
-    /// Returns the queue pair number; [`NO_QPN`](crate::wire::NO_QPN) if the queue pair was
-    /// destroyed since, because another may have the number by now.
+    /// Returns the queue pair number; [`NO_QPN`](crate::wire::NO_QPN) if the queue pair has been
+    /// destroyed, because another queue pair may have the number by now.
     #[must_use]
     #[inline(always)]
     pub fn qpn(&self) -> u32 {
@@ -147,8 +147,8 @@ impl<'a> Cqe<'a> {
         }
     }
 
-    /// Returns the sender's immediate, in host order. It is valid when the opcode is one of a
-    /// message with an immediate.
+    /// Returns the sender's immediate, in host order. The value is valid only if the opcode is that
+    /// of a message with an immediate.
     #[must_use]
     #[inline(always)]
     pub fn imm(&self) -> u32 {
@@ -165,16 +165,16 @@ impl<'a> Cqe<'a> {
         }
     }
 
-    /// Returns the number of the queue pair that sent the message, 24 bits. Valid for receives of
-    /// unreliable datagrams.
+    /// Returns the number of the queue pair that sent the message, 24 bits. The value is valid for
+    /// receives of unreliable datagrams.
     #[must_use]
     #[inline(always)]
     pub fn source_qpn(&self) -> u32 {
         ResponderCqe::parse(self.bytes()).source_qpn
     }
 
-    /// Returns whether the first 40 bytes of the receive hold the message's GRH. Valid for receives
-    /// of unreliable datagrams.
+    /// Returns whether the first 40 bytes of the receive hold the message's GRH. The value is valid
+    /// for receives of unreliable datagrams.
     #[must_use]
     #[inline(always)]
     pub fn has_grh(&self) -> bool {
@@ -188,14 +188,15 @@ impl<'a> Cqe<'a> {
         is_solicited(self.op_own())
     }
 
-    /// Returns the received bytes if the device put them here (scatter to CQE) and not into the
-    /// buffers of the receive: maximum 32, or 64 in a queue of 128-byte entries.
+    /// Returns the received bytes if the device put them into the CQE (scatter to CQE) and not into
+    /// the buffers of the receive: at most 32 bytes, or 64 bytes in a queue of 128-byte entries.
     /// [`source_qpn`](Self::source_qpn) and [`has_grh`](Self::has_grh) are not valid then.
     #[must_use]
     #[inline(always)]
     pub fn inline_data(&self) -> Option<&'a [u8]> {
         let room: &[u8] = match (CqeFormat::from_op_own(self.op_own()), self.beside) {
-            // SAFETY: the first half of the CQE does not change for `'a`; the QPN is in the second.
+            // SAFETY: the first half of the CQE does not change for `'a`: the QPN, which may
+            // change, is in the second half.
             (CqeFormat::Inline32, _) => unsafe {
                 self.bytes.cast::<[u8; CQE_BYTES / 2]>().as_ref()
             },
@@ -221,8 +222,8 @@ impl<'a> Cqe<'a> {
     }
 }
 
-/// Decodes an error CQE. It takes the bytes, so that a `Cqe` need not be in memory for this rare
-/// call.
+/// Decodes an error CQE. The parameter is the CQE's bytes and not a [`Cqe`], so that a `Cqe` need
+/// not be in memory for this rare call.
 #[cold]
 fn error(bytes: &[u8; CQE_BYTES], kind: DeviceKind) -> CompletionError {
     let cqe = ErrorCqe::parse(bytes);

@@ -19,14 +19,14 @@ const fn vacant_at(place: usize) -> u32 {
     place as u32 & 1 ^ 1 | !MAX_QPN
 }
 
-/// A map from 24-bit queue pair numbers to values. It is a table in which the low bits of a number
-/// name its home. A value is stored at its home, or in the next vacant place. The numbers of
-/// devices are consecutive, so each value is stored at its home. So is each value of a number of
-/// the software HCA: the low bits of the number are the place of a queue pair in the device, and
-/// the other bits count the queue pairs that had this place. The table has at least 2 places for
-/// each value, and never shrinks.
+/// A map from 24-bit queue pair numbers to values: a table of places in which the low bits of a
+/// number select its home. A value is stored at its home, or in the next vacant place. The numbers
+/// of devices are consecutive, so each value is stored at its home. The same is true for the
+/// numbers of the software HCA: the low bits of a number are the place of a queue pair in the
+/// device, and the other bits count the queue pairs that had this place. The table has at least 2
+/// places for each value, and never shrinks.
 pub struct FastMap<T> {
-    /// A power of two of places.
+    /// Array of places; their number is a power of two.
     places: Box<[Place<T>]>,
     len: usize,
 }
@@ -72,8 +72,8 @@ impl<T> FastMap<T> {
         // least 8.
         let place = unsafe { self.places.get_unchecked(self.home(qpn)) };
         if place.qpn == qpn {
-            // SAFETY: the number of a vacant place never equals a number whose home it is, and
-            // every other place has a value.
+            // SAFETY: the number in a vacant place never equals a number whose home is that place,
+            // and every other place has a value.
             return Some(unsafe { place.value.as_ref().unwrap_unchecked() });
         }
         self.get_further(qpn)
@@ -197,7 +197,8 @@ mod tests {
         assert_eq!(map.len, 6);
     }
 
-    /// Numbers that mark vacant places among them, before and after a removal.
+    /// The numbers include the marks of vacant places ([`vacant_at`]). They are searched in an
+    /// empty map, in a filled one, and in one that was emptied again.
     #[test]
     fn a_number_of_more_than_24_bits_is_never_found() {
         let mut map = FastMap::new();
@@ -217,7 +218,8 @@ mod tests {
     #[test]
     fn numbers_as_the_software_hca_gives_them_are_at_home() {
         let mut map = FastMap::new();
-        // Places below 2,000, each used before by another number of queue pairs.
+        // QPNs of the places below 2,000. The upper bits, the number of queue pairs that had the
+        // place, vary.
         let qpn = |place: u32| (place * 7 % 1021 + 1) << 14 | place;
         for place in 0..2_000 {
             assert_eq!(map.insert(qpn(place), place), Ok(None));
@@ -232,8 +234,8 @@ mod tests {
             let mut random = Random::new(seed);
             let (mut map, mut model) = (FastMap::new(), std::collections::BTreeMap::new());
             for step in 0..4_000 {
-                // There are few places, including the last places, so that every case is frequent:
-                // sometimes many values, sometimes few.
+                // The numbers have few homes, including the last places of the table, so that every
+                // case is frequent. There are many values at some times, few at others.
                 let qpn = random.below(3) << 12
                     | random.below(4)
                     | if random.one_in(2) { 0xff_00fc } else { 0 };

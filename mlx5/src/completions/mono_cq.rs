@@ -9,9 +9,10 @@ use crate::completions::fast_map::FastMap;
 
 /// A [`Cq`] for queue pairs of one kind, with a value of type `Q` per QPN.
 ///
-/// Polling touches one byte of the CQ, independent of the number of queue pairs, because the device
-/// has already put their completions into one queue. It takes no lock, copies to no work-completion
-/// struct and makes no dynamic call. The callback is a closure that is inlined into the poll.
+/// An empty poll reads one byte of the CQ, whatever the number of queue pairs, because the device
+/// puts the completions of all of them into one queue. A poll takes no lock, copies to no
+/// work-completion struct and makes no dynamic call. The callback is a closure that is inlined into
+/// the poll.
 ///
 /// It is not `Send`:
 /// ```compile_fail,E0277
@@ -57,7 +58,7 @@ impl<Q> MonoCq<Q> {
     /// Registers the value for completions of `qpn`, a number that [`RcQp::qpn`](crate::RcQp::qpn)
     /// returned. Returns the value it replaces.
     pub fn register(&mut self, qpn: u32, queue: Q) -> Option<Q> {
-        // A device's QPN has 24 bits, so this cannot fail for a device's number.
+        // The insertion fails only for numbers of more than 24 bits, which no device assigns.
         self.queues.insert(qpn, queue).unwrap_or(None)
     }
 
@@ -85,8 +86,8 @@ impl<Q> MonoCq<Q> {
 
     /// Hands up to `max` completions to `f` with the value of their queue pair, in the order in
     /// which the device wrote them. Returns their number. The value is `None` if the queue pair is
-    /// not registered, or no longer: its receive still has to be returned to the queue from which
-    /// it was taken.
+    /// not registered, or no longer registered. Even then the receive of a completion must be
+    /// returned to the queue from which it was taken.
     #[inline(always)]
     pub fn poll(&mut self, max: usize, f: impl FnMut(Option<&Q>, Cqe<'_>)) -> usize {
         let queues = &self.queues;
@@ -101,8 +102,8 @@ pub struct Found<'a, Q> {
 }
 
 impl<Q> Found<'_, Q> {
-    /// Hands out up to `max` completions: the second half of a [`poll`](MonoCq::poll). Costs less
-    /// than `poll` for one completion, and a little more for several.
+    /// Hands out up to `max` completions: the second half of a [`poll`](MonoCq::poll). The two
+    /// halves cost less than `poll` for one completion, and a little more for several.
     #[inline(always)]
     pub fn take(self, max: usize, mut f: impl FnMut(Option<&Q>, Cqe<'_>)) -> usize {
         let MonoCq { cq, queues } = self.cq;

@@ -24,7 +24,7 @@ pub enum OpenError {
     /// A device of libibverbs cannot be used; the error text gives advice.
     #[error(transparent)]
     Verbs(#[from] VerbsError),
-    /// The name does not name a software HCA, and libibverbs has no devices; the error text
+    /// The name is not that of a software HCA, and libibverbs has no devices; the error text
     /// contains advice.
     #[error("{0:?} would be a device behind libibverbs, but {1}")]
     NoVerbs(String, VerbsError),
@@ -68,7 +68,8 @@ pub enum RegisterError {
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
-    /// The queue pair is in another state. In the error state the only remedy is a new queue pair.
+    /// The queue pair is not in the state that the transition needs. In the error state the only
+    /// remedy is a new queue pair.
     #[error("the queue pair is in state {from:?}; this transition needs {needs:?}{}", if *from == QpState::Error { ": create a new queue pair" } else { "" })]
     WrongState {
         /// The current state.
@@ -96,7 +97,7 @@ pub enum ConnectError {
         /// Kind of the peer's device.
         remote: DeviceKind,
     },
-    /// InfiniBand without a GID at one end, RoCE at the other.
+    /// The peer's address has no GID, as on InfiniBand, and this end's port is a RoCE port.
     #[error("the peer's address has no GID, and a RoCE port is named by nothing else")]
     NoGid,
     /// libibverbs or the kernel refused the call.
@@ -119,9 +120,9 @@ pub enum ConnectError {
 }
 
 impl ConnectError {
-    /// Returns whether a connection to a later process at the same address may succeed: the device
-    /// does not exist, or no longer, or the kernel refused. Wrong options, another user, or missing
-    /// rights are the same in a later attempt.
+    /// Returns whether a later attempt may succeed with another process at the same address: true
+    /// if the device does not exist, or no longer exists, and if the kernel refused. Wrong options,
+    /// another user, or missing rights would fail again.
     #[must_use]
     pub const fn may_pass(&self) -> bool {
         match self {

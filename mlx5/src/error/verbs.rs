@@ -6,7 +6,7 @@ use std::io;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{call}: {}{}{advice}", io::Error::from_raw_os_error(*errno), if advice.is_empty() { "" } else { "; " })]
 pub struct CallError {
-    /// The function.
+    /// Name of the function.
     pub call: &'static str,
     /// Error number of the function, as in `errno.h`.
     pub errno: i32,
@@ -33,8 +33,8 @@ impl CallError {
         self
     }
 
-    /// Checks the result of a call that returns 0 or an error number of either sign. Some calls
-    /// return -1 and set `errno`.
+    /// Checks the result of a call that returns 0 or an error number of either sign. A result of -1
+    /// means that the call has set `errno`.
     pub(crate) fn check(call: &'static str, result: i32) -> Result<(), Self> {
         match result {
             0 => Ok(()),

@@ -11,14 +11,14 @@ pub enum PostError {
         "send queue full: {needed} of {capacity} WQEBBs needed, {free} free; poll the send CQ and retry"
     )]
     QueueFull {
-        /// WQEBBs the operation needs, padding at the end of the ring included.
+        /// Number of WQEBBs that the operation needs, padding at the end of the ring included.
         needed: usize,
-        /// WQEBBs free.
+        /// Number of free WQEBBs.
         free: usize,
-        /// WQEBBs of the queue.
+        /// Number of WQEBBs of the queue.
         capacity: usize,
     },
-    /// The QP cannot send. Connect it; after an error, create a new one.
+    /// The QP cannot send. Connect the QP; if it is in the error state, create a new one.
     #[error("the queue pair is in state {0:?}; posting needs ReadyToSend")]
     WrongState(QpState),
     /// More inline bytes than the QP was created for.
@@ -26,7 +26,7 @@ pub enum PostError {
         "{bytes} inline bytes; this queue pair takes at most {max}: use an SGE, or create it with a larger max_inline_data"
     )]
     InlineTooLong {
-        /// Bytes requested.
+        /// Number of requested bytes.
         bytes: usize,
         /// The QP's limit.
         max: usize,
@@ -34,7 +34,7 @@ pub enum PostError {
     /// The message is longer than any device can send.
     #[error("a message of {bytes} bytes; the longest is {MAX_MESSAGE_BYTES}")]
     MessageTooLong {
-        /// Bytes requested.
+        /// Number of requested bytes.
         bytes: u64,
     },
     /// The address of an atomic is not a multiple of 8.
@@ -49,7 +49,7 @@ pub enum PostError {
     /// The buffer for the result of an atomic is not 8 bytes long.
     #[error("{bytes} bytes for the result of an atomic, which is 8 bytes long")]
     AtomicResult {
-        /// Bytes of the SGE.
+        /// Length of the SGE in bytes.
         bytes: u32,
     },
 }

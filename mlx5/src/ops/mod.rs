@@ -116,7 +116,7 @@ pub trait Operation: sealed::Sealed {
     /// The segments between the control segment and the payload, as an array of whole segments.
     #[doc(hidden)]
     type Header: Copy;
-    /// Returns these segments.
+    /// Returns the segments between the control segment and the payload.
     #[doc(hidden)]
     fn header(&self) -> Self::Header;
 }
@@ -183,7 +183,7 @@ pub trait RcOperation: Operation {}
 /// fn ud(_: impl UdOperation) {}
 /// ud(UdSend { to: &Destination::new(AddressVector::local(1, 0), 2, 3), payload: Inline(b"hello") });
 /// ```
-/// A datagram carries its own address, and cannot name the peer's memory:
+/// A datagram carries the address of its destination, and cannot access the peer's memory:
 /// ```compile_fail,E0277
 /// # use mlx5::{Inline, Send, UdOperation};
 /// fn ud(_: impl UdOperation) {}
@@ -214,8 +214,9 @@ impl Segments {
     #[inline(always)]
     pub(crate) fn put<T: Copy>(&mut self, segments: &T) {
         const { assert!(size_of::<T>() % SEGMENT == 0, "whole segments") };
-        // SAFETY: within the declared segments (contract of `new`; `Operation` and `Payload` are
-        // sealed and declare the segments they write).
+        // SAFETY: the bytes are within the declared segments: the caller of `new` guarantees that
+        // these are writable, and `Operation` and `Payload` are sealed and declare all segments
+        // that they write.
         unsafe {
             self.at
                 .copy_from_nonoverlapping(ptr::from_ref(segments).cast(), size_of::<T>());
@@ -258,7 +259,8 @@ impl Segments {
 #[inline(always)]
 unsafe fn copy_short(to: *mut u8, from: *const u8, len: usize) {
     let both_ends = |part: usize| {
-        // SAFETY: `part` is at most `len` (below), so both are inside the `len` bytes.
+        // SAFETY: `part` is at most `len` (see the calls below), so both copies stay inside the
+        // `len` bytes.
         unsafe {
             to.copy_from_nonoverlapping(from, part);
             to.add(len - part)

@@ -15,7 +15,7 @@ pub struct Sge {
     pub lkey: u32,
 }
 
-/// Bytes carried inside the WQE: they are copied when posted, and the source may be reused at once.
+/// Bytes that travel inside the WQE. The post copies them, so the source may be reused at once.
 #[derive(Clone, Copy, Debug)]
 pub struct Inline<'a>(pub &'a [u8]);
 

@@ -3,8 +3,8 @@
 use super::{Operation, Payload, PostError, RcOperation, Sge, operation, sealed};
 use crate::wire::{ATOMIC_BYTES, AtomicSegment, Opcode, RaddrSegment, SEGMENT};
 
-/// SEND: the device writes the payload to the buffers of the peer's next receive, which it consumes
-/// and completes.
+/// SEND: the payload is written to the buffers of the peer's next receive, which is consumed and
+/// completed.
 #[derive(Clone, Copy, Debug)]
 pub struct Send<P> {
     /// Payload to send.
@@ -32,8 +32,8 @@ pub struct Write<P> {
     pub payload: P,
 }
 
-/// RDMA WRITE with immediate: a WRITE that also consumes one receive at the peer, whose CQE carries
-/// `imm`.
+/// RDMA WRITE with immediate: a WRITE that also consumes one receive of the peer. The CQE of that
+/// receive carries `imm`.
 #[derive(Clone, Copy, Debug)]
 pub struct WriteImm<P> {
     /// Virtual address in the peer's region.
@@ -57,8 +57,8 @@ pub struct Read {
     pub into: Sge,
 }
 
-/// Compare-and-swap: stores `swap` at `addr` if the value there is `compare`. The store happened if
-/// the result equals `compare`.
+/// Compare-and-swap: stores `swap` at `addr` if the value there is `compare`. The previous value is
+/// written to `into`; the swap happened if that value equals `compare`.
 ///
 /// The remote region needs remote atomic access; the result's region needs local write access.
 #[derive(Clone, Copy, Debug)]

@@ -1,19 +1,19 @@
-//! SEND on an unreliable-datagram queue pair: every message names its destination. A message that
-//! the network or the peer cannot take is dropped.
+//! SEND on an unreliable-datagram queue pair: every message carries the address of its destination.
+//! A message that the network or the peer cannot take is dropped.
 
 use super::{Operation, Payload, UdOperation, operation, sealed};
 use crate::wire::{AddressVector, DatagramSegment, Opcode};
 
-/// The destination of a datagram: the path to the port of a queue pair, its number and its Q_Key.
-/// Stored as the bytes that go into the WQE.
+/// The destination of a datagram: the path to the port of a queue pair, and the number and the
+/// Q_Key of that queue pair. Stored as the bytes that go into the WQE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Destination {
     segment: [u8; DatagramSegment::LEN],
 }
 
 impl Destination {
-    /// Names the queue pair `qpn` (24 bits) at the end of the path `vector`. It accepts messages
-    /// that carry its `qkey`.
+    /// Makes the destination of queue pair `qpn` (24 bits) at the end of the path `vector`. That
+    /// queue pair accepts messages only with its own Q_Key, `qkey`.
     #[must_use]
     pub fn new(vector: AddressVector, qpn: u32, qkey: u32) -> Self {
         Self {
@@ -21,13 +21,13 @@ impl Destination {
         }
     }
 
-    /// Queue pair number, 24 bits.
+    /// Returns the queue pair number, 24 bits.
     #[must_use]
     pub fn qpn(&self) -> u32 {
         DatagramSegment::parse(&self.segment).qpn
     }
 
-    /// Path to its port.
+    /// Returns the path to the queue pair's port.
     #[must_use]
     pub fn vector(&self) -> AddressVector {
         DatagramSegment::parse(&self.segment).vector

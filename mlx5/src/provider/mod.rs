@@ -18,8 +18,8 @@ use crate::error::{ConnectError, CreateError, RegisterError};
 use crate::provider::parts::{QpParts, QpRequest};
 use crate::wire::{Access, AddressVector, AsyncEvent, ConnectOptions, CqArm};
 
-/// The functions that create a device's regions and connect its queue pairs, which are identified
-/// by their numbers, and that report its events.
+/// The functions of a device that create regions, connect queue pairs and report events. Regions
+/// and queue pairs are identified by their numbers.
 pub(crate) trait Provider: Regions + Connections {
     fn kind(&self) -> DeviceKind;
 
@@ -42,7 +42,7 @@ pub(crate) trait Provider: Regions + Connections {
     fn take_async_event(&self) -> Option<AsyncEvent>;
 
     /// Returns the number of events of this CQ that were taken, modulo 4. The next command to arm
-    /// the CQ must carry it.
+    /// the CQ must carry this number.
     fn events_taken(&self, _cqn: u32) -> u8 {
         0
     }
@@ -87,7 +87,7 @@ pub(crate) trait Regions {
     /// then the call may be repeated.
     fn try_deregister(&self, key: u32) -> bool;
 
-    /// Deregisters the region without a retry.
+    /// Deregisters the region without a retry. Memory that is still in use is never reused.
     fn deregister(&self, key: u32);
 }
 
@@ -119,7 +119,8 @@ pub(crate) trait Queues {
     fn destroy_qp(&self, qpn: u32);
 }
 
-/// Addresses and transitions of queue pairs. An address that is given is of the device's own kind.
+/// Addresses and transitions of queue pairs. The caller has checked that every address it passes is
+/// of the device's own kind.
 pub(crate) trait Connections {
     /// Returns the address that peers need to reach the queue pair.
     fn address(&self, qpn: u32) -> QpAddress;

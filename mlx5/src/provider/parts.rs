@@ -1,6 +1,6 @@
 //! The objects that a device creates, as plain memory: a buffer, its actual size, the doorbell
-//! record, the BlueFlame register. `mlx5dv_init_obj` returns the same fields for hardware, and the
-//! software HCA takes them. Code above this module does not know which kind of device owns the
+//! record, the BlueFlame register. On hardware `mlx5dv_init_obj` returns these fields; the software
+//! HCA takes them as parameters. Code above this module does not know which kind of device owns the
 //! memory.
 
 use core::cell::Cell;

@@ -25,9 +25,9 @@ const BASE_ALIGN: usize = 8;
 /// Zeroed memory, as a driver would map it for a queue.
 ///
 /// This type itself aligns the memory, instead of the allocator. For an aligned block glibc
-/// searches for more room than the block takes, so it does not reuse the place of a destroyed
-/// queue. A process whose peers connect and disconnect repeatedly would hold twice the memory that
-/// is in use.
+/// searches for a free block that is larger than necessary, so it does not reuse the memory of a
+/// destroyed queue. A process whose peers connect and disconnect repeatedly would hold twice the
+/// memory that is in use.
 pub(crate) struct PrivateMemory {
     /// The block of the allocator.
     whole: NonNull<u8>,
@@ -50,7 +50,8 @@ impl PrivateMemory {
         let whole = unsafe { alloc_zeroed(layout) };
         let whole =
             NonNull::new(whole).ok_or_else(|| no_memory(std::io::ErrorKind::OutOfMemory.into()))?;
-        // SAFETY: less than `align` bytes further, which were allocated in addition.
+        // SAFETY: the offset is less than `align` bytes, and `align` bytes were allocated in
+        // addition.
         let base = unsafe { whole.add(whole.align_offset(align)) };
         Ok((Self { whole, layout }, base))
     }
@@ -58,7 +59,7 @@ impl PrivateMemory {
 
 impl Drop for PrivateMemory {
     fn drop(&mut self) {
-        // SAFETY: allocated in `new` with this layout.
+        // SAFETY: `new` allocated the block with this layout, and it is freed only here.
         unsafe { dealloc(self.whole.as_ptr(), self.layout) };
     }
 }
@@ -75,11 +76,11 @@ impl CqPlace {
         let (stride, entries) = (config.stride()?, config.entries.next_power_of_two());
         let (memory, record) =
             PrivateMemory::new("a completion queue", PAGE + entries as usize * stride, PAGE)?;
-        // SAFETY: inside the new memory.
+        // SAFETY: the offsets are inside the new memory, whose size includes them.
         let buffer = unsafe { record.add(PAGE) };
         for entry in 1..=entries as usize {
-            // SAFETY: inside the new memory, which no other code accesses yet. The CQE is the last
-            // 64 bytes of its entry.
+            // SAFETY: the byte is inside the new memory, which no other code accesses yet. The CQE
+            // is the last 64 bytes of its entry.
             unsafe {
                 buffer
                     .add(entry * stride - CQE_BYTES + OP_OWN_OFFSET)
@@ -104,7 +105,7 @@ impl CqPlace {
 /// record.
 pub(crate) struct SqPlace {
     _memory: PrivateMemory,
-    /// The queue. It has no register if the device reads none.
+    /// The queue. It has no register if the device does not read one.
     pub(crate) sq: SqMemory,
 }
 
@@ -112,8 +113,8 @@ impl SqPlace {
     /// Makes the memory for a device with this kind of registers.
     pub(crate) fn new(config: &QpConfig, kind: RegisterKind) -> Result<Self, CreateError> {
         config.check(MAX_SEND_WR)?;
-        // The longest WQE, 220 B inline and an SGE, takes 5 WQEBBs; with the NOPs before the ring's
-        // end it may need 9.
+        // The longest WQE, with 220 inline bytes and an SGE, takes 5 WQEBBs. With the NOPs before
+        // the ring's end it may need 9, so the smallest queue has 16.
         let wqe_cnt = config.max_send_wr.next_power_of_two().max(16);
         let register_bytes = if kind == RegisterKind::Unread {
             0
@@ -124,7 +125,7 @@ impl SqPlace {
         let bytes = register_bytes + buffer_bytes + size_of::<AtomicU32>();
         let (memory, first) = PrivateMemory::new("a send queue", bytes, register_bytes.max(WQEBB))?;
         let register = (register_bytes > 0).then_some(first);
-        // SAFETY: inside the new memory.
+        // SAFETY: the offsets are inside the new memory, whose size includes them.
         let (buffer, record) = unsafe {
             (
                 first.add(register_bytes),

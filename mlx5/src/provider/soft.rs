@@ -23,7 +23,8 @@ use crate::provider::private::{CqPlace, SqPlace};
 use crate::provider::{Connections, Provider, Queues, Regions};
 use crate::wire::{Access, AddressVector, AsyncEvent, ConnectOptions};
 
-/// Returns the user of this process, which shares memory with processes of the same user only.
+/// Returns the user of this process. The process shares memory only with processes of the same
+/// user.
 fn own_user() -> u32 {
     rustix::process::geteuid().as_raw()
 }
@@ -31,12 +32,12 @@ fn own_user() -> u32 {
 /// A software HCA and the memory of its queues.
 pub(crate) struct Soft {
     hca: Rc<Hca>,
-    /// Kind of the queue pairs' registers: only strict devices read them.
+    /// Kind of the queue pairs' registers. Only a strict device reads them.
     register: RegisterKind,
     /// Whether the device is a null device: such a device executes nothing, and connects to any
     /// address.
     is_null: bool,
-    /// Send queues, and the numbers of their queue pairs' receive queues.
+    /// Send queue of each queue pair, and the number of its receive queue, by QPN.
     pub(super) sqs: RefCell<HashMap<u32, (SqPlace, u32)>>,
     pub(super) rqs: RefCell<HashMap<u32, RqMemory>>,
     pub(super) cqs: RefCell<HashMap<u32, CqPlace>>,
@@ -57,7 +58,8 @@ impl Soft {
     pub(crate) fn null(options: NullOptions) -> Result<Self, OpenError> {
         let soft = SoftOptions {
             fabric: FabricSpec::Local(LocalFabric::new()),
-            // valgrind, under which instructions are counted, maps no 64 GiB.
+            // The arena is small, because valgrind, under which instructions are counted, cannot
+            // map 64 GiB.
             arena_bytes: 1 << 30,
             ..SoftOptions::default()
         };
@@ -95,7 +97,7 @@ impl Soft {
         Ok((rqn, memory))
     }
 
-    /// Returns the address of a peer, as the HCA has it.
+    /// Returns the address of a peer in the form that the HCA takes.
     fn address_of(remote: &QpAddress) -> Result<Address, ConnectError> {
         let packets = match remote.kind {
             DeviceKind::Soft => None,
@@ -196,13 +198,13 @@ impl Queues for Soft {
         Ok(self.hca.alloc_pd())
     }
 
-    // A domain is only a number, which is never reused.
+    // Nothing is freed: a domain is only a number, which is never reused.
     fn dealloc_pd(&self, _pdn: u32) {}
 
     fn create_cq(&self, config: &CqConfig) -> Result<(u32, CqMemory), CreateError> {
         let place = CqPlace::new(config)?;
         let memory = place.cq;
-        // SAFETY: the memory is kept until the queue is destroyed.
+        // SAFETY: `cqs` keeps the memory until the queue is destroyed.
         let cqn = unsafe { self.hca.create_cq(&memory) }?;
         self.cqs.borrow_mut().insert(cqn, place);
         Ok((cqn, memory))
@@ -256,7 +258,7 @@ impl Queues for Soft {
                 scatter_to_cqe,
                 lane_slots,
             };
-            // SAFETY: the memory is kept until the queue pair is destroyed.
+            // SAFETY: `sqs` keeps the memory until the queue pair is destroyed.
             Ok((unsafe { self.hca.create_qp(&memory) }?, place))
         });
         let (qpn, place) =
@@ -307,11 +309,11 @@ impl Connections for Soft {
         }
         let (theirs, own) = (remote.user().unwrap_or(own_user()), own_user());
         let remote = Self::address_of(remote)?;
-        // A queue pair of this crate allows all access that regions allow. The queue pair itself
-        // prevents sends before RTS.
+        // A queue pair of this crate allows all remote access that regions can allow. The queue
+        // pair in this crate refuses sends before RTS, so the HCA need not.
         match self.hca.connect(qpn, &remote, options, Access::REMOTE) {
-            // Each user has a directory of devices. So the LID names another device in the
-            // directory of this user.
+            // Each user has a directory of devices, in which the LIDs are assigned. So in the
+            // directory of this user the peer's LID belongs to a different device, or to none.
             Err(NoAccess { .. } | NoSuchDevice { .. } | StaleDevice { .. }) if theirs != own => {
                 Err(ConnectError::OtherUser { theirs, own })
             }

@@ -28,12 +28,13 @@ use crate::mmio::{self, Mmio, Ordinary, RegisterKind};
 use crate::provider::parts::UarParts;
 use crate::wire::{BLUEFLAME_BYTES, queue_record};
 
-/// Performs steps 2 to 6. Copies `bytes` bytes from `from` to the register; or 8, if `bytes` is 0
-/// or larger than `HALF`. `HALF` is the size of a half, and 0 for a register that takes no WQE and
-/// has one half.
+/// Performs steps 2 to 6. Copies `bytes` bytes from `from` to the register, or 8 bytes if `bytes`
+/// is 0 or larger than `HALF`. `HALF` is the size of a half of the register; it is 0 for a register
+/// that takes no WQE and is not divided into halves.
 ///
 /// # Safety
-/// `bytes` is a multiple of 64. At `from` as many are readable, or 8 if it is 0, aligned to 64.
+/// `from` is aligned to 64. `bytes` is a multiple of 64; this number of bytes is readable at
+/// `from`, or 8 bytes if `bytes` is 0.
 unsafe fn announce<M: Mmio, const HALF: usize>(
     bell: &Bell,
     value: u32,
@@ -45,8 +46,8 @@ unsafe fn announce<M: Mmio, const HALF: usize>(
     // SAFETY: the record lives as long as the QP's memory, which the owner of this doorbell holds.
     M::store_record(unsafe { bell.record.as_ref() }, value);
     M::mmio_wc_start();
-    // SAFETY: the register lives as long, and each half of it has `HALF` bytes, or 8, and is
-    // aligned to them. The caller guarantees the rest.
+    // SAFETY: the register lives as long as the record. Each half has `HALF` bytes, or 8 if `HALF`
+    // is 0, and is aligned to its size. The caller guarantees the rest.
     unsafe {
         if (1..=HALF).contains(&bytes) {
             M::copy(register, from, bytes);
@@ -58,7 +59,8 @@ unsafe fn announce<M: Mmio, const HALF: usize>(
     bell.half.set(register.map_addr(|at| at ^ HALF));
 }
 
-/// Performs steps 2 and 3 for a register that is not read. So every store is at its start.
+/// Performs steps 2 and 3, for a register that is not read. Such a register is not written, so its
+/// halves do not alternate.
 ///
 /// # Safety
 /// The same as for an [`Announce`].
@@ -68,7 +70,7 @@ unsafe fn announce_by_record(bell: &Bell, value: u32, _from: *const u8, _bytes: 
     Ordinary::store_record(unsafe { bell.record.as_ref() }, value);
 }
 
-/// Like [`announce_by_record`], and calls the relay.
+/// Performs steps 2 and 3 like [`announce_by_record`], then calls the relay.
 ///
 /// # Safety
 /// The same as for an [`Announce`].
@@ -87,7 +89,7 @@ struct Bell {
     /// register is aligned to its size.
     half: Rc<Cell<*mut u8>>,
     register_index: usize,
-    /// The device to call. Hardware sees the store itself.
+    /// The device that must be called after the stores. Hardware sees the stores itself.
     hook: Hook,
 }
 
@@ -166,7 +168,7 @@ impl Doorbell {
     ///
     /// # Safety
     /// `wqes` points to the last WQE, or to the first of all new WQEs. `bytes` is a multiple of 64;
-    /// as many bytes are readable there, or 8 if it is 0.
+    /// this number of bytes is readable at `wqes`, or 8 bytes if `bytes` is 0.
     #[inline(always)]
     pub(crate) unsafe fn ring(&mut self, producer: u16, wqes: *const u8, bytes: usize) {
         debug_assert!(bytes % 64 == 0 && wqes.addr() % 64 == 0);

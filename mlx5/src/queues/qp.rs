@@ -26,10 +26,11 @@ pub enum ReceiveSource<'a> {
     Shared(&'a Srq),
     /// The queue pair's own receive queue.
     Own {
-        /// Minimum number of receives it holds,
+        /// Minimum number of receives that the queue holds,
         /// 1..=[`DeviceInfo::max_recv_wr`](crate::DeviceInfo::max_recv_wr).
         depth: u32,
-        /// Buffers of a receive, 0..=[`DeviceInfo::max_recv_sge`](crate::DeviceInfo::max_recv_sge).
+        /// Maximum number of buffers of a receive,
+        /// 0..=[`DeviceInfo::max_recv_sge`](crate::DeviceInfo::max_recv_sge).
         max_sge: usize,
     },
 }
@@ -40,8 +41,8 @@ impl<'a> From<&'a Srq> for ReceiveSource<'a> {
     }
 }
 
-/// The queues and keys that a QP keeps alive. `drop` runs before the fields are dropped, so the
-/// device's object is destroyed before them.
+/// The objects that a QP keeps alive. `drop` runs before the fields are dropped, so the queue pair
+/// at the device is destroyed before these objects.
 struct QpObject {
     qpn: u32,
     control: Control,
@@ -54,8 +55,9 @@ struct QpObject {
 impl Drop for QpObject {
     fn drop(&mut self) {
         self.control.queues().destroy_qp(self.qpn);
-        // This is done after `destroy_qp`: the device writes no completion of this queue pair any
-        // more, and does not reuse its number before this function returns.
+        // The completions are disowned after `destroy_qp`: from then on the device writes no
+        // completion of this queue pair, and it does not reuse the number before this function
+        // returns.
         self.send_cq.disown(self.qpn);
         self.recv_cq.disown(self.qpn);
     }
@@ -206,13 +208,14 @@ impl<T: Transport> Qp<T> {
         self.state
     }
 
-    /// Returns the WQEBBs of the send queue, as the device created it.
+    /// Returns the number of WQEBBs of the send queue, as the device created it.
     #[must_use]
     pub fn send_capacity(&self) -> usize {
         usize::from(self.sq.capacity())
     }
 
-    /// Returns the maximum inline bytes of one operation, as the device created the queue pair.
+    /// Returns the maximum number of inline bytes of one operation, as the device created the queue
+    /// pair.
     #[must_use]
     pub fn max_inline_data(&self) -> usize {
         self.sq.max_inline()
@@ -224,20 +227,20 @@ impl<T: Transport> Qp<T> {
         self.control().address(self.qpn())
     }
 
-    /// Returns whether operations of this queue pair may name `region`: both belong to the same
+    /// Returns whether operations of this queue pair may use `region`: both must belong to the same
     /// protection domain.
     #[must_use]
     pub fn may_use(&self, region: &Mr) -> bool {
         Rc::ptr_eq(&self.object.pd, region.pd())
     }
 
-    /// Returns the number of its protection domain.
+    /// Returns the number of the queue pair's protection domain.
     pub(crate) fn pdn(&self) -> u32 {
         self.object.pd.pdn
     }
 
-    /// Moves the queue pair from `needs` to `to`, by `make` at the device. If the device refuses,
-    /// the state is as before.
+    /// Moves the queue pair from state `needs` to state `to`; `make` does the transition at the
+    /// device. If the device refuses, the state is unchanged.
     pub(crate) fn transition(
         &mut self,
         needs: QpState,
@@ -315,7 +318,8 @@ impl<T: Transport> Qp<T> {
         }
     }
 
-    /// Sets the state. Nothing else changes it: the send queue is open in `ReadyToSend` only.
+    /// Sets the state. No other function changes the state, so the send queue is open only in
+    /// `ReadyToSend`.
     pub(crate) fn set_state(&mut self, state: QpState) {
         self.state = state;
         self.sq.set_open(state == QpState::ReadyToSend);
@@ -336,8 +340,8 @@ impl<T: Transport> Qp<T> {
         self.sq.ring_with(0);
     }
 
-    /// Rings the doorbell with the whole last WQE through BlueFlame, also if several WQEs are new;
-    /// with 8 bytes if it has more than 256.
+    /// Rings the doorbell with the whole last WQE through BlueFlame, even if several WQEs are new.
+    /// If that WQE has more than 256 bytes, rings with its first 8 bytes.
     #[inline(always)]
     pub fn ring_doorbell_bf(&mut self) {
         self.sq.ring_with(self.sq.last_bytes());

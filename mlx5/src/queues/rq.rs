@@ -17,7 +17,7 @@ pub enum PostReceiveError {
         "receive queue full: all {depth} entries are posted or not yet returned with `complete_receive`"
     )]
     QueueFull {
-        /// Receives the queue holds.
+        /// Number of receives that the queue holds.
         depth: usize,
     },
     /// More buffers than the queue was created for.
@@ -25,7 +25,7 @@ pub enum PostReceiveError {
     TooManySges {
         /// The requested number of buffers.
         count: usize,
-        /// The limit.
+        /// Maximum number of buffers of a receive.
         max: usize,
     },
     /// The queue pair does not have its own receive queue.
@@ -37,12 +37,12 @@ pub enum PostReceiveError {
     /// The buffers hold more than the longest message.
     #[error("buffers of {bytes} bytes in one receive; the longest message is {MAX_MESSAGE_BYTES}")]
     TooLong {
-        /// Bytes of all buffers.
+        /// Length of all buffers together, in bytes.
         bytes: u64,
     },
 }
 
-/// The part of a receive WQE that names the message's buffers: data segments, and a terminator if
+/// The part of a receive WQE that lists the message's buffers: data segments, and a terminator if
 /// there is room for more.
 #[derive(Clone, Copy)]
 pub(crate) struct Scatter {
@@ -70,7 +70,8 @@ impl Scatter {
         if bytes > MAX_MESSAGE_BYTES {
             return Err(PostReceiveError::TooLong { bytes });
         }
-        // SAFETY: at most `max_sge` segments, or `segments` with the terminator (caller).
+        // SAFETY: the caller guarantees `segments` segments. At most `max_sge` data segments are
+        // written, and the terminator only if `segments` is larger than their number.
         let mut out = unsafe { Segments::new(at) };
         let mut used = 0;
         for sge in buffers {
@@ -90,7 +91,7 @@ impl Scatter {
     #[inline(always)]
     pub(crate) unsafe fn write_none(self, at: *mut u8) {
         if self.segments > 0 {
-            // SAFETY: one segment (caller).
+            // SAFETY: one segment is written, and the caller guarantees `segments`, at least one.
             unsafe { Segments::new(at) }.put(&DataSegment::TERMINATOR.emit());
         }
     }
@@ -99,16 +100,16 @@ impl Scatter {
 /// The receive queue of one queue pair: a ring of receives that the device consumes, and completes,
 /// in posting order.
 ///
-/// The memory of its parts outlives it: the queue pair holds both.
+/// The queue pair holds this queue and its memory, so the memory outlives this queue.
 pub(crate) struct ReceiveQueue {
     buffer: NonNull<u8>,
     stride: usize,
     scatter: Scatter,
     record: NonNull<AtomicU32>,
     mask: u16,
-    /// Receives posted, as in the doorbell record.
+    /// Number of receives posted, modulo 2^16, as in the doorbell record.
     producer: u16,
-    /// Number of receives completed.
+    /// Number of receives completed, modulo 2^16.
     consumer: u16,
     /// The `user` values, by WQE.
     users: Box<[u64]>,
@@ -176,9 +177,10 @@ impl ReceiveQueue {
 
     /// Takes a completion: frees the oldest posted receive, which a device completes first, and
     /// returns its `user` value. `wqe_counter` is the counter of a successful CQE: a count of
-    /// receives, or the index in the ring. Pass `None` for an error: no document states that a
-    /// flushed receive has its counter, and libmlx5 does not read it either. Returns `None`, and
-    /// changes nothing, if the counter names another receive or none is posted.
+    /// receives, or the index in the ring. Pass `None` for an error: no document states that the
+    /// CQE of a flushed receive contains its counter, and libmlx5 does not read it either. Returns
+    /// `None`, and changes nothing, if the counter belongs to a different receive, or if no receive
+    /// is posted.
     #[inline]
     pub(crate) fn complete(&mut self, wqe_counter: Option<u16>) -> Option<u64> {
         let is_other =

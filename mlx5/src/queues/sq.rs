@@ -17,9 +17,9 @@ use crate::wire::{
 pub enum Signal {
     /// Gives a CQE for this operation.
     Always,
-    /// Gives a CQE on failure. On success it gives one if the queue needs it to reclaim its
-    /// entries: at least one in a quarter of its depth, or in 8 WQEBBs if that is more. So the
-    /// queue never fills up with work that no completion will release.
+    /// Gives a CQE on failure. On success, gives a CQE only if the queue needs one to reclaim its
+    /// entries: at least one CQE for each quarter of the queue's depth, or for each 8 WQEBBs if a
+    /// quarter has fewer. So the queue never fills up with work that no completion will release.
     #[doc(alias = "SIGNAL_INTERVAL")]
     Reclaim,
 }
@@ -52,14 +52,14 @@ impl Signal {
 /// completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flags {
-    /// The condition for its CQE.
+    /// The condition for the operation's CQE.
     pub signal: Signal,
     /// Whether the operation starts only when the READs and atomics before it are complete
     /// (`IBV_SEND_FENCE`): then it may send the bytes that they returned.
     pub fence: bool,
-    /// Whether the peer's completion is solicited (`IBV_SEND_SOLICITED`): it wakes a peer that
-    /// waits for solicited completions only. It has no effect on operations that give the peer no
-    /// completion.
+    /// Whether the peer's completion is solicited (`IBV_SEND_SOLICITED`): such a completion wakes a
+    /// peer that waits for solicited completions only. The option has no effect on operations that
+    /// give the peer no completion.
     pub solicited: bool,
 }
 
@@ -80,8 +80,9 @@ pub(crate) struct SendQueue {
     head: *mut u8,
     /// Address of the next WQE's `user` value.
     user: *mut u64,
-    /// WQEBBs that may be written at `head` without a check: they are free, contiguous, and need no
-    /// completion. [`make_room`](Self::make_room) makes the checks when they are used up.
+    /// Number of WQEBBs that may be written at `head` without a check: they are free and
+    /// contiguous, and none of their WQEs must give a CQE. When they are used up,
+    /// [`make_room`](Self::make_room) checks.
     room: u32,
     qpn: u32,
     /// Number of WQEBBs written, modulo 2^16.
@@ -94,14 +95,14 @@ pub(crate) struct SendQueue {
     is_open: bool,
     /// Number of WQEBBs, less one.
     mask: u16,
-    /// Maximum number of consecutive WQEBBs without a CQE. The smallest queue, of 16 WQEBBs, has 9
-    /// others: room for the longest WQE and the NOPs before it.
+    /// Maximum number of consecutive WQEBBs without a CQE. In the smallest queue, of 16 WQEBBs,
+    /// this is 7, so 9 remain: room for the longest WQE and the NOPs before it.
     silent: u16,
     /// The last WQE.
     last: *mut u8,
     /// Number of WQEBBs that the device has finished, as its CQEs report.
     consumer: u16,
-    /// Counter by which a WQE must give a CQE: a WQE that ends after it is signaled.
+    /// Counter at which the WQEBBs that need no CQE end: a WQE that ends after it is signaled.
     signal_by: u16,
     buffer: NonNull<u8>,
     /// The `user` values, at the index of the WQE's first WQEBB; `mask + 1` of them.
@@ -116,7 +117,8 @@ impl SendQueue {
         } = parts.sq;
         debug_assert!(wqe_cnt.is_power_of_two() && wqe_cnt <= 1 << 15);
         let users: Box<[u64]> = vec![0; wqe_cnt as usize].into_boxed_slice();
-        // `user` points into it too, so it is owned as a pointer.
+        // The field `user` points into the table too, so the queue owns the table as a pointer, not
+        // as a box.
         let users = NonNull::from(Box::leak(users)).cast();
         let mask = wqe_cnt as u16 - 1;
         let silent = (mask / 4).max(7);
@@ -127,7 +129,7 @@ impl SendQueue {
             qpn: parts.qpn,
             producer: 0,
             rung: 0,
-            // A WQE holds at most 63 segments.
+            // The limit is the number of segments of the longest WQE, 63.
             max_inline: parts.max_inline.min(63 * SEGMENT) as u16,
             has_atomics: parts.has_atomics,
             is_open: true,
@@ -164,7 +166,7 @@ impl SendQueue {
 
     #[inline(always)]
     fn place(&self, counter: u16) -> *mut u8 {
-        // SAFETY: the buffer holds `mask + 1` WQEBBs.
+        // SAFETY: the buffer holds `mask + 1` WQEBBs, and the index is at most `mask`.
         unsafe {
             self.buffer
                 .as_ptr()
@@ -224,7 +226,8 @@ impl SendQueue {
         Ok(())
     }
 
-    /// Like [`push`](Self::push) and [`ring`](Self::ring).
+    /// Builds the WQE of `op` in the ring, like [`push`](Self::push), and announces all pushed
+    /// WQEs.
     #[inline(always)]
     pub(crate) fn push_and_ring<O: Operation>(
         &mut self,
@@ -267,7 +270,7 @@ impl SendQueue {
         } else {
             to_end.min(free)
         };
-        // The NOPs may have passed `signal_by`.
+        // The NOPs may have passed `signal_by`; then this WQE must give a CQE.
         let silent_left = (self.signal_by.wrapping_sub(self.producer) as i16).max(0) as u16;
         if blocks <= silent_left {
             self.room = contiguous.min(silent_left).into();
@@ -285,8 +288,8 @@ impl SendQueue {
         self.user = self.user_place(self.producer);
     }
 
-    /// Writes the control segment of a WQE of `ds` segments at `head`. Returns the place of the
-    /// segments after it. The caller found room.
+    /// Writes the control segment of a WQE of `ds` segments at `head`, where the caller has found
+    /// room. Returns the place of the segments after the control segment.
     #[inline(always)]
     fn start(&self, opcode: Opcode, ds: usize, signaled: bool, flags: Flags, imm: u32) -> Segments {
         let ctrl = CtrlSegment {
@@ -303,18 +306,20 @@ impl SendQueue {
             solicited: flags.solicited,
             imm,
         };
-        // SAFETY: `make_room` found contiguous free room at `head`.
+        // SAFETY: `make_room` found contiguous free room at `head`, at least for the `ds` segments
+        // of this WQE.
         let mut out = unsafe { Segments::new(self.head) };
         out.put(&ctrl.emit());
         out
     }
 
-    /// Takes the WQEBBs of the WQE that was written at `head`. The fields are stored after its
-    /// bytes, so that a `ring` that follows at once finds them in registers.
+    /// Takes the WQEBBs of the WQE that was written at `head`. The fields of the queue are stored
+    /// after the bytes of the WQE, so that a `ring` that follows at once finds the fields in
+    /// registers.
     #[inline(always)]
     fn finish(&mut self, head: *mut u8, blocks: u16, user: u64) {
         // SAFETY: `make_room` found at least `blocks` WQEBBs of contiguous free room at `head`, and
-        // as many values at `user`.
+        // the same number of values at `user`.
         unsafe {
             self.user.write(user);
             self.user = self.user.add(blocks.into());
@@ -358,11 +363,13 @@ impl SendQueue {
         }
     }
 
-    /// Announces all pushed WQEs, with `bytes` of the last WQE.
+    /// Announces all pushed WQEs, with `bytes` bytes of the last WQE through BlueFlame, or with a
+    /// store of 8 bytes if `bytes` is 0 or too large.
     #[inline(always)]
     fn announce(&mut self, bytes: usize) {
         self.rung = self.producer;
-        // SAFETY: the last WQE starts at `last` and is contiguous for `bytes`.
+        // SAFETY: the last WQE starts at `last`, and is contiguous for `bytes` bytes, or for its
+        // first 8 if `bytes` is 0.
         unsafe { self.doorbell.ring(self.producer, self.last, bytes) };
     }
 
@@ -385,27 +392,27 @@ impl SendQueue {
             return false;
         }
         self.rung = self.producer;
-        // SAFETY: the WQEs from `first` on are contiguous for `bytes`.
+        // SAFETY: the WQEs from `first` on are contiguous for `bytes` bytes, as checked above.
         unsafe { self.doorbell.ring(self.producer, self.place(first), bytes) };
         bytes > self.last_bytes()
     }
 
-    /// Finishes the WQE at `wqe_counter`, which a CQE named, and all before it. Returns the `user`
-    /// value of that operation; `None` if no such operation is outstanding.
+    /// Finishes the WQE whose counter, `wqe_counter`, a CQE reports, and all WQEs before it.
+    /// Returns the `user` value of its operation; `None` if no such operation is outstanding.
     #[inline(always)]
     pub(crate) fn complete(&mut self, wqe_counter: u16) -> Option<u64> {
         let is_operation = self.retire(wqe_counter)?;
         is_operation.then_some(self.user_of(wqe_counter))
     }
 
-    /// Like [`complete`](Self::complete), for every operation that the CQE finishes, in posting
-    /// order. Returns their number.
+    /// Like [`complete`](Self::complete), but passes the `user` values of all operations that the
+    /// CQE finishes to `each`, in posting order. Returns the number of these operations.
     pub(crate) fn complete_each(&mut self, wqe_counter: u16, mut each: impl FnMut(u64)) -> usize {
         let first = self.consumer;
         if self.retire(wqe_counter).is_none() {
             return 0;
         }
-        // Only a push changes the WQEs, and `each` cannot push.
+        // The finished WQEs can still be read: only a push changes WQEs, and `each` cannot push.
         let finished = self.consumer.wrapping_sub(first);
         let (mut done, mut operations) = (0, 0);
         while done < finished {
@@ -422,31 +429,31 @@ impl SendQueue {
 
     #[inline(always)]
     fn user_place(&self, counter: u16) -> *mut u64 {
-        // SAFETY: the table holds `mask + 1` values.
+        // SAFETY: the table holds `mask + 1` values, and the index is at most `mask`.
         unsafe { self.users.as_ptr().add(usize::from(counter & self.mask)) }
     }
 
     #[inline(always)]
     fn user_of(&self, counter: u16) -> u64 {
-        // SAFETY: in the table, initialised in `new`.
+        // SAFETY: the value is in the table, which `new` initialised.
         unsafe { self.user_place(counter).read() }
     }
 
     /// Returns the control segment at `counter`, and the number of WQEBBs of that WQE.
     #[inline(always)]
     fn wqe(&self, counter: u16) -> (CtrlWords, u16) {
-        // SAFETY: a segment of the ring, initialised (by the maker of the queue) and only read by
-        // the device.
+        // SAFETY: the segment is inside the ring. The maker of the queue has initialised the ring,
+        // and the device only reads it.
         let ctrl = CtrlWords::parse(&unsafe { self.place(counter).cast::<[u8; SEGMENT]>().read() });
-        // Every WQE has a segment. The places behind the producer may hold none, which are taken for
-        // more WQEBBs than any WQE has.
+        // Every WQE has at least one segment. At a place after the producer `ds` may be 0, which
+        // counts as 64 WQEBBs: more than any WQE has.
         let blocks = u16::from(ctrl.ds().wrapping_sub(1)) / (WQEBB / SEGMENT) as u16 + 1;
         (ctrl, blocks)
     }
 
-    /// Frees the WQE at `wqe_counter` and all before it. Returns whether it is an operation; the
-    /// other WQEs are the NOPs at the ring's end. Returns `None`, and changes nothing, if no WQE
-    /// with that counter is outstanding.
+    /// Frees the WQE at `wqe_counter` and all before it. Returns whether that WQE is an operation,
+    /// and not a NOP at the ring's end. Returns `None`, and changes nothing, if no WQE with that
+    /// counter is outstanding.
     #[inline(always)]
     fn retire(&mut self, wqe_counter: u16) -> Option<bool> {
         let outstanding = self.producer.wrapping_sub(self.consumer);
@@ -463,7 +470,7 @@ impl SendQueue {
 impl Drop for SendQueue {
     fn drop(&mut self) {
         let users = NonNull::slice_from_raw_parts(self.users, usize::from(self.capacity()));
-        // SAFETY: the slice that `new` leaked.
+        // SAFETY: `users` is the slice that `new` leaked, and it is freed only here.
         drop(unsafe { Box::from_raw(users.as_ptr()) });
     }
 }

@@ -16,7 +16,8 @@ use crate::pd::PdObject;
 use crate::queues::rq::{PostReceiveError, Scatter};
 use crate::wire::{NextSegment, SEGMENT, queue_record};
 
-/// The device's object, kept alive by the queue pairs that use it; it keeps its domain alive.
+/// The shared receive queue at the device. The queue pairs that use it keep this object alive, and
+/// this object keeps its protection domain alive.
 pub(crate) struct SrqObject {
     pub(crate) srqn: u32,
     pd: Rc<PdObject>,
@@ -33,8 +34,8 @@ impl Drop for SrqObject {
 /// returns the user value of the receive that completed.
 ///
 /// All WQEs are always in one list: the posted WQEs, in the order in which the device will consume
-/// them, then the free WQEs. Every WQE names its successor. The last WQE of the list stays
-/// unposted, so the link of a posted WQE never changes while the device may read it.
+/// them, then the free WQEs. Every WQE contains the index of its successor. The last WQE of the
+/// list stays unposted, so the link of a posted WQE never changes while the device may read it.
 ///
 /// It is not `Send`:
 /// ```compile_fail,E0277
@@ -47,7 +48,7 @@ pub struct Srq {
     stride: usize,
     scatter: Scatter,
     record: NonNull<AtomicU32>,
-    /// Receives posted since creation, as in the doorbell record.
+    /// Number of receives posted since creation, modulo 2^16, as in the doorbell record.
     counter: u16,
     /// Next WQE to post.
     head: u16,
@@ -56,10 +57,10 @@ pub struct Srq {
     free: usize,
     /// The driver's part of each WQE, by index.
     receives: Box<[Receive]>,
-    /// Number of [`fill`](Self::fill)s, from 1. Each posts every WQE but the last of the list.
+    /// Number of [`fill`](Self::fill)s, plus 1. A fill posts every WQE except the last of the list.
     round: u64,
-    /// Value of the last fill, if fills with this value were the last to post every WQE. Then the
-    /// WQEs already have the bytes for the next such fill.
+    /// The value with which every WQE is already written for a fill, if there is such a value: a
+    /// fill with this value then writes no WQE.
     filled_with: Option<u64>,
     object: Rc<SrqObject>,
 }
@@ -67,8 +68,8 @@ pub struct Srq {
 /// The driver's part of a WQE.
 #[derive(Clone, Copy, Debug)]
 struct Receive {
-    /// The last round in which the receive was not posted. It is posted unless that is the current
-    /// round.
+    /// The last value of [`Srq::round`] at which the receive was not posted. The receive is posted
+    /// unless this is the current round.
     free_in: u64,
     user: u64,
 }
@@ -151,7 +152,8 @@ impl Srq {
     #[inline(always)]
     fn next_word(&self, index: u16) -> &AtomicU16 {
         // SAFETY: the next index is at byte 2 of the WQE's first segment (`wire::NextSegment`),
-        // 2-aligned, and lives as long as `object`.
+        // 2-aligned. The memory of the WQEs lives as long as `object`, and this index is accessed
+        // only as an atomic.
         unsafe { &*self.wqe(index).add(2).cast::<AtomicU16>() }
     }
 
@@ -187,8 +189,8 @@ impl Srq {
             });
         }
         let index = self.head;
-        // SAFETY: the WQE is free (the device does not read it) and holds `stride / 16` segments;
-        // the first is the link.
+        // SAFETY: the WQE is free, so the device does not read it. It holds `stride / 16` segments;
+        // the first is the link, and the others are the segments of `scatter`.
         unsafe { self.scatter.write(self.wqe(index).add(SEGMENT), buffers) }?;
         self.head = self.next(index);
         self.receives[usize::from(index)] = Receive {
@@ -222,9 +224,10 @@ impl Srq {
     #[inline(never)]
     fn fill_anew(&mut self, user: u64) {
         let mut index = self.head;
-        // Includes the last WQE of the list, which a later fill posts.
+        // The loop includes the last WQE of the list, which a later fill posts.
         for _ in 0..=self.free {
-            // SAFETY: as in `post`; the free WQEs, and the one after them, are the driver's.
+            // SAFETY: the segments after the link are inside the WQE, as in `post`. The device does
+            // not read the free WQEs, nor the last WQE of the list.
             unsafe { self.scatter.write_none(self.wqe(index).add(SEGMENT)) };
             self.receives[usize::from(index)].user = user;
             index = self.next(index);
@@ -243,8 +246,8 @@ impl Srq {
 
     /// Takes a completion of a receive of this queue, on any of its queue pairs: returns the entry
     /// to the queue, and returns the receive's `user` value. Returns `None`, and changes nothing,
-    /// for the completion of a send, or if no such receive is posted. A CQE does not name the
-    /// shared queue of its receive, so pass only completions of queue pairs on this queue.
+    /// for the completion of a send, or if no such receive is posted. A CQE does not contain the
+    /// number of the shared queue, so pass only completions of queue pairs on this queue.
     #[inline]
     pub fn complete_receive(&mut self, cqe: &Cqe<'_>) -> Option<u64> {
         if cqe.is_receive() {

@@ -9,10 +9,10 @@ use crate::wire::AddressVector;
 
 /// An unreliable-datagram queue pair. It sends messages of at most
 /// [`MAX_DATAGRAM_BYTES`](crate::MAX_DATAGRAM_BYTES) to any other datagram queue pair, and receives
-/// messages that carry its Q_Key. A datagram for which there is no receive or no queue pair, or
-/// whose Q_Key is wrong, is lost silently. A datagram longer than the receive's buffers is a local
-/// length error, and fails the queue pair. The completion of a send only proves that the datagram
-/// was sent.
+/// messages that carry its Q_Key. A datagram is lost silently if its Q_Key is wrong, if the
+/// destination has no receive posted, or if the destination does not exist. A datagram longer than
+/// the receive's buffers is a local length error of the receiver, and fails the receiving queue
+/// pair. The completion of a send only proves that the datagram was sent.
 pub type UdQp = Qp<Datagram>;
 
 impl UdQp {
@@ -29,10 +29,10 @@ impl UdQp {
         Ok(())
     }
 
-    /// Returns the destination by which others reach this queue pair by its LID, without a GRH: on
-    /// the software HCA, and in the same InfiniBand subnet. It has the Q_Key of
-    /// [`activate`](Self::activate). RoCE has no LIDs; [`destination_of`](Self::destination_of)
-    /// works on any device.
+    /// Returns the destination by which other queue pairs reach this queue pair through its LID,
+    /// without a GRH: on the software HCA, and in the same InfiniBand subnet. The destination has
+    /// the Q_Key that was passed to [`activate`](Self::activate). RoCE has no LIDs;
+    /// [`destination_of`](Self::destination_of) works on any device.
     #[must_use]
     pub fn destination(&self) -> Destination {
         Destination::new(

@@ -9,7 +9,7 @@
 
 use core::ffi::{c_char, c_int, c_uint, c_void};
 
-/// A struct whose fields only its library reads.
+/// Declares structs whose fields only their library reads.
 macro_rules! opaque {
     ($($(#[$doc:meta])* $name:ident;)*) => { $(
         $(#[$doc])*
@@ -253,7 +253,7 @@ pub(crate) struct ibv_send_ud {
     pub(crate) remote_qkey: u32,
 }
 
-/// An object to open, and the place for the answer.
+/// An object to open, and the memory to which `mlx5dv_init_obj` writes the answer.
 #[repr(C)]
 pub(crate) struct Pair {
     pub(crate) from: *mut c_void,

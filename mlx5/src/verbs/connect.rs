@@ -16,10 +16,10 @@ use crate::error::verbs::CallError;
 use crate::provider::Connections;
 use crate::wire::{Access, AddressVector, ConnectOptions, DatagramSegment, rnr_timer_code};
 
-/// Maximum number of retries towards a peer that does not answer, on a relay. `rdma_rxe` never ends
-/// the seventh retry. The maximum applies to every device, because no call distinguishes `rdma_rxe`
-/// from other devices, and an operation that never ends is worse than one that ends a retry
-/// earlier.
+/// Maximum number of retries, on a relay, towards a peer that does not answer. `rdma_rxe` never
+/// ends the seventh retry. The maximum applies to every device on a relay, because no call
+/// distinguishes `rdma_rxe` from other devices, and an operation that ends one retry earlier is
+/// better than an operation that never ends.
 const MAX_RETRIES: u8 = 6;
 
 /// Returns the remote access that queue pairs allow: all that regions may allow. The kernel refuses
@@ -34,7 +34,7 @@ fn remote_access(has_atomics: bool) -> Access {
 }
 
 impl Context {
-    /// Moves a queue pair to the state of `attr`, with the other attributes that `mask` names.
+    /// Moves a queue pair to the state of `attr`, with the other attributes that `mask` selects.
     fn modify(&self, qpn: u32, mut attr: ibv_qp_attr, mask: c_int) -> Result<(), ConnectError> {
         let objects = self.objects.borrow();
         let qp = objects.qps.get(&qpn).ok_or_else(foreign)?.qp.as_ptr();
@@ -44,13 +44,14 @@ impl Context {
             IBV_QPS_RTS => "ibv_modify_qp (to RTS)",
             _ => "ibv_modify_qp (to ERR)",
         };
-        // SAFETY: a queue pair of this device, and attributes that live through the call.
+        // SAFETY: `qp` is a queue pair of this device, and the attributes live through the call.
         let result =
             unsafe { (self.verbs().ibv_modify_qp)(qp, &raw mut attr, IBV_QP_STATE | mask) };
         CallError::check(what, result).map_err(|error| advise(error).into())
     }
 
-    /// Moves a queue pair to INIT, with the attributes of its port and those that `mask` names.
+    /// Moves a queue pair to INIT, with the attributes of its port and the attributes that `mask`
+    /// selects.
     fn modify_to_init(&self, qpn: u32, attr: ibv_qp_attr, mask: c_int) -> Result<(), ConnectError> {
         let attr = ibv_qp_attr {
             qp_state: IBV_QPS_INIT,
@@ -80,7 +81,7 @@ impl Context {
         mut route: ibv_ah_attr,
     ) -> Result<NonNull<ibv_ah>, ConnectError> {
         let pd = self.objects.borrow().pd(pdn)?;
-        // SAFETY: a domain of this device, and attributes that live through the call.
+        // SAFETY: `pd` is a domain of this device, and the attributes live through the call.
         let ah = NonNull::new(unsafe { (self.verbs().ibv_create_ah)(pd, &raw mut route) });
         Ok(ah.ok_or_else(|| advise(CallError::last("ibv_create_ah")))?)
     }
@@ -191,8 +192,8 @@ impl Connections for Context {
         self.modify(qpn, to(IBV_QPS_RTS), IBV_QP_SQ_PSN)
     }
 
-    /// Moves the queue pair to the error state. A queue pair that the kernel does not move is
-    /// already in it, or will be when it is destroyed.
+    /// Moves the queue pair to the error state. An error is ignored: a queue pair that the kernel
+    /// does not move is in that state already, or enters that state when it is destroyed.
     #[cold]
     #[inline(never)]
     fn fail_qp(&self, qpn: u32) {
@@ -211,12 +212,14 @@ impl Connections for Context {
             return self.handle(pdn, &vector).map(|_| vector);
         }
         let ah = self.create_ah(pdn, route)?;
-        // SAFETY: just created; a pointer and a number, for which zero is a valid value.
+        // SAFETY: the address handle was just created, and `MLX5DV_OBJ_AH` is its kind. The answer
+        // holds a pointer and a number, for which zero is a valid value.
         let dv: Result<mlx5dv_ah, _> = unsafe { self.init_obj(MLX5DV_OBJ_AH, ah, zeroed()) };
-        // SAFETY: 48 bytes that live as long as the handle.
+        // SAFETY: `av` is null or points to 48 bytes that live as long as the handle.
         let bytes = dv.map(|dv| unsafe { dv.av.as_ref() }.copied());
-        // The device knows no address handles: WQEs carry the bytes.
-        // SAFETY: just created, and this is the last use.
+        // The handle is not needed any more, because the device itself has no address handles: WQEs
+        // carry the bytes.
+        // SAFETY: the handle was just created, and this is its last use.
         unsafe { (self.verbs().ibv_destroy_ah)(ah.as_ptr()) };
         let bytes = bytes?.ok_or_else(|| CallError::new("mlx5dv_init_obj", libc::EINVAL))?;
         Ok(DatagramSegment::parse(&bytes).vector)
@@ -391,7 +394,8 @@ mod tests {
         ready_to_receive(port, &options, max_dest_rd_atomic, &remote, &connection)
     }
 
-    // The software HCA has neither packets nor paths, so a run on it does not test this.
+    // A run on the software HCA does not test this, because the software HCA has neither packets
+    // nor paths.
     #[test]
     fn a_peer_is_named_by_its_lid_on_infiniband_and_by_its_gid_on_roce() {
         for (link_layer, has_grh, dlid) in [

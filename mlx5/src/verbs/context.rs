@@ -33,8 +33,8 @@ pub(crate) struct Context {
     pub(crate) port: Port,
     pub(crate) options: VerbsOptions,
     pub(crate) attr: ibv_device_attr,
-    /// Whether this crate drives the device's queues itself: an mlx5 device, unless a relay was
-    /// asked for.
+    /// Whether this crate drives the device's queues itself: true for an mlx5 device, unless a
+    /// relay was requested.
     pub(crate) is_direct: bool,
     /// The answer of `mlx5dv_query_device`; all zeros if `is_direct` is false.
     pub(crate) dv: mlx5dv_context,
@@ -44,15 +44,16 @@ pub(crate) struct Context {
     /// completion may have been taken already.
     pub(crate) is_due: Cell<bool>,
     pub(super) alarm: Arc<Alarm>,
-    /// Started for the first sleep on words; `None` if no thread could be started.
+    /// The thread that waits for events of completion queues. It is started for the first sleep on
+    /// words; `None` if no thread could be started.
     arrivals: OnceCell<Option<Notifier>>,
     /// Closed last: fields are dropped in this order.
     pub(crate) device: Opened,
 }
 
-/// All queues of the device, which `arm` arms for a sleep after it has taken earlier events. The
-/// sleeper checks the queues itself, as after any arming, because an event is only a reason to
-/// check.
+/// The watch of a sleep on all completion queues of the device. `arm` takes earlier events and arms
+/// the queues. This watch does not check the queues itself, because an event is only a reason to
+/// check: the sleeper does so after the arming, as after any arming.
 struct Armed<'a, F> {
     arm: F,
     arrivals: &'a Notifier,
@@ -75,8 +76,8 @@ impl<F: FnMut()> Watch for Armed<'_, F> {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: no completion queue uses the channel any more: every object made from this device
-        // keeps the device open.
+        // SAFETY: the channel is alive, and no completion queue uses it any more: every object made
+        // from this device keeps the device open.
         unsafe { (self.verbs().ibv_destroy_comp_channel)(self.channel.as_ptr()) };
     }
 }
@@ -109,7 +110,7 @@ impl Context {
         } else {
             mlx5dv_context::default()
         };
-        // SAFETY: an open device.
+        // SAFETY: the device is open.
         let channel =
             NonNull::new(unsafe { (device.api.verbs.ibv_create_comp_channel)(device.context()) });
         let channel = channel.ok_or_else(|| CallError::last("ibv_create_comp_channel"))?;
@@ -142,7 +143,7 @@ impl Context {
     }
 
     fn channel_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the channel is alive.
+        // SAFETY: the channel is alive, and its descriptor is open, as long as `self`.
         unsafe { BorrowedFd::borrow_raw(self.channel.as_ref().fd) }
     }
 
@@ -151,7 +152,7 @@ impl Context {
         self.attr.atomic_cap != 0
     }
 
-    /// Returns the number of completion vectors; a relay polls all queues.
+    /// Returns the number of completion vectors; 1 on a relay, which polls all queues itself.
     pub(crate) fn comp_vectors(&self) -> u32 {
         if self.is_direct {
             self.device.comp_vectors()
@@ -160,7 +161,8 @@ impl Context {
         }
     }
 
-    /// Calls `then` with the watch that the device's events end. `arm` arms all queues.
+    /// Calls `then` with a watch that ends the sleep at an event of the device. `arm` arms all
+    /// queues.
     pub(super) fn with_arrivals(&self, arm: impl FnMut(), then: &mut dyn FnMut(&mut dyn Watch)) {
         match self
             .arrivals
@@ -175,11 +177,13 @@ impl Context {
         while self.has_event(Some(Duration::ZERO)) && self.take_event() {}
     }
 
-    /// Takes all events, and arms every queue for any completion after the consumer in its record.
+    /// Takes all events, and arms every queue for any completion that its record does not show as
+    /// consumed.
     fn arm_all(&self) {
         self.take_events();
         for (cqn, cq) in &self.objects.borrow().cqs {
-            // SAFETY: the two words of the queue's record, which lives as long as the queue.
+            // SAFETY: both words belong to the queue's record, which lives as long as the queue,
+            // and are accessed only as atomics.
             let [consumed, armed] =
                 [CQ_DBREC_SET_CI, CQ_DBREC_ARM].map(|word| unsafe { cq.record.add(word).as_ref() });
             let consumed = u32::from_be(consumed.load(Ordering::Relaxed));
@@ -193,8 +197,8 @@ impl Context {
         }
     }
 
-    /// Waits for the channel to become readable. It may return early, and does so at a ring of the
-    /// alarm.
+    /// Waits until the channel is readable, and returns whether it is. May return early, and does
+    /// so when the alarm is rung.
     fn has_event(&self, left: Option<Duration>) -> bool {
         let channel = self.channel_fd();
         let mut polled = [channel, self.alarm.descriptor().unwrap_or(channel)]
@@ -203,7 +207,7 @@ impl Context {
         poll(&mut polled, timeout.as_ref()).is_ok() && !polled[0].revents().is_empty()
     }
 
-    /// Takes one event, which the channel must have.
+    /// Takes one event; the channel must be readable. Returns whether an event was taken.
     fn take_event(&self) -> bool {
         let (mut cq, mut context) = (
             core::ptr::null_mut::<ibv_cq>(),
@@ -215,8 +219,8 @@ impl Context {
             return false;
         }
         // Every event of a queue must be acknowledged before the queue is destroyed; there is no
-        // reason to do it later. SAFETY: a queue of this device: destroying a queue takes its
-        // events out of the channel.
+        // reason to do it later. SAFETY: `cq` is a queue of this device that still exists:
+        // destroying a queue takes its events out of the channel.
         unsafe { (verbs.ibv_ack_cq_events)(cq, 1) };
         if let Some(object) = self
             .objects
@@ -257,7 +261,8 @@ impl Provider for Context {
             transport: self.port.describe(),
             max_send_wr: at_most(MAX_SEND_WR, self.attr.max_qp_wr),
             max_recv_wr: at_most(MAX_RECV_WR, self.attr.max_qp_wr),
-            // A device without shared receive queues has 0 buffers for theirs.
+            // A device without shared receive queues reports a maximum of 0 buffers for them, which
+            // does not limit the other receive queues.
             max_recv_sge: at_most(
                 MAX_RECV_SGE,
                 if self.attr.max_srq_wr > 0 {
@@ -290,8 +295,8 @@ impl Provider for Context {
         }
     }
 
-    /// Sleeps until a queue has an event, the alarm is rung, or `timeout_ns` have passed. Does not
-    /// sleep if a queue was armed while it held a completion of the armed kind. Takes all events.
+    /// Sleeps until a queue has an event, the alarm is rung, or `timeout_ns` have passed. Takes all
+    /// events. Does not sleep if a queue was armed while it held a completion of the armed kind.
     fn wait(&self, timeout_ns: Option<u64>) -> bool {
         let end = timeout_ns.and_then(|ns| Instant::now().checked_add(Duration::from_nanos(ns)));
         loop {
@@ -311,12 +316,12 @@ impl Provider for Context {
         self.with_arrivals(|| self.arm_all(), then);
     }
 
-    /// Takes an asynchronous event, if one has arrived.
+    /// Takes the oldest asynchronous event, if one has arrived.
     fn take_async_event(&self) -> Option<AsyncEvent> {
         let verbs = self.verbs();
-        // SAFETY: a number and a pointer, for which zero is a valid value.
+        // SAFETY: the struct holds a number and a pointer, for which zero is a valid value.
         let mut event: ibv_async_event = unsafe { core::mem::zeroed() };
-        // SAFETY: an open device, and room for the answer.
+        // SAFETY: the device is open, and `event` has room for the answer.
         if unsafe { (verbs.ibv_get_async_event)(self.device.context(), &raw mut event) } != 0 {
             return None;
         }
@@ -324,8 +329,9 @@ impl Provider for Context {
             element,
             event_type,
         } = &event;
-        // SAFETY: the event type determines the element: an object of this device, whose
-        // destruction waits until the event is acknowledged, or a number.
+        // SAFETY: the event type determines which field of the element is valid: a pointer to an
+        // object of this device, whose destruction waits until the event is acknowledged, or a
+        // number.
         let typed = unsafe {
             match *event_type {
                 IBV_EVENT_CQ_ERR => self
@@ -348,7 +354,7 @@ impl Provider for Context {
                 _ => None,
             }
         };
-        // SAFETY: the event that was just read.
+        // SAFETY: `event` is the event that was just read, and it is acknowledged once.
         unsafe { (verbs.ibv_ack_async_event)(&raw mut event) };
         Some(typed.unwrap_or(AsyncEvent::Other {
             event_type: event.event_type as u32,

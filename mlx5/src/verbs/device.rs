@@ -14,7 +14,8 @@ use super::numbers::*;
 use super::{LinkLayer, PortEntry, VerbsOptions};
 use crate::error::verbs::{CallError, PortState, VerbsError};
 
-/// The devices that libibverbs finds. Devices opened from the list stay open when it is dropped.
+/// The devices that libibverbs finds. Devices opened from the list stay open when the list is
+/// dropped.
 pub(crate) struct List {
     api: &'static Api,
     list: NonNull<*mut ibv_device>,
@@ -24,7 +25,8 @@ pub(crate) struct List {
 impl List {
     pub(crate) fn get(api: &'static Api) -> Result<Self, VerbsError> {
         let mut count: c_int = 0;
-        // SAFETY: writes the count, and returns an array that this list owns until it frees it.
+        // SAFETY: the call writes the count, and returns null or an array that this list owns until
+        // it frees it.
         let list = NonNull::new(unsafe { (api.verbs.ibv_get_device_list)(&raw mut count) });
         let count = usize::try_from(count).unwrap_or(0);
         match list {
@@ -47,14 +49,16 @@ impl List {
         (0..self.count).map(|i| {
             Found {
                 api: self.api,
-                // SAFETY: one of `count` pointers to devices that live as long as the list.
+                // SAFETY: `i` is less than `count`, and the array holds `count` pointers to devices
+                // that live as long as the list.
                 device: unsafe { &**self.list.add(i).as_ref() },
             }
         })
     }
 
-    /// Returns the devices to try, in this order, by the options' name: mlx5 devices, then those
-    /// that need a relay.
+    /// Returns the devices that the options allow, in the order in which they are tried. Without a
+    /// name these are all devices except iWARP devices: first mlx5 devices, then devices that need
+    /// a relay.
     pub(crate) fn candidates(&self, options: &VerbsOptions) -> Result<Vec<Found<'_>>, VerbsError> {
         let mut devices = self
             .all()
@@ -91,7 +95,8 @@ impl List {
 
 impl Drop for List {
     fn drop(&mut self) {
-        // SAFETY: it came from `ibv_get_device_list`, and nothing of it is used after this.
+        // SAFETY: the array came from `ibv_get_device_list`, and nothing of it is used after this
+        // call.
         unsafe { (self.api.verbs.ibv_free_device_list)(self.list.as_ptr()) };
     }
 }
@@ -109,16 +114,17 @@ fn why_there_is_none(class: &Path) -> String {
     "no NIC has an RDMA driver (lspci -d 15b3:; modprobe mlx5_ib)".to_owned()
 }
 
-/// The text of a C array, up to its NUL.
+/// Returns the text of a C array, up to its NUL.
 fn text(chars: &[c_char]) -> String {
-    // SAFETY: a byte is valid as either kind of char.
+    // SAFETY: the slice covers exactly the bytes of `chars`; a byte is valid as a signed and as an
+    // unsigned char.
     let bytes = unsafe { core::slice::from_raw_parts(chars.as_ptr().cast::<u8>(), chars.len()) };
     CStr::from_bytes_until_nul(bytes)
         .map(|s| s.to_string_lossy().into_owned())
         .unwrap_or_default()
 }
 
-/// Returns whether the file exists but this process may not read and write it.
+/// Returns whether the file exists, but this process lacks the permission to read and write it.
 fn is_forbidden(path: &str) -> bool {
     let checked = access(path, Access::READ_OK | Access::WRITE_OK);
     checked.is_err_and(|error| error.kind() == std::io::ErrorKind::PermissionDenied)
@@ -151,7 +157,7 @@ impl Found<'_> {
     }
 
     pub(crate) fn is_mlx5(&self) -> bool {
-        // SAFETY: a device of a list that lives.
+        // SAFETY: the device belongs to a list that is alive.
         unsafe { (self.api.mlx5.mlx5dv_is_supported)(self.pointer()) }
     }
 
@@ -159,14 +165,15 @@ impl Found<'_> {
         self.device.transport_type == IBV_TRANSPORT_IWARP
     }
 
-    /// Returns the EUI-64.
+    /// Returns the node GUID, an EUI-64.
     pub(crate) fn node_guid(&self) -> u64 {
-        // SAFETY: a device of a list that lives.
+        // SAFETY: the device belongs to a list that is alive.
         u64::from_be(unsafe { (self.api.verbs.ibv_get_device_guid)(self.pointer()) })
     }
 
     pub(crate) fn numa_node(&self) -> Option<u32> {
-        // A negative number means that the system has only one node, or does not know.
+        // A negative number, which does not parse, means that the system has only one node, or does
+        // not know the node.
         std::fs::read_to_string(Path::new(&text(&self.device.ibdev_path)).join("device/numa_node"))
             .ok()?
             .trim()
@@ -179,11 +186,12 @@ impl Found<'_> {
             self.name(),
             format!("/dev/infiniband/{}", text(&self.device.dev_name)),
         );
-        // Checked first, because libibverbs would try other ways for some seconds.
+        // The permission is checked first, because libibverbs would try other ways for some
+        // seconds.
         if is_forbidden(&path) {
             return Err(VerbsError::Permission { name, path });
         }
-        // SAFETY: a device of a list that lives.
+        // SAFETY: the device belongs to a list that is alive.
         let context = NonNull::new(unsafe { (self.api.verbs.ibv_open_device)(self.pointer()) });
         match context.ok_or_else(|| CallError::last("ibv_open_device")) {
             Ok(context) => Ok(Opened {
@@ -192,7 +200,8 @@ impl Found<'_> {
                 name,
                 numa_node: self.numa_node(),
             }),
-            // The `errno` is from the last of the ways to open the device.
+            // The `errno` is from the last of the ways to open the device, so it need not report a
+            // missing permission; `is_refused` does.
             Err(_) if is_refused(&path) => Err(VerbsError::Permission { name, path }),
             Err(error) => Err(error
                 .advise(format!("{name} cannot be opened; dmesg may say more"))
@@ -201,7 +210,8 @@ impl Found<'_> {
     }
 }
 
-/// An open device. Every object made from it must be destroyed before it is dropped.
+/// An open device. Every object made from the device must be destroyed before the device is
+/// dropped.
 pub(crate) struct Opened {
     pub(crate) api: &'static Api,
     pub(crate) context: NonNull<ibv_context>,
@@ -211,7 +221,7 @@ pub(crate) struct Opened {
 
 impl Drop for Opened {
     fn drop(&mut self) {
-        // SAFETY: open, and closed only here.
+        // SAFETY: the device is open, and is closed only here.
         unsafe { (self.api.verbs.ibv_close_device)(self.context.as_ptr()) };
     }
 }
@@ -222,22 +232,23 @@ impl Opened {
     }
 
     pub(crate) fn attributes(&self) -> Result<ibv_device_attr, CallError> {
-        // SAFETY: numbers and characters, for which zero is a valid value.
+        // SAFETY: the struct holds numbers and characters, for which zero is a valid value.
         let mut attr: ibv_device_attr = unsafe { core::mem::zeroed() };
-        // SAFETY: an open device, and room for the answer.
+        // SAFETY: the device is open, and `attr` has room for the answer.
         CallError::check("ibv_query_device", unsafe {
             (self.api.verbs.ibv_query_device)(self.context(), &raw mut attr)
         })?;
         Ok(attr)
     }
 
-    /// Returns the attributes of an mlx5 device that libmlx5 reports.
+    /// Returns the attributes that libmlx5 reports for an mlx5 device.
     pub(crate) fn query_mlx5(&self) -> Result<mlx5dv_context, VerbsError> {
         let mut dv = mlx5dv_context {
             comp_mask: MLX5DV_CONTEXT_MASK_CQE_COMPRESION,
             ..mlx5dv_context::default()
         };
-        // SAFETY: an open mlx5 device, and room for the fields that the mask asks for.
+        // SAFETY: the device is an open mlx5 device, and `dv` has room for the fields that the mask
+        // requests.
         let result = unsafe { (self.api.mlx5.mlx5dv_query_device)(self.context(), &raw mut dv) };
         CallError::check("mlx5dv_query_device", result)?;
         if dv.flags & MLX5DV_CONTEXT_FLAGS_CQE_V1 == 0 {
@@ -251,7 +262,8 @@ impl Opened {
 
     pub(crate) fn port(&self, number: u8) -> Result<ibv_port_attr, CallError> {
         let mut attr = ibv_port_attr::default();
-        // SAFETY: as above. This function fills the struct up to `flags`; the rest stays 0.
+        // SAFETY: the device is open, and `attr` has room for the answer. The call fills the struct
+        // up to `flags`; the rest stays 0.
         CallError::check("ibv_query_port", unsafe {
             (self.api.verbs.ibv_query_port)(self.context(), number, &raw mut attr)
         })?;
@@ -274,9 +286,9 @@ impl Opened {
         (1..=self.attributes()?.phys_port_cnt).map(entry).collect()
     }
 
-    /// Makes a request for an asynchronous event fail from now on if there is none.
+    /// Makes the call that takes an asynchronous event fail, instead of wait, if there is no event.
     pub(crate) fn never_wait_for_async_events(&self) -> Result<(), CallError> {
-        // SAFETY: the descriptor of an open device.
+        // SAFETY: the device is open, and so is its descriptor.
         let fd = unsafe { BorrowedFd::borrow_raw((*self.context()).async_fd) };
         let set = fcntl_getfl(fd).and_then(|flags| fcntl_setfl(fd, flags | OFlags::NONBLOCK));
         set.map_err(|errno| CallError::new("fcntl, of asynchronous events", errno.raw_os_error()))
@@ -284,7 +296,7 @@ impl Opened {
 
     /// Returns the number of completion vectors; a device has at least one.
     pub(crate) fn comp_vectors(&self) -> u32 {
-        // SAFETY: an open device; the number never changes.
+        // SAFETY: the device is open, and the number never changes.
         let vectors = unsafe { (*self.context()).num_comp_vectors };
         u32::try_from(vectors).unwrap_or(0).max(1)
     }
@@ -293,7 +305,7 @@ impl Opened {
     fn gid(&self, port: u8, index: u8) -> Option<Gid> {
         let mut entry = ibv_gid_entry::default();
         let size = size_of::<ibv_gid_entry>();
-        // SAFETY: an open device, and room for the answer of the size passed.
+        // SAFETY: the device is open, and `entry` has room for an answer of `size` bytes.
         let result = unsafe {
             (self.api.verbs._ibv_query_gid_ex)(
                 self.context(),
@@ -315,7 +327,7 @@ impl Opened {
         (0..attr.gid_tbl_len.clamp(0, 256)).filter_map(move |index| self.gid(port, index as u8))
     }
 
-    /// Returns the port that the options name, or the first active one.
+    /// Returns the port that the options select; by default the first active port.
     pub(crate) fn choose_port(&self, options: &VerbsOptions) -> Result<Port, VerbsError> {
         let ports = self.attributes()?.phys_port_cnt;
         let number = match options.port {
@@ -355,7 +367,8 @@ impl Opened {
         self.choose_gid(options, number, attr)
     }
 
-    /// Returns the GID that the options name; else, on RoCE, the most preferred.
+    /// Returns the port with the GID that the options select; by default with the GID of the
+    /// highest preference on RoCE, and with the GID at index 0, if there is one, on InfiniBand.
     fn choose_gid(
         &self,
         options: &VerbsOptions,
@@ -447,9 +460,9 @@ impl Gid {
         }
     }
 
-    /// Returns the sort key of this GID; the largest is chosen. RoCE v2 is routed. A configured
-    /// address is reachable where the interface's link-local address may not be. Among equals the
-    /// lowest index wins.
+    /// Returns the sort key of this GID; the GID with the largest key is chosen. RoCE v2 comes
+    /// first, because it is routed. A configured address comes before the interface's link-local
+    /// address, which may not be reachable. Among equal GIDs the lowest index is chosen.
     fn preference(&self) -> (bool, bool, bool, u8) {
         let address = self.address();
         let is_link_local = address.segments()[0] & 0xffc0 == 0xfe80;
@@ -485,7 +498,7 @@ pub(crate) fn gid_of(bytes: [u8; 16]) -> [u64; 2] {
     })
 }
 
-/// Returns the bytes of an `enum ibv_mtu`.
+/// Returns the MTU of an `enum ibv_mtu`, in bytes.
 fn mtu_bytes(mtu: c_int) -> u16 {
     128 << mtu.clamp(IBV_MTU_256, IBV_MTU_4096)
 }

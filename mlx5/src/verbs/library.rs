@@ -1,8 +1,9 @@
 //! libibverbs and libmlx5, opened at run time: the functions this crate calls.
 //!
-//! Only exported functions are called, each in the version whose types are declared in
-//! [`abi`](super::abi). The inline functions of the headers use tables that change with releases.
-//! This crate needs none of them: it posts, polls and arms by itself.
+//! Only exported functions are loaded, each in the version whose types are declared in
+//! [`abi`](super::abi). The inline functions of the headers use tables of function pointers in the
+//! libraries' structs. On mlx5 this crate needs none of these tables, because it posts, polls and
+//! arms by itself; a relay uses the table of [`ibv_context`](super::abi::ibv_context).
 //!
 //! libmlx5 must be the file that libibverbs loads as its provider, so that both use the same
 //! objects. The provider's name is a link to that file, and the loader identifies files, not names.
@@ -27,8 +28,8 @@ struct Library {
 impl Library {
     fn open(name: &'static str) -> Result<Self, VerbsError> {
         let file = std::ffi::CString::new(name).unwrap_or_default();
-        // SAFETY: a C string. Loading runs the library's initializers, which register providers and
-        // print nothing.
+        // SAFETY: `file` is a C string. Loading runs the library's initializers, which register
+        // providers and print nothing.
         let handle = unsafe { libc::dlopen(file.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
         NonNull::new(handle)
             .map(|handle| Self { name, handle })
@@ -49,7 +50,7 @@ impl Library {
                 .unwrap_or_default()
                 .as_ptr()
         };
-        // SAFETY: C strings, and a handle that is never closed.
+        // SAFETY: both are C strings, and the handle is never closed.
         let address = unsafe { find(self.handle.as_ptr(), c_string(symbol), c_string(version)) };
         let without_nul = |s: &'static str| s.trim_end_matches('\0');
         NonNull::new(address).ok_or(VerbsError::TooOld {
@@ -75,18 +76,19 @@ unsafe fn find(handle: *mut c_void, symbol: *const c_char, _version: *const c_ch
 
 /// Returns the loader's message for its last failure.
 fn reason() -> String {
-    // SAFETY: returns null, or a C string that is valid until the next call of this thread.
+    // SAFETY: the call returns null, or a C string that is valid until the next call of this
+    // thread.
     let text = unsafe { libc::dlerror() };
     if text.is_null() {
         return "the loader does not say why".to_owned();
     }
-    // SAFETY: as above.
+    // SAFETY: `text` is a C string, and no later call of this thread has invalidated it.
     unsafe { CStr::from_ptr(text) }
         .to_string_lossy()
         .into_owned()
 }
 
-/// A library's functions.
+/// Declares a table of a library's functions.
 macro_rules! functions {
     ($(#[$doc:meta])* $table:ident { $($symbol:ident @ $version:literal ($($arg:ty),*) -> $ret:ty;)* }) => {
         $(#[$doc])*
@@ -170,15 +172,16 @@ impl Api {
 
     /// Returns the file name of libmlx5, which contains its version, for messages.
     pub(crate) fn library_file(&self) -> String {
-        // SAFETY: numbers and pointers, for which zero is a valid value.
+        // SAFETY: the struct holds numbers and pointers, for which zero is a valid value.
         let mut info: libc::Dl_info = unsafe { core::mem::zeroed() };
-        // SAFETY: any address may be passed, and the answer is a local variable.
+        // SAFETY: any address may be passed, and the answer is written to a local variable.
         let found =
             unsafe { libc::dladdr(self.mlx5.mlx5dv_init_obj as *const c_void, &raw mut info) };
         if found == 0 || info.dli_fname.is_null() {
             return LIBMLX5.to_owned();
         }
-        // SAFETY: a C string that lives as long as the library, which is never unloaded.
+        // SAFETY: `dli_fname` is a C string that lives as long as the library, which is never
+        // unloaded.
         let path = unsafe { CStr::from_ptr(info.dli_fname) }
             .to_string_lossy()
             .into_owned();

@@ -36,20 +36,20 @@ impl Context {
         let objects = &mut *self.objects.borrow_mut();
         let pd = objects.pd(pdn)?;
         let (start, iova) = (addr.as_ptr().cast(), addr.as_ptr() as u64);
-        // SAFETY: a domain of this device. The range is mapped, by this crate or by contract of
-        // `Pd::register`; an unmapped range is refused. Access bits that only newer kernels know
-        // are optional, and libibverbs drops them for older kernels.
+        // SAFETY: `pd` is a domain of this device. The range is mapped, by this crate or by
+        // contract of `Pd::register`; the kernel refuses an unmapped range. Access bits that only
+        // newer kernels know are optional, and libibverbs drops them for older kernels.
         let mr = unsafe { (self.verbs().ibv_reg_mr_iova2)(pd, start, len, iova, access.bits()) };
         let mr =
             NonNull::new(mr).ok_or_else(|| refusal(CallError::last("ibv_reg_mr_iova2"), len))?;
-        // SAFETY: just created.
+        // SAFETY: the region was just created.
         let &ibv_mr {
             lkey: key, rkey, ..
         } = unsafe { mr.as_ref() };
-        // Both keys are equal on mlx5 and most other devices. Without remote access to the region,
-        // a device may give no remote key.
+        // Both keys are equal on mlx5 and most other devices. A device may give no remote key to a
+        // region without remote access.
         if rkey != key && access.intersects(Access::REMOTE) {
-            // SAFETY: just created, and in no table.
+            // SAFETY: the region was just created, and is in no table.
             unsafe { (self.verbs().ibv_dereg_mr)(mr.as_ptr()) };
             return Err(CallError::new("ibv_reg_mr_iova2", libc::EOPNOTSUPP)
                 .advise("the device gives a region two keys; this crate needs one"));
@@ -99,7 +99,7 @@ impl Regions for Context {
         let Some(region) = mrs.get(&key) else {
             return true;
         };
-        // SAFETY: registered; removed from the table if this succeeds.
+        // SAFETY: the region is registered, and is removed from the table if this call succeeds.
         let is_gone = unsafe { (self.verbs().ibv_dereg_mr)(region.mr.as_ptr()) } == 0;
         if is_gone {
             mrs.remove(&key);

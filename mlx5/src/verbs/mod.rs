@@ -1,14 +1,14 @@
 //! Hardware: devices of libibverbs and libmlx5, which are opened at run time
 //! ([`DeviceSpec::Verbs`](crate::DeviceSpec::Verbs)).
 //!
-//! The two libraries create and destroy objects. This crate then drives the queues' memory, exactly
-//! as it drives a soft device's (`mlx5dv_init_obj`). `docs/hardware.md` states the requirements of
-//! the machine.
+//! The two libraries create and destroy objects. This crate then drives the queues' memory
+//! (`mlx5dv_init_obj`), exactly as it drives the memory of a soft device's queues.
+//! `docs/hardware.md` states the requirements of the machine.
 //!
 //! - `abi`, `numbers`: the libraries' structs and constants. `library`: their functions. `error`:
 //!   the errors, with advice.
 //! - `device`: finding a device, its port and its GID. `context`: an open device, its events, and
-//!   sleeps that these end.
+//!   sleeps that end at its events.
 //! - `objects`: domains and queues. `memory`: regions. `connect`: transitions of queue pairs, and
 //!   addresses.
 
@@ -30,19 +30,19 @@ pub(crate) use relay::Relay;
 
 /// The choice of a device of libibverbs, and of the path to its peers. Plain data.
 ///
-/// With the defaults it names the first mlx5 device with an active port. On InfiniBand it reaches
-/// peers of the same subnet by their LID. On RoCE it uses the GID of the highest preference
-/// (version 2 before 1, IPv4 before IPv6, others before link-local).
+/// The defaults select the first mlx5 device with an active port. On InfiniBand, peers of the same
+/// subnet are reached by their LID. On RoCE, the GID of the highest preference is used (version 2
+/// before 1, IPv4 before IPv6, others before link-local).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VerbsOptions {
-    /// Whether to reach the device through the calls of libibverbs also where direct access is
-    /// possible, as for a device of another vendor (`docs/hardware.md`). Default: only where direct
-    /// access is not possible.
+    /// Whether to use the calls of libibverbs, as for a device of another vendor
+    /// (`docs/hardware.md`), even on a device to which this crate has direct access. By default the
+    /// calls are used only where there is no direct access.
     pub relay: bool,
     /// Name of the device, such as `mlx5_0`, or its position in [`DeviceEntry::all`], from 0.
-    /// Default: the first with an active port.
+    /// Default: the first device with an active port.
     pub device: Option<String>,
-    /// The port, from 1. Default: the first active one.
+    /// Number of the port, from 1. Default: the first active port.
     pub port: Option<u8>,
     /// Index of the source address in the port's GID table (`show_gids`, or
     /// `/sys/class/infiniband/*/ports/*/gids`). On InfiniBand an index makes packets carry a GRH,
@@ -58,7 +58,7 @@ pub struct VerbsOptions {
     /// Hop limit of the GRH. Default 64.
     pub hop_limit: u8,
     /// Largest payload of a packet, in bytes: 256, 512, 1024, 2048 or 4096. Default: the active MTU
-    /// of both ports.
+    /// of the port. A connection uses the smaller MTU of its two ends.
     pub mtu: Option<u16>,
     /// Maximum number of READs and atomics of a connection in flight, 1..=16, limited by the
     /// device. Both ends must have the same number. Default 16.
@@ -86,8 +86,8 @@ impl VerbsOptions {
     /// Checks whether a device matches these options. Opens no device.
     ///
     /// # Errors
-    /// The libraries are not installed, no such device exists, or none of mlx5: the error that
-    /// opening the device would return.
+    /// The libraries are not installed, or no device matches: the error that opening the device
+    /// would return.
     pub fn find(&self) -> Result<(), VerbsError> {
         device::List::get(library::Api::get()?)?
             .candidates(self)
@@ -127,7 +127,7 @@ pub struct DeviceEntry {
     /// Whether the device is an mlx5 device, whose queues this crate drives itself. Any other
     /// device is used through a relay.
     pub is_mlx5: bool,
-    /// EUI-64.
+    /// Node GUID, an EUI-64.
     pub node_guid: u64,
     /// NUMA node to which the device is attached, if the system reports it.
     pub numa_node: Option<u32>,
@@ -162,7 +162,7 @@ impl DeviceEntry {
 /// A port of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PortEntry {
-    /// Number, from 1.
+    /// Number of the port, from 1.
     pub number: u8,
     /// State of the port, which shows whether it carries traffic.
     pub state: PortState,

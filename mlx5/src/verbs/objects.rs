@@ -1,5 +1,5 @@
-//! Protection domains and queues: the libraries create them, then `mlx5dv_init_obj` opens them to
-//! the data path, with their actual sizes.
+//! Protection domains and queues. The libraries create them; then `mlx5dv_init_obj` returns the
+//! addresses and the actual sizes of the queues' memory, which the data path needs.
 
 use core::mem::zeroed;
 use core::ptr::{NonNull, null_mut};
@@ -22,8 +22,8 @@ use crate::wire::{
     QP_DBREC_SEND, Service,
 };
 
-/// WQEBBs of the smallest send queue: the longest WQE takes 5, and may need 9 with the NOPs before
-/// the ring's end.
+/// Number of WQEBBs of the smallest send queue: the longest WQE takes 5 WQEBBs, and may need 9 with
+/// the NOPs before the ring's end.
 const MIN_SEND_WQEBBS: u32 = 16;
 
 /// Makes the error for a value that can only occur if the library's structs differ from its header.
@@ -36,8 +36,8 @@ fn nonsense(what: &'static str, value: u64) -> CreateError {
     .into()
 }
 
-/// Returns the way in which the register at `addr` is written. A size other than 256 bytes is
-/// legal: 8 bytes at a time always work.
+/// Returns the way in which the register at `addr` is written. A register of a size other than 256
+/// bytes is legal, and is written 8 bytes at a time, which always works.
 fn register_kind(size: usize, addr: usize) -> Result<RegisterKind, CreateError> {
     let (kind, alignment) = match size {
         BLUEFLAME_BYTES => (RegisterKind::WriteCombining, 2 * BLUEFLAME_BYTES),
@@ -63,11 +63,12 @@ fn record(
     index: usize,
     what: &'static str,
 ) -> Result<NonNull<AtomicU32>, CreateError> {
-    // SAFETY: a record has more than `index` words.
+    // SAFETY: every doorbell record has more than `index` words.
     pointer(words, what).map(|first: NonNull<AtomicU32>| unsafe { first.add(index) })
 }
 
-/// Returns the number of WQEs of a ring, whose index has 16 bits.
+/// Returns the number of WQEs of a ring, if it is legal: a power of two, up to 2^15, because the
+/// index of a WQE has 16 bits.
 fn wqe_count(count: u32, what: &'static str) -> Result<u32, CreateError> {
     if count.is_power_of_two() && count <= 1 << 15 {
         Ok(count)
@@ -76,10 +77,10 @@ fn wqe_count(count: u32, what: &'static str) -> Result<u32, CreateError> {
     }
 }
 
-/// Returns the creation flags for `mlx5dv_create_qp`. Data received on a connection is scattered to
-/// CQEs unless that is disabled. The flag `MLX5DV_QP_CREATE_ALLOW_SCATTER_TO_CQE` concerns the
-/// other side: with it READs and atomics leave their results in the CQEs of the send queue, and
-/// this crate does not read them there (mlx5dv_create_qp(3)).
+/// Returns the creation flags for `mlx5dv_create_qp`. By default the device scatters data received
+/// on a connection to CQEs; a flag disables that. The flag `MLX5DV_QP_CREATE_ALLOW_SCATTER_TO_CQE`
+/// concerns the sender: with it READs and atomics leave their results in the CQEs of the send
+/// queue, and this crate does not read them there (mlx5dv_create_qp(3)).
 fn create_flags(is_datagram: bool, scatter_to_cqe: bool) -> u32 {
     if is_datagram || scatter_to_cqe {
         0
@@ -104,11 +105,12 @@ impl Context {
             from: object.as_ptr().cast(),
             to: (&raw mut answer).cast(),
         };
-        // SAFETY: pointers, for which null is a valid value.
+        // SAFETY: the struct holds pointers, for which null is a valid value.
         let mut pairs: mlx5dv_obj = unsafe { zeroed() };
         let place: *mut Pair = (&raw mut pairs).cast();
-        // SAFETY: one of the pairs, which are in the order of the bits; the caller guarantees the
-        // rest.
+        // SAFETY: the written pair is one of the struct's pairs, which are in the order of the
+        // bits. The caller guarantees that the object is alive, and that its type and the answer's
+        // type belong to `kind`.
         CallError::check("mlx5dv_init_obj", unsafe {
             place.add(kind.trailing_zeros() as usize).write(pair);
             (self.device.api.mlx5.mlx5dv_init_obj)(&raw mut pairs, kind)
@@ -132,7 +134,8 @@ impl Context {
         cq: NonNull<ibv_cq>,
         compression: bool,
     ) -> Result<(u32, CqMemory), CreateError> {
-        // SAFETY: just created; pointers and numbers, for which zero is a valid value.
+        // SAFETY: the completion queue was just created, and `MLX5DV_OBJ_CQ` is its kind. The
+        // answer holds pointers and numbers, for which zero is a valid value.
         let dv: mlx5dv_cq = unsafe { self.init_obj(MLX5DV_OBJ_CQ, cq, zeroed()) }?;
         if !dv.cqe_cnt.is_power_of_two()
             || ![CQE_BYTES, CQE128_BYTES].contains(&(dv.cqe_size as usize))
@@ -172,10 +175,11 @@ impl Context {
     /// so does this crate. The library has linked each WQE to the next, up to the tail. It may have
     /// allocated more WQEs after the tail for its own purposes; this crate does not use them.
     fn open_srq(&self, srq: NonNull<ibv_srq>) -> Result<(u32, RqMemory), CreateError> {
-        // SAFETY: pointers and numbers, for which zero is a valid value.
+        // SAFETY: the struct holds pointers and numbers, for which zero is a valid value.
         let mut dv: mlx5dv_srq = unsafe { zeroed() };
         dv.comp_mask = MLX5DV_SRQ_MASK_SRQN;
-        // SAFETY: just created.
+        // SAFETY: the queue was just created, and `MLX5DV_OBJ_SRQ` is the kind of the queue and of
+        // the answer.
         let dv = unsafe { self.init_obj(MLX5DV_OBJ_SRQ, srq, dv) }?;
         if dv.head != 0 || dv.comp_mask & MLX5DV_SRQ_MASK_SRQN == 0 {
             return Err(nonsense(
@@ -211,7 +215,8 @@ impl Context {
         let info = self.info();
         size.check(info.max_srq_wr, info.max_recv_sge)?;
         let pd = self.objects.borrow().pd(pdn)?;
-        // The library does not accept receives without buffers.
+        // The library does not accept a queue for receives without buffers, so `max_sge` is at
+        // least 1.
         let attr = ibv_srq_attr {
             max_wr: size.depth,
             max_sge: (size.max_sge as u32).max(1),
@@ -221,7 +226,7 @@ impl Context {
             srq_context: null_mut(),
             attr,
         };
-        // SAFETY: a domain of this device, and attributes that live through the call.
+        // SAFETY: `pd` is a domain of this device, and the attributes live through the call.
         let srq = unsafe { (self.verbs().ibv_create_srq)(pd, &raw mut attr) };
         Ok(NonNull::new(srq).ok_or_else(|| CallError::last("ibv_create_srq"))?)
     }
@@ -281,17 +286,18 @@ impl Context {
         work_requests: u32,
     ) -> Result<(NonNull<ibv_qp>, mlx5dv_qp), CreateError> {
         let (pd, init) = self.qp_attributes(request, work_requests, 1)?;
-        // SAFETY: pointers and numbers, for which zero is a valid value.
+        // SAFETY: the struct holds pointers and numbers, for which zero is a valid value.
         let mut attr: ibv_qp_init_attr_ex = unsafe { zeroed() };
         (attr.send_cq, attr.recv_cq, attr.srq) = (init.send_cq, init.recv_cq, init.srq);
         (attr.cap, attr.qp_type) = (init.cap, init.qp_type);
         (attr.comp_mask, attr.pd) = (IBV_QP_INIT_ATTR_PD, pd);
         let is_datagram = request.service == Service::Datagram;
-        // SAFETY: as above.
+        // SAFETY: the struct holds numbers, for which zero is a valid value.
         let mut mlx5: mlx5dv_qp_init_attr = unsafe { zeroed() };
         mlx5.comp_mask = MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS;
         mlx5.create_flags = create_flags(is_datagram, request.config.scatter_to_cqe);
-        // SAFETY: an open mlx5 device, objects of it, and attributes that live through the call.
+        // SAFETY: the device is an open mlx5 device, the attributes contain objects of this device,
+        // and they live through the call.
         let qp = unsafe {
             (self.device.api.mlx5.mlx5dv_create_qp)(
                 self.device.context(),
@@ -300,7 +306,8 @@ impl Context {
             )
         };
         let qp = NonNull::new(qp).ok_or_else(|| CallError::last("mlx5dv_create_qp"))?;
-        // SAFETY: just created; pointers and numbers, for which zero is a valid value.
+        // SAFETY: the queue pair was just created, and `MLX5DV_OBJ_QP` is its kind. The answer
+        // holds pointers and numbers, for which zero is a valid value.
         let dv = unsafe { self.init_obj(MLX5DV_OBJ_QP, qp, zeroed()) };
         Ok((qp, dv.inspect_err(|_| self.destroy(qp))?))
     }
@@ -311,7 +318,7 @@ impl Context {
         dv: &mlx5dv_qp,
         request: &QpRequest<'_>,
     ) -> Result<QpParts, CreateError> {
-        // SAFETY: alive.
+        // SAFETY: the queue pair is alive.
         let qpn = unsafe { qp.as_ref() }.qp_num;
         let record = |index| record(dv.dbrec, index, "the record of a queue pair");
         let register: NonNull<u8> = pointer(dv.bf.reg, "the doorbell register of a queue pair")?;
@@ -355,10 +362,11 @@ impl Context {
 impl Queues for Context {
     fn alloc_pd(&self) -> Result<u32, CreateError> {
         let verbs = self.verbs();
-        // SAFETY: an open device.
+        // SAFETY: the device is open.
         let pd = NonNull::new(unsafe { (verbs.ibv_alloc_pd)(self.device.context()) })
             .ok_or_else(|| CallError::last("ibv_alloc_pd"))?;
-        // SAFETY: just created; numbers, for which zero is a valid value.
+        // SAFETY: the domain was just created, and `MLX5DV_OBJ_PD` is its kind. The answer holds
+        // numbers, for which zero is a valid value.
         let dv: Result<mlx5dv_pd, _> = unsafe { self.init_obj(MLX5DV_OBJ_PD, pd, zeroed()) };
         let pdn = dv.map(|dv| dv.pdn).inspect_err(|_| {
             // SAFETY: no object was made in the PD.
@@ -368,19 +376,20 @@ impl Queues for Context {
         Ok(pdn)
     }
 
-    /// Frees the domain. Every object made in it kept it alive, and has been destroyed.
+    /// Frees the domain. No object of the domain is left: every object kept its domain alive.
     fn dealloc_pd(&self, pdn: u32) {
         let objects = &mut *self.objects.borrow_mut();
         objects.handles.retain(|(of, _), handle| {
             if *of == pdn {
-                // SAFETY: out of the table, and only queue pairs of the domain used it.
+                // SAFETY: the handle is removed from the table, and only queue pairs of the domain,
+                // which are destroyed, used it.
                 unsafe { (self.verbs().ibv_destroy_ah)(handle.as_ptr()) };
             }
             *of != pdn
         });
         if let Some(pd) = objects.pds.remove(&pdn) {
-            // SAFETY: out of the table, so this is the last use. If the kernel refuses, it frees
-            // the domain with the device.
+            // SAFETY: the domain was removed from the table, so this is the last use. If the kernel
+            // refuses, it frees the domain together with the device.
             unsafe { (self.verbs().ibv_dealloc_pd)(pd.as_ptr()) };
         }
     }
@@ -405,11 +414,11 @@ impl Queues for Context {
         }
         // The library allocates one entry more than requested, and does not accept zero.
         let cqe = (config.entries.next_power_of_two() - 1).max(1);
-        // SAFETY: pointers and numbers, for which zero is a valid value.
+        // SAFETY: the struct holds pointers and numbers, for which zero is a valid value.
         let mut attr: ibv_cq_init_attr_ex = unsafe { zeroed() };
         (attr.cqe, attr.channel) = (cqe, self.channel());
         attr.comp_vector = config.comp_vector;
-        // SAFETY: an open mlx5 device, and attributes that live through the call.
+        // SAFETY: the device is an open mlx5 device, and the attributes live through the call.
         let cq = unsafe {
             (self.device.api.mlx5.mlx5dv_create_cq)(
                 self.device.context(),
@@ -419,7 +428,7 @@ impl Queues for Context {
         };
         let cq = NonNull::new(cq).ok_or_else(|| CallError::last("mlx5dv_create_cq"))?;
         self.open_cq(cq, config.compression).inspect_err(|_| {
-            // SAFETY: just created, and in no table.
+            // SAFETY: the queue was just created, and is in no table.
             unsafe { (self.verbs().ibv_destroy_cq)(cq.as_ptr()) };
         })
     }
@@ -429,7 +438,8 @@ impl Queues for Context {
         if let Some(cq) = self.objects.borrow().cqs.get(&cqn) {
             cq.tell(cqn, command);
         }
-        // The check is after the command: every later CQE gives an event.
+        // The CQEs are checked after the command, so that none is missed: every CQE that arrives
+        // after the command gives an event.
         if holds(command.solicited_only) {
             self.is_due.set(true);
         }
@@ -447,7 +457,7 @@ impl Queues for Context {
     fn create_srq(&self, pdn: u32, size: RqSize) -> Result<(u32, RqMemory), CreateError> {
         let srq = self.make_srq(pdn, size)?;
         self.open_srq(srq).inspect_err(|_| {
-            // SAFETY: just created, and in no table.
+            // SAFETY: the queue was just created, and is in no table.
             unsafe { (self.verbs().ibv_destroy_srq)(srq.as_ptr()) };
         })
     }
@@ -467,9 +477,9 @@ impl Queues for Context {
             .max_send_wr
             .next_power_of_two()
             .max(MIN_SEND_WQEBBS);
-        // The library is asked for work requests and returns WQEBBs: for each request, its own
-        // estimate of the longest WQE. That estimate depends on the release and the kind of queue
-        // pair. It is at least one WQEBB, often four.
+        // The library is asked for work requests and returns WQEBBs: for each request the number of
+        // WQEBBs of the longest WQE, by its own estimate. That estimate depends on the release and
+        // the kind of queue pair. It is at least one WQEBB, often four.
         let mut work_requests = wanted / 4;
         loop {
             let (qp, dv) = self.try_create_qp(request, work_requests)?;
@@ -510,8 +520,8 @@ mod tests {
         assert_eq!(create_flags(true, true), 0);
     }
 
-    /// Two halves of 256 bytes are aligned to 512. Registers of other sizes follow each other at
-    /// multiples of their own.
+    /// A register of two halves of 256 bytes is aligned to 512. Registers of other sizes follow
+    /// each other at multiples of their own size.
     #[test]
     fn a_register_of_another_size_is_written_8_bytes_at_a_time_wherever_it_is() {
         assert!(matches!(

@@ -13,8 +13,8 @@ pub(crate) enum Memory {
     /// Private pages of this process. A forked child does not inherit them: otherwise the parent
     /// would work on copies while the device writes the originals.
     Base(MmapMut),
-    /// Huge pages, allocated and counted as shared memory. Such regions are few: each has a file
-    /// descriptor.
+    /// Huge pages, allocated and counted as shared memory. Each such region has a file descriptor,
+    /// so there should be few of them.
     Huge(Memfd),
 }
 
@@ -49,7 +49,7 @@ mod tests {
     fn allocated_memory_is_zero_and_not_in_a_forked_child() {
         let (mut memory, pages) = Memory::new(5000, false).unwrap();
         assert_eq!(pages, Pages::Base);
-        // SAFETY: 5000 bytes of a mapping that no other code uses.
+        // SAFETY: the slice is the first 5000 bytes of a mapping that no other code uses.
         let bytes = unsafe { core::slice::from_raw_parts(memory.base().as_ptr(), 5000) };
         assert!(bytes.iter().all(|&byte| byte == 0));
         let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();

@@ -21,8 +21,8 @@ pub(crate) struct Objects {
     pub(crate) srqs: HashMap<u32, NonNull<ibv_srq>>,
     pub(crate) qps: HashMap<u32, QpObject>,
     pub(crate) mrs: HashMap<u32, MrObject>,
-    /// The half that the next doorbell uses, by BlueFlame register. The library keeps a register as
-    /// long as the device.
+    /// The half that the next doorbell uses, by BlueFlame register. The library keeps a register
+    /// until the device is closed.
     pub(crate) halves: HashMap<NonNull<u8>, Rc<Cell<*mut u8>>>,
     /// Address handles of the paths that a relay's datagrams took, by protection domain.
     pub(crate) handles: HashMap<(u32, AddressVector), NonNull<ibv_ah>>,
@@ -36,15 +36,15 @@ pub(crate) struct CqObject {
     /// [`CQ_DBREC_SET_CI`](crate::wire::CQ_DBREC_SET_CI) and
     /// [`CQ_DBREC_ARM`](crate::wire::CQ_DBREC_ARM).
     pub(crate) record: NonNull<AtomicU32>,
-    /// Events taken, modulo 4.
+    /// Number of events taken, modulo 4.
     pub(crate) events: u8,
 }
 
 impl CqObject {
     /// Tells the device to read the command in the record.
     pub(crate) fn tell(&self, cqn: u32, command: &CqArm) {
-        // SAFETY: the doorbell of the queue's UAR page, which is mapped as long as the device is
-        // open; 8-aligned.
+        // SAFETY: the address is the CQ doorbell in the queue's UAR page. It is 8-aligned, and the
+        // page is mapped as long as the device is open.
         unsafe {
             mmio::repeat_to_register(
                 self.uar.as_ptr().add(CQ_DOORBELL_OFFSET),
@@ -65,7 +65,7 @@ pub(crate) struct QpObject {
     /// First packet sequence number that the queue pair sends. It is random, so that packets of an
     /// earlier connection are not taken for packets of this connection.
     pub(crate) psn: u32,
-    /// Options given with the peer's address.
+    /// Options that were passed together with the peer's address.
     pub(crate) options: ConnectOptions,
 }
 
@@ -85,8 +85,9 @@ impl Objects {
         self.pds.get(&pdn).map(|pd| pd.as_ptr()).ok_or_else(foreign)
     }
 
-    /// Returns the next half of a register. libmlx5 gives one register to several queue pairs when
-    /// it has no more, and does not report that.
+    /// Returns the cell with the half of `register` that the next doorbell uses. Queue pairs with
+    /// the same register share the cell: when libmlx5 has no further register, it gives one
+    /// register to several queue pairs, and does not report that.
     pub(crate) fn half_of(&mut self, register: NonNull<u8>) -> Rc<Cell<*mut u8>> {
         Rc::clone(
             self.halves

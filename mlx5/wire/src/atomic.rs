@@ -1,8 +1,8 @@
 //! Atomic segment (`struct mlx5_wqe_atomic_seg`), after the remote address segment: value to store
 //! or add at 0, value to compare at 8.
 //!
-//! The data segment after it names the 8 bytes that receive the previous value of the remote
-//! address, in host byte order.
+//! The data segment that follows it describes the 8 bytes of local memory that receive the previous
+//! value at the remote address, in host byte order.
 
 use super::{SEGMENT, be64};
 
@@ -16,7 +16,7 @@ pub struct AtomicSegment {
 }
 
 impl AtomicSegment {
-    /// Bytes of the segment.
+    /// Length of the segment in bytes.
     pub const LEN: usize = SEGMENT;
 
     /// Encodes the segment.

@@ -18,7 +18,8 @@ bitflags! {
     /// The access that a region allows (`enum ibv_access_flags`). Local read is always allowed.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct Access: u32 {
-        /// The local device may write: targets of READs, and receives.
+        /// The local device may write the region: as the destination of READs, or as a receive's
+        /// buffer.
         const LOCAL_WRITE = 1;
         /// Peers may WRITE. Needs `LOCAL_WRITE`.
         const REMOTE_WRITE = 1 << 1;
@@ -28,13 +29,13 @@ bitflags! {
         const REMOTE_ATOMIC = 1 << 3;
         /// The device may order its accesses to the region more freely (PCI Express relaxed
         /// ordering); then only a completion proves that bytes have arrived. The software HCA
-        /// ignores it.
+        /// ignores this flag.
         const RELAXED_ORDERING = 1 << 20;
     }
 }
 
 impl Access {
-    /// All access that peers can be given.
+    /// All kinds of access that peers can be given.
     #[doc(hidden)]
     pub const REMOTE: Self = Self::REMOTE_WRITE
         .union(Self::REMOTE_READ)
@@ -53,15 +54,15 @@ impl Access {
 /// Attributes of a connection (`struct ibv_qp_attr`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectOptions {
-    /// Acknowledgement timeout: 4.096 us x 2^n; 1..=31. The default 14 is 67 ms.
+    /// Exponent n of the acknowledgement timeout, 4.096 us x 2^n: 1..=31. The default 14 is 67 ms.
     pub timeout: u8,
-    /// Transport retries, 0..=7.
+    /// Number of transport retries, 0..=7.
     pub retry_count: u8,
-    /// Retries when the peer has no receive posted, 0..=7; 7 means no limit.
+    /// Number of retries while the peer has no receive posted, 0..=7; 7 means no limit.
     pub rnr_retry: u8,
-    /// Time that a sender waits before such a retry, in ns. On hardware the receiver determines the
-    /// time: this end sends its value to the peer, rounded up to one of the 32 times that
-    /// InfiniBand has, from 10 us to 655 ms.
+    /// Time that a sender waits before a retry that `rnr_retry` counts, in ns. On hardware the
+    /// receiver determines the time: this end sends its value to the peer, rounded up to one of the
+    /// 32 times that InfiniBand has, from 10 us to 655 ms.
     pub rnr_timer_ns: u64,
 }
 
@@ -87,7 +88,8 @@ impl ConnectOptions {
     /// Returns the time for which an acknowledgement is waited for, in ns.
     #[must_use]
     pub fn ack_timeout_ns(&self) -> u64 {
-        // "Local ACK Timeout": 0 means no timeout. The driver creates no queue pair with it.
+        // In the field "Local ACK Timeout", 0 means no timeout. The driver creates no queue pair
+        // with this value.
         if self.timeout == 0 {
             u64::MAX
         } else {

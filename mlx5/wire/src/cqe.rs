@@ -13,24 +13,25 @@
 //! | 60..62 | WQE counter | WQE counter |
 //! | 63 | op_own: opcode (bits 4..8), format (2..4), solicited (1), owner (0) | same |
 //!
-//! The owner bit flips each time the device laps the CQ; the byte is written last and read first.
+//! The owner bit flips on each lap of the device through the CQ. The byte op_own is written last
+//! and read first.
 //!
-//! An entry of 128 bytes is 64 other bytes followed by this CQE ([`CQE128_OFFSET`]; libmlx5
-//! `get_sw_cqe` and the kernel's `mlx5_ib` read the second half). The [`CqeFormat`] defines the
-//! content of the first half, and which fields of the second half it replaces.
+//! An entry of 128 bytes consists of 64 other bytes, followed by this CQE ([`CQE128_OFFSET`];
+//! libmlx5 `get_sw_cqe` and the kernel's `mlx5_ib` read the second half). The [`CqeFormat`]
+//! determines what the first half contains, and which fields of the CQE are replaced by data.
 
 use super::{be16, be32};
 
-/// Bytes of a CQE.
+/// Length of a CQE in bytes.
 pub const CQE_BYTES: usize = 64;
-/// Bytes of an entry in a CQ of large entries.
+/// Length of an entry in a CQ of large entries in bytes.
 pub const CQE128_BYTES: usize = 128;
 /// Offset of the CQE in a large entry.
 pub const CQE128_OFFSET: usize = CQE128_BYTES - CQE_BYTES;
-/// Offset of the byte with the opcode and the owner bit.
+/// Offset of the op_own byte, which has the opcode and the owner bit.
 pub const OP_OWN_OFFSET: usize = 63;
-/// Value of that byte in a CQE that the device has not yet written: opcode 0xf, which is invalid on
-/// either lap.
+/// Value of the op_own byte in a CQE that the device has not yet written: opcode 0xf, which is
+/// invalid on either lap.
 pub const OP_OWN_UNTOUCHED: u8 = 0xf1;
 
 const SLID: usize = 22;
@@ -68,7 +69,7 @@ pub enum CqeOpcode {
     RequesterError = 13,
     /// A receive WQE failed.
     ResponderError = 14,
-    /// Not written yet.
+    /// The device has not written the CQE yet.
     Invalid = 15,
 }
 
@@ -144,14 +145,15 @@ pub struct RequesterCqe {
     pub qpn: u32,
     /// Index of the WQE's first WQEBB.
     pub wqe_counter: u16,
-    /// Bytes moved, for READ; 0 otherwise.
+    /// Number of bytes that a READ moved; 0 for other operations.
     pub byte_count: u32,
     /// The QP's user index, 24 bits; 0 if the device has none.
     pub user_index: u32,
 }
 
 impl RequesterCqe {
-    /// Encodes the CQE without op_own, which is left untouched: the caller knows the lap.
+    /// Encodes the CQE with the op_own byte [`OP_OWN_UNTOUCHED`]. The caller knows the lap, and
+    /// must set that byte.
     #[must_use]
     #[inline(always)]
     pub fn emit(&self) -> [u8; CQE_BYTES] {
@@ -185,28 +187,28 @@ impl RequesterCqe {
 pub struct ResponderCqe {
     /// QP the message arrived on.
     pub qpn: u32,
-    /// SRQ number (or the QP's user index).
+    /// SRQ number, or the QP's user index.
     pub srqn: u32,
     /// Immediate, host order; 0 if the opcode carries none.
     pub imm: u32,
-    /// Bytes of the message.
+    /// Length of the message in bytes.
     pub byte_count: u32,
     /// Index of the receive WQE.
     pub wqe_counter: u16,
-    /// QP that sent the message, on UD; 0 on a connected QP, which knows its peer.
+    /// QP that sent the message, on UD. 0 on a connected QP, whose peer is always the same.
     pub source_qpn: u32,
     /// LID of the sender of a UD message on InfiniBand, to which an answer is sent; otherwise 0.
     pub slid: u16,
     /// Whether the first 40 bytes of a UD receive hold a GRH; otherwise they are undefined.
     pub grh: bool,
-    /// Service level of a UD message, 4 bits. On RoCE the kind of its header: 0 a GRH, 1 IPv6, 2
-    /// IPv4 in the last 20 of the 40 bytes.
+    /// Service level of a UD message, 4 bits. On RoCE the kind of the header in the first 40 bytes
+    /// of the receive: 0 is a GRH, 1 is IPv6, 2 is IPv4 in the last 20 of the 40 bytes.
     pub sl: u8,
 }
 
 impl ResponderCqe {
-    /// Encodes the CQE without op_own, which is left untouched: the caller knows the opcode and the
-    /// lap.
+    /// Encodes the CQE with the op_own byte [`OP_OWN_UNTOUCHED`]. The caller knows the opcode and
+    /// the lap, and must set that byte.
     #[must_use]
     #[inline(always)]
     pub fn emit(&self) -> [u8; CQE_BYTES] {
@@ -329,9 +331,10 @@ impl Syndrome {
 pub struct ErrorCqe {
     /// The syndrome byte as the device wrote it.
     pub raw_syndrome: u8,
-    /// The vendor's detail, whose meaning the vendor defines; the software HCA documents its own.
+    /// Detail of the error, whose meaning the vendor defines. The software HCA documents its
+    /// details.
     pub vendor_syndrome: u8,
-    /// Opcode of the WQE (requester).
+    /// Opcode of the WQE, in the completion of a send.
     pub wqe_opcode: u8,
     /// QP to which the WQE was posted.
     pub qpn: u32,
@@ -342,8 +345,8 @@ pub struct ErrorCqe {
 }
 
 impl ErrorCqe {
-    /// Encodes the CQE without op_own, which is left untouched: the caller knows the opcode and the
-    /// lap.
+    /// Encodes the CQE with the op_own byte [`OP_OWN_UNTOUCHED`]. The caller knows the opcode and
+    /// the lap, and must set that byte.
     #[must_use]
     pub fn emit(&self) -> [u8; CQE_BYTES] {
         let mut b = [0; CQE_BYTES];

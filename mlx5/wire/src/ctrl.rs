@@ -25,7 +25,7 @@ pub enum Opcode {
     RdmaWrite = 0x08,
     /// RDMA WRITE with immediate: consumes a receive at the target.
     RdmaWriteImm = 0x09,
-    /// SEND: consumes a receive at the target, which names the destination of the bytes.
+    /// SEND: consumes a receive at the target. The receive determines the destination of the bytes.
     Send = 0x0a,
     /// SEND with immediate.
     SendImm = 0x0b,
@@ -41,9 +41,9 @@ pub enum Opcode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum CompletionMode {
-    /// Unsignaled: a CQE only if it fails.
+    /// Unsignaled: the WQE gives a CQE only if it fails.
     OnError = 0,
-    /// Signaled.
+    /// Signaled: the WQE always gives a CQE.
     Always = 2,
 }
 
@@ -64,10 +64,10 @@ pub enum FenceMode {
     SmallAndFence = 4,
 }
 
-/// Control segment, to be emitted; [`CtrlWords`] reads one.
+/// A control segment to be encoded. [`CtrlWords`] decodes one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CtrlSegment {
-    /// Opcode byte; [`Opcode::from_repr`] names it.
+    /// Opcode byte, which [`Opcode::from_repr`] converts to an [`Opcode`].
     pub opcode: u8,
     /// Index of the WQE's first WQEBB.
     pub wqe_index: u16,
@@ -86,7 +86,7 @@ pub struct CtrlSegment {
 }
 
 impl CtrlSegment {
-    /// Bytes of the segment.
+    /// Length of the segment in bytes.
     pub const LEN: usize = SEGMENT;
 
     /// Encodes the segment.
@@ -122,13 +122,13 @@ pub struct CtrlWords {
     imm: u32,
 }
 
-/// The WRITEs of one queue pair, with immediate or without: the common bits of their control
-/// segments.
+/// The bits that the control segments of all WRITEs of one queue pair have in common, with and
+/// without immediate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Writes(u64);
 
 impl Writes {
-    /// Returns the WRITEs of queue pair `qpn`, which has 24 bits.
+    /// Returns the common bits for queue pair `qpn`, which has 24 bits.
     #[must_use]
     pub const fn of(qpn: u32) -> Self {
         Self((Opcode::RdmaWrite as u64) << 32 | (qpn as u64) << 8)
@@ -155,14 +155,14 @@ impl CtrlWords {
         self.first & 0x00ff_ff00_ffff_ff00 == (wqe_index as u64) << 40 | (qpn as u64) << 8
     }
 
-    /// Returns whether this segment belongs to WQE `wqe_index` of `writes`.
+    /// Returns whether this segment is of WQE `wqe_index`, and that WQE is one of `writes`.
     #[must_use]
     #[inline(always)]
     pub const fn is_one_of(self, writes: Writes, wqe_index: u16) -> bool {
         self.first & 0x00ff_fffe_ffff_ff00 == (wqe_index as u64) << 40 | writes.0
     }
 
-    /// Returns whether a WRITE or a SEND has an immediate.
+    /// Returns whether the WQE, which must be a WRITE or a SEND, has an immediate.
     #[must_use]
     #[inline(always)]
     pub const fn has_imm(self) -> bool {
@@ -211,8 +211,8 @@ impl CtrlWords {
         self.flags & 2 != 0
     }
 
-    /// Returns [`CtrlSegment::fence`]; [`FenceMode::StrongOrdering`], which is safe for all, for an
-    /// undefined mode.
+    /// Returns [`CtrlSegment::fence`]. An undefined mode becomes [`FenceMode::StrongOrdering`],
+    /// which is safe for every WQE.
     #[must_use]
     #[inline(always)]
     pub const fn fence(self) -> FenceMode {

@@ -1,21 +1,24 @@
 //! Data segments (`struct mlx5_wqe_data_seg`, `struct mlx5_wqe_inl_data_seg`; PRM "Memory
 //! Management Unit: Data Segments").
 //!
-//! Bit 31 of the first word distinguishes the two. By pointer: byte count (31 bits; **0 means 2^31
-//! bytes**, so a zero-length message has no data segment), lkey, address. Inline: a 4-byte header
-//! with the count, followed by the data; the whole is padded to 16 B.
+//! Bit 31 of the first word is 0 in a segment by pointer, and 1 in inline data. A segment by
+//! pointer has a byte count (31 bits; **0 means 2^31 bytes**, so a zero-length message has no data
+//! segment), an lkey and an address. Inline data has a 4-byte header with the count, followed by
+//! the bytes; header and bytes are padded to a multiple of 16 B.
 
 use super::{SEGMENT, be64};
 
-/// The lkey that ends a receive's list of data segments (`MLX5_INVALID_LKEY`); its byte count is 0.
+/// The lkey of the segment that ends a receive's list of data segments (`MLX5_INVALID_LKEY`). The
+/// byte count of that segment is 0.
 pub const INVALID_LKEY: u32 = 0x100;
 
 const INLINE: u32 = 1 << 31;
 
-/// Data segment by pointer: gather on send, scatter on receive and READ. [`DataWords`] reads one.
+/// Data segment by pointer: the device reads the buffer on send, and writes it on receive and READ.
+/// [`DataWords`] decodes data segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DataSegment {
-    /// Bytes, 1..2^31.
+    /// Length of the buffer in bytes, 1..2^31.
     pub byte_count: u32,
     /// lkey of the local memory region.
     pub lkey: u32,
@@ -24,7 +27,7 @@ pub struct DataSegment {
 }
 
 impl DataSegment {
-    /// Bytes of the segment.
+    /// Length of the segment in bytes.
     pub const LEN: usize = SEGMENT;
     /// Terminator of a receive WQE that has fewer segments than its stride can hold.
     pub const TERMINATOR: Self = Self {
@@ -56,7 +59,7 @@ pub struct DataWords {
 }
 
 impl DataWords {
-    /// Reads the bytes; any are accepted.
+    /// Decodes the two words; any bytes are accepted.
     #[must_use]
     #[inline(always)]
     pub fn parse(b: &[u8; DataSegment::LEN]) -> Self {
@@ -80,7 +83,8 @@ impl DataWords {
         (self.first >> 32) as u32 & !INLINE
     }
 
-    /// Returns the number of bytes of a buffer by pointer, where a byte count of 0 means 2^31.
+    /// Returns the length of the buffer of a segment by pointer, in bytes: a byte count of 0 means
+    /// 2^31.
     #[must_use]
     #[inline(always)]
     pub const fn buffer_bytes(self) -> usize {
@@ -108,20 +112,20 @@ impl DataWords {
 /// The 4-byte header of inline data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InlineHeader {
-    /// Bytes of data after the header.
+    /// Number of data bytes after the header.
     pub byte_count: u32,
 }
 
 impl InlineHeader {
-    /// Bytes of the header.
+    /// Length of the header in bytes.
     pub const LEN: usize = 4;
 
-    /// Returns the number of 16-byte segments that `bytes` of inline data take, header included:
-    /// `ceil((4 + n) / 16)`.
+    /// Returns the number of 16-byte segments that `bytes` bytes of inline data take, header
+    /// included: `ceil((4 + bytes) / 16)`.
     #[must_use]
     #[inline(always)]
     pub const fn segments(bytes: usize) -> usize {
-        // The header alone is at least one byte, so the difference is not negative.
+        // The header has at least one byte, so the difference is not negative.
         (Self::LEN + bytes - 1) / SEGMENT + 1
     }
 

@@ -21,7 +21,8 @@ use super::{be16, be32};
 const QPN_EXTENDED: u32 = 1 << 31;
 const GRH_PRESENT: u32 = 1 << 30;
 
-/// The path of a datagram to a port: the fields of the segment that do not name a queue pair.
+/// The path of a datagram to a port: all fields of the segment except the number and the Q_Key of
+/// the queue pair.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct AddressVector {
     /// Static rate in the upper 4 bits, service level in the lower.
@@ -87,7 +88,7 @@ impl AddressVector {
         self.grh_gid_fl & GRH_PRESENT != 0
     }
 
-    /// Returns the index of the source GID in its port's table.
+    /// Returns the index of the source GID in the table of the sender's port.
     #[must_use]
     pub const fn source_gid_index(&self) -> u8 {
         (self.grh_gid_fl >> 20) as u8
@@ -106,7 +107,7 @@ pub struct DatagramSegment {
 }
 
 impl DatagramSegment {
-    /// Bytes of the segment.
+    /// Length of the segment in bytes.
     pub const LEN: usize = 48;
 
     /// Encodes the segment.

@@ -16,19 +16,20 @@ use crate::ctrl::CtrlWords;
 use crate::limits::BLUEFLAME_BYTES;
 use crate::{SEGMENT, WQEBB};
 
-/// Word of a QP's record: receives posted.
+/// Index of the word of a QP's record with the number of receives posted.
 pub const QP_DBREC_RECEIVE: usize = 0;
-/// Word of a QP's record: WQEBBs posted.
+/// Index of the word of a QP's record with the number of WQEBBs posted.
 pub const QP_DBREC_SEND: usize = 1;
-/// Word of a CQ's record: CQEs consumed.
+/// Index of the word of a CQ's record with the number of CQEs consumed.
 pub const CQ_DBREC_SET_CI: usize = 0;
-/// Word of a CQ's record: arm command.
+/// Index of the word of a CQ's record with the command to arm the CQ.
 pub const CQ_DBREC_ARM: usize = 1;
 
-/// Returns the number of bytes that half a BlueFlame register announces if it begins with `ctrl`
-/// and the record has `producer`. For the last WQE these are its own bytes. For a batch they are
-/// all WQEBBs from this WQE on. Returns `None` if that is more than half a register. The driver may
-/// also store only the first 8 bytes of the last WQE.
+/// Returns the length in bytes of the WQEs in half a BlueFlame register: `ctrl` is the control
+/// segment at the beginning of that half, and `producer` is the counter in the record. If `ctrl`
+/// belongs to the last WQE, this is the length of that WQE. Otherwise the register has a batch, and
+/// this is the length of all WQEBBs from this WQE on. Returns `None` if it is more than half a
+/// register. The driver may also store only the first 8 bytes of the last WQE.
 #[must_use]
 pub fn announced_bytes(ctrl: CtrlWords, producer: u16) -> Option<usize> {
     let outstanding = usize::from(producer.wrapping_sub(ctrl.wqe_index()));
@@ -64,13 +65,13 @@ pub const CQ_DOORBELL_OFFSET: usize = 0x20;
 /// The command that asks for an event at the next completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CqArm {
-    /// Number of events taken, its low 2 bits.
+    /// Low 2 bits of the number of events that were taken.
     pub sequence: u8,
     /// Whether only a solicited or failed completion gives an event (`MLX5_CQ_DB_REQ_NOT_SOL`, else
     /// `MLX5_CQ_DB_REQ_NOT`).
     pub solicited_only: bool,
-    /// CQEs consumed, 24 bits. A later CQE that is already in the queue, and has not yet given an
-    /// event, gives it at once.
+    /// Number of CQEs consumed, modulo 2^24. If a later CQE is already in the queue and has given
+    /// no event, the device gives its event at once.
     pub consumed: u32,
 }
 

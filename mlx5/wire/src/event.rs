@@ -7,8 +7,8 @@ use core::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum AsyncEvent {
-    /// A completion queue had no room for a completion. It gets no more completions, and every
-    /// queue pair with a completion for it fails.
+    /// A completion queue had no room for a completion. The queue gets no more completions, and
+    /// every queue pair that would write a completion to it fails.
     CqError {
         /// The queue's number.
         cqn: u32,
@@ -25,14 +25,14 @@ pub enum AsyncEvent {
         /// Number of the port, from 1.
         port: u8,
     },
-    /// The port does not carry traffic any more. Connections continue if it recovers in time;
+    /// The port does not carry traffic any more. Connections continue if the port recovers in time;
     /// otherwise they fail after their retries.
     PortError {
         /// Number of the port, from 1.
         port: u8,
     },
-    /// An event that this crate does not handle: of a subnet manager, of paths, of kinds of objects
-    /// that it does not create.
+    /// Any other event: of a subnet manager, of a path, or of a kind of object that this crate does
+    /// not create.
     Other {
         /// Number of the event in `enum ibv_event_type`.
         event_type: u32,

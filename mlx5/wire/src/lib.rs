@@ -4,7 +4,8 @@
 //! `parse(&[u8; LEN]) -> Self`; reserved bytes are emitted as zero. Control and data segments are
 //! read in words, [`CtrlWords`] and [`DataWords`], whose fields are decoded one by one.
 //!
-//! - WQEs: `wqe`, of `ctrl`, `raddr`, `atomic`, `datagram`, `data`; receives: `srq`, `data`.
+//! - WQEs: `wqe`, composed of `ctrl`, `raddr`, `atomic`, `datagram` and `data`. Receives: `srq` and
+//!   `data`.
 //! - `doorbell`: doorbell records, and the bytes of a BlueFlame register.
 //! - Completions: `cqe`, `mini_cqe`. Asynchronous events: `event`.
 //! - Packets: [`roce`].
@@ -66,12 +67,12 @@ pub use raddr::RaddrSegment;
 pub use srq::NextSegment;
 pub use wqe::{Header, Piece, Pieces, Wqe, WqeError};
 
-/// Bytes of a send WQE basic block, the unit of the SQ.
+/// Length of a basic block of a send WQE (WQEBB), in bytes: the unit of the SQ.
 pub const WQEBB: usize = 64;
-/// Bytes of a segment, the unit of a WQE's `ds` count.
+/// Length of a segment in bytes: the unit of a WQE's `ds` count.
 pub const SEGMENT: usize = 16;
 
-/// Returns the `N` bytes at `at`. Zeros if `b` is too short, which never occurs.
+/// Returns the `N` bytes at `at`; zeros if `b` is too short, which never occurs.
 #[inline(always)]
 fn bytes<const N: usize>(b: &[u8], at: usize) -> [u8; N] {
     b.get(at..)

@@ -13,12 +13,12 @@
 //!   the place of the first CQE that it describes. In a CQ of 128-byte entries an array is in the
 //!   second half, as a CQE is.
 //! - The session replaces `count` CQEs, so the consumer counter advances by `count`. The device
-//!   writes only the title and the arrays. So byte 63 of an array entry is data, and the entries
-//!   between still hold the last lap. On the next lap such a byte may look like a written owner
-//!   bit. So the software, after it has read a session, sets byte 63 of all its `count` entries to
-//!   a value that the byte would have if the device had not written it: the inverse of the next
-//!   lap's owner bit, or an invalid opcode (the kernel's `mlx5e_cqes_update_owner`, DPDK's
-//!   `MLX5_CQE_INVALIDATE`).
+//!   writes only the title and the arrays. So byte 63 of an array entry is data, and the other
+//!   entries still have the bytes of the last lap. On the next lap such a byte 63 may look like a
+//!   written owner bit. So the software, after it has read a session, sets byte 63 of all its
+//!   `count` entries to a value that the byte would have if the device had not written it: the
+//!   inverse of the next lap's owner bit, or an invalid opcode (the kernel's
+//!   `mlx5e_cqes_update_owner`, DPDK's `MLX5_CQE_INVALIDATE`).
 //! - A mini CQE of a receive has no WQE counter: each counter is the previous one plus 1, modulo
 //!   the receive queue's size. A mini CQE of a send has the counter and the opcode.
 //!
@@ -36,18 +36,18 @@ pub const MINI_CQES_PER_ARRAY: usize = CQE_BYTES / MiniCqe::LEN;
 #[doc(alias = "MiniCqeIterator")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MiniCqe {
-    /// The first word, host order. Receive: RSS hash, or checksum and stride index, of an Ethernet
-    /// packet; not used here. Send: WQE counter, opcode, reserved byte.
+    /// The first word, in host order. For a receive: RSS hash, or checksum and stride index, of an
+    /// Ethernet packet; not used here. For a send: WQE counter, opcode, reserved byte.
     pub word: u32,
-    /// Bytes of the message.
+    /// Length of the message in bytes.
     pub byte_count: u32,
 }
 
 impl MiniCqe {
-    /// Bytes of a mini CQE.
+    /// Length of a mini CQE in bytes.
     pub const LEN: usize = 8;
 
-    /// Makes the mini CQE of a send (`s_wqe_info`).
+    /// Makes the mini CQE of a send (`s_wqe_info` of the kernel's struct).
     #[must_use]
     #[inline(always)]
     pub const fn requester(wqe_counter: u16, wqe_opcode: u8, byte_count: u32) -> Self {
@@ -57,14 +57,14 @@ impl MiniCqe {
         }
     }
 
-    /// Returns the index of the WQE, in the mini CQE of a send.
+    /// Returns the index of the WQE; valid for the mini CQE of a send.
     #[must_use]
     #[inline(always)]
     pub const fn wqe_counter(&self) -> u16 {
         (self.word >> 16) as u16
     }
 
-    /// Returns the opcode of the WQE, in the mini CQE of a send.
+    /// Returns the opcode of the WQE; valid for the mini CQE of a send.
     #[must_use]
     #[inline(always)]
     pub const fn wqe_opcode(&self) -> u8 {
@@ -88,8 +88,8 @@ impl MiniCqe {
         }
     }
 
-    /// Returns mini CQE `entry`, counted from the session's first, of the array that holds it
-    /// ([`mini_array_offset`]).
+    /// Returns mini CQE `entry` from `array`, which must be the array that holds it
+    /// ([`mini_array_offset`]). `entry` counts from the session's first mini CQE.
     #[must_use]
     #[inline(always)]
     pub fn of_array(array: &[u8; CQE_BYTES], entry: u32) -> Self {

@@ -13,7 +13,7 @@ pub struct RaddrSegment {
 }
 
 impl RaddrSegment {
-    /// Bytes of the segment.
+    /// Length of the segment in bytes.
     pub const LEN: usize = SEGMENT;
 
     /// Encodes the segment.

@@ -1,8 +1,8 @@
 //! Next segment: the first 16 bytes of an SRQ WQE (`struct mlx5_wqe_srq_next_seg`): the index of
 //! the following WQE at byte 2.
 //!
-//! The device walks the SRQ as a linked list, so every WQE names its successor, even if the list is
-//! sequential.
+//! The device walks the SRQ as a linked list, so every WQE contains the index of its successor,
+//! even if the list is sequential.
 
 use super::{SEGMENT, be16};
 
@@ -14,7 +14,7 @@ pub struct NextSegment {
 }
 
 impl NextSegment {
-    /// Bytes of the segment.
+    /// Length of the segment in bytes.
     pub const LEN: usize = SEGMENT;
 
     /// Encodes the segment.

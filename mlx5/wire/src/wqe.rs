@@ -15,7 +15,7 @@ pub struct Wqe<'a> {
     pub opcode: Opcode,
     /// The segments between control segment and data.
     pub header: Header,
-    /// The data segments, complete.
+    /// The data segments. `parse` has checked that the WQE contains all their inline bytes.
     data: &'a [u8],
 }
 
@@ -26,7 +26,7 @@ pub enum Header {
     None,
     /// The memory that a WRITE or a READ accesses.
     Memory(RaddrSegment),
-    /// The word and the operands of an atomic.
+    /// The remote word and the operands of an atomic.
     Atomic(RaddrSegment, AtomicSegment),
     /// The destination of a datagram.
     Datagram(DatagramSegment),
@@ -41,10 +41,10 @@ pub enum Piece<'a> {
         lkey: u32,
         /// Virtual address inside the region.
         addr: u64,
-        /// Bytes, 1 to 2^31.
+        /// Length in bytes, 1 to 2^31.
         len: usize,
     },
-    /// Bytes of the WQE.
+    /// Bytes inside the WQE.
     Inline(&'a [u8]),
 }
 
@@ -78,8 +78,9 @@ pub enum WqeError {
 }
 
 impl<'a> Wqe<'a> {
-    /// Decodes the bytes of a WQE, all `ds` segments. On a datagram queue pair a SEND names its
-    /// destination. The bytes after the control segment of a NOP have no meaning.
+    /// Decodes the bytes of a WQE, all `ds` segments. `is_datagram` is whether the queue pair sends
+    /// datagrams: then a SEND has a datagram segment. The bytes after the control segment of a NOP
+    /// have no meaning.
     ///
     /// # Errors
     /// See [`WqeError`].
@@ -122,7 +123,7 @@ impl<'a> Wqe<'a> {
     }
 
     /// Returns the parts of the message, in order. The result of a READ or an atomic is written to
-    /// them.
+    /// these parts.
     #[must_use]
     #[inline(always)]
     pub const fn pieces(&self) -> Pieces<'a> {
@@ -145,7 +146,7 @@ impl<'a> Iterator for Pieces<'a> {
     }
 }
 
-/// Returns the first of the data segments, and the segments after it. `None` at their end.
+/// Returns the first of the data segments, and the segments after it; `None` if no segment is left.
 #[inline(always)]
 fn split(data: &[u8]) -> Result<Option<(Piece<'_>, &[u8])>, WqeError> {
     let Some((segment, behind)) = data.split_first_chunk::<SEGMENT>() else {
@@ -180,7 +181,7 @@ impl Opcode {
         )
     }
 
-    /// Returns whether the operation takes a receive of the connected peer.
+    /// Returns whether the operation consumes a receive of the connected peer.
     #[must_use]
     pub const fn takes_receive(self) -> bool {
         matches!(self, Self::RdmaWriteImm | Self::Send | Self::SendImm)

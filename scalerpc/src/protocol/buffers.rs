@@ -10,17 +10,17 @@ use std::num::NonZeroU16;
 /// The number of a buffer; the first buffer has number 1.
 pub(crate) type Buffer = NonZeroU16;
 
-/// Returns the place of a buffer.
+/// Returns the index of a buffer: 0 for the first.
 #[inline]
 pub(crate) const fn place(buffer: Buffer) -> usize {
     buffer.get() as usize - 1
 }
 
-/// The buffers of the responses to one client that are under way.
+/// The buffers of the responses under way to one client, in the order of the responses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Chain {
     oldest: Option<Buffer>,
-    /// Without an oldest buffer, any.
+    /// Any value if `oldest` is `None`.
     newest: Option<Buffer>,
 }
 
@@ -34,10 +34,9 @@ impl Chain {
 /// The buffers of a server. Each is free, in one chain, or lent to a request.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Buffers {
-    /// For each buffer the next buffer of its list.
+    /// For each buffer, the next buffer in its list: the list of free buffers, or a chain.
     next: Vec<Option<Buffer>>,
-    /// First free buffer. The one freed last is allocated first: its bytes are in the
-    /// cache.
+    /// First free buffer. The buffer freed last is allocated first: its bytes are in the cache.
     free: Option<Buffer>,
 }
 

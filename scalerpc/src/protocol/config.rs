@@ -21,7 +21,7 @@ pub const DEFAULT_TIMEOUT_NS: u64 = 5_000_000_000;
 pub const DEFAULT_SLOT_BYTES: u32 = 4096;
 /// Default number of slots of a client.
 pub const DEFAULT_DEPTH: u32 = 8;
-/// Maximum slots of a client: they are bits of a word.
+/// Maximum number of slots of a client: each slot is a bit of a word of 64 bits.
 pub const MAX_DEPTH: u32 = 64;
 /// Maximum number of clients of a server.
 pub const MAX_CLIENTS: u32 = 32_768;
@@ -32,9 +32,10 @@ pub enum Grouping {
     /// Clients take turns in groups of [`ServerConfig::group_size`], one group for each time slice.
     #[default]
     On,
-    /// Clients do not take turns: all are one group, whose slice never ends (S16), and each keeps a
-    /// zone of its own. All other code is the same, so grouping is measured against this. The pools
-    /// grow with `max_clients`, and the NIC uses all queue pairs at once.
+    /// Clients do not take turns: all are one group, whose slice never ends (S16 of
+    /// docs/scalerpc.md), and each keeps a zone of its own. All other code is the same, so a
+    /// comparison with `On` shows the effect of grouping alone. The pools grow with `max_clients`,
+    /// and the NIC uses all queue pairs at once.
     Off,
 }
 
@@ -43,7 +44,7 @@ pub enum Grouping {
 pub struct ServerConfig {
     /// Maximum number of clients, 1..=32,768.
     pub max_clients: u32,
-    /// Slots of a client, which is its maximum number of calls under way, 1..=64.
+    /// Number of slots of a client, 1..=64: the maximum number of the client's calls under way.
     pub depth: u32,
     /// Bytes of a slot, a multiple of 64 in 128..=65,536. The maximum payload is 40 bytes less.
     pub slot_bytes: u32,
@@ -51,8 +52,8 @@ pub struct ServerConfig {
     pub grouping: Grouping,
     /// Clients of a group, 1..=50. Ignored with grouping off.
     pub group_size: u32,
-    /// Number of zones of a pool in addition to those of the largest group, 0..=1,024. The same
-    /// number of clients can be stopped without an effect on other clients.
+    /// Number of zones of a pool in addition to those of the largest group, 0..=1,024. As many
+    /// clients can stop responding, and keep their zones, without an effect on other clients.
     pub spare_zones: u32,
     /// Length of a time slice, in ns, 1,000..=1,000,000,000. Slices become longer by powers of two
     /// where that makes the same clients complete more requests: for instance, if the NIC needs a
@@ -64,8 +65,8 @@ pub struct ServerConfig {
     pub max_rotation_ns: u64,
     /// Maximum number of responses under way, 1..=65,535.
     pub response_buffers: u32,
-    /// Time after which a client that neither releases its zone nor rests is evicted, in ns; at
-    /// least a slice.
+    /// Time, at least a slice, after which a client that neither releases its zone nor rests is
+    /// evicted, in ns.
     pub drain_ns: u64,
 }
 
@@ -86,7 +87,7 @@ impl Default for ServerConfig {
     }
 }
 
-/// A number is outside its range.
+/// The error of a number outside its range.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{field} is {value}; legal is {legal}")]
 pub struct ConfigError {
@@ -135,10 +136,10 @@ impl ServerConfig {
         Ok(())
     }
 
-    /// Limits the group size so that it fits the cache of a NIC with `contexts` queue-pair
-    /// contexts, which `servers` servers share: two groups of each server, the group that is served
-    /// and the group that is warmed, use at most 80 % of the cache. No device reports the size of
-    /// its cache; see [`QPC_CACHE_CONNECTX3`](crate::QPC_CACHE_CONNECTX3) and
+    /// Limits the group size so that it fits a NIC whose cache of `contexts` queue-pair contexts is
+    /// shared by `servers` servers: two groups of each server, the group that is served and the
+    /// group that is warmed, use at most 80 % of the cache. No device reports the size of its
+    /// cache; see [`QPC_CACHE_CONNECTX3`](crate::QPC_CACHE_CONNECTX3) and
     /// [`QPC_CACHE_CONNECTX5`](crate::QPC_CACHE_CONNECTX5).
     #[must_use]
     pub const fn within_cache(mut self, contexts: u32, servers: u32) -> Self {
@@ -179,13 +180,13 @@ impl ServerConfig {
         }
     }
 
-    /// Returns the bytes of the endpoint entries.
+    /// Returns the number of bytes of the endpoint entries.
     #[must_use]
     pub const fn entries_bytes(&self) -> usize {
         self.max_clients as usize * ENTRY_BYTES
     }
 
-    /// Returns the bytes of the response buffers.
+    /// Returns the number of bytes of the response buffers.
     #[must_use]
     pub const fn responses_bytes(&self) -> usize {
         self.response_buffers as usize * self.slot_bytes as usize
@@ -204,19 +205,19 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Returns the maximum payload bytes of a request or response.
+    /// Returns the maximum number of payload bytes of a request or response.
     #[must_use]
     pub const fn max_payload(&self) -> usize {
         self.slot_bytes - HEADER_BYTES - TRAILER_BYTES
     }
 
-    /// Returns the bytes of the slots of one client.
+    /// Returns the number of bytes of the slots of one client.
     #[must_use]
     pub const fn zone_bytes(&self) -> usize {
         self.depth * self.slot_bytes
     }
 
-    /// Returns the bytes of both pools.
+    /// Returns the number of bytes of both pools.
     #[must_use]
     pub const fn pools_bytes(&self) -> usize {
         2 * self.zones * self.zone_bytes()
@@ -245,7 +246,7 @@ impl Layout {
         self.slot_bytes - TRAILER_BYTES
     }
 
-    /// Returns the bytes of a client's requests and its rest word.
+    /// Returns the number of bytes of a client's requests and its rest word.
     #[must_use]
     pub const fn requests_bytes(&self) -> usize {
         self.rest_word() + REST_WORD_BYTES
@@ -277,7 +278,7 @@ impl Layout {
         self.zone_bytes() + 2 * EVENT_SLOT_BYTES
     }
 
-    /// Returns the bytes of a client's responses and event slots.
+    /// Returns the number of bytes of a client's responses and event slots.
     #[must_use]
     pub const fn client_responses_bytes(&self) -> usize {
         self.zone_bytes() + EVENT_SLOTS * EVENT_SLOT_BYTES

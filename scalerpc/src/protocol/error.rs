@@ -5,7 +5,7 @@ use thiserror::Error;
 /// The reason why a connection ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Error)]
 pub enum CloseReason {
-    /// The server's device does not answer, or it evicted this client.
+    /// The server's device does not answer, or the server evicted this client.
     #[error("the server is gone, or has evicted this client; connect again")]
     Disconnected,
     /// The server broke the protocol.
@@ -36,10 +36,10 @@ pub enum ProtocolError {
     /// The response answers a request other than the request of its slot.
     #[error("response to request {0:#x} in the slot of another request")]
     ReqId(u64),
-    /// An activation names a zone that no pool has.
+    /// The zone of an activation does not exist.
     #[error("zone {0} does not exist")]
     Zone(u16),
-    /// An event for a client in another state.
+    /// The client's state does not allow the event.
     #[error("an event that the client's state does not allow")]
     Event,
 }
@@ -93,8 +93,8 @@ pub enum CallFailure {
     /// The handler ran, and its response is longer than a slot.
     #[error("the handler ran, but its response is longer than a slot")]
     ReplyTooLong,
-    /// The handler panicked, or its worker dropped the request. Whether it ran to its end is not
-    /// known.
+    /// The handler panicked, or its worker dropped the request. Whether the handler ran to its end
+    /// is not known.
     #[error("the handler, or its worker, dropped the request")]
     Dropped,
     /// The deadline passed, or the connection ended, before the server could see the call. The
@@ -103,11 +103,11 @@ pub enum CallFailure {
         "not sent: its time, or the connection, ended before a slot or the server's slice came"
     )]
     NotSent,
-    /// The deadline passed first. Whether the handler ran or will run is not known; its response is
-    /// dropped.
+    /// The deadline passed before the response arrived. Whether the handler ran or will run is not
+    /// known; its response is dropped.
     #[error("no reply in time")]
     TimedOut,
-    /// The connection ended first. Whether the handler ran is not known.
+    /// The connection ended before the response arrived. Whether the handler ran is not known.
     #[error("connection closed: {0}")]
     Closed(CloseReason),
 }
@@ -133,7 +133,7 @@ impl CallFailure {
 mod tests {
     use super::*;
 
-    /// Every variant, with the two answers.
+    /// Checks `is_retryable` and `may_have_executed` for every variant.
     #[test]
     fn a_call_that_was_not_sent_is_retryable_and_one_that_a_handler_got_may_have_executed() {
         let failures = [

@@ -16,8 +16,8 @@ pub const SAFE_CACHE_PERCENT: u32 = 80;
 /// is warmed.
 pub const GROUPS_IN_CACHE: u32 = 2;
 
-/// Returns the largest group size for a cache of `cache_entries` contexts, with `threads` servers
-/// on the NIC; 1..=[`MAX_ACTIVE_PER_GROUP`].
+/// Returns the largest group size, 1..=[`MAX_ACTIVE_PER_GROUP`], for a cache of `cache_entries`
+/// contexts, with `threads` servers on the NIC.
 #[must_use]
 pub const fn max_group_size(cache_entries: u32, threads: u32) -> u32 {
     let threads = if threads == 0 { 1 } else { threads };
@@ -32,7 +32,7 @@ pub const fn max_group_size(cache_entries: u32, threads: u32) -> u32 {
     }
 }
 
-/// A factor of 1, in the unit of slice factors.
+/// The slice factor 1: slice factors are in thousandths.
 pub const PER_MILLE: u64 = 1000;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -51,8 +51,8 @@ impl Group {
     }
 }
 
-/// The groups, in the order in which they are served. There is always at least one. Only the first
-/// may be empty.
+/// The groups, in the order in which they are served. There is always at least one group, and only
+/// the first group may be empty.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[doc(alias = "ConnectionGroup")]
 pub struct GroupManager {
@@ -118,8 +118,9 @@ impl GroupManager {
     }
 
     /// Removes a client. A group that shrinks below half the size is merged with the smallest other
-    /// group. `current` is the number of the group being served. Returns the number of this group
-    /// after the merge, which moves clients into this group rather than out of it.
+    /// group. `current` is the number of the group being served. If this group is one of the two,
+    /// it keeps its clients, and gets the clients of the other group. Returns its number after the
+    /// merge.
     pub fn leave(&mut self, client: ClientId, current: usize) -> usize {
         let Some(group) = self.group_of(client) else {
             return current;
@@ -186,7 +187,7 @@ impl GroupManager {
             }));
         }
         self.groups.push(kept);
-        // Ties by number, so that equal priorities keep their groups.
+        // Ties are sorted by client number, so that clients of equal priority keep their groups.
         ranked.sort_by_key(|ranked| (std::cmp::Reverse(ranked.priority), ranked.client));
         let total = sum(&ranked);
         let mean = total / ranked.len().max(1) as u128;
@@ -246,8 +247,9 @@ fn spread_per_mille(sorted: &[Ranked]) -> usize {
 }
 
 /// Returns the number of clients of the group `part` of `parts`, if `left` clients are left for it
-/// and the groups after it. The first groups are smaller by up to `spread`, the last groups larger.
-/// The clients that remain for the groups after it fit the limits of these groups.
+/// and the groups after it. The first groups are smaller than the mean, by up to `spread`
+/// thousandths, and the last groups are larger. The clients that remain fit the limits of the
+/// groups after it.
 fn part_len(left: usize, part: usize, parts: usize, spread: usize, size: usize) -> usize {
     let behind = parts - part - 1;
     if behind == 0 {
@@ -325,7 +327,7 @@ mod tests {
         check(&groups, 2);
     }
 
-    /// Returns the amount that each client gets done if it uses all its share, by number.
+    /// Returns, by client number, the work that each client gets done if it uses its whole share.
     fn full_use(groups: &GroupManager, clients: usize) -> Vec<u64> {
         let mut done = vec![0; clients];
         for group in 0..groups.count() {

@@ -17,10 +17,10 @@ use crate::protocol::request::{ClientId, Request};
 use crate::protocol::server::{Server, ServerOp};
 use crate::protocol::wire::Status;
 
-/// The error of a handler that cannot answer; its caller gets
-/// [`CallFailure::Refused`](crate::protocol::CallFailure::Refused), as do the callers of requests
-/// that a handler drops or panics at
-/// [`CallFailure::Dropped`](crate::protocol::CallFailure::Dropped).
+/// The error of a handler that cannot answer. The caller gets
+/// [`CallFailure::Refused`](crate::protocol::CallFailure::Refused). If a handler panics or drops
+/// its request, the caller gets [`CallFailure::Dropped`](crate::protocol::CallFailure::Dropped)
+/// instead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HandlerError;
 
@@ -45,14 +45,14 @@ pub struct ReplyTooLarge {
 /// thread. Dropping it ends the call with
 /// [`CallFailure::Dropped`](crate::protocol::CallFailure::Dropped).
 ///
-/// A held request uses no resource of the server but a place in the table of its client, and a
-/// client has no more calls than slots. A context switch meanwhile changes nothing: the response is
-/// written to the slot of its call at any time.
+/// A held request uses no response buffer and no zone of the server, only an entry of a table. A
+/// client has no more held requests than slots. A context switch meanwhile changes nothing: the
+/// response is written to the slot of its call at any time.
 #[must_use = "a request that is dropped is answered by a failure"]
 #[derive(Debug)]
 #[doc(alias = "DispatchThread")]
 pub struct HeldRequest {
-    /// Name of the request, and its number in its slot; `None` once it is answered.
+    /// Name of the request, and its number in its slot; `None` once the request is answered.
     id: Option<(HeldId, u32)>,
     payload: Vec<u8>,
     max_payload: usize,
@@ -87,38 +87,40 @@ impl HeldRequest {
         &self.payload
     }
 
-    /// Returns the maximum bytes of a response.
+    /// Returns the maximum number of bytes of a response.
     #[must_use]
     pub const fn max_response(&self) -> usize {
         self.max_payload
     }
 
-    /// Returns the client that called, as [`ServerOptions::events`](crate::ServerOptions::events)
-    /// names it too; `None` if no [`Server`](crate::Server) admitted it.
+    /// Returns the client that called: the [`Peer`] that
+    /// [`ServerOptions::events`](crate::ServerOptions::events) reports; `None` if no
+    /// [`Server`](crate::Server) admitted the client.
     #[must_use]
     pub const fn peer(&self) -> Option<Peer> {
         self.peer
     }
 
-    /// Returns the end of the caller's time, if this is the request of a method
-    /// ([`service!`](crate::service!)) and its caller has a limit. It is counted from the time at
-    /// which the server took the request, so the caller's time is over by then. The bytes of
-    /// another request may look like the header of a method: ask only in a server of methods.
+    /// Returns the deadline of the caller, if this is the request of a method
+    /// ([`service!`](crate::service!)) and its caller has a time limit. The limit is counted from
+    /// the time at which the server took the request, so the caller's own deadline is not later
+    /// than the result. The bytes of another request may look like the header of a method: call
+    /// this only in a server of methods.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
         self.arrived
             .checked_add(Header::read(&self.payload)?.0.left?)
     }
 
-    /// Returns whether the client is connected, according to the server's last step. It does not
-    /// report a client that gave up only this call.
+    /// Returns whether the client is connected, according to the server's last step. The client
+    /// counts as connected if it gave up only this call.
     #[must_use]
     pub fn is_wanted(&self) -> bool {
         !self.has_left.load(Ordering::Relaxed)
     }
 
     /// Answers the request. The response is sent with the server's next step. A client that has
-    /// disconnected gets none.
+    /// disconnected gets no response.
     ///
     /// # Errors
     /// [`ReplyTooLarge`].
@@ -200,7 +202,7 @@ struct Running<'a, M: Memory> {
 }
 
 impl<M: Memory> Running<'_, M> {
-    /// Answers the request, which does not run any more.
+    /// Answers the request, whose handler has returned.
     #[inline(always)]
     fn end(self, status: Status, payload: &[u8], clock: &mut impl FnMut() -> u64) {
         let mut running = ManuallyDrop::new(self);
@@ -298,9 +300,9 @@ impl<'h> Handlers<'h> {
         });
     }
 
-    /// Answers at most `budget` requests of the pool. Returns their number, with held requests that
-    /// are answered now. `now_ns` is the time at which the step began, and `clock` returns the
-    /// time, in ns.
+    /// Answers the held requests that have an answer, then requests of the pool while the total is
+    /// below `budget`. Returns the total. `now_ns` is the time at which the step began, and `clock`
+    /// returns the time, in ns.
     pub fn step<M: Memory>(
         &mut self,
         server: &mut Server<M>,
@@ -361,8 +363,9 @@ impl<'h> Handlers<'h> {
         }
         let mut answered = 0;
         while let Some(answer) = self.late.take().or_else(|| self.answers.1.try_recv().ok()) {
-            // If the request has no place any more, its client has disconnected, or it was given
-            // up. A client that breaks the rules may have used the slot again.
+            // If the request is no longer in `held`, its client has disconnected, or the request
+            // was given up. If the number differs, a client that breaks the rules has used the slot
+            // again.
             let (id, sequence) = answer.id;
             let Some(held) = self
                 .held
@@ -387,7 +390,7 @@ impl<'h> Handlers<'h> {
         answered
     }
 
-    /// Answers one request. `now_ns` is a time before its run.
+    /// Answers one request. `now_ns` is a time before its handler runs.
     #[inline(always)]
     fn run<M: Memory>(
         &mut self,

@@ -4,7 +4,7 @@
 use crate::protocol::wire::HEADER_BYTES;
 
 /// A registered region. Ranges outside of `0..len()` are a mistake of the caller: reads return
-/// zeros, and writes do nothing. The core uses none.
+/// zeros, and writes do nothing. The core uses no such range.
 ///
 /// A message becomes visible by its trailer: [`load`](Self::load) acquires everything placed before
 /// the word that it finds, and [`store`](Self::store) releases everything written before.
@@ -15,7 +15,8 @@ pub trait Memory {
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
-    /// Returns the 8 bytes at `offset`, a multiple of 8, little-endian, in one access; Acquire.
+    /// Loads the 8 bytes at `offset`, a multiple of 8, as a little-endian word, in one access with
+    /// Acquire ordering.
     fn load(&self, offset: usize) -> u64;
     /// Finds the first word that is not 0 in runs of `count` words each, at most 64. `runs` has the
     /// offset of the first word of each run; word i of a run is `i * stride` bytes after it.
@@ -29,7 +30,8 @@ pub trait Memory {
             .find_map(|(run, first)| Some((run, in_run(*first)?)))
     }
     /// Calls `f` with the number and the value of each word that is not 0, among the words
-    /// `from..count` of the run. Each word is [loaded](Self::load) once.
+    /// `from..count` of a run: word i is at `first + i * stride`. [Loads](Self::load) each word
+    /// once.
     fn each(
         &self,
         first: usize,
@@ -43,7 +45,7 @@ pub trait Memory {
             .filter(|(_, word)| *word != 0)
             .for_each(|(nth, word)| f(nth, word));
     }
-    /// Stores 8 bytes at `offset`, a multiple of 8, in one access; Release.
+    /// Stores 8 bytes at `offset`, a multiple of 8, in one access with Release ordering.
     fn store(&self, offset: usize, word: u64);
     /// Replaces `old` at `offset`, a multiple of 8, by `new`. Returns whether the word was `old`.
     fn exchange(&self, offset: usize, old: u64, new: u64) -> bool;
@@ -57,8 +59,8 @@ pub trait Memory {
     }
     /// Copies bytes into the region.
     fn write(&self, offset: usize, from: &[u8]);
-    /// Puts a message before its trailer, which is at `trailer_at`, a multiple of 8. Writes the
-    /// header, the payload, and then the trailer; Release.
+    /// Writes a message that ends with a trailer at `trailer_at`, a multiple of 8: first the header
+    /// and the payload, then the trailer with Release ordering.
     fn put_message(
         &self,
         trailer_at: usize,

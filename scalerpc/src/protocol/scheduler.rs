@@ -69,12 +69,14 @@ impl Scheduler {
         self.slice_end_ns
     }
 
-    /// Makes slices end at multiples of their length in global time, or not (`None`).
+    /// Makes slices end at multiples of their length in global time, which is this clock's time
+    /// plus `offset_ns`; `None` ends that.
     pub const fn synchronise(&mut self, offset_ns: Option<i64>) {
         self.offset_ns = offset_ns;
     }
 
-    /// Sets the length of slices of factor 1 that are not synchronised, from the next slice on.
+    /// Sets the length of slices of factor 1 (`slice_per_mille` 1000) that are not synchronised,
+    /// from the next slice on.
     pub(crate) const fn set_length(&mut self, length_ns: u64) {
         self.length_ns = length_ns;
     }
@@ -97,9 +99,10 @@ impl Scheduler {
         self.next = next;
     }
 
-    /// Chooses the next group, and switches to it when the slice is over, or when `is_vacant`: no
-    /// client has a zone in it. `waits` returns whether a client has announced requests and has no
-    /// zone. There is no switch unless a client of another group waits (S16).
+    /// Chooses the next group, and switches to it when the slice is over, or when `is_vacant`, that
+    /// is, if no client has a zone in the slice. `waits` returns whether a client has announced
+    /// requests and has no zone. There is no switch unless a client of another group waits (S16 of
+    /// docs/scalerpc.md).
     pub fn step(
         &mut self,
         now_ns: u64,
@@ -175,7 +178,7 @@ impl Scheduler {
         self.epoch = epoch;
     }
 
-    /// Makes `now_ns` the time 0, and all earlier times too.
+    /// Shifts all times so that `now_ns` becomes 0. Earlier times become 0 too.
     pub(crate) fn rebase(&mut self, now_ns: u64) {
         self.slice_end_ns = self.slice_end_ns.saturating_sub(now_ns);
     }

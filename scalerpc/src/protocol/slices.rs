@@ -1,10 +1,11 @@
 //! The length of slices: as configured, and longer where that gets more requests done.
 //!
-//! Each slice has a cost that does not depend on its length: the NIC fetches the contexts of its
-//! clients, and events, announcements and READs are sent. A server does not know that cost, nor
-//! whether it matters: a NIC with spare time loses nothing by it. So the server tries lengths. It
-//! measures a window with slices of twice or half the length, and keeps the length if it pays. The
-//! rest of the time nothing changes.
+//! Each slice has a cost that does not depend on its length: the NIC fetches the contexts of the
+//! slice's clients, and events, announcements and READs are sent. A server does not know that cost,
+//! nor whether it matters: a NIC with spare time loses nothing by it. So the server tries lengths.
+//! It measures the rate of requests in a window, a number of whole rotations, with slices of twice
+//! or half the length, and keeps that length if the rate is good enough. Between such trials the
+//! length does not change.
 
 /// Minimum gain of slices of twice the length, in percent of the rate.
 const GAIN_PERCENT: u64 = 3;
@@ -12,10 +13,11 @@ const GAIN_PERCENT: u64 = 3;
 const LOSS_PERCENT: u64 = 2;
 /// Minimum number of requests of a window: fewer give no reliable rate.
 const WINDOW_REQUESTS: u64 = 2_000;
-/// Maximum length of a window, in ns (and of four of the longest rotations). A longer window is not
-/// used to compare lengths of slices.
+/// Maximum length of a window, in ns, unless four of the longest rotations take more time. A longer
+/// window is not used to compare lengths of slices.
 const STALE_NS: u64 = 1_000_000_000;
-/// Windows between a trial that did not pay and the next trial: twice as many each time.
+/// Number of windows between a trial that did not pay and the next trial. It doubles with each such
+/// trial, up to [`MAX_PAUSE`].
 const MIN_PAUSE: u32 = 4;
 const MAX_PAUSE: u32 = 64;
 
@@ -25,7 +27,8 @@ enum Trial {
     Shorter,
 }
 
-/// The length of slices of factor 1: the configured length, doubled a number of times.
+/// The length of the slices of a group of factor 1 (`slice_per_mille` 1000): the configured length,
+/// doubled a number of times.
 #[derive(Clone, Debug)]
 pub(crate) struct SliceLength {
     base_ns: u64,
@@ -36,7 +39,8 @@ pub(crate) struct SliceLength {
     next: Trial,
     /// Requests per second with the length that is kept.
     rate: u64,
-    /// Windows until the next trial, and until the trial after a failed one.
+    /// Number of windows until the next trial, and number of windows to wait after the next failed
+    /// trial.
     left: u32,
     pause: u32,
     /// Start of the window, and number of requests before the window.
@@ -136,7 +140,7 @@ impl SliceLength {
         if self.left > 0 || max == 0 && self.doublings == 0 {
             return;
         }
-        // At least one direction is always open.
+        // The length can change in at least one direction, as `max` or `doublings` is not 0.
         self.next = match self.next {
             Trial::Longer if self.doublings >= max => Trial::Shorter,
             Trial::Shorter if self.doublings == 0 => Trial::Longer,
@@ -204,7 +208,7 @@ mod tests {
             }
         }
 
-        /// Runs for `ns`. Returns the served part of the maximum.
+        /// Runs for `ns`. Returns the served requests as a share of the maximum.
         fn run(&mut self, ns: u64) -> f64 {
             let end = self.now_ns + ns;
             let before = self.requests;

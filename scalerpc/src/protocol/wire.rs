@@ -28,8 +28,9 @@ pub const RESPONSE_MAGIC: u32 = 0xBEEF_DEAD;
 
 const VALID: u32 = 1 << 31;
 
-/// The last eight bytes of a slot: its arrival proves the message (S1). It may arrive in two parts,
-/// as a packet of a long message can end inside the trailer.
+/// The last eight bytes of a slot. A trailer that has arrived proves that its whole message has
+/// arrived (S1 of docs/scalerpc.md). The trailer may arrive in two parts, as a packet of a long
+/// message can end inside it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Trailer {
     /// Bytes of header and payload.
@@ -72,9 +73,9 @@ pub const fn valid(sequence: u32) -> u32 {
 /// The name of one request of one client: its slot, and how often the slot was used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ReqId {
-    /// The slot, of client and zone.
+    /// Number of the slot, which is the same at the client and in the zone.
     pub slot: u8,
-    /// Number of the request in its slot, 1 first.
+    /// Number of the request among the requests of its slot; the first has number 1.
     pub sequence: u32,
 }
 
@@ -166,7 +167,8 @@ impl ZoneId {
     }
 }
 
-/// An event that a response carries in addition to its payload.
+/// An event for a client. A response carries it in addition to its payload, or it is sent without a
+/// response, as a bare event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Event {
     /// The client may WRITE into this zone.
@@ -314,7 +316,7 @@ pub struct Announcement {
     pub slots: u64,
     /// The client.
     pub client: u32,
-    /// Number of the announcement, 1 first.
+    /// Number of the announcement among those of the client; the first has number 1.
     pub number: u32,
     /// Bytes of the longest message offered, trailer included.
     pub longest: u32,
@@ -352,7 +354,8 @@ impl Announcement {
         bytes
     }
 
-    /// Reads an announcement. Returns `None` if `batch_size` is not the number of slots.
+    /// Reads an announcement. Returns `None` if the field `batch_size` is not the number of bits in
+    /// `slots`.
     #[must_use]
     pub fn decode(bytes: &[u8; Self::BODY_BYTES]) -> Option<Self> {
         let slots = u64_at(bytes, 8);

@@ -14,7 +14,7 @@ use crate::protocol::{
     Completion, Layout, State,
 };
 
-/// The user word of an operation: completions only free room.
+/// The user word of every operation: a completion only frees room in the send queue.
 const WRITE: u64 = 0;
 
 /// A client that has not been admitted.
@@ -43,8 +43,8 @@ impl PendingClient {
     /// [`SetupError`].
     pub fn on(device: &Device, offer: &Offer, options: &RdmaOptions) -> Result<Self, SetupError> {
         let layout = offer.layout;
-        // A response for each slot and three events can be under way, and as many be taken before
-        // their completions arrive. S23
+        // Responses for all slots and three events can be under way. The same number can be taken
+        // before the completions of their receives arrive (S23 of docs/scalerpc.md).
         let receives = if options.sleeps {
             2 * (layout.depth as u32 + 3)
         } else {
@@ -159,7 +159,7 @@ impl RdmaClient {
             .call(rpc_type, payload, self.port.now_ns(), &mut self.ops)
     }
 
-    /// Does one bounded step: takes completions and arrivals, posts.
+    /// Does one bounded step: takes completions and arrivals, and posts operations.
     pub fn poll(&mut self) {
         let is_broken = self.port.cq.progress() && !self.take_completions();
         let now_ns = self.port.now_ns();
@@ -172,8 +172,9 @@ impl RdmaClient {
         }
     }
 
-    /// Takes completions: of WRITEs, which only free room, and of receives. Returns whether the
-    /// connection is still open.
+    /// Takes completions. A completion of a WRITE only frees room in the send queue; for each
+    /// completion of a receive another receive is posted. Returns whether the connection is still
+    /// open.
     #[inline(never)]
     fn take_completions(&mut self) -> bool {
         let Self { port, qp, .. } = self;
@@ -189,19 +190,20 @@ impl RdmaClient {
             }
             let _made_room = qp.complete(&cqe);
         });
-        // Post before the poll that follows can bring more.
+        // The receives are posted before the core's poll, whose operations can bring more
+        // responses.
         !is_broken && (received == 0 || post_receives(qp, received).is_ok())
     }
 
     /// Sleeps until a [`poll`](Self::poll) may find something: a response, an event, a call to
-    /// send, or the end of a call's time. Sleeps at most `limit`, and until the
-    /// [waker](mlx5::Device::waker) of its [`device`](Self::device) is called. Returns `false` if
-    /// the time ended. No wake-up is missed: an arrival since the last poll ends the sleep at once.
-    /// While a slot waits for the server, even if only for the late response to a call whose time
-    /// ended, the sleep ends once a second, to check that the server lives (S20).
+    /// send, or the end of a call's time. Sleeps at most `limit`. A call of the
+    /// [waker](mlx5::Device::waker) of the client's [`device`](Self::device) also ends the sleep.
+    /// Returns `false` if the time ended. No wake-up is missed: an arrival since the last poll ends
+    /// the sleep at once. While a slot waits for the server, even if only for the late response to
+    /// a call whose time ended, the sleep ends once a second, to check that the server lives (S20).
     ///
-    /// For clients with [`RdmaOptions::sleeps`], which have a device of their own. Other clients
-    /// are woken by their own operations only.
+    /// This function is for clients with [`RdmaOptions::sleeps`] that have a device of their own.
+    /// Other clients are woken by their own operations only.
     pub fn wait(&mut self, limit: Option<Duration>) -> bool {
         let is_closed = matches!(self.core.state(), State::Closed(_));
         if !is_closed && (!self.ops.is_empty() || self.core.has_news()) {
@@ -210,7 +212,7 @@ impl RdmaClient {
         if self.port.cq.progress() {
             return true;
         }
-        // S24
+        // The queue is armed after a poll that found nothing, and before the sleep (S24).
         self.port.cq.arm(false);
         let probe_ns = self.core.awaits_server().then_some(self.probe_ns);
         let due_ns = [self.core.next_event_ns(), probe_ns]
@@ -225,10 +227,11 @@ impl RdmaClient {
             .wait([limit, left].into_iter().flatten().min())
     }
 
-    /// Handles an asynchronous event of the [`device`](Self::device), which no completion reports:
-    /// ends the connection if the device, the queue or the queue pair broke down. The owner of the
-    /// device takes its events ([`Device::take_async_event`]) from time to time, and gives each to
-    /// every client on it. Returns whether the device or the queue broke down.
+    /// Handles an asynchronous event of the [`device`](Self::device); no completion reports such an
+    /// event. Ends the connection if the device, the queue or the queue pair broke down. The owner
+    /// of the device takes its events ([`Device::take_async_event`]) from time to time, and gives
+    /// each event to every client on the device. Returns whether the device or the queue broke
+    /// down.
     pub fn heed(&mut self, event: AsyncEvent) -> bool {
         let is_fatal = is_fatal(event, self.port.cq.cqn());
         if is_fatal || event == (AsyncEvent::QpFatal { qpn: self.qp.qpn() }) {
@@ -257,27 +260,27 @@ impl RdmaClient {
         }
     }
 
-    /// Returns the client's state in the server's round.
+    /// Returns the client's state.
     #[must_use]
     pub const fn state(&self) -> State {
         self.core.state()
     }
 
-    /// Maximum bytes of a request, and of a response.
+    /// Returns the maximum number of bytes of a request, and of a response.
     #[must_use]
     pub const fn max_payload(&self) -> usize {
         self.core.layout().max_payload()
     }
 
-    /// Number of calls that can be made now.
+    /// Returns the number of calls that can be made now.
     #[must_use]
     pub fn free_slots(&self) -> usize {
         self.core.free_slots()
     }
 
-    /// Returns the number of calls whose time ended and that the server has not answered. Each
-    /// keeps its slot until it is answered. If this is the number of slots, such calls are the only
-    /// reason of [`CallError::NoSlot`].
+    /// Returns the number of calls whose time ended and that the server has not answered. Each call
+    /// keeps its slot until it is answered. If the result is the number of slots, such calls are
+    /// the only reason for [`CallError::NoSlot`].
     #[must_use]
     pub const fn given_up_calls(&self) -> usize {
         self.core.given_up_calls()

@@ -26,7 +26,7 @@ pub struct Hello;
 pub struct Offer {
     /// The queue pair for this client.
     pub address: QpAddress,
-    /// The place of everything in memory.
+    /// The layout of slots and zones in memory.
     pub layout: Layout,
 }
 
@@ -35,7 +35,7 @@ pub struct Offer {
 pub struct Accept {
     /// The client's queue pair.
     pub address: QpAddress,
-    /// The client's memory.
+    /// Addresses and keys of the client's memory.
     pub regions: ClientRegions,
     /// The client sleeps: responses and events are WRITEs with immediate, for each of which the
     /// client posts a receive.
@@ -45,7 +45,7 @@ pub struct Accept {
 /// The record that admits the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Admission(
-    /// The server's memory.
+    /// Addresses and keys of the server's memory, and the client's number.
     pub ServerRegions,
 );
 
@@ -163,7 +163,8 @@ impl Accept {
     };
 
     /// Returns the record's bytes: head, addresses of requests and responses (u64 each), their keys
-    /// (u32 each), address of the queue pair, 1 if it sleeps (u32), 4 bytes of zeros.
+    /// (u32 each), address of the queue pair, 1 if the client sleeps and else 0 (u32), 4 bytes of
+    /// zeros.
     #[must_use]
     pub fn encode(&self) -> [u8; Self::BYTES] {
         let ClientRegions {

@@ -35,7 +35,7 @@ const COMPLETION_BATCH: usize = 32;
 const MAX_INLINE_BYTES: usize = 60;
 
 /// Interval in ns at which a server probes each client, and a client its server if it waits for a
-/// response (S20).
+/// response (S20 of docs/scalerpc.md).
 const PROBE_NS: u64 = 1_000_000_000;
 
 /// The reason why an end could not be created or connected.
@@ -95,7 +95,8 @@ impl ConnectFailure for SetupError {
         }
     }
 
-    /// Returns the error once more. Of an error of the device or of the system, the text.
+    /// Returns a copy of the error. Only the text of an error of the device or of the system is
+    /// copied.
     fn again(&self) -> Self {
         match self {
             Self::Unreachable(error) => Self::Unreachable(error.again()),
@@ -119,9 +120,9 @@ pub struct RdmaOptions {
     pub connect: ConnectOptions,
     /// WQEBBs of each send queue, 16 to the device's maximum. Default 128.
     pub send_queue_size: u32,
-    /// Entries of a server's completion queue, 1 to the device's maximum, which bounds its
-    /// operations under way. A client's completion queue is as large as its send queue needs.
-    /// Default 4096.
+    /// Entries of a server's completion queue, 1 to the device's maximum. The number bounds the
+    /// server's operations under way. A client's completion queue is as large as its send queue
+    /// needs. Default 4096.
     pub cq_size: u32,
     /// For a client: responses and events are WRITEs with immediate, for which the client posts
     /// receives. Their completions end the sleep of [`RdmaClient::wait`]. Servers ignore this
@@ -158,7 +159,7 @@ impl Memory for Mr {
 
     #[inline(always)]
     fn find(&self, runs: &[usize], stride: usize, count: usize) -> Option<(usize, usize)> {
-        // A call costs as much as a short search.
+        // A call costs as much as a short search, so a short search is inlined.
         if runs.len().wrapping_mul(count) <= 16 {
             find(self, runs, stride, count)
         } else {
@@ -245,8 +246,8 @@ impl Memory for Mr {
         if offset > Self::len(self).checked_sub(HEADER_BYTES)? {
             return None;
         }
-        // SAFETY: the header is inside the region. Peers may write it meanwhile, and it is any
-        // bytes.
+        // SAFETY: the header is inside the region. Peers may write the header meanwhile, and any
+        // bytes are a valid array.
         Some(unsafe {
             self.as_ptr()
                 .as_ptr()
@@ -277,9 +278,10 @@ impl Memory for Mr {
             return;
         };
         let at = self.as_ptr().as_ptr().wrapping_add(start);
-        // SAFETY: the word is inside the region, and the bytes from `start` to the word have the
-        // length of the header and the payload. No Rust reference to the region's memory exists, so
-        // neither header nor payload lies in it.
+        // SAFETY: the bytes from `start` to the word have the length of the header and the payload.
+        // They are inside the region, because the word is inside it and `start` has not
+        // underflowed. No Rust reference to the memory of the region exists, so neither header nor
+        // payload lies in it.
         unsafe {
             at.copy_from_nonoverlapping(header.as_ptr(), HEADER_BYTES);
             copy(at.add(HEADER_BYTES), payload.as_ptr(), payload.len());
@@ -310,10 +312,10 @@ fn find(region: &Mr, runs: &[usize], stride: usize, count: usize) -> Option<(usi
             continue;
         }
         let (mut left, mut at) = (count, region.as_ptr().as_ptr().wrapping_add(*first));
-        // SAFETY: the first word of the run is aligned, and the last word is inside the region too;
-        // the distance of each word from the first is a multiple of 8.
+        // SAFETY: all words of the run are inside the region, because its last word is. They are
+        // aligned: `first` and `stride` are multiples of 8, and regions begin at a page.
         unsafe {
-            // Mostly there is nothing, so four are tested together.
+            // Most words are 0, so four words are tested at a time.
             while left >= 4 && is_four_empty(at, stride) {
                 (left, at) = (left - 4, at.wrapping_add(4 * stride));
             }
@@ -341,7 +343,7 @@ unsafe fn load(at: *mut u8) -> u64 {
 /// Returns whether four words are 0.
 ///
 /// # Safety
-/// Like [`load`], for each of them.
+/// Each of the four words, at `at` and `stride` bytes apart, is inside the region, and aligned.
 #[inline(always)]
 unsafe fn is_four_empty(at: *mut u8, stride: usize) -> bool {
     let third = at.wrapping_add(2 * stride);

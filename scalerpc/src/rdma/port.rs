@@ -1,5 +1,5 @@
-//! The part of a device that both ends need: the device, its protection domain, and the queue of
-//! their completions.
+//! The part of a device that both ends need: the device, its protection domain, and the completion
+//! queue.
 
 use core::borrow::Borrow;
 
@@ -36,7 +36,8 @@ impl<C: Borrow<Cq>> Port<C> {
         &self.device
     }
 
-    /// Returns the time of this end, in ns: its device's, so that virtual time governs both.
+    /// Returns the time of this end, in ns: the time of its device, so that virtual time governs
+    /// the end and the device.
     pub(super) fn now_ns(&self) -> u64 {
         self.device.now_ns()
     }
@@ -120,8 +121,8 @@ pub(super) fn post_to<P: Payload>(
     )
 }
 
-/// Posts a WRITE of `len` bytes from byte `from` of a region that no device writes: within the WQE
-/// if they are few.
+/// Posts a WRITE of `len` bytes from byte `from` of a region that no device writes. At most
+/// [`MAX_INLINE_BYTES`] bytes are carried in the WQE.
 #[inline(always)]
 pub(super) fn post_write(
     qp: &mut RcQp,

@@ -15,11 +15,11 @@ use crate::protocol::{
     ClientId, Handlers, Server, ServerConfig, ServerMemory, ServerOp, ServerRegions, ServerStats,
 };
 
-/// Four counts of the operations on a queue pair, in one word. Each operation that asks for a
-/// completion carries the word up to and including itself, and its completion returns that word: it
-/// completes all operations before it. A sum may carry into the next count, and a difference
-/// borrows from it again, so the difference of two words contains the four differences. These are
-/// below 2^16, because a send queue holds fewer operations.
+/// Four counts of the operations on a queue pair, in one word. An operation that asks for a
+/// completion carries the counts of the operations up to and including itself, and its completion
+/// returns that word: it completes all operations before it. A sum may carry into the next count,
+/// and a difference borrows from it again, so the difference of two words contains the four
+/// differences. These are below 2^16, because a send queue holds fewer operations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Counts(u64);
 
@@ -62,7 +62,7 @@ impl Counts {
     }
 }
 
-/// The reason of a client whose device does not answer.
+/// The reason for the removal of a client whose device does not answer.
 const GONE: &str = "it is gone, or its device does not answer";
 
 /// The queue pair of one client.
@@ -73,7 +73,7 @@ struct Peer {
     backlog: VecDeque<ServerOp>,
     posted: Counts,
     completed: Counts,
-    /// Address and key of a WRITE of no bytes.
+    /// Address and key for probes of this client, which are WRITEs of no bytes.
     probe_at: (u64, u32),
     /// The client sleeps until something completes.
     sleeps: bool,
@@ -103,14 +103,14 @@ impl PendingPeer {
     }
 }
 
-/// Numbers of operations under way.
+/// Limits of the number of operations under way.
 #[derive(Clone, Copy, Debug)]
 struct Limits {
-    /// Maximum: the entries of the completion queue.
+    /// Maximum number: the entries of the completion queue.
     max: usize,
     /// Number of outstanding operations up to which an operation asks for a completion only where
-    /// its send queue needs one (S25). With more, each run of operations of a client asks for a
-    /// completion.
+    /// its send queue needs one (S25 of docs/scalerpc.md). With more, the last of each run, that
+    /// is, of consecutive operations of one client, asks for a completion.
     quiet: usize,
 }
 
@@ -121,7 +121,7 @@ pub struct RdmaServer {
     /// Connections, indexed by client. Declared before the memory they use, so dropped first.
     peers: Vec<Option<Peer>>,
     core: Server<Mr>,
-    /// The device, and each queue pair with the number of its client.
+    /// The device, and a completion queue that maps each queue pair to the number of its client.
     port: Port<MonoCq<usize>>,
     /// Operations of the core to post; empty between steps.
     ops: Vec<ServerOp>,
@@ -132,7 +132,8 @@ pub struct RdmaServer {
     under_way: usize,
     orphaned: usize,
     limits: Limits,
-    /// Clients with a name that have disconnected, with the reason.
+    /// Names of the clients that have disconnected, with the reasons. A client without a name is
+    /// not listed.
     departed: Vec<(mlx5_rendezvous::Peer, &'static str)>,
     /// The next client to probe, and the time of that probe.
     probe: usize,
@@ -167,7 +168,7 @@ impl RdmaServer {
         };
         let core = Server::new(config, memory)?;
         let probe_ns = port.now_ns().saturating_add(PROBE_NS);
-        // The other half is for runs that ask for a completion.
+        // The other half is left for the operations that are posted until a completion arrives.
         let quiet = options.cq_size.min(config.response_buffers) / 2;
         let limits = Limits {
             max: options.cq_size as usize,
@@ -243,8 +244,9 @@ impl RdmaServer {
         Ok(Admission(regions))
     }
 
-    /// Does one bounded step: takes completions and arrivals, answers at most `budget` requests,
-    /// and posts. Returns the number of completions and requests; 0 means that nothing moved.
+    /// Does one bounded step: takes completions and arrivals, answers requests (see
+    /// [`Handlers::step`] for `budget`), and posts operations. Returns the number of completions
+    /// and answered requests; 0 means that nothing moved.
     pub fn step(&mut self, handlers: &mut Handlers<'_>, budget: usize) -> usize {
         let now_ns = self.port.now_ns();
         let completions = self.take(now_ns);
@@ -320,15 +322,15 @@ impl RdmaServer {
         self.core.has_dismissed_all() && self.under_way == 0 && self.unserved.is_empty()
     }
 
-    /// Leaves the accepted requests that no handler got without an answer: their calls are not sent.
+    /// Drops the accepted requests that no handler got. Their calls end as not sent.
     pub(crate) fn drop_queued(&mut self) {
         self.core.drop_queued();
     }
 
-    /// Takes an event of its [`device`](Self::device), which no completion reports: removes the
-    /// client whose queue pair broke down. Returns whether the device or its queue broke down, so
-    /// that no client can be served any more. The owner of the device takes its events
-    /// ([`Device::take_async_event`]) from time to time.
+    /// Handles an asynchronous event of the [`device`](Self::device); no completion reports such an
+    /// event. Removes the client whose queue pair broke down. Returns whether the device or its
+    /// queue broke down, so that no client can be served any more. The owner of the device takes
+    /// its events ([`Device::take_async_event`]) from time to time.
     pub fn heed(&mut self, event: AsyncEvent) -> bool {
         if let AsyncEvent::QpFatal { qpn } = event {
             let nth = self
@@ -341,7 +343,7 @@ impl RdmaServer {
         is_fatal(event, self.port.cq.cqn())
     }
 
-    /// Maximum bytes of a request, and of a response.
+    /// Returns the maximum number of bytes of a request, and of a response.
     #[must_use]
     pub const fn max_payload(&self) -> usize {
         self.core.layout().max_payload()
@@ -366,8 +368,8 @@ impl RdmaServer {
         self.core.scheduler().length_ns()
     }
 
-    /// Returns whether the server may sleep before the next step: then no client waits whose entry
-    /// was not checked; see [`Server::has_checked_all`].
+    /// Returns whether the server may sleep before the next step: the entries of all clients that
+    /// may wait were checked; see [`Server::has_checked_all`].
     pub(crate) fn may_sleep(&self) -> bool {
         self.core.has_checked_all()
     }
@@ -448,7 +450,7 @@ impl RdmaServer {
         self.ops.clear();
     }
 
-    /// Does [`post_ops`] for operations that waited, or whose predecessors wait.
+    /// Calls [`post_ops`], without inlining, for operations that waited or whose predecessors wait.
     #[cold]
     #[inline(never)]
     fn post_late(&mut self, ops: &[ServerOp]) -> usize {
@@ -489,8 +491,8 @@ impl RdmaServer {
         }
     }
 
-    /// Keeps, from `first` on, the operations that find no room, and posts the operations of other
-    /// clients that follow. Removes broken clients.
+    /// Moves the operations from `first` on that find no room into the backlogs of their clients,
+    /// and posts the operations of other clients. Removes broken clients.
     #[cold]
     fn defer(&mut self, mut first: usize) {
         let ops = std::mem::take(&mut self.ops);
@@ -502,7 +504,8 @@ impl RdmaServer {
         self.ops = ops;
     }
 
-    /// Keeps operations of a client that found no room. If the client is broken, removes it.
+    /// Moves operations of a client that found no room into its backlog. If the client is broken,
+    /// removes it.
     fn keep(&mut self, ops: &[ServerOp]) {
         let Some(client) = ops.first().map(ServerOp::client) else {
             return;
@@ -527,7 +530,7 @@ impl RdmaServer {
         self.probe(self.probe);
     }
 
-    /// Probes the clients whose names `are_meant`.
+    /// Probes the clients for whose names `are_meant` returns `true`.
     pub(crate) fn probe_those(&mut self, are_meant: impl Fn(mlx5_rendezvous::Peer) -> bool) {
         for nth in 0..self.peers.len() {
             if self.core.peer(ClientId(nth as u16)).is_some_and(&are_meant) {
@@ -561,7 +564,7 @@ impl RdmaServer {
                 self.under_way += 1;
                 peer.qp.ring();
             }
-            // A full queue has operations that complete, and show the same.
+            // A full queue has operations under way, whose completions show the same.
             Err(error) if is_full(&error) => {}
             Err(_) => self.remove(ClientId(nth as u16), GONE),
         }
@@ -577,7 +580,8 @@ impl RdmaServer {
         (0..self.peers.len()).filter_map(|nth| self.core.peer(ClientId(nth as u16)))
     }
 
-    /// Returns the clients that have disconnected, each once, with the reason.
+    /// Returns the names of the clients that have disconnected since the last call, with the
+    /// reasons.
     pub(crate) fn take_departed(&mut self) -> Vec<(mlx5_rendezvous::Peer, &'static str)> {
         std::mem::take(&mut self.departed)
     }
@@ -596,7 +600,8 @@ impl RdmaServer {
     }
 }
 
-/// Takes the completions of a queue that has some. Returns their number.
+/// Takes at most [`COMPLETION_BATCH`] completions of a queue that is not empty. Returns their
+/// number.
 #[inline(never)]
 fn take_completions(
     found: Found<'_, usize>,
@@ -630,8 +635,8 @@ fn take_completions(
     })
 }
 
-/// Passes the completions of READs to the core. A client has one announcement and one question
-/// under way.
+/// Passes the completions of READs to the core. A client has at most one announcement and one READ
+/// of its rest word under way, so each count is 0 or 1.
 fn on_reads(core: &mut Server<Mr>, client: ClientId, ended: Counts, now_ns: u64) {
     if ended.last_reads() > 0 {
         core.on_reads_done(client, now_ns);
@@ -664,7 +669,7 @@ fn post_ops(
             .and_then(|op| peers.get_mut(op.client().index()))
             .and_then(Option::as_mut);
         let posted = match peer {
-            // Behind the operations that wait.
+            // The operations in the backlog are posted before these.
             Some(peer) if !peer.backlog.is_empty() => return done,
             Some(peer) => post_all(peer, memory, run, limits, under_way),
             None => run.len(),
@@ -692,13 +697,13 @@ fn post_all(
     if peer.broken.is_some() || fitting == 0 {
         return 0;
     }
-    // The completion of the last operation implies those of all before it. If this run uses up the
-    // room, its completion is needed to continue.
+    // If more than `quiet` operations are under way with this run, its last operation asks for a
+    // completion, which implies the completions of all before it.
     let quiet = fitting - usize::from(*under_way + fitting > limits.quiet);
     let mut posted = 0;
     for op in &ops[..quiet] {
         let is_posted = match *op {
-            // Nearly every operation.
+            // Nearly every operation is a response, so its code is inlined here.
             ServerOp::WriteResponse {
                 addr,
                 rkey,
@@ -750,7 +755,8 @@ fn post_all(
     posted
 }
 
-/// Returns `false`: an operation was refused. A client whose queue pair is not full is broken.
+/// Handles the refusal of an operation. Marks the client as broken unless its queue pair is full.
+/// Returns `false`.
 #[cold]
 fn refused(peer: &mut Peer, error: &PostError) -> bool {
     if !is_full(error) {
@@ -778,7 +784,7 @@ fn post_op(peer: &mut Peer, memory: &ServerMemory<Mr>, op: &ServerOp, signal: Si
                 len,
                 lkey: memory.pools.lkey(),
             };
-            // The core gets the completion of the last READ.
+            // The core needs the completion of the last READ, so this READ asks for a completion.
             let (count, signal) = if is_last {
                 (Counts::LAST_READ, Signal::Always)
             } else {

@@ -27,11 +27,11 @@ pub struct ClientOptions {
     /// environment variable `COPYRPC_DEVICE` names (`soft`, `mlx5_0`, `mlx5_0:2`), or the software
     /// HCA.
     pub device: DeviceSpec,
-    /// Options of its queues.
+    /// Options of the client's queues.
     pub rdma: RdmaOptions,
     /// Maximum time to wait, at each connection, for a server that is not there yet, does not
-    /// answer, or has no room for another client. A refusal that does not pass ends it at once:
-    /// another secret or version, or a device that this process may not reach. Default 5 s.
+    /// answer, or has no room for another client. A permanent refusal ends the attempt at once: a
+    /// different secret or version, or a device that this process may not reach. Default 5 s.
     pub connect_timeout: Duration,
     /// Maximum time of [`Client::call`](crate::Client::call). Default 5 s.
     pub timeout: Duration,
@@ -91,8 +91,8 @@ impl From<CallFailure> for ClientError {
 /// A connection to a server, and everything that is needed to connect again.
 pub struct Caller {
     pub(super) rdma: RdmaClient,
-    /// The socket over which it connected, whose end makes the server probe this client. Closed
-    /// after the queue pair.
+    /// The socket over which this client connected. When the socket closes, the server probes this
+    /// client. Declared after `rdma`, so closed after the queue pair.
     lifeline: TcpStream,
     route: Route,
     options: ClientOptions,
@@ -104,11 +104,12 @@ pub struct Caller {
     had_no_slot: bool,
     /// The server's socket ended while no call was under way.
     is_left: bool,
-    /// Time of the last check for an end in a pause, in ns.
+    /// Time of the last call of [`has_ended`](Connection::has_ended), in ns. A long time since then
+    /// means a pause between calls.
     checked_ns: u64,
     /// The next sleep, if nothing wakes this end.
     nap: Duration,
-    /// Counters of the connections before.
+    /// Sum of the counters of earlier connections.
     past: ClientStats,
 }
 
@@ -163,7 +164,7 @@ impl<A: ToSocketAddrs + fmt::Debug> Dial<A> for Caller {
 }
 
 impl Connection for Caller {
-    /// The `rpc_type`.
+    /// The kind of a call is its `rpc_type`.
     type Kind = u16;
     type Request = [u8];
     type Reply = Vec<u8>;
@@ -230,8 +231,9 @@ impl Connection for Caller {
         moved
     }
 
-    /// Unless the server answers one of the calls that ran out of time, the next call finds the
-    /// connection stuck.
+    /// Returns the error of a call that found no slot in its whole time. If calls that ran out of
+    /// time hold every slot, the next call finds the connection stuck, unless the server answers
+    /// one of them.
     fn late(&mut self) -> ClientError {
         let given_up = self.rdma.given_up_calls();
         self.had_no_slot =
@@ -243,7 +245,7 @@ impl Connection for Caller {
         }
     }
 
-    /// A call that is given up keeps its slot until its response has arrived.
+    /// Keeps the slot of the call until the response has arrived: the call is given up only here.
     fn cancel(&mut self, _: CallToken) {}
 
     fn sleep(&mut self, limit: Option<Duration>) {
@@ -275,8 +277,8 @@ impl Connection for Caller {
         } else {
             self.rdma.device().clone()
         };
-        // A server that closes waits until its last messages were taken. With packets, this thread
-        // has to take them.
+        // A server that closes waits until its last messages were taken. If the devices exchange
+        // packets, this thread has to receive them.
         let goes_on = || {
             device.progress();
             goes_on(&mut Vec::new())
@@ -305,7 +307,7 @@ impl Connection for Caller {
         self.is_stuck() || matches!(self.rdma.state(), State::Closed(_))
     }
 
-    /// A caller that waits for each of its calls polls in them only.
+    /// Begins a rest, as a caller that waits for each of its calls polls only during a call.
     fn rest(&mut self) {
         self.rdma.rest();
     }
@@ -328,19 +330,19 @@ impl Connection for Caller {
 }
 
 impl Caller {
-    /// Returns the client on its device, of the current connection: for many calls at once.
+    /// Returns the current connection's client on its device, which can make many calls at once.
     #[must_use]
     pub const fn rdma(&mut self) -> &mut RdmaClient {
         &mut self.rdma
     }
 
-    /// Checks after a pause without calls whether the server has died, which only the socket shows.
+    /// Checks after a pause without calls whether the server has died. Only the socket shows that.
     fn end_pause(&mut self) {
         self.is_left = has_hung_up(&self.lifeline);
     }
 
-    /// Returns whether only another connection takes calls: the server died in a pause, or a call
-    /// found no slot in its whole time, and none is free.
+    /// Returns whether calls need another connection: the server died in a pause, or a call found
+    /// no slot in its whole time and no slot is free now.
     fn is_stuck(&mut self) -> bool {
         self.is_left || std::mem::take(&mut self.had_no_slot) && self.rdma.free_slots() == 0
     }
@@ -350,8 +352,8 @@ fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Takes the events of a client's device, which it does not share. Returns whether the device or
-/// its queue broke down.
+/// Takes the events of a client's device. The client does not share the device. Returns whether the
+/// device or its queue broke down.
 fn take_events(rdma: &mut RdmaClient) -> bool {
     let mut is_broken = matches!(rdma.state(), State::Closed(CloseReason::Device));
     while let Some(event) = rdma.device().take_async_event() {
@@ -386,7 +388,7 @@ mod tests {
 
     const WATCHDOG: Duration = Duration::from_secs(60);
 
-    /// Every variant, with the two answers.
+    /// Checks `is_retryable` and `may_have_executed` for every variant.
     #[test]
     fn an_error_says_whether_the_call_may_be_made_again() {
         let io = || io::Error::other("test");

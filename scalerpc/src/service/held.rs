@@ -24,7 +24,7 @@ pub struct HeldServer {
     received: Rc<RefCell<VecDeque<HeldRequest>>>,
 }
 
-/// Waits until the answers have arrived.
+/// Closes the server, and waits until the answers have arrived.
 impl Drop for HeldServer {
     fn drop(&mut self) {
         Serving::close(self);
@@ -71,7 +71,7 @@ impl Serving for HeldServer {
     fn recv(&mut self) -> Option<(HeldRequest, Vec<u8>, Peer)> {
         loop {
             let mut request = self.received.borrow_mut().pop_front()?;
-            // A server has admitted every client.
+            // There always is a peer, as a `Server` has admitted every client.
             let Some(peer) = request.peer() else { continue };
             let payload = request.take_payload();
             return Some((request, payload, peer));
@@ -80,7 +80,7 @@ impl Serving for HeldServer {
 
     fn answer(&mut self, request: HeldRequest, answer: Answer) {
         match answer {
-            // If the reply is too long, its caller gets this error.
+            // If the reply is too long, `reply` sends this failure to the caller.
             Answer::Reply(reply) => drop(request.reply(reply)),
             Answer::Refusal => request.refuse(),
             Answer::SentBack => self.handlers.send_back(&request),

@@ -45,7 +45,7 @@ pub type Client = copyrpc_calls::Client<Caller>;
 /// the server gives slots to a client; further calls wait for a slot in their order.
 ///
 /// The client has a thread of its own for its device. Calls, responses and the server's events wake
-/// it ([`RdmaOptions::sleeps`](crate::rdma::RdmaOptions::sleeps), which it sets).
+/// the thread; for that, the client sets [`RdmaOptions::sleeps`](crate::rdma::RdmaOptions::sleeps).
 ///
 /// ```no_run
 /// # async fn caller() -> Result<(), scalerpc::ClientError> {
@@ -82,25 +82,26 @@ pub type ServerRequest = copyrpc_calls::ServerRequest<HeldServer>;
 /// The `rpc_type` of calls and handlers by default.
 pub const DEFAULT_TYPE: u16 = 0;
 
-/// Names the default device.
+/// The environment variable that selects the default device.
 const DEVICE_VARIABLE: &str = "COPYRPC_DEVICE";
 
-/// Number of polls that find nothing before the first yield, and again before the first sleep.
+/// Number of polls without a result before the first yield. The same number again precedes the
+/// first sleep.
 const SPINS: u32 = 256;
 /// The first sleep. Nothing wakes a sleeping end: a WRITE does not notify the memory's owner.
 const SHORTEST_SLEEP: Duration = Duration::from_micros(50);
 /// The longest sleep.
 const LONGEST_SLEEP: Duration = Duration::from_millis(1);
 
-/// Returns the device that the environment variable names, as [`DeviceSpec`]'s `From<&str>` takes
-/// it; else the software HCA.
+/// Returns the device that the environment variable gives, read by [`DeviceSpec`]'s `From<&str>`;
+/// without the variable, the software HCA.
 fn default_device() -> DeviceSpec {
     std::env::var(DEVICE_VARIABLE)
         .map_or_else(|_| DeviceSpec::default(), |name| DeviceSpec::from(&*name))
 }
 
 /// The waiting strategy between polls that find nothing: first spin, then yield, then sleep, each
-/// sleep twice as long. The unpark of the thread ends a sleep.
+/// sleep twice as long as the last, up to [`LONGEST_SLEEP`]. The unpark of the thread ends a sleep.
 #[derive(Debug, Default)]
 struct Idle {
     idle_polls: u32,

@@ -34,15 +34,15 @@ const LINGER: Duration = Duration::from_millis(20);
 const MAX_OFFERED: usize = 64;
 /// Number of new clients that a server takes at a time if others share its address.
 const SHARED_PEERS_PER_CHECK: usize = 1;
-/// Offset of the clocks of servers on one host: they share one clock.
+/// Offset of the global clock from a server's clock, for servers on one host: they share one clock.
 const SAME_CLOCK: Option<i64> = Some(0);
 /// Time after which a connecting client loses its place, if the maximum number of clients are
 /// connecting.
 const SHORT_CONNECT_TIME: Duration = Duration::from_millis(250);
 
 /// Maximum number of clients whose sockets are kept: half of the descriptors that a process usually
-/// has. Other clients that die are found by the probe of each second (S20), and when a client that
-/// connects finds no room.
+/// has. Other clients that die are detected by a probe once a second (S20 of docs/scalerpc.md), and
+/// when a client that connects finds no room.
 const LIFELINES: usize = 512;
 /// Minimum time between two probes of all clients without a socket.
 const FULL_INTERVAL: Duration = Duration::from_millis(100);
@@ -55,7 +55,7 @@ pub struct ServerOptions {
     pub device: DeviceSpec,
     /// Numbers of clients and slots, groups and slices.
     pub config: ServerConfig,
-    /// Options of its queues.
+    /// Options of the server's queues.
     pub rdma: RdmaOptions,
     /// Maximum time for the end of a stopped server: until the requests that it took, including
     /// held requests, are answered, and its messages have arrived at all clients' devices. Held
@@ -94,8 +94,8 @@ pub enum ServerError {
     /// The device could not be opened, or its queues and memory could not be created.
     #[error(transparent)]
     Setup(#[from] SetupError),
-    /// The device or its queue broke down, and this server serves no client any more. Another one
-    /// may work.
+    /// The device or its queue broke down, and this server serves no client any more. A server on
+    /// another device may work.
     #[error("this server serves no client any more: {0}")]
     Device(AsyncEvent),
     /// The thread of an [`AsyncServer`](crate::AsyncServer) could not be started.
@@ -132,9 +132,10 @@ pub struct SharedAddress {
 ///
 /// A client that disconnects or crashes, or is slow to connect, delays no other client. Any process
 /// that reaches the port can call, unless there is a [secret](ServerOptions::secret). The socket
-/// over which a client connected stays open as long as the client lives (for at most 512 clients):
-/// its end makes the server probe the client at once, and free the place of a dead client. The end
-/// of the socket is no more than a hint: a client whose socket is cut stays connected.
+/// over which a client connected stays open as long as the client lives (for at most 512 clients).
+/// When the socket closes, the server probes the client at once, and frees the place of a dead
+/// client. The end of the socket is no more than a hint: a client whose socket is cut stays
+/// connected.
 ///
 /// ```no_run
 /// let mut server = scalerpc::Server::bind("127.0.0.1:7480")?;
@@ -158,7 +159,7 @@ pub struct Server {
 
 /// The progress of a client that connects.
 enum Connecting {
-    /// The client has not identified itself. It costs a descriptor only.
+    /// The client has not identified itself. Such a client costs only a descriptor.
     Silent(Incoming<{ Hello::BYTES }>),
     Offered(Box<Offered>),
     /// The client is admitted; its admission is being sent.
@@ -167,7 +168,7 @@ enum Connecting {
 
 struct Offered {
     since: Instant,
-    /// `None` once it is admitted or refused.
+    /// `None` once the client is admitted or refused.
     peer: Option<PendingPeer>,
     offer: Outgoing<{ Offer::BYTES }>,
     accept: Incoming<{ Accept::BYTES }>,
@@ -347,7 +348,7 @@ impl Server {
         })
     }
 
-    /// Returns the address at which it listens.
+    /// Returns the address at which the server listens.
     ///
     /// # Errors
     /// The system does not return the address, or the server was closed.
@@ -361,7 +362,7 @@ impl Server {
         self.rdma.clients()
     }
 
-    /// Returns the maximum bytes of a request, and of a response.
+    /// Returns the maximum number of bytes of a request, and of a response.
     #[must_use]
     pub const fn max_payload(&self) -> usize {
         self.rdma.max_payload()
@@ -428,10 +429,10 @@ impl Server {
     /// Takes no more clients and no more requests, answers the requests that have arrived, and
     /// sends a close to each client when its requests are answered. Waits for that, held requests
     /// included, at most for [`stop_timeout`](ServerOptions::stop_timeout). No handler gets any
-    /// other request: a `Client` makes that call again at the next server of its addresses, or ends
-    /// it as [`CallFailure::NotSent`](crate::CallFailure::NotSent), which is retryable.
-    /// [`serve`](Self::serve) closes the server at its end; call this after a loop of your own, and
-    /// then drop the server.
+    /// other request: a `Client` makes the call of such a request again at the next server of its
+    /// addresses, or ends the call as [`CallFailure::NotSent`](crate::CallFailure::NotSent), which
+    /// is retryable. [`serve`](Self::serve) closes the server at its end; call this after a loop of
+    /// your own, and then drop the server.
     pub fn close(&mut self, handlers: &mut Handlers<'_>) {
         if self.begin_end() {
             self.finish(handlers);
@@ -460,7 +461,8 @@ impl Server {
         }
     }
 
-    /// Waits until the accepted requests are answered, and the messages have arrived.
+    /// Waits, at most for `stop_timeout`, until the accepted requests are answered and the messages
+    /// have arrived. Then gives up the requests that are left.
     pub(super) fn finish(&mut self, handlers: &mut Handlers<'_>) {
         for (time, gives_up) in [(self.options.stop_timeout, false), (LINGER, true)] {
             let (mut grace, mut idle) = (GracePeriod::new(time, Instant::now()), Idle::default());
@@ -558,7 +560,7 @@ impl Server {
     }
 }
 
-/// Reports the end of the clients that are still connected.
+/// Reports the clients that are still connected as disconnected.
 impl Drop for Server {
     fn drop(&mut self) {
         self.tell_departed();
@@ -611,7 +613,7 @@ mod tests {
         )
         .unwrap();
         let address = server.local_addr().unwrap();
-        // Without a client that is idle no entry needs a check.
+        // Keeps one client idle: without an idle client no entry needs a check.
         let client = thread::spawn(move || {
             let client = Client::connect(address).unwrap();
             assert!(over.recv_timeout(WATCHDOG).is_ok());
@@ -627,7 +629,7 @@ mod tests {
                 step(&mut server);
             }
             let before = server.idle.idle_polls;
-            // A probe moves something once in a second.
+            // Once in a second a probe moves something, and then the measurement is repeated.
             if (0..8 * 1024 / 64).all(|_| !step(&mut server)) {
                 assert_eq!(
                     server.idle.idle_polls - before,

@@ -5,20 +5,20 @@ use std::collections::VecDeque;
 use super::BackendError;
 use crate::message::Request;
 
-/// Why a path did not take a request.
+/// The reason why a path did not take a request.
 pub(super) enum SendError<W> {
-    /// Room or credit is lacking now; the error returns the caller. Try again after a poll.
+    /// Room or credit is lacking now. The error contains the caller; try again after a poll.
     Full(W),
     /// The path failed.
     Down(BackendError),
 }
 
-/// Requests that found no room, by path and in order. `W` is the caller to answer.
+/// Requests that found no room: a queue for each path. `W` is the caller to answer.
 #[derive(Debug)]
 pub(super) struct Backlog<W> {
     queues: Vec<VecDeque<(Request, W)>>,
     waiting: usize,
-    /// Maximum since it was last taken.
+    /// Maximum of `waiting` since the last [`take_peak`](Self::take_peak).
     peak: usize,
 }
 
@@ -37,18 +37,20 @@ impl<W> Backlog<W> {
         self.waiting
     }
 
-    /// Returns the maximum number of requests that have waited at a time since the last call.
+    /// Returns the maximum number of requests that have waited at the same time since the last call
+    /// of this function.
     pub(super) fn take_peak(&mut self) -> usize {
         std::mem::replace(&mut self.peak, self.waiting)
     }
 
-    /// Returns whether nothing waits for a path.
+    /// Returns whether no request waits for a path.
     #[inline(always)]
     pub(super) fn is_empty(&self, path: usize) -> bool {
         self.waiting == 0 || self.queues.get(path).is_none_or(VecDeque::is_empty)
     }
 
-    /// Adds a request that found no room, or that others for its path are before.
+    /// Adds a request that found no room, or that has to wait because other requests for its path
+    /// wait.
     pub(super) fn push(
         &mut self,
         path: usize,
@@ -65,7 +67,7 @@ impl<W> Backlog<W> {
         Ok(())
     }
 
-    /// Tries again to send requests that wait, by `send`. Returns the number sent.
+    /// Tries again to send the waiting requests, by `send`. Returns the number of requests sent.
     pub(super) fn retry(
         &mut self,
         mut send: impl FnMut(usize, &Request, W) -> Result<(), SendError<W>>,

@@ -1,5 +1,5 @@
-//! A rank of any topology made of ipc, delegationrpc, flux and a carrier between ranks: the state
-//! that its threads share until each has opened its part.
+//! The state that the threads of a rank share until each thread has opened its part. The topology
+//! of the rank is made of ipc, delegationrpc, flux and a carrier between ranks.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -16,7 +16,7 @@ use crate::job::Job;
 #[derive(Debug)]
 pub struct Composed {
     plan: RankPlan,
-    /// The daemons' ends of their channel, each until its daemon takes it.
+    /// Each daemon's end of the channel between the daemons, until that daemon takes its end.
     nodes: Mutex<Vec<Option<ShardNode>>>,
 }
 
@@ -33,8 +33,9 @@ impl Composed {
         })
     }
 
-    /// Like [`open_daemon`](Workers::open_daemon), with its endpoints on `device`, which the
-    /// workers of one rank can share if they are not threads. `None`: on a device of its own.
+    /// Opens a daemon like [`open_daemon`](Workers::open_daemon), but with its endpoints on
+    /// `device`. Workers of one rank that run in one thread can share a device. `None`: the daemon
+    /// opens a device of its own.
     ///
     /// # Errors
     /// [`BackendError::Setup`] with the cause.
@@ -51,7 +52,8 @@ impl Composed {
         KvDaemon::open(&self.plan, daemon, node, device)
     }
 
-    /// Like [`open_client`](Workers::open_client), with its endpoints on `device`.
+    /// Opens a client like [`open_client`](Workers::open_client), but with its endpoints on
+    /// `device`, as in [`open_daemon_on`](Self::open_daemon_on).
     ///
     /// # Errors
     /// [`BackendError::Setup`] with the cause.

@@ -30,7 +30,7 @@ const BUDGET: usize = 256;
 type LocalServer = ipc::Server<Request, Response>;
 type RingServer = delegationrpc::Server<Request, Response>;
 
-/// The caller to answer when another rank has answered, and the destination of the value's tail.
+/// The caller to answer when another rank has answered, and the place for the tail of the value.
 #[derive(Debug)]
 pub(super) enum Caller {
     /// A client that called through ipc.
@@ -48,16 +48,16 @@ impl Caller {
     }
 }
 
-/// The caller to answer when another daemon of this rank has answered.
+/// The caller to answer when another daemon of this rank has answered its request.
 #[derive(Debug)]
 enum Waiting {
     /// A client that called through ipc.
     Ipc(ipc::Token),
-    /// Another rank; the tail of its value is at this place.
+    /// Another rank; the `u32` is the place of the tail of the value.
     Remote(Incoming<Caller>, u32),
 }
 
-/// The ends of a daemon's connections within the rank.
+/// The ends of a daemon's connections to other threads of the rank.
 #[derive(Debug)]
 struct Local {
     clients: LocalServer,
@@ -66,7 +66,8 @@ struct Local {
 }
 
 impl Local {
-    /// Passes an answer of another rank to its caller. `None`: the call failed.
+    /// Passes an answer of another rank to its caller. A `response` of `None` means that the call
+    /// failed.
     #[inline(always)]
     fn answer(&mut self, whom: Caller, response: Option<Response>) {
         match (whom, &mut self.ring) {
@@ -97,13 +98,13 @@ pub struct KvDaemon {
     remote: Option<Remote<Caller>>,
     /// The tail of a value on its way to or from another rank.
     tail: Vec<u8>,
-    /// Free places of this daemon.
+    /// [Places](crate::values) of this daemon that hold no tail.
     places: Vec<u32>,
     /// Answers of other ranks that the policy holds.
     held: Vec<(Caller, Option<Response>)>,
     policy: Policy,
-    /// Requests of other ranks for this shard wait, because a policy refused them: later requests
-    /// must not overtake them.
+    /// Whether requests of other ranks for this shard wait because a policy refused them. Later
+    /// requests must not overtake the waiting ones.
     own_wait: bool,
     /// Polls of the current round that found nothing; 0 if no round has begun.
     polls: u32,
@@ -167,7 +168,7 @@ impl KvDaemon {
         self.pass_held();
     }
 
-    /// Passes on the answers that are held. Returns their number.
+    /// Passes on the held answers. Returns the number of these answers.
     fn pass_held(&mut self) -> usize {
         let passed = self.held.len();
         let held = self.held.drain(..);
@@ -181,14 +182,14 @@ impl KvDaemon {
         self.store
     }
 
-    /// Begins a round at `now_ns` by the plan of the policies.
+    /// Begins a round at `now_ns`: the policies make the plan of the round.
     #[inline(never)]
     fn begin(&mut self, now_ns: u64) {
         self.policy.begin(now_ns, self.outstanding());
     }
 
-    /// Runs all phases. If the policy adds polls, runs only the first phase as long as that finds
-    /// nothing.
+    /// Runs all phases. If the policy adds polls to a round, a call runs only the first phase while
+    /// that phase finds no completion and added polls are left.
     fn round(&mut self) -> Result<Round, BackendError> {
         let mut round = self.take_messages()?;
         if round.is_part {
@@ -211,8 +212,8 @@ impl KvDaemon {
         Ok(round)
     }
 
-    /// Passes on answers of other ranks to their callers, and serves requests of other ranks for
-    /// this shard as they arrive, in rounds that take requests.
+    /// Passes on the answers of other ranks to their callers. In rounds that take requests, also
+    /// serves the requests of other ranks for this shard as they arrive.
     fn take_messages(&mut self) -> Result<Round, BackendError> {
         let mut round = Round::default();
         let Some(remote) = &mut self.remote else {
@@ -256,16 +257,19 @@ impl KvDaemon {
             held: self.held.len(),
         };
         if self.policy.releases(found) {
-            // The answers that made a hold full passed before it.
+            // The answers that made the hold full were delivered at once, before the held answers.
+            // All these deliveries count as moved messages.
             round.moved += passed + self.pass_held();
         }
         Ok(round)
     }
 
-    /// Serves requests of other ranks that wait.
+    /// Serves the waiting requests of other ranks.
     fn serve_ranks(&mut self) -> Result<usize, BackendError> {
         let mut served = 0;
-        // A request that is passed on needs a place, which others free without this daemon's help.
+        // A request that is passed on to another daemon needs a place. The loop ends if there is
+        // none: a place becomes free when another daemon answers, which does not depend on this
+        // loop.
         while served < BUDGET && !self.lacks_places() {
             let Some(remote) = &mut self.remote else {
                 break;
@@ -280,7 +284,7 @@ impl KvDaemon {
         Ok(served)
     }
 
-    /// Returns whether the daemon can pass on no more requests of other ranks now.
+    /// Returns whether the daemon has no place for passing on another request of another rank.
     fn lacks_places(&self) -> bool {
         self.places.is_empty()
             && !self.tail.is_empty()
@@ -295,7 +299,7 @@ impl KvDaemon {
         let Some(remote) = &mut self.remote else {
             return Ok(());
         };
-        // These are bytes of a peer: anything but a request for this rank is refused.
+        // The request consists of bytes of a peer, so it is refused unless it is for this rank.
         if request.rank() as usize != self.plan.rank {
             remote.answer(incoming, None, &[]);
             return Ok(());
@@ -317,7 +321,7 @@ impl KvDaemon {
             .call(owner, request.at(place), Waiting::Remote(incoming, place))
     }
 
-    /// Serves remote requests of the clients' shared ring.
+    /// Serves the requests for other ranks that clients have put into the shared ring.
     fn serve_ring(&mut self) -> Result<usize, BackendError> {
         let Some(ring) = &mut self.local.ring else {
             return Ok(0);
@@ -334,15 +338,15 @@ impl KvDaemon {
                 Some((link, remote)) => {
                     remote.call(link, request, Caller::Ring(token, request.place()))?
                 }
-                // The reply fails if the client has ended; then nothing waits for it.
+                // The reply fails only if the client has ended, and then no thread waits for it.
                 None => drop(ring.reply(token, Response::new(Outcome::Refused))),
             }
         }
         Ok(served)
     }
 
-    /// Serves requests of clients that arrived through ipc: for this shard, and with meta for other
-    /// ranks.
+    /// Serves requests of clients that arrived through ipc. They are for this shard, and in the
+    /// topology meta also for other ranks.
     fn serve_clients(&mut self) -> Result<usize, BackendError> {
         if !self.plan.job.topology.daemons_pass_on() {
             let serve = |request: &Request| serve(&mut self.store, &self.plan, request);
@@ -379,8 +383,8 @@ impl KvDaemon {
         Ok(served)
     }
 
-    /// Passes on answers of the rank's other daemons to their callers, then serves the requests of
-    /// these daemons.
+    /// Passes on the answers of the rank's other daemons to their callers, then serves the requests
+    /// of the other daemons.
     fn serve_daemons(&mut self) -> Result<usize, BackendError> {
         let shards = &mut self.local.shards;
         let answer = |waiting, response| match (waiting, self.remote.as_mut()) {
@@ -433,7 +437,7 @@ impl KvDaemon {
         self.remote.as_ref().map_or(0, Remote::outstanding)
     }
 
-    /// Returns the connection of a request, if this daemon sends it.
+    /// Returns the connection that carries a request; `None` if this daemon does not send it.
     fn link_for(&mut self, request: &Request) -> Option<(usize, &mut Remote<Caller>)> {
         let remote = self.remote.as_mut()?;
         Some((remote.link_for(request)?, remote))
@@ -447,8 +451,8 @@ impl KvDaemon {
     }
 }
 
-/// Executes a request whose value's tail is in its place. Refuses a request for another rank, and a
-/// key that the store does not own.
+/// Executes a request, with the tail of its value in the place that the request contains. Refuses a
+/// request for another rank, and a key that the store does not own.
 #[inline]
 fn serve(store: &mut Shard, plan: &RankPlan, request: &Request) -> Response {
     if request.rank() as usize != plan.rank {
@@ -464,7 +468,7 @@ fn open_ring(plan: &RankPlan, daemon: usize) -> Result<RingServer, BackendError>
         .or_setup(format!("the delegation ring of daemon {daemon}"))
 }
 
-/// Answers a client that called this server, with an error if there is no response. A client that
+/// Answers a client that called this server; sends an error if there is no response. A client that
 /// has ended needs no answer.
 #[inline(always)]
 fn answer_client<W: ipc::Announce>(
@@ -479,8 +483,8 @@ fn answer_client<W: ipc::Announce>(
 }
 
 fn answer_daemon(shards: &mut Shards<Waiting>, token: flux::Token, hop: Hop) {
-    // Neither error matters: a daemon that has ended needs no answer, and the token belongs to this
-    // node.
+    // No error matters: a daemon that has ended needs no answer, and the token cannot be of another
+    // node, because this node received it.
     drop(shards.node.reply(token, hop));
 }
 
@@ -504,8 +508,8 @@ impl Endpoints for KvDaemon {
 
 impl Sleeper for KvDaemon {
     fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
-        // Requests that wait for room get it only in steps, and held answers are due sooner than a
-        // timer would wake, so the daemon does not sleep.
+        // Requests that wait for room are sent only in steps, and held answers are due sooner than
+        // a timer would wake the thread. So the daemon does not sleep.
         if self.backlogged() > 0 || !self.held.is_empty() {
             return then(&mut Due::now());
         }

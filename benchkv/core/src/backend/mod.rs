@@ -33,9 +33,9 @@ use crate::topology::Peer;
 use crate::trace::Sample;
 use crate::values::ClientValues;
 
-/// The daemons and clients of a rank. One value per rank, shared by its threads.
+/// The daemons and clients of a rank: one value for each rank, which the threads of the rank share.
 pub trait Workers: Sync {
-    /// A daemon, made and stepped on its own thread.
+    /// A daemon, which is made and stepped on its own thread.
     type Daemon: Daemon;
     /// A client's paths to the daemons, made and polled on the client's thread.
     type Paths: Paths;
@@ -44,7 +44,7 @@ pub trait Workers: Sync {
     /// endpoints, not yet connected. Called once per daemon, on the daemon's thread.
     ///
     /// # Errors
-    /// Why the transports could not be made: space, permission, device.
+    /// The reason why the transports could not be made: space, permission, device.
     fn open_daemon(&self, daemon: usize) -> Result<Self::Daemon, BackendError>;
 
     /// Connects client `client` of this rank to the daemons of this rank, and makes its endpoints,
@@ -52,29 +52,29 @@ pub trait Workers: Sync {
     /// rank is open.
     ///
     /// # Errors
-    /// Why a daemon could not be reached, or an endpoint could not be made.
+    /// The reason why a daemon could not be reached, or an endpoint could not be made.
     fn open_client(&self, client: usize) -> Result<Self::Paths, BackendError>;
 }
 
 /// Connection records, each with the thread at the other end.
 pub type Records = Vec<(Peer, Vec<u8>)>;
 
-/// The endpoints of a daemon or client to threads of other ranks. The default methods call the
-/// methods of [`remote`](Self::remote).
+/// The endpoints of a daemon or client that connect it to threads of other ranks. The default
+/// methods call the methods of [`remote`](Self::remote).
 pub trait Endpoints {
-    /// Returns the endpoints as a part of their owner; `None` if it has none.
+    /// Returns the part of this value that holds the endpoints; `None` if it has no endpoints.
     fn remote(&mut self) -> Option<&mut dyn Endpoints> {
         None
     }
 
-    /// Returns the connection records of the endpoints, each with its addressee.
+    /// Returns the connection records of the endpoints, each with the peer for which it is.
     fn records(&mut self) -> Records {
         self.remote()
             .map_or_else(Vec::new, |remote| remote.records())
     }
 
-    /// Connects the endpoints with the records that the other ends made for them, one for each of
-    /// [`records`](Self::records). The bytes are a peer's, and untrusted.
+    /// Connects the endpoints with the records that the other ends made for them: one for each
+    /// record of [`records`](Self::records). The bytes come from peers, and are untrusted.
     ///
     /// # Errors
     /// [`BackendError::Setup`] when a record does not fit.
@@ -83,8 +83,9 @@ pub trait Endpoints {
             .map_or(Ok(()), |remote| remote.connect(records))
     }
 
-    /// Makes progress, without waiting, with connections for which connecting both ends is not
-    /// enough. Returns whether all are established. Called until then, before anything is sent.
+    /// Makes progress, without waiting, with connections that are not yet established when both
+    /// ends are connected. Returns whether all connections are established. It is called until that
+    /// is so, before anything is sent.
     ///
     /// # Errors
     /// A connection cannot be established.
@@ -92,91 +93,93 @@ pub trait Endpoints {
         self.remote().map_or(Ok(true), |remote| remote.settle())
     }
 
-    /// Returns the activity of its connections to other ranks; `None` if it has none.
-    /// `backlog_peak` is that since the last call.
+    /// Returns the activity of the owner's connections to other ranks; `None` if it has no
+    /// connections. The field `backlog_peak` is the maximum since the last call.
     fn transport(&mut self) -> Option<TransportReport> {
         self.remote()?.transport()
     }
 
-    /// Returns, for each connection with credit, the bytes that calls of this end have paid for,
-    /// and the bytes that its answers have given back.
+    /// Returns two byte counts for each connection with credit: the credit that calls of this end
+    /// have used, and the credit that answers of this end have returned to the peer.
     fn credit_used(&mut self) -> Vec<(Peer, [u64; 2])> {
         self.remote()
             .map_or_else(Vec::new, |remote| remote.credit_used())
     }
 
-    /// Returns whether the device has a completion for the endpoints. It is called while their
-    /// thread rests.
+    /// Returns whether the device has a completion for the endpoints. The driver calls it while the
+    /// thread of the endpoints has nothing to do.
     fn has_news(&mut self) -> bool {
         self.remote().is_some_and(|remote| remote.has_news())
     }
 
-    /// Ends the connections without sending a goodbye. A drop would wait until the peers have
-    /// received one.
+    /// Ends the connections without informing the peers. A drop would inform the peers, and wait
+    /// until they have received the message.
     fn abort(&mut self) {
         self.remote().into_iter().for_each(|remote| remote.abort());
     }
 }
 
-/// A daemon: owner of a shard, and carrier of remote requests in topologies in which daemons carry
-/// them. A sleep on a daemon ends when a step has something to do.
+/// A daemon: the owner of a shard, and in some topologies the carrier of remote requests. A sleep
+/// on a daemon ends when a step has something to do.
 pub trait Daemon: Endpoints + Sleeper {
-    /// Does one bounded round over all phases. `now_ns` is the time; it is read by daemons whose
-    /// policies need it.
+    /// Does one bounded round over all phases. `now_ns` returns the time. Only daemons whose
+    /// policies need the time call it.
     ///
     /// # Errors
     /// [`BackendError::PeerGone`] when a remote rank is dead. The daemon cannot be used after an
     /// error.
     fn step(&mut self, now_ns: impl FnOnce() -> u64) -> Result<Round, BackendError>;
 
-    /// Returns the daemon's state for a time series: all but time, run and the counters of rounds.
+    /// Returns the daemon's state for a time series. Time, run and the counters of rounds are not
+    /// set.
     fn gauges(&self) -> Sample {
         Sample::default()
     }
 
-    /// Appends the requests sent through each of its endpoints and not answered yet, in the order
-    /// of [`Topology::asks`](crate::topology::Topology::asks).
+    /// Appends, for each of its endpoints, the number of requests sent through it and not answered
+    /// yet, in the order of [`Topology::asks`](crate::topology::Topology::asks).
     fn by_endpoint(&self, _values: &mut Vec<u32>) {}
 
-    /// Returns the effects of its policies; `None` if it has none.
+    /// Returns the effects of the daemon's policies; `None` if the daemon has no policies.
     fn policy(&self) -> Option<PolicyReport> {
         None
     }
 }
 
-/// Queries of a driver that runs the work of many threads in one thread, for use after a step that
-/// found nothing to do.
+/// Queries for a driver that runs the work of many threads in one thread. The driver uses them
+/// after a step that found nothing to do.
 pub trait Restful: Endpoints {
-    /// Returns the time for which there is nothing to do, unless a neighbour in the rank calls
-    /// `waker` in one of its own steps, or a device of this thread gets a completion. Returns
-    /// `None` if there is work now.
+    /// Returns the time for which there is nothing to do. The time ends earlier if another worker
+    /// of the rank calls `waker` in one of its own steps, or if the device of this thread gets a
+    /// completion. Returns `None` if there is work now.
     fn rest(&mut self, waker: &Waker) -> Option<Duration>;
 }
 
-/// The paths of a client's requests to a store. They keep the only record of outstanding
+/// The paths of a client's requests to a store. Only the paths keep the records of outstanding
 /// operations. A sleep on the paths ends when a poll has something to do.
 pub trait Paths: Endpoints + Sleeper {
-    /// Offers a request, and keeps the note on it until its end, which [`poll`](Self::poll)
-    /// reports. Nothing is kept of a refused request. Requests for one key are
-    /// executed in the order in which they were accepted.
+    /// Offers a request, and keeps its operation, `note`, until the operation ends;
+    /// [`poll`](Self::poll) then reports it. The paths keep nothing of a refused request. Requests
+    /// for one key are executed in the order in which they were accepted.
     ///
     /// # Errors
     /// [`IssueError::Full`]: try again after a poll. [`IssueError::Down`]: never again.
     fn issue(&mut self, request: Request, note: Operation) -> Result<(), IssueError>;
 
     /// Reports every operation that has ended since the last call, each exactly once, in any order,
-    /// with the answer of the store; `None`: the transport failed it with an error.
+    /// with the answer of the store. `None` as the answer means that the transport failed the
+    /// operation with an error.
     ///
     /// # Errors
     /// A daemon is lost; outstanding operations will not end.
     fn poll(&mut self, ended: impl FnMut(Operation, Option<Response>)) -> Result<(), BackendError>;
 
-    /// Returns the places of the tails of its values; `None` if they have none.
+    /// Returns the places of the tails of the client's values; `None` if values have no tails.
     fn values(&self) -> Option<ClientValues> {
         None
     }
 
-    /// Sends requests that were issued and gathered. Called after the last of several issues.
+    /// Sends requests that were issued and gathered. It is called after the last of several issues.
     ///
     /// # Errors
     /// The path is unusable.
@@ -185,7 +188,7 @@ pub trait Paths: Endpoints + Sleeper {
     }
 }
 
-/// Why a request was not accepted.
+/// The reason why a request was not accepted.
 #[derive(Debug, Error)]
 pub enum IssueError {
     /// Room is lacking now.
@@ -196,10 +199,10 @@ pub enum IssueError {
     Down(Box<BackendError>),
 }
 
-/// Why the transports of a rank failed.
+/// The reason why the transports of a rank failed.
 #[derive(Debug, Error)]
 pub enum BackendError {
-    /// Another rank is dead, found by the fabric.
+    /// Another rank is dead, as the fabric reports.
     #[error("rank {rank} is lost: {how}")]
     PeerGone {
         /// The dead rank.
@@ -226,7 +229,7 @@ pub enum BackendError {
 }
 
 impl BackendError {
-    /// [`Setup`](Self::Setup) for this reason.
+    /// Makes the error [`Setup`](Self::Setup) with this action and this reason.
     pub fn setup(
         what: impl Into<String>,
         source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
@@ -255,7 +258,7 @@ impl BackendError {
     }
 }
 
-/// Names the action that failed while a rank was set up.
+/// Adds the action that failed to an error, while a rank is set up.
 pub(crate) trait OrSetup<T> {
     fn or_setup(self, what: impl Into<String>) -> Result<T, BackendError>;
 }

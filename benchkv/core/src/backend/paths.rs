@@ -26,7 +26,8 @@ pub struct ClientPaths {
     shards: Vec<LocalClient>,
     /// The ring of each daemon that has a ring.
     rings: Vec<RingClient>,
-    /// Endpoints of the client's own, if it has any. A call has the place of the tail of its value.
+    /// Connections of the client itself to other ranks, if its topology has any. The caller of each
+    /// call is an operation and the place of the tail of its value.
     remote: Option<Remote<(Operation, u32)>>,
     values: ClientValues,
 }
@@ -80,7 +81,7 @@ impl Endpoints for ClientPaths {
 
 impl Sleeper for ClientPaths {
     fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
-        // Requests that wait for room get it only in polls, so the client does not sleep.
+        // Requests that wait for room are sent only in polls, so the client does not sleep.
         let remote = self.remote.as_ref();
         if remote.is_some_and(|remote| remote.backlogged() > 0) {
             return then(&mut Due::now());
@@ -97,14 +98,15 @@ impl Sleeper for ClientPaths {
 }
 
 impl ClientPaths {
-    /// Offers a request for another rank to the path that leads there.
+    /// Offers a request for another rank to the path to that rank.
     #[inline(always)]
     fn issue_far(&mut self, request: Request, note: Operation) -> Result<(), IssueError> {
         let remote = self.remote.as_mut();
         if let Some((link, remote)) =
             remote.and_then(|remote| Some((remote.link_for(&request)?, remote)))
         {
-            // A request that finds no room waits there; the queue depth bounds their number.
+            // A request that finds no room waits in the backlog of `remote`; the queue depth bounds
+            // the number of waiting requests.
             let called = remote.call(link, request, (note, request.place()));
             return called.map_err(|error| IssueError::Down(Box::new(error)));
         }
@@ -147,7 +149,7 @@ impl Restful for ClientPaths {
     }
 }
 
-/// Returns why a call through ipc or the ring was not made.
+/// Returns the reason why a call through ipc or the ring was not made.
 #[cold]
 fn refused(path: &'static str, error: &ipc::CallError<Request, Operation>) -> IssueError {
     let down = match error {
@@ -158,7 +160,7 @@ fn refused(path: &'static str, error: &ipc::CallError<Request, Operation>) -> Is
     IssueError::Down(Box::new(down))
 }
 
-/// Requests of a client for one key take one path, so they keep their order.
+/// Keeps the order of a client's requests for one key, because all of them take one path.
 impl Paths for ClientPaths {
     fn values(&self) -> Option<ClientValues> {
         (self.values.tail_bytes() > 0).then(|| self.values.clone())

@@ -9,19 +9,19 @@ use crate::job::Job;
 use crate::topology::Worker;
 use crate::values::Values;
 
-/// The meaning of the shared-memory payloads: changes with [`Request`](crate::message::Request) and
-/// [`Response`](crate::message::Response).
+/// Tag of the layout of shared-memory payloads. It changes when
+/// [`Request`](crate::message::Request) or [`Response`](crate::message::Response) changes.
 pub(super) const TYPE_TAG: u64 = u64::from_be_bytes(*b"BENCHKV2");
 
-/// The place of a rank, and the resources it opens.
+/// The number of a rank, and the resources that the rank opens.
 #[derive(Debug, Clone)]
 pub struct Site {
     /// The rank.
     pub rank: usize,
-    /// The directory of its shared memory.
+    /// The directory of the rank's shared memory.
     pub dir: Dir,
-    /// The devices of the rank's threads that have connections; at least one. Daemon and client
-    /// number k use device k modulo the number of devices.
+    /// The devices that those threads of the rank open that have connections; at least one. Daemon
+    /// and client number k open device k modulo the number of devices.
     pub devices: Vec<DeviceSpec>,
 }
 
@@ -49,7 +49,7 @@ impl RankPlan {
         })
     }
 
-    /// Returns the operations of a client, rounded up to a power of two.
+    /// Returns the queue depth of a client, rounded up to a power of two.
     pub(super) fn depth(&self) -> usize {
         self.job.queue_depth.next_power_of_two()
     }
@@ -58,7 +58,8 @@ impl RankPlan {
         self.job.features.contains(&feature)
     }
 
-    /// Returns the device that a thread with connections may open. `shared` is open already.
+    /// Returns the device that a thread with connections may open; `shared` is a device that is
+    /// open already.
     pub(super) fn device<'a>(
         &'a self,
         worker: Worker,
@@ -73,8 +74,8 @@ impl RankPlan {
         Ok(ThreadDevice { spec, shared })
     }
 
-    /// Returns the name of a server. The process id distinguishes jobs, the rank distinguishes
-    /// ranks in one process. The name of a dead process is replaced.
+    /// Returns the name of a server. The process id distinguishes jobs, and the rank distinguishes
+    /// the ranks of one process. A server takes over the name of a server whose process is dead.
     pub(super) fn server_name(&self, what: &str) -> String {
         format!("benchkv-{}-{}-{what}", std::process::id(), self.rank)
     }
@@ -83,12 +84,12 @@ impl RankPlan {
 /// The device of a thread with connections.
 pub(super) struct ThreadDevice<'a> {
     pub(super) spec: &'a DeviceSpec,
-    /// The device, if it is open already.
+    /// The device that is open already; `None` if the thread has to open one.
     shared: Option<&'a Device>,
 }
 
 impl ThreadDevice<'_> {
-    /// Opens the device, unless it is shared.
+    /// Opens a device; returns the shared device if there is one.
     pub(super) fn open(&self) -> Result<Device, BackendError> {
         let open = || Device::open(self.spec).or_setup("the RDMA device");
         self.shared.map_or_else(open, |device| Ok(device.clone()))

@@ -1,4 +1,4 @@
-//! The channel between the daemons of a rank: flux, and the calls that wait for its answers.
+//! The channel between the daemons of a rank: flux, and the calls that wait for answers from it.
 
 use std::convert::Infallible;
 
@@ -14,7 +14,8 @@ use crate::message::{Request, Response};
 #[derive(Debug, Clone, Copy)]
 #[doc(alias = "DelegatePayload")]
 pub(super) enum Hop {
-    /// A request for the other daemon's shard, or for a rank it carries.
+    /// A request for the other daemon's shard, or for a rank to which the other daemon carries
+    /// requests.
     Request(Request),
     /// The answer to a request.
     Response(Response),
@@ -22,10 +23,11 @@ pub(super) enum Hop {
     Failed,
 }
 
-/// A daemon's end, until it is on the daemon's thread. It cannot call.
+/// A daemon's end of the channel before it is moved to the daemon's thread. Its callers have the
+/// type `Infallible`, so it can make no call.
 pub(super) type ShardNode = Node<Hop, Infallible>;
 
-/// Makes the ends for all daemons of a rank.
+/// Makes the channel between the daemons of a rank. Returns one end for each daemon.
 pub(super) fn mesh(
     clock: &Clock,
     daemons: usize,
@@ -38,7 +40,7 @@ pub(super) fn mesh(
     flux::network_by(clock, daemons, config).or_setup("the channel between daemons")
 }
 
-/// A daemon's end with the calls it has made. `W` is the caller to answer.
+/// A daemon's end of the channel with the calls that it has made. `W` is the caller to answer.
 #[derive(Debug)]
 pub(super) struct Shards<W> {
     pub(super) node: Node<Hop, W>,
@@ -59,7 +61,7 @@ impl<W> Shards<W> {
         self.backlog.waiting()
     }
 
-    /// Sends a request to another daemon, after those that wait for room.
+    /// Sends a request to another daemon, after the requests that already wait for room.
     pub(super) fn call(
         &mut self,
         daemon: usize,
@@ -78,22 +80,22 @@ impl<W> Shards<W> {
         self.backlog.push(daemon, request, whom)
     }
 
-    /// Tries again to send requests that wait for room. Returns the number sent.
+    /// Tries again to send the waiting requests. Returns the number of requests sent.
     pub(super) fn retry(&mut self) -> Result<usize, BackendError> {
         let send = |daemon, request: &Request, whom| send(&mut self.node, daemon, request, whom);
         self.backlog.retry(send)
     }
 
-    /// Takes arrived messages, and gives answers to `answer` with their callers. Returns the number
-    /// of answers; requests are counted where they are taken from the node.
+    /// Takes arrived messages, and calls `answer` with each answer and its caller. Returns the
+    /// number of answers. Requests are not counted here, but where they are taken from the node.
     pub(super) fn poll(&mut self, answer: impl FnMut(W, Option<Response>)) -> usize {
         let mut answers = 0;
         self.node.poll(ending(&mut answers, answer));
         answers
     }
 
-    /// Polls like `poll`, and answers requests at once with the result of `serve`. Returns the
-    /// number of answers and requests.
+    /// Polls like [`poll`](Self::poll), and answers each request at once with the result of
+    /// `serve`. Returns the number of answers and requests.
     pub(super) fn step(
         &mut self,
         answer: impl FnMut(W, Option<Response>),
@@ -127,8 +129,8 @@ fn send<W>(
     }
 }
 
-/// Returns the function that ends the calls of a node: counts each, and gives it to `answer` with
-/// its caller.
+/// Returns a function that ends calls: it counts each call in `answers`, and passes its result to
+/// `answer` with its caller.
 fn ending<W>(
     answers: &mut usize,
     mut answer: impl FnMut(W, Option<Response>),

@@ -32,10 +32,11 @@ pub struct Cluster {
     pub ranks: Vec<Rank>,
 }
 
-/// The effects of turns.
+/// Numbers of the messages and rounds of a [run](Cluster::run).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Moved {
-    /// Issues and ends of operations: two for an operation that has ended.
+    /// Number of operations issued plus number of operations ended; an operation that has ended
+    /// counts twice.
     pub by_clients: u64,
     /// Messages that daemons moved. A message that waits counts again when it is moved on.
     pub by_daemons: u64,
@@ -69,10 +70,11 @@ impl Cluster {
         Self::on(job, |rank| Ok((site(rank)?, None)))
     }
 
-    /// Opens the same; the threads of a rank with a device share it.
+    /// Opens and connects the ranks as [`new`](Self::new) does. `site` also returns a device that
+    /// all threads of the rank share; `None`: each thread has its own.
     ///
     /// # Errors
-    /// Likewise.
+    /// The failure of making or connecting a rank.
     pub fn on(
         job: &Job,
         mut site: impl FnMut(usize) -> Result<(Site, Option<Device>), BackendError>,
@@ -106,7 +108,7 @@ impl Cluster {
     /// Calls `visit` with the endpoints of every thread: rank after rank, daemons before clients.
     ///
     /// # Errors
-    /// The first of `visit`.
+    /// The first error of `visit`.
     pub fn endpoints(
         &mut self,
         mut visit: impl FnMut(Peer, &mut dyn Endpoints) -> Result<(), BackendError>,
@@ -128,7 +130,7 @@ impl Cluster {
     /// does the same.
     ///
     /// # Errors
-    /// The first of a daemon or client.
+    /// The first error of a daemon or client.
     pub fn run(&mut self, moves: u64, now_ns: impl Fn() -> u64) -> Result<Moved, BackendError> {
         let (mut moved, mut drained) = (Moved::default(), 0);
         let clients: usize = self.ranks.iter().map(|rank| rank.clients.len()).sum();

@@ -2,8 +2,8 @@
 
 use mlx5::Syndrome;
 
-/// Faults of a simulated job, at the times and places that are named here, or by one seed; the
-/// default has none.
+/// Faults of a simulated job: at given times and places, or at random by one seed. The default has
+/// none.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Faults {
     /// Seed of the random faults: the same seed gives the same faults.
@@ -50,8 +50,8 @@ impl Faults {
         }
     }
 
-    /// Returns the time, in ns, for which the threads of a rank are still paused at `now_ns`;
-    /// `None` if they are not paused.
+    /// Returns the time for which the threads of a rank are still paused at `now_ns`, in ns; `None`
+    /// if they are not paused.
     pub(super) fn stop_ns(&self, rank: usize, now_ns: u64) -> Option<u64> {
         let (At { at_ns, .. }, ns) = self.stopped.filter(|(at, _)| at.rank == rank)?;
         let end_ns = at_ns.saturating_add(ns);

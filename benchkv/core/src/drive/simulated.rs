@@ -37,9 +37,9 @@ use crate::trace::recorder::Recorder;
 
 /// Address space of a rank's device.
 const ARENA_BYTES: usize = 4 << 30;
-/// Maximum time of a drain without an operation that begins or ends, although some are due; after
-/// it, outstanding operations are given up. No policy holds a message longer, and no device waits
-/// longer for a dead peer.
+/// Maximum time of a drain in which no operation begins or ends although some are due. After it the
+/// simulation gives up outstanding operations. No policy holds a message longer, and no device
+/// waits longer for a dead peer.
 const DRAIN: Duration = Duration::from_secs(2);
 /// Interval at which a drain is checked.
 const LOOK: Duration = Duration::from_micros(100);
@@ -55,7 +55,7 @@ pub struct RankOutcome {
     pub series: Vec<Recorder>,
     /// Store of each daemon.
     pub stores: Vec<Shard>,
-    /// Whether its host lost power, or one of its threads failed, before the end.
+    /// Whether the rank's host lost power, or one of its threads failed, before the end.
     pub is_dead: bool,
 }
 
@@ -66,9 +66,10 @@ pub struct Simulated {
     ranks: Vec<Threads>,
     /// Wakers of all actors, called when the phase changes.
     wakers: Vec<Waker>,
-    /// Maximum time for which a client has nothing due, in a job with a number of operations.
+    /// Maximum time for which a client has nothing due; `None` unless the job has a number of
+    /// operations.
     ops_pause: Option<Duration>,
-    /// Future changes, the next change last.
+    /// Changes still to be made, in reverse order, so that the next change is the last element.
     events: Vec<Event>,
     /// Whether a failure ends the job.
     is_strict_about_failures: bool,
@@ -79,7 +80,7 @@ struct Threads {
     daemons: Vec<Rc<RefCell<Thread<KvDaemon>>>>,
     clients: Vec<Rc<RefCell<Thread<Client<ClientPaths>>>>>,
     device: Device,
-    /// Whether its host lost power, or one of its threads failed.
+    /// Whether the rank's host lost power, or one of its threads failed.
     is_dead: bool,
 }
 
@@ -170,7 +171,7 @@ impl Simulated {
         Ok(simulated)
     }
 
-    /// Makes a thread an actor, with the device of its rank.
+    /// Makes a daemon or client an actor of the simulation, which uses the device of its rank.
     fn spawn<W: Turns + 'static>(
         &mut self,
         mut thread: Thread<W>,
@@ -194,9 +195,9 @@ impl Simulated {
         Ok(thread)
     }
 
-    /// Runs the warm-up, then `runs` windows of `window`, then a drain. Returns the reports of the
-    /// ranks. A job with a number of operations has no warm-up and one window, until they have
-    /// ended, and at most `window`.
+    /// Runs the warm-up, then `runs` windows of length `window`, then a drain. Returns the reports
+    /// of the ranks. A job with a number of operations has no warm-up. It has one window, which
+    /// lasts until these operations have ended, and at most for `window`.
     ///
     /// # Errors
     /// The first failure of a daemon or client.
@@ -211,8 +212,8 @@ impl Simulated {
         failure.map_or(Ok((ended.ranks, ended.summary)), Err)
     }
 
-    /// Like `run`, but runs to the end despite failures: a rank dies with its first thread that
-    /// fails, as a process would.
+    /// Runs the job like [`run`](Self::run), but continues after failures: a rank dies with its
+    /// first thread that fails, as a process would.
     #[must_use]
     pub fn run_on(mut self, warmup: Duration, window: Duration, runs: usize) -> Ended {
         self.is_strict_about_failures = false;
@@ -235,8 +236,8 @@ impl Simulated {
             let hca = rank.device.soft();
             hca.map_or_else(Vec::new, |hca| hca.take_violations())
         };
-        // copyrpc reuses space that its peer has reported as consumed: S5 of its protocol has the
-        // reason why it may.
+        // `SourceChanged` is no violation here: copyrpc reuses space that its peer has reported as
+        // consumed, for the reason in S5 of docs/copyrpc-protocol.md.
         let broken = self.ranks.iter().flat_map(broken);
         let broken = broken.filter(|violation| violation.rule != Rule::SourceChanged);
         let violations = broken.map(|violation| violation.to_string());
@@ -246,7 +247,8 @@ impl Simulated {
             trace_hash: self.simulation.trace_hash(),
             violations: violations.chain(left).collect(),
         };
-        // The actors have the other handles.
+        // The actors in the simulation hold the other handles of the threads, so the simulation is
+        // dropped before the threads are taken apart.
         drop(self.simulation);
         let ranks = self.ranks.into_iter();
         Ended {
@@ -260,7 +262,7 @@ impl Simulated {
         self.is_strict_about_failures && !self.shared.failures.borrow().is_empty()
     }
 
-    /// Enters a phase, and lets `ns` pass.
+    /// Enters a phase, and lets `time` pass.
     fn pass(&mut self, phase: Phase, time: Duration) {
         self.enter(phase);
         self.let_pass(time.as_nanos() as u64);
@@ -271,7 +273,7 @@ impl Simulated {
         self.wakers.iter().for_each(Waker::wake_by_ref);
     }
 
-    /// Lets time pass, and applies the changes that are due in it.
+    /// Lets `ns` pass, and applies the changes that are due in that time.
     fn let_pass(&mut self, ns: u64) {
         if self.has_failed() {
             return;
@@ -294,7 +296,8 @@ impl Simulated {
     }
 
     /// Enters a phase, and lets time pass until all clients have drained, no message moves any
-    /// more, or `longest` is over. Clients have nothing due for at most `pause`.
+    /// more, or `longest` is over. A time of up to `pause` without movement does not end the wait,
+    /// because clients may have nothing due.
     fn finish(&mut self, phase: Phase, pause: Duration, longest: Duration) {
         self.enter(phase);
         let (mut moved, mut quiet) = (0, Duration::ZERO);
@@ -366,7 +369,8 @@ impl Simulated {
         failed.into_iter().for_each(|rank| self.kill(rank));
     }
 
-    /// Returns the resources that healthy ranks still hold at the end.
+    /// Returns descriptions of the requests, answers and credit that healthy ranks still hold at
+    /// the end.
     fn left(&self) -> Vec<String> {
         let mut left = Vec::new();
         let mut used: HashMap<(Peer, Peer), [u64; 2]> = HashMap::new();
@@ -396,7 +400,8 @@ impl Simulated {
                 note(Worker::Client(number), paths);
             }
         }
-        // Where both ends live: one end has paid as much credit as the other gave back.
+        // Where both ends of a connection are alive, the credit that one end has paid equals the
+        // credit that the other end has given back.
         let lost = used.iter().filter_map(|((from, to), [paid, _])| {
             let [_, given_back] = used.get(&(*to, *from))?;
             (paid != given_back).then(|| {

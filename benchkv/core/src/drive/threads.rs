@@ -1,5 +1,5 @@
-//! The daemons and clients of a simulated job as actors: a turn of one is a step, and takes the
-//! time that the model of its CPU gives.
+//! The daemons and clients of a simulated job as actors. A turn of an actor is one step of the
+//! daemon or client, and takes the time that the model of the CPU gives.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -28,14 +28,15 @@ pub(super) struct Shared {
     pub(super) world: World,
 }
 
-/// The common part of a daemon and a client: the worker, its log, and its rest.
+/// The common part of a daemon and a client: the worker, its log, and the state of its rest. A
+/// thread rests from a step that finds nothing until there is work.
 pub(super) struct Thread<W> {
     pub(super) worker: W,
     pub(super) log: ActivityLog,
     pub(super) waker: Waker,
     pub(super) series: Option<Recorder>,
     pub(super) has_drained: bool,
-    /// Whether the thread failed, or its rank is dead; it then takes no more turns.
+    /// Whether the thread failed, or its rank is dead. The thread then takes no more turns.
     pub(super) is_over: bool,
     shared: Rc<Shared>,
     cpu: Cpu,
@@ -43,12 +44,12 @@ pub(super) struct Thread<W> {
     lost: Rng,
     /// Time at which the thread's rest began, in ns.
     rests_since_ns: Option<u64>,
-    /// The device of its rank, if it is simulated.
+    /// The device of the thread's rank; `None` if the device is not simulated.
     pub(super) hca: Option<Rc<Hca>>,
-    /// Number of WRITEs and SENDs that a daemon posted when its rest began; their time is added to
-    /// the next round.
+    /// Number of WRITEs and SENDs that a daemon posted in the polls of an unfinished round, or when
+    /// its rest began. Their time is added to the next complete round.
     writes: u64,
-    /// Result of the last turn.
+    /// Messages that a daemon moved, or operations of a client, in the last turn.
     moved: usize,
     rank: usize,
     number: usize,
@@ -56,13 +57,13 @@ pub(super) struct Thread<W> {
 
 /// A daemon or client.
 pub(super) trait Turns: Sized {
-    /// Returns its name.
+    /// Name of the kind of thread.
     const NAME: &str;
 
     /// Steps the worker. Returns the time of the step.
     fn turn(thread: &mut Thread<Self>, now_ns: u64) -> Result<Did, BackendError>;
 
-    /// Returns the time of a step that finds nothing.
+    /// Returns the time of a step that finds nothing, in ns.
     fn round_ns(cpu: &Cpu) -> u64;
 
     fn restful(&mut self) -> &mut dyn Restful;
@@ -98,14 +99,15 @@ impl<W> Thread<W> {
         }
     }
 
-    /// Returns the number of messages that all threads of its rank have sent. The difference over a
-    /// turn is the number of that turn.
+    /// Returns the number of messages that all threads of the rank have sent. Its increase during a
+    /// turn is the number that this turn has sent.
     fn sends(&self) -> u64 {
         self.hca.as_ref().map_or(0, |hca| hca.sends())
     }
 
-    /// Returns the number of rounds of the present rest, and its end: a rest lasts whole rounds,
-    /// like a loop that polls every `round_ns`.
+    /// Returns the number of rounds in the present rest, and the time at which it ends; `None` if
+    /// the thread does not rest. A rest lasts whole rounds, like a loop that polls every
+    /// `round_ns`.
     fn end_of_rest(&self, now_ns: u64, round_ns: u64) -> Option<(u64, u64)> {
         let since_ns = self.rests_since_ns?;
         let round_ns = round_ns.max(1);
@@ -113,8 +115,8 @@ impl<W> Thread<W> {
         Some((rounds, since_ns + rounds * round_ns))
     }
 
-    /// Ends the rest. Returns the time until the thread detects the wake-up, or `None` if it
-    /// detects it at once.
+    /// Ends the rest. Returns the time until the thread detects the wake-up; `None` if the thread
+    /// detects it at once or did not rest.
     fn wake(&mut self, now_ns: u64, round_ns: u64) -> Option<u64> {
         let (rounds, end_ns) = self.end_of_rest(now_ns, round_ns)?;
         self.rests_since_ns = None;
@@ -122,7 +124,8 @@ impl<W> Thread<W> {
         Some(end_ns - now_ns).filter(|ns| *ns > 0)
     }
 
-    /// Notes a step that found nothing to do, and took `round_ns`.
+    /// Begins a rest after a step that found nothing to do. Returns the cost `round_ns` of the step
+    /// instead if a rest would not be longer.
     fn rest(
         &mut self,
         rest: Option<Duration>,

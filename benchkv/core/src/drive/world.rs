@@ -8,19 +8,19 @@ use crate::backend::BackendError;
 /// The costs of CPUs, in ns. A core does the work of one thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cpu {
-    /// A round of a daemon that finds nothing.
+    /// Cost of a round of a daemon that finds nothing.
     pub round_ns: u64,
-    /// A poll that a policy adds to a round.
+    /// Cost of a poll that a policy adds to a round.
     pub poll_ns: u64,
-    /// A message that a round of a daemon receives and sends on.
+    /// Cost of a message that a round of a daemon receives and sends on.
     pub message_ns: u64,
-    /// A completion that a round takes.
+    /// Cost of a completion that a round takes.
     pub completion_ns: u64,
-    /// A WRITE or SEND that a round posts.
+    /// Cost of a WRITE or SEND that a round posts.
     pub write_ns: u64,
-    /// A step of a client that finds nothing.
+    /// Cost of a step of a client that finds nothing.
     pub client_ns: u64,
-    /// An operation that a client issues, or that ends.
+    /// Cost of the issue of an operation by a client, and of its end.
     pub operation_ns: u64,
     /// Delay until a polling core sees a store of another core.
     pub line_ns: u64,
@@ -29,8 +29,9 @@ pub struct Cpu {
 }
 
 impl Default for Cpu {
-    /// Returns assumed costs: an operation takes about as many instructions in all its threads as
-    /// `scripts/instructions` counts, at 3 per nanosecond; their distribution is a guess.
+    /// Returns assumed costs. An operation takes about as many instructions in all threads together
+    /// as `scripts/instructions` counts, at 3 instructions per nanosecond. The distribution over
+    /// the costs is a guess.
     fn default() -> Self {
         Self {
             round_ns: 60,
@@ -80,8 +81,8 @@ pub struct World {
     pub cpu: Cpu,
     /// The network and its NICs, one per rank.
     pub nic: NicParameters,
-    /// Whether the devices check rules that a NIC does not check, and hash their actions: for
-    /// tests; it takes most of the time.
+    /// Whether the devices check rules that a NIC does not check, and hash their actions. It is for
+    /// tests, because it takes most of the time of a simulation.
     pub strict: bool,
     /// Rounds between the samples of a daemon's time series; `None`: no series.
     pub trace_interval: Option<u64>,
@@ -129,9 +130,9 @@ pub struct Turn<'a> {
     pub who: &'a str,
     /// Number of the daemon or client in its rank.
     pub number: usize,
-    /// Messages that a daemon moved, or operations of a client.
+    /// Number of messages that a daemon moved, or of operations that a client issued or that ended.
     pub moved: usize,
-    /// Time that the turn took, or for which there is nothing to do.
+    /// Time that the turn took, or time for which the thread has nothing to do.
     pub did: Did,
 }
 

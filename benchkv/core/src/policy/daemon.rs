@@ -6,10 +6,10 @@ use super::{PolicyOptions, PolicyReport};
 /// The permissions of a round: all of them, unless a rule takes one away.
 #[derive(Debug, Clone, Copy)]
 pub struct RoundPlan {
-    /// Number of polls to add while they find nothing.
+    /// Number of polls to add to the round as long as no poll finds anything.
     pub extra_polls: u32,
-    /// Maximum number of answers that the daemon holds until [`Policy::releases`]. It delivers
-    /// further answers at once.
+    /// Maximum number of answers that the daemon holds until [`Policy::releases`] returns `true`.
+    /// The daemon delivers further answers at once.
     pub most_held: usize,
     /// The round takes requests.
     pub takes_requests: bool,
@@ -34,9 +34,9 @@ pub struct Found {
     pub held: usize,
 }
 
-/// The rules that a job asks for, as one policy of a daemon. A round begins with the
-/// [`plan`](Self::plan) of the rules, and ends with a report of its findings; each restriction is
-/// bounded in time. Without a rule everything is done at once, and a call costs one branch that the
+/// The rules of a job as the policy of one daemon. A round begins with the [`plan`](Self::plan) of
+/// the rules, and ends with a report of what its polls found. Each restriction is bounded in time.
+/// Without rules there are no restrictions, and a call of this type costs one branch that the
 /// processor predicts.
 #[derive(Debug)]
 pub struct Policy {
@@ -75,21 +75,23 @@ impl Policy {
         }
     }
 
-    /// Lets the rules act, as they do from the start, or suspends them. The daemon then delivers
-    /// the answers that are held.
+    /// Lets the rules act, as they do from the start, or suspends them. After a suspension the
+    /// daemon delivers the held answers.
     pub fn act(&mut self, acts: bool) {
         self.acts = acts && self.has_rules;
         self.plan = RoundPlan::FREE;
     }
 
-    /// Returns whether there are rules that act. Without one no round is begun.
+    /// Returns whether there are rules that act. Otherwise the daemon begins no round of the
+    /// policy.
     #[inline]
     #[must_use]
     pub fn acts(&self) -> bool {
         self.acts
     }
 
-    /// Begins a round: makes its plan. `outstanding` requests to other ranks are in flight.
+    /// Begins a round, and makes the plan of the round. `outstanding` requests to other ranks are
+    /// in flight.
     pub fn begin(&mut self, now_ns: u64, outstanding: usize) {
         let coalesce = self.coalesce.as_mut();
         let gathers = coalesce.is_some_and(|coalesce| coalesce.gathers(now_ns, outstanding));
@@ -151,15 +153,15 @@ impl Policy {
         if !self.acts || std::mem::replace(&mut self.sent, sent) == sent {
             return;
         }
-        // The beginning of the round is taken for its end: rounds are short compared with a round
-        // trip, or there is nothing to gain.
+        // The beginning of the round is used as the time of the flush. The error does not matter:
+        // either rounds are short compared with a round trip, or coalescing gains nothing.
         if let Some(coalesce) = &mut self.coalesce {
             coalesce.sent_ns = Some(self.now_ns);
         }
     }
 
-    /// Returns the maximum time for which an answer that arrives now is held, in ns; 0: none is
-    /// held.
+    /// Returns the maximum time for which an answer that arrives now is held, in ns; 0 if answers
+    /// are not held.
     #[must_use]
     pub fn hold_ns(&self) -> u64 {
         let hold = self.hold.as_ref().filter(|_| self.acts);
@@ -176,7 +178,7 @@ impl Policy {
     }
 }
 
-/// Receive coalescing: for some time after it sent requests, a daemon takes only answers.
+/// Receive coalescing: a daemon that has sent requests takes only answers for some time.
 #[derive(Debug)]
 struct Coalesce {
     wait_ns: u64,
@@ -191,7 +193,7 @@ impl Coalesce {
         }
     }
 
-    /// Returns whether this round takes answers only; never without requests in flight.
+    /// Returns whether this round takes only answers. It is never so without requests in flight.
     fn gathers(&mut self, now_ns: u64, outstanding: usize) -> bool {
         let is_waiting = |sent_ns: &u64| now_ns.saturating_sub(*sent_ns) < self.wait_ns;
         self.sent_ns = self
@@ -285,8 +287,8 @@ mod tests {
         assert_eq!(adaptive("adaptive:5us"), (5_000, true, 1));
     }
 
-    /// The daemon does not hold the answers that arrive when a hold is full, and the hold counts
-    /// them.
+    /// If a hold is full, the daemon does not hold further answers that arrive, but the hold counts
+    /// these answers.
     #[test]
     fn answers_that_pass_a_hold_have_made_it_full() {
         let mut policy = hold("10us");

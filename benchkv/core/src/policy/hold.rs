@@ -11,7 +11,7 @@ use benchkv_harness::units;
 const HOLD_NS: RangeInclusive<f64> = 500.0..=100_000.0;
 /// First length of an adaptive hold.
 const DEFAULT_HOLD_US: f64 = 10.0;
-/// Weight of the newest arrival rate.
+/// Weight of the newest sample in the smoothed rate of answers.
 const RATE_ALPHA: f64 = 0.125;
 
 /// The choices of `--hold`; times in us.
@@ -21,7 +21,7 @@ pub enum HoldChoice {
     Off,
     /// Answers are held for this time, in us.
     Fixed(f64),
-    /// For a time that follows the rate of answers; at first this time.
+    /// Answers are held for a time that follows their rate; at first for this time, in us.
     Adaptive(Option<f64>),
 }
 
@@ -42,7 +42,7 @@ impl FromStr for HoldChoice {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let known = "use off, a time from 0.5us to 100us, adaptive, or adaptive:TIME";
         let us = |time: &str| {
-            // A number without a unit would be seconds.
+            // Without a unit the number would be a time in seconds, so it is refused.
             let seconds = units::seconds(time).ok().filter(|_| time.ends_with('s'));
             let us = seconds.map(|seconds| seconds * 1e6);
             us.filter(|us| HOLD_NS.contains(&(us * 1000.0)))
@@ -58,21 +58,21 @@ impl FromStr for HoldChoice {
     }
 }
 
-/// The controller. It counts the held answers; the daemon stores them.
+/// The state of a hold. It counts the held answers; the daemon stores them.
 #[derive(Debug)]
 pub(super) struct Hold {
     /// Number of answers that ends a hold: one from each rank of the job.
     target: usize,
     hold_ns: f64,
-    /// Answers per ns, smoothed, by which an adaptive hold finds the time in which the target
-    /// number arrives; `None`: the time is fixed. With a fixed time, answers are held only while
-    /// batches are too small: a batch that reaches the target turns the hold off, and a smaller
-    /// batch turns it on again.
+    /// Smoothed rate of answers, in answers per ns, from which an adaptive hold computes the time
+    /// in which `target` answers arrive. `None`: the time is fixed. A hold with a fixed time is on
+    /// only while batches are too small: a batch that reaches the target turns the hold off, and a
+    /// smaller batch turns it on again.
     rate: Option<f64>,
     is_on: bool,
-    /// Held answers.
+    /// Number of held answers.
     count: usize,
-    /// Arrival of the oldest held answer.
+    /// Time at which the oldest held answer arrived, in ns.
     since_ns: u64,
 }
 
@@ -86,7 +86,8 @@ pub(super) enum Release {
 }
 
 impl Hold {
-    /// Makes a hold of up to an answer from each of `ranks`; `None` if nothing is held.
+    /// Makes a hold that ends with as many answers as there are `ranks`; `None` if the choice is to
+    /// hold nothing.
     pub(super) fn new(choice: HoldChoice, ranks: usize) -> Option<Self> {
         let (is_adaptive, us) = match choice {
             HoldChoice::Off => return None,
@@ -110,8 +111,8 @@ impl Hold {
         if self.is_on { self.target - 1 } else { 0 }
     }
 
-    /// Notes that `held` answers are held now, and that a round delivered `passed` at once. Returns
-    /// the number of answers that the hold has got since.
+    /// Notes that `held` answers are held now, and that a round delivered `passed` answers at once.
+    /// Returns the number of answers by which the hold has grown since the last call.
     pub(super) fn note(&mut self, held: usize, passed: usize, now_ns: u64) -> u64 {
         if !self.is_on {
             self.is_on = passed > 0 && passed < self.target;
@@ -120,13 +121,14 @@ impl Hold {
         if self.count == 0 {
             self.since_ns = now_ns;
         }
-        // Answers passed although the hold is on: they made it full.
+        // While the hold is on, only answers that make it full are delivered at once, so they count
+        // with the held answers.
         let count = held + passed;
         count.saturating_sub(std::mem::replace(&mut self.count, count)) as u64
     }
 
-    /// Returns why to deliver the held answers now, and counts them as delivered; `None` to hold
-    /// them longer.
+    /// Returns the reason to deliver the held answers now, and counts them as delivered; `None` if
+    /// they are to be held longer.
     pub(super) fn release(&mut self, now_ns: u64) -> Option<Release> {
         let held_ns = now_ns.saturating_sub(self.since_ns);
         let release = match self.count {
@@ -148,8 +150,8 @@ impl Hold {
         Some(release)
     }
 
-    /// Returns the maximum time for which an answer that arrives now is held, in ns; 0 while
-    /// nothing is held back.
+    /// Returns the maximum time for which an answer that arrives now is held, in ns; 0 while the
+    /// hold is off.
     pub(super) const fn hold_ns(&self) -> u64 {
         if self.is_on { self.hold_ns as u64 } else { 0 }
     }
@@ -221,7 +223,7 @@ mod tests {
     }
 
     /// Delivers an answer every `gap_ns` until `count` batches were released. Returns the time for
-    /// which the last was held.
+    /// which the last batch was held.
     fn batches(hold: &mut Hold, gap_ns: u64, count: usize) -> u64 {
         let mut now_ns = 1_000_000;
         let mut released = 0;
@@ -287,7 +289,8 @@ mod tests {
 
     #[test]
     fn fast_arrivals_make_an_adaptive_hold_about_nothing() {
-        // Forty million answers a second, and answers at the same reading of the clock.
+        // Answers at a rate of forty million per second, and answers that all arrive at the same
+        // reading of the clock.
         for gap_ns in [25, 0] {
             let mut hold = adaptive(8, 10_000.0);
             batches(&mut hold, gap_ns, 40);
@@ -307,8 +310,8 @@ mod tests {
         assert_eq!(last, 100_000);
     }
 
-    /// The adaptive hold, unlike the fixed one, finds the time that a full batch takes, from either
-    /// side.
+    /// An adaptive hold, unlike a fixed hold, finds the time in which a full batch arrives: from a
+    /// longer time and from a shorter time.
     #[test]
     fn an_adaptive_hold_finds_the_time_of_a_batch() {
         for initial_ns in [500.0, 100_000.0] {

@@ -22,7 +22,7 @@ pub use hold::HoldChoice;
 use crate::counters;
 use crate::topology::{Backend, Topology};
 
-/// Legal times without new requests, in us.
+/// Legal times for which a daemon takes no new requests, in us.
 const TIMES_US: RangeInclusive<f64> = 0.1..=1_000_000.0;
 /// Legal numbers of polls added to a round.
 const POLLS: RangeInclusive<u32> = 0..=4096;
@@ -97,7 +97,7 @@ impl PolicyOptions {
     /// Checks whether a job of this `topology` can apply the given policies.
     ///
     /// # Errors
-    /// The first flag of a policy that it cannot apply, and the legal values.
+    /// The first flag of a policy that the topology cannot apply, and the legal values.
     pub fn check(&self, topology: &Topology) -> Result<(), RangeError> {
         self.given().try_for_each(|(flag, _)| {
             let (with, why, legal) = match flag {
@@ -173,22 +173,23 @@ impl fmt::Display for PolicyOptions {
 }
 
 counters! {
-    /// The counters of a daemon's policies in the whole job. For several daemons they are added, or
-    /// the larger one counts.
+    /// The counters of a daemon's policies in the whole job. The counters of several daemons are
+    /// added, or the maximum is taken.
     pub struct PolicyReport {
-        /// Answers of holds: that were held back, or made a hold full.
+        /// Answers that a hold held back, or that made a hold full.
         sum held,
-        /// Deliveries of held answers because there were enough.
+        /// Deliveries of held answers because the hold was full.
         sum full_releases,
-        /// Deliveries of held answers because their time was over.
+        /// Deliveries of held answers because the maximum time was over.
         sum late_releases,
-        /// Maximum time for which answers are held at the end, in ns; 0: none is held.
+        /// Maximum time for which answers are held at the end of the job, in ns; 0: answers are not
+        /// held.
         max hold_ns,
         /// Polls added to rounds.
         sum extra_polls,
         /// Rounds that took only answers.
         sum gathering_rounds,
-        /// Rounds that did not flush the messages they had collected.
+        /// Rounds that collected messages and did not flush them.
         sum delayed_flushes,
     }
 }

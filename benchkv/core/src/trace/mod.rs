@@ -13,11 +13,12 @@ pub struct Sample {
     /// Number of the measured run during which the sample was taken, from 0; `None` (an empty
     /// field) outside of a run.
     pub run: Option<u16>,
-    /// Counter: rounds over all phases.
+    /// Counter: rounds of the daemon's loop.
     pub loops: u64,
     /// Counter: completions taken.
     pub cqes: u64,
-    /// Counter: messages that rounds moved, of clients, daemons and other ranks.
+    /// Counter: messages that the daemon's rounds moved: messages of clients, of daemons and of
+    /// other ranks.
     pub moved: u64,
     /// Counter: messages in WRITEs to other ranks.
     pub messages: u64,
@@ -25,13 +26,13 @@ pub struct Sample {
     pub writes: u64,
     /// Counter: flushes that posted nothing because copyrpc's batch window was full.
     pub window_stalls: u64,
-    /// Requests sent to other ranks and not answered yet.
+    /// Number of requests sent to other ranks and not answered yet.
     pub outstanding: u64,
-    /// Requests that wait for room on their way out of the daemon.
+    /// Number of requests that wait for room on their way out of the daemon.
     pub backlog: u64,
-    /// Answers of other ranks that are held to be released together.
+    /// Number of answers of other ranks that are held to be released together.
     pub held: u64,
-    /// Maximum time for which answers are held, in ns; 0: they are not held.
+    /// Maximum time for which answers are held, in ns; 0: answers are not held.
     pub hold_ns: u64,
 }
 
@@ -42,12 +43,14 @@ pub struct Series {
     pub samples: Vec<Sample>,
     /// The rank at the other end of each endpoint with which the daemon sends requests.
     pub endpoints: Vec<usize>,
-    /// For each sample: requests sent through each endpoint and not answered yet.
+    /// Numbers of requests sent through each endpoint and not answered yet: the numbers of all
+    /// endpoints for the first sample, then for the second, and so on.
     pub by_endpoint: Vec<u32>,
 }
 
 impl Series {
-    /// Returns each sample with its requests by endpoint.
+    /// Returns each sample, and for each endpoint the number of its unanswered requests at that
+    /// time.
     pub fn rows(&self) -> impl Iterator<Item = (&Sample, &[u32])> {
         let width = self.endpoints.len();
         let row = move |(at, sample)| {

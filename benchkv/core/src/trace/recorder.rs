@@ -9,8 +9,9 @@ use crate::phase::Phase;
 
 /// Maximum number of samples kept of a daemon.
 const CAPACITY: usize = 1 << 15;
-/// Time from the first round with work in which each such round of a daemon is sampled, in ns; and
-/// the maximum of these samples, which are never dropped.
+/// Length of the head of a series, in ns: from a daemon's first round with work on, each round with
+/// work is sampled. `HEAD_SAMPLES` is the maximum number of samples in the head, which are never
+/// dropped.
 const HEAD_NS: u64 = 1_000_000;
 const HEAD_SAMPLES: usize = CAPACITY / 4;
 /// Minimum time between two samples of a daemon that has nothing to do, in ns.
@@ -19,17 +20,18 @@ const IDLE_INTERVAL_NS: u64 = 1_000_000;
 /// between.
 const IDLE_ROUNDS_PER_LOOK: u32 = 64;
 
-/// A series while it is recorded. The first millisecond has a sample of each round with work. If
-/// the later samples would not fit, every second one of them is dropped and the interval of further
-/// samples is doubled: so a series covers the whole job, and is as dense as the memory permits.
+/// A series while it is recorded. In the first millisecond, each round with work is sampled. If the
+/// memory for later samples is full, every second one of these samples is dropped, and the interval
+/// between further samples is doubled. So a series covers the whole job, as densely as the memory
+/// permits.
 #[derive(Debug)]
 pub struct Recorder {
     interval: u64,
     idle_interval_ns: u64,
     idle_rounds_per_look: u32,
     capacity: usize,
-    /// Number of samples at the front that are never dropped, and its maximum; both are equal when
-    /// the head is over.
+    /// Number of samples at the beginning of the series that are never dropped, and the maximum of
+    /// this number. Both are equal once the head is over.
     head: usize,
     head_capacity: usize,
     /// Time of the first round with work, in ns.
@@ -47,26 +49,26 @@ pub struct Recorder {
     thinned: u64,
 }
 
-/// The outcome of a series.
+/// Numbers of samples of a recorded series.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TraceReport {
-    /// Samples written.
+    /// Number of samples in the series.
     pub samples: u64,
-    /// Samples taken and dropped again to make room.
+    /// Number of samples that were taken and dropped again to make room.
     pub thinned: u64,
-    /// Rounds with work between two samples, at the end.
+    /// Number of rounds with work between two samples, at the end of the job.
     pub interval: u64,
 }
 
 impl Recorder {
-    /// Returns the bytes of the series of a daemon with `endpoints` endpoints.
+    /// Returns the length of the series of a daemon with `endpoints` endpoints, in bytes.
     #[must_use]
     pub const fn bytes(endpoints: usize) -> usize {
         CAPACITY * (size_of::<Sample>() + endpoints * size_of::<u32>())
     }
 
-    /// Makes a recorder with a sample every `interval` rounds with work, for a daemon that waits
-    /// like this, with endpoints to these ranks.
+    /// Makes a recorder with a sample every `interval` rounds with work, for a daemon that waits by
+    /// the strategy `wait` and has endpoints to the ranks `endpoints`.
     #[must_use]
     pub fn new(interval: u64, wait: WaitStrategy, endpoints: Vec<usize>) -> Self {
         let sleeps = wait == WaitStrategy::Event;
@@ -101,8 +103,9 @@ impl Recorder {
         }
     }
 
-    /// Notes a round. `gauges` returns the daemon's sample, except for time, run and the counters
-    /// of rounds, and appends the values of each endpoint. Counters have their current totals.
+    /// Notes a round. `gauges` returns the daemon's sample, in which time, run and the counters of
+    /// rounds are not set and all other counters have their current totals. It also appends the
+    /// values of each endpoint.
     pub fn note(
         &mut self,
         phase: Phase,
@@ -360,7 +363,7 @@ mod tests {
         };
         let memory = recorder.series.samples.as_ptr();
         recorder.note(Phase::WarmUp, IDLE, || 0, |_| Sample::default());
-        // From 5 ms on, a round each 10 us.
+        // From 5 ms on there is a round every 10 us.
         for round in 0..100_000 {
             recorder.note(
                 Phase::WarmUp,

@@ -1,5 +1,5 @@
-//! libucp, opened at run time: the functions that are called, and the fields that are used of each
-//! struct.
+//! libucp, opened at run time: the functions that this crate calls, and of each struct the fields
+//! that it uses.
 //!
 //! Source: `ucp/api/ucp.h`, `ucp/api/ucp_def.h`, `ucs/type/status.h` of UCX 1.10 to 1.13. Every
 //! struct begins with a mask of the fields that are set, and the library reads no others, so a
@@ -20,7 +20,7 @@ const LIBUCP: &str = "libucp.so.0";
 pub(super) type Status = i8;
 pub(super) const UCS_OK: Status = 0;
 pub(super) const UCS_INPROGRESS: Status = 1;
-/// A number below all errors.
+/// The lower bound of the error codes, which are negative.
 pub(super) const UCS_ERR_LAST: isize = -100;
 
 pub(super) const UCP_PARAM_FIELD_FEATURES: u64 = 1;
@@ -54,7 +54,7 @@ pub(super) struct Params {
     pub(super) unused: [u64; 8],
 }
 
-/// `ucp_worker_params_t`. With no field set a worker belongs to one thread.
+/// `ucp_worker_params_t`. If no field is set, the worker belongs to one thread.
 #[repr(C)]
 #[derive(Default)]
 pub(super) struct WorkerParams {
@@ -113,7 +113,7 @@ pub(super) struct RequestParams {
     pub(super) unused: [u64; 8],
 }
 
-/// Declares the functions.
+/// Declares the functions of the library, and loads them.
 macro_rules! functions {
     ($($symbol:ident ($($arg:ty),*) -> $ret:ty;)*) => {
         pub(super) struct Functions {
@@ -128,7 +128,8 @@ macro_rules! functions {
                     $($symbol: {
                         let name = CStr::from_bytes_with_nul(concat!(stringify!($symbol), "\0").as_bytes()).unwrap_or_default();
                         let address: NonNull<c_void> = library.symbol(name).ok_or(stringify!($symbol))?;
-                        // SAFETY: the function of this name has this type (`ucp/api/ucp.h`,
+                        // SAFETY: `address` is the function of this name in the library, which
+                        // stays loaded, and that function has this type (`ucp/api/ucp.h`,
                         // `ucs/type/status.h`).
                         unsafe { core::mem::transmute::<*mut c_void, unsafe extern "C" fn($($arg),*) -> $ret>(address.as_ptr()) }
                     },)*
@@ -166,7 +167,7 @@ pub(super) struct Api {
 }
 
 impl Api {
-    /// Returns the library of the process, which the first call loads.
+    /// Returns the process's library. The first call loads the library.
     pub(super) fn get() -> Result<&'static Self, UcxError> {
         static API: OnceLock<Api> = OnceLock::new();
         match API.get() {
@@ -188,7 +189,8 @@ impl Api {
         let mut major = 0;
         let mut minor = 0;
         let mut release = 0;
-        // SAFETY: three places for its answer.
+        // SAFETY: `major`, `minor` and `release` are live during the call, which writes a number to
+        // each.
         unsafe { (functions.ucp_get_version)(&raw mut major, &raw mut minor, &raw mut release) };
         if (major, minor) < OLDEST {
             return Err(UcxError::TooOld {
@@ -214,7 +216,8 @@ impl Api {
 
     /// Returns the text of a status.
     pub(super) fn text(&self, status: Status) -> String {
-        // SAFETY: returns a constant of the library, or null, for any status.
+        // SAFETY: the function takes any status, and returns null or a constant string of the
+        // library, which stays loaded.
         let text = unsafe {
             let text = (self.functions.ucs_status_string)(status);
             text.as_ref().map(|text| CStr::from_ptr(text))
@@ -239,7 +242,7 @@ impl Api {
 pub(super) enum Started {
     /// The operation has ended.
     Done,
-    /// The operation is under way. The caller has to free its request.
+    /// The operation is under way. The caller has to free the request of the operation.
     Going(NonNull<c_void>),
     /// The operation failed.
     Failed(Status),

@@ -1,8 +1,8 @@
 //! UCX's active messages through libucp, which is opened at run time: nothing of UCX is needed to
 //! build.
 //!
-//! - `ffi`: functions, structs and constants of `ucp/api/ucp.h`, and the library. - `worker`: a
-//!   safe worker with its endpoints.
+//! - `ffi`: functions, structs and constants of `ucp/api/ucp.h`, and the library.
+//! - `worker`: a safe worker with its endpoints.
 
 mod ffi;
 #[cfg(test)]
@@ -21,7 +21,7 @@ const OLDEST: (u32, u32) = (1, 10);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PeerErrors {
-    /// UCX detects it, and uses no transport that cannot.
+    /// UCX detects dead peers, and uses no transport that cannot detect them.
     Peer,
     /// UCX does not detect the death of a peer.
     None,
@@ -36,7 +36,7 @@ impl fmt::Display for PeerErrors {
     }
 }
 
-/// Why UCX cannot be used, or its failure.
+/// The reason why UCX cannot be used, or a failure of UCX.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum UcxError {
     /// The library is not installed.
@@ -52,7 +52,7 @@ pub enum UcxError {
     TooOld {
         /// The library's version.
         version: String,
-        /// A function it lacks, in words; empty if the version is reason enough.
+        /// A function that the library lacks, in words; empty if the version is reason enough.
         lacks: String,
     },
     /// A call failed.
@@ -60,7 +60,7 @@ pub enum UcxError {
     Call {
         /// The function.
         call: &'static str,
-        /// Text of its status.
+        /// Text of the status that the function returned.
         status: String,
     },
     /// UCX reports that the peer of an endpoint cannot be reached any more.

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use super::ffi::*;
 use super::{OLDEST, PeerErrors, UcxError};
 
-/// The number by which handlers are distinguished; there is only one handler.
+/// The id that distinguishes handlers of messages; there is only one handler.
 const MESSAGE_ID: c_uint = 1;
 /// Maximum rounds of progress in one call.
 const PROGRESS_ROUNDS: usize = 16;
@@ -31,11 +31,11 @@ pub(crate) struct Message {
 }
 
 impl Message {
-    /// Maximum bytes of a message that takes no memory of its own.
+    /// Maximum length of a message that needs no allocation, in bytes.
     pub(crate) const SHORT_BYTES: usize = 64;
 
-    /// Returns the first bytes: zeros after the end of a shorter message, and for a message that
-    /// was not kept.
+    /// Returns the bytes of the message, but at least 64 bytes: the bytes after the end of a
+    /// shorter message are zeros. All bytes of a message that was not kept are zeros.
     pub(crate) fn head(&self) -> &[u8] {
         if self.long.is_empty() {
             &self.short
@@ -47,7 +47,7 @@ impl Message {
     /// Returns the bytes of the message.
     ///
     /// # Errors
-    /// The length of a message that was longer than the maximum that is kept.
+    /// The length of a message that was longer than a message that is kept.
     pub(crate) fn bytes(&self) -> Result<&[u8], usize> {
         self.head().get(..self.length).ok_or(self.length)
     }
@@ -56,39 +56,42 @@ impl Message {
 /// The state that callbacks write.
 struct Inbox {
     messages: VecDeque<Message>,
-    /// Maximum bytes of a message that is kept.
+    /// Maximum length of a message that is kept, in bytes.
     longest: usize,
 }
 
 struct Endpoint {
     handle: Handle,
-    /// The status of its failure; `UCS_OK` before. Written by the error callback.
+    /// Status of the endpoint's failure; `UCS_OK` before a failure. The error callback writes it.
     failure: NonNull<Status>,
     /// Requests that the library has not finished, and their messages, in the order of sending.
     going: VecDeque<(NonNull<c_void>, Box<[u8]>)>,
-    /// A flush, which ends when the connection is established.
+    /// A flush that ends when the connection is established; `None` once it has ended.
     connecting: Option<NonNull<c_void>>,
 }
 
 impl Endpoint {
-    /// Takes the end of an operation. Returns whether it has ended.
+    /// Checks whether the operation of `request` has ended. Frees the request of an ended
+    /// operation, and records its failure.
     fn has_ended(&self, api: &Api, request: NonNull<c_void>) -> bool {
-        // SAFETY: a request of this worker that was not freed.
+        // SAFETY: `request` belongs to this worker, and has not been freed.
         let status = unsafe { (api.functions.ucp_request_check_status)(request.as_ptr()) };
         if status == UCS_INPROGRESS {
             return false;
         }
-        // SAFETY: as above; it is freed once, because the caller drops it now.
+        // SAFETY: `request` belongs to this worker. It is freed once, because the caller drops it
+        // now.
         unsafe { (api.functions.ucp_request_free)(request.as_ptr()) };
         if status != UCS_OK {
-            // SAFETY: lives as long as the worker, and no callback runs now.
+            // SAFETY: `failure` points to a status that lives as long as the worker, and no
+            // callback, which could also write it, runs now.
             unsafe { self.failure.write(status) };
         }
         true
     }
 }
 
-/// The worker. It belongs to the thread that opened it.
+/// A worker of UCX. It belongs to the thread that opened it.
 pub(crate) struct Worker {
     api: &'static Api,
     context: Handle,
@@ -96,7 +99,8 @@ pub(crate) struct Worker {
     inbox: NonNull<Inbox>,
     errors: PeerErrors,
     endpoints: Vec<Endpoint>,
-    /// Memory for messages of the maximum length, which must not move while the library reads it.
+    /// Buffers for messages that are not in use. The library reads a message in place, so its
+    /// buffer must not move until then.
     spare: Vec<Box<[u8]>>,
     longest: usize,
 }
@@ -121,8 +125,8 @@ impl Worker {
             ..Params::default()
         };
         let mut context: Handle = core::ptr::null_mut();
-        // SAFETY: parameters that live through the call, no configuration but the environment's, a
-        // place for the answer.
+        // SAFETY: `params` and `context` are live during the call. A null configuration selects the
+        // configuration of the environment.
         let status = unsafe {
             (api.functions.ucp_init_version)(
                 OLDEST.0,
@@ -134,12 +138,12 @@ impl Worker {
         };
         api.check("ucp_init", status)?;
         let (params, mut handle) = (WorkerParams::default(), core::ptr::null_mut());
-        // SAFETY: a context; parameters and a place as above.
+        // SAFETY: `context` was created above; `params` and `handle` are live during the call.
         let status = unsafe {
             (api.functions.ucp_worker_create)(context, &raw const params, &raw mut handle)
         };
         if let Err(error) = api.check("ucp_worker_create", status) {
-            // SAFETY: a context with no worker.
+            // SAFETY: `context` was created above and has no worker. It is destroyed once.
             unsafe { (api.functions.ucp_cleanup)(context) };
             return Err(error);
         }
@@ -167,8 +171,9 @@ impl Worker {
             cb: Some(receive),
             arg: inbox.as_ptr().cast(),
         };
-        // SAFETY: a worker; a callback of the type asked for, whose argument lives until the worker
-        // is destroyed.
+        // SAFETY: `handle` is the worker created above, and `handler` is live during the call. The
+        // callback has the type that the library calls, and its argument lives until the worker is
+        // destroyed.
         let status =
             unsafe { (api.functions.ucp_worker_set_am_recv_handler)(handle, &raw const handler) };
         api.check("ucp_worker_set_am_recv_handler", status)?;
@@ -183,7 +188,8 @@ impl Worker {
     /// Returns the address by which peers reach the worker.
     pub(crate) fn address(&self) -> Result<Vec<u8>, UcxError> {
         let (mut address, mut length) = (core::ptr::null_mut(), 0);
-        // SAFETY: a worker, and places for the answers.
+        // SAFETY: `self.handle` is a live worker; `address` and `length` are live during the call,
+        // which writes them.
         let status = unsafe {
             (self.api.functions.ucp_worker_get_address)(
                 self.handle,
@@ -192,16 +198,16 @@ impl Worker {
             )
         };
         self.api.check("ucp_worker_get_address", status)?;
-        // SAFETY: the library returned the length of these bytes, which are valid until they are
-        // released.
+        // SAFETY: the library returned `length` as the length of the bytes at `address`, which are
+        // valid until they are released.
         let bytes = unsafe { core::slice::from_raw_parts(address, length) }.to_vec();
-        // SAFETY: of this worker, and released once.
+        // SAFETY: `address` belongs to this worker, and is released once.
         unsafe { (self.api.functions.ucp_worker_release_address)(self.handle, address) };
         Ok(bytes)
     }
 
-    /// Makes an endpoint to the worker with this address, and returns its number. The connection is
-    /// established while both make progress.
+    /// Makes an endpoint to the worker with this address, and returns the endpoint's number. The
+    /// connection is established while both workers make progress.
     ///
     /// # Safety
     /// `address` was returned by [`address`](Self::address) of a worker: the library reads it
@@ -224,18 +230,20 @@ impl Worker {
             params.field_mask |= UCP_EP_PARAM_FIELD_ERR_HANDLER;
         }
         let mut handle = core::ptr::null_mut();
-        // SAFETY: a worker; an address (caller); a callback of the type asked for, whose argument
-        // lives as long as the worker.
+        // SAFETY: `self.handle` is a live worker. `params` is live during the call and contains the
+        // address of a worker, as the caller guarantees, and a callback of the type that the
+        // library calls, whose argument lives as long as the worker.
         let status = unsafe {
             (self.api.functions.ucp_ep_create)(self.handle, &raw const params, &raw mut handle)
         };
         if let Err(error) = self.api.check("ucp_ep_create", status) {
-            // SAFETY: leaked above, and given to no endpoint that exists.
+            // SAFETY: `failure` was leaked above, and no endpoint has it.
             drop(unsafe { Box::from_raw(failure.as_ptr()) });
             return Err(error);
         }
         let options = RequestParams::default();
-        // SAFETY: the endpoint; options, of which none is set, that live through the call.
+        // SAFETY: `handle` is the endpoint created above; `options`, in which no field is set, is
+        // live during the call.
         let flush = Started::of(unsafe {
             (self.api.functions.ucp_ep_flush_nbx)(handle, &raw const options)
         });
@@ -300,8 +308,8 @@ impl Worker {
             flags: UCP_AM_SEND_FLAG_EAGER,
             ..RequestParams::default()
         };
-        // SAFETY: an endpoint; no header; a message that stays where it is until its request has
-        // ended, or the worker.
+        // SAFETY: `endpoint.handle` is a live endpoint, and the header is empty. The bytes of
+        // `message` stay in place until its request has ended or the worker is destroyed.
         let started = Started::of(unsafe {
             (self.api.functions.ucp_am_send_nbx)(
                 endpoint.handle,
@@ -321,11 +329,12 @@ impl Worker {
         Ok(())
     }
 
-    /// Makes progress, for a bounded time. Returns whether there was any.
+    /// Makes progress for a bounded time. Returns whether the library did any work.
     pub(crate) fn progress(&mut self) -> bool {
         let mut rounds = 0;
         while rounds < PROGRESS_ROUNDS
-            // SAFETY: a worker, and no reference to what callbacks write.
+            // SAFETY: `self.handle` is a live worker, and there is no reference to the memory that
+            // callbacks write.
             && unsafe { (self.api.functions.ucp_worker_progress)(self.handle) } > 0
         {
             rounds += 1;
@@ -345,8 +354,8 @@ impl Worker {
     /// Takes the next message, of any peer.
     #[inline]
     pub(crate) fn next_message(&mut self) -> Option<Message> {
-        // SAFETY: lives as long as the worker; callbacks run inside calls of the library only, and
-        // this is not one.
+        // SAFETY: the inbox lives as long as the worker. Only callbacks write it too, which run
+        // only inside calls of the library, and this is no such call.
         unsafe { self.inbox.as_mut() }.messages.pop_front()
     }
 
@@ -359,8 +368,8 @@ impl Worker {
         let Some(endpoint) = self.endpoints.get(endpoint) else {
             return Ok(());
         };
-        // SAFETY: lives as long as the worker; callbacks run inside calls of the library only, and
-        // this is not one.
+        // SAFETY: the status lives as long as the worker. Only callbacks write it, which run only
+        // inside calls of the library, and this is no such call.
         let status = unsafe { endpoint.failure.read() };
         if status == UCS_OK {
             Ok(())
@@ -370,8 +379,8 @@ impl Worker {
     }
 
     /// Returns the transports that the worker's endpoints use, each once: `posix/memory`,
-    /// `rc_mlx5/mlx5_0:1`. They are parsed from UCX's printout of an endpoint, the only place where
-    /// all versions report them.
+    /// `rc_mlx5/mlx5_0:1`. The transports are parsed from UCX's printout of an endpoint, because
+    /// all versions report them there and nowhere else.
     pub(crate) fn transports(&self) -> Vec<String> {
         let endpoints = self.endpoints.iter();
         let mut found: Vec<String> = endpoints
@@ -384,29 +393,30 @@ impl Worker {
 
     fn print(&self, endpoint: &Endpoint) -> String {
         let (mut text, mut length): (*mut c_char, usize) = (core::ptr::null_mut(), 0);
-        // SAFETY: places that live until the stream is closed.
+        // SAFETY: `text` and `length` are live until the stream is closed.
         let Some(stream) =
             NonNull::new(unsafe { libc::open_memstream(&raw mut text, &raw mut length) })
         else {
             return String::new();
         };
-        // SAFETY: an endpoint, and an open stream.
+        // SAFETY: `endpoint.handle` is a live endpoint, and `stream` is an open stream.
         unsafe { (self.api.functions.ucp_ep_print_info)(endpoint.handle, stream.as_ptr()) };
-        // SAFETY: open, and closed once.
+        // SAFETY: `stream` is open, and is closed once.
         unsafe { libc::fclose(stream.as_ptr()) };
         if text.is_null() {
             return String::new();
         }
-        // SAFETY: closing the stream has set `text` and `length`: there are `length` bytes.
+        // SAFETY: closing the stream has set `text` and `length`, so `text` points to `length`
+        // bytes, which nothing writes any more.
         let bytes = unsafe { core::slice::from_raw_parts(text.cast(), length) };
         let printed = String::from_utf8_lossy(bytes).into_owned();
-        // SAFETY: allocated by the stream for its owner, and freed once.
+        // SAFETY: `text` was allocated by the stream for its owner, and is freed once.
         unsafe { libc::free(text.cast()) };
         printed
     }
 
-    /// Closes all endpoints: at once where errors are handled, or else when all messages were sent,
-    /// for which both ends have to make progress.
+    /// Closes all endpoints. If errors are handled, the endpoints close at once; otherwise they
+    /// close when all messages were sent, for which both ends have to make progress.
     fn close(&self) {
         let force = self.errors == PeerErrors::Peer;
         let flags = if force { UCP_EP_CLOSE_FLAG_FORCE } else { 0 };
@@ -416,7 +426,8 @@ impl Worker {
             ..RequestParams::default()
         };
         let close = |endpoint: &Endpoint| {
-            // SAFETY: an endpoint, closed once; its messages live until the worker is destroyed.
+            // SAFETY: `endpoint.handle` is a live endpoint, which is closed once. Its messages live
+            // until the worker is destroyed.
             let started = unsafe {
                 (self.api.functions.ucp_ep_close_nbx)(endpoint.handle, &raw const params)
             };
@@ -427,11 +438,12 @@ impl Worker {
         };
         let closing: Vec<NonNull<c_void>> = self.endpoints.iter().filter_map(close).collect();
         let start = Instant::now();
-        // SAFETY: requests of this worker that were not freed.
+        // SAFETY: `request` belongs to this worker, and has not been freed.
         let is_going =
             |request: &NonNull<c_void>| unsafe { (self.api.functions.ucp_request_check_status)(request.as_ptr()) } == UCS_INPROGRESS;
         while closing.iter().any(is_going) && start.elapsed() < CLOSE_LIMIT {
-            // SAFETY: a worker, and no reference to what callbacks write.
+            // SAFETY: `self.handle` is a live worker, and there is no reference to the memory that
+            // callbacks write.
             unsafe { (self.api.functions.ucp_worker_progress)(self.handle) };
             std::thread::yield_now();
         }
@@ -440,7 +452,8 @@ impl Worker {
         let sends = sends.map(|(request, _)| *request);
         let flushes = endpoints().filter_map(|endpoint| endpoint.connecting);
         for request in sends.chain(flushes).chain(closing) {
-            // SAFETY: a request of this worker, freed once; it may be under way.
+            // SAFETY: `request` belongs to this worker, and is freed once. A request may be freed
+            // while its operation is under way.
             unsafe { (self.api.functions.ucp_request_free)(request.as_ptr()) };
         }
     }
@@ -449,7 +462,8 @@ impl Worker {
 impl Drop for Worker {
     fn drop(&mut self) {
         self.close();
-        // SAFETY: a worker whose endpoints are closed, or go with it, and then its context.
+        // SAFETY: both are live and are destroyed once: the worker, which destroys endpoints that
+        // are not closed yet, and then the context, which has no other worker.
         unsafe {
             (self.api.functions.ucp_worker_destroy)(self.handle);
             (self.api.functions.ucp_cleanup)(self.context);
@@ -458,14 +472,15 @@ impl Drop for Worker {
         // any more that could write to it.
         drop(unsafe { Box::from_raw(self.inbox.as_ptr()) });
         for endpoint in &self.endpoints {
-            // SAFETY: leaked when the endpoint was made, likewise.
+            // SAFETY: the status was leaked when the endpoint was made, and no object of the
+            // library exists any more that could write to it.
             drop(unsafe { Box::from_raw(endpoint.failure.as_ptr()) });
         }
     }
 }
 
-/// Takes a message: `ucp_am_recv_callback_t`. The bytes of a rendezvous message have not arrived,
-/// and are never fetched: it is too long.
+/// Takes a message: `ucp_am_recv_callback_t`. A rendezvous message is longer than any message of a
+/// correct peer, so its bytes, which have not arrived yet, are never fetched.
 unsafe extern "C" fn receive(
     arg: *mut c_void,
     _header: *const c_void,
@@ -474,10 +489,11 @@ unsafe extern "C" fn receive(
     length: usize,
     param: *const ReceiveParams,
 ) -> Status {
-    // SAFETY: the library's struct, valid during the call.
+    // SAFETY: `param` is null or points to the library's struct, which is valid during the call.
     let is_rendezvous = unsafe { param.as_ref() }
         .is_some_and(|param| param.recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV != 0);
-    // SAFETY: the inbox of a live worker, to which no reference is held.
+    // SAFETY: `arg` is the inbox of a live worker, and there is no other reference to the inbox
+    // during a call of the library.
     let Some(inbox) = (unsafe { arg.cast::<Inbox>().as_mut() }) else {
         return UCS_OK;
     };
@@ -487,8 +503,8 @@ unsafe extern "C" fn receive(
         length,
     };
     if is_rendezvous || header_length > 0 || length > inbox.longest {
-        // No correct peer sends such a message. It is kept without bytes, with a length that no
-        // correct message has.
+        // No correct peer sends such a message. The message is kept without bytes, and with a
+        // length that no correct message has.
         message.length = length.max(inbox.longest.max(Message::SHORT_BYTES) + 1);
     } else {
         let bytes = if length > Message::SHORT_BYTES {
@@ -497,8 +513,8 @@ unsafe extern "C" fn receive(
         } else {
             &mut message.short[..]
         };
-        // SAFETY: as many bytes of the library's, valid during the call; and at least as many at
-        // the destination.
+        // SAFETY: `data` points to `length` bytes of the library, which are valid during the call.
+        // `bytes` is other memory, and has at least `length` bytes.
         unsafe {
             bytes
                 .as_mut_ptr()
@@ -511,7 +527,8 @@ unsafe extern "C" fn receive(
 
 /// Notes why an endpoint failed: `ucp_err_handler_cb_t`.
 unsafe extern "C" fn fail(arg: *mut c_void, _endpoint: Handle, status: Status) {
-    // SAFETY: the place made for that endpoint, which lives as long as the worker.
+    // SAFETY: `arg` points to the status of that endpoint, which lives as long as the worker, and
+    // there is no reference to it.
     unsafe { arg.cast::<Status>().write(status) };
 }
 
@@ -551,7 +568,7 @@ mod tests {
         let mut pair = [(); 2].map(|()| Worker::open(errors, longest).unwrap());
         let addresses = [0, 1].map(|end: usize| pair[end].address().unwrap());
         for end in [0, 1] {
-            // SAFETY: the address of the other worker.
+            // SAFETY: the argument is the address that the other worker returned.
             assert_eq!(unsafe { pair[end].connect(&addresses[1 - end]) }, Ok(0));
         }
         pair
@@ -634,7 +651,8 @@ mod tests {
                 reply_ep: core::ptr::null_mut(),
             };
             let arg = (&raw mut inbox).cast();
-            // SAFETY: an inbox, and as many bytes as stated.
+            // SAFETY: the arguments are a live inbox, and a pointer to as many bytes as the length
+            // states.
             unsafe {
                 receive(
                     arg,

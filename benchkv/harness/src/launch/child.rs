@@ -73,8 +73,8 @@ impl OwnChild {
         stdout: Stdio,
     ) -> io::Result<Self> {
         let parent = getpid();
-        // The link and not a path, so that it is right even if a new build replaces the file during
-        // the run.
+        // This link leads to the running executable even if a new build replaces the file at the
+        // executable's path during the run.
         let mut command = Command::new("/proc/self/exe");
         if let Some(name) = std::env::args_os().next() {
             command.arg0(name);
@@ -85,8 +85,8 @@ impl OwnChild {
             .env(ROLE_VARIABLE, role)
             .stdin(OwnedFd::from(socket))
             .stdout(stdout);
-        // SAFETY: the closure only makes async-signal-safe system calls, as a multi-threaded parent
-        // demands.
+        // SAFETY: between fork and exec, the child of a multi-threaded process may only make
+        // async-signal-safe system calls, and the closure makes no others.
         unsafe { command.pre_exec(move || sys::tie_to_parent(parent)) };
         let mut child = command.spawn()?;
         match pidfd_open(Pid::from_child(&child), PidfdFlags::empty()) {
@@ -98,14 +98,14 @@ impl OwnChild {
         }
     }
 
-    /// Returns how it ended. `None` while it runs. Does not block.
+    /// Returns how the child ended; `None` while it runs. Does not block.
     pub(crate) fn ended(&mut self) -> io::Result<Option<Ended>> {
         Ok(self.child.try_wait()?.map(Ended::from))
     }
 
-    /// Kills the child. [`ended`](Self::ended) returns a value when that has happened.
+    /// Kills the child. [`ended`](Self::ended) returns a value once the child has ended.
     pub(crate) fn kill(&mut self) {
-        // Fails only for a child that was reaped before.
+        // The call fails only for a child that was reaped before, which is no error here.
         let _ = self.child.kill();
     }
 }
@@ -124,7 +124,7 @@ impl Drop for OwnChild {
 }
 
 fn end(child: &mut Child) {
-    // Both calls fail only for a child that is reaped already, which is fine.
+    // Both calls fail only for a child that is reaped already, so their errors are ignored.
     let _ = child.kill();
     let _ = child.wait();
 }

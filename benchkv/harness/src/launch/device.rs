@@ -10,12 +10,12 @@ use mlx5::verbs::{DeviceEntry, PortEntry, PortState, VerbsError, VerbsOptions};
 use mlx5::{DeviceSpec, FabricSpec, RoceOptions, SoftOptions};
 pub use soft::SoftDevice;
 
-/// Environment variable that names the device for `auto`, as it names the device of copyrpc's
-/// servers and clients.
+/// Environment variable with the device for `auto`. copyrpc's servers and clients use the same
+/// variable.
 pub const DEVICE_VARIABLE: &str = "COPYRPC_DEVICE";
 
-/// The beginnings of the names that the kernel's drivers give their devices. Any other name follows
-/// after `verbs:`, so that `eth0` is refused.
+/// The beginnings of the names that the kernel's drivers give their devices. A device with any
+/// other name is typed with `verbs:` before the name, so that `eth0` is refused.
 const KERNEL_NAMES: [&str; 7] = ["mlx5_", "mlx4_", "rxe", "irdma", "bnxt_re", "hns_", "qedr"];
 
 /// The legal texts.
@@ -42,8 +42,8 @@ pub enum DeviceChoice {
         name: Option<String>,
         /// Port of the device. `None`: the first active port.
         port: Option<u8>,
-        /// Whether the device is used through the calls of libibverbs, like a device that is not
-        /// mlx5, even if direct access is possible.
+        /// Whether the device is used through the calls of libibverbs even if direct access is
+        /// possible. A device that is not mlx5 is always used in this way.
         relay: bool,
     },
 }
@@ -147,7 +147,8 @@ impl DeviceChoice {
                     return (Self::verbs(Some(name.clone())), why);
                 }
                 match devices.first() {
-                    // The list has other devices after the mlx5 devices.
+                    // The list has the mlx5 devices first, so there is none if the first device is
+                    // no mlx5 device.
                     Some(first) if !first.is_mlx5 => format!(
                         "no RDMA device is an mlx5 device; verbs:{} takes one that is reached through libibverbs",
                         first.name
@@ -162,9 +163,10 @@ impl DeviceChoice {
         (Self::Soft(SoftDevice::default()), why)
     }
 
-    /// Returns the device to use, and the reason. For `auto` it is the device in
+    /// Returns the device to use, and the reason. For `auto` the device is the device in
     /// [`DEVICE_VARIABLE`]; without that variable the first mlx5 device with an active port;
-    /// otherwise the software device. Any other device is returned without a reason.
+    /// without such a device the software device. If the device is not `auto`, it is returned
+    /// without a reason.
     ///
     /// # Errors
     /// The variable names no device.

@@ -2,10 +2,10 @@
 //! message and side.
 //!
 //! It shows the cost of the same exchange through the kernel. It is measured on the same machine,
-//! minutes or seconds before the run with which it is compared, with as many requests outstanding.
-//! The socket keeps message boundaries (`SOCK_SEQPACKET`), so two requests never share a system
-//! call; an RPC over a socket cannot rely on sharing either. The server may use the cores of the
-//! measuring thread. If that thread is pinned, both share its core and take turns, and no other
+//! with as many requests outstanding as the run with which it is compared, and shortly before that
+//! run. The socket keeps message boundaries (`SOCK_SEQPACKET`), so two requests never share a
+//! system call; an RPC over a socket cannot rely on sharing either. The server may use the cores of
+//! the measuring thread. If that thread is pinned, both share its core and take turns, and no other
 //! core has to be woken.
 
 use std::io::{self, ErrorKind, Read, Write};
@@ -27,7 +27,7 @@ use crate::launch::sys;
 /// of both directions, so neither side blocks on the other.
 pub const MAX_DEPTH: usize = 64;
 
-/// Maximum time of a reply. After it the server is taken for dead.
+/// Maximum time to wait for a reply. After it the server is taken for dead.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The parameters of the baseline.
@@ -39,14 +39,14 @@ pub struct Echo {
     pub request_bytes: usize,
     /// Bytes of a reply, 1 to [`MAX_MESSAGE_BYTES`].
     pub reply_bytes: usize,
-    /// Length of the measurement, after a warm-up of a quarter of it.
+    /// Length of the measurement. A warm-up of a quarter of this length precedes it.
     pub duration: Duration,
 }
 
 /// The result of the baseline.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct EchoResult {
-    /// Requests outstanding.
+    /// Number of requests that were outstanding.
     pub depth: usize,
     /// Round trips per second.
     pub rps: f64,
@@ -82,7 +82,8 @@ impl Echo {
     fn run(&self, mut socket: UnixStream, clock: &Clock) -> io::Result<EchoResult> {
         let request = vec![0x5a; self.request_bytes];
         let mut reply = vec![0; MAX_MESSAGE_BYTES];
-        // Replies arrive in order, so the send time of the oldest request is at `turn`.
+        // Replies arrive in order, so the oldest request, whose send time is at `turn`, is answered
+        // next.
         let mut sent_ns = vec![0; self.depth];
         for sent in &mut sent_ns {
             *sent = clock.now_ns();
@@ -153,8 +154,8 @@ impl EchoServer {
     pub(crate) fn serve(mut self) -> io::Result<()> {
         use ErrorKind::{BrokenPipe, ConnectionReset};
         match self.answer_all() {
-            // At the end of the measurement some replies are unread, which a Unix socket reports as
-            // a reset.
+            // When the measurement ends, the caller closes the socket with unread replies, which a
+            // Unix socket reports as a reset. So a reset is no error.
             Err(error) if matches!(error.kind(), ConnectionReset | BrokenPipe) => Ok(()),
             ended => ended,
         }

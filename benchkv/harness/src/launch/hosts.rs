@@ -1,4 +1,4 @@
-//! The hosts of a job's ranks, and the cores that they may use there.
+//! The hosts of a job's ranks, and the cores that the ranks may use on their hosts.
 //!
 //! A launcher may bind each rank to cores of its own; together these are the cores of the ranks of
 //! a host. Ranks that read the same boot id are on one host, whatever the host's name is.
@@ -20,14 +20,14 @@ pub struct Hosts {
     rank: usize,
 }
 
-/// The place of one rank.
+/// The host of one rank, and the cores of the rank there.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Place {
     boot_id: String,
     host: String,
     /// Cores of the rank, the cores of one NUMA node together.
     cores: Vec<usize>,
-    /// Number of cores that it could use without binding.
+    /// Number of cores that the rank could use if it were not bound.
     allowed: usize,
 }
 
@@ -68,7 +68,7 @@ impl Hosts {
         })
     }
 
-    /// Gathers the place of every rank. A collective operation.
+    /// Gathers the places of all ranks. This is a collective operation.
     ///
     /// # Errors
     /// The reason why a rank cannot report its place; an error of the exchange if a rank has not
@@ -134,8 +134,8 @@ impl Hosts {
     }
 
     /// Returns whether ranks of this host, of `threads` threads each, were bound to different
-    /// cores, or a rank to fewer cores than its threads although there are more. Threads that are
-    /// not pinned stay where their rank was bound.
+    /// cores, or whether a rank was bound to fewer cores than it has threads although the host has
+    /// more cores. Threads that are not pinned stay on the cores to which their rank was bound.
     #[must_use]
     pub fn is_bound(&self, threads: usize) -> bool {
         let mut places = self.here().map(|(_, place)| place);
@@ -245,7 +245,8 @@ mod tests {
             shared(&[&[0, 1, 2, 3], &[4, 5, 6, 7]], 3),
             [0, 1, 2, 4, 5, 6, 3, 7]
         );
-        // One core and two threads for each rank make one pool. So do masks that overlap.
+        // The masks make one pool if each rank has one core for two threads, and also if the masks
+        // overlap.
         assert_eq!(shared(&[&[3], &[1]], 2), [3, 1]);
         assert_eq!(shared(&[&[0, 1, 2, 3], &[0, 1, 2, 3]], 2), [0, 1, 2, 3]);
         assert_eq!(shared(&[&[2, 3, 0], &[0, 2, 1]], 1), [2, 0, 3, 1]);

@@ -3,8 +3,8 @@
 //! In the order in which a run uses the files:
 //!
 //! - [`role`]: the role of this process: the launcher, one rank, or the other side of a baseline.
-//! - [`launcher`]: starts the ranks as its direct children, relays their exchange, names the rank
-//!   that died.
+//! - [`launcher`]: starts the ranks as its direct children, relays their exchange, and reports the
+//!   rank that died.
 //! - [`exchange`]: the communication of ranks outside the measured path: all-gather, barrier, a
 //!   sleep that wakes when a rank dies.
 //! - [`program`]: the frame of programs that measure two processes.

@@ -1,9 +1,9 @@
 //! The lowest baseline: one cache line each way between two processes, only over shared memory.
 //!
-//! A message is 32 bytes and a sequence word in one line, which the other side polls. It reads the
-//! bytes and answers with a line of its own. One mode uses the same two lines for all messages; the
-//! other uses lines in turn, like a ring. The faster mode counts. No round trip of a message
-//! between two cores can be faster.
+//! A message consists of 32 bytes and a sequence word in one line, which the other side polls. The
+//! other side reads the bytes and answers with a line of its own. One mode uses the same two lines
+//! for all messages; the other mode uses several lines in turn, like a ring. The faster mode
+//! counts. No round trip of a message between two cores can be faster.
 
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -26,9 +26,9 @@ pub const MESSAGE_BYTES: usize = 32;
 
 /// Round trips between two readings of the clock.
 const BLOCK_TRIPS: u64 = 64;
-/// Reads of the line between two checks for other events.
+/// Number of reads of the line between two checks for other events.
 const LOOKS: u32 = 1 << 16;
-/// Maximum time of an answer, in ns. After it the other process is taken for stopped.
+/// Maximum time to wait for an answer, in ns. After it the other process is taken for stopped.
 const ANSWER_LIMIT_NS: u64 = 5_000_000_000;
 /// The sequence number that ends the measurement.
 const END: u64 = u64::MAX;
@@ -38,15 +38,15 @@ const ROTATING_LINES: u64 = 32;
 /// The parameters of the baseline.
 #[derive(Debug, Clone, Copy)]
 pub struct PingPong {
-    /// The cores of the measuring thread, which is pinned there already, and of the other process.
-    /// `None`: neither is pinned, and both yield their core while they wait.
+    /// The core of the measuring thread, to which this thread is pinned already, and the core of
+    /// the other process. `None`: neither is pinned, and both yield their core while they wait.
     pub cores: Option<(usize, usize)>,
-    /// Length of the measurement, half of it with fixed and half with rotating lines, after a
-    /// warm-up of a quarter of it.
+    /// Length of the measurement: half of it with fixed lines, half with lines used in turn. A
+    /// warm-up of a quarter of this length precedes it.
     pub duration: Duration,
 }
 
-/// The result: the faster of the two modes, by its median.
+/// The result of the faster one of the two modes, by the median.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct PingPongResult {
     /// Whether the two processes had a core each.
@@ -89,11 +89,11 @@ impl Line {
         for word in &self.words {
             word.store(sequence, Ordering::Relaxed);
         }
-        // Release: a reader of the number sees the message.
+        // Release: a reader that sees the number also sees the message.
         self.sequence.store(sequence, Ordering::Release);
     }
 
-    /// Waits for the number after `last`. Returns `None` after [`LOOKS`] reads.
+    /// Waits for a sequence number other than `last`. Returns `None` after [`LOOKS`] reads.
     #[inline(always)]
     fn receive(&self, last: u64, give_way: bool) -> Option<u64> {
         for _ in 0..LOOKS {
@@ -122,19 +122,19 @@ impl Shared {
     }
 }
 
-/// Returns the line of message `sequence`, and the number that it had before, if `count` of `lines`
-/// are used in turn.
+/// Returns the line of message `sequence` if the first `count` of `lines` are used in turn, and the
+/// sequence number that the line had before.
 #[inline(always)]
 fn line(lines: &[Line; ROTATING_LINES as usize], sequence: u64, count: u64) -> (&Line, u64) {
-    // Always below the number of lines: the clamp is for the compiler, and for a number that
-    // another process wrote.
+    // The index is always below the number of lines. The clamp shows this to the compiler, and
+    // limits a number that another process wrote.
     let index = sequence % count.clamp(1, ROTATING_LINES) % ROTATING_LINES;
     (&lines[index as usize], sequence.saturating_sub(count))
 }
 
 impl PingPong {
-    /// Starts the other process, measures from this thread, ends the process; once for each of the
-    /// two modes.
+    /// Starts the other process, measures from this thread, and ends the process. Does this once
+    /// for each of the two modes.
     ///
     /// # Errors
     /// The other process, or the memory between the two, failed; no process is left in either case.
@@ -162,7 +162,7 @@ impl PingPong {
             core,
         }
         .encode();
-        // The socket only proves to the child that this process started it.
+        // The child needs the socket only as a proof that this process started it.
         let (_socket, theirs) = UnixStream::pair()?;
         let mut peer = OwnChild::spawn(&role, &[], &[], theirs, Stdio::null())?;
         let result = self.run(shared, &mut peer, clock);
@@ -240,8 +240,8 @@ impl PingPongPeer {
         Self { memory, core }
     }
 
-    /// Answers until the end number. If the measuring process ends before that, the kernel ends
-    /// this process.
+    /// Answers messages until the sequence number [`END`] arrives. If the measuring process ends
+    /// before that, the kernel ends this process.
     pub(crate) fn serve(self) -> io::Result<()> {
         if let Some(core) = self.core {
             pin_current_thread(core).map_err(|error: AffinityError| io::Error::other(error))?;
@@ -258,7 +258,8 @@ impl PingPongPeer {
             match ping.receive(last, self.core.is_none()) {
                 Some(END) => return Ok(()),
                 Some(sequence) => {
-                    // An incomplete message is not answered, which the other side detects.
+                    // An incomplete message is not answered. The other side then reports that the
+                    // answer is missing.
                     if sequence == next && ping.is_whole(sequence) {
                         line(&shared.pong, sequence, lines).0.send(sequence);
                     }

@@ -14,7 +14,8 @@ use crate::report::{JsonSink, say, to_stdout};
 
 /// Number of processes: rank 0 calls, rank 1 answers.
 pub const RANKS: usize = 2;
-/// Exit status for options that cannot be honoured; clap uses the same for options that it refuses.
+/// Exit status for options that cannot be honoured. clap uses the same status for options that it
+/// refuses.
 pub const EXIT_OPTIONS: u8 = 2;
 /// Exit status for a program that failed, and for a result that could not be written.
 pub const EXIT_FAILED: u8 = 1;
@@ -28,16 +29,17 @@ const GRACE: Duration = Duration::from_secs(5);
 pub struct Program(pub &'static str);
 
 impl Program {
-    /// Reports an error on standard error. Returns the exit status. A closed standard error does
-    /// not change it.
+    /// Reports an error on standard error. Returns the exit status `code`, even if standard error
+    /// is closed.
     pub fn fail(self, code: u8, error: &dyn Display) -> ExitCode {
         say(&format!("{}: {error}", self.0));
         ExitCode::from(code)
     }
 
-    /// Runs this process if it is no launcher: serves a baseline, or runs `rank` with its exchange.
-    /// Returns `None` in a process that a user started. A failure of `rank` that `follows` from the
-    /// failure of another rank has the exit status of such failures.
+    /// Runs this process if it is no launcher: serves a baseline, or runs `rank` with the exchange
+    /// of the rank. Returns `None` in a process that a user started. A failure of `rank` has the
+    /// exit status [`EXIT_FOLLOWS`] if `follows` returns that it follows from the failure of
+    /// another rank.
     pub fn child(
         self,
         rank: impl FnOnce(&mut SocketExchange) -> Result<ExitCode, Failure>,
@@ -61,7 +63,8 @@ impl Program {
         }
     }
 
-    /// Runs the launcher: prints the `plan`, and starts both processes with its own arguments.
+    /// Runs the launcher: prints the `plan`, and starts both processes with the arguments of this
+    /// process.
     pub fn launch(
         self,
         plan: &dyn Display,
@@ -87,8 +90,8 @@ impl Program {
         }
     }
 
-    /// Prints the table, and writes the document where it was asked for. Returns the exit status:
-    /// failure if the result has a `defect`.
+    /// Prints the table, and writes the document to the destination `json`. Returns the exit
+    /// status: [`EXIT_UNSOUND`] if the result has a `defect`.
     pub fn show(
         self,
         result: &(impl Display + Serialize),
@@ -113,8 +116,8 @@ impl Program {
 }
 
 /// Writes the table to standard output, or to standard error if standard output is for the
-/// document; then the document to its place, which may be a pipe whose reader is slow. Each is
-/// written even if the other fails. Returns the texts of the failures.
+/// document. Then writes the document to its destination, which may be a pipe whose reader is slow.
+/// Each of the two is written even if the other fails. Returns the texts of the failures.
 pub fn print(result: &(impl Display + Serialize), json: Option<&JsonSink>) -> Vec<String> {
     let shown = if json == Some(&JsonSink::Stdout) {
         say(&result.to_string());

@@ -20,7 +20,7 @@ use crate::launch::role_text::RoleText;
 pub enum Role {
     /// Started by a user: starts the ranks.
     Launcher,
-    /// A rank of a job, with its exchange with the others.
+    /// A rank of a job. The value is the exchange of this rank with the others.
     Rank(SocketExchange),
     /// The other side of a baseline.
     Baseline(BaselinePeer),
@@ -77,7 +77,7 @@ pub fn foreign_launcher() -> Option<Foreign> {
     foreign_launchers().into_iter().next()
 }
 
-/// Returns all such launchers, because one may have started the other.
+/// Returns all such launchers, because one of them may have started another one.
 #[must_use]
 pub fn foreign_launchers() -> Vec<Foreign> {
     announced(|variable| std::env::var(variable).ok())
@@ -107,7 +107,7 @@ fn announced(value_of: impl Fn(&str) -> Option<String>) -> Vec<Foreign> {
         })
     };
     let sized: Vec<_> = SIZES.into_iter().filter_map(size_of).collect();
-    // A launcher that announces one process has started no other.
+    // A launcher that announces one process has started no other process, so it is not returned.
     let mut ranks = RANKS
         .into_iter()
         .filter(|variable| value_of(variable).is_some());
@@ -149,7 +149,7 @@ pub fn role() -> Result<Role, Failure> {
 
 fn launcher_socket() -> io::Result<UnixStream> {
     let socket = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
-    // Fails with ENOTSOCK for a terminal, a file, a pipe.
+    // The call fails with ENOTSOCK if standard input is a terminal, a file or a pipe.
     socket.peer_addr()?;
     Ok(socket)
 }

@@ -17,7 +17,7 @@ pub(crate) enum RoleText {
     Echo {
         reply_bytes: usize,
     },
-    /// Both sides yield while they wait, unless each has a `core` of its own.
+    /// The two sides yield their cores while they wait, unless each side has a `core` of its own.
     PingPong {
         #[serde(with = "Memory")]
         memory: MemfdId,
@@ -37,7 +37,7 @@ struct Memory {
 
 impl RoleText {
     pub(crate) fn encode(self) -> String {
-        // Encoding fails only for maps.
+        // Encoding fails only for maps, and a role contains none.
         serde_json::to_string(&self).unwrap_or_default()
     }
 
@@ -45,7 +45,7 @@ impl RoleText {
         let is_sound = |role: &Self| match *role {
             Self::Rank { rank, size } => rank < size,
             Self::Echo { reply_bytes } => (1..=MAX_MESSAGE_BYTES).contains(&reply_bytes),
-            // Attaching checks the memory.
+            // The child checks the memory when it attaches it.
             Self::PingPong { .. } => true,
         };
         serde_json::from_str(text).ok().filter(is_sound)

@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 use signal_hook::iterator::backend::{Pending, SignalDelivery};
 use signal_hook::iterator::exfiltrator::SignalOnly;
 
-/// The end of a wait. A time beyond the range of the clock never ends.
+/// The end of a wait. If the end is beyond the range of the clock, the wait never ends.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Deadline(Option<Instant>);
 
@@ -33,15 +33,15 @@ impl Deadline {
 /// Waits until one of `fds` is ready or `timeout` has passed. A signal ends the wait early, without
 /// an error.
 pub(crate) fn poll(fds: &mut [PollFd<'_>], timeout: Duration) -> io::Result<()> {
-    // A time beyond the system's range never ends.
+    // A timeout beyond the system's range is no timeout, so the wait never ends.
     match rustix::event::poll(fds, Timespec::try_from(timeout).ok().as_ref()) {
         Err(error) if error != Errno::INTR => Err(error.into()),
         _ => Ok(()),
     }
 }
 
-/// Makes a connected pair of sockets that keeps message borders and reports a closed peer (a
-/// datagram pair does not).
+/// Makes a connected pair of sockets that keeps message borders and reports a closed peer. A pair
+/// of datagram sockets would not report it.
 pub(crate) fn seqpacket_pair() -> io::Result<(UnixStream, UnixStream)> {
     let (one, other) = socketpair(
         AddressFamily::UNIX,
@@ -55,8 +55,8 @@ pub(crate) fn seqpacket_pair() -> io::Result<(UnixStream, UnixStream)> {
 /// The signals by which a user, a terminal or a service manager ends a job in order.
 const END_SIGNALS: [libc::c_int; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
 
-/// [`END_SIGNALS`], caught from now on to the end of the process, so that a signal just before it
-/// changes nothing.
+/// The delivery of [`END_SIGNALS`], which are caught from its creation to the end of the process,
+/// so that a signal shortly before that end changes nothing.
 #[derive(Debug)]
 pub(crate) struct EndSignals(SignalDelivery<UnixStream, SignalOnly>);
 
@@ -84,25 +84,25 @@ impl AsFd for EndSignals {
 /// Returns whether this process was started with `signal` ignored, as by nohup(1) for SIGHUP.
 fn is_ignored(signal: libc::c_int) -> bool {
     let mut action = MaybeUninit::<libc::sigaction>::zeroed();
-    // SAFETY: no action is set, and the current one is stored in `action`, for which all zeros is a
-    // valid value too.
+    // SAFETY: the call sets no action, and stores the current action in `action`. All zeros is a
+    // valid value of `action` too, if the call fails.
     unsafe {
         libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr());
         action.assume_init().sa_sigaction == libc::SIG_IGN
     }
 }
 
-/// Prepares a child between fork and exec. It dies with the launcher `parent`, and ignores the
-/// signals that end a job: the launcher takes those, and ends the job in order. Async-signal-safe:
-/// system calls only, no allocation.
+/// Prepares a child between fork and exec: the child dies with the launcher `parent`, and ignores
+/// the signals that end a job, because the launcher takes these and ends the job in order. The
+/// function is async-signal-safe: it makes only system calls, and does not allocate.
 pub(crate) fn tie_to_parent(parent: Pid) -> io::Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
     if getppid() != Some(parent) {
-        // The parent ended before the line above took effect.
+        // The parent ended before the call above took effect.
         return Err(Errno::SRCH.into());
     }
     for signal in END_SIGNALS {
-        // SAFETY: it sets no handler, and is async-signal-safe.
+        // SAFETY: the call sets no handler, and is async-signal-safe.
         unsafe { libc::signal(signal, libc::SIG_IGN) };
     }
     Ok(())

@@ -1,6 +1,6 @@
-//! `copyrpc_udp`: the performance of plain UDP, for comparison with copyrpc by packets, for
-//! `scripts/peers wire`. Two threads, each with a socket on the loopback interface, poll without a
-//! sleep, as `copyrpc_bench --wait busy` does.
+//! `copyrpc_udp`: the performance of plain UDP, which `scripts/peers wire` compares with copyrpc by
+//! packets. Two threads, each with a socket on the loopback interface, poll without a sleep, as
+//! `copyrpc_bench --wait busy` does.
 
 use std::fmt;
 use std::io;
@@ -25,7 +25,7 @@ struct Cli {
     /// Measured work.
     #[arg(long, value_enum)]
     mode: Mode,
-    /// Bytes of a packet; of a WRITE. 1 to 1048576.
+    /// Bytes of a packet or of a WRITE, 1 to 1048576.
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     bytes: u32,
     /// Packets or WRITEs under way, 1 to 64.
@@ -44,7 +44,7 @@ struct Cli {
 enum Mode {
     /// Each packet is returned: a call is one packet each way, with sendmmsg and recvmmsg.
     Calls,
-    /// Packets one way; one packet back for as many as may be under way.
+    /// Packets in one direction; the receiver returns one packet for each `--depth` packets.
     Stream,
     /// WRITEs of one queue pair by packets.
     Write,
@@ -56,7 +56,7 @@ struct Measured {
     mode: Mode,
     bytes: u32,
     depth: u8,
-    /// Packets or WRITEs.
+    /// Number of packets or WRITEs.
     count: u64,
     per_s: f64,
     ns_each: f64,
@@ -99,7 +99,8 @@ impl Batch {
             })
             .collect();
         let header = |vector: &mut libc::iovec| {
-            // SAFETY: zero bytes are an empty header.
+            // SAFETY: all fields of a header are integers and raw pointers, for which zero bytes
+            // are valid.
             let mut header: libc::mmsghdr = unsafe { core::mem::zeroed() };
             (header.msg_hdr.msg_iov, header.msg_hdr.msg_iovlen) = (vector, 1);
             header
@@ -114,7 +115,8 @@ impl Batch {
         while sent < count {
             let result = self.with(count - sent, |fd, headers| {
                 let count = headers.len() as u32;
-                // SAFETY: the headers describe buffers that live.
+                // SAFETY: there are `count` headers. Their vectors and buffers live until the call
+                // returns, and nothing else uses them meanwhile.
                 unsafe { libc::sendmmsg(fd, headers.as_mut_ptr(), count, libc::MSG_DONTWAIT) }
             });
             match usize::try_from(result) {
@@ -131,15 +133,16 @@ impl Batch {
         let depth = self.bytes.len();
         let result = self.with(depth, |fd, headers| {
             let (headers, flags) = (headers.as_mut_ptr(), libc::MSG_DONTWAIT);
-            // SAFETY: the headers describe buffers that live.
+            // SAFETY: there are `depth` headers. Their vectors and buffers live until the call
+            // returns, and nothing else uses them meanwhile. A null pointer means no timeout.
             unsafe { libc::recvmmsg(fd, headers, depth as u32, flags, core::ptr::null_mut()) }
         });
         usize::try_from(result).unwrap_or(0)
     }
 }
 
-/// Measures packets. Those that are lost, after which nothing arrives for 100 ms, end the
-/// measurement.
+/// Measures packets. If packets are lost, so that nothing arrives for 100 ms, the measurement
+/// fails.
 fn packets(cli: &Cli) -> Result<(u64, Duration), Failure> {
     let (a, b) = (
         UdpSocket::bind(("127.0.0.1", 0))?,

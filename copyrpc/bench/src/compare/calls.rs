@@ -7,9 +7,10 @@ use benchkv_harness::pattern::Tag;
 
 /// The content of requests and replies.
 pub(crate) trait Content {
-    /// Writes the request of `slot`, which has the name `tag`.
+    /// Writes the request of `slot`, for the call with the tag `tag`.
     fn request(&mut self, slot: u32, tag: Tag, request: &mut [u8]);
-    /// Checks the reply. Returns the operations that end with it; `None` if it is wrong.
+    /// Checks the reply. Returns the number of operations that end with it; `None` if the reply is
+    /// wrong.
     fn reply(&mut self, slot: u32, tag: Tag, reply: &[u8]) -> Option<u64>;
 }
 
@@ -18,7 +19,7 @@ pub(crate) trait Content {
 pub(crate) struct Shared {
     clock: Clock,
     pub(crate) is_timed: bool,
-    /// Calls that may still be made.
+    /// Number of calls that may still be made.
     pub(crate) left: u64,
     pub(crate) ended: u64,
     request: Vec<u8>,
@@ -41,9 +42,10 @@ impl Shared {
 /// A place for one call.
 #[derive(Debug, Clone, Copy)]
 struct Slot {
-    /// The name of its unanswered call.
+    /// Tag of the unanswered call in this slot.
     tag: Option<Tag>,
-    /// Time of the first try of the call, if it is timed.
+    /// If calls are timed, the time from which on the call is tried: the end of the slot's previous
+    /// call, or the time of [`Book::start`].
     sent_ns: u64,
 }
 
@@ -54,13 +56,13 @@ pub(crate) struct Book<W> {
     first_endpoint: usize,
     depth: usize,
     slots: Vec<Slot>,
-    /// Slots with no unanswered call, the slot to use next is the last.
+    /// Slots without an unanswered call. The last of these is used next.
     free: Vec<u32>,
     /// Number of the next call, by endpoint.
     next: Vec<u64>,
     pub(crate) made: u64,
     pub(crate) ended: u64,
-    /// Operations that the calls were made for.
+    /// Number of operations that have ended.
     pub(crate) operations: u64,
     pub(crate) bad_replies: u64,
     pub(crate) refused: u64,
@@ -135,8 +137,9 @@ impl<W: Content> Calls<'_, W> {
         }
     }
 
-    /// Makes a call by `issue` from the slot that ended last, if a slot is free and more calls are
-    /// wanted. Returns whether a call was made: `issue` returns `false` if there is no room now.
+    /// Makes a call by `issue` from the slot whose call ended last, if a slot is free and more
+    /// calls are wanted. Returns whether a call was made: `issue` returns `false` if there is no
+    /// room now.
     #[inline]
     pub(crate) fn again(
         &mut self,

@@ -8,7 +8,7 @@ use benchkv_harness::window::WindowChoice;
 use clap::{ArgAction, ValueEnum};
 use serde::Serialize;
 
-/// Receives of the largest shared receive queue, on software and mlx5 devices alike.
+/// Maximum number of receives of a shared receive queue, on software and mlx5 devices alike.
 pub(crate) const MAX_SRQ_SIZE: u32 = (1 << 15) - 1;
 /// The transport of the calls. The command line's help, tables and documents use these names and
 /// descriptions.
@@ -43,10 +43,10 @@ impl Kind {
         }
     }
 
-    /// Returns the legal lengths of a request or a reply, in bytes: at least the name of a call; at
+    /// Returns the legal lengths of a request or a reply, in bytes: at least the tag of a call; at
     /// most the length that fits a datagram, with the header of a SEND of either kind, or a slot of
-    /// 4 KiB of ScaleRPC. The lengths of copyrpc's messages are limited by its rings only, and its
-    /// messages need no name, because it keeps their order.
+    /// 4 KiB of ScaleRPC. The lengths of copyrpc's messages are limited by its rings only, and
+    /// these messages need no tag, because copyrpc keeps their order.
     pub(crate) const fn payloads(self) -> RangeInclusive<usize> {
         match self {
             Self::Copyrpc => 0..=usize::MAX,
@@ -86,7 +86,7 @@ impl Serialize for Kind {
 pub(crate) struct Case {
     pub(crate) kind: Kind,
     pub(crate) clients: usize,
-    /// Endpoints of each client that call.
+    /// Number of endpoints with which each client calls.
     pub(crate) endpoints: usize,
     /// Calls that each endpoint keeps unanswered.
     pub(crate) depth: usize,
@@ -104,7 +104,7 @@ pub(crate) enum Fault {
 }
 
 impl Fault {
-    /// Flips a bit of the message of this number, if this fault is the fault to inject.
+    /// Flips a bit of message number 1, if this fault is the fault to inject.
     #[inline]
     pub(crate) fn inject(self, injected: Option<Self>, number: u64, message: &mut [u8]) {
         if injected == Some(self) && number == 1 {
@@ -173,7 +173,7 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    /// Returns the bytes of a reply.
+    /// Returns the number of bytes of a reply.
     pub(crate) fn reply_bytes(&self) -> usize {
         self.reply_bytes.unwrap_or(self.payload_bytes)
     }

@@ -1,5 +1,5 @@
-//! The interface that makes each contestant a server and its clients. One loop puts all of them
-//! under load, and one check verifies all payloads ([`pattern`]).
+//! The interface of a contestant: a server and its clients. One loop puts all contestants under
+//! load, and one check verifies all payloads ([`pattern`]).
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -25,14 +25,15 @@ pub(crate) fn named(counters: impl IntoIterator<Item = (&'static str, u64)>) -> 
 
 /// The answering side: one device, and its resources for each client.
 pub(crate) trait Server: Sized {
-    /// Makes everything but the connections. Returns the first record for each client, by client.
+    /// Makes everything but the connections. Returns the first record for each client, in the order
+    /// of the clients.
     fn open(
         case: &Case,
         device: &DeviceSpec,
         answers: Answers,
     ) -> Result<(Self, Vec<Vec<u8>>), Failure>;
     /// Connects to the clients, which sent the records `said`. Returns the last record for each
-    /// client.
+    /// client, in the order of the clients.
     fn admit(&mut self, said: &[&[u8]]) -> Result<Vec<Vec<u8>>, Failure>;
     /// Does one bounded step: answers requests that have arrived. Returns 0 if nothing moved.
     fn step(&mut self) -> Result<usize, Failure>;
@@ -41,7 +42,7 @@ pub(crate) trait Server: Sized {
         Ok(())
     }
     fn answers(&self) -> &Answers;
-    /// Returns the bytes of memory that it has registered with the device.
+    /// Returns the number of bytes of memory that the server has registered with the device.
     fn registered_bytes(&self) -> u64;
     fn device_info(&self) -> DeviceInfo;
     fn counters(&self) -> Counters {
@@ -49,7 +50,7 @@ pub(crate) trait Server: Sized {
     }
 }
 
-/// A client.
+/// The calling side: one client of the server.
 pub(crate) trait Client: Sized {
     /// A client before it is admitted.
     type Pending;
@@ -101,7 +102,7 @@ impl Answers {
         }
     }
 
-    /// Checks a request, and makes its reply; neither if payloads are not verified.
+    /// Counts a request. If payloads are verified, also checks the request and makes its reply.
     #[inline]
     pub(crate) fn answer(&self, request: &[u8], reply: &mut [u8]) {
         self.answered.set(self.answered.get() + 1);
@@ -118,8 +119,9 @@ impl Answers {
         Fault::CorruptReply.inject(self.settings.fault, tag.number(), reply);
     }
 
-    /// Returns whether the request may come now. A request that is too short for its whole tag
-    /// cannot be identified, and may always come.
+    /// Returns whether a request with this tag may arrive now: its endpoint exists, and if the
+    /// transport keeps the order, the request is the endpoint's next one. A request that is too
+    /// short for its whole tag cannot be identified, and may always arrive.
     fn is_due(&self, tag: Tag) -> bool {
         if self.settings.payload_bytes < 8 {
             return true;

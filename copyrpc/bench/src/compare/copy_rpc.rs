@@ -1,5 +1,5 @@
-//! copyrpc as a contestant: a context for each client, with its endpoints, and one context at the
-//! server.
+//! copyrpc as a contestant: each client has a context with its endpoints, and the server has one
+//! context.
 
 use std::time::Duration;
 
@@ -143,7 +143,7 @@ fn counters<U>(context: &Context<U>) -> Counters {
         ("batch_stalls", stats.batch_stalls),
         ("window_stalls", stats.window_stalls),
     ];
-    // Where the device counts WRITEs that found no receive posted.
+    // Only some devices count the WRITEs that found no receive posted.
     let naks = context.device_info().rnr_naks;
     let naks = naks.map(|naks| ("rnr_naks", naks));
     named(counters.into_iter().chain(naks))
@@ -243,7 +243,7 @@ pub(crate) struct CopyClient {
     verify: bool,
 }
 
-/// Calls by the endpoint of `slot`.
+/// Makes a call by the endpoint of `slot`. Returns `false` if there is no room now.
 #[inline]
 fn call(
     endpoints: &[Endpoint<u32>],

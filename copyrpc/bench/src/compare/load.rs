@@ -15,7 +15,8 @@ use super::case::Fault;
 use super::case::{Case, Length, Settings};
 use super::contestant::{Client, Counters};
 
-/// Number of rounds without a reply between two checks for other events; and of rounds that sleep.
+/// Number of rounds without a reply between two checks for other events: of rounds that do not
+/// sleep, and of rounds that sleep.
 const IDLE_ROUNDS: u32 = 4096;
 const SLEEPING_ROUNDS: u32 = 16;
 
@@ -35,15 +36,16 @@ pub(crate) struct Pace {
 /// The result of one measurement.
 #[derive(Debug, Clone)]
 pub(crate) struct Measured {
-    /// Calls that ended in the window, of all clients together, and its length.
+    /// Number of calls of all clients that ended in the measured window, and the length of the
+    /// window.
     pub(crate) calls: u64,
     pub(crate) elapsed_ns: u64,
-    /// Median over blocks of calls; with one call at a time a round trip. A moment without a core
-    /// does not change it.
+    /// Median, over blocks of calls, of the time per call; with one call at a time this is the
+    /// round trip. A short time without a core does not change the median.
     pub(crate) ns_per_call_of_blocks: f64,
-    /// Round-trip times in ns, from before the call to its end; of timed calls.
+    /// Round-trip times of the timed calls in ns, from before a call to its end.
     pub(crate) round_trips: LatencyHistogram,
-    /// Minimum over maximum of the calls of a client.
+    /// Ratio of the minimum to the maximum number of calls of a client.
     pub(crate) slowest_vs_fastest: f64,
     /// Number of all calls that were made, warm-up included; each has ended.
     pub(crate) calls_made: u64,
@@ -63,7 +65,7 @@ impl Measured {
     }
 }
 
-/// Requests and replies by [`pattern`].
+/// Requests and replies whose bytes follow from the tag of their call ([`pattern`]).
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Patterns(pub(crate) Settings);
 
@@ -95,8 +97,8 @@ pub(crate) struct Caller<C, W> {
 }
 
 impl<C: Client, W: Content> Caller<C, W> {
-    /// Makes the caller of client `number`, each of which has `endpoints` that keep `depth` calls
-    /// unanswered.
+    /// Makes the caller of client `number`. Each of the client's `endpoints` endpoints keeps
+    /// `depth` calls unanswered.
     pub(crate) fn new(
         client: C,
         content: W,
@@ -108,7 +110,7 @@ impl<C: Client, W: Content> Caller<C, W> {
         Self { client, book }
     }
 
-    /// Calls from every free slot.
+    /// Makes a call from every free slot.
     #[inline]
     pub(crate) fn call(&mut self, shared: &mut Shared) -> Result<(), Failure> {
         let Self { client, book } = self;
@@ -131,7 +133,7 @@ type Watch<'a> = dyn FnMut() -> Result<(), Failure> + 'a;
 pub(crate) struct Load<'a, C> {
     callers: Vec<Caller<C, Patterns>>,
     shared: Shared,
-    /// Calls of a block.
+    /// Number of calls of a block.
     block: u64,
     pace: &'a Pace,
     waiter: Waiter,
@@ -164,8 +166,8 @@ impl<'a, C: Client> Load<'a, C> {
     }
 
     /// Keeps every client at its depth for a warm-up and then for the measured time; after each,
-    /// all calls end. Calls `watch` when no reply arrives, which fails, with the reason, if the job
-    /// has ended.
+    /// all calls end. When no reply arrives, calls `watch`, which returns an error with the reason
+    /// if the job has ended.
     pub(crate) fn run(&mut self, watch: &mut Watch<'_>) -> Result<Measured, Failure> {
         let warmup = Length::Seconds(self.pace.warmup.as_secs_f64());
         self.phase(warmup, false, watch)?;
@@ -193,8 +195,9 @@ impl<'a, C: Client> Load<'a, C> {
         })
     }
 
-    /// Keeps the load up for `length`, then lets all calls end. Returns the calls that ended in the
-    /// window, its length in ns, and the picoseconds per call of each block.
+    /// Keeps the load up for `length`, then lets all calls end. Returns the number of calls that
+    /// ended in the window, the length of the window in ns, and the picoseconds per call of each
+    /// block.
     fn phase(
         &mut self,
         length: Length,
@@ -229,7 +232,7 @@ impl<'a, C: Client> Load<'a, C> {
         Ok((counted, block_ns - start_ns, blocks))
     }
 
-    /// Gives one turn to each client.
+    /// Lets each client make calls and take replies once. Waits if no reply arrived.
     #[inline]
     fn round(&mut self, watch: &mut Watch<'_>) -> Result<(), Failure> {
         let before = self.shared.ended;
@@ -260,7 +263,7 @@ impl<'a, C: Client> Load<'a, C> {
         Ok(())
     }
 
-    /// Checks for other events: no reply has arrived for a while.
+    /// Checks for other events after a while without a reply.
     #[cold]
     fn check(&mut self, watch: &mut Watch<'_>) -> Result<(), Failure> {
         watch()?;
@@ -399,7 +402,7 @@ mod tests {
                 (0.9..=1.0).contains(&measured.slowest_vs_fastest),
                 "{measured:?}"
             );
-            // One in ten of each client's calls, from its first on.
+            // Every tenth call of each client is bad, from the client's first call on.
             let made = measured.calls_made;
             let tenths = made.div_ceil(10)..=made / 10 + 2;
             assert_eq!((measured.bad_replies > 0, measured.refused), (is_bad, 0));
@@ -427,7 +430,7 @@ mod tests {
         let measured = run_with(Tenth::Refused, TIME, &mut || Ok(())).unwrap();
         assert_eq!(measured.bad_replies, 0);
         assert!(measured.refused >= measured.calls_made / 10, "{measured:?}");
-        // Refused calls count for nothing.
+        // Refused calls are not counted.
         let measured = run_with(Tenth::Refused, Length::Calls(100), &mut || Ok(())).unwrap();
         assert_eq!(measured.calls_made, 100);
         assert!(measured.refused > 0);

@@ -168,8 +168,8 @@ impl Load {
         load
     }
 
-    /// Returns whether the load is one call at a time of one client: then the time counts,
-    /// otherwise the rate.
+    /// Returns whether the load is one call at a time of one client. The result of such a load is
+    /// the time of a call; the result of any other load is the rate.
     pub(crate) const fn is_round_trip(&self) -> bool {
         self.clients * self.endpoints * self.depth == 1
     }
@@ -184,7 +184,7 @@ pub(crate) struct Job {
     pub(crate) loads: Vec<Load>,
     pub(crate) length: Length,
     warmup_s: f64,
-    /// Why `auto` took the device; `None` if the device was named.
+    /// The reason for which `auto` took the device; `None` if the user gave the device.
     device_by_auto: Option<String>,
     #[serde(serialize_with = "benchkv_harness::as_text::serialize")]
     pub(crate) wait: WaitStrategy,
@@ -275,7 +275,7 @@ impl Job {
     pub(crate) fn time_limit(&self) -> Duration {
         let measured_s = match self.length {
             Length::Seconds(seconds) => seconds,
-            // Ten thousand calls a second would be slow even for two processes on one core.
+            // Even two processes on one core make more than ten thousand calls a second.
             Length::Calls(calls) => calls as f64 / 1e4,
         };
         let each = Duration::from_secs_f64(self.warmup_s + measured_s) + Duration::from_secs(5);
@@ -294,7 +294,7 @@ const fn case(options: &Options, kind: Kind, load: &Load) -> Case {
     }
 }
 
-/// Returns the loads, each of which every contestant can bear.
+/// Returns the loads. Checks that every contestant supports each of them.
 fn loads(options: &Options) -> Result<Vec<Load>, Failure> {
     let Options {
         contestants,

@@ -1,8 +1,8 @@
-//! A process of the two, and the order of a job. Each measurement makes a server and its clients
-//! anew. The server's process sends the offers, the clients' process answers, and the server admits
-//! the clients. Then the load runs, and when all calls are answered the server sends its account.
-//! The server has a thread of its own, while the main thread of its process sleeps in the exchange.
-//! No exchange is inside a measured window.
+//! The two processes of a job, and the order of its steps. Each measurement makes a server and its
+//! clients anew. The server's process sends the offers, the clients' process answers, and the
+//! server admits the clients. Then the load runs, and when all calls are answered the server sends
+//! its account. The server has a thread of its own, while the main thread of its process sleeps in
+//! the exchange. No exchange is inside a measured window.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -39,13 +39,13 @@ const SILENCE_LIMIT: Duration = Duration::from_secs(10);
 /// The server's account of a measurement.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Account {
-    /// Name, transport and modes of its device.
+    /// Name, transport and modes of the server's device.
     pub(crate) device: String,
     /// Requests executed.
     pub(crate) answered: u64,
     pub(crate) bad_requests: u64,
     pub(crate) registered_bytes: u64,
-    /// Bytes of its heap, and of the memory of its device.
+    /// Bytes that the server takes on the heap, and of its device's memory.
     pub(crate) held_bytes: u64,
     pub(crate) counters: Counters,
 }
@@ -57,8 +57,8 @@ pub(crate) struct Outcome {
     pub(crate) account: Account,
 }
 
-/// Makes all measurements, as the process with the clients, and gives each to `take`. Returns the
-/// ping-pong of the bare cache line, if it was asked for.
+/// Makes all measurements, as the process with the clients, and passes each result to `take`.
+/// Returns the result of the ping-pong of a bare cache line, if that was requested.
 pub(crate) fn call_all(
     job: &Job,
     exchange: &mut dyn Exchange,
@@ -115,7 +115,7 @@ const fn never() -> bool {
     false
 }
 
-/// Gives `part` to the other process. Returns the part of that process.
+/// Sends the bytes `part` to the other process. Returns the bytes that the other process sends.
 fn swap(
     exchange: &mut dyn Exchange,
     part: &[u8],
@@ -124,7 +124,7 @@ fn swap(
 ) -> Result<Vec<u8>, Failure> {
     let other = RANKS - 1 - exchange.rank();
     let mut parts = exchange.all_gather(part, within, give_up)?;
-    // There is one part for each rank.
+    // There is one part for each rank, so the index is in range.
     Ok(if other < parts.len() {
         parts.swap_remove(other)
     } else {
@@ -132,7 +132,7 @@ fn swap(
     })
 }
 
-/// Splits the parts of all clients, which have equal lengths.
+/// Splits concatenated records, one of each client and all of the same length.
 fn split(records: &[u8], clients: usize) -> Result<Vec<&[u8]>, Failure> {
     if records.len() % clients != 0 {
         return Err(format!("{} bytes of records for {clients} clients", records.len()).into());
@@ -229,8 +229,7 @@ fn conduct(
     Ok(exchange.barrier(job.time_limit(), &has_ended)?)
 }
 
-/// Runs the server's thread: answers until it is stopped, which is done when all calls are
-/// answered.
+/// Runs the server's thread: answers requests until `stop` is set, after all calls are answered.
 fn answer<S: Server>(
     job: &Job,
     case: &Case,

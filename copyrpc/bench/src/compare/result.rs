@@ -16,7 +16,8 @@ use super::contestant::Counters;
 use super::options::{Job, Load, Mode};
 use super::rank::Outcome;
 
-/// Version of the schema. It changes whenever a field is removed or changes its meaning.
+/// Name and version of the schema. The version changes whenever a field is removed or changes its
+/// meaning.
 const SCHEMA: &str = "copyrpc_bench";
 const SCHEMA_VERSION: u32 = 2;
 
@@ -39,10 +40,10 @@ impl Outcomes {
 /// A run of one contestant under one load.
 #[derive(Debug, Serialize)]
 struct Run {
-    /// Calls that ended in the window, and its length.
+    /// Number of calls that ended in the measured window, and the length of the window.
     calls: u64,
     elapsed_ns: u64,
-    /// Round-trip times from before the call to its end; in latency mode.
+    /// Round-trip times from before the call to its end, if the mode is latency.
     round_trip_ns: Option<LatencySummary>,
     /// Counters of this contestant only, at both ends, warm-up included.
     client: Counters,
@@ -56,21 +57,23 @@ struct Figures {
     calls_per_s: Spread,
     /// Time of a window divided by its calls: with one call at a time the mean round trip.
     ns_per_call: Spread,
-    /// Medians over blocks of 64 calls (round trip) or 1,024. With one call at a time it is the
-    /// round trip.
+    /// Medians, over blocks of calls, of the time per call. Blocks have 64 calls with one call at a
+    /// time, where the median is the round trip, and otherwise 1,024 calls.
     ns_per_call_of_blocks: Spread,
-    /// Round-trip times of all runs together, and the spread of their medians; in latency mode.
+    /// Round-trip times of all runs together, and the spread of their medians, if the mode is
+    /// latency.
     round_trip_ns: Option<LatencySummary>,
     round_trip_p50_ns: Option<Spread>,
     /// Ratio of the calls of the slowest client to the calls of the fastest client.
     slowest_vs_fastest: Spread,
-    /// Memory that the server registers, and memory that it takes in all, on the heap and of its
-    /// device; in bytes.
+    /// Memory that the server registers, and all memory that the server takes, on the heap and of
+    /// its device; in bytes.
     server_registered_bytes: u64,
     server_bytes: u64,
     /// Calls of all runs, warm-up included.
     calls: u64,
-    /// Calls of these that the server did not execute exactly once.
+    /// Differences between the calls made and the calls that the server executed, added up over the
+    /// runs.
     not_executed_once: u64,
     /// Requests and replies with wrong bytes.
     bad_payloads: u64,
@@ -139,8 +142,8 @@ impl Figures {
 pub(crate) struct Comparison {
     schema: &'static str,
     schema_version: u32,
-    /// Ratios by load and rival: the first contestant / the rival, over the runs. They are of
-    /// rates, and of round trips where the load is one call at a time.
+    /// Ratios by load and rival: the first contestant's value / the rival's value, over the runs.
+    /// The values are round trips where the load is one call at a time, and otherwise rates.
     ratios: BTreeMap<String, BTreeMap<String, Spread>>,
     /// Figures by load and contestant.
     figures: BTreeMap<String, BTreeMap<String, Figures>>,
@@ -155,7 +158,7 @@ pub(crate) struct Comparison {
     /// The server's device.
     device: String,
     clock: ClockSource,
-    /// Memory of the clients' process.
+    /// Peak resident memory of the clients' process.
     peak_rss_bytes: u64,
     environment: Environment,
 }

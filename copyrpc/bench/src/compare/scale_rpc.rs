@@ -35,7 +35,7 @@ pub(crate) fn config(case: &Case) -> ServerConfig {
     }
 }
 
-/// Returns the least bytes of a slot for messages with a payload of up to `bytes`.
+/// Returns the minimum number of bytes of a slot for messages with a payload of up to `bytes`.
 pub(crate) fn slot_bytes(bytes: usize) -> u32 {
     (HEADER_BYTES + bytes + TRAILER_BYTES)
         .next_multiple_of(64)

@@ -38,12 +38,14 @@ impl Pair {
 /// The summary of a curve.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Verdict {
-    /// Minimum number of clients of the curve with which grouping off reaches 95 % of its peak.
-    /// Fewer clients do not keep the server busy.
+    /// Minimum number of clients of the curve with which the throughput with grouping off reaches
+    /// 95 % of its peak. Fewer clients do not keep the server busy.
     pub(crate) enough_clients: u32,
-    /// The drop of grouping off from its peak with more clients than at the peak, 0..1.
+    /// Maximum drop of the throughput with grouping off below its peak, among the points from the
+    /// peak on, 0..1.
     pub(crate) grouping_off_drop: f64,
-    /// The minimum of grouping on over its peak, from `enough_clients` on, 0..1.
+    /// Minimum of the throughput with grouping on over its peak, among the points from
+    /// `enough_clients` on, 0..1.
     pub(crate) grouping_on_worst: f64,
 }
 

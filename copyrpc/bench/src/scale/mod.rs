@@ -27,10 +27,10 @@ use setting::Setting;
 
 use benchkv_harness::launch::program::Program;
 
-/// Maximum number of clients of a point: each is a device of its own in this process.
+/// Maximum number of clients of a point. Each client has a device of its own in this process.
 const MOST_CLIENTS: i64 = 4096;
-/// Descriptors of a client: its device's three memfds, the same at the server, and the server's at
-/// the client.
+/// Number of descriptors for each client: the three memfds of its device, the same memfds at the
+/// server, and the server's three memfds at the client.
 const FILES_PER_CLIENT: u64 = 9;
 /// Descriptors of everything else.
 const OTHER_FILES: u64 = 64;

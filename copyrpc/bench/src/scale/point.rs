@@ -23,16 +23,16 @@ use crate::compare::scale_rpc::ScaleClient;
 const REQUEST: u16 = 1;
 /// Maximum number of requests that a step of the server answers.
 const BUDGET: usize = 32;
-/// Address space of a client's device, whose memory is a few slots; and of the server's, which has
-/// the pools. In bytes.
+/// Bytes of address space of a client's device, which has a few slots, and of the server's device,
+/// which has the pools.
 const CLIENT_ARENA_BYTES: usize = 64 << 20;
 const SERVER_ARENA_BYTES: usize = 16 << 30;
-/// Time after the last call within which outstanding calls end, or are lost, in ns; and the
-/// interval of the check.
+/// Maximum time in ns for outstanding calls to end after the last call was made, and the interval
+/// of the check. Calls that take more time are lost.
 const DRAIN_NS: u64 = 1_000_000_000;
 const DRAIN_STEP_NS: u64 = 1_000_000;
-/// Divisor of a request's CPU time for posting a READ or an event: such an operation is posted,
-/// without a copy or a check.
+/// Divisor of a request's CPU time for a READ or an event: such an operation is only posted, and
+/// needs no copy and no check.
 const OPERATION_DIVISOR: u64 = 10;
 
 /// The counters of the measurement.
@@ -40,9 +40,10 @@ const OPERATION_DIVISOR: u64 = 10;
 pub(crate) struct Measured {
     pub(crate) responses: u64,
     pub(crate) responses_per_s: f64,
-    /// Part of the messages that the server's NIC sent whose context it had to fetch.
+    /// Share of the messages sent by the server's NIC for which the NIC had to fetch the context.
     pub(crate) send_miss_share: f64,
-    /// Part of the messages that arrived there whose context it had to fetch.
+    /// Share of the messages received by the server's NIC for which the NIC had to fetch the
+    /// context.
     pub(crate) arrival_miss_share: f64,
     /// Messages sent for each response: the response, and its share of READs and events.
     pub(crate) sends_per_response: f64,
@@ -50,7 +51,7 @@ pub(crate) struct Measured {
     pub(crate) slices: u64,
     /// Length of slices at the end, in ns.
     pub(crate) slice_ns: u64,
-    /// Minimum and maximum of responses of a client.
+    /// Minimum and maximum number of responses that a client received.
     pub(crate) fewest_of_a_client: u64,
     pub(crate) most_of_a_client: u64,
 }
@@ -96,20 +97,20 @@ impl Measured {
 
 /// The counters at one moment.
 struct Snapshot {
-    /// Calls that ended, by client.
+    /// Number of operations that have ended, by client.
     ended: Vec<u64>,
     uses: ContextUses,
     stats: ServerStats,
     slice_ns: u64,
 }
 
-/// The actors, which the simulation steps, as seen from outside.
+/// The server and the clients, which the simulation steps.
 struct World {
     server: Rc<RefCell<Serving>>,
     /// The server's device.
     device: Device,
     callers: Vec<Rc<RefCell<Calling>>>,
-    /// Set when clients make no more calls.
+    /// Set when clients have to stop making calls.
     is_over: Rc<Cell<bool>>,
 }
 
@@ -351,7 +352,7 @@ impl Calling {
         Ok(made.max(caller.book.ended - ended))
     }
 
-    /// Returns the money that its transactions brought.
+    /// Returns the money that the client's transactions brought to the accounts.
     fn brought(&self) -> u64 {
         let lanes = &self.caller.book.content.0;
         lanes

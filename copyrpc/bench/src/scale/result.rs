@@ -12,7 +12,7 @@ use super::curve::{Pair, Verdict};
 use super::point::Measured;
 use super::setting::Setting;
 
-/// Version of [`Document::schema_version`]. It changes with the meaning of any field.
+/// Value of [`Document::schema_version`]. It changes when the meaning of any field changes.
 const SCHEMA_VERSION: u32 = 4;
 
 /// The costs of the model's NIC in the document.
@@ -190,7 +190,7 @@ impl fmt::Display for Document {
     }
 }
 
-/// Returns the length of slices, if any.
+/// Returns the length of slices for the table; `-` if no slice began.
 fn slices(measured: &Measured) -> String {
     if measured.slices == 0 {
         "-".to_owned()

@@ -73,8 +73,8 @@ pub(crate) struct Setting {
 }
 
 impl Setting {
-    /// CPU time of a step of the server in addition to that of requests, in ns: polling of
-    /// completions, entries and slots.
+    /// CPU time of a step of the server in addition to the CPU time of the step's requests, in ns:
+    /// polling of completions, entries and slots.
     pub(crate) const SERVER_STEP_NS: u64 = 100;
     /// CPU time of a client for a call, in ns.
     pub(crate) const CLIENT_CALL_NS: u64 = 100;
@@ -85,7 +85,8 @@ impl Setting {
         self.workload.bytes(self.depth).unwrap_or(echo)
     }
 
-    /// Returns the NIC: the model's, but for its cache of contexts and the jitter of the network.
+    /// Returns the parameters of the NIC: the defaults of the model, except for the cache of
+    /// contexts and the jitter of the network.
     pub(crate) fn nic(&self) -> NicParameters {
         NicParameters {
             context_entries: self.cache as usize,
@@ -116,8 +117,8 @@ impl Setting {
         self.window_us * 1000
     }
 
-    /// Returns the virtual time before that, in ns. Up to one and a half times the group size
-    /// clients are one group, and never switch.
+    /// Returns the virtual time before the measured window, in ns. Up to one and a half times the
+    /// group size, all clients are one group, which never switches.
     pub(crate) fn settle_ns(&self, clients: u32, grouping: Grouping) -> u64 {
         let is_switched =
             grouping == Grouping::On && clients > self.group_size + self.group_size / 2;

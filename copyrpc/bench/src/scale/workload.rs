@@ -1,5 +1,5 @@
 //! The requests of clients: an echo, the metadata of a file system, and the transactions of
-//! SmallBank. Server and clients keep real files and accounts, and check each other by them.
+//! SmallBank. The server keeps real files and accounts, and the clients check its responses.
 
 use std::collections::HashMap;
 
@@ -13,7 +13,7 @@ const STAT_BYTES: usize = 144;
 /// Number of SmallBank accounts for each client, and the initial balance of an account.
 const ACCOUNTS: u64 = 1_000;
 const FIRST_BALANCE: u64 = 10_000;
-/// The account that a transaction of one account pays from.
+/// Takes the place of the second account in a transaction that changes one account.
 const CASH: u64 = u64::MAX;
 
 /// The kinds of requests.
@@ -25,8 +25,8 @@ pub(crate) enum Workload {
     /// Operations on files: each client makes a file in its directory, reads its attributes, lists
     /// the directory and removes the file, again and again.
     Metadata,
-    /// Transactions on accounts of all clients, in SmallBank's mix: one to three calls, of which
-    /// the last commits, and each call before it locks and reads an account.
+    /// Transactions on accounts of all clients, in SmallBank's mix: one call that reads an account,
+    /// or one or two calls that lock an account each and then a call that commits.
     Smallbank,
 }
 
@@ -45,7 +45,7 @@ impl Workload {
     }
 }
 
-/// The requests of files or accounts, in the word after the tag.
+/// The kinds of requests for files and accounts: the word after the tag.
 mod verb {
     pub(super) const MAKE: u64 = 1;
     pub(super) const STAT: u64 = 2;
@@ -64,7 +64,7 @@ fn word(bytes: &[u8], at: usize) -> u64 {
         .map_or(0, |word| u64::from_le_bytes(*word))
 }
 
-/// Returns the word of a tag.
+/// Returns a tag as one word.
 const fn name(tag: Tag) -> u64 {
     (tag.endpoint() as u64) << 48 | tag.number()
 }
@@ -82,7 +82,7 @@ fn put(bytes: &mut [u8], words: impl IntoIterator<Item = u64>) {
 pub(crate) struct Store {
     /// The files of each directory.
     files: HashMap<u64, Vec<u64>>,
-    /// Balances, and whether they are locked.
+    /// Balance of each account, and whether the account is locked.
     accounts: Vec<(u64, bool)>,
 }
 
@@ -96,14 +96,15 @@ impl Store {
         }
     }
 
-    /// Returns how much more money there is than at first.
+    /// Returns the sum of all balances less the sum of the initial balances.
     pub(crate) fn gained(&self) -> u64 {
         self.accounts.iter().fold(0, |sum: u64, (balance, _)| {
             sum.wrapping_add(*balance).wrapping_sub(FIRST_BALANCE)
         })
     }
 
-    /// Executes a request. Returns the bytes of its response; `None` if it is none.
+    /// Executes a request. Returns the number of bytes of its response; `None` if the request is
+    /// malformed.
     pub(crate) fn execute(&mut self, request: &[u8], response: &mut [u8]) -> Option<usize> {
         let [tag, verb, a, b, amount] = [0, 1, 2, 3, 4].map(|at| word(request, at));
         let directory = || (0..OTHER_FILES).map(|file| u64::MAX - file).collect();
@@ -157,16 +158,16 @@ pub(crate) struct Lane {
     client: u64,
     /// Distinguishes the lanes of a client.
     number: u64,
-    /// Sequences finished: cycles of a file, transactions.
+    /// Number of finished cycles of a file.
     finished: u64,
-    /// Calls of the sequence that have ended.
+    /// Number of calls that have ended in the current cycle or transaction.
     step: usize,
     /// Accounts of the transaction, in the order of their locks, and the money that is moved from
     /// the second to the first.
     accounts: [u64; 2],
     amount: u64,
     is_read_only: bool,
-    /// Money that its transactions brought.
+    /// Money that the transactions of this lane brought to the accounts.
     pub(crate) brought: u64,
     random: u64,
     all_accounts: u64,
@@ -209,7 +210,8 @@ impl Lane {
         let a = self.below(self.all_accounts);
         let b = self.below(self.all_accounts);
         (self.is_read_only, self.amount, self.step) = (kind < 15, 1 + kind, 0);
-        // Two transactions that lock in the same order do not wait for each other.
+        // Each transaction locks the account of the smaller number first, so two transactions never
+        // wait for each other.
         self.accounts = if kind < 60 || a == b {
             [a, CASH]
         } else {
@@ -239,7 +241,8 @@ impl Lane {
         put(request, [name(tag), verb, a, b, self.amount]);
     }
 
-    /// Takes the response. Returns the operations that end with it, 0 or 1; `None` if it is wrong.
+    /// Takes the response to the last request. Returns the number of operations that end with it, 0
+    /// or 1; `None` if the response is wrong.
     pub(crate) fn response(&mut self, tag: Tag, response: &[u8]) -> Option<u64> {
         if self.workload == Workload::Echo {
             return pattern::is_reply(response, tag).then_some(1);

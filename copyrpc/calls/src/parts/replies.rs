@@ -36,8 +36,8 @@ impl Replies {
     /// Makes the [`Reassembler`](super::Reassembler) take no further request, and waits until
     /// clients have fetched all replies, at most for `limit`. Returns the number of replies that
     /// are left. Parts of further requests end as [`PartsError::Busy`](super::PartsError::Busy),
-    /// which is retryable. A reply that its client did not fetch before it ended makes the call
-    /// wait for all of `limit`.
+    /// which is retryable. If a client has ended without fetching its reply, the drain takes all of
+    /// `limit`.
     pub fn drain(&self, limit: Duration) -> usize {
         self.0.is_closed.store(true, Ordering::Relaxed);
         let start = Instant::now();
@@ -61,7 +61,7 @@ impl Replies {
     }
 }
 
-/// A reply that counts.
+/// A guard for one reply: until its drop, the reply counts as not fetched.
 #[derive(Debug)]
 pub(super) struct Unfetched(Replies);
 

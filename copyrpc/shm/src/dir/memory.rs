@@ -34,7 +34,8 @@ impl Memory {
         self.regions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a region that is complete. Whether the name was free.
+    /// Adds a region that is complete. Returns whether the name was free; otherwise nothing is
+    /// added.
     pub(crate) fn add(&self, name: &str, region: &Parts) -> bool {
         match self.regions().entry(name.to_owned()) {
             Entry::Vacant(entry) => {
@@ -49,7 +50,7 @@ impl Memory {
         self.regions().get(name).map(Parts::share)
     }
 
-    /// Takes a name away. Only the owner of its region does so.
+    /// Removes a name. Only the owner of the region calls this.
     pub(crate) fn remove(&self, name: &str) {
         self.regions().remove(name);
     }

@@ -18,7 +18,7 @@ pub enum CreateError {
     /// A living process owns a region of that name.
     #[error("{} belongs to a living process: choose another name, or end that process", .0.display())]
     Exists(PathBuf),
-    /// A file that is not a region of this version and user is in the way. It is not touched.
+    /// A file that is not a region of this version and user is in the way. The file is not touched.
     #[error("{} exists and is not a region of this version and user: remove it or choose another name", .0.display())]
     Foreign(PathBuf),
     /// Other processes are replacing dead regions in this directory; try again.
@@ -82,7 +82,7 @@ pub enum OpenError {
     /// The file is not a region of this crate.
     #[error("{} is not a region of this crate", .0.display())]
     Foreign(PathBuf),
-    /// A region of another layout version.
+    /// The file is a region of another layout version.
     #[error("{} has layout version {found}, this program needs {VERSION}: use programs of one build", path.display())]
     Version {
         /// The file.
@@ -90,7 +90,7 @@ pub enum OpenError {
         /// The version in the file.
         found: u32,
     },
-    /// A region for another purpose.
+    /// The file is a region of another kind, for another purpose.
     #[error("{} holds a region of kind {found:#x}, not {wanted:#x}: wrong name, another kind of server, or programs of different builds", path.display())]
     Kind {
         /// The file.
@@ -100,7 +100,8 @@ pub enum OpenError {
         /// The kind asked for.
         wanted: u64,
     },
-    /// Fewer bytes than asked for, or than the file's own header claims.
+    /// The region has fewer bytes than were asked for, or the file has fewer than its header
+    /// claims.
     #[error("{} holds {have} bytes where {need} are needed: it is truncated, or made by another configuration", path.display())]
     TooSmall {
         /// The file.

@@ -14,8 +14,8 @@ use crate::lock::{ByteLock, LockError, LockFile};
 use crate::region::CreateError;
 use crate::sys;
 
-/// Maximum number of further names that are tried, because a thread that sweeps has opened the
-/// file.
+/// Maximum number of names that are tried, because a thread that sweeps may have opened the file of
+/// a name.
 const TEMPORARY_ATTEMPTS: usize = 16;
 
 /// An empty file that no other process can open, with the owner's lock taken.
@@ -26,8 +26,8 @@ pub(super) struct Fresh {
     pub(super) temporary: Temporary,
 }
 
-/// The name a file has until it gets its own, where the file system has no `O_TMPFILE`. Dropping it
-/// removes that name.
+/// The name that a file has until it gets its own, where the file system has no `O_TMPFILE`. The
+/// drop removes the temporary name.
 #[derive(Debug)]
 pub(super) struct Temporary(Option<(Dir, String)>);
 
@@ -75,7 +75,8 @@ impl Fresh {
     }
 }
 
-/// Opens for reading and writing; a file that is made is the user's alone.
+/// Returns options that open a file for reading and writing, and make a file that only its user can
+/// access.
 fn rw() -> OpenOptions {
     let mut options = File::options();
     options.read(true).write(true).mode(0o600);
@@ -111,8 +112,9 @@ pub(super) fn link(file: &LockFile, to: PathBuf) -> io::Result<()> {
     .map_err(Into::into)
 }
 
-/// Allocates the header and `user_bytes` bytes and returns their sum. `ftruncate` would succeed
-/// beyond the end of a full tmpfs, and a process that touched the memory later would get SIGBUS.
+/// Allocates the header and `user_bytes` bytes and returns their sum. Does not use `ftruncate`,
+/// which would succeed beyond the end of a full tmpfs: a process that touched the memory later
+/// would get SIGBUS.
 pub(super) fn allocate(
     file: &LockFile,
     user_bytes: usize,
@@ -141,7 +143,7 @@ pub(super) fn allocate(
         });
     }
     loop {
-        // SAFETY: no pointers are involved.
+        // SAFETY: `posix_fallocate` takes no pointer, and the file is open.
         match unsafe { libc::posix_fallocate(file.as_raw_fd(), 0, length) } {
             0 => return Ok(file_bytes),
             libc::EINTR => {}

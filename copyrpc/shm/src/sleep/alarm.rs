@@ -13,7 +13,7 @@ use rustix::io::{read, write};
 use super::{Sleep, Watch, Word};
 use crate::sync::{AtomicBool, Ordering};
 
-/// The alarm of a thread, which sleeps on it and on other conditions. Any thread can ring it
+/// An alarm, on which one thread sleeps, alone or with other conditions. Any thread can ring it
 /// through its [`waker`](Self::waker).
 ///
 /// | word | writer | reader | pairing |

@@ -1,4 +1,4 @@
-//! The system calls.
+//! The system calls that sleep on words, and wake sleepers.
 
 use std::time::Duration;
 
@@ -43,13 +43,13 @@ impl Default for Known {
 }
 
 impl Known {
-    /// Notes a word; `false`: there are too many.
+    /// Stores the present value of a word. Returns `false` if the sleep takes no more words.
     pub(super) fn note(&mut self, word: &AtomicU32) -> bool {
         let Some(known) = self.words.get_mut(self.count) else {
             self.is_short = true;
             return false;
         };
-        // W2, W4
+        // W2, W4 (module `sleep`)
         let value = word.load(Ordering::Acquire).into();
         *known = KnownWord {
             value,
@@ -61,7 +61,7 @@ impl Known {
         true
     }
 
-    /// Sleeps while all words are unchanged, at most for `longest`. It may end early.
+    /// Sleeps while all words are unchanged, at most for `longest`. The sleep may end early.
     #[cfg(not(loom))]
     pub(super) fn sleep(&self, _: &mut dyn Watch, longest: Duration) {
         let longest = if self.is_short {
@@ -131,7 +131,8 @@ fn wait(word: &KnownWord, longest: Duration) {
     };
 }
 
-/// Returns `false` if the kernel cannot; then the thread has not slept.
+/// Sleeps while all words are unchanged, at most for `longest`. Returns `false` if the kernel
+/// cannot sleep on several words; then the thread has not slept.
 #[cfg(not(loom))]
 fn wait_for_any(words: &[KnownWord], longest: Duration) -> bool {
     use std::sync::atomic::AtomicBool;
@@ -143,8 +144,8 @@ fn wait_for_any(words: &[KnownWord], longest: Duration) -> bool {
         return false;
     }
     let end = timespec(Duration::from_nanos(crate::clock::monotonic_ns()).saturating_add(longest));
-    // SAFETY: the kernel reads `words.len()` entries and the time, which live through the call, and
-    // the words, as above.
+    // SAFETY: the kernel reads `words.len()` entries and the time, which live through the call. It
+    // reads the words too, and fails where there is none.
     let ended = unsafe {
         libc::syscall(
             libc::SYS_futex_waitv,

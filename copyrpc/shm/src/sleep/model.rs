@@ -1,5 +1,5 @@
-//! W1, W2 and W4: a consumer is woken by each publication, at whatever point it falls asleep, and
-//! falls asleep again.
+//! W1, W2 and W4 of module `sleep`: a consumer is woken by each publication, at whatever point it
+//! falls asleep, and falls asleep again.
 
 use loom::sync::Arc;
 

@@ -16,7 +16,7 @@ use crate::threads::without_signals;
 /// Number that identifies events of `end`; events of the descriptor have the number 0.
 const END: u64 = 1;
 
-/// A thread that wakes one sleeper. Its drop ends the thread. It takes three descriptors.
+/// A thread that wakes one sleeper. The drop ends the thread. A notifier takes three descriptors.
 #[derive(Debug)]
 pub struct Notifier {
     sleep: Arc<Sleep>,
@@ -27,7 +27,8 @@ pub struct Notifier {
 }
 
 impl Notifier {
-    /// Starts a thread of this name for the file behind `descriptor`, which it keeps open.
+    /// Starts a thread called `name` for the file of `descriptor`. The notifier keeps the file
+    /// open.
     ///
     /// # Errors
     /// There is no descriptor or thread left.
@@ -60,7 +61,8 @@ impl Notifier {
         })
     }
 
-    /// Makes the descriptor wake the sleeper once: when it becomes readable, or at once if it is.
+    /// Makes the descriptor wake the sleeper once: when it becomes readable, or at once if it is
+    /// readable.
     pub fn arm(&self) {
         // `start` added the descriptor, so this cannot fail.
         let _ = epoll::modify(
@@ -85,7 +87,7 @@ impl Drop for Notifier {
     }
 }
 
-/// Wakes the sleeper at each event, until the end.
+/// Wakes the sleeper at each event of the descriptor. Returns at an event of `end`.
 fn wake(epoll: &OwnedFd, sleep: &Sleep) {
     let mut room = [MaybeUninit::uninit()];
     loop {

@@ -28,7 +28,7 @@ struct Left {
     others: Vec<Waker>,
 }
 
-/// A hash of addresses of this process, which no peer chooses.
+/// A hasher for addresses of this process. No peer chooses them, so a simple hash suffices.
 #[derive(Default)]
 struct Spread(u64);
 
@@ -44,7 +44,8 @@ impl Hasher for Spread {
     }
 
     fn write_usize(&mut self, number: usize) {
-        // 2^64 / golden ratio: the product has the influence of all bits in its upper half.
+        // 2^64 / golden ratio. The upper half of the product depends on all bits of the address;
+        // the rotation makes it the lower half.
         self.0 = (self.0 ^ number as u64)
             .wrapping_mul(0x9e37_79b9_7f4a_7c15)
             .rotate_left(32);
@@ -83,8 +84,9 @@ fn rest_on(watch: &mut dyn Watch, waker: &Waker) -> Option<Duration> {
 }
 
 impl Word<'_> {
-    /// Has `waker` called when the word is changed. A [`Sleep`](super::Sleep) has one consumer, a
-    /// [`Bell`](super::Bell) any number.
+    /// Has `waker` called when the word is changed. For a [`Sleep`](super::Sleep), which has one
+    /// consumer, it replaces the earlier waker; for a [`Bell`](super::Bell), it is added to the
+    /// others.
     fn leave(&self, waker: &Waker) {
         let (is_shared, address) = (self.sleeping.is_none(), address(self.wakes));
         let is_known = |left: &Left| {

@@ -1,4 +1,4 @@
-//! Watches of which others are made.
+//! Simple conditions to sleep for, and the join of several conditions.
 
 use std::fmt;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::{Bell, Sleeper, Watch, Word};
 use crate::sync::Ordering;
 
-/// Joins two watches. Each watch is checked and each begins to rest, whatever the other returns.
+/// Joins two watches. Every call reaches both, whatever the first returns.
 struct Both<'a>(&'a mut dyn Watch, &'a mut dyn Watch);
 
 impl Watch for Both<'_> {
@@ -33,7 +33,8 @@ impl Watch for Both<'_> {
     }
 }
 
-/// Adds one part after the other to `watch`, each on the stack above the one before.
+/// Joins `watch` with the watches of all `parts`, and calls `then` with the result. Each watch is
+/// valid only during the call in which its part lends it, so the calls are nested.
 pub(super) fn link(
     parts: &mut dyn Iterator<Item = &mut dyn Sleeper>,
     watch: &mut dyn Watch,
@@ -74,8 +75,8 @@ impl Watch for Due {
     }
 }
 
-/// A condition, asked by a function. The thread that makes it true must wake through the word of
-/// another part.
+/// A condition that a function checks. The thread that makes the condition true must wake the
+/// sleeper through a word of another part.
 pub struct Look<F>(pub F);
 
 impl<F> fmt::Debug for Look<F> {
@@ -96,7 +97,7 @@ impl<F: FnMut() -> bool> Watch for Look<F> {
     }
 }
 
-/// Hears the rings of a [`Bell`] since [`Bell::listen`].
+/// The condition that a [`Bell`] was rung after [`Bell::listen`].
 #[derive(Debug)]
 pub struct Listener<'a> {
     bell: &'a Bell,
@@ -105,7 +106,7 @@ pub struct Listener<'a> {
 
 impl<'a> Listener<'a> {
     pub(super) fn new(bell: &'a Bell) -> Self {
-        // W4
+        // W4 (module `sleep`)
         Self {
             bell,
             rings: bell.rings.load(Ordering::Acquire),

@@ -11,7 +11,7 @@ pub(in crate::link) const RESTORED_AT: u64 = 1 << 20;
 /// differ.
 ///
 /// Numbers are coded relative to a base that a walk has coded before. So two states that differ
-/// only in the number of laps, the credit ever granted, or the names of calls, have the same bytes.
+/// only in the number of laps, the credit ever granted, or the ids of calls, have the same bytes.
 #[derive(Default)]
 pub(in crate::link) struct Coder {
     bytes: Vec<u8>,

@@ -15,8 +15,8 @@ struct States {
     bytes: Vec<u8>,
     /// End of each state's bytes.
     ends: Vec<usize>,
-    /// Open addressing, at most half full: numbers, each with the hash that avoids most
-    /// comparisons.
+    /// Hash table with open addressing, at most half full: numbers of states, each with the hash of
+    /// the state, which avoids most comparisons.
     table: Vec<(u32, u32)>,
 }
 
@@ -83,7 +83,7 @@ impl States {
     }
 }
 
-/// Multiplies and rotates, eight bytes at a time.
+/// Returns a hash: multiplies and rotates, eight bytes at a time.
 fn hash(bytes: &[u8]) -> u32 {
     let mix = |hash: u64, word: u64| {
         (hash ^ word)
@@ -107,7 +107,7 @@ pub(super) struct Report {
     pub(super) states: usize,
     pub(super) transitions: u64,
     pub(super) refused: u64,
-    /// Number of states in which no call is outstanding and either side can make the largest.
+    /// Number of states in which no call is outstanding and either side can make the largest call.
     pub(super) done: usize,
     /// Number of steps from the farthest state to such a state.
     pub(super) farthest: usize,
@@ -119,7 +119,7 @@ pub(super) struct Report {
 struct Found {
     from: u32,
     hash: u32,
-    /// Length of the state.
+    /// Length of the coded state in bytes.
     len: usize,
     /// See [`Graph::finishing`].
     is_finishing: bool,
@@ -132,8 +132,8 @@ pub(super) struct Graph {
     /// All actions but serves.
     actions: Vec<Action>,
     states: States,
-    /// The transitions from the state that is expanded and the one before, so that the entry of the
-    /// table for each transition is in the cache when it is used.
+    /// The transitions from the state that is expanded and from the state expanded before, so that
+    /// the entry of the table for each transition is in the cache when it is used.
     found: Vec<Found>,
     /// The coded states of `found`, one after the other.
     found_bytes: Vec<u8>,

@@ -1,12 +1,12 @@
-//! Every state that two real links can reach, in the smallest ring: no overrun (S2), no missing
-//! receive (B1), each call in one place and ended once (C2), no state from which the calls cannot
-//! end (L1..L5).
+//! Every state that two real links can reach, in the smallest ring: no overrun (S2 of
+//! docs/copyrpc-protocol.md), no missing receive (B1), each call in one place and ended once (C2),
+//! no state from which the calls cannot end (L1..L5).
 //!
-//! A `World` is two links and the memory between them. A state of it is kept as bytes without
-//! anything that has no effect. Counters that only grow are relative to the other side's knowledge,
-//! calls are named by their place, payloads are dropped, mirror images are one. So runs of any
-//! length have finitely many states, and `Graph` finds them all. Nothing is a model: each step
-//! restores two links, does one action on them, and saves them.
+//! A `World` is two links and the memory between them. A state of a world is kept as bytes, without
+//! the parts that have no effect. Counters that only grow are relative to the other side's
+//! knowledge, calls have numbers by their place, payloads are dropped, and a state and its mirror
+//! image are one. So runs of any length have finitely many states, and `Graph` finds them all.
+//! Nothing is a model: each step restores two links, does one action on them, and saves them.
 //!
 //! There are still too many states for three calls a side with all events in any order. So there
 //! are three explorations, and the bound of each is in its name and its comment.
@@ -58,14 +58,14 @@ fn setup() -> Setup {
     }
 }
 
-/// Returns the factor of the number of starts.
+/// Returns the factor by which `COPYRPC_TEST_SCALE` multiplies the number of starts; 1 by default.
 fn scale() -> usize {
     std::env::var("COPYRPC_TEST_SCALE").map_or(1, |scale| scale.parse().unwrap())
 }
 
-/// Returns the starts of the two directions. In the first, the largest request and the largest
-/// response just do not fit before the ring's end, which wastes the maximum; the others are spread
-/// over the ring.
+/// Returns the start positions of the two directions. For `nth` 0, the largest request and the
+/// largest response just do not fit before the ring's end, which wastes the maximum; the other
+/// starts are spread over the ring.
 fn start(nth: usize) -> [u64; 2] {
     let blocks = RingSize::CORE_MIN / 32;
     let nth = nth as u64;

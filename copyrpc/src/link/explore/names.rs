@@ -1,4 +1,5 @@
-//! The content of messages, and the names of their calls.
+//! The content of messages, and the names of their calls: numbers in the order in which a walk
+//! through a state meets the calls.
 
 use super::Coder;
 use crate::link::calls::Calls;
@@ -46,8 +47,8 @@ impl Names {
         self.met.iter_mut().for_each(Vec::clear);
     }
 
-    /// Ends the walk and asserts that no call was lost. If it restored, the calls that it met are
-    /// outstanding.
+    /// Ends the walk and asserts that no call was lost. After a walk that restored a state, the
+    /// calls that the walk met are outstanding.
     pub(super) fn end(&mut self, restores: bool) {
         for (calls, met) in self.calls.iter_mut().zip(&self.met) {
             if restores {
@@ -65,7 +66,7 @@ impl Names {
         }
     }
 
-    /// Codes the call of `caller` that an id names. Returns its kind.
+    /// Codes the call of `caller` that has this id. Returns its kind.
     fn call(&mut self, coder: &mut Coder, caller: usize, id: &mut CallId) -> u8 {
         let met = &mut self.met[caller];
         let (mut kind, mut is_waiting) = (0, false);

@@ -26,7 +26,7 @@ pub(crate) struct Past {
 pub(crate) struct Traffic {
     /// Number of batches.
     pub(crate) batches: u64,
-    /// Credit in bytes of its calls: a multiple of 32.
+    /// Credit of the calls in bytes: a multiple of 32.
     pub(crate) credit: u64,
     /// Number of requests.
     pub(crate) requests: u64,

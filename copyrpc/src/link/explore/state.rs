@@ -12,8 +12,8 @@ impl World {
     /// the same parameters, two states that are each other's mirror image have the same bytes too.
     pub(super) fn save(&mut self, bytes: &mut Vec<u8>) {
         let is_symmetric = self.setup.is_symmetric();
-        // Of mirror images, the lesser bytes count. The first byte is the turn, and is lesser in
-        // the image that begins with its side.
+        // Of two mirror images, the image with the lesser bytes is saved. The first byte is the
+        // turn, and is lesser in the image that begins with the side whose turn it is.
         let (first, has_image) = match self.turn {
             Turn::Takes(side) | Turn::Acts(side) if is_symmetric => (side, false),
             _ => (0, is_symmetric),
@@ -119,8 +119,8 @@ fn code_direction(coder: &mut Coder, names: &mut Names, links: &mut [Link<u8>; 2
 }
 
 /// Codes words on their way to an end that knows `known`. Words are only compared with the known
-/// words, and the newer of both count (F1): so words older than `known` are equivalent to words
-/// equal to it.
+/// words, and the newer of both count (F1 of docs/copyrpc-protocol.md): so words older than `known`
+/// are equivalent to words equal to it.
 fn code_heard(coder: &mut Coder, words: &mut FlowWords, known: FlowWords) {
     let FlowWords {
         consumer_pos,
@@ -226,7 +226,7 @@ fn code_messages(
     at
 }
 
-/// Codes the batches that `side` sent and the other has not polled.
+/// Codes the batches that `side` sent and the other side has not polled.
 fn code_arrived(
     coder: &mut Coder,
     names: &mut Names,

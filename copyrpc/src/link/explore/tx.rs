@@ -65,7 +65,8 @@ impl SendRing {
             coder.restores() || is_open == (self.open_count > 0 || self.is_metadata_only),
             "{self:?}"
         );
-        // Once there are messages, they are posted in the same way as without it.
+        // A batch with messages is posted in the same way, whether it began without messages or
+        // not.
         self.is_metadata_only = is_open && self.open_count == 0;
         self.note_ease();
         self.next = if is_open {
@@ -77,7 +78,7 @@ impl SendRing {
         let lap_end = super::lap_end(self.size(), producer);
         assert!(coder.restores() || self.lap_end == lap_end, "{self:?}");
         self.lap_end = lap_end;
-        // Whether a call is admitted does not depend on this.
+        // Whether a call is admitted does not depend on `calls_end`, so it is not coded.
         self.close_to_calls();
     }
 

@@ -200,7 +200,8 @@ impl World {
             self.turn = match action {
                 Action::ExecuteRead | Action::Serve { .. } => Turn::Nobody,
                 Action::TakeBatch => Turn::Takes(side),
-                // Unlike calls and replies, it may affect a batch that is taken later.
+                // Unlike calls and replies, the early end of a call may affect a batch that is
+                // taken later.
                 Action::Abandon { .. } if !matches!(self.turn, Turn::Acts(_)) => Turn::Takes(side),
                 Action::Abandon { .. } => Turn::Acts(side),
                 Action::Call { .. } | Action::Reply { .. } | Action::TakeRead => Turn::Acts(side),
@@ -305,8 +306,8 @@ impl World {
         let mut left = room;
         let flushed: Result<(), ()> = link.flush(|emit: Emit| {
             left = left.checked_sub(1).ok_or(())?;
-            // The smallest receive queue that B1 permits: a receive for each batch granted, posted
-            // again when its completion is taken.
+            // The smallest receive queue that B1 of docs/copyrpc-protocol.md permits: a receive for
+            // each batch granted, posted again when its completion is taken.
             assert!(
                 arrived.len() < limit,
                 "RNR: a batch finds no posted receive"

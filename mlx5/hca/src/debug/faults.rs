@@ -9,7 +9,7 @@ use crate::{Clock, Hca, Timing};
 /// Faults that a software HCA makes; the default makes none.
 /// [`DeviceInfo::modes`](crate::DeviceInfo::modes) lists them.
 ///
-/// Operations are counted from 0 over all queue pairs of the device, or over the queue pairs in
+/// Operations are counted from 0 over all queue pairs of the device, or over the queue pair in
 /// `only`, in the order of their first attempts. A WQE that only fills the end of a send queue does
 /// not count.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -27,11 +27,12 @@ pub struct Faults {
     pub reorder_permille: u16,
     /// The number of the operation that fails, and its syndrome.
     pub fail: Option<(u64, Syndrome)>,
-    /// Number of the operation from which on no peer answers. Datagrams need no answer.
+    /// Number of the operation from which on no peer answers: this operation and all later
+    /// operations fail after the timeout of their queue pair.
     pub drop_peers_after: Option<u64>,
-    /// Attempts of messages in a thousand that are lost. A lost datagram is complete. Another
-    /// message is sent again after the timeout of its queue pair; if all attempts are lost, it
-    /// fails, at once.
+    /// Attempts of messages in a thousand that are lost. The send of a lost datagram completes. Any
+    /// other lost message is sent again after the timeout of its queue pair; if all its attempts
+    /// are lost, it fails at once.
     pub loss_permille: u16,
     /// The place of the queue pair that gets the faults of operations: the lower 14 bits of its
     /// number. `None`: all queue pairs.
@@ -42,7 +43,7 @@ pub struct Faults {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
     Normal,
-    /// Starts after [`Injector::delay_ns`].
+    /// The operation starts after [`Injector::delay_ns`].
     Delayed,
     NotReady,
     /// The send of a datagram completes, and the datagram is not delivered.

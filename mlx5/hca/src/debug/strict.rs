@@ -1,10 +1,10 @@
 //! Strict mode: detects mistakes of a driver to which a NIC would react silently: it would do
 //! nothing, or the wrong thing.
 //!
-//! The hook of a doorbell names only the queue pair. The register, the record and the WQEs are read
-//! and compared here. Then the register is poisoned, so that the next store to it can be detected.
-//! The next progress finds WQEs that no doorbell announced. A missing barrier cannot be found here,
-//! because a thread sees its own stores in order.
+//! The hook of a doorbell passes only the queue pair. The register, the record and the WQEs are
+//! read and compared here. Then the register is poisoned, so that the next store to it can be
+//! detected. The next empty poll detects WQEs that no doorbell announced. A missing barrier cannot
+//! be detected here, because a thread sees its own stores in order.
 
 use mlx5_wire::{
     BLUEFLAME_BYTES, CtrlWords, Header, Piece, SEGMENT, WQEBB, WqeError, announced_bytes,
@@ -22,8 +22,8 @@ const POISON: u8 = 0xdb;
 /// Poisons a new register.
 pub(crate) fn poison_register(qp: &SoftQp) {
     if let Some(register) = qp.sq.register {
-        // SAFETY: both halves of the register, which only the storing thread (this thread)
-        // accesses.
+        // SAFETY: `register` points to both halves of the register, which live as long as the queue
+        // pair, and which only the storing thread (this thread) accesses.
         unsafe { register.cast().write([POISON; 2 * BLUEFLAME_BYTES]) };
     }
 }
@@ -38,7 +38,8 @@ pub(crate) fn doorbell(hca: &Hca, state: &mut State, index: usize) -> bool {
     let Some(register) = qp.sq.register else {
         return false;
     };
-    // SAFETY: both halves of the register, which only the storing thread (this thread) accesses.
+    // SAFETY: `register` points to both halves of the register, which live as long as the queue
+    // pair, and which only the storing thread (this thread) accesses.
     let halves = unsafe {
         register
             .cast::<[[u8; BLUEFLAME_BYTES]; 2]>()
@@ -123,7 +124,7 @@ fn check_register(
     }
 }
 
-/// Returns whether the WQEs up to `producer` are in places that the driver could know to be free.
+/// Checks that the WQEs up to `producer` are in WQEBBs that the driver could know to be free.
 fn check_room(qp: &SoftQp, producer: u16) -> Result<(), Violation> {
     let QpWatch {
         notified,
@@ -200,7 +201,7 @@ fn check_wqe(qp: &SoftQp, counter: u16, outstanding: u16, ctrl: CtrlWords) -> Re
             WqeError::Header => Rule::WqeLength,
             WqeError::Inline => Rule::InlineLength,
         })?;
-        // An atomic has one result buffer.
+        // An atomic has one result buffer, so its WQE has 4 segments.
         if matches!(wqe.header, Header::Atomic(..)) && ctrl.ds() != 4 {
             return Err(Rule::WqeLength);
         }

@@ -1,4 +1,4 @@
-//! Connecting queue pairs, by a way that both ends have.
+//! Connections of queue pairs, through shared memory or by packets, whichever both ends have.
 
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
@@ -15,12 +15,12 @@ use crate::shared::remote::Remote;
 use crate::types::request::{Address, PacketAddress, Way};
 use crate::{Hca, State};
 
-/// Hop limit of datagrams in packets.
+/// Hop limit of datagrams that are sent as packets.
 const HOPS: u8 = 64;
 
 impl Hca {
     /// Returns the address of the device's port for packets, and its RDMA MTU in bytes. `None` if
-    /// it has none.
+    /// the device has no such port.
     #[must_use]
     pub fn wire_address(&self) -> Option<(SocketAddr, u16)> {
         let state = self.state.borrow();
@@ -108,14 +108,15 @@ impl Hca {
         };
         (qp.options, qp.access, qp.transport) = (*options, access, transport);
         qp.version = qp.version.wrapping_add(1);
-        // H1
+        // H1 of `shared::layout`
         qp.entry()
             .identity
             .store(qp.connected_identity(), Ordering::Release);
         Ok(())
     }
 
-    /// Maps the device of the peer, and names the peer in the entry of queue pair `qpn`.
+    /// Maps the device of the peer, and stores the peer's number and incarnation in the entry of
+    /// queue pair `qpn`.
     fn by_memory(
         &self,
         state: &mut State,
@@ -152,7 +153,7 @@ impl Hca {
         };
         let to = port.socket_of(peer, remote);
         let own_port = port.own().port();
-        // Devices of other makers send only to this port.
+        // Devices of other makers send only to UDP port 4791, so this device needs that port.
         if remote.port.is_none() && self.port.is_none() && own_port != UDP_PORT {
             return Err(ConnectError::NotTheRocePort { to, own: own_port });
         }

@@ -33,7 +33,7 @@ const MAX_CQS: usize = 1 << 16;
 pub(crate) const LANE_SLOT_BYTES: usize = size_of::<Slot<Message>>();
 /// Longest receive WQE, in bytes.
 const MAX_RECV_STRIDE: u32 = 1024;
-/// Values of the upper 10 bits of a QPN: neither all zeros nor all ones.
+/// Number of values of the upper 10 bits of a QPN that are used: neither all zeros nor all ones.
 pub(crate) const QPN_TAGS: u16 = (1 << (24 - QP_INDEX_BITS)) - 2;
 
 /// A place for queue pairs, in the state after its last queue pair.
@@ -41,9 +41,9 @@ pub(crate) const QPN_TAGS: u16 = (1 << (24 - QP_INDEX_BITS)) - 2;
 pub(crate) struct QpPlace {
     /// Upper bits of the number of the next queue pair, less one.
     pub(crate) tag: u16,
-    /// Whether a peer may still use it, so that it is never reused.
+    /// Whether a peer may still use the place, so that the place is never reused.
     pub(crate) is_quarantined: bool,
-    /// [`SoftQp::version`].
+    /// Value of [`SoftQp::version`] of the last queue pair in this place.
     pub(crate) version: u32,
 }
 
@@ -93,7 +93,7 @@ pub(crate) fn publish_reset(qp: &mut SoftQp) {
     entry.acks.answered.store(0, Ordering::Relaxed);
     entry.armed.store(ARMED, Ordering::Relaxed);
     entry.lane.store(qp.lane_place.pack(), Ordering::Relaxed);
-    // H1
+    // H1 of `shared::layout`
     entry.identity.store(
         qp.identity(if qp.is_datagram() { DATAGRAM } else { 0 }),
         Ordering::Release,
@@ -144,8 +144,8 @@ impl Hca {
         }
     }
 
-    /// Returns a place for a queue pair with at least `lane_slots` slots in its lane, its pages
-    /// committed: the index, and the place of the slots.
+    /// Returns a place for a queue pair with at least `lane_slots` slots in its lane, as its index
+    /// and the place of the slots. The pages of both are committed.
     fn free_qp(
         &self,
         state: &mut State,
@@ -224,8 +224,9 @@ impl Hca {
             stride,
             record,
         } = *memory;
-        // SAFETY: guaranteed by the caller. A driver may post to a shared queue at once, to a queue
-        // pair's own queue from INIT on.
+        // SAFETY: guaranteed by the caller. The mirror of a shared queue is polled from now on,
+        // because a driver may post there at once. The mirror of a queue pair's own queue is polled
+        // from INIT on.
         let mirror = unsafe { Mirror::new(buffer, stride as usize, record, is_linked) };
         self.place_rq(state, pd, (wqe_cnt, stride), is_linked, Some(mirror))
             .map(|(rqn, _)| rqn)
@@ -333,8 +334,8 @@ impl Hca {
                 .clear_lanes(slots.cast(), place.slots as usize * LANE_SLOT_BYTES)
         };
         self.memory.lane(index).intent.store(0, Ordering::Relaxed);
-        // SAFETY: the slots live as long as the device, this is the only consuming end, and they
-        // are empty.
+        // SAFETY: the slots live as long as the device and are empty, and the result is their only
+        // consuming end.
         unsafe { LaneRx::new(slots, place.slots.into(), 0) }
     }
 
@@ -362,10 +363,10 @@ impl Hca {
         let (index, lane_place) = self.free_qp(state, memory.lane_slots)?;
         let QpPlace { tag, version, .. } = state.qp_places[index];
         let entry = self.memory.qp(index);
-        // SAFETY: committed by `free_qp`. No peer has this place or these slots: no peer ever had
-        // them, or `destroy_qp` waited for it.
+        // SAFETY: `free_qp` has committed the lane. No peer accesses this place or these slots: no
+        // peer ever did, or `destroy_qp` waited for that peer.
         let lane = unsafe { self.clear_lane(index, lane_place) };
-        // Reserved here, so that scheduling allocates nothing.
+        // Room for the queue pair's events is reserved here, so that scheduling allocates nothing.
         let count = state.queues.qps.len();
         state.deferred.reserve(count);
         let later = if self.timing.is_immediate() {

@@ -26,7 +26,7 @@ impl Hca {
             any |= rq.refresh();
         }
         let copies = &self.memory.control().header.copies;
-        // H9. The word has one writer.
+        // H9 of `shared::layout`. The word has one writer.
         copies.store(copies.load(Ordering::Relaxed) + 1, Ordering::Release);
         for index in 0..state.queues.qps.len() {
             any |= self.poll_records(&mut state, index);
@@ -66,7 +66,8 @@ impl Hca {
         let Transport::Connected(remote) = &mut qp.transport else {
             return;
         };
-        // A pending atomic is still the WQE at the head, and the peer may have executed it.
+        // A connection whose lane was used is kept: a pending atomic is still the WQE at the head,
+        // and the peer may have executed it.
         if remote.lane.position() != 0 || !remote.was_reset() {
             return;
         }
@@ -104,8 +105,8 @@ impl Hca {
         }
     }
 
-    /// RTR to RTS, or new options in RTS: polls its send queue from now on. A `timeout` of 0 waits
-    /// forever. This end sets the RNR timer; on a NIC the responder sets it.
+    /// RTR to RTS, or new options in RTS: the device polls the queue pair's send queue from now on.
+    /// A `timeout` of 0 waits forever. This end sets the RNR timer; on a NIC the responder sets it.
     pub fn start_sending(&self, qpn: u32, options: &ConnectOptions) {
         self.with_qp(qpn, |qp| {
             qp.options = *options;
@@ -161,7 +162,8 @@ impl Hca {
         // The messages in the lane took receives of a shared queue. Draining returns them, as it
         // does when a queue pair is destroyed.
         crate::responder::arrive::drain(self, qp, &mut state.queues.cqs);
-        // SAFETY: committed when the queue pair was made; the peer was waited for.
+        // SAFETY: the lane was committed when the queue pair was made, and `quiesce` has waited for
+        // the peer.
         qp.lane = unsafe { self.clear_lane(index, qp.lane_place) };
         (qp.sq_consumer, qp.sq_limit, qp.flushed, qp.answered) = (0, 0, 0, 0);
         (qp.mode, qp.is_watched) = (self.first_mode(state.queues.injector.as_deref()), false);
@@ -182,16 +184,16 @@ impl Hca {
         true
     }
 
-    /// Returns whether the queue had no room for a CQE. Such a queue gets no further CQEs, and its
-    /// queue pairs fail.
+    /// Returns whether completion queue `cqn` had no room for a CQE. Such a queue gets no further
+    /// CQEs, and its queue pairs fail.
     #[must_use]
     pub fn has_overrun(&self, cqn: u32) -> bool {
         self.with_cq(cqn, |cq| cq.has_overrun()).unwrap_or(false)
     }
 
-    /// Returns whether the driver armed the queue and the queue has a completion of the armed kind.
-    /// If so, disarms the queue. A completion gives one event: if the driver arms the queue again
-    /// without polling, the completion of the last event gives no further event.
+    /// Returns whether the driver armed completion queue `cqn`, and the queue has a completion of
+    /// the armed kind. If so, disarms the queue. A completion gives one event: if the driver arms
+    /// the queue again without polling, the completion of the last event gives no further event.
     #[must_use]
     pub fn take_event(&self, cqn: u32) -> bool {
         self.with_cq(cqn, SoftCq::announce).unwrap_or(false)

@@ -1,7 +1,8 @@
 //! The firmware commands: creating, connecting, changing and destroying objects.
 //!
 //! - `open`: devices. `create`: completion queues, receive queues and queue pairs. `transitions`:
-//!   their states, and their end. `connect`: connections by packets. `regions`: memory regions.
+//!   the states of queue pairs, and their destruction. `connect`: connections through shared memory
+//!   or by packets. `regions`: memory regions.
 //! - `foreign`: polling and state transitions, for drivers that do not announce doorbells.
 
 mod connect;

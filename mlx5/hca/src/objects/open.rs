@@ -71,8 +71,10 @@ fn join(
 impl Hca {
     /// Opens a device and joins its fabric.
     ///
+    /// # Errors
     /// See [`OpenError`]. [`OpenError::NoFreeLid`] if all LIDs are taken, or all
-    /// [`MAX_VF`](crate::MAX_VF) virtual functions of the port. Nothing is left behind.
+    /// [`MAX_VF`](crate::MAX_VF) virtual functions of the port. After an error, nothing of the
+    /// device is left behind.
     pub fn open(options: &SoftOptions) -> Result<Self, OpenError> {
         let arena_bytes = options
             .arena_bytes
@@ -187,7 +189,7 @@ impl Hca {
     /// delayed operation, in ns of its clock.
     #[must_use]
     pub fn next_event_ns(&self) -> Option<u64> {
-        // A lane with a fault was skipped.
+        // A ready bit that is still set belongs to a lane that a fault skipped.
         let is_ready = self.has_exact_lanes && ready_words(&self.memory).any();
         let again_ns = is_ready.then(|| self.clock.now_ns().saturating_add(LANE_RETRY_NS));
         [self.state.borrow().next_event_ns(), again_ns]

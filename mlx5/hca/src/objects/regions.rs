@@ -21,8 +21,9 @@ use crate::{Hca, State};
 const FIRST_MR: usize = 2;
 /// Number of entries that can have regions.
 const ENTRIES: usize = MAX_MRS - FIRST_MR;
-/// Number of entries that are free before one is used again. So a key returns after 256 times as
-/// many registrations.
+/// Number of entries that had a region and are free, above which the oldest of them is used again.
+/// A key returns after more than 256 times this number of registrations, because an entry has 256
+/// keys.
 const REUSE_DELAY: usize = 1024;
 
 /// The memory regions of a device.
@@ -32,8 +33,8 @@ pub(crate) struct Regions {
     free: VecDeque<usize>,
     /// [`REUSE_DELAY`], or less in tests.
     pub(crate) reuse_delay: usize,
-    /// Entry of the first slot, less [`FIRST_MR`]. It makes the keys of two devices in the same
-    /// place differ, nearly always.
+    /// Entry of the first slot, less [`FIRST_MR`]. It is random, so that two successive devices
+    /// with the same LID nearly always have different keys.
     first: usize,
 }
 
@@ -133,7 +134,7 @@ impl Hca {
             .take()
             .inspect_err(|_| state.arena.give(offset, size));
         let (slot, key) = taken?;
-        // SAFETY: inside the arena.
+        // SAFETY: `offset` is inside the arena.
         let addr = unsafe { self.memory.arena.base().add(offset) };
         let (arena, range) = (&self.memory.arena, offset..offset + size);
         let committed = if huge {
@@ -184,7 +185,8 @@ impl Hca {
         access: Access,
     ) -> Result<Region, RegisterError> {
         check_region(bytes, access)?;
-        // Peers reach all memory of a port's queue pairs this way, also to fill receive buffers.
+        // Peers of a device with a port reach all its registered memory by the kernel's copy, also
+        // to fill receive buffers.
         if self.port.is_some() || access.intersects(Access::REMOTE_READ | Access::REMOTE_WRITE) {
             foreign_memory_reachable().map_err(|reason| RegisterError::Unreachable { reason })?;
         }
@@ -217,7 +219,7 @@ impl Hca {
         entry.offset.store(offset, Ordering::Relaxed);
         entry.access.store(access.bits(), Ordering::Relaxed);
         entry.pd.store(pd, Ordering::Relaxed);
-        // H2
+        // H2 of `shared::layout`
         entry.stamp.store(self.stamp(key), Ordering::Release);
         Ok(Region {
             key,
@@ -235,8 +237,9 @@ impl Hca {
     }
 
     /// Invalidates the key, waits for peers that may be copying under it, and frees the memory.
-    /// Returns `false` if a peer does not finish in time; it may be stopped, and resume. Then the
-    /// region keeps its place, and another call tries again. A key that names no region is ignored.
+    /// Returns `false` if a peer does not finish in time; that peer may be stopped, and resume.
+    /// Then the region keeps its place, and another call tries again. A key of no region is
+    /// ignored.
     pub fn try_deregister(&self, key: u32) -> bool {
         let state = &mut *self.state.borrow_mut();
         let Some(slot) = state.mrs.find(key) else {
@@ -247,7 +250,8 @@ impl Hca {
             return false;
         }
         if let MrState::Arena { offset, bytes } = state.mrs.slots[slot].state {
-            // Zeroed for the next region. Pages that cannot be zeroed are not used again.
+            // The pages are zeroed for the next region. Pages that cannot be zeroed are not used
+            // again.
             if self.memory.arena.release(offset..offset + bytes).is_ok() {
                 state.arena.give(offset, bytes);
             }

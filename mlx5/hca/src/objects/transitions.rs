@@ -39,7 +39,7 @@ impl Hca {
 
     /// Destroys a queue pair. If the peer is in the middle of a doorbell and does not finish, the
     /// place and the receive queue are not reused: the peer could still take a receive and publish
-    /// a message. A number that names no queue pair is ignored.
+    /// a message. A number of no queue pair is ignored.
     pub fn destroy_qp(&self, qpn: u32) {
         let state = &mut *self.state.borrow_mut();
         if let Some(rqn) = self.take_qp(state, qpn) {
@@ -70,7 +70,8 @@ impl Hca {
         let peer = qp.remote().map(|r| r.peer.clone());
         let quiet = self.quiesce(&mut state.stuck, peer.iter());
         packets::abandon(&mut state.wire, &qp);
-        // Arrived messages took receives; their CQEs return them.
+        // Messages that arrived took receives. The CQEs of the messages return these receives to
+        // the driver.
         arrive::drain(self, &mut qp, &mut state.queues.cqs);
         state.hot.remove(index);
         let place = &mut state.qp_places[index];

@@ -26,28 +26,29 @@ pub(crate) struct Posted {
 /// The end of a connection by packets that belongs to this device.
 pub(crate) struct Connection {
     pub(crate) peer: SocketAddr,
-    /// The UDP port from which the peer sends: of a software HCA the port in its address, otherwise
-    /// the port of the first packet that fitted; `None` before that packet.
+    /// The UDP port from which the peer sends. If the peer is a software HCA, this is the port in
+    /// its address; otherwise it is the source port of the first packet that advanced the
+    /// connection, and `None` before that packet.
     source: Option<u16>,
     pub(crate) requester: Requester,
     pub(crate) responder: Responder,
     pub(crate) posted: VecDeque<Posted>,
-    /// Places in the send queue of the WQEs that the requester has; the first is of message number
-    /// `completed`.
+    /// Counters of the WQEs whose messages the requester has, in order. The first WQE belongs to
+    /// message number `completed`.
     pub(crate) messages: VecDeque<u16>,
     pub(crate) completed: u64,
     /// The receive of the message that is arriving.
     pub(crate) open: Option<Taking>,
-    /// A WQE failed: no more are taken until it is complete.
+    /// Whether a WQE has failed and is not complete. No further WQE is taken before it is complete.
     pub(crate) is_ending: bool,
-    /// Time of the next scheduled event of its timer.
+    /// Time of the next event that is scheduled for the connection.
     pub(crate) scheduled_ns: Option<u64>,
     /// Whether the connection is among [`WirePort::active`].
     pub(crate) is_active: bool,
 }
 
-/// Time for which a software HCA that does not answer is asked, in ns. More would delay the news of
-/// its end as long.
+/// Minimum time, in ns, for which requests to a software HCA that does not answer are repeated. A
+/// longer time would delay the report of a dead peer by as much.
 const POLLED_PATIENCE_NS: u64 = 2_000_000_000;
 
 impl Connection {
@@ -111,8 +112,9 @@ impl Connection {
     }
 
     /// Returns the answer to requests that arrive after the queue pair of this connection failed or
-    /// was destroyed: again the NAK that ended the connection, because it may be lost, or a NAK
-    /// with syndrome `GONE`. Returns `None` if the peer does not understand the answer.
+    /// was destroyed. It is the NAK that ended the connection, again because the first may be lost,
+    /// or otherwise a NAK with syndrome `GONE`. Returns `None` if the peer does not understand the
+    /// answer.
     pub(crate) fn last_answer(&self) -> Option<Headers> {
         let Options {
             qpn,
@@ -135,17 +137,19 @@ impl Connection {
         })
     }
 
-    /// Returns whether the peer sends from this address, as far as that is known.
+    /// Returns whether this is the peer's address. If the peer's UDP port is not known, any port
+    /// matches.
     pub(crate) fn is_from_peer(&self, from: &SocketAddr) -> bool {
         self.peer.ip() == from.ip() && self.source.is_none_or(|port| port == from.port())
     }
 
-    /// Learns the port that the peer sends from, from a packet that fitted.
+    /// Stores the source port of a packet that advanced the connection as the peer's port, unless
+    /// that port is known.
     pub(crate) fn learn_source(&mut self, from: &SocketAddr) {
         self.source.get_or_insert(from.port());
     }
 
-    /// Returns numbers that change when a packet of the peer fits.
+    /// Returns numbers that change when a packet of the peer advances the connection.
     pub(crate) fn progress(&self) -> (Psn, u64) {
         (self.responder.expected(), self.requester.completed())
     }

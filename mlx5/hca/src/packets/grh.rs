@@ -13,7 +13,7 @@ use crate::{Gid, GidKind};
 const BTH_BYTES: usize = 12;
 const DETH_BYTES: usize = 8;
 const IMM_BYTES: usize = 4;
-/// The next header of a GRH: the transport's.
+/// Value of the field "next header" of a GRH: an InfiniBand transport header.
 const TRANSPORT: IpNumber = IpNumber(0x1b);
 
 /// Returns the headers of a message of `len` bytes from `source` to the address `vector`: a Global

@@ -25,7 +25,7 @@ fn bits(address: IpAddr) -> u128 {
     u128::from_be_bytes(gid_of(address))
 }
 
-/// Returns whether two addresses are of one network.
+/// Returns whether two addresses are in the same network.
 fn are_of_one(one: IpAddr, other: IpAddr, mask: u128) -> bool {
     one.is_ipv4() == other.is_ipv4() && (bits(one) ^ bits(other)) & mask == 0
 }
@@ -37,10 +37,11 @@ fn mask_of(own: &Interface) -> u128 {
     }
 }
 
-/// Returns the names of the interfaces by which packets from `address` may leave: of the interface
-/// that has the address, or else of one whose network contains it. If that interface is the
-/// loopback interface, and the address is not a loopback address, the address is routed, as in
-/// networks without a common link layer: then the names of all other interfaces, if any.
+/// Returns the names of the interfaces by which packets from `address` may leave. This is the
+/// interface that has the address, or else an interface whose network contains the address. But if
+/// that is the loopback interface and the address is not a loopback address, the address is routed,
+/// as in networks without a common link layer. Then the result is the names of all other
+/// interfaces, if any.
 pub(crate) fn names_of(address: IpAddr) -> io::Result<Vec<String>> {
     leaving(&if_addrs::get_if_addrs()?, address)
         .ok_or_else(|| io::ErrorKind::AddrNotAvailable.into())

@@ -7,12 +7,13 @@ use mlx5_wire::roce::{AtomicEth, Headers, Opcode, PacketOpcode, Psn, Reth, Trans
 pub(crate) const MAX_RD_ATOMIC: usize = 16;
 
 /// Maximum time, in ns, for which a responder delays the ACK of a message that does not ask for
-/// one, to acknowledge a further message together with it: far below the time after which its
-/// requester sends it again.
+/// one, to acknowledge a further message together with it. It is far below the time after which the
+/// requester sends the message again.
 pub(crate) const ACK_DELAY_NS: u64 = 500_000;
 
 /// Syndrome by which a software HCA reports to another that a queue pair failed or was destroyed: a
-/// NAK with a reserved code. Other devices send nothing then, and are found dead by their silence.
+/// NAK with a reserved code. Other devices send nothing in that case, so the requester fails by its
+/// timeout.
 pub(crate) const GONE: u8 = 3 << 5 | 31;
 
 /// Returns the number of packets of a message of `len` bytes.
@@ -21,10 +22,11 @@ pub(crate) const fn packets(len: u32, mtu: u32) -> u32 {
     if len == 0 { 1 } else { len.div_ceil(mtu) }
 }
 
-/// Maximum packets that are sent and not acknowledged. Each window asks for ACKs at its quarters.
+/// Maximum number of packets of a window, which are sent and not acknowledged. Each window asks for
+/// ACKs at its quarters.
 const MAX_WINDOW: u32 = 64;
-/// Maximum payload of these packets, in bytes: with the overhead, these packets fit the default
-/// socket buffer of a Linux receiver.
+/// Maximum payload of the packets of a window together, in bytes. With their overhead, these
+/// packets fit into the default socket buffer of a Linux receiver.
 const WINDOW_BYTES: u32 = 128 << 10;
 /// The properties of a connection that its requester needs.
 #[derive(Clone, Copy, Debug)]
@@ -37,12 +39,12 @@ pub(crate) struct Options {
     pub(crate) timeout_ns: u64,
     /// Maximum number of retries without progress.
     pub(crate) retry_count: u8,
-    /// Retries after RNR NAKs; 7: no limit.
+    /// Maximum number of retries after RNR NAKs; 7 means without limit.
     pub(crate) rnr_retry: u8,
     /// Maximum READs and atomics that are not answered: 1 to [`MAX_RD_ATOMIC`], and at most the
     /// number that the peer keeps.
     pub(crate) rd_atomic: u8,
-    /// Unreliable connection: a message is complete when it was sent.
+    /// Whether the connection is unreliable. Its messages are complete when they were sent.
     pub(crate) is_unreliable: bool,
     /// Whether the peer is a software HCA, which may send [`GONE`], and which also acknowledges
     /// messages that do not ask for an ACK.
@@ -123,12 +125,12 @@ pub(crate) struct Outgoing {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Message {
     pub(super) request: Request,
-    /// The program gets a completion of the message.
+    /// Whether the program gets a completion of the message.
     pub(super) is_signaled: bool,
     /// First PSN of the message, once the message has begun.
     pub(super) first: Psn,
     pub(super) packets: u32,
-    /// Number of its READ responses that arrived.
+    /// Number of READ responses to the message that arrived.
     pub(super) answered: u32,
 }
 
@@ -166,8 +168,9 @@ impl Message {
             Request::Send { .. } => {}
             Request::Write { to, .. } => headers.reth = to,
             Request::Read(from) => {
-                // The rest of this part of the READ. A part has the length of a window: more
-                // responses would be lost in the socket's buffer, and delay all other packets.
+                // The packet requests the rest of this part of the READ. A part has the length of a
+                // window: more responses would be lost in the socket's buffer, and delay all other
+                // packets.
                 let part = options.window() * mtu;
                 headers.reth = Reth {
                     addr: from.addr.wrapping_add(offset.into()),

@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use crate::Clock;
 use crate::random::Random;
 
-/// Maximum number of packets that are held. A port with more has no room.
+/// Maximum number of packets that are held. A port whose network holds this number has no room.
 const MAX_HELD: usize = 1024;
 /// Maximum further delay of a packet that is reordered, in ns. Packets that the port sends
 /// meanwhile overtake it.
@@ -24,8 +24,8 @@ pub struct BadNetwork {
     /// Packets in a thousand with an additional delay of up to 1 ms, so that later packets overtake
     /// them.
     pub reorder_permille: u16,
-    /// Minimum and maximum delay of a packet, in us: a random time between them. Packets overtake
-    /// each other if these differ.
+    /// Minimum and maximum delay of a packet, in us: a random time between them. If the two differ,
+    /// packets overtake each other.
     pub delay_us: (u32, u32),
 }
 
@@ -115,8 +115,8 @@ mod tests {
 
     use super::*;
 
-    /// Returns the times in us and the numbers of the packets of 10,000, one each us, in the order
-    /// in which they arrive.
+    /// Sends 10,000 packets, one per us. Returns the time of arrival in us and the number of each
+    /// packet, in the order of arrival.
     fn arrivals(options: BadNetwork, seed: u64) -> Vec<(u64, u64)> {
         let now_ns = Arc::<AtomicU64>::default();
         let mut network = Network::new(options, seed, &Clock::Manual(Arc::clone(&now_ns)));

@@ -18,13 +18,15 @@ pub struct RoceOptions {
     /// An IP address of this host. It is the source address of packets, and the device's GID.
     pub address: IpAddr,
     /// Length of a network prefix, in bits: the device has the address of this host in the network
-    /// of `address`. So hosts with one network can have the same options. `None`: it has `address`.
+    /// of `address`. So all hosts of a network can have the same options. `None`: the device has
+    /// `address` itself.
     pub prefix: Option<u8>,
     /// UDP port of the device. `None`: 4791, or any free port if another device of this address has
     /// 4791. Software HCAs find the port of a peer; other devices send to 4791 only.
     pub port: Option<u16>,
-    /// UDP port of peers whose addresses contain none. `None`: 4791, or, where devices are virtual
-    /// functions that share an address, the port that follows from the number of the queue pair.
+    /// UDP port of peers whose addresses contain no port. `None`: 4791, or, where devices are
+    /// virtual functions that share an address, the port that follows from the number of the queue
+    /// pair.
     pub peers: Option<u16>,
     /// RDMA MTU, in bytes: 256, 512, 1024, 2048 or 4096. `None`: the largest for the address's
     /// interface.
@@ -35,8 +37,8 @@ pub struct RoceOptions {
     /// Bad network through which packets leave the port.
     pub network: BadNetwork,
     /// File to which a capture of all packets is added (pcap-savefile(5)). Where devices are
-    /// virtual functions that share an address: its name, a period, and the device's
-    /// `ADDRESS:PORT`.
+    /// virtual functions that share an address, a period and the device's `ADDRESS:PORT` are
+    /// appended to the name of the file.
     pub pcap: Option<PathBuf>,
 }
 
@@ -69,8 +71,8 @@ impl RoceOptions {
         self.mtu.map_or_else(of_interface, Ok)
     }
 
-    /// Returns whether peers of the same fabric get packets, too: faults of packets and captures
-    /// are about all peers.
+    /// Returns whether peers of the same fabric get packets and no shared memory. The faults of a
+    /// bad network and a capture concern the packets to all peers, so they imply it.
     #[must_use]
     pub fn sends_packets_only(&self) -> bool {
         self.is_for_all || self.network != BadNetwork::default() || self.pcap.is_some()

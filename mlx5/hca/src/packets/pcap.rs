@@ -11,11 +11,11 @@ use etherparse::PacketBuilder;
 
 use super::interface::gid_of;
 
-/// Timestamps in ns.
+/// Magic number of a capture whose timestamps are in ns.
 const MAGIC: u32 = 0xa1b2_3c4d;
 const VERSION: [u16; 2] = [2, 4];
 const SNAPLEN: u32 = 1 << 16;
-/// Packets begin with an IP header.
+/// Link type of a capture whose packets begin with an IP header.
 const LINKTYPE_RAW: u32 = 101;
 const HOPS: u8 = 64;
 
@@ -72,6 +72,6 @@ fn write(
         record.extend(word.to_le_bytes());
     }
     udp.write(&mut record, packet).map_err(io::Error::other)?;
-    // At once, as a program may end at any time.
+    // Each record is written at once, because a program may end at any time.
     file.write_all(&record)
 }

@@ -32,7 +32,7 @@ pub struct PacketCounters {
     pub retransmitted: u64,
     /// Packets received, including dropped packets.
     pub received: u64,
-    /// Packets received before an earlier packet of their connection, or after they had been
+    /// Packets received before an earlier packet of their connection, or again after they had been
     /// executed.
     pub out_of_sequence: u64,
     /// Packets dropped because their ICRC is wrong.
@@ -57,7 +57,7 @@ pub(crate) struct WirePort {
     pub(crate) mtu: u16,
     /// Whether the UDP ports of an address follow from the virtual functions that share it.
     is_shared: bool,
-    /// [`RoceOptions::peers`].
+    /// UDP port of [`RoceOptions::peers`].
     peers: Option<u16>,
     /// Secret from which the first PSNs of queue pairs follow.
     secret: u64,
@@ -65,13 +65,14 @@ pub(crate) struct WirePort {
     out: Packets,
     first: usize,
     end: usize,
-    /// Empty while its packets are being handled.
+    /// Buffers of received packets. Empty between [`receive`](Self::receive) and
+    /// [`give_back`](Self::give_back).
     incoming: Packets,
     /// Bad network, if the options have one; it holds packets before they are in `out`.
     network: Option<Network>,
     pcap: Option<Pcap>,
     pub(crate) counters: PacketCounters,
-    /// Counters that its packets are added to.
+    /// Counters to which the port adds its packets.
     pub(crate) traffic: Option<&'static PortCounters>,
     /// Destroyed queue pairs: number, peer, and last answer. The oldest are removed.
     gone: VecDeque<(u32, SocketAddr, Headers)>,
@@ -79,8 +80,8 @@ pub(crate) struct WirePort {
     pub(crate) active: Vec<usize>,
 }
 
-/// Returns the UDP port of a virtual function: 4791 of the first, and of none, as the numbers of
-/// the first queue pairs of the kernel's RoCE have it.
+/// Returns the UDP port of a virtual function. It is 4791 for virtual function 1, and also for 0,
+/// which is in the upper bits of the kernel's first RoCE queue pair numbers.
 pub(crate) const fn port_of_vf(vf: u16) -> u16 {
     UDP_PORT + vf.saturating_sub(1)
 }
@@ -193,7 +194,8 @@ impl WirePort {
         [0x02, 0, 0, 0, high, low]
     }
 
-    /// Returns the UDP port of the device with this queue pair, at the address of its vector.
+    /// Returns the UDP port of the device to which a datagram with this segment goes, at the IP
+    /// address in the segment's vector.
     pub(crate) fn port_of(&self, to: &DatagramSegment) -> u16 {
         match to.vector.rmac {
             [0x02, 0, 0, 0, high, low] if !self.is_shared => u16::from_be_bytes([high, low]),
@@ -201,7 +203,8 @@ impl WirePort {
         }
     }
 
-    /// Returns the thread that ends sleeps, which the first call starts.
+    /// Returns the thread that ends sleeps. The first call starts the thread. `None` if it could
+    /// not be started.
     pub(crate) fn waker(&mut self) -> Option<&Notifier> {
         self.waker
             .get_or_insert_with(|| Notifier::start("mlx5-packets", &self.udp.0).ok())
@@ -213,7 +216,7 @@ impl WirePort {
         self.udp.is_readable()
     }
 
-    /// Returns whether packets wait for room in the socket, for which there is no event.
+    /// Returns whether packets wait for room in the socket. No event reports such room.
     pub(crate) const fn has_unsent(&self) -> bool {
         self.first != self.end
     }
@@ -266,8 +269,9 @@ impl WirePort {
         self.end < BATCH && self.network.as_ref().is_none_or(Network::has_room)
     }
 
-    /// Adds a packet to those that [`flush`](Self::flush) sends, if there is room. Its payload has
-    /// `len` bytes, which `fill` writes; an error of `fill` sends nothing.
+    /// Adds a packet to the packets that [`flush`](Self::flush) sends. The caller has checked that
+    /// there is room. The payload has `len` bytes, which `fill` writes; if `fill` fails, nothing is
+    /// sent.
     pub(crate) fn send<E>(
         &mut self,
         to: &SocketAddr,
@@ -304,7 +308,8 @@ impl WirePort {
         self.network.as_ref()?.due_ns()
     }
 
-    /// Returns the vendor syndrome of a peer that did not answer.
+    /// Returns the vendor syndrome of a failure because `peer` did not answer: whether the kernel
+    /// refused packets to it.
     pub(crate) fn why_silent(&self, peer: &SocketAddr) -> u8 {
         if self.out.was_refused_to(peer) {
             Limit::PacketsRefused as u8
@@ -355,7 +360,8 @@ impl WirePort {
         self.incoming = incoming;
     }
 
-    /// Decodes a received packet, and counts it if it is none.
+    /// Decodes a received packet. Returns `None` for bytes that are no valid packet, and counts
+    /// them.
     pub(crate) fn decode<'a>(
         &mut self,
         from: &SocketAddr,

@@ -8,13 +8,13 @@ use mlx5_wire::{Syndrome as Status, rnr_timer_ns};
 use super::message::{GONE, Message, Options, Outgoing, Request, packets};
 use super::timer::{Due, Timer};
 
-/// Maximum PSNs from the oldest packet that is not acknowledged to the end of the messages that
-/// have begun: half of all.
+/// Maximum number of PSNs from the oldest packet that is not acknowledged to the end of the
+/// messages that have begun: half of all PSNs.
 const MAX_SPAN: u32 = 1 << 23;
 /// The retry count that means "forever".
 const WITHOUT_END: u8 = 7;
 
-/// The result of a response.
+/// The result of taking a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Taken {
     /// The payload of the response, if it has a payload, is discarded.
@@ -25,7 +25,7 @@ pub(crate) enum Taken {
     Original { message: u64, value: u64 },
 }
 
-/// Why a message failed, and all later messages were flushed.
+/// The failure of a message. All later messages were flushed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Failure {
     /// Number of the message.
@@ -42,7 +42,7 @@ pub(crate) struct Requester {
     begun: usize,
     /// Number of READs and atomics among these messages.
     unanswered: usize,
-    /// Place of the message with the PSN `next`, or a place before it.
+    /// Place in `messages` of the message with the PSN `next`, or an earlier place.
     cursor: usize,
     /// Number of the oldest message that is not complete.
     oldest: u64,
@@ -56,16 +56,16 @@ pub(crate) struct Requester {
     acknowledged: Psn,
     retries: u8,
     rnr_retries: u8,
-    /// Responses showed that the oldest packet is lost, and it was sent again: further responses of
-    /// this kind show nothing new.
+    /// Whether responses showed that the oldest packet is lost, and it was sent again. Further
+    /// responses of this kind then show nothing new.
     is_known_lost: bool,
     timer: Timer,
     failure: Option<Failure>,
-    /// A message whose bytes cannot be sent: it fails when the messages before it are complete, and
-    /// nothing of it is sent.
+    /// The failure of a message whose bytes cannot be sent. It fails when the messages before it
+    /// are complete, and nothing of it is sent.
     refused: Option<Failure>,
-    /// Number of sent packets that were put back to be sent again, even if an answer arrived before
-    /// that.
+    /// Number of sent packets that were put back to be sent again, including packets that were
+    /// answered before they were sent again.
     retransmitted: u64,
 }
 
@@ -181,7 +181,8 @@ impl Requester {
         Some(packet)
     }
 
-    /// Notes that the packet of [`next_packet`](Self::next_packet) was sent (P7).
+    /// Notes that the packet of [`next_packet`](Self::next_packet) was sent, which completes it on
+    /// an unreliable connection (P7 of `packets`).
     pub(crate) fn on_sent(&mut self, now_ns: u64) {
         if self.options.is_unreliable {
             self.acknowledge(self.next, now_ns);
@@ -320,8 +321,8 @@ impl Requester {
         }
     }
 
-    /// Completes the messages before `until`. Returns `false` if one of them has no response yet:
-    /// the response is lost (P2).
+    /// Completes the messages before `until`. Returns `false` if one of them has no response yet.
+    /// The response is lost in that case (P2).
     fn acknowledge(&mut self, until: Psn, now_ns: u64) -> bool {
         while let Some(message) = self.messages.front().filter(|_| self.begun > 0) {
             if message.first.since(until) >= 0 {

@@ -12,8 +12,9 @@ use super::message::{ACK_DELAY_NS, MAX_RD_ATOMIC, packets};
 /// Maximum answers that wait to be sent; further duplicates get none.
 const MAX_REPLIES: usize = 4 * MAX_RD_ATOMIC;
 
-/// Maximum number of packets of an unreliable connection that overtake one which is known to be
-/// late, and not the first of a new round.
+/// Maximum distance, in PSNs, of a late packet of an unreliable connection behind the expected
+/// packet (P7 of `packets`). A packet that is further behind counts as a packet of a new round of
+/// PSNs.
 const MAX_LATE: i32 = 1024;
 
 /// The memory and the receives of an end, on which its responder executes messages.
@@ -35,7 +36,7 @@ pub(crate) trait Target {
 /// The completion of a receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Completion {
-    /// Bytes of the message.
+    /// Length of the message in bytes.
     pub(crate) len: u32,
     pub(crate) imm: Option<u32>,
     pub(crate) is_write: bool,
@@ -50,7 +51,7 @@ pub(crate) struct Reply {
     pub(crate) from: Option<Reth>,
 }
 
-/// The message of which packets have arrived, and not the last.
+/// The message of which some packets have arrived, but not the last packet.
 #[derive(Clone, Copy, Debug)]
 enum Current {
     Send { len: u32 },
@@ -76,11 +77,11 @@ enum Answer {
     Atomic(u64),
 }
 
-/// Why a packet is not executed.
+/// The reason why a packet is not executed.
 enum Refusal {
     NotReady,
-    /// Too many answers wait to be sent, also to repeats of earlier requests. It is as if the
-    /// packet were lost.
+    /// Too many answers wait to be sent, including answers to repeats of earlier requests. The
+    /// packet is treated like a lost packet.
     Busy,
     Nak(Nak),
 }
@@ -97,18 +98,18 @@ pub(crate) struct Responder {
     /// QPN of the peer.
     qpn: u32,
     mtu: u32,
-    /// Code of the time after which a peer without a receive asks again.
+    /// Code of the time after which the peer repeats a request for which this end had no receive.
     rnr_timer: u8,
     expected: Psn,
     msn: u32,
     current: Option<Current>,
-    /// The expected packet was asked for by a NAK.
+    /// Whether a NAK or an RNR NAK has asked for the expected packet.
     is_asked_for: bool,
     /// The last atomics, with their PSNs and results.
     atomics: VecDeque<(Psn, u64)>,
     answers: VecDeque<Waiting>,
-    /// Time at which messages that did not ask for an ACK are acknowledged, unless an answer does
-    /// so before.
+    /// Time at which messages that did not ask for an ACK are acknowledged, unless an earlier
+    /// answer acknowledges them.
     ack_ns: Option<u64>,
     /// The NAK that ended the connection.
     fatal: Option<Nak>,
@@ -132,7 +133,7 @@ impl Responder {
         }
     }
 
-    /// Returns the NAK of the request that it refused for a reason that ends the connection.
+    /// Returns the NAK of the request that was refused for a reason that ends the connection.
     pub(crate) const fn fatal(&self) -> Option<Nak> {
         self.fatal
     }
@@ -347,7 +348,7 @@ impl Responder {
         Ok(())
     }
 
-    /// Returns whether a READ or an atomic may begin now, and there is room for its answer.
+    /// Checks that a READ or an atomic may begin now, and that there is room for its answer.
     fn may_answer(&self) -> Result<(), Refusal> {
         if self.current.is_some() {
             return Err(Nak::InvalidRequest.into());
@@ -425,7 +426,8 @@ impl Responder {
         self.answers.push_back(Waiting { psn, msn, answer });
     }
 
-    /// Answers the READ whose response with this PSN cannot be sent, and no later request.
+    /// Answers with `nak` the READ whose response with this PSN cannot be sent. No later request is
+    /// answered.
     pub(crate) fn refuse(&mut self, psn: Psn, nak: Nak) {
         self.answers.clear();
         self.fatal = Some(nak);
@@ -490,7 +492,7 @@ impl Responder {
         self.expected = expected;
     }
 
-    /// Returns the number of answers and results that it keeps.
+    /// Returns the number of answers and results that the responder keeps.
     pub(super) fn kept(&self) -> usize {
         self.answers.len() + self.atomics.len()
     }

@@ -1,9 +1,9 @@
-//! The times at which a requester does something by itself (P3, P4).
+//! The times at which a requester does something by itself (P3 and P4 of `packets`).
 
 /// Minimum time without an answer, in ns, before packets are sent again for the first time: far
-/// below the time-outs that programs set. If twice the longest recent time without progress is
-/// longer, that is used. Each repeat doubles the time, up to the time-out. Only the time-out counts
-/// as a retry.
+/// below the time-outs that programs set. Twice the longest recent time without progress is used if
+/// that is longer. Each repeat doubles the time, up to the time-out. Only the time-out counts as a
+/// retry.
 const FIRST_REPEAT_NS: u64 = 2_000_000;
 /// The time for which a requester has waited for an answer, and its action at the end of this time.
 #[derive(Debug)]
@@ -15,7 +15,7 @@ pub(super) struct Timer {
     /// Number of times that the wait before the next repeat is doubled: the repeats since an answer
     /// that was to no repeat (RFC 6298, 5.7).
     backoff: u32,
-    /// Longest recent time without progress that ended by itself, in ns.
+    /// Longest recent time without progress that ended without a repeat, in ns.
     quiet_ns: u64,
     /// Time at which the present wait for an answer began.
     wait_ns: u64,
@@ -75,7 +75,7 @@ impl Timer {
         self.repeat_ns = (wait_ns < self.timeout_ns).then(|| now_ns + wait_ns);
     }
 
-    /// Pauses until this time. Waits for no answer then.
+    /// Pauses until this time. During the pause, the requester waits for no answer.
     pub(super) fn pause(&mut self, until_ns: u64) {
         (self.pause_ns, self.retry_ns, self.repeat_ns) = (Some(until_ns), None, None);
     }
@@ -103,10 +103,11 @@ impl Timer {
             return Some(Due::Retry);
         }
         self.repeats += 1;
-        // While the backoff grows, the wait is below the time-out.
+        // The backoff grows only while the wait is below the time-out, so the shift in `wait` does
+        // not overflow.
         self.backoff += 1;
         self.wait(now_ns);
-        // The retry time of the same wait stays.
+        // `wait` set a new retry time, but a repeat does not extend the time-out.
         self.retry_ns = retry_ns;
         Some(Due::Repeat)
     }

@@ -20,7 +20,7 @@ use super::interface;
 /// Longest UDP payload of a packet: the largest MTU, with room for pad bytes, which a payload of
 /// that length does not need.
 const MAX_PACKET: usize = MAX_HEADER_BYTES + 4096 + 4 + ICRC_BYTES;
-/// Packets of a batch.
+/// Maximum number of packets of a batch.
 pub(crate) const BATCH: usize = 64;
 /// Requested size of the socket's buffers, in bytes; the kernel gives at most its `rmem_max` and
 /// `wmem_max`.
@@ -69,10 +69,10 @@ impl Packets {
             iov_base: buffer.as_mut_ptr().cast(),
             iov_len: MAX_PACKET,
         };
-        // The vectors do not grow, so the elements to which the pointers below point are not moved.
+        // The `Vec`s do not grow, so the elements to which the pointers below point are not moved.
         let mut vectors: Vec<_> = bytes.iter_mut().map(vector).collect();
         let header = |(vector, address)| {
-            // SAFETY: zero bytes are an empty header.
+            // SAFETY: zero bytes are a valid header, which is empty.
             let mut header: libc::mmsghdr = unsafe { core::mem::zeroed() };
             (header.msg_hdr.msg_iov, header.msg_hdr.msg_iovlen) = (vector, 1);
             (header.msg_hdr.msg_name, header.msg_hdr.msg_namelen) =
@@ -129,7 +129,7 @@ impl Packets {
 
     /// Makes packet `nth` the first `len` bytes of its buffer, to this address.
     pub(crate) fn set(&mut self, nth: usize, len: usize, to: &SocketAddr) {
-        // In the place of the one before, to which the header points.
+        // The address is stored over the earlier address, to which the header points.
         self.addresses[nth] = (*to).into();
         self.vectors[nth].iov_len = len;
         self.headers[nth].msg_hdr.msg_namelen = self.addresses[nth].addr_len();
@@ -153,8 +153,9 @@ impl Udp {
         } else {
             sockopt::set_ipv6_mtu_discover(&socket, Ipv6PathMtuDiscovery::DO)?;
             let (fd, on) = (socket.as_raw_fd(), 1_u32);
-            // The kernel's RoCE sends no UDP checksum.
-            // SAFETY: the kernel reads one integer, of 4 bytes.
+            // The kernel's RoCE sends no UDP checksum, so datagrams without a checksum are
+            // accepted.
+            // SAFETY: the kernel reads `on`, one integer of 4 bytes.
             if unsafe {
                 libc::setsockopt(
                     fd,
@@ -168,7 +169,7 @@ impl Udp {
                 return Err(io::Error::last_os_error());
             }
         }
-        // Without larger buffers packets are lost sooner.
+        // An error is ignored: without larger buffers packets are only lost sooner.
         let _ = sockopt::set_socket_recv_buffer_size(&socket, BUFFER_BYTES);
         let _ = sockopt::set_socket_send_buffer_size(&socket, BUFFER_BYTES);
         Ok(Self(socket))
@@ -193,7 +194,7 @@ impl Udp {
 
     fn mtu_of(&self, name: &str) -> io::Result<u32> {
         let mut ifr_name = [0; libc::IFNAMSIZ];
-        // A name has fewer bytes.
+        // A name has fewer bytes than `ifr_name`, so a zero byte ends it.
         for (to, byte) in ifr_name.iter_mut().zip(name.bytes()) {
             *to = byte as libc::c_char;
         }
@@ -201,11 +202,11 @@ impl Udp {
             ifr_name,
             ifr_ifru: libc::__c_anonymous_ifr_ifru { ifru_mtu: 0 },
         };
-        // SAFETY: the kernel reads the name and writes the MTU.
+        // SAFETY: the kernel reads the name in `request`, and writes the MTU into it.
         if unsafe { libc::ioctl(self.fd(), libc::SIOCGIFMTU, &raw mut request) } != 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: written by the kernel.
+        // SAFETY: the kernel has written the field `ifru_mtu`.
         Ok(unsafe { request.ifr_ifru.ifru_mtu }.unsigned_abs())
     }
 
@@ -225,13 +226,14 @@ impl Udp {
     /// last call, because packets that were received wait while the kernel checks for one more.
     /// Returns their number.
     pub(crate) fn receive(&self, packets: &mut Packets) -> usize {
-        // The kernel wrote the lengths of their addresses.
+        // The kernel overwrote the address lengths of the packets that were received last.
         packets.headers[..packets.received]
             .iter_mut()
             .for_each(|header| header.msg_hdr.msg_namelen = RAW_ADDRESS_BYTES);
         let most = (2 * packets.received).clamp(1, BATCH) as u32;
         let headers = packets.headers.as_mut_ptr();
-        // SAFETY: the headers describe buffers of `packets`.
+        // SAFETY: the first `most` headers describe buffers and addresses of `packets`, which
+        // outlive the call.
         let count = unsafe {
             libc::recvmmsg(
                 self.fd(),
@@ -251,7 +253,8 @@ impl Udp {
         let (mut next, mut refused) = (first, 0);
         while next < end {
             let rest = &mut packets.headers[next..end];
-            // SAFETY: the headers describe buffers of `packets`.
+            // SAFETY: the headers `rest` describe buffers and addresses of `packets`, which outlive
+            // the call.
             let sent = unsafe {
                 libc::sendmmsg(
                     self.fd(),
@@ -267,7 +270,7 @@ impl Udp {
             match io::Error::last_os_error().kind() {
                 io::ErrorKind::WouldBlock => break,
                 io::ErrorKind::Interrupted => {}
-                // The path's MTU, no route, no permission.
+                // The packet is longer than the path's MTU, or there is no route or no permission.
                 _ => {
                     packets.refused = Some(packets.addresses[next].clone());
                     (next, refused) = (next + 1, refused + 1);

@@ -6,7 +6,7 @@ use crate::queues::cq::Overrun;
 use crate::queues::qp::{Mode, SoftQp};
 use crate::{Hca, Queues};
 
-/// The only port.
+/// Number of the device's only port.
 const PORT: u8 = 1;
 
 impl Hca {

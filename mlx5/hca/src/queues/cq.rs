@@ -14,8 +14,8 @@ use crate::types::rule::Rule;
 
 /// The device's side of a completion queue.
 ///
-/// The op_own of the CQEs given to it holds only the solicited flag. Opcode, format and owner bit
-/// are filled in here.
+/// The op_own of the CQEs that callers pass to this queue has only the solicited flag. Opcode,
+/// format and owner bit are filled in here.
 #[derive(Debug)]
 pub struct SoftCq {
     /// The CQE of the first entry: its last 64 bytes.
@@ -42,7 +42,8 @@ pub struct SoftCq {
     announced: u32,
     /// Whether a CQE was due while the queue was full. Nothing is written any more then.
     overrun: bool,
-    /// Whether strict mode has reported the overrun.
+    /// Whether strict mode has reported a broken rule of the queue, or has nothing to report about
+    /// it.
     is_reported: bool,
 }
 
@@ -60,10 +61,11 @@ impl SoftCq {
     /// Makes the queue in `memory`, whose sizes the caller has checked.
     ///
     /// # Safety
-    /// The memory is valid as long as the queue.
+    /// The buffer and the record are valid as long as the queue, and the driver accesses them like
+    /// a device's queue.
     pub unsafe fn new(memory: &CqMemory) -> Self {
         let cq = Self {
-            // SAFETY: inside the first entry.
+            // SAFETY: the CQE is inside the first entry.
             first: unsafe { memory.buffer.add(memory.cqe_bytes as usize - CQE_BYTES) },
             record: memory.record.cast(),
             mask: memory.entries - 1,
@@ -136,8 +138,8 @@ impl SoftCq {
     /// Returns the number of CQEs that were written and not consumed, from the 24 bits of the
     /// record. Larger than the number of entries if the record claims CQEs that were never written.
     fn unconsumed(&self) -> u32 {
-        // SAFETY: valid as long as the queue; a driver of this crate accesses it through the same
-        // atomic type.
+        // SAFETY: the record is valid as long as the queue; a driver of this crate accesses it
+        // through the same atomic type.
         let record = unsafe { self.record.as_ref() };
         // Acquire: the driver has finished reading the CQEs that it consumed.
         let consumed = u32::from_be(record.load(Ordering::Acquire));
@@ -150,7 +152,7 @@ impl SoftCq {
         (self.mask + 1).saturating_sub(self.unconsumed())
     }
 
-    /// Finds `count` free entries at the producer. Without them, the queue has overrun.
+    /// Ensures that `count` entries are free at the producer. Without them, the queue has overrun.
     #[inline(always)]
     fn reserve(&mut self, count: u32) -> Result<(), Overrun> {
         if self.room < count {
@@ -177,7 +179,8 @@ impl SoftCq {
         self.limit = producer.wrapping_add(self.room);
         self.next = self.cqe(producer).as_ptr();
         self.owner = producer & (self.mask + 1) != 0;
-        // Keeps both marks so near that they never seem to be ahead.
+        // Moves both counters so near to the producer that they never seem to be ahead of it in 24
+        // bits.
         let near = |mark: u32| producer.wrapping_sub(producer.wrapping_sub(mark).min(MAX_CQE));
         (self.solicited, self.announced) = (near(self.solicited), near(self.announced));
         Ok(())
@@ -202,7 +205,7 @@ impl SoftCq {
         }
     }
 
-    /// Goes on to the next entry.
+    /// Advances the producer to the next entry.
     #[inline(always)]
     fn advance(&mut self) {
         self.room -= 1;
@@ -233,14 +236,14 @@ impl SoftCq {
             self.owner,
         );
         let words = bytes.as_ptr().cast::<u64>();
-        // SAFETY: `bytes` has eight words.
+        // SAFETY: `words` points to the eight words of `bytes`, and `store` passes numbers below 8.
         self.store(|i| unsafe { words.add(i).read_unaligned() });
         if entries == 1 {
             self.advance();
         } else {
             let producer = self.produced().wrapping_add(entries);
             self.next = self.cqe(producer).as_ptr();
-            // A session may end on the next lap.
+            // A session may end on the next lap, of which no entry is known to be free.
             self.room = self.room.saturating_sub(entries);
             self.limit = producer.wrapping_add(self.room);
         }
@@ -254,8 +257,8 @@ impl SoftCq {
         }
     }
 
-    /// Strict mode: returns a broken rule, once, and the wrong counter. That is a consumer record
-    /// that claims CQEs which were never written, or the producer of a queue that overran.
+    /// Strict mode: returns a broken rule and the wrong counter, once: the consumer counter of a
+    /// record that is ahead of the CQEs written, or the producer counter of a queue that overran.
     pub(crate) fn broken_rule(&mut self) -> Option<(u32, Rule)> {
         if self.is_reported {
             return None;
@@ -276,8 +279,8 @@ impl SoftCq {
     }
 
     fn arm_word(&self) -> &AtomicU32 {
-        // SAFETY: valid as long as the queue; a driver of this crate accesses it through the same
-        // atomic type.
+        // SAFETY: the record is valid as long as the queue; a driver of this crate accesses it
+        // through the same atomic type.
         unsafe { self.record.add(CQ_DBREC_ARM).as_ref() }
     }
 
@@ -306,8 +309,8 @@ impl SoftCq {
         }
         let armed = CqArm::from_record(word);
         let producer = self.produced();
-        // A signed 24-bit difference: the number of CQEs after the consumer and after the last
-        // event.
+        // `unconsumed` is a signed difference of 24 bits, the number of CQEs after the consumer.
+        // `new` is the number of these CQEs that are also after the last event.
         let unconsumed = ((producer.wrapping_sub(armed.consumed) << 8) as i32 >> 8).max(0) as u32;
         let new = announced.map_or(unconsumed, |announced| {
             unconsumed.min(producer.wrapping_sub(announced))
@@ -336,8 +339,8 @@ impl SoftCq {
 
     /// Returns whether CQE `counter`, which is in the queue, is solicited or an error.
     fn is_solicited(&self, counter: u32) -> bool {
-        // SAFETY: inside the CQE, which is valid as long as the queue. The driver may write there
-        // at the same time; then either byte is read.
+        // SAFETY: the byte is inside the CQE, which is valid as long as the queue. The driver may
+        // write the byte at the same time; then the old or the new byte is read.
         let op_own = unsafe { self.cqe(counter).add(OP_OWN_OFFSET).read_volatile() };
         let is_error = matches!(
             CqeOpcode::from_op_own(op_own),
@@ -387,7 +390,8 @@ impl SoftCq {
             }
             _ => {
                 let half = data.len().min(self.stride() - CQE128_OFFSET);
-                // SAFETY: the entry starts `stride - 64` bytes before its CQE; free as in `put`.
+                // SAFETY: the entry starts `stride - 64` bytes before its CQE, has room for `half`
+                // bytes there, and is free (`reserve`), so the driver does not access it.
                 unsafe {
                     self.cqe(self.produced())
                         .sub(self.stride() - CQE_BYTES)
@@ -430,8 +434,8 @@ impl SoftCq {
                 .cqe(self.produced().wrapping_add(mini_array_offset(i)))
                 .cast::<[u8; MiniCqe::LEN]>();
             for mini in minis {
-                // SAFETY: 8 of these fill a CQE of an entry that is free (above); the title's owner
-                // bit, written last, publishes them.
+                // SAFETY: a chunk has at most 8 mini CQEs, which fill the CQE of a free entry
+                // (`reserve`). The title's owner bit, written last, publishes them.
                 unsafe {
                     array.write(mini.emit());
                     array = array.add(1);

@@ -46,7 +46,8 @@ pub(crate) fn pieces<'a>(wqe: &Wqe<'a>) -> impl Iterator<Item = Piece> + use<'a>
 }
 
 /// Writes the parts of a message into the buffers of receive `index` of the device that owns
-/// `memory`, from byte `offset` of the buffers on. Returns the errors of a responder.
+/// `memory`, from byte `offset` of the buffers on. An error is the syndrome and the vendor syndrome
+/// of the responder.
 ///
 /// # Safety
 /// Every part is readable: it was checked against its region, or lies in the WQE.
@@ -58,7 +59,7 @@ pub(crate) unsafe fn scatter(
     pieces: impl Iterator<Item = (*const u8, usize)>,
 ) -> Result<(), (Syndrome, u8)> {
     let mut segments = receives.segments(index);
-    // The remainder of the current buffer.
+    // Key, address and length of the remainder of the current buffer.
     let mut key = 0;
     let mut addr = 0;
     let mut room = 0;
@@ -87,7 +88,7 @@ pub(crate) unsafe fn scatter(
             // SAFETY: the part is readable (caller), and the span was resolved for `n` bytes.
             unsafe { span.write(0, from, n) }.map_err(local)?;
             (addr, room, left) = (addr.wrapping_add(n as u64), room - n, left - n);
-            // SAFETY: inside the part.
+            // SAFETY: the new address is inside the part, or at its end.
             from = unsafe { from.add(n) };
         }
     }
@@ -154,7 +155,7 @@ fn each_local(
             if count == 0 {
                 break;
             }
-            // SAFETY: inside the part.
+            // SAFETY: the address is inside the part, because `skip` is less than its length.
             let at = unsafe { piece.at.add(skip) };
             let span = match piece.key {
                 Some(key) => {
@@ -178,7 +179,8 @@ fn each_local(
     })
 }
 
-/// Copies bytes of the message of the WQE at `counter`, from byte `offset` on.
+/// Fills `out` with bytes of the message of the WQE at `counter`, from byte `offset` of the message
+/// on.
 pub(crate) fn gather(
     hca: &Hca,
     qp: &SoftQp,
@@ -188,7 +190,8 @@ pub(crate) fn gather(
 ) -> Result<(), Fault> {
     let (to, part) = (out.as_mut_ptr(), (offset, out.len()));
     let read = |span: Span, done, len| {
-        // SAFETY: a registered region of this process, or the WQE, and a part of `out`.
+        // SAFETY: the span was resolved for `len` bytes of a registered region, or is in the WQE.
+        // `done..done + len` is inside `out`.
         unsafe { span.read(0, to.add(done), len) }
     };
     each_local(hca, qp, counter, part, Access::empty(), read)
@@ -203,7 +206,8 @@ pub(crate) fn land(
     bytes: &[u8],
 ) -> Result<(), Fault> {
     let write = |span: Span, done, len| {
-        // SAFETY: a registered, writable region of this process, and a part of `bytes`.
+        // SAFETY: the span was resolved for `len` bytes of a writable registered region.
+        // `done..done + len` is inside `bytes`.
         unsafe { span.write(0, bytes.as_ptr().add(done), len) }
     };
     let part = (offset, bytes.len());

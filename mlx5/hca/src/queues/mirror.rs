@@ -17,7 +17,7 @@ pub(crate) struct Mirror {
     record: NonNull<AtomicU32>,
     /// Number of receives copied, modulo 2^16.
     copied: u16,
-    /// The next WQE to be posted.
+    /// Index of the WQE that is posted next.
     next: u16,
     /// Whether the queue is polled.
     is_on: bool,
@@ -27,8 +27,8 @@ impl Mirror {
     /// Makes the mirror of the queue at `buffer`, in WQEs of `stride` bytes, counted in `record`.
     ///
     /// # Safety
-    /// Both are valid as long as the result. `buffer` is 8-aligned, and has as many WQEs as the
-    /// queue to which they are copied.
+    /// Buffer and record are valid as long as the result. `buffer` is 8-aligned, and has as many
+    /// WQEs as the queue to which they are copied.
     pub(crate) unsafe fn new(
         buffer: NonNull<u8>,
         stride: usize,
@@ -50,7 +50,7 @@ impl Mirror {
         self.is_on = true;
     }
 
-    /// Resets it to the state of a new queue that is not polled.
+    /// Resets the mirror to the state of a new queue that is not polled.
     pub(crate) fn reset(&mut self) {
         *self = Self {
             copied: 0,
@@ -60,15 +60,17 @@ impl Mirror {
         };
     }
 
-    /// Copies the receives posted since the last call. Returns whether there were some.
+    /// Copies the receives posted since the last call. Returns whether it copied any receives.
     pub(crate) fn copy(&mut self, to: &Receives) -> bool {
         if !self.is_on {
             return false;
         }
-        // SAFETY: valid as long as this value. Acquire: the WQEs before the record.
+        // SAFETY: the record is valid as long as this value. Acquire: the driver wrote the WQEs
+        // before the record.
         let posted = queue_record_index(unsafe { self.record.as_ref() }.load(Ordering::Acquire));
         let new = posted.wrapping_sub(self.copied);
-        // A driver never posts more than there are WQEs.
+        // A driver never posts more receives than there are WQEs, so a record that claims more is
+        // ignored.
         if new == 0 || new > to.wqes() {
             return false;
         }
@@ -76,8 +78,8 @@ impl Mirror {
             let index = self.next & (to.wqes() - 1);
             let from = usize::from(index) * self.stride;
             for (word, to) in to.wqe_words(index).iter().enumerate() {
-                // SAFETY: inside WQE `index` of the driver's buffer. The driver wrote it before the
-                // record, and does not touch it now.
+                // SAFETY: the word is inside WQE `index` of the driver's buffer. The driver wrote
+                // the WQE before the record, and does not touch it now.
                 to.store(
                     unsafe { self.buffer.add(from).cast::<u64>().add(word).read() },
                     Ordering::Relaxed,
@@ -95,7 +97,8 @@ impl Receives {
     /// Returns the words of WQE `index`. Only the owner writes them.
     fn wqe_words(&self, index: u16) -> &[AtomicU64] {
         let at = self.wqe(index).cast::<AtomicU64>();
-        // SAFETY: a WQE of the ring, 16-aligned. Its owner and its peers access it as atomic words.
+        // SAFETY: the words belong to a WQE of the ring, which is 16-aligned. Its owner and its
+        // peers access them as atomics.
         unsafe { core::slice::from_raw_parts(at.as_ptr(), self.stride() / size_of::<u64>()) }
     }
 }

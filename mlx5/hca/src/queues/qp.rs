@@ -55,8 +55,8 @@ impl SqPlace {
     /// Returns the producer counter in the doorbell record.
     #[inline(always)]
     pub(crate) fn producer(&self) -> u16 {
-        // SAFETY: valid as long as the queue pair; a driver of this crate accesses it through the
-        // same atomic type.
+        // SAFETY: the record is valid as long as the queue pair; a driver of this crate accesses it
+        // through the same atomic type.
         let record = unsafe { self.record.as_ref() };
         queue_record_index(record.load(Ordering::Acquire))
     }
@@ -64,7 +64,7 @@ impl SqPlace {
     /// Returns the WQEBB of a counter.
     #[inline(always)]
     pub(crate) fn wqebb(&self, counter: u16) -> NonNull<u8> {
-        // SAFETY: inside the buffer, at the start of a WQEBB.
+        // SAFETY: the address is inside the buffer, at the start of a WQEBB.
         unsafe { self.buffer.add((usize::from(counter) * WQEBB) & self.mask) }
     }
 
@@ -82,8 +82,8 @@ impl SqPlace {
     /// Returns the control segment of the WQE at `counter`.
     #[inline(always)]
     pub(crate) fn ctrl(&self, counter: u16) -> CtrlWords {
-        // SAFETY: a WQEBB inside the SQ, which the driver does not touch between the doorbell and
-        // the completion.
+        // SAFETY: the segment is the start of a WQEBB of the SQ, which the driver does not touch
+        // between the doorbell and the completion.
         CtrlWords::parse(&unsafe { self.wqebb(counter).cast::<[u8; SEGMENT]>().read() })
     }
 
@@ -94,14 +94,15 @@ impl SqPlace {
         let len = (usize::from(segments) * SEGMENT).min(MAX_WQE);
         if blocks(segments) <= self.to_end(counter) {
             let at = self.wqebb(counter).as_ptr();
-            // SAFETY: inside the SQ, which the driver does not touch between the doorbell and the
-            // completion.
+            // SAFETY: the `len` bytes at `at` are inside the SQ, which the driver does not touch
+            // between the doorbell and the completion.
             return f(unsafe { core::slice::from_raw_parts(at, len) });
         }
         let mut copy = [0; MAX_WQE];
         for (block, out) in (0..).zip(copy[..len].chunks_mut(WQEBB)) {
             let at = self.wqebb(counter.wrapping_add(block)).as_ptr();
-            // SAFETY: as above; `out` is no longer than a WQEBB.
+            // SAFETY: `at` is a WQEBB of the SQ, which the driver does not touch (as above), and
+            // `out` is not longer than a WQEBB.
             unsafe { out.as_mut_ptr().copy_from_nonoverlapping(at, out.len()) };
         }
         f(&copy[..len])
@@ -114,9 +115,9 @@ pub(crate) struct SoftQp {
     /// The first words of its WRITEs, precomputed for the fast path.
     pub(crate) writes: Writes,
     pub(crate) index: usize,
-    /// The part that its peer reads, in the memory of its device.
+    /// The part of the queue pair that its peer reads, in the memory of this device.
     pub(crate) entry: NonNull<QpEntry>,
-    /// [`QpEntry::generation`].
+    /// Value of [`QpEntry::generation`].
     pub(crate) generation: u32,
     /// Number of changes of its place, modulo 2^32.
     pub(crate) version: u32,
@@ -151,16 +152,17 @@ pub(crate) struct SoftQp {
     /// Mask, a power of two less one. The owner returns credit to the requester when the position
     /// in the lane has none of the bits of this mask.
     pub(crate) ack_mask: u64,
-    /// Address after the last payload. The next payload is there if payloads are written to a ring.
-    /// It is used only for prefetching.
+    /// Address after the last payload, where the next payload is if payloads are written to a ring.
+    /// The address is used only for prefetching.
     pub(crate) next_payload: u64,
     pub(crate) transport: Transport,
-    /// The connection of the queue pair is unreliable.
+    /// Whether the connection of the queue pair is unreliable.
     pub(crate) is_unreliable: bool,
     /// Rights of the queue pair's connected peer, which limit the rights that the regions give.
     pub(crate) access: Access,
     pub(crate) options: ConnectOptions,
-    /// The HCA polls this doorbell record, because the driver does not announce doorbells.
+    /// Whether the HCA polls the doorbell record of the send queue, because the driver does not
+    /// announce doorbells.
     pub(crate) is_watched: bool,
     /// Scheduled work.
     pub(crate) in_flight: InFlight,
@@ -171,8 +173,8 @@ pub(crate) struct SoftQp {
 /// The way in which the WQEs of a send queue are executed.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Mode {
-    /// WQEs take the fast path if they are [`plain`](crate::requester::plain): in immediate time,
-    /// neither strict nor traced.
+    /// WQEs take the fast path if they are [`plain`](crate::requester::plain). The device has
+    /// immediate timing, and is neither strict nor traced, nor has it counters.
     Plain,
     /// WQEs take the general path.
     Ordinary,
@@ -208,10 +210,11 @@ pub(crate) struct Waiting {
 }
 
 impl SoftQp {
-    /// Returns the part that its peer reads.
+    /// Returns the part of the queue pair that its peer reads.
     #[inline(always)]
     pub(crate) fn entry(&self) -> &QpEntry {
-        // SAFETY: in the memory of its device, which lives as long; it is made of atomics.
+        // SAFETY: the entry is in the memory of this device, which outlives the queue pair, and is
+        // made of atomics.
         unsafe { self.entry.as_ref() }
     }
 
@@ -302,8 +305,8 @@ pub(crate) fn head(bytes: &[u8]) -> [u8; SEGMENT] {
     bytes.first_chunk().copied().unwrap_or([0; SEGMENT])
 }
 
-/// Returns the WQEBBs of a WQE of `ds` segments, or 0 if `ds` is malformed; a caller that skips
-/// such a WQE advances by 1.
+/// Returns the number of WQEBBs of a WQE of `ds` segments, or 0 if `ds` is malformed; a caller that
+/// skips such a WQE advances by 1.
 #[inline(always)]
 pub(crate) fn blocks(ds: u8) -> u16 {
     (u16::from(ds) + 3) >> 2

@@ -28,8 +28,8 @@ pub(crate) struct RqSlot {
 }
 
 impl RqSlot {
-    /// Copies the receives that another driver has posted since the last call. Returns whether
-    /// there were some.
+    /// Copies the receives that another driver has posted since the last call. Returns whether it
+    /// copied any receives.
     pub(crate) fn refresh(&mut self) -> bool {
         self.mirror
             .as_mut()
@@ -99,7 +99,7 @@ impl Hca {
     }
 
     /// Frees a receive queue whose queue pairs are all destroyed (they keep it alive). If a peer of
-    /// one of them may still pop, its place and its ring are not reused.
+    /// one of these queue pairs may still pop, the queue's place and ring are not reused.
     pub(crate) fn give_rq(&self, state: &mut State, rqn: u32) {
         state.repair.forget(rqn);
         let slot = state.rqs.get_mut(rqn as usize);

@@ -60,8 +60,8 @@ pub(crate) fn release(
     }
 }
 
-/// Removes the bytes that the READ or atomic at `counter` fetched. They are placed when its
-/// completion is due. Returns `None` for other WQEs.
+/// Removes the bytes that the READ or atomic at `counter` fetched from its buffers, and returns
+/// them. They are placed when the completion of the WQE is due. Returns `None` for other WQEs.
 pub(crate) fn hold(hca: &Hca, qp: &SoftQp, counter: u16) -> Option<Landing> {
     let bytes = local_bytes(hca, qp, counter, true)?;
     land(hca, qp, counter, 0, &vec![NOT_HERE; bytes.len()]).ok()?;
@@ -84,8 +84,8 @@ fn source_hash(hca: &Hca, qp: &SoftQp, counter: u16) -> Option<u64> {
     })))
 }
 
-/// Returns the bytes in the buffers of the WQE at `counter`. Returns `None` if the WQE has no result
-/// (`of_result`) or no source, or may not access them.
+/// Returns the bytes in the buffers of the WQE at `counter`. Returns `None` if the WQE has no
+/// result (`of_result`) or no source, or may not access its buffers.
 fn local_bytes(hca: &Hca, qp: &SoftQp, counter: u16, of_result: bool) -> Option<Vec<u8>> {
     let len = qp.with_wqe(counter, |wqe| {
         let is_asked =

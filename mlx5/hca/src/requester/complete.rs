@@ -12,7 +12,8 @@ use crate::requester::{buffers, traffic};
 use crate::types::outcome::End;
 use crate::types::rule::Violation;
 
-/// Stands for all LIDs after a datagram. No device has it.
+/// Value of `touched` that means all LIDs, because a datagram may have changed any device. No
+/// device has this LID.
 pub(crate) const EVERY_LID: u16 = 0;
 
 fn success(user_index: u32, ctrl: CtrlWords, byte_count: u32) -> [u8; CQE_BYTES] {
@@ -71,7 +72,7 @@ impl Completions<'_> {
         }
     }
 
-    /// Completes a WQE that succeeded, where that is recorded.
+    /// Completes a WQE that succeeded, on a device that records results (`Hca::is_watched`).
     #[cold]
     fn succeed(&mut self, qp: &mut SoftQp, ctrl: CtrlWords, byte_count: u32) {
         if self.hca.counters.is_some() {
@@ -151,7 +152,7 @@ impl Completions<'_> {
     }
 }
 
-/// Records, for a stepper, the device whose memory or queues a WQE changed.
+/// Records, for a simulation, the device whose memory or queues a WQE changed.
 fn touch(touched: &mut Vec<u16>, qp: &SoftQp, ctrl: CtrlWords) {
     let lid = match Opcode::from_repr(ctrl.opcode()) {
         None | Some(Opcode::Nop | Opcode::RdmaRead) => return,

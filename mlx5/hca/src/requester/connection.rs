@@ -27,8 +27,8 @@ impl Wire {
         }
     }
 
-    /// Returns whether the connection of a queue pair does not take this WQE yet: one before it has
-    /// failed and is not complete, or it waits for responses.
+    /// Returns whether the connection of a queue pair does not take this WQE yet: an earlier WQE
+    /// has failed and is not complete, or this WQE has a fence and waits for responses.
     pub(crate) fn holds_back(&mut self, qp: &SoftQp, ctrl: CtrlWords) -> bool {
         self.connection(qp).is_some_and(|connection| {
             connection.is_ending
@@ -36,8 +36,8 @@ impl Wire {
         })
     }
 
-    /// Notes that the WQE at `counter` was taken. Returns `false` if its queue pair has no
-    /// connection by packets, which completes it.
+    /// Notes that the WQE at `counter` was taken, so that the connection by packets of its queue
+    /// pair completes it. Returns `false` if the queue pair has no such connection.
     pub(crate) fn takes(&mut self, qp: &SoftQp, counter: u16, end: End) -> bool {
         let Some(connection) = self.connection(qp) else {
             return false;
@@ -101,7 +101,7 @@ impl Wire {
         Outcome::Posted(byte_count)
     }
 
-    /// Sends the packets that were added.
+    /// Sends the packets that were added to the batch of the port.
     pub(crate) fn flush(&mut self) {
         if let Some(port) = &mut self.port {
             port.flush();
@@ -142,7 +142,7 @@ impl Connection {
                 };
                 let bytes = Keyed::new(from.rkey, from.addr, from.len.into());
                 let span = hca.memory.resolve(bytes, Access::REMOTE_READ, qp.pd)?;
-                // SAFETY: the buffer and the span have this length.
+                // SAFETY: `payload` is a slice, and the span was resolved for as many bytes.
                 unsafe { span.read(0, payload.as_mut_ptr(), payload.len()) }
             });
             if let Err(fault) = sent {
@@ -189,7 +189,8 @@ pub(crate) fn run(hca: &Hca, state: &mut State, index: usize) {
     state.wire.flush();
 }
 
-/// Runs a queue pair, whose packets may wait for others in the socket's batch.
+/// Runs a queue pair like [`run`], but its packets may wait in the socket's batch for other
+/// packets.
 pub(crate) fn go_on(hca: &Hca, state: &mut State, index: usize) {
     loop {
         let Some((qp, ..)) = state.wire.parts(&mut state.queues.qps, index) else {
@@ -216,7 +217,7 @@ pub(crate) fn go_on(hca: &Hca, state: &mut State, index: usize) {
         connection.scheduled_ns = Some(due_ns);
         state.deferred.schedule(due_ns, qp.qpn);
     }
-    // On an unreliable connection, messages that were just sent.
+    // On an unreliable connection, messages that were just sent are complete.
     complete(hca, state, index);
 }
 

@@ -3,7 +3,7 @@
 //! the sender, takes a receive of its own and fills it. So the senders to one queue pair share only
 //! the ready bits, and the death of a sender leaves no partial operation. As on a network, a
 //! datagram is dropped if there is no room, queue pair or receive for it, or it has a wrong Q_Key.
-//! Under another driver it waits for room, for a bounded time.
+//! Under another driver the datagram waits for room, for a bounded time.
 
 use std::net::SocketAddr;
 
@@ -28,8 +28,8 @@ use crate::types::vendor::{Limit, Malformed};
 const CONTROLLED_QKEY: u32 = 1 << 31;
 
 /// Time in ns for which a datagram under another driver waits until the receiver's device takes an
-/// earlier one. The links of InfiniBand have flow control, and programs rely on losing nothing
-/// there.
+/// earlier datagram. The links of InfiniBand have flow control, and programs rely on losing nothing
+/// on these links.
 const LINK_WAIT_NS: u64 = 100_000_000;
 
 /// Runs a SEND of a datagram queue pair with this Q_Key. It is complete once the datagram was sent,
@@ -94,9 +94,9 @@ pub(crate) fn send(
         };
     };
     if let Some(bytes) = grh {
-        // SAFETY: this device's own lane, with room for a GRH and the longest payload. The receiver
-        // reads it only after the slot is published (L1), and has finished with its last content
-        // (L2, `next_payload`).
+        // SAFETY: `to` is in this device's own lane, with room for a GRH and the longest payload.
+        // The receiver reads it only after the slot is published (L1 of docs/shm-protocols.md), and
+        // has finished with the last content of the slot (L2, `next_payload`).
         unsafe {
             to.cast().write(bytes);
             to = to.add(GRH_BYTES);

@@ -6,8 +6,8 @@
 //! - `plain`: the fast path: WRITEs, with immediate or not, that use the checks of earlier WQEs.
 //! - `operations`: each verb on shared memory. `connection`: WQEs of connections by packets.
 //!   `datagrams`: unreliable datagrams.
-//! - `complete`: writes CQEs to the send CQ. `traffic`: counts. `buffers`: checks that buffers in
-//!   flight are not touched.
+//! - `complete`: writes CQEs to the send CQ. `traffic`: counts the traffic of ports. `buffers`:
+//!   checks that buffers in flight are not touched.
 
 pub(crate) mod buffers;
 pub(crate) mod complete;

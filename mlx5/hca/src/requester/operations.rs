@@ -22,8 +22,8 @@ use crate::types::vendor::Fault;
 use crate::types::vendor::{Limit, Malformed};
 use crate::{Hca, Links};
 
-/// Time in ns for which a message waits until a peer that runs another driver copies that driver's
-/// receives: much longer than the pauses of its thread. A process that has stopped copies none.
+/// Time in ns for which a message waits until its peer copies the receives of another driver: much
+/// longer than the pauses of the peer's thread. A peer that has stopped copies no receives.
 const COPY_WAIT_NS: u64 = 1_000_000_000;
 
 /// Executes the WQE that consists of `bytes`, within the rights that a connected peer `granted`
@@ -196,8 +196,8 @@ fn write(span: Option<Span>, wqe: &Wqe<'_>) -> Result<(), Outcome> {
     let Some(span) = span else { return Ok(()) };
     let mut offset = 0;
     for piece in pieces(wqe) {
-        // SAFETY: the piece was checked against its region (or lies in the WQE), the span for the
-        // sum of the pieces.
+        // SAFETY: the piece was checked against its region (or lies in the WQE), and the span was
+        // resolved for the sum of the pieces.
         unsafe { span.write(offset, piece.at, piece.len) }?;
         offset += piece.len as u64;
     }
@@ -208,8 +208,8 @@ fn read(span: Option<Span>, wqe: &Wqe<'_>) -> Result<(), Outcome> {
     let Some(span) = span else { return Ok(()) };
     let mut offset = 0;
     for piece in pieces(wqe) {
-        // SAFETY: the piece was checked against a locally writable region, the span for the sum of
-        // the pieces.
+        // SAFETY: the piece was checked against a locally writable region, and the span was
+        // resolved for the sum of the pieces.
         unsafe { span.read(offset, piece.at.cast_mut(), piece.len) }?;
         offset += piece.len as u64;
     }
@@ -317,7 +317,7 @@ fn atomic(
     let bytes = Keyed::new(at.rkey, at.addr, 8);
     let old = match memory.resolve(bytes, Access::REMOTE_ATOMIC, remote.pd)? {
         Span::Mapped(at) if at.addr().get() % 8 != 0 => return Err(Fault::Bounds.into()),
-        // SAFETY: 8 bytes of the mapping, aligned.
+        // SAFETY: `at` is the aligned address of 8 bytes of a mapped region.
         Span::Mapped(at) => atomics::execute(unsafe { at.cast().as_ref() }, is_add, operands),
         Span::Foreign { .. } => atomics::ask(remote, at, is_add, operands)?,
     };

@@ -32,8 +32,8 @@ const RADDR: usize = SEGMENT;
 const DATA: usize = 2 * SEGMENT;
 
 /// Executes the new WQEs of queue pair `index` up to the first that is not plain; fails with the
-/// index if there is such a WQE. The caller has marked the device as executing (H3), so all results
-/// hold until the end of the doorbell.
+/// index if there is such a WQE. The caller has marked the device as executing (H3 of
+/// `shared::layout`), so all results hold until the end of the doorbell.
 #[inline(always)]
 pub(crate) fn rung(hca: &Hca, state: &mut State, index: usize) -> Result<(), usize> {
     let Queues { qps, cqs, .. } = &mut state.queues;
@@ -54,8 +54,8 @@ pub(crate) fn rung(hca: &Hca, state: &mut State, index: usize) -> Result<(), usi
     let producer = qp.sq.producer();
     while qp.sq_consumer != producer {
         let (at, wqe) = (qp.sq_consumer, qp.sq.wqebb(qp.sq_consumer));
-        // SAFETY: inside a WQEBB of the SQ, which the driver does not touch between the doorbell
-        // and the completion.
+        // SAFETY: the segment is inside a WQEBB of the SQ, which the driver does not touch between
+        // the doorbell and the completion.
         let segment = |at: usize| unsafe { wqe.add(at).cast::<[u8; SEGMENT]>().read() };
         let (ctrl, data) = (
             CtrlWords::parse(&segment(0)),
@@ -64,14 +64,14 @@ pub(crate) fn rung(hca: &Hca, state: &mut State, index: usize) -> Result<(), usi
         if !ctrl.is_one_of(qp.writes, at) {
             return Err(qp.index);
         }
-        // The length is decoded in both cases, because the length of a pointer has no flag bit to
-        // be cleared.
+        // Each of the two branches decodes the length, because the length of a pointer has no flag
+        // bit to be cleared.
         let (from, len) = if data.is_inline() {
             let len = u64::from(data.byte_count());
             if !carries(&qp.sq, at, producer, ctrl, len) {
                 return Err(qp.index);
             }
-            // SAFETY: inside the WQE.
+            // SAFETY: the inline data begins inside the WQE.
             (unsafe { wqe.add(DATA + InlineHeader::LEN) }, len)
         } else {
             let len = u64::from(data.byte_count());
@@ -117,13 +117,14 @@ pub(crate) fn rung(hca: &Hca, state: &mut State, index: usize) -> Result<(), usi
                 op_own: Message::op_own(CqeOpcode::ResponderWriteImm, ctrl.solicited()),
             };
             let filled = remote.lane.fill(message);
-            // SAFETY: both were found to be `len` bytes, or the source is in the WQE; as in
-            // `Span::write`.
+            // SAFETY: `to` was found to have `len` bytes, and so was `from`, unless it is in the
+            // WQE. As in `Span::write`, the two may overlap, and other processes may access the
+            // target.
             unsafe { place(to.as_ptr(), from.as_ptr(), len as usize) };
             filled.publish();
             remote.note_published();
         } else {
-            // SAFETY: as above.
+            // SAFETY: as for the WRITE with immediate above.
             unsafe { place(to.as_ptr(), from.as_ptr(), len as usize) };
         }
         let ctrl = CtrlWords::parse(&segment(0));
@@ -149,7 +150,7 @@ fn complete_signaled(
     user_index: u32,
     wqe: NonNull<u8>,
 ) -> Result<(), Overrun> {
-    // SAFETY: inside a WQEBB of the SQ, as in `rung`.
+    // SAFETY: the control segment is inside a WQEBB of the SQ, as in `rung`.
     let ctrl = CtrlWords::parse(&unsafe { wqe.cast::<[u8; SEGMENT]>().read() });
     complete::write_success(cqs, send_cq, user_index, ctrl, 0)
 }
@@ -177,7 +178,7 @@ fn look_up_source(
     if !lookups.take() {
         return false;
     }
-    // SAFETY: inside a WQEBB of the SQ, as in `rung`.
+    // SAFETY: the data segment is inside a WQEBB of the SQ, as in `rung`.
     let data = DataWords::parse(&unsafe { wqe.add(DATA).cast::<[u8; SEGMENT]>().read() });
     let bytes = Keyed::new(data.lkey(), data.addr(), data.byte_count().into());
     let found = MrCache::of_own(&hca.memory, bytes, pd).ok();

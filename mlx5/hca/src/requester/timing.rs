@@ -22,10 +22,10 @@ pub enum Timing {
     /// WQEs are executed in the doorbell.
     #[default]
     Immediate,
-    /// WQEs are executed after this delay, in the first progress of the device from then on. A
-    /// fabric of one host takes 2 to 6 us.
+    /// WQEs are executed after this delay, in the first poll of the device from then on. A fabric
+    /// of one host takes 2 to 6 us.
     Delay {
-        /// Nanoseconds.
+        /// The delay, in ns.
         ns: u64,
     },
     /// WQEs are executed at the times of a model of NICs. For virtual time, in one thread.

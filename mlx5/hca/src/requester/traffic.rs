@@ -8,8 +8,8 @@ use crate::queues::qp::SoftQp;
 /// Longest packet of a message, in bytes.
 const PACKET_BYTES: u64 = 4096;
 
-/// Counts a WQE that succeeded, at the ports of both ends. A connection by packets counts its
-/// packets.
+/// Counts a WQE that succeeded, at the ports of both ends. (The packets of connections by packets
+/// are counted by the port that sends them.)
 #[cold]
 pub(crate) fn count(hca: &Hca, qp: &SoftQp, ctrl: CtrlWords) {
     qp.with_wqe(ctrl.wqe_index(), |wqe| {

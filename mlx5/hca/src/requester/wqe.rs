@@ -13,7 +13,8 @@ use crate::types::vendor::{Limit, Malformed};
 const PEER_RETRY_NS: u64 = 1_000_000;
 /// The RNR retry count that means "without limit".
 const RNR_RETRY_WITHOUT_END: u8 = 7;
-/// Decides how long a WQE may wait, and when to try it again.
+/// Decides whether a WQE may wait longer. Returns the time of its next attempt, or the syndrome
+/// with which it fails.
 #[cold]
 pub(crate) fn wait(
     hca: &Hca,
@@ -43,7 +44,7 @@ pub(crate) fn wait(
         }
     };
     waiting.again_ns = match reason {
-        // The clock of a stepper would never pass an event that is always due again.
+        // The clock of a simulation would never pass an event that is always due again.
         WaitFor::Room | WaitFor::Copies(_) if hca.has_exact_lanes => {
             now_ns.saturating_add(LANE_RETRY_NS)
         }
@@ -91,7 +92,7 @@ pub(crate) fn exceptional_outcome(
     if let Some(rule) = qp.watch.broken.take() {
         return Some(Outcome::Fail(Syndrome::LocalQpOperation, rule as u8));
     }
-    // Datagrams are lost where they are sent.
+    // A port that is down does not stop datagrams here: they are lost in `datagrams::send`.
     let is_cut_off = !hca.is_port_up.get() && !qp.is_datagram();
     let Some(injector) = injector else {
         return is_cut_off.then_some(Outcome::Wait(WaitFor::Peer));

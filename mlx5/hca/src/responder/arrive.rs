@@ -16,8 +16,8 @@ use crate::{Hca, Queues, State};
 /// Bytes of a cache line.
 const LINE: u64 = 64;
 
-/// Interval at which the requester gets credit, in messages: a quarter of the lane, and at most
-/// this number.
+/// Maximum interval, in messages, at which the requester gets credit. The interval is a quarter of
+/// the lane if that is less.
 const CONSUMED_EVERY: u32 = 16;
 
 /// Returns [`SoftQp::ack_mask`] for a lane of this number of slots.
@@ -58,7 +58,7 @@ pub(crate) fn exact_pass(hca: &Hca, state: &mut State) -> usize {
     ready.drain(|lane| {
         taken += queues.take::<false>(hca, lane, LANE_SLOTS);
         if queues.is_ready(lane) {
-            // A fault skipped this lane.
+            // A fault skipped this lane, so its bit is set again.
             ready.notify(lane);
         }
     });
@@ -76,7 +76,7 @@ pub(crate) fn drain(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>]) {
         trace(hca, qp, &message);
         deliver(hca, qp, cq, message, Sender::Connected);
     }
-    // L2
+    // L2 of docs/shm-protocols.md
     qp.entry()
         .acks
         .consumed

@@ -41,7 +41,7 @@ pub(crate) fn visit(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, budget: usize) 
         length += 1;
     }
     complete(hca, qp, cq, &run[..length]);
-    // L2
+    // L2 of docs/shm-protocols.md
     qp.entry()
         .acks
         .consumed
@@ -105,8 +105,9 @@ fn cqe(qp: &SoftQp, message: &Message) -> [u8; CQE_BYTES] {
     bytes
 }
 
-/// Writes the CQE of a message, with the data inside if they are short. The sender has put them
-/// into the first buffer of the receive, because only this process may write its completion queue.
+/// Writes the CQE of a message, with its data inside if the data are short. The sender has put the
+/// data into the first buffer of the receive, because only this process may write its completion
+/// queue.
 fn scattered(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: &Message) {
     let length = message.byte_count as usize;
     let opcode = arrived(message)
@@ -131,7 +132,8 @@ fn scattered(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: &Message) {
         return qp.break_down(hca);
     }
     let mut data = [0; CQE_BYTES];
-    // SAFETY: `length` bytes of this device's memory, at most 64, without a reference to them.
+    // SAFETY: `place` was resolved for `length` bytes of this device's memory, to which no
+    // reference exists. `data` has room for `length` bytes, at most 64.
     unsafe {
         place
             .as_ptr()

@@ -18,7 +18,7 @@ use crate::shared::layout::{DATAGRAM_SLOTS, DatagramHeader, GRH, MAX_MTU, SOLICI
 use crate::shared::links::Links;
 use crate::{Gid, GidKind, Hca, Queues, State};
 
-/// Hop limit of packets that arrived.
+/// Hop limit in the GRH of a datagram that arrived as a packet.
 const HOPS: u8 = 64;
 /// The version in an IPv6 header.
 const IPV6: u8 = 6;
@@ -57,7 +57,8 @@ fn receive_from(hca: &Hca, state: &mut State, lid: u16) -> usize {
 }
 
 /// Forgets the lanes of dead devices after taking their datagrams, since the mappings outlive the
-/// devices. Also forgets lanes that now lead to other devices.
+/// devices. Also forgets lanes that now lead to other devices. Returns the number of completed
+/// receives.
 fn forget_gone(hca: &Hca, state: &mut State) -> usize {
     let mut received = 0;
     while let Some(index) = state
@@ -87,14 +88,15 @@ fn take_all(hca: &Hca, state: &mut State, index: usize) -> usize {
         } else {
             0
         };
-        // SAFETY: in the sender's mapping, which `incoming` keeps. A GRH begins with the version,
-        // an IPv4 header is after zeros.
+        // SAFETY: the payload is in the sender's memory, which `incoming` keeps mapped. The first
+        // byte of a GRH has its IP version; before an IPv4 header there are zeros.
         let is_ipv4 = grh != 0 && unsafe { payload.as_ptr().read_volatile() } >> 4 != IPV6;
         let len = grh + header.byte_count as usize;
         let (queues, rqs) = (&mut state.queues, &mut state.rqs);
         let has_receive = arrive(hca, queues, rqs, &header, is_ipv4, |target| {
-            // SAFETY: in the same mapping, with room for the longest datagram after a GRH. The
-            // sender may overwrite it, which only changes the bytes.
+            // SAFETY: the payload is in the same memory, which has room for the longest datagram
+            // after a GRH. The sender may overwrite the payload meanwhile, which only changes the
+            // bytes that are copied.
             unsafe { target.copy(GRH_BYTES - grh, payload.as_ptr(), len) }
         });
         received += usize::from(has_receive);
@@ -105,8 +107,9 @@ fn take_all(hca: &Hca, state: &mut State, index: usize) -> usize {
     received
 }
 
-/// Delivers a datagram, which `place` places into its receive: after the bytes of a GRH, or with a
-/// GRH at its begin. Returns whether there was a receive for it.
+/// Delivers a datagram. `place` copies its payload into its receive, after the bytes for a GRH, and
+/// the GRH if the datagram has one. Returns whether the datagram found its queue pair and a
+/// receive.
 fn arrive(
     hca: &Hca,
     queues: &mut Queues,
@@ -115,8 +118,8 @@ fn arrive(
     is_ipv4: bool,
     place: impl FnOnce(&mut Responding<'_>) -> Result<(), Nak>,
 ) -> bool {
-    // The sender wrote the header. A datagram whose opcode is not one of a SEND is dropped, like a
-    // datagram for another device.
+    // The sender wrote the header, so it is checked. A datagram whose opcode is not that of a SEND
+    // is dropped, like a datagram for another device.
     let Queues { qps, cqs, .. } = queues;
     let qp = by_number(qps, header.qpn).filter(|qp| !qp.has_failed());
     let (Some(qp), Some(imm)) = (qp, header.imm()) else {
@@ -183,7 +186,7 @@ pub(crate) fn take_packet(
         bytes: gid_of(from.ip()),
         kind: GidKind::RoceV2,
     };
-    // A socket does not report the type of service and the hop limit.
+    // A socket does not report the type of service and the hop limit, so the GRH has fixed values.
     let vector = AddressVector {
         hop_limit: HOPS,
         rgid: gid_of(port.own().ip()),

@@ -33,8 +33,8 @@ pub(crate) fn trace(hca: &Hca, qp: &SoftQp, message: &Message) {
 pub(crate) enum Sender {
     /// The peer to which the queue pair is connected.
     Connected,
-    /// The sending queue pair of a datagram, and its LID. The payload may begin with a GRH or with
-    /// an IPv4 header in its place.
+    /// The sending queue pair of a datagram, and its LID. The receive may begin with a GRH, or with
+    /// an IPv4 header at the end of the GRH's place.
     Datagram {
         qpn: u32,
         slid: u16,
@@ -121,11 +121,11 @@ fn deliver_other(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: &Message)
     qp.fail(hca);
 }
 
-/// Takes the next receive of a queue pair whose messages this device takes.
+/// Takes the next receive of a queue pair whose receives this device takes, and not a peer.
 pub(crate) fn take_own_receive(qp: &SoftQp, rqs: &mut [Option<RqSlot>]) -> Option<Taking> {
     let pop = || qp.receives.pop(&AtomicU64::new(0));
-    // Another driver may have posted a receive before the message was sent, which was not copied
-    // yet.
+    // Another driver may have posted a receive before the message was sent, and the receive may not
+    // be copied yet.
     let refreshed = || {
         rqs.get_mut(qp.rqn as usize)
             .and_then(Option::as_mut)

@@ -2,11 +2,11 @@
 //! never announce them. Either the process died, or its queue pair was destroyed. (A queue pair's
 //! own ring serves one connection, and is flushed with it.)
 //!
-//! A requester names the pop word that it is about to exchange in its lane's intent, and clears the
-//! intent after its message is published. So a dead requester's intent names at most one receive
-//! that it *may* have taken. It took that receive exactly if the pop word has advanced and no other
-//! process accounts for the receive under that count. The order in which the owner reads makes this
-//! certain:
+//! Before a requester exchanges a pop word, it stores the word in its lane's intent; it clears the
+//! intent after its message is published (H5 of `shared::layout`). So a dead requester's intent
+//! belongs to at most one receive that the requester *may* have taken. It took that receive exactly
+//! if the pop word has advanced and no other process accounts for the receive under that count. The
+//! order in which the owner reads makes this certain:
 //!
 //! 1. the pop word: if it has not advanced, the dead requester did not take the receive, and never
 //!    will;
@@ -38,13 +38,13 @@ struct Orphan {
 }
 
 /// A queue pair that was destroyed while its peer was in the middle of a doorbell. The peer may
-/// still take receives and publish messages, for which no CQE is written. Its place is never used
-/// again.
+/// still take receives and publish messages, for which no CQE is written. The place of the queue
+/// pair is never used again.
 struct Leaver {
     index: usize,
     rqn: u32,
     peer: Rc<Peer>,
-    /// The peer's `executing` word then.
+    /// The peer's `executing` word when the queue pair was destroyed.
     executing: u64,
     lane: LaneRx<Message>,
 }
@@ -55,8 +55,8 @@ impl Leaver {
         memory.lane(self.index).intent.load(Ordering::Acquire)
     }
 
-    /// Takes the messages published since then. Their receives are free again: the requesters have
-    /// finished with them.
+    /// Takes the messages published since the queue pair was destroyed. The receives of these
+    /// messages are free again, because the requesters have finished with them.
     fn drain(&mut self, rqs: &[Option<RqSlot>]) {
         for _ in 0..LANE_SLOTS {
             let Some(message) = self.lane.pop() else {
@@ -71,7 +71,8 @@ impl Leaver {
     }
 }
 
-/// The receives and queue pairs to return.
+/// The receives that may have to be returned, and the destroyed queue pairs whose peers may still
+/// take receives.
 #[derive(Default)]
 pub(crate) struct Repair {
     orphans: Vec<Orphan>,
@@ -118,7 +119,7 @@ impl Repair {
         self.leavers.retain(|leaver| leaver.rqn != rqn);
     }
 
-    /// Drains the peers that are leaving, and forgets the peers that are done or dead.
+    /// Takes the messages of the leavers, and removes the leavers whose peers are done or dead.
     fn follow(&mut self, memory: &DeviceMemory, rqs: &[Option<RqSlot>]) {
         let Self { orphans, leavers } = self;
         leavers.retain_mut(|leaver| {
@@ -141,7 +142,7 @@ fn slot(rqs: &[Option<RqSlot>], rqn: u32) -> Option<&RqSlot> {
     rqs.get(rqn as usize).and_then(Option::as_ref)
 }
 
-/// Returns whether receive number `count` is among `popped`.
+/// Returns whether receive number `count`, counted from 0, is among the first `popped` receives.
 fn is_past(popped: u32, count: u32) -> bool {
     popped.wrapping_sub(count) as i32 > 0
 }
@@ -168,7 +169,7 @@ impl Hca {
         } = state;
         let memory = &self.memory;
         repair.follow(memory, rqs);
-        // 1
+        // Step 1 of the order above: an orphan whose pop word has not advanced was not taken.
         repair.orphans.retain(|orphan| {
             let (count, _) = Pop::unpack(orphan.intent.wrapping_sub(Pop::ONE));
             slot(rqs, orphan.rqn).is_some_and(|rq| is_past(rq.receives.popped(), count))
@@ -176,8 +177,8 @@ impl Hca {
         if repair.orphans.is_empty() {
             return;
         }
-        // 2. A living requester that names the same receive may have taken it without having
-        //    announced it: try again later.
+        // Step 2: a living requester with the same intent may have taken the receive without having
+        // announced it yet. Such an orphan is tried again later.
         let Repair { orphans, leavers } = repair;
         let (later, now): (Vec<_>, Vec<_>) = orphans.iter().partition(|orphan| {
             let is_named =
@@ -193,7 +194,7 @@ impl Hca {
             qps.iter().flatten().any(|qp| by_peer(qp)) || leavers.iter().any(by_leaver)
         });
         *orphans = later;
-        // 3
+        // Step 3: published messages account for their receives.
         for qp in qps
             .iter_mut()
             .flatten()
@@ -204,7 +205,7 @@ impl Hca {
         for leaver in leavers {
             leaver.drain(rqs);
         }
-        // 4
+        // Step 4: receives that are not accounted for are returned.
         for orphan in now {
             let (count, index) = Pop::unpack(orphan.intent.wrapping_sub(Pop::ONE));
             if let Some(rq) = slot(rqs, orphan.rqn) {

@@ -33,7 +33,7 @@ impl Responding<'_> {
     /// Places `len` bytes at `from` of the message into the receive, from `offset` on.
     ///
     /// # Safety
-    /// The bytes are readable.
+    /// `from` is readable for `len` bytes.
     pub(crate) unsafe fn copy(
         &mut self,
         offset: usize,
@@ -102,7 +102,7 @@ impl Target for Responding<'_> {
         let to = Keyed::new(at.rkey, addr, len as u64);
         let memory = &self.hca.memory;
         let span = memory.resolve(to, Access::REMOTE_WRITE, self.qp.pd)?;
-        // SAFETY: the bytes are in the buffer of the packet, and the span has as many.
+        // SAFETY: `bytes` is readable for `len` bytes, and the span was resolved for `len` bytes.
         Ok(unsafe { span.write(0, bytes.as_ptr(), len) }?)
     }
 

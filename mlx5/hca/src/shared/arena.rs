@@ -17,13 +17,14 @@ impl Arena {
         }
     }
 
-    /// Takes `bytes`, a multiple of [`PAGE`].
+    /// Takes a range of `bytes`, a multiple of [`PAGE`]. Returns its offset; `None` if no free
+    /// range is long enough.
     pub(crate) fn take(&mut self, bytes: usize) -> Option<usize> {
         self.take_aligned(bytes, PAGE)
     }
 
-    /// Takes `bytes` at a multiple of `align`, a power of two. All calls on one arena take and give
-    /// multiples of one unit.
+    /// Takes a range of `bytes` whose offset is a multiple of `align`, a power of two. Returns the
+    /// offset. The lengths of all ranges that are taken from one arena are multiples of one unit.
     pub(crate) fn take_aligned(&mut self, bytes: usize, align: usize) -> Option<usize> {
         let gap = |start: usize| start.next_multiple_of(align) - start;
         let (&start, &len) = self

@@ -62,7 +62,7 @@ pub(crate) fn ask(
             ..Message::default()
         });
     }
-    // H8
+    // H8 of `shared::layout`: the old value is stored before the answer.
     let (number, fault) = Acks::unpack(remote.acks().answered.load(Ordering::Acquire));
     if number != remote.atomics {
         return Err(Outcome::Wait(WaitFor::Answer));
@@ -74,12 +74,14 @@ pub(crate) fn ask(
     }
 }
 
-/// Owner: executes the atomic that message `number` in the lane of queue pair `index` requests,
-/// within its rights and protection domain. The peer wrote the request, so every field is checked.
+/// Owner: executes atomic `number` of the connection, which a message in the lane of queue pair
+/// `index` requests. `of` has the rights and the protection domain of the queue pair. The peer
+/// wrote the request, so every field is checked.
 #[cold]
 pub(crate) fn answer(memory: &DeviceMemory, index: usize, number: u32, of: (Access, u32)) {
     let request = &memory.lane(index).atomic;
-    // Relaxed: the message was read after it was published (L1).
+    // Relaxed: the peer stored the request before it published the message, which this thread has
+    // read (L1 of docs/shm-protocols.md).
     let kind_key = request.kind_key.load(Ordering::Relaxed);
     let addr = request.addr.load(Ordering::Relaxed);
     let operands = AtomicSegment {
@@ -124,11 +126,12 @@ pub(crate) fn word(
     if let Span::Foreign { .. } = span {
         // The program may have unmapped the memory, which a copy by the kernel detects.
         let mut probe = [0; 8];
-        // SAFETY: both have 8 bytes.
+        // SAFETY: `probe` is writable for 8 bytes, and `span` was resolved for 8 bytes.
         unsafe { span.read(0, probe.as_mut_ptr(), probe.len())? };
     }
-    // SAFETY: 8 aligned bytes of a registered region: in the arena, or in memory that was mapped at
-    // the probe. A program that unmaps it between the two, or has made it read-only, gets SIGSEGV.
-    // Only this thread invalidates keys.
+    // SAFETY: `at` is the aligned address of 8 bytes of a registered region: in the arena, or in
+    // memory that was mapped at the probe. A program that unmaps its memory after the probe, or has
+    // made it read-only, gets SIGSEGV. The region stays registered during the access, because only
+    // this thread invalidates keys.
     Ok(unsafe { AtomicU64::from_ptr(at.cast()) })
 }

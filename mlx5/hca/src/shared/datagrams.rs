@@ -31,9 +31,10 @@ pub(crate) fn ready_lids(memory: &DeviceMemory) -> ReadyWords {
 pub(crate) struct Outgoing {
     pub(crate) peer: Rc<Peer>,
     pub(crate) tx: LaneTx<DatagramHeader>,
-    /// Number of the last datagram sent there.
+    /// Number of the last datagram sent through this lane, among all datagrams of the device.
     pub(crate) last: u64,
-    /// The lane's `consumed` when a datagram waited its whole time for room.
+    /// Value of the lane's `consumed` when a datagram was lost because it had waited its whole time
+    /// for room; `None` before that.
     pub(crate) stopped_at: Option<u64>,
 }
 
@@ -43,15 +44,15 @@ impl Outgoing {
     pub(crate) fn next_payload(&mut self, lane: &DatagramLane) -> Option<NonNull<u8>> {
         let slot = self.tx.position() as usize % DATAGRAM_SLOTS;
         let payloads = NonNull::from(&lane.payloads).cast::<[u8; GRH_BYTES + MAX_MTU]>();
-        // SAFETY: one of the lane's payloads.
+        // SAFETY: `slot` is below the number of the lane's payloads.
         self.tx
             .has_room(&lane.consumed)
             .then(|| unsafe { payloads.add(slot).cast() })
     }
 
-    /// Returns whether a datagram that found no room in `lane` waits. If its time `is_over`, it is
-    /// lost, and so are all further datagrams that find no room, until the receiver takes one: so a
-    /// stopped receiver delays a send queue only once.
+    /// Returns whether a datagram that found no room in `lane` waits. If the time of its wait
+    /// `is_over`, the datagram is lost. Then all further datagrams that find no room are lost too,
+    /// until the receiver takes a datagram: so a stopped receiver delays a send queue only once.
     pub(crate) fn waits(&mut self, lane: &DatagramLane, is_over: bool) -> bool {
         let consumed = Some(lane.consumed.load(Ordering::Relaxed));
         if is_over {
@@ -72,9 +73,9 @@ impl Outgoing {
 /// A lane of another device, towards this device.
 pub(crate) struct Incoming {
     pub(crate) peer: Rc<Peer>,
-    /// Number of the lane.
+    /// Number of the lane among the lanes of `peer`.
     number: usize,
-    /// The lane's `target` when it was found.
+    /// Value of the lane's `target` when the lane was found.
     target: u64,
     rx: LaneRx<DatagramHeader>,
     /// Number of datagrams taken, including those lost with earlier receivers.
@@ -129,7 +130,7 @@ impl Incoming {
 
     /// Returns the room of the taken datagrams to the sender.
     pub(crate) fn give_room(&self) {
-        // L2
+        // The datagrams were copied before this store (L2 of docs/shm-protocols.md).
         self.lane().consumed.store(self.taken, Ordering::Release);
     }
 }

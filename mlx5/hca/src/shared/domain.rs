@@ -1,4 +1,5 @@
-//! Processes that share memory, as both find alike.
+//! Domains: numbers of processes. Two processes with the same number can map each other's memory,
+//! and both conclude that from the two numbers.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -7,7 +8,7 @@ use copyrpc_shm::memfd::pid_namespace;
 
 use crate::hash::hash_of;
 
-/// The domain of a process that shares memory with none.
+/// The domain of a process that shares memory with no other process.
 pub(crate) const NONE: u64 = 0;
 
 /// The domain of all devices of a local fabric that share memory.

@@ -20,7 +20,8 @@ use crate::types::request::{Way, Ways};
 
 /// Unicast LIDs are 1..=0xbfff (InfiniBand specification, "Local Identifiers").
 pub(crate) const MAX_LID: u16 = 0xbfff;
-/// Maximum virtual function of a port: 10 bits of a QPN, except all ones.
+/// Maximum number of a virtual function of a port: the largest number of 10 bits (in a QPN) that
+/// are not all ones.
 pub const MAX_VF: u16 = (1 << 10) - 2;
 
 /// The place where a software HCA meets its peers.
@@ -63,10 +64,11 @@ pub(crate) struct Membership {
     pub(crate) lid: u16,
     /// Incarnation of the LID.
     pub(crate) epoch: u64,
-    /// Number for choices that the next device of this LID is to make differently. It is random in
-    /// a directory. In a local fabric it follows the order of joining, which a simulation repeats.
+    /// Seed of choices that the next device of this LID is to make differently. In a directory it
+    /// is random. In a local fabric it is the number of devices that have joined, which is the same
+    /// in every run of a simulation.
     pub(crate) seed: u64,
-    /// Number that the devices share with which it shares memory.
+    /// Domain of the device: devices with the same domain share memory ([`domain`]).
     domain: u64,
     /// Whether the device has a port for packets.
     sends_packets: bool,
@@ -230,8 +232,8 @@ fn published(
         .view()
         .at::<Publication>(0)
         .ok_or_else(|| missing("its control file is too short".to_owned()))?;
-    // SAFETY: valid and aligned; written once before the file got its name. Any bytes are a valid
-    // `Publication`.
+    // SAFETY: `at` is valid and aligned. The publication was written once, before the file got its
+    // name. Any bytes are a valid `Publication`.
     let publication = unsafe { at.read() };
     Ok((region, publication))
 }
@@ -309,7 +311,7 @@ impl LocalFabric {
 }
 
 impl Membership {
-    /// Withdraws a device of a local fabric. Another one may have its LID then.
+    /// Withdraws the device from its local fabric. Another device can get its LID afterwards.
     pub(crate) fn leave(&self) {
         if let Place::Local { fabric, life } = &self.place {
             if life.swap(0, Ordering::AcqRel) == LIVES {
@@ -340,7 +342,7 @@ mod tests {
         packets: false,
     };
 
-    /// Returns the number of descriptors of this process that are this memfd.
+    /// Returns the number of descriptors of this process that refer to this memfd.
     fn descriptors(memfd: &MemfdId) -> usize {
         let inode =
             |path: &std::path::Path| metadata(path).ok().map(|file| (file.dev(), file.ino()));
@@ -401,7 +403,7 @@ mod tests {
         assert!(devices[0].1.attach(1, None).is_err());
     }
 
-    /// The next process must not get the messages for a dead one.
+    /// The next process must not get the messages for a dead process.
     #[test]
     fn a_device_in_the_place_of_one_that_is_gone_begins_elsewhere() {
         let dir =
@@ -443,7 +445,8 @@ mod tests {
             "{vfs:?}"
         );
         std::fs::remove_dir_all(dir).unwrap();
-        // In a simulation they are the same in every run.
+        // A local fabric, which simulations use, gives the same virtual function and seed in every
+        // run.
         let of_a_new_one = |_| joined(&FabricSpec::Local(LocalFabric::new()), true);
         assert_eq!(of_a_new_one(1), of_a_new_one(2));
     }
@@ -471,7 +474,7 @@ mod tests {
         else {
             panic!("joined to a directory")
         };
-        // SAFETY: valid and aligned, and read by this thread alone.
+        // SAFETY: the publication is valid and aligned, and only this thread accesses it.
         unsafe { (*region.view().at::<Publication>(0).unwrap().as_ptr()).pid_namespace += 1 };
         let refused = attach().err().unwrap().to_string();
         assert!(refused.contains("another pid namespace"), "{refused}");

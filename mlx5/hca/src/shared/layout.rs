@@ -24,7 +24,7 @@
 //! | `DatagramLane::consumed` | the receiver | the sender, whose memory it is | L2 of `copyrpc_shm::lane` |
 //! | `DatagramLane::target` | owner | receivers | Release/Acquire: `target_epoch` and `consumed` of a lane found; read again after L1: whose message it is |
 //! | `OwnerSleep` | requesters, fetch_add; owner | both | **H7** W1 and W2 of `copyrpc_shm::sleep`, after a ready bit: a requester sees that the owner sleeps, or its ready bit is seen |
-//! | `AtomicRequest` | the lane's requester | owner | L1 of the message that says that it is there; written again after H8 only |
+//! | `AtomicRequest` | the lane's requester | owner | L1 of the message that announces the request; written again after H8 only |
 //! | `Lane::intent` | the lane's requester | owner in repair | **H5** Release/Acquire: set before the pop, cleared after the slot is published |
 //! | `RqEntry::record` | owner's driver | requesters | device format; Release/Acquire: the WQEs below it |
 //! | `RqEntry::returned` | owner | requesters | **H6** Release/Acquire: after the pop word that begins with what was returned |
@@ -37,11 +37,12 @@ use copyrpc_shm::sleep::Sleep;
 use copyrpc_shm::sync::{AtomicU32, AtomicU64, UnsafeCell};
 use mlx5_wire::{Access, CqeFormat, CqeOpcode, GRH_BYTES, Syndrome, op_own_with};
 
-/// The control file's `kind`. Its last digits change with any change of this file.
+/// The control file's `kind`. Its last digits are raised with any change of this source file.
 pub(crate) const REGION_KIND: u64 = u64::from_be_bytes(*b"MLX5HC16");
 
-/// Bits of a QPN that index the table. The upper 10 count the queue pairs of a place, so numbers
-/// are sparse and a stale number names no queue pair.
+/// Number of low bits of a QPN that are the queue pair's index in the table. The upper 10 bits are
+/// the virtual function on a device with a port. Otherwise they count the queue pairs that had this
+/// index, so that a stale number belongs to no queue pair.
 pub(crate) const QP_INDEX_BITS: u32 = 14;
 pub(crate) const MAX_QPS: usize = 1 << QP_INDEX_BITS;
 pub(crate) const MAX_MRS: usize = 1 << 16;
@@ -51,8 +52,8 @@ pub(crate) const MAX_RQS: usize = 1 << 15;
 pub(crate) const MAX_MTU: usize = mlx5_wire::MAX_DATAGRAM_BYTES;
 /// Maximum number of datagrams that wait from one device to another.
 pub(crate) const DATAGRAM_SLOTS: usize = 32;
-/// Maximum number of devices to which a device has sent datagrams that they have not taken yet.
-/// Small in tests, which need one more.
+/// Maximum number of devices to which a device has sent datagrams that they have not taken yet. The
+/// number is small in unit tests, which send to one more device.
 pub(crate) const MAX_DATAGRAM_LANES: usize = if cfg!(test) { 4 } else { 256 };
 pub(crate) const LID_BITS: u32 = 16;
 pub(crate) const MAX_LIDS: usize = 1 << LID_BITS;
@@ -64,7 +65,7 @@ pub(crate) const MIN_LANE_SLOTS: usize = 8;
 /// Address space for receive rings, in bytes.
 pub(crate) const QUEUE_BYTES: usize = 256 << 20;
 
-/// First page of the control segment.
+/// The header of the control segment.
 #[repr(C, align(64))]
 pub(crate) struct Header {
     /// Even: idle. Odd: the owner executes a doorbell and may be reading or writing memory of its
@@ -73,8 +74,8 @@ pub(crate) struct Header {
     /// Not 0 if the owner executes a full fence after each write of `executing`, because
     /// membarrier(2) does not work in its process. Written before the device has peers.
     pub(crate) has_fences: AtomicU32,
-    /// Number of times that the owner has copied the receives that its driver posts elsewhere. 0 of
-    /// a device whose driver posts into the rings that peers map.
+    /// Number of times that the owner has copied the receives that its driver posts in its own
+    /// memory. 0 for a device whose driver posts into the rings that peers map.
     pub(crate) copies: AtomicU64,
 }
 
@@ -90,7 +91,8 @@ pub(crate) struct QpEntry {
     pub(crate) peer: AtomicU64,
     /// The incarnation of that queue pair's device, unique to the device.
     pub(crate) peer_epoch: AtomicU64,
-    /// `copyrpc_shm::ready::{HOT, ARMED}`.
+    /// `HOT` if the owner polls the lane, or `ARMED` if it waits for the lane's ready bit
+    /// (`copyrpc_shm::ready`).
     pub(crate) armed: AtomicU32,
     /// Protection domain.
     pub(crate) pd: AtomicU32,
@@ -104,9 +106,10 @@ pub(crate) struct QpEntry {
     pub(crate) acks: Acks,
 }
 
-/// The words that the owner of a queue pair writes for its requester. They are on a line of their
-/// own, because the owner writes them every 16 messages and the requester reads them once per lap
-/// of the lane. The requester reads the other words of the entry with every doorbell.
+/// The words that the owner of a queue pair writes for its requester. They are on a cache line of
+/// their own, because the owner writes them every few messages (at most 16), and the requester
+/// reads them once per lap of the lane. The requester reads the other words of the entry with every
+/// doorbell.
 #[repr(C, align(64))]
 pub(crate) struct Acks {
     /// Number of lane messages consumed.
@@ -171,7 +174,8 @@ pub(crate) struct MrEntry {
     pub(crate) pd: AtomicU32,
 }
 
-/// An offset beyond every arena, wherever in the region an access starts.
+/// Value of [`MrEntry::offset`] for memory that is not in the arena. The sum of this value and an
+/// offset inside a region is beyond every arena.
 pub(crate) const FOREIGN: u64 = 1 << 63;
 
 /// A receive queue: an SRQ or a queue pair's own.
@@ -182,7 +186,7 @@ pub(crate) struct RqEntry {
     pub(crate) stride: AtomicU32,
     /// Offset of the ring in the control segment's queue area.
     pub(crate) ring: AtomicU64,
-    /// Doorbell record, device format.
+    /// Doorbell record, in the device's format.
     pub(crate) record: AtomicU32,
     /// Number of receives that the owner returned after a process died with them. They count as
     /// posted.
@@ -193,20 +197,20 @@ pub(crate) struct RqEntry {
     pub(crate) pd: AtomicU32,
 }
 
-/// Value of [`RqEntry::kind`]: every WQE names its successor.
+/// Value of [`RqEntry::kind`]: every WQE contains the index of its successor.
 pub(crate) const LINKED: u32 = 1;
 
-/// The pop word and the list from which requesters take receives.
+/// The pop word of a receive queue, by which requesters take receives.
 #[repr(C, align(64))]
 pub(crate) struct Pop {
     /// `count << 16 | index`: the number of receives taken (48 bits, of which 32 are compared), and
-    /// the next WQE of the list.
+    /// the index of the WQE that is taken next.
     pub(crate) word: AtomicU64,
 }
 
 impl Pop {
-    /// Adds one to the count of a pop word. An intent is a pop word plus this, so that it is
-    /// never 0.
+    /// Number to add to a pop word for a receive, in its count. An intent is a pop word plus this
+    /// value, so that an intent is never 0.
     pub(crate) const ONE: u64 = 1 << 16;
 
     /// Returns the count and the index, which another process may have written.
@@ -214,19 +218,19 @@ impl Pop {
         ((word >> 16) as u32, word as u16)
     }
 
-    /// Returns the word after the receive that it names was taken; `next` is the successor of that
-    /// receive.
+    /// Returns the pop word after the receive of pop word `word` was taken. `next` is the successor
+    /// of that receive.
     pub(crate) const fn taken(word: u64, next: u16) -> u64 {
         word.wrapping_add(Self::ONE) & !0xffff | next as u64
     }
 
-    /// Returns the word with the same count, and another receive at the head.
+    /// Returns the pop word with the count of `word`, and receive `head` as the next receive.
     pub(crate) const fn with_head(word: u64, head: u16) -> u64 {
         word & !0xffff | head as u64
     }
 }
 
-/// A popped receive: the pop word that named it.
+/// A popped receive: the pop word that was exchanged to take it.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 #[repr(transparent)]
 pub(crate) struct Taking(pub(crate) u64);
@@ -250,7 +254,7 @@ impl Taking {
     }
 }
 
-/// An arrived message: all that its CQE needs and the owner does not know.
+/// A message in a lane: the fields of its CQE that the owner of the lane does not know.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
 pub(crate) struct Message {
@@ -262,8 +266,8 @@ pub(crate) struct Message {
     pub(crate) imm: u32,
     /// The receive that this message took.
     pub(crate) taking: Taking,
-    /// op_own of its CQE on any lap ([`Message::op_own`]), or [`ATOMIC`]. 64 bits, so that a
-    /// message has no padding, which would be copied too.
+    /// `op_own` of its CQE without the owner bit ([`Message::op_own`]), or [`ATOMIC`]. The field
+    /// has 64 bits, so that a message has no padding that would be copied too.
     pub(crate) op_own: u64,
 }
 
@@ -313,12 +317,12 @@ pub(crate) struct DatagramHeader {
     pub(crate) imm: u32,
     /// CQE opcode.
     pub(crate) opcode: u32,
-    /// [`SOLICITED`], [`GRH`].
+    /// Flags [`SOLICITED`] and [`GRH`].
     pub(crate) flags: u32,
 }
 
 impl DatagramHeader {
-    /// The opcodes, which are opcodes of CQEs.
+    /// The two opcodes of datagrams. They are opcodes of CQEs.
     const SEND: u32 = CqeOpcode::ResponderSend as u32;
     const SEND_IMM: u32 = CqeOpcode::ResponderSendImm as u32;
 
@@ -341,8 +345,8 @@ impl DatagramHeader {
         }
     }
 
-    /// Returns the immediate, if the datagram has one. `None`: another process wrote an opcode that
-    /// is no SEND.
+    /// Returns the immediate, or `Some(None)` if the datagram has no immediate. Returns `None` if
+    /// the opcode, which another process wrote, is not that of a SEND.
     pub(crate) fn imm(&self) -> Option<Option<u32>> {
         match self.opcode {
             Self::SEND => Some(None),
@@ -355,8 +359,9 @@ impl DatagramHeader {
 /// Datagrams from the owner of this memory to one other device, which reads them in this lane.
 ///
 /// When that device has taken all datagrams, or is gone, the owner may use the lane for another
-/// device, which continues at the same position. The earlier device takes a message only if
-/// `target` is the same *after* the message, and writes `consumed` only if it took one.
+/// device. The positions in the lane then continue. The earlier device takes a message only if it
+/// reads an unchanged `target` *after* the message, and writes `consumed` only if it took a
+/// message.
 #[repr(C, align(64))]
 pub(crate) struct DatagramLane {
     /// `number << LID_BITS | LID` of that device, with a new number for each device; 0 when unused.
@@ -365,7 +370,8 @@ pub(crate) struct DatagramLane {
     /// Number of datagrams taken, or lost with a device that is gone.
     pub(crate) consumed: AtomicU64,
     pub(crate) slots: [Slot<DatagramHeader>; DATAGRAM_SLOTS],
-    /// Payloads of the slots, each perhaps after a GRH.
+    /// Payloads of the slots: the bytes of the message, after a GRH if the header has the flag
+    /// [`GRH`].
     pub(crate) payloads: [UnsafeCell<[u8; GRH_BYTES + MAX_MTU]>; DATAGRAM_SLOTS],
 }
 
@@ -379,12 +385,13 @@ pub(crate) struct LanePlace {
 }
 
 impl LanePlace {
-    /// Packs it for [`QpEntry::lane`].
+    /// Packs the place for [`QpEntry::lane`].
     pub(crate) const fn pack(self) -> u64 {
         (self.first as u64) << 32 | self.slots as u64
     }
 
-    /// Returns `None` if the word, which another process wrote, names no lane.
+    /// Returns the place in a word, which another process wrote. `None` if no lane can be at this
+    /// place.
     pub(crate) fn unpack(word: u64) -> Option<Self> {
         let place = Self {
             first: (word >> 32) as u32,
@@ -395,7 +402,7 @@ impl LanePlace {
         (is_size && place.range().end <= ALL_LANE_SLOTS).then_some(place)
     }
 
-    /// Returns the slots' indices.
+    /// Returns the indices of the slots.
     pub(crate) fn range(self) -> core::ops::Range<usize> {
         self.first as usize..self.first as usize + self.slots as usize
     }
@@ -440,18 +447,18 @@ pub(crate) struct LanesSegment {
 #[repr(C, align(64))]
 pub(crate) struct OwnerSleep(pub(crate) Sleep);
 
-/// The user bytes of a device's control file: where its segments are. Written before the file has a
-/// name, never changed.
+/// The user bytes of a device's control file: the places of its segments. They are written before
+/// the file has a name, and never changed.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct Publication {
     pub(crate) lid: u64,
     /// The owner's [`pid_namespace`](copyrpc_shm::memfd::pid_namespace).
     pub(crate) pid_namespace: u64,
-    /// Number that the devices share with which the owner shares memory
+    /// Domain of the owner: devices with the same domain share memory
     /// ([`domain`](crate::shared::domain)).
     pub(crate) domain: u64,
-    /// Control, lanes, arena.
+    /// The segments: control, lanes, arena.
     pub(crate) segments: [MemfdId; 3],
 }
 

@@ -35,7 +35,7 @@ impl Links {
     }
 
     /// Returns the device that has this LID, if it is reached through shared memory: the
-    /// incarnation `epoch`, or the present incarnation.
+    /// incarnation `epoch`, or, for `None`, the present incarnation.
     pub(crate) fn peer(
         &mut self,
         membership: &Membership,
@@ -58,7 +58,8 @@ impl Links {
         self.peers.retain(|p| Rc::strong_count(p) > 1);
     }
 
-    /// Returns the peers that are gone, each once.
+    /// Returns the peers whose end is detected by this call. A later call does not return them
+    /// again.
     pub(crate) fn newly_gone(&self) -> Vec<Rc<Peer>> {
         self.peers
             .iter()
@@ -79,7 +80,8 @@ impl Links {
         }
         let is_full = self.outgoing.len() == MAX_DATAGRAM_LANES;
         let is_empty = |index, out: &Outgoing| {
-            // L2
+            // The lane is empty if the receiver has consumed all messages (L2 of
+            // docs/shm-protocols.md).
             is_full
                 && memory.datagram_lane(index).consumed.load(Ordering::Acquire) == out.tx.position()
         };
@@ -101,8 +103,8 @@ impl Links {
         match self.outgoing.get_mut(index) {
             Some(out) => out.peer = Rc::clone(peer),
             None => {
-                // SAFETY: the slots live as long as the device. This is their only producer, and
-                // they were never used.
+                // SAFETY: the slots live as long as the device. `tx` is their only producing end,
+                // and they were never used.
                 let tx = unsafe {
                     LaneTx::new(NonNull::from(&lane.slots).cast(), DATAGRAM_SLOTS as u64, 0)
                 };

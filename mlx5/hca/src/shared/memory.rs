@@ -37,7 +37,8 @@ pub(crate) struct DeviceMemory {
     pub(crate) arena: Memfd,
 }
 
-/// Bytes at an address of the device that owns them, by a key.
+/// A range of a registered region: its key, and the address and length of the range in the process
+/// of the region's owner.
 #[derive(Clone, Copy)]
 pub(crate) struct Keyed {
     pub(crate) key: u32,
@@ -53,8 +54,8 @@ impl Keyed {
 }
 
 impl DeviceMemory {
-    /// Makes the segments of a new device. The first pages of the tables are committed here, the
-    /// rest as objects are made.
+    /// Makes the segments of a new device. Their pages are committed later, when the device is
+    /// opened and objects are made.
     pub(crate) fn create(arena_bytes: usize) -> Result<Self, (&'static str, MemfdCreateError)> {
         Ok(Self {
             control_memfd: Memfd::create("mlx5-control", size_of::<ControlSegment>())
@@ -143,17 +144,17 @@ impl DeviceMemory {
     /// Zeroes `len` bytes of the lanes segment at `at`.
     ///
     /// # Safety
-    /// They are committed, inside the segment, and no peer accesses them now.
+    /// The bytes are committed and inside the segment, and no peer accesses them during the call.
     pub(crate) unsafe fn clear_lanes(&self, at: NonNull<u8>, len: usize) {
         let offset = at.addr().get() - self.lanes_memfd.base().addr().get();
-        // SAFETY: by the contract; reached through the mapping because slots have padding that no
-        // reference may write.
+        // SAFETY: guaranteed by the caller. The bytes are written through the mapping, and not
+        // through a reference to slots, because slots have padding that no reference may write.
         unsafe { self.lanes_memfd.base().add(offset).write_bytes(0, len) };
     }
 
     /// Wakes the owner if it sleeps. To be called after a ready bit was set.
     pub(crate) fn wake(&self) {
-        // H7
+        // H7 of `shared::layout`
         self.lanes().sleep.0.wake();
     }
 
@@ -180,7 +181,8 @@ impl DeviceMemory {
     ) -> Result<(&MrEntry, u64), Fault> {
         let Keyed { key, addr, len } = bytes;
         let entry = self.mr(key);
-        // H2
+        // H2 of `shared::layout`: while the stamp has this key, the other fields belong to its
+        // region.
         if entry.stamp.load(Ordering::Acquire) as u32 != key {
             return Err(Fault::Key);
         }
@@ -200,9 +202,9 @@ impl DeviceMemory {
         Ok((entry, offset))
     }
 
-    /// Checks the same, and returns the span of the bytes. The device's owner wrote the entry. So
-    /// its range is checked against the arena once more, and a wrong range faults here and not in
-    /// the copy.
+    /// Makes the same check, and returns the span of the bytes. The owner of the device wrote the
+    /// entry. So the range in the entry is checked against the arena too: a wrong range gives an
+    /// error here, and no fault in the copy.
     #[inline(always)]
     pub(crate) fn resolve(&self, bytes: Keyed, access: Access, pd: u32) -> Result<Span, Fault> {
         let (entry, offset) = self.check(bytes, access, pd)?;
@@ -211,7 +213,7 @@ impl DeviceMemory {
         let start = base.wrapping_add(offset);
         let arena = self.arena.len() as u64;
         if start <= arena && len <= arena - start {
-            // SAFETY: inside the arena's mapping.
+            // SAFETY: `start` is inside the arena's mapping, or at its end.
             return Ok(Span::Mapped(unsafe {
                 self.arena.base().add(start as usize)
             }));
@@ -241,7 +243,8 @@ const LAST: usize = size_of::<u64>();
 pub(crate) unsafe fn place(to: *mut u8, from: *const u8, len: usize) {
     /// Places all but the last eight bytes, and returns these eight. It places four pieces: two
     /// from the start, one that ends 16 bytes before the end, and the eight bytes after it. The
-    /// first two end before the last eight bytes, and reach the third.
+    /// first two pieces end before the last eight bytes, and at or after the start of the third
+    /// piece.
     #[inline(always)]
     unsafe fn most<T: Copy>(to: *mut u8, from: *const u8, len: usize) -> u64 {
         let second = size_of::<T>();
@@ -278,12 +281,13 @@ pub(crate) unsafe fn place(to: *mut u8, from: *const u8, len: usize) {
 /// Places the last eight of `len` bytes at `to`, after all bytes that were placed before.
 ///
 /// # Safety
-/// The bytes are writable, and at least eight.
+/// `to` is writable for `len` bytes, and `len` is at least 8.
 #[inline(always)]
 unsafe fn place_last(to: *mut u8, len: usize, last: u64) {
     fence(Ordering::Release);
-    // SAFETY: guaranteed by the caller; an atomic is aligned. On x86-64 this is one store at any
-    // address, so alignment is not checked there. It is atomic if aligned.
+    // SAFETY: the caller guarantees that the last eight bytes are writable. On x86-64 they are
+    // written by one store, which may be at any address and is atomic if its address is aligned.
+    // Elsewhere the address is checked before it is used as an atomic.
     unsafe {
         #[cfg(target_arch = "x86_64")]
         asm!("mov qword ptr [{to} + {len} - 8], {last}", to = in(reg) to, len = in(reg) len, last = in(reg) last, options(nostack, preserves_flags));
@@ -299,17 +303,18 @@ unsafe fn place_last(to: *mut u8, len: usize, last: u64) {
     }
 }
 
-/// Places few bytes, or many, or a number of them for which [`place`] has no pieces.
+/// Places any number of bytes. [`place`] calls it for the lengths for which it has no pieces.
 ///
 /// # Safety
 /// Like [`place`].
 #[inline(never)]
 unsafe fn place_other(to: *mut u8, from: *const u8, len: usize) {
-    // SAFETY: guaranteed by the caller. The last bytes are inside, and are read first because
-    // source and target may overlap.
+    // SAFETY: guaranteed by the caller. The last eight bytes are inside the `len` bytes, and are
+    // read first because source and target may overlap.
     unsafe {
         if len < LAST {
-            // The bytes are the last of the payload, which may have several parts.
+            // These can be the last bytes of a payload of several parts, so the earlier parts
+            // become visible before them.
             fence(Ordering::Release);
             return from.copy_to(to, len);
         }
@@ -333,9 +338,10 @@ impl Span {
         len: usize,
     ) -> Result<(), Fault> {
         match self {
-            // SAFETY: resolved by the caller. Source and target may overlap (a loopback WRITE),
-            // which `place` allows. Other processes may access the target at the same time, as with
-            // any DMA; nothing here reads it back.
+            // SAFETY: the caller resolved the span for these bytes, and `from` is readable. Source
+            // and target may overlap (a loopback WRITE), which `place` allows. Other processes may
+            // access the target at the same time, as with any DMA; nothing here reads the target
+            // back.
             Self::Mapped(to) => unsafe { place(to.as_ptr().add(offset as usize), from, len) },
             Self::Foreign { pid, addr } => {
                 cross_process(Direction::Write, pid, addr + offset, from.cast_mut(), len)?
@@ -351,7 +357,9 @@ impl Span {
     #[inline(always)]
     pub(crate) unsafe fn read(self, offset: u64, to: *mut u8, len: usize) -> Result<(), Fault> {
         match self {
-            // SAFETY: as in `write`.
+            // SAFETY: the caller resolved the span for these bytes, and `to` is writable. Source
+            // and target may overlap, and other processes may write the source at the same time, as
+            // with any DMA.
             Self::Mapped(from) => unsafe { from.as_ptr().add(offset as usize).copy_to(to, len) },
             Self::Foreign { pid, addr } => {
                 cross_process(Direction::Read, pid, addr + offset, to, len)?
@@ -433,7 +441,7 @@ pub(crate) fn foreign_memory_reachable() -> Result<(), &'static str> {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
         Ok(scope) if scope.trim() == "0" => Ok(()),
         Ok(scope) if scope.trim() == "1" => {
-            // SAFETY: prctl with integer arguments only.
+            // SAFETY: the call passes integers only.
             unsafe { libc::prctl(libc::PR_SET_PTRACER, libc::PR_SET_PTRACER_ANY, 0, 0, 0) };
             Ok(())
         }
@@ -456,7 +464,8 @@ mod tests {
                 let mut expected = bytes.clone();
                 expected.copy_within(from..from + len, to);
                 let at = bytes.as_mut_ptr();
-                // SAFETY: 216 and 411 bytes at most, of 457.
+                // SAFETY: the source ends at byte 216 or before, and the target at byte 411 or
+                // before, of 457 bytes.
                 unsafe { place(at.add(to), at.add(from), len) };
                 assert_eq!(bytes, expected, "{len} bytes from {from} to {to}");
             }

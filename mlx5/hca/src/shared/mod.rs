@@ -1,9 +1,9 @@
 //! The memory that the devices of a fabric share.
 //!
-//! This is the only place that accesses a peer's memory. `packets` is the other way to reach a
-//! peer.
+//! This module alone accesses the memory of peers. `packets` reaches the peers whose memory is not
+//! mapped.
 //!
-//! - `layout`: the bytes that devices share, their writers, and the pairings H1 to H8.
+//! - `layout`: the bytes that devices share, their writers, and the pairings H1 to H9.
 //! - `memory`: the segments of a device, and the check of every access by key. `arena`: the
 //!   allocator of their pages.
 //! - `fabric`: finds and maps another device. `peer`: a device that is mapped, and the proof that

@@ -8,17 +8,17 @@ use mlx5_wire::Access;
 use crate::shared::memory::{DeviceMemory, Keyed};
 use crate::types::vendor::Fault;
 
-/// A region, copied from its entry when an access by its key was last checked. The entry is
-/// unchanged while its stamp is (H2), so the next access by that key reads only the stamp. Valid as
-/// long as the memory of the region's device is mapped.
+/// A region, copied from its entry when an access by its key was last checked. The entry does not
+/// change while its stamp is the same (H2 of `shared::layout`), so the next access by that key
+/// reads only the stamp. The copy is valid as long as the memory of the region's device is mapped.
 pub(crate) struct MrCache {
-    /// [`MrEntry::stamp`](crate::shared::layout::MrEntry::stamp) at that check.
+    /// Value of [`MrEntry::stamp`](crate::shared::layout::MrEntry::stamp) at that check.
     stamp: u64,
     entry: NonNull<AtomicU64>,
     /// Address of the region in the owner.
     start: u64,
     len: u64,
-    /// The same address in this process.
+    /// Address of the region in this process.
     base: NonNull<u8>,
 }
 
@@ -60,11 +60,11 @@ impl MrCache {
         }
     }
 
-    /// Returns the address here of `len` bytes, at least one, at `addr` of the owner. `None` unless
-    /// `key` still names this registration and the bytes are inside the region.
+    /// Returns the address in this process of `len` bytes, at least one, at `addr` of the owner.
+    /// `None` unless `key` still belongs to this registration and the bytes are inside the region.
     #[inline(always)]
     pub(crate) fn find(&self, key: u32, addr: u64, len: u64) -> Option<NonNull<u8>> {
-        // SAFETY: an atomic of mapped memory, or the static one.
+        // SAFETY: `entry` points to an atomic in mapped memory, or to `NOWHERE`.
         let entry = unsafe { self.entry.as_ref() };
         // H2
         if self.stamp as u32 != key || entry.load(Ordering::Acquire) != self.stamp {
@@ -74,20 +74,21 @@ impl MrCache {
         if offset > self.len || len > self.len - offset {
             return None;
         }
-        // SAFETY: inside the region, which `of_own` or `of_peer` found to be mapped here.
+        // SAFETY: the address is inside the region, which `of_own` or `of_peer` found to be mapped
+        // in this process.
         Some(unsafe { self.base.add(offset as usize) })
     }
 
-    /// Returns the region of this process's own `memory` that the key of `bytes` names now, if it
-    /// holds them and belongs to domain `pd`.
+    /// Returns the region of this process's own `memory` to which the key of `bytes` belongs now,
+    /// if the region contains the bytes and belongs to domain `pd`.
     pub(crate) fn of_own(memory: &DeviceMemory, bytes: Keyed, pd: u32) -> Result<Self, Fault> {
         let (cached, _) = Self::look_up(memory, bytes, Access::empty(), pd)?;
         let base = NonNull::new(cached.start as *mut u8).ok_or(Fault::Bounds)?;
         Ok(Self { base, ..cached })
     }
 
-    /// Returns the region of a peer's `memory` that the key of `bytes` names now, if it allows
-    /// WRITEs to them in domain `pd` and all of it is mapped here.
+    /// Returns the region of a peer's `memory` to which the key of `bytes` belongs now, if the
+    /// region allows WRITEs to the bytes in domain `pd`, and is mapped as a whole in this process.
     pub(crate) fn of_peer(memory: &DeviceMemory, bytes: Keyed, pd: u32) -> Result<Self, Fault> {
         let (cached, offset) = Self::look_up(memory, bytes, Access::REMOTE_WRITE, pd)?;
         let arena = &memory.arena;
@@ -95,7 +96,7 @@ impl MrCache {
             return Err(Fault::Bounds);
         }
         Ok(Self {
-            // SAFETY: inside the arena's mapping.
+            // SAFETY: `offset` is inside the arena's mapping, or at its end.
             base: unsafe { arena.base().add(offset as usize) },
             ..cached
         })
@@ -108,7 +109,8 @@ impl MrCache {
         access: Access,
         pd: u32,
     ) -> Result<(Self, u64), Fault> {
-        // H2. Read before the fields: if they change meanwhile, the next `find` sees another stamp.
+        // H2. The stamp is read before the fields: if the fields change after it, the next `find`
+        // sees a different stamp.
         let stamp = memory.mr(bytes.key).stamp.load(Ordering::Acquire);
         let (entry, _) = memory.check(bytes, access, pd)?;
         let cached = Self {

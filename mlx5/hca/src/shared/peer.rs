@@ -12,7 +12,7 @@ use crate::shared::memory::DeviceMemory;
 /// The life word of a living device of a local fabric, as [`owner_may_be_gone`] reads it.
 pub(crate) const LIVES: u32 = 1;
 
-/// The part of a device that outlives it.
+/// The word that shows whether a device lives, in memory that outlives the device.
 pub(crate) enum Life {
     Shared(Region),
     Local(Arc<AtomicU32>),
@@ -27,7 +27,7 @@ pub(crate) struct Peer {
     /// kept alive by `life`.
     pub(crate) word: NonNull<AtomicU32>,
     life: Life,
-    /// Whether the receives that it held when it died were searched for.
+    /// Whether [`is_newly_gone`](Self::is_newly_gone) has returned `true`.
     noticed: Cell<bool>,
 }
 
@@ -66,13 +66,14 @@ impl Peer {
             .load(Ordering::Acquire)
     }
 
-    /// Returns how often the peer has copied its driver's receives (H9).
+    /// Returns the number of times that the peer has copied its driver's receives (H9 of
+    /// `shared::layout`).
     pub(crate) fn copies(&self) -> u64 {
         self.memory.control().header.copies.load(Ordering::Acquire)
     }
 
-    /// Returns whether the peer's process executes a full fence after its `executing` word, so that
-    /// a fence here orders the two (H3).
+    /// Returns whether the peer's process executes a full fence after each write of its `executing`
+    /// word. If it does, a full fence in this process is enough to see the word (H3).
     pub(crate) fn has_fences(&self) -> bool {
         self.memory
             .control()
@@ -86,7 +87,7 @@ impl Peer {
     /// while the peer lives.
     #[inline(always)]
     pub(crate) fn is_gone(&self) -> bool {
-        // SAFETY: an atomic that `life` keeps.
+        // SAFETY: `word` points to an atomic that `life` keeps alive.
         let word = unsafe { self.word.as_ref() }.load(Ordering::Acquire);
         owner_may_be_gone(word) && self.is_proven_to_be_gone()
     }

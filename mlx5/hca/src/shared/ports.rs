@@ -19,7 +19,7 @@ pub struct Port {
 /// The addresses of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PortAddress {
-    /// LID of the port; 0 on RoCE, where only GIDs name a port.
+    /// LID of the port; 0 on RoCE, where only GIDs identify a port.
     pub lid: u16,
     /// GID table of the port.
     pub gids: &'static [Gid],
@@ -96,7 +96,8 @@ impl Port {
     }
 
     /// Returns the virtual function that has queue pair `qpn`, if datagrams with this vector reach
-    /// it. On RoCE, they reach a port that is a peer of the GID from which they are sent.
+    /// the queue pair. On RoCE, the destination GID must be an entry of the table of its port, with
+    /// the packet format of the GID from which the datagrams are sent.
     pub(crate) fn find(&self, qpn: u32, vector: &AddressVector) -> Option<u16> {
         let of_source = |gid: &Gid| {
             gid.bytes == vector.rgid

@@ -18,11 +18,13 @@ const SETTLE_NS: u64 = 10_000;
 const QUIESCE_NS: u64 = 50_000_000;
 
 impl Hca {
-    /// Waits, for a bounded time, until no peer executes a doorbell that began before now (H3).
+    /// Waits, for a bounded time, until no peer executes a doorbell that began before now (H3 of
+    /// `shared::layout`). Returns whether all these doorbells have ended.
     ///
     /// A peer that does not finish is remembered as stuck: its doorbell may touch any object of
-    /// this device that was valid when it began. Objects that only this peer could touch are not
-    /// returned. No later call waits for it until it has finished that doorbell or is dead.
+    /// this device that was valid when the doorbell began. So the caller must not reuse an object
+    /// that this peer could touch. Until a stuck peer has finished that doorbell or is dead, later
+    /// calls for it return `false` without a wait.
     pub(crate) fn quiesce<'a>(
         &self,
         stuck: &mut Vec<Stuck>,
@@ -39,7 +41,8 @@ impl Hca {
         {
             return false;
         }
-        // `heavy_barrier` is a full fence too, which is enough if all peers execute theirs.
+        // `heavy_barrier` is a full fence even if it returns `false`. A fence is enough if all
+        // peers execute fences too.
         if !heavy_barrier() && !living.iter().all(|peer| peer.has_fences()) {
             return false;
         }
@@ -68,7 +71,7 @@ impl Hca {
 /// A peer that was executing a doorbell when an object was destroyed.
 pub(crate) struct Stuck {
     peer: Rc<Peer>,
-    /// The value of its `executing` word then.
+    /// Value of the peer's `executing` word during that doorbell.
     executing: u64,
 }
 

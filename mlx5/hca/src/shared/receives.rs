@@ -24,7 +24,7 @@ impl Taken {
         Self((0..wqes).map(|_| Cell::new(u32::MAX)).collect())
     }
 
-    /// Resets it to the state of a new queue.
+    /// Resets the counts to those of a new queue.
     pub(crate) fn reset(&self) {
         self.0.iter().for_each(|cell| cell.set(u32::MAX));
     }
@@ -112,13 +112,14 @@ impl Receives {
 
     #[inline(always)]
     fn words(&self) -> (&RqEntry, &Pop) {
-        // SAFETY: atomics in a mapping that outlives this value (`of`).
+        // SAFETY: `entry` and `pop` point to atomics in a mapping that outlives this value (`of`).
         unsafe { (self.entry.as_ref(), self.pop.as_ref()) }
     }
 
     /// Takes the next receive. `None` if none is posted.
     ///
-    /// `intent` names that receive (H5) from before the pop until its owner clears it.
+    /// `intent` holds the pop word of that receive (H5 of `shared::layout`) from before the pop
+    /// until the requester clears the intent.
     pub(crate) fn pop(&self, intent: &AtomicU64) -> Option<Taking> {
         loop {
             let word = self.words().1.word.load(Ordering::Acquire);
@@ -127,20 +128,21 @@ impl Receives {
                     return Some(taking);
                 }
             } else if self.words().1.word.load(Ordering::Acquire) == word {
-                // The words prove that nothing is posted only if they are of one and the same
-                // moment.
+                // The words prove that nothing is posted only if the pop word did not change while
+                // the record was read.
                 gives_up(intent);
                 return None;
             }
         }
     }
 
-    /// Returns the pop word that names the next receive, for [`exchange`](Self::exchange). `None`
-    /// if none is posted.
+    /// Returns the pop word of the next receive, for [`exchange`](Self::exchange). `None` if no
+    /// receive is posted.
     ///
-    /// Only this taker uses `known`, which begins as [`NONE_KNOWN`](Self::NONE_KNOWN). It is the
-    /// pop word after the posted receives, as of the last read of the record. Receives stay posted
-    /// until they are taken, so the record is read again only when the known receives are used up.
+    /// Only this taker uses `known`, which begins as [`NONE_KNOWN`](Self::NONE_KNOWN). `known` is
+    /// the pop word after the posted receives, as of the last read of the record. Receives stay
+    /// posted until they are taken, so the record is read again only when the known receives are
+    /// used up.
     #[inline(always)]
     pub(crate) fn next_known(&self, known: &mut u64) -> Option<u64> {
         let word = self.words().1.word.load(Ordering::Acquire);
@@ -150,9 +152,9 @@ impl Receives {
         self.is_posted(word, *known).then_some(word)
     }
 
-    /// Takes the posted receive that pop word `word` names, if the word is unchanged. Also returns
-    /// `None` spuriously; then another attempt must follow, or [`gives_up`]. `intent` is called
-    /// only where it is stored to, so that its address is not kept before.
+    /// Takes the posted receive of pop word `word`, if the pop word is unchanged. Also returns
+    /// `None` spuriously. After `None`, another attempt or [`gives_up`] must follow. `intent` is a
+    /// function, called only for the store, so that the address of the intent is not kept before.
     #[inline(always)]
     pub(crate) fn exchange<'a>(
         &self,
@@ -171,26 +173,28 @@ impl Receives {
             .map(|_| taking)
     }
 
-    /// Returns whether the receive that pop word `word` names is posted, given that all receives up
-    /// to `known` are posted.
+    /// Returns whether the receive of pop word `word` is posted, given that all receives up to
+    /// `known` are posted.
     #[inline(always)]
     fn is_posted(&self, word: u64, known: u64) -> bool {
-        // At least one, and no more than there are WQEs.
+        // The number of receives posted from `word` on is at least one, and at most the number of
+        // WQEs.
         known.wrapping_sub(word) < self.span
     }
 
-    /// Returns the new value of `known`. `word` is the present pop word or an earlier one.
+    /// Returns the pop word after the receives that are posted now, the new value of `known`.
+    /// `word` is the present pop word or an earlier one.
     #[inline(always)]
     fn posted_to(&self, word: u64) -> u64 {
         let (entry, _) = self.words();
-        // Acquire: the WQEs and links below the record.
+        // Acquire: the owner wrote the WQEs and links below the record before the record.
         let posted = queue_record_index(entry.record.load(Ordering::Acquire));
-        // H6. A returned receive that is counted here is in the list of an earlier pop word. So the
-        // exchange of a still earlier one fails.
+        // H6. If `returned` counts a receive, the owner had already stored the pop word at which
+        // this receive begins the list. So the exchange of a pop word from before that store fails.
         let returned = entry.returned.load(Ordering::Acquire);
         let popped = word & !0xffff;
-        // Shifted to the count of a pop word's lower half, so that overflow of its upper half is
-        // dropped.
+        // The lower half of a pop word has the lower 16 bits of the count, at bit 16. The sum is
+        // computed there, so that its overflow is dropped.
         let available =
             (u32::from(posted).wrapping_add(returned) << 16).wrapping_sub(popped as u32);
         popped.wrapping_add(available.into()).wrapping_sub(1)
@@ -236,7 +240,7 @@ impl Receives {
     #[inline(always)]
     fn link_word(&self, index: u16) -> &AtomicU64 {
         // SAFETY: the WQE is inside the ring, 16-aligned, and starts with its next segment. All
-        // processes access it through atomics.
+        // processes access the link in that segment through atomics.
         unsafe {
             self.ring
                 .add(usize::from(index) * self.stride as usize)
@@ -257,8 +261,9 @@ impl Receives {
         let start = usize::from(index & keeps as u16) * stride;
         (usize::from(is_linked)..stride / SEGMENT)
             .map(move |i| {
-                // SAFETY: inside the WQE. Its owner wrote it before the record, and does not touch
-                // it before its completion. Any bytes are valid.
+                // SAFETY: the segment is inside the WQE. The queue's owner wrote the WQE before the
+                // record, and does not touch it before its completion. Any bytes are a valid
+                // segment.
                 DataWords::parse(&unsafe {
                     ring.add(start + i * SEGMENT).cast::<[u8; SEGMENT]>().read()
                 })
@@ -300,7 +305,7 @@ impl Receives {
 
     /// Returns WQE `index`.
     pub(crate) fn wqe(&self, index: u16) -> NonNull<u8> {
-        // SAFETY: inside the ring.
+        // SAFETY: the WQE is inside the ring.
         unsafe {
             self.ring
                 .add(usize::from(index & self.keeps as u16) * self.stride())
@@ -315,7 +320,8 @@ impl Receives {
             .wrapping_sub(self.popped() as u16)
     }
 
-    /// Returns the maximum number of receives posted. One WQE of a list is its end.
+    /// Returns the maximum number of receives posted. One WQE of a linked list is never posted: it
+    /// is the end of the list.
     #[must_use]
     pub fn capacity(&self) -> u16 {
         self.wqes() - u16::from(self.is_linked)
@@ -358,7 +364,7 @@ impl Receives {
 
     /// Returns the start of WQE `index`, for reports.
     pub(crate) fn first_bytes(&self, index: u16) -> [u8; SEGMENT] {
-        // SAFETY: a WQE has one segment at least.
+        // SAFETY: the WQE is inside the ring, and has at least one segment. Any bytes are valid.
         unsafe { self.wqe(index).cast().read() }
     }
 
@@ -382,8 +388,8 @@ impl Receives {
             );
             self.link_word(index)
                 .store(u64::from_ne_bytes(segment), Ordering::Relaxed);
-            // H4. The count stays. This word was never the pop word before, so no stale exchange
-            // succeeds.
+            // H4. The count does not change. The new word was never the pop word before, so no
+            // stale exchange succeeds.
             match pop.word.compare_exchange_weak(
                 word,
                 Pop::with_head(word, index),
@@ -391,8 +397,9 @@ impl Receives {
                 Ordering::Acquire,
             ) {
                 Ok(_) => {
-                    // A peer whose intent names the old head under this count did not take it: the
-                    // next pop under the count takes `index`.
+                    // A peer whose intent has the old head with this count did not take the old
+                    // head: the next pop with this count takes `index`. So the old head is
+                    // accounted for.
                     taken.account(Taking(word & self.keeps));
                     break;
                 }

@@ -20,12 +20,12 @@ use crate::shared::mr_cache::{Lookups, MrCache};
 use crate::shared::peer::Peer;
 use crate::shared::receives::{Receives, gives_up};
 
-/// An identity word that no connected queue pair has: it would be of a queue pair for datagrams.
-/// The word 0 would be of a destroyed queue pair.
+/// An identity word that no connected queue pair has, because it has the flag [`DATAGRAM`]. (A
+/// destroyed queue pair has the word 0.)
 const UNVERIFIED: u64 = u64::MAX;
 
-/// The other end of a connected queue pair. Its pointers go into the memory of `peer`, which it
-/// keeps mapped.
+/// The other end of a connected queue pair. Its pointers lead into the memory of the device `peer`,
+/// which stays mapped as long as `peer` exists.
 pub(crate) struct Remote {
     pub(crate) peer: Rc<Peer>,
     pub(crate) index: usize,
@@ -33,19 +33,20 @@ pub(crate) struct Remote {
     entry: NonNull<QpEntry>,
     intent: NonNull<AtomicU64>,
     atomic: NonNull<AtomicRequest>,
-    /// A copy of [`Peer::word`].
+    /// Copy of the pointer [`Peer::word`], the life word of the peer.
     life: NonNull<AtomicU32>,
     /// Number of atomics that the peer was asked to execute.
     pub(crate) atomics: u32,
-    /// Whether the last of them is the WQE at the head of the SQ, and not known to be answered.
+    /// Whether the last of these atomics is the WQE at the head of the SQ, and no answer to it was
+    /// read yet.
     pub(crate) is_asking: bool,
     pub(crate) receives: Receives,
     /// The pop word at which the known posted receives end ([`Receives::next_known`]).
     known_receives: u64,
     /// The region that the last plain WRITE wrote to.
     pub(crate) target: MrCache,
-    /// The identity word under which the words next to it were found to name this queue pair, if it
-    /// grants WRITEs; before that [`UNVERIFIED`].
+    /// Last identity word that grants WRITEs and was found, with the words next to it, to belong to
+    /// the peer's queue pair while that is connected to this queue pair; [`UNVERIFIED`] before.
     verified: Cell<u64>,
     pub(crate) qpn: u32,
     /// Expected values of the peer's `generation`, `peer` and `peer_epoch` words, while it is
@@ -53,13 +54,13 @@ pub(crate) struct Remote {
     pub(crate) generation: u32,
     own: u64,
     own_epoch: u64,
-    /// [`Peer::copies`] when a wait for it ended without a copy, because the owner has stopped; 0
-    /// before.
+    /// Value of [`Peer::copies`] when a wait for a further copy ended without one, because the
+    /// peer's owner has stopped; 0 before that.
     pub(crate) stopped_at: Cell<u64>,
     pub(crate) pd: u32,
     pub(crate) lane: LaneTx<Message>,
     ready: ReadyWords,
-    /// Position of the lane when the ready bit was last considered.
+    /// Position in the lane up to which messages were announced.
     announced: u64,
 }
 
@@ -70,7 +71,7 @@ impl Remote {
         let index = qp_index(qpn);
         let memory = &peer.memory;
         let entry = memory.qp(index);
-        // H1
+        // H1 of `shared::layout`
         let identity = entry.identity.load(Ordering::Acquire);
         if QpEntry::qpn(identity) != qpn || identity & DATAGRAM != 0 {
             return None;
@@ -98,9 +99,9 @@ impl Remote {
             own_epoch,
             stopped_at: Cell::new(0),
             pd: entry.pd.load(Ordering::Relaxed),
-            // SAFETY: the slots live as long as `peer`. They belong to this queue pair alone once
-            // the peer's `peer` word names it, which is checked before every message, and
-            // `has_room` before every publish.
+            // SAFETY: the slots live as long as `peer`. This is their only producing end while the
+            // `peer` word of the peer's entry is `own`, which is checked before every message.
+            // `has_room` is checked before every publish.
             lane: unsafe { LaneTx::new(memory.lane_slots(place), place.slots.into(), 0) },
             ready: ready_words(memory),
             announced: 0,
@@ -110,13 +111,13 @@ impl Remote {
 
     #[inline(always)]
     fn entry(&self) -> &QpEntry {
-        // SAFETY: in the memory of `peer`; it is made of atomics.
+        // SAFETY: the entry is in the memory of `peer`, which stays mapped, and is made of atomics.
         unsafe { self.entry.as_ref() }
     }
 
     #[inline(always)]
     fn intent(&self) -> &AtomicU64 {
-        // SAFETY: an atomic in the memory of `peer`.
+        // SAFETY: the intent is an atomic in the memory of `peer`, which stays mapped.
         unsafe { self.intent.as_ref() }
     }
 
@@ -150,7 +151,7 @@ impl Remote {
     /// Returns whether the peer is gone.
     #[inline(always)]
     fn is_gone(&self) -> bool {
-        // SAFETY: `peer` keeps it.
+        // SAFETY: `life` points to an atomic that `peer` keeps alive.
         let life = unsafe { self.life.as_ref() }.load(Ordering::Acquire);
         owner_may_be_gone(life) && self.peer.is_gone()
     }
@@ -184,7 +185,8 @@ impl Remote {
     /// Returns whether one more message fits into the lane.
     #[inline(always)]
     pub(crate) fn has_room(&mut self) -> bool {
-        // SAFETY: an atomic in the memory of `peer`. L2.
+        // SAFETY: the entry is in the memory of `peer`, which stays mapped. L2 of
+        // docs/shm-protocols.md.
         let consumed = unsafe { &self.entry.as_ref().acks.consumed };
         self.lane.has_room(consumed)
     }
@@ -196,7 +198,7 @@ impl Remote {
 
     /// Returns the place of the atomic that the peer's owner is to execute.
     pub(crate) fn atomic_request(&self) -> &AtomicRequest {
-        // SAFETY: atomics in the memory of `peer`.
+        // SAFETY: the request is made of atomics in the memory of `peer`, which stays mapped.
         unsafe { self.atomic.as_ref() }
     }
 
@@ -240,7 +242,7 @@ impl Remote {
         self.note_published();
     }
 
-    /// Notes that the message that took the last receive was published.
+    /// Clears the intent, because the message that took the last receive was published.
     #[inline(always)]
     pub(crate) fn note_published(&mut self) {
         // H5

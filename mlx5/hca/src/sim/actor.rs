@@ -41,12 +41,12 @@ pub trait Actor {
     }
 }
 
-/// The number of an actor in its [`Simulation`](crate::sim::Simulation), in the order in which they were
-/// added.
+/// The number of an actor in its [`Simulation`](crate::sim::Simulation), where actors are numbered
+/// in the order in which they were added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ActorId(pub(crate) usize);
 
-/// Wakes actors from the steps of others that reach them by other means than a device: see
+/// Wakes idle actors when steps of other actors reach them by other means than a device: see
 /// [`Simulation::bell`](crate::sim::Simulation::bell).
 #[derive(Clone, Debug, Default)]
 pub struct Bell(Arc<Rung>);
@@ -55,7 +55,7 @@ pub struct Bell(Arc<Rung>);
 #[derive(Debug, Default)]
 struct Rung {
     actors: Mutex<Vec<usize>>,
-    /// Whether there are some. Most steps ring no bell.
+    /// Whether `actors` is not empty. Most steps ring no bell, and read only this flag.
     is_any: AtomicBool,
 }
 
@@ -64,7 +64,7 @@ impl Bell {
     /// Does nothing otherwise.
     pub fn ring(&self, actor: ActorId) {
         self.rung().push(actor.0);
-        // Stored after the actor: a thread that sees this sees the actor.
+        // The flag is stored after the actor: a thread that sees the flag sees the actor.
         self.0.is_any.store(true, Ordering::Release);
     }
 

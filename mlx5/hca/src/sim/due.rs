@@ -3,19 +3,20 @@
 
 use std::collections::BTreeSet;
 
-/// The time of a place with nothing to do.
+/// The time of a place at which nothing is due.
 pub(crate) const NEVER: u128 = u128::MAX;
 
-/// A time for each place; its low bits order equal times.
+/// The time of the next event of each place. A place is the index of a device or an actor. The low
+/// bits of a time may order events of the same time.
 #[derive(Debug, Default)]
 pub(crate) struct DueTimes {
     times: Vec<u128>,
-    /// The times, each with its place, but [`NEVER`].
+    /// The times except [`NEVER`], each with its place.
     order: BTreeSet<(u128, usize)>,
 }
 
 impl DueTimes {
-    /// Adds a place at the end, with nothing to do.
+    /// Adds a place at the end, at which nothing is due.
     pub(crate) fn push(&mut self) {
         self.times.push(NEVER);
     }
@@ -38,12 +39,12 @@ impl DueTimes {
         }
     }
 
-    /// Returns the earliest time. [`NEVER`] if no place has something to do.
+    /// Returns the earliest time; [`NEVER`] if nothing is due at any place.
     pub(crate) fn first(&self) -> u128 {
         self.order.first().map_or(NEVER, |(time, _)| *time)
     }
 
-    /// Returns the first place with something to do at `time` or before.
+    /// Returns the lowest place at which an event is due at `time` or before.
     pub(crate) fn first_due(&self, time: u128) -> Option<usize> {
         let due = self.order.range(..=(time, usize::MAX));
         due.map(|(_, place)| *place).min()

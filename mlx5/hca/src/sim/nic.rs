@@ -1,5 +1,5 @@
-//! Costs of a network of NICs: the times at which each WQE has its effect, and at which its poster
-//! can know.
+//! Costs of a network of NICs: the times at which each WQE has its effect, and at which its
+//! completion is visible.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -27,7 +27,8 @@ pub struct NicParameters {
     pub byte_ps: u64,
     /// Time through the network, one way. The acknowledgement takes the same.
     pub link_ns: u64,
-    /// Time per receive taken from a ring, or from a list whose next WQE is the neighbour.
+    /// Time per receive taken from a ring, or from a list if its successor is its neighbour in
+    /// memory.
     pub receive_ns: u64,
     /// Time per receive whose successor in the list is not its neighbour, so that it cannot be
     /// prefetched.
@@ -114,16 +115,17 @@ struct Nic {
     receives: Vec<NextReceive>,
 }
 
-/// The receive that the next message will find. Each message in flight takes one receive.
+/// The receive of a queue that the next message will take. Each message in flight takes one
+/// receive.
 #[derive(Clone, Copy, Default)]
 struct NextReceive {
     count: u32,
     index: u16,
-    /// Time at which the queue can supply it.
+    /// Time at which the queue can supply this receive.
     free_ns: u64,
 }
 
-/// Returns the sum of `start_ns` and `costs`, without overflow.
+/// Returns the sum of `start_ns` and `costs`, or `u64::MAX` if that is less.
 fn sum_ns<const N: usize>(start_ns: u64, costs: [u64; N]) -> u64 {
     costs.into_iter().fold(start_ns, u64::saturating_add)
 }

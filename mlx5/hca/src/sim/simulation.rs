@@ -32,12 +32,13 @@ impl Simulated for Rc<Hca> {
 #[error("the device was not opened with the options of this simulation")]
 pub struct ForeignDevice;
 
-/// Number of the low bits of a time in `Simulation::turns` that hold the number of the turn.
+/// Number of low bits of a time in `Simulation::turns` that hold the number of the turn. A turn is
+/// a scheduled step of an actor.
 const TURN_BITS: u32 = 64;
 
 struct Node {
     hca: Rc<Hca>,
-    /// Number of CQEs that it had written at the last poll.
+    /// Number of CQEs that the HCA had written at the last poll.
     produced: u32,
     /// Numbers of the actors bound to the device.
     actors: Vec<usize>,
@@ -59,7 +60,7 @@ struct Bound<'a> {
 /// parameters, seed and actors are the same, and have the same [`trace_hash`](Self::trace_hash).
 ///
 /// An idle actor is not stepped. It sleeps until one of its devices gets a CQE or is written to, or
-/// until the time that it gave.
+/// until the time that the actor has set.
 ///
 /// Devices are opened with the simulation's [`options`](Self::options). Then [`add`](Self::add)
 /// adds them, or [`spawn`](Self::spawn) with an actor. They belong to this thread, as does the
@@ -75,8 +76,8 @@ pub struct Simulation<'a> {
     /// Index in `nodes`, by LID.
     places: BTreeMap<u16, usize>,
     actors: Vec<Bound<'a>>,
-    /// Time of the next turn of each actor, by number. Of turns at the same time, the earliest
-    /// decided one is first.
+    /// Time of the next turn of each actor, by number. Of turns at the same time, the turn that was
+    /// scheduled first comes first.
     turns: DueTimes,
     last_turn: u64,
     steps: u64,
@@ -115,15 +116,15 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Returns the word that holds the [time](Self::now_ns), for others that read this clock. Only
-    /// the simulation writes it.
+    /// Returns the word that holds the [time](Self::now_ns), for other users of this clock. Only
+    /// the simulation writes the word.
     #[must_use]
     pub fn hands(&self) -> Arc<AtomicU64> {
         Arc::clone(&self.now_ns)
     }
 
-    /// Returns a bell that wakes its actors. A ring outside of steps takes effect at the next
-    /// [`run`](Self::run) or [`step`](Self::step).
+    /// Returns a bell that wakes the simulation's actors. A ring outside of steps takes effect at
+    /// the next [`run`](Self::run) or [`step`](Self::step).
     #[must_use]
     pub fn bell(&self) -> Bell {
         self.bell.clone()
@@ -197,8 +198,9 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Cuts the power of the host of `device`: peers find the device dead, and handles of it do not
-    /// advance it any more. Its actors must stop too.
+    /// Cuts the power of the host of `device`: peers find the device dead, and the simulation does
+    /// not advance the device any more, although handles of it may exist. The actors of the device
+    /// must stop too.
     pub fn kill(&mut self, device: &dyn Simulated) {
         if let Ok(hca) = self.of_this_network(device) {
             hca.leave();
@@ -278,9 +280,9 @@ impl<'a> Simulation<'a> {
         self.steps
     }
 
-    /// Returns a hash over all events of the devices, in the order in which they were added, and
-    /// over the number of steps. Two runs with the same hash were the same. Devices without
-    /// [`SoftOptions::trace`] are not in it.
+    /// Returns a hash over the time, the number of steps, and all events of the devices, in the
+    /// order in which the devices were added. Two runs with the same hash were the same. Devices
+    /// without [`SoftOptions::trace`] are not in the hash.
     #[must_use]
     pub fn trace_hash(&self) -> u64 {
         let devices = self.nodes.iter().filter_map(|node| node.hca.trace_hash());
@@ -322,7 +324,7 @@ impl<'a> Simulation<'a> {
     }
 
     fn next_ns(&self) -> Option<u64> {
-        // The maximum time is never reached.
+        // An actor whose turn is at the maximum time has no further step.
         let actor = u64::try_from(self.turns.first() >> TURN_BITS)
             .ok()
             .filter(|at_ns| *at_ns < u64::MAX);

@@ -31,7 +31,7 @@ impl fmt::Display for Engine {
 pub struct DeviceInfo {
     /// Display name, for example `soft:lid=3`.
     pub name: String,
-    /// The part that executes its operations.
+    /// The part that executes the device's operations.
     pub engine: Engine,
     /// Description of the transport to the peers.
     pub transport: String,

@@ -1,8 +1,8 @@
 //! Plain types that several modules share.
 //!
 //! - `info`: the description of a device. `request`: the parameters of commands. `outcome`: the
-//!   results of WQEs. `vendor`, `rule`: the vendor syndromes that give their reasons. `watch`: the
-//!   state of strict mode.
+//!   results of WQEs. `vendor`, `rule`: the vendor syndromes, which give the reasons of failures.
+//!   `watch`: the state of strict mode.
 
 /// Makes enums of vendor syndromes from a table: the number and the meaning of each.
 macro_rules! syndromes {

@@ -8,17 +8,19 @@ use crate::types::vendor::{Fault, Limit, Malformed};
 /// The end of a WQE that was taken off its send queue.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum End {
-    /// Done. The number of bytes read, for a READ or an atomic.
+    /// The WQE is done. The value is the number of bytes that a READ or an atomic has read, and 0
+    /// for other WQEs.
     Done(u32),
     /// The WQE is complete when its message is; the message reads this number of bytes.
     Message(u32),
-    /// Failed, with this syndrome and vendor syndrome.
+    /// The WQE failed, with this syndrome and vendor syndrome.
     Failed(Syndrome, u8),
 }
 
 /// The outcome of a WQE.
 pub(crate) enum Outcome {
-    /// Done. The number of bytes read, for a READ or an atomic.
+    /// The WQE is done. The value is the number of bytes that a READ or an atomic has read, and 0
+    /// for other WQEs.
     Done(u32),
     /// The WQE cannot run yet.
     Wait(WaitFor),
@@ -30,8 +32,8 @@ pub(crate) enum Outcome {
 }
 
 impl From<Fault> for Outcome {
-    /// Returns the outcome of a fault on the remote side. A process that has exited does not
-    /// answer.
+    /// Returns the outcome of a fault on the remote side. After [`Fault::Gone`] the WQE waits,
+    /// because a process that has exited does not answer.
     fn from(fault: Fault) -> Self {
         match fault {
             Fault::Gone => Self::Wait(WaitFor::Peer),
@@ -52,8 +54,9 @@ impl From<Fault> for Nak {
     }
 }
 
-/// Returns the answer of a responder whose receive fails with `syndrome`: the message is too long,
-/// or the buffers cannot be written (the same chapter).
+/// Returns the answer of a responder whose receive fails with `syndrome`, because the message is
+/// too long, or the buffers cannot be written (InfiniBand specification, "Responder error
+/// behavior").
 pub(crate) fn refusal_of_receive(syndrome: Syndrome) -> Nak {
     match syndrome {
         Syndrome::LocalLength => Nak::InvalidRequest,
@@ -87,9 +90,9 @@ pub(crate) enum WaitFor {
     /// The peer has no receive posted.
     Receive,
     /// The peer's owner has to copy the receives that its driver has posted. The value is the
-    /// owner's [`copies`](crate::shared::peer::Peer::copies) at the time when no receive was found;
-    /// 0 once the owner has copied all receives that were posted then, so that they have to be
-    /// searched again.
+    /// owner's [`copies`](crate::shared::peer::Peer::copies) at the time when no receive was found.
+    /// It is 0 once the owner has copied all receives that were posted at that time; then the queue
+    /// has to be searched again.
     Copies(u64),
     /// The lane of the peer is full.
     Room,

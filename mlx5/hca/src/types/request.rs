@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use mlx5_wire::Service;
 
 /// Memory of a completion queue: `entries` CQEs of `cqe_bytes`, and the two words of the doorbell
-/// record, consumer and arm. Every `op_own` begins with the opcode 0xf.
+/// record, consumer and arm. At creation, the `op_own` of every CQE has the opcode 0xf.
 #[derive(Clone, Copy, Debug)]
 pub struct CqMemory {
     /// The first entry, aligned to 64 bytes.
@@ -85,8 +85,8 @@ pub struct QpMemory {
     pub user_index: Option<u32>,
     /// Whether short received data is written into the CQE.
     pub scatter_to_cqe: bool,
-    /// Maximum number of messages that wait for its owner to take them, 1..=128; rounded up to a
-    /// power of two.
+    /// Maximum number of messages that wait in the queue pair's lane until its owner takes them: 1
+    /// to 128, rounded up to a power of two, and to at least 8.
     pub lane_slots: u32,
 }
 
@@ -110,7 +110,7 @@ pub enum Pages {
     Base,
     /// Huge pages, of 2 MiB.
     Huge,
-    /// Ordinary pages although huge pages were requested, with the reason, in words.
+    /// Ordinary pages, although huge pages were requested. The value is the reason.
     NotHuge(copyrpc_shm::memfd::NoHugePages),
 }
 
@@ -135,8 +135,9 @@ pub struct Address {
 pub struct PacketAddress {
     /// IP address of the queue pair's device.
     pub ip: IpAddr,
-    /// UDP port of a software HCA that publishes it. Such a peer answers only while its program
-    /// polls it, and requests to it are repeated for at least 2 s. `None`:
+    /// UDP port of the queue pair's device, if that is a software HCA, which publishes its port.
+    /// Such a peer answers only while its program polls it, so requests to it are repeated for at
+    /// least 2 s. `None`: the port that follows from
     /// [`RoceOptions::peers`](crate::RoceOptions::peers).
     pub port: Option<u16>,
     /// First packet sequence number of the queue pair, 24 bits.

@@ -10,46 +10,51 @@ syndromes! {
     pub enum Rule {
         /// PRM "Posting a Work Request": the record is written before the register.
         RecordBehindRegister = 0x41: "the doorbell record does not cover the WQE that the register announces: it was not written, or written late",
-        /// The record alone starts nothing.
+        /// A store to the register announces the WQEs: the record alone starts nothing.
         RegisterNotWritten = 0x42: "the doorbell record moved and no register was written",
-        /// The device may take the WQE from the register instead of the queue.
+        /// The register holds the same bytes as the queue, because the device may take the WQE from
+        /// either.
         RegisterBytes = 0x43: "the register does not hold what the send queue holds",
         /// The two halves of a BlueFlame register are used in turn.
         RegisterHalf = 0x44: "the same half of the BlueFlame register was written twice in a row",
-        /// A register names its queue pair.
+        /// The bytes in a register contain the QPN of the queue pair to which the register belongs.
         RegisterQueue = 0x45: "the register names another queue pair than the one it belongs to",
         /// A doorbell announces everything up to the WQE that the register holds.
         RegisterNotLast = 0x46: "the register announces a WQE that is not the last one the doorbell record covers",
-        /// The device has not reported that the WQEs in the other WQEBBs are done.
+        /// The driver reuses a WQEBB only after the device has reported that the WQE in it is done.
         RecordBeyondRoom = 0x47: "the doorbell record is further ahead than there are free WQEBBs: WQEs were overwritten",
-        /// No completion would ever report that the queue has room again.
+        /// A send queue holds at least one WQE that asks for a completion. Otherwise no completion
+        /// would ever report that the queue has room again.
         NoCompletion = 0x48: "a whole send queue of WQEs without the completion bit",
-        /// The WQE was written for another place in the queue: it is stale.
+        /// The index in a WQE is its place in the queue. A WQE with another index is stale.
         WqeIndex = 0x49: "the index in the WQE is not its place in the queue: a stale or unposted WQE",
-        /// A WQE names its queue pair.
+        /// A WQE contains the QPN of its queue pair.
         WqeQueue = 0x4a: "the WQE names another queue pair",
-        /// `ds` counts 16-byte segments.
+        /// The length `ds` of a WQE is the number of its 16-byte segments.
         WqeLength = 0x4b: "the WQE's length is wrong: none, more than was posted, or not that of its segments",
-        /// The opcode names no verb.
+        /// The opcode of a WQE belongs to a verb.
         WqeOpcode = 0x4c: "unknown opcode",
-        /// Reserved bits of the control segment.
+        /// Reserved bits of the control segment are 0.
         WqeReserved = 0x4d: "reserved bits of the control segment are set",
-        /// A length of 0 means 2^31 bytes.
+        /// A data segment does not have the length 0, which means 2^31 bytes.
         ZeroLength = 0x4e: "a data segment of length 0, which means 2^31 bytes",
-        /// Inline data longer than the WQE.
+        /// Inline data ends inside its WQE.
         InlineLength = 0x4f: "inline data reaches beyond the WQE",
-        /// The list of a shared receive queue.
+        /// The link of a receive of a shared receive queue leads to another WQE of the queue, which
+        /// is not posted.
         ReceiveLink = 0x50: "the link of a receive leads to itself, to one that is still posted, or outside",
-        /// The driver overwrote posted receives.
+        /// The receive record is at most as far ahead as the queue has WQEs. Otherwise the driver
+        /// has overwritten posted receives.
         ReceiveBeyondRoom = 0x51: "the receive record is further ahead than the queue has WQEs",
-        /// A length of 0 means 2^31 bytes; the list ends with lkey 0x100.
+        /// A data segment of a receive does not have the length 0, which means 2^31 bytes, unless
+        /// it ends the list by the lkey 0x100.
         ReceiveZeroLength = 0x52: "a receive with a data segment of length 0 that does not end the list",
         /// The device owns a gathered buffer until a completion at or after its WQE is visible. Not
         /// detected in immediate time, nor for a WQE with a fence.
         SourceChanged = 0x53: "the source buffer changed between the doorbell and the completion",
-        /// CQEs that were not written cannot have been consumed.
+        /// The consumer record covers only CQEs that were written.
         ConsumerAhead = 0x54: "the consumer record is ahead of the CQEs written",
-        /// The completion queue has less room than there are operations posted.
+        /// A completion queue has room for the CQEs of all posted operations.
         CompletionOverrun = 0x55: "a CQE was due and the completion queue was full: the queue is dead",
     }
 }

@@ -65,8 +65,8 @@ syndromes! {
 }
 
 impl Fault {
-    /// Returns the fault in the answer of another process; `None` for 0. It is never `Gone`: a
-    /// process that answers is not gone.
+    /// Returns the fault in the answer of another process; `None` for 0. The result is never
+    /// [`Fault::Gone`], because a process that answers is not gone.
     pub(crate) fn from_wire(byte: u8) -> Option<Self> {
         match byte {
             0 => None,

@@ -1,11 +1,12 @@
-//! `rdma/rdma_user_cm.h`, and the structures of `rdma/ib_user_verbs.h` and `rdma/ib_user_sa.h` in
-//! it: requests and responses of the commands to `/dev/infiniband/rdma_cm`.
+//! Requests and responses of the commands to `/dev/infiniband/rdma_cm`: the structures of
+//! `rdma/rdma_user_cm.h`, with those of `rdma/ib_user_verbs.h` and `rdma/ib_user_sa.h` that they
+//! contain.
 
 use super::structures;
 use crate::abi::verbs::AhAttr;
 
-/// Numbers of the supported commands (`RDMA_USER_CM_CMD_*`), and number of the command that asks
-/// for InfiniBand's own addresses.
+/// Numbers of the supported commands (`RDMA_USER_CM_CMD_*`), and of the refused command `BIND`, by
+/// which librdmacm asks for InfiniBand's own addresses.
 pub(crate) mod number {
     pub(crate) const CREATE_ID: u32 = 0;
     pub(crate) const DESTROY_ID: u32 = 1;
@@ -30,7 +31,7 @@ pub(crate) mod number {
 pub(crate) const NAMES: &str = "create_id destroy_id bind_ip resolve_ip resolve_route query_route connect listen accept reject disconnect \
     init_qp_attr get_event get_option set_option notify join_ip_mcast leave_mcast migrate_id query bind resolve_addr join_mcast";
 
-/// `struct sockaddr_in6`, with a `struct sockaddr_in` in its place for IPv4.
+/// Bytes of a `struct sockaddr_in6`; for IPv4, bytes of a `struct sockaddr_in`, followed by zeros.
 pub(crate) type SockAddr = [u8; 28];
 
 structures! {
@@ -79,7 +80,7 @@ structures! {
     struct GetEvent = "rdma_ucm_get_event": 8 { 0 response: u64 }
     struct SetOption = "rdma_ucm_set_option": 24 { 0 optval: u64, 8 id: u32, 12 level: u32, 16 optname: u32, 20 optlen: u32 }
     struct MigrateId = "rdma_ucm_migrate_id": 16 { 0 response: u64, 8 id: u32, 12 fd: u32 }
-    /// The union is a [`UdParam`], or a [`ConnParam`] and zeros.
+    /// An event. The union `param` holds a [`UdParam`], or a [`ConnParam`] followed by zeros.
     struct EventResp = "rdma_ucm_event_resp": 336 {
         0 uid: u64, 8 id: u32, 12 event: u32, 16 status: i32, 20 param: [u8; 304], 324 reserved: u32, 328 ece: Ece,
     }

@@ -9,9 +9,10 @@ pub(crate) const ALLOC_UCTX_DEVX: u32 = 1 << 0;
 pub(crate) const QP_FLAG_SIGNATURE: u32 = 1 << 0;
 /// `MLX5_QP_FLAG_SCATTER_CQE`.
 pub(crate) const QP_FLAG_SCATTER_CQE: u32 = 1 << 1;
-/// `MLX5_QP_FLAG_BFREG_INDEX`: the driver names the register.
+/// `MLX5_QP_FLAG_BFREG_INDEX`: the driver chooses the register, and passes its index.
 pub(crate) const QP_FLAG_BFREG_INDEX: u32 = 1 << 3;
-/// `MLX5_QP_FLAG_UAR_PAGE_INDEX`: the driver names the page of the register.
+/// `MLX5_QP_FLAG_UAR_PAGE_INDEX`: the driver chooses the register, and passes the index of its
+/// page.
 pub(crate) const QP_FLAG_UAR_PAGE_INDEX: u32 = 1 << 10;
 /// `MLX5_SRQ_FLAG_SIGNATURE`.
 pub(crate) const SRQ_FLAG_SIGNATURE: u32 = 1 << 0;

@@ -1,6 +1,6 @@
-//! The kernel's structures: `rdma/ib_user_verbs.h` ([`verbs`]) and `rdma/mlx5-abi.h` ([`mlx5`]);
-//! and its table of [`transitions`]. Sizes and offsets are checked when this is compiled; a test
-//! compares them with the headers.
+//! The kernel's structures: `rdma/ib_user_verbs.h` ([`verbs`]), `rdma/mlx5-abi.h` ([`mlx5`]) and
+//! `rdma/rdma_user_cm.h` ([`cm`]); and the kernel's table of [`transitions`]. The sizes and offsets
+//! of the structures are checked at compile time; a test compares them with the headers.
 
 pub(crate) mod cm;
 pub(crate) mod mlx5;

@@ -49,7 +49,8 @@ pub(crate) fn service(qp_type: u8) -> Option<Service> {
     }
 }
 
-/// Returns the attributes that the transition to this state requires, from the state before it.
+/// Returns the attributes, the state among them, that the transition to `to` requires from the
+/// state directly before it. `None`: `to` is not INIT, RTR or RTS.
 pub(crate) fn needed(service: Service, to: State) -> Option<u32> {
     let from = match to {
         State::Init => State::Reset,
@@ -60,13 +61,13 @@ pub(crate) fn needed(service: Service, to: State) -> Option<u32> {
     attributes(service, from, to).map(|(needed, _)| attribute::STATE | needed)
 }
 
-/// Returns the attributes that a transition requires, and those it may also carry; `None` if there
-/// is no such transition.
+/// Returns the attributes that a transition requires, and the attributes that it may carry in
+/// addition; `None` if there is no such transition.
 fn attributes(service: Service, from: State, to: State) -> Option<(u32, u32)> {
     use State::*;
     use attribute::*;
-    // `of` selects the attributes of connections or of datagrams, `reliable` the attributes of
-    // reliable connections only.
+    // `of` selects between the attributes of connections and those of datagrams. `reliable` returns
+    // its attributes for reliable connections, and none for other services.
     let of = |connected, datagram| {
         if service == Service::Datagram {
             datagram

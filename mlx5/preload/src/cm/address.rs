@@ -1,4 +1,5 @@
-//! IP addresses of the devices: the programs of a fabric name them, and the fabric has only ports.
+//! IP addresses of the devices. A program gives the IP address and the port of a service. The
+//! fabric finds the service by its port alone; the address only selects the device.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
@@ -6,7 +7,7 @@ use crate::abi::cm::SockAddr;
 use crate::options::config::Link;
 use crate::options::settings::Settings;
 
-/// Reads an address of IPv4 or IPv6.
+/// Decodes an IPv4 or IPv6 address. Returns `None` for other families.
 pub(crate) fn parse(bytes: &SockAddr) -> Option<SocketAddr> {
     let [a, b, c, d, rest @ ..] = *bytes;
     let port = u16::from_be_bytes([c, d]);
@@ -22,7 +23,7 @@ pub(crate) fn parse(bytes: &SockAddr) -> Option<SocketAddr> {
     }
 }
 
-/// Writes an address.
+/// Encodes an address.
 pub(crate) fn bytes(address: SocketAddr) -> SockAddr {
     let mut bytes = [0; size_of::<SockAddr>()];
     let family = if address.is_ipv4() {

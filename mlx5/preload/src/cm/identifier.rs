@@ -35,19 +35,21 @@ mod qp_type {
     pub(super) const UD: u8 = 4;
 }
 
-/// The key of datagrams if the program gives none (`RDMA_UDP_QKEY`).
+/// Q_Key of datagrams if the program gives none (`RDMA_UDP_QKEY`).
 const DATAGRAM_QKEY: u32 = 0x0123_4567;
-/// Time before a packet is sent again, 4.096 us * 2^N, unless the program sets another time.
+/// N of the time after which an unacknowledged packet is sent again, 4.096 us * 2^N, unless the
+/// program sets another N.
 const ACK_TIMEOUT: u8 = 18;
-/// Time for which a request to a service that this process reached before waits until the service
-/// listens again. perftest has a listener for each connection, and its client assumes that the next
-/// listener exists once a network has resolved the route to it.
+/// Time for which a request waits until its service listens, if the last service that this process
+/// reached was at the same port. perftest makes a new listener for each connection, and its client
+/// assumes that the next listener exists by the time a network has resolved the route.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Hop limit of RoCE.
 const HOPS: u8 = 64;
 
-/// The numbers of ids in use. librdmacm has one table of 2^16 for all files of a process. The child
-/// of a fork keeps its parent's.
+/// The numbers of ids in use, one bit for each number. librdmacm has one table of 2^16 ids for all
+/// files of a process, so a number is unique in the process. The child of a fork keeps its parent's
+/// bits.
 static TAKEN: [AtomicU64; 1 << 10] = [const { AtomicU64::new(0) }; 1 << 10];
 
 /// The number of an id in commands.
@@ -79,52 +81,55 @@ impl Drop for Handle {
 #[derive(Debug)]
 pub(crate) struct Id {
     pub(crate) handle: Handle,
-    /// The program's name for the id; 0 until the program accepts the id.
+    /// The program's identification of the id, which the id's events carry. 0 until the program
+    /// accepts an id that a listener made.
     pub(crate) uid: u64,
     space: u16,
     qp_type: u8,
     pub(crate) machine: Machine,
-    /// The port that it has reserved.
+    /// The port that the id has reserved.
     pub(crate) port: Option<Port>,
-    /// The connection with its peer.
+    /// The socket of the connection with the peer.
     pub(crate) socket: Option<OwnedFd>,
-    /// Number of its events that the program has read.
+    /// Number of the id's events that the program has read.
     pub(crate) reported: u32,
-    /// The listener that made it, until the program has read the request.
+    /// Handle of the listener that made the id, until the program has read the event of the
+    /// request.
     pub(crate) parent: Option<u32>,
     pub(crate) local: SocketAddr,
     remote: Option<SocketAddr>,
-    /// The index of the device, if the address decides it.
+    /// Index of this end's device; `None` while no address determines the device.
     device: Option<usize>,
-    /// The index of its peer's device.
+    /// Index of the peer's device.
     peer_device: Option<usize>,
-    /// First packet number that this end expects, and the first that its peer expects.
+    /// First packet number that this end expects; `peer_psn` is the first that the peer expects.
     psn: u32,
     peer_psn: u32,
-    /// Longest packet of its peer, 128 B * 2^N.
+    /// N of the longest packet that the peer can send and receive, 128 B * 2^N.
     peer_mtu: u32,
-    /// The connection parameters of this end.
+    /// The connection parameters of this end; `peer` has those of the peer.
     own: ConnParam,
     peer: ConnParam,
     /// Whether this end has sent the request.
     is_active: bool,
     pub(crate) ack_timeout: u8,
-    /// The time at which the wait for the peer's answer ends, while the id waits for one.
+    /// The time at which the wait for the peer's answer ends; `None` if the id awaits no answer.
     pub(crate) answer_until: Option<Instant>,
-    /// The time at which the wait for the peer's service ends, once the service was tried.
+    /// The time at which the wait for the peer's service ends, once an attempt to reach the service
+    /// has failed.
     listens_until: Option<Instant>,
 }
 
-/// The service does not listen yet: the step has to be done again later. This error is not returned
-/// to programs.
+/// Error of a step whose service does not listen yet. The caller repeats the step later, and does
+/// not return this error to the program.
 pub(crate) const LATER: Errno = Errno(libc::EINPROGRESS);
 
 impl Id {
-    /// Makes an id.
+    /// Makes an id with a free number.
     ///
     /// # Errors
     /// `EOPNOTSUPP`: an unknown port space, such as the port space for multicast over IPoIB.
-    /// `ENOMEM`: all numbers are taken.
+    /// `ENOMEM`: all numbers are in use.
     pub(crate) fn new(uid: u64, space: u16, kind: u8) -> Result<Self, Errno> {
         let qp_type = match space {
             space::TCP => qp_type::RC,
@@ -161,7 +166,7 @@ impl Id {
         })
     }
 
-    /// Makes the id of a connection that a listener has taken.
+    /// Makes the id of a connection that a listener has accepted.
     pub(crate) fn taken(listener: &Self, socket: OwnedFd) -> Result<Self, Errno> {
         let mut id = Self::new(0, listener.space, listener.qp_type)?;
         (id.socket, id.parent, id.device) =
@@ -170,11 +175,11 @@ impl Id {
         Ok(id)
     }
 
-    /// Binds it to an address, with any port for 0.
+    /// Binds the id to an address, and reserves the port; port 0 means any free port.
     ///
     /// # Errors
-    /// `EADDRINUSE`, and `EADDRNOTAVAIL` for every address: another id has the port. `ENODEV`: no
-    /// device has the address.
+    /// `EINVAL`: the id has an address already. `EADDRINUSE`, or `EADDRNOTAVAIL` if the address is
+    /// the unspecified one: another id has the port. `ENODEV`: no device has the address.
     pub(crate) fn bind(&mut self, settings: &Settings, to: SocketAddr) -> Result<(), Errno> {
         let (device, is_any) = (address::device(settings, to.ip()), to.ip().is_unspecified());
         Errno(libc::ENODEV).when(device.is_none() && !is_any)?;
@@ -182,7 +187,8 @@ impl Id {
         let port = Port::reserve(&settings.fabric, self.space, to.port());
         let port = port.map_err(|errno| {
             self.machine.state = State::New;
-            // A kernel compares addresses, and has an error of its own for every address.
+            // A kernel compares whole addresses, and returns this error if the address is the
+            // unspecified one.
             match errno {
                 IN_USE if is_any => Errno(libc::EADDRNOTAVAIL),
                 _ => errno,
@@ -196,10 +202,11 @@ impl Id {
         Ok(())
     }
 
-    /// Finds the devices of an address and of the way to it. Returns whether there are any.
+    /// Finds this end's device, which has the source address, and the peer's device, which has the
+    /// address `to`. Returns whether both exist.
     ///
     /// # Errors
-    /// `EINVAL`: it has an address already.
+    /// `EINVAL`: the address of the peer is resolved already, or the id is a listener.
     pub(crate) fn resolve(
         &mut self,
         settings: &Settings,
@@ -228,7 +235,7 @@ impl Id {
     }
 
     /// Takes the addresses of a request. Returns whether both are addresses of devices, and the
-    /// destination is at the device of the listener.
+    /// destination is at the device of the listener, if the listener is bound to one.
     pub(crate) fn arrive(&mut self, settings: &Settings, message: &Message) -> bool {
         let (Some(local), Some(remote)) = (
             address::parse(&message.destination),
@@ -246,16 +253,17 @@ impl Id {
         is_of_listener && device.is_some() && peer.is_some()
     }
 
-    /// Keeps the parameters of the peer.
+    /// Stores the peer's parameters, which a message has brought.
     pub(crate) fn learn(&mut self, message: &Message) {
         (self.peer, self.peer_psn, self.peer_mtu) = (message.param, message.psn, message.mtu);
     }
 
-    /// Carries out a step, and sends its message to the peer. Returns the event of a request that
-    /// reaches no listener.
+    /// Carries out a step, and sends the step's message to the peer. If a request reaches no
+    /// listener, returns the event of its rejection.
     ///
     /// # Errors
-    /// `EINVAL`: the state does not allow it, or the private data is too long. [`LATER`].
+    /// `EINVAL`: the state does not allow the step, or the private data is too long. [`LATER`]: the
+    /// service does not listen yet.
     pub(crate) fn say(
         &mut self,
         settings: &Settings,
@@ -309,7 +317,8 @@ impl Id {
         Ok(None)
     }
 
-    /// Returns whether the service of the port may begin to listen soon.
+    /// Returns whether to wait until a service listens at the port. The wait begins with the first
+    /// call.
     fn waits_for(&mut self, port: u16) -> bool {
         let now = Instant::now();
         let patience = || {
@@ -322,8 +331,8 @@ impl Id {
         now < *self.listens_until.get_or_insert_with(patience)
     }
 
-    /// Returns the parameters of the peer for the event of a message: the resources of one end are
-    /// the initiator depth of the other.
+    /// Returns the parameters that the event of a message has: the peer's, as this end sees them.
+    /// The responder resources of one end are the initiator depth of the other.
     pub(crate) fn param(&self, settings: &Settings, kind: Kind) -> [u8; size_of::<UdParam>()] {
         let peer = self.peer;
         let private_data_len = private_bytes(kind, self.machine.is_datagram) as u8;
@@ -353,8 +362,8 @@ impl Id {
         bytes
     }
 
-    /// Returns the GIDs of both ends of a path. On RoCE the last entry of a GID table is the GID of
-    /// version 2 and IPv4.
+    /// Returns the GIDs of both ends of a path: the last entry of each port's GID table. On RoCE
+    /// that is the entry for version 2 and the IP address.
     fn gids(&self, settings: &Settings) -> [Option<[u8; 16]>; 2] {
         let gid = |device: Option<usize>| {
             settings
@@ -395,7 +404,7 @@ impl Id {
         path
     }
 
-    /// Returns the longest packet that both ends send and receive, 128 B * 2^N.
+    /// Returns N of the longest packet that both ends can send and receive, 128 B * 2^N.
     fn path_mtu(&self, settings: &Settings) -> u32 {
         let own = match settings.link {
             Link::Ethernet(Some(port)) => port.rdma_mtu().ok(),
@@ -405,7 +414,8 @@ impl Id {
             .min(self.peer_mtu)
     }
 
-    /// Returns the addresses and the path of `QUERY_ROUTE`. An id without a device has the GUID 0.
+    /// Returns the response to `QUERY_ROUTE`: the addresses and, if the id has a device, the path.
+    /// Without a device the GUID is 0.
     pub(crate) fn route(&self, settings: &Settings) -> QueryRouteResp {
         let mut route = QueryRouteResp {
             src_addr: address::bytes(self.local),
@@ -471,7 +481,8 @@ impl Id {
         let service = service(self.qp_type).ok_or(INVALID)?;
         at.qp_attr_mask = needed(service, state).ok_or(INVALID)?;
         let has_peer = self.peer.qp_num != 0;
-        // Each end has the resources that the last message of either end announced.
+        // The resources of both ends are those in the last message with parameters. The active end
+        // has received that message; the passive end has received it until it sends the reply.
         let is_of_peer = has_peer && (self.is_active || self.machine.state == State::Requested);
         let (responder, initiator) = match is_of_peer {
             true => (self.peer.initiator_depth, self.peer.responder_resources),

@@ -1,4 +1,5 @@
-//! The states of an id, as the communication management of InfiniBand has them, without sockets.
+//! The states of an id and their transitions, as in the communication management of InfiniBand. No
+//! sockets are used here.
 
 use crate::options::errno::Errno;
 
@@ -41,7 +42,7 @@ pub(crate) enum Step {
     Disconnect,
 }
 
-/// A message or the end of the peer.
+/// An input from the peer: a message, the peer's end, or the lack of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Heard {
     /// A message, with the reason of a [`Reject`](Kind::Reject).
@@ -62,7 +63,8 @@ pub(crate) mod reason {
     pub(crate) const DATAGRAM_UNSUPPORTED: i32 = 1;
     pub(crate) const DATAGRAM_REJECTED: i32 = 2;
 
-    /// Returns the reason of a program that gives none, or of its end.
+    /// Returns the reason of a rejection for which no program gave a reason, for example because
+    /// the peer has ended.
     pub(crate) fn by_program(is_datagram: bool) -> i32 {
         if is_datagram {
             DATAGRAM_REJECTED
@@ -71,8 +73,8 @@ pub(crate) mod reason {
         }
     }
 
-    /// Returns the reason for a service that cannot be reached: it has too many requests, or does
-    /// not exist.
+    /// Returns the reason of a rejection after a failed attempt to reach a service: too many
+    /// requests wait for the service (`EAGAIN`), or the service does not exist.
     pub(crate) fn of(errno: Errno, is_datagram: bool) -> i32 {
         match (errno, is_datagram) {
             (Errno(libc::EAGAIN), _) => by_program(is_datagram),
@@ -91,7 +93,7 @@ pub(crate) enum State {
     RouteResolved,
     /// The request was sent.
     Requesting,
-    /// Made by a listener, which waits for the request.
+    /// A listener made the id, which waits for the peer's request.
     Arriving,
     /// The peer's request has arrived.
     Requested,
@@ -111,7 +113,8 @@ pub(crate) enum State {
 #[derive(Debug)]
 pub(crate) struct Machine {
     pub(crate) state: State,
-    /// Whether queue pairs are only found, and not connected (`RDMA_PS_UDP`).
+    /// Whether the id is for datagrams (`RDMA_PS_UDP`): the messages only exchange the numbers of
+    /// queue pairs, and make no connection.
     pub(crate) is_datagram: bool,
 }
 
@@ -136,7 +139,8 @@ impl Machine {
             (Step::Reject, Requested | Answered) => (Ended, Some(Kind::Reject)),
             (Step::Disconnect, Established) => (Disconnecting, Some(Kind::DisconnectRequest)),
             (Step::Disconnect, Disconnected) => (Ended, Some(Kind::DisconnectReply)),
-            // Both ends may disconnect, in any order.
+            // Both ends may disconnect, in any order. So a disconnect that comes too early or too
+            // late has no effect.
             (Step::Disconnect, Requesting | Replied | Answered | Disconnecting | Ended) => {
                 (self.state, None)
             }
@@ -154,7 +158,7 @@ impl Machine {
         )
     }
 
-    /// Takes a message or the end of the peer. Returns the event and its status for the program.
+    /// Takes an input from the peer. Returns the event for the program, and its status.
     pub(crate) fn hear(&mut self, heard: Heard) -> Option<(Event, i32)> {
         use Heard::{End, Message, Silence};
         use State::*;
@@ -180,10 +184,11 @@ impl Machine {
                 (Ended, Some((Event::Unreachable, -libc::ETIMEDOUT)))
             }
             (Disconnecting, Silence) => (Ended, Some((Event::Disconnected, -libc::ETIMEDOUT))),
-            // The answer needs no peer any more.
+            // The program may still answer the request, although the peer of a datagram id has
+            // ended.
             (Requested, End) if self.is_datagram => (Requested, None),
-            // Whatever else is heard ends the id: the answer to a request to disconnect, or a peer
-            // that breaks the rules, ends, or disconnects at the same time.
+            // Every other input ends the id: the answer to a request to disconnect, or a peer that
+            // breaks the rules, ends, or disconnects at the same time.
             (Established | Disconnecting, _) => (Ended, Some((Event::Disconnected, 0))),
             (Requesting | Replied | Answered, _) => (
                 Ended,

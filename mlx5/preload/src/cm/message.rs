@@ -8,13 +8,14 @@ use crate::abi::cm::{ConnParam, SockAddr};
 use crate::cm::machine::Kind;
 use crate::options::errno::Errno;
 
-/// The first number of each message, which a library with other messages does not send.
+/// Version of the message format, the first number of each message. A library with another format
+/// sends another number.
 const VERSION: u32 = 0x636d_0002;
 
-/// Longest packet that a queue pair sends, 128 B * 2^N: 4 KiB.
+/// N of the longest packet that a queue pair sends, 128 B * 2^N: 4 KiB.
 pub(crate) const LONGEST_PACKET: u32 = 5;
 
-/// A message. A peer with another byte order has no way to send one.
+/// A message, in the byte order of the host: the peer is on the same host.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub(crate) struct Message {
@@ -24,7 +25,7 @@ pub(crate) struct Message {
     pub(crate) reason: i32,
     /// First packet number that the sender expects.
     pub(crate) psn: u32,
-    /// Longest packet of the sender, 128 B * 2^N.
+    /// N of the longest packet that the sender can send and receive, 128 B * 2^N.
     pub(crate) mtu: u32,
     /// The addresses of a request.
     pub(crate) source: SockAddr,
@@ -32,8 +33,8 @@ pub(crate) struct Message {
     pub(crate) param: ConnParam,
 }
 
-/// Returns the bytes of private data that a message carries (IBTA 12.6 and 12.11, without the part
-/// of the address).
+/// Returns the maximum length of the private data that a message carries (IBTA 12.6 and 12.11,
+/// minus the part that contains the addresses).
 pub(crate) const fn private_bytes(kind: Kind, is_datagram: bool) -> usize {
     match (kind, is_datagram) {
         (Kind::Request, false) => 56,
@@ -70,8 +71,8 @@ impl Message {
         Ok(message)
     }
 
-    /// Reads a peer's message. Returns `None` for anything else, and for numbers that no queue pair
-    /// takes.
+    /// Decodes a peer's message. Returns `None` if the bytes are not a message of this version, or
+    /// if a number is out of range for a queue pair.
     pub(crate) fn parse(bytes: &[u8]) -> Option<(Kind, Self)> {
         let message = Self::read_from_bytes(bytes)
             .ok()

@@ -1,10 +1,11 @@
 //! `/dev/infiniband/rdma_cm`, the kernel's connection manager, which librdmacm uses.
 //!
 //! The program's descriptor is an epoll instance. It watches the sockets of all ids, an eventfd
-//! that is readable while there are events to read, and a timer for the first answer that is
-//! missing. So `poll` shows what the program expects, and no thread is needed: messages of peers
-//! are handled before each command. Each connection of an id with its peer has a socket of its own;
-//! the end of the socket shows that the peer is gone.
+//! that is readable while there are events to read, and a timer that expires when the earliest wait
+//! for an answer ends. So `poll` finds the descriptor readable whenever the program may have an
+//! event to read, and no thread is needed: each command first handles the messages that have
+//! arrived from peers. Each connection of an id with its peer has a socket of its own; the end of
+//! the socket shows that the peer is gone.
 
 mod address;
 mod identifier;
@@ -41,23 +42,24 @@ use crate::system::sys;
 
 const INVALID: Errno = Errno(libc::EINVAL);
 
-/// The longest command, rounded up.
+/// Maximum length of a command in bytes, rounded up.
 const LONGEST: usize = 512;
-/// The eventfd's number among the watched files; the numbers of ids are their handles.
+/// Number of the eventfd among the files that the epoll instance watches. The number of an id's
+/// socket is the id's handle.
 const EVENTS: u64 = u64::MAX;
-/// The number of the timer.
+/// Number of the timer among these files.
 const TIMER: u64 = EVENTS - 1;
-/// Time for the answer of a peer: 16 times 4.096 us * 2^20, the kernel's.
+/// Time within which a peer must answer, the same as the kernel's: 16 times 4.096 us * 2^20.
 const ANSWER_TIME: Duration = Duration::from_nanos(16 * (4096 << 20));
 /// Time between two attempts to reach a service that does not listen yet.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
-/// The shortest time of a timer.
+/// The shortest time to which the timer is set: 0 would stop it.
 const AT_ONCE: Duration = Duration::from_nanos(1);
-/// Number of watched files that are checked together.
+/// Maximum number of readable files that one call of `epoll_wait` returns.
 const TOGETHER: usize = 64;
 
-/// A command: the header has the number of the command, and the lengths of the request after it and
-/// of the response, 16 bits each.
+/// A command. Its header has the number of the command (32 bits), the length of the request, which
+/// follows the header, and the maximum length of the response (16 bits each).
 #[derive(Debug)]
 struct Call {
     number: u32,
@@ -87,7 +89,7 @@ impl Call {
             .map_err(|_| INVALID)
     }
 
-    /// Writes the response as far as there is room: the response of older libraries is shorter.
+    /// Writes the response as far as there is room: an older library expects a shorter response.
     fn respond(&self, at: u64, response: &(impl IntoBytes + Immutable)) -> Result<(), Errno> {
         let bytes = response.as_bytes();
         sys::copy_out(&bytes[..bytes.len().min(self.room)], at)
@@ -97,22 +99,23 @@ impl Call {
 /// An event that the program has not read.
 #[derive(Debug)]
 struct Unread {
-    /// The id that counts it: the listener for a request.
+    /// Handle of the id that counts the event: for a request the listener.
     owner: u32,
     response: EventResp,
 }
 
-/// Returns the opening of the device with a descriptor.
+/// Function that returns the session of a descriptor.
 pub(crate) type Find = fn(c_int) -> Option<Arc<Session>>;
 
-/// An opening of the device.
+/// A session with the connection manager, from the program's open(2) to the close of the last
+/// descriptor.
 #[derive(Debug)]
 pub(crate) struct Session {
     settings: &'static Settings,
     epoll: OwnedFd,
     /// An eventfd whose value is not 0 while there are unread events.
     has_events: OwnedFd,
-    /// Expires with the first time for an answer.
+    /// Expires when the earliest wait for an answer ends.
     timer: OwnedFd,
     answer_time: Duration,
     ids: Mutex<Ids>,
@@ -122,11 +125,11 @@ pub(crate) struct Session {
 struct Ids {
     by_handle: HashMap<u32, Id>,
     unread: VecDeque<Unread>,
-    /// The times at which waits for answers end, with the handles of the ids. Ids that have got
-    /// their answer, or were destroyed, may still be in the set.
+    /// The times at which waits for answers end, each with the handle of its id. An id that has
+    /// received its answer, or was destroyed, may still be in the set.
     answers: BTreeSet<(Instant, u32)>,
-    /// A spare descriptor. It is closed when there is no other descriptor for a connection, which
-    /// is then accepted and rejected.
+    /// A spare descriptor. If the process has no free descriptor for a connection that arrives, the
+    /// spare one is closed, and the connection is accepted with the freed number and rejected.
     spare: Option<OwnedFd>,
 }
 
@@ -135,8 +138,8 @@ impl Ids {
         self.by_handle.get_mut(&handle).ok_or(Errno(libc::ENOENT))
     }
 
-    /// Adds an event, unless the program does not know the id yet: then its answer to the request
-    /// will fail.
+    /// Adds an event. If the program has not accepted the id yet, the event is dropped, because the
+    /// program does not know the id: the program's answer to the request will fail.
     fn push(&mut self, handle: u32, event: Event, status: i32, param: [u8; 304]) {
         let Ok(id) = self.get(handle) else { return };
         let owner = if event == Event::ConnectRequest {
@@ -155,7 +158,8 @@ impl Ids {
             .extend(owner.map(|owner| Unread { owner, response }));
     }
 
-    /// Removes an id, and the ids that were made for it and that the program does not know.
+    /// Removes an id and, if it is a listener, the ids of requests that the program has not read.
+    /// Returns all of these ids.
     fn remove(&mut self, handle: u32) -> Result<Vec<Id>, Errno> {
         self.get(handle)?;
         let gone = |id: &Id| id.handle.0 == handle || id.parent == Some(handle);
@@ -173,12 +177,12 @@ impl Ids {
 }
 
 impl Session {
-    /// Opens the device. Returns the program's descriptor too.
+    /// Opens the connection manager. Returns the session and the program's descriptor.
     pub(crate) fn open(settings: &'static Settings) -> Result<(Self, OwnedFd), Errno> {
         let epoll = service::hold(epoll::create(CreateFlags::CLOEXEC)?);
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let has_events = service::hold(eventfd(0, flags)?);
-        // SAFETY: plain numbers. No other code has the new descriptor.
+        // SAFETY: all arguments are plain numbers, and no other code has the new descriptor.
         let timer = service::hold(unsafe {
             let flags = libc::TFD_CLOEXEC | libc::TFD_NONBLOCK;
             let timer = libc::timerfd_create(libc::CLOCK_MONOTONIC, flags);
@@ -203,9 +207,10 @@ impl Session {
         Ok(epoll::add(&self.epoll, file, data, EventFlags::IN)?)
     }
 
-    /// Ends watching a socket. Closing is not enough if the child of a fork has it too.
+    /// Removes a socket from the watched files. Closing the socket is not enough if the child of a
+    /// fork has the socket too.
     fn unwatch(&self, file: &OwnedFd) {
-        // A file that is not watched is an error.
+        // The error for a socket that is not watched is ignored.
         let _ = epoll::delete(&self.epoll, file);
     }
 
@@ -233,7 +238,8 @@ impl Session {
         match done {
             Err(Errno(libc::EAGAIN)) if call.number == number::GET_EVENT => return Ok(false),
             Ok(()) => log::command(self.settings, format_args!("rdma_cm {name}")),
-            // librdmacm asks whether there are addresses of InfiniBand's own.
+            // librdmacm sends `BIND` only to determine whether InfiniBand's own addresses are
+            // supported, so no program gets this refusal.
             Err(errno) => log::answered(
                 self.settings,
                 format_args!("rdma_cm {name}"),
@@ -247,29 +253,33 @@ impl Session {
     fn dispatch(&self, call: &Call) -> Result<(), Errno> {
         loop {
             let mut ids = self.ids();
-            // A kernel does not wait for the program to handle the messages of its peers.
+            // A kernel handles the messages of peers when they arrive. Here they are handled at the
+            // next command, before the command itself.
             self.progress(&mut ids);
             let done = self.carry_out(&mut ids, call);
             self.signal(&ids);
             if done != Err(LATER) {
                 return done;
             }
-            // Another thread of the program may have to open the service.
+            // The sleep is outside the lock: the service may belong to another thread of the
+            // program, whose command to listen needs the lock.
             drop(ids);
             sleep(LOOK_AGAIN);
         }
     }
 
-    /// Shows the program whether there are events, or when there may be one without a message.
+    /// Makes the program's descriptor readable if there are unread events, and sets the timer to
+    /// the end of the earliest wait for an answer.
     fn signal(&self, ids: &Ids) {
         let left = ids.answers.first().map_or(Duration::ZERO, |(at, _)| {
             at.saturating_duration_since(Instant::now()).max(AT_ONCE)
         });
-        // SAFETY: plain numbers.
+        // SAFETY: the structure consists of plain numbers, for which 0 is valid.
         let mut at: libc::itimerspec = unsafe { core::mem::zeroed() };
         (at.it_value.tv_sec, at.it_value.tv_nsec) =
             (left.as_secs() as libc::time_t, left.subsec_nanos().into());
-        // SAFETY: a live descriptor and structure. A time of 0 stops the timer.
+        // SAFETY: the descriptor is open, `at` is an initialized structure, and the old value is
+        // not requested. A time of 0 stops the timer.
         unsafe {
             libc::timerfd_settime(
                 self.timer.as_raw_fd(),
@@ -279,12 +289,12 @@ impl Session {
             )
         };
         let has_events = u64::from(!ids.unread.is_empty());
-        // A descriptor that does not block, and a value that is 0 now.
+        // The read sets the eventfd to 0, and the write sets it to `has_events`. Neither can block.
         let _ = rustix::io::read(&self.has_events, &mut [0; 8]);
         let _ = rustix::io::write(&self.has_events, &has_events.to_ne_bytes());
     }
 
-    /// Takes an id, and its events, from another opening of the device.
+    /// Moves an id and its unread events to this session from another one.
     fn migrate(&self, call: &Call, find: Find) -> Result<(), Errno> {
         let asked: MigrateId = call.request()?;
         let handle = asked.id;
@@ -357,7 +367,8 @@ impl Session {
                 let from = address::parse(&asked.src_addr);
                 let is_found = ids.get(asked.id)?.resolve(self.settings, from, to)?;
                 if !is_found {
-                    // The event's status, ENODEV, does not show the user of the program the reason.
+                    // The program gets only the event's status, ENODEV. The log gives the user the
+                    // reason.
                     let why = "no device of this host has the address, or the source address; rdma_cm connects no other hosts";
                     log::error(
                         self.settings,
@@ -451,8 +462,9 @@ impl Session {
                 }
                 Errno(libc::EOPNOTSUPP).when(asked.level != OF_ID)
             }
-            // The command reports that a message arrived before the connection was established. The
-            // device never raises the event that leads to it.
+            // By this command a program reports that a message arrived before the connection was
+            // established. The program does so after an asynchronous event that the software HCA
+            // never reports.
             number::NOTIFY => ids.get(call.request::<Notify>()?.id).map(drop),
             _ => Err(Errno(libc::EOPNOTSUPP)),
         }
@@ -491,7 +503,7 @@ impl Session {
         Ok(())
     }
 
-    /// Closes the connection of an id that no longer needs a connection, or has none.
+    /// Closes the socket of an id that has ended, or whose peer has ended (`is_gone`).
     fn settle(&self, id: &mut Id, is_gone: bool) {
         if is_gone || id.machine.state == State::Ended {
             id.socket
@@ -501,7 +513,8 @@ impl Session {
         }
     }
 
-    /// Handles all messages that have arrived from peers.
+    /// Handles all messages that have arrived from peers, and ends the waits for answers that are
+    /// overdue.
     fn progress(&self, ids: &mut Ids) {
         let nothing = epoll::Event {
             flags: EventFlags::empty(),
@@ -545,7 +558,8 @@ impl Session {
         }
     }
 
-    /// Takes a connection of a listener, or a message of a peer. Returns whether there was one.
+    /// Accepts a connection at a listener, or receives a message of a peer. Returns whether there
+    /// was a connection or a message.
     fn look(&self, ids: &mut Ids, handle: u32) -> bool {
         let Ids {
             by_handle, spare, ..
@@ -618,10 +632,10 @@ impl Session {
         }
     }
 
-    /// Gives the program its next event.
+    /// Writes the next unread event to the program's memory.
     ///
     /// # Errors
-    /// `EAGAIN`: there is none.
+    /// `EAGAIN`: no event is unread.
     fn deliver(&self, ids: &mut Ids, call: &Call, at: u64) -> Result<(), Errno> {
         let Some(unread) = ids.unread.front() else {
             return Err(Errno(libc::EAGAIN));

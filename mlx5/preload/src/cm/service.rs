@@ -18,14 +18,14 @@ use crate::system::held;
 /// Linux.
 const CHOSEN: (u16, u16) = (32_768, 28_232);
 
-/// The port that this process reached last, in any port space.
+/// The port of the service to which this process connected last, in any port space.
 static REACHED: AtomicU16 = AtomicU16::new(0);
 
-/// Another id has the port.
+/// Error of a port that another id has.
 pub(crate) const IN_USE: Errno = Errno(libc::EADDRINUSE);
 
 /// A port of a port space, reserved for an id. The reservation is a lock on a byte of a file, so it
-/// ends with its owner.
+/// ends with the process that has it, even if that process is killed.
 #[derive(Debug)]
 pub(crate) struct Port {
     pub(crate) socket: OwnedFd,
@@ -50,8 +50,9 @@ pub(crate) fn chosen_port() -> u16 {
     CHOSEN.0 + (random() % u32::from(CHOSEN.1)) as u16
 }
 
-/// Returns the name of a service. It is made short, because an address has only 108 bytes. The
-/// directory must stay open as long as the name is used.
+/// Returns the address of a service's socket. The path is short, because an address has only 108
+/// bytes: it leads through the descriptor of the directory, which must stay open while the address
+/// is used.
 fn name(fabric: &File, space: u16, port: u16) -> Result<SocketAddrUnix, Errno> {
     let dir = fabric.as_raw_fd();
     let path = format!("/proc/self/fd/{dir}/cm-{space:x}-{port}");
@@ -66,17 +67,17 @@ fn socket() -> Result<OwnedFd, Errno> {
     Ok(hold(net::socket_with(family, kind, FLAGS, None)?))
 }
 
-/// Takes a new descriptor, which the program must not close.
+/// Marks a new descriptor as held, so that the program cannot close it. Returns the descriptor.
 pub(crate) fn hold(fd: OwnedFd) -> OwnedFd {
     held::opened(fd.as_raw_fd());
     fd
 }
 
 impl Port {
-    /// Reserves a port, or any for 0.
+    /// Reserves a port; 0 means any free port.
     ///
     /// # Errors
-    /// `EADDRINUSE`: another id has it.
+    /// `EADDRINUSE`: another id has the port.
     pub(crate) fn reserve(fabric: &Path, space: u16, port: u16) -> Result<Self, Errno> {
         if port == 0 {
             let first = u32::from(chosen_port() - CHOSEN.0);
@@ -99,12 +100,12 @@ impl Port {
             l_len: 1,
             l_pid: 0,
         };
-        // SAFETY: a live descriptor and structure.
+        // SAFETY: the descriptor is open, and `range` is an initialized structure.
         if unsafe { libc::fcntl(lock.as_raw_fd(), libc::F_OFD_SETLK, &raw const range) } != 0 {
             return Err(IN_USE);
         }
         let path = fabric.join(format!("cm-{space:x}-{port}"));
-        // The name of an owner that was killed still exists.
+        // If a previous owner of the port was killed, the name of its socket still exists.
         let _ = fs::remove_file(&path);
         let socket = socket()?;
         let dir = File::open(fabric)?;
@@ -117,9 +118,9 @@ impl Port {
         })
     }
 
-    /// Begins to take connections.
+    /// Begins to accept connections.
     pub(crate) fn listen(&self, backlog: u32) -> Result<(), Errno> {
-        // The kernel's limit; it also takes 0 for that.
+        // The limit of the kernel's connection manager, which replaces 0 by this limit too.
         const MOST: u32 = 1024;
         let backlog = if (1..MOST).contains(&backlog) {
             backlog
@@ -148,10 +149,10 @@ pub(crate) fn connect(fabric: &Path, space: u16, port: u16) -> Result<OwnedFd, E
     Ok(socket)
 }
 
-/// Takes a connection.
+/// Accepts a connection.
 ///
 /// # Errors
-/// `EAGAIN`: there is none.
+/// `EAGAIN`: no connection waits.
 pub(crate) fn accept(listener: &OwnedFd) -> Result<OwnedFd, Errno> {
     Ok(hold(net::accept_with(listener, FLAGS)?))
 }
@@ -161,14 +162,16 @@ pub(crate) fn send(socket: &OwnedFd, bytes: &[u8]) {
     let _ = net::send(socket, bytes, SendFlags::NOSIGNAL);
 }
 
-/// Receives a message into the buffer. Returns its bytes, none at the end of the peer.
+/// Receives a message into the buffer. Returns the bytes of the message. No bytes: the peer has
+/// ended, or the message is longer than the buffer.
 ///
 /// # Errors
-/// `EAGAIN`: there is none.
+/// `EAGAIN`: no message has arrived.
 pub(crate) fn receive<'a>(socket: &OwnedFd, buffer: &'a mut [u8]) -> Result<&'a [u8], Errno> {
     match net::recv(socket, &mut *buffer, RecvFlags::TRUNC) {
         Err(rustix::io::Errno::AGAIN) => Err(Errno(libc::EAGAIN)),
-        // A reset is an end too; so is a message that is longer than any.
+        // A reset counts as the end of the peer. So does a message that is longer than the buffer:
+        // then `len` is the length of the message.
         result => Ok(buffer
             .get(..result.map_or(0, |(_, len)| len))
             .unwrap_or(&[])),

@@ -50,7 +50,7 @@ FLOW: CREATE_FLOW DESTROY_FLOW
 FLOW_ACTION: FLOW_ACTION_CREATE_MODIFY_HEADER FLOW_ACTION_CREATE_PACKET_REFORMAT
 DM: DM_MAP_OP_ADDR DM_QUERY";
 
-/// Returns the name of the method with this number, of an object's line.
+/// Returns the name of the method with this number in an object's line.
 fn method_of(line: &str, number: usize) -> Option<&str> {
     line.split(' ').nth(number + 1)
 }
@@ -78,8 +78,8 @@ impl Method {
 
     /// Returns the errno of the method's refusal. `EPROTONOSUPPORT` is the errno of a kernel
     /// without the method; libibverbs then writes the command. Methods of regions and of device
-    /// memory without a command get `EOPNOTSUPP`, as from a kernel whose driver does not support
-    /// them: manuals name it, and programs check for it.
+    /// memory that have no command get `EOPNOTSUPP`, as from a kernel whose driver does not support
+    /// them: manual pages document this errno, and programs check for it.
     pub(crate) fn refusal(self) -> Errno {
         const MR: u16 = 7;
         const MR_DESTROY: u16 = 1;

@@ -3,9 +3,10 @@
 //!
 //! A plain command is a `CommandHeader` (lengths in words of 4 bytes, the header included) and the
 //! request, which starts with the address of the response if the command has a response. The
-//! driver's part follows the request, and in the response too. In an extended command the header's
-//! words have 8 bytes and count only the request; `ExtendedHeader` has the address, and the lengths
-//! of the driver's parts.
+//! driver's part of the command follows the request, and the driver's part of the response follows
+//! the kernel's part. In an extended command the lengths in the header are in words of 8 bytes and
+//! do not include the headers and the driver's parts; `ExtendedHeader` has the address, and the
+//! lengths of the driver's parts.
 
 pub(crate) mod methods;
 
@@ -17,21 +18,21 @@ use crate::abi::verbs::{CommandHeader, ExtendedHeader};
 use crate::options::errno::Errno;
 use crate::system::sys;
 
-/// The result of a command that has to wait. The thread tries the command again, so no command ends
-/// with this result.
+/// The result of a command that has to wait. The device's thread tries the command again, so the
+/// program never gets this result.
 pub(crate) const LATER: Errno = Errno(libc::EAGAIN);
 
-/// The refusal of a context with DEVX, and of much else.
+/// Error of a context with DEVX. Other refusals have the same number.
 pub(crate) const NO_DEVX: Errno = Errno(libc::EOPNOTSUPP);
 
-/// In `CommandHeader::command`: an extended command (`IB_USER_VERBS_CMD_FLAG_EXTENDED`).
+/// Flag of an extended command in `CommandHeader::command` (`IB_USER_VERBS_CMD_FLAG_EXTENDED`).
 const EXTENDED: u32 = 1 << 31;
-/// The command's number (`IB_USER_VERBS_CMD_COMMAND_MASK`).
+/// Mask of the command's number in `CommandHeader::command` (`IB_USER_VERBS_CMD_COMMAND_MASK`).
 const NUMBER: u32 = 0xff;
 
 /// An upper bound of a command's length: both headers, and two 16-bit lengths in words of 8 bytes.
 const LONGEST: usize = 24 + 2 * 8 * u16::MAX as usize;
-/// The longest response, QUERY_DEVICE with the driver's part, rounded up.
+/// Maximum length of a response: QUERY_DEVICE with the driver's part, rounded up.
 const LONGEST_RESPONSE: usize = 512;
 
 /// A command: a copy of the bytes that the program wrote.
@@ -45,7 +46,7 @@ pub(crate) struct Call {
     request: Vec<u8>,
     /// The driver's part of an extended command.
     driver: Vec<u8>,
-    /// Bytes of `request` already decoded.
+    /// Number of bytes of `request` that are already decoded.
     taken: Cell<usize>,
     /// Address of the response.
     response: u64,
@@ -70,7 +71,8 @@ impl Call {
     /// Decodes a command.
     ///
     /// # Errors
-    /// `EINVAL`: it is too short, or differs from the length in its header.
+    /// `EINVAL`: the command is too short, has an unknown flag, or disagrees with the lengths in
+    /// its headers.
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, Errno> {
         const INVALID: Errno = Errno(libc::EINVAL);
         let (header, rest) = CommandHeader::read_from_prefix(bytes).map_err(|_| INVALID)?;
@@ -133,7 +135,7 @@ impl Call {
         value
     }
 
-    /// Returns the bytes of the driver's part.
+    /// Returns the length of the driver's part.
     pub(crate) fn driver_len(&self) -> usize {
         if self.is_extended {
             self.driver.len()
@@ -142,8 +144,8 @@ impl Call {
         }
     }
 
-    /// Returns the maximum length of an extended command's response without the driver's part: its
-    /// `response_length` must not exceed it.
+    /// Returns the maximum length of an extended command's response without the driver's part. The
+    /// field `response_length` of that response must not exceed this length.
     pub(crate) fn room(&self) -> usize {
         self.room
     }
@@ -151,13 +153,14 @@ impl Call {
     /// Checks that a response of `len` bytes, without the driver's part, has room.
     ///
     /// # Errors
-    /// `ENOSPC`: it has no room.
+    /// `ENOSPC`: the response has no room.
     pub(crate) fn check_room(&self, len: usize) -> Result<(), Errno> {
         Errno(libc::ENOSPC).when(self.room < len)
     }
 
-    /// Checks that the response can be written. Call it before an object is created, which would
-    /// otherwise be unknown to the program. Room beyond the longest response is not checked.
+    /// Checks that the response can be written. Call this before an object is created: without a
+    /// response the program would not know the object. A response with more room than the longest
+    /// response needs is not checked.
     ///
     /// # Errors
     /// `EFAULT`: the response cannot be written.
@@ -173,7 +176,7 @@ impl Call {
     /// Writes the response to the address that the program gave, as far as there is room.
     ///
     /// # Errors
-    /// `EFAULT`: it cannot be written.
+    /// `EFAULT`: the response cannot be written.
     pub(crate) fn respond(&self, reply: &Reply) -> Result<(), Errno> {
         let core_len = reply.core.len().min(self.room);
         let (driver_at, driver_room) = if self.is_extended {
@@ -195,7 +198,7 @@ impl Call {
 pub(crate) struct Reply {
     core: Vec<u8>,
     driver: Vec<u8>,
-    /// The objects and the action, for the log.
+    /// Text for the log: the objects and parameters of the command.
     pub(crate) note: String,
 }
 
@@ -205,7 +208,7 @@ impl Reply {
         Self::default()
     }
 
-    /// Makes the kernel's response.
+    /// Makes a response of the kernel's part alone.
     pub(crate) fn of(core: &(impl IntoBytes + Immutable)) -> Self {
         Self {
             core: core.as_bytes().to_vec(),
@@ -213,7 +216,7 @@ impl Reply {
         }
     }
 
-    /// Makes the response of the extended command, which ends with a mask of 0 and its own length.
+    /// Makes this an extended response, which ends with a mask of 0 and the response's own length.
     pub(crate) fn extended(mut self) -> Self {
         let len = self.core.len() as u32 + 8;
         self.core.extend([0, len].map(u32::to_ne_bytes).concat());
@@ -226,7 +229,7 @@ impl Reply {
         self
     }
 
-    /// Adds a line for the log.
+    /// Sets the text for the log.
     pub(crate) fn note(mut self, note: String) -> Self {
         self.note = note;
         self

@@ -1,11 +1,11 @@
-//! Event channels: a pipe of events. Each is an `ib_uverbs_comp_event_desc`, with the program's own
-//! name for a completion queue, or an `ib_uverbs_async_event_desc`, which starts with the program's
-//! name for an object.
+//! Event channels. A channel is a pipe of events: either each is an `ib_uverbs_comp_event_desc`,
+//! with the program's own name for a completion queue, or each is an `ib_uverbs_async_event_desc`,
+//! which starts with the program's name for an object.
 //!
 //! The kernel does two things that a pipe does not. When an object is destroyed, the kernel returns
-//! the number of its events that the program has *read*, and libibverbs waits until as many are
-//! acknowledged. The kernel also removes the unread events. So reading is interposed: it counts,
-//! and skips removed events.
+//! the number of its events that the program has *read*, and libibverbs waits until the program has
+//! acknowledged all of these. The kernel also removes the object's unread events. So `read` is
+//! interposed: the library counts the events that the program reads, and skips removed events.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -16,14 +16,14 @@ use zerocopy::{Immutable, IntoBytes};
 use crate::options::errno::Errno;
 use crate::system::sys;
 
-/// Bytes of the name at the start of every event.
+/// Length of the name at the start of every event, in bytes.
 const NAME: usize = size_of::<u64>();
 
 /// A channel of events of one size.
 #[derive(Debug)]
 pub(crate) struct Channel {
     writer: OwnedFd,
-    /// Bytes of an event.
+    /// Length of an event, in bytes.
     event_bytes: usize,
     queues: Mutex<HashMap<u64, Events>>,
 }
@@ -40,7 +40,8 @@ fn name_of(event: &[u8]) -> u64 {
 struct Events {
     written: u32,
     read: u32,
-    /// Number of unread events of destroyed objects. They are read first, and skipped.
+    /// Number of unread events of destroyed objects that had the same name. The program's reads
+    /// find these events before all others of the name, and skip them.
     stale: u32,
 }
 
@@ -54,7 +55,7 @@ impl Channel {
         }
     }
 
-    /// Returns the bytes of an event.
+    /// Returns the length of an event, in bytes.
     pub(crate) fn event_bytes(&self) -> usize {
         self.event_bytes
     }
@@ -67,7 +68,7 @@ impl Channel {
     ///
     /// # Errors
     /// `EAGAIN`: the channel is full of events that the program has not read. `EPIPE`: the program
-    /// closed it.
+    /// closed the reading end.
     pub(crate) fn send(&self, event: &(impl IntoBytes + Immutable)) -> Result<(), Errno> {
         let mut queues = self.queues();
         sys::write(&self.writer, event.as_bytes())?;
@@ -75,8 +76,8 @@ impl Channel {
         Ok(())
     }
 
-    /// Counts an event that the program read. Returns `false` if it was removed meanwhile; then the
-    /// program must not see it.
+    /// Counts an event that the program read. Returns `false` if the event's object was destroyed
+    /// before; then the program must not get the event.
     pub(crate) fn received(&self, event: &[u8]) -> bool {
         let mut queues = self.queues();
         let Some(events) = queues.get_mut(&name_of(event)) else {
@@ -90,8 +91,8 @@ impl Channel {
         true
     }
 
-    /// Forgets a destroyed object: the program reads no further events of it. Returns the number of
-    /// its events that were read.
+    /// Ends the events of a destroyed object: the program gets none of its unread events. Returns
+    /// the number of its events that were read.
     pub(crate) fn forget(&self, user_handle: u64) -> u32 {
         let mut queues = self.queues();
         let Some(events) = queues.get_mut(&user_handle) else {

@@ -1,4 +1,4 @@
-//! Counters of the ports in `/sys`. They are counters of the fabric, whose programs share its
+//! Counters of the ports in `/sys`. They count for all programs of the fabric, which share its
 //! ports. A file of the tree gets the present number when a program opens it, and when the program
 //! reads it again.
 
@@ -19,7 +19,8 @@ use crate::options::log;
 use crate::options::settings::{self, Settings};
 use crate::system::sys;
 
-/// Returns the counters of the ports, one of each; `None` if there is no memory for them.
+/// Returns the counters of the ports, one [`PortCounters`] for each; `None` if there is no memory
+/// for them.
 pub(crate) fn of_ports(settings: &Settings) -> Option<&'static [PortCounters]> {
     static PORTS: OnceLock<Option<&'static [PortCounters]>> = OnceLock::new();
     *PORTS.get_or_init(|| {
@@ -38,8 +39,8 @@ fn map(settings: &Settings) -> Result<&'static [PortCounters], Errno> {
         .truncate(false)
         .open(path)?;
     let bytes = ports * size_of::<PortCounters>();
-    // SAFETY: a live descriptor. Without it a full file system would be a signal at the first
-    // access.
+    // SAFETY: the descriptor is open. Without this allocation, a write to a full file system would
+    // cause a signal at the first access.
     match unsafe { libc::posix_fallocate(file.as_raw_fd(), 0, bytes as libc::off_t) } {
         0 => {}
         errno => return Err(Errno(errno)),
@@ -47,8 +48,8 @@ fn map(settings: &Settings) -> Result<&'static [PortCounters], Errno> {
     let counters = MmapOptions::new().len(bytes).map_raw(&file)?;
     let at = counters.as_mut_ptr().cast();
     core::mem::forget(counters);
-    // SAFETY: a mapping of a file that nothing shrinks. It is never unmapped, and zero bytes are
-    // counters.
+    // SAFETY: `at` is the start of a mapping of `ports` counters. No process shrinks the file, the
+    // mapping is never removed, and zero bytes are valid counters.
     Ok(unsafe { core::slice::from_raw_parts(at, ports) })
 }
 
@@ -81,7 +82,8 @@ impl Counter {
         Some(Self { place, port })
     }
 
-    /// Writes the value of the counter to the file of the descriptor. The text never gets shorter.
+    /// Writes the value of the counter to the file of the descriptor. The value never decreases, so
+    /// the text never gets shorter, and the file need not be truncated.
     pub(crate) fn show(&self, fd: c_int) {
         let text = format!("{}\n", self.port.get(self.place));
         let _ = File::options()

@@ -1,10 +1,10 @@
-//! The descriptors of the device and its event channels.
+//! The descriptors that this library opened for the program.
 //!
 //! The interposed calls run for every descriptor of the program, so the first check is one load
-//! from a table. The file of such a descriptor is protected by a lock. An entry is trusted only
-//! while the number still names the same file, because a program may close it in ways that are not
-//! interposed. It is trusted only in the process that opened it, because the child of a fork has
-//! the files but not the threads.
+//! from a table. The files of the library are in a map, which a lock protects. An entry of the map
+//! is trusted only while its descriptor still refers to the same file, because a program may close
+//! the descriptor in ways that are not interposed. The entry is trusted only in the process that
+//! made it, because the child of a fork has the files but not the threads.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_int};
@@ -21,8 +21,8 @@ use crate::system::held::{self, MAX_FD};
 
 static OURS: [AtomicBool; MAX_FD] = [const { AtomicBool::new(false) }; MAX_FD];
 
-/// Returns whether a descriptor is unknown to the program, which must not close it. Children have
-/// their own.
+/// Returns whether a descriptor is held: the program does not know it, and must not close it. The
+/// held descriptors of a process are not held in its children.
 pub(crate) fn is_held(fd: c_int) -> bool {
     held::is_held(fd) && files().is_some()
 }
@@ -59,7 +59,7 @@ pub(crate) enum File {
     Counter(Arc<Counter>),
 }
 
-/// The identity of the file that was entered, which its number must still name.
+/// Device and inode of a file that was entered. The file's descriptor must still refer to them.
 type Identity = (libc::dev_t, libc::ino_t);
 
 #[derive(Debug)]
@@ -68,8 +68,8 @@ struct Files {
     by_fd: Mutex<HashMap<RawFd, (Identity, File)>>,
 }
 
-/// The files of this process. In the child of a fork the map is replaced and never freed, because a
-/// thread that the child lacks may hold its lock.
+/// The map of this process's files. In the child of a fork the map is replaced and never freed,
+/// because a thread that the child lacks may hold the map's lock.
 static FILES: AtomicPtr<Files> = AtomicPtr::new(core::ptr::null_mut());
 
 static IS_CHILD: AtomicBool = AtomicBool::new(false);
@@ -79,15 +79,15 @@ pub(crate) fn is_child() -> bool {
     IS_CHILD.load(Ordering::Relaxed) || files().is_none()
 }
 
-/// Runs in the child of a fork, which has its parent's descriptors but none of the library's files.
-/// The table still marks the descriptors, so calls on them are checked.
+/// Runs in the child of a fork, which has its parent's descriptors but an empty map of files. The
+/// table still marks the descriptors, so calls on them are checked.
 pub(crate) fn restart() {
     IS_CHILD.store(true, Ordering::Relaxed);
     held::release_all();
     start();
 }
 
-/// Makes the table of this process.
+/// Makes the map of this process's files.
 pub(crate) fn start() {
     let files = Box::new(Files {
         process: std::process::id(),
@@ -96,10 +96,10 @@ pub(crate) fn start() {
     FILES.store(Box::into_raw(files), Ordering::Release);
 }
 
-/// Returns the files; `None` also in the child of a vfork, which shares this memory but not the
-/// descriptors.
+/// Returns the map of files. `None`: no launcher started the program, or this is the child of a
+/// vfork, which shares the memory of its parent but not the descriptors.
 fn files() -> Option<MutexGuard<'static, HashMap<RawFd, (Identity, File)>>> {
-    // SAFETY: null, or from `Box::into_raw` and never freed.
+    // SAFETY: the pointer is null, or comes from `Box::into_raw` and is never freed.
     let files = unsafe { FILES.load(Ordering::Acquire).as_ref() }?;
     (files.process == std::process::id())
         .then(|| files.by_fd.lock().unwrap_or_else(PoisonError::into_inner))
@@ -147,10 +147,10 @@ pub(crate) fn channel(fd: c_int) -> Option<Arc<Channel>> {
     }
 }
 
-/// Enters a file.
+/// Enters a file under its descriptor.
 ///
 /// # Errors
-/// `EMFILE`: the number is too large for the table.
+/// `EMFILE`: the descriptor's number is too large for the table.
 pub(crate) fn insert(fd: RawFd, file: File) -> Result<(), Errno> {
     let (Some(ours), Some(identity), Some(mut files)) =
         (OURS.get(fd as usize), identity(fd), files())
@@ -165,8 +165,8 @@ pub(crate) fn insert(fd: RawFd, file: File) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Enters a descriptor that the program has just opened by this path, if it is a counter's. Returns
-/// the descriptor.
+/// Enters a descriptor that the program has just opened by this path, if the file is a counter's.
+/// Returns the descriptor.
 ///
 /// # Safety
 /// `path` is null or a string.

@@ -1,8 +1,8 @@
 //! An open device: the path of a command to the thread that owns its HCA, and of the result back.
 //!
-//! The HCA belongs to one thread for its whole life, because its peers take that thread's death for
-//! the HCA's. So every command runs on that thread. The thread that wrote the command waits, so the
-//! memory it points to stays valid.
+//! The HCA belongs to one thread for its whole life, because its peers take the end of that thread
+//! for the end of the HCA. So every command runs on that thread. The thread that wrote the command
+//! waits, so the memory to which the command points stays valid.
 
 use std::io;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
@@ -23,27 +23,30 @@ pub(crate) struct Job {
 impl Job {
     /// Sends this result to the waiting thread.
     pub(crate) fn answer(self, result: Result<(), Errno>) {
-        // The thread waits, and the channel has room for one answer.
+        // The thread waits for the answer, and the channel has room for one. So the send does not
+        // fail.
         let _ = self.answer.send(result);
     }
 }
 
-/// An open device. Dropping it closes the device, and waits until it is closed, unless the program
-/// still has its registers mapped.
+/// An open device. Dropping it closes the device, and waits until it is closed. If the program
+/// still has the device's registers mapped, the drop does not wait, and the device closes after
+/// they are unmapped.
 #[derive(Debug)]
 pub(crate) struct Device {
     /// Index of the device among all devices.
     pub(crate) index: usize,
     jobs: Option<Sender<Job>>,
-    /// Receives a message if the thread outlives this value. Only the drop takes it; in a mutex,
-    /// since threads share the device.
+    /// Receives a message if the thread outlives this value. Only the drop receives it; the mutex
+    /// allows threads to share this value.
     outlived: Mutex<Receiver<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Device {
     /// Starts the thread with `spawn`. The device is closed when the thread's receiver is
-    /// disconnected. The thread then ends, or sends a message.
+    /// disconnected. The thread then ends, or sends a message if it continues because the registers
+    /// are mapped.
     ///
     /// # Errors
     /// `EAGAIN`: the system has no room for another thread.
@@ -69,8 +72,8 @@ impl Device {
     /// The command's error, or `EIO` if the HCA has failed.
     ///
     /// # Safety
-    /// The memory that the command names fulfils a driver's contract with the kernel: see the
-    /// commands.
+    /// The memory to which the command points fulfils a driver's contract with the kernel: it stays
+    /// valid until the object that uses it is destroyed.
     pub(crate) unsafe fn execute(&self, call: Call) -> Result<(), Errno> {
         let (answer, result) = sync_channel(1);
         if let Some(jobs) = &self.jobs {
@@ -89,7 +92,7 @@ impl Drop for Device {
             .get_mut()
             .unwrap_or_else(PoisonError::into_inner);
         if let (Err(_), Some(thread)) = (outlived.recv(), self.thread.take()) {
-            // The thread catches its own panics.
+            // The thread catches its own panics, so the join returns no error.
             let _ = thread.join();
         }
     }

@@ -1,7 +1,7 @@
 //! Paths of `/sys` that lead into the launcher's tree.
 //!
 //! libibverbs reads the tree because of `SYSFS_PATH`. Other programs read `/sys/class/infiniband`
-//! itself, so the C library's calls with such a path get the path in the tree instead.
+//! itself. So a call of the C library that gets such a path continues with the path in the tree.
 
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::os::unix::ffi::OsStrExt;
@@ -17,12 +17,11 @@ const SYS: &[u8] = b"/sys";
 /// not have, such as `infiniband_mad`.
 const CLASSES: &[u8] = b"/class/infiniband";
 
-/// The texts before the bus number, in paths of the tree that name the bus or a function on the
-/// bus.
+/// The texts before the bus number in those paths of the tree that contain the number of the bus.
 const BEFORE_BUS: [&[u8]; 3] = [b"/devices/pci", b"/bus/pci/devices/", b"/class/pci_bus/"];
 
-/// Returns the path in the tree that a program means by `path`, relative to `dir`; `None` for a
-/// path that is not in the tree.
+/// Returns the path in the tree that replaces `path`, relative to `dir`; `None` if `path` does not
+/// lead into the tree.
 ///
 /// # Safety
 /// `path` is null or a string.
@@ -32,7 +31,7 @@ pub(crate) unsafe fn find(dir: c_int, path: *const c_char) -> Option<CString> {
     }
     // SAFETY: guaranteed by the caller.
     let path = unsafe { CStr::from_ptr(path) }.to_bytes();
-    // A relative path is checked if it contains a name that only the launcher's tree has.
+    // A relative path may lead into the tree only if it contains a name that only the tree has.
     let may_be = if path.first() == Some(&b'/') {
         path.starts_with(SYS)
     } else {

@@ -34,14 +34,14 @@ impl Next {
 
     #[cold]
     fn find(&self) -> *mut c_void {
-        // SAFETY: a string.
+        // SAFETY: the name is a string.
         let address = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
         self.address.store(address, Ordering::Relaxed);
         address
     }
 }
 
-/// Finds all functions.
+/// Finds the addresses of all functions that this library overrides.
 pub(super) fn find_all() {
     ALL.iter().for_each(|next| _ = next.find());
 }
@@ -63,26 +63,28 @@ impl<T> Failed for *mut T {
     const FAILED: Self = core::ptr::null_mut();
 }
 
-/// The arguments of `scandir(3)`: whether an entry is wanted, and the order of two.
+/// Callbacks of `scandir(3)`: a `Filter` returns whether an entry is wanted, an `Order` compares
+/// two entries.
 pub(super) type Filter = Option<unsafe extern "C" fn(*const dirent) -> c_int>;
 pub(super) type Order =
     Option<unsafe extern "C" fn(*mut *const dirent, *mut *const dirent) -> c_int>;
 
-/// Declares functions, which fail with `ENOSYS` if no library has them. Arguments after a semicolon
-/// are the variadic arguments of a function, which ignores an argument that was not given.
+/// Declares the functions. A function fails with `ENOSYS` if no library has it. Arguments after a
+/// semicolon are variadic: the function ignores them if its caller did not give them.
 macro_rules! next_functions {
     ($($next:ident = $text:literal $name:ident($($argument:ident: $ty:ty),* $(; $more:ident: $more_ty:ty)?) -> $result:ty;)*) => {
         $(static $next: Next = Next::new($text);)*
         static ALL: &[&Next] = &[$(&$next),*];
         $(
             /// # Safety
-            /// Type of the function.
+            /// The arguments are valid for the C function of this name.
             #[inline(always)]
             pub(super) unsafe fn $name($($argument: $ty,)* $($more: $more_ty)?) -> $result {
                 type Function = next_functions!(@ $($ty),* $(; $more_ty)? => $result);
-                // SAFETY: null, or the function of that name. The caller guarantees the rest.
+                // SAFETY: the address is null, which is `None`, or the address of the C function of
+                // that name, which has the declared type.
                 match unsafe { transmute::<*mut c_void, Option<Function>>($next.address()) } {
-                    // SAFETY: as above.
+                    // SAFETY: the caller guarantees that the arguments are valid for this function.
                     Some(function) => unsafe { function($($argument,)* $($more)?) },
                     None => {
                         fail(Errno(libc::ENOSYS));

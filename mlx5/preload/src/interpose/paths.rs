@@ -1,4 +1,4 @@
-//! Calls that only need the path of a file in the launcher's tree.
+//! Interposed calls that only replace a path by the path of the same file in the launcher's tree.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 
@@ -7,11 +7,11 @@ use libc::{AT_FDCWD, DIR, FILE, dirent, size_t, ssize_t};
 use super::next::{self, Filter, Order};
 use crate::files::{fds, tree};
 
-/// `realpath(3)`, which names a file in the tree by its path of `/sys`.
+/// `realpath(3)`. The result for a file in the tree is the file's path in `/sys`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn realpath(path: *const c_char, to: *mut c_char) -> *mut c_char {
-    // SAFETY: the arguments are the caller's. The path of `/sys` is shorter than the path in the
-    // tree, for which there was room.
+    // SAFETY: the caller's arguments are valid for the C function. The path in `/sys` is shorter
+    // than the path in the tree, so it fits where that one was written.
     unsafe {
         let found = named!(path, AT_FDCWD => next::realpath(path, to));
         if let Some(name) = if found.is_null() {
@@ -25,13 +25,13 @@ unsafe extern "C" fn realpath(path: *const c_char, to: *mut c_char) -> *mut c_ch
     }
 }
 
-/// Functions that only pass a path on.
+/// Defines functions that only replace their path and call the next function.
 macro_rules! with_path {
     ($($name:ident = $next:ident($($argument:ident: $ty:ty),*) -> $result:ty, at ($dir:expr, $path:ident);)*) => {
         $(
             #[cfg_attr(not(test), unsafe(no_mangle))]
             unsafe extern "C" fn $name($($argument: $ty),*) -> $result {
-                // SAFETY: the caller's arguments.
+                // SAFETY: the caller's arguments are valid for the C function.
                 unsafe { named!($path, $dir => next::$next($($argument),*)) }
             }
         )*
@@ -52,7 +52,7 @@ with_path! {
 /// `fopen(3)`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn fopen(path: *const c_char, mode: *const c_char) -> *mut FILE {
-    // SAFETY: the caller's arguments, and a file that was just opened.
+    // SAFETY: the caller's arguments are valid for the C function, and `file` was just opened.
     unsafe {
         let file = named!(path, AT_FDCWD => next::fopen(path, mode));
         if !file.is_null() {

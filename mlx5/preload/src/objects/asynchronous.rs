@@ -7,7 +7,7 @@ use crate::objects::Objects;
 use crate::options::log;
 use crate::options::settings::Change;
 
-/// `enum ib_event_type` of the kernel, which libibverbs uses too.
+/// Events of the device (`enum ib_event_type`), with the same numbers in libibverbs.
 mod number {
     pub(crate) const CQ_ERR: u32 = 0;
     pub(crate) const QP_FATAL: u32 = 1;
@@ -17,8 +17,8 @@ mod number {
 }
 
 impl Objects {
-    /// Makes the changes that are due, and sends the events that the device reports. Returns
-    /// whether there was a change or an event.
+    /// Makes the changes of the settings that are due, and sends the events that the device
+    /// reports. Returns whether the device reported an event.
     pub(crate) fn send_async_events(&mut self) -> bool {
         while let Some(&(at_ms, change)) = self.settings.changes.get(self.changes_made) {
             if self.opened.elapsed().as_millis() < at_ms.into() {

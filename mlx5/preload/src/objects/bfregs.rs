@@ -6,8 +6,8 @@
 
 use crate::options::errno::Errno;
 
-/// Registers of a page that are assigned (`MLX5_NON_FP_BFREGS_PER_UAR`), and all of them
-/// (`MLX5_BFREGS_PER_UAR`).
+/// Number of a page's registers that are assigned (`MLX5_NON_FP_BFREGS_PER_UAR`), and number of all
+/// its registers (`MLX5_BFREGS_PER_UAR`).
 const USED: u32 = 2;
 const PER_PAGE: u32 = 4;
 /// Maximum number of registers of a context (`MLX5_MAX_BFREGS`).
@@ -16,14 +16,16 @@ const MAX: u32 = 512;
 /// The registers of a context.
 #[derive(Debug)]
 pub(crate) struct Bfregs {
-    /// Number of queue pairs of each register, without the registers that are never assigned.
+    /// Number of queue pairs of each register that can be assigned.
     users: Vec<u32>,
-    /// First dedicated register. Each register from here on has one queue pair.
+    /// Index of the first dedicated register. This register and all later ones have at most one
+    /// queue pair each.
     first_dedicated: usize,
 }
 
 impl Bfregs {
-    /// Makes as many registers as a driver requests, `dedicated` of them for one queue pair each.
+    /// Makes as many registers as a driver requests, rounded up to whole pages. `dedicated` of them
+    /// are for one queue pair each.
     ///
     /// # Errors
     /// The same as the kernel's: `EINVAL` for none or too few, `ENOMEM` for too many.
@@ -44,7 +46,7 @@ impl Bfregs {
     }
 
     /// Assigns a register to a queue pair: a dedicated one if one is free, else the shared one with
-    /// the fewest users. Returns its number, in libmlx5's numbering.
+    /// the fewest users. Returns the register's number in libmlx5's numbering.
     pub(crate) fn take(&mut self) -> u32 {
         let own = (self.first_dedicated..self.users.len()).find(|&index| self.users[index] == 0);
         let shared = || (1..self.first_dedicated).min_by_key(|&index| self.users[index]);

@@ -79,8 +79,8 @@ impl Objects {
             compression: request.cqe_comp_en != 0,
             record: place(request.db_addr, 8, Use::Write)?,
         };
-        // SAFETY: `place` has checked the buffer and the record, and libmlx5 keeps them until the
-        // queue is destroyed, as for a device.
+        // SAFETY: `place` has checked the buffer and the record. libmlx5 keeps both until the queue
+        // is destroyed, and accesses them as the queue of a device.
         let cqn = unsafe { self.hca.create_cq(&memory) }.map_err(|error| self.refused(&error))?;
         let cq_handle = self.cqs.insert(Cq {
             cqn,
@@ -119,8 +119,8 @@ impl Objects {
         .note(note))
     }
 
-    /// Sends the events of armed queues that hold a completion of the kind for which they were
-    /// armed. Returns whether it sent an event.
+    /// Sends an event for each armed queue that holds a completion of the kind for which the queue
+    /// was armed. Returns whether there was such a queue.
     pub(crate) fn send_events(&self) -> bool {
         let mut any = false;
         for cq in self.cqs.iter() {

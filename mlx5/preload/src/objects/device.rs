@@ -34,15 +34,17 @@ pub(crate) const MAX_CQE: u32 = (1 << 22) - 1;
 pub(crate) const MAX_SGE: u32 = 30;
 /// Maximum length of a message, in bytes.
 const MAX_MESSAGE: u32 = 1 << 30;
-/// Completion vectors.
+/// Number of completion vectors.
 pub(crate) const COMP_VECTORS: u32 = 4;
-/// Bytes of a BlueFlame register: two buffers.
+/// Length of a BlueFlame register, in bytes: it has two buffers.
 const BF_REG_BYTES: u32 = 512;
 
-/// `IB_DEVICE_BAD_PKEY_CNTR`, `_PORT_ACTIVE_EVENT`, `_SYS_IMAGE_GUID`, `_RC_RNR_NAK_GEN`.
+/// Capability flags: `IB_DEVICE_BAD_PKEY_CNTR`, `_PORT_ACTIVE_EVENT`, `_SYS_IMAGE_GUID`,
+/// `_RC_RNR_NAK_GEN`.
 const CAPABILITIES: u32 = 1 << 1 | 1 << 10 | 1 << 11 | 1 << 12;
 
-/// `MLX5_USER_CMDS_SUPP_UHW_QUERY_DEVICE` and `_CREATE_AH`.
+/// Commands whose responses have a driver's part (`MLX5_USER_CMDS_SUPP_UHW_QUERY_DEVICE`,
+/// `_CREATE_AH`).
 const DRIVER_RESPONSES: u8 = 1 << 0 | 1 << 1;
 
 /// Carries out GET_CONTEXT: opens the HCA, and describes the doorbell registers to libmlx5.
@@ -64,7 +66,8 @@ pub(crate) fn get_context(
     let response = AllocUcontextResp {
         qp_tab_size: 1 << 18,
         bf_reg_size: BF_REG_BYTES,
-        // With this number, libmlx5 maps the registers now, and names them by number.
+        // Because of this number, libmlx5 maps the registers now, and identifies a register by its
+        // number.
         tot_bfregs: bfregs.total(),
         // The distance between two doorbell records.
         cache_line_size: 64,
@@ -75,10 +78,10 @@ pub(crate) fn get_context(
         max_srq_recv_wr: MAX_WQES,
         num_ports: 1,
         response_length: size_of::<AllocUcontextResp>() as u32,
-        // CQEs name their queue pair by the index that CREATE_QP gives.
+        // In version 1, a CQE identifies its queue pair by the user index of CREATE_QP.
         cqe_version: request.max_cqe_version.min(1),
         cmds_supp_uhw: DRIVER_RESPONSES,
-        // One more than "no inline header needed".
+        // `MLX5_USER_INLINE_MODE_NONE`: no inline header is needed.
         eth_min_inline: 1,
         log_uar_size: 12,
         num_uars_per_page: 1,

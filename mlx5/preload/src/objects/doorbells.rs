@@ -3,9 +3,9 @@
 //! doorbell record, so a driver with a wrong register works here and hangs on a NIC (PRM, "Posting
 //! a Work Request" and "BlueFlame").
 //!
-//! Registers are memory of the driver's process. They are read between two commands or polls of the
-//! HCA, so not every doorbell is seen. If another doorbell on the same register follows before the
-//! next check, the first doorbell is counted as overtaken.
+//! Registers are memory of the driver's process. The HCA's thread reads them between two commands
+//! or polls, so not every doorbell is seen. If another doorbell on the same register follows before
+//! the next check, the first doorbell is counted as overtaken.
 
 use core::array;
 use core::fmt;
@@ -20,16 +20,17 @@ use mlx5_hca::{Queue, Rule, SqMemory, Violation};
 
 use crate::options::errno::Errno;
 
-/// Bytes of half a register.
+/// Length of half a register, in bytes.
 const HALF: usize = 256;
 /// WQEBBs that half a register holds.
 const HALF_BLOCKS: u16 = (HALF / WQEBB) as u16;
-/// Offset of the registers in a page, and their number (`MLX5_BF_OFFSET`, `MLX5_BFREGS_PER_UAR`).
+/// Offset of the registers in a page (`MLX5_BF_OFFSET`), and number of registers in a page
+/// (`MLX5_BFREGS_PER_UAR`).
 const REGISTERS_AT: usize = 0x800;
 const PER_PAGE: usize = 4;
 const PAGE: usize = 4096;
-/// Maximum delay from the record to the register: the driver's thread may lose its core between the
-/// two.
+/// Maximum time from the store to the record until the store to the register: the driver's thread
+/// may lose its core between the two stores.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The content of half a register.
@@ -51,7 +52,8 @@ impl Registers {
             .map_err(|_| Errno(libc::ENOMEM))
     }
 
-    /// Returns half `half` of register `number`, in libmlx5's numbering.
+    /// Returns the content of half `half` of register `number`, in libmlx5's numbering; zeros if
+    /// there is no such register.
     fn half(&self, number: u32, half: usize) -> Half {
         let number = number as usize;
         let at =
@@ -60,7 +62,8 @@ impl Registers {
             return [0; HALF / 8];
         }
         array::from_fn(|word| {
-            // SAFETY: inside the mapping, aligned; the driver writes there, in words of 8 bytes.
+            // SAFETY: the word is inside the mapping, which `self` owns, and is aligned. The driver
+            // may write the word meanwhile, whole.
             unsafe { &*self.0.as_mut_ptr().add(at).cast::<AtomicU64>().add(word) }
                 .load(Ordering::Relaxed)
         })
@@ -74,13 +77,13 @@ impl Registers {
 /// Numbers of doorbells, by outcome.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
-    /// Doorbell records whose counter was found changed.
+    /// Checks that found the counter of a doorbell record changed.
     pub(crate) rung: u64,
-    /// Registers that held all new WQEs of the send queue.
+    /// Doorbells whose register held the whole last WQE, or a batch that ends with it.
     pub(crate) blocks: u64,
-    /// Registers that held the first 8 bytes of a new WQE.
+    /// Doorbells whose register held only the first 8 bytes of the last WQE.
     pub(crate) words: u64,
-    /// Registers overwritten before they were read.
+    /// Doorbells whose registers were overwritten before they were read.
     pub(crate) overtaken: u64,
 }
 
@@ -107,28 +110,28 @@ struct Watched {
     register: u32,
     /// Whether the queue pair may send.
     is_ready: bool,
-    /// The record at the last check.
+    /// The record's counter at the last check.
     producer: u16,
-    /// The register at the last check.
+    /// The register's content at the last check.
     halves: [Half; 2],
     announced: Option<Announced>,
 }
 
-/// A record that moved, whose register was not seen yet.
+/// The WQEs that a moved record announces, while the register has not yet been found to hold them.
 #[derive(Debug)]
 struct Announced {
     since: Instant,
-    /// The register before the record moved.
+    /// The register's content before the record moved.
     before: [Half; 2],
-    /// The WQEs before the record, as many as a register holds; or the start of the last WQE if it
-    /// is longer.
+    /// The last WQEs before the record's counter, as many as half a register holds; if the last WQE
+    /// alone is longer, its start.
     tail: Half,
     /// Counter of the first WQE of `tail`.
     first: u16,
     /// Counter of the last WQE.
     last: u16,
-    /// Whether the register held the first 8 bytes of the last WQE: the whole announcement, or the
-    /// first store of a longer one.
+    /// Whether the register held the first 8 bytes of the last WQE. They are the whole
+    /// announcement, or the first store of a longer one.
     is_word: bool,
 }
 
@@ -163,7 +166,7 @@ impl Doorbells {
         });
     }
 
-    /// Returns the numbers of all queues since the start.
+    /// Returns the numbers of doorbells of all queues since the device was opened.
     pub(crate) fn counts(&self) -> Counts {
         let announced = self
             .queues
@@ -176,7 +179,8 @@ impl Doorbells {
         }
     }
 
-    /// Starts checking a queue pair that may send. It may have been able to send before.
+    /// Starts checking a queue pair that may now send. Does nothing if the queue pair is being
+    /// checked already.
     pub(crate) fn start(&mut self, qpn: u32) {
         let Self {
             registers, queues, ..
@@ -198,7 +202,8 @@ impl Doorbells {
         }
     }
 
-    /// Removes a destroyed queue pair. Returns its driver's last violation.
+    /// Removes a destroyed queue pair. Checks it once more before, without any wait for the
+    /// register, and returns the violation, if this check finds one.
     pub(crate) fn remove(&mut self, qpn: u32) -> Option<Violation> {
         let index = self.queues.iter().position(|queue| queue.qpn == qpn)?;
         let broken = self.check_queue(index, Duration::ZERO);
@@ -222,7 +227,7 @@ impl Doorbells {
                 .iter()
                 .any(|other| (other.qpn, other.register) == (named, register))
         {
-            // The two queue pairs share the register.
+            // The register holds a doorbell of the other queue pair, which shares it.
             self.counts.overtaken += 1;
             return None;
         }
@@ -237,13 +242,15 @@ impl Watched {
         u32::from_be(unsafe { self.sq.record.as_ref() }.load(Ordering::Acquire)) as u16
     }
 
-    /// Returns a word of the send queue.
+    /// Returns word `word` of the WQEBB with this counter.
     fn word(&self, counter: u16, word: usize) -> u64 {
         let block = usize::from(counter) & (self.sq.wqe_cnt as usize - 1);
-        // SAFETY: inside the queue, aligned; the driver may write there meanwhile.
+        // SAFETY: the place is inside the send queue, which the driver keeps until the queue pair
+        // is destroyed.
         let place: NonNull<AtomicU64> =
             unsafe { self.sq.buffer.add(block * WQEBB).cast().add(word) };
-        // SAFETY: as above.
+        // SAFETY: the place is inside the send queue and aligned. The driver may write there
+        // meanwhile.
         unsafe { place.as_ref() }.load(Ordering::Relaxed)
     }
 
@@ -279,7 +286,7 @@ impl Watched {
         };
         let tail =
             array::from_fn(|word| self.word(first.wrapping_add((word / 8) as u16), word % 8));
-        // The driver may have posted more meanwhile, and wrapped around.
+        // If the driver has posted more WQEs meanwhile, they may have overwritten WQEs of `tail`.
         let is_whole = self.record().wrapping_sub(first) <= capacity;
         is_whole.then_some(Announced {
             since: now,
@@ -291,8 +298,8 @@ impl Watched {
         })
     }
 
-    /// Counts the announcement by its present state if its WQEs were not seen completely, because
-    /// the next announcement is in the other half of the register.
+    /// Ends the check of the last announcement, and counts it by the register's present content. A
+    /// next announcement is in the other half of the register, so this one may still be there.
     fn give_up(&mut self, halves: &[Half; 2], counts: &mut Counts) {
         let Some(announced) = self.announced.take() else {
             return;
@@ -304,7 +311,7 @@ impl Watched {
         }
     }
 
-    /// Checks the record and the register.
+    /// Checks the record and the register. Returns the violation, if there is one.
     fn check(
         &mut self,
         registers: &Registers,
@@ -331,7 +338,7 @@ impl Watched {
                 return None;
             }
             Found::Word => counts.words += 1,
-            // Another queue pair shares the register.
+            // Another queue pair, which shares the register, has overwritten the word.
             Found::Nothing if announced.is_word => counts.words += 1,
             _ if now - announced.since < patience => return None,
             _ => {
@@ -346,7 +353,7 @@ impl Watched {
 }
 
 impl Announced {
-    /// Returns how far a register announces the WQEs before `producer`.
+    /// Returns how much of the WQEs before `producer` the register announces.
     fn find(&self, producer: u16, halves: &[Half; 2]) -> Found {
         let mut found =
             (0..2).map(|half| self.find_in(producer, &halves[half], &self.before[half]));
@@ -355,12 +362,12 @@ impl Announced {
             .unwrap_or(Found::Nothing)
     }
 
-    /// Returns how far half a register announces the WQEs. `before` is the content of the half
+    /// Returns how much of the WQEs half a register announces. `before` is the content of this half
     /// before the record moved.
     fn find_in(&self, producer: u16, half: &Half, before: &Half) -> Found {
         let ctrl = ctrl_of(half[0]);
         let offset = usize::from(ctrl.wqe_index().wrapping_sub(self.first));
-        // The last WQE, or an earlier one of a batch.
+        // The WQE in the register is the last one, or an earlier one of a batch.
         let is_among = offset <= usize::from(self.last.wrapping_sub(self.first));
         if !is_among || half[0] != self.tail[offset * WQEBB / 8] {
             return Found::Nothing;

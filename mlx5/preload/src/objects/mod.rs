@@ -42,20 +42,22 @@ pub(crate) struct Objects {
     pub(crate) port: Port,
     pub(crate) hca: Hca,
     pub(crate) bfregs: Bfregs,
-    /// Protection domains: their numbers.
+    /// Numbers of the protection domains.
     pub(crate) pds: Table<u32>,
-    /// Address handles, whose contents libmlx5 defines: the protection domain of each.
+    /// Address handles. The HCA knows only the protection domain of each, by its handle; libmlx5
+    /// makes the contents.
     pub(crate) ahs: Table<u32>,
     pub(crate) mrs: Table<Mr>,
     pub(crate) cqs: Table<Cq>,
     pub(crate) srqs: Table<Srq>,
     pub(crate) qps: Table<Qp>,
-    /// Kept open as long as the device, so that reading blocks.
+    /// Channel of asynchronous events. Its writing end stays open as long as the device, so that a
+    /// read of the empty channel blocks.
     pub(crate) async_events: Arc<Channel>,
     pub(crate) opened: Instant,
     /// The queue pairs whose doorbells are checked, if the launcher asked for it.
     pub(crate) doorbells: Option<Doorbells>,
-    /// Number of changes from the settings that were made.
+    /// Number of changes in the settings that the device has already made.
     pub(crate) changes_made: usize,
 }
 
@@ -81,7 +83,7 @@ impl Objects {
             } else {
                 None
             },
-            // Regions are memory of the program.
+            // The arena is small, because regions are memory of the program.
             arena_bytes: 4096,
             dead_peer_timeout_ns: DEAD_PEER_TIMEOUT_NS,
             faults: settings.of_hca.clone(),
@@ -125,8 +127,8 @@ impl Objects {
         }
     }
 
-    /// Logs a broken rule, to which a NIC would react silently or with a wrong result, and fails
-    /// the queue pair.
+    /// Logs a violation of a rule, to which a NIC would react silently or with a wrong result, and
+    /// fails the queue pair.
     pub(crate) fn end_by(&self, broken: &Violation) {
         log::error(self.settings, format_args!("{broken}"));
         if let Queue::Send(qpn) = broken.queue {
@@ -157,7 +159,8 @@ impl Drop for Objects {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Mr {
     pub(crate) pd: u32,
-    /// The key. `None` if its memory was to be replaced, and the new memory was refused.
+    /// The key. `None` if REREG_MR was to replace the region's memory, and the new memory was
+    /// refused.
     pub(crate) key: Option<u32>,
     pub(crate) start: u64,
     pub(crate) length: u64,
@@ -167,7 +170,7 @@ pub(crate) struct Mr {
 /// A queue pair.
 #[derive(Debug)]
 pub(crate) struct Qp {
-    /// The program's name for it, in events.
+    /// The program's name for the queue pair, in events.
     pub(crate) user_handle: u64,
     pub(crate) pd: u32,
     pub(crate) send_cq: u32,
@@ -175,14 +178,16 @@ pub(crate) struct Qp {
     pub(crate) srq: Option<u32>,
     pub(crate) qpn: u32,
     pub(crate) service: Service,
-    /// The state that its driver set; the HCA may have moved it to the error state since.
+    /// The state that the driver set; the HCA may have moved the queue pair to the error state
+    /// since.
     pub(crate) state: State,
-    /// Attributes as QUERY_QP returns them, except the state: those that MODIFY_QP set, and the
+    /// The attributes that QUERY_QP returns, except the state: those that MODIFY_QP set, and the
     /// capacities.
     pub(crate) attributes: QueryQpResp,
-    /// The same attributes in RESET: only the capacities.
+    /// The attributes that QUERY_QP returns in RESET: only the capacities.
     pub(crate) in_reset: QueryQpResp,
-    /// The register assigned by the context.
+    /// Number of the BlueFlame register that [`Bfregs`] assigned; `None` if the driver chose a
+    /// register.
     pub(crate) bfreg: Option<u32>,
 }
 
@@ -191,7 +196,7 @@ pub(crate) struct Qp {
 pub(crate) struct Cq {
     pub(crate) cqn: u32,
     pub(crate) channel: Option<Arc<Channel>>,
-    /// The program's name for it, in events.
+    /// The program's name for the completion queue, in events.
     pub(crate) user_handle: u64,
 }
 

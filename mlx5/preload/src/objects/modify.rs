@@ -77,8 +77,8 @@ impl Selected<'_> {
 }
 
 /// Returns the access that the attributes give the peer. A queue pair without resources for READs
-/// and atomics answers neither: then the kernel's mlx5 driver (`set_qpc_atomic_flags`) removes both
-/// rights.
+/// and atomics (`max_dest_rd_atomic` is 0) answers neither, so the kernel's mlx5 driver
+/// (`set_qpc_atomic_flags`) removes both rights.
 fn rights(at: &QueryQpResp) -> Access {
     let asked = Access::from_bits_truncate(at.qp_access_flags);
     if at.max_dest_rd_atomic == 0 {
@@ -88,7 +88,7 @@ fn rights(at: &QueryQpResp) -> Access {
     }
 }
 
-/// Returns the retries that the attributes set.
+/// Returns the timeouts and numbers of retries that the attributes set.
 fn options(at: &QueryQpResp) -> ConnectOptions {
     ConnectOptions {
         timeout: at.timeout,
@@ -106,7 +106,7 @@ impl Objects {
         Ok(Reply::none().note(note))
     }
 
-    /// Carries out the extended MODIFY_QP. There is no rate limit.
+    /// Carries out the extended MODIFY_QP. A request that sets a rate limit is refused.
     pub(crate) fn modify_qp_extended(&mut self, call: &Call) -> Result<Reply, Errno> {
         let request: ExModifyQp = call.request::<_, ()>()?;
         let note = self.modify(&request.base)?;
@@ -228,11 +228,12 @@ impl Objects {
         Ok(())
     }
 
-    /// Returns the address of the queue pair that the attributes name.
+    /// Returns the address of the peer's queue pair, which the attributes contain.
     fn peer(&self, way: Way, at: &QueryQpResp) -> Address {
         let of_number = Address::of_number(at.dest_qp_num);
-        // Programs at the library's own address may be of another fabric or user. No device has the
-        // LID 0.
+        // The LID 0, which no device has, excludes shared memory. Packets to this port's own IP
+        // address may still reach the queue pair: programs at that address may be of another fabric
+        // or user.
         let (lid, ip) = match way {
             Way::Port(index) => (
                 if self.port.has(index, of_number.qpn) {

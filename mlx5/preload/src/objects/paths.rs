@@ -7,7 +7,7 @@ use mlx5_hca::{GidKind, Port, address_of};
 use crate::options::config::Link;
 use crate::options::errno::Errno;
 
-/// The way of a path.
+/// The way by which a queue pair reaches the other end of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
     /// Memory that is shared with the port of this index.
@@ -22,9 +22,9 @@ pub(crate) enum Way {
 /// `link` is the link layer of `from`.
 ///
 /// # Errors
-/// `EINVAL`: the path does not start at a GID of the port. RoCE only: `ETIMEDOUT`, no neighbour has
-/// this link-local address, which is known at once here; `ENETUNREACH`, the loopback device has no
-/// route to the address.
+/// `EINVAL`: the path does not start at a GID of the port. RoCE only: `ETIMEDOUT`: no neighbour has
+/// this link-local address, which is known here without the kernel's wait; `ENETUNREACH`: the
+/// loopback device has no route to the address.
 pub(crate) fn resolve(
     link: Link,
     from: &Port,
@@ -53,7 +53,7 @@ pub(crate) fn resolve(
         return Ok(Way::Port(index));
     }
     if let (Link::Ethernet(Some(own)), Some(to)) = (link, address_of(dgid)) {
-        // Asks the kernel for a route.
+        // The connect of the socket asks the kernel for a route.
         let socket = UdpSocket::bind((own.address, 0)).and_then(|socket| socket.connect((to, 1)));
         return socket
             .map(|()| Way::Packets(to))
@@ -63,9 +63,10 @@ pub(crate) fn resolve(
     let ipv4 = address.to_ipv4_mapped();
     let is_link_local = address.segments()[0] & 0xffc0 == 0xfe80;
     match source.kind {
-        // The MAC address is in the GID, and no neighbour is asked (`ib_resolve_unicast_gid_dmac`).
+        // The MAC address is in the GID, and the kernel asks no neighbour
+        // (`ib_resolve_unicast_gid_dmac`).
         GidKind::RoceV1 if is_link_local => Ok(Way::Nowhere),
-        // The loopback device has this whole network.
+        // The whole network 127.0.0.0/8 is at the loopback device.
         _ if ipv4.is_some_and(|address| address.is_loopback()) => Ok(Way::Nowhere),
         _ if is_link_local => Err(Errno(libc::ETIMEDOUT)),
         _ => Err(Errno(libc::ENETUNREACH)),

@@ -19,13 +19,13 @@ use crate::objects::{Objects, Qp};
 use crate::options::errno::Errno;
 use crate::system::sys::Use;
 
-/// Bytes of a WQEBB.
+/// Length of a WQEBB, in bytes.
 const WQEBB: u32 = 64;
 
-/// Bytes of a data segment.
+/// Length of a data segment, in bytes.
 const DATA_SEGMENT: u32 = 16;
 
-/// User index of a queue pair whose driver gives none.
+/// User index of a queue pair whose driver gives none; also the mask of a user index.
 const NO_USER_INDEX: u32 = 0xff_ffff;
 
 /// Returns the queues that a driver asks for.
@@ -34,8 +34,8 @@ fn queues(request: &DriverQp, has_srq: bool) -> Result<(SqMemory, Option<RqMemor
     let is_count = |count: u32| count == 0 || (count.is_power_of_two() && count <= MAX_WQES);
     let are_counts = is_count(request.sq_wqe_count) && is_count(request.rq_wqe_count);
     INVALID.when(!are_counts || request.rq_wqe_shift > 9)?;
-    // Receives come first, sends after them. The record has the word of the receives, then the word
-    // of the sends (MLX5_RCV_DBR, MLX5_SND_DBR).
+    // The buffer has the receive queue first, and the send queue after it. The record has the word
+    // of the receive queue, then the word of the send queue (MLX5_RCV_DBR, MLX5_SND_DBR).
     let rq_bytes = request.rq_wqe_count << request.rq_wqe_shift;
     let bytes = u64::from(rq_bytes) + u64::from(request.sq_wqe_count) * u64::from(WQEBB);
     let buffer = place::<u8>(request.buf_addr, bytes.max(1), Use::Read)?;
@@ -48,7 +48,7 @@ fn queues(request: &DriverQp, has_srq: bool) -> Result<(SqMemory, Option<RqMemor
         stride: 1 << request.rq_wqe_shift,
         record,
     };
-    // SAFETY: both are inside the range that was checked above.
+    // SAFETY: both pointers are inside, or at the end of, the ranges that `place` has checked.
     let (sq_buffer, sq_record) = unsafe { (buffer.add(rq_bytes as usize), record.add(1)) };
     Ok((
         SqMemory {
@@ -72,8 +72,7 @@ impl Objects {
     pub(crate) fn create_qp_extended(&mut self, call: &Call) -> Result<Reply, Errno> {
         let request: ExCreateQp = call.request::<_, ExCreateQpResp>()?;
         Errno(libc::EOPNOTSUPP).when(request.comp_mask != 0 || request.create_flags != 0)?;
-        // The two structures share their fields, from the second field of one and the first field
-        // of the other on.
+        // The fields of `CreateQp` after its first one are those with which `ExCreateQp` begins.
         const SHARED: usize = core::mem::offset_of!(ExCreateQp, comp_mask);
         let mut base = CreateQp::new_zeroed();
         base.as_mut_bytes()[size_of::<CreateQp>() - SHARED..]
@@ -104,10 +103,10 @@ impl Objects {
             scatter_to_cqe: driver.flags & QP_FLAG_SCATTER_CQE != 0,
             lane_slots: MAX_LANE_SLOTS,
         };
-        // SAFETY: `place` has checked the buffer and the records, and libmlx5 keeps them until the
-        // queue pair is destroyed, as for a device.
+        // SAFETY: `place` has checked the buffer and the records. libmlx5 keeps them until the
+        // queue pair is destroyed, and accesses them as the queues of a device.
         let qpn = unsafe { self.hca.create_qp(&memory) }.map_err(|error| self.refused(&error))?;
-        // If the driver names a register itself, the register is not one of `bfregs`.
+        // If the driver chooses a register itself, the register is not one of `bfregs`.
         let bfreg = (driver.flags & (QP_FLAG_BFREG_INDEX | QP_FLAG_UAR_PAGE_INDEX) == 0)
             .then(|| self.bfregs.take());
         // The send queue of every driver is aligned to a WQEBB. The doorbells of a queue that is

@@ -30,11 +30,11 @@ const IGNORED_ACCESS: u32 = 1 << 4 | 1 << 7 | 0x3ff << 20;
 /// `IB_MR_REREG_TRANS`, `_PD` and `_ACCESS`.
 const REREG: [u32; 3] = [1, 2, 4];
 
-/// Returns the address that a driver names.
+/// Returns the address that a driver passes, after a check of the memory there.
 ///
 /// # Errors
-/// `EINVAL`: it is null, or not aligned for its type. `EFAULT`: its `len` bytes may not be used in
-/// this way.
+/// `EINVAL`: the address is null, or not aligned for `T`. `EFAULT`: the `len` bytes at the address
+/// cannot be used for `what_for`.
 pub(crate) fn place<T>(addr: u64, len: u64, what_for: Use) -> Result<NonNull<T>, Errno> {
     let place = NonNull::new(addr as *mut T)
         .filter(|place| place.is_aligned())
@@ -126,8 +126,9 @@ impl Objects {
         }
     }
 
-    /// Returns the memory of a region, and its access in the HCA's terms, after a check of both, and
-    /// that the HCA can represent its addresses.
+    /// Checks the memory and the access of a region. Checks also that the addresses in the region
+    /// equal the addresses of the memory, because the HCA does not translate. Returns the memory,
+    /// and the access in the HCA's terms.
     fn check_translation(&self, asked: &RegMr) -> Result<(NonNull<u8>, Access), Errno> {
         let (start, hca_va) = (asked.start, asked.hca_va);
         if start != hca_va {
@@ -154,8 +155,8 @@ impl Objects {
     fn register(&self, asked: &RegMr) -> Result<Mr, Errno> {
         let pdn = *self.pds.get(asked.pd_handle)?;
         let (addr, access) = self.check_translation(asked)?;
-        // SAFETY: a program keeps memory mapped until its deregistration is answered, as a device
-        // requires too. If it does not keep it mapped, the kernel's copy fails.
+        // SAFETY: a program keeps the memory mapped until its deregistration is answered, as a
+        // device requires too. If the program unmaps the memory earlier, the kernel's copy fails.
         let key = unsafe { self.hca.register(pdn, addr, asked.length as usize, access) }
             .map_err(|error| self.refused_region(&error))?
             .key;
@@ -171,8 +172,8 @@ impl Objects {
     /// Invalidates the key of a region. On success the region is gone.
     ///
     /// # Errors
-    /// [`LATER`]: a peer is in the middle of a copy, and the command has waited since `since`. `EBUSY`: it has waited for too long; the
-    /// region is unchanged.
+    /// A peer is in the middle of a copy: [`LATER`] until the command has waited for [`QUIET`]
+    /// since `since`, and then `EBUSY`. The region is unchanged after `EBUSY`.
     fn deregister(&self, mr: &Mr, since: Instant) -> Result<(), Errno> {
         match mr.key {
             Some(key) if !self.hca.try_deregister(key) => Err(self.not_quiet(mr, key, since)),
@@ -186,7 +187,8 @@ impl Objects {
         }
         let access = Access::from_bits(mr.access_flags & !IGNORED_ACCESS);
         if let (Ok(pd), Some(access)) = (self.pds.get(mr.pd), access) {
-            // Makes the key valid again, for operations that begin now. That waits for no peer.
+            // Makes the key valid again, for operations that begin from now on. Whether older ones
+            // have ended does not matter.
             let _ = self.hca.try_reregister(key, *pd, access);
         }
         Errno(libc::EBUSY)
@@ -211,9 +213,9 @@ impl Objects {
     }
 
     /// Carries out REREG_MR: replaces the region if its memory changes; otherwise changes the
-    /// region and keeps its keys, as the kernel's mlx5 driver does. If the new region is refused,
-    /// the old region is deregistered too; according to ibv_rereg_mr(3) a program must then use
-    /// neither.
+    /// region and keeps its keys, as the kernel's mlx5 driver does. If the memory of the new region
+    /// is refused, the old region is deregistered too; according to ibv_rereg_mr(3) a program must
+    /// then use neither region.
     pub(crate) fn rereg_mr(&mut self, call: &Call, since: Instant) -> Result<Reply, Errno> {
         let request: ReregMr = call.request::<_, ReregMrResp>()?;
         let [translation, pd, access] = REREG;

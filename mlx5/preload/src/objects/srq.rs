@@ -47,7 +47,8 @@ impl Objects {
         Errno(libc::EINVAL).when(max_wr >= MAX_WQES || max_sge > MAX_SGE + 1)?;
         Errno(libc::EOPNOTSUPP).when(request.flags & SRQ_FLAG_SIGNATURE != 0)?;
         let pdn = *self.pds.get(pd_handle)?;
-        // As in the kernel: a WQE is a next segment and its buffers, and one WQE is never posted.
+        // As in the kernel, a WQE is a next segment and the segments of its buffers, and the driver
+        // never posts all WQEs.
         let stride = (16 + 16 * max_sge).next_power_of_two().max(32);
         let wqe_cnt = (max_wr + 1).next_power_of_two();
         let memory = RqMemory {
@@ -60,8 +61,8 @@ impl Objects {
             stride,
             record: place(request.db_addr, 4, Use::Read)?,
         };
-        // SAFETY: `place` has checked the buffer and the record, and libmlx5 keeps them until the
-        // queue is destroyed, as for a device.
+        // SAFETY: `place` has checked the buffer and the record. libmlx5 keeps both until the queue
+        // is destroyed, and accesses them as the queue of a device.
         let srqn =
             unsafe { self.hca.create_srq(pdn, &memory) }.map_err(|error| self.refused(&error))?;
         let srq_handle = self.srqs.insert(Srq {

@@ -4,11 +4,11 @@ use slab::Slab;
 
 use crate::options::errno::Errno;
 
-/// Objects of one kind, by handle. Only a free handle is reused.
+/// Objects of one kind, by handle. A handle is reused only after its object was removed.
 #[derive(Debug)]
 pub(crate) struct Table<T>(Slab<T>);
 
-/// `EINVAL`: there is no such object.
+/// Error for a handle without an object.
 const NONE: Errno = Errno(libc::EINVAL);
 
 impl<T> Default for Table<T> {

@@ -4,12 +4,12 @@ use std::net::Ipv4Addr;
 
 use mlx5_hca::{Gid, GidKind, PortAddress, RoceOptions, gid_of};
 
-/// Major and minor number of the first device's file, `MAJOR:MINOR`; the numbers of the other
+/// Major and minor number of the first device's file, `MAJOR:MINOR`; the minor numbers of the other
 /// devices follow. Without this variable the library does nothing.
 pub(crate) const DEVICE: &str = "MLX5_PRELOAD_DEVICE";
 /// Number of devices.
 pub(crate) const DEVICES: &str = "MLX5_PRELOAD_DEVICES";
-/// `ib`, `roce` or `roce=` and the options of the port for packets.
+/// Link layer: `ib`, `roce`, or `roce=` followed by the options of the port for packets.
 pub(crate) const LINK: &str = "MLX5_PRELOAD_LINK";
 /// The directory through which processes find each other.
 pub(crate) const FABRIC: &str = "MLX5_PRELOAD_FABRIC";
@@ -30,7 +30,7 @@ pub(crate) const TREE: &str = "SYSFS_PATH";
 /// because UCX reads only decimal digits in the name of the root.
 pub(crate) const PCI_BUS: &str = "7357:00";
 
-/// Number of entries of a port's GID table. A NIC has at least as many; those without a GID are
+/// Number of entries of a port's GID table. A NIC has at least as many. Entries without a GID are
 /// zero.
 pub(crate) const GID_ENTRIES: usize = 8;
 
@@ -50,8 +50,8 @@ pub(crate) const FIRMWARE: [u16; 3] = [20, 35, 1012];
 pub(crate) enum Link {
     /// InfiniBand: addressed by LID.
     InfiniBand,
-    /// RoCE: addressed by GID. With a port for packets, which reach other hosts; without, on a
-    /// network of this host.
+    /// RoCE: addressed by GID. With options, the port sends packets, which reach other hosts;
+    /// without options, the port is on a network of this host.
     Ethernet(Option<&'static RoceOptions>),
 }
 

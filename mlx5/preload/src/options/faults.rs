@@ -55,16 +55,18 @@ pub(crate) enum Fault {
     Open(Errno),
     /// A work request of a send queue fails, after `after` work requests that do not fail.
     Completion {
-        /// The place of the queue pair whose work requests are counted; `None`: all of the device.
+        /// Place of the queue pair (the lower 14 bits of its number) whose work requests are
+        /// counted; `None`: the work requests of all queue pairs of the device are counted.
         only: Option<u16>,
-        /// The syndrome of its completion.
+        /// Syndrome of the completion of the work request that fails.
         syndrome: Syndrome,
         /// Number of work requests before the fault.
         after: u64,
     },
     /// Messages are lost.
     Loss {
-        /// The place of the queue pair whose messages are lost; `None`: all of the device.
+        /// Place of the queue pair (the lower 14 bits of its number) whose messages are lost;
+        /// `None`: messages of all queue pairs of the device are lost.
         only: Option<u16>,
         /// Lost attempts in a thousand.
         permille: u16,
@@ -173,7 +175,7 @@ impl Fault {
 /// Returns the faults that the HCA makes.
 ///
 /// # Errors
-/// It makes one of each kind, and both for the same queue pairs.
+/// There are two faults of the same kind, or faults of both kinds for different queue pairs.
 pub(crate) fn of_hca(faults: &[Fault]) -> Result<Faults, String> {
     let (mut made, mut of) = (Faults::default(), None);
     for fault in faults {

@@ -1,7 +1,7 @@
 //! Names of the write() commands, as in `enum ib_uverbs_write_cmds` without its prefix: for the log
 //! and for `--fault`.
 
-/// Names, by number.
+/// Names of the commands from number 0 on, separated by spaces.
 const WRITE: &str = "\
     get_context query_device query_port alloc_pd dealloc_pd create_ah modify_ah query_ah destroy_ah reg_mr reg_smr rereg_mr query_mr \
     dereg_mr alloc_mw bind_mw dealloc_mw create_comp_channel create_cq resize_cq destroy_cq poll_cq peek_cq req_notify_cq create_qp \

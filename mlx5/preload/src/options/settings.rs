@@ -16,9 +16,9 @@ use crate::options::faults::{Fault, of_hca};
 /// The launcher's options.
 #[derive(Debug)]
 pub(crate) struct Settings {
-    /// `st_rdev` of the first device's file. Those of the others follow.
+    /// `st_rdev` of the first device's file. The numbers of the other files follow.
     pub(crate) device: libc::dev_t,
-    /// The ports of the devices, one of each.
+    /// The ports of the devices, one for each.
     pub(crate) network: &'static [PortAddress],
     /// The launcher's tree.
     pub(crate) tree: PathBuf,
@@ -26,10 +26,10 @@ pub(crate) struct Settings {
     pub(crate) link: Link,
     /// The directory through which processes find each other.
     pub(crate) fabric: PathBuf,
-    /// The faults, and how often each of them could have happened.
+    /// The faults, each with the number of commands until now that it concerned.
     faults: Vec<(Fault, AtomicU64)>,
-    /// Changes of an open device without a command, with their times in ms after it was opened; the
-    /// earliest first.
+    /// Changes that an open device makes without a command, the earliest first, with their times in
+    /// ms after the device was opened.
     pub(crate) changes: Vec<(u32, Change)>,
     /// The faults that the HCA makes.
     pub(crate) of_hca: mlx5_hca::Faults,
@@ -41,12 +41,12 @@ pub(crate) struct Settings {
     pub(crate) log_commands: bool,
 }
 
-/// A change of the device on request.
+/// A change of an open device that a fault requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
     /// The state of the port changes.
     Port {
-        /// Whether the port is up then.
+        /// Whether the port is up after the change.
         is_up: bool,
     },
     /// The device fails.
@@ -63,7 +63,8 @@ pub(crate) fn get() -> Option<&'static Settings> {
 }
 
 impl Settings {
-    /// Reads the variables. Returns `None` if one is missing, or has a value that no launcher sets.
+    /// Reads the variables. Returns `None` if a required variable is missing, or if a variable has
+    /// a value that no launcher sets.
     pub(crate) fn new(variable: impl Fn(&str) -> Option<OsString>) -> Option<Self> {
         let text = |name| variable(name)?.into_string().ok();
         let (major, minor) = text(DEVICE)?
@@ -96,7 +97,7 @@ impl Settings {
         self.faults.iter().any(|(known, _)| *known == fault)
     }
 
-    /// Returns the fault of opening the device.
+    /// Fails if a fault of opening the device was requested.
     pub(crate) fn open_fault(&self) -> Result<(), Errno> {
         let errno = self.faults.iter().find_map(|(fault, _)| match *fault {
             Fault::Open(errno) => Some(errno),
@@ -105,7 +106,7 @@ impl Settings {
         errno.map_or(Ok(()), Err)
     }
 
-    /// Returns the fault of this command, and counts the attempt.
+    /// Counts the command, and fails if a fault of the command is due.
     pub(crate) fn command_fault(&self, number: u8) -> Result<(), Errno> {
         for (fault, attempts) in &self.faults {
             match *fault {
@@ -134,7 +135,7 @@ fn changes(faults: &[Fault]) -> Vec<(u32, Change)> {
                 changes.extend(for_ms.map(up));
             }
             Fault::DeviceFails { at_ms } => changes.push((at_ms, Change::Fatal)),
-            // The launcher applies faults of the tree, and the HCA applies faults of messages.
+            // The other faults have no time at which they change an open device.
             _ => {}
         }
     }

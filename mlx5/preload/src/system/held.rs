@@ -1,9 +1,10 @@
 //! Descriptors that the HCA opens for itself. A program that closes all descriptors must not close
-//! them: later their numbers would name other files of the program, which the HCA would use or
+//! these: later their numbers would refer to other files of the program, which the HCA would use or
 //! close.
 //!
-//! The calls of the C library by which the standard library makes descriptors here are interposed,
-//! and mark them; code of this crate that makes one by another call marks it itself ([`opened`]).
+//! The standard library makes descriptors by calls of the C library, which are interposed and mark
+//! a descriptor as held. Code of this crate that makes a descriptor by another call marks it itself
+//! ([`opened`]).
 
 use core::cell::Cell;
 use std::ffi::c_int;
@@ -46,7 +47,7 @@ pub(crate) fn closing(fd: c_int) {
     }
 }
 
-/// Gives a descriptor to the program.
+/// Gives a descriptor to the program: it is not held any more.
 pub(crate) fn hand_over(fd: c_int) {
     if let Some(held) = HELD.get(fd as usize) {
         held.store(false, Ordering::Relaxed);

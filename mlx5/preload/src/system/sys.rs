@@ -1,5 +1,5 @@
-//! System calls that bypass the C library: it has no symbol for them, or this library interposes
-//! the symbol.
+//! System calls. Some of them bypass the C library, which has no symbol for the call, or whose
+//! symbol this library interposes.
 
 use core::mem::MaybeUninit;
 use std::ffi::CStr;
@@ -25,7 +25,8 @@ const DEVICE_SEALS: SealFlags = SealFlags::SHRINK
 
 /// Returns the error of the last call.
 pub(crate) fn last_error() -> Errno {
-    // SAFETY: a valid pointer for the life of the thread.
+    // SAFETY: `__errno_location` returns a pointer that is valid for the life of the thread, and
+    // that no other thread uses.
     Errno(unsafe { *libc::__errno_location() })
 }
 
@@ -64,7 +65,8 @@ pub(crate) unsafe fn fstatat(
 /// `fstat(2)`.
 pub(crate) fn fstat(fd: RawFd) -> Result<libc::stat, Errno> {
     let mut status = MaybeUninit::<libc::stat>::uninit();
-    // SAFETY: an empty string, and a place of that type, which is written on success.
+    // SAFETY: the path is an empty string, and `status` has room for a `struct stat`, which the
+    // call writes if it succeeds.
     unsafe {
         fstatat(fd, c"".as_ptr(), status.as_mut_ptr(), libc::AT_EMPTY_PATH)?;
         Ok(status.assume_init())
@@ -82,7 +84,7 @@ pub(crate) fn device_file() -> Result<OwnedFd, Errno> {
 
 /// Returns whether a descriptor is a [`device_file`], of this process or of another.
 pub(crate) fn is_device_file(fd: RawFd) -> bool {
-    // SAFETY: plain numbers.
+    // SAFETY: all arguments are plain numbers.
     let has_seals = unsafe { libc::fcntl(fd, libc::F_GET_SEALS) } == DEVICE_SEALS.bits() as i32;
     has_seals && fstat(fd).is_ok_and(|status| status.st_size == DEVICE_BYTES)
 }
@@ -105,7 +107,7 @@ pub(crate) fn mappings_of(inode: libc::ino_t) -> usize {
 /// Makes a pipe: the reading end for the program, and the writing end, which does not block.
 pub(crate) fn pipe() -> Result<(OwnedFd, OwnedFd), Errno> {
     let mut fds = [0; 2];
-    // SAFETY: room for two descriptors, which no other code has.
+    // SAFETY: `fds` has room for two descriptors, and no other code has the new descriptors.
     unsafe {
         checked(libc::pipe2(fds.as_mut_ptr(), libc::O_CLOEXEC).into())?;
         let pipe = (
@@ -131,8 +133,8 @@ pub(crate) enum Use {
     Write,
 }
 
-/// Returns whether a whole range can be used in this way. The kernel pins registered memory, which
-/// populates its pages, and refuses memory that it cannot pin.
+/// Returns whether a whole range can be used in this way. Populates the pages of the range, as the
+/// kernel does when it pins registered memory; the kernel refuses memory that it cannot pin.
 pub(crate) fn is_there(addr: u64, len: u64, what_for: Use) -> bool {
     let page_bytes = rustix::param::page_size() as u64;
     let (start, end) = (
@@ -144,8 +146,8 @@ pub(crate) fn is_there(addr: u64, len: u64, what_for: Use) -> bool {
     } else {
         libc::MADV_POPULATE_READ
     };
-    // SAFETY: populates the pages that an access would populate, and changes none. For 0 pages it
-    // only shows whether the kernel knows the advice (Linux 5.14).
+    // SAFETY: the call populates the pages that an access would populate, and changes no contents.
+    // For 0 pages it only shows whether the kernel knows the advice (Linux 5.14).
     let populate =
         |len| unsafe { libc::madvise(start as *mut libc::c_void, len as usize, advice) } == 0;
     populate(end - start)
@@ -158,7 +160,8 @@ fn is_mapped(mut page: u64, end: u64, page_bytes: u64) -> bool {
     let mut resident = vec![0u8; (end - page).min(PAGES_AT_ONCE) as usize];
     while page < end {
         let pages = (end - page).min(PAGES_AT_ONCE);
-        // SAFETY: only reads the state of pages; room for a byte per page.
+        // SAFETY: the call only reads the state of pages, and `resident` has room for a byte per
+        // page.
         if unsafe {
             libc::mincore(
                 (page * page_bytes) as *mut libc::c_void,
@@ -177,7 +180,7 @@ fn is_mapped(mut page: u64, end: u64, page_bytes: u64) -> bool {
 /// Checks that the system lets a process copy by `process_vm_readv(2)` and `process_vm_writev(2)`.
 ///
 /// # Errors
-/// `EPERM`: a filter of a container refuses one of them, with any error.
+/// `EPERM`: a filter of a container refuses one of them, whatever error the filter returns.
 pub(crate) fn check_copies() -> Result<(), Errno> {
     let mut byte = [0];
     let at = (&raw mut byte).addr() as u64;

@@ -23,13 +23,14 @@ use crate::thread::session::Session;
 const SHORTEST: Duration = Duration::from_micros(20);
 /// Sleep between two polls after a long idle time.
 const LONGEST: Duration = Duration::from_millis(1);
-/// Number of polls without work before the sleep grows, and before it grows again.
+/// Number of polls without work after which the sleep doubles, until it is the longest.
 const PATIENCE: u32 = 256;
 /// Number of polls without a sleep after work was found.
 const POLLS_AT_ONCE: u32 = 8;
 
 /// Starts the thread of the device that `open` opens. The thread sends to `outlives` if it
-/// continues after the last command. It takes no signals: they belong to the program.
+/// continues after the last command, because the registers are mapped. The thread takes no signals:
+/// they belong to the program.
 pub(crate) fn spawn(
     jobs: Receiver<Job>,
     outlives: SyncSender<()>,
@@ -37,7 +38,8 @@ pub(crate) fn spawn(
     open: impl FnOnce() -> Session + Send + 'static,
 ) -> io::Result<JoinHandle<()>> {
     let run = move || {
-        // SAFETY: plain numbers. The default of 50 us would more than triple the sleep.
+        // SAFETY: all arguments are plain numbers. A timer slack of 50 us, the default, would more
+        // than triple the shortest sleep.
         unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1) };
         let served = catch_unwind(AssertUnwindSafe(|| serve(&jobs, &outlives, open())));
         if served.is_err() {
@@ -75,8 +77,8 @@ fn serve(jobs: &Receiver<Job>, outlives: &SyncSender<()>, mut session: Session) 
     }
 }
 
-/// Continues to poll while the program has the registers mapped, although it has closed the
-/// descriptor: a kernel keeps a file as long as its mappings.
+/// Continues to poll while the program has the registers mapped, although the program has closed
+/// the descriptors: a kernel keeps a file as long as its mappings.
 fn outlive(outlives: &SyncSender<()>, mut session: Session, mut pace: Pace) {
     if !session.is_mapped() {
         return;

@@ -21,13 +21,13 @@ pub(crate) struct Session {
     port: Port,
     /// The inode of the device file.
     inode: libc::ino_t,
-    /// The registers; `None` after GET_CONTEXT.
+    /// The registers, if doorbells are checked, until GET_CONTEXT takes them.
     registers: Option<Registers>,
     /// Present from GET_CONTEXT on.
     objects: Option<Objects>,
     /// Whether the last GET_CONTEXT was refused because it asked for DEVX.
     wants_context: bool,
-    /// The commands that wait for a peer, and the times since when they wait.
+    /// The commands that wait for a peer, each with the time at which it began to wait.
     waiting: Vec<(Job, Instant)>,
 }
 
@@ -58,8 +58,8 @@ impl Session {
         sys::mappings_of(self.inode) > own
     }
 
-    /// Lets the HCA work, sends due events, and tries waiting commands again. Returns whether
-    /// anything happened.
+    /// Lets the HCA work, sends due events, and tries waiting commands again. Returns whether the
+    /// HCA had work, or there was an event.
     pub(crate) fn progress(&mut self) -> bool {
         core::mem::take(&mut self.waiting)
             .into_iter()
@@ -73,8 +73,8 @@ impl Session {
         has_events || has_worked
     }
 
-    /// Carries out a command, now or in a later [`progress`](Self::progress), and answers it with
-    /// the error that a kernel returns.
+    /// Carries out a command, now or in a later [`progress`](Self::progress), and answers it. An
+    /// error is the one that a kernel returns.
     pub(crate) fn execute(&mut self, job: Job) {
         let refused = self
             .settings
@@ -104,7 +104,7 @@ impl Session {
         match &result {
             Ok(reply) => log::command(self.settings, format_args!("{form}{name} {}", reply.note)),
             Err(errno) => {
-                // libmlx5 asks for DEVX first, and then without it.
+                // libmlx5 first requests a context with DEVX, and then one without.
                 log::answered(
                     self.settings,
                     format_args!("{form}{name} ({code})"),

@@ -15,7 +15,7 @@ use crate::wire::{
     ATOMIC_BYTES, CqeOpcode, ErrorCqe, Opcode, RequesterCqe, ResponderCqe, Syndrome,
 };
 
-/// Work completions that one call takes.
+/// Maximum number of work completions that one call takes.
 pub(super) const BATCH: usize = 16;
 
 /// A completion queue of the device, and the ring that the driver polls.
@@ -29,19 +29,19 @@ impl CompletionRing {
     pub(super) fn new(cq: NonNull<ibv_cq>, place: CqPlace) -> Self {
         Self {
             cq,
-            // SAFETY: the memory is kept as long as the ring, in the next field.
+            // SAFETY: the next field, `_place`, keeps the memory as long as the ring exists.
             ring: unsafe { SoftCq::new(&place.cq) },
             _place: place,
         }
     }
 
-    /// Returns the number of CQEs that the ring has room for. A work completion for which it has
-    /// none stays with the device.
+    /// Returns the number of CQEs that the ring has room for. The device keeps a work completion
+    /// for which the ring has no room.
     fn room(&self) -> usize {
         self.ring.room() as usize
     }
 
-    /// Takes work completions and writes their CQEs. Returns whether there were any.
+    /// Takes work completions and writes their CQEs. Returns whether it wrote a CQE.
     pub(super) fn relay(
         &mut self,
         calls: &ibv_context_ops,
@@ -51,7 +51,7 @@ impl CompletionRing {
         let mut any = false;
         loop {
             let most = self.room().min(BATCH);
-            // SAFETY: a queue of this device, and room for as many completions.
+            // SAFETY: `cq` is a queue of this device, and `taken` has room for `most` completions.
             let count =
                 unsafe { (calls.poll_cq)(self.cq.as_ptr(), most as c_int, taken.as_mut_ptr()) };
             let count = usize::try_from(count).unwrap_or(0).min(most);
@@ -64,7 +64,8 @@ impl CompletionRing {
         }
     }
 
-    /// Writes the CQE of a work completion, unless it is of a send whose queue pair was destroyed.
+    /// Writes the CQE of a work completion, unless the completion is of a send whose queue pair was
+    /// destroyed, or of the marker of a send queue. Returns whether it wrote a CQE.
     #[inline(always)]
     fn write(&mut self, wc: &ibv_wc, sends: &mut Slab<SendRing>) -> bool {
         let id = Id(wc.wr_id);
@@ -87,7 +88,7 @@ impl CompletionRing {
             wqe_counter: id.wqe_counter(),
             byte_count: match id.wqe_opcode() {
                 READ => wc.byte_len,
-                // Some devices report a length of 0.
+                // Some devices report a length of 0 for atomics.
                 SWAP | ADD => ATOMIC_BYTES,
                 _ => 0,
             },
@@ -138,7 +139,7 @@ impl CompletionRing {
         self.ring.write(cqe.emit(), opcode).is_ok()
     }
 
-    /// Writes the CQE of a send that the device never got. Returns whether there was room.
+    /// Writes the CQE of a send that the device never received. Returns whether the ring had room.
     pub(super) fn fail_send(&mut self, cqe: &ErrorCqe) -> bool {
         let (bytes, opcode) = (cqe.emit(), CqeOpcode::RequesterError);
         self.room() > 0 && self.ring.write(bytes, opcode).is_ok()

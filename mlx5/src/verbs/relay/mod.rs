@@ -2,13 +2,13 @@
 //! and the calls of libibverbs.
 //!
 //! The queues are memory of this process, in the formats of mlx5, as on the software HCA. The hook
-//! is called after a doorbell and where a poll finds a queue empty. There the relay does what a NIC
-//! does by itself: it takes the new WQEs, posts them as work requests (`ibv_post_send`,
+//! is called after a doorbell, and when a poll finds a queue empty. In this call the relay does
+//! what a NIC does by itself: it takes the new WQEs, posts them as work requests (`ibv_post_send`,
 //! `ibv_post_recv`, `ibv_post_srq_recv`), takes work completions (`ibv_poll_cq`) and writes them as
 //! CQEs. `docs/hardware.md` has the costs, and the devices for which it is meant.
 //!
-//! - `sends`: WQEs of a send queue to work requests. `receives`: WQEs of receive queues to work
-//!   requests. `completions`: work completions to CQEs.
+//! - `sends` turns WQEs of a send queue into work requests. `receives` turns WQEs of receive
+//!   queues into work requests. `completions` turns work completions into CQEs.
 //!
 //! A work request's `wr_id` identifies its WQE ([`Id`]).
 
@@ -42,10 +42,11 @@ use crate::provider::private::{CqPlace, SqPlace};
 use crate::provider::{Connections, Provider, Queues, Regions};
 use crate::wire::{Access, AddressVector, CqArm, WQEBB};
 
-/// Number of buffers of a work request: the bytes inside a WQE, and the memory that it names.
+/// Maximum number of buffers of a work request: one for the bytes inside a WQE, and one for the
+/// memory that the WQE's data segment describes.
 const SEND_SGES: u32 = 2;
 
-/// A queue pair that the device made, and the inline bytes that it takes.
+/// A queue pair that the device created, and the maximum number of inline bytes that it takes.
 #[derive(Clone, Copy)]
 struct MadeQp {
     qp: NonNull<ibv_qp>,
@@ -53,14 +54,15 @@ struct MadeQp {
     max_inline: u32,
 }
 
-/// The name of a work request: bit 63, whether it is a receive; 56..63, low bits of the number of
-/// queue pairs that had its queue's place; 32..48, that place in the table of send or receive
-/// queues; 8..24, counter of its WQE; 0..8, that WQE's opcode.
+/// The identifier of a work request, its `wr_id`. Bit 63: whether the request is a receive. Bits
+/// 56..63: for a send queue, low bits of the number of queue pairs created until then; 0 for a
+/// receive queue. Bits 32..48: place of the queue in the table of send or receive queues. Bits
+/// 8..24: counter of the WQE. Bits 0..8: opcode of the WQE.
 #[derive(Clone, Copy)]
 struct Id(u64);
 
 impl Id {
-    /// Makes the name of a queue.
+    /// Makes the identifier of a queue: the bits that all its work requests have.
     fn of_queue(is_receive: bool, place: u16, generation: u16) -> Self {
         Self(
             u64::from(is_receive) << 63
@@ -69,7 +71,7 @@ impl Id {
         )
     }
 
-    /// Returns the name of the work request of one of this queue's WQEs.
+    /// Returns the identifier of the work request of a WQE of this queue.
     fn of_wqe(self, opcode: u8, counter: u16) -> Self {
         Self(self.0 | u64::from(counter) << 8 | u64::from(opcode))
     }
@@ -95,7 +97,7 @@ impl Id {
     }
 }
 
-/// Returns the next free place of a table, if a place of 16 bits can number it.
+/// Returns the next free place of a table; an error if its number has more than 16 bits.
 fn place_of<T>(free: &VacantEntry<'_, T>, what: &'static str) -> Result<u16, CreateError> {
     let full = mlx5_hca::CreateError::Exhausted { what, max: 1 << 16 };
     u16::try_from(free.key()).map_err(|_| full.into())
@@ -106,12 +108,12 @@ pub(crate) struct Relay {
     base: Rc<Context>,
     calls: ibv_context_ops,
     rings: RefCell<Rings>,
-    /// Last number given to a domain, a completion queue or a shared receive queue: libibverbs has
-    /// handles only.
+    /// Last number given to a domain or a shared receive queue: libibverbs has only handles for
+    /// them, no numbers.
     last_number: Cell<u32>,
 }
 
-/// The queues.
+/// The queues of a relay.
 #[derive(Default)]
 struct Rings {
     cqs: Slab<CompletionRing>,
@@ -140,7 +142,7 @@ impl Relay {
     /// Makes the relay of an open device.
     pub(crate) fn new(base: Context) -> Self {
         Self {
-            // SAFETY: an open device, whose table does not change.
+            // SAFETY: the device is open, and its table does not change.
             calls: unsafe { base.device.context.as_ref() }.ops,
             base: Rc::new(base),
             rings: RefCell::default(),
@@ -153,7 +155,7 @@ impl Relay {
         &self.base
     }
 
-    /// Calls `then` with the watch that the device's events end.
+    /// Calls `then` with a watch that ends the sleep at an event of the device.
     pub(crate) fn with_watch(&self, then: &mut dyn FnMut(&mut dyn Watch)) {
         self.base.with_arrivals(|| self.arm_all(), then);
     }
@@ -163,7 +165,7 @@ impl Relay {
         self.last_number.get()
     }
 
-    /// Posts the new WQEs of the queue pair whose register is the `index`th.
+    /// Posts the new WQEs of the queue pair with register number `index`.
     #[inline(never)]
     pub(crate) fn ring(&self, index: usize) {
         let Rings { sends, chain, .. } = &mut *self.rings.borrow_mut();
@@ -172,7 +174,7 @@ impl Relay {
         }
     }
 
-    /// Posts the new receives.
+    /// Posts the new receives of all receive queues.
     #[cold]
     pub(crate) fn receives_posted(&self) {
         self.rings
@@ -190,19 +192,19 @@ impl Relay {
         self.rings.borrow_mut().poll(self, &self.calls)
     }
 
-    /// Takes all events, and arms every queue for any completion after the completions that are
-    /// taken here.
+    /// Takes all events, and arms every queue for any completion. Then takes the completions that
+    /// arrived before, which give no event.
     fn arm_all(&self) {
         self.base.take_events();
         for object in self.base.objects.borrow().cqs.values() {
-            // SAFETY: a queue of this device.
+            // SAFETY: the queue is a queue of this device.
             unsafe { (self.calls.req_notify_cq)(object.cq.as_ptr(), 0) };
         }
         self.empty_poll();
     }
 
-    /// Creates the device's queue pair: with room for inline data if the device has it, as a device
-    /// without takes the bytes from the send queue.
+    /// Creates the queue pair at the device, with room for inline data if the device supports that.
+    /// A device without that room takes the inline bytes from the send queue's memory.
     fn create_on_device(
         &self,
         request: &QpRequest<'_>,
@@ -212,11 +214,11 @@ impl Relay {
         let create = |max_inline_data| {
             let mut attr = init;
             attr.cap.max_inline_data = max_inline_data;
-            // SAFETY: objects of this device, and attributes that live through the call.
+            // SAFETY: the attributes contain objects of this device, and live through the call.
             let qp = NonNull::new(unsafe { (self.base.verbs().ibv_create_qp)(pd, &raw mut attr) })?;
             Some(MadeQp {
                 qp,
-                // SAFETY: just created.
+                // SAFETY: the queue pair was just created.
                 qpn: unsafe { qp.as_ref() }.qp_num,
                 max_inline: attr.cap.max_inline_data,
             })
@@ -252,7 +254,8 @@ impl Rings {
         has_new
     }
 
-    /// Destroys a queue pair, at the device by `destroy`. Returns the key of its send queue.
+    /// Destroys a queue pair; `destroy` destroys it at the device. Returns the memory key of its
+    /// send queue, or `None` if there is no such queue pair.
     fn destroy_qp(
         &mut self,
         device: &impl Device,
@@ -262,19 +265,21 @@ impl Rings {
     ) -> Option<u32> {
         let (place, _) = self.sends.iter().find(|(_, ring)| ring.made.qpn == qpn)?;
         let ring = &mut self.sends[place];
-        // Nothing is posted to a queue pair that was destroyed.
+        // The ring is abandoned first, so that the poll below posts nothing to the destroyed queue
+        // pair.
         ring.abandon();
         ring.own_receives
             .and_then(|rq| self.receives.try_remove(rq.into()));
         destroy();
-        // The completions of the queue pair are in the queues of libibverbs, together with
-        // completions of other queue pairs. They belong in the rings, where the driver polls for
-        // them.
+        // The completions of the queue pair that libibverbs still holds are mixed with completions
+        // of other queue pairs. All are taken now, because completions of the other queue pairs
+        // must reach the rings, which are all that the driver polls.
         self.poll(device, calls);
         Some(self.sends.remove(place).key)
     }
 
-    /// Makes the ring of a receive queue of the device. Returns its place, and its parts.
+    /// Makes the ring of a receive queue of the device. Returns its place in the table, and its
+    /// memory.
     fn create_receives(
         &mut self,
         target: Target,
@@ -316,7 +321,7 @@ impl Device for Relay {
 
 impl Queues for Relay {
     fn alloc_pd(&self) -> Result<u32, CreateError> {
-        // SAFETY: an open device.
+        // SAFETY: the device is open.
         let pd = unsafe { (self.base.verbs().ibv_alloc_pd)(self.base.device.context()) };
         let pd = NonNull::new(pd).ok_or_else(|| CallError::last("ibv_alloc_pd"))?;
         let pdn = self.number();
@@ -337,9 +342,9 @@ impl Queues for Relay {
             });
         }
         let place = CqPlace::new(config)?;
-        // The device's maximum need not be a power of two, while the size of the ring is.
+        // The size of the ring is a power of two, and may be larger than the device's maximum.
         let entries = place.cq.entries.min(max_cqe);
-        // SAFETY: an open device and its channel.
+        // SAFETY: the device is open, and the channel belongs to it.
         let cq = unsafe {
             let create = self.base.verbs().ibv_create_cq;
             create(
@@ -353,9 +358,10 @@ impl Queues for Relay {
         let cq = NonNull::new(cq).ok_or_else(|| CallError::last("ibv_create_cq"))?;
         let cqs = &mut self.rings.borrow_mut().cqs;
         let free = cqs.vacant_entry();
-        // The number is the place. No register takes the command to arm the queue.
+        // The queue's number is its place in the table. It need not be a number of the device,
+        // because the queue is not armed through a register.
         let cqn = u32::from(place_of(&free, "completion queues").inspect_err(|_| {
-            // SAFETY: just created, and in no table.
+            // SAFETY: the object was just created, and is in no table.
             unsafe { (self.base.verbs().ibv_destroy_cq)(cq.as_ptr()) };
         })?);
         let memory = place.cq;
@@ -379,11 +385,11 @@ impl Queues for Relay {
 
     fn armed(&self, cqn: u32, command: &CqArm, holds: &dyn Fn(bool) -> bool) {
         if let Ok(cq) = self.base.objects.borrow().cq(cqn) {
-            // SAFETY: a queue of this device.
+            // SAFETY: the queue is a queue of this device.
             unsafe { (self.calls.req_notify_cq)(cq, command.solicited_only.into()) };
         }
-        // Completions from before the command give no event, and their CQEs do not show whether
-        // they are solicited.
+        // Completions that arrived before the command give no event, so they are taken now. Their
+        // CQEs do not show whether they are solicited, so any CQE ends the next wait.
         self.empty_poll();
         if holds(false) {
             self.base.is_due.set(true);
@@ -402,7 +408,7 @@ impl Queues for Relay {
             .borrow_mut()
             .create_receives(Target::Shared(srq), size);
         let (_, memory) = created.inspect_err(|_| {
-            // SAFETY: just created, and in no table.
+            // SAFETY: the object was just created, and is in no table.
             unsafe { (self.base.verbs().ibv_destroy_srq)(srq.as_ptr()) };
         })?;
         let srqn = self.number();
@@ -429,7 +435,7 @@ impl Queues for Relay {
         let sq = SqPlace::new(config, RegisterKind::Unread)?;
         let made = self.create_on_device(request, sq.sq.wqe_cnt)?;
         self.open_qp(request, sq, made).inspect_err(|_| {
-            // SAFETY: just created, and in no table.
+            // SAFETY: the object was just created, and is in no table.
             unsafe { (self.base.verbs().ibv_destroy_qp)(made.qp.as_ptr()) };
         })
     }

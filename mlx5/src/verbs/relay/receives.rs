@@ -15,7 +15,7 @@ use crate::wire::{
     DataWords, INVALID_LKEY, MAX_RECV_SGE, NextSegment, SEGMENT, WQEBB, queue_record_index,
 };
 
-/// The queue of the device.
+/// The device's queue, to which the receives are posted.
 #[derive(Clone, Copy)]
 pub(super) enum Target {
     Shared(NonNull<ibv_srq>),
@@ -41,12 +41,13 @@ impl ReceiveRing {
         RqSize { depth, max_sge }: RqSize,
     ) -> Result<Self, CreateError> {
         let is_linked = matches!(target, Target::Shared(_));
-        // One WQE of a shared queue stays in the driver's hands.
+        // The last WQE in the list of a shared queue is never posted, so such a queue has one WQE
+        // more.
         let wqe_cnt = (depth + u32::from(is_linked)).next_power_of_two();
         let stride = (SEGMENT * (max_sge.max(1) + usize::from(is_linked))).next_power_of_two();
         let (owned, first) =
             PrivateMemory::new("a receive queue", WQEBB + wqe_cnt as usize * stride, WQEBB)?;
-        // SAFETY: inside the new memory.
+        // SAFETY: the offset is inside the new memory.
         let buffer = unsafe { first.add(WQEBB) };
         let memory = RqMemory {
             buffer,
@@ -68,7 +69,7 @@ impl ReceiveRing {
         matches!(self.target, Target::Shared(own) if own == srq)
     }
 
-    /// Posts the new receives, as many as the device takes now; the others stay for the next call.
+    /// Posts new receives until the device takes no more; the others stay for the next call.
     pub(super) fn relay(&mut self, calls: &ibv_context_ops) {
         // SAFETY: the record lives as long as the queue; the driver stores it through the same
         // atomic type.
@@ -92,7 +93,8 @@ impl ReceiveRing {
         } = self.memory;
         let (mask, stride) = ((wqe_cnt - 1) as u16, stride as usize);
         let index = if is_linked { self.head } else { self.posted } & mask;
-        // SAFETY: a WQE inside the queue, which the driver has finished.
+        // SAFETY: the segment is part of a WQE inside the queue. The driver has finished this WQE,
+        // and does not write it before its completion.
         let segment = |at: usize| unsafe {
             buffer
                 .add(usize::from(index) * stride + at * SEGMENT)
@@ -122,7 +124,8 @@ impl ReceiveRing {
             num_sge: count as c_int,
         };
         let mut bad = null_mut();
-        // SAFETY: a queue of this device; request and buffers live through the call.
+        // SAFETY: the target is a queue of this device; the request and its buffers live through
+        // the call.
         let result = unsafe {
             match (self.target, calls.post_srq_recv) {
                 (Target::Shared(srq), Some(post)) => {

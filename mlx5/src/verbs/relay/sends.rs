@@ -17,7 +17,7 @@ use crate::wire::{
     queue_record_index,
 };
 
-/// Work requests that one call posts.
+/// Maximum number of work requests that one call posts.
 const CHAIN: usize = 32;
 
 /// A work request, and its buffers.
@@ -27,18 +27,19 @@ struct Slot {
     sges: [ibv_sge; SEND_SGES as usize],
 }
 
-/// The work requests of a call, in a circle. Each names its buffers and the next request from the
-/// start; during a call the last request names no next request.
+/// The work requests of a call, in a circle. Each request points to its buffers and to the next
+/// request, from the beginning on. During a call the pointer of the last request to the next is
+/// null.
 pub(super) struct Chain(Vec<Slot>);
 
 impl Default for Chain {
     fn default() -> Self {
-        // SAFETY: numbers and pointers, for which zero is a valid value.
+        // SAFETY: the struct holds numbers and pointers, for which zero is a valid value.
         let mut chain = Self((0..CHAIN).map(|_| unsafe { zeroed() }).collect());
         let first = chain.first();
         for at in 0..CHAIN {
-            // SAFETY: slots of the chain, to which no reference exists. They live, and are not
-            // moved, as long as the chain lives.
+            // SAFETY: the pointers are to slots of the chain, to which no reference exists. The
+            // slots live, and are not moved, as long as the chain lives.
             unsafe {
                 let slot = first.add(at);
                 (*slot).request.next = (&raw mut (*first.add((at + 1) % CHAIN)).request);
@@ -50,7 +51,8 @@ impl Default for Chain {
 }
 
 impl Chain {
-    /// Returns the first slot. A pointer to a slot is one to its request.
+    /// Returns the first slot. A pointer to a slot is also a pointer to its request, the first
+    /// field.
     fn first(&mut self) -> *mut Slot {
         self.0.as_mut_ptr()
     }
@@ -61,8 +63,8 @@ pub(super) trait Device {
     /// Posts requests (`ibv_post_send`).
     ///
     /// # Safety
-    /// A queue pair of this device. The requests and their buffers live through the call, and no
-    /// reference to them exists.
+    /// `qp` is a queue pair of this device. The requests and their buffers live through the call,
+    /// and no reference to them exists.
     unsafe fn post_send(
         &self,
         qp: NonNull<ibv_qp>,
@@ -107,7 +109,7 @@ pub(super) struct SendRing {
     /// Place of the queue pair's own receive queue.
     pub(super) own_receives: Option<u16>,
     pub(super) send_cq: u16,
-    /// WQEBBs taken.
+    /// Number of WQEBBs taken from the queue, modulo 2^16: the counter of the next WQE.
     next: u16,
     stage: Stage,
     /// Status of the WQE at `next` after a refusal: the refused WQE has its own error, and the WQEs
@@ -142,29 +144,30 @@ impl SendRing {
 }
 
 impl SendRing {
-    /// Returns the number of WQEBBs that the driver announced.
+    /// Returns the number of WQEBBs that the driver has announced, modulo 2^16.
     fn producer(&self) -> u16 {
         // SAFETY: the record lives as long as the queue; the driver stores it through the same
         // atomic type.
         queue_record_index(unsafe { self.sq.sq.record.as_ref() }.load(Ordering::Acquire))
     }
 
-    /// Returns the start of the WQE at `next`, which is announced: as a `T`, in bytes.
+    /// Returns the beginning of the WQE at `next`, as a `T`.
     ///
     /// # Safety
-    /// The WQE is as long as a `T`. The driver has finished it, and does not change it before its
-    /// completion.
+    /// `T` consists of bytes, and the WQE is at least as long. The WQE is announced: the driver has
+    /// finished it, and does not change it before its completion.
     #[inline(always)]
     unsafe fn wqe<'a, T>(&self) -> &'a T {
         let index = usize::from(self.next) & (self.sq.sq.wqe_cnt as usize - 1);
-        // SAFETY: inside the queue, as a WQE does not wrap; guaranteed by the caller.
+        // SAFETY: the bytes are inside the queue, because a WQE does not wrap. The caller
+        // guarantees the rest.
         unsafe { self.sq.sq.buffer.add(index * WQEBB).cast().as_ref() }
     }
 
-    /// Returns the control segment of the WQE at `next`, which is announced.
+    /// Returns the control segment of the WQE at `next`, which must be announced.
     #[inline(always)]
     fn ctrl(&self) -> CtrlWords {
-        // SAFETY: every WQE has a control segment.
+        // SAFETY: the WQE at `next` is announced, and every WQE begins with a control segment.
         CtrlWords::parse(unsafe { self.wqe() })
     }
 
@@ -180,7 +183,7 @@ impl SendRing {
         let (producer, first) = (self.producer(), chain.first());
         let mut slot = first;
         while self.next != producer && self.stage == Stage::Open {
-            // SAFETY: a slot of the chain, to which no other reference exists.
+            // SAFETY: `slot` points to a slot of the chain, to which no other reference exists.
             let (is_request, next) = unsafe {
                 (
                     self.fill_plain(&mut *slot) || self.fill(device, &mut *slot),
@@ -199,8 +202,8 @@ impl SendRing {
         }
     }
 
-    /// Posts the requests before `slot`, for which the next WQE gave none. Ends the queue pair if
-    /// that WQE was refused.
+    /// Posts the requests before `slot`; the next WQE gave no request. Ends the queue pair if that
+    /// WQE was refused.
     #[cold]
     fn pause(&mut self, device: &impl Device, first: *mut Slot, slot: *mut Slot) {
         if slot != first {
@@ -211,12 +214,12 @@ impl SendRing {
         }
     }
 
-    /// Posts the requests of the chain up to `last`.
+    /// Posts the requests of the chain from `first` to `last`.
     #[inline(always)]
     fn post(&mut self, device: &impl Device, first: *mut Slot, last: *mut Slot) {
         let mut bad = null_mut();
-        // SAFETY: a queue pair of this device; the requests and buffers live through the call, and
-        // no reference to them exists.
+        // SAFETY: `qp` is a queue pair of this device; the requests and their buffers live through
+        // the call, and no reference to them exists.
         let result = unsafe {
             let next = replace(&mut (*last).request.next, null_mut());
             let result = device.post_send(self.made.qp, first.cast(), &raw mut bad);
@@ -232,7 +235,7 @@ impl SendRing {
     /// pair.
     #[cold]
     fn refused(&mut self, device: &impl Device, first: *const Slot, bad: *const ibv_send_wr) {
-        // SAFETY: the slots of the chain, to which no other reference exists.
+        // SAFETY: `first` points to the chain's `CHAIN` slots, to which no other reference exists.
         let slots = unsafe { slice::from_raw_parts(first, CHAIN) };
         let slot = slots
             .iter()
@@ -242,25 +245,25 @@ impl SendRing {
         self.end(device);
     }
 
-    /// Ends the queue pair.
+    /// Ends the queue pair: moves it to the error state, and posts the marker.
     fn end(&mut self, device: &impl Device) {
         self.stage = Stage::Refused;
         device.fail_qp(self.made.qpn);
         self.drain(device);
     }
 
-    /// Posts the marker, which the ended queue pair flushes after all other requests. A device
-    /// without room gets it later.
+    /// Posts the marker, which the ended queue pair flushes after all other requests. If the device
+    /// has no room for the marker, a later call posts it.
     fn drain(&mut self, device: &impl Device) {
-        // SAFETY: numbers and pointers, for which zero is a valid value.
+        // SAFETY: the struct holds numbers and pointers, for which zero is a valid value.
         let mut marker: ibv_send_wr = unsafe { zeroed() };
-        // WQEs that are no requests have this opcode.
+        // The opcode of a NOP identifies the marker, because a NOP never becomes a request.
         marker.wr_id = self.id.of_wqe(Opcode::Nop as u8, 0).0;
         marker.send_flags = IBV_SEND_SIGNALED;
         marker.opcode = IBV_WR_RDMA_WRITE;
         if self.is_datagram {
             let Some(handle) = device.any_handle(self.pdn) else {
-                // Each datagram that was posted had a handle.
+                // Each posted datagram needed a handle, so without one no request is outstanding.
                 self.stage = Stage::Drained;
                 return;
             };
@@ -272,19 +275,20 @@ impl SendRing {
             };
         }
         let mut bad = null_mut();
-        // SAFETY: a queue pair of this device, and a request without buffers.
+        // SAFETY: `qp` is a queue pair of this device. The request has no buffers, and lives
+        // through the call.
         self.stage =
             match unsafe { device.post_send(self.made.qp, &raw mut marker, &raw mut bad) }.abs() {
                 0 => Stage::Draining,
                 libc::ENOMEM => Stage::Refused,
-                // On this error, such a request will never be taken.
+                // After any other error the device will never take the marker.
                 _ => Stage::Drained,
             };
     }
 
     /// Makes the work request of the WQE at `next`, and advances `next`, if the WQE is a READ or
-    /// WRITE with one buffer outside of the WQE: the usual case, which takes 60 instructions less
-    /// than with [`Wqe::parse`]. Returns whether the WQE is of this kind.
+    /// WRITE with one buffer outside of the WQE. This is the usual case; it takes 60 instructions
+    /// less than with [`Wqe::parse`]. Returns whether the WQE is of this kind.
     #[inline(always)]
     fn fill_plain(&mut self, Slot { request, sges }: &mut Slot) -> bool {
         let ctrl = self.ctrl();
@@ -294,11 +298,11 @@ impl SendRing {
             Some(Opcode::RdmaRead) => IBV_WR_RDMA_READ,
             _ => return false,
         };
-        // Control, remote address, buffer: one WQEBB.
+        // Such a WQE has three segments: control, remote address, buffer. It takes one WQEBB.
         if ctrl.ds() != 3 {
             return false;
         }
-        // SAFETY: its segments.
+        // SAFETY: the WQE is announced, and has exactly these three segments.
         let [_, remote, data] = unsafe { self.wqe::<[[u8; SEGMENT]; 3]>() };
         let (remote, data) = (RaddrSegment::parse(remote), DataWords::parse(data));
         if data.is_inline() {
@@ -323,7 +327,8 @@ impl SendRing {
     #[cold]
     fn fill(&mut self, device: &impl Device, slot: &mut Slot) -> bool {
         let ds = self.ctrl().ds();
-        // SAFETY: the segments of the WQE, as for `wqe`.
+        // SAFETY: the WQE is announced, has `ds` segments, and does not wrap; the driver does not
+        // change it before its completion.
         let bytes = unsafe { slice::from_raw_parts(self.wqe(), usize::from(ds) * SEGMENT) };
         let wqe = Wqe::parse(bytes, self.is_datagram).ok();
         let is_nop = wqe.is_some_and(|wqe| wqe.opcode == Opcode::Nop);
@@ -374,7 +379,9 @@ impl SendRing {
                 };
             }
         }
-        // The device takes all bytes of a request from itself, or none.
+        // Inline data is a property of the whole request: the device takes the bytes of all buffers
+        // when the request is posted, or of none. So the request is inline only if its last part
+        // is.
         let (mut count, mut is_inline) = (0, false);
         for piece in wqe.pieces() {
             let length = piece.len() as u32;
@@ -392,7 +399,7 @@ impl SendRing {
         Some(())
     }
 
-    /// Sets the fields that all requests have.
+    /// Sets the fields that requests of all kinds have.
     #[inline(always)]
     fn finish(
         &self,
@@ -413,8 +420,8 @@ impl SendRing {
         request.wr_id = self.id.of_wqe(ctrl.opcode(), ctrl.wqe_index()).0;
     }
 
-    /// Notes that a work request is complete. Returns whether it was the request of a WQE of this
-    /// queue.
+    /// Notes that the work request `id` is complete. Returns whether it was the request of a WQE of
+    /// this queue; a marker is not.
     pub(super) fn completed(&mut self, id: Id) -> bool {
         let is_own = id.is_of(self.id);
         let is_marker = id.wqe_opcode() == Opcode::Nop as u8;
@@ -429,15 +436,16 @@ impl SendRing {
         self.stage != Stage::Open
     }
 
-    /// Notes that the queue pair will be destroyed: requests complete no more, and none is posted.
+    /// Prepares for the destruction of the queue pair. If a WQE was refused, no marker is awaited
+    /// any more: the refused WQE, and the WQEs after it, can complete now.
     pub(super) fn abandon(&mut self) {
         if self.is_refused() {
             self.stage = Stage::Drained;
         }
     }
 
-    /// Completes the refused WQE and the WQEs after it, once all before them are complete, as long
-    /// as `fail` writes their CQEs. Returns whether it completed a WQE.
+    /// Completes the refused WQE and the WQEs after it, once all earlier requests are complete.
+    /// Stops when `fail` has no room for a CQE. Returns whether it completed a WQE.
     #[cold]
     pub(super) fn complete_refused(
         &mut self,
@@ -474,7 +482,7 @@ impl SendRing {
     }
 }
 
-/// Returns the opcode of libibverbs. A NOP has none.
+/// Returns the opcode of libibverbs. A NOP has no such opcode.
 fn request_opcode(opcode: Opcode) -> Option<i32> {
     Some(match opcode {
         Opcode::RdmaWrite => IBV_WR_RDMA_WRITE,

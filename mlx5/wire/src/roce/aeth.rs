@@ -3,14 +3,13 @@
 
 use crate::be32;
 
-/// Credit count of a receiver that does not count credits (a responder with an SRQ, or of
-/// software).
+/// Code for "credits are not counted": of a responder with an SRQ, or of a responder in software.
 const NO_CREDITS: u8 = 31;
 
 /// ACK extended transport header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Aeth {
-    /// The answer.
+    /// Kind and value of the answer.
     pub syndrome: Syndrome,
     /// Number of messages that the responder has completed, modulo 2^24.
     pub msn: u32,
@@ -21,27 +20,31 @@ pub struct Aeth {
 pub enum Syndrome {
     /// Everything up to the PSN has arrived.
     Ack {
-        /// Code of the number of messages for which there are receives; 31: not counted.
+        /// Code of the number of messages for which receives are posted; 31 if the responder does
+        /// not count them.
         credits: u8,
     },
-    /// No receive is posted for the message with the PSN, which is sent again after a time.
+    /// No receive is posted for the message with the PSN. The requester waits for a time, then
+    /// sends that message again.
     RnrNak {
-        /// Code of the time, 0 to 31 ([`rnr_timer_ns`](crate::rnr_timer_ns)).
+        /// Code of that time, 0 to 31 ([`rnr_timer_ns`](crate::rnr_timer_ns)).
         timer: u8,
     },
     /// The request with the PSN is refused.
     Nak(Nak),
-    /// A byte that is reserved.
+    /// The syndrome byte has a reserved value.
     Reserved(u8),
 }
 
-/// Why a request is refused.
+/// The reason why a request is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::FromRepr)]
 #[repr(u8)]
 pub enum Nak {
-    /// Packets before this packet are missing: the requester continues from the PSN.
+    /// Packets before the received packet are missing. The requester continues from the PSN of this
+    /// answer.
     Sequence = 0,
-    /// The responder cannot execute it, for example as its message is longer than the receive.
+    /// The responder cannot execute the request, for example because the message is longer than the
+    /// receive.
     InvalidRequest = 1,
     /// The rkey is wrong, or does not permit the access.
     RemoteAccess = 2,
@@ -49,8 +52,8 @@ pub enum Nak {
     RemoteOperational = 3,
 }
 
-/// Returns the syndrome of the requester's completion ("Requester error behavior"). A gap, which is
-/// no error, counts as a peer that does not answer.
+/// Converts the reason to the syndrome of the requester's completion ("Requester error behavior").
+/// A missing packet is no error of its own: it counts as a peer that does not answer.
 impl From<Nak> for crate::Syndrome {
     fn from(nak: Nak) -> Self {
         match nak {
@@ -83,7 +86,7 @@ impl Syndrome {
 }
 
 impl Aeth {
-    /// Bytes of the header.
+    /// Length of the header in bytes.
     pub const LEN: usize = 4;
 
     /// Makes an ACK without a credit count.

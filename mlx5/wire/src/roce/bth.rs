@@ -21,32 +21,32 @@ const BITS_24: u32 = 0xff_ffff;
 /// Base transport header.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Bth {
-    /// The byte of the [`PacketOpcode`](super::PacketOpcode).
+    /// Opcode byte: the encoded [`PacketOpcode`](super::PacketOpcode).
     pub opcode: u8,
-    /// The receiver raises an event for the completion of this message.
+    /// Whether the receiver raises an event for the completion of this message.
     pub is_solicited: bool,
-    /// The path has migrated.
+    /// Whether the path has migrated.
     pub has_migrated: bool,
-    /// Pad bytes between payload and ICRC, 0 to 3.
+    /// Number of pad bytes between payload and ICRC, 0 to 3.
     pub pad: u8,
-    /// Header version; 0 is the only one.
+    /// Header version; 0 is the only known version.
     pub version: u8,
     /// Partition key.
     pub pkey: u16,
-    /// The network announces congestion to the receiver (FECN).
+    /// Whether the network announces congestion to the receiver (FECN).
     pub has_fecn: bool,
-    /// The receiver announces congestion to the sender (BECN).
+    /// Whether the receiver announces congestion to the sender (BECN).
     pub has_becn: bool,
     /// QPN of the destination, 24 bits.
     pub qpn: u32,
-    /// The requester asks for an ACK of this packet.
+    /// Whether the requester asks for an ACK of this packet.
     pub asks_ack: bool,
-    /// Sequence number.
+    /// Packet sequence number.
     pub psn: Psn,
 }
 
 impl Bth {
-    /// Bytes of the header.
+    /// Length of the header in bytes.
     pub const LEN: usize = 12;
 
     /// Encodes the header.

@@ -1,6 +1,6 @@
-//! All headers of a packet, with those that its opcode determines, in this order: DETH (UD); RETH
-//! or AtomicETH; AETH; the original value of an atomic operation; immediate or rkey to be
-//! invalidated.
+//! All headers of a packet: the BTH, then the headers that its opcode determines, in this order:
+//! DETH (UD); RETH or AtomicETH; AETH; the original value of an atomic operation; the immediate, or
+//! the rkey to be invalidated.
 
 use core::ops::Deref;
 
@@ -13,7 +13,7 @@ use super::opcode::{Opcode, PacketOpcode, Transport};
 use super::psn::Psn;
 use crate::{AtomicSegment, be32, be64, bytes};
 
-/// Maximum bytes of all headers of a packet: the headers of an atomic request.
+/// Maximum length of all headers of a packet, in bytes: the length of an atomic request's headers.
 pub const MAX_HEADER_BYTES: usize = Bth::LEN + AtomicEth::LEN;
 /// The default partition key, of full members.
 const PKEY: u16 = 0xffff;
@@ -25,12 +25,12 @@ pub struct Reth {
     pub addr: u64,
     /// The region's rkey.
     pub rkey: u32,
-    /// Bytes of the whole message.
+    /// Length of the whole message in bytes.
     pub len: u32,
 }
 
 impl Reth {
-    /// Bytes of the header.
+    /// Length of the header in bytes.
     pub const LEN: usize = 16;
 }
 
@@ -47,7 +47,7 @@ pub struct AtomicEth {
 }
 
 impl AtomicEth {
-    /// Bytes of the header.
+    /// Length of the header in bytes.
     pub const LEN: usize = 28;
 }
 
@@ -61,11 +61,11 @@ pub struct Deth {
 }
 
 impl Deth {
-    /// Bytes of the header.
+    /// Length of the header in bytes.
     pub const LEN: usize = 8;
 }
 
-/// Why bytes are not a packet.
+/// The reason why bytes are not a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum PacketError {
     /// The bytes end before the payload and the ICRC.
@@ -83,25 +83,25 @@ pub enum PacketError {
 /// [`Headers::parse`] sets the others to their defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Headers {
-    /// The opcode, with its meaning.
+    /// The decoded opcode.
     pub opcode: PacketOpcode,
-    /// The base header. Its opcode is ignored by [`Headers::emit`].
+    /// The base header. [`Headers::emit`] ignores its opcode.
     pub bth: Bth,
     /// Header of a datagram.
     pub deth: Deth,
-    /// Header of the first packet of a WRITE, and of a READ request.
+    /// Header of a READ request, and of the first packet of a WRITE.
     pub reth: Reth,
     /// Header of an atomic request.
     pub atomic: AtomicEth,
     /// Header of a response.
     pub aeth: Aeth,
-    /// Value before an atomic operation, of its response.
+    /// Original value of the word of an atomic operation, in the response.
     pub original: u64,
     /// Immediate, or the rkey to be invalidated.
     pub imm: u32,
 }
 
-/// The bytes of headers.
+/// Encoded headers.
 #[derive(Clone, Copy, Debug)]
 pub struct HeaderBytes {
     bytes: [u8; MAX_HEADER_BYTES],
@@ -188,8 +188,8 @@ impl Headers {
         b
     }
 
-    /// Decodes the headers of a UDP payload. Returns them and the packet's payload, without pad
-    /// bytes and ICRC, which it does not check ([`Flow::check`](super::Flow::check)).
+    /// Decodes the headers of a UDP payload. Returns the headers, and the packet's payload without
+    /// pad bytes and ICRC. Does not check the ICRC: [`Flow::check`](super::Flow::check) does.
     ///
     /// # Errors
     /// [`PacketError`].

@@ -2,9 +2,10 @@
 //! everything in a packet that routers do not change (InfiniBand Architecture Specification, annex
 //! A17, "ICRC").
 //!
-//! It covers 8 bytes of ones, the IP header, the UDP header, and the packet. In the IP header, type
-//! of service, time to live and header checksum (IPv6: traffic class, flow label and hop limit)
-//! count as ones, in the UDP header the checksum, and in the BTH the byte of FECN.
+//! The ICRC covers 8 bytes of ones, the IP header, the UDP header, and the packet. These fields
+//! count as ones: in the IP header type of service, time to live and header checksum (in an IPv6
+//! header traffic class, flow label and hop limit), in the UDP header the checksum, and in the BTH
+//! the byte with FECN.
 
 use core::net::{IpAddr, SocketAddr};
 
@@ -12,7 +13,7 @@ use crc32fast::Hasher;
 
 use crate::bytes;
 
-/// Bytes of the ICRC.
+/// Length of the ICRC in bytes.
 pub const ICRC_BYTES: usize = 4;
 const IPV4_BYTES: usize = 20;
 const IPV6_BYTES: usize = 40;
@@ -26,16 +27,17 @@ const IDENTIFICATION_END: usize = 6;
 /// The polynomial, reflected.
 const POLYNOMIAL: u32 = 0xedb8_8320;
 
-/// The addresses of a packet, of which the ICRC is a function. IPv4 headers have no options and the
-/// bit "do not fragment", IPv6 headers no extensions.
+/// The addresses of a packet and the IPv4 identification, on which the ICRC depends besides the
+/// packet's bytes. The IPv4 header must have no options and the bit "do not fragment"; the IPv6
+/// header must have no extensions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flow {
     /// IP address and UDP port of the sender.
     pub source: SocketAddr,
     /// IP address and UDP port of the receiver; the port is [`UDP_PORT`](super::UDP_PORT).
     pub destination: SocketAddr,
-    /// Identification in an IPv4 header; 0 over IPv6. Linux sends 0 from a socket that is not connected and has
-    /// `IP_PMTUDISC_DO`.
+    /// Identification in an IPv4 header; 0 over IPv6. Linux sends 0 from a socket that is not
+    /// connected and has `IP_PMTUDISC_DO`.
     pub identification: u16,
 }
 
@@ -48,8 +50,8 @@ const fn of_ipv6(address: IpAddr) -> [u8; 16] {
 }
 
 impl Flow {
-    /// Returns the ICRC of a packet: its headers, from the BTH on, and its payload with pad bytes.
-    /// The two may be divided anywhere after the BTH.
+    /// Returns the ICRC of a packet: of its headers from the BTH on, and its payload with pad
+    /// bytes. `headers` may end anywhere after the BTH, as long as `payload` continues there.
     #[must_use]
     pub fn icrc(&self, headers: &[u8], payload: &[u8]) -> [u8; ICRC_BYTES] {
         let udp_len = (UDP_BYTES + headers.len() + payload.len() + ICRC_BYTES) as u16;
@@ -93,7 +95,7 @@ impl Flow {
     }
 
     /// Checks the ICRC of a received UDP payload. Returns the IPv4 identification with which the
-    /// ICRC is right (0 over IPv6), or `None` if it is wrong.
+    /// ICRC is right (0 over IPv6), or `None` if the ICRC is wrong for every identification.
     ///
     /// A receiver on a socket does not get the identification. A CRC is linear, so a wrong
     /// identification changes the ICRC by a value from which the right identification follows, and
@@ -108,8 +110,9 @@ impl Flow {
             return Some(self.identification);
         }
         let behind = IPV4_BYTES - IDENTIFICATION_END + UDP_BYTES + covered;
-        // Divided back to before the identification, the difference is the change of the
-        // identification's bytes, if all other bytes are right.
+        // If all other bytes are right, the difference comes from the identification alone.
+        // Dividing it by the bytes from the identification on gives the change of the
+        // identification's bytes.
         let change = divided(difference, behind + size_of::<u16>());
         let is_ipv4 = self.source.is_ipv4() && self.destination.is_ipv4();
         let change = u16::try_from(change).ok().filter(|_| is_ipv4)?;
@@ -117,8 +120,8 @@ impl Flow {
     }
 }
 
-/// Returns the CRC register before `bytes` zero bytes that made it `register`: the quotient by
-/// x^(8 * bytes).
+/// Returns the CRC register that becomes `register` when `bytes` zero bytes follow: the quotient of
+/// `register` by x^(8 * bytes).
 fn divided(register: u32, bytes: usize) -> u32 {
     let mut quotient = register;
     let mut power = UNSHIFT_BYTE;
@@ -135,7 +138,7 @@ fn divided(register: u32, bytes: usize) -> u32 {
 
 /// x^-8, reflected: bit 31 is the coefficient of x^0.
 const UNSHIFT_BYTE: u32 = {
-    // Starts with register 1 (x^0), and undoes the shift by one byte of zeros.
+    // The loop starts with register 1 (x^0), and undoes the shift by one byte of zeros.
     let (mut register, mut bit) = (1_u32 << 31, 0);
     while bit < 8 {
         register = if register & 1 << 31 != 0 {

@@ -86,13 +86,14 @@ impl Opcode {
         )
     }
 
-    /// Returns whether the packet names the rkey to be invalidated.
+    /// Returns whether the packet contains the rkey to be invalidated.
     #[must_use]
     pub const fn has_invalidate(self) -> bool {
         matches!(self, Self::SendLastInvalidate | Self::SendOnlyInvalidate)
     }
 
-    /// Returns whether the packet names remote memory: the first of a WRITE, and a READ request.
+    /// Returns whether the packet has a RETH, the address of remote memory: the first packet of a
+    /// WRITE, and a READ request.
     #[must_use]
     pub const fn has_reth(self) -> bool {
         matches!(
@@ -101,7 +102,7 @@ impl Opcode {
         )
     }
 
-    /// Returns whether the packet asks for an atomic operation.
+    /// Returns whether the packet has an AtomicETH: the request of an atomic operation.
     #[must_use]
     pub const fn has_atomic(self) -> bool {
         matches!(self, Self::CompareSwap | Self::FetchAdd)
@@ -113,7 +114,8 @@ impl Opcode {
         self.has_aeth() || matches!(self, Self::ReadResponseMiddle)
     }
 
-    /// Returns whether the packet acknowledges: the middle packets of READ responses do not.
+    /// Returns whether the packet has an AETH, which acknowledges requests. Of the responses, only
+    /// the middle packets of READ responses have none.
     #[must_use]
     pub const fn has_aeth(self) -> bool {
         matches!(

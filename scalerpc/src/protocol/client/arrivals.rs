@@ -22,7 +22,8 @@ impl Events {
         self.activate.is_some() || self.switch.is_some()
     }
 
-    /// Records an event if its slice is later than the last closed one (S11).
+    /// Records an event if its slice is later than the last slice that ended for this client (S11
+    /// of docs/scalerpc.md).
     fn add(&mut self, event: Option<Event>, closed_epoch: u64) {
         match event {
             Some(Event::Activate { epoch, zone }) if epoch > closed_epoch => {
@@ -37,9 +38,9 @@ impl Events {
 
 impl<M: Memory> Client<M> {
     /// Takes responses and events. Responses come first, so that an announcement offers only
-    /// unanswered requests. The slot of activations comes last: an activation is posted before
-    /// everything else of its slice, so when something of the slice has arrived, the activation has
-    /// arrived too and is cleared (S12).
+    /// unanswered requests. The slot of activations is read after the responses and the slot of
+    /// switches: an activation is posted before everything else of its slice, so when something of
+    /// the slice has arrived, the activation has arrived too and is cleared (S12).
     pub(super) fn take_arrivals(&mut self, out: &mut Vec<ClientOp>) -> Result<(), ProtocolError> {
         let mut events = Events::default();
         let fresh = std::mem::take(&mut self.fresh);
@@ -64,7 +65,7 @@ impl<M: Memory> Client<M> {
         for slot in bits(slots) {
             let trailer_at = self.layout.client_slot(slot) + self.layout.trailer_at();
             let trailer = Trailer::from_word(self.memory.responses.load(trailer_at));
-            // Otherwise the response is of an earlier call of the slot, which has ended (S15).
+            // Otherwise the slot is empty, or has the response to an earlier call (S15).
             if trailer.valid == valid(self.calls[slot].sequence) {
                 self.take_response(slot, trailer_at, trailer, events)?;
             }
@@ -87,8 +88,8 @@ impl<M: Memory> Client<M> {
             self.take_bare_event(start, &mut events)?;
         }
         if events.is_closed {
-            // S27: all responses that will ever arrive have arrived, some of them since the slots
-            // were read.
+            // All responses that will ever arrive have arrived (S27). Some of them may have arrived
+            // after the slots were read, so the slots are read again.
             self.take_responses(self.pending, &mut events)?;
             self.close(CloseReason::ServerStopped);
             return Ok(());
@@ -100,8 +101,8 @@ impl<M: Memory> Client<M> {
             if self.state != State::Warmup {
                 return Err(ProtocolError::Event);
             }
-            // If the slice is over, the zone may have been taken back (S26): nothing is written
-            // into it.
+            // If the slice is over, the zone may have been taken back (S26), so the client writes
+            // nothing into it.
             if events.switch != Some(epoch) {
                 self.activate(epoch, ZoneId::of(epoch, zone), out);
             }
@@ -148,7 +149,7 @@ impl<M: Memory> Client<M> {
         self.take_header(slot, at, id, len, events)
     }
 
-    /// Takes a response that is not plain, whose header is at `at`.
+    /// Takes a response that [`ResponseHeader::is_plain`] does not accept. Its header is at `at`.
     #[cold]
     fn take_header(
         &mut self,

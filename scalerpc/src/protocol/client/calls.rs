@@ -19,7 +19,7 @@ pub struct Completion {
     pub outcome: Result<usize, CallFailure>,
 }
 
-/// The last use of a slot.
+/// The last call that used a slot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Call {
     pub(super) sequence: u32,
@@ -126,15 +126,16 @@ impl<M: Memory> Client<M> {
             let copied = len.min(into.len());
             self.memory.responses.read(at, &mut into[..copied]);
         }
-        // The slot of a call that ran out of time is not free before its response arrives (S14).
+        // The slot of a call that ran out of time is not free before its response arrives (S14 of
+        // docs/scalerpc.md).
         if self.pending >> slot & 1 == 0 {
             self.free_slot(slot);
         }
         Some(completion)
     }
 
-    /// Takes a response, which arrived in the response slot with the number of its call's slot
-    /// (S13). `outcome` is the outcome of the call, which may have ended before.
+    /// Takes the response to the call of `slot`: it arrived in the response slot of the same number
+    /// (S13). `outcome` is the outcome of the call. The call may have ended before.
     #[inline(always)]
     pub(super) fn end_call(&mut self, slot: usize, outcome: Result<usize, CallFailure>) {
         self.pending &= !(1 << slot);
@@ -209,8 +210,8 @@ impl<M: Memory> Client<M> {
         }
     }
 
-    /// Frees a slot, which holds no call and no response. It can be used again once it is not lent
-    /// any more (S6).
+    /// Frees a slot that holds no call and no response. A lent slot can be used again only when it
+    /// is not lent any more (S6).
     fn free_slot(&mut self, slot: usize) {
         let freed = if self.lent >> slot & 1 != 0 {
             &mut self.lent_free

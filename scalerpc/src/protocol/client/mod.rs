@@ -29,13 +29,13 @@ use calls::Call;
 /// [`Layout::client_responses_bytes`].
 #[derive(Clone, Debug)]
 pub struct ClientMemory<M> {
-    /// Staging slots; the server READs.
+    /// Staging slots and the rest word, which the server READs.
     pub requests: M,
-    /// Response and event slots; the server WRITEs.
+    /// Response and event slots, which the server WRITEs.
     pub responses: M,
 }
 
-/// The addresses of the server's memory, and this client's number and parts there.
+/// The addresses of the server's memory, and this client's number and entry there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ServerRegions {
     /// This client's number at the server.
@@ -64,7 +64,7 @@ pub enum ClientOp {
         /// Number of bytes.
         len: u32,
     },
-    /// WRITE the first `len` of these bytes to `addr`.
+    /// WRITE the first `len` bytes of `bytes` to `addr`.
     WriteEntry {
         /// Address in the server's memory.
         addr: u64,
@@ -77,7 +77,7 @@ pub enum ClientOp {
     },
 }
 
-/// The state of a client in the server's round.
+/// The state of a client: whether, and by which operations, its requests reach the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum State {
     /// The client has no request at the server.
@@ -92,7 +92,7 @@ pub enum State {
         zone: ZoneId,
     },
     /// No call is outstanding, and the server may take the zone back without an answer of this
-    /// client (S26). The next poll ends the rest.
+    /// client (S26 of docs/scalerpc.md). The next poll ends the rest.
     Resting,
     /// The connection has ended.
     Closed(CloseReason),
@@ -151,9 +151,9 @@ pub struct Client<M> {
     fresh: u64,
     /// Earliest deadline of a call, in ns.
     expire_ns: u64,
-    /// Slots of the open announcement, which are not written (S6).
+    /// Slots of the open announcement. The client writes nothing into these slots (S6).
     lent: u64,
-    /// Lent slots that are free apart from that.
+    /// Lent slots that become free when the announcement is closed.
     lent_free: u64,
     /// Calls that have ended, in the order of their ends.
     ended: VecDeque<Completion>,
@@ -186,7 +186,7 @@ impl<M: Memory> Client<M> {
             announcements: 0,
             zone_addr: 0,
             calls: vec![Call::default(); layout.depth],
-            // 1 to 64 slots.
+            // There are 1 to 64 slots, so the shift is 0 to 63.
             free: u64::MAX >> (64 - layout.depth.clamp(1, 64)),
             pending: 0,
             quarantined: 0,
@@ -223,7 +223,7 @@ impl<M: Memory> Client<M> {
         }
     }
 
-    /// Returns whether calls wait for the next [`poll`](Self::poll), which announces or sends them.
+    /// Returns whether calls wait for the next [`poll`](Self::poll), to be announced or sent.
     pub(crate) fn has_news(&self) -> bool {
         matches!(self.state, State::Idle | State::Resting) && self.pending != 0
     }
@@ -237,7 +237,7 @@ impl<M: Memory> Client<M> {
         }
     }
 
-    /// Returns the client's state in the server's round.
+    /// Returns the client's state.
     #[must_use]
     pub const fn state(&self) -> State {
         self.state
@@ -255,8 +255,8 @@ impl<M: Memory> Client<M> {
         !self.ended.is_empty() || self.pending & !self.quarantined != 0
     }
 
-    /// Returns the number of calls that ran out of time and whose responses are missing: each keeps
-    /// its slot until then (S14).
+    /// Returns the number of calls that ran out of time and whose responses are missing. Each keeps
+    /// its slot until its response arrives (S14).
     #[must_use]
     pub const fn given_up_calls(&self) -> usize {
         self.quarantined.count_ones() as usize
@@ -264,7 +264,7 @@ impl<M: Memory> Client<M> {
 
     /// Returns whether a slot becomes free only by a message of the server: because it waits for a
     /// response (even to a call whose time ended), or for the end of an announcement (S6). The
-    /// owner of a client that waits for its server probes it (S20).
+    /// owner of a client that waits in this way probes the server (S20).
     pub(crate) const fn awaits_server(&self) -> bool {
         self.pending | self.lent != 0
     }

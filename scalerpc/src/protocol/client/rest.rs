@@ -1,5 +1,5 @@
 //! Rest: while a client is not polled, because it has no outstanding call, the server may take back
-//! its zone (S26).
+//! its zone (S26 of docs/scalerpc.md).
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -51,8 +51,8 @@ impl<M: Memory> Client<M> {
         }
         self.say(0);
         self.state = match self.rested {
-            // The zone may have been taken back. The next poll closes the epoch, as if the zone had
-            // never been named.
+            // The zone may have been taken back. The next poll closes the epoch, as if the client
+            // had never got the zone.
             State::Process { .. } if self.is_switched() => State::Warmup,
             other => other,
         };

@@ -8,12 +8,13 @@ use crate::protocol::wire::{
 };
 
 impl<M: Memory> Server<M> {
-    /// Checks the entries of the current and the next group, and a number of others (S19).
+    /// Checks the entries of the current and the next group, and the next [`SWEEP`] entries of all
+    /// clients (S19 of docs/scalerpc.md).
     pub(super) fn take_entries(&mut self) {
         if self.have_all_zones() {
             return;
         }
-        // With fewer clients, the sweep checks all clients.
+        // With at most `SWEEP` clients, the sweep below checks all clients.
         if self.clients.len() > SWEEP {
             for group in [Some(self.scheduler.current()), self.scheduler.next()]
                 .into_iter()
@@ -56,8 +57,8 @@ impl<M: Memory> Server<M> {
         self.sweep == 0 || self.have_all_zones()
     }
 
-    /// Returns whether the zones of all clients are active. Such a client writes nothing into its
-    /// entry.
+    /// Returns whether all clients have active zones. A client with an active zone writes nothing
+    /// into its entry.
     fn have_all_zones(&self) -> bool {
         self.active.len() + self.free_ids.len() == self.clients.len()
     }

@@ -17,7 +17,7 @@ pub(super) struct Queued {
 }
 
 impl<M: Memory> Server<M> {
-    /// Accepts the requests that arrived in the zones of the slice.
+    /// Accepts the requests that arrived in active zones.
     #[inline(always)]
     pub(super) fn accept_active(&mut self) {
         let Layout {
@@ -37,7 +37,8 @@ impl<M: Memory> Server<M> {
         }
     }
 
-    /// Accepts the requests that arrived in an active zone, whose slots before `first` are empty.
+    /// Accepts the requests that arrived in the active zone `nth`. The slots of the zone before
+    /// slot `first` are empty.
     #[inline(never)]
     pub(super) fn accept_zone(&mut self, nth: usize, first: usize) {
         let Layout {
@@ -84,8 +85,8 @@ impl<M: Memory> Server<M> {
                     return;
                 };
                 // The message is removed before the reply, after which the client may write here
-                // again (S3). Before the reply the client does not write here, so nothing else is
-                // removed.
+                // again (S3 of docs/scalerpc.md). Before the reply the client does not write here,
+                // so nothing else is removed.
                 memory.pools.store(trailer_at, 0);
                 *last = id.sequence;
                 let len = trailer.len - HEADER_BYTES as u32;

@@ -1,5 +1,5 @@
 //! The end of a server: it answers the requests that it has, and then reports to each client that
-//! no other request will run (S27).
+//! no other request will run (S27 of docs/scalerpc.md).
 
 use super::zones::ZoneState;
 use super::{Server, ServerOp};
@@ -8,21 +8,22 @@ use crate::protocol::request::ClientId;
 use crate::protocol::wire::Event;
 
 impl<M: Memory> Server<M> {
-    /// Accepts the requests that have arrived in active zones, and none from now on. The owner
-    /// calls [`dismiss`](Self::dismiss) in place of [`poll`](Self::poll) then.
+    /// Accepts the requests that have arrived in active zones, and none from now on. After that the
+    /// owner calls [`dismiss`](Self::dismiss) in place of [`poll`](Self::poll).
     pub fn close(&mut self) {
         self.accept_active();
         for nth in 0..self.busy.len() {
             let zone = self.zone_mut(self.busy[nth]);
             if zone.state == ZoneState::Warming {
-                // READs that complete later make no zone active.
+                // READs of this zone that complete later do not make it active.
                 zone.state = ZoneState::Quarantined;
             }
         }
     }
 
-    /// Reports to the clients that the server closes, to each once all of its accepted requests are
-    /// answered: a worker took them, and `has_kept` is false for the client.
+    /// Reports to the clients that the server closes, to each client once all of its accepted
+    /// requests are answered: a worker took them, and `has_kept`, which returns whether a worker
+    /// still has requests of a client, returns false.
     pub fn dismiss(&mut self, has_kept: impl Fn(ClientId) -> bool, out: &mut Vec<ServerOp>) {
         for client in (0..self.clients.len()).map(|nth| ClientId(nth as u16)) {
             let is_queued = || {

@@ -2,9 +2,9 @@
 //! time. Output: operations.
 //!
 //! [`Server::poll`] does everything except the requests: `entries` takes releases and
-//! announcements, `zones` warms, activates, ends and frees, `rests` takes back the zones of resting
-//! clients, `intake` accepts requests from active zones. [`Server::take`] and [`Server::reply`] are
-//! the worker's side. `leaving` ends the server.
+//! announcements, `zones` assigns, activates, ends and frees zones, `rests` takes back the zones of
+//! resting clients, `intake` accepts requests from active zones. [`Server::take`] and
+//! [`Server::reply`] are the worker's side. `leaving` ends the server.
 
 mod entries;
 mod intake;
@@ -30,14 +30,15 @@ use intake::Queued;
 use mlx5_rendezvous::Peer;
 use zones::{ActiveZone, Zone, ZoneState};
 
-/// Number of entries of other groups that a poll checks (S19).
+/// Number of entries that a poll checks in addition to those of the current and the next group (S19
+/// of docs/scalerpc.md).
 const SWEEP: usize = 64;
 
 /// The regions of a server. Their sizes: [`ServerConfig::entries_bytes`], [`Layout::pools_bytes`],
 /// [`ServerConfig::responses_bytes`].
 #[derive(Clone, Debug)]
 pub struct ServerMemory<M> {
-    /// Endpoint entries; clients WRITE.
+    /// Endpoint entries, which clients WRITE.
     pub entries: M,
     /// Both pools, which clients WRITE.
     pub pools: M,
@@ -65,7 +66,7 @@ pub enum ServerOp {
         /// This READ is the last of its announcement.
         is_last: bool,
     },
-    /// WRITE `len` bytes from byte `from` of the responses to `addr`; then
+    /// WRITE `len` bytes from byte `from` of the responses to `addr`; then call
     /// [`Server::on_responses_done`].
     WriteResponse {
         /// The client whose queue pair is used.
@@ -79,7 +80,7 @@ pub enum ServerOp {
         /// Number of bytes.
         len: u32,
     },
-    /// WRITE these bytes to `addr`.
+    /// WRITE `bytes` to `addr`.
     WriteEvent {
         /// The client whose queue pair is used.
         client: ClientId,
@@ -151,14 +152,14 @@ struct ClientRecord {
     regions: ClientRegions,
     /// Different for each client that ever had this entry.
     generation: u32,
-    /// Requests that wait at the client.
+    /// Announcement of the requests that wait at the client.
     waiting: Option<Announcement>,
-    /// The client's zone, which names this client in turn (S8).
+    /// The client's zone. [`Zone::client`] of that zone is this client (S8).
     zone: Option<ZoneId>,
     /// Counters since the groups were formed, for the priority.
     requests: u64,
     bytes: u64,
-    /// The buffers of its responses under way.
+    /// The buffers of the client's responses under way.
     responses: Chain,
     /// Epoch of the zone that was taken back while the client rests. The client still releases the
     /// zone when it wakes.
@@ -324,7 +325,7 @@ impl<M: Memory> Server<M> {
         self.left += 1;
     }
 
-    /// Names a client.
+    /// Sets the name of a client.
     pub(crate) fn set_peer(&mut self, client: ClientId, peer: Peer) {
         if let Some(record) = &mut self.clients[client.index()] {
             record.peer = Some(peer);
@@ -374,8 +375,8 @@ impl<M: Memory> Server<M> {
         let priority = |client: ClientId| record(client).map_or(0, ClientRecord::priority);
         let turn = scheduler.step(now_ns, groups, waits, priority, is_vacant);
         // If the current group was split from another group, the clients of that group may still
-        // have the zones. Then the current group has the next slice too, if the next pool has
-        // zones.
+        // have all zones of the slice's pool. Then the current group has the next slice too, if the
+        // next pool has free zones.
         let [current, next] =
             [epoch, epoch + 1].map(|epoch| self.pools[(epoch % 2) as usize].len());
         if turn == Turn::Same && scheduler.next().is_none() && current == 0 && next > 0 {
@@ -409,12 +410,13 @@ impl<M: Memory> Server<M> {
             .min()
     }
 
-    /// Makes slices end at multiples of their length in global time; `None` ends that.
+    /// Makes slices end at multiples of their length in global time, which is this clock's time
+    /// plus `offset_ns`; `None` ends that.
     pub const fn synchronise(&mut self, offset_ns: Option<i64>) {
         self.scheduler.synchronise(offset_ns);
     }
 
-    /// Returns the length of a slice of factor 1, in ns, unless slices are made longer.
+    /// Returns the configured length of a slice ([`ServerConfig::slice_ns`]), in ns.
     #[must_use]
     pub const fn slice_ns(&self) -> u64 {
         self.slice_ns

@@ -47,7 +47,7 @@ impl<M: Memory> Server<M> {
         self.answer_with(request, status, payload, |_| None, out)
     }
 
-    /// Like [`answer`](Self::answer), when clients are owed an event.
+    /// Ends a request like [`answer`](Self::answer), when clients are owed an event.
     #[cold]
     fn answer_with_event(
         &mut self,
@@ -79,7 +79,7 @@ impl<M: Memory> Server<M> {
         let Request {
             client, id, buffer, ..
         } = *request;
-        // A request that is held has none.
+        // A request that is held has no buffer, and is not answered.
         let Some(buffer) = buffer else { return false };
         let record = self
             .clients
@@ -143,7 +143,7 @@ impl<M: Memory> Server<M> {
     }
 
     /// Frees the buffers of the `count` oldest responses to a client whose WRITEs were under way:
-    /// they have ended.
+    /// these WRITEs have ended.
     #[inline]
     pub fn on_responses_done(&mut self, client: ClientId, count: u16) {
         if let Some(record) = self

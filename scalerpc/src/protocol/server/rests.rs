@@ -1,4 +1,4 @@
-//! Clients that rest: their zones are taken back without an answer (S26).
+//! Clients that rest: their zones are taken back without an answer (S26 of docs/scalerpc.md).
 
 use super::zones::ZoneState;
 use super::{Server, ServerOp};

@@ -9,7 +9,7 @@ use crate::protocol::wire::{
     valid,
 };
 
-/// Fraction of a slice that an ended zone waits for a response that carries the event: a tenth.
+/// Part of a slice for which an ended zone waits for a response that carries *switch*: a tenth.
 const EVENT_DIVISOR: u64 = 10;
 
 /// Fraction of a slice after which a client that was sent *switch* and has not answered is asked
@@ -41,7 +41,8 @@ pub(super) enum ZoneState {
         ask_ns: u64,
         evict_ns: u64,
     },
-    /// The client did not answer; its eviction was asked for.
+    /// The client did not answer, and its eviction was requested; or the server closed while READs
+    /// were under way.
     Quarantined,
 }
 
@@ -58,7 +59,7 @@ pub(super) struct Zone {
     /// The client that may write into the zone; `None` only if the zone is free.
     pub(super) client: Option<ClientId>,
     pub(super) epoch: u64,
-    /// Accepted requests in it that no worker has copied out.
+    /// Number of accepted requests in the zone that no worker has copied out.
     pub(super) queued: u32,
     /// *activate* was sent to the client.
     pub(super) knows_activation: bool,
@@ -67,7 +68,7 @@ pub(super) struct Zone {
 }
 
 impl Zone {
-    /// Returns whether the zone is used in this slice.
+    /// Returns whether a client has the zone for the slice of `epoch`, and the zone has not ended.
     pub(super) const fn is_of(&self, epoch: u64) -> bool {
         self.epoch == epoch
             && matches!(
@@ -76,7 +77,7 @@ impl Zone {
             )
     }
 
-    /// Returns whether the zone awaits the release of an epoch. `epoch` has its low 32 bits.
+    /// Returns whether the zone awaits the release of the epoch whose low 32 bits are `epoch`.
     pub(super) const fn awaits_release(&self, epoch: u32) -> bool {
         self.epoch as u32 == epoch
             && !self.is_released
@@ -138,8 +139,8 @@ impl Zone {
 }
 
 impl<M: Memory> Server<M> {
-    /// Gives zones to waiting clients, of the current group for this slice, of the next group for
-    /// the next slice, and READs the announced requests.
+    /// Gives zones to waiting clients: of the current group for this slice, and of the next group
+    /// for the next slice. READs the announced requests of these clients.
     pub(super) fn warm(&mut self, out: &mut Vec<ServerOp>) {
         let epoch = self.scheduler.epoch();
         if epoch == 0 || self.waiters == 0 {
@@ -216,8 +217,9 @@ impl<M: Memory> Server<M> {
         true
     }
 
-    /// Takes the successful completion of the last READ for a client's announcement, which
-    /// completes all before it. A failed READ ends the client: its queue pair is in error.
+    /// Takes the successful completion of the last READ for a client's announcement. This
+    /// completion implies the completions of the READs before. A failed READ ends the client: its
+    /// queue pair is in error.
     pub fn on_reads_done(&mut self, client: ClientId, now_ns: u64) {
         let Some(id) = self.zone_of(client) else {
             return;
@@ -239,7 +241,8 @@ impl<M: Memory> Server<M> {
         }
     }
 
-    /// Makes a zone active whose READs are complete, and accepts the requests that they returned.
+    /// Makes a zone active when its READs are complete, and accepts the requests that they
+    /// returned.
     fn begin_zone(&mut self, zone: ZoneId) {
         let Some(client) = self.zone(zone).client else {
             return;
@@ -422,7 +425,8 @@ impl<M: Memory> Server<M> {
         self.free_if_unused(zone);
     }
 
-    /// Unpins the zone: an accepted request was copied out of it, or dropped.
+    /// Subtracts one accepted request from the zone's count: the request was copied out of the
+    /// zone, or dropped. Frees the zone if it is released and the count is 0.
     pub(super) fn unpin(&mut self, zone: ZoneId) {
         self.zone_mut(zone).queued -= 1;
         self.free_if_unused(zone);

@@ -1,14 +1,14 @@
 //! The calls of a link that wait for their answers, by the id that the answer returns.
 //!
-//! An id is a place (low 16 bits) and the number of the call (high 16). A second answer to a call
-//! finds nothing, even when another call has its place. Ids are returned by a peer, and are
-//! untrusted.
+//! An id consists of the place of the call in a table (low 16 bits) and the number of the call
+//! (high 16 bits). A second answer to a call finds no call, even when a later call has the same
+//! place. Ids are returned by a peer, and are untrusted.
 
 use slab::Slab;
 
 /// Calls that have not been answered. `C` is the caller to answer.
 pub(super) struct Calls<C> {
-    /// Numbers and callers, by place.
+    /// Number and caller of each call, indexed by place.
     calls: Slab<(u16, C)>,
     window: usize,
     /// Number of the next call; wraps.
@@ -46,7 +46,7 @@ impl<C> Calls<C> {
         Ok(u32::from(number) << 16 | place as u32)
     }
 
-    /// Ends the call of this id. Returns its caller; `None` if no such call waits.
+    /// Ends the call with this id. Returns the call's caller; `None` if no such call waits.
     #[inline]
     pub(super) fn take(&mut self, id: u32) -> Option<C> {
         let place = usize::from(id as u16);

@@ -1,4 +1,4 @@
-//! Requests carried by copyrpc: batches of them, written into the peer's ring.
+//! Requests carried by copyrpc, which writes batches of requests into the peer's ring.
 
 use std::time::Duration;
 
@@ -18,14 +18,16 @@ use crate::message::{Request, Response};
 use crate::topology::{Backend, Peer};
 use crate::values::{Values, copy};
 
-/// Maximum time to wait for the cause after a peer closed in order, in ns of the device's clock.
+/// Maximum time to wait, after a peer has closed in order, for a connection that reports the cause,
+/// in ns of the device's clock.
 const CAUSE_NS: u64 = 500_000_000;
 
-/// Minimum number of batches in flight of a connection that carries the requests of one client
-/// only.
+/// Minimum number of batches in flight on a connection that carries the requests of only one
+/// client.
 const FEWEST_BATCHES: u32 = 4;
 
-/// Maximum receives of devices in one queue; each batch in flight takes one and a half.
+/// Maximum number of receives that devices permit in one queue. Each batch in flight takes one and
+/// a half receives.
 const MOST_RECEIVES: usize = 32_767;
 
 /// Returns the configuration of all `connections` of a thread.
@@ -40,12 +42,13 @@ fn config(plan: &RankPlan, connections: usize) -> EndpointConfig {
     };
     if let Some(batches) = job.policies.batches_in_flight {
         config.batches_in_flight = batches;
-        // Small batches, of which there are many, have their WQEs.
+        // Many small batches can be in flight, so the send queue has room for the WQEs of all of
+        // them.
         config.max_send_wr = Some((4 * batches).max(256));
     }
-    // One client's operations, requests one way and answers the other way, make at most as many
-    // batches as the client has operations. A daemon has many connections to such clients, whose
-    // receives are in one queue.
+    // A connection carries the operations of one client: requests in one direction, answers in the
+    // other. So it has at most as many batches in flight as the client has operations. A daemon has
+    // many such connections, and all their receives are in one queue.
     if job.topology.backend == Backend::Direct {
         let room = (MOST_RECEIVES * 2 / 3 / connections.max(1)) as u32;
         let batches = room.min(plan.depth() as u32).max(FEWEST_BATCHES);
@@ -58,26 +61,28 @@ fn config(plan: &RankPlan, connections: usize) -> EndpointConfig {
 pub(super) struct Links<C> {
     context: Context<C>,
     links: Vec<Link<C>>,
-    /// Calls were lost: a peer that closes in order ends the calls before the connection.
+    /// Whether calls have ended because a connection closed: if a peer closes in order, its calls
+    /// end before the connection does.
     has_lost_calls: bool,
     /// Time at which a peer was first found to have closed in order, by the device's clock, in ns.
     left_ns: Option<u64>,
     values: Values,
-    /// A message with the tail of a value, if values have a tail.
+    /// Buffer for a message with the tail of a value, if values have tails.
     message: Vec<u8>,
-    /// A request, with the tail of a value if values have one, that is answered as it arrives.
+    /// A request, and the tail of its value if values have tails, while it is answered upon its
+    /// arrival.
     asked: Vec<u8>,
 }
 
 struct Link<C> {
     peer: Peer,
-    /// `None` once it is connected, or has failed to.
+    /// Connection that is being set up; `None` once the link is connected or has failed to connect.
     pending: Option<PendingEndpoint<C>>,
     endpoint: Option<Endpoint<C>>,
 }
 
 impl<C> LinkSet<C> for Links<C> {
-    /// A handle that answers with an error when dropped.
+    /// Handle that answers with an error when it is dropped.
     type Handle = RecvHandle<C>;
 
     fn open(
@@ -184,7 +189,7 @@ impl<C> LinkSet<C> for Links<C> {
                 0 => exactly(bytes),
                 _ => split(bytes, asked, behind).0,
             };
-            // A request of another length is not a request.
+            // Bytes of any other length are not a request, and are refused.
             let Some(request) = request else {
                 return drop(reply.refuse());
             };
@@ -206,7 +211,7 @@ impl<C> LinkSet<C> for Links<C> {
         let drained = self.context.drain_serving(on_request, |whom, outcome| {
             answers += 1;
             has_lost_calls |= matches!(outcome, Err(CallFailure::Closed(_) | CallFailure::Dropped));
-            // A response of another length is not a response.
+            // Bytes of any other length are not a response, and the call fails.
             let (response, tail) = match outcome.ok() {
                 Some(bytes) if tail_bytes == 0 => (exactly(bytes), &[][..]),
                 Some(bytes) => split(bytes, message, |response: &Response| {
@@ -304,8 +309,8 @@ impl<C> LinkSet<C> for Links<C> {
     }
 }
 
-/// Returns the message of `head` and the tail of a value, which `fill` writes; `message` has room
-/// for the longer of requests and responses.
+/// Writes `head` to `message`, lets `fill` write the tail of a value after it, and returns both.
+/// `message` has room for the tail and the longer one of requests and responses.
 fn with_tail<'a>(head: &[u8], message: &'a mut [u8], fill: impl FnOnce(&mut [u8])) -> &'a [u8] {
     let surplus = size_of::<Request>() - head.len();
     let message = message.get_mut(surplus..).unwrap_or_default();
@@ -317,7 +322,8 @@ fn with_tail<'a>(head: &[u8], message: &'a mut [u8], fill: impl FnOnce(&mut [u8]
     message
 }
 
-/// Returns the message of a request, where values have tails, and the maximum length of its answer.
+/// Returns the message of a request to a store whose values have tails, and the maximum length of
+/// its answer.
 #[inline(never)]
 fn sized<'a>(
     request: &'a Request,
@@ -337,8 +343,8 @@ fn sized<'a>(
     }
 }
 
-/// Returns the message of an answer. `fill` writes the tail of a found value, if values have tails
-/// of `tail_bytes`.
+/// Encodes an answer. If the answer has a found value and values have tails of `tail_bytes` bytes,
+/// `fill` writes the tail.
 #[inline]
 fn answer_bytes<'a>(
     response: &'a Response,
@@ -353,7 +359,7 @@ fn answer_bytes<'a>(
     }
 }
 
-/// Decodes a peer's bytes, if they have the exact length.
+/// Decodes a peer's bytes. Returns `None` unless they have the exact length of the type.
 #[inline]
 fn exactly<Head: FromBytes + IntoBytes>(bytes: RecvBytes<'_>) -> Option<Head> {
     if bytes.len() == size_of::<Head>() {
@@ -363,8 +369,8 @@ fn exactly<Head: FromBytes + IntoBytes>(bytes: RecvBytes<'_>) -> Option<Head> {
     }
 }
 
-/// Decodes the beginning of a peer's bytes, and returns the tail after it. Returns `None` unless
-/// the tail has the length that `behind` returns.
+/// Decodes the head of a peer's bytes, and returns it with the tail that follows. Returns `None` as
+/// the head unless the tail has the length that `behind` returns.
 #[inline(never)]
 fn split<'a, Head: FromBytes + IntoBytes>(
     bytes: RecvBytes<'_>,
@@ -384,9 +390,10 @@ impl<C> Links<C> {
         links.filter_map(|link| Some((&link.peer, link.endpoint.as_ref()?)))
     }
 
-    /// Returns an error if a connection is down. A peer that closed in order while the job runs did
-    /// so because something else failed, most often another peer. This end waits for that cause for
-    /// a time before it names the peer that closed.
+    /// Returns an error if a connection is down. A peer that closes in order while the job runs
+    /// does so because another part of the job failed, most often another peer. So this end waits
+    /// up to [`CAUSE_NS`] for a connection that reports the cause, before it returns an error for
+    /// the peer that closed.
     fn check(&mut self) -> Result<(), BackendError> {
         let mut left = None;
         for (peer, endpoint) in self.connected() {

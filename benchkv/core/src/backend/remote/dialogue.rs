@@ -1,6 +1,7 @@
-//! The two sides of a link that sends each message separately: calls of this end that wait for
-//! answers, and requests of the peer that wait for answers. There is at most a window of calls and
-//! a window of requests: each end keeps room for a window of messages of the other.
+//! The state of a link that sends each message separately: calls of this end that wait for answers,
+//! and requests of the peer that this end has not answered. Each end keeps room for a window of
+//! messages of the other end, so there are at most a window of such calls and a window of such
+//! requests.
 
 use super::calls::Calls;
 use super::frame::{Content, Frame, FrameBytes};
@@ -25,8 +26,8 @@ pub(super) enum Arrival<C> {
 }
 
 impl<C> Dialogue<C> {
-    /// Makes a dialogue without calls, with room for a `window`, of values with a tail of
-    /// `tail_bytes`.
+    /// Makes a dialogue without calls, for at most `window` calls at a time, and for values with
+    /// tails of `tail_bytes` bytes.
     pub(super) fn new(window: usize, tail_bytes: usize) -> Self {
         Self {
             calls: Calls::new(window),
@@ -36,15 +37,15 @@ impl<C> Dialogue<C> {
         }
     }
 
-    /// Returns the number of answers of the peer that are missing.
+    /// Returns the number of calls that the peer has not answered.
     pub(super) fn missing(&self) -> usize {
         self.calls.len()
     }
 
-    /// Makes the message of a call. Returns the call's id too.
+    /// Makes the message of a call. Returns it with the call's id.
     ///
     /// # Errors
-    /// A whole window of calls waits already; the error returns `whom`.
+    /// A whole window of calls waits already. The error contains `whom`.
     #[inline]
     pub(super) fn call(&mut self, request: &Request, whom: C) -> Result<(u32, FrameBytes), C> {
         let call = self.calls.insert(whom)?;
@@ -52,12 +53,13 @@ impl<C> Dialogue<C> {
         Ok((call, Frame { call, content }.encode()))
     }
 
-    /// Takes back a call whose message was not sent.
+    /// Removes a call whose message was not sent. Returns its caller.
     pub(super) fn take_back(&mut self, call: u32) -> Option<C> {
         self.calls.take(call)
     }
 
-    /// Makes the message that answers, or refuses, the request of this id.
+    /// Makes the message that answers the request with this id, or refuses it if there is no
+    /// response.
     #[inline]
     pub(super) fn answer(&mut self, call: u32, response: Option<Response>) -> FrameBytes {
         self.unanswered = self.unanswered.saturating_sub(1);
@@ -65,10 +67,10 @@ impl<C> Dialogue<C> {
         Frame { call, content }.encode()
     }
 
-    /// Decodes a message of the peer. Returns the tail after it too.
+    /// Decodes a message of the peer. Returns it with the tail that follows.
     ///
     /// # Errors
-    /// Nothing that the peer sends can be trusted.
+    /// The message breaks the protocol. No further message of the peer can be trusted.
     #[inline]
     pub(super) fn arrive<'a>(&mut self, bytes: &'a [u8]) -> Result<(Arrival<C>, &'a [u8]), String> {
         let (Frame { call, content }, tail) = Frame::decode(bytes, self.tail_bytes)

@@ -33,7 +33,7 @@ pub(super) enum Content {
     Refusal,
 }
 
-/// The bytes of a frame.
+/// An encoded frame without a tail.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct FrameBytes {
     bytes: [u8; Frame::MAX_BYTES],
@@ -47,7 +47,7 @@ impl FrameBytes {
 }
 
 impl Frame {
-    /// Maximum bytes of a frame, without a tail.
+    /// Maximum length of a frame without its tail, in bytes.
     pub(super) const MAX_BYTES: usize = HEADER_BYTES
         + if size_of::<Request>() > size_of::<Response>() {
             size_of::<Request>()
@@ -72,8 +72,8 @@ impl Frame {
         }
     }
 
-    /// Decodes a frame, and the tail after it, where values have one of `tail_bytes`. Returns
-    /// `None` for bytes of a peer that are not a frame.
+    /// Decodes a frame, and the tail of `tail_bytes` bytes after it if the frame has a value.
+    /// Returns `None` for bytes of a peer that are not a frame.
     #[inline]
     pub(super) fn decode(bytes: &[u8], tail_bytes: usize) -> Option<(Self, &[u8])> {
         let (call, rest) = bytes.split_first_chunk()?;

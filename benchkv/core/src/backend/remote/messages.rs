@@ -1,9 +1,10 @@
 //! Carriers that send each message separately: one message, one receive, one completion each. The
 //! baselines for copyrpc's batches in rings.
 //!
-//! No credits travel: each end keeps room for every request and every answer that the peer may have
-//! under way, a window of each ([`Dialogue`]). A message that its [`Port`] cannot post now waits: a
-//! request in the backlog, an answer here.
+//! The carriers have no credits: each end keeps room for every request and every answer that the
+//! peer may have under way, a window of each ([`Dialogue`]). A message that its [`Port`] cannot
+//! post now waits: a request in the backlog of [`Remote`](super::Remote), an answer in the
+//! [`Links`] of this module.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -25,7 +26,8 @@ pub(super) const POLL_BUDGET: usize = 256;
 /// Number of polls between two checks of all links.
 const POLLS_PER_CHECK: u32 = 64;
 
-/// Moves the messages of a thread's links, by number.
+/// The part of such a carrier that moves messages over the links of a thread. Links are numbered
+/// from 0.
 pub(super) trait Port: Sized {
     /// Counters of the carrier.
     const COUNTERS: &'static [Counter<Counters>] = &[
@@ -52,14 +54,14 @@ pub(super) trait Port: Sized {
         Ok(true)
     }
 
-    /// Posts a message, with `tail` after it, which may be empty.
+    /// Posts a message, followed by `tail`. The tail may be empty.
     fn post(&mut self, link: usize, message: &FrameBytes, tail: &[u8]) -> Result<(), Unposted>;
 
-    /// Announces what was posted on a link.
+    /// Announces the messages that were posted on a link to the device.
     fn ring(&mut self, _link: usize) {}
 
-    /// Gives `arrived` the messages that have arrived, or why a link is unusable. Returns the
-    /// number of completions.
+    /// Calls `arrived` for each message that has arrived, and for each link that is unusable, with
+    /// the reason. Returns the number of completions.
     fn poll(
         &mut self,
         arrived: impl FnMut(usize, Result<&[u8], String>),
@@ -84,7 +86,7 @@ pub(super) trait Port: Sized {
         true
     }
 
-    /// Returns the number of messages that arrived in their CQEs.
+    /// Returns the number of messages whose bytes the device put into their CQEs.
     fn scattered(&self) -> u64 {
         0
     }
@@ -93,7 +95,7 @@ pub(super) trait Port: Sized {
     fn report(&self) -> TransportReport;
 }
 
-/// Why a message was not posted.
+/// The reason why a message was not posted.
 #[derive(Debug)]
 pub(super) enum Unposted {
     /// No room is left now. A queue that has failed is reported in this way too; a poll then
@@ -103,8 +105,7 @@ pub(super) enum Unposted {
     Failed(String),
 }
 
-/// Number of messages sent, of messages that found no room, and of messages that arrived in their
-/// CQEs.
+/// Numbers of messages: sent, without room at the first attempt, and received in their CQEs.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Counters {
     pub(super) sends: u64,
@@ -119,7 +120,7 @@ pub(super) struct Links<C, P> {
     values: Values,
     /// The tail of a value that is being sent.
     tail: Vec<u8>,
-    /// Links with something to post or to announce.
+    /// Numbers of the links with messages to post or to announce.
     unflushed: Vec<usize>,
     polls: u32,
     counters: Counters,
@@ -128,14 +129,14 @@ pub(super) struct Links<C, P> {
 struct Link<C> {
     peer: Peer,
     dialogue: Dialogue<C>,
-    /// Answers that found no room, each with the tail of a value.
+    /// Answers for which the port had no room, each with the tail of its value.
     answers: VecDeque<(FrameBytes, Box<[u8]>)>,
     is_unflushed: bool,
-    /// Why the link is unusable.
+    /// The reason why the link is unusable; `None` while it is usable.
     failure: Option<String>,
 }
 
-/// The destination of an answer, and the id it returns.
+/// The link and the call id of an answer.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Ticket {
     link: usize,
@@ -262,7 +263,7 @@ impl<C, P: Port> LinkSet<C> for Links<C, P> {
         link.note_unflushed(ticket.link, &mut self.unflushed);
     }
 
-    /// Announces once for each link all messages that a step has posted.
+    /// Announces the messages that a step has posted, once for each link.
     fn flush(&mut self) -> Result<(), BackendError> {
         let mut checked = Ok(());
         self.unflushed.retain(|number| {
@@ -284,11 +285,11 @@ impl<C, P: Port> LinkSet<C> for Links<C, P> {
     }
 
     fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
-        // A flush sends answers that wait for room.
+        // Answers that wait for room are sent by a flush, so the thread does not sleep.
         if !self.unflushed.is_empty() {
             return then(&mut Due::now());
         }
-        // A sleep is long enough for a peer to count as silent.
+        // A peer can count as silent after a sleep, so the next poll checks all links.
         self.polls = POLLS_PER_CHECK - 1;
         self.port.with_watch(then);
     }
@@ -319,7 +320,7 @@ impl<C, P: Port> LinkSet<C> for Links<C, P> {
 }
 
 impl<C> Link<C> {
-    /// Posts waiting answers, as long as there is room. Returns their number.
+    /// Posts waiting answers as long as there is room. Returns the number of posted answers.
     #[inline]
     fn post_answers(&mut self, number: usize, port: &mut impl Port) -> u64 {
         let mut posted = 0;
@@ -344,7 +345,7 @@ impl<C> Link<C> {
         }
     }
 
-    /// Checks whether the link is usable.
+    /// Returns an error if the link is unusable.
     fn check(&self) -> Result<(), BackendError> {
         let failure = self.failure.as_ref();
         failure.map_or(Ok(()), |why| Err(BackendError::gone(&self.peer, why)))

@@ -1,11 +1,11 @@
 //! A thread's connections to other ranks, and the requests that wait for room on them.
 //!
-//! A [`LinkSet`] carries the requests. Each set is a line of the registry here: [`copyrpc`], or
-//! [`rc_send`] or [`ucx_am`]. The last two are ports for [`messages`], which are sent separately
-//! (`frame`: its bytes, `dialogue`: the state of each end, `calls`: the callers that wait for an
-//! answer). A carrier has one link for each peer of the thread, numbered in the order of the
-//! topology, and is independent of topologies. [`Remote`] finds the link of a request and queues
-//! requests without room, in order.
+//! A [`LinkSet`] carries the requests. Each set is a line of the registry here: [`copyrpc`],
+//! [`rc_send`] or [`ucx_am`]. The last two are ports of the module [`messages`], which sends each
+//! message separately. That module consists of `frame` (the bytes of a message), `dialogue` (the
+//! state of each end) and `calls` (the callers that wait for an answer). A carrier has one link for
+//! each peer of the thread, numbered in the order of the topology, and is independent of
+//! topologies. [`Remote`] finds the link of a request and queues requests without room, in order.
 
 mod calls;
 mod copyrpc;
@@ -36,19 +36,20 @@ use crate::values::copy;
 
 /// The connections of one daemon or client. `C` is the caller to answer, kept per call.
 pub(super) struct Remote<C> {
-    /// Requests of other ranks, in the order of their arrival. Before the carrier, so that a drop
-    /// ends them before the connections.
+    /// Requests of other ranks, in the order of their arrival. The field is declared before the
+    /// carrier, so that a drop ends the requests before the connections.
     arrived: VecDeque<Arrived<C>>,
     links: LinkSets<C>,
     /// The thread at the other end of each link.
     peers: Vec<Peer>,
-    /// Links by rank, and then by daemon if the key decides which daemon gets a request.
+    /// Numbers of the links, ordered by rank, and by daemon of the rank if the key of a request
+    /// decides which daemon gets it.
     routes: Vec<Option<usize>>,
     /// Number of routes to a rank.
     fan: usize,
-    /// Requests of each link that had no room.
+    /// Requests for which a link had no room, by link.
     backlog: Backlog<C>,
-    /// Requests sent since the start, and answers to them.
+    /// Number of requests sent since the start; `answered` is the number of answers to them.
     sent: u64,
     answered: u64,
 }
@@ -56,37 +57,40 @@ pub(super) struct Remote<C> {
 /// The result of a poll.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Polled {
-    /// Number of answers. Answers count as work, and completions do not: while credit is missing,
-    /// each round gets a completion of a READ that polls for credit. A daemon that counted it as
-    /// work would keep the core from the peer that it waits for.
+    /// Number of answers. Answers count as work, and completions do not. While credit is missing,
+    /// each round gets a completion of a READ that polls for credit. A daemon that counted this
+    /// completion as work would not sleep, and would keep the core from the peer whose credit it
+    /// needs.
     pub(super) answers: usize,
     /// Number of completions.
     pub(super) cqes: usize,
 }
 
-/// Why a record does not fit.
+/// The reason why a record does not fit.
 type Refused = Box<dyn std::error::Error + Send + Sync>;
 
 /// A counter of a carrier: its name, and the function that reads it.
 type Counter<Stats> = (&'static str, fn(&Stats) -> u64);
 
-/// The carrier of the requests and responses of a thread: its links to peers, by number. Default
-/// methods fit most carriers.
+/// The carrier of the requests and responses of a thread: the thread's links to peers, which are
+/// numbered from 0. Default methods fit most carriers.
 trait LinkSet<C>: Sized {
     /// The handle that answers a request of a peer.
     type Handle;
 
-    /// Opens a link for each of `peers`, not yet connected; on `device`, if it uses the job's.
+    /// Opens a link for each of `peers`, not yet connected. A carrier that uses the device of the
+    /// job opens the links on `device`.
     fn open(
         plan: &RankPlan,
         peers: &[Peer],
         device: &ThreadDevice<'_>,
     ) -> Result<Self, BackendError>;
 
-    /// Returns the record with which the other end of a link connects; `None` if it is connected.
+    /// Returns the record with which the other end of a link connects; `None` if the link is
+    /// connected.
     fn record(&self, link: usize) -> Option<Vec<u8>>;
 
-    /// Connects a link. The bytes are a peer's, and untrusted.
+    /// Connects a link. The bytes of `record` come from a peer, and are untrusted.
     fn connect(&mut self, link: usize, record: &[u8]) -> Result<(), Refused>;
 
     /// See [`Endpoints::settle`].
@@ -97,8 +101,9 @@ trait LinkSet<C>: Sized {
     /// Sends a request.
     fn send(&mut self, link: usize, request: &Request, whom: C) -> Result<(), SendError<C>>;
 
-    /// See [`Remote::poll`]. Gives `keep` all requests that `serve` does not answer, or all, with
-    /// the tails of the values of puts.
+    /// Takes arrived messages as [`Remote::poll`] does. Calls `keep` with each request that `serve`
+    /// does not answer, and with the tail of its value if it is a put. A carrier that sends each
+    /// message separately calls `keep` with all requests.
     fn poll(
         &mut self,
         answer: impl FnMut(C, Option<Response>, &[u8]),
@@ -115,7 +120,7 @@ trait LinkSet<C>: Sized {
         Ok(())
     }
 
-    /// Suspends the windows of the connections, or ends that.
+    /// Suspends the batch windows of the connections (`true`), or lets them act again (`false`).
     fn suspend_windows(&mut self, _is_suspended: bool) {}
 
     /// See [`Sleeper`].
@@ -136,13 +141,13 @@ trait LinkSet<C>: Sized {
         Vec::new()
     }
 
-    /// Returns the number of requests sent through a link and not answered yet.
+    /// Returns the number of requests that were sent through a link and are not answered yet.
     fn missing(&self, link: usize) -> usize;
 
     /// See [`Endpoints::abort`].
     fn abort(&mut self) {}
 
-    /// The type that its counters are read from.
+    /// The type from which the carrier's counters are read.
     type Stats: 'static;
 
     /// Counters of the carrier since the start, `writes` and `messages` among them.
@@ -151,10 +156,11 @@ trait LinkSet<C>: Sized {
     /// Returns the current counters.
     fn stats(&self) -> Self::Stats;
 
-    /// Returns device, modes and path to the peers, and the device's counters, if it has any.
+    /// Returns the report of the carrier: its device, the modes of the device, the path to the
+    /// peers, and the counters of the device if it has any.
     fn report(&self) -> TransportReport;
 
-    /// Returns the counters in the series of a daemon.
+    /// Returns the carrier's counters as the fields of a daemon's sample.
     fn counters(&self) -> Sample {
         let stats = self.stats();
         let count = |name: &str| {
@@ -180,10 +186,10 @@ trait LinkSet<C>: Sized {
     }
 }
 
-/// The carriers, each a value of [`Carrier`] and the module whose `Links` are its [`LinkSet`]. The
-/// step of a thread chooses between them once for each of its phases and messages. A type parameter
-/// would pass through daemons, clients and the job, only to save a branch that always takes the
-/// same path.
+/// The carriers: each is a value of [`Carrier`], and a module whose `Links` are its [`LinkSet`].
+/// The step of a thread chooses between the carriers once for each of its phases and messages. A
+/// type parameter for the carrier would spread through daemons, clients and the job, only to save a
+/// branch that always takes the same path.
 macro_rules! carriers {
     ($d:tt $($kind:ident => $module:ident),+ $(,)?) => {
         enum LinkSets<C> { $($kind(Box<$module::Links<C>>)),+ }
@@ -215,7 +221,8 @@ macro_rules! carriers {
             fn answer(&mut self, incoming: Incoming<C>, response: Option<Response>, tail: &[u8]) {
                 match (self, incoming.0) {
                     $((Self::$kind(links), Handle::$kind(handle)) => links.answer(handle, response, tail),)+
-                    // A handle belongs to the carrier that made it.
+                    // A handle is given only to the carrier that made it, so this arm is not
+                    // reached.
                     _ => {}
                 }
             }
@@ -267,8 +274,8 @@ impl<C> fmt::Debug for Incoming<C> {
 }
 
 impl<C> Remote<C> {
-    /// Opens the endpoints of `worker` in the topology, on `device` or one of their own. Returns
-    /// `None` if it has none.
+    /// Opens the endpoints of `worker` in the topology, on `device`, or on a device of their own if
+    /// that is `None`. Returns `None` if the worker has no endpoints.
     pub(super) fn open(
         plan: &RankPlan,
         worker: Worker,
@@ -299,7 +306,7 @@ impl<C> Remote<C> {
         }))
     }
 
-    /// Returns the link of this request, if this thread sends it.
+    /// Returns the link that carries this request; `None` if this thread does not send it.
     #[inline]
     pub(super) fn link_for(&self, request: &Request) -> Option<usize> {
         let daemon = if self.fan > 1 {
@@ -324,8 +331,8 @@ impl<C> Remote<C> {
         (self.sent - self.answered) as usize
     }
 
-    /// Returns the number of such requests through each endpoint to a daemon, as
-    /// [`asks`](crate::topology::Topology::asks) has them.
+    /// Returns the number of unanswered requests on each link to a daemon, in the order of
+    /// [`asks`](crate::topology::Topology::asks).
     pub(super) fn by_endpoint(&self) -> impl Iterator<Item = usize> {
         let peers = self.peers.iter().enumerate();
         let to_daemons = peers.filter(|(_, peer)| peer.is_daemon());
@@ -337,7 +344,7 @@ impl<C> Remote<C> {
         self.sent
     }
 
-    /// Sends a request through a link, after those that wait.
+    /// Sends a request through a link, after the requests that already wait for that link.
     #[inline(always)]
     pub(super) fn call(
         &mut self,
@@ -360,7 +367,7 @@ impl<C> Remote<C> {
         self.backlog.push(link, request, whom)
     }
 
-    /// Tries again to send requests that wait. Returns the number sent.
+    /// Tries again to send the waiting requests. Returns the number of requests sent.
     pub(super) fn retry(&mut self) -> Result<usize, BackendError> {
         let sent = self.backlog.retry(
             |link, request, whom| each!(&mut self.links, links => links.send(link, request, whom)),
@@ -369,12 +376,14 @@ impl<C> Remote<C> {
         Ok(sent)
     }
 
-    /// Takes arrived messages, and gives responses to `answer` with their callers, and the tail of
-    /// a value that was found. Sends nothing: the caller also flushes, with or without work.
+    /// Takes arrived messages. Calls `answer` with each response, its caller, and the tail of the
+    /// value that a get has found. Sends nothing, so the caller has to flush, even after a poll
+    /// that found nothing.
     ///
-    /// A request of another rank waits for [`recv`](Self::recv) unless `serve` answers it. `serve`
-    /// gets the tail of a put's value, in a buffer that takes the tail of a found value, where
-    /// values have tails. A carrier that sends each message separately does not ask it.
+    /// A request of another rank waits for [`recv`](Self::recv) unless `serve` answers it. If
+    /// values have tails, `serve` gets a buffer with the tail of a put's value, and writes the tail
+    /// of a found value to the same buffer. A carrier that sends each message separately does not
+    /// call `serve`.
     #[inline]
     pub(super) fn poll(
         &mut self,
@@ -393,8 +402,8 @@ impl<C> Remote<C> {
         Ok(polled)
     }
 
-    /// Takes the oldest request of another rank that waits. Copies the tail of the value of a put
-    /// to `tail`, which has its length.
+    /// Takes the oldest waiting request of another rank. Copies the tail of a put's value to
+    /// `tail`, whose length is the length of a tail.
     #[inline]
     pub(super) fn recv(&mut self, tail: &mut [u8]) -> Option<(Request, Incoming<C>)> {
         let arrived = self.arrived.pop_front()?;
@@ -402,8 +411,8 @@ impl<C> Remote<C> {
         Some((arrived.request, arrived.incoming))
     }
 
-    /// Answers a request of another rank, with the tail of a value that was found, or refuses it.
-    /// There is always room for answers. It is not an error if the caller has ended.
+    /// Answers a request of another rank, with the tail of the value that a get has found, or
+    /// refuses it. There is always room for answers. It is not an error if the caller has ended.
     #[inline]
     pub(super) fn answer(
         &mut self,
@@ -420,13 +429,14 @@ impl<C> Remote<C> {
         each!(&mut self.links, links => links.flush())
     }
 
-    /// Suspends the windows of the connections, or ends that.
+    /// Suspends the batch windows of the connections (`true`), or lets them act again (`false`).
     pub(super) fn suspend_windows(&mut self, is_suspended: bool) {
         each!(&mut self.links, links => links.suspend_windows(is_suspended));
     }
 
     /// Returns the time for which there is nothing to do unless a completion arrives; `None` if
-    /// there is work now. It is for drivers whose devices report completions; UCX reports none.
+    /// there is work now. Only drivers whose devices report completions may call it; UCX reports
+    /// none.
     pub(super) fn rest(&mut self) -> Option<Duration> {
         if self.backlogged() > 0 || !self.arrived.is_empty() {
             return None;
@@ -434,8 +444,8 @@ impl<C> Remote<C> {
         each!(&mut self.links, links => links.rest())
     }
 
-    /// Returns counters since the start, for the series of a daemon: messages, WRITEs, and flushes
-    /// that the batch window stopped.
+    /// Returns the counters since the start as fields of a daemon's sample: messages, WRITEs, and
+    /// flushes that the batch window stopped.
     pub(super) fn counters(&self) -> Sample {
         each!(&self.links, links => links.counters())
     }
@@ -489,7 +499,7 @@ impl<C> Endpoints for Remote<C> {
     }
 }
 
-/// A sleep ends when a poll has something to take or to do.
+/// Ends a sleep when a poll has something to take or to do.
 impl<C> Sleeper for Remote<C> {
     fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
         if !self.arrived.is_empty() {

@@ -1,7 +1,7 @@
 //! Requests carried by SEND ([`messages`](super::messages)).
 //!
-//! Each end keeps a receive posted for every message that the peer may have under way, and posts it
-//! again before the message in it is answered.
+//! Each end keeps a receive posted for every message that the peer may have under way. It posts the
+//! receive of a message again before it answers the message.
 
 use std::time::Duration;
 
@@ -25,11 +25,11 @@ use crate::topology::Peer;
 const fn receive_bytes(tail_bytes: usize) -> usize {
     (Frame::MAX_BYTES + tail_bytes).next_multiple_of(64)
 }
-/// Silence after which a peer that owes an answer is probed, with a WRITE of no bytes. Its device
-/// answers the WRITE without its CPU; for a dead peer the WRITE fails.
+/// Silence after which a peer that owes an answer is probed with a WRITE of no bytes. The peer's
+/// device answers the WRITE without the peer's CPU; if the peer is dead, the WRITE fails.
 const PROBE_AFTER: Duration = Duration::from_millis(100);
-/// User words in the send queue: of a probe, of a message, and of a message with a tail, which is
-/// `WITH_TAIL` plus the place of the tail.
+/// User words of operations in the send queue: `PROBE` for a probe, `MESSAGE` for a message without
+/// a tail. For a message with a tail the word is `WITH_TAIL` plus the place of the tail.
 const PROBE: u64 = 1;
 const MESSAGE: u64 = 0;
 const WITH_TAIL: u64 = 2;
@@ -37,17 +37,18 @@ const WITH_TAIL: u64 = 2;
 /// The links of a thread.
 pub(super) type Links<C> = messages::Links<C, Port>;
 
-/// A device with a queue pair for each peer, and one queue each for all their completions.
+/// A device with a queue pair for each peer, one completion queue for all sends, and one for all
+/// receives.
 pub(super) struct Port {
     device: Device,
     send_cq: Cq,
     recv_cq: MonoCq<usize>,
     ends: Vec<End>,
     receives: Receives,
-    /// Memory from which devices read the tails of values that are sent; `None` if values have
-    /// none.
+    /// Memory from which the device reads the tails of values that are sent; `None` if values have
+    /// no tails.
     tails: Option<Mr>,
-    /// The message that has arrived.
+    /// Buffer for a received message.
     message: Vec<u8>,
     scattered: u64,
 }
@@ -56,18 +57,19 @@ pub(super) struct Port {
 struct Receives {
     region: Mr,
     per_link: usize,
-    /// Bytes of each receive.
+    /// Length of each receive, in bytes.
     bytes: usize,
 }
 
 /// A queue pair.
 struct End {
     qp: RcQp,
-    /// Places in [`Port::tails`] that no SEND reads.
+    /// Places in [`Port::tails`] from which no posted SEND reads.
     places: Vec<u32>,
     /// Whether the peer has sent or answered anything since the last check.
     was_heard: bool,
-    /// Time of the last check that found so, in ns of the device's clock.
+    /// Time of the last check at which `was_heard` was set or the peer owed no answer, in ns of the
+    /// device's clock.
     heard_ns: u64,
     is_probing: bool,
 }
@@ -89,8 +91,9 @@ impl messages::Port for Port {
         let pd = device.alloc_pd().or_setup("a protection domain")?;
         let per_link = 2 * plan.job.sizes.window;
         let (tail_bytes, messages) = (plan.values.tail_bytes(), per_link * peers.len());
-        // At most one completion for each WQE, and for each receive; receives that are posted again
-        // while a poll takes others need places of their own.
+        // The send completion queue needs one entry for each WQE. The receive completion queue
+        // needs one for each receive, and one for each completion of a poll: a poll posts each
+        // receive again at once, and the receive can complete before the poll frees its old entry.
         let send_cq = device
             .create_cq(messages as u32)
             .or_setup("the send completion queue")?;
@@ -116,7 +119,7 @@ impl messages::Port for Port {
             .transpose()
             .or_setup("the memory of values that are sent")?;
         let config = QpConfig {
-            // With a tail a message takes two entries.
+            // A message with a tail takes two entries of the queue.
             max_send_wr: (per_link * (1 + usize::from(tail_bytes > 0))) as u32,
             max_inline_data: Frame::MAX_BYTES,
             scatter_to_cqe: scatters,
@@ -186,7 +189,7 @@ impl messages::Port for Port {
             let posted = end.qp.post(&message, Signal::Reclaim, MESSAGE);
             return posted.map_err(|_| Unposted::Full);
         };
-        // If there are fewer places than entries of the queue, the places run out first.
+        // If there are fewer places for tails than entries in the queue, the places run out first.
         let Some(&place) = end.places.last() else {
             return Err(Unposted::Full);
         };
@@ -244,8 +247,9 @@ impl messages::Port for Port {
             } else if !end.is_probing
                 && now_ns.saturating_sub(end.heard_ns) > PROBE_AFTER.as_nanos() as u64
             {
-                // A WRITE of no bytes names no memory. If the queue is full, its operations prove
-                // as much.
+                // A WRITE of no bytes accesses no memory, so address and key are 0. If the queue is
+                // full, the probe is not needed: the operations in the queue fail if the peer is
+                // dead.
                 let probe = Write {
                     addr: 0,
                     rkey: 0,
@@ -282,7 +286,7 @@ impl messages::Port for Port {
     }
 }
 
-/// Returns the queue pair of a completion.
+/// Returns the queue pair with a completion, and its number.
 #[inline]
 fn find<'a>(ends: &'a mut [End], number: Option<&usize>) -> Option<(usize, &'a mut End)> {
     let number = *number?;
@@ -290,8 +294,8 @@ fn find<'a>(ends: &'a mut [End], number: Option<&usize>) -> Option<(usize, &'a m
 }
 
 impl Receives {
-    /// Posts the receive of this place among a link's. The queue has room for each place, so there
-    /// is always room.
+    /// Posts receive number `place` of a link. The queue has one entry for each receive of the
+    /// link, so there is always room.
     #[inline]
     fn post(&self, qp: &mut RcQp, link: usize, place: usize) -> Result<(), String> {
         let buffer = self.region.sge(self.offset(link, place), self.bytes as u32);
@@ -307,7 +311,8 @@ impl Receives {
 }
 
 impl End {
-    /// Copies the message of one receive to `message`, and posts the receive again.
+    /// Copies the message of one receive to `message`, and posts the receive again. `number` is the
+    /// number of the link.
     #[inline]
     fn receive<'a>(
         &mut self,
@@ -364,7 +369,7 @@ mod tests {
         links
     }
 
-    /// Sends `bytes` as an unsound peer. Returns the other end's error.
+    /// Sends `bytes`, as an incorrect peer could. Returns the error of the receiving end.
     fn forge(bytes: &[u8]) -> String {
         let scratch = Scratch::new();
         let [mut forging, mut taking] = pair(&scratch, Carrier::RcSend);

@@ -1,7 +1,7 @@
 //! Requests carried by UCX active messages ([`messages`](super::messages)).
 //!
-//! A record is a key and the address of a worker. A message is a frame after the key that its
-//! receiver gave to its sender; the key identifies the link.
+//! A connection record contains a key and the address of a worker. Each message begins with the key
+//! of its receiver's record, which identifies the link; a frame follows.
 
 use copyrpc_shm::sleep::{Due, POLL_SLICE, Watch};
 
@@ -30,8 +30,8 @@ pub(super) struct Port {
 
 struct End {
     peer: Peer,
-    /// The first bytes of the peer's messages: the number of the link, and a number that others do
-    /// not know.
+    /// The first bytes of the peer's messages: the number of the link in the lower half, and a
+    /// number that other processes do not know in the upper half.
     key: u64,
     /// The endpoint, and the first bytes of messages to the peer.
     to: Option<(usize, [u8; KEY_BYTES])>,
@@ -66,8 +66,9 @@ impl messages::Port for Port {
             .split_first_chunk()
             .filter(|(_, address)| !address.is_empty())
             .ok_or("its record is not the address of a worker")?;
-        // SAFETY: the peer's `record`, unchanged. It arrived by the exchange of the job, whose
-        // ranks UCX has to trust: the library checks no address, and cannot be given its length.
+        // SAFETY: `address` is the address in the peer's `record`, unchanged. The record arrived by
+        // the exchange of the job, whose ranks UCX has to trust: the library checks no address, and
+        // cannot be given its length.
         let endpoint = unsafe { self.worker.connect(address) }?;
         end.to = Some((endpoint, *key));
         Ok(())
@@ -123,8 +124,8 @@ impl messages::Port for Port {
         })
     }
 
-    /// The library wakes through a descriptor at most, which cannot be waited for together with
-    /// words.
+    /// Limits the sleep to one interval of polling. At most, UCX wakes a thread through a file
+    /// descriptor, and a sleep on words of memory cannot wait for a descriptor.
     fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
         then(&mut Due(POLL_SLICE));
     }
@@ -160,7 +161,8 @@ mod tests {
         links
     }
 
-    /// Sends `bytes` as an unsound peer, after the key if `has_key`. Returns the other end's error.
+    /// Sends `bytes`, as an incorrect peer could, after the key if `has_key`. Returns the error of
+    /// the receiving end.
     fn forge(has_key: bool, bytes: &[u8]) -> String {
         let scratch = Scratch::new();
         let [mut forging, mut taking] = pair(&scratch, Carrier::UcxAm);

@@ -15,14 +15,17 @@ const JITTER_PERMILLE: u16 = 500;
 const KEYS: &str = "known are rtt_us, jitter_us, seed and fault; or soft:roce=ADDRESS[/BITS] with its own keys, for several hosts";
 const NO_RATE: &str = "the rate of a receiver needs a model of its NIC, which all processes would have to share; there is none";
 
-/// The timing and the faults of the software device. All devices of a job have the same.
+/// The timing and the faults of the software device. All devices of a job have the same timing and
+/// faults.
 ///
-/// Its clock is the system's, which all processes share. So it cannot model anything that depends
-/// on other devices: rates of receivers, and connections that share a link.
+/// The clock of the device is the system's clock, which all processes share. So the device cannot
+/// model anything that depends on other devices, such as the rates of receivers, and connections
+/// that share a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SoftDevice {
-    /// Time of a request and its response, in ns. Each has its effect half of this after its
-    /// doorbell, in a poll of its device. 0: the effect is in the doorbell.
+    /// Time of a request and its response together, in ns. Each of the two is executed half of this
+    /// time after its doorbell, in the next poll of the device that posted it. 0: both are executed
+    /// in their doorbells.
     pub rtt_ns: u64,
     /// Extra delay of every second operation, at random, in ns.
     pub jitter_ns: u64,
@@ -31,9 +34,10 @@ pub struct SoftDevice {
     /// Messages per thousand whose first attempt finds no receive.
     pub rnr_permille: u16,
     /// Lanes per thousand that are skipped when messages are taken, so that messages of different
-    /// connections change places.
+    /// connections change places. A lane holds the messages of one connection.
     pub reorder_permille: u16,
-    /// Number of the operation from which on no peer answers.
+    /// Number of the first operation that no peer answers; no peer answers any later operation
+    /// either.
     pub drop_after: Option<u64>,
 }
 
@@ -269,7 +273,7 @@ mod tests {
             "rtt_us=6,jitter_us=2,seed=9,fault=rnr:10,fault=reorder:20,fault=drop:30"
                 .parse()
                 .unwrap();
-        // Printed and parsed again.
+        // The device is printed and parsed again.
         assert!(matches!(device.timing(), Timing::Delay { ns: 3_000 }));
         let expected = Faults {
             seed: 9,

@@ -1,5 +1,5 @@
-//! Frames over a stream socket that never blocks, so neither a stopped launcher nor a stopped rank
-//! can hang the other.
+//! Frames over a stream socket that never blocks, so that neither the launcher nor a rank hangs
+//! when the other is stopped.
 
 use std::io::ErrorKind::{BrokenPipe, ConnectionReset, Interrupted, WouldBlock};
 use std::io::{self, Read, Write};
@@ -35,7 +35,7 @@ impl Channel {
         })
     }
 
-    /// Returns whether the peer closed its end and all its bytes were pulled.
+    /// Returns whether the peer has closed its end, and all bytes that it sent were pulled.
     pub(crate) const fn is_closed(&self) -> bool {
         self.closed
     }
@@ -56,8 +56,8 @@ impl Channel {
         self.push()
     }
 
-    /// Sends more of the queue. A peer that has exited takes no more, which [`pull`](Self::pull)
-    /// detects.
+    /// Sends more bytes of the queue. If the peer has exited, no more bytes can be sent;
+    /// [`pull`](Self::pull) detects that.
     pub(crate) fn push(&mut self) -> io::Result<()> {
         while let Some(rest @ [_, ..]) = self.outbound.get(self.sent..) {
             match self.stream.write(rest) {
@@ -73,8 +73,8 @@ impl Channel {
         Ok(())
     }
 
-    /// Receives the bytes that have arrived, at most [`PULL_BYTES`]. Returns `false` if there were
-    /// none.
+    /// Receives the bytes that have arrived, at most [`PULL_BYTES`]. Returns `false` if no bytes
+    /// had arrived.
     pub(crate) fn pull(&mut self) -> io::Result<bool> {
         let before = self.inbound.len();
         self.inbound.resize(before + PULL_BYTES, 0);

@@ -7,8 +7,8 @@ use thiserror::Error;
 /// Maximum bytes of one rank's part in an all-gather.
 pub const MAX_PART_BYTES: usize = 4 << 20;
 
-/// Maximum number of ranks of one job. With [`MAX_PART_BYTES`] it keeps the gathered frame below 2
-/// GiB.
+/// Maximum number of ranks of one job. This number of parts of [`MAX_PART_BYTES`] keeps the
+/// gathered frame below 2 GiB.
 pub(crate) const MAX_RANKS: usize = 256;
 
 const MAX_BODY_BYTES: usize = (MAX_PART_BYTES + 16) * MAX_RANKS;
@@ -48,8 +48,8 @@ impl Frame {
         [&(body.len() as u32).to_le_bytes()[..], &body].concat()
     }
 
-    /// Decodes the first frame of `bytes`. Returns it with its number of bytes; `None` while it is
-    /// incomplete.
+    /// Decodes the first frame of `bytes`. Returns the frame with its length in bytes; `None` while
+    /// the frame is incomplete.
     pub(crate) fn decode(bytes: &[u8]) -> Result<Option<(Self, usize)>, FrameError> {
         let Some((length, rest)) = bytes.split_first_chunk() else {
             return Ok(None);

@@ -27,9 +27,9 @@ const GATHERED_BYTES: usize = 64 << 20;
 /// Collective operations over all ranks of a job. Every rank calls the same operations in the same
 /// order.
 ///
-/// Every wait takes `give_up`, which is called some hundred times per second. So a rank that
-/// detects the end of the job by itself does not wait for its message. After an error the job is
-/// over: later calls return the same error.
+/// Every wait takes `give_up`, which is called some hundred times per second, so a rank that
+/// detects the end of the job by itself does not wait for the report of the exchange. After an
+/// error the job is over: later calls return the same error.
 pub trait Exchange {
     /// Returns this process's rank, below [`size`](Self::size).
     fn rank(&self) -> usize;
@@ -37,11 +37,11 @@ pub trait Exchange {
     /// Returns the number of ranks.
     fn size(&self) -> usize;
 
-    /// Gives `part` to every rank. Returns the parts of all, by rank.
+    /// Gives `part` to every rank. Returns the parts of all ranks, by rank.
     ///
     /// # Errors
-    /// [`ExchangeError::Missing`] names the ranks that had not called within `within` of the first
-    /// caller. The other variants name the rank that died.
+    /// [`ExchangeError::Missing`] contains the ranks that had not called within `within` of the
+    /// first caller. [`ExchangeError::RankDied`] contains the rank that died.
     fn all_gather(
         &mut self,
         part: &[u8],
@@ -49,12 +49,12 @@ pub trait Exchange {
         give_up: &dyn Fn() -> bool,
     ) -> Result<Vec<Vec<u8>>, ExchangeError>;
 
-    /// Gives `bytes`, of any length, to rank 0. Returns the bytes of all ranks there, by rank, and
-    /// nothing elsewhere. Takes as many all-gathers as the longest part needs, each of at most 64
-    /// MiB. Only rank 0 keeps more than one of them.
+    /// Gives `bytes`, of any length, to rank 0. Returns the bytes of all ranks, by rank, on rank 0,
+    /// and nothing on other ranks. The function makes as many all-gathers as the longest part
+    /// needs, each of at most 64 MiB. Only rank 0 keeps the parts of more than one all-gather.
     ///
     /// # Errors
-    /// See [`all_gather`](Self::all_gather); `within` holds for each.
+    /// See [`all_gather`](Self::all_gather). The limit `within` applies to each all-gather.
     fn gather(
         &mut self,
         bytes: &[u8],
@@ -78,7 +78,7 @@ pub trait Exchange {
                 .iter_mut()
                 .zip(&parts)
                 .for_each(|(whole, part)| whole.extend_from_slice(part));
-            // All ranks have the same parts, so all decide the same.
+            // All ranks have the same parts, so all ranks end the loop together.
             if parts.iter().all(|part| part.len() < part_bytes) {
                 return Ok(wholes);
             }
@@ -92,7 +92,7 @@ pub trait Exchange {
     /// The reason why the job is over.
     fn sleep(&mut self, time: Duration, give_up: &dyn Fn() -> bool) -> Result<(), ExchangeError>;
 
-    /// Makes an interrupt by the user (Ctrl-C, SIGTERM, SIGHUP) no error from now on:
+    /// Sets that an interrupt by the user (Ctrl-C, SIGTERM, SIGHUP) is no error from now on:
     /// [`sleep`](Self::sleep) ends early, other operations continue, and
     /// [`is_interrupted`](Self::is_interrupted) returns `true`. A second interrupt ends ranks at
     /// once.
@@ -103,8 +103,8 @@ pub trait Exchange {
         Ok(())
     }
 
-    /// Returns whether the user interrupted the job. Ranks detect it at different times, so they
-    /// must exchange it before they act on it together.
+    /// Returns whether the user interrupted the job. Ranks detect the interrupt at different times,
+    /// so they must exchange this value before they act on it together.
     fn is_interrupted(&self) -> bool {
         false
     }
@@ -188,8 +188,8 @@ pub(crate) fn rank_list(ranks: &[usize]) -> String {
 mod tests {
     use super::*;
 
-    /// An exchange with the other ranks of a job, which are simulated: they give these bytes, by
-    /// the same rules as a real rank.
+    /// An exchange with simulated other ranks of a job. These ranks give the given bytes, by the
+    /// same rules as a real rank.
     struct Others {
         rank: usize,
         others: Vec<Vec<u8>>,

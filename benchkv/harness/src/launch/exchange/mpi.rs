@@ -21,7 +21,8 @@ use crate::launch::sys::Deadline;
 
 /// Maximum number of ranks.
 const MAX_RANKS: usize = 1024;
-/// Bytes of the send buffer that MPI may use for each message, with ample room.
+/// Number of bytes that MPI may use in the send buffer for each message, in addition to the
+/// message.
 const MESSAGE_OVERHEAD_BYTES: usize = 64 << 10;
 /// Exit status of a rank after a second interrupt.
 const EXIT_INTERRUPTED: i32 = 130;
@@ -49,7 +50,7 @@ pub struct MpiExchange {
     tag: i32,
     /// Parts of the next operation that have arrived already.
     early: Vec<Option<Vec<u8>>>,
-    /// Set by signals once they are caught; the next signal ends the process.
+    /// Set by the first signal once signals are caught; the next signal ends the process.
     signalled: Arc<AtomicBool>,
     /// Whether another rank has reported an interrupt.
     told: bool,
@@ -87,9 +88,9 @@ pub fn mpi_library() -> String {
         .to_owned()
 }
 
-/// Returns the maximum bytes of a part among `ranks` ranks. The sends of all parts are buffered, in
-/// memory that is touched only as far as parts need it, and whose length MPI takes as an `int`:
-/// from 497 ranks on a part has fewer bytes than elsewhere.
+/// Returns the maximum length of a part among `ranks` ranks, in bytes. The sends of all parts are
+/// buffered. MPI takes the length of the buffer as an `int`, so that from 497 ranks on a part has
+/// fewer bytes than elsewhere. The memory of the buffer is touched only as far as parts need it.
 const fn most_part_bytes(ranks: usize) -> usize {
     let room = i32::MAX as usize / ranks - 1 - 2 * MESSAGE_OVERHEAD_BYTES;
     if room < MAX_PART_BYTES {
@@ -99,8 +100,8 @@ const fn most_part_bytes(ranks: usize) -> usize {
     }
 }
 
-// The parts of `Exchange::gather`, and the connection records of a rank that has one connection to
-// each other.
+// A part has room for the parts of `Exchange::gather`, and for the connection records of a rank
+// that has one connection to each other rank.
 const _: () = assert!(
     most_part_bytes(MAX_RANKS) > 1 << 20
         && most_part_bytes(496) == MAX_PART_BYTES
@@ -141,8 +142,8 @@ impl MpiExchange {
         self.universe.world().abort(status.into())
     }
 
-    /// Gives `part` to every rank and takes theirs. Sends are buffered, so no send is pending when
-    /// a rank is given up.
+    /// Gives `part` to every rank, and takes the parts of the other ranks. Sends are buffered, so
+    /// no send is pending when the wait for a rank is given up.
     fn swap(
         &mut self,
         part: &[u8],
@@ -187,7 +188,8 @@ impl MpiExchange {
         (self.tag + 1) % TAGS
     }
 
-    /// Takes arrived parts that were missing. Returns whether one of their senders is interrupted.
+    /// Takes parts that were missing and have arrived. Returns whether one of their senders is
+    /// interrupted.
     fn take_parts(
         &self,
         world: &SimpleCommunicator,
@@ -223,8 +225,8 @@ impl MpiExchange {
             });
         }
         let parts = self.swap(part, within, give_up)?;
-        // A large part moves only while its sender calls MPI. This exchange keeps every rank here
-        // until all have the part, and the buffer is free.
+        // A large part moves only while its sender calls MPI. This second exchange keeps every rank
+        // in MPI until all ranks have the part, and the send buffer is free.
         self.swap(&[], within, give_up)?;
         Ok(parts)
     }
@@ -282,7 +284,8 @@ impl Exchange for MpiExchange {
 
     fn catch_interrupts(&mut self) -> Result<(), ExchangeError> {
         for signal in [SIGINT, SIGTERM, SIGHUP] {
-            // The order matters: the first signal finds the flag unset, and sets it.
+            // The order of the two registrations matters: at the first signal, the conditional
+            // shutdown finds the flag unset, and then the second registration sets it.
             let is_set = || self.signalled.clone();
             flag::register_conditional_shutdown(signal, EXIT_INTERRUPTED, is_set())
                 .and_then(|_| flag::register(signal, is_set()))

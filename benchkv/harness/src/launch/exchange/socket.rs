@@ -11,7 +11,8 @@ use super::frame::{Frame, MAX_PART_BYTES};
 use super::{Exchange, ExchangeError};
 use crate::launch::sys::{self, Deadline};
 
-/// Time after the end of a round for which a rank waits until the launcher names the missing rank.
+/// Time for which a rank waits, after the time limit of a round, for the launcher's report of the
+/// missing ranks.
 const ANSWER_GRACE: Duration = Duration::from_secs(2);
 
 /// Interval at which a waiting rank checks whether to give up.
@@ -164,7 +165,7 @@ impl Exchange for SocketExchange {
     }
 }
 
-/// Returns the meaning of a frame other than the expected answer.
+/// Returns the error that a frame other than the expected answer means.
 fn end_of_job(frame: Frame) -> ExchangeError {
     match frame {
         Frame::Died { rank, how } => ExchangeError::RankDied {

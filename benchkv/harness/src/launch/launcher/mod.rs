@@ -13,10 +13,10 @@
 //! the launcher twice, so a signal shortly after an interrupt counts as part of that interrupt.
 //!
 //! When a rank is killed, another rank may detect that and end before the launcher sees either end.
-//! The launcher names the cause: a killed rank rather than a failed rank, and a failed rank rather
-//! than a rank with the status [`EXIT_FOLLOWS`], which ended because of another rank. If only ranks
-//! with that status ended by themselves, it names the ranks that it had to kill: they were stopped,
-//! or stuck.
+//! The launcher reports the cause: a killed rank rather than a failed rank, and a failed rank
+//! rather than a rank with the status [`EXIT_FOLLOWS`], which ended because of another rank. If all
+//! ranks that ended by themselves have that status, the launcher reports the ranks that it had to
+//! kill: they were stopped, or stuck.
 //!
 //! Only rank 0 has the launcher's standard output; the output of the other ranks goes to standard
 //! error.
@@ -47,7 +47,7 @@ use relay::Relay;
 /// Exit status of a rank that ended because another rank, or the job, ended.
 pub const EXIT_FOLLOWS: u8 = 5;
 const FOLLOWS: Ended = Ended::Code(EXIT_FOLLOWS as i32);
-/// Maximum time after the first signal in which another signal belongs to the same request.
+/// Maximum time after a first signal in which a further signal counts as the same request.
 const SAME_REQUEST: Duration = Duration::from_millis(500);
 
 /// A job to start.
@@ -59,13 +59,13 @@ pub struct Launch {
     pub args: Vec<OsString>,
     /// Environment variables of every rank, in addition to those of this process.
     pub environment: Vec<(&'static str, &'static str)>,
-    /// Maximum time of the job; after it the job is ended.
+    /// Maximum time of the job. The launcher ends a job that takes longer.
     pub time_limit: Duration,
     /// Maximum time for ranks to end by themselves after a failure or an interrupt.
     pub grace: Duration,
 }
 
-/// The reason why the job failed. No rank is left when it is returned.
+/// The reason why the job failed. When it is returned, all ranks have ended.
 #[derive(Debug, Error)]
 pub enum LaunchError {
     /// The number of ranks is outside its range.
@@ -82,7 +82,7 @@ pub enum LaunchError {
         /// The system's reason.
         source: io::Error,
     },
-    /// A rank ended with a failure. It was the first, or the cause of the first.
+    /// A rank ended with a failure, which was the first failure or the cause of the first failure.
     #[error("rank {rank} {how}")]
     RankFailed {
         /// The rank.
@@ -96,8 +96,8 @@ pub enum LaunchError {
         /// The rank.
         rank: usize,
     },
-    /// Ranks did not take part in an exchange in time, or did not end when the others ended because
-    /// of them.
+    /// Ranks did not take part in an exchange in time, or did not end after the other ranks had
+    /// ended because of them.
     #[error("rank {} did not answer within {within:?}: stopped, or stuck", rank_list(.ranks))]
     Missing {
         /// The ranks.
@@ -134,7 +134,7 @@ pub enum LaunchError {
 
 impl LaunchError {
     /// Returns the exit status for the launcher: 128 + signal after an interrupt, as shells report
-    /// it; a rank's own status if it chose one; else 1.
+    /// it; the status of the failed rank if the rank chose one; otherwise 1.
     #[must_use]
     pub fn exit_code(&self) -> u8 {
         match self {
@@ -147,8 +147,8 @@ impl LaunchError {
         }
     }
 
-    /// Returns whether this failure is nearer to the cause than `recorded`, which was seen before
-    /// it.
+    /// Returns whether this failure is nearer to the cause than `recorded`, which was detected
+    /// earlier.
     fn precedes(&self, recorded: &Self) -> bool {
         let (Self::RankFailed { how: seen, .. }, Self::RankFailed { how: before, .. }) =
             (self, recorded)
@@ -168,9 +168,9 @@ impl Launch {
     pub const MAX_RANKS: usize = MAX_RANKS;
 
     /// Runs the job. Blocks until all ranks have ended and are reaped. Call it from the main
-    /// thread: ranks end with the thread that started them. It takes SIGINT, SIGTERM and SIGHUP,
-    /// also afterwards: after the job the process only reports its end, and a late or repeated
-    /// signal must not prevent that.
+    /// thread, because ranks end with the thread that started them. From then on SIGINT, SIGTERM
+    /// and SIGHUP are caught, also after the job: the process then only reports the end of the job,
+    /// and a late or repeated signal must not prevent that.
     ///
     /// # Errors
     /// The first failure, as [`LaunchError`].
@@ -202,7 +202,8 @@ impl Launch {
             job.reap()?;
             job.keep_time(limit_ns, self.time_limit);
         }
-        // A failure after an interrupt may be a consequence of it.
+        // A failure after an interrupt may be a consequence of the interrupt, so the interrupt is
+        // returned.
         job.interrupt
             .map(|(signal, _)| LaunchError::Interrupted { signal })
             .or(job.failure)
@@ -210,7 +211,7 @@ impl Launch {
     }
 }
 
-/// A child. Dropping it kills the process.
+/// The process of a rank. Dropping it kills the process.
 struct RankProcess {
     child: OwnChild,
     channel: Channel,
@@ -249,7 +250,8 @@ struct Job {
     failure: Option<LaunchError>,
     /// Time at which the remaining ranks are killed, in ns. Set by an interrupt or failure.
     kill_at_ns: Option<u64>,
-    /// Whether the launcher has killed ranks, so that a killed rank is not the cause any more.
+    /// Whether the launcher has killed ranks. A killed rank is then no longer the cause of the
+    /// failure.
     has_killed: bool,
 }
 
@@ -272,7 +274,8 @@ impl Job {
         let mut fds = vec![PollFd::new(&self.signals, PollFlags::IN)];
         for rank in self.ranks.iter().filter(|rank| rank.ended.is_none()) {
             fds.push(PollFd::new(&rank.child, PollFlags::IN));
-            // A closed socket is always ready; the end of the process follows.
+            // A closed socket is always ready, and would end each wait at once. It needs no
+            // attention: the end of the process follows.
             if !rank.channel.is_closed() {
                 fds.push(PollFd::new(&rank.channel, rank.channel.events()));
             }
@@ -286,7 +289,8 @@ impl Job {
             let now_ns = self.clock.now_ns();
             match (self.interrupt, self.kill_at_ns) {
                 (Some((_, at_ns)), _) if now_ns.saturating_sub(at_ns) < as_ns(SAME_REQUEST) => {}
-                // A second interrupt, or one while the job is ending: no more grace.
+                // A second interrupt, or an interrupt while the job is ending, ends the grace
+                // period.
                 (_, Some(_)) => self.kill_at_ns = Some(0),
                 (_, None) => {
                     self.interrupt = Some((signal, now_ns));
@@ -330,8 +334,9 @@ impl Job {
         Ok(())
     }
 
-    /// Notes which ranks have ended. If several ranks are found to have ended at once, one that was
-    /// killed is the cause: the others may have ended because of its end.
+    /// Notes which ranks have ended. If several ranks are found to have ended at the same time, and
+    /// one of them was killed, the killed rank is the cause: the others may have ended because of
+    /// its end.
     fn reap(&mut self) -> io::Result<()> {
         let mut ended = Vec::new();
         let ranks = self.ranks.iter_mut().enumerate();
@@ -381,8 +386,8 @@ impl Job {
             );
         }
         if self.kill_at_ns.is_some_and(|at_ns| at_ns <= now_ns) {
-            // The others followed a rank that has not ended in the whole grace period, so that rank
-            // is the cause.
+            // The other ranks ended because of a rank that has not ended in the whole grace period,
+            // so that rank is the cause.
             let is_consequence = matches!(
                 self.failure,
                 Some(LaunchError::RankFailed { how: FOLLOWS, .. })
@@ -397,8 +402,8 @@ impl Job {
         }
     }
 
-    /// Records a failure if it is the first, or has precedence over the first. Reports the first
-    /// failure to every rank, and starts the grace period.
+    /// Records a failure if it is the first, or has precedence over the recorded failure. Reports
+    /// the first failure to every rank, and starts the grace period.
     fn fail(&mut self, failure: LaunchError, news: Frame) {
         match &self.failure {
             None => {
@@ -412,11 +417,11 @@ impl Job {
         }
     }
 
-    /// Tells every rank the reason for the end, and starts the grace period unless it has begun.
+    /// Sends every rank the reason for the end, and starts the grace period unless it has begun.
     fn end_with(&mut self, news: &Frame) {
         self.kill_at_ns
             .get_or_insert(self.clock.now_ns().saturating_add(as_ns(self.grace)));
-        // A socket that fails belongs to a rank that will be killed.
+        // A socket fails only if its rank ends or will be killed, so the error is ignored.
         let _ = self.broadcast(news);
     }
 

@@ -1,17 +1,17 @@
-//! The launcher's side of a collective operation, without sockets or clock: it takes parts, and
-//! returns one broadcast.
+//! The launcher's side of a collective operation, without sockets and clock. It takes the parts of
+//! the ranks, and returns one broadcast.
 
 use crate::launch::exchange::MAX_PART_BYTES;
 use crate::launch::exchange::frame::Frame;
 
-/// Collects the parts of one round at a time. Every frame it returns is for all ranks.
+/// Collects the parts of one round at a time. Every frame that it returns is for all ranks.
 #[derive(Debug)]
 pub(super) struct Relay {
     /// The round being collected; the first is 1.
     round: u32,
     parts: Vec<Option<Vec<u8>>>,
-    /// Time at which the round fails, and its length from the first part; `None` before the first
-    /// part.
+    /// Time at which the round fails, and the time limit of the round, which begins with the first
+    /// part; `None` before the first part.
     deadline: Option<(u64, u32)>,
     /// Whether a round failed, so that later frames are late.
     failed: bool,
@@ -73,7 +73,7 @@ impl Relay {
         Ok(Some(Frame::Gathered { round, parts }))
     }
 
-    /// Returns the time at which [`expire`](Self::expire) has an effect.
+    /// Returns the time from which [`expire`](Self::expire) fails the round.
     pub(super) fn deadline_ns(&self) -> Option<u64> {
         self.deadline.map(|(at_ns, _)| at_ns)
     }
@@ -91,7 +91,7 @@ impl Relay {
         })
     }
 
-    /// Returns the ranks that others are waiting for now.
+    /// Returns the ranks whose parts other ranks wait for now.
     pub(super) fn waited_for(&self) -> impl Iterator<Item = usize> {
         let open = self.deadline.is_some();
         self.parts

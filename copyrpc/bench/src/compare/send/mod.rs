@@ -2,12 +2,12 @@
 //! ([`rc`]) and datagrams ([`ud`]) share everything but the queue pairs, which are hidden by
 //! [`Port`].
 //!
-//! A client has a session with the server: as many slots as it may have unanswered calls, each of
-//! which is one credit. For each slot of each session a receive is posted at either end, and posted
-//! again before the slot can be used again. So no message meets a queue without receives, and no
-//! credits travel. As in eRPC a request has the number of its session, of its slot, and its own.
-//! Unlike in eRPC nothing is sent again: the software device loses no datagram of sessions of up to
-//! 32 slots, and a loss in a network ends the measurement.
+//! A client has a session with the server: one slot for each call that may be unanswered. A slot is
+//! one credit. For each slot of each session a receive is posted at either end, and posted again
+//! before the slot can be used again. So no message meets a queue without receives, and no credits
+//! travel. As in eRPC a request has the number of its session, of its slot, and its own. Unlike in
+//! eRPC nothing is sent again: the software device loses no datagram of sessions of up to 32 slots,
+//! and a loss in a network ends the measurement.
 //!
 //! A slot's buffers are used again when its reply or its next request arrived: the other end has
 //! the bytes, so the device has read them.
@@ -71,7 +71,8 @@ impl Shape {
         self.peers * self.depth
     }
 
-    /// Returns the bytes of a send buffer: no two share a cache line.
+    /// Returns the number of bytes of a send buffer, rounded up so that no two buffers share a
+    /// cache line.
     const fn buffer_bytes(&self) -> usize {
         self.sent_bytes.next_multiple_of(64)
     }
@@ -82,14 +83,14 @@ impl Shape {
 pub(crate) struct Arrival {
     /// The sender, if the queue pair identifies it.
     peer: Option<usize>,
-    /// The receive that the message is in.
+    /// Number of the receive that holds the message.
     place: usize,
-    /// Bytes of the receive that were written.
+    /// Number of bytes that were written into the receive.
     bytes: usize,
 }
 
 impl Arrival {
-    /// Makes the arrival of a completion in the receive of this place.
+    /// Makes the arrival of the message that completed the receive `place`.
     fn of(cqe: &Cqe<'_>, peer: Option<usize>, place: u64) -> Self {
         Self {
             peer,
@@ -122,7 +123,7 @@ pub(crate) trait Port: Sized {
 
     /// Makes the queue pairs on a device.
     fn open(device: &Device, pd: &Pd, shape: &Shape) -> Result<Self, Failure>;
-    /// Returns the record with which that peer reaches this end.
+    /// Returns the record with which the peer `peer` reaches this end.
     fn record(&self, peer: usize) -> Vec<u8>;
     fn connect(&mut self, peer: usize, record: &[u8]) -> Result<(), Failure>;
     /// Posts a receive, which is active after the next [`ring`](Self::ring). There is room for a
@@ -171,11 +172,11 @@ struct End<P> {
     port: P,
     device: Device,
     shape: Shape,
-    /// Sessions of its peers, in their order.
+    /// Sessions of the peers, in the order of the peers.
     sessions: Range<usize>,
     receives: Mr,
     sends: Mr,
-    /// Places of messages that found no room, and their peers.
+    /// Peers and places of the messages that found no room.
     unsent: VecDeque<(usize, usize)>,
     arrived: Vec<Arrival>,
     /// The message that is being read.
@@ -209,12 +210,12 @@ impl<P: Port> End<P> {
         })
     }
 
-    /// Returns the bytes of a receive's buffer.
+    /// Returns the number of bytes of a receive's buffer.
     const fn receive_bytes(shape: &Shape) -> usize {
         (P::HEADROOM_BYTES + shape.received_bytes).next_multiple_of(64)
     }
 
-    /// Sends the bytes of a slot's buffer, after [`write`](Self::write) has put them there.
+    /// Sends the message that [`write`](Self::write) has put into the buffer `place`.
     #[inline]
     fn send(&mut self, peer: usize, place: usize) -> Result<(), Failure> {
         self.unsent.push_back((peer, place));
@@ -491,7 +492,7 @@ mod tests {
         let patterns = Patterns(server.answers.settings);
         let mut caller = Caller::new(client, patterns, 1, 1, 2);
         let mut shared = Shared::new(Clock::monotonic(), 16);
-        // Many times the number of receives.
+        // The number of calls is many times the number of receives.
         for number in 1..=100 {
             shared.left = 1;
             caller.call(&mut shared).unwrap();
@@ -505,7 +506,7 @@ mod tests {
             (server.answers.answered(), server.answers.bad_requests()),
             (100, 0)
         );
-        // A reply to a call that has ended.
+        // Forge a reply to a call that has ended.
         forge(
             &mut server.end,
             1,
@@ -553,7 +554,8 @@ mod tests {
     #[test]
     fn on_connections() {
         sound_calls_are_answered_and_others_end_the_run::<RcPort>();
-        // A request of another client's session. Datagrams do not identify their sender.
+        // Forge a request of another client's session. Only connections detect it: datagrams do not
+        // identify their sender.
         let (mut server, mut client) = ends::<RcPort>();
         client
             .end

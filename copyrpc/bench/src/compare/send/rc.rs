@@ -7,7 +7,7 @@ use mlx5::{
 
 use super::{Arrival, MAX_INLINE_BYTES, POLL_BUDGET, Port, Shape, address, is_posted};
 
-/// Why a peer cannot be reached.
+/// The error for a peer without a queue pair.
 const NO_LINK: &str = "there is no queue pair for it";
 
 /// Maximum WQEBBs of an inline message.
@@ -17,7 +17,7 @@ pub(crate) struct RcPort {
     links: Vec<Link>,
     srq: Srq,
     send_cq: Cq,
-    /// The receive completions, each with its peer.
+    /// The completion queue of the receives, which maps each queue pair to its peer.
     recv_cq: MonoCq<usize>,
     /// Peers whose doorbells still have to be rung.
     unrung: Vec<usize>,
@@ -32,8 +32,8 @@ impl Port for RcPort {
     const HEADROOM_BYTES: usize = 0;
 
     fn open(device: &Device, pd: &Pd, shape: &Shape) -> Result<Self, Failure> {
-        // Room for messages whose completions have not been taken: the messages of a quarter of the
-        // queue are not signalled.
+        // The queue has additional room for messages whose completions have not been taken: up to a
+        // quarter of the queue can be posted without a signal.
         let wqebbs = (4 * WQEBBS * shape.depth) as u32;
         let (send_cq, mut recv_cq) = (
             device.create_cq(wqebbs * shape.peers as u32)?,

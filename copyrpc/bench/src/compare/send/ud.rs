@@ -9,7 +9,7 @@ use mlx5::{
 use super::{Arrival, MAX_INLINE_BYTES, POLL_BUDGET, Port, Shape, address, is_posted};
 
 const QKEY: u32 = 0x5ca1e;
-/// Maximum WQEBBs of an inline message, which has its address too.
+/// Maximum WQEBBs of an inline message with the address of its destination.
 const WQEBBS: usize = 3;
 /// Maximum WQEBBs of the send queue. Messages that find no room wait.
 const MAX_WQEBBS: usize = 16_384;

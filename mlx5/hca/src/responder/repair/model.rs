@@ -10,7 +10,7 @@ const WQES: usize = 4;
 const POSTED: usize = 2;
 const REQUESTERS: usize = 3;
 /// Count up to which each requester has seen receives posted, by a check at an earlier message. The
-/// first requester did not check.
+/// first requester has made no such check.
 const KNOWN: [u8; REQUESTERS] = [0, POSTED as u8, POSTED as u8];
 
 /// The part of the protocol that is left out.
@@ -171,7 +171,8 @@ impl State {
         Ok(())
     }
 
-    /// The owner makes CQEs, and its driver completes those receives and posts one of them again.
+    /// Takes the messages of requester `r`, as the owner does. For each message, the driver
+    /// completes its receive and posts a receive.
     fn drain(&mut self, r: usize) -> Result<(), String> {
         for (count, index) in std::mem::take(&mut self.lanes[r]) {
             let at = index as usize;

@@ -17,12 +17,12 @@ const FORWARDED: [libc::c_int; 7] = [
 ];
 
 /// Runs the program to its end. Returns its exit code, or 128 plus the signal that ended it. The
-/// program does not outlive this process, which has to clean up after it.
+/// program does not outlive this process, which removes the files of the run afterwards.
 pub(crate) fn run(command: &mut Command) -> io::Result<u8> {
     let mut set = MaybeUninit::<libc::sigset_t>::uninit();
     let mut old = MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: places for two masks; the first is emptied before it is filled, the second is written
-    // by the last call.
+    // SAFETY: the pointers are to two masks. The first is emptied before signals are added to it,
+    // and the last call initializes the second.
     let (set, old) = unsafe {
         libc::sigemptyset(set.as_mut_ptr());
         for signal in FORWARDED.into_iter().chain([libc::SIGCHLD]) {
@@ -32,7 +32,8 @@ pub(crate) fn run(command: &mut Command) -> io::Result<u8> {
         (set.assume_init(), old.assume_init())
     };
     let parent = std::process::id();
-    // SAFETY: system calls only, after the fork.
+    // SAFETY: this process has one thread, so its fork may run the closure, which makes system
+    // calls and allocates only an error.
     unsafe {
         command.pre_exec(move || {
             libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
@@ -49,13 +50,15 @@ pub(crate) fn run(command: &mut Command) -> io::Result<u8> {
             return Ok(code(status));
         }
         let mut info = MaybeUninit::<libc::siginfo_t>::uninit();
-        // SAFETY: a mask, and a place for the signal's information.
+        // SAFETY: the pointers are to an initialized mask and to memory for the signal's
+        // information.
         let signal = unsafe { libc::sigwaitinfo(&raw const set, info.as_mut_ptr()) };
-        // SAFETY: written, because a signal was taken.
+        // SAFETY: the call has written the information, because it returned a signal.
         let is_of_terminal = signal > 0 && unsafe { info.assume_init() }.si_code == libc::SI_KERNEL;
-        // The terminal sends such a signal to the program too.
+        // A signal of the terminal reaches the program directly, and is not forwarded.
         if FORWARDED.contains(&signal) && !is_of_terminal {
-            // SAFETY: a child that was not yet waited for.
+            // SAFETY: the number is of a child that was not yet waited for, so no other process has
+            // it.
             unsafe { libc::kill(child.id() as libc::pid_t, signal) };
         }
     }

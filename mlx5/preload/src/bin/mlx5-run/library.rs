@@ -6,12 +6,12 @@ use std::{env, fs};
 
 const NAME: &str = "libmlx5_preload.so";
 
-/// The library, which `build.rs` embeds in release builds; empty in others.
+/// The library itself, which `build.rs` embeds in release builds; empty in other builds.
 static INSIDE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libmlx5_preload.so"));
 
-/// Returns the library. Where this program was built, it is next to the program; in a target
-/// directory of Cargo, the copy in `deps` is the latest build. Elsewhere the embedded library is
-/// written into `dir`, which belongs to this run.
+/// Returns the path of the library. Where this program was built, the library is next to the
+/// program; in a target directory of Cargo, the copy in `deps` is the latest build. Elsewhere the
+/// embedded library is written into `dir`, which belongs to this run.
 pub(crate) fn find(dir: &Path) -> Result<PathBuf, String> {
     let program = env::current_exe().map_err(|error| format!("where this program is: {error}"))?;
     let beside = program.parent().unwrap_or(Path::new("/"));
@@ -37,7 +37,7 @@ pub(crate) fn preload(library: &Path) -> OsString {
     let old = env::var_os("LD_PRELOAD").unwrap_or_default();
     let others =
         env::split_paths(&old).filter(|other| other != library && !other.as_os_str().is_empty());
-    // Only a path with a colon cannot be joined, and the loader finds none of those.
+    // The join fails only if the library's path has a colon. The loader does not find such a path.
     env::join_paths([library.to_owned()].into_iter().chain(others))
         .unwrap_or_else(|_| library.into())
 }

@@ -42,14 +42,15 @@ struct Arguments {
     /// Link layer of the port: InfiniBand (addressed by LID) or RoCE (by GID).
     #[arg(long, value_name = "ib|roce", default_value = "ib", value_parser = link)]
     link: OsString,
-    /// With --link roce: an address of this host, or a network in which it has one. Programs at
-    /// other addresses, on this host or others, and other RoCE devices are reached by packets from
-    /// it (UDP, ports 4791 and up), and programs of this fabric at the same address as before,
-    /// unless packets=all. It needs no rights. peers=4791: programs elsewhere are at that port, as
-    /// other RoCE devices are, not at that of their queue pair number. loss, double, reorder:
-    /// packets in a thousand that are lost, sent twice, or late by up to 1 ms. delay_us: time in
-    /// us, or MIN..MAX, by which all are late. pcap: captures, FILE.ADDRESS:PORT. All of these but
-    /// peers imply packets=all.
+    /// With --link roce: an address of this host, or a network in which this host has an address.
+    /// Programs at other addresses, on this host or others, and other RoCE devices are reached by
+    /// packets from this address (UDP, ports 4791 and up). Programs of this fabric at the same
+    /// address are reached through shared memory, unless packets=all. No rights are needed.
+    /// peers=4791: peers elsewhere have this UDP port, as other RoCE devices have, instead of the
+    /// port that follows from their queue pair number. loss, double, reorder: packets in a thousand
+    /// that are lost, sent twice, or late by up to 1 ms. delay_us: time in us, or MIN..MAX, by
+    /// which all packets are late. pcap: file to which packets are captured, FILE.ADDRESS:PORT.
+    /// Each of the options from loss to pcap implies packets=all.
     #[arg(
         long,
         value_name = "ADDRESS[/BITS][,peers=4791][,mtu=N][,packets=all][,loss=N][,double=N][,reorder=N][,delay_us=MIN..MAX][,pcap=FILE]"
@@ -63,15 +64,16 @@ struct Arguments {
     /// /dev/shm/mlx5-run-UID.
     #[arg(long, value_name = "DIR")]
     fabric: Option<PathBuf>,
-    /// A fault: devices=none, gid=none, port=down, atomics=none, srq=none, open=ERRNO; a number of
-    /// ms after the device was opened: port=down@MS (port=down@MS+MS: and up again after the second
-    /// time), device=fatal@MS; or for a uverbs command (reg_mr, create_qp, modify_qp, ...)
-    /// COMMAND=ERRNO, or COMMAND=ERRNO@N after N that succeed; for a work request wc=STATUS@N,
-    /// after N that do not fail, and loss=P% of messages (wc.K and loss.K: of the queue pair in
-    /// place K). May be repeated.
+    /// A fault. Of the device: devices=none, gid=none, port=down, atomics=none, srq=none,
+    /// open=ERRNO. A number of ms after the device was opened: port=down@MS (port=down@MS+MS: and
+    /// up again after the second time), device=fatal@MS. Of a uverbs command (reg_mr, create_qp,
+    /// modify_qp, ...): COMMAND=ERRNO, or COMMAND=ERRNO@N after N commands that succeed. Of a work
+    /// request: wc=STATUS@N, after N work requests that do not fail. Of messages: loss=P%, the lost
+    /// share. wc.K and loss.K: only of the queue pair in place K, the lower 14 bits of its number.
+    /// May be repeated.
     #[arg(long = "fault", value_name = "KEY=VALUE", value_parser = fault)]
     faults: Vec<String>,
-    /// Write the commands whose refusal reaches the program to a file, by name; `-`: to standard
+    /// Log to this file, by name, the commands whose refusal reaches the program; `-` is standard
     /// error.
     #[arg(long, value_name = "FILE|-")]
     log: Option<PathBuf>,
@@ -114,7 +116,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Returns the text of the link, with the address.
+/// Returns the text of the link for the library, with the options of --address if that was given.
 fn link_text(arguments: &Arguments) -> Result<String, String> {
     let link = arguments.link.to_string_lossy();
     match arguments.address.clone() {
@@ -205,7 +207,7 @@ fn run(arguments: &Arguments) -> Result<ExitCode, String> {
     }
 }
 
-/// Makes a path absolute, other than `-`: the program may change its directory.
+/// Makes a path absolute, because the program may change its directory. `-` stays as it is.
 fn absolute(path: &PathBuf) -> Result<PathBuf, String> {
     if path.as_os_str() == "-" {
         Ok(path.clone())
@@ -217,7 +219,7 @@ fn absolute(path: &PathBuf) -> Result<PathBuf, String> {
 /// Returns the directory of the fabric, which it creates if missing.
 fn fabric(arguments: &Arguments, link: Link) -> Result<PathBuf, String> {
     let dir = arguments.fabric.clone().unwrap_or_else(|| {
-        // SAFETY: no arguments.
+        // SAFETY: the function has no arguments and always succeeds.
         let user = unsafe { libc::geteuid() };
         format!("/dev/shm/mlx5-run-{user}").into()
     });
@@ -229,7 +231,8 @@ fn fabric(arguments: &Arguments, link: Link) -> Result<PathBuf, String> {
             .push(format!("-{}", arguments.devices));
     }
     if let Link::Ethernet(Some(options)) = link {
-        // The same programs have other queue pair numbers at another address.
+        // Programs at different addresses have separate fabrics, each with its own queue pair
+        // numbers.
         dir.as_mut_os_string().push(format!("-{}", options.address));
     }
     match DirBuilder::new().mode(0o700).create(&dir) {

@@ -11,8 +11,8 @@ use rustix::fs::{FlockOperation, flock};
 
 /// Prefix of the names of directories that are locked, or that remain from killed runs.
 const PREFIX: &str = "mlx5-run-";
-/// A file in each of these directories. Users may have other directories whose names begin with the
-/// prefix.
+/// Name of a file in each of these directories. Other directories of users, whose names may begin
+/// with the prefix too, do not have it.
 const MARK: &str = ".private-directory-of-mlx5-run";
 
 /// A directory that only this user can access. Dropping it removes it.
@@ -47,14 +47,15 @@ impl PrivateDir {
 
 impl Drop for PrivateDir {
     fn drop(&mut self) {
-        // A directory that cannot be removed was already removed by its user.
+        // The removal fails only if the user has already removed the directory.
         let _ = fs::remove_dir_all(&self.path);
     }
 }
 
 fn make_dir(template: &Path) -> io::Result<PathBuf> {
     let mut path = CString::new(template.as_os_str().as_bytes())?.into_bytes_with_nul();
-    // SAFETY: a string of our own that ends in six X, which are replaced.
+    // SAFETY: the pointer is to a string of this function. It ends in six X, which `mkdtemp`
+    // replaces.
     if unsafe { libc::mkdtemp(path.as_mut_ptr().cast()) }.is_null() {
         return Err(io::Error::last_os_error());
     }
@@ -66,8 +67,8 @@ fn try_lock(dir: &File) -> io::Result<()> {
     Ok(flock(dir, FlockOperation::NonBlockingLockExclusive)?)
 }
 
-/// Removes marked directories whose runs were killed. Does not remove directories of other users; a
-/// directory that cannot be removed is tried again by the next run.
+/// Removes marked directories whose runs were killed. Keeps directories that this user cannot open.
+/// If a directory cannot be removed, the next run tries again.
 fn sweep(parent: &Path) -> io::Result<()> {
     for entry in fs::read_dir(parent)?.flatten() {
         let is_of_a_run = entry.file_name().as_bytes().starts_with(PREFIX.as_bytes())

@@ -1,6 +1,6 @@
-//! The tree that programs read in place of a part of `/sys`: a PCI function for each device, the
-//! first with `mlx5_0`. It has the kernel's layout, because UCX expects the function's directory
-//! two levels above the device's.
+//! The tree that programs read in place of a part of `/sys`: it has a PCI function for each device,
+//! and `mlx5_0` is on the first. The layout is the kernel's, because UCX expects the function's
+//! directory two levels above the device's directory.
 
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -11,15 +11,15 @@ use mlx5_hca::{GidKind, PortAddress};
 use crate::config::{DEVICE_ID, FIRMWARE, GID_ENTRIES, Link, PCI_BUS, guid};
 use crate::private_dir::PrivateDir;
 
-/// The first device file: major and minor.
+/// Major and minor number of the first device file.
 pub(crate) const DEVICE: [u32; 2] = [231, 192];
 
 /// The network device with the addresses of the ports. Programs look it up, so every machine must
 /// have it.
 const NETWORK_DEVICE: &str = "lo";
 
-/// The counters of the port, which programs read before and after a run. The library knows the
-/// counters that count.
+/// Directories and names of a port's counters, which programs read before and after a run. Only the
+/// counters that the library knows ever change.
 const COUNTERS: [(&str, &str); 2] = [
     (
         "counters",
@@ -57,7 +57,7 @@ pub(crate) struct TreeOptions {
 pub(crate) struct Tree(PrivateDir);
 
 impl Tree {
-    /// Makes the tree. Its name is known to no other process before it is complete.
+    /// Makes the tree. No other process knows the path of the tree before the tree is complete.
     pub(crate) fn make(options: &TreeOptions) -> Result<Self, String> {
         let parent = env::var_os("XDG_RUNTIME_DIR")
             .map(PathBuf::from)
@@ -138,7 +138,7 @@ impl Tree {
     }
 
     fn fill_function(&self, function: &str) -> io::Result<()> {
-        // SAFETY: a plain number.
+        // SAFETY: the argument is a plain number.
         let cpus = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_CONF) }.max(1) as usize;
         let id = format!("{DEVICE_ID:08X}");
         for (name, text) in [
@@ -219,8 +219,8 @@ impl Tree {
                 &format!("ports/1/gids/{index}"),
                 &groups(gid.map_or(&[0; 16], |gid| &gid.bytes)),
             )?;
-            // Without a GID the kernel's file exists, and cannot be read. libibverbs takes a
-            // missing file for an error of the table.
+            // Each entry has a type file, also without a GID: the kernel has a file there that
+            // cannot be read, and libibverbs takes a missing file for an error of the table.
             let is_v2 = gid.is_some_and(|gid| gid.kind == GidKind::RoceV2);
             file(
                 &format!("ports/1/gid_attrs/types/{index}"),
