@@ -151,8 +151,8 @@ impl ContextBuilder {
     /// the other options. It must be at least the SRQ size, and at least the sum over all endpoints
     /// of [`batches_in_flight`](EndpointConfig::batches_in_flight) +
     /// [`raw_operations`](EndpointConfig::raw_operations) + 8, plus the number of batches of a
-    /// [`Window::Completion`](crate::Window::Completion). An endpoint whose send queue has fewer
-    /// WQEBBs counts with these instead.
+    /// [`Window::Completion`](crate::Window::Completion). If the send queue of an endpoint has
+    /// fewer WQEBBs than the endpoint's term of that sum, the number of its WQEBBs is the term.
     #[must_use]
     pub const fn cq_size(mut self, entries: u32) -> Self {
         self.cq_size = Some(entries);

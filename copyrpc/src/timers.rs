@@ -75,8 +75,8 @@ pub(crate) struct Timers<C> {
     /// Number of further drains that do not read the clock, whether they find something or not; 0
     /// while there are deadlines.
     drains_left: Cell<u32>,
-    /// Number of further drains with arrivals that do not read the clock, once `drains_left` is 0;
-    /// 0 while there are no deadlines.
+    /// Number of further drains that do not read the clock although `drains_left` is 0, because
+    /// they have arrivals; 0 while there are no deadlines.
     busy_drains_left: Cell<u32>,
     /// Length of the pause after the last reading, in drains.
     pause: Cell<u32>,

@@ -21,8 +21,8 @@ pub const HEAD_BYTES: usize = size_of::<u64>();
 const LARGEST_PAGE_BYTES: usize = 64 << 10;
 /// Memory of the places of a daemon, in bytes, unless [`LEAST_HOPS`] places take more.
 const HOP_BYTES: usize = 4 << 20;
-/// Minimum number of requests of other ranks that a daemon can have passed to other daemons of its
-/// rank.
+/// Minimum number of places of a daemon for the requests of other ranks that it passes to other
+/// daemons of its rank.
 const LEAST_HOPS: usize = 16;
 
 /// The numbers of places that a rank has for its clients and daemons, and their size.

@@ -420,7 +420,7 @@ mod tests {
             Comparison::new(&job, &outcomes(&job, 100), None, ClockSource::Monotonic).unwrap();
         assert_eq!(result.defect(), None);
         let ratio = |load: &str| result.ratios[load]["copyrpc"];
-        // Rates are ScaleRPC's over the rival's, and so are times.
+        // A ratio, of rates and of times alike, is ScaleRPC's figure divided by the rival's.
         assert_eq!(
             ratio("rate_3x2"),
             Spread {

@@ -129,7 +129,7 @@ pub(super) struct Graph {
     world: World,
     /// The world may be in a state other than the state that is expanded.
     has_moved: bool,
-    /// All actions but serves.
+    /// All actions except those of the kind `Action::Serve`.
     actions: Vec<Action>,
     states: States,
     /// The transitions from the state that is expanded and from the state expanded before, so that
@@ -139,8 +139,9 @@ pub(super) struct Graph {
     found_bytes: Vec<u8>,
     /// For each state, the state from which it was found first.
     parents: Vec<u32>,
-    /// Transitions that are neither a new call nor an early end, as (from, to): the events while
-    /// the applications only finish.
+    /// Transitions by actions that neither begin a call (`Action::Call`) nor give one up
+    /// (`Action::Abandon`), as (from, to): the possible events once the applications only finish
+    /// the calls that exist.
     finishing: Vec<(u32, u32)>,
     done: Vec<u32>,
     report: Report,
