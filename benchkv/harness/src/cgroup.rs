@@ -34,7 +34,7 @@ fn limit_of(groups: &str, mounts: &str) -> Option<(u64, PathBuf)> {
             "memory.limit_in_bytes"
         };
         let file = dir.join(name);
-        // The text `max` of version 2 is no number, and means that there is no limit.
+        // Version 2 writes `max` in place of a number if there is no limit.
         let limit = fs::read_to_string(&file).ok()?.trim().parse::<u64>().ok()?;
         Some((limit, file))
     };

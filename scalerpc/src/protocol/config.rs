@@ -116,24 +116,23 @@ impl ServerConfig {
                 .then_some(())
                 .ok_or_else(|| illegal(field, value, format!("{legal:?}")))
         };
+        let slot_bytes = u64::from(self.slot_bytes);
+        if !(128..=65_536).contains(&slot_bytes) || slot_bytes % 64 != 0 {
+            let legal = "a multiple of 64 in 128..=65536".to_owned();
+            return Err(illegal("slot_bytes", slot_bytes, legal));
+        }
         check(
             "max_clients",
             self.max_clients.into(),
             1..=MAX_CLIENTS.into(),
         )?;
         check("depth", self.depth.into(), 1..=MAX_DEPTH.into())?;
-        check("slot_bytes", self.slot_bytes.into(), 128..=65_536)?;
         let groups = 1..=MAX_ACTIVE_PER_GROUP.into();
         check("group_size", self.group_size.into(), groups)?;
         check("spare_zones", self.spare_zones.into(), 0..=1024)?;
         check("slice_ns", self.slice_ns, 1_000..=1_000_000_000)?;
         check("response_buffers", self.response_buffers.into(), 1..=65_535)?;
-        check("drain_ns", self.drain_ns, self.slice_ns..=u64::MAX)?;
-        if self.slot_bytes % 64 != 0 {
-            let legal = "a multiple of 64".to_owned();
-            return Err(illegal("slot_bytes", self.slot_bytes.into(), legal));
-        }
-        Ok(())
+        check("drain_ns", self.drain_ns, self.slice_ns..=u64::MAX)
     }
 
     /// Limits the group size so that it fits a NIC whose cache of `contexts` queue-pair contexts is
@@ -416,7 +415,11 @@ mod tests {
             ),
         ];
         for (field, config) in cases {
-            assert_eq!(config.layout().unwrap_err().field, field);
+            let error = config.layout().unwrap_err();
+            assert_eq!(error.field, field);
+            if field == "slot_bytes" {
+                assert_eq!(error.legal, "a multiple of 64 in 128..=65536");
+            }
         }
     }
 }

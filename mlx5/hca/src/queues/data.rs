@@ -155,8 +155,7 @@ fn each_local(
             if count == 0 {
                 break;
             }
-            // SAFETY: the address is inside the part, because `skip` is less than its length.
-            let at = unsafe { piece.at.add(skip) };
+            let at = piece.at.wrapping_add(skip);
             let span = match piece.key {
                 Some(key) => {
                     let bytes = Keyed::new(key, at.addr() as u64, count as u64);

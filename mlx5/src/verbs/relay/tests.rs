@@ -187,7 +187,7 @@ thread_local! {
     static COMPLETIONS: RefCell<Vec<ibv_wc>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Has no room for receives, and no queue pair after it is destroyed.
+/// `post_recv` of a device without room for receives; the queue pair must not be destroyed yet.
 unsafe extern "C" fn refuse_receive(
     _: *mut ibv_qp,
     _: *mut ibv_recv_wr,
