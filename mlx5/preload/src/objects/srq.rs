@@ -27,20 +27,22 @@ impl Objects {
     /// Carries out CREATE_SRQ.
     pub(crate) fn create_srq(&mut self, call: &Call) -> Result<Reply, Errno> {
         let asked: CreateSrq = call.request::<_, ()>()?;
-        self.make_srq(call, [asked.pd_handle, asked.max_wr, asked.max_sge])
+        self.make_srq(call, asked.pd_handle, asked.max_wr, asked.max_sge)
     }
 
     /// Carries out CREATE_XSRQ, for the basic type only.
     pub(crate) fn create_xsrq(&mut self, call: &Call) -> Result<Reply, Errno> {
         let asked: CreateXsrq = call.request::<_, ()>()?;
         Errno(libc::EOPNOTSUPP).when(asked.srq_type != BASIC)?;
-        self.make_srq(call, [asked.pd_handle, asked.max_wr, asked.max_sge])
+        self.make_srq(call, asked.pd_handle, asked.max_wr, asked.max_sge)
     }
 
     fn make_srq(
         &mut self,
         call: &Call,
-        [pd_handle, max_wr, max_sge]: [u32; 3],
+        pd_handle: u32,
+        max_wr: u32,
+        max_sge: u32,
     ) -> Result<Reply, Errno> {
         let request: DriverSrq = call.driver();
         call.check_room(size_of::<CreateSrqResp>())?;

@@ -82,7 +82,7 @@ impl Link {
     pub(crate) fn network(self, devices: usize) -> &'static [PortAddress] {
         let has_lid = self == Self::InfiniBand;
         let ports = (0..devices).map(|device| PortAddress {
-            lid: u16::from(has_lid) * (1 + device as u16),
+            lid: if has_lid { 1 + device as u16 } else { 0 },
             gids: self.gids(device).leak(),
         });
         ports.collect::<Vec<_>>().leak()
