@@ -443,7 +443,6 @@ fn ended(outcome: Outcome<'_>, max_reply: usize) -> Result<Vec<u8>, ClientError>
 }
 
 #[cold]
-#[inline(never)]
 pub(super) fn failed(failure: CallFailure) -> ClientError {
     match failure {
         CallFailure::ReplyTooLong { len } => ClientError::ReplyTooLong { len: Some(len) },
