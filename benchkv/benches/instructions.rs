@@ -10,7 +10,7 @@
 //! `--lockstep OPTIONS` runs the job with these options of benchkv, and prints two lines. The first
 //! line has the number of messages between threads per operation, and the number of these messages
 //! that stay within a rank; each message is counted where it is taken. The second line has the
-//! messages per WRITE, the completions per round of a daemon, and the completions per round that
+//! messages per WRITE, and the completions per round of a daemon, in all rounds and in rounds that
 //! took any. `--hand-overs TOPOLOGY` prints the same for the job of `kv_remote_TOPOLOGY`.
 #![allow(
     missing_docs,
@@ -233,7 +233,6 @@ fn job(args: &str, operations: u64) {
     fs::remove_dir_all(dir).unwrap();
 }
 
-/// Runs `operations` operations of the job with `args`.
 fn run(args: &str, operations: u64) -> (Cluster, Moved) {
     let cli =
         Cli::try_parse_from(std::iter::once("benchkv").chain(args.split_whitespace())).unwrap();
@@ -250,10 +249,10 @@ fn run(args: &str, operations: u64) -> (Cluster, Moved) {
     (cluster, moved)
 }
 
-/// Returns the software device with less address space, because valgrind has too little for the
-/// usual arena, and with a clock that does not advance. With a real clock, the number of times that
-/// a context reads the clock, and the work that the context then finds due, would depend on the
-/// speed of the machine.
+/// Returns a software device with a small arena, because valgrind has too little address space for
+/// the usual one, and with a clock that does not advance. With a real clock, the number of times
+/// that a context reads the clock, and the work that the context then finds due, would depend on
+/// the speed of the machine.
 fn small_device(dir: &Path) -> DeviceSpec {
     let fabric = FabricSpec::Shared {
         dir: Some(dir.to_owned()),
@@ -283,8 +282,8 @@ fn main() -> ExitCode {
         Ok(())
     };
     cluster.endpoints(count).unwrap();
-    // A client takes one message for each operation. No thread of a run waits, so a daemon counts
-    // no message twice.
+    // `by_clients` counts an operation at its issue and at its end. Its client takes one message.
+    // No message of a run waits, so a daemon counts none twice.
     let operations = moved.by_clients / 2;
     let all = moved.by_daemons + operations;
     let ratio = |of: u64, to: u64| of as f64 / to as f64;

@@ -147,7 +147,6 @@ fn facts(options: &Options) -> Facts {
     facts
 }
 
-/// Returns the fields of a flat struct.
 fn fields(of: &impl Serialize) -> Vec<(String, serde_json::Value)> {
     match serde_json::to_value(of) {
         Ok(serde_json::Value::Object(fields)) => fields.into_iter().collect(),

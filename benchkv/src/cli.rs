@@ -56,8 +56,8 @@ impl From<Cli> for JobArgs {
 }
 
 impl Cli {
-    /// Parses the command line of this process. A question for help ends the process with the
-    /// answer.
+    /// Parses the command line of this process. A request for help prints the help, and ends the
+    /// process.
     ///
     /// # Errors
     /// clap's message.
@@ -152,7 +152,6 @@ fn in_virtual_time(command: clap::Command) -> clap::Command {
         .mut_arg("backend", |arg| arg.value_parser(backends))
 }
 
-/// Returns a parser of the legal values of an option.
 fn values_of<T: ValueEnum + Send + Sync + 'static>(
     is_legal: impl Fn(T) -> bool,
 ) -> impl TypedValueParser<Value = T> {

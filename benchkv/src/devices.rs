@@ -80,7 +80,7 @@ impl Devices {
         std::iter::once(&self.first).chain(&self.others)
     }
 
-    /// Returns whether the device is still to be found.
+    /// Returns whether the device is `auto`, and so not chosen yet.
     #[must_use]
     pub fn is_auto(&self) -> bool {
         self.first == DeviceChoice::Auto

@@ -315,7 +315,6 @@ fn shared_memory(shm: &Result<(String, Space), String>) -> Check {
     Check::new(name, Status::limited_unless(is_ok), found, advice)
 }
 
-/// The default job.
 const DEFAULT_JOB: Topology = Topology {
     backend: Backend::Delegation,
     carrier: Carrier::Copyrpc,
@@ -324,7 +323,6 @@ const DEFAULT_JOB: Topology = Topology {
     clients: DEFAULT_THREADS.clients,
 };
 
-/// Checks the limits of a process.
 fn limits(machine: &Machine) -> [Check; 3] {
     let files = DEFAULT_JOB.open_files();
     let addresses = DEFAULT_JOB.mapped_devices() * SoftOptions::default().arena_bytes as u64;

@@ -15,7 +15,7 @@ pub struct Launcher {
     /// The MPI library, by the name and version that the library reports; null without an MPI
     /// library.
     pub library: Option<String>,
-    /// The hosts' names, each host once, by their first rank.
+    /// The hosts' names, each host once, in the order of their first ranks.
     pub hosts: Vec<String>,
     /// The ranks on this rank's host; in a result, the ranks on rank 0's host. The index of a rank
     /// in this list is its node-local rank, which decides its cores.

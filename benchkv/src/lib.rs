@@ -9,8 +9,7 @@
 //!   ranks run the same job.
 //! - [`memory`]: the expected memory of a job.
 //! - [`orchestrate`]: the threads of one rank and the order of a run; [`progress`]: its progress on
-//!   a terminal;
-//!   [`interval`]: its lines of `--report-interval`.
+//!   a terminal; [`interval`]: its lines of `--report-interval`.
 //! - [`result`]: the measurements of all ranks, as a table, as JSON and flat; [`output`]: the file
 //!   of the flat form; [`trace`]: the files of a daemon's time series; [`report`]: many
 //!   results side by side.

@@ -45,7 +45,6 @@ const PROGRAM: Program = Program("benchkv");
 const EXIT_NOTHING: u8 = 4;
 /// Exit status when the user has ended the job.
 const EXIT_INTERRUPTED: u8 = 130;
-/// Duration of each echo baseline.
 const ECHO_DURATION: Duration = Duration::from_millis(250);
 /// Maximum bytes of an echo's requests under way, so that socket buffers hold all of them.
 const ECHO_BYTES: usize = 64 << 10;
@@ -65,12 +64,10 @@ fn main() -> ExitCode {
     PROGRAM.child(rank, follows).unwrap_or_else(start)
 }
 
-/// Prints an error. A closed standard error does not change the exit status.
 fn fail(code: u8, error: &dyn Display) -> ExitCode {
     PROGRAM.fail(code, error)
 }
 
-/// Prints the error of a command line.
 fn refuse(error: &clap::Error) -> ExitCode {
     // A closed standard error does not change the exit status.
     let _printed = error.print();
@@ -109,13 +106,11 @@ fn doctor(args: &DoctorArgs) -> ExitCode {
     PROGRAM.show(&diagnosis, args.json.as_ref(), None)
 }
 
-/// Prints results side by side.
 fn report(args: &ReportArgs) -> ExitCode {
     benchkv::report::run(args)
         .map_or_else(|error| fail(EXIT_OPTIONS, &error), |()| ExitCode::SUCCESS)
 }
 
-/// Runs a job in virtual time.
 fn simulate(args: &SimArgs) -> ExitCode {
     if let Some(file) = &args.calibrate {
         let written =
@@ -157,8 +152,7 @@ fn simulate(args: &SimArgs) -> ExitCode {
     }
 }
 
-/// Runs the launcher: checks everything that can be checked before a process is started, then
-/// starts the ranks with the same arguments.
+/// Checks everything that can be checked before a process is started, then starts the ranks.
 fn launch(cli: Cli) -> ExitCode {
     let options = match Options::resolve(cli) {
         Ok(options) => options,
@@ -192,7 +186,6 @@ fn launch(cli: Cli) -> ExitCode {
     }
 }
 
-/// Returns the environment variables that the library of the ranks' carrier needs.
 fn environment(options: &Options) -> Vec<(&'static str, &'static str)> {
     let library = options.job.topology.carrier.traits().library;
     let variable = library.map(|library| library.variable).into_iter();
@@ -201,7 +194,6 @@ fn environment(options: &Options) -> Vec<(&'static str, &'static str)> {
         .collect()
 }
 
-/// Checks whether the result can be written at the end.
 fn check_output(options: &Options) -> Result<(), String> {
     let JobArgs {
         json,
@@ -221,13 +213,11 @@ fn check_output(options: &Options) -> Result<(), String> {
     named("--trace", traced.iter().try_for_each(TraceOptions::check))
 }
 
-/// Checks whether the library of the carrier can be loaded.
 fn check_library(options: &Options) -> Result<(), String> {
     let library = options.job.topology.carrier.traits().library;
     library.map_or(Ok(()), |library| (library.load)())
 }
 
-/// Checks whether the device that ranks will open exists.
 fn check_device(options: &Options) -> Result<(), String> {
     let (topology, device) = (options.job.topology, &options.asked.device);
     if topology.ranks == 1 || topology.carrier.traits().library.is_some() {
@@ -375,7 +365,6 @@ fn announce(options: &Options, rank: usize) {
     }
 }
 
-/// Prints a warning if the ranks of this host need more memory than is available.
 fn warn_of_memory(options: &Options) {
     available_memory()
         .and_then(|available| options.memory.warning(available))

@@ -21,9 +21,8 @@ const CALL_BYTES: u64 = 128;
 /// Memory of an outstanding operation of a client, in the tables of the client, of its paths and of
 /// the daemons.
 const OPERATION_BYTES: u64 = 256;
-/// The remedies of a job that needs too much.
 const SMALLER: &str = "fewer ranks or threads, a smaller --ring-size, --queue-depth, --value-size or --key-range, --no-verify";
-/// Number of histograms of a client and run: for gets and puts, each on its own rank and on others.
+/// Number of histograms of a client in a run: of gets and of puts, to its own rank and to others.
 const HISTOGRAMS: u64 = 4;
 
 /// The memory of the ranks of one host together.
@@ -145,7 +144,6 @@ impl Memory {
     }
 }
 
-/// Formats the total and its parts.
 impl fmt::Display for Memory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let endpoints = self.endpoints;

@@ -12,7 +12,6 @@ use benchkv_harness::launch::role::{Foreign, foreign_launchers};
 
 use crate::{EXIT_OPTIONS, fail, rank_process};
 
-/// Runs the part of this process.
 pub(crate) fn run(parsed: Result<Cli, clap::Error>) -> ExitCode {
     let mut exchange = match MpiExchange::start() {
         Ok(exchange) => exchange,
@@ -33,8 +32,8 @@ pub(crate) fn run(parsed: Result<Cli, clap::Error>) -> ExitCode {
 
 /// Refuses a job if MPI connects a different number of processes than a launcher announced:
 /// processes that MPI does not connect would each run a job of one rank, and write the same files.
-/// If there are several launchers, one may have started another; then the number of one of them
-/// must be equal to the number of MPI.
+/// If one launcher has started another, it is enough that MPI's number is the number of one of
+/// them.
 fn check_size(announced: &[Foreign], size: usize) -> Result<(), String> {
     let agrees = |launcher: &Foreign| match launcher {
         Foreign::Sized {

@@ -31,9 +31,8 @@ use crate::trace::TraceOptions;
 use engine::drain;
 use engine::policy::PolicyOptions;
 
-/// Default number of ranks that the local launcher starts.
 const DEFAULT_RANKS: usize = 2;
-/// Minimum and maximum ring of a connection between ranks, the limits of copyrpc.
+/// Minimum and maximum size of a ring of a connection between ranks, in bytes: copyrpc's limits.
 const RING_BYTES: std::ops::RangeInclusive<u64> = MIN_RING_SIZE..=MAX_RING_SIZE;
 /// A job that can run: the options, and the values that follow from the options on this host.
 #[derive(Debug, Clone)]

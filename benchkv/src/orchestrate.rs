@@ -98,7 +98,6 @@ impl RankError {
     }
 }
 
-/// State that the threads of a rank share.
 struct Rank<'a, W> {
     options: &'a Options,
     workers: &'a W,
@@ -118,13 +117,11 @@ enum News {
     Ready,
 }
 
-/// A worker's side of the set-up.
 struct Post {
     tell: Sender<News>,
     mailbox: Receiver<Records>,
 }
 
-/// The main thread's side of the set-up.
 struct Assembly {
     tell: Sender<News>,
     news: Receiver<News>,
@@ -155,8 +152,7 @@ impl Assembly {
 
 /// Runs this rank's part of the job and returns its measurements.
 ///
-/// Starts one thread per daemon and client; all have ended when this returns. `progress` shows the
-/// progress.
+/// Starts one thread per daemon and client; all have ended when the function returns.
 ///
 /// # Errors
 /// The first failure of this rank, or the report of another rank's failure.
@@ -315,7 +311,6 @@ impl<W: Workers> Rank<'_, W> {
         Ok(course)
     }
 
-    /// Returns the reporter of `--report-interval`, on rank 0.
     fn reporter(&self, now_ns: u64) -> Option<Reporter<'_>> {
         let seconds = self.options.asked.report_interval;
         let interval = Duration::from_secs_f64(seconds.filter(|_| self.rank == 0)?);
@@ -379,13 +374,11 @@ impl<W: Workers> Rank<'_, W> {
         }
     }
 
-    /// Starts a phase.
     fn enter(&self, phase: Phase) {
         self.control.set_phase(phase);
         self.progress.enter(phase);
     }
 
-    /// Starts a thread for each of `workers`.
     fn start<'scope, T: Send + 'scope>(
         &'scope self,
         scope: &'scope Scope<'scope, '_>,
@@ -551,7 +544,6 @@ impl<W: Workers> Rank<'_, W> {
         phase == Phase::Drain || self.options.job.ops.is_some()
     }
 
-    /// Lets a daemon that found nothing to do sleep.
     fn sleep(&self, phase: Phase, daemon: &mut dyn Sleeper) {
         let longest = if self.is_watched(phase) {
             DAEMON_SLEEP

@@ -42,7 +42,6 @@ fn parse_mtu(text: &str) -> Result<u16, String> {
 }
 
 impl PortOptions {
-    /// Returns the given options, as they are typed.
     fn given(&self) -> impl Iterator<Item = (&'static str, u16)> {
         let Self {
             port,

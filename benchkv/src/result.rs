@@ -44,7 +44,7 @@ pub const SCHEMA_VERSION: u32 = 6;
 /// [`JobResult::device`] of a job with one rank.
 const NO_DEVICE: &str = "none";
 
-/// The result of a job: the JSON document. Rates are per second, latencies round trips in
+/// The result of a job: the JSON document. Rates are per second; latencies are round trips in
 /// nanoseconds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct JobResult {
@@ -137,7 +137,7 @@ pub struct Measured {
     pub local_ops: u64,
     /// Remote operations that ended in a measured window.
     pub remote_ops: u64,
-    /// Number of gets among the local and remote operations that found no value.
+    /// Number of gets that found no value, among the local and remote operations.
     pub not_found_ops: u64,
     /// Round trips of the local and remote operations together.
     pub latency_ns: LatencySummary,

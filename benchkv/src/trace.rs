@@ -160,7 +160,6 @@ impl TraceFile {
     }
 }
 
-/// Makes the failure of a file or directory.
 fn failed(path: &Path, why: &io::Error) -> Failure {
     format!("{}: {why}", path.display()).into()
 }

@@ -63,7 +63,6 @@ pub enum PeerErrorsChoice {
 }
 
 impl PeerErrorsChoice {
-    /// Returns the mode for ranks on `hosts` hosts.
     const fn resolve(self, hosts: usize) -> PeerErrors {
         match self {
             Self::Peer => PeerErrors::Peer,

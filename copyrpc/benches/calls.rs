@@ -18,13 +18,11 @@ use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_m
 use mlx5::{DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
 
 const SIZES: [usize; 3] = [32, 1 << 10, 16 << 10];
-/// Number of calls of a batch.
 const BATCH: usize = 64;
 /// Maximum number of turns of both ends in a round. A batch that does not fit the limits of one
 /// WRITE takes several turns.
 const MOST_TURNS: usize = 1000;
 
-/// The two ends of a connection.
 struct Pair {
     caller: Context<usize>,
     answerer: Context<usize>,
@@ -121,8 +119,7 @@ impl Pair {
         bytes
     }
 
-    /// Checks the bytes of all requests and replies over several laps of the ring. Each call has
-    /// bytes of its own.
+    /// Checks the bytes of all requests and replies over several laps of the ring.
     fn check(&self, calls: usize) {
         for _ in 0..8 * BATCH / calls {
             for number in 0..calls {

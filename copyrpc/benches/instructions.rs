@@ -35,27 +35,24 @@ use mlx5::{Clock, DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
 
 const BYTES: usize = 32;
 
-/// An operation whose instructions are counted.
 struct Kind {
     name: &'static str,
     bound: Option<u32>,
     collect: &'static str,
     what: &'static str,
     depth: usize,
-    /// Number of connected endpoints of the caller.
     endpoints: usize,
     work: Work,
 }
 
 #[derive(Clone, Copy)]
 enum Work {
-    /// Calls, the public functions one after the other; the answerer serves.
+    /// Calls by the public functions, answered in callbacks of `Context::serve`.
     Calls,
     /// Calls for which the answerer drains, receives, replies and flushes.
     ReceivedCalls,
     /// Calls, with each function in a frame of its own.
     Parts,
-    /// Polls of a context that has nothing to do.
     IdlePolls,
     /// Calls of a `Client`, without a timeout or with one; the `Server` is in another thread.
     Client(Option<Duration>),
@@ -230,11 +227,9 @@ const fn client(
 /// depths.
 const COUNTS: (usize, usize) = (16_384, 49_152);
 
-/// The two ends, in one thread.
 struct Pair {
     caller: Context<u64>,
     answerer: Context<u64>,
-    /// The first end of each connection, which calls.
     endpoints: Vec<Endpoint<u64>>,
     _peers: Vec<Endpoint<u64>>,
 }
@@ -253,7 +248,7 @@ impl Pair {
                 clock,
                 ..SoftOptions::default()
             };
-            // The same queues for any number of endpoints: 8 batches in flight for each of 1,024.
+            // The queues have the sizes for 1,024 endpoints of 8 batches in flight each.
             ContextBuilder::new(DeviceSpec::Soft(options))
                 .srq_size(16_383)
                 .cq_size(16_384)

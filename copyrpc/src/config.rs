@@ -8,7 +8,7 @@ use thiserror::Error;
 use crate::link::Window;
 use crate::ring::{DEFAULT_RING_SIZE, MAX_RING_SIZE, MIN_RING_SIZE};
 
-/// WQEBBs of the WQE of a batch of maximum inline length.
+/// Number of WQEBBs that a WQE with the maximum of inline bytes takes.
 const BATCH_WQEBBS: u32 = 4;
 /// Maximum WQEBBs of a send queue without a given size.
 const MAX_COMPUTED_SEND_WR: u32 = 256;
@@ -16,7 +16,6 @@ const MAX_COMPUTED_SEND_WR: u32 = 256;
 /// software HCA.
 const MAX_LANE_SLOTS: u64 = 128;
 
-/// Defaults of an endpoint.
 pub(crate) const DEFAULT_BATCHES: u32 = 32;
 pub(crate) const DEFAULT_RAW_OPERATIONS: u32 = 16;
 
@@ -35,31 +34,31 @@ pub struct EndpointConfig {
     /// ([`Endpoint::rdma_read`](crate::Endpoint::rdma_read),
     /// [`Endpoint::rdma_write`](crate::Endpoint::rdma_write)). Default 16; 0 for none.
     pub raw_operations: u32,
-    /// WQEBBs of the send queue, of 64 bytes each plus 8 bytes of bookkeeping. `None`, the default:
-    /// [`EndpointConfig::send_queue_wqebbs`].
+    /// Number of WQEBBs of the send queue; each takes 64 bytes, and 8 bytes of bookkeeping. Default
+    /// `None`: computed by [`EndpointConfig::send_queue_wqebbs`].
     pub max_send_wr: Option<u32>,
     /// Silence of the peer after which it is probed, while requests are unanswered or the peer has
     /// not taken messages. Default 100 ms, resolution 10 ms.
     pub keepalive: Duration,
-    /// Time after which a peer that answers probes and does nothing else is given up, while
-    /// requests are unanswered or messages not taken:
-    /// [`CloseReason::PeerStalled`](crate::CloseReason::PeerStalled). So poll at least that often
-    /// while calls are outstanding or requests unanswered; a client whose calls have all ended, by
-    /// their deadlines too, need not poll. A handler of [`Context::serve`](crate::Context::serve)
-    /// or [`Server::serve`](crate::Server::serve) may take any time, but at most 2 s on a device
-    /// that sends packets (`soft:roce=ADDRESS`). Its callers wait for the handler, and so do the
-    /// callers of the same context's other connections; deadlines bound their calls. Work of a
-    /// program between a poll and the next one, such as on a request that it
-    /// [received](crate::Context::recv), counts as silence. A peer that ran handlers is given a
+    /// Time without progress after which a peer that answers probes is given up, while requests are
+    /// unanswered or messages are not taken:
+    /// [`CloseReason::PeerStalled`](crate::CloseReason::PeerStalled). Poll at least that often
+    /// while calls are outstanding or requests are unanswered; a client whose calls have all ended,
+    /// also by their deadlines, need not poll. A handler of
+    /// [`Context::serve`](crate::Context::serve) or [`Server::serve`](crate::Server::serve) may
+    /// take any time, but at most 2 s on a device that sends packets (`soft:roce=ADDRESS`). Its
+    /// callers wait for the handler, and so do the callers of the same context's other connections;
+    /// deadlines bound their calls. Work of a program between two polls, such as on a request that
+    /// it [received](crate::Context::recv), counts as silence. A peer that ran handlers is given a
     /// quarter of the time more. The time is longer if three probes take longer, and it counts only
     /// while this end polls at least four times in it. Default 5 s; `Duration::MAX`: never.
     pub stall_timeout: Duration,
     /// Silence of the peer, with nothing outstanding, after which its record is READ to check that
     /// it lives. If the peer is gone, the connection ends within about two of these intervals.
     /// Checks begin with the first message of either side, or when
-    /// [`connect_over`](crate::PendingEndpoint::connect_over) has met the peer. Of one context at
-    /// most 3,200 endpoints are checked per second; with more, or with an owner that polls less
-    /// often than every 10 ms, it takes longer. Default 1 s, resolution 50 ms; `None` for never.
+    /// [`connect_over`](crate::PendingEndpoint::connect_over) has met the peer. A context checks at
+    /// most 3,200 endpoints per second: a check is later if there are more endpoints, or if the
+    /// owner polls less often than every 10 ms. Default 1 s, resolution 50 ms; `None` for never.
     pub idle_keepalive: Option<Duration>,
     /// Time with nothing outstanding after which this end closes the connection:
     /// [`CloseReason::IdleTimeout`](crate::CloseReason::IdleTimeout). The close is never early. It
@@ -91,14 +90,14 @@ impl Default for EndpointConfig {
 }
 
 impl EndpointConfig {
-    /// Returns the WQEBBs of the send queue: `max_send_wr`, or else the number for the batches in
-    /// flight at their maximum length, for one additional batch to each eight of them, and for the
-    /// one-sided operations, at most 256. The device rounds up to a power of two, at least 16. The
-    /// additional batches are for the READ of the peer's record, the NOPs before the queue's end,
-    /// and WQEs that are done and not reported ([`mlx5::Signal::Reclaim`]). With fewer than 8
-    /// batches in flight there may be no room for these: then an operation waits for the completion
-    /// of earlier operations, which does not depend on the peer's program. `max_send_wr` makes
-    /// room, at 72 bytes each.
+    /// Returns the number of WQEBBs of the send queue: `max_send_wr`, or if it is `None`, the
+    /// number for the batches in flight at their maximum length, one additional batch for every
+    /// eight of them, and the one-sided operations, at most 256. The device rounds up to a power of
+    /// two, at least 16. The additional batches make room for the READ of the peer's record, the
+    /// NOPs before the queue's end, and WQEs that are done but not reported
+    /// ([`mlx5::Signal::Reclaim`]). With fewer than 8 batches in flight there may be no such room:
+    /// an operation then waits for the completion of earlier operations, which does not depend on
+    /// the peer's program. A larger `max_send_wr` makes room, at 72 bytes per WQEBB.
     #[must_use]
     pub fn send_queue_wqebbs(&self) -> u32 {
         self.max_send_wr.unwrap_or_else(|| {

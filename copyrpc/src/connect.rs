@@ -184,9 +184,9 @@ impl<U> fmt::Debug for PendingEndpoint<U> {
 }
 
 impl<U> Context<U> {
-    /// Makes one end of a connection. Memory: two rings of `ring_size`, and 64 bytes of a region
-    /// that 64 endpoints share, registered; the send queue ([`EndpointConfig::send_queue_wqebbs`]),
-    /// and about 2 KiB.
+    /// Makes one end of a connection. Registered memory: two rings of `ring_size`, and 64 bytes of
+    /// a region that 64 endpoints share. Other memory: the send queue
+    /// ([`EndpointConfig::send_queue_wqebbs`]), and about 2 KiB.
     ///
     /// # Errors
     /// [`CreateEndpointError`] with the legal range.
@@ -319,7 +319,7 @@ impl<U> PendingEndpoint<U> {
             peer_credit: remote.initial_credit,
             local_batches: record.batches,
             // B2 of docs/copyrpc-protocol.md: this end's share of the send CQ has room for no more
-            // batches than the own limit.
+            // batches than this end's own limit.
             peer_batches: remote.batches.min(record.batches),
             send_start: 0,
             recv_start: 0,

@@ -44,7 +44,6 @@ pub(crate) trait Receiver<U> {
         bytes: RecvBytes<'_>,
     );
 
-    /// Takes the end of a call.
     fn on_response(&mut self, user_data: U, outcome: Outcome<'_>);
 }
 
@@ -84,7 +83,6 @@ pub(crate) struct Resources {
 
 pub(crate) struct Connection<U> {
     qpn: u32,
-    /// A number that no other connection of this process has.
     pub(crate) serial: u64,
     core: RefCell<Core<U>>,
     /// The receive ring of a retired connection, while the application has requests in it.
@@ -98,20 +96,17 @@ pub(crate) struct Connection<U> {
     /// the same byte in this end's send ring.
     to_peer: u64,
     inline_limit: u64,
-    /// The outstanding one-sided operations of the application.
     pub(crate) raw: RawOperations<U>,
     listing: Listing<Self>,
     timer: Cell<Timer>,
     worklist: Rc<Worklist<Self>>,
     blueflame_batch: bool,
-    /// Number of [`Endpoint`](crate::Endpoint)s that refer to this connection.
     handles: Cell<usize>,
     leaving: Cell<Leaving>,
     /// The peer, if this is a server's connection to a client.
     pub(crate) peer: Cell<Option<Peer>>,
 }
 
-/// The parts that a flush changes.
 struct Core<U> {
     /// `None` once retired: from then on the peer can write nothing.
     resources: Option<Resources>,
@@ -354,7 +349,6 @@ impl<U> Connection<U> {
         std::mem::forget(interrupted);
     }
 
-    /// Delivers the next event. Returns whether there was one.
     #[inline(never)]
     fn deliver_event(self: &Rc<Self>, receiver: &mut impl Receiver<U>) -> bool {
         let event = self.link().next_event();
@@ -481,12 +475,10 @@ impl<U> Connection<U> {
         }
     }
 
-    /// Counts one more endpoint that refers to this connection.
     pub(crate) fn add_handle(&self) {
         self.handles.set(self.handles.get() + 1);
     }
 
-    /// Counts one handle less. The drop of the last handle closes the connection.
     pub(crate) fn remove_handle(self: &Rc<Self>) {
         self.handles.set(self.handles.get() - 1);
         if self.handles.get() == 0 {
@@ -494,8 +486,8 @@ impl<U> Connection<U> {
         }
     }
 
-    /// Begins the graceful end, for a context that is being dropped. A peer with nothing
-    /// outstanding in either direction ends as if this end had closed.
+    /// Begins the graceful end, for a context that is being dropped. If nothing is outstanding in
+    /// either direction, the connection ends at the peer as if this end had closed it.
     pub(crate) fn begin_leaving(self: &Rc<Self>) {
         if !self.is_closed() {
             self.close();
@@ -538,7 +530,6 @@ impl<U> Connection<U> {
         while self.take_failed_raw().is_some() {}
     }
 
-    /// Ends the connection: the device reported an error.
     pub(crate) fn fail(self: &Rc<Self>, error: CompletionError) {
         self.end(CloseReason::of(error));
     }
@@ -596,7 +587,6 @@ impl<U> Connection<U> {
         }
     }
 
-    /// Posts the batches that may be sent, and the READ that is due.
     fn post_all(
         &self,
         link: &mut Link<U>,

@@ -54,7 +54,6 @@ const POLL_BUDGET: usize = 256;
 pub struct ContextBuilder {
     device: DeviceSpec,
     endpoints: u32,
-    /// The limits of each endpoint's outstanding operations.
     outstanding: Outstanding,
     srq_size: Option<u32>,
     cq_size: Option<u32>,
@@ -130,7 +129,7 @@ impl ContextBuilder {
     }
 
     /// Like [`ContextBuilder::endpoints`], for endpoints made with `config`: the fewer their
-    /// [`batches_in_flight`](EndpointConfig::batches_in_flight), the more of them fit a queue.
+    /// [`batches_in_flight`](EndpointConfig::batches_in_flight), the more endpoints fit a queue.
     #[must_use]
     pub const fn endpoints_with(mut self, count: u32, config: &EndpointConfig) -> Self {
         self.endpoints = count;
@@ -168,8 +167,8 @@ impl ContextBuilder {
         self
     }
 
-    /// Announces all operations that one flush posts on a connection together, through BlueFlame
-    /// ([`mlx5::BlueflameBatch`]): the parts of a batch that a wrap divides, and the READ of the
+    /// Announces together, through BlueFlame ([`mlx5::BlueflameBatch`]), all operations that one
+    /// flush posts on a connection: the parts of a batch that a wrap divides, and the READ of the
     /// peer's record. Not proven on a NIC. Default `false`: each operation is announced when it is
     /// posted.
     #[must_use]
@@ -200,7 +199,8 @@ impl ContextBuilder {
         )
     }
 
-    /// Returns why there is no SRQ, in terms of endpoints if its size follows from them.
+    /// Returns the error of the SRQ that cannot be made, in terms of endpoints if they give its
+    /// size.
     fn too_many(&self, error: CreateError) -> BuildError {
         let (endpoints, batches_in_flight) = (self.endpoints, self.outstanding.batches);
         match error {
@@ -281,7 +281,6 @@ impl ContextBuilder {
 ///
 /// It belongs to one thread, and so does everything made from it. It may be moved; endpoints stay
 /// valid. Methods take `&self`, so callbacks may call, reply and receive; methods that must not
-/// valid. Methods take `&self`, so callbacks may call, reply and receive; methods that must not
 /// nest return a `Reentrant` error. The drop of a context ends its connections, and drops the user
 /// data of calls and operations that have not ended. The drop waits, at most 20 ms, until the peers
 /// have received the replies that were given, and the message that this end closes. Messages for
@@ -319,10 +318,7 @@ pub(crate) struct Inner<U> {
     pub(crate) pd: Pd,
     pub(crate) device: Device,
     pub(crate) is_polling: Cell<bool>,
-    /// Whether all operations that a flush posts on a connection are announced to the device
-    /// together.
     pub(crate) blueflame_batch: bool,
-    /// The event by which the device, or a queue of the context, broke down.
     broken: Cell<Option<AsyncEvent>>,
     /// Counters of closed connections.
     retired: Cell<Stats>,
@@ -330,7 +326,6 @@ pub(crate) struct Inner<U> {
     pub(crate) linger: Cell<Duration>,
 }
 
-/// The queues that all connections share.
 struct Queues<U> {
     recv_cq: MonoCq<Rc<Connection<U>>>,
     send_cq: Cq,
@@ -362,12 +357,10 @@ impl Drop for Polling<'_> {
 /// (B1 of docs/copyrpc-protocol.md).
 struct Unfilled<'a> {
     srq: &'a mut Srq,
-    /// Maximum number of receives that the drop may leave free, that is, not posted.
     max_free: usize,
 }
 
 impl Drop for Unfilled<'_> {
-    /// Posts all free receives at once, if they are more than a third of the queue.
     #[inline(always)]
     fn drop(&mut self) {
         if self.srq.free() > self.max_free {
@@ -382,7 +375,6 @@ fn fill(srq: &mut Srq) {
     srq.ring();
 }
 
-/// The callbacks of [`Context::serve`].
 struct Serving<'a, R, F> {
     activity: &'a AtomicU64,
     on_request: R,
@@ -610,7 +602,6 @@ impl<U> Inner<U> {
         self.broken.get()
     }
 
-    /// Returns whether a request waits to be received by the application.
     pub(crate) fn has_requests(&self) -> bool {
         self.worklist.has_requests()
     }
@@ -666,7 +657,6 @@ impl<U> Inner<U> {
         }
     }
 
-    /// Hands out the requests that drains have queued. Returns their number.
     #[cold]
     #[inline(never)]
     fn serve_queued(&self, receiver: &mut impl Receiver<U>) -> usize {

@@ -13,7 +13,6 @@ use crate::wire::{FLOW_METADATA_SIZE, FlowWords, PublishedRecord};
 
 /// Bytes of a place, the part of a region that one endpoint has: a cache line.
 const PLACE_BYTES: usize = 2 * FLOW_METADATA_SIZE;
-/// Number of places of one region.
 const PLACES: usize = u64::BITS as usize;
 
 /// The regions of one context. Each lives as long as an endpoint has a place in it.
@@ -61,7 +60,6 @@ impl ControlRegions {
 pub(crate) struct ControlMemory {
     region: Rc<Region>,
     place: usize,
-    /// Start of the place.
     start: NonNull<u8>,
 }
 
@@ -129,7 +127,6 @@ impl ControlMemory {
         }
     }
 
-    /// Stores the heartbeat.
     pub(crate) fn beat(&self, heartbeat: u32) {
         // SAFETY: as in `publish`; the offset is a multiple of 4.
         let target = unsafe {
@@ -141,7 +138,6 @@ impl ControlMemory {
         target.store(heartbeat.to_le(), Ordering::Relaxed);
     }
 
-    /// Stores the number of batches taken.
     #[inline]
     pub(crate) fn note_taken(&self, batches: u32) {
         // SAFETY: as in `publish`; the offset is a multiple of 4.
@@ -186,7 +182,6 @@ impl Activity {
         Ok(Self(ControlMemory::new(regions, pd, FlowWords::default())?))
     }
 
-    /// Returns address and key of the word, for the peers.
     pub(crate) fn published(&self) -> (u64, u32) {
         self.0.published()
     }
@@ -206,7 +201,6 @@ fn count(word: &AtomicU64) {
     word.store(next.to_le(), Ordering::Release);
 }
 
-/// A handler that runs, in the word of an [`Activity`].
 pub(crate) struct Handling<'a>(&'a AtomicU64);
 
 impl<'a> Handling<'a> {

@@ -139,10 +139,9 @@ impl<U> Endpoint<U> {
         })
     }
 
-    /// Ends a call at once: returns its user data, and no callback gets it. `None` if the call has
-    /// ended, or was made on another endpoint. Nothing is sent to the peer, and its reply is
-    /// dropped; the call's share of ring and credit is returned by that reply. May be called from a
-    /// callback.
+    /// Ends a call at once: returns its user data, and no callback gets it. Returns `None` if the
+    /// call has ended, or was made on another endpoint. Nothing is sent to the peer. A later reply
+    /// is dropped, but returns the call's share of ring and credit. May be called from a callback.
     pub fn cancel(&self, call: CallToken) -> Option<U> {
         if call.connection != self.connection.serial {
             return None;

@@ -163,7 +163,6 @@ pub enum CloseReason {
 }
 
 impl CloseReason {
-    /// Returns the reason of the end that an error completion reports.
     pub(crate) const fn of(error: CompletionError) -> Self {
         match error.syndrome {
             Syndrome::TransportRetryExceeded | Syndrome::WorkRequestFlushed => Self::Disconnected,
@@ -303,7 +302,6 @@ pub enum ReplyError<R> {
 }
 
 impl<R> ReplyError<R> {
-    /// Returns the same error with the request in another form.
     pub(crate) fn map_request<T>(self, into: impl FnOnce(R) -> T) -> ReplyError<T> {
         match self {
             Self::TooLarge { request, len, max } => ReplyError::TooLarge {

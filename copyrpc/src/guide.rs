@@ -20,8 +20,8 @@
 //!   peer that is stopped, or does not poll, after the [stall
 //!   timeout](EndpointConfig::stall_timeout); a handler of [`serve`](Context::serve) may take any
 //!   time. On an idle connection a dead peer is detected within about two [idle
-//!   keep-alive](EndpointConfig::idle_keepalive) intervals, half a second of the device's retries
-//!   added; a living peer is kept, unless there is an [idle timeout](EndpointConfig::idle_timeout).
+//!   keep-alive](EndpointConfig::idle_keepalive) intervals, plus half a second for the device's
+//!   retries; a living peer stays, unless there is an [idle timeout](EndpointConfig::idle_timeout).
 //!   An endpoint that has ended has released its queue pair, its share of the queues, and its
 //!   rings, even while handles of it are kept. Only a receive ring in which the application has
 //!   requests stays.

@@ -92,8 +92,7 @@
 //! | example | content |
 //! |---|---|
 //! | `server`, `client` | two processes, in as few lines as possible |
-//! | `poll_server`, `poll_client` | the same with a loop of their own; the server sleeps while idle, and all calls of the client share
-//! one WRITE |
+//! | `poll_server`, `poll_client` | the same with a loop of their own; the server sleeps while idle, and all calls of the client share one WRITE |
 //! | `async_server`, `async_client` | the same with futures |
 //! | `first_service` | the smallest service with a method |
 //! | `metadata` | a service with methods: clients with deadlines, and a server that is restarted under them |

@@ -5,10 +5,10 @@ use std::rc::Rc;
 
 use crate::config::{CreateEndpointError, DEFAULT_BATCHES, DEFAULT_RAW_OPERATIONS, EndpointConfig};
 
-/// Maximum number of a connection's outstanding send completions in addition to one for each batch
-/// in flight, when its queue pair fails and flushes (B2 of docs/copyrpc-protocol.md): three batches
-/// that had arrived and were signaled to reclaim the queue, one that fails after it arrived, one
-/// READ, three NOPs at the end of the send queue.
+/// Maximum number of outstanding send completions that a connection has besides one for each batch
+/// in flight (B2 of docs/copyrpc-protocol.md). It is reached when the queue pair fails and flushes:
+/// three batches that arrived and were signaled to reclaim the queue, one batch that fails after it
+/// arrived, one READ, and three NOPs at the end of the send queue.
 const SEND_CQES_BESIDE_BATCHES: u32 = 8;
 
 /// The sum of the shares of all endpoints of a context.
@@ -32,16 +32,13 @@ impl Used {
 /// The limits of an endpoint's outstanding operations.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Outstanding {
-    /// Maximum number of batches in flight.
     pub(crate) batches: u32,
-    /// Maximum number of one-sided operations of the application.
     pub(crate) raw_operations: u32,
     /// Maximum number of batches that arrived and whose completions the window waits for (W1).
     pub(crate) windowed: u32,
 }
 
 impl Outstanding {
-    /// The limits of an endpoint with the default configuration.
     pub(crate) const DEFAULT: Self = Self {
         batches: DEFAULT_BATCHES,
         raw_operations: DEFAULT_RAW_OPERATIONS,
@@ -137,7 +134,6 @@ impl QueueShare {
         })
     }
 
-    /// Returns the number of one-sided operations in the share.
     pub(crate) const fn raw_operations(&self) -> u32 {
         self.raw_operations
     }

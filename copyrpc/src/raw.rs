@@ -268,7 +268,7 @@ impl<U> RawOperations<U> {
                 Ok(())
             }
             Err(PostError::QueueFull { .. }) => Err(RdmaError::QueueFull(user_data)),
-            // The lengths are checked, so the queue pair has failed.
+            // The lengths were checked, so any other error means that the queue pair has failed.
             Err(_) => Err(RdmaError::Closed {
                 user_data,
                 reason: CloseReason::Disconnected,
@@ -276,7 +276,6 @@ impl<U> RawOperations<U> {
         }
     }
 
-    /// Ends the oldest operation.
     pub(crate) fn end(&self) -> Option<U> {
         self.posted
             .borrow_mut()

@@ -49,8 +49,8 @@ impl<U> RecvHandle<U> {
         let mut request = self.request();
         self.connection.link().release_bytes(&mut request);
         self.name = request.name();
-        // Nothing serves a connection that has ended, and the list of a context that was dropped
-        // would keep the connection without limit.
+        // Nothing serves a connection that has ended, and the worklist of a dropped context would
+        // keep the connection forever.
         if !self.connection.is_closed() {
             self.connection.mark_dirty();
         }
@@ -180,7 +180,6 @@ fn drop_request<U>(connection: &Rc<Connection<U>>, request: Request) {
 pub struct Reply<'a, U> {
     connection: &'a Rc<Connection<U>>,
     request: Request,
-    /// The request is answered or held.
     is_done: bool,
 }
 
@@ -235,8 +234,6 @@ impl<'a, U> Reply<'a, U> {
         self.respond(Status::Refused, &[])
     }
 
-    /// Sends the reply, or an error if the reply is longer than the caller allowed. Does nothing if
-    /// the connection has ended.
     #[inline(always)]
     pub(crate) fn answer(self, payload: &[u8]) {
         if let Err(ReplyError::TooLarge { request, len, .. }) = self.send(payload) {
@@ -285,7 +282,7 @@ mod tests {
     use super::*;
     use crate::{Context, ContextBuilder, EndpointConfig};
 
-    /// Nor the device, nor the memory of its connection.
+    /// Asserts that neither the device nor the memory of its connection stays.
     #[test]
     fn bytes_that_are_released_after_the_context_leave_nothing_behind() {
         let fabric = LocalFabric::new();

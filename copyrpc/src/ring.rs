@@ -121,12 +121,10 @@ impl RingView {
         Self { base, size }
     }
 
-    /// Returns the size of the ring.
     pub(crate) const fn size(&self) -> RingSize {
         self.size
     }
 
-    /// Copies `bytes` into the ring at `position`.
     #[cfg(test)]
     pub(crate) fn copy_in(&self, position: u64, bytes: &[u8]) {
         let target = self.range(position, bytes.len());
@@ -145,7 +143,6 @@ impl RingView {
         unsafe { self.base.add(offset as usize) }
     }
 
-    /// Copies a block into the ring.
     #[inline(always)]
     pub(crate) fn write_block(&self, position: u64, bytes: &[u8; ALIGNMENT as usize]) {
         // SAFETY: `block` returns the address of 32 writable bytes; `bytes` is other memory,
@@ -157,7 +154,6 @@ impl RingView {
         }
     }
 
-    /// Returns the lap that has this position.
     #[inline(always)]
     pub(crate) const fn lap(&self, position: u64) -> Lap {
         let start = position - self.size.offset(position);
@@ -252,9 +248,9 @@ impl Lap {
         header: &[u8; wire::HEADER_SIZE],
         payload: &[u8],
     ) {
-        // SAFETY: the target lies in the memory that the caller of `new` guaranteed; the bytes are
-        // other memory, because no reference to the target is alive; the payload's place begins
-        // inside or at the end of the lap.
+        // SAFETY: the target lies in the memory that the caller of `RingView::new` guaranteed; the
+        // bytes are other memory, because no reference to the target is alive; the payload's place
+        // begins inside or at the end of the lap.
         unsafe {
             let target = self.at(position);
             target
@@ -283,7 +279,6 @@ pub(crate) struct Payload {
 }
 
 impl Payload {
-    /// No bytes.
     pub(crate) const EMPTY: Self = Self {
         position: 0,
         len: 0,
@@ -298,12 +293,10 @@ impl Payload {
         }
     }
 
-    /// Returns the position of the message that has this payload.
     pub(crate) const fn message(&self) -> u64 {
         self.position - wire::HEADER_SIZE as u64
     }
 
-    /// Returns the length in bytes.
     pub(crate) const fn len(&self) -> usize {
         self.len as usize
     }
@@ -321,7 +314,6 @@ pub struct RecvBytes<'a> {
 }
 
 impl<'a> RecvBytes<'a> {
-    /// Returns a view of no bytes.
     pub(crate) const fn empty() -> Self {
         Self {
             base: NonNull::dangling(),
@@ -396,7 +388,7 @@ mod tests {
     fn with_ring(test: impl FnOnce(RingView)) {
         let mut memory = vec![0xa5_u8; 2 << 10];
         let base = NonNull::new(memory.as_mut_ptr()).unwrap();
-        // SAFETY: `memory` outlives the view and is not touched meanwhile.
+        // SAFETY: `memory` has the ring's size, outlives the view and is not accessed meanwhile.
         test(unsafe { RingView::new(base, RingSize::new(2 << 10).unwrap()) });
     }
 

@@ -76,7 +76,6 @@ pub type AsyncServer = copyrpc_calls::AsyncServer<Server>;
 /// for an event needs a small `max_reply`.
 pub type ServerRequest = copyrpc_calls::ServerRequest<Server>;
 
-/// Environment variable with the default device.
 const DEVICE_VARIABLE: &str = "COPYRPC_DEVICE";
 
 /// Returns the device that is given by the environment variable `COPYRPC_DEVICE`, in the form that

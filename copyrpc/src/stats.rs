@@ -22,11 +22,11 @@ counters! {
     /// Counters of one connection since it was made; [`Context::stats`](crate::Context::stats)
     /// returns their sums over all connections ever made.
     ///
-    /// All only grow. Rates and means are their differences over a time: WRITEs per second are
-    /// `batches_sent`, messages per WRITE `messages_sent / batches_sent`, bytes per WRITE
-    /// `bytes_sent / batches_sent`, calls that had to wait `ring_full + insufficient_credit`.
-    /// Receivers that were not ready (RNR) are counted by devices and not here; the batch limit (B1
-    /// of docs/copyrpc-protocol.md) prevents them.
+    /// All only grow. Rates and means follow from their differences over a time: WRITEs per second
+    /// from `batches_sent`, messages per WRITE from `messages_sent / batches_sent`, bytes per WRITE
+    /// from `bytes_sent / batches_sent`, calls that had to wait from `ring_full +
+    /// insufficient_credit`. Receivers that were not ready (RNR) are counted by devices and not
+    /// here; the batch limit (B1 of docs/copyrpc-protocol.md) prevents them.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     struct Stats {
         /// Number of accepted calls. Excludes refused calls.
@@ -39,8 +39,9 @@ counters! {
         batches_sent,
         /// Requests and responses in the batches of `batches_sent`.
         messages_sent,
-        /// Bytes of these batches as the WRITEs carry them: for each batch 32 of metadata, and for
-        /// each message its header, payload and padding. Excludes bytes that a wrap skips.
+        /// Bytes of the batches of `batches_sent` as the WRITEs carry them: 32 of metadata for each
+        /// batch, and the header, payload and padding of each message. Excludes bytes that a wrap
+        /// skips.
         bytes_sent,
         /// Wrap markers among `batches_sent`.
         wraps,

@@ -1,15 +1,15 @@
 //! The clock of a context, and the deadlines of its connections.
 //!
 //! The clock is the device's, so that virtual time governs both. It is read by calls that have a
-//! deadline, by drains that found nothing while a call may have a deadline, and by every drain
-//! after a pause. There is no pause if a millisecond or more has passed since the last but one such
-//! reading; otherwise the pause grows: 1, 3, 7 and at most 63 drains. So an owner that does other
-//! work for long between drains is detected by each drain, and an owner that polls as fast as it
-//! can spends nothing on the clock. The pause is at most as many drains as there were in the
-//! millisecond before, plus one. A deadline is detected by the first reading after it, and ends its
-//! call in that drain: never early, late by at most the drains of a pause. While no call has a
-//! deadline, a coarse reading is enough, several milliseconds late for a fifth of the cost: all
-//! remaining work is done every 10 ms or more rarely.
+//! deadline, by drains that found nothing while a call may have a deadline, and by the first drain
+//! after each pause. A pause is the number of drains that a reading lets pass: 0 if a millisecond
+//! or more has passed since it was last 0; otherwise it grows from reading to reading, 1, 3, 7 and
+//! at most 63. So an owner that does other work for long between drains reads the clock in each
+//! drain, and an owner that polls as fast as it can spends nothing on the clock. The pause has at
+//! most one drain more than the millisecond before. A deadline is detected by the first reading
+//! after it, and ends its call in that drain: never early, late by at most the drains of a pause.
+//! While no call has a deadline, a coarse reading is enough, several milliseconds late for a fifth
+//! of the cost: all remaining work is done every 10 ms or more rarely.
 
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
@@ -20,7 +20,7 @@ use mlx5::Device;
 
 /// Maximum number of drains between two readings of the clock.
 const MAX_PAUSE: u32 = 63;
-/// Time between two readings of the clock, in ns, from which on every drain reads the clock.
+/// Time since the pause was last 0, in ns, after which a reading sets it to 0 again.
 const PACE_NS: u64 = 1_000_000;
 /// Interval at which connections are checked for silence, and for waiting requests, in ns.
 const SWEEP_INTERVAL_NS: u64 = 10_000_000;
@@ -49,9 +49,7 @@ impl Timer {
     };
 }
 
-/// The property of a connection that timers need.
 pub(crate) trait Timed {
-    /// Returns the connection's timer in the context's heap.
     fn timer(&self) -> &Cell<Timer>;
 }
 
@@ -80,11 +78,10 @@ pub(crate) struct Timers<C> {
     busy_drains_left: Cell<u32>,
     /// Length of the pause after the last reading, in drains.
     pause: Cell<u32>,
-    /// Time of the last reading that found that [`PACE_NS`] had passed, in ns.
+    /// Time of the last reading that set the pause to 0, in ns.
     moved_ns: Cell<u64>,
     last_sweep_ns: Cell<u64>,
     deadlines: RefCell<Deadlines<Armed<C>>>,
-    /// Whether `deadlines` has entries.
     has_deadlines: Cell<bool>,
     /// Times of each connection's next check for idleness.
     idle: RefCell<Deadlines<Weak<C>>>,
@@ -143,7 +140,6 @@ impl<C: Timed> Timers<C> {
         false
     }
 
-    /// Reads the clock.
     pub(crate) fn read_clock(&self) {
         let now_ns = if self.has_deadlines.get() {
             self.device.now_ns()
@@ -184,8 +180,8 @@ impl<C: Timed> Timers<C> {
         Duration::from_nanos(SWEEP_INTERVAL_NS)
     }
 
-    /// Returns the time until a connection is due, or until the sweep that checks an idle one. It
-    /// may turn out that none is due.
+    /// Returns the time until a connection may be due, or until the sweep that checks an idle
+    /// connection.
     pub(crate) fn until_next(&self) -> Option<Duration> {
         // The drain after this wake-up reads the coarse clock, which lags: a wake-up without the
         // lag would find nothing due, and the next sleep would end at once.
@@ -295,7 +291,7 @@ mod tests {
         }
     }
 
-    /// Returns the number of drains that found nothing and did not read the clock before one did.
+    /// Returns the number of drains without arrivals that pass before a drain reads the clock.
     fn drains_without_reading(timers: &Timers<NoConnection>) -> usize {
         let drains = std::iter::repeat_with(|| timers.tick(true))
             .take_while(|is_time| !is_time)

@@ -7,7 +7,6 @@
 /// Every position is a multiple of this number of bytes, and so is the size of every batch and
 /// message.
 pub(crate) const ALIGNMENT: u64 = 32;
-/// Bytes of a message header.
 pub(crate) const HEADER_SIZE: usize = 12;
 /// Bytes of the metadata that starts every batch, and of the published record.
 pub(crate) const FLOW_METADATA_SIZE: usize = 32;
@@ -60,12 +59,10 @@ pub(crate) struct Header {
     pub(crate) call_id: u32,
     /// Request: internal allowance in 32-byte blocks. Response: [`Status`].
     pub(crate) piggyback: u32,
-    /// Payload bytes after the header.
     pub(crate) len: u32,
 }
 
 impl Header {
-    /// Returns the header's bytes.
     #[inline]
     pub(crate) fn encode(&self) -> [u8; HEADER_SIZE] {
         let mut bytes = [0; HEADER_SIZE];
@@ -101,7 +98,6 @@ pub(crate) struct FlowWords {
 }
 
 impl FlowWords {
-    /// Returns for each word the smaller one of the two values.
     pub(crate) fn min(self, other: Self) -> Self {
         Self {
             consumer_pos: self.consumer_pos.min(other.consumer_pos),
@@ -155,12 +151,9 @@ pub(crate) struct PublishedRecord {
 impl PublishedRecord {
     /// Flag of a heartbeat: the owner waits for no reply, though it gave up calls.
     pub(crate) const RESTS: u32 = 1 << 31;
-    /// Offset of the heartbeat.
     pub(crate) const HEARTBEAT_OFFSET: usize = 16;
-    /// Offset of `batches_taken`.
     pub(crate) const BATCHES_TAKEN_OFFSET: usize = 20;
 
-    /// Returns the record's bytes, as its words are published.
     #[cfg(test)]
     pub(crate) fn encode(&self) -> [u8; FLOW_METADATA_SIZE] {
         encode_words(self.words, self.heartbeat, self.batches_taken)
@@ -213,7 +206,6 @@ pub(crate) struct ReservedNotZero;
 const CLOSING: u32 = 1;
 
 impl FlowMetadata {
-    /// Returns the metadata's bytes.
     #[inline]
     pub(crate) fn encode(&self) -> [u8; FLOW_METADATA_SIZE] {
         encode_words(self.words, self.message_count, u32::from(self.is_closing))
@@ -262,12 +254,10 @@ impl CallId {
         Self(call_id & !RESPONSE_FLAG)
     }
 
-    /// Returns the `call_id` of the request.
     pub(crate) const fn to_request(self) -> u32 {
         self.0
     }
 
-    /// Returns the `call_id` of the response.
     pub(crate) const fn to_response(self) -> u32 {
         self.0 | RESPONSE_FLAG
     }
@@ -278,7 +268,6 @@ impl CallId {
         (self.0 >> Self::INDEX_BITS ^ generation) & ((1 << Self::GENERATION_BITS) - 1) == 0
     }
 
-    /// Returns the slot of the call.
     pub(crate) const fn index(self) -> u32 {
         self.0 & (Self::MAX_CALLS - 1)
     }
@@ -289,9 +278,7 @@ impl CallId {
 pub(crate) enum Status {
     /// The payload is the handler's reply.
     Ok,
-    /// The handler dropped the request without a reply.
     Dropped,
-    /// The handler refused the request.
     Refused,
     /// The responder closes the connection; no handler got the request.
     Closing,
@@ -306,12 +293,10 @@ const TOO_LONG: u32 = 1 << 31;
 const MAX_TOLD: u32 = TOO_LONG - 1;
 
 impl Status {
-    /// Returns the status that reports the length of a reply that is too long.
     pub(crate) fn too_long(len: usize) -> Self {
         Self::TooLong(u32::try_from(len).map_or(MAX_TOLD, |len| len.min(MAX_TOLD)))
     }
 
-    /// Returns the piggyback word.
     #[inline(always)]
     pub(crate) const fn to_wire(self) -> u32 {
         match self {

@@ -10,18 +10,14 @@ use mlx5::Device;
 use crate::link::Held;
 use crate::timers::{Timed, Timers};
 
-/// The properties of a connection that its context's lists need.
 pub(crate) trait Listed: Timed + Sized {
-    /// Returns the connection's places on the context's lists.
     fn listing(&self) -> &Listing<Self>;
 
     /// Returns a number that no other connection of the context has.
     fn qpn(&self) -> u32;
 
-    /// Returns whether [`take_request`](Self::take_request) has a request to return.
     fn has_request(&self) -> bool;
 
-    /// Returns whether either side waits for the other.
     fn is_timed(&self) -> bool;
 
     /// Takes the oldest request of the connection that waits to be received; `None` if none waits,
@@ -120,7 +116,6 @@ impl<C: Listed> Worklist<C> {
         !self.requests.borrow().is_empty()
     }
 
-    /// Returns whether there are requests to be received.
     pub(crate) fn has_requests(&self) -> bool {
         // An entry without further requests stays until `next_request` removes it, so each entry is
         // checked.
@@ -130,7 +125,6 @@ impl<C: Listed> Worklist<C> {
             .any(|(connection, left)| *left > 0 && connection.has_request())
     }
 
-    /// Returns whether there are connections that a drain has to continue.
     pub(crate) fn has_unfinished(&self) -> bool {
         self.has_unfinished.get()
     }
@@ -160,8 +154,8 @@ impl<C: Listed> Worklist<C> {
         ));
     }
 
-    /// Returns the shortest time until a connection has to be served that was still listed after a
-    /// flush since [`Worklist::forget_counts`].
+    /// Returns the shortest time until a connection has to be served, among the connections that
+    /// were still listed after a flush since [`Worklist::forget_counts`].
     pub(crate) fn rest(&self) -> Option<Duration> {
         self.rest_ns.get().map(Duration::from_nanos)
     }
@@ -176,7 +170,6 @@ impl<C: Listed> Worklist<C> {
         self.list(connection);
     }
 
-    /// Lists a connection that is not listed.
     #[inline(always)]
     fn list(&self, connection: &Rc<C>) {
         let listing = connection.listing();
@@ -207,8 +200,8 @@ impl<C: Listed> Worklist<C> {
     /// number of idle connections.
     pub(crate) fn sweep(&self) {
         // `swept` is borrowed meanwhile. A connection that its own sweep lists is in `swept`
-        // already, so none is added; and each has another owner until it is retired, so `retain`
-        // frees none.
+        // already, so none is added; and each connection has another owner until it is retired, so
+        // `retain` frees none.
         self.swept.borrow_mut().retain(|connection| {
             let listing = connection.listing();
             let stays = connection.sweep() || listing.is_listed.get();
@@ -217,7 +210,6 @@ impl<C: Listed> Worklist<C> {
         });
     }
 
-    /// Returns whether a connection needs the next sweep.
     pub(crate) fn has_timed(&self) -> bool {
         self.swept
             .borrow()
@@ -254,7 +246,6 @@ impl<C: Listed> Worklist<C> {
         }
     }
 
-    /// Does [`flush`](Self::flush) for a connection that was taken off the list.
     #[inline(always)]
     fn leave(&self, connection: &Rc<C>, serve: &mut impl FnMut(&Rc<C>)) {
         let listing = connection.listing();
@@ -345,7 +336,6 @@ impl<C: Listed> Worklist<C> {
     }
 }
 
-/// A connection's places on the lists.
 pub(crate) struct Listing<C> {
     next: Cell<Option<Rc<C>>>,
     is_listed: Cell<bool>,

@@ -12,7 +12,6 @@ use criterion::{Criterion, criterion_group, criterion_main};
 use delegationrpc::{Dir, Ring};
 use ends::{RpcClient, RpcServer};
 
-/// Numbers of unanswered calls that are measured.
 const DEPTHS: [u32; 4] = [1, 4, 16, 32];
 
 fn bench(c: &mut Criterion) {

@@ -45,9 +45,9 @@
 //!   data of another call, [`ipc::Server::reply`] and [`ipc::Server::refuse`] use it up, and
 //!   dropping it, on any thread, ends the call in the server's next poll or wait.
 //! - **Back-pressure**: at most `depth` calls of a client are unanswered; a further call fails with
-//!   [`CallError::Full`], which returns the request. The ring limits no client: a client that finds
-//!   the ring full is found by the server later, by a millisecond for every 64 clients at most
-//!   ([`ring_depth_for`] returns the size of a ring that is never full).
+//!   [`CallError::Full`], which returns the request. The ring limits no client: the server finds a
+//!   client that found the ring full, after at most a millisecond per 64 clients.
+//!   [`ring_depth_for`] returns the size of a ring that is never full.
 //! - **Clients come and go**: an entry has a generation; announcements of, and answers to, a client
 //!   that has ended are discarded.
 //! - **Payloads** are plain old data ([`ipc::Plain`]: any bytes are a valid value), whose sizes,
@@ -61,13 +61,13 @@
 //!   [`CallFailed::Refused`]. Data that no payload type holds travel by [`ipc::bytes`], in parts,
 //!   or in a file whose name is the payload.
 //!
-//! **Which to choose**: a call costs the same instructions in both, and a server's poll that finds
-//! nothing costs about a fifth less in `ipc`, whose bits also take the least memory. Take `ipc`,
-//! which has messages of bytes too ([`ipc::bytes`]), unless the order in which clients begin to
-//! call matters: then take this crate. The lanes are the same. Compared with the bits of `ipc`, the
-//! ring serves clients in the order in which they begin to call instead of the order of their
-//! numbers, for 8 B of region per word of the ring and 128 B (4,544 B against 4,416 B with one
-//! client at depth 32, 33,728 B against 33,536 B with 8).
+//! **Which to choose**: `ipc` or this crate. A call costs the same number of instructions in both.
+//! A server's poll that finds nothing costs about a fifth less in `ipc`. Take `ipc`, which also has
+//! messages of bytes ([`ipc::bytes`]), unless the order in which clients begin to call matters: the
+//! server of this crate serves them in that order, the server of `ipc` in the order of their
+//! numbers. The lanes are the same. The ring takes 8 B per word and 128 B, so a region is a little
+//! larger: 4,544 B instead of 4,416 B with one client at depth 32, 33,728 B instead of 33,536 B
+//! with 8 clients.
 //!
 //! # The region
 //!
@@ -90,7 +90,6 @@
 //! - `ring`: the words that all clients share, in which they announce themselves; its invariants.
 //!   Everything else is in [`ipc`].
 
-// The code of the README compiles and runs, too.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;

@@ -35,7 +35,6 @@ use copyrpc_shm::ready::{HOT, Wakes};
 use copyrpc_shm::sync::{AtomicU32, AtomicU64, Ordering};
 use ipc::{Announce, CLIENTS_MAX, ParameterError};
 
-/// Bits of a client's number in a word.
 const CLIENT_BITS: u32 = 12;
 const FULL: u64 = 1 << CLIENT_BITS;
 const LAP_SHIFT: u32 = CLIENT_BITS + 1;
@@ -46,7 +45,6 @@ const _: () = assert!(64 - LAP_SHIFT == 51 && CLIENTS_MAX <= 1 << CLIENT_BITS);
 /// A ring word, relative to the position of the reader.
 #[derive(Debug, PartialEq, Eq)]
 enum Seen {
-    /// Free for this position.
     Free,
     /// Client `.0` is announced at this position.
     Full(usize),
@@ -77,17 +75,14 @@ fn see(word: u64, lap: u64) -> Seen {
     }
 }
 
-/// Maximum number of words of a ring.
 const RING_DEPTH_MAX: usize = 1 << 27;
 const LINE: usize = 64;
-/// The region's header takes 128 bytes. After the header, `head` is at 128 and `tail` at 192, each
-/// in a line of its own, and the words begin at 256.
+/// Offset of the words from `head`, in bytes: `head` and `tail` have a cache line each.
 const WORDS: usize = 2 * LINE;
 
 const _: () = assert!(cfg!(loom) || size_of::<AtomicU64>() == 8);
 
-/// The ring of a server and its clients, in their region. The number of a client is in the ring
-/// after the client has begun to call.
+/// The ring of a server and its clients: the numbers of the clients that have begun to call.
 #[derive(Debug)]
 pub struct Ring {
     head: NonNull<AtomicU64>,
@@ -106,7 +101,6 @@ pub struct Ring {
 // that only its owner uses.
 unsafe impl Send for Ring {}
 
-/// The error that no position of the ring is free.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Full;
 
@@ -152,9 +146,9 @@ impl Ring {
     /// Announces `client` at the first free position. The client's request must be published.
     fn push(&self, client: usize) -> Result<(), Full> {
         let mut position = self.head().load(Ordering::Relaxed);
-        // I1: the position before it must be announced or taken, or the hint is wrong. (The word
-        // before position 0 is the last word of the ring: in lap 0 it is free, which counts as
-        // taken in the lap before.)
+        // I1: the position before `position` must be announced or taken; otherwise the hint is
+        // wrong. (The word before position 0 is the last word of the ring: in lap 0 it is free,
+        // which counts as taken in the lap before.)
         if matches!(
             self.look(position.wrapping_sub(1)).1,
             Seen::Free | Seen::Earlier
@@ -162,14 +156,13 @@ impl Ring {
             // D3
             position = self.tail().load(Ordering::Acquire);
         }
-        // The loop covers all positions of the ring, from `tail` on, and the same number of CASes
-        // that other clients win.
+        // Enough steps to visit each position of the ring once, and to lose `depth` CASes to other
+        // clients.
         for _ in 0..2 * self.depth {
             match self.look(position) {
                 (seen, Seen::Free) => {
                     let ours = full(self.lap(position), client);
-                    // D1; on failure another client was faster, and the next read of the word
-                    // decides.
+                    // D1; on failure another client was faster: the next read of the word decides.
                     if self
                         .word(position)
                         .compare_exchange(seen, ours, Ordering::Release, Ordering::Relaxed)
@@ -212,9 +205,8 @@ impl Ring {
 
 /// The server's side.
 impl Ring {
-    /// Takes the next announced client. At most as many positions as the ring has words can be
-    /// taken and not released: the word of a further position is still the word of the previous
-    /// lap.
+    /// Takes the next announced client. At most `depth` taken positions can be unreleased: the word
+    /// of a further position still belongs to the previous lap.
     fn take(&mut self) -> Option<usize> {
         let (_, Seen::Full(client)) = self.look(self.next) else {
             return None;
@@ -223,7 +215,6 @@ impl Ring {
         Some(client)
     }
 
-    /// Frees the taken words for the clients' next lap.
     fn release(&mut self) {
         if self.released == self.next {
             return;
@@ -244,8 +235,7 @@ impl Ring {
     /// next word. Call it when everything taken is released.
     fn keep_order(&mut self, ahead: u64) {
         if let (garbage, Seen::Earlier | Seen::Later) = self.look(self.next) {
-            // The exchange may succeed, or fail because the word has changed: a later poll checks
-            // again.
+            // The exchange may fail, because the word has changed: a later poll checks again.
             let free = free(self.lap(self.next));
             let _ = self.word(self.next).compare_exchange(
                 garbage,
@@ -344,15 +334,14 @@ impl Announce for Ring {
         // One announcement is enough. If this client is stopped here, or the ring is full, the
         // server finds the flag down (I4).
         armed.store(HOT, Ordering::Relaxed);
-        // A full ring does not matter: see above.
         let _ = self.push(client);
     }
 }
 
-/// Returns the depth of a ring that is never full. It has two words for each client, which has one
-/// announcement in the ring, or two if it was stopped while it announced itself. The depth is a
-/// power of two, and at least the words of a cache line. A smaller ring works too: a client that
-/// finds it full is served later, by a millisecond for every 64 clients at most.
+/// Returns the depth of a ring that is never full: a power of two with at least two words for each
+/// client, and at least the words of a cache line. A client has one announcement in the ring, or
+/// two if it was stopped while it announced itself. A smaller ring works too: the server finds a
+/// client that found the ring full, after at most a millisecond per 64 clients.
 #[must_use]
 pub fn ring_depth_for(max_clients: usize) -> usize {
     (2 * max_clients.min(CLIENTS_MAX))

@@ -247,7 +247,6 @@ impl Bare {
         }
     }
 
-    /// Answers the requests that have arrived.
     #[inline(always)]
     fn answer(&mut self) {
         while let Some((tag, request)) = self.there.1.pop_tagged() {
@@ -293,8 +292,7 @@ impl Bare {
     }
 }
 
-/// Takes a reply as a caller does: checks whether the reply is a payload, and copies it to memory
-/// of its own.
+/// Takes a reply as a caller does: checks that it is a payload, and copies the payload.
 fn taken(slot: u32, reply: Result<Payload, CallFailed>) -> u64 {
     reply.map_or(0, |payload| {
         black_box(slot);

@@ -66,7 +66,6 @@ pub struct ForeignToken<T> {
     pub payload: T,
 }
 
-// Implemented by hand, so that payloads need not be printable.
 impl<T> std::fmt::Debug for ForeignToken<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("ForeignToken")

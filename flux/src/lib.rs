@@ -28,7 +28,7 @@
 //!   the rejection, and a [`Node::wait`] ends for it.
 //! - **Back-pressure**: at most `in_flight` calls of one node to another are unanswered (default
 //!   256); a further call fails as [`CallError::Full`], which returns payload and user data.
-//!   [`Node::reply`] is never refused for room.
+//!   [`Node::reply`] never fails for lack of room.
 //! - Every call ends exactly once: with its reply, with [`CallFailed::Dropped`] when its token is
 //!   dropped, with [`CallFailed::TimedOut`] after the time that [`Node::call_within`] was given or
 //!   by [`Node::cancel`] (such a call keeps its slot until its late reply arrives, which is
@@ -49,7 +49,6 @@
 //! - `node`: calls, received calls, replies; why the lanes never overflow.
 //! - `token`: the token of a received call. `error`: the errors, one type per verb.
 
-// The code of the README compiles and runs, too.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
@@ -70,8 +69,7 @@ pub use node::network_by;
 pub use node::{Node, network};
 pub use token::{CallToken, Token};
 
-/// Checks that every error can be sent to another thread, and that `?` makes a
-/// `Box<dyn Error + Send + Sync>` of it.
+/// Checks that `?` makes a `Box<dyn Error + Send + Sync>` of every error.
 #[cfg(test)]
 mod errors {
     fn check<E: std::error::Error + Send + Sync + 'static>() {}

@@ -13,18 +13,17 @@ use copyrpc_shm::sleep::Sleep;
 use copyrpc_shm::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, light_barrier_within_process};
 use crossbeam_utils::CachePadded;
 
-/// Note of a message: the answer to a call.
+/// Note in the tag word of an answer.
 pub(crate) const REPLY: u8 = copyrpc_calls::ANSWERED;
-/// Note of a message: a call. The only note with this bit, by which the receiver recognises calls.
+/// Note in the tag word of a call: the only note with the bit that [`Tag::with_last_bit`] checks.
 pub(crate) const CALL: u8 = Tag::LAST_BIT;
-/// Note of a message: there will be no answer to a call. It has no payload.
+/// Note in the tag word of a message without payload: its call gets no answer.
 pub(crate) const REJECTION: u8 = copyrpc_calls::DROPPED;
 
 /// A message. Its payload is initialised unless its note is [`REJECTION`].
 pub(crate) type Message<T> = Tagged<MaybeUninit<T>>;
 type Lane<T> = Box<[Slot<Message<T>>]>;
 
-/// A received call: its tag, the node that made it and the node that received it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Received {
     pub(crate) tag: Tag,
@@ -34,13 +33,12 @@ pub(crate) struct Received {
 
 /// The signals by which other nodes announce their calls to a node.
 struct Inbound {
-    /// Flags that ask for a ready bit, by sender.
+    /// Flags by sender: a sender whose flag is set announces its messages by its ready bit.
     armed: Box<[Line<AtomicU32>]>,
     ready: Box<[Line<AtomicU64>]>,
     /// Received calls whose tokens were dropped. They are announced by the node's own index in
     /// `armed` and `ready`, since it does not call itself.
     dropped: Dropped<Received>,
-    /// The node was dropped.
     closed: AtomicBool,
     /// The words have a line of their own, because the node writes them before it sleeps, and all
     /// nodes read the other fields.
@@ -59,7 +57,6 @@ const WORDS_PER_LINE: usize = 8;
 #[cfg(not(loom))]
 const _: () = assert!(size_of::<Line<AtomicU64>>() == 64 && size_of::<Line<AtomicU32>>() == 64);
 
-/// Makes the lines for `words` words.
 fn lines<W>(words: usize, word: impl Fn() -> W) -> Box<[Line<W>]> {
     (0..words.div_ceil(WORDS_PER_LINE))
         .map(|_| Line(std::array::from_fn(|_| word())))
@@ -81,8 +78,8 @@ pub(crate) struct Towards {
 unsafe impl Send for Towards {}
 
 impl Towards {
-    /// Notifies the node of a published message, if it does not poll the lane. Returns whether the
-    /// node was found to be dropped.
+    /// Announces a published message if the receiver does not poll the lane. Returns whether the
+    /// receiver was found to be dropped.
     ///
     /// # Safety
     /// The mesh exists.
@@ -96,7 +93,7 @@ impl Towards {
         is_armed && unsafe { self.announce() }
     }
 
-    /// Announces a published message. Returns whether the node was found to be dropped.
+    /// Announces a published message. Returns whether the receiver was found to be dropped.
     ///
     /// # Safety
     /// The mesh exists.
@@ -132,8 +129,7 @@ pub(crate) struct Mesh<T> {
     pub(crate) number: u64,
 }
 
-/// Asks the node that received a call to reject it; does nothing if the network was dropped. It may
-/// be called from any thread.
+/// Asks the receiver of a call to reject the call, if the network exists. Any thread may call this.
 #[cold]
 pub(crate) fn reject(network: u64, received: Received) {
     if let Some(signals) = NETWORKS.with(network, Weak::upgrade).flatten() {
@@ -207,7 +203,6 @@ impl Signals {
             .get(from % WORDS_PER_LINE)
     }
 
-    /// Returns the words that `from` reads with every message to `to`.
     pub(crate) fn towards(&self, from: usize, to: usize) -> Option<Towards> {
         let armed = self.armed(from, to)?;
         let sleep = self.sleep(to)?;
@@ -221,11 +216,10 @@ impl Signals {
         })
     }
 
-    /// Returns the ready bits of the lanes to `to`.
     pub(crate) fn ready(&self, to: usize) -> Option<ReadyWords> {
         let words = &*self.nodes.get(to)?.ready;
-        // SAFETY: these are at least `words(nodes)` consecutive atomics, because they fill each
-        // line. They live as long as the mesh, and so as long as any node.
+        // SAFETY: `words` has at least `ReadyWords::words(nodes)` atomics without gaps, as 8 of
+        // them fill a line. They live as long as the mesh, which has at least one node.
         Some(unsafe { ReadyWords::new(NonNull::from(words).cast(), self.nodes.len()) })
     }
 
@@ -233,7 +227,6 @@ impl Signals {
         self.nodes.get(node).map(|inbound| &*inbound.sleep)
     }
 
-    /// Returns the calls that `node` must reject.
     pub(crate) fn dropped(&self, node: usize) -> Option<&Dropped<Received>> {
         self.nodes.get(node).map(|inbound| &inbound.dropped)
     }
@@ -246,7 +239,7 @@ impl Signals {
             return;
         };
         dropped.push(received);
-        // R1, W1: as with a message from another node.
+        // R1, W1 (`docs/shm-protocols.md`), as for a message from another node.
         if ready.notify_if_armed(node, armed) {
             self.nodes
                 .get(node)
@@ -269,7 +262,6 @@ impl Signals {
         }
     }
 
-    /// Returns whether `node` was closed.
     pub(crate) fn is_closed(&self, node: usize) -> bool {
         // M3
         self.nodes

@@ -5,12 +5,13 @@
 //! - **M1** At most `F = in_flight` calls of a node to another are unanswered, cancelled ones
 //!   included. An answer or a rejection is published once per call, since its [`Token`] can be used
 //!   once. A lane is taken in order.
-//! - **M2** So when `a` publishes a message, the message `capacity > 2F` before it has been taken,
-//!   and `a` knows that. Among the messages since then, either more than `F` are calls: one of them
-//!   was answered, so `b` took it, and all messages before it. Or more than `F` are replies: `b`
-//!   made a later call with fewer than `F` other calls unanswered, after it had taken one of these
-//!   replies, and all messages before it. In both cases the message that `a` received from `b`, by
-//!   L1 of the lane (`docs/shm-protocols.md`), was sent after `b` had finished with the slot.
+//! - **M2** So when `a` publishes a message, the message `capacity` positions earlier has been
+//!   taken, and `a` knows that. `capacity` exceeds `2F`. Among the messages since then, either more
+//!   than `F` are calls: one of them was answered, so `b` took it, and all messages before it. Or
+//!   more than `F` are replies: `b` made a later call with fewer than `F` other calls unanswered,
+//!   after it had taken one of these replies, and all messages before it. In both cases `a`
+//!   received a message that `b` sent after it had finished with the slot (L1 of the lane,
+//!   `docs/shm-protocols.md`).
 //! - **M3** `closed` is stored (Release) after a node's last message and loaded (Acquire) before
 //!   its lane is emptied for the last time, so answers that a node sent before its drop still end
 //!   their calls.
@@ -61,7 +62,7 @@ pub struct Node<T, U> {
 
 /// The ends of the node's lanes, and the received calls.
 struct Ends<T, U> {
-    /// All nodes, by number. This node's own place has no calls.
+    /// All nodes, by number. The entry of this node itself never has calls.
     peers: Vec<Peer<T, U>>,
     /// Received calls that are neither answered nor rejected.
     held: usize,
@@ -71,7 +72,7 @@ struct Ends<T, U> {
     mesh: Joined<T>,
 }
 
-/// The mesh, as the node `index` has it. The drop is the node's end.
+/// A node's share in the mesh. The drop closes the node.
 struct Joined<T> {
     index: usize,
     mesh: Arc<Mesh<T>>,
@@ -95,17 +96,15 @@ impl<T> Drop for Joined<T> {
     }
 }
 
-/// Another node.
 struct Peer<T, U> {
     out: Outgoing<T>,
     rx: LaneRx<Message<T>>,
-    /// Our unanswered calls to it (M1).
+    /// Unanswered calls to the other node (M1).
     calls: Calls<U>,
-    /// Whether the node was dropped, and our calls to it have ended.
+    /// The other node was dropped, and all calls to it have ended.
     gone: bool,
 }
 
-/// The lane to another node.
 struct Outgoing<T> {
     tx: LaneTx<Message<T>>,
     towards: Towards,
@@ -113,8 +112,8 @@ struct Outgoing<T> {
 
 impl<T: Copy + Send> Outgoing<T> {
     /// Publishes a message. By M2 there is room, unless the peer was dropped. `is_one_of_several`:
-    /// other messages are under way. Returns `true` if the peer has been dropped. The check is made
-    /// only when the peer is not actively polling this lane.
+    /// other messages are under way. Returns `true` if the peer was found to be dropped, which is
+    /// checked only if the peer does not poll this lane.
     #[inline(always)]
     fn publish(&mut self, is_one_of_several: bool, tag: u64, payload: MaybeUninit<T>) -> bool {
         self.tx.publish_tagged(
@@ -331,7 +330,6 @@ impl<T: Copy + Send, U> Node<T, U> {
         Ok(CallToken { to: to as u32, tag })
     }
 
-    /// Returns why a call was not made.
     #[cold]
     fn refusal(&self, to: usize, payload: T, user_data: U) -> CallError<T, U> {
         match self.ends.peers.get(to) {
@@ -408,7 +406,6 @@ impl<T: Copy + Send, U> Node<T, U> {
         ended
     }
 
-    /// Returns the time until the earliest deadline.
     fn until_deadline(&self) -> Option<Duration> {
         if !self.is_timed {
             return None;
@@ -543,8 +540,7 @@ impl<T: Copy + Send, U> Node<T, U> {
         ))
     }
 
-    /// Answers a call. The caller can see the answer when this returns, without a flush. There is
-    /// always room.
+    /// Answers a call. The caller can see the answer when this returns. There is always room.
     ///
     /// # Errors
     /// [`ForeignToken`], with token and payload, for the token of a call that another node
@@ -577,7 +573,7 @@ impl<T, U> Ends<T, U> {
         self.peers.get_mut(node as usize)
     }
 
-    /// Returns whether a node was dropped. Then its last messages can be taken (M3).
+    /// Returns whether a node was dropped: if so, its last messages can be taken (M3).
     fn is_closed(&self, node: usize) -> bool {
         self.mesh.signals().is_closed(node)
     }
@@ -619,7 +615,6 @@ impl<T: Copy + Send> Drop for Unanswered<'_, T> {
     }
 }
 
-/// Takes back a call whose receiver was dropped.
 #[cold]
 fn take_back<U>(calls: &mut Calls<U>, word: u64) -> Option<U> {
     calls.take(Tag::unpack(word).0)
@@ -643,7 +638,6 @@ fn end_rejected<T, U>(
 }
 
 impl<T: Copy + Send, U> Ends<T, U> {
-    /// Rejects the calls whose tokens were dropped.
     #[cold]
     fn reject_dropped(&mut self) -> usize {
         let dropped = self
@@ -736,8 +730,7 @@ impl<T: Copy + Send, U> ready::Lanes for Ends<T, U> {
     }
 }
 
-/// The condition of [`Node::wait`], so that a thread can sleep on several things: see
-/// [`sleep::wait`].
+/// The condition of [`Node::wait`], for a [`sleep::wait`] on several things.
 impl<T: Copy + Send, U> Watch for Node<T, U> {
     fn words(&mut self, show: &mut dyn FnMut(Word<'_>)) {
         if let Some(sleep) = self.ends.mesh.signals().sleep(self.ends.mesh.index) {
@@ -780,8 +773,7 @@ mod model {
 
     const CALLS: u64 = 3;
 
-    /// Makes the calls of a node one after the other and answers the calls of the other node, until
-    /// all have ended.
+    /// Makes the calls of a node in turn, and answers the other node's, until all have ended.
     fn run(mut node: Node<u64, u64>) -> Node<u64, u64> {
         let other = 1 - node.index();
         let mut ended = 0;
@@ -806,8 +798,7 @@ mod model {
         node
     }
 
-    /// M3, M4: a call to a node that is dropped meanwhile is refused, or it ends, also if the
-    /// caller has seen the end of that node before.
+    /// M3, M4: the caller may have seen the end of that node before.
     #[test]
     fn a_call_to_a_node_that_is_dropped_is_refused_or_ends() {
         loom::model(|| {
@@ -847,8 +838,7 @@ mod model {
         });
     }
 
-    /// M2: calls and replies of both nodes use the smallest lanes for several laps. Loom reports
-    /// any slot that is written before its reader is done.
+    /// M2: loom reports any slot that is written before its reader is done.
     #[test]
     fn slots_are_reused_only_when_they_have_been_taken() {
         let mut model = loom::model::Builder::new();

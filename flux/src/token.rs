@@ -7,7 +7,6 @@ use crate::mesh::{self, Received};
 /// The identity of one call of a node, until the call has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CallToken {
-    /// The node called.
     pub(crate) to: u32,
     pub(crate) tag: Tag,
 }
@@ -23,7 +22,6 @@ pub struct CallToken {
 #[must_use = "a token that is dropped rejects its call"]
 pub struct Token {
     pub(crate) received: Received,
-    /// The number of the network.
     pub(crate) network: u64,
 }
 

@@ -11,7 +11,6 @@ use criterion::{Criterion, criterion_group, criterion_main};
 use ends::{RpcClient, RpcServer};
 use ipc::{Dir, ReadyWords};
 
-/// Numbers of unanswered calls that are measured.
 const DEPTHS: [u32; 4] = [1, 4, 16, 32];
 
 fn bench(c: &mut Criterion) {

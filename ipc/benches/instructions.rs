@@ -327,8 +327,8 @@ impl Connection for Echo {
     fn device(&self) {}
 }
 
-/// Makes the operation of a server's search for dead clients after a pause in which eight searches
-/// have become due, the maximum that it makes up for at once.
+/// Makes an operation: the search of a server for dead clients after a pause in which eight
+/// searches became due, the maximum that a server catches up with at once.
 const fn looks(name: &'static str, bound: u32, what: &'static str, run: fn(u64)) -> Operation {
     Operation {
         name,

@@ -1,5 +1,4 @@
-//! Clients whose calls are futures. Each client belongs to a thread of its own, which sleeps while
-//! nothing arrives.
+//! Clients whose calls are futures. Each belongs to a thread of its own, which sleeps when idle.
 
 use std::fmt;
 use std::io;

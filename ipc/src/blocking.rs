@@ -10,8 +10,7 @@ use crate::error::{AskError, ConnectError};
 /// Time between two attempts.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Calls `step` until `stop` shows that the server is stopped. Calls `wait` after a few steps that
-/// found nothing.
+/// Calls `step` until `stop` is stopped, and `wait` after a few steps that found nothing.
 pub(crate) fn serve<S>(
     server: &mut S,
     stop: &StopHandle,
@@ -47,8 +46,8 @@ pub(crate) fn connect_first(
     Ok(timeout.saturating_sub(start.elapsed()))
 }
 
-/// Calls `attempt` until it succeeds, fails with an error that may not pass, or `timeout` is over.
-/// Returns the last result.
+/// Calls `attempt` until it succeeds, `may_pass` returns `false` for its error, or `timeout` is
+/// over. Returns the last result.
 ///
 /// # Errors
 /// The errors of `attempt`.

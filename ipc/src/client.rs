@@ -145,7 +145,6 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
         Ok(())
     }
 
-    /// Makes a client of the server that has the name now.
     pub(crate) fn next<C>(
         &self,
         timeout: Duration,
@@ -246,7 +245,6 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
         }
     }
 
-    /// Sends the request of a call that has just begun.
     #[inline(always)]
     pub(crate) fn send(&mut self, call: CallToken, request: Req) {
         self.publish(call, request);
@@ -257,8 +255,8 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
 
     #[inline(always)]
     fn publish(&mut self, call: CallToken, request: Req) {
-        // L3: there is room, as fewer than `depth` earlier calls are unanswered, and requests are
-        // taken in order.
+        // L3 (`docs/shm-protocols.md`): there is room, as fewer than `depth` earlier calls are
+        // unanswered, and requests are taken in order.
         let ahead = if self.calls.len() > 1 {
             Ahead::Slot
         } else {
@@ -335,8 +333,7 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
         }
     }
 
-    /// Returns the time until the earliest deadline, or until the next check whether the server has
-    /// died.
+    /// Returns the time until the earliest deadline or the next check for the server's death.
     fn left(&self) -> Duration {
         self.calls
             .until_deadline(|| self.member.region.clock().now_ns())
@@ -376,8 +373,7 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
         f: &mut impl FnMut(U, usize, Result<Resp, CallFailed>),
     ) -> bool {
         let (tag, note) = CallToken::unpack(word);
-        // C5: a tag of no outstanding call is an error of the server. An answer with such a tag
-        // ends no call.
+        // C5: a tag of no outstanding call is an error of the server, and ends no call.
         let taken = if note == ANSWERED {
             None
         } else {
@@ -396,8 +392,7 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
         let Some(end) = self.member.end() else {
             return Ok(0);
         };
-        // Answers that the server published before its end are visible now, and still end their
-        // calls.
+        // Answers that the server published before its end are visible now, and end their calls.
         let ended = self.take_replies(&mut f);
         if ended > 0 {
             return Ok(ended);
@@ -412,8 +407,8 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
         Err(end)
     }
 
-    /// Leaves the state after a `SIGKILL` in the middle of a call, for models: a request that is
-    /// not published.
+    /// Writes a request without publishing it, like a `SIGKILL` in the middle of a call, for
+    /// models.
     #[cfg(all(test, loom))]
     pub(crate) fn call_half(&self, request: Req) {
         self.requests.publish_half(Tagged {
@@ -422,8 +417,7 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
         });
     }
 
-    /// Leaves the state after a `SIGKILL` between the publication of a request and its
-    /// announcement, for models.
+    /// Publishes a request without announcing it, like a `SIGKILL` between the two, for models.
     #[cfg(all(test, loom))]
     pub(crate) fn call_unannounced(&mut self, request: Req, user_data: U) {
         let (call, request) = self.begin(request, user_data).unwrap();
@@ -438,10 +432,10 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
 }
 
 impl<Req: Plain, Resp: Plain, W: Announce> Client<Req, Resp, (), W> {
-    /// Makes a call and waits for the reply, at most for `timeout`, which begins with the 64th poll
-    /// for the reply: a call that is answered before does not read the clock. If the session is
-    /// over, connects to the next server first, as [`connect_within`](Self::connect_within) does.
-    /// The client must have no other unanswered call.
+    /// Makes a call and waits for the reply, at most for `timeout`, counted from the 64th poll: a
+    /// call that is answered earlier does not read the clock. If the session is over, connects to
+    /// the next server first, as [`connect_within`](Self::connect_within) does. The client must
+    /// have no other unanswered call.
     ///
     /// # Errors
     /// [`AskError`].
@@ -454,8 +448,8 @@ impl<Req: Plain, Resp: Plain, W: Announce> Client<Req, Resp, (), W> {
     }
 
     /// Returns [`AskError::Full`] if another call is unanswered. If cancelled calls hold all slots,
-    /// takes their late replies: a client that only blocks never polls. Returns the maximum time to
-    /// wait for the next server, if the session is over.
+    /// takes their late replies, since [`ask`](Self::ask) alone would never poll. Returns the
+    /// maximum time to wait for the next server, if the session is over.
     pub(crate) fn prepare_to_ask(&mut self) -> Result<Option<Duration>, AskError> {
         if self.in_flight() > 0 {
             return Err(AskError::Full);
@@ -495,8 +489,7 @@ impl<Req: Plain, Resp: Plain, W: Announce> Client<Req, Resp, (), W> {
     }
 }
 
-/// The condition of [`Client::wait`], so that a thread can sleep on several things: see
-/// [`copyrpc_shm::sleep::wait`].
+/// The condition of [`Client::wait`], for a [`copyrpc_shm::sleep::wait`] on several things.
 impl<Req: Plain, Resp: Plain, U, W: Announce> Watch for Client<Req, Resp, U, W> {
     fn words(&mut self, show: &mut dyn FnMut(Word<'_>)) {
         show(self.member.holding.sleep().word());

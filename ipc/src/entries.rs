@@ -44,7 +44,6 @@ struct Entry {
     armed: AtomicU32,
     /// The client's process, for people who inspect the memory; no decision depends on it.
     pid: AtomicU32,
-    /// The client sleeps here.
     sleep: Sleep,
 }
 
@@ -53,7 +52,6 @@ struct Entry {
 #[repr(C, align(64))]
 struct Head {
     departures: AtomicU64,
-    /// The server sleeps here.
     sleep: Sleep,
 }
 
@@ -97,7 +95,6 @@ impl JoinError {
 /// server takes the client for dead, with the same outcome a little later.
 #[derive(Debug)]
 pub(crate) struct Session {
-    /// The client's number, below the number of entries.
     pub(crate) entry: usize,
     /// A number that distinguishes this holder of the entry from earlier holders.
     pub(crate) generation: u32,
@@ -111,7 +108,6 @@ pub(crate) struct Holding {
     entry: NonNull<Entry>,
     /// The session word as long as the holder has the entry.
     word: u64,
-    /// Barrier of this process.
     barrier: LightBarrier,
 }
 
@@ -127,8 +123,7 @@ impl Holding {
         unsafe { self.entry.as_ref() }
     }
 
-    /// Returns whether the holder has the entry. Costs one load of a line that is not written in
-    /// normal operation.
+    /// Returns whether the holder has the entry. Costs one load of a line that is rarely written.
     #[inline(always)]
     pub(crate) fn lasts(&self) -> bool {
         // C1, C2
@@ -147,7 +142,6 @@ impl Holding {
         self.word = NEVER;
     }
 
-    /// Returns the [`armed`](Entries::armed) flag of the holder's lane.
     #[inline(always)]
     pub(crate) fn armed(&self) -> &AtomicU32 {
         &self.entry().armed
@@ -167,14 +161,12 @@ impl Holding {
         self.sleep().wake_behind(self.barrier);
     }
 
-    /// Returns the word on which the holder sleeps.
     #[inline(always)]
     pub(crate) fn sleep(&self) -> &Sleep {
         &self.entry().sleep
     }
 }
 
-/// The entries in a region, as server and clients see them.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Entries {
     head: NonNull<Head>,
@@ -188,8 +180,7 @@ unsafe impl Send for Entries {}
 unsafe impl Sync for Entries {}
 
 impl Entries {
-    /// Returns the number of bytes of `count` entries: a line for the head, and a line for each
-    /// entry.
+    /// Returns the number of bytes of the head and `count` entries, a line each.
     pub(crate) const fn bytes(count: usize) -> usize {
         size_of::<Head>() + count * size_of::<Entry>()
     }
@@ -252,7 +243,6 @@ impl Entries {
         Some(unsafe { self.head.add(1).cast::<Entry>().add(entry).as_ref() })
     }
 
-    /// Returns the number of entries.
     pub(crate) fn count(&self) -> usize {
         self.count
     }
@@ -341,15 +331,13 @@ impl Entries {
         self.entry(entry).map(|entry| &entry.armed)
     }
 
-    /// Returns the word that the server sleeps on, through which clients wake it after each
-    /// announcement.
+    /// Returns the word that the server sleeps on.
     #[inline(always)]
     pub(crate) fn server_sleep(&self) -> &Sleep {
         &self.head().sleep
     }
 
-    /// Server: returns the generation of the client that has `entry`; `None` if no client has it
-    /// (any more).
+    /// Server: returns the generation of the client that has `entry`; `None` if no client has it.
     #[inline(always)]
     pub(crate) fn taken_by(&self, entry: usize) -> Option<u32> {
         // C1
@@ -430,7 +418,6 @@ const ROUND_NS: u64 = 1_000_000;
 const ROUNDS_PER_PASS: usize = 8;
 
 impl Reaper {
-    /// Makes a reaper that begins with entry 0.
     pub(crate) fn of(entries: Entries) -> Self {
         Self {
             entries,
@@ -476,8 +463,7 @@ impl Reaper {
         now_ns.is_some_and(|now_ns| self.catch_up(file, now_ns, ROUNDS_PER_PASS, &mut reap))
     }
 
-    /// Like [`pass`](Self::pass), for a server that has nothing else to do: makes all checks that
-    /// are due.
+    /// Like [`pass`](Self::pass), for a server that is idle: makes all checks that are due.
     pub(crate) fn check(&mut self, file: &LockFile, now_ns: u64, mut reap: impl FnMut(usize, u32)) {
         self.pass(file, &mut reap);
         self.catch_up(file, now_ns, self.entries.count, &mut reap);

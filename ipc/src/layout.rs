@@ -26,8 +26,7 @@ use crate::entries::Entries;
 use crate::error::ParameterError;
 use crate::limits::{CLIENTS_MAX, DEPTH_MAX, LINE};
 
-/// Kind of the region of a server of byte messages. Its lanes hold short messages, and the lengths
-/// of long messages.
+/// Kind of a byte-message server's region. Its lanes hold short messages, and lengths of long ones.
 pub(crate) const BYTES_KIND: u64 = u64::from_be_bytes(*b"ipcBYTE\x02");
 
 /// First two lines of the region.
@@ -75,8 +74,7 @@ pub(crate) struct Layout {
     pub(crate) total: usize,
 }
 
-/// Bytes for a long request and a long response outside of their lanes; 0 for payloads that lie in
-/// their lanes.
+/// Bytes of a call's request area and response area; 0 for payloads that lie in their lanes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct AreaBytes {
     pub(crate) request: usize,
@@ -84,7 +82,6 @@ pub(crate) struct AreaBytes {
 }
 
 impl Layout {
-    /// Offset of the words for announcements.
     pub(crate) const ANNOUNCED: usize = size_of::<Header>();
 
     pub(crate) fn new<Req: Plain, Resp: Plain, W: Announce>(
@@ -134,12 +131,10 @@ impl Layout {
         sizes().ok_or(ParameterError::TooLarge)
     }
 
-    /// Returns the number of bytes of the request lane of one client.
     pub(crate) fn request_stride(&self) -> usize {
         (self.responses - self.requests) / self.max_clients
     }
 
-    /// Returns the number of bytes of the response lane of one client.
     pub(crate) fn response_stride(&self) -> usize {
         (self.areas - self.responses) / self.max_clients
     }

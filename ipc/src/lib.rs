@@ -130,7 +130,6 @@
 //! - `blocking`: serving and waiting in the caller's thread. `error`: the errors, one type per
 //!   verb.
 
-// The code of the README compiles and runs, too.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
@@ -170,8 +169,7 @@ pub use limits::{CLIENTS_MAX, DEPTH_MAX};
 pub use server::Server;
 pub use token::Token;
 
-/// Checks that every error can be sent to another thread, and that `?` makes a
-/// `Box<dyn Error + Send + Sync>` of it.
+/// Checks that `?` makes a `Box<dyn Error + Send + Sync>` of every error.
 #[cfg(test)]
 mod errors {
     fn check<E: std::error::Error + Send + Sync + 'static>() {}

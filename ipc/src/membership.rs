@@ -8,17 +8,14 @@ use crate::entries::{Entries, Holding, JoinError, Session};
 /// A client's entry at a server. The drop gives the entry up, except in a forked child, which has
 /// only a copy of this value.
 pub(crate) struct Membership {
-    /// The entries of all clients.
     pub(crate) entries: Entries,
-    /// The client's number, below the server's `max_clients`.
     pub(crate) entry: usize,
-    /// The client's view of its entry.
     pub(crate) holding: Holding,
     /// `None` only while it is dropped.
     session: Option<Session>,
     watch: OwnerWatch,
     end: Option<SessionEnd>,
-    /// The server ended in good order: no handler got the calls without an answer.
+    /// The server ended in good order: no handler got the unanswered calls.
     pub(crate) is_stopped: bool,
     /// The region is the last field, and so dropped last: the entries lie in it.
     pub(crate) region: Region,
@@ -92,7 +89,7 @@ impl Membership {
     }
 
     /// Like [`end`](Self::end), but asks the kernel for the present state: this is a system call
-    /// unless the server is known to be gone. It is for a client that has time.
+    /// unless the server is known to be gone.
     pub(crate) fn check(&mut self) -> Option<SessionEnd> {
         self.watch.ask_next();
         self.end()

@@ -49,8 +49,8 @@ impl<Req: Plain, Resp: Plain, W: Announce> Drop for Server<Req, Resp, W> {
     fn drop(&mut self) {
         // In a forked child the sessions are the parent's, and the memory is not mapped.
         if self.region.is_here() {
-            // A handler that panicked may have dropped its token since the last poll: its call ends
-            // here.
+            // Ends the call of a token that was dropped since the last poll, as by a handler that
+            // panicked.
             self.end_dropped();
             self.sessions.stop();
         }
@@ -125,8 +125,7 @@ impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
         layout: Layout,
         shape: TypeShape,
     ) -> Result<Self, CreateError> {
-        // Registers this process for barriers, which may take long: now, and not in the first
-        // reply.
+        // Registers this process for barriers, which may take long, now and not in the first reply.
         let _ = LightBarrier::of_process();
         let header = Header {
             magic: W::MAGIC,
@@ -237,8 +236,7 @@ impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
         self.end(token, REFUSED, |_| Resp::new_zeroed())
     }
 
-    /// Ends a request that no handler got: the client's call ends as stopped, and can be made at
-    /// another server.
+    /// Ends a request that no handler got: the client's call ends as stopped and may be repeated.
     pub(crate) fn send_back(&mut self, token: Token) {
         // A client that is gone needs no answer.
         let _ = self.end(token, SENT_BACK, |_| Resp::new_zeroed());
@@ -351,8 +349,7 @@ impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
     }
 }
 
-/// The condition of [`Server::wait`], so that a thread can sleep on several things: see
-/// [`sleep::wait`].
+/// The condition of [`Server::wait`], for a [`sleep::wait`] on several things.
 impl<Req: Plain, Resp: Plain, W: Announce> Sleeper for Server<Req, Resp, W> {
     fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
         self.end_dropped();

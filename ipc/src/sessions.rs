@@ -59,7 +59,6 @@ impl<Req, Resp> LanePairs<Req, Resp> {
         }
     }
 
-    /// Returns the number of slots of each lane.
     #[inline(always)]
     pub(crate) fn depth(&self) -> usize {
         self.depth
@@ -111,25 +110,21 @@ impl<Req, Resp> LanePairs<Req, Resp> {
     }
 }
 
-/// The identity of one call of one client. The tag's slot may be any number if the client is
-/// broken.
+/// The identity of a client's call. The tag's slot may be any number if the client is broken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct CallId {
     client: u32,
     generation: u32,
-    /// The tag that the client gave the call.
     pub(crate) tag: Tag,
 }
 
 impl CallId {
-    /// Returns the client's number, below the number of entries.
     #[inline(always)]
     pub(crate) fn client(&self) -> usize {
         self.client as usize
     }
 }
 
-/// The server's end of one client's session.
 struct Session<Req, Resp> {
     generation: u32,
     /// Requests received and not answered.
@@ -137,8 +132,8 @@ struct Session<Req, Resp> {
     holding: Holding,
     requests: LaneRx<Tagged<Req>>,
     responses: LaneTx<Tagged<Resp>>,
-    /// Number of the first request that [`Table::find`] has not found yet, unless the lane's
-    /// position is higher.
+    /// Number of the first request that [`Table::find`] has not found. The lane's position counts
+    /// instead if it is higher.
     next: u64,
     /// A bit for each slot of the client's calls. It is set while a request of that slot is held,
     /// and for slots that do not exist. So at most `depth` requests are held.
@@ -180,13 +175,11 @@ struct Table<Req, Resp> {
     lanes: LanePairs<Req, Resp>,
 }
 
-/// Requests that a pass has found and that were not received. They stay in their lanes, so each is
-/// copied once.
+/// Requests found by a pass and not received. They stay in their lanes, so each is copied once.
 #[derive(Debug, Default)]
 struct Inbox {
     /// The batch that requests are received from.
     current: Batch,
-    /// The batches after the current one.
     later: VecDeque<Batch>,
     /// Number of requests in the later batches. Together with the current batch, there are at most
     /// entries x depth requests.
@@ -318,8 +311,7 @@ impl<Req: Plain, Resp: Plain> Sessions<Req, Resp> {
         hot.pass(wakes, table, visit, || reaper.tick(clock.now_ns()))
     }
 
-    /// Returns the oldest request that [`pass`](Self::pass) has found, with the identity of its
-    /// call.
+    /// Returns the oldest request that [`pass`](Self::pass) has found, and its call.
     #[inline(always)]
     pub(crate) fn recv(&mut self) -> Option<(CallId, Req)> {
         loop {
@@ -400,8 +392,8 @@ impl<Req: Plain, Resp: Plain> Sessions<Req, Resp> {
 }
 
 impl<Req, Resp> Sessions<Req, Resp> {
-    /// C6: reports the end of the server to each client whose requests are all answered, if the
-    /// server has received any. The server receives and answers nothing afterwards.
+    /// C6: reports the end of the server to each client that has no received, unanswered request.
+    /// The server receives and answers nothing afterwards.
     pub(crate) fn stop(&mut self) {
         let Table {
             sessions, entries, ..
@@ -416,7 +408,6 @@ impl<Req, Resp> Sessions<Req, Resp> {
             .for_each(|(client, _)| entries.stop(client));
     }
 
-    /// Returns the number of connected clients.
     pub(crate) fn clients(&self) -> usize {
         let entries = &self.table.entries;
         (0..entries.count())
@@ -507,7 +498,7 @@ impl<Req: Plain, Resp: Plain> Table<Req, Resp> {
         Some(())
     }
 
-    /// Returns whether the first request of a session that has not begun has arrived.
+    /// Returns whether the first request of a client without a session has arrived.
     fn first_is_ready(&self, client: usize) -> bool {
         // SAFETY: as in `begun`. The entry is taken, so its number is valid. This end consumes
         // nothing, and is dropped before the session's end is made.
@@ -560,7 +551,6 @@ impl<Req: Plain, Resp: Plain> Table<Req, Resp> {
         found
     }
 
-    /// Answers requests of a client.
     #[inline(always)]
     fn answer(
         &mut self,
@@ -590,8 +580,7 @@ impl<Req: Plain, Resp: Plain> Table<Req, Resp> {
                 break;
             };
             let tag = Tag::without_note(word);
-            // C5: the slot does not exist or its call is held, or the client's entry was
-            // overwritten.
+            // C5: the slot does not exist or is held, or the client's entry was overwritten.
             let is_held = |slot: usize| {
                 in_use
                     .get(slot / 64)
@@ -661,7 +650,6 @@ impl<Req: Plain, Resp: Plain> Lanes for Table<Req, Resp> {
     }
 }
 
-/// The condition of a server that sleeps.
 struct Idle<'a, Req, Resp, W> {
     sessions: &'a mut Sessions<Req, Resp>,
     wakes: &'a mut W,

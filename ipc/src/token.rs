@@ -71,8 +71,7 @@ struct Entry {
     /// Requests whose tokens were dropped. The drop of a token adds its request here, and then
     /// wakes the server (W1 of `docs/shm-protocols.md`).
     dropped: Arc<Dropped<CallId>>,
-    /// The entries of the server's region, which is mapped while this entry is listed, in the
-    /// process `pid`.
+    /// The entries of the server's region, mapped in the process `pid` while this entry is listed.
     entries: Entries,
     pid: u32,
 }
@@ -86,7 +85,6 @@ impl Entry {
     }
 }
 
-/// Wakes the server of this number.
 struct ServerWaker(u64);
 
 impl Wake for ServerWaker {
@@ -118,7 +116,6 @@ impl Listed {
         }
     }
 
-    /// Returns the requests whose tokens were dropped.
     #[inline(always)]
     pub(crate) fn dropped(&self) -> &Dropped<CallId> {
         &self.dropped

@@ -11,8 +11,7 @@ use crate::error::ConnectError;
 use crate::layout::{AreaBytes, Header, Layout};
 use crate::sessions::LanePairs;
 
-/// Returns a copy of the header of a server's region. Only the magic number and the version are
-/// checked.
+/// Returns a copy of a server's header. Checks only the magic number and the version.
 pub(crate) fn header<W: Announce>(region: &Region) -> Result<Header, ConnectError> {
     let have = region.view().len();
     let Some(header) = region.view().at::<Header>(0) else {
@@ -35,8 +34,7 @@ pub(crate) fn header<W: Announce>(region: &Region) -> Result<Header, ConnectErro
     }
 }
 
-/// Returns the layout of a region with this header. Checks the types, and that the layout fits the
-/// region.
+/// Returns the layout of a region with this header, after a check of the types and of the length.
 pub(crate) fn layout<Req: Plain, Resp: Plain, W: Announce>(
     region: &Region,
     header: &Header,
@@ -64,7 +62,6 @@ pub(crate) fn layout<Req: Plain, Resp: Plain, W: Announce>(
     Ok(layout)
 }
 
-/// The parts of a region, as its server and its clients see them.
 pub(crate) struct Views<Req, Resp, W> {
     pub(crate) entries: Entries,
     pub(crate) lanes: LanePairs<Req, Resp>,

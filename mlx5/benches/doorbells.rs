@@ -3,9 +3,9 @@
 //! of the same device, in one thread. A doorbell announces one or four WQEs. It stores 8 bytes, the
 //! last WQE through BlueFlame, or all WQEs through BlueFlame (`BlueflameBatch`, which is unproven
 //! on a NIC). The completion queue has plain CQEs, or compressed CQEs if the device has them. All
-//! combinations are measured in turn. Then messages are sent one at a time; the medians are printed
-//! of three times: the time to write the WQE, the time of its doorbell, and the time from the start
-//! of the post until the message has arrived.
+//! combinations are measured in turn. Then messages are sent one at a time, and three medians are
+//! printed: the time to write the WQE, the time of its doorbell, and the time from the start of the
+//! post until the message has arrived.
 //!
 //! `cargo bench -p mlx5 --bench doorbells -- [DEVICE] [ROUNDS]` prints the messages per second of
 //! each combination on DEVICE (`mlx5_0`, or the default `soft`), as the median of ROUNDS (11)
@@ -21,7 +21,6 @@ use mlx5::{
     Signal, Srq, WriteImm,
 };
 
-/// Number of messages in flight.
 const IN_FLIGHT: usize = 128;
 const PAYLOAD: [u8; 28] = [0x5a; 28];
 
@@ -32,7 +31,6 @@ enum Bell {
     Batch,
 }
 
-/// A sender, a receiver, and their queues.
 struct Pair {
     sender: RcQp,
     _receiver: RcQp,
@@ -91,7 +89,6 @@ impl Pair {
         self.srq.ring();
     }
 
-    /// Sends messages, `per_doorbell` to a doorbell, until `IN_FLIGHT` are in flight.
     fn send(&mut self, bell: Bell, per_doorbell: u32) {
         let (addr, rkey) = (self.target.addr(), self.target.rkey());
         while (self.sent - self.received) as usize + per_doorbell as usize <= IN_FLIGHT {
@@ -122,7 +119,7 @@ impl Pair {
         }
     }
 
-    /// Takes the messages that have arrived. Each message must arrive once, and in order.
+    /// Takes the messages that have arrived. Each must arrive once, and in order.
     fn receive(&mut self) {
         let Self {
             sender,

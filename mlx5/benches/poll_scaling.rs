@@ -46,11 +46,10 @@ use mlx5::wire::{CQE_BYTES, OP_OWN_OFFSET, ResponderCqe, op_own};
 use mlx5::{Cq, CqeOpcode, Device, DeviceSpec, FastMap, MonoCq, NullDevice};
 use null::Plays;
 
-/// Number of messages written beforehand.
 const MESSAGES: u32 = 8192;
 const MOST_QUEUES: u32 = 1024;
 
-/// A way to find the messages of N queues. A message is the queue's number and 32 bits.
+/// A way to find the messages of N queues. A message consists of the queue's number and 32 bits.
 trait Contender {
     const NAME: &'static str;
     fn new(queues: u32) -> Self;
@@ -61,7 +60,7 @@ trait Contender {
     fn poll(&mut self, found: impl FnMut(u32, u32)) -> usize;
 }
 
-/// Returns the QPN of `queue`: sparse, as a device assigns them.
+/// Returns the QPN of `queue`. The QPNs are sparse, as on a device.
 fn qpn(queue: u32) -> u32 {
     0x4000 + queue * 97
 }
@@ -184,8 +183,8 @@ impl Contender for Cqs {
     const NAME: &'static str = "CQs";
     fn new(queues: u32) -> Self {
         let device = Device::open(DeviceSpec::Null(mlx5::NullOptions::default())).unwrap();
-        // Every load fits with little memory: each CQ holds its share of the messages of *all
-        // active*, and the active CQ holds all messages of *one active*.
+        // Each CQ holds its share of the messages of *all active*, and the active CQ holds all
+        // messages of *one active*.
         let entries = |queue| {
             if queue == active(queues) {
                 MESSAGES
@@ -225,19 +224,16 @@ impl Contender for Cqs {
     }
 }
 
-/// The libmlx5 objects for the maximum number of queues. They are made once, because making a
-/// thousand queue pairs takes long.
+/// The libmlx5 objects for the maximum number of queues. They are made once, because a thousand
+/// queue pairs take long to make.
 struct Verbs {
     cq: VerbsCq,
     srq: VerbsSrq,
     qps: Vec<VerbsQp>,
-    /// Queue numbers, by QPN.
     queues: FastMap<u32>,
-    /// Number of receives posted.
     posted: u32,
 }
 
-/// The objects of libmlx5, or the reason why there are none.
 fn library() -> &'static Result<(Library, VerbsDevice), String> {
     static LIBRARY: OnceLock<Result<(Library, VerbsDevice), String>> = OnceLock::new();
     LIBRARY.get_or_init(|| {
@@ -247,7 +243,6 @@ fn library() -> &'static Result<(Library, VerbsDevice), String> {
     })
 }
 
-/// Number of WQEs of the shared receive queue.
 const RECEIVES: u32 = 2 * MESSAGES;
 
 impl Verbs {
@@ -282,9 +277,8 @@ impl Verbs {
     }
 }
 
-/// The objects that [`Verbs`] lends to one contender at a time.
+/// The objects of [`Verbs`], which are lent to one contender at a time.
 struct IbvPollCq {
-    /// The objects, until the contender is dropped.
     verbs: Option<Box<Verbs>>,
     cq: *mut c_void,
     poll: unsafe extern "C" fn(*mut c_void, c_int, *mut IbvWc) -> c_int,
@@ -359,7 +353,7 @@ impl Contender for IbvPollCq {
 
 const NAMES: [&str; 4] = [Mono::NAME, Flags::NAME, Cqs::NAME, IbvPollCq::NAME];
 
-/// The queue that is the only active one.
+/// Returns the number of the only active queue in the load *one active*.
 fn active(queues: u32) -> u32 {
     queues * 5 / 8
 }
@@ -377,7 +371,6 @@ const LOADS: [(&str, Load); 3] = [
     ("all-active", Load::AllActive),
 ];
 
-/// Makes a contender with all messages of `load` written.
 fn filled<C: Contender>(queues: u32, load: Load) -> C {
     let mut contender = C::new(queues);
     for message in 0..MESSAGES {
@@ -439,8 +432,8 @@ fn verify<C: Contender>(queues: u32) {
 /// Returns the time of a poll in ns.
 fn time<C: Contender>(queues: u32, load: Load) -> f64 {
     let mut contender = filled::<C>(queues, load);
-    // In the idle load no message limits the number of polls. A poll of many empty queues takes
-    // long, so there are fewer polls of more queues.
+    // The idle load has no messages to limit the number of polls. The more queues there are, the
+    // longer a poll takes, so the fewer polls are made.
     let polls = if matches!(load, Load::Idle) {
         (1 << 21) / queues.max(64)
     } else {

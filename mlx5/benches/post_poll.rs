@@ -18,7 +18,6 @@ use mlx5::wire::{RequesterCqe, ResponderCqe};
 use mlx5::*;
 use null::Plays;
 
-/// Number of operations of one iteration.
 const OPERATIONS: usize = 64;
 
 /// The driver alone: a queue pair on a null device. This program writes its completions.
@@ -139,7 +138,6 @@ impl Null {
     }
 }
 
-/// Whole messages: two devices of one fabric.
 struct Soft {
     qp: RcQp,
     send_cq: Cq,

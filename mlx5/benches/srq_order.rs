@@ -15,14 +15,10 @@ use mlx5::{
     Access, ConnectOptions, Cq, Device, Inline, Mr, Pd, QpConfig, RcQp, Signal, Srq, WriteImm,
 };
 
-/// Number of receives of the shared queue.
 const DEPTH: usize = 1023;
-/// Number of messages in flight.
 const IN_FLIGHT: usize = 256;
-/// Number of messages of one doorbell.
 const BATCH: usize = 16;
 
-/// A sender, a receiver and their queues.
 struct Pair {
     sender: RcQp,
     _receiver: RcQp,
@@ -81,7 +77,6 @@ impl Pair {
         self.srq.ring();
     }
 
-    /// Sends messages until enough are in flight, or the send queue is full.
     fn send(&mut self, in_flight: usize) {
         let (addr, rkey) = (self.target.addr(), self.target.rkey());
         while self.in_flight < in_flight {

@@ -27,12 +27,12 @@ pub struct QpAddress {
     pub qpn: u32,
     /// First packet sequence number, 24 bits; a software HCA without packets ignores it.
     pub psn: u32,
-    /// Incarnation of the device with that LID, on the software HCA: a LID is reused after the end
-    /// of the process that had it, an incarnation never. 0 on hardware.
+    /// Incarnation of the device, on the software HCA: a later process may get the LID of an ended
+    /// process, but never the same incarnation. 0 on hardware.
     pub epoch: u64,
-    /// Global identifier of the port; a port of RoCE has no other identifier. On the software HCA
-    /// it identifies the user of the process instead, for the error that reports a peer of another
-    /// user: the last four bytes are the user id plus 1, the others zero.
+    /// Global identifier of the port, the only identifier of a RoCE port. On the software HCA the
+    /// field identifies the user of the process instead, for the error that reports a peer of
+    /// another user: the last four bytes are the user id plus 1, the others zero.
     pub gid: [u8; 16],
 }
 
@@ -55,13 +55,11 @@ impl QpAddress {
         }
     }
 
-    /// Adds the user id to the address of a queue pair of a software HCA.
     pub(crate) fn of_user(mut self, user: u32) -> Self {
         self.gid[12..].copy_from_slice(&user.wrapping_add(1).to_le_bytes());
         self
     }
 
-    /// Returns the user id in the address of a queue pair of a software HCA, if there is one.
     pub(crate) fn user(&self) -> Option<u32> {
         let user = self
             .gid

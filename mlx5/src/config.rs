@@ -22,8 +22,7 @@ pub struct CqConfig {
     /// rounded up to a power of two. Every operation that may complete before the next poll needs
     /// an entry: a queue that overruns is dead.
     pub entries: u32,
-    /// Length of an entry in bytes, 64 or 128. A large entry has room for 64 bytes of received data
-    /// before its CQE.
+    /// Length of an entry in bytes, 64 or 128. A large entry has 64 bytes of data before its CQE.
     pub cqe_bytes: u32,
     /// Whether the device may write similar CQEs as one session of 8-byte mini CQEs
     /// ([`MiniCqe`](crate::wire::MiniCqe)). Polls hand them out as ordinary CQEs.
@@ -36,7 +35,6 @@ pub struct CqConfig {
 }
 
 impl CqConfig {
-    /// Checks the number of entries and the vector against the limits of a device.
     pub(crate) fn check(&self, max_cqe: u32, comp_vectors: u32) -> Result<(), CreateError> {
         check("the number of CQ entries", self.entries, 1..=max_cqe)?;
         check(
@@ -46,7 +44,6 @@ impl CqConfig {
         )
     }
 
-    /// Returns the length of an entry in bytes, if it is legal.
     pub(crate) fn stride(&self) -> Result<usize, CreateError> {
         match self.cqe_bytes as usize {
             stride @ (CQE_BYTES | CQE128_BYTES) => Ok(stride),
@@ -73,8 +70,7 @@ impl From<u32> for CqConfig {
 /// Sizes of a queue pair.
 #[derive(Clone, Copy, Debug)]
 pub struct QpConfig {
-    /// Number of send WQEBBs, each of 64 bytes, 1..=32768; the number is rounded up to a power of
-    /// two.
+    /// Number of send WQEBBs of 64 bytes, 1..=32768, rounded up to a power of two.
     pub max_send_wr: u32,
     /// Maximum number of inline bytes of one operation, 0..=220.
     pub max_inline_data: usize,
@@ -101,14 +97,12 @@ impl Default for QpConfig {
 }
 
 impl QpConfig {
-    /// Checks the sizes of the send queue against the limit of a device.
     pub(crate) fn check(&self, max_send_wr: u32) -> Result<(), CreateError> {
         check("max_send_wr", self.max_send_wr, 1..=max_send_wr)?;
         check("max_inline_data", self.max_inline_data, 0..=MAX_INLINE)
     }
 }
 
-/// The sizes of a receive queue.
 #[derive(Clone, Copy)]
 pub(crate) struct RqSize {
     /// Minimum number of receives.
@@ -118,7 +112,6 @@ pub(crate) struct RqSize {
 }
 
 impl RqSize {
-    /// Checks the sizes against the limits of a device.
     pub(crate) fn check(self, max_depth: u32, most_sges: u32) -> Result<(), CreateError> {
         let Self { depth, max_sge } = self;
         check("the depth of a receive queue", depth, 1..=max_depth)?;

@@ -58,7 +58,7 @@ impl Hook {
 }
 
 /// The providers and the hook of an object's device. Clones refer to the same device, which closes
-/// with the last of them.
+/// when the last clone is dropped.
 #[derive(Clone)]
 pub(crate) struct Control {
     provider: Rc<dyn Provider>,
@@ -83,7 +83,6 @@ impl Control {
         }
     }
 
-    /// Makes the control of a relay.
     pub(crate) fn of_relay(relay: Rc<Relay>) -> Self {
         Self {
             provider: Rc::clone(relay.base()) as _,
@@ -96,12 +95,11 @@ impl Control {
         &*self.queues
     }
 
-    /// Returns the hook that doorbells and empty polls call.
     pub(crate) fn hook(&self) -> &Hook {
         &self.hook
     }
 
-    /// Returns the software HCA, if the device is a software HCA that executes.
+    /// Returns the software HCA; `None` on hardware and on a null device.
     pub(crate) fn soft(&self) -> Option<&Rc<Hca>> {
         match &self.hook {
             Hook::Soft(hca) => Some(hca),
@@ -109,14 +107,13 @@ impl Control {
         }
     }
 
-    /// Returns the time on the device's clock.
     #[inline]
     pub(crate) fn now_ns(&self) -> u64 {
         self.soft()
             .map_or_else(clock::monotonic_ns, |hca| hca.now_ns())
     }
 
-    /// Returns the same time as [`now_ns`](Self::now_ns), at a lower cost and less recent.
+    /// Returns the time of [`now_ns`](Self::now_ns) at a lower cost; the result may be older.
     pub(crate) fn coarse_now_ns(&self) -> u64 {
         self.soft()
             .map_or_else(clock::coarse_ns, |hca| hca.coarse_now_ns())
@@ -131,8 +128,6 @@ impl Control {
         }
     }
 
-    /// Calls `then` with the watch that ends a sleep on the device, alone or together with other
-    /// watches.
     pub(crate) fn with_watch(&self, then: &mut dyn FnMut(&mut dyn Watch)) {
         match &self.hook {
             Hook::Soft(hca) => hca.with_watch(then),

@@ -36,9 +36,9 @@ pub enum RegisterKind {
     DoorbellOnly,
 }
 
-/// The operations of a doorbell. The defaults are for hardware. The implementations differ in the
-/// copy, and [`Ordinary`] in the barriers too. The implementing types have no values, so every call
-/// is direct.
+/// The operations of a doorbell. The defaults are for hardware. Each implementation has its own
+/// copy routine; [`Ordinary`] also replaces the barriers. The implementing types have no values:
+/// every call is direct.
 pub(crate) trait Mmio {
     /// Name of the routine that copies a WQE.
     const COPY: &'static str;
@@ -81,7 +81,6 @@ pub(crate) trait Mmio {
     /// The line is readable at `from + AT` and writable at `register + AT`; both are 64-aligned.
     unsafe fn copy_line<const AT: usize>(register: *mut u8, from: *const u8);
 
-    /// Runs after the last line of a copy.
     #[inline(always)]
     fn end_copy() {}
 

@@ -5,7 +5,6 @@ use std::rc::Rc;
 use crate::control::Control;
 use crate::error::CreateError;
 
-/// The domain's number, kept alive by every object in the domain.
 pub(crate) struct PdObject {
     pub(crate) pdn: u32,
     pub(crate) control: Control,

@@ -29,17 +29,13 @@ const SLICE_NS: u64 = 1_000;
 /// Maximum number of turns in a round. In a turn each client polls, and the server makes a step. A
 /// switch takes several turns.
 const MOST_TURNS: usize = 1_000_000;
-/// Number of rounds that are verified.
 const CHECKED: u64 = 50;
-/// Maximum number of requests of one step of the server.
 const BUDGET: usize = 64;
 
-/// Types of requests: `ECHO` is answered with its own payload, `CHECK` with the reply of
-/// [`pattern`].
+/// Types of requests, answered with their own payload, or with the reply of [`pattern`].
 const ECHO: u16 = 1;
 const CHECK: u16 = 2;
 
-/// A server and its clients.
 struct Room {
     clients: Vec<RdmaClient>,
     server: RdmaServer,
@@ -136,8 +132,7 @@ impl Room {
         panic!("{left} calls have not ended");
     }
 
-    /// Verifies that each call gets its own bytes, and that there are `expected` groups, which take
-    /// turns if they are several.
+    /// Verifies the bytes of all calls, the number of groups, and that several groups take turns.
     fn check(&mut self, expected: usize) {
         let mut calls = Checked {
             next: 0,
@@ -183,7 +178,6 @@ impl Calls for Measured {
 
 struct Checked {
     next: u64,
-    /// Tag of the last payload.
     tag: Tag,
     unanswered: Vec<(usize, CallToken, Tag)>,
 }

@@ -29,10 +29,8 @@ use scalerpc::{Handlers, RdmaClient, RdmaServer, ServerConfig, State};
 
 const ECHO: u16 = 1;
 const BYTES: usize = 32;
-/// Maximum number of requests answered in a step.
 const BUDGET: usize = 64;
 
-/// A kind of operation to count.
 struct Kind {
     name: &'static str,
     bound: Option<u32>,
@@ -50,9 +48,7 @@ enum Work {
     Calls(usize),
     /// Calls, with each function in a frame of its own.
     Parts(usize),
-    /// Polls of a client that find nothing.
     ClientPolls,
-    /// Steps of the server that find nothing.
     ServerSteps,
 }
 
@@ -194,11 +190,9 @@ const KINDS: &[Kind] = &[
     ),
 ];
 
-/// Numbers of operations of the two runs: each is many laps of every queue, and a multiple of each
-/// depth.
+/// Numbers of operations of the two runs: many laps of each queue, multiples of each depth.
 const COUNTS: (usize, usize) = (4_096, 12_288);
 
-/// Both sides, in one thread.
 struct Room {
     server: RdmaServer,
     handlers: Handlers<'static>,
@@ -208,8 +202,7 @@ struct Room {
 impl Room {
     fn new(clients: usize, active: usize) -> Self {
         let (fabric, clock) = (LocalFabric::new(), Clock::Manual(Arc::default()));
-        // Valgrind has little address space, which a few hundred devices fill, so the arenas are
-        // small.
+        // Small arenas: Valgrind has little address space, which a few hundred devices fill.
         let device = |arena_bytes| {
             let fabric = FabricSpec::Local(fabric.clone());
             DeviceSpec::Soft(SoftOptions {

@@ -103,10 +103,9 @@
 //!   destroy or change requests of other clients; the design page has the threat model.
 //! - **Limits.** A payload has at most `slot_bytes - 40` bytes: 4,056 by default, 65,496 at most.
 //!   Longer data travel in parts, one call each, or by `copyrpc`, which permits longer calls and
-//!   has one-sided READs and WRITEs. A client has at most `depth` calls under way. Calls whose time
-//!   ended and that are not answered count, and so do calls whose ends were not taken.
+//!   has one-sided READs and WRITEs. A client has at most `depth` calls under way, including calls
+//!   that timed out without an answer, and calls whose ends the caller has not taken.
 
-// Compiles and runs the code of the README.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;

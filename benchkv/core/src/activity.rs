@@ -20,8 +20,8 @@ pub struct WorkerReport {
     pub transport: Option<TransportReport>,
     /// Activity of the thread in each measured window.
     pub windows: Vec<Activity>,
-    /// The first requests of a daemon to other ranks: the number sent and not answered yet after
-    /// the first round that sent any, and the time.
+    /// Number of a daemon's unanswered requests to other ranks after the first round that sent any,
+    /// and the time of that round.
     pub first_burst: Option<Burst>,
     /// Effects of a daemon's policies; `None` if the daemon has none.
     pub policy: Option<PolicyReport>,
@@ -64,7 +64,6 @@ pub struct Activity {
     pub transport: Option<TransportReport>,
 }
 
-/// Returns the class of a round by its work: none, one, some, many, very many.
 const fn class_of(count: usize) -> usize {
     match count {
         0 => 0,
@@ -84,9 +83,7 @@ pub struct ActivityLog {
     /// `counted_to_ns` is the time up to which [`Activity::outstanding_ns`] includes them.
     outstanding: u64,
     counted_to_ns: u64,
-    /// Activity since the last change of phase.
     now: Activity,
-    /// Counters of the connections at the last change of phase.
     before: Option<TransportReport>,
     total: Activity,
     windows: Vec<Activity>,
@@ -153,7 +150,6 @@ impl ActivityLog {
         }
     }
 
-    /// Adds the unanswered requests, times the time since the last call, to the integral over time.
     const fn count_outstanding(&mut self, now_ns: u64) {
         self.now.outstanding_ns += self.outstanding * now_ns.saturating_sub(self.counted_to_ns);
         self.counted_to_ns = now_ns;
@@ -220,8 +216,7 @@ impl ActivityLog {
 }
 
 impl Activity {
-    /// Adds the activity of another thread in the same time, or of this thread in another time. The
-    /// lengths of the two spans are added.
+    /// Adds the activity of another thread, or of this thread in another span.
     pub fn add(&mut self, other: &Self) {
         self.span_ns += other.span_ns;
         self.loops += other.loops;
@@ -286,7 +281,7 @@ pub struct ActivityRates {
 
 impl ActivityRates {
     /// Makes the rates of `daemons` and `clients` that were observed at the same time. Each
-    /// activity is the activity of one thread in windows that are `seconds` long together.
+    /// activity covers one thread, in windows with a total length of `seconds`.
     #[must_use]
     pub fn new<'a>(
         daemons: impl Iterator<Item = &'a Activity>,
@@ -345,7 +340,7 @@ impl ActivityRates {
 mod tests {
     use super::*;
 
-    /// Connections that have posted ten more WRITEs, of three messages each, at each call.
+    /// Connections that report ten more WRITEs, of three messages each, at each call.
     #[derive(Default)]
     struct Counting {
         looks: u64,

@@ -80,8 +80,7 @@ pub struct Library {
     pub name: &'static str,
     /// Checks whether the carrier's library is installed. The error contains the remedy.
     pub load: fn() -> Result<(), String>,
-    /// A variable in the environment of the ranks, with the value to which it is set unless the
-    /// user has set it.
+    /// Name and value of a variable that is set for the ranks unless the user has set it.
     pub variable: (&'static str, &'static str),
 }
 

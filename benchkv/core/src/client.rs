@@ -38,12 +38,12 @@ pub struct Window {
     /// Age of all operations that were outstanding when this client saw the window end, minus the
     /// age of those outstanding when it saw the window begin, in operations times nanoseconds.
     pub carried_ns: i128,
-    /// Round trips to this rank's own store, in an open loop from the intended start. An operation
-    /// counts in the window in which it ends.
+    /// Round trips to this rank's own store, counted in the window in which they end. In an open
+    /// loop a round trip begins at the intended start of its operation.
     pub local: RoundTrips,
     /// Round trips to other ranks.
     pub remote: RoundTrips,
-    /// Number of gets among the round trips that found no value.
+    /// Number of gets that found no value, among the round trips.
     pub not_found: u64,
     /// Number of operations that ended in an error.
     pub errors: u64,
@@ -61,7 +61,7 @@ pub struct RoundTrips {
 }
 
 impl RoundTrips {
-    /// Makes empty histograms, allocated as a whole, or, if they are to `grow`, as needed.
+    /// Makes empty histograms. Their memory is allocated here, or as needed if they are to `grow`.
     fn none(grow: bool) -> Self {
         let histogram = if grow {
             LatencyHistogram::growing
@@ -132,7 +132,6 @@ counters! {
 }
 
 impl Counts {
-    /// Returns the number of operations issued plus the number ended.
     const fn moves(&self) -> u64 {
         self.issued + self.completed + self.errors
     }
@@ -173,12 +172,10 @@ pub enum Step {
 pub struct Client<P> {
     paths: P,
     book: Book,
-    /// Operations that the last poll reported as ended, with their answers.
     ended: Vec<(Operation, Option<Response>)>,
 }
 
-/// The counts of a client while it runs. The difference between two readings belongs to the time
-/// between them.
+/// The counts of a client while it runs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Tally {
     /// Operations that have ended, errors included.
@@ -196,9 +193,7 @@ struct Book {
     limit: u64,
     /// `None` if values have no tails.
     tails: Option<Tails>,
-    /// Index of the next access.
     next_access: u32,
-    /// A request that no path has accepted yet.
     refused: Option<(Operation, Request)>,
     counts: Counts,
     /// Sum of the times of issue of all outstanding operations, in ns; wraps.
@@ -224,7 +219,7 @@ struct Alike {
     held_ns: u64,
 }
 
-/// The places of the tails of a client's values.
+/// The [places](crate::values) of the tails of a client's values.
 #[derive(Debug)]
 struct Tails {
     values: ClientValues,
@@ -409,7 +404,6 @@ impl Book {
         )
     }
 
-    /// Returns whether the client's total number of operations has ended.
     fn has_ended(&self) -> bool {
         self.counts.issued == self.limit && self.in_flight() == 0
     }
@@ -421,8 +415,7 @@ impl Book {
         }
     }
 
-    /// Enters the `phase` that the main thread has set: ends the window of the previous phase, and
-    /// begins the window of the new one.
+    /// Ends the window of the previous phase, and begins the window of `phase`.
     fn enter(&mut self, phase: Phase, now_ns: u64) {
         self.count_outstanding(now_ns);
         if phase == self.phase {
@@ -463,7 +456,6 @@ impl Book {
         })
     }
 
-    /// Returns whether there is something to issue, and room for it.
     fn wants_to_issue(&self, now_ns: u64) -> bool {
         let is_due = || {
             self.spec
@@ -656,7 +648,6 @@ impl Book {
         }
     }
 
-    /// Records the end of an operation.
     #[inline(always)]
     fn end(&mut self, operation: &Operation, response: Option<Response>, now_ns: u64) {
         let kind = operation.kind;

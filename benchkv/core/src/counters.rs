@@ -93,7 +93,7 @@ impl<T: Copy + Default + AddAssign + Sub<Output = T> + Sum> Figures<T> {
         self.iter().map(difference).collect()
     }
 
-    /// Adds the figures of others.
+    /// Adds the figures of `other`.
     pub fn add(&mut self, other: &Self) {
         for (name, figure) in other.iter() {
             *self.0.entry(name.to_owned()).or_default() += figure;
@@ -124,8 +124,8 @@ pub struct TransportReport {
     pub modes: String,
     /// The path from the device to its peers.
     pub reached_by: String,
-    /// Maximum number of requests that waited at a time, for room or credit, or for room on the way
-    /// to another daemon.
+    /// Maximum number of requests that waited at the same time: for room or credit on a connection,
+    /// or for room on the way to another daemon.
     pub backlog_peak: u64,
     /// The carrier's counters, all of which can be summed. Each carrier has `writes` (the number of
     /// WRITEs with immediate, SENDs or active messages) and `messages` (the number of messages in

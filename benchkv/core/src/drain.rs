@@ -19,12 +19,12 @@ use serde::{Deserialize, Serialize};
 
 /// Maximum time without movement, in addition to the time that the schedules of clients explain.
 const SILENCE: Duration = Duration::from_secs(3);
-/// Maximum time without movement if a daemon of the rank does not run.
+/// Maximum time without movement if a daemon of the rank has made fewer than [`ROUNDS`] rounds.
 const STALL: Duration = Duration::from_secs(12);
-/// Minimum number of rounds of each daemon of a rank while nothing moves, if the daemon runs at
-/// all: a round takes at least 16 requests of each client.
+/// Number of rounds that each daemon has to make without movement, so that the limit is [`SILENCE`]
+/// and not [`STALL`]. A round takes at least 16 requests of each client.
 const ROUNDS: u32 = 1_000;
-/// Maximum time between two views of a rank that counts as time without movement.
+/// Maximum part of the time between two views of a rank that counts as time without movement.
 const LONGEST_STEP: Duration = Duration::from_millis(100);
 /// Maximum sleep of a daemon between two of its rounds.
 pub const DAEMON_SLEEP: Duration =
@@ -53,7 +53,7 @@ pub struct View {
     pub has_drained: bool,
     /// Number of messages that the rank's daemons have moved since the drain began.
     pub moved: u64,
-    /// Whether the rank has waited for the maximum time in which no message of the job moved.
+    /// Whether no message of the job has moved for the maximum time that the rank waits.
     pub is_over: bool,
     /// Whether the drain is to end even if messages still move.
     pub cuts: bool,
@@ -162,7 +162,6 @@ mod tests {
 
     const STEP_NS: u64 = 10_000_000;
 
-    /// A rank with a daemon, outstanding operations and a clock.
     struct Rank {
         drain: Drain,
         now_ns: u64,

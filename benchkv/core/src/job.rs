@@ -20,8 +20,8 @@ use crate::workload::{Pattern, Workload};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sizes {
     /// Bytes of each ring of a connection between ranks, 0 if the carrier has none (`rc-send`,
-    /// `ucx-am`). `auto`: the smallest power of two that is at least 4 x operations in flight on it
-    /// x padded message, and at least 8 padded messages; at most the largest ring.
+    /// `ucx-am`). `auto`: the smallest power of two that is at least 4 x operations in flight on
+    /// the connection x padded message, and at least 8 padded messages; at most the largest ring.
     pub ring_bytes: u64,
     /// Requests that each end may have unanswered on a connection of `rc-send` or `ucx-am`, 0 with
     /// copyrpc: the smallest power of two that is at least the number of operations in flight on
@@ -155,7 +155,7 @@ pub struct ClientSpec {
     /// The judge; `None` with `--no-verify`.
     pub verifier: Option<Verifier>,
     /// Whether the client flips one bit of one value that it writes: in the last byte of the value,
-    /// or in its only 8 bytes. The verifier has to detect the flipped bit.
+    /// or in the 8 bytes of a value without a tail. The verifier has to detect the flipped bit.
     pub corrupt_one: bool,
 }
 

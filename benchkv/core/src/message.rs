@@ -27,7 +27,7 @@ const REFUSED: u64 = 4;
 /// | offset | size | field |
 /// |---|---|---|
 /// | 0 | 1 | operation: 1 put, 2 get |
-/// | 1 | 3 | place of the value's tail in the rank that has the message; 0 where values have none |
+/// | 1 | 3 | place of the value's tail in the rank with the message; 0 if values have no tails |
 /// | 4 | 4 | rank whose store is meant |
 /// | 8 | 8 | key |
 /// | 16 | 8 | value of a put, its first 8 bytes; 0 in a get |
@@ -46,7 +46,7 @@ pub struct Request {
 /// | offset | size | field |
 /// |---|---|---|
 /// | 0 | 8 | status: 1 put done, 2 found, 3 not found, 4 refused |
-/// | 8 | 8 | of a get that found a value, its first 8 bytes; else 0 |
+/// | 8 | 8 | first 8 bytes of the value that a get found; else 0 |
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 #[doc(alias = "RemoteResponse")]

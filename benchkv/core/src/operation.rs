@@ -19,8 +19,7 @@ pub struct Operation {
 }
 
 impl Operation {
-    /// Returns a copy of the operation, for a path that returns the operation to its caller when it
-    /// refuses it.
+    /// Returns a copy, which the client keeps in case the path refuses the operation.
     #[inline(always)]
     pub(crate) const fn again(&self) -> Self {
         Self { ..*self }
@@ -29,7 +28,7 @@ impl Operation {
 
 #[cfg(test)]
 impl Operation {
-    /// Makes an operation that its access distinguishes.
+    /// Makes an operation whose `access` distinguishes it from others.
     pub(crate) const fn numbered(access: u32) -> Self {
         Self {
             access,

@@ -3,9 +3,9 @@
 use crate::message::{Op, Outcome, Request, Response};
 use crate::values::Tail;
 
-/// Returns the daemon that owns `key` in a rank with `shards` daemons. The keys of a store are
-/// below 2^32, so the function divides 32-bit numbers, which takes half the time. A rank refuses
-/// requests for all other keys.
+/// Returns the daemon that owns `key` in a rank with `shards` daemons. A store's keys are below
+/// 2^32, and a rank refuses requests for all other keys, so the function divides 32-bit numbers:
+/// half the time of a 64-bit division.
 #[must_use]
 #[inline]
 pub const fn owner_of(key: u64, shards: usize) -> usize {
@@ -36,7 +36,7 @@ impl Shard {
         Self::with_tails(shard, shards, keys, 0)
     }
 
-    /// Makes an empty shard of such a store whose values have `tail_bytes` more bytes.
+    /// Makes a shard like [`new`](Self::new), for values of 8 + `tail_bytes` bytes.
     #[must_use]
     pub fn with_tails(shard: usize, shards: usize, keys: u64, tail_bytes: usize) -> Self {
         let mine = (keys as usize).saturating_sub(shard).div_ceil(shards);
@@ -92,8 +92,6 @@ impl Shard {
         Response::new(outcome)
     }
 
-    /// Copies the tail of a value: to the store after a put, from the store after a get that has
-    /// found the value.
     #[inline(never)]
     fn move_tail(&mut self, key: u64, outcome: Outcome, tail: Tail<'_>) {
         match outcome {
@@ -103,7 +101,6 @@ impl Shard {
         }
     }
 
-    /// Returns the tail of the value of a key of this shard.
     fn tail(&mut self, key: u64) -> &mut [u8] {
         let at = (key as u32 / self.shards as u32) as usize * self.tail_bytes;
         self.tails

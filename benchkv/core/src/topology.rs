@@ -112,8 +112,8 @@ impl Topology {
         self.gateway(rank).filter(|_| self.backend == Backend::Meta)
     }
 
-    /// Returns whether daemons get requests for other ranks: from clients through ipc, and from
-    /// other daemons. Otherwise all these requests are for the shard of the daemon that gets them.
+    /// Returns whether clients (through ipc) and other daemons send a daemon requests for other
+    /// ranks. If not, all their requests are for the shard of the daemon.
     #[must_use]
     #[inline]
     pub const fn daemons_pass_on(&self) -> bool {
@@ -147,7 +147,7 @@ impl Topology {
         self.carrier.traits().is_by_message
     }
 
-    /// Returns the maximum number of connections between ranks of a thread.
+    /// Returns the maximum number of a thread's connections to other ranks.
     #[must_use]
     pub fn endpoints_of_a_thread(&self) -> usize {
         let of_a_rank = match self.backend {

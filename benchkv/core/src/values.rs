@@ -6,8 +6,8 @@
 //! Messages only name the place, so they are as small as messages of values without a tail, on
 //! every path. Daemons that pass requests of other ranks to each other have places of their own.
 //!
-//! The message that names a place decides which thread may access it: its sender before it is sent,
-//! its receiver until it is answered. The queues that carry messages order the two.
+//! The message that names a place decides which thread may access the place: the sender before it
+//! sends the message, the receiver until it answers. The queues of messages order these accesses.
 
 use std::sync::Arc;
 
@@ -33,7 +33,7 @@ pub struct Places {
     /// Operations that each client can have outstanding.
     of_client: usize,
     clients: usize,
-    /// Number of requests of other ranks that can wait for other daemons, for each daemon.
+    /// Places of each daemon, for requests of other ranks that it passes to other daemons.
     of_daemon: usize,
     daemons: usize,
 }
@@ -138,7 +138,7 @@ impl Values {
         }
     }
 
-    /// Copies `tail` to `place`, if that exists.
+    /// Copies `tail` to `place`, if there is such a place.
     pub fn write(&self, place: u32, tail: &[u8]) {
         if let Some(to) = self.at(place, tail.len()) {
             // SAFETY: the bytes at `to` are inside the memory, which lives as long as `self` and
@@ -164,7 +164,7 @@ impl ClientValues {
         self.values.tail_bytes()
     }
 
-    /// Returns the place of the rank that has this number among the client's places.
+    /// Returns the number in the rank of the client's place `number`.
     #[must_use]
     pub const fn place(&self, number: u32) -> u32 {
         self.first + number

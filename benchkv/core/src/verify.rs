@@ -20,11 +20,10 @@ use serde::{Deserialize, Serialize};
 use crate::message::Outcome;
 use crate::workload::{Access, AccessKind, PRIVATE_KEYS, hash16};
 
-/// Sequence numbers remembered per client for check 3, for each access of its pattern: 8 MiB in a
-/// real-time job. If there are more keys times writers than this, only the first keys are judged.
+/// Number of sequence numbers that a client remembers for check 3, per access of its pattern: 8 MiB
+/// in a real-time job. If keys times writers is more, only the first keys are judged.
 const REMEMBERED: usize = 16;
 
-/// A value and its parts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Stamp {
     writer: u16,
@@ -58,8 +57,8 @@ pub const fn first_value(rank: u16, key: u64) -> u64 {
     .pack()
 }
 
-/// Returns the bytes of a value after the first 8, in words: no two are equal, within one value or
-/// in two different values.
+/// Returns the bytes of a value after the first 8, in words. No two words are equal, within one
+/// value or in two different values.
 fn pattern(value: u64) -> impl Iterator<Item = [u8; 8]> {
     (1_u64..).map(move |number| {
         value
@@ -115,8 +114,8 @@ enum Private {
     Reading(u64),
 }
 
-/// The highest sequence number recorded for a reader, key and writer, and the moment of the record,
-/// `at`, which counts the operations of the [`Verifier`]'s client.
+/// The highest sequence number recorded for a reader, key and writer. `at` is the moment of the
+/// record: a number of operations of the [`Verifier`]'s client.
 #[derive(Debug, Clone, Copy, Default)]
 struct Seen {
     sequence: u32,
@@ -270,7 +269,7 @@ impl Verifier {
         }
     }
 
-    /// Judges the end of an operation on a private key; `None` when it ended without a result.
+    /// Judges the end of an operation on a private key. `outcome` is `None` if there is no result.
     pub fn end_private(&mut self, access: &Access, outcome: Option<Outcome>) {
         let slot = usize::from(access.slot);
         let found = match outcome {

@@ -38,8 +38,8 @@ pub enum Distribution {
     /// All keys with equal probability.
     Uniform,
     /// The key with number `k` in a shuffled order, the same in every job, with probability
-    /// proportional to `(k + 1)^-theta`. The order is one of all keys of the job; if a remote ratio
-    /// determines how often each rank is chosen, each rank has an order of its own keys.
+    /// proportional to `(k + 1)^-theta`. There is one order of all keys of the job; if a remote
+    /// ratio determines how often each rank is chosen, each rank has an order of its own keys.
     Zipfian {
         /// Skew: 0.99 is the customary value.
         theta: f64,
@@ -103,8 +103,8 @@ pub struct Workload {
     #[serde(rename = "value_size")]
     pub value_bytes: usize,
 
-    /// Start with empty stores. A get of a key that no put has reached then finds no value, which
-    /// is cheaper; otherwise every shared key has a value before clients start.
+    /// Start with empty stores: a get of a key that no put has reached finds no value, which is
+    /// cheaper than finding one. By default every shared key has a value before clients start.
     #[arg(help_heading = "Data", long, hide_short_help = true)]
     pub empty: bool,
 
@@ -112,8 +112,8 @@ pub struct Workload {
     #[arg(help_heading = "Load", long, value_name = "RATIO", value_parser = decimal(SHARE), default_value_t = 0.5)]
     pub read_ratio: f64,
 
-    // Share of accesses that go to another rank; 0 if there is none. By default all ranks are
-    // alike.
+    // Share of accesses that go to another rank; 0 in a job of one rank. By default each rank gets
+    // the same share.
     #[arg(skip)]
     #[allow(missing_docs, reason = "likewise")]
     pub remote_ratio: f64,
@@ -240,7 +240,7 @@ impl Workload {
         Ok(())
     }
 
-    /// Returns the remote ratio with which all ranks are alike.
+    /// Returns the remote ratio at which each rank gets the same share of a client's accesses.
     #[must_use]
     pub fn even_ratio(ranks: usize) -> f64 {
         (ranks - 1) as f64 / ranks as f64
@@ -264,7 +264,8 @@ impl Workload {
     }
 
     /// Returns the maximum share of the shared keys of all ranks that clients access, if the share
-    /// is below 2 %. It is limited because each client repeats its [`accesses`](Self::accesses).
+    /// is below a quarter. It is limited because each client repeats its
+    /// [`accesses`](Self::accesses).
     #[must_use]
     pub fn touched_at_most(&self) -> Option<f64> {
         let share = (self.clients * self.accesses) as f64 / self.key_range as f64;

@@ -105,7 +105,7 @@ fn parse_core_list(text: &str) -> Option<Vec<usize>> {
     (distinct.len() == cores.len()).then_some(cores)
 }
 
-/// Formats cores as the kernel does, with runs folded.
+/// Formats cores as the kernel does: `0-3,8`.
 struct CoreList<'a>(&'a [usize]);
 
 impl fmt::Display for CoreList<'_> {
@@ -255,8 +255,7 @@ pub struct Usable {
 }
 
 impl Usable {
-    /// Counts the physical cores among `cores` of this host, limited by the CPU quota of this
-    /// process's control groups.
+    /// Counts the physical cores among `cores` of this host, limited by the process's CPU quota.
     #[must_use]
     pub fn on_this_host(cores: Vec<usize>) -> Self {
         let physical = cores.len() - later_threads(&cores).len();

@@ -1,5 +1,4 @@
-//! The limits of this process's control groups on memory and CPU time, in both versions of the
-//! kernel's interface.
+//! The limits of this process's control groups, version 1 and 2, on memory and CPU time.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,8 +11,8 @@ pub fn memory_limit() -> Option<(u64, PathBuf)> {
     limit_of(&groups, &mounts)
 }
 
-/// Returns the smallest CPU quota among the same groups, in CPUs: 1.5 is 150 ms of CPU time in 100
-/// ms. `None` if no quota is visible.
+/// Returns the smallest CPU quota among the control groups of this process and their parents, in
+/// CPUs: 1.5 is 150 ms of CPU time in 100 ms. `None` if no quota is visible.
 #[must_use]
 pub fn cpu_limit() -> Option<f64> {
     let (groups, mounts) = here();
@@ -58,8 +57,8 @@ fn quota_of(groups: &str, mounts: &str) -> Option<f64> {
     quotas.reduce(f64::min)
 }
 
-/// Returns the results of `of_dir` for the directories of the groups of `controller` of a process,
-/// and of their parents.
+/// Applies `of_dir` to the directories of a process's groups under `controller`, and to their
+/// parent directories.
 fn in_dirs<T>(
     groups: &str,
     mounts: &str,
@@ -82,9 +81,9 @@ fn in_dirs<T>(
     mounts.filter_map(of_mount).flatten().collect()
 }
 
-/// A mounted hierarchy of control groups that has a controller, such as the one of memory.
+/// A mounted hierarchy of control groups that has a controller, such as `memory`.
 struct Mount<'a> {
-    /// The group at its top.
+    /// The group at the top of the mount.
     root: &'a str,
     point: &'a str,
     is_unified: bool,
@@ -128,7 +127,7 @@ fn group_in<'a>(groups: &'a str, mount: &Mount, controller: &str) -> Option<&'a 
 mod tests {
     use super::*;
 
-    /// A temporary directory with these files, which is used instead of a mount.
+    /// A temporary directory with the given files, in place of a mount.
     struct Tree(PathBuf);
 
     impl Tree {
@@ -235,8 +234,8 @@ mod tests {
         );
     }
 
-    /// A container finds its own group at the top of the mount. Its list of groups has the name
-    /// that the group has outside, or no name.
+    /// In a container, the container's own group is at the top of the mount. `/proc/self/cgroup`
+    /// names the group by its path on the host, or as `/`.
     #[test]
     fn a_container_finds_the_limit_at_the_top_of_its_mount() {
         let tree = Tree::new(

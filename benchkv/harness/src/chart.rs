@@ -25,8 +25,7 @@ const COLOURS: [RGBColor; 7] = [
     RGBColor(0x7f, 0x2f, 0x1f),
     RGBColor(0x33, 0x22, 0x88),
 ];
-/// Maximum value. With larger values the steps of an axis are lost in rounding, and the library
-/// does not return.
+/// Maximum value. With larger values an axis's steps vanish in rounding, and the library hangs.
 const HIGHEST: f64 = 1e15;
 
 /// A line, with its name in the legend.
@@ -45,8 +44,7 @@ pub struct Axis {
     pub title: String,
     /// Returns the label of a value, with its unit.
     pub label: fn(f64) -> String,
-    /// Whether values are spread by their logarithm, and are 1 or more. Otherwise the axis begins
-    /// at zero.
+    /// Whether values are 1 or more and spread by logarithm. Otherwise the axis begins at zero.
     pub is_log: bool,
 }
 

@@ -41,8 +41,7 @@ impl fmt::Display for ClockSource {
 
 /// A clock in nanoseconds. Copy it to each thread; readings of all copies are comparable.
 ///
-/// A reading does not order the memory accesses around it: an out-of-order CPU may take the reading
-/// several nanoseconds early.
+/// A reading does not order the memory accesses around it: a CPU may take it several ns early.
 #[derive(Debug, Clone, Copy)]
 pub struct Clock(Reading);
 
@@ -122,9 +121,8 @@ impl Clock {
     }
 }
 
-/// Reads the counter and `CLOCK_MONOTONIC` at the same moment: of several readings of the clock,
-/// each between two readings of the counter, takes the reading with the shortest time between these
-/// two.
+/// Returns a reading of the counter and one of `CLOCK_MONOTONIC` at the same moment: the fastest of
+/// several attempts, each a reading of the clock between two readings of the counter.
 fn paired_reading() -> (u64, u64) {
     let mut best = (u64::MAX, 0, 0);
     for _ in 0..16 {
@@ -144,8 +142,7 @@ fn monotonic_ns() -> u64 {
         tv_sec: 0,
         tv_nsec: 0,
     };
-    // SAFETY: `time` is a live, writable timespec. CLOCK_MONOTONIC exists on every Linux, so the
-    // call cannot fail.
+    // SAFETY: `time` is a live, writable timespec. CLOCK_MONOTONIC always exists on Linux.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
@@ -189,8 +186,7 @@ mod tsc {
 mod tests {
     use super::*;
 
-    /// The calibrated clock must stay on the monotonic scale, or latencies of two ranks would not
-    /// be comparable.
+    /// The clock must stay on the monotonic scale, or latencies of two ranks are not comparable.
     #[test]
     fn calibrated_clock_agrees_with_monotonic() {
         let clock = Clock::detect();
@@ -198,8 +194,7 @@ mod tests {
             let before = monotonic_ns();
             let now = clock.now_ns();
             let after = monotonic_ns();
-            // The slack of 100 us covers the calibration error during this test; it is no bound of
-            // a duration.
+            // The slack of 100 us covers the calibration error during this test.
             assert!(
                 now + 100_000 >= before && now <= after + 100_000,
                 "{before} <= {now} <= {after}"

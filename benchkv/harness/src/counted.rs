@@ -33,8 +33,7 @@ impl fmt::Debug for Operation {
     }
 }
 
-/// Runs the program of this process: lists `operations`, or does one of them. Reports errors in the
-/// arguments on standard error.
+/// Runs this process: lists `operations`, or does one. Reports wrong arguments on standard error.
 pub fn main(operations: &[Operation]) -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     match ask(
@@ -58,7 +57,6 @@ pub fn main(operations: &[Operation]) -> ExitCode {
     }
 }
 
-/// The answer to the arguments.
 enum Answer<'a> {
     Text(String),
     Work(&'a Operation, u64),
@@ -70,8 +68,7 @@ struct Unknown;
 fn ask<'a>(operations: &'a [Operation], args: &[&str]) -> Result<Answer<'a>, Unknown> {
     match args {
         ["--list"] => Ok(Answer::Text(operations.iter().map(line).collect())),
-        // `cargo bench` starts every benchmark with this argument, and `cargo test --benches`
-        // without an argument.
+        // `cargo bench` passes this argument to every benchmark, `cargo test --benches` none.
         [] | [.., "--bench"] => Ok(Answer::Text(
             "instructions: counted by scripts/instructions\n".to_owned(),
         )),

@@ -57,8 +57,7 @@ pub fn cpu_seconds() -> f64 {
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
-/// Returns the maximum resident memory of this process, in bytes; 0 if the kernel does not report
-/// it.
+/// Returns the maximum resident bytes of this process; 0 if the kernel does not report them.
 #[must_use]
 pub fn peak_rss_bytes() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();

@@ -13,8 +13,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{Access, AtFlags, CWD, OFlags, access, fcntl_setfl, linkat};
 use thiserror::Error;
 
-/// Maximum time to wait for the reader of a pipe when the result is complete, and the interval of
-/// the checks for it.
+/// Maximum time to wait for a pipe's reader when the result is complete, and the checks' interval.
 const READER_LIMIT: Duration = Duration::from_secs(2);
 const READER_INTERVAL: Duration = Duration::from_millis(20);
 
@@ -53,8 +52,7 @@ pub fn check(path: &Path) -> Result<(), WriteError> {
         )),
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ if is_replaceable(path) => create_new(path).map(drop),
-        // A check that opens and closes a pipe would look like the end of the result to the pipe's
-        // reader, so a pipe is not opened.
+        // A pipe is not opened: its reader would take the close for the end of the result.
         _ if fs::metadata(path).is_ok_and(|found| found.file_type().is_fifo()) => {
             access(path, Access::WRITE_OK).map_err(io::Error::from)
         }
@@ -156,7 +154,6 @@ struct NewFile {
     partial: PathBuf,
 }
 
-/// Returns the directory of `path`.
 fn directory(path: &Path) -> &Path {
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty());
     dir.unwrap_or(Path::new("."))
@@ -189,7 +186,6 @@ fn create_new(path: &Path) -> io::Result<NewFile> {
 }
 
 impl NewFile {
-    /// Replaces the file at `path`.
     fn rename(&self, path: &Path) -> io::Result<()> {
         if self.file.metadata()?.nlink() == 0 {
             let open = format!("/proc/self/fd/{}", self.file.as_raw_fd());
@@ -266,7 +262,6 @@ mod tests {
         fs::remove_dir_all(dir).unwrap();
     }
 
-    /// Opens the file at once, and reads until the reader sees an end of the file.
     #[test]
     fn the_reader_of_a_pipe_sees_no_end_before_the_result() {
         let dir = std::env::temp_dir().join(format!("harness-pipe-{}", std::process::id()));

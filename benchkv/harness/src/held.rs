@@ -9,8 +9,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The system's allocator with a count of the bytes in use, for a program's
-/// `#[global_allocator]`.
+/// The system's allocator with a count of the bytes in use, for a `#[global_allocator]`.
 #[derive(Debug)]
 pub struct Counting;
 
@@ -27,8 +26,7 @@ unsafe impl GlobalAlloc for Counting {
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
         HELD.fetch_sub(layout.size() as u64, Ordering::Relaxed);
-        // SAFETY: the caller's contract is the same, and `memory` comes from the system's
-        // allocator.
+        // SAFETY: the caller's contract is the same, and `memory` is from the system's allocator.
         unsafe { System.dealloc(memory, layout) }
     }
 }
@@ -51,8 +49,7 @@ pub fn memfds() -> io::Result<BTreeMap<Memfd, u64>> {
     let mut memfds = BTreeMap::new();
     for entry in fs::read_dir("/proc/self/fd")? {
         let path = entry?.path();
-        // The descriptor of this listing can be closed by now. Then it has no target, and is
-        // skipped.
+        // The listing's descriptor may be closed by now; it then has no target, and is skipped.
         let is_memfd = fs::read_link(&path)
             .is_ok_and(|target| target.to_string_lossy().starts_with("/memfd:"));
         // Another thread may have closed the descriptor by now. Then it is skipped.

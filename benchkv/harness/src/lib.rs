@@ -41,6 +41,5 @@ pub mod units;
 #[cfg(feature = "copyrpc")]
 pub mod window;
 
-/// The reason why a program has no result: a sentence for its user, or the typed error of a
-/// library.
+/// The reason why a program has no result: a sentence for its user, or a library's typed error.
 pub type Failure = Box<dyn std::error::Error + Send + Sync>;

@@ -21,8 +21,8 @@ pub type Payload = [u64; 4];
 const STOP: u64 = u64::MAX;
 /// Calls at depth 1 between two readings of the clock.
 pub const BLOCK_TRIPS: u64 = 64;
-/// Minimum number of calls of a block at any other depth: large enough that the blocks' median
-/// counts calls, not polls.
+/// Minimum number of calls of a block at any other depth: so many that the number of replies of a
+/// single poll hardly changes the time of a block.
 pub const BLOCK_CALLS: u64 = 1024;
 
 /// The side that calls.
@@ -123,7 +123,6 @@ pub struct Load<'a, C> {
     caller: &'a mut C,
     clock: Clock,
     wait: Wait<'a>,
-    /// Slots whose call has ended, to call again.
     ended: Vec<u32>,
 }
 
@@ -228,8 +227,7 @@ impl<'a, C: Caller> Load<'a, C> {
         Ok(window.result())
     }
 
-    /// Returns the time of `calls` calls, of which `depth` are kept unanswered, from the first call
-    /// to the last reply.
+    /// Returns the time of `calls` calls, `depth` at a time, from the first call to the last reply.
     ///
     /// # Errors
     /// The error of the caller.
@@ -253,8 +251,7 @@ impl<'a, C: Caller> Load<'a, C> {
         Ok(())
     }
 
-    /// Takes the replies of all `unanswered` calls, and calls again while fewer than `limit` were
-    /// `sent`.
+    /// Takes the replies of all `unanswered` calls, and calls until `limit` calls were `sent`.
     fn finish(&mut self, mut unanswered: u64, limit: u64, sent: &mut u64) -> Result<(), Failure> {
         while unanswered > 0 {
             let left = unanswered.checked_sub(self.turn(limit, sent)?);
@@ -374,8 +371,7 @@ pub fn between_threads<A: Answerer, C: Caller, R>(
     })
 }
 
-/// The clock of a measurement. Blocks in the first fifth of its time are the warm-up, and do not
-/// count.
+/// The clock of a measurement. Blocks in the first fifth of its time, the warm-up, do not count.
 #[derive(Debug)]
 pub struct Measure {
     clock: Clock,
@@ -445,8 +441,7 @@ mod tests {
 
     impl Caller for ChannelCaller {
         fn call(&mut self, slot: u32, request: Payload) -> Result<bool, Failure> {
-            // A failed send is reported as lack of room. The loop of the caller detects that the
-            // answerer is dead.
+            // A failed send counts as lack of room. The caller's loop detects a dead answerer.
             Ok(self.0.send((slot, request)).is_ok())
         }
 

@@ -24,8 +24,7 @@ impl Library {
     /// The loader's reason.
     pub fn load(name: &str) -> Result<Self, String> {
         let c_name = CString::new(name).map_err(|error| error.to_string())?;
-        // SAFETY: the name is a live string. The initializers of a system library have no
-        // precondition.
+        // SAFETY: the name is a live string. A system library's initializers have no precondition.
         let handle = unsafe { libc::dlopen(c_name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if handle.is_null() {
             // SAFETY: dlerror returns null or a string that lives until the thread's next call of
@@ -47,8 +46,7 @@ impl Library {
         NonNull::new(unsafe { libc::dlsym(self.handle, symbol.as_ptr()) })
     }
 
-    /// Returns the text that the function `symbol` of the library returns; `None` if the library
-    /// has no such function.
+    /// Returns the text that the library's function `symbol` returns; `None` if it does not exist.
     ///
     /// # Safety
     /// `symbol` must be a function without arguments that returns null or a string that lives as
@@ -90,8 +88,7 @@ pub fn memlock_limit() -> Option<u64> {
     getrlimit(Resource::Memlock).current
 }
 
-/// Returns the bytes of address space that this process may have (`RLIMIT_AS`); `None` without
-/// limit.
+/// Returns the bytes of address space that this process may have (`RLIMIT_AS`); `None`: no limit.
 #[must_use]
 pub fn address_limit() -> Option<u64> {
     getrlimit(Resource::As).current
@@ -187,15 +184,13 @@ pub fn huge_pages() -> HugePages {
     }
 }
 
-/// Returns the number in a field of the kernel's `/proc/meminfo`.
 fn memory_info(field: &str) -> Option<u64> {
     let info = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let rest = info.lines().find_map(|line| line.strip_prefix(field))?;
     rest.split_whitespace().next()?.parse().ok()
 }
 
-/// Returns the amount of memory that new processes can use without swapping, in bytes, as the
-/// kernel estimates it.
+/// Returns the kernel's estimate of the bytes that new processes can use without swapping.
 #[must_use]
 pub fn available_memory() -> Option<u64> {
     memory_info("MemAvailable:").map(|kib| kib * 1024)

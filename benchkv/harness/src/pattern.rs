@@ -1,5 +1,4 @@
-//! The content of requests and replies, by which a lost, late, duplicate or torn payload is
-//! detected.
+//! The content of payloads, by which a lost, late, duplicate or torn request or reply is detected.
 //!
 //! The content of a request is derived from its tag (endpoint and number), and the content of a
 //! reply from the tag in the request. Both consist of 64-bit words: the first is the tag (inverted
@@ -17,8 +16,7 @@ pub struct Tag(u64);
 impl Tag {
     const NUMBER_BITS: u32 = 48;
 
-    /// Makes the tag of request `number` of `endpoint`. The number is below 2^48, the endpoint
-    /// below 2^16.
+    /// Makes the tag of request `number` (below 2^48) of `endpoint` (below 2^16).
     #[must_use]
     pub const fn new(endpoint: usize, number: u64) -> Self {
         Self((endpoint as u64) << Self::NUMBER_BITS | number)

@@ -63,8 +63,7 @@ pub fn say(text: &str) {
     let _ = io::stderr().write_all(format!("{text}\n").as_bytes());
 }
 
-/// Writes all bytes to standard output. It is not a failure if the reader has closed standard
-/// output.
+/// Writes all bytes to standard output. A reader that has closed it is not a failure.
 ///
 /// # Errors
 /// The system's reason.
@@ -171,8 +170,7 @@ impl FromStr for JsonSink {
 }
 
 impl JsonSink {
-    /// Checks before a long run whether the result can be written at the end of the run. Changes
-    /// nothing.
+    /// Checks before a long run whether the result can be written after it. Changes nothing.
     ///
     /// # Errors
     /// The system's reason.

@@ -13,8 +13,7 @@ const TIMES: [(&str, f64, f64); 6] = [
 /// Suffixes of sizes, also valid with iB at the end, and their power of 1024.
 const SIZES: [(&str, u32); 3] = [("K", 1), ("M", 2), ("G", 3)];
 
-/// Parses a time in seconds: a number with an optional unit, such as `0.5`, `500ms`, `10us` or
-/// `2m`.
+/// Parses a time in seconds: a number with an optional unit, such as `0.5`, `500ms` or `2m`.
 ///
 /// # Errors
 /// The legal forms of a time. The function checks no range.

@@ -31,8 +31,7 @@ impl WindowChoice {
         }
     }
 
-    /// Returns the number of send completions that the window adds to the completions of an
-    /// endpoint.
+    /// Returns the number of additional send completions of an endpoint with this window.
     #[must_use]
     pub const fn completions(self) -> u32 {
         match self {

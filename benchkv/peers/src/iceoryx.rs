@@ -15,7 +15,6 @@ use benchkv_harness::load::{Answerer, Caller, Payload};
 type Pending = PendingResponse<ipc::Service, Payload, (), Payload, ()>;
 type Factory = PortFactory<ipc::Service, Payload, (), Payload, ()>;
 
-/// The serving process.
 pub(crate) struct IceoryxServer {
     server: Server<ipc::Service, Payload, (), Payload, ()>,
     _service: Factory,
@@ -39,7 +38,6 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// Returns the directory of the place.
     fn root(&self) -> PathBuf {
         std::env::temp_dir().join(&self.prefix)
     }

@@ -68,7 +68,6 @@ fn parse_cores(text: &str) -> Result<(usize, usize), &'static str> {
 struct Job {
     rounds: u32,
     duration: Duration,
-    /// Cores of caller and answerer.
     cores: (usize, usize),
     iceoryx2: Place,
 }
@@ -90,7 +89,6 @@ impl Job {
         })
     }
 
-    /// Returns the maximum time of the whole run.
     fn time_limit(&self) -> Duration {
         // A round has fewer than 40 measurements. Fewer than 20 of these have several clients, and
         // take four times as long.

@@ -38,8 +38,8 @@ const CHECKED: u64 = 10_000;
 const MANY: usize = 1024;
 /// Numbers of clients that stream at once.
 const CROWDS: [usize; 4] = [1, 2, 4, 8];
-/// Maximum number of rounds with crowds, each of which takes about 10 s. The median of five rounds
-/// does not change with more rounds.
+/// Maximum number of rounds that measure crowds (see `Across::crowd`); such a round takes about 10
+/// s. The median of five rounds does not change with more rounds.
 const MOST_CROWDED: u32 = 5;
 /// Factor by which windows with a crowd are longer. Eight clients then take many turns on one core,
 /// even if a turn is as long as the scheduler's time slice.
@@ -51,7 +51,6 @@ fn meet(exchange: &mut dyn Exchange) -> Result<(), Failure> {
     Ok(exchange.barrier(MEET_LIMIT, &|| false)?)
 }
 
-/// The transport between the two processes.
 #[derive(Debug, Clone, Copy)]
 enum Ends {
     Ipc,
@@ -69,15 +68,14 @@ struct Across {
     clients: usize,
     callers: usize,
     depth: u32,
-    /// The server of a crowd, which is clients that stream at the same time; `None` for other
-    /// measurements. The clients of a crowd share one core, so that they must yield the core when
-    /// they wait. The server has the other core to itself, or shares the core of the clients. Only
-    /// if the server shares the core, a single client has to wait for a core as each of eight
-    /// clients does, so that only this case shows the cost of the additional clients alone.
+    /// The server of a crowd; `None` for other measurements. A crowd is a number of clients that
+    /// stream at the same time. They share one core, so they yield the core when they wait. The
+    /// server has the other core, or shares the core of the clients. If it shares the core, a
+    /// single client waits for the core as each of eight clients does; only then a comparison of
+    /// the two shows the cost of the additional clients alone.
     crowd: Option<Server>,
 }
 
-/// The server of a crowd.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Server {
     HasOwnCore,
@@ -115,8 +113,7 @@ impl Across {
             one("ipc", Ends::Ipc, 1, 1),
             one("iceoryx2", Ends::Iceoryx, 1, 1),
             one("ipc", Ends::Ipc, 1, DEPTH),
-            // The next two are the same measurement, one directly after the other, with 1 and with
-            // 1,024 connected clients.
+            // The next two are one measurement, in succession, with 1 and 1,024 connected clients.
             one("ipc_1_of_1", Ends::Ipc, 1, 1),
             one("ipc_1_of_1024", Ends::Ipc, MANY, 1),
         ];
@@ -204,7 +201,6 @@ pub(crate) fn call(job: &Job, exchange: &mut dyn Exchange) -> Result<Figures, Fa
     Ok(calling.figures)
 }
 
-/// Rank 0's side of the measurements.
 struct Calling<'a> {
     job: &'a Job,
     clock: Clock,
@@ -213,7 +209,7 @@ struct Calling<'a> {
 }
 
 impl Calling<'_> {
-    /// Measures the lower bounds, and the alternatives that every program has.
+    /// Measures the ping-pong of a cache line and the echo of a socket; calculates flux's bytes.
     fn baselines(&mut self) -> Result<(), Failure> {
         let Self { job, figures, .. } = self;
         let raw = PingPong {

@@ -1,5 +1,4 @@
-//! The crates of this repository: the ends for the load, which the benchmarks of the crates use
-//! too.
+//! The crates of this repository: the ends for the load, which the crates' benchmarks use too.
 
 #[path = "../../../flux/benches/ends/mod.rs"]
 pub(crate) mod flux;

@@ -11,8 +11,7 @@ use rtrb::RingBuffer;
 /// The slot of a call, and the request or reply.
 type Message = (u32, Payload);
 
-/// The ends of one side: of a queue to the other side, which takes a message if there is room, and
-/// of a queue from the other side.
+/// The two queue ends of one side: the end that sends if there is room, and the end that receives.
 pub(crate) struct Ends<S, R>(S, R);
 
 /// Makes both sides of a pair of queues; `queue` makes one queue.

@@ -17,16 +17,16 @@ use super::job::JobArgs;
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Changes in mid-run")]
 pub struct CourseArgs {
-    /// Time at which the policies of the job begin to act, and its batch window, from the beginning
-    /// of the warm-up. Until then it runs as without them.
+    /// Time, from the beginning of the warm-up, at which the policies and the batch window of the
+    /// job begin to act. Until then the job runs as without them.
     #[arg(long, value_name = "TIME", value_parser = units::seconds)]
     pub policies_from: Option<f64>,
 
-    /// Time at which they cease.
+    /// Time at which the policies and the batch window cease to act.
     #[arg(long, value_name = "TIME", value_parser = units::seconds)]
     pub policies_until: Option<f64>,
 
-    /// A host that is paused: all threads of this rank, from a time on, for a time.
+    /// Pause all threads of this rank from the first TIME on, for the length of the second TIME.
     #[arg(long, value_name = "RANK@TIME+TIME")]
     pub pause: Option<Pause>,
 

@@ -80,12 +80,11 @@ pub struct JobArgs {
     /// device with an active port, otherwise soft, or the device that the environment variable
     /// COPYRPC_DEVICE names; the plan and the result say which, and why. Of a list of named
     /// devices, daemon and client number K open device K modulo its length. Keys of soft: rtt_us=US
-    /// (0 to 100000 [default: 0]), of a request and its response; jitter_us=US (the same), the
-    /// extra delay of every second operation; seed=N [default: 1]; fault=rnr:PERMILLE,
+    /// (0 to 100000 [default: 0]), the time of a request and its response; jitter_us=US (the same
+    /// range), the extra delay of every second operation; seed=N [default: 1]; fault=rnr:PERMILLE,
     /// fault=reorder:PERMILLE, fault=drop:OPERATION. soft:roce=ADDRESS[/BITS] is the software
-    /// device with a port for packets, which connects hosts without a NIC: the address of each
-    /// host, or the one that it has in this network; then its keys, as docs/between-hosts.md has
-    /// them.
+    /// device with a port for packets, which connects hosts without a NIC. ADDRESS is the address
+    /// of each host, or with /BITS its network; the keys of docs/between-hosts.md can follow.
     #[arg(help_heading = "Device", long, value_name = "DEVICE", default_value_t = Devices::default())]
     #[serde(skip)]
     pub device: Devices,

@@ -41,12 +41,12 @@ impl SimulationRecord {
 #[command(next_help_heading = "Models")]
 pub struct WorldArgs {
     /// Costs of CPUs, as KEY=NS,...: a round of a daemon that finds nothing (round), a poll that a
-    /// policy adds to it (poll), a message that it moves (message), a completion (completion), a
-    /// WRITE or SEND posted (write), a step of a client that finds nothing (client), an operation
-    /// that it issues or that ends (operation), the time until a polling core sees the stores of
-    /// another core (line), the wait for the memory of other cores in a turn that finds messages
-    /// (stall). Or a FILE with such values, one per line, as
-    /// --calibrate writes it; with a / in its path if it has a = (./a=b).
+    /// policy adds to a round (poll), a message that a round moves (message), a completion
+    /// (completion), a WRITE or SEND posted (write), a step of a client that finds nothing
+    /// (client), an operation that a client issues or that ends (operation), the time until a
+    /// polling core sees the stores of another core (line), the wait for the memory of other cores
+    /// in a turn that finds messages (stall). Or a FILE with such values, one per line, as
+    /// --calibrate writes it; a path with a = needs a / (./a=b).
     #[arg(
         long,
         value_name = "KEY=NS,...|FILE",

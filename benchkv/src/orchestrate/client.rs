@@ -12,7 +12,6 @@ use engine::phase::Phase;
 use engine::topology::Worker;
 
 impl<W: Workers> Rank<'_, W> {
-    /// Runs client `number` of the rank, on the calling thread.
     pub(super) fn client_thread(
         &self,
         number: usize,

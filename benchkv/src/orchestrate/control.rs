@@ -28,7 +28,6 @@ const _: () = assert!(Phase::Ready.encode() == 0);
 pub(super) struct Control {
     words: Words,
     failure: Mutex<Option<RankError>>,
-    /// Progress of the drain, by daemon.
     drains: Vec<DaemonDrain>,
 }
 
@@ -42,7 +41,6 @@ struct DaemonDrain {
 }
 
 impl Control {
-    /// Makes a control of a rank with `daemons` daemons, in [`Phase::Ready`].
     pub(super) fn new(daemons: usize) -> Self {
         let drains = (0..daemons).map(|_| DaemonDrain::default()).collect();
         Self {
@@ -52,7 +50,6 @@ impl Control {
         }
     }
 
-    /// Returns the phase of the clients.
     #[inline]
     pub(super) fn phase(&self) -> Phase {
         Phase::decode(self.words.phase.load(Ordering::Acquire))
@@ -75,7 +72,6 @@ impl Control {
         );
     }
 
-    /// Starts a phase.
     pub(super) fn set_phase(&self, phase: Phase) {
         self.words.phase.store(phase.encode(), Ordering::Release);
         self.words.bell.ring();
@@ -89,7 +85,6 @@ impl Control {
         }
     }
 
-    /// Returns the progress of each daemon since the drain began.
     pub(super) fn drain_progress(&self) -> Vec<DrainProgress> {
         let load = |drain: &DaemonDrain| DrainProgress {
             rounds: drain.rounds.load(Ordering::Relaxed),
@@ -98,7 +93,6 @@ impl Control {
         self.drains.iter().map(load).collect()
     }
 
-    /// Ends every worker.
     pub(super) fn stop(&self) {
         self.words.is_stopped.store(true, Ordering::Release);
         self.words.bell.ring();
@@ -114,7 +108,6 @@ impl Control {
         self.stop();
     }
 
-    /// Takes the failure.
     pub(super) fn take_failure(&self) -> Option<RankError> {
         self.failure
             .lock()

@@ -7,7 +7,7 @@ use engine::backend::Records;
 use engine::topology::{Peer, Worker};
 use serde::{Deserialize, Serialize};
 
-/// A connection record with its maker and the peer for which it is.
+/// A connection record, the thread that made it, and the peer that needs it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Record {
     pub(super) from: Worker,
@@ -18,7 +18,7 @@ pub(super) struct Record {
 /// The records that other ranks made for the endpoints of each thread, each record with its maker.
 pub(super) type Mail = HashMap<Worker, Records>;
 
-/// Encodes the part of a rank.
+/// Encodes a rank's part of the gather.
 pub(super) fn encode(records: &[Record]) -> Vec<u8> {
     // Encoding fails only for types without a length, and a record has none of these.
     postcard::to_allocvec(records).unwrap_or_default()

@@ -41,7 +41,6 @@ type Settings = BTreeMap<String, Value>;
 /// Results that differ in no setting: repeats of a measurement.
 #[derive(Debug, Clone)]
 pub(super) struct Group {
-    /// Indices of the results.
     pub(super) members: Vec<usize>,
     /// The settings that distinguish the group from other groups; the backend if no setting is
     /// necessary.
@@ -52,7 +51,6 @@ pub(super) struct Group {
     pub(super) series: String,
 }
 
-/// The comparison of results.
 #[derive(Debug, Clone)]
 pub(super) struct Comparison {
     /// Groups, ordered by series, and within a series along the axis.
@@ -214,7 +212,6 @@ fn title(name: &str) -> String {
     }
 }
 
-/// Returns a value in words.
 fn text_of(value: Option<&Value>) -> String {
     match value {
         None | Some(Value::Null) => "none".to_owned(),

@@ -20,7 +20,7 @@ mod compare;
 /// Maximum spread of the runs of one result for which there is no warning: the standard deviation
 /// as a share of the mean.
 const WIDE_SPREAD: f64 = 0.2;
-/// Maximum deviation of Little's law without a warning.
+/// Maximum deviation from Little's law for which there is no warning.
 const LAW_LIMIT: f64 = 0.05;
 
 /// Reads the results, prints them side by side, and writes the chart. With `--check` only reads.
@@ -62,14 +62,12 @@ pub fn run(args: &ReportArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Returns whether both names lead to the same existing file.
 fn is_same_file(one: &Path, other: &Path) -> bool {
     let identity = |path: &Path| path.metadata().ok().map(|found| (found.dev(), found.ino()));
     identity(one).is_some_and(|one| Some(one) == identity(other))
 }
 
-/// Returns the report about `results`. `names` are the names of the files from which they were
-/// read.
+/// Returns the report about `results`, which were read from the files `names`.
 fn text(names: &[String], results: &[JobResult], comparison: &Comparison) -> String {
     let mut text = format!("{}\n", plural(results.len(), "result"));
     for warning in warnings(names, results) {
@@ -172,7 +170,6 @@ fn threads_on_cores(result: &JobResult) -> String {
     format!("{} on {}", placement.threads, placement.usable_cores.len())
 }
 
-/// A property of a result, in words.
 type Property = fn(&JobResult) -> String;
 
 fn conditions(comparison: &Comparison, results: &[JobResult]) -> Vec<(String, String)> {
@@ -207,7 +204,6 @@ fn conditions(comparison: &Comparison, results: &[JobResult]) -> Vec<(String, St
     telling.cloned().chain(conditions).collect()
 }
 
-/// The columns of the table of all results.
 const FIGURES: [(&str, Property); 13] = [
     ("total", |result| rate(result.measured.total_rps)),
     ("std dev", |result| {
@@ -238,7 +234,6 @@ const FIGURES: [(&str, Property); 13] = [
     ("not found", |result| result.fate.not_found.to_string()),
 ];
 
-/// Returns a row for each file.
 fn table(names: &[String], results: &[JobResult], comparison: &Comparison) -> Table {
     let header = FIGURES.map(|(name, _)| name);
     let mut table = Table::new(["settings"].into_iter().chain(header).chain(["file"]));

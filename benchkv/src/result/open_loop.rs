@@ -26,15 +26,15 @@ pub struct OpenLoop {
     /// Operations that were due and not issued when the window ended. For several windows it is the
     /// maximum.
     pub backlog: u64,
-    /// Whether the rate was kept, in each window and in all together. It was, if the numbers of
-    /// operations that became due and that ended differ by at most a hundredth, or by one. A larger
+    /// Whether the rate was kept, in each window and in all together: the number of operations that
+    /// became due and the number that ended differ by at most a hundredth, or by one. A larger
     /// difference, of up to a twentieth and of no more operations than the clients may have
-    /// outstanding, is accepted if it is explained: by chance, if it is below three times the
-    /// square root of the mean number outstanding; by operations that fell behind only at the end
-    /// or caught up at the beginning, if it is above four times the mean number that were due and
-    /// had not ended. (An operation that falls behind steadily waits for half of the window on
-    /// average.) Operations that end in excess were due before the window: its latencies are those
-    /// of a backlog.
+    /// outstanding, is accepted if it is explained. Chance explains a difference below three times
+    /// the square root of the mean number outstanding. Operations that fell behind only at the end,
+    /// or caught up at the beginning, explain a difference above four times the mean number of
+    /// operations that were due and had not ended. (An operation that falls behind steadily waits
+    /// for half of the window on average.) If more operations end than become due, some were due
+    /// before the window, and the latencies include the wait in a backlog.
     pub kept_up: bool,
     /// Mean time from an operation's intended start to its issue, in nanoseconds. It is part of
     /// each latency.

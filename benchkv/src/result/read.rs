@@ -122,7 +122,6 @@ impl JobResult {
     }
 }
 
-/// Returns why the system did not read a file.
 fn unreadable(why: &io::Error) -> String {
     format!("cannot be read: {why}; {NAME_A_RESULT}")
 }

@@ -47,9 +47,9 @@ pub struct Course {
     pub windows_s: Vec<f64>,
     /// CPU time of the rank's process in these windows, in seconds.
     pub cpu_s: f64,
-    /// The user ended the job before its last window was complete.
+    /// Whether the user ended the job before its last window was complete.
     pub is_interrupted: bool,
-    /// The drain was cut while operations still ended.
+    /// Whether the drain was cut while operations still ended.
     pub is_cut: bool,
 }
 
@@ -163,7 +163,6 @@ impl RankReport {
         self.trace_failure = Some(format!("rank {}: {failure}", self.rank));
     }
 
-    /// Removes everything after the first `count` windows.
     fn truncate(&mut self, count: usize) {
         self.course.windows_s.truncate(count);
         self.windows.truncate(count);

@@ -15,8 +15,7 @@ use serde_json::Value;
 use super::JobResult;
 
 /// A cell of a row: the name of its column, with the unit, which is the same in all rows; and the
-/// value. `None` as the value means that the row has no value in this column, which differs from
-/// zero.
+/// value. `None` as the value means that the row has no value in this column: it is not zero.
 type Cell = (Cow<'static, str>, Option<String>);
 
 /// Columns that have the same value in each row, as pointers into the document.
@@ -121,8 +120,7 @@ fn text(member: Option<&Value>) -> Option<String> {
     }
 }
 
-/// Returns the rows of a job: a row for the job, for each run, and for each rank. All rows have the
-/// same columns, and each counter is a column.
+/// Returns the rows of a job. All rows have the same columns, and each counter is a column.
 fn rows(job: &JobResult) -> Result<Vec<Vec<Cell>>, serde_json::Error> {
     let document = serde_json::to_value(job)?;
     let parts = |name: &str| document[name].as_array().into_iter().flatten().enumerate();

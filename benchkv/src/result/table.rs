@@ -11,10 +11,8 @@ use engine::client::Counts;
 use engine::policy::PolicyReport;
 use engine::trace::recorder::TraceReport;
 
-/// Text about unfinished operations.
 const UNDER_WAY: &str = "under way when the drain was cut: neither completed nor lost";
 
-/// Formats the table for people.
 impl fmt::Display for JobResult {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ranks = plural(self.ranks, "rank");
@@ -205,7 +203,6 @@ impl JobResult {
         ))
     }
 
-    /// Returns one line about core time, and whether there were cores for all threads.
     fn cores_line(&self) -> Option<String> {
         let cpu = format!("{} of core time an operation", nanos(self.cpu_ns_per_op?));
         let (threads, cores) = (self.placement.threads, self.placement.usable_cores.len());
@@ -230,7 +227,6 @@ impl JobResult {
             .then(|| format!("{missed} of {gets} measured gets found no value ({share:.1} %)"))
     }
 
-    /// Returns one line about the connections between ranks, all threads together.
     fn transport_line(&self) -> Option<String> {
         let ranks = || self.per_rank.iter();
         let workers = || ranks().flat_map(|rank| rank.daemons.iter().chain(&rank.clients));
@@ -272,7 +268,6 @@ impl JobResult {
         self.per_rank.iter().flat_map(|rank| &rank.daemons)
     }
 
-    /// Returns one line about the effects of policies, all daemons together.
     fn policy_line(&self) -> Option<String> {
         let mut sum: Option<PolicyReport> = None;
         self.daemons()
@@ -281,7 +276,6 @@ impl JobResult {
         Some(format!("policies: {}; {}", self.options.policies, sum?))
     }
 
-    /// Returns one line about the series of daemons, and their dropped samples.
     fn trace_line(&self) -> Option<String> {
         let dir = self.options.traced.as_ref()?.dir.display();
         let all = || self.daemons().filter_map(|daemon| daemon.trace.as_ref());

@@ -2,11 +2,11 @@
 //! as a file that `--cpu` reads.
 //!
 //! A daemon and a client on cores of their own take turns, and each step is timed. No step waits
-//! for the other thread, and each step finds the memory that the other thread has written in the
-//! cache of the other core, as in a job. Turns of one message and of many messages separate the
-//! cost of a message from the cost of a turn. If a thread is kept from its core, this falsifies
-//! only a few of the many steps, and their median counts. The delay between cores is determined
-//! last: with this delay the simulated job has the median latency of a real job.
+//! for the other thread, and each step finds the data of the other thread in the cache of the other
+//! core, as in a job. Turns of one message and of many messages separate the cost of a message from
+//! the cost of a turn. If a thread is kept from its core, this falsifies only a few steps, and the
+//! median over the steps counts. The delay between cores is determined last: with this delay the
+//! simulated job has the median latency of a real job.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -284,7 +284,6 @@ fn take_turns(
 }
 
 impl Timed {
-    /// Returns the medians.
     fn of(turns: Vec<[f64; 3]>) -> Self {
         let [busy_ns, empty_ns, moved] =
             [0, 1, 2].map(|what| Spread::of(turns.iter().map(|turn| turn[what])).median);
@@ -300,8 +299,8 @@ impl Timed {
 /// one, in ns.
 fn line_ns(job: &Job, cpu: Cpu, real_ns: f64) -> Result<u64, Failure> {
     let (mut enough, mut short) = (real_ns as u64, 0);
-    // A longer delay makes the latency longer or does not change it, so the delay is found by
-    // bisection. A short delay passes while threads are busy.
+    // A longer delay makes the latency longer, or does not change it if the delay passes while a
+    // thread is busy. So the delay is found by bisection.
     while short + 1 < enough {
         let line_ns = u64::midpoint(short, enough);
         let is_short = simulated_latency_ns(job, Cpu { line_ns, ..cpu })? < real_ns;
@@ -384,7 +383,7 @@ mod tests {
         );
     }
 
-    /// A short delay passes while threads are busy, so that latencies do not simply add up.
+    /// A delay that passes while a thread is busy does not add to the latency.
     #[test]
     fn the_delay_is_found_with_which_the_simulation_has_the_latency() {
         let (job, cpu) = (

@@ -16,13 +16,11 @@ pub(crate) struct Before {
 #[derive(Debug)]
 pub(crate) struct Held {
     before: Before,
-    /// The memfds that the measured object made, without the memfds of other devices that it
-    /// attaches later.
+    /// The memfds that the measured object made, without memfds that it attaches later.
     memfds: BTreeMap<Memfd, u64>,
 }
 
 impl Before {
-    /// Returns the memory that the program holds now.
     pub(crate) fn now() -> io::Result<Self> {
         Ok(Self {
             memfds: memfds()?,
@@ -42,7 +40,6 @@ impl Before {
 }
 
 impl Held {
-    /// Returns the number of bytes that the object takes now.
     pub(crate) fn bytes(&self) -> io::Result<u64> {
         let heap_bytes = heap_bytes();
         Ok(self.device_bytes()? + heap_bytes.saturating_sub(self.before.heap_bytes))
@@ -88,8 +85,7 @@ mod tests {
 
     #[test]
     fn the_memory_of_a_device_is_told_from_that_of_later_ones() {
-        // Other tests, which run at the same time, open and close devices, so a single attempt may
-        // fail.
+        // Other tests open and close devices at the same time, so a single attempt may fail.
         let is_told = |_| {
             std::thread::sleep(std::time::Duration::from_millis(50));
             is_told_apart()

@@ -39,7 +39,6 @@ pub struct AsyncServer<S: Serving> {
 
 struct Shared<S: Serving> {
     queues: Mutex<Queues<S>>,
-    /// Ends the sleep of the thread.
     waker: Waker,
     /// Number of bytes of requests that are not received, above which the thread offers no further
     /// requests.
@@ -52,7 +51,6 @@ struct Queues<S: Serving> {
     /// Number of bytes of these requests.
     buffered: usize,
     answers: Vec<(u64, Answer)>,
-    /// Wakers of the tasks that wait for requests.
     wakers: Vec<Waker>,
     /// The server has ended: no more requests arrive. The reason is `error`, until a receiver takes
     /// it.
@@ -91,7 +89,6 @@ impl<S: Serving> Default for Queues<S> {
     }
 }
 
-/// A request that has arrived.
 struct Arrival<P> {
     number: u64,
     data: Vec<u8>,
@@ -102,7 +99,6 @@ struct Arrival<P> {
 /// The caller of a received request.
 #[derive(Default)]
 struct Watch {
-    /// The connection of the caller has ended.
     is_gone: bool,
     /// The end of the caller's time, and the waker of the task to wake at that time.
     deadline: Option<Instant>,
@@ -278,8 +274,8 @@ impl<S: Serving> Drop for AsyncServer<S> {
 /// A request, which may be answered at any time, in any order and from any thread. Dropping it
 /// without an answer ends the call as [`ClientError::Dropped`](crate::ClientError::Dropped).
 ///
-/// A request that waits for long delays no other request. Until it is answered, the client's
-/// connection lacks the room that its call uses.
+/// A request that waits for long delays no other request. Until the answer, the client's connection
+/// lacks the room that the call uses.
 #[must_use = "dropping a request answers it with an error"]
 pub struct ServerRequest<S: Serving> {
     arrival: Arrival<S::Peer>,
@@ -562,7 +558,6 @@ impl<S: Serving> Shared<S> {
         self.waker.wake_by_ref();
     }
 
-    /// Offers requests to the receivers.
     fn offer(&self, requests: &mut Vec<Arrival<S::Peer>>) {
         let wakers = {
             let mut queues = lock(&self.queues);

@@ -11,7 +11,6 @@ use crate::{Patience, methods};
 /// belongs to one thread.
 pub struct Client<C: Connection> {
     connection: C,
-    /// Maximum time of a call by default.
     timeout: Option<Duration>,
     /// Numbers the calls: a reply that arrives after its call was given up does not belong to the
     /// next call.
@@ -154,8 +153,8 @@ impl<C: Connection> Client<C> {
         outcome
     }
 
-    /// Makes a call again that the connection refused, or that no handler got: the server was
-    /// closing, and another server may have started since.
+    /// Repeats a call that the connection refused, or that no handler got: the server was closing,
+    /// and another server may have started since.
     #[cold]
     #[inline(never)]
     fn call_again(
@@ -290,7 +289,6 @@ impl<C: Connection<Request = [u8], Reply = Vec<u8>>> methods::Caller for Client<
     }
 }
 
-/// The time limit of a call.
 struct Limit {
     timeout: Option<Duration>,
     /// End of the call's time, once the clock was read.
@@ -312,7 +310,6 @@ impl Limit {
     }
 }
 
-/// Returns the time until the end of a call.
 #[inline(always)]
 fn left(end: Option<Instant>) -> Option<Duration> {
     end.map(|end| end.saturating_duration_since(Instant::now()))

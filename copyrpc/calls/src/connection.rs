@@ -145,7 +145,6 @@ pub(crate) struct Repeats {
 }
 
 impl Repeats {
-    /// Returns whether the call is made once more.
     pub(crate) fn go_on(&mut self, patience: Duration) -> bool {
         let now = Instant::now();
         match self.end {

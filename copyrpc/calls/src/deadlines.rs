@@ -39,7 +39,6 @@ impl<T> Eq for Entry<T> {}
 /// Items by time, in nanoseconds of the owner's clock.
 #[derive(Debug)]
 pub struct Deadlines<T> {
-    /// The entries. Dead entries are removed when the heap is full.
     heap: BinaryHeap<Entry<T>>,
 }
 
@@ -52,8 +51,8 @@ impl<T> Deadlines<T> {
         }
     }
 
-    /// Allocates room for `entries`, if there is less. If at most half as many are live at a time,
-    /// this heap never allocates again.
+    /// Allocates room for `entries`, if there is less. If at most half of `entries` are live at a
+    /// time, this heap never allocates again.
     pub fn reserve(&mut self, entries: usize) {
         self.heap
             .reserve_exact(entries.saturating_sub(self.heap.len()));

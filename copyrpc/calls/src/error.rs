@@ -232,7 +232,6 @@ impl<C: ConnectFailure, R: EndReason> ClientError<C, R> {
         )
     }
 
-    /// Returns the error of a further call that waited for the same connection.
     pub(crate) fn again(&self) -> Self {
         match self {
             Self::Connect(error) => Self::Connect(error.again()),
@@ -355,7 +354,7 @@ mod tests {
 
     type Asked = ClientError<Infallible, SessionEnd>;
 
-    /// Every variant, with the two answers.
+    /// Checks every variant with the results of both functions.
     #[test]
     fn a_call_that_no_handler_got_is_retryable_unless_it_can_never_be_made() {
         let made = (false, true);

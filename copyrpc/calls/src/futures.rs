@@ -26,7 +26,6 @@ const TURNS_TO_WAKE: u32 = 64;
 /// Number of turns after which a busy thread publishes its counters.
 const TURNS_PER_NEWS: u64 = 1024;
 
-/// A call, until it ends.
 struct Job<C: Connection> {
     kind: C::Kind,
     request: Owned<C>,
@@ -297,7 +296,6 @@ impl<C: Connection> Drop for AsyncCall<C> {
     }
 }
 
-/// The waker of the connection in use.
 struct Alarm(Mutex<Waker>);
 
 impl Wake for Alarm {
@@ -320,7 +318,6 @@ pub struct Worker<C: Connection> {
     wakers: Vec<Waker>,
     /// Number of turns for which wakes have been due.
     turns_due: u32,
-    /// Number of turns since the start.
     turns: u64,
     alarm: Arc<Alarm>,
     news: Arc<Mutex<News<C>>>,
@@ -511,7 +508,6 @@ impl<C: Connection> Worker<C> {
 
 /// The calls that no handler got, and that were made again.
 struct Unsent {
-    /// Maximum time for a new connection.
     patience: Duration,
     /// Repeats of each such call by its number. Some of these calls have ended since.
     calls: FxHashMap<u64, Repeats>,
@@ -567,8 +563,9 @@ mod tests {
 
     type End = ClientError<Infallible, SessionEnd>;
 
-    /// Answers each call in the poll after it, with the request. The calls of `REFUSED` are refused
-    /// first, from the last refusal on; the calls of `UNSENT` reach no handler.
+    /// Answers each call with its request, in the next poll. Each attempt of a `REFUSED` call first
+    /// takes the last refusal of the list, until the list is empty; `UNSENT` calls reach no
+    /// handler.
     #[derive(Default)]
     struct Echo(Ended<Self>, Vec<Refusal<End>>);
 
@@ -662,7 +659,6 @@ mod tests {
         }
     }
 
-    /// Once clients without a timeout repeated such a call forever.
     #[test]
     fn a_call_that_no_handler_gets_is_repeated_for_as_long_as_a_connection_may_take() {
         let mut client = crate::Client::<Echo>::connect(()).unwrap();

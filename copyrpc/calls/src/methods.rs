@@ -1,6 +1,6 @@
 //! Services whose requests have the number of a method: [`service!`](crate::service!) makes a
 //! client with methods, and a trait for the server to implement. It works over every RPC whose
-//! client is a [`Caller`], with handlers of bytes; calls without it are as before.
+//! client is a [`Caller`], with handlers of bytes.
 //!
 //! ```
 //! use copyrpc_calls::methods::{Caller, MethodError};
@@ -439,7 +439,7 @@ mod tests {
         }
     }
 
-    /// A server, and how often a handler ran.
+    /// A server that counts the runs of its handlers.
     #[derive(Default)]
     struct Store(u32);
 
@@ -541,7 +541,7 @@ mod tests {
         }
     }
 
-    /// Every end, with the two answers.
+    /// Checks every end of a call with the results of both functions of [`Ending`].
     #[test]
     fn each_bad_input_has_an_end_of_its_own() {
         let mut client = new::Client::new(Direct::default());
@@ -613,7 +613,7 @@ mod tests {
         }
     }
 
-    /// A module often has its own `Result`, which the generated one imports.
+    /// A module often has its own `Result`, which the generated module imports.
     mod shadows {
         use crate::payload;
 

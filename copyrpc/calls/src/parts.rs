@@ -180,7 +180,6 @@ impl<C> Client<C> {
         }
     }
 
-    /// Begins a call.
     fn transfer<'a>(
         &self,
         name: (u64, u64),
@@ -238,7 +237,6 @@ impl<C: AsyncCaller<Error: Send + 'static> + Sync> AsyncCaller for Client<C> {
         self.caller.timeout()
     }
 
-    /// Calls with a request of any length. The timeout is for the whole call.
     async fn call(
         &self,
         request: Vec<u8>,
@@ -258,10 +256,8 @@ fn random() -> u64 {
     RandomState::new().hash_one(0)
 }
 
-/// A client's call under way.
 struct Transfer<'a> {
     request: &'a [u8],
-    /// Bytes of the request that were sent.
     sent: usize,
     reply: Vec<u8>,
     /// Length of the reply, once it is known. The handler has run then.
@@ -273,18 +269,15 @@ struct Transfer<'a> {
 }
 
 impl Transfer<'_> {
-    /// Returns the time that is left.
     fn left(&self) -> Option<Duration> {
         self.end
             .map(|end| end.saturating_duration_since(Instant::now()))
     }
 
-    /// Returns whether the reply is whole.
     fn is_whole(&self) -> bool {
         self.reply_len == Some(self.reply.len())
     }
 
-    /// Returns the next part.
     fn next_part(&mut self) -> Vec<u8> {
         let (max_request, max_reply) = self.limits;
         let len = max_request
@@ -382,7 +375,6 @@ struct Held {
     len: usize,
     /// Number of bytes of it that have arrived, or that were sent.
     done: usize,
-    /// Arrival of the first part.
     since: Instant,
     touched: Instant,
     /// Counts the reply among the replies that are not fetched.

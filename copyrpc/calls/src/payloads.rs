@@ -117,8 +117,8 @@ impl Payload for bool {
 /// Encoded as the number of values, u32, and the values. Each value has at least one byte.
 impl<T: Payload> Payload for Vec<T> {
     fn encode(&self, into: &mut Vec<u8>) {
-        // The number of a sequence that is too long is too small, so the other end finds bytes
-        // after it.
+        // For a sequence that is too long, the encoded number is too small, so the other end finds
+        // bytes after the sequence.
         u32::try_from(self.len()).unwrap_or(u32::MAX).encode(into);
         T::encode_all(self, into);
     }

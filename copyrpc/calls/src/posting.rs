@@ -23,7 +23,6 @@ pub(crate) trait Job {
 struct Mailbox<J> {
     jobs: VecDeque<(u64, J)>,
     given_up: Vec<u64>,
-    /// The number of the last job.
     last: u64,
     /// Whether no poster is left, or the thread has ended.
     is_over: bool,
@@ -35,14 +34,13 @@ struct Mailbox<J> {
 /// again.
 pub(crate) struct Poster<J> {
     mailbox: Arc<Mutex<Mailbox<J>>>,
-    /// Ends the sleep of the thread.
     waker: Waker,
     pub(crate) wakes: Arc<Wakes>,
     thread: OnceLock<JoinHandle<()>>,
 }
 
 /// The thread's side: the jobs that it has taken and not sent yet. Its drop drops every job, and
-/// each later one as it is posted.
+/// later jobs are dropped when they are posted.
 pub(crate) struct Posted<J> {
     mailbox: Arc<Mutex<Mailbox<J>>>,
     pub(crate) wakes: Arc<Wakes>,
@@ -120,7 +118,6 @@ impl<J> Poster<J> {
         self.waker.wake_by_ref();
     }
 
-    /// Sets the thread that the drop waits for.
     pub(crate) fn set_thread(&self, thread: JoinHandle<()>) {
         // The thread is set once, by the function that started it.
         let _ = self.thread.set(thread);
@@ -164,7 +161,6 @@ impl<J: Job> Posted<J> {
         has_posters
     }
 
-    /// Moves the jobs in `fresh` to `waiting`.
     fn settle(&mut self) {
         while let Some((number, job)) = self.fresh.pop_front() {
             self.put_back(number, job);
@@ -186,19 +182,16 @@ impl<J: Job> Posted<J> {
         self.waiting.insert(number, job);
     }
 
-    /// Takes every waiting job out, the oldest first.
     pub(crate) fn drain(&mut self) -> impl Iterator<Item = J> + use<J> {
         self.settle();
         self.ends.clear();
         std::mem::take(&mut self.waiting).into_values()
     }
 
-    /// Returns the number of waiting jobs.
     pub(crate) fn len(&self) -> usize {
         self.waiting.len() + self.fresh.len()
     }
 
-    /// Returns whether the job of this number waits.
     pub(crate) fn waits(&self, number: u64) -> bool {
         self.waiting.contains_key(&number) || self.fresh.iter().any(|(job, _)| *job == number)
     }
@@ -234,7 +227,6 @@ impl<J: Job> Posted<J> {
         self.remove(number)
     }
 
-    /// Ends the waiting jobs that have no time left.
     pub(crate) fn end_late(&mut self) {
         while let Some(job) = self.pop_late() {
             job.end_late();
@@ -578,8 +570,8 @@ mod tests {
         assert_eq!((outcome, posted.waiting.len()), (Err("given up"), 1));
     }
 
-    /// An attempt is not asked whether it is wanted until its time is over: a poster that was
-    /// dropped before would wait for its end.
+    /// An attempt may check only at its end whether it is still wanted. If it began after the drop
+    /// of the last poster, that drop would wait until its end.
     #[test]
     fn there_is_no_attempt_once_the_last_poster_is_gone() {
         let Pair {

@@ -25,7 +25,6 @@ struct Entry<T> {
     /// The tag of the current use, or of the next use if the entry is free. Its generation is odd,
     /// and so never 0.
     tag: Tag,
-    /// The next free entry, if this entry is free.
     next: u32,
     value: Option<T>,
 }
@@ -242,7 +241,6 @@ impl<T> Calls<T> {
     }
 }
 
-/// Returns whether the call `tag` waits.
 fn holds<T>(entries: &[Entry<T>], tag: Tag) -> bool {
     entries
         .get(tag.slot())

@@ -17,7 +17,8 @@ pub(crate) struct Wakes {
 }
 
 impl Wakes {
-    /// Wakes one of the tasks, unless wakes are due already; the other wakes are due.
+    /// Wakes one of the tasks, unless wakes are due already. The wakes of the other tasks become
+    /// due.
     pub(crate) fn wake_one_of(&self, wakers: &mut Vec<Waker>) {
         let first = {
             let mut due = lock(&self.due);
@@ -36,7 +37,6 @@ impl Wakes {
         self.are_due.load(Ordering::Relaxed)
     }
 
-    /// Wakes the tasks that are due to be woken.
     pub(crate) fn wake_all(&self) {
         if self.are_due() {
             let due = {

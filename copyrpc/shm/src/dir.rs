@@ -20,8 +20,7 @@ pub(crate) use memory::{Memory, Parts};
 
 /// Longest region name in bytes.
 pub const NAME_BYTES_MAX: usize = 128;
-/// Maximum number of times that the removal of a dead region asks for the directory lock before it
-/// gives up.
+/// Maximum number of attempts to lock the directory for the removal of a dead region.
 const LOCK_ATTEMPTS: usize = 256;
 
 /// Why the directory cannot be used.
@@ -90,7 +89,6 @@ enum Place {
     Memory(Memory),
 }
 
-/// The outcome of removing the file at a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Removal {
     /// The owner of the file was dead; the file is removed, by this or another process.
@@ -104,8 +102,7 @@ pub(crate) enum Removal {
 }
 
 impl Dir {
-    /// Opens `path`, or the user's default `/dev/shm/copyrpc-<uid>`, which is created with
-    /// mode 0700.
+    /// Opens `path`, or the user's default `/dev/shm/copyrpc-<uid>`, created with mode 0700.
     ///
     /// The directory must belong to the effective user and be writable by no other user. A `tmpfs`
     /// is the right place: on a disk, files of owners that died in a power failure cannot be
@@ -178,7 +175,6 @@ impl Dir {
         &self.inner.clock
     }
 
-    /// Returns the memory of its regions, if they are in memory.
     pub(crate) fn memory(&self) -> Option<&Memory> {
         match &self.inner.place {
             Place::Files(_) => None,
@@ -217,8 +213,8 @@ impl Dir {
         Ok(removed)
     }
 
-    /// Returns the path of `name` in the directory that was opened, even if another directory has
-    /// the path of that directory now. For a directory in memory no file exists at the path.
+    /// Returns a path of `name` in the opened directory, valid also after that directory was
+    /// renamed or replaced. For a directory in memory, no file is at the path.
     pub(crate) fn at(&self, name: &str) -> PathBuf {
         match &self.inner.place {
             Place::Files(fd) => sys::path_of(fd.as_raw_fd()).join(name),
@@ -258,7 +254,6 @@ impl Dir {
         Ok(Removal::Gone)
     }
 
-    /// Unlinks `name` if it still is `file`.
     pub(crate) fn unlink_if_same(&self, name: &str, file: &LockFile) -> io::Result<()> {
         let found = fs::symlink_metadata(self.at(name))
             .map(|metadata| lock::key_of(&metadata) == file.key());
@@ -274,8 +269,8 @@ impl Dir {
         }
     }
 
-    /// Returns the lock that serialises removals; `None` when it is taken for long. Never waits:
-    /// its holder may be stopped.
+    /// Returns the lock that serialises removals; `None` after [`LOCK_ATTEMPTS`] attempts, since
+    /// the process that holds it may be stopped.
     pub(crate) fn lock_removals(&self) -> io::Result<Option<File>> {
         // Each call opens its own descriptor, because the lock belongs to the open file and threads
         // share `self`.

@@ -11,7 +11,7 @@ use crate::sync::{AtomicBool, Ordering};
 #[derive(Debug)]
 pub struct Dropped<K> {
     /// Set if there may be keys. Stored (Release) after a key was added, loaded (Acquire) before
-    /// the keys are taken; not used under the lock.
+    /// the keys are taken; accessed only without the lock.
     any: AtomicBool,
     keys: Mutex<Vec<K>>,
 }
@@ -30,8 +30,7 @@ impl<K> Dropped<K> {
         self.keys.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a request. If the thread that takes the requests may sleep, the caller wakes it
-    /// afterwards.
+    /// Adds a request. The caller then wakes the thread that takes the requests, if it may sleep.
     pub fn push(&self, key: K) {
         self.lock().push(key);
         self.any.store(true, Ordering::Release);

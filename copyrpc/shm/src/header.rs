@@ -1,4 +1,4 @@
-//! The first page of a region's file: its identity, its owner, and the life of that owner.
+//! The first page of a region's file: its identity, its owner, and the signs that the owner lives.
 
 use std::io;
 use std::mem::offset_of;
@@ -19,15 +19,13 @@ pub(crate) const MAGIC_OF_TEMPORARY: u64 = 0x4350_5952_504e_4557;
 /// Prefix of the names of files that are being made, in file systems without `O_TMPFILE`; 16
 /// hexadecimal digits follow it.
 pub(crate) const TEMPORARY_PREFIX: &str = ".new-";
-/// Version of this layout, which changes with every change of the layout.
 pub(crate) const VERSION: u32 = 1;
 /// Length of the header, after which the user's bytes begin.
 pub(crate) const HEADER_BYTES: usize = 4096;
 /// The byte whose lock the owner holds as long as it lives.
 pub(crate) const OWNER_BYTE: u64 = 0;
 
-/// The header as it lies in the file. Everything but `closed` and `robust` is written before the
-/// file gets its name.
+/// The header in the file. All but `closed` and `robust` is written before the file gets its name.
 #[repr(C, align(4096))]
 pub(crate) struct Header {
     /// [`MAGIC`], stored last (Release). Before that, [`MAGIC_OF_TEMPORARY`] if the file has a
@@ -72,16 +70,14 @@ impl Header {
         self.robust.mark();
     }
 
-    /// Returns whether the owner closed the region. Acquire (O3): the owner's writes before closing
-    /// are visible.
+    /// Returns whether the region is closed. Acquire (O3): the owner's earlier writes are visible.
     #[inline(always)]
     pub(crate) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire) != 0
     }
 }
 
-/// The header of a file, copied out and not trusted yet: the fields of [`Header`] up to the end of
-/// the robust word.
+/// The header of a file, copied and not trusted: the fields of [`Header`] up to the robust word.
 #[derive(Debug, FromBytes, IntoBytes)]
 #[repr(C)]
 pub(crate) struct Claim {
@@ -139,7 +135,7 @@ pub(crate) fn is_temporary(name: &str) -> bool {
 /// removed by a sweep.
 pub(crate) fn mark_temporary(file: &LockFile) {
     let mark = MAGIC_OF_TEMPORARY.to_ne_bytes();
-    // A write beyond the limit would raise a signal, so the file stays without the mark then.
+    // Above the file-size limit a write would raise a signal: then the file stays unmarked.
     if let (Ok(file), None) = (file.file(), sys::file_size_limit_below(mark.len() as u64)) {
         let _ = file.write_at(&mark, 0);
     }

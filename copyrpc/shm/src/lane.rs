@@ -34,8 +34,8 @@ pub enum Ahead {
     /// The slot of that message.
     Slot,
     /// The line that is as far ahead in memory as that slot, if slots have one line each; this
-    /// takes the fewest instructions. At the end of the lane it is no line of the lane's, so this
-    /// is for lanes of hundreds of slots.
+    /// takes the fewest instructions. Near the end of the lane, that line is not the lane's: use
+    /// this for lanes of hundreds of slots.
     Line,
 }
 
@@ -86,7 +86,6 @@ impl<T> Slot<T> {
     }
 }
 
-/// The slots of a lane as both ends see them.
 #[derive(Debug, Clone, Copy)]
 struct Slots<T> {
     base: NonNull<Slot<T>>,
@@ -348,8 +347,7 @@ impl<T: Copy> LaneRx<T> {
         }
     }
 
-    /// Returns the number of the next message, which is the number of messages taken since position
-    /// 0.
+    /// Returns the number of the next message, which is the number of messages before it.
     #[must_use]
     #[inline(always)]
     pub fn position(&self) -> u64 {
@@ -392,8 +390,7 @@ impl<T: Copy> LaneRx<T> {
 }
 
 impl<T: Copy> LaneRx<Tagged<T>> {
-    /// Like [`pop`](Self::pop), but returns only the tag and an unread payload. The tag determines
-    /// how the caller handles the message.
+    /// Like [`pop`](Self::pop), but returns only the tag, and the payload unread.
     #[inline(always)]
     pub fn pop_tagged(&mut self) -> Option<(u64, Unread<'_, T>)> {
         let next = self.next.wrapping_add(1);

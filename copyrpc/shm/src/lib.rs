@@ -67,8 +67,7 @@ mod sys;
 pub mod threads;
 pub mod wait;
 
-/// Checks that every error can be sent to another thread, and that `?` makes a
-/// `Box<dyn Error + Send + Sync>` of it.
+/// Checks that `?` makes a `Box<dyn Error + Send + Sync>` of every error.
 #[cfg(test)]
 mod errors {
     fn check<E: std::error::Error + Send + Sync + 'static>() {}

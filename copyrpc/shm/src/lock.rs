@@ -43,8 +43,7 @@ pub enum LockError {
     },
 }
 
-/// The identity of an open file: device and inode. The system does not reuse it while the file is
-/// open.
+/// The identity of an open file: device and inode. The system reuses it only after a close.
 pub(crate) type Key = (u64, u64);
 
 #[derive(Debug)]
@@ -63,8 +62,7 @@ struct Held {
 }
 
 impl OpenFile {
-    /// Returns the record of the bytes that this process holds. A forked child first clears the
-    /// record of its parent.
+    /// Returns the record of the bytes that this process holds; a forked child clears its copy.
     fn held(&self) -> MutexGuard<'_, Held> {
         let mut held = unpoisoned(&self.held);
         let pid = std::process::id();
@@ -213,7 +211,6 @@ impl LockFile {
             .ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
-    /// Returns the identity of the file.
     pub(crate) fn key(&self) -> Key {
         self.file.key
     }
@@ -246,8 +243,7 @@ impl AsRawFd for LockFile {
 impl Drop for LockFile {
     fn drop(&mut self) {
         let mut files = unpoisoned(&REGISTRY);
-        // This is the last clone: another clone can be made only through the registry, which is
-        // locked.
+        // This is the last clone: only the registry, which is locked, could make another.
         if Arc::strong_count(&self.file) == 1 {
             files.remove(&self.file.key);
         }

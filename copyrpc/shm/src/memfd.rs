@@ -368,8 +368,7 @@ impl Memfd {
         if advise(Advice::LinuxHugepage).is_err() {
             return Some(NoHugePages::Unsupported);
         }
-        // The kernel may count the range with neighbours that had the same advice: their huge pages
-        // are subtracted.
+        // The kernel may count neighbours of the same advice too: their huge pages are subtracted.
         let before = sys::huge_bytes_around(addr.addr().get());
         if advise(Advice::LinuxPopulateWrite).is_err() {
             return Some(NoHugePages::Unsupported);

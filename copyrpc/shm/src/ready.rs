@@ -75,8 +75,7 @@ impl ReadyWords {
         self.notify_if_armed_behind(LightBarrier::of_process(), lane, armed)
     }
 
-    /// Like [`notify_if_armed`](Self::notify_if_armed), for a producer that has the barrier at
-    /// hand.
+    /// Like [`notify_if_armed`](Self::notify_if_armed), for a producer that has the barrier.
     #[inline(always)]
     pub fn notify_if_armed_behind(
         &self,
@@ -199,8 +198,8 @@ pub struct HotSet {
     hot: Vec<Hot>,
     is_hot: Vec<bool>,
     next: usize,
-    /// The lane whose flag [`mend`](Self::mend) checks next; `next_look` is the lane that it checks
-    /// for messages next.
+    /// Next lanes that [`mend`](Self::mend) checks: `next_flag` for its flag, `next_look` for
+    /// messages.
     next_flag: usize,
     next_look: usize,
     epoch_start_ns: u64,
@@ -252,7 +251,6 @@ impl HotSet {
         now_ns: impl FnOnce() -> u64,
     ) -> usize {
         self.passes_to_rest -= 1;
-        // All rare work is behind one branch.
         let is_odd = self.passes_to_rest == 0 || wakes.any() || self.hot.len() > LANES_PER_PASS;
         let some = if is_odd {
             self.prepare(wakes, lanes, now_ns)
@@ -336,12 +334,12 @@ impl HotSet {
         }
     }
 
-    /// R4 (`docs/shm-protocols.md`): activates cold lanes that were missed. Checks the flags of the
-    /// next `flags` of the first `count` lanes, and activates lanes that are not armed: there a
-    /// producer lowered the flag and its announcement was lost, or the flag is garbage. Then checks
-    /// the next `looks` lanes for messages: there the announcement may have been overwritten, or a
-    /// producer in another process did not see the flag ([`heavy_barrier`]). Each flag and each
-    /// lane costs the load of a cache line, so do this rarely.
+    /// R4 (`docs/shm-protocols.md`): activates cold lanes that were missed, among the first `count`
+    /// lanes. Checks the flags of the next `flags` lanes, and activates lanes that are not armed:
+    /// there a producer lowered the flag and its announcement was lost, or the flag is garbage.
+    /// Then checks the next `looks` lanes for messages: there the announcement may have been
+    /// overwritten, or a producer in another process did not see the flag ([`heavy_barrier`]). Each
+    /// flag and each lane costs the load of a cache line, so do this rarely.
     pub fn mend(&mut self, lanes: &impl Lanes, count: usize, flags: usize, looks: usize) {
         let count = count.min(self.is_hot.len());
         for _ in 0..flags.min(count) {
@@ -377,8 +375,7 @@ impl HotSet {
         self.arm_some(lanes, |_| true);
     }
 
-    /// Arms the lanes that are `chosen`, as [`arm`](Self::arm) does for all lanes. Returns whether
-    /// there are any.
+    /// Arms the lanes that are `chosen`. Returns whether at least one is.
     fn arm_some(&self, lanes: &impl Lanes, chosen: impl Fn(&Hot) -> bool) -> bool {
         let mut any = false;
         for armed in self
@@ -394,16 +391,15 @@ impl HotSet {
     }
 
     /// Returns whether all hot lanes are empty. If `may_deactivate`, the empty lanes become cold.
-    /// The caller sets it only if the lanes were [armed](Self::arm) and a [`heavy_barrier`] has
-    /// returned `true` since then (R1), so that a producer that publishes to such a lane from now
-    /// on sets its ready bit. All other lanes stay hot.
+    /// The caller passes `true` only if the lanes were [armed](Self::arm) and a [`heavy_barrier`]
+    /// has returned `true` since then (R1), so that a producer that publishes to such a lane from
+    /// now on sets its ready bit. All other lanes stay hot.
     #[must_use]
     pub fn deactivate(&mut self, lanes: &impl Lanes, may_deactivate: bool) -> bool {
         self.deactivate_some(lanes, may_deactivate, |_| true)
     }
 
-    /// Deactivates the lanes that are `chosen`, as [`deactivate`](Self::deactivate) does for all
-    /// lanes.
+    /// Like [`deactivate`](Self::deactivate), for the lanes that are `chosen`.
     fn deactivate_some(
         &mut self,
         lanes: &impl Lanes,
@@ -443,8 +439,7 @@ impl HotSet {
             .for_each(|hot| hot.idle_epochs = hot.idle_epochs.saturating_add(1));
         let is_idle = |hot: &Hot| hot.idle_epochs > 1;
         if self.arm_some(lanes, is_idle) {
-            // R1: from here on a producer sees the flag, or the check that follows sees its
-            // message.
+            // R1: from here a producer sees the flag, or the check below sees its message.
             let may_deactivate = heavy_barrier();
             self.deactivate_some(lanes, may_deactivate, is_idle);
         }
@@ -534,8 +529,7 @@ mod tests {
             assert!(!ready.notify_if_armed(7, &lanes.armed[7]));
         }
 
-        /// If no lane becomes cold, a lane without messages counts milliseconds, for which 32 bits
-        /// suffice for 50 days.
+        /// A lane without messages that stays hot counts milliseconds; 32 bits suffice for 50 days.
         #[test]
         fn a_lane_that_is_idle_for_months_stays_idle() {
             let (lanes, _) = boxes(1);
@@ -659,8 +653,7 @@ mod tests {
             )
         }
 
-        /// The hand-over from hot to cold loses no message: either the consumer's second check or
-        /// the ready bit finds it.
+        /// The consumer's second check, or the ready bit, finds the message.
         #[test]
         fn loom_no_wake_up_is_lost_when_a_lane_goes_cold() {
             loom::model(|| {

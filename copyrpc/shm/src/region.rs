@@ -37,8 +37,7 @@ use crate::header::{Claim, HEADER_BYTES, Header, MAGIC, OWNER_BYTE, VERSION};
 use crate::lock::{ByteLock, LockFile};
 use crate::sys::{self, Mapping};
 
-/// Maximum number of times that a dead region of the same name is removed before the name is given
-/// up.
+/// Maximum number of times that [`Region::create`] removes a dead region of the same name.
 const REPLACE_ATTEMPTS: usize = 16;
 
 /// The known state of a region's owner.
@@ -107,8 +106,7 @@ impl RegionView<'_> {
 /// touch it; dropping the region is harmless.
 #[derive(Debug)]
 pub struct Region {
-    /// Unmapped in `drop`. The first page stays mapped if the thread that drops the region did not
-    /// create it.
+    /// Unmapped in `drop`, except for the first page if another thread created the region.
     map: ManuallyDrop<Mapping>,
     file: LockFile,
     dir: Dir,
@@ -198,8 +196,8 @@ impl Region {
         unsafe { header.robust.lock_new() }.map_err(io_error)?;
         // O1
         header.magic.store(MAGIC, Ordering::Release);
-        // The drop at the end of this function removes the temporary name, when the file has its
-        // own.
+        // The drop at the end of this function removes the temporary name: then the file has its
+        // own name.
         let Fresh {
             file,
             lock,
@@ -485,8 +483,7 @@ fn is_valid_name(name: &str) -> bool {
     (1..=NAME_BYTES_MAX).contains(&name.len()) && name.bytes().all(legal) && !name.starts_with('.')
 }
 
-/// Compares kind and user bytes of a region with the expected values. Returns the user bytes of the
-/// region.
+/// Compares a region's kind and user bytes with the expected values. Returns the user bytes.
 fn fits(path: &Path, (found, have): (u64, u64), wanted: u64, need: u64) -> Result<u64, OpenError> {
     let path = || path.to_owned();
     if found != wanted {
@@ -596,8 +593,7 @@ mod tests {
     #[test]
     fn temporary_file_of_a_dead_maker_is_swept() {
         let dir = scratch("temporary");
-        // The state after a death, as far as this process can make it: the lock is dropped, and the
-        // name stays.
+        // The state after a death, as far as possible here: the lock is dropped, the name stays.
         let Fresh {
             temporary,
             file,
@@ -659,8 +655,7 @@ mod tests {
     fn removal_gives_up_on_a_stopped_remover() {
         let dir = scratch("busy");
         let region = Region::create(&dir, "r", 1, 64, |_| {}).unwrap();
-        // The state after the death of an owner, as far as this process can make it: closed,
-        // unlocked, and still named.
+        // The state after an owner's death, as far as possible here: closed, unlocked and named.
         region.header().closed.store(1, Ordering::Release);
         std::fs::hard_link(dir.path().join("r"), dir.path().join("s")).unwrap();
         drop(region);

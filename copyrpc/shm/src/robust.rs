@@ -13,11 +13,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 const OWNER_DIED: u32 = 0x4000_0000;
 /// linux/futex.h `FUTEX_TID_MASK`.
 const TID_MASK: u32 = 0x3fff_ffff;
-/// Offset of the futex word in the C library's `pthread_mutex_t`; [`RobustWord::lock_new`] checks
-/// it.
+/// Offset of the futex word in the C library's `pthread_mutex_t`, as checked by `lock_new`.
 const WORD_OFFSET: usize = if cfg!(target_env = "musl") { 4 } else { 0 };
 
-/// Size of a [`RobustWord`] in bytes.
 pub(crate) const ROBUST_BYTES: usize = 64;
 
 /// A `pthread_mutex_t` in shared memory. Zeroed bytes are a word that was never held.
@@ -43,9 +41,9 @@ pub(crate) fn owner_died_in(bytes: &[u8; ROBUST_BYTES]) -> bool {
     word.is_some_and(|word| owner_died(u32::from_ne_bytes(word)))
 }
 
-/// Returns whether the owner of a region may be gone, if the region's
-/// [`owner_word`](crate::region::Region::owner_word) has the value `word`: then `word` is 0, or is
-/// marked.
+/// Returns whether `word`, the value of a region's
+/// [`owner_word`](crate::region::Region::owner_word), shows that the owner may be gone: the word is
+/// 0, or is marked.
 #[must_use]
 #[inline(always)]
 pub const fn owner_may_be_gone(word: u32) -> bool {
@@ -140,16 +138,15 @@ impl RobustWord {
         self.word().fetch_or(OWNER_DIED, Ordering::Release);
     }
 
-    /// Returns whether the thread that locked the mutex may have ended, or unlocked the mutex, or
-    /// the word is [marked](Self::mark). Costs one load.
+    /// Returns whether the thread that locked the mutex may have ended or have unlocked it, or
+    /// whether the word is [marked](Self::mark). Costs one load.
     #[inline(always)]
     pub(crate) fn owner_may_have_died(&self) -> bool {
         // No read depends on this result, so it needs no ordering.
         owner_may_be_gone(self.word().load(Ordering::Relaxed))
     }
 
-    /// Returns whether the thread with the mutex ended, and no other thread took the mutex over.
-    /// Costs one load.
+    /// Returns whether the thread that held the mutex ended, and no other took it. Costs one load.
     #[inline(always)]
     pub(crate) fn owner_died(&self) -> bool {
         // No read depends on this result, so it needs no ordering.

@@ -217,9 +217,9 @@ pub fn join<'a>(
 /// passed (`false`; `None`: never).
 ///
 /// All parts belong to the calling thread, which alone sleeps on them. The thread is woken through
-/// any of their words. One sleep takes at most 128 words, and more than one only where the system
-/// has futex_waitv(2), Linux 5.16. Beyond that, and without membarrier(2), the thread checks all
-/// parts every millisecond.
+/// any of their words. One sleep takes at most 128 words, and more than one word only where the
+/// system has futex_waitv(2), Linux 5.16. Beyond that, and without membarrier(2), the thread checks
+/// all parts every millisecond.
 pub fn wait<'a>(
     parts: impl IntoIterator<Item = &'a mut (dyn Sleeper + 'a)>,
     timeout: Option<Duration>,

@@ -53,8 +53,7 @@ pub(crate) fn user() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-/// Returns the number of bytes that an unprivileged process can still allocate in the file system
-/// of `fd`.
+/// Returns the bytes that an unprivileged process can still allocate in the file system of `fd`.
 pub(crate) fn free_bytes(fd: impl AsFd) -> u64 {
     rustix::fs::fstatvfs(fd).map_or(0, |stat| stat.f_bavail.saturating_mul(stat.f_frsize))
 }
@@ -108,7 +107,6 @@ pub(crate) fn explain(error: io::Error) -> io::Error {
     )
 }
 
-/// Returns a random number that is not zero.
 pub(crate) fn random_nonzero() -> io::Result<u64> {
     let mut bytes = [0u8; 8];
     // The kernel returns so few bytes in one call.
@@ -196,14 +194,12 @@ impl Mapping {
         self.map.len()
     }
 
-    /// Returns whether this process has the mapping, and is not a forked child of the process that
-    /// has it.
+    /// Returns whether this process made the mapping: a forked child did not.
     pub(crate) fn is_here(&self) -> bool {
         self.pid == std::process::id()
     }
 
-    /// Removes the write access to the first `bytes` bytes; does nothing if they are not whole
-    /// pages.
+    /// Makes the first `bytes` bytes read-only; does nothing if they are not whole pages.
     pub(crate) fn protect_front(&self, bytes: usize) -> io::Result<()> {
         if bytes % page_size() != 0 || bytes > self.len() {
             return Ok(());

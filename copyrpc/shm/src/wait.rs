@@ -8,7 +8,7 @@ use crate::sync::{spin_loop, yield_now};
 /// Measured under [`WaitStrategy::Yield`] on two cores: with 2 to 16 threads in ping-pong pairs, 0
 /// to 32 rounds are equal within the noise, and 64 and more are slower at most thread counts, up to
 /// 10 times; in whole benchkv jobs of 4 threads, 1 round gives at least as many operations as 3 or
-/// 8 (with delegation, 1.1 times the median of 8).
+/// 8 (with delegation, 1.1 times as many as 8).
 const SPIN_ROUNDS: u32 = 1;
 
 /// How polling threads share the cores.

@@ -19,9 +19,7 @@ use crate::endpoint::Endpoint;
 const CONNECTED: u8 = 1;
 const NOT_CONNECTED: u8 = 0;
 
-/// A handshake in progress, seen from one end.
 pub(crate) struct Handshake<U> {
-    /// The context of the endpoint.
     context: Weak<Inner<U>>,
     /// `None` at a server whose client has sent no record.
     record: Option<Outgoing<EXCHANGE_RECORD_SIZE>>,
@@ -35,12 +33,10 @@ pub(crate) struct Handshake<U> {
     /// refuses the peer sends none.
     last: Option<Outgoing<1>>,
     peers_last: Incoming<1>,
-    /// The client, if this end belongs to a server.
     peer: Option<Peer>,
 }
 
 impl<U> Handshake<U> {
-    /// Begins the handshake of an endpoint.
     pub(crate) fn new(endpoint: PendingEndpoint<U>) -> Self {
         let (context, record) = (
             Weak::clone(&endpoint.context),
@@ -153,7 +149,7 @@ impl<U> Handshake<U> {
                 return Ok(None);
             };
             // A client of another version reads the version of this server in the refusal. A client
-            // whose socket cannot take the record at once does not get it.
+            // whose socket cannot take the refusal at once does not get it.
             ExchangeRecord::decode(record)
                 .inspect_err(|_| drop(stream.write(&ExchangeRecord::refuse(Refusal::Failed))))?;
             let peers_record = std::mem::take(&mut self.peers_record);

@@ -38,9 +38,9 @@ pub(crate) const KIND: Kind = Kind {
 /// | 64 | `recv_ring_addr` u64 | | 120 | `activity_addr` u64 |
 ///
 /// The two limits follow from the ring size. They are in the record so that ends with different
-/// rules refuse each other instead of deadlocking. A fabric has no number of its own: the address
-/// of a soft device has a LID and an epoch, and a record of another fabric is refused by the epoch;
-/// the address of a hardware port has a LID and a GID.
+/// rules refuse each other instead of deadlocking. No field names the fabric: a soft device's
+/// address has a LID and an epoch, and a record of another fabric is refused for its epoch; a
+/// hardware port's address has a LID and a GID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[doc(alias("LocalEndpointInfo", "RemoteEndpointInfo"))]
 pub struct ExchangeRecord {

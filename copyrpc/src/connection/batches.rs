@@ -8,7 +8,7 @@ use crate::control::ControlMemory;
 use crate::link::{EasyBatch, Emit, Poster};
 use crate::wire::{METADATA_SPAN, padded};
 
-/// Inline bytes of the largest WQE (four WQEBBs) that is inline alone.
+/// Maximum inline bytes of a WQE of four WQEBBs without an SGE.
 pub(super) const INLINE_MAX: u64 = 220;
 /// Inline bytes of a WQE of four WQEBBs that also has an SGE for the rest of the batch.
 const HYBRID_INLINE: u64 = 204;
@@ -24,7 +24,6 @@ pub(super) const LAST: u64 = 4;
 /// The READ of the activity of the peer's context.
 pub(super) const ACTIVITY: u64 = 5;
 
-/// Addresses and keys of the peer's memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Remote {
     pub(crate) ring_addr: u64,
@@ -82,17 +81,13 @@ impl Posts for BlueflameBatch<'_> {
     }
 }
 
-/// Posts the batches of one connection.
 pub(super) struct Batches<'a, Q> {
     pub(super) qp: &'a mut Q,
     pub(super) send_ring: &'a Mr,
     pub(super) remote: &'a Remote,
-    /// The difference between the address of a byte in the peer's receive ring and the address of
-    /// the same byte in this end's send ring.
     pub(super) to_peer: u64,
     /// Maximum length in bytes of a batch that is completely inline.
     pub(super) inline_limit: u64,
-    /// The memory of the published record, to which the words of an easy batch are stored.
     pub(super) control: &'a ControlMemory,
 }
 
@@ -148,7 +143,6 @@ impl<Q: Posts> Poster for Batches<'_, Q> {
     }
 }
 
-/// Returns the first `len` bytes of a batch.
 #[inline(always)]
 fn head(send_ring: &Mr, emit: Emit, len: u64) -> &[u8] {
     // SAFETY: the link emits ranges inside the ring, and nothing writes the send ring while the

@@ -7,10 +7,9 @@ use copyrpc_shm::sleep::{self, Due, Look, Sleeper, Watch};
 
 use super::{Context, Inner, PollError};
 
-/// Maximum sleep while a connection has messages to post that it could not post. The event that
-/// lets it post them is mostly a completion, and then ends the sleep. While all such connections
-/// only wait for their next READ, the sleep is as long as the pause before the READ, if that is
-/// longer.
+/// Maximum sleep while a connection has messages that it could not post. Mostly a completion lets
+/// it post them, and ends the sleep earlier. While all such connections only wait for their next
+/// READ, the sleep is as long as the pause before the READ, if that is longer.
 const BLOCKED_SLEEP: Duration = Duration::from_millis(1);
 
 impl<U> Context<U> {
@@ -144,8 +143,8 @@ impl<U> Inner<U> {
         })
     }
 
-    /// Flushes twice, also the connections that the first flush skipped: there is no further flush
-    /// while this end sleeps. The second flush serves every listed connection.
+    /// Flushes twice, since there is no further flush while this end sleeps: the second flush also
+    /// serves the connections that the first flush skipped.
     fn flush_all(&self) {
         self.flush();
         self.worklist.forget_counts();
@@ -222,7 +221,7 @@ mod tests {
         assert!(caller.idle_for().is_some());
     }
 
-    /// Only the lengths of sleeps differ, which tests from outside could only time.
+    /// Asserts the lengths of sleeps, which a test from outside could only measure.
     #[test]
     fn sleeps_are_as_long_as_the_connections_allow() {
         let fabric = FabricSpec::Local(LocalFabric::new());

@@ -11,12 +11,11 @@ const POLL_NS: u64 = 1_000_000;
 pub(super) struct Backoff {
     /// Polls skipped after the last READ; 0 if it brought words.
     pause: u32,
-    /// Number of polls of the pause that are left.
     left: u32,
     /// Time of the first skipped poll, in ns.
     since_ns: u64,
-    /// Number of batches that had arrived at the last check. A higher number is news. The next
-    /// check compares the numbers, so that arrivals need not report it.
+    /// Number of batches that had arrived at the last check. A higher number at the next check is
+    /// news, so that arrivals need not report themselves.
     arrived: u64,
 }
 
@@ -49,18 +48,15 @@ impl Backoff {
         self.rest_ns(now_ns) == 0
     }
 
-    /// Returns the time that is left of the pause, in ns.
     pub(super) const fn rest_ns(&self, now_ns: u64) -> u64 {
         (self.since_ns + self.pause as u64 * POLL_NS).saturating_sub(now_ns)
     }
 
-    /// Notes that a READ completed and found nothing new.
     pub(super) fn idle_read(&mut self) {
         self.pause = (2 * self.pause).clamp(1, MAX_PAUSE);
         self.left = self.pause;
     }
 
-    /// Notes that a READ completed and found something new.
     pub(super) const fn news(&mut self) {
         self.pause = 0;
         self.left = 0;

@@ -2,14 +2,13 @@
 //! finds its own call or none (C1 of docs/copyrpc-protocol.md). Slots are used again only when the
 //! request was answered (C3).
 //!
-//! The table of `copyrpc-calls`, which `ipc`, `delegationrpc` and `flux` use, is not used here, for
-//! three reasons. It finds a call by a tag of 64 bits; the wire format has 31, of which 11 are the
-//! low bits of the generation. It takes a call out before the call can be examined; here a reply
-//! longer than its call allowed must leave the call in its place, since the connection ends it. And
-//! its number of entries is fixed, with deadlines reserved for all of them; credit permits
-//! thousands of calls on a connection that mostly has a few, so this table grows. Adding and taking
-//! a call costs 55 instructions in the other table, counted in a loop that does nothing else, and
-//! about 35 in this table.
+//! The table of `copyrpc-calls` is not used here, for three reasons. It finds a call by a tag of 64
+//! bits; the wire format has 31, of which 11 are the low bits of the generation. It removes a call
+//! before the call can be examined; here a call whose reply is longer than it allowed must stay,
+//! since the end of the connection ends it. And it has a fixed number of entries, with deadlines
+//! reserved for all of them; this table grows, since credit permits thousands of calls on a
+//! connection that mostly has a few. Adding and removing a call costs about 35 instructions here,
+//! and 55 in the other table.
 
 #[cfg(test)]
 #[path = "explore/calls.rs"]
@@ -43,7 +42,7 @@ enum State<U> {
     Free(u32),
     /// The caller waits for the end of its call.
     Waiting(U),
-    /// The call was cancelled or ran out of time, its request is not answered.
+    /// The call was cancelled or ran out of time, and its request is not answered.
     Abandoned,
 }
 
@@ -77,19 +76,16 @@ impl<U> Slot<U> {
     }
 }
 
-/// An answered request.
 #[derive(Debug)]
 pub(super) struct Answered<U> {
     /// User data of the call; `None` if its caller does not wait any more.
     pub(super) user_data: Option<U>,
-    /// Credit that the call paid, in bytes.
     pub(super) internal_allowance: u64,
 }
 
 #[derive(Debug)]
 pub(super) struct Calls<U> {
     slots: Vec<Slot<U>>,
-    /// Index of the first free slot, or [`NO_SLOT`].
     free: u32,
     unanswered: u32,
     /// Number of unanswered requests whose caller does not wait.
@@ -108,13 +104,11 @@ impl<U> Calls<U> {
         }
     }
 
-    /// Returns the number of calls whose caller waits.
     pub(super) const fn waiting(&self) -> usize {
         (self.unanswered - self.abandoned) as usize
     }
 
-    /// Returns the number of requests that are not answered, including those whose caller does not
-    /// wait.
+    /// Returns the number of unanswered requests, also of callers that do not wait.
     pub(super) const fn unanswered(&self) -> usize {
         self.unanswered as usize
     }
@@ -273,7 +267,6 @@ impl<U> Calls<U> {
         None
     }
 
-    /// Returns the earliest deadline of the calls that wait.
     pub(super) fn next_deadline(&mut self) -> Option<u64> {
         let slots = &self.slots;
         self.deadlines.next(|key| is_waiting(slots, *key))
@@ -338,8 +331,8 @@ mod tests {
         }
     }
 
-    /// The whole space of both numbers in an id: each slot is used, and the generation of one
-    /// passes the end of its 32 bits.
+    /// Covers the whole range of both numbers in an id: each slot is used, and the generation of a
+    /// slot passes the end of its 32 bits.
     #[test]
     fn calls_end_with_the_call_ids_and_go_on_past_the_last_generation() {
         let mut calls = Calls::with_generations(CallId::MAX_CALLS, u32::MAX - 1);
@@ -390,7 +383,7 @@ mod tests {
         let mut calls = Calls::new();
         let answered = insert_until(&mut calls, 1, 100);
         assert_eq!(complete(&mut calls, answered), Some(Some(1)));
-        // The same slot and the same deadline: the entry of the first is dead.
+        // This call has the slot and the deadline of the answered call, whose entry is dead.
         insert_until(&mut calls, 2, 100);
         let cancelled = insert_until(&mut calls, 3, 50);
         assert_eq!(calls.next_deadline(), Some(50));

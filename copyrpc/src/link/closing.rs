@@ -6,7 +6,7 @@ use super::{Limits, Link};
 use crate::error::CloseReason;
 use crate::wire::{METADATA_SPAN, Status};
 
-/// The progress of a graceful end. It begins when [`Link::is_closing`] does.
+/// The progress of a graceful end; the default before the end begins.
 #[derive(Debug, Default)]
 pub(super) struct Closing {
     /// A batch with the mark was posted (G1).
@@ -16,8 +16,7 @@ pub(super) struct Closing {
     /// Number of batches that the peer had taken when it posted its mark; `None` until the mark has
     /// arrived.
     peer_had_taken: Option<u64>,
-    /// First slot that is yet to be searched for calls that the peer's mark refuses; `None` if no
-    /// slot is.
+    /// First slot not yet searched for calls that the peer's mark refuses; `None` without a search.
     refused_from: Option<usize>,
 }
 
@@ -62,7 +61,6 @@ impl<U> Link<U> {
         Some(refused?.0)
     }
 
-    /// Returns whether [`Link::next_event`] may end calls that have no response.
     pub(crate) const fn ends_calls(&self) -> bool {
         self.closed.is_some() || self.closing.refused_from.is_some()
     }
@@ -78,7 +76,6 @@ impl<U> Link<U> {
         self.ending.is_some() && self.closed.is_none()
     }
 
-    /// Returns whether this end still has to send its mark.
     pub(super) const fn owes_mark(&self) -> bool {
         self.is_closing() && !self.closing.is_told
     }
@@ -88,7 +85,6 @@ impl<U> Link<U> {
         self.is_closing() && self.closing.is_told && !self.rx.has_heard_closing()
     }
 
-    /// Returns whether all messages of this end are posted, its mark included.
     pub(crate) const fn has_told_all(&self) -> bool {
         !self.tx.has_unposted() && !self.owes_mark()
     }
@@ -158,7 +154,7 @@ impl<U> Link<U> {
             self.tx.append_metadata_only();
             self.stats.metadata_only += 1;
         } else {
-            // Consumption by the peer makes room, so its words are READ.
+            // Consumption by the peer makes room, so the peer's words are READ.
             self.starved = true;
         }
     }

@@ -9,7 +9,6 @@ use crate::wire::ALIGNMENT;
 pub(crate) struct LinkConfig {
     /// Credit in bytes this side grants at the start: a multiple of 32, at most a quarter ring.
     pub(crate) local_credit: u64,
-    /// Credit in bytes the peer grants at the start.
     pub(crate) peer_credit: u64,
     /// Batches that the peer may have sent without confirmation of their receipt, at least 1.
     pub(crate) local_batches: u32,
@@ -31,7 +30,7 @@ pub(crate) struct LinkConfig {
     /// Time with nothing outstanding after which the connection ends, in ns; `u64::MAX` for never
     /// (K5).
     pub(crate) idle_timeout_ns: u64,
-    /// A READ returns each word of the peer's record as it was at one moment (F3).
+    /// Whether a READ returns each word of the peer's record as it was at one moment (F3).
     pub(crate) reads_whole_words: bool,
     /// Maximum number of small batches under way before further messages gather.
     pub(crate) window: Window,

@@ -1,6 +1,6 @@
-//! The two credit ledgers of one side: the credit that the side granted (ring space that it owes
-//! the peer's responses), and the credit that it was granted (responses that it may ask for).
-//! Credit is bytes of internal allowance.
+//! The two credit ledgers of one side: the credit that this side granted (ring space reserved for
+//! responses to the peer's calls), and the credit that the peer granted (responses that this side
+//! may ask for). Credit is bytes of internal allowance.
 
 #[cfg(test)]
 #[path = "explore/credit.rs"]
@@ -24,7 +24,6 @@ pub(super) struct Reservation {
     unused: u64,
     /// Credit returned by written replies, plus the maximum of R: the highest legal grant (R1).
     max_granted: u64,
-    /// The maximum of R.
     max: u64,
 }
 
@@ -39,7 +38,6 @@ impl Reservation {
         }
     }
 
-    /// Returns the cumulative grant, for the peer.
     pub(super) const fn granted(&self) -> u64 {
         self.granted
     }
@@ -54,7 +52,6 @@ impl Reservation {
         self.granted - self.unused
     }
 
-    /// Returns the cumulative credit that has been returned.
     pub(super) const fn released(&self) -> u64 {
         self.max_granted - self.max
     }
@@ -108,10 +105,8 @@ impl Reservation {
     }
 }
 
-/// Credit the peer granted.
 #[derive(Debug)]
 pub(super) struct PeerCredit {
-    /// Cumulative grant.
     granted: u64,
     /// Granted credit that is not spent.
     balance: u64,
@@ -125,7 +120,6 @@ impl PeerCredit {
         }
     }
 
-    /// Returns the cumulative grant that the peer reported.
     pub(super) const fn granted(&self) -> u64 {
         self.granted
     }
@@ -134,7 +128,6 @@ impl PeerCredit {
         self.balance
     }
 
-    /// Returns the cumulative credit that has been spent.
     pub(super) const fn spent(&self) -> u64 {
         self.granted - self.balance
     }

@@ -8,7 +8,6 @@ use crate::wire::{FlowWords, METADATA_SPAN};
 
 /// The destination of batches. A closure that takes batches in the ring is a poster.
 pub(crate) trait Poster {
-    /// Why a batch was not posted.
     type Error;
 
     /// Posts a batch that is in the ring.
@@ -52,7 +51,6 @@ impl<U> Link<U> {
         Ok(true)
     }
 
-    /// Notes that a batch with these words is about to be posted.
     #[inline(always)]
     const fn tell_by_batch(&mut self, words: FlowWords) {
         self.rx.note_told(words);
@@ -71,8 +69,7 @@ impl<U> Link<U> {
 
     /// Gives each batch that may be sent to `poster`, oldest first: the batch limit (B1 of
     /// docs/copyrpc-protocol.md) and the window (W1) hold batches back. A batch counts as sent only
-    /// when the post succeeds. After an error the next flush offers everything not posted again
-    /// (F2).
+    /// when the post succeeds. After an error the next flush offers again what was not posted (F2).
     ///
     /// # Errors
     /// The first error of `poster`.
@@ -118,7 +115,7 @@ impl<U> Link<U> {
                 self.stats.batch_stalls += 1;
                 break;
             }
-            // A batch that a wrap divided takes one place of the window, with its last part (W2).
+            // A batch that a wrap divided counts once in the window, with its last part (W2).
             let takes_place = is_windowed && batch.span() == self.tx.unposted();
             let signal = takes_place && self.window.is_by_completion;
             self.post_batch(&batch, words, signal, poster)?;

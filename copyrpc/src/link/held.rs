@@ -14,13 +14,11 @@ use crate::ring::Payload;
 /// Number of places for requests once the first request has arrived; doubled when all are taken.
 const FIRST_ROOM: usize = 4;
 
-/// A request that the application has not answered.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct HeldRequest {
     /// Position of the request's message in the ring, while its bytes are needed.
     pub(super) position: u64,
     pub(super) call_id: u32,
-    /// Length of the payload in bytes.
     pub(super) len: u32,
     /// Internal allowance in bytes; 0 once the request is answered and waits for older requests.
     pub(super) internal_allowance: u32,
@@ -57,18 +55,15 @@ impl HeldRequests {
         number as usize & self.room.len().wrapping_sub(1)
     }
 
-    /// Returns whether every request is answered.
     pub(super) fn is_empty(&self) -> bool {
         !self.needs_bytes() && self.without_bytes == 0
     }
 
-    /// Returns whether the bytes of a request are needed.
     #[inline]
     pub(super) const fn needs_bytes(&self) -> bool {
         self.oldest != self.next
     }
 
-    /// Returns the oldest request whose bytes are needed.
     #[inline(always)]
     pub(super) fn oldest(&self) -> Option<&HeldRequest> {
         if !self.needs_bytes() {
@@ -104,7 +99,6 @@ impl HeldRequests {
         (self.next - 1) as u32
     }
 
-    /// Returns whether there are requests that the application has not got.
     #[inline(always)]
     pub(super) const fn has_untaken(&self) -> bool {
         self.untaken != self.next
@@ -131,7 +125,6 @@ impl HeldRequests {
         Some((self.untaken - 1) as u32)
     }
 
-    /// Returns the request with this number, which the application has.
     #[inline(always)]
     pub(super) fn get(&self, number: u32) -> Request {
         let place = self.place(u64::from(number));
@@ -157,7 +150,6 @@ impl HeldRequests {
         self.oldest != self.untaken
     }
 
-    /// Releases the bytes of a request that the application holds.
     pub(super) fn release_bytes(&mut self, request: &mut Request) {
         if let Hold::Held(_) = request.hold {
             self.answer(request.hold);
@@ -166,7 +158,6 @@ impl HeldRequests {
         }
     }
 
-    /// Notes that a request of the application is answered.
     #[inline(always)]
     pub(super) fn answer(&mut self, hold: Hold) {
         match hold {

@@ -17,7 +17,6 @@ pub(super) struct Idle {
     since_ns: u64,
     /// The peer is known to have connected its end.
     has_met_peer: bool,
-    /// A READ of the peer's record is due.
     pub(super) probe_is_due: bool,
 }
 
@@ -61,7 +60,7 @@ impl<U> Link<U> {
             return true;
         }
         let has_met_peer = batches > 0 || self.idle.has_met_peer;
-        // If something is waited for, K1 watches the peer, and no READ is due here.
+        // While this end waits for something, K1 watches the peer, and no READ is due here.
         self.idle.probe_is_due = self.idle.keepalive_ns != NEVER
             && is_still
             && has_met_peer

@@ -231,9 +231,8 @@ impl<U> Link<U> {
         }
     }
 
-    /// Returns the next arrived requests or ended call; `None` when all is parsed. On a closed
-    /// connection it ends the pending calls, one by one, and after the peer's mark the calls that
-    /// the mark refuses.
+    /// Returns the next arrived requests or ended call; `None` when all is parsed. Ends the pending
+    /// calls of a closed connection, and the calls that the peer's mark refuses, one by one.
     pub(crate) fn next_event(&mut self) -> Option<Event<U>> {
         let mut requests = 0;
         loop {
@@ -285,7 +284,6 @@ impl<U> Link<U> {
         }
     }
 
-    /// Begins a batch of `span` bytes, and takes the words in its metadata.
     #[inline(always)]
     fn begin(&mut self, span: u64) -> Result<(), ProtocolError> {
         let metadata = self.rx.begin(span)?;
@@ -336,8 +334,8 @@ impl<U> Link<U> {
         })
     }
 
-    /// Takes the words of a batch, in all cases but the usual one. The words are separate
-    /// parameters, so that the usual case does not write them to memory.
+    /// Takes the words of a batch in the uncommon cases. The words are separate parameters, so that
+    /// the common case does not write them to memory.
     #[inline(never)]
     fn hear_by_batch(
         &mut self,
@@ -362,7 +360,6 @@ impl<U> Link<U> {
             .raise(self.tx.size(), words.credit, floor.credit)
     }
 
-    /// Takes the credit of an arrived request with this header and this padded length.
     fn claim(&mut self, header: &Header, message: u64) -> Result<(), ProtocolError> {
         let (ring, padded) = (self.rx.size(), message);
         if padded > ring.max_message() {

@@ -79,8 +79,8 @@ enum Hold {
     WithoutBytes,
 }
 
-/// The identifier of a request that the application holds: only the part of a [`Request`] that the
-/// link does not keep, because applications hold many requests.
+/// The identifier of a request that the application holds. It has only the part of the [`Request`]
+/// that the link does not keep, because applications hold many requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Held {
     /// Number of the request among the held requests, modulo 2^32.
@@ -89,7 +89,6 @@ pub(crate) enum Held {
         internal_allowance: u32,
         call_id: u32,
     },
-    /// The request was answered.
     Answered,
 }
 
@@ -102,7 +101,6 @@ impl Request {
         call_id: 0,
     };
 
-    /// Returns the identifier of a request that is held.
     pub(crate) const fn name(&self) -> Held {
         let Self {
             hold,
@@ -125,7 +123,6 @@ impl Request {
         self.payload
     }
 
-    /// Returns the maximum payload bytes of a reply.
     pub(crate) const fn max_reply(&self) -> usize {
         response_capacity(self.internal_allowance as u64) as usize
     }
@@ -136,9 +133,7 @@ impl Request {
 pub(crate) enum Event<U> {
     /// Number of requests that arrived, at least one; [`Link::take_request`] returns them.
     Requests(usize),
-    /// A call ended.
     Ended {
-        /// User data of [`Link::try_call`].
         user_data: U,
         /// The reply's payload, in the receive ring until the next [`Link::next_event`]; or the
         /// reason why there is none.
@@ -151,18 +146,13 @@ pub(crate) enum Event<U> {
 pub(crate) enum Message<U> {
     /// The reply that a call waits for.
     Reply {
-        /// User data of [`Link::try_call`].
         user_data: U,
         /// The payload, in the receive ring until the next message is taken.
         payload: Payload,
-        /// Address of the payload.
         payload_at: NonNull<u8>,
     },
-    /// A request.
     Request {
-        /// The request, not answered.
         request: Request,
-        /// Address of the request's payload in the receive ring.
         payload_at: NonNull<u8>,
     },
     /// All messages that arrived are parsed.
@@ -187,7 +177,6 @@ impl Limits {
         internal_allowance: 0,
     };
 
-    /// Returns whether a message and its allowance are within the limits (L1, L2).
     #[inline(always)]
     const fn allow(&self, message: u64, internal_allowance: u64) -> bool {
         message <= self.message && internal_allowance <= self.internal_allowance
@@ -248,13 +237,11 @@ pub(crate) struct Link<U> {
     idle: Idle,
     /// Word of the published record that changes while this side owes the peer something (K3).
     heartbeat: u32,
-    /// Last heartbeat received by READ.
     heard_heartbeat: u32,
     /// The peer has done nothing for too long, which was found while a READ was in flight.
     is_suspicious: bool,
     /// The READ that is wanted or in flight is of the activity of the peer's context (K7).
     asks_activity: bool,
-    /// Last activity received by READ.
     heard_activity: u64,
     /// Counters. A count that follows from positions or other counters is not kept here a second
     /// time: [`Link::stats`] adds the number here, modulo 2^64, to that position or counter.
@@ -341,7 +328,6 @@ impl<U> Link<U> {
         }
     }
 
-    /// Returns why the connection ended, once it has.
     pub(crate) const fn closed(&self) -> Option<CloseReason> {
         self.closed
     }
@@ -404,7 +390,6 @@ impl<U> Link<U> {
             .then(|| self.backoff.rest_ns(now_ns))
     }
 
-    /// Returns the number of calls that wait for their end.
     pub(crate) const fn outstanding_calls(&self) -> usize {
         self.calls.waiting()
     }
@@ -427,7 +412,6 @@ impl<U> Link<U> {
         self.rx.requests.has_taken_bytes()
     }
 
-    /// Returns the request with this identifier.
     #[inline(always)]
     pub(crate) fn held(&self, name: Held) -> Request {
         match name {
@@ -444,7 +428,6 @@ impl<U> Link<U> {
         }
     }
 
-    /// Releases the bytes of a request that the application has.
     pub(crate) fn release_bytes(&mut self, request: &mut Request) {
         self.rx.requests.release_bytes(request);
     }
@@ -466,7 +449,6 @@ impl<U> Link<U> {
         (self.credit.spent(), self.reservation.released())
     }
 
-    /// Returns the counters since the connection was made.
     pub(crate) const fn stats(&self) -> Stats {
         let mut stats = self.stats;
         stats.batches_sent = stats.batches_sent.wrapping_add(self.tx.batches_sent());
@@ -489,7 +471,6 @@ impl<U> Link<U> {
         self.tx.in_flight()
     }
 
-    /// Returns the response credit in bytes that calls can spend now.
     pub(crate) const fn credit_balance(&self) -> u64 {
         self.credit.balance()
     }

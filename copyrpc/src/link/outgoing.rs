@@ -112,7 +112,7 @@ impl<U> Link<U> {
     }
 
     /// Ends a call at once: returns its user data, which [`Link::next_event`] does not return.
-    /// `None` if the call has ended already. Nothing is sent to the peer; the peer's response will
+    /// Returns `None` if the call has ended. Nothing is sent to the peer; the peer's response will
     /// be dropped (C3).
     pub(crate) fn cancel(&mut self, call: CallKey) -> Option<U> {
         let user_data = self.calls.abandon(call)?;
@@ -137,7 +137,6 @@ impl<U> Link<U> {
         Some(user_data)
     }
 
-    /// Returns the earliest deadline of the calls that have not ended.
     pub(crate) fn next_deadline(&mut self) -> Option<u64> {
         if self.closed.is_some() {
             None
@@ -168,7 +167,6 @@ impl<U> Link<U> {
         is_easy
     }
 
-    /// Answers a request.
     #[inline(always)]
     pub(crate) fn respond(
         &mut self,
@@ -203,7 +201,6 @@ impl<U> Link<U> {
         Ok(())
     }
 
-    /// Holds a request that is answered later. Returns its identifier.
     #[inline(always)]
     pub(crate) fn hold(&mut self, request: &Request) -> Held {
         let Request {
@@ -267,13 +264,11 @@ impl<U> Link<U> {
             .map_err(|error| error.map_request(|()| request))
     }
 
-    /// Takes the next request that arrived.
     pub(crate) fn next_request(&mut self) -> Option<Request> {
         let name = self.take_request()?;
         Some(self.held(name))
     }
 
-    /// Returns the same request, whose bytes are released.
     pub(crate) fn without_bytes(&mut self, mut request: Request) -> Request {
         self.release_bytes(&mut request);
         request

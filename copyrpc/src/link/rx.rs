@@ -21,13 +21,11 @@ use crate::wire::{
     ReservedNotZero, WRAP_MESSAGE_COUNT, decode_imm, padded,
 };
 
-/// Bytes of a cache line.
 const LINE: u64 = 64;
-/// Bytes of a batch that are prefetched ahead of the message being parsed. Another core wrote them;
-/// fetched one line at a time they cost more than everything else.
+/// Bytes of a batch that are prefetched ahead of the message being parsed. Another core wrote them:
+/// if fetched one line at a time, they cost more than the rest of the parsing.
 const PREFETCH_BYTES: u64 = 1024;
 
-/// The next message of a batch.
 #[derive(Debug)]
 pub(super) struct Received {
     pub(super) header: Header,
@@ -58,10 +56,9 @@ pub(super) struct RecvRing {
     messages_begun: u64,
     /// Length of the oldest announced batch that is not begun, in bytes; 0 if there is none.
     announced: u64,
-    /// Lengths of the announced batches after that one, oldest first; at most `batch_limit`
+    /// Lengths of the announced batches after that batch, oldest first; at most `batch_limit`
     /// entries.
     announced_behind: VecDeque<u64>,
-    /// Requests that are not answered.
     pub(super) requests: HeldRequests,
     batches_received: u64,
     /// The peer makes no more calls (G1).
@@ -119,7 +116,6 @@ impl RecvRing {
             .map_or(self.delivered, |request| request.position)
     }
 
-    /// Returns whether requests wait for an answer, or batches to be parsed.
     pub(super) fn has_work(&self) -> bool {
         !self.requests.is_empty() || self.announced != 0 || self.messages_left > 0
     }
@@ -186,7 +182,6 @@ impl RecvRing {
         self.messages_left = 0;
     }
 
-    /// Returns the number of messages that were parsed.
     pub(super) const fn messages_parsed(&self) -> u64 {
         self.messages_begun - self.messages_left as u64
     }
@@ -260,7 +255,7 @@ impl RecvRing {
         Ok(metadata)
     }
 
-    /// Begins a batch with this count of messages that is a marker, or refuses it.
+    /// Begins a wrap marker, or refuses the batch: its count or its span is not legal for messages.
     #[cold]
     #[inline(never)]
     fn begin_marker(&mut self, count: u32, span: u64) -> Result<(), ProtocolError> {

@@ -26,11 +26,9 @@ use crate::wire::{
 /// the same offset of the peer's receive ring, with immediate `imm`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Emit {
-    /// Offset in both rings.
     pub(crate) offset: u64,
     /// Bytes to write; at least 32, never across the ring end.
     pub(crate) bytes: u64,
-    /// Immediate value.
     pub(crate) imm: u32,
     /// No message waits after this batch.
     pub(crate) is_last: bool,
@@ -58,7 +56,6 @@ impl EasyBatch<'_> {
         encode_imm(self.bytes())
     }
 
-    /// Returns the address of the batch's first byte in the send ring.
     #[inline(always)]
     pub(crate) const fn start(&self) -> NonNull<u8> {
         // SAFETY: no wrap waits, so the open batch starts at `posted`, and `lap` is the lap of the
@@ -66,7 +63,6 @@ impl EasyBatch<'_> {
         unsafe { self.ring.lap.at(self.ring.posted) }
     }
 
-    /// Returns the words for the peer.
     #[inline(always)]
     pub(crate) const fn words(&self) -> FlowWords {
         self.words
@@ -99,7 +95,6 @@ impl EasyBatch<'_> {
     }
 }
 
-/// The next batch to post.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Batch {
     start: u64,
@@ -110,7 +105,6 @@ pub(super) struct Batch {
 }
 
 impl Batch {
-    /// Returns the number of ring bytes that the batch covers.
     pub(super) const fn span(&self) -> u64 {
         self.span
     }
@@ -134,7 +128,6 @@ impl Batch {
 struct Wrap {
     /// Position of the marker; the batch before it is `posted..marker`, possibly empty.
     marker: u64,
-    /// Messages in the batch before the marker.
     count: u32,
 }
 
@@ -156,7 +149,6 @@ pub(super) struct SendRing {
     /// Everything before this position was consumed by the peer, as far as known here; lags (F1).
     peer_consumer: u64,
     wrap: Option<Wrap>,
-    /// Messages in the open batch.
     open_count: u32,
     /// The open batch was begun without messages; messages may have joined it since.
     is_metadata_only: bool,
@@ -167,9 +159,9 @@ pub(super) struct SendRing {
     is_hindered: bool,
     /// The last position of `lap` at which a message may end without a wrap (P2), or 0.
     lap_end: u64,
-    /// The last position at which the message of a call may end that is admitted without a wrap and
-    /// without another check of S4; at most `lap_end`. The limit of S4 is never lower: only a grant
-    /// takes room from calls, and a grant sets this field again.
+    /// Last position at which a call's message may end for the call to be admitted without a wrap
+    /// and without another check of S4; at most `lap_end`. The limit of S4 is never lower: only a
+    /// grant takes room from calls, and a grant sets this field again.
     calls_end: u64,
     batches_sent: u64,
     /// Batches that the peer took, as far as known here; lags (F1).
@@ -196,7 +188,6 @@ pub(super) struct Place<'a> {
 }
 
 impl Place<'_> {
-    /// Returns the padded length of the message in bytes.
     #[inline(always)]
     pub(super) const fn message(&self) -> u64 {
         self.end - self.at
@@ -277,7 +268,7 @@ impl SendRing {
         self.size().bytes() - self.in_flight()
     }
 
-    /// Returns what [`free`](Self::free) does, when everything is posted.
+    /// Returns the value of [`free`](Self::free) after everything is posted.
     #[inline(always)]
     pub(super) const fn free_after_posted(&self) -> u64 {
         self.size().bytes() - (self.posted - self.peer_consumer)
@@ -292,7 +283,7 @@ impl SendRing {
         self.producer() - self.posted
     }
 
-    /// Marks batches as closing, from the first after which no message waits.
+    /// Sets the closing flag of each later batch after which no message waits.
     pub(super) const fn mark_closing(&mut self) {
         self.is_closing = true;
         self.hinder();
@@ -303,22 +294,18 @@ impl SendRing {
         self.is_easy = false;
     }
 
-    /// Sets `is_easy` from the fields that determine it.
     pub(super) const fn note_ease(&mut self) {
         self.is_easy = self.wrap.is_none() && !self.is_metadata_only && !self.is_hindered;
     }
 
-    /// Returns whether the peer is known to have taken every batch.
     pub(super) const fn all_received(&self) -> bool {
         self.batches_received == self.batches_sent
     }
 
-    /// Returns the number of batches that the peer took, as far as known here.
     pub(super) const fn batches_received(&self) -> u64 {
         self.batches_received
     }
 
-    /// Returns the number of messages that are not posted.
     pub(super) const fn unposted_messages(&self) -> u64 {
         let before_marker = match self.wrap {
             Some(wrap) if self.posted < wrap.marker => wrap.count,
@@ -327,12 +314,10 @@ impl SendRing {
         before_marker as u64 + self.open_count as u64
     }
 
-    /// Returns the position up to which everything was posted.
     pub(super) const fn posted(&self) -> u64 {
         self.posted
     }
 
-    /// Returns the number of batches posted.
     pub(super) const fn batches_sent(&self) -> u64 {
         self.batches_sent
     }
@@ -342,7 +327,6 @@ impl SendRing {
         self.batches_sent - self.batches_received < self.batch_limit
     }
 
-    /// Returns whether the peer has not yet taken the last metadata-only batch.
     pub(super) const fn metadata_only_in_flight(&self) -> bool {
         self.last_metadata_only > self.batches_received
     }
@@ -370,8 +354,8 @@ impl SendRing {
 
     /// Returns the number of ring bytes that a message of `message` padded bytes takes: its own
     /// bytes, the metadata of the batch that it opens, and the bytes that a wrap skips. The check
-    /// whether the message fits the lap is strict, so no data batch ends at the ring end (P2). The
-    /// check covers the message and the metadata that it may need.
+    /// of the lap covers the message and the metadata that it may need. The check is strict, so no
+    /// data batch ends at the ring end (P2).
     pub(super) const fn span_of(&self, message: u64) -> u64 {
         let producer = self.producer();
         if self.fits_lap(message) {
@@ -381,7 +365,6 @@ impl SendRing {
         }
     }
 
-    /// Returns whether a message fits after the others without a wrap.
     #[inline(always)]
     const fn fits_lap(&self, message: u64) -> bool {
         self.next + message <= self.lap_end
@@ -497,7 +480,6 @@ impl SendRing {
         self.is_easy && self.open_count != 0 && self.may_post()
     }
 
-    /// Returns the [easy batch](Self::has_easy_batch), with these words.
     #[inline(always)]
     pub(super) const fn easy_batch(&self, words: FlowWords) -> EasyBatch<'_> {
         EasyBatch { ring: self, words }
@@ -512,7 +494,6 @@ impl SendRing {
         self.open_count = 0;
     }
 
-    /// Returns the oldest batch not posted yet.
     #[inline]
     pub(super) fn next_batch(&self) -> Option<Batch> {
         let start = self.posted;

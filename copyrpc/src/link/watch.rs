@@ -48,7 +48,6 @@ impl Watch {
         self.has_news = true;
     }
 
-    /// Notes that a READ completed without news.
     pub(super) const fn idle_probe(&mut self) {
         self.is_answering = true;
         self.idle_probes = self.idle_probes.saturating_add(1);

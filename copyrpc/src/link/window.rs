@@ -5,17 +5,17 @@ use std::collections::VecDeque;
 
 /// The number of small batches that may be under way before further messages wait and gather.
 ///
-/// The receiver's NIC takes a bounded number of WRITEs per second; a sender of single messages gets
-/// that rate in messages too. A window makes batches as large as the NIC is slow. It concerns the
-/// sender only: nothing about it is sent to the peer.
+/// The receiver's NIC takes a bounded number of WRITEs per second, which also bounds the rate of
+/// messages if each WRITE has one message. With a window, the slower the NIC is, the larger the
+/// batches become. The window concerns the sender only: nothing about it is sent to the peer.
 ///
 /// `docs/study.md` finds its use by simulation. Where the clients of 8 nodes share receive queues
 /// that take 1.9 million WRITEs per second each, daemons with [`Window::Completion`] of one batch
 /// do 3.1 times the operations of daemons without a window. Without that limit of the receive
-/// queues, the window costs up to 12 % of the operations. [`Window::Consumption`] does fewer
-/// operations there than no window: it waits for a word that the peer sends with its own messages.
-/// No NIC has been measured, so [`Window::Off`] is the default; on a NIC, compare it with one batch
-/// of `Completion`.
+/// queues, the window costs up to 12 % of the operations. With the limit, [`Window::Consumption`]
+/// does fewer operations than no window: it waits for a word that the peer sends with its own
+/// messages. No NIC has been measured, so [`Window::Off`] is the default; on a NIC, compare it with
+/// one batch of `Completion`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Window {
     /// Each flush posts all messages.
@@ -57,13 +57,13 @@ impl Window {
 
 #[derive(Debug)]
 pub(super) struct WindowState {
-    /// A batch is under way until its WRITE completes; otherwise, until the peer has taken it.
+    /// Whether a batch is under way until its WRITE completes, and not until the peer has taken it.
     pub(super) is_by_completion: bool,
     limit: usize,
     /// Bytes above which a batch is not held back; 0 without a window.
     exempt_bytes: u64,
     is_suspended: bool,
-    /// Number of batches whose completion counts and has not arrived.
+    /// Number of batches under way whose completions the window waits for.
     completing: usize,
     /// Numbers of the batches that the peer has not taken, oldest first, counted from 1 like the
     /// sent batches.
@@ -96,7 +96,6 @@ impl WindowState {
         }
     }
 
-    /// Suspends the window, or ends the suspension.
     pub(super) const fn suspend(&mut self, is_suspended: bool) {
         self.is_suspended = is_suspended;
     }
@@ -123,7 +122,7 @@ impl WindowState {
         is_full
     }
 
-    /// Notes that the batch of this number was posted and takes a place of the window.
+    /// Notes that the batch of this number was posted and counts in the window.
     pub(super) fn posted(&mut self, number: u64) {
         if self.is_by_completion {
             self.completing += 1;

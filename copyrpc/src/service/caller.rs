@@ -94,7 +94,6 @@ pub struct Caller {
     lifeline: TcpStream,
     route: Route,
     options: ClientOptions,
-    /// Maximum length of a reply in bytes.
     max_reply: usize,
     /// Time of the first of the successive calls that found no credit or no room because [given up
     /// calls keep it](Self::is_starving); `None` if the last call was not of this kind.
@@ -319,8 +318,8 @@ impl Caller {
             CallError::PayloadTooLarge { len, max, .. } => {
                 return Refusal::Failed(ClientError::TooLarge { len, max });
             }
-            // A server keeps the bytes of a request that it holds, unless it releases them, and so
-            // the ring after these bytes. Calls that were given up can therefore keep room, too.
+            // A server keeps the bytes of a request that it holds, unless it releases them, and
+            // thereby all ring space after them. So calls that were given up can keep room, too.
             CallError::InsufficientCredit(_) | CallError::RingFull(_) if self.is_starving() => {
                 self.starving_since.get_or_insert_with(Instant::now);
             }
@@ -357,9 +356,9 @@ impl Caller {
                 .is_none_or(|before| before.outstanding_calls() == 0)
     }
 
-    /// Returns the error of a call that waits for credit or room which given up calls keep, if its
-    /// deadline has passed, or calls have waited like this for the connect timeout. Then later
-    /// calls are made on another connection, which has both credit and room.
+    /// Returns the error of a call that waits for credit or room that given up calls keep; `None`
+    /// before its deadline, unless calls have waited like this for the connect timeout. After the
+    /// error, later calls are made on another connection, which has both credit and room.
     fn starved(&mut self, is_late: bool) -> Option<ClientError> {
         let is_over = self.starves_for()?.is_zero() || is_late;
         if !is_over || !self.is_starving() {

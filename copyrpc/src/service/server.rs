@@ -48,8 +48,9 @@ pub struct ServerOptions {
     /// [`connect_timeout`](crate::ClientOptions::connect_timeout), and is refused if it gets no
     /// place in that time. Default: [`DEFAULT_ENDPOINTS`]. Each client takes a descriptor, for the
     /// socket over which it connected, and the memory that [`EndpointConfig`] gives: 2 MiB of rings
-    /// by default. Devices have receives for about 680 with the default
-    /// [`batches_in_flight`](EndpointConfig::batches_in_flight), and for more with fewer of them.
+    /// by default. Devices have receives for about 680 clients with the default
+    /// [`batches_in_flight`](EndpointConfig::batches_in_flight), and for more clients with fewer
+    /// batches.
     pub clients: u32,
     /// Options of the connections. Clients need the same ring size.
     pub endpoint: EndpointConfig,
@@ -156,7 +157,6 @@ pub struct Server {
     lifelines: Lifelines,
     pub(super) context: Context<()>,
     endpoint: EndpointConfig,
-    /// Maximum number of clients at once.
     max_clients: u32,
     stop: StopHandle,
     turns_to_sockets: u32,
@@ -165,7 +165,6 @@ pub struct Server {
     holds_back: bool,
 }
 
-/// A client that is connected.
 #[derive(Debug)]
 struct Member {
     endpoint: Endpoint<()>,
@@ -396,8 +395,8 @@ impl Server {
             }
             std::thread::yield_now();
         }
-        // The drop has the rest of the time, and at least the time that answers need to clients
-        // that did not delay the close.
+        // The drop may wait for the rest of the time, and at least as long as answers need to reach
+        // clients that did not delay the close.
         let linger = &self.context.inner.linger;
         linger.set(grace.left().max(LINGER.min(linger.get())));
         self.gate = None;
@@ -565,8 +564,8 @@ mod tests {
 
     use super::*;
 
-    /// The client of this test gets the byte that the server is connected, and does not send its
-    /// own.
+    /// The client of this test receives the byte that reports that the server is connected, and
+    /// does not send its own byte.
     #[test]
     fn the_end_of_a_server_and_its_drop_share_one_stop_timeout() {
         limits::watchdog(Duration::from_secs(60));

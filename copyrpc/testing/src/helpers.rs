@@ -18,8 +18,8 @@ pub fn scale() -> u32 {
     scale_of("SHM_TEST_SCALE")
 }
 
-/// Maximum time that a test waits for something that takes milliseconds. Nothing is asserted about
-/// time but this.
+/// Maximum time that a test waits for something that takes milliseconds. Tests assert no other
+/// time.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Time after which a test with many processes counts as hanging. Nothing in such a test takes
@@ -43,17 +43,14 @@ impl Scratch {
         Self(path)
     }
 
-    /// Returns the path of the directory.
     pub fn path(&self) -> &Path {
         &self.0
     }
 
-    /// Opens the directory.
     pub fn dir(&self) -> Dir {
         Dir::open(Some(&self.0)).unwrap()
     }
 
-    /// Returns the names in the directory.
     pub fn names(&self) -> Vec<String> {
         std::fs::read_dir(&self.0)
             .unwrap()
@@ -116,42 +113,35 @@ impl Helper {
         }
     }
 
-    /// Sends the helper one line.
     pub fn tell(&mut self, word: &str) {
         writeln!(self.child.stdin.as_mut().unwrap(), "{word}").unwrap();
     }
 
-    /// Closes the helper's input: no further lines follow.
     pub fn hang_up(&mut self) {
         drop(self.child.stdin.take());
     }
 
-    /// Sends the helper a signal.
     pub fn signal(&self, signal: i32) {
         // SAFETY: no pointers are involved; the child is not reaped yet, so the pid is still the
         // child's.
         assert_eq!(unsafe { libc::kill(self.child.id() as i32, signal) }, 0);
     }
 
-    /// Returns whether the process is stopped by a signal.
     pub fn is_stopped(&self) -> bool {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
         stat.rsplit(") ").next().unwrap().starts_with('T')
     }
 
-    /// Returns whether the process has ended.
     pub fn has_ended(&mut self) -> bool {
         self.child.try_wait().unwrap().is_some()
     }
 
-    /// Kills and reaps the helper, which has not ended by itself.
     pub fn kill(&mut self) {
         assert!(!self.has_ended(), "the helper ended early");
         self.signal(libc::SIGKILL);
         self.child.wait().unwrap();
     }
 
-    /// Waits until the helper ends by itself, which must be without an error.
     pub fn wait(&mut self) {
         assert!(self.child.wait().unwrap().success());
     }
@@ -223,7 +213,6 @@ pub fn alone(name: &str, runs: usize, test: impl FnOnce()) {
     }
 }
 
-/// Runs a test, and ends the process if it hangs.
 pub fn limited(test: impl FnOnce()) {
     watchdog(HANG * scale());
     test();

@@ -1,4 +1,4 @@
-//! Duration of tests with several processes, and addresses of their own.
+//! Time limits of tests, the scale of tests, and addresses that no other test uses.
 
 use std::cell::RefCell;
 use std::fmt;

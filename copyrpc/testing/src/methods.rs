@@ -107,7 +107,6 @@ pub fn check<C: Caller>(caller: C, is_late: impl Fn(&C::Error) -> bool) {
     );
 }
 
-/// Like [`check`], with futures.
 pub async fn check_async<C: AsyncCaller>(caller: C, is_late: impl Fn(&C::Error) -> bool) {
     let mut client = numbers::AsyncClient::new(caller);
     assert_eq!(client.double(21).await.unwrap(), 42);
@@ -168,7 +167,6 @@ pub fn check_in_parts<C: Caller<Error: 'static>>(caller: C, max_request: usize, 
     assert_eq!(long.name(word.clone()).unwrap(), word.to_uppercase());
 }
 
-/// Like [`check_in_parts`], with futures.
 pub async fn check_async_in_parts<C: AsyncCaller<Error: Send + 'static> + Sync>(
     caller: C,
     max_request: usize,

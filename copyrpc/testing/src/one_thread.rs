@@ -12,7 +12,6 @@ use copyrpc_shm::sleep::{self, SLICE, Sleeper};
 const TURN_NS: u64 = 2_000;
 const WAKE_NS: u64 = 500;
 
-/// The actors that were woken.
 #[derive(Default)]
 struct Woken(Mutex<Vec<usize>>);
 
@@ -27,14 +26,12 @@ impl Wake for Actor {
     }
 }
 
-/// The outcome of a turn.
 pub enum Turn {
     /// The actor has worked, and may have more to do.
     Did,
     /// The actor found nothing to do. If it rests, its next turn is after this time at the latest
     /// ([`Duration::MAX`]: there is no such limit).
     Idle(Duration),
-    /// The actor has finished.
     Done,
 }
 

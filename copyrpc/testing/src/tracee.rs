@@ -91,7 +91,6 @@ fn is_asked_for_a_child() -> bool {
 /// Byte that asks the helper for a child. No line of text contains it.
 const FORK: u8 = 1;
 
-/// The unit of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
     Instruction,
@@ -129,8 +128,8 @@ enum Stop {
 }
 
 impl Helper {
-    /// Starts the test called `stepped_process`, which is only a part of other tests, with these
-    /// variables. That test calls [`again_and_again`].
+    /// Starts this binary with these environment variables and only the test `stepped_process`,
+    /// which calls [`again_and_again`].
     pub fn start(variables: &[(&str, &OsStr)]) -> Self {
         let mut process = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "stepped_process", "--ignored", "--nocapture"])
@@ -171,7 +170,6 @@ impl Helper {
         (tid.parse().unwrap(), words.to_owned())
     }
 
-    /// Returns the thread and the words of the next [`hello`].
     fn line(&mut self) -> String {
         let mut line = String::new();
         loop {
@@ -188,7 +186,6 @@ impl Helper {
 }
 
 impl Drop for Helper {
-    /// Ends the helper and its child: neither outlives the test.
     fn drop(&mut self) {
         drop(self.stdin.take());
         let _ = self.process.kill();
@@ -203,18 +200,15 @@ impl Tracee {
         assert!(line.ends_with(words), "{line}");
     }
 
-    /// Waits for the tracee's next [`hello`]. Returns its words.
     pub fn hear(&mut self) -> String {
         let line = self.helper.line();
         line.split_once(' ').unwrap().1.to_owned()
     }
 
-    /// Writes a line to the tracee's input.
     pub fn tell(&mut self, line: &str) {
         writeln!(self.helper.stdin.as_mut().unwrap(), "{line}").unwrap();
     }
 
-    /// Attaches to the tracee, so that it can be stepped.
     pub fn attach(&self) {
         self.ptrace(libc::PTRACE_SEIZE, 0);
     }
@@ -345,12 +339,10 @@ impl Tracee {
         self.resume();
     }
 
-    /// Continues from the second marker.
     pub fn resume(&self) {
         self.ptrace(libc::PTRACE_CONT, 0);
     }
 
-    /// Kills the tracee. Its helper can fork another child.
     pub fn kill(self) -> Helper {
         self.end();
         self.helper
@@ -383,8 +375,8 @@ impl Tracee {
 /// turn costs less than to wake another core.
 pub fn on_one_core<R>(test: impl FnOnce() -> R) -> R {
     static TAKEN: Mutex<Vec<usize>> = Mutex::new(vec![]);
-    // SAFETY: zeroed bytes are an empty set of cores; both calls are about this thread, with a
-    // valid set of that size.
+    // SAFETY: zeroed bytes are an empty set of cores; the call concerns this thread, and `set` is a
+    // valid set of the given size.
     let set = |cores: &[usize]| unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
         cores.iter().for_each(|&core| libc::CPU_SET(core, &mut set));
@@ -424,7 +416,8 @@ const SHARES: usize = 16;
 
 /// The steps of `0..n` that are tested. With the variable `STEP_SHARE`, these are every 16th step
 /// from that number on. Otherwise they are in a low-discrepancy order from a random start, each at
-/// most once, and end when the time, times the scale of the tests, is over; at least 8 are tested.
+/// most once. They end when the given time, multiplied by the scale of the tests, is over, but not
+/// before 8 are tested.
 pub struct Points {
     n: usize,
     order: Box<dyn Iterator<Item = usize>>,
@@ -454,8 +447,8 @@ impl Points {
             }
             a
         };
-        // The step nearest above the golden section that is coprime to `n`, so that each point
-        // occurs once.
+        // The smallest step, from the golden section of `n` on, that is coprime to `n`, so that
+        // each point occurs once.
         let start = (n as f64 * 0.618_034) as usize;
         let step = (start.max(1)..).find(|&step| gcd(step, n) == 1).unwrap();
         let offset = SystemTime::now()

@@ -5,17 +5,13 @@ use benchkv_harness::Failure;
 use benchkv_harness::load::{Answerer, Caller, Payload};
 use flux::{CallError, Config, Node, network};
 
-/// A node that only calls node 1.
 pub(crate) struct FluxCaller(Node<Payload, u32>);
-/// A node that only answers.
 pub(crate) struct FluxAnswerer(Node<Payload, u32>);
 
-/// A network in which two nodes work.
 pub(crate) struct Network {
     pub(crate) caller: FluxCaller,
     pub(crate) answerer: FluxAnswerer,
-    /// Nodes that do nothing. They are kept because their drop would be an event for the other
-    /// nodes.
+    /// Idle nodes, kept because their drop would be an event for the others.
     _idle: Vec<Node<Payload, u32>>,
 }
 

@@ -5,7 +5,6 @@ use benchkv_harness::Failure;
 use benchkv_harness::load::{Answerer, Caller, Payload};
 use ipc::{Announce, CallError, Client, Dir, Server};
 
-/// The tag that both ends must have in common.
 const TAG: u64 = 0x7065_6572;
 
 pub(crate) struct RpcServer<W: Announce>(Server<Payload, Payload, W>);

@@ -9,9 +9,8 @@ type Payload = [u64; 4];
 
 /// Unanswered calls of a client.
 pub(crate) const DEPTH: usize = 32;
-/// Selects all functions but the search for dead clients, which depends on the clock and is counted
-/// in rows of its own: it runs once in a millisecond, and so once in fewer calls on a slower
-/// machine.
+/// Selects all functions but the search for dead clients, which has rows of its own: it runs once
+/// per millisecond, so its cost per call depends on the speed of the machine.
 pub(crate) const WITHOUT_LOOKS: &str = "all but reap_clients";
 
 /// Both ends: a server and its clients. The client that calls is the middle one.
@@ -81,8 +80,7 @@ impl<W: Announce> Pair<W> {
     }
 }
 
-/// Takes a reply as a caller does: checks whether the reply is a payload, and copies it to memory
-/// of its own.
+/// Takes a reply as a caller does: checks that it is a payload, and copies the payload.
 fn taken(slot: u32, reply: Result<Payload, CallFailed>) -> u64 {
     reply.map_or(0, |payload| {
         black_box(slot);

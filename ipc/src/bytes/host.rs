@@ -14,12 +14,10 @@ use crate::error::CreateError;
 use crate::limits::{CLIENTS, CLIENTS_MAX, DEPTH};
 use crate::token::Token;
 
-/// Maximum sleep: the time between two checks for requests whose deadline has passed or whose
-/// client has ended.
+/// Maximum sleep: time between two checks for requests that are overdue, or whose client has ended.
 const LONGEST_SLEEP: Duration = Duration::from_millis(10);
 /// Number of steps between two such checks, for a server that always has something to do.
 const STEPS_PER_CHECK: u32 = 1024;
-/// The mask of all clients.
 const ALL: [u64; CLIENTS_MAX / 64] = [u64::MAX; CLIENTS_MAX / 64];
 
 /// Options of an [`AsyncServer`](super::AsyncServer).
@@ -57,7 +55,6 @@ pub struct Host {
     stop: StopHandle,
     patience: Patience,
     steps_to_check: u32,
-    /// The server takes no more requests.
     is_closed: bool,
 }
 
@@ -130,8 +127,7 @@ impl Serving for Host {
         self.server.is_wanted(token)
     }
 
-    /// Stops taking requests. The calls whose requests are in the lanes end when the server is
-    /// dropped.
+    /// Stops taking requests: calls in the lanes end when the server is dropped.
     fn close(&mut self) {
         self.is_closed = true;
     }

@@ -14,7 +14,7 @@ pub use crate::limits::MESSAGE_MAX;
 /// of its slot.
 pub const INLINE_MAX: usize = 44;
 /// Maximum lengths of a server's messages, in bytes. If a length is above [`INLINE_MAX`], each of
-/// the `max_clients x depth` calls has a place of this length, rounded up to 64, for its request or
+/// the `max_clients x depth` calls has an area of this length, rounded up to 64, for its request or
 /// for its response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MessageBytes {
@@ -115,8 +115,7 @@ impl Message {
         self.inline.get(..self.len as usize)
     }
 
-    /// Returns the message, copied to `buffer` unless it lies in its lane; `None` if it is longer
-    /// than `max`.
+    /// Returns the message, copied to `buffer` unless it is inline; `None` if it exceeds `max`.
     ///
     /// # Safety
     /// `area` is at least `max` bytes of shared memory, if `max` is more than [`INLINE_MAX`].
@@ -147,7 +146,7 @@ impl Message {
     }
 }
 
-/// The places of long messages in a region.
+/// The areas of long messages in a region.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Areas {
     base: NonNull<u8>,
@@ -169,8 +168,8 @@ impl Areas {
 
     #[inline]
     fn at(&self, offset: usize) -> NonNull<u8> {
-        // SAFETY: an offset of the layout lies inside the region, or at its end if it has no bytes
-        // (contract of `new`).
+        // SAFETY: an offset of the layout lies inside the region, or at its end if the area has no
+        // bytes (contract of `new`).
         unsafe { self.base.add(offset) }
     }
 
@@ -223,8 +222,7 @@ impl Areas {
         unsafe { message.read(area, self.max.request, buffer) }
     }
 
-    /// Returns the response to a client's call, as [`read_request`](Self::read_request) does for a
-    /// request.
+    /// Returns the response to a client's call, like [`read_request`](Self::read_request).
     #[inline]
     pub(super) fn read_response<'a>(
         &self,

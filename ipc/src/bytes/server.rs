@@ -70,8 +70,8 @@ impl Server {
     /// `type_tag` is the application's number for the meaning of the messages; clients must have
     /// the same number.
     ///
-    /// The region takes `max_clients x depth` times 128 B, and the places of long messages, see
-    /// [`MessageBytes`].
+    /// The region takes `max_clients x depth` times 128 B, and the areas of long messages (see
+    /// [`MessageBytes`]).
     ///
     /// # Errors
     /// [`CreateError`]; nothing is left behind.
@@ -194,8 +194,6 @@ impl Server {
         }
     }
 
-    /// Ends a request that no handler got: the client's call ends as stopped, and can be made at
-    /// another server.
     pub(super) fn send_back(&mut self, token: Token) {
         self.inner.send_back(token);
     }

@@ -17,7 +17,6 @@ use std::os::unix::fs::DirBuilderExt;
 
 const KIND: u64 = 1;
 
-/// A server's directory with its region, for one test.
 struct Home {
     dir: Dir,
     region: Region,
@@ -190,7 +189,6 @@ fn loom_a_server_that_stops_has_not_taken_the_calls_that_end_so() {
     });
 }
 
-/// Generation of the former client of the entry.
 const FORMER: u32 = FIRST.wrapping_add(1);
 
 /// The progress of the former client of the entry.

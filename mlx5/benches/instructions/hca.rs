@@ -2,8 +2,8 @@
 
 use mlx5::*;
 
-/// Polls an empty completion queue `n` times. The device has 1,000 queue pairs; one of them has
-/// failed, and that queue pair has a receive queue of its own.
+/// Polls an empty completion queue `n` times, on a device with 1,000 queue pairs. One of them, with
+/// a receive queue of its own, has failed.
 pub(crate) fn poll_empty_beside_a_failed_one(n: usize) {
     let options = SoftOptions {
         fabric: FabricSpec::Local(LocalFabric::new()),

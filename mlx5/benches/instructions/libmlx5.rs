@@ -7,11 +7,9 @@ use crate::driver::Library;
 
 /// An operation of this crate and its counterpart.
 pub(crate) struct Versus {
-    /// Name of this crate's operation.
     pub(crate) ours: &'static str,
     /// Name in `loops.c`.
     pub(crate) theirs: &'static str,
-    /// The libmlx5 functions of the operation.
     pub(crate) apis: &'static str,
 }
 
@@ -51,7 +49,7 @@ pub(crate) const VERSUS: [Versus; 16] = [
 pub(crate) fn run(name: &str, api: &str, single_threaded: bool, counts: impl Iterator<Item = u32>) {
     let library = Library::load("benches/instructions/loops.c").unwrap_or_else(|e| panic!("{e}"));
     type Run = unsafe extern "C" fn(*const c_char, *const c_char, c_int, u32) -> c_int;
-    // SAFETY: the function has this type.
+    // SAFETY: the function `run` of `loops.c` has this type.
     let run: Run = unsafe { std::mem::transmute(library.symbol("run")) };
     let (name, api) = (CString::new(name).unwrap(), CString::new(api).unwrap());
     for n in counts {

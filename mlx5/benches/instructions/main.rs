@@ -47,7 +47,6 @@ use posts::{
 };
 use relay::write_relayed;
 
-/// An operation that can be counted.
 struct Kind {
     name: &'static str,
     bound: Option<u32>,

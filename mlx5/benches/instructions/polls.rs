@@ -48,13 +48,12 @@ pub(crate) fn poll_mono(n: usize, complete: bool) {
             }),
         };
     }
-    // The sum of all i + i % 4 is computed without a loop, whose instructions would be counted.
+    // The expected sum of i + i % 4 is computed without a loop, which would be counted.
     let want = n * (n - 1) / 2 + n / 4 * 6;
     std::mem::forget(qps);
     assert_eq!((polled, sum), (n, want as u64));
 }
 
-/// Polls `n` completions in compressed sessions of 16.
 pub(crate) fn poll_compressed(n: usize) {
     const CQES: u32 = 1 << 14;
     const SESSION: usize = 16;
@@ -101,10 +100,10 @@ pub(crate) fn poll_compressed(n: usize) {
     assert_eq!((polled, sum), (n, (0..n as u64).map(|i| i + 1).sum()));
 }
 
-/// Number of CQEs that a benchmark writes to its queue; it polls the requested number of them.
+/// Number of CQEs that a benchmark writes to its queue before it polls.
 const CQES: u32 = 1 << 14;
 
-/// Completes `n` sends of one queue pair. Each result is read and each operation finished.
+/// Polls `n` completions of sends of one queue pair, reads the results and completes the sends.
 pub(crate) fn poll_send(n: usize) {
     let device = Device::open(DeviceSpec::Null(NullOptions::default())).unwrap();
     let null = device.null().unwrap();
@@ -160,7 +159,7 @@ pub(crate) fn poll_send(n: usize) {
     assert_eq!((polled, sum), (n, (n * (n - 1) / 2) as u64));
 }
 
-/// Completes `n` receives of one queue pair with a receive queue of its own. Each result is read.
+/// Polls `n` completions of one queue pair's own receive queue, and reads their results.
 pub(crate) fn poll_receive_rq(n: usize) {
     let device = Device::open(DeviceSpec::Null(NullOptions::default())).unwrap();
     let null = device.null().unwrap();
@@ -205,8 +204,8 @@ pub(crate) fn poll_receive_rq(n: usize) {
     assert_eq!((polled, sum), (n, (n * (n - 1)) as u64));
 }
 
-/// Completes `n` receives of four queue pairs on a shared queue. Each result is read, and its queue
-/// pair's value looked up.
+/// Polls `n` completions of four queue pairs on a shared receive queue, reads their results, and
+/// finds the value of each queue pair.
 pub(crate) fn poll_receive_srq(n: usize) {
     let device = Device::open(DeviceSpec::Null(NullOptions::default())).unwrap();
     let null = device.null().unwrap();
@@ -249,7 +248,6 @@ pub(crate) fn poll_receive_srq(n: usize) {
     assert_eq!((polled, sum), (n, (n * (n - 1)) as u64));
 }
 
-/// Makes `n` polls of an empty queue.
 pub(crate) fn poll_empty(n: usize) {
     let device = Device::open(DeviceSpec::Null(NullOptions::default())).unwrap();
     let mut cq = device.create_cq(64).unwrap();

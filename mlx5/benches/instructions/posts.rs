@@ -136,7 +136,6 @@ pub(crate) fn post_sge(n: usize) {
     });
 }
 
-/// The way to announce WQEs.
 #[derive(Clone, Copy)]
 pub(crate) enum Bell {
     EightBytes,
@@ -145,7 +144,6 @@ pub(crate) enum Bell {
     Batch,
 }
 
-/// Posts `n` inline operations of 28 bytes, four to a doorbell.
 #[inline(always)]
 pub(crate) fn post4_inline28(n: usize, bell: Bell) {
     let mut poster = Poster::new();
@@ -177,7 +175,6 @@ pub(crate) fn post4_inline28(n: usize, bell: Bell) {
     }
 }
 
-/// Posts `n` inline SENDs of 28 bytes, one to a doorbell; the length is a constant.
 pub(crate) fn post_send_inline28(n: usize) {
     let mut poster = Poster::new();
     let data = black_box([0x5a; 28]);
@@ -189,7 +186,6 @@ pub(crate) fn post_send_inline28(n: usize) {
 /// Number of receives that a queue holds, and so the maximum number that a benchmark may post.
 pub(crate) const RECEIVES: u32 = 1 << 14;
 
-/// Posts `n` receives of one buffer to a queue pair's own receive queue, `batch` to a doorbell.
 #[inline(always)]
 pub(crate) fn post_receive_rq(n: usize, batch: usize) {
     let device = Device::open(DeviceSpec::Null(NullOptions::default())).unwrap();
@@ -216,7 +212,6 @@ pub(crate) fn post_receive_rq(n: usize, batch: usize) {
     }
 }
 
-/// Posts `n` receives of one buffer to a shared receive queue, `batch` to a doorbell.
 #[inline(always)]
 pub(crate) fn post_receive_srq(n: usize, batch: usize) {
     let device = Device::open(DeviceSpec::Null(NullOptions::default())).unwrap();

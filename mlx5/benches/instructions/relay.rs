@@ -5,11 +5,9 @@ use std::time::Duration;
 
 use mlx5::*;
 
-/// Number of operations that are outstanding at a time.
 const CHUNK: usize = 32;
 
-/// WRITEs `n` times from a queue pair to another queue pair of the same device, one WRITE to a
-/// doorbell.
+/// Posts `n` WRITEs from a queue pair to another of the same device, one WRITE to a doorbell.
 pub(crate) fn write_relayed(n: usize) {
     let device = Device::open("relay:mlx5_0").unwrap();
     let pd = device.alloc_pd().unwrap();

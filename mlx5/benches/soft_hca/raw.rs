@@ -31,7 +31,6 @@ struct Shared {
     slots: [Slot<[u64; 7]>; SLOTS],
 }
 
-/// An end of the exchange of messages over shared memory.
 pub(crate) struct Raw {
     memory: Memfd,
     me: usize,

@@ -11,11 +11,9 @@ use mlx5::{
 use crate::{Role, Wait};
 
 const BYTES: usize = 64;
-/// Number of places for messages in a region. It is larger than the number of messages in flight,
-/// so a message never overwrites another that is in flight.
+/// Number of places for messages in a region, larger than `WINDOW`.
 const PLACES: u64 = 256;
 const RECEIVES: u32 = 511;
-/// Number of receives that are posted again at once.
 const REPOST: usize = 16;
 /// Maximum number of messages in flight (`WINDOW`), and the interval in messages at which the
 /// receiver reports the received messages (`WINDOW_EVERY`).
@@ -31,13 +29,11 @@ pub(crate) enum Payload {
     Gathered,
 }
 
-/// A device with one queue pair.
 pub(crate) struct End {
     wait: Wait,
     qp: RcQp,
     send_cq: Cq,
     recv: Recv,
-    /// Region from which payloads are gathered.
     source: Mr,
     sent: u64,
     /// Address and rkey of the peer's region.
@@ -54,7 +50,7 @@ struct Recv {
     looks_at_all: bool,
 }
 
-/// Value of all words of message `n`.
+/// Returns the value of all words of message `n`.
 fn word(n: u64) -> u64 {
     n.wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
@@ -119,7 +115,6 @@ impl End {
         }
     }
 
-    /// Makes an end that is connected to itself.
     pub(crate) fn to_itself(dir: &Path, wait: Wait) -> Self {
         let mut end = Self::open(dir, wait);
         end.connect(&end.describe());
@@ -288,7 +283,6 @@ impl End {
         }
     }
 
-    /// Sends `messages` messages to this end itself, `batch` to a doorbell.
     #[inline(never)]
     pub(crate) fn loopback(&mut self, messages: u64, batch: u64) {
         let end = self.sent + messages;

@@ -19,8 +19,7 @@ use crate::responder::target::Responding;
 use crate::shared::layout::qp_index;
 use crate::{Hca, Queues, State};
 
-/// Takes the packets that have arrived, and runs the queue pairs that they concern. Returns whether
-/// packets had arrived.
+/// Takes the packets that have arrived, and runs their queue pairs. Returns whether any arrived.
 #[cold]
 pub(crate) fn poll(hca: &Hca, state: &mut State) -> bool {
     let Some(port) = state.wire.port.as_deref_mut() else {
@@ -61,7 +60,6 @@ pub(crate) fn poll(hca: &Hca, state: &mut State) -> bool {
     count > 0
 }
 
-/// Handles a packet.
 fn take(hca: &Hca, state: &mut State, from: &SocketAddr, headers: &Headers, payload: &[u8]) {
     let index = qp_index(headers.bth.qpn);
     if headers.opcode.transport == Transport::Ud {
@@ -114,7 +112,6 @@ fn take(hca: &Hca, state: &mut State, from: &SocketAddr, headers: &Headers, payl
 }
 
 impl Connection {
-    /// Handles a response of the peer.
     fn take_response(&mut self, hca: &Hca, qp: &SoftQp, headers: &Headers, payload: &[u8]) {
         if matches!(headers.aeth.syndrome, AckSyndrome::RnrNak { .. }) {
             hca.rnr_naks.set(hca.rnr_naks.get() + 1);
@@ -139,7 +136,6 @@ impl Connection {
         }
     }
 
-    /// Handles a request of the peer.
     fn take_request(
         &mut self,
         hca: &Hca,

@@ -2,16 +2,14 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Indices of the counters. The counter after each counter of data counts the packets of the same
-/// direction.
+/// Indices of the counters. The counters of packets follow the counters `XMIT` and `RCV` of data.
 const XMIT: usize = 0;
 const RCV: usize = 2;
 const REQUESTS: usize = 4;
 
 /// Counters of a port, since its memory was zeroed. Each device at the port adds to them. A device
-/// on shared memory adds payloads and packets of both directions, counted as packets of 4 KiB,
-/// without acknowledgements. A device that sends packets adds the packets that it sends and
-/// receives, with their headers.
+/// on shared memory counts the payloads of both directions as packets of 4 KiB, without
+/// acknowledgements. A device that sends packets counts all its packets, with their headers.
 #[derive(Debug, Default)]
 #[repr(transparent)]
 pub struct PortCounters([AtomicU64; 7]);
@@ -33,13 +31,11 @@ impl PortCounters {
         self.0[place].fetch_add(n, Ordering::Relaxed);
     }
 
-    /// Counts sent packets, which together have `bytes` bytes.
     pub(crate) fn sent(&self, packets: u64, bytes: u64) {
         self.add(XMIT, bytes.div_ceil(4));
         self.add(XMIT + 1, packets);
     }
 
-    /// Counts packets that arrived.
     pub(crate) fn received(&self, packets: u64, bytes: u64) {
         self.add(RCV, bytes.div_ceil(4));
         self.add(RCV + 1, packets);

@@ -1,5 +1,4 @@
-//! Deferred events, ordered by time; events of the same time are in the order in which they were
-//! scheduled.
+//! Deferred events, ordered by time, and at the same time by the order of scheduling.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -35,7 +34,6 @@ impl Deferred {
         (self.has_extras, self.any) = (true, true);
     }
 
-    /// Returns whether an empty poll has more to do than to take messages.
     #[inline(always)]
     pub(crate) fn any(&self) -> bool {
         self.any
@@ -51,7 +49,6 @@ impl Deferred {
         self.any = true;
     }
 
-    /// Returns the time of the next event.
     pub(crate) fn next_ns(&self) -> Option<u64> {
         self.heap.peek().map(|&Reverse((at_ns, ..))| at_ns)
     }

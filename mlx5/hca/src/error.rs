@@ -118,7 +118,6 @@ pub fn check<T: TryInto<u64>>(
     }
 }
 
-/// Returns the error of a device that has no free `what`, because all `max` are in use.
 pub(crate) fn exhausted(what: &'static str, max: usize) -> CreateError {
     let max = max as u64;
     CreateError::Exhausted { what, max }

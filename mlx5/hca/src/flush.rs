@@ -74,8 +74,7 @@ fn flush_receives(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>]) -> boo
     arrive::drain(hca, qp, cqs);
     let mut flushed = qp.lane.position() != before;
     loop {
-        // Datagrams and packets take their receives in this process, and complete each receive
-        // before they take the next.
+        // Datagrams and packets complete each receive, in this process, before they take the next.
         let announced = (qp.lane.position() as u32).wrapping_sub(qp.answered);
         let next = if qp.takes_receives() {
             qp.receives.popped()
@@ -89,7 +88,7 @@ fn flush_receives(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>]) -> boo
         } else if !is_peer_gone
             || qp.receives.popped().wrapping_sub(next) as usize > qp.taken.wqes()
         {
-            // The peer has not announced this receive yet, or the word is corrupt.
+            // The peer has not announced this receive yet, or `popped` is corrupt.
             return flushed;
         }
         flushed = true;

@@ -11,7 +11,6 @@ pub(crate) fn fnv1a(hash: u64, bytes: &[u8]) -> u64 {
     })
 }
 
-/// Returns the hash of numbers, in order.
 pub(crate) fn hash_of(numbers: impl IntoIterator<Item = u64>) -> u64 {
     numbers
         .into_iter()

@@ -39,13 +39,12 @@ use crate::types::rule::Violation;
 use crate::{Gid, GidKind, Port};
 use crate::{arrivals, flush};
 
-/// Number of empty polls between two checks for peers that died with a popped receive of this
-/// device.
+/// Number of empty polls between two checks for peers that died with a receive of this device.
 pub(crate) const POLLS_PER_CHECK: u32 = 1024;
 
-/// Number of cold lanes that each of these checks polls, in turn. A cold lane is polled only after
-/// its ready bit was set, but a producer in another process may not have seen that its lane has
-/// become cold (R4 of docs/shm-protocols.md).
+/// Number of cold lanes that each of these checks polls, in turn. Other polls take a cold lane only
+/// if its ready bit is set. But a producer in another process sets no bit while it still takes its
+/// lane for hot (R4 of docs/shm-protocols.md).
 const LANES_PER_CHECK: usize = 8;
 
 /// Number of completion vectors of a device.
@@ -75,8 +74,7 @@ pub struct Hca {
     /// Whether the results of successful WQEs are recorded, because the timing is not immediate, or
     /// the device is traced or has counters.
     pub(crate) is_watched: bool,
-    /// Whether lanes are polled only when their ready bits are set, so that arrivals are exact, and
-    /// the same in every run.
+    /// Whether lanes are polled only when their ready bits are set, so that all runs are the same.
     pub(crate) has_exact_lanes: bool,
     /// Counters of the ports. The device adds its traffic through shared memory to them.
     pub(crate) counters: Option<&'static [PortCounters]>,
@@ -88,7 +86,6 @@ pub struct Hca {
     /// their own to flush: index and generation.
     pub(crate) failed: RefCell<Vec<(usize, u32)>>,
     pub(crate) is_port_up: Cell<bool>,
-    /// Asynchronous events that were not taken yet.
     pub(crate) events: RefCell<VecDeque<AsyncEvent>>,
     /// Number of times that a WQE found no receive at its target.
     pub(crate) rnr_naks: Cell<u64>,
@@ -104,15 +101,14 @@ pub struct Hca {
 /// State of a device that an entry point borrows as a whole. It is private to the process.
 pub(crate) struct State {
     pub(crate) queues: Queues,
-    /// Places of queue pairs, by index. Each place has the tag of its next queue pair's number, so
-    /// that the number of a destroyed queue pair is invalid.
+    /// Places of queue pairs, by index. A place has the upper bits of its next queue pair's number,
+    /// so that the number of a destroyed queue pair is invalid.
     pub(crate) qp_places: Vec<QpPlace>,
-    /// Tag of the first queue pair in each place.
+    /// Initial value of [`QpPlace::tag`] in each place.
     pub(crate) first_tag: u16,
     pub(crate) mrs: Regions,
     pub(crate) rqs: Vec<Option<RqSlot>>,
     pub(crate) links: Links,
-    /// The port for packets, and its connections.
     pub(crate) wire: Wire,
     pub(crate) repair: Repair,
     /// Peers that did not finish a doorbell while an object was destroyed.
@@ -129,7 +125,6 @@ pub(crate) struct State {
     /// LIDs of the devices that operations of this device changed since the last call of
     /// `Hca::advance`, each once. Kept with exact lanes only.
     pub(crate) touched: Vec<u16>,
-    /// Number of polls until the next check of the peers.
     pub(crate) polls_to_check: u32,
     pub(crate) arena: Arena,
     pub(crate) queue_area: Arena,
@@ -182,8 +177,7 @@ impl State {
         }
     }
 
-    /// Returns the time of the next scheduled event, or of the next packet that a bad network
-    /// holds.
+    /// Returns the time of the next scheduled event or packet that a bad network holds.
     pub(crate) fn next_event_ns(&self) -> Option<u64> {
         let packet_ns = self.wire.port.as_ref().and_then(|port| port.due_ns());
         self.deferred.next_ns().into_iter().chain(packet_ns).min()
@@ -226,9 +220,8 @@ impl Hca {
         }
     }
 
-    /// Does the work of an [`empty_poll`](Self::empty_poll) that has more to do than to take
-    /// messages: runs due timers, receives packets and datagrams, checks the rules of strict mode,
-    /// and takes messages.
+    /// Runs due timers, receives packets and datagrams, checks the rules of strict mode, and takes
+    /// messages: the work of an [`empty_poll`](Self::empty_poll) with extras.
     #[cold]
     #[inline(never)]
     fn progress_with_extras(&self) -> bool {
@@ -255,8 +248,7 @@ impl Hca {
         progress | (taken > 0)
     }
 
-    /// Flushes failed queue pairs, and checks the peers if that is due. Returns whether there may
-    /// be CQEs.
+    /// Flushes failed queue pairs, and checks the peers if due. Returns whether there may be CQEs.
     #[cold]
     #[inline(never)]
     fn do_chores(&self) -> bool {
@@ -276,7 +268,6 @@ impl Hca {
         }
     }
 
-    /// Reports WQEs that were not announced, and mistakes in other queues.
     fn check_strictly(&self, state: &mut State) {
         for index in 0..state.queues.qps.len() {
             if strict::finds_unannounced(self, state, index) {
@@ -342,13 +333,12 @@ impl Hca {
         self.clock.coarse_now_ns()
     }
 
-    /// Returns whether the device belongs to `fabric`.
     #[must_use]
     pub(crate) fn is_of(&self, fabric: &LocalFabric) -> bool {
         self.membership.is_of(fabric)
     }
 
-    /// Returns the device's LID, or, with a port, its virtual function.
+    /// Returns the device's LID, or the number of its virtual function if it has a port.
     #[must_use]
     pub fn lid(&self) -> u16 {
         self.membership.lid
@@ -415,8 +405,7 @@ impl Hca {
     }
 }
 
-/// Guard that marks the device as executing. The mark ends when the guard is dropped, also by a
-/// panic.
+/// Guard that marks the device as executing, until its drop.
 struct Executing<'a>(&'a DeviceMemory);
 
 impl<'a> Executing<'a> {

@@ -42,13 +42,11 @@ pub struct SoftOptions {
     pub counters: Option<&'static [PortCounters]>,
 }
 
-/// Returns the default of [`SoftOptions::arena_bytes`].
 fn default_arena_bytes() -> usize {
     const SHARE: u64 = 16;
     const PAGE: u64 = 2 << 20;
     let limit = getrlimit(Resource::As).current.unwrap_or(u64::MAX);
-    // The minimum is a page, so that a process without address space gets an error when the page is
-    // mapped.
+    // The minimum is a page: without address space, the mapping of this page fails with an error.
     (limit / SHARE / PAGE * PAGE).clamp(PAGE, 64 << 30) as usize
 }
 

@@ -7,8 +7,7 @@ use copyrpc_shm::sleep::{self, Sleeper, Watch, Word};
 use crate::shared::datagrams::ready_lids;
 use crate::{Clock, Hca};
 
-/// Maximum sleep, in ns. The death of a peer that has popped a receive of this device wakes no
-/// sleeper.
+/// Maximum sleep, in ns. The death of a peer with a receive of this device wakes no sleeper.
 const MAX_SLEEP_NS: u64 = 100_000_000;
 /// Maximum sleep, in ns, if the user moves the clock, or if packets cannot wake the sleeper.
 const SHORT_SLEEP_NS: u64 = 1_000_000;
@@ -20,7 +19,6 @@ const SHORTEST_SLEEP_NS: u64 = 20_000;
 pub(crate) static SLEEPS_WITHOUT_END: core::sync::atomic::AtomicBool =
     core::sync::atomic::AtomicBool::new(false);
 
-/// Returns the maximum sleep, in ns.
 fn longest_ns() -> u64 {
     if SLEEPS_WITHOUT_END.load(core::sync::atomic::Ordering::Relaxed) {
         return u64::MAX;

@@ -30,14 +30,12 @@ use crate::thread::session::Session;
 /// file name of the first device, `uverbs0`; the directory is fixed in rdma-core.
 const DEVICE_FILE: &str = "/dev/infiniband/uverbs";
 
-/// The file of the connection manager.
 const CM_FILE: &[u8] = b"/dev/infiniband/rdma_cm";
 
 /// Protocol of the netlink sockets that list RDMA devices. Where the kernel has this protocol,
 /// libibverbs would find only the real devices.
 const NETLINK_RDMA: c_int = 20;
 
-/// `RDMA_VERBS_IOCTL`.
 const RDMA_VERBS_IOCTL: c_ulong = 0xc018_1b01;
 
 fn fail(errno: Errno) -> c_int {
@@ -47,8 +45,7 @@ fn fail(errno: Errno) -> c_int {
     -1
 }
 
-/// Evaluates a call that takes a path. If the path leads to the launcher's tree, the call gets the
-/// path in the tree instead.
+/// Evaluates a call with a path, which is replaced if it leads to the launcher's tree.
 macro_rules! named {
     ($path:ident, $dir:expr => $call:expr) => {{
         let in_tree = tree::find($dir, $path);
@@ -57,8 +54,7 @@ macro_rules! named {
     }};
 }
 
-/// Runs the library's part of a call. A panic in it does not reach the program: the call fails with
-/// `EIO`.
+/// Runs the library's part of a call. If it panics, the call fails with `EIO`.
 fn ours<T>(body: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
     held::as_ourselves(|| catch_unwind(AssertUnwindSafe(body)).unwrap_or(Err(Errno(libc::EIO))))
 }
@@ -96,13 +92,11 @@ unsafe extern "C" fn restart() {
 enum Node {
     /// The device with this index.
     Device(usize),
-    /// The connection manager.
     Cm,
 }
 
 impl Node {
-    /// Returns `st_rdev`: the number of the connection manager comes before the numbers of the
-    /// devices.
+    /// Returns `st_rdev`: the connection manager's number comes before the numbers of the devices.
     fn number(self, settings: &Settings) -> libc::dev_t {
         match self {
             Self::Device(index) => settings.device + index as libc::dev_t,
@@ -171,7 +165,6 @@ fn open_device(settings: &'static Settings, node: Node) -> c_int {
     })
 }
 
-/// `open(3)`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn open(path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
     // SAFETY: the caller's arguments are valid for the C function. If the caller gave no mode, the
@@ -186,7 +179,6 @@ unsafe extern "C" fn open(path: *const c_char, flags: c_int, mode: mode_t) -> c_
     }
 }
 
-/// `openat(3)`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn openat(dir: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
     // SAFETY: the caller's arguments are valid for the C function, as in `open`.
@@ -201,7 +193,6 @@ unsafe extern "C" fn openat(dir: c_int, path: *const c_char, flags: c_int, mode:
     }
 }
 
-/// `memfd_create(2)`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn memfd_create(name: *const c_char, flags: c_uint) -> c_int {
     // SAFETY: the caller's arguments are valid for the C function.
@@ -224,7 +215,6 @@ unsafe extern "C" fn close(fd: c_int) -> c_int {
     unsafe { next::close(fd) }
 }
 
-/// `close_range(2)`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     // SAFETY: the caller's arguments are valid for the C function.
@@ -239,7 +229,6 @@ unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c
     result
 }
 
-/// `closefrom(3)`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn closefrom(first: c_int) {
     // SAFETY: the caller's arguments are valid for the C function.
@@ -262,14 +251,12 @@ fn duplicated(old: c_int, new: c_int) -> c_int {
     held::opened(new)
 }
 
-/// `dup(2)`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn dup(fd: c_int) -> c_int {
     // SAFETY: the caller's arguments are valid for the C function.
     duplicated(fd, unsafe { next::dup(fd) })
 }
 
-/// `dup2(2)`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn dup2(old: c_int, new: c_int) -> c_int {
     if fds::is_held(new) {
@@ -279,7 +266,6 @@ unsafe extern "C" fn dup2(old: c_int, new: c_int) -> c_int {
     duplicated(old, unsafe { next::dup2(old, new) })
 }
 
-/// `dup3(2)`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
     if fds::is_held(new) {
@@ -388,8 +374,7 @@ unsafe extern "C-unwind" fn read(fd: c_int, bytes: *mut c_void, count: size_t) -
             held::as_ourselves(|| drop(channel));
             loop {
                 let n = read_next(event_bytes);
-                // SAFETY: the next `read` has written `n` bytes to the buffer, or none if it
-                // failed.
+                // SAFETY: the next `read` wrote `n` bytes to the buffer, or none if it failed.
                 let event =
                     unsafe { core::slice::from_raw_parts(bytes.cast::<u8>(), n.max(0) as usize) };
                 let is_for_program =
@@ -539,11 +524,9 @@ unsafe extern "C" fn faccessat(
     }
 }
 
-/// `fstat(3)`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn fstat(fd: c_int, status: *mut Status) -> c_int {
-    // SAFETY: `status` is the caller's, which is valid for `fstat`, and the path is an empty
-    // string.
+    // SAFETY: `status` is the caller's, valid for `fstat`, and the path is an empty string.
     let done = unsafe { sys::fstatat(fd, c"".as_ptr(), status, libc::AT_EMPTY_PATH) };
     if done.is_ok() && fds::may_be_ours(fd) {
         quietly(|| {
@@ -553,8 +536,7 @@ unsafe extern "C" fn fstat(fd: c_int, status: *mut Status) -> c_int {
                 _ => return,
             };
             if let Some(settings) = settings::get() {
-                // SAFETY: the system call has just written a `struct stat` to `status`, which is
-                // the caller's.
+                // SAFETY: the system call has just written a `struct stat` to the caller's buffer.
                 as_device(unsafe { &mut *status }, settings, node);
             }
         });

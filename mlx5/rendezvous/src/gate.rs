@@ -81,8 +81,7 @@ impl<A> Gate<A> {
     /// The errors of socket(2), bind(2) and listen(2).
     pub fn bind(address: impl ToSocketAddrs, options: GateOptions) -> io::Result<Self> {
         let listener = TcpListener::bind(address)?;
-        // The standard library lets 128 peers wait, and the system makes other peers retry for
-        // seconds.
+        // The standard library lets 128 peers wait; other peers would retry for seconds.
         let _ = rustix::net::listen(&listener, BACKLOG);
         listener.set_nonblocking(true)?;
         Ok(Self::over(listener, options))

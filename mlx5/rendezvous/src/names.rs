@@ -45,10 +45,9 @@ impl Addresses {
     }
 
     /// Resolves a [name](name_of) again, for a client whose connection has ended: the server may
-    /// have moved. Waits for `patience` at most, as long as the client `is_wanted`; the resolver
-    /// may take longer, so it runs in another thread, and the next call takes its answer. The
-    /// addresses do not change without an answer, or if the name is an address or a list of
-    /// addresses.
+    /// have moved. Waits for `patience` at most, as long as the client `is_wanted`. The resolver
+    /// runs in another thread; if it takes longer, the next call takes its answer. The addresses do
+    /// not change without an answer, or if `name` is an address or a list of them.
     pub(crate) fn refresh(
         &mut self,
         name: &str,

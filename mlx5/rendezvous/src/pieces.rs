@@ -40,13 +40,11 @@ impl<const N: usize> Incoming<N> {
         Ok(self.whole())
     }
 
-    /// Returns the bytes if none is missing.
     pub(crate) fn whole(&self) -> Option<&[u8; N]> {
         (self.count == N).then_some(&self.bytes)
     }
 
-    /// Does one read for missing bytes. Returns the bytes that have been received; `None` if the
-    /// stream would block.
+    /// Reads missing bytes once. Returns the bytes received; `None` if the stream would block.
     pub(crate) fn step(&mut self, stream: &mut impl Read) -> io::Result<Option<&[u8]>> {
         let end = (
             ErrorKind::UnexpectedEof,

@@ -5,8 +5,8 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-/// Time between two attempts to reach a server that does not listen, and between two questions
-/// whether the connection is wanted.
+/// Time between two attempts to reach a server that does not listen, and between two checks whether
+/// the connection is still wanted.
 pub(crate) const ATTEMPT_INTERVAL: Duration = Duration::from_millis(20);
 /// Minimum time of an attempt: a socket does not take the time limit 0.
 const MIN_WAIT: Duration = Duration::from_millis(1);
@@ -31,8 +31,7 @@ impl fmt::Debug for Meeting<'_> {
 }
 
 impl Meeting<'_> {
-    /// Returns the stream once the records were exchanged, for later checks whether it has ended.
-    /// The stream does not block.
+    /// Returns the stream, which then does not block, for later checks whether it has ended.
     pub(crate) fn into_lifeline(self) -> io::Result<TcpStream> {
         self.stream.set_nonblocking(true)?;
         Ok(self.stream)
@@ -76,8 +75,8 @@ impl Write for Meeting<'_> {
 /// Connects to the first of the `addresses` that has a server, and lets `meet` exchange records
 /// with it. Retries for `patience`, while `is_wanted` returns true, if no server listens, or if
 /// `may_pass` accepts the error of `meet` because the server was closing. An attempt at one of
-/// several addresses takes its share of the time that is left (half of it with two addresses),
-/// whether the host or the server does not answer. Then the next address is tried. `unreachable`
+/// several addresses ends after its share of the time that is left (half of it with two addresses),
+/// if the host or the server does not answer. Then the next address is tried. `unreachable`
 /// converts an error of the socket.
 ///
 /// # Errors
@@ -166,8 +165,8 @@ fn connect<'a>(
     })
 }
 
-/// Interval of the checks of the server's socket while calls wait, and pause between calls after
-/// which a check is due: meanwhile only the end of the socket shows that the server has died.
+/// Interval of the checks of the server's socket while calls wait, and minimum pause between calls
+/// before a check. Only the end of the socket shows at once that the server has died.
 pub const LIFELINE_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Returns whether the other end of a stream that does not block is closed. The system closes the

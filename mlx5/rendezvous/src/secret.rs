@@ -194,8 +194,7 @@ impl Proof {
 fn refuse(stream: &mut (impl Read + Write), record: &[u8], reason: Refusal) -> io::Result<bool> {
     // A peer that cannot take the record at once does not get it. A socket that is closed with
     // unread bytes is reset, and the peer may lose the record. One read takes everything that a
-    // client sends before it is answered. It is not repeated, because any other peer may send
-    // without end.
+    // client has sent. There is no second read: another peer may send without end.
     let _sent = stream.write(record);
     let _unread = stream.read(&mut [0; DRAINED_BYTES]);
     Err(io::Error::other(reason))
@@ -249,7 +248,6 @@ mod tests {
         assert_ne!(challenge().unwrap(), challenge().unwrap());
     }
 
-    /// Once `refuse` read until the stranger stopped: the server did nothing else.
     #[test]
     fn a_stranger_that_sends_without_end_is_refused_at_once() {
         struct Endless(usize);

@@ -32,7 +32,6 @@ use crate::wire::{
 /// ```
 pub struct Cq {
     entries: CqEntries,
-    /// The last entry's CQE.
     last: NonNull<u8>,
     /// Number of CQEs consumed.
     consumer: u32,
@@ -42,7 +41,6 @@ pub struct Cq {
     owner: u8,
     record: NonNull<AtomicU32>,
     polls_without_hook: u32,
-    /// Kind of the device, for its errors.
     kind: DeviceKind,
     hook: Hook,
     object: Rc<CqObject>,
@@ -103,7 +101,6 @@ impl Cq {
         self.seek();
     }
 
-    /// Sets `head` and `owner` to the entry of `consumer`.
     #[inline(always)]
     fn seek(&mut self) {
         self.head = self.entries.place(self.consumer);
@@ -181,8 +178,8 @@ impl Cq {
                 );
             };
             if count - next >= MINI_CQES_PER_ARRAY as u32 {
-                // This is the usual case: a full array. The compiler unrolls the loop if the
-                // callback is short.
+                // The usual case is a full array. The compiler unrolls a loop with a short
+                // callback.
                 (0..MINI_CQES_PER_ARRAY as u32).for_each(hand_out);
             } else {
                 (0..count - next).for_each(hand_out);
@@ -242,8 +239,8 @@ impl Cq {
         }
         self.object.session_qpn.set(NO_QPN);
         self.seek();
-        // The record is published now, because a search that starts at the consumer in the record
-        // would stop at an untouched entry.
+        // The record is published now: `disown` searches from the consumer in the record, and would
+        // stop at an untouched entry.
         self.publish_consumer();
     }
 
@@ -288,7 +285,6 @@ impl Cq {
     #[inline(always)]
     pub fn progress(&mut self) -> bool {
         if !self.has_completion() {
-            // The call returns whether there may be new CQEs. Hardware makes progress by itself.
             return self.hook.empty_poll() && self.has_completion();
         }
         // A queue that is never found empty must not keep the device from its other work.
@@ -367,8 +363,7 @@ impl Cq {
             // not write it again before the consumer record is published, after the callback.
             let cqe = unsafe { self.plain(place, entries.stride) };
             (place, owner) = self.after(place, owner, &entries, last);
-            // The consumer is advanced before the callback, so that the entry is not handed out
-            // again if the callback panics.
+            // The consumer advances first, so no panic of the callback hands out the entry twice.
             self.consumer = self.consumer.wrapping_add(1);
             f(find(cqe.qpn()), cqe);
             *n += 1;
@@ -377,7 +372,6 @@ impl Cq {
         false
     }
 
-    /// Tells the device which entries it may reuse.
     #[inline(always)]
     fn publish_consumer(&self) {
         // Release: the device may overwrite the entries once it sees this.
@@ -425,8 +419,7 @@ impl Cq {
         // write it again before the consumer record is published, after the callback.
         let cqe = unsafe { self.plain(place, self.entries.stride) };
         (self.head, self.owner) = self.after(place, self.owner, &self.entries, self.last);
-        // The consumer is advanced before the callback, so that the entry is not handed out again
-        // if the callback panics.
+        // The consumer advances first, as in `take_plain`.
         self.consumer = self.consumer.wrapping_add(1);
         let consumed = Consumed(self);
         f(find(cqe.qpn()), cqe);
@@ -522,9 +515,7 @@ impl Cq {
 /// the consumer record shows the device which entries it may reuse.
 struct Taking<'a> {
     cq: &'a mut Cq,
-    /// Number of CQEs consumed when the guard was made.
     before: u32,
-    /// Whether a panicking callback drops the guard.
     is_unwinding: bool,
 }
 
@@ -580,7 +571,6 @@ mod tests {
     use crate::tests::null;
     use crate::wire::{ResponderCqe, op_own};
 
-    /// Makes a ring whose device has not written anything; its op_own bytes are `op_own`.
     fn untouched(config: CqConfig, op_own: u8) -> Cq {
         let ring = Cq::create(&null().1, &config).unwrap();
         for i in 0..ring.entries() {

@@ -43,7 +43,6 @@ impl CqEntries {
         self.mask + 1
     }
 
-    /// Returns the address of the CQE in the entry at `counter`.
     #[inline(always)]
     pub(crate) fn place(&self, counter: u32) -> NonNull<u8> {
         let index = (counter & self.mask) as usize;
@@ -84,7 +83,6 @@ pub(crate) fn op_own_at(place: NonNull<u8>) -> u8 {
     unsafe { place.add(OP_OWN_OFFSET).cast::<AtomicU8>().as_ref() }.load(Ordering::Acquire)
 }
 
-/// The completion queue at the device, kept alive by every user of the queue.
 pub(crate) struct CqObject {
     pub(crate) cqn: u32,
     pub(crate) control: Control,

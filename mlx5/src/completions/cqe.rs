@@ -51,8 +51,8 @@ pub struct CompletionError {
 }
 
 impl CompletionError {
-    /// Returns the meaning of the vendor's detail on the software HCA; `None` if there is none. The
-    /// details of a NIC are not public.
+    /// Returns the meaning of `vendor` on the software HCA; `None` if there is none. The codes of a
+    /// NIC are not public.
     #[must_use]
     pub fn vendor_text(&self) -> Option<&'static str> {
         match self.kind {

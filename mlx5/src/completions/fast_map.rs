@@ -20,11 +20,9 @@ const fn vacant_at(place: usize) -> u32 {
 }
 
 /// A map from 24-bit queue pair numbers to values: a table of places in which the low bits of a
-/// number select its home. A value is stored at its home, or in the next vacant place. The numbers
-/// of devices are consecutive, so each value is stored at its home. The same is true for the
-/// numbers of the software HCA: the low bits of a number are the place of a queue pair in the
-/// device, and the other bits count the queue pairs that had this place. The table has at least 2
-/// places for each value, and never shrinks.
+/// number select its home. A value is stored at the home of its number, or in the next vacant
+/// place. The numbers that a device assigns have consecutive low bits, so most values are at home.
+/// The table has at least 2 places for each value, and never shrinks.
 pub struct FastMap<T> {
     /// Array of places; their number is a power of two.
     places: Box<[Place<T>]>,

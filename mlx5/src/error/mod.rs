@@ -121,8 +121,8 @@ pub enum ConnectError {
 
 impl ConnectError {
     /// Returns whether a later attempt may succeed with another process at the same address: true
-    /// if the device does not exist, or no longer exists, and if the kernel refused. Wrong options,
-    /// another user, or missing rights would fail again.
+    /// if the device does not exist, or no longer exists, or if the kernel refused the call. Wrong
+    /// options, another user, or missing rights would fail again.
     #[must_use]
     pub const fn may_pass(&self) -> bool {
         match self {
@@ -133,7 +133,6 @@ impl ConnectError {
     }
 }
 
-/// Refuses options outside their ranges.
 pub(crate) fn check_options(options: &ConnectOptions) -> Result<(), ConnectError> {
     let option = |option, value, legal| {
         Err(ConnectError::Option {

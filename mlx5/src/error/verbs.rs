@@ -146,7 +146,7 @@ pub enum VerbsError {
         port: u8,
         /// The index.
         index: u16,
-        /// Entries of the table.
+        /// Number of entries of the table.
         entries: u16,
     },
     /// An option is outside its range.

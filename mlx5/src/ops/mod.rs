@@ -121,9 +121,6 @@ pub trait Operation: sealed::Sealed {
     fn header(&self) -> Self::Header;
 }
 
-/// Implements an operation from its type, the kind of queue pair that takes it, its opcode, the
-/// field with the payload, the segments between the control segment and the payload, the immediate,
-/// and the check for mistakes.
 macro_rules! operation {
     (
         [$($generics:tt)*] $name:ty: $kind:ident = $opcode:ident,
@@ -251,8 +248,8 @@ impl Segments {
     }
 }
 
-/// Copies `len` bytes. A short copy consists of two parts that may overlap, because a call would
-/// cost more than the copy.
+/// Copies `len` bytes. A short copy consists of two parts that may overlap, because a call of
+/// `memcpy` would cost more than the copy.
 ///
 /// # Safety
 /// `from` is readable and `to` writable for `len` bytes, and the two do not overlap.

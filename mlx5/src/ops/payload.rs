@@ -20,7 +20,6 @@ pub struct Sge {
 pub struct Inline<'a>(pub &'a [u8]);
 
 impl Sge {
-    /// No buffer.
     pub(crate) const NONE: Self = Self {
         addr: 0,
         len: 0,

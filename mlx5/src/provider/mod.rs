@@ -29,7 +29,6 @@ pub(crate) trait Provider: Regions + Connections {
     /// Returns whether there is an event.
     fn wait(&self, timeout_ns: Option<u64>) -> bool;
 
-    /// Returns a waker that ends the current wait, or else the next wait.
     fn waker(&self) -> Waker;
 
     /// Calls `then` with the watch that ends a sleep on the device, alone or together with other
@@ -38,7 +37,6 @@ pub(crate) trait Provider: Regions + Connections {
         then(&mut Due(POLL_SLICE));
     }
 
-    /// Takes the oldest asynchronous event.
     fn take_async_event(&self) -> Option<AsyncEvent>;
 
     /// Returns the number of events of this CQ that were taken, modulo 4. The next command to arm
@@ -63,7 +61,6 @@ pub(crate) trait Provider: Regions + Connections {
     }
 }
 
-/// Memory regions.
 pub(crate) trait Regions {
     fn alloc_registered(
         &self,
@@ -91,14 +88,12 @@ pub(crate) trait Regions {
     fn deregister(&self, key: u32);
 }
 
-/// Protection domains and queues.
 pub(crate) trait Queues {
     fn alloc_pd(&self) -> Result<u32, CreateError>;
 
     /// Frees the domain, which has no objects any more.
     fn dealloc_pd(&self, pdn: u32);
 
-    /// Returns the number of the queue, and its memory.
     fn create_cq(&self, config: &CqConfig) -> Result<(u32, CqMemory), CreateError>;
 
     fn destroy_cq(&self, cqn: u32);
@@ -109,7 +104,6 @@ pub(crate) trait Queues {
     /// for this CQE.
     fn armed(&self, _cqn: u32, _command: &CqArm, _holds: &dyn Fn(bool) -> bool) {}
 
-    /// Returns the number of the queue, and its memory.
     fn create_srq(&self, pd: u32, size: RqSize) -> Result<(u32, RqMemory), CreateError>;
 
     fn destroy_srq(&self, srqn: u32);
@@ -122,7 +116,6 @@ pub(crate) trait Queues {
 /// Addresses and transitions of queue pairs. The caller has checked that every address it passes is
 /// of the device's own kind.
 pub(crate) trait Connections {
-    /// Returns the address that peers need to reach the queue pair.
     fn address(&self, qpn: u32) -> QpAddress;
 
     /// Moves a reliable connection from RESET to INIT.
@@ -147,7 +140,6 @@ pub(crate) trait Connections {
     /// Moves a datagram queue pair from RESET to RTS.
     fn activate_datagrams(&self, qpn: u32, qkey: u32) -> Result<(), ConnectError>;
 
-    /// Moves the queue pair to the error state.
     fn fail_qp(&self, qpn: u32);
 
     /// Returns the path of datagrams to the port of `remote`.

@@ -15,15 +15,14 @@ use crate::wire::Service;
 /// A BlueFlame register: two halves of 256 bytes.
 #[derive(Clone)]
 pub(crate) struct UarParts {
-    /// The half that the next doorbell of any queue pair on this register stores to. All these
-    /// queue pairs belong to one device, and so to one thread.
+    /// The half to which the next doorbell on this register stores, for all queue pairs on it. They
+    /// belong to one device, and so to one thread.
     pub(crate) half: Rc<Cell<*mut u8>>,
     pub(crate) kind: RegisterKind,
     /// Index among the registers of the device, for the hook.
     pub(crate) register_index: usize,
 }
 
-/// A queue pair as the device created it.
 pub(crate) struct QpParts {
     pub(crate) qpn: u32,
     /// Send queue of the queue pair: at least 16 WQEBBs.
@@ -31,21 +30,17 @@ pub(crate) struct QpParts {
     /// The queue pair's own receive queue; `None` with a shared receive queue.
     pub(crate) rq: Option<RqMemory>,
     pub(crate) max_inline: usize,
-    /// Whether the device has atomics.
     pub(crate) has_atomics: bool,
     pub(crate) uar: UarParts,
 }
 
-/// The source of a queue pair's receives.
 #[derive(Clone, Copy)]
 pub(crate) enum Receives {
     /// The shared receive queue with this number.
     Shared(u32),
-    /// The queue pair's own receive queue, created and destroyed with it.
     Own(RqSize),
 }
 
-/// A request to create a queue pair.
 pub(crate) struct QpRequest<'a> {
     pub(crate) pd: u32,
     pub(crate) send_cq: u32,

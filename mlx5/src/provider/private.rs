@@ -110,7 +110,6 @@ pub(crate) struct SqPlace {
 }
 
 impl SqPlace {
-    /// Makes the memory for a device with this kind of registers.
     pub(crate) fn new(config: &QpConfig, kind: RegisterKind) -> Result<Self, CreateError> {
         config.check(MAX_SEND_WR)?;
         // The longest WQE, with 220 inline bytes and an SGE, takes 5 WQEBBs. With the NOPs before
@@ -143,8 +142,7 @@ impl SqPlace {
         })
     }
 
-    /// Describes the queue pair. `register_index` is the index of the register among the registers
-    /// of the device.
+    /// Describes the queue pair. `register_index` is an index among the registers of the device.
     pub(crate) fn parts(
         &self,
         qpn: u32,

@@ -23,19 +23,16 @@ use crate::provider::private::{CqPlace, SqPlace};
 use crate::provider::{Connections, Provider, Queues, Regions};
 use crate::wire::{Access, AddressVector, AsyncEvent, ConnectOptions};
 
-/// Returns the user of this process. The process shares memory only with processes of the same
-/// user.
+/// Returns the id of this process's user. Only processes of one user share memory.
 fn own_user() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-/// A software HCA and the memory of its queues.
 pub(crate) struct Soft {
     hca: Rc<Hca>,
     /// Kind of the queue pairs' registers. Only a strict device reads them.
     register: RegisterKind,
-    /// Whether the device is a null device: such a device executes nothing, and connects to any
-    /// address.
+    /// Whether this is a null device, which executes nothing and connects to any address.
     is_null: bool,
     /// Send queue of each queue pair, and the number of its receive queue, by QPN.
     pub(super) sqs: RefCell<HashMap<u32, (SqPlace, u32)>>,
@@ -54,7 +51,6 @@ impl Soft {
         Self::with(options, register, false)
     }
 
-    /// Opens a null device.
     pub(crate) fn null(options: NullOptions) -> Result<Self, OpenError> {
         let soft = SoftOptions {
             fabric: FabricSpec::Local(LocalFabric::new()),
@@ -97,7 +93,6 @@ impl Soft {
         Ok((rqn, memory))
     }
 
-    /// Returns the address of a peer in the form that the HCA takes.
     fn address_of(remote: &QpAddress) -> Result<Address, ConnectError> {
         let packets = match remote.kind {
             DeviceKind::Soft => None,

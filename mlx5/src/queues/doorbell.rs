@@ -14,7 +14,7 @@
 //!    including the next doorbell;
 //! 7. on a soft device, the hook: "a store to this register just happened".
 //!
-//! [`mmio`] defines the barriers of each kind of register, and why they suffice. Steps 2 to 6 are
+//! [`mmio`] describes the barriers of each kind of register, and why they suffice. Steps 2 to 6 are
 //! one function per kind of register, called through a pointer, so that a test can check their
 //! order in the disassembly of release code.
 
@@ -63,7 +63,7 @@ unsafe fn announce<M: Mmio, const HALF: usize>(
 /// halves do not alternate.
 ///
 /// # Safety
-/// The same as for an [`Announce`].
+/// The same as for [`announce`].
 unsafe fn announce_by_record(bell: &Bell, value: u32, _from: *const u8, _bytes: usize) {
     Ordinary::udma_to_device_barrier();
     // SAFETY: as in `announce`.
@@ -73,7 +73,7 @@ unsafe fn announce_by_record(bell: &Bell, value: u32, _from: *const u8, _bytes: 
 /// Performs steps 2 and 3 like [`announce_by_record`], then calls the relay.
 ///
 /// # Safety
-/// The same as for an [`Announce`].
+/// The same as for [`announce`].
 unsafe fn announce_by_relay(bell: &Bell, value: u32, from: *const u8, bytes: usize) {
     // SAFETY: guaranteed by the caller.
     unsafe { announce_by_record(bell, value, from, bytes) };
@@ -82,14 +82,12 @@ unsafe fn announce_by_relay(bell: &Bell, value: u32, from: *const u8, bytes: usi
 
 type Announce = unsafe fn(&Bell, u32, *const u8, usize);
 
-/// The record and register of a QP's doorbells.
 struct Bell {
     record: NonNull<AtomicU32>,
     /// The half of the register to which the next store writes ([`UarParts::half`]). The whole
     /// register is aligned to its size.
     half: Rc<Cell<*mut u8>>,
     register_index: usize,
-    /// The device that must be called after the stores. Hardware sees the stores itself.
     hook: Hook,
 }
 
@@ -121,7 +119,6 @@ impl RegisterKind {
     }
 }
 
-/// A QP's doorbell: its record and its BlueFlame register.
 pub(crate) struct Doorbell {
     bell: Bell,
     announce: Announce,

@@ -234,7 +234,6 @@ impl<T: Transport> Qp<T> {
         Rc::ptr_eq(&self.object.pd, region.pd())
     }
 
-    /// Returns the number of the queue pair's protection domain.
     pub(crate) fn pdn(&self) -> u32 {
         self.object.pd.pdn
     }
@@ -307,8 +306,8 @@ impl<T: Transport> Qp<T> {
             .map_err(|error| self.refusal(error))
     }
 
-    /// Returns the reason why a post was refused. The send queue reports a wrong state only as
-    /// "closed", so the state is checked first.
+    /// Returns the reason why a post was refused. The error of a closed send queue does not state
+    /// the reason, so the state is checked first.
     #[cold]
     fn refusal(&self, error: PostError) -> PostError {
         if self.state == QpState::ReadyToSend {

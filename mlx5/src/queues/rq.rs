@@ -46,7 +46,6 @@ pub enum PostReceiveError {
 /// there is room for more.
 #[derive(Clone, Copy)]
 pub(crate) struct Scatter {
-    /// Maximum number of buffers of a receive.
     pub(crate) max_sge: usize,
     /// Room in 16-byte segments, `max_sge` or more.
     pub(crate) segments: usize,
@@ -109,7 +108,6 @@ pub(crate) struct ReceiveQueue {
     mask: u16,
     /// Number of receives posted, modulo 2^16, as in the doorbell record.
     producer: u16,
-    /// Number of receives completed, modulo 2^16.
     consumer: u16,
     /// The `user` values, by WQE.
     users: Box<[u64]>,
@@ -134,20 +132,17 @@ impl ReceiveQueue {
         }
     }
 
-    /// Returns the number of receives that the queue holds.
     pub(crate) fn depth(&self) -> usize {
         self.users.len()
     }
 
-    /// Returns the number of receives that can be posted now.
     #[inline(always)]
     pub(crate) fn free(&self) -> usize {
         self.depth() - usize::from(self.producer.wrapping_sub(self.consumer))
     }
 
-    /// Posts one receive into `buffers`, in this order. An empty list is legal, for messages
-    /// without data for this end. [`complete`](Self::complete) returns `user`. The device sees the
-    /// receive at the next [`ring`](Self::ring).
+    /// Posts a receive into `buffers`, in this order; none are needed for messages without data.
+    /// The device sees the receive at the next [`ring`](Self::ring).
     #[inline]
     pub(crate) fn post(&mut self, buffers: &[Sge], user: u64) -> Result<(), PostReceiveError> {
         if self.free() == 0 {
@@ -167,8 +162,7 @@ impl ReceiveQueue {
         Ok(())
     }
 
-    /// Makes all posted receives visible to the device (the receive word of the doorbell record;
-    /// there is no register to write).
+    /// Makes all posted receives visible to the device.
     #[inline]
     pub(crate) fn ring(&mut self) {
         // SAFETY: the record lives as long as the queue pair's memory.

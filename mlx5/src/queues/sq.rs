@@ -93,16 +93,14 @@ pub(crate) struct SendQueue {
     has_atomics: bool,
     /// Whether operations may be pushed. There is no room while the queue is closed.
     is_open: bool,
-    /// Number of WQEBBs, less one.
     mask: u16,
     /// Maximum number of consecutive WQEBBs without a CQE. In the smallest queue, of 16 WQEBBs,
     /// this is 7, so 9 remain: room for the longest WQE and the NOPs before it.
     silent: u16,
-    /// The last WQE.
     last: *mut u8,
     /// Number of WQEBBs that the device has finished, as its CQEs report.
     consumer: u16,
-    /// Counter at which the WQEBBs that need no CQE end: a WQE that ends after it is signaled.
+    /// Counter up to which WQEBBs need no CQE. A WQE that ends after this counter is signaled.
     signal_by: u16,
     buffer: NonNull<u8>,
     /// The `user` values, at the index of the WQE's first WQEBB; `mask + 1` of them.
@@ -226,8 +224,7 @@ impl SendQueue {
         Ok(())
     }
 
-    /// Builds the WQE of `op` in the ring, like [`push`](Self::push), and announces all pushed
-    /// WQEs.
+    /// Like [`push`](Self::push), and announces all pushed WQEs.
     #[inline(always)]
     pub(crate) fn push_and_ring<O: Operation>(
         &mut self,
@@ -240,7 +237,7 @@ impl SendQueue {
         Ok(())
     }
 
-    /// Counts the free WQEBBs again, and moves to the ring's beginning at its end. Returns whether
+    /// Counts the free WQEBBs again. At the ring's end, continues at its beginning. Returns whether
     /// the next WQE, of `blocks` WQEBBs, must give a CQE. A WQE never wraps: if it does not fit
     /// before the ring's end, one-block NOPs fill the rest.
     #[cold]
@@ -282,7 +279,6 @@ impl SendQueue {
         Ok(true)
     }
 
-    /// Sets `head` from the producer, which may have reached the ring's end.
     fn enter(&mut self) {
         self.head = self.place(self.producer);
         self.user = self.user_place(self.producer);
@@ -313,9 +309,8 @@ impl SendQueue {
         out
     }
 
-    /// Takes the WQEBBs of the WQE that was written at `head`. The fields of the queue are stored
-    /// after the bytes of the WQE, so that a `ring` that follows at once finds the fields in
-    /// registers.
+    /// Takes the WQEBBs of the WQE that was written at `head`. The fields are stored after the WQE,
+    /// so that a `ring` that follows at once finds them in registers.
     #[inline(always)]
     fn finish(&mut self, head: *mut u8, blocks: u16, user: u64) {
         // SAFETY: `make_room` found at least `blocks` WQEBBs of contiguous free room at `head`, and
@@ -348,14 +343,13 @@ impl SendQueue {
         });
     }
 
-    /// Returns the length of the last WQE.
     #[inline(always)]
     pub(crate) fn last_bytes(&self) -> usize {
         self.head.addr() - self.last.addr()
     }
 
-    /// Announces all pushed WQEs: with `bytes` of the last WQE through BlueFlame, or, if `bytes` is
-    /// 0, with a store of 8 bytes to the register.
+    /// Announces all pushed WQEs: with `bytes` bytes of the last WQE through BlueFlame, or with a
+    /// store of 8 bytes to the register if `bytes` is 0 or too large.
     #[inline(always)]
     pub(crate) fn ring_with(&mut self, bytes: usize) {
         if self.rung != self.producer {
@@ -363,8 +357,6 @@ impl SendQueue {
         }
     }
 
-    /// Announces all pushed WQEs, with `bytes` bytes of the last WQE through BlueFlame, or with a
-    /// store of 8 bytes if `bytes` is 0 or too large.
     #[inline(always)]
     fn announce(&mut self, bytes: usize) {
         self.rung = self.producer;
@@ -373,7 +365,6 @@ impl SendQueue {
         unsafe { self.doorbell.ring(self.producer, self.last, bytes) };
     }
 
-    /// Returns the number of WQEBBs not yet announced.
     #[inline(always)]
     pub(crate) fn pending(&self) -> u16 {
         self.producer.wrapping_sub(self.rung)
@@ -397,8 +388,8 @@ impl SendQueue {
         bytes > self.last_bytes()
     }
 
-    /// Finishes the WQE whose counter, `wqe_counter`, a CQE reports, and all WQEs before it.
-    /// Returns the `user` value of its operation; `None` if no such operation is outstanding.
+    /// Finishes the WQE at `wqe_counter`, which a CQE reports, and all WQEs before it. Returns the
+    /// `user` value of this WQE's operation; `None` if no such operation is outstanding.
     #[inline(always)]
     pub(crate) fn complete(&mut self, wqe_counter: u16) -> Option<u64> {
         let is_operation = self.retire(wqe_counter)?;

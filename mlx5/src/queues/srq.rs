@@ -50,17 +50,14 @@ pub struct Srq {
     record: NonNull<AtomicU32>,
     /// Number of receives posted since creation, modulo 2^16, as in the doorbell record.
     counter: u16,
-    /// Next WQE to post.
     head: u16,
-    /// Last WQE of the list.
     tail: u16,
     free: usize,
-    /// The driver's part of each WQE, by index.
     receives: Box<[Receive]>,
     /// Number of [`fill`](Self::fill)s, plus 1. A fill posts every WQE except the last of the list.
     round: u64,
-    /// The value with which every WQE is already written for a fill, if there is such a value: a
-    /// fill with this value then writes no WQE.
+    /// The `user` value for which every WQE is already prepared: a fill with this value writes no
+    /// WQE. `None` if there is no such value.
     filled_with: Option<u64>,
     object: Rc<SrqObject>,
 }
@@ -90,7 +87,6 @@ impl Srq {
         Ok(Self::new(srqn, &memory, size.max_sge, pd))
     }
 
-    /// Makes the queue over the memory that the device of `pd` created.
     pub(crate) fn new(srqn: u32, memory: &RqMemory, max_sge: usize, pd: &Rc<PdObject>) -> Self {
         let (wqe_cnt, stride) = (memory.wqe_cnt as u16, memory.stride as usize);
         let srq = Self {
@@ -219,7 +215,6 @@ impl Srq {
         self.receives[usize::from(self.tail)].free_in = self.round;
     }
 
-    /// Writes the free WQEs for a fill.
     #[cold]
     #[inline(never)]
     fn fill_anew(&mut self, user: u64) {
@@ -257,7 +252,7 @@ impl Srq {
         }
     }
 
-    /// Returns the entry of receive `wqe_counter` to the queue. Returns its `user` value.
+    /// Frees receive `wqe_counter`, and returns the `user` value of the receive.
     #[inline(always)]
     pub(crate) fn complete(&mut self, wqe_counter: u16) -> Option<u64> {
         let receive = self.receives.get_mut(usize::from(wqe_counter))?;

@@ -21,13 +21,9 @@ macro_rules! opaque {
 }
 
 opaque! {
-    /// A protection domain.
     ibv_pd;
-    /// A completion queue.
     ibv_cq;
-    /// A shared receive queue.
     ibv_srq;
-    /// An address handle.
     ibv_ah;
 }
 
@@ -73,7 +69,7 @@ structs! {
         152 dev_path: [c_char; 256], 408 ibdev_path: [c_char; 256],
     }
     /// The calls of the data path, which the inline functions of the header make through this
-    /// table. A null `post_srq_recv` is a device without shared receive queues.
+    /// table. A null `post_srq_recv` means that the device has no shared receive queues.
     #[derive(Clone, Copy)]
     whole ibv_context_ops: 256 {
         0 _compat_query_device: [*const c_void; 11], 88 poll_cq: unsafe extern "C" fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int,
@@ -84,12 +80,10 @@ structs! {
         208 post_recv: unsafe extern "C" fn(*mut ibv_qp, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int,
         216 _compat_create_ah: [*const c_void; 5],
     }
-    /// An open device, up to the last field read here.
     prefix ibv_context: 280 {
         0 device: *mut ibv_device, 8 ops: ibv_context_ops, 264 cmd_fd: c_int, 268 async_fd: c_int, 272 num_comp_vectors: c_int,
     }
     whole ibv_async_event: 16 { 0 element: ibv_async_event_element, 8 event_type: c_int }
-    /// A queue pair, up to the last field read here.
     prefix ibv_qp: 56 {
         0 context: *mut ibv_context, 8 qp_context: *mut c_void, 16 pd: *mut ibv_pd, 24 send_cq: *mut ibv_cq, 32 recv_cq: *mut ibv_cq,
         40 srq: *mut ibv_srq, 48 handle: u32, 52 qp_num: u32,
@@ -212,7 +206,6 @@ structs! {
     }
 }
 
-/// The element of an event: a pointer, or the number of a port.
 #[repr(C)]
 pub(crate) union ibv_async_event_element {
     pub(crate) cq: *mut ibv_cq,
@@ -220,7 +213,6 @@ pub(crate) union ibv_async_event_element {
     pub(crate) port_num: c_int,
 }
 
-/// The operands of a work request, by opcode.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) union ibv_send_wr_operands {

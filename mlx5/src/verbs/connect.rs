@@ -204,7 +204,6 @@ impl Connections for Context {
         drop(self.modify(qpn, attr, 0));
     }
 
-    /// Returns the path of datagrams to the port of `remote`.
     fn address_vector(&self, pdn: u32, remote: &QpAddress) -> Result<AddressVector, ConnectError> {
         let route = route(&self.port, &self.options, remote)?;
         if !self.is_direct {
@@ -249,7 +248,7 @@ pub(super) fn vector_of(route: &ibv_ah_attr) -> AddressVector {
     }
 }
 
-/// Returns the path that `vector` encodes ([`vector_of`]), from `port`.
+/// Returns the path from `port` that `vector` encodes: the reverse of [`vector_of`].
 pub(super) fn route_of(vector: &AddressVector, port: &Port) -> ibv_ah_attr {
     let &AddressVector {
         stat_rate_sl,
@@ -278,7 +277,6 @@ pub(super) fn route_of(vector: &AddressVector, port: &Port) -> ibv_ah_attr {
     }
 }
 
-/// Returns the path from `port` to the port of `remote`.
 pub(super) fn route(
     port: &Port,
     options: &VerbsOptions,
@@ -308,7 +306,6 @@ pub(super) fn route(
     Ok(route)
 }
 
-/// Returns the attributes of the transition to RTR.
 fn ready_to_receive(
     port: &Port,
     options: &VerbsOptions,
@@ -328,7 +325,6 @@ fn ready_to_receive(
     })
 }
 
-/// Adds advice to an error of a transition or of an address.
 pub(super) fn advise(error: CallError) -> CallError {
     let advice = match error.errno {
         libc::ETIMEDOUT | libc::EHOSTUNREACH | libc::ENETUNREACH => {

@@ -44,16 +44,16 @@ pub(crate) struct Context {
     /// completion may have been taken already.
     pub(crate) is_due: Cell<bool>,
     pub(super) alarm: Arc<Alarm>,
-    /// The thread that waits for events of completion queues. It is started for the first sleep on
-    /// words; `None` if no thread could be started.
+    /// The thread that waits for events of completion queues, started by the first
+    /// [`with_arrivals`](Self::with_arrivals); `None` if it could not be started.
     arrivals: OnceCell<Option<Notifier>>,
     /// Closed last: fields are dropped in this order.
     pub(crate) device: Opened,
 }
 
 /// The watch of a sleep on all completion queues of the device. `arm` takes earlier events and arms
-/// the queues. This watch does not check the queues itself, because an event is only a reason to
-/// check: the sleeper does so after the arming, as after any arming.
+/// the queues. An event is only a reason to check the queues, which the sleeper does after the
+/// arming, so this watch itself does not check them.
 struct Armed<'a, F> {
     arm: F,
     arrivals: &'a Notifier,
@@ -295,8 +295,7 @@ impl Provider for Context {
         }
     }
 
-    /// Sleeps until a queue has an event, the alarm is rung, or `timeout_ns` have passed. Takes all
-    /// events. Does not sleep if a queue was armed while it held a completion of the armed kind.
+    /// Takes all events. Does not sleep if `is_due` is set.
     fn wait(&self, timeout_ns: Option<u64>) -> bool {
         let end = timeout_ns.and_then(|ns| Instant::now().checked_add(Duration::from_nanos(ns)));
         loop {
@@ -316,7 +315,6 @@ impl Provider for Context {
         self.with_arrivals(|| self.arm_all(), then);
     }
 
-    /// Takes the oldest asynchronous event, if one has arrived.
     fn take_async_event(&self) -> Option<AsyncEvent> {
         let verbs = self.verbs();
         // SAFETY: the struct holds a number and a pointer, for which zero is a valid value.
@@ -361,7 +359,6 @@ impl Provider for Context {
         }))
     }
 
-    /// Returns the number of events that were taken for completion queue `cqn`, modulo 4.
     fn events_taken(&self, cqn: u32) -> u8 {
         self.objects
             .borrow()

@@ -25,8 +25,7 @@ pub(crate) struct List {
 impl List {
     pub(crate) fn get(api: &'static Api) -> Result<Self, VerbsError> {
         let mut count: c_int = 0;
-        // SAFETY: the call writes the count, and returns null or an array that this list owns until
-        // it frees it.
+        // SAFETY: the call writes only the count. It returns null or an array, which `drop` frees.
         let list = NonNull::new(unsafe { (api.verbs.ibv_get_device_list)(&raw mut count) });
         let count = usize::try_from(count).unwrap_or(0);
         match list {
@@ -44,7 +43,6 @@ impl List {
         }
     }
 
-    /// Returns all devices.
     pub(crate) fn all(&self) -> impl Iterator<Item = Found<'_>> {
         (0..self.count).map(|i| {
             Found {
@@ -140,7 +138,6 @@ fn is_refused(path: &str) -> bool {
     opened.is_err_and(|error| error.kind() == std::io::ErrorKind::PermissionDenied)
 }
 
-/// A device of a list.
 #[derive(Clone, Copy)]
 pub(crate) struct Found<'a> {
     api: &'static Api,
@@ -186,8 +183,7 @@ impl Found<'_> {
             self.name(),
             format!("/dev/infiniband/{}", text(&self.device.dev_name)),
         );
-        // The permission is checked first, because libibverbs would try other ways for some
-        // seconds.
+        // The permission is checked first: without it, libibverbs tries other ways for seconds.
         if is_forbidden(&path) {
             return Err(VerbsError::Permission { name, path });
         }
@@ -241,7 +237,6 @@ impl Opened {
         Ok(attr)
     }
 
-    /// Returns the attributes that libmlx5 reports for an mlx5 device.
     pub(crate) fn query_mlx5(&self) -> Result<mlx5dv_context, VerbsError> {
         let mut dv = mlx5dv_context {
             comp_mask: MLX5DV_CONTEXT_MASK_CQE_COMPRESION,
@@ -270,7 +265,6 @@ impl Opened {
         Ok(attr)
     }
 
-    /// Returns all ports, for listings.
     pub(crate) fn ports(&self) -> Result<Vec<PortEntry>, VerbsError> {
         let entry = |number| {
             let attr = self.port(number)?;
@@ -408,7 +402,6 @@ impl Opened {
     }
 }
 
-/// The port that is used.
 pub(crate) struct Port {
     pub(crate) number: u8,
     pub(crate) link_layer: LinkLayer,
@@ -421,7 +414,6 @@ pub(crate) struct Port {
 }
 
 impl Port {
-    /// Describes how peers reach this port, in words.
     pub(crate) fn describe(&self) -> String {
         match (&self.gid, self.link_layer) {
             (Some(gid), LinkLayer::Ethernet) => format!(
@@ -438,7 +430,6 @@ impl Port {
     }
 }
 
-/// An entry of a GID table.
 #[derive(Clone)]
 pub(crate) struct Gid {
     pub(crate) index: u8,
@@ -461,8 +452,9 @@ impl Gid {
     }
 
     /// Returns the sort key of this GID; the GID with the largest key is chosen. RoCE v2 comes
-    /// first, because it is routed. A configured address comes before the interface's link-local
-    /// address, which may not be reachable. Among equal GIDs the lowest index is chosen.
+    /// first, because it is routed. Then IPv4 comes before IPv6, and any other address before the
+    /// interface's link-local address, which may not be reachable. Among equal GIDs the lowest
+    /// index is chosen.
     fn preference(&self) -> (bool, bool, bool, u8) {
         let address = self.address();
         let is_link_local = address.segments()[0] & 0xffc0 == 0xfe80;
@@ -481,7 +473,6 @@ impl std::fmt::Display for Gid {
     }
 }
 
-/// Returns the bytes of a `union ibv_gid`.
 pub(crate) fn bytes_of(gid: [u64; 2]) -> [u8; 16] {
     let mut bytes = [0; 16];
     bytes[..8].copy_from_slice(&gid[0].to_ne_bytes());
@@ -489,7 +480,6 @@ pub(crate) fn bytes_of(gid: [u64; 2]) -> [u8; 16] {
     bytes
 }
 
-/// Returns the `union ibv_gid` of these bytes: the reverse of [`bytes_of`].
 pub(crate) fn gid_of(bytes: [u8; 16]) -> [u64; 2] {
     [0, 8].map(|at| {
         let mut word = [0; 8];
@@ -498,7 +488,6 @@ pub(crate) fn gid_of(bytes: [u8; 16]) -> [u64; 2] {
     })
 }
 
-/// Returns the MTU of an `enum ibv_mtu`, in bytes.
 fn mtu_bytes(mtu: c_int) -> u16 {
     128 << mtu.clamp(IBV_MTU_256, IBV_MTU_4096)
 }

@@ -74,7 +74,6 @@ unsafe fn find(handle: *mut c_void, symbol: *const c_char, _version: *const c_ch
     unsafe { libc::dlsym(handle, symbol) }
 }
 
-/// Returns the loader's message for its last failure.
 fn reason() -> String {
     // SAFETY: the call returns null, or a C string that is valid until the next call of this
     // thread.
@@ -88,7 +87,6 @@ fn reason() -> String {
         .into_owned()
 }
 
-/// Declares a table of a library's functions.
 macro_rules! functions {
     ($(#[$doc:meta])* $table:ident { $($symbol:ident @ $version:literal ($($arg:ty),*) -> $ret:ty;)* }) => {
         $(#[$doc])*
@@ -113,7 +111,6 @@ macro_rules! functions {
 }
 
 functions! {
-    /// Functions of libibverbs.
     Verbs {
         ibv_get_device_list @ "IBVERBS_1.1" (*mut c_int) -> *mut *mut ibv_device;
         ibv_free_device_list @ "IBVERBS_1.1" (*mut *mut ibv_device) -> ();
@@ -146,7 +143,6 @@ functions! {
 }
 
 functions! {
-    /// Functions of libmlx5.
     Mlx5 {
         mlx5dv_is_supported @ "MLX5_1.8" (*mut ibv_device) -> bool;
         mlx5dv_query_device @ "MLX5_1.0" (*mut ibv_context, *mut mlx5dv_context) -> c_int;
@@ -156,7 +152,6 @@ functions! {
     }
 }
 
-/// Both libraries.
 pub(crate) struct Api {
     pub(crate) verbs: Verbs,
     pub(crate) mlx5: Mlx5,

@@ -92,8 +92,6 @@ impl Regions for Context {
         Ok(self.register_memory(pdn, addr, bytes, access, None)?)
     }
 
-    /// Deregisters the region. Returns `true` once the device does not use the memory any more;
-    /// `false` if the kernel refused and the region is unchanged.
     fn try_deregister(&self, key: u32) -> bool {
         let mrs = &mut self.objects.borrow_mut().mrs;
         let Some(region) = mrs.get(&key) else {
@@ -107,8 +105,6 @@ impl Regions for Context {
         is_gone
     }
 
-    /// Deregisters the region without a retry. Memory that the kernel refuses to release stays
-    /// mapped.
     fn deregister(&self, key: u32) {
         if !self.try_deregister(key) {
             if let Some(region) = self.objects.borrow_mut().mrs.remove(&key) {
@@ -118,7 +114,6 @@ impl Regions for Context {
     }
 }
 
-/// Adds advice to the error of a refused region.
 fn refusal(error: CallError, bytes: usize) -> CallError {
     let advice = match error.errno {
         libc::ENOMEM => {

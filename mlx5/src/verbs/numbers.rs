@@ -7,7 +7,6 @@ use core::ffi::c_int;
 macro_rules! numbers {
     ($($name:ident: $type:ty = $value:expr;)*) => {
         $(pub(crate) const $name: $type = $value;)*
-        /// The constants declared here.
         #[cfg(test)]
         #[allow(dead_code, reason = "that test includes this file")]
         pub(crate) const NUMBERS: &[(&str, u64)] = &[$((stringify!($name), $value as u64)),*];

@@ -118,7 +118,6 @@ impl Context {
         Ok(answer)
     }
 
-    /// Returns whether the device compresses CQEs of that size.
     fn compresses(&self, cqe_bytes: usize) -> bool {
         let caps = self.dv.cqe_comp_caps;
         let fits =
@@ -210,13 +209,11 @@ impl Context {
         unsafe { (self.verbs().ibv_destroy_qp)(qp.as_ptr()) };
     }
 
-    /// Creates a shared receive queue.
     pub(super) fn make_srq(&self, pdn: u32, size: RqSize) -> Result<NonNull<ibv_srq>, CreateError> {
         let info = self.info();
         size.check(info.max_srq_wr, info.max_recv_sge)?;
         let pd = self.objects.borrow().pd(pdn)?;
-        // The library does not accept a queue for receives without buffers, so `max_sge` is at
-        // least 1.
+        // The library accepts no queue for receives without buffers.
         let attr = ibv_srq_attr {
             max_wr: size.depth,
             max_sge: (size.max_sge as u32).max(1),
@@ -231,7 +228,6 @@ impl Context {
         Ok(NonNull::new(srq).ok_or_else(|| CallError::last("ibv_create_srq"))?)
     }
 
-    /// Checks the sizes of a queue pair.
     pub(super) fn check_qp(&self, request: &QpRequest<'_>) -> Result<(), CreateError> {
         let (config, info) = (request.config, self.info());
         config.check(info.max_send_wr)?;
@@ -241,7 +237,6 @@ impl Context {
         }
     }
 
-    /// Returns the domain and the attributes of a new queue pair.
     pub(super) fn qp_attributes(
         &self,
         request: &QpRequest<'_>,
@@ -376,7 +371,6 @@ impl Queues for Context {
         Ok(pdn)
     }
 
-    /// Frees the domain. No object of the domain is left: every object kept its domain alive.
     fn dealloc_pd(&self, pdn: u32) {
         let objects = &mut *self.objects.borrow_mut();
         objects.handles.retain(|(of, _), handle| {
@@ -433,7 +427,6 @@ impl Queues for Context {
         })
     }
 
-    /// Tells the device to read the command in that queue's record.
     fn armed(&self, cqn: u32, command: &CqArm, holds: &dyn Fn(bool) -> bool) {
         if let Some(cq) = self.objects.borrow().cqs.get(&cqn) {
             cq.tell(cqn, command);
@@ -477,9 +470,9 @@ impl Queues for Context {
             .max_send_wr
             .next_power_of_two()
             .max(MIN_SEND_WQEBBS);
-        // The library is asked for work requests and returns WQEBBs: for each request the number of
-        // WQEBBs of the longest WQE, by its own estimate. That estimate depends on the release and
-        // the kind of queue pair. It is at least one WQEBB, often four.
+        // The library takes a number of work requests. For each it allocates the WQEBBs of the
+        // longest WQE that it expects: at least one WQEBB and often four, depending on the release
+        // and on the kind of queue pair.
         let mut work_requests = wanted / 4;
         loop {
             let (qp, dv) = self.try_create_qp(request, work_requests)?;

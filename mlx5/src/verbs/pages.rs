@@ -8,7 +8,6 @@ use memmap2::{Advice, MmapMut, MmapOptions};
 
 use mlx5_hca::Pages;
 
-/// A region's memory.
 pub(crate) enum Memory {
     /// Private pages of this process. A forked child does not inherit them: otherwise the parent
     /// would work on copies while the device writes the originals.

@@ -13,7 +13,6 @@ use crate::error::verbs::CallError;
 use crate::mmio;
 use crate::wire::{AddressVector, CQ_DOORBELL_OFFSET, ConnectOptions, CqArm};
 
-/// The objects of a device that were created and not yet destroyed.
 #[derive(Default)]
 pub(crate) struct Objects {
     pub(crate) pds: HashMap<u32, NonNull<ibv_pd>>,
@@ -54,7 +53,6 @@ impl CqObject {
     }
 }
 
-/// A region, and its memory if this crate allocated it.
 pub(crate) struct MrObject {
     pub(crate) mr: NonNull<ibv_mr>,
     pub(crate) memory: Option<Memory>,
@@ -65,7 +63,6 @@ pub(crate) struct QpObject {
     /// First packet sequence number that the queue pair sends. It is random, so that packets of an
     /// earlier connection are not taken for packets of this connection.
     pub(crate) psn: u32,
-    /// Options that were passed together with the peer's address.
     pub(crate) options: ConnectOptions,
 }
 
@@ -110,7 +107,6 @@ impl Objects {
     }
 }
 
-/// Makes the error for a domain or queue that belongs to another device.
 pub(crate) fn foreign() -> CallError {
     CallError::new("an object of another device", libc::EINVAL)
 }

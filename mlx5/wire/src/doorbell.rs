@@ -28,8 +28,8 @@ pub const CQ_DBREC_ARM: usize = 1;
 /// Returns the length in bytes of the WQEs in half a BlueFlame register: `ctrl` is the control
 /// segment at the beginning of that half, and `producer` is the counter in the record. If `ctrl`
 /// belongs to the last WQE, this is the length of that WQE. Otherwise the register has a batch, and
-/// this is the length of all WQEBBs from this WQE on. Returns `None` if it is more than half a
-/// register. The driver may also store only the first 8 bytes of the last WQE.
+/// this is the length of all WQEBBs from this WQE on. Returns `None` if the length is more than
+/// half a register. The driver may also store only the first 8 bytes of the last WQE.
 #[must_use]
 pub fn announced_bytes(ctrl: CtrlWords, producer: u16) -> Option<usize> {
     let outstanding = usize::from(producer.wrapping_sub(ctrl.wqe_index()));

@@ -13,12 +13,11 @@
 //!   the place of the first CQE that it describes. In a CQ of 128-byte entries an array is in the
 //!   second half, as a CQE is.
 //! - The session replaces `count` CQEs, so the consumer counter advances by `count`. The device
-//!   writes only the title and the arrays. So byte 63 of an array entry is data, and the other
-//!   entries still have the bytes of the last lap. On the next lap such a byte 63 may look like a
-//!   written owner bit. So the software, after it has read a session, sets byte 63 of all its
-//!   `count` entries to a value that the byte would have if the device had not written it: the
-//!   inverse of the next lap's owner bit, or an invalid opcode (the kernel's
-//!   `mlx5e_cqes_update_owner`, DPDK's `MLX5_CQE_INVALIDATE`).
+//!   writes only the title and the arrays. Byte 63 of an array entry is data, and the other entries
+//!   still have the bytes of the last lap, so on the next lap any such byte 63 may look like a
+//!   written owner bit. After it has read a session, the software therefore sets byte 63 of all
+//!   `count` entries to a value of an unwritten entry: the inverse of the next lap's owner bit, or
+//!   an invalid opcode (the kernel's `mlx5e_cqes_update_owner`, DPDK's `MLX5_CQE_INVALIDATE`).
 //! - A mini CQE of a receive has no WQE counter: each counter is the previous one plus 1, modulo
 //!   the receive queue's size. A mini CQE of a send has the counter and the opcode.
 //!

@@ -202,7 +202,6 @@ mod tests {
         addr: 0x4567,
     };
 
-    /// Makes a WQE of these segments.
     fn wqe(opcode: Opcode, segments: &[&[u8]]) -> Vec<u8> {
         let body = segments.concat();
         let ctrl = CtrlSegment {

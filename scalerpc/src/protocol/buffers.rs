@@ -1,9 +1,7 @@
-//! The buffers of responses: the free buffers, and the buffers whose WRITEs are under way, by
-//! client.
+//! The buffers of responses: the free buffers, and by client the buffers of WRITEs under way.
 //!
-//! The operations to a client are executed in order, so its buffers become free in the order of its
-//! responses. Each client has a chain of buffers, and any number of its oldest buffers is freed at
-//! once.
+//! Operations to a client are executed in order, so its buffers become free in the order of its
+//! responses. Each client has a chain of buffers; any number of the oldest is freed at once.
 
 use std::num::NonZeroU16;
 
@@ -41,7 +39,6 @@ pub(crate) struct Buffers {
 }
 
 impl Buffers {
-    /// Makes `count` free buffers.
     pub(crate) fn new(count: u16) -> Self {
         let next: Vec<_> = (1..=count)
             .map(|number| {
@@ -58,7 +55,6 @@ impl Buffers {
         }
     }
 
-    /// Allocates a buffer. Returns `None` if none is free.
     #[inline]
     pub(crate) fn allocate(&mut self) -> Option<Buffer> {
         let buffer = self.free?;
@@ -71,7 +67,6 @@ impl Buffers {
         self.next[place(buffer)] = self.free.replace(buffer);
     }
 
-    /// Appends an allocated buffer to a chain.
     #[inline]
     pub(crate) fn append(&mut self, chain: &mut Chain, buffer: Buffer) {
         match (chain.oldest, chain.newest) {
@@ -97,7 +92,6 @@ impl Buffers {
         chain.oldest = rest.filter(|_| last != newest);
     }
 
-    /// Returns the number of free buffers.
     pub(crate) fn free(&self) -> usize {
         std::iter::successors(self.free, |buffer| self.next[place(*buffer)]).count()
     }

@@ -52,8 +52,8 @@ pub struct ServerConfig {
     pub grouping: Grouping,
     /// Clients of a group, 1..=50. Ignored with grouping off.
     pub group_size: u32,
-    /// Number of zones of a pool in addition to those of the largest group, 0..=1,024. As many
-    /// clients can stop responding, and keep their zones, without an effect on other clients.
+    /// Number of zones of a pool in addition to the zones of the largest group, 0..=1,024. This
+    /// number of clients can stop responding and keep their zones without an effect on the others.
     pub spare_zones: u32,
     /// Length of a time slice, in ns, 1,000..=1,000,000,000. Slices become longer by powers of two
     /// where that makes the same clients complete more requests: for instance, if the NIC needs a
@@ -171,7 +171,6 @@ impl ServerConfig {
         }
     }
 
-    /// Returns the maximum number of clients of a group.
     const fn largest_group(&self) -> u32 {
         match self.grouping {
             Grouping::On => self.group_size + self.group_size / 2,

@@ -11,7 +11,7 @@ pub enum CloseReason {
     /// The server broke the protocol.
     #[error("the server broke the protocol: {0}")]
     Protocol(ProtocolError),
-    /// This end's device reported that it, a queue or the queue pair broke down.
+    /// This end's device reported an error of itself, of a queue or of the queue pair.
     #[error("this end's device, or a queue of it, broke down; connect again")]
     Device,
     /// The server stopped. It answered the requests that it had taken; no handler got any other
@@ -133,7 +133,6 @@ impl CallFailure {
 mod tests {
     use super::*;
 
-    /// Checks `is_retryable` and `may_have_executed` for every variant.
     #[test]
     fn a_call_that_was_not_sent_is_retryable_and_one_that_a_handler_got_may_have_executed() {
         let failures = [

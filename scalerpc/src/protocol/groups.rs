@@ -118,9 +118,9 @@ impl GroupManager {
     }
 
     /// Removes a client. A group that shrinks below half the size is merged with the smallest other
-    /// group. `current` is the number of the group being served. If this group is one of the two,
-    /// it keeps its clients, and gets the clients of the other group. Returns its number after the
-    /// merge.
+    /// group. `current` is the number of the group being served: in a merge, this group keeps its
+    /// clients and gets the clients of the other group. Returns the number of this group
+    /// afterwards.
     pub fn leave(&mut self, client: ClientId, current: usize) -> usize {
         let Some(group) = self.group_of(client) else {
             return current;
@@ -213,7 +213,6 @@ impl GroupManager {
     }
 }
 
-/// A client, and its key for sorting.
 #[derive(Clone, Copy, Debug)]
 struct Ranked {
     priority: u128,
@@ -397,8 +396,7 @@ mod tests {
         }
     }
 
-    /// Random joins, leaves and regroupings: every client stays in one group, and sizes stay within
-    /// their limits.
+    /// Random joins, leaves and regroupings.
     #[test]
     fn every_history_keeps_the_groups_within_their_limits() {
         for seed in 0..200 {

@@ -73,7 +73,6 @@ struct Held {
     has_left: Arc<AtomicBool>,
 }
 
-/// The answer to a held request.
 #[derive(Debug)]
 struct Answer {
     id: (HeldId, u32),
@@ -140,7 +139,6 @@ impl HeldRequest {
         self.end(Err(Status::Refused));
     }
 
-    /// Takes the payload out of the request.
     pub(crate) fn take_payload(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.payload)
     }
@@ -159,7 +157,6 @@ impl Drop for HeldRequest {
     }
 }
 
-/// The action for requests of a type.
 enum Action<'h> {
     Answer(Box<dyn Handler + 'h>),
     Hold(Box<dyn FnMut(HeldRequest) + 'h>),
@@ -175,7 +172,6 @@ pub struct Handlers<'h> {
     answers: (Sender<Answer>, Receiver<Answer>),
     /// An answer for which no response buffer was free.
     late: Option<Answer>,
-    /// The held requests that are not answered.
     held: BTreeMap<HeldId, Held>,
     /// Value of `Server::left` when the requests of disconnected clients were last dropped.
     left: u64,
@@ -268,7 +264,6 @@ impl<'h> Handlers<'h> {
         self.held.len()
     }
 
-    /// Returns whether a request of this client is held.
     pub(crate) fn has_any_of(&self, client: ClientId) -> bool {
         self.held
             .range((client, 0, 0)..=(client, u32::MAX, u8::MAX))
@@ -443,8 +438,7 @@ impl<'h> Handlers<'h> {
     }
 }
 
-/// Returns the status for the outcome of a handler without a response, or with a response that is
-/// too large.
+/// Returns the status of a handler that failed, or whose response is too large.
 #[cold]
 fn failure(outcome: Result<usize, HandlerError>) -> Status {
     outcome.map_or(Status::Refused, |_| Status::ReplyTooLong)

@@ -1,5 +1,4 @@
-//! The scheduler: which group has the slice, when the slice ends, and which group is warmed for the
-//! next slice.
+//! The scheduler: which group has the slice, when the slice ends, which group is warmed next.
 
 use crate::protocol::groups::{GroupManager, PER_MILLE};
 use crate::protocol::request::ClientId;
@@ -269,8 +268,7 @@ mod tests {
         );
     }
 
-    /// Random sets of waiting clients, with priorities that move them between groups: no client
-    /// waits for more than two rotations (S17).
+    /// Random sets of waiting clients, with priorities that move them between groups (S17).
     #[test]
     fn who_waits_is_served_within_two_rotations() {
         for seed in 0..100 {

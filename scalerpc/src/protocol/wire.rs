@@ -19,7 +19,7 @@ pub const EVENT_SLOTS: usize = 3;
 pub const REST_WORD_BYTES: usize = 8;
 /// Offset in an endpoint entry of the place to which the server READs the client's rest word.
 pub const REST_ANSWER_AT: usize = 56;
-/// The rest word of a client that rests (S26). Any other client has the rest word 0.
+/// The rest word of a client that rests (S26 of docs/scalerpc.md). It is 0 at any other client.
 pub const RESTS: u64 = 1;
 /// Magic of a request.
 pub const REQUEST_MAGIC: u32 = 0xDEAD_BEEF;

@@ -24,7 +24,7 @@ pub struct PendingClient {
     memory: ClientMemory<Mr>,
     port: Port<Cq>,
     layout: Layout,
-    /// Number of receives, if the client sleeps.
+    /// Number of receives; 0 unless the client sleeps.
     receives: u32,
 }
 
@@ -43,8 +43,8 @@ impl PendingClient {
     /// [`SetupError`].
     pub fn on(device: &Device, offer: &Offer, options: &RdmaOptions) -> Result<Self, SetupError> {
         let layout = offer.layout;
-        // Responses for all slots and three events can be under way. The same number can be taken
-        // before the completions of their receives arrive (S23 of docs/scalerpc.md).
+        // Responses for all slots and three events can be under way, and as many earlier receives
+        // can await the poll of their completions (S23 of docs/scalerpc.md).
         let receives = if options.sleeps {
             2 * (layout.depth as u32 + 3)
         } else {
@@ -190,8 +190,7 @@ impl RdmaClient {
             }
             let _made_room = qp.complete(&cqe);
         });
-        // The receives are posted before the core's poll, whose operations can bring more
-        // responses.
+        // Receives are posted before the core's poll, whose operations can bring more responses.
         !is_broken && (received == 0 || post_receives(qp, received).is_ok())
     }
 

@@ -13,8 +13,7 @@ use super::{PendingClient, RdmaClient, RdmaOptions, RdmaServer, SetupError};
 use crate::protocol::{ClientId, ClientRegions, Layout, MAX_CLIENTS, MAX_DEPTH, ServerRegions};
 
 const VERSION: u16 = 7;
-/// Maximum number of zones of a legal configuration: with grouping off, and the maximum number of
-/// spare zones.
+/// Maximum number of zones: one for each client with grouping off, and the spare zones.
 const MAX_ZONES: u32 = MAX_CLIENTS + 1024;
 
 /// The first record of a client. Without it a server creates nothing for a stranger.

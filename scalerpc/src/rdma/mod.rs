@@ -95,8 +95,7 @@ impl ConnectFailure for SetupError {
         }
     }
 
-    /// Returns a copy of the error. Only the text of an error of the device or of the system is
-    /// copied.
+    /// Returns a copy of the error; of an error of the device or the system, only the text.
     fn again(&self) -> Self {
         match self {
             Self::Unreachable(error) => Self::Unreachable(error.again()),

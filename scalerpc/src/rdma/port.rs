@@ -1,5 +1,4 @@
-//! The part of a device that both ends need: the device, its protection domain, and the completion
-//! queue.
+//! The part of a device that both ends need: device, protection domain, completion queue.
 
 use core::borrow::Borrow;
 
@@ -36,8 +35,7 @@ impl<C: Borrow<Cq>> Port<C> {
         &self.device
     }
 
-    /// Returns the time of this end, in ns: the time of its device, so that virtual time governs
-    /// the end and the device.
+    /// Returns the device's time, in ns, so that virtual time governs the end as well.
     pub(super) fn now_ns(&self) -> u64 {
         self.device.now_ns()
     }
@@ -79,7 +77,6 @@ pub(super) fn is_fatal(event: AsyncEvent, cqn: u32) -> bool {
     event == AsyncEvent::DeviceFatal || event == AsyncEvent::CqError { cqn }
 }
 
-/// The destination of a WRITE.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Target {
     pub(super) addr: u64,
@@ -88,7 +85,6 @@ pub(super) struct Target {
     pub(super) wakes: bool,
 }
 
-/// Posts a WRITE to a peer.
 #[inline(always)]
 pub(super) fn post_to<P: Payload>(
     qp: &mut RcQp,

@@ -62,7 +62,6 @@ impl Counts {
     }
 }
 
-/// The reason for the removal of a client whose device does not answer.
 const GONE: &str = "it is gone, or its device does not answer";
 
 /// The queue pair of one client.
@@ -73,7 +72,7 @@ struct Peer {
     backlog: VecDeque<ServerOp>,
     posted: Counts,
     completed: Counts,
-    /// Address and key for probes of this client, which are WRITEs of no bytes.
+    /// Address and key for the probes of this client: WRITEs of no bytes.
     probe_at: (u64, u32),
     /// The client sleeps until something completes.
     sleeps: bool,
@@ -109,8 +108,8 @@ struct Limits {
     /// Maximum number: the entries of the completion queue.
     max: usize,
     /// Number of outstanding operations up to which an operation asks for a completion only where
-    /// its send queue needs one (S25 of docs/scalerpc.md). With more, the last of each run, that
-    /// is, of consecutive operations of one client, asks for a completion.
+    /// its send queue needs one (S25 of docs/scalerpc.md). Above this number, the last operation of
+    /// each run (consecutive operations of one client) asks for a completion.
     quiet: usize,
 }
 
@@ -127,8 +126,7 @@ pub struct RdmaServer {
     ops: Vec<ServerOp>,
     /// Clients with operations in their backlog, or to be disconnected.
     unserved: Vec<ClientId>,
-    /// Operations under way, and operations of removed queue pairs whose completions may still be
-    /// in the queue.
+    /// Operations under way, and operations of removed queue pairs that may still complete.
     under_way: usize,
     orphaned: usize,
     limits: Limits,
@@ -168,7 +166,7 @@ impl RdmaServer {
         };
         let core = Server::new(config, memory)?;
         let probe_ns = port.now_ns().saturating_add(PROBE_NS);
-        // The other half is left for the operations that are posted until a completion arrives.
+        // The other half is for operations that are posted until a completion arrives.
         let quiet = options.cq_size.min(config.response_buffers) / 2;
         let limits = Limits {
             max: options.cq_size as usize,
@@ -262,7 +260,6 @@ impl RdmaServer {
         completions + answered
     }
 
-    /// Takes completions. Returns their number.
     #[inline(always)]
     fn take(&mut self, now_ns: u64) -> usize {
         let Self {
@@ -432,8 +429,7 @@ impl RdmaServer {
     }
 
     fn post_some(&mut self) {
-        // Operations that found no room are posted first, and later operations for the same client
-        // wait for them.
+        // The backlog is posted first; later operations of the same client wait for it.
         if !self.unserved.is_empty() {
             self.post_backlogs();
         }
@@ -504,8 +500,7 @@ impl RdmaServer {
         self.ops = ops;
     }
 
-    /// Moves operations of a client that found no room into its backlog. If the client is broken,
-    /// removes it.
+    /// Moves operations that found no room into their client's backlog. Removes a broken client.
     fn keep(&mut self, ops: &[ServerOp]) {
         let Some(client) = ops.first().map(ServerOp::client) else {
             return;
@@ -522,7 +517,6 @@ impl RdmaServer {
         }
     }
 
-    /// Probes the next client.
     #[cold]
     fn probe_next(&mut self, now_ns: u64) {
         self.probe_ns = now_ns + PROBE_NS / self.peers.len() as u64;
@@ -564,7 +558,7 @@ impl RdmaServer {
                 self.under_way += 1;
                 peer.qp.ring();
             }
-            // A full queue has operations under way, whose completions show the same.
+            // If the queue is full, its completions show whether the client lives.
             Err(error) if is_full(&error) => {}
             Err(_) => self.remove(ClientId(nth as u16), GONE),
         }
@@ -580,8 +574,7 @@ impl RdmaServer {
         (0..self.peers.len()).filter_map(|nth| self.core.peer(ClientId(nth as u16)))
     }
 
-    /// Returns the names of the clients that have disconnected since the last call, with the
-    /// reasons.
+    /// Returns the clients that have disconnected since the last call, with the reasons.
     pub(crate) fn take_departed(&mut self) -> Vec<(mlx5_rendezvous::Peer, &'static str)> {
         std::mem::take(&mut self.departed)
     }
@@ -600,8 +593,7 @@ impl RdmaServer {
     }
 }
 
-/// Takes at most [`COMPLETION_BATCH`] completions of a queue that is not empty. Returns their
-/// number.
+/// Takes up to [`COMPLETION_BATCH`] completions of a non-empty queue. Returns their number.
 #[inline(never)]
 fn take_completions(
     found: Found<'_, usize>,
@@ -646,14 +638,13 @@ fn on_reads(core: &mut Server<Mr>, client: ClientId, ended: Counts, now_ns: u64)
     }
 }
 
-/// Returns whether two operations are of one client.
 const fn are_of_one(op: &ServerOp, other: &ServerOp) -> bool {
     op.client().0 == other.client().0
 }
 
 /// Posts operations in their order, up to the first that finds no room or whose client is broken.
-/// Returns the number of operations that need no further work: posted ones, and those for
-/// disconnected clients.
+/// Returns the number of operations that need no further work: posted operations, and operations
+/// for disconnected clients.
 #[inline(always)]
 fn post_ops(
     peers: &mut [Option<Peer>],
@@ -755,8 +746,7 @@ fn post_all(
     posted
 }
 
-/// Handles the refusal of an operation. Marks the client as broken unless its queue pair is full.
-/// Returns `false`.
+/// Marks the client of a refused operation as broken, unless its queue is full. Returns `false`.
 #[cold]
 fn refused(peer: &mut Peer, error: &PostError) -> bool {
     if !is_full(error) {

@@ -17,7 +17,6 @@ use crate::rdma::{RdmaClient, RdmaOptions, SetupError};
 
 /// The first sleep of a client that nothing wakes: a WRITE does not notify the memory's owner.
 const SHORTEST_SLEEP: Duration = Duration::from_micros(50);
-/// The longest sleep.
 const LONGEST_SLEEP: Duration = Duration::from_millis(1);
 
 /// Options of a [`Client`](crate::Client).
@@ -96,7 +95,6 @@ pub struct Caller {
     lifeline: TcpStream,
     route: Route,
     options: ClientOptions,
-    /// Buffer of a response.
     response: Vec<u8>,
     /// The calls that have a slot, with their numbers.
     under_way: Vec<(CallToken, u64)>,
@@ -245,7 +243,7 @@ impl Connection for Caller {
         }
     }
 
-    /// Keeps the slot of the call until the response has arrived: the call is given up only here.
+    /// Keeps the slot of the call until the response has arrived: only this end gives the call up.
     fn cancel(&mut self, _: CallToken) {}
 
     fn sleep(&mut self, limit: Option<Duration>) {
@@ -352,8 +350,7 @@ fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Takes the events of a client's device. The client does not share the device. Returns whether the
-/// device or its queue broke down.
+/// Takes the events of a client's own device. Returns whether the device or its queue broke down.
 fn take_events(rdma: &mut RdmaClient) -> bool {
     let mut is_broken = matches!(rdma.state(), State::Closed(CloseReason::Device));
     while let Some(event) = rdma.device().take_async_event() {
@@ -362,9 +359,9 @@ fn take_events(rdma: &mut RdmaClient) -> bool {
     is_broken
 }
 
-/// Returns whether another attempt may succeed: the server ended while this client waited to be
-/// accepted or while the two connected, or has no room until another client has disconnected, maybe
-/// the predecessor of this client.
+/// Returns whether another attempt may succeed: the server ended while this client waited or while
+/// the two connected, or the server is full until another client (maybe the predecessor of this
+/// client) has disconnected.
 fn may_come(error: &SetupError) -> bool {
     match error {
         SetupError::Record(RecordError::Refused(Refused::Full)) => true,
@@ -388,7 +385,6 @@ mod tests {
 
     const WATCHDOG: Duration = Duration::from_secs(60);
 
-    /// Checks `is_retryable` and `may_have_executed` for every variant.
     #[test]
     fn an_error_says_whether_the_call_may_be_made_again() {
         let io = || io::Error::other("test");
@@ -459,8 +455,7 @@ mod tests {
         }
     }
 
-    /// A refused access is refused in later attempts too; a device that does not exist yet may be
-    /// created.
+    /// A device that does not exist yet may be created before the next attempt.
     #[test]
     fn a_refused_access_is_not_tried_again() {
         use mlx5::hca::ConnectError::{NoAccess, NoSuchDevice};

@@ -23,10 +23,10 @@ pub type ClientError = copyrpc_calls::ClientError<SetupError, CloseReason>;
 ///
 /// A client polls only in its calls. Between its calls it may pause for any time: it keeps its zone
 /// until another client needs a zone; then the server takes the zone back without an answer of the
-/// client (S26 of the protocol). Exception: after a timeout, the client cannot give up its zone
-/// until the late response is polled. If other clients need the zone, the server evicts the client
-/// after [`ServerConfig::drain_ns`](crate::ServerConfig::drain_ns). The next call of the client
-/// detects the eviction before its request is sent, and connects again.
+/// client (S26 of `docs/scalerpc.md`). Exception: after a timeout, the client cannot give up its
+/// zone until the late response is polled. If other clients need the zone, the server evicts the
+/// client after [`ServerConfig::drain_ns`](crate::ServerConfig::drain_ns). The next call of the
+/// client detects the eviction before its request is sent, and connects again.
 ///
 /// A call whose time ended keeps its slot until the server answers it. While such calls hold every
 /// slot ([`ServerConfig::depth`](crate::ServerConfig::depth)), a further call waits for a slot;
@@ -82,15 +82,12 @@ pub type ServerRequest = copyrpc_calls::ServerRequest<HeldServer>;
 /// The `rpc_type` of calls and handlers by default.
 pub const DEFAULT_TYPE: u16 = 0;
 
-/// The environment variable that selects the default device.
 const DEVICE_VARIABLE: &str = "COPYRPC_DEVICE";
 
-/// Number of polls without a result before the first yield. The same number again precedes the
-/// first sleep.
+/// Number of idle polls that spin; the same number of polls after them yield.
 const SPINS: u32 = 256;
 /// The first sleep. Nothing wakes a sleeping end: a WRITE does not notify the memory's owner.
 const SHORTEST_SLEEP: Duration = Duration::from_micros(50);
-/// The longest sleep.
 const LONGEST_SLEEP: Duration = Duration::from_millis(1);
 
 /// Returns the device that the environment variable gives, read by [`DeviceSpec`]'s `From<&str>`;

@@ -26,7 +26,6 @@ const BUDGET: usize = 64;
 const STEPS_PER_CHECK: u32 = 1024;
 /// Maximum time for a client to connect. Other clients do not wait meanwhile.
 const CONNECT_TIME: Duration = Duration::from_secs(5);
-/// Default of [`ServerOptions::stop_timeout`].
 const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 /// Maximum time for the last messages of a server that gave up.
 const LINGER: Duration = Duration::from_millis(20);
@@ -36,8 +35,7 @@ const MAX_OFFERED: usize = 64;
 const SHARED_PEERS_PER_CHECK: usize = 1;
 /// Offset of the global clock from a server's clock, for servers on one host: they share one clock.
 const SAME_CLOCK: Option<i64> = Some(0);
-/// Time after which a connecting client loses its place, if the maximum number of clients are
-/// connecting.
+/// Time after which a connecting client loses its place, if [`MAX_OFFERED`] clients connect.
 const SHORT_CONNECT_TIME: Duration = Duration::from_millis(250);
 
 /// Maximum number of clients whose sockets are kept: half of the descriptors that a process usually
@@ -111,7 +109,6 @@ pub enum ServerError {
     },
 }
 
-/// Ends the sleep of a server's thread.
 struct Unpark(Thread);
 
 impl Wake for Unpark {
@@ -157,7 +154,6 @@ pub struct Server {
     idle: Idle,
 }
 
-/// The progress of a client that connects.
 enum Connecting {
     /// The client has not identified itself. Such a client costs only a descriptor.
     Silent(Incoming<{ Hello::BYTES }>),

@@ -5,11 +5,9 @@ use std::collections::VecDeque;
 use super::BackendError;
 use crate::message::Request;
 
-/// The reason why a path did not take a request.
 pub(super) enum SendError<W> {
     /// Room or credit is lacking now. The error contains the caller; try again after a poll.
     Full(W),
-    /// The path failed.
     Down(BackendError),
 }
 
@@ -31,26 +29,22 @@ impl<W> Backlog<W> {
         }
     }
 
-    /// Returns the number of requests that wait.
     #[inline]
     pub(super) fn waiting(&self) -> usize {
         self.waiting
     }
 
-    /// Returns the maximum number of requests that have waited at the same time since the last call
-    /// of this function.
+    /// Returns the maximum of `waiting` since the last call.
     pub(super) fn take_peak(&mut self) -> usize {
         std::mem::replace(&mut self.peak, self.waiting)
     }
 
-    /// Returns whether no request waits for a path.
     #[inline(always)]
     pub(super) fn is_empty(&self, path: usize) -> bool {
         self.waiting == 0 || self.queues.get(path).is_none_or(VecDeque::is_empty)
     }
 
-    /// Adds a request that found no room, or that has to wait because other requests for its path
-    /// wait.
+    /// Adds a request that found no room, or whose path has waiting requests.
     pub(super) fn push(
         &mut self,
         path: usize,

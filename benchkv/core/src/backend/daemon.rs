@@ -30,14 +30,11 @@ const BUDGET: usize = 256;
 type LocalServer = ipc::Server<Request, Response>;
 type RingServer = delegationrpc::Server<Request, Response>;
 
-/// The caller to answer when another rank has answered, and the place for the tail of the value.
+/// The caller to answer when another rank has answered, and the [place](crate::values) of a tail.
 #[derive(Debug)]
 pub(super) enum Caller {
-    /// A client that called through ipc.
     Ipc(ipc::Token, u32),
-    /// A client that called through the ring.
     Ring(ipc::Token, u32),
-    /// Another daemon of this rank.
     Daemon(flux::Token, u32),
 }
 
@@ -51,13 +48,11 @@ impl Caller {
 /// The caller to answer when another daemon of this rank has answered its request.
 #[derive(Debug)]
 enum Waiting {
-    /// A client that called through ipc.
     Ipc(ipc::Token),
     /// Another rank; the `u32` is the place of the tail of the value.
     Remote(Incoming<Caller>, u32),
 }
 
-/// The ends of a daemon's connections to other threads of the rank.
 #[derive(Debug)]
 struct Local {
     clients: LocalServer,
@@ -66,8 +61,7 @@ struct Local {
 }
 
 impl Local {
-    /// Passes an answer of another rank to its caller. A `response` of `None` means that the call
-    /// failed.
+    /// Passes an answer of another rank to its caller; `None` means that the call failed.
     #[inline(always)]
     fn answer(&mut self, whom: Caller, response: Option<Response>) {
         match (whom, &mut self.ring) {
@@ -100,7 +94,6 @@ pub struct KvDaemon {
     tail: Vec<u8>,
     /// [Places](crate::values) of this daemon that hold no tail.
     places: Vec<u32>,
-    /// Answers of other ranks that the policy holds.
     held: Vec<(Caller, Option<Response>)>,
     policy: Policy,
     /// Whether requests of other ranks for this shard wait because a policy refused them. Later
@@ -158,8 +151,8 @@ impl KvDaemon {
         })
     }
 
-    /// Lets the policies of this daemon and the windows of its connections act, as they do from the
-    /// start, or suspends them.
+    /// Switches the policies of this daemon and the windows of its connections on or off. They are
+    /// on from the start.
     pub fn act_on_policies(&mut self, acts: bool) {
         self.policy.act(acts);
         if let Some(remote) = &mut self.remote {
@@ -168,7 +161,6 @@ impl KvDaemon {
         self.pass_held();
     }
 
-    /// Passes on the held answers. Returns the number of these answers.
     fn pass_held(&mut self) -> usize {
         let passed = self.held.len();
         let held = self.held.drain(..);
@@ -182,7 +174,6 @@ impl KvDaemon {
         self.store
     }
 
-    /// Begins a round at `now_ns`: the policies make the plan of the round.
     #[inline(never)]
     fn begin(&mut self, now_ns: u64) {
         self.policy.begin(now_ns, self.outstanding());
@@ -264,7 +255,6 @@ impl KvDaemon {
         Ok(round)
     }
 
-    /// Serves the waiting requests of other ranks.
     fn serve_ranks(&mut self) -> Result<usize, BackendError> {
         let mut served = 0;
         // A request that is passed on to another daemon needs a place. The loop ends if there is
@@ -321,7 +311,6 @@ impl KvDaemon {
             .call(owner, request.at(place), Waiting::Remote(incoming, place))
     }
 
-    /// Serves the requests for other ranks that clients have put into the shared ring.
     fn serve_ring(&mut self) -> Result<usize, BackendError> {
         let Some(ring) = &mut self.local.ring else {
             return Ok(0);
@@ -426,12 +415,10 @@ impl KvDaemon {
         Ok(taken + served)
     }
 
-    /// Returns the number of requests that wait for room on their way out of this daemon.
     fn backlogged(&self) -> usize {
         self.local.shards.backlogged() + self.remote.as_ref().map_or(0, Remote::backlogged)
     }
 
-    /// Returns the number of requests to other ranks that are not answered yet.
     #[inline]
     fn outstanding(&self) -> usize {
         self.remote.as_ref().map_or(0, Remote::outstanding)

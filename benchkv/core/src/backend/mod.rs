@@ -67,7 +67,7 @@ pub trait Endpoints {
         None
     }
 
-    /// Returns the connection records of the endpoints, each with the peer for which it is.
+    /// Returns the connection records of the endpoints, each with its peer.
     fn records(&mut self) -> Records {
         self.remote()
             .map_or_else(Vec::new, |remote| remote.records())
@@ -83,9 +83,9 @@ pub trait Endpoints {
             .map_or(Ok(()), |remote| remote.connect(records))
     }
 
-    /// Makes progress, without waiting, with connections that are not yet established when both
-    /// ends are connected. Returns whether all connections are established. It is called until that
-    /// is so, before anything is sent.
+    /// Continues, without waiting, the setup of connections that [`connect`](Self::connect) at both
+    /// ends does not complete. Returns whether all connections are established. The driver calls it
+    /// until they are, before anything is sent.
     ///
     /// # Errors
     /// A connection cannot be established.
@@ -130,14 +130,14 @@ pub trait Daemon: Endpoints + Sleeper {
     /// error.
     fn step(&mut self, now_ns: impl FnOnce() -> u64) -> Result<Round, BackendError>;
 
-    /// Returns the daemon's state for a time series. Time, run and the counters of rounds are not
-    /// set.
+    /// Returns the daemon's state for a time series. The fields for the time, the run and the
+    /// counters of rounds are not set.
     fn gauges(&self) -> Sample {
         Sample::default()
     }
 
-    /// Appends, for each of its endpoints, the number of requests sent through it and not answered
-    /// yet, in the order of [`Topology::asks`](crate::topology::Topology::asks).
+    /// Appends the number of unanswered requests of each endpoint of the daemon, in the order of
+    /// [`Topology::asks`](crate::topology::Topology::asks).
     fn by_endpoint(&self, _values: &mut Vec<u32>) {}
 
     /// Returns the effects of the daemon's policies; `None` if the daemon has no policies.

@@ -22,12 +22,11 @@ type RingClient = delegationrpc::Client<Request, Response, Operation>;
 #[derive(Debug)]
 pub struct ClientPaths {
     rank: usize,
-    /// The ipc server of each daemon.
     shards: Vec<LocalClient>,
     /// The ring of each daemon that has a ring.
     rings: Vec<RingClient>,
-    /// Connections of the client itself to other ranks, if its topology has any. The caller of each
-    /// call is an operation and the place of the tail of its value.
+    /// The client's own connections to other ranks. A caller is an operation and the
+    /// [place](crate::values) of the tail of its value.
     remote: Option<Remote<(Operation, u32)>>,
     values: ClientValues,
 }
@@ -98,7 +97,6 @@ impl Sleeper for ClientPaths {
 }
 
 impl ClientPaths {
-    /// Offers a request for another rank to the path to that rank.
     #[inline(always)]
     fn issue_far(&mut self, request: Request, note: Operation) -> Result<(), IssueError> {
         let remote = self.remote.as_mut();
@@ -126,7 +124,6 @@ impl ClientPaths {
         self.issue_here(request, note)
     }
 
-    /// Offers a request to the daemon of this rank that owns the key.
     #[inline(always)]
     fn issue_here(&mut self, request: Request, note: Operation) -> Result<(), IssueError> {
         let owner = owner_of(request.key(), self.shards.len());
@@ -149,7 +146,6 @@ impl Restful for ClientPaths {
     }
 }
 
-/// Returns the reason why a call through ipc or the ring was not made.
 #[cold]
 fn refused(path: &'static str, error: &ipc::CallError<Request, Operation>) -> IssueError {
     let down = match error {

@@ -20,12 +20,11 @@ pub struct Site {
     pub rank: usize,
     /// The directory of the rank's shared memory.
     pub dir: Dir,
-    /// The devices that those threads of the rank open that have connections; at least one. Daemon
-    /// and client number k open device k modulo the number of devices.
+    /// Devices for the threads that have connections; at least one. Daemon k and client k open
+    /// device k modulo the number of devices.
     pub devices: Vec<DeviceSpec>,
 }
 
-/// The parameters that daemons and clients of a rank need.
 #[derive(Debug, Clone)]
 pub(super) struct RankPlan {
     pub(super) job: Job,
@@ -37,7 +36,6 @@ pub(super) struct RankPlan {
 }
 
 impl RankPlan {
-    /// Makes the plan of a rank.
     pub(super) fn new(job: &Job, site: Site) -> Result<Self, BackendError> {
         let Site { rank, dir, devices } = site;
         Ok(Self {
@@ -49,7 +47,6 @@ impl RankPlan {
         })
     }
 
-    /// Returns the queue depth of a client, rounded up to a power of two.
     pub(super) fn depth(&self) -> usize {
         self.job.queue_depth.next_power_of_two()
     }
@@ -81,15 +78,12 @@ impl RankPlan {
     }
 }
 
-/// The device of a thread with connections.
 pub(super) struct ThreadDevice<'a> {
     pub(super) spec: &'a DeviceSpec,
-    /// The device that is open already; `None` if the thread has to open one.
     shared: Option<&'a Device>,
 }
 
 impl ThreadDevice<'_> {
-    /// Opens a device; returns the shared device if there is one.
     pub(super) fn open(&self) -> Result<Device, BackendError> {
         let open = || Device::open(self.spec).or_setup("the RDMA device");
         self.shared.map_or_else(open, |device| Ok(device.clone()))

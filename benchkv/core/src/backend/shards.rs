@@ -10,14 +10,12 @@ use super::{BackendError, OrSetup};
 use crate::job::Sizes;
 use crate::message::{Request, Response};
 
-/// A message between daemons.
 #[derive(Debug, Clone, Copy)]
 #[doc(alias = "DelegatePayload")]
 pub(super) enum Hop {
     /// A request for the other daemon's shard, or for a rank to which the other daemon carries
     /// requests.
     Request(Request),
-    /// The answer to a request.
     Response(Response),
     /// The request could not be carried.
     Failed,
@@ -56,7 +54,6 @@ impl<W> Shards<W> {
         }
     }
 
-    /// Returns the number of requests that wait for room.
     pub(super) fn backlogged(&self) -> usize {
         self.backlog.waiting()
     }
@@ -129,8 +126,8 @@ fn send<W>(
     }
 }
 
-/// Returns a function that ends calls: it counts each call in `answers`, and passes its result to
-/// `answer` with its caller.
+/// Returns a function that ends calls: the function counts each call in `answers`, and passes the
+/// call's result and caller to `answer`.
 fn ending<W>(
     answers: &mut usize,
     mut answer: impl FnMut(W, Option<Response>),
@@ -184,7 +181,7 @@ mod tests {
             |asking: &mut Shards<u64>, key| asking.call(1, Request::get(0, key), key).unwrap();
         (0..5).for_each(|key| call(&mut asking, key));
         assert_eq!(asking.backlogged(), 3);
-        // There is room now, but not for a further request.
+        // There is room now, but three requests wait for it already.
         serve(&mut asking);
         call(&mut asking, 5);
         assert_eq!(asking.backlogged(), 4);

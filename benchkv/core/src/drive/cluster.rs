@@ -125,8 +125,8 @@ impl Cluster {
         Ok(())
     }
 
-    /// Steps all threads in turn, rank after rank, clients before daemons, until `moves` operations
-    /// were issued or ended; then until no operation is outstanding. Nothing waits, so every run
+    /// Steps all threads in turn, rank after rank, clients before daemons, until `moves` issues and
+    /// ends of operations; then until no operation is outstanding. No thread waits, so every run
     /// does the same.
     ///
     /// # Errors

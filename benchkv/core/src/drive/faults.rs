@@ -20,7 +20,7 @@ pub struct Faults {
     pub delay_ns: u64,
     /// Share of messages that find no receive at the first try, in permille.
     pub rnr_permille: u16,
-    /// Rank with a queue pair that fails, and the number of the operation of its device that fails.
+    /// Rank with a failing queue pair, and the number of the device's operation that fails.
     pub error: Option<(usize, u64)>,
     /// Share of completions that do not wake a thread, in permille. Threads then poll again after
     /// [`DAEMON_SLEEP`](crate::drain::DAEMON_SLEEP) at the latest.
@@ -58,7 +58,6 @@ impl Faults {
         (at_ns..end_ns).contains(&now_ns).then(|| end_ns - now_ns)
     }
 
-    /// Returns the factor by which the threads of a rank are slower.
     pub(super) fn slowness(&self, rank: usize) -> u64 {
         let slow = self.slow.filter(|(slow, _)| *slow == rank);
         slow.map_or(1, |(_, times)| times)

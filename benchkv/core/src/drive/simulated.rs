@@ -1,11 +1,11 @@
-//! [`Simulated`]: the ranks of a job in virtual time, on the simulation of the software HCA and a model of their CPUs.
+//! [`Simulated`]: the ranks of a job in virtual time, on a simulated HCA and modelled CPUs.
 //!
-//! Daemons, clients and everything below them are the real code; each is an actor of an
-//! [`mlx5::Simulation`]. A turn of an actor is one step of a daemon or client. It takes the time
-//! that [`Cpu`] gives for its work, and its messages are sent at the beginning of that time. An
-//! actor without work rests until a neighbour or its device has work for it. It detects the work at
-//! the time at which a polling loop would detect it; a rest counts as the empty rounds of that
-//! loop.
+//! Daemons, clients and everything below them are the real code; each daemon and client is an actor
+//! of an [`mlx5::Simulation`]. A turn of an actor is one step of a daemon or client. A turn takes
+//! the time that [`Cpu`] gives for its work, and its messages are sent at the beginning of that
+//! time. An actor without work rests until another actor or the device has work for it. It detects
+//! the work at the time at which a polling loop would detect it; a rest counts as the empty rounds
+//! of that loop.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -71,16 +71,13 @@ pub struct Simulated {
     ops_pause: Option<Duration>,
     /// Changes still to be made, in reverse order, so that the next change is the last element.
     events: Vec<Event>,
-    /// Whether a failure ends the job.
     is_strict_about_failures: bool,
 }
 
-/// The threads of a rank.
 struct Threads {
     daemons: Vec<Rc<RefCell<Thread<KvDaemon>>>>,
     clients: Vec<Rc<RefCell<Thread<Client<ClientPaths>>>>>,
     device: Device,
-    /// Whether the rank's host lost power, or one of its threads failed.
     is_dead: bool,
 }
 
@@ -262,7 +259,6 @@ impl Simulated {
         self.is_strict_about_failures && !self.shared.failures.borrow().is_empty()
     }
 
-    /// Enters a phase, and lets `time` pass.
     fn pass(&mut self, phase: Phase, time: Duration) {
         self.enter(phase);
         self.let_pass(time.as_nanos() as u64);
@@ -357,7 +353,6 @@ impl Simulated {
         }
     }
 
-    /// Ends the ranks whose threads have failed.
     fn end_failed_ranks(&mut self) {
         let failed = |failure: &SimulationError| match failure {
             SimulationError::Failed { rank, .. } => Some(*rank),
@@ -451,7 +446,7 @@ pub struct Summary {
 }
 
 impl Threads {
-    /// Takes the threads apart; none of them takes another turn.
+    /// Ends the threads: none of them takes another turn.
     fn end(&mut self) {
         self.is_dead = true;
         let daemons = self.daemons.iter();

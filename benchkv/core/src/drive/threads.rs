@@ -20,10 +20,8 @@ use crate::drain::DAEMON_SLEEP;
 use crate::phase::Phase;
 use crate::trace::recorder::Recorder;
 
-/// The state that the actors of a job share.
 pub(super) struct Shared {
     pub(super) phase: Cell<Phase>,
-    /// Failures, in the order of their occurrence.
     pub(super) failures: RefCell<Vec<SimulationError>>,
     pub(super) world: World,
 }
@@ -42,7 +40,6 @@ pub(super) struct Thread<W> {
     cpu: Cpu,
     /// Random numbers that decide which completions fail to wake the thread.
     lost: Rng,
-    /// Time at which the thread's rest began, in ns.
     rests_since_ns: Option<u64>,
     /// The device of the thread's rank; `None` if the device is not simulated.
     pub(super) hca: Option<Rc<Hca>>,
@@ -55,9 +52,7 @@ pub(super) struct Thread<W> {
     number: usize,
 }
 
-/// A daemon or client.
 pub(super) trait Turns: Sized {
-    /// Name of the kind of thread.
     const NAME: &str;
 
     /// Steps the worker. Returns the time of the step.
@@ -69,7 +64,6 @@ pub(super) trait Turns: Sized {
     fn restful(&mut self) -> &mut dyn Restful;
 }
 
-/// A thread as an actor.
 pub(super) struct Handle<W>(pub(super) Rc<RefCell<Thread<W>>>);
 
 impl<W> Thread<W> {
@@ -99,8 +93,8 @@ impl<W> Thread<W> {
         }
     }
 
-    /// Returns the number of messages that all threads of the rank have sent. Its increase during a
-    /// turn is the number that this turn has sent.
+    /// Returns the number of messages that all threads of the rank have sent. The increase during a
+    /// turn is the number that the turn has sent.
     fn sends(&self) -> u64 {
         self.hca.as_ref().map_or(0, |hca| hca.sends())
     }

@@ -24,14 +24,14 @@ pub struct Cpu {
     pub operation_ns: u64,
     /// Delay until a polling core sees a store of another core.
     pub line_ns: u64,
-    /// The wait for the memory of other cores in a turn that finds messages, once a turn.
+    /// Cost of the wait for the memory of other cores, once in each turn that finds messages.
     pub stall_ns: u64,
 }
 
 impl Default for Cpu {
-    /// Returns assumed costs. An operation takes about as many instructions in all threads together
-    /// as `scripts/instructions` counts, at 3 instructions per nanosecond. The distribution over
-    /// the costs is a guess.
+    /// Returns assumed costs. Together they make an operation take about the instructions that
+    /// `scripts/instructions` counts, at 3 instructions per nanosecond. The distribution over the
+    /// costs is a guess.
     fn default() -> Self {
         Self {
             round_ns: 60,
@@ -64,7 +64,7 @@ impl Cpu {
         ]
     }
 
-    /// Returns the costs of a slower CPU, by `factor`.
+    /// Returns the costs of a CPU that is slower by `factor`.
     pub(super) fn times(mut self, factor: u64) -> Self {
         self.named()
             .into_iter()
@@ -126,7 +126,7 @@ pub struct Turn<'a> {
     pub at_ns: u64,
     /// Rank of the daemon or client.
     pub rank: usize,
-    /// Whether the turn is of a daemon or a client.
+    /// Kind of the thread: daemon or client.
     pub who: &'a str,
     /// Number of the daemon or client in its rank.
     pub number: usize,

@@ -11,7 +11,7 @@ pub struct RoundPlan {
     /// Maximum number of answers that the daemon holds until [`Policy::releases`] returns `true`.
     /// The daemon delivers further answers at once.
     pub most_held: usize,
-    /// The round takes requests.
+    /// Whether the round takes requests.
     pub takes_requests: bool,
 }
 
@@ -43,7 +43,6 @@ pub struct Policy {
     has_rules: bool,
     acts: bool,
     plan: RoundPlan,
-    /// Time at which the round began, in ns.
     now_ns: u64,
     hold: Option<Hold>,
     coalesce: Option<Coalesce>,
@@ -75,8 +74,8 @@ impl Policy {
         }
     }
 
-    /// Lets the rules act, as they do from the start, or suspends them. After a suspension the
-    /// daemon delivers the held answers.
+    /// Switches the rules on or off; they are on from the start. When the rules are switched off,
+    /// the daemon delivers the held answers.
     pub fn act(&mut self, acts: bool) {
         self.acts = acts && self.has_rules;
         self.plan = RoundPlan::FREE;
@@ -193,7 +192,7 @@ impl Coalesce {
         }
     }
 
-    /// Returns whether this round takes only answers. It is never so without requests in flight.
+    /// Returns whether this round takes only answers: never without requests in flight.
     fn gathers(&mut self, now_ns: u64, outstanding: usize) -> bool {
         let is_waiting = |sent_ns: &u64| now_ns.saturating_sub(*sent_ns) < self.wait_ns;
         self.sent_ns = self

@@ -70,16 +70,13 @@ pub(super) struct Hold {
     /// smaller batch turns it on again.
     rate: Option<f64>,
     is_on: bool,
-    /// Number of held answers.
     count: usize,
     /// Time at which the oldest held answer arrived, in ns.
     since_ns: u64,
 }
 
-/// The reason to deliver held answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Release {
-    /// Enough answers are held: one from each rank.
     Full,
     /// The oldest answer has been held for the maximum time.
     Late,
@@ -106,7 +103,6 @@ impl Hold {
         })
     }
 
-    /// Returns the maximum number of answers to hold now.
     pub(super) const fn most_held(&self) -> usize {
         if self.is_on { self.target - 1 } else { 0 }
     }

@@ -38,9 +38,9 @@ pub struct PolicyOptions {
     /// Collect answers from other ranks and deliver them together: when one per rank has arrived,
     /// or after TIME, 0.5us to 100us. Pauses while batches are full anyway. adaptive, or
     /// adaptive:TIME, follows the rate of answers and begins with TIME (10us). Simulated
-    /// (docs/study.md, where a job is in a low or a high state of throughput): neither ends the low
-    /// state; 10us gives a third more throughput at depth 1 and 8 ranks, 9 and 4 % more with 16 and
-    /// 32; adaptive gives as much, and costs a fifth in the high state.
+    /// (docs/study.md, where a job is in a low or a high state of throughput): no hold ends the low
+    /// state; at depth 1, 10us raises the throughput by a third with 8 ranks, by 9 % with 16 and by
+    /// 4 % with 32; adaptive raises it as much, but costs a fifth in the high state.
     #[arg(long, hide_short_help = true, value_name = "off|TIME|adaptive[:TIME]", default_value_t = HoldChoice::Off)]
     #[serde(with = "benchkv_harness::as_text")]
     #[doc(alias = "batch_hold_us")]
@@ -48,13 +48,13 @@ pub struct PolicyOptions {
     pub hold: HoldChoice,
 
     /// After sending requests, take only answers for this number of us, 0.1 to 1000000. Simulated:
-    /// 6 get 8 ranks out of the low state of throughput at depth 8, give up to 40 % more at depth
-    /// 1, and cost two thirds at depth 1 with 2 and 4 ranks.
+    /// 6 get 8 ranks out of the low state of throughput at depth 8 and raise the throughput by up
+    /// to 40 % at depth 1, but cost two thirds at depth 1 with 2 and 4 ranks.
     #[arg(long, hide_short_help = true, value_name = "US", value_parser = decimal(TIMES_US))]
     pub coalesce_rtt_us: Option<f64>,
 
     /// Extra polls per round while nothing arrives, 0 to 4096. Simulated: they do not end the low
-    /// state of throughput; 16 give a tenth more at most.
+    /// state of throughput; 16 raise the throughput by a tenth at most.
     #[arg(long, hide_short_help = true, value_name = "N", value_parser = whole(POLLS), default_value_t = 0)]
     #[serde(with = "benchkv_harness::as_text")]
     pub poll_budget: u32,
@@ -68,7 +68,7 @@ pub struct PolicyOptions {
     /// Limit the small batches in flight per connection; later messages are collected. completion:N
     /// counts a batch until its WRITE completes, consumption:N until the peer has read it (N: 1 to
     /// 256). Simulated: both end the low state of throughput; completion:1 costs up to 3 % in the
-    /// high state, 12 % at depth 1 where receivers have no limit, as on most NICs, and
+    /// high state, and 12 % at depth 1 if NICs do not limit the rate of receives, as most do not;
     /// consumption:N lowers the throughput at depth 1.
     #[arg(long, hide_short_help = true, value_name = "off|completion:N|consumption:N", default_value_t = WindowChoice::Off)]
     pub batch_window: WindowChoice,

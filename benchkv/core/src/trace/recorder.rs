@@ -30,8 +30,8 @@ pub struct Recorder {
     idle_interval_ns: u64,
     idle_rounds_per_look: u32,
     capacity: usize,
-    /// Number of samples at the beginning of the series that are never dropped, and the maximum of
-    /// this number. Both are equal once the head is over.
+    /// Number of samples of the head, which are never dropped. `head_capacity` is the maximum of
+    /// this number, and is equal to it once the head is over.
     head: usize,
     head_capacity: usize,
     /// Time of the first round with work, in ns.

@@ -159,7 +159,6 @@ functions! {
     ucs_status_string(Status) -> *const c_char;
 }
 
-/// The library.
 pub(super) struct Api {
     pub(super) functions: Functions,
     version: [u32; 3],
@@ -214,7 +213,6 @@ impl Api {
         format!("UCX {} ({})", self.version(), self.file)
     }
 
-    /// Returns the text of a status.
     pub(super) fn text(&self, status: Status) -> String {
         // SAFETY: the function takes any status, and returns null or a constant string of the
         // library, which stays loaded.
@@ -240,11 +238,9 @@ impl Api {
 /// The return value of a function that may have started an operation (`ucs_status_ptr_t`).
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Started {
-    /// The operation has ended.
     Done,
     /// The operation is under way. The caller has to free the request of the operation.
     Going(NonNull<c_void>),
-    /// The operation failed.
     Failed(Status),
 }
 

@@ -68,7 +68,7 @@ pub enum UcxError {
     Peer(String),
 }
 
-/// Loads the library. Returns its version and file, for people.
+/// Loads the library. Returns its version and file as text.
 ///
 /// # Errors
 /// [`UcxError::NotInstalled`] or [`UcxError::TooOld`].

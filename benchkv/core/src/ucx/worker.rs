@@ -1,4 +1,4 @@
-//! A worker of one thread with its endpoints: active messages of a few bytes, sent and received.
+//! A worker of one thread with its endpoints: it sends and receives active messages.
 //!
 //! Memory that is given to the library stays in place until the library is done with it: a message
 //! from the call to the end of its request, the inbox until the worker is destroyed. No reference
@@ -21,7 +21,6 @@ const PROGRESS_ROUNDS: usize = 16;
 /// Maximum time for endpoints to close.
 const CLOSE_LIMIT: Duration = Duration::from_millis(200);
 
-/// A message as it arrived.
 #[derive(Debug, Clone)]
 pub(crate) struct Message {
     short: [u8; Self::SHORT_BYTES],
@@ -47,7 +46,7 @@ impl Message {
     /// Returns the bytes of the message.
     ///
     /// # Errors
-    /// The length of a message that was longer than a message that is kept.
+    /// The length of the message, which was too long to be kept.
     pub(crate) fn bytes(&self) -> Result<&[u8], usize> {
         self.head().get(..self.length).ok_or(self.length)
     }
@@ -99,8 +98,8 @@ pub(crate) struct Worker {
     inbox: NonNull<Inbox>,
     errors: PeerErrors,
     endpoints: Vec<Endpoint>,
-    /// Buffers for messages that are not in use. The library reads a message in place, so its
-    /// buffer must not move until then.
+    /// Buffers for messages, not in use now. They are boxed, because the library reads a message in
+    /// place until the request of the message has ended.
     spare: Vec<Box<[u8]>>,
     longest: usize,
 }
@@ -180,7 +179,6 @@ impl Worker {
         Ok(worker)
     }
 
-    /// Returns the version of the library.
     pub(crate) fn version(&self) -> String {
         self.api.version()
     }

@@ -73,8 +73,7 @@ impl OwnChild {
         stdout: Stdio,
     ) -> io::Result<Self> {
         let parent = getpid();
-        // This link leads to the running executable even if a new build replaces the file at the
-        // executable's path during the run.
+        // This link leads to the running executable even if a new build replaces its file.
         let mut command = Command::new("/proc/self/exe");
         if let Some(name) = std::env::args_os().next() {
             command.arg0(name);

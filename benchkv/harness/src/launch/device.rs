@@ -10,15 +10,13 @@ use mlx5::verbs::{DeviceEntry, PortEntry, PortState, VerbsError, VerbsOptions};
 use mlx5::{DeviceSpec, FabricSpec, RoceOptions, SoftOptions};
 pub use soft::SoftDevice;
 
-/// Environment variable with the device for `auto`. copyrpc's servers and clients use the same
-/// variable.
+/// Environment variable with the device for `auto`; copyrpc's servers and clients use it too.
 pub const DEVICE_VARIABLE: &str = "COPYRPC_DEVICE";
 
 /// The beginnings of the names that the kernel's drivers give their devices. A device with any
 /// other name is typed with `verbs:` before the name, so that `eth0` is refused.
 const KERNEL_NAMES: [&str; 7] = ["mlx5_", "mlx4_", "rxe", "irdma", "bnxt_re", "hns_", "qedr"];
 
-/// The legal texts.
 const LEGAL: &str = "use auto, soft[:KEY=VALUE,...], soft:roce=ADDRESS[/BITS], verbs, mlx5_N[:PORT], rxeN, verbs:NAME[:PORT] or \
                      relay:NAME[:PORT]";
 
@@ -84,7 +82,6 @@ fn port_number(text: &str) -> Result<u8, String> {
     number.ok_or_else(|| format!("{text} is not a port; ports are numbered from 1 to 255"))
 }
 
-/// Formats the device as it is typed.
 impl std::fmt::Display for DeviceChoice {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -105,7 +102,6 @@ impl std::fmt::Display for DeviceChoice {
 }
 
 impl DeviceChoice {
-    /// Makes the choice of a device of libibverbs, on its first active port.
     const fn verbs(name: Option<String>) -> Self {
         Self::Verbs {
             name,
@@ -147,8 +143,7 @@ impl DeviceChoice {
                     return (Self::verbs(Some(name.clone())), why);
                 }
                 match devices.first() {
-                    // The list has the mlx5 devices first, so there is none if the first device is
-                    // no mlx5 device.
+                    // The list has mlx5 devices first: if its first device is not mlx5, none is.
                     Some(first) if !first.is_mlx5 => format!(
                         "no RDMA device is an mlx5 device; verbs:{} takes one that is reached through libibverbs",
                         first.name
@@ -163,10 +158,9 @@ impl DeviceChoice {
         (Self::Soft(SoftDevice::default()), why)
     }
 
-    /// Returns the device to use, and the reason. For `auto` the device is the device in
-    /// [`DEVICE_VARIABLE`]; without that variable the first mlx5 device with an active port;
-    /// without such a device the software device. If the device is not `auto`, it is returned
-    /// without a reason.
+    /// Returns the device to use, and the reason. `auto` is the device in [`DEVICE_VARIABLE`];
+    /// without that variable the first mlx5 device with an active port; without such a device the
+    /// software device. Any other choice is returned without a reason.
     ///
     /// # Errors
     /// The variable names no device.
@@ -196,8 +190,7 @@ impl DeviceChoice {
         node.and_then(cores_of_node).unwrap_or_default()
     }
 
-    /// Checks before a long run whether the device exists. Opens no device; the software device
-    /// always exists.
+    /// Checks before a long run whether the device exists, without opening it.
     ///
     /// # Errors
     /// The device or the library is missing.
@@ -255,7 +248,6 @@ fn is_active(device: &DeviceEntry) -> bool {
     ports.any(|port| port.state == PortState::Active)
 }
 
-/// Returns why a device without an active port is not usable.
 fn fault_of(DeviceEntry { name, ports, .. }: &DeviceEntry) -> String {
     match ports {
         Err(error) => error.to_string(),

@@ -58,8 +58,7 @@ impl Echo {
     /// Starts the server process, runs the loop from this thread, ends the server.
     ///
     /// # Errors
-    /// A parameter is outside its range, or the server or its socket failed; no process is left in
-    /// either case.
+    /// A parameter is outside its range, or the server or its socket failed; no process is left.
     pub fn measure(&self, clock: &Clock) -> Result<EchoResult, Failure> {
         let within = |what, given, limit| match (1..=limit).contains(&given) {
             true => Ok(()),

@@ -15,7 +15,6 @@ use crate::launch::exchange::Exchange;
 /// The hosts of a job, as one of its ranks sees them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hosts {
-    /// Places of the ranks, by rank.
     places: Vec<Place>,
     rank: usize,
 }
@@ -112,8 +111,7 @@ impl Hosts {
             .collect()
     }
 
-    /// Returns the ranks on this rank's host. The index of a rank in this list is its node-local
-    /// rank.
+    /// Returns the ranks on this rank's host; a rank's index in this list is its node-local rank.
     #[must_use]
     pub fn ranks_here(&self) -> Vec<usize> {
         self.here().map(|(rank, _)| rank).collect()
@@ -245,8 +243,7 @@ mod tests {
             shared(&[&[0, 1, 2, 3], &[4, 5, 6, 7]], 3),
             [0, 1, 2, 4, 5, 6, 3, 7]
         );
-        // The masks make one pool if each rank has one core for two threads, and also if the masks
-        // overlap.
+        // The masks make one pool if each rank has one core for two threads, or if they overlap.
         assert_eq!(shared(&[&[3], &[1]], 2), [3, 1]);
         assert_eq!(shared(&[&[0, 1, 2, 3], &[0, 1, 2, 3]], 2), [0, 1, 2, 3]);
         assert_eq!(shared(&[&[2, 3, 0], &[0, 2, 1]], 1), [2, 0, 3, 1]);

@@ -116,7 +116,6 @@ impl Line {
 }
 
 impl Shared {
-    /// Returns the number of lines that are used in turn.
     fn lines(&self) -> u64 {
         self.lines.load(Ordering::Relaxed)
     }
@@ -133,8 +132,7 @@ fn line(lines: &[Line; ROTATING_LINES as usize], sequence: u64, count: u64) -> (
 }
 
 impl PingPong {
-    /// Starts the other process, measures from this thread, and ends the process. Does this once
-    /// for each of the two modes.
+    /// Starts the other process, measures, and ends the process, once for each of the two modes.
     ///
     /// # Errors
     /// The other process, or the memory between the two, failed; no process is left in either case.

@@ -14,8 +14,7 @@ use crate::report::{JsonSink, say, to_stdout};
 
 /// Number of processes: rank 0 calls, rank 1 answers.
 pub const RANKS: usize = 2;
-/// Exit status for options that cannot be honoured. clap uses the same status for options that it
-/// refuses.
+/// Exit status for options that cannot be honoured; clap uses it for options that it refuses.
 pub const EXIT_OPTIONS: u8 = 2;
 /// Exit status for a program that failed, and for a result that could not be written.
 pub const EXIT_FAILED: u8 = 1;
@@ -29,17 +28,15 @@ const GRACE: Duration = Duration::from_secs(5);
 pub struct Program(pub &'static str);
 
 impl Program {
-    /// Reports an error on standard error. Returns the exit status `code`, even if standard error
-    /// is closed.
+    /// Reports an error on standard error, even if that is closed. Returns the exit status `code`.
     pub fn fail(self, code: u8, error: &dyn Display) -> ExitCode {
         say(&format!("{}: {error}", self.0));
         ExitCode::from(code)
     }
 
-    /// Runs this process if it is no launcher: serves a baseline, or runs `rank` with the exchange
-    /// of the rank. Returns `None` in a process that a user started. A failure of `rank` has the
-    /// exit status [`EXIT_FOLLOWS`] if `follows` returns that it follows from the failure of
-    /// another rank.
+    /// Runs this process if it is no launcher: serves a baseline, or runs `rank` with its exchange.
+    /// Returns `None` in a process that a user started. If `rank` fails, and `follows` returns that
+    /// another rank's failure is the cause, the exit status is [`EXIT_FOLLOWS`].
     pub fn child(
         self,
         rank: impl FnOnce(&mut SocketExchange) -> Result<ExitCode, Failure>,
@@ -63,8 +60,7 @@ impl Program {
         }
     }
 
-    /// Runs the launcher: prints the `plan`, and starts both processes with the arguments of this
-    /// process.
+    /// Runs the launcher: prints the `plan`, and starts both processes with its own arguments.
     pub fn launch(
         self,
         plan: &dyn Display,

@@ -77,15 +77,16 @@ pub fn foreign_launcher() -> Option<Foreign> {
     foreign_launchers().into_iter().next()
 }
 
-/// Returns all such launchers, because one of them may have started another one.
+/// Returns all launchers of the kind that [`foreign_launcher`] returns, because one of them may
+/// have started another one.
 #[must_use]
 pub fn foreign_launchers() -> Vec<Foreign> {
     announced(|variable| std::env::var(variable).ok())
 }
 
 fn announced(value_of: impl Fn(&str) -> Option<String>) -> Vec<Foreign> {
-    // srun sets the variables of a step only for its tasks. A plain script also has the variables
-    // of an allocation (SLURM_NTASKS).
+    // srun sets the variables of a step only in its tasks. The variables of an allocation
+    // (SLURM_NTASKS) are set in a plain script too, so they are not read.
     const SIZES: [(&str, &str); 5] = [
         ("Open MPI's mpirun", "OMPI_COMM_WORLD_SIZE"),
         ("an MPI launcher with PMI", "PMI_SIZE"),

@@ -55,8 +55,8 @@ pub(crate) fn seqpacket_pair() -> io::Result<(UnixStream, UnixStream)> {
 /// The signals by which a user, a terminal or a service manager ends a job in order.
 const END_SIGNALS: [libc::c_int; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
 
-/// The delivery of [`END_SIGNALS`], which are caught from its creation to the end of the process,
-/// so that a signal shortly before that end changes nothing.
+/// The delivery of [`END_SIGNALS`]. The process catches these signals from the creation of this
+/// value until it exits, so that a signal shortly before the exit changes nothing.
 #[derive(Debug)]
 pub(crate) struct EndSignals(SignalDelivery<UnixStream, SignalOnly>);
 
@@ -108,7 +108,6 @@ pub(crate) fn tie_to_parent(parent: Pid) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns the name of a signal.
 pub(crate) fn signal_name(signal: i32) -> &'static str {
     signal_hook::low_level::signal_name(signal).unwrap_or("see signal(7)")
 }

@@ -56,7 +56,6 @@ struct Measured {
     mode: Mode,
     bytes: u32,
     depth: u8,
-    /// Number of packets or WRITEs.
     count: u64,
     per_s: f64,
     ns_each: f64,
@@ -75,7 +74,6 @@ impl fmt::Display for Measured {
     }
 }
 
-/// A socket with the buffers of a batch.
 struct Batch {
     socket: UdpSocket,
     bytes: Vec<Vec<u8>>,
@@ -99,8 +97,7 @@ impl Batch {
             })
             .collect();
         let header = |vector: &mut libc::iovec| {
-            // SAFETY: all fields of a header are integers and raw pointers, for which zero bytes
-            // are valid.
+            // SAFETY: a header has only integers and raw pointers, for which zero bytes are valid.
             let mut header: libc::mmsghdr = unsafe { core::mem::zeroed() };
             (header.msg_hdr.msg_iov, header.msg_hdr.msg_iovlen) = (vector, 1);
             header
@@ -109,7 +106,6 @@ impl Batch {
         f(self.socket.as_raw_fd(), &mut headers)
     }
 
-    /// Sends `count` packets.
     fn send(&mut self, count: usize) -> io::Result<()> {
         let mut sent = 0;
         while sent < count {
@@ -141,8 +137,7 @@ impl Batch {
     }
 }
 
-/// Measures packets. If packets are lost, so that nothing arrives for 100 ms, the measurement
-/// fails.
+/// Measures packets. Fails if nothing arrives for 100 ms, because packets were lost.
 fn packets(cli: &Cli) -> Result<(u64, Duration), Failure> {
     let (a, b) = (
         UdpSocket::bind(("127.0.0.1", 0))?,
@@ -202,7 +197,6 @@ fn packets(cli: &Cli) -> Result<(u64, Duration), Failure> {
     })
 }
 
-/// Measures WRITEs.
 fn writes(cli: &Cli) -> Result<(u64, Duration), Failure> {
     let open = || -> Result<_, Failure> {
         let device = Device::open("soft:roce=127.0.0.1,port=0,packets=all")?;

@@ -5,12 +5,10 @@ use benchkv_harness::clock::Clock;
 use benchkv_harness::hist::LatencyHistogram;
 use benchkv_harness::pattern::Tag;
 
-/// The content of requests and replies.
 pub(crate) trait Content {
     /// Writes the request of `slot`, for the call with the tag `tag`.
     fn request(&mut self, slot: u32, tag: Tag, request: &mut [u8]);
-    /// Checks the reply. Returns the number of operations that end with it; `None` if the reply is
-    /// wrong.
+    /// Checks the reply. Returns the number of operations that end with it; `None` if it is wrong.
     fn reply(&mut self, slot: u32, tag: Tag, reply: &[u8]) -> Option<u64>;
 }
 
@@ -39,12 +37,11 @@ impl Shared {
     }
 }
 
-/// A place for one call.
 #[derive(Debug, Clone, Copy)]
 struct Slot {
     /// Tag of the unanswered call in this slot.
     tag: Option<Tag>,
-    /// If calls are timed, the time from which on the call is tried: the end of the slot's previous
+    /// Start of the call's round-trip time, if calls are timed: the end of the slot's previous
     /// call, or the time of [`Book::start`].
     sent_ns: u64,
 }
@@ -62,7 +59,6 @@ pub(crate) struct Book<W> {
     next: Vec<u64>,
     pub(crate) made: u64,
     pub(crate) ended: u64,
-    /// Number of operations that have ended.
     pub(crate) operations: u64,
     pub(crate) bad_replies: u64,
     pub(crate) refused: u64,
@@ -99,7 +95,6 @@ impl<W> Book<W> {
     }
 }
 
-/// The calls of a client, for its transport.
 #[derive(Debug)]
 pub(crate) struct Calls<'a, W> {
     pub(crate) book: &'a mut Book<W>,
@@ -107,8 +102,8 @@ pub(crate) struct Calls<'a, W> {
 }
 
 impl<W: Content> Calls<'_, W> {
-    /// Takes the end of the call of `slot`. `reply` is `None` if the server did not execute the
-    /// call, which is then made again.
+    /// Ends the call of `slot`. `reply` is `None` if the server did not execute the call, which is
+    /// then made again.
     #[inline]
     pub(crate) fn ended(&mut self, slot: u32, reply: Option<&[u8]>) {
         let Self { book, shared } = self;

@@ -10,8 +10,7 @@ use serde::Serialize;
 
 /// Maximum number of receives of a shared receive queue, on software and mlx5 devices alike.
 pub(crate) const MAX_SRQ_SIZE: u32 = (1 << 15) - 1;
-/// The transport of the calls. The command line's help, tables and documents use these names and
-/// descriptions.
+/// The transport of the calls. Help, tables and documents use these names and descriptions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub(crate) enum Kind {
     /// ScaleRPC: groups and time slices; the server WRITEs replies.
@@ -27,9 +26,10 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// Returns the maximum number of clients. All clients share a device, but for `ud-send`: the
-    /// software HCA keeps the datagrams of only one session from one device to another without
-    /// loss. A device takes 8 descriptors of the usual limit of 1,024 for a process.
+    /// Returns the maximum number of clients. With `ud-send` each client has a device of its own,
+    /// because the software HCA keeps the datagrams of only one session between two devices without
+    /// loss; a device takes 8 of the usual 1,024 descriptors of a process. With the other kinds all
+    /// clients share a device.
     pub(crate) const fn max_clients(self) -> usize {
         if self.has_devices() { 112 } else { 1000 }
     }
@@ -43,10 +43,10 @@ impl Kind {
         }
     }
 
-    /// Returns the legal lengths of a request or a reply, in bytes: at least the tag of a call; at
-    /// most the length that fits a datagram, with the header of a SEND of either kind, or a slot of
-    /// 4 KiB of ScaleRPC. The lengths of copyrpc's messages are limited by its rings only, and
-    /// these messages need no tag, because copyrpc keeps their order.
+    /// Returns the legal lengths of a request or a reply, in bytes: at least the tag of a call, and
+    /// at most what fits into a datagram with the header of its SEND, and into a slot of 4 KiB of
+    /// ScaleRPC. Only the rings limit copyrpc's messages, which need no tag, because copyrpc keeps
+    /// their order.
     pub(crate) const fn payloads(self) -> RangeInclusive<usize> {
         match self {
             Self::Copyrpc => 0..=usize::MAX,
@@ -67,7 +67,6 @@ impl Kind {
     }
 }
 
-/// Formats the name as it is typed.
 impl fmt::Display for Kind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.to_possible_value()
@@ -173,7 +172,6 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    /// Returns the number of bytes of a reply.
     pub(crate) fn reply_bytes(&self) -> usize {
         self.reply_bytes.unwrap_or(self.payload_bytes)
     }
@@ -183,9 +181,7 @@ impl Settings {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Length {
-    /// A duration.
     Seconds(f64),
-    /// A number of calls.
     Calls(u64),
 }
 

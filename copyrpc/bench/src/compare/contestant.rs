@@ -15,7 +15,6 @@ use super::case::{Case, Kind, Settings};
 /// Counters of only one contestant, by name.
 pub(crate) type Counters = BTreeMap<String, u64>;
 
-/// Makes counters of values with their names.
 pub(crate) fn named(counters: impl IntoIterator<Item = (&'static str, u64)>) -> Counters {
     let counters = counters.into_iter();
     counters
@@ -25,8 +24,7 @@ pub(crate) fn named(counters: impl IntoIterator<Item = (&'static str, u64)>) -> 
 
 /// The answering side: one device, and its resources for each client.
 pub(crate) trait Server: Sized {
-    /// Makes everything but the connections. Returns the first record for each client, in the order
-    /// of the clients.
+    /// Makes everything but the connections. Returns the first record for each client, in order.
     fn open(
         case: &Case,
         device: &DeviceSpec,
@@ -42,7 +40,6 @@ pub(crate) trait Server: Sized {
         Ok(())
     }
     fn answers(&self) -> &Answers;
-    /// Returns the number of bytes of memory that the server has registered with the device.
     fn registered_bytes(&self) -> u64;
     fn device_info(&self) -> DeviceInfo;
     fn counters(&self) -> Counters {
@@ -55,8 +52,7 @@ pub(crate) trait Client: Sized {
     /// A client before it is admitted.
     type Pending;
 
-    /// Makes everything for client `number`, with the server's `offer`. Returns the record for the
-    /// server.
+    /// Makes everything for client `number` from the `offer`. Returns the record for the server.
     fn open(
         case: &Case,
         device: &Device,
@@ -139,7 +135,6 @@ impl Answers {
     }
 }
 
-/// Returns the bytes of a record of fixed size.
 pub(crate) fn record<const N: usize>(bytes: &[u8]) -> Result<&[u8; N], Failure> {
     bytes
         .try_into()

@@ -1,5 +1,4 @@
-//! copyrpc as a contestant: each client has a context with its endpoints, and the server has one
-//! context.
+//! copyrpc as a contestant: a context for each client with its endpoints, and one for the server.
 
 use std::time::Duration;
 
@@ -47,7 +46,7 @@ pub(crate) fn endpoint_config(case: &Case) -> Result<EndpointConfig, RangeError>
     })
 }
 
-/// Returns the ring size: as given, or by the rule of the option. The messages must fit.
+/// Returns the ring size as given, or by the rule in the option's help. Checks that messages fit.
 fn ring_size(case: &Case) -> Result<RingSize, RangeError> {
     let (payload, reply) = (case.settings.payload_bytes, case.settings.reply_bytes());
     let sizes = || (12..=28).filter_map(|power| RingSize::for_connection(1 << power));
@@ -58,8 +57,7 @@ fn ring_size(case: &Case) -> Result<RingSize, RangeError> {
     let wanted = (4 * padded * case.depth as u64).clamp(64 << 10, DEFAULT_RING_SIZE);
     let ring = match case.settings.ring_size {
         Some(bytes) => RingSize::for_connection(bytes),
-        // If no ring is large enough and fits, this returns the largest ring size, and the code
-        // below reports the error.
+        // If no ring fits, this returns the largest size, and the code below reports the error.
         None => sizes()
             .find(|ring| ring.bytes() >= wanted && fits(ring))
             .or_else(|| sizes().next_back()),
@@ -106,7 +104,6 @@ impl<U> Pending<U> {
         Ok(Self { context, endpoints })
     }
 
-    /// Returns the records of all endpoints, in their order.
     fn records(&self) -> Vec<u8> {
         self.endpoints
             .iter()
@@ -126,7 +123,6 @@ impl<U> Pending<U> {
     }
 }
 
-/// Returns the counters of a context.
 fn counters<U>(context: &Context<U>) -> Counters {
     let stats = context.stats();
     let counters = [
@@ -290,8 +286,7 @@ impl Client for CopyClient {
         call(&self.endpoints, self.depth, slot, request, self.reply.len())
     }
 
-    /// Calls again from inside the callback, so that all calls that follow from the replies of a
-    /// poll are sent by that poll.
+    /// Calls again inside the callback, so that this poll sends the calls that follow from replies.
     #[inline]
     fn poll<W: Content>(&mut self, calls: &mut Calls<'_, W>) -> Result<(), Failure> {
         let Self {

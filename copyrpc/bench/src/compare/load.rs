@@ -15,29 +15,25 @@ use super::case::Fault;
 use super::case::{Case, Length, Settings};
 use super::contestant::{Client, Counters};
 
-/// Number of rounds without a reply between two checks for other events: of rounds that do not
-/// sleep, and of rounds that sleep.
+/// Number of rounds without a reply between two calls of `check`: `IDLE_ROUNDS` while rounds poll,
+/// `SLEEPING_ROUNDS` while they sleep.
 const IDLE_ROUNDS: u32 = 4096;
 const SLEEPING_ROUNDS: u32 = 16;
 
-/// The pace of a measurement.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Pace {
     pub(crate) clock: Clock,
     pub(crate) wait: WaitStrategy,
     pub(crate) warmup: Duration,
     pub(crate) length: Length,
-    /// Whether each call is timed.
     pub(crate) is_timed: bool,
     /// Maximum time without a reply while calls are unanswered; longer silence is a failure.
     pub(crate) silence: Duration,
 }
 
-/// The result of one measurement.
 #[derive(Debug, Clone)]
 pub(crate) struct Measured {
-    /// Number of calls of all clients that ended in the measured window, and the length of the
-    /// window.
+    /// Number of calls of all clients that ended in the measured window, and the window's length.
     pub(crate) calls: u64,
     pub(crate) elapsed_ns: u64,
     /// Median, over blocks of calls, of the time per call; with one call at a time this is the
@@ -89,7 +85,6 @@ impl Content for Patterns {
     }
 }
 
-/// A client and its calls.
 #[derive(Debug)]
 pub(crate) struct Caller<C, W> {
     pub(crate) client: C,
@@ -119,7 +114,6 @@ impl<C: Client, W: Content> Caller<C, W> {
         Ok(())
     }
 
-    /// Takes the calls that have ended.
     #[inline]
     pub(crate) fn take(&mut self, shared: &mut Shared) -> Result<(), Failure> {
         let Self { client, book } = self;
@@ -129,7 +123,6 @@ impl<C: Client, W: Content> Caller<C, W> {
 
 type Watch<'a> = dyn FnMut() -> Result<(), Failure> + 'a;
 
-/// The load of all clients of a measurement.
 pub(crate) struct Load<'a, C> {
     callers: Vec<Caller<C, Patterns>>,
     shared: Shared,
@@ -196,8 +189,7 @@ impl<'a, C: Client> Load<'a, C> {
     }
 
     /// Keeps the load up for `length`, then lets all calls end. Returns the number of calls that
-    /// ended in the window, the length of the window in ns, and the picoseconds per call of each
-    /// block.
+    /// ended in the window, the window's length in ns, and the picoseconds per call of each block.
     fn phase(
         &mut self,
         length: Length,

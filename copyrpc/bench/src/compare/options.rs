@@ -20,7 +20,6 @@ use super::case::{Case, Kind, Length, Settings};
 use super::{copy_rpc, scale_rpc};
 use benchkv_harness::launch::program::RANKS;
 
-/// Maximum number of loads of one run.
 const MAX_LOADS: usize = 8;
 
 /// Transports of calls between two processes, in turn in one run.
@@ -188,7 +187,6 @@ pub(crate) struct Job {
     device_by_auto: Option<String>,
     #[serde(serialize_with = "benchkv_harness::as_text::serialize")]
     pub(crate) wait: WaitStrategy,
-    /// The cores of the two processes.
     pub(crate) placement: Plan,
 }
 
@@ -270,8 +268,7 @@ impl Job {
         })
     }
 
-    /// Returns the maximum time of the job: its measurements, and ample time to set up and tear
-    /// down on a loaded machine.
+    /// Returns the maximum time of the job: measurements, and ample time to set up and tear down.
     pub(crate) fn time_limit(&self) -> Duration {
         let measured_s = match self.length {
             Length::Seconds(seconds) => seconds,

@@ -50,7 +50,6 @@ pub(crate) struct Account {
     pub(crate) counters: Counters,
 }
 
-/// The result of one measurement.
 #[derive(Debug)]
 pub(crate) struct Outcome {
     pub(crate) measured: Measured,
@@ -206,15 +205,13 @@ fn serve<S: Server>(job: &Job, case: &Case, exchange: &mut dyn Exchange) -> Resu
     Ok(())
 }
 
-/// Returns whether the other process or the launcher failed, and not the thread for which this
-/// thread waits.
+/// Returns whether the other process or the launcher failed, rather than the server's thread.
 fn is_elsewhere(why: &Failure) -> bool {
     why.downcast_ref::<ExchangeError>()
         .is_some_and(|why| *why != ExchangeError::GivenUp)
 }
 
-/// Runs the main thread of the server's process: carries the records of the ends, and waits for the
-/// end of the load.
+/// Runs the main thread of the server's process: carries the ends' records, awaits the load's end.
 fn conduct(
     job: &Job,
     exchange: &mut dyn Exchange,

@@ -57,23 +57,20 @@ struct Figures {
     calls_per_s: Spread,
     /// Time of a window divided by its calls: with one call at a time the mean round trip.
     ns_per_call: Spread,
-    /// Medians, over blocks of calls, of the time per call. Blocks have 64 calls with one call at a
-    /// time, where the median is the round trip, and otherwise 1,024 calls.
+    /// Medians, over blocks of calls, of the time per call. If the load is one call at a time, a
+    /// block has 64 calls, and the median is the round trip; otherwise a block has 1,024 calls.
     ns_per_call_of_blocks: Spread,
-    /// Round-trip times of all runs together, and the spread of their medians, if the mode is
-    /// latency.
+    /// Round-trip times of all runs together, and the spread of their medians, in the mode latency.
     round_trip_ns: Option<LatencySummary>,
     round_trip_p50_ns: Option<Spread>,
     /// Ratio of the calls of the slowest client to the calls of the fastest client.
     slowest_vs_fastest: Spread,
-    /// Memory that the server registers, and all memory that the server takes, on the heap and of
-    /// its device; in bytes.
+    /// Bytes that the server registers, and all bytes that it takes on the heap and of its device.
     server_registered_bytes: u64,
     server_bytes: u64,
     /// Calls of all runs, warm-up included.
     calls: u64,
-    /// Differences between the calls made and the calls that the server executed, added up over the
-    /// runs.
+    /// Differences between calls made and calls that the server executed, summed over the runs.
     not_executed_once: u64,
     /// Requests and replies with wrong bytes.
     bad_payloads: u64,
@@ -142,20 +139,19 @@ impl Figures {
 pub(crate) struct Comparison {
     schema: &'static str,
     schema_version: u32,
-    /// Ratios by load and rival: the first contestant's value / the rival's value, over the runs.
-    /// The values are round trips where the load is one call at a time, and otherwise rates.
+    /// Spread, over the runs, of the first contestant's value divided by the rival's, by load and
+    /// rival. The values are round trips where the load is one call at a time, and otherwise rates.
     ratios: BTreeMap<String, BTreeMap<String, Spread>>,
     /// Figures by load and contestant.
     figures: BTreeMap<String, BTreeMap<String, Figures>>,
     /// Bytes that the server registers, and bytes that it takes in all, for each further client, by
-    /// contestant. They follow from the loads with the fewest and with the most clients, of equal
-    /// depths; empty if there is only one such load.
+    /// contestant: calculated from the two loads of equal depth with the fewest and the most
+    /// clients. Empty if there is only one load of that depth.
     server_registered_bytes_per_further_client: BTreeMap<String, f64>,
     server_bytes_per_further_client: BTreeMap<String, f64>,
     /// The ping-pong of a bare cache line, if it was asked for.
     raw_cacheline: Option<PingPongResult>,
     job: Job,
-    /// The server's device.
     device: String,
     clock: ClockSource,
     /// Peak resident memory of the clients' process.
@@ -395,8 +391,7 @@ mod tests {
         }
     }
 
-    /// Makes outcomes of ScaleRPC at rates 2 and 9, copyrpc at 4 and 3. Memory grows by ten bytes a
-    /// client.
+    /// Makes outcomes: rates 2 and 9 of ScaleRPC, 4 and 3 of copyrpc; ten more bytes a client.
     fn outcomes(job: &Job, answered: u64) -> Outcomes {
         let mut outcomes = Outcomes::default();
         for load in &job.loads {

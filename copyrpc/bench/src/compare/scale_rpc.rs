@@ -18,8 +18,7 @@ const ECHO: u16 = 1;
 /// Maximum number of requests of one step.
 const BUDGET: usize = 64;
 
-/// Returns the server's configuration: slots no larger than needed, and scalerpc's defaults
-/// otherwise.
+/// Returns the server's configuration: the smallest slots that fit, otherwise scalerpc's defaults.
 pub(crate) fn config(case: &Case) -> ServerConfig {
     ServerConfig {
         max_clients: case.clients as u32,
@@ -47,7 +46,6 @@ pub(crate) struct ScaleServer {
     handlers: Handlers<'static>,
     /// Clients with an offer that they have not accepted yet.
     pending: Vec<PendingPeer>,
-    /// Shared with the handler.
     answers: Rc<Answers>,
 }
 

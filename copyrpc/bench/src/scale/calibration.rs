@@ -24,7 +24,7 @@ pub(crate) const PUBLISHED: Published = Published {
 
 impl Published {
     /// Returns the cost of a miss, in ns: the extra time of a message, on average over all
-    /// messages, divided by the part that misses.
+    /// messages, divided by the share of messages that miss.
     pub(crate) fn miss_ns(&self) -> u64 {
         let message_ns = |gbps: f64| self.message_bytes as f64 * 8.0 / gbps;
         ((message_ns(self.missing_gbps) - message_ns(self.full_gbps)) / self.miss_share).round()
@@ -64,7 +64,6 @@ mod tests {
         );
     }
 
-    /// Returns the NIC of the model with `context_entries` contexts.
     fn nic(context_entries: usize) -> NicParameters {
         NicParameters {
             context_entries,

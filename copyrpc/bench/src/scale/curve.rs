@@ -20,7 +20,6 @@ pub(crate) struct Pair {
 }
 
 impl Pair {
-    /// Measures both modes with `clients` clients.
     pub(crate) fn measure(setting: Setting, clients: u32) -> Result<Self, Failure> {
         let measure = |grouping| point::measure(&setting, clients, grouping);
         Ok(Self {
@@ -35,17 +34,15 @@ impl Pair {
     }
 }
 
-/// The summary of a curve.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Verdict {
     /// Minimum number of clients of the curve with which the throughput with grouping off reaches
     /// 95 % of its peak. Fewer clients do not keep the server busy.
     pub(crate) enough_clients: u32,
-    /// Maximum drop of the throughput with grouping off below its peak, among the points from the
-    /// peak on, 0..1.
+    /// Maximum relative drop, 0 to 1, of the throughput with grouping off, after its peak.
     pub(crate) grouping_off_drop: f64,
-    /// Minimum of the throughput with grouping on over its peak, among the points from
-    /// `enough_clients` on, 0..1.
+    /// Minimum ratio, 0 to 1, of the throughput with grouping on to its peak, among the points from
+    /// `enough_clients` on.
     pub(crate) grouping_on_worst: f64,
 }
 

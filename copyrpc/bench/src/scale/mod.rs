@@ -1,9 +1,9 @@
 //! Throughput against the number of clients, grouping off and on, in virtual time with the NIC
 //! model of the software HCA.
 //!
-//! [`setting`]: the parameters; [`calibration`]: the cost of a missing context; [`workload`]: files and accounts; [`point`]: a
-//! server and its clients in one thread; [`curve`]: the points and their summary; [`result`]: the
-//! table, JSON document and plot.
+//! [`setting`]: the parameters; [`calibration`]: the cost of a missing context; [`workload`]: files
+//! and accounts; [`point`]: a server and its clients in one thread; [`curve`]: the points and their
+//! summary; [`result`]: the table, JSON document and plot.
 
 mod calibration;
 mod curve;

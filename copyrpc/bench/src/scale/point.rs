@@ -1,5 +1,4 @@
-//! A point of a curve: a server and its clients in virtual time, one thread for all of them, and
-//! its results.
+//! A point of a curve: a server and its clients in virtual time, in one thread, and the results.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -19,7 +18,6 @@ use crate::compare::calls::{Content, Shared};
 use crate::compare::load::Caller;
 use crate::compare::scale_rpc::ScaleClient;
 
-/// The only type of requests.
 const REQUEST: u16 = 1;
 /// Maximum number of requests that a step of the server answers.
 const BUDGET: usize = 32;
@@ -31,19 +29,17 @@ const SERVER_ARENA_BYTES: usize = 16 << 30;
 /// of the check. Calls that take more time are lost.
 const DRAIN_NS: u64 = 1_000_000_000;
 const DRAIN_STEP_NS: u64 = 1_000_000;
-/// Divisor of a request's CPU time for a READ or an event: such an operation is only posted, and
-/// needs no copy and no check.
+/// Number of READs or events that take the CPU time of one request: they are only posted, and need
+/// no copy and no check.
 const OPERATION_DIVISOR: u64 = 10;
 
-/// The counters of the measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Measured {
     pub(crate) responses: u64,
     pub(crate) responses_per_s: f64,
     /// Share of the messages sent by the server's NIC for which the NIC had to fetch the context.
     pub(crate) send_miss_share: f64,
-    /// Share of the messages received by the server's NIC for which the NIC had to fetch the
-    /// context.
+    /// Share of the messages received by the server's NIC for which it had to fetch the context.
     pub(crate) arrival_miss_share: f64,
     /// Messages sent for each response: the response, and its share of READs and events.
     pub(crate) sends_per_response: f64,
@@ -95,7 +91,6 @@ impl Measured {
     }
 }
 
-/// The counters at one moment.
 struct Snapshot {
     /// Number of operations that have ended, by client.
     ended: Vec<u64>,
@@ -173,7 +168,6 @@ impl World {
         error.map_or(Ok(()), Err)
     }
 
-    /// Lets all calls under way end.
     fn drain(&self, simulation: &mut Simulation<'_>) -> Result<(), Failure> {
         self.is_over.set(true);
         let end_ns = simulation.now_ns() + DRAIN_NS;
@@ -195,8 +189,7 @@ impl World {
         }
     }
 
-    /// Compares the money of the accounts with the money of the transactions, all of which have
-    /// ended.
+    /// Compares the money of the accounts with the money of the transactions, which have all ended.
     fn check_money(&self) -> Result<(), Failure> {
         let callers = self.callers.iter();
         let brought = callers.map(|calling| calling.borrow().brought());
@@ -236,7 +229,6 @@ struct Serving {
     handlers: Handlers<'static>,
     setting: Setting,
     store: Rc<RefCell<Store>>,
-    /// Number of requests answered.
     answered: Rc<Cell<u64>>,
 }
 
@@ -280,8 +272,7 @@ impl Serving {
     }
 }
 
-/// A client as an actor: calls in every lane that has no call outstanding, and checks every
-/// response.
+/// A client as an actor: calls from every slot without an outstanding call, and checks responses.
 struct Calling {
     caller: Caller<ScaleClient, Lanes>,
     shared: Shared,
@@ -330,8 +321,7 @@ impl Calling {
         }
     }
 
-    /// Takes the calls that have ended and makes new ones. Returns the number of calls ended or
-    /// made, whichever is larger.
+    /// Takes ended calls and makes new ones. Returns the number ended or made, whichever is larger.
     fn work(&mut self, is_over: bool) -> Result<u64, Failure> {
         let Self { caller, shared, .. } = self;
         let (ended, made) = (caller.book.ended, caller.book.made);

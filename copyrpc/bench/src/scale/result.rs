@@ -15,7 +15,6 @@ use super::setting::Setting;
 /// Value of [`Document::schema_version`]. It changes when the meaning of any field changes.
 const SCHEMA_VERSION: u32 = 4;
 
-/// The costs of the model's NIC in the document.
 #[derive(Debug, Clone, Serialize)]
 struct Nic {
     doorbell_ns: u64,
@@ -86,7 +85,6 @@ impl Document {
         table
     }
 
-    /// Returns the curve as an SVG document.
     pub(crate) fn plot(&self) -> Result<String, Failure> {
         let pairs = || self.curve.iter();
         let series = |name: String, of: fn(&Pair) -> f64| Series {

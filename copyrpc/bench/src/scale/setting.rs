@@ -85,8 +85,6 @@ impl Setting {
         self.workload.bytes(self.depth).unwrap_or(echo)
     }
 
-    /// Returns the parameters of the NIC: the defaults of the model, except for the cache of
-    /// contexts and the jitter of the network.
     pub(crate) fn nic(&self) -> NicParameters {
         NicParameters {
             context_entries: self.cache as usize,
@@ -97,7 +95,6 @@ impl Setting {
         }
     }
 
-    /// Returns the configuration of the server of a point.
     pub(crate) fn server(&self, clients: u32, grouping: Grouping) -> ServerConfig {
         let (request_bytes, response_bytes) = self.bytes();
         ServerConfig {
@@ -112,13 +109,12 @@ impl Setting {
         }
     }
 
-    /// Returns the virtual time that is measured, in ns.
     pub(crate) const fn window_ns(&self) -> u64 {
         self.window_us * 1000
     }
 
-    /// Returns the virtual time before the measured window, in ns. Up to one and a half times the
-    /// group size, all clients are one group, which never switches.
+    /// Returns the virtual time before the measured window, in ns. Clients up to 1.5 times the
+    /// group size are one group, which never switches.
     pub(crate) fn settle_ns(&self, clients: u32, grouping: Grouping) -> u64 {
         let is_switched =
             grouping == Grouping::On && clients > self.group_size + self.group_size / 2;

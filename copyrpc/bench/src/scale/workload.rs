@@ -31,8 +31,7 @@ pub(crate) enum Workload {
 }
 
 impl Workload {
-    /// Returns the maximum payload bytes of a request and of a response, if the workload determines
-    /// them.
+    /// Returns the maximum payload bytes of a request and of a response, if the workload sets them.
     pub(crate) fn bytes(self, depth: u32) -> Option<(usize, usize)> {
         match self {
             Self::Echo => None,
@@ -64,12 +63,10 @@ fn word(bytes: &[u8], at: usize) -> u64 {
         .map_or(0, |word| u64::from_le_bytes(*word))
 }
 
-/// Returns a tag as one word.
 const fn name(tag: Tag) -> u64 {
     (tag.endpoint() as u64) << 48 | tag.number()
 }
 
-/// Writes words from the start of a message.
 fn put(bytes: &mut [u8], words: impl IntoIterator<Item = u64>) {
     bytes
         .chunks_exact_mut(8)
@@ -77,10 +74,8 @@ fn put(bytes: &mut [u8], words: impl IntoIterator<Item = u64>) {
         .for_each(|(to, word)| to.copy_from_slice(&word.to_le_bytes()));
 }
 
-/// The state of the server.
 #[derive(Default)]
 pub(crate) struct Store {
-    /// The files of each directory.
     files: HashMap<u64, Vec<u64>>,
     /// Balance of each account, and whether the account is locked.
     accounts: Vec<(u64, bool)>,
@@ -103,8 +98,7 @@ impl Store {
         })
     }
 
-    /// Executes a request. Returns the number of bytes of its response; `None` if the request is
-    /// malformed.
+    /// Executes a request. Returns the bytes of its response; `None` if the request is malformed.
     pub(crate) fn execute(&mut self, request: &[u8], response: &mut [u8]) -> Option<usize> {
         let [tag, verb, a, b, amount] = [0, 1, 2, 3, 4].map(|at| word(request, at));
         let directory = || (0..OTHER_FILES).map(|file| u64::MAX - file).collect();
@@ -156,7 +150,6 @@ impl Store {
 pub(crate) struct Lane {
     workload: Workload,
     client: u64,
-    /// Distinguishes the lanes of a client.
     number: u64,
     /// Number of finished cycles of a file.
     finished: u64,
@@ -203,15 +196,13 @@ impl Lane {
         self.random % limit
     }
 
-    /// Begins the next transaction: 15 % read a balance, 45 % change one account, 40 % change two
-    /// (amalgamate, send payment).
+    /// Begins the next transaction: 15 % read a balance, 45 % change one account, 40 % change two.
     fn begin(&mut self) {
         let kind = self.below(100);
         let a = self.below(self.all_accounts);
         let b = self.below(self.all_accounts);
         (self.is_read_only, self.amount, self.step) = (kind < 15, 1 + kind, 0);
-        // Each transaction locks the account of the smaller number first, so two transactions never
-        // wait for each other.
+        // The account of the smaller number is locked first, so no two transactions deadlock.
         self.accounts = if kind < 60 || a == b {
             [a, CASH]
         } else {
@@ -223,7 +214,6 @@ impl Lane {
         self.number << 32 | self.finished
     }
 
-    /// Writes the next request, with this tag.
     pub(crate) fn request(&self, tag: Tag, request: &mut [u8]) {
         let [a, b] = self.accounts;
         let locks = 1 + usize::from(b != CASH);

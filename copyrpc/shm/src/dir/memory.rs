@@ -7,7 +7,6 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crate::lock::LockFile;
 use crate::sys::Mapping;
 
-/// Regions by name.
 #[derive(Debug, Default)]
 pub(crate) struct Memory {
     regions: Mutex<BTreeMap<String, Parts>>,
@@ -34,8 +33,7 @@ impl Memory {
         self.regions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a region that is complete. Returns whether the name was free; otherwise nothing is
-    /// added.
+    /// Adds a complete region if the name is free. Returns whether it was free.
     pub(crate) fn add(&self, name: &str, region: &Parts) -> bool {
         match self.regions().entry(name.to_owned()) {
             Entry::Vacant(entry) => {

@@ -14,8 +14,7 @@ use crate::lock::{ByteLock, LockError, LockFile};
 use crate::region::CreateError;
 use crate::sys;
 
-/// Maximum number of names that are tried, because a thread that sweeps may have opened the file of
-/// a name.
+/// Maximum number of names to try: a thread that sweeps may have opened the file of a name.
 const TEMPORARY_ATTEMPTS: usize = 16;
 
 /// An empty file that no other process can open, with the owner's lock taken.
@@ -75,8 +74,7 @@ impl Fresh {
     }
 }
 
-/// Returns options that open a file for reading and writing, and make a file that only its user can
-/// access.
+/// Returns options to read and write a file; only its user can access a file that they make.
 fn rw() -> OpenOptions {
     let mut options = File::options();
     options.read(true).write(true).mode(0o600);

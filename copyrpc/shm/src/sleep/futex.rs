@@ -136,8 +136,7 @@ fn wait(word: &KnownWord, longest: Duration) {
 #[cfg(not(loom))]
 fn wait_for_any(words: &[KnownWord], longest: Duration) -> bool {
     use std::sync::atomic::AtomicBool;
-    /// Set once the kernel has refused the call: an old kernel does not have it, and a sandbox may
-    /// refuse it.
+    /// Set once the kernel refused the call: an old kernel lacks it, a sandbox may forbid it.
     static IS_MISSING: AtomicBool = AtomicBool::new(false);
 
     if IS_MISSING.load(std::sync::atomic::Ordering::Relaxed) {

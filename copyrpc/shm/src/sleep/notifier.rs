@@ -61,8 +61,7 @@ impl Notifier {
         })
     }
 
-    /// Makes the descriptor wake the sleeper once: when it becomes readable, or at once if it is
-    /// readable.
+    /// Makes the descriptor wake the sleeper once, when it is or becomes readable.
     pub fn arm(&self) {
         // `start` added the descriptor, so this cannot fail.
         let _ = epoll::modify(

@@ -53,7 +53,7 @@ impl Coder {
         }
     }
 
-    /// Codes positions and credit.
+    /// Codes a position or an amount of credit, of at least `base`.
     #[inline]
     pub(in crate::link) fn span(&mut self, value: &mut u64, base: u64) {
         self.number(value, base, ALIGNMENT);

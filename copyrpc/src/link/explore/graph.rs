@@ -13,7 +13,6 @@ const NONE: u32 = u32::MAX;
 /// hashes.
 struct States {
     bytes: Vec<u8>,
-    /// End of each state's bytes.
     ends: Vec<usize>,
     /// Hash table with open addressing, at most half full: numbers of states, each with the hash of
     /// the state, which avoids most comparisons.
@@ -57,7 +56,6 @@ impl States {
         prefetch(std::ptr::from_ref(&self.table[hash as usize & (self.table.len() - 1)]).addr());
     }
 
-    /// Returns the number of a state, and whether it is new.
     fn number(&mut self, hash: u32, bytes: &[u8]) -> (u32, bool) {
         let slot = self.slot(hash, bytes);
         if self.table[slot].0 != NONE {
@@ -83,7 +81,6 @@ impl States {
     }
 }
 
-/// Returns a hash: multiplies and rotates, eight bytes at a time.
 fn hash(bytes: &[u8]) -> u32 {
     let mix = |hash: u64, word: u64| {
         (hash ^ word)
@@ -101,7 +98,6 @@ fn hash(bytes: &[u8]) -> u32 {
     (mix(mix(whole, rest), 0) >> 32) as u32
 }
 
-/// The result of an exploration.
 #[derive(Debug, Default)]
 pub(super) struct Report {
     pub(super) states: usize,
@@ -111,7 +107,6 @@ pub(super) struct Report {
     pub(super) done: usize,
     /// Number of steps from the farthest state to such a state.
     pub(super) farthest: usize,
-    /// All reachable states were found.
     pub(super) is_complete: bool,
 }
 
@@ -119,7 +114,6 @@ pub(super) struct Report {
 struct Found {
     from: u32,
     hash: u32,
-    /// Length of the coded state in bytes.
     len: usize,
     /// See [`Graph::finishing`].
     is_finishing: bool,
@@ -135,7 +129,6 @@ pub(super) struct Graph {
     /// The transitions from the state that is expanded and from the state expanded before, so that
     /// the entry of the table for each transition is in the cache when it is used.
     found: Vec<Found>,
-    /// The coded states of `found`, one after the other.
     found_bytes: Vec<u8>,
     /// For each state, the state from which it was found first.
     parents: Vec<u32>,
@@ -206,7 +199,8 @@ impl Graph {
         self.found_bytes.drain(..start);
     }
 
-    /// Finds all states, or stops at a number of them, and checks that each can still finish.
+    /// Finds the states, at most about `most_states`. If these are all, checks that all calls can
+    /// end.
     pub(super) fn explore(mut self, most_states: usize) -> Report {
         let mut next = 0;
         while next < self.states.len() && self.states.len() < most_states {
@@ -231,7 +225,6 @@ impl Graph {
         self.report
     }
 
-    /// Does all possible actions in a state.
     fn expand(&mut self, from: u32) {
         let state = self.states.get(from as usize).to_vec();
         self.world.restore(&state);
@@ -319,7 +312,6 @@ impl Graph {
         }
     }
 
-    /// Prints the path to a state.
     fn tell_way_to(&mut self, state: u32) {
         let mut way = vec![state];
         while self.parents[way[way.len() - 1] as usize] != NONE {

@@ -9,7 +9,7 @@
 //! Nothing is a model: each step restores two links, does one action on them, and saves them.
 //!
 //! There are still too many states for three calls a side with all events in any order. So there
-//! are three explorations, and the bound of each is in its name and its comment.
+//! are four explorations, and the bound of each is in its name and its comment.
 
 mod coder;
 mod graph;
@@ -30,7 +30,7 @@ use crate::ring::RingSize;
 /// A number above the states of every exploration.
 const MOST_STATES: usize = 100_000_000;
 
-/// Returns two kinds of call: the smallest; and the largest, with the largest response.
+/// Returns a setup with two kinds of call: the smallest, and the largest with the largest response.
 fn setup() -> Setup {
     let ring = RingSize::new(RingSize::CORE_MIN).unwrap();
     let largest = Kind {
@@ -75,8 +75,7 @@ fn start(nth: usize) -> [u64; 2] {
     ]
 }
 
-/// Explores all states, and prints their number. Not by `println`, which a passing test does not
-/// show.
+/// Explores all states, and writes the report to standard error: a passing test shows no `println`.
 fn explore(setup: Setup, start: [u64; 2]) {
     let report = Graph::new(setup, start).explore(MOST_STATES);
     assert!(report.is_complete);
@@ -95,7 +94,7 @@ fn explore(setup: Setup, start: [u64; 2]) {
 }
 
 /// Runs of any length, which go round both rings and reach all pairs of offsets. One side calls,
-/// one call at a time. With all behaviours of a fabric and a driver: delayed completions, delayed
+/// one call at a time. The fabric and the driver show all behaviours: delayed completions, delayed
 /// READs, deferred posts, two batches in flight, short replies.
 #[test]
 fn one_call_at_a_time_for_ever_at_every_offset_is_safe_and_ends() {
@@ -113,7 +112,7 @@ fn one_call_at_a_time_for_ever_at_every_offset_is_safe_and_ends() {
 }
 
 /// Time as an event: each call may pass its deadline, or be cancelled, before it is sent, on its
-/// way, while its request is held, while its answer is on its way, or never. For one side, from
+/// way, while its request is held, while its answer is on its way, or never. One side calls, from
 /// several offsets.
 #[test]
 fn calls_that_end_early_at_any_moment_leave_nothing_behind() {
@@ -132,13 +131,13 @@ fn calls_that_end_early_at_any_moment_leave_nothing_behind() {
     }
 }
 
-/// Both sides call: three calls in all, each of either kind, in any order with delayed completions
-/// and READs. From several pairs of offsets.
+/// Both sides call, from several pairs of offsets: three calls in all, each of either kind, in any
+/// order, with delayed completions and READs.
 #[test]
 fn two_calls_against_one_in_every_order_are_safe_and_end() {
     for nth in 0..2 * scale() {
         let scripts: [Script; 2] = [&[EITHER, EITHER], &[EITHER]];
-        // The largest call needs more credit than the second of these grants at the start.
+        // The largest call needs more than 224 bytes of credit.
         let credit = [setup().credit, 224][nth % 2];
         explore(
             Setup {
@@ -152,9 +151,9 @@ fn two_calls_against_one_in_every_order_are_safe_and_end() {
     }
 }
 
-/// Three calls a side outstanding at once, of both kinds: replies in any order, calls and replies
-/// batched in any way, polls in any order. A poll takes everything that the peer posted before, as
-/// with a device that executes at once. From one pair of offsets; the order of the kinds is given.
+/// Each side has three calls outstanding at once, of both kinds in a given order: replies in any
+/// order, calls and replies batched in any way, polls in any order. A poll takes everything that
+/// the peer posted before, as with a device that executes operations at once.
 #[test]
 fn three_calls_of_two_sizes_a_side_are_safe_and_end() {
     const LARGE_FIRST: Script = &[LARGE, SMALL, SMALL];

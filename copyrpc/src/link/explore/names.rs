@@ -11,7 +11,6 @@ use crate::wire::{
 /// A size of call.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Kind {
-    /// Bytes of the request.
     pub(super) len: u32,
     /// Maximum bytes of the call's response.
     pub(super) allowance: usize,
@@ -24,7 +23,7 @@ impl Kind {
 }
 
 /// Codes messages while a state is walked. Calls are named in the order in which the walk meets
-/// them, so a state does not depend on their ids. Each is met once, as a request under way, a
+/// them, so a state does not depend on their ids. Each call is met once, as a request under way, a
 /// request held, or a response under way.
 pub(super) struct Names {
     kinds: [Kind; 2],
@@ -112,7 +111,6 @@ impl Names {
         kind.len
     }
 
-    /// Codes a request of `caller` that is held.
     pub(super) fn held(&mut self, coder: &mut Coder, caller: usize, held: &mut HeldRequest) {
         let mut credit = u64::from(held.internal_allowance);
         let len = self.request(coder, caller, &mut held.call_id, &mut credit);
@@ -120,7 +118,6 @@ impl Names {
         (held.internal_allowance, held.len) = (credit as u32, len);
     }
 
-    /// Codes a message that `sender` wrote.
     pub(super) fn message(&mut self, coder: &mut Coder, sender: usize, header: &mut Header) {
         let mut is_response = header.call_id & RESPONSE_FLAG != 0;
         coder.flag(&mut is_response);

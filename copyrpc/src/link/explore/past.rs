@@ -15,20 +15,16 @@ pub(crate) struct Past {
     pub(crate) received: Traffic,
     /// Slots of this end's calls, all free.
     pub(crate) slots: u32,
-    /// Generation of each slot.
     pub(crate) generation: u32,
-    /// Heartbeat of both ends.
     pub(crate) heartbeat: u32,
 }
 
 /// The traffic in one direction: sent, taken and answered.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Traffic {
-    /// Number of batches.
     pub(crate) batches: u64,
     /// Credit of the calls in bytes: a multiple of 32.
     pub(crate) credit: u64,
-    /// Number of requests.
     pub(crate) requests: u64,
 }
 

@@ -140,10 +140,10 @@ fn code_heard(coder: &mut Coder, words: &mut FlowWords, known: FlowWords) {
 /// Codes the words that a link sent and received.
 ///
 /// There is no clock here: no keep-alive, no heartbeat (a deadline is an early end, which can come
-/// at any moment), no window, and no graceful end. A READ does not wait after READs without news
-/// either, which only postpones it by a bounded number of polls (L5). The minima of received words
-/// are not coded: they are for peers that send false words. That no word decreases is checked where
-/// it is sent.
+/// at any moment), no window, and no graceful end. The pause after READs without news is left out,
+/// since it only postpones a READ by a bounded number of polls (L5). The minima of received words
+/// are not coded: they matter only for peers that send false words. The world asserts that no word
+/// decreases, when it is sent.
 fn code_words(coder: &mut Coder, links: &mut [Link<u8>; 2], side: usize) {
     let (peer_knows, knows) = (known(&links[1 - side]), known(&links[side]));
     let link = &mut links[side];

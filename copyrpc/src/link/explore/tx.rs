@@ -108,7 +108,7 @@ impl SendRing {
         &self.view
     }
 
-    /// Returns the positions known as consumed, posted, written.
+    /// Returns three positions: consumed as far as this end knows, posted, and written.
     pub(in crate::link) const fn positions(&self) -> [u64; 3] {
         [self.peer_consumer, self.posted, self.producer()]
     }

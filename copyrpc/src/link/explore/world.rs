@@ -20,7 +20,6 @@ pub(super) const LARGE: &[u8] = &[1];
 /// For each call of a side, in order, the kinds that the call may have.
 pub(super) type Script = &'static [&'static [u8]];
 
-/// The parameters of an exploration.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Setup {
     pub(super) ring: RingSize,
@@ -28,11 +27,9 @@ pub(super) struct Setup {
     /// Maximum number of outstanding calls of a side.
     pub(super) calls: [usize; 2],
     /// All calls that a side makes, if their number is limited. After them the side may try one
-    /// more call, which may be refused; if it is accepted, the state is outside.
+    /// more call, which may be refused; if it is accepted, the state is not explored.
     pub(super) scripts: Option<[Script; 2]>,
-    /// Maximum number of batches in flight of a side.
     pub(super) batches: [u32; 2],
-    /// Credit granted at the start, in bytes.
     pub(super) credit: u64,
     /// Each poll takes all arrivals.
     pub(super) drains: bool,
@@ -48,7 +45,6 @@ pub(super) struct Setup {
 }
 
 impl Setup {
-    /// Returns whether the mirror image of a state is equivalent to the state.
     pub(super) fn is_symmetric(&self) -> bool {
         let alike = match self.scripts {
             Some([first, second]) => first == second,
@@ -61,16 +57,23 @@ impl Setup {
 /// A possible event of a side, or of the fabric for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Action {
-    /// The application of a side makes a call.
-    Call { kind: u8 },
+    Call {
+        kind: u8,
+    },
     /// The application answers the `nth` of the requests it holds.
-    Reply { nth: usize, is_short: bool },
+    Reply {
+        nth: usize,
+        is_short: bool,
+    },
     /// The `nth` of the calls that wait ends before its answer.
-    Abandon { nth: usize },
+    Abandon {
+        nth: usize,
+    },
     /// The application or the driver flushes, READs and publishes; the send queue takes `room`
     /// WQEs.
-    Serve { room: usize },
-    /// The driver takes a receive completion.
+    Serve {
+        room: usize,
+    },
     TakeBatch,
     /// The fabric reads the peer's record.
     ExecuteRead,
@@ -78,7 +81,6 @@ pub(super) enum Action {
     TakeRead,
 }
 
-/// The outcome of an [`Action`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     /// The action is impossible now; nothing changed.
@@ -86,19 +88,19 @@ pub(super) enum Step {
     Done,
     /// The action leads to a state outside of the explored states.
     Outside,
-    /// A call was refused temporarily.
     Refused,
     /// The send queue had no room for all batches.
     Deferred,
 }
 
-/// The side whose turn it is. The actions of a side between two serves have no effect outside and
-/// need nothing that could disappear. So all of them may be moved to just before the second serve.
-/// Only the order of the sides' turns is explored, each from its first action to its serve.
+/// The side whose turn it is. A turn is the actions of one side up to its next [`Action::Serve`].
+/// The actions before the `Serve` have no effect on the other side and need nothing that could
+/// disappear, so all of them may be moved to just before it. So only the order of the turns is
+/// explored.
 ///
-/// In a turn, batches are taken first. A call or reply before the batches are taken is equivalent
-/// to the same call or reply after that, when it has no less space and credit; and a call that is
-/// refused before may be accepted after.
+/// In a turn, batches are taken first. A call or reply before them is equivalent to the same call
+/// or reply after them, when there is at least as much space and credit; a call that is refused
+/// before may be accepted after.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Turn {
     Nobody,
@@ -107,7 +109,6 @@ pub(super) enum Turn {
     Acts(usize),
 }
 
-/// A READ of the peer's record.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Read {
     None,
@@ -118,10 +119,9 @@ pub(super) enum Read {
 pub(super) struct World {
     pub(super) setup: Setup,
     pub(super) links: [Link<u8>; 2],
-    /// Spans of the batches in the receive ring of a side that wait for its poll.
+    /// For each side, the spans of the batches in its receive ring that it has not polled.
     pub(super) arrived: [VecDeque<u64>; 2],
     pub(super) reads: [Read; 2],
-    /// The side whose turn it is.
     pub(super) turn: Turn,
     /// Number of calls each side made, if it is limited.
     pub(super) made: [u32; 2],
@@ -294,9 +294,9 @@ impl World {
 
     /// Does a driver's work for a connection: flush, READ if starved, publish.
     ///
-    /// A WRITE is executed at once. A block of a receive ring becomes needed by a WRITE, in order,
-    /// and free by actions of its owner: so a later WRITE finds fewer such blocks and more posted
-    /// receives the later it is executed. The time at which its completion is taken stays open.
+    /// A WRITE is executed at once, which is the worst case: the later it is executed, the fewer
+    /// blocks of its receive ring the receiver still needs, and the more receives are posted. The
+    /// completion of the WRITE may be taken at any time.
     fn serve(&mut self, side: usize, room: usize) -> Step {
         let recv = *self.links[1 - side].rx.view();
         let (link, arrived) = (&mut self.links[side], &mut self.arrived[1 - side]);
@@ -306,8 +306,8 @@ impl World {
         let mut left = room;
         let flushed: Result<(), ()> = link.flush(|emit: Emit| {
             left = left.checked_sub(1).ok_or(())?;
-            // The smallest receive queue that B1 of docs/copyrpc-protocol.md permits: a receive for
-            // each batch granted, posted again when its completion is taken.
+            // The receive queue is the smallest that B1 of docs/copyrpc-protocol.md permits: one
+            // receive for each granted batch, posted again when the batch's completion is taken.
             assert!(
                 arrived.len() < limit,
                 "RNR: a batch finds no posted receive"
@@ -389,7 +389,6 @@ impl World {
         Step::Done
     }
 
-    /// Checks the invariants of every state.
     fn check(&self) {
         for side in [0, 1] {
             let (link, peer) = (&self.links[side], &self.links[1 - side]);
@@ -405,8 +404,8 @@ impl World {
             let [known, _, _] = link.tx.positions();
             assert!(known <= peer.rx.consumer_pos(), "side {side}");
             // Overrun: the bytes that a side writes must not reach the bytes that its peer still
-            // needs, one lap before. Checked when they are written, so it holds for the send ring
-            // too, and for every time of the post.
+            // needs, one lap before. The check is made when the bytes are written, so it covers the
+            // send ring too, and a post at any later time.
             let needed = peer
                 .rx
                 .requests
@@ -422,13 +421,13 @@ impl World {
         }
     }
 
-    /// Returns whether every request is answered between two turns.
+    /// Returns whether no turn is under way and all requests are answered.
     pub(super) fn may_be_done(&self) -> bool {
         let [first, second] = &self.links;
         self.turn == Turn::Nobody && first.unanswered_requests() + second.unanswered_requests() == 0
     }
 
-    /// Returns whether either side can make the largest call in this state. Tries it.
+    /// Returns whether each side that calls can make the largest call in this state. Tries it.
     pub(super) fn takes_the_largest(&mut self, state: &[u8]) -> bool {
         [0, 1].into_iter().all(|side| {
             self.restore(state);

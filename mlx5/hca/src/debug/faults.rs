@@ -22,24 +22,23 @@ pub struct Faults {
     pub delay_ns: u64,
     /// Messages in a thousand whose first attempt finds no receive, even if one is posted.
     pub rnr_permille: u16,
-    /// Lanes in a thousand that are skipped when messages are taken. So CQEs of different queue
-    /// pairs change places. The CQEs of one queue pair stay in order.
+    /// Lanes (queues of arrived messages) in a thousand that a poll skips. So CQEs of different
+    /// queue pairs change their order; CQEs of one queue pair do not.
     pub reorder_permille: u16,
     /// The number of the operation that fails, and its syndrome.
     pub fail: Option<(u64, Syndrome)>,
     /// Number of the operation from which on no peer answers: this operation and all later
     /// operations fail after the timeout of their queue pair.
     pub drop_peers_after: Option<u64>,
-    /// Attempts of messages in a thousand that are lost. The send of a lost datagram completes. Any
-    /// other lost message is sent again after the timeout of its queue pair; if all its attempts
-    /// are lost, it fails at once.
+    /// Transmissions in a thousand that are lost. The send of a lost datagram completes. Any other
+    /// lost message is sent again after the timeout of its queue pair; if all its transmissions are
+    /// lost, it fails at once.
     pub loss_permille: u16,
     /// The place of the queue pair that gets the faults of operations: the lower 14 bits of its
     /// number. `None`: all queue pairs.
     pub only: Option<u16>,
 }
 
-/// The fate of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
     Normal,
@@ -51,7 +50,6 @@ pub(crate) enum Fate {
     Fails(Syndrome),
 }
 
-/// The faults that one device makes.
 pub(crate) struct Injector {
     faults: Faults,
     random: Random,
@@ -79,7 +77,6 @@ impl Injector {
         })
     }
 
-    /// Returns the delay of the operation that was delayed just now, in ns.
     pub(crate) fn delay_ns(&self) -> u64 {
         self.delay_ns
     }

@@ -1,10 +1,9 @@
-//! Strict mode: detects mistakes of a driver to which a NIC would react silently: it would do
-//! nothing, or the wrong thing.
+//! Strict mode: detects mistakes of a driver that a NIC would not report.
 //!
-//! The hook of a doorbell passes only the queue pair. The register, the record and the WQEs are
-//! read and compared here. Then the register is poisoned, so that the next store to it can be
-//! detected. The next empty poll detects WQEs that no doorbell announced. A missing barrier cannot
-//! be detected here, because a thread sees its own stores in order.
+//! The hook of a doorbell gets only the index of the queue pair. The register, the record and the
+//! WQEs are read and compared here. Then the register is poisoned, so that the next store to it can
+//! be detected. The next empty poll detects WQEs that no doorbell announced. A missing barrier
+//! cannot be detected here, because a thread sees its own stores in order.
 
 use mlx5_wire::{
     BLUEFLAME_BYTES, CtrlWords, Header, Piece, SEGMENT, WQEBB, WqeError, announced_bytes,
@@ -19,7 +18,6 @@ use crate::{Hca, State};
 
 /// Byte that fills a register after it was read.
 const POISON: u8 = 0xdb;
-/// Poisons a new register.
 pub(crate) fn poison_register(qp: &SoftQp) {
     if let Some(register) = qp.sq.register {
         // SAFETY: `register` points to both halves of the register, which live as long as the queue
@@ -52,8 +50,7 @@ pub(crate) fn doorbell(hca: &Hca, state: &mut State, index: usize) -> bool {
     let result = if qp.has_failed() {
         Ok(())
     } else {
-        // WQEs are checked before the register, so that a malformed WQE is reported as such and not
-        // as a register mismatch.
+        // WQEs are checked first, so that a malformed WQE is not reported as a register mismatch.
         check_room(qp, producer)
             .and_then(|()| check_wqes(qp, producer))
             .and_then(|()| check_register(qp, half, &register, producer))
@@ -230,7 +227,6 @@ pub(crate) fn finds_unannounced(hca: &Hca, state: &mut State, index: usize) -> b
     true
 }
 
-/// Reports mistakes in completion queues and receive queues.
 #[cold]
 pub(crate) fn check_queues(state: &mut State) {
     let violations = &mut state.violations;

@@ -5,7 +5,6 @@ use std::cell::Cell;
 use crate::Clock;
 use crate::hash::{START, fnv1a};
 
-/// The kind of a recorded event.
 #[derive(Clone, Copy)]
 #[repr(u8)]
 pub(crate) enum What {
@@ -15,7 +14,6 @@ pub(crate) enum What {
     Completed,
     /// A receive was filled.
     Arrived,
-    /// A receive was flushed.
     Flushed,
 }
 

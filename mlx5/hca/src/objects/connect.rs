@@ -49,7 +49,6 @@ impl Hca {
         }
     }
 
-    /// Returns the way to the device of an address.
     pub(crate) fn way_to(&self, remote: &Address) -> Way {
         self.membership
             .way_to(remote.lid, remote.epoch, remote.packets.is_some())
@@ -115,8 +114,7 @@ impl Hca {
         Ok(())
     }
 
-    /// Maps the device of the peer, and stores the peer's number and incarnation in the entry of
-    /// queue pair `qpn`.
+    /// Maps the peer's device, and stores the peer's number and incarnation in the entry of `qpn`.
     fn by_memory(
         &self,
         state: &mut State,
@@ -139,7 +137,6 @@ impl Hca {
         Ok(Transport::Connected(Box::new(connection)))
     }
 
-    /// Makes a connection of queue pair `own` by packets to queue pair `peer`.
     fn by_packets(
         &self,
         state: &mut State,
@@ -173,9 +170,9 @@ impl Hca {
         Ok(Transport::Wire)
     }
 
-    /// RTR to RTS of a queue pair whose peer is reached by packets: sends with these options from
-    /// this PSN on, with at most `rd_atomic` READs and atomics that are not answered. Does nothing
-    /// to other queue pairs.
+    /// Moves a queue pair whose peer is reached by packets from RTR to RTS: it sends with these
+    /// options, from this PSN on, and has at most `rd_atomic` unanswered READs and atomics. Does
+    /// nothing to other queue pairs.
     pub fn start_packets(&self, qpn: u32, options: &ConnectOptions, psn: u32, rd_atomic: u8) {
         let State { queues, wire, .. } = &mut *self.state.borrow_mut();
         let parts = wire.parts(&mut queues.qps, qp_index(qpn));

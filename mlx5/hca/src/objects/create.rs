@@ -36,7 +36,7 @@ const MAX_RECV_STRIDE: u32 = 1024;
 /// Number of values of the upper 10 bits of a QPN that are used: neither all zeros nor all ones.
 pub(crate) const QPN_TAGS: u16 = (1 << (24 - QP_INDEX_BITS)) - 2;
 
-/// A place for queue pairs, in the state after its last queue pair.
+/// A place that queue pairs use one after another.
 #[derive(Clone, Copy)]
 pub(crate) struct QpPlace {
     /// Upper bits of the number of the next queue pair, less one.
@@ -47,7 +47,6 @@ pub(crate) struct QpPlace {
     pub(crate) version: u32,
 }
 
-/// Refuses a value that is not among the few `legal` values.
 fn require(
     is_legal: bool,
     what: &'static str,
@@ -71,7 +70,6 @@ fn check_alignment(what: &'static str, at: NonNull<u8>, to: usize) -> Result<(),
     require(addr % to == 0, what, addr as u64, "an aligned address")
 }
 
-/// Checks the sizes and the address of a receive queue in the driver's memory.
 fn check_rq(memory: &RqMemory) -> Result<(), CreateError> {
     let (wqe_cnt, stride) = (memory.wqe_cnt, memory.stride);
     check_size("the WQEs of a receive queue", wqe_cnt, 1, 1 << 15)?;
@@ -193,8 +191,7 @@ impl Hca {
         Ok((index, lane_place))
     }
 
-    /// Makes a shared receive queue in the driver's memory, from which posted WQEs are copied.
-    /// Returns its number.
+    /// Makes a shared receive queue whose posted WQEs are copied. Returns its number.
     ///
     /// # Errors
     /// A size outside the limits, or no memory.
@@ -304,7 +301,6 @@ impl Hca {
         result
     }
 
-    /// Returns the mode of a new queue pair.
     pub(crate) fn first_mode(&self, injector: Option<&Injector>) -> Mode {
         match (injector, self.is_port_up.get()) {
             (None, true) => self.mode,
@@ -312,7 +308,6 @@ impl Hca {
         }
     }
 
-    /// Returns the number of queue pair `index`.
     fn qpn(&self, index: usize, tag: u16) -> u32 {
         let upper = if self.port.is_some() {
             self.lid()

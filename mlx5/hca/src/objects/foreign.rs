@@ -48,8 +48,7 @@ impl Hca {
             return false;
         }
         if u32::from(producer.wrapping_sub(qp.sq_consumer)) > qp.sq.capacity() {
-            // No driver posts more than its queue holds, so the content of the queue cannot be
-            // trusted.
+            // No driver posts more than its queue holds, so the content of the queue is invalid.
             qp.is_watched = false;
             qp.break_down(self);
             return true;
@@ -58,9 +57,9 @@ impl Hca {
         true
     }
 
-    /// Reconnects to a peer that was reset. If both ends are reset and connected again, in any
-    /// order, the end that connects first finds the old state of the other end. Until something is
-    /// sent or received, the connection follows the number of the peer, as on a NIC.
+    /// Reconnects to a peer that was reset. If both ends are reset and connected again, the end
+    /// that connects first finds the old state of the other end. Until something is sent or
+    /// received, the connection leads to the queue pair that has the peer's number, as on a NIC.
     fn follow(&self, qp: &mut SoftQp) {
         let own = QpEntry::pack_peer(qp.qpn, qp.generation);
         let Transport::Connected(remote) = &mut qp.transport else {
@@ -89,13 +88,11 @@ impl Hca {
         }
     }
 
-    /// Calls `f` with queue pair `qpn`, if it exists.
     fn with_qp<R>(&self, qpn: u32, f: impl FnOnce(&mut SoftQp) -> R) -> Option<R> {
         by_number(&mut self.state.borrow_mut().queues.qps, qpn).map(f)
     }
 
-    /// Moves a queue pair from RESET to INIT: the device polls the queue pair's own receive queue
-    /// from now on.
+    /// Moves a queue pair from RESET to INIT: the device polls its own receive queue from now on.
     pub fn initialize(&self, qpn: u32) {
         let Some((rqn, true)) = self.with_qp(qpn, |qp| (qp.rqn, qp.owns_rq())) else {
             return;
@@ -105,8 +102,8 @@ impl Hca {
         }
     }
 
-    /// RTR to RTS, or new options in RTS: the device polls the queue pair's send queue from now on.
-    /// A `timeout` of 0 waits forever. This end sets the RNR timer; on a NIC the responder sets it.
+    /// Moves a queue pair to RTS, or changes its options there: the device polls its send queue. A
+    /// `timeout` of 0 waits forever. This end sets the RNR timer; on a NIC the responder sets it.
     pub fn start_sending(&self, qpn: u32, options: &ConnectOptions) {
         self.with_qp(qpn, |qp| {
             qp.options = *options;

@@ -21,12 +21,11 @@ use crate::{Hca, State};
 const FIRST_MR: usize = 2;
 /// Number of entries that can have regions.
 const ENTRIES: usize = MAX_MRS - FIRST_MR;
-/// Number of entries that had a region and are free, above which the oldest of them is used again.
-/// A key returns after more than 256 times this number of registrations, because an entry has 256
-/// keys.
+/// Number of free entries that had a region: while there are more, the oldest of them is used
+/// again. A key returns after more than 256 times this number of registrations, because an entry
+/// has 256 keys.
 const REUSE_DELAY: usize = 1024;
 
-/// The memory regions of a device.
 pub(crate) struct Regions {
     slots: Vec<MrSlot>,
     /// Free slots that had a region; the slot that is free for the longest time is first.
@@ -87,7 +86,6 @@ impl Regions {
         Ok((slot, (entry as u32) << 8 | u32::from(self.slots[slot].tag)))
     }
 
-    /// Returns the slot of the region with `key`; `None` if there is none.
     fn find(&self, key: u32) -> Option<usize> {
         let slot = ((key >> 8) as usize + 2 * ENTRIES - FIRST_MR - self.first) % ENTRIES;
         let is_there =
@@ -185,8 +183,7 @@ impl Hca {
         access: Access,
     ) -> Result<Region, RegisterError> {
         check_region(bytes, access)?;
-        // Peers of a device with a port reach all its registered memory by the kernel's copy, also
-        // to fill receive buffers.
+        // Peers of a device with a port use the kernel's copy also to fill receive buffers.
         if self.port.is_some() || access.intersects(Access::REMOTE_READ | Access::REMOTE_WRITE) {
             foreign_memory_reachable().map_err(|reason| RegisterError::Unreachable { reason })?;
         }
@@ -250,8 +247,7 @@ impl Hca {
             return false;
         }
         if let MrState::Arena { offset, bytes } = state.mrs.slots[slot].state {
-            // The pages are zeroed for the next region. Pages that cannot be zeroed are not used
-            // again.
+            // The pages are zeroed for the next region. Pages that cannot be zeroed are not reused.
             if self.memory.arena.release(offset..offset + bytes).is_ok() {
                 state.arena.give(offset, bytes);
             }
@@ -296,7 +292,6 @@ mod tests {
         Regions::new(&mut Random::new(7))
     }
 
-    /// Takes a slot for a region.
     fn take(regions: &mut Regions) -> Option<u32> {
         let (slot, key) = regions.take().ok()?;
         regions.slots[slot].state = MrState::Foreign;

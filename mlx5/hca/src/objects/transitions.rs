@@ -13,7 +13,7 @@ use crate::shared::layout::{DATAGRAM, LanePlace, RECEIVES, qp_index};
 use crate::{Hca, State};
 
 impl Hca {
-    /// INIT to RTR of a datagram queue pair: it receives datagrams with this `qkey`.
+    /// Moves a datagram queue pair from INIT to RTR: it receives datagrams with this `qkey`.
     pub fn activate_datagrams(&self, qpn: u32, qkey: u32) {
         let state = &mut *self.state.borrow_mut();
         state.links.has_datagrams = true;
@@ -52,8 +52,7 @@ impl Hca {
         self.give_rq(&mut self.state.borrow_mut(), srqn);
     }
 
-    /// Destroys a queue pair. Returns the number of its own receive queue, which the caller
-    /// destroys.
+    /// Destroys a queue pair. Returns the number of its own receive queue, for [`Hca::give_rq`].
     fn take_qp(&self, state: &mut State, qpn: u32) -> Option<u32> {
         let index = qp_index(qpn);
         let mut qp = state
@@ -70,8 +69,7 @@ impl Hca {
         let peer = qp.remote().map(|r| r.peer.clone());
         let quiet = self.quiesce(&mut state.stuck, peer.iter());
         packets::abandon(&mut state.wire, &qp);
-        // Messages that arrived took receives. The CQEs of the messages return these receives to
-        // the driver.
+        // The CQEs of messages that arrived return their receives to the driver.
         arrive::drain(self, &mut qp, &mut state.queues.cqs);
         state.hot.remove(index);
         let place = &mut state.qp_places[index];

@@ -41,14 +41,13 @@ pub(crate) struct Connection {
     pub(crate) open: Option<Taking>,
     /// Whether a WQE has failed and is not complete. No further WQE is taken before it is complete.
     pub(crate) is_ending: bool,
-    /// Time of the next event that is scheduled for the connection.
     pub(crate) scheduled_ns: Option<u64>,
     /// Whether the connection is among [`WirePort::active`].
     pub(crate) is_active: bool,
 }
 
 /// Minimum time, in ns, for which requests to a software HCA that does not answer are repeated. A
-/// longer time would delay the report of a dead peer by as much.
+/// longer time would delay the report of a dead peer.
 const POLLED_PATIENCE_NS: u64 = 2_000_000_000;
 
 impl Connection {
@@ -112,9 +111,8 @@ impl Connection {
     }
 
     /// Returns the answer to requests that arrive after the queue pair of this connection failed or
-    /// was destroyed. It is the NAK that ended the connection, again because the first may be lost,
-    /// or otherwise a NAK with syndrome `GONE`. Returns `None` if the peer does not understand the
-    /// answer.
+    /// was destroyed: the NAK that ended the connection, because the first copy may be lost, or
+    /// else a NAK with syndrome `GONE`. Returns `None` if the peer does not understand the answer.
     pub(crate) fn last_answer(&self) -> Option<Headers> {
         let Options {
             qpn,
@@ -137,8 +135,7 @@ impl Connection {
         })
     }
 
-    /// Returns whether this is the peer's address. If the peer's UDP port is not known, any port
-    /// matches.
+    /// Returns whether this is the peer's address, with any port if the peer's port is not known.
     pub(crate) fn is_from_peer(&self, from: &SocketAddr) -> bool {
         self.peer.ip() == from.ip() && self.source.is_none_or(|port| port == from.port())
     }
@@ -154,7 +151,7 @@ impl Connection {
         (self.responder.expected(), self.requester.completed())
     }
 
-    /// Returns the WQE of a message: its counter.
+    /// Returns the counter of a message's WQE.
     pub(crate) fn wqe_of(&self, message: u64) -> Option<u16> {
         self.messages
             .get(message.checked_sub(self.completed)? as usize)

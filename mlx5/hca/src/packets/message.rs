@@ -2,13 +2,13 @@
 
 use mlx5_wire::roce::{AtomicEth, Headers, Opcode, PacketOpcode, Psn, Reth, Transport};
 
-/// Maximum READs and atomics of a connection that are not answered, and number of atomics whose
+/// Maximum number of unanswered READs and atomics of a connection, and number of atomics whose
 /// results a responder remembers.
 pub(crate) const MAX_RD_ATOMIC: usize = 16;
 
-/// Maximum time, in ns, for which a responder delays the ACK of a message that does not ask for
-/// one, to acknowledge a further message together with it. It is far below the time after which the
-/// requester sends the message again.
+/// Maximum delay, in ns, of the ACK of a message that does not ask for an ACK. The delayed ACK
+/// covers further messages too. The delay is far below the time after which the requester sends the
+/// message again.
 pub(crate) const ACK_DELAY_NS: u64 = 500_000;
 
 /// Syndrome by which a software HCA reports to another that a queue pair failed or was destroyed: a
@@ -16,14 +16,13 @@ pub(crate) const ACK_DELAY_NS: u64 = 500_000;
 /// timeout.
 pub(crate) const GONE: u8 = 3 << 5 | 31;
 
-/// Returns the number of packets of a message of `len` bytes.
 pub(crate) const fn packets(len: u32, mtu: u32) -> u32 {
     // A message of no bytes has one packet.
     if len == 0 { 1 } else { len.div_ceil(mtu) }
 }
 
-/// Maximum number of packets of a window, which are sent and not acknowledged. Each window asks for
-/// ACKs at its quarters.
+/// Maximum number of packets in a window, that is, sent and not acknowledged. One packet in each
+/// quarter of a window asks for an ACK.
 const MAX_WINDOW: u32 = 64;
 /// Maximum payload of the packets of a window together, in bytes. With their overhead, these
 /// packets fit into the default socket buffer of a Linux receiver.
@@ -41,7 +40,7 @@ pub(crate) struct Options {
     pub(crate) retry_count: u8,
     /// Maximum number of retries after RNR NAKs; 7 means without limit.
     pub(crate) rnr_retry: u8,
-    /// Maximum READs and atomics that are not answered: 1 to [`MAX_RD_ATOMIC`], and at most the
+    /// Maximum number of unanswered READs and atomics: 1 to [`MAX_RD_ATOMIC`], and at most the
     /// number that the peer keeps.
     pub(crate) rd_atomic: u8,
     /// Whether the connection is unreliable. Its messages are complete when they were sent.
@@ -57,13 +56,11 @@ impl Options {
         (WINDOW_BYTES / self.mtu).clamp(8, MAX_WINDOW)
     }
 
-    /// Returns whether a message without a completion may be acknowledged together with a later
-    /// message.
+    /// Returns whether a message without a completion may share the ACK of a later message.
     pub(super) const fn may_share_acks(&self) -> bool {
         self.is_polled && self.timeout_ns > 2 * ACK_DELAY_NS
     }
 
-    /// Returns the transport service of the packets.
     pub(crate) const fn transport(&self) -> Transport {
         if self.is_unreliable {
             Transport::Uc
@@ -121,7 +118,6 @@ pub(crate) struct Outgoing {
     pub(crate) len: u32,
 }
 
-/// A posted message.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Message {
     pub(super) request: Request,

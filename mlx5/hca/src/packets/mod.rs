@@ -67,7 +67,6 @@ pub(crate) struct Wire {
 }
 
 impl Wire {
-    /// Adds the connection of the queue pair with this index.
     pub(crate) fn insert(&mut self, index: usize, connection: Connection) {
         if self.connections.len() <= index {
             self.connections.resize_with(index + 1, || None);

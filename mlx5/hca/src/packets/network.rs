@@ -10,8 +10,7 @@ use crate::random::Random;
 
 /// Maximum number of packets that are held. A port whose network holds this number has no room.
 const MAX_HELD: usize = 1024;
-/// Maximum further delay of a packet that is reordered, in ns. Packets that the port sends
-/// meanwhile overtake it.
+/// Maximum further delay, in ns, of a packet that later packets overtake.
 const REORDER_NS: u64 = 1_000_000;
 
 /// The treatment of the packets that a port sends. By default the network is good.
@@ -33,7 +32,6 @@ pub struct BadNetwork {
 /// destination, and its bytes.
 type Held = Reverse<(u64, u64, SocketAddr, Box<[u8]>)>;
 
-/// The state of a bad network.
 #[derive(Debug)]
 pub(super) struct Network {
     options: BadNetwork,
@@ -54,7 +52,6 @@ impl Network {
         }
     }
 
-    /// Returns whether the network can take one more packet.
     pub(super) fn has_room(&self) -> bool {
         self.held.len() < MAX_HELD
     }
@@ -91,7 +88,6 @@ impl Network {
         }
     }
 
-    /// Returns the time at which the next packet is due.
     pub(super) fn due_ns(&self) -> Option<u64> {
         self.held.peek().map(|Reverse((due_ns, ..))| *due_ns)
     }

@@ -1,5 +1,4 @@
-//! The port on the wire: the packets that are sent and that arrive there, as bytes whose meaning
-//! other modules know.
+//! The port on the wire: encodes, sends, receives and decodes packets.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -45,10 +44,8 @@ pub struct PacketCounters {
     pub refused: u64,
 }
 
-/// The port of a device on the wire.
 pub(crate) struct WirePort {
-    /// The thread that ends sleeps; it is started for the first sleep. `Some(None)` if it could not
-    /// be started.
+    /// The thread that ends sleeps, started for the first sleep; `Some(None)` if the start failed.
     waker: Option<Option<Notifier>>,
     udp: Udp,
     /// The source address of packets, with the port.
@@ -57,7 +54,6 @@ pub(crate) struct WirePort {
     pub(crate) mtu: u16,
     /// Whether the UDP ports of an address follow from the virtual functions that share it.
     is_shared: bool,
-    /// UDP port of [`RoceOptions::peers`].
     peers: Option<u16>,
     /// Secret from which the first PSNs of queue pairs follow.
     secret: u64,
@@ -86,7 +82,6 @@ pub(crate) const fn port_of_vf(vf: u16) -> u16 {
     UDP_PORT + vf.saturating_sub(1)
 }
 
-/// Returns the addresses of a packet from `source` to `destination`.
 const fn flow(source: SocketAddr, destination: SocketAddr) -> Flow {
     Flow {
         source,
@@ -160,12 +155,10 @@ impl WirePort {
         })
     }
 
-    /// Returns the address of the port.
     pub(crate) const fn own(&self) -> SocketAddr {
         self.own
     }
 
-    /// Returns the first PSN of a queue pair.
     pub(crate) fn first_psn(&self, qpn: u32, generation: u32) -> Psn {
         let mut random = Random::new(self.secret ^ u64::from(qpn) << 32 ^ u64::from(generation));
         Psn::new(random.next_u64() as u32)
@@ -181,14 +174,12 @@ impl WirePort {
         })
     }
 
-    /// Returns the IP address and the UDP port of the device with this queue pair.
     pub(crate) fn socket_of(&self, qpn: u32, at: &PacketAddress) -> SocketAddr {
         let port = at.port.unwrap_or_else(|| self.port_of_number(qpn));
         SocketAddr::new(at.ip, port)
     }
 
-    /// Returns the MAC address in the vector of datagrams to this queue pair. It contains the UDP
-    /// port.
+    /// Returns a MAC address that contains the UDP port of the device with this queue pair.
     pub(crate) fn mac_of(&self, qpn: u32, at: &PacketAddress) -> [u8; 6] {
         let [high, low] = self.socket_of(qpn, at).port().to_be_bytes();
         [0x02, 0, 0, 0, high, low]
@@ -203,15 +194,13 @@ impl WirePort {
         }
     }
 
-    /// Returns the thread that ends sleeps. The first call starts the thread. `None` if it could
-    /// not be started.
+    /// Returns the thread that ends sleeps, after starting it if necessary. `None` if that failed.
     pub(crate) fn waker(&mut self) -> Option<&Notifier> {
         self.waker
             .get_or_insert_with(|| Notifier::start("mlx5-packets", &self.udp.0).ok())
             .as_ref()
     }
 
-    /// Returns whether packets have arrived.
     fn has_arrivals(&self) -> bool {
         self.udp.is_readable()
     }
@@ -227,7 +216,6 @@ impl WirePort {
         self.has_arrivals() || !self.active.is_empty() && !self.has_unsent()
     }
 
-    /// Remembers a destroyed queue pair.
     pub(crate) fn remember_gone(&mut self, qpn: u32, peer: SocketAddr, answer: Headers) {
         self.forget_gone(qpn);
         if self.gone.len() == MAX_GONE {
@@ -261,7 +249,6 @@ impl WirePort {
         }
     }
 
-    /// Returns whether there is room for a packet to be sent.
     pub(crate) fn has_room(&mut self) -> bool {
         if self.end == BATCH {
             self.flush();
@@ -360,8 +347,7 @@ impl WirePort {
         self.incoming = incoming;
     }
 
-    /// Decodes a received packet. Returns `None` for bytes that are no valid packet, and counts
-    /// them.
+    /// Decodes a received packet. Counts invalid packets, and returns `None` for them.
     pub(crate) fn decode<'a>(
         &mut self,
         from: &SocketAddr,

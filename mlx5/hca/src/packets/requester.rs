@@ -28,7 +28,6 @@ pub(crate) enum Taken {
 /// The failure of a message. All later messages were flushed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Failure {
-    /// Number of the message.
     pub(crate) message: u64,
     pub(crate) status: Status,
 }
@@ -40,7 +39,7 @@ pub(crate) struct Requester {
     messages: VecDeque<Message>,
     /// Number of messages of which a packet was sent.
     begun: usize,
-    /// Number of READs and atomics among these messages.
+    /// Number of READs and atomics among the messages that have begun.
     unanswered: usize,
     /// Place in `messages` of the message with the PSN `next`, or an earlier place.
     cursor: usize,
@@ -70,7 +69,6 @@ pub(crate) struct Requester {
 }
 
 impl Requester {
-    /// Makes a requester whose first packet has this PSN.
     pub(crate) fn new(options: Options, first: Psn) -> Self {
         Self {
             options,
@@ -93,7 +91,6 @@ impl Requester {
         }
     }
 
-    /// Returns the options of the requester.
     pub(crate) const fn options(&self) -> Options {
         self.options
     }
@@ -122,12 +119,10 @@ impl Requester {
         });
     }
 
-    /// Returns the number of messages that are complete.
     pub(crate) const fn completed(&self) -> u64 {
         self.oldest
     }
 
-    /// Returns the failure that ended the connection.
     pub(crate) const fn failure(&self) -> Option<Failure> {
         self.failure
     }
@@ -181,15 +176,14 @@ impl Requester {
         Some(packet)
     }
 
-    /// Notes that the packet of [`next_packet`](Self::next_packet) was sent, which completes it on
-    /// an unreliable connection (P7 of `packets`).
+    /// Notes that the packet of [`next_packet`](Self::next_packet) was sent. On an unreliable
+    /// connection the packet is then complete (P7 of `packets`).
     pub(crate) fn on_sent(&mut self, now_ns: u64) {
         if self.options.is_unreliable {
             self.acknowledge(self.next, now_ns);
         }
     }
 
-    /// Begins the next message, if it may begin now.
     fn begin(&mut self) -> bool {
         let span = self.end.since(self.acknowledged) as u32;
         let Some(message) = self.messages.get_mut(self.begun) else {
@@ -218,8 +212,8 @@ impl Requester {
     /// memory, and then calls [`placed`](Self::placed).
     pub(crate) fn on_response(&mut self, headers: &Headers, len: usize, now_ns: u64) -> Taken {
         let psn = headers.bth.psn;
-        // The response is to a packet that was not sent, or that was acknowledged: it is old, or
-        // not from the peer.
+        // A response to a packet that was not sent, or that is acknowledged already, is old or not
+        // from the peer.
         if self.failure.is_some() || psn.since(self.acknowledged) < 0 || psn.since(self.sent) >= 0 {
             return Taken::Nothing;
         }
@@ -308,8 +302,7 @@ impl Requester {
         }
     }
 
-    /// Notes that the result in the response with this PSN has been written to the program's
-    /// memory.
+    /// Notes that the result in the response with this PSN is in the program's memory.
     pub(crate) fn placed(&mut self, psn: Psn, now_ns: u64) {
         self.progress(psn.after(1), now_ns);
         let Some(message) = self.messages.front_mut() else {
@@ -373,15 +366,13 @@ impl Requester {
         }
     }
 
-    /// Goes back to the oldest packet that is not acknowledged: this packet and all packets after
-    /// it are sent again.
+    /// Goes back to the oldest packet that is not acknowledged: from there, all is sent again.
     fn go_back(&mut self) {
         (self.next, self.cursor) = (self.acknowledged, 0);
         self.retransmitted += self.sent.since(self.acknowledged) as u64;
     }
 
-    /// Retries, because a response shows that the oldest packet that is not acknowledged, or its
-    /// response, is lost.
+    /// Retries: the oldest packet that is not acknowledged, or its response, is known to be lost.
     fn on_loss(&mut self, now_ns: u64) {
         if !self.is_known_lost {
             self.retry(now_ns);
@@ -399,7 +390,6 @@ impl Requester {
         }
     }
 
-    /// Fails the oldest message.
     pub(crate) fn fail(&mut self, status: Status) {
         self.failure = Some(Failure {
             message: self.oldest,

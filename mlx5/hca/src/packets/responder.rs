@@ -9,7 +9,7 @@ use mlx5_wire::roce::{
 
 use super::message::{ACK_DELAY_NS, MAX_RD_ATOMIC, packets};
 
-/// Maximum answers that wait to be sent; further duplicates get none.
+/// Maximum number of answers that wait to be sent. Further duplicates get no answer.
 const MAX_REPLIES: usize = 4 * MAX_RD_ATOMIC;
 
 /// Maximum distance, in PSNs, of a late packet of an unreliable connection behind the expected
@@ -29,22 +29,19 @@ pub(crate) trait Target {
     fn write(&mut self, at: &Reth, offset: u32, bytes: &[u8]) -> Result<(), Nak>;
     /// Executes an atomic. Returns the value before it.
     fn execute(&mut self, opcode: Opcode, atomic: &AtomicEth) -> Result<u64, Nak>;
-    /// Completes the receive.
     fn complete(&mut self, completion: Completion);
 }
 
-/// The completion of a receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Completion {
-    /// Length of the message in bytes.
     pub(crate) len: u32,
     pub(crate) imm: Option<u32>,
     pub(crate) is_write: bool,
     pub(crate) is_solicited: bool,
 }
 
-/// A response to be sent. Its payload is the bytes of `from`, which were checked, and as many pad
-/// bytes as its BTH announces.
+/// A response to be sent. Its payload is the checked bytes of `from`, followed by the pad bytes
+/// that its BTH announces.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reply {
     pub(crate) headers: Headers,
@@ -58,8 +55,7 @@ enum Current {
     Write { to: Reth, len: u32 },
 }
 
-/// An answer that waits to be sent, with its PSN and the number of messages that were completed
-/// before it.
+/// An answer that waits to be sent, and the number of messages completed before it.
 #[derive(Clone, Copy, Debug)]
 struct Waiting {
     psn: Psn,
@@ -77,7 +73,6 @@ enum Answer {
     Atomic(u64),
 }
 
-/// The reason why a packet is not executed.
 enum Refusal {
     NotReady,
     /// Too many answers wait to be sent, including answers to repeats of earlier requests. The
@@ -92,7 +87,6 @@ impl From<Nak> for Refusal {
     }
 }
 
-/// An end's answers on a connection.
 #[derive(Debug)]
 pub(crate) struct Responder {
     /// QPN of the peer.
@@ -108,15 +102,12 @@ pub(crate) struct Responder {
     /// The last atomics, with their PSNs and results.
     atomics: VecDeque<(Psn, u64)>,
     answers: VecDeque<Waiting>,
-    /// Time at which messages that did not ask for an ACK are acknowledged, unless an earlier
-    /// answer acknowledges them.
+    /// Time of the ACK of messages that did not ask for one, if no other answer is sent before.
     ack_ns: Option<u64>,
-    /// The NAK that ended the connection.
     fatal: Option<Nak>,
 }
 
 impl Responder {
-    /// Makes a responder to requests from this PSN on.
     pub(crate) fn new(qpn: u32, mtu: u32, rnr_timer: u8, first: Psn) -> Self {
         Self {
             qpn,
@@ -133,12 +124,11 @@ impl Responder {
         }
     }
 
-    /// Returns the NAK of the request that was refused for a reason that ends the connection.
+    /// Returns the NAK that ended the connection, if any.
     pub(crate) const fn fatal(&self) -> Option<Nak> {
         self.fatal
     }
 
-    /// Returns the PSN of the next request.
     pub(crate) const fn expected(&self) -> Psn {
         self.expected
     }
@@ -174,12 +164,11 @@ impl Responder {
         self.answers.clear();
     }
 
-    /// Returns the time at which [`next_reply`](Self::next_reply) has an answer without a request.
+    /// Returns the time at which [`next_reply`](Self::next_reply) answers even without a request.
     pub(crate) const fn due_ns(&self) -> Option<u64> {
         self.ack_ns
     }
 
-    /// Takes a request of the peer.
     pub(crate) fn on_request(
         &mut self,
         headers: &Headers,
@@ -377,9 +366,8 @@ impl Responder {
                 let end = psn.after(packets(from.len, self.mtu));
                 let is_known = end.since(psn) > 0 && end.since(self.expected) <= 0;
                 if is_known && (from.len == 0 || target.check(&from, true).is_ok()) {
-                    // The requester has returned to this PSN, and requests everything from this PSN
-                    // on again. Answers to its earlier attempts would delay the answer to this
-                    // attempt.
+                    // The requester requests everything from this PSN on again. Answers to its
+                    // earlier attempts would delay the answer to this attempt.
                     self.answers.retain(|waiting| {
                         !matches!(waiting.answer, Answer::Read(..)) || waiting.psn.since(psn) < 0
                     });
@@ -403,7 +391,6 @@ impl Responder {
         }
     }
 
-    /// Acknowledges all that was executed.
     fn acknowledge(&mut self) {
         self.answer(self.expected.after(u32::MAX), Aeth::ack(0).syndrome);
     }

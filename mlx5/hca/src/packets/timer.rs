@@ -12,14 +12,13 @@ pub(super) struct Timer {
     timeout_ns: u64,
     /// Number of repeats since the last progress, before the time-out.
     repeats: u32,
-    /// Number of times that the wait before the next repeat is doubled: the repeats since an answer
-    /// that was to no repeat (RFC 6298, 5.7).
+    /// Number of times that the wait before the next repeat is doubled: the number of repeats since
+    /// the last answer to packets that were sent only once (RFC 6298, 5.7).
     backoff: u32,
     /// Longest recent time without progress that ended without a repeat, in ns.
     quiet_ns: u64,
     /// Time at which the present wait for an answer began.
     wait_ns: u64,
-    /// Time at which the next repeat is due.
     repeat_ns: Option<u64>,
     /// Time at which a retry is due, while packets are under way.
     retry_ns: Option<u64>,
@@ -27,7 +26,6 @@ pub(super) struct Timer {
     pause_ns: Option<u64>,
 }
 
-/// The work that is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Due {
     /// Everything that is not acknowledged is sent again. This does not count as a retry.

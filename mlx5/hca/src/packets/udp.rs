@@ -17,8 +17,8 @@ use rustix::net::sockopt::{self, Ipv4PathMtuDiscovery, Ipv6PathMtuDiscovery};
 
 use super::interface;
 
-/// Longest UDP payload of a packet: the largest MTU, with room for pad bytes, which a payload of
-/// that length does not need.
+/// Maximum UDP payload of a packet. It includes pad bytes, which a payload of the largest MTU does
+/// not need.
 const MAX_PACKET: usize = MAX_HEADER_BYTES + 4096 + 4 + ICRC_BYTES;
 /// Maximum number of packets of a batch.
 pub(crate) const BATCH: usize = 64;
@@ -43,7 +43,7 @@ pub(crate) fn rdma_mtu(ip_mtu: u32, address: &IpAddr) -> u16 {
         .unwrap_or(256)
 }
 
-/// Room for an IP address and a port as the kernel has them, in bytes.
+/// Length of the kernel's form of an IP address and a port, in bytes.
 const RAW_ADDRESS_BYTES: libc::socklen_t = size_of::<libc::sockaddr_in6>() as libc::socklen_t;
 
 /// Packets of a batch, with the addresses of their other ends and the kernel's descriptions of all
@@ -107,7 +107,7 @@ impl Packets {
         ))
     }
 
-    /// Returns the bytes of packets that were sent or received, together.
+    /// Returns the total length of these packets, which were sent or received.
     pub(crate) fn bytes(&self, packets: Range<usize>) -> u64 {
         self.headers[packets]
             .iter()
@@ -122,7 +122,6 @@ impl Packets {
             .is_some_and(|refused| *refused == SocketAddrAny::from(*to))
     }
 
-    /// Returns the buffer of packet `nth`, to be filled.
     pub(crate) fn buffer(&mut self, nth: usize) -> &mut [u8; MAX_PACKET] {
         &mut self.bytes[nth]
     }
@@ -136,7 +135,6 @@ impl Packets {
     }
 }
 
-/// A UDP socket.
 #[derive(Debug)]
 pub(crate) struct Udp(pub(crate) UdpSocket);
 
@@ -179,8 +177,8 @@ impl Udp {
         self.0.local_addr()
     }
 
-    /// Returns the least MTU of the interfaces by which packets from its address may leave, in
-    /// bytes of an IP packet.
+    /// Returns the least MTU of the interfaces by which packets from the socket's address may
+    /// leave, in bytes of an IP packet.
     ///
     /// # Errors
     /// The errors of getifaddrs(3) and netdevice(7); no interface has the address.
@@ -214,7 +212,6 @@ impl Udp {
         self.0.as_raw_fd()
     }
 
-    /// Returns whether packets have arrived.
     pub(crate) fn is_readable(&self) -> bool {
         poll(
             &mut [PollFd::new(&self.0, PollFlags::IN)],

@@ -21,7 +21,6 @@ impl Hca {
         self.events.borrow_mut().pop_front()
     }
 
-    /// Removes the events of a destroyed object.
     pub(crate) fn forget_events(&self, of: impl Fn(AsyncEvent) -> bool) {
         self.events.borrow_mut().retain(|event| !of(*event));
     }
@@ -74,8 +73,7 @@ impl SoftQp {
         self.fail(hca);
     }
 
-    /// Handles the result of writing a CQE of a send: without room for it, the queue pair goes to
-    /// the error state.
+    /// Handles the result of writing a CQE of a send. The queue pair fails if there was no room.
     #[inline(always)]
     pub(crate) fn wrote_send(&mut self, hca: &Hca, written: Result<(), Overrun>) {
         if let Err(overrun) = written {

@@ -42,8 +42,7 @@ pub struct SoftCq {
     announced: u32,
     /// Whether a CQE was due while the queue was full. Nothing is written any more then.
     overrun: bool,
-    /// Whether strict mode has reported a broken rule of the queue, or has nothing to report about
-    /// it.
+    /// Whether strict mode has reported a broken rule of the queue, or has none to report.
     is_reported: bool,
 }
 
@@ -96,7 +95,6 @@ impl SoftCq {
         self.stop();
     }
 
-    /// Returns whether the queue had no room for a CQE. Such a queue gets no further CQE.
     pub(crate) fn has_overrun(&self) -> bool {
         self.overrun
     }
@@ -107,7 +105,6 @@ impl SoftCq {
         self.limit.wrapping_sub(self.room)
     }
 
-    /// Returns the number of bytes of an entry.
     #[inline(always)]
     pub(crate) fn stride(&self) -> usize {
         self.stride as usize
@@ -179,14 +176,12 @@ impl SoftCq {
         self.limit = producer.wrapping_add(self.room);
         self.next = self.cqe(producer).as_ptr();
         self.owner = producer & (self.mask + 1) != 0;
-        // Moves both counters so near to the producer that they never seem to be ahead of it in 24
-        // bits.
+        // Keeps both counters so near to the producer that in 24 bits they do not seem ahead of it.
         let near = |mark: u32| producer.wrapping_sub(producer.wrapping_sub(mark).min(MAX_CQE));
         (self.solicited, self.announced) = (near(self.solicited), near(self.announced));
         Ok(())
     }
 
-    /// Stops writing: the queue gets no further CQEs.
     fn stop(&mut self) {
         (self.overrun, self.limit, self.room) = (true, self.produced(), 0);
     }
@@ -205,7 +200,6 @@ impl SoftCq {
         }
     }
 
-    /// Advances the producer to the next entry.
     #[inline(always)]
     fn advance(&mut self) {
         self.room -= 1;
@@ -219,8 +213,7 @@ impl SoftCq {
         self.solicited = self.produced();
     }
 
-    /// Writes the CQE at the producer: the body first, then the 8 bytes that end with the owner
-    /// bit.
+    /// Writes the CQE at the producer. The 8 bytes with the owner bit are written last.
     #[inline(always)]
     fn put(
         &mut self,

@@ -39,7 +39,6 @@ impl From<wire::Piece<'_>> for Piece {
     }
 }
 
-/// Returns the parts of the message of a WQE, in order.
 #[inline(always)]
 pub(crate) fn pieces<'a>(wqe: &Wqe<'a>) -> impl Iterator<Item = Piece> + use<'a> {
     wqe.pieces().map(Piece::from)
@@ -178,8 +177,7 @@ fn each_local(
     })
 }
 
-/// Fills `out` with bytes of the message of the WQE at `counter`, from byte `offset` of the message
-/// on.
+/// Fills `out` with bytes of the message of the WQE at `counter`, from byte `offset` on.
 pub(crate) fn gather(
     hca: &Hca,
     qp: &SoftQp,

@@ -7,7 +7,7 @@ use mlx5_wire::{CQE_BYTES, CqeOpcode};
 /// The work in flight of a queue pair. Empty in immediate time.
 #[derive(Default)]
 pub(crate) struct InFlight {
-    /// WQEs, or doorbells, that are not due yet.
+    /// Announced WQEs that are not due yet.
     pub(crate) announced: VecDeque<Announced>,
     /// Acknowledgements and responses on their way back, in order.
     pub(crate) acknowledged: VecDeque<Acknowledged>,
@@ -38,7 +38,6 @@ impl InFlight {
 pub(crate) struct Announced {
     pub(crate) at_ns: u64,
     pub(crate) end: u16,
-    /// Time from the effect to the completion.
     pub(crate) acknowledge_ns: u64,
 }
 

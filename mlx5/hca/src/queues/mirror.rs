@@ -45,12 +45,10 @@ impl Mirror {
         }
     }
 
-    /// Polls the queue from now on.
     pub(crate) fn start(&mut self) {
         self.is_on = true;
     }
 
-    /// Resets the mirror to the state of a new queue that is not polled.
     pub(crate) fn reset(&mut self) {
         *self = Self {
             copied: 0,
@@ -69,8 +67,7 @@ impl Mirror {
         // before the record.
         let posted = queue_record_index(unsafe { self.record.as_ref() }.load(Ordering::Acquire));
         let new = posted.wrapping_sub(self.copied);
-        // A driver never posts more receives than there are WQEs, so a record that claims more is
-        // ignored.
+        // A driver never posts more receives than there are WQEs: such a record is ignored.
         if new == 0 || new > to.wqes() {
             return false;
         }

@@ -21,7 +21,7 @@ use crate::types::watch::QpWatch;
 /// Longest WQE, in bytes: `ds` has 6 bits.
 const MAX_WQE: usize = 16 * WQEBB;
 
-/// A send queue by address.
+/// The memory of a send queue.
 #[derive(Clone, Copy)]
 pub(crate) struct SqPlace {
     buffer: NonNull<u8>,
@@ -61,7 +61,6 @@ impl SqPlace {
         queue_record_index(record.load(Ordering::Acquire))
     }
 
-    /// Returns the WQEBB of a counter.
     #[inline(always)]
     pub(crate) fn wqebb(&self, counter: u16) -> NonNull<u8> {
         // SAFETY: the address is inside the buffer, at the start of a WQEBB.
@@ -74,12 +73,10 @@ impl SqPlace {
         ((!(usize::from(counter) * WQEBB) & self.mask) / WQEBB) as u16 + 1
     }
 
-    /// Returns the number of WQEBBs.
     pub(crate) fn capacity(&self) -> u32 {
         (self.mask / WQEBB) as u32 + 1
     }
 
-    /// Returns the control segment of the WQE at `counter`.
     #[inline(always)]
     pub(crate) fn ctrl(&self, counter: u16) -> CtrlWords {
         // SAFETY: the segment is the start of a WQEBB of the SQ, which the driver does not touch
@@ -88,7 +85,7 @@ impl SqPlace {
     }
 
     /// Calls `f` with the bytes of `segments` segments, at most 64, from the WQEBB at `counter` on.
-    /// A WQE may wrap; the device reads it in two parts.
+    /// If they wrap around the end of the buffer, `f` gets a copy.
     #[inline(always)]
     pub(crate) fn with_bytes<R>(self, counter: u16, segments: u8, f: impl FnOnce(&[u8]) -> R) -> R {
         let len = (usize::from(segments) * SEGMENT).min(MAX_WQE);
@@ -109,7 +106,6 @@ impl SqPlace {
     }
 }
 
-/// The device's side of a queue pair.
 pub(crate) struct SoftQp {
     pub(crate) qpn: u32,
     /// The first words of its WRITEs, precomputed for the fast path.
@@ -119,7 +115,7 @@ pub(crate) struct SoftQp {
     pub(crate) entry: NonNull<QpEntry>,
     /// Value of [`QpEntry::generation`].
     pub(crate) generation: u32,
-    /// Number of changes of its place, modulo 2^32.
+    /// Version in the identity of the queue pair ([`QpEntry::identity`]).
     pub(crate) version: u32,
     pub(crate) pd: u32,
     pub(crate) send_cq: u32,
@@ -156,17 +152,13 @@ pub(crate) struct SoftQp {
     /// The address is used only for prefetching.
     pub(crate) next_payload: u64,
     pub(crate) transport: Transport,
-    /// Whether the connection of the queue pair is unreliable.
     pub(crate) is_unreliable: bool,
     /// Rights of the queue pair's connected peer, which limit the rights that the regions give.
     pub(crate) access: Access,
     pub(crate) options: ConnectOptions,
-    /// Whether the HCA polls the doorbell record of the send queue, because the driver does not
-    /// announce doorbells.
+    /// Whether the HCA polls the doorbell record, because the driver announces no doorbells.
     pub(crate) is_watched: bool,
-    /// Scheduled work.
     pub(crate) in_flight: InFlight,
-    /// State of strict mode.
     pub(crate) watch: QpWatch,
 }
 
@@ -178,8 +170,7 @@ pub(crate) enum Mode {
     Plain,
     /// WQEs take the general path.
     Ordinary,
-    /// WQEs take the general path with extra checks: the queue pair broke a rule, the port is down,
-    /// or the device makes faults.
+    /// WQEs get extra checks: a rule was broken, the port is down, or the device makes faults.
     Exceptional,
     /// The queue pair is in the error state: every WQE is flushed.
     Failed,
@@ -189,7 +180,7 @@ pub(crate) enum Mode {
 pub(crate) enum Transport {
     /// Connection through shared memory.
     Connected(Box<Remote>),
-    /// A connection that is not connected yet.
+    /// Not connected yet.
     Unconnected,
     /// Connected to a queue pair that does not exist.
     NoPeer,
@@ -210,7 +201,6 @@ pub(crate) struct Waiting {
 }
 
 impl SoftQp {
-    /// Returns the part of the queue pair that its peer reads.
     #[inline(always)]
     pub(crate) fn entry(&self) -> &QpEntry {
         // SAFETY: the entry is in the memory of this device, which outlives the queue pair, and is
@@ -223,7 +213,6 @@ impl SoftQp {
         self.identity(RECEIVES | u64::from(self.access.bits()) & RIGHTS)
     }
 
-    /// Returns the queue pair's identity word with `flags`.
     pub(crate) fn identity(&self, flags: u64) -> u64 {
         QpEntry::pack_identity(self.version, self.qpn, flags)
     }
@@ -247,7 +236,6 @@ impl SoftQp {
             })
     }
 
-    /// Returns whether the queue pair is in the error state.
     pub(crate) fn has_failed(&self) -> bool {
         self.mode == Mode::Failed
     }
@@ -267,7 +255,6 @@ impl SoftQp {
         matches!(self.transport, Transport::Datagram { .. })
     }
 
-    /// Returns the connected peer.
     #[inline(always)]
     pub(crate) fn remote(&self) -> Option<&Remote> {
         match &self.transport {
@@ -279,8 +266,7 @@ impl SoftQp {
         }
     }
 
-    /// Goes to the error state: its own operations are flushed, and the operations of its peer are
-    /// not answered any more.
+    /// Goes to the error state: its operations are flushed, and its peer gets no answer any more.
     #[cold]
     pub(crate) fn fail(&mut self, hca: &Hca) {
         if !self.has_failed() {
@@ -294,7 +280,6 @@ impl SoftQp {
     }
 }
 
-/// Returns the queue pair with this number.
 pub(crate) fn by_number(qps: &mut [Option<Box<SoftQp>>], qpn: u32) -> Option<&mut SoftQp> {
     let qp = qps.get_mut(qp_index(qpn))?.as_deref_mut()?;
     (qp.qpn == qpn).then_some(qp)

@@ -13,23 +13,20 @@ use crate::types::request::RqMemory;
 use crate::types::watch::RqWatch;
 use crate::{Hca, State};
 
-/// A receive queue of this device.
 pub(crate) struct RqSlot {
     pub(crate) offset: usize,
     pub(crate) bytes: usize,
     pub(crate) receives: Receives,
     pub(crate) taken: Taken,
-    /// State of strict mode.
     pub(crate) watch: RqWatch,
-    /// The driver's queue that posted receives are copied from.
+    /// The driver's queue from which posted receives are copied.
     pub(crate) mirror: Option<Mirror>,
     /// Whether a peer may still pop from the queue, so that its place is never reused.
     pub(crate) is_quarantined: bool,
 }
 
 impl RqSlot {
-    /// Copies the receives that another driver has posted since the last call. Returns whether it
-    /// copied any receives.
+    /// Copies the receives that another driver has newly posted. Returns whether there are any.
     pub(crate) fn refresh(&mut self) -> bool {
         self.mirror
             .as_mut()
@@ -38,8 +35,7 @@ impl RqSlot {
 }
 
 impl Hca {
-    /// Makes a receive queue of `wqe_cnt` WQEs of `stride` bytes, both powers of two and within the
-    /// limits.
+    /// Makes a receive queue of `wqe_cnt` WQEs of `stride` bytes, both legal powers of two.
     pub(crate) fn place_rq(
         &self,
         state: &mut State,

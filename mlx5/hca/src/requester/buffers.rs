@@ -19,7 +19,7 @@ use crate::types::rule::{Queue, Rule, Violation};
 /// Byte that fills a result's buffer between the effect and the response.
 const NOT_HERE: u8 = 0xda;
 
-/// Stores the hashes of the sources of the WQEBBs from `from` to `to`, just announced.
+/// Stores the hashes of the sources of the WQEBBs from `from` to `to`, which were just announced.
 #[cold]
 pub(crate) fn remember(hca: &Hca, qp: &mut SoftQp, from: u16, to: u16) {
     let mut counter = from;

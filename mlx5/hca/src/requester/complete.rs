@@ -12,8 +12,7 @@ use crate::requester::{buffers, traffic};
 use crate::types::outcome::End;
 use crate::types::rule::Violation;
 
-/// Value of `touched` that means all LIDs, because a datagram may have changed any device. No
-/// device has this LID.
+/// LID in `touched` that means every device, because a datagram may have changed any device.
 pub(crate) const EVERY_LID: u16 = 0;
 
 fn success(user_index: u32, ctrl: CtrlWords, byte_count: u32) -> [u8; CQE_BYTES] {
@@ -84,7 +83,6 @@ impl Completions<'_> {
         self.executed(qp, ctrl, cqe, CqeOpcode::Requester);
     }
 
-    /// Completes a WQE that failed.
     #[cold]
     fn fail(&mut self, qp: &mut SoftQp, ctrl: CtrlWords, syndrome: Syndrome, vendor: u8) {
         qp.waiting = None;
@@ -100,8 +98,7 @@ impl Completions<'_> {
         self.executed(qp, ctrl, Some(cqe.emit()), CqeOpcode::RequesterError);
     }
 
-    /// Finishes a WQE. Its CQE, if it writes one, is visible when the peer's acknowledgement
-    /// arrives, and in order.
+    /// Finishes a WQE. Its CQE becomes visible in order, when the peer's acknowledgement arrives.
     fn executed(
         &mut self,
         qp: &mut SoftQp,

@@ -18,8 +18,7 @@ use crate::types::vendor::Malformed;
 use crate::{Hca, Queues, State};
 
 impl Wire {
-    /// Returns the connection by packets of a queue pair, or `None` if its peer is not reached by
-    /// packets.
+    /// Returns a queue pair's connection by packets. `None` if its peer is not reached by packets.
     fn connection(&mut self, qp: &SoftQp) -> Option<&mut Connection> {
         match qp.transport {
             Transport::Wire => self.connections.get_mut(qp.index)?.as_deref_mut(),
@@ -101,15 +100,13 @@ impl Wire {
         Outcome::Posted(byte_count)
     }
 
-    /// Sends the packets that were added to the batch of the port.
     pub(crate) fn flush(&mut self) {
         if let Some(port) = &mut self.port {
             port.flush();
         }
     }
 
-    /// Returns queue pair `index`, its connection by packets, and the port. `None` if it has no
-    /// such connection.
+    /// Returns queue pair `index`, its connection by packets, and the port; `None` without these.
     pub(crate) fn parts<'a>(
         &'a mut self,
         qps: &'a mut [Option<Box<SoftQp>>],
@@ -126,8 +123,7 @@ impl Connection {
     /// Sends answers and packets, as far as there is room and the protocol allows.
     fn pump(&mut self, hca: &Hca, wire: &mut WirePort, qp: &mut SoftQp) {
         let now_ns = hca.clock.now_ns();
-        // A peer may ask for any number of READ responses. After a batch it is the turn of other
-        // queue pairs.
+        // A peer may ask for any number of READ responses. Other queue pairs follow after a batch.
         for nth in 0.. {
             if !wire.has_room() || nth == BATCH {
                 return self.activate(wire, qp.index);
@@ -142,7 +138,7 @@ impl Connection {
                 };
                 let bytes = Keyed::new(from.rkey, from.addr, from.len.into());
                 let span = hca.memory.resolve(bytes, Access::REMOTE_READ, qp.pd)?;
-                // SAFETY: `payload` is a slice, and the span was resolved for as many bytes.
+                // SAFETY: `payload` is writable, and the span was resolved for its length.
                 unsafe { span.read(0, payload.as_mut_ptr(), payload.len()) }
             });
             if let Err(fault) = sent {
@@ -189,8 +185,7 @@ pub(crate) fn run(hca: &Hca, state: &mut State, index: usize) {
     state.wire.flush();
 }
 
-/// Runs a queue pair like [`run`], but its packets may wait in the socket's batch for other
-/// packets.
+/// Like [`run`], but does not flush the batch of the port.
 pub(crate) fn go_on(hca: &Hca, state: &mut State, index: usize) {
     loop {
         let Some((qp, ..)) = state.wire.parts(&mut state.queues.qps, index) else {

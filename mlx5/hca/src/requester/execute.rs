@@ -25,8 +25,7 @@ pub(crate) fn doorbell(hca: &Hca, index: usize) {
     }
 }
 
-/// Executes the WQEs that [`plain::rung`] did not execute; in strict mode, checks the doorbell
-/// before.
+/// Executes the WQEs that [`plain::rung`] left; in strict mode, checks the doorbell first.
 #[inline(never)]
 fn ring_rest(hca: &Hca, index: usize) {
     let state = &mut *hca.state.borrow_mut();
@@ -49,7 +48,6 @@ pub(crate) fn rung(hca: &Hca, state: &mut State, index: usize) {
     }
 }
 
-/// Schedules the WQEs of a doorbell that are not executed at once.
 #[cold]
 fn rung_for_later(hca: &Hca, state: &mut State, index: usize) {
     let Some(Some(qp)) = state.queues.qps.get_mut(index) else {
@@ -67,8 +65,7 @@ fn rung_for_later(hca: &Hca, state: &mut State, index: usize) {
     hca.sends.set(hca.sends.get() + sends);
 }
 
-/// Executes all WQEs up to the record, whatever their time, for a queue pair that broke a rule or
-/// is in the error state.
+/// Executes all WQEs up to the record at once, after a broken rule or in the error state.
 #[cold]
 pub(crate) fn announce_all(hca: &Hca, state: &mut State, index: usize) {
     run(hca, state, index, |qp| {
@@ -117,8 +114,7 @@ pub(crate) fn run_deferred(hca: &Hca, state: &mut State) -> bool {
     any
 }
 
-/// Runs the due WQEs of a send queue: first the waiting WQE, then the announced WQEs, doorbell by
-/// doorbell.
+/// Runs the due WQEs of a send queue: first the waiting WQE, then doorbell by doorbell.
 pub(crate) fn run_due(hca: &Hca, state: &mut State, index: usize, now_ns: u64) {
     while let Some(Some(qp)) = state.queues.qps.get_mut(index) {
         if qp.sq_consumer == qp.sq_limit {
@@ -162,7 +158,6 @@ fn end_fence(hca: &Hca, qp: &mut SoftQp) {
     }
 }
 
-/// Takes the first entry of `queue` if it is due.
 fn due<T>(queue: &mut VecDeque<T>, is_due: impl FnOnce(&T) -> bool) -> Option<T> {
     if queue.front().is_some_and(is_due) {
         queue.pop_front()

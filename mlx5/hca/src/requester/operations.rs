@@ -27,8 +27,7 @@ use crate::{Hca, Links};
 const COPY_WAIT_NS: u64 = 1_000_000_000;
 
 /// Executes the WQE that consists of `bytes`, within the rights that a connected peer `granted`
-/// ([`Remote::granted`]). A destroyed queue pair does not answer. So it refuses nothing, even if
-/// its regions disappear first.
+/// ([`Remote::granted`]).
 pub(crate) fn execute(
     hca: &Hca,
     (links, wire): (&mut Links, &mut Wire),
@@ -45,9 +44,9 @@ pub(crate) fn execute(
     }
 }
 
-/// Returns the outcome of a WQE that was not executed, by the peer's state and the kind of
-/// connection: an unreliable connection loses a message that its peer refuses or for which it has
-/// no receive.
+/// Adapts the outcome of a WQE that was not executed. An unreliable connection loses a message that
+/// its peer refuses or for which the peer has no receive. A destroyed queue pair does not answer,
+/// so it refuses nothing.
 #[cold]
 fn not_done(qp: &SoftQp, outcome: Outcome) -> Outcome {
     let is_refused = matches!(outcome, Outcome::Fail(Syndrome::RemoteAccess, _));
@@ -111,8 +110,7 @@ fn no_receive(hca: &Hca, qp: &SoftQp) -> WaitFor {
     }
 }
 
-/// Executes the WQE as far as possible. Returns the number of bytes that a READ or an atomic
-/// fetched.
+/// Executes the WQE. Returns the number of bytes that a READ or an atomic fetched.
 fn attempt(
     hca: &Hca,
     (links, wire): (&mut Links, &mut Wire),

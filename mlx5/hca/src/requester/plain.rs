@@ -64,8 +64,8 @@ pub(crate) fn rung(hca: &Hca, state: &mut State, index: usize) -> Result<(), usi
         if !ctrl.is_one_of(qp.writes, at) {
             return Err(qp.index);
         }
-        // Each of the two branches decodes the length, because the length of a pointer has no flag
-        // bit to be cleared.
+        // Each branch decodes the length by itself: in the branch of a pointer, the compiler knows
+        // that the flag bit is clear.
         let (from, len) = if data.is_inline() {
             let len = u64::from(data.byte_count());
             if !carries(&qp.sq, at, producer, ctrl, len) {

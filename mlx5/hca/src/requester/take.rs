@@ -10,8 +10,8 @@ use crate::shared::remote::Remote;
 use crate::types::outcome::{End, Outcome};
 use crate::{Hca, Queues, State};
 
-/// Takes the WQEs up to the limit off a send queue. Each is executed and completed, or posted to
-/// its connection by packets.
+/// Takes the WQEs up to the limit off a send queue. Each WQE is executed and completed, or posted
+/// to its connection by packets.
 pub(crate) fn take_wqes(hca: &Hca, state: &mut State, index: usize) {
     let State {
         queues: Queues { qps, cqs, injector },

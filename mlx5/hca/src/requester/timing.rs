@@ -14,7 +14,7 @@ use crate::queues::qp::{SoftQp, blocks};
 /// The time at which a software HCA executes the WQEs of a doorbell, on the device's
 /// [`Clock`](crate::Clock).
 ///
-/// In every kind but the first, the requester's device gathers, executes and delivers a WQE when
+/// Unless the timing is immediate, the requester's device gathers, executes and delivers a WQE when
 /// one of its empty CQs is polled, or in [`Hca::empty_poll`](crate::Hca::empty_poll). The
 /// receiver's CQE is written in a poll of the receiver. So both ends must be polled.
 #[derive(Clone, Debug, Default)]

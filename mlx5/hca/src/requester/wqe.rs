@@ -13,8 +13,7 @@ use crate::types::vendor::{Limit, Malformed};
 const PEER_RETRY_NS: u64 = 1_000_000;
 /// The RNR retry count that means "without limit".
 const RNR_RETRY_WITHOUT_END: u8 = 7;
-/// Decides whether a WQE may wait longer. Returns the time of its next attempt, or the syndrome
-/// with which it fails.
+/// Returns the time of the next attempt at a WQE, or the syndrome if it may not wait longer.
 #[cold]
 pub(crate) fn wait(
     hca: &Hca,

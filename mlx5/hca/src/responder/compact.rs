@@ -56,7 +56,6 @@ fn follows(last: &Message, message: &Message) -> bool {
         && arrived(message).is_some()
 }
 
-/// Writes the CQEs of consecutive messages.
 fn complete(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, run: &[Message]) {
     match run {
         [] => {}

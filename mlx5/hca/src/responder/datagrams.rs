@@ -23,8 +23,7 @@ const HOPS: u8 = 64;
 /// The version in an IPv6 header.
 const IPV6: u8 = 6;
 
-/// Takes the datagrams of all devices whose ready bits are set. Returns the number of completed
-/// receives.
+/// Takes all announced datagrams. Returns the number of completed receives.
 #[cold]
 pub(crate) fn receive(hca: &Hca, state: &mut State) -> usize {
     let mut lids = core::mem::take(&mut state.links.ready);
@@ -73,7 +72,6 @@ fn forget_gone(hca: &Hca, state: &mut State) -> usize {
     received
 }
 
-/// Takes the datagrams in the lane at `index` of the known lanes.
 fn take_all(hca: &Hca, state: &mut State, index: usize) -> usize {
     let incoming = &mut state.links.incoming[index];
     let (mut received, mut is_any) = (0, false);
@@ -163,7 +161,6 @@ fn arrive(
     true
 }
 
-/// Delivers a datagram that arrived as a packet.
 pub(crate) fn take_packet(
     hca: &Hca,
     state: &mut State,

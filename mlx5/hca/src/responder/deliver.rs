@@ -13,7 +13,6 @@ use crate::queues::rqs::RqSlot;
 use crate::shared::atomics;
 use crate::shared::layout::{ATOMIC, Message, Taking};
 
-/// Records an arrival in the trace.
 pub(crate) fn trace(hca: &Hca, qp: &SoftQp, message: &Message) {
     if let Some(trace) = &hca.trace {
         let Message {
@@ -28,7 +27,6 @@ pub(crate) fn trace(hca: &Hca, qp: &SoftQp, message: &Message) {
     }
 }
 
-/// The sender of a message.
 #[derive(Clone, Copy)]
 pub(crate) enum Sender {
     /// The peer to which the queue pair is connected.
@@ -43,7 +41,6 @@ pub(crate) enum Sender {
     },
 }
 
-/// Writes the CQE of a message.
 #[inline(always)]
 pub(crate) fn deliver(
     hca: &Hca,
@@ -58,8 +55,7 @@ pub(crate) fn deliver(
         let copy = message;
         return deliver_other(hca, qp, cq, &copy);
     };
-    // The peer wrote the message. A wrong opcode or index makes no CQE: the connection ends
-    // instead.
+    // The peer wrote the message. A wrong opcode or index ends the connection, without a CQE.
     if !qp.taken.account(message.taking) {
         return qp.break_down(hca);
     }
@@ -104,8 +100,8 @@ pub(crate) fn arrived(message: &Message) -> Option<u8> {
     is_one.then_some(message.op_own as u8)
 }
 
-/// Handles every other message: a request for an atomic, or a failed receive, with which the queue
-/// pair fails. All others are malformed.
+/// Handles a message that is not a successful arrival: a request for an atomic, or a failed
+/// receive, with which the queue pair fails. Any other message is malformed.
 #[cold]
 #[inline(never)]
 fn deliver_other(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: &Message) {
@@ -124,8 +120,7 @@ fn deliver_other(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: &Message)
 /// Takes the next receive of a queue pair whose receives this device takes, and not a peer.
 pub(crate) fn take_own_receive(qp: &SoftQp, rqs: &mut [Option<RqSlot>]) -> Option<Taking> {
     let pop = || qp.receives.pop(&AtomicU64::new(0));
-    // Another driver may have posted a receive before the message was sent, and the receive may not
-    // be copied yet.
+    // A receive that another driver posted before the message was sent may not be copied yet.
     let refreshed = || {
         rqs.get_mut(qp.rqn as usize)
             .and_then(Option::as_mut)

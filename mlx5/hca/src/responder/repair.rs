@@ -71,8 +71,7 @@ impl Leaver {
     }
 }
 
-/// The receives that may have to be returned, and the destroyed queue pairs whose peers may still
-/// take receives.
+/// The receives to be returned, and the destroyed queue pairs whose peers may still take some.
 #[derive(Default)]
 pub(crate) struct Repair {
     orphans: Vec<Orphan>,
@@ -113,7 +112,6 @@ impl Repair {
         }
     }
 
-    /// Forgets receive queue `rqn`, which is destroyed.
     pub(crate) fn forget(&mut self, rqn: u32) {
         self.orphans.retain(|orphan| orphan.rqn != rqn);
         self.leavers.retain(|leaver| leaver.rqn != rqn);

@@ -22,10 +22,8 @@ pub(crate) struct Responding<'a> {
     pub(crate) qp: &'a mut SoftQp,
     pub(crate) cq: &'a mut SoftCq,
     pub(crate) rqs: &'a mut [Option<RqSlot>],
-    /// The receive of the message that is arriving.
     pub(crate) open: &'a mut Option<Taking>,
     pub(crate) sender: Sender,
-    /// The reason why the receive failed.
     pub(crate) refused: Option<(Syndrome, u8)>,
 }
 

@@ -42,7 +42,6 @@ impl Arena {
         Some(offset)
     }
 
-    /// Gives a range back.
     pub(crate) fn give(&mut self, offset: usize, bytes: usize) {
         let mut start = offset;
         let mut end = offset + bytes;

@@ -61,8 +61,7 @@ impl Outgoing {
         self.stopped_at != consumed
     }
 
-    /// Publishes a datagram of the device with this LID. There is room, and its payload is in
-    /// place.
+    /// Publishes a datagram of the device with this LID. Its payload is in place.
     pub(crate) fn publish(&mut self, header: DatagramHeader, own_lid: u16) {
         self.tx.publish(header);
         ready_lids(&self.peer.memory).notify(usize::from(own_lid));

@@ -70,7 +70,6 @@ pub(crate) struct Membership {
     pub(crate) seed: u64,
     /// Domain of the device: devices with the same domain share memory ([`domain`]).
     domain: u64,
-    /// Whether the device has a port for packets.
     sends_packets: bool,
     place: Place,
 }
@@ -92,8 +91,8 @@ type Joined = (u16, u64, u64, Place);
 impl Membership {
     /// Publishes `memory` under the first free LID, or as a free virtual function of `port`: the
     /// first free function after `behind`, if that is given. Otherwise a directory chooses the
-    /// virtual function at random, because all queue pair numbers of the device begin with it.
-    /// Publishes whether the device shares memory.
+    /// virtual function at random, so that the queue pair numbers differ from those of a device
+    /// that died. Publishes whether the device shares memory.
     pub(crate) fn join(
         spec: &FabricSpec,
         memory: &DeviceMemory,
@@ -134,12 +133,10 @@ impl Membership {
         })
     }
 
-    /// Returns whether the device joined this local fabric.
     pub(crate) fn is_of(&self, fabric: &LocalFabric) -> bool {
         matches!(&self.place, Place::Local { fabric: own, .. } if Arc::ptr_eq(&own.devices, &fabric.devices))
     }
 
-    /// Returns a description of the fabric.
     pub(crate) fn describe(&self) -> String {
         match &self.place {
             Place::Shared { dir, .. } => {
@@ -149,14 +146,13 @@ impl Membership {
         }
     }
 
-    /// Returns whether the device shares memory with others.
     pub(crate) fn shares_memory(&self) -> bool {
         self.domain != domain::NONE
     }
 
-    /// Returns the way to the device with `lid`, if its incarnation is `epoch`. `has_port`: whether
-    /// the address of the device has a port for packets. Both ends get the same result, as each
-    /// reads the publications of both.
+    /// Returns the way to the device with `lid`, if its incarnation is `epoch`. `has_port` means
+    /// that the address of the device has a port for packets. Both ends get the same result, as
+    /// each reads the publications of both.
     pub(crate) fn way_to(&self, lid: u16, epoch: Option<u64>, has_port: bool) -> Way {
         let theirs = || match &self.place {
             Place::Shared { dir, .. } => published(dir, lid, epoch)
@@ -445,8 +441,7 @@ mod tests {
             "{vfs:?}"
         );
         std::fs::remove_dir_all(dir).unwrap();
-        // A local fabric, which simulations use, gives the same virtual function and seed in every
-        // run.
+        // A local fabric gives the same virtual function and seed in every run of a simulation.
         let of_a_new_one = |_| joined(&FabricSpec::Local(LocalFabric::new()), true);
         assert_eq!(of_a_new_one(1), of_a_new_one(2));
     }

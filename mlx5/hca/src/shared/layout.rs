@@ -57,10 +57,8 @@ pub(crate) const DATAGRAM_SLOTS: usize = 32;
 pub(crate) const MAX_DATAGRAM_LANES: usize = if cfg!(test) { 4 } else { 256 };
 pub(crate) const LID_BITS: u32 = 16;
 pub(crate) const MAX_LIDS: usize = 1 << LID_BITS;
-/// Maximum number of slots of a lane, which is the number of messages that may wait there: a power
-/// of two.
+/// Maximum number of slots of a lane, a power of two: the number of messages that may wait.
 pub(crate) const LANE_SLOTS: usize = 128;
-/// Minimum number of slots of a lane.
 pub(crate) const MIN_LANE_SLOTS: usize = 8;
 /// Address space for receive rings, in bytes.
 pub(crate) const QUEUE_BYTES: usize = 256 << 20;
@@ -68,8 +66,7 @@ pub(crate) const QUEUE_BYTES: usize = 256 << 20;
 /// The header of the control segment.
 #[repr(C, align(64))]
 pub(crate) struct Header {
-    /// Even: idle. Odd: the owner executes a doorbell and may be reading or writing memory of its
-    /// peers.
+    /// Odd while the owner executes a doorbell, and may access memory of its peers; even otherwise.
     pub(crate) executing: AtomicU64,
     /// Not 0 if the owner executes a full fence after each write of `executing`, because
     /// membarrier(2) does not work in its process. Written before the device has peers.
@@ -79,7 +76,6 @@ pub(crate) struct Header {
     pub(crate) copies: AtomicU64,
 }
 
-/// A queue pair.
 #[repr(C, align(64))]
 pub(crate) struct QpEntry {
     /// `version << 32 | qpn << 8 | flags`; 0 when free. See [`RECEIVES`]. The version counts the
@@ -94,9 +90,7 @@ pub(crate) struct QpEntry {
     /// `HOT` if the owner polls the lane, or `ARMED` if it waits for the lane's ready bit
     /// (`copyrpc_shm::ready`).
     pub(crate) armed: AtomicU32,
-    /// Protection domain.
     pub(crate) pd: AtomicU32,
-    /// Receive queue.
     pub(crate) rqn: AtomicU32,
     /// The version at which the queue pair was made, or last reset. Distinguishes it from earlier
     /// queue pairs with this number.
@@ -157,7 +151,6 @@ impl QpEntry {
     }
 }
 
-/// A memory region.
 #[repr(C, align(64))]
 pub(crate) struct MrEntry {
     /// `registration << 32 | key`; 0 when free. A key is used again after 256 registrations of its
@@ -188,8 +181,7 @@ pub(crate) struct RqEntry {
     pub(crate) ring: AtomicU64,
     /// Doorbell record, in the device's format.
     pub(crate) record: AtomicU32,
-    /// Number of receives that the owner returned after a process died with them. They count as
-    /// posted.
+    /// Number of receives of dead processes that the owner returned. They count as posted.
     pub(crate) returned: AtomicU32,
     /// [`LINKED`], or 0 for a ring.
     pub(crate) kind: AtomicU32,
@@ -241,7 +233,6 @@ impl Taking {
         Self((count as u64) << 16 | index as u64)
     }
 
-    /// Returns the pop count of the taking.
     #[inline(always)]
     pub(crate) const fn count(self) -> u32 {
         Pop::unpack(self.0).0
@@ -258,8 +249,7 @@ impl Taking {
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
 pub(crate) struct Message {
-    /// Address of the payload in the owner's memory. For prefetching only, so any value is
-    /// harmless.
+    /// Address of the payload in the owner's memory, for prefetching only: any value is harmless.
     pub(crate) payload: u64,
     pub(crate) byte_count: u32,
     /// Immediate, in host byte order.
@@ -292,8 +282,7 @@ pub(crate) struct AtomicRequest {
 }
 
 impl Message {
-    /// Returns op_own of a CQE with this opcode. `solicited` is set if the sender asked for an
-    /// event.
+    /// Returns op_own of a CQE. `solicited` is set if the sender asked for an event.
     #[inline(always)]
     pub(crate) const fn op_own(opcode: CqeOpcode, solicited: bool) -> u64 {
         op_own_with(opcode, CqeFormat::Plain, solicited, false) as u64
@@ -326,7 +315,6 @@ impl DatagramHeader {
     const SEND: u32 = CqeOpcode::ResponderSend as u32;
     const SEND_IMM: u32 = CqeOpcode::ResponderSendImm as u32;
 
-    /// Makes the header of a datagram of `byte_count` bytes to queue pair `qpn`.
     pub(crate) fn new(
         (qpn, qkey): (u32, u32),
         source_qpn: u32,
@@ -370,15 +358,13 @@ pub(crate) struct DatagramLane {
     /// Number of datagrams taken, or lost with a device that is gone.
     pub(crate) consumed: AtomicU64,
     pub(crate) slots: [Slot<DatagramHeader>; DATAGRAM_SLOTS],
-    /// Payloads of the slots: the bytes of the message, after a GRH if the header has the flag
-    /// [`GRH`].
+    /// Payloads of the slots, after a GRH if the header has the flag [`GRH`].
     pub(crate) payloads: [UnsafeCell<[u8; GRH_BYTES + MAX_MTU]>; DATAGRAM_SLOTS],
 }
 
 /// The slots of one lane among all lane slots of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LanePlace {
-    /// Index of the first slot.
     pub(crate) first: u32,
     /// Number of slots: a power of two.
     pub(crate) slots: u32,
@@ -390,8 +376,7 @@ impl LanePlace {
         (self.first as u64) << 32 | self.slots as u64
     }
 
-    /// Returns the place in a word, which another process wrote. `None` if no lane can be at this
-    /// place.
+    /// Returns the place in a word of another process; `None` if no lane can be there.
     pub(crate) fn unpack(word: u64) -> Option<Self> {
         let place = Self {
             first: (word >> 32) as u32,
@@ -402,7 +387,6 @@ impl LanePlace {
         (is_size && place.range().end <= ALL_LANE_SLOTS).then_some(place)
     }
 
-    /// Returns the indices of the slots.
     pub(crate) fn range(self) -> core::ops::Range<usize> {
         self.first as usize..self.first as usize + self.slots as usize
     }
@@ -414,13 +398,11 @@ pub(crate) const ALL_LANE_SLOTS: usize = MAX_QPS * LANE_SLOTS;
 /// The words that the one requester of a queue pair writes, in addition to the lane's slots.
 #[repr(C, align(64))]
 pub(crate) struct Lane {
-    /// Pop word of the receive that the requester is taking, plus [`Pop::ONE`]; 0 if it is taking
-    /// none.
+    /// Pop word of the receive that the requester is taking, plus [`Pop::ONE`]; otherwise 0.
     pub(crate) intent: AtomicU64,
     pub(crate) atomic: AtomicRequest,
 }
 
-/// The control segment.
 #[repr(C, align(4096))]
 pub(crate) struct ControlSegment {
     pub(crate) header: Header,
@@ -430,7 +412,6 @@ pub(crate) struct ControlSegment {
     pub(crate) queues: [AtomicU64; QUEUE_BYTES / 8],
 }
 
-/// The lanes segment.
 #[repr(C, align(4096))]
 pub(crate) struct LanesSegment {
     pub(crate) ready: [AtomicU64; ReadyWords::words(MAX_QPS)],
@@ -455,8 +436,7 @@ pub(crate) struct Publication {
     pub(crate) lid: u64,
     /// The owner's [`pid_namespace`](copyrpc_shm::memfd::pid_namespace).
     pub(crate) pid_namespace: u64,
-    /// Domain of the owner: devices with the same domain share memory
-    /// ([`domain`](crate::shared::domain)).
+    /// Domain of the owner ([`domain`](crate::shared::domain)).
     pub(crate) domain: u64,
     /// The segments: control, lanes, arena.
     pub(crate) segments: [MemfdId; 3],
@@ -494,7 +474,6 @@ pub(crate) fn vf_of(qpn: u32) -> u16 {
     (qpn >> QP_INDEX_BITS) as u16
 }
 
-/// Returns the index of a queue pair in the tables.
 pub(crate) fn qp_index(qpn: u32) -> usize {
     qpn as usize & (MAX_QPS - 1)
 }

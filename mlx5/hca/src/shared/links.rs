@@ -21,7 +21,6 @@ pub(crate) struct Links {
     pub(crate) has_datagrams: bool,
     /// Lanes of this device to others, by number.
     pub(crate) outgoing: Vec<Outgoing>,
-    /// Number of datagrams sent.
     pub(crate) sent: u64,
     pub(crate) incoming: Vec<Incoming>,
     /// LIDs of devices whose lanes have to be read. The list is empty between two polls.
@@ -29,7 +28,6 @@ pub(crate) struct Links {
 }
 
 impl Links {
-    /// Returns all peers.
     pub(crate) fn peers(&self) -> impl Iterator<Item = &Rc<Peer>> {
         self.peers.iter()
     }
@@ -58,8 +56,7 @@ impl Links {
         self.peers.retain(|p| Rc::strong_count(p) > 1);
     }
 
-    /// Returns the peers whose end is detected by this call. A later call does not return them
-    /// again.
+    /// Returns the peers whose end is detected by this call.
     pub(crate) fn newly_gone(&self) -> Vec<Rc<Peer>> {
         self.peers
             .iter()
@@ -80,8 +77,7 @@ impl Links {
         }
         let is_full = self.outgoing.len() == MAX_DATAGRAM_LANES;
         let is_empty = |index, out: &Outgoing| {
-            // The lane is empty if the receiver has consumed all messages (L2 of
-            // docs/shm-protocols.md).
+            // Whether the receiver has consumed all messages (L2 of docs/shm-protocols.md).
             is_full
                 && memory.datagram_lane(index).consumed.load(Ordering::Acquire) == out.tx.position()
         };

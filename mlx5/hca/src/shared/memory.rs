@@ -54,8 +54,7 @@ impl Keyed {
 }
 
 impl DeviceMemory {
-    /// Makes the segments of a new device. Their pages are committed later, when the device is
-    /// opened and objects are made.
+    /// Makes the segments of a new device. Their pages are committed later.
     pub(crate) fn create(arena_bytes: usize) -> Result<Self, (&'static str, MemfdCreateError)> {
         Ok(Self {
             control_memfd: Memfd::create("mlx5-control", size_of::<ControlSegment>())
@@ -136,7 +135,6 @@ impl DeviceMemory {
         &self.lanes().datagrams[index]
     }
 
-    /// Returns whether queue pair `index` of this device receives.
     pub(crate) fn receives(&self, index: usize) -> bool {
         self.qp(index).identity.load(Ordering::Relaxed) & RECEIVES != 0
     }
@@ -313,8 +311,7 @@ unsafe fn place_other(to: *mut u8, from: *const u8, len: usize) {
     // read first because source and target may overlap.
     unsafe {
         if len < LAST {
-            // These can be the last bytes of a payload of several parts, so the earlier parts
-            // become visible before them.
+            // The fence makes earlier parts of the payload visible before these bytes.
             fence(Ordering::Release);
             return from.copy_to(to, len);
         }
@@ -396,8 +393,7 @@ enum Direction {
     Write,
 }
 
-/// Copies with the kernel's cross-process copy. The other process need not do anything, and may be
-/// stopped.
+/// Copies with the kernel's cross-process copy, which works even if the process is stopped.
 #[cold]
 fn cross_process(
     direction: Direction,

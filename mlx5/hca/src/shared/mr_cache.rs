@@ -109,8 +109,7 @@ impl MrCache {
         access: Access,
         pd: u32,
     ) -> Result<(Self, u64), Fault> {
-        // H2. The stamp is read before the fields: if the fields change after it, the next `find`
-        // sees a different stamp.
+        // H2. The stamp is read first: if the fields change after it, `find` sees another stamp.
         let stamp = memory.mr(bytes.key).stamp.load(Ordering::Acquire);
         let (entry, _) = memory.check(bytes, access, pd)?;
         let cached = Self {

@@ -23,8 +23,7 @@ pub(crate) struct Peer {
     pub(crate) lid: u16,
     pub(crate) epoch: u64,
     pub(crate) memory: DeviceMemory,
-    /// Life word. `owner_may_be_gone(word)` returns whether the slow check is needed. The word is
-    /// kept alive by `life`.
+    /// Life word, kept alive by `life`. If `owner_may_be_gone(word)`, the slow check is needed.
     pub(crate) word: NonNull<AtomicU32>,
     life: Life,
     /// Whether [`is_newly_gone`](Self::is_newly_gone) has returned `true`.
@@ -83,8 +82,7 @@ impl Peer {
             != 0
     }
 
-    /// Returns whether the peer's process is proven dead, or closed the device. Costs one load
-    /// while the peer lives.
+    /// Returns whether the peer's process is dead, or closed the device. Usually costs one load.
     #[inline(always)]
     pub(crate) fn is_gone(&self) -> bool {
         // SAFETY: `word` points to an atomic that `life` keeps alive.

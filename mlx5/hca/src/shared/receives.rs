@@ -13,8 +13,8 @@ use crate::shared::memory::DeviceMemory;
 
 /// The pop count under which each receive, by WQE index, was last taken and *accounted for* by a
 /// message. A receive that is not accounted for was taken by a dead process, without a message.
-/// Counts are compared as signed 32 bits: a WQE that is not taken for 2^31 receives of its queue
-/// may seem to be accounted for, and is not found then.
+/// Counts are compared as signed 32 bits. So a WQE that is not among the last 2^31 receives of its
+/// queue may seem to be accounted for, and is then not returned.
 #[derive(Clone)]
 pub(crate) struct Taken(Rc<[Cell<u32>]>);
 
@@ -24,12 +24,10 @@ impl Taken {
         Self((0..wqes).map(|_| Cell::new(u32::MAX)).collect())
     }
 
-    /// Resets the counts to those of a new queue.
     pub(crate) fn reset(&self) {
         self.0.iter().for_each(|cell| cell.set(u32::MAX));
     }
 
-    /// Returns the number of WQEs of the queue.
     pub(crate) fn wqes(&self) -> usize {
         self.0.len()
     }
@@ -50,8 +48,7 @@ impl Taken {
     }
 }
 
-/// Clears the intent of a taker that takes no receive, because the repair waits for the intents of
-/// living requesters.
+/// Clears the intent of a taker that takes no receive, because the repair waits for intents.
 #[cold]
 pub(crate) fn gives_up(intent: &AtomicU64) {
     if intent.load(Ordering::Relaxed) != 0 {
@@ -66,8 +63,7 @@ pub struct Receives {
     pop: NonNull<Pop>,
     /// WQEs of `stride` bytes, checked to be inside the owner's queue area.
     ring: NonNull<u8>,
-    /// Mask of the significant bits of a pop word: an index is below the number of WQEs, a power of
-    /// two.
+    /// Mask of the valid bits of a pop word: an index is below the number of WQEs.
     keeps: u64,
     /// Distance of two pop words between which every WQE is taken once.
     span: u64,
@@ -128,8 +124,7 @@ impl Receives {
                     return Some(taking);
                 }
             } else if self.words().1.word.load(Ordering::Acquire) == word {
-                // The words prove that nothing is posted only if the pop word did not change while
-                // the record was read.
+                // If the pop word changed while the record was read, a receive may be posted.
                 gives_up(intent);
                 return None;
             }
@@ -173,12 +168,10 @@ impl Receives {
             .map(|_| taking)
     }
 
-    /// Returns whether the receive of pop word `word` is posted, given that all receives up to
-    /// `known` are posted.
+    /// Returns whether the receive of pop word `word` is posted, as all receives up to `known` are.
     #[inline(always)]
     fn is_posted(&self, word: u64, known: u64) -> bool {
-        // The number of receives posted from `word` on is at least one, and at most the number of
-        // WQEs.
+        // The number of receives posted from `word` on is from 1 to the number of WQEs.
         known.wrapping_sub(word) < self.span
     }
 
@@ -200,8 +193,7 @@ impl Receives {
         popped.wrapping_add(available.into()).wrapping_sub(1)
     }
 
-    /// Owner: takes receive number `count`. Returns `false` if it is not posted, or not the next
-    /// receive.
+    /// Owner: takes receive number `count`. Returns `false` if it is not posted, or not the next.
     pub(crate) fn take(&self, count: u32) -> bool {
         let (entry, pop) = self.words();
         let word = pop.word.load(Ordering::Acquire);
@@ -292,18 +284,15 @@ impl Receives {
             .store(mlx5_wire::queue_record(posted), Ordering::Release);
     }
 
-    /// Returns the number of WQEs, a power of two.
     #[inline(always)]
     pub(crate) fn wqes(&self) -> u16 {
         self.keeps as u16 + 1
     }
 
-    /// Returns the number of bytes of a WQE.
     pub(crate) fn stride(&self) -> usize {
         self.stride as usize
     }
 
-    /// Returns WQE `index`.
     pub(crate) fn wqe(&self, index: u16) -> NonNull<u8> {
         // SAFETY: the WQE is inside the ring.
         unsafe {
@@ -388,8 +377,7 @@ impl Receives {
             );
             self.link_word(index)
                 .store(u64::from_ne_bytes(segment), Ordering::Relaxed);
-            // H4. The count does not change. The new word was never the pop word before, so no
-            // stale exchange succeeds.
+            // H4. The new word was never the pop word before, so no stale exchange succeeds.
             match pop.word.compare_exchange_weak(
                 word,
                 Pop::with_head(word, index),
@@ -397,9 +385,8 @@ impl Receives {
                 Ordering::Acquire,
             ) {
                 Ok(_) => {
-                    // A peer whose intent has the old head with this count did not take the old
-                    // head: the next pop with this count takes `index`. So the old head is
-                    // accounted for.
+                    // The old head was not taken with this count, because the next pop with this
+                    // count takes `index`. So the old head is accounted for.
                     taken.account(Taking(word & self.keeps));
                     break;
                 }

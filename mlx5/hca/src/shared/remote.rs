@@ -37,20 +37,19 @@ pub(crate) struct Remote {
     life: NonNull<AtomicU32>,
     /// Number of atomics that the peer was asked to execute.
     pub(crate) atomics: u32,
-    /// Whether the last of these atomics is the WQE at the head of the SQ, and no answer to it was
-    /// read yet.
+    /// Whether the last of these atomics is at the head of the SQ, and has no answer yet.
     pub(crate) is_asking: bool,
     pub(crate) receives: Receives,
     /// The pop word at which the known posted receives end ([`Receives::next_known`]).
     known_receives: u64,
     /// The region that the last plain WRITE wrote to.
     pub(crate) target: MrCache,
-    /// Last identity word that grants WRITEs and was found, with the words next to it, to belong to
-    /// the peer's queue pair while that is connected to this queue pair; [`UNVERIFIED`] before.
+    /// Last identity word that grants WRITEs and that [`verify`](Self::verify) accepted;
+    /// [`UNVERIFIED`] before.
     verified: Cell<u64>,
     pub(crate) qpn: u32,
-    /// Expected values of the peer's `generation`, `peer` and `peer_epoch` words, while it is
-    /// connected to this queue pair.
+    /// Expected values of the peer's `generation`, `peer` and `peer_epoch` words, while the peer's
+    /// queue pair is connected to this queue pair.
     pub(crate) generation: u32,
     own: u64,
     own_epoch: u64,
@@ -148,7 +147,6 @@ impl Remote {
                 || allows(self.verify(identity), Access::REMOTE_WRITE))
     }
 
-    /// Returns whether the peer is gone.
     #[inline(always)]
     fn is_gone(&self) -> bool {
         // SAFETY: `life` points to an atomic that `peer` keeps alive.
@@ -175,14 +173,12 @@ impl Remote {
         identity
     }
 
-    /// Returns whether the peer's queue pair exists, and has been reset since this queue pair was
-    /// connected to it.
+    /// Returns whether the peer's queue pair was reset since this queue pair was connected to it.
     pub(crate) fn was_reset(&self) -> bool {
         let is_there = QpEntry::qpn(self.entry().identity.load(Ordering::Acquire)) == self.qpn;
         is_there && self.entry().generation.load(Ordering::Relaxed) != self.generation
     }
 
-    /// Returns whether one more message fits into the lane.
     #[inline(always)]
     pub(crate) fn has_room(&mut self) -> bool {
         // SAFETY: the entry is in the memory of `peer`, which stays mapped. L2 of
@@ -191,7 +187,6 @@ impl Remote {
         self.lane.has_room(consumed)
     }
 
-    /// Returns the words that the peer's owner writes for this requester.
     pub(crate) fn acks(&self) -> &Acks {
         &self.entry().acks
     }

@@ -51,7 +51,6 @@ pub struct ActorId(pub(crate) usize);
 #[derive(Clone, Debug, Default)]
 pub struct Bell(Arc<Rung>);
 
-/// The actors that the bell was rung for.
 #[derive(Debug, Default)]
 struct Rung {
     actors: Mutex<Vec<usize>>,

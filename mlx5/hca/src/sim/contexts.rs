@@ -12,8 +12,7 @@ pub(crate) struct ContextCache {
 }
 
 impl ContextCache {
-    /// Uses the context of `qpn`, which becomes the newest of at most `capacity`. Returns whether
-    /// the cache held it before.
+    /// Makes `qpn` the newest of at most `capacity` contexts. Returns whether it was there before.
     pub(crate) fn holds(&mut self, qpn: u32, capacity: usize) -> bool {
         self.uses += 1;
         self.by_use.insert(self.uses, qpn);

@@ -28,7 +28,6 @@ impl DueTimes {
         self.order = times.filter(|(time, _)| *time != NEVER).collect();
     }
 
-    /// Sets the time of a place.
     pub(crate) fn set(&mut self, place: usize, time: u128) {
         let before = std::mem::replace(&mut self.times[place], time);
         if before != time {

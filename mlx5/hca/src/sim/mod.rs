@@ -27,7 +27,7 @@
 //!
 //! [`Network`]: crate::network::Network
 
-// In the order data flows:
+// The modules:
 // - `simulation`: the network. `due`: the order of its events.
 // - `actor`: the programs, and the bell that wakes them.
 // - `nic`: the costs of a NIC. `contexts`: its cache of queue pair contexts.

@@ -34,7 +34,7 @@ pub struct NicParameters {
     /// prefetched.
     pub unordered_receive_ns: u64,
     /// Minimum time between two receives taken from the same queue. Other queues of the NIC supply
-    /// theirs meanwhile. 0: no minimum.
+    /// receives meanwhile. 0: no minimum.
     pub queue_receive_ns: u64,
     /// Number of queue pair contexts that the NIC holds. The least recently used one is evicted.
     pub context_entries: usize,
@@ -83,7 +83,6 @@ impl fmt::Debug for NicModel {
 }
 
 struct Nics {
-    /// The NICs, by LID.
     by_lid: Vec<Nic>,
     random: Random,
 }
@@ -115,8 +114,7 @@ struct Nic {
     receives: Vec<NextReceive>,
 }
 
-/// The receive of a queue that the next message will take. Each message in flight takes one
-/// receive.
+/// The receive of a queue that the next message will take.
 #[derive(Clone, Copy, Default)]
 struct NextReceive {
     count: u32,
@@ -223,7 +221,6 @@ impl NicModel {
         }
     }
 
-    /// Returns the counts of context uses of the NIC with this LID.
     pub(crate) fn context_uses(&self, lid: u16) -> ContextUses {
         let nics = self.nics.lock().unwrap_or_else(PoisonError::into_inner);
         nics.by_lid

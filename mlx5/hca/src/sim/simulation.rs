@@ -46,7 +46,6 @@ struct Node {
 
 struct Bound<'a> {
     actor: Box<dyn Actor + 'a>,
-    /// LIDs of its devices.
     devices: Vec<u16>,
     is_idle: bool,
 }
@@ -182,7 +181,7 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Removes `device`, without holding it open any longer. The device closes with its last
+    /// Removes `device`, and does not hold it open any longer. The device closes with its last
     /// handle, and its peers detect that like a death.
     pub fn remove(&mut self, device: &dyn Simulated) {
         let Ok(hca) = self.of_this_network(device) else {
@@ -398,14 +397,13 @@ impl<'a> Simulation<'a> {
                 }
             } else if let Some(&place) = self.places.get(&lid) {
                 self.look(place, None);
-                // Actors are woken also without a CQE, because the memory of the device was
-                // written.
+                // The memory of the device was written, which wakes its actors even without a CQE.
                 self.wake(place, None);
             }
         }
     }
 
-    /// Wakes the actors bound to a device, except one.
+    /// Wakes the actors bound to a device, except `but`.
     fn wake(&mut self, place: usize, but: Option<usize>) {
         for i in 0..self.nodes[place].actors.len() {
             let number = self.nodes[place].actors[i];

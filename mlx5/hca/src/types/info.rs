@@ -59,7 +59,7 @@ pub struct DeviceInfo {
     /// obtained.
     pub modes: String,
     /// Time for which operations towards a dead peer are retried before they fail, in ns. Hardware
-    /// cannot distinguish a dead peer from a slow one: there it is
+    /// cannot distinguish a dead peer from a slow one: there the time is
     /// [`ConnectOptions::transport_timeout_ns`](mlx5_wire::ConnectOptions::transport_timeout_ns) of
     /// the default options.
     pub dead_peer_timeout_ns: u64,

@@ -8,10 +8,9 @@ use crate::types::vendor::{Fault, Limit, Malformed};
 /// The end of a WQE that was taken off its send queue.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum End {
-    /// The WQE is done. The value is the number of bytes that a READ or an atomic has read, and 0
-    /// for other WQEs.
+    /// The WQE is done. The value is the number of bytes that a READ or an atomic has read, or 0.
     Done(u32),
-    /// The WQE is complete when its message is; the message reads this number of bytes.
+    /// The WQE is complete when its message is complete. The message reads this number of bytes.
     Message(u32),
     /// The WQE failed, with this syndrome and vendor syndrome.
     Failed(Syndrome, u8),
@@ -19,13 +18,10 @@ pub(crate) enum End {
 
 /// The outcome of a WQE.
 pub(crate) enum Outcome {
-    /// The WQE is done. The value is the number of bytes that a READ or an atomic has read, and 0
-    /// for other WQEs.
+    /// Like [`End::Done`].
     Done(u32),
-    /// The WQE cannot run yet.
     Wait(WaitFor),
-    /// The WQE was posted to a connection by packets, which completes it. The value is the number
-    /// of bytes that the WQE reads.
+    /// The WQE was posted to a connection by packets, and reads this number of bytes.
     Posted(u32),
     /// The WQE failed, and the queue pair with it. The second value is the vendor syndrome.
     Fail(Syndrome, u8),
@@ -84,8 +80,7 @@ impl From<WqeError> for Outcome {
 /// The reason why the WQE at the head of an SQ has not run yet.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum WaitFor {
-    /// The peer does not answer: it has exited, or its queue pair is not connected to this queue
-    /// pair.
+    /// The peer has exited, or its queue pair is not connected to this queue pair.
     Peer,
     /// The peer has no receive posted.
     Receive,
@@ -103,7 +98,6 @@ pub(crate) enum WaitFor {
 }
 
 impl Limit {
-    /// Returns the failure of an operation for this reason.
     pub(crate) fn fails(self, syndrome: Syndrome) -> Outcome {
         Outcome::Fail(syndrome, self as u8)
     }

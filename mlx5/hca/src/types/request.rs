@@ -152,7 +152,6 @@ pub struct PacketAddress {
 pub(crate) enum Way {
     /// Each maps the other's memory.
     Memory,
-    /// Packets.
     Packets,
     /// No way: one of the two devices sends no packets, and they share no memory.
     Nowhere,

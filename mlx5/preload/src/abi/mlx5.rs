@@ -5,16 +5,12 @@ use super::structures;
 
 /// `MLX5_IB_ALLOC_UCTX_DEVX` in `AllocUcontextReq::flags`.
 pub(crate) const ALLOC_UCTX_DEVX: u32 = 1 << 0;
-/// `MLX5_QP_FLAG_SIGNATURE`.
 pub(crate) const QP_FLAG_SIGNATURE: u32 = 1 << 0;
-/// `MLX5_QP_FLAG_SCATTER_CQE`.
 pub(crate) const QP_FLAG_SCATTER_CQE: u32 = 1 << 1;
 /// `MLX5_QP_FLAG_BFREG_INDEX`: the driver chooses the register, and passes its index.
 pub(crate) const QP_FLAG_BFREG_INDEX: u32 = 1 << 3;
-/// `MLX5_QP_FLAG_UAR_PAGE_INDEX`: the driver chooses the register, and passes the index of its
-/// page.
+/// `MLX5_QP_FLAG_UAR_PAGE_INDEX`: the driver chooses the register, and passes its page's index.
 pub(crate) const QP_FLAG_UAR_PAGE_INDEX: u32 = 1 << 10;
-/// `MLX5_SRQ_FLAG_SIGNATURE`.
 pub(crate) const SRQ_FLAG_SIGNATURE: u32 = 1 << 0;
 
 structures! {

@@ -49,8 +49,8 @@ pub(crate) fn service(qp_type: u8) -> Option<Service> {
     }
 }
 
-/// Returns the attributes, the state among them, that the transition to `to` requires from the
-/// state directly before it. `None`: `to` is not INIT, RTR or RTS.
+/// Returns the attributes, including the state, that the transition to `to` from the state directly
+/// before it requires; `None` if `to` is not INIT, RTR or RTS.
 pub(crate) fn needed(service: Service, to: State) -> Option<u32> {
     let from = match to {
         State::Init => State::Reset,
@@ -109,7 +109,6 @@ fn attributes(service: Service, from: State, to: State) -> Option<(u32, u32)> {
     })
 }
 
-/// Returns whether the transition is legal with these attributes.
 pub(crate) fn is_legal(service: Service, from: State, to: State, mask: u32) -> bool {
     attributes(service, from, to).is_some_and(|(needed, optional)| {
         mask & needed == needed && mask & !(needed | optional | attribute::STATE) == 0

@@ -23,7 +23,6 @@ pub(crate) fn parse(bytes: &SockAddr) -> Option<SocketAddr> {
     }
 }
 
-/// Encodes an address.
 pub(crate) fn bytes(address: SocketAddr) -> SockAddr {
     let mut bytes = [0; size_of::<SockAddr>()];
     let family = if address.is_ipv4() {

@@ -37,8 +37,7 @@ mod qp_type {
 
 /// Q_Key of datagrams if the program gives none (`RDMA_UDP_QKEY`).
 const DATAGRAM_QKEY: u32 = 0x0123_4567;
-/// N of the time after which an unacknowledged packet is sent again, 4.096 us * 2^N, unless the
-/// program sets another N.
+/// Default N of the time 4.096 us * 2^N after which an unacknowledged packet is sent again.
 const ACK_TIMEOUT: u8 = 18;
 /// Time for which a request waits until its service listens, if the last service that this process
 /// reached was at the same port. perftest makes a new listener for each connection, and its client
@@ -77,7 +76,6 @@ impl Drop for Handle {
     }
 }
 
-/// An id.
 #[derive(Debug)]
 pub(crate) struct Id {
     pub(crate) handle: Handle,
@@ -87,20 +85,16 @@ pub(crate) struct Id {
     space: u16,
     qp_type: u8,
     pub(crate) machine: Machine,
-    /// The port that the id has reserved.
     pub(crate) port: Option<Port>,
-    /// The socket of the connection with the peer.
     pub(crate) socket: Option<OwnedFd>,
     /// Number of the id's events that the program has read.
     pub(crate) reported: u32,
-    /// Handle of the listener that made the id, until the program has read the event of the
-    /// request.
+    /// Handle of the listener that made the id, until the program has read the request's event.
     pub(crate) parent: Option<u32>,
     pub(crate) local: SocketAddr,
     remote: Option<SocketAddr>,
     /// Index of this end's device; `None` while no address determines the device.
     device: Option<usize>,
-    /// Index of the peer's device.
     peer_device: Option<usize>,
     /// First packet number that this end expects; `peer_psn` is the first that the peer expects.
     psn: u32,
@@ -187,8 +181,7 @@ impl Id {
         let port = Port::reserve(&settings.fabric, self.space, to.port());
         let port = port.map_err(|errno| {
             self.machine.state = State::New;
-            // A kernel compares whole addresses, and returns this error if the address is the
-            // unspecified one.
+            // A kernel compares whole addresses, and returns this error for the unspecified one.
             match errno {
                 IN_USE if is_any => Errno(libc::EADDRNOTAVAIL),
                 _ => errno,
@@ -317,8 +310,7 @@ impl Id {
         Ok(None)
     }
 
-    /// Returns whether to wait until a service listens at the port. The wait begins with the first
-    /// call.
+    /// Returns whether to wait until a service listens at the port. The first call begins the wait.
     fn waits_for(&mut self, port: u16) -> bool {
         let now = Instant::now();
         let patience = || {
@@ -382,7 +374,6 @@ impl Id {
             .map_or(0, |port| port.lid)
     }
 
-    /// Returns the path to the peer.
     fn path(&self, settings: &Settings) -> AhAttr {
         let mut path = AhAttr {
             dlid: Self::lid(settings, self.peer_device),
@@ -481,8 +472,9 @@ impl Id {
         let service = service(self.qp_type).ok_or(INVALID)?;
         at.qp_attr_mask = needed(service, state).ok_or(INVALID)?;
         let has_peer = self.peer.qp_num != 0;
-        // The resources of both ends are those in the last message with parameters. The active end
-        // has received that message; the passive end has received it until it sends the reply.
+        // The last message with parameters determines the resources of both ends. For the active
+        // end this is the peer's reply, once it has arrived; for the passive end, the peer's
+        // request until this end sends the reply.
         let is_of_peer = has_peer && (self.is_active || self.machine.state == State::Requested);
         let (responder, initiator) = match is_of_peer {
             true => (self.peer.initiator_depth, self.peer.responder_resources),

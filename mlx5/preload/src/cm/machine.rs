@@ -1,5 +1,4 @@
-//! The states of an id and their transitions, as in the communication management of InfiniBand. No
-//! sockets are used here.
+//! The states of an id and their transitions, as in InfiniBand's communication management.
 
 use crate::options::errno::Errno;
 
@@ -17,7 +16,6 @@ pub(crate) enum Event {
     Disconnected = 10,
 }
 
-/// A message between two ids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::FromRepr)]
 #[repr(u32)]
 pub(crate) enum Kind {
@@ -109,7 +107,6 @@ pub(crate) enum State {
     Ended,
 }
 
-/// The state of an id.
 #[derive(Debug)]
 pub(crate) struct Machine {
     pub(crate) state: State,
@@ -139,8 +136,7 @@ impl Machine {
             (Step::Reject, Requested | Answered) => (Ended, Some(Kind::Reject)),
             (Step::Disconnect, Established) => (Disconnecting, Some(Kind::DisconnectRequest)),
             (Step::Disconnect, Disconnected) => (Ended, Some(Kind::DisconnectReply)),
-            // Both ends may disconnect, in any order. So a disconnect that comes too early or too
-            // late has no effect.
+            // Both ends may disconnect, in any order, so an early or late disconnect has no effect.
             (Step::Disconnect, Requesting | Replied | Answered | Disconnecting | Ended) => {
                 (self.state, None)
             }
@@ -184,8 +180,7 @@ impl Machine {
                 (Ended, Some((Event::Unreachable, -libc::ETIMEDOUT)))
             }
             (Disconnecting, Silence) => (Ended, Some((Event::Disconnected, -libc::ETIMEDOUT))),
-            // The program may still answer the request, although the peer of a datagram id has
-            // ended.
+            // The program may still answer the request, although a datagram peer has ended.
             (Requested, End) if self.is_datagram => (Requested, None),
             // Every other input ends the id: the answer to a request to disconnect, or a peer that
             // breaks the rules, ends, or disconnects at the same time.
@@ -377,8 +372,7 @@ mod tests {
         );
     }
 
-    /// A peer may send any message at any time. An unexpected message is handled as the end of the
-    /// peer.
+    /// A peer may send any message at any time. An unexpected one counts as the end of the peer.
     #[test]
     fn nonsense_of_a_peer_ends_the_connection() {
         for number in 1..=6 {

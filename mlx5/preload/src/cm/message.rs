@@ -1,5 +1,4 @@
-//! The messages between two ids. A peer's bytes are checked here, before anything is done with
-//! them.
+//! The messages between two ids. A peer's bytes are checked here, before they are used.
 
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
@@ -8,8 +7,7 @@ use crate::abi::cm::{ConnParam, SockAddr};
 use crate::cm::machine::Kind;
 use crate::options::errno::Errno;
 
-/// Version of the message format, the first number of each message. A library with another format
-/// sends another number.
+/// Version of the message format, the first number of each message.
 const VERSION: u32 = 0x636d_0002;
 
 /// N of the longest packet that a queue pair sends, 128 B * 2^N: 4 KiB.

@@ -44,10 +44,9 @@ const INVALID: Errno = Errno(libc::EINVAL);
 
 /// Maximum length of a command in bytes, rounded up.
 const LONGEST: usize = 512;
-/// Number of the eventfd among the files that the epoll instance watches. The number of an id's
-/// socket is the id's handle.
+/// Number of the eventfd in the epoll instance. The number of an id's socket is the id's handle.
 const EVENTS: u64 = u64::MAX;
-/// Number of the timer among these files.
+/// Number of the timer in the epoll instance.
 const TIMER: u64 = EVENTS - 1;
 /// Time within which a peer must answer, the same as the kernel's: 16 times 4.096 us * 2^20.
 const ANSWER_TIME: Duration = Duration::from_nanos(16 * (4096 << 20));
@@ -107,8 +106,7 @@ struct Unread {
 /// Function that returns the session of a descriptor.
 pub(crate) type Find = fn(c_int) -> Option<Arc<Session>>;
 
-/// A session with the connection manager, from the program's open(2) to the close of the last
-/// descriptor.
+/// A session with the connection manager, from open(2) to the close of the last descriptor.
 #[derive(Debug)]
 pub(crate) struct Session {
     settings: &'static Settings,
@@ -158,8 +156,7 @@ impl Ids {
             .extend(owner.map(|owner| Unread { owner, response }));
     }
 
-    /// Removes an id and, if it is a listener, the ids of requests that the program has not read.
-    /// Returns all of these ids.
+    /// Removes an id and, if it listens, the ids of its unread requests. Returns all of these ids.
     fn remove(&mut self, handle: u32) -> Result<Vec<Id>, Errno> {
         self.get(handle)?;
         let gone = |id: &Id| id.handle.0 == handle || id.parent == Some(handle);
@@ -207,8 +204,7 @@ impl Session {
         Ok(epoll::add(&self.epoll, file, data, EventFlags::IN)?)
     }
 
-    /// Removes a socket from the watched files. Closing the socket is not enough if the child of a
-    /// fork has the socket too.
+    /// Removes a socket from the watched files. A close is not enough if a fork's child has it too.
     fn unwatch(&self, file: &OwnedFd) {
         // The error for a socket that is not watched is ignored.
         let _ = epoll::delete(&self.epoll, file);
@@ -367,8 +363,7 @@ impl Session {
                 let from = address::parse(&asked.src_addr);
                 let is_found = ids.get(asked.id)?.resolve(self.settings, from, to)?;
                 if !is_found {
-                    // The program gets only the event's status, ENODEV. The log gives the user the
-                    // reason.
+                    // The program gets only the status ENODEV. The log gives the user the reason.
                     let why = "no device of this host has the address, or the source address; rdma_cm connects no other hosts";
                     log::error(
                         self.settings,
@@ -513,8 +508,7 @@ impl Session {
         }
     }
 
-    /// Handles all messages that have arrived from peers, and ends the waits for answers that are
-    /// overdue.
+    /// Handles all messages that have arrived from peers, and ends overdue waits for answers.
     fn progress(&self, ids: &mut Ids) {
         let nothing = epoll::Event {
             flags: EventFlags::empty(),
@@ -558,8 +552,7 @@ impl Session {
         }
     }
 
-    /// Accepts a connection at a listener, or receives a message of a peer. Returns whether there
-    /// was a connection or a message.
+    /// Accepts a connection at a listener, or receives a message. Returns whether there was one.
     fn look(&self, ids: &mut Ids, handle: u32) -> bool {
         let Ids {
             by_handle, spare, ..

@@ -14,14 +14,12 @@ use rustix::net::{
 use crate::options::errno::Errno;
 use crate::system::held;
 
-/// The first port that is chosen for a program, and the number of such ports: the defaults of
-/// Linux.
+/// The first port chosen for a program, and the number of such ports: the defaults of Linux.
 const CHOSEN: (u16, u16) = (32_768, 28_232);
 
 /// The port of the service to which this process connected last, in any port space.
 static REACHED: AtomicU16 = AtomicU16::new(0);
 
-/// Error of a port that another id has.
 pub(crate) const IN_USE: Errno = Errno(libc::EADDRINUSE);
 
 /// A port of a port space, reserved for an id. The reservation is a lock on a byte of a file, so it
@@ -40,7 +38,6 @@ impl Drop for Port {
     }
 }
 
-/// Returns a random number.
 pub(crate) fn random() -> u32 {
     RandomState::new().hash_one(0) as u32
 }
@@ -59,7 +56,6 @@ fn name(fabric: &File, space: u16, port: u16) -> Result<SocketAddrUnix, Errno> {
     Ok(SocketAddrUnix::new(path)?)
 }
 
-/// Flags of every socket here.
 const FLAGS: SocketFlags = SocketFlags::NONBLOCK.union(SocketFlags::CLOEXEC);
 
 fn socket() -> Result<OwnedFd, Errno> {
@@ -118,7 +114,6 @@ impl Port {
         })
     }
 
-    /// Begins to accept connections.
     pub(crate) fn listen(&self, backlog: u32) -> Result<(), Errno> {
         // The limit of the kernel's connection manager, which replaces 0 by this limit too.
         const MOST: u32 = 1024;

@@ -5,8 +5,8 @@ use std::fmt;
 
 use crate::options::errno::Errno;
 
-/// Objects of every driver with their methods, a line each. The lines, and the methods of a line, are
-/// in the order of their numbers.
+/// Objects of every driver with their methods, a line each. The lines, and the methods of a line,
+/// are in the order of their numbers.
 const COMMON: &str = "\
 DEVICE: INVOKE_WRITE INFO_HANDLES QUERY_PORT GET_CONTEXT QUERY_CONTEXT QUERY_GID_TABLE QUERY_GID_ENTRY
 PD: PD_DESTROY
@@ -50,12 +50,10 @@ FLOW: CREATE_FLOW DESTROY_FLOW
 FLOW_ACTION: FLOW_ACTION_CREATE_MODIFY_HEADER FLOW_ACTION_CREATE_PACKET_REFORMAT
 DM: DM_MAP_OP_ADDR DM_QUERY";
 
-/// Returns the name of the method with this number in an object's line.
 fn method_of(line: &str, number: usize) -> Option<&str> {
     line.split(' ').nth(number + 1)
 }
 
-/// A method of an object.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Method {
     /// `ib_uverbs_ioctl_hdr.object_id`.

@@ -1,5 +1,4 @@
-//! Framing of the write() commands: header, request, the driver's part of the request, and the
-//! address of the response.
+//! Framing of the write() commands: header, request, the driver's part, the response's address.
 //!
 //! A plain command is a `CommandHeader` (lengths in words of 4 bytes, the header included) and the
 //! request, which starts with the address of the response if the command has a response. The
@@ -22,7 +21,7 @@ use crate::system::sys;
 /// program never gets this result.
 pub(crate) const LATER: Errno = Errno(libc::EAGAIN);
 
-/// Error of a context with DEVX. Other refusals have the same number.
+/// Error that refuses a context with DEVX. Other refusals have the same number.
 pub(crate) const NO_DEVX: Errno = Errno(libc::EOPNOTSUPP);
 
 /// Flag of an extended command in `CommandHeader::command` (`IB_USER_VERBS_CMD_FLAG_EXTENDED`).
@@ -40,7 +39,6 @@ const LONGEST_RESPONSE: usize = 512;
 pub(crate) struct Call {
     /// The command's number, `IB_USER_VERBS_CMD_*`.
     pub(crate) number: u8,
-    /// Whether the command has the extended form.
     pub(crate) is_extended: bool,
     /// The request, followed by the driver's part in a plain command.
     request: Vec<u8>,
@@ -48,7 +46,6 @@ pub(crate) struct Call {
     driver: Vec<u8>,
     /// Number of bytes of `request` that are already decoded.
     taken: Cell<usize>,
-    /// Address of the response.
     response: u64,
     /// Maximum length of the response; in a plain command it includes the driver's part.
     room: usize,
@@ -135,7 +132,6 @@ impl Call {
         value
     }
 
-    /// Returns the length of the driver's part.
     pub(crate) fn driver_len(&self) -> usize {
         if self.is_extended {
             self.driver.len()
@@ -193,7 +189,6 @@ impl Call {
     }
 }
 
-/// The response to a command.
 #[derive(Debug, Default)]
 pub(crate) struct Reply {
     core: Vec<u8>,
@@ -203,7 +198,6 @@ pub(crate) struct Reply {
 }
 
 impl Reply {
-    /// Makes an empty response.
     pub(crate) fn none() -> Self {
         Self::default()
     }
@@ -223,13 +217,11 @@ impl Reply {
         self
     }
 
-    /// Adds the driver's part.
     pub(crate) fn with(mut self, driver: &(impl IntoBytes + Immutable)) -> Self {
         self.driver = driver.as_bytes().to_vec();
         self
     }
 
-    /// Sets the text for the log.
     pub(crate) fn note(mut self, note: String) -> Self {
         self.note = note;
         self

@@ -23,7 +23,6 @@ const NAME: usize = size_of::<u64>();
 #[derive(Debug)]
 pub(crate) struct Channel {
     writer: OwnedFd,
-    /// Length of an event, in bytes.
     event_bytes: usize,
     queues: Mutex<HashMap<u64, Events>>,
 }
@@ -55,7 +54,6 @@ impl Channel {
         }
     }
 
-    /// Returns the length of an event, in bytes.
     pub(crate) fn event_bytes(&self) -> usize {
         self.event_bytes
     }
@@ -117,7 +115,7 @@ mod tests {
 
     fn read(fd: &OwnedFd) -> u64 {
         let mut event = 0u64;
-        // SAFETY: room for an event.
+        // SAFETY: `event` is writable memory of `NAME` bytes.
         let n = unsafe {
             libc::read(
                 std::os::fd::AsRawFd::as_raw_fd(fd),

@@ -19,8 +19,7 @@ use crate::options::log;
 use crate::options::settings::{self, Settings};
 use crate::system::sys;
 
-/// Returns the counters of the ports, one [`PortCounters`] for each; `None` if there is no memory
-/// for them.
+/// Returns the counters of the ports, one [`PortCounters`] each; `None` without memory for them.
 pub(crate) fn of_ports(settings: &Settings) -> Option<&'static [PortCounters]> {
     static PORTS: OnceLock<Option<&'static [PortCounters]>> = OnceLock::new();
     *PORTS.get_or_init(|| {
@@ -53,7 +52,6 @@ fn map(settings: &Settings) -> Result<&'static [PortCounters], Errno> {
     Ok(unsafe { core::slice::from_raw_parts(at, ports) })
 }
 
-/// The file of a counter, which the program has opened.
 #[derive(Debug)]
 pub(crate) struct Counter {
     place: usize,

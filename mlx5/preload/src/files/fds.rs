@@ -49,13 +49,10 @@ pub(crate) fn each_range(first: u32, last: u32, mut each: impl FnMut(u32, u32)) 
 /// A file that this library opened for the program.
 #[derive(Clone, Debug)]
 pub(crate) enum File {
-    /// The device, opened.
     Device(Arc<Device>),
-    /// The connection manager, opened.
     Cm(Arc<Session>),
     /// The reading end of a channel of events.
     Channel(Arc<Channel>),
-    /// The file of a counter.
     Counter(Arc<Counter>),
 }
 
@@ -87,7 +84,6 @@ pub(crate) fn restart() {
     start();
 }
 
-/// Makes the map of this process's files.
 pub(crate) fn start() {
     let files = Box::new(Files {
         process: std::process::id(),
@@ -110,14 +106,12 @@ fn identity(fd: RawFd) -> Option<Identity> {
     Some((status.st_dev, status.st_ino))
 }
 
-/// Returns whether the descriptor may be a file of the library. For all other descriptors this is
-/// the only check.
+/// Returns whether the descriptor may be a file of the library; all others get only this check.
 pub(crate) fn may_be_ours(fd: c_int) -> bool {
     OURS.get(fd as usize)
         .is_some_and(|ours| ours.load(Ordering::Relaxed))
 }
 
-/// Returns the file of a descriptor.
 pub(crate) fn get(fd: c_int) -> Option<File> {
     let mut files = files()?;
     let (entered, file) = files.get(&fd)?;
@@ -131,7 +125,6 @@ pub(crate) fn get(fd: c_int) -> Option<File> {
     None
 }
 
-/// Returns the connection manager of a descriptor.
 pub(crate) fn cm(fd: c_int) -> Option<Arc<Session>> {
     match get(fd)? {
         File::Cm(session) => Some(session),
@@ -139,7 +132,6 @@ pub(crate) fn cm(fd: c_int) -> Option<Arc<Session>> {
     }
 }
 
-/// Returns the channel of a descriptor.
 pub(crate) fn channel(fd: c_int) -> Option<Arc<Channel>> {
     match get(fd)? {
         File::Channel(channel) => Some(channel),

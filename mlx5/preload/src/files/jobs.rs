@@ -15,16 +15,13 @@ use crate::options::errno::Errno;
 /// A command on the way to the thread. A drop without an answer means that the HCA has failed.
 #[derive(Debug)]
 pub(crate) struct Job {
-    /// The command.
     pub(crate) call: Call,
     answer: SyncSender<Result<(), Errno>>,
 }
 
 impl Job {
-    /// Sends this result to the waiting thread.
     pub(crate) fn answer(self, result: Result<(), Errno>) {
-        // The thread waits for the answer, and the channel has room for one. So the send does not
-        // fail.
+        // The thread waits, and the channel has room for one answer, so the send does not fail.
         let _ = self.answer.send(result);
     }
 }
@@ -34,7 +31,6 @@ impl Job {
 /// they are unmapped.
 #[derive(Debug)]
 pub(crate) struct Device {
-    /// Index of the device among all devices.
     pub(crate) index: usize,
     jobs: Option<Sender<Job>>,
     /// Receives a message if the thread outlives this value. Only the drop receives it; the mutex

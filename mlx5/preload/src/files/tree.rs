@@ -20,8 +20,7 @@ const CLASSES: &[u8] = b"/class/infiniband";
 /// The texts before the bus number in those paths of the tree that contain the number of the bus.
 const BEFORE_BUS: [&[u8]; 3] = [b"/devices/pci", b"/bus/pci/devices/", b"/class/pci_bus/"];
 
-/// Returns the path in the tree that replaces `path`, relative to `dir`; `None` if `path` does not
-/// lead into the tree.
+/// Returns the path in the tree that replaces `path`, relative to `dir`; `None` if there is none.
 ///
 /// # Safety
 /// `path` is null or a string.
@@ -44,7 +43,6 @@ pub(crate) unsafe fn find(dir: c_int, path: *const c_char) -> Option<CString> {
     }
 }
 
-/// Returns whether `path` contains `name`.
 fn has(path: &[u8], name: &[u8]) -> bool {
     path.windows(name.len()).any(|part| part == name)
 }
@@ -77,8 +75,7 @@ fn translate(tree: &Path, path: &[u8]) -> Option<CString> {
     }
 }
 
-/// Returns the path of `/sys` for a path in the tree: the result that a program gets from
-/// `realpath(3)`.
+/// Returns the path of `/sys` for a path in the tree, as a program gets it from `realpath(3)`.
 pub(crate) fn name(path: &CStr) -> Option<CString> {
     let below = path
         .to_bytes()

@@ -9,7 +9,6 @@ use libc::{DIR, FILE, dirent, mode_t, size_t, ssize_t, statx as ExtendedStatus};
 use super::fail;
 use crate::options::errno::Errno;
 
-/// A function, as the next library that has it defines it.
 struct Next {
     name: &'static CStr,
     address: AtomicPtr<c_void>,
@@ -41,7 +40,6 @@ impl Next {
     }
 }
 
-/// Finds the addresses of all functions that this library overrides.
 pub(super) fn find_all() {
     ALL.iter().for_each(|next| _ = next.find());
 }

@@ -49,7 +49,6 @@ with_path! {
     lgetxattr = lgetxattr(path: *const c_char, name: *const c_char, to: *mut c_void, size: size_t) -> ssize_t, at (AT_FDCWD, path);
 }
 
-/// `fopen(3)`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn fopen(path: *const c_char, mode: *const c_char) -> *mut FILE {
     // SAFETY: the caller's arguments are valid for the C function, and `file` was just opened.

@@ -13,13 +13,11 @@ const PER_PAGE: u32 = 4;
 /// Maximum number of registers of a context (`MLX5_MAX_BFREGS`).
 const MAX: u32 = 512;
 
-/// The registers of a context.
 #[derive(Debug)]
 pub(crate) struct Bfregs {
     /// Number of queue pairs of each register that can be assigned.
     users: Vec<u32>,
-    /// Index of the first dedicated register. This register and all later ones have at most one
-    /// queue pair each.
+    /// Index of the first dedicated register; it and all later ones have one queue pair at most.
     first_dedicated: usize,
 }
 
@@ -40,7 +38,6 @@ impl Bfregs {
         })
     }
 
-    /// Returns the number of registers.
     pub(crate) fn total(&self) -> u32 {
         self.users.len() as u32
     }
@@ -56,7 +53,6 @@ impl Bfregs {
         index / USED * PER_PAGE + index % USED
     }
 
-    /// Takes a queue pair's register back.
     pub(crate) fn give_back(&mut self, register: u32) {
         let index = register / PER_PAGE * USED + register % PER_PAGE;
         if let Some(users) = self.users.get_mut(index as usize) {

@@ -25,7 +25,6 @@ use crate::system::sys::Use;
 /// `IB_UVERBS_CQ_FLAGS_IGNORE_OVERRUN`: the program itself prevents overruns.
 const IGNORE_OVERRUN: u32 = 1 << 1;
 
-/// Carries out CREATE_COMP_CHANNEL.
 pub(crate) fn create_channel(call: &Call) -> Result<Reply, Errno> {
     let CreateCompChannel { .. } = call.request::<_, CreateCompChannelResp>()?;
     let (reader, writer) = sys::pipe()?;
@@ -39,13 +38,11 @@ pub(crate) fn create_channel(call: &Call) -> Result<Reply, Errno> {
 }
 
 impl Objects {
-    /// Carries out CREATE_CQ.
     pub(crate) fn create_cq(&mut self, call: &Call) -> Result<Reply, Errno> {
         let request: CreateCq = call.request::<_, CreateCqResp>()?;
         self.make_cq(call, &request)
     }
 
-    /// Carries out the extended CREATE_CQ.
     pub(crate) fn create_cq_extended(&mut self, call: &Call) -> Result<Reply, Errno> {
         let asked: ExCreateCq = call.request::<_, ExCreateCqResp>()?;
         Errno(libc::EOPNOTSUPP).when(asked.comp_mask != 0 || asked.flags & !IGNORE_OVERRUN != 0)?;
@@ -99,7 +96,6 @@ impl Objects {
         Ok(Reply::of(&response).with(&driver).note(note))
     }
 
-    /// Carries out DESTROY_CQ.
     pub(crate) fn destroy_cq(&mut self, call: &Call) -> Result<Reply, Errno> {
         let DestroyCq { cq_handle, .. } = call.request::<_, DestroyCqResp>()?;
         self.cqs.get(cq_handle)?;

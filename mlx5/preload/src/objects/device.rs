@@ -34,7 +34,6 @@ pub(crate) const MAX_CQE: u32 = (1 << 22) - 1;
 pub(crate) const MAX_SGE: u32 = 30;
 /// Maximum length of a message, in bytes.
 const MAX_MESSAGE: u32 = 1 << 30;
-/// Number of completion vectors.
 pub(crate) const COMP_VECTORS: u32 = 4;
 /// Length of a BlueFlame register, in bytes: it has two buffers.
 const BF_REG_BYTES: u32 = 512;
@@ -66,8 +65,7 @@ pub(crate) fn get_context(
     let response = AllocUcontextResp {
         qp_tab_size: 1 << 18,
         bf_reg_size: BF_REG_BYTES,
-        // Because of this number, libmlx5 maps the registers now, and identifies a register by its
-        // number.
+        // With this number, libmlx5 maps the registers now, and identifies them by number.
         tot_bfregs: bfregs.total(),
         // The distance between two doorbell records.
         cache_line_size: 64,
@@ -147,13 +145,11 @@ impl Objects {
         }
     }
 
-    /// Carries out QUERY_DEVICE.
     pub(crate) fn query_device(&self, call: &Call) -> Result<Reply, Errno> {
         let QueryDevice { .. } = call.request::<_, QueryDeviceResp>()?;
         Ok(Reply::of(&self.capabilities()))
     }
 
-    /// Carries out the extended QUERY_DEVICE.
     pub(crate) fn query_device_extended(&self, call: &Call) -> Result<Reply, Errno> {
         let ExQueryDevice { comp_mask, .. } = call.request::<_, ()>()?;
         Errno(libc::EINVAL).when(comp_mask != 0)?;
@@ -171,7 +167,6 @@ impl Objects {
         Ok(Reply::of(&response).with(&driver))
     }
 
-    /// Carries out QUERY_PORT.
     pub(crate) fn query_port(&self, call: &Call) -> Result<Reply, Errno> {
         let settings = self.settings;
         let is_up = !settings.has(Fault::PortDown) && self.hca.is_port_up();

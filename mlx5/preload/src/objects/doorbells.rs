@@ -52,8 +52,7 @@ impl Registers {
             .map_err(|_| Errno(libc::ENOMEM))
     }
 
-    /// Returns the content of half `half` of register `number`, in libmlx5's numbering; zeros if
-    /// there is no such register.
+    /// Returns half `half` of register `number`, in libmlx5's numbering; zeros if there is none.
     fn half(&self, number: u32, half: usize) -> Half {
         let number = number as usize;
         let at =
@@ -135,7 +134,6 @@ struct Announced {
     is_word: bool,
 }
 
-/// The result of reading a register.
 enum Found {
     Block,
     Word,
@@ -179,8 +177,7 @@ impl Doorbells {
         }
     }
 
-    /// Starts checking a queue pair that may now send. Does nothing if the queue pair is being
-    /// checked already.
+    /// Starts to check a queue pair that may now send, unless it is being checked already.
     pub(crate) fn start(&mut self, qpn: u32) {
         let Self {
             registers, queues, ..
@@ -238,7 +235,8 @@ impl Doorbells {
 
 impl Watched {
     fn record(&self) -> u16 {
-        // SAFETY: the driver keeps the record until the queue pair is destroyed.
+        // SAFETY: CREATE_QP has checked that the record is aligned and mapped, and the driver keeps
+        // it until the queue pair is destroyed.
         u32::from_be(unsafe { self.sq.record.as_ref() }.load(Ordering::Acquire)) as u16
     }
 

@@ -38,14 +38,12 @@ const DEAD_PEER_TIMEOUT_NS: u64 = 10_000_000;
 #[derive(Debug)]
 pub(crate) struct Objects {
     pub(crate) settings: &'static Settings,
-    /// The port of the device.
     pub(crate) port: Port,
     pub(crate) hca: Hca,
     pub(crate) bfregs: Bfregs,
     /// Numbers of the protection domains.
     pub(crate) pds: Table<u32>,
-    /// Address handles. The HCA knows only the protection domain of each, by its handle; libmlx5
-    /// makes the contents.
+    /// Protection domain of each address handle, by handle; libmlx5 makes the address vectors.
     pub(crate) ahs: Table<u32>,
     pub(crate) mrs: Table<Mr>,
     pub(crate) cqs: Table<Cq>,
@@ -120,7 +118,6 @@ impl Objects {
         })
     }
 
-    /// Checks the registers of the queue pairs, if the launcher asked for it.
     pub(crate) fn check_doorbells(&mut self) {
         if let Some(broken) = self.doorbells.as_mut().and_then(Doorbells::check) {
             self.end_by(&broken);
@@ -155,19 +152,16 @@ impl Drop for Objects {
     }
 }
 
-/// A memory region.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Mr {
     pub(crate) pd: u32,
-    /// The key. `None` if REREG_MR was to replace the region's memory, and the new memory was
-    /// refused.
+    /// The key; `None` if REREG_MR was to replace the memory, and the new memory was refused.
     pub(crate) key: Option<u32>,
     pub(crate) start: u64,
     pub(crate) length: u64,
     pub(crate) access_flags: u32,
 }
 
-/// A queue pair.
 #[derive(Debug)]
 pub(crate) struct Qp {
     /// The program's name for the queue pair, in events.
@@ -178,20 +172,17 @@ pub(crate) struct Qp {
     pub(crate) srq: Option<u32>,
     pub(crate) qpn: u32,
     pub(crate) service: Service,
-    /// The state that the driver set; the HCA may have moved the queue pair to the error state
-    /// since.
+    /// The state that the driver set; the HCA may since have failed the queue pair.
     pub(crate) state: State,
     /// The attributes that QUERY_QP returns, except the state: those that MODIFY_QP set, and the
     /// capacities.
     pub(crate) attributes: QueryQpResp,
     /// The attributes that QUERY_QP returns in RESET: only the capacities.
     pub(crate) in_reset: QueryQpResp,
-    /// Number of the BlueFlame register that [`Bfregs`] assigned; `None` if the driver chose a
-    /// register.
+    /// Number of the BlueFlame register from [`Bfregs`]; `None` if the driver chose a register.
     pub(crate) bfreg: Option<u32>,
 }
 
-/// A completion queue.
 #[derive(Debug)]
 pub(crate) struct Cq {
     pub(crate) cqn: u32,
@@ -200,7 +191,6 @@ pub(crate) struct Cq {
     pub(crate) user_handle: u64,
 }
 
-/// A shared receive queue.
 #[derive(Debug)]
 pub(crate) struct Srq {
     pub(crate) pd: u32,

@@ -25,7 +25,6 @@ impl Selected<'_> {
         self.mask & bit != 0
     }
 
-    /// Returns whether every selected attribute has a valid value.
     fn are_valid(&self) -> bool {
         use attribute::*;
         let at = self.request;
@@ -88,7 +87,6 @@ fn rights(at: &QueryQpResp) -> Access {
     }
 }
 
-/// Returns the timeouts and numbers of retries that the attributes set.
 fn options(at: &QueryQpResp) -> ConnectOptions {
     ConnectOptions {
         timeout: at.timeout,
@@ -99,7 +97,6 @@ fn options(at: &QueryQpResp) -> ConnectOptions {
 }
 
 impl Objects {
-    /// Carries out MODIFY_QP.
     pub(crate) fn modify_qp(&mut self, call: &Call) -> Result<Reply, Errno> {
         let request: ModifyQp = call.request::<_, ()>()?;
         let note = self.modify(&request)?;

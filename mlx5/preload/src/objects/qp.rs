@@ -28,7 +28,6 @@ const DATA_SEGMENT: u32 = 16;
 /// User index of a queue pair whose driver gives none; also the mask of a user index.
 const NO_USER_INDEX: u32 = 0xff_ffff;
 
-/// Returns the queues that a driver asks for.
 fn queues(request: &DriverQp, has_srq: bool) -> Result<(SqMemory, Option<RqMemory>), Errno> {
     const INVALID: Errno = Errno(libc::EINVAL);
     let is_count = |count: u32| count == 0 || (count.is_power_of_two() && count <= MAX_WQES);
@@ -62,13 +61,11 @@ fn queues(request: &DriverQp, has_srq: bool) -> Result<(SqMemory, Option<RqMemor
 }
 
 impl Objects {
-    /// Carries out CREATE_QP.
     pub(crate) fn create_qp(&mut self, call: &Call) -> Result<Reply, Errno> {
         let request: CreateQp = call.request::<_, CreateQpResp>()?;
         self.make_qp(call, &request)
     }
 
-    /// Carries out the extended CREATE_QP.
     pub(crate) fn create_qp_extended(&mut self, call: &Call) -> Result<Reply, Errno> {
         let request: ExCreateQp = call.request::<_, ExCreateQpResp>()?;
         Errno(libc::EOPNOTSUPP).when(request.comp_mask != 0 || request.create_flags != 0)?;
@@ -109,8 +106,7 @@ impl Objects {
         // If the driver chooses a register itself, the register is not one of `bfregs`.
         let bfreg = (driver.flags & (QP_FLAG_BFREG_INDEX | QP_FLAG_UAR_PAGE_INDEX) == 0)
             .then(|| self.bfregs.take());
-        // The send queue of every driver is aligned to a WQEBB. The doorbells of a queue that is
-        // not aligned are not checked.
+        // Drivers align send queues to a WQEBB; doorbells of unaligned queues are not checked.
         let is_checked = sq.wqe_cnt > 0 && sq.buffer.addr().get() % WQEBB as usize == 0;
         if let (Some(doorbells), Some(register), true) = (&mut self.doorbells, bfreg, is_checked) {
             doorbells.add(qpn, sq, register);
@@ -122,8 +118,7 @@ impl Objects {
             ..
         } = *request;
         // The sizes for receives are those that the driver derived from the request, as in the
-        // kernel (`set_rq_size`). The sizes for sends are returned to the program by libmlx5
-        // itself.
+        // kernel (`set_rq_size`). libmlx5 itself returns the sizes for sends to the program.
         let (max_recv_wr, max_recv_sge) =
             rq.map_or((0, 0), |rq| (rq.wqe_cnt, rq.stride / DATA_SEGMENT));
         let in_reset = QueryQpResp {
@@ -177,7 +172,6 @@ impl Objects {
         Ok(Reply::of(&response).with(&driver).note(note))
     }
 
-    /// Returns the state of a queue pair.
     pub(crate) fn state(&self, qp: &Qp) -> State {
         if qp.state != State::Reset && self.hca.has_failed(qp.qpn) {
             State::Error
@@ -186,7 +180,6 @@ impl Objects {
         }
     }
 
-    /// Carries out QUERY_QP.
     pub(crate) fn query_qp(&mut self, call: &Call) -> Result<Reply, Errno> {
         let QueryQp { qp_handle, .. } = call.request::<_, QueryQpResp>()?;
         let qp = self.qps.get(qp_handle)?;
@@ -199,7 +192,6 @@ impl Objects {
         Ok(Reply::of(&response).note(format!("qp={qp_handle} state={state:?}")))
     }
 
-    /// Carries out DESTROY_QP.
     pub(crate) fn destroy_qp(&mut self, call: &Call) -> Result<Reply, Errno> {
         let DestroyQp { qp_handle, .. } = call.request::<_, DestroyQpResp>()?;
         let qp = self.qps.remove(qp_handle)?;

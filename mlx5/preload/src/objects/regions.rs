@@ -44,15 +44,13 @@ pub(crate) fn place<T>(addr: u64, len: u64, what_for: Use) -> Result<NonNull<T>,
     Ok(place)
 }
 
-/// Returns the MAC address of the port with this index on RoCE; the GUID is derived from it
-/// (modified EUI-64).
+/// Returns the MAC address of RoCE port `index`, from which the GUID is derived (modified EUI-64).
 fn mac(index: usize) -> [u8; 6] {
     let [a, b, c, _, _, d, e, f] = guid(index);
     [a ^ 2, b, c, d, e, f]
 }
 
 impl Objects {
-    /// Carries out ALLOC_PD.
     pub(crate) fn alloc_pd(&mut self, call: &Call) -> Result<Reply, Errno> {
         let AllocPd { .. } = call.request::<_, AllocPdResp>()?;
         let pdn = self.hca.alloc_pd();
@@ -62,7 +60,6 @@ impl Objects {
             .note(format!("-> pd={pd_handle} pdn={pdn:#x}")))
     }
 
-    /// Carries out DEALLOC_PD.
     pub(crate) fn dealloc_pd(&mut self, call: &Call) -> Result<Reply, Errno> {
         let DeallocPd { pd_handle } = call.request::<_, ()>()?;
         self.pds.get(pd_handle)?;
@@ -76,8 +73,7 @@ impl Objects {
         Ok(Reply::none().note(format!("pd={pd_handle}")))
     }
 
-    /// Carries out CREATE_AH. libmlx5 makes the address vector itself, except for the MAC address
-    /// of a RoCE destination.
+    /// Carries out CREATE_AH. libmlx5 makes the address vector, except the MAC address on RoCE.
     pub(crate) fn create_ah(&mut self, call: &Call) -> Result<Reply, Errno> {
         let CreateAh {
             pd_handle, attr, ..
@@ -109,14 +105,12 @@ impl Objects {
             )))
     }
 
-    /// Carries out DESTROY_AH.
     pub(crate) fn destroy_ah(&mut self, call: &Call) -> Result<Reply, Errno> {
         let DestroyAh { ah_handle } = call.request::<_, ()>()?;
         self.ahs.remove(ah_handle)?;
         Ok(Reply::none().note(format!("ah={ah_handle}")))
     }
 
-    /// Returns the error number for a region that the HCA refuses.
     fn refused_region(&self, error: &RegisterError) -> Errno {
         log::refused(self.settings, format_args!("reg_mr: {error}"));
         match error {
@@ -187,14 +181,12 @@ impl Objects {
         }
         let access = Access::from_bits(mr.access_flags & !IGNORED_ACCESS);
         if let (Ok(pd), Some(access)) = (self.pds.get(mr.pd), access) {
-            // Makes the key valid again, for operations that begin from now on. Whether older ones
-            // have ended does not matter.
+            // Makes the key valid again for later operations, whether or not older ones have ended.
             let _ = self.hca.try_reregister(key, *pd, access);
         }
         Errno(libc::EBUSY)
     }
 
-    /// Carries out REG_MR.
     pub(crate) fn reg_mr(&mut self, call: &Call) -> Result<Reply, Errno> {
         let asked: RegMr = call.request::<_, RegMrResp>()?;
         let mr = self.register(&asked)?;
@@ -273,7 +265,6 @@ impl Objects {
         .note(note))
     }
 
-    /// Carries out DEREG_MR.
     pub(crate) fn dereg_mr(&mut self, call: &Call, since: Instant) -> Result<Reply, Errno> {
         let DeregMr { mr_handle } = call.request::<_, ()>()?;
         self.deregister(self.mrs.get(mr_handle)?, since)?;

@@ -24,7 +24,6 @@ const MAX_WR: u32 = 1;
 const LIMIT: u32 = 2;
 
 impl Objects {
-    /// Carries out CREATE_SRQ.
     pub(crate) fn create_srq(&mut self, call: &Call) -> Result<Reply, Errno> {
         let asked: CreateSrq = call.request::<_, ()>()?;
         self.make_srq(call, asked.pd_handle, asked.max_wr, asked.max_sge)
@@ -94,7 +93,6 @@ impl Objects {
         Ok(Reply::none().note(format!("srq={}", asked.srq_handle)))
     }
 
-    /// Carries out QUERY_SRQ.
     pub(crate) fn query_srq(&mut self, call: &Call) -> Result<Reply, Errno> {
         let QuerySrq { srq_handle, .. } = call.request::<_, QuerySrqResp>()?;
         let Srq {
@@ -109,7 +107,6 @@ impl Objects {
         .note(format!("srq={srq_handle}")))
     }
 
-    /// Carries out DESTROY_SRQ.
     pub(crate) fn destroy_srq(&mut self, call: &Call) -> Result<Reply, Errno> {
         let DestroySrq { srq_handle, .. } = call.request::<_, DestroySrqResp>()?;
         self.srqs.get(srq_handle)?;

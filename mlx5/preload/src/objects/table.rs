@@ -8,7 +8,6 @@ use crate::options::errno::Errno;
 #[derive(Debug)]
 pub(crate) struct Table<T>(Slab<T>);
 
-/// Error for a handle without an object.
 const NONE: Errno = Errno(libc::EINVAL);
 
 impl<T> Default for Table<T> {
@@ -18,27 +17,22 @@ impl<T> Default for Table<T> {
 }
 
 impl<T> Table<T> {
-    /// Inserts an object. Returns its handle.
     pub(crate) fn insert(&mut self, object: T) -> u32 {
         self.0.insert(object) as u32
     }
 
-    /// Returns the object with this handle.
     pub(crate) fn get(&self, handle: u32) -> Result<&T, Errno> {
         self.0.get(handle as usize).ok_or(NONE)
     }
 
-    /// Returns the object with this handle.
     pub(crate) fn get_mut(&mut self, handle: u32) -> Result<&mut T, Errno> {
         self.0.get_mut(handle as usize).ok_or(NONE)
     }
 
-    /// Removes the object with this handle, and returns it.
     pub(crate) fn remove(&mut self, handle: u32) -> Result<T, Errno> {
         self.0.try_remove(handle as usize).ok_or(NONE)
     }
 
-    /// Returns all objects.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
         self.0.iter().map(|(_, object)| object)
     }

@@ -7,7 +7,6 @@ use mlx5_hca::{Gid, GidKind, PortAddress, RoceOptions, gid_of};
 /// Major and minor number of the first device's file, `MAJOR:MINOR`; the minor numbers of the other
 /// devices follow. Without this variable the library does nothing.
 pub(crate) const DEVICE: &str = "MLX5_PRELOAD_DEVICE";
-/// Number of devices.
 pub(crate) const DEVICES: &str = "MLX5_PRELOAD_DEVICES";
 /// Link layer: `ib`, `roce`, or `roce=` followed by the options of the port for packets.
 pub(crate) const LINK: &str = "MLX5_PRELOAD_LINK";
@@ -30,12 +29,10 @@ pub(crate) const TREE: &str = "SYSFS_PATH";
 /// because UCX reads only decimal digits in the name of the root.
 pub(crate) const PCI_BUS: &str = "7357:00";
 
-/// Number of entries of a port's GID table. A NIC has at least as many. Entries without a GID are
-/// zero.
+/// Number of entries of a port's GID table. Entries without a GID are zero.
 pub(crate) const GID_ENTRIES: usize = 8;
 
-/// Returns the GUID of the device with this index, and of its port. The first one is
-/// 0200:00ff:fe00:0001.
+/// Returns the GUID of a device and of its port. The first one is 0200:00ff:fe00:0001.
 pub(crate) const fn guid(device: usize) -> [u8; 8] {
     [2, 0, 0, 0xff, 0xfe, 0, 0, 1 + device as u8]
 }
@@ -77,8 +74,7 @@ impl Link {
         }
     }
 
-    /// Makes the network of `devices` devices. It is never freed, because a process has only one
-    /// network.
+    /// Makes the network of `devices` devices. A process has only one, so it is never freed.
     pub(crate) fn network(self, devices: usize) -> &'static [PortAddress] {
         let has_lid = self == Self::InfiniBand;
         let ports = (0..devices).map(|device| PortAddress {

@@ -2,7 +2,6 @@
 
 use std::fmt;
 
-/// A value of `errno`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Errno(pub(crate) i32);
 
@@ -58,7 +57,6 @@ impl Errno {
         if is_wrong { Err(self) } else { Ok(()) }
     }
 
-    /// Returns the error number with this name.
     pub(crate) fn parse(name: &str) -> Result<Self, String> {
         let known = NAMES.iter().find(|(known, _)| *known == name);
         known.map(|(_, number)| Self(*number)).ok_or_else(|| {

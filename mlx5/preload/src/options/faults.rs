@@ -26,7 +26,6 @@ const STATUSES: [(&str, Syndrome); 13] = [
     ("REM_ABORT_ERR", Syndrome::RemoteAborted),
 ];
 
-/// A fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     /// No device in the tree.
@@ -37,33 +36,26 @@ pub(crate) enum Fault {
     PortDown,
     /// The port is down from `at_ms` after the device was opened, for `for_ms`.
     PortFails {
-        /// Time of the failure.
         at_ms: u32,
         /// Duration; `None`: without end.
         for_ms: Option<u32>,
     },
     /// The device fails `at_ms` after it was opened.
     DeviceFails {
-        /// Time of the failure.
         at_ms: u32,
     },
-    /// The device has no atomics.
     NoAtomics,
     /// The device reports that it has no shared receive queues.
     NoSrqs,
-    /// The device file cannot be opened.
     Open(Errno),
     /// A work request of a send queue fails, after `after` work requests that do not fail.
     Completion {
         /// Place of the queue pair (the lower 14 bits of its number) whose work requests are
         /// counted; `None`: the work requests of all queue pairs of the device are counted.
         only: Option<u16>,
-        /// Syndrome of the completion of the work request that fails.
         syndrome: Syndrome,
-        /// Number of work requests before the fault.
         after: u64,
     },
-    /// Messages are lost.
     Loss {
         /// Place of the queue pair (the lower 14 bits of its number) whose messages are lost;
         /// `None`: messages of all queue pairs of the device are lost.
@@ -73,18 +65,14 @@ pub(crate) enum Fault {
     },
     /// Commands with this number fail, except for the first `after`.
     Command {
-        /// Number of the command.
         number: u8,
-        /// The error.
         errno: Errno,
-        /// Number of commands that succeed before the first failure.
         after: u32,
     },
 }
 
 impl Fault {
-    /// Parses `port=down`, `port=down@100+50`, `device=fatal@100`, `reg_mr=ENOMEM`,
-    /// `create_qp=ENOMEM@3`, …
+    /// Parses `port=down`, `port=down@100+50`, `device=fatal@100`, `create_qp=ENOMEM@3`, …
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let (key, value) = text
             .split_once('=')

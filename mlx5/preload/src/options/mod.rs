@@ -1,5 +1,4 @@
-//! The launcher's options, and the log. The launcher shares `config`, `errno`, `faults` and
-//! `names`.
+//! The launcher's options, and the log. The launcher shares all but `log` and `settings`.
 
 pub(crate) mod config;
 pub(crate) mod errno;

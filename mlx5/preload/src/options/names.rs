@@ -1,5 +1,4 @@
-//! Names of the write() commands, as in `enum ib_uverbs_write_cmds` without its prefix: for the log
-//! and for `--fault`.
+//! Names of the write() commands (`enum ib_uverbs_write_cmds`), for the log and for `--fault`.
 
 /// Names of the commands from number 0 on, separated by spaces.
 const WRITE: &str = "\
@@ -13,7 +12,6 @@ const WRITE: &str = "\
 const THRESHOLD: usize = 50;
 const EXTENDED: &str = "create_flow destroy_flow create_wq modify_wq destroy_wq create_rwq_ind_tbl destroy_rwq_ind_tbl modify_cq";
 
-/// Returns all commands with their numbers.
 fn commands() -> impl Iterator<Item = (usize, &'static str)> {
     WRITE
         .split(' ')
@@ -21,22 +19,19 @@ fn commands() -> impl Iterator<Item = (usize, &'static str)> {
         .chain((THRESHOLD..).zip(EXTENDED.split(' ')))
 }
 
-/// Returns the name of the command with this number. Extended commands have the numbers and names
-/// of the commands they extend.
+/// Returns the name of a command. An extended command has the number and name of the plain one.
 pub(crate) fn command(number: u8) -> Option<&'static str> {
     commands()
         .find(|&(of, _)| of == usize::from(number))
         .map(|(_, name)| name)
 }
 
-/// Returns the number of the command with this name.
 pub(crate) fn number(name: &str) -> Option<u8> {
     commands()
         .find(|&(_, known)| known == name)
         .map(|(number, _)| number as u8)
 }
 
-/// Returns all names.
 pub(crate) fn all() -> impl Iterator<Item = &'static str> {
     commands().map(|(_, name)| name)
 }

@@ -13,43 +13,33 @@ use crate::options::config::{
 use crate::options::errno::Errno;
 use crate::options::faults::{Fault, of_hca};
 
-/// The launcher's options.
 #[derive(Debug)]
 pub(crate) struct Settings {
     /// `st_rdev` of the first device's file. The numbers of the other files follow.
     pub(crate) device: libc::dev_t,
-    /// The ports of the devices, one for each.
     pub(crate) network: &'static [PortAddress],
-    /// The launcher's tree.
     pub(crate) tree: PathBuf,
-    /// Link layer of the port.
     pub(crate) link: Link,
-    /// The directory through which processes find each other.
     pub(crate) fabric: PathBuf,
     /// The faults, each with the number of commands until now that it concerned.
     faults: Vec<(Fault, AtomicU64)>,
     /// Changes that an open device makes without a command, the earliest first, with their times in
     /// ms after the device was opened.
     pub(crate) changes: Vec<(u32, Change)>,
-    /// The faults that the HCA makes.
     pub(crate) of_hca: mlx5_hca::Faults,
-    /// Whether the doorbells of drivers are checked.
     pub(crate) check_doorbells: bool,
     /// File to which log lines are appended; `-` is standard error.
     pub(crate) log: Option<PathBuf>,
-    /// Whether commands that succeed are logged.
     pub(crate) log_commands: bool,
 }
 
 /// A change of an open device that a fault requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
-    /// The state of the port changes.
     Port {
         /// Whether the port is up after the change.
         is_up: bool,
     },
-    /// The device fails.
     Fatal,
 }
 
@@ -92,7 +82,6 @@ impl Settings {
         })
     }
 
-    /// Returns whether this fault was asked for.
     pub(crate) fn has(&self, fault: Fault) -> bool {
         self.faults.iter().any(|(known, _)| *known == fault)
     }

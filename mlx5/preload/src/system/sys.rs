@@ -1,5 +1,4 @@
-//! System calls. Some of them bypass the C library, which has no symbol for the call, or whose
-//! symbol this library interposes.
+//! System calls. Some bypass the C library, which lacks a symbol, or whose symbol is interposed.
 
 use core::mem::MaybeUninit;
 use std::ffi::CStr;
@@ -12,7 +11,6 @@ use rustix::fs::{
 use crate::options::errno::Errno;
 use crate::system::held::opened;
 
-/// Name of the device file.
 const DEVICE_NAME: &CStr = c"uverbs0";
 
 /// Size of the device file: libmlx5's last mapping ends at page `9 << 8`.
@@ -23,7 +21,6 @@ const DEVICE_SEALS: SealFlags = SealFlags::SHRINK
     .union(SealFlags::GROW)
     .union(SealFlags::SEAL);
 
-/// Returns the error of the last call.
 pub(crate) fn last_error() -> Errno {
     // SAFETY: `__errno_location` returns a pointer that is valid for the life of the thread, and
     // that no other thread uses.
@@ -62,7 +59,6 @@ pub(crate) unsafe fn fstatat(
     checked(unsafe { libc::syscall(libc::SYS_newfstatat, fd, path, status, flags) }).map(|_| ())
 }
 
-/// `fstat(2)`.
 pub(crate) fn fstat(fd: RawFd) -> Result<libc::stat, Errno> {
     let mut status = MaybeUninit::<libc::stat>::uninit();
     // SAFETY: the path is an empty string, and `status` has room for a `struct stat`, which the
@@ -89,8 +85,7 @@ pub(crate) fn is_device_file(fd: RawFd) -> bool {
     has_seals && fstat(fd).is_ok_and(|status| status.st_size == DEVICE_BYTES)
 }
 
-/// Returns how often this process has the [`device_file`] with this inode mapped; 0 if `/proc`
-/// cannot be read.
+/// Returns how often this process has the [`device_file`] of this inode mapped; 0 without `/proc`.
 pub(crate) fn mappings_of(inode: libc::ino_t) -> usize {
     let maps = std::fs::read("/proc/self/maps").unwrap_or_default();
     let name = format!("/memfd:{}", DEVICE_NAME.to_string_lossy());
@@ -127,7 +122,6 @@ pub(crate) fn write(fd: &OwnedFd, bytes: &[u8]) -> Result<(), Errno> {
 /// The HCA's use of the program's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Use {
-    /// The HCA reads the memory.
     Read,
     /// The HCA reads and writes the memory.
     Write,
@@ -160,8 +154,7 @@ fn is_mapped(mut page: u64, end: u64, page_bytes: u64) -> bool {
     let mut resident = vec![0u8; (end - page).min(PAGES_AT_ONCE) as usize];
     while page < end {
         let pages = (end - page).min(PAGES_AT_ONCE);
-        // SAFETY: the call only reads the state of pages, and `resident` has room for a byte per
-        // page.
+        // SAFETY: the call only reads the state of pages; `resident` has room for a byte per page.
         if unsafe {
             libc::mincore(
                 (page * page_bytes) as *mut libc::c_void,
@@ -212,8 +205,7 @@ pub(crate) fn copy_out(from: &[u8], to: u64) -> Result<(), Errno> {
     })
 }
 
-/// Copies within this process by a cross-process call, which checks that the program's memory is
-/// mapped.
+/// Copies within this process by a cross-process call, which checks the program's memory.
 fn copy(
     own: *mut u8,
     len: usize,
@@ -239,7 +231,7 @@ mod tests {
     fn the_device_file_can_be_mapped_at_any_page_and_keeps_its_size() {
         let fd = device_file().unwrap();
         let (len, protection) = (4096, libc::PROT_READ | libc::PROT_WRITE);
-        // SAFETY: a new mapping, used within its page.
+        // SAFETY: the call makes a new mapping, which is used only within its page.
         unsafe {
             let page = libc::mmap(
                 core::ptr::null_mut(),
@@ -261,11 +253,11 @@ mod tests {
         assert!(is_device_file(fd.as_raw_fd()) && !is_device_file(pipe().unwrap().0.as_raw_fd()));
     }
 
-    /// Maps three pages: a writable one, none, and a read-only one.
+    /// Makes a range of three pages: a writable page, an unmapped one, and a read-only one.
     fn pages() -> u64 {
         let page = 4096;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        // SAFETY: a new mapping.
+        // SAFETY: the call makes a new mapping; only its own pages are unmapped or protected.
         unsafe {
             let start = libc::mmap(
                 core::ptr::null_mut(),

@@ -74,7 +74,7 @@ impl Session {
     }
 
     /// Carries out a command, now or in a later [`progress`](Self::progress), and answers it. An
-    /// error is the one that a kernel returns.
+    /// error has the number that a kernel returns.
     pub(crate) fn execute(&mut self, job: Job) {
         let refused = self
             .settings

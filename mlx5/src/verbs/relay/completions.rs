@@ -65,7 +65,7 @@ impl CompletionRing {
     }
 
     /// Writes the CQE of a work completion, unless the completion is of a send whose queue pair was
-    /// destroyed, or of the marker of a send queue. Returns whether it wrote a CQE.
+    /// destroyed, or of a marker (`sends`). Returns whether it wrote a CQE.
     #[inline(always)]
     fn write(&mut self, wc: &ibv_wc, sends: &mut Slab<SendRing>) -> bool {
         let id = Id(wc.wr_id);

@@ -46,7 +46,6 @@ use crate::wire::{Access, AddressVector, CqArm, WQEBB};
 /// memory that the WQE's data segment describes.
 const SEND_SGES: u32 = 2;
 
-/// A queue pair that the device created, and the maximum number of inline bytes that it takes.
 #[derive(Clone, Copy)]
 struct MadeQp {
     qp: NonNull<ibv_qp>,
@@ -71,7 +70,6 @@ impl Id {
         )
     }
 
-    /// Returns the identifier of the work request of a WQE of this queue.
     fn of_wqe(self, opcode: u8, counter: u16) -> Self {
         Self(self.0 | u64::from(counter) << 8 | u64::from(opcode))
     }
@@ -103,7 +101,6 @@ fn place_of<T>(free: &VacantEntry<'_, T>, what: &'static str) -> Result<u16, Cre
     u16::try_from(free.key()).map_err(|_| full.into())
 }
 
-/// An open device, its objects, and the queues that this crate's data path drives.
 pub(crate) struct Relay {
     base: Rc<Context>,
     calls: ibv_context_ops,
@@ -113,7 +110,6 @@ pub(crate) struct Relay {
     last_number: Cell<u32>,
 }
 
-/// The queues of a relay.
 #[derive(Default)]
 struct Rings {
     cqs: Slab<CompletionRing>,
@@ -122,11 +118,9 @@ struct Rings {
     /// Number of queue pairs created since the start.
     generations: u16,
     chain: Chain,
-    /// Room for the work completions of a call.
     taken: [ibv_wc; BATCH],
 }
 
-/// Makes the error of a queue pair that the device refused.
 fn refused_qp() -> CreateError {
     let error = CallError::last("ibv_create_qp");
     match error.errno {
@@ -139,7 +133,6 @@ fn refused_qp() -> CreateError {
 }
 
 impl Relay {
-    /// Makes the relay of an open device.
     pub(crate) fn new(base: Context) -> Self {
         Self {
             // SAFETY: the device is open, and its table does not change.
@@ -150,12 +143,11 @@ impl Relay {
         }
     }
 
-    /// Returns the device itself, which has its regions, addresses and transitions.
+    /// Returns the device itself, which manages the regions, addresses and transitions.
     pub(crate) fn base(&self) -> &Rc<Context> {
         &self.base
     }
 
-    /// Calls `then` with a watch that ends the sleep at an event of the device.
     pub(crate) fn with_watch(&self, then: &mut dyn FnMut(&mut dyn Watch)) {
         self.base.with_arrivals(|| self.arm_all(), then);
     }
@@ -174,7 +166,6 @@ impl Relay {
         }
     }
 
-    /// Posts the new receives of all receive queues.
     #[cold]
     pub(crate) fn receives_posted(&self) {
         self.rings
@@ -184,8 +175,6 @@ impl Relay {
             .for_each(|(_, ring)| ring.relay(&self.calls));
     }
 
-    /// Posts receives that the device had no room for, and takes work completions. Returns whether
-    /// there are new CQEs.
     #[cold]
     #[inline(never)]
     pub(crate) fn empty_poll(&self) -> bool {
@@ -278,8 +267,7 @@ impl Rings {
         Some(self.sends.remove(place).key)
     }
 
-    /// Makes the ring of a receive queue of the device. Returns its place in the table, and its
-    /// memory.
+    /// Makes the ring of a receive queue. Returns the ring's place in the table, and its memory.
     fn create_receives(
         &mut self,
         target: Target,
@@ -448,7 +436,6 @@ impl Queues for Relay {
 }
 
 impl Relay {
-    /// Makes the queues of a queue pair that the device made.
     fn open_qp(
         &self,
         request: &QpRequest<'_>,

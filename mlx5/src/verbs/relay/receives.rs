@@ -15,7 +15,6 @@ use crate::wire::{
     DataWords, INVALID_LKEY, MAX_RECV_SGE, NextSegment, SEGMENT, WQEBB, queue_record_index,
 };
 
-/// The device's queue, to which the receives are posted.
 #[derive(Clone, Copy)]
 pub(super) enum Target {
     Shared(NonNull<ibv_srq>),
@@ -28,7 +27,6 @@ pub(super) struct ReceiveRing {
     id: Id,
     _owned: PrivateMemory,
     pub(super) memory: RqMemory,
-    /// Number of receives posted.
     posted: u16,
     /// WQE of a shared queue that is posted next.
     head: u16,

@@ -20,16 +20,14 @@ use crate::wire::{
 /// Maximum number of work requests that one call posts.
 const CHAIN: usize = 32;
 
-/// A work request, and its buffers.
 #[repr(C)]
 struct Slot {
     request: ibv_send_wr,
     sges: [ibv_sge; SEND_SGES as usize],
 }
 
-/// The work requests of a call, in a circle. Each request points to its buffers and to the next
-/// request, from the beginning on. During a call the pointer of the last request to the next is
-/// null.
+/// The work requests of a call. Each request points to its buffers and to the next request, and the
+/// last of the chain to the first. During a call, the last posted request points to none.
 pub(super) struct Chain(Vec<Slot>);
 
 impl Default for Chain {
@@ -58,7 +56,6 @@ impl Chain {
     }
 }
 
-/// Calls of a device that a send queue needs.
 pub(super) trait Device {
     /// Posts requests (`ibv_post_send`).
     ///
@@ -72,7 +69,6 @@ pub(super) trait Device {
         bad: *mut *mut ibv_send_wr,
     ) -> c_int;
 
-    /// Moves a queue pair to the error state.
     fn fail_qp(&self, qpn: u32);
 
     /// Returns the address handle of a path, if the device knows that path.
@@ -96,7 +92,6 @@ enum Stage {
     Drained,
 }
 
-/// A send queue and its queue pair.
 pub(super) struct SendRing {
     pub(super) made: MadeQp,
     pdn: u32,
@@ -118,7 +113,6 @@ pub(super) struct SendRing {
 }
 
 impl SendRing {
-    /// Makes the ring of a new queue pair.
     pub(super) fn new(
         made: MadeQp,
         id: Id,
@@ -214,7 +208,6 @@ impl SendRing {
         }
     }
 
-    /// Posts the requests of the chain from `first` to `last`.
     #[inline(always)]
     fn post(&mut self, device: &impl Device, first: *mut Slot, last: *mut Slot) {
         let mut bad = null_mut();
@@ -287,8 +280,8 @@ impl SendRing {
     }
 
     /// Makes the work request of the WQE at `next`, and advances `next`, if the WQE is a READ or
-    /// WRITE with one buffer outside of the WQE. This is the usual case; it takes 60 instructions
-    /// less than with [`Wqe::parse`]. Returns whether the WQE is of this kind.
+    /// WRITE with one buffer outside of the WQE. This is the usual case, and takes 60 instructions
+    /// less than [`fill`](Self::fill). Returns whether the WQE is of this kind.
     #[inline(always)]
     fn fill_plain(&mut self, Slot { request, sges }: &mut Slot) -> bool {
         let ctrl = self.ctrl();
@@ -380,8 +373,8 @@ impl SendRing {
             }
         }
         // Inline data is a property of the whole request: the device takes the bytes of all buffers
-        // when the request is posted, or of none. So the request is inline only if its last part
-        // is.
+        // when the request is posted, or of none. A gathered buffer comes last, so the request is
+        // inline only if its last part is.
         let (mut count, mut is_inline) = (0, false);
         for piece in wqe.pieces() {
             let length = piece.len() as u32;
@@ -399,7 +392,6 @@ impl SendRing {
         Some(())
     }
 
-    /// Sets the fields that requests of all kinds have.
     #[inline(always)]
     fn finish(
         &self,
@@ -431,7 +423,6 @@ impl SendRing {
         is_own && !is_marker
     }
 
-    /// Returns whether the device refused a WQE.
     pub(super) fn is_refused(&self) -> bool {
         self.stage != Stage::Open
     }

@@ -3,7 +3,7 @@
 
 use crate::be32;
 
-/// Code for "credits are not counted": of a responder with an SRQ, or of a responder in software.
+/// Code that a responder sends if it does not count credits, as with an SRQ or in software.
 const NO_CREDITS: u8 = 31;
 
 /// ACK extended transport header.

@@ -15,7 +15,7 @@ use crate::{AtomicSegment, be32, be64, bytes};
 
 /// Maximum length of all headers of a packet, in bytes: the length of an atomic request's headers.
 pub const MAX_HEADER_BYTES: usize = Bth::LEN + AtomicEth::LEN;
-/// The default partition key, of full members.
+/// The default partition key, with the bit for full membership.
 const PKEY: u16 = 0xffff;
 
 /// RDMA extended transport header, 16 bytes: address at 0, rkey at 8, length at 12.

@@ -59,7 +59,6 @@ impl<M: Memory> Client<M> {
         self.take_events(events, out)
     }
 
-    /// Takes the responses that are in these slots.
     #[inline(always)]
     fn take_responses(&mut self, slots: u64, events: &mut Events) -> Result<(), ProtocolError> {
         for slot in bits(slots) {
@@ -101,8 +100,7 @@ impl<M: Memory> Client<M> {
             if self.state != State::Warmup {
                 return Err(ProtocolError::Event);
             }
-            // If the slice is over, the zone may have been taken back (S26), so the client writes
-            // nothing into it.
+            // After the slice the zone may have been taken back (S26): nothing is written into it.
             if events.switch != Some(epoch) {
                 self.activate(epoch, ZoneId::of(epoch, zone), out);
             }

@@ -126,8 +126,7 @@ impl<M: Memory> Client<M> {
             let copied = len.min(into.len());
             self.memory.responses.read(at, &mut into[..copied]);
         }
-        // The slot of a call that ran out of time is not free before its response arrives (S14 of
-        // docs/scalerpc.md).
+        // The slot of a timed-out call is free only after its response (S14 of docs/scalerpc.md).
         if self.pending >> slot & 1 == 0 {
             self.free_slot(slot);
         }
@@ -150,8 +149,7 @@ impl<M: Memory> Client<M> {
     #[cold]
     fn end_quarantine(&mut self, slot: usize) {
         self.quarantined &= !(1 << slot);
-        // The slot is not free before the end of its call is taken: `poll_completion` frees it
-        // then.
+        // If the end of the slot's call was not taken, `poll_completion` frees the slot.
         if self
             .ended
             .iter()
@@ -221,8 +219,7 @@ impl<M: Memory> Client<M> {
         *freed |= 1 << slot;
     }
 
-    /// Takes the lent slots back: the announcement is closed, and the server READs no slot any
-    /// more.
+    /// Takes the lent slots back: the announcement is closed, so the server READs no slot.
     pub(super) fn take_back_slots(&mut self) {
         self.lent = 0;
         self.free |= std::mem::take(&mut self.lent_free);

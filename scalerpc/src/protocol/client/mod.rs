@@ -269,7 +269,6 @@ impl<M: Memory> Client<M> {
         self.pending | self.lent != 0
     }
 
-    /// Returns the timeout of calls, in ns.
     #[cfg(test)]
     pub(crate) const fn timeout_ns(&self) -> u64 {
         self.timeout_ns

@@ -43,16 +43,14 @@ impl<M: Memory> Client<M> {
         !matches!(self.state, State::Closed(_))
     }
 
-    /// Ends the rest of a client that rests. After that the client is in PROCESS only if it still
-    /// has the zone.
+    /// Ends a rest. Afterwards the client is in PROCESS only if it still has the zone.
     pub(super) fn end_rest(&mut self) {
         if self.state != State::Resting {
             return;
         }
         self.say(0);
         self.state = match self.rested {
-            // The zone may have been taken back. The next poll closes the epoch, as if the client
-            // had never got the zone.
+            // The zone may have been taken back: the next poll closes the epoch.
             State::Process { .. } if self.is_switched() => State::Warmup,
             other => other,
         };

@@ -1,5 +1,4 @@
-//! IDLE, WARMUP, PROCESS: the writes of the client to the server. The table is in
-//! `docs/scalerpc.md`.
+//! The client's writes in IDLE, WARMUP and PROCESS. The table is in `docs/scalerpc.md`.
 
 use super::{Client, ClientOp, State};
 use crate::protocol::bits;
@@ -37,8 +36,7 @@ impl<M: Memory> Client<M> {
         }
     }
 
-    /// Ends the slice. Releases the zone, and announces all unanswered requests, so that none is
-    /// lost (S5).
+    /// Ends the slice: releases the zone, announces all unanswered requests (S5).
     pub(super) fn switch(&mut self, epoch: u64, out: &mut Vec<ClientOp>) {
         self.closed_epoch = epoch;
         self.state = State::Idle;
@@ -52,8 +50,7 @@ impl<M: Memory> Client<M> {
         );
     }
 
-    /// Writes the entry: a release, an announcement of everything unanswered if there is anything,
-    /// or both.
+    /// Writes the entry: a release, an announcement of the unanswered requests, or both.
     pub(super) fn announce(&mut self, release: Option<Release>, out: &mut Vec<ClientOp>) {
         let mut bytes = [0; Release::BYTES + Announcement::BYTES];
         let (mut start, mut end) = (Release::BYTES, Release::BYTES);

@@ -50,15 +50,14 @@ impl<M: Memory> Server<M> {
     }
 
     /// Returns whether the last poll ended a round in which all entries were checked, or no entry
-    /// needs a check. A caller that sleeps between polls does so after such a poll: after any other
-    /// poll it may sleep while the entry of a waiting client stays unchecked for many polls.
+    /// needs a check. A caller that sleeps between polls sleeps only after such a poll: otherwise
+    /// the entry of a waiting client may stay unchecked during many sleeps.
     #[must_use]
     pub fn has_checked_all(&self) -> bool {
         self.sweep == 0 || self.have_all_zones()
     }
 
-    /// Returns whether all clients have active zones. A client with an active zone writes nothing
-    /// into its entry.
+    /// Returns whether all clients have active zones: then they write nothing into their entries.
     fn have_all_zones(&self) -> bool {
         self.active.len() + self.free_ids.len() == self.clients.len()
     }
@@ -86,8 +85,7 @@ impl<M: Memory> Server<M> {
         }
         let entry = client.index() * ENTRY_BYTES;
         let announced_at = entry + Announcement::TRAILER_AT;
-        // The announcement is at the end of a WRITE that may carry both: if it has arrived, so has
-        // the release.
+        // The announcement ends a WRITE that may carry both: if it has arrived, so has the release.
         let announced = self.memory.entries.load(announced_at);
         let at = entry + Release::TRAILER_AT;
         let word = self.memory.entries.load(at);

@@ -142,8 +142,7 @@ impl<M: Memory> Server<M> {
     }
 }
 
-/// Checks a message (S1, S2). Returns the request's type if everything about the message is
-/// correct.
+/// Checks a message (S1, S2). Returns the request's type if everything is correct.
 #[inline(always)]
 fn check(
     pools: &impl Memory,

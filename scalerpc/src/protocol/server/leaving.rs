@@ -21,9 +21,9 @@ impl<M: Memory> Server<M> {
         }
     }
 
-    /// Reports to the clients that the server closes, to each client once all of its accepted
-    /// requests are answered: a worker took them, and `has_kept`, which returns whether a worker
-    /// still has requests of a client, returns false.
+    /// Reports to each client that the server closes, once all accepted requests of the client are
+    /// answered: none waits for a worker, and `has_kept(client)` returns `false`, that is, no
+    /// worker has one.
     pub fn dismiss(&mut self, has_kept: impl Fn(ClientId) -> bool, out: &mut Vec<ServerOp>) {
         for client in (0..self.clients.len()).map(|nth| ClientId(nth as u16)) {
             let is_queued = || {
@@ -49,7 +49,6 @@ impl<M: Memory> Server<M> {
         self.dispatch.clear();
     }
 
-    /// Returns whether the end of the server was reported to all clients.
     pub(crate) fn has_dismissed_all(&self) -> bool {
         self.clients
             .iter()

@@ -146,7 +146,6 @@ pub struct ServerStats {
     pub evictions: u64,
 }
 
-/// The server's record of one client.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct ClientRecord {
     regions: ClientRegions,
@@ -159,7 +158,6 @@ struct ClientRecord {
     /// Counters since the groups were formed, for the priority.
     requests: u64,
     bytes: u64,
-    /// The buffers of the client's responses under way.
     responses: Chain,
     /// Epoch of the zone that was taken back while the client rests. The client still releases the
     /// zone when it wakes.
@@ -191,8 +189,7 @@ pub struct Server<M> {
     layout: Layout,
     slice_ns: u64,
     drain_ns: u64,
-    /// Numbers that no client has. The number freed last is assigned first: its entry is in the
-    /// cache.
+    /// Numbers that no client has. The number freed last is assigned first: its entry is cached.
     free_ids: Vec<u16>,
     clients: Vec<Option<ClientRecord>>,
     /// Number of clients with a `waiting` announcement. At 0, no search for them is needed.
@@ -288,8 +285,7 @@ impl<M: Memory> Server<M> {
         };
         self.clients[client.index()] = Some(record);
         self.groups.join(client);
-        // A split moves clients out of a group, and does not move groups, so numbers stay as they
-        // are.
+        // A split does not change the numbers of the groups, so the scheduler's numbers stay valid.
         Some(client)
     }
 
@@ -309,8 +305,7 @@ impl<M: Memory> Server<M> {
             self.free_zone(zone);
         }
         let current = self.groups.leave(client, self.scheduler.current());
-        // A client that was warmed for the next slice gets that slice, in any group that it is in
-        // now.
+        // A client that was warmed for the next slice gets that slice, whatever its group is now.
         let epoch = self.scheduler.epoch() + 1;
         let warmed = self
             .busy
@@ -325,19 +320,16 @@ impl<M: Memory> Server<M> {
         self.left += 1;
     }
 
-    /// Sets the name of a client.
     pub(crate) fn set_peer(&mut self, client: ClientId, peer: Peer) {
         if let Some(record) = &mut self.clients[client.index()] {
             record.peer = Some(peer);
         }
     }
 
-    /// Returns the name of a client that is connected.
     pub(crate) fn peer(&self, client: ClientId) -> Option<Peer> {
         self.client(client)?.peer
     }
 
-    /// Returns the number of clients that have disconnected.
     pub(crate) const fn left(&self) -> u64 {
         self.left
     }

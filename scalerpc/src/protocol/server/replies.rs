@@ -142,8 +142,7 @@ impl<M: Memory> Server<M> {
         true
     }
 
-    /// Frees the buffers of the `count` oldest responses to a client whose WRITEs were under way:
-    /// these WRITEs have ended.
+    /// Frees the buffers of a client's `count` oldest responses under way, whose WRITEs have ended.
     #[inline]
     pub fn on_responses_done(&mut self, client: ClientId, count: u16) {
         if let Some(record) = self

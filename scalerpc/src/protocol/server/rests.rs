@@ -62,8 +62,7 @@ impl<M: Memory> Server<M> {
         self.release_zone(zone);
     }
 
-    /// Takes the release of a zone that was taken back: the client has awoken. Returns whether this
-    /// is such a release.
+    /// Takes the release of a zone that was taken back. Returns whether this is such a release.
     pub(super) fn on_late_release(&mut self, client: ClientId, epoch: u32) -> bool {
         let Some(record) = self.clients[client.index()].as_mut() else {
             return false;

@@ -158,8 +158,8 @@ impl<M: Memory> Server<M> {
                 WARM_PER_POLL
             };
             for nth in 0..len {
-                // Begin with another client in each slice: if zones are short, it is not always the
-                // same clients that get none.
+                // Begins with a different client in each slice: otherwise a lack of zones would
+                // always affect the same clients.
                 let client = self.groups.clients(group)[(nth + epoch as usize) % len];
                 left -= usize::from(self.warm_client(client, epoch, out));
                 if left == 0 {
@@ -241,8 +241,7 @@ impl<M: Memory> Server<M> {
         }
     }
 
-    /// Makes a zone active when its READs are complete, and accepts the requests that they
-    /// returned.
+    /// Makes a zone active after its READs, and accepts the requests that they returned.
     fn begin_zone(&mut self, zone: ZoneId) {
         let Some(client) = self.zone(zone).client else {
             return;
@@ -297,8 +296,7 @@ impl<M: Memory> Server<M> {
         self.owed += usize::from(!owed);
     }
 
-    /// Returns the event that a response to the client carries, if one is due, and counts it as
-    /// sent.
+    /// Returns the event that a response to the client carries, if any, and counts it as sent.
     pub(super) fn event_for(&mut self, client: ClientId, now_ns: u64) -> Option<Event> {
         let id = self.zone_of(client)?;
         let ask_ns = now_ns.saturating_add((self.slice_ns / ASK_DIVISOR).min(self.drain_ns / 2));

@@ -26,7 +26,6 @@ impl<C> Calls<C> {
         }
     }
 
-    /// Returns the number of calls that wait.
     pub(super) fn len(&self) -> usize {
         self.calls.len()
     }

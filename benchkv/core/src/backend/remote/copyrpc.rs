@@ -18,8 +18,8 @@ use crate::message::{Request, Response};
 use crate::topology::{Backend, Peer};
 use crate::values::{Values, copy};
 
-/// Maximum time to wait, after a peer has closed in order, for a connection that reports the cause,
-/// in ns of the device's clock.
+/// Maximum time between an orderly close by a peer and the report of its cause by another
+/// connection, in ns of the device's clock.
 const CAUSE_NS: u64 = 500_000_000;
 
 /// Minimum number of batches in flight on a connection that carries the requests of only one
@@ -30,7 +30,6 @@ const FEWEST_BATCHES: u32 = 4;
 /// a half receives.
 const MOST_RECEIVES: usize = 32_767;
 
-/// Returns the configuration of all `connections` of a thread.
 fn config(plan: &RankPlan, connections: usize) -> EndpointConfig {
     let job = &plan.job;
     let mut config = EndpointConfig {
@@ -57,20 +56,18 @@ fn config(plan: &RankPlan, connections: usize) -> EndpointConfig {
     config
 }
 
-/// A copyrpc context and its endpoints.
 pub(super) struct Links<C> {
     context: Context<C>,
     links: Vec<Link<C>>,
-    /// Whether calls have ended because a connection closed: if a peer closes in order, its calls
-    /// end before the connection does.
+    /// Whether calls have ended because a connection closed. When a peer closes in order, the calls
+    /// to it end before the connection does.
     has_lost_calls: bool,
     /// Time at which a peer was first found to have closed in order, by the device's clock, in ns.
     left_ns: Option<u64>,
     values: Values,
     /// Buffer for a message with the tail of a value, if values have tails.
     message: Vec<u8>,
-    /// A request, and the tail of its value if values have tails, while it is answered upon its
-    /// arrival.
+    /// Buffer for a request that is answered upon its arrival, with the tail of its value.
     asked: Vec<u8>,
 }
 
@@ -309,8 +306,8 @@ impl<C> LinkSet<C> for Links<C> {
     }
 }
 
-/// Writes `head` to `message`, lets `fill` write the tail of a value after it, and returns both.
-/// `message` has room for the tail and the longer one of requests and responses.
+/// Writes `head`, and the tail of a value through `fill`, to the end of `message`, and returns
+/// both. `message` has room for a request, which is the longest head, and a tail.
 fn with_tail<'a>(head: &[u8], message: &'a mut [u8], fill: impl FnOnce(&mut [u8])) -> &'a [u8] {
     let surplus = size_of::<Request>() - head.len();
     let message = message.get_mut(surplus..).unwrap_or_default();

@@ -1,7 +1,7 @@
 //! The state of a link that sends each message separately: calls of this end that wait for answers,
-//! and requests of the peer that this end has not answered. Each end keeps room for a window of
-//! messages of the other end, so there are at most a window of such calls and a window of such
-//! requests.
+//! and requests of the peer that this end has not answered. Each end keeps room for `window`
+//! requests and `window` answers of the other end, so there are at most `window` such calls and
+//! `window` such requests.
 
 use super::calls::Calls;
 use super::frame::{Content, Frame, FrameBytes};

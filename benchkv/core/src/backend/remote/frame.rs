@@ -18,14 +18,12 @@ const REQUEST: u32 = 1;
 const RESPONSE: u32 = 2;
 const REFUSAL: u32 = 3;
 
-/// A message between ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Frame {
     pub(super) call: u32,
     pub(super) content: Content,
 }
 
-/// The content of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Content {
     Request(Request),
@@ -147,8 +145,8 @@ mod tests {
         }
     }
 
-    /// The frames of the table, a put and the answer to a get that found a value, end with a tail
-    /// of the agreed length; others have none.
+    /// Frames with a value (a put, and the answer to a get that found a value) end with a tail of
+    /// the agreed length; others have none.
     #[test]
     fn a_tail_has_its_length_or_is_none() {
         let [put, found, refusal] = frames();

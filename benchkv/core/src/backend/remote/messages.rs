@@ -27,29 +27,24 @@ pub(super) const POLL_BUDGET: usize = 256;
 const POLLS_PER_CHECK: u32 = 64;
 
 /// The part of such a carrier that moves messages over the links of a thread. Links are numbered
-/// from 0.
+/// from 0. [`LinkSet`] documents the methods that it has too.
 pub(super) trait Port: Sized {
-    /// Counters of the carrier.
     const COUNTERS: &'static [Counter<Counters>] = &[
         ("writes", |counters| counters.sends),
         ("messages", |counters| counters.sends),
         ("waits", |counters| counters.waits),
     ];
 
-    /// See [`LinkSet::open`].
     fn open(
         plan: &RankPlan,
         peers: &[Peer],
         device: &ThreadDevice<'_>,
     ) -> Result<Self, BackendError>;
 
-    /// See [`LinkSet::record`].
     fn record(&self, link: usize) -> Option<Vec<u8>>;
 
-    /// See [`LinkSet::connect`].
     fn connect(&mut self, link: usize, record: &[u8]) -> Result<(), Refused>;
 
-    /// See [`LinkSet::settle`].
     fn settle(&mut self) -> Result<bool, BackendError> {
         Ok(true)
     }
@@ -73,15 +68,12 @@ pub(super) trait Port: Sized {
     /// A peer is gone.
     fn check(&mut self, owes: impl Iterator<Item = bool>) -> Result<(), BackendError>;
 
-    /// See [`LinkSet::with_watch`].
     fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch));
 
-    /// See [`LinkSet::rest`].
     fn rest(&mut self) -> Option<Duration> {
         None
     }
 
-    /// See [`LinkSet::has_work`].
     fn has_work(&self) -> bool {
         true
     }
@@ -91,17 +83,14 @@ pub(super) trait Port: Sized {
         0
     }
 
-    /// See [`LinkSet::report`].
     fn report(&self) -> TransportReport;
 }
 
-/// The reason why a message was not posted.
 #[derive(Debug)]
 pub(super) enum Unposted {
     /// No room is left now. A queue that has failed is reported in this way too; a poll then
     /// reports the failure.
     Full,
-    /// The message can never be posted.
     Failed(String),
 }
 
@@ -113,7 +102,6 @@ pub(super) struct Counters {
     pub(super) scattered: u64,
 }
 
-/// The links of a thread.
 pub(super) struct Links<C, P> {
     pub(super) port: P,
     links: Vec<Link<C>>,
@@ -136,7 +124,6 @@ struct Link<C> {
     failure: Option<String>,
 }
 
-/// The link and the call id of an answer.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Ticket {
     link: usize,
@@ -345,7 +332,6 @@ impl<C> Link<C> {
         }
     }
 
-    /// Returns an error if the link is unusable.
     fn check(&self) -> Result<(), BackendError> {
         let failure = self.failure.as_ref();
         failure.map_or(Ok(()), |why| Err(BackendError::gone(&self.peer, why)))

@@ -40,21 +40,17 @@ pub(super) struct Remote<C> {
     /// carrier, so that a drop ends the requests before the connections.
     arrived: VecDeque<Arrived<C>>,
     links: LinkSets<C>,
-    /// The thread at the other end of each link.
     peers: Vec<Peer>,
     /// Numbers of the links, ordered by rank, and by daemon of the rank if the key of a request
     /// decides which daemon gets it.
     routes: Vec<Option<usize>>,
     /// Number of routes to a rank.
     fan: usize,
-    /// Requests for which a link had no room, by link.
     backlog: Backlog<C>,
-    /// Number of requests sent since the start; `answered` is the number of answers to them.
     sent: u64,
     answered: u64,
 }
 
-/// The result of a poll.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Polled {
     /// Number of answers. Answers count as work, and completions do not. While credit is missing,
@@ -62,7 +58,6 @@ pub(super) struct Polled {
     /// completion as work would not sleep, and would keep the core from the peer whose credit it
     /// needs.
     pub(super) answers: usize,
-    /// Number of completions.
     pub(super) cqes: usize,
 }
 
@@ -73,7 +68,8 @@ type Refused = Box<dyn std::error::Error + Send + Sync>;
 type Counter<Stats> = (&'static str, fn(&Stats) -> u64);
 
 /// The carrier of the requests and responses of a thread: the thread's links to peers, which are
-/// numbered from 0. Default methods fit most carriers.
+/// numbered from 0. Default methods fit most carriers. [`Remote`] documents the methods that it has
+/// too.
 trait LinkSet<C>: Sized {
     /// The handle that answers a request of a peer.
     type Handle;
@@ -93,12 +89,10 @@ trait LinkSet<C>: Sized {
     /// Connects a link. The bytes of `record` come from a peer, and are untrusted.
     fn connect(&mut self, link: usize, record: &[u8]) -> Result<(), Refused>;
 
-    /// See [`Endpoints::settle`].
     fn settle(&mut self) -> Result<bool, BackendError> {
         Ok(true)
     }
 
-    /// Sends a request.
     fn send(&mut self, link: usize, request: &Request, whom: C) -> Result<(), SendError<C>>;
 
     /// Takes arrived messages as [`Remote::poll`] does. Calls `keep` with each request that `serve`
@@ -115,18 +109,14 @@ trait LinkSet<C>: Sized {
     /// one of the next polls.
     fn answer(&mut self, handle: Self::Handle, response: Option<Response>, tail: &[u8]);
 
-    /// Posts gathered messages.
     fn flush(&mut self) -> Result<(), BackendError> {
         Ok(())
     }
 
-    /// Suspends the batch windows of the connections (`true`), or lets them act again (`false`).
     fn suspend_windows(&mut self, _is_suspended: bool) {}
 
-    /// See [`Sleeper`].
     fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch));
 
-    /// See [`Remote::rest`].
     fn rest(&mut self) -> Option<Duration> {
         None
     }
@@ -136,7 +126,6 @@ trait LinkSet<C>: Sized {
         true
     }
 
-    /// See [`Endpoints::credit_used`].
     fn credit_used(&self) -> Vec<(Peer, [u64; 2])> {
         Vec::new()
     }
@@ -144,16 +133,13 @@ trait LinkSet<C>: Sized {
     /// Returns the number of requests that were sent through a link and are not answered yet.
     fn missing(&self, link: usize) -> usize;
 
-    /// See [`Endpoints::abort`].
     fn abort(&mut self) {}
 
-    /// The type from which the carrier's counters are read.
     type Stats: 'static;
 
     /// Counters of the carrier since the start, `writes` and `messages` among them.
     const COUNTERS: &'static [Counter<Self::Stats>];
 
-    /// Returns the current counters.
     fn stats(&self) -> Self::Stats;
 
     /// Returns the report of the carrier: its device, the modes of the device, the path to the
@@ -176,7 +162,6 @@ trait LinkSet<C>: Sized {
         }
     }
 
-    /// Returns all counters.
     fn counted(&self) -> Figures<u64> {
         let stats = self.stats();
         let counters = Self::COUNTERS.iter();
@@ -251,7 +236,6 @@ carriers! { $
 /// A request of another rank, to be answered once, at any time, with [`Remote::answer`].
 pub(super) struct Incoming<C>(Handle<C>);
 
-/// A request that was not answered when it arrived, with the tail of its value.
 struct Arrived<C> {
     request: Request,
     incoming: Incoming<C>,
@@ -320,12 +304,10 @@ impl<C> Remote<C> {
             .flatten()
     }
 
-    /// Returns the number of requests that wait for room.
     pub(super) fn backlogged(&self) -> usize {
         self.backlog.waiting()
     }
 
-    /// Returns the number of requests that were sent and are not answered yet.
     #[inline]
     pub(super) fn outstanding(&self) -> usize {
         (self.sent - self.answered) as usize
@@ -339,7 +321,6 @@ impl<C> Remote<C> {
         to_daemons.map(|(link, _)| each!(&self.links, links => links.missing(link)))
     }
 
-    /// Returns the number of requests sent since the start.
     pub(super) fn sent(&self) -> u64 {
         self.sent
     }
@@ -402,8 +383,7 @@ impl<C> Remote<C> {
         Ok(polled)
     }
 
-    /// Takes the oldest waiting request of another rank. Copies the tail of a put's value to
-    /// `tail`, whose length is the length of a tail.
+    /// Takes the oldest waiting request of another rank, and copies a put's tail to `tail`.
     #[inline]
     pub(super) fn recv(&mut self, tail: &mut [u8]) -> Option<(Request, Incoming<C>)> {
         let arrived = self.arrived.pop_front()?;
@@ -423,8 +403,7 @@ impl<C> Remote<C> {
         self.links.answer(incoming, response, tail);
     }
 
-    /// Posts the messages that the phases of this step have gathered, and the messages of the
-    /// connections themselves.
+    /// Posts the messages that this step has gathered, and those of the connections themselves.
     pub(super) fn flush(&mut self) -> Result<(), BackendError> {
         each!(&mut self.links, links => links.flush())
     }

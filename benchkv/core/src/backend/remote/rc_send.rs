@@ -34,7 +34,6 @@ const PROBE: u64 = 1;
 const MESSAGE: u64 = 0;
 const WITH_TAIL: u64 = 2;
 
-/// The links of a thread.
 pub(super) type Links<C> = messages::Links<C, Port>;
 
 /// A device with a queue pair for each peer, one completion queue for all sends, and one for all
@@ -48,7 +47,6 @@ pub(super) struct Port {
     /// Memory from which the device reads the tails of values that are sent; `None` if values have
     /// no tails.
     tails: Option<Mr>,
-    /// Buffer for a received message.
     message: Vec<u8>,
     scattered: u64,
 }
@@ -57,11 +55,9 @@ pub(super) struct Port {
 struct Receives {
     region: Mr,
     per_link: usize,
-    /// Length of each receive, in bytes.
     bytes: usize,
 }
 
-/// A queue pair.
 struct End {
     qp: RcQp,
     /// Places in [`Port::tails`] from which no posted SEND reads.
@@ -286,7 +282,6 @@ impl messages::Port for Port {
     }
 }
 
-/// Returns the queue pair with a completion, and its number.
 #[inline]
 fn find<'a>(ends: &'a mut [End], number: Option<&usize>) -> Option<(usize, &'a mut End)> {
     let number = *number?;
@@ -311,8 +306,7 @@ impl Receives {
 }
 
 impl End {
-    /// Copies the message of one receive to `message`, and posts the receive again. `number` is the
-    /// number of the link.
+    /// Copies the message of a receive of link `number` to `message`, and posts the receive again.
     #[inline]
     fn receive<'a>(
         &mut self,
@@ -342,7 +336,6 @@ impl End {
         Ok(bytes)
     }
 
-    /// Takes a completion of the send queue.
     fn complete(&mut self, cqe: &Cqe<'_>) {
         self.qp.complete_each(cqe, |what| match what {
             MESSAGE => {}

@@ -18,10 +18,8 @@ use crate::ucx::worker::{Message, Worker};
 const KEY_BYTES: usize = 8;
 const _: () = assert!(KEY_BYTES + Frame::MAX_BYTES <= Message::SHORT_BYTES);
 
-/// The links of a thread.
 pub(super) type Links<C> = messages::Links<C, Port>;
 
-/// A worker and its endpoints.
 pub(super) struct Port {
     worker: Worker,
     address: Vec<u8>,
@@ -124,8 +122,8 @@ impl messages::Port for Port {
         })
     }
 
-    /// Limits the sleep to one interval of polling. At most, UCX wakes a thread through a file
-    /// descriptor, and a sleep on words of memory cannot wait for a descriptor.
+    /// Limits the sleep to one interval of polling: UCX wakes a thread through a file descriptor or
+    /// not at all, and a sleep on words of memory cannot wait for a descriptor.
     fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
         then(&mut Due(POLL_SLICE));
     }

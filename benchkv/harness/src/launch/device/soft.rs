@@ -7,7 +7,6 @@ use mlx5::{Faults, Timing};
 
 /// Maximum of the times in the options, in us.
 const MAX_US: f64 = 100_000.0;
-/// Default seed of the random numbers.
 const DEFAULT_SEED: u64 = 1;
 /// Number of operations in a thousand that jitter delays.
 const JITTER_PERMILLE: u16 = 500;
@@ -15,8 +14,7 @@ const JITTER_PERMILLE: u16 = 500;
 const KEYS: &str = "known are rtt_us, jitter_us, seed and fault; or soft:roce=ADDRESS[/BITS] with its own keys, for several hosts";
 const NO_RATE: &str = "the rate of a receiver needs a model of its NIC, which all processes would have to share; there is none";
 
-/// The timing and the faults of the software device. All devices of a job have the same timing and
-/// faults.
+/// The timing and the faults of the software device, the same for all devices of a job.
 ///
 /// The clock of the device is the system's clock, which all processes share. So the device cannot
 /// model anything that depends on other devices, such as the rates of receivers, and connections
@@ -36,8 +34,7 @@ pub struct SoftDevice {
     /// Lanes per thousand that are skipped when messages are taken, so that messages of different
     /// connections change places. A lane holds the messages of one connection.
     pub reorder_permille: u16,
-    /// Number of the first operation that no peer answers; no peer answers any later operation
-    /// either.
+    /// Number of the first operation that no peer answers; later ones are not answered either.
     pub drop_after: Option<u64>,
 }
 
@@ -112,7 +109,6 @@ impl SoftDevice {
     }
 }
 
-/// Parses a time in us, to the ns.
 fn nanos(us: &str) -> Result<u64, String> {
     match us.parse::<f64>() {
         Ok(us) if (0.0..=MAX_US).contains(&us) => Ok((us * 1000.0).round() as u64),

@@ -13,7 +13,6 @@ use super::frame::{Frame, FrameError};
 /// Maximum bytes that one [`Channel::pull`] takes from the socket; the next poll takes the rest.
 const PULL_BYTES: usize = 64 << 10;
 
-/// An end of the connection.
 #[derive(Debug)]
 pub(crate) struct Channel {
     stream: UnixStream,
@@ -40,7 +39,6 @@ impl Channel {
         self.closed
     }
 
-    /// Returns the events to poll for.
     pub(crate) fn events(&self) -> PollFlags {
         let out = if self.sent < self.outbound.len() {
             PollFlags::OUT
@@ -56,8 +54,7 @@ impl Channel {
         self.push()
     }
 
-    /// Sends more bytes of the queue. If the peer has exited, no more bytes can be sent;
-    /// [`pull`](Self::pull) detects that.
+    /// Sends more bytes of the queue. If the peer has exited, [`pull`](Self::pull) detects that.
     pub(crate) fn push(&mut self) -> io::Result<()> {
         while let Some(rest @ [_, ..]) = self.outbound.get(self.sent..) {
             match self.stream.write(rest) {

@@ -36,7 +36,6 @@ pub(crate) enum Frame {
     Interrupted,
 }
 
-/// The bytes are not a frame.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("a malformed message of {0} bytes")]
 pub(crate) struct FrameError(usize);
@@ -48,8 +47,7 @@ impl Frame {
         [&(body.len() as u32).to_le_bytes()[..], &body].concat()
     }
 
-    /// Decodes the first frame of `bytes`. Returns the frame with its length in bytes; `None` while
-    /// the frame is incomplete.
+    /// Decodes the first frame of `bytes`. Returns it with its length; `None` if incomplete.
     pub(crate) fn decode(bytes: &[u8]) -> Result<Option<(Self, usize)>, FrameError> {
         let Some((length, rest)) = bytes.split_first_chunk() else {
             return Ok(None);

@@ -20,12 +20,10 @@ pub use frame::MAX_PART_BYTES;
 pub use mpi::{MpiError, MpiExchange, mpi_library};
 pub use socket::SocketExchange;
 
-/// Maximum bytes of all parts in one step of [`Exchange::gather`], because each rank receives all
-/// of them.
+/// Maximum bytes of all parts in one step of [`Exchange::gather`]: each rank receives all of them.
 const GATHERED_BYTES: usize = 64 << 20;
 
-/// Collective operations over all ranks of a job. Every rank calls the same operations in the same
-/// order.
+/// Collective operations of all ranks of a job, which every rank calls in the same order.
 ///
 /// Every wait takes `give_up`, which is called some hundred times per second, so a rank that
 /// detects the end of the job by itself does not wait for the report of the exchange. After an
@@ -49,9 +47,9 @@ pub trait Exchange {
         give_up: &dyn Fn() -> bool,
     ) -> Result<Vec<Vec<u8>>, ExchangeError>;
 
-    /// Gives `bytes`, of any length, to rank 0. Returns the bytes of all ranks, by rank, on rank 0,
-    /// and nothing on other ranks. The function makes as many all-gathers as the longest part
-    /// needs, each of at most 64 MiB. Only rank 0 keeps the parts of more than one all-gather.
+    /// Gives `bytes`, of any length, to rank 0, which receives the bytes of all ranks, by rank;
+    /// other ranks receive nothing. Makes all-gathers of at most 64 MiB until all bytes are sent.
+    /// Only rank 0 keeps the bytes of earlier all-gathers.
     ///
     /// # Errors
     /// See [`all_gather`](Self::all_gather). The limit `within` applies to each all-gather.
@@ -175,7 +173,6 @@ pub enum ExchangeError {
     Socket(String),
 }
 
-/// Formats ranks for a message: `0, 2`.
 pub(crate) fn rank_list(ranks: &[usize]) -> String {
     ranks
         .iter()
@@ -188,8 +185,7 @@ pub(crate) fn rank_list(ranks: &[usize]) -> String {
 mod tests {
     use super::*;
 
-    /// An exchange with simulated other ranks of a job. These ranks give the given bytes, by the
-    /// same rules as a real rank.
+    /// An exchange with simulated other ranks: they give `others`, by the rules of a real rank.
     struct Others {
         rank: usize,
         others: Vec<Vec<u8>>,

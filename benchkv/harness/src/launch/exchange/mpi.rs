@@ -19,10 +19,8 @@ use super::frame::MAX_PART_BYTES;
 use super::{Exchange, ExchangeError};
 use crate::launch::sys::Deadline;
 
-/// Maximum number of ranks.
 const MAX_RANKS: usize = 1024;
-/// Number of bytes that MPI may use in the send buffer for each message, in addition to the
-/// message.
+/// Number of bytes that MPI may use in the send buffer for each message, beside the message.
 const MESSAGE_OVERHEAD_BYTES: usize = 64 << 10;
 /// Exit status of a rank after a second interrupt.
 const EXIT_INTERRUPTED: i32 = 130;
@@ -54,7 +52,6 @@ pub struct MpiExchange {
     signalled: Arc<AtomicBool>,
     /// Whether another rank has reported an interrupt.
     told: bool,
-    /// The reason why the job is over.
     over: Option<ExchangeError>,
 }
 
@@ -89,8 +86,8 @@ pub fn mpi_library() -> String {
 }
 
 /// Returns the maximum length of a part among `ranks` ranks, in bytes. The sends of all parts are
-/// buffered. MPI takes the length of the buffer as an `int`, so that from 497 ranks on a part has
-/// fewer bytes than elsewhere. The memory of the buffer is touched only as far as parts need it.
+/// buffered, and MPI takes the length of the buffer as an `int`. So from 497 ranks on, the maximum
+/// is below [`MAX_PART_BYTES`]. The memory of the buffer is touched only as far as parts need it.
 const fn most_part_bytes(ranks: usize) -> usize {
     let room = i32::MAX as usize / ranks - 1 - 2 * MESSAGE_OVERHEAD_BYTES;
     if room < MAX_PART_BYTES {
@@ -188,8 +185,7 @@ impl MpiExchange {
         (self.tag + 1) % TAGS
     }
 
-    /// Takes parts that were missing and have arrived. Returns whether one of their senders is
-    /// interrupted.
+    /// Takes missing parts that have arrived. Returns whether one of their senders is interrupted.
     fn take_parts(
         &self,
         world: &SimpleCommunicator,
@@ -250,7 +246,6 @@ impl MpiExchange {
         }
     }
 
-    /// Records the error of an operation.
     fn outcome<T>(&mut self, outcome: Result<T, ExchangeError>) -> Result<T, ExchangeError> {
         outcome.inspect_err(|error| self.over = Some(error.clone()))
     }

@@ -11,8 +11,7 @@ use super::frame::{Frame, MAX_PART_BYTES};
 use super::{Exchange, ExchangeError};
 use crate::launch::sys::{self, Deadline};
 
-/// Time for which a rank waits, after the time limit of a round, for the launcher's report of the
-/// missing ranks.
+/// Time to wait, after the time limit of a round, for the launcher's report of the missing ranks.
 const ANSWER_GRACE: Duration = Duration::from_secs(2);
 
 /// Interval at which a waiting rank checks whether to give up.
@@ -28,7 +27,6 @@ pub struct SocketExchange {
     /// Whether an interrupt is not an error.
     catches: bool,
     interrupted: bool,
-    /// The reason why the job is over.
     over: Option<ExchangeError>,
 }
 
@@ -45,8 +43,7 @@ impl SocketExchange {
         })
     }
 
-    /// Waits up to `time` for one frame. Returns `Ok(None)` if none arrived, or if an interrupt
-    /// ended a sleep (`is_sleep`).
+    /// Waits up to `time` for a frame. Returns `None` without one, or if a sleep was interrupted.
     fn receive(
         &mut self,
         time: Duration,

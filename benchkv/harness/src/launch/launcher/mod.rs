@@ -18,8 +18,7 @@
 //! ranks that ended by themselves have that status, the launcher reports the ranks that it had to
 //! kill: they were stopped, or stuck.
 //!
-//! Only rank 0 has the launcher's standard output; the output of the other ranks goes to standard
-//! error.
+//! Only rank 0 has the launcher's standard output; other ranks write to standard error.
 
 mod relay;
 
@@ -96,8 +95,7 @@ pub enum LaunchError {
         /// The rank.
         rank: usize,
     },
-    /// Ranks did not take part in an exchange in time, or did not end after the other ranks had
-    /// ended because of them.
+    /// Ranks did not take part in an exchange in time, or did not end after the others had ended.
     #[error("rank {} did not answer within {within:?}: stopped, or stuck", rank_list(.ranks))]
     Missing {
         /// The ranks.
@@ -147,8 +145,7 @@ impl LaunchError {
         }
     }
 
-    /// Returns whether this failure is nearer to the cause than `recorded`, which was detected
-    /// earlier.
+    /// Returns whether this failure is nearer to the cause than `recorded`, detected earlier.
     fn precedes(&self, recorded: &Self) -> bool {
         let (Self::RankFailed { how: seen, .. }, Self::RankFailed { how: before, .. }) =
             (self, recorded)
@@ -202,8 +199,7 @@ impl Launch {
             job.reap()?;
             job.keep_time(limit_ns, self.time_limit);
         }
-        // A failure after an interrupt may be a consequence of the interrupt, so the interrupt is
-        // returned.
+        // A failure after an interrupt may be its consequence, so the interrupt is returned.
         job.interrupt
             .map(|(signal, _)| LaunchError::Interrupted { signal })
             .or(job.failure)
@@ -250,8 +246,7 @@ struct Job {
     failure: Option<LaunchError>,
     /// Time at which the remaining ranks are killed, in ns. Set by an interrupt or failure.
     kill_at_ns: Option<u64>,
-    /// Whether the launcher has killed ranks. A killed rank is then no longer the cause of the
-    /// failure.
+    /// Whether the launcher has killed ranks; then a killed rank is no longer a cause of failure.
     has_killed: bool,
 }
 
@@ -260,7 +255,6 @@ impl Job {
         self.ranks.iter().any(|rank| rank.ended.is_none())
     }
 
-    /// Returns the ranks that have not ended.
     fn running(&self) -> Vec<usize> {
         let ranks = self.ranks.iter().enumerate();
         let running = ranks.filter(|(_, process)| process.ended.is_none());
@@ -334,9 +328,8 @@ impl Job {
         Ok(())
     }
 
-    /// Notes which ranks have ended. If several ranks are found to have ended at the same time, and
-    /// one of them was killed, the killed rank is the cause: the others may have ended because of
-    /// its end.
+    /// Records which ranks have ended. If several ranks ended at the same time and one was killed,
+    /// the killed rank is the cause: the others may have ended because of it.
     fn reap(&mut self) -> io::Result<()> {
         let mut ended = Vec::new();
         let ranks = self.ranks.iter_mut().enumerate();

@@ -34,7 +34,6 @@ const MAX_INLINE_BYTES: usize = 64;
 /// Maximum number of completions that one poll takes from a queue.
 const POLL_BUDGET: usize = 64;
 
-/// The sizes of one end.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Shape {
     /// Number of sessions.
@@ -71,14 +70,12 @@ impl Shape {
         self.peers * self.depth
     }
 
-    /// Returns the number of bytes of a send buffer, rounded up so that no two buffers share a
-    /// cache line.
+    /// Returns the number of bytes of a send buffer, in whole cache lines.
     const fn buffer_bytes(&self) -> usize {
         self.sent_bytes.next_multiple_of(64)
     }
 }
 
-/// A message that arrived.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Arrival {
     /// The sender, if the queue pair identifies it.
@@ -90,7 +87,6 @@ pub(crate) struct Arrival {
 }
 
 impl Arrival {
-    /// Makes the arrival of the message that completed the receive `place`.
     fn of(cqe: &Cqe<'_>, peer: Option<usize>, place: u64) -> Self {
         Self {
             peer,
@@ -121,7 +117,6 @@ pub(crate) trait Port: Sized {
     /// Bytes in a receive before the message.
     const HEADROOM_BYTES: usize;
 
-    /// Makes the queue pairs on a device.
     fn open(device: &Device, pd: &Pd, shape: &Shape) -> Result<Self, Failure>;
     /// Returns the record with which the peer `peer` reaches this end.
     fn record(&self, peer: usize) -> Vec<u8>;
@@ -131,13 +126,11 @@ pub(crate) trait Port: Sized {
     fn post_receive(&mut self, buffer: Sge, place: usize) -> Result<(), Failure>;
     /// Posts a message. Returns `false` if there is no room now.
     fn post(&mut self, peer: usize, message: impl Payload) -> Result<bool, Failure>;
-    /// Rings the doorbell for the posted operations.
     fn ring(&mut self);
     /// Takes completions, and appends the messages that arrived. Returns the number of completions.
     fn take(&mut self, arrived: &mut Vec<Arrival>) -> Result<usize, Failure>;
 }
 
-/// The header at the start of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Header {
     session: u16,
@@ -154,7 +147,6 @@ impl Header {
         (ids | (self.number as u64) << 32).to_le_bytes()
     }
 
-    /// Splits a message into its header and the rest.
     fn decode(message: &[u8]) -> Option<(Self, &[u8])> {
         let (header, rest) = message.split_first_chunk()?;
         let word = u64::from_le_bytes(*header);
@@ -176,7 +168,7 @@ struct End<P> {
     sessions: Range<usize>,
     receives: Mr,
     sends: Mr,
-    /// Peers and places of the messages that found no room.
+    /// Peer and number of the send buffer of each message that found no room.
     unsent: VecDeque<(usize, usize)>,
     arrived: Vec<Arrival>,
     /// The message that is being read.
@@ -210,7 +202,6 @@ impl<P: Port> End<P> {
         })
     }
 
-    /// Returns the number of bytes of a receive's buffer.
     const fn receive_bytes(shape: &Shape) -> usize {
         (P::HEADROOM_BYTES + shape.received_bytes).next_multiple_of(64)
     }

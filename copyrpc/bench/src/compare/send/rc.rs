@@ -7,7 +7,6 @@ use mlx5::{
 
 use super::{Arrival, MAX_INLINE_BYTES, POLL_BUDGET, Port, Shape, address, is_posted};
 
-/// The error for a peer without a queue pair.
 const NO_LINK: &str = "there is no queue pair for it";
 
 /// Maximum WQEBBs of an inline message.

@@ -6,7 +6,6 @@
 use std::collections::HashSet;
 
 const WQES: usize = 4;
-/// Number of receives posted at the start.
 const POSTED: usize = 2;
 const REQUESTERS: usize = 3;
 /// Count up to which each requester has seen receives posted, by a check at an earlier message. The
@@ -77,7 +76,6 @@ struct State {
     owners: [Owner; WQES],
     at: [At; REQUESTERS],
     takes: [u8; REQUESTERS],
-    /// The count up to which each requester has seen receives posted.
     known: [u8; REQUESTERS],
     intents: [Option<Word>; REQUESTERS],
     lanes: [Vec<Word>; REQUESTERS],
@@ -285,8 +283,7 @@ impl State {
         Ok(())
     }
 
-    /// Checks the end, when all are done and the owner has repaired: the list holds exactly the
-    /// posted receives.
+    /// Checks that the list holds exactly the posted receives, once everything has ended.
     fn check_end(&self) -> Result<(), String> {
         let mut listed = vec![];
         let mut at = self.word.1;

@@ -5,7 +5,6 @@ use std::io;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, ExitStatus};
 
-/// Signals that are forwarded to the program.
 const FORWARDED: [libc::c_int; 7] = [
     libc::SIGHUP,
     libc::SIGINT,
@@ -50,8 +49,7 @@ pub(crate) fn run(command: &mut Command) -> io::Result<u8> {
             return Ok(code(status));
         }
         let mut info = MaybeUninit::<libc::siginfo_t>::uninit();
-        // SAFETY: the pointers are to an initialized mask and to memory for the signal's
-        // information.
+        // SAFETY: the pointers are to an initialized mask and to memory for the information.
         let signal = unsafe { libc::sigwaitinfo(&raw const set, info.as_mut_ptr()) };
         // SAFETY: the call has written the information, because it returned a signal.
         let is_of_terminal = signal > 0 && unsafe { info.assume_init() }.si_code == libc::SI_KERNEL;

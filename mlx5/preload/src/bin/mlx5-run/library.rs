@@ -42,7 +42,6 @@ pub(crate) fn preload(library: &Path) -> OsString {
         .unwrap_or_else(|_| library.into())
 }
 
-/// Checks that the vendor's driver is installed.
 pub(crate) fn check_driver() -> Result<(), String> {
     is_loadable(
         c"libibverbs.so.1",

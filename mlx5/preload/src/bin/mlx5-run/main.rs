@@ -30,7 +30,6 @@ use crate::config::Link;
 use crate::faults::Fault;
 use crate::sysfs::{Tree, TreeOptions};
 
-/// Maximum number of devices.
 const MAX_DEVICES: i64 = 8;
 
 /// Runs an unmodified program with a software HCA in place of an mlx5 device. All programs that one
@@ -101,7 +100,6 @@ fn link(text: &str) -> Result<OsString, String> {
     Link::parse(text).map(|_| text.into())
 }
 
-/// Checks a fault when it is parsed, and passes its text on.
 fn fault(text: &str) -> Result<String, String> {
     Fault::parse(text).map(|_| text.to_owned())
 }
@@ -226,13 +224,13 @@ fn fabric(arguments: &Arguments, link: Link) -> Result<PathBuf, String> {
     let mut dir =
         std::path::absolute(&dir).map_err(|error| format!("{}: {error}", dir.display()))?;
     if arguments.devices > 1 {
-        // The number of devices decides which queue pair numbers belong to a port.
+        // The number of devices decides which queue pair numbers belong to a port, so programs with
+        // different numbers have separate fabrics.
         dir.as_mut_os_string()
             .push(format!("-{}", arguments.devices));
     }
     if let Link::Ethernet(Some(options)) = link {
-        // Programs at different addresses have separate fabrics, each with its own queue pair
-        // numbers.
+        // Programs at different addresses have separate fabrics, with separate queue pair numbers.
         dir.as_mut_os_string().push(format!("-{}", options.address));
     }
     match DirBuilder::new().mode(0o700).create(&dir) {

@@ -1,5 +1,4 @@
-//! A directory of one run. It is locked while the run lives. So a later run can remove the
-//! directory of a killed one.
+//! The directory of one run: it is locked while the run lives, and later runs remove unlocked ones.
 
 use std::ffi::{CString, OsString};
 use std::fs::{self, File};
@@ -54,8 +53,7 @@ impl Drop for PrivateDir {
 
 fn make_dir(template: &Path) -> io::Result<PathBuf> {
     let mut path = CString::new(template.as_os_str().as_bytes())?.into_bytes_with_nul();
-    // SAFETY: the pointer is to a string of this function. It ends in six X, which `mkdtemp`
-    // replaces.
+    // SAFETY: the pointer is to a string of this function; `mkdtemp` replaces its last six X.
     if unsafe { libc::mkdtemp(path.as_mut_ptr().cast()) }.is_null() {
         return Err(io::Error::last_os_error());
     }

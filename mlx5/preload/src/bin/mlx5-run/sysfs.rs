@@ -14,8 +14,7 @@ use crate::private_dir::PrivateDir;
 /// Major and minor number of the first device file.
 pub(crate) const DEVICE: [u32; 2] = [231, 192];
 
-/// The network device with the addresses of the ports. Programs look it up, so every machine must
-/// have it.
+/// The network device with the ports' addresses, which programs read: every machine must have it.
 const NETWORK_DEVICE: &str = "lo";
 
 /// Directories and names of a port's counters, which programs read before and after a run. Only the
@@ -39,16 +38,11 @@ const COUNTERS: [(&str, &str); 2] = [
 /// libibverbs accepts paths of less than 256 bytes; the longest path below the root has about 110.
 const MAX_ROOT: usize = 128;
 
-/// Content of the tree.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TreeOptions {
-    /// Link layer of the port.
     pub(crate) link: Link,
-    /// Number of devices.
     pub(crate) devices: usize,
-    /// Whether the ports of the devices have GIDs.
     pub(crate) has_gid: bool,
-    /// Whether the ports of the devices are up.
     pub(crate) is_port_up: bool,
 }
 
