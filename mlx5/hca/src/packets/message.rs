@@ -118,6 +118,17 @@ pub(crate) struct Outgoing {
     pub(crate) len: u32,
 }
 
+/// The place of a packet in the requester's window.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Room {
+    /// The packet was sent before.
+    pub(super) is_repeat: bool,
+    /// No packet may follow before an acknowledgement.
+    pub(super) is_last: bool,
+    /// Maximum number of READ responses that the packet requests.
+    pub(super) responses: u32,
+}
+
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Message {
     pub(super) request: Request,
@@ -136,13 +147,7 @@ impl Message {
     }
 
     /// Makes the packet with this PSN of message `number`.
-    pub(super) fn packet(
-        &self,
-        number: u64,
-        psn: Psn,
-        is_repeat: bool,
-        options: &Options,
-    ) -> Outgoing {
+    pub(super) fn packet(&self, number: u64, psn: Psn, room: Room, options: &Options) -> Outgoing {
         let mtu = options.mtu;
         let nth = psn.since(self.first) as u32;
         let (is_first, is_last) = (nth == 0, nth + 1 == self.packets);
@@ -164,13 +169,9 @@ impl Message {
             Request::Send { .. } => {}
             Request::Write { to, .. } => headers.reth = to,
             Request::Read(from) => {
-                // The packet requests the rest of this part of the READ. A part has the length of a
-                // window: more responses would be lost in the socket's buffer, and delay all other
-                // packets.
-                let part = options.window() * mtu;
                 headers.reth = Reth {
                     addr: from.addr.wrapping_add(offset.into()),
-                    len: (from.len - offset).min(part - offset % part),
+                    len: (from.len - offset).min(room.responses * mtu),
                     ..from
                 };
             }
@@ -188,9 +189,10 @@ impl Message {
         }
         let len = (end - offset).min(mtu);
         headers.bth.pad = (len.wrapping_neg() & 3) as u8;
-        let may_wait = is_first && !self.is_signaled && !is_repeat && options.may_share_acks();
+        let may_wait = is_first && !self.is_signaled && !room.is_repeat && options.may_share_acks();
         let is_quarter = psn.get() % (options.window() / 4) == 0;
-        let asks_ack = is_last && !may_wait || self.request.has_response() || is_quarter;
+        let asks_ack =
+            is_last && !may_wait || self.request.has_response() || is_quarter || room.is_last;
         headers.bth.asks_ack = asks_ack && !options.is_unreliable;
         Outgoing {
             headers,

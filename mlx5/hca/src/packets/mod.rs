@@ -3,7 +3,7 @@
 //! - `requester`, `responder`: the protocol of a reliable connection, pure: no socket, no clock, no
 //!   memory (InfiniBand Architecture Specification, volume 1, chapter 9, "Reliable Service").
 //!   `message`: messages, and numbers that both compute. `timer`: the times at which a requester
-//!   repeats.
+//!   repeats. `congestion`: the number of packets that a requester may have under way.
 //! - `connection`: a connection of a queue pair by packets.
 //! - `port`: encodes and decodes packets. `options`: its options. `network`: a bad network, for
 //!   tests. `udp`: the socket. `interface`: addresses of this host. `pcap`: a capture. `grh`: the
@@ -35,10 +35,14 @@
 //!   is executed once, after the messages before it, or is lost: if a packet is missing, arrives
 //!   late, or is refused. The loss is not reported. A packet is late if its PSN is at most 1,024
 //!   before the newest PSN; any other packet that begins a message begins the next message.
-//! - P8. A packet asks for an ACK at the end of its message and at the quarters of the window. A
-//!   message of one packet without a completion does not ask a software HCA, which acknowledges it
+//! - P8. A packet asks for an ACK at the end of its message, at the quarters of the largest window,
+//!   and where the congestion window ends. A message of one packet without a completion does not ask a software HCA, which acknowledges it
 //!   with a later message, or after [`ACK_DELAY_NS`](message::ACK_DELAY_NS).
+//! - P9. A requester has at most a congestion window of packets and READ responses under way. Losses
+//!   shrink the window, and acknowledgements let it grow. An unreliable connection has no such
+//!   window.
 
+mod congestion;
 pub(crate) mod connection;
 pub(crate) mod grh;
 pub(crate) mod interface;

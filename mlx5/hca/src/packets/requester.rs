@@ -5,7 +5,8 @@ use std::collections::VecDeque;
 use mlx5_wire::roce::{Aeth, Headers, Nak, Opcode, Psn, Syndrome};
 use mlx5_wire::{Syndrome as Status, rnr_timer_ns};
 
-use super::message::{GONE, Message, Options, Outgoing, Request, packets};
+use super::congestion::Congestion;
+use super::message::{GONE, Message, Options, Outgoing, Request, Room, packets};
 use super::timer::{Due, Timer};
 
 /// Maximum number of PSNs from the oldest packet that is not acknowledged to the end of the
@@ -59,6 +60,9 @@ pub(crate) struct Requester {
     /// responses of this kind then show nothing new.
     is_known_lost: bool,
     timer: Timer,
+    /// A packet that was sent once, and the time at which it was sent, in ns.
+    timed: Option<(Psn, u64)>,
+    congestion: Congestion,
     failure: Option<Failure>,
     /// The failure of a message whose bytes cannot be sent. It fails when the messages before it
     /// are complete, and nothing of it is sent.
@@ -85,6 +89,8 @@ impl Requester {
             rnr_retries: 0,
             is_known_lost: false,
             timer: Timer::new(options.timeout_ns),
+            timed: None,
+            congestion: Congestion::new(options.window(), first),
             failure: None,
             refused: None,
             retransmitted: 0,
@@ -138,9 +144,8 @@ impl Requester {
 
     /// Returns the next packet, if it may be sent now.
     pub(crate) fn next_packet(&mut self, now_ns: u64) -> Option<Outgoing> {
-        let in_flight = self.next.since(self.acknowledged) as u32;
-        let may_send =
-            self.failure.is_none() && !self.timer.is_paused() && in_flight < self.options.window();
+        let (in_flight, window) = (self.in_flight(), self.window());
+        let may_send = self.failure.is_none() && !self.timer.is_paused() && in_flight < window;
         if !may_send || self.next == self.end && !self.begin() {
             return None;
         }
@@ -159,8 +164,21 @@ impl Requester {
             return None;
         }
         self.cursor = nth;
-        let is_repeat = self.next.since(self.sent) < 0;
-        let packet = message.packet(number, self.next, is_repeat, &self.options);
+        let again = self.sent.since(self.next);
+        let room = Room {
+            is_repeat: again > 0,
+            is_last: in_flight + 1 == window,
+            // A duplicate READ asks for nothing that the peer has not sent before.
+            responses: if again > 0 {
+                window.min(again as u32)
+            } else {
+                window
+            },
+        };
+        let packet = message.packet(number, self.next, room, &self.options);
+        if self.timed.is_none() && !room.is_repeat {
+            self.timed = Some((self.next, now_ns));
+        }
         // A READ takes the PSNs of its responses.
         self.next = self.next.after(if is_read {
             packets(packet.headers.reth.len, self.options.mtu)
@@ -170,6 +188,7 @@ impl Requester {
         if self.next.since(self.sent) > 0 {
             self.sent = self.next;
         }
+        self.congestion.on_send(self.in_flight());
         if !self.timer.is_running() && !self.options.is_unreliable {
             self.timer.wait(now_ns);
         }
@@ -181,6 +200,20 @@ impl Requester {
     pub(crate) fn on_sent(&mut self, now_ns: u64) {
         if self.options.is_unreliable {
             self.acknowledge(self.next, now_ns);
+        }
+    }
+
+    /// Returns the number of PSNs that are under way.
+    fn in_flight(&self) -> u32 {
+        self.next.since(self.acknowledged) as u32
+    }
+
+    /// Returns the maximum number of PSNs under way after which a packet may be sent.
+    fn window(&self) -> u32 {
+        if self.options.is_unreliable {
+            self.options.window()
+        } else {
+            self.congestion.window()
         }
     }
 
@@ -352,14 +385,21 @@ impl Requester {
 
     /// Notes that everything before `until` is acknowledged.
     fn progress(&mut self, until: Psn, now_ns: u64) {
-        if until.since(self.acknowledged) <= 0 {
+        let packets = until.since(self.acknowledged);
+        if packets <= 0 {
             return;
         }
         self.acknowledged = until;
         if self.next.since(until) < 0 {
             self.next = until;
+            self.congestion.on_needless_repeat();
         }
-        self.timer.progress(now_ns, self.retries == 0);
+        self.congestion
+            .on_progress(until, packets as u32, self.next);
+        self.timer.progress();
+        if let Some((_, sent_ns)) = self.timed.take_if(|(psn, _)| until.since(*psn) > 0) {
+            self.timer.measured(now_ns.saturating_sub(sent_ns));
+        }
         (self.retries, self.rnr_retries, self.is_known_lost) = (0, 0, false);
         if self.next.since(until) > 0 {
             self.timer.wait(now_ns);
@@ -368,13 +408,14 @@ impl Requester {
 
     /// Goes back to the oldest packet that is not acknowledged: from there, all is sent again.
     fn go_back(&mut self) {
-        (self.next, self.cursor) = (self.acknowledged, 0);
+        (self.next, self.cursor, self.timed) = (self.acknowledged, 0, None);
         self.retransmitted += self.sent.since(self.acknowledged) as u64;
     }
 
     /// Retries: the oldest packet that is not acknowledged, or its response, is known to be lost.
     fn on_loss(&mut self, now_ns: u64) {
         if !self.is_known_lost {
+            self.congestion.on_loss(self.sent);
             self.retry(now_ns);
             self.is_known_lost = true;
         }
@@ -412,7 +453,11 @@ impl Requester {
         if self.failure.is_some() {
             return;
         }
-        match self.timer.on_time(now_ns) {
+        let due = self.timer.on_time(now_ns);
+        if due.is_some() {
+            self.congestion.on_repeat(self.sent);
+        }
+        match due {
             Some(Due::Repeat) => self.go_back(),
             Some(Due::Retry) => self.retry(now_ns),
             None => {}

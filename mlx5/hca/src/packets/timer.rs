@@ -1,24 +1,20 @@
 //! The times at which a requester does something by itself (P3 and P4 of `packets`).
 
-/// Minimum time without an answer, in ns, before packets are sent again for the first time: far
-/// below the time-outs that programs set. Twice the longest recent time without progress is used if
-/// that is longer. Each repeat doubles the time, up to the time-out. Only the time-out counts as a
-/// retry.
-const FIRST_REPEAT_NS: u64 = 2_000_000;
+/// Minimum time without an answer, in ns, before packets are sent again: far below the time-outs
+/// that programs set. The time that RFC 6298 computes from round trips is used if it is longer.
+/// Each repeat doubles the time, up to the time-out. Only the time-out counts as a retry.
+const MIN_REPEAT_NS: u64 = 2_000_000;
+
 /// The time for which a requester has waited for an answer, and its action at the end of this time.
 #[derive(Debug)]
 pub(super) struct Timer {
     /// Time without an answer before a retry, in ns.
     timeout_ns: u64,
-    /// Number of repeats since the last progress, before the time-out.
-    repeats: u32,
     /// Number of times that the wait before the next repeat is doubled: the number of repeats since
-    /// the last answer to packets that were sent only once (RFC 6298, 5.7).
+    /// the last round trip was measured (RFC 6298, 5.7).
     backoff: u32,
-    /// Longest recent time without progress that ended without a repeat, in ns.
-    quiet_ns: u64,
-    /// Time at which the present wait for an answer began.
-    wait_ns: u64,
+    /// Smoothed round trip and its variation, in ns (SRTT and RTTVAR of RFC 6298).
+    round_trip_ns: Option<(u64, u64)>,
     repeat_ns: Option<u64>,
     /// Time at which a retry is due, while packets are under way.
     retry_ns: Option<u64>,
@@ -37,10 +33,8 @@ impl Timer {
     pub(super) const fn new(timeout_ns: u64) -> Self {
         Self {
             timeout_ns,
-            repeats: 0,
             backoff: 0,
-            quiet_ns: 0,
-            wait_ns: 0,
+            round_trip_ns: None,
             repeat_ns: None,
             retry_ns: None,
             pause_ns: None,
@@ -65,10 +59,12 @@ impl Timer {
 
     /// Begins to wait for an answer.
     pub(super) fn wait(&mut self, now_ns: u64) {
-        self.wait_ns = now_ns;
         self.retry_ns = Some(now_ns.saturating_add(self.timeout_ns));
-        let wait_ns = FIRST_REPEAT_NS
-            .max(2 * self.quiet_ns)
+        let learned_ns = self
+            .round_trip_ns
+            .map_or(0, |(smoothed, variation)| smoothed + 4 * variation);
+        let wait_ns = MIN_REPEAT_NS
+            .max(learned_ns)
             .saturating_mul(1 << self.backoff);
         self.repeat_ns = (wait_ns < self.timeout_ns).then(|| now_ns + wait_ns);
     }
@@ -78,16 +74,21 @@ impl Timer {
         (self.pause_ns, self.retry_ns, self.repeat_ns) = (Some(until_ns), None, None);
     }
 
-    /// Ends the wait, as an answer arrived. The wait is a measure of the time of answers, unless
-    /// packets were sent again: then `is_first` is false, or there were repeats.
-    pub(super) fn progress(&mut self, now_ns: u64, is_first: bool) {
-        if self.is_running() && self.repeats == 0 && is_first {
-            let quiet_ns = now_ns.saturating_sub(self.wait_ns);
-            self.quiet_ns = (self.quiet_ns - self.quiet_ns / 8).max(quiet_ns);
-            self.backoff = 0;
-        }
-        self.repeats = 0;
+    /// Ends the wait, as an answer arrived.
+    pub(super) fn progress(&mut self) {
         (self.pause_ns, self.retry_ns, self.repeat_ns) = (None, None, None);
+    }
+
+    /// Takes the time between a packet, which was sent once, and its answer (RFC 6298, 2 and 3).
+    pub(super) fn measured(&mut self, sample_ns: u64) {
+        self.backoff = 0;
+        self.round_trip_ns = Some(match self.round_trip_ns {
+            None => (sample_ns, sample_ns / 2),
+            Some((smoothed, variation)) => (
+                smoothed - smoothed / 8 + sample_ns / 8,
+                variation - variation / 4 + smoothed.abs_diff(sample_ns) / 4,
+            ),
+        });
     }
 
     /// Ends a pause, or returns what is due at this time.
@@ -100,7 +101,6 @@ impl Timer {
         if retry_ns.is_none() {
             return Some(Due::Retry);
         }
-        self.repeats += 1;
         // The backoff grows only while the wait is below the time-out, so the shift in `wait` does
         // not overflow.
         self.backoff += 1;

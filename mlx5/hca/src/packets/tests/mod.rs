@@ -1,6 +1,7 @@
 //! A requester and a responder over a network of chosen badness, in virtual time, against an oracle
 //! that executes each message at once when it is posted. The packets are bytes, with their ICRC.
 
+mod congestion;
 mod garbage;
 mod pace;
 mod promises;
