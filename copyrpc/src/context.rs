@@ -5,6 +5,7 @@ mod leaving;
 mod wait;
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::rc::Rc;
 use std::sync::atomic::AtomicU64;
@@ -254,7 +255,7 @@ impl ContextBuilder {
             worklist: Rc::new(Worklist::new(device.clone())),
             activity: Activity::new(&control_regions, &pd)?,
             control_regions,
-            connections: RefCell::new(Vec::new()),
+            connections: RefCell::default(),
             used: Rc::default(),
             queues: RefCell::new(Queues {
                 max_free: srq.depth() / 3,
@@ -310,7 +311,8 @@ impl<U> fmt::Debug for Context<U> {
 /// queues.
 pub(crate) struct Inner<U> {
     pub(crate) worklist: Rc<Worklist<Connection<U>>>,
-    connections: RefCell<Vec<Rc<Connection<U>>>>,
+    /// The connections that have not ended, by QPN.
+    connections: RefCell<BTreeMap<u32, Rc<Connection<U>>>>,
     used: Rc<Used>,
     queues: RefCell<Queues<U>>,
     control_regions: ControlRegions,
@@ -555,7 +557,7 @@ impl<U> Context<U> {
     #[must_use]
     pub fn stats(&self) -> Stats {
         let mut stats = self.inner.retired.get();
-        for connection in self.inner.connections.borrow().iter() {
+        for connection in self.inner.connections.borrow().values() {
             stats += connection.with_link(|link| link.stats());
         }
         stats
@@ -607,7 +609,9 @@ impl<U> Inner<U> {
     }
 
     pub(crate) fn register(&self, connection: Rc<Connection<U>>) {
-        self.connections.borrow_mut().push(Rc::clone(&connection));
+        self.connections
+            .borrow_mut()
+            .insert(connection.qpn(), Rc::clone(&connection));
         self.queues
             .borrow_mut()
             .recv_cq
@@ -815,9 +819,7 @@ impl<U> Inner<U> {
             .unregister(connection.qpn())
             .is_some()
         {
-            self.connections
-                .borrow_mut()
-                .retain(|other| other.qpn() != connection.qpn());
+            self.connections.borrow_mut().remove(&connection.qpn());
             let mut stats = self.retired.get();
             stats += connection.with_link(|link| link.stats());
             self.retired.set(stats);
@@ -832,13 +834,13 @@ impl<U> Drop for Inner<U> {
         self.shut_down_all();
         let connections = self.connections.take();
         connections
-            .iter()
+            .values()
             .for_each(|connection| connection.retire());
         self.worklist.clear();
         // The user data of a connection may hold the connection itself: the drop of the data ends
         // that cycle.
         connections
-            .iter()
+            .values()
             .for_each(|connection| connection.discard());
     }
 }

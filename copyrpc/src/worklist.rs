@@ -1,7 +1,7 @@
 //! The work of a context: the connections that need service, and their places on its lists.
 
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -52,7 +52,7 @@ pub(crate) struct Worklist<C> {
     requests: RefCell<VecDeque<(Rc<C>, usize)>>,
     /// Connections that sweeps check, each once: connections listed since the last sweep, and
     /// connections on which a side waits for the other.
-    swept: RefCell<Vec<Rc<C>>>,
+    swept: RefCell<BTreeMap<u32, Rc<C>>>,
     timers: Timers<C>,
 }
 
@@ -193,7 +193,9 @@ impl<C: Listed> Worklist<C> {
     #[inline(never)]
     fn list_swept(&self, connection: &Rc<C>) {
         connection.listing().is_swept.set(true);
-        self.swept.borrow_mut().push(Rc::clone(connection));
+        self.swept
+            .borrow_mut()
+            .insert(connection.qpn(), Rc::clone(connection));
     }
 
     /// Sweeps the connections that may need a sweep: at most the connections in use, whatever the
@@ -202,7 +204,7 @@ impl<C: Listed> Worklist<C> {
         // `swept` is borrowed meanwhile. A connection that its own sweep lists is in `swept`
         // already, so none is added; and each connection has another owner until it is retired, so
         // `retain` frees none.
-        self.swept.borrow_mut().retain(|connection| {
+        self.swept.borrow_mut().retain(|_, connection| {
             let listing = connection.listing();
             let stays = connection.sweep() || listing.is_listed.get();
             listing.is_swept.set(stays);
@@ -213,7 +215,7 @@ impl<C: Listed> Worklist<C> {
     pub(crate) fn has_timed(&self) -> bool {
         self.swept
             .borrow()
-            .iter()
+            .values()
             .any(|connection| connection.is_timed())
     }
 
@@ -292,7 +294,10 @@ impl<C: Listed> Worklist<C> {
 
     pub(crate) fn finish(&self, connection: &C) {
         let mut unfinished = self.unfinished.borrow_mut();
-        unfinished.retain(|other| other.qpn() != connection.qpn());
+        let is_same = |other: &Rc<C>| other.qpn() == connection.qpn();
+        if let Some(at) = unfinished.iter().rposition(is_same) {
+            unfinished.remove(at);
+        }
         self.has_unfinished.set(!unfinished.is_empty());
         connection.listing().is_unfinished.set(false);
     }
@@ -304,9 +309,7 @@ impl<C: Listed> Worklist<C> {
             .borrow_mut()
             .retain(|(other, _)| other.qpn() != connection.qpn());
         if connection.listing().is_swept.replace(false) {
-            self.swept
-                .borrow_mut()
-                .retain(|other| other.qpn() != connection.qpn());
+            self.swept.borrow_mut().remove(&connection.qpn());
         }
         let mut next = if connection.listing().is_listed.get() {
             self.first.take()

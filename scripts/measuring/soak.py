@@ -102,7 +102,7 @@ PARTS = {
         test("copyrpc", "--lib", *ONE, "protocol::garbage", COPYRPC_TEST_SCALE=5, COPYRPC_TEST_FIRST_SEED="{seed}"),
         test("copyrpc", "--lib", *ONE, "liars", COPYRPC_TEST_SCALE=5),
     ]),
-    "copyrpc-states": ("copyrpc: more of the core's states, up to 3 GiB", [test("copyrpc", "--lib", *ONE, "explore", COPYRPC_TEST_SCALE=20)]),
+    "copyrpc-states": ("copyrpc: more of the core's states, up to 3 GiB", [test("copyrpc", "--lib", *ONE, "--include-ignored", "explore", COPYRPC_TEST_SCALE=20)]),
     "copyrpc-sanitizer": ("copyrpc's core under AddressSanitizer; needs a nightly toolchain", [
         "RUSTFLAGS=-Zsanitizer=address cargo +nightly test -p copyrpc --locked --lib --target $(rustc -vV | sed -n 's/^host: //p') protocol",
     ]),

@@ -29,7 +29,7 @@ impl<U> Inner<U> {
             for connection in self
                 .connections
                 .borrow()
-                .iter()
+                .values()
                 .filter(|connection| is_concerned(connection))
             {
                 connection.end(CloseReason::Device(event));

@@ -17,7 +17,7 @@ impl<U> Inner<U> {
     /// drains as usual: arrivals and completions make room for messages that wait (S2, B1 of
     /// docs/copyrpc-protocol.md).
     pub(super) fn shut_down_all(&self) {
-        let connections = self.connections.borrow().clone();
+        let connections: Vec<_> = self.connections.borrow().values().cloned().collect();
         connections.iter().for_each(Connection::begin_leaving);
         let mut grace = GracePeriod::new(self.linger.get(), Instant::now());
         loop {
