@@ -17,7 +17,8 @@ use std::time::{Duration, Instant};
 
 use copyrpc::methods::MethodError;
 use copyrpc::parts::{self, PartsError, Reassembler, Replies};
-use copyrpc::{Client, ClientError, ClientOptions, Ending, Server, StopHandle, payload, service};
+use copyrpc::{Client, ClientError, ClientOptions, Ending, Server, StopHandle, service};
+use serde::{Deserialize, Serialize};
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
 type Failure = MethodError<Problem, PartsError<ClientError>>;
@@ -26,9 +27,10 @@ type Failure = MethodError<Problem, PartsError<ClientError>>;
 const MAX_BLOB: usize = 1 << 30;
 const MAX_BYTES: usize = MAX_BLOB + 4096;
 
-payload! {
-    #[derive(Debug, PartialEq)]
-    enum Problem { Missing = 1, Damaged = 2 }
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+enum Problem {
+    Missing,
+    Damaged,
 }
 
 service! {

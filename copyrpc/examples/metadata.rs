@@ -18,16 +18,21 @@ use std::time::Duration;
 use std::{env, thread};
 
 use copyrpc::methods::MethodError;
-use copyrpc::{Client, ClientError, ClientOptions, Ending, Server, StopHandle, payload, service};
+use copyrpc::{Client, ClientError, ClientOptions, Ending, Server, StopHandle, service};
+use serde::{Deserialize, Serialize};
 
-payload! {
-    #[derive(Clone, Debug, PartialEq)]
-    struct Attributes { bytes: u64, version: u32 }
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct Attributes {
+    bytes: u64,
+    version: u32,
 }
-payload! {
-    #[derive(Debug, PartialEq)]
-    enum Problem { Missing = 1, Exists = 2 }
+
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+enum Problem {
+    Missing,
+    Exists,
 }
+
 service! {
     /// Files and their attributes.
     mod metadata {

@@ -11,7 +11,8 @@ use std::sync::mpsc::Sender;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use copyrpc::{Client, Ending, Server, payload, service};
+use copyrpc::{Client, Ending, Server, service};
+use serde::{Deserialize, Serialize};
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -21,11 +22,12 @@ const LONG: Duration = Duration::from_secs(20);
 const RESTART: u64 = 2_000;
 const CALLS: u64 = 9 * RESTART;
 
-payload! {
-    /// The call reached no handler, and may be repeated; or it is not known whether it reached a
-    /// handler.
-    #[derive(Debug, PartialEq)]
-    enum Problem { Away = 1, Unknown = 2 }
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+enum Problem {
+    /// No handler got the call, which may be repeated.
+    Away,
+    /// A handler may have got the call.
+    Unknown,
 }
 
 service! {

@@ -178,7 +178,7 @@ pub use context::{
 pub use copyrpc_calls::methods;
 /// Payloads above the limits of a message, over the same clients.
 pub use copyrpc_calls::parts;
-pub use copyrpc_calls::{Ending, StopHandle, payload, service};
+pub use copyrpc_calls::{Ending, StopHandle, service};
 pub use endpoint::{CallToken, Endpoint};
 pub use error::{CallError, CallFailure, CloseReason, ProtocolError, ReplyError};
 pub use link::Window;

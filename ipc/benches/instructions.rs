@@ -155,7 +155,7 @@ const OPERATIONS: &[Operation] = &[
     ),
     operation(
         "ipc_service_call",
-        1000,
+        990,
         WITHOUT_LOOKS,
         "ipc: the same, as a method of two numbers that returns one",
         |calls| {

@@ -157,7 +157,7 @@ pub use copyrpc_calls::methods;
 /// Payloads above the limits of a message, over a [`bytes::Client`].
 pub use copyrpc_calls::parts;
 pub use copyrpc_calls::{CallError, CallFailed, SessionEnd, Tag as CallToken};
-pub use copyrpc_calls::{Ending, StopHandle, payload, service};
+pub use copyrpc_calls::{Ending, StopHandle, service};
 pub use copyrpc_shm::dir::Dir;
 pub use copyrpc_shm::plain::Plain;
 pub use copyrpc_shm::ready::ReadyWords;

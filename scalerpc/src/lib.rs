@@ -119,7 +119,7 @@ mod service;
 pub use copyrpc_calls::methods;
 /// Payloads above the limits of a message, over the same clients.
 pub use copyrpc_calls::parts;
-pub use copyrpc_calls::{Ending, StopHandle, payload, service};
+pub use copyrpc_calls::{Ending, StopHandle, service};
 /// The driver of the devices, with their options.
 pub use mlx5;
 pub use mlx5_rendezvous::{Event, Events, Peer, Secret};

@@ -4,16 +4,15 @@
 //!
 //! ```
 //! use copyrpc_calls::methods::{Caller, MethodError};
-//! use copyrpc_calls::{payload, service};
+//! use copyrpc_calls::service;
+//! use serde::{Deserialize, Serialize};
 //!
-//! payload! {
-//!     #[derive(Debug, PartialEq)]
-//!     pub struct Attributes { pub bytes: u64, pub is_directory: bool }
-//! }
-//! payload! {
-//!     #[derive(Debug, PartialEq)]
-//!     pub enum Problem { Missing = 1, Exists = 2 }
-//! }
+//! #[derive(Debug, PartialEq, Serialize, Deserialize)]
+//! pub struct Attributes { pub bytes: u64, pub is_directory: bool }
+//!
+//! #[derive(Debug, PartialEq, Serialize, Deserialize)]
+//! pub enum Problem { Missing, Exists }
+//!
 //! service! {
 //!     /// Files and their attributes.
 //!     pub mod metadata {
@@ -54,20 +53,22 @@
 //! ```
 //!
 //! # The bytes
-//! A request is a header of 8 bytes (method u16; 0 u16; remaining time of the call in milliseconds
-//! u32, rounded up, 0 if it has no limit) and the arguments, a reply one byte (0 the result, 1 the
-//! error of the handler, 2 unknown method, 3 undecodable request) and the value. All is
-//! little-endian, without padding. Numbers of methods, arguments and fields are the contract of
-//! both ends; nothing else checks it.
+//! A request is a header of 8 bytes, little-endian (method u16; 0 u16; remaining time of the call
+//! in milliseconds u32, rounded up, 0 if it has no limit) and the arguments. A reply is one byte (0
+//! the result, 1 the error of the handler, 2 unknown method, 3 undecodable request, 4 the outcome
+//! has no bytes), and the value, or with 3 and 4 the byte of a [`PayloadError`]. [`payloads`] has
+//! the bytes of values. Numbers of methods, arguments, fields and variants are the contract of both
+//! ends; nothing else checks it.
 
 use std::fmt::Debug;
 use std::future::Future;
 use std::time::Duration;
 
 use crate::Ending;
-pub use crate::payloads::Payload;
+use crate::payloads;
 #[doc(hidden)]
-pub use crate::payloads::decode;
+pub use crate::payloads::{Decoder, encode};
+pub use crate::payloads::{Payload, PayloadError};
 
 /// A client that sends bytes and waits for the reply.
 pub trait Caller {
@@ -110,14 +111,18 @@ pub enum MethodError<E, C> {
     /// versions.
     #[error("the server does not know this method: it is of another version")]
     UnknownMethod,
-    /// The server could not decode the arguments. Nothing ran: client and server are of different
-    /// versions.
-    #[error("the server could not decode the arguments: it is of another version")]
-    Arguments,
-    /// The client could not decode the reply. The handler ran: client and server are of different
-    /// versions.
-    #[error("the reply could not be decoded: the server is of another version")]
-    Reply,
+    /// The client could not encode the arguments, or the server could not decode them. Nothing ran:
+    /// their types do not travel, or client and server are of different versions.
+    #[error(
+        "nothing ran: the arguments have no bytes, or the server, which may be of another version, does not take them: {0}"
+    )]
+    Arguments(PayloadError),
+    /// The server could not encode its result, or the client could not decode it. The handler ran:
+    /// the type does not travel, or client and server are of different versions.
+    #[error(
+        "the method ran: its outcome has no bytes, or the client, which may be of another version, does not take them: {0}"
+    )]
+    Reply(PayloadError),
     /// The call has no reply.
     #[error(transparent)]
     Call(#[from] C),
@@ -130,8 +135,8 @@ impl<E: Debug, C: Ending + 'static> Ending for MethodError<E, C> {
 
     fn may_have_executed(&self) -> bool {
         match self {
-            Self::Failed(_) | Self::Reply => true,
-            Self::UnknownMethod | Self::Arguments => false,
+            Self::Failed(_) | Self::Reply(_) => true,
+            Self::UnknownMethod | Self::Arguments(_) => false,
             Self::Call(error) => error.may_have_executed(),
         }
     }
@@ -146,9 +151,10 @@ const FAILED: u8 = 1;
 /// The reply to a request of an unknown method.
 #[doc(hidden)]
 pub const UNKNOWN_METHOD: u8 = 2;
-/// The reply to a request that cannot be decoded.
-#[doc(hidden)]
-pub const ARGUMENTS: u8 = 3;
+/// The first byte of the reply to a request that cannot be decoded.
+const ARGUMENTS: u8 = 3;
+/// The first byte of the reply of a handler whose outcome cannot be encoded.
+const REPLY: u8 = 4;
 
 /// The header of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -166,26 +172,27 @@ impl Header {
     #[must_use]
     #[inline]
     pub fn read(request: &[u8]) -> Option<(Self, &[u8])> {
-        let mut rest = request;
-        let (method, reserved, left_ms) = <(u16, u16, u32)>::decode(&mut rest)?;
+        let (header, arguments) = request.split_first_chunk()?;
+        let header = u64::from_le_bytes(*header);
+        let (method, left_ms) = (header as u16, (header >> 32) as u32);
         let left = Some(left_ms)
             .filter(|left_ms| *left_ms > 0)
             .map(|left_ms| Duration::from_millis(left_ms.into()));
-        if reserved == 0 {
-            Some((Self { method, left }, rest))
+        if header as u32 == u32::from(method) {
+            Some((Self { method, left }, arguments))
         } else {
             None
         }
     }
 
-    /// Writes the request with these arguments into `request`, in place of the bytes there.
-    fn write(self, arguments: &impl Payload, request: &mut Vec<u8>) {
+    /// Writes the header into `request`, in place of the bytes there.
+    #[inline]
+    fn write(self, request: &mut Vec<u8>) {
         let left_ms = self.left.map_or(0, rounded_up_ms);
         request.clear();
         request.reserve(4 * HEADER);
-        // The reserved u16 is the upper half of the first of these two numbers.
-        (u32::from(self.method), left_ms).encode(request);
-        arguments.encode(request);
+        let header = u64::from(self.method) | u64::from(left_ms) << 32;
+        request.extend_from_slice(&header.to_le_bytes());
     }
 }
 
@@ -196,15 +203,42 @@ fn rounded_up_ms(left: Duration) -> u32 {
         .max(1)
 }
 
+/// Decodes the arguments of a method, or returns the reply to a request without them.
+#[doc(hidden)]
+#[inline]
+pub fn arguments<T>(
+    arguments: &[u8],
+    decode: impl FnOnce(&mut Decoder<'_>) -> Result<T, PayloadError>,
+) -> Result<T, Vec<u8>> {
+    payloads::decode_all(arguments, decode).map_err(undecodable)
+}
+
+fn undecodable(error: PayloadError) -> Vec<u8> {
+    vec![ARGUMENTS, error as u8]
+}
+
+/// Returns the reply to a request that has no header.
+#[doc(hidden)]
+#[must_use]
+pub fn no_request() -> Vec<u8> {
+    undecodable(PayloadError::Short)
+}
+
 /// Returns the reply to a request that was handled.
 #[doc(hidden)]
 pub fn reply<T: Payload, E: Payload>(outcome: Result<T, E>) -> Vec<u8> {
     let mut reply = Vec::with_capacity(4 * HEADER);
-    match outcome {
-        Ok(value) => (DONE, value).encode(&mut reply),
-        Err(error) => (FAILED, error).encode(&mut reply),
-    }
-    reply
+    let encoded = match outcome {
+        Ok(value) => {
+            reply.push(DONE);
+            encode(&value, &mut reply)
+        }
+        Err(error) => {
+            reply.push(FAILED);
+            encode(&error, &mut reply)
+        }
+    };
+    encoded.map_or_else(|error| vec![REPLY, error as u8], |()| reply)
 }
 
 /// Calls a method. The bytes of the request are written to `request`.
@@ -217,10 +251,11 @@ pub fn call<C: Caller, T: Payload, E: Payload>(
     request: &mut Vec<u8>,
     method: u16,
     timeout: Option<Duration>,
-    arguments: &impl Payload,
+    encode: impl FnOnce(&mut Vec<u8>) -> Result<(), PayloadError>,
 ) -> Result<T, MethodError<E, C::Error>> {
     let left = timeout.or_else(|| caller.timeout());
-    Header { method, left }.write(arguments, request);
+    Header { method, left }.write(request);
+    encode(request).map_err(MethodError::Arguments)?;
     outcome(&caller.call(request, left)?)
 }
 
@@ -233,24 +268,26 @@ pub async fn call_async<C: AsyncCaller, T: Payload, E: Payload>(
     caller: &C,
     method: u16,
     timeout: Option<Duration>,
-    arguments: impl Payload,
+    encode: impl FnOnce(&mut Vec<u8>) -> Result<(), PayloadError>,
 ) -> Result<T, MethodError<E, C::Error>> {
     let left = timeout.or_else(|| caller.timeout());
     let mut request = Vec::new();
-    Header { method, left }.write(&arguments, &mut request);
-    drop(arguments);
+    Header { method, left }.write(&mut request);
+    encode(&mut request).map_err(MethodError::Arguments)?;
     outcome(&caller.call(request, left).await?)
 }
 
 fn outcome<T: Payload, E: Payload, C>(reply: &[u8]) -> Result<T, MethodError<E, C>> {
-    match reply.split_first() {
-        Some((&DONE, value)) => decode(value).ok_or(MethodError::Reply),
-        Some((&FAILED, error)) => {
-            Err(decode(error).map_or(MethodError::Reply, MethodError::Failed))
+    let of_peer = |byte| PayloadError::from_byte(byte).unwrap_or(PayloadError::Refused);
+    match *reply {
+        [DONE, ref value @ ..] => payloads::decode(value).map_err(MethodError::Reply),
+        [FAILED, ref error @ ..] => {
+            Err(payloads::decode(error).map_or_else(MethodError::Reply, MethodError::Failed))
         }
-        Some((&UNKNOWN_METHOD, [])) => Err(MethodError::UnknownMethod),
-        Some((&ARGUMENTS, [])) => Err(MethodError::Arguments),
-        _ => Err(MethodError::Reply),
+        [UNKNOWN_METHOD] => Err(MethodError::UnknownMethod),
+        [ARGUMENTS, error] => Err(MethodError::Arguments(of_peer(error))),
+        [REPLY, error] => Err(MethodError::Reply(of_peer(error))),
+        _ => Err(MethodError::Reply(PayloadError::Malformed)),
     }
 }
 
@@ -272,8 +309,9 @@ pub const fn are_distinct(numbers: &[u16]) -> bool {
     true
 }
 
-/// Makes a module for a service: its methods have a number, up to 6 arguments that are
-/// [`Payload`](crate::methods::Payload)s, and a `Result` of two payloads. The module has
+/// Makes a module for a service: its methods have a number, arguments, and a `Result`. Arguments,
+/// results and errors are of any type with serde's `Serialize` and `Deserialize`
+/// ([`Payload`](crate::methods::Payload)). The module has
 ///
 /// - `Service`, the trait for the server to implement, whose methods take `&mut self`, and
 ///   `answer`, which calls the method of a request, and returns the bytes of the reply;
@@ -292,7 +330,7 @@ macro_rules! service {
         $($(#[$of_method:meta])* fn $method:ident($($argument:ident: $type:ty),* $(,)?) -> Result<$ok:ty, $error:ty> = $number:literal;)*
     }) => {
         $(#[$attribute])*
-        #[allow(dead_code, unreachable_pub, unused_imports, reason = "a program may need one end only")]
+        #[allow(dead_code, unreachable_pub, unused_imports, unused_variables, reason = "a program may need one end only")]
         $visibility mod $name {
             use super::*;
 
@@ -305,11 +343,11 @@ macro_rules! service {
 
             /// Calls the method that the request names, and returns the reply.
             pub fn answer(service: &mut impl Service, request: &[u8]) -> ::std::vec::Vec<u8> {
-                let Some((header, arguments)) = $crate::methods::Header::read(request) else { return ::std::vec![$crate::methods::ARGUMENTS] };
+                let Some((header, arguments)) = $crate::methods::Header::read(request) else { return $crate::methods::no_request() };
                 match header.method {
-                    $($number => match $crate::methods::decode::<($($type,)*)>(arguments) {
-                        Some(($($argument,)*)) => $crate::methods::reply(service.$method($($argument),*)),
-                        None => ::std::vec![$crate::methods::ARGUMENTS],
+                    $($number => match $crate::methods::arguments(arguments, |from| Ok(($(from.value::<$type>()?,)*))) {
+                        Ok(($($argument,)*)) => $crate::methods::reply(service.$method($($argument),*)),
+                        Err(reply) => reply,
                     },)*
                     _ => ::std::vec![$crate::methods::UNKNOWN_METHOD],
                 }
@@ -322,11 +360,11 @@ macro_rules! service {
 
             /// Calls the method that the request names, and returns the reply.
             pub async fn answer_async(service: &impl AsyncService, request: &[u8]) -> ::std::vec::Vec<u8> {
-                let Some((header, arguments)) = $crate::methods::Header::read(request) else { return ::std::vec![$crate::methods::ARGUMENTS] };
+                let Some((header, arguments)) = $crate::methods::Header::read(request) else { return $crate::methods::no_request() };
                 match header.method {
-                    $($number => match $crate::methods::decode::<($($type,)*)>(arguments) {
-                        Some(($($argument,)*)) => $crate::methods::reply(service.$method($($argument),*).await),
-                        None => ::std::vec![$crate::methods::ARGUMENTS],
+                    $($number => match $crate::methods::arguments(arguments, |from| Ok(($(from.value::<$type>()?,)*))) {
+                        Ok(($($argument,)*)) => $crate::methods::reply(service.$method($($argument),*).await),
+                        Err(reply) => reply,
                     },)*
                     _ => ::std::vec![$crate::methods::UNKNOWN_METHOD],
                 }
@@ -352,7 +390,10 @@ macro_rules! service {
             impl<C: $crate::methods::Caller> Client<C> {
                 $($(#[$of_method])*
                 pub fn $method(&mut self, $($argument: $type),*) -> ::std::result::Result<$ok, $crate::methods::MethodError<$error, C::Error>> {
-                    $crate::methods::call(&mut self.caller, &mut self.request, $number, self.timeout, &($($argument,)*))
+                    $crate::methods::call(&mut self.caller, &mut self.request, $number, self.timeout, |request| {
+                        $($crate::methods::encode(&$argument, request)?;)*
+                        Ok(())
+                    })
                 })*
             }
 
@@ -375,7 +416,10 @@ macro_rules! service {
             impl<C: $crate::methods::AsyncCaller> AsyncClient<C> {
                 $($(#[$of_method])*
                 pub async fn $method(&self, $($argument: $type),*) -> ::std::result::Result<$ok, $crate::methods::MethodError<$error, C::Error>> {
-                    $crate::methods::call_async(&self.caller, $number, self.timeout, ($($argument,)*)).await
+                    $crate::methods::call_async(&self.caller, $number, self.timeout, move |request| {
+                        $($crate::methods::encode(&$argument, request)?;)*
+                        Ok(())
+                    }).await
                 })*
             }
         }
@@ -396,37 +440,41 @@ crate::service! {
 mod tests {
     use std::convert::Infallible;
 
+    use serde::{Deserialize, Serialize};
+
     use super::*;
-    use crate::{ClientError, SessionEnd, payload};
+    use crate::{ClientError, SessionEnd};
 
     type AskError = ClientError<Infallible, SessionEnd>;
 
-    payload! {
-        #[derive(Clone, Debug, PartialEq)]
-        struct Entry {
-            name: String,
-            bytes: u64,
-            parts: Vec<Option<(u8, bool)>>,
-        }
+    #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+    struct Entry {
+        name: String,
+        bytes: u64,
+        parts: Vec<Option<(u8, bool)>>,
     }
-    payload! {
-        #[derive(Clone, Copy, Debug, PartialEq)]
-        enum Problem {
-            Missing = 3,
-            Full = 200,
-        }
+
+    /// The error of a method that cannot fail.
+    #[derive(Debug, PartialEq, Serialize, Deserialize)]
+    enum Never {}
+
+    #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+    enum Problem {
+        Missing,
+        Full,
     }
+
     service! {
         mod old {
             fn find(name: String) -> Result<Entry, Problem> = 1;
             fn add(entry: Entry, times: u32) -> Result<u64, Problem> = 2;
-            fn ping() -> Result<(), Infallible> = 65535;
+            fn ping() -> Result<(), Never> = 65535;
         }
     }
     service! {
         mod new {
             fn find(name: Vec<u8>, depth: u64) -> Result<Entry, Problem> = 1;
-            fn add(entry: Entry, times: u32) -> Result<u8, u32> = 2;
+            fn add(entry: Entry, times: u32) -> Result<u8, String> = 2;
             fn remove(name: String) -> Result<(), Problem> = 3;
         }
     }
@@ -462,7 +510,7 @@ mod tests {
             }
         }
 
-        fn ping(&mut self) -> Result<(), Infallible> {
+        fn ping(&mut self) -> Result<(), Never> {
             self.0 += 1;
             Ok(())
         }
@@ -496,7 +544,8 @@ mod tests {
 
     fn request(method: u16, arguments: &impl Payload) -> Vec<u8> {
         let mut request = b"earlier bytes".to_vec();
-        Header { method, left: None }.write(arguments, &mut request);
+        Header { method, left: None }.write(&mut request);
+        encode(arguments, &mut request).unwrap();
         request
     }
 
@@ -549,16 +598,20 @@ mod tests {
         let arguments = client.find(vec![], 1).unwrap_err();
         assert_eq!(
             (&unknown, &arguments, client.caller.store.0),
-            (&MethodError::UnknownMethod, &MethodError::Arguments, 0)
+            (
+                &MethodError::UnknownMethod,
+                &MethodError::Arguments(PayloadError::Long),
+                0
+            )
         );
         // The handler ran.
         assert_eq!(
             (client.add(entry(), 1), client.caller.store.0),
-            (Err(MethodError::Reply), 1)
+            (Err(MethodError::Reply(PayloadError::Long)), 1)
         );
         assert_eq!(
             client.add(entry(), 10),
-            Err(MethodError::Reply),
+            Err(MethodError::Reply(PayloadError::Short)),
             "another type of error"
         );
         client.caller.fails = true;
@@ -568,7 +621,7 @@ mod tests {
         let expected = [
             (unknown, false, false),
             (arguments, false, false),
-            (MethodError::Reply, false, true),
+            (MethodError::Reply(PayloadError::Long), false, true),
             (late, false, true),
             (failed, false, true),
         ];
@@ -591,16 +644,19 @@ mod tests {
         for end in 0..good.len() {
             assert_eq!(
                 old::answer(&mut store, &good[..end]),
-                [ARGUMENTS],
+                undecodable(PayloadError::Short),
                 "cut at {end}"
             );
         }
         let longer = [&good[..], &[0]].concat();
-        assert_eq!(old::answer(&mut store, &longer), [ARGUMENTS]);
+        assert_eq!(
+            old::answer(&mut store, &longer),
+            undecodable(PayloadError::Long)
+        );
         let reserved = [&good[..2], &[1], &good[3..]].concat();
         assert_eq!(
             (old::answer(&mut store, &reserved), store.0),
-            (vec![ARGUMENTS], 1)
+            (no_request(), 1)
         );
         for at in 0..good.len() {
             for byte in [0, 1, 0x7f, 0x80, 0xff] {
@@ -615,15 +671,15 @@ mod tests {
 
     /// A module often has its own `Result`, which the generated module imports.
     mod shadows {
-        use crate::payload;
+        use serde::{Deserialize, Serialize};
 
         type Result<T> = std::result::Result<T, ()>;
 
-        payload! {
-            pub(super) struct Unit {
-                pub(super) number: u8,
-            }
+        #[derive(Serialize, Deserialize)]
+        pub(super) struct Unit {
+            pub(super) number: u8,
         }
+
         service! {
             pub(super) mod shadowed {
                 fn unit() -> Result<Unit, u8> = 1;

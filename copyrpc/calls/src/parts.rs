@@ -69,7 +69,6 @@ use replies::Unfetched;
 
 use crate::Ending;
 use crate::methods::{AsyncCaller, Caller, Header};
-use crate::payloads::{Payload, decode};
 
 /// Lengths in bytes of the header of a part, and of the header of a reply.
 const HEADER: usize = 40;
@@ -89,6 +88,23 @@ const MORE: u8 = 1;
 const BUSY: u8 = 2;
 const TOO_LONG: u8 = 3;
 const LOST: u8 = 4;
+
+fn push_words<const N: usize>(into: &mut Vec<u8>, words: [u64; N]) {
+    for word in words {
+        into.extend_from_slice(&word.to_le_bytes());
+    }
+}
+
+/// Returns the words at the front of the bytes, and the bytes after them.
+fn take_words<const N: usize>(mut bytes: &[u8]) -> Option<([u64; N], &[u8])> {
+    let mut words = [0; N];
+    for word in &mut words {
+        let (first, rest) = bytes.split_first_chunk()?;
+        *word = u64::from_le_bytes(*first);
+        bytes = rest;
+    }
+    Some((words, bytes))
+}
 
 /// The error of a call in parts. `E` is the error of the client's calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -291,15 +307,17 @@ impl Transfer<'_> {
         };
         let room = u32::try_from(max_reply).unwrap_or(u32::MAX);
         let mut part = Vec::with_capacity(HEADER + len);
-        (
-            kind,
-            room,
-            self.name.0,
-            self.name.1,
-            self.request.len() as u64,
-            offset as u64,
-        )
-            .encode(&mut part);
+        let kind_and_room = u64::from(kind) | u64::from(room) << 32;
+        push_words(
+            &mut part,
+            [
+                kind_and_room,
+                self.name.0,
+                self.name.1,
+                self.request.len() as u64,
+                offset as u64,
+            ],
+        );
         part.extend_from_slice(&self.request[self.sent..self.sent + len]);
         self.sent += len;
         part
@@ -314,8 +332,9 @@ impl Transfer<'_> {
             (false, false) => PartsError::Unsent(error),
         })?;
         match bytes.split_first() {
-            Some((&DONE, mut rest)) if is_sent => {
-                let len = u64::decode(&mut rest).ok_or(PartsError::Reply)? as usize;
+            Some((&DONE, rest)) if is_sent => {
+                let ([len], rest) = take_words(rest).ok_or(PartsError::Reply)?;
+                let len = len as usize;
                 if len > self.max_bytes
                     || self
                         .reply
@@ -335,10 +354,10 @@ impl Transfer<'_> {
             }
             Some((&MORE, [])) if !is_sent => Ok(()),
             Some((&BUSY, [])) if !is_fetching => Err(PartsError::Busy),
-            Some((&TOO_LONG, max)) if !is_fetching => Err(decode::<u64>(max)
-                .map_or(PartsError::Reply, |max| PartsError::TooLong {
-                    max: max as usize,
-                })),
+            Some((&TOO_LONG, max)) if !is_fetching => Err(match take_words(max) {
+                Some(([max], [])) => PartsError::TooLong { max: max as usize },
+                _ => PartsError::Reply,
+            }),
             Some((&LOST, [])) => Err(if is_fetching {
                 PartsError::ReplyLost
             } else {
@@ -457,13 +476,14 @@ impl Reassembler {
     ///
     /// # Errors
     /// The reply to a part that does not complete a request.
-    pub fn receive(&mut self, mut part: &[u8]) -> Result<(Whole, Vec<u8>), Vec<u8>> {
+    pub fn receive(&mut self, part: &[u8]) -> Result<(Whole, Vec<u8>), Vec<u8>> {
         let lost = || vec![LOST];
-        let (kind, room, client, call, len, offset) =
-            <(u32, u32, u64, u64, u64, u64)>::decode(&mut part).ok_or_else(lost)?;
+        let ([kind_and_room, client, call, len, offset], part) =
+            take_words(part).ok_or_else(lost)?;
+        let kind = kind_and_room as u32;
+        let room = (kind_and_room >> 32) as usize;
         let len = len as usize;
         let offset = offset as usize;
-        let room = room as usize;
         // A client has one call at a time, so a part of its next call removes a call that it gave
         // up.
         let earlier = self.calls.remove(&client);
@@ -526,7 +546,7 @@ impl Reassembler {
     fn admit(&mut self, call: u64, len: usize) -> Result<Held, Vec<u8>> {
         if len > self.max_bytes {
             let mut reply = vec![TOO_LONG];
-            (self.max_bytes as u64).encode(&mut reply);
+            push_words(&mut reply, [self.max_bytes as u64]);
             return Err(reply);
         }
         let is_short = |parts: &Self| {
@@ -560,7 +580,8 @@ impl Reassembler {
             .max(1)
             .min(held.len - held.done);
         let mut part = Vec::with_capacity(REPLY_HEADER + len);
-        (DONE, held.len as u64).encode(&mut part);
+        part.push(DONE);
+        push_words(&mut part, [held.len as u64]);
         part.extend_from_slice(&held.bytes[held.done..held.done + len]);
         held.done += len;
         if held.done < held.len {

@@ -1,15 +1,36 @@
 //! A service over every RPC of bytes, and the checks of its clients, which are the same for all.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
-use copyrpc_calls::methods::{AsyncCaller, Caller, MethodError};
-use copyrpc_calls::{parts, payload, service};
+use copyrpc_calls::methods::{AsyncCaller, Caller, MethodError, PayloadError};
+use copyrpc_calls::{parts, service};
+use serde::{Deserialize, Serialize};
 
-payload! {
-    #[derive(Debug, PartialEq)]
-    pub enum Problem {
-        TooLarge = 1,
-    }
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Problem {
+    TooLarge,
+    Unknown { name: String, known: usize },
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Query {
+    All,
+    Named(String),
+    Older { than: Duration, at_most: Option<u8> },
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Entry {
+    pub name: String,
+    pub age: Duration,
+    pub places: Vec<(u16, Option<char>)>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Page<T> {
+    pub items: Vec<T>,
+    pub next: Option<Box<Page<T>>>,
 }
 
 service! {
@@ -18,14 +39,16 @@ service! {
         fn sum(numbers: Vec<u64>, more: u64) -> Result<u64, Problem> = 2;
         fn name(word: String) -> Result<String, u32> = 4;
         fn sleep(millis: u64) -> Result<u64, u32> = 5;
+        fn find(ages: HashMap<String, Duration>, query: Query) -> Result<Page<Entry>, Problem> = 6;
+        fn keep(bytes: Vec<u8>, size: (i8, f32)) -> Result<Vec<u8>, Problem> = 7;
     }
 }
 
 service! {
     /// Another version of `numbers`.
     mod others {
-        fn double(number: u32) -> Result<u64, Problem> = 1;
-        fn sum(numbers: Vec<u64>, more: u64) -> Result<u8, Problem> = 2;
+        fn double(number: String) -> Result<u64, Problem> = 1;
+        fn sum(numbers: Vec<u64>, more: u64) -> Result<(u8, u8), Problem> = 2;
         fn halve(number: u64) -> Result<u64, Problem> = 3;
     }
 }
@@ -53,6 +76,53 @@ impl numbers::Service for Sums {
         std::thread::sleep(Duration::from_millis(millis));
         Ok(millis)
     }
+
+    /// Returns the first entry in the first page, and the other entries in the next.
+    fn find(
+        &mut self,
+        ages: HashMap<String, Duration>,
+        query: Query,
+    ) -> Result<Page<Entry>, Problem> {
+        let known = ages.len();
+        let mut items: Vec<_> = ages
+            .into_iter()
+            .map(|(name, age)| Entry {
+                places: name.chars().map(|char| (7, Some(char))).collect(),
+                name,
+                age,
+            })
+            .collect();
+        items.sort_by_key(|entry| entry.age);
+        match query {
+            Query::All => {}
+            Query::Named(name) => {
+                items.retain(|entry| entry.name == name);
+                if items.is_empty() {
+                    return Err(Problem::Unknown { name, known });
+                }
+            }
+            Query::Older { than, at_most } => {
+                items.retain(|entry| entry.age > than);
+                items.truncate(at_most.map_or(usize::MAX, usize::from));
+            }
+        }
+        let others = items.split_off(items.len().min(1));
+        let next = (!others.is_empty()).then(|| {
+            Box::new(Page {
+                items: others,
+                next: None,
+            })
+        });
+        Ok(Page { items, next })
+    }
+
+    fn keep(&mut self, bytes: Vec<u8>, size: (i8, f32)) -> Result<Vec<u8>, Problem> {
+        if size == (-3, 0.5) {
+            Ok(bytes)
+        } else {
+            Err(Problem::TooLarge)
+        }
+    }
 }
 
 impl numbers::AsyncService for Sums {
@@ -70,6 +140,64 @@ impl numbers::AsyncService for Sums {
 
     async fn sleep(&self, millis: u64) -> Result<u64, u32> {
         numbers::Service::sleep(&mut Self, millis)
+    }
+
+    async fn find(
+        &self,
+        ages: HashMap<String, Duration>,
+        query: Query,
+    ) -> Result<Page<Entry>, Problem> {
+        numbers::Service::find(&mut Self, ages, query)
+    }
+
+    async fn keep(&self, bytes: Vec<u8>, size: (i8, f32)) -> Result<Vec<u8>, Problem> {
+        numbers::Service::keep(&mut Self, bytes, size)
+    }
+}
+
+/// A query of `find`, and its outcome.
+type Find = (Query, Result<Page<Entry>, Problem>);
+
+/// Two ages, and queries with their outcomes for these.
+fn finds() -> (HashMap<String, Duration>, Vec<Find>) {
+    let [young, old] = [("é", 1_500), ("ab", 70_000)].map(|(name, millis)| Entry {
+        name: name.to_owned(),
+        age: Duration::from_millis(millis),
+        places: name.chars().map(|char| (7, Some(char))).collect(),
+    });
+    let ages = [&young, &old]
+        .map(|entry| (entry.name.clone(), entry.age))
+        .into();
+    let page = |items, next| Page { items, next };
+    let both = page(
+        vec![young.clone()],
+        Some(Box::new(page(vec![old.clone()], None))),
+    );
+    let older = |at_most| Query::Older {
+        than: young.age,
+        at_most,
+    };
+    let unknown = Problem::Unknown {
+        name: "c".to_owned(),
+        known: 2,
+    };
+    let outcomes = vec![
+        (Query::All, Ok(both)),
+        (older(None), Ok(page(vec![old], None))),
+        (older(Some(0)), Ok(page(vec![], None))),
+        (Query::Named("c".to_owned()), Err(unknown)),
+    ];
+    (ages, outcomes)
+}
+
+/// Returns the outcome of the handler.
+fn of_handler<T, C: std::fmt::Debug>(
+    outcome: Result<T, MethodError<Problem, C>>,
+) -> Result<T, Problem> {
+    match outcome {
+        Ok(value) => Ok(value),
+        Err(MethodError::Failed(problem)) => Err(problem),
+        Err(other) => panic!("{other:?}"),
     }
 }
 
@@ -89,6 +217,12 @@ pub fn check<C: Caller>(caller: C, is_late: impl Fn(&C::Error) -> bool) {
         client.name(String::new()),
         Err(MethodError::Failed(7))
     ));
+    let (ages, outcomes) = finds();
+    for (query, expected) in outcomes {
+        assert_eq!(of_handler(client.find(ages.clone(), query)), expected);
+    }
+    let kept = client.keep(vec![0x5a; 100], (-3, 0.5)).unwrap();
+    assert_eq!(kept, [0x5a; 100]);
     client.timeout = Some(Duration::ZERO);
     // A reply that has arrived when the clock is first read is in time. A thread that is kept from
     // its processor for as long as the server sleeps finds such a reply, so the call is repeated.
@@ -97,13 +231,19 @@ pub fn check<C: Caller>(caller: C, is_late: impl Fn(&C::Error) -> bool) {
             .any(|_| matches!(client.sleep(50), Err(MethodError::Call(error)) if is_late(&error)))
     );
     let mut client = others::Client::new(client.caller);
-    assert!(matches!(client.double(21), Err(MethodError::Arguments)));
-    assert!(matches!(client.sum(vec![], 1), Err(MethodError::Reply)));
+    assert!(matches!(
+        client.double("a".repeat(9)),
+        Err(MethodError::Arguments(PayloadError::Long))
+    ));
+    assert!(matches!(
+        client.sum(vec![], 1),
+        Err(MethodError::Reply(PayloadError::Long))
+    ));
     assert!(matches!(client.halve(2), Err(MethodError::UnknownMethod)));
     assert_eq!(
         client.caller.call(b"raw bytes", None).unwrap(),
-        [3],
-        "no header"
+        [3, PayloadError::Short as u8],
+        "a header of no method"
     );
 }
 
@@ -120,16 +260,22 @@ pub async fn check_async<C: AsyncCaller>(caller: C, is_late: impl Fn(&C::Error) 
         client.name(String::new()).await,
         Err(MethodError::Failed(7))
     ));
+    let (ages, outcomes) = finds();
+    for (query, expected) in outcomes {
+        assert_eq!(of_handler(client.find(ages.clone(), query).await), expected);
+    }
+    let kept = client.keep(vec![0x5a; 100], (-3, 0.5)).await.unwrap();
+    assert_eq!(kept, [0x5a; 100]);
     client.timeout = Some(Duration::ZERO);
     assert!(matches!(client.double(1).await, Err(MethodError::Call(error)) if is_late(&error)));
     let client = others::AsyncClient::new(client.caller);
     assert!(matches!(
-        client.double(21).await,
-        Err(MethodError::Arguments)
+        client.double("a".repeat(9)).await,
+        Err(MethodError::Arguments(PayloadError::Long))
     ));
     assert!(matches!(
         client.sum(vec![], 1).await,
-        Err(MethodError::Reply)
+        Err(MethodError::Reply(PayloadError::Long))
     ));
     assert!(matches!(
         client.halve(2).await,
@@ -141,8 +287,8 @@ pub async fn check_async<C: AsyncCaller>(caller: C, is_late: impl Fn(&C::Error) 
             .call(b"raw bytes".to_vec(), None)
             .await
             .unwrap(),
-        [3],
-        "no header"
+        [3, PayloadError::Short as u8],
+        "a header of no method"
     );
 }
 
@@ -165,6 +311,8 @@ pub fn check_in_parts<C: Caller<Error: 'static>>(caller: C, max_request: usize, 
     ));
     let word = "abc".repeat(1 << 20);
     assert_eq!(long.name(word.clone()).unwrap(), word.to_uppercase());
+    let bytes = word.into_bytes();
+    assert!(long.keep(bytes.clone(), (-3, 0.5)).unwrap() == bytes);
 }
 
 pub async fn check_async_in_parts<C: AsyncCaller<Error: Send + 'static> + Sync>(
@@ -185,4 +333,6 @@ pub async fn check_async_in_parts<C: AsyncCaller<Error: Send + 'static> + Sync>(
     ));
     let word = "abc".repeat(1 << 20);
     assert_eq!(long.name(word.clone()).await.unwrap(), word.to_uppercase());
+    let bytes = word.into_bytes();
+    assert!(long.keep(bytes.clone(), (-3, 0.5)).await.unwrap() == bytes);
 }

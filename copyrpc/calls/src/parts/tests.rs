@@ -9,7 +9,8 @@ const MESSAGE: usize = 50;
 /// The bytes of a part's header.
 fn part(kind: u32, name: (u64, u64), len: u64, offset: u64, bytes: &[u8]) -> Vec<u8> {
     let mut part = Vec::new();
-    (kind, MESSAGE as u32, name.0, name.1, len, offset).encode(&mut part);
+    let kind_and_room = u64::from(kind) | (MESSAGE as u64) << 32;
+    push_words(&mut part, [kind_and_room, name.0, name.1, len, offset]);
     part.extend_from_slice(bytes);
     part
 }
@@ -381,7 +382,7 @@ fn a_part_is_no_request_of_a_method_and_the_whole_has_the_time_from_its_first_pa
     );
     // Method 7, whose caller has 5 s left.
     let mut request = Vec::new();
-    (7_u32, 5_000_u32, 1_u64).encode(&mut request);
+    push_words(&mut request, [7 | 5_000 << 32, 1]);
     let (mut parts, before) = (Reassembler::new(1000, 2000), Instant::now());
     assert_eq!(
         parts
@@ -465,7 +466,8 @@ fn no_bytes_of_a_peer_panic_or_pass_the_bounds() {
 #[test]
 fn replies_that_are_none_end_a_call_whose_handler_may_have_run() {
     let mut long = vec![DONE];
-    (9_u64, 1_u8, 2_u8).encode(&mut long);
+    push_words(&mut long, [9]);
+    long.extend([1, 2]);
     for reply in [
         vec![],
         vec![DONE],
@@ -488,7 +490,8 @@ fn replies_that_are_none_end_a_call_whose_handler_may_have_run() {
     assert_eq!(transfer.take::<AskError>(Ok(long)), Ok(()));
     assert!(!transfer.is_whole());
     let mut other = vec![DONE];
-    (8_u64, 1_u8).encode(&mut other);
+    push_words(&mut other, [8]);
+    other.push(1);
     assert_eq!(
         transfer.take::<AskError>(Ok(other)),
         Err(PartsError::Reply),
