@@ -21,11 +21,11 @@ use benchkv::result::{Conditions, JobResult, csv};
 use benchkv::sim;
 use benchkv::trace::TraceOptions;
 use benchkv_harness::Failure;
+use benchkv_harness::baseline::{Echo, EchoResult, MAX_DEPTH, MAX_MESSAGE_BYTES};
 use benchkv_harness::clock::Clock;
 use benchkv_harness::counters::{self, PortCounters};
 use benchkv_harness::environment::{Environment, cpu_seconds, peak_rss_bytes};
 use benchkv_harness::file;
-use benchkv_harness::launch::echo::{self, Echo, EchoResult};
 use benchkv_harness::launch::exchange::{Exchange, ExchangeError, SocketExchange};
 use benchkv_harness::launch::hosts::Hosts;
 use benchkv_harness::launch::launcher::Launch;
@@ -294,7 +294,7 @@ fn rank_process(
     let never = || false;
     let clock = Clock::detect();
     let unix_echo = if rank == 0 && options.asked.echo {
-        baselines(&options, &clock)?
+        baselines(&options, clock)?
     } else {
         Vec::new()
     };
@@ -375,10 +375,10 @@ fn warn_of_memory(options: &Options) {
 /// Measures the Unix-socket echo with one request at a time, and also with the job's depth if the
 /// socket permits it. An exchange moves as many bytes as an operation, whose value is either in the
 /// request or in the reply.
-fn baselines(options: &Options, clock: &Clock) -> Result<Vec<EchoResult>, Failure> {
+fn baselines(options: &Options, clock: Clock) -> Result<Vec<EchoResult>, Failure> {
     let message = size_of::<Request>() + options.job.workload.value_bytes - HEAD_BYTES;
-    let request_bytes = message.min(echo::MAX_MESSAGE_BYTES);
-    let most = echo::MAX_DEPTH.min(ECHO_BYTES / request_bytes);
+    let request_bytes = message.min(MAX_MESSAGE_BYTES);
+    let most = MAX_DEPTH.min(ECHO_BYTES / request_bytes);
     let mut depths = vec![1, options.job.queue_depth.min(most)];
     depths.dedup();
     let measure = |depth| {

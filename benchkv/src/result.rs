@@ -10,10 +10,10 @@
 use std::collections::BTreeMap;
 
 use benchkv_harness::affinity::Plan;
+use benchkv_harness::baseline::EchoResult;
 use benchkv_harness::clock::ClockSource;
 use benchkv_harness::environment::Environment;
 use benchkv_harness::hist::{LatencyHistogram, LatencySummary};
-use benchkv_harness::launch::echo::EchoResult;
 use serde::{Deserialize, Serialize};
 
 use crate::cli::JobArgs;
@@ -39,7 +39,7 @@ pub use rows::csv;
 /// The value of [`JobResult::schema`].
 pub const SCHEMA: &str = "benchkv-result";
 /// Raised whenever a field of [`JobResult`] changes its meaning, its type or its name.
-pub const SCHEMA_VERSION: u32 = 6;
+pub const SCHEMA_VERSION: u32 = 7;
 
 /// [`JobResult::device`] of a job with one rank.
 const NO_DEVICE: &str = "none";

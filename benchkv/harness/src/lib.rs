@@ -21,6 +21,7 @@
 
 pub mod affinity;
 pub mod as_text;
+pub mod baseline;
 pub mod cgroup;
 pub mod chart;
 pub mod clock;

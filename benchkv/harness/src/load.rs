@@ -14,7 +14,7 @@ use crate::affinity::{pin_current_thread, usable_cores};
 use crate::clock::Clock;
 use crate::hist::LatencyHistogram;
 
-/// The payload of requests and replies: 32 bytes, as in the ping-pong of two processes.
+/// The payload of requests and replies: 32 bytes.
 pub type Payload = [u64; 4];
 
 /// First word of a request that ends the answerer's loop.

@@ -6,10 +6,9 @@ use std::time::Duration;
 
 use benchkv_harness::Failure;
 use benchkv_harness::affinity::pin_current_thread;
+use benchkv_harness::baseline::{Echo, cache_line_ns};
 use benchkv_harness::clock::Clock;
-use benchkv_harness::launch::echo::Echo;
 use benchkv_harness::launch::exchange::Exchange;
-use benchkv_harness::launch::pingpong::PingPong;
 use benchkv_harness::load::{Answerer, Caller, Load, Payload, Rate, Wait, between_threads, serve};
 use benchkv_harness::report::Spread;
 use flux::Config;
@@ -212,12 +211,8 @@ impl Calling<'_> {
     /// Measures the ping-pong of a cache line and the echo of a socket; calculates flux's bytes.
     fn baselines(&mut self) -> Result<(), Failure> {
         let Self { job, figures, .. } = self;
-        let raw = PingPong {
-            cores: Some(job.cores),
-            duration: job.duration * 2,
-        }
-        .measure(&self.clock)?;
-        figures.put("raw_cacheline_rtt_ns", raw.latency_ns.p50 as f64);
+        let raw_ns = cache_line_ns(Some(job.cores), self.clock, job.duration * 2)?;
+        figures.put("raw_cacheline_rtt_ns", raw_ns);
         let bytes = size_of::<Payload>();
         let echo = Echo {
             depth: 1,
@@ -225,9 +220,8 @@ impl Calling<'_> {
             reply_bytes: bytes,
             duration: job.duration,
         }
-        .measure(&self.clock)?;
+        .measure(self.clock)?;
         figures.put("uds_echo_rate", echo.rps);
-        figures.put("uds_echo_rtt_p50_ns", echo.latency_ns.p50 as f64);
         // The documentation of flux gives the size of a slot: 16 bytes and the payload, rounded up
         // to a multiple of 64.
         let lane_bytes = FLUX.capacity * (16 + bytes).next_multiple_of(64);

@@ -144,7 +144,7 @@ mod tests {
             ),
             (
                 "[1, 2]",
-                ["without a schema version", "benchkv-result", "version 6"],
+                ["without a schema version", "benchkv-result", "version 7"],
             ),
             (
                 "{\"schema_version\": 3}",
@@ -158,18 +158,18 @@ mod tests {
                 "{\"schema_version\": 1, \"per_rank\": [], \"benchkv_version\": \"0.0.9\"}",
                 [
                     "schema version 1, written by benchkv 0.0.9",
-                    "reads version 6",
+                    "reads version 7",
                     "repeat the job",
                 ],
             ),
             (
-                "{\"schema\": \"benchkv-result\", \"schema_version\": 7}",
-                ["version 7", "reads version 6", "the benchkv that wrote it"],
+                "{\"schema\": \"benchkv-result\", \"schema_version\": 8}",
+                ["version 8", "reads version 7", "the benchkv that wrote it"],
             ),
             (
-                "{\"schema\": \"benchkv-result\", \"schema_version\": 6}",
+                "{\"schema\": \"benchkv-result\", \"schema_version\": 7}",
                 [
-                    "malformed result of schema version 6: ",
+                    "malformed result of schema version 7: ",
                     "missing field",
                     "repeat the job",
                 ],

@@ -4,11 +4,11 @@ use std::collections::BTreeSet;
 use std::error::Error;
 
 use benchkv_harness::Failure;
+use benchkv_harness::baseline::EchoResult;
 use benchkv_harness::clock::ClockSource;
 use benchkv_harness::counters::PortCounters;
 use benchkv_harness::environment::{Environment, peak_rss_bytes};
 use benchkv_harness::hist::LatencyHistogram;
-use benchkv_harness::launch::echo::EchoResult;
 use serde::{Deserialize, Serialize};
 
 use super::open_loop::OpenTally;

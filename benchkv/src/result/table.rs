@@ -6,6 +6,7 @@ use benchkv_harness::hist::LatencySummary;
 use benchkv_harness::report::{Table, bytes, nanos, percent, plural, rate};
 
 use super::{EchoBaseline, JobResult, Measured, NO_DEVICE, RunSpread};
+use benchkv_harness::baseline::EchoResult;
 use engine::activity::WorkerReport;
 use engine::client::Counts;
 use engine::policy::PolicyReport;
@@ -100,11 +101,11 @@ impl fmt::Display for JobResult {
             law.deviation * 100.0
         )?;
         for EchoBaseline { echo, remote_ratio } in &self.unix_echo {
-            let (rps, p50) = (rate(echo.rps), nanos(echo.latency_ns.p50 as f64));
+            let EchoResult { depth, rps } = *echo;
+            let rps = rate(rps);
             writeln!(
                 f,
-                "Unix-socket echo, depth {}: {rps}, p50 {p50}; remote operations are {remote_ratio:.1} x that",
-                echo.depth
+                "Unix-socket echo, depth {depth}: {rps}; remote operations are {remote_ratio:.1} x that"
             )?;
         }
         let environment = &self.environment;

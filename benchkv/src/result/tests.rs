@@ -25,7 +25,6 @@ fn conditions() -> Conditions {
         unix_echo: vec![EchoResult {
             depth: 1,
             rps: 100.0,
-            latency_ns: LatencySummary::default(),
         }],
     }
 }
@@ -273,7 +272,7 @@ fn the_document_parses_back_and_has_the_promised_fields() {
             document["backend"].as_str(),
             document["schema_version"].as_u64()
         ),
-        (Some("delegation"), Some(6))
+        (Some("delegation"), Some(7))
     );
     assert_eq!(document["carrier"], "copyrpc");
     assert_eq!(

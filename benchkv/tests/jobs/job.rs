@@ -134,7 +134,7 @@ impl Job {
 
     /// Returns the process of a rank, as soon as the process exists.
     pub(crate) fn rank(&self, rank: usize) -> Process {
-        self.child_with(&format!("BENCH_HARNESS_ROLE={{\"rank\":{{\"rank\":{rank},"))
+        self.child_with(&format!("BENCH_HARNESS_ROLE={{\"rank\":{rank},"))
     }
 
     /// Returns the launcher's child with an environment variable that starts like this.

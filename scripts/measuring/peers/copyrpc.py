@@ -104,7 +104,7 @@ def measure(bench):
         run = rate(1, "--baseline")
         samples["rtt"].append(of_copyrpc(run, "ns_per_call.median"))
         samples["rtt_of_blocks"].append(of_copyrpc(run, "ns_per_call_of_blocks.median"))
-        samples["raw"].append(at(run, "raw_cacheline.latency_ns.p50"))
+        samples["raw"].append(at(run, "raw_cacheline_ns"))
         samples["rtt_p50"].append(of_copyrpc(ours("--verify=false", "--mode", "latency", "--depth", "1"), "round_trip_p50_ns.median"))
         samples["pair"].append(1e9 / service("blocking"))
         for mode in ("async", "tarpc", "tonic"):

@@ -2,7 +2,7 @@
 //!
 //! In the order in which a run uses the files:
 //!
-//! - [`role`]: the role of this process: the launcher, one rank, or the other side of a baseline.
+//! - [`role`]: the role of this process: the launcher or one rank.
 //! - [`launcher`]: starts the ranks as its direct children, relays their exchange, and reports the
 //!   rank that died.
 //! - [`exchange`]: the communication of ranks outside the measured path: all-gather, barrier, a
@@ -10,8 +10,6 @@
 //! - [`program`]: the frame of programs that measure two processes.
 //! - [`hosts`]: the hosts of the ranks, and the cores that the ranks of a host share.
 //! - [`device`]: the RDMA device, as named on a command line.
-//! - [`echo`]: the Unix-socket echo, the baseline of every result.
-//! - [`pingpong`]: the exchange of a cache line between two cores, the lower bound of a round trip.
 //!
 //! All waits in this module are outside the measured window.
 
@@ -21,14 +19,11 @@ compile_error!(
 );
 
 pub mod device;
-pub mod echo;
 pub mod exchange;
 pub mod hosts;
 pub mod launcher;
-pub mod pingpong;
 pub mod program;
 pub mod role;
 
 mod child;
-mod role_text;
 mod sys;

@@ -34,7 +34,7 @@ impl Program {
         ExitCode::from(code)
     }
 
-    /// Runs this process if it is no launcher: serves a baseline, or runs `rank` with its exchange.
+    /// Runs `rank` with its exchange if this process is a rank.
     /// Returns `None` in a process that a user started. If `rank` fails, and `follows` returns that
     /// another rank's failure is the cause, the exit status is [`EXIT_FOLLOWS`].
     pub fn child(
@@ -52,10 +52,6 @@ impl Program {
                 };
                 self.fail(code, &format!("rank {}: {error}", exchange.rank()))
             })),
-            Ok(Role::Baseline(peer)) => Some(peer.serve().map_or_else(
-                |error| self.fail(EXIT_FAILED, &error),
-                |()| ExitCode::SUCCESS,
-            )),
             Err(error) => Some(self.fail(EXIT_FAILED, &error)),
         }
     }

@@ -1,19 +1,17 @@
-//! The role of this process. The launcher runs the same executable again for its ranks and for the
-//! other side of the baselines. So a binary first asks for its [`role`].
+//! The role of this process. The launcher runs the same executable again for its ranks. So a binary
+//! first asks for its [`role`].
 
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::Failure;
 
 use crate::launch::child::ROLE_VARIABLE;
-use crate::launch::echo::EchoServer;
 use crate::launch::exchange::SocketExchange;
-use crate::launch::pingpong::PingPongPeer;
-use crate::launch::role_text::RoleText;
 
 /// The role of this process.
 #[derive(Debug)]
@@ -22,30 +20,25 @@ pub enum Role {
     Launcher,
     /// A rank of a job. The value is the exchange of this rank with the others.
     Rank(SocketExchange),
-    /// The other side of a baseline.
-    Baseline(BaselinePeer),
 }
 
-/// The other side of a baseline, in a process of its own.
-#[derive(Debug)]
-pub struct BaselinePeer(Peer);
-
-#[derive(Debug)]
-enum Peer {
-    Echo(EchoServer),
-    PingPong(PingPongPeer),
+/// A rank's place in its job. Its JSON text is the value of [`ROLE_VARIABLE`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct RankOf {
+    pub(crate) rank: usize,
+    pub(crate) size: usize,
 }
 
-impl BaselinePeer {
-    /// Answers until the measurement is over.
-    ///
-    /// # Errors
-    /// The socket's or the memory's error.
-    pub fn serve(self) -> io::Result<()> {
-        match self.0 {
-            Peer::Echo(server) => server.serve(),
-            Peer::PingPong(peer) => peer.serve(),
-        }
+impl RankOf {
+    pub(crate) fn encode(self) -> String {
+        // Encoding fails only for maps, and a place contains none.
+        serde_json::to_string(&self).unwrap_or_default()
+    }
+
+    fn decode(text: &str) -> Option<Self> {
+        let place: Option<Self> = serde_json::from_str(text).ok();
+        place.filter(|place| place.rank < place.size)
     }
 }
 
@@ -128,7 +121,7 @@ pub fn role() -> Result<Role, Failure> {
         return Ok(Role::Launcher);
     };
     let value = value.to_string_lossy().into_owned();
-    let Some(text) = RoleText::decode(&value) else {
+    let Some(RankOf { rank, size }) = RankOf::decode(&value) else {
         return Err(format!("{ROLE_VARIABLE}={value:?} is set by the launcher for its own children; unset it to start a job").into());
     };
     let no_socket = |why| {
@@ -137,15 +130,8 @@ pub fn role() -> Result<Role, Failure> {
         )
     };
     let socket = launcher_socket().map_err(no_socket)?;
-    let peer = match text {
-        RoleText::Rank { rank, size } => {
-            let exchange = SocketExchange::new(socket, rank, size);
-            return Ok(Role::Rank(exchange.map_err(no_socket)?));
-        }
-        RoleText::Echo { reply_bytes } => Peer::Echo(EchoServer::new(socket, reply_bytes)),
-        RoleText::PingPong { memory, core } => Peer::PingPong(PingPongPeer::new(memory, core)),
-    };
-    Ok(Role::Baseline(BaselinePeer(peer)))
+    let exchange = SocketExchange::new(socket, rank, size);
+    Ok(Role::Rank(exchange.map_err(no_socket)?))
 }
 
 fn launcher_socket() -> io::Result<UnixStream> {
@@ -158,6 +144,29 @@ fn launcher_socket() -> io::Result<UnixStream> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_place_reads_back_as_written() {
+        let place = RankOf { rank: 3, size: 8 };
+        assert_eq!(RankOf::decode(&place.encode()), Some(place));
+    }
+
+    #[test]
+    fn a_place_nobody_wrote_is_refused() {
+        for text in [
+            "",
+            r#""rank""#,
+            r#"{"rank":1}"#,
+            r#"{"rank":2,"size":2}"#,
+            r#"{"rank":0,"size":2,"more":9}"#,
+            r#"{"rank":0,"size":2}9"#,
+            r#"{"rank":-1,"size":2}"#,
+            r#""launcher""#,
+            r#"{"launcher":{}}"#,
+        ] {
+            assert_eq!(RankOf::decode(text), None, "{text:?}");
+        }
+    }
 
     #[test]
     fn several_announced_processes_are_noticed() {

@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, Timespec};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 use signal_hook::iterator::backend::{Pending, SignalDelivery};
 use signal_hook::iterator::exfiltrator::SignalOnly;
@@ -38,18 +37,6 @@ pub(crate) fn poll(fds: &mut [PollFd<'_>], timeout: Duration) -> io::Result<()> 
         Err(error) if error != Errno::INTR => Err(error.into()),
         _ => Ok(()),
     }
-}
-
-/// Makes a connected pair of sockets that keeps message borders and reports a closed peer. A pair
-/// of datagram sockets would not report it.
-pub(crate) fn seqpacket_pair() -> io::Result<(UnixStream, UnixStream)> {
-    let (one, other) = socketpair(
-        AddressFamily::UNIX,
-        SocketType::SEQPACKET,
-        SocketFlags::CLOEXEC,
-        None,
-    )?;
-    Ok((one.into(), other.into()))
 }
 
 /// The signals by which a user, a terminal or a service manager ends a job in order.

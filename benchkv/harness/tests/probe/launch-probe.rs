@@ -12,11 +12,10 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use benchkv_harness::Failure;
+use benchkv_harness::baseline::{Echo, cache_line_ns};
 use benchkv_harness::clock::Clock;
-use benchkv_harness::launch::echo::Echo;
 use benchkv_harness::launch::exchange::{Exchange, SocketExchange};
 use benchkv_harness::launch::launcher::{EXIT_FOLLOWS, Launch};
-use benchkv_harness::launch::pingpong::PingPong;
 use benchkv_harness::launch::role::{Role, role};
 
 const WITHIN: Duration = Duration::from_secs(2);
@@ -45,7 +44,6 @@ fn run() -> Result<ExitCode, Failure> {
     };
     match role()? {
         Role::Rank(exchange) => rank(exchange, &word(1), word(2).parse().unwrap_or(0)),
-        Role::Baseline(peer) => Ok(peer.serve().map(|()| ExitCode::SUCCESS)?),
         Role::Launcher => {
             let ranks = word(0).parse()?;
             let limit = if word(1) == "overrun" {
@@ -113,17 +111,11 @@ fn rank(mut exchange: SocketExchange, deed: &str, doer: usize) -> Result<ExitCod
                 reply_bytes: 16,
                 duration: Duration::from_millis(50),
             };
-            println!("echo {}", echo.measure(&Clock::detect())?.latency_ns.count);
+            println!("echo {}", echo.measure(Clock::detect())?.rps);
         }
-        "ping-pong" if mine => {
-            let ping_pong = PingPong {
-                cores: None,
-                duration: Duration::from_millis(50),
-            };
-            println!(
-                "ping-pong {}",
-                ping_pong.measure(&Clock::detect())?.latency_ns.count
-            );
+        "cache-line" if mine => {
+            let ns = cache_line_ns(None, Clock::detect(), Duration::from_millis(50))?;
+            println!("cache-line {ns}");
         }
         "give-up" if mine => exchange.sleep(Duration::from_secs(15), &|| true)?,
         "leave-early" if mine => return Ok(ExitCode::SUCCESS),

@@ -59,9 +59,9 @@ fn rank_process(
         return Ok(ExitCode::SUCCESS);
     }
     let (clock, mut outcomes) = (Clock::detect(), Outcomes::default());
-    let raw_cacheline = rank::call_all(job, exchange, clock, |load, kind, outcome| {
+    let raw_cacheline_ns = rank::call_all(job, exchange, clock, |load, kind, outcome| {
         outcomes.put(load, kind, outcome);
     })?;
-    let result = Comparison::new(job, &outcomes, raw_cacheline, clock.source())?;
+    let result = Comparison::new(job, &outcomes, raw_cacheline_ns, clock.source())?;
     Ok(program.show(&result, job.options.json.as_ref(), result.defect()))
 }

@@ -11,9 +11,9 @@ use std::time::Duration;
 
 use benchkv_harness::Failure;
 use benchkv_harness::affinity::pin_current_thread;
+use benchkv_harness::baseline::cache_line_ns;
 use benchkv_harness::clock::Clock;
 use benchkv_harness::launch::exchange::{Exchange, ExchangeError};
-use benchkv_harness::launch::pingpong::{PingPong, PingPongResult};
 use mlx5::Device;
 use serde::{Deserialize, Serialize};
 
@@ -57,22 +57,18 @@ pub(crate) struct Outcome {
 }
 
 /// Makes all measurements, as the process with the clients, and passes each result to `take`.
-/// Returns the result of the ping-pong of a bare cache line, if that was requested.
+/// Returns the nanoseconds of a round trip of a bare cache line, if that was requested.
 pub(crate) fn call_all(
     job: &Job,
     exchange: &mut dyn Exchange,
     clock: Clock,
     mut take: impl FnMut(&str, Kind, Outcome),
-) -> Result<Option<PingPongResult>, Failure> {
+) -> Result<Option<f64>, Failure> {
     let core = job.placement.client_core(0, 0);
     let other = job.placement.client_core(1, 0);
     core.map_or(Ok(()), pin_current_thread)?;
-    let ping_pong = PingPong {
-        cores: core.zip(other),
-        duration: BASELINE,
-    };
-    let raw_cacheline = job.options.baseline.then(|| ping_pong.measure(&clock));
-    let raw_cacheline = raw_cacheline.transpose()?;
+    let raw = || cache_line_ns(core.zip(other), clock, BASELINE);
+    let raw_cacheline_ns = job.options.baseline.then(raw).transpose()?;
     let pace = Pace {
         clock,
         wait: job.wait,
@@ -92,7 +88,7 @@ pub(crate) fn call_all(
         let outcome = outcome.map_err(|error| format!("{kind}, {}: {error}", load.name))?;
         take(&load.name, kind, outcome);
     }
-    Ok(raw_cacheline)
+    Ok(raw_cacheline_ns)
 }
 
 /// Makes all measurements, as the process with the server.

@@ -7,7 +7,6 @@ use benchkv_harness::Failure;
 use benchkv_harness::clock::ClockSource;
 use benchkv_harness::environment::{Environment, peak_rss_bytes};
 use benchkv_harness::hist::{LatencyHistogram, LatencySummary};
-use benchkv_harness::launch::pingpong::PingPongResult;
 use benchkv_harness::report::{Spread, Table, bytes, nanos, plural, rate};
 use serde::Serialize;
 
@@ -19,7 +18,7 @@ use super::rank::Outcome;
 /// Name and version of the schema. The version changes whenever a field is removed or changes its
 /// meaning.
 const SCHEMA: &str = "copyrpc_bench";
-const SCHEMA_VERSION: u32 = 2;
+const SCHEMA_VERSION: u32 = 3;
 
 /// All measurements, in the order of the runs, by load and contestant.
 #[derive(Debug, Default)]
@@ -149,8 +148,8 @@ pub(crate) struct Comparison {
     /// clients. Empty if there is only one load of that depth.
     server_registered_bytes_per_further_client: BTreeMap<String, f64>,
     server_bytes_per_further_client: BTreeMap<String, f64>,
-    /// The ping-pong of a bare cache line, if it was asked for.
-    raw_cacheline: Option<PingPongResult>,
+    /// Round trip of a bare cache line between the processes' cores, if it was asked for.
+    raw_cacheline_ns: Option<f64>,
     job: Job,
     device: String,
     clock: ClockSource,
@@ -163,7 +162,7 @@ impl Comparison {
     pub(crate) fn new(
         job: &Job,
         outcomes: &Outcomes,
-        raw_cacheline: Option<PingPongResult>,
+        raw_cacheline_ns: Option<f64>,
         clock: ClockSource,
     ) -> Result<Self, Failure> {
         let (mut ratios, mut figures) = (BTreeMap::new(), BTreeMap::new());
@@ -199,7 +198,7 @@ impl Comparison {
             }),
             server_bytes_per_further_client: further(|figures| figures.server_bytes),
             figures,
-            raw_cacheline,
+            raw_cacheline_ns,
             job: job.clone(),
             device: device.unwrap_or_default(),
             clock,
@@ -319,13 +318,13 @@ impl fmt::Display for Comparison {
                 "{kind}: one client more has the server register {registered}, and take {held} in all."
             )?;
         }
-        if let Some(raw) = self.raw_cacheline {
-            let place = if raw.pinned {
-                "between the two cores"
+        if let Some(raw_ns) = self.raw_cacheline_ns {
+            let place = if self.job.placement.pinned.is_empty() {
+                "between two threads that are not pinned"
             } else {
-                "between two processes that are not pinned"
+                "between the two cores"
             };
-            let time = nanos(raw.latency_ns.p50 as f64);
+            let time = nanos(raw_ns);
             writeln!(
                 f,
                 "A bare cache line there and back {place}: {time} (median)."

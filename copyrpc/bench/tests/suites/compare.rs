@@ -50,7 +50,7 @@ fn each_contestant_executes_every_call_once_and_is_put_beside_scalerpc() {
         result("--rounds 2 --duration 0.02 --clients 2,6 --group 2 --depth 3 --payload 100");
     assert_eq!(
         (&result["schema"], &result["schema_version"]),
-        (&"copyrpc_bench".into(), &2.into())
+        (&"copyrpc_bench".into(), &3.into())
     );
     for load in ["round_trip", "rate_2x3", "rate_6x3"] {
         assert_sound(&result, load);
@@ -242,7 +242,7 @@ impl Job {
     fn rank(&self, rank: usize) -> u32 {
         let is_rank = |pid: &u32| {
             let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-            let role = format!("BENCH_HARNESS_ROLE={{\"rank\":{{\"rank\":{rank},");
+            let role = format!("BENCH_HARNESS_ROLE={{\"rank\":{rank},");
             let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
             status.contains(&format!("\nPPid:\t{}\n", self.0.id()))
                 && environment

@@ -38,10 +38,7 @@ fn every_call_of_a_latency_job_is_timed_and_counted_on_both_sides() {
         );
     }
     assert_eq!(figures["bad_payloads"], 0);
-    assert!(
-        result["raw_cacheline"]["latency_ns"]["count"].as_u64() > Some(0),
-        "{result}"
-    );
+    assert!(result["raw_cacheline_ns"].as_f64() > Some(0.0), "{result}");
     assert!(
         result["environment"]["kernel"]
             .as_str()

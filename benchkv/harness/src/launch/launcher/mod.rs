@@ -39,7 +39,7 @@ use crate::launch::child::OwnChild;
 use crate::launch::exchange::channel::Channel;
 use crate::launch::exchange::frame::{Frame, MAX_RANKS};
 use crate::launch::exchange::rank_list;
-use crate::launch::role_text::RoleText;
+use crate::launch::role::RankOf;
 use crate::launch::sys::{self, EndSignals};
 use relay::Relay;
 
@@ -223,7 +223,7 @@ impl RankProcess {
             _ => Stdio::from(io::stderr().as_fd().try_clone_to_owned().map_err(failed)?),
         };
         let size = launch.ranks;
-        let role = RoleText::Rank { rank, size }.encode();
+        let role = RankOf { rank, size }.encode();
         let child = OwnChild::spawn(&role, &launch.args, &launch.environment, theirs, stdout)
             .map_err(failed)?;
         Ok(Self {

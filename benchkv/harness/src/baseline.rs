@@ -1,0 +1,287 @@
+//! Baselines between two threads of this process: the exchange of a bare cache line, which is the
+//! lower bound of a round trip, and an echo over a Unix socket. The [`load`](crate::load) measures
+//! them as it measures other transports.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::Failure;
+use crate::clock::Clock;
+use crate::load::{Answerer, Caller, Payload, Rate, between_threads};
+
+/// Maximum number of echo requests under way.
+pub const MAX_DEPTH: usize = 64;
+/// Maximum size of an echoed message, in bytes.
+pub const MAX_MESSAGE_BYTES: usize = 4096;
+/// Bytes of the word at the start of each message of the echo.
+const WORD_BYTES: usize = size_of::<u64>();
+/// Cache lines in each direction that are used in turn. On some CPUs a thread is faster to write a
+/// line that it did not read last.
+const ROTATING_LINES: usize = 32;
+
+/// Measures the round trip of a cache line between the two `cores`, or between two threads that are
+/// not pinned and yield while they wait. Returns the median of blocks of round trips, in
+/// nanoseconds: the smaller one of a measurement with a fixed line in each direction, and of one
+/// with lines that take turns. Each takes half of `duration`.
+///
+/// # Errors
+/// A thread that cannot be pinned.
+pub fn cache_line_ns(
+    cores: Option<(usize, usize)>,
+    clock: Clock,
+    duration: Duration,
+) -> Result<f64, Failure> {
+    let fixed = rate_of_lines::<1>(cores, clock, duration / 2)?;
+    let rotating = rate_of_lines::<ROTATING_LINES>(cores, clock, duration / 2)?;
+    Ok(fixed.block_ns.min(rotating.block_ns))
+}
+
+fn rate_of_lines<const LINES: usize>(
+    cores: Option<(usize, usize)>,
+    clock: Clock,
+    duration: Duration,
+) -> Result<Rate, Failure> {
+    let [here, there] = LinesEnd::<LINES>::pair();
+    let run = |load: &mut crate::load::Load<'_, _>| load.run(1, duration);
+    between_threads(cores, clock, || Ok(there), || Ok(here), run)
+}
+
+/// A message. Lines of opposite directions are not in one pair of adjacent lines.
+#[derive(Debug, Default)]
+#[repr(C, align(128))]
+struct Line {
+    /// Number of the message, which is written last.
+    number: AtomicU64,
+    words: [AtomicU64; 4],
+}
+
+/// One end of a pair of directions, each with lines that take turns.
+#[derive(Debug)]
+struct LinesEnd<const LINES: usize> {
+    outgoing: Arc<[Line; LINES]>,
+    incoming: Arc<[Line; LINES]>,
+    sent: u64,
+    received: u64,
+}
+
+impl<const LINES: usize> LinesEnd<LINES> {
+    fn pair() -> [Self; 2] {
+        let [there, back] = [(); 2].map(|()| Arc::new([(); LINES].map(|()| Line::default())));
+        let end = |outgoing: &Arc<_>, incoming: &Arc<_>| Self {
+            outgoing: Arc::clone(outgoing),
+            incoming: Arc::clone(incoming),
+            sent: 0,
+            received: 0,
+        };
+        [end(&there, &back), end(&back, &there)]
+    }
+
+    #[inline(always)]
+    fn send(&mut self, payload: &Payload) {
+        let line = &self.outgoing[self.sent as usize % LINES];
+        for (word, value) in line.words.iter().zip(payload) {
+            word.store(*value, Ordering::Relaxed);
+        }
+        self.sent += 1;
+        line.number.store(self.sent, Ordering::Release);
+    }
+
+    #[inline(always)]
+    fn receive(&mut self) -> Option<Payload> {
+        let line = &self.incoming[self.received as usize % LINES];
+        let has_arrived = line.number.load(Ordering::Acquire) > self.received;
+        has_arrived.then(|| {
+            self.received += 1;
+            line.words
+                .each_ref()
+                .map(|word| word.load(Ordering::Relaxed))
+        })
+    }
+}
+
+impl<const LINES: usize> Caller for LinesEnd<LINES> {
+    #[inline(always)]
+    fn call(&mut self, _: u32, request: Payload) -> Result<bool, Failure> {
+        self.send(&request);
+        Ok(true)
+    }
+
+    #[inline(always)]
+    fn poll(&mut self, mut f: impl FnMut(u32, Payload)) -> Result<usize, Failure> {
+        Ok(self.receive().map(|reply| f(0, reply)).into_iter().count())
+    }
+}
+
+impl<const LINES: usize> Answerer for LinesEnd<LINES> {
+    #[inline(always)]
+    fn step(&mut self, mut f: impl FnMut(&Payload) -> Payload) -> Result<usize, Failure> {
+        let request = self.receive();
+        Ok(request
+            .map(|request| self.send(&f(&request)))
+            .into_iter()
+            .count())
+    }
+}
+
+/// Parameters of an echo over a Unix socket.
+#[derive(Debug, Clone, Copy)]
+pub struct Echo {
+    /// Requests under way at any time, 1 to [`MAX_DEPTH`]. The sockets must hold all of them.
+    pub depth: usize,
+    /// Size of a request, 8 to [`MAX_MESSAGE_BYTES`].
+    pub request_bytes: usize,
+    /// Size of a reply, 8 to [`MAX_MESSAGE_BYTES`].
+    pub reply_bytes: usize,
+    /// Length of the measurement, after a warm-up of a quarter of it.
+    pub duration: Duration,
+}
+
+/// The result of an echo.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct EchoResult {
+    /// Requests under way at any time.
+    pub depth: usize,
+    /// Round trips per second.
+    pub rps: f64,
+}
+
+impl Echo {
+    /// Measures the echo. The threads share the cores that this thread may use.
+    ///
+    /// # Errors
+    /// Parameters out of range, or a failed system call.
+    pub fn measure(&self, clock: Clock) -> Result<EchoResult, Failure> {
+        let within = |what, given, least, most| match (least..=most).contains(&given) {
+            true => Ok(()),
+            false => Err(format!("{what} is {given}; legal are {least} to {most}")),
+        };
+        let Self {
+            depth,
+            request_bytes,
+            reply_bytes,
+            duration,
+        } = *self;
+        within("the depth", depth, 1, MAX_DEPTH)?;
+        within(
+            "the request size",
+            request_bytes,
+            WORD_BYTES,
+            MAX_MESSAGE_BYTES,
+        )?;
+        within("the reply size", reply_bytes, WORD_BYTES, MAX_MESSAGE_BYTES)?;
+        let (ours, theirs) = UnixStream::pair()?;
+        let client = SocketEnd::new(ours, request_bytes, reply_bytes);
+        let server = SocketEnd::new(theirs, reply_bytes, request_bytes);
+        let run = |load: &mut crate::load::Load<'_, _>| load.run(depth as u32, duration);
+        let rate = between_threads(None, clock, || Ok(server), || Ok(client), run)
+            .map_err(|why| format!("the echo baseline failed: {why}"))?;
+        let rps = rate.rate;
+        Ok(EchoResult { depth, rps })
+    }
+}
+
+/// One end of a socket. A message is a word of the payload, and bytes without a meaning.
+#[derive(Debug)]
+struct SocketEnd {
+    socket: UnixStream,
+    outgoing: Vec<u8>,
+    incoming: Vec<u8>,
+}
+
+impl SocketEnd {
+    fn new(socket: UnixStream, outgoing: usize, incoming: usize) -> Self {
+        Self {
+            socket,
+            outgoing: vec![0x5a; outgoing],
+            incoming: vec![0; incoming],
+        }
+    }
+
+    fn send(&mut self, [word, ..]: Payload) -> Result<(), Failure> {
+        self.outgoing[..WORD_BYTES].copy_from_slice(&word.to_le_bytes());
+        Ok(self.socket.write_all(&self.outgoing)?)
+    }
+
+    /// Waits for a message.
+    fn receive(&mut self) -> Result<Payload, Failure> {
+        self.socket.read_exact(&mut self.incoming)?;
+        let word = self.incoming.first_chunk().copied().unwrap_or_default();
+        Ok([u64::from_le_bytes(word); 4])
+    }
+}
+
+impl Caller for SocketEnd {
+    fn call(&mut self, _: u32, request: Payload) -> Result<bool, Failure> {
+        self.send(request).map(|()| true)
+    }
+
+    fn poll(&mut self, mut f: impl FnMut(u32, Payload)) -> Result<usize, Failure> {
+        f(0, self.receive()?);
+        Ok(1)
+    }
+}
+
+impl Answerer for SocketEnd {
+    fn step(&mut self, mut f: impl FnMut(&Payload) -> Payload) -> Result<usize, Failure> {
+        let request = self.receive()?;
+        self.send(f(&request)).map(|()| 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::load::Load;
+
+    fn check(here: impl Caller, there: impl Answerer + Send) {
+        let check = |load: &mut Load<'_, _>| load.check(1, 1000);
+        between_threads(None, Clock::monotonic(), || Ok(there), || Ok(here), check).unwrap();
+    }
+
+    #[test]
+    fn lines_carry_whole_messages_in_their_order() {
+        let [here, there] = LinesEnd::<1>::pair();
+        check(here, there);
+        let [here, there] = LinesEnd::<ROTATING_LINES>::pair();
+        check(here, there);
+    }
+
+    #[test]
+    fn an_echo_has_legal_sizes_or_says_which() {
+        let legal = Echo {
+            depth: 1,
+            request_bytes: 8,
+            reply_bytes: MAX_MESSAGE_BYTES,
+            duration: Duration::from_millis(1),
+        };
+        assert!(legal.measure(Clock::monotonic()).unwrap().rps > 0.0);
+        for (echo, why) in [
+            (
+                Echo { depth: 0, ..legal },
+                "the depth is 0; legal are 1 to 64",
+            ),
+            (
+                Echo {
+                    request_bytes: 7,
+                    ..legal
+                },
+                "the request size is 7; legal are 8 to 4096",
+            ),
+            (
+                Echo {
+                    reply_bytes: 4097,
+                    ..legal
+                },
+                "the reply size is 4097; legal are 8 to 4096",
+            ),
+        ] {
+            let refused = echo.measure(Clock::monotonic()).unwrap_err();
+            assert_eq!(refused.to_string(), why);
+        }
+    }
+}
