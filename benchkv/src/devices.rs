@@ -81,7 +81,6 @@ impl Devices {
     }
 
     /// Returns whether the device is `auto`, and so not chosen yet.
-    #[must_use]
     pub fn is_auto(&self) -> bool {
         self.first == DeviceChoice::Auto
     }
@@ -96,19 +95,16 @@ impl Devices {
     }
 
     /// Returns whether the device connects only processes of one host.
-    #[must_use]
     pub const fn is_soft(&self) -> bool {
         self.first.is_soft()
     }
 
     /// Returns the cores of the NUMA nodes of all devices.
-    #[must_use]
     pub fn cores(&self) -> Vec<usize> {
         self.iter().flat_map(DeviceChoice::cores).collect()
     }
 
     /// Returns the devices to open. Software devices connect through `shm_dir`.
-    #[must_use]
     pub fn specs(&self, shm_dir: &Path) -> Vec<DeviceSpec> {
         self.iter()
             .map(|device| device.spec(Some(shm_dir)))

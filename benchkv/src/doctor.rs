@@ -170,7 +170,6 @@ impl Check {
 
 impl Diagnosis {
     /// Judges the findings.
-    #[must_use]
     pub fn of(machine: &Machine) -> Self {
         let library = machine.mpi_library.clone();
         let library = library.ok_or_else(|| "built without the feature mpi".to_owned());

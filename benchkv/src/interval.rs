@@ -63,7 +63,6 @@ pub struct Reporter<'a> {
 
 impl<'a> Reporter<'a> {
     /// Makes a reporter whose first interval begins at `now_ns`. `interval` is not zero.
-    #[must_use]
     pub fn new(clients: &'a [Published], interval: Duration, now_ns: u64) -> Self {
         let interval_ns = (interval.as_nanos() as u64).max(1);
         Self {
@@ -106,7 +105,6 @@ impl<'a> Reporter<'a> {
 
 impl Interval {
     /// Returns the line of the interval in a job of `runs`, on rank 0 of `ranks`.
-    #[must_use]
     pub fn line(&self, runs: usize, ranks: usize) -> impl fmt::Display {
         let Tally {
             ended,

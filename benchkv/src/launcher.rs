@@ -39,7 +39,6 @@ pub enum LauncherKind {
 impl Launcher {
     /// Makes the record of the launcher of ranks of `threads` threads each, on these hosts.
     /// `library` is the name of the MPI library.
-    #[must_use]
     pub fn new(library: Option<String>, hosts: &Hosts, threads: usize) -> Self {
         Self {
             bound: library.is_some() && hosts.is_bound(threads),
@@ -53,7 +52,6 @@ impl Launcher {
     }
 
     /// Returns the index of `rank` among the ranks of this host.
-    #[must_use]
     pub fn local_rank(&self, rank: usize) -> Option<usize> {
         self.ranks_here.iter().position(|here| *here == rank)
     }

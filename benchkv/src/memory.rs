@@ -43,7 +43,6 @@ pub struct Memory {
 
 impl Memory {
     /// Returns the memory of one rank of the job.
-    #[must_use]
     pub fn of_rank(job: &Job) -> Self {
         let Job {
             topology,
@@ -98,7 +97,6 @@ impl Memory {
     }
 
     /// Returns the memory of `ranks` such ranks together.
-    #[must_use]
     pub const fn times(self, ranks: usize) -> Self {
         let ranks = ranks as u64;
         Self {
@@ -135,7 +133,6 @@ impl Memory {
 
     /// Returns a warning if the job needs more than the memory `available` at the moment. This is
     /// not a part of [`check`](Self::check), because other programs may end.
-    #[must_use]
     pub fn warning(&self, available: u64) -> Option<String> {
         let [need, has] = [self.total_bytes, available].map(bytes);
         let end = "so it swaps, is killed, or its ranks start too late";

@@ -189,7 +189,6 @@ impl Options {
 
     /// Returns the maximum address space that the memory of software devices takes in the process
     /// of a rank, in bytes. Only a small part of it is in use at any time.
-    #[must_use]
     pub fn address_bytes(&self) -> u64 {
         let topology = self.job.topology;
         let has_soft = self.asked.device.is_soft() && topology.carrier.traits().library.is_none();
@@ -203,19 +202,16 @@ impl Options {
 
     /// Returns the length of a measured run. In a job with a number of operations
     /// ([`ops`](Job::ops)), returns the maximum length.
-    #[must_use]
     pub fn duration(&self) -> Duration {
         Duration::from_secs_f64(self.asked.duration)
     }
 
     /// Returns the length of the load before the first run.
-    #[must_use]
     pub fn warmup(&self) -> Duration {
         Duration::from_secs_f64(self.asked.warmup)
     }
 
     /// Returns the devices to open; software devices connect through `shm_dir`.
-    #[must_use]
     pub fn device_specs(&self, shm_dir: &Path) -> Vec<DeviceSpec> {
         let devices = self.asked.device.specs(shm_dir).into_iter();
         devices.map(|device| self.asked.port.on(device)).collect()
@@ -237,7 +233,6 @@ impl Options {
 
     /// Returns the maximum time of the job: its measurements, and ample time to set up and tear
     /// down on a loaded machine.
-    #[must_use]
     pub fn time_limit(&self) -> Duration {
         self.warmup()
             + self.duration() * self.job.runs as u32

@@ -89,7 +89,6 @@ impl From<String> for RankError {
 impl RankError {
     /// Returns whether the rank ended because another rank ended. Then the end of the other rank is
     /// the cause to report.
-    #[must_use]
     pub const fn follows(&self) -> bool {
         matches!(
             self,

@@ -99,7 +99,6 @@ impl PortOptions {
     }
 
     /// Adds the options to a device.
-    #[must_use]
     pub fn on(&self, device: DeviceSpec) -> DeviceSpec {
         let DeviceSpec::Verbs(mut options) = device else {
             return device;

@@ -23,7 +23,6 @@ pub struct Progress {
 
 impl Progress {
     /// Draws on standard error, for a job of `warmup`, then `runs` of `duration`.
-    #[must_use]
     pub fn on_terminal(warmup: Duration, runs: usize, duration: Duration) -> Self {
         let target = ProgressDrawTarget::stderr_with_hz(DRAWS_PER_SECOND);
         let bar =
@@ -40,7 +39,6 @@ impl Progress {
     }
 
     /// Draws nothing.
-    #[must_use]
     pub fn hidden() -> Self {
         Self {
             bar: ProgressBar::hidden(),

@@ -197,7 +197,6 @@ pub struct RunSpread {
 
 impl RunSpread {
     /// Returns the spread of `values`.
-    #[must_use]
     pub fn of(values: &[f64]) -> Self {
         let Some(min) = values.iter().copied().reduce(f64::min) else {
             return Self::default();
@@ -226,7 +225,6 @@ pub struct HardwareCounters {
 
 impl HardwareCounters {
     /// Returns the increase of a counter; `None` for a NIC without such a counter.
-    #[must_use]
     pub fn counted(&self, name: &str) -> Option<u64> {
         Some(
             self.after
@@ -321,14 +319,12 @@ pub struct RankResult {
 
 impl JobResult {
     /// Returns the number of operations that ended in a measured window.
-    #[must_use]
     pub const fn measured_ops(&self) -> u64 {
         self.measured.local_ops + self.measured.remote_ops
     }
 
     /// Returns the number of operations of `--ops` that clients did not issue; 0 if the user ended
     /// the job.
-    #[must_use]
     pub fn unissued(&self) -> u64 {
         let asked = self
             .options
@@ -340,20 +336,17 @@ impl JobResult {
     }
 
     /// Returns the load of each run of a sweep. The runs of a sweep do not repeat each other.
-    #[must_use]
     pub fn sweep(&self) -> Option<Sweep> {
         self.simulation.as_ref()?.sweep()
     }
 
     /// Returns whether threads shared cores. In virtual time no thread has a core.
-    #[must_use]
     pub fn is_oversubscribed(&self) -> bool {
         self.simulation.is_none() && self.placement.threads > self.placement.usable_cores.len()
     }
 
     /// Returns whether all operations that were asked for were issued, none was lost, and every
     /// check passed.
-    #[must_use]
     pub fn is_sound(&self) -> bool {
         self.fate.lost == 0 && self.verify_failures.unwrap_or(0) == 0 && self.unissued() == 0
     }

@@ -64,7 +64,6 @@ pub struct TraceOptions {
 
 impl TraceArgs {
     /// Returns the options, if a trace is wanted.
-    #[must_use]
     pub fn options(&self) -> Option<TraceOptions> {
         let (dir, interval) = (self.trace.clone()?, self.trace_interval);
         Some(TraceOptions { dir, interval })
@@ -84,7 +83,6 @@ pub struct TraceFile {
 
 impl TraceFile {
     /// Returns the file of a daemon's series in `dir`.
-    #[must_use]
     pub fn new(dir: &Path, rank: usize, daemon: usize) -> Self {
         Self {
             rank,

@@ -94,7 +94,6 @@ pub struct ActivityLog {
 
 impl ActivityLog {
     /// Makes the log of a thread that has done nothing yet, in a job of `runs` windows.
-    #[must_use]
     pub fn new(runs: usize, now_ns: u64) -> Self {
         Self {
             phase: Phase::Ready,
@@ -119,7 +118,6 @@ impl ActivityLog {
     }
 
     /// Returns the number of messages that all rounds have moved.
-    #[must_use]
     pub const fn moved(&self) -> u64 {
         self.total.moved + self.now.moved
     }
@@ -200,7 +198,6 @@ impl ActivityLog {
     }
 
     /// Ends the log, and returns the report of the thread.
-    #[must_use]
     pub fn report(mut self, now_ns: u64, endpoints: &mut impl Endpoints) -> WorkerReport {
         self.turn(Phase::Drain, now_ns, endpoints);
         WorkerReport {
@@ -282,7 +279,6 @@ pub struct ActivityRates {
 impl ActivityRates {
     /// Makes the rates of `daemons` and `clients` that were observed at the same time. Each
     /// activity covers one thread, in windows with a total length of `seconds`.
-    #[must_use]
     pub fn new<'a>(
         daemons: impl Iterator<Item = &'a Activity>,
         clients: impl Iterator<Item = &'a Activity>,

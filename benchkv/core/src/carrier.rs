@@ -45,7 +45,6 @@ pub enum Feature {
 }
 
 /// Returns the name of an option's value.
-#[must_use]
 pub fn name_of(value: &impl ValueEnum) -> String {
     value
         .to_possible_value()
@@ -127,7 +126,6 @@ const UCX: Library = Library {
 
 impl Carrier {
     /// Returns the properties of the carrier.
-    #[must_use]
     pub const fn traits(self) -> Traits {
         match self {
             Self::Copyrpc => Traits {

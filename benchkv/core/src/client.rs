@@ -75,7 +75,6 @@ impl RoundTrips {
     }
 
     /// Returns the number of round trips.
-    #[must_use]
     pub fn count(&self) -> u64 {
         self.gets.count() + self.puts.count()
     }
@@ -90,7 +89,6 @@ impl RoundTrips {
     }
 
     /// Returns the sum of the latencies in nanoseconds, to the precision of the histograms.
-    #[must_use]
     pub fn sum_ns(&self) -> f64 {
         [&self.gets, &self.puts]
             .map(LatencyHistogram::sum_ns)
@@ -236,7 +234,6 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(1);
 impl<P: Paths> Client<P> {
     /// Makes a client that has issued nothing. Allocates all memory of the client here, unless the
     /// `spec` is frugal.
-    #[must_use]
     pub fn new(spec: ClientSpec, paths: P) -> Self {
         let window = Window {
             local: RoundTrips::none(spec.is_frugal),
@@ -323,7 +320,6 @@ impl<P: Paths> Client<P> {
 
     /// Returns the time for which the client has nothing to do unless one of its operations ends;
     /// [`Duration::MAX`] if only the end of an operation gives it work.
-    #[must_use]
     pub fn until_due(&self, now_ns: u64) -> Duration {
         let Book {
             spec,
@@ -342,7 +338,6 @@ impl<P: Paths> Client<P> {
     }
 
     /// Returns the client's counts up to its last step.
-    #[must_use]
     pub const fn tally(&self) -> Tally {
         let Book {
             counts,
@@ -368,7 +363,6 @@ impl<P: Paths> Client<P> {
 
     /// Ends the client; operations still outstanding are lost. `worker` is the activity of the
     /// client's thread.
-    #[must_use]
     pub fn report(self, worker: WorkerReport) -> ClientReport {
         let book = self.book;
         ClientReport {

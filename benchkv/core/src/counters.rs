@@ -70,13 +70,11 @@ impl<T> FromIterator<(String, T)> for Figures<T> {
 
 impl<T: Copy + Default + AddAssign + Sub<Output = T> + Sum> Figures<T> {
     /// Returns the figure of this name; `None` if it is not counted.
-    #[must_use]
     pub fn get(&self, name: &str) -> Option<T> {
         self.0.get(name).copied()
     }
 
     /// Returns the figure of this name; 0 if it is not counted.
-    #[must_use]
     pub fn of(&self, name: &str) -> T {
         self.get(name).unwrap_or_default()
     }
@@ -87,7 +85,6 @@ impl<T: Copy + Default + AddAssign + Sub<Output = T> + Sum> Figures<T> {
     }
 
     /// Returns the differences from `before`.
-    #[must_use]
     pub fn since(&self, before: &Self) -> Self {
         let difference = |(name, figure): (&str, T)| (name.to_owned(), figure - before.of(name));
         self.iter().map(difference).collect()
@@ -136,7 +133,6 @@ pub struct TransportReport {
 
 impl TransportReport {
     /// Makes the report of connections on a device, with the device's own properties only.
-    #[must_use]
     pub fn on(device: &Device) -> Self {
         let DeviceInfo {
             name,
@@ -161,7 +157,6 @@ impl TransportReport {
     }
 
     /// Returns the activity since `before`, or since the start.
-    #[must_use]
     pub fn since(&self, before: Option<&Self>) -> Self {
         let Some(before) = before else {
             return self.clone();

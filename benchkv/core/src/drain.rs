@@ -90,7 +90,6 @@ pub struct Drain {
 impl Drain {
     /// Begins the drain. A time of up to `quiet` without movement is no sign of loss, because
     /// clients that still issue may have nothing due. After `longest` the drain is cut.
-    #[must_use]
     pub const fn new(now_ns: u64, quiet: Duration, longest: Duration) -> Self {
         Self {
             quiet,

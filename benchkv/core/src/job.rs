@@ -52,7 +52,6 @@ const fn padded_message(value_bytes: usize) -> usize {
 
 /// Returns the size of the smallest ring that takes a put of `value_bytes`, in bytes: a message of
 /// copyrpc is at most an eighth of a ring.
-#[must_use]
 pub const fn least_ring(value_bytes: usize) -> u64 {
     (8 * padded_message(value_bytes) as u64).next_power_of_two()
 }
@@ -60,7 +59,6 @@ pub const fn least_ring(value_bytes: usize) -> u64 {
 impl Sizes {
     /// Computes the sizes for `queue_depth` operations of each client on values of `value_bytes`.
     /// Rings between ranks have `ring_bytes`, if given.
-    #[must_use]
     pub fn compute(
         ring_bytes: Option<u64>,
         topology: &Topology,
@@ -162,7 +160,6 @@ pub struct ClientSpec {
 impl Job {
     /// Returns the numbers of places that a rank has for the tails of values under way: the places
     /// of its clients, and of its daemons.
-    #[must_use]
     pub fn places(&self) -> Places {
         Places::new(
             self.workload.value_bytes,
@@ -174,7 +171,6 @@ impl Job {
 
     /// Returns the maximum time for which a client of rank `rank` has no operation due, and so
     /// nothing to issue; zero in a closed loop.
-    #[must_use]
     pub fn longest_pause(&self, rank: usize) -> Duration {
         let clients = 0..self.workload.clients;
         let schedules = clients.filter_map(|number| self.schedule(rank, number));
@@ -190,7 +186,6 @@ impl Job {
     }
 
     /// Returns the parameters of client `number` of rank `rank`.
-    #[must_use]
     pub fn client(&self, rank: usize, number: usize) -> ClientSpec {
         let workload = &self.workload;
         let pattern = workload.pattern(rank, number);

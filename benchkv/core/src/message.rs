@@ -93,7 +93,6 @@ pub enum Outcome {
 
 impl Request {
     /// Makes a put to the store of `rank`.
-    #[must_use]
     pub const fn put(rank: u32, key: u64, value: u64) -> Self {
         Self {
             op_and_place: PUT,
@@ -104,7 +103,6 @@ impl Request {
     }
 
     /// Makes a get from the store of `rank`.
-    #[must_use]
     pub const fn get(rank: u32, key: u64) -> Self {
         Self {
             op_and_place: GET,
@@ -115,7 +113,6 @@ impl Request {
     }
 
     /// Returns the request with the tail of its value at `place`, which is below 2^24.
-    #[must_use]
     pub const fn at(self, place: u32) -> Self {
         Self {
             op_and_place: (self.op_and_place % (1 << OP_BITS)) | (place << OP_BITS),
@@ -124,39 +121,33 @@ impl Request {
     }
 
     /// Returns the place of the tail of the request's value, as the sender claims.
-    #[must_use]
     pub const fn place(&self) -> u32 {
         self.op_and_place >> OP_BITS
     }
 
     /// Returns whether the request is a put.
-    #[must_use]
     pub const fn is_put(&self) -> bool {
         self.op_and_place % (1 << OP_BITS) == PUT
     }
 
     /// Returns the number of bytes that follow the request between ranks, in a job whose tails have
     /// `tail_bytes` bytes.
-    #[must_use]
     pub const fn bytes_behind(&self, tail_bytes: usize) -> usize {
         if self.is_put() { tail_bytes } else { 0 }
     }
 
     /// Returns the rank whose store is addressed, as the sender claims: below the number of ranks
     /// only if the sender is sound.
-    #[must_use]
     pub const fn rank(&self) -> u32 {
         self.rank
     }
 
     /// Returns the key, as the sender claims.
-    #[must_use]
     pub const fn key(&self) -> u64 {
         self.key
     }
 
     /// Returns the operation; `None` if the bytes are not a request.
-    #[must_use]
     pub const fn op(&self) -> Option<Op> {
         match self.op_and_place % (1 << OP_BITS) {
             PUT => Some(Op::Put {
@@ -171,7 +162,6 @@ impl Request {
 
 impl Response {
     /// Makes the response that reports `outcome`.
-    #[must_use]
     pub const fn new(outcome: Outcome) -> Self {
         let (status, value) = match outcome {
             Outcome::PutOk => (PUT_OK, 0),
@@ -184,13 +174,11 @@ impl Response {
 
     /// Returns the number of bytes that follow the answer between ranks, in a job whose tails have
     /// `tail_bytes` bytes.
-    #[must_use]
     pub const fn bytes_behind(&self, tail_bytes: usize) -> usize {
         if self.status == GET_OK { tail_bytes } else { 0 }
     }
 
     /// Returns the outcome; `None` if the bytes are not a response.
-    #[must_use]
     pub const fn outcome(&self) -> Option<Outcome> {
         if self.status == GET_OK {
             return Some(Outcome::GetOk { value: self.value });

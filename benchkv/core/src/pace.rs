@@ -43,7 +43,6 @@ pub struct Pace {
 
 impl Pace {
     /// Returns the schedule of client number `client` of `clients` in the job.
-    #[must_use]
     pub fn schedule(&self, client: usize, clients: usize, seed: u64) -> Schedule {
         let starts = match self.arrivals {
             Arrivals::Even => vec![client as f64 / clients as f64],
@@ -109,13 +108,11 @@ impl Schedule {
 
     /// Returns the intended start of the next operation, if it is due, in ns.
     #[inline]
-    #[must_use]
     pub fn due_ns(&self, now_ns: u64) -> Option<u64> {
         (self.next_ns <= now_ns).then_some(self.next_ns)
     }
 
     /// Returns the time until the intended start of the next operation; zero if it is due.
-    #[must_use]
     pub const fn until_next(&self, now_ns: u64) -> Duration {
         Duration::from_nanos(self.next_ns.saturating_sub(now_ns))
     }
@@ -130,7 +127,6 @@ impl Schedule {
     }
 
     /// Returns the number of operations that have become due since load began.
-    #[must_use]
     pub fn due(&self, now_ns: u64) -> u64 {
         let cycle = self.starts.len() as f64;
         let elapsed_ns = now_ns.saturating_sub(self.origin_ns.unwrap_or(now_ns));
@@ -141,14 +137,12 @@ impl Schedule {
     }
 
     /// Returns the number of operations that are due and were not taken.
-    #[must_use]
     pub fn backlog(&self, now_ns: u64) -> u64 {
         self.due(now_ns).saturating_sub(self.taken)
     }
 
     /// Returns the maximum time between two intended starts, or between the beginning of the load
     /// and the first intended start.
-    #[must_use]
     pub fn longest_pause(&self) -> Duration {
         let first = self.starts.first().copied().unwrap_or_default();
         let wrap = self.starts.len() as f64 + first;

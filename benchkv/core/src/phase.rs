@@ -19,13 +19,11 @@ pub enum Phase {
 
 impl Phase {
     /// Returns whether clients issue requests.
-    #[must_use]
     pub const fn is_loading(self) -> bool {
         matches!(self, Self::WarmUp | Self::Window(_) | Self::Between)
     }
 
     /// Encodes the phase as one word.
-    #[must_use]
     pub const fn encode(self) -> u32 {
         match self {
             Self::Ready => 0,
@@ -38,7 +36,6 @@ impl Phase {
     }
 
     /// Decodes the word of [`encode`](Self::encode). Every word is a phase.
-    #[must_use]
     pub const fn decode(word: u32) -> Self {
         match word {
             0 => Self::Ready,

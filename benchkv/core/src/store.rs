@@ -6,7 +6,6 @@ use crate::values::Tail;
 /// Returns the daemon that owns `key` in a rank with `shards` daemons. A store's keys are below
 /// 2^32, and a rank refuses requests for all other keys, so the function divides 32-bit numbers:
 /// half the time of a 64-bit division.
-#[must_use]
 #[inline]
 pub const fn owner_of(key: u64, shards: usize) -> usize {
     (key as u32 % shards as u32) as usize
@@ -31,13 +30,11 @@ impl Shard {
 
     /// Makes an empty shard of a store with the keys `0..keys` and with values of 8 bytes. `shards`
     /// is not 0, and `shard` is below `shards`.
-    #[must_use]
     pub fn new(shard: usize, shards: usize, keys: u64) -> Self {
         Self::with_tails(shard, shards, keys, 0)
     }
 
     /// Makes a shard like [`new`](Self::new), for values of 8 + `tail_bytes` bytes.
-    #[must_use]
     pub fn with_tails(shard: usize, shards: usize, keys: u64, tail_bytes: usize) -> Self {
         let mine = (keys as usize).saturating_sub(shard).div_ceil(shards);
         Self {

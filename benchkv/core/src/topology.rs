@@ -43,7 +43,6 @@ pub struct Peer {
 
 impl Peer {
     /// Returns whether the thread serves requests.
-    #[must_use]
     pub const fn is_daemon(&self) -> bool {
         matches!(self.worker, Worker::Daemon(_))
     }
@@ -107,14 +106,12 @@ impl Topology {
 
     /// Returns the number of the daemon to which the other daemons of its rank pass requests for
     /// rank `rank`; `None` if they pass on no requests.
-    #[must_use]
     pub fn gateway_of(&self, rank: usize) -> Option<usize> {
         self.gateway(rank).filter(|_| self.backend == Backend::Meta)
     }
 
     /// Returns whether clients (through ipc) and other daemons send a daemon requests for other
     /// ranks. If not, all their requests are for the shard of the daemon.
-    #[must_use]
     #[inline]
     pub const fn daemons_pass_on(&self) -> bool {
         matches!(self.backend, Backend::Meta) && self.ranks > 1
@@ -122,7 +119,6 @@ impl Topology {
 
     /// Returns the number of daemons of another rank among which the key of a request selects one;
     /// 1 if one daemon gets all requests for its rank.
-    #[must_use]
     pub const fn far_daemons(&self) -> usize {
         match self.backend {
             Backend::Meta | Backend::Delegation => 1,
@@ -132,7 +128,6 @@ impl Topology {
 
     /// Returns the number of daemons of a rank that pass on requests of other ranks to other
     /// daemons, because the keys belong to these: all daemons or none.
-    #[must_use]
     pub const fn passing_daemons(&self) -> usize {
         let pass = matches!(self.backend, Backend::Meta | Backend::Delegation)
             && self.daemons > 1
@@ -142,13 +137,11 @@ impl Topology {
 
     /// Returns whether connections between ranks send each message separately, and not in copyrpc's
     /// rings.
-    #[must_use]
     pub const fn is_by_message(&self) -> bool {
         self.carrier.traits().is_by_message
     }
 
     /// Returns the maximum number of a thread's connections to other ranks.
-    #[must_use]
     pub fn endpoints_of_a_thread(&self) -> usize {
         let of_a_rank = match self.backend {
             Backend::Direct => self.daemons.max(self.clients),
@@ -158,7 +151,6 @@ impl Topology {
     }
 
     /// Returns the number of shared rings of a rank. Ring number k is served by daemon number k.
-    #[must_use]
     pub const fn rings(&self) -> usize {
         match self.backend {
             Backend::Meta | Backend::Direct => 0,
@@ -168,7 +160,6 @@ impl Topology {
     }
 
     /// Returns the threads of other ranks to which `worker` of rank `rank` has an endpoint.
-    #[must_use]
     pub fn peers_of(&self, rank: usize, worker: Worker) -> Vec<Peer> {
         let far = |remote| -> (fn(usize) -> Worker, Range<usize>) {
             match (self.backend, worker) {
@@ -196,7 +187,6 @@ impl Topology {
 
     /// Returns the ranks that a daemon sends requests to, each through an endpoint, in the order of
     /// [`peers_of`](Self::peers_of).
-    #[must_use]
     pub fn asks(&self, rank: usize, daemon: usize) -> Vec<usize> {
         let peers = self.peers_of(rank, Worker::Daemon(daemon)).into_iter();
         let asked = peers.filter(Peer::is_daemon);
@@ -204,7 +194,6 @@ impl Topology {
     }
 
     /// Returns the number of threads of a rank that have endpoints.
-    #[must_use]
     pub const fn threads_with_endpoints(&self) -> u64 {
         let threads = match self.backend {
             _ if self.ranks == 1 => 0,
@@ -219,7 +208,6 @@ impl Topology {
     /// Returns the maximum number of open files of a rank's process. The number is computed for the
     /// software device: its endpoints, and its threads with endpoints, need more files than with
     /// other devices. Each end of shared memory keeps a file open.
-    #[must_use]
     pub const fn open_files(&self) -> u64 {
         const PER_ENDPOINT: u64 = 4;
         const PER_THREAD: u64 = 6;
@@ -235,13 +223,11 @@ impl Topology {
 
     /// Returns the maximum number of software devices whose memory a rank's process maps: the
     /// devices of its threads and of their peers.
-    #[must_use]
     pub const fn mapped_devices(&self) -> u64 {
         self.threads_with_endpoints() + self.endpoints()
     }
 
     /// Returns the number of endpoints of a rank, all its threads together.
-    #[must_use]
     pub const fn endpoints(&self) -> u64 {
         let others = self.ranks as u64 - 1;
         match self.backend {

@@ -42,7 +42,6 @@ impl Places {
     /// Returns the places of a rank with `clients` clients, each with `of_client` values of
     /// `value_bytes` under way, and with `daemons` daemons that pass on requests of other ranks.
     /// `value_bytes` is in [`VALUE_BYTES`].
-    #[must_use]
     pub fn new(value_bytes: usize, clients: usize, of_client: usize, daemons: usize) -> Self {
         let tail_bytes = value_bytes - HEAD_BYTES;
         Self {
@@ -65,19 +64,16 @@ impl Places {
     }
 
     /// Returns the size of the memory of all places, in bytes.
-    #[must_use]
     pub const fn bytes(&self) -> usize {
         self.count() * self.stride()
     }
 
     /// Returns the first place of a client.
-    #[must_use]
     pub const fn first_of_client(&self, client: usize) -> u32 {
         (client * self.of_client) as u32
     }
 
     /// Returns the places of a daemon.
-    #[must_use]
     pub const fn of_daemon(&self, daemon: usize) -> std::ops::Range<u32> {
         let first = self.clients * self.of_client + daemon * self.of_daemon;
         first as u32..(first + self.of_daemon) as u32
@@ -106,13 +102,11 @@ impl Values {
     }
 
     /// Returns the numbers of places, and their size.
-    #[must_use]
     pub const fn places(&self) -> &Places {
         &self.places
     }
 
     /// Returns the length of a tail, in bytes.
-    #[must_use]
     #[inline]
     pub const fn tail_bytes(&self) -> usize {
         self.places.tail_bytes
@@ -159,13 +153,11 @@ pub struct ClientValues {
 
 impl ClientValues {
     /// Returns the length of a tail, in bytes.
-    #[must_use]
     pub const fn tail_bytes(&self) -> usize {
         self.values.tail_bytes()
     }
 
     /// Returns the number in the rank of the client's place `number`.
-    #[must_use]
     pub const fn place(&self, number: u32) -> u32 {
         self.first + number
     }

@@ -47,7 +47,6 @@ impl Stamp {
 
 /// Returns the value of a key before its first write: the value that writer 0 would have written
 /// before its first write, which has number 1.
-#[must_use]
 pub const fn first_value(rank: u16, key: u64) -> u64 {
     Stamp {
         writer: 0,
@@ -156,7 +155,6 @@ pub struct Verdict {
 impl Verifier {
     /// Makes the judge of client number `writer` of `writers` in the job, whose pattern of
     /// `accesses` reads `read_keys` different keys.
-    #[must_use]
     pub fn new(writer: u16, writers: usize, accesses: usize, read_keys: usize) -> Self {
         let remembered = read_keys.min(REMEMBERED * accesses / writers.max(1));
         Self {
@@ -174,7 +172,6 @@ impl Verifier {
     }
 
     /// Sets that every shared key has a value from the start: none may be missing.
-    #[must_use]
     pub fn of_filled_stores(mut self) -> Self {
         self.found_at.fill(Some(self.moment));
         self
@@ -182,7 +179,6 @@ impl Verifier {
 
     /// Returns the maximum bytes that the judge of a client takes in a job with `writers` clients
     /// and patterns of `accesses`.
-    #[must_use]
     pub fn bytes(writers: usize, accesses: usize) -> u64 {
         let fewest = accesses * writers.min(REMEMBERED);
         (fewest * size_of::<Seen>()
@@ -296,7 +292,6 @@ impl Verifier {
     }
 
     /// Returns the findings of the whole run.
-    #[must_use]
     pub fn verdict(self) -> Verdict {
         Verdict {
             failures: self.failures,

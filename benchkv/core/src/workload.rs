@@ -180,7 +180,6 @@ const _: () = assert!(size_of::<Access>() == 16 && PATTERN_LEN <= 1 << 16);
 
 impl Access {
     /// Makes an access.
-    #[must_use]
     pub const fn new(kind: AccessKind, rank: u16, key: u64, slot: u16) -> Self {
         let hash = hash16(rank, key);
         Self {
@@ -214,7 +213,6 @@ pub struct Pattern {
 impl Pattern {
     /// Returns a digest of the accesses in their order (FNV-1a): the same on every machine and in
     /// every version.
-    #[must_use]
     pub fn digest(&self) -> u64 {
         let words = self
             .accesses
@@ -241,7 +239,6 @@ impl Workload {
     }
 
     /// Returns the remote ratio at which each rank gets the same share of a client's accesses.
-    #[must_use]
     pub fn even_ratio(ranks: usize) -> f64 {
         (ranks - 1) as f64 / ranks as f64
     }
@@ -249,7 +246,6 @@ impl Workload {
     /// Returns the share of accesses to private keys. Half of these accesses are writes and half
     /// are reads, so the share is at most twice the smaller one of the job's shares of reads and of
     /// writes.
-    #[must_use]
     pub fn private_share(&self) -> f64 {
         let writes = 1.0 - self.read_ratio;
         let most = PRIVATE_SHARE.min(2.0 * self.read_ratio).min(2.0 * writes);
@@ -257,7 +253,6 @@ impl Workload {
     }
 
     /// Returns the number of keys of each rank's store, including private keys.
-    #[must_use]
     pub const fn store_keys(&self) -> u64 {
         let private = self.ranks * self.clients * PRIVATE_KEYS * self.verify as usize;
         self.key_range + private as u64
@@ -266,20 +261,17 @@ impl Workload {
     /// Returns the maximum share of the shared keys of all ranks that clients access, if the share
     /// is below a quarter. It is limited because each client repeats its
     /// [`accesses`](Self::accesses).
-    #[must_use]
     pub fn touched_at_most(&self) -> Option<f64> {
         let share = (self.clients * self.accesses) as f64 / self.key_range as f64;
         (share < TOUCHED).then_some(share)
     }
 
     /// Returns the size of a rank's store, in bytes.
-    #[must_use]
     pub const fn store_bytes(&self) -> u64 {
         self.store_keys() * (Shard::BYTES_PER_KEY + self.value_bytes - HEAD_BYTES) as u64
     }
 
     /// Generates the accesses of client `client` of rank `rank`.
-    #[must_use]
     pub fn pattern(&self, rank: usize, client: usize) -> Pattern {
         let number = (rank * self.clients + client) as u64;
         // The number is multiplied by an odd constant, so that clients of neighbouring jobs

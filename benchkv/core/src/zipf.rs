@@ -21,7 +21,6 @@ pub struct Zipf {
 
 impl Zipf {
     /// Makes a sampler of `n >= 1` values with `theta > 0`.
-    #[must_use]
     pub fn new(n: u64, theta: f64) -> Self {
         let mut zipf = Self {
             n: n as f64,

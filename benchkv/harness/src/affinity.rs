@@ -157,7 +157,6 @@ pub fn usable_cores() -> Result<Vec<usize>, AffinityError> {
 
 /// Returns those hardware threads among `cores` that share a physical core with an earlier hardware
 /// thread.
-#[must_use]
 pub fn later_threads(cores: &[usize]) -> Vec<usize> {
     later_of(cores, |core| {
         let file = format!("/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list");
@@ -178,7 +177,6 @@ fn later_of(cores: &[usize], siblings: impl Fn(usize) -> Vec<usize>) -> Vec<usiz
 
 /// Orders the cores of a pool for ranks of `threads` threads each. A rank gets cores of one NUMA
 /// node if a node has enough cores left.
-#[must_use]
 pub fn by_node(cores: &[usize], threads: usize) -> Vec<usize> {
     aligned(cores, threads, &numa_nodes())
 }
@@ -223,7 +221,6 @@ fn numa_nodes() -> Vec<Vec<usize>> {
 }
 
 /// Returns the cores of a NUMA node; `None` if the kernel has no such node.
-#[must_use]
 pub fn cores_of_node(node: u32) -> Option<Vec<usize>> {
     let list =
         std::fs::read_to_string(format!("/sys/devices/system/node/node{node}/cpulist")).ok()?;
@@ -256,7 +253,6 @@ pub struct Usable {
 
 impl Usable {
     /// Counts the physical cores among `cores` of this host, limited by the process's CPU quota.
-    #[must_use]
     pub fn on_this_host(cores: Vec<usize>) -> Self {
         let physical = cores.len() - later_threads(&cores).len();
         let quota = cgroup::cpu_limit().map_or(usize::MAX, |cpus| (cpus as usize).max(1));
@@ -290,7 +286,6 @@ pub struct Threads {
 
 impl Threads {
     /// Returns the number of polling threads of this host.
-    #[must_use]
     pub const fn total(&self) -> usize {
         self.ranks * (self.daemons + self.clients)
     }
@@ -372,7 +367,6 @@ impl Plan {
 
     /// Records the cores that come first because they are near the device. Records none if all
     /// usable cores are near the device.
-    #[must_use]
     pub fn beside_device(self, near: &[usize]) -> Self {
         let cores = self.usable_cores.iter();
         let (mut device_cores, others): (Vec<usize>, Vec<usize>) =
@@ -387,13 +381,11 @@ impl Plan {
     }
 
     /// Returns the core of a daemon thread, if it is pinned.
-    #[must_use]
     pub fn daemon_core(&self, local_rank: usize, daemon: usize) -> Option<usize> {
         self.pinned.get(local_rank)?.daemons.get(daemon).copied()
     }
 
     /// Returns the core of a client thread, if it is pinned.
-    #[must_use]
     pub fn client_core(&self, local_rank: usize, client: usize) -> Option<usize> {
         self.pinned.get(local_rank)?.clients.get(client).copied()
     }

@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 
 /// Returns the smallest memory limit among the control groups of this process and their parents, in
 /// bytes, and the file with this limit. `None` if no limit is visible.
-#[must_use]
 pub fn memory_limit() -> Option<(u64, PathBuf)> {
     let (groups, mounts) = here();
     limit_of(&groups, &mounts)
@@ -13,7 +12,6 @@ pub fn memory_limit() -> Option<(u64, PathBuf)> {
 
 /// Returns the smallest CPU quota among the control groups of this process and their parents, in
 /// CPUs: 1.5 is 150 ms of CPU time in 100 ms. `None` if no quota is visible.
-#[must_use]
 pub fn cpu_limit() -> Option<f64> {
     let (groups, mounts) = here();
     quota_of(&groups, &mounts)

@@ -58,7 +58,6 @@ enum Reading {
 impl Clock {
     /// Returns the best clock of this machine. Blocks about 20 ms for calibration if the counter is
     /// usable.
-    #[must_use]
     pub fn detect() -> Self {
         if tsc::kernel_trusts_it() {
             Self::calibrate()
@@ -68,13 +67,11 @@ impl Clock {
     }
 
     /// Returns `CLOCK_MONOTONIC`, on any machine.
-    #[must_use]
     pub const fn monotonic() -> Self {
         Self(Reading::Monotonic)
     }
 
     /// Returns nanoseconds on the scale of `CLOCK_MONOTONIC`.
-    #[must_use]
     #[inline]
     pub fn now_ns(&self) -> u64 {
         match self.0 {
@@ -91,7 +88,6 @@ impl Clock {
     }
 
     /// Returns the source, for the result.
-    #[must_use]
     pub fn source(&self) -> ClockSource {
         match self.0 {
             Reading::Tsc {

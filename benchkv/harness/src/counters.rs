@@ -15,7 +15,6 @@ pub const SYSFS: &str = "/sys/class/infiniband";
 pub type PortCounters = BTreeMap<String, BTreeMap<String, u64>>;
 
 /// Reads the counters of all ports below `sysfs`. Skips files that are missing or not a number.
-#[must_use]
 pub fn read(sysfs: &Path) -> PortCounters {
     let mut all = PortCounters::new();
     for device in names(sysfs) {

@@ -25,7 +25,6 @@ pub struct Environment {
 
 impl Environment {
     /// Reads all values; takes about 1 ms.
-    #[must_use]
     pub fn detect() -> Self {
         let ((kernel, machine), memory) = (kernel(), rustix::system::sysinfo());
         Self {
@@ -46,7 +45,6 @@ impl Environment {
 }
 
 /// Returns the CPU time of all threads of this process together, in seconds.
-#[must_use]
 pub fn cpu_seconds() -> f64 {
     let mut time = libc::timespec {
         tv_sec: 0,
@@ -58,7 +56,6 @@ pub fn cpu_seconds() -> f64 {
 }
 
 /// Returns the maximum resident bytes of this process; 0 if the kernel does not report them.
-#[must_use]
 pub fn peak_rss_bytes() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));

@@ -32,7 +32,6 @@ unsafe impl GlobalAlloc for Counting {
 }
 
 /// Returns the bytes of the allocator in use; 0 in a program whose allocator is not [`Counting`].
-#[must_use]
 pub fn heap_bytes() -> u64 {
     HELD.load(Ordering::Relaxed)
 }

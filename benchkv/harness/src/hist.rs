@@ -49,7 +49,6 @@ pub struct LatencySummary {
 
 impl LatencyHistogram {
     /// Makes an empty histogram.
-    #[must_use]
     pub fn new() -> Self {
         let histogram = Histogram::new_with_bounds(1, MAX_NS, 3);
         // The bounds are constants inside the documented range, so this does not fail. A histogram
@@ -60,7 +59,6 @@ impl LatencyHistogram {
     /// Makes an empty histogram that allocates room in [`record`](Self::record): 16 KiB, and 8 KiB
     /// more for each doubling of the maximum above 2 us. It is for processes with many histograms
     /// in which the time of `record` is not measured.
-    #[must_use]
     pub fn growing() -> Self {
         let histogram = Histogram::new(3);
         Self(histogram.unwrap_or_else(|_| unreachable!("3 digits are valid")))
@@ -80,13 +78,11 @@ impl LatencyHistogram {
     }
 
     /// Returns the sum of all latencies in ns, to the precision of the histogram.
-    #[must_use]
     pub fn sum_ns(&self) -> f64 {
         self.0.mean() * self.0.len() as f64
     }
 
     /// Returns the number of recorded values.
-    #[must_use]
     pub fn count(&self) -> u64 {
         self.0.len()
     }
@@ -103,7 +99,6 @@ impl LatencyHistogram {
     }
 
     /// Returns mean, percentiles and maximum.
-    #[must_use]
     pub fn summary(&self) -> LatencySummary {
         if self.0.is_empty() {
             return LatencySummary::default();
@@ -121,7 +116,6 @@ impl LatencyHistogram {
 
     /// Returns the smallest latency that at least the share `quantile` (0 to 1) of all values does
     /// not exceed; 0 if there are none.
-    #[must_use]
     pub fn value_at(&self, quantile: f64) -> u64 {
         self.0.value_at_quantile(quantile)
     }

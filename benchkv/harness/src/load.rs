@@ -387,7 +387,6 @@ pub struct Measure {
 
 impl Measure {
     /// Starts the clock, for `duration` after a warm-up of a quarter of it.
-    #[must_use]
     pub fn new(clock: Clock, duration: Duration) -> Self {
         let (now_ns, duration_ns) = (clock.now_ns(), duration.as_nanos() as u64);
         let start_ns = now_ns + duration_ns / 4;
@@ -416,7 +415,6 @@ impl Measure {
     }
 
     /// Returns the result of all blocks since the beginning.
-    #[must_use]
     pub fn result(&self) -> Rate {
         let elapsed_ns = self.block_ns - self.began_ns.unwrap_or(self.block_ns);
         Rate {

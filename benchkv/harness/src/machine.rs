@@ -40,7 +40,6 @@ impl Library {
     }
 
     /// Returns the address of a function or object of the library, or of one of its dependencies.
-    #[must_use]
     pub fn symbol(&self, symbol: &CStr) -> Option<NonNull<libc::c_void>> {
         // SAFETY: the handle belongs to a loaded library, and the name is a live string.
         NonNull::new(unsafe { libc::dlsym(self.handle, symbol.as_ptr()) })
@@ -51,7 +50,6 @@ impl Library {
     /// # Safety
     /// `symbol` must be a function without arguments that returns null or a string that lives as
     /// long as the library.
-    #[must_use]
     pub unsafe fn text_of(&self, symbol: &CStr) -> Option<String> {
         // SAFETY: the caller guarantees that `symbol` is a function of this type.
         let function: unsafe extern "C" fn() -> *const libc::c_char =
@@ -63,7 +61,6 @@ impl Library {
     }
 
     /// Returns the name of the library's file.
-    #[must_use]
     pub fn file_name(&self) -> String {
         let name = self.file.file_name().unwrap_or_default();
         name.to_string_lossy().into_owned()
@@ -83,20 +80,17 @@ fn mapped_file(name: &str) -> Option<PathBuf> {
 }
 
 /// Returns the bytes of memory that this process may lock (`RLIMIT_MEMLOCK`); `None` without limit.
-#[must_use]
 pub fn memlock_limit() -> Option<u64> {
     getrlimit(Resource::Memlock).current
 }
 
 /// Returns the bytes of address space that this process may have (`RLIMIT_AS`); `None`: no limit.
-#[must_use]
 pub fn address_limit() -> Option<u64> {
     getrlimit(Resource::As).current
 }
 
 /// Returns the maximum number of open files that this process may request (`RLIMIT_NOFILE`, the
 /// hard limit); `None` without limit.
-#[must_use]
 pub fn open_files_limit() -> Option<u64> {
     getrlimit(Resource::Nofile).maximum
 }
@@ -173,7 +167,6 @@ pub struct HugePages {
 }
 
 /// Reads the state of huge pages.
-#[must_use]
 pub fn huge_pages() -> HugePages {
     let choices =
         fs::read_to_string("/sys/kernel/mm/transparent_hugepage/shmem_enabled").unwrap_or_default();
@@ -191,7 +184,6 @@ fn memory_info(field: &str) -> Option<u64> {
 }
 
 /// Returns the kernel's estimate of the bytes that new processes can use without swapping.
-#[must_use]
 pub fn available_memory() -> Option<u64> {
     memory_info("MemAvailable:").map(|kib| kib * 1024)
 }
@@ -214,7 +206,6 @@ pub struct Program {
 }
 
 /// Searches the search path for `name` and runs it with `--version`.
-#[must_use]
 pub fn program(name: &str) -> Option<Program> {
     let search = std::env::var_os("PATH").unwrap_or_default();
     let path = find_program(name, &search)?;

@@ -17,25 +17,21 @@ impl Tag {
     const NUMBER_BITS: u32 = 48;
 
     /// Makes the tag of request `number` (below 2^48) of `endpoint` (below 2^16).
-    #[must_use]
     pub const fn new(endpoint: usize, number: u64) -> Self {
         Self((endpoint as u64) << Self::NUMBER_BITS | number)
     }
 
     /// Returns the endpoint of the request.
-    #[must_use]
     pub const fn endpoint(self) -> usize {
         (self.0 >> Self::NUMBER_BITS) as usize
     }
 
     /// Returns the number of the request.
-    #[must_use]
     pub const fn number(self) -> u64 {
         self.0 & ((1 << Self::NUMBER_BITS) - 1)
     }
 
     /// Returns the part of the tag that is in a request of `len` bytes.
-    #[must_use]
     pub const fn within(self, len: usize) -> Self {
         Self(if len < 8 {
             self.0 & ((1 << (8 * len)) - 1)
@@ -45,7 +41,6 @@ impl Tag {
     }
 
     /// Returns the tag in a request.
-    #[must_use]
     pub fn of_request(bytes: &[u8]) -> Self {
         let mut word = [0; 8];
         for (to, from) in word.iter_mut().zip(bytes) {
@@ -89,7 +84,6 @@ pub fn fill_request(bytes: &mut [u8], tag: Tag) {
 }
 
 /// Returns whether `bytes` are the request of this tag.
-#[must_use]
 pub fn is_request(bytes: &[u8], tag: Tag) -> bool {
     is_filled(bytes, tag, 0)
 }
@@ -100,14 +94,12 @@ pub fn fill_reply(bytes: &mut [u8], tag: Tag) {
 }
 
 /// Returns whether `bytes` are the reply to the request of this tag.
-#[must_use]
 pub fn is_reply(bytes: &[u8], tag: Tag) -> bool {
     is_filled(bytes, tag, u64::MAX)
 }
 
 /// Copies a payload to `target`. Returns `None` if the payload has a different length.
 #[cfg(feature = "copyrpc")]
-#[must_use]
 pub fn copied<'a>(bytes: copyrpc::RecvBytes<'_>, target: &'a mut [u8]) -> Option<&'a [u8]> {
     (bytes.len() == target.len()).then(|| {
         bytes.copy_to(target);

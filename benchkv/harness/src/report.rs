@@ -18,7 +18,6 @@ pub struct Table {
 
 impl Table {
     /// Makes a table whose first row is `header`.
-    #[must_use]
     pub fn new<S: Into<String>>(header: impl IntoIterator<Item = S>) -> Self {
         let mut table = Self::default();
         table.row(header);
@@ -76,7 +75,6 @@ pub fn to_stdout(bytes: &[u8]) -> io::Result<()> {
 }
 
 /// Formats operations per second with a unit for people.
-#[must_use]
 pub fn rate(per_second: f64) -> String {
     match per_second {
         r if r >= 1e6 => format!("{:.2} M/s", r / 1e6),
@@ -86,7 +84,6 @@ pub fn rate(per_second: f64) -> String {
 }
 
 /// Formats nanoseconds with a unit for people.
-#[must_use]
 pub fn nanos(ns: f64) -> String {
     match ns {
         t if t >= 1e9 => format!("{:.2} s", t / 1e9),
@@ -97,13 +94,11 @@ pub fn nanos(ns: f64) -> String {
 }
 
 /// Formats a share in per cent.
-#[must_use]
 pub fn percent(share: f64) -> String {
     format!("{:.1} %", 100.0 * share)
 }
 
 /// Formats bytes with a binary unit.
-#[must_use]
 pub fn bytes(count: u64) -> String {
     match count {
         b if b >= 1 << 30 => format!("{:.1} GiB", b as f64 / (1u64 << 30) as f64),
@@ -114,7 +109,6 @@ pub fn bytes(count: u64) -> String {
 }
 
 /// Formats a number of things: `1 daemon`, `2 daemons`.
-#[must_use]
 pub fn plural(count: usize, noun: &str) -> String {
     let ending = if count == 1 { "" } else { "s" };
     format!("{count} {noun}{ending}")
@@ -133,7 +127,6 @@ pub struct Spread {
 
 impl Spread {
     /// Returns the spread of `values`.
-    #[must_use]
     pub fn of(values: impl IntoIterator<Item = f64>) -> Self {
         let mut values: Vec<f64> = values.into_iter().collect();
         values.sort_by(f64::total_cmp);

@@ -23,7 +23,6 @@ impl WindowChoice {
     pub const MAX_BATCHES: u32 = 256;
 
     /// Returns the maximum number of batches in flight; `None` without a window.
-    #[must_use]
     pub const fn batches(self) -> Option<u32> {
         match self {
             Self::Off => None,
@@ -32,7 +31,6 @@ impl WindowChoice {
     }
 
     /// Returns the number of additional send completions of an endpoint with this window.
-    #[must_use]
     pub const fn completions(self) -> u32 {
         match self {
             Self::Completion(batches) => batches,
@@ -41,7 +39,6 @@ impl WindowChoice {
     }
 
     /// Returns the window of an endpoint.
-    #[must_use]
     pub const fn window(self) -> Window {
         let exempt_bytes = Window::DEFAULT_EXEMPT_BYTES;
         match self {

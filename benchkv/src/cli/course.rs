@@ -121,13 +121,11 @@ impl Sweep {
 
 impl CourseArgs {
     /// Returns the number of runs of a sweep.
-    #[must_use]
     pub fn runs(&self) -> Option<usize> {
         self.sweep.as_ref().map(|sweep| sweep.values.len())
     }
 
     /// Returns the options as they are recorded.
-    #[must_use]
     pub fn record(&self) -> Vec<String> {
         let Self {
             policies_from,
@@ -208,7 +206,6 @@ impl CourseArgs {
     }
 
     /// Returns the changes of a job with a warm-up and runs as in `args`.
-    #[must_use]
     pub fn events(&self, args: &JobArgs, job: &Job) -> Vec<Event> {
         let policies = |at_s: f64, act| Event {
             at_ns: ns(at_s),
@@ -238,7 +235,6 @@ impl CourseArgs {
 
     /// Returns the paused rank, the time at which the pause begins, and the length of the pause;
     /// both times are in ns.
-    #[must_use]
     pub fn stopped(&self) -> Option<(usize, u64, u64)> {
         self.pause
             .map(|pause| (pause.rank, ns(pause.from_s), ns(pause.for_s)))

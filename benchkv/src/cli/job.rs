@@ -387,7 +387,6 @@ pub enum BackendKind {
 
 impl BackendKind {
     /// Returns the path of requests, and their carrier between ranks if the name has one.
-    #[must_use]
     pub const fn axes(self) -> (Backend, Option<Carrier>) {
         match self {
             Self::Meta => (Backend::Meta, None),
@@ -471,7 +470,6 @@ impl From<WaitStrategy> for WaitChoice {
 
 impl RingChoice {
     /// Returns the given number of bytes; `None` for `auto`.
-    #[must_use]
     pub const fn bytes(self) -> Option<u64> {
         match self {
             Self::Auto => None,

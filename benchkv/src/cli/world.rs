@@ -28,7 +28,6 @@ pub struct SimulationRecord {
 
 impl SimulationRecord {
     /// Returns the load of each run, if the job was swept.
-    #[must_use]
     pub fn sweep(&self) -> Option<Sweep> {
         self.course
             .iter()
@@ -90,7 +89,6 @@ pub trait Named {
     fn named(&mut self) -> Vec<(&'static str, &mut u64)>;
 
     /// Returns all values by their names, in the form in which they are recorded.
-    #[must_use]
     fn record(mut self) -> BTreeMap<String, u64>
     where
         Self: Sized,

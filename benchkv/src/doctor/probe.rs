@@ -14,7 +14,6 @@ use super::{Device, Machine, Port};
 
 /// Examines the machine. `shm_dir` is the directory that jobs would get. Takes about as long as
 /// opening the devices.
-#[must_use]
 pub fn probe(shm_dir: Option<&Path>) -> Machine {
     let environment = Environment::detect();
     Machine {

@@ -81,7 +81,6 @@ struct RankVerdict {
 
 impl RankReport {
     /// Returns the report of a rank that has no process of its own, and so no memory of its own.
-    #[must_use]
     pub fn of_no_process(self) -> Self {
         Self {
             peak_rss_bytes: None,
@@ -90,7 +89,6 @@ impl RankReport {
     }
 
     /// Combines the reports of a rank's threads.
-    #[must_use]
     pub fn new(
         rank: usize,
         course: Course,

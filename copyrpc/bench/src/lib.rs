@@ -20,13 +20,11 @@ use benchkv_harness::launch::program::Program;
 static ALLOCATOR: Counting = Counting;
 
 /// Runs `copyrpc_bench`.
-#[must_use]
 pub fn copyrpc_bench() -> ExitCode {
     compare::run(Program("copyrpc_bench"), &CopyrpcBench::parse().options)
 }
 
 /// Runs `scalerpc_bench`.
-#[must_use]
 pub fn scalerpc_bench() -> ExitCode {
     let program = Program("scalerpc_bench");
     let matches = beside_scalerpc(ScalerpcBench::command())

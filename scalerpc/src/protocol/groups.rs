@@ -18,7 +18,6 @@ pub const GROUPS_IN_CACHE: u32 = 2;
 
 /// Returns the largest group size, 1..=[`MAX_ACTIVE_PER_GROUP`], for a cache of `cache_entries`
 /// contexts, with `threads` servers on the NIC.
-#[must_use]
 pub const fn max_group_size(cache_entries: u32, threads: u32) -> u32 {
     let threads = if threads == 0 { 1 } else { threads };
     let size = (cache_entries as u64 * SAFE_CACHE_PERCENT as u64
@@ -63,7 +62,6 @@ pub struct GroupManager {
 impl GroupManager {
     /// Makes a group without clients. `size` is the result of
     /// [`ServerConfig::clients_per_group`](crate::ServerConfig::clients_per_group).
-    #[must_use]
     pub fn new(size: u32) -> Self {
         Self {
             size: size.max(1) as usize,
@@ -72,25 +70,21 @@ impl GroupManager {
     }
 
     /// Returns the maximum number of clients of a group: 1.5 times the size.
-    #[must_use]
     pub const fn largest(&self) -> usize {
         self.size + self.size / 2
     }
 
     /// Returns the number of groups.
-    #[must_use]
     pub fn count(&self) -> usize {
         self.groups.len()
     }
 
     /// Returns the clients of a group; none if the group does not exist.
-    #[must_use]
     pub fn clients(&self, group: usize) -> &[ClientId] {
         self.groups.get(group).map_or(&[], |group| &group.clients)
     }
 
     /// Returns a group's slice length, in thousandths of the base length, 500..=1500.
-    #[must_use]
     pub fn slice_per_mille(&self, group: usize) -> u64 {
         self.groups
             .get(group)
@@ -98,7 +92,6 @@ impl GroupManager {
     }
 
     /// Returns the group of a client.
-    #[must_use]
     pub fn group_of(&self, client: ClientId) -> Option<usize> {
         self.groups
             .iter()

@@ -30,7 +30,6 @@ pub struct Scheduler {
 
 impl Scheduler {
     /// Makes a scheduler before its first slice.
-    #[must_use]
     pub const fn new(slice_ns: u64) -> Self {
         Self {
             slice_ns,
@@ -45,25 +44,21 @@ impl Scheduler {
     }
 
     /// Returns the epoch of the slice.
-    #[must_use]
     pub const fn epoch(&self) -> u64 {
         self.epoch
     }
 
     /// Returns the group that is served.
-    #[must_use]
     pub const fn current(&self) -> usize {
         self.current
     }
 
     /// Returns the group that is warmed, if one was found.
-    #[must_use]
     pub const fn next(&self) -> Option<usize> {
         self.next
     }
 
     /// Returns the time at which the slice may end, in ns.
-    #[must_use]
     pub const fn slice_end_ns(&self) -> u64 {
         self.slice_end_ns
     }
@@ -81,7 +76,6 @@ impl Scheduler {
     }
 
     /// Returns the length of slices of factor 1 that are not synchronised, in ns.
-    #[must_use]
     pub const fn length_ns(&self) -> u64 {
         self.length_ns
     }

@@ -41,13 +41,11 @@ pub struct Trailer {
 
 impl Trailer {
     /// Returns the trailer as one word.
-    #[must_use]
     pub const fn to_word(self) -> u64 {
         self.len as u64 | (self.valid as u64) << 32
     }
 
     /// Decodes the word of [`to_word`](Self::to_word).
-    #[must_use]
     pub const fn from_word(word: u64) -> Self {
         Self {
             len: word as u32,
@@ -57,7 +55,6 @@ impl Trailer {
 
     /// Returns whether the whole trailer has arrived, if it was 0 before: the last bit of a trailer
     /// is in its last byte.
-    #[must_use]
     pub const fn is_whole(self) -> bool {
         self.valid & VALID != 0
     }
@@ -65,7 +62,6 @@ impl Trailer {
 
 /// Returns `Valid` of a sequence number: never 0, and different for any two of 2^31 consecutive
 /// numbers.
-#[must_use]
 pub const fn valid(sequence: u32) -> u32 {
     VALID | sequence
 }
@@ -81,7 +77,6 @@ pub struct ReqId {
 
 impl ReqId {
     /// Returns the number on the wire.
-    #[must_use]
     pub const fn to_wire(self) -> u64 {
         self.slot as u64 | (self.sequence as u64) << 8
     }
@@ -104,7 +99,6 @@ pub struct RequestHeader {
 
 impl RequestHeader {
     /// Returns the header's bytes.
-    #[must_use]
     #[inline]
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
         let mut bytes = [0; HEADER_BYTES];
@@ -158,7 +152,6 @@ pub struct ZoneId {
 
 impl ZoneId {
     /// Returns the zone of this number in the pool that serves an epoch (S9).
-    #[must_use]
     pub const fn of(epoch: u64, zone: u16) -> Self {
         Self {
             pool: (epoch % 2) as u8,
@@ -202,7 +195,6 @@ pub struct ResponseHeader {
 
 impl ResponseHeader {
     /// Returns the header's bytes.
-    #[must_use]
     #[inline]
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
         let (event, epoch, zone) = match self.event {
@@ -233,7 +225,6 @@ impl ResponseHeader {
     }
 
     /// Reads a header. Returns `None` if this version does not define its magic, status or event.
-    #[must_use]
     pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Option<Self> {
         if u32_at(bytes, 0) != RESPONSE_MAGIC {
             return None;
@@ -275,7 +266,6 @@ impl Release {
     pub const BYTES: usize = Self::TRAILER_AT + TRAILER_BYTES;
 
     /// Returns the trailer of the release of an epoch.
-    #[must_use]
     pub const fn trailer(epoch: u32) -> Trailer {
         Trailer {
             len: Self::TRAILER_AT as u32,
@@ -284,7 +274,6 @@ impl Release {
     }
 
     /// Returns the release's bytes.
-    #[must_use]
     pub fn encode(&self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
         put(&mut bytes, 0, &self.client.to_le_bytes());
@@ -298,7 +287,6 @@ impl Release {
     }
 
     /// Reads a release. Any bytes are a release.
-    #[must_use]
     pub fn decode(bytes: &[u8; Self::TRAILER_AT]) -> Self {
         Self {
             client: u32_at(bytes, 0),
@@ -333,7 +321,6 @@ impl Announcement {
     pub const BYTES: usize = Self::BODY_BYTES + TRAILER_BYTES;
 
     /// Returns the announcement's bytes.
-    #[must_use]
     pub fn encode(&self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
         put(&mut bytes, 0, &self.req_addr.to_le_bytes());
@@ -356,7 +343,6 @@ impl Announcement {
 
     /// Reads an announcement. Returns `None` if the field `batch_size` is not the number of bits in
     /// `slots`.
-    #[must_use]
     pub fn decode(bytes: &[u8; Self::BODY_BYTES]) -> Option<Self> {
         let slots = u64_at(bytes, 8);
         (u32_at(bytes, 24) == slots.count_ones()).then_some(Self {

@@ -169,7 +169,6 @@ impl KvDaemon {
     }
 
     /// Ends the daemon. Returns its store.
-    #[must_use]
     pub fn into_store(self) -> Shard {
         self.store
     }

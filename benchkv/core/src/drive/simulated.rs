@@ -211,7 +211,6 @@ impl Simulated {
 
     /// Runs the job like [`run`](Self::run), but continues after failures: a rank dies with its
     /// first thread that fails, as a process would.
-    #[must_use]
     pub fn run_on(mut self, warmup: Duration, window: Duration, runs: usize) -> Ended {
         self.is_strict_about_failures = false;
         self.run_through(warmup, window, runs)

@@ -57,7 +57,6 @@ pub struct Policy {
 
 impl Policy {
     /// Makes the policy of a daemon in a job of `ranks`.
-    #[must_use]
     pub fn new(options: &PolicyOptions, ranks: usize) -> Self {
         Self {
             has_rules: options.govern(),
@@ -84,7 +83,6 @@ impl Policy {
     /// Returns whether there are rules that act. Otherwise the daemon begins no round of the
     /// policy.
     #[inline]
-    #[must_use]
     pub fn acts(&self) -> bool {
         self.acts
     }
@@ -105,7 +103,6 @@ impl Policy {
 
     /// Returns the plan of the round.
     #[inline]
-    #[must_use]
     pub const fn plan(&self) -> RoundPlan {
         self.plan
     }
@@ -161,14 +158,12 @@ impl Policy {
 
     /// Returns the maximum time for which an answer that arrives now is held, in ns; 0 if answers
     /// are not held.
-    #[must_use]
     pub fn hold_ns(&self) -> u64 {
         let hold = self.hold.as_ref().filter(|_| self.acts);
         hold.map_or(0, Hold::hold_ns)
     }
 
     /// Returns the counters; `None` without rules.
-    #[must_use]
     pub fn report(&self) -> Option<PolicyReport> {
         self.has_rules.then(|| PolicyReport {
             hold_ns: self.hold.as_ref().map_or(0, Hold::hold_ns),

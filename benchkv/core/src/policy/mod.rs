@@ -129,7 +129,6 @@ impl PolicyOptions {
     }
 
     /// Returns whether daemons have rules.
-    #[must_use]
     pub fn govern(&self) -> bool {
         self.given().any(|(flag, _)| !flag.starts_with("--batch"))
     }

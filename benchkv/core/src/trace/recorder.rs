@@ -62,14 +62,12 @@ pub struct TraceReport {
 
 impl Recorder {
     /// Returns the length of the series of a daemon with `endpoints` endpoints, in bytes.
-    #[must_use]
     pub const fn bytes(endpoints: usize) -> usize {
         CAPACITY * (size_of::<Sample>() + endpoints * size_of::<u32>())
     }
 
     /// Makes a recorder with a sample every `interval` rounds with work, for a daemon that waits by
     /// the strategy `wait` and has endpoints to the ranks `endpoints`.
-    #[must_use]
     pub fn new(interval: u64, wait: WaitStrategy, endpoints: Vec<usize>) -> Self {
         let sleeps = wait == WaitStrategy::Event;
         Self {
@@ -192,13 +190,11 @@ impl Recorder {
     }
 
     /// Returns the series.
-    #[must_use]
     pub fn series(&self) -> &Series {
         &self.series
     }
 
     /// Returns the outcome of the series.
-    #[must_use]
     pub fn report(&self) -> TraceReport {
         TraceReport {
             samples: self.series.samples.len() as u64,

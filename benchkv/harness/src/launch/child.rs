@@ -26,7 +26,6 @@ pub enum Ended {
 
 impl Ended {
     /// Returns whether the process exited with status 0.
-    #[must_use]
     pub const fn is_success(&self) -> bool {
         matches!(self, Self::Code(0))
     }

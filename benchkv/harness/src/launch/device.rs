@@ -173,14 +173,12 @@ impl DeviceChoice {
     }
 
     /// Returns whether the device connects only processes of one host.
-    #[must_use]
     pub const fn is_soft(&self) -> bool {
         matches!(self, Self::Auto | Self::Soft(_))
     }
 
     /// Returns the cores of the device's NUMA node. Empty for a software device, or if the node is
     /// unknown.
-    #[must_use]
     pub fn cores(&self) -> Vec<usize> {
         let Self::Verbs { name, .. } = self else {
             return Vec::new();
@@ -203,7 +201,6 @@ impl DeviceChoice {
 
     /// Returns the device to open. Software devices connect through `shm_dir`; `None` is the
     /// directory of this user.
-    #[must_use]
     pub fn spec(&self, shm_dir: Option<&Path>) -> DeviceSpec {
         let soft = SoftOptions {
             fabric: FabricSpec::Shared {

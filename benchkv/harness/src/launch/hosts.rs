@@ -88,13 +88,11 @@ impl Hosts {
     }
 
     /// Returns the number of ranks of the job.
-    #[must_use]
     pub fn ranks(&self) -> usize {
         self.places.len()
     }
 
     /// Returns the hosts' names, each host once, ordered by their first rank.
-    #[must_use]
     pub fn names(&self) -> Vec<String> {
         let is_first = |(rank, place): &(usize, &Place)| {
             !self
@@ -112,7 +110,6 @@ impl Hosts {
     }
 
     /// Returns the ranks on this rank's host; a rank's index in this list is its node-local rank.
-    #[must_use]
     pub fn ranks_here(&self) -> Vec<usize> {
         self.here().map(|(rank, _)| rank).collect()
     }
@@ -124,7 +121,6 @@ impl Hosts {
     /// Otherwise all cores are one pool, and a rank gets cores of one NUMA node if a node has
     /// enough. In both cases the cores in `near`, next to the device, come first. Hardware threads
     /// that share a physical core with an earlier hardware thread come last.
-    #[must_use]
     pub fn cores_here(&self, threads: usize, near: &[usize]) -> Vec<usize> {
         let masks = self.here().map(|(_, place)| near_first(&place.cores, near));
         let masks: Vec<Vec<usize>> = masks.collect();
@@ -134,7 +130,6 @@ impl Hosts {
     /// Returns whether ranks of this host, of `threads` threads each, were bound to different
     /// cores, or whether a rank was bound to fewer cores than it has threads although the host has
     /// more cores. Threads that are not pinned stay on the cores to which their rank was bound.
-    #[must_use]
     pub fn is_bound(&self, threads: usize) -> bool {
         let mut places = self.here().map(|(_, place)| place);
         let is_narrow = |place: &Place| place.cores.len() < threads.min(place.allowed);

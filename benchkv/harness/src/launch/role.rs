@@ -65,14 +65,12 @@ pub enum Foreign {
 
 /// Returns another launcher that started several processes, or may have started several. In a
 /// binary without MPI each process would start a job of its own, so such a binary refuses to run.
-#[must_use]
 pub fn foreign_launcher() -> Option<Foreign> {
     foreign_launchers().into_iter().next()
 }
 
 /// Returns all launchers of the kind that [`foreign_launcher`] returns, because one of them may
 /// have started another one.
-#[must_use]
 pub fn foreign_launchers() -> Vec<Foreign> {
     announced(|variable| std::env::var(variable).ok())
 }

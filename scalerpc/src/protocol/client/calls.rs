@@ -227,7 +227,6 @@ impl<M: Memory> Client<M> {
 
     /// Returns the time, in ns, at which [`poll`](Self::poll) has something to do without an
     /// arrival.
-    #[must_use]
     pub fn next_event_ns(&self) -> Option<u64> {
         bits(self.pending & !self.quarantined)
             .map(|slot| self.calls[slot].deadline_ns)

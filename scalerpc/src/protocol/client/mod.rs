@@ -164,7 +164,6 @@ impl<M: Memory> Client<M> {
     /// Makes a client that was admitted. `layout` is the server's. The regions must be all zeros,
     /// and as large as `layout` requires: smaller regions lose messages. `requests_addr`,
     /// `responses_addr` and `responses_rkey` are the values in the client's record.
-    #[must_use]
     pub fn new(
         layout: Layout,
         memory: ClientMemory<M>,
@@ -238,26 +237,22 @@ impl<M: Memory> Client<M> {
     }
 
     /// Returns the client's state.
-    #[must_use]
     pub const fn state(&self) -> State {
         self.state
     }
 
     /// Returns the number of calls that can be made now.
-    #[must_use]
     pub const fn free_slots(&self) -> usize {
         self.free.count_ones() as usize
     }
 
     /// Returns whether a call has not ended, or its end was not taken.
-    #[must_use]
     pub fn is_busy(&self) -> bool {
         !self.ended.is_empty() || self.pending & !self.quarantined != 0
     }
 
     /// Returns the number of calls that ran out of time and whose responses are missing. Each keeps
     /// its slot until its response arrives (S14).
-    #[must_use]
     pub const fn given_up_calls(&self) -> usize {
         self.quarantined.count_ones() as usize
     }
@@ -275,19 +270,16 @@ impl<M: Memory> Client<M> {
     }
 
     /// Returns the memory layout.
-    #[must_use]
     pub const fn layout(&self) -> &Layout {
         &self.layout
     }
 
     /// Returns the regions.
-    #[must_use]
     pub const fn memory(&self) -> &ClientMemory<M> {
         &self.memory
     }
 
     /// Returns the counters.
-    #[must_use]
     pub const fn stats(&self) -> &ClientStats {
         &self.stats
     }

@@ -15,7 +15,6 @@ impl<M: Memory> Client<M> {
     ///
     /// Does nothing while calls are outstanding, since their requests may still be on their way
     /// into the zone. Returns `false` if the server awaits an answer: poll, then rest again.
-    #[must_use]
     pub fn rest(&mut self) -> bool {
         if self.pending != 0 || matches!(self.state, State::Closed(_) | State::Resting) {
             return true;

@@ -52,7 +52,6 @@ impl<M: Memory> Server<M> {
     /// Returns whether the last poll ended a round in which all entries were checked, or no entry
     /// needs a check. A caller that sleeps between polls sleeps only after such a poll: otherwise
     /// the entry of a waiting client may stay unchecked during many sleeps.
-    #[must_use]
     pub fn has_checked_all(&self) -> bool {
         self.sweep == 0 || self.have_all_zones()
     }

@@ -136,7 +136,6 @@ impl<M: Memory> Server<M> {
     }
 
     /// Returns the number of accepted requests that no worker has taken.
-    #[must_use]
     pub fn queued(&self) -> usize {
         self.dispatch.len()
     }

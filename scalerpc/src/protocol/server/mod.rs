@@ -112,7 +112,6 @@ pub enum ServerOp {
 
 impl ServerOp {
     /// Returns the client whose queue pair is used.
-    #[must_use]
     pub const fn client(&self) -> ClientId {
         match self {
             Self::Read { client, .. }
@@ -392,7 +391,6 @@ impl<M: Memory> Server<M> {
     /// Returns the time, in ns, at which [`poll`](Self::poll) has something to do without an
     /// arrival. A poll is bounded, so work may remain for the next poll: before the caller sleeps,
     /// it must have polled until there was nothing to do.
-    #[must_use]
     pub fn next_event_ns(&self) -> Option<u64> {
         let slice_end = self.scheduler.next().map(|_| self.scheduler.slice_end_ns());
         self.busy
@@ -409,49 +407,41 @@ impl<M: Memory> Server<M> {
     }
 
     /// Returns the configured length of a slice ([`ServerConfig::slice_ns`]), in ns.
-    #[must_use]
     pub const fn slice_ns(&self) -> u64 {
         self.slice_ns
     }
 
     /// Returns the layout of the memory.
-    #[must_use]
     pub const fn layout(&self) -> &Layout {
         &self.layout
     }
 
     /// Returns the regions.
-    #[must_use]
     pub const fn memory(&self) -> &ServerMemory<M> {
         &self.memory
     }
 
     /// Returns the groups.
-    #[must_use]
     pub const fn groups(&self) -> &GroupManager {
         &self.groups
     }
 
     /// Returns the slices.
-    #[must_use]
     pub const fn scheduler(&self) -> &Scheduler {
         &self.scheduler
     }
 
     /// Returns the number of free zones, of both pools.
-    #[must_use]
     pub fn free_zones(&self) -> usize {
         self.pools[0].len() + self.pools[1].len()
     }
 
     /// Returns the number of free response buffers.
-    #[must_use]
     pub fn free_buffers(&self) -> usize {
         self.buffers.free()
     }
 
     /// Returns the number of zones in quarantine.
-    #[must_use]
     pub fn quarantined(&self) -> usize {
         self.zones
             .iter()
@@ -460,7 +450,6 @@ impl<M: Memory> Server<M> {
     }
 
     /// Returns the counters.
-    #[must_use]
     pub const fn stats(&self) -> &ServerStats {
         &self.stats
     }

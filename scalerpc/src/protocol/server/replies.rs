@@ -133,7 +133,6 @@ impl<M: Memory> Server<M> {
 
     /// Gives a request that was [held](Self::hold) a buffer for its response. Returns `false` if no
     /// buffer is free; a response that is written frees one.
-    #[must_use]
     pub fn resume(&mut self, request: &mut Request) -> bool {
         if request.buffer.is_none() {
             request.buffer = self.buffers.allocate();

@@ -53,7 +53,6 @@ impl Default for SoftDevice {
 
 impl SoftDevice {
     /// Returns the time at which operations are executed.
-    #[must_use]
     pub const fn timing(&self) -> Timing {
         match self.rtt_ns.div_ceil(2) {
             0 => Timing::Immediate,
@@ -62,7 +61,6 @@ impl SoftDevice {
     }
 
     /// Returns the faults.
-    #[must_use]
     pub fn faults(&self) -> Faults {
         Faults {
             seed: self.seed,

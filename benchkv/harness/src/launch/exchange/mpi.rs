@@ -73,7 +73,6 @@ pub enum MpiError {
 }
 
 /// Returns the MPI library, by the name and version it reports. MPI need not be initialized.
-#[must_use]
 pub fn mpi_library() -> String {
     let version = mpi::environment::library_version().unwrap_or_default();
     // Open MPI continues with details of its build.

@@ -133,7 +133,6 @@ pub enum LaunchError {
 impl LaunchError {
     /// Returns the exit status for the launcher: 128 + signal after an interrupt, as shells report
     /// it; the status of the failed rank if the rank chose one; otherwise 1.
-    #[must_use]
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Interrupted { signal } => u8::try_from(128 + signal).unwrap_or(1),
