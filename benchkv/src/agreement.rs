@@ -161,7 +161,7 @@ mod tests {
     use super::*;
     use crate::cli::{Cli, JobArgs};
 
-    /// The statement of the only other rank.
+    /// An exchange with one other rank, which makes a given statement.
     struct Scripted(Vec<u8>);
 
     impl Exchange for Scripted {

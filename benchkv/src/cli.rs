@@ -274,7 +274,8 @@ mod tests {
         }
     }
 
-    /// Options of a job that `benchkv sim` lists, each with a legal value.
+    /// Every option that the help of `benchkv sim` shows needs a line with a legal value in
+    /// `legal`.
     #[test]
     fn every_option_in_the_help_of_sim_is_obeyed_in_virtual_time_and_the_others_are_refused() {
         let legal = [

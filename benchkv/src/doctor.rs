@@ -33,7 +33,7 @@ const OLDEST_KERNEL: (u32, u32) = (5, 3);
 /// The findings on a machine.
 #[derive(Debug, Clone)]
 pub struct Machine {
-    /// Release of the kernel, `6.1.0-18-amd64`.
+    /// Release of the kernel, for example `6.1.0-18-amd64`.
     pub kernel: String,
     /// Cores this process may use.
     pub usable_cores: Result<Usable, String>,
@@ -153,8 +153,8 @@ impl Check {
         Self::new(name, status, text, advice)
     }
 
-    /// Makes a check of a limit. `what` is the limited thing; a `limit` of `None` means that there
-    /// is no limit.
+    /// Makes a check of a limit, which has to be at least `needed`; a `limit` of `None` means that
+    /// there is no limit. `what` formats the limit.
     fn limit(
         name: &str,
         limit: Option<u64>,

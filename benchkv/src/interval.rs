@@ -1,7 +1,7 @@
 //! `--report-interval`: a line for each interval of a running job, with the operations of rank 0.
 //!
-//! Each client publishes its counts after a step in which operations ended: two stores into a cache
-//! line of its own. Without the option it publishes nothing.
+//! Each client publishes its counts after a step in which operations were issued or have ended: two
+//! stores into a cache line of its own. Without the option it publishes nothing.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -62,7 +62,7 @@ pub struct Reporter<'a> {
 }
 
 impl<'a> Reporter<'a> {
-    /// Makes a reporter whose first interval begins at `now_ns`. `interval` is not zero.
+    /// Makes a reporter whose first interval begins at `now_ns`.
     pub fn new(clients: &'a [Published], interval: Duration, now_ns: u64) -> Self {
         let interval_ns = (interval.as_nanos() as u64).max(1);
         Self {

@@ -14,9 +14,9 @@ use engine::job::Job;
 use engine::verify::Verifier;
 use engine::workload::Access;
 
-/// Memory of a message in shared memory.
+/// Memory of a message in a channel within a rank, in bytes.
 const SLOT_BYTES: u64 = 64;
-/// Memory of a call in flight between two daemons, in the tables of both daemons.
+/// Memory of a call in flight between two daemons, in the tables of both daemons, in bytes.
 const CALL_BYTES: u64 = 128;
 /// Memory of an outstanding operation of a client, in the tables of the client, of its paths and of
 /// the daemons.
@@ -30,12 +30,12 @@ const HISTOGRAMS: u64 = 4;
 pub struct Memory {
     /// Endpoints of these ranks.
     pub endpoints: u64,
-    /// Bytes of connections between ranks: two rings for each endpoint, and the queues of the
-    /// endpoint.
+    /// Bytes of connections between ranks: the rings, queues and messages of the endpoints, and the
+    /// tables of the threads with endpoints.
     pub connections_bytes: u64,
-    /// Bytes of the tables with the keys.
+    /// Bytes of the stores: the tables of the keys, with the values.
     pub stores_bytes: u64,
-    /// Bytes of channels within ranks: ipc, rings, flux.
+    /// Bytes of channels within ranks: ipc, rings, flux, and the places of values under way.
     pub channels_bytes: u64,
     /// Total bytes: of the above, of the clients, and of the processes.
     pub total_bytes: u64,

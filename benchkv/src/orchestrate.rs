@@ -103,7 +103,7 @@ struct Rank<'a, W> {
     clock: Clock,
     progress: &'a Progress,
     control: Control,
-    /// The counts of clients, with `--report-interval` on rank 0.
+    /// Counts that clients publish; empty unless this rank prints the lines of `--report-interval`.
     published: Vec<Published>,
     rank: usize,
 }
@@ -112,7 +112,7 @@ struct Rank<'a, W> {
 enum News {
     /// A worker is open, and its endpoints have these connection records.
     Open(Vec<Record>),
-    /// A worker can take part.
+    /// The endpoints of a worker are connected.
     Ready,
 }
 
@@ -190,10 +190,11 @@ pub fn run_rank<W: Workers>(
         // The main thread gave up because of a worker, or a worker panicked at the very end.
         (Err(RankError::Exchange(ExchangeError::GivenUp)), Some(failure))
         | (Ok(_), Some(failure @ RankError::Panicked { .. })) => Err(failure),
-        // The other rank may have detected the failure of this rank, and the report of its end may
-        // have arrived before the failure here was recorded.
+        // Another rank may have detected the failure of this rank and ended. The report of that end
+        // may have arrived before this rank recorded its own failure.
         (Err(news), Some(failure)) if news.follows() && !failure.follows() => Err(failure),
-        // Other failures after the last barrier are caused by peers that have already ended.
+        // If the outcome is `Ok`, a remaining failure came after the last barrier, and was caused
+        // by a peer that had already ended. So it does not count.
         (outcome, _) => outcome,
     }
 }
@@ -247,7 +248,7 @@ impl<W: Workers> Rank<'_, W> {
         Ok(report)
     }
 
-    /// Runs warm-up and windows, until the user interrupts.
+    /// Runs the warm-up and the windows. Ends early if the user interrupts.
     fn load(
         &self,
         clients: &[Thread<'_, ClientReport>],

@@ -95,7 +95,7 @@ pub struct JobResult {
     pub measured: Measured,
     /// The spread of the runs.
     pub over_runs: SpreadOverRuns,
-    /// Operations of the whole job.
+    /// Fate of the operations of the whole job, including warm-up and drain.
     #[serde(flatten)]
     pub fate: Counts,
     /// Checks of values that failed; null with `--no-verify`.
@@ -116,7 +116,7 @@ pub struct JobResult {
     pub littles_law: LittlesLaw,
     /// Counters of the NICs' ports; null if no NIC was used.
     pub hardware_counters: Option<Vec<HardwareCounters>>,
-    /// The Unix-socket echo measured in the same job.
+    /// The results of the Unix-socket echo, which is measured before the job.
     pub unix_echo: Vec<EchoBaseline>,
     /// Each measured run.
     pub runs: Vec<RunResult>,
@@ -127,7 +127,7 @@ pub struct JobResult {
 /// The measurements of one run, of one rank, or of all runs and ranks.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Measured {
-    /// Operations per second of the ranks together; over several runs the mean.
+    /// Local and remote operations per second; over several runs the mean.
     pub total_rps: f64,
     /// Operations per second on the store of the rank that issued them.
     pub local_rps: f64,
@@ -183,7 +183,7 @@ pub struct SpreadOverRuns {
     pub p99_ns: RunSpread,
 }
 
-/// The spread of values; all 0 without a value.
+/// The spread of values. Without a value, `min` and `max` are 0.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct RunSpread {
     /// Minimum.
@@ -213,7 +213,7 @@ impl RunSpread {
 /// port.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HardwareCounters {
-    /// The first rank on its host.
+    /// Rank that read the counters: the first rank of its host.
     pub rank: usize,
     /// The port: `mlx5_0:1`.
     pub port: String,
@@ -238,9 +238,9 @@ impl HardwareCounters {
 /// issue to their end, in open loops too.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct LittlesLaw {
-    /// Operations outstanding, the mean over time.
+    /// Mean over time of the number of outstanding operations.
     pub outstanding: f64,
-    /// Operations per second times mean latency from the issue, the sum over clients.
+    /// Sum over clients of the operations per second times the mean latency from the issue.
     pub throughput_times_latency: f64,
     /// The correction for the edges of windows. An operation counts in the window in which it ends,
     /// with its whole latency. The term is the age of the operations that were outstanding at the

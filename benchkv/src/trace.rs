@@ -16,7 +16,7 @@ use clap::Args;
 use engine::trace::{Sample, Series};
 use serde::{Deserialize, Serialize};
 
-/// Interval between samples, in rounds.
+/// Legal intervals between samples, in rounds with work.
 const INTERVALS: RangeInclusive<u64> = 1..=1_000_000_000;
 
 /// A line of a file: the sample, and its requests by endpoint.

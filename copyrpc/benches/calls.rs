@@ -19,8 +19,8 @@ use mlx5::{DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
 
 const SIZES: [usize; 3] = [32, 1 << 10, 16 << 10];
 const BATCH: usize = 64;
-/// Maximum number of turns of both ends in a round. A batch that does not fit the limits of one
-/// WRITE takes several turns.
+/// Maximum number of times that a round flushes, answers and drains. Calls that do not fit one
+/// WRITE need several times.
 const MOST_TURNS: usize = 1000;
 
 struct Pair {
@@ -77,7 +77,7 @@ impl Pair {
         }
     }
 
-    /// Flushes the gathered calls and turns both ends until `calls` have ended.
+    /// Flushes the gathered calls, answers and drains, until `calls` calls have ended.
     #[inline(always)]
     fn finish(
         &self,

@@ -1,13 +1,13 @@
 //! The program whose instructions `scripts/instructions` counts: caller and answerer in one thread,
 //! on two software devices of one fabric.
 //!
-//! Arguments: the kind of operation, and the number of calls. The script runs the program with
-//! different counts under callgrind and divides the difference, so set-up does not count. `--list`
-//! prints one line per kind for the script: name, bound in instructions (`-` if there is none), the
-//! counts of the two runs, the part to collect, and the operation. The part to collect is `nohca`,
-//! everything but the software HCA's two entry points with all they call, or `part NAME`, the
-//! function of that name with all it calls but the software HCA. An appended `but NAME` excludes
-//! one more function with all it calls.
+//! Arguments: the kind of operation, and the number of calls. The script runs the program under
+//! callgrind with two numbers of calls, and divides the difference of the instructions by the
+//! difference of the calls, so set-up does not count. `--list` prints one line per kind for the
+//! script: name, bound in instructions (`-` if there is none), the two numbers of calls, the part
+//! to collect, and the operation. The part to collect is `nohca`, everything but the software HCA's
+//! two entry points with all they call, or `part NAME`, the function of that name with all it calls
+//! but the software HCA. An appended `but NAME` excludes one more function with all it calls.
 //!
 //! Requests and replies have 32 bytes. With depth 64, all calls of a round are sent in one WRITE,
 //! and so are their replies.

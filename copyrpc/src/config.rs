@@ -10,7 +10,8 @@ use crate::ring::{DEFAULT_RING_SIZE, MAX_RING_SIZE, MIN_RING_SIZE};
 
 /// Number of WQEBBs that a WQE with the maximum of inline bytes takes.
 const BATCH_WQEBBS: u32 = 4;
-/// Maximum WQEBBs of a send queue without a given size.
+/// Maximum number of WQEBBs of a send queue whose size is not given by
+/// [`EndpointConfig::max_send_wr`].
 const MAX_COMPUTED_SEND_WR: u32 = 256;
 /// Maximum number of slots of an endpoint's lane, the queue of the peer's messages to it in the
 /// software HCA.

@@ -123,7 +123,7 @@ impl ConnectFailure for ConnectError {
         }
     }
 
-    /// Returns the error once more. For an error of the system or of a device, the copy has only
+    /// Returns a copy of the error. For an error of the system or of a device, the copy has only
     /// its text.
     fn again(&self) -> Self {
         match self {

@@ -35,8 +35,7 @@ pub(crate) trait Receiver<U> {
     /// [`Receiver::on_request`], otherwise they are added to the context's queue.
     const TAKES_REQUESTS: bool;
 
-    /// Takes a request with these bytes. The request is answered or held before the next message is
-    /// taken.
+    /// Takes a request with these bytes. Must answer or hold the request before it returns.
     fn on_request(
         &mut self,
         connection: &Rc<Connection<U>>,
@@ -88,7 +87,7 @@ pub(crate) struct Connection<U> {
     /// The receive ring of a retired connection, while the application has requests in it.
     kept_ring: RefCell<Option<Box<Mr>>>,
     /// The published record, and the destination of READs. The field is declared after the queue
-    /// pair, which READs into this memory.
+    /// pair, which READs into this memory and so has to be dropped first.
     control: ControlMemory,
     pub(crate) recv_view: RingView,
     pub(crate) remote: Remote,
@@ -255,26 +254,25 @@ impl<U> Connection<U> {
         self.qpn
     }
 
-    /// Borrows the core, for a call or an answer. No user code runs while it is borrowed.
+    /// Borrows the core, for a call or an answer. No user code may run while it is borrowed.
     #[inline(always)]
     pub(crate) fn link(&self) -> RefMut<'_, Link<U>> {
         RefMut::map(self.core.borrow_mut(), |core| &mut core.link)
     }
 
-    /// Reads or changes the core. `f` runs no user code.
+    /// Reads or changes the core. `f` must not run user code.
     #[inline(always)]
     pub(crate) fn with_link<R>(&self, f: impl FnOnce(&mut Link<U>) -> R) -> R {
         f(&mut self.core.borrow_mut().link)
     }
 
-    /// Lists this connection for the next flush.
     #[inline]
     pub(crate) fn mark_dirty(self: &Rc<Self>) {
         self.worklist.mark_dirty(self);
     }
 
-    /// If this connection is closed, lists it for the next drain, which releases it. Called after
-    /// everything that can close the core.
+    /// If this connection is closed, lists it for the next drain, which releases it. Must be called
+    /// after everything that can close the core.
     fn note_end(self: &Rc<Self>) {
         if self.is_closed() {
             self.worklist.mark_unfinished(self);
@@ -368,8 +366,8 @@ impl<U> Connection<U> {
         true
     }
 
-    /// Ends the one-sided operations of a retired connection: none of them accesses its memory any
-    /// more.
+    /// Ends the one-sided operations of a retired connection. Its queue pair is destroyed, so no
+    /// operation accesses memory any more.
     pub(crate) fn end_raw(&self, receiver: &mut impl Receiver<U>) {
         while let Some((user_data, reason)) = self.take_failed_raw() {
             receiver.on_response(user_data, Err(reason.into()));
@@ -377,7 +375,7 @@ impl<U> Connection<U> {
     }
 
     /// Ends the calls whose deadlines have passed. Returns their number. Calls made by the callback
-    /// have deadlines after `now_ns`, so the loop ends.
+    /// have deadlines at `now_ns` or later, so the loop ends.
     pub(crate) fn expire(self: &Rc<Self>, now_ns: u64, receiver: &mut impl Receiver<U>) -> usize {
         let _rearm = Rearm(self);
         let mut ended = 0;
@@ -425,8 +423,8 @@ impl<U> Connection<U> {
         }
     }
 
-    /// Takes a completion of the send queue. Returns whether there was progress; a READ that
-    /// brought no new words is none.
+    /// Takes a completion of the send queue. Returns whether there was progress; a READ of the
+    /// activity, or a READ without new words, does not count.
     pub(crate) fn complete(
         self: &Rc<Self>,
         cqe: &Cqe<'_>,
@@ -458,9 +456,11 @@ impl<U> Connection<U> {
                     self.mark_dirty();
                 }
             }
-            // All messages posted before this READ have arrived.
+            // All messages posted before this READ have arrived, so there is nothing left to wait
+            // for.
             Ok(()) if user == Some(LAST) => self.leaving.set(Leaving::No),
-            // The send queue has room: messages that waited for it are still on the worklist.
+            // The send queue has room again. If messages wait for room, their connection is still
+            // on the worklist.
             Ok(()) => {}
         }
         true
@@ -555,8 +555,8 @@ impl<U> Connection<U> {
         }
     }
 
-    /// Completes a flush: does READs, further batches, and everything else that the first step
-    /// could not do.
+    /// Completes a flush: posts READs, further batches, and everything else that
+    /// [`Link::flush_easy`] did not do.
     #[inline(never)]
     fn flush_rest(self: &Rc<Self>, qp: &mut RcQp, send_ring: &Mr, link: &mut Link<U>, now_ns: u64) {
         let outcome = if self.blueflame_batch {
@@ -681,7 +681,7 @@ impl<U> Connection<U> {
         }
     }
 
-    /// Releases a request that is not answered, since the connection has ended.
+    /// Releases an unanswered request of a connection that has ended.
     pub(crate) fn release(&self, request: &Request) {
         let has_others = self.with_link(|link| {
             link.release(request);

@@ -40,8 +40,9 @@ pub const DEFAULT_SRQ_SIZE: u32 = Outstanding::DEFAULT.receives(DEFAULT_ENDPOINT
 pub const DEFAULT_CQ_SIZE: u32 =
     (Outstanding::DEFAULT.completions() * DEFAULT_ENDPOINTS).next_power_of_two();
 
-/// Maximum number of completions that one poll takes from each queue, so that a poll is bounded
-/// under any load.
+/// Maximum number of completions that one poll takes from the receive CQ, so that a poll is bounded
+/// under any load. The send CQ, whose completions are bounded by themselves, is emptied in steps of
+/// this size.
 const POLL_BUDGET: usize = 256;
 
 /// Describes a context. Plain data: send it to the thread that will own the context and build it
@@ -120,7 +121,7 @@ impl ContextBuilder {
     /// Sets the minimum number of endpoints with the default [`EndpointConfig`] that the context
     /// has room for at once. The sizes of all queues follow from it. Default [`DEFAULT_ENDPOINTS`].
     /// Memory: about 9 KiB for each endpoint, and its rings when the endpoint is made. Devices have
-    /// about 32,000 receives in a queue, enough for 680; for more, see
+    /// about 32,000 receives in a queue, enough for 680 endpoints; for more, see
     /// [`ContextBuilder::endpoints_with`].
     #[must_use]
     pub const fn endpoints(mut self, count: u32) -> Self {
@@ -151,8 +152,8 @@ impl ContextBuilder {
     /// the other options. It must be at least the SRQ size, and at least the sum over all endpoints
     /// of [`batches_in_flight`](EndpointConfig::batches_in_flight) +
     /// [`raw_operations`](EndpointConfig::raw_operations) + 8, plus the number of batches of a
-    /// [`Window::Completion`](crate::Window::Completion). If the send queue of an endpoint has
-    /// fewer WQEBBs than the endpoint's term of that sum, the number of its WQEBBs is the term.
+    /// [`Window::Completion`](crate::Window::Completion). An endpoint whose send queue has fewer
+    /// WQEBBs than its term of that sum adds the number of its WQEBBs instead.
     #[must_use]
     pub const fn cq_size(mut self, entries: u32) -> Self {
         self.cq_size = Some(entries);
@@ -178,8 +179,8 @@ impl ContextBuilder {
         self
     }
 
-    /// Returns the number of receives of the SRQ, and the number of entries of the send CQ: enough
-    /// for all endpoints that the SRQ is large enough for.
+    /// Returns the number of receives of the SRQ, and the number of entries of the send CQ. The
+    /// send CQ is large enough for all endpoints for which the SRQ has receives.
     fn sizes(&self) -> (u32, u32) {
         let receives = self
             .srq_size
@@ -200,8 +201,8 @@ impl ContextBuilder {
         )
     }
 
-    /// Returns the error of the SRQ that cannot be made, in terms of endpoints if they give its
-    /// size.
+    /// Returns the error for an SRQ that the device refuses. The error is about the endpoints if
+    /// the size of the SRQ follows from their number.
     fn too_many(&self, error: CreateError) -> BuildError {
         let (endpoints, batches_in_flight) = (self.endpoints, self.outstanding.batches);
         match error {
@@ -284,7 +285,7 @@ impl ContextBuilder {
 /// valid. Methods take `&self`, so callbacks may call, reply and receive; methods that must not
 /// nest return a `Reentrant` error. The drop of a context ends its connections, and drops the user
 /// data of calls and operations that have not ended. The drop waits, at most 20 ms, until the peers
-/// have received the replies that were given, and the message that this end closes. Messages for
+/// have received the replies that were given, and the closing message of this end. Messages for
 /// which a peer has no room in that time, and messages to a peer that is gone, are lost with the
 /// queue pair. At a peer that gets the closing message and has nothing outstanding, the connection
 /// ends with [`CloseReason::ClosedByPeer`](crate::CloseReason::ClosedByPeer); all other peers
@@ -355,8 +356,8 @@ impl Drop for Polling<'_> {
 }
 
 /// A guard that exists while arrivals are taken. Its drop, also by the panic of a callback, posts
-/// receives again: the next flush reports the arrivals, and then the peers may send further batches
-/// (B1 of docs/copyrpc-protocol.md).
+/// receives again if more than `max_free` are not posted: the next flush reports the arrivals, and
+/// then the peers may send further batches (B1 of docs/copyrpc-protocol.md).
 struct Unfilled<'a> {
     srq: &'a mut Srq,
     max_free: usize,
@@ -690,8 +691,8 @@ impl<U> Inner<U> {
         }
     }
 
-    /// Reads the clock, does the sweep if it is due, and ends the calls that are out of time.
-    /// Returns the number of these calls.
+    /// Reads the clock, sweeps the connections in use if it is time to, and ends the calls that are
+    /// out of time. Returns the number of these calls.
     #[cold]
     #[inline(never)]
     fn check_clock(&self, receiver: &mut impl Receiver<U>) -> usize {
@@ -761,9 +762,9 @@ impl<U> Inner<U> {
         })
     }
 
-    /// Takes all completions of the send CQ, so that no completion of a connection that is retired
-    /// now remains after the connection's share of the queues is released. B2 bounds the number of
-    /// completions, since nothing is posted meanwhile.
+    /// Takes all completions of the send CQ. So a connection that is retired afterwards has no
+    /// completion left in the CQ, and its share of the queues can be released. The number of
+    /// completions is bounded (B2), since nothing is posted meanwhile.
     #[inline(never)]
     fn take_sent(queues: &mut Queues<U>, receiver: &mut impl Receiver<U>) -> usize {
         let Queues {
@@ -796,8 +797,8 @@ impl<U> Inner<U> {
         self.worklist.flush(|connection| connection.flush(now_ns));
     }
 
-    /// Removes a connection that has ended, if nothing was posted on it: then no completion will
-    /// arrive (B2). Otherwise the next drain removes it.
+    /// Removes a connection that has ended, if nothing was posted on it, so that no completion will
+    /// arrive. Otherwise, or inside a poll, the next drain removes it.
     pub(crate) fn retire_unused(&self, connection: &Connection<U>) {
         let Stats {
             batches_sent,

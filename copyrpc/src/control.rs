@@ -29,7 +29,7 @@ struct Region {
 }
 
 impl ControlRegions {
-    /// Returns a region with a free place; all regions belong to `pd`.
+    /// Returns a region with a free place. `pd` must be the same in all calls.
     fn vacant(&self, pd: &Pd) -> Result<Rc<Region>, RegisterError> {
         let mut regions = self.regions.borrow_mut();
         regions.retain(|region| region.strong_count() > 0);
@@ -54,8 +54,8 @@ impl ControlRegions {
 }
 
 /// A place of an endpoint. Bytes 0..32: the published record, in the layout of [`PublishedRecord`].
-/// Bytes 32..64: the destination of READs. The drop frees the place: by then the queue pair that
-/// READs into it, and the queue pair through which the peer READs it, must be gone.
+/// Bytes 32..64: the destination of READs. The drop frees the place. Before that, the queue pair
+/// that READs into the place, and through which the peer READs the record, must be destroyed.
 #[derive(Debug)]
 pub(crate) struct ControlMemory {
     region: Rc<Region>,
@@ -150,7 +150,7 @@ impl ControlMemory {
         target.store(batches.to_le(), Ordering::Relaxed);
     }
 
-    /// Returns the destination of READs of the peer's record.
+    /// Returns the destination of this end's READs.
     pub(crate) fn read_target(&self) -> Sge {
         let memory = &self.region.memory;
         Sge {
@@ -160,7 +160,6 @@ impl ControlMemory {
         }
     }
 
-    /// Returns the record that a completed READ fetched.
     pub(crate) fn take_read(&self) -> [u8; FLOW_METADATA_SIZE] {
         let mut record = [0; FLOW_METADATA_SIZE];
         let read = self

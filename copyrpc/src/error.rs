@@ -19,7 +19,7 @@ pub enum ProtocolError {
         /// Bytes that the peer was permitted to write.
         free: u64,
     },
-    /// More batches than were granted are unacknowledged (T2).
+    /// The peer has more batches in flight than this end granted (T2).
     #[error("more than the granted {granted} batches in flight")]
     TooManyBatches {
         /// Batches that the peer may have in flight.
@@ -68,7 +68,8 @@ pub enum ProtocolError {
         /// Position up to which this end has sent.
         ceiling: u64,
     },
-    /// The cumulative credit is unaligned, went backwards, or exceeds the quarter ring (T5).
+    /// The cumulative credit is unaligned, went backwards, or is more than a quarter ring above the
+    /// spent credit (T5).
     #[error("cumulative credit {told} is not an aligned number in {floor}..={ceiling}")]
     Credit {
         /// Credit that the peer reported.
@@ -262,7 +263,8 @@ pub enum CallFailure {
     /// dropped.
     #[error("no reply in time")]
     TimedOut,
-    /// The connection ended first. Whether the handler ran is not known.
+    /// The connection ended first. Whether the handler ran is not known, except for
+    /// [`CloseReason::ClosedByPeer`]: no handler got the request, or will get it.
     #[error("connection closed: {0}")]
     Closed(#[from] CloseReason),
 }

@@ -11,7 +11,7 @@ use crate::raw::{Memory, RdmaError, RemoteMemory};
 
 impl<U> Context<U> {
     /// Allocates `bytes` of zeroed, page-aligned memory for one-sided operations: the local end of
-    /// this context's operations, and the remote end of the peers'.
+    /// this context's operations, and the remote end of the peers' operations.
     ///
     /// # Errors
     /// [`RegisterError`]: `bytes` is 0, or no memory is left.

@@ -86,9 +86,10 @@ pub(crate) struct QueueShare {
 
 impl QueueShare {
     /// Takes a share for an endpoint with these limits and `send_capacity` WQEBBs, of an SRQ of
-    /// `depth` receives and a send CQ of `entries`. B1: at least two thirds of the receives are
-    /// posted whenever receipts are reported, so a batch may be in flight for each of these. B2:
-    /// every WQE has at most one completion.
+    /// `depth` receives and a send CQ of `entries`. At least two thirds of the receives are posted
+    /// whenever receipts are reported, so that number of batches may be in flight (B1). An endpoint
+    /// has at most one completion for each WQE, so its share of the send CQ is at most
+    /// `send_capacity` (B2).
     pub(crate) fn take(
         used: &Rc<Used>,
         outstanding: Outstanding,

@@ -12,8 +12,8 @@ use crate::ring::RecvBytes;
 use crate::wire::Status;
 
 /// A request to be answered, at any time and in any order. Its bytes stay in the receive ring,
-/// unchanged, until the answer. No ring space from the oldest such request on is reused: to hold a
-/// request for long, copy the bytes and [release them](Self::release_data).
+/// unchanged, until the answer. The ring space from the oldest such request on is not reused: to
+/// hold a request for long, copy the bytes and [release them](Self::release_data).
 ///
 /// A drop without a reply answers the caller with
 /// [`CallFailure::Dropped`](crate::error::CallFailure::Dropped).
@@ -282,7 +282,7 @@ mod tests {
     use super::*;
     use crate::{Context, ContextBuilder, EndpointConfig};
 
-    /// Asserts that neither the device nor the memory of its connection stays.
+    /// Asserts that the device and the memory of the request's connection are freed.
     #[test]
     fn bytes_that_are_released_after_the_context_leave_nothing_behind() {
         let fabric = LocalFabric::new();

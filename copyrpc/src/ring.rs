@@ -1,4 +1,4 @@
-//! Ring geometry and the one owner type of ring memory.
+//! Ring geometry, and the only types that access ring memory.
 //!
 //! A position is a `u64` that only grows; its offset in the ring is `position % size`. Both ends of
 //! a connection have rings of one size and start each direction at the same position, so a batch is
@@ -12,10 +12,10 @@ use copyrpc_shm::cache::{copy, prefetch};
 
 use crate::wire::{self, ALIGNMENT};
 
-/// Smallest ring that connections may use. The core itself also works with rings down to
-/// [`RingSize::CORE_MIN`], so that tests can explore small rings.
+/// Smallest ring that connections may use. Tests of the flow control explore rings down to
+/// [`RingSize::CORE_MIN`].
 pub const MIN_RING_SIZE: u64 = 4 << 10;
-/// Largest ring: above it call ids could run out before credit does.
+/// Largest ring. In a larger ring, call ids could run out before credit does.
 pub const MAX_RING_SIZE: u64 = 256 << 20;
 /// Default size of a ring.
 pub const DEFAULT_RING_SIZE: u64 = 1 << 20;
@@ -25,11 +25,12 @@ pub const DEFAULT_RING_SIZE: u64 = 1 << 20;
 pub struct RingSize(u64);
 
 impl RingSize {
-    /// Smallest ring the flow-control rules are proven for.
+    /// Smallest ring for which the flow-control rules hold.
     pub const CORE_MIN: u64 = 2 << 10;
 
-    /// Makes a ring size for the core alone, in bytes: a power of two from [`RingSize::CORE_MIN`]
-    /// to [`MAX_RING_SIZE`]; `None` for other numbers.
+    /// Makes a ring size, in bytes: a power of two from [`RingSize::CORE_MIN`] to
+    /// [`MAX_RING_SIZE`]. Returns `None` for other numbers. Connections need
+    /// [`RingSize::for_connection`].
     #[must_use]
     pub const fn new(bytes: u64) -> Option<Self> {
         if bytes.is_power_of_two() && bytes >= Self::CORE_MIN && bytes <= MAX_RING_SIZE {
@@ -40,7 +41,7 @@ impl RingSize {
     }
 
     /// Makes a ring size for a connection, in bytes: a power of two from [`MIN_RING_SIZE`] to
-    /// [`MAX_RING_SIZE`]; `None` for other numbers.
+    /// [`MAX_RING_SIZE`]. Returns `None` for other numbers.
     #[must_use]
     pub const fn for_connection(bytes: u64) -> Option<Self> {
         if bytes < MIN_RING_SIZE {
@@ -64,8 +65,8 @@ impl RingSize {
         position & (self.0 - 1)
     }
 
-    /// Returns the number of bytes from a position to the end of the ring; the whole ring at offset
-    /// 0.
+    /// Returns the number of bytes from a position to the end of the ring. At offset 0, this is the
+    /// size of the ring.
     #[must_use]
     pub const fn to_end(self, position: u64) -> u64 {
         self.0 - self.offset(position)
@@ -90,7 +91,8 @@ impl RingSize {
         self.0 / 4
     }
 
-    /// Returns the maximum internal allowance of one call: 3/16 ring (invariant L2).
+    /// Returns the maximum internal allowance of one call, which is the number of bytes reserved
+    /// for its response and for the metadata of a batch: 3/16 ring (invariant L2).
     #[must_use]
     pub const fn max_internal_allowance(self) -> u64 {
         self.0 / 4 - self.0 / 16
@@ -173,7 +175,7 @@ impl RingView {
         bytes
     }
 
-    /// Returns the received bytes at `payload`, a place that this ring's core returned.
+    /// Returns the received bytes of a payload in this ring.
     #[inline]
     pub(crate) fn bytes(&self, payload: Payload) -> RecvBytes<'_> {
         RecvBytes {
@@ -183,7 +185,7 @@ impl RingView {
         }
     }
 
-    /// Returns the received bytes at `base`, a place in this ring, like [`RingView::bytes`].
+    /// Like [`RingView::bytes`], but takes the address of the payload.
     ///
     /// # Safety
     /// `len` bytes from `base` must be inside the ring.
@@ -220,16 +222,15 @@ impl RingView {
 /// them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Lap {
-    /// Address of position 0 if this is the first lap, otherwise the address that position 0 would
-    /// have.
+    /// The address of the byte at position `p` of this lap, minus `p`.
     zero: *mut u8,
 }
 
 impl Lap {
-    /// Returns the byte at `position`.
+    /// Returns the address of the byte at `position`.
     ///
     /// # Safety
-    /// The position must be on this lap, or its end.
+    /// The position must be on this lap, or be its end.
     #[inline(always)]
     pub(crate) const unsafe fn at(self, position: u64) -> NonNull<u8> {
         // SAFETY: the address is in the object that the caller of `RingView::new` guaranteed, or at

@@ -52,10 +52,11 @@ counters! {
         batches_received,
         /// Requests and responses parsed, stale and late responses included.
         messages_received,
-        /// READs posted of the peer's published record, for any reason.
+        /// READs posted of the peer's published record or of the activity of its context, for any
+        /// reason.
         reads,
         /// READs among `reads` that flow control did not request (L5): they check whether a silent
-        /// peer lives (K1).
+        /// or idle peer lives (K1, K4), or runs a handler (K7).
         probes,
         /// Calls refused because the send ring was full; each try counts.
         ring_full,
@@ -73,10 +74,10 @@ counters! {
         deadlines_exceeded,
         /// Calls cancelled before they ended.
         cancelled,
-        /// Responses to calls that were cancelled or had reached their deadline (C3).
+        /// Responses to calls that had ended before, by their deadline for instance (C3).
         late_responses,
-        /// Responses that match no waiting request, because they are duplicate or forged. They are
-        /// ignored (C1).
+        /// Responses that match no unanswered request, because they are duplicate or forged. They
+        /// are ignored (C1).
         stale_responses,
     }
 }

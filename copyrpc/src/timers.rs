@@ -5,11 +5,11 @@
 //! after each pause. A pause is the number of drains that a reading lets pass: 0 if a millisecond
 //! or more has passed since it was last 0; otherwise it grows from reading to reading, 1, 3, 7 and
 //! at most 63. So an owner that does other work for long between drains reads the clock in each
-//! drain, and an owner that polls as fast as it can spends nothing on the clock. The pause has at
-//! most one drain more than the millisecond before. A deadline is detected by the first reading
-//! after it, and ends its call in that drain: never early, late by at most the drains of a pause.
-//! While no call has a deadline, a coarse reading is enough, several milliseconds late for a fifth
-//! of the cost: all remaining work is done every 10 ms or more rarely.
+//! drain, and an owner that polls as fast as it can spends nothing on the clock. A deadline is
+//! detected by the first reading after it, and ends its call in that drain: never early, late by at
+//! most the drains of a pause. While no call has a deadline, a coarse reading is enough, several
+//! milliseconds late for a fifth of the cost: all remaining work is done every 10 ms or more
+//! rarely.
 
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
@@ -22,7 +22,7 @@ use mlx5::Device;
 const MAX_PAUSE: u32 = 63;
 /// Time since the pause was last 0, in ns, after which a reading sets it to 0 again.
 const PACE_NS: u64 = 1_000_000;
-/// Interval at which connections are checked for silence, and for waiting requests, in ns.
+/// Interval of the sweeps, which watch silent peers and send heartbeats, in ns.
 const SWEEP_INTERVAL_NS: u64 = 10_000_000;
 /// Maximum number of idle connections that a sweep checks, among those that are due. The others
 /// wait for the next sweeps.
@@ -32,10 +32,10 @@ pub(crate) const IDLE_CHECKS: usize = 32;
 const IDLE_GRID_NS: u64 = 50_000_000;
 /// Maximum lag of a coarse reading, in ns: a tick of a kernel with the lowest tick rate.
 const COARSE_LAG_NS: u64 = 10_000_000;
-/// The time of a deadline that does not exist.
 const NEVER: u64 = u64::MAX;
 
-/// The valid timer of a connection in the heap; other entries of the connection are dead.
+/// The timer of a connection. The heap's entry with this serial number is valid; other entries of
+/// the connection are dead.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Timer {
     at_ns: u64,
@@ -160,7 +160,8 @@ impl<C: Timed> Timers<C> {
         self.pass_over(pause);
     }
 
-    /// Makes the next `drains` drains skip the reading of the clock.
+    /// Makes the next `drains` drains skip the reading of the clock. While there are deadlines,
+    /// only drains with arrivals skip it.
     fn pass_over(&self, drains: u32) {
         let (idle, busy) = if self.has_deadlines.get() {
             (0, drains)
@@ -171,7 +172,7 @@ impl<C: Timed> Timers<C> {
         self.busy_drains_left.set(busy);
     }
 
-    /// Makes the next drain read the clock, after a sleep.
+    /// Makes the next drain read the clock. Called after a sleep.
     pub(crate) fn read_clock_next(&self) {
         self.pass_over(0);
     }
@@ -180,8 +181,8 @@ impl<C: Timed> Timers<C> {
         Duration::from_nanos(SWEEP_INTERVAL_NS)
     }
 
-    /// Returns the time until a connection may be due, or until the sweep that checks an idle
-    /// connection.
+    /// Returns the time until the next deadline of a connection, or until the sweep that makes the
+    /// next check of an idle connection, whichever is earlier.
     pub(crate) fn until_next(&self) -> Option<Duration> {
         // The drain after this wake-up reads the coarse clock, which lags: a wake-up without the
         // lag would find nothing due, and the next sleep would end at once.
@@ -198,7 +199,7 @@ impl<C: Timed> Timers<C> {
             .into_iter()
             .chain(idle_ns)
             .min()?;
-        // A time is due when it has passed.
+        // A time is due only when it has passed, so 1 is added.
         Some(Duration::from_nanos(
             at_ns.saturating_add(1).saturating_sub(self.device.now_ns()),
         ))
@@ -236,7 +237,7 @@ impl<C: Timed> Timers<C> {
         }
     }
 
-    /// Makes [`Timers::take_idle`] return this connection after `at_ns`.
+    /// Makes [`Timers::take_idle`] return this connection after `at_ns`, rounded up to the grid.
     pub(crate) fn arm_idle(&self, connection: &Rc<C>, at_ns: u64) {
         let at_ns = at_ns
             .checked_next_multiple_of(IDLE_GRID_NS)
@@ -255,7 +256,7 @@ impl<C: Timed> Timers<C> {
             .find_map(|connection| connection.upgrade())
     }
 
-    /// Takes a connection whose time has passed, and clears its timer.
+    /// Takes a connection whose timer has expired, and clears the timer.
     pub(crate) fn take_due(&self) -> Option<Rc<C>> {
         let mut deadlines = self.deadlines.borrow_mut();
         while let Some(armed) = deadlines.pop_before(self.now_ns.get()) {
@@ -322,7 +323,7 @@ mod tests {
             drains_without_reading(&timers)
         };
         assert_eq!((0..5).map(slow).collect::<Vec<_>>(), [63, 0, 0, 0, 0]);
-        // Each drain that found nothing checks for deadlines; other drains do not.
+        // While there are deadlines, each drain that found nothing reads the clock.
         timers.has_deadlines.set(true);
         let fast: Vec<_> = (0..9).map(|_| drains_without_reading(&timers)).collect();
         assert_eq!(fast, [0; 9]);

@@ -12,7 +12,6 @@ pub(crate) const HEADER_SIZE: usize = 12;
 pub(crate) const FLOW_METADATA_SIZE: usize = 32;
 /// The bit of `call_id` that marks a response.
 pub(crate) const RESPONSE_FLAG: u32 = 0x8000_0000;
-/// `message_count` of a wrap marker.
 pub(crate) const WRAP_MESSAGE_COUNT: u32 = u32::MAX;
 
 /// [`FLOW_METADATA_SIZE`] in the unit of positions.
@@ -32,7 +31,7 @@ pub(crate) const fn internal_allowance(response_allowance: u64) -> u64 {
     padded(response_allowance).saturating_add(METADATA_SPAN)
 }
 
-/// Bytes of an internal allowance in addition to the response's payload.
+/// Bytes of an internal allowance beyond the response's payload and padding.
 pub(crate) const RESPONSE_OVERHEAD: u64 = METADATA_SPAN + HEADER_SIZE as u64;
 
 /// Returns the maximum response payload of an internal allowance; 0 if not even an empty response
@@ -84,16 +83,16 @@ impl Header {
 }
 
 /// The three flow-control words that one side reports to the other. All are cumulative or absolute
-/// and never decrease, so repeated, late, or reordered words of the two channels are harmless
-/// (invariant F1).
+/// and never decrease, so repeated, late, or reordered words of the two channels, batches and READs
+/// of the published record, are harmless (invariant F1).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct FlowWords {
     /// Position up to which the sender of the words no longer needs its receive ring.
     pub(crate) consumer_pos: u64,
     /// Credit in bytes granted since the connection was made, the initial credit included.
     pub(crate) credit: u64,
-    /// Batches whose receive completion the sender of the words has taken since the connection was
-    /// made.
+    /// Batches that the sender of the words has received since the connection was made, and whose
+    /// receives it has posted again.
     pub(crate) batches_received: u64,
 }
 
@@ -140,8 +139,8 @@ pub(crate) struct PublishedRecord {
     /// The words about the owner's receive side.
     pub(crate) words: FlowWords,
     /// Number that changes while the owner lives and the reader waits for the owner (invariant K3).
-    /// With [`RESTS`](Self::RESTS), the owner waits for no reply, though it gave up calls. Then the
-    /// lower bits are the credit that the owner's calls have spent, in blocks (invariant K6).
+    /// With [`RESTS`](Self::RESTS), the lower bits are the credit that the owner's calls have
+    /// spent, in blocks of 32 bytes (invariant K6).
     pub(crate) heartbeat: u32,
     /// Batches whose receive completion the owner has taken, modulo 2^32. `batches_received` counts
     /// a batch later: when the receive of the batch is posted again, too (invariant K2).
@@ -149,7 +148,8 @@ pub(crate) struct PublishedRecord {
 }
 
 impl PublishedRecord {
-    /// Flag of a heartbeat: the owner waits for no reply, though it gave up calls.
+    /// Flag of a heartbeat: no call of the owner waits for a reply, but requests of calls that the
+    /// owner gave up are unanswered.
     pub(crate) const RESTS: u32 = 1 << 31;
     pub(crate) const HEARTBEAT_OFFSET: usize = 16;
     pub(crate) const BATCHES_TAKEN_OFFSET: usize = 20;
@@ -198,11 +198,9 @@ fn decode_words(bytes: &[u8; FLOW_METADATA_SIZE]) -> FlowWords {
     }
 }
 
-/// Reserved bytes of a [`FlowMetadata`] are not zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ReservedNotZero;
 
-/// The flag of [`FlowMetadata::is_closing`].
 const CLOSING: u32 = 1;
 
 impl FlowMetadata {

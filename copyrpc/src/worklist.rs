@@ -1,4 +1,4 @@
-//! The work of a context: the connections that need service, and their places on its lists.
+//! The work of a context: lists of its connections that need service.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
@@ -20,13 +20,13 @@ pub(crate) trait Listed: Timed + Sized {
 
     fn is_timed(&self) -> bool;
 
-    /// Takes the oldest request of the connection that waits to be received; `None` if none waits,
-    /// or the connection has ended.
+    /// Takes the connection's oldest request that waits to be received; `None` if none waits, or
+    /// the connection has ended.
     fn take_request(&self) -> Option<Held>;
 
-    /// Schedules the watch of a peer from which something should arrive, and sends the peer a
-    /// heartbeat (K1, K3 of docs/copyrpc-protocol.md). Returns whether either side waits for the
-    /// other.
+    /// Changes the heartbeat that the peer READs, if this end owes the peer something (K3 of
+    /// docs/copyrpc-protocol.md). Lists the connection for the next flush, if the peer owes this
+    /// end something (K1). Returns whether either side waits for the other.
     fn sweep(self: &Rc<Self>) -> bool;
 }
 
@@ -37,8 +37,8 @@ pub(crate) struct Worklist<C> {
     /// links.
     first: Cell<Option<Rc<C>>>,
     has_listed: Cell<bool>,
-    /// A flush found that a connection counts polls until its next READ. Such a connection asks for
-    /// the next flush, too.
+    /// A flush found that a connection counts polls until its next READ (L5). Such a connection
+    /// asks for the next flush, too.
     counts_polls: Cell<bool>,
     /// Shortest time, in ns, until a connection that is still listed after a flush has to be
     /// served, if nothing arrives.
@@ -47,8 +47,8 @@ pub(crate) struct Worklist<C> {
     /// connection is in the list once.
     unfinished: RefCell<Vec<Rc<C>>>,
     has_unfinished: Cell<bool>,
-    /// Entries that consist of a connection and the number of its requests that wait to be
-    /// received. The entries are in the order of arrival over all connections.
+    /// Each entry is a connection and the number of its requests that wait to be received. The
+    /// entries are in the order of arrival over all connections.
     requests: RefCell<VecDeque<(Rc<C>, usize)>>,
     /// Connections that sweeps check, each once: connections listed since the last sweep, and
     /// connections on which a side waits for the other.
@@ -110,7 +110,8 @@ impl<C: Listed> Worklist<C> {
         }
     }
 
-    /// Returns whether [`Worklist::next_request`] has an entry to take.
+    /// Returns whether there is an entry of requests. All requests of the entry may be taken
+    /// already.
     #[inline(always)]
     pub(crate) fn has_entries(&self) -> bool {
         !self.requests.borrow().is_empty()
@@ -129,14 +130,14 @@ impl<C: Listed> Worklist<C> {
         self.has_unfinished.get()
     }
 
-    /// Returns whether a flush would serve a connection.
+    /// Returns whether a connection is listed for the next flush.
     #[inline(always)]
     pub(crate) fn has_listed(&self) -> bool {
         self.has_listed.get()
     }
 
-    /// Returns whether a connection has counted polls until its next READ in a flush since
-    /// [`Worklist::forget_counts`].
+    /// Returns whether a flush since [`Worklist::forget_counts`] found a connection that counts
+    /// polls until its next READ (L5).
     pub(crate) fn counts_polls(&self) -> bool {
         self.counts_polls.get()
     }
@@ -154,8 +155,8 @@ impl<C: Listed> Worklist<C> {
         ));
     }
 
-    /// Returns the shortest time until a connection has to be served, among the connections that
-    /// were still listed after a flush since [`Worklist::forget_counts`].
+    /// Returns the shortest time until a connection has to be served, over all calls of
+    /// [`Worklist::note_left`] since [`Worklist::forget_counts`]; `None` without such a call.
     pub(crate) fn rest(&self) -> Option<Duration> {
         self.rest_ns.get().map(Duration::from_nanos)
     }
@@ -198,12 +199,11 @@ impl<C: Listed> Worklist<C> {
             .insert(connection.qpn(), Rc::clone(connection));
     }
 
-    /// Sweeps the connections that may need a sweep: at most the connections in use, whatever the
-    /// number of idle connections.
+    /// Sweeps the connections in use. The idle connections are not visited.
     pub(crate) fn sweep(&self) {
-        // `swept` is borrowed meanwhile. A connection that its own sweep lists is in `swept`
-        // already, so none is added; and each connection has another owner until it is retired, so
-        // `retain` frees none.
+        // `swept` is borrowed during the sweeps. A sweep may list its own connection, which is in
+        // `swept` already, so nothing is added. Each connection has another owner until it is
+        // retired, so `retain` frees none.
         self.swept.borrow_mut().retain(|_, connection| {
             let listing = connection.listing();
             let stays = connection.sweep() || listing.is_listed.get();
@@ -219,9 +219,9 @@ impl<C: Listed> Worklist<C> {
             .any(|connection| connection.is_timed())
     }
 
-    /// Takes all connections off the list. Calls `serve` for each connection that asked for it, or
-    /// on which something arrived before the last flush. The other connections stay on the list.
-    /// One connection is the common case, and its code has no loop.
+    /// Calls `serve` for each listed connection that is dirty or that the last flush skipped, and
+    /// takes the connection off the list. The other connections stay listed for the next flush. One
+    /// connection is the common case, and its code has no loop.
     #[inline(always)]
     pub(crate) fn flush(&self, mut serve: impl FnMut(&Rc<C>)) {
         self.has_listed.set(false);
@@ -270,7 +270,8 @@ impl<C: Listed> Worklist<C> {
         }
     }
 
-    /// Lists the connection: the second flush from now serves it, unless the first does.
+    /// Lists a connection on which something arrived. The next flush skips it unless it is dirty,
+    /// and the flush after the next serves it.
     #[inline(always)]
     pub(crate) fn note_arrival(&self, connection: &Rc<C>) {
         if !connection.listing().is_listed.get() {
@@ -302,8 +303,8 @@ impl<C: Listed> Worklist<C> {
         connection.listing().is_unfinished.set(false);
     }
 
-    /// Unlinks a retired connection at once, so that its share of the queues is free without
-    /// waiting for another request.
+    /// Removes a retired connection from the lists of requests, swept connections and connections
+    /// to flush. Each entry owns the connection, and would keep its share of the queues.
     pub(crate) fn forget(&self, connection: &C) {
         self.requests
             .borrow_mut()
@@ -344,9 +345,8 @@ pub(crate) struct Listing<C> {
     is_listed: Cell<bool>,
     /// The connection has something to post or to READ.
     is_dirty: Cell<bool>,
-    /// A flush skipped the connection. Most connections on which something arrived have an answer
-    /// to post a little later, and are served with it; the record of any other connection is
-    /// refreshed a flush later (L5).
+    /// The last flush skipped the connection. Usually an answer to an arrival is posted soon and
+    /// makes the connection dirty. Otherwise the next flush refreshes the published record (L5).
     is_late: Cell<bool>,
     is_unfinished: Cell<bool>,
     is_swept: Cell<bool>,

@@ -67,7 +67,8 @@ fn see(word: u64, lap: u64) -> Seen {
     let laps_ahead = (word >> LAP_SHIFT).wrapping_sub(lap) & LAP_MASK;
     match laps_ahead {
         0 if word & FULL != 0 => Seen::Full((word & (FULL - 1)) as usize),
-        // The low bits of a free word are zero; any other word is garbage.
+        // The low bits of a free word are zero. Another word of this lap without `FULL` is garbage,
+        // and is treated like a word of an earlier lap.
         0 if word == free(lap) => Seen::Free,
         0 => Seen::Earlier,
         n if n <= LAP_MASK / 2 => Seen::Later,
@@ -135,7 +136,7 @@ impl Ring {
 
     #[inline(always)]
     fn look(&self, position: u64) -> (u64, Seen) {
-        // D1 for the server, D2 for clients.
+        // D1 for the server, D2 for clients: the writes before the word are visible.
         let word = self.word(position).load(Ordering::Acquire);
         (word, see(word, self.lap(position)))
     }
@@ -153,7 +154,7 @@ impl Ring {
             self.look(position.wrapping_sub(1)).1,
             Seen::Free | Seen::Earlier
         ) {
-            // D3
+            // D3: all positions below `tail` were taken.
             position = self.tail().load(Ordering::Acquire);
         }
         // Enough steps to visit each position of the ring once, and to lose `depth` CASes to other
@@ -162,7 +163,8 @@ impl Ring {
             match self.look(position) {
                 (seen, Seen::Free) => {
                     let ours = full(self.lap(position), client);
-                    // D1; on failure another client was faster: the next read of the word decides.
+                    // D1: publishes the announcement. On failure another client was faster: the
+                    // next read of the word decides.
                     if self
                         .word(position)
                         .compare_exchange(seen, ours, Ordering::Release, Ordering::Relaxed)
@@ -221,12 +223,12 @@ impl Ring {
         }
         while self.released != self.next {
             let next_lap = self.lap(self.released).wrapping_add(1);
-            // D2
+            // D2: hands the word to the clients.
             self.word(self.released)
                 .store(free(next_lap), Ordering::Release);
             self.released = self.released.wrapping_add(1);
         }
-        // D3
+        // D3: all positions below this position were taken.
         self.tail().store(self.released, Ordering::Release);
     }
 
@@ -317,7 +319,8 @@ impl Announce for Ring {
     }
 
     unsafe fn new(base: NonNull<u8>, _: usize, words: usize) -> Self {
-        // SAFETY: contract of this function: the two hints and the words lie at and after `base`.
+        // SAFETY: the memory at `base` has room for the two hints and the words (contract of this
+        // function), so both offsets lie inside it.
         let (tail, first) = unsafe { (base.add(LINE).cast(), base.add(WORDS).cast()) };
         Self {
             head: base.cast(),

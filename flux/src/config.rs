@@ -3,7 +3,7 @@
 /// Maximum number of nodes of a network.
 pub const NODES_MAX: usize = 256;
 
-/// Maximum number of calls in flight: the calls of a node to all others must have distinct tags.
+/// Maximum of [`Config::in_flight`]: the calls of a node to all others must have distinct tags.
 const IN_FLIGHT_MAX: usize = copyrpc_calls::CALLS_MAX / NODES_MAX;
 
 /// Maximum number of slots of a lane, enough for the maximum of calls in flight.
@@ -45,7 +45,7 @@ impl Config {
                 max: IN_FLIGHT_MAX,
             });
         }
-        // M2 (module `node`)
+        // M2 (module `node`): a lane has more slots than twice the number of calls in flight.
         if !capacity.is_power_of_two() || capacity <= 2 * in_flight || capacity > CAPACITY_MAX {
             return Err(ConfigError::Capacity {
                 capacity,

@@ -13,11 +13,11 @@ use copyrpc_shm::sleep::Sleep;
 use copyrpc_shm::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, light_barrier_within_process};
 use crossbeam_utils::CachePadded;
 
-/// Note in the tag word of an answer.
+/// Note of an answer. A note is 8 bits of a message's tag word, beside the tag: see [`Tag::pack`].
 pub(crate) const REPLY: u8 = copyrpc_calls::ANSWERED;
-/// Note in the tag word of a call: the only note with the bit that [`Tag::with_last_bit`] checks.
+/// Note of a call: the only note with the bit that [`Tag::with_last_bit`] checks.
 pub(crate) const CALL: u8 = Tag::LAST_BIT;
-/// Note in the tag word of a message without payload: its call gets no answer.
+/// Note of a message without payload: its call gets no answer.
 pub(crate) const REJECTION: u8 = copyrpc_calls::DROPPED;
 
 /// A message. Its payload is initialised unless its note is [`REJECTION`].
@@ -31,7 +31,7 @@ pub(crate) struct Received {
     pub(crate) to: u32,
 }
 
-/// The signals by which other nodes announce their calls to a node.
+/// The signals by which other nodes announce their messages to a node.
 struct Inbound {
     /// Flags by sender: a sender whose flag is set announces its messages by its ready bit.
     armed: Box<[Line<AtomicU32>]>,
@@ -85,7 +85,7 @@ impl Towards {
     /// The mesh exists.
     #[inline(always)]
     pub(crate) unsafe fn notify(&self) -> bool {
-        // R1 (`docs/shm-protocols.md`)
+        // R1 (`docs/shm-protocols.md`): the message is published before the flag is loaded.
         light_barrier_within_process();
         // SAFETY: the mesh exists (contract of this function), and with it its words.
         let is_armed = unsafe { self.armed.as_ref() }.load(Ordering::Relaxed) == ARMED;
@@ -102,7 +102,7 @@ impl Towards {
     unsafe fn announce(&self) -> bool {
         // SAFETY: the mesh exists (contract of this function), and with it its words.
         let (closed, sleep) = unsafe { (self.closed.as_ref(), self.sleep.as_ref()) };
-        // M4 (module `node`)
+        // M4 (module `node`): a node that is dropped sets its flags before it stores `closed`.
         let is_closed = closed.load(Ordering::Acquire);
         if !is_closed {
             self.ready.notify(self.from);
@@ -112,7 +112,7 @@ impl Towards {
     }
 }
 
-/// The networks of this process, for tokens.
+/// The networks of this process by number: a token holds the number of its network.
 static NETWORKS: Numbered<Weak<Signals>> = Numbered::new();
 
 /// The shared parts of the network except the lanes.
@@ -239,7 +239,8 @@ impl Signals {
             return;
         };
         dropped.push(received);
-        // R1, W1 (`docs/shm-protocols.md`), as for a message from another node.
+        // Announces the rejection like a message from another node (R1 and W1 of
+        // `docs/shm-protocols.md`).
         if ready.notify_if_armed(node, armed) {
             self.nodes
                 .get(node)
@@ -251,19 +252,19 @@ impl Signals {
     /// Marks `node` as closed: it takes no more messages.
     pub(crate) fn close(&self, node: usize) {
         if let Some(inbound) = self.nodes.get(node) {
-            // M4
+            // M4: a sender that finds its flag set then checks `closed`.
             inbound
                 .armed
                 .iter()
                 .flat_map(|line| &line.0)
                 .for_each(|armed| armed.store(ARMED, Ordering::Relaxed));
-            // M3
+            // M3 (module `node`): the node has sent its last message.
             inbound.closed.store(true, Ordering::Release);
         }
     }
 
     pub(crate) fn is_closed(&self, node: usize) -> bool {
-        // M3
+        // M3: if this is `true`, all messages of the node are visible.
         self.nodes
             .get(node)
             .is_some_and(|inbound| inbound.closed.load(Ordering::Acquire))

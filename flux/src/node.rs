@@ -317,7 +317,7 @@ impl<T: Copy + Send, U> Node<T, U> {
             Err(user_data) => return Err(self.refusal(to, payload, user_data)),
         };
         let word = tag.pack(CALL);
-        // M4
+        // M4: if the receiver is closed, it does not take the message, so the call is taken back.
         if out.publish(
             calls.len() + self.ends.held > 1,
             word,
@@ -490,7 +490,6 @@ impl<T: Copy + Send, U> Node<T, U> {
     }
 
     fn is_a_called_node_gone(&self) -> bool {
-        // M3
         let is_waited_for = |peer: &Peer<T, U>| !peer.gone && !peer.calls.is_empty();
         (0..)
             .zip(&self.ends.peers)
@@ -503,7 +502,7 @@ impl<T: Copy + Send, U> Node<T, U> {
         let ends = &mut self.ends;
         let mut ended = 0;
         for to in 0..ends.mesh.len() {
-            // M3
+            // M3: the last messages of a closed node are taken before the calls to it end.
             if !ends.is_closed(to) || ends.peers.get(to).is_none_or(|peer| peer.gone) {
                 continue;
             }
@@ -620,7 +619,8 @@ fn take_back<U>(calls: &mut Calls<U>, word: u64) -> Option<U> {
     calls.take(Tag::unpack(word).0)
 }
 
-/// Takes a message that is neither a call nor the reply to a waiting call.
+/// Takes a message that is neither a call nor the reply to a waiting call. A rejection ends its
+/// call; any other message is discarded.
 #[cold]
 fn end_rejected<T, U>(
     calls: &mut Calls<U>,
@@ -798,7 +798,7 @@ mod model {
         node
     }
 
-    /// M3, M4: the caller may have seen the end of that node before.
+    /// M3, M4. An earlier call may already have found that the node is closed.
     #[test]
     fn a_call_to_a_node_that_is_dropped_is_refused_or_ends() {
         loom::model(|| {

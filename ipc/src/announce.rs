@@ -1,4 +1,4 @@
-//! Announcements: a client announces a call to a server that does not poll its lane.
+//! Announcements: a client announces a call if the server does not poll the client's lane.
 
 use std::ptr::NonNull;
 

@@ -22,7 +22,7 @@ use crate::error::{AskError, ConnectError, Misfit};
 pub struct ClientOptions {
     /// The directory of the server. Default: the directory of the user.
     pub dir: Option<Dir>,
-    /// The server's tag.
+    /// The application's tag, which must be the server's. Default: 0.
     pub type_tag: u64,
     /// Maximum time to wait, at each connection, for a server that is not up yet or is full.
     /// Default: none, a client tries once.

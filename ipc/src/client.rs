@@ -50,7 +50,7 @@ impl<Req, Resp, U, W> fmt::Debug for Client<Req, Resp, U, W> {
 }
 
 impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
-    /// Connects to the server `name` of this user on this host. The tag is 0, like the tag of
+    /// Connects to the server `name` of this user on this host. The application's tag is 0, as for
     /// servers made by `bind`. [`connect_in`](Self::connect_in) takes another tag.
     ///
     /// # Errors
@@ -364,8 +364,8 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
         ended
     }
 
-    /// Takes an answer whose note is not [`ANSWERED`], or whose call has ended. `word` contains its
-    /// tag and its note. Returns whether the answer ends a call.
+    /// Takes an answer whose note, the outcome of the call, is not [`ANSWERED`], or whose call has
+    /// ended. `word` contains the answer's tag and note. Returns whether the answer ends a call.
     #[cold]
     fn take_unanswered(
         calls: &mut Calls<U>,

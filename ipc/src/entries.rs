@@ -126,14 +126,14 @@ impl Holding {
     /// Returns whether the holder has the entry. Costs one load of a line that is rarely written.
     #[inline(always)]
     pub(crate) fn lasts(&self) -> bool {
-        // C1, C2
+        // C1, C2: pairs with every change of the entry's state.
         self.entry().session.load(Ordering::Acquire) == self.word
     }
 
     /// Returns whether the server has ended in good order, and has answered all that it took from
     /// the holder.
     pub(crate) fn is_stopped(&self) -> bool {
-        // C6
+        // C6: if this is `true`, all answers of the server are visible.
         self.entry().session.load(Ordering::Acquire) == self.word - TAKEN + STOPPED
     }
 
@@ -150,7 +150,7 @@ impl Holding {
     /// Returns whether the holder, which has published a request, must announce itself.
     #[inline(always)]
     pub(crate) fn must_announce(&self) -> bool {
-        // R1 (`docs/shm-protocols.md`)
+        // R1 (`docs/shm-protocols.md`): the request is published before the flag is loaded.
         self.barrier.execute();
         self.armed().load(Ordering::Relaxed) == ARMED
     }
@@ -266,7 +266,7 @@ impl Entries {
                 Err(error) => return Err(JoinError::Lock(error)),
             };
             let generation = ((free >> 32) as u32).wrapping_add(1);
-            // C1, C2
+            // C1: the server sees the client. C2: the client sees that the entry's memory is reset.
             if entry
                 .session
                 .compare_exchange(
@@ -319,7 +319,7 @@ impl Entries {
             .compare_exchange(taken, left, Ordering::AcqRel, Ordering::Relaxed)
             .is_ok()
         {
-            // C3
+            // C3: a server that sees the count sees the departed entry.
             self.head().departures.fetch_add(1, Ordering::Release);
             self.head().sleep.wake();
         }
@@ -340,7 +340,7 @@ impl Entries {
     /// Server: returns the generation of the client that has `entry`; `None` if no client has it.
     #[inline(always)]
     pub(crate) fn taken_by(&self, entry: usize) -> Option<u32> {
-        // C1
+        // C1: pairs with the client's exchanges.
         let session = self.entry(entry)?.session.load(Ordering::Acquire);
         (session as u32 == TAKEN as u32).then_some((session >> 32) as u32)
     }
@@ -368,7 +368,7 @@ impl Entries {
                 matches!(u64::from(session as u32), FREE | TAKEN)
                     .then(|| word((session >> 32) as u32, STOPPED))
             };
-            // C6
+            // C6: a client that sees this state sees all answers.
             let _ = entry
                 .session
                 .fetch_update(Ordering::AcqRel, Ordering::Acquire, stopped);
@@ -431,7 +431,7 @@ impl Reaper {
 
     #[inline(always)]
     fn departures(&self) -> u64 {
-        // C3
+        // C3: pairs with the increment in `Entries::leave`.
         self.entries.head().departures.load(Ordering::Acquire)
     }
 
@@ -520,7 +520,7 @@ impl Reaper {
             if let (Some(generation), Some(entry)) = (departed, self.entries.entry(index)) {
                 reap(index, generation);
                 entry.sleep.reset();
-                // C2
+                // C2: the next client sees the reset memory.
                 entry
                     .session
                     .store(word(generation, FREE), Ordering::Release);

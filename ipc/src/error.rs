@@ -139,7 +139,7 @@ impl ConnectFailure for Misfit {
     }
 }
 
-/// Why a call has no reply.
+/// The reason why a call has no reply.
 pub type AskError = ClientError<Misfit, SessionEnd>;
 
 impl ConnectError {

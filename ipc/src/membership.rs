@@ -57,9 +57,9 @@ impl Membership {
         })
     }
 
-    /// Returns why the session has ended, if it has ended; then later calls return the same reason.
-    /// Normally a call costs two loads of lines that are not written. Data that the server wrote
-    /// before an orderly end are visible afterwards.
+    /// Returns the reason why the session has ended, if it has ended; later calls return the same
+    /// reason. Normally costs two loads of lines that are rarely written. Data that the server
+    /// wrote before an orderly end are visible afterwards.
     #[inline(always)]
     pub(crate) fn end(&mut self) -> Option<SessionEnd> {
         let is_well = self.holding.lasts() && !self.region.owner_hint();

@@ -59,8 +59,8 @@ impl<Req: Plain, Resp: Plain, W: Announce> Drop for Server<Req, Resp, W> {
 
 impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
     /// Creates the server `name` for any process of this user on this host, with room for 64
-    /// clients of 32 unanswered calls each. Its tag is 0; [`bind_in`](Self::bind_in) takes another
-    /// tag.
+    /// clients of 32 unanswered calls each. The application's tag is 0; [`bind_in`](Self::bind_in)
+    /// takes another tag.
     ///
     /// # Errors
     /// [`CreateError`]; nothing is left behind.

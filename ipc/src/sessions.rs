@@ -141,7 +141,8 @@ struct Session<Req, Resp> {
 }
 
 impl<Req, Resp> Session<Req, Resp> {
-    /// Returns the word and the bit of a slot; `None` if the slot does not exist.
+    /// Returns the word of `in_use` with the bit of a slot, and the bit; `None` if there is no such
+    /// bit.
     #[inline(always)]
     fn bit(&mut self, tag: Tag) -> Option<(&mut u64, u64)> {
         Some((
@@ -186,7 +187,6 @@ struct Inbox {
     later_waiting: usize,
 }
 
-/// A number of requests in the lane of one client.
 #[derive(Debug, Clone, Copy, Default)]
 struct Batch {
     client: u32,
@@ -261,9 +261,9 @@ impl<Req: Plain, Resp: Plain> Sessions<Req, Resp> {
     }
 
     /// Does one bounded pass over the active clients: finds at most 16 requests of each of at most
-    /// 8 clients, in rotation. Skips the clients whose bit is set in `mask` (client `c` is bit
-    /// `c % 64` of word `c / 64`; missing words are zero). Then reaps clients that have ended;
-    /// living clients hold locks in `file`.
+    /// 8 clients, in rotation. Skips the clients whose bit is set in `mask` (client `c` is bit `c %
+    /// 64` of word `c / 64`; missing words are zero). Before that, reaps clients that have ended,
+    /// if a search for them is due; living clients hold locks in `file`.
     #[inline(always)]
     pub(crate) fn pass(&mut self, wakes: &mut impl Wakes, mask: &[u64], file: &LockFile) {
         self.pass_over(wakes, file, |table, client, budget| {
@@ -580,7 +580,8 @@ impl<Req: Plain, Resp: Plain> Table<Req, Resp> {
                 break;
             };
             let tag = Tag::without_note(word);
-            // C5: the slot does not exist or is held, or the client's entry was overwritten.
+            // C5: a client is evicted if the slot does not exist or is held, or if the client's
+            // entry was overwritten.
             let is_held = |slot: usize| {
                 in_use
                     .get(slot / 64)

@@ -64,7 +64,7 @@ impl Drop for Token {
     }
 }
 
-/// The servers of this process's tokens and handles.
+/// The servers of this process by number, for the tokens and stop handles of each.
 static SERVERS: Numbered<Entry> = Numbered::new();
 
 struct Entry {

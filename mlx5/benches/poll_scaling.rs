@@ -277,7 +277,7 @@ impl Verbs {
     }
 }
 
-/// The objects of [`Verbs`], which are lent to one contender at a time.
+/// The contender that polls libmlx5. It has the objects of [`Verbs`] until it is dropped.
 struct IbvPollCq {
     verbs: Option<Box<Verbs>>,
     cq: *mut c_void,
@@ -500,8 +500,8 @@ fn print_times() {
     }
 }
 
-/// Polls `polls` times: the part of this program that `count` measures under callgrind. Returns a
-/// value that depends on every message.
+/// Fills a contender and polls it `polls` times: the work of the processes that `count` starts
+/// under callgrind. Returns a value that depends on every message.
 fn run(contender: &str, load: &str, queues: u32, polls: u32) -> u32 {
     let load = LOADS.into_iter().find(|(name, _)| *name == load).unwrap().1;
     match contender {

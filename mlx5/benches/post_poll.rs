@@ -20,7 +20,7 @@ use null::Plays;
 
 const OPERATIONS: usize = 64;
 
-/// The driver alone: a queue pair on a null device. This program writes its completions.
+/// The driver alone: a queue pair on a null device. This program writes the CQEs in place of a NIC.
 struct Null {
     device: NullDevice,
     qp: RcQp,

@@ -25,7 +25,8 @@ pub struct QpAddress {
     pub port: u16,
     /// Queue pair number, 24 bits.
     pub qpn: u32,
-    /// First packet sequence number, 24 bits; a software HCA without packets ignores it.
+    /// Sequence number of the first packet that the queue pair sends, 24 bits; a software HCA
+    /// without packets ignores it.
     pub psn: u32,
     /// Incarnation of the device, on the software HCA: a later process may get the LID of an ended
     /// process, but never the same incarnation. 0 on hardware.

@@ -70,8 +70,9 @@ fn roce_options(name: &str) -> Option<Result<RoceOptions, String>> {
 }
 
 /// Converts a name: `soft` and `null` with their defaults; `soft:roce=ADDRESS,..` with
-/// [`RoceOptions`]; otherwise the name of a device that libibverbs finds, such as `mlx5_0`. A port
-/// follows after a colon, `mlx5_0:2`; the default is the first active one.
+/// [`RoceOptions`]; otherwise the name of a device that libibverbs finds, such as `mlx5_0`, or
+/// `verbs:NAME`. `relay:NAME` selects the relay for such a device. A port follows after a colon,
+/// `mlx5_0:2`; the default is the first active one.
 impl From<&str> for DeviceSpec {
     fn from(name: &str) -> Self {
         match name {
@@ -209,8 +210,8 @@ impl Device {
     /// See [`OpenError`].
     pub fn simulated(simulation: &mut Simulation<'_>) -> Result<Self, OpenError> {
         let device = Self::open(DeviceSpec::Soft(simulation.options()))?;
-        // The device was opened with the simulation's options, so it belongs to its network and
-        // `add` cannot fail.
+        // The device was opened with the simulation's options, so the device belongs to the
+        // simulation's network and `add` cannot fail.
         let _ = simulation.add(&device);
         Ok(device)
     }

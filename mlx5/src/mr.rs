@@ -105,8 +105,8 @@ impl Mr {
         Ok(())
     }
 
-    /// Returns the kind of pages under the region, if [`Pd::alloc_huge`](crate::Pd::alloc_huge)
-    /// allocated it.
+    /// Returns the kind of pages under the region. Only [`Pd::alloc_huge`](crate::Pd::alloc_huge)
+    /// requests huge pages.
     #[must_use]
     pub fn pages(&self) -> Pages {
         self.region.pages

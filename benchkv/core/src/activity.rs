@@ -1,5 +1,5 @@
-//! The activity of a daemon or client thread, in total and in each window: the rounds of the
-//! thread's loop, and its connections to other ranks.
+//! The activity of a daemon or client thread, in total and in each measured window: the rounds of
+//! the thread's loop, and its connections to other ranks.
 
 use serde::{Deserialize, Serialize};
 
@@ -25,7 +25,7 @@ pub struct WorkerReport {
     pub first_burst: Option<Burst>,
     /// Effects of a daemon's policies; `None` if the daemon has none.
     pub policy: Option<PolicyReport>,
-    /// Time series of a daemon, if wanted.
+    /// Time series of a daemon; `None` if the job records none.
     pub trace: Option<TraceReport>,
 }
 
@@ -59,8 +59,8 @@ pub struct Activity {
     pub outstanding_ns: u64,
     /// Maximum number of these requests, and the time at which it was reached.
     pub outstanding_peak: Burst,
-    /// Report on the thread's connections, with the differences of counters and the maximum of the
-    /// backlog; `None` if the thread has no connections.
+    /// Report on the thread's connections: the increase of each counter in the span, and the
+    /// maximum of the backlog in the span; `None` if the thread has no connections.
     pub transport: Option<TransportReport>,
 }
 
@@ -74,7 +74,7 @@ const fn class_of(count: usize) -> usize {
     }
 }
 
-/// The log of a thread through the phases of the job.
+/// The log of a thread's activity through the phases of the job.
 #[derive(Debug)]
 pub struct ActivityLog {
     phase: Phase,
@@ -233,7 +233,7 @@ impl Activity {
     }
 }
 
-/// Activities as rates and means: of a rank, or of a run. A rate without events is 0.
+/// The activity of threads as rates and means, for a rank or for a run. A rate without events is 0.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct ActivityRates {
     /// Number of rounds of a daemon per second, mean over daemons.
@@ -249,7 +249,7 @@ pub struct ActivityRates {
     /// Shares of the rounds of daemons with connections that took 0, 1, 2 to 10, 11 to 100, and
     /// more completions.
     pub loops_by_cqes: [f64; 5],
-    /// Length of a round of such a daemon, in nanoseconds: T_loop.
+    /// Mean length of a round of a daemon with connections, in nanoseconds: T_loop.
     pub loop_ns: f64,
     /// Time from a request to another rank to its answer, in nanoseconds: T_rtt. It follows by
     /// Little's law from two numbers of such daemons: the mean number of requests not answered yet,
@@ -261,14 +261,14 @@ pub struct ActivityRates {
     /// Mean time that a daemon takes for a message, in nanoseconds: the length of its rounds
     /// divided by the number of messages that they moved.
     pub message_ns: f64,
-    /// Mean over time of the number of requests to other ranks that one such daemon has sent and
-    /// that are not answered yet.
+    /// Mean over time of the number of requests to other ranks that one daemon with connections has
+    /// sent and that are not answered yet.
     pub outstanding_mean: f64,
     /// Maximum number of these requests, and the time at which it was reached.
     pub outstanding_peak: Burst,
     /// Mean number of messages in a WRITE.
     pub messages_per_write: f64,
-    /// Maximum number of requests that waited in one thread at the same time.
+    /// Maximum number of requests of one thread that waited for room or credit at the same time.
     pub backlog_peak: u64,
     /// Counters of carriers, per second, of daemons and clients together: `writes_per_s`,
     /// `reads_per_s` and so on. A counter that no carrier has is missing.

@@ -68,7 +68,7 @@ pub struct Traits {
     pub library: Option<Library>,
     /// Returns the memory of one end of a connection, in bytes.
     pub connection_bytes: fn(Connection) -> u64,
-    /// Memory of a thread with connections, without the connections, in bytes.
+    /// Memory of a thread with connections, in addition to that of the connections, in bytes.
     pub thread_bytes: u64,
 }
 
@@ -79,7 +79,8 @@ pub struct Library {
     pub name: &'static str,
     /// Checks whether the carrier's library is installed. The error contains the remedy.
     pub load: fn() -> Result<(), String>,
-    /// Name and value of a variable that is set for the ranks unless the user has set it.
+    /// Name and value of an environment variable that is set for the ranks unless the user has set
+    /// it.
     pub variable: (&'static str, &'static str),
 }
 
@@ -101,7 +102,7 @@ const THREAD_BYTES: u64 = 64 << 10;
 /// send queue of 256 WQEBBs, the tables of this queue, and the memory of the connection in the
 /// software device.
 const QUEUE_BYTES: u64 = 23 << 10;
-/// Memory of such an endpoint's share of the thread's receive queue and completion queues, in
+/// Memory of a copyrpc endpoint's share of the thread's receive queue and completion queues, in
 /// bytes: 48 receives, and 64 completions in each of two queues.
 const SHARED_QUEUE_BYTES: u64 = 48 * 64 + 2 * 64 * 64 + 2 * 64 * 32;
 /// Bytes of a message under way on a connection of rc-send: its WQE and completion at one end, the

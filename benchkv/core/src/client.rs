@@ -3,8 +3,8 @@
 //! start, or as soon after that as the queue depth permits.
 //!
 //! A client is stepped, and knows neither thread nor transport. Each step has one time stamp, for
-//! all operations that it found ended and for all operations that it issues instead. The step reads
-//! the clock after the poll that found the ended operations, so the latencies include the time for
+//! all operations that it finds ended and for all operations that it issues. The step reads the
+//! clock after the poll that found the ended operations, so the latencies include the time for
 //! which the thread did not run before the poll.
 
 use std::time::Duration;
@@ -35,8 +35,8 @@ pub struct Window {
     /// Sum over time of the operations outstanding, in operations times nanoseconds. An operation
     /// that is due and not issued is not outstanding.
     pub outstanding_ns: u128,
-    /// Age of all operations that were outstanding when this client saw the window end, minus the
-    /// age of those outstanding when it saw the window begin, in operations times nanoseconds.
+    /// Sum of the ages of the operations that were outstanding when this client saw the window end,
+    /// minus the same sum when it saw the window begin, in operations times nanoseconds.
     pub carried_ns: i128,
     /// Round trips to this rank's own store, counted in the window in which they end. In an open
     /// loop a round trip begins at the intended start of its operation.
@@ -144,7 +144,7 @@ pub struct ClientReport {
     pub outstanding: u64,
     /// The window of each run.
     pub windows: Vec<Window>,
-    /// The failed checks of values.
+    /// The failed checks of values; `None` if values are not verified.
     pub verdict: Option<Verdict>,
     /// Digest of the client's accesses ([`digest`](crate::workload::Pattern::digest)).
     pub pattern_hash: u64,
@@ -266,9 +266,9 @@ impl<P: Paths> Client<P> {
         }
     }
 
-    /// Takes ended operations and, while `phase` asks for load, issues the same number of new
-    /// operations. Calls `now_ns` at most twice. Once the client's total number of operations has
-    /// ended, its window is over and the client drains, in any `phase`.
+    /// Takes ended operations and, while `phase` asks for load, issues operations that are due, up
+    /// to the queue depth. Calls `now_ns` at most twice. Once the client's total number of
+    /// operations has ended, its window is over and the client drains, in any `phase`.
     ///
     /// # Errors
     /// A path is down; outstanding operations are lost.
@@ -513,7 +513,8 @@ impl Book {
         }
     }
 
-    /// Makes an operation of the next access that can be made, if it is due.
+    /// Makes an operation of the next access that can be made. Returns `None` if no operation is
+    /// due, or no access can be made.
     #[inline(always)]
     fn next_operation(&mut self, now_ns: u64) -> Option<(Operation, Request)> {
         let intended_ns = self

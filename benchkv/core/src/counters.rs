@@ -1,8 +1,8 @@
 //! The counters of rounds, clients, policies and connections.
 //!
 //! A counter is declared once: a field of a struct made by [`counters!`](crate::counters!), or a
-//! line in a carrier's list (`COUNTERS` of `backend/remote`). Sums, differences, the document and
-//! the columns of the flat table are derived from that.
+//! line in a carrier's list (`COUNTERS` of `backend/remote`). Sums, differences, the result
+//! document and the columns of the flat table are derived from that declaration.
 
 use std::collections::BTreeMap;
 use std::iter::Sum;
@@ -117,7 +117,8 @@ pub struct Round {
 pub struct TransportReport {
     /// The device that was opened, for example `soft:lid=3`.
     pub device: String,
-    /// The time, clock and faults of that device.
+    /// The conditions of that device: timing, clock and faults of the software device; driver,
+    /// firmware and MTU of a NIC.
     pub modes: String,
     /// The path from the device to its peers.
     pub reached_by: String,

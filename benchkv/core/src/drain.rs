@@ -19,10 +19,11 @@ use serde::{Deserialize, Serialize};
 
 /// Maximum time without movement, in addition to the time that the schedules of clients explain.
 const SILENCE: Duration = Duration::from_secs(3);
-/// Maximum time without movement if a daemon of the rank has made fewer than [`ROUNDS`] rounds.
+/// Maximum time without movement if a daemon of the rank has made fewer than [`ROUNDS`] rounds in
+/// this time.
 const STALL: Duration = Duration::from_secs(12);
-/// Number of rounds that each daemon has to make without movement, so that the limit is [`SILENCE`]
-/// and not [`STALL`]. A round takes at least 16 requests of each client.
+/// Number of rounds without movement that each daemon of the rank has to make, so that the limit is
+/// [`SILENCE`] and not [`STALL`].
 const ROUNDS: u32 = 1_000;
 /// Maximum part of the time between two views of a rank that counts as time without movement.
 const LONGEST_STEP: Duration = Duration::from_millis(100);
@@ -46,7 +47,7 @@ pub struct DrainProgress {
     pub moved: u64,
 }
 
-/// The message of a rank to the others.
+/// The state that a rank reports to the other ranks for each comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct View {
     /// Whether the clients of the rank have no operation outstanding.
@@ -134,7 +135,7 @@ impl Drain {
     }
 
     /// Compares the views of all ranks, and returns the same result on each; `None`: the drain
-    /// continues. `daemons` is the same as in the last [`look`](Self::look).
+    /// continues. `daemons` must be the same as in the last [`look`](Self::look).
     pub fn compare(&mut self, views: &[View], daemons: &[DrainProgress]) -> Option<End> {
         if views.iter().all(|view| view.has_drained) {
             return Some(End::Drained);

@@ -29,8 +29,8 @@ pub struct Sizes {
     /// than 32768 such requests together, or the messages of one connection more than 16 MiB.
     /// Further requests wait in the backlog of the thread.
     pub window: usize,
-    /// Words of the delegation ring: two for each client of the rank, the result of
-    /// [`delegationrpc::ring_depth_for`].
+    /// Words of the delegation ring, as [`delegationrpc::ring_depth_for`] returns them: a power of
+    /// two, with at least two words for each client of the rank.
     pub ring_slots: usize,
     /// Maximum number of requests in flight on a flux channel: the smallest power of two that is at
     /// least the number of operations of all ranks, between 256 and 65536. Further requests wait in
@@ -101,7 +101,7 @@ impl Sizes {
     }
 }
 
-/// A job that can run, with its threads in any process.
+/// The parameters of a job, which do not depend on the processes of its threads.
 #[derive(Debug, Clone)]
 pub struct Job {
     /// The ranks of the job, their threads, and the connections between the threads.

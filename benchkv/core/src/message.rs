@@ -27,7 +27,7 @@ const REFUSED: u64 = 4;
 /// | offset | size | field |
 /// |---|---|---|
 /// | 0 | 1 | operation: 1 put, 2 get |
-/// | 1 | 3 | place of the value's tail in the rank with the message; 0 if values have no tails |
+/// | 1 | 3 | place of the tail in the rank where the message is; 0 if values have no tails |
 /// | 4 | 4 | rank whose store is meant |
 /// | 8 | 8 | key |
 /// | 16 | 8 | value of a put, its first 8 bytes; 0 in a get |
@@ -112,7 +112,7 @@ impl Request {
         }
     }
 
-    /// Returns the request with the tail of its value at `place`, which is below 2^24.
+    /// Returns the request with the tail of its value at `place`, which must be below 2^24.
     pub const fn at(self, place: u32) -> Self {
         Self {
             op_and_place: (self.op_and_place % (1 << OP_BITS)) | (place << OP_BITS),

@@ -11,9 +11,9 @@ pub struct Operation {
     pub(crate) moment: u32,
     /// Start of the latency, in ns: the intended start in an open loop, the issue in a closed loop.
     pub(crate) intended_ns: u64,
-    /// Time of the issue, in ns.
     pub(crate) issued_ns: u64,
-    /// The client's place for the tail of the operation's value, if values have tails.
+    /// The client's [place](crate::values) for the tail of the operation's value, if values have
+    /// tails.
     pub(crate) place: u32,
     pub(crate) kind: Kind,
 }

@@ -1,7 +1,7 @@
 //! Open loop: the intended start of each operation of a client, independent of earlier operations.
 //!
-//! Latency is then measured from the intended start, so that a stall counts for every operation it
-//! delayed (no coordinated omission). If a client is too slow for this rate, operations are due and
+//! Latency is measured from the intended start, so that a stall counts for every operation it
+//! delayed (no coordinated omission). If a client is too slow for the rate, operations are due and
 //! not issued. [`Schedule::backlog`] returns their number.
 
 use std::fmt;
@@ -13,7 +13,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::carrier::name_of;
 
-/// Number of random gaps of a client, 64 KiB of memory. The gaps repeat after the last.
+/// Number of random gaps between the operations of a client, 64 KiB of memory. After the last gap
+/// the gaps repeat.
 const RANDOM_GAPS: usize = 1 << 13;
 
 /// The distribution of the intended starts over time.
@@ -66,8 +67,9 @@ impl Pace {
     }
 }
 
-/// Returns starts after exponential gaps. The times are scaled so that the cycle lasts as many
-/// intervals as it has starts, which makes the mean rate exact.
+/// Returns the starts of one cycle, with exponentially distributed gaps between them. They are
+/// scaled so that the cycle lasts as many mean intervals as it has starts, which makes the mean
+/// rate exact.
 fn random_starts(rng: &mut Rng) -> Vec<f64> {
     let mut at = 0.0;
     let mut gap = || {

@@ -29,7 +29,7 @@ impl Shard {
     pub const BYTES_PER_KEY: usize = size_of::<Option<u64>>();
 
     /// Makes an empty shard of a store with the keys `0..keys` and with values of 8 bytes. `shards`
-    /// is not 0, and `shard` is below `shards`.
+    /// must not be 0, and `shard` must be below `shards`.
     pub fn new(shard: usize, shards: usize, keys: u64) -> Self {
         Self::with_tails(shard, shards, keys, 0)
     }

@@ -206,8 +206,8 @@ impl Topology {
     }
 
     /// Returns the maximum number of open files of a rank's process. The number is computed for the
-    /// software device: its endpoints, and its threads with endpoints, need more files than with
-    /// other devices. Each end of shared memory keeps a file open.
+    /// software device, because endpoints and threads with endpoints need more files with it than
+    /// with other devices. Each end of shared memory keeps a file open.
     pub const fn open_files(&self) -> u64 {
         const PER_ENDPOINT: u64 = 4;
         const PER_THREAD: u64 = 6;

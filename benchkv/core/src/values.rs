@@ -41,7 +41,7 @@ pub struct Places {
 impl Places {
     /// Returns the places of a rank with `clients` clients, each with `of_client` values of
     /// `value_bytes` under way, and with `daemons` daemons that pass on requests of other ranks.
-    /// `value_bytes` is in [`VALUE_BYTES`].
+    /// `value_bytes` must be in [`VALUE_BYTES`].
     pub fn new(value_bytes: usize, clients: usize, of_client: usize, daemons: usize) -> Self {
         let tail_bytes = value_bytes - HEAD_BYTES;
         Self {
@@ -122,7 +122,8 @@ impl Values {
         Some(unsafe { memory.base().as_ptr().add(offset) })
     }
 
-    /// Copies the tail at `place` out. If there is no such place, `tail` is unchanged.
+    /// Copies the tail at `place` to `tail`, which is unchanged if there is no such place or if it
+    /// is longer than the place.
     pub fn read(&self, place: u32, tail: &mut [u8]) {
         if let Some(from) = self.at(place, tail.len()) {
             // SAFETY: the bytes at `from` are inside the memory, which lives as long as `self` and
@@ -132,7 +133,7 @@ impl Values {
         }
     }
 
-    /// Copies `tail` to `place`, if there is such a place.
+    /// Copies `tail` to `place`, if there is such a place and `tail` fits.
     pub fn write(&self, place: u32, tail: &[u8]) {
         if let Some(to) = self.at(place, tail.len()) {
             // SAFETY: the bytes at `to` are inside the memory, which lives as long as `self` and
@@ -162,7 +163,7 @@ impl ClientValues {
         self.first + number
     }
 
-    /// Copies the tail at place `number` out.
+    /// Copies the tail at place `number` to `tail`.
     pub fn read(&self, number: u32, tail: &mut [u8]) {
         self.values.read(self.place(number), tail);
     }

@@ -4,7 +4,8 @@
 //! A value begins with `writer (16 bits) | sequence (32) | hash of rank and key (16)`; its other
 //! bytes are a pattern of these 8 bytes. The checks:
 //!
-//! 1. a value carries the hash of the rank and key from which it was read (backend, corruption);
+//! 1. a value carries the hash of the rank and key from which it was read: this finds requests on
+//!    wrong paths, and corruption;
 //! 2. its writer exists, and (after the run, over all ranks) had issued that sequence number;
 //! 3. for one reader, key and writer, sequence numbers never decrease, and a key that was found
 //!    once is found again. This holds because every path keeps the order of one client's requests
@@ -45,8 +46,8 @@ impl Stamp {
     }
 }
 
-/// Returns the value of a key before its first write: the value that writer 0 would have written
-/// before its first write, which has number 1.
+/// Returns the value of a key that no client has written: a value of writer 0 with sequence number
+/// 0. The first write of a writer has number 1.
 pub const fn first_value(rank: u16, key: u64) -> u64 {
     Stamp {
         writer: 0,
@@ -67,7 +68,7 @@ fn pattern(value: u64) -> impl Iterator<Item = [u8; 8]> {
     })
 }
 
-/// Fills the tail of `value`.
+/// Fills `tail` with the bytes of `value` after the first 8.
 pub fn fill_tail(value: u64, tail: &mut [u8]) {
     for (place, word) in tail.chunks_mut(8).zip(pattern(value)) {
         place
@@ -144,11 +145,11 @@ pub struct Verifier {
 pub struct Verdict {
     /// Number of failed checks.
     pub failures: u64,
-    /// The first failure, in words. A key in the text is a key of the rank in the text.
+    /// The first failure, in words, with the rank and the key of that rank.
     pub first: Option<String>,
     /// Number of sequence numbers that this client issued: `1..=issued`.
     pub issued: u32,
-    /// The highest sequence number that was read of each writer.
+    /// The highest sequence number that this client has read from each writer.
     pub highest: Vec<u32>,
 }
 
@@ -197,7 +198,8 @@ impl Verifier {
         .pack()
     }
 
-    /// Marks an operation as issued. Its result is judged by values recorded before this moment.
+    /// Marks an operation as issued, and returns the moment of the issue. The operation's result is
+    /// judged by values recorded before this moment.
     pub fn issue(&mut self) -> u32 {
         self.moment = self.moment.wrapping_add(1);
         self.moment
@@ -301,7 +303,7 @@ impl Verifier {
         }
     }
 
-    /// Does the checks 1 and 2.
+    /// Does check 1 and the first half of check 2, and records the highest sequence number.
     fn judge_origin(&mut self, access: &Access, value: u64) -> Option<Stamp> {
         let stamp = Stamp::unpack(value);
         if stamp.hash != access.hash {

@@ -24,8 +24,8 @@ pub const PATTERN_LEN: usize = 1 << 16;
 /// Number of keys of each client that only this client ever accesses.
 pub const PRIVATE_KEYS: usize = 16;
 
-/// Share of the keys that a job accesses. Below this share, the caches hold a much larger part of
-/// the accessed keys than they would hold of all stored keys.
+/// Minimum share of all keys that a job should access. If clients access fewer keys, the caches
+/// hold a much larger part of these keys than they would hold of all keys.
 const TOUCHED: f64 = 0.25;
 
 /// Maximum share of accesses to private keys, when results are verified.

@@ -1,10 +1,10 @@
 //! The cores that this process may use, and the placement of threads on them.
 //!
-//! A [`Plan`] is made once per host, by the same rule in every rank, from the options alone. Each
-//! rank gets a run of neighbouring cores (inside a NUMA node if it fits), daemons first, then
-//! clients. Threads are pinned only if each can have a core of its own: with more threads than
-//! cores, pinning would prevent the scheduler from using a free core. Hardware threads of one core
-//! count as one, and a CPU quota of the control group counts.
+//! A [`Plan`] is made by the same rule in every rank of a host, from the options and the cores of
+//! the host. Each rank gets a run of neighbouring cores (inside a NUMA node if it fits), daemons
+//! first, then clients. Threads are pinned only if each can have a core of its own: with more
+//! threads than cores, pinning would prevent the scheduler from using a free core. Hardware threads
+//! of one core count as one, and a CPU quota of the control group counts.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -57,7 +57,7 @@ pub enum AffinityError {
         "the thread could not be pinned to core {core}; the affinity mask may have changed since the start"
     )]
     Refused {
-        /// The core of the list.
+        /// The core to which the thread was to be pinned.
         core: usize,
     },
 }
@@ -232,8 +232,8 @@ pub fn cores_of_node(node: u32) -> Option<Vec<usize>> {
 /// # Errors
 /// [`AffinityError::Refused`] if the kernel does not permit it.
 pub fn pin_current_thread(core: usize) -> Result<(), AffinityError> {
-    // The crate's mask is glibc's `cpu_set_t`. It panics for a larger core number, so such a number
-    // is refused here.
+    // The crate `core_affinity` uses glibc's `cpu_set_t`, and panics for a larger core number. So
+    // such a number is refused here.
     let is_in_mask = core < libc::CPU_SETSIZE as usize;
     if is_in_mask && core_affinity::set_for_current(core_affinity::CoreId { id: core }) {
         Ok(())
@@ -303,7 +303,8 @@ pub struct Plan {
     pub device_cores: Vec<usize>,
     /// Polling threads of all ranks on this host.
     pub threads: usize,
-    /// The processors of each node-local rank; empty if no thread is pinned.
+    /// The cores of the ranks of this host, indexed by node-local rank; empty if no thread is
+    /// pinned.
     pub pinned: Vec<RankCores>,
 }
 

@@ -44,7 +44,7 @@ pub struct Axis {
     pub title: String,
     /// Returns the label of a value, with its unit.
     pub label: fn(f64) -> String,
-    /// Whether values are 1 or more and spread by logarithm. Otherwise the axis begins at zero.
+    /// Whether the axis is logarithmic, for values of 1 or more. A linear axis begins at zero.
     pub is_log: bool,
 }
 

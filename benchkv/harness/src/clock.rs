@@ -147,8 +147,9 @@ fn monotonic_ns() -> u64 {
 mod tsc {
     const SOURCES: &str = "/sys/devices/system/clocksource/clocksource0/available_clocksource";
 
-    /// Returns whether the kernel trusts the time stamp counter: the kernel keeps `tsc` among the
-    /// available clock sources only while its watchdog confirms the counter.
+    /// Returns whether the counter is usable: its rate is constant, and the kernel keeps `tsc`
+    /// among the available clock sources, which it does only while its watchdog confirms the
+    /// counter.
     pub(super) fn kernel_trusts_it() -> bool {
         let offered = std::fs::read_to_string(SOURCES)
             .is_ok_and(|sources| sources.split_whitespace().any(|source| source == "tsc"));

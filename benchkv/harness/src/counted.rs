@@ -11,12 +11,13 @@ use crate::report::say;
 pub struct Operation {
     /// The first word that the program is started with.
     pub name: &'static str,
-    /// Maximum number of instructions; `None` if there is no bound.
+    /// Maximum number of instructions of one operation; `None` if there is no bound.
     pub bound: Option<u32>,
     /// Numbers of operations of the script's two runs, whose difference counts.
     pub counts: (u64, u64),
-    /// The part of the program that the script counts: `all`; `all but NAME`, without the function
-    /// NAME and the functions it calls; or `in NAME`, only the function NAME.
+    /// The part of the program that the script counts: `all`; `hca`, only the software HCA;
+    /// `nohca`, all but the software HCA; `in NAME`, only the function NAME.
+    /// scripts/measuring/instructions.py has the other forms.
     pub collect: &'static str,
     /// Description of the operation.
     pub what: &'static str,

@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 use rustix::fs::{Access, AtFlags, CWD, OFlags, access, fcntl_setfl, linkat};
 use thiserror::Error;
 
-/// Maximum time to wait for a pipe's reader when the result is complete, and the checks' interval.
+/// Maximum time to wait for a pipe's reader when the result is complete, and the interval at which
+/// the pipe is opened again.
 const READER_LIMIT: Duration = Duration::from_secs(2);
 const READER_INTERVAL: Duration = Duration::from_millis(20);
 

@@ -20,13 +20,14 @@ static HELD: AtomicU64 = AtomicU64::new(0);
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         HELD.fetch_add(layout.size() as u64, Ordering::Relaxed);
-        // SAFETY: the caller's contract is the same.
+        // SAFETY: the caller guarantees the contract of `alloc`, which is the same for both
+        // allocators.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
         HELD.fetch_sub(layout.size() as u64, Ordering::Relaxed);
-        // SAFETY: the caller's contract is the same, and `memory` is from the system's allocator.
+        // SAFETY: the caller guarantees the contract of `dealloc`, and `memory` is from `System`.
         unsafe { System.dealloc(memory, layout) }
     }
 }

@@ -51,8 +51,7 @@ impl LatencyHistogram {
     /// Makes an empty histogram.
     pub fn new() -> Self {
         let histogram = Histogram::new_with_bounds(1, MAX_NS, 3);
-        // The bounds are constants inside the documented range, so this does not fail. A histogram
-        // with one bucket would only lose precision.
+        // The bounds are constants in the range that the crate documents, so this does not fail.
         Self(histogram.unwrap_or_else(|_| unreachable!("constant histogram bounds are valid")))
     }
 

@@ -364,7 +364,8 @@ pub fn between_threads<A: Answerer, C: Caller, R>(
             .join()
             .unwrap_or_else(|_| Err("the answerer panicked".into()));
         match answered {
-            // The caller's error is the cause, so it is returned.
+            // If the answerer failed only because the caller failed, the caller's error is
+            // returned.
             Err(error) if result.is_ok() || !error.is::<OtherEndFailed>() => Err(error),
             _ => result,
         }
@@ -414,7 +415,7 @@ impl Measure {
         now_ns >= self.end_ns && self.calls > 0
     }
 
-    /// Returns the result of all blocks since the beginning.
+    /// Returns the result of all blocks that count.
     pub fn result(&self) -> Rate {
         let elapsed_ns = self.block_ns - self.began_ns.unwrap_or(self.block_ns);
         Rate {

@@ -67,7 +67,7 @@ impl Library {
     }
 }
 
-/// Returns the file mapped into this process whose name, or the name of a link to it, is `name`.
+/// Returns the file mapped into this process whose name begins with `name`, with links resolved.
 fn mapped_file(name: &str) -> Option<PathBuf> {
     let maps = fs::read_to_string("/proc/self/maps").ok()?;
     let path = |line: &'_ str| Some(Path::new(line.get(line.find('/')?..)?).to_owned());

@@ -30,7 +30,7 @@ impl WindowChoice {
         }
     }
 
-    /// Returns the number of additional send completions of an endpoint with this window.
+    /// Returns the number of send completions that this window adds to those of an endpoint.
     pub const fn completions(self) -> u32 {
         match self {
             Self::Completion(batches) => batches,

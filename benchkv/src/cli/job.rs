@@ -38,10 +38,10 @@ const OPS: RangeInclusive<u64> = 1..=u32::MAX as u64;
 pub(crate) const SHORTEST_RUN_S: f64 = 0.01;
 /// Maximum length of a window, in seconds. With `--ops` every window has this limit.
 const LONGEST_RUN_S: f64 = 3600.0;
-/// Minimum interval of lines, in seconds: the main thread checks a hundred times a second.
+/// Minimum `--report-interval`, in seconds: the main thread checks a hundred times a second.
 const SHORTEST_INTERVAL_S: f64 = 0.1;
-/// Maximum length of a verified run, in seconds: a client would otherwise run out of 32-bit
-/// sequence numbers (at 7 million writes per second).
+/// Maximum length of the warm-up and all runs of a verified job, in seconds: a client would
+/// otherwise run out of 32-bit sequence numbers (at 7 million writes per second).
 const MAX_VERIFIED_SECONDS: f64 = 600.0;
 
 /// The options of a job, and the destinations of its result.

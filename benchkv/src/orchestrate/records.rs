@@ -18,7 +18,6 @@ pub(super) struct Record {
 /// The records that other ranks made for the endpoints of each thread, each record with its maker.
 pub(super) type Mail = HashMap<Worker, Records>;
 
-/// Encodes a rank's part of the gather.
 pub(super) fn encode(records: &[Record]) -> Vec<u8> {
     // Encoding fails only for types without a length, and a record has none of these.
     postcard::to_allocvec(records).unwrap_or_default()

@@ -1,5 +1,5 @@
 //! The differences between results: the settings that distinguish the results, and the setting
-//! among these that is the axis.
+//! among these that is the axis, along which the results are ordered.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};

@@ -23,11 +23,12 @@ const WIDE_SPREAD: f64 = 0.2;
 /// Maximum deviation from Little's law for which there is no warning.
 const LAW_LIMIT: f64 = 0.05;
 
-/// Reads the results, prints them side by side, and writes the chart. With `--check` only reads.
+/// Reads the results, prints them side by side, and writes the chart. With `--check` only reads
+/// them.
 ///
 /// # Errors
-/// The first file that is not a result of this version, or the system's reason why the chart cannot
-/// be written.
+/// The first file that is not a result of this version, with `--check` the first result of an
+/// interrupted job, or the system's reason why the report or the chart cannot be written.
 pub fn run(args: &ReportArgs) -> Result<(), Failure> {
     let read = || args.files.iter().map(|file| JobResult::read(file));
     if args.check {
@@ -196,7 +197,7 @@ fn conditions(comparison: &Comparison, results: &[JobResult]) -> Vec<(String, St
         ];
         conditions.extend(others.map(|(name, of)| (name.to_owned(), same(of))));
     }
-    // Options that benchkv chose by itself get no line.
+    // A setting without a value gets no line.
     let telling = comparison
         .common
         .iter()

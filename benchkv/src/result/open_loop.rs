@@ -47,7 +47,7 @@ pub(super) struct OpenTally {
     offered_rps: f64,
     due: u64,
     backlog: u64,
-    /// Operations held before their issue, the mean over time.
+    /// Mean over time of the number of operations that are due and not issued.
     held: f64,
 }
 

@@ -23,7 +23,7 @@ use engine::client::{ClientReport, Counts, RoundTrips, Window};
 use engine::verify::never_issued;
 use engine::workload::Workload;
 
-/// The measurements of one rank, in the form in which they are sent to the other ranks.
+/// The measurements of one rank, in the form in which the rank sends them to rank 0.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct RankReport {
     rank: usize,
@@ -73,9 +73,9 @@ struct Sums {
 struct RankVerdict {
     failures: u64,
     first: Option<String>,
-    /// Writes issued, by client of this rank.
+    /// Number of writes that each client of this rank issued.
     issued: Vec<u32>,
-    /// Highest sequence number read, by writer of the job.
+    /// Highest sequence number that this rank has read from each writer of the job.
     highest: Vec<u32>,
 }
 
@@ -138,7 +138,7 @@ impl RankReport {
     }
 
     /// Adds the counters of those ports that this rank used, from two readings of all ports of the
-    /// rank's host. One rank of each host calls it.
+    /// rank's host. The readings are empty except on one rank of each host.
     pub fn add_hardware_counters(&mut self, mut before: PortCounters, mut after: PortCounters) {
         let workers = self.daemons.iter().chain(&self.clients);
         let ports: BTreeSet<&String> = workers
@@ -329,7 +329,7 @@ pub struct Conditions {
     pub clock: ClockSource,
     /// The machine.
     pub environment: Environment,
-    /// The baseline.
+    /// The results of the Unix-socket echo.
     pub unix_echo: Vec<EchoResult>,
 }
 

@@ -191,8 +191,8 @@ impl Drop for Leaves<'_> {
     }
 }
 
-/// Lets a client with `depth` operations outstanding and its daemon take turns. Returns the turns
-/// of the client, and those of the daemon.
+/// Lets a client with `depth` operations outstanding and its daemon take turns. Returns the medians
+/// over the turns of the client, and over the turns of the daemon.
 fn turns(depth: usize) -> Result<[Timed; 2], Failure> {
     let asked =
         Cli::try_parse_from(arguments(depth)).unwrap_or_else(|error| unreachable!("{error}"));
@@ -246,7 +246,7 @@ fn turns(depth: usize) -> Result<[Timed; 2], Failure> {
     Ok([of_client?, of_daemon])
 }
 
-/// Takes turns until enough turns are counted.
+/// Takes turns until [`TURNS`] turns are counted, or [`MOST_SPOILT`] turns are not.
 fn take_turns(
     baton: &Baton,
     own: u8,

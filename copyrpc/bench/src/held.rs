@@ -16,7 +16,8 @@ pub(crate) struct Before {
 #[derive(Debug)]
 pub(crate) struct Held {
     before: Before,
-    /// The memfds that the measured object made, without memfds that it attaches later.
+    /// The memfds that were new when [`Before::made`] was called. The object made them; memfds that
+    /// it attaches later are not in the map.
     memfds: BTreeMap<Memfd, u64>,
 }
 
@@ -28,7 +29,7 @@ impl Before {
         })
     }
 
-    /// Returns the memory of all objects that were made since.
+    /// Returns the memory of all objects that were made since [`now`](Self::now).
     pub(crate) fn made(self) -> io::Result<Held> {
         let mut memfds = memfds()?;
         memfds.retain(|memfd, _| !self.memfds.contains_key(memfd));

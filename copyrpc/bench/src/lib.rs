@@ -15,7 +15,7 @@ use clap::{Command, CommandFactory, FromArgMatches, Parser, Subcommand};
 use benchkv_harness::held::Counting;
 use benchkv_harness::launch::program::Program;
 
-/// Counts the allocations of servers.
+/// Counts the bytes allocated on the heap, which `held` reads.
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 

@@ -23,10 +23,10 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(5);
 
 /// A server whose requests are futures, for any executor and from any thread.
 ///
-/// Its thread has the server of the crate, connects the clients, and sleeps while there is nothing
-/// to do; requests and answers wake the thread. Dropping the server ends the thread, and waits
-/// until the given answers have arrived, as long as the options allow; [`drain`](Self::drain) waits
-/// for answers too. Received requests that are not answered by then end as
+/// Its thread owns the server of the transport, connects the clients, and sleeps while there is
+/// nothing to do; requests and answers wake the thread. Dropping the server ends the thread, and
+/// waits until the given answers have arrived, as long as the options allow; [`drain`](Self::drain)
+/// waits for answers too. Received requests that are not answered by then end as
 /// [`ClientError::Dropped`](crate::ClientError::Dropped); calls whose requests were not received
 /// are made again at another server.
 pub struct AsyncServer<S: Serving> {
@@ -59,7 +59,8 @@ struct Queues<S: Serving> {
     /// The counters, and the number of clients, when the thread last checked its clients.
     stats: S::Stats,
     clients: usize,
-    /// Requests whose callers are watched, or have disconnected.
+    /// Callers of received requests, by the number of the request: those that have disconnected,
+    /// and those on which [`ServerRequest::while_wanted`] waits.
     watches: FxHashMap<u64, Watch>,
     /// The time at which the end of the thread was requested, and the maximum time for which the
     /// thread then waits for the answers to all received requests.
@@ -306,7 +307,7 @@ impl<S: Serving> ServerRequest<S> {
 
     /// Returns the end of the caller's time, if this is the request of a method
     /// ([`service!`](crate::service!)), and its caller has a limit. The time is counted from the
-    /// arrival of the request, so the caller's time is over at this end. The bytes of another
+    /// arrival of the request, so the caller's own time has ended by then. The bytes of another
     /// request may look like the header of a method: ask only in a server of methods. The end for a
     /// request in [parts](crate::parts) is [`Whole::deadline`](crate::parts::Whole::deadline).
     #[must_use]
@@ -530,7 +531,8 @@ impl<S: Serving> Queues<S> {
                 *buffered -= if is_gone { arrival.data.len() } else { 0 };
                 !is_gone
             });
-            // An answer has removed the watch of its request, so no watch is added again.
+            // An answer in `answers` has removed its request from `watches`, so the request is not
+            // added again.
             answers
                 .iter()
                 .for_each(|(number, _)| _ = gone.remove(number));

@@ -12,8 +12,8 @@ use crate::{Patience, methods};
 pub struct Client<C: Connection> {
     connection: C,
     timeout: Option<Duration>,
-    /// Numbers the calls: a reply that arrives after its call was given up does not belong to the
-    /// next call.
+    /// Number of the last call. A reply that arrives after its call was given up has another
+    /// number, and so does not end the next call.
     calls: u64,
     patience: Patience,
 }
@@ -238,8 +238,8 @@ impl<C: Connection> Client<C> {
         }
     }
 
-    /// Makes the present call and sends it. Returns the call if there was room; ends the call if
-    /// its time has ended.
+    /// Makes the present call and sends it. Returns `None` if there was no room. If the call's time
+    /// has ended too, ends the call.
     #[inline(always)]
     fn make(
         &mut self,
@@ -249,7 +249,8 @@ impl<C: Connection> Client<C> {
     ) -> Result<Option<C::Call>, Refusal<ErrorOf<C>>> {
         match self.connection.call(self.calls, kind, request, left) {
             Ok(call) => {
-                // The flush is done before the poll, because a poll checks for arrivals first.
+                // The request is flushed here and not by the next poll, because a poll checks for
+                // arrivals before it sends.
                 self.connection.flush();
                 self.patience.reset();
                 Ok(Some(call))

@@ -5,7 +5,7 @@
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
-/// Minimum number of entries at which dead entries are removed.
+/// Capacity that the first insertion reserves, if [`Deadlines::reserve`] was not called before.
 const FEW: usize = 64;
 
 #[derive(Debug)]

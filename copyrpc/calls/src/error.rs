@@ -83,8 +83,8 @@ pub enum CallFailed {
 }
 
 impl CallFailed {
-    /// Returns the end of a call whose answer has this note, which is not
-    /// [`ANSWERED`](crate::ANSWERED).
+    /// Returns the end of a call whose answer has this note ([`Tag::pack`](crate::Tag::pack)),
+    /// which is not [`ANSWERED`](crate::ANSWERED).
     #[must_use]
     pub const fn of_note(note: u8) -> Self {
         match note {
@@ -114,13 +114,13 @@ pub trait ConnectFailure: std::error::Error {
     /// Returns whether a later attempt may succeed without a change of either end.
     fn may_pass(&self) -> bool;
 
-    /// Returns the error once more, for a further call that waited for the connection. For an error
+    /// Returns a copy of the error, for a further call that waited for the connection. For an error
     /// that cannot be copied, the copy has only its text.
     #[must_use]
     fn again(&self) -> Self;
 }
 
-/// A client that is always connected.
+/// The error of a client that is always connected: no value of it exists.
 impl ConnectFailure for Infallible {
     fn may_pass(&self) -> bool {
         match *self {}

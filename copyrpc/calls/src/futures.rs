@@ -75,7 +75,6 @@ struct News<C: Connection> {
     facts: Facts<C::Stats>,
     /// The device, as of the last connection.
     device: C::Device,
-    /// Number of the thread's turns.
     turns: u64,
 }
 
@@ -308,7 +307,7 @@ impl Wake for Alarm {
 pub struct Worker<C: Connection> {
     /// The connection in use.
     pub connection: C,
-    /// The posted calls; the connection has not taken the waiting calls among them yet.
+    /// The posted calls that the connection has not taken yet.
     posted: Posted<Job<C>>,
     under_way: UnderWay<C>,
     unsent: Unsent,
@@ -316,7 +315,7 @@ pub struct Worker<C: Connection> {
     ended: Ended<C>,
     /// Wakers of the ended calls; empty between turns.
     wakers: Vec<Waker>,
-    /// Number of turns for which wakes have been due.
+    /// Number of successive turns in which wakes were due.
     turns_due: u32,
     turns: u64,
     alarm: Arc<Alarm>,
@@ -531,7 +530,7 @@ impl Unsent {
 }
 
 /// Ends a call that a connection has taken, or makes it wait for the next connection. Returns the
-/// waker of its task.
+/// waker of the call's task.
 #[inline]
 fn end<C: Connection>(
     under_way: &mut UnderWay<C>,

@@ -142,7 +142,6 @@ impl<E: Debug, C: Ending + 'static> Ending for MethodError<E, C> {
     }
 }
 
-/// Length of the header in bytes.
 const HEADER: usize = 8;
 
 /// The first byte of a reply with the result of the handler, and with its error.
@@ -604,7 +603,6 @@ mod tests {
                 0
             )
         );
-        // The handler ran.
         assert_eq!(
             (client.add(entry(), 1), client.caller.store.0),
             (Err(MethodError::Reply(PayloadError::Long)), 1)

@@ -74,8 +74,8 @@ use crate::methods::{AsyncCaller, Caller, Header};
 const HEADER: usize = 40;
 const REPLY_HEADER: usize = 9;
 
-/// Bytes that a call takes at a server in addition to its payload, rounded up: they bound the
-/// number of calls.
+/// Bytes that a call takes at a server in addition to its payload, rounded up. They make the limit
+/// of held bytes a limit of the number of calls, too.
 const CALL_BYTES: usize = 256;
 
 /// Kinds of parts: the first 4 bytes of a part's header. The upper half of both is 1. In the header
@@ -176,8 +176,8 @@ impl<E: Ending + 'static> Ending for PartsError<E> {
 pub struct Client<C> {
     /// The client that sends the parts.
     pub caller: C,
-    /// Maximum length of a reply in bytes. Default: 1 GiB, and 4 KiB for the other values that a
-    /// method returns with it.
+    /// Maximum length of a reply in bytes. Default: 1 GiB, and 4 KiB for the values that a method
+    /// returns beside a payload of 1 GiB.
     pub max_bytes: usize,
     limits: (usize, usize),
     /// Number of the client, and of its last call.
@@ -387,16 +387,16 @@ pub struct Reassembler {
 #[derive(Debug)]
 struct Held {
     call: u64,
-    /// The kind of its parts: [`REQUEST`] or [`FETCH`].
+    /// The kind of the parts that continue the call: [`REQUEST`] or [`FETCH`].
     kind: u32,
     bytes: Vec<u8>,
     /// Length of the whole request or reply in bytes.
     len: usize,
-    /// Number of bytes of it that have arrived, or that were sent.
+    /// Number of bytes of the request that have arrived, or of the reply that were sent.
     done: usize,
     since: Instant,
     touched: Instant,
-    /// Counts the reply among the replies that are not fetched.
+    /// Counts the reply as not fetched, until the drop of this field.
     _unfetched: Option<Unfetched>,
 }
 
@@ -449,7 +449,7 @@ impl Reassembler {
         self.held
     }
 
-    /// Returns the replies, for the thread that stops the server.
+    /// Returns a handle of the replies, for the thread that stops the server ([`Replies::drain`]).
     #[must_use]
     pub fn replies(&self) -> Replies {
         self.replies.clone()
@@ -464,8 +464,8 @@ impl Reassembler {
         )
     }
 
-    /// Forgets the calls without a part for `idle`. A server that is short of memory does it by
-    /// itself.
+    /// Forgets the calls of which no part has arrived for `idle`. A `Reassembler` that is short of
+    /// memory does this by itself, for the time [`idle`](Self::idle).
     pub fn forget_idle(&mut self, idle: Duration) {
         self.calls.retain(|_, held| held.touched.elapsed() < idle);
         self.held = self.calls.values().map(Held::cost).sum();

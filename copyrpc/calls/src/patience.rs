@@ -11,7 +11,8 @@ const MOST: u32 = 8192;
 /// Maximum length of a sleep that a few more polls might have avoided. A thread wakes up within
 /// 5 us on a host, and 50 us on a virtual machine.
 const SHORT: Duration = Duration::from_micros(100);
-/// Number of sleeps before more polls are tried again, once they have not helped.
+/// Number of sleeps after which more polls are tried again, once even the maximum number has not
+/// helped.
 const SLEEPS_PER_TRY: u32 = 1024;
 
 /// Decides when a thread whose polls find nothing goes to sleep.
@@ -49,7 +50,7 @@ impl Patience {
 
     /// Returns whether this is the time to read the clock for a timeout: once after a
     /// [`reset`](Self::reset), after the 64th empty poll. An answer that arrives earlier needs no
-    /// clock, and a thread sleeps only later.
+    /// clock, and a thread does not sleep before that poll.
     #[must_use]
     pub const fn is_clock_due(&self) -> bool {
         self.polls == UNTIMED

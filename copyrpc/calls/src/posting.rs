@@ -13,7 +13,8 @@ use crate::wakes::Wakes;
 
 /// A call that waits in a [`Posted`].
 pub(crate) trait Job {
-    /// Returns when the call ends without a reply, or `None` if it waits without limit.
+    /// Returns the time at which the call ends without a reply; `None` if the call waits without
+    /// limit.
     fn end(&self) -> Option<Instant>;
 
     /// Reports to the caller that the call has no time left.
@@ -52,8 +53,8 @@ pub(crate) struct Posted<J> {
     /// The waiting jobs that the last [`take`](Self::take) moved here, each younger than all jobs
     /// in `waiting`. Most are sent at once, and need no order by their ends.
     fresh: VecDeque<(u64, J)>,
-    /// The numbers of the jobs that were given up since they were last drained, and that did not
-    /// wait here any more.
+    /// The numbers of the jobs that were given up when they did not wait here any more. The thread
+    /// drains the list.
     pub(crate) given_up: Vec<u64>,
 }
 
@@ -87,8 +88,8 @@ pub(crate) fn posting<J: Job>(waker: Waker) -> (Poster<J>, Posted<J>) {
 }
 
 impl<J> Poster<J> {
-    /// Posts the job that `job` makes of its number, under the lock of all posters, and wakes the
-    /// thread. Drops the job if the thread has ended. Returns the number.
+    /// Posts a job, and wakes the thread. Returns the number of the job, from which `job` makes the
+    /// job under the lock of all posters. Drops the job if the thread has ended.
     pub(crate) fn post(&self, job: impl FnOnce(u64) -> J) -> u64 {
         let (number, refused, is_first) = {
             let mut mailbox = lock(&self.mailbox);
@@ -144,8 +145,8 @@ impl<J> Drop for Poster<J> {
 }
 
 impl<J: Job> Posted<J> {
-    /// Moves the jobs and the given up numbers of the posters to this side, and drops the waiting
-    /// jobs that were given up. Returns whether a poster is left.
+    /// Moves the jobs that were posted, and the numbers that were given up, from the mailbox to
+    /// this side, and drops the waiting jobs that were given up. Returns whether a poster is left.
     pub(crate) fn take(&mut self) -> bool {
         self.settle();
         let (given_up, has_posters) = {
@@ -266,7 +267,8 @@ impl<J: Job> Posted<J> {
         let start = Instant::now();
         let outcome = loop {
             let whole = patience.saturating_sub(start.elapsed());
-            // An attempt ends at the end of the first job, because a server may never answer.
+            // An attempt lasts no longer than the job that ends first, because a server may never
+            // answer.
             let attempt = self.left().map_or(whole, |first| first.min(whole));
             let began = Instant::now();
             let connected = connect(attempt, self);
@@ -423,9 +425,9 @@ mod tests {
         assert_eq!((posted.waiting.is_empty(), posted.left()), (true, None));
     }
 
-    /// Each turn of the thread takes a job that was given up, asks for the first end, and ends late
-    /// jobs. If any of these scanned all jobs, the test would take hours, and the watchdog would
-    /// end it.
+    /// Each round gives up a job, takes the number of that job, ends late jobs and reads the first
+    /// end. If any of these steps scanned all jobs, the test would take hours, and the watchdog
+    /// would end it.
     #[test]
     fn a_turn_costs_no_more_with_many_waiting_jobs() {
         const JOBS: u64 = 200_000;

@@ -218,8 +218,8 @@ impl<T> Calls<T> {
         ended
     }
 
-    /// Returns the time until the earliest deadline; zero if it has passed. Calls `now_ns` only if
-    /// there is a deadline.
+    /// Returns the time until the earliest deadline, whose call may have ended; zero if it has
+    /// passed. Calls `now_ns` only if there is a deadline.
     #[must_use]
     pub fn until_deadline(&self, now_ns: impl FnOnce() -> u64) -> Option<Duration> {
         self.deadlines

@@ -39,7 +39,8 @@ impl Tag {
     /// The bit of a note that [`with_last_bit`](Self::with_last_bit) checks and removes.
     pub const LAST_BIT: u8 = 0x80;
 
-    /// Returns the tag of a word whose note is the [last bit](Self::LAST_BIT) alone.
+    /// Returns the tag of a word whose note is the [last bit](Self::LAST_BIT) alone; `None` if the
+    /// note lacks this bit. If the note has other bits too, the result belongs to no call.
     #[must_use]
     #[inline(always)]
     pub fn with_last_bit(word: u64) -> Option<Self> {

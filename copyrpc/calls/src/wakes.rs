@@ -7,9 +7,9 @@ use std::task::Waker;
 use crate::oneshot::lock;
 
 /// The wakes that are due to the tasks whose calls have ended. Most executors need a system call to
-/// wake a task from a thread that is not theirs, and little if another of their tasks wakes it. So
-/// the thread of the connection wakes one task, whose call wakes the others, or wakes all if that
-/// task does not run soon.
+/// wake a task from a thread that is not theirs, but little work to wake it from another of their
+/// tasks. So the thread of the connection wakes one task, whose call wakes the others, or wakes all
+/// if that task does not run soon.
 #[derive(Debug, Default)]
 pub(crate) struct Wakes {
     due: Mutex<Vec<Waker>>,

@@ -38,8 +38,8 @@ pub fn prefetch_to_write<const AHEAD: usize>(base: usize, offset: usize) {
 /// meanwhile: then it is undetermined which bytes are copied.
 #[inline(always)]
 pub unsafe fn copy(to: *mut u8, from: *const u8, len: usize) {
-    /// Copies two parts from the start and two from the end, each of the size of `T`. `T` is not
-    /// longer than half of `len`, nor shorter than a quarter.
+    /// Copies `len` bytes like `copy`: two parts from the start and two from the end, each of the
+    /// size of `T`. `T` is not longer than half of `len`, nor shorter than a quarter.
     #[inline(always)]
     unsafe fn four<T: Copy>(to: *mut u8, from: *const u8, len: usize) {
         let second = size_of::<T>();
@@ -58,7 +58,8 @@ pub unsafe fn copy(to: *mut u8, from: *const u8, len: usize) {
             to.add(last).cast::<T>().write_unaligned(d);
         }
     }
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: the caller guarantees that `len` bytes are readable at `from` and writable at `to`.
+    // In both calls of `four`, `len` is two to four times the size of `T`.
     unsafe {
         match len {
             32..=64 => four::<u128>(to, from, len),

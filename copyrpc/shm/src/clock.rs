@@ -27,7 +27,7 @@ impl Clock {
     }
 }
 
-/// Nanoseconds since an arbitrary moment (`CLOCK_MONOTONIC`).
+/// Returns the number of nanoseconds since an arbitrary moment (`CLOCK_MONOTONIC`).
 #[must_use]
 pub fn monotonic_ns() -> u64 {
     read(libc::CLOCK_MONOTONIC)

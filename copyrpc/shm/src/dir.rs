@@ -23,7 +23,7 @@ pub const NAME_BYTES_MAX: usize = 128;
 /// Maximum number of attempts to lock the directory for the removal of a dead region.
 const LOCK_ATTEMPTS: usize = 256;
 
-/// Why the directory cannot be used.
+/// The reason why the directory cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DirError {

@@ -53,8 +53,9 @@ impl<K> Dropped<K> {
     }
 }
 
-/// Values by number, for tokens: a token with a number costs a call about a tenth less than a token
-/// with a counted reference. A process has one set of a kind (`static`).
+/// Values by number, for tokens. With tokens that hold a number, a call takes about a tenth less
+/// time than with tokens that hold a counted reference. A process has one set for each kind of
+/// token (`static`).
 #[derive(Debug)]
 pub struct Numbered<V> {
     next: AtomicU64,

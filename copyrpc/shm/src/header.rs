@@ -25,7 +25,7 @@ pub(crate) const HEADER_BYTES: usize = 4096;
 /// The byte whose lock the owner holds as long as it lives.
 pub(crate) const OWNER_BYTE: u64 = 0;
 
-/// The header in the file. All but `closed` and `robust` is written before the file gets its name.
+/// The header in the file. After the file has got its name, only `closed` and `robust` change.
 #[repr(C, align(4096))]
 pub(crate) struct Header {
     /// [`MAGIC`], stored last (Release). Before that, [`MAGIC_OF_TEMPORARY`] if the file has a

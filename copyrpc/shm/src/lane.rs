@@ -20,10 +20,10 @@ use copyrpc_calls::Tagged;
 use crate::cache;
 use crate::sync::{AtomicU64, Ordering, UnsafeCell};
 
-/// Number of slots by which [`LaneTx::fetch_ahead`] is ahead of the next slot.
+/// Number of slots between the next slot and the slot that [`LaneTx::fetch_ahead`] fetches.
 const SLOTS_AHEAD: u64 = 3;
-/// Distance in bytes from the slot just filled to the slot that [`SLOTS_AHEAD`] means, in a lane
-/// whose slots have one line each.
+/// Distance in bytes from the slot just filled to the slot [`SLOTS_AHEAD`] after the next, in a
+/// lane whose slots have one line each.
 const BYTES_AHEAD: usize = 64 * (SLOTS_AHEAD as usize + 1);
 
 /// The memory that a producer fetches for a later message: see [`LaneTx::fetch_ahead`].
@@ -31,11 +31,11 @@ const BYTES_AHEAD: usize = 64 * (SLOTS_AHEAD as usize + 1);
 pub enum Ahead {
     /// Fetches nothing: no other message is under way.
     Nothing,
-    /// The slot of that message.
+    /// The slot of the later message.
     Slot,
-    /// The line that is as far ahead in memory as that slot, if slots have one line each; this
-    /// takes the fewest instructions. Near the end of the lane, that line is not the lane's: use
-    /// this for lanes of hundreds of slots.
+    /// The line at the place that the slot of the later message has if slots have one line each and
+    /// the lane does not wrap; this takes the fewest instructions. Near the end of the lane, the
+    /// line is outside of the lane: use this for lanes of hundreds of slots.
     Line,
 }
 
@@ -56,7 +56,7 @@ const _: () = {
 };
 
 impl<T> Slot<T> {
-    /// An empty slot.
+    /// Makes an empty slot.
     #[must_use]
     pub fn empty() -> Self {
         Self {
@@ -65,8 +65,8 @@ impl<T> Slot<T> {
         }
     }
 
-    /// Returns whether the slot had no message, ever or since the lane was [cleared](Self::clear).
-    /// The result does not permit a read of the message.
+    /// Returns whether the slot has had no message since it was made or [cleared](Self::clear). The
+    /// result does not permit a read of the message.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.seq.load(Ordering::Relaxed) == 0
@@ -123,7 +123,7 @@ impl<T> Slots<Tagged<T>> {
     #[inline(always)]
     fn tagged_at(&self, position: u64) -> Option<(u64, Unread<'_, T>)> {
         let slot = self.at(position);
-        // L1
+        // L1: pairs with the producer's store.
         if slot.seq.load(Ordering::Acquire) != position.wrapping_add(1) {
             return None;
         }
@@ -273,14 +273,14 @@ impl<T> Filled<'_, T> {
     #[inline(always)]
     pub fn publish(self) {
         *self.next = self.next.wrapping_add(1);
-        // L1
+        // L1: publishes the message.
         self.slot.seq.store(*self.next, Ordering::Release);
     }
 }
 
 impl<T: Copy> LaneTx<Tagged<T>> {
-    /// Like [`publish`](Self::publish), for a message that is written directly to its slot. Fetches
-    /// `ahead`.
+    /// Like [`publish`](Self::publish), for a message that is written directly to its slot. Then
+    /// fetches the memory that `ahead` names.
     #[inline(always)]
     pub fn publish_tagged(&mut self, tag: u64, payload: T, ahead: Ahead) {
         let (position, next) = (self.next, self.next.wrapping_add(1));
@@ -295,7 +295,7 @@ impl<T: Copy> LaneTx<Tagged<T>> {
             }
         });
         self.next = next;
-        // L1
+        // L1: publishes the message.
         slot.seq.store(next, Ordering::Release);
         match ahead {
             Ahead::Nothing => {}
@@ -347,7 +347,7 @@ impl<T: Copy> LaneRx<T> {
         }
     }
 
-    /// Returns the number of the next message, which is the number of messages before it.
+    /// Returns the number of the next message.
     #[must_use]
     #[inline(always)]
     pub fn position(&self) -> u64 {
@@ -366,7 +366,7 @@ impl<T: Copy> LaneRx<T> {
     #[must_use]
     #[inline(always)]
     pub fn is_ready_at(&self, position: u64) -> bool {
-        // L1
+        // L1: pairs with the producer's store.
         self.slots.at(position).seq.load(Ordering::Acquire) == position.wrapping_add(1)
     }
 
@@ -375,7 +375,7 @@ impl<T: Copy> LaneRx<T> {
     pub fn pop(&mut self) -> Option<T> {
         let slot = self.slots.at(self.next);
         let next = self.next.wrapping_add(1);
-        // L1
+        // L1: pairs with the producer's store.
         if slot.seq.load(Ordering::Acquire) != next {
             return None;
         }

@@ -216,7 +216,6 @@ impl LockFile {
     }
 }
 
-/// Returns the identity of the file with this metadata.
 pub(crate) fn key_of(metadata: &Metadata) -> Key {
     (metadata.dev(), metadata.ino())
 }
@@ -224,7 +223,7 @@ pub(crate) fn key_of(metadata: &Metadata) -> Key {
 fn flock(kind: libc::c_int, byte: u64) -> libc::flock {
     // SAFETY: `flock` is plain data for which zero is a valid value.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
-    // The three lock kinds are 0, 1 and 2 on every Linux, so they fit.
+    // The lock kinds are numbers below 10 on every Linux, so they fit.
     lock.l_type = kind as libc::c_short;
     lock.l_whence = libc::SEEK_SET as libc::c_short;
     // A byte beyond the signed range becomes a negative number, which the kernel refuses.
@@ -243,7 +242,8 @@ impl AsRawFd for LockFile {
 impl Drop for LockFile {
     fn drop(&mut self) {
         let mut files = unpoisoned(&REGISTRY);
-        // This is the last clone: only the registry, which is locked, could make another.
+        // With a count of 1, this is the last clone: only the registry, which is locked, could make
+        // another.
         if Arc::strong_count(&self.file) == 1 {
             files.remove(&self.file.key);
         }

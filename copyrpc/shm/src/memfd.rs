@@ -1,9 +1,9 @@
 //! Bulk memory of which nothing remains after its last user: a sealed memfd that peers open through
 //! `/proc/<pid>/fd/<n>`.
 //!
-//! Attaching needs nothing from the owner's CPU, so it works on a stopped process. It is not
-//! bounded by the size of `/dev/shm`, cannot be truncated under a peer, and it vanishes with its
-//! last user. Both ends must be in one pid namespace and of one user.
+//! Attaching needs nothing from the owner's CPU, so a peer can attach to the memory of a stopped
+//! process. The memory is not bounded by the size of `/dev/shm`, cannot be truncated under a peer,
+//! and vanishes with its last user. Both ends must be in one pid namespace and of one user.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -53,7 +53,7 @@ pub fn pid_namespace() -> u64 {
     std::fs::metadata("/proc/self/ns/pid").map_or(0, |namespace| namespace.ino())
 }
 
-/// Why a memfd could not be made.
+/// The reason why a memfd could not be made.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MemfdCreateError {
@@ -90,7 +90,7 @@ pub enum MemfdCreateError {
     },
 }
 
-/// Why a peer's memfd could not be mapped.
+/// The reason why a peer's memfd could not be mapped.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MemfdAttachError {
@@ -123,7 +123,7 @@ pub enum MemfdAttachError {
     Io(#[source] io::Error),
 }
 
-/// Why pages could not be allocated or freed.
+/// The reason why pages could not be allocated or freed.
 #[derive(Debug, thiserror::Error)]
 pub enum MemfdRangeError {
     /// The range is empty, not on page boundaries, or beyond the end.
@@ -156,7 +156,7 @@ pub enum MemfdRangeError {
 /// Bytes of a huge page.
 pub const HUGE_PAGE: usize = 2 << 20;
 
-/// Why memory for which huge pages were requested has none.
+/// The reason why memory for which huge pages were requested has none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum NoHugePages {
     /// The kernel has no huge pages for shared memory.
@@ -169,12 +169,12 @@ pub enum NoHugePages {
     NotGiven,
 }
 
-/// A mapped memfd: one's own, made by [`create`](Self::create), or a peer's, by
+/// A mapped memfd: this process's own, made by [`create`](Self::create), or a peer's, mapped by
 /// [`attach`](Self::attach).
 ///
-/// Its size is address space; memory is taken page by page, by [`commit`](Self::commit).
-/// `Send + Sync`: it gives only an address, at which other processes may write at any time. A
-/// forked child does not have the mapping.
+/// A page takes memory only once it is [committed](Self::commit) or touched. `Send + Sync`: a
+/// `Memfd` gives only an address, at which other processes may write at any time. A forked child
+/// does not have the mapping.
 #[derive(Debug)]
 pub struct Memfd {
     map: Mapping,
@@ -310,7 +310,7 @@ impl Memfd {
         self.map.base()
     }
 
-    /// Size in bytes.
+    /// Returns the size in bytes.
     #[must_use]
     #[expect(
         clippy::len_without_is_empty,
@@ -368,7 +368,8 @@ impl Memfd {
         if advise(Advice::LinuxHugepage).is_err() {
             return Some(NoHugePages::Unsupported);
         }
-        // The kernel may count neighbours of the same advice too: their huge pages are subtracted.
+        // The kernel may count neighbouring memory of the same advice too: its huge pages are
+        // subtracted.
         let before = sys::huge_bytes_around(addr.addr().get());
         if advise(Advice::LinuxPopulateWrite).is_err() {
             return Some(NoHugePages::Unsupported);
@@ -422,7 +423,8 @@ fn memfd_name(purpose: &str, token: u64) -> String {
     format!("copyrpc-{purpose}-{token:016x}")
 }
 
-/// Makes a memfd by the function of the C library, which programs that run others interpose.
+/// Makes a memfd by the function of the C library and not by a system call, so that a preloaded
+/// library can interpose the function.
 fn new_memfd(name: &str) -> io::Result<File> {
     let name = CString::new(name)?;
     // SAFETY: the name is NUL-terminated and outlives the call.

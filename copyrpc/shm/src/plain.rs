@@ -11,8 +11,8 @@ pub trait Plain: FromBytes + IntoBytes + Immutable + Copy + 'static {}
 
 impl<T: FromBytes + IntoBytes + Immutable + Copy + 'static> Plain for T {}
 
-/// The payload types of an RPC, on which both ends must agree, as they lie in shared memory: 24
-/// bytes.
+/// Sizes, alignments and tag of the payload types of an RPC, on which both ends must agree. The
+/// value lies in shared memory, and takes 24 bytes.
 ///
 /// The sizes catch most mistakes; `tag` is a number of the application, which the application
 /// changes when the meaning of the fields changes.
@@ -34,8 +34,8 @@ pub struct TypeShape {
 const _: () = assert!(size_of::<TypeShape>() == 24);
 
 impl TypeShape {
-    /// The shape of an RPC from `Req` to `Resp`. Sizes beyond `u32` read as `u32::MAX`, which no
-    /// region can hold.
+    /// Returns the shape of an RPC from `Req` to `Resp`. Sizes beyond `u32` become `u32::MAX`,
+    /// which no region can hold.
     #[must_use]
     pub const fn of<Req: Plain, Resp: Plain>(tag: u64) -> Self {
         const fn clamp(n: usize) -> u32 {

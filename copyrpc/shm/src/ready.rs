@@ -369,13 +369,13 @@ impl HotSet {
         }
     }
 
-    /// Arms every lane, before the consumer sleeps. A [`heavy_barrier`] and
+    /// Arms every hot lane, before the consumer sleeps. A [`heavy_barrier`] and
     /// [`deactivate`](Self::deactivate) must follow.
     pub fn arm(&self, lanes: &impl Lanes) {
         self.arm_some(lanes, |_| true);
     }
 
-    /// Arms the lanes that are `chosen`. Returns whether at least one is.
+    /// Arms the lanes that are `chosen`. Returns whether at least one lane was armed.
     fn arm_some(&self, lanes: &impl Lanes, chosen: impl Fn(&Hot) -> bool) -> bool {
         let mut any = false;
         for armed in self

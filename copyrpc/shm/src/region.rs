@@ -101,9 +101,9 @@ impl RegionView<'_> {
 /// A mapped region. Its owner maps it by [`Region::create`], and a peer by [`Region::open`].
 ///
 /// `Send + Sync`. An owner is best dropped by the thread that created it: otherwise the first page,
-/// and with it the file's memory, stays until the process ends, because it is linked into the
-/// creating thread's list of robust futexes. In a forked child the memory is not mapped: do not
-/// touch it; dropping the region is harmless.
+/// and with it the file's memory, stays until the process ends, because the mutex in this page is
+/// linked into the creating thread's list of robust futexes. In a forked child the memory is not
+/// mapped: do not touch it; dropping the region is harmless.
 #[derive(Debug)]
 pub struct Region {
     /// Unmapped in `drop`, except for the first page if another thread created the region.
@@ -167,7 +167,7 @@ impl Region {
             .map_err(|error| io_error(io::Error::other(error)))?;
         let region = Parts { map, file };
         header_of(&region.map).robust.hold();
-        // O1
+        // O1: header and contents are complete.
         header_of(&region.map).magic.store(MAGIC, Ordering::Release);
         if !memory.add(name, &region) {
             return Err(CreateError::Exists(path()));
@@ -194,10 +194,10 @@ impl Region {
         // SAFETY: the mutex is zeroed and not shared yet; `drop` below unlocks it, or keeps its
         // page mapped.
         unsafe { header.robust.lock_new() }.map_err(io_error)?;
-        // O1
+        // O1: header and contents are complete, and the file is locked.
         header.magic.store(MAGIC, Ordering::Release);
-        // The drop at the end of this function removes the temporary name: then the file has its
-        // own name.
+        // `_temporary` is dropped at the end of this function, when the file has its own name, and
+        // removes the temporary name.
         let Fresh {
             file,
             lock,
@@ -380,8 +380,8 @@ impl Drop for Region {
             return;
         }
         // Once the region is closed and unlocked, any process may remove its name. So the name is
-        // removed here, before the drop of the fields releases the lock. O3
-        // (`docs/shm-protocols.md`)
+        // removed here, before the drop of the fields releases the lock (O3 of
+        // `docs/shm-protocols.md`).
         self.header().close();
         if let Some(memory) = self.dir.memory() {
             memory.remove(&self.name);
@@ -641,7 +641,7 @@ mod tests {
                 contents
             );
         }
-        // On this machine the bytes of this number are the mark.
+        // The mark in the byte order of this machine.
         std::fs::write(
             dir.path().join(".new-0123456789abcdef"),
             MAGIC_OF_TEMPORARY.to_ne_bytes(),

@@ -80,7 +80,7 @@ impl Sleep {
     /// Like [`wake`](Self::wake), for a caller that has the barrier.
     #[inline(always)]
     pub fn wake_behind(&self, barrier: LightBarrier) {
-        // W1
+        // W1: between publishing and the load of the flag.
         barrier.execute();
         if self.sleeping.load(Ordering::Relaxed) != 0 {
             self.wake_up();
@@ -89,9 +89,9 @@ impl Sleep {
 
     #[cold]
     fn wake_up(&self) {
-        // W2
+        // W2: changes the word before the wake-up.
         self.wakes.fetch_add(1, Ordering::Release);
-        // W5 (module `rest`)
+        // W5 (module `rest`): a sleeper that rests is woken by its waker and not by the kernel.
         if self.sleeping.load(Ordering::Relaxed) == RESTING && rest::wake(&self.wakes) {
             self.sleeping.store(0, Ordering::Relaxed);
         } else {
@@ -134,9 +134,9 @@ impl Default for Bell {
 impl Bell {
     /// Wakes all listeners. Call it after publishing.
     pub fn ring(&self) {
-        // W4
+        // W4: changes the word before the wake-up.
         self.rings.fetch_add(1, Ordering::Release);
-        // W5
+        // W5: wakes the listeners that rest.
         rest::wake(&self.rings);
         futex::wake(&self.rings);
     }
@@ -180,7 +180,8 @@ pub trait Watch {
     /// from now on producers announce and wake; otherwise they may do neither.
     fn look(&mut self, is_told: bool) -> bool;
 
-    /// Returns the maximum sleep before [`check`](Self::check). Zero: no sleep.
+    /// Returns the maximum sleep before [`check`](Self::check). With zero the thread does not
+    /// sleep.
     fn slice(&mut self) -> Duration {
         SLICE
     }
@@ -263,7 +264,7 @@ pub fn sleep_once(watch: &mut dyn Watch, longest: Duration) -> bool {
         }
     });
     watch.arm();
-    // W1
+    // W1: between raising the flags and the last check.
     let is_told = heavy_barrier();
     let found = watch.look(is_told);
     if !found {

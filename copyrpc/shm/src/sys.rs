@@ -17,7 +17,7 @@ use rustix::param::page_size;
 use rustix::process::{Resource, getrlimit};
 use rustix::rand::{GetRandomFlags, getrandom};
 
-/// Turns the `-1` convention into an error. Repeats the call while a signal interrupts it.
+/// Turns a result of -1 into the error in `errno`. Repeats the call while a signal interrupts it.
 pub(crate) fn retry(mut call: impl FnMut() -> c_int) -> io::Result<c_int> {
     loop {
         match call() {
@@ -32,8 +32,8 @@ pub(crate) fn retry(mut call: impl FnMut() -> c_int) -> io::Result<c_int> {
 /// or write it. Closing the descriptor drops no lock of this process on the file.
 ///
 /// Does not use `std`, which takes `O_PATH` for an access mode where the C library is musl, and
-/// opens the file itself. Uses the function of the C library, which programs that run others
-/// interpose.
+/// opens the file itself. Calls the function of the C library, so that a preloaded library can
+/// interpose the function.
 pub(crate) fn open_path(path: &Path, flags: c_int) -> io::Result<File> {
     let path = CString::new(path.as_os_str().as_bytes())?;
     // SAFETY: the path is NUL-terminated and outlives the call.
@@ -48,7 +48,6 @@ pub(crate) fn path_of(fd: RawFd) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{fd}"))
 }
 
-/// Returns the effective user of this process.
 pub(crate) fn user() -> u32 {
     rustix::process::geteuid().as_raw()
 }
@@ -109,7 +108,7 @@ pub(crate) fn explain(error: io::Error) -> io::Error {
 
 pub(crate) fn random_nonzero() -> io::Result<u64> {
     let mut bytes = [0u8; 8];
-    // The kernel returns so few bytes in one call.
+    // The kernel returns up to 256 bytes in one call.
     retry_on_intr(|| getrandom(&mut bytes, GetRandomFlags::empty()))?;
     Ok(u64::from_ne_bytes(bytes) | 1)
 }

@@ -11,7 +11,7 @@ use crate::sync::{spin_loop, yield_now};
 /// 8 (with delegation, 1.1 times as many as 8).
 const SPIN_ROUNDS: u32 = 1;
 
-/// How polling threads share the cores.
+/// The way in which polling threads share the cores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum WaitStrategy {
     /// Keep polling: lowest latency, for threads that have a core each.
@@ -37,7 +37,7 @@ impl WaitStrategy {
         }
     }
 
-    /// A waiter for one loop of one thread.
+    /// Makes a waiter for one loop of one thread.
     #[must_use]
     pub fn waiter(self) -> Waiter {
         Waiter {
@@ -82,7 +82,7 @@ impl Waiter {
                 self.empty_rounds += 1;
                 spin_loop();
             }
-            // Further empty rounds do this at once, until there is work again.
+            // After that, each empty round yields or sleeps at once, until there is work again.
             WaitStrategy::Yield => yield_now(),
             WaitStrategy::Event => drop(sleep()),
         }

@@ -95,7 +95,8 @@ impl<U> Handshake<U> {
         }
     }
 
-    /// Proceeds to the end. A stream that blocks returns an error when its timeout is over.
+    /// Completes the handshake. If the stream would block, its timeout is over, and the handshake
+    /// fails.
     pub(crate) fn complete(
         mut self,
         stream: &mut (impl Read + Write),

@@ -62,7 +62,8 @@ pub struct ExchangeRecord {
     pub activity_addr: u64,
     /// Key of the word at `activity_addr`.
     pub activity_rkey: u32,
-    /// Batches that the peer may have sent without confirmation of their receipt, at least 1.
+    /// Maximum number of batches that the peer may have sent and this end has not reported as
+    /// received; at least 1.
     pub batches: u32,
     /// Credit in bytes the peer starts with.
     pub initial_credit: u64,
@@ -126,7 +127,7 @@ impl ExchangeRecord {
         Ok(record)
     }
 
-    /// Returns the bytes to send instead of a record.
+    /// Returns the bytes to send instead of a record, to a peer that is refused.
     #[must_use]
     pub fn refuse(refusal: Refusal) -> [u8; EXCHANGE_RECORD_SIZE] {
         KIND.refuse(refusal)

@@ -17,7 +17,7 @@ const HYBRID_INLINE: u64 = 204;
 pub(super) const WRITE: u64 = 0;
 pub(super) const READ: u64 = 1;
 pub(super) const RAW: u64 = 2;
-/// A WRITE whose completion the core waits for.
+/// A WRITE whose completion the window waits for.
 pub(super) const WINDOWED_WRITE: u64 = 3;
 /// The READ after everything else that a connection sends when its context is dropped.
 pub(super) const LAST: u64 = 4;
@@ -39,7 +39,8 @@ pub(crate) struct Remote {
 pub(super) trait Posts {
     fn post(&mut self, op: &impl RcOperation, signal: Signal, user: u64) -> Result<(), PostError>;
 
-    /// Rings the doorbell for the posted operations, unless a batch of operations rings it later.
+    /// Rings the doorbell for the posted operations. Does nothing in a [`BlueflameBatch`], whose
+    /// end announces all of its operations.
     fn ring(&mut self) {}
 
     /// Posts an operation, and announces it as [`ring`](Self::ring) does.
@@ -156,7 +157,8 @@ fn head(send_ring: &Mr, emit: Emit, len: u64) -> &[u8] {
 }
 
 impl<Q: Posts> Batches<'_, Q> {
-    /// Posts a batch that does not fit into a WQE: the device gathers the rest.
+    /// Posts a batch that is longer than the inline limit. The device gathers the bytes that are
+    /// not inline.
     fn post_long(&mut self, emit: Emit) -> Result<(), PostError> {
         let inline = if self.inline_limit >= HYBRID_INLINE {
             HYBRID_INLINE

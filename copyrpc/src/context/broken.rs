@@ -7,8 +7,9 @@ use crate::connection::Connection;
 use crate::error::CloseReason;
 
 impl<U> Inner<U> {
-    /// Ends the connections that an event of the device concerns: the device may report such an
-    /// event without a completion in error.
+    /// Takes the events of the device. Ends the connections that an event concerns, since the
+    /// device may report the event without a completion in error. Notes an event that concerns the
+    /// whole context.
     pub(super) fn heed_events(&self) {
         while let Some(event) = self.device.take_async_event() {
             let is_everything = match event {

@@ -8,7 +8,7 @@ use super::Inner;
 use crate::connection::{Connection, Outcome};
 
 /// Maximum time for which a context that is dropped waits for its posted messages. A peer's device
-/// takes them without a program, so only a peer that is gone needs this long.
+/// takes messages without a program, so only messages to a peer that is gone take all of this time.
 pub(crate) const LINGER: Duration = Duration::from_millis(20);
 
 impl<U> Inner<U> {
@@ -30,7 +30,7 @@ impl<U> Inner<U> {
                 break;
             }
             self.drain(&mut |_, _: Outcome<'_>| ());
-            // A software HCA may need this core to deliver the messages.
+            // A software HCA may need this CPU core to deliver the messages.
             std::thread::yield_now();
         }
         connections.iter().for_each(Connection::abort);

@@ -7,9 +7,9 @@ use copyrpc_shm::sleep::{self, Due, Look, Sleeper, Watch};
 
 use super::{Context, Inner, PollError};
 
-/// Maximum sleep while a connection has messages that it could not post. Mostly a completion lets
-/// it post them, and ends the sleep earlier. While all such connections only wait for their next
-/// READ, the sleep is as long as the pause before the READ, if that is longer.
+/// Maximum sleep while a connection has messages that it could not post. Usually a completion makes
+/// room for the messages, and ends the sleep earlier. While all such connections only wait for
+/// their next READ, the sleep is as long as the pause before the READ, if that is longer.
 const BLOCKED_SLEEP: Duration = Duration::from_millis(1);
 
 impl<U> Context<U> {
@@ -32,7 +32,7 @@ impl<U> Context<U> {
     /// # }
     /// ```
     ///
-    /// No arrival is missed: it arms both completion queues and then checks whether one holds
+    /// No arrival is missed: the wait arms both completion queues and then checks whether one holds
     /// anything. It does not sleep while a request waits to be received. Only arrivals,
     /// completions, time and [`waker`](Self::waker) wake it.
     ///
@@ -82,9 +82,9 @@ impl<U> Sleeper for Context<U> {
 }
 
 impl<U> Inner<U> {
-    /// Calls `then` with the watch of everything that ends a sleep of the context: the device, the
-    /// next due time, and work that exists already. Must not be called inside a poll, which borrows
-    /// the context.
+    /// Calls `then` with a [`Watch`] of everything that ends a sleep of the context: the device,
+    /// the next due time, and work that exists already. Must not be called inside a poll, which
+    /// borrows the context.
     fn with_watch(&self, then: &mut dyn FnMut(&mut dyn Watch)) {
         self.flush_all();
         let mut due = Due(self.longest_sleep(None).unwrap_or(Duration::MAX));

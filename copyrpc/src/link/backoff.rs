@@ -9,7 +9,7 @@ const POLL_NS: u64 = 1_000_000;
 
 #[derive(Debug)]
 pub(super) struct Backoff {
-    /// Polls skipped after the last READ; 0 if it brought words.
+    /// Number of polls to skip after the last READ; 0 if the READ brought words.
     pause: u32,
     left: u32,
     /// Time of the first skipped poll, in ns.

@@ -2,13 +2,13 @@
 //! finds its own call or none (C1 of docs/copyrpc-protocol.md). Slots are used again only when the
 //! request was answered (C3).
 //!
-//! The table of `copyrpc-calls` is not used here, for three reasons. It finds a call by a tag of 64
-//! bits; the wire format has 31, of which 11 are the low bits of the generation. It removes a call
-//! before the call can be examined; here a call whose reply is longer than it allowed must stay,
-//! since the end of the connection ends it. And it has a fixed number of entries, with deadlines
-//! reserved for all of them; this table grows, since credit permits thousands of calls on a
-//! connection that mostly has a few. Adding and removing a call costs about 35 instructions here,
-//! and 55 in the other table.
+//! The table of `copyrpc-calls` is not used here, for three reasons. That table finds a call by a
+//! tag of 64 bits; the wire format has 31, of which 11 are the low bits of the generation. That
+//! table removes a call before the call can be examined; here a call with a reply above its
+//! allowance must stay, since the end of the connection ends the call. And that table has a fixed
+//! number of entries, with deadlines reserved for all of them; this one grows, since credit permits
+//! thousands of calls on a connection that mostly has a few. Adding and removing a call costs about
+//! 35 instructions here, and 55 in that table.
 
 #[cfg(test)]
 #[path = "explore/calls.rs"]
@@ -18,14 +18,13 @@ use copyrpc_calls::Deadlines;
 
 use crate::wire::{CallId, RESPONSE_OVERHEAD};
 
-/// Deadline of a call without a deadline.
 const NEVER: u64 = u64::MAX;
 
 /// The identifier of one call of one link, for [`Link::cancel`](super::Link::cancel).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct CallKey {
     index: u32,
-    /// Number of earlier calls of its slot, modulo 2^32.
+    /// Number of earlier calls of the slot, modulo 2^32.
     generation: u32,
 }
 
@@ -40,7 +39,6 @@ impl CallKey {
 enum State<U> {
     /// Index of the next free slot, or [`NO_SLOT`].
     Free(u32),
-    /// The caller waits for the end of its call.
     Waiting(U),
     /// The call was cancelled or ran out of time, and its request is not answered.
     Abandoned,
@@ -113,7 +111,7 @@ impl<U> Calls<U> {
         self.unanswered as usize
     }
 
-    /// Makes room for a call. Returns `false` if every call id is in use. Allocates only while the
+    /// Makes room for a call. Returns `false` if every call id is in use. Allocates only when the
     /// number of unanswered requests reaches a new maximum.
     pub(super) fn make_room(&mut self) -> bool {
         if self.free == NO_SLOT {
@@ -166,7 +164,8 @@ impl<U> Calls<U> {
         Ok(CallKey { index, generation })
     }
 
-    /// Sets the deadline of a call that has not ended. By default, a call has no deadline.
+    /// Sets the deadline of a call. Does nothing if the call has ended. By default, a call has no
+    /// deadline.
     pub(super) fn end_at(&mut self, key: CallKey, deadline_ns: u64) {
         let Some(slot) = self
             .slots

@@ -6,24 +6,25 @@ use super::{Limits, Link};
 use crate::error::CloseReason;
 use crate::wire::{METADATA_SPAN, Status};
 
-/// The progress of a graceful end; the default before the end begins.
+/// The progress of a graceful end. The default is the state before the end begins.
 #[derive(Debug, Default)]
 pub(super) struct Closing {
     /// A batch with the mark was posted (G1).
     is_told: bool,
-    /// A READ was posted after everything was settled.
+    /// A READ was posted after this end was [settled](Link::is_settled).
     last_read_posted: bool,
     /// Number of batches that the peer had taken when it posted its mark; `None` until the mark has
     /// arrived.
     peer_had_taken: Option<u64>,
-    /// First slot not yet searched for calls that the peer's mark refuses; `None` without a search.
+    /// First slot not yet searched for calls that the peer's mark refuses; `None` before the mark
+    /// arrives and after the search.
     refused_from: Option<usize>,
 }
 
 impl<U> Link<U> {
-    /// Ends the connection when everything is done: no more calls are taken; outstanding calls end,
-    /// on both sides; requests that the application has may be answered, and the next flush refuses
-    /// all others. Then [`Link::closed`] is [`CloseReason::ClosedHere`].
+    /// Begins the graceful end: this end admits no more calls, and the next flush refuses the
+    /// requests that the application has not received. When the outstanding calls of both sides
+    /// have ended, [`Link::closed`] returns [`CloseReason::ClosedHere`].
     pub(crate) fn shut_down(&mut self) {
         if self.closed.is_none() {
             self.begin_closing(CloseReason::ClosedHere);
@@ -34,7 +35,8 @@ impl<U> Link<U> {
         if self.ending.is_none() {
             self.tx.mark_closing();
             self.tx.close_to_calls();
-            // From here on this end waits for the peer's mark, so the watch of the peer begins.
+            // From here on this end waits for the peer's mark, so the peer's silence is measured
+            // from now.
             self.watch.news();
         }
         self.ending = Some(reason);
@@ -65,7 +67,7 @@ impl<U> Link<U> {
         self.closed.is_some() || self.closing.refused_from.is_some()
     }
 
-    /// Returns whether this end posted its mark: the application gets no request any more (G5).
+    /// Returns whether this end posted its mark. If so, the application gets no more requests (G5).
     #[inline(always)]
     pub(super) const fn has_marked(&self) -> bool {
         self.closing.is_told
@@ -147,7 +149,7 @@ impl<U> Link<U> {
         }
     }
 
-    /// Begins a batch that carries only the mark.
+    /// Begins a batch that carries only the mark, if the peer has room for it.
     fn offer_mark(&mut self) {
         let reserved = 2 * self.reservation.outstanding();
         if self.tx.in_flight() + METADATA_SPAN + reserved <= self.tx.size().bytes() {

@@ -4,15 +4,17 @@ use super::window::Window;
 use crate::ring::RingSize;
 use crate::wire::ALIGNMENT;
 
-/// The parameters that both ends agreed on.
+/// The parameters of a link: values that both ends agreed on, and options of this end.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LinkConfig {
     /// Credit in bytes this side grants at the start: a multiple of 32, at most a quarter ring.
     pub(crate) local_credit: u64,
     pub(crate) peer_credit: u64,
-    /// Batches that the peer may have sent without confirmation of their receipt, at least 1.
+    /// Maximum number of batches that the peer may have sent and this side has not reported as
+    /// received (B1 of docs/copyrpc-protocol.md); at least 1.
     pub(crate) local_batches: u32,
-    /// Batches that this side may have sent without confirmation of their receipt, at least 1.
+    /// Maximum number of batches that this side may have sent and the peer has not reported as
+    /// received (B1); at least 1.
     pub(crate) peer_batches: u32,
     /// First position of the send ring, a multiple of 32: the peer's `recv_start`.
     pub(crate) send_start: u64,
@@ -32,7 +34,6 @@ pub(crate) struct LinkConfig {
     pub(crate) idle_timeout_ns: u64,
     /// Whether a READ returns each word of the peer's record as it was at one moment (F3).
     pub(crate) reads_whole_words: bool,
-    /// Maximum number of small batches under way before further messages gather.
     pub(crate) window: Window,
 }
 

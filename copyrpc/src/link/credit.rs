@@ -10,8 +10,9 @@ use crate::error::ProtocolError;
 use crate::ring::RingSize;
 use crate::wire::{ALIGNMENT, internal_allowance};
 
-/// Ring bytes that grants keep free, so that grants alone do not block calls and metadata-only
-/// batches (invariant L3 of docs/copyrpc-protocol.md).
+/// Ring bytes that grants keep free, so that metadata alone still has room after a grant. Calls
+/// leave 128 bytes free, so grants can use space that calls cannot (invariant L3 of
+/// docs/copyrpc-protocol.md).
 const GRANT_SLACK: u64 = 64;
 
 /// Credit granted to the peer. Granted and released credit are cumulative. Their difference is R of
@@ -56,15 +57,14 @@ impl Reservation {
         self.max_granted - self.max
     }
 
-    /// Returns whether R is less than R1 permits.
+    /// Returns whether R is below its maximum, a quarter of the ring (R1).
     #[inline(always)]
     pub(super) const fn is_short(&self) -> bool {
         self.granted != self.max_granted
     }
 
-    /// Grants as much as keeps R within a quarter ring (R1), if that keeps `in_flight + 2R <= C`
-    /// (S1), where C is the size of the ring. Returns whether credit was granted; otherwise nothing
-    /// has changed.
+    /// Raises R to a quarter of the ring (R1), if that keeps `in_flight + 2R <= C` (S1), where C is
+    /// the size of the ring. Otherwise changes nothing. Returns whether R was raised.
     #[inline(always)]
     pub(super) const fn fill_up(&mut self, ring: RingSize, in_flight: u64) -> bool {
         let has_room = in_flight + GRANT_SLACK <= ring.bytes() - 2 * ring.max_reservation();
@@ -75,8 +75,8 @@ impl Reservation {
         has_room
     }
 
-    /// Grants as much as keeps `in_flight + 2R <= C` (S1), where C is the size of the ring, and R
-    /// within a quarter ring (R1).
+    /// Raises R as far as `in_flight + 2R <= C` (S1), where C is the size of the ring, and the
+    /// maximum of a quarter of the ring (R1) permit.
     pub(super) fn top_up(&mut self, ring: RingSize, in_flight: u64) {
         let by_invariant = ring.bytes().saturating_sub(in_flight + GRANT_SLACK) / 2;
         let room = by_invariant.min(ring.max_reservation());
@@ -187,7 +187,7 @@ mod tests {
     use super::*;
 
     const C: u64 = 4096;
-    /// The maximum of L2.
+    /// Maximum internal allowance (L2).
     const MAX: u64 = C / 4 - C / 16;
 
     fn ring() -> RingSize {

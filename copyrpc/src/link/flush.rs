@@ -6,7 +6,8 @@ use super::tx::{Batch, EasyBatch, Emit};
 use super::{Link, News};
 use crate::wire::{FlowWords, METADATA_SPAN};
 
-/// The destination of batches. A closure that takes batches in the ring is a poster.
+/// The destination of batches. A closure is a poster that gets only batches whose metadata is in
+/// the ring.
 pub(crate) trait Poster {
     type Error;
 
@@ -29,8 +30,8 @@ impl<E, F: FnMut(Emit) -> Result<(), E>> Poster for F {
 
 impl<U> Link<U> {
     /// Does the work of [`Link::flush_all`] and of [`Link::publish`] if the work is to post one
-    /// batch, and nothing prevents it. Returns whether it did the work. Otherwise, or after an
-    /// error, nothing has changed except that more credit may be granted.
+    /// batch, and nothing prevents it. Returns `false` if it did nothing. After an error, no batch
+    /// counts as sent, but credit may have been granted, and the words count as reported.
     ///
     /// # Errors
     /// The error of `poster`.
@@ -108,8 +109,8 @@ impl<U> Link<U> {
             self.stats.window_stalls += 1;
             return Ok(());
         }
-        // Posting changes none of the words, because the bytes were in flight before. So all
-        // batches get the same words.
+        // Posting changes none of the words, because they depend on the appended bytes, not on the
+        // posted bytes. So all batches get the same words.
         while let Some(batch) = self.tx.next_batch() {
             if !self.tx.may_post() {
                 self.stats.batch_stalls += 1;
@@ -166,7 +167,7 @@ impl<U> Link<U> {
         }
     }
 
-    /// Grants as much as possible. Returns the current words of this side.
+    /// Grants the peer as much credit as possible. Returns the current words of this side.
     pub(super) fn grant(&mut self) -> FlowWords {
         if self.ending.is_none() {
             self.grant_while_open();
@@ -176,7 +177,7 @@ impl<U> Link<U> {
         self.current_words()
     }
 
-    /// Grants as much as possible, at an end that may make calls.
+    /// Grants the peer as much credit as possible, at an end that may make calls.
     #[inline(always)]
     fn grant_while_open(&mut self) {
         let ring = self.tx.size();
@@ -243,7 +244,7 @@ impl<U> Link<U> {
     /// The first error of `poster`.
     pub(crate) fn flush<P: Poster>(&mut self, mut poster: P) -> Result<(), P::Error> {
         if self.flush_easy(&mut poster)? {
-            // The words are still to be stored.
+            // Unlike the driver's poster, a closure does not publish the words.
             self.is_unpublished = true;
             return Ok(());
         }

@@ -29,7 +29,7 @@ pub(super) struct HeldRequest {
 pub(super) struct HeldRequests {
     /// Places for requests: a power of two, or none.
     room: Vec<HeldRequest>,
-    /// Number of requests that the application has without their bytes.
+    /// Number of unanswered requests whose bytes the application has released.
     without_bytes: usize,
     /// Number of the oldest request whose bytes are needed.
     oldest: u64,
@@ -73,7 +73,7 @@ impl HeldRequests {
         }
     }
 
-    /// Adds an arrived request. Allocates only while the number of held requests reaches a new
+    /// Adds an arrived request. Allocates only when the number of held requests reaches a new
     /// maximum.
     #[inline(always)]
     pub(super) fn push(&mut self, request: HeldRequest) {
@@ -85,7 +85,7 @@ impl HeldRequests {
         self.next += 1;
     }
 
-    /// Holds a request that the application has, and that was to be answered in place. Returns its
+    /// Holds a request that the application has and that is [in place](Hold::InPlace). Returns its
     /// number.
     pub(super) fn hold(&mut self, payload: Payload, internal_allowance: u32, call_id: u32) -> u32 {
         debug_assert!(!self.has_untaken());

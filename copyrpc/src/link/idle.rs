@@ -34,16 +34,16 @@ impl Idle {
 }
 
 impl<U> Link<U> {
-    /// Notes that the peer has connected its end, so that a READ finds it even before the first
-    /// message.
+    /// Notes that the peer has connected its end, so that idle checks READ the peer's record even
+    /// before the first message (K4).
     pub(crate) fn note_peer_connected(&mut self) {
         self.idle.has_met_peer = true;
     }
 
     /// Checks whether anything happened since the last check. Called when the connection was made,
     /// and at the times that [`Link::next_idle_check`] returns. If nothing happened, asks for a
-    /// READ (K4), and ends the connection when its idle timeout has passed (K5). Returns whether a
-    /// flush has work for that.
+    /// READ (K4), or begins the graceful end when the idle timeout has passed (K5). Returns whether
+    /// the next flush has work because of this check.
     pub(crate) fn check_idle(&mut self, now_ns: u64) -> bool {
         if self.closed.is_some() {
             return false;
@@ -69,8 +69,8 @@ impl<U> Link<U> {
         self.idle.probe_is_due
     }
 
-    /// Asks for a READ now: there is a sign that the peer is gone (K4). Returns whether a flush has
-    /// work for that.
+    /// Asks for a READ of the peer's record now. Called on a sign that the peer is gone (K4).
+    /// Returns whether the next flush has a READ to post.
     pub(crate) fn want_probe(&mut self) -> bool {
         self.idle.probe_is_due |= self.closed.is_none() && !self.read_in_flight;
         self.idle.probe_is_due

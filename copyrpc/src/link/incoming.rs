@@ -1,4 +1,5 @@
-//! Arrivals: batches, READs of the peer's record, and silence.
+//! Arrivals: batches, READs of the peer's record, and silence. A *mark* is the flag of a batch by
+//! which an end reports that it makes no more calls (G1 of docs/copyrpc-protocol.md).
 
 use super::held::HeldRequest;
 use super::rx::Received;
@@ -12,10 +13,10 @@ use crate::wire::{
 };
 
 impl<U> Link<U> {
-    /// Returns whether to READ the peer's published record now (L5 of docs/copyrpc-protocol.md): a
-    /// call was refused, space is low, the batch limit holds data back, or requests wait while the
-    /// peer is silent (K1). After READs without new words a READ that is wanted is posted at one of
-    /// the next 65 calls. If the peer did nothing for too long (K2), the READ reads another word:
+    /// Returns whether to READ the peer's published record now: for flow control (L5 of
+    /// docs/copyrpc-protocol.md), because requests wait while the peer is silent (K1), or to check
+    /// an idle connection (K4). After READs without new words, a READ for flow control is delayed
+    /// by at most 64 calls. If the peer did nothing for too long (K2), the READ reads another word:
     /// see [`Link::asks_activity`]. After posting the READ, call [`Link::read_posted`].
     #[inline(always)]
     pub(crate) fn poll_read(&mut self, now_ns: u64) -> bool {
@@ -56,8 +57,8 @@ impl<U> Link<U> {
                     .ends_at_this_poll(self.rx.batches_received(), now_ns))
     }
 
-    /// Returns whether the READ is of the activity of the peer's context, and not of the published
-    /// record.
+    /// Returns whether the READ that is wanted or in flight is of the activity of the peer's
+    /// context, and not of the published record.
     pub(crate) const fn asks_activity(&self) -> bool {
         self.asks_activity
     }
@@ -79,7 +80,7 @@ impl<U> Link<U> {
     }
 
     /// Takes the completed READ of the activity of the peer's context. Ends the connection if the
-    /// peer runs no handler, and ran none since the last such READ (K7).
+    /// peer is still silent, runs no handler, and ran none since the last such READ (K7).
     pub(crate) fn on_activity_read(&mut self, activity: u64) {
         self.read_in_flight = false;
         let is_same = std::mem::replace(&mut self.heard_activity, activity) == activity;
@@ -167,11 +168,11 @@ impl<U> Link<U> {
 
     /// Returns the next arrived message, if it is of a common kind. With `takes_requests`, requests
     /// are returned here one by one, and not queued for [`Link::take_request`], unless older
-    /// requests wait in that queue. Each returned request is answered, or held with [`Link::hold`],
-    /// before the next message is taken.
+    /// requests wait in that queue. The caller must answer each returned request, or hold it with
+    /// [`Link::hold`], before the next message is taken.
     #[inline(always)]
     pub(crate) fn next_message(&mut self, takes_requests: bool) -> Message<U> {
-        // A connection that has ended is between batches, too.
+        // A connection that has ended is between batches, too, so its end is checked.
         if self.rx.is_between_batches() {
             return if self.closed.is_none() && self.rx.is_done() {
                 Message::Done
@@ -301,7 +302,8 @@ impl<U> Link<U> {
         Ok(())
     }
 
-    /// Begins the next postponed batch, if a batch is postponed. Returns whether to continue.
+    /// Begins the next postponed batch. Returns `false` if no batch is postponed, or the connection
+    /// has ended.
     #[inline(never)]
     fn begin_next(&mut self) -> bool {
         if self.closed.is_some() {
@@ -353,7 +355,8 @@ impl<U> Link<U> {
         )
     }
 
-    /// Takes the peer's words; `floor` has the earlier words of the same channel (F1, T5).
+    /// Checks and takes the peer's words. No word may be below the word in `floor`, which has the
+    /// earlier words of the same channel (T5).
     fn hear(&mut self, words: FlowWords, floor: FlowWords) -> Result<(), ProtocolError> {
         self.tx.acknowledge(words, floor)?;
         self.credit
@@ -396,7 +399,8 @@ impl<U> Link<U> {
         self.rx.requests.take().map(Held::WithBytes)
     }
 
-    /// Takes a response. Returns `None` if it matches no waiting call.
+    /// Takes a response. Returns `None` if it matches no waiting call, or if its status is unknown,
+    /// which closes the connection.
     fn take_response(&mut self, header: &Header, position: u64) -> Option<Event<U>> {
         let Some(status) = Status::from_wire(header.piggyback) else {
             self.close(ProtocolError::UnknownStatus(header.piggyback).into());

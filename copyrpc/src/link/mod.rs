@@ -9,12 +9,12 @@
 //! ([`next_event`](Link::next_event), [`expire`](Link::expire)). No output borrows the link, so a
 //! callback of the driver may call and reply.
 //!
-//! `tx` turns messages into batches, `rx` batches into messages, `credit` keeps both ledgers,
-//! `calls` the pending calls, `watch` the time since the last sign of the peer, `idle` the time
-//! since the last event, `window` the batches under way, `backoff` the READs, `closing` the
-//! graceful end. Three files join them and make every decision that needs two of them: `outgoing`
-//! (into the send ring), `flush` (out of it), `incoming` (arrivals). Invariants are cited by their
-//! numbers in `docs/copyrpc-protocol.md`.
+//! `tx` turns messages into batches, `rx` batches into messages, `credit` keeps the credit granted
+//! to the peer and by the peer, `calls` the pending calls, `watch` the time since the last sign of
+//! the peer, `idle` the time since the last event, `window` the batches under way, `backoff` the
+//! pause between READs, `closing` the progress of the graceful end. Three files join them and make
+//! every decision that needs two of them: `outgoing` (into the send ring), `flush` (out of it),
+//! `incoming` (arrivals). Invariants are cited by their numbers in `docs/copyrpc-protocol.md`.
 
 mod backoff;
 mod calls;
@@ -57,12 +57,11 @@ use crate::ring::{Payload, RingView};
 use crate::stats::Stats;
 use crate::wire::{ALIGNMENT, FlowWords, PublishedRecord, response_capacity};
 
-/// A request that the application has. Its owner answers it once.
+/// A request that the application has and must answer once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Request {
     hold: Hold,
     payload: Payload,
-    /// Internal allowance in bytes.
     internal_allowance: u32,
     call_id: u32,
 }
@@ -70,7 +69,8 @@ pub(crate) struct Request {
 /// The claim of a request to its bytes in the receive ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Hold {
-    /// The bytes stay until the next arrival is taken. The request is answered, or held, before.
+    /// The bytes stay until the next arrival is taken. Before that, the request must be answered or
+    /// held.
     InPlace,
     /// The bytes stay until the request is answered. The value is the request's number among the
     /// held requests, modulo 2^32.
@@ -117,8 +117,8 @@ impl Request {
         }
     }
 
-    /// Returns the place of the request's payload in the receive ring. The payload is intact until
-    /// the request is answered.
+    /// Returns the place of the request's payload in the receive ring. [`Hold`] determines for how
+    /// long the bytes stay.
     pub(crate) const fn payload(&self) -> Payload {
         self.payload
     }
@@ -161,8 +161,8 @@ pub(crate) enum Message<U> {
     Other,
 }
 
-/// Limits up to which messages are taken without a further check: the limits of the ring size, or 0
-/// once no request may reach the application any more (G5).
+/// Limits up to which a call that is made, or a request that arrives, needs no further check: the
+/// limits of the ring size, or 0 once no request may reach the application any more (G5).
 #[derive(Clone, Copy, Debug)]
 struct Limits {
     /// Maximum length of a padded message (L1).
@@ -183,7 +183,7 @@ impl Limits {
     }
 }
 
-/// The words whose changes can be worth a batch of their own (L4).
+/// The words for whose changes alone an end may send a batch (L4).
 #[derive(Clone, Copy, Debug)]
 struct News {
     consumer_pos: u64,
@@ -206,8 +206,8 @@ pub(crate) struct Link<U> {
     credit: PeerCredit,
     calls: Calls<U>,
     closed: Option<CloseReason>,
-    /// Reason why no more calls are taken: the connection has ended, or will end with this reason when
-    /// everything is done.
+    /// Reason why no more calls are admitted: the connection has ended with this reason, or will
+    /// end with it when all requests are answered.
     ending: Option<CloseReason>,
     closing: Closing,
     /// Words of the last batch sent. Their difference to the current words decides whether to send
@@ -221,15 +221,15 @@ pub(crate) struct Link<U> {
     /// Words taken from the last READ. READs are a channel of their own, which runs ahead of
     /// batches that are not polled yet.
     heard_by_read: FlowWords,
-    /// Words of the last READ as they arrived. They are all taken only if READs return whole words
-    /// (F3).
+    /// Words of the last READ as they arrived. If READs may mix bytes of several moments, each word
+    /// counts up to the smaller of its values in the last two READs (F3).
     last_read: FlowWords,
     reads_whole_words: bool,
     read_in_flight: bool,
-    /// The READ in flight was posted only because of the clock.
+    /// The READ in flight was posted only because time passed, and not for flow control.
     read_is_probe: bool,
     /// A call was refused, or little space was left after a batch, or the window held a batch back
-    /// that the peer's words release; and neither a batch nor a READ has arrived since.
+    /// that the peer's words release. Since then no batch has arrived and no READ was posted.
     starved: bool,
     backoff: Backoff,
     window: WindowState,
@@ -343,8 +343,8 @@ impl<U> Link<U> {
     }
 
     /// Returns a new heartbeat for the published record, if this side owes the peer anything:
-    /// requests it has not answered, arrivals it has not parsed, batches it has not posted (K3).
-    /// Called every few milliseconds.
+    /// requests it has not answered, arrivals it has not parsed, batches or a closing mark it has
+    /// not posted (K3). Must be called every few milliseconds.
     pub(crate) fn beat(&mut self) -> Option<u32> {
         if self.closed.is_some() || !self.is_indebted() {
             return None;
@@ -359,7 +359,7 @@ impl<U> Link<U> {
     }
 
     /// Returns the heartbeat that reports to the peer that no call of this end waits, if this end
-    /// gave up calls (K6). Called whenever a call has ended.
+    /// gave up calls (K6). Must be called whenever a call has ended.
     #[inline(always)]
     pub(crate) const fn rest(&self) -> Option<u32> {
         if self.calls.unanswered() > 0 && self.calls.waiting() == 0 {
@@ -383,8 +383,8 @@ impl<U> Link<U> {
     }
 
     /// Returns the time that is left of the pause before a READ that is wanted and delayed, in ns.
-    /// A poll after that time posts the READ, and so do enough polls before (L5). Nothing wakes a
-    /// thread that sleeps longer.
+    /// A poll after that time posts the READ, and so do enough polls before (L5). The driver's
+    /// thread must not sleep longer, because no event wakes it for the READ.
     pub(crate) fn read_pause_ns(&self, now_ns: u64) -> Option<u64> {
         (self.closed.is_none() && !self.read_in_flight && self.wants_read())
             .then(|| self.backoff.rest_ns(now_ns))
@@ -432,7 +432,7 @@ impl<U> Link<U> {
         self.rx.requests.release_bytes(request);
     }
 
-    /// Releases a request that is not answered, since the connection has ended.
+    /// Releases an unanswered request of a connection that has ended.
     pub(crate) fn release(&mut self, request: &Request) {
         self.rx.requests.answer(request.hold);
     }
@@ -466,7 +466,7 @@ impl<U> Link<U> {
 /// The numbers that tests compare with the invariants.
 #[cfg(test)]
 impl<U> Link<U> {
-    /// Returns the bytes written and, as far as known, not consumed by the peer.
+    /// Returns the number of bytes written and, as far as known, not consumed by the peer.
     pub(crate) const fn in_flight(&self) -> u64 {
         self.tx.in_flight()
     }

@@ -14,7 +14,8 @@ pub(super) const CALL_SLACK: u64 = 128;
 
 impl<U> Link<U> {
     /// Sends a request with room for a response of `response_allowance` payload bytes. Nothing is
-    /// posted before [`Link::flush_all`]. A refused call changes nothing but the wish to READ.
+    /// posted before [`Link::flush_all`]. A refused call changes nothing, except that a READ of the
+    /// peer's record may be wanted (L5).
     ///
     /// # Errors
     /// [`CallError`], which returns `user_data`. `RingFull` and `InsufficientCredit` are temporary.
@@ -66,8 +67,8 @@ impl<U> Link<U> {
         Ok(key)
     }
 
-    /// Decides whether a call is taken. Wraps if the call's message has to, and makes a slot.
-    /// Returns the user data.
+    /// Checks whether a call is admitted. If so, wraps the ring if the call's message needs a wrap,
+    /// makes a slot for the call, and returns the user data.
     fn make_call_room(
         &mut self,
         len: usize,
@@ -120,8 +121,7 @@ impl<U> Link<U> {
         Some(user_data)
     }
 
-    /// Ends a call that has not ended once `deadline_ns` has passed, in the clock of
-    /// [`Link::expire`].
+    /// Sets the deadline of a call, in the clock of [`Link::expire`].
     pub(crate) fn end_at(&mut self, call: CallKey, deadline_ns: u64) {
         self.calls.end_at(call, deadline_ns);
     }
@@ -145,8 +145,8 @@ impl<U> Link<U> {
         }
     }
 
-    /// Answers a request in place, if nothing prevents it. Otherwise changes nothing, and
-    /// [`Link::respond`] decides.
+    /// Answers a request that is [in place](Hold::InPlace), if nothing prevents it. Otherwise
+    /// changes nothing, and [`Link::respond`] decides.
     #[inline(always)]
     pub(crate) fn reply_in_place(&mut self, request: &Request, payload: &[u8]) -> bool {
         let Self {
@@ -192,7 +192,7 @@ impl<U> Link<U> {
             ..
         } = self;
         tx.make_place(message);
-        // Every lap has room for the maximum reply (L2).
+        // Every lap has room for the maximum reply (L2), so there is a place.
         let Some(place) = tx.place(payload) else {
             return Err(ReplyError::Closed(CloseReason::Disconnected));
         };
@@ -251,7 +251,8 @@ impl<U> Link<U> {
         Ok(call)
     }
 
-    /// Answers a request; in any order, at any time. Never fails for lack of ring space (S2).
+    /// Answers a request. Requests may be answered in any order and at any time. Never fails for
+    /// lack of ring space (S2).
     ///
     /// # Errors
     /// [`ReplyError`]; for a payload above [`Request::max_reply`] it returns the request.

@@ -22,8 +22,8 @@ use crate::wire::{
 };
 
 const LINE: u64 = 64;
-/// Bytes of a batch that are prefetched ahead of the message being parsed. Another core wrote them:
-/// if fetched one line at a time, they cost more than the rest of the parsing.
+/// Number of bytes that are prefetched ahead of the message being parsed. A NIC or another CPU core
+/// wrote the bytes: fetched one cache line at a time, they cost more than the rest of the parsing.
 const PREFETCH_BYTES: u64 = 1024;
 
 #[derive(Debug)]
@@ -41,7 +41,7 @@ pub(super) struct RecvRing {
     view: RingView,
     /// End of the announced batches.
     producer: u64,
-    /// Everything before this position is delivered: start of the message being delivered.
+    /// Everything before this position is delivered. The message being delivered starts here.
     delivered: u64,
     /// Positions of the next byte of the batch being parsed, and of the end of that batch. After
     /// the end of a batch with messages, its lap has room for a further header.
@@ -63,7 +63,8 @@ pub(super) struct RecvRing {
     batches_received: u64,
     /// The peer makes no more calls (G1).
     heard_closing: bool,
-    /// Batches that the peer may have sent without confirmation of their receipt (B1).
+    /// Maximum number of batches that the peer may have sent and that this end has not reported as
+    /// received (B1).
     batch_limit: u32,
     /// The most recent words of this side that the peer can know. They bound the bytes that the
     /// peer may send.
@@ -98,8 +99,8 @@ impl RecvRing {
         self.view.size()
     }
 
-    /// Returns the position of the oldest byte still needed: of a request, or of the message being
-    /// delivered (S3).
+    /// Returns the position of the oldest byte that is still needed: the start of an unanswered
+    /// request, or of the message being delivered (S3).
     #[inline]
     pub(super) fn consumer_pos(&self) -> u64 {
         if self.requests.needs_bytes() {
@@ -139,8 +140,8 @@ impl RecvRing {
         self.told
     }
 
-    /// Takes a receive completion. Returns the length of its batch in bytes. The caller
-    /// [begins](Self::begin) or [postpones](Self::put_off) the batch.
+    /// Takes a receive completion. Returns the length of its batch in bytes. The caller must then
+    /// [begin](Self::begin) or [postpone](Self::put_off) the batch.
     #[inline(always)]
     pub(super) fn announce(&mut self, imm: u32) -> Result<u64, ProtocolError> {
         let span = decode_imm(imm);
@@ -192,7 +193,7 @@ impl RecvRing {
     }
 
     /// Returns whether this end is [between batches](Self::is_between_batches) and no batch is
-    /// announced: all is delivered.
+    /// announced. If so, everything that arrived counts as delivered.
     #[inline]
     pub(super) fn is_done(&mut self) -> bool {
         let is_done = self.is_parsed_but(0);
@@ -202,9 +203,9 @@ impl RecvRing {
         is_done
     }
 
-    /// Returns the length in bytes of the next postponed batch, which the caller
-    /// [begins](Self::begin); `None` if there is none. Called between batches; the last message
-    /// counts as delivered.
+    /// Returns the length in bytes of the next postponed batch, which the caller must
+    /// [begin](Self::begin); `None` if there is none. May be called only between batches. Counts
+    /// the last message as delivered.
     pub(super) fn next_put_off(&mut self) -> Result<Option<u64>, ProtocolError> {
         if self.next != self.end {
             return Err(ProtocolError::TrailingBytes {
@@ -218,12 +219,13 @@ impl RecvRing {
     }
 
     /// Begins the next announced batch, of `span` bytes. Returns the metadata at its start.
-    /// Everything before the batch is parsed.
+    /// Everything before the batch must be parsed.
     #[inline(always)]
     pub(super) fn begin(&mut self, span: u64) -> Result<FlowMetadata, ProtocolError> {
         // `delivered` is not moved here: the first message of the batch, or its end, moves it.
         let start = self.end;
-        // The first two lines are being fetched, or are requested immediately below.
+        // The first two cache lines are left out: the prefetches of the batch before have requested
+        // them, or the reads below request them at once.
         if span > 2 * LINE {
             let mut line = 2 * LINE;
             while line < span.min(PREFETCH_BYTES) {

@@ -72,7 +72,7 @@ impl EasyBatch<'_> {
     /// the ring.
     #[inline(always)]
     pub(crate) fn metadata(&self) -> [u8; FLOW_METADATA_SIZE] {
-        // An end that closes never posts an easy batch.
+        // An end that closes never posts an easy batch, so the closing flag is not set.
         FlowMetadata {
             words: self.words,
             message_count: self.ring.open_count,
@@ -157,27 +157,30 @@ pub(super) struct SendRing {
     is_easy: bool,
     /// A window holds batches back, or this end is closing.
     is_hindered: bool,
-    /// The last position of `lap` at which a message may end without a wrap (P2), or 0.
+    /// The last position of `lap` at which a message may end without a wrap (P2: no data batch
+    /// touches the ring's end), or 0 after [`stop`](Self::stop).
     lap_end: u64,
-    /// Last position at which a call's message may end for the call to be admitted without a wrap
-    /// and without another check of S4; at most `lap_end`. The limit of S4 is never lower: only a
-    /// grant takes room from calls, and a grant sets this field again.
+    /// A call whose message ends at this position or before is admitted without a wrap and without
+    /// another check of S4 (a call leaves the room that is reserved for replies). At most
+    /// `lap_end`. Only a grant of credit lowers the limit of S4, and a grant updates this field.
     calls_end: u64,
     batches_sent: u64,
-    /// Batches that the peer took, as far as known here; lags (F1).
+    /// Batches that the peer received, and whose receives it posted again, as far as known here;
+    /// lags (F1).
     batches_received: u64,
-    /// Batches that the peer's process took, as far as READs reported; the number lags, and is only
-    /// a hint from the peer (K2).
+    /// Batches whose completions the peer's process took, as far as READs reported. The number
+    /// lags, and is only a hint from the peer (K2).
     batches_taken: u64,
     /// Maximum number of batches sent and not received, granted by the peer (B1).
     batch_limit: u64,
-    /// Number of the last metadata-only batch, counted like `batches_sent`.
+    /// Number of the last metadata-only batch, counted like `batches_sent`; 0 if messages joined
+    /// it.
     last_metadata_only: u64,
     /// This end makes no more calls (G1).
     is_closing: bool,
 }
 
-/// The place of one message after all other messages, on their lap.
+/// The place of the next message in the ring: after the last message, without a wrap.
 #[derive(Debug)]
 pub(super) struct Place<'a> {
     ring: &'a mut SendRing,
@@ -193,7 +196,8 @@ impl Place<'_> {
         self.end - self.at
     }
 
-    /// Writes the message. The caller has checked S1.
+    /// Writes the message. The caller has checked that the peer has room for it: by S4 for a call,
+    /// by the allowance for a reply (S2).
     #[inline(always)]
     pub(super) fn fill(self, call_id: u32, piggyback: u32) {
         let Self {
@@ -268,7 +272,7 @@ impl SendRing {
         self.size().bytes() - self.in_flight()
     }
 
-    /// Returns the value of [`free`](Self::free) after everything is posted.
+    /// Returns the same as [`free`](Self::free), from fewer fields. Everything must be posted.
     #[inline(always)]
     pub(super) const fn free_after_posted(&self) -> u64 {
         self.size().bytes() - (self.posted - self.peer_consumer)
@@ -331,8 +335,8 @@ impl SendRing {
         self.last_metadata_only > self.batches_received
     }
 
-    /// Returns whether messages were posted that the peer's process has not taken, as far as known
-    /// here. A batch without messages may wait for any time.
+    /// Returns whether the peer's process has not taken all posted messages, as far as known here.
+    /// The last batch does not count if it has no messages: it may wait for any time.
     #[inline]
     pub(super) fn has_untaken_messages(&self) -> bool {
         let taken = self.batches_taken.max(self.batches_received);
@@ -353,9 +357,7 @@ impl SendRing {
     }
 
     /// Returns the number of ring bytes that a message of `message` padded bytes takes: its own
-    /// bytes, the metadata of the batch that it opens, and the bytes that a wrap skips. The check
-    /// of the lap covers the message and the metadata that it may need. The check is strict, so no
-    /// data batch ends at the ring end (P2).
+    /// bytes, the metadata of the batch that it opens, and the bytes that a wrap skips.
     pub(super) const fn span_of(&self, message: u64) -> u64 {
         let producer = self.producer();
         if self.fits_lap(message) {
@@ -371,7 +373,7 @@ impl SendRing {
     }
 
     /// Returns a place for a message with this payload, if the message ends at `limit` or before.
-    /// `limit` is at most the end of the lap.
+    /// `limit` must be at most the end of the lap.
     #[inline(always)]
     fn place_before<'a>(&'a mut self, limit: u64, payload: &'a [u8]) -> Option<Place<'a>> {
         debug_assert!(limit <= self.lap_end, "P2");
@@ -402,7 +404,7 @@ impl SendRing {
         self.place_before(self.calls_end, payload)
     }
 
-    /// Admits calls as long as `reserved` bytes of the ring are left (S4).
+    /// Admits calls without another check of S4, as long as `reserved` bytes of the ring stay free.
     #[inline(always)]
     pub(super) fn open_to_calls(&mut self, reserved: u64) {
         debug_assert!(reserved < self.size().bytes(), "R1");
@@ -423,8 +425,8 @@ impl SendRing {
         self.hinder();
     }
 
-    /// Wraps if a message of `message` padded bytes needs a wrap. The caller has checked S1 for the
-    /// whole span of the message.
+    /// Wraps if a message of `message` padded bytes needs a wrap. The caller has checked that the
+    /// peer has room for the whole span of the message.
     #[inline(always)]
     pub(super) fn make_place(&mut self, message: u64) {
         if !self.fits_lap(message) {
@@ -432,7 +434,8 @@ impl SendRing {
         }
     }
 
-    /// Opens a batch that carries only metadata. Nothing else waits to be posted.
+    /// Opens a batch that carries only metadata. At the end of the ring, the batch is a wrap
+    /// marker. Nothing else may wait to be posted.
     pub(super) fn append_metadata_only(&mut self) {
         debug_assert!(!self.has_unposted());
         self.last_metadata_only = self.batches_sent + 1;
@@ -521,7 +524,7 @@ impl SendRing {
     #[inline]
     pub(super) fn fill(&self, batch: &Batch, words: FlowWords, signal: bool) -> Emit {
         // No calls are appended any more, but calls may wait after this batch, so only the last
-        // batch has the mark.
+        // batch has the closing flag (G1).
         let is_last = batch.start + batch.span == self.producer();
         let is_closing = self.is_closing && is_last;
         let metadata = FlowMetadata {
@@ -539,7 +542,7 @@ impl SendRing {
         }
     }
 
-    /// Notes that the batch has been posted. No position moves before that (F2).
+    /// Notes that the batch has been posted. A failed post moves no position (F2).
     #[inline]
     pub(super) fn commit(&mut self, batch: &Batch) {
         self.posted += batch.span;
@@ -555,8 +558,9 @@ impl SendRing {
         }
     }
 
-    /// Takes the peer's position if the peer took everything that was posted, the common case of
-    /// one batch at a time. Returns whether it did. No earlier word of the peer can be larger.
+    /// Takes the peer's words if they report that the peer received and consumed everything that
+    /// was posted, the common case of one batch at a time. Returns whether they do. No word of the
+    /// peer can be larger, so earlier words need no check.
     #[inline(always)]
     pub(super) const fn acknowledge_all(&mut self, told: FlowWords) -> bool {
         let has_all =
@@ -568,7 +572,8 @@ impl SendRing {
         has_all
     }
 
-    /// Takes the peer's position; `floor` has the peer's earlier words of the same channel (T5).
+    /// Checks and takes the peer's consumer position and its count of received batches. `floor` has
+    /// the peer's earlier words of the same channel (T5: words do not go backwards).
     pub(super) fn acknowledge(
         &mut self,
         told: FlowWords,

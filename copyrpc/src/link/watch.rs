@@ -1,5 +1,5 @@
-//! Watches a peer that calls wait for: when to probe it (K1 of docs/copyrpc-protocol.md), and when
-//! to give it up although it answers (K2).
+//! Watches a peer that owes this end something: when to probe it (K1 of docs/copyrpc-protocol.md),
+//! and when to give it up although its device answers (K2).
 
 /// Number of READs without news before a peer counts as stalled.
 const IDLE_PROBES: u32 = 3;
@@ -15,7 +15,7 @@ pub(super) enum Verdict {
 pub(super) struct Watch {
     keepalive_ns: u64,
     stall_ns: u64,
-    /// The peer acted since the last check, or was not watched.
+    /// The peer acted since the last check, or the watch began.
     has_news: bool,
     /// A READ completed since the last check: the peer's device answers.
     is_answering: bool,
@@ -43,7 +43,7 @@ impl Watch {
         }
     }
 
-    /// Notes an action of the peer; also called when the first call begins to wait.
+    /// Notes an action of the peer, or the beginning of a wait for the peer.
     pub(super) const fn news(&mut self) {
         self.has_news = true;
     }
@@ -54,14 +54,14 @@ impl Watch {
     }
 
     /// Notes that the peer has run a handler since the last time that it seemed stalled: the peer
-    /// is given another quarter of the time (K7).
+    /// gets another quarter of `stall_ns` (K7).
     pub(super) const fn doubt(&mut self) {
         self.is_answering = true;
         self.idle_probes = 0;
         self.idle_since_ns = self.last_look_ns.saturating_sub(self.stall_ns / 4 * 3);
     }
 
-    /// Returns whether neither the last READs nor anything else brought news.
+    /// Returns whether at least [`IDLE_PROBES`] READs have completed since the last news.
     pub(super) const fn is_silent(&self) -> bool {
         !self.has_news && self.idle_probes >= IDLE_PROBES
     }
@@ -73,7 +73,8 @@ impl Watch {
         now_ns != self.last_look_ns
     }
 
-    /// Checks the clock. Called repeatedly while calls wait.
+    /// Checks for how long the peer has been silent. Called repeatedly while the peer owes
+    /// something.
     pub(super) const fn check(&mut self, now_ns: u64) -> Verdict {
         if !self.is_new_time(now_ns) {
             return Verdict::Wait;

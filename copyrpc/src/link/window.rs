@@ -44,9 +44,9 @@ impl Window {
     /// Default number of bytes above which a batch is not held back.
     pub const DEFAULT_EXEMPT_BYTES: u64 = 4096;
 
-    /// Returns the number of send completions that the window adds to the completions of B2: those
-    /// of batches that arrived and still count as under way, because their completions were not
-    /// taken.
+    /// Returns the number of send completions that the window adds to the bound B2 of
+    /// docs/copyrpc-protocol.md: completions of batches that arrived and still count as under way,
+    /// because their completions were not taken.
     pub(crate) const fn completions(self) -> u32 {
         match self {
             Self::Completion { batches, .. } => batches,
@@ -100,7 +100,8 @@ impl WindowState {
         self.is_suspended = is_suspended;
     }
 
-    /// Begins a flush of `waiting` bytes. Returns whether the window applies to the flush (W2).
+    /// Begins a flush of `waiting` bytes. Returns whether the window applies to the flush: it does
+    /// up to `exempt_bytes` (W2).
     pub(super) const fn begin(&mut self, waiting: u64) -> bool {
         self.awaits_completion = false;
         // The window does not apply to a flush of 0 bytes either.
@@ -138,8 +139,8 @@ impl WindowState {
         self.awaits_completion
     }
 
-    /// Returns whether waiting messages are sent when a completion arrives: there is nothing to do
-    /// before (W3).
+    /// Returns whether the waiting messages are sent when a completion arrives. Until then, no
+    /// flush is needed for them (W3).
     pub(super) const fn awaits_completion(&self) -> bool {
         self.awaits_completion
     }

@@ -85,7 +85,7 @@ pub struct Caller {
     /// The endpoint in use. It is declared before the context, so it is closed before the context
     /// is dropped.
     pub(super) endpoint: Endpoint<u64>,
-    /// The previous endpoint, while its calls have not all ended.
+    /// The previous endpoint, whose calls may not have ended.
     leaving: Option<Endpoint<u64>>,
     pub(super) context: Context<u64>,
     /// The socket over which the endpoint was connected. The end of the socket is a sign for the
@@ -98,7 +98,7 @@ pub struct Caller {
     /// Time of the first of the successive calls that found no credit or no room because [given up
     /// calls keep it](Self::is_starving); `None` if the last call was not of this kind.
     starving_since: Option<Instant>,
-    /// A call waits for credit or room.
+    /// The endpoint has refused a call since the last sleep.
     has_no_room: bool,
     /// Time of the last call of [`has_ended`](Connection::has_ended), in ns.
     checked_ns: u64,
@@ -212,9 +212,9 @@ impl Connection for Caller {
             .or_else(|| self.leaving.as_ref()?.cancel(call));
     }
 
-    /// While calls wait, the sleep also ends to check whether the server has died. Otherwise ends a
-    /// connection whose server has died meanwhile, before a call is made on it: the end of such a
-    /// call would be unknown.
+    /// Sleeps. While calls are under way, the sleep also ends to check whether the server has died.
+    /// Otherwise a connection whose server has died is ended here, so that no call is made on it:
+    /// it would not be known whether such a call was executed.
     fn sleep(&mut self, limit: Option<Duration>) {
         // The context knows the deadlines of the calls that the endpoint has taken. A call that
         // still waits is tried again after the sleep.
@@ -381,7 +381,7 @@ impl Caller {
     }
 
     /// Detects in a pause between calls that the connection has ended, and ends a connection whose
-    /// server has died. No call is under way.
+    /// server has died. No call may be under way.
     #[cold]
     fn end_pause(&self) {
         self.context.look(|_, reply| refuse(reply), |_, _| ());

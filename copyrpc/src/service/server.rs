@@ -161,7 +161,7 @@ pub struct Server {
     stop: StopHandle,
     turns_to_sockets: u32,
     patience: Patience,
-    /// Requests that were not received do not end a sleep.
+    /// Whether a sleep continues although requests wait to be received.
     holds_back: bool,
 }
 

@@ -221,7 +221,8 @@ pub fn limited(test: impl FnOnce()) {
 /// Returns the number of times that the calling thread has given up its core voluntarily.
 pub fn voluntary_switches() -> i64 {
     let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
-    // SAFETY: the kernel writes one `rusage` into the buffer, and zeroed bytes are one too.
+    // SAFETY: the kernel writes one `rusage` into the buffer, and zeroed bytes are a valid `rusage`
+    // too.
     let usage = unsafe {
         assert_eq!(libc::getrusage(libc::RUSAGE_THREAD, usage.as_mut_ptr()), 0);
         usage.assume_init()

@@ -56,8 +56,8 @@ pub fn any_port() -> String {
     format!("127.{}.{high}.{low}:0", call % 254 + 1)
 }
 
-/// The name of a server that has moved: it resolves to the address `first` at first, and then to
-/// the addresses of `name`.
+/// The name of a server that has moved. The first resolution returns the address `first`. Clients
+/// that connect again resolve the `Debug` text, which is `name`.
 pub struct Moved {
     pub first: SocketAddr,
     pub name: String,

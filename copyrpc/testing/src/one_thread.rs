@@ -1,4 +1,4 @@
-//! Many peers in one thread, by a seed and a clock that is set by hand.
+//! Runs many peers in one thread: a seed determines their order, and the clock is set by hand.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -29,7 +29,7 @@ impl Wake for Actor {
 pub enum Turn {
     /// The actor has worked, and may have more to do.
     Did,
-    /// The actor found nothing to do. If it rests, its next turn is after this time at the latest
+    /// The actor found nothing to do. If it sleeps, its next turn is after this time at the latest
     /// ([`Duration::MAX`]: there is no such limit).
     Idle(Duration),
     Done,
@@ -46,7 +46,7 @@ pub struct World {
 
 impl World {
     pub fn new(seed: u64) -> Self {
-        // The clock does not start at 0: nothing may be counted from there.
+        // The clock does not start at 0, so that code that takes 0 for the start fails.
         let hands = Arc::new(AtomicU64::new(seed << 32));
         Self {
             hands,
@@ -69,7 +69,7 @@ impl World {
     }
 
     /// Gives turns to actors, in the order of their times, until an actor returns [`Turn::Done`].
-    /// An idle actor rests on the sleeper that `rest` passes on.
+    /// An idle actor sleeps on the sleeper that `rest` passes to its last argument.
     pub fn run<S>(
         &mut self,
         actors: usize,
@@ -150,8 +150,8 @@ pub fn check(run: impl Fn(u64) -> Run) {
     for seed in 1..=3 {
         let (trace, seen, turns) = run(seed);
         assert!(!seen.contains(&0), "seed {seed} saw {seen:?}");
-        // All waits ended by wake-ups and deadlines, none at the end of a slice. Few turns find
-        // nothing: one for each time that an actor becomes idle.
+        // All waits ended by wake-ups and deadlines, none because a sleep reached its maximum
+        // length, [`SLICE`]. Few turns find nothing: one for each time that an actor becomes idle.
         let took = Duration::from_nanos(trace.last().unwrap().0 - trace[0].0);
         assert!(took < SLICE, "seed {seed} took {took:?}");
         assert!(turns[1] * 2 <= turns[0] + 200, "seed {seed}: {turns:?}");

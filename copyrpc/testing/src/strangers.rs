@@ -73,7 +73,8 @@ pub fn attack<C: FnMut()>(address: SocketAddr, connect: impl Fn() -> C + Sync) {
             }
         });
         let (start, mut longest) = (Instant::now(), Duration::ZERO);
-        // A server that the attack has delayed continues when the strangers have stopped.
+        // The strangers stop after this time even while a call waits, so that a server that they
+        // delay answers the call in the end.
         scope.spawn(|| {
             sleep(ATTACK);
             is_over.store(true, Ordering::Relaxed);

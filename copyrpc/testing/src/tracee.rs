@@ -33,7 +33,8 @@ pub fn hello(words: &str) {
 
 /// In the helper: stops at a marker. Stepping begins at the first marker and ends at the second.
 pub fn marker() {
-    // SAFETY: raise sends a signal to this thread; the tracer sees it and takes it away.
+    // SAFETY: raise takes no pointers. The tracer takes the signal away, so it does not end this
+    // process.
     unsafe { libc::raise(libc::SIGUSR1) };
 }
 
@@ -302,7 +303,7 @@ impl Tracee {
     }
 
     /// Steps the tracee to the second marker. Returns the number of steps. From now on the helper's
-    /// children run to the last landmark before a step at full speed.
+    /// children run at full speed to the last landmark before the wanted step.
     pub fn count(&mut self) -> usize {
         self.helper.landmarks.clear();
         let (mut landmarks, mut seen) = (vec![], HashSet::new());
@@ -382,7 +383,8 @@ pub fn on_one_core<R>(test: impl FnOnce() -> R) -> R {
         cores.iter().for_each(|&core| libc::CPU_SET(core, &mut set));
         libc::sched_setaffinity(0, size_of_val(&set), &raw const set)
     };
-    // SAFETY: as above.
+    // SAFETY: zeroed bytes are an empty set of cores, and `set` is a valid buffer of the given
+    // size.
     let allowed: Vec<usize> = unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
         assert_eq!(

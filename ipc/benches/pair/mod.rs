@@ -13,7 +13,7 @@ pub(crate) const DEPTH: usize = 32;
 /// per millisecond, so its cost per call depends on the speed of the machine.
 pub(crate) const WITHOUT_LOOKS: &str = "all but reap_clients";
 
-/// Both ends: a server and its clients. The client that calls is the middle one.
+/// Both ends: a server and its clients. The client that calls has the middle number.
 pub(crate) struct Pair<W: Announce> {
     pub(crate) client: Client<Payload, Payload, u32, W>,
     _idle: Vec<Client<Payload, Payload, u32, W>>,

@@ -37,7 +37,7 @@ impl<U> fmt::Debug for Client<U> {
 }
 
 impl<U> Client<U> {
-    /// Connects to the server `name` of this user on this host. The tag is 0, like the tag of
+    /// Connects to the server `name` of this user on this host. The application's tag is 0, as for
     /// servers made by `bind`. [`connect_in`](Self::connect_in) takes another tag.
     ///
     /// # Errors

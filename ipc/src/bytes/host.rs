@@ -16,7 +16,8 @@ use crate::token::Token;
 
 /// Maximum sleep: time between two checks for requests that are overdue, or whose client has ended.
 const LONGEST_SLEEP: Duration = Duration::from_millis(10);
-/// Number of steps between two such checks, for a server that always has something to do.
+/// Number of steps between two checks for requests that are overdue or whose client has ended, for
+/// a server that always has something to do.
 const STEPS_PER_CHECK: u32 = 1024;
 const ALL: [u64; CLIENTS_MAX / 64] = [u64::MAX; CLIENTS_MAX / 64];
 

@@ -16,8 +16,8 @@ use crate::error::{CreateError, ReplyError};
 use crate::layout::BYTES_KIND;
 use crate::token::Token;
 
-/// Serves any number of clients up to `max_clients` from one thread, as the typed
-/// [`Server`](crate::Server) does.
+/// A server of byte messages for up to `max_clients` clients, in one thread, like the typed
+/// [`Server`](crate::Server).
 pub struct Server {
     inner: crate::Server<Message, Message>,
     areas: Areas,
@@ -37,8 +37,8 @@ impl fmt::Debug for Server {
 
 impl Server {
     /// Creates the server `name` for any process of this user on this host, for messages of up to
-    /// 4096 bytes, with room for 64 clients of 32 unanswered calls each. Its tag is 0;
-    /// [`bind_in`](Self::bind_in) takes another tag.
+    /// 4096 bytes, with room for 64 clients of 32 unanswered calls each. The application's tag is
+    /// 0; [`bind_in`](Self::bind_in) takes another tag.
     ///
     /// # Errors
     /// [`CreateError`]; nothing is left behind.

@@ -205,9 +205,10 @@ enum Stage {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
     Killed,
-    /// The server sees it by the count of departures (C3).
+    /// The client gives up its entry; the server sees that by the count of departures (C3).
     Left,
-    /// The server sees it by that count or by the word of the entry (C1).
+    /// The client gives up its entry; the server sees that by the count of departures (C3) or by
+    /// the word of the entry (C1).
     LeftBeforeRound,
 }
 

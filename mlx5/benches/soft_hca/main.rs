@@ -46,7 +46,7 @@ use verbs::{End, Payload};
 const WATCHDOG: Duration = Duration::from_secs(900);
 const BLOCK_TRIPS: u64 = 64;
 const BLOCK_MESSAGES: u64 = 4096;
-/// Number of blocks of a round.
+/// Number of blocks that a round measures of each operation.
 const TRIP_BLOCKS: u64 = 200;
 const MESSAGE_BLOCKS: u64 = 32;
 const ROUNDS: usize = 11;
@@ -54,7 +54,8 @@ const ROUNDS: usize = 11;
 const MOST_RAW_ROUND_TRIPS: f64 = 2.0;
 const LEAST_RATE: f64 = 9e6;
 
-/// The wait of a process: it polls, and yields after each poll unless both have their own core.
+/// The wait of a process: it polls, and yields after each poll unless each process has its own
+/// core.
 #[derive(Clone, Copy)]
 struct Wait {
     has_own_core: bool,
@@ -225,7 +226,8 @@ impl Options {
 }
 
 fn allowed_cores() -> Vec<usize> {
-    // SAFETY: zero is a valid `cpu_set_t`, the call writes only the set, and the set has all cores.
+    // SAFETY: zero is a valid `cpu_set_t`, the call writes only the set, and each core is below
+    // CPU_SETSIZE.
     unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
         assert_eq!(
@@ -270,8 +272,8 @@ impl Drop for Helper {
     }
 }
 
-/// First argument of the helper. The device's directory, its core or `-`, and the number of rounds
-/// follow.
+/// First argument of the helper. The directory of the fabric, the helper's core or `-`, and the
+/// number of rounds follow.
 const HELPER: &str = "--helper";
 
 fn main() {
@@ -294,7 +296,7 @@ fn main() {
     }
 }
 
-/// Runs the first process. Returns whether the checks hold.
+/// Runs the first process. Returns `false` if `--check` was given and a bound does not hold.
 fn lead(options: &Options, dir: &Path) -> bool {
     let cores = allowed_cores();
     let pinned = cores.len() >= 2;

@@ -248,7 +248,8 @@ impl End {
     fn send_batches(&mut self, messages: u64, payload: Payload, batch: u64, window: &AtomicU64) {
         let wait = self.wait;
         let end = self.sent + messages;
-        // No message is in flight at the start, because the processes have just met.
+        // All messages sent have arrived: both processes end their previous work before `Raw::meet`
+        // returns.
         let mut arrived = self.sent;
         let offset = window.load(Ordering::Acquire).wrapping_sub(self.sent);
         while self.sent < end {

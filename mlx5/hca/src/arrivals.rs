@@ -19,7 +19,8 @@ use crate::responder::target::Responding;
 use crate::shared::layout::qp_index;
 use crate::{Hca, Queues, State};
 
-/// Takes the packets that have arrived, and runs their queue pairs. Returns whether any arrived.
+/// Takes the packets that have arrived, and then advances the send queues of the queue pairs that
+/// got them. Returns whether any arrived.
 #[cold]
 pub(crate) fn poll(hca: &Hca, state: &mut State) -> bool {
     let Some(port) = state.wire.port.as_deref_mut() else {
@@ -49,8 +50,8 @@ pub(crate) fn poll(hca: &Hca, state: &mut State) -> bool {
         if let Some((_, connection, _)) = parts {
             connection.is_active = false;
         }
-        // The packets of `go_on` are not flushed here. The program may now post an answer, and an
-        // ACK can be sent together with it: at the doorbell, or at the next poll.
+        // The packets that `go_on` makes are flushed at the next doorbell or poll, and not here:
+        // the program may post an answer now, and the ACK is then sent together with the answer.
         go_on(hca, state, index);
     }
     if let Some(port) = state.wire.port.as_deref_mut() {

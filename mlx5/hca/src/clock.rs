@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use copyrpc_shm::clock;
 
-/// The clock of retry timers and time-outs. It is read only while something waits for a time.
+/// The clock of a device's timers, time-outs and traces.
 #[derive(Clone, Debug, Default)]
 pub enum Clock {
     /// The system's monotonic clock.
@@ -43,7 +43,7 @@ impl Clock {
         }
     }
 
-    /// Returns whether [`polled`](Self::polled) does something.
+    /// Returns whether polls of empty CQs advance this clock.
     pub(crate) fn steps(&self) -> bool {
         matches!(self, Self::Stepping { .. })
     }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Indices of the counters. The counters of packets follow the counters `XMIT` and `RCV` of data.
+/// Indices of the counters. `XMIT` and `RCV` count data; the next index of each counts packets.
 const XMIT: usize = 0;
 const RCV: usize = 2;
 const REQUESTS: usize = 4;

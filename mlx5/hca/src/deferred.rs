@@ -1,13 +1,13 @@
-//! Deferred events, ordered by time, and at the same time by the order of scheduling.
+//! Deferred events, ordered by time; events of the same time, by the order of scheduling.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// Time, in ns of virtual time, until a send queue tries a full lane again, or a skipped lane is
-/// polled again.
+/// Time, in ns of the device's clock, after which a full lane (the queue of a peer's arrived
+/// messages) is tried again, and a lane that a fault skipped is polled again.
 pub(crate) const LANE_RETRY_NS: u64 = 1_000;
 
-/// The send queues that are to run again, each with its time and its QPN.
+/// Scheduled runs of send queues; in the heap each with its time, its number and its QPN.
 #[derive(Default)]
 pub(crate) struct Deferred {
     heap: BinaryHeap<Reverse<(u64, u64, u32)>>,
@@ -53,7 +53,6 @@ impl Deferred {
         self.heap.peek().map(|&Reverse((at_ns, ..))| at_ns)
     }
 
-    /// Takes the next event that is due.
     pub(crate) fn pop_due(&mut self, now_ns: u64) -> Option<u32> {
         let Reverse((at_ns, _, qpn)) = *self.heap.peek()?;
         if at_ns > now_ns {

@@ -64,8 +64,8 @@ fn flush_open(hca: &Hca, state: &mut State, index: usize) {
 }
 
 /// Flushes receives of a queue pair's own queue. Receives complete in the order in which they are
-/// taken. So a receive that the peer took completes first, even if the peer has not announced it
-/// yet. Either the peer announces it later, or the peer is dead and the receive is flushed too.
+/// taken. So while a living peer has taken a receive and not published its message yet, no later
+/// receive is flushed. If the peer is dead, that receive is flushed too.
 fn flush_receives(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>]) -> bool {
     // The state of the peer is read before the lane: a peer that is gone publishes no message after
     // this read, so `drain` takes all its messages.
@@ -88,7 +88,7 @@ fn flush_receives(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>]) -> boo
         } else if !is_peer_gone
             || qp.receives.popped().wrapping_sub(next) as usize > qp.taken.wqes()
         {
-            // The peer has not announced this receive yet, or `popped` is corrupt.
+            // The peer has not published the message of this receive yet, or `popped` is corrupt.
             return flushed;
         }
         flushed = true;

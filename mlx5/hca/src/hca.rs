@@ -42,9 +42,9 @@ use crate::{arrivals, flush};
 /// Number of empty polls between two checks for peers that died with a receive of this device.
 pub(crate) const POLLS_PER_CHECK: u32 = 1024;
 
-/// Number of cold lanes that each of these checks polls, in turn. Other polls take a cold lane only
-/// if its ready bit is set. But a producer in another process sets no bit while it still takes its
-/// lane for hot (R4 of docs/shm-protocols.md).
+/// Number of cold lanes that each of these checks polls, in turn. A cold lane is a lane that other
+/// polls read only if its ready bit is set. A producer in another process that still takes the lane
+/// for hot does not set the bit (R4 of docs/shm-protocols.md: a lost announcement is found).
 const LANES_PER_CHECK: usize = 8;
 
 /// Number of completion vectors of a device.
@@ -71,12 +71,12 @@ pub struct Hca {
     /// Mode of a new queue pair if the device makes no faults and its port is up.
     pub(crate) mode: Mode,
     pub(crate) trace: Option<Trace>,
-    /// Whether the results of successful WQEs are recorded, because the timing is not immediate, or
-    /// the device is traced or has counters.
+    /// Whether [`Completions`](crate::requester::complete::Completions) records successful WQEs,
+    /// because the timing is not immediate, or the device is traced or has counters.
     pub(crate) is_watched: bool,
     /// Whether lanes are polled only when their ready bits are set, so that all runs are the same.
     pub(crate) has_exact_lanes: bool,
-    /// Counters of the ports. The device adds its traffic through shared memory to them.
+    /// Counters of the ports, to which the device adds its traffic through shared memory.
     pub(crate) counters: Option<&'static [PortCounters]>,
     /// The port of which the device is a virtual function.
     pub(crate) port: Option<Port>,
@@ -113,7 +113,7 @@ pub(crate) struct State {
     pub(crate) repair: Repair,
     /// Peers that did not finish a doorbell while an object was destroyed.
     pub(crate) stuck: Vec<Stuck>,
-    /// Number of places and regions that are never used again, because of peers in `stuck`.
+    /// Number of queue pair places and regions that are never used again, because of `stuck`.
     pub(crate) quarantined: u64,
     pub(crate) hot: HotSet,
     /// The words in which peers announce messages in cold lanes.
@@ -122,8 +122,8 @@ pub(crate) struct State {
     pub(crate) violations: Vec<Violation>,
     /// Number of CQEs written to queues that were destroyed.
     pub(crate) produced: u32,
-    /// LIDs of the devices that operations of this device changed since the last call of
-    /// `Hca::advance`, each once. Kept with exact lanes only.
+    /// LIDs of the devices whose memory or queues this device has changed since the last call of
+    /// `Hca::advance`, each once. Filled only if the device `has_exact_lanes`.
     pub(crate) touched: Vec<u16>,
     pub(crate) polls_to_check: u32,
     pub(crate) arena: Arena,
@@ -177,7 +177,8 @@ impl State {
         }
     }
 
-    /// Returns the time of the next scheduled event or packet that a bad network holds.
+    /// Returns the time of the next scheduled event, or of the next packet that a bad network holds
+    /// back, if that is earlier.
     pub(crate) fn next_event_ns(&self) -> Option<u64> {
         let packet_ns = self.wire.port.as_ref().and_then(|port| port.due_ns());
         self.deferred.next_ns().into_iter().chain(packet_ns).min()
@@ -277,7 +278,7 @@ impl Hca {
         strict::check_queues(state);
     }
 
-    /// Takes the list of broken rules.
+    /// Returns the rules that the driver has broken since the last call.
     #[must_use]
     pub fn take_violations(&self) -> Vec<Violation> {
         let state = &mut *self.state.borrow_mut();
@@ -367,7 +368,7 @@ impl Hca {
     }
 
     /// Checks whether peers have died. Takes the last messages of dead peers out of the lanes, and
-    /// returns the receives that these peers had popped. Also polls some cold lanes.
+    /// gives back the receives that these peers had popped. Also polls some cold lanes.
     #[cold]
     fn check_peers(&self, state: &mut State) {
         state.polls_to_check = POLLS_PER_CHECK;
@@ -383,8 +384,8 @@ impl Hca {
         self.poll_cold_lanes(state, LANES_PER_CHECK);
     }
 
-    /// Checks the next `lanes` lanes for messages, in turn, and activates those that have messages
-    /// (R4). Does nothing on a device with exact lanes.
+    /// Checks the next `lanes` lanes for messages, in turn, and makes lanes with messages hot (R4).
+    /// Does nothing on a device with exact lanes.
     pub(crate) fn poll_cold_lanes(&self, state: &mut State, lanes: usize) {
         let State { queues, hot, .. } = state;
         let count = queues.qps.len();

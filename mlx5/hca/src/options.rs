@@ -46,7 +46,7 @@ fn default_arena_bytes() -> usize {
     const SHARE: u64 = 16;
     const PAGE: u64 = 2 << 20;
     let limit = getrlimit(Resource::As).current.unwrap_or(u64::MAX);
-    // The minimum is a page: without address space, the mapping of this page fails with an error.
+    // The minimum is one page: if no address space is left, mapping it fails with an error.
     (limit / SHARE / PAGE * PAGE).clamp(PAGE, 64 << 30) as usize
 }
 

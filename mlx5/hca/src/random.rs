@@ -21,7 +21,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// Returns a number below `n`, which is not 0.
+    /// Returns a number below `n`; `n` must not be 0.
     pub fn below(&mut self, n: u64) -> u64 {
         self.next_u64() % n
     }

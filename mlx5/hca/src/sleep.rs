@@ -7,12 +7,12 @@ use copyrpc_shm::sleep::{self, Sleeper, Watch, Word};
 use crate::shared::datagrams::ready_lids;
 use crate::{Clock, Hca};
 
-/// Maximum sleep, in ns. The death of a peer with a receive of this device wakes no sleeper.
+/// Maximum sleep, in ns: the death of a peer with a receive of this device wakes no sleeper.
 const MAX_SLEEP_NS: u64 = 100_000_000;
 /// Maximum sleep, in ns, if the user moves the clock, or if packets cannot wake the sleeper.
 const SHORT_SLEEP_NS: u64 = 1_000_000;
-/// Minimum sleep, in ns, also if an event is due sooner. A send queue with a full lane tries again
-/// at once, and would keep this thread busy while the lane's consumer is stopped.
+/// Minimum sleep, in ns, even if an event is due sooner. A send queue that finds a lane full is due
+/// again at once, and would keep this thread busy while the lane's consumer is stopped.
 const SHORTEST_SLEEP_NS: u64 = 20_000;
 
 /// Whether a test has removed the maximum sleep of this process.
@@ -71,16 +71,16 @@ impl Watch for Idle<'_> {
 }
 
 impl Hca {
-    /// Makes progress, then calls `then` with a watch that ends when a poll would have something to
-    /// do. Completions that are already in a queue do not end the sleep.
+    /// Makes progress, then calls `then` with a watch. The watch ends a sleep when a poll would
+    /// have something to do. Completions that are already in a queue do not end the sleep.
     pub fn with_watch(&self, then: &mut dyn FnMut(&mut dyn Watch)) {
         self.empty_poll();
         then(&mut Idle(self));
     }
 
     /// Makes progress and sleeps until an armed CQ of this device has a CQE of the armed kind,
-    /// `alarm` ends, or `timeout_ns` have passed in real time. Returns whether there is such a CQE,
-    /// and disarms its CQ.
+    /// until `alarm` has an event, or for `timeout_ns` of real time. Returns whether there is such
+    /// a CQE, and disarms its CQ.
     pub fn wait(&self, timeout_ns: Option<u64>, alarm: &mut impl Watch) -> bool {
         let end_ns = timeout_ns.map(|ns| Clock::System.now_ns().saturating_add(ns));
         loop {
@@ -110,7 +110,7 @@ impl Hca {
         }
     }
 
-    /// Polls all lanes after a sleep that timed out (R4 of docs/shm-protocols.md).
+    /// Polls all lanes after a sleep that timed out: R4 of docs/shm-protocols.md (lost events).
     fn poll_all_lanes(&self) {
         self.poll_cold_lanes(&mut self.state.borrow_mut(), usize::MAX);
     }

@@ -11,7 +11,6 @@ use crate::random::Random;
 use crate::shared::layout::{ATOMIC, LANE_SLOTS, LanePlace, Message};
 use crate::sleep::SLEEPS_WITHOUT_END;
 
-/// The lane of the first queue pair.
 const FIRST_LANE: LanePlace = LanePlace {
     first: 0,
     slots: LANE_SLOTS as u32,
@@ -60,8 +59,8 @@ impl Hca {
                     .map_or(0, |qp| qp.lane.position());
                 let slots = memory.lane_slots(FIRST_LANE);
                 // SAFETY: `slots` are the slots of the first lane, which live as long as `memory`.
-                // The lane's other producing end belongs to this thread too, and is not in the
-                // middle of a publish.
+                // `position` is the position of the lane's consuming end. The lane's other
+                // producing end belongs to this thread too, and is not in the middle of a publish.
                 let mut tx = unsafe { LaneTx::new(slots, LANE_SLOTS as u64, position) };
                 tx.publish(Message {
                     op_own: ATOMIC,
@@ -83,8 +82,8 @@ impl Hca {
                     .as_ptr()
                     .cast::<u64>()
                     .wrapping_add(word);
-                // SAFETY: `at` points to a word of the slots of the first lane. No reference to the
-                // word exists, because no other code of this thread runs meanwhile.
+                // SAFETY: `at` is an aligned word of the slots of the first lane. No reference to
+                // the word exists, because no other code of this thread runs meanwhile.
                 unsafe { at.write_volatile(garbage) };
             }
         }

@@ -96,7 +96,8 @@ enum Node {
 }
 
 impl Node {
-    /// Returns `st_rdev`: the connection manager's number comes before the numbers of the devices.
+    /// Returns `st_rdev`. The connection manager's number is one less than the first device's
+    /// number.
     fn number(self, settings: &Settings) -> libc::dev_t {
         match self {
             Self::Device(index) => settings.device + index as libc::dev_t,
@@ -369,8 +370,8 @@ unsafe extern "C-unwind" fn read(fd: c_int, bytes: *mut c_void, count: size_t) -
     match ours(|| Ok(fds::get(fd))) {
         Ok(Some(File::Channel(channel))) if count >= channel.event_bytes() && !bytes.is_null() => {
             let event_bytes = channel.event_bytes();
-            // A thread that is cancelled in the next `read` drops nothing. So this thread holds no
-            // reference to the channel during that call.
+            // A thread that is cancelled inside the next library's `read` drops no values. So this
+            // thread holds no reference to the channel during that call.
             held::as_ourselves(|| drop(channel));
             loop {
                 let n = read_next(event_bytes);

@@ -151,7 +151,7 @@ impl<A> Gate<A> {
     ) {
         let is_crowded = std::mem::take(&mut self.is_crowded) || self.connecting.len() >= PLACES;
         // accept(2) fails for a connection that has ended, or for lack of descriptors, which may be
-        // temporary.
+        // temporary: the next poll tries again.
         for _ in 0..self
             .peers_per_poll
             .min(PLACES.saturating_sub(self.connecting.len()))
@@ -289,8 +289,8 @@ mod tests {
         drop(good);
     }
 
-    /// More strangers than have places send without end, send slowly, or send nothing. Every peer
-    /// that sends its two bytes arrives meanwhile.
+    /// Strangers, more than the gate has places, send bytes without end, send slowly, or send
+    /// nothing. Every peer that sends its two bytes arrives meanwhile.
     #[test]
     fn strangers_delay_no_peer_and_take_no_more_than_their_places() {
         for secret in [None, Some(Secret::from(*b"key"))] {

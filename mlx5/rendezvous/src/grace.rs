@@ -18,7 +18,7 @@ pub struct GracePeriod {
 }
 
 impl GracePeriod {
-    /// Begins a period at `now`.
+    /// Begins a period of the length `left` at `now`.
     #[must_use]
     pub fn new(left: Duration, now: Instant) -> Self {
         Self {

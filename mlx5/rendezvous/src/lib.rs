@@ -11,7 +11,7 @@
 //! - [`record`]: the bytes that both ends exchange;
 //! - `lifelines`: the sockets over which peers have connected; the end of a socket reports the
 //!   death of its peer;
-//! - `grace`: the time that a server takes for its end.
+//! - `grace`: the time for which a server waits at its end.
 //!
 //! Without a [`Secret`] nothing here is authenticated: any process that reaches the port can take
 //! part. Nothing is encrypted.

@@ -20,7 +20,7 @@ const ENDS_PER_CALL: usize = 64;
 ///
 /// The end of a socket is only a hint, and an open socket proves nothing: a middlebox may close the
 /// socket of a peer that lives, and a forked child may keep the socket of a peer that died. So the
-/// owner asks the peer over the connection itself, and has a keep-alive too.
+/// server probes the peer of a closed socket over the connection itself, and has a keep-alive too.
 #[derive(Debug)]
 pub struct Lifelines {
     epoll: OwnedFd,

@@ -44,7 +44,7 @@ impl<const N: usize> Incoming<N> {
         (self.count == N).then_some(&self.bytes)
     }
 
-    /// Reads missing bytes once. Returns the bytes received; `None` if the stream would block.
+    /// Reads missing bytes once. Returns all received bytes; `None` if the stream would block.
     pub(crate) fn step(&mut self, stream: &mut impl Read) -> io::Result<Option<&[u8]>> {
         let end = (
             ErrorKind::UnexpectedEof,

@@ -165,8 +165,9 @@ fn connect<'a>(
     })
 }
 
-/// Interval of the checks of the server's socket while calls wait, and minimum pause between calls
-/// before a check. Only the end of the socket shows at once that the server has died.
+/// Interval at which a client whose calls wait checks the server's socket. After a pause of at
+/// least this time, it checks the socket before the next call too. Only the end of the socket shows
+/// at once that the server has died.
 pub const LIFELINE_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Returns whether the other end of a stream that does not block is closed. The system closes the
@@ -199,8 +200,8 @@ mod tests {
 
     use super::*;
 
-    /// A port of a loopback address that nothing else uses: a port that is free may be assigned to
-    /// another listener at once.
+    /// Returns an address with a free port on a loopback address that nothing else uses. A free
+    /// port of a shared address may be assigned to another listener at once.
     fn free_address() -> SocketAddr {
         static CALLS: AtomicU8 = AtomicU8::new(1);
         let address = ([127, 18, 0, CALLS.fetch_add(1, Ordering::Relaxed)], 0);

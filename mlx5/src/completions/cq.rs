@@ -35,8 +35,8 @@ pub struct Cq {
     last: NonNull<u8>,
     /// Number of CQEs consumed.
     consumer: u32,
-    /// The CQE of the entry at `consumer`, and (`owner`) the owner bit of its lap. While callbacks
-    /// run, both may belong to an earlier entry.
+    /// Address of the CQE at `consumer` (`head`), and the owner bit of its lap (`owner`). While
+    /// callbacks run, both may belong to an earlier entry.
     head: NonNull<u8>,
     owner: u8,
     record: NonNull<AtomicU32>,
@@ -300,8 +300,8 @@ impl Cq {
     ///
     /// # Safety
     /// The entry is complete: the owner bit, read with Acquire, shows that the device has finished
-    /// it. The device will not write it again before the consumer record passes it, which happens
-    /// after the borrow ends.
+    /// it. Until `'a` ends, the caller must not publish a consumer record that passes the entry, so
+    /// the device does not write it again.
     #[inline(always)]
     unsafe fn plain<'a>(&self, place: NonNull<u8>, stride: usize) -> Cqe<'a> {
         udma_from_device_barrier();
@@ -401,8 +401,8 @@ impl Cq {
         n
     }
 
-    /// Like [`take`](Self::take), for a queue that [has a completion](Self::has_completion).
-    /// Cheapest for a single plain CQE.
+    /// Like [`take`](Self::take), but the caller has found that the queue [has a
+    /// completion](Self::has_completion). This is the cheapest way to take a single plain CQE.
     #[inline(always)]
     pub(crate) fn take_known<L: Copy>(
         &mut self,

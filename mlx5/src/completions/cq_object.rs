@@ -89,7 +89,8 @@ pub(crate) struct CqObject {
     pub(crate) entries: CqEntries,
     /// The consumer word of the doorbell record.
     pub(crate) record: NonNull<AtomicU32>,
-    /// Queue pair of the compressed session that is being handed out.
+    /// QPN of the compressed session that is being handed out; [`NO_QPN`] if no session is, or if
+    /// its queue pair was destroyed.
     pub(crate) session_qpn: Cell<u32>,
 }
 
@@ -107,10 +108,9 @@ impl CqObject {
 
     /// Replaces the QPN by [`NO_QPN`] in every completion of queue pair `qpn` that is still in the
     /// queue. The device has destroyed the queue pair, so it writes no more completions with this
-    /// QPN, and may give the number to another queue pair at once. libmlx5 does the same in
-    /// `mlx5_cq_clean`, except for queues that it exported to a program. The completions stay in
-    /// the queue, because each completion of a receive also returns that receive to its shared
-    /// queue.
+    /// QPN, and may give the number to another queue pair at once. libmlx5 removes such completions
+    /// (`mlx5_cq_clean`), except from queues that a program polls itself. Here they stay in the
+    /// queue, because each completion of a receive also returns that receive to its shared queue.
     pub(crate) fn disown(&self, qpn: u32) {
         if self.session_qpn.get() == qpn {
             self.session_qpn.set(NO_QPN);

@@ -9,7 +9,8 @@ use crate::wire::{
     ResponderCqe, Syndrome, is_solicited,
 };
 
-/// A CQE in the queue, read in place. It is unchanged until the poll that hands it out returns.
+/// A CQE in the queue, read in place. Its fields do not change until the poll that hands it out
+/// returns.
 #[derive(Clone, Copy)]
 pub struct Cqe<'a> {
     /// Pointer to the CQE: not a reference, because the bytes of the QPN change if the queue pair
@@ -75,7 +76,7 @@ impl fmt::Debug for Cqe<'_> {
 impl<'a> Cqe<'a> {
     /// Makes the CQE at `bytes`, of queue pair `qpn`.
     ///
-    /// During `'a` the bytes are not moved, and only the bytes of the QPN change.
+    /// During `'a` the caller must not move the bytes, and only the bytes of the QPN may change.
     #[inline(always)]
     pub(crate) fn new(
         bytes: NonNull<[u8; CQE_BYTES]>,
@@ -91,7 +92,7 @@ impl<'a> Cqe<'a> {
         }
     }
 
-    /// Returns the CQE itself, or the title of its session.
+    /// Returns the CQE itself; for a completion of a compressed session, the title of the session.
     #[inline(always)]
     fn bytes(&self) -> &[u8; CQE_BYTES] {
         // SAFETY: the CQE is not moved for `'a`, and not written while the reference exists. Only
@@ -137,7 +138,8 @@ impl<'a> Cqe<'a> {
         self.qpn
     }
 
-    /// Returns the WQE's counter: the first WQEBB of a send, the index of a receive.
+    /// Returns the counter of the WQE: for a send the number of its first WQEBB, for a receive its
+    /// index.
     #[must_use]
     #[inline(always)]
     pub fn wqe_counter(&self) -> u16 {

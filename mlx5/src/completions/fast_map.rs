@@ -7,7 +7,8 @@ const MAX_QPN: u32 = (1 << 24) - 1;
 const MIN_PLACES: usize = 8;
 
 struct Place<T> {
-    /// The QPN, below 2^24, if there is a value. Otherwise the number of [`vacant_at`].
+    /// The QPN, below 2^24, if there is a value. Otherwise the mark that [`vacant_at`] returns for
+    /// this place.
     qpn: u32,
     value: Option<T>,
 }
@@ -120,7 +121,7 @@ impl<T> FastMap<T> {
         Some(old)
     }
 
-    /// Returns the place of a number in an empty table.
+    /// Returns the home of a number: the place at which a look-up begins.
     #[inline(always)]
     const fn home(&self, qpn: u32) -> usize {
         qpn as usize & (self.places.len() - 1)

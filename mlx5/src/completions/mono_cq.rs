@@ -1,4 +1,4 @@
-//! [`MonoCq`]: a completion queue that hands each completion straight to its queue pair.
+//! [`MonoCq`]: a completion queue that hands out each completion with the value of its queue pair.
 
 use core::borrow::Borrow;
 use core::ops::{Deref, DerefMut};

@@ -50,7 +50,7 @@ pub(crate) trait Provider: Regions + Connections {
         self.kind()
     }
 
-    /// Refuses the address of another kind of device.
+    /// Fails if `remote` is the address of a queue pair on another kind of device.
     fn check_kind(&self, remote: &QpAddress) -> Result<(), ConnectError> {
         let (local, remote) = (self.address_kind(), remote.kind);
         if local == remote {
@@ -84,14 +84,15 @@ pub(crate) trait Regions {
     /// then the call may be repeated.
     fn try_deregister(&self, key: u32) -> bool;
 
-    /// Deregisters the region without a retry. Memory that is still in use is never reused.
+    /// Deregisters the region; the caller does not retry. Memory that a peer is still using is
+    /// never reused.
     fn deregister(&self, key: u32);
 }
 
 pub(crate) trait Queues {
     fn alloc_pd(&self) -> Result<u32, CreateError>;
 
-    /// Frees the domain, which has no objects any more.
+    /// Frees the domain. The caller has destroyed all objects of the domain.
     fn dealloc_pd(&self, pdn: u32);
 
     fn create_cq(&self, config: &CqConfig) -> Result<(u32, CqMemory), CreateError>;

@@ -27,7 +27,7 @@ impl NullDevice {
         Self { soft }
     }
 
-    /// Calls `f` with completion queue `cqn`; `None` if there is none.
+    /// Calls `f` with completion queue `cqn`. Returns `None` if there is no such queue.
     pub fn with_cq<R>(&self, cqn: u32, f: impl FnOnce(&mut SoftCq) -> R) -> Option<R> {
         self.soft.hca().with_cq(cqn, f)
     }

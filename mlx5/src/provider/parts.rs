@@ -15,11 +15,11 @@ use crate::wire::Service;
 /// A BlueFlame register: two halves of 256 bytes.
 #[derive(Clone)]
 pub(crate) struct UarParts {
-    /// The half to which the next doorbell on this register stores, for all queue pairs on it. They
-    /// belong to one device, and so to one thread.
+    /// The half to which the next doorbell on this register stores. All queue pairs on the register
+    /// share the cell; they belong to one device, and so to one thread.
     pub(crate) half: Rc<Cell<*mut u8>>,
     pub(crate) kind: RegisterKind,
-    /// Index among the registers of the device, for the hook.
+    /// Index by which the device's hook identifies the register.
     pub(crate) register_index: usize,
 }
 

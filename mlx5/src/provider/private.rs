@@ -105,7 +105,7 @@ impl CqPlace {
 /// record.
 pub(crate) struct SqPlace {
     _memory: PrivateMemory,
-    /// The queue. It has no register if the device does not read one.
+    /// The queue. Its `register` is `None` if the device does not read a register.
     pub(crate) sq: SqMemory,
 }
 

@@ -304,8 +304,8 @@ impl Connections for Soft {
         }
         let (theirs, own) = (remote.user().unwrap_or(own_user()), own_user());
         let remote = Self::address_of(remote)?;
-        // A queue pair of this crate allows all remote access that regions can allow. The queue
-        // pair in this crate refuses sends before RTS, so the HCA need not.
+        // A queue pair of this crate allows all remote access that regions can allow. `Qp` refuses
+        // sends before RTS, so the HCA need not check the state.
         match self.hca.connect(qpn, &remote, options, Access::REMOTE) {
             // Each user has a directory of devices, in which the LIDs are assigned. So in the
             // directory of this user the peer's LID belongs to a different device, or to none.

@@ -164,8 +164,8 @@ impl Doorbell {
     /// first 8 if `bytes` is 0 or does not fit.
     ///
     /// # Safety
-    /// `wqes` points to the last WQE, or to the first of all new WQEs. `bytes` is a multiple of 64;
-    /// this number of bytes is readable at `wqes`, or 8 bytes if `bytes` is 0.
+    /// `wqes` is aligned to 64, and points to the last WQE or to the first of all new WQEs. `bytes`
+    /// is a multiple of 64; this number of bytes is readable at `wqes`, or 8 bytes if `bytes` is 0.
     #[inline(always)]
     pub(crate) unsafe fn ring(&mut self, producer: u16, wqes: *const u8, bytes: usize) {
         debug_assert!(bytes % 64 == 0 && wqes.addr() % 64 == 0);

@@ -372,7 +372,8 @@ impl<T: Transport> Qp<T> {
         }
     }
 
-    /// Returns whether `cqe` is a completion of this queue pair's sends.
+    /// Returns whether `cqe` is a completion of this queue pair's sends. If it is an error
+    /// completion of them, moves the state to [`QpState::Error`].
     #[inline(always)]
     fn takes(&mut self, cqe: &Cqe<'_>) -> bool {
         if cqe.qpn() != self.qpn() {

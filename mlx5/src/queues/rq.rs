@@ -47,7 +47,7 @@ pub enum PostReceiveError {
 #[derive(Clone, Copy)]
 pub(crate) struct Scatter {
     pub(crate) max_sge: usize,
-    /// Room in 16-byte segments, `max_sge` or more.
+    /// Number of 16-byte segments for which the WQE has room, at least `max_sge`.
     pub(crate) segments: usize,
 }
 

@@ -81,7 +81,7 @@ pub(crate) struct SendQueue {
     /// Address of the next WQE's `user` value.
     user: *mut u64,
     /// Number of WQEBBs that may be written at `head` without a check: they are free and
-    /// contiguous, and none of their WQEs must give a CQE. When they are used up,
+    /// contiguous, and none of their WQEs has to give a CQE. When they are used up,
     /// [`make_room`](Self::make_room) checks.
     room: u32,
     qpn: u32,
@@ -103,7 +103,8 @@ pub(crate) struct SendQueue {
     /// Counter up to which WQEBBs need no CQE. A WQE that ends after this counter is signaled.
     signal_by: u16,
     buffer: NonNull<u8>,
-    /// The `user` values, at the index of the WQE's first WQEBB; `mask + 1` of them.
+    /// Table of `mask + 1` values of `user`. The value of a WQE is at the index of the WQE's first
+    /// WQEBB.
     users: NonNull<u64>,
     doorbell: Doorbell,
 }
@@ -127,7 +128,7 @@ impl SendQueue {
             qpn: parts.qpn,
             producer: 0,
             rung: 0,
-            // The limit is the number of segments of the longest WQE, 63.
+            // The limit is the length of the longest WQE, which has 63 segments.
             max_inline: parts.max_inline.min(63 * SEGMENT) as u16,
             has_atomics: parts.has_atomics,
             is_open: true,
@@ -360,8 +361,8 @@ impl SendQueue {
     #[inline(always)]
     fn announce(&mut self, bytes: usize) {
         self.rung = self.producer;
-        // SAFETY: the last WQE starts at `last`, and is contiguous for `bytes` bytes, or for its
-        // first 8 if `bytes` is 0.
+        // SAFETY: the last WQE starts at `last`, which is a WQEBB and so aligned to 64. It is
+        // contiguous for `bytes` bytes, or for its first 8 if `bytes` is 0.
         unsafe { self.doorbell.ring(self.producer, self.last, bytes) };
     }
 
@@ -383,7 +384,8 @@ impl SendQueue {
             return false;
         }
         self.rung = self.producer;
-        // SAFETY: the WQEs from `first` on are contiguous for `bytes` bytes, as checked above.
+        // SAFETY: the WQEs from `first` on are contiguous for `bytes` bytes, as checked above, and
+        // start at a WQEBB, which is aligned to 64.
         unsafe { self.doorbell.ring(self.producer, self.place(first), bytes) };
         bytes > self.last_bytes()
     }

@@ -62,7 +62,7 @@ pub struct Srq {
     object: Rc<SrqObject>,
 }
 
-/// The driver's part of a WQE.
+/// The driver's own data about a WQE, outside of the queue's memory.
 #[derive(Clone, Copy, Debug)]
 struct Receive {
     /// The last value of [`Srq::round`] at which the receive was not posted. The receive is posted

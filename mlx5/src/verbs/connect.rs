@@ -22,8 +22,8 @@ use crate::wire::{Access, AddressVector, ConnectOptions, DatagramSegment, rnr_ti
 /// better than an operation that never ends.
 const MAX_RETRIES: u8 = 6;
 
-/// Returns the remote access that queue pairs allow: all that regions may allow. The kernel refuses
-/// access that the device does not support.
+/// Returns the remote access that queue pairs allow: all that regions may allow, but no atomics on
+/// a device without atomics, because the kernel would refuse them.
 fn remote_access(has_atomics: bool) -> Access {
     let always = Access::REMOTE_WRITE | Access::REMOTE_READ;
     if has_atomics {
@@ -74,7 +74,7 @@ impl Context {
 }
 
 impl Context {
-    /// Makes the handle of a path. On RoCE the kernel resolves the MAC address.
+    /// Creates the address handle of a path. On RoCE the kernel resolves the MAC address.
     pub(super) fn create_ah(
         &self,
         pdn: u32,
@@ -86,7 +86,8 @@ impl Context {
         Ok(ah.ok_or_else(|| advise(CallError::last("ibv_create_ah")))?)
     }
 
-    /// Returns the address handle of a relay's path. Fails if the device knows no such path.
+    /// Returns the address handle of a path on a relay, and creates the handle at its first use.
+    /// Fails if the device refuses the path.
     pub(super) fn handle(
         &self,
         pdn: u32,
@@ -211,8 +212,9 @@ impl Connections for Context {
             return self.handle(pdn, &vector).map(|_| vector);
         }
         let ah = self.create_ah(pdn, route)?;
-        // SAFETY: the address handle was just created, and `MLX5DV_OBJ_AH` is its kind. The answer
-        // holds a pointer and a number, for which zero is a valid value.
+        // SAFETY: the address handle was just created. Its type and the type of the answer belong
+        // to `MLX5DV_OBJ_AH`. The answer holds a pointer and a number, for which zero is a valid
+        // value.
         let dv: Result<mlx5dv_ah, _> = unsafe { self.init_obj(MLX5DV_OBJ_AH, ah, zeroed()) };
         // SAFETY: `av` is null or points to 48 bytes that live as long as the handle.
         let bytes = dv.map(|dv| unsafe { dv.av.as_ref() }.copied());
@@ -225,7 +227,7 @@ impl Connections for Context {
     }
 }
 
-/// Returns a path in the form of an InfiniBand WQE.
+/// Returns a path as the address vector of an InfiniBand WQE.
 pub(super) fn vector_of(route: &ibv_ah_attr) -> AddressVector {
     let ibv_ah_attr {
         grh,
@@ -390,8 +392,6 @@ mod tests {
         ready_to_receive(port, &options, max_dest_rd_atomic, &remote, &connection)
     }
 
-    // A run on the software HCA does not test this, because the software HCA has neither packets
-    // nor paths.
     #[test]
     fn a_peer_is_named_by_its_lid_on_infiniband_and_by_its_gid_on_roce() {
         for (link_layer, has_grh, dlid) in [

@@ -27,8 +27,7 @@ use crate::wire::{
 };
 use mlx5_hca::{DeviceInfo, Engine};
 
-/// An open device with one of its ports. Objects are identified by the numbers that the device gave
-/// them.
+/// An open device with one of its ports. Objects are identified by their numbers.
 pub(crate) struct Context {
     pub(crate) port: Port,
     pub(crate) options: VerbsOptions,
@@ -52,8 +51,8 @@ pub(crate) struct Context {
 }
 
 /// The watch of a sleep on all completion queues of the device. `arm` takes earlier events and arms
-/// the queues. An event is only a reason to check the queues, which the sleeper does after the
-/// arming, so this watch itself does not check them.
+/// the queues. The sleeper itself checks the queues after it has armed them, so
+/// [`look`](Watch::look) checks nothing.
 struct Armed<'a, F> {
     arm: F,
     arrivals: &'a Notifier,

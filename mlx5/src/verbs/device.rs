@@ -280,7 +280,7 @@ impl Opened {
         (1..=self.attributes()?.phys_port_cnt).map(entry).collect()
     }
 
-    /// Makes the call that takes an asynchronous event fail, instead of wait, if there is no event.
+    /// Makes `ibv_get_async_event` fail, instead of waiting, if there is no asynchronous event.
     pub(crate) fn never_wait_for_async_events(&self) -> Result<(), CallError> {
         // SAFETY: the device is open, and so is its descriptor.
         let fd = unsafe { BorrowedFd::borrow_raw((*self.context()).async_fd) };
@@ -295,7 +295,7 @@ impl Opened {
         u32::try_from(vectors).unwrap_or(0).max(1)
     }
 
-    /// Returns type and value of the GID at `index`; `None` if there is none.
+    /// Returns type and value of the GID at `index`; `None` if the table has no GID there.
     fn gid(&self, port: u8, index: u8) -> Option<Gid> {
         let mut entry = ibv_gid_entry::default();
         let size = size_of::<ibv_gid_entry>();

@@ -133,8 +133,9 @@ impl Context {
         cq: NonNull<ibv_cq>,
         compression: bool,
     ) -> Result<(u32, CqMemory), CreateError> {
-        // SAFETY: the completion queue was just created, and `MLX5DV_OBJ_CQ` is its kind. The
-        // answer holds pointers and numbers, for which zero is a valid value.
+        // SAFETY: the completion queue was just created. Its type and the type of the answer belong
+        // to `MLX5DV_OBJ_CQ`. The answer holds pointers and numbers, for which zero is a valid
+        // value.
         let dv: mlx5dv_cq = unsafe { self.init_obj(MLX5DV_OBJ_CQ, cq, zeroed()) }?;
         if !dv.cqe_cnt.is_power_of_two()
             || ![CQE_BYTES, CQE128_BYTES].contains(&(dv.cqe_size as usize))
@@ -177,8 +178,8 @@ impl Context {
         // SAFETY: the struct holds pointers and numbers, for which zero is a valid value.
         let mut dv: mlx5dv_srq = unsafe { zeroed() };
         dv.comp_mask = MLX5DV_SRQ_MASK_SRQN;
-        // SAFETY: the queue was just created, and `MLX5DV_OBJ_SRQ` is the kind of the queue and of
-        // the answer.
+        // SAFETY: the queue was just created. Its type and the type of the answer belong to
+        // `MLX5DV_OBJ_SRQ`.
         let dv = unsafe { self.init_obj(MLX5DV_OBJ_SRQ, srq, dv) }?;
         if dv.head != 0 || dv.comp_mask & MLX5DV_SRQ_MASK_SRQN == 0 {
             return Err(nonsense(
@@ -301,8 +302,8 @@ impl Context {
             )
         };
         let qp = NonNull::new(qp).ok_or_else(|| CallError::last("mlx5dv_create_qp"))?;
-        // SAFETY: the queue pair was just created, and `MLX5DV_OBJ_QP` is its kind. The answer
-        // holds pointers and numbers, for which zero is a valid value.
+        // SAFETY: the queue pair was just created. Its type and the type of the answer belong to
+        // `MLX5DV_OBJ_QP`. The answer holds pointers and numbers, for which zero is a valid value.
         let dv = unsafe { self.init_obj(MLX5DV_OBJ_QP, qp, zeroed()) };
         Ok((qp, dv.inspect_err(|_| self.destroy(qp))?))
     }
@@ -360,8 +361,8 @@ impl Queues for Context {
         // SAFETY: the device is open.
         let pd = NonNull::new(unsafe { (verbs.ibv_alloc_pd)(self.device.context()) })
             .ok_or_else(|| CallError::last("ibv_alloc_pd"))?;
-        // SAFETY: the domain was just created, and `MLX5DV_OBJ_PD` is its kind. The answer holds
-        // numbers, for which zero is a valid value.
+        // SAFETY: the domain was just created. Its type and the type of the answer belong to
+        // `MLX5DV_OBJ_PD`. The answer holds numbers, for which zero is a valid value.
         let dv: Result<mlx5dv_pd, _> = unsafe { self.init_obj(MLX5DV_OBJ_PD, pd, zeroed()) };
         let pdn = dv.map(|dv| dv.pdn).inspect_err(|_| {
             // SAFETY: no object was made in the PD.

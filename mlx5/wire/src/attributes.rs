@@ -88,8 +88,7 @@ impl ConnectOptions {
     /// Returns the time for which an acknowledgement is waited for, in ns.
     #[must_use]
     pub fn ack_timeout_ns(&self) -> u64 {
-        // In the field "Local ACK Timeout", 0 means no timeout. The driver creates no queue pair
-        // with this value.
+        // In the field "Local ACK Timeout", 0 means no timeout.
         if self.timeout == 0 {
             u64::MAX
         } else {

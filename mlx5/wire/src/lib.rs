@@ -72,7 +72,7 @@ pub const WQEBB: usize = 64;
 /// Length of a segment in bytes: the unit of a WQE's `ds` count.
 pub const SEGMENT: usize = 16;
 
-/// Returns the `N` bytes at `at`; zeros if `b` is too short, which never occurs.
+/// Returns the `N` bytes at `at`, or zeros if `b` ends before them.
 #[inline(always)]
 fn bytes<const N: usize>(b: &[u8], at: usize) -> [u8; N] {
     b.get(at..)

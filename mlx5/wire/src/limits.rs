@@ -1,15 +1,18 @@
 //! Maximum sizes.
 
-/// Maximum number of WQEBBs of a send queue: the WQE index has 16 bits.
+/// Maximum number of WQEBBs of a send queue: the largest power of two at which 16-bit counters
+/// distinguish a full queue from an empty one.
 pub const MAX_SEND_WR: u32 = 1 << 15;
-/// Maximum number of receives of a queue: the receive counter has 16 bits too.
+/// Maximum number of receives of a queue. The counters limit it to 2^15 WQEs too, and one WQE of a
+/// linked list is never posted.
 pub const MAX_RECV_WR: u32 = (1 << 15) - 1;
 /// Maximum number of buffers of a receive; more buffers would make WQEs of more than 256 bytes.
 pub const MAX_RECV_SGE: u32 = 15;
 /// Maximum number of inline bytes of an operation: 16 + 16 + align16(4 + 220) = 256, the longest
 /// inline WRITE that fits one half of a BlueFlame register.
 pub const MAX_INLINE: usize = 220;
-/// Maximum number of CQEs of a queue: the consumer counter has 24 bits.
+/// Maximum number of CQEs of a queue, so small that the 24-bit consumer counter allows signed
+/// differences.
 pub const MAX_CQE: u32 = 1 << 22;
 /// Length of half a BlueFlame register of 512 bytes, and so of the longest WQE that fits.
 pub const BLUEFLAME_BYTES: usize = 256;

@@ -8,7 +8,6 @@ use std::num::NonZeroU16;
 /// The number of a buffer; the first buffer has number 1.
 pub(crate) type Buffer = NonZeroU16;
 
-/// Returns the index of a buffer: 0 for the first.
 #[inline]
 pub(crate) const fn place(buffer: Buffer) -> usize {
     buffer.get() as usize - 1
@@ -18,7 +17,7 @@ pub(crate) const fn place(buffer: Buffer) -> usize {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Chain {
     oldest: Option<Buffer>,
-    /// Any value if `oldest` is `None`.
+    /// Meaningless if `oldest` is `None`.
     newest: Option<Buffer>,
 }
 
@@ -103,7 +102,7 @@ mod tests {
 
     use super::*;
 
-    /// Compares with an oracle: queues of the buffers of each client.
+    /// Compares the chains with an oracle: one queue of buffers for each client.
     #[test]
     fn a_buffer_is_given_to_one_and_freed_once_in_the_order_of_the_responses() {
         let mut rng = fastrand::Rng::with_seed(1);

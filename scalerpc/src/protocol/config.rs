@@ -12,10 +12,9 @@ use crate::protocol::wire::{
 
 /// Default length of a time slice, in ns.
 pub const DEFAULT_SLICE_NS: u64 = 100_000;
-/// Default maximum length of a rotation with longer slices, in ns.
+/// Default of [`ServerConfig::max_rotation_ns`], in ns.
 pub const DEFAULT_MAX_ROTATION_NS: u64 = 25_000_000;
-/// Default timeout of a call, and default time before a client that neither releases its zone nor
-/// rests is evicted, in ns.
+/// Default timeout of a call, and default of [`ServerConfig::drain_ns`], in ns.
 pub const DEFAULT_TIMEOUT_NS: u64 = 5_000_000_000;
 /// Default bytes of a slot.
 pub const DEFAULT_SLOT_BYTES: u32 = 4096;
@@ -50,7 +49,8 @@ pub struct ServerConfig {
     pub slot_bytes: u32,
     /// Whether clients take turns.
     pub grouping: Grouping,
-    /// Clients of a group, 1..=50. Ignored with grouping off.
+    /// Configured number of clients of a group, 1..=50. A group has at most 1.5 times this number.
+    /// Ignored with grouping off.
     pub group_size: u32,
     /// Number of zones of a pool in addition to the zones of the largest group, 0..=1,024. This
     /// number of clients can stop responding and keep their zones without an effect on the others.
@@ -65,8 +65,9 @@ pub struct ServerConfig {
     pub max_rotation_ns: u64,
     /// Maximum number of responses under way, 1..=65,535.
     pub response_buffers: u32,
-    /// Time, at least a slice, after which a client that neither releases its zone nor rests is
-    /// evicted, in ns.
+    /// Time in ns, at least a slice, after which a client that does not release its zone is
+    /// evicted, counted from the message that its slice is over. A client that rests, like a
+    /// [`Client`](crate::Client) between its calls, is not evicted.
     pub drain_ns: u64,
 }
 
@@ -191,7 +192,8 @@ impl ServerConfig {
     }
 }
 
-/// Offsets and sizes that both ends know. All offsets of slots are multiples of 64.
+/// The sizes that both ends know, from which all offsets in memory follow. All offsets of slots are
+/// multiples of 64.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Layout {
     /// Slots of a client.

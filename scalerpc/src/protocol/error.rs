@@ -97,8 +97,8 @@ pub enum CallFailure {
     /// is not known.
     #[error("the handler, or its worker, dropped the request")]
     Dropped,
-    /// The deadline passed, or the connection ended, before the server could see the call. The
-    /// handler did not run, and will not.
+    /// The deadline passed, or the connection ended, before the server could see the call, or the
+    /// server stopped before it accepted the call. The handler did not run, and will not.
     #[error(
         "not sent: its time, or the connection, ended before a slot or the server's slice came"
     )]

@@ -31,7 +31,7 @@ pub const fn max_group_size(cache_entries: u32, threads: u32) -> u32 {
     }
 }
 
-/// The slice factor 1: slice factors are in thousandths.
+/// Value of `slice_per_mille` for a slice of the base length.
 pub const PER_MILLE: u64 = 1000;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -91,7 +91,7 @@ impl GroupManager {
             .map_or(PER_MILLE, |group| group.slice_per_mille)
     }
 
-    /// Returns the group of a client.
+    /// Returns the number of a client's group.
     pub fn group_of(&self, client: ClientId) -> Option<usize> {
         self.groups
             .iter()
@@ -111,9 +111,9 @@ impl GroupManager {
     }
 
     /// Removes a client. A group that shrinks below half the size is merged with the smallest other
-    /// group. `current` is the number of the group being served: in a merge, this group keeps its
-    /// clients and gets the clients of the other group. Returns the number of this group
-    /// afterwards.
+    /// group, and split like in [`join`](Self::join) if it becomes too large. `current` is the
+    /// number of the group being served: if this group takes part in a merge, it gets the clients
+    /// of the other group. Returns the new number of the group being served.
     pub fn leave(&mut self, client: ClientId, current: usize) -> usize {
         let Some(group) = self.group_of(client) else {
             return current;
@@ -155,10 +155,10 @@ impl GroupManager {
     /// Sorts the clients of all groups but `keep`, the group being served, by priority. Clients of
     /// high priority get smaller groups and longer slices. `keep` becomes group 0, unchanged.
     ///
-    /// `priority` measures the requests of a client in the rotation that ends. It is compared with
-    /// the share of the time that the client had: its group's slice divided by the number of
-    /// clients in it. Otherwise clients with a larger share would get more done, and a still larger
-    /// share for that.
+    /// `priority` measures the requests of a client in the rotation that ends. The result is
+    /// divided by the client's share of the time, which is the slice of its group divided by the
+    /// number of the group's clients. Without this division, a client with a larger share would
+    /// complete more requests, and so get a still larger share.
     pub fn regroup(&mut self, keep: usize, priority: impl Fn(ClientId) -> u64) {
         if keep >= self.groups.len() {
             return;
@@ -220,7 +220,8 @@ fn sum(ranked: &[Ranked]) -> u128 {
 }
 
 /// Returns the number of groups for `clients` clients: `clients / size`, rounded to the nearest
-/// whole number, so that equal groups have 0.5 to 1.5 times `size` clients.
+/// whole number, and at least 1 if there is a client. So equal groups have at most 1.5 times `size`
+/// clients.
 fn group_count(clients: usize, size: usize) -> usize {
     if clients == 0 {
         0
@@ -229,7 +230,8 @@ fn group_count(clients: usize, size: usize) -> usize {
     }
 }
 
-/// Returns the inequality of priorities: from 0 (all are equal) to 500.
+/// Returns the inequality of priorities, from 0 (all are equal) to 500. `sorted` begins with the
+/// highest priority.
 fn spread_per_mille(sorted: &[Ranked]) -> usize {
     let (Some(highest), Some(lowest)) = (sorted.first(), sorted.last()) else {
         return 0;
@@ -238,10 +240,10 @@ fn spread_per_mille(sorted: &[Ranked]) -> usize {
     (500 * (highest - lowest) / (highest + lowest).max(1)) as usize
 }
 
-/// Returns the number of clients of the group `part` of `parts`, if `left` clients are left for it
-/// and the groups after it. The first groups are smaller than the mean, by up to `spread`
-/// thousandths, and the last groups are larger. The clients that remain fit the limits of the
-/// groups after it.
+/// Returns the number of clients of group `part` of `parts`. `left` clients are left for this group
+/// and the later groups. The first groups are smaller than the mean, by up to `spread` thousandths,
+/// and the last groups are larger. The later groups can take the remaining clients within their
+/// limits.
 fn part_len(left: usize, part: usize, parts: usize, spread: usize, size: usize) -> usize {
     let behind = parts - part - 1;
     if behind == 0 {
@@ -389,7 +391,6 @@ mod tests {
         }
     }
 
-    /// Random joins, leaves and regroupings.
     #[test]
     fn every_history_keeps_the_groups_within_their_limits() {
         for seed in 0..200 {

@@ -46,13 +46,13 @@ pub struct ReplyTooLarge {
 /// [`CallFailure::Dropped`](crate::protocol::CallFailure::Dropped).
 ///
 /// A held request uses no response buffer and no zone of the server, only an entry of a table. A
-/// client has no more held requests than slots. A context switch meanwhile changes nothing: the
-/// response is written to the slot of its call at any time.
+/// client has no more held requests than slots. The end of the client's slice meanwhile changes
+/// nothing: the response is written to the slot of its call at any time.
 #[must_use = "a request that is dropped is answered by a failure"]
 #[derive(Debug)]
 #[doc(alias = "DispatchThread")]
 pub struct HeldRequest {
-    /// Name of the request, and its number in its slot; `None` once the request is answered.
+    /// Name of the request, and its sequence number in its slot; `None` once it is answered.
     id: Option<(HeldId, u32)>,
     payload: Vec<u8>,
     max_payload: usize,
@@ -69,7 +69,7 @@ type HeldId = (ClientId, u32, u8);
 #[derive(Debug)]
 struct Held {
     request: Request,
-    /// The client has disconnected. The flag is shared with the request.
+    /// Whether the client has disconnected. The [`HeldRequest`] shares the flag.
     has_left: Arc<AtomicBool>,
 }
 
@@ -279,7 +279,8 @@ impl<'h> Handlers<'h> {
         }
     }
 
-    /// Ends the held requests as dropped. Answers to them are discarded.
+    /// Ends the held requests as dropped, as long as response buffers are free. Answers that arrive
+    /// later are discarded.
     pub(crate) fn give_up<M: Memory>(
         &mut self,
         server: &mut Server<M>,
@@ -359,8 +360,8 @@ impl<'h> Handlers<'h> {
         let mut answered = 0;
         while let Some(answer) = self.late.take().or_else(|| self.answers.1.try_recv().ok()) {
             // If the request is no longer in `held`, its client has disconnected, or the request
-            // was given up. If the number differs, a client that breaks the rules has used the slot
-            // again.
+            // was given up. If the sequence number differs, a client that breaks the rules has used
+            // the slot again.
             let (id, sequence) = answer.id;
             let Some(held) = self
                 .held
@@ -385,7 +386,8 @@ impl<'h> Handlers<'h> {
         answered
     }
 
-    /// Answers one request. `now_ns` is a time before its handler runs.
+    /// Runs the handler of one request, or gives the request to a handler that answers later.
+    /// `now_ns` is a time before the handler runs.
     #[inline(always)]
     fn run<M: Memory>(
         &mut self,
@@ -444,7 +446,7 @@ fn failure(outcome: Result<usize, HandlerError>) -> Status {
     outcome.map_or(Status::Refused, |_| Status::ReplyTooLong)
 }
 
-/// Gives a request away, to be answered later.
+/// Gives a request to a handler that answers later.
 #[cold]
 #[inline(never)]
 fn hold<M: Memory>(

@@ -18,11 +18,11 @@ pub trait Memory {
     /// Loads the 8 bytes at `offset`, a multiple of 8, as a little-endian word, in one access with
     /// Acquire ordering.
     fn load(&self, offset: usize) -> u64;
-    /// Finds the first word that is not 0 in runs of `count` words each, at most 64. `runs` has the
-    /// offset of the first word of each run; word i of a run is `i * stride` bytes after it.
-    /// The offsets and `stride` are multiples of 8. Returns the number of the run in `runs`, and of
-    /// the word in the run. The accesses are Relaxed: the result is only the place to
-    /// [`load`](Self::load).
+    /// Finds the first word that is not 0 in runs of `count` words each; `count` is at most 64.
+    /// `runs` has the offset of the first word of each run; word i of a run is `i * stride` bytes
+    /// after it. The offsets and `stride` are multiples of 8. Returns the index of the run in
+    /// `runs`, and the index of the word in the run. The accesses are Relaxed, so the caller
+    /// [loads](Self::load) the word again.
     fn find(&self, runs: &[usize], stride: usize, count: usize) -> Option<(usize, usize)> {
         let in_run = |first: usize| (0..count).find(|nth| self.load(first + nth * stride) != 0);
         runs.iter()

@@ -13,7 +13,7 @@ impl ClientId {
     }
 }
 
-/// The addresses of a client's memory.
+/// The addresses and keys of a client's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ClientRegions {
     /// Address of its staging slots.
@@ -33,7 +33,7 @@ pub struct Request {
     pub client: ClientId,
     pub(crate) generation: u32,
     pub(crate) id: ReqId,
-    /// The number of its handler.
+    /// The number of the handler.
     pub rpc_type: u16,
     /// Payload bytes.
     pub len: u32,

@@ -17,7 +17,8 @@ pub enum Turn {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Scheduler {
     slice_ns: u64,
-    /// Length of the slices that begin now, unless they are synchronised.
+    /// Length of a slice of factor 1 (`slice_per_mille` 1000) that begins now and is not
+    /// synchronised.
     length_ns: u64,
     epoch: u64,
     current: usize,
@@ -48,12 +49,12 @@ impl Scheduler {
         self.epoch
     }
 
-    /// Returns the group that is served.
+    /// Returns the number of the group that is served.
     pub const fn current(&self) -> usize {
         self.current
     }
 
-    /// Returns the group that is warmed, if one was found.
+    /// Returns the number of the group that is warmed, if one was found.
     pub const fn next(&self) -> Option<usize> {
         self.next
     }
@@ -86,7 +87,8 @@ impl Scheduler {
     }
 
     /// Takes the new numbers of the current group and of the warmed group after a change of the
-    /// groups. The two may have become one. If `next` is `None` the next group is chosen anew.
+    /// groups. The numbers are equal if these two groups were merged. If `next` is `None`, the next
+    /// group is chosen anew.
     pub(crate) const fn renumber(&mut self, current: usize, next: Option<usize>) {
         self.current = current;
         self.next = next;
@@ -94,8 +96,8 @@ impl Scheduler {
 
     /// Chooses the next group, and switches to it when the slice is over, or when `is_vacant`, that
     /// is, if no client has a zone in the slice. `waits` returns whether a client has announced
-    /// requests and has no zone. There is no switch unless a client of another group waits (S16 of
-    /// docs/scalerpc.md).
+    /// requests and has no zone. A group in which no client waits is not chosen. The current group
+    /// has the next slice too only after a call of `repeat` (S16 of docs/scalerpc.md).
     pub fn step(
         &mut self,
         now_ns: u64,

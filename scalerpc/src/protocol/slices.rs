@@ -16,8 +16,8 @@ const WINDOW_REQUESTS: u64 = 2_000;
 /// Maximum length of a window, in ns, unless four of the longest rotations take more time. A longer
 /// window is not used to compare lengths of slices.
 const STALE_NS: u64 = 1_000_000_000;
-/// Number of windows between a trial that did not pay and the next trial. It doubles with each such
-/// trial, up to [`MAX_PAUSE`].
+/// Minimum number of windows between a trial that did not pay and the next trial. The number
+/// doubles with each such trial, up to [`MAX_PAUSE`].
 const MIN_PAUSE: u32 = 4;
 const MAX_PAUSE: u32 = 64;
 
@@ -75,8 +75,8 @@ impl SliceLength {
         self.doubled(doublings)
     }
 
-    /// Takes the end of a rotation over `groups` groups. `requests` is the number accepted since
-    /// the server was made. The length of a slice may change.
+    /// Handles the end of a rotation over `groups` groups. `requests` is the number of requests
+    /// accepted since the server was made. The length of a slice may change.
     pub(crate) fn on_rotation(&mut self, now_ns: u64, requests: u64, groups: usize) {
         let max = self.max_doublings(groups);
         let (ns, done) = (
@@ -99,7 +99,8 @@ impl SliceLength {
         (self.since_ns, self.before) = (now_ns, requests);
     }
 
-    /// Judges a window with `rate` accepted requests per second.
+    /// Decides after a window with `rate` accepted requests per second whether the trial was good,
+    /// and begins the next trial when it is due.
     fn judge(&mut self, rate: u64, max: u32) {
         let percent_of = |rate: u64, percent: u64| u128::from(rate) * u128::from(percent);
         let does_pay = match self.trial {
@@ -147,7 +148,8 @@ impl SliceLength {
         self.trial = Some(self.next);
     }
 
-    /// Keeps this length, whose rate is not known yet.
+    /// Ends a trial, and keeps the length with this number of doublings for at least one window, to
+    /// measure its rate.
     const fn keep(&mut self, doublings: u32) {
         self.doublings = doublings;
         self.trial = None;

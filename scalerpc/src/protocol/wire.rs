@@ -28,14 +28,15 @@ pub const RESPONSE_MAGIC: u32 = 0xBEEF_DEAD;
 
 const VALID: u32 = 1 << 31;
 
-/// The last eight bytes of a slot. A trailer that has arrived proves that its whole message has
-/// arrived (S1 of docs/scalerpc.md). The trailer may arrive in two parts, as a packet of a long
-/// message can end inside it.
+/// The last eight bytes of a slot, or of half an endpoint entry. A trailer that has arrived proves
+/// that its whole message has arrived (S1 of docs/scalerpc.md). The trailer may arrive in two
+/// parts, as a packet of a long message can end inside it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Trailer {
-    /// Bytes of header and payload.
+    /// Bytes of the message before the trailer.
     pub len: u32,
-    /// [`valid`] of the message's sequence number; 0: no message has arrived.
+    /// [`valid`] of the message's number, which is a sequence number, an epoch or the number of an
+    /// announcement; 0: no message has arrived.
     pub valid: u32,
 }
 
@@ -53,8 +54,8 @@ impl Trailer {
         }
     }
 
-    /// Returns whether the whole trailer has arrived, if it was 0 before: the last bit of a trailer
-    /// is in its last byte.
+    /// Returns whether the whole trailer has arrived in a word that was 0 before. The highest bit
+    /// of a trailer, which is in its last byte, is always set.
     pub const fn is_whole(self) -> bool {
         self.valid & VALID != 0
     }
@@ -304,7 +305,7 @@ pub struct Announcement {
     pub slots: u64,
     /// The client.
     pub client: u32,
-    /// Number of the announcement among those of the client; the first has number 1.
+    /// Number of the announcement among the client's announcements; the first has number 1.
     pub number: u32,
     /// Bytes of the longest message offered, trailer included.
     pub longest: u32,
@@ -341,8 +342,8 @@ impl Announcement {
         bytes
     }
 
-    /// Reads an announcement. Returns `None` if the field `batch_size` is not the number of bits in
-    /// `slots`.
+    /// Reads an announcement. Returns `None` if the field `batch_size` (bytes 24 to 27) is not the
+    /// number of bits in `slots`.
     pub fn decode(bytes: &[u8; Self::BODY_BYTES]) -> Option<Self> {
         let slots = u64_at(bytes, 8);
         (u32_at(bytes, 24) == slots.count_ones()).then_some(Self {

@@ -16,14 +16,15 @@ const VERSION: u16 = 7;
 /// Maximum number of zones: one for each client with grouping off, and the spare zones.
 const MAX_ZONES: u32 = MAX_CLIENTS + 1024;
 
-/// The first record of a client. Without it a server creates nothing for a stranger.
+/// The first record of a client. A server creates a queue pair only after it has received this
+/// record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hello;
 
 /// The first record of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offer {
-    /// The queue pair for this client.
+    /// Address of the queue pair for this client.
     pub address: QpAddress,
     /// The layout of slots and zones in memory.
     pub layout: Layout,
@@ -32,7 +33,7 @@ pub struct Offer {
 /// The client's answer to an offer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Accept {
-    /// The client's queue pair.
+    /// Address of the client's queue pair.
     pub address: QpAddress,
     /// Addresses and keys of the client's memory.
     pub regions: ClientRegions,
@@ -277,7 +278,7 @@ impl RdmaServer {
         channel: &mut (impl Read + Write),
     ) -> Result<ClientId, SetupError> {
         Hello::decode(&Hello::KIND.receive::<{ Hello::BYTES }, SetupError>(channel)?)?;
-        // A client whose channel does not take the refusal does not get it.
+        // The refusal is lost if the channel fails.
         let pending = self
             .offer()
             .inspect_err(|error| drop(channel.write_all(&Offer::refuse(refusal_of(error)))))?;

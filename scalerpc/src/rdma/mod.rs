@@ -34,8 +34,8 @@ const COMPLETION_BATCH: usize = 32;
 /// Maximum bytes of a message that is carried in its WQE.
 const MAX_INLINE_BYTES: usize = 60;
 
-/// Interval in ns at which a server probes each client, and a client its server if it waits for a
-/// response (S20 of docs/scalerpc.md).
+/// Interval in ns at which a server probes each client, and at which a client probes its server
+/// while one of its slots waits for the server (S20 of docs/scalerpc.md).
 const PROBE_NS: u64 = 1_000_000_000;
 
 /// The reason why an end could not be created or connected.
@@ -95,7 +95,8 @@ impl ConnectFailure for SetupError {
         }
     }
 
-    /// Returns a copy of the error; of an error of the device or the system, only the text.
+    /// Returns a copy of the error. An error of the device or the system, which cannot be copied,
+    /// becomes its text.
     fn again(&self) -> Self {
         match self {
             Self::Unreachable(error) => Self::Unreachable(error.again()),
@@ -188,8 +189,8 @@ impl Memory for Mr {
         let mut at = self.as_ptr().as_ptr().wrapping_add(first + from * stride);
         for nth in from..count {
             // SAFETY: word `nth` is not after word `count - 1`, which is inside the region. It is
-            // aligned: `first` and `stride` are multiples of 8, and regions begin at a page. The
-            // rest is as in `word`.
+            // aligned: `first` and `stride` are multiples of 8, and regions begin at a page. Its
+            // lifetime and the concurrent accesses are as in `word`.
             let word =
                 u64::from_le(unsafe { AtomicU64::from_ptr(at.cast()) }.load(Ordering::Acquire));
             if word != 0 {
@@ -335,7 +336,8 @@ fn find(region: &Mr, runs: &[usize], stride: usize, count: usize) -> Option<(usi
 /// The word is inside the region, and aligned.
 #[inline(always)]
 unsafe fn load(at: *mut u8) -> u64 {
-    // SAFETY: guaranteed by the caller; the rest is as in `word`.
+    // SAFETY: the caller guarantees that the word is inside the region and aligned; its lifetime
+    // and the concurrent accesses are as in `word`.
     unsafe { AtomicU64::from_ptr(at.cast()) }.load(Ordering::Relaxed)
 }
 
@@ -346,7 +348,7 @@ unsafe fn load(at: *mut u8) -> u64 {
 #[inline(always)]
 unsafe fn is_four_empty(at: *mut u8, stride: usize) -> bool {
     let third = at.wrapping_add(2 * stride);
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: the caller guarantees that each of the four words is inside the region and aligned.
     unsafe {
         load(at) | load(at.wrapping_add(stride)) | load(third) | load(third.wrapping_add(stride))
             == 0

@@ -28,7 +28,6 @@ impl Counts {
     const RESPONSE: Self = Self(1 | 1 << 16);
     /// A READ that is the last of its announcement.
     const LAST_READ: Self = Self(1 | 1 << 32);
-    /// A READ of a rest word.
     const REST_WORD: Self = Self(1 | 1 << 48);
 
     const fn and(self, operation: Self) -> Self {
@@ -74,14 +73,13 @@ struct Peer {
     completed: Counts,
     /// Address and key for the probes of this client: WRITEs of no bytes.
     probe_at: (u64, u32),
-    /// The client sleeps until something completes.
+    /// The client sleeps while it waits: the completion of a WRITE with immediate wakes it.
     sleeps: bool,
     /// The reason why the client has to be removed.
     broken: Option<&'static str>,
 }
 
 impl Peer {
-    /// Returns the number of operations posted and not completed.
     fn under_way(&self) -> usize {
         self.posted.since(self.completed).all().into()
     }
@@ -166,7 +164,8 @@ impl RdmaServer {
         };
         let core = Server::new(config, memory)?;
         let probe_ns = port.now_ns().saturating_add(PROBE_NS);
-        // The other half is for operations that are posted until a completion arrives.
+        // The other half of the entries and of the buffers is for operations that are posted before
+        // a completion arrives.
         let quiet = options.cq_size.min(config.response_buffers) / 2;
         let limits = Limits {
             max: options.cq_size as usize,
@@ -688,8 +687,8 @@ fn post_all(
     if peer.broken.is_some() || fitting == 0 {
         return 0;
     }
-    // If more than `quiet` operations are under way with this run, its last operation asks for a
-    // completion, which implies the completions of all before it.
+    // If more than `limits.quiet` operations are under way, this run included, the last operation
+    // of the run asks for a completion, which implies the completions of all operations before it.
     let quiet = fitting - usize::from(*under_way + fitting > limits.quiet);
     let mut posted = 0;
     for op in &ops[..quiet] {
@@ -746,7 +745,8 @@ fn post_all(
     posted
 }
 
-/// Marks the client of a refused operation as broken, unless its queue is full. Returns `false`.
+/// Marks the client of a refused operation as broken, unless its send queue is full. Returns
+/// `false`.
 #[cold]
 fn refused(peer: &mut Peer, error: &PostError) -> bool {
     if !is_full(error) {

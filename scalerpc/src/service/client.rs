@@ -96,7 +96,8 @@ pub struct Caller {
     route: Route,
     options: ClientOptions,
     response: Vec<u8>,
-    /// The calls that have a slot, with their numbers.
+    /// The calls that have a slot, with the numbers by which the user of this connection knows
+    /// them.
     under_way: Vec<(CallToken, u64)>,
     /// A call waited for its whole time while calls that ran out of time held every slot.
     had_no_slot: bool,
@@ -243,7 +244,8 @@ impl Connection for Caller {
         }
     }
 
-    /// Keeps the slot of the call until the response has arrived: only this end gives the call up.
+    /// Keeps the slot of the call until the response arrives: the server is not informed that the
+    /// call was given up.
     fn cancel(&mut self, _: CallToken) {}
 
     fn sleep(&mut self, limit: Option<Duration>) {
@@ -305,7 +307,8 @@ impl Connection for Caller {
         self.is_stuck() || matches!(self.rdma.state(), State::Closed(_))
     }
 
-    /// Begins a rest, as a caller that waits for each of its calls polls only during a call.
+    /// Begins a rest ([`RdmaClient::rest`]): a caller that waits for each of its calls polls only
+    /// during a call.
     fn rest(&mut self) {
         self.rdma.rest();
     }
@@ -359,9 +362,9 @@ fn take_events(rdma: &mut RdmaClient) -> bool {
     is_broken
 }
 
-/// Returns whether another attempt may succeed: the server ended while this client waited or while
-/// the two connected, or the server is full until another client (maybe the predecessor of this
-/// client) has disconnected.
+/// Returns whether another attempt to connect may succeed: the server ended before the connection
+/// was complete, the server is full until another client (maybe this client's previous connection)
+/// disconnects, or an error of the software HCA may pass.
 fn may_come(error: &SetupError) -> bool {
     match error {
         SetupError::Record(RecordError::Refused(Refused::Full)) => true,
@@ -505,7 +508,7 @@ mod tests {
                 thread::sleep(Duration::from_millis(100));
             }
         });
-        // The thread may detect this before it gets the first call, or with that call.
+        // The thread may detect the breakdown before it gets the first call, or with that call.
         if let Err(closed) = told.recv_timeout(WATCHDOG).unwrap() {
             assert!(
                 matches!(closed, ClientError::Closed(CloseReason::Device)),

@@ -24,7 +24,8 @@ pub struct HeldServer {
     received: Rc<RefCell<VecDeque<HeldRequest>>>,
 }
 
-/// Closes the server, and waits until the answers have arrived.
+/// Closes the server, and waits until the answers have arrived, for little longer than
+/// `stop_timeout` at most.
 impl Drop for HeldServer {
     fn drop(&mut self) {
         Serving::close(self);
@@ -80,7 +81,7 @@ impl Serving for HeldServer {
 
     fn answer(&mut self, request: HeldRequest, answer: Answer) {
         match answer {
-            // If the reply is too long, `reply` sends this failure to the caller.
+            // If the reply is too long, `reply` ends the call with `ReplyTooLong`.
             Answer::Reply(reply) => drop(request.reply(reply)),
             Answer::Refusal => request.refuse(),
             Answer::SentBack => self.handlers.send_back(&request),

@@ -1,5 +1,5 @@
-//! A server and its clients, each in two lines. They connect through a TCP address, which is used
-//! for that only; all messages go over the device.
+//! A server and its clients, each in two lines. They connect through a TCP address. After that the
+//! TCP connection only shows whether the other end lives; all messages go over the device.
 
 mod client;
 mod held;
@@ -110,7 +110,6 @@ impl Idle {
         self.idle_polls = 0;
     }
 
-    /// Returns whether the next [`pass`](Self::pass) sleeps.
     const fn sleeps_next(&self) -> bool {
         self.idle_polls >= 2 * SPINS - 1
     }

@@ -31,7 +31,7 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 const LINGER: Duration = Duration::from_millis(20);
 /// Maximum number of clients that have a queue pair and are not admitted yet. Further clients wait.
 const MAX_OFFERED: usize = 64;
-/// Number of new clients that a server takes at a time if others share its address.
+/// Number of new clients that a server takes at a time if other servers share its address.
 const SHARED_PEERS_PER_CHECK: usize = 1;
 /// Offset of the global clock from a server's clock, for servers on one host: they share one clock.
 const SAME_CLOCK: Option<i64> = Some(0);
@@ -186,7 +186,7 @@ impl Connecting {
             let Some(hello) = hello.advance(stream)? else {
                 return Ok(None);
             };
-            // A client whose socket cannot take a refusal at once does not get it.
+            // The refusal is lost if the socket cannot take it at once.
             let refuse =
                 |stream: &mut TcpStream, refusal| drop(stream.write(&Offer::refuse(refusal)));
             Hello::decode(hello).inspect_err(|_| refuse(stream, Refusal::Failed))?;
@@ -276,9 +276,9 @@ impl Server {
         Self::at(gate, options.clone(), StopHandle::new(waker))
     }
 
-    /// Makes a further server at the address of an existing server, for another thread: clients are
-    /// distributed among them. Each has a device and memory of its own, and the slices of all end
-    /// at the same times.
+    /// Makes a further server at the address of an existing server, for another thread. The clients
+    /// are distributed among the servers at the address. Each server has a device and memory of its
+    /// own, and the slices of all these servers end at the same times.
     ///
     /// # Errors
     /// [`ServerError`]; nothing is left behind.

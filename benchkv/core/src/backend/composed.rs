@@ -21,7 +21,8 @@ pub struct Composed {
 }
 
 impl Composed {
-    /// Makes a rank of `job`: the channel between its daemons, and the memory of values under way.
+    /// Makes a rank of `job`: the channel between its daemons, and the memory for the
+    /// [tails](crate::values) of values.
     ///
     /// # Errors
     /// [`BackendError::Setup`] with the cause.

@@ -24,13 +24,13 @@ use crate::trace::Sample;
 use crate::values::Tail;
 use crate::verify::{fill_tail, first_value};
 
-/// Maximum number of requests that a phase takes in one step.
+/// Maximum number of requests in one step of a phase that receives them one by one.
 const BUDGET: usize = 256;
 
 type LocalServer = ipc::Server<Request, Response>;
 type RingServer = delegationrpc::Server<Request, Response>;
 
-/// The caller to answer when another rank has answered, and the [place](crate::values) of a tail.
+/// The caller of a request to another rank, and the [place](crate::values) of its value's tail.
 #[derive(Debug)]
 pub(super) enum Caller {
     Ipc(ipc::Token, u32),
@@ -45,7 +45,7 @@ impl Caller {
     }
 }
 
-/// The caller to answer when another daemon of this rank has answered its request.
+/// The caller of a request that another daemon of this rank has not answered yet.
 #[derive(Debug)]
 enum Waiting {
     Ipc(ipc::Token),
@@ -61,7 +61,8 @@ struct Local {
 }
 
 impl Local {
-    /// Passes an answer of another rank to its caller; `None` means that the call failed.
+    /// Passes an answer of another rank to its caller; `None` as the response means that the call
+    /// failed.
     #[inline(always)]
     fn answer(&mut self, whom: Caller, response: Option<Response>) {
         match (whom, &mut self.ring) {
@@ -96,8 +97,8 @@ pub struct KvDaemon {
     places: Vec<u32>,
     held: Vec<(Caller, Option<Response>)>,
     policy: Policy,
-    /// Whether requests of other ranks for this shard wait because a policy refused them. Later
-    /// requests must not overtake the waiting ones.
+    /// Whether requests of other ranks for this shard wait because they arrived in a round that
+    /// takes no requests. Later requests must not overtake the waiting ones.
     own_wait: bool,
     /// Polls of the current round that found nothing; 0 if no round has begun.
     polls: u32,
@@ -151,8 +152,8 @@ impl KvDaemon {
         })
     }
 
-    /// Switches the policies of this daemon and the windows of its connections on or off. They are
-    /// on from the start.
+    /// Switches the policies of this daemon and the batch windows of its connections on or off.
+    /// They are on from the start.
     pub fn act_on_policies(&mut self, acts: bool) {
         self.policy.act(acts);
         if let Some(remote) = &mut self.remote {
@@ -247,8 +248,8 @@ impl KvDaemon {
             held: self.held.len(),
         };
         if self.policy.releases(found) {
-            // The answers that made the hold full were delivered at once, before the held answers.
-            // All these deliveries count as moved messages.
+            // Answers that found the hold full were delivered at once, before the held answers.
+            // Each delivery counts as a moved message, in addition to the arrival of the answer.
             round.moved += passed + self.pass_held();
         }
         Ok(round)
@@ -256,9 +257,9 @@ impl KvDaemon {
 
     fn serve_ranks(&mut self) -> Result<usize, BackendError> {
         let mut served = 0;
-        // A request that is passed on to another daemon needs a place. The loop ends if there is
-        // none: a place becomes free when another daemon answers, which does not depend on this
-        // loop.
+        // A request that is passed on to another daemon needs a place for its tail. The loop ends
+        // if there is none: a place becomes free when another daemon answers, which does not depend
+        // on this loop.
         while served < BUDGET && !self.lacks_places() {
             let Some(remote) = &mut self.remote else {
                 break;
@@ -423,7 +424,8 @@ impl KvDaemon {
         self.remote.as_ref().map_or(0, Remote::outstanding)
     }
 
-    /// Returns the connection that carries a request; `None` if this daemon does not send it.
+    /// Returns the number of the link that carries a request, and the connections of this daemon.
+    /// Returns `None` if this daemon does not send the request.
     fn link_for(&mut self, request: &Request) -> Option<(usize, &mut Remote<Caller>)> {
         let remote = self.remote.as_mut()?;
         Some((remote.link_for(request)?, remote))

@@ -3,11 +3,11 @@
 //! A driver owns the threads, the order of the run and the measurement; [`Workers`] own the
 //! transports.
 //!
-//! [`composed`] makes them of ipc, delegationrpc, flux and the carrier of messages between ranks,
-//! combined into one of the topologies of [`topology`](crate::topology). Its parts: `daemon` (a
-//! daemon's phases), `remote` (a thread's connections to other ranks: copyrpc, SENDs, UCX),
-//! `shards` (a daemon's channel to the other daemons of the rank), `backlog` (requests without room
-//! on either), `paths` (a client).
+//! [`composed`] makes the workers of ipc, delegationrpc, flux and the carrier of messages between
+//! ranks, combined into one of the topologies of [`topology`](crate::topology). Its parts: `daemon`
+//! (a daemon's phases), `remote` (a thread's connections to other ranks: copyrpc, SENDs, UCX),
+//! `shards` (a daemon's channel to the other daemons of the rank), `backlog` (requests that wait
+//! for room in `remote` or `shards`), `paths` (a client).
 
 mod backlog;
 pub mod composed;
@@ -77,7 +77,7 @@ pub trait Endpoints {
     /// record of [`records`](Self::records). The bytes come from peers, and are untrusted.
     ///
     /// # Errors
-    /// [`BackendError::Setup`] when a record does not fit.
+    /// [`BackendError::Setup`]: a record has no endpoint here, is malformed, or does not connect.
     fn connect(&mut self, records: &[(Peer, Vec<u8>)]) -> Result<(), BackendError> {
         self.remote()
             .map_or(Ok(()), |remote| remote.connect(records))
@@ -106,8 +106,8 @@ pub trait Endpoints {
             .map_or_else(Vec::new, |remote| remote.credit_used())
     }
 
-    /// Returns whether the device has a completion for the endpoints. The driver calls it while the
-    /// thread of the endpoints has nothing to do.
+    /// Returns `false` only if a poll of the endpoints would find nothing. The driver calls it
+    /// while the thread of the endpoints has nothing to do.
     fn has_news(&mut self) -> bool {
         self.remote().is_some_and(|remote| remote.has_news())
     }
@@ -126,8 +126,8 @@ pub trait Daemon: Endpoints + Sleeper {
     /// policies need the time call it.
     ///
     /// # Errors
-    /// [`BackendError::PeerGone`] when a remote rank is dead. The daemon cannot be used after an
-    /// error.
+    /// [`BackendError::PeerGone`] when a remote rank is dead, [`BackendError::Transport`] when a
+    /// transport of this rank failed. The daemon cannot be used after an error.
     fn step(&mut self, now_ns: impl FnOnce() -> u64) -> Result<Round, BackendError>;
 
     /// Returns the daemon's state for a time series. The fields for the time, the run and the

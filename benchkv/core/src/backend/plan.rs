@@ -55,8 +55,8 @@ impl RankPlan {
         self.job.features.contains(&feature)
     }
 
-    /// Returns the device that a thread with connections may open; `shared` is a device that is
-    /// open already.
+    /// Returns the device of a thread with connections: `shared`, which is open already, or a
+    /// device that the thread opens itself.
     pub(super) fn device<'a>(
         &'a self,
         worker: Worker,

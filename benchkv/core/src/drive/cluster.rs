@@ -42,7 +42,7 @@ pub struct Moved {
     pub by_daemons: u64,
     /// Rounds of the daemons.
     pub rounds: u64,
-    /// Rounds among them that took completions.
+    /// Number of these rounds that took completions.
     pub rounds_with_cqes: u64,
     /// Completions that the daemons took.
     pub cqes: u64,

@@ -2,8 +2,8 @@
 
 use mlx5::Syndrome;
 
-/// Faults of a simulated job: at given times and places, or at random by one seed. The default has
-/// none.
+/// Faults of a simulated job: on given ranks at given times, or at random by one seed. The default
+/// has none.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Faults {
     /// Seed of the random faults: the same seed gives the same faults.
@@ -27,7 +27,7 @@ pub struct Faults {
     pub lost_permille: u16,
 }
 
-/// A place and a time.
+/// A rank and a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct At {
     /// The rank.

@@ -64,10 +64,10 @@ pub struct Simulated {
     simulation: Simulation<'static>,
     shared: Rc<Shared>,
     ranks: Vec<Threads>,
-    /// Wakers of all actors, called when the phase changes.
+    /// Wakers of all actors, called when the phase changes and at each [`Change`].
     wakers: Vec<Waker>,
-    /// Maximum time for which a client has nothing due; `None` unless the job has a number of
-    /// operations.
+    /// Maximum time for which a client has nothing due; `None` unless the job ends after a number
+    /// of operations.
     ops_pause: Option<Duration>,
     /// Changes still to be made, in reverse order, so that the next change is the last element.
     events: Vec<Event>,
@@ -168,7 +168,8 @@ impl Simulated {
         Ok(simulated)
     }
 
-    /// Makes a daemon or client an actor of the simulation, which uses the device of its rank.
+    /// Makes a daemon or client an actor of the simulation. If the worker has endpoints, the actor
+    /// uses `device`, the device of the rank.
     fn spawn<W: Turns + 'static>(
         &mut self,
         mut thread: Thread<W>,
@@ -232,8 +233,9 @@ impl Simulated {
             let hca = rank.device.soft();
             hca.map_or_else(Vec::new, |hca| hca.take_violations())
         };
-        // `SourceChanged` is no violation here: copyrpc reuses space that its peer has reported as
-        // consumed, for the reason in S5 of docs/copyrpc-protocol.md.
+        // `SourceChanged` is no violation here: copyrpc reuses space of its send ring as soon as
+        // the peer has consumed the bytes, which may be before the WRITE completes (S5 of
+        // docs/copyrpc-protocol.md).
         let broken = self.ranks.iter().flat_map(broken);
         let broken = broken.filter(|violation| violation.rule != Rule::SourceChanged);
         let violations = broken.map(|violation| violation.to_string());
@@ -290,9 +292,9 @@ impl Simulated {
         }
     }
 
-    /// Enters a phase, and lets time pass until all clients have drained, no message moves any
-    /// more, or `longest` is over. A time of up to `pause` without movement does not end the wait,
-    /// because clients may have nothing due.
+    /// Enters a phase, and lets time pass until all clients have drained, until no operation begins
+    /// or ends for [`DRAIN`] plus `pause`, or until `longest` is over. Clients may have nothing due
+    /// for up to `pause`.
     fn finish(&mut self, phase: Phase, pause: Duration, longest: Duration) {
         self.enter(phase);
         let (mut moved, mut quiet) = (0, Duration::ZERO);
@@ -423,7 +425,7 @@ impl Simulated {
 pub struct Ended {
     /// Outcome of each rank, indexed by number.
     pub ranks: Vec<RankOutcome>,
-    /// The results.
+    /// Counters of the simulation.
     pub summary: Summary,
     /// Failures of daemons and clients, in the order of their occurrence.
     pub failures: Vec<SimulationError>,
@@ -436,8 +438,8 @@ pub struct Summary {
     pub ended_ns: u64,
     /// Turns of all daemons and clients.
     pub turns: u64,
-    /// Hash of the run: of times and turns, and with [`World::strict`] of all actions of the
-    /// devices.
+    /// Hash of the times and turns of the run, and with [`World::strict`] also of all actions of
+    /// the devices.
     pub trace_hash: u64,
     /// Requests, answers and credit that threads still held at the end; with [`World::strict`] also
     /// violations of rules that a NIC does not check.

@@ -55,7 +55,7 @@ pub(super) struct Thread<W> {
 pub(super) trait Turns: Sized {
     const NAME: &str;
 
-    /// Steps the worker. Returns the time of the step.
+    /// Steps the worker. Returns the time that the step takes, or the rest that follows the step.
     fn turn(thread: &mut Thread<Self>, now_ns: u64) -> Result<Did, BackendError>;
 
     /// Returns the time of a step that finds nothing, in ns.
@@ -99,9 +99,9 @@ impl<W> Thread<W> {
         self.hca.as_ref().map_or(0, |hca| hca.sends())
     }
 
-    /// Returns the number of rounds in the present rest, and the time at which it ends; `None` if
-    /// the thread does not rest. A rest lasts whole rounds, like a loop that polls every
-    /// `round_ns`.
+    /// Returns the number of rounds in the present rest and the end of the rest, if the thread is
+    /// woken at `now_ns`; `None` if the thread does not rest. A rest lasts whole rounds, like a
+    /// loop that polls every `round_ns`.
     fn end_of_rest(&self, now_ns: u64, round_ns: u64) -> Option<(u64, u64)> {
         let since_ns = self.rests_since_ns?;
         let round_ns = round_ns.max(1);

@@ -20,7 +20,7 @@ pub struct Cpu {
     pub write_ns: u64,
     /// Cost of a step of a client that finds nothing.
     pub client_ns: u64,
-    /// Cost of the issue of an operation by a client, and of its end.
+    /// Cost of the issue of an operation by a client. The end of an operation costs the same.
     pub operation_ns: u64,
     /// Delay until a polling core sees a store of another core.
     pub line_ns: u64,
@@ -106,7 +106,7 @@ pub struct Event {
 /// The kinds of [`Event`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
-    /// The policies of all daemons act, or are suspended.
+    /// The policies of all daemons act (`true`), or are suspended (`false`).
     Policies(bool),
     /// The first `clients` of each rank keep up to `depth` operations outstanding, the others none.
     Load {

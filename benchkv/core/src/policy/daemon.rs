@@ -3,7 +3,7 @@
 use super::hold::{Hold, Release};
 use super::{PolicyOptions, PolicyReport};
 
-/// The permissions of a round: all of them, unless a rule takes one away.
+/// The plan of one round of a daemon. It restricts nothing unless a rule acts.
 #[derive(Debug, Clone, Copy)]
 pub struct RoundPlan {
     /// Number of polls to add to the round as long as no poll finds anything.
@@ -35,9 +35,9 @@ pub struct Found {
 }
 
 /// The rules of a job as the policy of one daemon. A round begins with the [`plan`](Self::plan) of
-/// the rules, and ends with a report of what its polls found. Each restriction is bounded in time.
-/// Without rules there are no restrictions, and a call of this type costs one branch that the
-/// processor predicts.
+/// the rules, and passes the findings of its polls to [`releases`](Self::releases). Each
+/// restriction is bounded in time. Without rules there are no restrictions, and a call of this type
+/// costs one branch that the processor predicts.
 #[derive(Debug)]
 pub struct Policy {
     has_rules: bool,
@@ -73,15 +73,15 @@ impl Policy {
         }
     }
 
-    /// Switches the rules on or off; they are on from the start. When the rules are switched off,
-    /// the daemon delivers the held answers.
+    /// Switches the rules on or off; they are on from the start. After a switch, the daemon has to
+    /// deliver the answers that it holds.
     pub fn act(&mut self, acts: bool) {
         self.acts = acts && self.has_rules;
         self.plan = RoundPlan::FREE;
     }
 
-    /// Returns whether there are rules that act. Otherwise the daemon begins no round of the
-    /// policy.
+    /// Returns whether there are rules that act. If not, the daemon does not call
+    /// [`begin`](Self::begin).
     #[inline]
     pub fn acts(&self) -> bool {
         self.acts

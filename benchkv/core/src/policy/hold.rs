@@ -9,7 +9,7 @@ use benchkv_harness::units;
 
 /// Minimum and maximum time that answers are held, in ns.
 const HOLD_NS: RangeInclusive<f64> = 500.0..=100_000.0;
-/// First length of an adaptive hold.
+/// First length of an adaptive hold, in us, if none is given.
 const DEFAULT_HOLD_US: f64 = 10.0;
 /// Weight of the newest sample in the smoothed rate of answers.
 const RATE_ALPHA: f64 = 0.125;
@@ -117,8 +117,8 @@ impl Hold {
         if self.count == 0 {
             self.since_ns = now_ns;
         }
-        // While the hold is on, only answers that make it full are delivered at once, so they count
-        // with the held answers.
+        // While the hold is on, answers are delivered at once only if they make it full or exceed
+        // it. So they count with the held answers.
         let count = held + passed;
         count.saturating_sub(std::mem::replace(&mut self.count, count)) as u64
     }
@@ -306,8 +306,8 @@ mod tests {
         assert_eq!(last, 100_000);
     }
 
-    /// An adaptive hold, unlike a fixed hold, finds the time in which a full batch arrives: from a
-    /// longer time and from a shorter time.
+    /// An adaptive hold, unlike a fixed hold, finds the time in which a full batch arrives, whether
+    /// it starts with a longer or with a shorter time.
     #[test]
     fn an_adaptive_hold_finds_the_time_of_a_batch() {
         for initial_ns in [500.0, 100_000.0] {

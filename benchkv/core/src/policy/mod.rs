@@ -2,8 +2,8 @@
 //! transport; times are arguments, in ns of one clock.
 //!
 //! [`PolicyOptions`] are the flags. [`Policy`] has the rules of one daemon: `hold` delivers answers
-//! together, the other rules are a few lines each. The window and the batches in flight are options
-//! of the connections, which apply them themselves.
+//! together, and `daemon` has the other rules. The window and the batches in flight are options of
+//! the connections, which apply them themselves.
 
 mod daemon;
 mod hold;
@@ -128,7 +128,7 @@ impl PolicyOptions {
         })
     }
 
-    /// Returns whether daemons have rules.
+    /// Returns whether daemons have rules: policies other than the options of connections.
     pub fn govern(&self) -> bool {
         self.given().any(|(flag, _)| !flag.starts_with("--batch"))
     }

@@ -1,4 +1,5 @@
-//! Records the samples of one daemon into memory that is allocated at the start.
+//! Records the samples of one daemon into memory that is allocated at the start. A round has work
+//! if it moves a message.
 
 use copyrpc_shm::wait::WaitStrategy;
 use serde::{Deserialize, Serialize};
@@ -9,9 +10,9 @@ use crate::phase::Phase;
 
 /// Maximum number of samples kept of a daemon.
 const CAPACITY: usize = 1 << 15;
-/// Length of the head of a series, in ns: from a daemon's first round with work on, each round with
-/// work is sampled. `HEAD_SAMPLES` is the maximum number of samples in the head, which are never
-/// dropped.
+/// Length of the head of a series, in ns. The head begins with a daemon's first round with work,
+/// and has a sample of each round with work. `HEAD_SAMPLES` is the maximum number of these samples,
+/// which are never dropped.
 const HEAD_NS: u64 = 1_000_000;
 const HEAD_SAMPLES: usize = CAPACITY / 4;
 /// Minimum time between two samples of a daemon that has nothing to do, in ns.
@@ -103,7 +104,7 @@ impl Recorder {
 
     /// Notes a round. `gauges` returns the daemon's sample, in which time, run and the counters of
     /// rounds are not set and all other counters have their current totals. It also appends the
-    /// values of each endpoint.
+    /// number of unanswered requests of each endpoint.
     pub fn note(
         &mut self,
         phase: Phase,
@@ -194,7 +195,7 @@ impl Recorder {
         &self.series
     }
 
-    /// Returns the outcome of the series.
+    /// Returns the numbers of samples of the series.
     pub fn report(&self) -> TraceReport {
         TraceReport {
             samples: self.series.samples.len() as u64,

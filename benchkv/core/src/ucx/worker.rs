@@ -61,7 +61,8 @@ struct Inbox {
 
 struct Endpoint {
     handle: Handle,
-    /// Status of the endpoint's failure; `UCS_OK` before a failure. The error callback writes it.
+    /// Status of the endpoint's failure; `UCS_OK` before a failure. The error callback writes it,
+    /// and [`has_ended`](Self::has_ended).
     failure: NonNull<Status>,
     /// Requests that the library has not finished, and their messages, in the order of sending.
     going: VecDeque<(NonNull<c_void>, Box<[u8]>)>,
@@ -70,16 +71,17 @@ struct Endpoint {
 }
 
 impl Endpoint {
-    /// Checks whether the operation of `request` has ended. Frees the request of an ended
-    /// operation, and records its failure.
+    /// Checks whether the operation of `request` has ended. If so, frees the request, records a
+    /// failure of the operation, and returns `true`. Then the caller must not use the request any
+    /// more.
     fn has_ended(&self, api: &Api, request: NonNull<c_void>) -> bool {
         // SAFETY: `request` belongs to this worker, and has not been freed.
         let status = unsafe { (api.functions.ucp_request_check_status)(request.as_ptr()) };
         if status == UCS_INPROGRESS {
             return false;
         }
-        // SAFETY: `request` belongs to this worker. It is freed once, because the caller drops it
-        // now.
+        // SAFETY: `request` belongs to this worker, and has not been freed. No caller uses it after
+        // `true`, so it is freed once.
         unsafe { (api.functions.ucp_request_free)(request.as_ptr()) };
         if status != UCS_OK {
             // SAFETY: `failure` points to a status that lives as long as the worker, and no
@@ -208,8 +210,8 @@ impl Worker {
     /// connection is established while both workers make progress.
     ///
     /// # Safety
-    /// `address` was returned by [`address`](Self::address) of a worker: the library reads it
-    /// without knowing its length.
+    /// `address` must have been returned by [`address`](Self::address) of a worker: the library
+    /// reads it without knowing its length.
     pub(crate) unsafe fn connect(&mut self, address: &[u8]) -> Result<usize, UcxError> {
         let failure = NonNull::from(Box::leak(Box::new(UCS_OK)));
         let (mode, callback): (_, Option<ErrorCallback>) = match self.errors {
@@ -306,8 +308,9 @@ impl Worker {
             flags: UCP_AM_SEND_FLAG_EAGER,
             ..RequestParams::default()
         };
-        // SAFETY: `endpoint.handle` is a live endpoint, and the header is empty. The bytes of
-        // `message` stay in place until its request has ended or the worker is destroyed.
+        // SAFETY: `endpoint.handle` is a live endpoint, the header is empty, and `params` is live
+        // during the call. The bytes of `message` stay in place until its request has ended or the
+        // worker is destroyed.
         let started = Started::of(unsafe {
             (self.api.functions.ucp_am_send_nbx)(
                 endpoint.handle,
@@ -327,7 +330,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Makes progress for a bounded time. Returns whether the library did any work.
+    /// Makes progress in a bounded number of rounds. Returns whether the library did any work.
     pub(crate) fn progress(&mut self) -> bool {
         let mut rounds = 0;
         while rounds < PROGRESS_ROUNDS
@@ -352,8 +355,8 @@ impl Worker {
     /// Takes the next message, of any peer.
     #[inline]
     pub(crate) fn next_message(&mut self) -> Option<Message> {
-        // SAFETY: the inbox lives as long as the worker. Only callbacks write it too, which run
-        // only inside calls of the library, and this is no such call.
+        // SAFETY: the inbox lives as long as the worker. Callbacks also write it, but they run only
+        // inside calls of the library, and this is no such call.
         unsafe { self.inbox.as_mut() }.messages.pop_front()
     }
 
@@ -366,7 +369,7 @@ impl Worker {
         let Some(endpoint) = self.endpoints.get(endpoint) else {
             return Ok(());
         };
-        // SAFETY: the status lives as long as the worker. Only callbacks write it, which run only
+        // SAFETY: the status lives as long as the worker. Callbacks write it, but they run only
         // inside calls of the library, and this is no such call.
         let status = unsafe { endpoint.failure.read() };
         if status == UCS_OK {
@@ -376,9 +379,9 @@ impl Worker {
         }
     }
 
-    /// Returns the transports that the worker's endpoints use, each once: `posix/memory`,
-    /// `rc_mlx5/mlx5_0:1`. The transports are parsed from UCX's printout of an endpoint, because
-    /// all versions report them there and nowhere else.
+    /// Returns the transports that the worker's endpoints use, each once, for example
+    /// `posix/memory` and `rc_mlx5/mlx5_0:1`. They are parsed from UCX's printout of an endpoint,
+    /// the only report of them that all versions make.
     pub(crate) fn transports(&self) -> Vec<String> {
         let endpoints = self.endpoints.iter();
         let mut found: Vec<String> = endpoints
@@ -413,8 +416,8 @@ impl Worker {
         printed
     }
 
-    /// Closes all endpoints. If errors are handled, the endpoints close at once; otherwise they
-    /// close when all messages were sent, for which both ends have to make progress.
+    /// Closes all endpoints. With [`PeerErrors::Peer`] they close at once; otherwise they close
+    /// when all messages were sent, for which both ends have to make progress.
     fn close(&self) {
         let force = self.errors == PeerErrors::Peer;
         let flags = if force { UCP_EP_CLOSE_FLAG_FORCE } else { 0 };
@@ -424,8 +427,8 @@ impl Worker {
             ..RequestParams::default()
         };
         let close = |endpoint: &Endpoint| {
-            // SAFETY: `endpoint.handle` is a live endpoint, which is closed once. Its messages live
-            // until the worker is destroyed.
+            // SAFETY: `endpoint.handle` is a live endpoint, which is closed once, and `params` is
+            // live during the call. The endpoint's messages live until the worker is destroyed.
             let started = unsafe {
                 (self.api.functions.ucp_ep_close_nbx)(endpoint.handle, &raw const params)
             };
@@ -460,8 +463,9 @@ impl Worker {
 impl Drop for Worker {
     fn drop(&mut self) {
         self.close();
-        // SAFETY: both are live and are destroyed once: the worker, which destroys endpoints that
-        // are not closed yet, and then the context, which has no other worker.
+        // SAFETY: `self.handle` and `self.context` are live, and are destroyed once. The worker,
+        // which destroys endpoints that are not closed yet, is destroyed before the context, which
+        // has no other worker.
         unsafe {
             (self.api.functions.ucp_worker_destroy)(self.handle);
             (self.api.functions.ucp_cleanup)(self.context);
@@ -477,8 +481,9 @@ impl Drop for Worker {
     }
 }
 
-/// Takes a message: `ucp_am_recv_callback_t`. A rendezvous message is longer than any message of a
-/// correct peer, so its bytes, which have not arrived yet, are never fetched.
+/// Takes a message: `ucp_am_recv_callback_t`. A correct peer sends every message eagerly, and so no
+/// rendezvous message. The bytes of a rendezvous message, which have not arrived yet, are never
+/// fetched.
 unsafe extern "C" fn receive(
     arg: *mut c_void,
     _header: *const c_void,
@@ -538,7 +543,7 @@ fn lanes(text: &str) -> Vec<String> {
         let (_, rest) = rest.split_once("]:")?;
         let word = rest.split_whitespace().next()?;
         let name = word.split_once(':').map_or(word, |(_, name)| name);
-        // After the last dot is the index of the device in UCX's list.
+        // The number after the last dot is the index of the lane's path.
         let name_and_place = name.rsplit_once('.');
         let name = name_and_place
             .filter(|(_, place)| place.parse::<u32>().is_ok())

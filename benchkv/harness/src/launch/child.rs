@@ -60,8 +60,8 @@ pub(crate) struct OwnChild {
 }
 
 impl OwnChild {
-    /// Starts this executable with `args`, the environment variable `role` and the variables in
-    /// `environment`. Its standard input is `socket`.
+    /// Starts this executable with `args`, the variables in `environment`, and `role` as the value
+    /// of [`ROLE_VARIABLE`]. Its standard input is `socket`.
     ///
     /// The child is killed when the calling *thread* ends, by `PR_SET_PDEATHSIG`.
     pub(crate) fn spawn(

@@ -28,7 +28,7 @@ const GRACE: Duration = Duration::from_secs(5);
 pub struct Program(pub &'static str);
 
 impl Program {
-    /// Reports an error on standard error, even if that is closed. Returns the exit status `code`.
+    /// Reports an error on standard error, which may be closed. Returns the exit status `code`.
     pub fn fail(self, code: u8, error: &dyn Display) -> ExitCode {
         say(&format!("{}: {error}", self.0));
         ExitCode::from(code)

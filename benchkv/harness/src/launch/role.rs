@@ -42,7 +42,7 @@ impl RankOf {
     }
 }
 
-/// An environment of another launcher.
+/// Another launcher, as the environment of this process shows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum Foreign {
     /// A launcher that announces that it started several processes.

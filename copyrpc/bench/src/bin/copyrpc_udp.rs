@@ -1,6 +1,6 @@
-//! `copyrpc_udp`: the performance of plain UDP, which `scripts/peers wire` compares with copyrpc by
-//! packets. Two threads, each with a socket on the loopback interface, poll without a sleep, as
-//! `copyrpc_bench --wait busy` does.
+//! `copyrpc_udp`: the performance of plain UDP and of RDMA WRITEs by packets, which `scripts/peers
+//! wire` compares with copyrpc by packets. Two threads on the loopback interface poll without a
+//! sleep, as `copyrpc_bench --wait busy` does.
 
 use std::fmt;
 use std::io;
@@ -87,7 +87,7 @@ impl Batch {
         }
     }
 
-    /// Calls `f` with the kernel's descriptions of the first `count` buffers.
+    /// Calls `f` with the socket's descriptor and the message headers of the first `count` buffers.
     fn with<R>(&mut self, count: usize, f: impl FnOnce(i32, &mut [libc::mmsghdr]) -> R) -> R {
         let mut vectors: Vec<_> = self.bytes[..count]
             .iter_mut()
@@ -124,7 +124,7 @@ impl Batch {
         Ok(())
     }
 
-    /// Returns the number of packets that have arrived.
+    /// Receives up to one packet per buffer. Returns the number of packets received.
     fn receive(&mut self) -> usize {
         let depth = self.bytes.len();
         let result = self.with(depth, |fd, headers| {
@@ -137,7 +137,8 @@ impl Batch {
     }
 }
 
-/// Measures packets. Fails if nothing arrives for 100 ms, because packets were lost.
+/// Measures the calls or the stream of packets. Fails if nothing arrives for 100 ms: packets were
+/// lost.
 fn packets(cli: &Cli) -> Result<(u64, Duration), Failure> {
     let (a, b) = (
         UdpSocket::bind(("127.0.0.1", 0))?,

@@ -8,11 +8,12 @@ use benchkv_harness::pattern::Tag;
 pub(crate) trait Content {
     /// Writes the request of `slot`, for the call with the tag `tag`.
     fn request(&mut self, slot: u32, tag: Tag, request: &mut [u8]);
-    /// Checks the reply. Returns the number of operations that end with it; `None` if it is wrong.
+    /// Checks the reply. Returns the number of operations that the reply ends; `None` if the reply
+    /// is wrong.
     fn reply(&mut self, slot: u32, tag: Tag, reply: &[u8]) -> Option<u64>;
 }
 
-/// The load that all clients of a measurement share.
+/// State that all clients of a measurement share.
 #[derive(Debug)]
 pub(crate) struct Shared {
     clock: Clock,
@@ -85,7 +86,7 @@ impl<W> Book<W> {
         }
     }
 
-    /// Sets the time of calls that are about to be made.
+    /// Sets the start time of the next call of every slot.
     pub(crate) fn start(&mut self, now_ns: u64) {
         self.slots.iter_mut().for_each(|slot| slot.sent_ns = now_ns);
     }
@@ -102,8 +103,8 @@ pub(crate) struct Calls<'a, W> {
 }
 
 impl<W: Content> Calls<'_, W> {
-    /// Ends the call of `slot`. `reply` is `None` if the server did not execute the call, which is
-    /// then made again.
+    /// Ends the call of `slot`. `reply` is `None` if the server did not execute the call; then one
+    /// more call may be made.
     #[inline]
     pub(crate) fn ended(&mut self, slot: u32, reply: Option<&[u8]>) {
         let Self { book, shared } = self;
@@ -132,9 +133,9 @@ impl<W: Content> Calls<'_, W> {
         }
     }
 
-    /// Makes a call by `issue` from the slot whose call ended last, if a slot is free and more
-    /// calls are wanted. Returns whether a call was made: `issue` returns `false` if there is no
-    /// room now.
+    /// Makes a call from the slot whose call ended last, if a slot is free and more calls are
+    /// wanted. `issue` sends the call, or returns `false` if there is no room now. Returns whether
+    /// a call was made.
     #[inline]
     pub(crate) fn again(
         &mut self,

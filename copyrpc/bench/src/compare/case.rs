@@ -34,8 +34,9 @@ impl Kind {
         if self.has_devices() { 112 } else { 1000 }
     }
 
-    /// Returns the maximum number of calls that a client keeps unanswered. A software device keeps
-    /// at most 32 datagrams of another software device without loss.
+    /// Returns the maximum number of calls that a client keeps unanswered. All contestants but
+    /// copyrpc have the limit of datagrams: a software device keeps at most 32 datagrams of another
+    /// software device without loss.
     pub(crate) const fn max_depth(self) -> usize {
         match self {
             Self::Copyrpc => 256,
@@ -43,9 +44,9 @@ impl Kind {
         }
     }
 
-    /// Returns the legal lengths of a request or a reply, in bytes: at least the tag of a call, and
-    /// at most what fits into a datagram with the header of its SEND, and into a slot of 4 KiB of
-    /// ScaleRPC. Only the rings limit copyrpc's messages, which need no tag, because copyrpc keeps
+    /// Returns the legal lengths of a request or a reply, in bytes. The minimum is the tag of a
+    /// call. The maximum fits into a datagram with the header of its SEND, and into a ScaleRPC slot
+    /// of 4 KiB. Only the rings limit copyrpc's messages, which need no tag, because copyrpc keeps
     /// their order.
     pub(crate) const fn payloads(self) -> RangeInclusive<usize> {
         match self {
@@ -59,7 +60,7 @@ impl Kind {
         matches!(self, Self::UdSend)
     }
 
-    /// Returns the description, for the reader of a table.
+    /// Returns the help text of the variant, which explains the contestant's name under a table.
     pub(crate) fn what(self) -> String {
         self.to_possible_value()
             .and_then(|value| Some(value.get_help()?.to_string()))
@@ -103,7 +104,7 @@ pub(crate) enum Fault {
 }
 
 impl Fault {
-    /// Flips a bit of message number 1, if this fault is the fault to inject.
+    /// Flips a bit of message number 1, if `injected` is this fault.
     #[inline]
     pub(crate) fn inject(self, injected: Option<Self>, number: u64, message: &mut [u8]) {
         if injected == Some(self) && number == 1 {
@@ -177,7 +178,6 @@ impl Settings {
     }
 }
 
-/// Length of a measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Length {
@@ -191,7 +191,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// Makes a measurement of two clients from the arguments of the options.
+    /// Makes a case of two clients. The settings are parsed from `args`.
     pub(crate) fn case(kind: Kind, depth: usize, args: &str) -> Case {
         #[derive(Debug, Parser)]
         struct Cli {

@@ -12,7 +12,7 @@ use super::calls::{Calls, Content};
 use super::case::Fault;
 use super::case::{Case, Kind, Settings};
 
-/// Counters of only one contestant, by name.
+/// Counters that only one contestant has, by name.
 pub(crate) type Counters = BTreeMap<String, u64>;
 
 pub(crate) fn named(counters: impl IntoIterator<Item = (&'static str, u64)>) -> Counters {
@@ -24,16 +24,18 @@ pub(crate) fn named(counters: impl IntoIterator<Item = (&'static str, u64)>) -> 
 
 /// The answering side: one device, and its resources for each client.
 pub(crate) trait Server: Sized {
-    /// Makes everything but the connections. Returns the first record for each client, in order.
+    /// Opens the device and makes the server's resources, without the connections. Returns each
+    /// client's offer, its first record, in the order of the clients.
     fn open(
         case: &Case,
         device: &DeviceSpec,
         answers: Answers,
     ) -> Result<(Self, Vec<Vec<u8>>), Failure>;
-    /// Connects to the clients, which sent the records `said`. Returns the last record for each
-    /// client, in the order of the clients.
+    /// Connects to the clients, which sent the records `said`. Returns each client's admission, its
+    /// last record, in the order of the clients.
     fn admit(&mut self, said: &[&[u8]]) -> Result<Vec<Vec<u8>>, Failure>;
-    /// Does one bounded step: answers requests that have arrived. Returns 0 if nothing moved.
+    /// Does one bounded step: answers requests that have arrived. Returns 0 if there was nothing to
+    /// do.
     fn step(&mut self) -> Result<usize, Failure>;
     /// Sleeps until there is something to do, for a short time at most.
     fn sleep(&self) -> Result<(), Failure> {
@@ -52,7 +54,8 @@ pub(crate) trait Client: Sized {
     /// A client before it is admitted.
     type Pending;
 
-    /// Makes everything for client `number` from the `offer`. Returns the record for the server.
+    /// Makes the resources of client `number` from the server's `offer`. Returns the record for the
+    /// server.
     fn open(
         case: &Case,
         device: &Device,
@@ -115,9 +118,10 @@ impl Answers {
         Fault::CorruptReply.inject(self.settings.fault, tag.number(), reply);
     }
 
-    /// Returns whether a request with this tag may arrive now: its endpoint exists, and if the
-    /// transport keeps the order, the request is the endpoint's next one. A request that is too
-    /// short for its whole tag cannot be identified, and may always arrive.
+    /// Returns whether a request with this tag may arrive now, and sets the number of the
+    /// endpoint's next request. The endpoint must exist, and if the transport keeps the order, the
+    /// request must be the endpoint's next one. A request that is too short for its whole tag may
+    /// always arrive.
     fn is_due(&self, tag: Tag) -> bool {
         if self.settings.payload_bytes < 8 {
             return true;

@@ -19,13 +19,13 @@ use super::contestant::{Answers, Client, Counters, Server, named, record};
 /// Maximum length of a sleep, so that the end of a job is detected.
 const LONGEST_SLEEP: Duration = Duration::from_millis(10);
 
-/// Returns the number of endpoints of each client.
+/// Returns the number of endpoints of each client: those that call, and the idle ones.
 const fn of_client(case: &Case) -> usize {
     case.endpoints + case.settings.connected
 }
 
-/// Returns the configuration of all endpoints, with the defaults that the options describe. Two
-/// thirds of the receives are for batches in flight.
+/// Returns the configuration of all endpoints, with the defaults that the help of the options
+/// describes. At most two thirds of the receives are for batches in flight.
 pub(crate) fn endpoint_config(case: &Case) -> Result<EndpointConfig, RangeError> {
     let all = (case.clients * of_client(case)) as u32;
     let receives = case.settings.srq_size.unwrap_or(MAX_SRQ_SIZE);
@@ -111,7 +111,7 @@ impl<U> Pending<U> {
             .collect()
     }
 
-    /// Connects each endpoint with the endpoint in the same place at the other end.
+    /// Connects each endpoint to the peer's endpoint at the same position in `records`.
     fn connect(&mut self, records: &[u8]) -> Result<Vec<Endpoint<U>>, Failure> {
         let connect = |(endpoint, said): (PendingEndpoint<U>, &[u8])| -> Result<_, Failure> {
             let peer = ExchangeRecord::decode(record::<EXCHANGE_RECORD_SIZE>(said)?)?;
@@ -286,7 +286,7 @@ impl Client for CopyClient {
         call(&self.endpoints, self.depth, slot, request, self.reply.len())
     }
 
-    /// Calls again inside the callback, so that this poll sends the calls that follow from replies.
+    /// Makes the next call inside the callback of a reply, so that this poll also sends that call.
     #[inline]
     fn poll<W: Content>(&mut self, calls: &mut Calls<'_, W>) -> Result<(), Failure> {
         let Self {

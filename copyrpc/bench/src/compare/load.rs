@@ -1,5 +1,5 @@
-//! The load, for every transport: each client keeps its calls unanswered, and every reply is
-//! checked. One thread runs all clients.
+//! The load, for every transport: each client keeps a fixed number of calls unanswered, and every
+//! reply is checked. One thread runs all clients.
 
 use std::time::Duration;
 
@@ -41,7 +41,7 @@ pub(crate) struct Measured {
     pub(crate) ns_per_call_of_blocks: f64,
     /// Round-trip times of the timed calls in ns, from before a call to its end.
     pub(crate) round_trips: LatencyHistogram,
-    /// Ratio of the minimum to the maximum number of calls of a client.
+    /// Number of calls of the slowest client, divided by the number of calls of the fastest client.
     pub(crate) slowest_vs_fastest: f64,
     /// Number of all calls that were made, warm-up included; each has ended.
     pub(crate) calls_made: u64,
@@ -126,12 +126,12 @@ type Watch<'a> = dyn FnMut() -> Result<(), Failure> + 'a;
 pub(crate) struct Load<'a, C> {
     callers: Vec<Caller<C, Patterns>>,
     shared: Shared,
-    /// Number of calls of a block.
+    /// Number of calls after which the time of a block is recorded.
     block: u64,
     pace: &'a Pace,
     waiter: Waiter,
     idle_rounds: u32,
-    /// Time of the first round without a reply since the last reply, in ns.
+    /// Time of the first `check` since the last reply, in ns.
     silent_since_ns: Option<u64>,
 }
 
@@ -255,7 +255,7 @@ impl<'a, C: Client> Load<'a, C> {
         Ok(())
     }
 
-    /// Checks for other events after a while without a reply.
+    /// Calls `watch`. Fails if there was no reply for longer than the pace allows.
     #[cold]
     fn check(&mut self, watch: &mut Watch<'_>) -> Result<(), Failure> {
         watch()?;
@@ -394,7 +394,8 @@ mod tests {
                 (0.9..=1.0).contains(&measured.slowest_vs_fastest),
                 "{measured:?}"
             );
-            // Every tenth call of each client is bad, from the client's first call on.
+            // If calls are bad, every tenth call of each client is bad, beginning with the client's
+            // first.
             let made = measured.calls_made;
             let tenths = made.div_ceil(10)..=made / 10 + 2;
             assert_eq!((measured.bad_replies > 0, measured.refused), (is_bad, 0));

@@ -27,11 +27,11 @@ use super::send::{RcPort, SendClient, SendServer, UdPort};
 use crate::held::Before;
 use benchkv_harness::launch::program::RANKS;
 
-/// Duration of the baseline's measurement.
+/// Duration of the cache-line ping-pong (`--baseline`).
 const BASELINE: Duration = Duration::from_millis(200);
-/// Maximum time for the slower process to make and connect its ends.
+/// Maximum time of each exchange of records, while the other process makes its server or clients.
 const SETUP_LIMIT: Duration = Duration::from_secs(60);
-/// Maximum time for the server to send its account.
+/// Maximum time for the server's process to end a measurement and send its account.
 const MEET_LIMIT: Duration = Duration::from_secs(15);
 /// Maximum time that the server may be silent with calls unanswered.
 const SILENCE_LIMIT: Duration = Duration::from_secs(10);
@@ -45,7 +45,7 @@ pub(crate) struct Account {
     pub(crate) answered: u64,
     pub(crate) bad_requests: u64,
     pub(crate) registered_bytes: u64,
-    /// Bytes that the server takes on the heap, and of its device's memory.
+    /// Bytes that the server takes, on the heap and in its device's memory.
     pub(crate) held_bytes: u64,
     pub(crate) counters: Counters,
 }
@@ -127,7 +127,7 @@ fn swap(
     })
 }
 
-/// Splits concatenated records, one of each client and all of the same length.
+/// Splits concatenated records of the same length, one for each client.
 fn split(records: &[u8], clients: usize) -> Result<Vec<&[u8]>, Failure> {
     if records.len() % clients != 0 {
         return Err(format!("{} bytes of records for {clients} clients", records.len()).into());
@@ -207,7 +207,8 @@ fn is_elsewhere(why: &Failure) -> bool {
         .is_some_and(|why| *why != ExchangeError::GivenUp)
 }
 
-/// Runs the main thread of the server's process: carries the ends' records, awaits the load's end.
+/// Runs the main thread of the server's process: passes records between the server's thread and the
+/// other process, then waits for the end of the load.
 fn conduct(
     job: &Job,
     exchange: &mut dyn Exchange,
@@ -222,7 +223,8 @@ fn conduct(
     Ok(exchange.barrier(job.time_limit(), &has_ended)?)
 }
 
-/// Runs the server's thread: answers requests until `stop` is set, after all calls are answered.
+/// Runs the server's thread: answers requests until the main thread sets `stop`, after all calls
+/// are answered or the job has failed.
 fn answer<S: Server>(
     job: &Job,
     case: &Case,

@@ -20,7 +20,7 @@ use super::rank::Outcome;
 const SCHEMA: &str = "copyrpc_bench";
 const SCHEMA_VERSION: u32 = 3;
 
-/// All measurements, in the order of the runs, by load and contestant.
+/// The outcomes by load and contestant, each list in the order of the runs.
 #[derive(Debug, Default)]
 pub(crate) struct Outcomes(BTreeMap<String, BTreeMap<Kind, Vec<Outcome>>>);
 
@@ -44,7 +44,7 @@ struct Run {
     elapsed_ns: u64,
     /// Round-trip times from before the call to its end, if the mode is latency.
     round_trip_ns: Option<LatencySummary>,
-    /// Counters of this contestant only, at both ends, warm-up included.
+    /// Counters that only this contestant has, at both ends, warm-up included.
     client: Counters,
     server: Counters,
 }
@@ -64,7 +64,8 @@ struct Figures {
     round_trip_p50_ns: Option<Spread>,
     /// Ratio of the calls of the slowest client to the calls of the fastest client.
     slowest_vs_fastest: Spread,
-    /// Bytes that the server registers, and all bytes that it takes on the heap and of its device.
+    /// Bytes that the server registers; and all bytes that it takes, on the heap and in its
+    /// device's memory.
     server_registered_bytes: u64,
     server_bytes: u64,
     /// Calls of all runs, warm-up included.
@@ -144,8 +145,8 @@ pub(crate) struct Comparison {
     /// Figures by load and contestant.
     figures: BTreeMap<String, BTreeMap<String, Figures>>,
     /// Bytes that the server registers, and bytes that it takes in all, for each further client, by
-    /// contestant: calculated from the two loads of equal depth with the fewest and the most
-    /// clients. Empty if there is only one load of that depth.
+    /// contestant: calculated from the loads with the fewest and the most clients, without the
+    /// round trip. Empty if there is only one such load.
     server_registered_bytes_per_further_client: BTreeMap<String, f64>,
     server_bytes_per_further_client: BTreeMap<String, f64>,
     /// Round trip of a bare cache line between the processes' cores, if it was asked for.
@@ -363,7 +364,8 @@ mod tests {
         Job::resolve(&cli.unwrap().options).unwrap()
     }
 
-    /// Makes one run: 100 calls at this rate, `answered` of which the server executed.
+    /// Makes a run: 100 s at this rate, and 100 calls made, of which the server executed
+    /// `answered`.
     fn outcome(calls_per_s: f64, answered: u64, registered_bytes: u64) -> Outcome {
         let measured = Measured {
             calls: 100 * calls_per_s as u64,
@@ -390,7 +392,8 @@ mod tests {
         }
     }
 
-    /// Makes outcomes: rates 2 and 9 of ScaleRPC, 4 and 3 of copyrpc; ten more bytes a client.
+    /// Makes the outcomes of two runs: ScaleRPC's rates are 2 and 9, copyrpc's are 4 and 3. The
+    /// server registers ten bytes for each further client.
     fn outcomes(job: &Job, answered: u64) -> Outcomes {
         let mut outcomes = Outcomes::default();
         for load in &job.loads {

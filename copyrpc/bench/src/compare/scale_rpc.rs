@@ -15,10 +15,11 @@ use super::contestant::{Answers, Client, Counters, Server, named, record};
 
 /// The only type of request.
 const ECHO: u16 = 1;
-/// Maximum number of requests of one step.
+/// Maximum number of requests that one step of the server executes.
 const BUDGET: usize = 64;
 
-/// Returns the server's configuration: the smallest slots that fit, otherwise scalerpc's defaults.
+/// Returns the server's configuration: the case's parameters, the smallest slots that hold its
+/// messages, and scalerpc's defaults for everything else.
 pub(crate) fn config(case: &Case) -> ServerConfig {
     ServerConfig {
         max_clients: case.clients as u32,

@@ -73,7 +73,7 @@ mod tests {
     }
 
     /// Returns the throughput in Gbit/s, and the share of misses, of a NIC that WRITEs messages of
-    /// the point's size over `qps` queue pairs in random order.
+    /// the published size over `qps` queue pairs in random order.
     fn driven(qps: usize, context_entries: usize) -> (f64, f64) {
         const MESSAGES: usize = 4_000;
         let mut simulation = Simulation::new(nic(context_entries));

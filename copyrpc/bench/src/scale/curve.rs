@@ -7,8 +7,8 @@ use serde::Serialize;
 use super::point::{self, Measured};
 use super::setting::Setting;
 
-/// Share of the server's peak throughput from which on the server counts as busy: below it, the
-/// throughput is not limited by the server.
+/// Share of the peak throughput from which on the server counts as busy. Below this share the
+/// clients, and not the server, limit the throughput.
 const ENOUGH: f64 = 0.95;
 
 /// The results of the same clients, grouping off and on.

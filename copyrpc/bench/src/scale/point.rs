@@ -43,9 +43,9 @@ pub(crate) struct Measured {
     pub(crate) arrival_miss_share: f64,
     /// Messages sent for each response: the response, and its share of READs and events.
     pub(crate) sends_per_response: f64,
-    /// Slices begun.
+    /// Number of slices that began in the window.
     pub(crate) slices: u64,
-    /// Length of slices at the end, in ns.
+    /// Length of a slice at the end of the window, in ns.
     pub(crate) slice_ns: u64,
     /// Minimum and maximum number of responses that a client received.
     pub(crate) fewest_of_a_client: u64,
@@ -189,7 +189,8 @@ impl World {
         }
     }
 
-    /// Compares the money of the accounts with the money of the transactions, which have all ended.
+    /// Checks that the accounts gained exactly the money that the transactions brought. All
+    /// transactions have ended.
     fn check_money(&self) -> Result<(), Failure> {
         let callers = self.callers.iter();
         let brought = callers.map(|calling| calling.borrow().brought());
@@ -280,7 +281,7 @@ struct Calling {
     error: Option<Failure>,
 }
 
-/// The lanes of a client, by slot.
+/// A client's sequences of calls, by slot.
 struct Lanes(Vec<Lane>);
 
 impl Content for Lanes {

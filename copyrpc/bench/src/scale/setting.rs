@@ -8,7 +8,7 @@ use super::calibration::PUBLISHED;
 use super::workload::Workload;
 use crate::compare::scale_rpc::slot_bytes;
 
-/// Number of rotations, of the maximum length, in which slices reach their final length.
+/// Number of rotations of the maximum length within which slices reach their final length.
 const ROTATIONS_TO_SETTLE: u64 = 5;
 
 /// The parameters, as typed.

@@ -151,9 +151,10 @@ pub(crate) struct Lane {
     workload: Workload,
     client: u64,
     number: u64,
-    /// Number of finished cycles of a file.
+    /// Number of finished cycles: each makes, reads, lists and removes one file.
     finished: u64,
-    /// Number of calls that have ended in the current cycle or transaction.
+    /// Number of calls that are done in the current cycle or transaction. A refused LOCK is not
+    /// done.
     step: usize,
     /// Accounts of the transaction, in the order of their locks, and the money that is moved from
     /// the second to the first.
@@ -263,7 +264,7 @@ impl Lane {
             self.begin();
             return (was_read || result == 1).then_some(1);
         }
-        // An account that another transaction has locked is asked for again.
+        // If another transaction holds the lock, the same LOCK request is sent again.
         self.step += usize::from(result == 1);
         Some(0)
     }

@@ -54,7 +54,6 @@ impl Replies {
         self.0.is_closed.load(Ordering::Relaxed)
     }
 
-    /// Counts one reply, until the drop of the result.
     pub(super) fn count(&self) -> Unfetched {
         self.0.unfetched.fetch_add(1, Ordering::Relaxed);
         Unfetched(self.clone())

@@ -1,4 +1,4 @@
-//! Why a region could not be created or opened.
+//! The reasons why a region could not be created or opened.
 
 use std::io;
 use std::path::PathBuf;
@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use crate::dir::NAME_BYTES_MAX;
 use crate::header::VERSION;
 
-/// Why a region could not be created. Nothing is left behind.
+/// The reason why a region could not be created. Nothing is left behind.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CreateError {
@@ -54,7 +54,7 @@ pub enum CreateError {
     },
 }
 
-/// Why a region could not be opened.
+/// The reason why a region could not be opened.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {

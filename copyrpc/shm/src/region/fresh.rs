@@ -14,10 +14,10 @@ use crate::lock::{ByteLock, LockError, LockFile};
 use crate::region::CreateError;
 use crate::sys;
 
-/// Maximum number of names to try: a thread that sweeps may have opened the file of a name.
+/// Maximum number of names to try: a name fails if a thread that sweeps has opened its file.
 const TEMPORARY_ATTEMPTS: usize = 16;
 
-/// An empty file that no other process can open, with the owner's lock taken.
+/// An empty file that has not got a region's name yet, with the owner's lock taken.
 #[derive(Debug)]
 pub(super) struct Fresh {
     pub(super) file: LockFile,
@@ -74,7 +74,7 @@ impl Fresh {
     }
 }
 
-/// Returns options to read and write a file; only its user can access a file that they make.
+/// Returns options to read and write a file. A file made with these options has mode 0600.
 fn rw() -> OpenOptions {
     let mut options = File::options();
     options.read(true).write(true).mode(0o600);

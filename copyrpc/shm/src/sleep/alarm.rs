@@ -40,7 +40,8 @@ impl Alarm {
         })
     }
 
-    /// Returns the descriptor, which is readable from a ring until [`take`](Self::take).
+    /// Returns the descriptor, which is readable from a ring until [`take`](Self::take); `None` if
+    /// the alarm was made without a descriptor.
     #[must_use]
     pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         self.descriptor.as_ref().map(AsFd::as_fd)

@@ -49,7 +49,7 @@ impl Known {
             self.is_short = true;
             return false;
         };
-        // W2, W4 (module `sleep`)
+        // W2, W4 (module `sleep`): the thread sleeps only while the word has this value.
         let value = word.load(Ordering::Acquire).into();
         *known = KnownWord {
             value,

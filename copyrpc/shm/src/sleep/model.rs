@@ -84,8 +84,7 @@ fn loom_a_sleeper_on_two_words_is_woken_through_either() {
     });
 }
 
-/// The listener begins to listen before it reads the data for which the bell is rung, like a loop
-/// that checks the data in each round.
+/// The listener begins to listen before it reads the data for which the bell is rung.
 #[test]
 fn loom_a_listener_is_woken_by_a_ring_and_sees_what_was_published_before_it() {
     model(|shared| {

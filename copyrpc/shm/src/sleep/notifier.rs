@@ -1,4 +1,5 @@
-//! Ends a sleep on words when a descriptor becomes readable: a thread waits for it with epoll(7).
+//! Ends a sleep on words when a descriptor becomes readable: a thread waits for the descriptor with
+//! epoll(7).
 
 use std::io;
 use std::mem::MaybeUninit;

@@ -1,8 +1,9 @@
 //! Resting: the waiting of a driver that has all peers in its own thread, and so cannot sleep.
 //!
 //! **W5**: the flag of a sleeper that rests is [`RESTING`], and its waker is kept in this module,
-//! by the address of its word. The producer that sees the flag calls the waker in place of the
-//! kernel. Both are in one thread, so no barrier is needed, and no other thread finds the waker.
+//! by the address of its word. The producer that sees the flag calls the waker instead of waking
+//! through the kernel. Both are in one thread, so no barrier is needed, and no other thread finds
+//! the waker.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -57,10 +58,10 @@ fn address(word: &AtomicU32) -> usize {
 }
 
 /// Replaces [`wait`](super::wait) in a driver that runs many consumers and all of their producers
-/// in one thread, with its own clock. Registers `waker`: it is called once, by the producer that
-/// publishes something in any of `parts`. Returns `None` if there is something already. Otherwise
-/// returns the time after which to check again in any case: the time until the earliest deadline,
-/// or until the check for events that send no wake-up.
+/// in one thread, with its own clock. Registers `waker`: the next producer that publishes something
+/// in any of `parts` calls it. Returns `None` if there is something already. Otherwise returns the
+/// time after which to check again in any case: the time until the earliest deadline, or until the
+/// check for events that send no wake-up.
 ///
 /// A producer in another thread or process finds no waker, so the consumers of such a producer must
 /// not rest.
@@ -84,8 +85,8 @@ fn rest_on(watch: &mut dyn Watch, waker: &Waker) -> Option<Duration> {
 }
 
 impl Word<'_> {
-    /// Has `waker` called when the word is changed. For a [`Sleep`](super::Sleep), which has one
-    /// consumer, it replaces the earlier waker; for a [`Bell`](super::Bell), it is added to the
+    /// Has `waker` called when the word is changed. At a [`Sleep`](super::Sleep), which has one
+    /// consumer, `waker` replaces the earlier waker; at a [`Bell`](super::Bell), it is added to the
     /// others.
     fn leave(&self, waker: &Waker) {
         let (is_shared, address) = (self.sleeping.is_none(), address(self.wakes));

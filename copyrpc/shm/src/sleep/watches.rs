@@ -106,7 +106,7 @@ pub struct Listener<'a> {
 
 impl<'a> Listener<'a> {
     pub(super) fn new(bell: &'a Bell) -> Self {
-        // W4 (module `sleep`)
+        // W4 (module `sleep`): the listener sleeps only while the word has this value.
         Self {
             bell,
             rings: bell.rings.load(Ordering::Acquire),

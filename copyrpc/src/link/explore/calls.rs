@@ -2,7 +2,7 @@ use super::{CallKey, Calls, NEVER, NO_SLOT, Slot, State};
 use crate::wire::CallId;
 
 impl<U> Calls<U> {
-    /// Makes a table of `slots`, all free and of this generation.
+    /// Makes a table of `slots` free slots of this generation.
     pub(in crate::link) fn with_generations(slots: u32, generation: u32) -> Self {
         let mut calls = Self::new();
         calls.free = if slots > 0 { 0 } else { NO_SLOT };

@@ -59,7 +59,8 @@ impl Coder {
         self.number(value, base, ALIGNMENT);
     }
 
-    /// Codes the position that others are relative to: only its offset matters.
+    /// Codes the position to which other positions are relative. Only its offset in the ring
+    /// matters.
     pub(in crate::link) fn anchor(&mut self, position: &mut u64, ring: RingSize) {
         let mut offset = ring.offset(*position);
         self.span(&mut offset, 0);

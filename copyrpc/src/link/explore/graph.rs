@@ -110,7 +110,7 @@ pub(super) struct Report {
     pub(super) is_complete: bool,
 }
 
-/// A transition to a state that has no number yet.
+/// A transition whose target's number is not determined yet.
 struct Found {
     from: u32,
     hash: u32,
@@ -126,8 +126,9 @@ pub(super) struct Graph {
     /// All actions except those of the kind `Action::Serve`.
     actions: Vec<Action>,
     states: States,
-    /// The transitions from the state that is expanded and from the state expanded before, so that
-    /// the entry of the table for each transition is in the cache when it is used.
+    /// Transitions whose targets' numbers are not determined yet: those from the state that is
+    /// expanded, and those from the state expanded before. The delay lets the prefetch of each
+    /// entry of the table complete.
     found: Vec<Found>,
     found_bytes: Vec<u8>,
     /// For each state, the state from which it was found first.
@@ -175,7 +176,7 @@ impl Graph {
         self.found_bytes.extend_from_slice(&self.buffer);
     }
 
-    /// Gives the states of the oldest transitions their numbers.
+    /// Determines the numbers of the targets of the oldest `transitions` transitions.
     fn number(&mut self, transitions: usize) {
         let mut start = 0;
         for Found {
@@ -199,8 +200,8 @@ impl Graph {
         self.found_bytes.drain(..start);
     }
 
-    /// Finds the states, at most about `most_states`. If these are all, checks that all calls can
-    /// end.
+    /// Finds the states, at most about `most_states`. If all states are found, checks that all
+    /// calls can end.
     pub(super) fn explore(mut self, most_states: usize) -> Report {
         let mut next = 0;
         while next < self.states.len() && self.states.len() < most_states {

@@ -6,8 +6,8 @@ impl HeldRequests {
         (self.oldest, self.untaken, self.next) = (answered, answered, answered);
     }
 
-    /// Returns the requests that are not answered, with their numbers. The application has taken
-    /// all requests.
+    /// Returns the requests that are not answered, with their numbers. The application must have
+    /// taken all requests.
     pub(in crate::link) fn unanswered(&self) -> impl Iterator<Item = (u64, HeldRequest)> {
         assert_eq!(
             self.untaken, self.next,

@@ -4,9 +4,10 @@
 //!
 //! A `World` is two links and the memory between them. A state of a world is kept as bytes, without
 //! the parts that have no effect. Counters that only grow are relative to the other side's
-//! knowledge, calls have numbers by their place, payloads are dropped, and a state and its mirror
-//! image are one. So runs of any length have finitely many states, and `Graph` finds them all.
-//! Nothing is a model: each step restores two links, does one action on them, and saves them.
+//! knowledge, calls are numbered in the order in which a walk through the state meets them,
+//! payloads are dropped, and a state and its mirror image are one. So runs of any length have
+//! finitely many states, and `Graph` finds them all. Nothing is a model: each step restores two
+//! links, does one action on them, and saves them.
 //!
 //! There are still too many states for three calls a side with all events in any order. So there
 //! are four explorations, and the bound of each is in its name and its comment.
@@ -27,7 +28,7 @@ use world::{Action, EITHER, LARGE, SMALL, Script, Setup, Step, World};
 
 use crate::ring::RingSize;
 
-/// A number above the states of every exploration.
+/// A limit above the number of states of every exploration.
 const MOST_STATES: usize = 100_000_000;
 
 /// Returns a setup with two kinds of call: the smallest, and the largest with the largest response.
@@ -64,8 +65,8 @@ fn scale() -> usize {
 }
 
 /// Returns the start positions of the two directions. For `nth` 0, the largest request and the
-/// largest response just do not fit before the ring's end, which wastes the maximum; the other
-/// starts are spread over the ring.
+/// largest response just fail to fit before the ring's end, so that a wrap skips the maximum number
+/// of bytes; the other starts are spread over the ring.
 fn start(nth: usize) -> [u64; 2] {
     let blocks = RingSize::CORE_MIN / 32;
     let nth = nth as u64;
@@ -137,7 +138,8 @@ fn calls_that_end_early_at_any_moment_leave_nothing_behind() {
 fn two_calls_against_one_in_every_order_are_safe_and_end() {
     for nth in 0..2 * scale() {
         let scripts: [Script; 2] = [&[EITHER, EITHER], &[EITHER]];
-        // The largest call needs more than 224 bytes of credit.
+        // The largest call needs more than 224 bytes of credit, so in every other run it waits for
+        // a grant.
         let credit = [setup().credit, 224][nth % 2];
         explore(
             Setup {

@@ -8,7 +8,7 @@ use crate::wire::{
     ALIGNMENT, CallId, Header, RESPONSE_FLAG, internal_allowance, response_capacity,
 };
 
-/// A size of call.
+/// The lengths of a call's request and response.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Kind {
     pub(super) len: u32,
@@ -27,7 +27,7 @@ impl Kind {
 /// request held, or a response under way.
 pub(super) struct Names {
     kinds: [Kind; 2],
-    /// The outstanding calls of each side, taken out of its link while the state is saved.
+    /// The outstanding calls of each side, taken out of its link while a state is walked.
     pub(super) calls: [Calls<u8>; 2],
     /// Calls of each side that were met: slot, kind, and whether the caller waits.
     met: [Vec<(u32, u8, bool)>; 2],

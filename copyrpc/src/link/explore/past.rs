@@ -9,9 +9,7 @@ use crate::wire::FlowWords;
 /// past is the same with the directions exchanged.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Past {
-    /// Traffic from this end to the peer.
     pub(crate) sent: Traffic,
-    /// Traffic from the peer to this end.
     pub(crate) received: Traffic,
     /// Slots of this end's calls, all free.
     pub(crate) slots: u32,
@@ -29,7 +27,6 @@ pub(crate) struct Traffic {
 }
 
 impl<U> Link<U> {
-    /// Like [`Link::new`], with a past.
     pub(crate) fn with_past(
         send: RingView,
         recv: RingView,

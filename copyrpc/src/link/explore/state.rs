@@ -93,7 +93,7 @@ fn code_turn(coder: &mut Coder, turn: &mut Turn, first: usize) {
     };
 }
 
-/// Returns the words that `side` knows of its peer.
+/// Returns the words that `link` knows of its peer.
 fn known(link: &Link<u8>) -> FlowWords {
     let [consumer_pos, ..] = link.tx.positions();
     FlowWords {

@@ -35,12 +35,11 @@ pub(super) struct Setup {
     pub(super) drains: bool,
     /// The fabric may execute a READ later than it is posted.
     pub(super) delays_reads: bool,
-    /// Posts may be deferred.
     pub(super) defers: bool,
     /// Replies may also have the minimum length.
     pub(super) short_replies: bool,
     /// Calls may end before their answers: by a deadline or a cancellation, which are equivalent
-    /// for the core.
+    /// for a link.
     pub(super) abandons: bool,
 }
 
@@ -94,9 +93,9 @@ pub(super) enum Step {
 }
 
 /// The side whose turn it is. A turn is the actions of one side up to its next [`Action::Serve`].
-/// The actions before the `Serve` have no effect on the other side and need nothing that could
-/// disappear, so all of them may be moved to just before it. So only the order of the turns is
-/// explored.
+/// The actions before the `Serve` have no effect on the other side, and the other side cannot make
+/// them impossible, so all of them may be moved to just before the `Serve`. So only the order of
+/// the turns is explored.
 ///
 /// In a turn, batches are taken first. A call or reply before them is equivalent to the same call
 /// or reply after them, when there is at least as much space and credit; a call that is refused
@@ -104,7 +103,7 @@ pub(super) enum Step {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Turn {
     Nobody,
-    /// This side has only taken batches.
+    /// This side has only taken batches and ended calls early.
     Takes(usize),
     Acts(usize),
 }
@@ -427,7 +426,8 @@ impl World {
         self.turn == Turn::Nobody && first.unanswered_requests() + second.unanswered_requests() == 0
     }
 
-    /// Returns whether each side that calls can make the largest call in this state. Tries it.
+    /// Returns whether each side that calls can make the largest call in `state`. Changes the
+    /// world.
     pub(super) fn takes_the_largest(&mut self, state: &[u8]) -> bool {
         [0, 1].into_iter().all(|side| {
             self.restore(state);

@@ -87,7 +87,7 @@ impl Injector {
             .is_none_or(|only| usize::from(only) == qp.index)
     }
 
-    /// Returns the fate of the next operation. It is decided at the first attempt.
+    /// Decides the fate of the next operation. The caller asks once, at the first attempt.
     pub(crate) fn fate(&mut self, qp: &SoftQp, takes_receive: bool) -> Fate {
         if !self.concerns(qp) {
             return Fate::Normal;
@@ -136,7 +136,7 @@ impl Injector {
         self.faults.drop_peers_after.is_some_and(|n| self.count > n) && self.concerns(qp)
     }
 
-    /// Returns whether the lane at hand is skipped.
+    /// Returns whether the next lane is skipped.
     pub(crate) fn passes_over(&mut self) -> bool {
         self.random.happens(self.faults.reorder_permille)
     }

@@ -1,9 +1,9 @@
 //! Strict mode: detects mistakes of a driver that a NIC would not report.
 //!
-//! The hook of a doorbell gets only the index of the queue pair. The register, the record and the
-//! WQEs are read and compared here. Then the register is poisoned, so that the next store to it can
-//! be detected. The next empty poll detects WQEs that no doorbell announced. A missing barrier
-//! cannot be detected here, because a thread sees its own stores in order.
+//! [`Hca::ring`] gets only the index of a register. The register, the record and the WQEs are read
+//! and compared here. Then the register is poisoned, so that the next store to it can be detected.
+//! The next empty poll detects WQEs that no doorbell announced. A missing barrier cannot be
+//! detected here, because a thread sees its own stores in order.
 
 use mlx5_wire::{
     BLUEFLAME_BYTES, CtrlWords, Header, Piece, SEGMENT, WQEBB, WqeError, announced_bytes,
@@ -182,8 +182,9 @@ fn check_wqe(qp: &SoftQp, counter: u16, outstanding: u16, ctrl: CtrlWords) -> Re
     if ctrl.ds() == 0 || blocks(ctrl.ds()) > outstanding {
         return Err(Rule::WqeLength);
     }
-    // These opcodes have no modifier; signature and DCI stream are not used; bits 0 and 4 of byte
-    // 11 have no meaning.
+    // These bytes and bits must be 0: the modifier of the opcode (byte 0), which no supported
+    // opcode has; signature and DCI stream (8..11), which are not used; and the reserved bits of
+    // bytes 7 and 11.
     let bytes = qp.sq.with_bytes(counter, 1, head);
     if bytes[0] != 0
         || bytes[8..11] != [0; 3]
@@ -298,7 +299,7 @@ fn check_receives(rqn: u32, rq: &mut RqSlot) -> Result<(), Violation> {
             return found(index, Rule::ReceiveZeroLength);
         }
         let next = receives.successor(index);
-        // The receive was posted before and is not taken yet.
+        // Whether `next`, last posted as `number`, is posted and not taken yet.
         let is_posted =
             |number: &u64| *number > 0 && !taken.is_accounted(next, (*number - 1) as u32);
         if receives.is_linked

@@ -1,4 +1,4 @@
-//! A hash over the events of a device, to compare two runs. It contains no address, key or process.
+//! A hash over the events of a device, to compare runs. No address, key or process id is hashed.
 
 use std::cell::Cell;
 

@@ -69,14 +69,14 @@ impl Hca {
         }
     }
 
-    /// INIT to RTR: grants `access` to the peer, and either maps the segments of its device or sends
-    /// packets to it, from the PSN of [`address`](Self::address) on. The driver must not post sends
-    /// before RTS. A peer that is known by its number alone, and is not found, never answers: the
-    /// transition is made nevertheless, except for [`ConnectError::NoAccess`].
+    /// Moves a queue pair from INIT to RTR, and grants `access` to the peer. Maps the memory of the
+    /// peer's device, or prepares to exchange packets with it, from the PSN of
+    /// [`address`](Self::address) on. The driver must not post sends before RTS. If `remote` has no
+    /// `epoch`, the transition is made even if the peer is not found, except for
+    /// [`ConnectError::NoAccess`]; that peer never answers.
     ///
     /// # Errors
-    /// See [`ConnectError`]; nothing has changed, except for the transition to a peer that is known
-    /// by its number alone.
+    /// See [`ConnectError`]; nothing has changed, except for that transition.
     pub fn connect(
         &self,
         qpn: u32,
@@ -107,14 +107,15 @@ impl Hca {
         };
         (qp.options, qp.access, qp.transport) = (*options, access, transport);
         qp.version = qp.version.wrapping_add(1);
-        // H1 of `shared::layout`
+        // H1 of `shared::layout`: stored after the entry's other fields.
         qp.entry()
             .identity
             .store(qp.connected_identity(), Ordering::Release);
         Ok(())
     }
 
-    /// Maps the peer's device, and stores the peer's number and incarnation in the entry of `qpn`.
+    /// Maps the peer's device. Stores the peer's QPN and generation, and the epoch of its device,
+    /// in the entry of `qpn`.
     fn by_memory(
         &self,
         state: &mut State,

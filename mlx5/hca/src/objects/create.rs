@@ -59,7 +59,7 @@ fn require(
         .ok_or(CreateError::Illegal { what, value, legal })
 }
 
-/// Refuses a number of entries or bytes outside `min..=max`, or that is no power of two.
+/// Checks that a number of entries or bytes is in `min..=max`, and is a power of two.
 fn check_size(what: &'static str, value: u32, min: u32, max: u32) -> Result<(), CreateError> {
     check(what, value, min..=max)?;
     require(value.is_power_of_two(), what, value, "a power of two")
@@ -91,7 +91,7 @@ pub(crate) fn publish_reset(qp: &mut SoftQp) {
     entry.acks.answered.store(0, Ordering::Relaxed);
     entry.armed.store(ARMED, Ordering::Relaxed);
     entry.lane.store(qp.lane_place.pack(), Ordering::Relaxed);
-    // H1 of `shared::layout`
+    // H1 of `shared::layout`: stored after the entry's other fields.
     entry.identity.store(
         qp.identity(if qp.is_datagram() { DATAGRAM } else { 0 }),
         Ordering::Release,
@@ -142,8 +142,8 @@ impl Hca {
         }
     }
 
-    /// Returns a place for a queue pair with at least `lane_slots` slots in its lane, as its index
-    /// and the place of the slots. The pages of both are committed.
+    /// Finds a place for a queue pair, and `lane_slots` or more slots for its lane. Returns the
+    /// index of the place, and the place of the slots. The pages of both are committed.
     fn free_qp(
         &self,
         state: &mut State,
@@ -191,22 +191,25 @@ impl Hca {
         Ok((index, lane_place))
     }
 
-    /// Makes a shared receive queue whose posted WQEs are copied. Returns its number.
+    /// Makes a shared receive queue in the driver's memory: posted WQEs are copied into memory that
+    /// peers map. Returns the number of the queue.
     ///
     /// # Errors
     /// A size outside the limits, or no memory.
     ///
     /// # Safety
-    /// Like [`create_cq`](Self::create_cq).
+    /// The memory stays valid until [`destroy_srq`](Self::destroy_srq), and its driver accesses it
+    /// like a device's queue.
     pub unsafe fn create_srq(&self, pd: u32, memory: &RqMemory) -> Result<u32, CreateError> {
         // SAFETY: guaranteed by the caller.
         unsafe { self.copy_rq(&mut self.state.borrow_mut(), pd, memory, true) }
     }
 
-    /// Makes a receive queue whose WQEs are copied from the driver's.
+    /// Makes a receive queue whose posted WQEs are copied from the driver's memory.
     ///
     /// # Safety
-    /// Like [`create_cq`](Self::create_cq).
+    /// The memory stays valid as long as the queue, and its driver accesses it like a device's
+    /// queue.
     unsafe fn copy_rq(
         &self,
         state: &mut State,
@@ -221,9 +224,10 @@ impl Hca {
             stride,
             record,
         } = *memory;
-        // SAFETY: guaranteed by the caller. The mirror of a shared queue is polled from now on,
-        // because a driver may post there at once. The mirror of a queue pair's own queue is polled
-        // from INIT on.
+        // SAFETY: the caller guarantees that the memory is valid. `check_rq` has checked its
+        // alignment, and `place_rq` makes a queue of the same size. The mirror of a shared queue is
+        // polled from now on, because a driver may post there at once. The mirror of a queue pair's
+        // own queue is polled from INIT on.
         let mirror = unsafe { Mirror::new(buffer, stride as usize, record, is_linked) };
         self.place_rq(state, pd, (wqe_cnt, stride), is_linked, Some(mirror))
             .map(|(rqn, _)| rqn)
@@ -271,7 +275,8 @@ impl Hca {
     /// A size outside the limits, or no memory.
     ///
     /// # Safety
-    /// Like [`create_cq`](Self::create_cq).
+    /// The memory stays valid until [`destroy_qp`](Self::destroy_qp), and its driver accesses it
+    /// like a device's queues.
     pub unsafe fn create_qp(&self, memory: &QpMemory) -> Result<u32, CreateError> {
         let sq = memory.sq;
         check("lane_slots", memory.lane_slots, 1..=LANE_SLOTS)?;
@@ -317,10 +322,11 @@ impl Hca {
         u32::from(upper) << QP_INDEX_BITS | index as u32
     }
 
-    /// Empties the lane of queue pair `index`, which is at `place`.
+    /// Empties the lane of queue pair `index`, whose slots are at `place`. Returns the consuming
+    /// end of the lane.
     ///
     /// # Safety
-    /// The lane is committed and no peer accesses it.
+    /// The lane is committed, no peer accesses it, and it has no other consuming end any more.
     pub(crate) unsafe fn clear_lane(&self, index: usize, place: LanePlace) -> LaneRx<Message> {
         let slots = self.memory.lane_slots(place);
         // SAFETY: guaranteed by the caller. Zero bytes are empty slots.
@@ -329,8 +335,9 @@ impl Hca {
                 .clear_lanes(slots.cast(), place.slots as usize * LANE_SLOT_BYTES)
         };
         self.memory.lane(index).intent.store(0, Ordering::Relaxed);
-        // SAFETY: the slots live as long as the device and are empty, and the result is their only
-        // consuming end.
+        // SAFETY: the slots live as long as the device, and are zeroed: both ends start at position
+        // 0. The caller guarantees that this is the only consuming end. Any bytes are a valid
+        // `Message`.
         unsafe { LaneRx::new(slots, place.slots.into(), 0) }
     }
 
@@ -358,8 +365,9 @@ impl Hca {
         let (index, lane_place) = self.free_qp(state, memory.lane_slots)?;
         let QpPlace { tag, version, .. } = state.qp_places[index];
         let entry = self.memory.qp(index);
-        // SAFETY: `free_qp` has committed the lane. No peer accesses this place or these slots: no
-        // peer ever did, or `destroy_qp` waited for that peer.
+        // SAFETY: `free_qp` has committed the lane, whose last consuming end was dropped. No peer
+        // accesses this place or these slots: no peer ever did, or `destroy_qp` has waited for the
+        // peer.
         let lane = unsafe { self.clear_lane(index, lane_place) };
         // Room for the queue pair's events is reserved here, so that scheduling allocates nothing.
         let count = state.queues.qps.len();

@@ -18,7 +18,7 @@ use crate::{Hca, Queues, State};
 
 impl Hca {
     /// Executes all posted WQEs, takes arrived messages, and retries due work. Returns whether it
-    /// did something, or should be called again soon.
+    /// did something or has scheduled work; then the caller should call it again soon.
     pub fn poll(&self) -> bool {
         let mut state = self.state.borrow_mut();
         let mut any = false;
@@ -26,7 +26,7 @@ impl Hca {
             any |= rq.refresh();
         }
         let copies = &self.memory.control().header.copies;
-        // H9 of `shared::layout`. The word has one writer.
+        // H9 of `shared::layout`: stored after the receives were copied. The word has one writer.
         copies.store(copies.load(Ordering::Relaxed) + 1, Ordering::Release);
         for index in 0..state.queues.qps.len() {
             any |= self.poll_records(&mut state, index);
@@ -81,7 +81,7 @@ impl Hca {
             .peer
             .store(QpEntry::pack_peer(qpn, generation), Ordering::Relaxed);
         if self.memory.receives(qp.index) {
-            // H1
+            // H1 of `shared::layout`: stored after the entry's other fields.
             entry
                 .identity
                 .store(qp.connected_identity(), Ordering::Release);
@@ -92,7 +92,8 @@ impl Hca {
         by_number(&mut self.state.borrow_mut().queues.qps, qpn).map(f)
     }
 
-    /// Moves a queue pair from RESET to INIT: the device polls its own receive queue from now on.
+    /// Moves a queue pair from RESET to INIT: from now on the device polls the receive queue of the
+    /// queue pair, if it is not shared.
     pub fn initialize(&self, qpn: u32) {
         let Some((rqn, true)) = self.with_qp(qpn, |qp| (qp.rqn, qp.owns_rq())) else {
             return;
@@ -102,8 +103,9 @@ impl Hca {
         }
     }
 
-    /// Moves a queue pair to RTS, or changes its options there: the device polls its send queue. A
-    /// `timeout` of 0 waits forever. This end sets the RNR timer; on a NIC the responder sets it.
+    /// Moves a queue pair to RTS, or changes its options there: from now on the device polls its
+    /// send queue. If `options.timeout` is 0, a WQE waits for its peer forever. This end sets the
+    /// RNR timer; on a NIC the responder sets it.
     pub fn start_sending(&self, qpn: u32, options: &ConnectOptions) {
         self.with_qp(qpn, |qp| {
             qp.options = *options;
@@ -156,11 +158,11 @@ impl Hca {
         }
         hot.remove(index);
         packets::abandon(&mut state.wire, qp);
-        // The messages in the lane took receives of a shared queue. Draining returns them, as it
-        // does when a queue pair is destroyed.
+        // The messages in the lane took receives of a shared queue. Their CQEs return these
+        // receives to the driver, as when a queue pair is destroyed.
         crate::responder::arrive::drain(self, qp, &mut state.queues.cqs);
-        // SAFETY: the lane was committed when the queue pair was made, and `quiesce` has waited for
-        // the peer.
+        // SAFETY: the lane was committed when the queue pair was made, `quiesce` has waited for the
+        // peer, and the result replaces the lane's consuming end.
         qp.lane = unsafe { self.clear_lane(index, qp.lane_place) };
         (qp.sq_consumer, qp.sq_limit, qp.flushed, qp.answered) = (0, 0, 0, 0);
         (qp.mode, qp.is_watched) = (self.first_mode(state.queues.injector.as_deref()), false);

@@ -93,7 +93,7 @@ impl Hca {
             what: "the device's tables",
             source: io::Error::other(source),
         })?;
-        // The stamp 0 marks a free entry. So the key 0 must not match it.
+        // The stamp of a free entry is 0, which would match key 0. So entry 0 gets another stamp.
         memory.mr(0).stamp.store(u64::MAX, Ordering::Relaxed);
         // The first barrier in a process registers it with the kernel, which waits for all CPUs if
         // the process has several threads: up to seconds on a busy machine. So it is not done in
@@ -185,8 +185,8 @@ impl Hca {
         self.trace.as_ref().map(Trace::hash)
     }
 
-    /// Returns the time of the next event that the device has to handle by itself, a retry or a
-    /// delayed operation, in ns of its clock.
+    /// Returns the time of the next event that the device has to handle by itself (a retry or a
+    /// delayed operation), in ns of its clock.
     #[must_use]
     pub fn next_event_ns(&self) -> Option<u64> {
         // A ready bit that is still set belongs to a lane that a fault skipped.

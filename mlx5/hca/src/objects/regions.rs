@@ -19,16 +19,14 @@ use crate::{Hca, State};
 /// The first entry with a region. The keys 0 and 0x100 (`INVALID_LKEY`) would belong to the entries
 /// before it.
 const FIRST_MR: usize = 2;
-/// Number of entries that can have regions.
 const ENTRIES: usize = MAX_MRS - FIRST_MR;
-/// Number of free entries that had a region: while there are more, the oldest of them is used
-/// again. A key returns after more than 256 times this number of registrations, because an entry
-/// has 256 keys.
+/// Number of free entries from which on entries are used again, the oldest first. A key returns
+/// after more than 256 times this number of registrations, because an entry has 256 keys.
 const REUSE_DELAY: usize = 1024;
 
 pub(crate) struct Regions {
     slots: Vec<MrSlot>,
-    /// Free slots that had a region; the slot that is free for the longest time is first.
+    /// Free slots that had a region. The slot that was freed first is first.
     free: VecDeque<usize>,
     /// [`REUSE_DELAY`], or less in tests.
     pub(crate) reuse_delay: usize,
@@ -37,7 +35,8 @@ pub(crate) struct Regions {
     first: usize,
 }
 
-/// A region, or the tag of the next key of a free entry.
+/// The region of an entry, and the tag (the lowest byte) of its key. If the entry is free, this is
+/// the tag of its next key.
 #[derive(Clone, Copy)]
 struct MrSlot {
     tag: u8,
@@ -62,8 +61,8 @@ impl Regions {
         }
     }
 
-    /// Takes a slot. Returns it and the key of its region. The caller gives the slot back if it
-    /// makes no region.
+    /// Takes a slot. Returns the slot and the key of its region. The caller must [give](Self::give)
+    /// the slot back if it makes no region.
     fn take(&mut self) -> Result<(usize, u32), RegisterError> {
         let may_grow = self.slots.len() < ENTRIES;
         let oldest = if self.free.len() > self.reuse_delay || !may_grow {
@@ -166,8 +165,8 @@ impl Hca {
         published
     }
 
-    /// Registers memory of this process, which peers reach by the kernel's cross-process copy.
-    /// Atomics are executed by this device.
+    /// Registers memory of this process, which peers reach by the kernel's cross-process copy. This
+    /// device executes the atomics on this memory.
     ///
     /// # Errors
     /// See [`RegisterError`].
@@ -216,7 +215,7 @@ impl Hca {
         entry.offset.store(offset, Ordering::Relaxed);
         entry.access.store(access.bits(), Ordering::Relaxed);
         entry.pd.store(pd, Ordering::Relaxed);
-        // H2 of `shared::layout`
+        // H2 of `shared::layout`: stored after the entry's other fields.
         entry.stamp.store(self.stamp(key), Ordering::Release);
         Ok(Region {
             key,
@@ -269,12 +268,12 @@ impl Hca {
         // A peer may see only one of the two changes until `quiesce` returns.
         entry.pd.store(pd, Ordering::Relaxed);
         entry.access.store(access.bits(), Ordering::Relaxed);
-        // H2
+        // H2: stored after the new values.
         entry.stamp.store(self.stamp(key), Ordering::Release);
         Ok(self.quiesce(stuck, links.peers()))
     }
 
-    /// Deregisters without a retry: this device never reuses memory that a peer may still use.
+    /// Deregisters without a retry. Memory that a peer may still use is never reused.
     pub fn deregister(&self, key: u32) {
         if !self.try_deregister(key) {
             self.state.borrow_mut().quarantined += 1;

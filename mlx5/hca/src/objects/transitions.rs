@@ -1,4 +1,4 @@
-//! State transitions of queue pairs, and their end.
+//! State transitions of queue pairs, and their destruction.
 
 use core::sync::atomic::Ordering;
 

@@ -81,7 +81,7 @@ impl SoftQp {
         }
     }
 
-    /// Handles the result of writing a CQE of a receive, in the same way.
+    /// Handles the result of writing a CQE of a receive. The queue pair fails if there was no room.
     #[inline(always)]
     pub(crate) fn wrote_receive(&mut self, hca: &Hca, written: Result<(), Overrun>) {
         if let Err(overrun) = written {
@@ -89,7 +89,7 @@ impl SoftQp {
         }
     }
 
-    /// Goes to the error state, because `cqn` had no room for one of its CQEs.
+    /// Goes to the error state, because `cqn` had no room for a CQE of this queue pair.
     #[cold]
     pub(crate) fn overran(&mut self, hca: &Hca, cqn: u32, overrun: Overrun) {
         if overrun.is_first {

@@ -14,8 +14,8 @@ use crate::types::rule::Rule;
 
 /// The device's side of a completion queue.
 ///
-/// The op_own of the CQEs that callers pass to this queue has only the solicited flag. Opcode,
-/// format and owner bit are filled in here.
+/// Callers pass CQEs whose op_own has only the solicited flag: opcode, format and owner bit are
+/// filled in here. `write_receive` differs, and fills in only the owner bit.
 #[derive(Debug)]
 pub struct SoftCq {
     /// The CQE of the first entry: its last 64 bytes.
@@ -28,7 +28,7 @@ pub struct SoftCq {
     stride: u32,
     compression: bool,
     /// Counter after the entries that are known to be free, and the number of these entries.
-    /// `limit - room` is the producer. The free entries are on one lap. There are none after an
+    /// `limit - room` is the producer. The free entries are on one lap. The number is 0 after an
     /// overrun of the queue.
     limit: u32,
     room: u32,
@@ -38,11 +38,13 @@ pub struct SoftCq {
     /// Counter after the last CQE that was solicited or an error, but at least the producer minus
     /// 2^22. Comparisons are made on 24 bits.
     solicited: u32,
-    /// Counter after the CQE of the last event for another driver, with the same minimum.
+    /// Counter after the CQE of the last event that [`announce`](Self::announce) gave, with the
+    /// same minimum.
     announced: u32,
     /// Whether a CQE was due while the queue was full. Nothing is written any more then.
     overrun: bool,
-    /// Whether strict mode has reported a broken rule of the queue, or has none to report.
+    /// Whether strict mode has reported the broken rule of this queue, or is to report none because
+    /// the device has failed.
     is_reported: bool,
 }
 
@@ -53,7 +55,7 @@ pub struct Overrun {
     pub(crate) is_first: bool,
 }
 
-/// An arm word that no driver writes. The first command, sequence 0 at consumer 0, is all zeros.
+/// An arm word that no driver writes. (0 is a command: sequence 0 at consumer 0.)
 const NOT_ARMED: u32 = u32::MAX;
 
 impl SoftCq {
@@ -64,7 +66,7 @@ impl SoftCq {
     /// a device's queue.
     pub unsafe fn new(memory: &CqMemory) -> Self {
         let cq = Self {
-            // SAFETY: the CQE is inside the first entry.
+            // SAFETY: the CQE is inside the first entry, which the caller guarantees to be valid.
             first: unsafe { memory.buffer.add(memory.cqe_bytes as usize - CQE_BYTES) },
             record: memory.record.cast(),
             mask: memory.entries - 1,
@@ -135,8 +137,8 @@ impl SoftCq {
     /// Returns the number of CQEs that were written and not consumed, from the 24 bits of the
     /// record. Larger than the number of entries if the record claims CQEs that were never written.
     fn unconsumed(&self) -> u32 {
-        // SAFETY: the record is valid as long as the queue; a driver of this crate accesses it
-        // through the same atomic type.
+        // SAFETY: the record is valid as long as the queue. A driver in Rust accesses it through
+        // the same atomic type.
         let record = unsafe { self.record.as_ref() };
         // Acquire: the driver has finished reading the CQEs that it consumed.
         let consumed = u32::from_be(record.load(Ordering::Acquire));
@@ -159,7 +161,7 @@ impl SoftCq {
         }
     }
 
-    /// Reads the record again for `count` free entries.
+    /// Reads the record again, and fails if `count` entries are not free.
     #[cold]
     #[inline(never)]
     fn find_room(&mut self, count: u32) -> Result<(), Overrun> {
@@ -186,12 +188,13 @@ impl SoftCq {
         (self.overrun, self.limit, self.room) = (true, self.produced(), 0);
     }
 
-    /// Stores the eight words of the CQE at the producer, which is free
-    /// ([`reserve`](Self::reserve)). The word with the owner bit is last.
+    /// Stores the eight words of the CQE at the producer, the word with the owner bit last. The
+    /// caller has called [`reserve`](Self::reserve).
     #[inline(always)]
     fn store(&mut self, word: impl Fn(usize) -> u64) {
         let at = self.next.cast::<u64>();
-        // SAFETY: the CQE is inside the buffer, 64-aligned, and the driver is done with it.
+        // SAFETY: the caller has reserved the CQE. So it is inside the buffer, and the driver has
+        // consumed it. CQEs are aligned to 64 bytes.
         unsafe {
             for i in 0..7 {
                 at.add(i).write(word(i));
@@ -213,7 +216,8 @@ impl SoftCq {
         self.solicited = self.produced();
     }
 
-    /// Writes the CQE at the producer. The 8 bytes with the owner bit are written last.
+    /// Writes the CQE at the producer, the word with the owner bit last. `entries` is the number of
+    /// CQEs that it represents; the caller has [reserved](Self::reserve) them.
     #[inline(always)]
     fn put(
         &mut self,
@@ -272,8 +276,8 @@ impl SoftCq {
     }
 
     fn arm_word(&self) -> &AtomicU32 {
-        // SAFETY: the record is valid as long as the queue; a driver of this crate accesses it
-        // through the same atomic type.
+        // SAFETY: the record is valid as long as the queue. A driver in Rust accesses it through
+        // the same atomic type.
         unsafe { self.record.add(CQ_DBREC_ARM).as_ref() }
     }
 

@@ -101,7 +101,7 @@ pub(crate) unsafe fn scatter(
     Ok(())
 }
 
-/// Checks the local side of a message, and returns its length in bytes.
+/// Checks the local buffers of a message, and returns their length in bytes.
 pub(crate) fn check_local(hca: &Hca, pd: u32, wqe: &Wqe<'_>) -> Result<u64, Outcome> {
     let is_result = wqe.opcode.has_result();
     let access = if is_result {
@@ -130,9 +130,9 @@ pub(crate) fn check_local(hca: &Hca, pd: u32, wqe: &Wqe<'_>) -> Result<u64, Outc
 }
 
 /// Calls `f` with each part of `len` bytes of the local buffers of the WQE at `counter`, from byte
-/// `offset` on: its span, its place in those bytes, and its length. The keys are checked again:
-/// while the message is in flight, its region may be deregistered, and a program's own memory may
-/// be unmapped.
+/// `offset` on. The arguments are the span of the part, its offset in the `len` bytes, and its
+/// length. The keys are checked again: while the message is in flight, its region may be
+/// deregistered, and a program's own memory may be unmapped.
 fn each_local(
     hca: &Hca,
     qp: &SoftQp,

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use mlx5_wire::{CQE_BYTES, CqeOpcode};
 
-/// The work in flight of a queue pair. Empty in immediate time.
+/// The work in flight of a queue pair. It is empty if the device's timing is immediate.
 #[derive(Default)]
 pub(crate) struct InFlight {
     /// Announced WQEs that are not due yet.
@@ -22,7 +22,7 @@ pub(crate) struct InFlight {
 }
 
 impl InFlight {
-    /// Makes room for a whole send queue, so that nothing is allocated later.
+    /// Makes room for the WQEs of a whole send queue, so that nothing is allocated later.
     pub(crate) fn with_capacity(wqes: usize, is_strict: bool) -> Self {
         Self {
             announced: VecDeque::with_capacity(wqes),
@@ -41,7 +41,7 @@ pub(crate) struct Announced {
     pub(crate) acknowledge_ns: u64,
 }
 
-/// An acknowledgement, and the CQE that is visible from `at_ns` on.
+/// An acknowledgement: from `at_ns` on, its CQE is visible and its result is in the buffer.
 pub(crate) struct Acknowledged {
     pub(crate) at_ns: u64,
     pub(crate) cqe: Option<([u8; CQE_BYTES], CqeOpcode)>,

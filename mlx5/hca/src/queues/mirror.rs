@@ -1,7 +1,7 @@
-//! Receive queues that another driver keeps in its own memory. Each receive is copied, WQE by WQE,
-//! into the queue that peers map, so that peers take it without help from this process. The device
-//! owns a WQE from its posting to its completion. So the WQE does not change meanwhile, and its
-//! copy is not overwritten while a peer may read it.
+//! Receive queues that a driver, such as libmlx5, keeps in its own memory. Each receive is copied,
+//! WQE by WQE, into the queue that peers map, so that peers take it without help from this process.
+//! The device owns a WQE from its posting to its completion. So the WQE does not change meanwhile,
+//! and its copy is not overwritten while a peer may read it.
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -10,7 +10,7 @@ use mlx5_wire::queue_record_index;
 
 use crate::shared::receives::Receives;
 
-/// Another driver's receive queue.
+/// A driver's receive queue in its own memory.
 pub(crate) struct Mirror {
     buffer: NonNull<u8>,
     stride: usize,
@@ -27,8 +27,8 @@ impl Mirror {
     /// Makes the mirror of the queue at `buffer`, in WQEs of `stride` bytes, counted in `record`.
     ///
     /// # Safety
-    /// Buffer and record are valid as long as the result. `buffer` is 8-aligned, and has as many
-    /// WQEs as the queue to which they are copied.
+    /// Buffer and record are valid as long as the result. `buffer` is 8-aligned. Its WQEs have the
+    /// number and the stride of the WQEs in the queue to which they are copied.
     pub(crate) unsafe fn new(
         buffer: NonNull<u8>,
         stride: usize,
@@ -67,7 +67,7 @@ impl Mirror {
         // before the record.
         let posted = queue_record_index(unsafe { self.record.as_ref() }.load(Ordering::Acquire));
         let new = posted.wrapping_sub(self.copied);
-        // A driver never posts more receives than there are WQEs: such a record is ignored.
+        // A driver never posts more receives than there are WQEs. A record with more is ignored.
         if new == 0 || new > to.wqes() {
             return false;
         }
@@ -75,8 +75,8 @@ impl Mirror {
             let index = self.next & (to.wqes() - 1);
             let from = usize::from(index) * self.stride;
             for (word, to) in to.wqe_words(index).iter().enumerate() {
-                // SAFETY: the word is inside WQE `index` of the driver's buffer. The driver wrote
-                // the WQE before the record, and does not touch it now.
+                // SAFETY: the word is inside WQE `index` of the driver's buffer, and is 8-aligned.
+                // The driver wrote the WQE before the record, and does not touch it now.
                 to.store(
                     unsafe { self.buffer.add(from).cast::<u64>().add(word).read() },
                     Ordering::Relaxed,

@@ -55,7 +55,7 @@ impl SqPlace {
     /// Returns the producer counter in the doorbell record.
     #[inline(always)]
     pub(crate) fn producer(&self) -> u16 {
-        // SAFETY: the record is valid as long as the queue pair; a driver of this crate accesses it
+        // SAFETY: the record is valid as long as the queue pair. A driver in Rust accesses it
         // through the same atomic type.
         let record = unsafe { self.record.as_ref() };
         queue_record_index(record.load(Ordering::Acquire))
@@ -180,14 +180,15 @@ pub(crate) enum Mode {
 pub(crate) enum Transport {
     /// Connection through shared memory.
     Connected(Box<Remote>),
-    /// Not connected yet.
     Unconnected,
-    /// Connected to a queue pair that does not exist.
+    /// Connected to a queue pair that was not found.
     NoPeer,
     /// Connection by packets.
     Wire,
     /// Unreliable datagrams. The queue pair receives datagrams with this Q_Key.
-    Datagram { qkey: u32 },
+    Datagram {
+        qkey: u32,
+    },
 }
 
 /// The state of a stopped SQ.
@@ -223,7 +224,6 @@ impl SoftQp {
         last.map_or(self.sq_limit, |last| last.end)
     }
 
-    /// Calls `f` with the WQE at `counter`, decoded.
     #[inline(always)]
     pub(crate) fn with_wqe<R>(
         &self,
@@ -290,8 +290,8 @@ pub(crate) fn head(bytes: &[u8]) -> [u8; SEGMENT] {
     bytes.first_chunk().copied().unwrap_or([0; SEGMENT])
 }
 
-/// Returns the number of WQEBBs of a WQE of `ds` segments, or 0 if `ds` is malformed; a caller that
-/// skips such a WQE advances by 1.
+/// Returns the number of WQEBBs of a WQE of `ds` segments. The result is 0 for the malformed `ds`
+/// 0; a caller that skips such a WQE advances by 1.
 #[inline(always)]
 pub(crate) fn blocks(ds: u8) -> u16 {
     (u16::from(ds) + 3) >> 2

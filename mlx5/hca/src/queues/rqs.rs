@@ -26,7 +26,7 @@ pub(crate) struct RqSlot {
 }
 
 impl RqSlot {
-    /// Copies the receives that another driver has newly posted. Returns whether there are any.
+    /// Copies the receives that the driver has posted in its own memory. Returns whether it did.
     pub(crate) fn refresh(&mut self) -> bool {
         self.mirror
             .as_mut()
@@ -35,7 +35,8 @@ impl RqSlot {
 }
 
 impl Hca {
-    /// Makes a receive queue of `wqe_cnt` WQEs of `stride` bytes, both legal powers of two.
+    /// Makes a receive queue of `wqe_cnt` WQEs of `stride` bytes. The caller has checked that both
+    /// are legal powers of two.
     pub(crate) fn place_rq(
         &self,
         state: &mut State,
@@ -94,8 +95,8 @@ impl Hca {
         Ok((index as u32, memory))
     }
 
-    /// Frees a receive queue whose queue pairs are all destroyed (they keep it alive). If a peer of
-    /// one of these queue pairs may still pop, the queue's place and ring are not reused.
+    /// Frees a receive queue that no queue pair uses any more. If a peer of a destroyed queue pair
+    /// may still pop from the queue, the queue's place and ring are not reused.
     pub(crate) fn give_rq(&self, state: &mut State, rqn: u32) {
         state.repair.forget(rqn);
         let slot = state.rqs.get_mut(rqn as usize);

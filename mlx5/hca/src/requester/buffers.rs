@@ -1,5 +1,5 @@
-//! The local buffers of WQEs in flight, except in immediate time. They belong to the device until a
-//! CQE of their WQE, or of a later one, is visible.
+//! The local buffers of WQEs in flight, on a device whose timing is not immediate. The buffers
+//! belong to the device until a CQE of their WQE, or of a later one, is visible.
 //!
 //! - Sources, in strict mode: checks that a source is unchanged from the doorbell to the
 //!   completion. Until then a NIC may read it for the first time, or again for a retransmission. A
@@ -34,8 +34,8 @@ pub(crate) fn remember(hca: &Hca, qp: &mut SoftQp, from: u16, to: u16) {
     }
 }
 
-/// Compares the sources of WQE `completed`, whose CQE is about to be visible, and of all WQEs
-/// before it. Their buffers belong to the program again.
+/// Compares the sources of WQE `completed`, whose CQE is about to be visible, and of the WQEs
+/// before it with their hashes. Their buffers belong to the program again.
 #[cold]
 pub(crate) fn release(
     hca: &Hca,
@@ -60,8 +60,9 @@ pub(crate) fn release(
     }
 }
 
-/// Removes the bytes that the READ or atomic at `counter` fetched from its buffers, and returns
-/// them. They are placed when the completion of the WQE is due. Returns `None` for other WQEs.
+/// Fills the buffers of the READ or atomic at `counter` with [`NOT_HERE`], and returns the bytes
+/// that it has fetched. They are placed when the completion of the WQE is due. `None` for other
+/// WQEs.
 pub(crate) fn hold(hca: &Hca, qp: &SoftQp, counter: u16) -> Option<Landing> {
     let bytes = local_bytes(hca, qp, counter, true)?;
     land(hca, qp, counter, 0, &vec![NOT_HERE; bytes.len()]).ok()?;

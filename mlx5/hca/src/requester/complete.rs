@@ -26,7 +26,7 @@ fn success(user_index: u32, ctrl: CtrlWords, byte_count: u32) -> [u8; CQE_BYTES]
     .emit()
 }
 
-/// Writes the CQE of a signaled WQE that succeeded, in immediate time and without a trace.
+/// Writes the CQE of a signaled WQE that succeeded, for devices without `Hca::is_watched`.
 #[inline(always)]
 pub(crate) fn write_success(
     cqs: &mut [Option<SoftCq>],
@@ -41,7 +41,7 @@ pub(crate) fn write_success(
     cq.write(success(user_index, ctrl, byte_count), CqeOpcode::Requester)
 }
 
-/// The parts of a device that the completions of a send queue need if they are not written at once.
+/// The parts of a device that the completions of a send queue need.
 pub(crate) struct Completions<'a> {
     pub(crate) hca: &'a Hca,
     pub(crate) cqs: &'a mut [Option<SoftCq>],
@@ -51,7 +51,7 @@ pub(crate) struct Completions<'a> {
 }
 
 impl Completions<'_> {
-    /// Completes a WQE that was taken: with a CQE if it asked for one or failed. If it failed, the
+    /// Completes a WQE that was taken. It gets a CQE if it is signaled or failed. If it failed, the
     /// queue pair goes to the error state, in which it neither sends nor receives.
     pub(crate) fn complete(&mut self, qp: &mut SoftQp, ctrl: CtrlWords, end: End) {
         match end {
@@ -132,8 +132,8 @@ impl Completions<'_> {
             acknowledged,
             ..
         } = &mut qp.in_flight;
-        // Only the oldest acknowledgement is read: each waits for the previous acknowledgement,
-        // whatever its own time.
+        // An acknowledgement is not shown before the previous ones, even if its own time is
+        // earlier, because only the oldest in the queue is polled.
         let at_ns = self.hca.clock.now_ns().saturating_add(*acknowledge_ns);
         let is_now = *acknowledge_ns == 0 && acknowledged.is_empty();
         let new = Acknowledged {

@@ -123,7 +123,8 @@ impl Connection {
     /// Sends answers and packets, as far as there is room and the protocol allows.
     fn pump(&mut self, hca: &Hca, wire: &mut WirePort, qp: &mut SoftQp) {
         let now_ns = hca.clock.now_ns();
-        // A peer may ask for any number of READ responses. Other queue pairs follow after a batch.
+        // A peer may ask for any number of READ responses. So after a batch of them, other queue
+        // pairs get their turn.
         for nth in 0.. {
             if !wire.has_room() || nth == BATCH {
                 return self.activate(wire, qp.index);
@@ -138,7 +139,8 @@ impl Connection {
                 };
                 let bytes = Keyed::new(from.rkey, from.addr, from.len.into());
                 let span = hca.memory.resolve(bytes, Access::REMOTE_READ, qp.pd)?;
-                // SAFETY: `payload` is writable, and the span was resolved for its length.
+                // SAFETY: `payload` is writable, and has the length for which the span was
+                // resolved.
                 unsafe { span.read(0, payload.as_mut_ptr(), payload.len()) }
             });
             if let Err(fault) = sent {
@@ -281,8 +283,8 @@ pub(crate) fn on_time(hca: &Hca, state: &mut State, index: usize, now_ns: u64) {
     run(hca, state, index);
 }
 
-/// Returns the receive of an unfinished message to a shared queue, and keeps the last answer for
-/// the peer, before the queue pair is reset or destroyed.
+/// Puts the receive of an unfinished message back into a shared queue, and keeps the last answer
+/// for the peer, before the queue pair is reset or destroyed.
 pub(crate) fn abandon(wire: &mut Wire, qp: &SoftQp) {
     let connection = wire.connections.get_mut(qp.index).and_then(Option::take);
     let (Some(mut connection), Some(port)) = (connection, &mut wire.port) else {

@@ -3,7 +3,7 @@
 //! the sender, takes a receive of its own and fills it. So the senders to one queue pair share only
 //! the ready bits, and the death of a sender leaves no partial operation. As on a network, a
 //! datagram is dropped if there is no room, queue pair or receive for it, or it has a wrong Q_Key.
-//! Under another driver the datagram waits for room, for a bounded time.
+//! On a device that is a virtual function, it first waits for room, for a bounded time.
 
 use std::net::SocketAddr;
 
@@ -27,9 +27,9 @@ use crate::types::vendor::{Limit, Malformed};
 /// Bit of a Q_Key in a WQE; if it is set, the Q_Key of the sending queue pair is used.
 const CONTROLLED_QKEY: u32 = 1 << 31;
 
-/// Time in ns for which a datagram under another driver waits until the receiver's device takes an
-/// earlier datagram. The links of InfiniBand have flow control, and programs rely on losing nothing
-/// on these links.
+/// Maximum time in ns for which a datagram of a virtual function waits for room: until the
+/// receiver's device takes an earlier datagram. The links of InfiniBand have flow control, and
+/// programs rely on losing nothing on these links.
 const LINK_WAIT_NS: u64 = 100_000_000;
 
 /// Runs a SEND of a datagram queue pair with this Q_Key. It is complete once the datagram was sent,
@@ -102,7 +102,8 @@ pub(crate) fn send(
             to = to.add(GRH_BYTES);
         }
     }
-    // SAFETY: the pieces are readable, and all together fit (checked above).
+    // SAFETY: `execute` has checked that the pieces are readable. Together they are not longer than
+    // `MAX_MTU`, for which there is room.
     unsafe { gather(wqe, to.as_ptr()) };
     links.sent += 1;
     links.outgoing[lane].last = links.sent;
@@ -155,7 +156,8 @@ fn send_packet(wire: &mut WirePort, to: &DatagramSegment, header: &DatagramHeade
         &headers,
         header.byte_count as usize,
         |payload| {
-            // SAFETY: the pieces are readable, and together have the length of the payload.
+            // SAFETY: `execute` has checked that the pieces are readable. Together they have the
+            // length of the payload.
             unsafe { gather(wqe, payload.as_mut_ptr()) };
             Ok(())
         },

@@ -65,7 +65,7 @@ fn rung_for_later(hca: &Hca, state: &mut State, index: usize) {
     hca.sends.set(hca.sends.get() + sends);
 }
 
-/// Executes all WQEs up to the record at once, after a broken rule or in the error state.
+/// Executes all WQEs up to the record's counter, after a broken rule or in the error state.
 #[cold]
 pub(crate) fn announce_all(hca: &Hca, state: &mut State, index: usize) {
     run(hca, state, index, |qp| {

@@ -2,7 +2,7 @@
 //! completes them.
 //!
 //! - `execute`: the doorbell, and WQEs that are due. `take`: the loop over WQEs. `wqe`: the WQE at
-//!   the head, its retries. `timing`: the time at which a WQE is executed.
+//!   the head, if it is not executed. `timing`: the time at which a WQE is executed.
 //! - `plain`: the fast path: WRITEs, with immediate or not, that use the checks of earlier WQEs.
 //! - `operations`: each verb on shared memory. `connection`: WQEs of connections by packets.
 //!   `datagrams`: unreliable datagrams.

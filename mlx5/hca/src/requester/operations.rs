@@ -22,8 +22,9 @@ use crate::types::vendor::Fault;
 use crate::types::vendor::{Limit, Malformed};
 use crate::{Hca, Links};
 
-/// Time in ns for which a message waits until its peer copies the receives of another driver: much
-/// longer than the pauses of the peer's thread. A peer that has stopped copies no receives.
+/// Maximum time in ns for which a message that found no receive waits until the peer's device
+/// copies the receives that its driver keeps in its own memory ([`no_receive`]). It is much longer
+/// than the pauses of the peer's thread: a device that copies nothing for so long has stopped.
 const COPY_WAIT_NS: u64 = 1_000_000_000;
 
 /// Executes the WQE that consists of `bytes`, within the rights that a connected peer `granted`
@@ -72,9 +73,10 @@ fn not_done(qp: &SoftQp, outcome: Outcome) -> Outcome {
     }
 }
 
-/// Returns the reason to wait after a search that found no receive. Only when the peer's owner has
-/// copied the receives of its driver is it certain that none is posted. The copy during which the
-/// search took place may have begun before a receive was posted, so the next copy must end too.
+/// Returns the reason to wait after a search that found no receive. The peer's driver may have
+/// posted a receive that the peer's device has not copied yet. The copy that ran during the search
+/// may have begun before that. So no receive is posted for certain only if another search, after
+/// the end of the next copy, finds none.
 #[cold]
 fn no_receive(hca: &Hca, qp: &SoftQp) -> WaitFor {
     let Some(remote) = qp.remote() else {
@@ -262,7 +264,7 @@ fn send(remote: &mut Remote, wqe: &Wqe<'_>, byte_count: u32) -> Result<(), Outco
         .ok_or(Outcome::Wait(WaitFor::Receive))?;
     let parts = pieces(wqe).map(|piece| (piece.at, piece.len));
     let (memory, receives) = (&remote.peer.memory, &remote.receives);
-    // SAFETY: the parts were checked against their regions, or lie in the WQE.
+    // SAFETY: the parts were checked against their regions (`check_local`), or lie in the WQE.
     let result = unsafe { scatter(memory, receives, taking.index(), 0, parts) };
     if result == Err((Syndrome::LocalProtection, Fault::Gone as u8)) {
         return Err(Outcome::Wait(WaitFor::Peer));

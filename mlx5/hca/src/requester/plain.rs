@@ -1,5 +1,5 @@
-//! Plain WQEs: a WRITE, with immediate or not, of one contiguous part, in immediate time, to a peer
-//! that answers. Nearly every WQE of an RPC is plain.
+//! Plain WQEs: a WRITE, with immediate or not, of one contiguous part, to a connected peer that
+//! lives, on a device with immediate timing. Nearly every WQE of an RPC is plain.
 //!
 //! A plain WQE reuses the checks of earlier WQEs on its queue pair. For each check, one word shows
 //! whether its result still holds; if not, the check is made again. The results are:
@@ -155,8 +155,8 @@ fn complete_signaled(
     complete::write_success(cqs, send_cq, user_index, ctrl, 0)
 }
 
-/// Returns whether the WQE at `at` consists of `len` inline bytes, at least one, does not wrap, and
-/// ends before `end`.
+/// Returns whether the WQE at `at` contains `len` inline bytes, at least one, does not wrap around
+/// the end of the buffer, and does not reach beyond WQEBB counter `end`.
 #[inline(always)]
 fn carries(sq: &SqPlace, at: u16, end: u16, ctrl: CtrlWords, len: u64) -> bool {
     let segments = DATA / SEGMENT + InlineHeader::segments(len as usize);

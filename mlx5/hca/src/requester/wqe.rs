@@ -1,4 +1,5 @@
-//! The WQE at the head of a send queue: its bytes, and its outcome if it is not executed now.
+//! The WQE at the head of a send queue: its place and length, its outcome if it is not executed,
+//! and the time of its next attempt.
 
 use mlx5_wire::{CtrlWords, Opcode, Syndrome};
 
@@ -11,7 +12,6 @@ use crate::types::vendor::{Limit, Malformed};
 
 /// Time between two requests to a peer that does not answer, in ns.
 const PEER_RETRY_NS: u64 = 1_000_000;
-/// The RNR retry count that means "without limit".
 const RNR_RETRY_WITHOUT_END: u8 = 7;
 /// Returns the time of the next attempt at a WQE, or the syndrome if it may not wait longer.
 #[cold]
@@ -76,8 +76,8 @@ pub(crate) fn wait(
     Ok(waiting.again_ns)
 }
 
-/// Returns the outcome of a WQE that is flushed or malformed, or gets a fault. Returns `None` for a
-/// normal WQE, which the caller executes.
+/// Returns the outcome of a WQE that is not executed: it is flushed, broke a rule of strict mode,
+/// gets a fault, or the port is down. Returns `None` for a normal WQE, which the caller executes.
 #[cold]
 pub(crate) fn exceptional_outcome(
     hca: &Hca,

@@ -1,5 +1,5 @@
-//! The owner: turns the messages that peers wrote into its lanes into CQEs in its own completion
-//! queues.
+//! The owner's side of lanes: turns the messages that peers wrote there into CQEs in the owner's
+//! completion queues.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
@@ -76,7 +76,7 @@ pub(crate) fn drain(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>]) {
         trace(hca, qp, &message);
         deliver(hca, qp, cq, message, Sender::Connected);
     }
-    // L2 of docs/shm-protocols.md
+    // L2 of docs/shm-protocols.md: the position is stored after the messages were copied out.
     qp.entry()
         .acks
         .consumed
@@ -125,7 +125,7 @@ impl Queues {
             deliver(hca, qp, cq, message, Sender::Connected);
             taken += 1;
             if qp.lane.position() & qp.ack_mask == 0 {
-                // L2
+                // L2, as in `drain`.
                 qp.entry()
                     .acks
                     .consumed

@@ -12,7 +12,7 @@ use crate::responder::deliver::{Sender, arrived, deliver, trace};
 use crate::shared::layout::Message;
 use crate::shared::memory::{Keyed, Span};
 
-/// Maximum length of a session that this device writes.
+/// Maximum number of completions in a session that this device writes.
 const LONGEST: usize = 64;
 /// Byte that fills, in strict mode, a receive buffer whose data went into the CQE, because a NIC
 /// does not write it.
@@ -41,7 +41,7 @@ pub(crate) fn visit(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, budget: usize) 
         length += 1;
     }
     complete(hca, qp, cq, &run[..length]);
-    // L2 of docs/shm-protocols.md
+    // L2 of docs/shm-protocols.md: the position is stored after the messages were copied out.
     qp.entry()
         .acks
         .consumed

@@ -75,7 +75,7 @@ fn forget_gone(hca: &Hca, state: &mut State) -> usize {
 fn take_all(hca: &Hca, state: &mut State, index: usize) -> usize {
     let incoming = &mut state.links.incoming[index];
     let (mut received, mut is_any) = (0, false);
-    // A sender that obeys `consumed` has no more datagrams than slots.
+    // The slots bound the loop, even if the sender does not obey `consumed`.
     for _ in 0..DATAGRAM_SLOTS {
         let Some((header, payload)) = incoming.pop() else {
             break;

@@ -51,7 +51,7 @@ pub(crate) fn deliver(
 ) {
     prefetch(message.payload as usize);
     let Some(op_own) = arrived(&message) else {
-        // A copy, so that the message itself need not be in memory.
+        // A copy, so that the message itself can stay in registers.
         let copy = message;
         return deliver_other(hca, qp, cq, &copy);
     };
@@ -120,7 +120,7 @@ fn deliver_other(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: &Message)
 /// Takes the next receive of a queue pair whose receives this device takes, and not a peer.
 pub(crate) fn take_own_receive(qp: &SoftQp, rqs: &mut [Option<RqSlot>]) -> Option<Taking> {
     let pop = || qp.receives.pop(&AtomicU64::new(0));
-    // A receive that another driver posted before the message was sent may not be copied yet.
+    // The driver may have posted, in its own memory, a receive that is not copied yet.
     let refreshed = || {
         rqs.get_mut(qp.rqn as usize)
             .and_then(Option::as_mut)

@@ -51,12 +51,12 @@ struct Leaver {
 
 impl Leaver {
     fn intent(&self, memory: &DeviceMemory) -> u64 {
-        // H5
+        // H5: the intent is 0 only after the message was published.
         memory.lane(self.index).intent.load(Ordering::Acquire)
     }
 
-    /// Takes the messages published since the queue pair was destroyed. The receives of these
-    /// messages are free again, because the requesters have finished with them.
+    /// Takes the messages published since the queue pair was destroyed. Puts the receives that
+    /// these messages took back into the queue, because the peer has finished with them.
     fn drain(&mut self, rqs: &[Option<RqSlot>]) {
         for _ in 0..LANE_SLOTS {
             let Some(message) = self.lane.pop() else {
@@ -81,7 +81,7 @@ pub(crate) struct Repair {
 impl Repair {
     /// Remembers the receive that the peer of queue pair `index` was taking when it died.
     pub(crate) fn peer_died(&mut self, memory: &DeviceMemory, index: usize, rqn: u32) {
-        // H5
+        // H5: the intent is set before the pop, and cleared after the message was published.
         let orphan = Orphan {
             rqn,
             intent: memory.lane(index).intent.load(Ordering::Acquire),
@@ -91,7 +91,7 @@ impl Repair {
         }
     }
 
-    /// Remembers `qp`, which is destroyed while its peer does not finish.
+    /// Remembers `qp`, which is destroyed although its peer has not finished a doorbell.
     pub(crate) fn leaves(&mut self, qp: SoftQp, peer: Rc<Peer>) {
         let SoftQp {
             index,
@@ -145,7 +145,7 @@ fn is_past(popped: u32, count: u32) -> bool {
     popped.wrapping_sub(count) as i32 > 0
 }
 
-/// Returns receive `index`, taken as number `count`, to its queue, unless it is accounted for.
+/// Puts receive `index`, taken as number `count`, back into its queue, unless it is accounted for.
 fn give_back(rq: &RqSlot, count: u32, index: u16) {
     if rq.receives.is_linked
         && !rq.taken.is_accounted(index, count)
@@ -156,7 +156,8 @@ fn give_back(rq: &RqSlot, count: u32, index: u16) {
 }
 
 impl Hca {
-    /// Returns the receives that can be returned now to their queues.
+    /// Puts the receives of dead requesters back into their queues, as far as it is certain now
+    /// that the requesters had taken them.
     #[cold]
     pub(crate) fn repair(&self, state: &mut State) {
         let State {

@@ -28,7 +28,7 @@ pub(crate) struct Responding<'a> {
 }
 
 impl Responding<'_> {
-    /// Places `len` bytes at `from` of the message into the receive, from `offset` on.
+    /// Copies `len` bytes of the message, at `from`, to byte `offset` of its receive's buffers.
     ///
     /// # Safety
     /// `from` is readable for `len` bytes.

@@ -24,7 +24,7 @@ impl Arena {
     }
 
     /// Takes a range of `bytes` whose offset is a multiple of `align`, a power of two. Returns the
-    /// offset. The lengths of all ranges that are taken from one arena are multiples of one unit.
+    /// offset. The lengths of all ranges of one arena must be multiples of one unit.
     pub(crate) fn take_aligned(&mut self, bytes: usize, align: usize) -> Option<usize> {
         let gap = |start: usize| start.next_multiple_of(align) - start;
         let (&start, &len) = self

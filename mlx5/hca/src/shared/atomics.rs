@@ -99,7 +99,7 @@ pub(crate) fn answer(memory: &DeviceMemory, index: usize, number: u32, of: (Acce
         }
         Err(fault) => fault as u8,
     };
-    // H8
+    // H8: the answer is stored after the old value.
     acks.answered
         .store(Acks::pack(number, fault), Ordering::Release);
 }

@@ -61,7 +61,8 @@ impl Outgoing {
         self.stopped_at != consumed
     }
 
-    /// Publishes a datagram of the device with this LID. Its payload is in place.
+    /// Publishes a datagram of the device with this LID. The caller has written its payload at
+    /// [`next_payload`](Self::next_payload), which returned an address because there is room.
     pub(crate) fn publish(&mut self, header: DatagramHeader, own_lid: u16) {
         self.tx.publish(header);
         ready_lids(&self.peer.memory).notify(usize::from(own_lid));
@@ -96,8 +97,9 @@ impl Incoming {
             NonNull::from(&lane.slots).cast(),
             lane.consumed.load(Ordering::Acquire),
         );
-        // SAFETY: the slots live as long as `peer`; this device, the lane's target, is its only
-        // consumer. Any bytes are a valid header.
+        // SAFETY: the slots live as long as `peer`, and this device, the lane's target, is their
+        // only consumer. When the lane was assigned to this device, `consumed` was the sender's
+        // position. Any bytes are a valid header.
         let rx = unsafe { LaneRx::new(slots, DATAGRAM_SLOTS as u64, taken) };
         drop(used);
         Some(Self {
@@ -127,7 +129,7 @@ impl Incoming {
         Some((header, NonNull::from(&self.lane().payloads[slot]).cast()))
     }
 
-    /// Returns the room of the taken datagrams to the sender.
+    /// Tells the sender by `consumed` that the slots of the taken datagrams are free.
     pub(crate) fn give_room(&self) {
         // The datagrams were copied before this store (L2 of docs/shm-protocols.md).
         self.lane().consumed.store(self.taken, Ordering::Release);

@@ -20,8 +20,8 @@ use crate::types::request::{Way, Ways};
 
 /// Unicast LIDs are 1..=0xbfff (InfiniBand specification, "Local Identifiers").
 pub(crate) const MAX_LID: u16 = 0xbfff;
-/// Maximum number of a virtual function of a port: the largest number of 10 bits (in a QPN) that
-/// are not all ones.
+/// Largest number of a virtual function of a port. The number is the upper 10 bits of a QPN, which
+/// must not be all ones.
 pub const MAX_VF: u16 = (1 << 10) - 2;
 
 /// The place where a software HCA meets its peers.
@@ -169,7 +169,7 @@ impl Membership {
         match (self.sends_packets, has_port) {
             _ if self.shares_memory() && theirs() == Some(self.domain) => Way::Memory,
             (true, true) => Way::Packets,
-            // The error of an attempt to map the device gives the reason.
+            // There is no way. An attempt to map the device gives the reason as its error.
             (false, false) => Way::Memory,
             _ => Way::Nowhere,
         }

@@ -8,8 +8,8 @@
 //! | lanes | rw | rw | ready words, pop words, one lane per queue pair and its slots |
 //! | arena | rw | rw | registered memory |
 //!
-//! SQs, CQs, UAR and every counter not listed here are private to the process. More than one
-//! process writes only single words: `Pop::word` (compare and swap), the ready words (fetch_or) and
+//! SQs, CQs, UAR and every counter not listed here are private to the process. Only these words are
+//! written by more than one process: `Pop::word` (compare and swap), the ready words (fetch_or) and
 //! the wakes of `OwnerSleep` (fetch_add). Everything else has one writer.
 //!
 //! | word | writer | reader | pairing |
@@ -22,12 +22,12 @@
 //! | `Header::executing` | owner, as requester | peers that deregister or destroy | **H3** light/heavy barrier: odd while a doorbell executes; or fences, see `has_fences` |
 //! | `Pop::word` | requesters, and the owner in repair, CAS | requesters | **H4** AcqRel: a popped receive is this requester's |
 //! | `DatagramLane::consumed` | the receiver | the sender, whose memory it is | L2 of `copyrpc_shm::lane` |
-//! | `DatagramLane::target` | owner | receivers | Release/Acquire: `target_epoch` and `consumed` of a lane found; read again after L1: whose message it is |
+//! | `DatagramLane::target` | owner | receivers | Release/Acquire: the lane's `target_epoch` and `consumed`; read again after a message (L1): unchanged if the message is for this receiver |
 //! | `OwnerSleep` | requesters, fetch_add; owner | both | **H7** W1 and W2 of `copyrpc_shm::sleep`, after a ready bit: a requester sees that the owner sleeps, or its ready bit is seen |
 //! | `AtomicRequest` | the lane's requester | owner | L1 of the message that announces the request; written again after H8 only |
 //! | `Lane::intent` | the lane's requester | owner in repair | **H5** Release/Acquire: set before the pop, cleared after the slot is published |
 //! | `RqEntry::record` | owner's driver | requesters | device format; Release/Acquire: the WQEs below it |
-//! | `RqEntry::returned` | owner | requesters | **H6** Release/Acquire: after the pop word that begins with what was returned |
+//! | `RqEntry::returned` | owner | requesters | **H6** Release/Acquire: stored after the pop word whose next receive is the returned one |
 //! | `Header::copies` | owner, per poll | requesters | **H9** Release/Acquire: the records and WQEs that the owner copied from its driver's receive queues |
 
 use copyrpc_shm::lane::Slot;
@@ -120,7 +120,6 @@ impl Acks {
         (number as u64) << 8 | fault as u64
     }
 
-    /// Returns the number and the fault of an answer.
     pub(crate) const fn unpack(word: u64) -> (u32, u8) {
         ((word >> 8) as u32, word as u8)
     }
@@ -140,7 +139,6 @@ impl QpEntry {
         (version as u64) << 32 | (qpn as u64) << 8 | flags
     }
 
-    /// Returns the queue pair number in an identity.
     pub(crate) const fn qpn(identity: u64) -> u32 {
         (identity >> 8) as u32 & 0xff_ffff
     }
@@ -154,8 +152,7 @@ impl QpEntry {
 #[repr(C, align(64))]
 pub(crate) struct MrEntry {
     /// `registration << 32 | key`; 0 when free. A key is used again after 256 registrations of its
-    /// entry, and an entry only after the other free entries. A stamp is used again after 2^32
-    /// registrations of the device.
+    /// entry, a stamp after 2^32 registrations of the device.
     pub(crate) stamp: AtomicU64,
     /// Virtual address in the owner.
     pub(crate) addr: AtomicU64,
@@ -185,7 +182,6 @@ pub(crate) struct RqEntry {
     pub(crate) returned: AtomicU32,
     /// [`LINKED`], or 0 for a ring.
     pub(crate) kind: AtomicU32,
-    /// Protection domain of its buffers.
     pub(crate) pd: AtomicU32,
 }
 
@@ -201,8 +197,8 @@ pub(crate) struct Pop {
 }
 
 impl Pop {
-    /// Number to add to a pop word for a receive, in its count. An intent is a pop word plus this
-    /// value, so that an intent is never 0.
+    /// The count 1 in a pop word. An intent is a pop word plus this value, so that an intent is
+    /// never 0.
     pub(crate) const ONE: u64 = 1 << 16;
 
     /// Returns the count and the index, which another process may have written.
@@ -392,7 +388,6 @@ impl LanePlace {
     }
 }
 
-/// Number of slots of all lanes together.
 pub(crate) const ALL_LANE_SLOTS: usize = MAX_QPS * LANE_SLOTS;
 
 /// The words that the one requester of a queue pair writes, in addition to the lane's slots.

@@ -81,8 +81,8 @@ impl Links {
             is_full
                 && memory.datagram_lane(index).consumed.load(Ordering::Acquire) == out.tx.position()
         };
-        // The choices, in this order: the lane of a device that is gone, a new lane, the lane that
-        // was unused for the longest time.
+        // The lane of a device that is gone, or else a new lane. If all lanes exist, also an empty
+        // lane. Of several lanes, the lane whose last datagram is the oldest.
         let lanes = self
             .outgoing
             .iter()
@@ -99,8 +99,8 @@ impl Links {
         match self.outgoing.get_mut(index) {
             Some(out) => out.peer = Rc::clone(peer),
             None => {
-                // SAFETY: the slots live as long as the device. `tx` is their only producing end,
-                // and they were never used.
+                // SAFETY: the slots live as long as the device, and were never used. `tx` is their
+                // only producing end, and publishes only after `next_payload` found room.
                 let tx = unsafe {
                     LaneTx::new(NonNull::from(&lane.slots).cast(), DATAGRAM_SLOTS as u64, 0)
                 };

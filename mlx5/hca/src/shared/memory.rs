@@ -20,7 +20,7 @@ use crate::shared::layout::{
 };
 use crate::types::vendor::Fault;
 
-/// A checked range of a device's memory.
+/// A range of a device's memory that was checked by [`DeviceMemory::resolve`].
 #[derive(Clone, Copy)]
 pub(crate) enum Span {
     /// The address of memory that this process has mapped.
@@ -65,7 +65,6 @@ impl DeviceMemory {
         })
     }
 
-    /// Maps a peer's segments.
     pub(crate) fn attach(ids: &[MemfdId; 3]) -> Result<Self, MemfdAttachError> {
         let size_is = |id: &MemfdId, bytes: usize| {
             if id.bytes == bytes as u64 {
@@ -126,7 +125,7 @@ impl DeviceMemory {
     }
 
     #[inline(always)]
-    /// Returns the slots of a lane at a place that [`LanePlace::unpack`] accepted.
+    /// Returns the slots of a lane. The place must be one that [`LanePlace::unpack`] accepts.
     pub(crate) fn lane_slots(&self, place: LanePlace) -> NonNull<Slot<Message>> {
         NonNull::from(&self.lanes().slots[place.range()]).cast()
     }
@@ -150,9 +149,9 @@ impl DeviceMemory {
         unsafe { self.lanes_memfd.base().add(offset).write_bytes(0, len) };
     }
 
-    /// Wakes the owner if it sleeps. To be called after a ready bit was set.
+    /// Wakes the owner if it sleeps. The caller has set a ready bit before.
     pub(crate) fn wake(&self) {
-        // H7 of `shared::layout`
+        // H7 of `shared::layout`: this call sees the sleep, or the owner sees the ready bit.
         self.lanes().sleep.0.wake();
     }
 
@@ -169,7 +168,7 @@ impl DeviceMemory {
     }
 
     /// Checks an access to bytes of a region in domain `pd`. Returns the entry of the region, and
-    /// the offset of the access in it.
+    /// the offset of the bytes in the region.
     #[inline(always)]
     pub(crate) fn check(
         &self,
@@ -200,9 +199,9 @@ impl DeviceMemory {
         Ok((entry, offset))
     }
 
-    /// Makes the same check, and returns the span of the bytes. The owner of the device wrote the
-    /// entry. So the range in the entry is checked against the arena too: a wrong range gives an
-    /// error here, and no fault in the copy.
+    /// Makes the check of [`check`](Self::check), and returns the span of the bytes. The owner,
+    /// maybe another process, wrote the entry. So its range is checked against the arena too: a
+    /// wrong range gives an error here, and no fault in the copy.
     #[inline(always)]
     pub(crate) fn resolve(&self, bytes: Keyed, access: Access, pd: u32) -> Result<Span, Fault> {
         let (entry, offset) = self.check(bytes, access, pd)?;
@@ -410,8 +409,8 @@ fn cross_process(
         iov_base: remote as *mut libc::c_void,
         iov_len: len,
     };
-    // SAFETY: both vectors are valid. The caller guarantees the local range (contract of `read` and
-    // `write`). The kernel checks the remote range against the other process.
+    // SAFETY: both vectors are valid. The callers of `read` and `write` guarantee the local range.
+    // The kernel checks the remote range against the other process.
     let copied = unsafe {
         match direction {
             Direction::Read => {
@@ -431,7 +430,8 @@ fn cross_process(
     }
 }
 
-/// Returns whether peers will be able to reach memory of other allocators in this process.
+/// Checks that peers can reach memory of other allocators in this process, and permits their access
+/// if Yama requires that. An error is the reason why they cannot.
 pub(crate) fn foreign_memory_reachable() -> Result<(), &'static str> {
     match std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope") {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),

@@ -8,9 +8,9 @@ use copyrpc_shm::sync::{heavy_barrier, spin_loop, yield_now};
 use crate::shared::peer::Peer;
 use crate::{Clock, Hca};
 
-/// Maximum time in ns until a processor that the barrier left out ([`heavy_barrier`]), because it
-/// runs another process, makes a store visible. No architecture guarantees a maximum; a store waits
-/// for one cache line at a time, which takes a hundredth of this time.
+/// Time in ns after which a store of another processor counts as visible, if the barrier left that
+/// processor out ([`heavy_barrier`]) because it runs another process. No architecture guarantees a
+/// maximum; a store waits for one cache line at a time, which takes a hundredth of this time.
 const SETTLE_NS: u64 = 10_000;
 
 /// Maximum time for which deregistering and destroying wait for a peer in the middle of a copy. It
@@ -68,7 +68,7 @@ impl Hca {
     }
 }
 
-/// A peer that was executing a doorbell when an object was destroyed.
+/// A peer, and the doorbell in which it may still use an object that is to be reused.
 pub(crate) struct Stuck {
     peer: Rc<Peer>,
     /// Value of the peer's `executing` word during that doorbell.

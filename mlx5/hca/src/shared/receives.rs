@@ -12,9 +12,9 @@ use crate::shared::layout::{LINKED, Pop, QUEUE_BYTES, RqEntry, Taking};
 use crate::shared::memory::DeviceMemory;
 
 /// The pop count under which each receive, by WQE index, was last taken and *accounted for* by a
-/// message. A receive that is not accounted for was taken by a dead process, without a message.
-/// Counts are compared as signed 32 bits. So a WQE that is not among the last 2^31 receives of its
-/// queue may seem to be accounted for, and is then not returned.
+/// message. A receive that was popped and is not accounted for was taken by a dead process, without
+/// a message. Counts are compared as signed 32 bits. So a WQE that is not among the last 2^31
+/// receives of its queue may seem to be accounted for, and is then not returned.
 #[derive(Clone)]
 pub(crate) struct Taken(Rc<[Cell<u32>]>);
 
@@ -134,10 +134,9 @@ impl Receives {
     /// Returns the pop word of the next receive, for [`exchange`](Self::exchange). `None` if no
     /// receive is posted.
     ///
-    /// Only this taker uses `known`, which begins as [`NONE_KNOWN`](Self::NONE_KNOWN). `known` is
-    /// the pop word after the posted receives, as of the last read of the record. Receives stay
-    /// posted until they are taken, so the record is read again only when the known receives are
-    /// used up.
+    /// Only this taker uses `known`, which begins as [`NONE_KNOWN`](Self::NONE_KNOWN). Receives
+    /// with pop words up to `known` were posted at the last read of the record. They stay posted
+    /// until they are taken, so the record is read again only when they are used up.
     #[inline(always)]
     pub(crate) fn next_known(&self, known: &mut u64) -> Option<u64> {
         let word = self.words().1.word.load(Ordering::Acquire);
@@ -161,7 +160,7 @@ impl Receives {
         // H5: the intent is set before the pop, so that an owner that finds the pop without a
         // message knows the requester that took the receive.
         intent().store(taking.0.wrapping_add(Pop::ONE), Ordering::Release);
-        // H4
+        // H4: if the exchange succeeds, the receive belongs to this requester.
         let pop = &self.words().1.word;
         pop.compare_exchange_weak(word, next, Ordering::AcqRel, Ordering::Acquire)
             .ok()
@@ -171,12 +170,12 @@ impl Receives {
     /// Returns whether the receive of pop word `word` is posted, as all receives up to `known` are.
     #[inline(always)]
     fn is_posted(&self, word: u64, known: u64) -> bool {
-        // The number of receives posted from `word` on is from 1 to the number of WQEs.
+        // That is: from 1 to `wqes` receives are posted from `word` on.
         known.wrapping_sub(word) < self.span
     }
 
-    /// Returns the pop word after the receives that are posted now, the new value of `known`.
-    /// `word` is the present pop word or an earlier one.
+    /// Returns the new value of `known`: receives with pop words up to it are posted now. `word` is
+    /// the present pop word or an earlier one.
     #[inline(always)]
     fn posted_to(&self, word: u64) -> u64 {
         let (entry, _) = self.words();
@@ -201,7 +200,7 @@ impl Receives {
         let next = Pop::taken(word, self.behind(index & self.keeps as u16));
         let is_posted = popped == count
             && queue_record_index(entry.record.load(Ordering::Acquire)) != count as u16;
-        // H4
+        // H4: if the exchange succeeds, the receive belongs to the owner.
         is_posted
             && pop
                 .word
@@ -263,7 +262,8 @@ impl Receives {
             .take_while(|segment| segment.lkey() != INVALID_LKEY)
     }
 
-    /// Owner: resets the queue: nothing is posted and nothing is taken. No requester uses it now.
+    /// Owner: resets the queue, so that nothing is posted and nothing is taken. The caller must
+    /// know that no requester uses the queue.
     pub(crate) fn reset(&self) {
         let (entry, pop) = self.words();
         entry.record.store(0, Ordering::Relaxed);
@@ -362,7 +362,8 @@ impl Receives {
         self.head().0
     }
 
-    /// Owner: returns a receive to the head of a linked list. No requester holds it.
+    /// Owner: puts a receive back at the head of a linked list. The caller must know that no
+    /// requester holds the receive.
     pub(crate) fn give_back(&self, index: u16, taken: &Taken) {
         let (entry, pop) = self.words();
         let mut word = pop.word.load(Ordering::Acquire);
@@ -393,7 +394,7 @@ impl Receives {
                 Err(now) => word = now,
             }
         }
-        // H6
+        // H6: the count is raised after the pop word was stored.
         entry.returned.fetch_add(1, Ordering::Release);
     }
 }

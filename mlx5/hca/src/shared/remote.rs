@@ -40,7 +40,7 @@ pub(crate) struct Remote {
     /// Whether the last of these atomics is at the head of the SQ, and has no answer yet.
     pub(crate) is_asking: bool,
     pub(crate) receives: Receives,
-    /// The pop word at which the known posted receives end ([`Receives::next_known`]).
+    /// The `known` of [`Receives::next_known`].
     known_receives: u64,
     /// The region that the last plain WRITE wrote to.
     pub(crate) target: MrCache,
@@ -70,7 +70,7 @@ impl Remote {
         let index = qp_index(qpn);
         let memory = &peer.memory;
         let entry = memory.qp(index);
-        // H1 of `shared::layout`
+        // H1 of `shared::layout`: the other fields are read after this identity.
         let identity = entry.identity.load(Ordering::Acquire);
         if QpEntry::qpn(identity) != qpn || identity & DATAGRAM != 0 {
             return None;
@@ -99,8 +99,9 @@ impl Remote {
             stopped_at: Cell::new(0),
             pd: entry.pd.load(Ordering::Relaxed),
             // SAFETY: the slots live as long as `peer`. This is their only producing end while the
-            // `peer` word of the peer's entry is `own`, which is checked before every message.
-            // `has_room` is checked before every publish.
+            // `peer` word of the peer's entry is `own`, which is checked before every message. A
+            // queue pair's lane is cleared when it is made or reset, so both ends start at position
+            // 0. `has_room` is checked before every publish.
             lane: unsafe { LaneTx::new(memory.lane_slots(place), place.slots.into(), 0) },
             ready: ready_words(memory),
             announced: 0,
@@ -182,7 +183,7 @@ impl Remote {
     #[inline(always)]
     pub(crate) fn has_room(&mut self) -> bool {
         // SAFETY: the entry is in the memory of `peer`, which stays mapped. L2 of
-        // docs/shm-protocols.md.
+        // docs/shm-protocols.md: below `consumed`, the messages were copied out.
         let consumed = unsafe { &self.entry.as_ref().acks.consumed };
         self.lane.has_room(consumed)
     }
@@ -191,14 +192,14 @@ impl Remote {
         &self.entry().acks
     }
 
-    /// Returns the place of the atomic that the peer's owner is to execute.
+    /// Returns the request for an atomic that the peer's owner is to execute.
     pub(crate) fn atomic_request(&self) -> &AtomicRequest {
         // SAFETY: the request is made of atomics in the memory of `peer`, which stays mapped.
         unsafe { self.atomic.as_ref() }
     }
 
-    /// Looks up the region of another key and caches it. Returns `false` if the WRITE is refused,
-    /// the region is not mapped here, or no look-up is left in `lookups`.
+    /// Looks up the region of the key in `bytes` and caches it. Returns `false` if the WRITE is
+    /// refused, the region is not mapped here, or no look-up is left in `lookups`.
     #[cold]
     #[inline(never)]
     pub(crate) fn look_up_target(&mut self, lookups: &mut Lookups, bytes: Keyed) -> bool {
@@ -230,7 +231,8 @@ impl Remote {
         gives_up(self.intent());
     }
 
-    /// Publishes the message that took the last receive. There is room.
+    /// Publishes a message, and clears the intent of the receive that it took, if any. The caller
+    /// has checked [`has_room`](Self::has_room).
     #[inline(always)]
     pub(crate) fn publish(&mut self, message: Message) {
         self.lane.publish(message);
@@ -240,7 +242,7 @@ impl Remote {
     /// Clears the intent, because the message that took the last receive was published.
     #[inline(always)]
     pub(crate) fn note_published(&mut self) {
-        // H5
+        // H5: the intent is cleared after the slot was published.
         self.intent().store(0, Ordering::Release);
     }
 

@@ -19,15 +19,15 @@ pub enum Did {
 /// A program in a simulation: a client, a server, a daemon. Closures are actors.
 pub trait Actor {
     /// Takes a step at `now_ns`. All its posts happen at that moment. [`Did::Cost`] returns the
-    /// time that it worked.
+    /// time that the actor worked.
     ///
-    /// It must not wait: a poll of an empty CQ takes no time here, so a loop around a poll never
-    /// ends.
+    /// A step must not wait: a poll of an empty CQ takes no time here, so a loop around a poll
+    /// never ends.
     fn step(&mut self, now_ns: u64) -> Did;
 
-    /// Returns whether the actor has something to do. It is called while the actor is idle and one
-    /// of its devices has changed; after `false` the actor stays idle. It is for actors that share
-    /// a device.
+    /// Returns whether the actor has something to do. Called while the actor is idle and one of its
+    /// devices has changed; after `false` the actor stays idle. Actors that share a device
+    /// implement this function.
     fn has_news(&mut self) -> bool {
         true
     }

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 pub(crate) const NEVER: u128 = u128::MAX;
 
 /// The time of the next event of each place. A place is the index of a device or an actor. The low
-/// bits of a time may order events of the same time.
+/// bits of a time may give the order of simultaneous events.
 #[derive(Debug, Default)]
 pub(crate) struct DueTimes {
     times: Vec<u128>,

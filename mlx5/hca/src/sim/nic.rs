@@ -9,10 +9,11 @@ use crate::sim::contexts::ContextCache;
 
 /// Costs of a NIC. All times are in ns, of the clock that the devices share.
 ///
-/// A message posted to an idle NIC has its effect after `doorbell_ns + send_ns + bytes + link_ns`,
-/// plus `receive_ns` if it takes a receive. Its completion is visible `link_ns` later. Each end
-/// adds `context_miss_ns` if it does not hold the queue pair's context. The target's NIC sends the
-/// response of a READ or an atomic: `send_ns + bytes + link_ns`.
+/// A message posted to an idle NIC has its effect after `doorbell_ns + send_ns + link_ns`, plus
+/// `byte_ps` for each byte, plus `receive_ns` if it takes a receive. Its completion is visible
+/// `link_ns` later. Each end adds `context_miss_ns` if it does not hold the queue pair's context.
+/// The target's NIC sends the response of a READ or an atomic: that takes `send_ns + link_ns`, plus
+/// `byte_ps` for each byte.
 ///
 /// A NIC sends one message at a time, and fetches the context for it during that time. It takes one
 /// receive at a time, from each queue at its own rate. Later messages wait. A context that is
@@ -47,8 +48,8 @@ pub struct NicParameters {
 }
 
 impl Default for NicParameters {
-    /// Makes a round trip of about 2 us, 100 Gbit/s, and receive rates that are assumed (5.4 and
-    /// 1.8 million per second).
+    /// Makes the parameters of a network with a round trip of about 2 us, 100 Gbit/s, and assumed
+    /// receive rates (5.4 and 1.8 million per second).
     fn default() -> Self {
         Self {
             doorbell_ns: 250,

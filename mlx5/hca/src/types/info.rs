@@ -15,7 +15,6 @@ pub enum Engine {
     Software,
 }
 
-/// Formats the engine in lower case.
 impl fmt::Display for Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

@@ -10,7 +10,8 @@ use crate::types::vendor::{Fault, Limit, Malformed};
 pub(crate) enum End {
     /// The WQE is done. The value is the number of bytes that a READ or an atomic has read, or 0.
     Done(u32),
-    /// The WQE is complete when its message is complete. The message reads this number of bytes.
+    /// The WQE completes with its message, which is exchanged by packets. The value is as in
+    /// `Done`.
     Message(u32),
     /// The WQE failed, with this syndrome and vendor syndrome.
     Failed(Syndrome, u8),
@@ -21,7 +22,7 @@ pub(crate) enum Outcome {
     /// Like [`End::Done`].
     Done(u32),
     Wait(WaitFor),
-    /// The WQE was posted to a connection by packets, and reads this number of bytes.
+    /// The WQE was posted to a connection by packets. The value is as in [`End::Done`].
     Posted(u32),
     /// The WQE failed, and the queue pair with it. The second value is the vendor syndrome.
     Fail(Syndrome, u8),
@@ -80,7 +81,7 @@ impl From<WqeError> for Outcome {
 /// The reason why the WQE at the head of an SQ has not run yet.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum WaitFor {
-    /// The peer has exited, or its queue pair is not connected to this queue pair.
+    /// The peer has exited, its queue pair is not connected to this one, or this device is cut off.
     Peer,
     /// The peer has no receive posted.
     Receive,
@@ -89,7 +90,7 @@ pub(crate) enum WaitFor {
     /// It is 0 once the owner has copied all receives that were posted at that time; then the queue
     /// has to be searched again.
     Copies(u64),
-    /// The lane of the peer is full.
+    /// The lane to the peer is full.
     Room,
     /// The peer's owner has not executed an atomic yet.
     Answer,

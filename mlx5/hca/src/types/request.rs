@@ -8,7 +8,8 @@ use std::net::IpAddr;
 use mlx5_wire::Service;
 
 /// Memory of a completion queue: `entries` CQEs of `cqe_bytes`, and the two words of the doorbell
-/// record, consumer and arm. At creation, the `op_own` of every CQE has the opcode 0xf.
+/// record, consumer and arm. The driver has set the opcode in the `op_own` of every CQE to 0xf
+/// before the queue is created.
 #[derive(Clone, Copy, Debug)]
 pub struct CqMemory {
     /// The first entry, aligned to 64 bytes.
@@ -54,13 +55,13 @@ pub struct SqMemory {
 /// The source of a queue pair's receives.
 #[derive(Clone, Copy, Debug)]
 pub enum Receives {
-    /// A shared receive queue.
+    /// The shared receive queue with this number.
     Shared(u32),
     /// The queue pair's own queue, in the driver's memory. Each posted WQE is copied into memory
     /// that peers map.
     Own(RqMemory),
-    /// The queue pair's own queue, which [`create_rq`](crate::Hca::create_rq) made in memory that
-    /// peers map. It is destroyed with the queue pair.
+    /// The queue pair's own queue, with the number that [`create_rq`](crate::Hca::create_rq)
+    /// returned, in memory that peers map. It is destroyed with the queue pair.
     OwnInReach(u32),
     /// No receives: messages that need a receive find the receiver not ready.
     None,
@@ -122,9 +123,8 @@ pub struct Address {
     pub lid: u16,
     /// Number of the queue pair.
     pub qpn: u32,
-    /// Incarnation of the device. A LID is used again after its owner died, this number never.
-    /// `None`: the peer is known by its number alone, and the device is the current owner of this
-    /// number.
+    /// Incarnation of the device. A LID is used again after its owner died, an incarnation never.
+    /// `None`: only LID and QPN of the peer are known, and mean the device that has the LID now.
     pub epoch: Option<u64>,
     /// The destination of packets for the queue pair. `None`: its device sends no packets.
     pub packets: Option<PacketAddress>,

@@ -50,7 +50,7 @@ syndromes! {
         /// it ends the list by the lkey 0x100.
         ReceiveZeroLength = 0x52: "a receive with a data segment of length 0 that does not end the list",
         /// The device owns a gathered buffer until a completion at or after its WQE is visible. Not
-        /// detected in immediate time, nor for a WQE with a fence.
+        /// detected on a device with immediate timing, nor for a WQE with a fence.
         SourceChanged = 0x53: "the source buffer changed between the doorbell and the completion",
         /// The consumer record covers only CQEs that were written.
         ConsumerAhead = 0x54: "the consumer record is ahead of the CQEs written",

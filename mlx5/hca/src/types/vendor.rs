@@ -17,7 +17,7 @@ syndromes! {
         Access = 3: "the memory region does not allow this access",
         Domain = 4: "the memory region is of another protection domain",
         Copy = 5: "the kernel refused the copy between processes",
-        /// The process is exiting: it has no memory any more, but may not be proven dead yet.
+        /// The peer's process is exiting: it has no memory, but may not be proven dead yet.
         Gone = 6: "the process has no memory any more",
         QueuePair = 7: "the peer's queue pair does not allow this access, or has no resources for READs and atomics",
     }

@@ -49,8 +49,8 @@ pub(crate) fn service(qp_type: u8) -> Option<Service> {
     }
 }
 
-/// Returns the attributes, including the state, that the transition to `to` from the state directly
-/// before it requires; `None` if `to` is not INIT, RTR or RTS.
+/// Returns the attributes, including the state, that a queue pair needs to reach `to` from the
+/// state before: INIT from RESET, RTR from INIT, RTS from RTR. Returns `None` for other states.
 pub(crate) fn needed(service: Service, to: State) -> Option<u32> {
     let from = match to {
         State::Init => State::Reset,
@@ -67,7 +67,7 @@ fn attributes(service: Service, from: State, to: State) -> Option<(u32, u32)> {
     use State::*;
     use attribute::*;
     // `of` selects between the attributes of connections and those of datagrams. `reliable` returns
-    // its attributes for reliable connections, and none for other services.
+    // its argument for reliable connections, and no attributes for other services.
     let of = |connected, datagram| {
         if service == Service::Datagram {
             datagram

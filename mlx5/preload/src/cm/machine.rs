@@ -45,7 +45,7 @@ pub(crate) enum Step {
 pub(crate) enum Heard {
     /// A message, with the reason of a [`Reject`](Kind::Reject).
     Message(Kind, i32),
-    /// The end of the peer's id, or of its process.
+    /// The end of the peer's id, or of the peer's process.
     End,
     /// No answer arrived in time.
     Silence,

@@ -98,7 +98,8 @@ impl Call {
 /// An event that the program has not read.
 #[derive(Debug)]
 struct Unread {
-    /// Handle of the id that counts the event: for a request the listener.
+    /// Handle of the id that counts the event when it is read: the listener for a connection
+    /// request, otherwise the event's own id.
     owner: u32,
     response: EventResp,
 }
@@ -136,8 +137,8 @@ impl Ids {
         self.by_handle.get_mut(&handle).ok_or(Errno(libc::ENOENT))
     }
 
-    /// Adds an event. If the program has not accepted the id yet, the event is dropped, because the
-    /// program does not know the id: the program's answer to the request will fail.
+    /// Adds an event. Until the program has accepted the id, every event but the request itself is
+    /// dropped: the program does not know the id yet, and its answer to the request will fail.
     fn push(&mut self, handle: u32, event: Event, status: i32, param: [u8; 304]) {
         let Ok(id) = self.get(handle) else { return };
         let owner = if event == Event::ConnectRequest {
@@ -204,7 +205,8 @@ impl Session {
         Ok(epoll::add(&self.epoll, file, data, EventFlags::IN)?)
     }
 
-    /// Removes a socket from the watched files. A close is not enough if a fork's child has it too.
+    /// Removes a socket from the watched files. A close is not enough if a child of fork has the
+    /// socket too.
     fn unwatch(&self, file: &OwnedFd) {
         // The error for a socket that is not watched is ignored.
         let _ = epoll::delete(&self.epoll, file);
@@ -552,7 +554,8 @@ impl Session {
         }
     }
 
-    /// Accepts a connection at a listener, or receives a message. Returns whether there was one.
+    /// Accepts a connection if the id is a listener; otherwise receives a message from the id's
+    /// peer. Returns whether a connection or a message was waiting.
     fn look(&self, ids: &mut Ids, handle: u32) -> bool {
         let Ids {
             by_handle, spare, ..

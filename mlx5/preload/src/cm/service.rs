@@ -42,7 +42,7 @@ pub(crate) fn random() -> u32 {
     RandomState::new().hash_one(0) as u32
 }
 
-/// Returns a port that a program did not choose itself.
+/// Returns a random port, for a program that does not choose one itself.
 pub(crate) fn chosen_port() -> u16 {
     CHOSEN.0 + (random() % u32::from(CHOSEN.1)) as u16
 }

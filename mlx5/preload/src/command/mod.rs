@@ -21,7 +21,7 @@ use crate::system::sys;
 /// program never gets this result.
 pub(crate) const LATER: Errno = Errno(libc::EAGAIN);
 
-/// Error that refuses a context with DEVX. Other refusals have the same number.
+/// Error for a GET_CONTEXT that requests DEVX. Other commands are refused with the same number.
 pub(crate) const NO_DEVX: Errno = Errno(libc::EOPNOTSUPP);
 
 /// Flag of an extended command in `CommandHeader::command` (`IB_USER_VERBS_CMD_FLAG_EXTENDED`).
@@ -49,7 +49,8 @@ pub(crate) struct Call {
     response: u64,
     /// Maximum length of the response; in a plain command it includes the driver's part.
     room: usize,
-    /// Maximum length of the driver's part of an extended response, which follows `room`.
+    /// Maximum length of the driver's part of an extended response. This part lies after `room`
+    /// bytes.
     driver_room: usize,
 }
 

@@ -106,7 +106,8 @@ fn identity(fd: RawFd) -> Option<Identity> {
     Some((status.st_dev, status.st_ino))
 }
 
-/// Returns whether the descriptor may be a file of the library; all others get only this check.
+/// Returns whether the descriptor may be a file of the library. Other descriptors get no further
+/// check.
 pub(crate) fn may_be_ours(fd: c_int) -> bool {
     OURS.get(fd as usize)
         .is_some_and(|ours| ours.load(Ordering::Relaxed))

@@ -17,8 +17,8 @@ mod number {
 }
 
 impl Objects {
-    /// Makes the changes of the settings that are due, and sends the events that the device
-    /// reports. Returns whether the device reported an event.
+    /// Makes the changes that the settings request and that are due, and sends the events that the
+    /// device reports. Returns whether the device reported an event.
     pub(crate) fn send_async_events(&mut self) -> bool {
         while let Some(&(at_ms, change)) = self.settings.changes.get(self.changes_made) {
             if self.opened.elapsed().as_millis() < at_ms.into() {

@@ -26,7 +26,8 @@ impl Bfregs {
     /// are for one queue pair each.
     ///
     /// # Errors
-    /// The same as the kernel's: `EINVAL` for none or too few, `ENOMEM` for too many.
+    /// The same as the kernel's: `EINVAL` for no register, or if no register would be shared;
+    /// `ENOMEM` for too many.
     pub(crate) fn new(total: u32, dedicated: u32) -> Result<Self, Errno> {
         Errno(libc::EINVAL).when(total == 0)?;
         Errno(libc::ENOMEM).when(total > MAX)?;

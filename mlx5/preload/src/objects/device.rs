@@ -65,7 +65,7 @@ pub(crate) fn get_context(
     let response = AllocUcontextResp {
         qp_tab_size: 1 << 18,
         bf_reg_size: BF_REG_BYTES,
-        // With this number, libmlx5 maps the registers now, and identifies them by number.
+        // libmlx5 maps all of these registers at once, and identifies each by its number.
         tot_bfregs: bfregs.total(),
         // The distance between two doorbell records.
         cache_line_size: 64,

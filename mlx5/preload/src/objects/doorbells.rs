@@ -29,8 +29,8 @@ const HALF_BLOCKS: u16 = (HALF / WQEBB) as u16;
 const REGISTERS_AT: usize = 0x800;
 const PER_PAGE: usize = 4;
 const PAGE: usize = 4096;
-/// Maximum time from the store to the record until the store to the register: the driver's thread
-/// may lose its core between the two stores.
+/// Maximum time between the store to the record and the store to the register: the driver's thread
+/// may lose its core between the two.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The content of half a register.
@@ -52,7 +52,8 @@ impl Registers {
             .map_err(|_| Errno(libc::ENOMEM))
     }
 
-    /// Returns half `half` of register `number`, in libmlx5's numbering; zeros if there is none.
+    /// Returns half `half` of register `number`, in libmlx5's numbering; zeros if there is no such
+    /// register.
     fn half(&self, number: u32, half: usize) -> Half {
         let number = number as usize;
         let at =
@@ -62,7 +63,7 @@ impl Registers {
         }
         array::from_fn(|word| {
             // SAFETY: the word is inside the mapping, which `self` owns, and is aligned. The driver
-            // may write the word meanwhile, whole.
+            // may write the word meanwhile, but always by one store of 8 bytes.
             unsafe { &*self.0.as_mut_ptr().add(at).cast::<AtomicU64>().add(word) }
                 .load(Ordering::Relaxed)
         })
@@ -116,16 +117,16 @@ struct Watched {
     announced: Option<Announced>,
 }
 
-/// The WQEs that a moved record announces, while the register has not yet been found to hold them.
+/// The WQEs that the record has announced, until the register is found to announce them too.
 #[derive(Debug)]
 struct Announced {
     since: Instant,
     /// The register's content before the record moved.
     before: [Half; 2],
-    /// The last WQEs before the record's counter, as many as half a register holds; if the last WQE
-    /// alone is longer, its start.
+    /// The last WQEBBs before the record's counter, as many as half a register holds; or the start
+    /// of the last WQE, if that WQE is longer.
     tail: Half,
-    /// Counter of the first WQE of `tail`.
+    /// Counter of the first WQEBB of `tail`.
     first: u16,
     /// Counter of the last WQE.
     last: u16,
@@ -199,8 +200,8 @@ impl Doorbells {
         }
     }
 
-    /// Removes a destroyed queue pair. Checks it once more before, without any wait for the
-    /// register, and returns the violation, if this check finds one.
+    /// Removes a destroyed queue pair. Before that, checks the queue pair once more, without any
+    /// wait for the register. Returns the violation, if the check finds one.
     pub(crate) fn remove(&mut self, qpn: u32) -> Option<Violation> {
         let index = self.queues.iter().position(|queue| queue.qpn == qpn)?;
         let broken = self.check_queue(index, Duration::ZERO);
@@ -365,7 +366,7 @@ impl Announced {
     fn find_in(&self, producer: u16, half: &Half, before: &Half) -> Found {
         let ctrl = ctrl_of(half[0]);
         let offset = usize::from(ctrl.wqe_index().wrapping_sub(self.first));
-        // The WQE in the register is the last one, or an earlier one of a batch.
+        // The register must begin with the last WQE, or with an earlier WQE that starts a batch.
         let is_among = offset <= usize::from(self.last.wrapping_sub(self.first));
         if !is_among || half[0] != self.tail[offset * WQEBB / 8] {
             return Found::Nothing;

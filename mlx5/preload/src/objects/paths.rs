@@ -18,8 +18,8 @@ pub(crate) enum Way {
     Nowhere,
 }
 
-/// Resolves the address of a path from the GID of `from` with this index, as the kernel does.
-/// `link` is the link layer of `from`.
+/// Resolves the address of a path that starts at GID `sgid_index` of the port `from`, as the kernel
+/// does. `link` is the link layer of `from`.
 ///
 /// # Errors
 /// `EINVAL`: the path does not start at a GID of the port. RoCE only: `ETIMEDOUT`: no neighbour has

@@ -84,7 +84,8 @@ impl Objects {
         .note(note))
     }
 
-    /// Carries out MODIFY_SRQ: mlx5 does not resize, and there are no limit events.
+    /// Carries out MODIFY_SRQ. Refuses a resize, as mlx5 does, and a limit, because no limit event
+    /// is sent.
     pub(crate) fn modify_srq(&mut self, call: &Call) -> Result<Reply, Errno> {
         let asked: ModifySrq = call.request::<_, ()>()?;
         self.srqs.get(asked.srq_handle)?;

@@ -26,7 +26,7 @@ pub(crate) const CHECK_DOORBELLS: &str = "MLX5_PRELOAD_CHECK_DOORBELLS";
 pub(crate) const TREE: &str = "SYSFS_PATH";
 
 /// Domain and bus of the PCI function, an address that no machine has. All digits are decimal,
-/// because UCX reads only decimal digits in the name of the root.
+/// because UCX reads only decimal digits in the name of the PCI root.
 pub(crate) const PCI_BUS: &str = "7357:00";
 
 /// Number of entries of a port's GID table. Entries without a GID are zero.
@@ -53,10 +53,11 @@ pub(crate) enum Link {
 }
 
 impl Link {
-    /// Returns the GID table of the port of a device, without empty entries. The first device has
-    /// fe80::200:ff:fe00:1, and on RoCE ::ffff:127.0.0.1 too, in this order, each with the two
-    /// entries that the kernel makes for an address of a network device. With `roce=ADDRESS` a
-    /// device has only the GIDs of that address.
+    /// Returns the GID table of the port of a device, without empty entries. On InfiniBand it has
+    /// one GID, fe80::200:ff:fe00:1 for the first device. On RoCE that address is followed by an
+    /// IPv4 address, ::ffff:127.0.0.1 for the first device; each address has the two entries
+    /// (versions 1 and 2) that the kernel makes for it. With `roce=ADDRESS` only the entries of
+    /// ADDRESS exist.
     fn gids(self, device: usize) -> Vec<Gid> {
         let mut link_local = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
         link_local[8..].copy_from_slice(&guid(device));

@@ -21,7 +21,7 @@ pub(crate) struct Settings {
     pub(crate) tree: PathBuf,
     pub(crate) link: Link,
     pub(crate) fabric: PathBuf,
-    /// The faults, each with the number of commands until now that it concerned.
+    /// The faults, each with the number of commands that matched it until now.
     faults: Vec<(Fault, AtomicU64)>,
     /// Changes that an open device makes without a command, the earliest first, with their times in
     /// ms after the device was opened.
@@ -86,7 +86,7 @@ impl Settings {
         self.faults.iter().any(|(known, _)| *known == fault)
     }
 
-    /// Fails if a fault of opening the device was requested.
+    /// Fails with the error of the fault `open=ERRNO`, if that fault was requested.
     pub(crate) fn open_fault(&self) -> Result<(), Errno> {
         let errno = self.faults.iter().find_map(|(fault, _)| match *fault {
             Fault::Open(errno) => Some(errno),

@@ -127,8 +127,8 @@ pub(crate) enum Use {
     Write,
 }
 
-/// Returns whether a whole range can be used in this way. Populates the pages of the range, as the
-/// kernel does when it pins registered memory; the kernel refuses memory that it cannot pin.
+/// Returns whether the whole range can be used for `what_for`. Populates the pages of the range, as
+/// the kernel does when it pins registered memory; the kernel refuses memory that it cannot pin.
 pub(crate) fn is_there(addr: u64, len: u64, what_for: Use) -> bool {
     let page_bytes = rustix::param::page_size() as u64;
     let (start, end) = (

@@ -23,7 +23,7 @@ use crate::thread::session::Session;
 const SHORTEST: Duration = Duration::from_micros(20);
 /// Sleep between two polls after a long idle time.
 const LONGEST: Duration = Duration::from_millis(1);
-/// Number of polls without work after which the sleep doubles, until it is the longest.
+/// Number of polls without work after which the sleep doubles, up to `LONGEST`.
 const PATIENCE: u32 = 256;
 /// Number of polls without a sleep after work was found.
 const POLLS_AT_ONCE: u32 = 8;

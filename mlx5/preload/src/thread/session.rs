@@ -19,7 +19,6 @@ use crate::system::sys;
 pub(crate) struct Session {
     settings: &'static Settings,
     port: Port,
-    /// The inode of the device file.
     inode: libc::ino_t,
     /// The registers, if doorbells are checked, until GET_CONTEXT takes them.
     registers: Option<Registers>,

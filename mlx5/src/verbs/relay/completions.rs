@@ -64,8 +64,9 @@ impl CompletionRing {
         }
     }
 
-    /// Writes the CQE of a work completion, unless the completion is of a send whose queue pair was
-    /// destroyed, or of a marker (`sends`). Returns whether it wrote a CQE.
+    /// Writes the CQE of a work completion. Writes none for a send whose queue pair was destroyed,
+    /// and none for a marker, the request that `sends` posts after a refused WQE. Returns whether
+    /// it wrote a CQE.
     #[inline(always)]
     fn write(&mut self, wc: &ibv_wc, sends: &mut Slab<SendRing>) -> bool {
         let id = Id(wc.wr_id);

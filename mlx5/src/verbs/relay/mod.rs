@@ -260,9 +260,9 @@ impl Rings {
         ring.own_receives
             .and_then(|rq| self.receives.try_remove(rq.into()));
         destroy();
-        // The completions of the queue pair that libibverbs still holds are mixed with completions
-        // of other queue pairs. All are taken now, because completions of the other queue pairs
-        // must reach the rings, which are all that the driver polls.
+        // libibverbs may still hold completions of this queue pair, mixed with completions of other
+        // queue pairs, which must not be lost. So all completions are taken now, and written to the
+        // rings that the driver polls.
         self.poll(device, calls);
         Some(self.sends.remove(place).key)
     }

@@ -26,8 +26,9 @@ struct Slot {
     sges: [ibv_sge; SEND_SGES as usize],
 }
 
-/// The work requests of a call. Each request points to its buffers and to the next request, and the
-/// last of the chain to the first. During a call, the last posted request points to none.
+/// Slots for the work requests that one call posts; all calls use the same slots. Each request
+/// points to the SGEs of its slot and to the next request, and the last slot's request to the
+/// first. During a call, the last posted request points to no next one.
 pub(super) struct Chain(Vec<Slot>);
 
 impl Default for Chain {
@@ -71,7 +72,7 @@ pub(super) trait Device {
 
     fn fail_qp(&self, qpn: u32);
 
-    /// Returns the address handle of a path, if the device knows that path.
+    /// Returns the address handle of a path; `None` if the device refuses the path.
     fn handle(&self, pdn: u32, path: &AddressVector) -> Option<NonNull<ibv_ah>>;
 
     /// Returns an address handle of the domain, if the domain has one.
@@ -268,8 +269,8 @@ impl SendRing {
             };
         }
         let mut bad = null_mut();
-        // SAFETY: `qp` is a queue pair of this device. The request has no buffers, and lives
-        // through the call.
+        // SAFETY: `qp` is a queue pair of this device. The request has no buffers and lives through
+        // the call, and no reference to it exists.
         self.stage =
             match unsafe { device.post_send(self.made.qp, &raw mut marker, &raw mut bad) }.abs() {
                 0 => Stage::Draining,
@@ -315,8 +316,8 @@ impl SendRing {
         true
     }
 
-    /// Makes the work request of any WQE at `next`, and advances `next`. Returns `false` for a NOP,
-    /// which needs no request, and for a WQE that is refused.
+    /// Makes the work request of any WQE at `next`. Returns `false` for a NOP, which needs no
+    /// request, and for a WQE that is refused. Advances `next`, except if the WQE is refused.
     #[cold]
     fn fill(&mut self, device: &impl Device, slot: &mut Slot) -> bool {
         let ds = self.ctrl().ds();

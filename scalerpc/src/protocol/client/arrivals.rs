@@ -22,8 +22,8 @@ impl Events {
         self.activate.is_some() || self.switch.is_some()
     }
 
-    /// Records an event if its slice is later than the last slice that ended for this client (S11
-    /// of docs/scalerpc.md).
+    /// Records a close. Records any other event if its slice is later than the last slice that
+    /// ended for this client (S11 of docs/scalerpc.md).
     fn add(&mut self, event: Option<Event>, closed_epoch: u64) {
         match event {
             Some(Event::Activate { epoch, zone }) if epoch > closed_epoch => {
@@ -39,8 +39,8 @@ impl Events {
 impl<M: Memory> Client<M> {
     /// Takes responses and events. Responses come first, so that an announcement offers only
     /// unanswered requests. The slot of activations is read after the responses and the slot of
-    /// switches: an activation is posted before everything else of its slice, so when something of
-    /// the slice has arrived, the activation has arrived too and is cleared (S12).
+    /// switches: an activation is posted before everything else of its slice. So a poll that finds
+    /// something of a slice also finds the activation of the slice, and clears it (S12).
     pub(super) fn take_arrivals(&mut self, out: &mut Vec<ClientOp>) -> Result<(), ProtocolError> {
         let mut events = Events::default();
         let fresh = std::mem::take(&mut self.fresh);
@@ -64,7 +64,7 @@ impl<M: Memory> Client<M> {
         for slot in bits(slots) {
             let trailer_at = self.layout.client_slot(slot) + self.layout.trailer_at();
             let trailer = Trailer::from_word(self.memory.responses.load(trailer_at));
-            // Otherwise the slot is empty, or has the response to an earlier call (S15).
+            // With another value the slot is empty, or has the response to an earlier call (S15).
             if trailer.valid == valid(self.calls[slot].sequence) {
                 self.take_response(slot, trailer_at, trailer, events)?;
             }
@@ -100,7 +100,8 @@ impl<M: Memory> Client<M> {
             if self.state != State::Warmup {
                 return Err(ProtocolError::Event);
             }
-            // After the slice the zone may have been taken back (S26): nothing is written into it.
+            // After the slice the server may have taken the zone back (S26), so the client must not
+            // write into the zone.
             if events.switch != Some(epoch) {
                 self.activate(epoch, ZoneId::of(epoch, zone), out);
             }

@@ -31,8 +31,8 @@ pub(super) struct Call {
 }
 
 impl<M: Memory> Client<M> {
-    /// Makes a call (the paper's AsyncCall). In PROCESS the request is sent at once; otherwise it
-    /// waits in its slot until the server fetches it. The call ends in
+    /// Makes a call (AsyncCall of the ScaleRPC paper). In PROCESS the request is sent at once;
+    /// otherwise it waits in its slot until the server fetches it. The call ends in
     /// [`poll_completion`](Self::poll_completion), no later than at its timeout if the client is
     /// polled.
     ///
@@ -115,8 +115,8 @@ impl<M: Memory> Client<M> {
         }
     }
 
-    /// Takes the next call that has ended. Copies as much of its response's payload as fits to
-    /// `into` (the paper's PollCompletion).
+    /// Takes the next call that has ended (PollCompletion of the ScaleRPC paper). Copies as much of
+    /// its response's payload as fits to `into`.
     #[inline]
     pub fn poll_completion(&mut self, into: &mut [u8]) -> Option<Completion> {
         let completion = self.ended.pop_front()?;
@@ -133,8 +133,9 @@ impl<M: Memory> Client<M> {
         Some(completion)
     }
 
-    /// Takes the response to the call of `slot`: it arrived in the response slot of the same number
-    /// (S13). `outcome` is the outcome of the call. The call may have ended before.
+    /// Takes the outcome of the call of `slot`. No response to the call will arrive after this: its
+    /// response has arrived in the response slot of the same number (S13), or its request was never
+    /// offered. If the call itself ended before, only the quarantine of its slot ends.
     #[inline(always)]
     pub(super) fn end_call(&mut self, slot: usize, outcome: Result<usize, CallFailure>) {
         self.pending &= !(1 << slot);
@@ -149,7 +150,7 @@ impl<M: Memory> Client<M> {
     #[cold]
     fn end_quarantine(&mut self, slot: usize) {
         self.quarantined &= !(1 << slot);
-        // If the end of the slot's call was not taken, `poll_completion` frees the slot.
+        // If the end of the slot's call was not taken yet, `poll_completion` frees the slot.
         if self
             .ended
             .iter()
@@ -188,7 +189,8 @@ impl<M: Memory> Client<M> {
                 self.push_ended(slot, Err(CallFailure::TimedOut));
             } else {
                 self.end_call(slot, Err(CallFailure::NotSent));
-                // The number was not used, and the server takes only the next number (S22).
+                // The server has not seen the sequence number, and accepts only the number after
+                // the last, so the next call of the slot uses it (S22).
                 self.calls[slot].sequence = self.calls[slot].sequence.wrapping_sub(1);
             }
         }
@@ -208,8 +210,8 @@ impl<M: Memory> Client<M> {
         }
     }
 
-    /// Frees a slot that holds no call and no response. A lent slot can be used again only when it
-    /// is not lent any more (S6).
+    /// Frees a slot that holds no call and no response. A slot of the open announcement becomes
+    /// free when the announcement is closed (S6).
     fn free_slot(&mut self, slot: usize) {
         let freed = if self.lent >> slot & 1 != 0 {
             &mut self.lent_free
@@ -219,7 +221,7 @@ impl<M: Memory> Client<M> {
         *freed |= 1 << slot;
     }
 
-    /// Takes the lent slots back: the announcement is closed, so the server READs no slot.
+    /// Takes the lent slots back: the announcement is closed, so the server no longer READs them.
     pub(super) fn take_back_slots(&mut self) {
         self.lent = 0;
         self.free |= std::mem::take(&mut self.lent_free);

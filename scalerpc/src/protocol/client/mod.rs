@@ -35,7 +35,7 @@ pub struct ClientMemory<M> {
     pub responses: M,
 }
 
-/// The addresses of the server's memory, and this client's number and entry there.
+/// Addresses and keys of the server's memory, and this client's number and entry there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ServerRegions {
     /// This client's number at the server.
@@ -140,22 +140,24 @@ pub struct Client<M> {
     /// First byte of the zone in the server's memory, in PROCESS.
     zone_addr: u64,
     calls: Vec<Call>,
-    /// Free slots. A slot that is neither free, pending nor lent holds a response.
+    /// Free slots. A slot that is neither free, pending nor lent belongs to a call whose end was
+    /// not taken yet.
     free: u64,
     /// Slots whose responses have not arrived, including slots of calls that have ended.
     pending: u64,
     /// Pending slots whose calls have ended: only the response frees them (S14).
     quarantined: u64,
-    /// Slots of calls made since the last poll. As long as their operations were not taken, no
-    /// response can be there.
+    /// Slots of calls made since the last poll. While the caller still has the operations of these
+    /// calls, no response to them can have arrived.
     fresh: u64,
-    /// Earliest deadline of a call, in ns.
+    /// Lower bound of the deadlines of calls that have not ended, in ns.
     expire_ns: u64,
     /// Slots of the open announcement. The client writes nothing into these slots (S6).
     lent: u64,
     /// Lent slots that become free when the announcement is closed.
     lent_free: u64,
-    /// Calls that have ended, in the order of their ends.
+    /// Ends of calls that [`poll_completion`](Self::poll_completion) has not returned yet, oldest
+    /// first.
     ended: VecDeque<Completion>,
     stats: ClientStats,
 }
@@ -163,7 +165,7 @@ pub struct Client<M> {
 impl<M: Memory> Client<M> {
     /// Makes a client that was admitted. `layout` is the server's. The regions must be all zeros,
     /// and as large as `layout` requires: smaller regions lose messages. `requests_addr`,
-    /// `responses_addr` and `responses_rkey` are the values in the client's record.
+    /// `responses_addr` and `responses_rkey` are the values that the client has sent to the server.
     pub fn new(
         layout: Layout,
         memory: ClientMemory<M>,

@@ -22,14 +22,15 @@ impl<M: Memory> Client<M> {
         self.rested = std::mem::replace(&mut self.state, State::Resting);
         self.say(RESTS);
         if self.is_switched() {
-            // The server may have found this client awake before, and does not ask again.
+            // The server may have READ the rest word before it was written, and does not READ it
+            // again.
             self.end_rest();
         }
         self.state == State::Resting
     }
 
-    /// Ends the rest of a client that rests, for a poll. Sends the calls that were made meanwhile,
-    /// if the client still has its zone. Returns whether the connection is still open.
+    /// Ends a rest, if there is one, at the start of a poll. Sends the calls that were made
+    /// meanwhile, if the client still has its zone. Returns whether the connection is still open.
     #[cold]
     pub(super) fn wake(&mut self, out: &mut Vec<ClientOp>) -> bool {
         self.end_rest();

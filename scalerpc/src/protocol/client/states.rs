@@ -1,4 +1,5 @@
-//! The client's writes in IDLE, WARMUP and PROCESS. The table is in `docs/scalerpc.md`.
+//! The client's writes in IDLE, WARMUP and PROCESS. The table of these states is in
+//! `docs/scalerpc.md`.
 
 use super::{Client, ClientOp, State};
 use crate::protocol::bits;

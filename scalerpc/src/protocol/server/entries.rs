@@ -69,7 +69,6 @@ impl<M: Memory> Server<M> {
             .store(entry + Announcement::TRAILER_AT, 0);
     }
 
-    /// Returns whether either half of an entry is written.
     #[inline]
     fn is_written(&self, client: ClientId) -> bool {
         let entry = client.index() * ENTRY_BYTES;
@@ -84,7 +83,8 @@ impl<M: Memory> Server<M> {
         }
         let entry = client.index() * ENTRY_BYTES;
         let announced_at = entry + Announcement::TRAILER_AT;
-        // The announcement ends a WRITE that may carry both: if it has arrived, so has the release.
+        // In a WRITE of both halves the announcement is last: if it has arrived, so has the
+        // release.
         let announced = self.memory.entries.load(announced_at);
         let at = entry + Release::TRAILER_AT;
         let word = self.memory.entries.load(at);

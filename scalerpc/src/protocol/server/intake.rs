@@ -17,7 +17,6 @@ pub(super) struct Queued {
 }
 
 impl<M: Memory> Server<M> {
-    /// Accepts the requests that arrived in active zones.
     #[inline(always)]
     pub(super) fn accept_active(&mut self) {
         let Layout {
@@ -114,7 +113,8 @@ impl<M: Memory> Server<M> {
 
     /// Takes the oldest accepted request. Copies as much of its payload as fits to `into`, which
     /// should have [`max_payload`](crate::Layout::max_payload) bytes. Returns `None` if there is no
-    /// request, or no buffer for its response: a response that is written frees one.
+    /// request, or no free buffer for its response: a buffer becomes free when the WRITE of a
+    /// response completes.
     #[inline(always)]
     pub fn take(&mut self, into: &mut [u8]) -> Option<Request> {
         if self.dispatch.is_empty() {

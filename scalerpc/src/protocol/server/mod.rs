@@ -1,10 +1,10 @@
 //! The server as a state machine. Inputs: entries and messages in its memory, completions, and the
 //! time. Output: operations.
 //!
-//! [`Server::poll`] does everything except the requests: `entries` takes releases and
+//! [`Server::poll`] does everything but the work of the workers, which take requests by
+//! [`Server::take`] and answer them by [`Server::reply`]. `entries` takes releases and
 //! announcements, `zones` assigns, activates, ends and frees zones, `rests` takes back the zones of
-//! resting clients, `intake` accepts requests from active zones. [`Server::take`] and
-//! [`Server::reply`] are the worker's side. `leaving` ends the server.
+//! resting clients, `intake` accepts requests from active zones. `leaving` ends the server.
 
 mod entries;
 mod intake;
@@ -30,8 +30,8 @@ use intake::Queued;
 use mlx5_rendezvous::Peer;
 use zones::{ActiveZone, Zone, ZoneState};
 
-/// Number of entries that a poll checks in addition to those of the current and the next group (S19
-/// of docs/scalerpc.md).
+/// Maximum number of entries that a poll checks in addition to the entries of the current and the
+/// next group (S19 of docs/scalerpc.md).
 const SWEEP: usize = 64;
 
 /// The regions of a server. Their sizes: [`ServerConfig::entries_bytes`], [`Layout::pools_bytes`],
@@ -50,8 +50,8 @@ pub struct ServerMemory<M> {
 /// order given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ServerOp {
-    /// READ `len` bytes at `addr` to byte `into` of the pools; then, if `is_last`, call
-    /// [`Server::on_reads_done`].
+    /// READ `len` bytes at `addr` to byte `into` of the pools. After its completion, if `is_last`,
+    /// call [`Server::on_reads_done`].
     Read {
         /// The client whose queue pair is used.
         client: ClientId,
@@ -66,7 +66,7 @@ pub enum ServerOp {
         /// This READ is the last of its announcement.
         is_last: bool,
     },
-    /// WRITE `len` bytes from byte `from` of the responses to `addr`; then call
+    /// WRITE `len` bytes from byte `from` of the responses to `addr`. After its completion call
     /// [`Server::on_responses_done`].
     WriteResponse {
         /// The client whose queue pair is used.
@@ -91,8 +91,8 @@ pub enum ServerOp {
         /// The bytes of the event.
         bytes: [u8; HEADER_BYTES + TRAILER_BYTES],
     },
-    /// READ the 8 bytes at `addr`, the client's rest word, to byte `into` of the entries; then call
-    /// [`Server::on_rest_word`].
+    /// READ the 8 bytes at `addr`, the client's rest word, to byte `into` of the entries. After its
+    /// completion call [`Server::on_rest_word`].
     ReadRestWord {
         /// The client whose queue pair is used.
         client: ClientId,
@@ -158,8 +158,8 @@ struct ClientRecord {
     requests: u64,
     bytes: u64,
     responses: Chain,
-    /// Epoch of the zone that was taken back while the client rests. The client still releases the
-    /// zone when it wakes.
+    /// Epoch of the zone that was taken back from the client while it rested. The client still
+    /// releases the zone when it wakes.
     taken_back: Option<u64>,
     /// The end of the server was reported to the client.
     is_dismissed: bool,
@@ -304,7 +304,7 @@ impl<M: Memory> Server<M> {
             self.free_zone(zone);
         }
         let current = self.groups.leave(client, self.scheduler.current());
-        // A client that was warmed for the next slice gets that slice, whatever its group is now.
+        // The group of a client that was warmed for the next slice gets that slice.
         let epoch = self.scheduler.epoch() + 1;
         let warmed = self
             .busy
@@ -426,7 +426,7 @@ impl<M: Memory> Server<M> {
         &self.groups
     }
 
-    /// Returns the slices.
+    /// Returns the scheduler of the slices.
     pub const fn scheduler(&self) -> &Scheduler {
         &self.scheduler
     }
@@ -458,7 +458,7 @@ impl<M: Memory> Server<M> {
         self.clients.get(client.index())?.as_ref()
     }
 
-    /// Returns the zone that a client may write into.
+    /// Returns the zone that a client has, or that is being prepared for it.
     pub(crate) fn zone_of(&self, client: ClientId) -> Option<ZoneId> {
         self.client(client)?.zone
     }

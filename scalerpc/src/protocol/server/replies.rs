@@ -79,7 +79,7 @@ impl<M: Memory> Server<M> {
         let Request {
             client, id, buffer, ..
         } = *request;
-        // A request that is held has no buffer, and is not answered.
+        // A request that is held has no buffer: it must be resumed first.
         let Some(buffer) = buffer else { return false };
         let record = self
             .clients
@@ -132,7 +132,7 @@ impl<M: Memory> Server<M> {
     }
 
     /// Gives a request that was [held](Self::hold) a buffer for its response. Returns `false` if no
-    /// buffer is free; a response that is written frees one.
+    /// buffer is free. A buffer becomes free when the WRITE of a response completes.
     pub fn resume(&mut self, request: &mut Request) -> bool {
         if request.buffer.is_none() {
             request.buffer = self.buffers.allocate();

@@ -1,4 +1,5 @@
-//! The life of a zone: warming, active, ended, draining, free. The table is in `docs/scalerpc.md`.
+//! The life of a zone: warming, active, ended, draining, free. The table of these states is in
+//! `docs/scalerpc.md`.
 
 use super::{Server, ServerOp};
 use crate::protocol::config::Layout;
@@ -18,16 +19,17 @@ const ASK_DIVISOR: u64 = 2;
 
 /// Maximum number of clients of the next group that a poll warms. A fetch of a context delays
 /// everything that the NIC sends after it. So the READs of a group are spread over the responses of
-/// many polls, and do not delay the responses as one burst. The current group does not wait.
+/// many polls, and do not delay the responses as one burst. Clients of the current group are warmed
+/// without this limit.
 const WARM_PER_POLL: usize = 1;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) enum ZoneState {
     #[default]
     Free,
-    /// READs are under way.
+    /// READs of the announced requests are under way.
     Warming,
-    /// The slice of the zone has not begun.
+    /// The READs are complete, and the slice of the zone has not begun.
     Ready,
     Active,
     /// The slice of the zone is over. *switch* was not sent to the client yet; it is sent at
@@ -56,7 +58,7 @@ pub(super) struct ActiveZone {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Zone {
     pub(super) state: ZoneState,
-    /// The client that may write into the zone; `None` only if the zone is free.
+    /// The client that has the zone; `None` only if the zone is free.
     pub(super) client: Option<ClientId>,
     pub(super) epoch: u64,
     /// Number of accepted requests in the zone that no worker has copied out.
@@ -272,7 +274,7 @@ impl<M: Memory> Server<M> {
     }
 
     /// Does the context switch: the scheduler has begun a slice. Does not wait for clients that
-    /// have not answered, nor for requests that were not READ (S18).
+    /// have not released their zones, nor for READs that are under way (S18).
     pub(super) fn switch(&mut self, now_ns: u64) {
         self.stats.slices += 1;
         let epoch = self.scheduler.epoch();
@@ -424,7 +426,7 @@ impl<M: Memory> Server<M> {
     }
 
     /// Subtracts one accepted request from the zone's count: the request was copied out of the
-    /// zone, or dropped. Frees the zone if it is released and the count is 0.
+    /// zone. Frees the zone if it is released and the count is 0.
     pub(super) fn unpin(&mut self, zone: ZoneId) {
         self.zone_mut(zone).queued -= 1;
         self.free_if_unused(zone);

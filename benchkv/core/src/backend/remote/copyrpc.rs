@@ -18,12 +18,12 @@ use crate::message::{Request, Response};
 use crate::topology::{Backend, Peer};
 use crate::values::{Values, copy};
 
-/// Maximum time between an orderly close by a peer and the report of its cause by another
-/// connection, in ns of the device's clock.
+/// Maximum time between the close of a connection by its peer and the report of the cause by
+/// another connection, in ns of the device's clock.
 const CAUSE_NS: u64 = 500_000_000;
 
-/// Minimum number of batches in flight on a connection that carries the requests of only one
-/// client.
+/// Least limit of batches in flight that the size of the receive queue can impose on a connection
+/// of one client.
 const FEWEST_BATCHES: u32 = 4;
 
 /// Maximum number of receives that devices permit in one queue. Each batch in flight takes one and
@@ -45,9 +45,9 @@ fn config(plan: &RankPlan, connections: usize) -> EndpointConfig {
         // them.
         config.max_send_wr = Some((4 * batches).max(256));
     }
-    // A connection carries the operations of one client: requests in one direction, answers in the
-    // other. So it has at most as many batches in flight as the client has operations. A daemon has
-    // many such connections, and all their receives are in one queue.
+    // With this backend a connection carries the operations of one client: requests in one
+    // direction, answers in the other. So it has at most as many batches in flight as the client
+    // has operations. A daemon has many such connections, and all their receives are in one queue.
     if job.topology.backend == Backend::Direct {
         let room = (MOST_RECEIVES * 2 / 3 / connections.max(1)) as u32;
         let batches = room.min(plan.depth() as u32).max(FEWEST_BATCHES);
@@ -59,10 +59,10 @@ fn config(plan: &RankPlan, connections: usize) -> EndpointConfig {
 pub(super) struct Links<C> {
     context: Context<C>,
     links: Vec<Link<C>>,
-    /// Whether calls have ended because a connection closed. When a peer closes in order, the calls
-    /// to it end before the connection does.
+    /// Whether calls have ended because a connection closed. If the peer closed the connection, its
+    /// calls end before the connection does.
     has_lost_calls: bool,
-    /// Time at which a peer was first found to have closed in order, by the device's clock, in ns.
+    /// Time at which a connection was first found closed by its peer, by the device's clock, in ns.
     left_ns: Option<u64>,
     values: Values,
     /// Buffer for a message with the tail of a value, if values have tails.
@@ -307,7 +307,7 @@ impl<C> LinkSet<C> for Links<C> {
 }
 
 /// Writes `head`, and the tail of a value through `fill`, to the end of `message`, and returns
-/// both. `message` has room for a request, which is the longest head, and a tail.
+/// both. The length of `message` must be that of a request, the longest head, plus that of a tail.
 fn with_tail<'a>(head: &[u8], message: &'a mut [u8], fill: impl FnOnce(&mut [u8])) -> &'a [u8] {
     let surplus = size_of::<Request>() - head.len();
     let message = message.get_mut(surplus..).unwrap_or_default();
@@ -387,7 +387,7 @@ impl<C> Links<C> {
         links.filter_map(|link| Some((&link.peer, link.endpoint.as_ref()?)))
     }
 
-    /// Returns an error if a connection is down. A peer that closes in order while the job runs
+    /// Returns an error if a connection is down. A peer that closes a connection while the job runs
     /// does so because another part of the job failed, most often another peer. So this end waits
     /// up to [`CAUSE_NS`] for a connection that reports the cause, before it returns an error for
     /// the peer that closed.

@@ -16,7 +16,7 @@ pub(super) struct Dialogue<C> {
     tail_bytes: usize,
 }
 
-/// The kind of a message of the peer.
+/// A message that has arrived from the peer.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Arrival<C> {
     /// The answer to a call; `None` if it was refused.

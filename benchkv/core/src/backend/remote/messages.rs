@@ -1,5 +1,5 @@
-//! Carriers that send each message separately: one message, one receive, one completion each. The
-//! baselines for copyrpc's batches in rings.
+//! Carriers that send each message separately, so that each message takes one receive and one
+//! completion. They are the baselines for copyrpc, which writes batches into rings.
 //!
 //! The carriers have no credits: each end keeps room for every request and every answer that the
 //! peer may have under way, a window of each ([`Dialogue`]). A message that its [`Port`] cannot
@@ -27,7 +27,7 @@ pub(super) const POLL_BUDGET: usize = 256;
 const POLLS_PER_CHECK: u32 = 64;
 
 /// The part of such a carrier that moves messages over the links of a thread. Links are numbered
-/// from 0. [`LinkSet`] documents the methods that it has too.
+/// from 0. [`LinkSet`] documents the methods of the same names.
 pub(super) trait Port: Sized {
     const COUNTERS: &'static [Counter<Counters>] = &[
         ("writes", |counters| counters.sends),
@@ -52,7 +52,7 @@ pub(super) trait Port: Sized {
     /// Posts a message, followed by `tail`. The tail may be empty.
     fn post(&mut self, link: usize, message: &FrameBytes, tail: &[u8]) -> Result<(), Unposted>;
 
-    /// Announces the messages that were posted on a link to the device.
+    /// Announces to the device the messages that were posted on a link.
     fn ring(&mut self, _link: usize) {}
 
     /// Calls `arrived` for each message that has arrived, and for each link that is unusable, with
@@ -94,7 +94,8 @@ pub(super) enum Unposted {
     Failed(String),
 }
 
-/// Numbers of messages: sent, without room at the first attempt, and received in their CQEs.
+/// Numbers of messages sent, of attempts to send a request that found no room, and of messages
+/// received in their CQEs.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Counters {
     pub(super) sends: u64,
@@ -276,7 +277,7 @@ impl<C, P: Port> LinkSet<C> for Links<C, P> {
         if !self.unflushed.is_empty() {
             return then(&mut Due::now());
         }
-        // A peer can count as silent after a sleep, so the next poll checks all links.
+        // Polls count the time to the next check, and a sleep has none. So the next poll checks.
         self.polls = POLLS_PER_CHECK - 1;
         self.port.with_watch(then);
     }

@@ -1,11 +1,12 @@
 //! A thread's connections to other ranks, and the requests that wait for room on them.
 //!
-//! A [`LinkSet`] carries the requests. Each set is a line of the registry here: [`copyrpc`],
-//! [`rc_send`] or [`ucx_am`]. The last two are ports of the module [`messages`], which sends each
-//! message separately. That module consists of `frame` (the bytes of a message), `dialogue` (the
-//! state of each end) and `calls` (the callers that wait for an answer). A carrier has one link for
-//! each peer of the thread, numbered in the order of the topology, and is independent of
-//! topologies. [`Remote`] finds the link of a request and queues requests without room, in order.
+//! A [`LinkSet`] carries the requests. Each set is a line of the registry `carriers!` in this file:
+//! [`copyrpc`], [`rc_send`] or [`ucx_am`]. The last two are ports of the module [`messages`], which
+//! sends each message separately. That module consists of `frame` (the bytes of a message),
+//! `dialogue` (the state of each end) and `calls` (the callers that wait for an answer). A carrier
+//! has one link for each peer of the thread, numbered in the order of the topology, and is
+//! independent of topologies. [`Remote`] finds the link of a request and queues requests without
+//! room, in order.
 
 mod calls;
 mod copyrpc;
@@ -61,15 +62,15 @@ pub(super) struct Polled {
     pub(super) cqes: usize,
 }
 
-/// The reason why a record does not fit.
+/// The reason why a link does not connect with the record of its other end.
 type Refused = Box<dyn std::error::Error + Send + Sync>;
 
 /// A counter of a carrier: its name, and the function that reads it.
 type Counter<Stats> = (&'static str, fn(&Stats) -> u64);
 
 /// The carrier of the requests and responses of a thread: the thread's links to peers, which are
-/// numbered from 0. Default methods fit most carriers. [`Remote`] documents the methods that it has
-/// too.
+/// numbered from 0. Default methods fit most carriers. [`Remote`] documents the methods of the same
+/// names.
 trait LinkSet<C>: Sized {
     /// The handle that answers a request of a peer.
     type Handle;
@@ -121,7 +122,7 @@ trait LinkSet<C>: Sized {
         None
     }
 
-    /// Returns whether a poll has something to take.
+    /// Returns `false` only if a poll would take nothing.
     fn has_work(&self) -> bool {
         true
     }
@@ -414,8 +415,8 @@ impl<C> Remote<C> {
     }
 
     /// Returns the time for which there is nothing to do unless a completion arrives; `None` if
-    /// there is work now. Only drivers whose devices report completions may call it; UCX reports
-    /// none.
+    /// there is work now. Also posts gathered messages of copyrpc. Only drivers whose devices
+    /// report completions may call it; UCX reports none.
     pub(super) fn rest(&mut self) -> Option<Duration> {
         if self.backlogged() > 0 || !self.arrived.is_empty() {
             return None;

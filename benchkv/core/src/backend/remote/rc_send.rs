@@ -185,7 +185,7 @@ impl messages::Port for Port {
             let posted = end.qp.post(&message, Signal::Reclaim, MESSAGE);
             return posted.map_err(|_| Unposted::Full);
         };
-        // If there are fewer places for tails than entries in the queue, the places run out first.
+        // The places can run out before the entries of the queue. The message then waits.
         let Some(&place) = end.places.last() else {
             return Err(Unposted::Full);
         };

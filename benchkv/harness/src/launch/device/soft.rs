@@ -25,7 +25,7 @@ pub struct SoftDevice {
     /// time after its doorbell, in the next poll of the device that posted it. 0: both are executed
     /// in their doorbells.
     pub rtt_ns: u64,
-    /// Extra delay of every second operation, at random, in ns.
+    /// Extra delay of half of the operations, which are chosen at random, in ns.
     pub jitter_ns: u64,
     /// Seed of the random numbers.
     pub seed: u64,
@@ -267,7 +267,6 @@ mod tests {
             "rtt_us=6,jitter_us=2,seed=9,fault=rnr:10,fault=reorder:20,fault=drop:30"
                 .parse()
                 .unwrap();
-        // The device is printed and parsed again.
         assert!(matches!(device.timing(), Timing::Delay { ns: 3_000 }));
         let expected = Faults {
             seed: 9,

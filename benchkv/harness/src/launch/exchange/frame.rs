@@ -16,7 +16,7 @@ const MAX_BODY_BYTES: usize = (MAX_PART_BYTES + 16) * MAX_RANKS;
 /// A message. `round` counts the collective operations of a job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Frame {
-    /// Rank to launcher: this rank's part of a round, and the time limit of the others.
+    /// Rank to launcher: this rank's part of a round, and the maximum time for the other parts.
     Part {
         round: u32,
         within_ms: u32,
@@ -24,7 +24,7 @@ pub(crate) enum Frame {
     },
     /// Launcher to rank: the parts of all ranks.
     Gathered { round: u32, parts: Vec<Vec<u8>> },
-    /// Launcher to rank: the ranks that did not arrive.
+    /// Launcher to rank: the ranks whose parts did not arrive in time.
     Missing {
         round: u32,
         within_ms: u32,

@@ -25,7 +25,7 @@ const GATHERED_BYTES: usize = 64 << 20;
 
 /// Collective operations of all ranks of a job, which every rank calls in the same order.
 ///
-/// Every wait takes `give_up`, which is called some hundred times per second, so a rank that
+/// Every wait takes `give_up`, which is called about a hundred times per second, so a rank that
 /// detects the end of the job by itself does not wait for the report of the exchange. After an
 /// error the job is over: later calls return the same error.
 pub trait Exchange {
@@ -131,7 +131,7 @@ pub enum ExchangeError {
         /// Exit status or signal of the rank, in words.
         how: String,
     },
-    /// Several ranks did not arrive in time.
+    /// Ranks did not call the operation in time.
     #[error("rank {} did not answer within {within:?}: see its output above, or check whether it is stopped", rank_list(.ranks))]
     Missing {
         /// The ranks that had not arrived.

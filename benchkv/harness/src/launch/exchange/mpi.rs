@@ -27,7 +27,7 @@ const EXIT_INTERRUPTED: i32 = 130;
 /// Number of tags that every MPI has.
 const TAGS: i32 = 1 << 15;
 /// Pauses between two checks for messages: the first, and the maximum. A rank that waits for the
-/// end of a run must not take its core.
+/// end of a run must not take a core from the measured threads.
 const PAUSES: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(10));
 
 /// [`Exchange`] over MPI, for one thread: MPI is initialized with `MPI_THREAD_FUNNELED`.

@@ -43,7 +43,8 @@ impl SocketExchange {
         })
     }
 
-    /// Waits up to `time` for a frame. Returns `None` without one, or if a sleep was interrupted.
+    /// Waits up to `time` for a frame. Returns `None` if no frame arrives, or if a sleep is
+    /// interrupted.
     fn receive(
         &mut self,
         time: Duration,

@@ -144,7 +144,8 @@ impl LaunchError {
         }
     }
 
-    /// Returns whether this failure is nearer to the cause than `recorded`, detected earlier.
+    /// Returns whether this failure is nearer to the cause than `recorded`, which was detected
+    /// earlier.
     fn precedes(&self, recorded: &Self) -> bool {
         let (Self::RankFailed { how: seen, .. }, Self::RankFailed { how: before, .. }) =
             (self, recorded)

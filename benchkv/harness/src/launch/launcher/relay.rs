@@ -4,14 +4,15 @@
 use crate::launch::exchange::MAX_PART_BYTES;
 use crate::launch::exchange::frame::Frame;
 
-/// Collects the parts of one round at a time. Every frame that it returns is for all ranks.
+/// Collects the parts of one round (collective operation) at a time. Every frame that it returns is
+/// for all ranks.
 #[derive(Debug)]
 pub(super) struct Relay {
     /// The round being collected; the first is 1.
     round: u32,
     parts: Vec<Option<Vec<u8>>>,
-    /// Time at which the round fails, and the time limit of the round, which begins with the first
-    /// part; `None` before the first part.
+    /// Time at which the round fails, in ns, and the time limit of the round, in ms. The limit
+    /// begins with the first part; `None` before the first part.
     deadline: Option<(u64, u32)>,
     /// Whether a round failed, so that later frames are late.
     failed: bool,
@@ -27,7 +28,8 @@ impl Relay {
         }
     }
 
-    /// Takes a frame of rank `from`. The error describes a violation of the protocol.
+    /// Takes a frame of rank `from`. Returns the frame for all ranks if the round is complete. The
+    /// error describes a violation of the protocol.
     pub(super) fn arrived(
         &mut self,
         from: usize,
@@ -78,7 +80,7 @@ impl Relay {
         self.deadline.map(|(at_ns, _)| at_ns)
     }
 
-    /// Fails the round if its time is up.
+    /// Fails the round if its time is over. Then returns the frame that reports the missing ranks.
     pub(super) fn expire(&mut self, now_ns: u64) -> Option<Frame> {
         let (_, within_ms) = self.deadline.filter(|(at_ns, _)| *at_ns <= now_ns)?;
         let ranks = self.waited_for().map(|rank| rank as u32).collect();

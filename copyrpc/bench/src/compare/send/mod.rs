@@ -40,7 +40,7 @@ pub(crate) struct Shape {
     peers: usize,
     /// Number of slots of each session.
     depth: usize,
-    /// Bytes of header and payload, of messages sent and received.
+    /// Length in bytes of a message that this end sends, and of one that it receives, with header.
     sent_bytes: usize,
     received_bytes: usize,
 }
@@ -65,7 +65,7 @@ impl Shape {
         }
     }
 
-    /// Returns the maximum number of messages under way in either direction.
+    /// Returns the maximum number of messages under way in each direction.
     const fn messages(&self) -> usize {
         self.peers * self.depth
     }
@@ -96,7 +96,7 @@ impl Arrival {
     }
 }
 
-/// Returns whether a message was posted: there may be no room for it now.
+/// Returns whether a message was posted; `false` if there is no room for the message now.
 #[inline]
 fn is_posted(posted: Result<(), PostError>) -> Result<bool, Failure> {
     match posted {
@@ -171,7 +171,7 @@ struct End<P> {
     /// Peer and number of the send buffer of each message that found no room.
     unsent: VecDeque<(usize, usize)>,
     arrived: Vec<Arrival>,
-    /// The message that is being read.
+    /// Buffer for the message that is being read.
     message: Vec<u8>,
 }
 
@@ -213,7 +213,7 @@ impl<P: Port> End<P> {
         self.post()
     }
 
-    /// Posts messages as far as there is room.
+    /// Posts unsent messages as far as there is room.
     #[inline]
     fn post(&mut self) -> Result<(), Failure> {
         while let Some(&(peer, place)) = self.unsent.front() {
@@ -241,7 +241,8 @@ impl<P: Port> End<P> {
         Ok(self.sends.write(at + Header::BYTES, payload)?)
     }
 
-    /// Copies a message out, and posts its receive again. Returns the header and payload.
+    /// Copies a message out, posts its receive again, and checks the message. Returns the header
+    /// and payload.
     #[inline]
     fn read(&mut self, arrival: Arrival) -> Result<(Header, &[u8]), Failure> {
         let Self {

@@ -184,7 +184,7 @@ impl State {
             self.owners[at] = Owner::Free;
             self.links[self.tail as usize] = index;
             self.tail = index;
-            // This receive is not the last of the list.
+            // This posts the first free receive of the list, not `index`, which is now the last.
             self.owners[self.head as usize] = Owner::Posted;
             self.head = self.links[self.head as usize];
             self.posted += 1;

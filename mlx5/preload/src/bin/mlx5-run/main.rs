@@ -224,8 +224,8 @@ fn fabric(arguments: &Arguments, link: Link) -> Result<PathBuf, String> {
     let mut dir =
         std::path::absolute(&dir).map_err(|error| format!("{}: {error}", dir.display()))?;
     if arguments.devices > 1 {
-        // The number of devices decides which queue pair numbers belong to a port, so programs with
-        // different numbers have separate fabrics.
+        // The number of devices decides which queue pair numbers belong to a port. So programs with
+        // different numbers of devices have separate fabrics.
         dir.as_mut_os_string()
             .push(format!("-{}", arguments.devices));
     }

@@ -25,8 +25,8 @@ impl PrivateDir {
     /// Makes a new directory, and removes the directories of killed runs.
     pub(crate) fn make(parent: &Path) -> io::Result<Self> {
         sweep(parent)?;
-        // No process searches for this name, so the directory is locked before a search can take it
-        // for one of a killed run.
+        // `sweep` ignores directories of this name, so the directory is locked before another run
+        // can take it for the directory of a killed run.
         let unlocked = make_dir(&parent.join("mlx5-new-XXXXXX"))?;
         let lock = File::open(&unlocked)?;
         try_lock(&lock)?;

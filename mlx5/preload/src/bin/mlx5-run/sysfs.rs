@@ -14,7 +14,7 @@ use crate::private_dir::PrivateDir;
 /// Major and minor number of the first device file.
 pub(crate) const DEVICE: [u32; 2] = [231, 192];
 
-/// The network device with the ports' addresses, which programs read: every machine must have it.
+/// Name of the network device that programs find for a port's addresses. Every machine has it.
 const NETWORK_DEVICE: &str = "lo";
 
 /// Directories and names of a port's counters, which programs read before and after a run. Only the
