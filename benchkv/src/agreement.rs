@@ -298,14 +298,12 @@ mod tests {
 
     #[test]
     fn other_builds_are_named() {
-        let (mut older, names) = (
-            runs(""),
-            [
-                "the version of benchkv",
-                "the commit of the build",
-                "the version of connection records",
-            ],
-        );
+        let mut older = runs("");
+        let names = [
+            "the version of benchkv",
+            "the commit of the build",
+            "the version of connection records",
+        ];
         names
             .iter()
             .for_each(|name| *older.as_mut().unwrap().get_mut(*name).unwrap() = "older".to_owned());

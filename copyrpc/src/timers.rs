@@ -304,10 +304,8 @@ mod tests {
     #[test]
     fn a_fast_loop_reads_the_clock_seldom_and_a_slow_one_at_every_drain() {
         let now_ns = Arc::new(AtomicU64::new(1));
-        let (fabric, clock) = (
-            FabricSpec::Local(LocalFabric::new()),
-            Clock::Manual(Arc::clone(&now_ns)),
-        );
+        let fabric = FabricSpec::Local(LocalFabric::new());
+        let clock = Clock::Manual(Arc::clone(&now_ns));
         let timers = Timers::start(
             Device::open(DeviceSpec::Soft(SoftOptions {
                 fabric,

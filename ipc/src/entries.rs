@@ -293,10 +293,8 @@ impl Entries {
     /// Returns the view by which holder `generation` of `entry` is checked; `None` if `entry` is no
     /// number of an entry. Registers this process for barriers, which may take long the first time.
     pub(crate) fn held_by(&self, entry: usize, generation: u32) -> Option<Holding> {
-        let (entry, barrier) = (
-            NonNull::from(self.entry(entry)?),
-            LightBarrier::of_process(),
-        );
+        let entry = NonNull::from(self.entry(entry)?);
+        let barrier = LightBarrier::of_process();
         Some(Holding {
             entry,
             word: word(generation, TAKEN),
@@ -309,10 +307,8 @@ impl Entries {
         let Some(entry) = self.entry(session.entry) else {
             return;
         };
-        let (taken, left) = (
-            word(session.generation, TAKEN),
-            word(session.generation, LEFT),
-        );
+        let taken = word(session.generation, TAKEN);
+        let left = word(session.generation, LEFT);
         // C1. The exchange fails if the client was evicted.
         if entry
             .session

@@ -180,10 +180,8 @@ impl CourseArgs {
         }
         if let (Some(from_s), Some(until_s)) = (self.policies_from, self.policies_until) {
             if until_s <= from_s {
-                let (why, legal) = (
-                    "not after --policies-from",
-                    format!("a time above {from_s}s"),
-                );
+                let why = "not after --policies-from";
+                let legal = format!("a time above {from_s}s");
                 return Err(range("--policies-until", format!("{until_s}s"), why, legal));
             }
         }

@@ -218,10 +218,8 @@ impl Workers for Channels {
             .lock()
             .unwrap()
             .insert((self.rank, daemon), sender);
-        let (workload, shards) = (
-            &self.options.job.workload,
-            self.options.job.topology.daemons,
-        );
+        let workload = &self.options.job.workload;
+        let shards = self.options.job.topology.daemons;
         let peers = self
             .options
             .job

@@ -319,10 +319,8 @@ fn a_result_without_a_measured_operation_says_so() {
             .iter_mut()
             .for_each(|window| window.local = RoundTrips::default())
     };
-    let (none, some) = (
-        measured("", course(&[1.0]), empty),
-        measured("", course(&[1.0]), |_| ()),
-    );
+    let none = measured("", course(&[1.0]), empty);
+    let some = measured("", course(&[1.0]), |_| ());
     assert_eq!((none.measured_ops(), some.measured_ops()), (0, 100));
     assert!(
         none.to_string().contains("NOTHING WAS MEASURED")

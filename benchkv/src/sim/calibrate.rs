@@ -386,13 +386,11 @@ mod tests {
     /// A delay that passes while a thread is busy does not add to the latency.
     #[test]
     fn the_delay_is_found_with_which_the_simulation_has_the_latency() {
-        let (job, cpu) = (
-            job().unwrap(),
-            Cpu {
-                stall_ns: 50,
-                ..Cpu::default()
-            },
-        );
+        let job = job().unwrap();
+        let cpu = Cpu {
+            stall_ns: 50,
+            ..Cpu::default()
+        };
         for line in [40, 200, 900] {
             let latency_ns = simulated_latency_ns(
                 &job,

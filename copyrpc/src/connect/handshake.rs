@@ -38,10 +38,8 @@ pub(crate) struct Handshake<U> {
 
 impl<U> Handshake<U> {
     pub(crate) fn new(endpoint: PendingEndpoint<U>) -> Self {
-        let (context, record) = (
-            Weak::clone(&endpoint.context),
-            endpoint.local_info().encode(),
-        );
+        let context = Weak::clone(&endpoint.context);
+        let record = endpoint.local_info().encode();
         Self::begin(context, Some(endpoint), None, Some(record))
     }
 

@@ -189,10 +189,8 @@ mod tests {
             batches_in_flight: 1,
             ..EndpointConfig::default()
         };
-        let (a, b) = (
-            caller.create_endpoint(&config).unwrap(),
-            answerer.create_endpoint(&config).unwrap(),
-        );
+        let a = caller.create_endpoint(&config).unwrap();
+        let b = answerer.create_endpoint(&config).unwrap();
         let (of_a, of_b) = (a.local_info(), b.local_info());
         let (endpoint, _peer) = (a.connect(&of_b).unwrap(), b.connect(&of_a).unwrap());
         assert!(caller.idle_for().is_some());

@@ -144,10 +144,8 @@ impl PeerCredit {
         let more = told.wrapping_sub(self.granted);
         // The rotation of a multiple of the alignment is the quotient. The rotation of any other
         // number is greater than every `room`.
-        let (blocks, room) = (
-            more.rotate_right(ALIGNMENT.trailing_zeros()),
-            (ring.max_reservation() - self.balance) / ALIGNMENT,
-        );
+        let blocks = more.rotate_right(ALIGNMENT.trailing_zeros());
+        let room = (ring.max_reservation() - self.balance) / ALIGNMENT;
         if blocks > room {
             return false;
         }

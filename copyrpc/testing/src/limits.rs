@@ -49,10 +49,8 @@ pub fn scale_of(variable: &str) -> u32 {
 /// once; clients of the first server would then connect to that server.
 pub fn any_port() -> String {
     static CALLS: AtomicU32 = AtomicU32::new(0);
-    let (call, [high, low, ..]) = (
-        CALLS.fetch_add(1, Ordering::Relaxed),
-        (std::process::id() as u16).to_be_bytes(),
-    );
+    let call = CALLS.fetch_add(1, Ordering::Relaxed);
+    let [high, low, ..] = (std::process::id() as u16).to_be_bytes();
     format!("127.{}.{high}.{low}:0", call % 254 + 1)
 }
 

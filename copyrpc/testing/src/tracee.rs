@@ -139,10 +139,8 @@ impl Helper {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let (output, stdin) = (
-            BufReader::new(process.stdout.take().unwrap()),
-            process.stdin.take(),
-        );
+        let output = BufReader::new(process.stdout.take().unwrap());
+        let stdin = process.stdin.take();
         Self {
             process,
             stdin,

@@ -397,10 +397,8 @@ impl<'h> Handlers<'h> {
         clock: &mut impl FnMut() -> u64,
         out: &mut Vec<ServerOp>,
     ) {
-        let (rpc_type, len) = (
-            request.rpc_type,
-            self.request.len().min(request.len as usize),
-        );
+        let rpc_type = request.rpc_type;
+        let len = self.request.len().min(request.len as usize);
         let place = self
             .table
             .binary_search_by_key(&rpc_type, |(rpc_type, _)| *rpc_type)
@@ -459,10 +457,8 @@ fn hold<M: Memory>(
     answers: &Sender<Answer>,
 ) {
     server.hold(&mut request);
-    let (id, sequence) = (
-        (request.client, request.generation, request.id.slot),
-        request.id.sequence,
-    );
+    let id = (request.client, request.generation, request.id.slot);
+    let sequence = request.id.sequence;
     let has_left = Arc::<AtomicBool>::default();
     let peer = server.peer(request.client);
     held.insert(

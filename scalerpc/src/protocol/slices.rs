@@ -79,10 +79,8 @@ impl SliceLength {
     /// accepted since the server was made. The length of a slice may change.
     pub(crate) fn on_rotation(&mut self, now_ns: u64, requests: u64, groups: usize) {
         let max = self.max_doublings(groups);
-        let (ns, done) = (
-            now_ns.saturating_sub(self.since_ns),
-            requests.saturating_sub(self.before),
-        );
+        let ns = now_ns.saturating_sub(self.since_ns);
+        let done = requests.saturating_sub(self.before);
         if self.doublings > max || self.trial == Some(Trial::Longer) && self.doublings == max {
             // The number of groups has grown, so the maximum length is smaller than before.
             self.keep(self.doublings.min(max));

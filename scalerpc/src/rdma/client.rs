@@ -118,10 +118,8 @@ impl PendingClient {
             regions.responses_addr,
             regions.responses_rkey,
         );
-        let (ops, probe_at) = (
-            Vec::with_capacity(2 * layout.depth + 1),
-            (admission.0.entry_addr, admission.0.entry_rkey),
-        );
+        let ops = Vec::with_capacity(2 * layout.depth + 1);
+        let probe_at = (admission.0.entry_addr, admission.0.entry_rkey);
         RdmaClient {
             qp,
             core,

@@ -701,14 +701,12 @@ fn post_all(
                 len,
                 ..
             } => {
-                let (to, after) = (
-                    Target {
-                        addr,
-                        rkey,
-                        wakes: peer.sleeps,
-                    },
-                    peer.posted.and(Counts::RESPONSE),
-                );
+                let to = Target {
+                    addr,
+                    rkey,
+                    wakes: peer.sleeps,
+                };
+                let after = peer.posted.and(Counts::RESPONSE);
                 match post_write(
                     &mut peer.qp,
                     &memory.responses,

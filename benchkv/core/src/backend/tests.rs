@@ -66,10 +66,8 @@ struct Job {
 
 impl Job {
     fn new(backend: Backend, carrier: Carrier) -> Self {
-        let (dir, job) = (
-            Scratch::new(),
-            testing::job(topology(backend, carrier, RANKS, DAEMONS, CLIENTS)),
-        );
+        let dir = Scratch::new();
+        let job = testing::job(topology(backend, carrier, RANKS, DAEMONS, CLIENTS));
         let threads = RANKS * (DAEMONS + CLIENTS);
         Self {
             ranks: (0..RANKS)

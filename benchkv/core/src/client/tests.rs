@@ -289,10 +289,8 @@ fn a_client_with_a_number_of_operations_ends_by_itself_when_they_have_ended() {
             }),
         ),
     ] {
-        let (clock, mut client) = (
-            Cell::new(1),
-            of_spec(loopback(room), false, pace, Some(ops)),
-        );
+        let clock = Cell::new(1);
+        let mut client = of_spec(loopback(room), false, pace, Some(ops));
         let end = (0..10_000).find(|_| {
             client
                 .step(Phase::Window(0), || clock.replace(clock.get() + 100))

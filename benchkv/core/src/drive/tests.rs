@@ -103,10 +103,8 @@ fn values_arrive(carrier: Carrier) {
             empty: ops >= 300,
             ..base.workload
         };
-        let (sizes, ucx_errors) = (
-            Sizes::compute(None, &topology, 4, value_bytes),
-            Some(crate::ucx::PeerErrors::None),
-        );
+        let sizes = Sizes::compute(None, &topology, 4, value_bytes);
+        let ucx_errors = Some(crate::ucx::PeerErrors::None);
         let job = Job {
             workload,
             queue_depth: 4,
@@ -182,10 +180,8 @@ fn values_of_any_size_arrive_whole_in_virtual_time() {
 #[test]
 fn one_wrong_bit_at_the_end_of_a_value_is_noticed() {
     for carrier in [Carrier::Copyrpc, Carrier::RcSend] {
-        let (scratch, topology) = (
-            Scratch::new(),
-            topology(Backend::Delegation, carrier, 2, 2, 1),
-        );
+        let scratch = Scratch::new();
+        let topology = topology(Backend::Delegation, carrier, 2, 2, 1);
         let base = testing::job(topology);
         let workload = Workload {
             value_bytes: 1001,

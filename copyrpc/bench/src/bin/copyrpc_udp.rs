@@ -140,10 +140,8 @@ impl Batch {
 /// Measures the calls or the stream of packets. Fails if nothing arrives for 100 ms: packets were
 /// lost.
 fn packets(cli: &Cli) -> Result<(u64, Duration), Failure> {
-    let (a, b) = (
-        UdpSocket::bind(("127.0.0.1", 0))?,
-        UdpSocket::bind(("127.0.0.1", 0))?,
-    );
+    let a = UdpSocket::bind(("127.0.0.1", 0))?;
+    let b = UdpSocket::bind(("127.0.0.1", 0))?;
     a.connect(b.local_addr()?)?;
     b.connect(a.local_addr()?)?;
     let depth = usize::from(cli.depth);

@@ -340,10 +340,8 @@ impl fmt::Display for Comparison {
         let Environment {
             kernel, cpu_model, ..
         } = &self.environment;
-        let (commit, profile) = (
-            &self.environment.git_commit,
-            &self.environment.build_profile,
-        );
+        let commit = &self.environment.git_commit;
+        let profile = &self.environment.build_profile;
         write!(f, "{cpu_model}, {kernel}; commit {commit}, {profile} build")
     }
 }

@@ -35,10 +35,8 @@ impl Notifier {
     /// There is no descriptor or thread left.
     pub fn start(name: &str, descriptor: impl AsFd) -> io::Result<Self> {
         let descriptor = descriptor.as_fd().try_clone_to_owned()?;
-        let (epoll, end) = (
-            epoll::create(CreateFlags::CLOEXEC)?,
-            eventfd(0, EventfdFlags::CLOEXEC)?,
-        );
+        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
+        let end = eventfd(0, EventfdFlags::CLOEXEC)?;
         epoll::add(
             &epoll,
             &descriptor,

@@ -320,10 +320,8 @@ impl Graph {
         }
         let mut world = World::new(self.world.setup, [0, 0]);
         for pair in way.windows(2).rev() {
-            let (to, from) = (
-                self.states.get(pair[0] as usize),
-                self.states.get(pair[1] as usize),
-            );
+            let to = self.states.get(pair[0] as usize);
+            let from = self.states.get(pair[1] as usize);
             let rooms = (0..8)
                 .chain([usize::MAX])
                 .map(|room| Action::Serve { room });

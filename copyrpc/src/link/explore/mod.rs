@@ -193,10 +193,8 @@ fn a_restored_state_goes_on_as_the_one_that_was_saved() {
             ..setup()
         };
         let (mut saved, mut other) = (Vec::new(), Vec::new());
-        let (mut world, mut restored) = (
-            World::new(setup, start(seed as usize)),
-            World::new(setup, [0, 0]),
-        );
+        let mut world = World::new(setup, start(seed as usize));
+        let mut restored = World::new(setup, [0, 0]);
         world.save(&mut saved);
         for _ in 0..2_000 {
             restored.restore(&saved);

@@ -60,10 +60,8 @@ impl Server {
             raw_operations: 0,
             ..EndpointConfig::default()
         };
-        let (a, b) = (
-            client.create_endpoint(&config).unwrap(),
-            server.create_endpoint(&config).unwrap(),
-        );
+        let a = client.create_endpoint(&config).unwrap();
+        let b = server.create_endpoint(&config).unwrap();
         let (record_a, record_b) = (a.local_info(), b.local_info());
         let (to_server, _to_client) =
             (a.connect(&record_b).unwrap(), b.connect(&record_a).unwrap());

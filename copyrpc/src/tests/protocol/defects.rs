@@ -486,10 +486,8 @@ fn a_dropped_request_and_a_refused_one_end_their_calls_with_their_status() {
         ends[0].link.call(&[], serial, 0).unwrap();
     }
     rounds_without_read(&mut ends, 1);
-    let (first, second) = (
-        ends[1].inbox.pop_front().unwrap(),
-        ends[1].inbox.pop_front().unwrap(),
-    );
+    let first = ends[1].inbox.pop_front().unwrap();
+    let second = ends[1].inbox.pop_front().unwrap();
     ends[1].link.refuse(second).unwrap();
     ends[1].link.abandon(first).unwrap();
     let [ended, _] = rounds_without_read(&mut ends, 2);

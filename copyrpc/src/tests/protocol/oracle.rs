@@ -197,10 +197,8 @@ impl World {
     }
 
     fn wish(&mut self) -> Wish {
-        let (max_len, max_allowance) = (
-            self.limits.max_payload() as usize,
-            self.limits.max_response_allowance() as usize,
-        );
+        let max_len = self.limits.max_payload() as usize;
+        let max_allowance = self.limits.max_response_allowance() as usize;
         let mut pick = |max: usize| match self.rng.u8(..8) {
             0 => 0,
             1 if !self.mood.small_messages => max,

@@ -169,10 +169,8 @@ mod tests {
     #[test]
     fn unreliable_connections_have_no_retries() {
         let legal = |from, to, mask| is_legal(Service::Unreliable, from, to, mask);
-        let (rtr, rts) = (
-            RTR & !(attribute::MAX_DEST_RD_ATOMIC | attribute::MIN_RNR_TIMER),
-            1 | attribute::SQ_PSN,
-        );
+        let rtr = RTR & !(attribute::MAX_DEST_RD_ATOMIC | attribute::MIN_RNR_TIMER);
+        let rts = 1 | attribute::SQ_PSN;
         assert!(
             legal(Reset, Init, INIT)
                 && legal(Init, ReadyToReceive, rtr)

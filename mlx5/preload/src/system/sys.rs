@@ -131,10 +131,8 @@ pub(crate) enum Use {
 /// the kernel does when it pins registered memory; the kernel refuses memory that it cannot pin.
 pub(crate) fn is_there(addr: u64, len: u64, what_for: Use) -> bool {
     let page_bytes = rustix::param::page_size() as u64;
-    let (start, end) = (
-        addr / page_bytes * page_bytes,
-        (addr + len).next_multiple_of(page_bytes),
-    );
+    let start = addr / page_bytes * page_bytes;
+    let end = (addr + len).next_multiple_of(page_bytes);
     let advice = if what_for == Use::Write {
         libc::MADV_POPULATE_WRITE
     } else {

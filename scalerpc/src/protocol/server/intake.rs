@@ -65,13 +65,11 @@ impl<M: Memory> Server<M> {
                 let Some(last) = accepted.get_mut(slot) else {
                     return;
                 };
-                let (trailer, id) = (
-                    Trailer::from_word(word),
-                    ReqId {
-                        slot: slot as u8,
-                        sequence: last.wrapping_add(1),
-                    },
-                );
+                let trailer = Trailer::from_word(word);
+                let id = ReqId {
+                    slot: slot as u8,
+                    sequence: last.wrapping_add(1),
+                };
                 let Some(rpc_type) = check(
                     &memory.pools,
                     layout,

@@ -540,10 +540,8 @@ fn what_is_left_in_a_zone_is_not_taken_for_a_request_of_its_next_client() {
     let layout = *world.server.layout();
     world.call(0).unwrap();
     world.run(10);
-    let (zone, id) = (
-        world.server.zone_of(world.sides[0].id).unwrap(),
-        world.sides[0].id,
-    );
+    let zone = world.server.zone_of(world.sides[0].id).unwrap();
+    let id = world.sides[0].id;
     // Client 0 writes, and disconnects before the server polls. The next client gets the zone.
     world.call(0).unwrap();
     world.deliver_to_server(0);
@@ -576,10 +574,8 @@ fn a_request_in_the_slot_of_another_client_is_not_served_as_that_clients() {
     world.call(1).unwrap();
     assert!(world.run(20) < 20);
     let layout = *world.server.layout();
-    let (mine, theirs) = (
-        world.server.zone_of(world.sides[0].id).unwrap(),
-        world.server.zone_of(world.sides[1].id).unwrap(),
-    );
+    let mine = world.server.zone_of(world.sides[0].id).unwrap();
+    let theirs = world.server.zone_of(world.sides[1].id).unwrap();
     world.call(0).unwrap();
     let (at, bytes) = take_write(&mut world);
     // Sequence number and slot are right for the victim, too.

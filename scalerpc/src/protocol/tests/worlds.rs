@@ -132,10 +132,8 @@ struct Desk {
 
 impl Desk {
     fn new(max_payload: usize) -> Self {
-        let (ran, kept) = (
-            Rc::<RefCell<Vec<Vec<u8>>>>::default(),
-            Rc::<RefCell<Vec<HeldRequest>>>::default(),
-        );
+        let ran = Rc::<RefCell<Vec<Vec<u8>>>>::default();
+        let kept = Rc::<RefCell<Vec<HeldRequest>>>::default();
         let mut handlers = Handlers::new(max_payload);
         let runs = ran.clone();
         handlers.insert(7, move |request: &[u8], response: &mut [u8]| {

@@ -213,10 +213,8 @@ fn waiting_for_credit_is_not_work_and_ends_with_it() {
     let [mut asking, mut answering] = pair(&scratch, Carrier::Copyrpc);
     call_all(&mut asking);
     moving_rounds(&mut asking);
-    let (waiting, reads) = (
-        asking.backlogged(),
-        asking.transport().unwrap().counted.of("reads"),
-    );
+    let waiting = asking.backlogged();
+    let reads = asking.transport().unwrap().counted.of("reads");
     assert_eq!(
         (moving_rounds(&mut asking), asking.backlogged()),
         (0, waiting),

@@ -34,10 +34,8 @@ impl Port for RcPort {
         // The queue has additional room for messages whose completions have not been taken: up to a
         // quarter of the queue can be posted without a signal.
         let wqebbs = (4 * WQEBBS * shape.depth) as u32;
-        let (send_cq, mut recv_cq) = (
-            device.create_cq(wqebbs * shape.peers as u32)?,
-            device.create_mono_cq(2 * shape.messages() as u32)?,
-        );
+        let send_cq = device.create_cq(wqebbs * shape.peers as u32)?;
+        let mut recv_cq = device.create_mono_cq(2 * shape.messages() as u32)?;
         let srq = pd.create_srq(shape.messages() as u32, 1)?;
         let config = QpConfig {
             max_send_wr: wqebbs,

@@ -87,10 +87,8 @@ mod tests {
     #[test]
     fn a_directory_is_private_and_goes_with_its_run_or_with_the_next_one() {
         let parent = make_dir(&std::env::temp_dir().join("mlx5-test-XXXXXX")).unwrap();
-        let (one, other) = (
-            PrivateDir::make(&parent).unwrap(),
-            PrivateDir::make(&parent).unwrap(),
-        );
+        let one = PrivateDir::make(&parent).unwrap();
+        let other = PrivateDir::make(&parent).unwrap();
         assert_ne!(one.path(), other.path());
         assert_eq!(
             fs::metadata(one.path()).unwrap().permissions().mode() & 0o777,
