@@ -60,7 +60,7 @@ struct Line {
     words: [AtomicU64; 4],
 }
 
-/// One end of a pair of directions, each with lines that take turns.
+/// End of a pair of directions, each with lines that take turns.
 #[derive(Debug)]
 struct LinesEnd<const LINES: usize> {
     outgoing: Arc<[Line; LINES]>,
@@ -185,7 +185,7 @@ impl Echo {
     }
 }
 
-/// One end of a socket. A message is a word of the payload, and bytes without a meaning.
+/// End of a socket. A message is a word of the payload, and bytes without a meaning.
 #[derive(Debug)]
 struct SocketEnd {
     socket: UnixStream,
