@@ -84,9 +84,9 @@ pub struct Port {
     pub is_active: bool,
     /// State, link layer, LID and MTU, in words.
     pub text: String,
-    /// The address by which peers reach the port, with its GID, and whether the device is driven
-    /// directly or relayed; or the reason why the port cannot be opened. `None` for a port that is
-    /// not active.
+    /// The address by which peers reach the port (RoCE version and GID, or LID), and whether this
+    /// process drives the device directly or through the calls of libibverbs (a relay); or the
+    /// reason why the port cannot be opened. `None` for a port that is not active.
     pub reached_by: Option<Result<String, String>>,
 }
 

@@ -55,7 +55,8 @@ pub struct Options {
 }
 
 impl Options {
-    /// Checks and computes everything, for ranks that this process starts. Reads the affinity mask;
+    /// Checks the options and computes the values that follow from them, for ranks that this process
+    /// starts. Reads properties of this host, such as its usable cores, its limits and its devices;
     /// changes nothing.
     ///
     /// # Errors
@@ -325,7 +326,7 @@ impl fmt::Display for Options {
             )?;
         }
         writeln!(f, "memory about {}", self.memory)?;
-        // Ranks in virtual time are no processes.
+        // In virtual time (`is_frugal`) all ranks are in one process, so its limits mean nothing.
         if !self.job.is_frugal {
             let files = topology.open_files();
             write!(f, "at most {files} open files of a rank (ulimit -n)")?;

@@ -30,7 +30,7 @@ pub struct PortOptions {
     #[arg(help_heading = "Device", long, hide_short_help = true, value_name = "N", value_parser = whole(0..=u8::MAX))]
     pub traffic_class: Option<u8>,
     /// Maximum payload of a packet of a hardware --device in bytes: 256, 512, 1024, 2048 or 4096
-    /// [default: the active MTU of both ports].
+    /// [default: the active MTU of the port]. A connection uses the smaller value of its two ends.
     #[arg(help_heading = "Device", long, hide_short_help = true, value_name = "BYTES", value_parser = parse_mtu)]
     pub mtu: Option<u16>,
 }

@@ -60,7 +60,7 @@ pub struct JobResult {
     pub carrier: Carrier,
     /// Kind of the device that carried remote requests; `none` for a job of one rank.
     pub device: String,
-    /// Rank processes.
+    /// Number of ranks.
     pub ranks: usize,
     /// Daemon threads of each rank.
     pub server_threads: usize,

@@ -310,7 +310,8 @@ impl Device {
         Cq::create(&self.control, &config.into())
     }
 
-    /// Creates a completion queue for queue pairs of one kind.
+    /// Creates a completion queue that reports each completion with the value of type `Q` that was
+    /// registered with the number of its queue pair ([`MonoCq::register`]).
     ///
     /// # Errors
     /// The same as for [`create_cq`](Self::create_cq).

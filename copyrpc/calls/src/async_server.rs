@@ -192,11 +192,11 @@ impl<S: Serving> AsyncServer<S> {
         lock(&self.shared.queues).stats
     }
 
-    /// Returns a handle that makes [`recv`](Self::recv) return `None`, from any thread. The server
-    /// takes no more requests then: the next calls of its clients are for another server, and so
-    /// are the calls whose requests were not received. A server at a TCP address no longer listens,
-    /// so another server can take the address. The stopped server reports its end to its clients.
-    /// Received requests can still be answered, until the server is dropped.
+    /// Returns a handle whose [`stop`](StopHandle::stop), called from any thread, stops the server:
+    /// [`recv`](Self::recv) returns `None`, and the server takes no more requests. Its clients
+    /// make the calls whose requests were not received, and all later calls, at another server.
+    /// A server at a TCP address no longer listens, so another server can take the address. Received
+    /// requests can still be answered, until the server is dropped.
     #[must_use]
     pub fn stop_handle(&self) -> StopHandle {
         self.stop.clone()

@@ -1,5 +1,6 @@
-//! Requests whose tokens were dropped without an answer: any thread hands them to the thread that
-//! sends the rejections.
+//! Requests that were dropped without an answer, in any thread. The application answers a request
+//! by its token; a token that is dropped unanswered hands the request to the server's thread, which
+//! rejects it.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;

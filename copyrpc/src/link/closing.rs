@@ -174,8 +174,9 @@ impl<U> Link<U> {
         }
     }
 
-    /// Returns the reason of the end of a failed connection: the graceful reason if this end has
-    /// received everything, because then the peer only ended first (G4).
+    /// Returns the reason to report when the connection fails with `reason`: the reason of the
+    /// graceful end, `ending`, if such an end has begun, this end has received everything, and the
+    /// transport failed, because the peer then only ended earlier (G4); otherwise `reason`.
     pub(super) fn final_reason(&self, reason: CloseReason) -> CloseReason {
         match (reason, self.ending) {
             (CloseReason::Disconnected | CloseReason::Transport { .. }, Some(graceful))

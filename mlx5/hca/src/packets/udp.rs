@@ -219,9 +219,9 @@ impl Udp {
         ) == Ok(1)
     }
 
-    /// Receives packets: at least one if a packet has arrived, and at most twice as many as in the
-    /// last call, because packets that were received wait while the kernel checks for one more.
-    /// Returns their number.
+    /// Receives packets, and returns their number. recvmmsg(2) polls for another packet until it has
+    /// the maximum number or finds none, and the packets that it already has wait meanwhile. So the
+    /// maximum is twice the number of the last call, at least 1 and at most [`BATCH`].
     pub(crate) fn receive(&self, packets: &mut Packets) -> usize {
         // The kernel overwrote the address lengths of the packets that were received last.
         packets.headers[..packets.received]

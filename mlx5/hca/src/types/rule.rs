@@ -19,7 +19,8 @@ syndromes! {
         RegisterHalf = 0x44: "the same half of the BlueFlame register was written twice in a row",
         /// The bytes in a register contain the QPN of the queue pair to which the register belongs.
         RegisterQueue = 0x45: "the register names another queue pair than the one it belongs to",
-        /// A doorbell announces everything up to the WQE that the register holds.
+        /// The register holds the last WQE that the doorbell record covers, or all new WQEs as one
+        /// batch that ends with this WQE.
         RegisterNotLast = 0x46: "the register announces a WQE that is not the last one the doorbell record covers",
         /// The driver reuses a WQEBB only after the device has reported that the WQE in it is done.
         RecordBeyondRoom = 0x47: "the doorbell record is further ahead than there are free WQEBBs: WQEs were overwritten",

@@ -1,4 +1,5 @@
-//! The messages between two ids. A peer's bytes are checked here, before they are used.
+//! The messages that the two ends of a connection, each an id (`struct rdma_cm_id`), send to each
+//! other. A peer's bytes are checked here, before they are used.
 
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 

@@ -29,7 +29,8 @@ const EXTENDED: u32 = 1 << 31;
 /// Mask of the command's number in `CommandHeader::command` (`IB_USER_VERBS_CMD_COMMAND_MASK`).
 const NUMBER: u32 = 0xff;
 
-/// An upper bound of a command's length: both headers, and two 16-bit lengths in words of 8 bytes.
+/// An upper bound of a command's length in bytes: both headers, the request, and the driver's part.
+/// The lengths of the last two are 16-bit numbers of 8-byte words.
 const LONGEST: usize = 24 + 2 * 8 * u16::MAX as usize;
 /// Maximum length of a response: QUERY_DEVICE with the driver's part, rounded up.
 const LONGEST_RESPONSE: usize = 512;
