@@ -185,7 +185,7 @@ impl RequesterCqe {
 /// Completion of a receive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ResponderCqe {
-    /// QP the message arrived on.
+    /// QP the message arrived on: 24 bits.
     pub qpn: u32,
     /// SRQ number, or the QP's user index.
     pub srqn: u32,
@@ -237,7 +237,7 @@ impl ResponderCqe {
             word(self.srqn, self.imm),
             word(0, self.byte_count),
             0,
-            word(self.qpn & 0xff_ffff, last),
+            word(self.qpn, last),
         ]
     }
 

@@ -55,7 +55,24 @@ pub struct Overrun {
     pub(crate) is_first: bool,
 }
 
-/// An arm word that no driver writes. (0 is a command: sequence 0 at consumer 0.)
+/// The queue of the entry at the producer, which is free.
+pub(crate) struct FreeEntry<'a>(&'a mut SoftCq);
+
+impl FreeEntry<'_> {
+    /// Writes the CQE of a receive. `op_own` lacks only the owner bit.
+    #[inline(always)]
+    pub(crate) fn write_receive(self, cqe: &ResponderCqe, op_own: u8) {
+        let Self(cq) = self;
+        let words = cqe.emit_words(op_own | u8::from(cq.owner));
+        cq.store(|i| words[i]);
+        cq.advance();
+        if is_solicited(op_own) {
+            cq.note_solicited();
+        }
+    }
+}
+
+/// An arm word that no driver writes. The first command, sequence 0 at consumer 0, is all zeros.
 const NOT_ARMED: u32 = u32::MAX;
 
 impl SoftCq {
@@ -164,7 +181,7 @@ impl SoftCq {
     /// Reads the record again, and fails if `count` entries are not free.
     #[cold]
     #[inline(never)]
-    fn find_room(&mut self, count: u32) -> Result<(), Overrun> {
+    pub(crate) fn find_room(&mut self, count: u32) -> Result<(), Overrun> {
         let free = (self.mask + 1)
             .checked_sub(self.unconsumed())
             .filter(|free| *free >= count && !self.overrun);
@@ -346,17 +363,11 @@ impl SoftCq {
         is_solicited(op_own) || is_error
     }
 
-    /// Writes the CQE of a receive. `op_own` lacks only the owner bit.
+    /// Returns the entry at the producer if it is known to be free. If not,
+    /// [`find_room`](Self::find_room) reads the record again.
     #[inline(always)]
-    pub(crate) fn write_receive(&mut self, cqe: &ResponderCqe, op_own: u8) -> Result<(), Overrun> {
-        self.reserve(1)?;
-        let words = cqe.emit_words(op_own | u8::from(self.owner));
-        self.store(|i| words[i]);
-        self.advance();
-        if is_solicited(op_own) {
-            self.note_solicited();
-        }
-        Ok(())
+    pub(crate) fn known_free(&mut self) -> Option<FreeEntry<'_>> {
+        (self.room > 0).then_some(FreeEntry(self))
     }
 
     /// Writes a CQE.

@@ -50,10 +50,16 @@ pub(crate) fn deliver(
     sender: Sender,
 ) {
     prefetch(message.payload as usize);
-    let Some(op_own) = arrived(&message) else {
-        // A copy, so that the message itself can stay in registers.
+    // A copy, so that the message itself need not be in memory.
+    let other = |qp, cq| {
         let copy = message;
-        return deliver_other(hca, qp, cq, &copy);
+        deliver_other(hca, qp, cq, &copy, sender);
+    };
+    let Some(op_own) = arrived(&message) else {
+        return other(qp, cq);
+    };
+    let Some(entry) = cq.known_free() else {
+        return other(qp, cq);
     };
     // The peer wrote the message. A wrong opcode or index ends the connection, without a CQE.
     if !qp.taken.account(message.taking) {
@@ -79,7 +85,7 @@ pub(crate) fn deliver(
         grh,
         sl,
     };
-    qp.wrote_receive(hca, cq.write_receive(&cqe, op_own));
+    entry.write_receive(&cqe, op_own);
 }
 
 /// Returns the op_own of a message that arrived without error.
@@ -100,11 +106,21 @@ pub(crate) fn arrived(message: &Message) -> Option<u8> {
     is_one.then_some(message.op_own as u8)
 }
 
-/// Handles a message that is not a successful arrival: a request for an atomic, or a failed
-/// receive, with which the queue pair fails. Any other message is malformed.
+/// Handles a message for whose CQE no entry is known to be free, or that is not a successful
+/// arrival: a request for an atomic, or a failed receive, with which the queue pair fails. Any other
+/// message is malformed.
 #[cold]
 #[inline(never)]
-fn deliver_other(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: &Message) {
+fn deliver_other(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: &Message, sender: Sender) {
+    if arrived(message).is_some() {
+        if !qp.taken.account(message.taking) {
+            return qp.break_down(hca);
+        }
+        return match cq.find_room(1) {
+            Ok(()) => deliver(hca, qp, cq, *message, sender),
+            Err(overrun) => qp.overran(hca, qp.recv_cq, overrun),
+        };
+    }
     if message.op_own == ATOMIC {
         qp.answered = qp.answered.wrapping_add(1);
         return atomics::answer(&hca.memory, qp.index, message.imm, (qp.access, qp.pd));
