@@ -112,9 +112,9 @@ kinds! {
         poll_receive_srq;
     "poll_empty" None, 4_096 "all", "one poll of a queue that is empty":
         poll_empty;
-    "hca_write_imm64" Some(250), 8_192 "hca", "software HCA: one WRITE+IMM of a 64 B SGE, 8 to a doorbell, and its CQE at the owner":
+    "hca_write_imm64" Some(242), 8_192 "hca", "software HCA: one WRITE+IMM of a 64 B SGE, 8 to a doorbell, and its CQE at the owner":
         |n| write_imm(n, 8);
-    "hca_write_imm64_single" Some(404), 8_192 "hca", "the same, 1 to a doorbell":
+    "hca_write_imm64_single" Some(387), 8_192 "hca", "the same, 1 to a doorbell":
         |n| write_imm(n, 1);
     "hca_poll_empty_failed" Some(400), 4_096 "hca", "software HCA: one poll of a queue that is empty, of 1,000 queue pairs, one of which failed and flushes a receive queue of its own":
         poll_empty_beside_a_failed_one;

@@ -158,8 +158,9 @@ impl CtrlWords {
     /// Returns whether this is WQE `wqe_index`, a WRITE of the queue pair of `writes`.
     #[must_use]
     #[inline(always)]
-    pub const fn is_one_of(self, writes: Writes, wqe_index: u16) -> bool {
-        self.first & 0x00ff_fffe_ffff_ff00 == (wqe_index as u64) << 40 | writes.0
+    pub const fn is_one_of(self, writes: Writes, wqe_index: u16, ds: u8) -> bool {
+        let expected = (wqe_index as u64) << 40 | writes.0 | ds as u64;
+        (self.first ^ expected) & 0x00ff_fffe_ffff_ffff == 0
     }
 
     /// Returns whether the WQE, which must be a WRITE or a SEND, has an immediate.
@@ -286,14 +287,15 @@ mod tests {
             );
             let is_write = [Opcode::RdmaWrite as u8, Opcode::RdmaWriteImm as u8].contains(&opcode);
             let writes = Writes::of(qpn);
-            assert_eq!(words.is_one_of(writes, wqe_index), is_write);
+            assert_eq!(words.is_one_of(writes, wqe_index, segment.ds), is_write);
             assert_eq!(
                 words.has_imm() && is_write,
                 opcode == Opcode::RdmaWriteImm as u8
             );
             assert!(
-                !words.is_one_of(writes, wqe_index ^ 1)
-                    && !words.is_one_of(Writes::of(qpn ^ 1), wqe_index)
+                !words.is_one_of(writes, wqe_index ^ 1, segment.ds)
+                    && !words.is_one_of(Writes::of(qpn ^ 1), wqe_index, segment.ds)
+                    && !words.is_one_of(writes, wqe_index, segment.ds ^ 1)
             );
             assert!(words.names(wqe_index, qpn) && !words.names(wqe_index ^ 1, qpn));
         }

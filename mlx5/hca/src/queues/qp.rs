@@ -26,7 +26,7 @@ const MAX_WQE: usize = 16 * WQEBB;
 pub(crate) struct SqPlace {
     buffer: NonNull<u8>,
     record: NonNull<AtomicU32>,
-    /// Length of the buffer in bytes, less one WQEBB.
+    /// Number of WQEBBs, less one.
     mask: usize,
     /// The BlueFlame register, if it can be read.
     pub(crate) register: Option<NonNull<u8>>,
@@ -47,7 +47,7 @@ impl SqPlace {
         Self {
             buffer,
             record,
-            mask: (wqe_cnt as usize - 1) * WQEBB,
+            mask: wqe_cnt as usize - 1,
             register,
         }
     }
@@ -64,17 +64,17 @@ impl SqPlace {
     #[inline(always)]
     pub(crate) fn wqebb(&self, counter: u16) -> NonNull<u8> {
         // SAFETY: the address is inside the buffer, at the start of a WQEBB.
-        unsafe { self.buffer.add((usize::from(counter) * WQEBB) & self.mask) }
+        unsafe { self.buffer.add((usize::from(counter) & self.mask) * WQEBB) }
     }
 
     /// Returns the number of WQEBBs from WQEBB `counter` to the end of the buffer.
     #[inline(always)]
     pub(crate) fn to_end(self, counter: u16) -> u16 {
-        ((!(usize::from(counter) * WQEBB) & self.mask) / WQEBB) as u16 + 1
+        (!usize::from(counter) & self.mask) as u16 + 1
     }
 
     pub(crate) fn capacity(&self) -> u32 {
-        (self.mask / WQEBB) as u32 + 1
+        self.mask as u32 + 1
     }
 
     #[inline(always)]

@@ -30,6 +30,8 @@ use crate::{Hca, Queues, State};
 /// Offsets in a WQE of the remote address, and of the data.
 const RADDR: usize = SEGMENT;
 const DATA: usize = 2 * SEGMENT;
+/// Number of segments of a WQE whose data are in one buffer.
+const OF_ONE_BUFFER: u8 = (DATA / SEGMENT) as u8 + 1;
 
 /// Executes the new WQEs of queue pair `index` up to the first that is not plain; fails with the
 /// index if there is such a WQE. The caller has marked the device as executing (H3 of
@@ -61,21 +63,18 @@ pub(crate) fn rung(hca: &Hca, state: &mut State, index: usize) -> Result<(), usi
             CtrlWords::parse(&segment(0)),
             DataWords::parse(&segment(DATA)),
         );
-        if !ctrl.is_one_of(qp.writes, at) {
-            return Err(qp.index);
-        }
         // Each branch decodes the length by itself: in the branch of a pointer, the compiler knows
         // that the flag bit is clear.
-        let (from, len) = if data.is_inline() {
-            let len = u64::from(data.byte_count());
-            if !carries(&qp.sq, at, producer, ctrl, len) {
+        let (from, len, ds) = if data.is_inline() {
+            let (len, ds) = (u64::from(data.byte_count()), ctrl.ds());
+            if !ctrl.is_one_of(qp.writes, at, ds) || !carries(&qp.sq, at, producer, ds, len) {
                 return Err(qp.index);
             }
             // SAFETY: the inline data begins inside the WQE.
-            (unsafe { wqe.add(DATA + InlineHeader::LEN) }, len)
+            (unsafe { wqe.add(DATA + InlineHeader::LEN) }, len, ds)
         } else {
             let len = u64::from(data.byte_count());
-            if usize::from(ctrl.ds()) * SEGMENT != DATA + SEGMENT
+            if !ctrl.is_one_of(qp.writes, at, OF_ONE_BUFFER)
                 || len.wrapping_sub(1) >= MAX_MESSAGE_BYTES
             {
                 return Err(qp.index);
@@ -87,7 +86,7 @@ pub(crate) fn rung(hca: &Hca, state: &mut State, index: usize) -> Result<(), usi
                 }
                 return Err(qp.index);
             };
-            (from, len)
+            (from, len, OF_ONE_BUFFER)
         };
         let RaddrSegment { addr, rkey } = RaddrSegment::parse(&segment(RADDR));
         let Some(to) = remote.target.find(rkey, addr, len) else {
@@ -127,8 +126,8 @@ pub(crate) fn rung(hca: &Hca, state: &mut State, index: usize) -> Result<(), usi
             // SAFETY: as for the WRITE with immediate above.
             unsafe { place(to.as_ptr(), from.as_ptr(), len as usize) };
         }
+        qp.sq_consumer = qp.sq_consumer.wrapping_add(blocks(ds));
         let ctrl = CtrlWords::parse(&segment(0));
-        qp.sq_consumer = qp.sq_consumer.wrapping_add(blocks(ctrl.ds()));
         if ctrl.signaled() {
             if let Err(overrun) = complete_signaled(cqs, qp.send_cq, qp.user_index, wqe) {
                 qp.wrote_send(hca, Err(overrun));
@@ -158,10 +157,10 @@ fn complete_signaled(
 /// Returns whether the WQE at `at` contains `len` inline bytes, at least one, does not wrap around
 /// the end of the buffer, and does not reach beyond WQEBB counter `end`.
 #[inline(always)]
-fn carries(sq: &SqPlace, at: u16, end: u16, ctrl: CtrlWords, len: u64) -> bool {
+fn carries(sq: &SqPlace, at: u16, end: u16, ds: u8, len: u64) -> bool {
     let segments = DATA / SEGMENT + InlineHeader::segments(len as usize);
     let room = sq.to_end(at).min(end.wrapping_sub(at));
-    segments == usize::from(ctrl.ds()) && len > 0 && blocks(ctrl.ds()) <= room
+    segments == usize::from(ds) && len > 0 && blocks(ds) <= room
 }
 
 /// Looks up the source region of the WQE at `wqe` and caches it. Returns `false` if the access is
