@@ -11,6 +11,7 @@ use core::net::{IpAddr, SocketAddr};
 
 use crc32fast::Hasher;
 
+use super::Bth;
 use crate::bytes;
 
 /// Length of the ICRC in bytes.
@@ -18,6 +19,11 @@ pub const ICRC_BYTES: usize = 4;
 const IPV4_BYTES: usize = 20;
 const IPV6_BYTES: usize = 40;
 const UDP_BYTES: usize = 8;
+/// Number of bytes of ones.
+const ONES: usize = 8;
+/// Offsets of the UDP header and of the BTH behind the longest IP header.
+const UDP_AT: usize = ONES + IPV6_BYTES;
+const BTH_AT: usize = UDP_AT + UDP_BYTES;
 /// Protocol number of UDP.
 const UDP: u8 = 17;
 /// Offset of FECN, BECN and reserved bits in the BTH.
@@ -55,9 +61,11 @@ impl Flow {
     #[must_use]
     pub fn icrc(&self, headers: &[u8], payload: &[u8]) -> [u8; ICRC_BYTES] {
         let udp_len = (UDP_BYTES + headers.len() + payload.len() + ICRC_BYTES) as u16;
-        let mut ip = [0xff; IPV6_BYTES];
-        let ip_len = match (self.source.ip(), self.destination.ip()) {
+        // The bytes before the IP header, and all that no field below is written to, are ones.
+        let mut start = [0xff; BTH_AT + Bth::LEN];
+        let ip_at = match (self.source.ip(), self.destination.ip()) {
             (IpAddr::V4(source), IpAddr::V4(destination)) => {
+                let ip = &mut start[UDP_AT - IPV4_BYTES..];
                 ip[0] = 0x45;
                 ip[2..4].copy_from_slice(&udp_len.wrapping_add(IPV4_BYTES as u16).to_be_bytes());
                 ip[4..6].copy_from_slice(&self.identification.to_be_bytes());
@@ -65,31 +73,29 @@ impl Flow {
                 ip[9] = UDP;
                 ip[12..16].copy_from_slice(&source.octets());
                 ip[16..20].copy_from_slice(&destination.octets());
-                IPV4_BYTES
+                UDP_AT - IPV4_BYTES
             }
             (source, destination) => {
+                let ip = &mut start[UDP_AT - IPV6_BYTES..];
                 ip[0] = 0x6f;
                 ip[4..6].copy_from_slice(&udp_len.to_be_bytes());
                 ip[6] = UDP;
                 ip[8..24].copy_from_slice(&of_ipv6(source));
                 ip[24..40].copy_from_slice(&of_ipv6(destination));
-                IPV6_BYTES
+                UDP_AT - IPV6_BYTES
             }
         };
-        let mut udp = [0xff; UDP_BYTES];
+        let udp = &mut start[UDP_AT..];
         udp[0..2].copy_from_slice(&self.source.port().to_be_bytes());
         udp[2..4].copy_from_slice(&self.destination.port().to_be_bytes());
         udp[4..6].copy_from_slice(&udp_len.to_be_bytes());
+        let (bth, rest) = headers.split_at(Bth::LEN.min(headers.len()));
+        let end = BTH_AT + bth.len();
+        start[BTH_AT..end].copy_from_slice(bth);
+        start[BTH_AT + CONGESTION] = 0xff;
         let mut crc = Hasher::new();
-        crc.update(&[0xff; 8]);
-        crc.update(&ip[..ip_len]);
-        crc.update(&udp);
-        let (before, after) = headers.split_at(CONGESTION.min(headers.len()));
-        crc.update(before);
-        if let Some((_, rest)) = after.split_first() {
-            crc.update(&[0xff]);
-            crc.update(rest);
-        }
+        crc.update(&start[ip_at - ONES..end]);
+        crc.update(rest);
         crc.update(payload);
         crc.finalize().to_le_bytes()
     }
