@@ -215,7 +215,9 @@ pub(crate) fn go_on(hca: &Hca, state: &mut State, index: usize) {
         state.deferred.schedule(due_ns, qp.qpn);
     }
     // On an unreliable connection, messages that were just sent are complete.
-    complete(hca, state, index);
+    if qp.is_unreliable || qp.has_failed() {
+        complete(hca, state, index);
+    }
 }
 
 /// Completes the WQEs that are due, in order. Returns whether a WQE failed and WQEs after it have
