@@ -88,7 +88,7 @@ kinds! {
         |n| post_inline::<28>(n, 8, false);
     "post_inline220_any" None, 10_240 "all", "as post_inline220, of a length that the compiler does not know":
         |n| post_inline::<220>(n, 1, false);
-    "poll_mono" Some(40), 4_096 "all", "one SRQ receive from MonoCq::poll(16), look-up and callback included":
+    "poll_mono" Some(39), 4_096 "all", "one SRQ receive from MonoCq::poll(16), look-up and callback included":
         |n| poll_mono(n, false);
     "poll_mono_srq" None, 4_096 "all", "the same, and Srq::complete_receive in the callback":
         |n| poll_mono(n, true);

@@ -439,8 +439,8 @@ impl SendQueue {
         // and the device only reads it.
         let ctrl = CtrlWords::parse(&unsafe { self.place(counter).cast::<[u8; SEGMENT]>().read() });
         // Every WQE has at least one segment. At a place after the producer `ds` may be 0, which
-        // counts as 64 WQEBBs: more than any WQE has.
-        let blocks = u16::from(ctrl.ds().wrapping_sub(1)) / (WQEBB / SEGMENT) as u16 + 1;
+        // counts as the longest WQE.
+        let blocks = u16::from(ctrl.ds().wrapping_sub(1) & 0x3f) / (WQEBB / SEGMENT) as u16 + 1;
         (ctrl, blocks)
     }
 
@@ -449,13 +449,15 @@ impl SendQueue {
     /// counter is outstanding.
     #[inline(always)]
     fn retire(&mut self, wqe_counter: u16) -> Option<bool> {
-        let outstanding = self.producer.wrapping_sub(self.consumer);
-        let ahead = wqe_counter.wrapping_sub(self.consumer);
         let (ctrl, blocks) = self.wqe(wqe_counter);
-        if ahead >= outstanding || blocks > outstanding - ahead || ctrl.wqe_index() != wqe_counter {
+        let consumer = wqe_counter.wrapping_add(blocks);
+        let finished = consumer.wrapping_sub(self.consumer);
+        let outstanding = self.producer.wrapping_sub(self.consumer);
+        // If the WQE begins before the consumer, `finished` is less than `blocks`.
+        if ctrl.wqe_index() != wqe_counter || finished < blocks || finished > outstanding {
             return None;
         }
-        self.consumer = wqe_counter.wrapping_add(blocks);
+        self.consumer = consumer;
         Some(ctrl.opcode() != Opcode::Nop as u8)
     }
 }
