@@ -70,7 +70,8 @@
 //! - **Futures.** [`AsyncClient`] and [`AsyncServer`] have a thread that sleeps on the device, so
 //!   that their futures can be polled by any thread and any executor.
 //! - **Methods.** [`service!`](crate::service!) makes a client with methods, and a trait for the
-//!   server to implement: [`methods`](crate::methods).
+//!   server to implement: [`methods`](crate::methods). Arguments, results and errors are of any
+//!   types with serde's `Serialize` and `Deserialize`.
 //! - **Bulk data.** Data larger than a message are sent in [`parts`](crate::parts), or outside of
 //!   the messages: one side puts the [`RemoteMemory`] of a [`Memory`] into a request, the other
 //!   [READs](Endpoint::rdma_read) or [WRITEs](Endpoint::rdma_write) it piece by piece and then

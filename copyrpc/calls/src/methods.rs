@@ -438,6 +438,9 @@ crate::service! {
 #[cfg(test)]
 mod tests {
     use std::convert::Infallible;
+    use std::ffi::OsString;
+    use std::os::unix::ffi::OsStringExt;
+    use std::path::PathBuf;
 
     use serde::{Deserialize, Serialize};
 
@@ -632,6 +635,51 @@ mod tests {
                 "{error}"
             );
         }
+    }
+
+    service! {
+        mod paths {
+            fn path(bytes: Vec<u8>) -> Result<PathBuf, ()> = 1;
+            fn len(path: PathBuf) -> Result<usize, ()> = 2;
+        }
+    }
+
+    /// Paths, with a call of themselves. Serde refuses those that are not UTF-8.
+    struct Paths(u32);
+
+    impl paths::Service for Paths {
+        fn path(&mut self, bytes: Vec<u8>) -> Result<PathBuf, ()> {
+            Ok(OsString::from_vec(bytes).into())
+        }
+
+        fn len(&mut self, path: PathBuf) -> Result<usize, ()> {
+            Ok(path.as_os_str().len())
+        }
+    }
+
+    impl Caller for Paths {
+        type Error = AskError;
+
+        fn timeout(&self) -> Option<Duration> {
+            None
+        }
+
+        fn call(&mut self, request: &[u8], _: Option<Duration>) -> Result<Vec<u8>, AskError> {
+            self.0 += 1;
+            Ok(paths::answer(self, request))
+        }
+    }
+
+    #[test]
+    fn values_that_their_types_refuse_end_the_call_at_the_end_that_has_them() {
+        let mut client = paths::Client::new(Paths(0));
+        let refused = PayloadError::Refused;
+        let no_result = client.path(vec![0xff]).unwrap_err();
+        assert_eq!(no_result, MethodError::Reply(refused));
+        assert!(no_result.may_have_executed() && client.caller.0 == 1);
+        let no_argument = client.len(OsString::from_vec(vec![0xff]).into());
+        assert_eq!(no_argument, Err(MethodError::Arguments(refused)));
+        assert_eq!((client.len("ab".into()), client.caller.0), (Ok(2), 2));
     }
 
     #[test]

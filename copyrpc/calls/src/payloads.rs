@@ -41,7 +41,7 @@ use encoder::Encoder;
 use serde::de::DeserializeOwned;
 use serde::{Serialize, Serializer};
 
-/// A value that a method takes or returns: any type with the traits of serde, as from
+/// A value that a method takes or returns, of any type with the traits of serde, such as by
 /// `#[derive(Serialize, Deserialize)]`, unless it needs a format that tells its types
 /// (`#[serde(flatten)]`, `#[serde(untagged)]`, `serde_json::Value`).
 pub trait Payload: Serialize + DeserializeOwned + 'static {}
