@@ -9,7 +9,7 @@ use std::io::{self, Read, Write};
 use std::rc::{Rc, Weak};
 
 use copyrpc_calls::ConnectFailure;
-use mlx5::{Access, DeviceKind, Engine, QpConfig};
+use mlx5::{Access, Engine, QpConfig};
 use mlx5_rendezvous::Unreachable;
 use thiserror::Error;
 
@@ -80,14 +80,6 @@ pub enum ConnectError {
     /// exist, or reserved bytes that are not 0.
     #[error("bytes 16..56 of the exchange record are not the address of a queue pair")]
     Address,
-    /// The devices of the ends differ in kind: software and hardware.
-    #[error("{}", mlx5::ConnectError::DifferentKinds { local: *local, remote: *remote })]
-    Kind {
-        /// Kind of this end.
-        local: DeviceKind,
-        /// Kind of the peer.
-        remote: DeviceKind,
-    },
     /// The ring sizes differ.
     #[error("ring size {local} here, {remote} at the peer: they must be equal")]
     RingSize {
@@ -118,7 +110,6 @@ impl ConnectFailure for ConnectError {
             | Self::Reentrant
             | Self::ContextGone
             | Self::Address
-            | Self::Kind { .. }
             | Self::RingSize { .. } => false,
         }
     }
@@ -141,10 +132,6 @@ impl ConnectFailure for ConnectError {
             Self::NotConnectedThere => Self::NotConnectedThere,
             Self::Record(error) => Self::Record(*error),
             Self::Address => Self::Address,
-            Self::Kind { local, remote } => Self::Kind {
-                local: *local,
-                remote: *remote,
-            },
             Self::RingSize { local, remote } => Self::RingSize {
                 local: *local,
                 remote: *remote,

@@ -169,12 +169,10 @@ impl ExchangeRecord {
     /// `remote` need not come from [`ExchangeRecord::decode`]. Nothing is adjusted.
     pub fn check_peer(&self, remote: &Self) -> Result<(), ConnectError> {
         remote.check_numbers()?;
-        let (local, remote_kind) = (self.address.kind, remote.address.kind);
-        if local != remote_kind {
-            return Err(ConnectError::Kind {
-                local,
-                remote: remote_kind,
-            });
+        let [local, other] = [self, remote].map(|record| record.address.kind);
+        if local != other {
+            let remote = other;
+            return Err(mlx5::ConnectError::DifferentKinds { local, remote }.into());
         }
         if self.ring_size != remote.ring_size {
             return Err(ConnectError::RingSize {
@@ -346,7 +344,7 @@ mod tests {
         other.address.kind = DeviceKind::Hardware;
         assert!(matches!(
             local.check_peer(&other),
-            Err(ConnectError::Kind { .. })
+            Err(ConnectError::Qp(mlx5::ConnectError::DifferentKinds { .. }))
         ));
         let mut other = record();
         other.address.qpn = 1 << 24;
