@@ -212,7 +212,7 @@ impl DeviceChoice {
             Self::Auto => Self::Soft(SoftDevice::default()).spec(shm_dir),
             Self::Soft(options) => DeviceSpec::Soft(SoftOptions {
                 timing: options.timing(),
-                faults: options.faults(),
+                faults: options.faults.clone(),
                 ..soft
             }),
             Self::Roce(roce) => DeviceSpec::Soft(SoftOptions {

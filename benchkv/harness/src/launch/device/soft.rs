@@ -19,34 +19,24 @@ const NO_RATE: &str = "the rate of a receiver needs a model of its NIC, which al
 /// The clock of the device is the system's clock, which all processes share. So the device cannot
 /// model anything that depends on other devices, such as the rates of receivers, and connections
 /// that share a link.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SoftDevice {
     /// Time of a request and its response together, in ns. Each of the two is executed half of this
     /// time after its doorbell, in the next poll of the device that posted it. 0: both are executed
     /// in their doorbells.
     pub rtt_ns: u64,
-    /// Extra delay of half of the operations, which are chosen at random, in ns.
-    pub jitter_ns: u64,
-    /// Seed of the random numbers.
-    pub seed: u64,
-    /// Messages per thousand whose first attempt finds no receive.
-    pub rnr_permille: u16,
-    /// Lanes per thousand that are skipped when messages are taken, so that messages of different
-    /// connections change places. A lane holds the messages of one connection.
-    pub reorder_permille: u16,
-    /// Number of the first operation that no peer answers; later ones are not answered either.
-    pub drop_after: Option<u64>,
+    /// The faults. Jitter delays half of the operations, which are chosen at random.
+    pub faults: Faults,
 }
 
 impl Default for SoftDevice {
     fn default() -> Self {
         Self {
             rtt_ns: 0,
-            jitter_ns: 0,
-            seed: DEFAULT_SEED,
-            rnr_permille: 0,
-            reorder_permille: 0,
-            drop_after: None,
+            faults: Faults {
+                seed: DEFAULT_SEED,
+                ..Faults::default()
+            },
         }
     }
 }
@@ -60,51 +50,43 @@ impl SoftDevice {
         }
     }
 
-    /// Returns the faults.
-    pub fn faults(&self) -> Faults {
-        Faults {
-            seed: self.seed,
-            delay_permille: JITTER_PERMILLE * u16::from(self.jitter_ns > 0),
-            delay_ns: self.jitter_ns,
-            rnr_permille: self.rnr_permille,
-            reorder_permille: self.reorder_permille,
-            drop_peers_after: self.drop_after,
-            ..Faults::default()
-        }
-    }
-
     fn set(&mut self, key: &str, value: &str) -> Result<(), String> {
+        let faults = &mut self.faults;
         match key {
             "rtt_us" => self.rtt_ns = nanos(value)?,
-            "jitter_us" => self.jitter_ns = nanos(value)?,
+            "jitter_us" => {
+                faults.delay_ns = nanos(value)?;
+                faults.delay_permille = JITTER_PERMILLE * u16::from(faults.delay_ns > 0);
+            }
             "seed" => {
                 let seed = value.parse();
-                self.seed =
+                faults.seed =
                     seed.map_err(|_| "a seed is a number from 0 to 18446744073709551615")?;
             }
-            "fault" => self.set_fault(value)?,
+            "fault" => set_fault(faults, value)?,
             "rx_wimm_per_s" => return Err(NO_RATE.to_owned()),
             _ => return Err(KEYS.to_owned()),
         }
         Ok(())
     }
+}
 
-    fn set_fault(&mut self, fault: &str) -> Result<(), String> {
-        let permille = |number: &str| match number.parse() {
-            Ok(permille @ 0..=1000) => Ok(permille),
-            _ => Err("it happens 0 to 1000 times in a thousand".to_owned()),
-        };
-        match fault.split_once(':') {
-            Some(("rnr", number)) => self.rnr_permille = permille(number)?,
-            Some(("reorder", number)) => self.reorder_permille = permille(number)?,
-            Some(("drop", number)) => {
-                let operation = number.parse();
-                self.drop_after = Some(operation.map_err(|_| "an operation is a number, from 0")?);
-            }
-            _ => return Err("use rnr:PERMILLE, reorder:PERMILLE or drop:OPERATION".into()),
+fn set_fault(faults: &mut Faults, fault: &str) -> Result<(), String> {
+    let permille = |number: &str| match number.parse() {
+        Ok(permille @ 0..=1000) => Ok(permille),
+        _ => Err("it happens 0 to 1000 times in a thousand".to_owned()),
+    };
+    match fault.split_once(':') {
+        Some(("rnr", number)) => faults.rnr_permille = permille(number)?,
+        Some(("reorder", number)) => faults.reorder_permille = permille(number)?,
+        Some(("drop", number)) => {
+            let operation = number.parse();
+            faults.drop_peers_after =
+                Some(operation.map_err(|_| "an operation is a number, from 0")?);
         }
-        Ok(())
+        _ => return Err("use rnr:PERMILLE, reorder:PERMILLE or drop:OPERATION".into()),
     }
+    Ok(())
 }
 
 fn nanos(us: &str) -> Result<u64, String> {
@@ -145,14 +127,17 @@ impl FromStr for SoftDevice {
 /// Formats the device as it is typed, without defaults.
 impl fmt::Display for SoftDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let faults = &self.faults;
         let us = |ns: u64| (ns > 0).then_some(ns as f64 / 1000.0);
         let parts = [
             us(self.rtt_ns).map(|us| format!("rtt_us={us}")),
-            us(self.jitter_ns).map(|us| format!("jitter_us={us}")),
-            (self.seed != DEFAULT_SEED).then(|| format!("seed={}", self.seed)),
-            (self.rnr_permille > 0).then(|| format!("fault=rnr:{}", self.rnr_permille)),
-            (self.reorder_permille > 0).then(|| format!("fault=reorder:{}", self.reorder_permille)),
-            self.drop_after
+            us(faults.delay_ns).map(|us| format!("jitter_us={us}")),
+            (faults.seed != DEFAULT_SEED).then(|| format!("seed={}", faults.seed)),
+            (faults.rnr_permille > 0).then(|| format!("fault=rnr:{}", faults.rnr_permille)),
+            (faults.reorder_permille > 0)
+                .then(|| format!("fault=reorder:{}", faults.reorder_permille)),
+            faults
+                .drop_peers_after
                 .map(|operation| format!("fault=drop:{operation}")),
         ];
         let parts: Vec<String> = parts.into_iter().flatten().collect();
@@ -179,9 +164,11 @@ mod tests {
                 "rtt_us=0.001,jitter_us=2.5,seed=0",
                 SoftDevice {
                     rtt_ns: 1,
-                    jitter_ns: 2_500,
-                    seed: 0,
-                    ..SoftDevice::default()
+                    faults: Faults {
+                        delay_permille: 500,
+                        delay_ns: 2_500,
+                        ..Faults::default()
+                    },
                 },
             ),
             (
@@ -194,15 +181,19 @@ mod tests {
             (
                 "fault=rnr:5,fault=reorder:1000,fault=drop:0",
                 SoftDevice {
-                    rnr_permille: 5,
-                    reorder_permille: 1000,
-                    drop_after: Some(0),
-                    ..SoftDevice::default()
+                    rtt_ns: 0,
+                    faults: Faults {
+                        seed: 1,
+                        rnr_permille: 5,
+                        reorder_permille: 1000,
+                        drop_peers_after: Some(0),
+                        ..Faults::default()
+                    },
                 },
             ),
         ] {
-            assert_eq!(text.parse(), Ok(device));
             assert_eq!(device.to_string(), format!("soft:{text}"));
+            assert_eq!(text.parse(), Ok(device));
         }
         // Other forms of the same options.
         for (text, printed) in [
@@ -257,7 +248,7 @@ mod tests {
     fn options_are_those_of_the_device() {
         assert!(matches!(SoftDevice::default().timing(), Timing::Immediate));
         assert_eq!(
-            SoftDevice::default().faults(),
+            SoftDevice::default().faults,
             Faults {
                 seed: 1,
                 ..Faults::default()
@@ -277,6 +268,6 @@ mod tests {
             drop_peers_after: Some(30),
             ..Faults::default()
         };
-        assert_eq!(device.faults(), expected);
+        assert_eq!(device.faults, expected);
     }
 }
