@@ -106,11 +106,11 @@ impl fmt::Display for Job {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    // The job is made only where it is needed: the process of the baseline has one core and no
-    // options, so it cannot make one.
-    let job = || Job::new(&cli);
+    let job = match Job::new(&cli) {
+        Ok(job) => job,
+        Err(error) => return PROGRAM.fail(EXIT_FAILED, &error),
+    };
     let rank = |exchange: &mut SocketExchange| {
-        let job = job()?;
         if exchange.rank() == 1 {
             return measures::answer(&job, exchange).map(|()| ExitCode::SUCCESS);
         }
@@ -118,8 +118,5 @@ fn main() -> ExitCode {
         Ok(PROGRAM.show(&figures, cli.json.as_ref(), None))
     };
     let child = PROGRAM.child(rank, |_| false);
-    child.unwrap_or_else(|| match job() {
-        Ok(job) => PROGRAM.launch(&job, cli.json.as_ref(), job.time_limit()),
-        Err(error) => PROGRAM.fail(EXIT_FAILED, &error),
-    })
+    child.unwrap_or_else(|| PROGRAM.launch(&job, cli.json.as_ref(), job.time_limit()))
 }

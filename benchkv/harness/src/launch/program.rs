@@ -9,7 +9,7 @@ use serde::Serialize;
 use crate::Failure;
 use crate::launch::exchange::{Exchange, SocketExchange};
 use crate::launch::launcher::{EXIT_FOLLOWS, Launch};
-use crate::launch::role::{Role, role};
+use crate::launch::role::role;
 use crate::report::{JsonSink, say, to_stdout};
 
 /// Number of processes: rank 0 calls, rank 1 answers.
@@ -43,8 +43,8 @@ impl Program {
         follows: impl FnOnce(&Failure) -> bool,
     ) -> Option<ExitCode> {
         match role() {
-            Ok(Role::Launcher) => None,
-            Ok(Role::Rank(mut exchange)) => Some(rank(&mut exchange).unwrap_or_else(|error| {
+            Ok(None) => None,
+            Ok(Some(mut exchange)) => Some(rank(&mut exchange).unwrap_or_else(|error| {
                 let code = if follows(&error) {
                     EXIT_FOLLOWS
                 } else {

@@ -13,15 +13,6 @@ use crate::Failure;
 use crate::launch::child::ROLE_VARIABLE;
 use crate::launch::exchange::SocketExchange;
 
-/// The role of this process.
-#[derive(Debug)]
-pub enum Role {
-    /// Started by a user: starts the ranks.
-    Launcher,
-    /// A rank of a job. The value is the exchange of this rank with the others.
-    Rank(SocketExchange),
-}
-
 /// A rank's place in its job. Its JSON text is the value of [`ROLE_VARIABLE`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -110,13 +101,14 @@ fn announced(value_of: impl Fn(&str) -> Option<String>) -> Vec<Foreign> {
     several.chain(ranked).collect()
 }
 
-/// Returns the role of this process. Call it once: a rank's socket is its standard input.
+/// Returns the exchange of this rank with the others; `None` in a process that a user started,
+/// which starts the ranks. Call it once: a rank's socket is its standard input.
 ///
 /// # Errors
 /// The environment names a role that the process was not started for.
-pub fn role() -> Result<Role, Failure> {
+pub fn role() -> Result<Option<SocketExchange>, Failure> {
     let Some(value) = std::env::var_os(ROLE_VARIABLE) else {
-        return Ok(Role::Launcher);
+        return Ok(None);
     };
     let value = value.to_string_lossy().into_owned();
     let Some(RankOf { rank, size }) = RankOf::decode(&value) else {
@@ -129,7 +121,7 @@ pub fn role() -> Result<Role, Failure> {
     };
     let socket = launcher_socket().map_err(no_socket)?;
     let exchange = SocketExchange::new(socket, rank, size);
-    Ok(Role::Rank(exchange.map_err(no_socket)?))
+    Ok(Some(exchange.map_err(no_socket)?))
 }
 
 fn launcher_socket() -> io::Result<UnixStream> {

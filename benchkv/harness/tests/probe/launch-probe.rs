@@ -16,7 +16,7 @@ use benchkv_harness::baseline::{Echo, cache_line_ns};
 use benchkv_harness::clock::Clock;
 use benchkv_harness::launch::exchange::{Exchange, SocketExchange};
 use benchkv_harness::launch::launcher::{EXIT_FOLLOWS, Launch};
-use benchkv_harness::launch::role::{Role, role};
+use benchkv_harness::launch::role::role;
 
 const WITHIN: Duration = Duration::from_secs(2);
 
@@ -43,8 +43,8 @@ fn run() -> Result<ExitCode, Failure> {
             .unwrap_or_default()
     };
     match role()? {
-        Role::Rank(exchange) => rank(exchange, &word(1), word(2).parse().unwrap_or(0)),
-        Role::Launcher => {
+        Some(exchange) => rank(exchange, &word(1), word(2).parse().unwrap_or(0)),
+        None => {
             let ranks = word(0).parse()?;
             let limit = if word(1) == "overrun" {
                 Duration::from_millis(500)
