@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use benchkv_harness::report::JsonSink;
 use clap::Args;
 
-use crate::trace::TraceFile;
+use crate::trace::daemon_of;
 
 /// The option of the flat table.
 #[derive(Debug, Clone, Default, PartialEq, Args)]
@@ -57,7 +57,7 @@ pub fn check_apart(
             Some((flag, path?, benchkv_harness::file::location(path?).ok()?))
         })
         .collect();
-    let is_in = |dir: &Path, file: &Path| file.parent() == Some(dir) && TraceFile::is_named(file);
+    let is_in = |dir: &Path, file: &Path| file.parent() == Some(dir) && daemon_of(file).is_some();
     for (number, (flag, path, place)) in places.iter().enumerate() {
         let clash = places
             .iter()

@@ -1,7 +1,8 @@
 //! The activity of a daemon, sampled over time: `--trace`, and the files that it writes.
 //!
 //! Each daemon has a file `rank-R-daemon-D.csv`: a line with the names of the columns, then a line
-//! for each [`Sample`] with the requests by endpoint. Only this module knows the format. The
+//! for each [`Sample`] with the requests by endpoint. Only this module knows the format, and
+//! the tests, which read the files back. The
 //! [`recorder`](engine::trace::recorder) takes the samples while the job runs, and writes no file;
 //! files are written when all daemons have ended.
 
@@ -19,22 +20,15 @@ use serde::{Deserialize, Serialize};
 /// Legal intervals between samples, in rounds with work.
 const INTERVALS: RangeInclusive<u64> = 1..=1_000_000_000;
 
-/// A line of a file: the sample, and its requests by endpoint.
-#[derive(Deserialize)]
-struct Row(Sample, #[serde(default)] Vec<u32>);
-
-/// Beginning of the name of an endpoint's column; the rank at its other end follows.
-const ENDPOINT: &str = "outstanding_";
-
-/// Returns the header line: the names of the fields of a [`Sample`], with units, and the names of
-/// the columns of endpoints to the ranks `endpoints`.
+/// Returns the header line: the names of the fields of a [`Sample`], with units, and
+/// `outstanding_R` for each endpoint to a rank R of `endpoints`.
 fn columns(endpoints: &[usize]) -> String {
     let mut out = csv::Writer::from_writer(Vec::new());
     // Writing to memory does not fail.
     let _ = out.serialize(Sample::default());
     let text = String::from_utf8(out.into_inner().unwrap_or_default()).unwrap_or_default();
     let names = text.lines().next().unwrap_or_default().to_owned();
-    let of_endpoints = endpoints.iter().map(|rank| format!(",{ENDPOINT}{rank}"));
+    let of_endpoints = endpoints.iter().map(|rank| format!(",outstanding_{rank}"));
     of_endpoints.fold(names, |names, name| names + &name)
 }
 
@@ -70,92 +64,34 @@ impl TraceArgs {
     }
 }
 
-/// A file with the time series of a daemon.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct TraceFile {
-    /// The rank.
-    pub rank: usize,
-    /// Number of the daemon in the rank.
-    pub daemon: usize,
-    /// The file.
-    pub path: PathBuf,
+/// Returns the file of a daemon's series in `dir`.
+pub fn file_of(dir: &Path, rank: usize, daemon: usize) -> PathBuf {
+    dir.join(format!("rank-{rank}-daemon-{daemon}.csv"))
 }
 
-impl TraceFile {
-    /// Returns the file of a daemon's series in `dir`.
-    pub fn new(dir: &Path, rank: usize, daemon: usize) -> Self {
-        Self {
-            rank,
-            daemon,
-            path: dir.join(format!("rank-{rank}-daemon-{daemon}.csv")),
-        }
-    }
+/// Returns the rank and the number of the daemon whose series has this name; `None` for a file that
+/// has no name of a series.
+pub fn daemon_of(file: &Path) -> Option<(usize, usize)> {
+    let name = file.file_name()?.to_str()?;
+    let numbers = name.strip_prefix("rank-")?.strip_suffix(".csv")?;
+    let (rank, daemon) = numbers.split_once("-daemon-")?;
+    Some((rank.parse().ok()?, daemon.parse().ok()?))
+}
 
-    /// Returns the files in `dir`, by rank and daemon.
-    ///
-    /// # Errors
-    /// The directory cannot be listed.
-    pub fn all_in(dir: &Path) -> Result<Vec<Self>, Failure> {
-        let failed = |why| failed(dir, &why);
-        let mut files = Vec::new();
-        for entry in fs::read_dir(dir).map_err(failed)? {
-            let path = entry.map_err(failed)?.path();
-            files.extend(Self::named(&path).map(|(rank, daemon)| Self { rank, daemon, path }));
-        }
-        files.sort();
-        Ok(files)
-    }
-
-    /// Returns whether `path` has the name of a series.
-    pub(crate) fn is_named(path: &Path) -> bool {
-        Self::named(path).is_some()
-    }
-
-    fn named(path: &Path) -> Option<(usize, usize)> {
-        let name = path.file_name()?.to_str()?;
-        let numbers = name.strip_prefix("rank-")?.strip_suffix(".csv")?;
-        let (rank, daemon) = numbers.split_once("-daemon-")?;
-        Some((rank.parse().ok()?, daemon.parse().ok()?))
-    }
-
-    /// Writes a series.
-    ///
-    /// # Errors
-    /// The system's reason; a part of the file may remain.
-    pub fn write(&self, series: &Series) -> Result<(), Failure> {
-        let write = || -> csv::Result<()> {
-            let mut out = csv::WriterBuilder::new()
-                .has_headers(false)
-                .from_path(&self.path)?;
-            out.write_record(columns(&series.endpoints).split(','))?;
-            series.rows().try_for_each(|row| out.serialize(row))?;
-            Ok(out.flush()?)
-        };
-        write().map_err(|why| failed(&self.path, &why.into()))
-    }
-
-    /// Reads the series back.
-    ///
-    /// # Errors
-    /// The system's reason, or the line and the field that is not a value.
-    pub fn read(&self) -> Result<Series, Failure> {
-        let read = || -> csv::Result<Series> {
-            let mut lines = csv::Reader::from_path(&self.path)?;
-            let names = lines.headers()?.iter();
-            let endpoints = names.filter_map(|name| name.strip_prefix(ENDPOINT)?.parse().ok());
-            let mut series = Series {
-                endpoints: endpoints.collect(),
-                ..Series::default()
-            };
-            for line in lines.records() {
-                let Row(sample, by_endpoint) = line?.deserialize(None)?;
-                series.samples.push(sample);
-                series.by_endpoint.extend(by_endpoint);
-            }
-            Ok(series)
-        };
-        read().map_err(|why| failed(&self.path, &why.into()))
-    }
+/// Writes a series.
+///
+/// # Errors
+/// The system's reason; a part of the file may remain.
+pub fn write(file: &Path, series: &Series) -> Result<(), Failure> {
+    let write = || -> csv::Result<()> {
+        let mut out = csv::WriterBuilder::new()
+            .has_headers(false)
+            .from_path(file)?;
+        out.write_record(columns(&series.endpoints).split(','))?;
+        series.rows().try_for_each(|row| out.serialize(row))?;
+        Ok(out.flush()?)
+    };
+    write().map_err(|why| failed(file, &why.into()))
 }
 
 fn failed(path: &Path, why: &io::Error) -> Failure {
@@ -176,7 +112,15 @@ impl TraceOptions {
         File::create_new(&probe)
             .and_then(|_| fs::remove_file(&probe))
             .map_err(failed)?;
-        if there == self.dir && !TraceFile::all_in(there)?.is_empty() {
+        let is_occupied = || -> io::Result<bool> {
+            for entry in fs::read_dir(there)? {
+                if daemon_of(&entry?.path()).is_some() {
+                    return Ok(true);
+                }
+            }
+            Ok(false)
+        };
+        if there == self.dir && is_occupied().map_err(failed)? {
             let dir = self.dir.display();
             return Err(format!(
                 "{dir} has the traces of another job: name another directory, or remove them"
@@ -199,7 +143,7 @@ impl TraceOptions {
         fs::create_dir_all(&self.dir).map_err(|why| failed(&self.dir, &why))?;
         series
             .enumerate()
-            .try_for_each(|(daemon, series)| TraceFile::new(&self.dir, rank, daemon).write(series))
+            .try_for_each(|(daemon, series)| write(&file_of(&self.dir, rank, daemon), series))
     }
 }
 

@@ -2,6 +2,9 @@ use csv::StringRecord;
 
 use super::*;
 
+#[path = "../../tests/support/series.rs"]
+mod series_file;
+
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -11,9 +14,9 @@ impl Scratch {
         Self(dir)
     }
 
-    fn file(&self, text: &str) -> TraceFile {
-        let file = TraceFile::new(&self.0, 0, 1);
-        fs::write(&file.path, text).unwrap();
+    fn file(&self, text: &str) -> PathBuf {
+        let file = file_of(&self.0, 0, 1);
+        fs::write(&file, text).unwrap();
         file
     }
 }
@@ -50,14 +53,14 @@ fn a_series_reads_back_as_it_was_written() {
             ..sample(u64::MAX - 20, Some(u16::MAX))
         },
     ];
-    let file = TraceFile::new(&dir.0, 3, 12);
-    let text = || fs::read_to_string(&file.path).unwrap();
+    let file = file_of(&dir.0, 3, 12);
+    let text = || fs::read_to_string(&file).unwrap();
     let mut series = Series {
         samples,
         ..Series::default()
     };
-    file.write(&series).unwrap();
-    assert_eq!(file.read().unwrap(), series);
+    write(&file, &series).unwrap();
+    assert_eq!(series_file::read(&file).unwrap(), series);
     assert_eq!(
         text().lines().take(2).collect::<Vec<_>>(),
         [&columns(&[]), "1,,3,4,5,6,7,8,9,10,11,12"]
@@ -76,23 +79,21 @@ fn a_series_reads_back_as_it_was_written() {
         by_endpoint: vec![5, 6, 7, 8, 9, u32::MAX],
         ..series
     };
-    file.write(&series).unwrap();
-    assert_eq!(file.read().unwrap(), series);
+    write(&file, &series).unwrap();
+    assert_eq!(series_file::read(&file).unwrap(), series);
     assert!(
         text().lines().nth(1).unwrap().ends_with(",11,12,5,6")
             && text().contains("hold_ns,outstanding_0,outstanding_11\n")
     );
-    file.write(&Series::default()).unwrap();
-    assert_eq!(file.read().unwrap(), Series::default());
+    write(&file, &Series::default()).unwrap();
+    assert_eq!(series_file::read(&file).unwrap(), Series::default());
 }
 
 #[test]
 fn files_are_found_by_rank_and_daemon() {
     let dir = Scratch::new("find");
     for (rank, daemon) in [(10, 0), (2, 1), (2, 0)] {
-        TraceFile::new(&dir.0, rank, daemon)
-            .write(&Series::default())
-            .unwrap();
+        write(&file_of(&dir.0, rank, daemon), &Series::default()).unwrap();
     }
     for other in [
         "rank-1-daemon-.csv",
@@ -102,10 +103,9 @@ fn files_are_found_by_rank_and_daemon() {
     ] {
         fs::write(dir.0.join(other), "").unwrap();
     }
-    let found: Vec<_> = TraceFile::all_in(&dir.0)
-        .unwrap()
+    let found: Vec<_> = series_file::files_in(&dir.0)
         .into_iter()
-        .map(|file| (file.rank, file.daemon))
+        .map(|(daemon, _)| daemon)
         .collect();
     assert_eq!(found, [(2, 0), (2, 1), (10, 0)]);
 }
@@ -136,24 +136,24 @@ fn what_is_no_trace_is_refused_with_file_and_line() {
             ["line: 2", "field 11"],
         ),
     ] {
-        let refused = dir.file(&text).read().unwrap_err().to_string();
+        let refused = series_file::read(&dir.file(&text)).unwrap_err().to_string();
         assert!(refused.contains("rank-0-daemon-1.csv"), "{refused}");
         assert!(
             parts.iter().all(|part| refused.contains(part)),
             "{text:?}: {refused}"
         );
     }
-    let missing = TraceFile::new(&dir.0, 7, 7).read().unwrap_err().to_string();
+    let missing = series_file::read(&file_of(&dir.0, 7, 7))
+        .unwrap_err()
+        .to_string();
     assert!(
         missing.contains("rank-7-daemon-7.csv: No such file"),
         "{missing}"
     );
-    fs::write(
-        &TraceFile::new(&dir.0, 0, 1).path,
-        [0xff, 0xfe, b'\n', 0xff],
-    )
-    .unwrap();
-    let binary = TraceFile::new(&dir.0, 0, 1).read().unwrap_err().to_string();
+    fs::write(file_of(&dir.0, 0, 1), [0xff, 0xfe, b'\n', 0xff]).unwrap();
+    let binary = series_file::read(&file_of(&dir.0, 0, 1))
+        .unwrap_err()
+        .to_string();
     assert!(binary.contains("UTF-8"), "{binary}");
 }
 
@@ -169,13 +169,13 @@ fn a_directory_is_looked_at_made_when_series_are_written_and_refused_where_it_ca
         "neither a directory nor the probe is left"
     );
     new.write(0, [&Series::default()].into_iter()).unwrap();
-    assert_eq!(TraceFile::all_in(&new.dir).unwrap().len(), 1);
+    assert_eq!(series_file::files_in(&new.dir).len(), 1);
     let occupied = new.check().unwrap_err().to_string();
     assert!(
         occupied.contains("deep/er has the traces of another job"),
         "{occupied}"
     );
-    let file = dir.file("").path;
+    let file = dir.file("");
     for unusable in [
         file.clone(),
         file.join("below"),

@@ -36,8 +36,12 @@ mod memory;
 mod output;
 mod policies;
 mod report;
+#[path = "../support/series.rs"]
+mod series_file;
 mod sim;
 mod storm;
 mod sweep;
 mod tables;
 mod ucx;
+
+use benchkv::trace::daemon_of;

@@ -3,12 +3,13 @@
 
 use std::path::Path;
 
-use benchkv::trace::TraceFile;
+use benchkv::trace::{file_of, write};
 use engine::trace::{Sample, Series};
 use serde_json::Value;
 
 use crate::job::{Job, SHORT, Scratch, benchkv, turn};
 use crate::measurement::{count, daemons, list, measure, number};
+use crate::series_file;
 
 /// Runs a job with the policies `args`. Returns its result, and the series of its daemons.
 fn traced(args: &[&str]) -> (Value, Vec<Vec<Sample>>) {
@@ -26,14 +27,17 @@ fn traced(args: &[&str]) -> (Value, Vec<Vec<Sample>>) {
     ];
     let result = measure(&[args, &options].concat());
     assert_eq!(result["options"]["device"], "soft:rtt_us=6");
-    let series = TraceFile::all_in(&dir).unwrap();
-    let written: Vec<(usize, usize)> = series.iter().map(|file| (file.rank, file.daemon)).collect();
+    let series = series_file::files_in(&dir);
+    let written: Vec<(usize, usize)> = series.iter().map(|(daemon, _)| *daemon).collect();
     let per_rank = count(&result, "server_threads") as usize;
     let expected: Vec<(usize, usize)> = (0..count(&result, "ranks") as usize)
         .flat_map(|rank| (0..per_rank).map(move |daemon| (rank, daemon)))
         .collect();
     assert_eq!(written, expected);
-    let series: Vec<Series> = series.iter().map(|file| file.read().unwrap()).collect();
+    let series: Vec<Series> = series
+        .iter()
+        .map(|(_, file)| series_file::read(file).unwrap())
+        .collect();
     for (series, daemon) in series.iter().zip(daemons(&result)) {
         assert_series(&series.samples, daemon);
         let is_whole = |(at, values): (&Sample, &[u32])| {
@@ -206,9 +210,7 @@ fn a_directory_for_series_is_looked_at_before_the_run() {
     let file = files.path().join("file");
     std::fs::write(&file, "").unwrap();
     refused(&file, "Not a directory");
-    TraceFile::new(files.path(), 3, 1)
-        .write(&Series::default())
-        .unwrap();
+    write(&file_of(files.path(), 3, 1), &Series::default()).unwrap();
     refused(files.path(), "has the traces of another job");
     let ended = Job::start(&mut benchkv(&["--trace-interval", "5"])).end();
     ended.assert_failed(2, &["--trace <DIR>"]);

@@ -12,12 +12,14 @@
 mod job;
 
 mod hosts;
+#[path = "../support/series.rs"]
+mod series_file;
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::process::Command;
 
-use benchkv::trace::TraceFile;
+use benchkv::trace::daemon_of;
 use benchkv_harness::launch::device::DEVICE_VARIABLE;
 use job::{BACKENDS, Ended, Job, Process, SHORT, Scratch, TICKS_OF_LOAD, TICKS_OF_RUN, run, turn};
 use serde_json::Value;
@@ -243,18 +245,15 @@ fn every_rank_writes_the_series_of_its_daemons() {
         ],
     );
     assert_sound(&result, 3);
-    let series = TraceFile::all_in(&traces).unwrap();
+    let series = series_file::files_in(&traces);
     assert_eq!(
-        series
-            .iter()
-            .map(|file| (file.rank, file.daemon))
-            .collect::<Vec<_>>(),
+        series.iter().map(|(daemon, _)| *daemon).collect::<Vec<_>>(),
         [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]
     );
-    for file in series {
+    for ((rank, daemon), file) in series {
         let (samples, report) = (
-            file.read().unwrap().samples,
-            &result["per_rank"][file.rank]["daemons"][file.daemon]["trace"],
+            series_file::read(&file).unwrap().samples,
+            &result["per_rank"][rank]["daemons"][daemon]["trace"],
         );
         assert_eq!(&report["samples"], samples.len(), "{file:?}");
         assert!(
