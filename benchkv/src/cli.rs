@@ -44,8 +44,8 @@ pub struct Cli {
     #[command(subcommand)]
     pub command: Option<Command>,
 
+    /// Options of a job.
     #[command(flatten)]
-    #[allow(missing_docs, reason = "clap would show it as help of all options")]
     pub job: JobArgs,
 }
 
@@ -181,12 +181,12 @@ pub enum Command {
 /// Options of `benchkv sim`.
 #[derive(Debug, Clone, Args)]
 pub struct SimArgs {
+    /// The simulated world.
     #[command(flatten)]
-    #[allow(missing_docs, reason = "clap would show it as help of all options")]
     pub world: WorldArgs,
 
+    /// The course of the simulation.
     #[command(flatten)]
-    #[allow(missing_docs, reason = "clap would show it as help of all options")]
     pub course: CourseArgs,
 
     /// Run no job: measure for several seconds the costs of a daemon and a client of one rank on
@@ -195,8 +195,8 @@ pub struct SimArgs {
     #[arg(long, value_name = "FILE")]
     pub calibrate: Option<PathBuf>,
 
+    /// Options of the job that is simulated.
     #[command(flatten)]
-    #[allow(missing_docs, reason = "clap would show it as help of all options")]
     pub job: JobArgs,
 }
 

@@ -84,14 +84,13 @@ pub const SHARE: RangeInclusive<f64> = 0.0..=1.0;
 #[derive(Debug, Clone, Copy, PartialEq, Args, Serialize, Deserialize)]
 #[group(skip)]
 pub struct Workload {
-    // The next fields follow from the job's topology.
+    /// Number of ranks, from the job's topology.
     #[arg(skip)]
     #[serde(skip)]
-    #[allow(missing_docs, reason = "clap would show it as help of all options")]
     pub ranks: usize,
+    /// Number of clients of a rank, from the job's topology.
     #[arg(skip)]
     #[serde(skip)]
-    #[allow(missing_docs, reason = "likewise")]
     pub clients: usize,
 
     /// Shared keys in the store of each rank, 1 to 67108864.
@@ -112,19 +111,17 @@ pub struct Workload {
     #[arg(help_heading = "Load", long, value_name = "RATIO", value_parser = decimal(SHARE), default_value_t = 0.5)]
     pub read_ratio: f64,
 
-    // Share of accesses that go to another rank; 0 in a job of one rank. By default each rank gets
-    // the same share.
+    /// Share of accesses that go to another rank; 0 in a job of one rank. By default each rank gets
+    /// the same share.
     #[arg(skip)]
-    #[allow(missing_docs, reason = "likewise")]
     pub remote_ratio: f64,
 
     /// Distribution of keys: uniform, zipfian, zipfian:THETA.
     #[arg(help_heading = "Data", long, hide_short_help = true, value_name = "NAME", default_value_t = Distribution::Uniform)]
     pub distribution: Distribution,
 
-    // Whether part of the accesses goes to private keys and is read back.
+    /// Whether part of the accesses goes to private keys and is read back.
     #[arg(skip)]
-    #[allow(missing_docs, reason = "likewise")]
     pub verify: bool,
 
     /// Seed of the access patterns, 0 to 18446744073709551615.
@@ -132,10 +129,9 @@ pub struct Workload {
     #[serde(skip)]
     pub seed: u64,
 
-    // Accesses of a client's pattern, at least [`PRIVATE_KEYS`] times 16.
+    /// Accesses of a client's pattern, at least `PRIVATE_KEYS` times 16.
     #[arg(skip = PATTERN_LEN)]
     #[serde(skip)]
-    #[allow(missing_docs, reason = "likewise")]
     pub accesses: usize,
 }
 

@@ -89,21 +89,19 @@ pub struct JobArgs {
     #[serde(skip)]
     pub device: Devices,
 
-    // The transport of requests to other ranks, in the form in which it is typed: the device that
-    // was chosen for `auto`, or the library that chooses a device.
+    /// The transport of requests to other ranks, in the form in which it is typed: the device that
+    /// was chosen for `auto`, or the library that chooses a device.
     #[arg(skip)]
     #[serde(rename = "device")]
-    #[allow(missing_docs, reason = "clap would show it as help of all options")]
     pub carried_by: String,
 
-    // Why `auto` took the device; null if the device was named.
+    /// Why `auto` took the device; null if the device was named.
     #[arg(skip)]
-    #[allow(missing_docs, reason = "likewise")]
     pub device_by_auto: Option<String>,
 
+    /// Options of the connections' ports.
     #[command(flatten)]
     #[serde(flatten)]
-    #[allow(missing_docs, reason = "clap would show it as help of all options")]
     pub port: PortOptions,
 
     /// Features of mlx5 devices that are off by default; those that the carrier has no use for are
@@ -119,14 +117,13 @@ pub struct JobArgs {
     #[serde(default)]
     pub mlx5: Vec<Feature>,
 
+    /// Options of the carrier ucx-am.
     #[command(flatten)]
     #[serde(skip)]
-    #[allow(missing_docs, reason = "likewise")]
     pub ucx: UcxArgs,
 
-    // Whether UCX detects dead peers; null with other carriers.
+    /// Whether UCX detects dead peers; null with other carriers.
     #[arg(skip)]
-    #[allow(missing_docs, reason = "likewise")]
     pub ucx_errors: Option<PeerErrors>,
 
     /// Daemon threads of each rank, 1 to 64
@@ -173,9 +170,9 @@ pub struct JobArgs {
     #[serde(rename = "warmup_s")]
     pub warmup: f64,
 
+    /// The load's operations and values.
     #[command(flatten)]
     #[serde(flatten)]
-    #[allow(missing_docs, reason = "likewise")]
     pub workload: Workload,
 
     /// A mix of YCSB: ycsb-a (half of the operations read), ycsb-b (95 %) or ycsb-c (all), with
@@ -251,9 +248,9 @@ pub struct JobArgs {
     #[serde(skip)]
     pub json: Option<JsonSink>,
 
+    /// Where results go.
     #[command(flatten)]
     #[serde(skip)]
-    #[allow(missing_docs, reason = "likewise")]
     pub output: OutputArgs,
 
     /// Print a line on standard error for each interval of this length while the job runs, 100ms to
@@ -284,10 +281,9 @@ pub struct JobArgs {
     #[serde(skip)]
     pub trace: TraceArgs,
 
-    // The directory of the series, if they are wanted.
+    /// The directory of the series, if they are wanted.
     #[arg(skip)]
     #[serde(rename = "trace")]
-    #[allow(missing_docs, reason = "likewise")]
     pub traced: Option<TraceOptions>,
 }
 
