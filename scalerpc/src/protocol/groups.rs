@@ -69,11 +69,6 @@ impl GroupManager {
         }
     }
 
-    /// Returns the maximum number of clients of a group: 1.5 times the size.
-    pub const fn largest(&self) -> usize {
-        self.size + self.size / 2
-    }
-
     /// Returns the number of groups.
     pub fn count(&self) -> usize {
         self.groups.len()
@@ -276,7 +271,7 @@ mod tests {
         assert_eq!(all.len(), clients, "each client is in one group");
         for group in 0..groups.count() {
             let len = groups.clients(group).len();
-            assert!(len <= groups.largest(), "group of {len}");
+            assert!(2 * len <= 3 * groups.size, "group of {len}");
             assert!((500..=1500).contains(&groups.slice_per_mille(group)));
         }
     }

@@ -391,6 +391,7 @@ impl<M: Memory> Server<M> {
     /// Returns the time, in ns, at which [`poll`](Self::poll) has something to do without an
     /// arrival. A poll is bounded, so work may remain for the next poll: before the caller sleeps,
     /// it must have polled until there was nothing to do.
+    #[cfg(test)]
     pub fn next_event_ns(&self) -> Option<u64> {
         let slice_end = self.scheduler.next().map(|_| self.scheduler.slice_end_ns());
         self.busy
@@ -404,11 +405,6 @@ impl<M: Memory> Server<M> {
     /// plus `offset_ns`; `None` ends that.
     pub const fn synchronise(&mut self, offset_ns: Option<i64>) {
         self.scheduler.synchronise(offset_ns);
-    }
-
-    /// Returns the configured length of a slice ([`ServerConfig::slice_ns`]), in ns.
-    pub const fn slice_ns(&self) -> u64 {
-        self.slice_ns
     }
 
     /// Returns the layout of the memory.

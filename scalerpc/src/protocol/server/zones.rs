@@ -132,6 +132,7 @@ impl Zone {
         }
     }
 
+    #[cfg(test)]
     pub(super) const fn deadline_ns(&self) -> Option<u64> {
         match self.state {
             ZoneState::Ended { event_by_ns } => Some(event_by_ns),
