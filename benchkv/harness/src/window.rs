@@ -30,14 +30,6 @@ impl WindowChoice {
         }
     }
 
-    /// Returns the number of send completions that this window adds to those of an endpoint.
-    pub const fn completions(self) -> u32 {
-        match self {
-            Self::Completion(batches) => batches,
-            Self::Off | Self::Consumption(_) => 0,
-        }
-    }
-
     /// Returns the window of an endpoint.
     pub const fn window(self) -> Window {
         let exempt_bytes = Window::DEFAULT_EXEMPT_BYTES;

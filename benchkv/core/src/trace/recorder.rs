@@ -62,11 +62,6 @@ pub struct TraceReport {
 }
 
 impl Recorder {
-    /// Returns the length of the series of a daemon with `endpoints` endpoints, in bytes.
-    pub const fn bytes(endpoints: usize) -> usize {
-        CAPACITY * (size_of::<Sample>() + endpoints * size_of::<u32>())
-    }
-
     /// Makes a recorder with a sample every `interval` rounds with work, for a daemon that waits by
     /// the strategy `wait` and has endpoints to the ranks `endpoints`.
     pub fn new(interval: u64, wait: WaitStrategy, endpoints: Vec<usize>) -> Self {

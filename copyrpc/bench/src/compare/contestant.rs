@@ -9,8 +9,7 @@ use benchkv_harness::pattern::{self, Tag};
 use mlx5::{Device, DeviceInfo, DeviceSpec};
 
 use super::calls::{Calls, Content};
-use super::case::Fault;
-use super::case::{Case, Kind, Settings};
+use super::case::{Case, Fault, Kind, Settings};
 
 /// Counters that only one contestant has, by name.
 pub(crate) type Counters = BTreeMap<String, u64>;

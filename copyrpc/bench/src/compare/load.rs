@@ -11,8 +11,7 @@ use benchkv_harness::pattern::{self, Tag};
 use copyrpc_shm::wait::{WaitStrategy, Waiter};
 
 use super::calls::{Book, Calls, Content, Shared};
-use super::case::Fault;
-use super::case::{Case, Length, Settings};
+use super::case::{Case, Fault, Length, Settings};
 use super::contestant::{Client, Counters};
 
 /// Number of rounds without a reply between two calls of `check`: `IDLE_ROUNDS` while rounds poll,

@@ -7,9 +7,8 @@ use benchkv_harness::Failure;
 use benchkv_harness::clock::Clock;
 use benchkv_harness::pattern::{self, Tag};
 use mlx5::{ContextUses, Device, DeviceSpec, Did, Simulation, SoftOptions};
-use scalerpc::ServerStats;
 use scalerpc::rdma::{PendingClient, SetupError};
-use scalerpc::{Grouping, HandlerError, Handlers, RdmaClient, RdmaServer};
+use scalerpc::{Grouping, HandlerError, Handlers, RdmaClient, RdmaServer, ServerStats};
 use serde::Serialize;
 
 use super::setting::Setting;

@@ -1,10 +1,12 @@
 //! The result: a table for people, one JSON document for programs, and the plot.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use benchkv_harness::Failure;
 use benchkv_harness::chart::{Axis, Chart, Series};
 use benchkv_harness::report::{Table, percent, rate};
+use mlx5::NicParameters;
 use serde::Serialize;
 
 use super::calibration::{PUBLISHED, Published};
@@ -15,14 +17,6 @@ use super::setting::Setting;
 /// Value of [`Document::schema_version`]. It changes when the meaning of any field changes.
 const SCHEMA_VERSION: u32 = 4;
 
-#[derive(Debug, Clone, Serialize)]
-struct Nic {
-    doorbell_ns: u64,
-    send_ns: u64,
-    byte_ps: u64,
-    link_ns: u64,
-}
-
 /// The JSON document. It does not depend on the machine: equal options give equal bytes.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Document {
@@ -32,7 +26,7 @@ pub(crate) struct Document {
     verdict: Verdict,
     calibration: Published,
     calibrated_miss_ns: u64,
-    nic: Nic,
+    nic: BTreeMap<&'static str, u64>,
     setting: Setting,
     curve: Vec<Pair>,
 }
@@ -46,12 +40,12 @@ impl Document {
             verdict,
             calibration: PUBLISHED,
             calibrated_miss_ns: PUBLISHED.miss_ns(),
-            nic: Nic {
-                doorbell_ns: nic.doorbell_ns,
-                send_ns: nic.send_ns,
-                byte_ps: nic.byte_ps,
-                link_ns: nic.link_ns,
-            },
+            nic: BTreeMap::from([
+                ("doorbell_ns", nic.doorbell_ns),
+                ("send_ns", nic.send_ns),
+                ("byte_ps", nic.byte_ps),
+                ("link_ns", nic.link_ns),
+            ]),
             setting,
             curve,
         }
@@ -143,12 +137,13 @@ impl fmt::Display for Document {
             ..
         } = self.setting;
         let (request_bytes, response_bytes) = self.setting.bytes();
-        let Nic {
+        let NicParameters {
             doorbell_ns,
             send_ns,
             byte_ps,
             link_ns,
-        } = self.nic;
+            ..
+        } = self.setting.nic();
         writeln!(
             f,
             "Modelled, in virtual time: the library as it is, on a model of NICs. Misses are of the messages that the server's NIC sends.\n"

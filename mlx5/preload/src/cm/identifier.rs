@@ -187,10 +187,8 @@ impl Id {
                 _ => errno,
             }
         })?;
-        (self.device, self.local) = (
-            device.filter(|_| !is_any),
-            SocketAddr::new(to.ip(), port.number),
-        );
+        self.device = device.filter(|_| !is_any);
+        self.local = SocketAddr::new(to.ip(), port.number);
         self.port = Some(port);
         Ok(())
     }
