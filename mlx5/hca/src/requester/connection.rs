@@ -193,8 +193,9 @@ pub(crate) fn go_on(hca: &Hca, state: &mut State, index: usize) {
         let Some((qp, ..)) = state.wire.parts(&mut state.queues.qps, index) else {
             return;
         };
-        let again_ns = qp.waiting.as_ref().map(|waiting| waiting.again_ns);
-        if again_ns.is_none_or(|again_ns| again_ns <= hca.clock.now_ns()) {
+        let waiting = qp.waiting.as_ref();
+        let is_due = || waiting.is_none_or(|waiting| waiting.again_ns <= hca.clock.now_ns());
+        if qp.sq_consumer != qp.sq_limit && is_due() {
             take_wqes(hca, state, index);
         }
         if !complete(hca, state, index) {
