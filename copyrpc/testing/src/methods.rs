@@ -201,118 +201,80 @@ fn of_handler<T, C: std::fmt::Debug>(
     }
 }
 
+/// The body of [`check`] and of [`check_async`]: the calls of a client of that name, each followed
+/// by the tokens that wait for its result. `$late` is the call without time, and `$times` the number
+/// of times that it may be made until it is late. `$mode` makes a client mutable or not.
+macro_rules! check {
+    ($client:ident, $caller:ident, $is_late:ident, $raw:expr, $late:ident($argument:expr) $times:expr, [$($wait:tt)*], $($mode:tt)?) => {
+        let mut client = numbers::$client::new($caller);
+        assert_eq!(client.double(21)$($wait)*.unwrap(), 42);
+        assert_eq!(client.sum((0..20).collect(), 50)$($wait)*.unwrap(), 240);
+        assert_eq!(client.name("ping".to_owned())$($wait)*.unwrap(), "PING");
+        let double = client.double(u64::MAX)$($wait)*;
+        assert!(matches!(double, Err(MethodError::Failed(Problem::TooLarge))));
+        let name = client.name(String::new())$($wait)*;
+        assert!(matches!(name, Err(MethodError::Failed(7))));
+        let (ages, outcomes) = finds();
+        for (query, expected) in outcomes {
+            let found = client.find(ages.clone(), query)$($wait)*;
+            assert_eq!(of_handler(found), expected);
+        }
+        let kept = client.keep(vec![0x5a; 100], (-3, 0.5))$($wait)*;
+        assert_eq!(kept.unwrap(), [0x5a; 100]);
+        client.timeout = Some(Duration::ZERO);
+        let mut times = 1..$times;
+        while !matches!(client.$late($argument)$($wait)*, Err(MethodError::Call(error)) if $is_late(&error)) {
+            times.next().unwrap();
+        }
+        let $($mode)? client = others::$client::new(client.caller);
+        let double = client.double("a".repeat(9))$($wait)*;
+        assert!(matches!(double, Err(MethodError::Arguments(PayloadError::Long))));
+        let sum = client.sum(vec![], 1)$($wait)*;
+        assert!(matches!(sum, Err(MethodError::Reply(PayloadError::Long))));
+        assert!(matches!(client.halve(2)$($wait)*, Err(MethodError::UnknownMethod)));
+        let raw = client.caller.call($raw, None)$($wait)*;
+        assert_eq!(raw.unwrap(), [3, PayloadError::Short as u8], "a header of no method");
+    };
+}
+
 /// Calls a server of [`Sums`], and checks that a method ends with its result or its own error, and
 /// that a method of another version ends with the error for that case. `is_late` returns whether an
 /// error means that the call's time ended before its reply.
 pub fn check<C: Caller>(caller: C, is_late: impl Fn(&C::Error) -> bool) {
-    let mut client = numbers::Client::new(caller);
-    assert_eq!(client.double(21).unwrap(), 42);
-    assert_eq!(client.sum((0..20).collect(), 50).unwrap(), 240);
-    assert_eq!(client.name("ping".to_owned()).unwrap(), "PING");
-    assert!(matches!(
-        client.double(u64::MAX),
-        Err(MethodError::Failed(Problem::TooLarge))
-    ));
-    assert!(matches!(
-        client.name(String::new()),
-        Err(MethodError::Failed(7))
-    ));
-    let (ages, outcomes) = finds();
-    for (query, expected) in outcomes {
-        assert_eq!(of_handler(client.find(ages.clone(), query)), expected);
-    }
-    let kept = client.keep(vec![0x5a; 100], (-3, 0.5)).unwrap();
-    assert_eq!(kept, [0x5a; 100]);
-    client.timeout = Some(Duration::ZERO);
     // A reply that has arrived when the clock is first read is in time. A thread that is kept from
     // its processor for as long as the server sleeps finds such a reply, so the call is repeated.
-    assert!(
-        (0..20)
-            .any(|_| matches!(client.sleep(50), Err(MethodError::Call(error)) if is_late(&error)))
-    );
-    let mut client = others::Client::new(client.caller);
-    assert!(matches!(
-        client.double("a".repeat(9)),
-        Err(MethodError::Arguments(PayloadError::Long))
-    ));
-    assert!(matches!(
-        client.sum(vec![], 1),
-        Err(MethodError::Reply(PayloadError::Long))
-    ));
-    assert!(matches!(client.halve(2), Err(MethodError::UnknownMethod)));
-    assert_eq!(
-        client.caller.call(b"raw bytes", None).unwrap(),
-        [3, PayloadError::Short as u8],
-        "a header of no method"
-    );
+    check!(Client, caller, is_late, b"raw bytes", sleep(50) 20, [], mut);
 }
 
 pub async fn check_async<C: AsyncCaller>(caller: C, is_late: impl Fn(&C::Error) -> bool) {
-    let mut client = numbers::AsyncClient::new(caller);
-    assert_eq!(client.double(21).await.unwrap(), 42);
-    assert_eq!(client.sum((0..20).collect(), 50).await.unwrap(), 240);
-    assert_eq!(client.name("ping".to_owned()).await.unwrap(), "PING");
-    assert!(matches!(
-        client.double(u64::MAX).await,
-        Err(MethodError::Failed(Problem::TooLarge))
-    ));
-    assert!(matches!(
-        client.name(String::new()).await,
-        Err(MethodError::Failed(7))
-    ));
-    let (ages, outcomes) = finds();
-    for (query, expected) in outcomes {
-        assert_eq!(of_handler(client.find(ages.clone(), query).await), expected);
-    }
-    let kept = client.keep(vec![0x5a; 100], (-3, 0.5)).await.unwrap();
-    assert_eq!(kept, [0x5a; 100]);
-    client.timeout = Some(Duration::ZERO);
-    assert!(matches!(client.double(1).await, Err(MethodError::Call(error)) if is_late(&error)));
-    let client = others::AsyncClient::new(client.caller);
-    assert!(matches!(
-        client.double("a".repeat(9)).await,
-        Err(MethodError::Arguments(PayloadError::Long))
-    ));
-    assert!(matches!(
-        client.sum(vec![], 1).await,
-        Err(MethodError::Reply(PayloadError::Long))
-    ));
-    assert!(matches!(
-        client.halve(2).await,
-        Err(MethodError::UnknownMethod)
-    ));
-    assert_eq!(
-        client
-            .caller
-            .call(b"raw bytes".to_vec(), None)
-            .await
-            .unwrap(),
-        [3, PayloadError::Short as u8],
-        "a header of no method"
-    );
+    check!(AsyncClient, caller, is_late, b"raw bytes".to_vec(), double(1) 1, [.await],);
 }
 
 /// Maximum length of a message, so short that almost every call is made in parts.
 const SHORT: usize = 44;
 
+/// The body of [`check_in_parts`] and of [`check_async_in_parts`], like [`check!`].
+macro_rules! check_in_parts {
+    ($client:ident, $caller:ident, $max_request:ident, $max_reply:ident, [$($wait:tt)*], $($mode:tt)?) => {
+        let $($mode)? short = numbers::$client::new(parts::Client::new($caller, SHORT, SHORT));
+        assert_eq!(short.sum((0..20).collect(), 50)$($wait)*.unwrap(), 240);
+        let name = short.name(String::new())$($wait)*;
+        assert!(matches!(name, Err(MethodError::Failed(7))));
+        let caller = parts::Client::new(short.caller.caller, $max_request, $max_reply);
+        let $($mode)? long = numbers::$client::new(caller);
+        let word = "abc".repeat(1 << 20);
+        let name = long.name(word.clone())$($wait)*;
+        assert_eq!(name.unwrap(), word.to_uppercase());
+        let bytes = word.into_bytes();
+        let kept = long.keep(bytes.clone(), (-3, 0.5))$($wait)*;
+        assert!(kept.unwrap() == bytes);
+    };
+}
+
 /// Calls a server of [`Sums`] that takes parts: first in very short parts, then with 3 MiB in each
 /// direction in messages of up to `max_request` and `max_reply` bytes.
 pub fn check_in_parts<C: Caller<Error: 'static>>(caller: C, max_request: usize, max_reply: usize) {
-    let mut short = numbers::Client::new(parts::Client::new(caller, SHORT, SHORT));
-    assert_eq!(short.sum((0..20).collect(), 50).unwrap(), 240);
-    assert!(matches!(
-        short.name(String::new()),
-        Err(MethodError::Failed(7))
-    ));
-    let mut long = numbers::Client::new(parts::Client::new(
-        short.caller.caller,
-        max_request,
-        max_reply,
-    ));
-    let word = "abc".repeat(1 << 20);
-    assert_eq!(long.name(word.clone()).unwrap(), word.to_uppercase());
-    let bytes = word.into_bytes();
-    assert!(long.keep(bytes.clone(), (-3, 0.5)).unwrap() == bytes);
+    check_in_parts!(Client, caller, max_request, max_reply, [], mut);
 }
 
 pub async fn check_async_in_parts<C: AsyncCaller<Error: Send + 'static> + Sync>(
@@ -320,19 +282,5 @@ pub async fn check_async_in_parts<C: AsyncCaller<Error: Send + 'static> + Sync>(
     max_request: usize,
     max_reply: usize,
 ) {
-    let short = numbers::AsyncClient::new(parts::Client::new(caller, SHORT, SHORT));
-    assert_eq!(short.sum((0..20).collect(), 50).await.unwrap(), 240);
-    assert!(matches!(
-        short.name(String::new()).await,
-        Err(MethodError::Failed(7))
-    ));
-    let long = numbers::AsyncClient::new(parts::Client::new(
-        short.caller.caller,
-        max_request,
-        max_reply,
-    ));
-    let word = "abc".repeat(1 << 20);
-    assert_eq!(long.name(word.clone()).await.unwrap(), word.to_uppercase());
-    let bytes = word.into_bytes();
-    assert!(long.keep(bytes.clone(), (-3, 0.5)).await.unwrap() == bytes);
+    check_in_parts!(AsyncClient, caller, max_request, max_reply, [.await],);
 }
