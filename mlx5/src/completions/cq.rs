@@ -50,9 +50,6 @@ pub struct Cq {
 /// empty.
 const POLLS_PER_HOOK: u32 = 16;
 
-/// Maximum number of CQEs that a poll hands out.
-const MAX_TAKEN: usize = u32::MAX as usize;
-
 impl fmt::Debug for Cq {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Cq")
@@ -126,7 +123,7 @@ impl Cq {
         max: usize,
         find: &impl Fn(u32) -> L,
         f: &mut impl FnMut(L, Cqe<'_>),
-    ) {
+    ) -> usize {
         udma_from_device_barrier();
         // The title is a copy: no store below can change it, so a callback's reads of it are
         // consistent. SAFETY: the place is a CQE inside the buffer. Until a CQE of the session is
@@ -137,7 +134,7 @@ impl Cq {
         if count as usize > max {
             self.expand(0, count);
             self.seek();
-            return;
+            return 0;
         }
         let qpn = ResponderCqe::parse(&title).qpn;
         self.object.session_qpn.set(qpn);
@@ -188,6 +185,7 @@ impl Cq {
                 (0..count - next).for_each(hand_out);
             }
         }
+        count as usize
     }
 
     /// Writes the CQEs `from..count` of the session at the consumer to their entries, as plain
@@ -305,7 +303,7 @@ impl Cq {
     /// it. Until `'a` ends, the caller must not publish a consumer record that passes the entry, so
     /// the device does not write it again.
     #[inline(always)]
-    unsafe fn plain<'a>(place: NonNull<u8>, stride: usize, kind: DeviceKind) -> Cqe<'a> {
+    unsafe fn plain<'a>(&self, place: NonNull<u8>, stride: usize) -> Cqe<'a> {
         udma_from_device_barrier();
         let beside = if stride != CQE_BYTES {
             // SAFETY: the caller guarantees that the entry is complete. The other half of a large
@@ -317,7 +315,7 @@ impl Cq {
         let bytes: NonNull<[u8; CQE_BYTES]> = place.cast();
         // SAFETY: guaranteed by the caller.
         let qpn = ResponderCqe::parse(unsafe { bytes.as_ref() }).qpn;
-        Cqe::new(bytes, qpn, beside, kind)
+        Cqe::new(bytes, qpn, beside, self.kind)
     }
 
     /// Returns the place and the owner bit of the entry that follows the entry at `place`, whose
@@ -341,18 +339,19 @@ impl Cq {
         (next, owner)
     }
 
-    /// Hands out plain CQEs until the consumer is `end`. Returns whether it stopped because the next
-    /// CQE is the title of a compressed session.
+    /// Hands out up to `max` plain CQEs and counts them in `n`. Returns whether it stopped because
+    /// the next CQE is the title of a compressed session.
     #[inline(always)]
     fn take_plain<L: Copy>(
         &mut self,
-        end: u32,
+        max: usize,
+        n: &mut usize,
         find: &impl Fn(u32) -> L,
         f: &mut impl FnMut(L, Cqe<'_>),
     ) -> bool {
-        let (entries, last, kind) = (self.entries, self.last, self.kind);
+        let (entries, last) = (self.entries, self.last);
         let (mut place, mut owner) = (self.head, self.owner);
-        while self.consumer != end {
+        while *n < max {
             let op_own = op_own_at(place);
             if !is_written(op_own, owner) {
                 break;
@@ -362,11 +361,12 @@ impl Cq {
             }
             // SAFETY: the owner bit shows that the device has finished the entry. The device does
             // not write it again before the consumer record is published, after the callback.
-            let cqe = unsafe { Self::plain(place, entries.stride, kind) };
+            let cqe = unsafe { self.plain(place, entries.stride) };
             (place, owner) = self.after(place, owner, &entries, last);
             // The consumer advances first, so no panic of the callback hands out the entry twice.
             self.consumer = self.consumer.wrapping_add(1);
             f(find(cqe.qpn()), cqe);
+            *n += 1;
         }
         (self.head, self.owner) = (place, owner);
         false
@@ -388,19 +388,17 @@ impl Cq {
         find: &impl Fn(u32) -> L,
         f: &mut impl FnMut(L, Cqe<'_>),
     ) -> usize {
-        let before = self.consumer;
-        let end = before.wrapping_add(max.min(MAX_TAKEN) as u32);
         let mut taking = Taking {
-            before,
+            before: self.consumer,
             cq: self,
             is_unwinding: true,
         };
-        while taking.cq.take_plain(end, find, f) {
-            let left = end.wrapping_sub(taking.cq.consumer);
-            taking.cq.take_session(left as usize, find, f);
+        let mut n = 0;
+        while taking.cq.take_plain(max, &mut n, find, f) {
+            n += taking.cq.take_session(max - n, find, f);
         }
         taking.is_unwinding = false;
-        taking.cq.consumer.wrapping_sub(before) as usize
+        n
     }
 
     /// Like [`take`](Self::take), but the caller has found that the queue [has a
@@ -419,7 +417,7 @@ impl Cq {
         }
         // SAFETY: the caller has found the entry complete (`has_completion`). The device does not
         // write it again before the consumer record is published, after the callback.
-        let cqe = unsafe { Self::plain(place, self.entries.stride, self.kind) };
+        let cqe = unsafe { self.plain(place, self.entries.stride) };
         (self.head, self.owner) = self.after(place, self.owner, &self.entries, self.last);
         // The consumer advances first, as in `take_plain`.
         self.consumer = self.consumer.wrapping_add(1);

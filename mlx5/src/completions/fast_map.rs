@@ -27,8 +27,6 @@ const fn vacant_at(place: usize) -> u32 {
 pub struct FastMap<T> {
     /// Array of places; their number is a power of two.
     places: Box<[Place<T>]>,
-    /// Number of places, less one.
-    mask: usize,
     len: usize,
 }
 
@@ -44,7 +42,6 @@ impl<T> Default for FastMap<T> {
     fn default() -> Self {
         Self {
             places: vacant(MIN_PLACES),
-            mask: MIN_PLACES - 1,
             len: 0,
         }
     }
@@ -70,7 +67,8 @@ impl<T> FastMap<T> {
     #[must_use]
     #[inline(always)]
     pub fn get(&self, qpn: u32) -> Option<&T> {
-        // SAFETY: a home is a valid place: it is at most `mask`, the number of the last place.
+        // SAFETY: a home is a valid place, because the number of places is a power of two, at
+        // least 8.
         let place = unsafe { self.places.get_unchecked(self.home(qpn)) };
         if place.qpn == qpn {
             // SAFETY: the number in a vacant place never equals a number whose home is that place,
@@ -126,15 +124,15 @@ impl<T> FastMap<T> {
     /// Returns the home of a number: the place at which a look-up begins.
     #[inline(always)]
     const fn home(&self, qpn: u32) -> usize {
-        qpn as usize & self.mask
+        qpn as usize & (self.places.len() - 1)
     }
 
     const fn behind(&self, at: usize) -> usize {
-        (at + 1) & self.mask
+        (at + 1) & (self.places.len() - 1)
     }
 
     const fn distance(&self, from: usize, to: usize) -> usize {
-        to.wrapping_sub(from) & self.mask
+        to.wrapping_sub(from) & (self.places.len() - 1)
     }
 
     fn is_vacant(&self, at: usize) -> bool {
@@ -153,7 +151,6 @@ impl<T> FastMap<T> {
 
     fn grow(&mut self) {
         let twice = vacant(2 * self.places.len());
-        self.mask = twice.len() - 1;
         let old = mem::replace(&mut self.places, twice);
         for place in old.into_iter().filter(|place| place.value.is_some()) {
             let at = self.find(place.qpn);
