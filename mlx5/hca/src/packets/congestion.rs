@@ -6,10 +6,10 @@
 
 use mlx5_wire::roce::Psn;
 
-/// Initial window, in packets. The socket buffers of a receiver take as many from several
-/// connections at once.
+/// Initial window, in packets. RFC 6928 has ten for paths across the Internet; most peers of a
+/// device are one switch away.
 const INITIAL: u32 = 32;
-/// Minimum window after a loss that the peer reported, in packets.
+/// Minimum of half a window, in packets.
 const MIN: u32 = 2;
 
 #[derive(Clone, Copy, Debug)]
@@ -98,12 +98,14 @@ impl Congestion {
             self.recovery = Some(sent);
         }
         (self.size.packets, self.acknowledged) = (1, 0);
+        self.before_repeat = None;
     }
 
     /// Notes that packets before `sent` are sent again because nothing was acknowledged for a time.
     pub(super) fn on_repeat(&mut self, sent: Psn) {
-        self.before_repeat = self.before_repeat.or(Some(self.size));
+        let before = self.before_repeat.unwrap_or(self.size);
         self.on_loss(sent);
+        self.before_repeat = Some(before);
     }
 
     /// Notes that packets were acknowledged that were not sent again after the last repeat: the

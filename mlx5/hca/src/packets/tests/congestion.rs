@@ -1,5 +1,6 @@
 //! Many connections through one narrow link: P9.
 
+use super::super::congestion::Congestion;
 use super::*;
 
 /// Bytes of a packet on the link beside its payload: Ethernet, IP, UDP, BTH, ICRC.
@@ -258,5 +259,25 @@ fn p9_a_window_grows_again_after_losses() {
             outcome.goodput >= 0.8 && outcome.packets <= 1.3,
             "reads: {reads}: {outcome:?}"
         );
+    }
+}
+
+/// A peer that was only slow acknowledges packets that were not sent again.
+#[test]
+fn p9_a_needless_repeat_costs_no_window_and_a_loss_after_it_does() {
+    let first = Psn::new(0xff_fff0);
+    let sent = first.after(32);
+    for is_lost in [false, true] {
+        let mut congestion = Congestion::new(64, first);
+        congestion.on_send(32);
+        congestion.on_repeat(sent);
+        congestion.on_repeat(sent);
+        assert_eq!(congestion.window(), 1);
+        if is_lost {
+            congestion.on_loss(sent);
+        }
+        congestion.on_needless_repeat();
+        congestion.on_progress(sent, 32, sent);
+        assert_eq!(congestion.window(), if is_lost { 16 } else { 64 });
     }
 }
