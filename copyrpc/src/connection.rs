@@ -370,7 +370,7 @@ impl<U> Connection<U> {
     /// operation accesses memory any more.
     pub(crate) fn end_raw(&self, receiver: &mut impl Receiver<U>) {
         while let Some((user_data, reason)) = self.take_failed_raw() {
-            receiver.on_response(user_data, Err(reason.into()));
+            receiver.on_response(user_data, Err(CallFailure::Closed(reason)));
         }
     }
 

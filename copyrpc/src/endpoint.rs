@@ -183,9 +183,10 @@ impl<U> Endpoint<U> {
     /// Ends the connection when nothing is outstanding any more. As soon as the peer has received
     /// the close, no more calls are taken, on either side. Outstanding calls end as they would.
     /// Received requests may be answered. Requests that were not received by the next flush, and
-    /// those that arrive later, end at the peer with [`CloseReason::ClosedByPeer`]. Both ends have
-    /// to continue polling. When nothing is outstanding any more, [`Endpoint::closed`] is
-    /// [`CloseReason::ClosedHere`], and `ClosedByPeer` at the other end. The close takes as long as
+    /// those that arrive later, end at the peer with
+    /// [`NotSent`](crate::ClientError::NotSent). Both ends have to continue polling. When nothing is
+    /// outstanding any more, [`Endpoint::closed`] is [`CloseReason::ClosedHere`], and
+    /// `ClosedByPeer` at the other end. The close takes as long as
     /// the handlers; if the peer is stopped or dies meanwhile, the connection ends as it does while
     /// calls are outstanding. The close does not wait for one-sided operations: end them first.
     pub fn close(&self) {

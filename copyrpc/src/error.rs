@@ -156,9 +156,7 @@ pub enum CloseReason {
     /// This end was closed, or its context is gone.
     #[error("this end was closed")]
     ClosedHere,
-    /// The peer closed the connection, and everything that was outstanding has ended. For a call:
-    /// it arrived after the peer had closed; no handler got it, or will get it. The connection may
-    /// end later than such a call.
+    /// The peer closed the connection, and everything that was outstanding has ended.
     #[error("the peer closed the connection")]
     ClosedByPeer,
 }
@@ -242,46 +240,18 @@ impl<U> CallError<U> {
     }
 }
 
-/// Why a call that was taken ended without a reply of its handler.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub enum CallFailure {
-    /// The handler dropped the request.
-    #[error("the peer's handler dropped the request")]
-    Dropped,
-    /// The handler refused the request.
-    #[error("the peer's handler refused the request")]
-    Refused,
-    /// The handler ran, and its reply was not sent, because it has more bytes than the call
-    /// allowed. A [`Server`](crate::Server) and an [`AsyncServer`](crate::AsyncServer) report this
-    /// by themselves; other peers get [`ReplyError::TooLarge`], and choose the answer.
-    #[error("the reply has {len} bytes, more than the call allowed")]
-    ReplyTooLong {
-        /// Length of the reply in bytes; 2^31-1 if the reply is longer.
-        len: usize,
-    },
-    /// The deadline passed first. Whether the handler ran or will run is not known; its reply is
-    /// dropped.
-    #[error("no reply in time")]
-    TimedOut,
-    /// The connection ended first. Whether the handler ran is not known, except for
-    /// [`CloseReason::ClosedByPeer`]: no handler got the request, or will get it.
-    #[error("connection closed: {0}")]
-    Closed(#[from] CloseReason),
-}
+/// Why a call that was taken ended without a reply of its handler: a
+/// [`ClientError`](crate::ClientError) that is never `Connect`, `TooLarge`, `Full` or `NoCredit`. A
+/// call that arrived after the peer had closed ends as `NotSent`.
+pub type CallFailure = copyrpc_calls::CallFailure<CloseReason>;
 
-impl CallFailure {
-    /// Returns whether the same call can succeed on a new connection: no handler got the request
-    /// or will get it. See [`Ending::is_retryable`](copyrpc_calls::Ending::is_retryable).
-    #[must_use]
-    pub const fn is_retryable(&self) -> bool {
-        matches!(self, Self::Closed(CloseReason::ClosedByPeer))
-    }
-
-    /// Returns whether a handler may have got the request, or may still get it. See
-    /// [`Ending::may_have_executed`](copyrpc_calls::Ending::may_have_executed).
-    #[must_use]
-    pub const fn may_have_executed(&self) -> bool {
-        !self.is_retryable()
+/// The end of a call that the end of its connection ends.
+impl From<CloseReason> for CallFailure {
+    fn from(reason: CloseReason) -> Self {
+        match reason {
+            CloseReason::ClosedByPeer => Self::NotSent,
+            reason => Self::Closed(reason),
+        }
     }
 }
 

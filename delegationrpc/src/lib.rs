@@ -34,12 +34,12 @@
 //!   or has not, and delays no other client.
 //! - **Order**: the calls of one client arrive in their order; clients that begin to call are taken
 //!   up in the order of their announcements in the ring, and then served in rotation.
-//! - **Every call ends exactly once**: with its reply, with [`CallFailed::Refused`] or
-//!   [`CallFailed::Dropped`] when the server refuses the request or drops its [`Token`], with
-//!   [`CallFailed::TimedOut`] after the time that [`ipc::Client::call_within`] was given or by
+//! - **Every call ends exactly once**: with its reply, with [`CallFailure::Refused`] or
+//!   [`CallFailure::Dropped`] when the server refuses the request or drops its [`Token`], with
+//!   [`CallFailure::TimedOut`] after the time that [`ipc::Client::call_within`] was given or by
 //!   [`ipc::Client::cancel`] (such a call keeps its slot until its late reply arrives, which is
-//!   discarded), with [`CallFailed::Stopped`] when the server is dropped and has no unanswered
-//!   request of the client: then no handler got the request, or with [`CallFailed::Disconnected`]
+//!   discarded), with [`CallFailure::NotSent`] when the server is dropped and has no unanswered
+//!   request of the client: then no handler got the request, or with [`CallFailure::Closed`]
 //!   when the server is dropped and has an unanswered request of the client, or is killed, at most
 //!   about a millisecond of polling later. A token is the duty to answer: it can travel as the user
 //!   data of another call, [`ipc::Server::reply`] and [`ipc::Server::refuse`] use it up, and
@@ -58,7 +58,7 @@
 //!   [`ipc::WaitStrategy`] chooses between polling, yielding and sleeping. A thread that polls
 //!   several things sleeps on all of them at once with [`sleep::wait`].
 //! - **Errors of the handler** are part of the reply type: a refusal carries no more than
-//!   [`CallFailed::Refused`]. Data that no payload type holds travel by [`ipc::bytes`], in parts,
+//!   [`CallFailure::Refused`]. Data that no payload type holds travel by [`ipc::bytes`], in parts,
 //!   or in a file whose name is the payload.
 //!
 //! **Which to choose**: `ipc` or this crate. A call costs the same number of instructions in both.
@@ -97,7 +97,7 @@ struct Readme;
 mod ring;
 
 pub use ipc::{
-    self, CallError, CallFailed, ConnectError, CreateError, Dir, SessionEnd, Token, sleep,
+    self, CallError, CallFailure, ConnectError, CreateError, Dir, SessionEnd, Token, sleep,
 };
 pub use ring::{Ring, ring_depth_for};
 

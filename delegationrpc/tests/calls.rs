@@ -13,7 +13,7 @@ use copyrpc_testing::executor::Begun;
 use copyrpc_testing::helpers::{PATIENCE, Scratch, wait_for};
 use delegationrpc::ipc::{ParameterError, ReplyError};
 use delegationrpc::{
-    AsyncClient, CallError, CallFailed, Client, ConnectError, CreateError, Server, SessionEnd,
+    AsyncClient, CallError, CallFailure, Client, ConnectError, CreateError, Server, SessionEnd,
     ring_depth_for,
 };
 
@@ -26,7 +26,7 @@ fn connect(scratch: &Scratch) -> C {
     C::connect_in(&scratch.dir(), "s", 1).unwrap()
 }
 
-fn no_reply(_: u64, reply: Result<u64, CallFailed>) {
+fn no_reply(_: u64, reply: Result<u64, CallFailure>) {
     panic!("unexpected {reply:?}");
 }
 
@@ -121,7 +121,7 @@ fn token_is_good_at_the_server_that_received_the_request_only() {
     assert_eq!(client.poll(no_reply), Ok(0));
     server.poll();
     assert_eq!(
-        client.poll(|user, reply| assert_eq!((user, reply), (1, Err(CallFailed::Dropped)))),
+        client.poll(|user, reply| assert_eq!((user, reply), (1, Err(CallFailure::Dropped)))),
         Ok(1)
     );
     client.call(2, 2).unwrap();
@@ -161,7 +161,7 @@ fn token_dropped_by_another_thread_is_found_by_a_server_that_sleeps() {
                 > 0
         });
         dropper.join().unwrap();
-        assert_eq!(ended, [(round, Err(CallFailed::Dropped))]);
+        assert_eq!(ended, [(round, Err(CallFailure::Dropped))]);
         assert_eq!(client.poll(no_reply), Ok(0));
         assert!(
             !server.wait(Some(std::time::Duration::from_millis(1))),
@@ -211,10 +211,7 @@ fn token_of_a_client_that_left_takes_nothing_from_the_next_and_may_outlive_the_s
     drop(server);
     drop(last);
     assert_eq!(
-        next.poll(|_, reply| assert_eq!(
-            reply,
-            Err(CallFailed::Disconnected(SessionEnd::PeerGone))
-        )),
+        next.poll(|_, reply| assert_eq!(reply, Err(CallFailure::Closed(SessionEnd::PeerGone)))),
         Err(SessionEnd::PeerGone)
     );
 }
@@ -359,7 +356,7 @@ fn client_that_makes_a_call_twice_loses_its_own_entry_only() {
         bad.poll(|user, reply| failed.push((user, reply))),
         Err(SessionEnd::Evicted)
     );
-    let ended = Err(CallFailed::Disconnected(SessionEnd::Evicted));
+    let ended = Err(CallFailure::Closed(SessionEnd::Evicted));
     assert_eq!(failed, [(1, ended), (9, ended)]);
     assert!(matches!(
         bad.call(5, 6),

@@ -11,7 +11,7 @@ use std::ptr::NonNull;
 use benchkv_harness::counted::{self, Operation};
 use copyrpc_calls::{Calls, Tag, Tagged};
 use copyrpc_shm::lane::{Ahead, LaneRx, LaneTx, Slot};
-use flux::{CallFailed, Config, Node, Token, network};
+use flux::{CallFailure, Config, Node, Token, network};
 
 type Payload = [u64; 4];
 
@@ -293,7 +293,7 @@ impl Bare {
 }
 
 /// Takes a reply as a caller does: checks that it is a payload, and copies the payload.
-fn taken(slot: u32, reply: Result<Payload, CallFailed>) -> u64 {
+fn taken(slot: u32, reply: Result<Payload, CallFailure>) -> u64 {
     reply.map_or(0, |payload| {
         black_box(slot);
         black_box(&payload);

@@ -29,10 +29,10 @@
 //! - **Back-pressure**: at most `in_flight` calls of one node to another are unanswered (default
 //!   256); a further call fails as [`CallError::Full`], which returns payload and user data.
 //!   [`Node::reply`] never fails for lack of room.
-//! - Every call ends exactly once: with its reply, with [`CallFailed::Dropped`] when its token is
-//!   dropped, with [`CallFailed::TimedOut`] after the time that [`Node::call_within`] was given or
+//! - Every call ends exactly once: with its reply, with [`CallFailure::Dropped`] when its token is
+//!   dropped, with [`CallFailure::TimedOut`] after the time that [`Node::call_within`] was given or
 //!   by [`Node::cancel`] (such a call keeps its slot until its late reply arrives, which is
-//!   discarded), or with [`CallFailed::Disconnected`] when the other node is dropped. As long as
+//!   discarded), or with [`CallFailure::Closed`] when the other node is dropped. As long as
 //!   none of this happens, a call waits: a token that is kept ends no call.
 //! - **Memory**: `K x (K - 1) x capacity` slots of 16 B and the payload, rounded up to 64 B: 3.7 MB
 //!   for 8 nodes with the default capacity of 1024.
@@ -60,7 +60,7 @@ mod node;
 mod token;
 
 pub use config::{Config, ConfigError, NODES_MAX};
-pub use copyrpc_calls::{CallFailed, SessionEnd};
+pub use copyrpc_calls::{CallFailure, SessionEnd};
 pub use copyrpc_shm::sleep;
 pub use copyrpc_shm::wait::WaitStrategy;
 pub use error::{CallError, ForeignToken};

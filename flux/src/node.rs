@@ -28,7 +28,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
-use copyrpc_calls::{CallFailed, Calls, SessionEnd, Tag};
+use copyrpc_calls::{CallFailure, Calls, SessionEnd, Tag};
 use copyrpc_shm::clock::Clock;
 use copyrpc_shm::dropped::Dropped;
 use copyrpc_shm::lane::{Ahead, LaneRx, LaneTx};
@@ -48,7 +48,7 @@ const POLLS_PER_CHECK: u32 = 64;
 /// the user data of a call; the node returns them with the reply.
 ///
 /// `Send`: make the nodes, then give each to its thread. The drop ends the calls of other nodes to
-/// it with [`CallFailed::Disconnected`].
+/// it with [`CallFailure::Closed`].
 pub struct Node<T, U> {
     hot: HotSet,
     ready: ReadyWords,
@@ -354,7 +354,7 @@ impl<T: Copy + Send, U> Node<T, U> {
     }
 
     /// Like [`call`](Self::call), with a deadline: without a reply the call ends with
-    /// [`CallFailed::TimedOut`] in the first poll after `timeout`. The call keeps its slot like a
+    /// [`CallFailure::TimedOut`] in the first poll after `timeout`. The call keeps its slot like a
     /// [cancelled](Self::cancel) call.
     ///
     /// # Errors
@@ -383,7 +383,7 @@ impl<T: Copy + Send, U> Node<T, U> {
 
     /// Ends the calls whose deadline has passed, after the replies of this poll.
     #[cold]
-    fn expire(&mut self, f: &mut impl FnMut(U, Result<T, CallFailed>)) -> usize {
+    fn expire(&mut self, f: &mut impl FnMut(U, Result<T, CallFailure>)) -> usize {
         let mut ended = 0;
         let mut now_ns = None;
         let mut is_timed = false;
@@ -397,7 +397,7 @@ impl<T: Copy + Send, U> Node<T, U> {
                 let now_ns = *now_ns.get_or_insert_with(|| self.clock.now_ns());
                 ended += peer
                     .calls
-                    .expire(now_ns, |user_data| f(user_data, Err(CallFailed::TimedOut)));
+                    .expire(now_ns, |user_data| f(user_data, Err(CallFailure::TimedOut)));
             }
             is_timed |= peer.calls.has_deadlines();
         }
@@ -425,7 +425,7 @@ impl<T: Copy + Send, U> Node<T, U> {
     ///
     /// Unanswered calls to a dropped node end through `f`, within 64 empty polls.
     #[inline(always)]
-    pub fn poll(&mut self, f: impl FnMut(U, Result<T, CallFailed>)) -> usize {
+    pub fn poll(&mut self, f: impl FnMut(U, Result<T, CallFailure>)) -> usize {
         self.pass(f, Keep)
     }
 
@@ -437,7 +437,7 @@ impl<T: Copy + Send, U> Node<T, U> {
     #[inline(always)]
     pub fn step(
         &mut self,
-        f: impl FnMut(U, Result<T, CallFailed>),
+        f: impl FnMut(U, Result<T, CallFailure>),
         mut handler: impl FnMut(usize, &T) -> T,
     ) -> usize {
         if !self.ends.inbox.is_empty() {
@@ -457,7 +457,7 @@ impl<T: Copy + Send, U> Node<T, U> {
     #[inline(always)]
     fn pass(
         &mut self,
-        mut f: impl FnMut(U, Result<T, CallFailed>),
+        mut f: impl FnMut(U, Result<T, CallFailure>),
         mut handler: impl Handle<T>,
     ) -> usize {
         let Self {
@@ -497,7 +497,7 @@ impl<T: Copy + Send, U> Node<T, U> {
     }
 
     #[cold]
-    fn end_calls_to_the_gone(&mut self, f: &mut impl FnMut(U, Result<T, CallFailed>)) -> usize {
+    fn end_calls_to_the_gone(&mut self, f: &mut impl FnMut(U, Result<T, CallFailure>)) -> usize {
         self.polls_to_check = POLLS_PER_CHECK;
         let ends = &mut self.ends;
         let mut ended = 0;
@@ -510,10 +510,7 @@ impl<T: Copy + Send, U> Node<T, U> {
             if let Some(peer) = ends.peers.get_mut(to) {
                 let end = |user_data| {
                     ended += 1;
-                    f(
-                        user_data,
-                        Err(CallFailed::Disconnected(SessionEnd::PeerGone)),
-                    );
+                    f(user_data, Err(CallFailure::Closed(SessionEnd::PeerGone)));
                 };
                 peer.calls.take_all(end);
                 // This is set last: if `f` panics, the next check ends the other calls.
@@ -625,7 +622,7 @@ fn take_back<U>(calls: &mut Calls<U>, word: u64) -> Option<U> {
 fn end_rejected<T, U>(
     calls: &mut Calls<U>,
     word: u64,
-    f: &mut impl FnMut(U, Result<T, CallFailed>),
+    f: &mut impl FnMut(U, Result<T, CallFailure>),
 ) {
     let (tag, note) = Tag::unpack(word);
     if let Some(user_data) = if note == REJECTION {
@@ -633,7 +630,7 @@ fn end_rejected<T, U>(
     } else {
         None
     } {
-        f(user_data, Err(CallFailed::Dropped));
+        f(user_data, Err(CallFailure::Dropped));
     }
 }
 
@@ -661,7 +658,7 @@ impl<T: Copy + Send, U> Ends<T, U> {
         &mut self,
         from: usize,
         budget: usize,
-        f: &mut impl FnMut(U, Result<T, CallFailed>),
+        f: &mut impl FnMut(U, Result<T, CallFailure>),
         handler: &mut impl Handle<T>,
     ) -> usize {
         let Self {
@@ -820,7 +817,7 @@ mod model {
             let mut look = |a: &mut Node<u64, ()>| {
                 a.polls_to_check = 1;
                 a.poll(|(), outcome| {
-                    assert_eq!(outcome, Err(CallFailed::Disconnected(SessionEnd::PeerGone)));
+                    assert_eq!(outcome, Err(CallFailure::Closed(SessionEnd::PeerGone)));
                     ended += 1;
                 });
             };

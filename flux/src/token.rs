@@ -15,7 +15,7 @@ pub struct CallToken {
 /// data of another call.
 ///
 /// Dropping the token, on any thread, ends the call with
-/// [`CallFailed::Dropped`](crate::CallFailed::Dropped): the node that received the call sends the
+/// [`CallFailure::Dropped`](crate::CallFailure::Dropped): the node that received the call sends the
 /// rejection in its next [`poll`](crate::Node::poll), and a [`wait`](crate::Node::wait) of the node
 /// ends for it.
 #[derive(Debug)]

@@ -17,7 +17,7 @@ use benchkv_harness::counted::{self, Operation};
 use copyrpc_calls::futures::Worker;
 use copyrpc_calls::{Connection, Ended, ErrorOf, Facts, GoesOn, Refusal, SessionEnd};
 use ipc::methods::Caller;
-use ipc::{AskError, Dir, ReadyWords, service};
+use ipc::{ClientError, Dir, ReadyWords, service};
 use pair::{DEPTH, WITHOUT_LOOKS, parts};
 
 type Pair = pair::Pair<ReadyWords>;
@@ -234,13 +234,13 @@ impl Ends {
 }
 
 impl Caller for Ends {
-    type Error = AskError;
+    type Error = ClientError;
 
     fn timeout(&self) -> Option<Duration> {
         None
     }
 
-    fn call(&mut self, request: &[u8], _: Option<Duration>) -> Result<Vec<u8>, AskError> {
+    fn call(&mut self, request: &[u8], _: Option<Duration>) -> Result<Vec<u8>, ClientError> {
         self.0.call(request, ())?;
         self.1.step(|request| {
             if request[0] == 1 {

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
 
-use copyrpc_calls::{Connection, Dial, Facts, GoesOn, Refusal, SessionEnd, Tag as CallToken};
+use copyrpc_calls::{
+    CallFailure, Connection, Dial, Facts, GoesOn, Refusal, SessionEnd, Tag as CallToken,
+};
 use copyrpc_shm::dir::Dir;
 use copyrpc_shm::plain::Plain;
 use copyrpc_shm::sleep::{self, Alarm, Sleeper};
@@ -15,7 +17,7 @@ use crate::announce::Announce;
 use crate::blocking;
 use crate::bytes::{self, MessageBytes};
 use crate::client::Client;
-use crate::error::{AskError, ConnectError, Misfit};
+use crate::error::{ClientError, ConnectError, Misfit};
 
 /// Options of an [`AsyncClient`].
 #[derive(Clone, Debug, Default)]
@@ -53,13 +55,13 @@ pub trait Session: Sleeper + Sized + 'static {
         &mut self,
         number: u64,
         request: &Self::Request,
-    ) -> Result<CallToken, Refusal<AskError>>;
+    ) -> Result<CallToken, Refusal<ClientError>>;
 
     /// Gives a call a deadline: the time `left` from now.
     fn end_within(&mut self, call: CallToken, left: Duration);
 
     /// Passes the calls that have ended to `on_end`.
-    fn poll(&mut self, on_end: impl FnMut(u64, Result<Self::Reply, AskError>));
+    fn poll(&mut self, on_end: impl FnMut(u64, Result<Self::Reply, ClientError>));
 
     /// Cancels a call.
     fn cancel(&mut self, call: CallToken);
@@ -85,7 +87,7 @@ impl<Req: Plain + Send + Unpin, Resp: Plain + Send, W: Announce + 'static> Sessi
         }
     }
 
-    fn call(&mut self, number: u64, request: &Req) -> Result<CallToken, Refusal<AskError>> {
+    fn call(&mut self, number: u64, request: &Req) -> Result<CallToken, Refusal<ClientError>> {
         self.call(*request, number).map_err(Refusal::from)
     }
 
@@ -93,9 +95,10 @@ impl<Req: Plain + Send + Unpin, Resp: Plain + Send, W: Announce + 'static> Sessi
         self.end_within(call, left);
     }
 
-    fn poll(&mut self, mut on_end: impl FnMut(u64, Result<Resp, AskError>)) {
+    fn poll(&mut self, mut on_end: impl FnMut(u64, Result<Resp, ClientError>)) {
         // The end of the session is not reported here: the next call finds it.
-        let _ended = self.poll(|number, outcome| on_end(number, outcome.map_err(AskError::from)));
+        let _ended =
+            self.poll(|number, outcome| on_end(number, outcome.map_err(CallFailure::of_client)));
     }
 
     fn cancel(&mut self, call: CallToken) {
@@ -119,7 +122,7 @@ impl Session for bytes::Client<u64> {
         self.message_bytes()
     }
 
-    fn call(&mut self, number: u64, request: &[u8]) -> Result<CallToken, Refusal<AskError>> {
+    fn call(&mut self, number: u64, request: &[u8]) -> Result<CallToken, Refusal<ClientError>> {
         self.call(request, number).map_err(Refusal::from)
     }
 
@@ -127,9 +130,12 @@ impl Session for bytes::Client<u64> {
         self.end_within(call, left);
     }
 
-    fn poll(&mut self, mut on_end: impl FnMut(u64, Result<Vec<u8>, AskError>)) {
+    fn poll(&mut self, mut on_end: impl FnMut(u64, Result<Vec<u8>, ClientError>)) {
         let _ended = self.poll(|number, outcome| {
-            on_end(number, outcome.map(<[u8]>::to_vec).map_err(AskError::from))
+            on_end(
+                number,
+                outcome.map(<[u8]>::to_vec).map_err(CallFailure::of_client),
+            )
         });
     }
 
@@ -151,7 +157,7 @@ impl Session for bytes::Client<u64> {
 /// given up keeps its slot until its reply arrives, which is discarded.
 ///
 /// A call after the end of the session connects to the next server of the name. If there is no such
-/// server, the call fails with [`NotSent`](AskError::NotSent).
+/// server, the call fails with [`NotSent`](ClientError::NotSent).
 ///
 /// ```no_run
 /// # async fn caller() -> Result<(), Box<dyn std::error::Error>> {
@@ -233,7 +239,7 @@ impl<C: Session> Connection for Reconnecting<C> {
         (): (),
         request: &C::Request,
         left: Option<Duration>,
-    ) -> Result<CallToken, Refusal<AskError>> {
+    ) -> Result<CallToken, Refusal<ClientError>> {
         let made = self.client.call(number, request);
         self.is_full = matches!(made, Err(Refusal::NoRoom));
         match made {
@@ -255,7 +261,7 @@ impl<C: Session> Connection for Reconnecting<C> {
     /// Sends nothing: a call has already sent its request.
     fn flush(&mut self) {}
 
-    fn poll(&mut self, mut on_end: impl FnMut(u64, Result<C::Reply, AskError>)) -> bool {
+    fn poll(&mut self, mut on_end: impl FnMut(u64, Result<C::Reply, ClientError>)) -> bool {
         let mut moved = false;
         self.client.poll(|number, outcome| {
             moved = true;
@@ -264,8 +270,8 @@ impl<C: Session> Connection for Reconnecting<C> {
         moved
     }
 
-    fn late(&mut self) -> AskError {
-        AskError::NotSent
+    fn late(&mut self) -> ClientError {
+        ClientError::NotSent
     }
 
     fn cancel(&mut self, call: CallToken) {
@@ -299,7 +305,7 @@ impl<C: Session> Connection for Reconnecting<C> {
         &mut self,
         within: Duration,
         goes_on: &mut GoesOn<'_, Self>,
-    ) -> Result<(), AskError> {
+    ) -> Result<(), ClientError> {
         let next = blocking::retry(
             within,
             |error: &ConnectError| error.may_pass() && goes_on(&mut Vec::new()),

@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use copyrpc_calls::{
-    ANSWERED, CallError, CallFailed, Calls, Patience, SessionEnd, Tag as CallToken, Tagged,
+    ANSWERED, CallError, CallFailure, Calls, Patience, SessionEnd, Tag as CallToken, Tagged,
 };
 use copyrpc_shm::dir::Dir;
 use copyrpc_shm::lane::{Ahead, LaneRx, LaneTx};
@@ -16,7 +16,7 @@ use copyrpc_shm::sleep::{self, SLICE, Sleeper, Watch, Word};
 use crate::announce::Announce;
 use crate::blocking;
 use crate::entries::JoinError;
-use crate::error::{AskError, ConnectError};
+use crate::error::{ClientError, ConnectError};
 use crate::layout::{AreaBytes, Header};
 use crate::membership::Membership;
 use crate::views::{self, Views};
@@ -192,7 +192,7 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
     }
 
     /// Like [`call`](Self::call), with a deadline: without a reply the call ends with
-    /// [`CallFailed::TimedOut`] in the first poll after `timeout`. The call keeps its slot like a
+    /// [`CallFailure::TimedOut`] in the first poll after `timeout`. The call keeps its slot like a
     /// [cancelled](Self::cancel) call.
     ///
     /// # Errors
@@ -290,7 +290,7 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
     #[inline(always)]
     pub fn poll(
         &mut self,
-        mut f: impl FnMut(U, Result<Resp, CallFailed>),
+        mut f: impl FnMut(U, Result<Resp, CallFailure>),
     ) -> Result<usize, SessionEnd> {
         self.poll_slots(|user_data, _, outcome| f(user_data, outcome))
     }
@@ -299,7 +299,7 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
     #[inline(always)]
     pub(crate) fn poll_slots(
         &mut self,
-        mut f: impl FnMut(U, usize, Result<Resp, CallFailed>),
+        mut f: impl FnMut(U, usize, Result<Resp, CallFailure>),
     ) -> Result<usize, SessionEnd> {
         let ended = self.take_replies(&mut f);
         if self.calls.has_deadlines() {
@@ -317,13 +317,13 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
     fn poll_timed(
         &mut self,
         mut ended: usize,
-        mut f: impl FnMut(U, usize, Result<Resp, CallFailed>),
+        mut f: impl FnMut(U, usize, Result<Resp, CallFailure>),
     ) -> Result<usize, SessionEnd> {
         if self.calls.is_timed() {
             ended += self
                 .calls
                 .expire(self.member.region.clock().now_ns(), |user_data| {
-                    f(user_data, 0, Err(CallFailed::TimedOut))
+                    f(user_data, 0, Err(CallFailure::TimedOut))
                 });
         }
         if ended == 0 {
@@ -342,7 +342,7 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
     }
 
     #[inline(always)]
-    fn take_replies(&mut self, f: &mut impl FnMut(U, usize, Result<Resp, CallFailed>)) -> usize {
+    fn take_replies(&mut self, f: &mut impl FnMut(U, usize, Result<Resp, CallFailure>)) -> usize {
         let Self {
             responses, calls, ..
         } = self;
@@ -370,7 +370,7 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
     fn take_unanswered(
         calls: &mut Calls<U>,
         word: u64,
-        f: &mut impl FnMut(U, usize, Result<Resp, CallFailed>),
+        f: &mut impl FnMut(U, usize, Result<Resp, CallFailure>),
     ) -> bool {
         let (tag, note) = CallToken::unpack(word);
         // C5: a tag of no outstanding call is an error of the server, and ends no call.
@@ -380,14 +380,14 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
             calls.take(tag)
         };
         taken
-            .map(|user_data| f(user_data, 0, Err(CallFailed::of_note(note))))
+            .map(|user_data| f(user_data, 0, Err(CallFailure::of_note(note))))
             .is_some()
     }
 
     #[cold]
     fn poll_empty(
         &mut self,
-        mut f: impl FnMut(U, usize, Result<Resp, CallFailed>),
+        mut f: impl FnMut(U, usize, Result<Resp, CallFailure>),
     ) -> Result<usize, SessionEnd> {
         let Some(end) = self.member.end() else {
             return Ok(0);
@@ -398,9 +398,9 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
             return Ok(ended);
         }
         let failed = if self.member.is_stopped {
-            CallFailed::Stopped
+            CallFailure::NotSent
         } else {
-            CallFailed::Disconnected(end)
+            CallFailure::Closed(end)
         };
         self.calls
             .take_all(|user_data| f(user_data, 0, Err(failed)));
@@ -438,8 +438,8 @@ impl<Req: Plain, Resp: Plain, W: Announce> Client<Req, Resp, (), W> {
     /// have no other unanswered call.
     ///
     /// # Errors
-    /// [`AskError`].
-    pub fn ask(&mut self, request: Req, timeout: Duration) -> Result<Resp, AskError> {
+    /// [`ClientError`].
+    pub fn ask(&mut self, request: Req, timeout: Duration) -> Result<Resp, ClientError> {
         let patience = self.prepare_to_ask()?;
         let timeout =
             blocking::connect_first(timeout, patience, |patience| self.reconnect(patience))?;
@@ -447,12 +447,12 @@ impl<Req: Plain, Resp: Plain, W: Announce> Client<Req, Resp, (), W> {
         Ok(self.answer(call, timeout)?.1)
     }
 
-    /// Returns [`AskError::Full`] if another call is unanswered. If cancelled calls hold all slots,
+    /// Returns [`ClientError::Full`] if another call is unanswered. If cancelled calls hold all slots,
     /// takes their late replies, since [`ask`](Self::ask) alone would never poll. Returns the
     /// maximum time to wait for the next server, if the session is over.
-    pub(crate) fn prepare_to_ask(&mut self) -> Result<Option<Duration>, AskError> {
+    pub(crate) fn prepare_to_ask(&mut self) -> Result<Option<Duration>, ClientError> {
         if self.in_flight() > 0 {
-            return Err(AskError::Full);
+            return Err(ClientError::Full);
         }
         if self.calls.len() == self.depth() {
             let _ended = self.poll(|(), _| ());
@@ -466,7 +466,7 @@ impl<Req: Plain, Resp: Plain, W: Announce> Client<Req, Resp, (), W> {
         &mut self,
         call: CallToken,
         timeout: Duration,
-    ) -> Result<(usize, Resp), CallFailed> {
+    ) -> Result<(usize, Resp), ClientError> {
         let mut ended = None;
         self.polling.reset();
         loop {
@@ -474,8 +474,8 @@ impl<Req: Plain, Resp: Plain, W: Announce> Client<Req, Resp, (), W> {
                 ended = Some(outcome.map(|response| (slot, response)))
             });
             match (ended, polled) {
-                (Some(outcome), _) => return outcome,
-                (None, Err(end)) => return Err(CallFailed::Disconnected(end)),
+                (Some(outcome), _) => return outcome.map_err(CallFailure::of_client),
+                (None, Err(end)) => return Err(ClientError::Closed(end)),
                 (None, Ok(_)) => {
                     if let Some(start) = self.polling.idle() {
                         self.wait(None);

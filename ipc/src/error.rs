@@ -2,7 +2,7 @@
 
 use std::io;
 
-use copyrpc_calls::{ClientError, ConnectFailure, SessionEnd};
+use copyrpc_calls::{ConnectFailure, SessionEnd};
 use copyrpc_shm::dir::DirError;
 use copyrpc_shm::plain::TypeShape;
 use copyrpc_shm::region;
@@ -140,16 +140,16 @@ impl ConnectFailure for Misfit {
 }
 
 /// The reason why a call has no reply.
-pub type AskError = ClientError<Misfit, SessionEnd>;
+pub type ClientError = copyrpc_calls::ClientError<Misfit, SessionEnd>;
 
 impl ConnectError {
     /// Returns the error of a call that needed the connection.
-    pub(crate) fn of_call(&self) -> AskError {
+    pub(crate) fn of_call(&self) -> ClientError {
         match self {
-            error if error.may_pass() => AskError::NotSent,
-            Self::Types { .. } => AskError::Connect(Misfit::Types),
-            Self::Version { .. } => AskError::Connect(Misfit::Version),
-            _ => AskError::Connect(Misfit::Unusable),
+            error if error.may_pass() => ClientError::NotSent,
+            Self::Types { .. } => ClientError::Connect(Misfit::Types),
+            Self::Version { .. } => ClientError::Connect(Misfit::Version),
+            _ => ClientError::Connect(Misfit::Unusable),
         }
     }
 

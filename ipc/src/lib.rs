@@ -73,12 +73,12 @@
 //!   any order it likes. A [`Token`] is the duty to answer: it can be kept anywhere and moved to
 //!   another thread, [`Server::reply`] and [`Server::refuse`] use it up, and dropping it, on any
 //!   thread, ends the call in the server's next poll or wait.
-//! - **Every call ends exactly once**: with its reply; with [`CallFailed::Refused`] or
-//!   [`CallFailed::Dropped`] when the server refuses the request or drops its token; with
-//!   [`CallFailed::TimedOut`] after the time that [`Client::call_within`] was given, or by
+//! - **Every call ends exactly once**: with its reply; with [`CallFailure::Refused`] or
+//!   [`CallFailure::Dropped`] when the server refuses the request or drops its token; with
+//!   [`CallFailure::TimedOut`] after the time that [`Client::call_within`] was given, or by
 //!   [`Client::cancel`]: such a call keeps its slot until its late reply arrives, which is
-//!   discarded; with [`CallFailed::Stopped`] when the server is dropped and has no unanswered
-//!   request of the client: then no handler got the request; with [`CallFailed::Disconnected`] when
+//!   discarded; with [`CallFailure::NotSent`] when the server is dropped and has no unanswered
+//!   request of the client: then no handler got the request; with [`CallFailure::Closed`] when
 //!   the server is dropped and has an unanswered request of the client, or is killed, at most about
 //!   a millisecond of polling later. The entry of a client that has ended becomes free for the next
 //!   client, and late answers to the ended client are discarded.
@@ -103,7 +103,7 @@
 //!   requests of a [`bytes::AsyncServer`] are futures too. A [`Server`] of values is a loop over
 //!   [`Server::recv`], whose tokens other threads can hold.
 //! - **Errors of the handler** are part of the reply type: a refusal carries no more than
-//!   [`CallFailed::Refused`]. A [`service!`] over [`bytes`] has methods with errors of their own.
+//!   [`CallFailure::Refused`]. A [`service!`] over [`bytes`] has methods with errors of their own.
 //! - **Memory**: 192 B + 64 B per client + a slot of 16 B and the payload, rounded up to 64 B, for
 //!   each call in each direction + 1 bit per client, rounded up to 64 B: 4,416 B for one client at
 //!   depth 32, 33,536 B for 8 (and a page for every region).
@@ -156,7 +156,7 @@ pub use client::Client;
 pub use copyrpc_calls::methods;
 /// Payloads above the limits of a message, over a [`bytes::Client`].
 pub use copyrpc_calls::parts;
-pub use copyrpc_calls::{CallError, CallFailed, SessionEnd, Tag as CallToken};
+pub use copyrpc_calls::{CallError, CallFailure, SessionEnd, Tag as CallToken};
 pub use copyrpc_calls::{Ending, StopHandle, service};
 pub use copyrpc_shm::dir::Dir;
 pub use copyrpc_shm::plain::Plain;
@@ -164,7 +164,7 @@ pub use copyrpc_shm::ready::ReadyWords;
 pub use copyrpc_shm::sleep;
 pub use copyrpc_shm::wait::WaitStrategy;
 pub use entries::JoinError;
-pub use error::{AskError, ConnectError, CreateError, Misfit, ParameterError, ReplyError};
+pub use error::{ClientError, ConnectError, CreateError, Misfit, ParameterError, ReplyError};
 pub use limits::{CLIENTS_MAX, DEPTH_MAX};
 pub use server::Server;
 pub use token::Token;
@@ -176,9 +176,9 @@ mod errors {
 
     #[test]
     fn go_anywhere() {
-        check::<crate::AskError>();
+        check::<crate::ClientError>();
         check::<crate::CallError<u64, u64>>();
-        check::<crate::CallFailed>();
+        check::<crate::CallFailure>();
         check::<crate::ConnectError>();
         check::<crate::CreateError>();
         check::<crate::JoinError>();

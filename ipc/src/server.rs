@@ -26,8 +26,8 @@ use crate::views::Views;
 ///
 /// `Send`, but best created on the thread that drops it, see [`Region`]. The drop ends the calls of
 /// each client. If no [`Token`] of that client is unanswered, the calls end with
-/// [`CallFailed::Stopped`](crate::CallFailed::Stopped), so that the client can make them again at
-/// another server; otherwise with [`CallFailed::Disconnected`](crate::CallFailed::Disconnected).
+/// [`CallFailure::NotSent`](crate::CallFailure::NotSent), so that the client can make them again at
+/// another server; otherwise with [`CallFailure::Closed`](crate::CallFailure::Closed).
 pub struct Server<Req: Plain, Resp: Plain, W: Announce = ReadyWords> {
     sessions: Sessions<Req, Resp>,
     announced: W,
@@ -228,7 +228,7 @@ impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
     }
 
     /// Ends a request without an answer: the client's call ends with
-    /// [`CallFailed::Refused`](crate::CallFailed::Refused).
+    /// [`CallFailure::Refused`](crate::CallFailure::Refused).
     ///
     /// # Errors
     /// [`ReplyError`]; the call had ended.

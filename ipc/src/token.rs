@@ -13,7 +13,7 @@ use crate::sessions::CallId;
 /// data of another call, and be moved to another thread.
 ///
 /// Dropping the token, on any thread, ends the client's call with
-/// [`CallFailed::Dropped`](crate::CallFailed::Dropped): the drop wakes the server, which ends the
+/// [`CallFailure::Dropped`](crate::CallFailure::Dropped): the drop wakes the server, which ends the
 /// call in its next [`poll`](crate::Server::poll) or [`wait`](crate::Server::wait). A token of a
 /// server that was dropped does nothing.
 #[derive(Debug, PartialEq, Eq)]

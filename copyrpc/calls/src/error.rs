@@ -55,59 +55,6 @@ pub enum SessionEnd {
     Evicted,
 }
 
-/// The end of a call without an answer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum CallFailed {
-    /// The handler refused the request.
-    #[error("the other end refused the request")]
-    Refused,
-    /// The handler executed the call. Its answer is longer than the lanes, the queues of messages,
-    /// carry, and was not sent.
-    #[error("the other end executed the call, but its answer is too long")]
-    ReplyTooLong,
-    /// The handler dropped the request without an answer, or panicked. It may or may not have
-    /// executed the call.
-    #[error("the other end dropped the request")]
-    Dropped,
-    /// No answer arrived before the call's deadline. The other end may execute the request; a later
-    /// answer is discarded.
-    #[error("no reply in time")]
-    TimedOut,
-    /// The server ended in good order, and no handler got the request: make the call again at the
-    /// next server.
-    #[error("the server stopped before it took the request")]
-    Stopped,
-    /// The session ended before an answer arrived. The other end may have executed the request.
-    #[error("connection lost before a reply arrived (the call may have executed): {0}")]
-    Disconnected(SessionEnd),
-}
-
-impl CallFailed {
-    /// Returns the end of a call whose answer has this note ([`Tag::pack`](crate::Tag::pack)),
-    /// which is not [`ANSWERED`](crate::ANSWERED).
-    #[must_use]
-    pub const fn of_note(note: u8) -> Self {
-        match note {
-            REFUSED => Self::Refused,
-            TOO_LONG => Self::ReplyTooLong,
-            SENT_BACK => Self::Stopped,
-            _ => Self::Dropped,
-        }
-    }
-
-    /// Returns whether no handler got the call, although it was made. See [`Ending::is_retryable`].
-    #[must_use]
-    pub const fn is_retryable(&self) -> bool {
-        matches!(self, Self::Stopped)
-    }
-
-    /// Returns whether a handler may have got the call. See [`Ending::may_have_executed`].
-    #[must_use]
-    pub const fn may_have_executed(&self) -> bool {
-        !self.is_retryable()
-    }
-}
-
 /// The reason why a client has no connection. It decides whether the calls that wait for a
 /// connection can be repeated.
 pub trait ConnectFailure: std::error::Error {
@@ -143,7 +90,7 @@ impl EndReason for SessionEnd {
 
 /// Why a call of a client has no reply. `C` is the reason why a client has no connection, `R` the
 /// reason why a connection ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClientError<C, R> {
     /// The client and the server could not be connected.
@@ -206,6 +153,10 @@ pub enum ClientError<C, R> {
     Closed(R),
 }
 
+/// Why a call that a connection has taken ended without a reply: a [`ClientError`] of a client that
+/// polls, and so is connected. It is never `Connect`, `TooLarge`, `Full` or `NoCredit`.
+pub type CallFailure<R = SessionEnd> = ClientError<Infallible, R>;
+
 fn of_bytes(len: Option<usize>) -> String {
     len.map_or_else(String::new, |len| format!(" of {len} bytes"))
 }
@@ -250,15 +201,36 @@ impl<C: ConnectFailure + 'static, R: EndReason + 'static> Ending for ClientError
     }
 }
 
-impl<C> From<CallFailed> for ClientError<C, SessionEnd> {
-    fn from(failed: CallFailed) -> Self {
-        match failed {
-            CallFailed::Refused => Self::Refused,
-            CallFailed::ReplyTooLong => Self::ReplyTooLong { len: None },
-            CallFailed::Dropped => Self::Dropped,
-            CallFailed::TimedOut => Self::TimedOut,
-            CallFailed::Stopped => Self::NotSent,
-            CallFailed::Disconnected(end) => Self::Closed(end),
+impl<C, R> ClientError<C, R> {
+    /// Returns the end of a call whose answer has this note ([`Tag::pack`](crate::Tag::pack)),
+    /// which is not [`ANSWERED`](crate::ANSWERED).
+    #[must_use]
+    pub const fn of_note(note: u8) -> Self {
+        match note {
+            REFUSED => Self::Refused,
+            TOO_LONG => Self::ReplyTooLong { len: None },
+            SENT_BACK => Self::NotSent,
+            _ => Self::Dropped,
+        }
+    }
+}
+
+impl<R> CallFailure<R> {
+    /// Returns the failure as the error of a client that connects by itself.
+    #[must_use]
+    pub fn of_client<C>(self) -> ClientError<C, R> {
+        match self {
+            Self::Connect(never) => match never {},
+            Self::TooLarge { len, max } => ClientError::TooLarge { len, max },
+            Self::NotSent => ClientError::NotSent,
+            Self::Full => ClientError::Full,
+            Self::NoCredit { given_up } => ClientError::NoCredit { given_up },
+            Self::TimedOut => ClientError::TimedOut,
+            Self::Refused => ClientError::Refused,
+            Self::UnknownType => ClientError::UnknownType,
+            Self::ReplyTooLong { len } => ClientError::ReplyTooLong { len },
+            Self::Dropped => ClientError::Dropped,
+            Self::Closed(reason) => ClientError::Closed(reason),
         }
     }
 }
@@ -360,15 +332,18 @@ mod tests {
         let made = (false, true);
         let later = (true, false);
         let never = (false, false);
-        assert_eq!(CallFailed::TimedOut.to_string(), "no reply in time");
+        assert_eq!(<CallFailure>::TimedOut.to_string(), "no reply in time");
         for end in [SessionEnd::PeerGone, SessionEnd::Evicted] {
             let failures = [
-                (CallFailed::of_note(REFUSED), CallFailed::Refused),
-                (CallFailed::of_note(TOO_LONG), CallFailed::ReplyTooLong),
-                (CallFailed::of_note(crate::DROPPED), CallFailed::Dropped),
-                (CallFailed::of_note(77), CallFailed::Dropped),
-                (CallFailed::TimedOut, CallFailed::TimedOut),
-                (CallFailed::Disconnected(end), CallFailed::Disconnected(end)),
+                (CallFailure::of_note(REFUSED), CallFailure::Refused),
+                (
+                    CallFailure::of_note(TOO_LONG),
+                    CallFailure::ReplyTooLong { len: None },
+                ),
+                (CallFailure::of_note(crate::DROPPED), CallFailure::Dropped),
+                (CallFailure::of_note(77), CallFailure::Dropped),
+                (CallFailure::TimedOut, CallFailure::TimedOut),
+                (CallFailure::Closed(end), CallFailure::Closed(end)),
             ];
             for (failure, expected) in failures {
                 assert_eq!(failure, expected);
@@ -428,8 +403,8 @@ mod tests {
                 );
             }
             for (failed, expected) in [
-                (CallFailed::Disconnected(end), made),
-                (CallFailed::Stopped, later),
+                (CallFailure::Closed(end), made),
+                (CallFailure::NotSent, later),
             ] {
                 assert_eq!(
                     (failed.is_retryable(), failed.may_have_executed()),

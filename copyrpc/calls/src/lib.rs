@@ -64,7 +64,7 @@ pub use client::Client;
 pub use connection::{Connection, Dial, Ended, ErrorOf, Facts, GoesOn, Refusal};
 pub use deadlines::Deadlines;
 pub use error::{
-    CallError, CallFailed, ClientError, ConnectFailure, EndReason, Ending, SessionEnd,
+    CallError, CallFailure, ClientError, ConnectFailure, EndReason, Ending, SessionEnd,
 };
 pub use futures::{AsyncCall, AsyncClient};
 pub use patience::Patience;
@@ -83,7 +83,6 @@ mod errors {
     fn go_anywhere() {
         check::<Error>();
         check::<crate::CallError<u64, u64>>();
-        check::<crate::CallFailed>();
         check::<crate::SessionEnd>();
         check::<crate::methods::MethodError<u64, Error>>();
         check::<crate::parts::PartsError<Error>>();

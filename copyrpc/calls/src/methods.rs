@@ -437,7 +437,6 @@ crate::service! {
 
 #[cfg(test)]
 mod tests {
-    use std::convert::Infallible;
     use std::ffi::OsString;
     use std::os::unix::ffi::OsStringExt;
     use std::path::PathBuf;
@@ -445,9 +444,8 @@ mod tests {
     use serde::{Deserialize, Serialize};
 
     use super::*;
-    use crate::{ClientError, SessionEnd};
 
-    type AskError = ClientError<Infallible, SessionEnd>;
+    type ClientError = crate::CallFailure;
 
     #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
     struct Entry {
@@ -527,13 +525,17 @@ mod tests {
     }
 
     impl Caller for Direct {
-        type Error = AskError;
+        type Error = ClientError;
 
         fn timeout(&self) -> Option<Duration> {
             Some(Duration::from_micros(1_001))
         }
 
-        fn call(&mut self, request: &[u8], timeout: Option<Duration>) -> Result<Vec<u8>, AskError> {
+        fn call(
+            &mut self,
+            request: &[u8],
+            timeout: Option<Duration>,
+        ) -> Result<Vec<u8>, ClientError> {
             self.request = request.to_vec();
             assert!(timeout.is_some());
             if self.fails {
@@ -618,7 +620,7 @@ mod tests {
         client.caller.fails = true;
         let late = client.remove("a".to_owned()).unwrap_err();
         let failed = MethodError::Failed(Problem::Missing);
-        let full = MethodError::Call(AskError::Full);
+        let full = MethodError::Call(ClientError::Full);
         let expected = [
             (unknown, false, false),
             (arguments, false, false),
@@ -658,13 +660,13 @@ mod tests {
     }
 
     impl Caller for Paths {
-        type Error = AskError;
+        type Error = ClientError;
 
         fn timeout(&self) -> Option<Duration> {
             None
         }
 
-        fn call(&mut self, request: &[u8], _: Option<Duration>) -> Result<Vec<u8>, AskError> {
+        fn call(&mut self, request: &[u8], _: Option<Duration>) -> Result<Vec<u8>, ClientError> {
             self.0 += 1;
             Ok(paths::answer(self, request))
         }
@@ -710,7 +712,7 @@ mod tests {
                 bad[at] = byte;
                 let reply = old::answer(&mut store, &bad);
                 assert!(matches!(reply[0], DONE..=ARGUMENTS));
-                let _any: Result<u64, MethodError<Problem, AskError>> = outcome(&bad);
+                let _any: Result<u64, MethodError<Problem, ClientError>> = outcome(&bad);
             }
         }
     }

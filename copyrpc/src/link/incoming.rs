@@ -426,8 +426,10 @@ impl<U> Link<U> {
             Status::Ok => Ok(Payload::of_message(position, len)),
             Status::Dropped => Err(CallFailure::Dropped),
             Status::Refused => Err(CallFailure::Refused),
-            Status::Closing => Err(CallFailure::Closed(CloseReason::ClosedByPeer)),
-            Status::TooLong(len) => Err(CallFailure::ReplyTooLong { len: len as usize }),
+            Status::Closing => Err(CallFailure::NotSent),
+            Status::TooLong(len) => Err(CallFailure::ReplyTooLong {
+                len: Some(len as usize),
+            }),
         };
         Some(Event::Ended { user_data, outcome })
     }

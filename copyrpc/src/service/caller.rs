@@ -436,22 +436,16 @@ fn may_come(error: &ConnectError) -> bool {
 fn ended(outcome: Outcome<'_>, max_reply: usize) -> Result<Vec<u8>, ClientError> {
     match outcome {
         Ok(reply) if reply.len() <= max_reply => Ok(reply.to_vec()),
-        Ok(reply) => Err(failed(CallFailure::ReplyTooLong { len: reply.len() })),
+        Ok(reply) => Err(ClientError::ReplyTooLong {
+            len: Some(reply.len()),
+        }),
         Err(failure) => Err(failed(failure)),
     }
 }
 
 #[cold]
 pub(super) fn failed(failure: CallFailure) -> ClientError {
-    match failure {
-        CallFailure::ReplyTooLong { len } => ClientError::ReplyTooLong { len: Some(len) },
-        CallFailure::Refused => ClientError::Refused,
-        CallFailure::Dropped => ClientError::Dropped,
-        CallFailure::TimedOut => ClientError::TimedOut,
-        // The server was leaving, and no handler got the call.
-        CallFailure::Closed(CloseReason::ClosedByPeer) => ClientError::NotSent,
-        CallFailure::Closed(reason) => ClientError::Closed(reason),
-    }
+    failure.of_client()
 }
 
 #[cfg(test)]

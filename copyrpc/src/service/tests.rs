@@ -217,7 +217,7 @@ fn an_error_says_whether_the_call_may_be_made_again() {
         } else {
             made
         };
-        let failure = CallFailure::Closed(reason);
+        let failure = CallFailure::from(reason);
         assert_eq!(
             (failure.is_retryable(), failure.may_have_executed()),
             expected,
@@ -233,7 +233,7 @@ fn an_error_says_whether_the_call_may_be_made_again() {
     for failure in [
         CallFailure::Dropped,
         CallFailure::Refused,
-        CallFailure::ReplyTooLong { len: 1 },
+        CallFailure::ReplyTooLong { len: Some(1) },
         CallFailure::TimedOut,
     ] {
         assert_eq!(

@@ -272,7 +272,7 @@ macro_rules! through_shared_memory {
                 let mut make = |call: &Call| {
                     let $number = call.number;
                     if call.is_given_up {
-                        return match self.call($message, ()).map_err(ipc::AskError::from) {
+                        return match self.call($message, ()).map_err(ipc::ClientError::from) {
                             Ok(made) => {
                                 if call.timeout > Duration::ZERO {
                                     thread::yield_now();
@@ -285,7 +285,7 @@ macro_rules! through_shared_memory {
                     }
                     let outcome = self.ask($message, call.timeout);
                     // The client was made without a time to wait for the next server.
-                    if matches!(outcome, Err(ipc::AskError::NotSent)) {
+                    if matches!(outcome, Err(ipc::ClientError::NotSent)) {
                         let _ = self.reconnect(PATIENCE);
                     }
                     call.end(outcome.map(|reply| reply.word()))

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use flux::{CallError, CallFailed, Config, ConfigError, Node, SessionEnd, network};
+use flux::{CallError, CallFailure, Config, ConfigError, Node, SessionEnd, network};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -13,7 +13,7 @@ fn pair(config: Config) -> (Node<u64, u64>, Node<u64, u64>) {
     (nodes.pop().unwrap(), b)
 }
 
-fn no_reply(_: u64, _: Result<u64, CallFailed>) {
+fn no_reply(_: u64, _: Result<u64, CallFailure>) {
     panic!("nobody asked");
 }
 
@@ -168,7 +168,7 @@ fn calls_whose_tokens_are_dropped_end_as_dropped_and_make_room() {
         let mut ended = vec![];
         a.poll(|user, reply| ended.push((user, reply)));
         ended.sort_unstable_by_key(|(user, _)| *user);
-        let dropped = Err(CallFailed::Dropped);
+        let dropped = Err(CallFailure::Dropped);
         assert_eq!(
             ended,
             [(0, dropped), (1, Ok(1)), (2, dropped), (3, Ok(3))],
@@ -215,7 +215,7 @@ fn token_dropped_by_another_thread_wakes_the_node_that_rejects_the_call() {
             }
             assert!(a.wait(None));
             a.poll(|_, reply| {
-                assert_eq!(reply, Err(CallFailed::Dropped));
+                assert_eq!(reply, Err(CallFailure::Dropped));
                 ended += 1;
             });
         }
@@ -294,7 +294,7 @@ fn calls_to_a_dropped_node_end_once_after_what_it_answered() {
         a.poll(|user, reply| ended.push((user, reply)));
     }
     let answered = (0..3).map(|n| (n, Ok(n)));
-    let failed = (3..10).map(|n| (n, Err(CallFailed::Disconnected(SessionEnd::PeerGone))));
+    let failed = (3..10).map(|n| (n, Err(CallFailure::Closed(SessionEnd::PeerGone))));
     assert_eq!(ended, answered.chain(failed).collect::<Vec<_>>());
     assert_eq!(a.in_flight(), 0);
     assert!(matches!(
@@ -326,7 +326,7 @@ fn nodes_that_remain_go_on_when_one_is_dropped() {
         a.poll(|user, reply| ended[0].push((user, reply)));
         c.poll(|user, reply| ended[1].push((user, reply)));
     }
-    let gone = Err(CallFailed::Disconnected(SessionEnd::PeerGone));
+    let gone = Err(CallFailure::Closed(SessionEnd::PeerGone));
     assert_eq!(ended, [vec![(3, Ok(4)), (1, gone)], vec![(2, gone)]]);
     a.call(2, 5, 5).unwrap();
 }
@@ -534,7 +534,7 @@ fn sleeper_learns_of_the_end_of_a_node_it_called_and_of_no_other() {
         sleeper.join().unwrap(),
         (
             1,
-            vec![(1, Err(CallFailed::Disconnected(SessionEnd::PeerGone)))],
+            vec![(1, Err(CallFailure::Closed(SessionEnd::PeerGone)))],
             false
         )
     );
@@ -590,7 +590,7 @@ fn calls_without_a_reply_end_in_time_and_late_replies_reach_no_call() {
         assert!(start.elapsed() >= Duration::from_millis(2));
         assert_eq!(
             (ended, a.in_flight()),
-            (vec![(round, Err(CallFailed::TimedOut))], 2)
+            (vec![(round, Err(CallFailure::TimedOut))], 2)
         );
         b.poll(no_reply);
         while let Some((_, token, payload)) = b.recv() {
@@ -641,10 +641,7 @@ fn cancelled_calls_keep_their_places_until_they_are_answered_and_a_dropped_node_
     while ended.is_empty() {
         a.poll(|user, reply| ended.push((user, reply)));
     }
-    assert_eq!(
-        ended,
-        [(2, Err(CallFailed::Disconnected(SessionEnd::PeerGone)))]
-    );
+    assert_eq!(ended, [(2, Err(CallFailure::Closed(SessionEnd::PeerGone)))]);
     assert_eq!(a.in_flight(), 0);
 }
 
@@ -684,7 +681,7 @@ fn step_answers_the_calls_that_wait_and_those_it_takes_and_brings_replies() {
         );
         drop(held);
         b.poll(no_reply);
-        a.poll(|user, reply| assert_eq!((user, reply), (round, Err(CallFailed::Dropped))));
+        a.poll(|user, reply| assert_eq!((user, reply), (round, Err(CallFailure::Dropped))));
         let (expected_asked, expected) = if round % 2 == 0 {
             (vec![(0, 2), (1, 3)], vec![20])
         } else {
@@ -733,7 +730,7 @@ fn a_handler_that_panics_rejects_its_call_and_the_others_are_answered_once() {
             ended,
             [
                 (0, Ok(0)),
-                (1, Err(CallFailed::Dropped)),
+                (1, Err(CallFailure::Dropped)),
                 (2, Ok(20)),
                 (3, Ok(30))
             ],
@@ -747,7 +744,7 @@ fn a_handler_that_panics_rejects_its_call_and_the_others_are_answered_once() {
 #[test]
 fn a_callback_that_panics_takes_the_end_of_no_other_call_with_it() {
     const MOST_POLLS: usize = 1_000;
-    let end_all = |node: &mut Node<u64, u64>, end: CallFailed| {
+    let end_all = |node: &mut Node<u64, u64>, end: CallFailure| {
         let mut ended = vec![];
         for _ in 0..MOST_POLLS {
             let poll = || {
@@ -774,7 +771,7 @@ fn a_callback_that_panics_takes_the_end_of_no_other_call_with_it() {
             .call_within(1 + user as usize / 2, 7, user, Duration::ZERO)
             .unwrap();
     }
-    end_all(&mut nodes[0], CallFailed::TimedOut);
+    end_all(&mut nodes[0], CallFailure::TimedOut);
     let (mut a, b) = pair(Config {
         capacity: 16,
         in_flight: 4,
@@ -783,5 +780,5 @@ fn a_callback_that_panics_takes_the_end_of_no_other_call_with_it() {
         a.call(1, 7, user).unwrap();
     }
     drop(b);
-    end_all(&mut a, CallFailed::Disconnected(SessionEnd::PeerGone));
+    end_all(&mut a, CallFailure::Closed(SessionEnd::PeerGone));
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use copyrpc_testing::one_thread::{Run, Turn, World};
-use flux::{CallError, CallFailed, CallToken, Config, Node, Token, network_by};
+use flux::{CallError, CallFailure, CallToken, Config, Node, Token, network_by};
 
 const NODES: usize = 64;
 const CALLS: u64 = 60;
@@ -50,8 +50,8 @@ impl Members {
                     },
                     world.now_ns() <= deadline + 2_500,
                 ),
-                Err(CallFailed::Dropped) => (1, world.now_ns() <= deadline + 2_500),
-                Err(CallFailed::TimedOut) => (2, deadline <= world.now_ns()),
+                Err(CallFailure::Dropped) => (1, world.now_ns() <= deadline + 2_500),
+                Err(CallFailure::TimedOut) => (2, deadline <= world.now_ns()),
                 Err(other) => panic!("{other}"),
             };
             assert!(is_in_time);

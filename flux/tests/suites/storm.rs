@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use copyrpc_testing::helpers::{PATIENCE, limited, scale};
-use flux::{CallError, CallFailed, CallToken, Config, Node, SessionEnd, Token, network};
+use flux::{CallError, CallFailure, CallToken, Config, Node, SessionEnd, Token, network};
 
 const NODES: usize = 5;
 const IN_FLIGHT: usize = 8;
@@ -89,15 +89,15 @@ impl Member<'_> {
                     );
                     0
                 }
-                Err(CallFailed::Dropped) => 1,
-                Err(CallFailed::TimedOut) => {
+                Err(CallFailure::Dropped) => 1,
+                Err(CallFailure::TimedOut) => {
                     assert!(
                         deadline.is_some_and(|at| at <= Instant::now()),
                         "call {number:#x} ends before its time"
                     );
                     2
                 }
-                Err(CallFailed::Disconnected(SessionEnd::PeerGone)) => 4,
+                Err(CallFailure::Closed(SessionEnd::PeerGone)) => 4,
                 Err(other) => panic!("{other}"),
             };
             ended[how] += 1;

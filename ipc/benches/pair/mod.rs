@@ -3,7 +3,7 @@
 
 use std::hint::black_box;
 
-use ipc::{Announce, CallFailed, Client, Dir, Server, Token};
+use ipc::{Announce, CallFailure, Client, Dir, Server, Token};
 
 type Payload = [u64; 4];
 
@@ -81,7 +81,7 @@ impl<W: Announce> Pair<W> {
 }
 
 /// Takes a reply as a caller does: checks that it is a payload, and copies the payload.
-fn taken(slot: u32, reply: Result<Payload, CallFailed>) -> u64 {
+fn taken(slot: u32, reply: Result<Payload, CallFailure>) -> u64 {
     reply.map_or(0, |payload| {
         black_box(slot);
         black_box(&payload);

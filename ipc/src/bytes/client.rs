@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use copyrpc_calls::{CallError, CallFailed, SessionEnd, Tag as CallToken, methods};
+use copyrpc_calls::{CallError, CallFailure, SessionEnd, Tag as CallToken, methods};
 use copyrpc_shm::dir::Dir;
 use copyrpc_shm::ready::ReadyWords;
 use copyrpc_shm::region::Region;
@@ -11,7 +11,7 @@ use copyrpc_shm::sleep::{Sleeper, Watch};
 
 use super::message::{Areas, Message, MessageBytes};
 use crate::blocking;
-use crate::error::{AskError, ConnectError};
+use crate::error::{ClientError, ConnectError};
 use crate::layout::{BYTES_KIND, Header};
 use crate::views::{self, Views};
 
@@ -159,7 +159,7 @@ impl<U> Client<U> {
     }
 
     /// Like [`call`](Self::call), with a deadline: without a reply the call ends with
-    /// [`CallFailed::TimedOut`] in the first poll after `timeout`. The call keeps its slot like a
+    /// [`CallFailure::TimedOut`] in the first poll after `timeout`. The call keeps its slot like a
     /// [cancelled](Self::cancel) call.
     ///
     /// # Errors
@@ -187,14 +187,14 @@ impl<U> Client<U> {
     /// Passes the replies that have arrived to `f`, at most [`depth`](Self::depth) of them. Returns
     /// their number. A long reply is copied out of shared memory first. A reply that is longer than
     /// the server's maximum, which only a broken server sends, counts as
-    /// [`CallFailed::ReplyTooLong`].
+    /// [`CallFailure::ReplyTooLong`].
     ///
     /// # Errors
     /// Like the typed client's [`poll`](crate::Client::poll).
     #[inline]
     pub fn poll(
         &mut self,
-        mut f: impl FnMut(U, Result<&[u8], CallFailed>),
+        mut f: impl FnMut(U, Result<&[u8], CallFailure>),
     ) -> Result<usize, SessionEnd> {
         let Self {
             inner,
@@ -205,7 +205,7 @@ impl<U> Client<U> {
         inner.poll_slots(|user_data, slot, outcome| match outcome {
             Ok(message) => match areas.read_response(client, slot, &message, reply) {
                 Some(bytes) => f(user_data, Ok(bytes)),
-                None => f(user_data, Err(CallFailed::ReplyTooLong)),
+                None => f(user_data, Err(CallFailure::ReplyTooLong { len: None })),
             },
             Err(failed) => f(user_data, Err(failed)),
         })
@@ -221,8 +221,8 @@ impl Client<()> {
     /// Like the typed client's [`ask`](crate::Client::ask).
     ///
     /// # Errors
-    /// [`AskError`].
-    pub fn ask(&mut self, request: &[u8], timeout: Duration) -> Result<Vec<u8>, AskError> {
+    /// [`ClientError`].
+    pub fn ask(&mut self, request: &[u8], timeout: Duration) -> Result<Vec<u8>, ClientError> {
         let patience = self.inner.prepare_to_ask()?;
         let timeout =
             blocking::connect_first(timeout, patience, |patience| self.reconnect(patience))?;
@@ -235,19 +235,19 @@ impl Client<()> {
         } = self;
         let bytes = areas
             .read_response(inner.id(), slot, &message, reply)
-            .ok_or(CallFailed::ReplyTooLong)?;
+            .ok_or(ClientError::ReplyTooLong { len: None })?;
         Ok(bytes.to_vec())
     }
 }
 
 impl methods::Caller for Client<()> {
-    type Error = AskError;
+    type Error = ClientError;
 
     fn timeout(&self) -> Option<Duration> {
         None
     }
 
-    fn call(&mut self, request: &[u8], timeout: Option<Duration>) -> Result<Vec<u8>, AskError> {
+    fn call(&mut self, request: &[u8], timeout: Option<Duration>) -> Result<Vec<u8>, ClientError> {
         self.ask(request, timeout.unwrap_or(Duration::MAX))
     }
 }

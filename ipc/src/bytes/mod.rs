@@ -12,7 +12,7 @@
 //! in [`parts`](crate::parts), or in a file whose name is the message. A request above the bound is
 //! refused before it is sent ([`CallError::TooLarge`](crate::CallError::TooLarge)). An answer above
 //! the bound is not sent, and its call ends with
-//! [`CallFailed::ReplyTooLong`](crate::CallFailed::ReplyTooLong), although the handler has run.
+//! [`CallFailure::ReplyTooLong`](crate::CallFailure::ReplyTooLong), although the handler has run.
 //!
 //! Servers of messages and servers of values are two kinds, and a client of one kind is refused by
 //! a server of the other, whatever their tags. `bind` and `connect` of both kinds use the tag 0: to

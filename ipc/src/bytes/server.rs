@@ -172,7 +172,7 @@ impl Server {
 
     /// [Polls](Self::poll) once, and answers all waiting requests with the results of `handler`. If
     /// an answer is too long, its call ends with
-    /// [`CallFailed::ReplyTooLong`](crate::CallFailed::ReplyTooLong). Returns the number of
+    /// [`CallFailure::ReplyTooLong`](crate::CallFailure::ReplyTooLong). Returns the number of
     /// requests.
     pub fn step<R: AsRef<[u8]>>(&mut self, mut handler: impl FnMut(&[u8]) -> R) -> usize {
         let waiting = self.poll();

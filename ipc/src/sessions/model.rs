@@ -179,7 +179,7 @@ fn loom_a_server_that_stops_has_not_taken_the_calls_that_end_so() {
         let expected = if taken.is_some() {
             Ok(10)
         } else {
-            Err(copyrpc_calls::CallFailed::Stopped)
+            Err(copyrpc_calls::CallFailure::NotSent)
         };
         assert_eq!(ended, is_made.then_some(expected));
         assert!(

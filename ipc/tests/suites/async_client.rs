@@ -11,7 +11,7 @@ use copyrpc_testing::limits::watchdog;
 use copyrpc_testing::methods::{self, Sums, numbers};
 use ipc::bytes::{AsyncClient, MessageBytes, Server};
 use ipc::parts::Reassembler;
-use ipc::{AskError, ClientOptions, ConnectError, Dir, StopHandle, Token};
+use ipc::{ClientError, ClientOptions, ConnectError, Dir, StopHandle, Token};
 
 const LONG: Duration = Duration::from_secs(60);
 const DEPTH: usize = 4;
@@ -104,7 +104,7 @@ fn many_threads_share_a_client_and_get_each_their_own_replies() {
     });
     assert_eq!(
         block_on(client.call(vec![0; 4097])),
-        Err(AskError::TooLarge {
+        Err(ClientError::TooLarge {
             len: 4097,
             max: 4096
         })
@@ -144,7 +144,7 @@ fn a_dropped_call_gives_its_slot_back_with_its_late_reply_and_a_waiting_one_is_s
         for timeout in [Duration::ZERO, Duration::from_millis(5)] {
             assert_eq!(
                 block_on(client.call_within(b"late", timeout)),
-                Err(AskError::NotSent)
+                Err(ClientError::NotSent)
             );
         }
         drop(calls);
@@ -162,7 +162,7 @@ fn a_dropped_call_gives_its_slot_back_with_its_late_reply_and_a_waiting_one_is_s
     }
     let call = Begun::new(client.call_within(b"slow", Duration::from_millis(50)));
     let _slow = take(&mut server, 1);
-    assert_eq!(call.end(), Err(AskError::TimedOut));
+    assert_eq!(call.end(), Err(ClientError::TimedOut));
 }
 
 #[test]
@@ -191,7 +191,7 @@ fn calls_go_on_at_the_next_server_and_those_that_no_handler_got_are_made_again_t
     assert!(matches!(once, Err(ConnectError::Region(_))), "{once:?}");
     assert_eq!(
         block_on(client.call_within(b"none", Duration::from_millis(5))),
-        Err(AskError::NotSent)
+        Err(ClientError::NotSent)
     );
 }
 
@@ -205,7 +205,7 @@ fn a_client_that_tries_once_says_that_there_is_no_server() {
     server.end();
     assert!(matches!(
         block_on(client.call(b"b")),
-        Err(AskError::NotSent)
+        Err(ClientError::NotSent)
     ));
     let server = Running::start(&scratch.dir(), <[u8]>::to_vec);
     assert_eq!(block_on(client.call(b"c")).unwrap(), b"c");
@@ -289,7 +289,7 @@ fn methods_end_with_their_result_or_their_own_error_and_those_of_another_version
  {
     let reply = |request: &[u8]| numbers::answer(&mut Sums, request);
     with_server("async-methods", reply, async |client| {
-        methods::check_async(client, |error| *error == AskError::NotSent).await
+        methods::check_async(client, |error| *error == ClientError::NotSent).await
     });
 }
 

@@ -7,7 +7,8 @@ use copyrpc_shm::region::{self, OpenError, Region};
 use copyrpc_testing::helpers::Scratch;
 use ipc::bytes::{Client, INLINE_MAX, MESSAGE_MAX, MessageBytes, Server};
 use ipc::{
-    CallError, CallFailed, ConnectError, CreateError, ParameterError, ReplyError, SessionEnd, Token,
+    CallError, CallFailure, ConnectError, CreateError, ParameterError, ReplyError, SessionEnd,
+    Token,
 };
 
 const KIND: u64 = u64::from_be_bytes(*b"ipcBYTE\x02");
@@ -251,10 +252,7 @@ fn client_that_lies_about_length_or_slot_loses_its_own_entry_only() {
             bad.poll(|user, reply| failed.push((user, reply.map(<[u8]>::len)))),
             Err(SessionEnd::Evicted)
         );
-        assert_eq!(
-            failed,
-            [(1, Err(CallFailed::Disconnected(SessionEnd::Evicted)))]
-        );
+        assert_eq!(failed, [(1, Err(CallFailure::Closed(SessionEnd::Evicted)))]);
     }
 }
 
@@ -279,7 +277,10 @@ fn garbled_answer_ends_its_call() {
             .write_volatile(101)
     };
     assert_eq!(
-        client.poll(|user, reply| assert_eq!((user, reply), (1, Err(CallFailed::ReplyTooLong)))),
+        client.poll(|user, reply| assert_eq!(
+            (user, reply),
+            (1, Err(CallFailure::ReplyTooLong { len: None }))
+        )),
         Ok(1)
     );
 }
@@ -330,6 +331,9 @@ fn a_server_that_goes_with_the_panic_of_its_handler_ends_that_call_as_dropped() 
     ended.sort_unstable_by_key(|(user, _)| *user);
     assert_eq!(
         ended,
-        [(1, Err(CallFailed::Dropped)), (2, Err(CallFailed::Stopped))]
+        [
+            (1, Err(CallFailure::Dropped)),
+            (2, Err(CallFailure::NotSent))
+        ]
     );
 }

@@ -6,7 +6,7 @@ use copyrpc_shm::region::{OpenError, Region};
 use copyrpc_shm::sync::{AtomicU32, Ordering};
 use copyrpc_testing::helpers::{PATIENCE, Scratch};
 use ipc::{
-    CallFailed, Client, ConnectError, CreateError, JoinError, ParameterError, ReplyError, Server,
+    CallFailure, Client, ConnectError, CreateError, JoinError, ParameterError, ReplyError, Server,
     SessionEnd,
 };
 
@@ -195,10 +195,7 @@ fn client_that_breaks_the_protocol_loses_its_own_entry_only() {
         bad.poll(|user, reply| failed.push((user, reply))),
         Err(SessionEnd::Evicted)
     );
-    assert_eq!(
-        failed,
-        [(0, Err(CallFailed::Disconnected(SessionEnd::Evicted)))]
-    );
+    assert_eq!(failed, [(0, Err(CallFailure::Closed(SessionEnd::Evicted)))]);
 }
 
 #[test]
@@ -300,7 +297,7 @@ fn tokens_outlive_the_server_which_has_ended_their_calls() {
         client.poll(|user, reply| ended.push((user, reply))),
         Err(SessionEnd::PeerGone)
     );
-    let gone = Err(CallFailed::Disconnected(SessionEnd::PeerGone));
+    let gone = Err(CallFailure::Closed(SessionEnd::PeerGone));
     assert_eq!(ended, [(0, Ok(5)), (1, gone), (2, gone), (3, gone)]);
     drop(late);
     let (mut next, mut other) = pair(&scratch, 1, 4);
@@ -430,7 +427,7 @@ fn a_handler_that_panics_rejects_its_request_and_the_others_are_answered_once() 
             ended,
             [
                 (0, Ok(0)),
-                (1, Err(CallFailed::Dropped)),
+                (1, Err(CallFailure::Dropped)),
                 (2, Ok(20)),
                 (3, Ok(30)),
                 (7, Ok(70))
@@ -465,12 +462,12 @@ fn a_server_that_goes_with_the_panic_of_its_handler_ends_that_call_as_dropped_an
             let _ = client.poll(|user, outcome| ended.push((user, outcome)));
         }
         ended.sort_unstable_by_key(|(user, _)| *user);
-        let stopped = Err(CallFailed::Stopped);
+        let stopped = Err(CallFailure::NotSent);
         assert_eq!(
             ended,
             [
                 (0, Ok(0)),
-                (1, Err(CallFailed::Dropped)),
+                (1, Err(CallFailure::Dropped)),
                 (2, stopped),
                 (3, stopped)
             ],
@@ -528,7 +525,7 @@ fn a_directory_that_is_removed_under_a_pair_disturbs_it_not_and_a_new_client_is_
 fn a_callback_that_panics_takes_the_end_of_no_other_call_with_it() {
     let scratch = Scratch::new("ipc-callback");
     let (server, mut client) = pair(&scratch, 2, 4);
-    let end_all = |client: &mut C, end: CallFailed| {
+    let end_all = |client: &mut C, end: CallFailure| {
         let (start, mut ended) = (Instant::now(), vec![]);
         while ended.len() < 4 {
             assert!(start.elapsed() < PATIENCE, "{ended:?}");
@@ -546,13 +543,13 @@ fn a_callback_that_panics_takes_the_end_of_no_other_call_with_it() {
     for user in 0..4 {
         client.call_within(7, user, Duration::ZERO).unwrap();
     }
-    end_all(&mut client, CallFailed::TimedOut);
+    end_all(&mut client, CallFailure::TimedOut);
     let mut client = connect(&scratch);
     for user in 0..4 {
         client.call(7, user).unwrap();
     }
     drop(server);
-    end_all(&mut client, CallFailed::Stopped);
+    end_all(&mut client, CallFailure::NotSent);
 }
 
 #[test]
@@ -581,9 +578,9 @@ fn refused_dropped_and_too_long_are_three_ends() {
     assert_eq!(
         ended,
         [
-            (0, Err(CallFailed::Refused)),
-            (1, Err(CallFailed::Dropped)),
-            (2, Err(CallFailed::ReplyTooLong))
+            (0, Err(CallFailure::Refused)),
+            (1, Err(CallFailure::Dropped)),
+            (2, Err(CallFailure::ReplyTooLong { len: None }))
         ]
     );
 }

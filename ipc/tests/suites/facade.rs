@@ -6,7 +6,7 @@ use std::time::Duration;
 use copyrpc_testing::executor::block_on;
 use copyrpc_testing::methods::{self, Sums, numbers};
 use ipc::parts::Reassembler;
-use ipc::{AskError, AsyncClient, Client, ClientOptions, ConnectError, Misfit, Server};
+use ipc::{AsyncClient, Client, ClientError, ClientOptions, ConnectError, Misfit, Server};
 
 const LONG: Duration = Duration::from_secs(20);
 
@@ -49,11 +49,11 @@ fn messages_of_bytes_are_asked_and_answered_and_an_answer_that_is_too_long_ends_
     assert_eq!(client.ask(&[7; 1000], LONG), Ok(vec![7; 3000]));
     assert_eq!(
         client.ask(&[7; 2000], LONG),
-        Err(AskError::ReplyTooLong { len: None })
+        Err(ClientError::ReplyTooLong { len: None })
     );
     assert_eq!(
         client.ask(&[7; 5000], LONG),
-        Err(AskError::TooLarge {
+        Err(ClientError::TooLarge {
             len: 5000,
             max: 4096
         })
@@ -98,7 +98,10 @@ fn one_who_only_asks_with_bytes_goes_on_after_a_server_that_was_away() {
     let mut client = ipc::bytes::Client::connect(&name).unwrap();
     let questions = client.depth();
     for _ in 0..questions {
-        assert_eq!(client.ask(b"late", Duration::ZERO), Err(AskError::TimedOut));
+        assert_eq!(
+            client.ask(b"late", Duration::ZERO),
+            Err(ClientError::TimedOut)
+        );
     }
     let mut answered = 0;
     while answered < questions {
@@ -136,7 +139,7 @@ fn a_client_of_bytes_goes_on_at_the_next_server_of_the_name_whatever_its_lengths
         server.join().unwrap();
         assert!(matches!(
             client.ask(b"none", Duration::ZERO),
-            Err(AskError::NotSent)
+            Err(ClientError::NotSent)
         ));
     }
 }
@@ -163,12 +166,12 @@ fn a_call_at_a_next_server_of_other_types_ends_for_good() {
         let error = client.ask(1, LONG).unwrap_err();
         assert_eq!(
             (error, error.is_retryable()),
-            (AskError::Connect(Misfit::Types), false)
+            (ClientError::Connect(Misfit::Types), false)
         );
     }
     let waiting: Vec<_> = (0..3_u64).map(|number| calls.call(number)).collect();
     for call in waiting {
-        assert_eq!(block_on(call), Err(AskError::Connect(Misfit::Types)));
+        assert_eq!(block_on(call), Err(ClientError::Connect(Misfit::Types)));
     }
 }
 
@@ -228,7 +231,7 @@ fn methods_end_with_their_result_or_their_own_error_and_those_of_another_version
         }
     });
     let client = ipc::bytes::Client::connect_within(&name, LONG).unwrap();
-    methods::check(client, |error| matches!(error, AskError::TimedOut));
+    methods::check(client, |error| matches!(error, ClientError::TimedOut));
     handle.recv().unwrap().stop();
     server.join().unwrap();
 }

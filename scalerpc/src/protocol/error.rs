@@ -81,53 +81,11 @@ impl CallError {
     }
 }
 
-/// The reason why a call ended without its handler's response.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Error)]
-pub enum CallFailure {
-    /// The server has no handler of the call's type.
-    #[error("the server has no handler of this type")]
-    UnknownType,
-    /// The handler refused the request: it returned a [`HandlerError`](crate::HandlerError).
-    #[error("the handler refused the request")]
-    Refused,
-    /// The handler ran, and its response is longer than a slot.
-    #[error("the handler ran, but its response is longer than a slot")]
-    ReplyTooLong,
-    /// The handler panicked, or its worker dropped the request. Whether the handler ran to its end
-    /// is not known.
-    #[error("the handler, or its worker, dropped the request")]
-    Dropped,
-    /// The deadline passed, or the connection ended, before the server could see the call, or the
-    /// server stopped before it accepted the call. The handler did not run, and will not.
-    #[error(
-        "not sent: its time, or the connection, ended before a slot or the server's slice came"
-    )]
-    NotSent,
-    /// The deadline passed before the response arrived. Whether the handler ran or will run is not
-    /// known; its response is dropped.
-    #[error("no reply in time")]
-    TimedOut,
-    /// The connection ended before the response arrived. Whether the handler ran is not known.
-    #[error("connection closed: {0}")]
-    Closed(CloseReason),
-}
-
-impl CallFailure {
-    /// Returns whether the handler did not run, and may run if the call is made again: on a new
-    /// connection, if this one has ended. See
-    /// [`Ending::is_retryable`](copyrpc_calls::Ending::is_retryable).
-    #[must_use]
-    pub const fn is_retryable(&self) -> bool {
-        matches!(self, Self::NotSent)
-    }
-
-    /// Returns whether the handler may have run, or may still run. See
-    /// [`Ending::may_have_executed`](copyrpc_calls::Ending::may_have_executed).
-    #[must_use]
-    pub const fn may_have_executed(&self) -> bool {
-        !matches!(self, Self::NotSent | Self::UnknownType)
-    }
-}
+/// The reason why a call ended without its handler's response: a
+/// [`ClientError`](crate::ClientError) that is never `Connect`, `TooLarge`, `Full` or `NoCredit`. It
+/// is `NotSent` if the deadline passed, or the connection ended, before the server could see the
+/// call, or if the server stopped before it accepted the call.
+pub type CallFailure = copyrpc_calls::CallFailure<CloseReason>;
 
 #[cfg(test)]
 mod tests {
@@ -138,7 +96,7 @@ mod tests {
         let failures = [
             (CallFailure::UnknownType, (false, false)),
             (CallFailure::Refused, (false, true)),
-            (CallFailure::ReplyTooLong, (false, true)),
+            (CallFailure::ReplyTooLong { len: None }, (false, true)),
             (CallFailure::Dropped, (false, true)),
             (CallFailure::NotSent, (true, false)),
             (CallFailure::TimedOut, (false, true)),

@@ -73,20 +73,6 @@ impl From<CallError> for ClientError {
     }
 }
 
-impl From<CallFailure> for ClientError {
-    fn from(failure: CallFailure) -> Self {
-        match failure {
-            CallFailure::UnknownType => Self::UnknownType,
-            CallFailure::Refused => Self::Refused,
-            CallFailure::ReplyTooLong => Self::ReplyTooLong { len: None },
-            CallFailure::Dropped => Self::Dropped,
-            CallFailure::NotSent => Self::NotSent,
-            CallFailure::TimedOut => Self::TimedOut,
-            CallFailure::Closed(reason) => Self::Closed(reason),
-        }
-    }
-}
-
 /// A connection to a server, and everything that is needed to connect again.
 pub struct Caller {
     pub(super) rdma: RdmaClient,
@@ -221,7 +207,7 @@ impl Connection for Caller {
                 let reply = completion
                     .outcome
                     .map(|len| response.get(..len).unwrap_or_default().to_vec());
-                on_end(number, reply.map_err(ClientError::from));
+                on_end(number, reply.map_err(CallFailure::of_client));
             }
         }
         if moved {
@@ -392,7 +378,7 @@ mod tests {
     fn an_error_says_whether_the_call_may_be_made_again() {
         let io = || io::Error::other("test");
         let call = |error: CallError| ClientError::from(error);
-        let failure = |failure: CallFailure| ClientError::from(failure);
+        let failure = CallFailure::of_client;
         let later = (true, false);
         let never = (false, false);
         let made = (false, true);
@@ -434,7 +420,7 @@ mod tests {
             (call(CallError::Closed(CloseReason::ClosedHere)), later),
             (failure(CallFailure::UnknownType), never),
             (failure(CallFailure::Refused), made),
-            (failure(CallFailure::ReplyTooLong), made),
+            (failure(CallFailure::ReplyTooLong { len: None }), made),
             (failure(CallFailure::Dropped), made),
             (failure(CallFailure::NotSent), later),
             (failure(CallFailure::TimedOut), made),

@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 
 use copyrpc_shm::clock::Clock;
-use flux::{CallError, CallFailed, Config, Node};
+use flux::{CallError, CallFailure, Config, Node};
 
 use super::backlog::{Backlog, SendError};
 use super::{BackendError, OrSetup};
@@ -131,7 +131,7 @@ fn send<W>(
 fn ending<W>(
     answers: &mut usize,
     mut answer: impl FnMut(W, Option<Response>),
-) -> impl FnMut(W, Result<Hop, CallFailed>) {
+) -> impl FnMut(W, Result<Hop, CallFailure>) {
     move |whom, outcome| {
         *answers += 1;
         let response = match outcome {

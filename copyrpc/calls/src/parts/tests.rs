@@ -1,7 +1,6 @@
 use super::*;
-use crate::{CallFailed, ClientError, SessionEnd};
 
-type AskError = ClientError<std::convert::Infallible, SessionEnd>;
+type ClientError = crate::CallFailure;
 
 /// Bytes of a message in each direction.
 const MESSAGE: usize = 50;
@@ -23,7 +22,7 @@ struct Direct {
     handled: usize,
     calls: usize,
     /// The call that ends so, before or after the server got it.
-    fails: Option<(usize, bool, AskError)>,
+    fails: Option<(usize, bool, ClientError)>,
     /// Number of the call before which the server is replaced by another.
     restarts: Option<usize>,
 }
@@ -43,13 +42,13 @@ impl Direct {
 }
 
 impl Caller for Direct {
-    type Error = AskError;
+    type Error = ClientError;
 
     fn timeout(&self) -> Option<Duration> {
         Some(Duration::from_secs(9))
     }
 
-    fn call(&mut self, request: &[u8], timeout: Option<Duration>) -> Result<Vec<u8>, AskError> {
+    fn call(&mut self, request: &[u8], timeout: Option<Duration>) -> Result<Vec<u8>, ClientError> {
         assert!(
             request.len() <= MESSAGE
                 && timeout.is_none_or(|timeout| timeout <= Duration::from_secs(9))
@@ -113,14 +112,14 @@ fn payloads_of_every_length_arrive_whole_in_both_directions_and_leave_nothing() 
 fn an_end_in_the_middle_says_whether_the_handler_ran_and_a_retry_succeeds_where_it_may() {
     let request = payload(95);
     let (sent, all) = (10, 12);
-    let not_sent = AskError::NotSent;
-    let too_large = AskError::TooLarge { len: 10, max: 9 };
+    let not_sent = ClientError::NotSent;
+    let too_large = ClientError::TooLarge { len: 10, max: 9 };
     for (call, arrives, error) in (1..=all).flat_map(|call| {
         [
             (call, false, not_sent),
             (call, false, too_large),
-            (call, false, CallFailed::TimedOut.into()),
-            (call, true, CallFailed::TimedOut.into()),
+            (call, false, ClientError::TimedOut),
+            (call, true, ClientError::TimedOut),
         ]
     }) {
         let mut client = client(1);
@@ -131,7 +130,7 @@ fn an_end_in_the_middle_says_whether_the_handler_ran_and_a_retry_succeeds_where_
             _ if call == sent => (
                 PartsError::Call(error),
                 error == not_sent,
-                error == CallFailed::TimedOut.into(),
+                error == ClientError::TimedOut,
             ),
             _ => (PartsError::Unfetched(error), false, true),
         };
@@ -244,8 +243,8 @@ fn clients_share_the_memory_and_what_a_client_left_behind_makes_room() {
         [BUSY]
     );
     assert!(
-        PartsError::<AskError>::Busy.is_retryable()
-            && !PartsError::<AskError>::Busy.may_have_executed()
+        PartsError::<ClientError>::Busy.is_retryable()
+            && !PartsError::<ClientError>::Busy.may_have_executed()
     );
     assert_eq!(
         parts.answer(&whole, |_| vec![]).len(),
@@ -455,8 +454,8 @@ fn no_bytes_of_a_peer_panic_or_pass_the_bounds() {
         // makes a client panic.
         let mut client = transfer(80);
         for first in 0..6 {
-            let _any = client.take::<AskError>(Ok([&[first], &any[..]].concat()));
-            let _any = client.take::<AskError>(Ok([&[first], &reply[..]].concat()));
+            let _any = client.take::<ClientError>(Ok([&[first], &any[..]].concat()));
+            let _any = client.take::<ClientError>(Ok([&[first], &reply[..]].concat()));
             assert!(client.reply.len() <= 80);
         }
     }
@@ -478,7 +477,7 @@ fn replies_that_are_none_end_a_call_whose_handler_may_have_run() {
         b"text".to_vec(),
     ] {
         let ended = transfer(1000)
-            .take::<AskError>(Ok(reply.clone()))
+            .take::<ClientError>(Ok(reply.clone()))
             .unwrap_err();
         assert_eq!(
             (ended, ended.is_retryable(), ended.may_have_executed()),
@@ -487,13 +486,13 @@ fn replies_that_are_none_end_a_call_whose_handler_may_have_run() {
         );
     }
     let mut transfer = transfer(1000);
-    assert_eq!(transfer.take::<AskError>(Ok(long)), Ok(()));
+    assert_eq!(transfer.take::<ClientError>(Ok(long)), Ok(()));
     assert!(!transfer.is_whole());
     let mut other = vec![DONE];
     push_words(&mut other, [8]);
     other.push(1);
     assert_eq!(
-        transfer.take::<AskError>(Ok(other)),
+        transfer.take::<ClientError>(Ok(other)),
         Err(PartsError::Reply),
         "another length"
     );

@@ -146,7 +146,8 @@ impl Server {
                 Err(
                     CallFailure::Dropped | CallFailure::Refused | CallFailure::ReplyTooLong { .. },
                 ) => {}
-                Err(CallFailure::TimedOut | CallFailure::Closed(_)) => {}
+                Err(CallFailure::TimedOut | CallFailure::NotSent | CallFailure::Closed(_)) => {}
+                Err(failure) => panic!("{failure}"),
             }
         };
         self.server.poll(on_response).unwrap();

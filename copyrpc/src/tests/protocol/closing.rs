@@ -94,7 +94,7 @@ fn what_is_outstanding_ends_as_usual_and_what_comes_later_is_refused() {
             reason: CloseReason::ClosedByPeer
         })
     );
-    let refused = |serial| (serial, Err(CallFailure::Closed(CloseReason::ClosedByPeer)));
+    let refused = |serial| (serial, Err(CallFailure::NotSent));
     assert_eq!(ended, [vec![], vec![refused(3), refused(4)]]);
     assert_eq!(reasons(&ends), [None, None]);
     for (side, request) in held.into_iter().enumerate() {
@@ -253,10 +253,7 @@ fn every_call_ends_once_and_both_sides_close_from_any_state() {
                             match outcome {
                                 Ok(answer) => assert_eq!(answer, [7; 7]),
                                 Err(error) => {
-                                    assert_eq!(
-                                        error,
-                                        CallFailure::Closed(CloseReason::ClosedByPeer)
-                                    );
+                                    assert_eq!(error, CallFailure::NotSent);
                                     refused += 1;
                                 }
                             }

@@ -20,7 +20,7 @@ use crate::link::{CallKey, LinkConfig, Request, Window};
 use crate::ring::RingSize;
 
 /// How a call ends that a closing peer did not take.
-const REFUSED: Ended = Err(CallFailure::Closed(CloseReason::ClosedByPeer));
+const REFUSED: Ended = Err(CallFailure::NotSent);
 
 /// A call the application wants to make.
 #[derive(Clone, Copy)]
@@ -636,7 +636,7 @@ impl World {
                 self.apps[other].taken.remove(&user_data).is_some(),
                 "a call ended twice"
             );
-            if outcome == Err(CallFailure::Closed(CloseReason::ClosedByPeer)) {
+            if outcome == Err(CallFailure::NotSent) {
                 assert!(
                     unreceived.contains(&user_data),
                     "call {user_data} was received, and can be made again"

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use copyrpc_calls::{CallFailed, SessionEnd, Tag};
+use copyrpc_calls::{CallFailure, SessionEnd, Tag};
 
 use crate::rpc::{Refused, Rpc};
 use copyrpc_testing::helpers::PATIENCE;
@@ -119,17 +119,15 @@ impl<R: Rpc> Caller<R> {
                     );
                     *answered += 1;
                 }
-                Err(CallFailed::Refused | CallFailed::Dropped) => *dropped += 1,
-                Err(CallFailed::TimedOut) => {
+                Err(CallFailure::Refused | CallFailure::Dropped) => *dropped += 1,
+                Err(CallFailure::TimedOut) => {
                     assert!(
                         deadline.is_some_and(|at| at <= Instant::now()),
                         "call {number} ends before its time"
                     );
                     *late += 1;
                 }
-                Err(CallFailed::Stopped | CallFailed::Disconnected(SessionEnd::PeerGone)) => {
-                    *gone += 1
-                }
+                Err(CallFailure::NotSent | CallFailure::Closed(SessionEnd::PeerGone)) => *gone += 1,
                 Err(other) => panic!("call {number}: {other}"),
             }
         })

@@ -3,7 +3,7 @@
 use std::sync::mpsc;
 use std::time::Duration;
 
-use ::ipc::{AskError, Client, ConnectError, Server};
+use ::ipc::{Client, ClientError, ConnectError, Server};
 
 use crate::typed::Typed;
 
@@ -36,7 +36,7 @@ fn a_client_waits_for_its_server_asks_it_and_the_server_stops_when_told<T: Typed
     assert_eq!(client.ask(7, LONG), Ok(49));
     handle.recv().unwrap().stop();
     server.join().unwrap();
-    assert_eq!(client.ask(1, SHORT), Err(AskError::NotSent));
+    assert_eq!(client.ask(1, SHORT), Err(ClientError::NotSent));
 }
 
 fn a_client_goes_on_at_the_next_server_of_the_name<T: Typed>(test: &str) {
@@ -55,7 +55,7 @@ fn a_client_goes_on_at_the_next_server_of_the_name<T: Typed>(test: &str) {
     assert_eq!((patient.ask(1, LONG), hasty.ask(2, LONG)), (Ok(10), Ok(20)));
     stop.stop();
     first.join().unwrap();
-    let gone = AskError::NotSent;
+    let gone = ClientError::NotSent;
     assert!(gone.is_retryable() && !gone.may_have_executed());
     // The one waits for the next server, as long as the call may take; the other tries once.
     assert_eq!(
@@ -74,7 +74,7 @@ fn a_client_goes_on_at_the_next_server_of_the_name<T: Typed>(test: &str) {
     second.join().unwrap();
     // A call that ends only after the server has ended.
     let mut third = bind();
-    assert_eq!(patient.ask(7, Duration::ZERO), Err(AskError::TimedOut));
+    assert_eq!(patient.ask(7, Duration::ZERO), Err(ClientError::TimedOut));
     third.poll();
     drop(third);
     assert!(
@@ -104,9 +104,9 @@ fn a_question_ends_in_its_time_and_waits_behind_no_other_call<T: Typed>(test: &s
     let name = name(test);
     let mut server = Server::<u64, u64, T::Announced>::bind(&name).unwrap();
     let mut client = Client::<u64, u64, (), T::Announced>::connect(&name).unwrap();
-    assert_eq!(client.ask(1, SHORT), Err(AskError::TimedOut));
+    assert_eq!(client.ask(1, SHORT), Err(ClientError::TimedOut));
     client.call(2, ()).unwrap();
-    assert_eq!(client.ask(3, LONG), Err(AskError::Full));
+    assert_eq!(client.ask(3, LONG), Err(ClientError::Full));
     // The late reply reaches no call.
     assert_eq!(server.step(|number| 10 * number), 2);
     let mut replies = vec![];
@@ -123,9 +123,9 @@ fn one_who_only_asks_goes_on_after_a_server_that_was_away_for_more_questions_tha
     let mut client = Client::<u64, u64, (), T::Announced>::connect(&name).unwrap();
     let questions = client.depth();
     for _ in 0..questions {
-        assert_eq!(client.ask(1, Duration::ZERO), Err(AskError::TimedOut));
+        assert_eq!(client.ask(1, Duration::ZERO), Err(ClientError::TimedOut));
     }
-    assert_eq!(client.ask(2, LONG), Err(AskError::Full));
+    assert_eq!(client.ask(2, LONG), Err(ClientError::Full));
     let mut answered = 0;
     while answered < questions {
         answered += server.step(|number| 10 * number);

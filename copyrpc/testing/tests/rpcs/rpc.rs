@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use copyrpc_calls::{CallFailed, SessionEnd, Tag as CallToken};
+use copyrpc_calls::{CallFailure, SessionEnd, Tag as CallToken};
 use copyrpc_shm::dir::Dir;
 use copyrpc_shm::region::{self, Region};
 use copyrpc_shm::sleep::Sleeper;
@@ -15,7 +15,7 @@ pub(crate) enum Refused {
 }
 
 /// The end of a call, as a client sees it.
-pub(crate) type Outcome = Result<u64, CallFailed>;
+pub(crate) type Outcome = Result<u64, CallFailure>;
 
 /// An RPC from `u64` to `u64`, with `u64` as user data.
 pub(crate) trait Rpc {

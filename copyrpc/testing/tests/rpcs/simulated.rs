@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use copyrpc_calls::{CallFailed, Tag as CallToken};
+use copyrpc_calls::{CallFailure, Tag as CallToken};
 use copyrpc_shm::dir::Dir;
 
 use copyrpc_testing::helpers::Scratch;
@@ -55,8 +55,8 @@ impl<R: Rpc> Peers<R> {
                     assert_eq!(answer, !call);
                     (0, false)
                 }
-                Err(CallFailed::Dropped) => (1, false),
-                Err(CallFailed::TimedOut) => (2, true),
+                Err(CallFailure::Dropped) => (1, false),
+                Err(CallFailure::TimedOut) => (2, true),
                 Err(other) => panic!("{other}"),
             };
             // Answers may come in the same turn as the deadline; what comes too late ends then and

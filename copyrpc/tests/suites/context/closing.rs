@@ -18,7 +18,7 @@ fn reasons(pair: &Pair) -> [Option<CloseReason>; 2] {
 }
 
 fn failed(reason: CloseReason) -> Ended {
-    Err(CallFailure::Closed(reason))
+    Err(CallFailure::from(reason))
 }
 
 fn sorted(mut ended: Vec<(u64, Ended)>) -> Vec<(u64, Ended)> {

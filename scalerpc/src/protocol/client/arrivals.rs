@@ -173,7 +173,7 @@ impl<M: Memory> Client<M> {
             Status::Ok => Ok(header.payload_len as usize),
             Status::UnknownType => Err(CallFailure::UnknownType),
             Status::Refused => Err(CallFailure::Refused),
-            Status::ReplyTooLong => Err(CallFailure::ReplyTooLong),
+            Status::ReplyTooLong => Err(CallFailure::ReplyTooLong { len: None }),
             Status::Dropped => Err(CallFailure::Dropped),
         };
         self.end_call(slot, outcome);

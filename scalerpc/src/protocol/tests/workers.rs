@@ -54,7 +54,7 @@ fn unknown_types_failures_and_responses_that_are_too_large_are_told_to_the_calle
     let expected = [
         (1, Ok(3)),
         (2, Err(CallFailure::Refused)),
-        (3, Err(CallFailure::ReplyTooLong)),
+        (3, Err(CallFailure::ReplyTooLong { len: None })),
         (4, Err(CallFailure::UnknownType)),
     ];
     for (rpc_type, outcome) in expected {
@@ -182,7 +182,10 @@ fn requests_that_are_held_are_answered_whenever_by_whomever() {
         }
     }
     ends.sort_by_key(|(call, _)| *call);
-    let failures = [CallFailure::ReplyTooLong, CallFailure::Dropped];
+    let failures = [
+        CallFailure::ReplyTooLong { len: None },
+        CallFailure::Dropped,
+    ];
     assert_eq!(
         ends,
         [

@@ -207,7 +207,10 @@ impl<C> LinkSet<C> for Links<C> {
         };
         let drained = self.context.drain_serving(on_request, |whom, outcome| {
             answers += 1;
-            has_lost_calls |= matches!(outcome, Err(CallFailure::Closed(_) | CallFailure::Dropped));
+            has_lost_calls |= matches!(
+                outcome,
+                Err(CallFailure::Closed(_) | CallFailure::NotSent | CallFailure::Dropped)
+            );
             // Bytes of any other length are not a response, and the call fails.
             let (response, tail) = match outcome.ok() {
                 Some(bytes) if tail_bytes == 0 => (exactly(bytes), &[][..]),

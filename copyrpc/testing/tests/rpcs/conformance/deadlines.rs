@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use copyrpc_calls::CallFailed;
+use copyrpc_calls::CallFailure;
 
 use super::{answer_all, ends, pair, take_all};
 use crate::rpc::{Outcome, Refused, Rpc};
@@ -41,7 +41,7 @@ pub(crate) fn calls_without_an_answer_end_in_time_and_late_answers_reach_no_call
         };
         assert_eq!(
             next_ends::<R>(&mut client),
-            [(round, Err(CallFailed::TimedOut))]
+            [(round, Err(CallFailure::TimedOut))]
         );
         assert!(start.elapsed() >= SOON, "never early");
         let requests = early.into_iter().chain(take_all::<R>(&mut server));
@@ -169,8 +169,8 @@ pub(crate) fn every_call_ends_once_whatever_is_cancelled_and_whatever_comes_too_
                     );
                     match outcome {
                         Ok(answer) => assert_eq!(answer, number + 1),
-                        Err(CallFailed::Refused) => {}
-                        Err(CallFailed::TimedOut) => {
+                        Err(CallFailure::Refused) => {}
+                        Err(CallFailure::TimedOut) => {
                             given_up += 1;
                             continue;
                         }
@@ -214,7 +214,7 @@ pub(crate) fn sleeping_client_wakes_for_a_deadline<R: Rpc>(name: &str) {
             "{:?}",
             start.elapsed()
         );
-        assert_eq!(ends::<R>(&mut client), [(1, Err(CallFailed::TimedOut))]);
+        assert_eq!(ends::<R>(&mut client), [(1, Err(CallFailure::TimedOut))]);
         assert!(!R::wait(&mut client, Some(SOON)), "the other is far away");
     }
 }

@@ -7,7 +7,7 @@ mod waiting;
 use std::os::fd::AsRawFd;
 use std::time::Instant;
 
-use copyrpc_calls::{CallFailed, SessionEnd};
+use copyrpc_calls::{CallFailure, SessionEnd};
 use copyrpc_testing::helpers::{self, PATIENCE, Scratch, wait_for_some};
 
 use crate::rpc::{Outcome, Refused, Rpc};
@@ -82,7 +82,7 @@ pub(crate) fn rejected_request_ends_its_call<R: Rpc>(name: &str) {
     assert!(R::reply(&mut server, requests.next().unwrap().0, 5));
     assert_eq!(
         ends::<R>(&mut client),
-        [(10, Err(CallFailed::Refused)), (20, Ok(5))]
+        [(10, Err(CallFailure::Refused)), (20, Ok(5))]
     );
 }
 
@@ -107,9 +107,9 @@ pub(crate) fn requests_that_are_dropped_end_their_calls_and_make_room<R: Rpc>(na
         assert_eq!(
             ended,
             [
-                (0, Err(CallFailed::Dropped)),
+                (0, Err(CallFailure::Dropped)),
                 (1, Ok(1)),
-                (2, Err(CallFailed::Dropped)),
+                (2, Err(CallFailure::Dropped)),
                 (3, Ok(3))
             ]
         );
@@ -174,7 +174,7 @@ pub(crate) fn calls_of_a_server_that_ends_end_once_after_what_it_answered<R: Rpc
         polled = R::poll(&mut client, |user, outcome| ended.push((user, outcome)));
     }
     assert_eq!(polled, Err(SessionEnd::PeerGone));
-    assert_eq!(ended[..2], [(0, Ok(100)), (1, Err(CallFailed::Refused))]);
+    assert_eq!(ended[..2], [(0, Ok(100)), (1, Err(CallFailure::Refused))]);
     assert_eq!(
         ended[2..].iter().map(|(user, _)| *user).collect::<Vec<_>>(),
         (2..2 + rest).collect::<Vec<_>>()
@@ -235,9 +235,9 @@ pub(crate) fn calls_that_a_server_in_good_order_has_not_taken_reach_no_handler_a
         ended
     };
     let (stopped, dropped, gone) = (
-        Err(CallFailed::Stopped),
-        Err(CallFailed::Dropped),
-        Err(CallFailed::Disconnected(SessionEnd::PeerGone)),
+        Err(CallFailure::NotSent),
+        Err(CallFailure::Dropped),
+        Err(CallFailure::Closed(SessionEnd::PeerGone)),
     );
     assert_eq!(all(untaken), [(2, stopped), (3, stopped), (4, stopped)]);
     assert_eq!(

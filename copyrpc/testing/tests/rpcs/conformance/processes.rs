@@ -1,6 +1,6 @@
 //! The part of the suite that takes several processes: death, stop, fork.
 
-use copyrpc_calls::{CallFailed, SessionEnd};
+use copyrpc_calls::{CallFailure, SessionEnd};
 use copyrpc_shm::dir::Dir;
 
 use super::{connect, ends, take_all};
@@ -183,7 +183,7 @@ pub(crate) fn calls_of_a_killed_server_end_once_and_its_successor_serves<R: Rpc>
                 == Err(SessionEnd::PeerGone)
         });
         ended.sort_by_key(|(user, _)| *user);
-        let gone = Err(CallFailed::Disconnected(SessionEnd::PeerGone));
+        let gone = Err(CallFailure::Closed(SessionEnd::PeerGone));
         assert_eq!(
             ended,
             (0..8)

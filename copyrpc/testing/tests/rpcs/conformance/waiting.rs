@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use copyrpc_calls::{CallFailed, SessionEnd};
+use copyrpc_calls::{CallFailure, SessionEnd};
 use copyrpc_shm::ready::{ARMED, HOT};
 use copyrpc_shm::sync::AtomicU32;
 
@@ -122,7 +122,7 @@ pub(crate) fn sleeping_client_learns_of_its_servers_end<R: Rpc>(name: &str) {
             (polled, ended, R::wait(&mut client, None))
         });
         server.kill();
-        let gone = Err(CallFailed::Disconnected(SessionEnd::PeerGone));
+        let gone = Err(CallFailure::Closed(SessionEnd::PeerGone));
         assert_eq!(
             watch.join().unwrap(),
             (Err(SessionEnd::PeerGone), vec![(1, gone)], true)
