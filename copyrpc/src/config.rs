@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use mlx5::{AsyncEvent, ConnectOptions, CreateError, RegisterError};
-use thiserror::Error;
+use mlx5::ConnectOptions;
 
 use crate::link::Window;
 use crate::ring::{DEFAULT_RING_SIZE, MAX_RING_SIZE, MIN_RING_SIZE};
@@ -120,58 +119,4 @@ impl EndpointConfig {
         let needed = (u64::from(self.batches_in_flight) * 4).div_ceil(3);
         needed.clamp(1, MAX_LANE_SLOTS) as u32
     }
-}
-
-/// Why an endpoint could not be created.
-#[derive(Debug, Error)]
-#[non_exhaustive]
-pub enum CreateEndpointError {
-    /// Called from inside a callback of a poll of the same context.
-    #[error("an endpoint cannot be created from inside a poll's callback")]
-    Reentrant,
-    /// The device, or a queue of the context, broke down. Another context may work.
-    #[error("this context makes no endpoints any more: {0}")]
-    Device(AsyncEvent),
-    /// The ring size is not usable.
-    #[error(
-        "ring size {0} is not usable: it must be a power of two from {MIN_RING_SIZE} to {MAX_RING_SIZE} bytes"
-    )]
-    RingSize(u64),
-    /// [`EndpointConfig::window`] is a window of no batches, in which nothing would be sent.
-    #[error("a window of 0 batches: at least 1 is legal, or Window::Off")]
-    EmptyWindow,
-    /// The shared receive queue is too small for one more endpoint.
-    #[error(
-        "{wanted} more batches in flight need a shared receive queue of at least {needed} receives, this one has {depth}: build the context \
-         with ContextBuilder::endpoints of more than {endpoints}, or with srq_size({needed})"
-    )]
-    SrqTooSmall {
-        /// Batches in flight that the endpoint wants to grant; at least 1 is legal.
-        wanted: u32,
-        /// Receives that the context would need.
-        needed: u64,
-        /// Receives that the shared receive queue has.
-        depth: usize,
-        /// Endpoints that share the receive queue already.
-        endpoints: u32,
-    },
-    /// The send completion queue is too small for one more endpoint.
-    #[error(
-        "one more endpoint needs a completion queue of at least {needed} entries, this one has {entries}: build the context with \
-         ContextBuilder::endpoints of more than {endpoints}, or with cq_size({needed})"
-    )]
-    CqTooSmall {
-        /// Entries that the context would need.
-        needed: u64,
-        /// Entries that the completion queue has.
-        entries: u32,
-        /// Endpoints that share the completion queue already.
-        endpoints: u32,
-    },
-    /// The queue pair could not be created.
-    #[error("creating the queue pair: {0}")]
-    Queue(#[from] CreateError),
-    /// The memory could not be allocated.
-    #[error("memory of the endpoint: {0}")]
-    Memory(#[from] RegisterError),
 }

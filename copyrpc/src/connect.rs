@@ -8,20 +8,18 @@ use std::fmt;
 use std::io::{self, Read, Write};
 use std::rc::{Rc, Weak};
 
-use copyrpc_calls::ConnectFailure;
 use mlx5::{Access, Engine, QpConfig};
-use mlx5_rendezvous::Unreachable;
-use thiserror::Error;
 
 pub(crate) use self::handshake::Handshake;
 pub use self::record::{
     EXCHANGE_RECORD_SIZE, EXCHANGE_VERSION, ExchangeRecord, RecordError, Refusal,
 };
-use crate::config::{CreateEndpointError, EndpointConfig};
+use crate::config::EndpointConfig;
 use crate::connection::{Connection, Remote, Resources};
-use crate::context::{BuildError, Context, Inner};
+use crate::context::{Context, Inner};
 use crate::control::ControlMemory;
 use crate::endpoint::Endpoint;
+use crate::error::SetupError;
 use crate::link::{Link, LinkConfig, Window};
 use crate::queue_share::Outstanding;
 use crate::ring::{RingSize, RingView};
@@ -30,123 +28,6 @@ use crate::wire::FlowWords;
 
 /// Inline bytes of the queue pair: the maximum of a WQE of four WQEBBs.
 const MAX_INLINE_DATA: usize = 220;
-
-/// Why two endpoints were not connected.
-#[derive(Debug, Error)]
-#[non_exhaustive]
-pub enum ConnectError {
-    /// No server was reached.
-    #[error(transparent)]
-    Unreachable(#[from] Unreachable),
-    /// The device could not be opened, or its queues could not be created.
-    #[error(transparent)]
-    Device(#[from] BuildError),
-    /// [`ClientOptions::max_reply`](crate::ClientOptions::max_reply) is above the limit.
-    #[error(
-        "a max_reply of {wanted} bytes, the limit is {max}: larger rings permit more (EndpointConfig::ring_size)"
-    )]
-    MaxReply {
-        /// The value of the option.
-        wanted: usize,
-        /// The limit in bytes.
-        max: usize,
-    },
-    /// The thread of an [`AsyncClient`](crate::AsyncClient) could not be started.
-    #[error("starting the thread of a client: {0}")]
-    Thread(#[source] io::Error),
-    /// Called from inside a callback of a poll of the same context.
-    #[error("an endpoint cannot be connected from inside a poll's callback")]
-    Reentrant,
-    /// The context was dropped.
-    #[error("the context of this endpoint is gone")]
-    ContextGone,
-    /// The endpoint of [`Context::connect_over`] could not be created.
-    #[error(transparent)]
-    Create(#[from] CreateEndpointError),
-    /// The channel of [`PendingEndpoint::connect_over`] failed.
-    #[error("exchanging records: {0}")]
-    Channel(#[from] io::Error),
-    /// The peer of [`PendingEndpoint::connect_over`] could not connect its end. The reason is in
-    /// the peer's own error.
-    #[error(
-        "the peer could not connect its end, and has the reason: its own error, or ServerOptions::events of a server"
-    )]
-    NotConnectedThere,
-    /// The peer's bytes are not a record, the peer refuses, or a number of its record is outside
-    /// its range.
-    #[error(transparent)]
-    Record(#[from] RecordError),
-    /// The address of the peer's queue pair is malformed: a kind, MTU, QPN or PSN that does not
-    /// exist, or reserved bytes that are not 0.
-    #[error("bytes 16..56 of the exchange record are not the address of a queue pair")]
-    Address,
-    /// The ring sizes differ.
-    #[error("ring size {local} here, {remote} at the peer: they must be equal")]
-    RingSize {
-        /// Ring bytes of this end.
-        local: u64,
-        /// Ring bytes of the peer.
-        remote: u64,
-    },
-    /// The queue pair could not be connected.
-    #[error(transparent)]
-    Qp(#[from] mlx5::ConnectError),
-}
-
-impl ConnectFailure for ConnectError {
-    fn may_pass(&self) -> bool {
-        match self {
-            Self::Unreachable(_) | Self::Device(_) | Self::Channel(_) | Self::NotConnectedThere => {
-                true
-            }
-            Self::Create(error) => !matches!(
-                error,
-                CreateEndpointError::RingSize(_) | CreateEndpointError::EmptyWindow
-            ),
-            Self::Record(error) => error.may_pass(),
-            Self::Qp(error) => error.may_pass(),
-            Self::MaxReply { .. }
-            | Self::Thread(_)
-            | Self::Reentrant
-            | Self::ContextGone
-            | Self::Address
-            | Self::RingSize { .. } => false,
-        }
-    }
-
-    /// Returns a copy of the error. For an error of the system or of a device, the copy has only
-    /// its text.
-    fn again(&self) -> Self {
-        match self {
-            Self::Unreachable(error) => Self::Unreachable(error.again()),
-            Self::MaxReply { wanted, max } => Self::MaxReply {
-                wanted: *wanted,
-                max: *max,
-            },
-            Self::Reentrant => Self::Reentrant,
-            Self::ContextGone => Self::ContextGone,
-            Self::Device(_) | Self::Thread(_) | Self::Create(_) => {
-                Self::Channel(io::Error::other(self.to_string()))
-            }
-            Self::Channel(error) => Self::Channel(io::Error::new(error.kind(), error.to_string())),
-            Self::NotConnectedThere => Self::NotConnectedThere,
-            Self::Record(error) => Self::Record(*error),
-            Self::Address => Self::Address,
-            Self::RingSize { local, remote } => Self::RingSize {
-                local: *local,
-                remote: *remote,
-            },
-            Self::Qp(error) => Self::Qp(error.clone()),
-        }
-    }
-}
-
-impl ConnectError {
-    /// Returns whether one of the ends refused because it has no room for another peer now.
-    pub(crate) const fn is_for_lack_of_room(&self) -> bool {
-        matches!(self, Self::Record(RecordError::Refused(Refusal::Full)))
-    }
-}
 
 /// An endpoint that is not connected. Give [`local_info`](Self::local_info) to the peer, and its
 /// record to [`connect`](Self::connect).
@@ -176,24 +57,24 @@ impl<U> Context<U> {
     /// ([`EndpointConfig::send_queue_wqebbs`]), and about 2 KiB.
     ///
     /// # Errors
-    /// [`CreateEndpointError`] with the legal range.
+    /// [`SetupError`] with the legal range.
     pub fn create_endpoint(
         &self,
         config: &EndpointConfig,
-    ) -> Result<PendingEndpoint<U>, CreateEndpointError> {
+    ) -> Result<PendingEndpoint<U>, SetupError> {
         let context = &self.inner;
         if context.is_polling.get() {
-            return Err(CreateEndpointError::Reentrant);
+            return Err(SetupError::Reentrant);
         }
         if let Some(event) = context.breakdown() {
-            return Err(CreateEndpointError::Device(event));
+            return Err(SetupError::Broken(event));
         }
         let ring_size = RingSize::for_connection(config.ring_size)
-            .ok_or(CreateEndpointError::RingSize(config.ring_size))?;
+            .ok_or(SetupError::RingSize(config.ring_size))?;
         if let Window::Completion { batches: 0, .. } | Window::Consumption { batches: 0, .. } =
             config.window
         {
-            return Err(CreateEndpointError::EmptyWindow);
+            return Err(SetupError::EmptyWindow);
         }
         let credit = ring_size.max_reservation();
         let qp = context.create_qp(&QpConfig {
@@ -244,12 +125,12 @@ impl<U> Context<U> {
     /// room for the endpoint, the peer gets [`RecordError::Refused`].
     ///
     /// # Errors
-    /// [`ConnectError`]; nothing is left behind.
+    /// [`SetupError`]; nothing is left behind.
     pub fn connect_over(
         &self,
         config: &EndpointConfig,
         mut channel: impl Read + Write,
-    ) -> Result<Endpoint<U>, ConnectError> {
+    ) -> Result<Endpoint<U>, SetupError> {
         Handshake::of(self, config).complete(&mut channel)
     }
 }
@@ -269,8 +150,8 @@ impl<U> PendingEndpoint<U> {
     /// as the stream's timeouts allow.
     ///
     /// # Errors
-    /// [`ConnectError`]; nothing is left behind.
-    pub fn connect_over(self, mut channel: impl Read + Write) -> Result<Endpoint<U>, ConnectError> {
+    /// [`SetupError`]; nothing is left behind.
+    pub fn connect_over(self, mut channel: impl Read + Write) -> Result<Endpoint<U>, SetupError> {
         Handshake::new(self).complete(&mut channel)
     }
 
@@ -284,12 +165,12 @@ impl<U> PendingEndpoint<U> {
     /// other means need a barrier, such as an `MPI_Barrier`, between connecting and the first poll.
     ///
     /// # Errors
-    /// [`ConnectError`]; nothing is left behind.
+    /// [`SetupError`]; nothing is left behind.
     #[doc(alias = "connect_ex")]
-    pub fn connect(self, remote: &ExchangeRecord) -> Result<Endpoint<U>, ConnectError> {
-        let context = self.context.upgrade().ok_or(ConnectError::ContextGone)?;
+    pub fn connect(self, remote: &ExchangeRecord) -> Result<Endpoint<U>, SetupError> {
+        let context = self.context.upgrade().ok_or(SetupError::ContextGone)?;
         if context.is_polling.get() {
-            return Err(ConnectError::Reentrant);
+            return Err(SetupError::Reentrant);
         }
         let Parts {
             mut resources,

@@ -17,9 +17,10 @@ use mlx5::{
 };
 use thiserror::Error;
 
-use crate::config::{CreateEndpointError, EndpointConfig};
+use crate::config::EndpointConfig;
 use crate::connection::{Connection, Outcome, Receiver};
 use crate::control::{Activity, ControlMemory, ControlRegions, Handling};
+use crate::error::SetupError;
 use crate::link::Request;
 use crate::queue_share::{Outstanding, QueueShare, Used};
 use crate::recv::{RecvHandle, Reply};
@@ -61,46 +62,6 @@ pub struct ContextBuilder {
     cq_size: Option<u32>,
     cqe_compression: bool,
     blueflame_batch: bool,
-}
-
-/// Why a context could not be built.
-#[derive(Debug, Error)]
-#[non_exhaustive]
-pub enum BuildError {
-    /// The device could not be opened.
-    #[error("opening the device: {0}")]
-    Open(#[from] OpenError),
-    /// A queue could not be created.
-    #[error("creating a queue: {0}")]
-    Queue(#[from] CreateError),
-    /// The memory that peers READ could not be allocated.
-    #[error("memory of the context: {0}")]
-    Memory(#[from] RegisterError),
-    /// The shared receive queue of this number of endpoints would be longer than the device
-    /// permits.
-    #[error(
-        "{endpoints} endpoints with {batches_in_flight} batches in flight each: the device has receives for {max} of them; ask for fewer, \
-         or for fewer batches (EndpointConfig::batches_in_flight)"
-    )]
-    TooManyEndpoints {
-        /// Endpoints asked for.
-        endpoints: u32,
-        /// Batches in flight of each endpoint.
-        batches_in_flight: u32,
-        /// Maximum number of such endpoints.
-        max: u64,
-    },
-    /// The receive CQ could overrun.
-    #[error(
-        "completion queues of {cq_size} entries cannot hold the completions of {srq_depth} receives: leave cq_size out, or ask for \
-         cq_size({srq_depth})"
-    )]
-    CqTooSmall {
-        /// Entries of the completion queue.
-        cq_size: u32,
-        /// Receives of the shared receive queue.
-        srq_depth: usize,
-    },
 }
 
 impl ContextBuilder {
@@ -203,13 +164,13 @@ impl ContextBuilder {
 
     /// Returns the error for an SRQ that the device refuses. The error is about the endpoints if
     /// the size of the SRQ follows from their number.
-    fn too_many(&self, error: CreateError) -> BuildError {
+    fn too_many(&self, error: CreateError) -> SetupError {
         let (endpoints, batches_in_flight) = (self.endpoints, self.outstanding.batches);
         match error {
             CreateError::Refused(mlx5::hca::CreateError::OutOfRange { value, max, .. })
                 if value > max && self.srq_size.is_none() =>
             {
-                BuildError::TooManyEndpoints {
+                SetupError::TooManyEndpoints {
                     endpoints,
                     batches_in_flight,
                     max: self.outstanding.endpoints(max),
@@ -222,8 +183,8 @@ impl ContextBuilder {
     /// Opens the device and makes the queues. The context belongs to the calling thread.
     ///
     /// # Errors
-    /// [`BuildError`]; nothing is left behind.
-    pub fn build<U>(self) -> Result<Context<U>, BuildError> {
+    /// [`SetupError`]; nothing is left behind.
+    pub fn build<U>(self) -> Result<Context<U>, SetupError> {
         let device = Device::open(&self.device)?;
         self.build_on(device)
     }
@@ -232,8 +193,8 @@ impl ContextBuilder {
     /// a device.
     ///
     /// # Errors
-    /// [`BuildError`]; nothing is left behind.
-    pub fn build_on<U>(self, device: Device) -> Result<Context<U>, BuildError> {
+    /// [`SetupError`]; nothing is left behind.
+    pub fn build_on<U>(self, device: Device) -> Result<Context<U>, SetupError> {
         let pd = device.alloc_pd()?;
         let (receives, send_completions) = self.sizes();
         let srq = pd
@@ -246,7 +207,7 @@ impl ContextBuilder {
         };
         let recv_cq = device.create_mono_cq(recv_cq)?;
         if (recv_cq.entries() as usize) < srq.depth() {
-            return Err(BuildError::CqTooSmall {
+            return Err(SetupError::CqBelowSrq {
                 cq_size: recv_cq.entries(),
                 srq_depth: srq.depth(),
             });
@@ -572,7 +533,7 @@ impl<U> Inner<U> {
         &self,
         outstanding: Outstanding,
         send_capacity: usize,
-    ) -> Result<QueueShare, CreateEndpointError> {
+    ) -> Result<QueueShare, SetupError> {
         let Queues { send_cq, srq, .. } = &*self.queues.borrow();
         QueueShare::take(
             &self.used,

@@ -164,15 +164,13 @@ mod timers;
 mod wire;
 mod worklist;
 
-pub use config::{CreateEndpointError, EndpointConfig};
+pub use config::EndpointConfig;
 pub use connect::{
-    ConnectError, EXCHANGE_RECORD_SIZE, EXCHANGE_VERSION, ExchangeRecord, PendingEndpoint,
-    RecordError, Refusal,
+    EXCHANGE_RECORD_SIZE, EXCHANGE_VERSION, ExchangeRecord, PendingEndpoint, RecordError, Refusal,
 };
 pub use connection::Outcome;
 pub use context::{
-    BuildError, Context, ContextBuilder, DEFAULT_CQ_SIZE, DEFAULT_ENDPOINTS, DEFAULT_SRQ_SIZE,
-    PollError,
+    Context, ContextBuilder, DEFAULT_CQ_SIZE, DEFAULT_ENDPOINTS, DEFAULT_SRQ_SIZE, PollError,
 };
 /// Services with methods, over [`Client`] and [`AsyncClient`].
 pub use copyrpc_calls::methods;
@@ -180,7 +178,7 @@ pub use copyrpc_calls::methods;
 pub use copyrpc_calls::parts;
 pub use copyrpc_calls::{Ending, StopHandle, service};
 pub use endpoint::{CallToken, Endpoint};
-pub use error::{CallError, CallFailure, CloseReason, ProtocolError, ReplyError};
+pub use error::{CallError, CallFailure, CloseReason, ProtocolError, ReplyError, SetupError};
 pub use link::Window;
 /// The driver of the devices, with their options and errors.
 pub use mlx5;
@@ -191,8 +189,8 @@ pub use ring::RecvBytes;
 #[doc(hidden)]
 pub use service::Caller;
 pub use service::{
-    AsyncCall, AsyncClient, AsyncServer, Client, ClientError, ClientOptions, Server, ServerError,
-    ServerOptions, ServerRequest, default_device,
+    AsyncCall, AsyncClient, AsyncServer, Client, ClientError, ClientOptions, Server, ServerOptions,
+    ServerRequest, default_device,
 };
 pub use stats::Stats;
 
@@ -204,17 +202,14 @@ mod errors {
 
     #[test]
     fn go_anywhere() {
-        check::<crate::BuildError>();
         check::<crate::CallError<()>>();
         check::<crate::CallFailure>();
         check::<crate::ClientError>();
         check::<crate::CloseReason>();
-        check::<crate::ConnectError>();
-        check::<crate::CreateEndpointError>();
         check::<crate::PollError>();
         check::<crate::ProtocolError>();
         check::<crate::RdmaError<()>>();
         check::<crate::RemoteMemoryError>();
-        check::<crate::ServerError>();
+        check::<crate::SetupError>();
     }
 }

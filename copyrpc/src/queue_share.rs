@@ -3,7 +3,8 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use crate::config::{CreateEndpointError, DEFAULT_BATCHES, DEFAULT_RAW_OPERATIONS, EndpointConfig};
+use crate::config::{DEFAULT_BATCHES, DEFAULT_RAW_OPERATIONS, EndpointConfig};
+use crate::error::SetupError;
 
 /// Maximum number of outstanding send completions that a connection has besides one for each batch
 /// in flight (B2 of docs/copyrpc-protocol.md). It is reached when the queue pair fails and flushes:
@@ -96,7 +97,7 @@ impl QueueShare {
         send_capacity: usize,
         depth: usize,
         entries: u32,
-    ) -> Result<Self, CreateEndpointError> {
+    ) -> Result<Self, SetupError> {
         let (
             Outstanding {
                 batches,
@@ -108,7 +109,7 @@ impl QueueShare {
         let all_batches = u64::from(used.batches.get()) + u64::from(batches);
         let needed = (all_batches * 3).div_ceil(2);
         if batches == 0 || needed > depth as u64 {
-            return Err(CreateEndpointError::SrqTooSmall {
+            return Err(SetupError::SrqTooSmall {
                 wanted: batches,
                 needed,
                 depth,
@@ -118,7 +119,7 @@ impl QueueShare {
         let completions = outstanding.completions().min(send_capacity as u32);
         let needed = u64::from(used.completions.get()) + u64::from(completions);
         if needed > u64::from(entries) {
-            return Err(CreateEndpointError::CqTooSmall {
+            return Err(SetupError::CqTooSmall {
                 needed,
                 entries,
                 endpoints,

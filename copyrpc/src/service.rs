@@ -8,13 +8,12 @@ mod tests;
 
 pub use caller::{Caller, ClientOptions};
 use mlx5::DeviceSpec;
-pub use server::{Server, ServerError, ServerOptions};
+pub use server::{Server, ServerOptions};
 
-use crate::connect::ConnectError;
-use crate::error::CloseReason;
+use crate::error::{CloseReason, SetupError};
 
 /// Why a client could not be made, or a call has no reply.
-pub type ClientError = copyrpc_calls::ClientError<ConnectError, CloseReason>;
+pub type ClientError = copyrpc_calls::ClientError<SetupError, CloseReason>;
 
 /// A connection to a [`Server`]. A call after the end of the connection connects again. A client
 /// belongs to one thread. It cannot be called: while it has a call under way, it refuses each
@@ -56,7 +55,7 @@ pub type AsyncCall = copyrpc_calls::AsyncCall<Caller>;
 /// [`stop_timeout`](ServerOptions::stop_timeout).
 ///
 /// ```no_run
-/// # async fn serve(spawn: impl Fn(std::pin::Pin<Box<dyn Future<Output = ()> + Send>>)) -> Result<(), copyrpc::ServerError> {
+/// # async fn serve(spawn: impl Fn(std::pin::Pin<Box<dyn Future<Output = ()> + Send>>)) -> Result<(), copyrpc::SetupError> {
 /// let server = copyrpc::AsyncServer::bind("127.0.0.1:7479").await?;
 /// while let Some(request) = server.recv().await? {
 ///     // With tokio: `tokio::spawn`.

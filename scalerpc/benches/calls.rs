@@ -18,7 +18,7 @@ use benchkv_harness::pattern::{self, Tag};
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use mlx5::{DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
 use scalerpc::rdma::PendingClient;
-use scalerpc::{CallError, CallToken, Handlers, RdmaClient, RdmaServer, ServerConfig};
+use scalerpc::{CallFailure, CallToken, Handlers, RdmaClient, RdmaServer, ServerConfig};
 
 const SIZES: [usize; 2] = [32, 1 << 10];
 /// Number and depth of the clients that call together.
@@ -109,7 +109,7 @@ impl Room {
                     match client.call(C::TYPE, black_box(payload)) {
                         Ok(token) => calls.made(number, token),
                         // All slots are lent until the slice begins.
-                        Err(CallError::NoSlot) => break,
+                        Err(CallFailure::Full) => break,
                         Err(error) => panic!("{error}"),
                     }
                     *to_call -= 1;

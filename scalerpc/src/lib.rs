@@ -8,7 +8,7 @@
 //! ```rust,no_run
 //! let mut server = scalerpc::Server::bind("127.0.0.1:7480")?;
 //! server.serve(|request| request.to_ascii_uppercase())?;
-//! # Ok::<(), scalerpc::ServerError>(())
+//! # Ok::<(), scalerpc::SetupError>(())
 //! ```
 //!
 //! ```rust,no_run
@@ -96,7 +96,8 @@
 //!   never runs twice for one call. The handler ran if a response arrived, and for
 //!   [`CallFailure::ReplyTooLong`]; it got the request for [`CallFailure::Refused`] and
 //!   [`CallFailure::Dropped`]. No handler ran, nor will run, for [`CallFailure::NotSent`],
-//!   [`CallFailure::UnknownType`], each [`CallError`] and [`ClientError::NoCredit`]. Whether a
+//!   [`CallFailure::UnknownType`], each error of a call that was not made, and
+//!   [`ClientError::NoCredit`]. Whether a
 //!   handler ran is not known for [`CallFailure::TimedOut`] and [`CallFailure::Closed`]. A server
 //!   that stops leaves no call in doubt: [`Server::close`].
 //! - **Trust.** Bytes that peers write are checked before use. A client with a wild pointer can
@@ -125,14 +126,14 @@ pub use mlx5;
 pub use mlx5_rendezvous::{Event, Events, Peer, Secret};
 pub use protocol::groups::{QPC_CACHE_CONNECTX3, QPC_CACHE_CONNECTX5};
 pub use protocol::{
-    CallError, CallFailure, CallToken, ClientId, ClientStats, CloseReason, Completion, ConfigError,
-    Grouping, Handler, HandlerError, Handlers, HeldRequest, Layout, ProtocolError, ReplyTooLarge,
+    CallFailure, CallToken, ClientId, ClientStats, CloseReason, Completion, ConfigError, Grouping,
+    Handler, HandlerError, Handlers, HeldRequest, Layout, ProtocolError, ReplyTooLarge,
     ServerConfig, ServerStats, State,
 };
-pub use rdma::{RdmaClient, RdmaServer};
+pub use rdma::{RdmaClient, RdmaServer, SetupError};
 pub use service::{
     AsyncCall, AsyncClient, AsyncServer, Caller, Client, ClientError, ClientOptions, DEFAULT_TYPE,
-    HeldServer, Server, ServerError, ServerOptions, ServerRequest, SharedAddress,
+    HeldServer, Server, ServerOptions, ServerRequest, SharedAddress,
 };
 
 /// Errors can be sent to other threads, and `?` turns each into a `Box<dyn Error + Send + Sync>`.
@@ -142,14 +143,12 @@ mod errors {
 
     #[test]
     fn go_anywhere() {
-        check::<crate::CallError>();
         check::<crate::CallFailure>();
         check::<crate::ClientError>();
-        check::<crate::ServerError>();
         check::<crate::CloseReason>();
         check::<crate::ProtocolError>();
         check::<crate::ConfigError>();
-        check::<crate::rdma::SetupError>();
+        check::<crate::SetupError>();
         check::<crate::ReplyTooLarge>();
     }
 }

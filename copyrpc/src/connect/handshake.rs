@@ -8,12 +8,11 @@ use std::rc::Weak;
 use mlx5_rendezvous::{Incoming, Outgoing, Peer};
 
 use super::record::KIND;
-use super::{
-    ConnectError, EXCHANGE_RECORD_SIZE, ExchangeRecord, PendingEndpoint, RecordError, Refusal,
-};
-use crate::config::{CreateEndpointError, EndpointConfig};
+use super::{EXCHANGE_RECORD_SIZE, ExchangeRecord, PendingEndpoint, RecordError, Refusal};
+use crate::config::EndpointConfig;
 use crate::context::{Context, Inner};
 use crate::endpoint::Endpoint;
+use crate::error::SetupError;
 
 /// The last byte that each end sends: the end is connected, or it is not and never will be.
 const CONNECTED: u8 = 1;
@@ -28,7 +27,7 @@ pub(crate) struct Handshake<U> {
     pending: Option<PendingEndpoint<U>>,
     /// The connected endpoint, or the reason why it will not be connected; `None` before, and after
     /// it was returned.
-    outcome: Option<Result<Endpoint<U>, ConnectError>>,
+    outcome: Option<Result<Endpoint<U>, SetupError>>,
     /// The last byte to send, once the endpoint is connected or has failed to connect. An end that
     /// refuses the peer sends none.
     last: Option<Outgoing<1>>,
@@ -48,11 +47,10 @@ impl<U> Handshake<U> {
     pub(crate) fn of(context: &Context<U>, config: &EndpointConfig) -> Self {
         match context.create_endpoint(config) {
             Ok(endpoint) => Self::new(endpoint),
-            Err(
-                error @ (CreateEndpointError::SrqTooSmall { .. }
-                | CreateEndpointError::CqTooSmall { .. }),
-            ) => Self::refuse(Refusal::Full, error.into()),
-            Err(error) => Self::refuse(Refusal::Failed, error.into()),
+            Err(error @ (SetupError::SrqTooSmall { .. } | SetupError::CqTooSmall { .. })) => {
+                Self::refuse(Refusal::Full, error)
+            }
+            Err(error) => Self::refuse(Refusal::Failed, error),
         }
     }
 
@@ -66,7 +64,7 @@ impl<U> Handshake<U> {
         Self::begin(Weak::new(), None, None, None)
     }
 
-    fn refuse(refusal: Refusal, reason: ConnectError) -> Self {
+    fn refuse(refusal: Refusal, reason: SetupError) -> Self {
         Self::begin(
             Weak::new(),
             None,
@@ -78,7 +76,7 @@ impl<U> Handshake<U> {
     fn begin(
         context: Weak<Inner<U>>,
         pending: Option<PendingEndpoint<U>>,
-        outcome: Option<Result<Endpoint<U>, ConnectError>>,
+        outcome: Option<Result<Endpoint<U>, SetupError>>,
         record: Option<[u8; EXCHANGE_RECORD_SIZE]>,
     ) -> Self {
         Self {
@@ -98,23 +96,23 @@ impl<U> Handshake<U> {
     pub(crate) fn complete(
         mut self,
         stream: &mut (impl Read + Write),
-    ) -> Result<Endpoint<U>, ConnectError> {
+    ) -> Result<Endpoint<U>, SetupError> {
         self.advance(stream)?
-            .ok_or_else(|| ConnectError::Channel(ErrorKind::TimedOut.into()))
+            .ok_or_else(|| SetupError::Channel(ErrorKind::TimedOut.into()))
     }
 
     /// Proceeds as far as the stream permits. Returns `None` if the stream would block.
     ///
     /// # Errors
-    /// [`ConnectError`]; the endpoint is gone then.
+    /// [`SetupError`]; the endpoint is gone then.
     pub(crate) fn advance(
         &mut self,
         stream: &mut (impl Read + Write),
-    ) -> Result<Option<Endpoint<U>>, ConnectError> {
+    ) -> Result<Option<Endpoint<U>>, SetupError> {
         let failure = match self.exchange(stream) {
             Ok(None) => return Ok(None),
             Ok(Some(CONNECTED)) => None,
-            Ok(Some(_)) => Some(ConnectError::NotConnectedThere),
+            Ok(Some(_)) => Some(SetupError::NotConnectedThere),
             Err(error) => Some(error),
         };
         // If this end has failed before, its own error is returned: it is the cause.
@@ -130,7 +128,7 @@ impl<U> Handshake<U> {
                     .with_link(|link| link.note_peer_connected());
                 Ok(Some(endpoint))
             }
-            (None, failure) => Err(failure.unwrap_or(ConnectError::NotConnectedThere)),
+            (None, failure) => Err(failure.unwrap_or(SetupError::NotConnectedThere)),
         }
     }
 
@@ -142,7 +140,7 @@ impl<U> Handshake<U> {
         stream: &mut TcpStream,
         peer: Peer,
         begin: impl FnOnce() -> Self,
-    ) -> Result<Option<Endpoint<U>>, ConnectError> {
+    ) -> Result<Option<Endpoint<U>>, SetupError> {
         if self.record.is_none() {
             let Some(record) = self.peers_record.advance(stream)? else {
                 return Ok(None);
@@ -160,7 +158,7 @@ impl<U> Handshake<U> {
 
     /// Exchanges the bytes that are left. Returns the peer's last byte; `None` if the stream would
     /// block.
-    fn exchange(&mut self, stream: &mut (impl Read + Write)) -> Result<Option<u8>, ConnectError> {
+    fn exchange(&mut self, stream: &mut (impl Read + Write)) -> Result<Option<u8>, SetupError> {
         let Some(true) = self
             .record
             .as_mut()
@@ -173,7 +171,7 @@ impl<U> Handshake<U> {
         // The peer's record is taken in any case: a TCP socket closed with unread bytes is reset,
         // and its last bytes are lost.
         let Some(record) =
-            KIND.advance::<EXCHANGE_RECORD_SIZE, ConnectError>(&mut self.peers_record, stream)?
+            KIND.advance::<EXCHANGE_RECORD_SIZE, SetupError>(&mut self.peers_record, stream)?
         else {
             return Ok(None);
         };

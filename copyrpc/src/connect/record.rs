@@ -8,7 +8,7 @@ use mlx5::QpAddress;
 use mlx5_rendezvous::record::{Kind, field, put, require, u32_at, u64_at};
 pub use mlx5_rendezvous::record::{RecordError, Refusal};
 
-use super::ConnectError;
+use crate::error::SetupError;
 use crate::ring::RingSize;
 use crate::wire::ALIGNMENT;
 
@@ -93,12 +93,12 @@ impl ExchangeRecord {
     /// Reads and checks a peer's record.
     ///
     /// # Errors
-    /// [`ConnectError`] naming the first field that cannot be used.
-    pub fn decode(bytes: &[u8; EXCHANGE_RECORD_SIZE]) -> Result<Self, ConnectError> {
+    /// [`SetupError`] naming the first field that cannot be used.
+    pub fn decode(bytes: &[u8; EXCHANGE_RECORD_SIZE]) -> Result<Self, SetupError> {
         KIND.check(bytes)?;
         let (u32_at, u64_at) = (|at| u32_at(bytes, at), |at| u64_at(bytes, at));
         let address =
-            QpAddress::from_bytes(&field(bytes, ADDRESS_AT)).ok_or(ConnectError::Address)?;
+            QpAddress::from_bytes(&field(bytes, ADDRESS_AT)).ok_or(SetupError::Address)?;
         let illegal = RecordError::Field {
             field: "ring size",
             value: u64_at(72),
@@ -133,10 +133,10 @@ impl ExchangeRecord {
         KIND.refuse(refusal)
     }
 
-    fn check_numbers(&self) -> Result<(), ConnectError> {
+    fn check_numbers(&self) -> Result<(), SetupError> {
         let ring_bytes = self.ring_size.bytes();
         if QpAddress::from_bytes(&self.address.to_bytes()) != Some(self.address) {
-            return Err(ConnectError::Address);
+            return Err(SetupError::Address);
         }
         require(
             "receive ring address",
@@ -165,9 +165,9 @@ impl ExchangeRecord {
     /// Checks whether this endpoint can be connected with the endpoint of `remote`.
     ///
     /// # Errors
-    /// [`ConnectError`] naming the difference, or the number of `remote` that is out of its range:
+    /// [`SetupError`] naming the difference, or the number of `remote` that is out of its range:
     /// `remote` need not come from [`ExchangeRecord::decode`]. Nothing is adjusted.
-    pub fn check_peer(&self, remote: &Self) -> Result<(), ConnectError> {
+    pub fn check_peer(&self, remote: &Self) -> Result<(), SetupError> {
         remote.check_numbers()?;
         let [local, other] = [self, remote].map(|record| record.address.kind);
         if local != other {
@@ -175,7 +175,7 @@ impl ExchangeRecord {
             return Err(mlx5::ConnectError::DifferentKinds { local, remote }.into());
         }
         if self.ring_size != remote.ring_size {
-            return Err(ConnectError::RingSize {
+            return Err(SetupError::RingSizes {
                 local: self.ring_size.bytes(),
                 remote: remote.ring_size.bytes(),
             });
@@ -256,7 +256,7 @@ mod tests {
             let mut bytes = GOLDEN;
             bytes[at..at + patch.len()].copy_from_slice(patch);
             match ExchangeRecord::decode(&bytes) {
-                Err(ConnectError::Record(RecordError::Field { field, .. })) => {
+                Err(SetupError::Record(RecordError::Field { field, .. })) => {
                     assert_eq!(field, name)
                 }
                 other => panic!("{name} at {at}: {other:?}"),
@@ -267,7 +267,7 @@ mod tests {
             let mut bytes = GOLDEN;
             bytes[at] = value;
             assert!(
-                matches!(ExchangeRecord::decode(&bytes), Err(ConnectError::Address)),
+                matches!(ExchangeRecord::decode(&bytes), Err(SetupError::Address)),
                 "byte {at}"
             );
         }
@@ -288,7 +288,7 @@ mod tests {
 
     fn refused(bytes: &[u8; EXCHANGE_RECORD_SIZE]) -> RecordError {
         match ExchangeRecord::decode(bytes) {
-            Err(ConnectError::Record(error)) => error,
+            Err(SetupError::Record(error)) => error,
             other => panic!("{other:?}"),
         }
     }
@@ -335,7 +335,7 @@ mod tests {
         other.recv_ring_addr = u64::MAX - 4095;
         assert!(matches!(
             local.check_peer(&other),
-            Err(ConnectError::Record(RecordError::Field {
+            Err(SetupError::Record(RecordError::Field {
                 field: "receive ring address",
                 ..
             }))
@@ -344,14 +344,13 @@ mod tests {
         other.address.kind = DeviceKind::Hardware;
         assert!(matches!(
             local.check_peer(&other),
-            Err(ConnectError::Qp(mlx5::ConnectError::DifferentKinds { .. }))
+            Err(SetupError::Connect(
+                mlx5::ConnectError::DifferentKinds { .. }
+            ))
         ));
         let mut other = record();
         other.address.qpn = 1 << 24;
-        assert!(matches!(
-            local.check_peer(&other),
-            Err(ConnectError::Address)
-        ));
+        assert!(matches!(local.check_peer(&other), Err(SetupError::Address)));
         let mut other = record();
         other.address.mtu = 1024;
         local
@@ -361,7 +360,7 @@ mod tests {
         other.ring_size = RingSize::new(2 << 20).unwrap();
         assert!(matches!(
             local.check_peer(&other),
-            Err(ConnectError::RingSize { .. })
+            Err(SetupError::RingSizes { .. })
         ));
     }
 }

@@ -12,11 +12,11 @@ use mlx5_rendezvous::{LIFELINE_INTERVAL, Route, Secret, has_hung_up};
 
 use super::{ClientError, default_device};
 use crate::config::EndpointConfig;
-use crate::connect::{ConnectError, Handshake};
+use crate::connect::Handshake;
 use crate::connection::Outcome;
 use crate::context::{Context, ContextBuilder};
 use crate::endpoint::{CallToken, Endpoint};
-use crate::error::{CallError, CallFailure, CloseReason};
+use crate::error::{CallError, CallFailure, CloseReason, SetupError};
 use crate::recv::Reply;
 use crate::stats::Stats;
 
@@ -73,8 +73,8 @@ impl EndReason for CloseReason {
     const CLOSED_HERE: Self = Self::ClosedHere;
 }
 
-impl From<ConnectError> for ClientError {
-    fn from(error: ConnectError) -> Self {
+impl From<SetupError> for ClientError {
+    fn from(error: SetupError) -> Self {
         Self::Connect(error)
     }
 }
@@ -118,7 +118,7 @@ impl<A: ToSocketAddrs + fmt::Debug> Dial<A> for Caller {
         is_wanted: &dyn Fn() -> bool,
     ) -> Result<Self, ClientError> {
         let options = options.clone();
-        let route = Route::to(address, options.secret.clone()).map_err(ConnectError::from)?;
+        let route = Route::to(address, options.secret.clone()).map_err(SetupError::from)?;
         let context = open(&options)?;
         let (endpoint, lifeline) = route.connect(
             options.connect_timeout,
@@ -132,7 +132,7 @@ impl<A: ToSocketAddrs + fmt::Debug> Dial<A> for Caller {
             .unwrap_or_else(|| DEFAULT_REPLY.min(max / 4));
         if max_reply > max {
             let wanted = max_reply;
-            return Err(ConnectError::MaxReply { wanted, max }.into());
+            return Err(SetupError::MaxReply { wanted, max }.into());
         }
         let checked_ns = context.device().coarse_now_ns();
         Ok(Self {
@@ -151,7 +151,7 @@ impl<A: ToSocketAddrs + fmt::Debug> Dial<A> for Caller {
     }
 
     fn no_thread(error: io::Error) -> ClientError {
-        ConnectError::Thread(error).into()
+        SetupError::Thread(error).into()
     }
 }
 
@@ -159,7 +159,7 @@ impl Connection for Caller {
     type Kind = ();
     type Request = [u8];
     type Reply = Vec<u8>;
-    type ConnectError = ConnectError;
+    type ConnectError = SetupError;
     type EndReason = CloseReason;
     type Call = CallToken;
     type Stats = Stats;
@@ -413,7 +413,7 @@ fn refuse(reply: Reply<'_, u64>) {
     let _gone = reply.refuse();
 }
 
-fn open(options: &ClientOptions) -> Result<Context<u64>, ConnectError> {
+fn open(options: &ClientOptions) -> Result<Context<u64>, SetupError> {
     Ok(ContextBuilder::new(options.device.clone())
         .endpoints_with(ENDPOINTS, &options.endpoint)
         .build()?)
@@ -422,10 +422,10 @@ fn open(options: &ClientOptions) -> Result<Context<u64>, ConnectError> {
 /// Returns whether another attempt may succeed: the server ended while this client waited for its
 /// admission or during the handshake, or has no room until another client has disconnected, maybe
 /// the predecessor of this client.
-fn may_come(error: &ConnectError) -> bool {
+fn may_come(error: &SetupError) -> bool {
     match error {
-        ConnectError::Channel(error) => mlx5_rendezvous::stream_has_ended(error),
-        ConnectError::Qp(error @ mlx5::ConnectError::Soft(_)) => error.may_pass(),
+        SetupError::Channel(error) => mlx5_rendezvous::stream_has_ended(error),
+        SetupError::Connect(error @ mlx5::ConnectError::Soft(_)) => error.may_pass(),
         error => error.is_for_lack_of_room(),
     }
 }
@@ -457,7 +457,7 @@ mod tests {
     #[test]
     fn a_refused_access_is_not_tried_again() {
         use mlx5::hca::ConnectError::{NoAccess, NoSuchDevice};
-        let refused = |error| may_come(&ConnectError::Qp(mlx5::ConnectError::Soft(error)));
+        let refused = |error| may_come(&SetupError::Connect(mlx5::ConnectError::Soft(error)));
         assert!(!refused(NoAccess {
             lid: 1,
             reason: String::new()

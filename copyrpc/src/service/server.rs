@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 use copyrpc_calls::{Answer, Bind, Patience, Serving, StopHandle};
 use mlx5::{AsyncEvent, DeviceInfo, DeviceSpec};
 use mlx5_rendezvous::{Event, Events, Gate, GateOptions, GracePeriod, Lifelines, Peer, Secret};
-use thiserror::Error;
 
 use super::default_device;
 use crate::config::EndpointConfig;
 use crate::connect::{ExchangeRecord, Handshake, Refusal};
-use crate::context::{BuildError, Context, ContextBuilder, DEFAULT_ENDPOINTS, LINGER, PollError};
+use crate::context::{Context, ContextBuilder, DEFAULT_ENDPOINTS, LINGER, PollError};
 use crate::endpoint::Endpoint;
+use crate::error::SetupError;
 use crate::recv::{RecvHandle, Reply};
 use crate::ring::RecvBytes;
 use crate::stats::Stats;
@@ -89,29 +89,6 @@ impl Default for ServerOptions {
     }
 }
 
-/// Why a server could not be made, or cannot continue.
-#[derive(Debug, Error)]
-#[non_exhaustive]
-pub enum ServerError {
-    /// The device could not be opened, or its queues could not be created.
-    #[error(transparent)]
-    Device(#[from] BuildError),
-    /// The thread of an [`AsyncServer`](crate::AsyncServer) could not be started.
-    #[error("starting the thread of a server: {0}")]
-    Thread(#[source] io::Error),
-    /// The server cannot listen at the address.
-    #[error("listening at {address}: {source}")]
-    Listen {
-        /// The address.
-        address: String,
-        /// The socket's error.
-        source: io::Error,
-    },
-    /// The device broke down: all clients are lost. A new server opens the device again.
-    #[error("the device of the server broke down ({0}): make a new server")]
-    Broken(AsyncEvent),
-}
-
 /// A server at a TCP address. It belongs to one thread, and serves all its clients in that thread.
 ///
 /// A client that disconnects or crashes, or is slow to connect, delays no other client. One process
@@ -127,7 +104,7 @@ pub enum ServerError {
 ///
 /// ```
 /// let (tell, told) = std::sync::mpsc::channel();
-/// let serving = std::thread::spawn(move || -> Result<(), copyrpc::ServerError> {
+/// let serving = std::thread::spawn(move || -> Result<(), copyrpc::SetupError> {
 ///     let mut server = copyrpc::Server::bind("127.0.0.1:0")?;
 ///     let _ = tell.send((server.local_addr(), server.stop_handle()));
 ///     server.serve(|request| request.to_vec())
@@ -144,7 +121,7 @@ pub enum ServerError {
 /// ```no_run
 /// let mut server = copyrpc::Server::bind("127.0.0.1:7479")?;
 /// server.serve(|request| request.to_vec().to_ascii_uppercase())?;
-/// # Ok::<(), copyrpc::ServerError>(())
+/// # Ok::<(), copyrpc::SetupError>(())
 /// ```
 #[derive(Debug)]
 pub struct Server {
@@ -192,19 +169,19 @@ impl Server {
     /// software HCA `soft` reaches processes of its user on this host only, at whatever address.
     ///
     /// # Errors
-    /// [`ServerError`]; nothing is left behind.
-    pub fn bind(address: impl ToSocketAddrs + fmt::Debug) -> Result<Self, ServerError> {
+    /// [`SetupError`]; nothing is left behind.
+    pub fn bind(address: impl ToSocketAddrs + fmt::Debug) -> Result<Self, SetupError> {
         Self::with_options(address, &ServerOptions::default())
     }
 
     /// Like [`bind`](Self::bind), with options.
     ///
     /// # Errors
-    /// [`ServerError`]; nothing is left behind.
+    /// [`SetupError`]; nothing is left behind.
     pub fn with_options(
         address: impl ToSocketAddrs + fmt::Debug,
         options: &ServerOptions,
-    ) -> Result<Self, ServerError> {
+    ) -> Result<Self, SetupError> {
         let events = options.events.clone();
         let gate = GateOptions {
             patience: CONNECT_TIME,
@@ -214,7 +191,7 @@ impl Server {
         };
         let listening =
             Gate::bind(&address, gate).and_then(|gate| Ok((gate, Lifelines::new(usize::MAX)?)));
-        let (gate, lifelines) = listening.map_err(|source| ServerError::Listen {
+        let (gate, lifelines) = listening.map_err(|source| SetupError::Listen {
             address: mlx5_rendezvous::name_of(&address),
             source,
         })?;
@@ -286,11 +263,11 @@ impl Server {
     /// [`AsyncServer`](crate::AsyncServer).
     ///
     /// # Errors
-    /// [`ServerError::Broken`].
+    /// [`SetupError::Broken`].
     pub fn serve<R: AsRef<[u8]>>(
         &mut self,
         mut handler: impl FnMut(RecvBytes<'_>) -> R,
-    ) -> Result<(), ServerError> {
+    ) -> Result<(), SetupError> {
         let mut grace = None;
         loop {
             if self.stop.is_stopped() {
@@ -317,7 +294,7 @@ impl Server {
     pub fn serve_turn<R: AsRef<[u8]>>(
         &mut self,
         handler: &mut impl FnMut(RecvBytes<'_>) -> R,
-    ) -> Result<usize, ServerError> {
+    ) -> Result<usize, SetupError> {
         let answer =
             |request: RecvBytes<'_>, reply: Reply<'_, ()>| reply.answer(handler(request).as_ref());
         self.turn(|context| context.serve(answer, |(), _| ()))
@@ -335,8 +312,8 @@ impl Server {
     /// then polls for new clients; [`waker`](Self::waker) ends the sleep.
     ///
     /// # Errors
-    /// [`ServerError::Broken`].
-    pub fn step(&mut self) -> Result<(), ServerError> {
+    /// [`SetupError::Broken`].
+    pub fn step(&mut self) -> Result<(), SetupError> {
         self.turn(|context| context.poll(|(), _| ())).map(drop)
     }
 
@@ -346,7 +323,7 @@ impl Server {
     fn turn(
         &mut self,
         take: impl FnOnce(&Context<()>) -> Result<usize, PollError>,
-    ) -> Result<usize, ServerError> {
+    ) -> Result<usize, SetupError> {
         // The polls of a server do not nest, so none fails.
         let moved = take(&self.context).unwrap_or(0);
         if self.turns_to_sockets == 0 {
@@ -358,7 +335,7 @@ impl Server {
             self.patience.reset();
         } else if let Some(start) = self.patience.idle() {
             if let Some(event) = self.context.inner.breakdown() {
-                return Err(ServerError::Broken(event));
+                return Err(SetupError::Broken(event));
             }
             let is_quiet = self.gate.iter().flat_map(Gate::connecting).next().is_none();
             let longest = if is_quiet { LONGEST_SLEEP } else { SHORT_SLEEP };
@@ -476,7 +453,7 @@ impl Server {
 impl Serving for Server {
     type Token = RecvHandle<()>;
     type Peer = Peer;
-    type Error = ServerError;
+    type Error = SetupError;
     type Address = SocketAddr;
     type Stats = Stats;
     type Device = DeviceInfo;
@@ -497,7 +474,7 @@ impl Serving for Server {
         (self.clients(), self.stats())
     }
 
-    fn step(&mut self, holds_back: bool) -> Result<(), ServerError> {
+    fn step(&mut self, holds_back: bool) -> Result<(), SetupError> {
         self.holds_back = holds_back;
         self.step()
     }
@@ -539,7 +516,7 @@ impl<A: ToSocketAddrs + fmt::Debug> Bind<A> for Server {
     type Options = ServerOptions;
     const THREAD: &'static str = "copyrpc-server";
 
-    fn bind_with(address: A, options: &ServerOptions) -> Result<Self, ServerError> {
+    fn bind_with(address: A, options: &ServerOptions) -> Result<Self, SetupError> {
         Self::with_options(address, options)
     }
 
@@ -547,8 +524,8 @@ impl<A: ToSocketAddrs + fmt::Debug> Bind<A> for Server {
         options.max_buffered
     }
 
-    fn no_thread(error: io::Error) -> ServerError {
-        ServerError::Thread(error)
+    fn no_thread(error: io::Error) -> SetupError {
+        SetupError::Thread(error)
     }
 }
 

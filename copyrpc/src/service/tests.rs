@@ -18,9 +18,9 @@ use mlx5_rendezvous::Unreachable;
 
 use super::*;
 use crate::config::EndpointConfig;
-use crate::connect::{ConnectError, EXCHANGE_RECORD_SIZE, RecordError, Refusal};
-use crate::context::{BuildError, ContextBuilder};
-use crate::error::{CallError, CallFailure, CloseReason, ProtocolError};
+use crate::connect::{EXCHANGE_RECORD_SIZE, RecordError, Refusal};
+use crate::context::ContextBuilder;
+use crate::error::{CallError, CallFailure, CloseReason, ProtocolError, SetupError};
 
 const WATCHDOG: Duration = Duration::from_secs(60);
 
@@ -48,7 +48,7 @@ fn caller(address: SocketAddr, options: &ClientOptions) -> Caller {
 
 /// Serves until it is stopped, or until the request "die" has broken its device. Returns its
 /// address, and its end.
-fn serve(fabric: &LocalFabric) -> (SocketAddr, StopHandle, JoinHandle<Result<(), ServerError>>) {
+fn serve(fabric: &LocalFabric) -> (SocketAddr, StopHandle, JoinHandle<Result<(), SetupError>>) {
     serve_at(
         SocketAddr::from(([127, 0, 0, 1], 0)),
         ServerOptions {
@@ -61,7 +61,7 @@ fn serve(fabric: &LocalFabric) -> (SocketAddr, StopHandle, JoinHandle<Result<(),
 fn serve_at(
     address: SocketAddr,
     options: ServerOptions,
-) -> (SocketAddr, StopHandle, JoinHandle<Result<(), ServerError>>) {
+) -> (SocketAddr, StopHandle, JoinHandle<Result<(), SetupError>>) {
     let (tell, told) = std::sync::mpsc::channel();
     let serving = thread::spawn(move || {
         let mut server = Server::with_options(address, &options).unwrap();
@@ -93,7 +93,7 @@ fn a_server_whose_device_breaks_down_ends_and_says_why() {
     );
     let error = serving.join().unwrap().unwrap_err();
     assert!(
-        matches!(error, ServerError::Broken(AsyncEvent::DeviceFatal)),
+        matches!(error, SetupError::Broken(AsyncEvent::DeviceFatal)),
         "{error}"
     );
 }
@@ -285,38 +285,38 @@ fn an_error_says_whether_the_call_may_be_made_again() {
     }
     let errors = [
         (
-            ClientError::Connect(ConnectError::Device(BuildError::TooManyEndpoints {
+            ClientError::Connect(SetupError::TooManyEndpoints {
                 endpoints: 2,
                 batches_in_flight: 1,
                 max: 1,
-            })),
+            }),
             later,
         ),
         (
-            ClientError::Connect(ConnectError::Unreachable(Unreachable {
+            ClientError::Connect(SetupError::Unreachable(Unreachable {
                 address: String::new(),
                 source: io(),
             })),
             later,
         ),
         (
-            ClientError::Connect(ConnectError::MaxReply { wanted: 2, max: 1 }),
+            ClientError::Connect(SetupError::MaxReply { wanted: 2, max: 1 }),
             never,
         ),
-        (ClientError::Connect(ConnectError::Thread(io())), never),
-        (ClientError::Connect(ConnectError::Channel(io())), later),
+        (ClientError::Connect(SetupError::Thread(io())), never),
+        (ClientError::Connect(SetupError::Channel(io())), later),
         (
-            ClientError::Connect(ConnectError::Record(RecordError::Refused(Refusal::Full))),
+            ClientError::Connect(SetupError::Record(RecordError::Refused(Refusal::Full))),
             later,
         ),
         (
-            ClientError::Connect(ConnectError::Record(RecordError::Refused(
+            ClientError::Connect(SetupError::Record(RecordError::Refused(
                 Refusal::WrongSecret,
             ))),
             never,
         ),
         (
-            ClientError::Connect(ConnectError::Record(RecordError::Version {
+            ClientError::Connect(SetupError::Record(RecordError::Version {
                 name: "",
                 version: 2,
                 known: 1,
@@ -324,14 +324,14 @@ fn an_error_says_whether_the_call_may_be_made_again() {
             never,
         ),
         (
-            ClientError::Connect(ConnectError::RingSize {
+            ClientError::Connect(SetupError::RingSizes {
                 local: 1,
                 remote: 2,
             }),
             never,
         ),
         (
-            ClientError::Connect(ConnectError::Qp(mlx5::ConnectError::NoGid)),
+            ClientError::Connect(SetupError::Connect(mlx5::ConnectError::NoGid)),
             never,
         ),
         (ClientError::TooLarge { len: 2, max: 1 }, never),
@@ -419,9 +419,7 @@ fn every_call_that_waits_for_a_server_hears_why_it_is_refused() {
             }
         };
         let Err(
-            error @ ClientError::Connect(ConnectError::Record(RecordError::Refused(
-                Refusal::Secret,
-            ))),
+            error @ ClientError::Connect(SetupError::Record(RecordError::Refused(Refusal::Secret))),
         ) = ended
         else {
             panic!("{ended:?}")

@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 use copyrpc::methods::Caller;
 use copyrpc::parts::{self, Reassembler};
 use copyrpc::{
-    CallFailure, Client, ClientError, ClientOptions, CloseReason, ConnectError, ContextBuilder,
+    CallFailure, Client, ClientError, ClientOptions, CloseReason, ContextBuilder,
     EXCHANGE_RECORD_SIZE, EndpointConfig, ExchangeRecord, Outcome, RecordError, Refusal, Secret,
-    Server, ServerError, ServerOptions,
+    Server, ServerOptions, SetupError,
 };
 
 use copyrpc_testing::limits::{self, Moved, any_port};
@@ -27,7 +27,7 @@ use crate::local::{self, Net, WATCHDOG};
 const _: () = {
     const fn is_portable<T: Send + Sync + 'static>() {}
     is_portable::<ClientError>();
-    is_portable::<ServerError>();
+    is_portable::<SetupError>();
 };
 
 fn upper_case(server: &mut Server) {
@@ -77,7 +77,7 @@ fn a_server_that_is_not_there_is_waited_for_as_long_as_asked() {
     let start = Instant::now();
     let error = Client::with_options(address, &options).unwrap_err();
     assert!(
-        matches!(error, ClientError::Connect(ConnectError::Unreachable(_)))
+        matches!(error, ClientError::Connect(SetupError::Unreachable(_)))
             && error.to_string().contains(&address.to_string()),
         "{error}"
     );
@@ -92,7 +92,7 @@ fn a_server_that_is_not_there_is_waited_for_as_long_as_asked() {
     served.end();
     let error = Client::with_options("no port here", &options).unwrap_err();
     assert!(
-        matches!(error, ClientError::Connect(ConnectError::Unreachable(_)))
+        matches!(error, ClientError::Connect(SetupError::Unreachable(_)))
             && error.to_string().contains("at no port here:"),
         "{error}"
     );
@@ -132,7 +132,7 @@ fn an_address_that_is_taken_is_named() {
     let address = served.address.to_string();
     let refused = Server::with_options(&address, &net.server_options()).unwrap_err();
     assert!(
-        matches!(&refused, ServerError::Listen { source, .. } if source.kind() == std::io::ErrorKind::AddrInUse),
+        matches!(&refused, SetupError::Listen { source, .. } if source.kind() == std::io::ErrorKind::AddrInUse),
         "{refused}"
     );
     assert!(
@@ -194,7 +194,7 @@ fn a_server_that_leaves_while_clients_wait_to_be_taken_is_waited_for() {
     };
     assert!(matches!(
         Client::with_options(address, &options),
-        Err(ClientError::Connect(ConnectError::Channel(_)))
+        Err(ClientError::Connect(SetupError::Channel(_)))
     ));
 }
 
@@ -223,10 +223,7 @@ fn a_client_of_a_server_that_went_connects_to_the_next_one() {
     };
     let gone = Client::with_options(address, &options);
     assert!(
-        matches!(
-            gone,
-            Err(ClientError::Connect(ConnectError::Unreachable(_)))
-        ),
+        matches!(gone, Err(ClientError::Connect(SetupError::Unreachable(_)))),
         "{gone:?}"
     );
 }
@@ -781,7 +778,7 @@ fn a_server_process_that_is_killed_while_a_call_waits_ends_the_call() {
 }
 
 fn full() -> String {
-    ConnectError::Record(RecordError::Refused(Refusal::Full)).to_string()
+    SetupError::Record(RecordError::Refused(Refusal::Full)).to_string()
 }
 
 /// No keep-alive finds the dead.
@@ -975,7 +972,7 @@ fn what_is_too_long_is_refused_and_the_connection_goes_on() {
         )
     };
     let refused = more(usize::MAX).err().unwrap();
-    let ClientError::Connect(ConnectError::MaxReply {
+    let ClientError::Connect(SetupError::MaxReply {
         wanted: usize::MAX,
         max,
     }) = refused
@@ -986,7 +983,7 @@ fn what_is_too_long_is_refused_and_the_connection_goes_on() {
     assert_eq!(more(max).unwrap().max_reply(), max);
     assert!(matches!(
         more(max + 1),
-        Err(ClientError::Connect(ConnectError::MaxReply { .. }))
+        Err(ClientError::Connect(SetupError::MaxReply { .. }))
     ));
     served.end();
 }
@@ -1260,7 +1257,7 @@ fn a_thousand_strangers_at_once_delay_nobody_and_leave_nothing() {
             .unwrap_or_else(|error| panic!("{error}: {:?} {}", start.elapsed(), answer[0]));
         assert!(matches!(
             ExchangeRecord::decode(&answer),
-            Err(ConnectError::Record(RecordError::Refused(_)))
+            Err(SetupError::Record(RecordError::Refused(_)))
         ));
     }
     // The client was connected before the strangers were gone.
@@ -1339,7 +1336,7 @@ fn a_server_process_that_is_killed_ends_the_call_and_its_successor_takes_the_nex
             ClientError::Closed(CloseReason::Disconnected | CloseReason::PeerStalled)
         );
         assert!(
-            is_reason || matches!(error, ClientError::Connect(ConnectError::Unreachable(_))),
+            is_reason || matches!(error, ClientError::Connect(SetupError::Unreachable(_))),
             "{error}"
         );
         (server, _) = start_server(&address);

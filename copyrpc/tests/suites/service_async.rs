@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 use copyrpc::methods::MethodError;
 use copyrpc::parts::Reassembler;
 use copyrpc::{
-    AsyncCall, AsyncClient, AsyncServer, Client, ClientError, ClientOptions, ConnectError, Ending,
+    AsyncCall, AsyncClient, AsyncServer, Client, ClientError, ClientOptions, Ending,
     EndpointConfig, Events, Peer, RecordError, Refusal, Secret, ServerOptions, ServerRequest,
-    StopHandle,
+    SetupError, StopHandle,
 };
 use copyrpc_testing::executor::block_on;
 use copyrpc_testing::limits::{self, any_port};
@@ -315,7 +315,7 @@ fn a_server_that_goes_drops_the_request_in_hand_and_the_one_that_nobody_received
     assert!(
         matches!(
             second,
-            ClientError::Connect(ConnectError::Unreachable(_)) | ClientError::Connect(_)
+            ClientError::Connect(SetupError::Unreachable(_)) | ClientError::Connect(_)
         ) && second.is_retryable(),
         "{second:?}"
     );
@@ -594,7 +594,7 @@ fn a_server_tells_who_calls_who_leaves_and_who_is_refused_why() {
             let refused = AsyncClient::with_options(address, &with(secret))
                 .await
                 .unwrap_err();
-            let ClientError::Connect(ConnectError::Record(RecordError::Refused(told))) = refused
+            let ClientError::Connect(SetupError::Record(RecordError::Refused(told))) = refused
             else {
                 panic!("{refused}")
             };
@@ -961,7 +961,7 @@ fn a_connection_that_nobody_waits_for_is_given_up() {
     };
     assert!(matches!(
         block_on(AsyncClient::with_options(address, &none)),
-        Err(ClientError::Connect(ConnectError::Unreachable(_)))
+        Err(ClientError::Connect(SetupError::Unreachable(_)))
     ));
     let bound = TcpListener::bind(any_port()).unwrap();
     let taken = block_on(AsyncServer::bind(bound.local_addr().unwrap()));

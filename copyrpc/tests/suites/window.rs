@@ -1,7 +1,7 @@
 //! The batch window through the driver, both ends in one thread. The rules are tested in
 //! `protocol`.
 
-use copyrpc::{Context, ContextBuilder, CreateEndpointError, Endpoint, EndpointConfig, Window};
+use copyrpc::{Context, ContextBuilder, Endpoint, EndpointConfig, SetupError, Window};
 use mlx5::{DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
 
 fn builder(fabric: &LocalFabric) -> ContextBuilder {
@@ -175,7 +175,7 @@ fn a_completion_window_takes_its_share_of_the_completion_queue() {
     let _second = context.create_endpoint(&windowed).unwrap();
     assert!(matches!(
         context.create_endpoint(&windowed),
-        Err(CreateEndpointError::CqTooSmall {
+        Err(SetupError::CqTooSmall {
             needed: 81,
             entries: 64,
             ..
@@ -187,7 +187,7 @@ fn a_completion_window_takes_its_share_of_the_completion_queue() {
     });
     assert!(matches!(
         context.create_endpoint(&consumption),
-        Err(CreateEndpointError::CqTooSmall { needed: 76, .. })
+        Err(SetupError::CqTooSmall { needed: 76, .. })
     ));
 }
 
@@ -206,7 +206,7 @@ fn a_window_without_a_batch_is_refused() {
     ] {
         assert!(matches!(
             context.create_endpoint(&with(window)),
-            Err(CreateEndpointError::EmptyWindow)
+            Err(SetupError::EmptyWindow)
         ));
     }
 }

@@ -44,47 +44,14 @@ pub enum ProtocolError {
     Event,
 }
 
-/// The reason why a call was not made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub enum CallError {
-    /// All slots hold calls, or wait for the responses to calls whose time ended. Poll, take
-    /// completions, then retry.
-    #[error("no free slot now: poll, take completions, then retry")]
-    NoSlot,
-    /// The payload is larger than a slot.
-    #[error(
-        "payload of {len} bytes, the limit is {max}: split it, or give the server larger slots"
-    )]
-    PayloadTooLarge {
-        /// Payload bytes of the call.
-        len: usize,
-        /// Maximum payload bytes of a slot.
-        max: usize,
-    },
-    /// The connection has ended.
-    #[error("connection closed: {0}")]
-    Closed(CloseReason),
-}
-
-impl CallError {
-    /// Returns whether the same call can succeed on this connection, after more polls.
-    #[must_use]
-    pub const fn is_retryable(&self) -> bool {
-        matches!(self, Self::NoSlot)
-    }
-
-    /// Returns `false`: the call was not made. See
-    /// [`Ending::may_have_executed`](copyrpc_calls::Ending::may_have_executed).
-    #[must_use]
-    pub const fn may_have_executed(&self) -> bool {
-        false
-    }
-}
-
-/// The reason why a call ended without its handler's response: a
-/// [`ClientError`](crate::ClientError) that is never `Connect`, `TooLarge`, `Full` or `NoCredit`. It
-/// is `NotSent` if the deadline passed, or the connection ended, before the server could see the
-/// call, or if the server stopped before it accepted the call.
+/// The reason why a call was not made, or ended without its handler's response: a
+/// [`ClientError`](crate::ClientError) that is never `Connect` or `NoCredit`.
+///
+/// A call that was not made is `TooLarge` for a slot; or `Full`, if all slots hold calls, or wait
+/// for the responses to calls whose time ended: poll, take completions, then call again; or
+/// `NotSent`, if the connection has ended. A call that was made ends as `NotSent` if the deadline
+/// passed, or the connection ended, before the server could see the call, or if the server stopped
+/// before it accepted the call.
 pub type CallFailure = copyrpc_calls::CallFailure<CloseReason>;
 
 #[cfg(test)]
@@ -114,14 +81,13 @@ mod tests {
         }
         assert_eq!(CallFailure::TimedOut.to_string(), "no reply in time");
         let errors = [
-            (CallError::NoSlot, true),
-            (CallError::PayloadTooLarge { len: 2, max: 1 }, false),
-            (CallError::Closed(CloseReason::Device), false),
+            (CallFailure::Full, (true, false)),
+            (CallFailure::TooLarge { len: 2, max: 1 }, (false, false)),
         ];
-        for (error, is_retryable) in errors {
+        for (error, expected) in errors {
             assert_eq!(
                 (error.is_retryable(), error.may_have_executed()),
-                (is_retryable, false),
+                expected,
                 "{error}"
             );
         }

@@ -24,7 +24,7 @@ pub use config::{
     ConfigError, DEFAULT_DEPTH, DEFAULT_MAX_ROTATION_NS, DEFAULT_SLICE_NS, DEFAULT_SLOT_BYTES,
     DEFAULT_TIMEOUT_NS, Grouping, Layout, MAX_CLIENTS, MAX_DEPTH, ServerConfig,
 };
-pub use error::{CallError, CallFailure, CloseReason, ProtocolError};
+pub use error::{CallFailure, CloseReason, ProtocolError};
 pub use handlers::{Handler, HandlerError, Handlers, HeldRequest, ReplyTooLarge};
 pub use memory::Memory;
 pub use request::{ClientId, ClientRegions, Request};

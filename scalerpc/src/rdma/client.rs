@@ -10,8 +10,8 @@ use super::exchange::{Accept, Admission, Offer};
 use super::port::{Port, Target, is_fatal, post_write};
 use super::{COMPLETION_BATCH, DOORBELL_BATCH, PROBE_NS, RdmaOptions, SetupError, is_full};
 use crate::protocol::{
-    CallError, CallToken, Client, ClientMemory, ClientOp, ClientRegions, ClientStats, CloseReason,
-    Completion, Layout, State,
+    CallFailure, CallToken, Client, ClientMemory, ClientOp, ClientRegions, ClientStats,
+    CloseReason, Completion, Layout, State,
 };
 
 /// The user word of every operation: a completion only frees room in the send queue.
@@ -150,9 +150,9 @@ impl RdmaClient {
     /// together with others.
     ///
     /// # Errors
-    /// [`CallError`]; nothing was done.
+    /// [`CallFailure`]; nothing was done.
     #[inline]
-    pub fn call(&mut self, rpc_type: u16, payload: &[u8]) -> Result<CallToken, CallError> {
+    pub fn call(&mut self, rpc_type: u16, payload: &[u8]) -> Result<CallToken, CallFailure> {
         self.core
             .call(rpc_type, payload, self.port.now_ns(), &mut self.ops)
     }
@@ -277,7 +277,7 @@ impl RdmaClient {
 
     /// Returns the number of calls whose time ended and that the server has not answered. Each call
     /// keeps its slot until it is answered. If the result is the number of slots, such calls are
-    /// the only reason for [`CallError::NoSlot`].
+    /// the only reason for [`CallFailure::Full`].
     #[must_use]
     pub const fn given_up_calls(&self) -> usize {
         self.core.given_up_calls()

@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use copyrpc_calls::ConnectFailure;
 use copyrpc_shm::cache::copy;
 use mlx5::{
-    ConnectError, ConnectOptions, CreateError, Mr, OpenError, PostError, PostReceiveError,
-    RegisterError,
+    AsyncEvent, ConnectError, ConnectOptions, CreateError, Mr, OpenError, PostError,
+    PostReceiveError, RegisterError,
 };
 use mlx5_rendezvous::Unreachable;
 use mlx5_rendezvous::record::RecordError;
@@ -38,16 +38,29 @@ const MAX_INLINE_BYTES: usize = 60;
 /// while one of its slots waits for the server (S20 of docs/scalerpc.md).
 const PROBE_NS: u64 = 1_000_000_000;
 
-/// The reason why an end could not be created or connected.
+/// The reason why an end could not be created or connected, or why a server cannot continue.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum SetupError {
     /// No server was reached.
     #[error(transparent)]
     Unreachable(#[from] Unreachable),
-    /// The thread of an [`AsyncClient`](crate::AsyncClient) could not be started.
-    #[error("starting the thread of a client: {0}")]
+    /// The server cannot listen at the address.
+    #[error("listening at {address}: {source}")]
+    Listen {
+        /// The address.
+        address: String,
+        /// The socket's error.
+        source: std::io::Error,
+    },
+    /// The thread of an [`AsyncClient`](crate::AsyncClient) or an
+    /// [`AsyncServer`](crate::AsyncServer) could not be started.
+    #[error("starting a thread: {0}")]
     Thread(#[source] std::io::Error),
+    /// The device of a server, or a queue of it, broke down, and this server serves no client any
+    /// more. A server on another device may work.
+    #[error("the device broke down ({0}): make a new server")]
+    Broken(AsyncEvent),
     /// A number is outside its range.
     #[error(transparent)]
     Config(#[from] ConfigError),

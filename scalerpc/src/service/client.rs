@@ -11,7 +11,7 @@ use mlx5::{Device, DeviceInfo, DeviceSpec};
 use mlx5_rendezvous::{LIFELINE_INTERVAL, Route, Secret, has_hung_up, stream_has_ended};
 
 use super::{ClientError, default_device};
-use crate::protocol::{CallError, CallFailure, CallToken, ClientStats, CloseReason, State};
+use crate::protocol::{CallFailure, CallToken, ClientStats, CloseReason, State};
 use crate::rdma::exchange::{RecordError, Refusal as Refused};
 use crate::rdma::{RdmaClient, RdmaOptions, SetupError};
 
@@ -60,16 +60,6 @@ impl EndReason for CloseReason {
 impl From<SetupError> for ClientError {
     fn from(error: SetupError) -> Self {
         Self::Connect(error)
-    }
-}
-
-impl From<CallError> for ClientError {
-    fn from(error: CallError) -> Self {
-        match error {
-            CallError::PayloadTooLarge { len, max } => Self::TooLarge { len, max },
-            CallError::NoSlot => Self::Full,
-            CallError::Closed(_) => Self::NotSent,
-        }
     }
 }
 
@@ -176,9 +166,9 @@ impl Connection for Caller {
                 self.under_way.push((call, number));
                 Ok(call)
             }
-            Err(CallError::NoSlot) => Err(Refusal::NoRoom),
-            Err(CallError::Closed(_)) => Err(Refusal::Ended),
-            Err(error) => Err(Refusal::Failed(error.into())),
+            Err(CallFailure::Full) => Err(Refusal::NoRoom),
+            Err(CallFailure::NotSent) => Err(Refusal::Ended),
+            Err(error) => Err(Refusal::Failed(error.of_client())),
         }
     }
 
@@ -377,7 +367,6 @@ mod tests {
     #[test]
     fn an_error_says_whether_the_call_may_be_made_again() {
         let io = || io::Error::other("test");
-        let call = |error: CallError| ClientError::from(error);
         let failure = CallFailure::of_client;
         let later = (true, false);
         let never = (false, false);
@@ -415,9 +404,8 @@ mod tests {
                 never,
             ),
             (ClientError::NoCredit { given_up: 1 }, later),
-            (call(CallError::NoSlot), later),
-            (call(CallError::PayloadTooLarge { len: 2, max: 1 }), never),
-            (call(CallError::Closed(CloseReason::ClosedHere)), later),
+            (failure(CallFailure::Full), later),
+            (failure(CallFailure::TooLarge { len: 2, max: 1 }), never),
             (failure(CallFailure::UnknownType), never),
             (failure(CallFailure::Refused), made),
             (failure(CallFailure::ReplyTooLong { len: None }), made),

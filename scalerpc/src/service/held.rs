@@ -12,8 +12,9 @@ use mlx5::DeviceInfo;
 use mlx5_rendezvous::Peer;
 
 use super::DEFAULT_TYPE;
-use super::server::{Server, ServerError, ServerOptions};
+use super::server::{Server, ServerOptions};
 use crate::protocol::{Handlers, HeldRequest, ServerStats};
+use crate::rdma::SetupError;
 
 /// A [`Server`] whose only handler keeps each request.
 #[derive(Debug)]
@@ -36,7 +37,7 @@ impl Drop for HeldServer {
 impl Serving for HeldServer {
     type Token = HeldRequest;
     type Peer = Peer;
-    type Error = ServerError;
+    type Error = SetupError;
     type Address = SocketAddr;
     type Stats = ServerStats;
     type Device = DeviceInfo;
@@ -57,7 +58,7 @@ impl Serving for HeldServer {
         (self.server.clients(), *self.server.stats())
     }
 
-    fn step(&mut self, _holds_back: bool) -> Result<(), ServerError> {
+    fn step(&mut self, _holds_back: bool) -> Result<(), SetupError> {
         if self.server.is_closed() {
             self.server.step_to_end(&mut self.handlers);
             return Ok(());
@@ -107,7 +108,7 @@ impl<A: ToSocketAddrs + fmt::Debug> Bind<A> for HeldServer {
     type Options = ServerOptions;
     const THREAD: &'static str = "scalerpc-server";
 
-    fn bind_with(address: A, options: &ServerOptions) -> Result<Self, ServerError> {
+    fn bind_with(address: A, options: &ServerOptions) -> Result<Self, SetupError> {
         let server = Server::with_options(address, options)?;
         let received = Rc::<RefCell<VecDeque<HeldRequest>>>::default();
         let mut handlers = Handlers::new(server.max_payload());
@@ -122,7 +123,7 @@ impl<A: ToSocketAddrs + fmt::Debug> Bind<A> for HeldServer {
         })
     }
 
-    fn no_thread(error: io::Error) -> ServerError {
-        ServerError::Thread(error)
+    fn no_thread(error: io::Error) -> SetupError {
+        SetupError::Thread(error)
     }
 }

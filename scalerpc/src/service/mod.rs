@@ -10,7 +10,7 @@ use std::time::Duration;
 pub use client::{Caller, ClientOptions};
 pub use held::HeldServer;
 use mlx5::DeviceSpec;
-pub use server::{Server, ServerError, ServerOptions, SharedAddress};
+pub use server::{Server, ServerOptions, SharedAddress};
 
 use crate::protocol::CloseReason;
 use crate::rdma::SetupError;
@@ -64,7 +64,7 @@ pub type AsyncCall = copyrpc_calls::AsyncCall<Caller>;
 /// [`stop_timeout`](ServerOptions::stop_timeout).
 ///
 /// ```no_run
-/// # async fn serve() -> Result<(), scalerpc::ServerError> {
+/// # async fn serve() -> Result<(), scalerpc::SetupError> {
 /// let server = scalerpc::AsyncServer::bind("127.0.0.1:7480").await?;
 /// while let Some(request) = server.recv().await? {
 ///     let reply = request.data().to_ascii_uppercase();

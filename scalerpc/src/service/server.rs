@@ -13,7 +13,6 @@ use mlx5::{AsyncEvent, Device, DeviceInfo, DeviceSpec};
 use mlx5_rendezvous::{
     Event, Events, Gate, GateOptions, GracePeriod, Incoming, Lifelines, Outgoing, Peer, Secret,
 };
-use thiserror::Error;
 
 use super::{DEFAULT_TYPE, Idle, default_device};
 use crate::protocol::{Handlers, ServerConfig, ServerStats};
@@ -85,30 +84,6 @@ impl Default for ServerOptions {
     }
 }
 
-/// The reason why a server could not be made, or why it ended.
-#[derive(Debug, Error)]
-#[non_exhaustive]
-pub enum ServerError {
-    /// The device could not be opened, or its queues and memory could not be created.
-    #[error(transparent)]
-    Setup(#[from] SetupError),
-    /// The device or its queue broke down, and this server serves no client any more. A server on
-    /// another device may work.
-    #[error("this server serves no client any more: {0}")]
-    Device(AsyncEvent),
-    /// The thread of an [`AsyncServer`](crate::AsyncServer) could not be started.
-    #[error("starting the thread of a server: {0}")]
-    Thread(#[source] io::Error),
-    /// The server cannot listen at the address.
-    #[error("listening at {address}: {source}")]
-    Listen {
-        /// The address.
-        address: String,
-        /// The socket's error.
-        source: io::Error,
-    },
-}
-
 struct Unpark(Thread);
 
 impl Wake for Unpark {
@@ -137,7 +112,7 @@ pub struct SharedAddress {
 /// ```no_run
 /// let mut server = scalerpc::Server::bind("127.0.0.1:7480")?;
 /// server.serve(|request| request.to_ascii_uppercase())?;
-/// # Ok::<(), scalerpc::ServerError>(())
+/// # Ok::<(), scalerpc::SetupError>(())
 /// ```
 pub struct Server {
     rdma: RdmaServer,
@@ -254,21 +229,21 @@ impl Server {
     /// Opens the device, and listens at `address`. Port 0 is any free port.
     ///
     /// # Errors
-    /// [`ServerError`]; nothing is left behind.
-    pub fn bind(address: impl ToSocketAddrs + fmt::Debug) -> Result<Self, ServerError> {
+    /// [`SetupError`]; nothing is left behind.
+    pub fn bind(address: impl ToSocketAddrs + fmt::Debug) -> Result<Self, SetupError> {
         Self::with_options(address, &ServerOptions::default())
     }
 
     /// Like [`bind`](Self::bind), with options.
     ///
     /// # Errors
-    /// [`ServerError`]; nothing is left behind.
+    /// [`SetupError`]; nothing is left behind.
     pub fn with_options(
         address: impl ToSocketAddrs + fmt::Debug,
         options: &ServerOptions,
-    ) -> Result<Self, ServerError> {
+    ) -> Result<Self, SetupError> {
         let gate =
-            Gate::bind(&address, gate_options(options)).map_err(|source| ServerError::Listen {
+            Gate::bind(&address, gate_options(options)).map_err(|source| SetupError::Listen {
                 address: mlx5_rendezvous::name_of(&address),
                 source,
             })?;
@@ -281,8 +256,8 @@ impl Server {
     /// own, and the slices of all these servers end at the same times.
     ///
     /// # Errors
-    /// [`ServerError`]; nothing is left behind.
-    pub fn beside(other: SharedAddress) -> Result<Self, ServerError> {
+    /// [`SetupError`]; nothing is left behind.
+    pub fn beside(other: SharedAddress) -> Result<Self, SetupError> {
         let SharedAddress {
             listener,
             options,
@@ -301,12 +276,12 @@ impl Server {
         gate: Gate<Connecting>,
         options: ServerOptions,
         stop: StopHandle,
-    ) -> Result<Self, ServerError> {
+    ) -> Result<Self, SetupError> {
         let address = || {
             gate.local_addr()
                 .map_or_else(|_| String::new(), |address| address.to_string())
         };
-        let lifelines = Lifelines::new(LIFELINES).map_err(|source| ServerError::Listen {
+        let lifelines = Lifelines::new(LIFELINES).map_err(|source| SetupError::Listen {
             address: address(),
             source,
         })?;
@@ -389,11 +364,11 @@ impl Server {
     /// [`serve_types`](Self::serve_types).
     ///
     /// # Errors
-    /// [`ServerError::Device`].
+    /// [`SetupError::Broken`].
     pub fn serve<R: AsRef<[u8]>>(
         &mut self,
         mut handler: impl FnMut(&[u8]) -> R,
-    ) -> Result<(), ServerError> {
+    ) -> Result<(), SetupError> {
         let mut handlers = Handlers::new(self.max_payload());
         handlers.insert(DEFAULT_TYPE, |request: &[u8], place: &mut [u8]| {
             let response = handler(request);
@@ -413,8 +388,8 @@ impl Server {
     /// handler can answer later.
     ///
     /// # Errors
-    /// [`ServerError::Device`].
-    pub fn serve_types(&mut self, handlers: &mut Handlers<'_>) -> Result<(), ServerError> {
+    /// [`SetupError::Broken`].
+    pub fn serve_types(&mut self, handlers: &mut Handlers<'_>) -> Result<(), SetupError> {
         while !self.stop.is_stopped() {
             self.step(handlers)?;
         }
@@ -474,8 +449,8 @@ impl Server {
     /// millisecond if there was nothing to do for a while. Returns whether anything moved.
     ///
     /// # Errors
-    /// [`ServerError::Device`].
-    pub fn step(&mut self, handlers: &mut Handlers<'_>) -> Result<bool, ServerError> {
+    /// [`SetupError::Broken`].
+    pub fn step(&mut self, handlers: &mut Handlers<'_>) -> Result<bool, SetupError> {
         if self.steps_to_check == 0 {
             self.take_events()?;
             self.check_sockets();
@@ -509,14 +484,14 @@ impl Server {
         }
     }
 
-    fn take_events(&mut self) -> Result<(), ServerError> {
+    fn take_events(&mut self) -> Result<(), SetupError> {
         while let Some(event) = self.rdma.device().take_async_event() {
             if self.rdma.heed(event) {
                 self.breakdown = Some(event);
             }
         }
         self.breakdown
-            .map_or(Ok(()), |event| Err(ServerError::Device(event)))
+            .map_or(Ok(()), |event| Err(SetupError::Broken(event)))
     }
 
     fn check_sockets(&mut self) {

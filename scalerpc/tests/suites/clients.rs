@@ -12,8 +12,7 @@ use scalerpc::mlx5::{AsyncEvent, Clock, Device, DeviceSpec, Rule, SoftOptions, T
 use scalerpc::protocol::DEFAULT_TIMEOUT_NS;
 use scalerpc::rdma::{PendingClient, RdmaOptions};
 use scalerpc::{
-    CallError, CallFailure, CloseReason, Grouping, HandlerError, Handlers, RdmaServer,
-    ServerConfig, State,
+    CallFailure, CloseReason, Grouping, HandlerError, Handlers, RdmaServer, ServerConfig, State,
 };
 
 /// A further type of requests in some tests, in addition to [`WORK`].
@@ -190,7 +189,7 @@ fn a_synchronous_call_ends_with_its_response_or_says_why() {
         let long = vec![0; max + 1];
         let refused = call_sync(&mut client, WORK, &long, &mut bytes, &mut serve);
         let len = max + 1;
-        assert_eq!(refused, Err(CallError::PayloadTooLarge { len, max }));
+        assert_eq!(refused, Err(CallFailure::TooLarge { len, max }));
     }
 }
 

@@ -20,7 +20,7 @@ use scalerpc::rdma::exchange::{Accept, Admission, Hello, Offer, RecordError, Ref
 use scalerpc::rdma::{PendingClient, RdmaOptions, SetupError};
 use scalerpc::{
     AsyncClient, Client, ClientError, ClientOptions, CloseReason, DEFAULT_TYPE, Events, Handlers,
-    HeldRequest, RdmaClient, Secret, Server, ServerConfig, ServerError, ServerOptions, ServerStats,
+    HeldRequest, RdmaClient, Secret, Server, ServerConfig, ServerOptions, ServerStats, SetupError,
     State, StopHandle,
 };
 
@@ -428,13 +428,13 @@ fn a_server_whose_device_breaks_down_ends_with_an_error_and_its_clients_find_the
             request.to_vec()
         });
         assert!(
-            matches!(broken, Err(ServerError::Device(AsyncEvent::DeviceFatal))),
+            matches!(broken, Err(SetupError::Broken(AsyncEvent::DeviceFatal))),
             "{broken:?}"
         );
         assert!(
             matches!(
                 server.step(&mut Handlers::new(8)),
-                Err(ServerError::Device(_))
+                Err(SetupError::Broken(_))
             ),
             "for good"
         );

@@ -1,6 +1,6 @@
 //! A client that checks each response.
 
-use scalerpc::{CallError, CallFailure, CallToken, RdmaClient, State};
+use scalerpc::{CallFailure, CallToken, RdmaClient, State};
 
 use super::plan::{SLOT_BYTES, WORK, request, response};
 
@@ -13,7 +13,7 @@ pub(crate) fn call_sync(
     payload: &[u8],
     into: &mut [u8],
     mut idle: impl FnMut(),
-) -> Result<Result<usize, CallFailure>, CallError> {
+) -> Result<Result<usize, CallFailure>, CallFailure> {
     let call = client.call(rpc_type, payload)?;
     let outcome = loop {
         client.poll();
@@ -51,7 +51,7 @@ impl Caller {
     pub(crate) fn call(&mut self) -> bool {
         match self.client.call(WORK, &request(self.name, self.made)) {
             Ok(token) => self.outstanding.push((token, self.made)),
-            Err(CallError::NoSlot | CallError::Closed(_)) => return false,
+            Err(CallFailure::Full | CallFailure::NotSent) => return false,
             Err(error) => panic!("client {}: {error}", self.name),
         }
         self.made += 1;

@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use crate::{
-    CallFailure, CloseReason, ConnectError, Context, ContextBuilder, Endpoint, EndpointConfig,
-    Outcome, PendingEndpoint, RecvHandle, Window,
+    CallFailure, CloseReason, Context, ContextBuilder, Endpoint, EndpointConfig, Outcome,
+    PendingEndpoint, RecvHandle, SetupError, Window,
 };
 use mlx5::DeviceSpec;
 
@@ -23,7 +23,7 @@ const MOST_POLLS: usize = 1_000;
 
 /// The end of a connection to a liar.
 pub(crate) enum End {
-    Refused(ConnectError),
+    Refused(SetupError),
     Closed(CloseReason),
 }
 

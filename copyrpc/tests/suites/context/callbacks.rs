@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use copyrpc::{CloseReason, ConnectError, CreateEndpointError, Outcome, PollError};
+use copyrpc::{CloseReason, Outcome, PollError, SetupError};
 
 use crate::support::{Net, Pair, join, small, step_until};
 
@@ -25,11 +25,11 @@ fn a_callback_may_call_reply_and_receive_but_not_poll() {
             assert_eq!(pair.client.flush_endpoints(), Err(PollError::Reentrant));
             assert!(matches!(
                 pair.client.create_endpoint(&small()),
-                Err(CreateEndpointError::Reentrant)
+                Err(SetupError::Reentrant)
             ));
             assert!(pair.client.has_work() && pair.client.idle_for().is_none());
             let error = pending.pop().unwrap().connect(&record).unwrap_err();
-            assert!(matches!(error, ConnectError::Reentrant));
+            assert!(matches!(error, SetupError::Reentrant));
             assert!(pair.client.stats().calls > 0 && pair.client.recv().is_none());
             if serial < 9 {
                 pair.to_server.call(b"next", serial + 1, 100).unwrap();
@@ -43,8 +43,8 @@ fn a_callback_may_call_reply_and_receive_but_not_poll() {
     assert_eq!(pair.to_server.outstanding_calls(), 0);
     let texts = [
         PollError::Reentrant.to_string(),
-        CreateEndpointError::Reentrant.to_string(),
-        ConnectError::Reentrant.to_string(),
+        SetupError::Reentrant.to_string(),
+        SetupError::Reentrant.to_string(),
     ];
     assert!(
         texts

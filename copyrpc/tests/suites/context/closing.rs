@@ -3,7 +3,7 @@
 
 use std::cell::Cell;
 
-use copyrpc::{CallError, CallFailure, CloseReason, CreateEndpointError, Outcome};
+use copyrpc::{CallError, CallFailure, CloseReason, Outcome, SetupError};
 
 use crate::support::{Ended, Net, Pair, join, payload, small, step_a_while, step_until};
 
@@ -322,7 +322,7 @@ fn an_end_gives_its_share_back_at_once_and_the_two_connect_again() {
         let (to_server, to_client) = join(&client, &server, &small());
         assert!(matches!(
             client.create_endpoint(&small()),
-            Err(CreateEndpointError::SrqTooSmall { .. })
+            Err(SetupError::SrqTooSmall { .. })
         ));
         to_server.call(b"", round, 0).unwrap();
         other.call(b"", 1_000 + round, 0).unwrap();

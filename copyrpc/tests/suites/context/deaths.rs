@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::time::Duration;
 
 use copyrpc::{
-    CallError, CallFailure, CloseReason, CreateEndpointError, EndpointConfig, Outcome, ReplyError,
+    CallError, CallFailure, CloseReason, EndpointConfig, Outcome, ReplyError, SetupError,
 };
 use mlx5::{AsyncEvent, ConnectOptions};
 
@@ -138,7 +138,7 @@ fn a_drain_gives_back_the_share_of_an_endpoint_that_ended() {
     client.flush_endpoints().unwrap();
     assert!(matches!(
         client.create_endpoint(&small()),
-        Err(CreateEndpointError::SrqTooSmall { .. })
+        Err(SetupError::SrqTooSmall { .. })
     ));
     drop(server);
     endpoint.call(b"never sent", 2, 0).unwrap();
@@ -374,7 +374,7 @@ fn a_device_that_breaks_down_ends_its_connections_and_no_others() {
     assert_eq!(pair.to_server.closed(), Some(reason));
     assert!(matches!(
         pair.client.create_endpoint(&small()),
-        Err(CreateEndpointError::Device(AsyncEvent::DeviceFatal))
+        Err(SetupError::Broken(AsyncEvent::DeviceFatal))
     ));
     drop(held);
     beside.call(b"still there", 2, 20).unwrap();

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use copyrpc::{
-    CallError, CallFailure, ConnectError, ContextBuilder, CreateEndpointError, DEFAULT_ENDPOINTS,
-    EXCHANGE_RECORD_SIZE, EndpointConfig, ExchangeRecord, RecordError, Window,
+    CallError, CallFailure, ContextBuilder, DEFAULT_ENDPOINTS, EXCHANGE_RECORD_SIZE,
+    EndpointConfig, ExchangeRecord, RecordError, SetupError, Window,
 };
 
 use mlx5::DeviceKind;
@@ -22,7 +22,7 @@ fn endpoints_beyond_the_queues_are_refused_with_the_size_needed() {
     let first = context.create_endpoint(&config).unwrap();
     match context.create_endpoint(&config) {
         Err(
-            error @ CreateEndpointError::SrqTooSmall {
+            error @ SetupError::SrqTooSmall {
                 wanted: 50,
                 needed: 150,
                 depth,
@@ -47,7 +47,7 @@ fn endpoints_beyond_the_queues_are_refused_with_the_size_needed() {
     };
     assert!(matches!(
         context.create_endpoint(&none),
-        Err(CreateEndpointError::SrqTooSmall { wanted: 0, .. })
+        Err(SetupError::SrqTooSmall { wanted: 0, .. })
     ));
     // One completion per batch in flight and 8, but never more than the send queue has entries.
     let few = net.build(|builder| builder.srq_size(63).cq_size(64));
@@ -61,7 +61,7 @@ fn endpoints_beyond_the_queues_are_refused_with_the_size_needed() {
     );
     assert!(matches!(
         few.create_endpoint(&config),
-        Err(CreateEndpointError::CqTooSmall {
+        Err(SetupError::CqTooSmall {
             needed: 66,
             entries: 64,
             endpoints: 2
@@ -128,7 +128,7 @@ fn illegal_configurations_are_refused() {
             ..small()
         };
         let error = context.create_endpoint(&config).unwrap_err();
-        assert!(matches!(error, CreateEndpointError::RingSize(bytes) if bytes == config.ring_size));
+        assert!(matches!(error, SetupError::RingSize(bytes) if bytes == config.ring_size));
         assert!(error.to_string().contains("4096 to 268435456"), "{error}");
     }
 }
@@ -255,7 +255,7 @@ fn endpoints_that_cannot_talk_refuse_each_other_and_leave_nothing_behind() {
     assert!(
         matches!(
             error,
-            ConnectError::Record(RecordError::Field {
+            SetupError::Record(RecordError::Field {
                 field: "receive ring address",
                 ..
             })
@@ -286,7 +286,7 @@ fn endpoints_that_cannot_talk_refuse_each_other_and_leave_nothing_behind() {
     drop(context);
     assert!(matches!(
         orphan.connect(&record),
-        Err(ConnectError::ContextGone)
+        Err(SetupError::ContextGone)
     ));
 }
 
@@ -298,7 +298,7 @@ fn a_queue_pair_that_does_not_exist_is_not_connected_to() {
     let mut nowhere = endpoint().local_info();
     nowhere.address.qpn = 0xff_ffff;
     let error = endpoint().connect(&nowhere).unwrap_err();
-    assert!(matches!(error, ConnectError::Qp(_)), "{error}");
+    assert!(matches!(error, SetupError::Connect(_)), "{error}");
 }
 
 const fn other(kind: DeviceKind) -> DeviceKind {

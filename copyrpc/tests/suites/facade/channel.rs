@@ -5,8 +5,8 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 
 use copyrpc::{
-    ConnectError, Context, CreateEndpointError, EXCHANGE_RECORD_SIZE, Endpoint, ExchangeRecord,
-    PendingEndpoint, RecordError, Refusal,
+    Context, EXCHANGE_RECORD_SIZE, Endpoint, ExchangeRecord, PendingEndpoint, RecordError, Refusal,
+    SetupError,
 };
 use mlx5::LocalFabric;
 
@@ -49,7 +49,7 @@ fn a_stream_connects_two_endpoints_and_what_is_wrong_with_it_is_said() {
     theirs.write_all(&[0; EXCHANGE_RECORD_SIZE]).unwrap();
     assert!(matches!(
         pending().connect_over(&ours),
-        Err(ConnectError::Record(RecordError::Magic { .. }))
+        Err(SetupError::Record(RecordError::Magic { .. }))
     ));
     let cut = b"copyrpc\0"
         .iter()
@@ -60,7 +60,7 @@ fn a_stream_connects_two_endpoints_and_what_is_wrong_with_it_is_said() {
     theirs.shutdown(Shutdown::Write).unwrap();
     assert!(matches!(
         pending().connect_over(&ours),
-        Err(ConnectError::Channel(_))
+        Err(SetupError::Channel(_))
     ));
 }
 
@@ -124,7 +124,7 @@ fn an_end_is_connected_over_a_stream_when_both_ends_are() {
                 assert_eq!(verdict, 1);
             }
             Err(error) => assert!(
-                matches!(error, ConnectError::NotConnectedThere) && verdict == 0,
+                matches!(error, SetupError::NotConnectedThere) && verdict == 0,
                 "{error}"
             ),
         }
@@ -152,7 +152,7 @@ fn attempts_to_connect_that_failed_take_no_share_of_the_queues() {
     for _ in 0..3 {
         let refused = attempt(0);
         assert!(
-            matches!(refused, Err(ConnectError::NotConnectedThere)),
+            matches!(refused, Err(SetupError::NotConnectedThere)),
             "{refused:?}"
         );
     }
@@ -178,17 +178,14 @@ fn a_client_that_there_is_no_room_for_hears_so() {
         .connect_over(&small(), listener.accept().unwrap().0)
         .unwrap_err();
     assert!(
-        matches!(
-            refused,
-            ConnectError::Create(CreateEndpointError::SrqTooSmall { .. })
-        ),
+        matches!(refused, SetupError::SrqTooSmall { .. }),
         "{refused}"
     );
     let heard = client.join().unwrap();
     assert!(
         matches!(
             heard,
-            ConnectError::Record(RecordError::Refused(Refusal::Full))
+            SetupError::Record(RecordError::Refused(Refusal::Full))
         ),
         "{heard}"
     );

@@ -2,7 +2,7 @@
 
 use super::{Client, ClientOp, State};
 use crate::protocol::bits;
-use crate::protocol::error::{CallError, CallFailure, CloseReason};
+use crate::protocol::error::{CallFailure, CloseReason};
 use crate::protocol::memory::Memory;
 use crate::protocol::wire::{HEADER_BYTES, ReqId, RequestHeader, TRAILER_BYTES, Trailer, valid};
 
@@ -37,7 +37,7 @@ impl<M: Memory> Client<M> {
     /// polled.
     ///
     /// # Errors
-    /// [`CallError`]; nothing was done.
+    /// [`CallFailure`]; nothing was done.
     #[inline]
     pub fn call(
         &mut self,
@@ -45,20 +45,20 @@ impl<M: Memory> Client<M> {
         payload: &[u8],
         now_ns: u64,
         out: &mut Vec<ClientOp>,
-    ) -> Result<CallToken, CallError> {
-        if let State::Closed(reason) = self.state {
-            return Err(CallError::Closed(reason));
+    ) -> Result<CallToken, CallFailure> {
+        if let State::Closed(_) = self.state {
+            return Err(CallFailure::NotSent);
         }
         let max = self.layout.max_payload();
         if payload.len() > max {
-            return Err(CallError::PayloadTooLarge {
+            return Err(CallFailure::TooLarge {
                 len: payload.len(),
                 max,
             });
         }
         // The slot is 64 if none is free.
         let slot = self.free.trailing_zeros() as usize;
-        let call = self.calls.get_mut(slot).ok_or(CallError::NoSlot)?;
+        let call = self.calls.get_mut(slot).ok_or(CallFailure::Full)?;
         self.free &= self.free - 1;
         let sequence = call.sequence.wrapping_add(1);
         let id = ReqId {

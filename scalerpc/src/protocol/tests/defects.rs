@@ -5,8 +5,7 @@ use super::world::{Counters, World, next_of, responses_addr, small};
 use crate::protocol::memory::Memory;
 use crate::protocol::wire::{HEADER_BYTES, ReqId, RequestHeader, Trailer, valid};
 use crate::protocol::{
-    CallError, CallFailure, ClientOp, ClientRegions, CloseReason, Grouping, ServerConfig, ServerOp,
-    State,
+    CallFailure, ClientOp, ClientRegions, CloseReason, Grouping, ServerConfig, ServerOp, State,
 };
 
 /// Makes a world whose client 0 is in PROCESS, with nothing outstanding.
@@ -187,10 +186,7 @@ fn payloads_of_64_kib_and_more_keep_their_length_and_larger_than_a_slot_are_refu
     let refused = side
         .client
         .call(7, &vec![1; max + 1], 0, &mut side.to_server);
-    assert_eq!(
-        refused,
-        Err(CallError::PayloadTooLarge { len: max + 1, max })
-    );
+    assert_eq!(refused, Err(CallFailure::TooLarge { len: max + 1, max }));
     assert!(!refused.unwrap_err().is_retryable());
     let payload: Vec<u8> = (0..max).map(|i| i as u8).collect();
     side.client
@@ -769,7 +765,7 @@ fn random_bytes_in_a_clients_memory_end_its_connection_at_most() {
             assert_eq!(completion.outcome, Err(CallFailure::Closed(reason)));
             assert_eq!(
                 side.client.call(7, &[], 0, &mut side.to_server),
-                Err(CallError::Closed(reason))
+                Err(CallFailure::NotSent)
             );
         }
     }
