@@ -169,8 +169,8 @@ impl ConnectFailure for SetupError {
         }
     }
 
-    /// Returns a copy of the error. An error of the device or the system, which cannot be copied,
-    /// becomes its text.
+    /// Returns a copy of the error. An error of the device, which cannot be copied, becomes its
+    /// text.
     fn again(&self) -> Self {
         match *self {
             Self::Unreachable(ref error) => Self::Unreachable(error.again()),
@@ -178,6 +178,13 @@ impl ConnectFailure for SetupError {
             Self::Channel(ref error) => {
                 Self::Channel(io::Error::new(error.kind(), error.to_string()))
             }
+            Self::Thread(ref error) => {
+                Self::Thread(io::Error::new(error.kind(), error.to_string()))
+            }
+            Self::Reentrant => Self::Reentrant,
+            Self::ContextGone => Self::ContextGone,
+            Self::RingSize(bytes) => Self::RingSize(bytes),
+            Self::EmptyWindow => Self::EmptyWindow,
             Self::Record(error) => Self::Record(error),
             Self::MaxReply { wanted, max } => Self::MaxReply { wanted, max },
             Self::RingSizes { local, remote } => Self::RingSizes { local, remote },
@@ -483,6 +490,28 @@ mod tests {
     use mlx5::DeviceKind;
 
     use super::*;
+
+    #[test]
+    fn a_copy_of_a_permanent_error_is_permanent() {
+        let thread = SetupError::Thread(io::ErrorKind::OutOfMemory.into());
+        let permanent = [
+            thread,
+            SetupError::Reentrant,
+            SetupError::ContextGone,
+            SetupError::RingSize(1),
+            SetupError::EmptyWindow,
+            SetupError::MaxReply { wanted: 2, max: 1 },
+            SetupError::RingSizes {
+                local: 1,
+                remote: 2,
+            },
+            SetupError::Address,
+        ];
+        for error in permanent {
+            assert!(!error.may_pass() && !error.again().may_pass(), "{error}");
+            assert_eq!(error.again().to_string(), error.to_string());
+        }
+    }
 
     /// A flush is the consequence of an error, so its syndrome explains nothing.
     #[test]
