@@ -21,11 +21,7 @@ impl<U> Inner<U> {
                 _ => false,
             };
             let is_concerned = |connection: &Connection<U>| {
-                is_everything
-                    || event
-                        == AsyncEvent::QpFatal {
-                            qpn: connection.qpn(),
-                        }
+                is_everything || event.failed_qp() == Some(connection.qpn())
             };
             for connection in self
                 .connections

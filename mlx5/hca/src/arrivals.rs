@@ -158,8 +158,8 @@ impl Connection {
         }
         self.responder
             .on_request(headers, payload, &mut target, hca.clock.now_ns());
-        if self.responder.fatal().is_some() {
-            target.fail();
+        if let Some(nak) = self.responder.fatal() {
+            target.fail(nak);
         }
     }
 }

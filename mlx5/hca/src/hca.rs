@@ -36,6 +36,7 @@ use crate::shared::links::Links;
 use crate::shared::memory::DeviceMemory;
 use crate::shared::quiesce::Stuck;
 use crate::types::rule::Violation;
+use crate::types::terms::Difference;
 use crate::{Gid, GidKind, Port};
 use crate::{arrivals, flush};
 
@@ -87,6 +88,7 @@ pub struct Hca {
     pub(crate) failed: RefCell<Vec<(usize, u32)>>,
     pub(crate) is_port_up: Cell<bool>,
     pub(crate) events: RefCell<VecDeque<AsyncEvent>>,
+    pub(crate) differences: RefCell<VecDeque<Difference>>,
     /// Number of times that a WQE found no receive at its target.
     pub(crate) rnr_naks: Cell<u64>,
     /// Number of receive completions written into compressed sessions.

@@ -94,6 +94,7 @@ pub use types::request::{
     Address, CqMemory, PacketAddress, Pages, QpMemory, Receives, Region, RqMemory, SqMemory,
 };
 pub use types::rule::{Queue, Rule, Violation};
+pub use types::terms::{Difference, Term, Terms};
 pub use types::vendor::text as vendor_text;
 
 use self::hca::{Queues, State};

@@ -336,11 +336,15 @@ impl Provider for Context {
                     .borrow()
                     .number_of(element.cq)
                     .map(|cqn| AsyncEvent::CqError { cqn }),
-                IBV_EVENT_QP_FATAL | IBV_EVENT_QP_REQ_ERR | IBV_EVENT_QP_ACCESS_ERR => {
-                    Some(AsyncEvent::QpFatal {
-                        qpn: (*element.qp).qp_num,
-                    })
-                }
+                IBV_EVENT_QP_FATAL => Some(AsyncEvent::QpFatal {
+                    qpn: (*element.qp).qp_num,
+                }),
+                IBV_EVENT_QP_REQ_ERR => Some(AsyncEvent::QpRequestError {
+                    qpn: (*element.qp).qp_num,
+                }),
+                IBV_EVENT_QP_ACCESS_ERR => Some(AsyncEvent::QpAccessError {
+                    qpn: (*element.qp).qp_num,
+                }),
                 IBV_EVENT_DEVICE_FATAL => Some(AsyncEvent::DeviceFatal),
                 IBV_EVENT_PORT_ACTIVE => Some(AsyncEvent::PortActive {
                     port: element.port_num as u8,

@@ -18,6 +18,17 @@ pub enum AsyncEvent {
         /// The queue pair's number.
         qpn: u32,
     },
+    /// The queue pair refused a request of its peer that it does not take (too long, an operation
+    /// that it does not allow), and went to the error state.
+    QpRequestError {
+        /// The queue pair's number.
+        qpn: u32,
+    },
+    /// The queue pair refused an access of its peer to memory, and went to the error state.
+    QpAccessError {
+        /// The queue pair's number.
+        qpn: u32,
+    },
     /// The device failed. None of its operations completes any more.
     DeviceFatal,
     /// The port carries traffic, for the first time or again.
@@ -39,6 +50,19 @@ pub enum AsyncEvent {
     },
 }
 
+impl AsyncEvent {
+    /// Returns the number of the queue pair that went to the error state. `None` for other events.
+    #[must_use]
+    pub const fn failed_qp(&self) -> Option<u32> {
+        match self {
+            Self::QpFatal { qpn } | Self::QpRequestError { qpn } | Self::QpAccessError { qpn } => {
+                Some(*qpn)
+            }
+            _ => None,
+        }
+    }
+}
+
 impl fmt::Display for AsyncEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -46,6 +70,12 @@ impl fmt::Display for AsyncEvent {
                 write!(f, "completion queue {cqn:#x} had no room for a completion")
             }
             Self::QpFatal { qpn } => write!(f, "queue pair {qpn:#x} has failed"),
+            Self::QpRequestError { qpn } => {
+                write!(f, "queue pair {qpn:#x} has refused a request of its peer")
+            }
+            Self::QpAccessError { qpn } => {
+                write!(f, "queue pair {qpn:#x} has refused an access of its peer")
+            }
             Self::DeviceFatal => f.write_str("the device has failed"),
             Self::PortActive { port } => write!(f, "port {port} is up"),
             Self::PortError { port } => write!(f, "port {port} is down"),

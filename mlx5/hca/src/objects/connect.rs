@@ -13,6 +13,7 @@ use crate::queues::qp::{Mode, Transport, by_number};
 use crate::shared::layout::{QpEntry, qp_index};
 use crate::shared::remote::Remote;
 use crate::types::request::{Address, PacketAddress, Way};
+use crate::types::terms::{self, Difference, Terms};
 use crate::{Hca, State};
 
 /// Hop limit of datagrams that are sent as packets.
@@ -126,7 +127,8 @@ impl Hca {
         let peer = links.peer(&self.membership, remote.lid, remote.epoch)?;
         let connection = by_number(&mut queues.qps, qpn).and_then(|qp| {
             let own = QpEntry::pack_peer(qpn, qp.generation);
-            let connection = Remote::of(&peer, remote.qpn, own, self.membership.epoch)?;
+            let mut connection = Remote::of(&peer, remote.qpn, own, self.membership.epoch)?;
+            connection.terms = qp.terms;
             let entry = qp.entry();
             let number = QpEntry::pack_peer(remote.qpn, connection.generation);
             entry.peer.store(number, Ordering::Relaxed);
@@ -169,6 +171,28 @@ impl Hca {
         );
         wire.insert(qp.index, connection);
         Ok(Transport::Wire)
+    }
+
+    /// Sets the terms of a connected queue pair, in INIT and in RTR. The peer's driver has to set
+    /// the terms of the other end: then messages in which the two ends do not agree fail as on a
+    /// NIC, and [`take_difference`](Self::take_difference) returns the reason. Connections by
+    /// packets find the differences by themselves.
+    pub fn set_terms(&self, qpn: u32, terms: Terms) {
+        self.with_qp(qpn, |qp| {
+            qp.terms = Some(terms);
+            qp.mode = qp.mode.max(Mode::Ordinary);
+            let word = terms::pack(terms.expected());
+            qp.entry().terms.store(word, Ordering::Relaxed);
+            if let Transport::Connected(remote) = &mut qp.transport {
+                remote.terms = Some(terms);
+            }
+        });
+    }
+
+    /// Returns the oldest difference between two queue pairs that was not returned yet.
+    #[must_use]
+    pub fn take_difference(&self) -> Option<Difference> {
+        self.differences.borrow_mut().pop_front()
     }
 
     /// Moves a queue pair whose peer is reached by packets from RTR to RTS: it sends with these

@@ -83,7 +83,9 @@ fn check_rq(memory: &RqMemory) -> Result<(), CreateError> {
 pub(crate) fn publish_reset(qp: &mut SoftQp) {
     qp.version = qp.version.wrapping_add(1);
     qp.generation = qp.version;
+    (qp.terms, qp.has_reported) = (None, false);
     let entry = qp.entry();
+    entry.terms.store(0, Ordering::Relaxed);
     entry.generation.store(qp.generation, Ordering::Relaxed);
     entry.peer.store(0, Ordering::Relaxed);
     entry.peer_epoch.store(0, Ordering::Relaxed);
@@ -417,6 +419,8 @@ impl Hca {
             is_unreliable: memory.service == Service::Unreliable,
             access: Access::empty(),
             options: ConnectOptions::default(),
+            terms: None,
+            has_reported: false,
             is_watched: false,
             in_flight: InFlight::with_capacity(later, self.strict),
             next_payload: 0,

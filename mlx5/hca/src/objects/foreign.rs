@@ -75,6 +75,7 @@ impl Hca {
             return;
         };
         **remote = new;
+        remote.terms = qp.terms;
         qp.version = qp.version.wrapping_add(1);
         let (entry, generation) = (self.memory.qp(qp.index), remote.generation);
         entry
@@ -88,7 +89,7 @@ impl Hca {
         }
     }
 
-    fn with_qp<R>(&self, qpn: u32, f: impl FnOnce(&mut SoftQp) -> R) -> Option<R> {
+    pub(crate) fn with_qp<R>(&self, qpn: u32, f: impl FnOnce(&mut SoftQp) -> R) -> Option<R> {
         by_number(&mut self.state.borrow_mut().queues.qps, qpn).map(f)
     }
 

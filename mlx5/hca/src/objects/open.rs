@@ -138,6 +138,7 @@ impl Hca {
             failed: RefCell::default(),
             is_port_up: Cell::new(true),
             events: RefCell::default(),
+            differences: RefCell::default(),
             rnr_naks: Cell::new(0),
             compressed: Cell::new(0),
             sends: Cell::new(0),

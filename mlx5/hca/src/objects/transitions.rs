@@ -2,8 +2,6 @@
 
 use core::sync::atomic::Ordering;
 
-use mlx5_wire::AsyncEvent;
-
 use crate::objects::create::{LANE_SLOT_BYTES, QPN_TAGS, QpPlace};
 use crate::queues::qp::{Transport, by_number};
 use crate::requester::connection as packets;
@@ -61,7 +59,7 @@ impl Hca {
             .get_mut(index)?
             .take_if(|qp| qp.qpn == qpn)?;
         let own_rq = qp.owns_rq().then_some(qp.rqn);
-        self.forget_events(|event| event == AsyncEvent::QpFatal { qpn });
+        self.forget_events(|event| event.failed_qp() == Some(qpn));
         if self.strict {
             crate::debug::strict::destroyed(&mut state.violations, &qp);
         }

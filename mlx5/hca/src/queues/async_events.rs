@@ -1,9 +1,10 @@
 //! Asynchronous events, and their causes.
 
-use mlx5_wire::AsyncEvent;
+use mlx5_wire::{AsyncEvent, Syndrome};
 
 use crate::queues::cq::Overrun;
 use crate::queues::qp::{Mode, SoftQp};
+use crate::types::terms::Difference;
 use crate::{Hca, Queues};
 
 /// Number of the device's only port.
@@ -12,6 +13,14 @@ const PORT: u8 = 1;
 impl Hca {
     fn report(&self, event: AsyncEvent) {
         self.events.borrow_mut().push_back(event);
+    }
+
+    /// Notes a difference between two queue pairs, unless one of this queue pair was noted before.
+    #[cold]
+    pub(crate) fn report_difference(&self, has_reported: &mut bool, difference: Difference) {
+        if !core::mem::replace(has_reported, true) {
+            self.differences.borrow_mut().push_back(difference);
+        }
     }
 
     /// Takes the oldest asynchronous event. The events of an object are removed when it is
@@ -67,8 +76,27 @@ impl SoftQp {
     /// Goes to the error state for a reason that no completion reports.
     #[cold]
     pub(crate) fn break_down(&mut self, hca: &Hca) {
+        self.end_by(hca, AsyncEvent::QpFatal { qpn: self.qpn });
+    }
+
+    /// Goes to the error state after it has refused a request of the peer with this syndrome.
+    #[cold]
+    pub(crate) fn refused(&mut self, hca: &Hca, syndrome: u8) {
+        let qpn = self.qpn;
+        let is_access = syndrome == Syndrome::RemoteAccess as u8;
+        self.end_by(
+            hca,
+            if is_access {
+                AsyncEvent::QpAccessError { qpn }
+            } else {
+                AsyncEvent::QpRequestError { qpn }
+            },
+        );
+    }
+
+    fn end_by(&mut self, hca: &Hca, event: AsyncEvent) {
         if !self.has_failed() {
-            hca.report(AsyncEvent::QpFatal { qpn: self.qpn });
+            hca.report(event);
         }
         self.fail(hca);
     }

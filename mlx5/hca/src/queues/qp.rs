@@ -16,6 +16,7 @@ use crate::shared::receives::{Receives, Taken};
 use crate::shared::remote::Remote;
 use crate::types::outcome::WaitFor;
 use crate::types::request::SqMemory;
+use crate::types::terms::Terms;
 use crate::types::watch::QpWatch;
 
 /// Longest WQE, in bytes: `ds` has 6 bits.
@@ -123,7 +124,7 @@ pub(crate) struct SoftQp {
     pub(crate) rqn: u32,
     /// Number of receives flushed by an error.
     pub(crate) flushed: u32,
-    /// Number of messages of its lane that took no receive: atomics.
+    /// Number of messages of its lane that took no receive: atomics, and refused requests.
     pub(crate) answered: u32,
     /// Whether short received data is written into the CQE.
     pub(crate) scatters: bool,
@@ -156,6 +157,10 @@ pub(crate) struct SoftQp {
     /// Rights of the queue pair's connected peer, which limit the rights that the regions give.
     pub(crate) access: Access,
     pub(crate) options: ConnectOptions,
+    /// Terms of the connection, if the driver has set them.
+    pub(crate) terms: Option<Terms>,
+    /// Whether a difference between the terms of both ends was reported.
+    pub(crate) has_reported: bool,
     /// Whether the HCA polls the doorbell record, because the driver announces no doorbells.
     pub(crate) is_watched: bool,
     pub(crate) in_flight: InFlight,

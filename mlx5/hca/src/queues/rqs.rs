@@ -35,6 +35,14 @@ impl RqSlot {
 }
 
 impl Hca {
+    /// Returns the number of receives in a shared receive queue that no message has taken yet.
+    #[must_use]
+    pub fn available_receives(&self, srqn: u32) -> u16 {
+        let state = self.state.borrow();
+        let rq = state.rqs.get(srqn as usize).and_then(Option::as_ref);
+        rq.map_or(0, |rq| rq.receives.available())
+    }
+
     /// Makes a receive queue of `wqe_cnt` WQEs of `stride` bytes. The caller has checked that both
     /// are legal powers of two.
     pub(crate) fn place_rq(

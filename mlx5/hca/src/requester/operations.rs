@@ -6,7 +6,8 @@ use std::sync::atomic::{Ordering, fence};
 
 use mlx5_wire::roce::Nak;
 use mlx5_wire::{
-    Access, AtomicSegment, CqeOpcode, CtrlWords, Header, Opcode, RaddrSegment, Syndrome, Wqe,
+    Access, AtomicSegment, CqeOpcode, CtrlWords, FenceMode, Header, Opcode, RaddrSegment, Syndrome,
+    Wqe,
 };
 
 use crate::packets::Wire;
@@ -14,10 +15,11 @@ use crate::queues::data::{check_local, pieces, scatter};
 use crate::queues::qp::{SoftQp, Transport, Waiting};
 use crate::requester::datagrams;
 use crate::shared::atomics;
-use crate::shared::layout::{Message, RECEIVES, allows};
+use crate::shared::layout::{Message, RECEIVES, REFUSED, allows};
 use crate::shared::memory::{Keyed, Span};
 use crate::shared::remote::Remote;
 use crate::types::outcome::{Outcome, WaitFor, refusal_of_receive};
+use crate::types::terms::{Difference, Term, violated};
 use crate::types::vendor::Fault;
 use crate::types::vendor::{Limit, Malformed};
 use crate::{Hca, Links};
@@ -45,11 +47,25 @@ pub(crate) fn execute(
     }
 }
 
+/// Reports to the peer that it has refused a request of this queue pair. The report is lost if the
+/// lane is full: its owner has taken no message for a long time.
+fn report_refusal(qp: &mut SoftQp, syndrome: Syndrome, vendor: u8) {
+    if let Transport::Connected(remote) = &mut qp.transport {
+        if remote.has_room() {
+            remote.publish(Message {
+                imm: Message::error(syndrome, vendor),
+                op_own: REFUSED,
+                ..Message::default()
+            });
+        }
+    }
+}
+
 /// Adapts the outcome of a WQE that was not executed. An unreliable connection loses a message that
 /// its peer refuses or for which the peer has no receive. A destroyed queue pair does not answer,
 /// so it refuses nothing.
 #[cold]
-fn not_done(qp: &SoftQp, outcome: Outcome) -> Outcome {
+fn not_done(qp: &mut SoftQp, outcome: Outcome) -> Outcome {
     let is_refused = matches!(outcome, Outcome::Fail(Syndrome::RemoteAccess, _));
     let is_of_peer = match outcome {
         Outcome::Fail(syndrome, _) => {
@@ -62,13 +78,14 @@ fn not_done(qp: &SoftQp, outcome: Outcome) -> Outcome {
         Outcome::Wait(reason) => matches!(reason, WaitFor::Peer | WaitFor::Receive),
         _ => false,
     };
-    let is_destroyed = || {
-        qp.remote()
-            .is_some_and(|remote| remote.granted() & RECEIVES == 0)
-    };
+    let is_destroyed = || qp.remote().is_some_and(|remote| remote.granted() == 0);
     match outcome {
         _ if qp.is_unreliable && is_of_peer => Outcome::Done(0),
         _ if is_refused && is_destroyed() => Outcome::Wait(WaitFor::Peer),
+        Outcome::Fail(syndrome, vendor) if is_of_peer => {
+            report_refusal(qp, syndrome, vendor);
+            outcome
+        }
         outcome => outcome,
     }
 }
@@ -139,6 +156,17 @@ fn attempt(
         Transport::NoPeer => Err(Outcome::Wait(WaitFor::Peer)),
         Transport::Connected(remote) => {
             let (wqe, length) = local()?;
+            if granted & RECEIVES == 0 {
+                let reported = &mut qp.has_reported;
+                differs(
+                    hca,
+                    (qp.qpn, qp.sq_limit, reported),
+                    remote,
+                    &wqe,
+                    length,
+                    granted,
+                )?;
+            }
             on_peer(remote, &wqe, length, granted)
         }
         Transport::Wire => {
@@ -152,11 +180,55 @@ fn attempt(
     }
 }
 
+/// Checks a WQE of a queue pair whose peer is not there, or does not have the same terms.
+#[cold]
+fn differs(
+    hca: &Hca,
+    (qpn, sq_limit, has_reported): (u32, u16, &mut bool),
+    remote: &mut Remote,
+    wqe: &Wqe<'_>,
+    length: u32,
+    granted: u64,
+) -> Result<(), Outcome> {
+    let terms = remote.terms.zip(remote.expected());
+    let Some((terms, expected)) = terms.filter(|_| granted != 0) else {
+        return Err(Outcome::Wait(WaitFor::Peer));
+    };
+    // READs and atomics are executed one by one here. A NIC sends those of one doorbell before it
+    // has the first answer, except after a fence.
+    let is_read = wqe.opcode.has_result();
+    let (mut reads, limit, last) = remote.reads;
+    let at = wqe.ctrl.wqe_index();
+    if limit != sq_limit || wqe.ctrl.fence() != FenceMode::None {
+        reads = 0;
+    }
+    // A WQE that waits is tried several times.
+    reads += u32::from(is_read && (reads == 0 || at != last));
+    remote.reads = (reads, sq_limit, if is_read { at } else { last });
+    let counted = if is_read { reads } else { 0 };
+    let Some((term, sent, expected)) = violated(terms.sent(), expected, length, counted) else {
+        return Ok(());
+    };
+    hca.report_difference(
+        has_reported,
+        Difference {
+            from: qpn,
+            to: remote.qpn,
+            term,
+            sent,
+            expected,
+        },
+    );
+    Err(match term {
+        // The responder's answer to a READ has packets of another length than this end expects.
+        Term::Mtu if is_read => Limit::Terms.fails(Syndrome::LocalLength),
+        Term::Mtu | Term::Reads => Limit::Terms.fails(Nak::InvalidRequest.into()),
+        Term::Format | Term::Psn | Term::Qkey => Outcome::Wait(WaitFor::Peer),
+    })
+}
+
 /// Executes a WQE on the memory and the lane of a connected peer.
 fn on_peer(remote: &mut Remote, wqe: &Wqe<'_>, length: u32, granted: u64) -> Result<u32, Outcome> {
-    if granted & RECEIVES == 0 {
-        return Err(Outcome::Wait(WaitFor::Peer));
-    }
     let (at, needed) = match (wqe.header, wqe.opcode) {
         (Header::None | Header::Datagram(_), _) => return send(remote, wqe, length).map(|()| 0),
         (Header::Atomic(at, _), _) => (at, Access::REMOTE_ATOMIC),

@@ -16,6 +16,7 @@ use crate::responder::target::Responding;
 use crate::shared::datagrams::{Incoming, ready_lids};
 use crate::shared::layout::{DATAGRAM_SLOTS, DatagramHeader, GRH, MAX_MTU, SOLICITED};
 use crate::shared::links::Links;
+use crate::types::terms::{Difference, Term};
 use crate::{Gid, GidKind, Hca, Queues, State};
 
 /// Hop limit in the GRH of a datagram that arrived as a packet.
@@ -123,8 +124,23 @@ fn arrive(
     let (Some(qp), Some(imm)) = (qp, header.imm()) else {
         return false;
     };
-    let is_for = matches!(qp.transport, Transport::Datagram { qkey } if qkey == header.qkey);
-    if !is_for || !hca.memory.receives(qp.index) || header.byte_count as usize > MAX_MTU {
+    let Transport::Datagram { qkey } = qp.transport else {
+        return false;
+    };
+    if qkey != header.qkey {
+        hca.report_difference(
+            &mut qp.has_reported,
+            Difference {
+                from: header.source_qpn,
+                to: qp.qpn,
+                term: Term::Qkey,
+                sent: header.qkey,
+                expected: qkey,
+            },
+        );
+        return false;
+    }
+    if !hca.memory.receives(qp.index) || header.byte_count as usize > MAX_MTU {
         return false;
     }
     let Some(Some(cq)) = cqs.get_mut(qp.recv_cq as usize) else {
@@ -156,7 +172,7 @@ fn arrive(
             is_write: false,
             is_solicited: header.flags & SOLICITED != 0,
         }),
-        Err(_) => target.fail(),
+        Err(nak) => target.fail(nak),
     }
     true
 }

@@ -11,7 +11,7 @@ use crate::queues::cq::SoftCq;
 use crate::queues::qp::SoftQp;
 use crate::queues::rqs::RqSlot;
 use crate::shared::atomics;
-use crate::shared::layout::{ATOMIC, Message, Taking};
+use crate::shared::layout::{ATOMIC, Message, REFUSED, Taking};
 
 pub(crate) fn trace(hca: &Hca, qp: &SoftQp, message: &Message) {
     if let Some(trace) = &hca.trace {
@@ -107,8 +107,8 @@ pub(crate) fn arrived(message: &Message) -> Option<u8> {
 }
 
 /// Handles a message for whose CQE no entry is known to be free, or that is not a successful
-/// arrival: a request for an atomic, or a failed receive, with which the queue pair fails. Any other
-/// message is malformed.
+/// arrival: a request for an atomic, or a refused request or failed receive, with which the queue
+/// pair fails. Any other message is malformed.
 #[cold]
 #[inline(never)]
 fn deliver_other(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: &Message, sender: Sender) {
@@ -125,10 +125,14 @@ fn deliver_other(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: &Message,
         qp.answered = qp.answered.wrapping_add(1);
         return atomics::answer(&hca.memory, qp.index, message.imm, (qp.access, qp.pd));
     }
+    let [raw_syndrome, vendor_syndrome, ..] = message.imm.to_le_bytes();
+    if message.op_own == REFUSED {
+        qp.answered = qp.answered.wrapping_add(1);
+        return qp.refused(hca, raw_syndrome);
+    }
     if message.op_own != Message::op_own(CqeOpcode::ResponderError, false) {
         return qp.break_down(hca);
     }
-    let [raw_syndrome, vendor_syndrome, ..] = message.imm.to_le_bytes();
     fail_receive(hca, qp, cq, message.taking, (raw_syndrome, vendor_syndrome));
     qp.fail(hca);
 }

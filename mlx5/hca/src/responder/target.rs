@@ -51,11 +51,11 @@ impl Responding<'_> {
         })
     }
 
-    /// Fails the queue pair, and the receive of the message that was refused.
-    pub(crate) fn fail(self) {
+    /// Fails the queue pair, and the receive of the message that was refused with `nak`.
+    pub(crate) fn fail(self, nak: Nak) {
         let (syndrome, vendor) = self.refused.unwrap_or((Syndrome::LocalQpOperation, 0));
         let Some(taking) = self.open.take() else {
-            return self.qp.break_down(self.hca);
+            return self.qp.refused(self.hca, Syndrome::from(nak) as u8);
         };
         fail_receive(self.hca, self.qp, self.cq, taking, (syndrome as u8, vendor));
         self.qp.fail(self.hca);

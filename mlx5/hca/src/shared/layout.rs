@@ -38,7 +38,7 @@ use copyrpc_shm::sync::{AtomicU32, AtomicU64, UnsafeCell};
 use mlx5_wire::{Access, CqeFormat, CqeOpcode, GRH_BYTES, Syndrome, op_own_with};
 
 /// The control file's `kind`. Its last digits are raised with any change of this source file.
-pub(crate) const REGION_KIND: u64 = u64::from_be_bytes(*b"MLX5HC16");
+pub(crate) const REGION_KIND: u64 = u64::from_be_bytes(*b"MLX5HC17");
 
 /// Number of low bits of a QPN that are the queue pair's index in the table. The upper 10 bits are
 /// the virtual function on a device with a port. Otherwise they count the queue pairs that had this
@@ -97,6 +97,9 @@ pub(crate) struct QpEntry {
     pub(crate) generation: AtomicU32,
     /// Place of its lane's slots: [`LanePlace::pack`].
     pub(crate) lane: AtomicU64,
+    /// What this end expects of its peer: `types::terms::pack`; 0 if its driver has set no terms.
+    /// Unchanged while `identity` has [`RECEIVES`].
+    pub(crate) terms: AtomicU64,
     pub(crate) acks: Acks,
 }
 
@@ -264,6 +267,9 @@ pub(crate) const GRH: u32 = 2;
 /// Value of op_own of a message that takes no receive and requests the execution of the
 /// [`AtomicRequest`] of its lane.
 pub(crate) const ATOMIC: u64 = 0x80;
+/// Value of op_own of a message that takes no receive and reports that the requester was refused
+/// an operation, with which the connection ends. Its immediate is a [`Message::error`].
+pub(crate) const REFUSED: u64 = 0x81;
 
 /// An atomic on memory that peers do not map. There is one at a time, because the requester's send
 /// queue waits for the answer.
@@ -284,7 +290,7 @@ impl Message {
         op_own_with(opcode, CqeFormat::Plain, solicited, false) as u64
     }
 
-    /// Returns the immediate field of a message with opcode `ResponderError`.
+    /// Returns the immediate field of a message with opcode `ResponderError`, or [`REFUSED`].
     pub(crate) const fn error(syndrome: Syndrome, vendor: u8) -> u32 {
         (vendor as u32) << 8 | syndrome as u32
     }

@@ -19,6 +19,7 @@ use crate::shared::memory::{Keyed, ready_words};
 use crate::shared::mr_cache::{Lookups, MrCache};
 use crate::shared::peer::Peer;
 use crate::shared::receives::{Receives, gives_up};
+use crate::types::terms::{self, Terms, may_violate};
 
 /// An identity word that no connected queue pair has, because it has the flag [`DATAGRAM`]. (A
 /// destroyed queue pair has the word 0.)
@@ -57,6 +58,11 @@ pub(crate) struct Remote {
     /// peer's owner has stopped; 0 before that.
     pub(crate) stopped_at: Cell<u64>,
     pub(crate) pd: u32,
+    /// Terms of this end of the connection, if its driver has set them.
+    pub(crate) terms: Option<Terms>,
+    /// Counted if the peer answers fewer READs and atomics than this end may send: the number of
+    /// unanswered ones; the `sq_limit` up to which they were announced; the place of the last.
+    pub(crate) reads: (u32, u16, u16),
     pub(crate) lane: LaneTx<Message>,
     ready: ReadyWords,
     /// Position in the lane up to which messages were announced.
@@ -98,6 +104,8 @@ impl Remote {
             own_epoch,
             stopped_at: Cell::new(0),
             pd: entry.pd.load(Ordering::Relaxed),
+            terms: None,
+            reads: (0, 0, 0),
             // SAFETY: the slots live as long as `peer`. This is their only producing end while the
             // `peer` word of the peer's entry is `own`, which is checked before every message. A
             // queue pair's lane is cleared when it is made or reset, so both ends start at position
@@ -122,8 +130,9 @@ impl Remote {
     }
 
     /// Returns the rights that the peer's queue pair grants: its identity, with [`RECEIVES`] and
-    /// its [`RIGHTS`]. Returns 0 unless the peer lives, and its queue pair is connected to this
-    /// queue pair and receives. The rights hold until the end of the present doorbell, because a
+    /// its [`RIGHTS`]. Without [`RECEIVES`] if the [`terms`](Self::expected) of the two ends
+    /// differ. Returns 0 unless the peer lives, and its queue pair is connected to this queue pair
+    /// and receives. The rights hold until the end of the present doorbell, because a
     /// peer that destroys its queue pair waits for it (H3).
     #[inline(always)]
     pub(crate) fn granted(&self) -> u64 {
@@ -168,10 +177,19 @@ impl Remote {
         if !is_connected {
             return 0;
         }
+        let terms = self.terms.map(|terms| terms.sent()).zip(self.expected());
+        if terms.is_some_and(|(sent, expected)| may_violate(sent, expected)) {
+            return identity & !RECEIVES;
+        }
         if allows(identity, Access::REMOTE_WRITE) {
             self.verified.set(identity);
         }
         identity
+    }
+
+    /// Returns the terms that the peer's end of the connection expects, if its driver has set them.
+    pub(crate) fn expected(&self) -> Option<terms::Values> {
+        terms::unpack(self.entry().terms.load(Ordering::Relaxed))
     }
 
     /// Returns whether the peer's queue pair was reset since this queue pair was connected to it.

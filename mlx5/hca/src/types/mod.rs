@@ -1,8 +1,8 @@
 //! Plain types that several modules share.
 //!
-//! - `info`: the description of a device. `request`: the parameters of commands. `outcome`: the
-//!   results of WQEs. `vendor`, `rule`: the vendor syndromes, which give the reasons of failures.
-//!   `watch`: the state of strict mode.
+//! - `info`: the description of a device. `request`: the parameters of commands. `terms`: what both
+//!   ends of a connection have to agree in. `outcome`: the results of WQEs. `vendor`, `rule`: the
+//!   vendor syndromes, which give the reasons of failures. `watch`: the state of strict mode.
 
 /// Makes enums of vendor syndromes from a table: the number and the meaning of each.
 macro_rules! syndromes {
@@ -26,5 +26,6 @@ pub(crate) mod info;
 pub(crate) mod outcome;
 pub(crate) mod request;
 pub(crate) mod rule;
+pub(crate) mod terms;
 pub(crate) mod vendor;
 pub(crate) mod watch;

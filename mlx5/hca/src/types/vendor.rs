@@ -40,6 +40,7 @@ syndromes! {
         DatagramTooLong = 0x22: "a datagram longer than 4096 bytes",
         AtomicAlignment = 0x23: "the address of an atomic is not a multiple of 8",
         PacketsRefused = 0x24: "the kernel refuses packets to the peer: they are longer than the path's MTU (mtu=N), or there is no route",
+        Terms = 0x25: "the two ends of the connection have different path MTUs, or the responder keeps fewer READs and atomics",
         /// [`Faults::fail`](crate::Faults::fail) requests the failure.
         OnPurpose = 0x2f: "a fault that was asked for",
     }

@@ -1,5 +1,7 @@
 //! Asynchronous events, which `ibv_get_async_event` reads.
 
+use std::fmt::Display;
+
 use mlx5_hca::AsyncEvent;
 
 use crate::abi::verbs::AsyncEventDesc;
@@ -11,9 +13,12 @@ use crate::options::settings::Change;
 mod number {
     pub(crate) const CQ_ERR: u32 = 0;
     pub(crate) const QP_FATAL: u32 = 1;
+    pub(crate) const QP_REQ_ERR: u32 = 2;
+    pub(crate) const QP_ACCESS_ERR: u32 = 3;
     pub(crate) const DEVICE_FATAL: u32 = 8;
     pub(crate) const PORT_ACTIVE: u32 = 9;
     pub(crate) const PORT_ERR: u32 = 10;
+    pub(crate) const SRQ_LIMIT_REACHED: u32 = 15;
 }
 
 impl Objects {
@@ -30,7 +35,21 @@ impl Objects {
                 Change::Fatal => self.hca.break_down(),
             }
         }
+        while let Some(difference) = self.hca.take_difference() {
+            log::error(self.settings, format_args!("{difference}"));
+        }
         let mut any = false;
+        for srq in self.srqs.iter().filter(|srq| srq.is_armed.get()) {
+            if u32::from(self.hca.available_receives(srq.srqn)) < srq.limit {
+                srq.is_armed.set(false);
+                any = true;
+                let what = format_args!(
+                    "a shared receive queue has fewer than {} receives",
+                    srq.limit
+                );
+                self.send_event(srq.user_handle, number::SRQ_LIMIT_REACHED, &what);
+            }
+        }
         while let Some(event) = self.hca.take_async_event() {
             any = true;
             self.send_async(event);
@@ -54,12 +73,19 @@ impl Objects {
         let (element, event_type) = match event {
             AsyncEvent::CqError { cqn } => (of_cq(cqn), number::CQ_ERR),
             AsyncEvent::QpFatal { qpn } => (of_qp(qpn), number::QP_FATAL),
+            AsyncEvent::QpRequestError { qpn } => (of_qp(qpn), number::QP_REQ_ERR),
+            AsyncEvent::QpAccessError { qpn } => (of_qp(qpn), number::QP_ACCESS_ERR),
             AsyncEvent::DeviceFatal => (Some(0), number::DEVICE_FATAL),
             AsyncEvent::PortActive { port } => (Some(port.into()), number::PORT_ACTIVE),
             AsyncEvent::PortError { port } => (Some(port.into()), number::PORT_ERR),
             _ => return,
         };
-        let Some(element) = element else { return };
+        if let Some(element) = element {
+            self.send_event(element, event_type, &event);
+        }
+    }
+
+    fn send_event(&self, element: u64, event_type: u32, what: &dyn Display) {
         let sent = self.async_events.send(&AsyncEventDesc {
             element,
             event_type,
@@ -69,6 +95,11 @@ impl Objects {
             .err()
             .map(|errno| format!("; it is lost: {errno}"))
             .unwrap_or_default();
-        log::error(self.settings, format_args!("{event}{lost}"));
+        // A limit that is reached is no failure.
+        let log = match event_type {
+            number::SRQ_LIMIT_REACHED => log::refused,
+            _ => log::error,
+        };
+        log(self.settings, format_args!("{what}{lost}"));
     }
 }

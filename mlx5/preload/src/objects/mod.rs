@@ -12,6 +12,7 @@ mod regions;
 mod srq;
 mod table;
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -197,4 +198,9 @@ pub(crate) struct Srq {
     pub(crate) srqn: u32,
     pub(crate) max_wr: u32,
     pub(crate) max_sge: u32,
+    /// The program's name for the queue, in events.
+    pub(crate) user_handle: u64,
+    pub(crate) limit: u32,
+    /// Whether there is an event when fewer receives than `limit` are posted.
+    pub(crate) is_armed: Cell<bool>,
 }

@@ -1,7 +1,9 @@
 //! MODIFY_QP: the attributes of a transition, its legality, and the HCA's part in it.
 
 use mlx5_hca::wire::rnr_timer_ns;
-use mlx5_hca::{Access, Address, ConnectError, ConnectOptions, PacketAddress, Service};
+use mlx5_hca::{
+    Access, Address, ConnectError, ConnectOptions, GidKind, PacketAddress, Service, Terms,
+};
 
 use crate::abi::MAX_RD_ATOMIC;
 use crate::abi::mlx5::ModifyQpResp as DriverResp;
@@ -87,6 +89,22 @@ fn rights(at: &QueryQpResp) -> Access {
     }
 }
 
+/// Returns the terms of a connection that the attributes set, on a port whose source GID has this
+/// format.
+fn terms(at: &QueryQpResp, service: Service, format: GidKind) -> Terms {
+    let is_reliable = service == Service::Connected;
+    let psn = |psn: u32| if is_reliable { psn & 0xff_ffff } else { 0 };
+    let reads = |count: u8| if is_reliable { count } else { 0 };
+    Terms {
+        format,
+        mtu: 128 << at.path_mtu,
+        sq_psn: psn(at.sq_psn),
+        rq_psn: psn(at.rq_psn),
+        max_rd_atomic: reads(at.max_rd_atomic),
+        max_dest_rd_atomic: reads(at.max_dest_rd_atomic),
+    }
+}
+
 fn options(at: &QueryQpResp) -> ConnectOptions {
     ConnectOptions {
         timeout: at.timeout,
@@ -165,6 +183,12 @@ impl Objects {
     /// Makes the HCA perform the transition.
     fn carry_out(&self, qp: &Qp, from: State, to: State, at: &QueryQpResp) -> Result<(), Errno> {
         let is_connected = qp.service != Service::Datagram;
+        if is_connected && matches!(to, State::ReadyToReceive | State::ReadyToSend) {
+            let own = self.port.address();
+            let source = own.and_then(|own| own.gids.get(usize::from(at.dest.sgid_index)));
+            let format = source.map_or(GidKind::InfiniBand, |gid| gid.kind);
+            self.hca.set_terms(qp.qpn, terms(at, qp.service, format));
+        }
         match (from, to) {
             (_, State::Reset) => {
                 return Errno(libc::EBUSY).when(!self.hca.reset_qp(qp.qpn));

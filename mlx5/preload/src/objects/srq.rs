@@ -1,5 +1,7 @@
 //! Shared receive queues.
 
+use std::cell::Cell;
+
 use mlx5_hca::RqMemory;
 
 use crate::abi::mlx5::{
@@ -26,22 +28,32 @@ const LIMIT: u32 = 2;
 impl Objects {
     pub(crate) fn create_srq(&mut self, call: &Call) -> Result<Reply, Errno> {
         let asked: CreateSrq = call.request::<_, ()>()?;
-        self.make_srq(call, asked.pd_handle, asked.max_wr, asked.max_sge)
+        self.make_srq(
+            call,
+            asked.user_handle,
+            asked.pd_handle,
+            (asked.max_wr, asked.max_sge),
+        )
     }
 
     /// Carries out CREATE_XSRQ, for the basic type only.
     pub(crate) fn create_xsrq(&mut self, call: &Call) -> Result<Reply, Errno> {
         let asked: CreateXsrq = call.request::<_, ()>()?;
         Errno(libc::EOPNOTSUPP).when(asked.srq_type != BASIC)?;
-        self.make_srq(call, asked.pd_handle, asked.max_wr, asked.max_sge)
+        self.make_srq(
+            call,
+            asked.user_handle,
+            asked.pd_handle,
+            (asked.max_wr, asked.max_sge),
+        )
     }
 
     fn make_srq(
         &mut self,
         call: &Call,
+        user_handle: u64,
         pd_handle: u32,
-        max_wr: u32,
-        max_sge: u32,
+        (max_wr, max_sge): (u32, u32),
     ) -> Result<Reply, Errno> {
         let request: DriverSrq = call.driver();
         call.check_room(size_of::<CreateSrqResp>())?;
@@ -71,6 +83,9 @@ impl Objects {
             srqn,
             max_wr,
             max_sge,
+            user_handle,
+            limit: 0,
+            is_armed: Cell::new(false),
         });
         let note =
             format!("pd={pd_handle} wqes={wqe_cnt}x{stride} -> srq={srq_handle} srqn={srqn:#x}");
@@ -84,25 +99,32 @@ impl Objects {
         .note(note))
     }
 
-    /// Carries out MODIFY_SRQ. Refuses a resize, as mlx5 does, and a limit, because no limit event
-    /// is sent.
+    /// Carries out MODIFY_SRQ. Refuses a resize, as mlx5 does. A limit is armed: the next time that
+    /// fewer receives are posted, there is one event.
     pub(crate) fn modify_srq(&mut self, call: &Call) -> Result<Reply, Errno> {
         let asked: ModifySrq = call.request::<_, ()>()?;
-        self.srqs.get(asked.srq_handle)?;
+        let srq = self.srqs.get_mut(asked.srq_handle)?;
         Errno(libc::EINVAL).when(asked.attr_mask & MAX_WR != 0)?;
-        Errno(libc::EOPNOTSUPP).when(asked.attr_mask & LIMIT != 0 && asked.srq_limit != 0)?;
+        if asked.attr_mask & LIMIT != 0 {
+            Errno(libc::EINVAL).when(asked.srq_limit > srq.max_wr)?;
+            srq.limit = asked.srq_limit;
+            srq.is_armed.set(srq.limit > 0);
+        }
         Ok(Reply::none().note(format!("srq={}", asked.srq_handle)))
     }
 
     pub(crate) fn query_srq(&mut self, call: &Call) -> Result<Reply, Errno> {
         let QuerySrq { srq_handle, .. } = call.request::<_, QuerySrqResp>()?;
         let Srq {
-            max_wr, max_sge, ..
+            max_wr,
+            max_sge,
+            limit,
+            ..
         } = *self.srqs.get(srq_handle)?;
         Ok(Reply::of(&QuerySrqResp {
             max_wr,
             max_sge,
-            srq_limit: 0,
+            srq_limit: limit,
             reserved: 0,
         })
         .note(format!("srq={srq_handle}")))
@@ -114,6 +136,7 @@ impl Objects {
         Errno(libc::EBUSY).when(self.qps.iter().any(|qp| qp.srq == Some(srq_handle)))?;
         let srq = self.srqs.remove(srq_handle)?;
         self.hca.destroy_srq(srq.srqn);
-        Ok(Reply::of(&DestroySrqResp { events_reported: 0 }).note(format!("srq={srq_handle}")))
+        let events_reported = self.async_events.forget(srq.user_handle);
+        Ok(Reply::of(&DestroySrqResp { events_reported }).note(format!("srq={srq_handle}")))
     }
 }

@@ -25,3 +25,4 @@ mod stopped;
 mod storm;
 mod support;
 mod ucx;
+mod verbs;
