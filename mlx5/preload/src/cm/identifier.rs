@@ -15,7 +15,7 @@ use crate::abi::verbs::{AhAttr, GlobalRoute};
 use crate::cm::address;
 use crate::cm::machine::{Event, Heard, Kind, Machine, State, Step, reason};
 use crate::cm::message::{LONGEST_PACKET, Message, private_bytes};
-use crate::cm::service::{self, IN_USE, Port};
+use crate::cm::service::{self, Port, Sharing};
 use crate::options::config::{Link, guid};
 use crate::options::errno::Errno;
 use crate::options::faults::Fault;
@@ -85,6 +85,7 @@ pub(crate) struct Id {
     space: u16,
     qp_type: u8,
     pub(crate) machine: Machine,
+    pub(crate) sharing: Sharing,
     pub(crate) port: Option<Port>,
     pub(crate) socket: Option<OwnedFd>,
     /// Number of the id's events that the program has read.
@@ -94,7 +95,9 @@ pub(crate) struct Id {
     pub(crate) local: SocketAddr,
     remote: Option<SocketAddr>,
     /// Index of this end's device; `None` while no address determines the device.
-    device: Option<usize>,
+    pub(crate) device: Option<usize>,
+    /// Whether the id has the event that its device has failed.
+    pub(crate) is_told: bool,
     peer_device: Option<usize>,
     /// First packet number that this end expects; `peer_psn` is the first that the peer expects.
     psn: u32,
@@ -140,6 +143,7 @@ impl Id {
                 state: State::New,
                 is_datagram: qp_type == qp_type::UD,
             },
+            sharing: Sharing::default(),
             port: None,
             socket: None,
             reported: 0,
@@ -147,6 +151,7 @@ impl Id {
             local: (Ipv4Addr::UNSPECIFIED, 0).into(),
             remote: None,
             device: None,
+            is_told: false,
             peer_device: None,
             psn: service::random() >> 8,
             peer_psn: 0,
@@ -172,21 +177,14 @@ impl Id {
     /// Binds the id to an address, and reserves the port; port 0 means any free port.
     ///
     /// # Errors
-    /// `EINVAL`: the id has an address already. `EADDRINUSE`, or `EADDRNOTAVAIL` if the address is
-    /// the unspecified one: another id has the port. `ENODEV`: no device has the address.
+    /// `EINVAL`: the id has an address already. `EADDRINUSE`, `EADDRNOTAVAIL`: as of
+    /// [`Port::reserve`]. `ENODEV`: no device has the address.
     pub(crate) fn bind(&mut self, settings: &Settings, to: SocketAddr) -> Result<(), Errno> {
         let (device, is_any) = (address::device(settings, to.ip()), to.ip().is_unspecified());
         Errno(libc::ENODEV).when(device.is_none() && !is_any)?;
         self.machine.take(Step::Bind)?;
-        let port = Port::reserve(&settings.fabric, self.space, to.port());
-        let port = port.map_err(|errno| {
-            self.machine.state = State::New;
-            // A kernel compares whole addresses, and returns this error for the unspecified one.
-            match errno {
-                IN_USE if is_any => Errno(libc::EADDRNOTAVAIL),
-                _ => errno,
-            }
-        })?;
+        let port = Port::reserve(&settings.fabric, self.space, to, self.sharing)
+            .inspect_err(|_| self.machine.state = State::New)?;
         self.device = device.filter(|_| !is_any);
         self.local = SocketAddr::new(to.ip(), port.number);
         self.port = Some(port);
@@ -281,7 +279,7 @@ impl Id {
             (message.source, message.destination) =
                 (address::bytes(self.local), address::bytes(remote));
             self.is_active = true;
-            match service::connect(&settings.fabric, self.space, remote.port()) {
+            match service::connect(&settings.fabric, self.space, remote) {
                 Ok(socket) => self.socket = Some(socket),
                 Err(Errno(libc::ENOENT | libc::ECONNREFUSED)) if self.waits_for(remote.port()) => {
                     self.machine.state = before;

@@ -14,6 +14,8 @@ pub(crate) enum Event {
     Rejected = 8,
     Established = 9,
     Disconnected = 10,
+    DeviceRemoval = 11,
+    TimewaitExit = 15,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::FromRepr)]
@@ -47,7 +49,7 @@ pub(crate) enum Heard {
     Message(Kind, i32),
     /// The end of the peer's id, or of the peer's process.
     End,
-    /// No answer arrived in time.
+    /// The time of [`Machine::waits`] is over.
     Silence,
 }
 
@@ -104,6 +106,8 @@ pub(crate) enum State {
     Disconnecting,
     /// The peer's request to disconnect has arrived.
     Disconnected,
+    /// The connection has ended; packets of it may still be on the way.
+    TimeWait,
     Ended,
 }
 
@@ -135,22 +139,24 @@ impl Machine {
             (Step::Accept, Answered) => (Established, Some(Kind::ReadyToUse)),
             (Step::Reject, Requested | Answered) => (Ended, Some(Kind::Reject)),
             (Step::Disconnect, Established) => (Disconnecting, Some(Kind::DisconnectRequest)),
-            (Step::Disconnect, Disconnected) => (Ended, Some(Kind::DisconnectReply)),
+            (Step::Disconnect, Disconnected) => (TimeWait, Some(Kind::DisconnectReply)),
             // Both ends may disconnect, in any order, so an early or late disconnect has no effect.
-            (Step::Disconnect, Requesting | Replied | Answered | Disconnecting | Ended) => {
-                (self.state, None)
-            }
+            (
+                Step::Disconnect,
+                Requesting | Replied | Answered | Disconnecting | TimeWait | Ended,
+            ) => (self.state, None),
             _ => return Err(Errno(libc::EINVAL)),
         };
         self.state = next;
         Ok(message)
     }
 
-    /// Returns whether this end has sent a message that the peer must answer.
+    /// Returns whether this end waits for a time to pass: until the peer has to have answered a
+    /// message, or until the packets of a connection that has ended are gone.
     pub(crate) fn waits(&self) -> bool {
         matches!(
             self.state,
-            State::Requesting | State::Replied | State::Disconnecting
+            State::Requesting | State::Replied | State::Disconnecting | State::TimeWait
         )
     }
 
@@ -179,12 +185,14 @@ impl Machine {
             (Requesting | Replied, Silence) => {
                 (Ended, Some((Event::Unreachable, -libc::ETIMEDOUT)))
             }
-            (Disconnecting, Silence) => (Ended, Some((Event::Disconnected, -libc::ETIMEDOUT))),
+            (Disconnecting, Silence) => (TimeWait, Some((Event::Disconnected, -libc::ETIMEDOUT))),
+            (TimeWait, Silence) => (Ended, Some((Event::TimewaitExit, 0))),
+            (TimeWait, _) => (TimeWait, None),
             // The program may still answer the request, although a datagram peer has ended.
             (Requested, End) if self.is_datagram => (Requested, None),
-            // Every other input ends the id: the answer to a request to disconnect, or a peer that
+            // Every other input ends the connection: the answer to a request to disconnect, or a peer that
             // breaks the rules, ends, or disconnects at the same time.
-            (Established | Disconnecting, _) => (Ended, Some((Event::Disconnected, 0))),
+            (Established | Disconnecting, _) => (TimeWait, Some((Event::Disconnected, 0))),
             (Requesting | Replied | Answered, _) => (
                 Ended,
                 Some((rejected, reason::by_program(self.is_datagram))),
@@ -259,11 +267,15 @@ mod tests {
                 pass(&mut second, Step::Disconnect, &mut first),
                 Some((Event::Disconnected, 0))
             );
-            assert_eq!((first.state, second.state), (State::Ended, State::Ended));
             assert_eq!(
                 (first.take(Step::Disconnect), second.hear(Heard::End)),
                 (Ok(None), None)
             );
+            for end in [&mut first, &mut second] {
+                assert!(end.waits());
+                assert_eq!(end.hear(Heard::Silence), Some((Event::TimewaitExit, 0)));
+                assert_eq!((end.state, end.waits()), (State::Ended, false));
+            }
         }
     }
 
@@ -325,20 +337,18 @@ mod tests {
     #[test]
     fn each_message_that_must_be_answered_has_an_event_if_it_is_not() {
         let unreachable = Some((Event::Unreachable, -libc::ETIMEDOUT));
-        for (state, event) in [
-            (State::Requesting, unreachable),
-            (State::Replied, unreachable),
+        for (state, event, next) in [
+            (State::Requesting, unreachable, State::Ended),
+            (State::Replied, unreachable, State::Ended),
             (
                 State::Disconnecting,
                 Some((Event::Disconnected, -libc::ETIMEDOUT)),
+                State::TimeWait,
             ),
         ] {
             let mut end = machine(state);
             assert!(end.waits());
-            assert_eq!(
-                (end.hear(Heard::Silence), end.waits(), end.state),
-                (event, false, State::Ended)
-            );
+            assert_eq!((end.hear(Heard::Silence), end.state), (event, next));
         }
     }
 

@@ -50,6 +50,9 @@ const EVENTS: u64 = u64::MAX;
 const TIMER: u64 = EVENTS - 1;
 /// Time within which a peer must answer, the same as the kernel's: 16 times 4.096 us * 2^20.
 const ANSWER_TIME: Duration = Duration::from_nanos(16 * (4096 << 20));
+/// Time for which packets of a connection that has ended may be on the way, as a kernel computes it
+/// for the paths of this library: 1 ms * 2^10.
+const TIME_WAIT: Duration = Duration::from_millis(1 << 10);
 /// Time between two attempts to reach a service that does not listen yet.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 /// The shortest time to which the timer is set: 0 would stop it.
@@ -214,6 +217,24 @@ impl Session {
 
     fn ids(&self) -> MutexGuard<'_, Ids> {
         self.ids.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells the ids of a device that the device has failed, as a kernel does that removes it.
+    pub(crate) fn lose(&self, device: usize) {
+        let mut ids = self.ids();
+        let handles: Vec<_> = ids
+            .by_handle
+            .values_mut()
+            .filter(|id| id.device == Some(device) && !id.is_told)
+            .map(|id| {
+                id.is_told = true;
+                id.handle.0
+            })
+            .collect();
+        for handle in handles {
+            ids.push(handle, Event::DeviceRemoval, 0, [0; 304]);
+        }
+        self.signal(&ids);
     }
 
     /// Returns the descriptor that is readable while there may be an event.
@@ -400,7 +421,8 @@ impl Session {
                 let Some(port) = &id.port else {
                     return Err(INVALID);
                 };
-                port.listen(asked.backlog)?;
+                port.listen(asked.backlog)
+                    .inspect_err(|_| id.machine.state = State::Bound)?;
                 self.watch(&port.socket, asked.id.into())
             }
             number::CONNECT => {
@@ -447,15 +469,23 @@ impl Session {
                 self.deliver(ids, call, response)
             }
             number::SET_OPTION => {
-                // Other options of an id, such as its type of service, have no effect here.
+                // The type of service of an id has no effect here.
                 const OF_ID: u32 = 0;
+                const TYPE_OF_SERVICE: u32 = 0;
+                const REUSE_ADDRESS: u32 = 1;
+                const ONLY_OWN_FAMILY: u32 = 2;
                 const ACK_TIMEOUT: u32 = 3;
                 let asked: SetOption = call.request()?;
                 let id = ids.get(asked.id)?;
-                if (asked.level, asked.optname) == (OF_ID, ACK_TIMEOUT) {
-                    let mut value = [0; 1];
+                let mut value = [0; 1];
+                if asked.level == OF_ID && asked.optname > TYPE_OF_SERVICE {
                     sys::copy_in(asked.optval, &mut value)?;
-                    id.ack_timeout = value[0] & 31;
+                }
+                match (asked.level, asked.optname) {
+                    (OF_ID, REUSE_ADDRESS) => id.sharing.reuse = value[0] != 0,
+                    (OF_ID, ONLY_OWN_FAMILY) => id.sharing.only_own_family = value[0] != 0,
+                    (OF_ID, ACK_TIMEOUT) => id.ack_timeout = value[0] & 31,
+                    _ => {}
                 }
                 Errno(libc::EOPNOTSUPP).when(asked.level != OF_ID)
             }
@@ -487,11 +517,7 @@ impl Session {
         if let (Step::Connect, Some(socket)) = (step, &id.socket) {
             self.watch(socket, handle.into())?;
         }
-        id.answer_until = id
-            .machine
-            .waits()
-            .then(|| Instant::now() + self.answer_time);
-        let answer = id.answer_until.map(|until| (until, handle));
+        let answer = self.begin_wait(id);
         self.settle(id, false);
         ids.answers.extend(answer);
         failed
@@ -500,9 +526,20 @@ impl Session {
         Ok(())
     }
 
-    /// Closes the socket of an id that has ended, or whose peer has ended (`is_gone`).
+    /// Sets the time at which an id's wait ends, if it waits. Returns its entry in
+    /// [`Ids::answers`].
+    fn begin_wait(&self, id: &mut Id) -> Option<(Instant, u32)> {
+        let time = match id.machine.state {
+            State::TimeWait => TIME_WAIT.min(self.answer_time),
+            _ => self.answer_time,
+        };
+        id.answer_until = id.machine.waits().then(|| Instant::now() + time);
+        id.answer_until.map(|until| (until, id.handle.0))
+    }
+
+    /// Closes the socket of an id whose connection has ended, or whose peer has ended (`is_gone`).
     fn settle(&self, id: &mut Id, is_gone: bool) {
-        if is_gone || id.machine.state == State::Ended {
+        if is_gone || matches!(id.machine.state, State::TimeWait | State::Ended) {
             id.socket
                 .take()
                 .iter()
@@ -538,13 +575,16 @@ impl Session {
                 if until > now {
                     break;
                 }
-                log::refused(
-                    self.settings,
-                    format_args!(
-                        "rdma_cm: the peer of id {handle} has not answered in {:?}",
-                        self.answer_time
-                    ),
-                );
+                let is_late = |id: &mut Id| id.machine.state != State::TimeWait;
+                if ids.get(handle).is_ok_and(is_late) {
+                    log::refused(
+                        self.settings,
+                        format_args!(
+                            "rdma_cm: the peer of id {handle} has not answered in {:?}",
+                            self.answer_time
+                        ),
+                    );
+                }
                 self.hear(ids, handle, Heard::Silence, None);
             }
             ids.answers.pop_first();
@@ -618,9 +658,13 @@ impl Session {
             _ => {}
         }
         let was_unknown = id.machine.state == State::Arriving;
+        let was_time_wait = id.machine.state == State::TimeWait;
         let event = id.machine.hear(heard);
         self.settle(id, heard == Heard::End);
         let param = message.map_or([0; 304], |(kind, _)| id.param(self.settings, kind));
+        let begins = id.machine.state == State::TimeWait && !was_time_wait;
+        let end = begins.then(|| self.begin_wait(id)).flatten();
+        ids.answers.extend(end);
         match event {
             Some((event, status)) => ids.push(handle, event, status, param),
             None if was_unknown => drop(ids.by_handle.remove(&handle)),

@@ -234,7 +234,7 @@ fn a_peer_that_lives_and_never_answers_is_an_event_when_its_time_is_over() {
 #[test]
 fn messages_of_a_peer_take_effect_before_the_program_asks_for_events() {
     let fabric = Fabric::new("order");
-    let [server, client] = [(), ()].map(|()| fabric.open(ANSWER_TIME));
+    let [server, client] = [(), ()].map(|()| fabric.open(Duration::from_millis(200)));
     server.listen(1);
     let id = client.connect(1);
     let served = server.next().unwrap().id;
@@ -263,6 +263,25 @@ fn messages_of_a_peer_take_effect_before_the_program_asks_for_events() {
             Some((Event::Disconnected as u32, 0))
         ]
     );
+    for end in [&server, &client] {
+        assert_eq!(end.wait(), (Event::TimewaitExit as u32, 0));
+        assert_eq!(end.event(), None, "once");
+    }
+}
+
+#[test]
+fn the_ids_of_a_device_that_fails_have_an_event_and_no_others() {
+    let fabric = Fabric::new("removal");
+    let end = fabric.open(ANSWER_TIME);
+    let id = end.resolve(1);
+    end.create();
+    end.lose(1);
+    assert_eq!(end.event(), None, "another device");
+    end.lose(0);
+    let event = end.next().unwrap();
+    assert_eq!((event.id, event.event), (id, Event::DeviceRemoval as u32));
+    end.lose(0);
+    assert_eq!(end.event(), None, "once");
 }
 
 /// The port is the port of all tests here, because a process waits only for the service that it

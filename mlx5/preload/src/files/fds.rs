@@ -126,6 +126,17 @@ pub(crate) fn get(fd: c_int) -> Option<File> {
     None
 }
 
+/// Returns all sessions with the connection manager.
+pub(crate) fn sessions() -> Vec<Arc<Session>> {
+    let files = files();
+    let all = files.iter().flat_map(|files| files.values());
+    all.filter_map(|(_, file)| match file {
+        File::Cm(session) => Some(Arc::clone(session)),
+        _ => None,
+    })
+    .collect()
+}
+
 pub(crate) fn cm(fd: c_int) -> Option<Arc<Session>> {
     match get(fd)? {
         File::Cm(session) => Some(session),

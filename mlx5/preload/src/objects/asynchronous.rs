@@ -5,6 +5,7 @@ use std::fmt::Display;
 use mlx5_hca::AsyncEvent;
 
 use crate::abi::verbs::AsyncEventDesc;
+use crate::files::fds;
 use crate::objects::Objects;
 use crate::options::log;
 use crate::options::settings::Change;
@@ -32,7 +33,11 @@ impl Objects {
             self.changes_made += 1;
             match change {
                 Change::Port { is_up } => self.hca.set_port_up(is_up),
-                Change::Fatal => self.hca.break_down(),
+                Change::Fatal => {
+                    self.hca.break_down();
+                    let device = self.port.index;
+                    fds::sessions().iter().for_each(|cm| cm.lose(device));
+                }
             }
         }
         while let Some(difference) = self.hca.take_difference() {
