@@ -16,7 +16,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use copyrpc::methods::MethodError;
-use copyrpc::parts::{self, PartsError, Reassembler, Replies};
+use copyrpc::parts::{self, PartsError, Reassembler};
 use copyrpc::{Client, ClientError, ClientOptions, Ending, Server, StopHandle, service};
 use serde::{Deserialize, Serialize};
 
@@ -76,12 +76,12 @@ fn sum_of(bytes: &[u8]) -> u64 {
 fn serve(
     address: SocketAddr,
     mut store: Blobs,
-    tell: &Sender<(SocketAddr, StopHandle, Replies)>,
+    tell: &Sender<(SocketAddr, StopHandle)>,
 ) -> Result<Blobs, AnyError> {
     let mut server = Server::bind(address)?;
     // A blob of each client at once.
-    let mut parts = Reassembler::new(MAX_BYTES, 4 * MAX_BYTES);
-    tell.send((server.local_addr()?, server.stop_handle(), parts.replies()))?;
+    let mut parts = Reassembler::new(server.stop_handle(), MAX_BYTES, 4 * MAX_BYTES);
+    tell.send((server.local_addr()?, server.stop_handle()))?;
     server.serve(|part| {
         parts.answer(&part.to_vec(), |request| {
             blobs::answer(&mut store, &request)
@@ -142,19 +142,18 @@ fn run() -> Result<(), AnyError> {
         Blobs::default(),
         tell.clone(),
     );
-    let (address, mut stop, replies) = told.recv()?;
+    let (address, mut stop) = told.recv()?;
     let clients = ["one", "two"]
         .map(|name| thread::spawn(move || work(address, name, (mebibytes << 20).min(MAX_BLOB))));
     thread::sleep(Duration::from_millis(20));
-    // Blobs that are on their way back.
-    replies.drain(Duration::from_secs(1));
+    // Blobs that are on their way back arrive before the server ends.
     stop.stop();
     server = start(
         address,
         server.join().map_err(|_| "the server panicked")??,
         tell,
     );
-    (_, stop, _) = told.recv()?;
+    (_, stop) = told.recv()?;
     clients
         .into_iter()
         .try_for_each(|client| client.join().map_err(|_| "a client panicked")?)?;

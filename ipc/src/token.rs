@@ -7,6 +7,7 @@ use copyrpc_calls::StopHandle;
 use copyrpc_shm::dropped::{Dropped, Numbered};
 
 use crate::entries::Entries;
+use crate::limits::STOP_TIMEOUT;
 use crate::sessions::CallId;
 
 /// The duty to answer a received request, 24 bytes. A token can be kept anywhere, even as the user
@@ -112,7 +113,7 @@ impl Listed {
         Self {
             number,
             dropped,
-            stop: StopHandle::new(Arc::new(ServerWaker(number)).into()),
+            stop: StopHandle::new(Arc::new(ServerWaker(number)).into(), STOP_TIMEOUT),
         }
     }
 

@@ -452,7 +452,8 @@ fn serve<S: Serving>(
                 server.answer(request, answer);
             }
         }
-        if (ending.is_some() || stop.is_stopped()) && !is_leaving {
+        let is_over = ending.is_some_and(|(since, limit)| since.elapsed() >= limit);
+        if (is_over || stop.is_stopped()) && !is_leaving {
             is_leaving = true;
             shared
                 .end(None)
@@ -461,7 +462,7 @@ fn serve<S: Serving>(
                 .for_each(|request| server.answer(request, Answer::SentBack));
             server.close();
         }
-        if ending.is_some_and(|(since, limit)| held.is_empty() || since.elapsed() >= limit) {
+        if is_over || is_leaving && ending.is_some() && held.is_empty() {
             break;
         }
         let mut now = None;

@@ -19,8 +19,10 @@
 //! #     }
 //! # }
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! // The server's part is `server.serve(|request| parts.answer(request, |whole| ..))`, with such a `parts`:
-//! let parts = Reassembler::new(1 << 20, 4 << 20);
+//! # let stop = copyrpc_calls::StopHandle::new(std::task::Waker::noop().clone(), std::time::Duration::ZERO);
+//! // The server's part is `server.serve(|request| parts.answer(request, |whole| ..))`, with such a `parts`,
+//! // where `stop` is the server's `stop_handle()`:
+//! let parts = Reassembler::new(stop, 1 << 20, 4 << 20);
 //! # let client = Direct(parts);
 //! // The client's, for a client whose calls take 4096 bytes in each direction:
 //! let mut client = Client::new(client, 4096, 4096);
@@ -36,7 +38,7 @@
 //! parts arrived or not ([`PartsError::Unsent`]). A retry begins at the first part.
 //!
 //! A reply that is not fetched whole when its server ends is lost ([`PartsError::ReplyLost`]): a
-//! server that stops lets clients fetch the replies before, by [`Replies::drain`].
+//! server that stops lets clients fetch the replies before ([`Reassembler::new`]).
 //!
 //! The remaining time in the header of a method's request counts from the arrival of the first
 //! part: [`Whole::deadline`].
@@ -57,18 +59,14 @@
 //! 2 busy, 3 too long, 4 the server has no such call), with 0 and 3 a length u64 (of the whole
 //! reply; the maximum), and with 0 the bytes. All is little-endian, without padding.
 
-mod replies;
-
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant};
 
-pub use replies::Replies;
-use replies::Unfetched;
-
-use crate::Ending;
 use crate::methods::{AsyncCaller, Caller, Header};
+use crate::serving::Unfetched;
+use crate::{Ending, StopHandle};
 
 /// Lengths in bytes of the header of a part, and of the header of a reply.
 const HEADER: usize = 40;
@@ -132,8 +130,7 @@ pub enum PartsError<E> {
     /// handler got it. Retryable.
     #[error("the server has lost the first parts of the request")]
     Lost,
-    /// The handler ran, and the server has no reply of it any more: it was restarted without
-    /// [`Replies::drain`], or needed the memory.
+    /// The handler ran, and the server has no reply of it any more: it ended, or needed the memory.
     #[error("the handler ran, but the server has lost its reply")]
     ReplyLost,
     /// The handler ran, and its reply is longer than [`Client::max_bytes`], or than the memory of
@@ -227,6 +224,61 @@ impl<C: Clone> Clone for Client<C> {
     }
 }
 
+/// The progress of a call in parts, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// Length of the part of the request that the server has taken.
+    pub sent: usize,
+    /// Length of the part of the reply that has arrived.
+    pub received: usize,
+    /// Length of the reply, once the handler has run.
+    pub reply: Option<usize>,
+}
+
+impl<C: Caller<Error: 'static>> Client<C> {
+    /// Like [`call`](Caller::call), and passes the progress to `on_part` after each part.
+    ///
+    /// # Errors
+    /// [`PartsError`].
+    pub fn call_with(
+        &mut self,
+        request: &[u8],
+        timeout: Option<Duration>,
+        mut on_part: impl FnMut(Progress),
+    ) -> Result<Vec<u8>, PartsError<C::Error>> {
+        self.name.1 += 1;
+        let mut transfer = self.transfer(self.name, request, timeout);
+        while !transfer.is_whole() {
+            let part = transfer.next_part();
+            transfer.take(self.caller.call(&part, transfer.left()))?;
+            on_part(transfer.progress());
+        }
+        Ok(transfer.reply)
+    }
+}
+
+impl<C: AsyncCaller<Error: Send + 'static> + Sync> Client<C> {
+    /// Makes a call whose request stays the caller's, to be repeated. Passes the progress to
+    /// `on_part` after each part.
+    ///
+    /// # Errors
+    /// [`PartsError`].
+    pub async fn call_async_with(
+        &self,
+        request: &[u8],
+        timeout: Option<Duration>,
+        mut on_part: impl FnMut(Progress),
+    ) -> Result<Vec<u8>, PartsError<C::Error>> {
+        let mut transfer = self.transfer((random(), 0), request, timeout);
+        while !transfer.is_whole() {
+            let part = transfer.next_part();
+            transfer.take(self.caller.call(part, transfer.left()).await)?;
+            on_part(transfer.progress());
+        }
+        Ok(transfer.reply)
+    }
+}
+
 impl<C: Caller<Error: 'static>> Caller for Client<C> {
     type Error = PartsError<C::Error>;
 
@@ -236,13 +288,7 @@ impl<C: Caller<Error: 'static>> Caller for Client<C> {
 
     /// Calls with a request of any length. The timeout is for the whole call.
     fn call(&mut self, request: &[u8], timeout: Option<Duration>) -> Result<Vec<u8>, Self::Error> {
-        self.name.1 += 1;
-        let mut transfer = self.transfer(self.name, request, timeout);
-        while !transfer.is_whole() {
-            let part = transfer.next_part();
-            transfer.take(self.caller.call(&part, transfer.left()))?;
-        }
-        Ok(transfer.reply)
+        self.call_with(request, timeout, |_| ())
     }
 }
 
@@ -258,12 +304,7 @@ impl<C: AsyncCaller<Error: Send + 'static> + Sync> AsyncCaller for Client<C> {
         request: Vec<u8>,
         timeout: Option<Duration>,
     ) -> Result<Vec<u8>, Self::Error> {
-        let mut transfer = self.transfer((random(), 0), &request, timeout);
-        while !transfer.is_whole() {
-            let part = transfer.next_part();
-            transfer.take(self.caller.call(part, transfer.left()).await)?;
-        }
-        Ok(transfer.reply)
+        self.call_async_with(&request, timeout, |_| ()).await
     }
 }
 
@@ -288,6 +329,14 @@ impl Transfer<'_> {
     fn left(&self) -> Option<Duration> {
         self.end
             .map(|end| end.saturating_duration_since(Instant::now()))
+    }
+
+    fn progress(&self) -> Progress {
+        Progress {
+            sent: self.sent,
+            received: self.reply.len(),
+            reply: self.reply_len,
+        }
     }
 
     fn is_whole(&self) -> bool {
@@ -380,7 +429,8 @@ pub struct Reassembler {
     calls: HashMap<u64, Held>,
     /// Bytes that the calls take, or will take when they are whole.
     held: usize,
-    replies: Replies,
+    /// The handle that stops the server.
+    stop: StopHandle,
 }
 
 /// A request that is not whole, or a reply that is not fetched.
@@ -427,19 +477,22 @@ impl Whole {
 }
 
 impl Reassembler {
-    /// Makes the server's side, for requests of up to `max_bytes` each. The requests that are not
-    /// complete and the replies that are not fetched take at most `max_held` bytes together. Only
-    /// replies of handlers that run meanwhile may exceed that limit; then further requests end as
-    /// [`PartsError::Busy`].
+    /// Makes the side of the server that `stop` stops, for requests of up to `max_bytes` each. The
+    /// requests that are not complete and the replies that are not fetched take at most `max_held`
+    /// bytes together. Only replies of handlers that run meanwhile may exceed that limit; then
+    /// further requests end as [`PartsError::Busy`].
+    ///
+    /// After `stop`, the server goes on until its clients have fetched the replies, at most for its
+    /// stop timeout, and further requests in parts end as [`PartsError::Busy`].
     #[must_use]
-    pub fn new(max_bytes: usize, max_held: usize) -> Self {
+    pub fn new(stop: StopHandle, max_bytes: usize, max_held: usize) -> Self {
         Self {
             idle: Duration::from_secs(10),
             max_bytes,
             max_held,
             calls: HashMap::new(),
             held: 0,
-            replies: Replies::default(),
+            stop,
         }
     }
 
@@ -447,12 +500,6 @@ impl Reassembler {
     #[must_use]
     pub const fn held(&self) -> usize {
         self.held
-    }
-
-    /// Returns a handle of the replies, for the thread that stops the server ([`Replies::drain`]).
-    #[must_use]
-    pub fn replies(&self) -> Replies {
-        self.replies.clone()
     }
 
     /// Returns the reply to a part. If the part is the last of a request, calls `handler` with the
@@ -488,7 +535,7 @@ impl Reassembler {
         // up.
         let earlier = self.calls.remove(&client);
         self.held -= earlier.as_ref().map_or(0, Held::cost);
-        if kind == REQUEST && self.replies.are_closed() {
+        if kind == REQUEST && self.stop.is_stopping() {
             return Err(vec![BUSY]);
         }
         let mut held = match earlier
@@ -514,7 +561,7 @@ impl Reassembler {
                     call,
                     room,
                     since: held.since,
-                    unfetched: self.replies.count(),
+                    unfetched: self.stop.unfetched(),
                 },
                 held.bytes,
             ));

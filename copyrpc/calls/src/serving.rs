@@ -3,46 +3,96 @@
 
 use std::fmt;
 use std::io;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::task::Waker;
+use std::time::{Duration, Instant};
 
 /// Stops a server, from any thread: `serve` returns, and `recv` of an
 /// [`AsyncServer`](crate::AsyncServer) returns `None`. Their documentation states which of the
-/// requests that have arrived are still answered.
+/// requests that have arrived are still answered. While a client fetches a reply in
+/// [parts](crate::parts) from a [`Reassembler`](crate::parts::Reassembler) that has this handle, the
+/// server goes on, at most for its stop timeout.
 #[derive(Clone, Debug)]
 pub struct StopHandle {
-    is_stopped: Arc<AtomicBool>,
+    shared: Arc<Stop>,
     waker: Waker,
 }
 
+#[derive(Debug)]
+struct Stop {
+    /// Time of the first call of `stop`.
+    since: OnceLock<Instant>,
+    /// Number of replies in parts that clients have not fetched whole.
+    unfetched: AtomicUsize,
+    /// Maximum time for clients to fetch these replies.
+    timeout: Duration,
+}
+
 impl StopHandle {
-    /// Makes the handle of a server. `waker` ends the sleep of the server.
+    /// Makes the handle of a server. `waker` ends the sleep of the server. A server that was told to
+    /// stop goes on at most for `timeout` if clients fetch replies in parts.
     #[must_use]
-    pub fn new(waker: Waker) -> Self {
-        Self {
-            is_stopped: Arc::default(),
-            waker,
-        }
+    pub fn new(waker: Waker, timeout: Duration) -> Self {
+        let shared = Arc::new(Stop {
+            since: OnceLock::new(),
+            unfetched: AtomicUsize::new(0),
+            timeout,
+        });
+        Self { shared, waker }
     }
 
     /// Stops the server.
     pub fn stop(&self) {
-        self.is_stopped.store(true, Ordering::Release);
+        self.shared.since.get_or_init(Instant::now);
         self.waker.wake_by_ref();
     }
 
-    /// Returns whether the server was stopped.
+    /// Returns whether the server was told to stop, and clients have fetched the replies in parts,
+    /// or the time for that is over.
     #[must_use]
     #[inline]
     pub fn is_stopped(&self) -> bool {
-        self.is_stopped.load(Ordering::Acquire)
+        self.shared
+            .since
+            .get()
+            .is_some_and(|since| self.shared.is_over(*since))
+    }
+
+    /// Returns whether the server was told to stop: it takes no further request in parts.
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.shared.since.get().is_some()
+    }
+
+    pub(crate) fn unfetched(&self) -> Unfetched {
+        self.shared.unfetched.fetch_add(1, Ordering::Relaxed);
+        Unfetched(self.clone())
     }
 
     /// Returns the waker that ends the sleep of the server.
     #[must_use]
     pub const fn waker(&self) -> &Waker {
         &self.waker
+    }
+}
+
+impl Stop {
+    #[cold]
+    fn is_over(&self, since: Instant) -> bool {
+        self.unfetched.load(Ordering::Acquire) == 0 || since.elapsed() >= self.timeout
+    }
+}
+
+/// A guard for one reply in parts: until its drop, the reply counts as not fetched.
+#[derive(Debug)]
+pub(crate) struct Unfetched(StopHandle);
+
+impl Drop for Unfetched {
+    fn drop(&mut self) {
+        let is_last = self.0.shared.unfetched.fetch_sub(1, Ordering::Release) == 1;
+        if is_last && self.0.is_stopping() {
+            self.0.waker.wake_by_ref();
+        }
     }
 }
 

@@ -198,7 +198,7 @@ impl Server {
         let context = ContextBuilder::new(options.device.clone())
             .endpoints_with(options.clients, &options.endpoint)
             .build()?;
-        let stop = StopHandle::new(context.waker());
+        let stop = StopHandle::new(context.waker(), options.stop_timeout);
         context.inner.linger.set(options.stop_timeout);
         Ok(Self {
             clients: Vec::new(),

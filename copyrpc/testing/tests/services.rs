@@ -25,15 +25,15 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
-use copyrpc_calls::methods::AsyncCaller;
-use copyrpc_calls::{AsyncServer, Bind, ServerRequest};
+use copyrpc_calls::methods::{AsyncCaller, Caller};
+use copyrpc_calls::{AsyncServer, Bind, ServerRequest, StopHandle};
 use copyrpc_testing::executor::{Begun, block_on};
 use copyrpc_testing::helpers::{self, Helper, Scratch, next_word, say, scale};
 use copyrpc_testing::limits::any_port;
 use copyrpc_testing::methods::{self, Sums};
 use delegationrpc::Ring;
 use fastrand::Rng;
-use ipc::parts::Reassembler;
+use ipc::parts::{self, Reassembler};
 use ipc::{Dir, Ending};
 
 const CLIENTS: u64 = 3;
@@ -894,11 +894,54 @@ fn payloads_above_a_message_are_one_call_of_scalerpc() {
             methods::check_in_parts(scalerpc::Client::connect(address).unwrap(), max, max);
             stop.stop();
         });
-        let mut parts = Reassembler::new(4 << 20, 8 << 20);
+        let mut parts = Reassembler::new(server.stop_handle(), 4 << 20, 8 << 20);
         server
             .serve(|part| parts.answer(part, |whole| methods::numbers::answer(&mut Sums, &whole)))
             .unwrap();
         assert_eq!(parts.held(), 0);
         client.join().unwrap();
+    });
+}
+
+/// The handler stops the server; its client fetches the reply then. `copyrpc` is tested in its own
+/// crate.
+fn serve_and_stop<C: Caller<Error: std::fmt::Debug + 'static>>(
+    stop: StopHandle,
+    serve: impl FnOnce(&mut dyn FnMut(&[u8]) -> Vec<u8>),
+    connect: impl FnOnce() -> C + Send + 'static,
+) {
+    let reply = vec![7; 1 << 20];
+    let expected = reply.clone();
+    let client = thread::spawn(move || {
+        let mut client = parts::Client::new(connect(), 4056, 4056);
+        assert!(client.call(b"get", None).unwrap() == expected);
+    });
+    let mut parts = Reassembler::new(stop.clone(), 1 << 20, 2 << 20);
+    serve(&mut |part| {
+        parts.answer(part, |_| {
+            stop.stop();
+            reply.clone()
+        })
+    });
+    client.join().unwrap();
+}
+
+#[test]
+fn a_server_that_stops_lets_its_client_fetch_a_long_reply() {
+    helpers::limited(|| {
+        let mut server = scalerpc::Server::bind(any_port()).unwrap();
+        let (address, stop) = (server.local_addr().unwrap(), server.stop_handle());
+        serve_and_stop(
+            stop,
+            |handler| server.serve(handler).unwrap(),
+            move || scalerpc::Client::connect(address).unwrap(),
+        );
+        let name = format!("parts-at-a-stop-{}", std::process::id());
+        let mut server = ipc::bytes::Server::bind(&name).unwrap();
+        serve_and_stop(
+            server.stop_handle(),
+            |handler| server.serve(handler),
+            move || ipc::bytes::Client::connect(&name).unwrap(),
+        );
     });
 }

@@ -1098,7 +1098,7 @@ fn payloads_above_a_message_are_one_future() {
     let server = block_on(start(&net, &any_port()));
     let (address, stop) = (server.local_addr(), server.stop_handle());
     let serving = thread::spawn(move || {
-        let mut parts = Reassembler::new(4 << 20, 8 << 20);
+        let mut parts = Reassembler::new(server.stop_handle(), 4 << 20, 8 << 20);
         while let Some(request) = block_on(server.recv()).unwrap() {
             let reply = match parts.receive(request.data()) {
                 Err(reply) => reply,

@@ -11,7 +11,7 @@ use copyrpc_shm::sleep::{self, Alarm, Sleeper};
 use super::Server;
 use super::message::MessageBytes;
 use crate::error::CreateError;
-use crate::limits::{CLIENTS, CLIENTS_MAX, DEPTH};
+use crate::limits::{CLIENTS, CLIENTS_MAX, DEPTH, STOP_TIMEOUT};
 use crate::token::Token;
 
 /// Maximum sleep: time between two checks for requests that are overdue, or whose client has ended.
@@ -142,7 +142,7 @@ impl<A: Into<String>> Bind<A> for Host {
         let alarm = Arc::<Alarm>::default();
         Ok(Self {
             server: Server::with_options(&name.into(), options)?,
-            stop: StopHandle::new(alarm.waker()),
+            stop: StopHandle::new(alarm.waker(), STOP_TIMEOUT),
             alarm,
             patience: Patience::new(),
             steps_to_check: 0,

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::sync::mpsc;
+use std::task::Waker;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -295,7 +296,8 @@ fn methods_end_with_their_result_or_their_own_error_and_those_of_another_version
 
 #[test]
 fn payloads_above_a_message_are_one_call() {
-    let mut parts = Reassembler::new(4 << 20, 8 << 20);
+    let stop = StopHandle::new(Waker::noop().clone(), Duration::ZERO);
+    let mut parts = Reassembler::new(stop, 4 << 20, 8 << 20);
     let reply = move |part: &[u8]| parts.answer(part, |whole| numbers::answer(&mut Sums, &whole));
     with_server("async-parts", reply, async |client| {
         methods::check_async_in_parts(client, 4096, 4096).await

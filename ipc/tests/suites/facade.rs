@@ -245,7 +245,7 @@ fn payloads_above_a_message_are_one_call() {
         move || {
             let mut server = ipc::bytes::Server::bind(&name).unwrap();
             handles.send(server.stop_handle()).unwrap();
-            let mut parts = Reassembler::new(4 << 20, 8 << 20);
+            let mut parts = Reassembler::new(server.stop_handle(), 4 << 20, 8 << 20);
             server.serve(|part| parts.answer(part, |whole| numbers::answer(&mut Sums, &whole)));
             assert_eq!(parts.held(), 0);
         }

@@ -248,7 +248,8 @@ impl Server {
                 source,
             })?;
         let waker = Waker::from(Arc::new(Unpark(thread::current())));
-        Self::at(gate, options.clone(), StopHandle::new(waker))
+        let stop = StopHandle::new(waker, options.stop_timeout);
+        Self::at(gate, options.clone(), stop)
     }
 
     /// Makes a further server at the address of an existing server, for another thread. The clients

@@ -1,6 +1,16 @@
+use std::task::Waker;
+
 use super::*;
 
 type ClientError = crate::CallFailure;
+
+fn handle(timeout: Duration) -> StopHandle {
+    StopHandle::new(Waker::noop().clone(), timeout)
+}
+
+fn reassembler(max_bytes: usize, max_held: usize) -> Reassembler {
+    Reassembler::new(handle(Duration::ZERO), max_bytes, max_held)
+}
 
 /// Bytes of a message in each direction.
 const MESSAGE: usize = 50;
@@ -29,7 +39,7 @@ struct Direct {
 
 impl Direct {
     fn new(times: usize) -> Self {
-        let parts = Reassembler::new(1000, 2000);
+        let parts = reassembler(1000, 2000);
         Self {
             parts,
             times,
@@ -59,7 +69,7 @@ impl Caller for Direct {
             return Err(error);
         }
         if self.restarts == Some(self.calls) {
-            self.parts = Reassembler::new(1000, 2000);
+            self.parts = reassembler(1000, 2000);
         }
         let reply = self.parts.answer(request, |whole| {
             self.handled += 1;
@@ -198,7 +208,7 @@ fn lengths_are_checked_before_memory_is_taken() {
         ),
         (false, true, 1)
     );
-    let mut parts = Reassembler::new(usize::MAX, usize::MAX);
+    let mut parts = reassembler(usize::MAX, usize::MAX);
     assert_eq!(
         parts.answer(
             &part(REQUEST, (1, 1), u64::MAX, 0, b"a"),
@@ -212,7 +222,7 @@ fn lengths_are_checked_before_memory_is_taken() {
 #[test]
 fn clients_share_the_memory_and_what_a_client_left_behind_makes_room() {
     let one = 500 + CALL_BYTES;
-    let mut parts = Reassembler::new(1000, 2 * one);
+    let mut parts = reassembler(1000, 2 * one);
     let mut first = |client, len, idle| {
         parts.idle = idle;
         let reply = parts
@@ -256,7 +266,7 @@ fn clients_share_the_memory_and_what_a_client_left_behind_makes_room() {
 
 #[test]
 fn a_late_reply_leaves_the_next_call_of_its_client_alone() {
-    let mut parts = Reassembler::new(1000, 2000);
+    let mut parts = reassembler(1000, 2000);
     let (given_up, _) = parts.receive(&part(REQUEST, (1, 1), 1, 0, b"a")).unwrap();
     assert_eq!(
         parts
@@ -275,7 +285,7 @@ fn the_clone_of_a_client_is_another_client() {
     struct No;
     let (client, parts) = (
         Client::new(No, MESSAGE, MESSAGE),
-        &mut Reassembler::new(1000, 2000),
+        &mut reassembler(1000, 2000),
     );
     for client in [&client.clone(), &client] {
         let part = client.transfer(client.name, &[7; 20], None).next_part();
@@ -298,7 +308,7 @@ fn parts_that_do_not_fit_reach_no_handler() {
         part(0x1_0003, (1, 1), 30, 10, b"0123456789"),
     ];
     for bad in bad {
-        let mut parts = Reassembler::new(1000, 2000);
+        let mut parts = reassembler(1000, 2000);
         assert_eq!(parts.answer(&first, |_| unreachable!()), [MORE]);
         assert_eq!(parts.answer(&bad, |_| unreachable!()), [LOST], "{bad:?}");
         assert_eq!(parts.held(), 0);
@@ -310,19 +320,44 @@ fn parts_that_do_not_fit_reach_no_handler() {
         b"short".to_vec(),
     ] {
         assert_eq!(
-            Reassembler::new(1000, 2000).answer(&bad, |_| unreachable!()),
+            reassembler(1000, 2000).answer(&bad, |_| unreachable!()),
             [LOST],
             "{bad:?}"
         );
     }
 }
 
+/// The request stays the caller's. The last part of it brings the first part of the reply.
+#[test]
+fn a_call_reports_its_progress_after_each_part() {
+    let request = [7; 25];
+    let mut seen = Vec::new();
+    let mut client = Client::new(Direct::new(1), MESSAGE, MESSAGE);
+    let reply = client
+        .call_with(&request, None, |progress| seen.push(progress))
+        .unwrap();
+    assert_eq!(reply, request);
+    let progress = |sent, received, reply| Progress {
+        sent,
+        received,
+        reply,
+    };
+    assert_eq!(
+        seen,
+        [
+            progress(10, 0, None),
+            progress(20, 0, None),
+            progress(25, 25, Some(25))
+        ]
+    );
+}
+
 /// A reply is being fetched, and a handler runs. The reply of a third call was given up by its
 /// client.
 #[test]
 fn a_server_that_stops_lets_its_clients_fetch_the_replies_and_takes_no_further_request() {
-    let mut parts = Reassembler::new(1000, 20_000);
-    let replies = parts.replies();
+    let stop = handle(Duration::from_secs(3600));
+    let mut parts = Reassembler::new(stop.clone(), 1000, 20_000);
     let fetch = |parts: &mut Reassembler, client, done: usize| {
         parts
             .receive(&part(FETCH, (client, 1), 1, done as u64, b""))
@@ -340,7 +375,8 @@ fn a_server_that_stops_lets_its_clients_fetch_the_replies_and_takes_no_further_r
             .unwrap_err(),
         [MORE]
     );
-    assert_eq!(replies.drain(Duration::ZERO), 3);
+    assert!(!stop.is_stopped());
+    stop.stop();
     assert_eq!(
         parts.answer(&part(REQUEST, (2, 2), 1, 0, b"a"), |_| unreachable!()),
         [BUSY]
@@ -352,22 +388,14 @@ fn a_server_that_stops_lets_its_clients_fetch_the_replies_and_takes_no_further_r
         ),
         [BUSY]
     );
-    assert_eq!(replies.drain(Duration::ZERO), 2);
     let mut done = first.len() - REPLY_HEADER;
-    let draining = std::thread::spawn({
-        let replies = replies.clone();
-        move || replies.drain(Duration::from_secs(60))
-    });
     while done < 100 {
-        assert!(!draining.is_finished());
+        assert!(!stop.is_stopped());
         done += fetch(&mut parts, 1, done).len() - REPLY_HEADER;
     }
-    assert_eq!(
-        (replies.drain(Duration::ZERO), draining.is_finished()),
-        (1, false)
-    );
+    assert!(!stop.is_stopped(), "a handler runs");
     parts.reply(running, b"short".to_vec());
-    assert_eq!((draining.join().unwrap(), parts.held()), (0, 0));
+    assert_eq!((stop.is_stopped(), parts.held()), (true, 0));
 }
 
 /// A server of methods without parts reports that it cannot decode a part, and no handler of a call
@@ -382,7 +410,7 @@ fn a_part_is_no_request_of_a_method_and_the_whole_has_the_time_from_its_first_pa
     // Method 7, whose caller has 5 s left.
     let mut request = Vec::new();
     push_words(&mut request, [7 | 5_000 << 32, 1]);
-    let (mut parts, before) = (Reassembler::new(1000, 2000), Instant::now());
+    let (mut parts, before) = (reassembler(1000, 2000), Instant::now());
     assert_eq!(
         parts
             .receive(&part(REQUEST, (1, 1), 16, 0, &request[..9]))
@@ -416,7 +444,7 @@ fn no_bytes_of_a_peer_panic_or_pass_the_bounds() {
             .wrapping_add(1_442_695_040_888_963_407);
         (seed >> 33) % below
     };
-    let mut parts = Reassembler::new(100, 900);
+    let mut parts = reassembler(100, 900);
     let mut handled = 0;
     for _ in 0..100_000 {
         let numbers = [0, 1, 10, 20, 30, 99, 100, 101, u64::MAX];

@@ -1,8 +1,9 @@
 //! A server whose requests are futures is the same over every transport.
 
-use std::future;
 use std::time::{Duration, Instant};
+use std::{future, thread};
 
+use copyrpc_calls::parts::{self, Reassembler};
 use copyrpc_calls::{AsyncClient, AsyncServer, Bind, ClientError, Connection, Dial};
 use copyrpc_testing::executor::{Begun, block_on};
 use copyrpc_testing::helpers::{Scratch, wait_for};
@@ -95,6 +96,32 @@ fn requests_are_answered_in_any_way_and_a_server_that_goes_keeps_only_those_it_g
     request.reply(*b"too late");
 }
 
+/// The server is stopped when the handler of a call in parts has run.
+fn a_server_that_stops_lets_its_client_fetch_a_long_reply<S, C>(ends: &Ends<S, C>)
+where
+    S: Bind<String, Error: std::fmt::Debug> + 'static,
+    C: Dial<String, Error: std::fmt::Debug, Request = [u8], Reply = Vec<u8>>
+        + Connection<ConnectError: Send>
+        + 'static,
+{
+    let server = AsyncServer::<S>::with_options(ends.address.clone(), &ends.server);
+    let server = block_on(server).unwrap();
+    let address = (ends.address_of)(&server, ends.address.clone());
+    let client = block_on(AsyncClient::<C>::with_options(address, &ends.client)).unwrap();
+    let client = parts::Client::new(client, 4056, 4056);
+    let called = thread::spawn(move || block_on(client.call_async_with(b"get", None, |_| ())));
+    let mut parts = Reassembler::new(server.stop_handle(), 1 << 20, 2 << 20);
+    while let Some(request) = block_on(server.recv()).unwrap() {
+        let reply = parts.answer(request.data(), |_| {
+            server.stop_handle().stop();
+            vec![7; 1 << 20]
+        });
+        request.reply(reply);
+    }
+    assert_eq!(block_on(server.drain(LONG)), 0);
+    assert!(called.join().unwrap().unwrap() == vec![7; 1 << 20]);
+}
+
 #[test]
 fn of_copyrpc() {
     let ends = Ends::<copyrpc::Server, copyrpc::Caller> {
@@ -107,6 +134,7 @@ fn of_copyrpc() {
         address_of: |server, _| server.local_addr().to_string(),
     };
     requests_are_answered_in_any_way_and_a_server_that_goes_keeps_only_those_it_gave_out(&ends);
+    a_server_that_stops_lets_its_client_fetch_a_long_reply(&ends);
 }
 
 #[test]
@@ -121,6 +149,7 @@ fn of_scalerpc() {
         address_of: |server, _| server.local_addr().to_string(),
     };
     requests_are_answered_in_any_way_and_a_server_that_goes_keeps_only_those_it_gave_out(&ends);
+    a_server_that_stops_lets_its_client_fetch_a_long_reply(&ends);
 }
 
 #[test]
@@ -141,4 +170,5 @@ fn of_ipc() {
         address_of: |_, name| name,
     };
     requests_are_answered_in_any_way_and_a_server_that_goes_keeps_only_those_it_gave_out(&ends);
+    a_server_that_stops_lets_its_client_fetch_a_long_reply(&ends);
 }
