@@ -7,7 +7,7 @@ use std::future::{Future, poll_fn};
 use std::io;
 use std::pin::pin;
 use std::sync::{Arc, Mutex};
-use std::task::{Poll, Waker};
+use std::task::{Context, Poll, Waker};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -209,38 +209,43 @@ impl<S: Serving> AsyncServer<S> {
     /// # Errors
     /// The server cannot continue. One of the waiting tasks gets the error, the others get `None`.
     pub async fn recv(&self) -> Result<Option<ServerRequest<S>>, S::Error> {
-        poll_fn(|task| {
-            let mut queues = lock(&self.shared.queues);
-            let is_stopped = self.stop.is_stopped();
-            let next = if is_stopped {
-                None
-            } else {
-                queues.requests.pop_front()
-            };
-            if let Some(arrival) = next {
-                let was_full = queues.buffered > self.shared.max_buffered;
-                queues.buffered -= arrival.data.len();
-                if was_full && queues.buffered <= self.shared.max_buffered {
-                    self.shared.waker.wake_by_ref();
-                }
-                return Poll::Ready(Ok(Some(ServerRequest {
-                    arrival,
-                    shared: Some(Arc::clone(&self.shared)),
-                })));
+        poll_fn(|task| self.poll_recv(task)).await
+    }
+
+    /// Polls for the result of [`recv`](Self::recv).
+    pub(crate) fn poll_recv(
+        &self,
+        task: &mut Context<'_>,
+    ) -> Poll<Result<Option<ServerRequest<S>>, S::Error>> {
+        let mut queues = lock(&self.shared.queues);
+        let is_stopped = self.stop.is_stopped();
+        let next = if is_stopped {
+            None
+        } else {
+            queues.requests.pop_front()
+        };
+        if let Some(arrival) = next {
+            let was_full = queues.buffered > self.shared.max_buffered;
+            queues.buffered -= arrival.data.len();
+            if was_full && queues.buffered <= self.shared.max_buffered {
+                self.shared.waker.wake_by_ref();
             }
-            if is_stopped || queues.is_over {
-                return Poll::Ready(queues.error.take().map_or(Ok(None), Err));
-            }
-            if !queues
-                .wakers
-                .iter()
-                .any(|waker| waker.will_wake(task.waker()))
-            {
-                queues.wakers.push(task.waker().clone());
-            }
-            Poll::Pending
-        })
-        .await
+            return Poll::Ready(Ok(Some(ServerRequest {
+                arrival,
+                shared: Some(Arc::clone(&self.shared)),
+            })));
+        }
+        if is_stopped || queues.is_over {
+            return Poll::Ready(queues.error.take().map_or(Ok(None), Err));
+        }
+        if !queues
+            .wakers
+            .iter()
+            .any(|waker| waker.will_wake(task.waker()))
+        {
+            queues.wakers.push(task.waker().clone());
+        }
+        Poll::Pending
     }
 
     /// Stops the server as its [`stop_handle`](Self::stop_handle) does, and waits until all
@@ -297,6 +302,11 @@ impl<S: Serving> ServerRequest<S> {
     #[must_use]
     pub fn data(&self) -> &[u8] {
         &self.arrival.data
+    }
+
+    #[cfg(feature = "tower")]
+    pub(crate) fn take_data(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.arrival.data)
     }
 
     /// Returns the client that called.

@@ -38,6 +38,7 @@
 //! - `posting`: the way of that client's calls from any thread to the thread of the connection.
 //! - `serving`: the interface of a transport to the servers, and the handle that stops them.
 //! - `async_server`: the server whose requests are futures.
+//! - `tower`: the client as a service of the crate `tower`, and a server that takes one, with the feature `tower`.
 //! - [`oneshot`]: one value from a thread to a future.
 //! - [`parts`]: payloads above the limits of a message, over the same clients.
 #![forbid(unsafe_code)]
@@ -57,6 +58,8 @@ mod posting;
 mod serving;
 mod table;
 mod tag;
+#[cfg(feature = "tower")]
+mod tower;
 mod wakes;
 
 pub use async_server::{AsyncServer, ServerRequest};
@@ -71,6 +74,8 @@ pub use patience::Patience;
 pub use serving::{Answer, Bind, Serving, StopHandle};
 pub use table::{CALLS_MAX, Calls};
 pub use tag::{ANSWERED, DROPPED, REFUSED, SENT_BACK, TOO_LONG, Tag, Tagged};
+#[cfg(feature = "tower")]
+pub use tower::Answering;
 
 /// Errors go to other threads, and `?` makes a `Box<dyn Error + Send + Sync>` of each.
 #[cfg(test)]

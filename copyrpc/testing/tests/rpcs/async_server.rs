@@ -1,14 +1,17 @@
 //! A server whose requests are futures is the same over every transport.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use std::{future, thread};
 
 use copyrpc_calls::parts::{self, Reassembler};
-use copyrpc_calls::{AsyncClient, AsyncServer, Bind, ClientError, Connection, Dial};
+use copyrpc_calls::{AsyncClient, AsyncServer, Bind, ClientError, Connection, Dial, ErrorOf};
 use copyrpc_testing::executor::{Begun, block_on};
 use copyrpc_testing::helpers::{Scratch, wait_for};
 use copyrpc_testing::limits::{any_port, watchdog};
 use ipc::Dir;
+use tower::{ServiceBuilder, ServiceExt};
 
 const LONG: Duration = Duration::from_secs(60);
 
@@ -122,6 +125,70 @@ where
     assert!(called.join().unwrap().unwrap() == vec![7; 1 << 20]);
 }
 
+/// The layers of the crate `tower` at both ends: the server runs one handler at a time, each for
+/// `work`; a client with a limit waits for its place, and one with a short timeout gives up.
+fn layers_of_tower_work_at_both_ends<S, C>(ends: &Ends<S, C>)
+where
+    S: Bind<String, Error: std::fmt::Debug> + 'static,
+    C: Dial<String, Error: std::fmt::Debug, Request = [u8], Reply = Vec<u8>>
+        + Connection<ConnectError: Send + Sync, EndReason: Sync>
+        + 'static,
+{
+    let work = Duration::from_millis(20);
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        let server = AsyncServer::<S>::with_options(ends.address.clone(), &ends.server);
+        let server = server.await.unwrap();
+        let address = (ends.address_of)(&server, ends.address.clone());
+        let stop = server.stop_handle();
+        let running = Arc::new(AtomicUsize::new(0));
+        let handler = tower::service_fn(move |request: Vec<u8>| {
+            let running = Arc::clone(&running);
+            async move {
+                assert_eq!(running.fetch_add(1, Ordering::Relaxed), 0);
+                tokio::time::sleep(work).await;
+                running.fetch_sub(1, Ordering::Relaxed);
+                if request.is_empty() {
+                    Err("an empty request")
+                } else {
+                    Ok(request)
+                }
+            }
+        });
+        let handler = ServiceBuilder::new().concurrency_limit(1).service(handler);
+        let spawn = |task| drop(tokio::spawn(task));
+        let calls = async {
+            let client = AsyncClient::<C>::with_options(address, &ends.client);
+            let client = client.await.unwrap();
+            let limited = ServiceBuilder::new()
+                .concurrency_limit(2)
+                .timeout(LONG)
+                .service(client.clone());
+            let calls = (0..6_u8).map(|number| limited.clone().oneshot(vec![number]));
+            for (number, call) in (0..).zip(calls.map(tokio::task::spawn_local).collect::<Vec<_>>())
+            {
+                assert_eq!(call.await.unwrap().unwrap(), [number]);
+            }
+            let refused = limited.oneshot(Vec::new()).await.unwrap_err();
+            let refused = refused.downcast::<ErrorOf<C>>().unwrap();
+            assert!(matches!(*refused, ClientError::Refused));
+            let hasty = ServiceBuilder::new()
+                .timeout(work / 10)
+                .service(client)
+                .oneshot(vec![1])
+                .await;
+            assert!(hasty.unwrap_err().is::<tower::timeout::error::Elapsed>());
+            stop.stop();
+        };
+        let local = tokio::task::LocalSet::new();
+        let both = async { tokio::join!(server.serve_by(handler, spawn), calls).0 };
+        local.run_until(both).await.unwrap();
+    });
+}
+
 #[test]
 fn of_copyrpc() {
     let ends = Ends::<copyrpc::Server, copyrpc::Caller> {
@@ -135,6 +202,7 @@ fn of_copyrpc() {
     };
     requests_are_answered_in_any_way_and_a_server_that_goes_keeps_only_those_it_gave_out(&ends);
     a_server_that_stops_lets_its_client_fetch_a_long_reply(&ends);
+    layers_of_tower_work_at_both_ends(&ends);
 }
 
 #[test]
@@ -150,6 +218,7 @@ fn of_scalerpc() {
     };
     requests_are_answered_in_any_way_and_a_server_that_goes_keeps_only_those_it_gave_out(&ends);
     a_server_that_stops_lets_its_client_fetch_a_long_reply(&ends);
+    layers_of_tower_work_at_both_ends(&ends);
 }
 
 #[test]
@@ -171,4 +240,5 @@ fn of_ipc() {
     };
     requests_are_answered_in_any_way_and_a_server_that_goes_keeps_only_those_it_gave_out(&ends);
     a_server_that_stops_lets_its_client_fetch_a_long_reply(&ends);
+    layers_of_tower_work_at_both_ends(&ends);
 }
