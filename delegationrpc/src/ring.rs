@@ -303,7 +303,7 @@ impl Announce for Ring {
     const KIND: u64 = u64::from_be_bytes(*b"DLGRPC\x02\x00");
     /// "DLGRPCV1".
     const MAGIC: u64 = 0x444C_4752_5043_5631;
-    const VERSION: u32 = 3;
+    const VERSION: u32 = 4;
 
     fn words_for(max_clients: usize) -> usize {
         ring_depth_for(max_clients)

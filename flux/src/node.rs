@@ -397,7 +397,7 @@ impl<T: Copy + Send, U> Node<T, U> {
                 let now_ns = *now_ns.get_or_insert_with(|| self.clock.now_ns());
                 ended += peer
                     .calls
-                    .expire(now_ns, |user_data| f(user_data, Err(CallFailure::TimedOut)));
+                    .expire(now_ns, |_, user_data| f(user_data, Err(CallFailure::TimedOut)));
             }
             is_timed |= peer.calls.has_deadlines();
         }

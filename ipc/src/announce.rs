@@ -46,7 +46,7 @@ pub trait Announce: Wakes + Send + Sized {
 impl Announce for ReadyWords {
     const KIND: u64 = u64::from_be_bytes(*b"ipcLANE\x02");
     const MAGIC: u64 = u64::from_be_bytes(*b"ipcLANES");
-    const VERSION: u32 = 3;
+    const VERSION: u32 = 4;
 
     fn words_for(max_clients: usize) -> usize {
         Self::words(max_clients)

@@ -17,6 +17,7 @@ use crate::announce::Announce;
 use crate::blocking;
 use crate::entries::JoinError;
 use crate::error::{ClientError, ConnectError};
+use crate::given_up::GivenUp;
 use crate::layout::{AreaBytes, Header};
 use crate::membership::Membership;
 use crate::views::{self, Views};
@@ -31,6 +32,7 @@ pub struct Client<Req, Resp, U, W = ReadyWords> {
     requests: LaneTx<Tagged<Req>>,
     responses: LaneRx<Tagged<Resp>>,
     calls: Calls<U>,
+    given_up: GivenUp,
     type_tag: u64,
     polling: Patience,
     /// Maximum time to wait for the next server.
@@ -112,10 +114,11 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
         // `docs/shm-protocols.md`). The requests have one producer, this client; `call` publishes
         // only while fewer than `depth` calls are unanswered, and the server receives requests in
         // order before it answers them. Any bytes are a valid response, by `Plain`.
-        let (requests, responses) = unsafe {
+        let (requests, responses, given_up) = unsafe {
             (
                 LaneTx::new(lanes.requests_of(entry), depth as u64, 0),
                 LaneRx::new(lanes.responses_to(entry), depth as u64, 0),
+                lanes.given_up_by(entry),
             )
         };
         Ok(Self {
@@ -123,6 +126,7 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
             requests,
             responses,
             calls: Calls::new(depth),
+            given_up,
             type_tag,
             polling: Patience::new(),
             patience: Duration::ZERO,
@@ -213,10 +217,16 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
             .end_within(call, self.member.region.clock().now_ns(), timeout);
     }
 
-    /// Ends a call at once and returns its user data; `None` if the call has ended. Nothing is sent
-    /// to the server. The reply is discarded; the call keeps its slot until the reply arrives.
+    /// Ends a call at once and returns its user data; `None` if the call has ended. The server sees
+    /// it when it asks ([`Server::is_wanted`](crate::Server::is_wanted)). The reply is discarded; the
+    /// call keeps its slot until the reply arrives.
     pub fn cancel(&mut self, call: CallToken) -> Option<U> {
-        self.calls.abandon(call)
+        let user_data = self.calls.abandon(call)?;
+        // Otherwise the words may be the next client's.
+        if self.member.holding.lasts() {
+            self.given_up.tell(call);
+        }
+        Some(user_data)
     }
 
     /// Begins a call. Returns the request, which must be [sent](Self::send) next. The tag's slot is
@@ -319,10 +329,12 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
         mut ended: usize,
         mut f: impl FnMut(U, usize, Result<Resp, CallFailure>),
     ) -> Result<usize, SessionEnd> {
+        let given_up = self.member.holding.lasts().then_some(self.given_up);
         if self.calls.is_timed() {
             ended += self
                 .calls
-                .expire(self.member.region.clock().now_ns(), |user_data| {
+                .expire(self.member.region.clock().now_ns(), |call, user_data| {
+                    given_up.inspect(|given_up| given_up.tell(call));
                     f(user_data, 0, Err(CallFailure::TimedOut))
                 });
         }

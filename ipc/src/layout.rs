@@ -5,6 +5,7 @@
 //! | 0 | 128 | [`Header`] | server, before the region has a name |
 //! | 128 | [`Announce::bytes`] | announcements | clients, server |
 //! | then | [`Entries::bytes`] | a line for all clients and one for each: session, `armed`, words to sleep on | clients, server |
+//! | then, rounded up to 64 | clients x depth x 8 | the calls that each client gave up: [`GivenUp`](crate::given_up::GivenUp) | the client |
 //! | then, per client | depth x `Slot<Tagged<Req>>` | request lane | the client |
 //! | then, per client | depth x `Slot<Tagged<Resp>>` | response lane | the server |
 //! | then, per client and slot of its calls | request bytes, rounded up to 64 | long request ([`bytes`](crate::bytes) only) | the client |
@@ -67,6 +68,7 @@ pub(crate) struct Layout {
     pub(crate) words: usize,
     pub(crate) depth: usize,
     pub(crate) entries: usize,
+    pub(crate) given_up: usize,
     pub(crate) requests: usize,
     pub(crate) responses: usize,
     areas: usize,
@@ -101,8 +103,9 @@ impl Layout {
             return Err(ParameterError::Alignment(align));
         }
         let entries = Self::ANNOUNCED + W::bytes(max_clients, words)?;
-        let requests = entries + Entries::bytes(max_clients);
+        let given_up = entries + Entries::bytes(max_clients);
         let slots = max_clients * depth;
+        let requests = given_up + (slots * size_of::<u64>()).next_multiple_of(LINE);
         let sizes = || {
             let responses = slots
                 .checked_mul(size_of::<Slot<Tagged<Req>>>())?
@@ -121,6 +124,7 @@ impl Layout {
                 words,
                 depth,
                 entries,
+                given_up,
                 requests,
                 responses,
                 areas,
@@ -174,7 +178,8 @@ mod tests {
     fn parts_follow_each_other_on_cache_lines() {
         let plain = layout::<[u8; 100], u64>(65, 8, AreaBytes::default()).unwrap();
         assert_eq!((Layout::ANNOUNCED, plain.entries), (128, 192));
-        assert_eq!(plain.requests, 192 + 66 * 64);
+        assert_eq!(plain.given_up, 192 + 66 * 64);
+        assert_eq!(plain.requests, plain.given_up + 65 * 8 * 8 + 32);
         assert_eq!(
             (plain.request_stride(), plain.response_stride()),
             (8 * 128, 8 * 64)

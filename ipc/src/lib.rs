@@ -77,8 +77,9 @@
 //!   [`CallFailure::Dropped`] when the server refuses the request or drops its token; with
 //!   [`CallFailure::TimedOut`] after the time that [`Client::call_within`] was given, or by
 //!   [`Client::cancel`]: such a call keeps its slot until its late reply arrives, which is
-//!   discarded; with [`CallFailure::NotSent`] when the server is dropped and has no unanswered
-//!   request of the client: then no handler got the request; with [`CallFailure::Closed`] when
+//!   discarded, and a server that asks sees it ([`Server::is_wanted`]); with
+//!   [`CallFailure::NotSent`] when the server is dropped and has no unanswered request of the client:
+//!   then no handler got the request; with [`CallFailure::Closed`] when
 //!   the server is dropped and has an unanswered request of the client, or is killed, at most about
 //!   a millisecond of polling later. The entry of a client that has ended becomes free for the next
 //!   client, and late answers to the ended client are discarded.
@@ -105,8 +106,8 @@
 //! - **Errors of the handler** are part of the reply type: a refusal carries no more than
 //!   [`CallFailure::Refused`]. A [`service!`] over [`bytes`] has methods with errors of their own.
 //! - **Memory**: 192 B + 64 B per client + a slot of 16 B and the payload, rounded up to 64 B, for
-//!   each call in each direction + 1 bit per client, rounded up to 64 B: 4,416 B for one client at
-//!   depth 32, 33,536 B for 8 (and a page for every region).
+//!   each call in each direction + 8 B per call + 1 bit per client, each rounded up to 64 B: 4,672 B
+//!   for one client at depth 32, 35,584 B for 8 (and a page for every region).
 //!
 //! `docs/shm-protocols.md` describes the conditions that the crate needs, the effect of a stopped
 //! or killed process on others, and the cost of garbage. `delegationrpc` is this crate with a
@@ -118,6 +119,7 @@
 //! - `client`: publishes a request in its own lane, and collects replies; `membership`: its entry,
 //!   and the state of the server.
 //! - `announce`: the announcement to a server that does not poll the lane.
+//! - `given_up`: the calls whose answers nobody waits for, for a server that asks.
 //! - `entries`: a server's clients: entries with generations; the search for clients that have
 //!   ended.
 //! - `sessions`: a bounded, fair pass over the active lanes.
@@ -141,6 +143,7 @@ pub mod bytes;
 mod client;
 mod entries;
 mod error;
+mod given_up;
 mod layout;
 mod limits;
 mod membership;

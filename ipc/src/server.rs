@@ -248,15 +248,14 @@ impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
         self.sessions.clients()
     }
 
-    /// Returns whether the client of a request is still connected, according to the last
-    /// [`poll`](Self::poll) or [`wait`](Self::wait). The end of a call by its timeout or by a
-    /// cancellation is not reported; the request of a method has its
-    /// [deadline](crate::methods::Header::left).
+    /// Returns whether the caller of a request still waits for the answer: the client is connected,
+    /// according to the last [`poll`](Self::poll) or [`wait`](Self::wait), and the call did not end
+    /// by its timeout or a cancellation. A client detects a timeout when it polls.
     #[must_use]
     pub fn is_wanted(&self, token: &Token) -> bool {
         token
             .call_at(&self.listed)
-            .is_some_and(|call| self.sessions.is_there(&call))
+            .is_some_and(|call| self.sessions.is_wanted(&call))
     }
 
     /// Answers with the result of `make`. Calls `make` only if the client is connected, and while

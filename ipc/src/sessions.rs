@@ -15,17 +15,19 @@ use copyrpc_shm::lock::LockFile;
 use copyrpc_shm::plain::Plain;
 use copyrpc_shm::ready::{ARMED, HotSet, Lanes, Wakes};
 use copyrpc_shm::sleep::{Watch, Word};
-use copyrpc_shm::sync::{AtomicU32, Ordering};
+use copyrpc_shm::sync::{AtomicU32, AtomicU64, Ordering};
 
 use crate::entries::{ENTRIES_PER_ROUND, Entries, Holding, LOOKS_PER_ROUND, Reaper};
+use crate::given_up::GivenUp;
 
 /// The lanes of all clients, with `depth` slots each. The requests of client `c` are at
 /// `requests + c x request_stride`, and its responses at `responses + c x response_stride`, in
-/// bytes.
+/// bytes. The words of the calls that it gave up are at `given_up + c x depth`, in words.
 #[derive(Clone, Copy)]
 pub(crate) struct LanePairs<Req, Resp> {
     requests: NonNull<u8>,
     responses: NonNull<u8>,
+    given_up: NonNull<AtomicU64>,
     request_stride: usize,
     response_stride: usize,
     depth: usize,
@@ -42,16 +44,18 @@ impl<Req, Resp> LanePairs<Req, Resp> {
     /// # Safety
     /// Both lanes of every client lie in zeroed shared memory, aligned to 64 B. The memory stays
     /// mapped as long as any end that is made from this value exists. No two lanes overlap. `depth`
-    /// is a power of two.
+    /// is a power of two. The same holds for `depth` words of every client at `given_up`.
     pub(crate) unsafe fn new(
         requests: (NonNull<u8>, usize),
         responses: (NonNull<u8>, usize),
+        given_up: NonNull<AtomicU64>,
         depth: usize,
     ) -> Self {
         let ((requests, request_stride), (responses, response_stride)) = (requests, responses);
         Self {
             requests,
             responses,
+            given_up,
             request_stride,
             response_stride,
             depth,
@@ -84,6 +88,16 @@ impl<Req, Resp> LanePairs<Req, Resp> {
         unsafe { self.responses.add(client * self.response_stride).cast() }
     }
 
+    /// Returns the words of the calls that a client gave up.
+    ///
+    /// # Safety
+    /// The client's number is valid.
+    pub(crate) unsafe fn given_up_by(&self, client: usize) -> GivenUp {
+        // SAFETY: the client's number is valid (contract of this function), so its words lie in the
+        // memory that `new` was given.
+        unsafe { GivenUp::new(self.given_up.add(client * self.depth), self.depth) }
+    }
+
     /// Returns whether the client has made no call yet. The first request lies in the first slot.
     ///
     /// # Safety
@@ -94,11 +108,13 @@ impl<Req, Resp> LanePairs<Req, Resp> {
         unsafe { self.requests_of(client).as_ref().is_empty() }
     }
 
-    /// Empties both lanes of a client.
+    /// Empties both lanes of a client, and forgets the calls that it gave up.
     ///
     /// # Safety
     /// The client's number is valid. The client is gone, and this process has no end of its lanes.
     unsafe fn reset(&self, client: usize) {
+        // SAFETY: the client's number is valid (contract of this function).
+        unsafe { self.given_up_by(client) }.reset();
         for slot in 0..self.depth {
             // SAFETY: the client's number is valid, so both lanes lie in the memory that `new` was
             // given. No thread uses them: the client is gone, and this process has no end of them.
@@ -415,15 +431,19 @@ impl<Req, Resp> Sessions<Req, Resp> {
             .count()
     }
 
-    /// Returns whether the client of a call is still connected, according to the last pass.
-    pub(crate) fn is_there(&self, call: &CallId) -> bool {
-        let session = self
-            .table
-            .sessions
-            .get(call.client())
-            .and_then(Option::as_ref);
-        session
-            .is_some_and(|session| session.generation == call.generation && session.holding.lasts())
+    /// Returns whether the client of a call is still connected, according to the last pass, and did
+    /// not give the call up.
+    pub(crate) fn is_wanted(&self, call: &CallId) -> bool {
+        let Table {
+            sessions, lanes, ..
+        } = &self.table;
+        let session = sessions.get(call.client()).and_then(Option::as_ref);
+        session.is_some_and(|session| {
+            session.generation == call.generation
+                && session.holding.lasts()
+                // SAFETY: the client has a session, so its number is valid.
+                && !unsafe { lanes.given_up_by(call.client()) }.has(call.tag)
+        })
     }
 }
 

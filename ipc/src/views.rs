@@ -83,7 +83,12 @@ impl<Req, Resp, W: Announce> Views<Req, Resp, W> {
             let responses = (base.add(layout.responses), layout.response_stride());
             Self {
                 entries: Entries::new(base.add(layout.entries), layout.max_clients),
-                lanes: LanePairs::new(requests, responses, layout.depth),
+                lanes: LanePairs::new(
+                    requests,
+                    responses,
+                    base.add(layout.given_up).cast(),
+                    layout.depth,
+                ),
                 announced: W::new(
                     base.add(Layout::ANNOUNCED),
                     layout.max_clients,

@@ -19,7 +19,7 @@
 //! assert_eq!(calls.take(first), None); // an answer is taken once
 //!
 //! let mut late = vec![];
-//! calls.expire(1_050, |call| late.push(call));
+//! calls.expire(1_050, |_, call| late.push(call));
 //! assert_eq!((late, calls.waiting(), calls.len()), (vec!["second"], 0, 1)); // its place waits for the late answer
 //! # Ok::<(), &str>(())
 //! ```

@@ -206,13 +206,13 @@ impl<T> Calls<T> {
     }
 
     /// [Abandons](Self::abandon) the calls whose deadline has passed at `now_ns`, and passes their
-    /// values to `f`. Returns their number.
-    pub fn expire(&mut self, now_ns: u64, mut f: impl FnMut(T)) -> usize {
+    /// tags and values to `f`. Returns their number.
+    pub fn expire(&mut self, now_ns: u64, mut f: impl FnMut(Tag, T)) -> usize {
         let mut ended = 0;
         while let Some(tag) = self.deadlines.pop_before(now_ns.saturating_add(1)) {
             if let Some(value) = self.abandon(tag) {
                 ended += 1;
-                f(value);
+                f(tag, value);
             }
         }
         ended
@@ -362,8 +362,8 @@ mod tests {
         let mut ended = vec![];
         assert_eq!(
             (
-                calls.expire(104, |value| ended.push(value)),
-                calls.expire(110, |value| ended.push(value))
+                calls.expire(104, |_, value| ended.push(value)),
+                calls.expire(110, |_, value| ended.push(value))
             ),
             (0, 1)
         );
@@ -423,7 +423,7 @@ mod tests {
                 }
                 _ => {
                     let mut ended = vec![];
-                    calls.expire(now, |value| ended.push(value));
+                    calls.expire(now, |_, value| ended.push(value));
                     let (late, in_time): (Vec<_>, Vec<_>) =
                         waiting.drain(..).partition(|(_, _, at)| *at <= now);
                     waiting = in_time;

@@ -58,11 +58,12 @@ impl Memory {
                 .map(|_| AtomicU64::new(0))
                 .collect(),
         );
+        let given_up = NonNull::from(Box::leak(Box::new(AtomicU64::new(0))));
         // SAFETY: all slots and words are leaked and zeroed. There is one client, and each of its
         // two lanes has a slot of its own.
         let (lanes, ready) = unsafe {
             (
-                LanePairs::new((slot(), 0), (slot(), 0), 1),
+                LanePairs::new((slot(), 0), (slot(), 0), given_up, 1),
                 ReadyWords::new(NonNull::from(words).cast(), 1),
             )
         };
