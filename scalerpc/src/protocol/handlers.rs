@@ -58,7 +58,7 @@ pub struct HeldRequest {
     max_payload: usize,
     peer: Option<Peer>,
     arrived: Instant,
-    has_left: Arc<AtomicBool>,
+    is_unwanted: Arc<AtomicBool>,
     answers: Sender<Answer>,
 }
 
@@ -69,8 +69,9 @@ type HeldId = (ClientId, u32, u8);
 #[derive(Debug)]
 struct Held {
     request: Request,
-    /// Whether the client has disconnected. The [`HeldRequest`] shares the flag.
-    has_left: Arc<AtomicBool>,
+    /// Whether the client has disconnected, or gave up the call. The [`HeldRequest`] shares the
+    /// flag.
+    is_unwanted: Arc<AtomicBool>,
 }
 
 #[derive(Debug)]
@@ -111,11 +112,12 @@ impl HeldRequest {
             .checked_add(Header::read(&self.payload)?.0.left?)
     }
 
-    /// Returns whether the client is connected, according to the server's last step. The client
-    /// counts as connected if it gave up only this call.
+    /// Returns whether the caller waits for the response: the client is connected, according to the
+    /// server's last step, and did not give up the call, which a [`Server`](crate::Server) checks
+    /// once a millisecond, or in one of 1,024 steps.
     #[must_use]
     pub fn is_wanted(&self) -> bool {
-        !self.has_left.load(Ordering::Relaxed)
+        !self.is_unwanted.load(Ordering::Relaxed)
     }
 
     /// Answers the request. The response is sent with the server's next step. A client that has
@@ -296,6 +298,15 @@ impl<'h> Handlers<'h> {
         });
     }
 
+    /// Marks the held requests of calls that their callers gave up.
+    pub(crate) fn mark_given_up<M: Memory>(&self, server: &Server<M>) {
+        for held in self.held.values() {
+            if server.is_given_up(&held.request) {
+                held.is_unwanted.store(true, Ordering::Relaxed);
+            }
+        }
+    }
+
     /// Answers the held requests that have an answer, then requests of the pool while the total is
     /// below `budget`. Returns the total. `now_ns` is the time at which the step began, and `clock`
     /// returns the time, in ns.
@@ -353,7 +364,7 @@ impl<'h> Handlers<'h> {
             self.left = server.left();
             self.held.retain(|_, held| {
                 let is_here = server.is_here(&held.request);
-                held.has_left.store(!is_here, Ordering::Relaxed);
+                held.is_unwanted.store(!is_here, Ordering::Relaxed);
                 is_here
             });
         }
@@ -459,13 +470,13 @@ fn hold<M: Memory>(
     server.hold(&mut request);
     let id = (request.client, request.generation, request.id.slot);
     let sequence = request.id.sequence;
-    let has_left = Arc::<AtomicBool>::default();
+    let is_unwanted = Arc::<AtomicBool>::default();
     let peer = server.peer(request.client);
     held.insert(
         id,
         Held {
             request,
-            has_left: Arc::clone(&has_left),
+            is_unwanted: Arc::clone(&is_unwanted),
         },
     );
     take(HeldRequest {
@@ -474,7 +485,7 @@ fn hold<M: Memory>(
         max_payload,
         peer,
         arrived: Instant::now(),
-        has_left,
+        is_unwanted,
         answers: answers.clone(),
     });
 }

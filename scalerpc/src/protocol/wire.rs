@@ -299,8 +299,9 @@ impl Release {
 /// The second half of an entry: the requests that wait at the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Announcement {
-    /// Address of the client's first staging slot.
-    pub req_addr: u64,
+    /// Bit i: nobody waits for the response to slot i. Only this word of an entry is also written
+    /// alone, at any time, and is read where it lies (S28).
+    pub given_up: u64,
     /// Bit i: slot i is offered.
     pub slots: u64,
     /// The client.
@@ -324,7 +325,7 @@ impl Announcement {
     /// Returns the announcement's bytes.
     pub fn encode(&self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
-        put(&mut bytes, 0, &self.req_addr.to_le_bytes());
+        put(&mut bytes, 0, &self.given_up.to_le_bytes());
         put(&mut bytes, 8, &self.slots.to_le_bytes());
         put(&mut bytes, 16, &self.client.to_le_bytes());
         put(&mut bytes, 20, &self.number.to_le_bytes());
@@ -347,7 +348,7 @@ impl Announcement {
     pub fn decode(bytes: &[u8; Self::BODY_BYTES]) -> Option<Self> {
         let slots = u64_at(bytes, 8);
         (u32_at(bytes, 24) == slots.count_ones()).then_some(Self {
-            req_addr: u64_at(bytes, 0),
+            given_up: u64_at(bytes, 0),
             slots,
             client: u32_at(bytes, 16),
             number: u32_at(bytes, 20),
@@ -443,7 +444,7 @@ mod tests {
         );
         assert_eq!(Release::decode(&[2, 1, 0, 0, 4, 3, 0, 0]), release);
         let announcement = Announcement {
-            req_addr: 0x1000,
+            given_up: 0x1000,
             slots: 0b1011,
             client: 5,
             number: 6,

@@ -114,7 +114,6 @@ impl PendingClient {
             layout,
             memory,
             admission.0,
-            regions.requests_addr,
             regions.responses_addr,
             regions.responses_rkey,
         );

@@ -12,7 +12,7 @@ pub use mlx5_rendezvous::record::{RecordError, Refusal};
 use super::{PendingClient, RdmaClient, RdmaOptions, RdmaServer, SetupError};
 use crate::protocol::{ClientId, ClientRegions, Layout, MAX_CLIENTS, MAX_DEPTH, ServerRegions};
 
-const VERSION: u16 = 7;
+const VERSION: u16 = 8;
 /// Maximum number of zones: one for each client with grouping off, and the spare zones.
 const MAX_ZONES: u32 = MAX_CLIENTS + 1024;
 

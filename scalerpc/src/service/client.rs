@@ -220,9 +220,11 @@ impl Connection for Caller {
         }
     }
 
-    /// Keeps the slot of the call until the response arrives: the server is not informed that the
-    /// call was given up.
-    fn cancel(&mut self, _: CallToken) {}
+    /// Ends the call with the next poll, as its deadline does: the slot of the call is free when the
+    /// response arrives.
+    fn cancel(&mut self, call: CallToken) {
+        self.rdma.end_within(call, 0);
+    }
 
     fn sleep(&mut self, limit: Option<Duration>) {
         if self.options.rdma.sleeps {

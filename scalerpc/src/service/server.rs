@@ -426,7 +426,11 @@ impl Server {
 
     /// Does one bounded step of the end, in which held requests can be answered.
     pub(super) fn step_to_end(&mut self, handlers: &mut Handlers<'_>) {
-        self.steps_to_check = self.steps_to_check.saturating_sub(1);
+        if self.steps_to_check == 0 {
+            handlers.mark_given_up(self.rdma.core());
+            self.steps_to_check = STEPS_PER_CHECK;
+        }
+        self.steps_to_check -= 1;
         self.rdma.step_to_end(handlers, BUDGET, false);
         if self.idle.pass() {
             self.steps_to_check = 0;
@@ -455,6 +459,7 @@ impl Server {
         if self.steps_to_check == 0 {
             self.take_events()?;
             self.check_sockets();
+            handlers.mark_given_up(self.rdma.core());
             self.steps_to_check = STEPS_PER_CHECK;
         }
         self.steps_to_check -= 1;

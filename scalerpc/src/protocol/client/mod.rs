@@ -127,7 +127,6 @@ pub struct Client<M> {
     memory: ClientMemory<M>,
     layout: Layout,
     server: ServerRegions,
-    requests_addr: u64,
     responses_addr: u64,
     responses_rkey: u32,
     timeout_ns: u64,
@@ -147,10 +146,13 @@ pub struct Client<M> {
     pending: u64,
     /// Pending slots whose calls have ended: only the response frees them (S14).
     quarantined: u64,
+    /// The quarantined slots that the server was last told (S28).
+    told: u64,
     /// Slots of calls made since the last poll. While the caller still has the operations of these
     /// calls, no response to them can have arrived.
     fresh: u64,
-    /// Lower bound of the deadlines of calls that have not ended, in ns.
+    /// Lower bound of the deadlines of calls that have not ended, in ns; 0 if the quarantine of a
+    /// slot has ended.
     expire_ns: u64,
     /// Slots of the open announcement. The client writes nothing into these slots (S6).
     lent: u64,
@@ -164,20 +166,18 @@ pub struct Client<M> {
 
 impl<M: Memory> Client<M> {
     /// Makes a client that was admitted. `layout` is the server's. The regions must be all zeros,
-    /// and as large as `layout` requires: smaller regions lose messages. `requests_addr`,
-    /// `responses_addr` and `responses_rkey` are the values that the client has sent to the server.
+    /// and as large as `layout` requires: smaller regions lose messages. `responses_addr` and
+    /// `responses_rkey` are the values that the client has sent to the server.
     pub fn new(
         layout: Layout,
         memory: ClientMemory<M>,
         server: ServerRegions,
-        requests_addr: u64,
         responses_addr: u64,
         responses_rkey: u32,
     ) -> Self {
         Self {
             memory,
             server,
-            requests_addr,
             responses_addr,
             responses_rkey,
             timeout_ns: DEFAULT_TIMEOUT_NS,
@@ -191,6 +191,7 @@ impl<M: Memory> Client<M> {
             free: u64::MAX >> (64 - layout.depth.clamp(1, 64)),
             pending: 0,
             quarantined: 0,
+            told: 0,
             fresh: 0,
             expire_ns: u64::MAX,
             lent: 0,
@@ -217,7 +218,7 @@ impl<M: Memory> Client<M> {
             Err(error) => return self.close(CloseReason::Protocol(error)),
         }
         if now_ns >= self.expire_ns {
-            self.expire(now_ns);
+            self.expire(now_ns, out);
         }
         if self.state == State::Idle && self.pending != 0 {
             self.announce(None, out);

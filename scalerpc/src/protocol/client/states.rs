@@ -62,7 +62,7 @@ impl<M: Memory> Client<M> {
         if self.pending != 0 {
             self.announcements = self.announcements.wrapping_add(1);
             let announcement = Announcement {
-                req_addr: self.requests_addr,
+                given_up: self.quarantined,
                 slots: self.pending,
                 client: u32::from(self.server.client.0),
                 number: self.announcements,
@@ -74,17 +74,38 @@ impl<M: Memory> Client<M> {
             bytes[Announcement::AT..].copy_from_slice(&announcement.encode());
             end = bytes.len();
             bits(self.pending).for_each(|slot| self.calls[slot].is_offered = true);
+            self.told = self.quarantined;
             self.lent = self.pending;
             self.state = State::Warmup;
             self.stats.announcements += 1;
         }
         bytes.copy_within(start..end, 0);
-        let addr = self.server.entry_addr.wrapping_add(start as u64);
-        out.push(ClientOp::WriteEntry {
-            addr,
+        out.push(self.write_entry(start, bytes, end - start));
+    }
+
+    /// Tells the server which calls nobody waits for, if that has changed (S28).
+    pub(super) fn tell_given_up(&mut self, out: &mut Vec<ClientOp>) {
+        if self.told != self.quarantined {
+            self.told = self.quarantined;
+            let mut bytes = [0; Release::BYTES + Announcement::BYTES];
+            let word = self.told.to_le_bytes();
+            bytes[..word.len()].copy_from_slice(&word);
+            out.push(self.write_entry(Announcement::AT, bytes, word.len()));
+        }
+    }
+
+    /// WRITEs the first `len` of the bytes to byte `at` of the entry.
+    const fn write_entry(
+        &self,
+        at: usize,
+        bytes: [u8; Release::BYTES + Announcement::BYTES],
+        len: usize,
+    ) -> ClientOp {
+        ClientOp::WriteEntry {
+            addr: self.server.entry_addr.wrapping_add(at as u64),
             rkey: self.server.entry_rkey,
             bytes,
-            len: (end - start) as u8,
-        });
+            len: len as u8,
+        }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{SWEEP, Server};
 use crate::protocol::memory::Memory;
-use crate::protocol::request::ClientId;
+use crate::protocol::request::{ClientId, Request};
 use crate::protocol::wire::{
     Announcement, ENTRY_BYTES, HEADER_BYTES, Release, TRAILER_BYTES, Trailer, valid,
 };
@@ -61,8 +61,21 @@ impl<M: Memory> Server<M> {
         self.active.len() + self.free_ids.len() == self.clients.len()
     }
 
+    /// Returns whether the client's word (S28) says that nobody waits for the response to a request.
+    pub(crate) fn is_given_up(&self, request: &Request) -> bool {
+        let at = request.client.index() * ENTRY_BYTES + Announcement::AT;
+        self.memory
+            .entries
+            .load(at)
+            .checked_shr(request.id.slot.into())
+            .unwrap_or(0)
+            & 1
+            != 0
+    }
+
     pub(super) fn clear_entry(&mut self, client: ClientId) {
         let entry = client.index() * ENTRY_BYTES;
+        self.memory.entries.store(entry + Announcement::AT, 0);
         self.memory.entries.store(entry + Release::TRAILER_AT, 0);
         self.memory
             .entries
@@ -139,7 +152,6 @@ impl<M: Memory> Server<M> {
                     valid: valid(announcement.number),
                 }
                 && announcement.client == u32::from(client.0)
-                && announcement.req_addr == record.regions.requests_addr
                 && announcement.slots != 0
                 && announcement.slots.checked_shr(depth as u32).unwrap_or(0) == 0
                 && (HEADER_BYTES + TRAILER_BYTES..=slot_bytes)

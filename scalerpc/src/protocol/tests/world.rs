@@ -188,7 +188,6 @@ impl World {
             layout,
             memory,
             server,
-            requests_addr,
             responses_addr,
             regions.responses_rkey,
         );
