@@ -381,6 +381,8 @@ impl<U> Connection<U> {
         let mut ended = 0;
         while let Some(user_data) = self.with_link(|link| link.expire(now_ns)) {
             ended += 1;
+            // The next flush tells the peer.
+            self.mark_dirty();
             receiver.on_response(user_data, Err(CallFailure::TimedOut));
         }
         ended

@@ -90,8 +90,7 @@ impl<U> Endpoint<U> {
     /// Like [`Endpoint::call`], with a timeout: without a reply after `timeout` the call ends with
     /// [`CallFailure::TimedOut`](crate::CallFailure::TimedOut), in a later poll or drain. That is
     /// the first poll without arrivals after the timeout; under load, the 64th poll at the latest.
-    /// A reply that arrives in the same poll wins. Nothing is sent to the peer, and a later reply
-    /// is dropped. Reads the clock; calls without a deadline do not.
+    /// A reply that arrives in the same poll wins. The peer is told as by [`Endpoint::cancel`]. Reads the clock; calls without a deadline do not.
     ///
     /// # Errors
     /// See [`Endpoint::call`].
@@ -140,15 +139,20 @@ impl<U> Endpoint<U> {
     }
 
     /// Ends a call at once: returns its user data, and no callback gets it. Returns `None` if the
-    /// call has ended, or was made on another endpoint. Nothing is sent to the peer. A later reply
-    /// is dropped, but returns the call's share of ring and credit. May be called from a callback.
+    /// call has ended, or was made on another endpoint. A later reply is dropped, but returns the
+    /// call's share of ring and credit. The next flush tells the peer, whose
+    /// [`RecvHandle::is_wanted`](crate::RecvHandle::is_wanted) is `false` from then on. May be
+    /// called from a callback.
     pub fn cancel(&self, call: CallToken) -> Option<U> {
         if call.connection != self.connection.serial {
             return None;
         }
-        let user_data = self.connection.with_link(|link| link.cancel(call.call));
+        let user_data = self.connection.with_link(|link| link.cancel(call.call))?;
+        if !self.connection.is_closed() {
+            self.connection.mark_dirty();
+        }
         self.connection.publish_rest();
-        user_data
+        Some(user_data)
     }
 
     /// Returns the maximum request payload in bytes.

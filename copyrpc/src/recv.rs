@@ -56,11 +56,12 @@ impl<U> RecvHandle<U> {
         }
     }
 
-    /// Returns whether the connection has not ended. It does not report a caller that gave up only
-    /// this call.
+    /// Returns whether the caller waits for the reply, as far as the last poll has shown: the
+    /// connection has not ended, and the caller did not give up the call, by its deadline or a
+    /// cancellation. The call keeps its credit until the request is answered or dropped.
     #[must_use]
     pub fn is_wanted(&self) -> bool {
-        !self.connection.is_closed()
+        !self.connection.is_closed() && !self.request().is_given_up()
     }
 
     /// Returns the maximum length of a reply in bytes: the caller's allowance, rounded up.

@@ -37,7 +37,7 @@ counters! {
         /// Batches posted: every WRITE with Immediate, wrap markers and metadata-only batches
         /// included.
         batches_sent,
-        /// Requests and responses in the batches of `batches_sent`.
+        /// Requests, responses and notices in the batches of `batches_sent`.
         messages_sent,
         /// Bytes of the batches of `batches_sent` as the WRITEs carry them: 32 of metadata for each
         /// batch, and the header, payload and padding of each message. Excludes bytes that a wrap
@@ -50,7 +50,7 @@ counters! {
         metadata_only,
         /// Batches of any kind announced by receive completions.
         batches_received,
-        /// Requests and responses parsed, stale and late responses included.
+        /// Requests, responses and notices parsed, stale and late responses included.
         messages_received,
         /// READs posted of the peer's published record or of the activity of its context, for any
         /// reason.
@@ -74,6 +74,9 @@ counters! {
         deadlines_exceeded,
         /// Calls cancelled before they ended.
         cancelled,
+        /// Notices written: messages by which this end tells the peer that a call was given up, by
+        /// its deadline or a cancellation (C5). A call that is answered first needs none.
+        notices,
         /// Responses to calls that had ended before, by their deadline for instance (C3).
         late_responses,
         /// Responses that match no unanswered request, because they are duplicate or forged. They

@@ -13,6 +13,9 @@ pub(crate) const FLOW_METADATA_SIZE: usize = 32;
 /// The bit of `call_id` that marks a response.
 pub(crate) const RESPONSE_FLAG: u32 = 0x8000_0000;
 pub(crate) const WRAP_MESSAGE_COUNT: u32 = u32::MAX;
+/// The piggyback of a notice: the caller no longer waits for the call that the notice names (C5). It
+/// is no internal allowance of a request, as the smallest has two blocks.
+pub(crate) const GIVEN_UP: u32 = 0;
 
 /// [`FLOW_METADATA_SIZE`] in the unit of positions.
 pub(crate) const METADATA_SPAN: u64 = FLOW_METADATA_SIZE as u64;
@@ -56,7 +59,8 @@ pub(crate) const fn decode_imm(imm: u32) -> u64 {
 pub(crate) struct Header {
     /// Id of the call; [`RESPONSE_FLAG`] set in a response.
     pub(crate) call_id: u32,
-    /// Request: internal allowance in 32-byte blocks. Response: [`Status`].
+    /// Request: internal allowance in 32-byte blocks. Notice of a call that was given up:
+    /// [`GIVEN_UP`]. Response: [`Status`].
     pub(crate) piggyback: u32,
     pub(crate) len: u32,
 }

@@ -59,7 +59,7 @@ struct Queues<S: Serving> {
     /// The counters, and the number of clients, when the thread last checked its clients.
     stats: S::Stats,
     clients: usize,
-    /// Callers of received requests, by the number of the request: those that have disconnected,
+    /// Callers of received requests, by the number of the request: those that do not wait any more,
     /// and those on which [`ServerRequest::while_wanted`] waits.
     watches: FxHashMap<u64, Watch>,
     /// The time at which the end of the thread was requested, and the maximum time for which the
@@ -100,6 +100,7 @@ struct Arrival<P> {
 /// The caller of a received request.
 #[derive(Default)]
 struct Watch {
+    /// The caller has disconnected, or gave up this call.
     is_gone: bool,
     /// The end of the caller's time, and the waker of the task to wake at that time.
     deadline: Option<Instant>,
@@ -327,8 +328,9 @@ impl<S: Serving> ServerRequest<S> {
             .checked_add(Header::read(&self.arrival.data)?.0.left?)
     }
 
-    /// Returns whether the client is connected, or was at most 15 ms or 1,024 polls ago. It does
-    /// not report a client that gave up only this call.
+    /// Returns whether the caller waits for the reply, or did at most 15 ms or 1,024 polls ago: the
+    /// client is connected, and did not give up this call, by its time limit or by dropping the
+    /// future.
     #[must_use]
     pub fn is_wanted(&self) -> bool {
         self.shared.as_ref().is_some_and(|shared| {
@@ -340,8 +342,8 @@ impl<S: Serving> ServerRequest<S> {
     }
 
     /// Runs `handler` while its reply is wanted: drops the handler and returns `None` about 10 ms
-    /// after `deadline`, or after the client's end. The drop of the request returns the credit that
-    /// it keeps. A caller that was suspended until then ends as
+    /// after `deadline`, or after the caller [gave up](Self::is_wanted). The drop of the request
+    /// returns the room that the call keeps. A caller that was suspended until then ends as
     /// [`ClientError::Dropped`](crate::ClientError::Dropped), and not as
     /// [`TimedOut`](crate::ClientError::TimedOut).
     ///
@@ -448,7 +450,7 @@ fn serve<S: Serving>(
             let mut queues = lock(&shared.queues);
             if server.may_check() && is_check_due(&mut checked, Instant::now()) {
                 (queues.clients, queues.stats) = server.counts();
-                unwanted = queues.watch(&server, &mut held);
+                unwanted = queues.watch(&server, &mut held, is_leaving);
             }
             (
                 std::mem::take(&mut queues.answers),
@@ -520,9 +522,16 @@ fn is_check_due(checked: &mut Option<Instant>, now: Instant) -> bool {
 }
 
 impl<S: Serving> Queues<S> {
-    /// Forgets the held requests of clients that have disconnected; no task receives such a
-    /// request. Returns the wakers of the tasks whose replies are not wanted any more.
-    fn watch(&mut self, server: &S, held: &mut FxHashMap<u64, S::Token>) -> Vec<Waker> {
+    /// Drops the requests whose callers do not wait any more and that no task has received; if the
+    /// server `is_leaving`, drops the received ones too, as nobody waits for their answers.
+    /// Otherwise these are dropped by their tasks, so that a client has no more of them than calls.
+    /// Returns the wakers of the tasks whose replies are not wanted any more.
+    fn watch(
+        &mut self,
+        server: &S,
+        held: &mut FxHashMap<u64, S::Token>,
+        is_leaving: bool,
+    ) -> Vec<Waker> {
         let Self {
             requests,
             buffered,
@@ -536,10 +545,15 @@ impl<S: Serving> Queues<S> {
             .map(|(number, _)| *number)
             .collect();
         if !gone.is_empty() {
-            held.retain(|number, _| !gone.contains(number));
+            if is_leaving {
+                held.retain(|number, _| !gone.contains(number));
+            }
             requests.retain(|arrival| {
                 let is_gone = gone.remove(&arrival.number);
-                *buffered -= if is_gone { arrival.data.len() } else { 0 };
+                if is_gone {
+                    *buffered -= arrival.data.len();
+                    held.remove(&arrival.number);
+                }
                 !is_gone
             });
             // An answer in `answers` has removed its request from `watches`, so the request is not

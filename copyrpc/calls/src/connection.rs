@@ -85,7 +85,7 @@ pub trait Connection: Sized {
     /// Returns the error of a call whose time ended while it waited for room.
     fn late(&mut self) -> ErrorOf<Self>;
 
-    /// Cancels a call: its end does not matter any more.
+    /// Cancels a call: its end does not matter any more, and the server is told.
     fn cancel(&mut self, call: Self::Call);
 
     /// Sleeps until there is something to poll for or the waker is called, at most for `limit`.

@@ -161,7 +161,8 @@ pub trait Serving: Sized {
     /// Answers a request. A client that has disconnected gets no answer.
     fn answer(&mut self, request: Self::Token, answer: Answer);
 
-    /// Returns whether the client of a request is connected.
+    /// Returns whether the caller of a request waits for the answer: the client is connected, and
+    /// did not give up this call.
     fn is_wanted(&self, request: &Self::Token) -> bool;
 
     /// Takes no more clients and no more requests. Requests that were received can still be

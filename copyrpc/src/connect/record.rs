@@ -15,7 +15,7 @@ use crate::wire::ALIGNMENT;
 /// Bytes of an encoded record.
 pub const EXCHANGE_RECORD_SIZE: usize = 128;
 /// Version of the record and of the wire formats that follow it.
-pub const EXCHANGE_VERSION: u16 = 3;
+pub const EXCHANGE_VERSION: u16 = 4;
 
 const ADDRESS_AT: usize = 16;
 pub(crate) const KIND: Kind = Kind {
@@ -217,7 +217,7 @@ mod tests {
     #[rustfmt::skip]
     const GOLDEN: [u8; EXCHANGE_RECORD_SIZE] = [
         b'c', b'o', b'p', b'y', b'r', b'p', b'c', 0,
-        3, 0, 128, 0, 0, 0, 0, 0, // version, size, no refusal
+        4, 0, 128, 0, 0, 0, 0, 0, // version, size, no refusal
         1, 0, 0x00, 0x10, 0x22, 0x21, 0, 0, // kind, zero, MTU, LID, zero
         0x33, 0x32, 0x31, 0, 0x43, 0x42, 0x41, 0, // QPN, PSN
         0x18, 0x17, 0x16, 0x15, 0x14, 0x13, 0x12, 0x11,

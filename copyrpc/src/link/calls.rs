@@ -14,6 +14,8 @@
 #[path = "explore/calls.rs"]
 mod explore;
 
+use std::collections::VecDeque;
+
 use copyrpc_calls::Deadlines;
 
 use crate::wire::{CallId, RESPONSE_OVERHEAD};
@@ -88,6 +90,9 @@ pub(super) struct Calls<U> {
     unanswered: u32,
     /// Number of unanswered requests whose caller does not wait.
     abandoned: u32,
+    /// Calls that were given up and whose notices are not sent yet, oldest first. The requests of
+    /// some may be answered by now.
+    untold: VecDeque<CallKey>,
     deadlines: Deadlines<CallKey>,
 }
 
@@ -98,6 +103,7 @@ impl<U> Calls<U> {
             free: NO_SLOT,
             unanswered: 0,
             abandoned: 0,
+            untold: VecDeque::new(),
             deadlines: Deadlines::new(),
         }
     }
@@ -235,6 +241,33 @@ impl<U> Calls<U> {
         }
     }
 
+    /// Like [`abandon`](Self::abandon), for a call of whose end the peer gets a notice.
+    pub(super) fn give_up(&mut self, key: CallKey) -> Option<U> {
+        let user_data = self.abandon(key)?;
+        self.untold.push_back(key);
+        Some(user_data)
+    }
+
+    /// Returns the id of the oldest call whose notice is not sent. Drops the calls before it whose
+    /// requests were answered: they need no notice.
+    pub(super) fn untold(&mut self) -> Option<CallId> {
+        while let Some(key) = self.untold.front() {
+            let is_unanswered = self.slots.get(key.index as usize).is_some_and(|slot| {
+                slot.generation == key.generation && matches!(slot.state, State::Abandoned)
+            });
+            if is_unanswered {
+                return Some(key.id());
+            }
+            self.untold.pop_front();
+        }
+        None
+    }
+
+    /// Notes that the notice of the oldest [untold](Self::untold) call was written.
+    pub(super) fn note_told(&mut self) {
+        self.untold.pop_front();
+    }
+
     /// Ends a waiting call, in slot `from` or a later slot, that was made when `batches` or more
     /// batches had been sent. Returns its user data and its slot.
     pub(super) fn abandon_later(&mut self, batches: u64, from: usize) -> Option<(U, usize)> {
@@ -260,7 +293,7 @@ impl<U> Calls<U> {
                 .get(key.index as usize)
                 .is_some_and(|slot| slot.is_waiting(key) && slot.deadline_ns < now_ns);
             if is_due {
-                return self.abandon(key);
+                return self.give_up(key);
             }
         }
         None

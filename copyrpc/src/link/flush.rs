@@ -83,6 +83,9 @@ impl<U> Link<U> {
         if is_closing {
             self.begin_closing_flush();
         }
+        if self.tx.awaits_notices() {
+            self.write_notices();
+        }
         let words = self.grant();
         if !is_closing {
             self.offer_metadata_only(words);

@@ -10,14 +10,20 @@ mod explore;
 
 use super::{Hold, Request};
 use crate::ring::Payload;
+use crate::wire::RESPONSE_FLAG;
 
 /// Number of places for requests once the first request has arrived; doubled when all are taken.
 const FIRST_ROOM: usize = 4;
+
+/// The bit of a held request's `call_id` that marks a call that was given up. The id of a call has
+/// 31 bits.
+pub(super) const GIVEN_UP: u32 = RESPONSE_FLAG;
 
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct HeldRequest {
     /// Position of the request's message in the ring, while its bytes are needed.
     pub(super) position: u64,
+    /// Id of the call, with [`GIVEN_UP`] once its caller no longer waits.
     pub(super) call_id: u32,
     pub(super) len: u32,
     /// Internal allowance in bytes; 0 once the request is answered and waits for older requests.
@@ -29,7 +35,12 @@ pub(super) struct HeldRequest {
 pub(super) struct HeldRequests {
     /// Places for requests: a power of two, or none.
     room: Vec<HeldRequest>,
-    /// Number of unanswered requests whose bytes the application has released.
+    /// Unanswered requests whose bytes the application has released, and free places for more. The
+    /// `position` of a free place, whose `internal_allowance` is 0, is the index of the next one.
+    released: Vec<HeldRequest>,
+    /// Index of the first free place in `released`; its length if there is none.
+    free: usize,
+    /// Number of requests in `released`.
     without_bytes: usize,
     /// Number of the oldest request whose bytes are needed.
     oldest: u64,
@@ -43,6 +54,8 @@ impl HeldRequests {
     pub(super) const fn new() -> Self {
         Self {
             room: Vec::new(),
+            released: Vec::new(),
+            free: 0,
             without_bytes: 0,
             oldest: 0,
             untaken: 0,
@@ -153,8 +166,60 @@ impl HeldRequests {
     pub(super) fn release_bytes(&mut self, request: &mut Request) {
         if let Hold::Held(_) = request.hold {
             self.answer(request.hold);
-            (request.hold, request.payload) = (Hold::WithoutBytes, Payload::default());
+            let released = HeldRequest {
+                call_id: request.call_id,
+                internal_allowance: request.internal_allowance,
+                ..HeldRequest::default()
+            };
+            let index = self.free;
+            if let Some(place) = self.released.get_mut(index) {
+                self.free = std::mem::replace(place, released).position as usize;
+            } else {
+                self.released.push(released);
+                self.free = self.released.len();
+            }
+            request.hold = Hold::WithoutBytes(index as u32);
+            request.payload = Payload::default();
             self.without_bytes += 1;
+        }
+    }
+
+    /// Returns a request whose bytes the application has released.
+    pub(super) fn get_released(&self, index: u32) -> Request {
+        let released = self.released.get(index as usize);
+        let HeldRequest {
+            call_id,
+            internal_allowance,
+            ..
+        } = released.copied().unwrap_or_default();
+        Request {
+            hold: Hold::WithoutBytes(index),
+            payload: Payload::default(),
+            internal_allowance,
+            call_id,
+        }
+    }
+
+    /// Marks the request of a call that its caller gave up. Ignores the id of no unanswered
+    /// request: the answer and the notice may have met on their way, and an id that the peer made
+    /// up is not told from that.
+    #[cold]
+    pub(super) fn give_up(&mut self, call_id: u32) {
+        let mask = self.room.len().wrapping_sub(1);
+        let room = &mut self.room;
+        let held = (self.oldest..self.next).map(|number| number as usize & mask);
+        let place = held
+            .into_iter()
+            .find(|place| is_call(&room[*place], call_id));
+        let request = match place {
+            Some(place) => self.room.get_mut(place),
+            None => self
+                .released
+                .iter_mut()
+                .find(|released| is_call(released, call_id)),
+        };
+        if let Some(request) = request {
+            request.call_id |= GIVEN_UP;
         }
     }
 
@@ -162,7 +227,14 @@ impl HeldRequests {
     pub(super) fn answer(&mut self, hold: Hold) {
         match hold {
             Hold::InPlace => {}
-            Hold::WithoutBytes => self.without_bytes -= 1,
+            Hold::WithoutBytes(index) => {
+                let free = std::mem::replace(&mut self.free, index as usize);
+                self.released[index as usize] = HeldRequest {
+                    position: free as u64,
+                    ..HeldRequest::default()
+                };
+                self.without_bytes -= 1;
+            }
             Hold::Held(number) if number == self.oldest as u32 => {
                 self.oldest += 1;
                 while self
@@ -178,6 +250,11 @@ impl HeldRequests {
             }
         }
     }
+}
+
+/// Returns whether this is an unanswered request of the call, whose caller waits as far as is known.
+fn is_call(request: &HeldRequest, call_id: u32) -> bool {
+    request.call_id == call_id && request.internal_allowance != 0
 }
 
 #[cfg(test)]
@@ -224,11 +301,10 @@ mod tests {
                         held.answer(request.hold);
                     } else {
                         held.release_bytes(&mut request);
+                        let hold = request.hold;
+                        assert!(matches!(hold, Hold::WithoutBytes(_)));
                         held.release_bytes(&mut request);
-                        assert_eq!(
-                            (request.hold, request.payload),
-                            (Hold::WithoutBytes, Payload::default())
-                        );
+                        assert_eq!((request.hold, request.payload), (hold, Payload::default()));
                         copied.push(request);
                     }
                 }

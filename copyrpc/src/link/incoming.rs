@@ -8,8 +8,8 @@ use super::{Event, Held, Hold, Link, Message, Request};
 use crate::error::{CallFailure, CloseReason, ProtocolError};
 use crate::ring::Payload;
 use crate::wire::{
-    ALIGNMENT, CallId, FLOW_METADATA_SIZE, FlowWords, Header, PublishedRecord, RESPONSE_FLAG,
-    Status, response_capacity,
+    ALIGNMENT, CallId, FLOW_METADATA_SIZE, FlowWords, GIVEN_UP, Header, PublishedRecord,
+    RESPONSE_FLAG, Status, response_capacity,
 };
 
 impl<U> Link<U> {
@@ -267,6 +267,11 @@ impl<U> Link<U> {
                     Some(event) => return Some(event),
                     None => continue,
                 }
+            }
+            if header.piggyback == GIVEN_UP && header.len == 0 {
+                self.rx.advance(message);
+                self.rx.requests.give_up(header.call_id);
+                continue;
             }
             if let Err(error) = self.claim(&header, message) {
                 self.close(error.into());

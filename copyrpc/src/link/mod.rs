@@ -75,8 +75,9 @@ enum Hold {
     /// The bytes stay until the request is answered. The value is the request's number among the
     /// held requests, modulo 2^32.
     Held(u32),
-    /// The application has copied the bytes, or does not need them.
-    WithoutBytes,
+    /// The application has copied the bytes, or does not need them. The value is the request's
+    /// index among these requests.
+    WithoutBytes(u32),
 }
 
 /// The identifier of a request that the application holds. It has only the part of the [`Request`]
@@ -85,36 +86,32 @@ enum Hold {
 pub(crate) enum Held {
     /// Number of the request among the held requests, modulo 2^32.
     WithBytes(u32),
-    WithoutBytes {
-        internal_allowance: u32,
-        call_id: u32,
-    },
+    /// Index of the request among those without bytes.
+    WithoutBytes(u32),
     Answered,
 }
 
 impl Request {
     /// A request that allows no reply.
     const NONE: Self = Self {
-        hold: Hold::WithoutBytes,
+        hold: Hold::InPlace,
         payload: Payload::EMPTY,
         internal_allowance: 0,
         call_id: 0,
     };
 
+    /// Returns the name of a request that is not in place any more.
     pub(crate) const fn name(&self) -> Held {
-        let Self {
-            hold,
-            internal_allowance,
-            call_id,
-            ..
-        } = *self;
-        match hold {
+        match self.hold {
             Hold::Held(number) => Held::WithBytes(number),
-            Hold::InPlace | Hold::WithoutBytes => Held::WithoutBytes {
-                internal_allowance,
-                call_id,
-            },
+            Hold::WithoutBytes(index) => Held::WithoutBytes(index),
+            Hold::InPlace => Held::Answered,
         }
+    }
+
+    /// Returns whether the caller gave up the call, as far as this end knows.
+    pub(crate) const fn is_given_up(&self) -> bool {
+        self.call_id & held::GIVEN_UP != 0
     }
 
     /// Returns the place of the request's payload in the receive ring. [`Hold`] determines for how
@@ -416,14 +413,7 @@ impl<U> Link<U> {
     pub(crate) fn held(&self, name: Held) -> Request {
         match name {
             Held::WithBytes(number) => self.rx.requests.get(number),
-            Held::WithoutBytes {
-                internal_allowance,
-                call_id,
-            } => Request {
-                internal_allowance,
-                call_id,
-                ..Request::NONE
-            },
+            Held::WithoutBytes(index) => self.rx.requests.get_released(index),
             Held::Answered => Request::NONE,
         }
     }
@@ -454,7 +444,7 @@ impl<U> Link<U> {
         stats.batches_sent = stats.batches_sent.wrapping_add(self.tx.batches_sent());
         stats.bytes_sent = stats.bytes_sent.wrapping_add(self.tx.posted());
         stats.messages_sent =
-            (stats.calls + stats.replies).wrapping_sub(self.tx.unposted_messages());
+            (stats.calls + stats.replies + stats.notices).wrapping_sub(self.tx.unposted_messages());
         stats.batches_received = stats
             .batches_received
             .wrapping_add(self.rx.batches_received());

@@ -113,12 +113,33 @@ impl<U> Link<U> {
     }
 
     /// Ends a call at once: returns its user data, which [`Link::next_event`] does not return.
-    /// Returns `None` if the call has ended. Nothing is sent to the peer; the peer's response will
-    /// be dropped (C3).
+    /// Returns `None` if the call has ended. The next flush tells the peer (C5); the peer's response
+    /// will be dropped (C3).
     pub(crate) fn cancel(&mut self, call: CallKey) -> Option<U> {
-        let user_data = self.calls.abandon(call)?;
+        let user_data = self.calls.give_up(call)?;
+        self.tx.await_notices(true);
         self.stats.cancelled += 1;
         Some(user_data)
+    }
+
+    /// Writes the notices of calls that were given up, as far as the peer has room for them: as for
+    /// calls, which they delay no more than other calls do (S4). If some are left, the peer's words
+    /// are READ, as after a refused call (L5).
+    #[cold]
+    #[inline(never)]
+    pub(super) fn write_notices(&mut self) {
+        while let Some(call) = self.calls.untold() {
+            let reserved = 2 * self.reservation.outstanding() + CALL_SLACK;
+            let span = self.tx.span_of(padded(0));
+            if self.tx.in_flight() + span + reserved > self.tx.size().bytes() {
+                self.starved = true;
+                return;
+            }
+            self.tx.append_notice(call.to_request());
+            self.calls.note_told();
+            self.stats.notices += 1;
+        }
+        self.tx.await_notices(false);
     }
 
     /// Sets the deadline of a call, in the clock of [`Link::expire`].
@@ -133,6 +154,7 @@ impl<U> Link<U> {
             return None;
         }
         let user_data = self.calls.expire(now_ns)?;
+        self.tx.await_notices(true);
         self.stats.deadlines_exceeded += 1;
         Some(user_data)
     }

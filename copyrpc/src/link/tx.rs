@@ -18,7 +18,7 @@ use std::ptr::NonNull;
 use crate::error::ProtocolError;
 use crate::ring::{Lap, RingSize, RingView};
 use crate::wire::{
-    ALIGNMENT, FLOW_METADATA_SIZE, FlowMetadata, FlowWords, Header, METADATA_SPAN,
+    ALIGNMENT, FLOW_METADATA_SIZE, FlowMetadata, FlowWords, GIVEN_UP, Header, METADATA_SPAN,
     WRAP_MESSAGE_COUNT, encode_imm, padded,
 };
 
@@ -102,6 +102,8 @@ pub(super) struct Batch {
     span: u64,
     /// [`WRAP_MESSAGE_COUNT`] for a wrap marker.
     count: u32,
+    /// Number of notices among the messages.
+    notices: u32,
 }
 
 impl Batch {
@@ -111,6 +113,11 @@ impl Batch {
 
     pub(super) const fn is_marker(&self) -> bool {
         self.count == WRAP_MESSAGE_COUNT
+    }
+
+    /// Returns whether the peer's process may leave the batch where it is for any time (K2).
+    const fn is_idle(&self) -> bool {
+        self.is_marker() || self.count == self.notices
     }
 
     /// Returns the number of bytes on the wire: a marker writes its metadata only.
@@ -129,6 +136,7 @@ struct Wrap {
     /// Position of the marker; the batch before it is `posted..marker`, possibly empty.
     marker: u64,
     count: u32,
+    notices: u32,
 }
 
 /// Returns the last position at which a message may end, on the lap of `position`.
@@ -150,6 +158,10 @@ pub(super) struct SendRing {
     peer_consumer: u64,
     wrap: Option<Wrap>,
     open_count: u32,
+    /// Number of notices among the messages of the open batch.
+    open_notices: u32,
+    /// Notices wait to be written (C5).
+    awaits_notices: bool,
     /// The open batch was begun without messages; messages may have joined it since.
     is_metadata_only: bool,
     /// Everything unposted is one batch of messages, and a flush posts all of it: there is no wrap,
@@ -176,6 +188,10 @@ pub(super) struct SendRing {
     /// Number of the last metadata-only batch, counted like `batches_sent`; 0 if messages joined
     /// it.
     last_metadata_only: u64,
+    /// Number of the last batch with neither calls nor replies, counted like `batches_sent`, and the
+    /// number of such batches in a row up to it.
+    last_idle: u64,
+    idle_run: u64,
     /// This end makes no more calls (G1).
     is_closing: bool,
 }
@@ -235,6 +251,8 @@ impl SendRing {
             peer_consumer: start,
             wrap: None,
             open_count: 0,
+            open_notices: 0,
+            awaits_notices: false,
             is_metadata_only: false,
             is_easy: !has_window,
             is_hindered: has_window,
@@ -245,6 +263,8 @@ impl SendRing {
             batches_taken: 0,
             batch_limit: batch_limit as u64,
             last_metadata_only: 0,
+            last_idle: 0,
+            idle_run: 0,
             is_closing: false,
         }
     }
@@ -299,7 +319,21 @@ impl SendRing {
     }
 
     pub(super) const fn note_ease(&mut self) {
-        self.is_easy = self.wrap.is_none() && !self.is_metadata_only && !self.is_hindered;
+        self.is_easy = self.wrap.is_none()
+            && !self.is_metadata_only
+            && !self.is_hindered
+            && !self.awaits_notices
+            && self.open_notices == 0;
+    }
+
+    pub(super) const fn awaits_notices(&self) -> bool {
+        self.awaits_notices
+    }
+
+    /// Sets whether notices wait to be written: if so, the next flush writes them.
+    pub(super) const fn await_notices(&mut self, awaits_notices: bool) {
+        self.awaits_notices = awaits_notices;
+        self.note_ease();
     }
 
     pub(super) const fn all_received(&self) -> bool {
@@ -335,12 +369,17 @@ impl SendRing {
         self.last_metadata_only > self.batches_received
     }
 
-    /// Returns whether the peer's process has not taken all posted messages, as far as known here.
-    /// The last batch does not count if it has no messages: it may wait for any time.
+    /// Returns whether the peer's process has not taken all posted calls and replies, as far as
+    /// known here. The last batches do not count if they have none: they may wait for any time.
     #[inline]
     pub(super) fn has_untaken_messages(&self) -> bool {
         let taken = self.batches_taken.max(self.batches_received);
-        taken + u64::from(self.last_metadata_only == self.batches_sent) < self.batches_sent
+        let idle = if self.last_idle == self.batches_sent {
+            self.idle_run
+        } else {
+            0
+        };
+        taken + idle < self.batches_sent
     }
 
     /// Takes the number of batches that the peer's process took, modulo 2^32. Returns whether the
@@ -455,6 +494,7 @@ impl SendRing {
         self.wrap = Some(Wrap {
             marker,
             count: self.open_count,
+            notices: self.open_notices,
         });
         let start = marker + self.size().to_end(marker);
         self.lap = self.view.lap(start);
@@ -467,8 +507,21 @@ impl SendRing {
     const fn open_batch(&mut self, start: u64) {
         self.next = start + METADATA_SPAN;
         self.open_count = 0;
+        self.open_notices = 0;
         self.is_metadata_only = false;
         self.note_ease();
+    }
+
+    /// Writes a notice of the call with this id. The caller has checked that the peer has room for
+    /// the whole span of the message.
+    pub(super) fn append_notice(&mut self, call_id: u32) {
+        self.make_place(padded(0));
+        // Every lap has room for the smallest message, so there is a place.
+        if let Some(place) = self.place(&[]) {
+            place.fill(call_id, GIVEN_UP);
+            self.open_notices += 1;
+            self.note_ease();
+        }
     }
 
     #[inline(always)]
@@ -505,16 +558,19 @@ impl SendRing {
                 start,
                 span: wrap.marker - start,
                 count: wrap.count,
+                notices: wrap.notices,
             }),
             Some(_) => Some(Batch {
                 start,
                 span: self.size().to_end(start),
                 count: WRAP_MESSAGE_COUNT,
+                notices: 0,
             }),
             None if self.has_unposted() => Some(Batch {
                 start,
                 span: self.unposted(),
                 count: self.open_count,
+                notices: self.open_notices,
             }),
             None => None,
         }
@@ -547,6 +603,11 @@ impl SendRing {
     pub(super) fn commit(&mut self, batch: &Batch) {
         self.posted += batch.span;
         self.batches_sent += 1;
+        if batch.is_idle() {
+            let is_next = self.last_idle + 1 == self.batches_sent;
+            self.idle_run = if is_next { self.idle_run + 1 } else { 1 };
+            self.last_idle = self.batches_sent;
+        }
         if self.last_metadata_only == self.batches_sent && batch.count > 0 && !batch.is_marker() {
             // Messages have joined the batch.
             self.last_metadata_only = 0;

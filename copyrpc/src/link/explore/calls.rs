@@ -41,9 +41,22 @@ impl<U> Calls<U> {
             .filter(is_waiting)
     }
 
+    /// Returns the slots of the calls that were given up, that are not answered, and whose notices
+    /// are not sent.
+    pub(in crate::link) fn untold_slots(&self) -> impl Iterator<Item = u32> {
+        let keys = self.untold.iter();
+        keys.filter(|key| self.pending(key.id()).is_some())
+            .map(|key| key.index)
+    }
+
     /// Restores these calls as not answered, with the ids 0, 1, 2.. Each call is given as its user
-    /// data, its allowance, and whether its caller waits.
-    pub(in crate::link) fn restore(&mut self, calls: impl Iterator<Item = (U, u64, bool)>) {
+    /// data, its allowance, and whether its caller waits. The calls in the slots `untold` were given
+    /// up, and their notices are not sent.
+    pub(in crate::link) fn restore(
+        &mut self,
+        calls: impl Iterator<Item = (U, u64, bool)>,
+        untold: impl Iterator<Item = u32>,
+    ) {
         self.slots.clear();
         (self.free, self.unanswered, self.abandoned) = (NO_SLOT, 0, 0);
         for (user_data, internal_allowance, is_waiting) in calls {
@@ -56,5 +69,10 @@ impl<U> Calls<U> {
                 self.abandon(key);
             }
         }
+        let key = |index| CallKey {
+            index,
+            generation: 0,
+        };
+        self.untold = untold.map(key).collect();
     }
 }

@@ -72,9 +72,11 @@ impl World {
             code_arrived(coder, names, links, &mut arrived[1 - side], side);
             code_read(coder, &mut links[side], &mut reads[side]);
         }
-        names.end(coder.restores());
+        names.end(coder, order);
         for side in order {
-            std::mem::swap(&mut names.calls[side], &mut links[side].calls);
+            let link = &mut links[side];
+            std::mem::swap(&mut names.calls[side], &mut link.calls);
+            link.tx.await_notices(link.calls.untold().is_some());
         }
     }
 }
@@ -217,7 +219,7 @@ fn code_messages(
     let mut at = start;
     for _ in 0..count {
         let mut header = Header::decode(&ring.copy_out(at));
-        names.message(coder, sender, &mut header);
+        names.message(coder, sender, *ring, at, &mut header);
         if coder.restores() {
             ring.copy_in(at, &header.encode());
         }

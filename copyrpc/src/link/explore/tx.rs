@@ -24,6 +24,8 @@ impl SendRing {
             peer_consumer,
             wrap,
             open_count,
+            open_notices,
+            awaits_notices: _,
             is_metadata_only: _,
             is_easy: _,
             is_hindered: _,
@@ -34,18 +36,29 @@ impl SendRing {
             batches_taken: _,
             batch_limit: _,
             last_metadata_only,
+            last_idle: _,
+            idle_run: _,
             is_closing: _,
         } = self;
+        // The number of notices decides only which batches the peer may leave where they are for
+        // any time, and there is no time here.
+        *open_notices = 0;
         coder.anchor(peer_consumer, ring);
         coder.span(posted, *peer_consumer);
         coder.span(&mut producer, *peer_consumer);
         let mut wraps = wrap.is_some();
         coder.flag(&mut wraps);
         if wraps {
-            let Wrap { marker, count } = wrap.get_or_insert(Wrap {
+            let Wrap {
+                marker,
+                count,
+                notices,
+            } = wrap.get_or_insert(Wrap {
                 marker: 0,
                 count: 0,
+                notices: 0,
             });
+            *notices = 0;
             coder.span(marker, *peer_consumer);
             coder.count(count);
         } else {

@@ -3,7 +3,7 @@
 
 use crate::error::{CallError, CallFailure, CloseReason};
 use crate::link::past::{Past, Traffic};
-use crate::link::{CallKey, LinkConfig};
+use crate::link::{CallKey, LinkConfig, Request};
 use crate::ring::RingSize;
 
 use super::defects::{C, answer_all, config, pair, pair_of, rounds_without_read, size};
@@ -91,6 +91,87 @@ fn a_cancelled_call_gives_its_data_back_once_and_its_credit_when_it_is_answered(
     assert_eq!(
         (stats.cancelled, stats.late_responses, stats.stale_responses),
         (1, 1, 0)
+    );
+}
+
+/// C5: requests whose bytes are in the ring, released, and not received by the application.
+#[test]
+fn the_peer_learns_which_calls_were_given_up() {
+    let mut ends = pair(&config());
+    let keys: Vec<_> = (0..5).map(|serial| call(&mut ends[0], serial)).collect();
+    rounds_without_read(&mut ends, 1);
+    let mut requests: Vec<_> = ends[1].inbox.drain(..).collect();
+    requests[3] = ends[1].link.without_bytes(requests[3]);
+    requests[4] = ends[1].link.without_bytes(requests[4]);
+    let given_up = |ends: &[End; 2], requests: &[Request]| {
+        let link = &ends[1].link;
+        let held = |request: &Request| link.held(request.name()).is_given_up();
+        requests.iter().map(held).collect::<Vec<_>>()
+    };
+    for key in [1, 4, 2] {
+        ends[0].link.cancel(keys[key]);
+    }
+    assert_eq!(given_up(&ends, &requests), [false; 5]);
+    // The answer to the last call passes the notice on its way, and the notice has no effect.
+    ends[1].link.reply(requests[2], &[]).unwrap();
+    rounds_without_read(&mut ends, 2);
+    let expected = [false, true, false, false, true];
+    assert_eq!(given_up(&ends, &requests)[..2], expected[..2]);
+    assert_eq!(given_up(&ends, &requests)[3..], expected[3..]);
+    let balance = ends[0].link.credit_balance();
+    for nth in [0, 1, 3, 4] {
+        ends[1].link.reply(requests[nth], &[]).unwrap();
+    }
+    let [ended, _] = rounds_without_read(&mut ends, 2);
+    assert_eq!(ended.len(), 2, "the calls that wait");
+    assert!(ends[0].link.credit_balance() > balance);
+    let stats = ends[0].link.stats();
+    assert_eq!((stats.notices, stats.late_responses), (3, 3));
+    assert_eq!(stats.messages_sent, ends[1].link.stats().messages_received);
+    // The places of the requests are used again, without their marks.
+    call(&mut ends[0], 5);
+    rounds_without_read(&mut ends, 1);
+    let request = ends[1].inbox.pop_front().unwrap();
+    let request = ends[1].link.without_bytes(request);
+    assert_eq!(given_up(&ends, &[request]), [false]);
+}
+
+/// C5: a notice without room waits for it, and goes without another call.
+#[test]
+fn a_notice_that_finds_no_room_is_sent_when_there_is() {
+    let mut ends = pair(&config());
+    let mut keys = Vec::new();
+    while let Ok(key) = ends[0].link.call(&[7; 100], keys.len() as u64, 0) {
+        keys.push(key);
+        rounds_without_read(&mut ends, 1);
+    }
+    let held: Vec<_> = ends[1].inbox.drain(..).collect();
+    for key in &keys {
+        ends[0].link.cancel(*key);
+    }
+    rounds_without_read(&mut ends, 2);
+    let told = |ends: &[End; 2]| {
+        let link = &ends[1].link;
+        let is_told = |request: &&Request| link.held(request.name()).is_given_up();
+        held.iter().filter(is_told).count()
+    };
+    let before = told(&ends);
+    assert!(before < held.len(), "the ring is full");
+    // The bytes of the first half become free.
+    let (first, rest) = held.split_at(held.len() / 2);
+    first
+        .iter()
+        .for_each(|request| ends[1].link.reply(*request, &[]).unwrap());
+    for _ in 0..70 {
+        rounds_without_read(&mut ends, 1);
+        ends[0].read_if_wanted(0);
+        while execute(&mut ends, 0) {}
+        ends[0].take_send_completions();
+    }
+    let link = &ends[1].link;
+    assert!(
+        rest.iter()
+            .all(|request| link.held(request.name()).is_given_up())
     );
 }
 

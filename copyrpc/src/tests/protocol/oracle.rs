@@ -372,6 +372,12 @@ impl World {
         }
         let serial = held.sent.serial;
         let link = &mut self.ends[side].link;
+        if link.held(held.request.name()).is_given_up() {
+            assert!(
+                !self.apps[1 - side].taken.contains_key(&serial),
+                "a call is said to be given up, and its caller waits"
+            );
+        }
         let answer = match self.rng.u8(..10) {
             0 => {
                 link.refuse(held.request).unwrap();
@@ -767,6 +773,7 @@ fn random_operations_lose_nothing_overwrite_nothing_and_never_get_stuck() {
         total.cancelled,
         total.deadlines_exceeded,
         total.late_responses,
+        total.notices,
     ];
     assert!(
         flow.into_iter().chain(endings).all(|taken| taken > runs),

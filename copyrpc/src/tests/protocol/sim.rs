@@ -10,7 +10,7 @@ use crate::link::past::Past;
 use crate::link::{Emit, Event, Link, LinkConfig, Message, Request};
 use crate::ring::{RecvBytes, RingSize, RingView};
 use crate::wire::{
-    FLOW_METADATA_SIZE, FlowWords, HEADER_SIZE, Header, PublishedRecord, RESPONSE_FLAG,
+    FLOW_METADATA_SIZE, FlowWords, GIVEN_UP, HEADER_SIZE, Header, PublishedRecord, RESPONSE_FLAG,
     WRAP_MESSAGE_COUNT, padded,
 };
 
@@ -382,7 +382,7 @@ fn requests_in(offset: u64, batch: &[u8]) -> Vec<(u64, u64)> {
     for _ in 0..count {
         let header = Header::decode(batch[at..at + HEADER_SIZE].try_into().unwrap());
         let bytes = padded(u64::from(header.len));
-        if header.call_id & RESPONSE_FLAG == 0 {
+        if header.call_id & RESPONSE_FLAG == 0 && header.piggyback != GIVEN_UP {
             requests.push((offset + at as u64, bytes));
         }
         at += bytes as usize;

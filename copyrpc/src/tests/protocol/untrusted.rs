@@ -428,7 +428,7 @@ fn what_cannot_be_true_is_refused_where_reads_mix_bytes_too() {
 #[test]
 fn requests_beyond_their_limits_are_refused() {
     let limit = C / 4 - C / 16;
-    for (blocks, available) in [(0, limit), (1, limit), (13, limit), (u32::MAX, limit)] {
+    for (blocks, available) in [(1, limit), (13, limit), (u32::MAX, limit)] {
         let error = punished(|victim| whole(victim.batch(&[(request(blocks, 0), b"")])));
         let wanted = u64::from(blocks) * 32;
         assert_eq!(error, ProtocolError::Allowance { wanted, available });
@@ -441,6 +441,13 @@ fn requests_beyond_their_limits_are_refused() {
         available: 128,
     };
     assert_eq!(error, overdraft);
+    // A notice that a call was given up (C5) has no payload.
+    let error = punished(|victim| whole(victim.batch(&[(request(0, 1), b"x")])));
+    let notice = ProtocolError::Allowance {
+        wanted: 0,
+        available: limit,
+    };
+    assert_eq!(error, notice);
     let payload = [0; 245];
     let error = punished(|victim| whole(victim.batch(&[(request(2, 245), &payload)])));
     let too_large = ProtocolError::RequestTooLarge {

@@ -189,6 +189,60 @@ where
     });
 }
 
+/// A future that is dropped and a time that is over reach the handler, and its end frees the room
+/// of the call: there are more such calls than a client of any transport has room for.
+fn a_call_that_is_given_up_ends_its_handler<S, C>(ends: &Ends<S, C>)
+where
+    S: Bind<String, Error: std::fmt::Debug> + 'static,
+    C: Dial<String, Error: std::fmt::Debug, Request = [u8], Reply = Vec<u8>>
+        + Connection<ConnectError: Send>
+        + 'static,
+{
+    watchdog(2 * LONG);
+    let bound = AsyncServer::<S>::with_options(ends.address.clone(), &ends.server);
+    let server = block_on(bound).unwrap();
+    let address = (ends.address_of)(&server, ends.address.clone());
+    let connected = AsyncClient::<C>::with_options(address, &ends.client);
+    let client = block_on(connected).unwrap();
+    let receive = || block_on(server.recv()).unwrap().unwrap();
+    let kept = Begun::new(client.call_within(*b"kept", LONG));
+    let kept_request = receive();
+    for round in 0..70 {
+        let limit = if round % 20 == 0 {
+            Duration::from_millis(300)
+        } else {
+            LONG
+        };
+        let given_up = Begun::new(client.call_within(*b"given up", limit));
+        let request = receive();
+        if limit < LONG {
+            assert!(matches!(given_up.end(), Err(ClientError::TimedOut)));
+        } else {
+            drop(given_up);
+        }
+        assert!(block_on(request.while_wanted(None, future::pending::<()>())).is_none());
+        assert!(!request.is_wanted());
+        if round % 2 == 0 {
+            request.reply(*b"to nobody");
+        }
+    }
+    assert!(kept_request.is_wanted());
+    kept_request.reply(*b"done");
+    assert_eq!(kept.end().unwrap(), b"done");
+    // A call that was given up before a task received its request reaches no task.
+    drop(Begun::new(client.call_within(*b"unreceived", LONG)));
+    let next = Begun::new(client.call_within(*b"next", LONG));
+    wait_for("the request is dropped", || {
+        let request = receive();
+        let is_next = request.data() == b"next";
+        if is_next {
+            request.reply(*b"");
+        }
+        is_next
+    });
+    next.end().unwrap();
+}
+
 #[test]
 fn of_copyrpc() {
     let ends = Ends::<copyrpc::Server, copyrpc::Caller> {
@@ -203,6 +257,7 @@ fn of_copyrpc() {
     requests_are_answered_in_any_way_and_a_server_that_goes_keeps_only_those_it_gave_out(&ends);
     a_server_that_stops_lets_its_client_fetch_a_long_reply(&ends);
     layers_of_tower_work_at_both_ends(&ends);
+    a_call_that_is_given_up_ends_its_handler(&ends);
 }
 
 #[test]
@@ -219,6 +274,7 @@ fn of_scalerpc() {
     requests_are_answered_in_any_way_and_a_server_that_goes_keeps_only_those_it_gave_out(&ends);
     a_server_that_stops_lets_its_client_fetch_a_long_reply(&ends);
     layers_of_tower_work_at_both_ends(&ends);
+    a_call_that_is_given_up_ends_its_handler(&ends);
 }
 
 #[test]
@@ -241,4 +297,5 @@ fn of_ipc() {
     requests_are_answered_in_any_way_and_a_server_that_goes_keeps_only_those_it_gave_out(&ends);
     a_server_that_stops_lets_its_client_fetch_a_long_reply(&ends);
     layers_of_tower_work_at_both_ends(&ends);
+    a_call_that_is_given_up_ends_its_handler(&ends);
 }
