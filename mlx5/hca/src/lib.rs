@@ -80,6 +80,7 @@ pub use error::{ConnectError, CreateError, OpenError, RegisterError, check, chec
 pub use hca::{COMP_VECTORS, Hca, MAX_LANE_SLOTS};
 pub use mlx5_wire as wire;
 pub use mlx5_wire::{Access, AsyncEvent, ConnectOptions, Service};
+pub use objects::regions::MAX_REGIONS;
 pub use options::SoftOptions;
 pub use packets::interface::{address_of, gid_of};
 pub use packets::network::BadNetwork;

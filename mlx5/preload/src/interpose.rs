@@ -591,3 +591,4 @@ other_names! {
 
 mod next;
 mod paths;
+mod sanitizers;

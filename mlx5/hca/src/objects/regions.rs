@@ -20,6 +20,8 @@ use crate::{Hca, State};
 /// before it.
 const FIRST_MR: usize = 2;
 const ENTRIES: usize = MAX_MRS - FIRST_MR;
+/// Maximum number of regions of a device.
+pub const MAX_REGIONS: u32 = ENTRIES as u32;
 /// Number of free entries from which on entries are used again, the oldest first. A key returns
 /// after more than 256 times this number of registrations, because an entry has 256 keys.
 const REUSE_DELAY: usize = 1024;

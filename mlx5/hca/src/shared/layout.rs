@@ -38,14 +38,14 @@ use copyrpc_shm::sync::{AtomicU32, AtomicU64, UnsafeCell};
 use mlx5_wire::{Access, CqeFormat, CqeOpcode, GRH_BYTES, Syndrome, op_own_with};
 
 /// The control file's `kind`. Its last digits are raised with any change of this source file.
-pub(crate) const REGION_KIND: u64 = u64::from_be_bytes(*b"MLX5HC17");
+pub(crate) const REGION_KIND: u64 = u64::from_be_bytes(*b"MLX5HC18");
 
 /// Number of low bits of a QPN that are the queue pair's index in the table. The upper 10 bits are
 /// the virtual function on a device with a port. Otherwise they count the queue pairs that had this
 /// index, so that a stale number belongs to no queue pair.
 pub(crate) const QP_INDEX_BITS: u32 = 14;
 pub(crate) const MAX_QPS: usize = 1 << QP_INDEX_BITS;
-pub(crate) const MAX_MRS: usize = 1 << 16;
+pub(crate) const MAX_MRS: usize = 1 << 20;
 /// Maximum number of receive queues, shared and own.
 pub(crate) const MAX_RQS: usize = 1 << 15;
 /// Longest datagram, in bytes: the largest MTU.

@@ -3,7 +3,7 @@
 use std::os::fd::{AsRawFd, IntoRawFd};
 use std::sync::Arc;
 
-use mlx5_hca::Port;
+use mlx5_hca::{MAX_REGIONS, Port};
 use zerocopy::FromZeros;
 
 use crate::abi::MAX_RD_ATOMIC;
@@ -127,7 +127,7 @@ impl Objects {
             max_sge_rd: MAX_SGE,
             max_cq: 1 << 16,
             max_cqe: MAX_CQE,
-            max_mr: 65_534,
+            max_mr: MAX_REGIONS,
             max_pd: 1 << 24,
             max_qp_rd_atom: MAX_RD_ATOMIC,
             max_res_rd_atom: MAX_RD_ATOMIC << 14,

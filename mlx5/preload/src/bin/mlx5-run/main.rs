@@ -13,6 +13,7 @@ mod library;
 #[allow(dead_code, reason = "the library uses the rest")]
 mod names;
 mod private_dir;
+mod program;
 mod sysfs;
 
 use std::ffi::OsString;
@@ -164,6 +165,10 @@ fn run(arguments: &Arguments) -> Result<ExitCode, String> {
     let [program, rest @ ..] = &arguments.command[..] else {
         return Err("no command".to_owned());
     };
+    if let Some(warning) = program::check(program)? {
+        eprintln!("mlx5-run: {warning}");
+    }
+    program::raise_descriptors();
     let mut command = Command::new(program);
     command
         .args(rest)

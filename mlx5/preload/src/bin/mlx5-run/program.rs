@@ -1,0 +1,129 @@
+//! The file of the program: whether the loader will load the library into it.
+
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::{env, ptr};
+
+/// Set-user-ID and set-group-ID bits.
+const SET_ID: u32 = 0o6000;
+/// Number of the program header that names the loader (`PT_INTERP`).
+const INTERPRETER: u32 = 3;
+
+/// Returns the file of a program, as execvp(3) finds it.
+fn find(program: &OsStr) -> Option<PathBuf> {
+    let is_program =
+        |path: &PathBuf| fs::metadata(path).is_ok_and(|of| of.is_file() && of.mode() & 0o111 != 0);
+    if program.as_bytes().contains(&b'/') {
+        return Some(program.into()).filter(is_program);
+    }
+    env::split_paths(&env::var_os("PATH")?)
+        .map(|dir| dir.join(program))
+        .find(is_program)
+}
+
+/// Returns a warning if the program is linked statically.
+///
+/// # Errors
+/// The program gets more rights than its user has, so the loader would ignore `LD_PRELOAD`, in the
+/// program and in its children.
+pub(crate) fn check(program: &OsStr) -> Result<Option<String>, String> {
+    // SAFETY: the function has no arguments and always succeeds.
+    let is_root = unsafe { libc::geteuid() } == 0;
+    find(program).map_or(Ok(None), |path| judge(&path, is_root))
+}
+
+fn judge(path: &Path, is_root: bool) -> Result<Option<String>, String> {
+    let name = path.display();
+    let mode = fs::metadata(path).map_or(0, |of| of.permissions().mode());
+    for (gets, what) in [
+        (mode & SET_ID != 0, "is setuid or setgid (chmod ug-s)"),
+        (has_capabilities(path), "has capabilities (setcap -r)"),
+    ] {
+        if gets && !is_root {
+            return Err(format!(
+                "{name} {what}, so the loader ignores LD_PRELOAD and it would see no device: run a copy without these rights"
+            ));
+        }
+    }
+    Ok(is_static(path).unwrap_or(false).then(|| {
+        format!(
+            "{name} is linked statically, so it does not see the device; programs that it starts do"
+        )
+    }))
+}
+
+fn has_capabilities(path: &Path) -> bool {
+    let Ok(path) = std::ffi::CString::new(path.as_os_str().as_bytes()) else {
+        return false;
+    };
+    let name = c"security.capability".as_ptr();
+    // SAFETY: two strings; no value is written, because its length is 0.
+    unsafe { libc::getxattr(path.as_ptr(), name, ptr::null_mut(), 0) > 0 }
+}
+
+/// Returns whether an ELF file of 64 bits names no loader. `None`: it is no such file.
+fn is_static(path: &Path) -> Option<bool> {
+    let mut bytes = vec![0; 4096];
+    let len = File::open(path).ok()?.read(&mut bytes).ok()?;
+    let bytes = &bytes[..len];
+    let number = |at: usize| {
+        bytes
+            .get(at..at + 2)
+            .map(|b| u16::from_ne_bytes([b[0], b[1]]))
+    };
+    let is_elf = bytes.starts_with(b"\x7fELF\x02");
+    // `e_phoff`, `e_phentsize` and `e_phnum`; `p_type` is the first word of a program header.
+    let (start, size, count) = (number(32)?, number(54)?, number(56)?);
+    let mut types = (0..count).map(|nth| number(usize::from(start) + usize::from(nth * size)));
+    is_elf.then(|| !types.any(|kind| kind.is_some_and(|kind| u32::from(kind) == INTERPRETER)))
+}
+
+/// Raises the limit of descriptors to the hard limit: the library has some for each connection, of
+/// which a kernel has none.
+pub(crate) fn raise_descriptors() {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: `limit` is a structure of plain numbers, which the first call writes. If one of the
+    // calls fails, the limit stays.
+    unsafe {
+        if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) == 0 {
+            limit.rlim_cur = limit.rlim_max;
+            libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_into_which_the_library_is_not_loaded_is_refused_or_said_to_be_static() {
+        let dir = env::temp_dir().join(format!("mlx5-run-program-{}", std::process::id()));
+        fs::create_dir(&dir).unwrap();
+        let path = dir.join("program");
+        fs::copy(find(OsStr::new("true")).unwrap(), &path).unwrap();
+        assert_eq!(judge(&path, false), Ok(None));
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o4755)).unwrap();
+        assert!(judge(&path, false).unwrap_err().contains("is setuid"));
+        assert_eq!(judge(&path, true), Ok(None), "root gets no more rights");
+
+        let script = dir.join("script");
+        fs::write(&script, "#!/bin/sh").unwrap();
+        assert_eq!(judge(&script, false), Ok(None));
+        // A header of a file without program headers.
+        let mut elf = [0; 64];
+        elf[..5].copy_from_slice(b"\x7fELF\x02");
+        fs::write(&script, elf).unwrap();
+        let warning = judge(&script, false).unwrap().unwrap();
+        assert!(warning.contains("statically"), "{warning}");
+        assert!(find(OsStr::new("no-such-program")).is_none());
+        fs::remove_dir_all(dir).unwrap();
+    }
+}
