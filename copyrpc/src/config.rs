@@ -5,7 +5,7 @@ use std::time::Duration;
 use mlx5::ConnectOptions;
 
 use crate::link::Window;
-use crate::ring::{DEFAULT_RING_SIZE, MAX_RING_SIZE, MIN_RING_SIZE};
+use crate::ring::DEFAULT_RING_SIZE;
 
 /// Number of WQEBBs that a WQE with the maximum of inline bytes takes.
 const BATCH_WQEBBS: u32 = 4;

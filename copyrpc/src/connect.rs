@@ -5,7 +5,7 @@ mod handshake;
 mod record;
 
 use std::fmt;
-use std::io::{self, Read, Write};
+use std::io::{Read, Write};
 use std::rc::{Rc, Weak};
 
 use mlx5::{Access, Engine, QpConfig};

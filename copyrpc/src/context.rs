@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use mlx5::{
     AsyncEvent, Cq, CqConfig, CqeOpcode, CreateError, Device, DeviceInfo, DeviceSpec, Found,
-    MonoCq, OpenError, Pd, QpConfig, RcQp, RegisterError, Srq,
+    MonoCq, Pd, QpConfig, RcQp, RegisterError, Srq,
 };
 use thiserror::Error;
 

@@ -7,7 +7,7 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use copyrpc_calls::{Answer, Bind, Patience, Serving, StopHandle};
-use mlx5::{AsyncEvent, DeviceInfo, DeviceSpec};
+use mlx5::{DeviceInfo, DeviceSpec};
 use mlx5_rendezvous::{Event, Events, Gate, GateOptions, GracePeriod, Lifelines, Peer, Secret};
 
 use super::default_device;

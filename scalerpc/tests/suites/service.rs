@@ -17,7 +17,7 @@ use copyrpc_testing::methods::{self, Sums, numbers};
 use copyrpc_testing::strangers;
 use scalerpc::mlx5::{AsyncEvent, Clock, ConnectOptions, DeviceSpec, SoftOptions};
 use scalerpc::rdma::exchange::{Accept, Admission, Hello, Offer, RecordError, Refusal};
-use scalerpc::rdma::{PendingClient, RdmaOptions, SetupError};
+use scalerpc::rdma::{PendingClient, RdmaOptions};
 use scalerpc::{
     AsyncClient, Client, ClientError, ClientOptions, CloseReason, DEFAULT_TYPE, Events, Handlers,
     HeldRequest, RdmaClient, Secret, Server, ServerConfig, ServerOptions, ServerStats, SetupError,

@@ -160,9 +160,9 @@ where
         });
         let handler = ServiceBuilder::new().concurrency_limit(1).service(handler);
         let spawn = |task| drop(tokio::spawn(task));
-        let calls = async {
-            let client = AsyncClient::<C>::with_options(address, &ends.client);
-            let client = client.await.unwrap();
+        let client = AsyncClient::<C>::with_options(address, &ends.client);
+        let client = client.await.unwrap();
+        let calls = async move {
             let limited = ServiceBuilder::new()
                 .concurrency_limit(2)
                 .timeout(LONG)
@@ -183,9 +183,12 @@ where
             assert!(hasty.unwrap_err().is::<tower::timeout::error::Elapsed>());
             stop.stop();
         };
-        let local = tokio::task::LocalSet::new();
-        let both = async { tokio::join!(server.serve_by(handler, spawn), calls).0 };
-        local.run_until(both).await.unwrap();
+        let both = async {
+            let calls = tokio::task::spawn_local(calls);
+            server.serve_by(handler, spawn).await.unwrap();
+            calls.await.unwrap();
+        };
+        tokio::task::LocalSet::new().run_until(both).await;
     });
 }
 
