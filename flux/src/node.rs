@@ -395,9 +395,9 @@ impl<T: Copy + Send, U> Node<T, U> {
         {
             if peer.calls.is_timed() {
                 let now_ns = *now_ns.get_or_insert_with(|| self.clock.now_ns());
-                ended += peer
-                    .calls
-                    .expire(now_ns, |_, user_data| f(user_data, Err(CallFailure::TimedOut)));
+                ended += peer.calls.expire(now_ns, |_, user_data| {
+                    f(user_data, Err(CallFailure::TimedOut))
+                });
             }
             is_timed |= peer.calls.has_deadlines();
         }

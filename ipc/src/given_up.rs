@@ -35,7 +35,7 @@ impl GivenUp {
         (slot < self.depth).then(|| unsafe { self.words.add(slot).as_ref() })
     }
 
-    /// Client: tells the server that nobody waits for the answer to this call.
+    /// Client: tells the server that its caller gave up this call.
     pub(crate) fn tell(&self, call: Tag) {
         if let Some(word) = self.word(call.slot()) {
             // Nothing else is read because of the word, so no other memory has to be visible.

@@ -119,7 +119,7 @@
 //! - `client`: publishes a request in its own lane, and collects replies; `membership`: its entry,
 //!   and the state of the server.
 //! - `announce`: the announcement to a server that does not poll the lane.
-//! - `given_up`: the calls whose answers nobody waits for, for a server that asks.
+//! - `given_up`: the calls that clients gave up, for a server that asks.
 //! - `entries`: a server's clients: entries with generations; the search for clients that have
 //!   ended.
 //! - `sessions`: a bounded, fair pass over the active lanes.

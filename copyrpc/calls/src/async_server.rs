@@ -523,7 +523,7 @@ fn is_check_due(checked: &mut Option<Instant>, now: Instant) -> bool {
 
 impl<S: Serving> Queues<S> {
     /// Drops the requests whose callers do not wait any more and that no task has received; if the
-    /// server `is_leaving`, drops the received ones too, as nobody waits for their answers.
+    /// server `is_leaving`, drops the received ones too, as no caller waits for their answers.
     /// Otherwise these are dropped by their tasks, so that a client has no more of them than calls.
     /// Returns the wakers of the tasks whose replies are not wanted any more.
     fn watch(

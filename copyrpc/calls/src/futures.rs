@@ -56,8 +56,8 @@ impl<C: Connection> posting::Job for Job<C> {
 /// Calls that wait are kept without limit: a program that may make too many bounds them itself, for
 /// instance by a semaphore, since only it knows whether a further call is to wait or to fail.
 ///
-/// A call that was given up, or whose time ended, keeps its room until its handler has ended. While such calls hold all of
-/// the room, other calls wait, then end as [`ClientError::NoCredit`], and the client connects again
+/// A call that was given up, or whose time ended, keeps its room until its handler has ended. While
+/// such calls hold all of the room, other calls wait, then end as [`ClientError::NoCredit`], and the client connects again
 /// for later calls. A call that a server holds until it has news keeps its room too: a call that
 /// makes the server answer the held calls may need another client.
 ///
@@ -144,8 +144,8 @@ impl<C: Connection> AsyncClient<C> {
     }
 
     /// Sends a request with the first poll of the future, and waits for its reply, as long as the
-    /// options allow. Dropping the future gives the call up, and tells the server. Calls of one client reach the server
-    /// in the order of their first polls.
+    /// options allow. Dropping the future gives the call up, and tells the server. Calls of one
+    /// client reach the server in the order of their first polls.
     ///
     /// # Errors
     /// [`ClientError`].

@@ -38,7 +38,8 @@
 //! - `posting`: the way of that client's calls from any thread to the thread of the connection.
 //! - `serving`: the interface of a transport to the servers, and the handle that stops them.
 //! - `async_server`: the server whose requests are futures.
-//! - `tower`: the client as a service of the crate `tower`, and a server that takes one, with the feature `tower`.
+//! - `tower`: the client as a service of the crate `tower`, and a server that takes one, with the
+//!   feature `tower`.
 //! - [`oneshot`]: one value from a thread to a future.
 //! - [`parts`]: payloads above the limits of a message, over the same clients.
 #![forbid(unsafe_code)]

@@ -482,7 +482,7 @@ impl Reassembler {
     /// bytes together. Only replies of handlers that run meanwhile may exceed that limit; then
     /// further requests end as [`PartsError::Busy`].
     ///
-    /// After `stop`, the server goes on until its clients have fetched the replies, at most for its
+    /// After `stop`, the server continues until its clients have fetched the replies, at most for its
     /// stop timeout, and further requests in parts end as [`PartsError::Busy`].
     #[must_use]
     pub fn new(stop: StopHandle, max_bytes: usize, max_held: usize) -> Self {

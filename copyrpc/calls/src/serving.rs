@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 /// [`AsyncServer`](crate::AsyncServer) returns `None`. Their documentation states which of the
 /// requests that have arrived are still answered. While a client fetches a reply in
 /// [parts](crate::parts) from a [`Reassembler`](crate::parts::Reassembler) that has this handle, the
-/// server goes on, at most for its stop timeout.
+/// server continues, at most for its stop timeout.
 #[derive(Clone, Debug)]
 pub struct StopHandle {
     shared: Arc<Stop>,
@@ -31,7 +31,7 @@ struct Stop {
 
 impl StopHandle {
     /// Makes the handle of a server. `waker` ends the sleep of the server. A server that was told to
-    /// stop goes on at most for `timeout` if clients fetch replies in parts.
+    /// stop continues at most for `timeout` if clients fetch replies in parts.
     #[must_use]
     pub fn new(waker: Waker, timeout: Duration) -> Self {
         let shared = Arc::new(Stop {

@@ -299,7 +299,7 @@ impl Release {
 /// The second half of an entry: the requests that wait at the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Announcement {
-    /// Bit i: nobody waits for the response to slot i. Only this word of an entry is also written
+    /// Bit i: the call of slot i was given up. Only this word of an entry is also written
     /// alone, at any time, and is read where it lies (S28).
     pub given_up: u64,
     /// Bit i: slot i is offered.

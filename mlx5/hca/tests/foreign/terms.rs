@@ -1,4 +1,4 @@
-//! Connections whose ends do not agree in their terms, and what the responder learns of a refusal.
+//! Connections whose ends have different terms, and the events at the responder of a refusal.
 
 use mlx5_hca::wire::*;
 use mlx5_hca::{Difference, GidKind, Term, Terms};

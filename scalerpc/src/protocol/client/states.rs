@@ -83,7 +83,7 @@ impl<M: Memory> Client<M> {
         out.push(self.write_entry(start, bytes, end - start));
     }
 
-    /// Tells the server which calls nobody waits for, if that has changed (S28).
+    /// Tells the server which calls were given up, if that has changed (S28).
     pub(super) fn tell_given_up(&mut self, out: &mut Vec<ClientOp>) {
         if self.told != self.quarantined {
             self.told = self.quarantined;

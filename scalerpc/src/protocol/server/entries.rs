@@ -61,7 +61,7 @@ impl<M: Memory> Server<M> {
         self.active.len() + self.free_ids.len() == self.clients.len()
     }
 
-    /// Returns whether the client's word (S28) says that nobody waits for the response to a request.
+    /// Returns whether the call of a request was given up, according to the client's word (S28).
     pub(crate) fn is_given_up(&self, request: &Request) -> bool {
         let at = request.client.index() * ENTRY_BYTES + Announcement::AT;
         self.memory
