@@ -68,6 +68,7 @@ pub struct Hca {
     pub(crate) clock: Clock,
     pub(crate) timing: Timing,
     pub(crate) strict: bool,
+    pub(crate) checks_buffers: bool,
     pub(crate) barrier: LightBarrier,
     /// Mode of a new queue pair if the device makes no faults and its port is up.
     pub(crate) mode: Mode,

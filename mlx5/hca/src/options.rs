@@ -32,6 +32,9 @@ pub struct SoftOptions {
     /// here the queue pair goes to the error state, if possible, and the device's violations
     /// describe the mistake. Costs about three times the instructions.
     pub strict: bool,
+    /// Whether [`Rule::SourceChanged`](crate::Rule::SourceChanged) is checked without the other
+    /// rules. Needs a timing that is not immediate.
+    pub check_buffers: bool,
     /// Faults that the device makes.
     pub faults: Faults,
     /// Whether to keep a hash over all events of the device.
@@ -61,6 +64,7 @@ impl Default for SoftOptions {
             clock: Clock::System,
             timing: Timing::Immediate,
             strict: false,
+            check_buffers: false,
             faults: Faults::default(),
             trace: false,
             counters: None,

@@ -27,6 +27,9 @@ pub struct Faults {
     pub reorder_permille: u16,
     /// The number of the operation that fails, and its syndrome.
     pub fail: Option<(u64, Syndrome)>,
+    /// Operations in a thousand that fail, each with one of the syndromes that a peer or the network
+    /// causes.
+    pub fail_permille: u16,
     /// Number of the operation from which on no peer answers: this operation and all later
     /// operations fail after the timeout of their queue pair.
     pub drop_peers_after: Option<u64>,
@@ -38,6 +41,15 @@ pub struct Faults {
     /// number. `None`: all queue pairs.
     pub only: Option<u16>,
 }
+
+/// Syndromes of operations that fail at random.
+const AT_RANDOM: [Syndrome; 5] = [
+    Syndrome::RemoteInvalidRequest,
+    Syndrome::RemoteAccess,
+    Syndrome::RemoteOperation,
+    Syndrome::TransportRetryExceeded,
+    Syndrome::RnrRetryExceeded,
+];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
@@ -97,6 +109,10 @@ impl Injector {
         if let Some((_, syndrome)) = self.faults.fail.filter(|&(n, _)| n == number) {
             return Fate::Fails(syndrome);
         }
+        if self.random.happens(self.faults.fail_permille) {
+            let nth = self.random.below(AT_RANDOM.len() as u64);
+            return Fate::Fails(AT_RANDOM[nth as usize]);
+        }
         if takes_receive && self.random.happens(self.faults.rnr_permille) {
             return Fate::NotReady;
         }
@@ -147,6 +163,7 @@ pub(crate) fn modes(hca: &Hca, injector: Option<&Injector>) -> String {
     let mut modes = match &hca.timing {
         Timing::Immediate => "immediate".to_owned(),
         Timing::Delay { ns } => format!("delay {ns} ns"),
+        Timing::Random { ns, seed } => format!("delay {} to {} ns, seed {seed}", ns.0, ns.1),
         Timing::Model(_) => "NIC model".to_owned(),
     };
     modes += match &hca.clock {

@@ -422,7 +422,7 @@ impl Hca {
             terms: None,
             has_reported: false,
             is_watched: false,
-            in_flight: InFlight::with_capacity(later, self.strict),
+            in_flight: InFlight::with_capacity(later, self.checks_buffers),
             next_payload: 0,
             watch: QpWatch::default(),
         }));

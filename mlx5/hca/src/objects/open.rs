@@ -123,6 +123,7 @@ impl Hca {
             clock: options.clock.clone(),
             timing: options.timing.clone(),
             strict: options.strict,
+            checks_buffers: options.strict || options.check_buffers,
             barrier,
             mode: if is_plain {
                 Mode::Plain

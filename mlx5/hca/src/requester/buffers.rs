@@ -1,7 +1,7 @@
 //! The local buffers of WQEs in flight, on a device whose timing is not immediate. The buffers
 //! belong to the device until a CQE of their WQE, or of a later one, is visible.
 //!
-//! - Sources, in strict mode: checks that a source is unchanged from the doorbell to the
+//! - Sources, if requested: checks that a source is unchanged from the doorbell to the
 //!   completion. Until then a NIC may read it for the first time, or again for a retransmission. A
 //!   WQE with a fence is not checked: it may send the result of the READ before it.
 //! - Results: the result of a READ or an atomic is placed in its buffer when the response arrives.

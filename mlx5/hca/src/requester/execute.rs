@@ -53,7 +53,7 @@ fn rung_for_later(hca: &Hca, state: &mut State, index: usize) {
     let Some(Some(qp)) = state.queues.qps.get_mut(index) else {
         return;
     };
-    if hca.strict {
+    if hca.checks_buffers {
         buffers::remember(hca, qp, qp.announced(), qp.sq.producer());
     }
     let sends = hca.timing.announce(

@@ -10,6 +10,7 @@ use crate::deferred::Deferred;
 use crate::network::{Network, Request, Times};
 use crate::queues::in_flight::Announced;
 use crate::queues::qp::{SoftQp, blocks};
+use crate::random::Random;
 
 /// The time at which a software HCA executes the WQEs of a doorbell, on the device's
 /// [`Clock`](crate::Clock).
@@ -27,6 +28,15 @@ pub enum Timing {
     Delay {
         /// The delay, in ns.
         ns: u64,
+    },
+    /// Each WQE is executed after a delay of its own, but in the order of its queue, and its
+    /// completion is visible after a further one.
+    Random {
+        /// The shortest and the longest delay, in ns.
+        ns: (u64, u64),
+        /// Seed of the delays: the same seed gives the WQEs of each queue pair, by their places,
+        /// the same ones.
+        seed: u64,
     },
     /// WQEs are executed at the times of a model of NICs. For virtual time, in one thread.
     Model(Arc<dyn Network>),
@@ -65,6 +75,23 @@ impl Timing {
                 });
                 deferred.schedule(at_ns, qp.qpn);
             }
+            Self::Random { ns, seed } => {
+                while counter != producer {
+                    let place = (qp.index as u64) << 16 | u64::from(counter);
+                    let mut random = Random::new(seed ^ place);
+                    let mut delay_ns = || ns.0 + random.below((ns.1 - ns.0).max(1));
+                    let (at_ns, acknowledge_ns) = (now_ns + delay_ns(), delay_ns());
+                    let at_ns = at_ns.max(qp.in_flight.last_effect_ns);
+                    qp.in_flight.last_effect_ns = at_ns;
+                    counter = next(qp, counter, producer);
+                    qp.in_flight.announced.push_back(Announced {
+                        at_ns,
+                        end: counter,
+                        acknowledge_ns,
+                    });
+                    deferred.schedule(at_ns, qp.qpn);
+                }
+            }
             Self::Model(model) => {
                 while counter != producer {
                     let ctrl = qp.sq.ctrl(counter);
@@ -82,8 +109,7 @@ impl Timing {
                     } else {
                         model.times(&request(qp, (lid, counter), now_ns, opcode))
                     };
-                    let outstanding = producer.wrapping_sub(counter);
-                    counter = counter.wrapping_add(blocks(ctrl.ds()).clamp(1, outstanding));
+                    counter = next(qp, counter, producer);
                     sends += u64::from(!is_nop && !has_response);
                     qp.in_flight.last_effect_ns = times.effect_ns;
                     if has_response {
@@ -100,6 +126,12 @@ impl Timing {
         }
         sends
     }
+}
+
+/// Returns the counter after the WQE at `counter`, at most `producer`.
+fn next(qp: &SoftQp, counter: u16, producer: u16) -> u16 {
+    let outstanding = producer.wrapping_sub(counter);
+    counter.wrapping_add(blocks(qp.sq.ctrl(counter).ds()).clamp(1, outstanding))
 }
 
 /// Describes the WQE at `counter`, whose doorbell rang at `now_ns`, to a model of the network.

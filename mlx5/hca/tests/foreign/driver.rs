@@ -13,7 +13,7 @@ use mlx5_hca::wire::*;
 use mlx5_hca::{
     Address, Clock, CqMemory, FabricSpec, Gid, GidKind, Hca, LocalFabric, MAX_LANE_SLOTS,
     PacketAddress, Port, PortAddress, QpMemory, Receives, RoceOptions, RqMemory, SoftOptions,
-    SqMemory,
+    SqMemory, Timing,
 };
 
 pub(crate) const GID: [u8; 16] = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0xff, 0xfe, 0, 0, 1];
@@ -135,6 +135,7 @@ pub(crate) struct World {
     options: ConnectOptions,
     port: Port,
     roce: Option<RoceOptions>,
+    timing: Timing,
     pub(crate) now_ns: Arc<AtomicU64>,
 }
 
@@ -153,6 +154,7 @@ impl Default for World {
             options,
             port: INFINIBAND,
             roce: None,
+            timing: Timing::Immediate,
             now_ns,
         }
     }
@@ -176,6 +178,7 @@ impl World {
             options,
             port: INFINIBAND,
             roce: None,
+            timing: Timing::Immediate,
             now_ns: Arc::default(),
         }
     }
@@ -189,6 +192,17 @@ impl World {
                 ..world.options
             },
             ..world
+        }
+    }
+
+    /// Makes a world in which WQEs are late by 1 to 2 ms, and buffers are checked.
+    pub(crate) fn late() -> Self {
+        Self {
+            timing: Timing::Random {
+                ns: (1_000_000, 2_000_000),
+                seed: 7,
+            },
+            ..Self::default()
         }
     }
 
@@ -228,6 +242,8 @@ impl World {
             roce: self.roce.clone(),
             arena_bytes: 4096,
             clock: self.clock.clone(),
+            check_buffers: !matches!(self.timing, Timing::Immediate),
+            timing: self.timing.clone(),
             ..SoftOptions::default()
         };
         Hca::open(&options).unwrap()

@@ -3,6 +3,7 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::panic, reason = "a test")]
 
 mod driver;
+mod late;
 mod random_operations;
 mod terms;
 

@@ -40,6 +40,11 @@ impl Objects {
                 }
             }
         }
+        if self.settings.check_buffers {
+            for violation in self.hca.take_violations() {
+                log::error(self.settings, format_args!("{violation}"));
+            }
+        }
         while let Some(difference) = self.hca.take_difference() {
             log::error(self.settings, format_args!("{difference}"));
         }

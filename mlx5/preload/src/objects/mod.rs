@@ -86,6 +86,8 @@ impl Objects {
             arena_bytes: 4096,
             dead_peer_timeout_ns: DEAD_PEER_TIMEOUT_NS,
             faults: settings.of_hca.clone(),
+            timing: settings.timing.clone(),
+            check_buffers: settings.check_buffers,
             counters: counters::of_ports(settings),
             ..SoftOptions::default()
         };

@@ -22,6 +22,9 @@ pub(crate) const LOG_COMMANDS: &str = "MLX5_PRELOAD_LOG_COMMANDS";
 /// If set, the drivers' doorbells are checked.
 pub(crate) const CHECK_DOORBELLS: &str = "MLX5_PRELOAD_CHECK_DOORBELLS";
 
+/// If set, the buffers of sends are checked.
+pub(crate) const CHECK_BUFFERS: &str = "MLX5_PRELOAD_CHECK_BUFFERS";
+
 /// The launcher's tree, which libibverbs reads in place of `/sys`.
 pub(crate) const TREE: &str = "SYSFS_PATH";
 

@@ -3,8 +3,8 @@
 
 use std::str::FromStr;
 
-use mlx5_hca::Faults;
 use mlx5_hca::wire::Syndrome;
+use mlx5_hca::{Faults, Timing};
 
 use super::errno::Errno;
 use super::names;
@@ -63,6 +63,14 @@ pub(crate) enum Fault {
         /// Lost attempts in a thousand.
         permille: u16,
     },
+    /// Work requests and their completions are late, each by a time in this range, in us.
+    Delay {
+        us: (u32, u32),
+    },
+    /// Seed of random times.
+    Seed(u64),
+    /// Some work requests fail, which ones and how follows from this seed.
+    Random(u64),
     /// Commands with this number fail, except for the first `after`.
     Command {
         number: u8,
@@ -120,6 +128,18 @@ impl Fault {
                     permille: (percent * 10.0).round() as u16,
                 })
             }
+            "delay" => {
+                let (from, to) = value.split_once("..").unwrap_or((value, value));
+                let us = (number(from, US)?, number(to, US)?);
+                if us.0 > us.1 || us.1 == 0 {
+                    return Err(format!(
+                        "delay is `{value}`; legal is `MIN..MAX` in us, 0..1 or more"
+                    ));
+                }
+                Ok(Self::Delay { us })
+            }
+            "seed" => number(value, "a number").map(Self::Seed),
+            "random" => number(value, "a number").map(Self::Random),
             "port" => match value.strip_prefix("down@") {
                 None => fixed("down", Self::PortDown),
                 Some(when) => {
@@ -145,7 +165,7 @@ impl Fault {
                 let command = names::number(key).ok_or_else(|| {
                     let commands: Vec<_> = names::all().collect();
                     format!(
-                        "`{key}` is not a fault; legal are devices, device, gid, port, atomics, srq, open, wc, loss, {}",
+                        "`{key}` is not a fault; legal are devices, device, gid, port, atomics, srq, open, wc, loss, delay, seed, random, {}",
                         commands.join(", ")
                     )
                 })?;
@@ -177,6 +197,10 @@ pub(crate) fn of_hca(faults: &[Fault]) -> Result<Faults, String> {
                 only,
                 core::mem::replace(&mut made.loss_permille, permille) != 0,
             ),
+            Fault::Random(seed) => {
+                (made.seed, made.fail_permille) = (seed, FAIL_PERMILLE);
+                continue;
+            }
             _ => continue,
         };
         if is_second || of.is_some_and(|of| of != only) {
@@ -190,6 +214,31 @@ pub(crate) fn of_hca(faults: &[Fault]) -> Result<Faults, String> {
     })
 }
 
+/// Returns the time at which the HCA executes work requests. Buffers can be checked only if they
+/// are read late.
+pub(crate) fn timing(faults: &[Fault], checks_buffers: bool) -> Timing {
+    let seed = faults.iter().find_map(|fault| match fault {
+        Fault::Seed(seed) => Some(*seed),
+        _ => None,
+    });
+    let delay = faults.iter().find_map(|fault| match fault {
+        Fault::Delay { us } => Some(*us),
+        _ => None,
+    });
+    match delay.or(checks_buffers.then_some(CHECKED_US)) {
+        None => Timing::Immediate,
+        Some((from, to)) => Timing::Random {
+            ns: (u64::from(from) * 1000, u64::from(to) * 1000),
+            seed: seed.unwrap_or(0),
+        },
+    }
+}
+
+/// Work requests in a thousand that fail with `random`.
+const FAIL_PERMILLE: u16 = 10;
+/// Delays in us with which buffers are checked, if no others were requested.
+const CHECKED_US: (u32, u32) = (20, 200);
+const US: &str = "a number of microseconds";
 const MS: &str = "a number of milliseconds";
 
 fn number<T: FromStr>(text: &str, what: &str) -> Result<T, String> {
@@ -259,6 +308,10 @@ mod tests {
                     permille: 1000,
                 },
             ),
+            ("delay=10..200", Fault::Delay { us: (10, 200) }),
+            ("delay=50", Fault::Delay { us: (50, 50) }),
+            ("seed=7", Fault::Seed(7)),
+            ("random=3", Fault::Random(3)),
             ("reg_mr=ENOMEM", command(9, libc::ENOMEM, 0)),
             ("create_qp=ENOSPC@3", command(24, libc::ENOSPC, 3)),
             ("modify_cq=EIO@1", command(57, libc::EIO, 1)),
@@ -284,6 +337,7 @@ mod tests {
                 && error("loss=101%").contains("100%")
                 && error("open.1=EIO").contains("`open.1`")
         );
+        assert!(error("delay=9..1").contains("MIN..MAX") && error("delay=x").contains("`x`"));
         assert!(error("device=down").contains("`fatal@MS`"));
         assert!(error("reg_mr=ENOTHING").contains("ENOMEM"));
         assert!(error("reg_mr=ENOMEM@x").contains("`x`"));
@@ -311,6 +365,21 @@ mod tests {
             Ok(both)
         );
         assert_eq!(of(&["port=down"]), Ok(Faults::default()));
+        let random = Faults {
+            seed: 3,
+            fail_permille: FAIL_PERMILLE,
+            ..Faults::default()
+        };
+        assert_eq!(of(&["random=3"]), Ok(random));
+        let delay = [Fault::Delay { us: (1, 2) }, Fault::Seed(7)];
+        assert!(matches!(
+            timing(&delay, true),
+            Timing::Random {
+                ns: (1000, 2000),
+                seed: 7
+            }
+        ));
+        assert!(matches!(timing(&[], false), Timing::Immediate));
         for refused in [["loss=1%", "loss=2%"], ["wc=REM_OP_ERR", "loss.1=2%"]] {
             assert!(of(&refused).unwrap_err().contains("one"));
         }

@@ -5,13 +5,14 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use mlx5_hca::PortAddress;
+use mlx5_hca::{PortAddress, Timing};
 
 use crate::options::config::{
-    CHECK_DOORBELLS, DEVICE, DEVICES, FABRIC, FAULTS, LINK, LOG, LOG_COMMANDS, Link, TREE,
+    CHECK_BUFFERS, CHECK_DOORBELLS, DEVICE, DEVICES, FABRIC, FAULTS, LINK, LOG, LOG_COMMANDS, Link,
+    TREE,
 };
 use crate::options::errno::Errno;
-use crate::options::faults::{Fault, of_hca};
+use crate::options::faults::{Fault, of_hca, timing};
 
 #[derive(Debug)]
 pub(crate) struct Settings {
@@ -27,7 +28,10 @@ pub(crate) struct Settings {
     /// ms after the device was opened.
     pub(crate) changes: Vec<(u32, Change)>,
     pub(crate) of_hca: mlx5_hca::Faults,
+    /// Time at which the HCA executes work requests.
+    pub(crate) timing: Timing,
     pub(crate) check_doorbells: bool,
+    pub(crate) check_buffers: bool,
     /// File to which log lines are appended; `-` is standard error.
     pub(crate) log: Option<PathBuf>,
     pub(crate) log_commands: bool,
@@ -72,11 +76,13 @@ impl Settings {
             fabric: variable(FABRIC)?.into(),
             changes: changes(&faults),
             of_hca: of_hca(&faults).ok()?,
+            timing: timing(&faults, variable(CHECK_BUFFERS).is_some()),
             faults: faults
                 .into_iter()
                 .map(|fault| (fault, AtomicU64::new(0)))
                 .collect(),
             check_doorbells: variable(CHECK_DOORBELLS).is_some(),
+            check_buffers: variable(CHECK_BUFFERS).is_some(),
             log: variable(LOG).map(PathBuf::from),
             log_commands: variable(LOG_COMMANDS).is_some(),
         })

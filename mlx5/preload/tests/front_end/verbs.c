@@ -1,11 +1,12 @@
 /* Two queue pairs of one program whose ends do not agree, a refused access, and the limit of a
    shared receive queue: prints the completions and events, as a NIC shows them.
-   usage: verbs same|mtu|psn|reads|format|qkey|access|limit */
+   usage: verbs same|mtu|psn|reads|format|qkey|access|limit|late|buffer */
 #include <infiniband/verbs.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define OK(x) do { if (!(x)) { fprintf(stderr, "%d: " #x "\n", __LINE__); exit(1); } } while (0)
 enum { LEN = 8192, READS = 3 };
@@ -116,8 +117,10 @@ int main(int argc, char **argv) {
         wr->wr.ud.remote_qpn = b->qp_num, wr->wr.ud.remote_qkey = 5;
         OK((wr->wr.ud.ah = ibv_create_ah(pd, &at)));
     }
+    if (is("late")) wr->opcode = IBV_WR_SEND, sge->length = 64;
     OK(!ibv_post_send(a, wr, &bad));
-    report(is("access") ? 3 : is("reads") || srq ? 2 : 1);
+    if (is("buffer")) usleep(10000), memory[0] = 1;
+    report(is("access") ? 3 : is("reads") || is("late") || srq ? 2 : 1);
     event();
     struct ibv_qp_attr at;
     struct ibv_qp_init_attr init;

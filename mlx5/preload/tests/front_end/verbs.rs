@@ -46,6 +46,21 @@ const SHOWN: &[(&str, &str, &str)] = &[
         "limit 2\nno event\nsent: success\nreceived: success\nevent: SRQ limit reached\nresponder: alive\nend\n",
         "fewer than 2 receives",
     ),
+    (
+        "late",
+        "sent: success\nreceived: success\nno event\nresponder: alive\nend\n",
+        "",
+    ),
+    (
+        "late --fault delay=2000..3000,seed=7",
+        "received: success\nsent: success\nno event\nresponder: alive\nend\n",
+        "",
+    ),
+    (
+        "buffer --check-buffers --fault delay=50000..60000",
+        "sent: success\nno event\nresponder: alive\nend\n",
+        "the source buffer changed",
+    ),
 ];
 
 #[test]
@@ -62,14 +77,16 @@ fn a_program_that_a_nic_would_refuse_is_refused_with_the_reason() {
     place.start(&mut cc).finish().succeeded();
     let program = program.to_str().unwrap();
     for (mode, shown, logged) in SHOWN {
+        let (mode, more) = mode.split_once(' ').unwrap_or((mode, ""));
         let log = place.file(&format!("log-{mode}"));
-        let options = ["--link", "roce", "--log", log.to_str().unwrap()];
+        let mut options = vec!["--link", "roce", "--log", log.to_str().unwrap()];
+        options.extend(more.split_whitespace());
         let finished = place.run(&options, &[program, mode]);
         finished.succeeded();
         assert_eq!(finished.output, *shown, "{mode}");
         let log = std::fs::read_to_string(log).unwrap_or_default();
         assert!(log.contains(logged), "{mode}: {logged:?} is not in {log}");
-        if *mode == "same" {
+        if mode == "same" {
             assert_eq!(log, "");
         }
     }

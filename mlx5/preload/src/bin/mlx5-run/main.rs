@@ -7,6 +7,7 @@ mod config;
 #[path = "../../options/errno.rs"]
 mod errno;
 #[path = "../../options/faults.rs"]
+#[allow(dead_code, reason = "the library uses the rest")]
 mod faults;
 mod library;
 #[path = "../../options/names.rs"]
@@ -69,9 +70,11 @@ struct Arguments {
     /// up again after the second time), device=fatal@MS. Of a uverbs command (reg_mr, create_qp,
     /// modify_qp, ...): COMMAND=ERRNO, or COMMAND=ERRNO@N after N commands that succeed. Of a work
     /// request: wc=STATUS@N, after N work requests that do not fail. Of messages: loss=P%, the lost
-    /// share. wc.K and loss.K: only of the queue pair in place K, the lower 14 bits of its number.
+    /// share. delay=MIN..MAX: work requests are executed late, and their completions are late again,
+    /// each by a random time in us. random=SEED: one work request in a hundred fails. seed=N: other
+    /// random times. wc.K and loss.K: only of the queue pair in place K, the lower 14 bits of its number.
     /// May be repeated.
-    #[arg(long = "fault", value_name = "KEY=VALUE", value_parser = fault)]
+    #[arg(long = "fault", value_name = "KEY=VALUE", value_parser = fault, value_delimiter = ',')]
     faults: Vec<String>,
     /// Log to this file, by name, the commands whose refusal reaches the program; `-` is standard
     /// error.
@@ -86,6 +89,10 @@ struct Arguments {
     /// pair.
     #[arg(long)]
     check_doorbells: bool,
+    /// Check that a program does not write the buffer of a work request between the post and the
+    /// completion. A violation is logged. Work requests are late, as with --fault delay=20..200.
+    #[arg(long)]
+    check_buffers: bool,
     /// The program and its arguments.
     #[arg(
         required = true,
@@ -188,6 +195,7 @@ fn run(arguments: &Arguments) -> Result<ExitCode, String> {
         (config::LOG, log),
         (config::LOG_COMMANDS, flag(arguments.log_commands)),
         (config::CHECK_DOORBELLS, flag(arguments.check_doorbells)),
+        (config::CHECK_BUFFERS, flag(arguments.check_buffers)),
     ];
     for (name, value) in optional {
         match value {
