@@ -59,7 +59,7 @@ fn ucx_is_sound_when_its_threads_sleep() {
 /// a second besides. Threads that poll make thousands of rounds for each.
 #[test]
 fn threads_without_work_do_nothing() {
-    let slow = ["--rate", "100", "--duration", "1"];
+    let slow = ["--rate", "200", "--duration", "0.5"];
     let varied = [&["--backend", "delegation", "--ranks", "1"][..]];
     let each = BACKENDS.map(|backend| vec!["--backend", backend]);
     for args in each.iter().map(Vec::as_slice).chain(varied) {

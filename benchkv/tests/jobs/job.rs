@@ -24,7 +24,7 @@ pub(crate) const WITH_RINGS: [&str; 4] = ["meta", "delegation", "sharded", "dire
 pub(crate) const TWO_BACKENDS: [&str; 2] = ["delegation", "direct"];
 
 /// Options of the shortest job that still does something on a loaded machine.
-pub(crate) const SHORT: [&str; 6] = ["--duration", "0.2", "--runs", "1", "--warmup", "0.1"];
+pub(crate) const SHORT: [&str; 6] = ["--duration", "0.1", "--runs", "1", "--warmup", "0.05"];
 
 /// Time limit of a job; a longer one is killed and fails the test.
 const WATCHDOG: Duration = Duration::from_secs(60);
@@ -32,7 +32,7 @@ const WATCHDOG: Duration = Duration::from_secs(60);
 pub(crate) const TICKS_OF_LOAD: u64 = 5;
 /// Clock ticks after which the rank is in mid-run: the accesses are made, and the barriers passed,
 /// which take few ticks.
-pub(crate) const TICKS_OF_RUN: u64 = 25;
+pub(crate) const TICKS_OF_RUN: u64 = 12;
 
 /// Time limit for a state that a test waits for.
 const STATE_WATCHDOG: Duration = Duration::from_secs(20);

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crate::limits;
 
 /// Duration of the attack: a server that serves a stranger alone is late by nearly as much.
-const ATTACK: Duration = Duration::from_secs(4);
+const ATTACK: Duration = Duration::from_secs(2);
 /// Maximum time of a call meanwhile, on a busy machine too.
 const CALL: Duration = Duration::from_secs(1);
 /// Pause between the bytes of a stranger that sends one byte at a time.

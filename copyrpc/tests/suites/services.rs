@@ -623,7 +623,7 @@ fn services_that_hold_pause_die_and_are_replaced_end_every_call_truly_and_serve_
     } else {
         let (first, seeds) = (
             number("COPYRPC_TEST_FIRST_SEED").unwrap_or(1),
-            20 * u64::from(scale),
+            10 * u64::from(scale),
         );
         let next = AtomicU64::new(first);
         thread::scope(|scope| {

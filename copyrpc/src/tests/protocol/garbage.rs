@@ -494,7 +494,7 @@ fn arbitrary_bytes_in_the_ring_touch_nothing_outside_and_each_call_still_ends_on
         run(&rings, seed);
         return;
     }
-    let target = 1_000_000 * scale();
+    let target = 500_000 * scale();
     let first = env_number("COPYRPC_TEST_FIRST_SEED").unwrap_or(0);
     let mut changed = 0;
     let mut runs = 0;

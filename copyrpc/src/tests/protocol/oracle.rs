@@ -730,7 +730,7 @@ fn random_operations_lose_nothing_overwrite_nothing_and_never_get_stuck() {
         run(seed);
         return;
     }
-    let target = 10_000_000 * scale();
+    let target = 5_000_000 * scale();
     let first = env_number("COPYRPC_TEST_FIRST_SEED").unwrap_or(0);
     let next_seed = AtomicU64::new(first);
     let operations = AtomicU64::new(0);

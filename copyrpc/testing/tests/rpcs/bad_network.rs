@@ -30,7 +30,7 @@ fn each_call_is_executed_once_and_answered<C>(
         + 'static,
     AsyncClient<C>: Sync,
 {
-    let calls = 100 * u64::from(scale());
+    let calls = 50 * u64::from(scale());
     watchdog(WATCHDOG * scale());
     for network in [
         "reorder=50,delay_us=1000",

@@ -21,9 +21,9 @@ const DEPTH: usize = 8;
 const CLIENTS: usize = 6;
 const ENTRIES: usize = 8;
 /// Clients killed, times `SHM_TEST_SCALE`.
-const CLIENT_KILLS: u32 = 500;
+const CLIENT_KILLS: u32 = 250;
 /// Servers killed, times `SHM_TEST_SCALE`.
-const SERVER_KILLS: u32 = 50;
+const SERVER_KILLS: u32 = 25;
 /// Calls of a client that is not killed, at least.
 const CALLS_MIN: u64 = 1000;
 /// Requests that wait long for their answers.

@@ -12,6 +12,7 @@ use std::io::Write;
 use std::rc::Rc;
 
 use super::world::{Counters, World, small};
+use super::worlds::scale;
 use crate::protocol::ServerConfig;
 
 /// A possible event. A client reads its memory after each operation that reached it, or after all
@@ -274,17 +275,17 @@ fn explore_from(name: &str, config: &ServerConfig, setup: Setup, counters: Count
         .unwrap();
 }
 
-/// Returns whether to explore longer forms: `COPYRPC_TEST_SCALE` is above 1.
-fn is_long() -> bool {
-    std::env::var("COPYRPC_TEST_SCALE")
-        .is_ok_and(|scale| scale.parse().is_ok_and(|scale: u32| scale > 1))
+/// Returns the bound of an exploration: by default, where `COPYRPC_TEST_SCALE` is 2 (a turn of
+/// `.ci/run`), and where it is larger.
+fn bound<T: Copy>(bounds: [T; 3]) -> T {
+    bounds[scale().clamp(1, 3) as usize - 1]
 }
 
-/// The long form has no bound that these calls reach (millions of states). In the short form each
-/// group has one slice.
+/// The short form ends when the first group's slice does, and in the next form each group has one
+/// slice. The long form has no bound that these calls reach (millions of states).
 #[test]
 fn one_call_of_each_client_is_executed_and_ends_once() {
-    let slices = if is_long() { u64::MAX } else { 2 };
+    let slices = bound([1, 2, u64::MAX]);
     explore(
         "one call each",
         &small(),
@@ -318,7 +319,7 @@ fn one_call_of_each_group_is_executed_and_ends_once_in_slices_without_end() {
 /// The second call finds the client in any state that the first call has left it in.
 #[test]
 fn a_second_call_is_executed_and_ends_once_in_whatever_state_it_finds_the_client() {
-    let calls = if is_long() { [2, 1, 1] } else { [2, 0, 1] };
+    let calls = bound([[2, 0, 1], [2, 0, 1], [2, 1, 1]]);
     explore(
         "a second call",
         &small(),
@@ -335,7 +336,7 @@ fn a_second_call_is_executed_and_ends_once_in_whatever_state_it_finds_the_client
 
 #[test]
 fn the_others_go_on_when_a_client_dies_in_whatever_state() {
-    let calls = if is_long() { [1, 1, 1] } else { [1, 0, 1] };
+    let calls = bound([[1, 0, 1], [1, 0, 1], [1, 1, 1]]);
     explore(
         "a client dies",
         &small(),
@@ -354,7 +355,7 @@ fn the_others_go_on_when_a_client_dies_in_whatever_state() {
 /// wakes at any point.
 #[test]
 fn a_client_that_rests_in_whatever_state_loses_its_zone_and_nothing_else() {
-    let (calls, slices) = ([2, 0, 1], if is_long() { 6 } else { 4 });
+    let (calls, slices) = ([2, 0, 1], bound([4, 4, 6]));
     explore(
         "a client rests",
         &small(),
@@ -378,7 +379,7 @@ fn a_client_that_rests_while_it_is_warmed_loses_its_zone_and_nothing_else() {
         mortal: None,
         impatient: None,
         rests: Some(0),
-        slices: 3,
+        slices: bound([2, 3, 3]),
         keeps_requests: true,
     };
     explore("a client rests in WARMUP", &small(), setup);
@@ -404,7 +405,7 @@ fn a_request_that_a_worker_keeps_while_groups_take_turns_is_answered_once() {
 /// its slot, at any later time.
 #[test]
 fn a_slot_works_again_after_a_call_that_ran_out_of_time_in_whatever_state() {
-    let calls = if is_long() { [3, 0, 1] } else { [2, 0, 1] };
+    let calls = bound([[2, 0, 1], [2, 0, 1], [3, 0, 1]]);
     explore(
         "calls out of time",
         &small(),
@@ -426,7 +427,7 @@ fn two_slots_work_again_after_calls_that_ran_out_of_time_in_whatever_state() {
         depth: 2,
         ..small()
     };
-    let slices = if is_long() { 4 } else { 2 };
+    let slices = bound([2, 2, 4]);
     explore(
         "calls of two slots out of time",
         &config,

@@ -119,19 +119,19 @@ pub(crate) fn requests_that_are_dropped_end_their_calls_and_make_room<R: Rpc>(na
 }
 
 pub(crate) fn replies_in_any_order_at_full_depth_bring_every_token_back_once<R: Rpc>(name: &str) {
-    const CALLS: u64 = 10_000_000;
+    let calls = 5_000_000 * u64::from(helpers::scale());
     let seed = 0x5eed_0002;
     let mut random = fastrand::Rng::with_seed(seed);
     let scratch = Scratch::new(name);
     let (mut server, mut client) = pair::<R>(&scratch, 2, 16);
-    let mut returned = vec![0u8; CALLS as usize];
+    let mut returned = vec![0u8; calls as usize];
     let mut sent = 0;
     let mut expected = 0;
     let mut received = 0;
     let mut held = vec![];
     let mut empty = 0;
-    while received < CALLS {
-        while sent < CALLS && R::call(&mut client, sent, sent).is_ok() {
+    while received < calls {
+        while sent < calls && R::call(&mut client, sent, sent).is_ok() {
             sent += 1;
         }
         for (request, number) in take_all::<R>(&mut server) {
