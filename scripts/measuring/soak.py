@@ -78,6 +78,7 @@ PARTS = {
     ]),
     "packets": ("RoCE packets: random operations on a bad network, 10^9 packets of strangers, the suites of mlx5 and copyrpc's context with losses", [
         test("mlx5-hca", "--lib", "packets::tests::p", release=True, MLX5_TEST_SCALE=1000),
+        test("mlx5-hca", "--lib", "p9_goodput", "--", "--ignored", release=True),
         test("mlx5-hca", "--lib", "any_packets", release=True, MLX5_TEST_SCALE=100),
         test("mlx5", "--test", "suites", "strangers", release=True, MLX5_TEST_SCALE=3400),
         test("mlx5", "--test", "suites", "--", "rc::", "verbs::", "statuses::", "asynchronous::", "bad_input::", "--skip", "used_again",

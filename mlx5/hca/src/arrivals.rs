@@ -119,21 +119,20 @@ impl Connection {
         }
         let now_ns = hca.clock.now_ns();
         let original;
-        let (message, offset, bytes) =
-            match self.requester.on_response(headers, payload.len(), now_ns) {
-                Taken::Nothing => return,
-                Taken::Place { message, offset } => (message, offset, payload),
-                Taken::Original { message, value } => {
-                    original = value.to_ne_bytes();
-                    (message, 0, &original[..])
-                }
-            };
+        let (message, offset, bytes) = match self.requester.on_response(headers, payload, now_ns) {
+            Taken::Nothing => return,
+            Taken::Place { message, offset } => (message, offset, payload),
+            Taken::Original { message, value } => {
+                original = value.to_ne_bytes();
+                (message, 0, &original[..])
+            }
+        };
         let landed = self.wqe_of(message).map_or(Ok(()), |counter| {
             land(hca, qp, counter, offset as usize, bytes)
         });
         match landed {
             Ok(()) => self.requester.placed(headers.bth.psn, now_ns),
-            Err(_) => self.requester.fail(Syndrome::LocalProtection),
+            Err(_) => self.requester.refuse(message, Syndrome::LocalProtection),
         }
     }
 

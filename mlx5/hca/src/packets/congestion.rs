@@ -1,23 +1,32 @@
-//! The congestion window of a requester: NewReno (RFC 5681, RFC 6582), counted in packets.
+//! The congestion window of a requester: CUBIC (RFC 9438), counted in packets, which does not fill
+//! queues.
 //!
-//! Each connection has a window of its own, as each flow of DCQCN has a rate of its own. Losses are
-//! the only signal. A loss shrinks the window once for everything that was under way when it was
-//! noticed.
+//! Each connection has a window of its own, as each flow of DCQCN has a rate of its own. A loss
+//! shrinks the window once for everything that was under way when it was noticed. The window does
+//! not grow while a socket buffer of its packets waits in queues, as the growth of the round trip
+//! shows: the queue may be that of the peer, whose program polls rarely.
 
 use mlx5_wire::roce::Psn;
 
 /// Initial window, in packets. RFC 6928 has ten for paths across the Internet; most peers of a
 /// device are one switch away.
 const INITIAL: u32 = 32;
-/// Minimum of half a window, in packets.
+/// Minimum of a window after a loss, in packets.
 const MIN: u32 = 2;
+/// The part of the window that is left after a loss.
+const LEFT: f64 = 0.5;
+/// Growth in packets per cubed second.
+const SCALING: f64 = 0.4;
+/// Minimum growth in packets per round trip: that of NewReno.
+const LEAST: f64 = 1.0;
 
 #[derive(Clone, Copy, Debug)]
 struct Size {
-    packets: u32,
-    /// Below this size the window doubles in a round trip. From it on, the window grows by a packet
-    /// in a round trip.
-    threshold: u32,
+    packets: f64,
+    /// Below this size the window doubles in a round trip.
+    threshold: f64,
+    /// The window before the last loss.
+    largest: f64,
 }
 
 #[derive(Debug)]
@@ -25,94 +34,155 @@ pub(super) struct Congestion {
     size: Size,
     /// Maximum size, in packets.
     limit: u32,
-    /// Number of packets acknowledged since the window grew last.
-    acknowledged: u32,
-    /// Maximum number of packets under way in this round trip.
-    used: u32,
-    /// PSN after the packets that were under way when this round trip began.
-    round: Psn,
+    /// Maximum number of queued packets with which the window grows.
+    queue: u32,
+    /// The time from which on the window has grown above the threshold, and its size then.
+    epoch: Option<(u64, f64)>,
+    /// PSN after the packets that were under way when the window was full last.
+    full: Psn,
+    /// PSN after the packets that were under way when the window shrank last because of a queue.
+    drained: Psn,
     /// PSN after the packets that were under way at the last loss. Until they are acknowledged,
     /// further losses do not shrink the window.
     recovery: Option<Psn>,
-    /// The size before a repeat whose need is not known yet.
-    before_repeat: Option<Size>,
+    /// The size before the losses of this recovery whose need is not known, and their number.
+    before: Option<(Size, u32)>,
+    /// Maximum number of packets under way until answers show that earlier ones have left the
+    /// network.
+    allowed: u32,
+    /// Least round trip, in ns.
+    least_ns: u64,
 }
 
 impl Congestion {
-    pub(super) fn new(limit: u32, first: Psn) -> Self {
-        let size = Size {
-            packets: limit.min(INITIAL),
-            threshold: limit,
-        };
+    /// Makes a window of at most `limit` packets, which doubles in a round trip up to `threshold`.
+    pub(super) fn new(limit: u32, threshold: u32, queue: u32, first: Psn) -> Self {
         Self {
-            size,
+            size: Size {
+                packets: limit.min(INITIAL).into(),
+                threshold: threshold.into(),
+                largest: 0.0,
+            },
             limit,
-            acknowledged: 0,
-            used: 0,
-            round: first,
+            queue,
+            epoch: None,
+            full: first,
+            drained: first,
             recovery: None,
-            before_repeat: None,
+            before: None,
+            allowed: u32::MAX,
+            least_ns: u64::MAX,
         }
     }
 
-    /// Returns the maximum number of packets that are not acknowledged.
-    pub(super) const fn window(&self) -> u32 {
-        self.size.packets
+    /// Returns the maximum number of packets under way.
+    pub(super) fn window(&self) -> u32 {
+        self.allowed.min(self.size.packets as u32)
     }
 
-    /// Notes that a packet was sent, with which `in_flight` packets are under way.
-    pub(super) fn on_send(&mut self, in_flight: u32) {
-        self.used = self.used.max(in_flight);
+    /// Returns whether the window doubles in a round trip.
+    pub(super) fn is_doubling(&self) -> bool {
+        self.size.packets < self.size.threshold
     }
 
-    /// Notes that everything before `until` is acknowledged, `packets` more than before, and
-    /// that the next packet to be sent is `next`. A window that is not used does not grow.
-    pub(super) fn on_progress(&mut self, until: Psn, packets: u32, next: Psn) {
-        self.before_repeat = None;
-        self.recovery = self.recovery.filter(|end| end.since(until) > 0);
-        let size = self.size.packets;
-        if size == 1 {
-            self.size.packets = self.size.threshold;
-        } else if self.used >= size {
-            self.acknowledged += packets;
-            if size < self.size.threshold {
-                self.size.packets += std::mem::take(&mut self.acknowledged);
-            } else if self.acknowledged >= size {
-                self.acknowledged -= size;
-                self.size.packets += 1;
+    /// Notes that no further packet may be sent with those under way, which are before `next`.
+    pub(super) fn on_full(&mut self, next: Psn) {
+        self.full = next;
+    }
+
+    /// Notes that everything before `until` is acknowledged, and that `packets` arrived since the
+    /// last call, the last of them after this time if it was sent once. A window that is not used
+    /// does not grow.
+    pub(super) fn on_progress(
+        &mut self,
+        (until, packets): (Psn, u32),
+        round_trip_ns: Option<u64>,
+        now_ns: u64,
+    ) {
+        self.allowed = match self.before {
+            Some(_) => self.allowed.saturating_mul(2),
+            None => u32::MAX,
+        };
+        if let Some(end) = self.recovery {
+            if end.since(until) > 0 {
+                return;
             }
-            self.size.packets = self.size.packets.min(self.limit);
+            (self.recovery, self.before) = (None, None);
         }
-        if until.since(self.round) >= 0 {
-            self.used = next.since(until) as u32;
-            self.round = next;
+        if until.since(self.full) > 0 {
+            (self.full, self.drained, self.epoch) = (until, until, None);
+            return;
         }
+        let Some(round_trip_ns) = round_trip_ns else {
+            return;
+        };
+        self.least_ns = self.least_ns.min(round_trip_ns);
+        let packets = f64::from(packets);
+        let size = &mut self.size;
+        let (round_trip, queueing) = (
+            round_trip_ns.max(1) as f64,
+            (round_trip_ns - self.least_ns) as f64,
+        );
+        let queued = size.packets * queueing / round_trip;
+        if queued > self.queue.into() {
+            if until.since(self.drained) > 0 {
+                size.packets -= queued / 2.0;
+                size.threshold = size.threshold.min(size.packets);
+                (self.drained, self.epoch) = (self.full, None);
+            }
+            return;
+        }
+        if size.packets < size.threshold {
+            size.packets += packets;
+        } else {
+            let (epoch_ns, begin) = *self.epoch.get_or_insert((now_ns, size.packets));
+            let plateau = ((size.largest - begin).max(0.0) / SCALING).cbrt();
+            let seconds = ((now_ns - epoch_ns) as f64 + round_trip) / 1e9;
+            let cubic = begin.max(size.largest) + SCALING * (seconds - plateau).powi(3);
+            let growth = (cubic - size.packets).clamp(LEAST, LEAST.max(size.packets / 2.0));
+            size.packets += packets * growth / size.packets;
+        }
+        size.packets = size.packets.min(self.limit.into());
     }
 
-    /// Notes that the peer reported a loss. Packets before `sent` are under way; the peer discards
-    /// what follows the lost packet. So one packet is sent, whose answer shows that the rest has
-    /// left the network.
-    pub(super) fn on_loss(&mut self, sent: Psn) {
+    /// Notes that `packets` of the packets before `sent` are lost.
+    pub(super) fn on_loss(&mut self, packets: u32, sent: Psn) {
         if self.recovery.is_none() {
-            self.size.threshold = (self.size.packets / 2).max(MIN);
-            self.recovery = Some(sent);
+            self.before = Some((self.size, 0));
+            self.size.largest = self.size.packets;
+            self.size.threshold = (LEFT * self.size.packets).max(MIN.into());
+            self.size.packets = self.size.threshold;
+            (self.recovery, self.epoch) = (Some(sent), None);
         }
-        (self.size.packets, self.acknowledged) = (1, 0);
-        self.before_repeat = None;
+        if let Some((_, losses)) = &mut self.before {
+            *losses += packets;
+        }
     }
 
-    /// Notes that packets before `sent` are sent again because nothing was acknowledged for a time.
-    pub(super) fn on_repeat(&mut self, sent: Psn) {
-        let before = self.before_repeat.unwrap_or(self.size);
-        self.on_loss(sent);
-        self.before_repeat = Some(before);
+    /// Notes that everything before `sent` that is not acknowledged is sent again: the peer reported
+    /// that it discarded it, if that `is_known`, or there was no answer for a time. So one packet is
+    /// sent, whose answer shows that the rest has left the network.
+    pub(super) fn on_repeat(&mut self, sent: Psn, is_known: bool) {
+        self.on_loss(0, sent);
+        self.allowed = 1;
+        self.before = match self.before {
+            Some((size, losses)) if !is_known => Some((size, losses.max(1))),
+            _ => None,
+        };
     }
 
-    /// Notes that packets were acknowledged that were not sent again after the last repeat: the
-    /// peer was slow, and nothing was lost (compare RFC 5682).
-    pub(super) fn on_needless_repeat(&mut self) {
-        if let Some(before) = self.before_repeat.take() {
-            (self.size, self.recovery) = (before, None);
+    /// Notes that `packets` that counted as lost were not. If none of this recovery was, the window
+    /// is as it was, and the result is `true` (compare RFC 5682).
+    pub(super) fn on_needless_repeat(&mut self, packets: u32) -> bool {
+        let Some((size, losses)) = &mut self.before else {
+            return false;
+        };
+        *losses = losses.saturating_sub(packets);
+        let is_over = *losses == 0;
+        if is_over {
+            self.size = *size;
+            (self.recovery, self.before, self.allowed) = (None, None, u32::MAX);
         }
+        is_over
     }
 }

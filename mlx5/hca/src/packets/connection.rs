@@ -86,6 +86,7 @@ impl Connection {
                 mtu,
                 rnr_timer_code(options.rnr_timer_ns),
                 Psn::new(remote.psn),
+                is_polled,
             ),
             posted: VecDeque::new(),
             messages: VecDeque::new(),

@@ -21,12 +21,21 @@ pub(crate) const fn packets(len: u32, mtu: u32) -> u32 {
     if len == 0 { 1 } else { len.div_ceil(mtu) }
 }
 
-/// Maximum number of packets in a window, that is, sent and not acknowledged. One packet in each
-/// quarter of a window asks for an ACK.
-const MAX_WINDOW: u32 = 64;
-/// Maximum payload of the packets of a window together, in bytes. With their overhead, these
-/// packets fit into the default socket buffer of a Linux receiver.
-const WINDOW_BYTES: u32 = 128 << 10;
+/// Maximum number of packets from the oldest that is not acknowledged to the newest, in bytes of
+/// payload: what a responder holds for a requester until an earlier packet arrives.
+const MAX_HELD_BYTES: u32 = 8 << 20;
+/// Number of packets, of up to [`QUEUE_BYTES`], that fit into the default socket buffer of a Linux
+/// receiver together with their overhead.
+const QUEUE: u32 = 64;
+const QUEUE_BYTES: u32 = 128 << 10;
+/// Number of PSNs one of which asks for an ACK.
+const ASK_INTERVAL: u32 = 16;
+
+/// Returns the maximum number of packets from the oldest that is not acknowledged to the newest.
+pub(super) const fn max_span(mtu: u32) -> u32 {
+    MAX_HELD_BYTES / mtu
+}
+
 /// The properties of a connection that its requester needs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Options {
@@ -45,15 +54,15 @@ pub(crate) struct Options {
     pub(crate) rd_atomic: u8,
     /// Whether the connection is unreliable. Its messages are complete when they were sent.
     pub(crate) is_unreliable: bool,
-    /// Whether the peer is a software HCA, which may send [`GONE`], and which also acknowledges
-    /// messages that do not ask for an ACK.
+    /// Whether the peer is a software HCA, which may send [`GONE`], acknowledges messages that do
+    /// not ask for an ACK, and holds and reports packets that arrive early.
     pub(crate) is_polled: bool,
 }
 
 impl Options {
-    /// Returns the maximum number of packets that are not acknowledged.
-    pub(super) fn window(&self) -> u32 {
-        (WINDOW_BYTES / self.mtu).clamp(8, MAX_WINDOW)
+    /// Returns the number of packets that the default socket buffer of a receiver holds.
+    pub(super) fn queue(&self) -> u32 {
+        (QUEUE_BYTES / self.mtu).clamp(8, QUEUE)
     }
 
     /// Returns whether a message without a completion may share the ACK of a later message.
@@ -123,9 +132,9 @@ pub(crate) struct Outgoing {
 pub(super) struct Room {
     /// The packet was sent before.
     pub(super) is_repeat: bool,
-    /// No packet may follow before an acknowledgement.
-    pub(super) is_last: bool,
-    /// Maximum number of READ responses that the packet requests.
+    /// The window ends with the packet, or its first half does.
+    pub(super) asks_ack: bool,
+    /// Number of READ responses that the packet requests, unless the READ has fewer.
     pub(super) responses: u32,
 }
 
@@ -137,8 +146,6 @@ pub(super) struct Message {
     /// First PSN of the message, once the message has begun.
     pub(super) first: Psn,
     pub(super) packets: u32,
-    /// Number of READ responses to the message that arrived.
-    pub(super) answered: u32,
 }
 
 impl Message {
@@ -190,9 +197,10 @@ impl Message {
         let len = (end - offset).min(mtu);
         headers.bth.pad = (len.wrapping_neg() & 3) as u8;
         let may_wait = is_first && !self.is_signaled && !room.is_repeat && options.may_share_acks();
-        let is_quarter = psn.get() % (options.window() / 4) == 0;
-        let asks_ack =
-            is_last && !may_wait || self.request.has_response() || is_quarter || room.is_last;
+        let asks_ack = is_last && !may_wait
+            || self.request.has_response()
+            || psn.get() % ASK_INTERVAL == 0
+            || room.asks_ack;
         headers.bth.asks_ack = asks_ack && !options.is_unreliable;
         Outgoing {
             headers,

@@ -1,4 +1,6 @@
-//! The requester: go-back-N over the messages that are posted and not complete.
+//! The requester: sends the packets of messages that are posted and not complete, and sends lost
+//! packets again: the lost ones to a peer that holds the others, and otherwise all behind the first
+//! (go-back-N).
 
 use std::collections::VecDeque;
 
@@ -6,12 +8,17 @@ use mlx5_wire::roce::{Aeth, Headers, Nak, Opcode, Psn, Syndrome};
 use mlx5_wire::{Syndrome as Status, rnr_timer_ns};
 
 use super::congestion::Congestion;
-use super::message::{GONE, Message, Options, Outgoing, Request, Room, packets};
+use super::flight::{Flight, State};
+use super::message::{GONE, Message, Options, Outgoing, Request, Room, max_span};
 use super::timer::{Due, Timer};
 
 /// Maximum number of PSNs from the oldest packet that is not acknowledged to the end of the
 /// messages that have begun: half of all PSNs.
 const MAX_SPAN: u32 = 1 << 23;
+/// Number of packets that may be sent at once. The others of a window are spread over a round trip, if
+/// that is longer than [`PACED_NS`].
+const BURST: u64 = 16;
+const PACED_NS: u64 = 1_000_000;
 /// The retry count that means "forever".
 const WITHOUT_END: u8 = 7;
 
@@ -42,55 +49,54 @@ pub(crate) struct Requester {
     begun: usize,
     /// Number of READs and atomics among the messages that have begun.
     unanswered: usize,
-    /// Place in `messages` of the message with the PSN `next`, or an earlier place.
-    cursor: usize,
     /// Number of the oldest message that is not complete.
     oldest: u64,
     /// PSN after the messages that have begun.
     end: Psn,
-    /// PSN of the next packet to be sent.
-    next: Psn,
-    /// PSN after the last packet that was sent at least once.
-    sent: Psn,
-    /// PSN of the oldest packet that is not acknowledged.
-    acknowledged: Psn,
+    flight: Flight,
+    /// The packet that the peer reported as missing last.
+    missing: Psn,
     retries: u8,
     rnr_retries: u8,
     /// Whether responses showed that the oldest packet is lost, and it was sent again. Further
     /// responses of this kind then show nothing new.
     is_known_lost: bool,
     timer: Timer,
-    /// A packet that was sent once, and the time at which it was sent, in ns.
-    timed: Option<(Psn, u64)>,
     congestion: Congestion,
+    /// Time at which the next packet is due if packets are evenly spaced, in ns.
+    pace_ns: u64,
+    /// Time before which no packet is sent because too many were sent at once.
+    paced_ns: Option<u64>,
     failure: Option<Failure>,
     /// The failure of a message whose bytes cannot be sent. It fails when the messages before it
     /// are complete, and nothing of it is sent.
     refused: Option<Failure>,
-    /// Number of sent packets that were put back to be sent again, including packets that were
-    /// answered before they were sent again.
+    /// Number of packets that counted as lost, including those that were answered before they were
+    /// sent again.
     retransmitted: u64,
 }
 
 impl Requester {
     pub(crate) fn new(options: Options, first: Psn) -> Self {
+        let (limit, queue) = (max_span(options.mtu), options.queue());
+        // A peer that discards what follows a loss makes a window of more than a queue expensive.
+        let threshold = if options.is_polled { limit } else { queue };
         Self {
             options,
             messages: VecDeque::new(),
             begun: 0,
             unanswered: 0,
-            cursor: 0,
             oldest: 0,
             end: first,
-            next: first,
-            sent: first,
-            acknowledged: first,
+            flight: Flight::new(first),
+            missing: first,
             retries: 0,
             rnr_retries: 0,
             is_known_lost: false,
             timer: Timer::new(options.timeout_ns),
-            timed: None,
-            congestion: Congestion::new(options.window(), first),
+            congestion: Congestion::new(limit, threshold, queue, first),
+            pace_ns: 0,
+            paced_ns: None,
             failure: None,
             refused: None,
             retransmitted: 0,
@@ -121,7 +127,6 @@ impl Requester {
             is_signaled,
             first: self.end,
             packets,
-            answered: 0,
         });
     }
 
@@ -136,89 +141,122 @@ impl Requester {
     /// Returns the time at which [`Requester::on_time`] has something to do.
     pub(crate) fn due_ns(&self) -> Option<u64> {
         if self.failure.is_some() {
-            None
-        } else {
-            self.timer.due_ns()
+            return None;
         }
+        let others = [self.flight.due_ns(), self.paced_ns];
+        self.timer
+            .due_ns()
+            .into_iter()
+            .chain(others.into_iter().flatten())
+            .min()
     }
 
     /// Returns the next packet, if it may be sent now.
     pub(crate) fn next_packet(&mut self, now_ns: u64) -> Option<Outgoing> {
-        let (in_flight, window) = (self.in_flight(), self.window());
-        let may_send = self.failure.is_none() && !self.timer.is_paused() && in_flight < window;
-        if !may_send || self.next == self.end && !self.begin() {
+        self.paced_ns = None;
+        let (flying, window) = (self.flight.flying(), self.congestion.window());
+        if self.failure.is_some() || self.timer.is_paused() {
             return None;
         }
-        let nth = self.place(self.next, self.cursor)?;
-        let number = self.oldest + nth as u64;
+        let lost = self.flight.first_lost();
+        // A peer that waits for the oldest packet executes and answers nothing else.
+        if flying >= window && lost != Some(self.flight.first()) {
+            return None;
+        }
+        let (psn, nth) = match lost {
+            Some(psn) => (psn, self.place(psn)?),
+            None if self.flight.len() >= max_span(self.options.mtu) => return None,
+            None if self.flight.end() == self.end && !self.begin() => return None,
+            None => (self.flight.end(), self.begun - 1),
+        };
+        let (number, message) = (self.oldest + nth as u64, self.messages[nth]);
         if self
             .refused
             .is_some_and(|refused| refused.message <= number)
         {
             return None;
         }
-        let message = self.messages[nth];
-        // The next part of a READ is requested when the previous part has arrived.
-        let is_read = matches!(message.request, Request::Read(_));
-        if is_read && self.next != message.first && self.next != self.acknowledged {
+        // A READ takes the PSNs of its responses.
+        let mut psns = 1;
+        if matches!(message.request, Request::Read(_)) {
+            let rest = message.end().since(psn) as u32;
+            psns = rest.min(self.part(psn == message.first, lost.is_some())?);
+        }
+        if self.is_too_early(psns, now_ns) {
             return None;
         }
-        self.cursor = nth;
-        let again = self.sent.since(self.next);
         let room = Room {
-            is_repeat: again > 0,
-            is_last: in_flight + 1 == window,
-            // A duplicate READ asks for nothing that the peer has not sent before.
-            responses: if again > 0 {
-                window.min(again as u32)
-            } else {
-                window
-            },
+            is_repeat: lost.is_some(),
+            asks_ack: [window / 2, window].contains(&(flying + 1)),
+            responses: psns,
         };
-        let packet = message.packet(number, self.next, room, &self.options);
-        if self.timed.is_none() && !room.is_repeat {
-            self.timed = Some((self.next, now_ns));
-        }
-        // A READ takes the PSNs of its responses.
-        self.next = self.next.after(if is_read {
-            packets(packet.headers.reth.len, self.options.mtu)
+        if room.is_repeat {
+            psns = self.flight.send_again(psns, now_ns);
         } else {
-            1
-        });
-        if self.next.since(self.sent) > 0 {
-            self.sent = self.next;
+            self.flight.send(psns, now_ns);
         }
-        self.congestion.on_send(self.in_flight());
+        let room = Room {
+            responses: psns,
+            ..room
+        };
+        if self.flight.flying() >= window {
+            self.congestion.on_full(self.flight.end());
+        }
         if !self.timer.is_running() && !self.options.is_unreliable {
             self.timer.wait(now_ns);
         }
-        Some(packet)
+        Some(message.packet(number, psn, room, &self.options))
+    }
+
+    /// Returns the maximum number of READ responses to be requested together now, if any.
+    fn part(&mut self, is_first: bool, is_repeat: bool) -> Option<u32> {
+        let (flying, window) = (self.flight.flying(), self.congestion.window());
+        if !self.options.is_polled {
+            // The next part of a READ is requested when the previous part has arrived.
+            return (is_first || is_repeat || flying == 0).then_some(window);
+        }
+        // A part for the room of each response would be many requests; large parts are bursts.
+        let most = (window / 32).clamp(16, 64);
+        let room = if flying < window {
+            window - flying
+        } else {
+            most
+        };
+        if room < (window / 2).min(most) && !is_repeat {
+            self.congestion.on_full(self.flight.end());
+            return None;
+        }
+        Some(room.min(most))
+    }
+
+    /// Returns whether the next packet, which takes this number of PSNs, is to be sent later, as too
+    /// many were sent at once. Otherwise takes it into account.
+    fn is_too_early(&mut self, psns: u32, now_ns: u64) -> bool {
+        let round_trip_ns = self.timer.round_trip_ns();
+        if round_trip_ns <= PACED_NS || self.flight.flying() < BURST as u32 {
+            return false;
+        }
+        // Somewhat faster than a window in a round trip, so that the window is used.
+        let faster = if self.congestion.is_doubling() { 8 } else { 5 };
+        let gap_ns = 4 * round_trip_ns / (faster * u64::from(self.congestion.window()));
+        if self.pace_ns > now_ns + BURST * gap_ns {
+            self.paced_ns = Some(self.pace_ns - BURST / 2 * gap_ns);
+            return true;
+        }
+        self.pace_ns = self.pace_ns.max(now_ns) + u64::from(psns) * gap_ns;
+        false
     }
 
     /// Notes that the packet of [`next_packet`](Self::next_packet) was sent. On an unreliable
     /// connection the packet is then complete (P7 of `packets`).
     pub(crate) fn on_sent(&mut self, now_ns: u64) {
         if self.options.is_unreliable {
-            self.acknowledge(self.next, now_ns);
-        }
-    }
-
-    /// Returns the number of PSNs that are under way.
-    fn in_flight(&self) -> u32 {
-        self.next.since(self.acknowledged) as u32
-    }
-
-    /// Returns the maximum number of PSNs under way after which a packet may be sent.
-    fn window(&self) -> u32 {
-        if self.options.is_unreliable {
-            self.options.window()
-        } else {
-            self.congestion.window()
+            self.acknowledge(self.flight.end(), now_ns);
         }
     }
 
     fn begin(&mut self) -> bool {
-        let span = self.end.since(self.acknowledged) as u32;
+        let span = self.end.since(self.flight.first()) as u32;
         let Some(message) = self.messages.get_mut(self.begun) else {
             return false;
         };
@@ -235,91 +273,121 @@ impl Requester {
         true
     }
 
-    /// Returns the place of the message with this PSN, at `from` or later, among the messages that
-    /// have begun and are not complete.
-    fn place(&self, psn: Psn, from: usize) -> Option<usize> {
-        (from..self.begun).find(|&nth| psn.since(self.messages[nth].end()) < 0)
+    /// Returns the place of the message with this PSN among the messages that have begun and are not
+    /// complete.
+    fn place(&self, psn: Psn) -> Option<usize> {
+        let (mut from, mut until) = (0, self.begun);
+        while from < until {
+            let middle = from.midpoint(until);
+            if self.messages[middle].end().since(psn) > 0 {
+                until = middle;
+            } else {
+                from = middle + 1;
+            }
+        }
+        (from < self.begun).then_some(from)
     }
 
-    /// Takes a response of the peer, with `len` payload bytes. The caller writes the result to
-    /// memory, and then calls [`placed`](Self::placed).
-    pub(crate) fn on_response(&mut self, headers: &Headers, len: usize, now_ns: u64) -> Taken {
+    /// Takes a response of the peer. The caller writes the result to memory, and then calls
+    /// [`placed`](Self::placed).
+    pub(crate) fn on_response(&mut self, headers: &Headers, payload: &[u8], now_ns: u64) -> Taken {
         let psn = headers.bth.psn;
+        let opcode = headers.opcode.opcode;
         // A response to a packet that was not sent, or that is acknowledged already, is old or not
-        // from the peer.
-        if self.failure.is_some() || psn.since(self.acknowledged) < 0 || psn.since(self.sent) >= 0 {
+        // from the peer. An ACK of what is acknowledged may report what follows.
+        let oldest = -i32::from(opcode == Opcode::Acknowledge);
+        if self.failure.is_some()
+            || psn.since(self.flight.first()) < oldest
+            || psn.since(self.flight.end()) >= 0
+        {
             return Taken::Nothing;
         }
-        match headers.opcode.opcode {
+        match opcode {
             Opcode::Acknowledge => {
-                self.on_ack(psn, headers.aeth, now_ns);
+                self.on_ack(psn, headers.aeth, payload, now_ns);
                 Taken::Nothing
             }
             Opcode::AtomicAcknowledge => self.on_answer(psn, None, headers.original, now_ns),
-            opcode if opcode.is_response() => self.on_answer(psn, Some(len), 0, now_ns),
+            opcode if opcode.is_response() => self.on_answer(psn, Some(payload.len()), 0, now_ns),
             _ => Taken::Nothing,
         }
     }
 
-    fn on_ack(&mut self, psn: Psn, aeth: Aeth, now_ns: u64) {
-        match aeth.syndrome {
-            Syndrome::Ack { .. } => {
-                self.acknowledge(psn.after(1), now_ns);
+    fn on_ack(&mut self, psn: Psn, aeth: Aeth, report: &[u8], now_ns: u64) {
+        if let Syndrome::Ack { .. } = aeth.syndrome {
+            if self.options.is_polled {
+                self.take_report(psn.after(1), report, now_ns);
             }
+            return self.acknowledge(psn.after(1), now_ns);
+        }
+        self.acknowledge(psn, now_ns);
+        if psn != self.flight.first() {
+            return;
+        }
+        match aeth.syndrome {
+            // A duplicate of the NAK, while the requester waits, changes nothing.
+            Syndrome::RnrNak { .. } if self.timer.is_paused() => {}
             Syndrome::RnrNak { timer } => {
-                // A duplicate of the NAK, while the requester waits, changes nothing.
-                if !self.acknowledge(psn, now_ns)
-                    || psn != self.acknowledged
-                    || self.timer.is_paused()
-                {
-                    return;
-                }
                 if self.options.rnr_retry < WITHOUT_END
                     && self.rnr_retries >= self.options.rnr_retry
                 {
                     return self.fail(Status::RnrRetryExceeded);
                 }
                 self.rnr_retries = self.rnr_retries.saturating_add(1);
-                self.go_back();
+                self.retransmitted += u64::from(self.flight.lose_all(false));
                 self.timer.pause(now_ns.saturating_add(rnr_timer_ns(timer)));
             }
-            Syndrome::Nak(nak) => {
-                if !self.acknowledge(psn, now_ns) || psn != self.acknowledged {
-                    return;
-                }
-                match nak {
-                    Nak::Sequence => self.on_loss(now_ns),
-                    refusal => self.fail(refusal.into()),
-                }
-            }
+            Syndrome::Nak(Nak::Sequence) => self.on_loss(now_ns),
+            Syndrome::Nak(refusal) => self.fail(refusal.into()),
             Syndrome::Reserved(GONE) if self.options.is_polled => {
-                if self.acknowledge(psn, now_ns) && psn == self.acknowledged {
-                    self.fail(Status::TransportRetryExceeded);
-                }
+                self.fail(Status::TransportRetryExceeded);
             }
-            Syndrome::Reserved(_) => {}
+            Syndrome::Ack { .. } | Syndrome::Reserved(_) => {}
+        }
+    }
+
+    /// Takes the report of the packets from `first` on that the peer holds: a bit for each.
+    fn take_report(&mut self, first: Psn, report: &[u8], now_ns: u64) {
+        if !report.is_empty() {
+            self.missing = first;
+        }
+        let bits = report
+            .iter()
+            .flat_map(|byte| (0..8).map(move |bit| byte >> bit & 1));
+        for (nth, _) in bits.enumerate().filter(|(_, bit)| *bit == 1) {
+            let psn = first.after(nth as u32);
+            let (Some(State::Flying | State::Lost), Some(place)) =
+                (self.flight.state(psn), self.place(psn))
+            else {
+                continue;
+            };
+            let message = self.messages[place];
+            if message.request.has_response() {
+                self.flight.hold_request(psn, message.end(), now_ns);
+            } else {
+                self.flight.arrive(psn, psn.after(1), State::Held, now_ns);
+            }
         }
     }
 
     /// Takes a READ response of this length, or the answer to an atomic.
     fn on_answer(&mut self, psn: Psn, len: Option<usize>, value: u64, now_ns: u64) -> Taken {
-        let Some(nth) = self.place(psn, 0) else {
+        let Some(nth) = self.place(psn) else {
             return Taken::Nothing;
         };
         let (number, message) = (self.oldest + nth as u64, self.messages[nth]);
-        if !self.acknowledge(message.first, now_ns) || self.oldest != number {
+        self.acknowledge(message.first, now_ns);
+        if !self.options.is_polled && psn.since(self.flight.first()) > 0 {
+            self.on_loss(now_ns);
             return Taken::Nothing;
         }
-        let at = psn.since(message.first) as u32;
+        if matches!(self.flight.state(psn), None | Some(State::Done)) {
+            return Taken::Nothing;
+        }
         match (message.request, len) {
             (Request::Read(from), Some(len)) => {
-                let offset = at * self.options.mtu;
-                if at > message.answered {
-                    self.on_loss(now_ns);
-                    return Taken::Nothing;
-                }
-                if at < message.answered || len as u32 != (from.len - offset).min(self.options.mtu)
-                {
+                let offset = psn.since(message.first) as u32 * self.options.mtu;
+                if len as u32 != (from.len - offset).min(self.options.mtu) {
                     return Taken::Nothing;
                 }
                 Taken::Place {
@@ -337,36 +405,81 @@ impl Requester {
 
     /// Notes that the result in the response with this PSN is in the program's memory.
     pub(crate) fn placed(&mut self, psn: Psn, now_ns: u64) {
-        self.progress(psn.after(1), now_ns);
-        let Some(message) = self.messages.front_mut() else {
-            return;
-        };
-        message.answered += 1;
-        if message.answered == message.packets {
-            self.complete();
+        self.flight.arrive(psn, psn.after(1), State::Done, now_ns);
+        self.settle(now_ns);
+    }
+
+    /// Notes that the peer has executed everything before `until`. Only their own responses
+    /// acknowledge READs and atomics (P2).
+    fn acknowledge(&mut self, until: Psn, now_ns: u64) {
+        let mut awaits_response = false;
+        for message in self.messages.range(..self.begun) {
+            if message.first.since(until) >= 0 {
+                break;
+            }
+            if message.request.has_response() && !self.options.is_unreliable {
+                awaits_response = true;
+                continue;
+            }
+            let end = message.end();
+            let until = if end.since(until) < 0 { end } else { until };
+            self.flight
+                .arrive(message.first, until, State::Done, now_ns);
+        }
+        self.settle(now_ns);
+        if awaits_response && !self.options.is_polled {
+            self.on_loss(now_ns);
         }
     }
 
-    /// Completes the messages before `until`. Returns `false` if one of them has no response yet.
-    /// The response is lost in that case (P2).
-    fn acknowledge(&mut self, until: Psn, now_ns: u64) -> bool {
-        while let Some(message) = self.messages.front().filter(|_| self.begun > 0) {
-            if message.first.since(until) >= 0 {
-                return true;
+    /// Acts on what the last response reported.
+    fn settle(&mut self, now_ns: u64) {
+        let before = self.flight.first();
+        let arrived = self.flight.take_arrived();
+        let first = self.flight.first();
+        if arrived.packets > 0 || first != before {
+            if arrived.needless > 0 && self.congestion.on_needless_repeat(arrived.needless) {
+                self.flight.lose_none();
             }
-            if message.request.has_response() {
-                self.on_loss(now_ns);
-                return false;
+            if let Some((first_ns, _)) = arrived.sent_ns {
+                self.timer.measured(now_ns.saturating_sub(first_ns));
             }
-            let end = message.end();
-            if end.since(until) > 0 {
-                self.progress(until, now_ns);
-                return true;
+            let round_trip_ns = arrived
+                .sent_ns
+                .map(|(_, last_ns)| now_ns.saturating_sub(last_ns));
+            self.congestion
+                .on_progress((first, arrived.packets), round_trip_ns, now_ns);
+            if first != before {
+                (self.retries, self.rnr_retries, self.is_known_lost) = (0, 0, false);
             }
-            self.progress(end, now_ns);
-            self.complete();
+            if first != before || !self.timer.is_paused() {
+                self.timer.progress();
+                if self.flight.len() > 0 {
+                    self.timer.wait(now_ns);
+                }
+            }
+            while self.begun > 0 && self.messages[0].end().since(first) <= 0 {
+                self.complete();
+            }
         }
-        true
+        if self.options.is_polled {
+            let lost = self.flight.lose_late(now_ns);
+            if lost > 0 {
+                self.retransmitted += u64::from(lost);
+                if !self.is_request_lost() {
+                    self.congestion.on_loss(lost, self.flight.end());
+                }
+                self.timer.wait(now_ns);
+            }
+        }
+    }
+
+    /// Returns whether the request of a READ is lost, and so what the peer waits for. Then nothing
+    /// is lost in the direction of the data, whose window this is.
+    fn is_request_lost(&self) -> bool {
+        let is_read = |place: usize| self.messages[place].request.has_response();
+        self.flight.state(self.missing) == Some(State::Lost)
+            && self.place(self.missing).is_some_and(is_read)
     }
 
     fn complete(&mut self) {
@@ -376,46 +489,17 @@ impl Requester {
             .is_some_and(|message| message.request.has_response());
         self.unanswered -= usize::from(is_response);
         self.begun -= 1;
-        self.cursor = self.cursor.saturating_sub(1);
         self.oldest += 1;
         self.failure = self.failure.or(self
             .refused
             .filter(|refused| refused.message == self.oldest));
     }
 
-    /// Notes that everything before `until` is acknowledged.
-    fn progress(&mut self, until: Psn, now_ns: u64) {
-        let packets = until.since(self.acknowledged);
-        if packets <= 0 {
-            return;
-        }
-        self.acknowledged = until;
-        if self.next.since(until) < 0 {
-            self.next = until;
-            self.congestion.on_needless_repeat();
-        }
-        self.congestion
-            .on_progress(until, packets as u32, self.next);
-        self.timer.progress();
-        if let Some((_, sent_ns)) = self.timed.take_if(|(psn, _)| until.since(*psn) > 0) {
-            self.timer.measured(now_ns.saturating_sub(sent_ns));
-        }
-        (self.retries, self.rnr_retries, self.is_known_lost) = (0, 0, false);
-        if self.next.since(until) > 0 {
-            self.timer.wait(now_ns);
-        }
-    }
-
-    /// Goes back to the oldest packet that is not acknowledged: from there, all is sent again.
-    fn go_back(&mut self) {
-        (self.next, self.cursor, self.timed) = (self.acknowledged, 0, None);
-        self.retransmitted += self.sent.since(self.acknowledged) as u64;
-    }
-
-    /// Retries: the oldest packet that is not acknowledged, or its response, is known to be lost.
+    /// Retries: the oldest packet that is not acknowledged, or its response, is known to be lost, and
+    /// the peer discards what follows it.
     fn on_loss(&mut self, now_ns: u64) {
         if !self.is_known_lost {
-            self.congestion.on_loss(self.sent);
+            self.congestion.on_repeat(self.flight.end(), true);
             self.retry(now_ns);
             self.is_known_lost = true;
         }
@@ -424,7 +508,7 @@ impl Requester {
     fn retry(&mut self, now_ns: u64) {
         if self.retries < self.options.retry_count {
             self.retries += 1;
-            self.go_back();
+            self.retransmitted += u64::from(self.flight.lose_all(true));
             self.timer.wait(now_ns);
         } else {
             self.fail(Status::TransportRetryExceeded);
@@ -448,19 +532,21 @@ impl Requester {
         }
     }
 
-    /// Ends a pause, or retries, if that is due at this time.
+    /// Ends a pause, or sends again what is due at this time.
     pub(crate) fn on_time(&mut self, now_ns: u64) {
         if self.failure.is_some() {
             return;
         }
-        let due = self.timer.on_time(now_ns);
-        if due.is_some() {
-            self.congestion.on_repeat(self.sent);
+        if self.flight.due_ns().is_some_and(|due_ns| due_ns <= now_ns) {
+            self.settle(now_ns);
         }
+        let Some(due) = self.timer.on_time(now_ns) else {
+            return;
+        };
+        self.congestion.on_repeat(self.flight.end(), false);
         match due {
-            Some(Due::Repeat) => self.go_back(),
-            Some(Due::Retry) => self.retry(now_ns),
-            None => {}
+            Due::Repeat => self.retransmitted += u64::from(self.flight.lose_all(false)),
+            Due::Retry => self.retry(now_ns),
         }
     }
 }
@@ -469,6 +555,10 @@ impl Requester {
 impl Requester {
     pub(super) const fn mtu(&self) -> u32 {
         self.options.mtu
+    }
+
+    pub(super) fn window(&self) -> u32 {
+        self.congestion.window()
     }
 
     pub(super) fn requests(&self) -> impl Iterator<Item = &Request> {

@@ -7,10 +7,17 @@ use mlx5_wire::roce::{
     Aeth, AtomicEth, Headers, Nak, Opcode, PacketOpcode, Psn, Reth, Syndrome, Transport,
 };
 
-use super::message::{ACK_DELAY_NS, MAX_RD_ATOMIC, packets};
+use super::message::{ACK_DELAY_NS, MAX_RD_ATOMIC, max_span, packets};
 
 /// Maximum number of answers that wait to be sent. Further duplicates get no answer.
-const MAX_REPLIES: usize = 4 * MAX_RD_ATOMIC;
+const MAX_REPLIES: usize = 16 * MAX_RD_ATOMIC;
+
+/// Maximum number of READs and atomics of a software HCA, which requests a READ in parts, whose
+/// answers wait to be sent.
+const MAX_PARTS: usize = 8 * MAX_RD_ATOMIC;
+
+/// Maximum number of packets that an ACK reports.
+const MAX_REPORTED: usize = 2048;
 
 /// Maximum distance, in PSNs, of a late packet of an unreliable connection behind the expected
 /// packet (P7 of `packets`). A packet that is further behind counts as a packet of a new round of
@@ -40,12 +47,23 @@ pub(crate) struct Completion {
     pub(crate) is_solicited: bool,
 }
 
-/// A response to be sent. Its payload is the checked bytes of `from`, followed by the pad bytes
-/// that its BTH announces.
-#[derive(Clone, Copy, Debug)]
+/// A response to be sent. Its payload is the checked bytes of `from`, or else `report`, followed by
+/// the pad bytes that its BTH announces.
+#[derive(Clone, Debug)]
 pub(crate) struct Reply {
     pub(crate) headers: Headers,
     pub(crate) from: Option<Reth>,
+    /// A bit for each packet after the acknowledged ones, the lowest bit of the first byte for the
+    /// first: whether this end holds the packet until an earlier one arrives. Only a
+    /// software HCA gets a report, and only if a packet is held.
+    pub(crate) report: Vec<u8>,
+}
+
+/// A packet of a software HCA that arrived before an earlier packet.
+#[derive(Clone, Debug)]
+struct Held {
+    headers: Headers,
+    payload: Box<[u8]>,
 }
 
 /// The message of which some packets have arrived, but not the last packet.
@@ -94,6 +112,10 @@ pub(crate) struct Responder {
     mtu: u32,
     /// Code of the time after which the peer repeats a request for which this end had no receive.
     rnr_timer: u8,
+    /// Whether the peer is a software HCA, whose packets that arrive early are held and reported.
+    is_polled: bool,
+    /// The packets from `expected` on that are held. If there are any, `expected` is missing.
+    held: VecDeque<Option<Box<Held>>>,
     expected: Psn,
     msn: u32,
     current: Option<Current>,
@@ -108,11 +130,13 @@ pub(crate) struct Responder {
 }
 
 impl Responder {
-    pub(crate) fn new(qpn: u32, mtu: u32, rnr_timer: u8, first: Psn) -> Self {
+    pub(crate) fn new(qpn: u32, mtu: u32, rnr_timer: u8, first: Psn, is_polled: bool) -> Self {
         Self {
             qpn,
             mtu,
             rnr_timer,
+            is_polled,
+            held: VecDeque::new(),
             expected: first,
             msn: 0,
             current: None,
@@ -184,6 +208,7 @@ impl Responder {
             0 => self.on_expected(headers, payload, target, now_ns),
             ..0 => self.on_duplicate(headers, target),
             _ if self.is_asked_for => {}
+            ahead if self.is_polled => self.hold(ahead as usize, headers, payload),
             _ => {
                 self.is_asked_for = true;
                 self.answer(self.expected, Syndrome::Nak(Nak::Sequence));
@@ -191,7 +216,49 @@ impl Responder {
         }
     }
 
+    /// Holds a packet that arrived early, and reports that (P5).
+    fn hold(&mut self, ahead: usize, headers: &Headers, payload: &[u8]) {
+        if ahead >= max_span(self.mtu) as usize || payload.len() > self.mtu as usize {
+            return;
+        }
+        if self.held.len() <= ahead {
+            self.held.resize_with(ahead + 1, || None);
+        }
+        self.held[ahead].get_or_insert_with(|| {
+            Box::new(Held {
+                headers: *headers,
+                payload: payload.into(),
+            })
+        });
+        self.acknowledge();
+    }
+
+    /// Executes the expected packet, and then the held packets that follow it.
     fn on_expected(
+        &mut self,
+        headers: &Headers,
+        payload: &[u8],
+        target: &mut impl Target,
+        now_ns: u64,
+    ) {
+        let ends_gap = !self.held.is_empty();
+        let mut before = self.expected;
+        self.on_next(headers, payload, target, now_ns);
+        while !self.held.is_empty() {
+            let executed = self.expected.since(before) as usize;
+            self.held.drain(..executed.min(self.held.len()));
+            before = self.expected;
+            let Some(next) = self.held.front_mut().and_then(Option::take) else {
+                break;
+            };
+            self.on_next(&next.headers, &next.payload, target, now_ns);
+        }
+        if ends_gap && !self.is_asked_for && self.fatal.is_none() {
+            self.acknowledge();
+        }
+    }
+
+    fn on_next(
         &mut self,
         headers: &Headers,
         payload: &[u8],
@@ -221,6 +288,7 @@ impl Responder {
             Err(Refusal::Busy) => {}
             Err(Refusal::Nak(nak)) => {
                 self.fatal = Some(nak);
+                self.held.clear();
                 self.answer(psn, Syndrome::Nak(nak));
             }
         }
@@ -347,7 +415,12 @@ impl Responder {
             .iter()
             .filter(|waiting| !matches!(waiting.answer, Answer::Ack(_)))
             .count();
-        if waiting < MAX_RD_ATOMIC {
+        let most = if self.is_polled {
+            MAX_PARTS
+        } else {
+            MAX_RD_ATOMIC
+        };
+        if waiting < most {
             Ok(())
         } else {
             Err(Refusal::Busy)
@@ -366,10 +439,14 @@ impl Responder {
                 let end = psn.after(packets(from.len, self.mtu));
                 let is_known = end.since(psn) > 0 && end.since(self.expected) <= 0;
                 if is_known && (from.len == 0 || target.check(&from, true).is_ok()) {
-                    // The requester requests everything from this PSN on again. Answers to its
-                    // earlier attempts would delay the answer to this attempt.
-                    self.answers.retain(|waiting| {
-                        !matches!(waiting.answer, Answer::Read(..)) || waiting.psn.since(psn) < 0
+                    // Answers to earlier attempts would delay the answer to this attempt.
+                    let mtu = self.mtu;
+                    self.answers.retain(|waiting| match waiting.answer {
+                        Answer::Read(rest, _) => {
+                            let rest = waiting.psn.after(packets(rest.len, mtu));
+                            waiting.psn.since(psn) < 0 || rest.since(end) > 0
+                        }
+                        Answer::Ack(_) | Answer::Atomic(_) => true,
                     });
                     self.push(psn, Answer::Read(from, true));
                 }
@@ -432,10 +509,15 @@ impl Responder {
             aeth: Aeth::ack(*msn),
             ..Headers::new(PacketOpcode { transport, opcode }, self.qpn, psn)
         };
+        let mut report = Vec::new();
         let (headers, from) = match answer {
             Answer::Ack(syndrome) => {
                 let mut headers = with(Opcode::Acknowledge, *psn);
                 headers.aeth.syndrome = *syndrome;
+                if !self.held.is_empty() && psn.after(1) == self.expected {
+                    report = reported(&self.held);
+                    headers.bth.pad = (report.len().wrapping_neg() & 3) as u8;
+                }
                 (headers, None)
             }
             Answer::Atomic(original) => {
@@ -462,15 +544,35 @@ impl Responder {
                         len: from.len - len,
                         ..*from
                     };
-                    let from = part;
-                    return Some(Reply { headers, from });
+                    return Some(Reply {
+                        headers,
+                        from: part,
+                        report,
+                    });
                 }
                 (headers, part)
             }
         };
         self.answers.pop_front();
-        Some(Reply { headers, from })
+        Some(Reply {
+            headers,
+            from,
+            report,
+        })
     }
+}
+
+fn reported(held: &VecDeque<Option<Box<Held>>>) -> Vec<u8> {
+    let mut report = vec![0; held.len().min(MAX_REPORTED).div_ceil(8)];
+    for (nth, _) in held
+        .iter()
+        .take(MAX_REPORTED)
+        .enumerate()
+        .filter(|(_, packet)| packet.is_some())
+    {
+        report[nth / 8] |= 1 << (nth % 8);
+    }
+    report
 }
 
 #[cfg(test)]

@@ -57,12 +57,17 @@ impl Timer {
         self.retry_ns.is_some()
     }
 
+    /// Returns the smoothed round trip, in ns; 0 if it is not known.
+    pub(super) fn round_trip_ns(&self) -> u64 {
+        self.round_trip_ns.map_or(0, |(smoothed, _)| smoothed)
+    }
+
     /// Begins to wait for an answer.
     pub(super) fn wait(&mut self, now_ns: u64) {
         self.retry_ns = Some(now_ns.saturating_add(self.timeout_ns));
-        let learned_ns = self
-            .round_trip_ns
-            .map_or(0, |(smoothed, variation)| smoothed + 4 * variation);
+        let learned_ns = self.round_trip_ns.map_or(0, |(smoothed, variation)| {
+            smoothed + (4 * variation).max(smoothed / 4)
+        });
         let wait_ns = MIN_REPEAT_NS
             .max(learned_ns)
             .saturating_mul(1 << self.backoff);

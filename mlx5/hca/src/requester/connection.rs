@@ -132,9 +132,12 @@ impl Connection {
             let Some(reply) = self.responder.next_reply(now_ns) else {
                 break;
             };
-            let len = reply.from.map_or(0, |from| from.len as usize);
+            let len = reply
+                .from
+                .map_or(reply.report.len(), |from| from.len as usize);
             let sent = wire.send(&self.peer, &reply.headers, len, |payload| {
                 let Some(from) = reply.from.filter(|from| from.len > 0) else {
+                    payload.copy_from_slice(&reply.report);
                     return Ok(());
                 };
                 let bytes = Keyed::new(from.rkey, from.addr, from.len.into());

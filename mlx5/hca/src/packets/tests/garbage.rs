@@ -17,7 +17,8 @@ fn any_packets_in_any_order_change_no_memory_beyond_the_region_and_keep_little()
             if nth % 64 == 0 {
                 // A connection that has failed takes nothing any more.
                 let next = world.responder.expected();
-                world.responder = Responder::new(9, options.mtu, RNR_TIMER, next);
+                world.responder =
+                    Responder::new(9, options.mtu, RNR_TIMER, next, options.is_polled);
                 world.requester = Requester::new(options, next);
                 (world.memory.receives, world.memory.open) = (20, None);
                 world.memory.received.clear();
@@ -70,11 +71,7 @@ fn any_packets_in_any_order_change_no_memory_beyond_the_region_and_keep_little()
             if let Ok((headers, payload)) = Headers::parse(&bytes) {
                 understood += 1;
                 world.arrive_at_responder(&headers, payload);
-                if world
-                    .requester
-                    .on_response(&headers, payload.len(), world.now_ns)
-                    != Taken::Nothing
-                {
+                if world.requester.on_response(&headers, payload, world.now_ns) != Taken::Nothing {
                     world.requester.placed(headers.bth.psn, world.now_ns);
                 }
                 world.now_ns += 1000;

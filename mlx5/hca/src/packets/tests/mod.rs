@@ -3,11 +3,14 @@
 
 mod congestion;
 mod garbage;
+mod link;
+mod matrix;
 mod pace;
 mod promises;
+mod tcp;
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BTreeSet, BinaryHeap, VecDeque};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use mlx5_wire::roce::{
@@ -220,7 +223,7 @@ impl World {
             rng,
             badness,
             requester: Requester::new(options, first),
-            responder: Responder::new(9, mtu, RNR_TIMER, first),
+            responder: Responder::new(9, mtu, RNR_TIMER, first, options.is_polled),
             oracle: Memory {
                 receives: usize::MAX,
                 ..memory.clone()
@@ -404,13 +407,10 @@ impl World {
         if to_responder {
             return self.arrive_at_responder(&headers, payload);
         }
-        match self
-            .requester
-            .on_response(&headers, payload.len(), self.now_ns)
-        {
+        match self.requester.on_response(&headers, payload, self.now_ns) {
             Taken::Nothing => return,
             Taken::Place { message, .. } if self.unplaceable == Some(message) => {
-                return self.requester.fail(Status::LocalProtection);
+                return self.requester.refuse(message, Status::LocalProtection);
             }
             Taken::Place { message, offset } => {
                 self.posted[message as usize].got[offset as usize..][..payload.len()]
@@ -459,10 +459,15 @@ impl World {
         while self.silent_until_ns <= self.now_ns
             || self.network.is_empty() && self.requester.due_ns().is_none()
         {
-            let Some(Reply { headers, from }) = self.responder.next_reply(self.now_ns) else {
+            let Some(Reply {
+                headers,
+                from,
+                report,
+            }) = self.responder.next_reply(self.now_ns)
+            else {
                 break;
             };
-            let payload = from.filter(|from| from.len > 0).map_or(Vec::new(), |from| {
+            let payload = from.filter(|from| from.len > 0).map_or(report, |from| {
                 self.memory.bytes[self.memory.range(&from).unwrap()].to_vec()
             });
             self.send(false, &headers, &payload);
