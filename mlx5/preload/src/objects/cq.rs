@@ -18,6 +18,7 @@ use crate::objects::device::{COMP_VECTORS, MAX_CQE};
 use crate::objects::regions::place;
 use crate::objects::{Cq, Objects, Qp};
 use crate::options::errno::Errno;
+use crate::options::limits::Limit;
 use crate::options::log;
 use crate::system::sys;
 use crate::system::sys::Use;
@@ -60,6 +61,8 @@ impl Objects {
         let request: DriverCq = call.driver();
         let is_legal = asked.cqe <= MAX_CQE && asked.comp_vector < COMP_VECTORS;
         Errno(libc::EINVAL).when(!is_legal || !matches!(request.cqe_size, 64 | 128))?;
+        self.within(Limit::MaxCqe, asked.cqe)?;
+        self.has_room(Limit::MaxCq, self.cqs.len())?;
         let entries = (asked.cqe + 1).next_power_of_two();
         let channel = match asked.comp_channel {
             ..0 => None,

@@ -22,6 +22,7 @@ use crate::objects::bfregs::Bfregs;
 use crate::options::config::{DEVICE_ID, FIRMWARE, GID_ENTRIES, Link, guid};
 use crate::options::errno::Errno;
 use crate::options::faults::Fault;
+use crate::options::limits::Limit;
 use crate::options::settings::Settings;
 use crate::system::sys;
 
@@ -111,33 +112,34 @@ impl Objects {
     fn capabilities(&self) -> QueryDeviceResp {
         let [major, minor, sub_minor] = FIRMWARE.map(u64::from);
         let has_srqs = !self.settings.has(Fault::NoSrqs);
-        let of_srqs = |limit| if has_srqs { limit } else { 0 };
+        let of = |limit, of_hca: u32| self.settings.limit(limit, of_hca.into()) as u32;
+        let of_srqs = |limit, of_hca| if has_srqs { of(limit, of_hca) } else { 0 };
         QueryDeviceResp {
             fw_ver: major << 32 | minor << 16 | sub_minor,
             node_guid: guid(self.port.index),
             sys_image_guid: guid(self.port.index),
-            max_mr_size: u64::MAX,
+            max_mr_size: self.settings.limit(Limit::MaxMrSize, u64::MAX),
             page_size_cap: !0xfff,
             vendor_id: 0x2c9,
             vendor_part_id: DEVICE_ID.into(),
-            max_qp: 1 << 14,
-            max_qp_wr: MAX_WQES,
+            max_qp: of(Limit::MaxQp, 1 << 14),
+            max_qp_wr: of(Limit::MaxQpWr, MAX_WQES),
             device_cap_flags: CAPABILITIES,
-            max_sge: MAX_SGE,
-            max_sge_rd: MAX_SGE,
-            max_cq: 1 << 16,
-            max_cqe: MAX_CQE,
-            max_mr: MAX_REGIONS,
+            max_sge: of(Limit::MaxSge, MAX_SGE),
+            max_sge_rd: of(Limit::MaxSge, MAX_SGE),
+            max_cq: of(Limit::MaxCq, 1 << 16),
+            max_cqe: of(Limit::MaxCqe, MAX_CQE),
+            max_mr: of(Limit::MaxMr, MAX_REGIONS),
             max_pd: 1 << 24,
-            max_qp_rd_atom: MAX_RD_ATOMIC,
+            max_qp_rd_atom: of(Limit::MaxQpRdAtom, MAX_RD_ATOMIC),
             max_res_rd_atom: MAX_RD_ATOMIC << 14,
-            max_qp_init_rd_atom: MAX_RD_ATOMIC,
+            max_qp_init_rd_atom: of(Limit::MaxQpRdAtom, MAX_RD_ATOMIC),
             // IB_ATOMIC_HCA: atomic among the device's own atomics only.
             atomic_cap: (!self.settings.has(Fault::NoAtomics)).into(),
             max_ah: i32::MAX as u32,
-            max_srq: of_srqs(1 << 15),
-            max_srq_wr: of_srqs(MAX_WQES - 1),
-            max_srq_sge: of_srqs(MAX_SGE),
+            max_srq: of_srqs(Limit::MaxSrq, 1 << 15),
+            max_srq_wr: of_srqs(Limit::MaxSrqWr, MAX_WQES - 1),
+            max_srq_sge: of_srqs(Limit::MaxSrqSge, MAX_SGE),
             max_pkeys: 1,
             local_ca_ack_delay: 16,
             phys_port_cnt: 1,

@@ -29,6 +29,7 @@ use crate::objects::doorbells::Doorbells;
 use crate::objects::table::Table;
 use crate::options::config::Link;
 use crate::options::errno::Errno;
+use crate::options::limits::Limit;
 use crate::options::log;
 use crate::options::settings::Settings;
 
@@ -119,6 +120,25 @@ impl Objects {
             doorbells: None,
             changes_made: 0,
         })
+    }
+
+    /// Refuses a value above a limit of the launcher (`EINVAL`).
+    pub(crate) fn within(&self, limit: Limit, value: impl Into<u64>) -> Result<(), Errno> {
+        let (value, legal) = (value.into(), self.settings.limit(limit, u64::MAX));
+        if value > legal {
+            let name: &str = limit.into();
+            log::refused(
+                self.settings,
+                format_args!("{value} is above --limit {name}={legal}"),
+            );
+        }
+        Errno(libc::EINVAL).when(value > legal)
+    }
+
+    /// Refuses another object if as many exist as a limit of the launcher allows (`ENOMEM`).
+    pub(crate) fn has_room(&self, limit: Limit, objects: usize) -> Result<(), Errno> {
+        self.within(limit, objects as u64 + 1)
+            .map_err(|_| Errno(libc::ENOMEM))
     }
 
     pub(crate) fn check_doorbells(&mut self) {

@@ -14,6 +14,7 @@ use crate::objects::paths::{Way, resolve};
 use crate::objects::{Objects, Qp};
 use crate::options::errno::Errno;
 use crate::options::faults::Fault;
+use crate::options::limits::Limit;
 use crate::options::log;
 
 /// The attributes that a mask selects from a request.
@@ -152,6 +153,15 @@ impl Objects {
         INVALID.when(selected.has(attribute::CUR_STATE) && request.cur_qp_state != from as u8)?;
         Errno(libc::EOPNOTSUPP).when(to == State::SendQueueDrained)?;
         INVALID.when(!is_legal(qp.service, from, to, mask) || !selected.are_valid())?;
+        for (bit, reads) in [
+            (attribute::MAX_QP_RD_ATOMIC, request.max_rd_atomic),
+            (attribute::MAX_DEST_RD_ATOMIC, request.max_dest_rd_atomic),
+        ] {
+            self.within(
+                Limit::MaxQpRdAtom,
+                if selected.has(bit) { reads } else { 0 },
+            )?;
+        }
         let mut attributes = qp.attributes;
         selected.keep(&mut attributes);
         let has_atomics = rights(&attributes).contains(Access::REMOTE_ATOMIC);

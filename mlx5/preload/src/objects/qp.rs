@@ -17,6 +17,7 @@ use crate::objects::device::MAX_WQES;
 use crate::objects::regions::place;
 use crate::objects::{Objects, Qp};
 use crate::options::errno::Errno;
+use crate::options::limits::Limit;
 use crate::system::sys::Use;
 
 /// Length of a WQEBB, in bytes.
@@ -82,6 +83,13 @@ impl Objects {
         Errno(libc::EINVAL).when(call.driver_len() == 0)?;
         let driver: DriverQp = call.driver();
         Errno(libc::EOPNOTSUPP).when(driver.flags & QP_FLAG_SIGNATURE != 0)?;
+        self.within(Limit::MaxQpWr, request.max_send_wr.max(request.max_recv_wr))?;
+        self.within(
+            Limit::MaxSge,
+            request.max_send_sge.max(request.max_recv_sge),
+        )?;
+        self.within(Limit::MaxInlineData, request.max_inline_data)?;
+        self.has_room(Limit::MaxQp, self.qps.len())?;
         let srq = (request.is_srq != 0).then_some(request.srq_handle);
         let (sq, rq) = queues(&driver, srq.is_some())?;
         let receives = match (srq, rq) {

@@ -16,6 +16,7 @@ use crate::objects::device::{MAX_SGE, MAX_WQES};
 use crate::objects::regions::place;
 use crate::objects::{Objects, Srq};
 use crate::options::errno::Errno;
+use crate::options::limits::Limit;
 use crate::system::sys::Use;
 
 /// `IB_SRQT_BASIC`.
@@ -59,6 +60,9 @@ impl Objects {
         call.check_room(size_of::<CreateSrqResp>())?;
         Errno(libc::EINVAL).when(max_wr >= MAX_WQES || max_sge > MAX_SGE + 1)?;
         Errno(libc::EOPNOTSUPP).when(request.flags & SRQ_FLAG_SIGNATURE != 0)?;
+        self.within(Limit::MaxSrqWr, max_wr)?;
+        self.within(Limit::MaxSrqSge, max_sge)?;
+        self.has_room(Limit::MaxSrq, self.srqs.len())?;
         let pdn = *self.pds.get(pd_handle)?;
         // As in the kernel, a WQE is a next segment and the segments of its buffers, and the driver
         // never posts all WQEs.

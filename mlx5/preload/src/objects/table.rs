@@ -33,6 +33,10 @@ impl<T> Table<T> {
         self.0.try_remove(handle as usize).ok_or(NONE)
     }
 
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
     pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
         self.0.iter().map(|(_, object)| object)
     }

@@ -22,6 +22,9 @@ pub(crate) const LOG_COMMANDS: &str = "MLX5_PRELOAD_LOG_COMMANDS";
 /// If set, the drivers' doorbells are checked.
 pub(crate) const CHECK_DOORBELLS: &str = "MLX5_PRELOAD_CHECK_DOORBELLS";
 
+/// Limits, separated by commas.
+pub(crate) const LIMITS: &str = "MLX5_PRELOAD_LIMITS";
+
 /// If set, the buffers of sends are checked.
 pub(crate) const CHECK_BUFFERS: &str = "MLX5_PRELOAD_CHECK_BUFFERS";
 

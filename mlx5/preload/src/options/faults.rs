@@ -241,7 +241,7 @@ const CHECKED_US: (u32, u32) = (20, 200);
 const US: &str = "a number of microseconds";
 const MS: &str = "a number of milliseconds";
 
-fn number<T: FromStr>(text: &str, what: &str) -> Result<T, String> {
+pub(super) fn number<T: FromStr>(text: &str, what: &str) -> Result<T, String> {
     text.parse().map_err(|_| format!("`{text}` is not {what}"))
 }
 

@@ -3,6 +3,7 @@
 pub(crate) mod config;
 pub(crate) mod errno;
 pub(crate) mod faults;
+pub(crate) mod limits;
 pub(crate) mod log;
 pub(crate) mod names;
 pub(crate) mod settings;

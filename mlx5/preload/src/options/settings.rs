@@ -8,11 +8,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use mlx5_hca::{PortAddress, Timing};
 
 use crate::options::config::{
-    CHECK_BUFFERS, CHECK_DOORBELLS, DEVICE, DEVICES, FABRIC, FAULTS, LINK, LOG, LOG_COMMANDS, Link,
-    TREE,
+    CHECK_BUFFERS, CHECK_DOORBELLS, DEVICE, DEVICES, FABRIC, FAULTS, LIMITS, LINK, LOG,
+    LOG_COMMANDS, Link, TREE,
 };
 use crate::options::errno::Errno;
 use crate::options::faults::{Fault, of_hca, timing};
+use crate::options::limits::{self, Limit};
 
 #[derive(Debug)]
 pub(crate) struct Settings {
@@ -28,6 +29,7 @@ pub(crate) struct Settings {
     /// ms after the device was opened.
     pub(crate) changes: Vec<(u32, Change)>,
     pub(crate) of_hca: mlx5_hca::Faults,
+    limits: Vec<(Limit, u64)>,
     /// Time at which the HCA executes work requests.
     pub(crate) timing: Timing,
     pub(crate) check_doorbells: bool,
@@ -67,6 +69,8 @@ impl Settings {
         let faults = text(FAULTS).unwrap_or_default();
         let faults = faults.split(',').filter(|one| !one.is_empty());
         let faults: Vec<_> = faults.map(Fault::parse).collect::<Result<_, _>>().ok()?;
+        let limits = text(LIMITS).unwrap_or_default();
+        let limits = limits.split(',').filter(|one| !one.is_empty());
         let link = Link::parse(&text(LINK)?).ok()?;
         Some(Self {
             device: libc::makedev(major?, minor?),
@@ -76,6 +80,7 @@ impl Settings {
             fabric: variable(FABRIC)?.into(),
             changes: changes(&faults),
             of_hca: of_hca(&faults).ok()?,
+            limits: limits.map(limits::parse).collect::<Result<_, _>>().ok()?,
             timing: timing(&faults, variable(CHECK_BUFFERS).is_some()),
             faults: faults
                 .into_iter()
@@ -86,6 +91,12 @@ impl Settings {
             log: variable(LOG).map(PathBuf::from),
             log_commands: variable(LOG_COMMANDS).is_some(),
         })
+    }
+
+    /// Returns the limit that the launcher sets, or else the limit of the software HCA.
+    pub(crate) fn limit(&self, limit: Limit, of_hca: u64) -> u64 {
+        let all = self.limits.iter().filter(|(known, _)| *known == limit);
+        all.map(|(_, value)| *value).fold(of_hca, u64::min)
     }
 
     pub(crate) fn has(&self, fault: Fault) -> bool {

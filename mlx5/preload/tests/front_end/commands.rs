@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 use std::{fs, io};
 
 use crate::abi::verbs::{self, number};
-use crate::raw::{DEVICE, Device, INIT, Memory, RTR, RTS, errno, under_the_library};
+use crate::raw::{
+    DEVICE, Device, INIT, Memory, RTR, RTS, errno, under_the_library, under_the_library_with,
+};
 
 const ERROR: (u8, u32) = (6, 1);
 
@@ -563,6 +565,47 @@ fn a_thread_that_is_cancelled_while_it_waits_for_an_event_leaks_no_descriptor() 
                 }
             }
             assert_eq!(descriptors(), before);
+        },
+    );
+}
+
+#[test]
+fn a_limit_of_the_launcher_is_said_and_kept() {
+    under_the_library_with(
+        "commands::a_limit_of_the_launcher_is_said_and_kept",
+        (
+            "MLX5_PRELOAD_LIMITS",
+            "max_qp=1,max_qp_wr=3,max_cqe=15,max_mr_size=4096,max_srq_wr=14",
+        ),
+        &[
+            "16 is above --limit max_cqe=15",
+            "2 is above --limit max_qp=1",
+        ],
+        || {
+            let device = Device::start();
+            let of: verbs::QueryDeviceResp = device
+                .ask::<_, [u8; 0]>(
+                    number::QUERY_DEVICE,
+                    &verbs::QueryDevice { response: 0 },
+                    &[0u8; 0],
+                )
+                .unwrap()
+                .0;
+            assert_eq!(
+                (of.max_qp, of.max_qp_wr, of.max_cqe, of.max_mr_size),
+                (1, 3, 15, 4096)
+            );
+            assert_eq!(of.max_sge, 30, "no limit was set");
+            let (memory, pd) = (Memory::new(), device.alloc_pd().unwrap());
+            assert_eq!(errno(device.create_cq(&memory, 17)), libc::EINVAL);
+            let cq = device.create_cq(&memory, 16).unwrap();
+            let at = memory.cq();
+            assert_eq!(errno(device.reg_mr(pd, at, 4097, at, 1)), libc::EINVAL);
+            device.reg_mr(pd, at, 4096, at, 1).unwrap();
+            assert_eq!(errno(device.create_srq(&memory, pd)), libc::EINVAL);
+            device.create_qp(&memory, pd, cq, None).unwrap();
+            let another = device.create_qp(&memory, pd, cq, None);
+            assert_eq!(errno(another), libc::ENOMEM);
         },
     );
 }

@@ -10,6 +10,9 @@ mod errno;
 #[allow(dead_code, reason = "the library uses the rest")]
 mod faults;
 mod library;
+#[path = "../../options/limits.rs"]
+#[allow(dead_code, reason = "the library uses the rest")]
+mod limits;
 #[path = "../../options/names.rs"]
 #[allow(dead_code, reason = "the library uses the rest")]
 mod names;
@@ -76,6 +79,10 @@ struct Arguments {
     /// May be repeated.
     #[arg(long = "fault", value_name = "KEY=VALUE", value_parser = fault, value_delimiter = ',')]
     faults: Vec<String>,
+    /// A limit of the device that is lower than that of the software HCA: max_sge=1, max_qp_wr=256,
+    /// max_inline_data=0, ... May be repeated.
+    #[arg(long = "limit", value_name = "KEY=N", value_parser = limit, value_delimiter = ',')]
+    limits: Vec<String>,
     /// Log to this file, by name, the commands whose refusal reaches the program; `-` is standard
     /// error.
     #[arg(long, value_name = "FILE|-")]
@@ -110,6 +117,10 @@ fn link(text: &str) -> Result<OsString, String> {
 
 fn fault(text: &str) -> Result<String, String> {
     Fault::parse(text).map(|_| text.to_owned())
+}
+
+fn limit(text: &str) -> Result<String, String> {
+    limits::parse(text).map(|_| text.to_owned())
 }
 
 fn main() -> ExitCode {
@@ -188,6 +199,7 @@ fn run(arguments: &Arguments) -> Result<ExitCode, String> {
         .env(config::DEVICES, options.devices.to_string())
         .env(config::LINK, &link)
         .env(config::FABRIC, fabric)
+        .env(config::LIMITS, arguments.limits.join(","))
         .env(config::FAULTS, arguments.faults.join(","));
     let log = arguments.log.as_ref().map(absolute).transpose()?;
     let flag = |is_set: bool| is_set.then(PathBuf::new);
