@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use mlx5_hca::{Access, Service};
+use mlx5_hca::{Access, GidKind, Service};
 use zerocopy::{FromZeros, IntoBytes};
 
 use crate::abi::cm::{ConnParam, PathRec, QpAttr, QueryRouteResp, UdParam};
@@ -350,16 +350,20 @@ impl Id {
         bytes
     }
 
-    /// Returns the GIDs of both ends of a path: the last entry of each port's GID table. On RoCE
-    /// that is the entry for version 2 and the IP address.
+    /// Returns the index in a port's GID table of the entry that rdma_cm uses: the last one that
+    /// is not of RoCE version 1.
+    fn gid_index(settings: &Settings, device: Option<usize>) -> Option<usize> {
+        let port = settings.network.get(device?)?;
+        port.gids
+            .iter()
+            .rposition(|gid| gid.kind != GidKind::RoceV1)
+    }
+
+    /// Returns the GIDs of both ends of a path.
     fn gids(&self, settings: &Settings) -> [Option<[u8; 16]>; 2] {
         let gid = |device: Option<usize>| {
-            settings
-                .network
-                .get(device?)?
-                .gids
-                .last()
-                .map(|gid| gid.bytes)
+            let index = Self::gid_index(settings, device)?;
+            Some(settings.network[device?].gids[index].bytes)
         };
         [gid(self.device), gid(self.peer_device)]
     }
@@ -376,13 +380,13 @@ impl Id {
             port_num: 1,
             ..AhAttr::new_zeroed()
         };
-        if let (Link::Ethernet(_), [_, Some(dgid)], Some(device)) =
-            (settings.link, self.gids(settings), self.device)
+        let index = Self::gid_index(settings, self.device);
+        if let (Link::Ethernet(_), [_, Some(dgid)], Some(index)) =
+            (settings.link, self.gids(settings), index)
         {
-            let sgid_index = settings.network[device].gids.len() as u8 - 1;
             path.grh = GlobalRoute {
                 dgid,
-                sgid_index,
+                sgid_index: index as u8,
                 hop_limit: HOPS,
                 ..GlobalRoute::new_zeroed()
             };

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv6Addr, UdpSocket};
 
 use mlx5_hca::{GidKind, Port, address_of};
 
-use crate::options::config::Link;
+use crate::options::config::{Link, NO_GID};
 use crate::options::errno::Errno;
 
 /// The way by which a queue pair reaches the other end of a path.
@@ -35,7 +35,10 @@ pub(crate) fn resolve(
     const INVALID: Errno = Errno(libc::EINVAL);
     let own = from.address().ok_or(INVALID)?;
     let source = sgid_index
-        .map(|index| own.gids.get(usize::from(index)).ok_or(INVALID))
+        .map(|index| {
+            let gid = own.gids.get(usize::from(index));
+            gid.filter(|gid| **gid != NO_GID).ok_or(INVALID)
+        })
         .transpose()?;
     if own.lid != 0 {
         return Ok(from
@@ -45,11 +48,11 @@ pub(crate) fn resolve(
             .map_or(Way::Nowhere, Way::Port));
     }
     let source = source.ok_or(INVALID)?;
-    if let Some(index) = from
-        .network
-        .iter()
-        .position(|port| port.gids.iter().any(|gid| gid.bytes == *dgid))
-    {
+    if let Some(index) = from.network.iter().position(|port| {
+        port.gids
+            .iter()
+            .any(|gid| gid.bytes == *dgid && *gid != NO_GID)
+    }) {
         return Ok(Way::Port(index));
     }
     if let (Link::Ethernet(Some(own)), Some(to)) = (link, address_of(dgid)) {
@@ -83,7 +86,7 @@ mod tests {
 
     fn port(link: Link, index: usize) -> Port {
         Port {
-            network: link.network(2),
+            network: link.network(2, &[]),
             index,
         }
     }
@@ -163,7 +166,7 @@ mod tests {
     fn a_port_with_an_address_reaches_others_by_packets_where_there_is_a_route() {
         let link = Link::parse("roce=127.0.0.1").unwrap();
         let from = Port {
-            network: link.network(1),
+            network: link.network(1, &[]),
             index: 0,
         };
         let resolve = |address: Ipv4Addr| {

@@ -10,6 +10,8 @@ pub(crate) const DEVICE: &str = "MLX5_PRELOAD_DEVICE";
 pub(crate) const DEVICES: &str = "MLX5_PRELOAD_DEVICES";
 /// Link layer: `ib`, `roce`, or `roce=` followed by the options of the port for packets.
 pub(crate) const LINK: &str = "MLX5_PRELOAD_LINK";
+/// GID table of the port of the only device, as [`parse_gids`] reads it; empty: that of a real port.
+pub(crate) const GIDS: &str = "MLX5_PRELOAD_GIDS";
 /// The directory through which processes find each other.
 pub(crate) const FABRIC: &str = "MLX5_PRELOAD_FABRIC";
 /// Faults, separated by commas.
@@ -37,6 +39,44 @@ pub(crate) const PCI_BUS: &str = "7357:00";
 
 /// Number of entries of a port's GID table. Entries without a GID are zero.
 pub(crate) const GID_ENTRIES: usize = 8;
+
+/// A GID table entry without a GID.
+pub(crate) const NO_GID: Gid = Gid {
+    bytes: [0; 16],
+    kind: GidKind::RoceV1,
+};
+
+/// Parses a GID table, `v1=fe80::1,-,v2=10.0.0.1`; `-` is an entry without a GID.
+pub(crate) fn parse_gids(text: &str) -> Result<Vec<Gid>, String> {
+    let entries = text.split(',').filter(|entry| !entry.is_empty());
+    let gids = entries.map(|entry| {
+        let (kind, address) = match entry.split_once('=') {
+            None if entry == "-" => return Ok(NO_GID),
+            Some(("v1", address)) => (GidKind::RoceV1, address),
+            Some(("v2", address)) => (GidKind::RoceV2, address),
+            _ => {
+                return Err(format!(
+                    "`{entry}` is not a GID; legal are v1=IP, v2=IP and -"
+                ));
+            }
+        };
+        let ip = address
+            .parse()
+            .map_err(|_| format!("`{address}` is not an IP address"))?;
+        Ok(Gid {
+            bytes: gid_of(ip),
+            kind,
+        })
+    });
+    let gids = gids.collect::<Result<Vec<_>, _>>()?;
+    if gids.len() > GID_ENTRIES {
+        return Err(format!(
+            "there are {} GIDs; at most {GID_ENTRIES} are legal",
+            gids.len()
+        ));
+    }
+    Ok(gids)
+}
 
 /// Returns the GUID of a device and of its port. The first one is 0200:00ff:fe00:0001.
 pub(crate) const fn guid(device: usize) -> [u8; 8] {
@@ -81,12 +121,17 @@ impl Link {
         }
     }
 
-    /// Makes the network of `devices` devices. A process has only one, so it is never freed.
-    pub(crate) fn network(self, devices: usize) -> &'static [PortAddress] {
+    /// Makes the network of `devices` devices. A process has only one, so it is never freed. If
+    /// `gids` is not empty, it is the GID table of every port.
+    pub(crate) fn network(self, devices: usize, gids: &[Gid]) -> &'static [PortAddress] {
         let has_lid = self == Self::InfiniBand;
         let ports = (0..devices).map(|device| PortAddress {
             lid: if has_lid { 1 + device as u16 } else { 0 },
-            gids: self.gids(device).leak(),
+            gids: if gids.is_empty() {
+                self.gids(device).leak()
+            } else {
+                gids.to_vec().leak()
+            },
         });
         ports.collect::<Vec<_>>().leak()
     }
@@ -102,6 +147,33 @@ impl Link {
                     .ok_or_else(|| format!("`{text}` is not a link; legal are ib and roce"))?;
                 Ok(Self::Ethernet(Some(Box::leak(Box::new(options.parse()?)))))
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gid_table_has_what_was_asked_for_in_its_order_and_with_holes() {
+        let gids = parse_gids("v1=fe80::1,-,v2=10.0.0.1").unwrap();
+        let of = |ip: &str, kind| Gid {
+            bytes: gid_of(ip.parse().unwrap()),
+            kind,
+        };
+        let (v1, v2) = (GidKind::RoceV1, GidKind::RoceV2);
+        assert_eq!(gids, [of("fe80::1", v1), NO_GID, of("10.0.0.1", v2)]);
+        let port = Link::Ethernet(None).network(1, &gids)[0];
+        assert_eq!(port.gids, gids);
+        let default = Link::Ethernet(None).network(1, &[])[0];
+        assert_eq!(default.gids.len(), 4);
+        for (text, said) in [
+            ("fe80::1", "v1=IP"),
+            ("v2=host", "`host`"),
+            ("-,-,-,-,-,-,-,-,-", "at most 8"),
+        ] {
+            assert!(parse_gids(text).unwrap_err().contains(said), "{text}");
         }
     }
 }

@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use mlx5_hca::{PortAddress, Timing};
 
 use crate::options::config::{
-    CHECK_BUFFERS, CHECK_DOORBELLS, DEVICE, DEVICES, FABRIC, FAULTS, LIMITS, LINK, LOG,
-    LOG_COMMANDS, Link, TREE,
+    CHECK_BUFFERS, CHECK_DOORBELLS, DEVICE, DEVICES, FABRIC, FAULTS, GIDS, LIMITS, LINK, LOG,
+    LOG_COMMANDS, Link, TREE, parse_gids,
 };
 use crate::options::errno::Errno;
 use crate::options::faults::{Fault, of_hca, timing};
@@ -74,7 +74,10 @@ impl Settings {
         let link = Link::parse(&text(LINK)?).ok()?;
         Some(Self {
             device: libc::makedev(major?, minor?),
-            network: link.network(text(DEVICES)?.parse().ok()?),
+            network: link.network(
+                text(DEVICES)?.parse().ok()?,
+                &parse_gids(&text(GIDS).unwrap_or_default()).ok()?,
+            ),
             tree: variable(TREE)?.into(),
             link,
             fabric: variable(FABRIC)?.into(),

@@ -47,6 +47,11 @@ const SHOWN: &[(&str, &str, &str)] = &[
         "fewer than 2 receives",
     ),
     (
+        "same --gids -,v2=fd00::1",
+        "sent: success\nno event\nresponder: alive\nend\n",
+        "",
+    ),
+    (
         "late",
         "sent: success\nreceived: success\nno event\nresponder: alive\nend\n",
         "",

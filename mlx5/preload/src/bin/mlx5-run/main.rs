@@ -60,6 +60,11 @@ struct Arguments {
         value_name = "ADDRESS[/BITS][,peers=4791][,mtu=N][,packets=all][,loss=N][,double=N][,reorder=N][,delay_us=MIN..MAX][,pcap=FILE]"
     )]
     address: Option<RoceOptions>,
+    /// With --link roce: the GID table of the port, up to 8 entries: v1=IP or v2=IP, the version of
+    /// RoCE and the address, or - for an entry without a GID. Programs that are started with
+    /// different tables do not see each other.
+    #[arg(long, value_name = "v1=IP,v2=IP,-,...", default_value = "", hide_default_value = true, value_parser = gids)]
+    gids: String,
     /// Number of devices, mlx5_0 and so on, with a port each; all ports are on one network.
     /// Programs that are started with different numbers do not see each other.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=MAX_DEVICES))]
@@ -115,6 +120,10 @@ fn link(text: &str) -> Result<OsString, String> {
     Link::parse(text).map(|_| text.into())
 }
 
+fn gids(text: &str) -> Result<String, String> {
+    config::parse_gids(text).map(|_| text.to_owned())
+}
+
 fn fault(text: &str) -> Result<String, String> {
     Fault::parse(text).map(|_| text.to_owned())
 }
@@ -159,6 +168,11 @@ fn link_text(arguments: &Arguments) -> Result<String, String> {
 fn run(arguments: &Arguments) -> Result<ExitCode, String> {
     let link = link_text(arguments)?;
     let parsed = Link::parse(&link)?;
+    if !arguments.gids.is_empty() && (parsed != Link::Ethernet(None) || arguments.devices > 1) {
+        return Err(
+            "--gids: one device with --link roce, and without --address, has it".to_owned(),
+        );
+    }
     let fabric = fabric(arguments, parsed)?;
     let faults = arguments
         .faults
@@ -169,6 +183,7 @@ fn run(arguments: &Arguments) -> Result<ExitCode, String> {
     let is_there = |fault| faults.contains(&fault);
     let options = TreeOptions {
         link: parsed,
+        gids: config::parse_gids(&arguments.gids)?,
         devices: if is_there(Fault::NoDevices) {
             0
         } else {
@@ -198,6 +213,7 @@ fn run(arguments: &Arguments) -> Result<ExitCode, String> {
         )
         .env(config::DEVICES, options.devices.to_string())
         .env(config::LINK, &link)
+        .env(config::GIDS, &arguments.gids)
         .env(config::FABRIC, fabric)
         .env(config::LIMITS, arguments.limits.join(","))
         .env(config::FAULTS, arguments.faults.join(","));
@@ -253,6 +269,11 @@ fn fabric(arguments: &Arguments, link: Link) -> Result<PathBuf, String> {
         // different numbers of devices have separate fabrics.
         dir.as_mut_os_string()
             .push(format!("-{}", arguments.devices));
+    }
+    if !arguments.gids.is_empty() {
+        // The directory's name is the table, without the characters of paths.
+        let name = arguments.gids.replace(['/', ','], "_");
+        dir.as_mut_os_string().push(format!("-{name}"));
     }
     if let Link::Ethernet(Some(options)) = link {
         // Programs at different addresses have separate fabrics, with separate queue pair numbers.

@@ -6,9 +6,9 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::{env, fs, io};
 
-use mlx5_hca::{GidKind, PortAddress};
+use mlx5_hca::{Gid, GidKind, PortAddress};
 
-use crate::config::{DEVICE_ID, FIRMWARE, GID_ENTRIES, Link, PCI_BUS, guid};
+use crate::config::{DEVICE_ID, FIRMWARE, GID_ENTRIES, Link, NO_GID, PCI_BUS, guid};
 use crate::private_dir::PrivateDir;
 
 /// Major and minor number of the first device file.
@@ -38,9 +38,11 @@ const COUNTERS: [(&str, &str); 2] = [
 /// libibverbs accepts paths of less than 256 bytes; the longest path below the root has about 110.
 const MAX_ROOT: usize = 128;
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct TreeOptions {
     pub(crate) link: Link,
+    /// GID table; empty: that of a real port.
+    pub(crate) gids: Vec<Gid>,
     pub(crate) devices: usize,
     pub(crate) has_gid: bool,
     pub(crate) is_port_up: bool,
@@ -86,7 +88,7 @@ impl Tree {
             &format!("class/pci_bus/{PCI_BUS}"),
             &format!("../../{bus}/pci_bus/{PCI_BUS}"),
         )?;
-        let ports = options.link.network(options.devices);
+        let ports = options.link.network(options.devices, &options.gids);
         ports
             .iter()
             .enumerate()
@@ -208,7 +210,7 @@ impl Tree {
         }
         let gids = if options.has_gid { port.gids } else { &[] };
         for index in 0..GID_ENTRIES {
-            let gid = gids.get(index);
+            let gid = gids.get(index).filter(|gid| **gid != NO_GID);
             file(
                 &format!("ports/1/gids/{index}"),
                 &groups(gid.map_or(&[0; 16], |gid| &gid.bytes)),
@@ -282,6 +284,7 @@ mod tests {
 
     const OPTIONS: TreeOptions = TreeOptions {
         link: Link::InfiniBand,
+        gids: Vec::new(),
         devices: 1,
         has_gid: true,
         is_port_up: true,
