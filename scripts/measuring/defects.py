@@ -224,6 +224,18 @@ PACKET_DEFECTS = {
             (f"{PACKETS}/requester.rs", "            self.is_known_lost = true;\n", ""),
         ],
     ),
+    "report-acknowledges": (
+        "a requester takes a packet that its peer holds for executed, also if it is then refused for want of a receive",
+        [(f"{PACKETS}/requester.rs", "self.flight.arrive(psn, psn.after(1), State::Held, now_ns);", "self.flight.arrive(psn, psn.after(1), State::Done, now_ns);")],
+    ),
+    "held-out-of-place": (
+        "a responder executes a packet that it holds in place of the expected one",
+        [(f"{PACKETS}/held.rs", "self.0.drain(..executed.min(self.0.len()));", "self.0.drain(..(executed + 1).min(self.0.len()));")],
+    ),
+    "refused-while-held": (
+        "a requester does not send a packet again that its peer held and then refused for want of a receive",
+        [(f"{PACKETS}/flight.rs", "State::Held => drops_held || nth == 0,", "State::Held => drops_held,")],
+    ),
 }
 # By package: its defects, and the test that has to find them.
 FOUND_BY = {"benchkv-core": (DEFECTS, "swarm"), "scalerpc": (SCALERPC_DEFECTS, "everything_goes_wrong"), "mlx5-hca": (PACKET_DEFECTS, "packets::tests::p")}

@@ -159,9 +159,9 @@ impl Congestion {
         }
     }
 
-    /// Notes that everything before `sent` that is not acknowledged is sent again: the peer reported
-    /// that it discarded it, if that `is_known`, or there was no answer for a time. So one packet is
-    /// sent, whose answer shows that the rest has left the network.
+    /// Notes that everything before `sent` that is not acknowledged is sent again: the peer
+    /// reported that it discarded it, if that `is_known`, or there was no answer for a time. So one
+    /// packet is sent, whose answer shows that the rest has left the network.
     pub(super) fn on_repeat(&mut self, sent: Psn, is_known: bool) {
         self.on_loss(0, sent);
         self.allowed = 1;

@@ -2,9 +2,9 @@
 //!
 //! - `requester`, `responder`: the protocol of a reliable connection, pure: no socket, no clock, no
 //!   memory (InfiniBand Architecture Specification, volume 1, chapter 9, "Reliable Service").
-//!   `message`: messages, and numbers that both compute. `flight`: the packets that a requester has
-//!   under way. `timer`: the times at which it repeats. `congestion`: the number of packets that it
-//!   may have under way.
+//!   `message`: messages, and numbers that both compute. `held`: packets that a responder got too
+//!   early. `flight`: the packets that a requester has under way. `timer`: the times at which it
+//!   repeats. `congestion`: the number of packets that it may have under way.
 //! - `connection`: a connection of a queue pair by packets.
 //! - `port`: encodes and decodes packets. `options`: its options. `network`: a bad network, for
 //!   tests. `udp`: the socket. `interface`: addresses of this host. `pcap`: a capture. `grh`: the
@@ -25,31 +25,34 @@
 //! - P3. Without an answer for the timeout, all packets from the oldest that is not acknowledged
 //!   are sent again; after a NAK, all packets from its PSN. This is done `retry_count` times
 //!   without progress. Earlier repeats, after 2 ms or more, do not count. Of a READ, the responses
-//!   that are missing are requested again. To a software HCA only lost packets are sent again: those
-//!   that were sent before a packet that arrived, and are later than the network was seen to reorder.
+//!   that are missing are requested again. To a software HCA only lost packets are sent again:
+//!   those that were sent before a packet that arrived, and are later than the network was seen to
+//!   reorder.
 //! - P4. A responder without a receive answers RNR NAK, and the requester waits for the time in it;
 //!   `rnr_retry` times.
-//! - P5. A responder answers a gap with one NAK, until the missing packet arrives. The packets behind
-//!   the gap are discarded; those of a software HCA are held until then, and every ACK reports them.
-//!   A responder acknowledges a duplicate SEND or WRITE, READs again for a duplicate READ, and answers
-//!   a duplicate atomic from its memory of the last [`MAX_RD_ATOMIC`](message::MAX_RD_ATOMIC).
+//! - P5. A responder answers a gap with one NAK, until the missing packet arrives. The packets
+//!   behind the gap are discarded; those of a software HCA are held until then, and every ACK
+//!   reports them. A responder acknowledges a duplicate SEND or WRITE, READs again for a duplicate
+//!   READ, and answers a duplicate atomic from its memory of the last
+//!   [`MAX_RD_ATOMIC`](message::MAX_RD_ATOMIC).
 //! - P6. After a NAK that is fatal both ends execute nothing more.
 //! - P7. On an unreliable connection a message completes when its last packet is sent. The message
 //!   is executed once, after the messages before it, or is lost: if a packet is missing, arrives
 //!   late, or is refused. The loss is not reported. A packet is late if its PSN is at most 1,024
 //!   before the newest PSN; any other packet that begins a message begins the next message.
-//! - P8. A packet asks for an ACK at the end of its message, at each PSN that 16 divides, and at the
-//!   middle and the end of the congestion window. A message of one packet without a completion does
-//!   not ask a software HCA, which acknowledges it with a later message, or after
+//! - P8. A packet asks for an ACK at the end of its message, at each PSN that 16 divides, and at
+//!   the middle and the end of the congestion window. A message of one packet without a completion
+//!   does not ask a software HCA, which acknowledges it with a later message, or after
 //!   [`ACK_DELAY_NS`](message::ACK_DELAY_NS).
-//! - P9. A requester has at most a congestion window of packets and READ responses under way. Losses
-//!   and queues shrink the window, and acknowledgements let it grow. Packets of a window are spread
-//!   over a round trip of more than 1 ms. An unreliable connection has no such window.
+//! - P9. A requester has at most a congestion window of packets and READ responses under way.
+//!   Losses and queues shrink the window, and acknowledgements let it grow. Packets of a window are
+//!   spread over a round trip of more than 1 ms. An unreliable connection has no such window.
 
 mod congestion;
 pub(crate) mod connection;
 mod flight;
 pub(crate) mod grh;
+mod held;
 pub(crate) mod interface;
 pub(crate) mod message;
 pub(crate) mod network;

@@ -15,8 +15,8 @@ use super::timer::{Due, Timer};
 /// Maximum number of PSNs from the oldest packet that is not acknowledged to the end of the
 /// messages that have begun: half of all PSNs.
 const MAX_SPAN: u32 = 1 << 23;
-/// Number of packets that may be sent at once. The others of a window are spread over a round trip, if
-/// that is longer than [`PACED_NS`].
+/// Number of packets that may be sent at once. The others of a window are spread over a round trip,
+/// if that is longer than [`PACED_NS`].
 const BURST: u64 = 16;
 const PACED_NS: u64 = 1_000_000;
 /// The retry count that means "forever".
@@ -229,8 +229,8 @@ impl Requester {
         Some(room.min(most))
     }
 
-    /// Returns whether the next packet, which takes this number of PSNs, is to be sent later, as too
-    /// many were sent at once. Otherwise takes it into account.
+    /// Returns whether the next packet, which takes this number of PSNs, is to be sent later, as
+    /// too many were sent at once. Otherwise takes it into account.
     fn is_too_early(&mut self, psns: u32, now_ns: u64) -> bool {
         let round_trip_ns = self.timer.round_trip_ns();
         if round_trip_ns <= PACED_NS || self.flight.flying() < BURST as u32 {
@@ -273,8 +273,8 @@ impl Requester {
         true
     }
 
-    /// Returns the place of the message with this PSN among the messages that have begun and are not
-    /// complete.
+    /// Returns the place of the message with this PSN among the messages that have begun and are
+    /// not complete.
     fn place(&self, psn: Psn) -> Option<usize> {
         let (mut from, mut until) = (0, self.begun);
         while from < until {
@@ -495,8 +495,8 @@ impl Requester {
             .filter(|refused| refused.message == self.oldest));
     }
 
-    /// Retries: the oldest packet that is not acknowledged, or its response, is known to be lost, and
-    /// the peer discards what follows it.
+    /// Retries: the oldest packet that is not acknowledged, or its response, is known to be lost,
+    /// and the peer discards what follows it.
     fn on_loss(&mut self, now_ns: u64) {
         if !self.is_known_lost {
             self.congestion.on_repeat(self.flight.end(), true);

@@ -7,6 +7,7 @@ use mlx5_wire::roce::{
     Aeth, AtomicEth, Headers, Nak, Opcode, PacketOpcode, Psn, Reth, Syndrome, Transport,
 };
 
+use super::held::Held;
 use super::message::{ACK_DELAY_NS, MAX_RD_ATOMIC, max_span, packets};
 
 /// Maximum number of answers that wait to be sent. Further duplicates get no answer.
@@ -15,9 +16,6 @@ const MAX_REPLIES: usize = 16 * MAX_RD_ATOMIC;
 /// Maximum number of READs and atomics of a software HCA, which requests a READ in parts, whose
 /// answers wait to be sent.
 const MAX_PARTS: usize = 8 * MAX_RD_ATOMIC;
-
-/// Maximum number of packets that an ACK reports.
-const MAX_REPORTED: usize = 2048;
 
 /// Maximum distance, in PSNs, of a late packet of an unreliable connection behind the expected
 /// packet (P7 of `packets`). A packet that is further behind counts as a packet of a new round of
@@ -57,13 +55,6 @@ pub(crate) struct Reply {
     /// first: whether this end holds the packet until an earlier one arrives. Only a
     /// software HCA gets a report, and only if a packet is held.
     pub(crate) report: Vec<u8>,
-}
-
-/// A packet of a software HCA that arrived before an earlier packet.
-#[derive(Clone, Debug)]
-struct Held {
-    headers: Headers,
-    payload: Box<[u8]>,
 }
 
 /// The message of which some packets have arrived, but not the last packet.
@@ -114,8 +105,8 @@ pub(crate) struct Responder {
     rnr_timer: u8,
     /// Whether the peer is a software HCA, whose packets that arrive early are held and reported.
     is_polled: bool,
-    /// The packets from `expected` on that are held. If there are any, `expected` is missing.
-    held: VecDeque<Option<Box<Held>>>,
+    /// The packets after `expected` that arrived early.
+    held: Held,
     expected: Psn,
     msn: u32,
     current: Option<Current>,
@@ -136,7 +127,7 @@ impl Responder {
             mtu,
             rnr_timer,
             is_polled,
-            held: VecDeque::new(),
+            held: Held::default(),
             expected: first,
             msn: 0,
             current: None,
@@ -208,29 +199,17 @@ impl Responder {
             0 => self.on_expected(headers, payload, target, now_ns),
             ..0 => self.on_duplicate(headers, target),
             _ if self.is_asked_for => {}
-            ahead if self.is_polled => self.hold(ahead as usize, headers, payload),
+            ahead if self.is_polled => {
+                if ahead < max_span(self.mtu) as i32 && payload.len() <= self.mtu as usize {
+                    self.held.hold(ahead as usize, headers, payload);
+                    self.acknowledge();
+                }
+            }
             _ => {
                 self.is_asked_for = true;
                 self.answer(self.expected, Syndrome::Nak(Nak::Sequence));
             }
         }
-    }
-
-    /// Holds a packet that arrived early, and reports that (P5).
-    fn hold(&mut self, ahead: usize, headers: &Headers, payload: &[u8]) {
-        if ahead >= max_span(self.mtu) as usize || payload.len() > self.mtu as usize {
-            return;
-        }
-        if self.held.len() <= ahead {
-            self.held.resize_with(ahead + 1, || None);
-        }
-        self.held[ahead].get_or_insert_with(|| {
-            Box::new(Held {
-                headers: *headers,
-                payload: payload.into(),
-            })
-        });
-        self.acknowledge();
     }
 
     /// Executes the expected packet, and then the held packets that follow it.
@@ -241,17 +220,11 @@ impl Responder {
         target: &mut impl Target,
         now_ns: u64,
     ) {
-        let ends_gap = !self.held.is_empty();
-        let mut before = self.expected;
+        let (ends_gap, mut before) = (!self.held.is_empty(), self.expected);
         self.on_next(headers, payload, target, now_ns);
-        while !self.held.is_empty() {
-            let executed = self.expected.since(before) as usize;
-            self.held.drain(..executed.min(self.held.len()));
+        while let Some((headers, payload)) = self.held.next(self.expected.since(before) as usize) {
             before = self.expected;
-            let Some(next) = self.held.front_mut().and_then(Option::take) else {
-                break;
-            };
-            self.on_next(&next.headers, &next.payload, target, now_ns);
+            self.on_next(&headers, &payload, target, now_ns);
         }
         if ends_gap && !self.is_asked_for && self.fatal.is_none() {
             self.acknowledge();
@@ -288,7 +261,7 @@ impl Responder {
             Err(Refusal::Busy) => {}
             Err(Refusal::Nak(nak)) => {
                 self.fatal = Some(nak);
-                self.held.clear();
+                self.held = Held::default();
                 self.answer(psn, Syndrome::Nak(nak));
             }
         }
@@ -514,8 +487,8 @@ impl Responder {
             Answer::Ack(syndrome) => {
                 let mut headers = with(Opcode::Acknowledge, *psn);
                 headers.aeth.syndrome = *syndrome;
-                if !self.held.is_empty() && psn.after(1) == self.expected {
-                    report = reported(&self.held);
+                if psn.after(1) == self.expected {
+                    report = self.held.report();
                     headers.bth.pad = (report.len().wrapping_neg() & 3) as u8;
                 }
                 (headers, None)
@@ -560,19 +533,6 @@ impl Responder {
             report,
         })
     }
-}
-
-fn reported(held: &VecDeque<Option<Box<Held>>>) -> Vec<u8> {
-    let mut report = vec![0; held.len().min(MAX_REPORTED).div_ceil(8)];
-    for (nth, _) in held
-        .iter()
-        .take(MAX_REPORTED)
-        .enumerate()
-        .filter(|(_, packet)| packet.is_some())
-    {
-        report[nth / 8] |= 1 << (nth % 8);
-    }
-    report
 }
 
 #[cfg(test)]

@@ -8,8 +8,8 @@ const MIN_TIMEOUT_NS: u64 = 200_000_000;
 /// Number of segments reported behind a missing one after which it counts as lost.
 const DUPLICATES: usize = 3;
 
-/// A packet that arrives: time, order, and the segment, or the acknowledgement: the expected segment
-/// and the later segments that arrived.
+/// A packet that arrives: time, order, and the segment, or the acknowledgement: the expected
+/// segment and the later segments that arrived.
 type Arrival = Reverse<(u64, u64, Result<u64, (u64, Vec<u64>)>)>;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
