@@ -90,7 +90,7 @@ impl<U> Endpoint<U> {
     /// Like [`Endpoint::call`], with a timeout: without a reply after `timeout` the call ends with
     /// [`CallFailure::TimedOut`](crate::CallFailure::TimedOut), in a later poll or drain. That is
     /// the first poll without arrivals after the timeout; under load, the 64th poll at the latest.
-    /// A reply that arrives in the same poll wins. The peer is told as by [`Endpoint::cancel`]. Reads
+    /// A reply that arrives in the same poll wins. The peer is informed as by [`Endpoint::cancel`]. Reads
     /// the clock; calls without a deadline do not.
     ///
     /// # Errors

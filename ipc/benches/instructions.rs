@@ -316,6 +316,7 @@ impl Connection for Echo {
 
     fn facts(&self) -> Facts<()> {
         Facts {
+            connections: 1,
             connect_timeout: Duration::ZERO,
             timeout: None,
             max_request: 24,

@@ -7,7 +7,8 @@ use std::task::Waker;
 use std::time::Duration;
 
 use copyrpc_calls::{
-    CallFailure, Connection, Dial, Facts, GoesOn, Refusal, SessionEnd, Tag as CallToken,
+    CONNECTIONS, CallFailure, Connection, Dial, Facts, GoesOn, Refusal, SessionEnd,
+    Tag as CallToken,
 };
 use copyrpc_shm::dir::Dir;
 use copyrpc_shm::plain::Plain;
@@ -20,7 +21,7 @@ use crate::client::Client;
 use crate::error::{ClientError, ConnectError, Misfit};
 
 /// Options of an [`AsyncClient`].
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct ClientOptions {
     /// The directory of the server. Default: the directory of the user.
     pub dir: Option<Dir>,
@@ -29,6 +30,20 @@ pub struct ClientOptions {
     /// Maximum time to wait, at each connection, for a server that is not up yet or is full.
     /// Default: none, a client tries once.
     pub connect_timeout: Duration,
+    /// Maximum number of connections: calls that find no room for 100 ms go over a further one.
+    /// Default: 8.
+    pub connections: usize,
+}
+
+impl Default for ClientOptions {
+    fn default() -> Self {
+        Self {
+            dir: None,
+            type_tag: 0,
+            connect_timeout: Duration::ZERO,
+            connections: CONNECTIONS,
+        }
+    }
 }
 
 /// A client that the thread of an [`AsyncClient`] uses. It identifies its calls by numbers.
@@ -179,6 +194,7 @@ pub struct Reconnecting<C> {
     alarm: Arc<Alarm>,
     /// Maximum time to wait for the server of a new session.
     timeout: Duration,
+    connections: usize,
     /// A call waits for a slot.
     is_full: bool,
 }
@@ -214,6 +230,7 @@ impl<C: Session, A: Into<String>> Dial<A> for Reconnecting<C> {
             open,
             alarm: Arc::default(),
             timeout,
+            connections: options.connections,
             is_full: false,
         })
     }
@@ -324,6 +341,7 @@ impl<C: Session> Connection for Reconnecting<C> {
         Facts {
             connect_timeout: self.timeout,
             timeout: None,
+            connections: self.connections,
             max_request: bytes.request,
             max_reply: bytes.response,
             stats: (),

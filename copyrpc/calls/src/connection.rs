@@ -85,7 +85,7 @@ pub trait Connection: Sized {
     /// Returns the error of a call whose time ended while it waited for room.
     fn late(&mut self) -> ErrorOf<Self>;
 
-    /// Cancels a call: its end does not matter any more, and the server is told.
+    /// Cancels a call: its end does not matter any more. Informs the server.
     fn cancel(&mut self, call: Self::Call);
 
     /// Sleeps until there is something to poll for or the waker is called, at most for `limit`.
@@ -129,6 +129,8 @@ pub struct Facts<S> {
     pub connect_timeout: Duration,
     /// Maximum time of a call by default; `None`: without a limit.
     pub timeout: Option<Duration>,
+    /// Maximum number of connections of an [`AsyncClient`](crate::AsyncClient).
+    pub connections: usize,
     /// Maximum length of a request in bytes.
     pub max_request: usize,
     /// Maximum length of a reply in bytes.

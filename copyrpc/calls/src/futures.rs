@@ -15,6 +15,7 @@ use rustc_hash::FxHashMap;
 
 use crate::connection::{Connection, Dial, Ended, ErrorOf, Facts, Refusal, Repeats};
 use crate::error::{ClientError, EndReason};
+use crate::further::{Coming, Further};
 use crate::oneshot::{Receiver, Sender, lock, oneshot};
 use crate::posting::{self, Posted, Poster, posting};
 use crate::{Patience, methods};
@@ -53,13 +54,18 @@ impl<C: Connection> posting::Job for Job<C> {
 /// connection, which is closed with the last clone. As many calls are under way as the connection
 /// has room for; further calls wait in their order.
 ///
+/// If the oldest waiting call finds no room for 100 ms, because calls wait at the server, the waiting
+/// calls go over a further connection, and so do later ones that find no room: up to the number of
+/// connections in the options. To the server, each connection is a client of its own, with a peer
+/// and a place of its own; calls over different connections have no order. Further connections are
+/// closed with the client.
+///
 /// Calls that wait are kept without limit: a program that may make too many bounds them itself, for
 /// instance by a semaphore, since only it knows whether a further call is to wait or to fail.
 ///
 /// A call that was given up, or whose time ended, keeps its room until its handler has ended. While
-/// such calls hold all of the room, other calls wait, then end as [`ClientError::NoCredit`], and the client connects again
-/// for later calls. A call that a server holds until it has news keeps its room too: a call that
-/// makes the server answer the held calls may need another client.
+/// such calls hold all of the room of the last connection, other calls wait, then end as
+/// [`ClientError::NoCredit`], and the client connects again for later calls.
 ///
 /// The connection has a thread of its own. The thread sleeps while there is nothing to do; calls
 /// and replies wake it. A call after the end of the connection connects again; calls made meanwhile
@@ -104,7 +110,7 @@ impl<C: Connection> AsyncClient<C> {
     ///
     /// # Errors
     /// The reason; nothing is left behind.
-    pub async fn connect<A: Send + 'static>(address: A) -> Result<Self, C::Error>
+    pub async fn connect<A: Clone + Send + 'static>(address: A) -> Result<Self, C::Error>
     where
         C: Dial<A> + 'static,
     {
@@ -115,21 +121,43 @@ impl<C: Connection> AsyncClient<C> {
     ///
     /// # Errors
     /// The reason; nothing is left behind.
-    pub async fn with_options<A: Send + 'static>(
+    pub async fn with_options<A: Clone + Send + 'static>(
         address: A,
         options: &C::Options,
     ) -> Result<Self, C::Error>
     where
         C: Dial<A> + 'static,
     {
+        Self::begin(Arc::new(Mutex::new((address, options.clone()))), None).await
+    }
+
+    /// Connects. `connections`: the maximum number of connections from this one on; `None`: as in
+    /// the options.
+    async fn begin<A: Clone + Send + 'static>(
+        to: Arc<Mutex<(A, C::Options)>>,
+        connections: Option<usize>,
+    ) -> Result<Self, C::Error>
+    where
+        C: Dial<A> + 'static,
+    {
         let (tell, told) = oneshot();
-        let options = options.clone();
-        let run = move || match C::dial(address, &options, true, &|| tell.is_wanted()) {
-            Err(error) => tell.send(Err(error)),
-            Ok(connection) => {
-                let (worker, client) = Worker::new(connection);
-                tell.send(Ok(client));
-                worker.serve();
+        let run = move || {
+            let (address, options) = lock(&to).clone();
+            match C::dial(address, &options, true, &|| tell.is_wanted()) {
+                Err(error) => tell.send(Err(error)),
+                Ok(connection) => {
+                    let connections = connections.unwrap_or(connection.facts().connections);
+                    let (mut worker, client) = Worker::new(connection);
+                    if connections > 1 {
+                        let connect = move || -> Coming<Self> {
+                            let next = Self::begin(Arc::clone(&to), Some(connections - 1));
+                            Box::pin(async { next.await.ok() })
+                        };
+                        worker.further = Further::new(Some(Box::new(connect)));
+                    }
+                    tell.send(Ok(client));
+                    worker.serve();
+                }
             }
         };
         let thread = thread::Builder::new()
@@ -186,8 +214,8 @@ impl<C: Connection> AsyncClient<C> {
         lock(&self.news).facts.max_reply
     }
 
-    /// Returns the counters of all connections ever made, as they were when the thread last slept,
-    /// or at most 1,024 polls ago.
+    /// Returns the counters of all connections ever made, without those of further connections, as
+    /// they were when the thread last slept, or at most 1,024 polls ago.
     #[must_use]
     pub fn stats(&self) -> C::Stats {
         lock(&self.news).facts.stats
@@ -309,6 +337,7 @@ pub struct Worker<C: Connection> {
     pub connection: C,
     /// The posted calls that the connection has not taken yet.
     posted: Posted<Job<C>>,
+    further: Further<AsyncClient<C>>,
     under_way: UnderWay<C>,
     unsent: Unsent,
     /// Calls that have ended; empty between turns.
@@ -345,6 +374,7 @@ impl<C: Connection> Worker<C> {
         let worker = Self {
             connection,
             posted,
+            further: Further::new(None),
             under_way: FxHashMap::default(),
             unsent: Unsent {
                 patience: facts.connect_timeout,
@@ -380,7 +410,9 @@ impl<C: Connection> Worker<C> {
             } else if let Some(start) = patience.idle() {
                 self.posted.wakes.wake_all();
                 self.publish();
-                self.connection.sleep(self.posted.left());
+                let stuck = self.further.left().filter(|_| self.posted.len() > 0);
+                let limit = [self.posted.left(), stuck].into_iter().flatten().min();
+                self.connection.sleep(limit);
                 patience.slept(start);
             }
         }
@@ -406,10 +438,8 @@ impl<C: Connection> Worker<C> {
         if self.turns_due == TURNS_TO_WAKE {
             self.posted.wakes.wake_all();
         }
-        for number in self.posted.given_up.drain(..) {
-            if let Some((call, _)) = self.under_way.remove(&number) {
-                self.connection.cancel(call);
-            }
+        if !self.posted.given_up.is_empty() {
+            self.give_up();
         }
         // The poll comes before the sends, so that a connection that has ended since the last turn
         // takes no call.
@@ -462,12 +492,60 @@ impl<C: Connection> Worker<C> {
                     while let Some(late) = self.posted.pop_late() {
                         late.reply.send(Err(self.connection.late()));
                     }
+                    self.pass_on(number);
                     break;
                 }
             }
             moved = true;
         }
         moved
+    }
+
+    /// Passes the waiting calls, which found no room, to the next connection, once there is one.
+    /// `oldest` is the number of the oldest call.
+    #[cold]
+    fn pass_on(&mut self, oldest: u64) {
+        let waker = Arc::clone(&self.alarm).into();
+        if let Some(client) = self.further.for_stuck(oldest, &waker) {
+            for job in self.posted.drain() {
+                client.poster.post(|_| job);
+            }
+        }
+    }
+
+    /// Cancels the calls under way that were given up. If their numbers are not known, because they
+    /// were passed on, looks here and on the next connections for calls without a caller.
+    #[cold]
+    fn give_up(&mut self) {
+        let Self {
+            connection,
+            posted,
+            further,
+            under_way,
+            ..
+        } = self;
+        let mut is_elsewhere = false;
+        for number in posted.given_up.drain(..) {
+            if let Some((call, _)) = under_way.remove(&number) {
+                connection.cancel(call);
+            } else {
+                is_elsewhere |= number == posting::SOME || further.client().is_some();
+            }
+        }
+        if !is_elsewhere {
+            return;
+        }
+        under_way.retain(|_, (call, job)| {
+            let is_wanted = job.reply.is_wanted();
+            if !is_wanted {
+                connection.cancel(*call);
+            }
+            is_wanted
+        });
+        posted.drop_unwanted(|job| job.reply.is_wanted());
+        if let Some(client) = further.client() {
+            client.poster.give_up(posting::SOME);
+        }
     }
 
     /// Connects again. Meanwhile, the calls of the previous connection end. If no other connection
@@ -635,6 +713,7 @@ mod tests {
             Facts {
                 connect_timeout: Duration::ZERO,
                 timeout: None,
+                connections: 1,
                 max_request: 1,
                 max_reply: 1,
                 stats: (),

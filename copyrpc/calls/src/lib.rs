@@ -35,6 +35,7 @@
 //! - `connection`: the interface of a transport to the clients of `copyrpc`, `scalerpc` and `ipc`.
 //! - `client`: the client with one call at a time.
 //! - [`futures`]: the client whose calls are futures, over a connection that a thread owns.
+//! - `further`: its further connections, for calls that would wait behind long polls.
 //! - `posting`: the way of that client's calls from any thread to the thread of the connection.
 //! - `serving`: the interface of a transport to the servers, and the handle that stops them.
 //! - `async_server`: the server whose requests are futures.
@@ -49,6 +50,7 @@ mod client;
 mod connection;
 mod deadlines;
 mod error;
+mod further;
 pub mod futures;
 pub mod methods;
 pub mod oneshot;
@@ -70,6 +72,7 @@ pub use deadlines::Deadlines;
 pub use error::{
     CallError, CallFailure, ClientError, ConnectFailure, EndReason, Ending, SessionEnd,
 };
+pub use further::CONNECTIONS;
 pub use futures::{AsyncCall, AsyncClient};
 pub use patience::Patience;
 pub use serving::{Answer, Bind, Serving, StopHandle};

@@ -11,6 +11,10 @@ use std::time::{Duration, Instant};
 use crate::oneshot::lock;
 use crate::wakes::Wakes;
 
+/// Number of no job, which reports with [`Poster::give_up`] that jobs were given up whose numbers the
+/// caller does not know.
+pub(crate) const SOME: u64 = 0;
+
 /// A call that waits in a [`Posted`].
 pub(crate) trait Job {
     /// Returns the time at which the call ends without a reply; `None` if the call waits without
@@ -160,6 +164,15 @@ impl<J: Job> Posted<J> {
             }
         }
         has_posters
+    }
+
+    /// Drops the waiting jobs without a caller, for which `is_wanted` returns `false`.
+    pub(crate) fn drop_unwanted(&mut self, is_wanted: impl Fn(&J) -> bool) {
+        self.settle();
+        let unwanted = self.waiting.iter().filter(|(_, job)| !is_wanted(job));
+        for number in unwanted.map(|(number, _)| *number).collect::<Vec<_>>() {
+            self.remove(number);
+        }
     }
 
     fn settle(&mut self) {

@@ -360,6 +360,7 @@ fn make_in_turn<E: Ending>(
 fn copyrpc_options() -> copyrpc::ClientOptions {
     copyrpc::ClientOptions {
         connect_timeout: PATIENCE,
+        connections: 1,
         ..copyrpc::ClientOptions::default()
     }
 }
@@ -487,6 +488,7 @@ fn serve_scalerpc(place: &str, log: &Log, is_over: &AtomicBool) {
 fn scalerpc_options() -> scalerpc::ClientOptions {
     scalerpc::ClientOptions {
         connect_timeout: PATIENCE,
+        connections: 1,
         ..scalerpc::ClientOptions::default()
     }
 }
@@ -539,6 +541,7 @@ impl Reach for ipc::bytes::AsyncClient {
         let options = ipc::ClientOptions {
             dir: Some(dir.clone()),
             connect_timeout: PATIENCE,
+            connections: 1,
             ..ipc::ClientOptions::default()
         };
         block_on(Self::with_options("bytes", &options)).unwrap()

@@ -43,6 +43,7 @@ impl Net {
             device: self.device(),
             endpoint: endpoint(),
             connect_timeout: Duration::MAX,
+            connections: 1,
             ..ClientOptions::default()
         }
     }

@@ -6,7 +6,7 @@ use std::net::{TcpStream, ToSocketAddrs};
 use std::task::Waker;
 use std::time::Duration;
 
-use copyrpc_calls::{Connection, Dial, EndReason, Facts, GoesOn, Refusal};
+use copyrpc_calls::{CONNECTIONS, Connection, Dial, EndReason, Facts, GoesOn, Refusal};
 use mlx5::{Device, DeviceInfo, DeviceSpec};
 use mlx5_rendezvous::{LIFELINE_INTERVAL, Route, Secret, has_hung_up, stream_has_ended};
 
@@ -34,6 +34,9 @@ pub struct ClientOptions {
     pub connect_timeout: Duration,
     /// Maximum time of [`Client::call`](crate::Client::call). Default 5 s.
     pub timeout: Duration,
+    /// Maximum number of connections of an [`AsyncClient`](crate::AsyncClient): calls that find no
+    /// room for 100 ms go over a further one. Default: 8.
+    pub connections: usize,
     /// The server's secret ([`ServerOptions::secret`](crate::ServerOptions::secret)), which both
     /// ends prove to each other. A client with another secret, or without the server's, is refused:
     /// [`Refusal`](crate::rdma::exchange::Refusal). Default: none.
@@ -48,6 +51,7 @@ impl Default for ClientOptions {
             rdma: RdmaOptions::default(),
             connect_timeout: within,
             timeout: within,
+            connections: CONNECTIONS,
             secret: None,
         }
     }
@@ -297,6 +301,7 @@ impl Connection for Caller {
         Facts {
             connect_timeout: self.options.connect_timeout,
             timeout: Some(self.options.timeout),
+            connections: self.options.connections,
             max_request: self.rdma.max_payload(),
             max_reply: self.rdma.max_payload(),
             stats,

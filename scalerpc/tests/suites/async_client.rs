@@ -66,6 +66,7 @@ impl Net {
             device: self.device(),
             timeout,
             connect_timeout: Duration::from_secs(20),
+            connections: 1,
             ..ClientOptions::default()
         }
     }

@@ -246,6 +246,44 @@ where
     next.end().unwrap();
 }
 
+/// A client has more calls that wait at the server than its connection has room for, and makes the
+/// call that ends them all last. The server is informed of a poll that is given up, over any
+/// connection.
+fn long_polls_do_not_keep_back_the_call_that_ends_them<S, C>(ends: &Ends<S, C>)
+where
+    S: Bind<String, Error: std::fmt::Debug> + 'static,
+    C: Dial<String, Error: std::fmt::Debug, Request = [u8], Reply = Vec<u8>>
+        + Connection<ConnectError: Send>
+        + 'static,
+{
+    const POLLS: usize = 64;
+    watchdog(2 * LONG);
+    let bound = AsyncServer::<S>::with_options(ends.address.clone(), &ends.server);
+    let server = block_on(bound).unwrap();
+    let address = (ends.address_of)(&server, ends.address.clone());
+    let connected = AsyncClient::<C>::with_options(address, &ends.client);
+    let client = block_on(connected).unwrap();
+    let call = |request: &[u8]| Begun::new(client.call_within(request, LONG));
+    let mut polls: Vec<_> = (0..POLLS).map(|_| call(b"wait")).collect();
+    let held: Vec<_> = (0..POLLS)
+        .map(|_| block_on(server.recv()).unwrap().unwrap())
+        .collect();
+    let given_up = [polls.pop().unwrap(), polls.remove(0)];
+    drop(given_up);
+    wait_for("two are not wanted", || {
+        held.iter().filter(|request| !request.is_wanted()).count() == 2
+    });
+    let publish = call(b"publish");
+    let request = block_on(server.recv()).unwrap().unwrap();
+    assert_eq!(request.data(), b"publish");
+    held.into_iter().for_each(|request| request.reply(*b"news"));
+    request.reply(*b"");
+    publish.end().unwrap();
+    for poll in polls {
+        assert_eq!(poll.end().unwrap(), b"news");
+    }
+}
+
 #[test]
 fn of_copyrpc() {
     let ends = Ends::<copyrpc::Server, copyrpc::Caller> {
@@ -261,6 +299,7 @@ fn of_copyrpc() {
     a_server_that_stops_lets_its_client_fetch_a_long_reply(&ends);
     layers_of_tower_work_at_both_ends(&ends);
     a_call_that_is_given_up_ends_its_handler(&ends);
+    long_polls_do_not_keep_back_the_call_that_ends_them(&ends);
 }
 
 #[test]
@@ -270,6 +309,7 @@ fn of_scalerpc() {
         server: scalerpc::ServerOptions::default(),
         client: scalerpc::ClientOptions {
             connect_timeout: LONG,
+            connections: 9,
             ..scalerpc::ClientOptions::default()
         },
         address_of: |server, _| server.local_addr().to_string(),
@@ -278,6 +318,7 @@ fn of_scalerpc() {
     a_server_that_stops_lets_its_client_fetch_a_long_reply(&ends);
     layers_of_tower_work_at_both_ends(&ends);
     a_call_that_is_given_up_ends_its_handler(&ends);
+    long_polls_do_not_keep_back_the_call_that_ends_them(&ends);
 }
 
 #[test]
@@ -301,4 +342,5 @@ fn of_ipc() {
     a_server_that_stops_lets_its_client_fetch_a_long_reply(&ends);
     layers_of_tower_work_at_both_ends(&ends);
     a_call_that_is_given_up_ends_its_handler(&ends);
+    long_polls_do_not_keep_back_the_call_that_ends_them(&ends);
 }
