@@ -3,16 +3,14 @@
 //!
 //! `cargo run -p copyrpc --example long_poll`
 //!
-//! In contrast to `subscribe` the readers are plain clients. A call that timed out keeps its part
-//! of the credit until it is answered, so the server keeps only the last call of each client, and
-//! refuses the previous call, for which the client waits no more.
+//! In contrast to `subscribe` the readers are plain clients. A call that timed out keeps its part of
+//! the credit until it is answered, so the server drops the calls that were given up.
 #![allow(
     clippy::print_stdout,
     clippy::print_stderr,
     reason = "an example prints"
 )]
 
-use std::collections::HashMap;
 use std::error::Error;
 use std::net::SocketAddr;
 use std::sync::mpsc::{Sender, channel};
@@ -39,7 +37,7 @@ struct Poll {
 fn serve(tell: &Sender<SocketAddr>) -> Result<(), Failure> {
     let mut server = Server::bind("127.0.0.1:0")?;
     tell.send(server.local_addr()?)?;
-    let (mut news, mut polls): (Vec<String>, HashMap<u64, Poll>) = (Vec::new(), HashMap::new());
+    let (mut news, mut polls): (Vec<String>, Vec<Poll>) = (Vec::new(), Vec::new());
     loop {
         server.step()?;
         while let Some(request) = server.recv() {
@@ -49,18 +47,13 @@ fn serve(tell: &Sender<SocketAddr>) -> Result<(), Failure> {
                 .and_then(|seen| seen.try_into().ok())
                 .map(u64::from_le_bytes);
             // A client that has disconnected meanwhile takes no reply.
-            let _gone = match (seen, message.strip_prefix(b"!"), request.peer()) {
-                (Some(seen), _, Some(peer)) => {
-                    let before = polls.insert(
-                        peer.number,
-                        Poll {
-                            request,
-                            seen: seen as usize,
-                        },
-                    );
-                    before.map_or(Ok(()), |poll| poll.request.refuse())
+            let _gone = match (seen, message.strip_prefix(b"!")) {
+                (Some(seen), _) => {
+                    let seen = seen as usize;
+                    polls.push(Poll { request, seen });
+                    Ok(())
                 }
-                (_, Some(text), _) => {
+                (_, Some(text)) => {
                     news.push(String::from_utf8_lossy(text).into_owned());
                     request.reply(&[])
                 }
@@ -71,15 +64,13 @@ fn serve(tell: &Sender<SocketAddr>) -> Result<(), Failure> {
                 _ => request.refuse(),
             };
         }
-        let ready: Vec<u64> = polls
-            .iter()
-            .filter(|(_, poll)| poll.seen < news.len())
-            .map(|(peer, _)| *peer)
-            .collect();
-        for Poll { request, seen } in ready.iter().filter_map(|peer| polls.remove(peer)) {
+        polls.retain(|poll| poll.request.is_wanted());
+        let (ready, waiting): (Vec<_>, _) =
+            polls.into_iter().partition(|poll| poll.seen < news.len());
+        polls = waiting;
+        for Poll { request, seen } in ready {
             let _gone = request.reply(news[seen].as_bytes());
         }
-        polls.retain(|_, poll| poll.request.is_wanted());
     }
 }
 
