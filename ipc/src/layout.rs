@@ -179,7 +179,7 @@ mod tests {
         let plain = layout::<[u8; 100], u64>(65, 8, AreaBytes::default()).unwrap();
         assert_eq!((Layout::ANNOUNCED, plain.entries), (128, 192));
         assert_eq!(plain.given_up, 192 + 66 * 64);
-        assert_eq!(plain.requests, plain.given_up + 65 * 8 * 8 + 32);
+        assert_eq!(plain.requests, plain.given_up + 65 * 8 * 8);
         assert_eq!(
             (plain.request_stride(), plain.response_stride()),
             (8 * 128, 8 * 64)
