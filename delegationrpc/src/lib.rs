@@ -82,6 +82,7 @@
 //! | then | 64 x (1 + max_clients) | entries: departures; session, generation and `armed` of each client; words to sleep on | clients, server |
 //! | then | S(Req) x max_clients x resp_depth | request lanes: sequence @0, tag @8, payload @16 of each slot | the client |
 //! | then | S(Resp) x max_clients x resp_depth | response lanes, likewise | server |
+//! | then | 8 x max_clients x resp_depth, rounded up to 64 | calls that were given up: a tag for each slot | the client |
 //!
 //! `S(T)` is 16 + the size of `T`, rounded up to 64. The invariants and the argument for each are
 //! in `docs/shm-protocols.md`.

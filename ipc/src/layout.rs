@@ -5,11 +5,11 @@
 //! | 0 | 128 | [`Header`] | server, before the region has a name |
 //! | 128 | [`Announce::bytes`] | announcements | clients, server |
 //! | then | [`Entries::bytes`] | a line for all clients and one for each: session, `armed`, words to sleep on | clients, server |
-//! | then, rounded up to 64 | clients x depth x 8 | the calls that each client gave up: [`GivenUp`](crate::given_up::GivenUp) | the client |
 //! | then, per client | depth x `Slot<Tagged<Req>>` | request lane | the client |
 //! | then, per client | depth x `Slot<Tagged<Resp>>` | response lane | the server |
 //! | then, per client and slot of its calls | request bytes, rounded up to 64 | long request ([`bytes`](crate::bytes) only) | the client |
 //! | | response bytes, rounded up to 64 | long response ([`bytes`](crate::bytes) only) | the server |
+//! | then, per client | depth x 8 | the calls that it gave up: [`GivenUp`](crate::given_up::GivenUp) | the client |
 //!
 //! A slot is the lane's sequence word (8 B), the tag word (8 B) and the payload, rounded up to 64
 //! B: payloads up to 48 B take one line. The slot of a call's tag selects the area of its long
@@ -68,11 +68,11 @@ pub(crate) struct Layout {
     pub(crate) words: usize,
     pub(crate) depth: usize,
     pub(crate) entries: usize,
-    pub(crate) given_up: usize,
     pub(crate) requests: usize,
     pub(crate) responses: usize,
     areas: usize,
     area_bytes: AreaBytes,
+    pub(crate) given_up: usize,
     pub(crate) total: usize,
 }
 
@@ -103,9 +103,8 @@ impl Layout {
             return Err(ParameterError::Alignment(align));
         }
         let entries = Self::ANNOUNCED + W::bytes(max_clients, words)?;
-        let given_up = entries + Entries::bytes(max_clients);
+        let requests = entries + Entries::bytes(max_clients);
         let slots = max_clients * depth;
-        let requests = given_up + (slots * size_of::<u64>()).next_multiple_of(LINE);
         let sizes = || {
             let responses = slots
                 .checked_mul(size_of::<Slot<Tagged<Req>>>())?
@@ -118,17 +117,21 @@ impl Layout {
                 response: area_bytes.response.checked_next_multiple_of(LINE)?,
             };
             let per_call = area_bytes.request.checked_add(area_bytes.response)?;
-            let total = slots.checked_mul(per_call)?.checked_add(areas)?;
+            let given_up = slots.checked_mul(per_call)?.checked_add(areas)?;
+            let total = slots
+                .checked_mul(size_of::<u64>())?
+                .checked_next_multiple_of(LINE)?
+                .checked_add(given_up)?;
             Some(Self {
                 max_clients,
                 words,
                 depth,
                 entries,
-                given_up,
                 requests,
                 responses,
                 areas,
                 area_bytes,
+                given_up,
                 total,
             })
         };
@@ -178,14 +181,14 @@ mod tests {
     fn parts_follow_each_other_on_cache_lines() {
         let plain = layout::<[u8; 100], u64>(65, 8, AreaBytes::default()).unwrap();
         assert_eq!((Layout::ANNOUNCED, plain.entries), (128, 192));
-        assert_eq!(plain.given_up, 192 + 66 * 64);
-        assert_eq!(plain.requests, plain.given_up + 65 * 8 * 8);
+        assert_eq!(plain.requests, 192 + 66 * 64);
         assert_eq!(
             (plain.request_stride(), plain.response_stride()),
             (8 * 128, 8 * 64)
         );
         assert_eq!(plain.responses, plain.requests + 65 * 8 * 128);
-        assert_eq!(plain.total, plain.responses + 65 * 8 * 64);
+        assert_eq!(plain.given_up, plain.responses + 65 * 8 * 64);
+        assert_eq!(plain.total, plain.given_up + 65 * 8 * 8);
         let with_areas = layout::<[u8; 100], u64>(
             65,
             8,
@@ -195,11 +198,11 @@ mod tests {
             },
         )
         .unwrap();
-        assert_eq!(with_areas.request_area(0, 0), Some(plain.total));
-        assert_eq!(with_areas.response_area(0, 0), Some(plain.total + 128));
+        assert_eq!(with_areas.request_area(0, 0), Some(plain.given_up));
+        assert_eq!(with_areas.response_area(0, 0), Some(plain.given_up + 128));
         assert_eq!(
             with_areas.request_area(64, 7),
-            Some(plain.total + (65 * 8 - 1) * 192)
+            Some(plain.given_up + (65 * 8 - 1) * 192)
         );
         assert_eq!(
             (

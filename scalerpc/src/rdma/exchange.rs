@@ -365,7 +365,7 @@ mod tests {
             refused,
             SetupError::Record(RecordError::Version {
                 version: 2,
-                known: 7,
+                known: 8,
                 ..
             })
         ));
