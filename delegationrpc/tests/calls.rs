@@ -360,7 +360,7 @@ fn client_that_makes_a_call_twice_loses_its_own_entry_only() {
     assert_eq!(failed, [(1, ended), (9, ended)]);
     assert!(matches!(
         bad.call(5, 6),
-        Err(CallError::Disconnected {
+        Err(CallError::Closed {
             request: 5,
             user_data: 6,
             ..

@@ -60,10 +60,10 @@ mod node;
 mod token;
 
 pub use config::{Config, ConfigError, NODES_MAX};
-pub use copyrpc_calls::{CallFailure, SessionEnd};
+pub use copyrpc_calls::{CallError, CallFailure, SessionEnd};
 pub use copyrpc_shm::sleep;
 pub use copyrpc_shm::wait::WaitStrategy;
-pub use error::{CallError, ForeignToken};
+pub use error::ForeignToken;
 #[doc(hidden)]
 pub use node::network_by;
 pub use node::{Node, network};

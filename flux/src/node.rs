@@ -28,7 +28,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
-use copyrpc_calls::{CallFailure, Calls, SessionEnd, Tag};
+use copyrpc_calls::{CallError, CallFailure, Calls, SessionEnd, Tag};
 use copyrpc_shm::clock::Clock;
 use copyrpc_shm::dropped::Dropped;
 use copyrpc_shm::lane::{Ahead, LaneRx, LaneTx};
@@ -37,7 +37,7 @@ use copyrpc_shm::sleep::{self, Sleep, Sleeper, Watch, Word};
 use copyrpc_shm::sync::{AtomicU32, FIRST, LightBarrier};
 
 use crate::config::{Config, ConfigError};
-use crate::error::{CallError, ForeignToken};
+use crate::error::ForeignToken;
 use crate::mesh::{CALL, Mesh, Message, REJECTION, REPLY, Received, Towards};
 use crate::token::{CallToken, Token};
 
@@ -331,21 +331,20 @@ impl<T: Copy + Send, U> Node<T, U> {
     }
 
     #[cold]
-    fn refusal(&self, to: usize, payload: T, user_data: U) -> CallError<T, U> {
+    fn refusal(&self, to: usize, request: T, user_data: U) -> CallError<T, U> {
         match self.ends.peers.get(to) {
-            Some(_) if self.ends.is_closed(to) => CallError::Disconnected {
-                payload,
+            Some(_) if self.ends.is_closed(to) => CallError::Closed {
+                request,
                 user_data,
-                to,
+                reason: SessionEnd::PeerGone,
             },
             Some(peer) if to != self.ends.mesh.index => CallError::Full {
-                payload,
+                request,
                 user_data,
-                to,
-                in_flight: peer.calls.capacity(),
+                depth: peer.calls.capacity(),
             },
             _ => CallError::NoSuchNode {
-                payload,
+                request,
                 user_data,
                 to,
                 last: self.ends.peers.len() - 1,
@@ -828,10 +827,7 @@ mod model {
             b.join().unwrap();
             look(&mut a);
             assert_eq!((made, a.in_flight()), (ended, 0));
-            assert!(matches!(
-                a.call(1, 0, ()),
-                Err(CallError::Disconnected { .. })
-            ));
+            assert!(matches!(a.call(1, 0, ()), Err(CallError::Closed { .. })));
         });
     }
 

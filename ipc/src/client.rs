@@ -15,7 +15,6 @@ use copyrpc_shm::sleep::{self, SLICE, Sleeper, Watch, Word};
 
 use crate::announce::Announce;
 use crate::blocking;
-use crate::entries::JoinError;
 use crate::error::{ClientError, ConnectError};
 use crate::given_up::GivenUp;
 use crate::layout::{AreaBytes, Header};
@@ -100,7 +99,7 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
         region: Region,
         views: Views<Req, Resp, W>,
         type_tag: u64,
-    ) -> Result<Self, JoinError> {
+    ) -> Result<Self, ConnectError> {
         let Views {
             entries,
             lanes,
@@ -238,10 +237,10 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
         user_data: U,
     ) -> Result<(CallToken, R), CallError<R, U>> {
         if let Some(end) = self.member.end() {
-            return Err(CallError::Disconnected {
+            return Err(CallError::Closed {
                 request,
                 user_data,
-                end,
+                reason: end,
             });
         }
         let depth = self.depth();

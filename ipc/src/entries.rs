@@ -66,31 +66,6 @@ const _: () = {
     assert!(std::mem::offset_of!(Head, sleep) == 8);
 };
 
-/// The reason why a client got no entry.
-#[derive(Debug, thiserror::Error)]
-pub enum JoinError {
-    /// All entries are taken, maybe by clients that have ended: the server frees their entries when
-    /// it polls.
-    #[error(
-        "all {max_clients} client entries are taken: end a client, or create the server with more; or try again if one just ended"
-    )]
-    Full {
-        /// Number of entries.
-        max_clients: usize,
-    },
-    /// The lock that proves the client alive cannot be taken.
-    #[error(transparent)]
-    Lock(LockError),
-}
-
-impl JoinError {
-    /// Returns whether trying again may help soon.
-    #[must_use]
-    pub fn may_pass(&self) -> bool {
-        matches!(self, Self::Full { .. })
-    }
-}
-
 /// A client's hold on its entry. [`Entries::leave`] ends it. If the session is only dropped, the
 /// server takes the client for dead, with the same outcome a little later.
 #[derive(Debug)]
@@ -247,11 +222,11 @@ impl Entries {
         self.count
     }
 
-    /// Client: takes a free entry.
+    /// Client: takes a free entry. Returns `None` if all entries are taken.
     ///
     /// # Errors
-    /// [`JoinError`]; nothing stays taken.
-    pub(crate) fn join(&self, file: &LockFile) -> Result<Session, JoinError> {
+    /// The lock that proves the client alive cannot be taken; nothing stays taken.
+    pub(crate) fn join(&self, file: &LockFile) -> Result<Option<Session>, LockError> {
         for index in 0..self.count {
             let Some(entry) = self.entry(index) else {
                 break;
@@ -263,7 +238,7 @@ impl Entries {
             let lock = match file.try_lock(1 + index as u64) {
                 Ok(lock) => lock,
                 Err(LockError::Held { .. }) => continue,
-                Err(error) => return Err(JoinError::Lock(error)),
+                Err(error) => return Err(error),
             };
             let generation = ((free >> 32) as u32).wrapping_add(1);
             // C1: the server sees the client. C2: the client sees that the entry's memory is reset.
@@ -278,16 +253,14 @@ impl Entries {
                 .is_ok()
             {
                 entry.pid.store(std::process::id(), Ordering::Relaxed);
-                return Ok(Session {
+                return Ok(Some(Session {
                     entry: index,
                     generation,
                     _lock: lock,
-                });
+                }));
             }
         }
-        Err(JoinError::Full {
-            max_clients: self.count,
-        })
+        Ok(None)
     }
 
     /// Returns the view by which holder `generation` of `entry` is checked; `None` if `entry` is no

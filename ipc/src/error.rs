@@ -4,10 +4,10 @@ use std::io;
 
 use copyrpc_calls::{ConnectFailure, SessionEnd};
 use copyrpc_shm::dir::DirError;
+use copyrpc_shm::lock::LockError;
 use copyrpc_shm::plain::TypeShape;
 use copyrpc_shm::region;
 
-use crate::entries::JoinError;
 use crate::limits::{CLIENTS_MAX, DEPTH_MAX, LINE, MESSAGE_MAX};
 use crate::token::Token;
 
@@ -98,9 +98,18 @@ pub enum ConnectError {
         /// Bytes of the file.
         have: usize,
     },
-    /// The client got no entry.
+    /// All entries are taken, maybe by clients that have ended: the server frees their entries when
+    /// it polls.
+    #[error(
+        "all {max_clients} client entries are taken: end a client, or create the server with more; or try again if one just ended"
+    )]
+    Full {
+        /// Number of entries.
+        max_clients: usize,
+    },
+    /// The lock that proves the client alive cannot be taken.
     #[error(transparent)]
-    Join(#[from] JoinError),
+    Lock(#[from] LockError),
     /// The client has calls that have not ended: poll until the end of the session first.
     #[error("{0} calls have not ended: poll until the end of the session, then connect again")]
     CallsInFlight(usize),
@@ -158,8 +167,7 @@ impl ConnectError {
     pub fn may_pass(&self) -> bool {
         match self {
             Self::Region(error) => error.may_pass(),
-            Self::Join(error) => error.may_pass(),
-            _ => false,
+            error => matches!(error, Self::Full { .. }),
         }
     }
 }

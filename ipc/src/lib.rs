@@ -166,7 +166,6 @@ pub use copyrpc_shm::plain::Plain;
 pub use copyrpc_shm::ready::ReadyWords;
 pub use copyrpc_shm::sleep;
 pub use copyrpc_shm::wait::WaitStrategy;
-pub use entries::JoinError;
 pub use error::{ClientError, ConnectError, CreateError, Misfit, ParameterError, ReplyError};
 pub use limits::{CLIENTS_MAX, DEPTH_MAX};
 pub use server::Server;
@@ -184,7 +183,6 @@ mod errors {
         check::<crate::CallFailure>();
         check::<crate::ConnectError>();
         check::<crate::CreateError>();
-        check::<crate::JoinError>();
         check::<crate::ParameterError>();
         check::<crate::ReplyError>();
         check::<crate::SessionEnd>();

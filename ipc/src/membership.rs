@@ -3,7 +3,8 @@
 use copyrpc_calls::SessionEnd;
 use copyrpc_shm::region::{OwnerWatch, Region};
 
-use crate::entries::{Entries, Holding, JoinError, Session};
+use crate::entries::{Entries, Holding, Session};
+use crate::error::ConnectError;
 
 /// A client's entry at a server. The drop gives the entry up, except in a forked child, which has
 /// only a copy of this value.
@@ -29,14 +30,17 @@ impl Membership {
     /// `entries` lie in `region`.
     ///
     /// # Errors
-    /// [`JoinError`].
+    /// [`ConnectError::Full`] or [`ConnectError::Lock`].
     pub(crate) unsafe fn join(
         region: Region,
         entries: Entries,
         is_fit: impl Fn(usize) -> bool,
-    ) -> Result<Self, JoinError> {
+    ) -> Result<Self, ConnectError> {
         let (session, holding) = loop {
-            let session = entries.join(region.lock_file())?;
+            let joined = entries.join(region.lock_file())?;
+            let session = joined.ok_or_else(|| ConnectError::Full {
+                max_clients: entries.count(),
+            })?;
             match entries
                 .held_by(session.entry, session.generation)
                 .filter(|_| is_fit(session.entry))

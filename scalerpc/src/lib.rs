@@ -127,8 +127,8 @@ pub use mlx5_rendezvous::{Event, Events, Peer, Secret};
 pub use protocol::groups::{QPC_CACHE_CONNECTX3, QPC_CACHE_CONNECTX5};
 pub use protocol::{
     CallFailure, CallToken, ClientId, ClientStats, CloseReason, Completion, ConfigError, Grouping,
-    Handler, HandlerError, Handlers, HeldRequest, Layout, ProtocolError, ReplyTooLarge,
-    ServerConfig, ServerStats, State,
+    Handler, HandlerError, Handlers, HeldRequest, Layout, ProtocolError, ServerConfig, ServerStats,
+    State,
 };
 pub use rdma::{RdmaClient, RdmaServer, SetupError};
 pub use service::{
@@ -149,6 +149,5 @@ mod errors {
         check::<crate::ProtocolError>();
         check::<crate::ConfigError>();
         check::<crate::SetupError>();
-        check::<crate::ReplyTooLarge>();
     }
 }

@@ -23,7 +23,7 @@ impl<Req, U, C> From<CallError<Req, U>> for Refusal<ClientError<C, SessionEnd>> 
     fn from(error: CallError<Req, U>) -> Self {
         match error {
             CallError::Full { .. } => Self::NoRoom,
-            CallError::Disconnected { .. } => Self::Ended,
+            CallError::Closed { .. } => Self::Ended,
             error => Self::Failed(error.into()),
         }
     }

@@ -261,17 +261,31 @@ pub enum CallError<Req, U> {
         /// Maximum length.
         max: usize,
     },
-    /// The session is over. Permanent. Earlier calls still end in `poll`: poll until `poll` returns
-    /// this end, too.
-    #[error("{end}")]
+    /// No other node has this number; a node does not call itself. Of flux only. Permanent.
+    #[error(
+        "node {to} cannot be called: there are nodes 0 to {last}, and a node does not call itself"
+    )]
+    NoSuchNode {
+        /// The request.
+        request: Req,
+        /// The user data.
+        user_data: U,
+        /// The node called.
+        to: usize,
+        /// The number of the last node.
+        last: usize,
+    },
+    /// The session is over, or the other node was dropped. Permanent. Earlier calls still end in
+    /// `poll`: poll until `poll` returns this end, too.
+    #[error("{reason}")]
     #[doc(alias = "ServerDisconnected")]
-    Disconnected {
+    Closed {
         /// The request.
         request: Req,
         /// The user data.
         user_data: U,
         /// The end of the session.
-        end: SessionEnd,
+        reason: SessionEnd,
     },
 }
 
@@ -280,7 +294,7 @@ impl<Req, U, C> From<CallError<Req, U>> for ClientError<C, SessionEnd> {
         match error {
             CallError::Full { .. } => Self::Full,
             CallError::TooLarge { bytes, max, .. } => Self::TooLarge { len: bytes, max },
-            CallError::Disconnected { .. } => Self::NotSent,
+            CallError::Closed { .. } | CallError::NoSuchNode { .. } => Self::NotSent,
         }
     }
 }
@@ -302,21 +316,7 @@ impl<Req, U> CallError<Req, U> {
 // By hand, so that payloads and user data need not be printable.
 impl<Req, U> fmt::Debug for CallError<Req, U> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Full { depth, .. } => f
-                .debug_struct("Full")
-                .field("depth", depth)
-                .finish_non_exhaustive(),
-            Self::TooLarge { bytes, max, .. } => f
-                .debug_struct("TooLarge")
-                .field("bytes", bytes)
-                .field("max", max)
-                .finish_non_exhaustive(),
-            Self::Disconnected { end, .. } => f
-                .debug_struct("Disconnected")
-                .field("end", end)
-                .finish_non_exhaustive(),
-        }
+        write!(f, "CallError({self})")
     }
 }
 
@@ -374,10 +374,10 @@ mod tests {
                     never,
                 ),
                 (
-                    CallError::Disconnected {
+                    CallError::Closed {
                         request: (),
                         user_data: (),
-                        end,
+                        reason: end,
                     },
                     false,
                     later,

@@ -73,10 +73,9 @@ fn full_gives_everything_back_and_is_per_node() {
     }
     match nodes[0].call(1, 77, 88) {
         Err(CallError::Full {
-            payload: 77,
+            request: 77,
             user_data: 88,
-            to: 1,
-            in_flight: 4,
+            depth: 4,
         }) => {}
         other => panic!("{other:?}"),
     }
@@ -299,10 +298,10 @@ fn calls_to_a_dropped_node_end_once_after_what_it_answered() {
     assert_eq!(a.in_flight(), 0);
     assert!(matches!(
         a.call(1, 7, 8),
-        Err(CallError::Disconnected {
-            payload: 7,
+        Err(CallError::Closed {
+            request: 7,
             user_data: 8,
-            to: 1
+            reason: SessionEnd::PeerGone
         })
     ));
 }
@@ -616,7 +615,7 @@ fn cancelled_calls_keep_their_places_until_they_are_answered_and_a_dropped_node_
         );
         assert!(matches!(
             a.call(1, 9, 9),
-            Err(CallError::Full { in_flight: 4, .. })
+            Err(CallError::Full { depth: 4, .. })
         ));
         b.poll(no_reply);
         // A call that no caller waits for is answered, the other rejected.

@@ -56,7 +56,8 @@ impl Member<'_> {
                 self.waiting.insert(number, (call, deadline)).is_none()
             }
             Err(CallError::Full { .. }) => false,
-            Err(CallError::Disconnected { .. } | CallError::NoSuchNode { .. }) => true,
+            Err(CallError::Closed { .. } | CallError::NoSuchNode { .. }) => true,
+            Err(error @ CallError::TooLarge { .. }) => panic!("{error}"),
         }
     }
 

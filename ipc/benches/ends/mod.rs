@@ -55,8 +55,8 @@ impl<W: Announce> Caller for RpcClient<W> {
         match self.0.call(request, slot) {
             Ok(_) => Ok(true),
             Err(CallError::Full { .. }) => Ok(false),
-            Err(error @ CallError::TooLarge { .. }) => Err(error.to_string().into()),
-            Err(CallError::Disconnected { end, .. }) => Err(end.into()),
+            Err(CallError::Closed { reason, .. }) => Err(reason.into()),
+            Err(error) => Err(error.to_string().into()),
         }
     }
 

@@ -6,8 +6,7 @@ use copyrpc_shm::region::{OpenError, Region};
 use copyrpc_shm::sync::{AtomicU32, Ordering};
 use copyrpc_testing::helpers::{PATIENCE, Scratch};
 use ipc::{
-    CallFailure, Client, ConnectError, CreateError, JoinError, ParameterError, ReplyError, Server,
-    SessionEnd,
+    CallFailure, Client, ConnectError, CreateError, ParameterError, ReplyError, Server, SessionEnd,
 };
 
 type S = Server<u64, u64>;
@@ -62,7 +61,7 @@ fn bad_parameters_and_mismatches_are_named() {
     let _client = connect(&scratch);
     assert!(matches!(
         C::connect_in(&dir, "s", 1),
-        Err(ConnectError::Join(JoinError::Full { max_clients: 1 }))
+        Err(ConnectError::Full { max_clients: 1 })
     ));
 }
 
@@ -513,8 +512,8 @@ fn a_directory_that_is_removed_under_a_pair_disturbs_it_not_and_a_new_client_is_
     drop(server);
     assert!(matches!(
         client.call(1, 1),
-        Err(ipc::CallError::Disconnected {
-            end: SessionEnd::PeerGone,
+        Err(ipc::CallError::Closed {
+            reason: SessionEnd::PeerGone,
             ..
         })
     ));

@@ -10,8 +10,8 @@ use std::time::Instant;
 
 use copyrpc_calls::methods::Header;
 use mlx5_rendezvous::Peer;
-use thiserror::Error;
 
+use crate::protocol::error::CallFailure;
 use crate::protocol::memory::Memory;
 use crate::protocol::request::{ClientId, Request};
 use crate::protocol::server::{Server, ServerOp};
@@ -29,17 +29,6 @@ pub struct HandlerError;
 /// `response` means that the response is too large: the call ends with a failure.
 pub trait Handler: FnMut(&[u8], &mut [u8]) -> Result<usize, HandlerError> {}
 impl<F: FnMut(&[u8], &mut [u8]) -> Result<usize, HandlerError>> Handler for F {}
-
-/// The response to a held request is larger than a slot. The caller gets
-/// [`CallFailure::ReplyTooLong`](crate::protocol::CallFailure::ReplyTooLong).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("response of {len} bytes, the limit is {max}; the caller was told that it is too large")]
-pub struct ReplyTooLarge {
-    /// Payload bytes of the response.
-    pub len: usize,
-    /// Maximum payload bytes of a slot.
-    pub max: usize,
-}
 
 /// A request that is answered later, from the thread that steps the server or from any other
 /// thread. Dropping it ends the call with
@@ -124,13 +113,14 @@ impl HeldRequest {
     /// disconnected gets no response.
     ///
     /// # Errors
-    /// [`ReplyTooLarge`].
-    pub fn reply(mut self, response: impl Into<Vec<u8>>) -> Result<(), ReplyTooLarge> {
+    /// [`CallFailure::ReplyTooLong`]: the response is larger than a slot, and this error is also the
+    /// end of the caller's call.
+    pub fn reply(mut self, response: impl Into<Vec<u8>>) -> Result<(), CallFailure> {
         let response = response.into();
-        let (len, max) = (response.len(), self.max_payload);
-        if len > max {
+        let len = response.len();
+        if len > self.max_payload {
             self.end(Err(Status::ReplyTooLong));
-            return Err(ReplyTooLarge { len, max });
+            return Err(CallFailure::ReplyTooLong { len: Some(len) });
         }
         self.end(Ok(response));
         Ok(())

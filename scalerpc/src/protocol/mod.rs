@@ -25,7 +25,7 @@ pub use config::{
     DEFAULT_TIMEOUT_NS, Grouping, Layout, MAX_CLIENTS, MAX_DEPTH, ServerConfig,
 };
 pub use error::{CallFailure, CloseReason, ProtocolError};
-pub use handlers::{Handler, HandlerError, Handlers, HeldRequest, ReplyTooLarge};
+pub use handlers::{Handler, HandlerError, Handlers, HeldRequest};
 pub use memory::Memory;
 pub use request::{ClientId, ClientRegions, Request};
 pub use scheduler::{Scheduler, Turn};

@@ -150,8 +150,10 @@ impl Restful for ClientPaths {
 fn refused(path: &'static str, error: &ipc::CallError<Request, Operation>) -> IssueError {
     let down = match error {
         ipc::CallError::Full { .. } => return IssueError::Full,
-        ipc::CallError::Disconnected { end, .. } => BackendError::transport(path, *end),
-        ipc::CallError::TooLarge { .. } => BackendError::transport(path, error.to_string()),
+        ipc::CallError::Closed { reason, .. } => BackendError::transport(path, *reason),
+        ipc::CallError::TooLarge { .. } | ipc::CallError::NoSuchNode { .. } => {
+            BackendError::transport(path, error.to_string())
+        }
     };
     IssueError::Down(Box::new(down))
 }

@@ -5,9 +5,7 @@ use std::time::Duration;
 
 use copyrpc_shm::region::{self, OpenError, Region};
 use ipc::bytes::{Client, MessageBytes, Server};
-use ipc::{
-    CallError, CallToken, ConnectError, CreateError, Dir, JoinError, ReplyError, SessionEnd, Token,
-};
+use ipc::{CallError, CallToken, ConnectError, CreateError, Dir, ReplyError, SessionEnd, Token};
 
 use crate::rpc::{Outcome, Refused, Rpc};
 
@@ -51,7 +49,7 @@ impl Rpc for Bytes {
     fn connect(dir: &Dir) -> Option<Self::Client> {
         match Client::connect_in(dir, "s", 1) {
             Err(
-                ConnectError::Join(JoinError::Full { .. })
+                ConnectError::Full { .. }
                 | ConnectError::Region(OpenError::NotFound { .. } | OpenError::OwnerGone { .. }),
             ) => None,
             connected => Some(connected.unwrap()),
@@ -147,7 +145,9 @@ impl Rpc for Bytes {
 fn refused(error: CallError<&[u8], u64>, request: u64) -> Refused {
     match error {
         CallError::Full { user_data, .. } => Refused::Full(request, user_data),
-        CallError::Disconnected { user_data, end, .. } => Refused::Ended(request, user_data, end),
-        CallError::TooLarge { .. } => panic!("{error}"),
+        CallError::Closed {
+            user_data, reason, ..
+        } => Refused::Ended(request, user_data, reason),
+        CallError::TooLarge { .. } | CallError::NoSuchNode { .. } => panic!("{error}"),
     }
 }

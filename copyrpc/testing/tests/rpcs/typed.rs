@@ -5,8 +5,8 @@ use std::time::Duration;
 use copyrpc_shm::region::{self, OpenError, Region};
 use delegationrpc::Ring;
 use ipc::{
-    Announce, CallError, CallToken, Client, ConnectError, CreateError, Dir, JoinError, ReadyWords,
-    ReplyError, Server, SessionEnd, Token,
+    Announce, CallError, CallToken, Client, ConnectError, CreateError, Dir, ReadyWords, ReplyError,
+    Server, SessionEnd, Token,
 };
 
 use crate::rpc::{Outcome, Refused, Rpc};
@@ -90,7 +90,7 @@ impl<T: Typed> Rpc for T {
     fn connect(dir: &Dir) -> Option<Self::Client> {
         match Client::connect_in(dir, "s", 1) {
             Err(
-                ConnectError::Join(JoinError::Full { .. })
+                ConnectError::Full { .. }
                 | ConnectError::Region(OpenError::NotFound { .. } | OpenError::OwnerGone { .. }),
             ) => None,
             connected => Some(connected.unwrap()),
@@ -195,11 +195,11 @@ fn refused(error: CallError<Block, u64>) -> Refused {
         CallError::Full {
             request, user_data, ..
         } => Refused::Full(unseal(&request), user_data),
-        CallError::Disconnected {
+        CallError::Closed {
             request,
             user_data,
-            end,
-        } => Refused::Ended(unseal(&request), user_data, end),
-        CallError::TooLarge { .. } => panic!("{error:?}"),
+            reason,
+        } => Refused::Ended(unseal(&request), user_data, reason),
+        CallError::TooLarge { .. } | CallError::NoSuchNode { .. } => panic!("{error:?}"),
     }
 }

@@ -6,9 +6,7 @@ use super::defects::active_world;
 use super::world::{World, responses_addr, small};
 use crate::protocol::memory::Memory;
 use crate::protocol::wire::{HEADER_BYTES, ReqId, RequestHeader, Trailer, valid};
-use crate::protocol::{
-    CallFailure, HandlerError, Handlers, HeldRequest, ReplyTooLarge, ServerConfig, ServerOp,
-};
+use crate::protocol::{CallFailure, HandlerError, Handlers, HeldRequest, ServerConfig, ServerOp};
 
 /// Makes a call of this type in a world with one active client. `handlers` answer it, with `clock`
 /// as their time. Returns its outcome.
@@ -149,7 +147,7 @@ fn requests_that_are_held_are_answered_whenever_by_whomever() {
     let too_large = vec![0; requests[0].max_response() + 1];
     assert!(matches!(
         requests.remove(1).reply(too_large),
-        Err(ReplyTooLarge { .. })
+        Err(CallFailure::ReplyTooLong { len: Some(_) })
     ));
     drop(requests.remove(1));
     let worker = std::thread::spawn(move || {
