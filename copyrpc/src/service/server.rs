@@ -62,7 +62,7 @@ pub struct ServerOptions {
     /// Maximum time for which the [end](Server::close) and the drop of the server wait, both
     /// together: for clients that have begun to call while they connect, and then until the
     /// server's answers and its close have arrived at all clients' devices. Time in which its
-    /// thread is suspended does not count. Before that, a stopped server goes on for at most this
+    /// thread is suspended does not count. Before that, a stopped server continues for at most this
     /// time while clients fetch replies in [parts](crate::parts). Default: 1 s; the server waits for
     /// all of it only if a client's host is gone.
     pub stop_timeout: Duration,

@@ -57,7 +57,7 @@ pub struct ServerOptions {
     /// Maximum time for the end of a stopped server: until the requests that it took, including
     /// held requests, are answered, and its messages have arrived at all clients' devices. Held
     /// requests that are not answered in that time end as [`CallFailure::Dropped`]. Time in which
-    /// its thread is suspended does not count. Before that, a stopped server goes on for at most this
+    /// its thread is suspended does not count. Before that, a stopped server continues for at most this
     /// time while clients fetch replies in [parts](crate::parts). Default: 1 s.
     ///
     /// [`CallFailure::Dropped`]: crate::CallFailure::Dropped
