@@ -19,7 +19,7 @@ use crate::connection::{Connection, Remote, Resources};
 use crate::context::{Context, Inner};
 use crate::control::ControlMemory;
 use crate::endpoint::Endpoint;
-use crate::error::SetupError;
+use crate::error::{Reentrant, SetupError};
 use crate::link::{Link, LinkConfig, Window};
 use crate::queue_share::Outstanding;
 use crate::ring::{RingSize, RingView};
@@ -64,7 +64,7 @@ impl<U> Context<U> {
     ) -> Result<PendingEndpoint<U>, SetupError> {
         let context = &self.inner;
         if context.is_polling.get() {
-            return Err(SetupError::Reentrant);
+            return Err(Reentrant.into());
         }
         if let Some(event) = context.breakdown() {
             return Err(SetupError::Broken(event));
@@ -170,7 +170,7 @@ impl<U> PendingEndpoint<U> {
     pub fn connect(self, remote: &ExchangeRecord) -> Result<Endpoint<U>, SetupError> {
         let context = self.context.upgrade().ok_or(SetupError::ContextGone)?;
         if context.is_polling.get() {
-            return Err(SetupError::Reentrant);
+            return Err(Reentrant.into());
         }
         let Parts {
             mut resources,

@@ -15,12 +15,11 @@ use mlx5::{
     AsyncEvent, Cq, CqConfig, CqeOpcode, CreateError, Device, DeviceInfo, DeviceSpec, Found,
     MonoCq, Pd, QpConfig, RcQp, RegisterError, Srq,
 };
-use thiserror::Error;
 
 use crate::config::EndpointConfig;
 use crate::connection::{Connection, Outcome, Receiver};
 use crate::control::{Activity, ControlMemory, ControlRegions, Handling};
-use crate::error::SetupError;
+use crate::error::{Reentrant, SetupError};
 use crate::link::Request;
 use crate::queue_share::{Outstanding, QueueShare, Used};
 use crate::recv::{RecvHandle, Reply};
@@ -244,7 +243,7 @@ impl ContextBuilder {
 ///
 /// It belongs to one thread, and so does everything made from it. It may be moved; endpoints stay
 /// valid. Methods take `&self`, so callbacks may call, reply and receive; methods that must not
-/// nest return a `Reentrant` error. The drop of a context ends its connections, and drops the user
+/// nest return [`Reentrant`](crate::Reentrant). The drop of a context ends its connections, and drops the user
 /// data of calls and operations that have not ended. The drop waits, at most 20 ms, until the peers
 /// have received the replies that were given, and the closing message of this end. Messages for
 /// which a peer has no room in that time, and messages to a peer that is gone, are lost with the
@@ -297,14 +296,6 @@ struct Queues<U> {
     /// Maximum number of receives that may be free, that is, not posted, after arrivals were taken:
     /// a third of the queue.
     max_free: usize,
-}
-
-/// Why a poll or flush did nothing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub enum PollError {
-    /// Called from inside a callback of a poll of the same context.
-    #[error("poll, drain and flush cannot be called from inside a poll's callback")]
-    Reentrant,
 }
 
 /// Marks a poll as running until it is dropped, even if a callback panics.
@@ -390,8 +381,8 @@ impl<U> Context<U> {
     /// callback, or the reason why there are none. It may call, reply and receive.
     ///
     /// # Errors
-    /// [`PollError`].
-    pub fn poll(&self, mut on_response: impl FnMut(U, Outcome<'_>)) -> Result<usize, PollError> {
+    /// [`Reentrant`].
+    pub fn poll(&self, mut on_response: impl FnMut(U, Outcome<'_>)) -> Result<usize, Reentrant> {
         let _polling = self.inner.enter()?;
         let taken = self.inner.drain(&mut on_response);
         self.inner.flush();
@@ -422,12 +413,12 @@ impl<U> Context<U> {
     /// in a poll. A handler that panics loses only its own request.
     ///
     /// # Errors
-    /// [`PollError`].
+    /// [`Reentrant`].
     pub fn serve(
         &self,
         on_request: impl FnMut(RecvBytes<'_>, Reply<'_, U>),
         on_response: impl FnMut(U, Outcome<'_>),
-    ) -> Result<usize, PollError> {
+    ) -> Result<usize, Reentrant> {
         let _polling = self.inner.enter()?;
         let taken = self.inner.serve(&mut Serving {
             activity: self.inner.activity.word(),
@@ -442,8 +433,8 @@ impl<U> Context<U> {
     /// continue to gather into larger batches.
     ///
     /// # Errors
-    /// [`PollError`].
-    pub fn drain(&self, mut on_response: impl FnMut(U, Outcome<'_>)) -> Result<usize, PollError> {
+    /// [`Reentrant`].
+    pub fn drain(&self, mut on_response: impl FnMut(U, Outcome<'_>)) -> Result<usize, Reentrant> {
         let _polling = self.inner.enter()?;
         Ok(self.inner.drain(&mut on_response))
     }
@@ -452,12 +443,12 @@ impl<U> Context<U> {
     /// continue to gather into larger batches.
     ///
     /// # Errors
-    /// [`PollError`].
+    /// [`Reentrant`].
     pub fn drain_serving(
         &self,
         on_request: impl FnMut(RecvBytes<'_>, Reply<'_, U>),
         on_response: impl FnMut(U, Outcome<'_>),
-    ) -> Result<usize, PollError> {
+    ) -> Result<usize, Reentrant> {
         let _polling = self.inner.enter()?;
         Ok(self.inner.serve(&mut Serving {
             activity: self.inner.activity.word(),
@@ -487,8 +478,8 @@ impl<U> Context<U> {
     /// not read the clock; drains do.
     ///
     /// # Errors
-    /// [`PollError`].
-    pub fn flush_endpoints(&self) -> Result<(), PollError> {
+    /// [`Reentrant`].
+    pub fn flush_endpoints(&self) -> Result<(), Reentrant> {
         let _polling = self.inner.enter()?;
         self.inner.flush();
         Ok(())
@@ -581,9 +572,9 @@ impl<U> Inner<U> {
         connection.check_idle(self.worklist.timers().deadline_in(Duration::ZERO));
     }
 
-    fn enter(&self) -> Result<Polling<'_>, PollError> {
+    fn enter(&self) -> Result<Polling<'_>, Reentrant> {
         if self.is_polling.replace(true) {
-            return Err(PollError::Reentrant);
+            return Err(Reentrant);
         }
         Ok(Polling(&self.is_polling))
     }

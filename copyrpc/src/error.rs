@@ -44,8 +44,8 @@ pub enum SetupError {
     #[error("the device broke down ({0}): make a new server or context")]
     Broken(AsyncEvent),
     /// Called from inside a callback of a poll of the same context.
-    #[error("an endpoint cannot be created or connected from inside a poll's callback")]
-    Reentrant,
+    #[error(transparent)]
+    Reentrant(#[from] Reentrant),
     /// The context was dropped.
     #[error("the context of this endpoint is gone")]
     ContextGone,
@@ -158,7 +158,7 @@ impl ConnectFailure for SetupError {
             Self::Record(error) => error.may_pass(),
             Self::Connect(error) => error.may_pass(),
             Self::Thread(_)
-            | Self::Reentrant
+            | Self::Reentrant(_)
             | Self::ContextGone
             | Self::RingSize(_)
             | Self::RingSizes { .. }
@@ -181,7 +181,7 @@ impl ConnectFailure for SetupError {
             Self::Thread(ref error) => {
                 Self::Thread(io::Error::new(error.kind(), error.to_string()))
             }
-            Self::Reentrant => Self::Reentrant,
+            Self::Reentrant(error) => Self::Reentrant(error),
             Self::ContextGone => Self::ContextGone,
             Self::RingSize(bytes) => Self::RingSize(bytes),
             Self::EmptyWindow => Self::EmptyWindow,
@@ -201,6 +201,14 @@ impl SetupError {
         matches!(self, Self::Record(RecordError::Refused(Refusal::Full)))
     }
 }
+
+/// A function that does not nest was called from inside a callback of a poll of the same context,
+/// and did nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error(
+    "poll, drain, flush, and the creation and connection of endpoints are impossible from inside a poll's callback"
+)]
+pub struct Reentrant;
 
 /// A violation of the protocol by the peer. The violation ends this one connection; all pending
 /// calls end with it.
@@ -496,7 +504,7 @@ mod tests {
         let thread = SetupError::Thread(io::ErrorKind::OutOfMemory.into());
         let permanent = [
             thread,
-            SetupError::Reentrant,
+            SetupError::Reentrant(Reentrant),
             SetupError::ContextGone,
             SetupError::RingSize(1),
             SetupError::EmptyWindow,

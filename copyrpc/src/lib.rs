@@ -169,16 +169,16 @@ pub use connect::{
     EXCHANGE_RECORD_SIZE, EXCHANGE_VERSION, ExchangeRecord, PendingEndpoint, RecordError, Refusal,
 };
 pub use connection::Outcome;
-pub use context::{
-    Context, ContextBuilder, DEFAULT_CQ_SIZE, DEFAULT_ENDPOINTS, DEFAULT_SRQ_SIZE, PollError,
-};
+pub use context::{Context, ContextBuilder, DEFAULT_CQ_SIZE, DEFAULT_ENDPOINTS, DEFAULT_SRQ_SIZE};
 /// Services with methods, over [`Client`] and [`AsyncClient`].
 pub use copyrpc_calls::methods;
 /// Payloads above the limits of a message, over the same clients.
 pub use copyrpc_calls::parts;
 pub use copyrpc_calls::{Ending, StopHandle, service};
 pub use endpoint::{CallToken, Endpoint};
-pub use error::{CallError, CallFailure, CloseReason, ProtocolError, ReplyError, SetupError};
+pub use error::{
+    CallError, CallFailure, CloseReason, ProtocolError, Reentrant, ReplyError, SetupError,
+};
 pub use link::Window;
 /// The driver of the devices, with their options and errors.
 pub use mlx5;
@@ -206,7 +206,7 @@ mod errors {
         check::<crate::CallFailure>();
         check::<crate::ClientError>();
         check::<crate::CloseReason>();
-        check::<crate::PollError>();
+        check::<crate::Reentrant>();
         check::<crate::ProtocolError>();
         check::<crate::RdmaError<()>>();
         check::<crate::RemoteMemoryError>();

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use copyrpc_shm::sleep::{self, Due, Look, Sleeper, Watch};
 
-use super::{Context, Inner, PollError};
+use super::{Context, Inner};
+use crate::error::Reentrant;
 
 /// Maximum sleep while a connection has messages that it could not post. Usually a completion makes
 /// room for the messages, and ends the sleep earlier. While all such connections only wait for
@@ -37,8 +38,8 @@ impl<U> Context<U> {
     /// completions, time and [`waker`](Self::waker) wake it.
     ///
     /// # Errors
-    /// [`PollError::Reentrant`].
-    pub fn wait(&self, timeout: Option<Duration>) -> Result<bool, PollError> {
+    /// [`Reentrant`].
+    pub fn wait(&self, timeout: Option<Duration>) -> Result<bool, Reentrant> {
         self.inner.wait(timeout, || self.inner.has_requests())
     }
 
@@ -105,7 +106,7 @@ impl<U> Inner<U> {
         &self,
         timeout: Option<Duration>,
         something_else: impl FnOnce() -> bool,
-    ) -> Result<bool, PollError> {
+    ) -> Result<bool, Reentrant> {
         let _polling = self.enter()?;
         Ok(self.flush_and_sleep(timeout, something_else))
     }

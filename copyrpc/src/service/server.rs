@@ -13,9 +13,9 @@ use mlx5_rendezvous::{Event, Events, Gate, GateOptions, GracePeriod, Lifelines, 
 use super::default_device;
 use crate::config::EndpointConfig;
 use crate::connect::{ExchangeRecord, Handshake, Refusal};
-use crate::context::{Context, ContextBuilder, DEFAULT_ENDPOINTS, LINGER, PollError};
+use crate::context::{Context, ContextBuilder, DEFAULT_ENDPOINTS, LINGER};
 use crate::endpoint::Endpoint;
-use crate::error::SetupError;
+use crate::error::{Reentrant, SetupError};
 use crate::recv::{RecvHandle, Reply};
 use crate::ring::RecvBytes;
 use crate::stats::Stats;
@@ -323,7 +323,7 @@ impl Server {
     /// moved.
     fn turn(
         &mut self,
-        take: impl FnOnce(&Context<()>) -> Result<usize, PollError>,
+        take: impl FnOnce(&Context<()>) -> Result<usize, Reentrant>,
     ) -> Result<usize, SetupError> {
         // The polls of a server do not nest, so none fails.
         let moved = take(&self.context).unwrap_or(0);

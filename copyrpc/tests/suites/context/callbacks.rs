@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use copyrpc::{CloseReason, Outcome, PollError, SetupError};
+use copyrpc::{CloseReason, Outcome, Reentrant, SetupError};
 
 use crate::support::{Net, Pair, join, small, step_until};
 
@@ -20,16 +20,16 @@ fn a_callback_may_call_reply_and_receive_but_not_poll() {
         let on_response = |serial: u64, outcome: Outcome<'_>| {
             ended.set(ended.get() + 1);
             assert!(outcome.is_ok());
-            assert_eq!(pair.client.poll(|_, _| ()), Err(PollError::Reentrant));
-            assert_eq!(pair.client.drain(|_, _| ()), Err(PollError::Reentrant));
-            assert_eq!(pair.client.flush_endpoints(), Err(PollError::Reentrant));
+            assert_eq!(pair.client.poll(|_, _| ()), Err(Reentrant));
+            assert_eq!(pair.client.drain(|_, _| ()), Err(Reentrant));
+            assert_eq!(pair.client.flush_endpoints(), Err(Reentrant));
             assert!(matches!(
                 pair.client.create_endpoint(&small()),
-                Err(SetupError::Reentrant)
+                Err(SetupError::Reentrant(Reentrant))
             ));
             assert!(pair.client.has_work() && pair.client.idle_for().is_none());
             let error = pending.pop().unwrap().connect(&record).unwrap_err();
-            assert!(matches!(error, SetupError::Reentrant));
+            assert!(matches!(error, SetupError::Reentrant(_)));
             assert!(pair.client.stats().calls > 0 && pair.client.recv().is_none());
             if serial < 9 {
                 pair.to_server.call(b"next", serial + 1, 100).unwrap();
@@ -42,9 +42,8 @@ fn a_callback_may_call_reply_and_receive_but_not_poll() {
     step_until(|| ended.get() == 10, step);
     assert_eq!(pair.to_server.outstanding_calls(), 0);
     let texts = [
-        PollError::Reentrant.to_string(),
-        SetupError::Reentrant.to_string(),
-        SetupError::Reentrant.to_string(),
+        Reentrant.to_string(),
+        SetupError::from(Reentrant).to_string(),
     ];
     assert!(
         texts

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use copyrpc::{
     CallFailure, CloseReason, Context, ContextBuilder, Endpoint, EndpointConfig, ExchangeRecord,
-    PollError,
+    Reentrant,
 };
 use copyrpc_testing::limits;
 use mlx5::LocalFabric;
@@ -183,7 +183,7 @@ fn a_wait_posts_what_gathered_and_does_not_sleep_over_a_request() {
         near.poll(|_, _| nested = Some(near.wait(None))).unwrap();
         nested.is_some()
     });
-    assert_eq!(nested, Some(Err(PollError::Reentrant)));
+    assert_eq!(nested, Some(Err(Reentrant)));
 }
 
 #[test]
