@@ -217,7 +217,9 @@ impl<C, R> ClientError<C, R> {
 
 impl<R> CallFailure<R> {
     /// Returns the failure as the error of a client that connects by itself.
+    // A function of its own would make the hot path of a client build its result in memory.
     #[must_use]
+    #[inline(always)]
     pub fn of_client<C>(self) -> ClientError<C, R> {
         match self {
             Self::Connect(never) => match never {},
