@@ -30,8 +30,9 @@ struct Stop {
 }
 
 impl StopHandle {
-    /// Makes the handle of a server. `waker` ends the sleep of the server. A server that was told to
-    /// stop continues at most for `timeout` if clients fetch replies in parts.
+    /// Makes the handle of a server. `waker` ends the sleep of the server. After
+    /// [`stop`](Self::stop) the server continues at most for `timeout`, while clients fetch replies
+    /// in parts.
     #[must_use]
     pub fn new(waker: Waker, timeout: Duration) -> Self {
         let shared = Arc::new(Stop {
@@ -48,8 +49,8 @@ impl StopHandle {
         self.waker.wake_by_ref();
     }
 
-    /// Returns whether the server was told to stop, and clients have fetched the replies in parts,
-    /// or the time for that is over.
+    /// Returns whether the server was stopped, and clients have fetched the replies in parts, or the
+    /// time for that is over.
     #[must_use]
     #[inline]
     pub fn is_stopped(&self) -> bool {
@@ -59,7 +60,7 @@ impl StopHandle {
             .is_some_and(|since| self.shared.is_over(*since))
     }
 
-    /// Returns whether the server was told to stop: it takes no further request in parts.
+    /// Returns whether the server was stopped, so that no further request in parts is taken.
     pub(crate) fn is_stopping(&self) -> bool {
         self.shared.since.get().is_some()
     }
