@@ -29,6 +29,9 @@ struct Packet {
     state: State,
     is_repeat: bool,
     sent_ns: u64,
+    /// The time from which on a response is expected: when the packet was sent, or when the peer
+    /// reported that it holds the request.
+    from_ns: u64,
     /// The time at which the peer reported a packet that was sent later.
     overtaken_ns: Option<u64>,
 }
@@ -113,6 +116,7 @@ impl Flight {
             state: State::Flying,
             is_repeat: false,
             sent_ns: now_ns,
+            from_ns: now_ns,
             overtaken_ns: None,
         };
         self.packets
@@ -145,6 +149,7 @@ impl Flight {
                 state: State::Flying,
                 is_repeat: true,
                 sent_ns: now_ns,
+                from_ns: now_ns,
                 overtaken_ns: None,
             };
             count += 1;
@@ -223,7 +228,7 @@ impl Flight {
             .take(until.since(psn) as usize)
             .take_while(|packet| packet.sent_ns == sent_ns)
         {
-            (packet.sent_ns, packet.overtaken_ns) = (now_ns, None);
+            (packet.from_ns, packet.overtaken_ns) = (now_ns, None);
         }
     }
 
@@ -243,7 +248,7 @@ impl Flight {
         let before = self.lost;
         let (newest_ns, newest) = self.newest;
         let is_older = |packet: &Packet, psn: Psn| {
-            packet.sent_ns < newest_ns || packet.sent_ns == newest_ns && psn.since(newest) < 0
+            packet.from_ns < newest_ns || packet.from_ns == newest_ns && psn.since(newest) < 0
         };
         let is_gap = self.flying + self.lost < self.len()
             || self

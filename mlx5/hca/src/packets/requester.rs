@@ -217,12 +217,13 @@ impl Requester {
         }
         // A part for the room of each response would be many requests; large parts are bursts.
         let most = (window / 32).clamp(16, 64);
+        let least = if window < 2 * most { window / 4 } else { most };
         let room = if flying < window {
             window - flying
         } else {
             most
         };
-        if room < (window / 2).min(most) && !is_repeat {
+        if room < least && !is_repeat {
             self.congestion.on_full(self.flight.end());
             return None;
         }
