@@ -225,7 +225,7 @@ PACKET_DEFECTS = {
         ],
     ),
     "report-acknowledges": (
-        "a requester takes a packet that its peer holds for executed, also if it is then refused for want of a receive",
+        "a requester takes a packet that its peer holds for executed, also if it is then refused for lack of a receive",
         [(f"{PACKETS}/requester.rs", "self.flight.arrive(psn, psn.after(1), State::Held, now_ns);", "self.flight.arrive(psn, psn.after(1), State::Done, now_ns);")],
     ),
     "held-out-of-place": (
@@ -233,7 +233,7 @@ PACKET_DEFECTS = {
         [(f"{PACKETS}/held.rs", "self.0.drain(..executed.min(self.0.len()));", "self.0.drain(..(executed + 1).min(self.0.len()));")],
     ),
     "refused-while-held": (
-        "a requester does not send a packet again that its peer held and then refused for want of a receive",
+        "a requester does not send a packet again that its peer held and then refused for lack of a receive",
         [(f"{PACKETS}/flight.rs", "State::Held => drops_held || nth == 0,", "State::Held => drops_held,")],
     ),
 }
