@@ -220,7 +220,7 @@ fn differs(
         },
     );
     Err(match term {
-        // The responder's answer to a READ has packets of another length than this end expects.
+        // The packets of the response have a length that this end does not expect.
         Term::Mtu if is_read => Limit::Terms.fails(Syndrome::LocalLength),
         Term::Mtu | Term::Reads => Limit::Terms.fails(Nak::InvalidRequest.into()),
         Term::Format | Term::Psn | Term::Qkey => Outcome::Wait(WaitFor::Peer),

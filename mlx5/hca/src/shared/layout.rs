@@ -97,7 +97,7 @@ pub(crate) struct QpEntry {
     pub(crate) generation: AtomicU32,
     /// Place of its lane's slots: [`LanePlace::pack`].
     pub(crate) lane: AtomicU64,
-    /// What this end expects of its peer: `types::terms::pack`; 0 if its driver has set no terms.
+    /// Terms that this end expects of its peer (`types::terms::pack`); 0 if its driver has set none.
     /// Unchanged while `identity` has [`RECEIVES`].
     pub(crate) terms: AtomicU64,
     pub(crate) acks: Acks,

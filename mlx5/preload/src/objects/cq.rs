@@ -61,8 +61,8 @@ impl Objects {
         let request: DriverCq = call.driver();
         let is_legal = asked.cqe <= MAX_CQE && asked.comp_vector < COMP_VECTORS;
         Errno(libc::EINVAL).when(!is_legal || !matches!(request.cqe_size, 64 | 128))?;
-        self.within(Limit::MaxCqe, asked.cqe)?;
-        self.has_room(Limit::MaxCq, self.cqs.len())?;
+        self.within(Limit::Cqe, asked.cqe)?;
+        self.has_room(Limit::Cq, self.cqs.len())?;
         let entries = (asked.cqe + 1).next_power_of_two();
         let channel = match asked.comp_channel {
             ..0 => None,

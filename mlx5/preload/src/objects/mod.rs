@@ -129,7 +129,7 @@ impl Objects {
             let name: &str = limit.into();
             log::refused(
                 self.settings,
-                format_args!("{value} is above --limit {name}={legal}"),
+                format_args!("{value} is above --limit max_{name}={legal}"),
             );
         }
         Errno(libc::EINVAL).when(value > legal)

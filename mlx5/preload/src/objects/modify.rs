@@ -157,10 +157,7 @@ impl Objects {
             (attribute::MAX_QP_RD_ATOMIC, request.max_rd_atomic),
             (attribute::MAX_DEST_RD_ATOMIC, request.max_dest_rd_atomic),
         ] {
-            self.within(
-                Limit::MaxQpRdAtom,
-                if selected.has(bit) { reads } else { 0 },
-            )?;
+            self.within(Limit::QpRdAtom, if selected.has(bit) { reads } else { 0 })?;
         }
         let mut attributes = qp.attributes;
         selected.keep(&mut attributes);

@@ -83,13 +83,10 @@ impl Objects {
         Errno(libc::EINVAL).when(call.driver_len() == 0)?;
         let driver: DriverQp = call.driver();
         Errno(libc::EOPNOTSUPP).when(driver.flags & QP_FLAG_SIGNATURE != 0)?;
-        self.within(Limit::MaxQpWr, request.max_send_wr.max(request.max_recv_wr))?;
-        self.within(
-            Limit::MaxSge,
-            request.max_send_sge.max(request.max_recv_sge),
-        )?;
-        self.within(Limit::MaxInlineData, request.max_inline_data)?;
-        self.has_room(Limit::MaxQp, self.qps.len())?;
+        self.within(Limit::QpWr, request.max_send_wr.max(request.max_recv_wr))?;
+        self.within(Limit::Sge, request.max_send_sge.max(request.max_recv_sge))?;
+        self.within(Limit::InlineData, request.max_inline_data)?;
+        self.has_room(Limit::Qp, self.qps.len())?;
         let srq = (request.is_srq != 0).then_some(request.srq_handle);
         let (sq, rq) = queues(&driver, srq.is_some())?;
         let receives = match (srq, rq) {

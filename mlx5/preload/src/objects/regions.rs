@@ -135,7 +135,7 @@ impl Objects {
             );
             return Err(Errno(libc::EOPNOTSUPP));
         }
-        self.within(Limit::MaxMrSize, asked.length)?;
+        self.within(Limit::MrSize, asked.length)?;
         let access = Access::from_bits(asked.access_flags & !IGNORED_ACCESS);
         let access = access.ok_or(Errno(libc::EOPNOTSUPP))?;
         Errno(libc::EINVAL).when(asked.length == 0)?;
@@ -191,7 +191,7 @@ impl Objects {
 
     pub(crate) fn reg_mr(&mut self, call: &Call) -> Result<Reply, Errno> {
         let asked: RegMr = call.request::<_, RegMrResp>()?;
-        self.has_room(Limit::MaxMr, self.mrs.len())?;
+        self.has_room(Limit::Mr, self.mrs.len())?;
         let mr = self.register(&asked)?;
         let (mr_handle, key) = (self.mrs.insert(mr), mr.key.unwrap_or(0));
         let RegMr { start, length, .. } = asked;

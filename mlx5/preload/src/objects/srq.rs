@@ -60,9 +60,9 @@ impl Objects {
         call.check_room(size_of::<CreateSrqResp>())?;
         Errno(libc::EINVAL).when(max_wr >= MAX_WQES || max_sge > MAX_SGE + 1)?;
         Errno(libc::EOPNOTSUPP).when(request.flags & SRQ_FLAG_SIGNATURE != 0)?;
-        self.within(Limit::MaxSrqWr, max_wr)?;
-        self.within(Limit::MaxSrqSge, max_sge)?;
-        self.has_room(Limit::MaxSrq, self.srqs.len())?;
+        self.within(Limit::SrqWr, max_wr)?;
+        self.within(Limit::SrqSge, max_sge)?;
+        self.has_room(Limit::Srq, self.srqs.len())?;
         let pdn = *self.pds.get(pd_handle)?;
         // As in the kernel, a WQE is a next segment and the segments of its buffers, and the driver
         // never posts all WQEs.

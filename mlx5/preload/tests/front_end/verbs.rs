@@ -1,4 +1,4 @@
-//! A program in which a NIC would refuse messages, and what it is told.
+//! A program whose messages a NIC would refuse, and the completions and events that it gets.
 
 use std::process::Command;
 
