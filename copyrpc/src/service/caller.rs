@@ -419,9 +419,9 @@ fn refuse(reply: Reply<'_, u64>) {
 }
 
 fn open(options: &ClientOptions) -> Result<Context<u64>, SetupError> {
-    Ok(ContextBuilder::new(options.device.clone())
+    ContextBuilder::new(options.device.clone())
         .endpoints_with(ENDPOINTS, &options.endpoint)
-        .build()?)
+        .build()
 }
 
 /// Returns whether another attempt may succeed: the server ended while this client waited for its
