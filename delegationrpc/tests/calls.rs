@@ -438,6 +438,7 @@ fn calls_as_futures_get_their_own_replies_and_a_dropped_one_gives_its_slot_back(
             dir: Some(scratch.dir()),
             type_tag: 1,
             connect_timeout: PATIENCE,
+            ..delegationrpc::ipc::ClientOptions::default()
         };
         let client = Begun::new(AsyncClient::<u64, u64>::with_options("s", &options))
             .end()
