@@ -190,7 +190,7 @@ pub use ring::RecvBytes;
 pub use service::Caller;
 pub use service::{
     AsyncCall, AsyncClient, AsyncServer, Client, ClientError, ClientOptions, Server, ServerOptions,
-    ServerRequest, default_device,
+    ServerRequest, SharedAddress, default_device,
 };
 pub use stats::Stats;
 

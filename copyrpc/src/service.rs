@@ -8,7 +8,7 @@ mod tests;
 
 pub use caller::{Caller, ClientOptions};
 use mlx5::DeviceSpec;
-pub use server::{Server, ServerOptions};
+pub use server::{Server, ServerOptions, SharedAddress};
 
 use crate::error::{CloseReason, SetupError};
 

@@ -75,7 +75,7 @@ pub use error::{
 pub use further::CONNECTIONS;
 pub use futures::{AsyncCall, AsyncClient};
 pub use patience::Patience;
-pub use serving::{Answer, Bind, Serving, StopHandle};
+pub use serving::{Answer, Bind, Serving, SharedAddress, StopHandle};
 pub use table::{CALLS_MAX, Calls};
 pub use tag::{ANSWERED, DROPPED, REFUSED, SENT_BACK, TOO_LONG, Tag, Tagged};
 #[cfg(feature = "tower")]

@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::io;
+use std::net::TcpListener;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::Waker;
@@ -95,6 +96,18 @@ impl Drop for Unfetched {
             self.0.waker.wake_by_ref();
         }
     }
+}
+
+/// The TCP address of a server, shared with further servers in other threads: see `Server::beside` of
+/// copyrpc and of scalerpc.
+#[derive(Debug)]
+pub struct SharedAddress<O> {
+    /// The socket that listens at the address.
+    pub listener: TcpListener,
+    /// The options of the server.
+    pub options: O,
+    /// The handle that stops all servers at the address.
+    pub stop: StopHandle,
 }
 
 /// The answer to a request.

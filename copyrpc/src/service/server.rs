@@ -33,6 +33,9 @@ const TURNS_PER_SOCKETS: u32 = 1024;
 /// endpoint until its record has arrived.
 const CONNECT_TIME: Duration = Duration::from_secs(5);
 
+/// Number of new clients that a server takes at a time if other servers share its address.
+const SHARED_PEERS_PER_POLL: usize = 1;
+
 /// Default of [`ServerOptions::stop_timeout`].
 const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 /// Default of [`ServerOptions::max_buffered`].
@@ -90,6 +93,9 @@ impl Default for ServerOptions {
     }
 }
 
+/// The address of a server, shared with further servers: see [`Server::beside`].
+pub type SharedAddress = copyrpc_calls::SharedAddress<ServerOptions>;
+
 /// A server at a TCP address. It belongs to one thread, and serves all its clients in that thread.
 ///
 /// A client that disconnects or crashes, or is slow to connect, delays no other client. One process
@@ -131,11 +137,9 @@ pub struct Server {
     clients: Vec<Member>,
     /// `None` once the server takes no more clients.
     gate: Option<Gate<Handshake<()>>>,
-    events: Events,
     lifelines: Lifelines,
     pub(super) context: Context<()>,
-    endpoint: EndpointConfig,
-    max_clients: u32,
+    options: ServerOptions,
     stop: StopHandle,
     turns_to_sockets: u32,
     patience: Patience,
@@ -158,7 +162,9 @@ impl Drop for Server {
                 || "the server stopped".to_owned(),
                 |reason| reason.to_string(),
             );
-            self.events.tell(Event::Disconnected(*peer, &reason));
+            self.options
+                .events
+                .tell(Event::Disconnected(*peer, &reason));
         }
     }
 }
@@ -183,36 +189,72 @@ impl Server {
         address: impl ToSocketAddrs + fmt::Debug,
         options: &ServerOptions,
     ) -> Result<Self, SetupError> {
-        let events = options.events.clone();
-        let gate = GateOptions {
-            patience: CONNECT_TIME,
-            events: events.clone(),
-            secret: options.secret.clone(),
-            refusal: ExchangeRecord::refuse(Refusal::Secret).to_vec(),
-        };
-        let listening =
-            Gate::bind(&address, gate).and_then(|gate| Ok((gate, Lifelines::new(usize::MAX)?)));
-        let (gate, lifelines) = listening.map_err(|source| SetupError::Listen {
-            address: mlx5_rendezvous::name_of(&address),
+        let gate =
+            Gate::bind(&address, gate_options(options)).map_err(|source| SetupError::Listen {
+                address: mlx5_rendezvous::name_of(&address),
+                source,
+            })?;
+        Self::at(gate, options.clone(), None)
+    }
+
+    /// Makes a further server at the address of an existing server, for another thread. Each of them
+    /// has a device and clients of its own; a client that connects comes to the server that accepts
+    /// it first.
+    ///
+    /// # Errors
+    /// [`SetupError`]; nothing is left behind.
+    pub fn beside(other: SharedAddress) -> Result<Self, SetupError> {
+        let SharedAddress {
+            listener,
+            options,
+            stop,
+        } = other;
+        let mut gate = Gate::over(listener, gate_options(&options));
+        gate.accept_at_most(SHARED_PEERS_PER_POLL);
+        Self::at(gate, options, Some(stop))
+    }
+
+    fn at(
+        gate: Gate<Handshake<()>>,
+        options: ServerOptions,
+        stop: Option<StopHandle>,
+    ) -> Result<Self, SetupError> {
+        let lifelines = Lifelines::new(usize::MAX).map_err(|source| SetupError::Listen {
+            address: gate
+                .local_addr()
+                .map_or_else(|_| String::new(), |address| address.to_string()),
             source,
         })?;
         let context = ContextBuilder::new(options.device.clone())
             .endpoints_with(options.clients, &options.endpoint)
             .build()?;
-        let stop = StopHandle::new(context.waker(), options.stop_timeout);
+        let stop = stop.unwrap_or_else(|| StopHandle::new(context.waker(), options.stop_timeout));
         context.inner.linger.set(options.stop_timeout);
         Ok(Self {
             clients: Vec::new(),
             gate: Some(gate),
-            events,
             lifelines,
             context,
-            endpoint: options.endpoint.clone(),
-            max_clients: options.clients,
+            options,
             stop,
             turns_to_sockets: 0,
             patience: Patience::new(),
             holds_back: false,
+        })
+    }
+
+    /// Shares the address, for [`beside`](Self::beside). The stop handle of this server stops all
+    /// servers at the address: the others within 10 ms.
+    ///
+    /// # Errors
+    /// No descriptor is free, or the server was closed.
+    pub fn share(&mut self) -> io::Result<SharedAddress> {
+        let gate = self.gate.as_mut().ok_or_else(closed)?;
+        gate.accept_at_most(SHARED_PEERS_PER_POLL);
+        Ok(SharedAddress {
+            listener: gate.listener()?,
+            options: self.options.clone(),
+            stop: self.stop.clone(),
         })
     }
 
@@ -221,10 +263,7 @@ impl Server {
     /// # Errors
     /// The system does not return the address.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.gate
-            .as_ref()
-            .ok_or_else(|| io::Error::from(ErrorKind::NotConnected))?
-            .local_addr()
+        self.gate.as_ref().ok_or_else(closed)?.local_addr()
     }
 
     /// Returns the number of connected clients.
@@ -305,7 +344,7 @@ impl Server {
     /// next, from any thread.
     #[must_use]
     pub fn waker(&self) -> Waker {
-        self.stop.waker().clone()
+        self.context.waker()
     }
 
     /// Does one bounded step: connects clients, sends answers, and takes requests for
@@ -395,7 +434,8 @@ impl Server {
             let closed = client.endpoint.closed();
             if let Some(reason) = closed {
                 self.lifelines.remove(client.peer);
-                self.events
+                self.options
+                    .events
                     .tell(Event::Disconnected(client.peer, &reason.to_string()));
             }
             closed.is_none()
@@ -405,8 +445,7 @@ impl Server {
             gate,
             lifelines,
             context,
-            endpoint,
-            max_clients,
+            options,
             ..
         } = self;
         let mut is_full = false;
@@ -417,8 +456,8 @@ impl Server {
                 // The queues may have room for more endpoints, as devices round up, so the limit is
                 // checked here.
                 let begin = || {
-                    if context.shares() < *max_clients {
-                        Handshake::of(context, endpoint)
+                    if context.shares() < options.clients {
+                        Handshake::of(context, &options.endpoint)
                     } else {
                         Handshake::full()
                     }
@@ -449,6 +488,19 @@ impl Server {
                 .for_each(|client| client.endpoint.probe());
         }
     }
+}
+
+fn gate_options(options: &ServerOptions) -> GateOptions {
+    GateOptions {
+        patience: CONNECT_TIME,
+        events: options.events.clone(),
+        secret: options.secret.clone(),
+        refusal: ExchangeRecord::refuse(Refusal::Secret).to_vec(),
+    }
+}
+
+fn closed() -> io::Error {
+    ErrorKind::NotConnected.into()
 }
 
 impl Serving for Server {

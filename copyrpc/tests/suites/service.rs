@@ -36,6 +36,35 @@ fn upper_case(server: &mut Server) {
         .unwrap();
 }
 
+/// Two servers, each in a thread: every client belongs to one server, both get clients, and one
+/// handle ends both.
+#[test]
+fn servers_that_share_an_address_share_the_clients() {
+    let net = Net::new();
+    let (tell, told) = std::sync::mpsc::channel();
+    let served = net.serve(&any_port(), move |server| {
+        tell.send(server.share().unwrap()).unwrap();
+        server.serve(|_| [0]).unwrap();
+    });
+    let other = thread::spawn(move || {
+        let mut server = Server::beside(told.recv().unwrap()).unwrap();
+        server.serve(|_| [1]).unwrap();
+    });
+    let (mut clients, mut names) = (Vec::new(), Vec::new());
+    // A server that has just accepted a client is awake, and often accepts the next one too.
+    while !(names.contains(&0) && names.contains(&1)) {
+        thread::sleep(Duration::from_millis(5 * names.len() as u64));
+        let mut client = net.client(served.address);
+        names.push(client.call(b"?").unwrap()[0]);
+        clients.push(client);
+    }
+    for (client, name) in clients.iter_mut().zip(&names) {
+        assert_eq!(client.call(b"?").unwrap(), [*name], "by the same server");
+    }
+    served.end();
+    other.join().unwrap();
+}
+
 #[test]
 fn clients_at_once_get_each_their_own_replies() {
     let net = Net::new();

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io::{self, ErrorKind, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::sync::Arc;
 use std::task::{Wake, Waker};
 use std::thread::{self, Thread};
@@ -94,12 +94,7 @@ impl Wake for Unpark {
 }
 
 /// The address of a server, shared with further servers: see [`Server::beside`].
-#[derive(Debug)]
-pub struct SharedAddress {
-    listener: TcpListener,
-    options: ServerOptions,
-    stop: StopHandle,
-}
+pub type SharedAddress = copyrpc_calls::SharedAddress<ServerOptions>;
 
 /// A server at a TCP address. It belongs to one thread, and serves all its clients in that thread.
 ///
