@@ -341,7 +341,7 @@ fn records_that_are_damaged_or_of_another_version_are_refused() {
     };
     assert_eq!(
         damaged(8),
-        "copyrpc exchange record version 130, this end speaks 4: use equal releases"
+        "copyrpc exchange record version 133, this end speaks 4: use equal releases"
     );
     let magic = r#"not a copyrpc exchange record, but "\xe2opyrpc\x00": another program is at this address"#;
     assert_eq!(damaged(0), magic);
