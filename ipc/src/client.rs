@@ -88,7 +88,7 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
         // SAFETY: `views::layout` has checked that the layout, made for these types, fits the
         // region. The server zeroed the region when it created it. The client keeps the region, and
         // drops it after the views (see the order of the fields).
-        Ok(unsafe { Self::join(region, Views::new(base, &layout), type_tag) }?)
+        unsafe { Self::join(region, Views::new(base, &layout), type_tag) }
     }
 
     /// Takes an entry at the server of `region`.
