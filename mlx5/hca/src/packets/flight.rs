@@ -112,15 +112,15 @@ impl Flight {
 
     /// Notes that this number of packets was sent for the first time.
     pub(super) fn send(&mut self, count: u32, now_ns: u64) {
-        let packet = Packet {
-            state: State::Flying,
-            is_repeat: false,
-            sent_ns: now_ns,
-            from_ns: now_ns,
-            overtaken_ns: None,
-        };
-        self.packets
-            .extend(std::iter::repeat_n(packet, count as usize));
+        for _ in 0..count {
+            self.packets.push_back(Packet {
+                state: State::Flying,
+                is_repeat: false,
+                sent_ns: now_ns,
+                from_ns: now_ns,
+                overtaken_ns: None,
+            });
+        }
         self.flying += count;
     }
 
@@ -171,31 +171,36 @@ impl Flight {
         let until = (until.since(self.first).max(0) as usize).min(self.packets.len());
         for nth in from..until {
             let packet = &mut self.packets[nth];
-            let before = std::mem::replace(&mut packet.state, state);
-            match before {
-                State::Flying => self.flying -= 1,
-                State::Lost => self.lost -= 1,
-                State::Held => continue,
-                State::Done => {
-                    packet.state = before;
-                    continue;
-                }
+            if packet.state == State::Done {
+                continue;
             }
-            let Packet {
-                is_repeat, sent_ns, ..
-            } = *packet;
-            let took_ns = now_ns.saturating_sub(sent_ns);
+            let before = std::mem::replace(&mut packet.state, state);
+            if before == State::Held {
+                continue;
+            }
+            let sent_ns = packet.sent_ns;
             self.arrived.packets += 1;
             let psn = self.first.after(nth as u32);
-            let (newest_ns, newest) = self.newest;
-            if sent_ns > newest_ns || sent_ns == newest_ns && psn.since(newest) > 0 {
+            if sent_ns > self.newest.0 || sent_ns == self.newest.0 && psn.since(self.newest.1) > 0 {
                 self.newest = (sent_ns, psn);
             }
+            let took_ns = now_ns.saturating_sub(sent_ns);
             let is_early =
-                is_repeat && self.least_ns.is_some_and(|least_ns| took_ns < least_ns / 4);
-            if !is_early {
-                let least_ns = self.least_ns.get_or_insert(took_ns);
-                *least_ns = took_ns.min(*least_ns);
+                packet.is_repeat && self.least_ns.is_some_and(|least_ns| took_ns < least_ns / 4);
+            if !is_early && self.least_ns.is_none_or(|least_ns| took_ns < least_ns) {
+                self.least_ns = Some(took_ns);
+            }
+            if !packet.is_repeat {
+                let (first_ns, _) = self.arrived.sent_ns.unwrap_or((sent_ns, sent_ns));
+                self.arrived.sent_ns = Some((first_ns, sent_ns));
+            }
+            if before == State::Flying {
+                self.flying -= 1;
+                if !is_early && packet.overtaken_ns.is_none() {
+                    continue;
+                }
+            } else {
+                self.lost -= 1;
             }
             self.arrived.needless += u32::from(is_early || before == State::Lost);
             let late_ns = match packet.overtaken_ns {
@@ -206,10 +211,6 @@ impl Flight {
             self.reorder_ns = self
                 .reorder_ns
                 .max((late_ns + late_ns / 4).min(MAX_REORDER_NS));
-            if !is_repeat {
-                let (first_ns, _) = self.arrived.sent_ns.unwrap_or((sent_ns, sent_ns));
-                self.arrived.sent_ns = Some((first_ns, sent_ns));
-            }
         }
     }
 
@@ -235,9 +236,11 @@ impl Flight {
     /// Removes the oldest packets, as far as they are done, and returns what arrived since the last
     /// call.
     pub(super) fn take_arrived(&mut self) -> Arrived {
-        while let Some(State::Done) = self.packets.front().map(|packet| packet.state) {
-            self.packets.pop_front();
-            self.first = self.first.after(1);
+        let is_done = |packet: &&Packet| packet.state == State::Done;
+        let done = self.packets.iter().take_while(is_done).count();
+        if done > 0 {
+            self.packets.drain(..done);
+            self.first = self.first.after(done as u32);
         }
         std::mem::take(&mut self.arrived)
     }

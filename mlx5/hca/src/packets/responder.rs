@@ -222,11 +222,14 @@ impl Responder {
     ) {
         let (ends_gap, mut before) = (!self.held.is_empty(), self.expected);
         self.on_next(headers, payload, target, now_ns);
+        if !ends_gap {
+            return;
+        }
         while let Some((headers, payload)) = self.held.next(self.expected.since(before) as usize) {
             before = self.expected;
             self.on_next(&headers, &payload, target, now_ns);
         }
-        if ends_gap && !self.is_asked_for && self.fatal.is_none() {
+        if !self.is_asked_for && self.fatal.is_none() {
             self.acknowledge();
         }
     }
