@@ -414,19 +414,18 @@ impl Requester {
     /// acknowledge READs and atomics (P2).
     fn acknowledge(&mut self, until: Psn, now_ns: u64) {
         let mut awaits_response = false;
+        let mut from = self.flight.first();
         for message in self.messages.range(..self.begun) {
             if message.first.since(until) >= 0 {
                 break;
             }
             if message.request.has_response() && !self.options.is_unreliable {
+                self.flight.arrive(from, message.first, State::Done, now_ns);
                 awaits_response = true;
-                continue;
+                from = message.end();
             }
-            let end = message.end();
-            let until = if end.since(until) < 0 { end } else { until };
-            self.flight
-                .arrive(message.first, until, State::Done, now_ns);
         }
+        self.flight.arrive(from, until, State::Done, now_ns);
         self.settle(now_ns);
         if awaits_response && !self.options.is_polled {
             self.on_loss(now_ns);
