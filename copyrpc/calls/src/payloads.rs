@@ -43,7 +43,8 @@ use serde::{Serialize, Serializer};
 
 /// A value that a method takes or returns, of any type with the traits of serde, such as by
 /// `#[derive(Serialize, Deserialize)]`, unless it needs a format that tells its types
-/// (`#[serde(flatten)]`, `#[serde(untagged)]`, `serde_json::Value`).
+/// (`#[serde(flatten)]`, `#[serde(untagged)]`, `#[serde(tag = ..)]`, `serde_json::Value`), or leaves
+/// out fields (`#[serde(skip_serializing_if = ..)]`).
 pub trait Payload: Serialize + DeserializeOwned + 'static {}
 
 impl<T: Serialize + DeserializeOwned + 'static> Payload for T {}
@@ -77,8 +78,11 @@ pub enum PayloadError {
     /// such as a variant that it does not have.
     #[error("the type refuses the value, such as a variant that it does not have")]
     Refused = 6,
-    /// The type needs a format that tells its types, or the length of a sequence before its end.
-    #[error("the type needs a format that tells types (untagged, flatten, any)")]
+    /// The type needs a format that tells its types or fields, or does not know the length of a
+    /// sequence before its end.
+    #[error(
+        "the type needs a format that tells types or fields (serde's untagged, flatten, tag, skip_serializing_if, or deserialize_any)"
+    )]
     Unsupported = 7,
 }
 

@@ -158,8 +158,9 @@ impl Serializer for &mut Encoder<'_> {
     }
 }
 
+/// A skipped field would leave no trace: the decoder would take the next field for it.
 macro_rules! compounds {
-    ($($trait:ident $($method:ident($($key:ident)?))*,)*) => {$(
+    ($($trait:ident $($method:ident($($key:ident)?))* $(, no $skip:ident)?;)*) => {$(
         impl $trait for &mut Encoder<'_> {
             type Ok = ();
             type Error = PayloadError;
@@ -169,6 +170,10 @@ macro_rules! compounds {
                 value.serialize(&mut **self)
             })*
 
+            $(fn $skip(&mut self, _: &'static str) -> Result<()> {
+                Err(PayloadError::Unsupported)
+            })?
+
             #[inline]
             fn end(self) -> Result<()> {
                 Ok(())
@@ -177,11 +182,11 @@ macro_rules! compounds {
     )*};
 }
 compounds! {
-    SerializeSeq serialize_element(),
-    SerializeTuple serialize_element(),
-    SerializeTupleStruct serialize_field(),
-    SerializeTupleVariant serialize_field(),
-    SerializeMap serialize_key() serialize_value(),
-    SerializeStruct serialize_field(_key),
-    SerializeStructVariant serialize_field(_key),
+    SerializeSeq serialize_element();
+    SerializeTuple serialize_element();
+    SerializeTupleStruct serialize_field();
+    SerializeTupleVariant serialize_field();
+    SerializeMap serialize_key() serialize_value();
+    SerializeStruct serialize_field(_key), no skip_field;
+    SerializeStructVariant serialize_field(_key), no skip_field;
 }

@@ -355,6 +355,31 @@ fn bytes_that_are_no_value_are_refused_for_their_reason() {
     assert_eq!(encode(&Odd(false), &mut vec![]), Err(Unsupported));
 }
 
+/// The decoder would take the byte of `b` for that of `a`.
+#[test]
+fn a_field_that_is_left_out_is_refused() {
+    #[derive(Debug, PartialEq, Serialize, Deserialize)]
+    struct Skips {
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        a: Option<u8>,
+        b: u8,
+    }
+    #[derive(Debug, PartialEq, Serialize, Deserialize)]
+    enum Variant {
+        Skips {
+            #[serde(skip_serializing_if = "Option::is_none", default)]
+            a: Option<u8>,
+        },
+    }
+    let whole = Skips { a: Some(3), b: 1 };
+    assert_eq!(decode::<Skips>(&bytes_of(&whole)), Ok(whole));
+    for a in [None, Some(3)] {
+        let expected = a.map_or(Err(PayloadError::Unsupported), |_| Ok(()));
+        assert_eq!(encode(&Skips { a, b: 1 }, &mut vec![]), expected);
+        assert_eq!(encode(&Variant::Skips { a }, &mut vec![]), expected);
+    }
+}
+
 /// A client may have the buffer in a struct or tuple and the server not, or the other way round.
 #[test]
 fn a_byte_buffer_has_the_bytes_of_a_sequence() {
