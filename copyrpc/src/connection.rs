@@ -500,8 +500,12 @@ impl<U> Connection<U> {
     /// Posts as many of the remaining messages as there is room for, if the context is being
     /// dropped. Returns whether some messages may not have arrived at the peer yet.
     pub(crate) fn is_leaving(self: &Rc<Self>) -> bool {
+        if self.leaving.get() == Leaving::No || self.is_closed() {
+            return false;
+        }
+        // This flush also completes the end of a connection whose peer has closed it.
+        self.flush(self.worklist.timers().now_ns());
         if self.leaving.get() == Leaving::Begun {
-            self.flush(self.worklist.timers().now_ns());
             if self.with_link(|link| link.closed().is_none() && link.has_told_all()) {
                 let resources = &mut self.core.borrow_mut().resources;
                 let posted = resources

@@ -209,6 +209,11 @@ impl<U> Endpoint<U> {
         self.connection.with_link(|link| link.is_closing())
     }
 
+    /// Returns whether the peer has closed the connection, and the connection has not ended.
+    pub(crate) fn is_closed_by_peer(&self) -> bool {
+        self.connection.with_link(|link| link.is_closed_by_peer())
+    }
+
     /// READs the peer's record with the next flush (K4 of docs/copyrpc-protocol.md): if the peer is
     /// gone, this ends the connection.
     pub(crate) fn probe(&self) {

@@ -69,8 +69,8 @@ impl<C: Connection> Client<C> {
     /// connection. The timeout begins with a new connection, a wait for room, or the 64th poll for
     /// the reply, whichever is first: a call that is answered before does not read the clock.
     ///
-    /// The end of a timeout is not sent to the server, and the room that the call takes at the
-    /// connection stays taken until the server answers it. Once such calls keep all of the room, a
+    /// The server is informed of the end of a timeout, and the room that the call takes at the
+    /// connection stays taken until the handler has ended. Once such calls keep all of the room, a
     /// further call is not sent. It ends as [`NoCredit`](ClientError::NoCredit) after its timeout,
     /// or, if it has none, after the maximum time for a new connection; the call after it connects
     /// again.

@@ -21,6 +21,8 @@ impl<U> Inner<U> {
         connections.iter().for_each(Connection::begin_leaving);
         let mut grace = GracePeriod::new(self.linger.get(), Instant::now());
         loop {
+            // A peer that has closed its end answers no more, so its last message is taken first.
+            self.drain(&mut |_, _: Outcome<'_>| ());
             // `is_leaving` also posts messages, so it is called for every connection.
             let leaving = connections
                 .iter()
@@ -29,7 +31,6 @@ impl<U> Inner<U> {
             if leaving == 0 || grace.is_over(Instant::now()) {
                 break;
             }
-            self.drain(&mut |_, _: Outcome<'_>| ());
             // A software HCA may need this CPU core to deliver the messages.
             std::thread::yield_now();
         }

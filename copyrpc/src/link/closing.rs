@@ -78,6 +78,11 @@ impl<U> Link<U> {
         self.ending.is_some() && self.closed.is_none()
     }
 
+    /// Returns whether the peer has begun a graceful end that is not complete.
+    pub(crate) const fn is_closed_by_peer(&self) -> bool {
+        self.is_closing() && self.rx.has_heard_closing()
+    }
+
     pub(super) const fn owes_mark(&self) -> bool {
         self.is_closing() && !self.closing.is_told
     }

@@ -250,7 +250,8 @@ impl Connection for Caller {
         goes_on: &mut GoesOn<'_, Self>,
     ) -> Result<(), ClientError> {
         self.starving_since = None;
-        if self.endpoint.outstanding_calls() == 0 {
+        // A server that closes waits for this end's mark, so its connection ends over the mark.
+        if self.endpoint.outstanding_calls() == 0 && !self.endpoint.is_closed_by_peer() {
             self.endpoint.abort();
         } else if self.leaving.as_ref() != Some(&self.endpoint) {
             self.endpoint.close();
@@ -390,7 +391,7 @@ impl Caller {
     #[cold]
     fn end_pause(&self) {
         self.context.look(|_, reply| refuse(reply), |_, _| ());
-        if has_hung_up(&self.lifeline) {
+        if has_hung_up(&self.lifeline) && !self.endpoint.is_closed_by_peer() {
             self.endpoint.abort();
         }
     }

@@ -14,7 +14,7 @@ use copyrpc_calls::{Dial, Ending, StopHandle};
 use copyrpc_testing::executor::block_on;
 use copyrpc_testing::limits;
 use mlx5::{AsyncEvent, Device, DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
-use mlx5_rendezvous::Unreachable;
+use mlx5_rendezvous::{LIFELINE_INTERVAL, Unreachable};
 
 use super::*;
 use crate::config::EndpointConfig;
@@ -387,6 +387,46 @@ fn peers_that_stop_after_their_record_keep_no_client_out() {
     });
     server.serve(|request| request.to_vec()).unwrap();
     assert_eq!(client.join().unwrap(), b"x");
+}
+
+/// The drop of a server waits until its close has arrived. A client that ended its queue pair before
+/// would leave the server to the retries of the transport, which take 17 s here.
+#[test]
+fn a_client_that_has_seen_the_close_lets_the_server_end() {
+    limits::watchdog(WATCHDOG);
+    for pause in [Duration::ZERO, 2 * LIFELINE_INTERVAL] {
+        let fabric = LocalFabric::new();
+        let mut options = ServerOptions {
+            device: device(&fabric),
+            stop_timeout: WATCHDOG,
+            ..ServerOptions::default()
+        };
+        options.endpoint.connect.timeout = 19;
+        let mut server = Server::with_options("127.0.0.1:0", &options).unwrap();
+        let (address, stop) = (server.local_addr().unwrap(), server.stop_handle());
+        let (tell_closed, closed) = std::sync::mpsc::channel();
+        let (tell_called, called) = std::sync::mpsc::channel();
+        let calling = thread::spawn(move || {
+            let mut client = Client::with_options(address, &client_options(&fabric)).unwrap();
+            client.call(b"?").unwrap();
+            stop.stop();
+            let () = closed.recv().unwrap();
+            thread::sleep(pause);
+            let late = client.call_within(b"?", LIFELINE_INTERVAL);
+            assert!(late.unwrap_err().is_retryable());
+            tell_called.send(()).unwrap();
+            // The client lives, and does nothing, until the server has ended.
+            let () = closed.recv().unwrap();
+        });
+        server.serve(|request| request.to_vec()).unwrap();
+        tell_closed.send(()).unwrap();
+        let () = called.recv().unwrap();
+        let start = Instant::now();
+        drop(server);
+        assert!(start.elapsed() < Duration::from_secs(10));
+        tell_closed.send(()).unwrap();
+        calling.join().unwrap();
+    }
 }
 
 /// The next server has another secret: every waiting call ends for that reason, not only the first.
