@@ -505,18 +505,17 @@ impl<U> Connection<U> {
         }
         // This flush also completes the end of a connection whose peer has closed it.
         self.flush(self.worklist.timers().now_ns());
-        if self.leaving.get() == Leaving::Begun {
-            if self.with_link(|link| link.closed().is_none() && link.has_told_all()) {
-                let resources = &mut self.core.borrow_mut().resources;
-                let posted = resources
-                    .as_mut()
-                    .map(|Resources { qp, .. }| self.post_read(qp, LAST).map(|()| qp.ring()));
-                self.leaving.set(match posted {
-                    Some(Ok(())) => Leaving::AllPosted,
-                    Some(Err(PostError::QueueFull { .. })) => Leaving::Begun,
-                    Some(Err(_)) | None => Leaving::No,
-                });
-            }
+        let all_told = self.with_link(|link| link.closed().is_none() && link.has_told_all());
+        if self.leaving.get() == Leaving::Begun && all_told {
+            let resources = &mut self.core.borrow_mut().resources;
+            let posted = resources
+                .as_mut()
+                .map(|Resources { qp, .. }| self.post_read(qp, LAST).map(|()| qp.ring()));
+            self.leaving.set(match posted {
+                Some(Ok(())) => Leaving::AllPosted,
+                Some(Err(PostError::QueueFull { .. })) => Leaving::Begun,
+                Some(Err(_)) | None => Leaving::No,
+            });
         }
         self.leaving.get() != Leaving::No && !self.is_closed()
     }

@@ -620,7 +620,7 @@ fn a_server_tells_who_calls_who_leaves_and_who_is_refused_why() {
     let refused = Client::with_options(without.address, &options).unwrap_err();
     assert_eq!(
         refused.to_string(),
-        format!("refused by the peer: {}", Refusal::NoSecret)
+        format!("refused: {}", Refusal::NoSecret)
     );
     without.end();
 }

@@ -439,7 +439,7 @@ mod tests {
                     )
                 }
                 (Err(error), Err(refusal)) => {
-                    assert_eq!(error.to_string(), format!("refused by the peer: {refusal}"));
+                    assert_eq!(error.to_string(), format!("refused: {refusal}"));
                     assert!(
                         heard[0].ends_with(&format!("was refused: {refusal}")),
                         "{heard:?}"

@@ -30,10 +30,10 @@ pub struct Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum Refusal {
     /// The peer has no room for another peer.
-    #[error("as many peers are connected there as it has room for")]
+    #[error("the server has as many clients as it has room for")]
     Full = 1,
     /// Another error, which the refusing end reports to its own caller.
-    #[error("no connection could be made there, where the reason is reported")]
+    #[error("no connection could be made at the server, which reports the reason")]
     Failed = 2,
     /// The server wants a secret, and the client has none.
     #[error("the server wants a secret (ClientOptions::secret)")]
@@ -79,7 +79,7 @@ pub enum RecordError {
         known: u16,
     },
     /// The peer refuses.
-    #[error("refused by the peer: {0}")]
+    #[error("refused: {0}")]
     Refused(Refusal),
     /// The server accepted the client's proof, and did not prove that it knows the secret: it is
     /// not the server that the client wants.
