@@ -170,7 +170,8 @@ pub enum Command {
     Doctor(DoctorArgs),
     /// Run a job in virtual time, on models of CPUs and NICs
     ///
-    /// All ranks are in one process. Equal options and seeds give equal results, on every machine.
+    /// All ranks are in one process. Equal options and seeds give equal results on every machine,
+    /// except for the record of the machine.
     Sim(Box<SimArgs>),
     /// Print the results of jobs side by side, and draw them
     ///

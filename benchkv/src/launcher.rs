@@ -21,8 +21,8 @@ pub struct Launcher {
     /// in this list is its node-local rank, which decides its cores.
     pub ranks_here: Vec<usize>,
     /// Whether the MPI launcher bound ranks of this host to different cores, or bound a rank to
-    /// fewer cores than it has threads although the host has more cores. Threads that are not
-    /// pinned stay on the cores to which their rank was bound.
+    /// fewer cores than it has threads although it could use more if it were not bound. Threads that
+    /// are not pinned stay on the cores to which their rank was bound.
     pub bound: bool,
 }
 

@@ -34,8 +34,8 @@ pub struct PaceArgs {
 }
 
 impl PaceArgs {
-    /// Returns the open loop; `None` if there is no `--rate`. Sets the default of `--arrivals` if
-    /// it is not given.
+    /// Returns the open loop, with the default of `--arrivals` if it is not given; `None` if there is
+    /// no `--rate`.
     pub fn resolve(&mut self) -> Option<Pace> {
         self.rate.map(|rate| Pace {
             rate,

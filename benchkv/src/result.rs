@@ -85,7 +85,7 @@ pub struct JobResult {
     /// The models of a job in virtual time, and their counters.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub simulation: Option<SimulationRecord>,
-    /// The machine of the measurement.
+    /// The machine that ran the job or the simulation, and the build.
     pub environment: Environment,
     /// Whether the user ended the job before its last run was complete. Then `runs` contains the
     /// complete runs and the incomplete last run, which has the weight of its length in means.

@@ -206,8 +206,8 @@ impl<'a, U> Reply<'a, U> {
     }
 
     /// Answers: copies the payload to the place from which the device sends it. Never fails for
-    /// lack of ring space or credit. The reply is sent when the requests that have arrived have
-    /// been handled.
+    /// lack of ring space or credit. The reply is sent by the next flush: at the end of
+    /// [`Context::serve`](crate::Context::serve), or after a drain by a later poll or flush.
     ///
     /// # Errors
     /// [`ReplyError::TooLarge`] with this reply, or [`ReplyError::Closed`] after the end of the

@@ -298,8 +298,8 @@ pub struct Plan {
     pub usable_cores: Vec<usize>,
     /// Number of threads that can each have a physical core of its own at the same time.
     pub at_once: usize,
-    /// The usable cores of the device's NUMA node, which are the first in the order. Empty if the
-    /// host has one node, or if the device's node is unknown.
+    /// The usable cores in the NUMA nodes of the devices, which are preferred. Empty if all usable
+    /// cores are in these nodes, or none is.
     pub device_cores: Vec<usize>,
     /// Polling threads of all ranks on this host.
     pub threads: usize,

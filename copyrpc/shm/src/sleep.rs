@@ -37,8 +37,8 @@ pub use watches::{Due, Listener, Look};
 /// W3 (`docs/shm-protocols.md`): maximum sleep of a waiter before it checks for events that send no
 /// wake-up: a dead peer, or garbage in the words.
 pub const SLICE: Duration = Duration::from_millis(100);
-/// Replaces [`SLICE`] if a wake-up may be missed, because the system has no membarrier(2) or the
-/// thread cannot sleep on all words.
+/// Maximum sleep that may miss a wake-up, because the system has no membarrier(2), or because the
+/// thread waits for more words than one futex_waitv(2) takes (128; one before Linux 5.16).
 const SHORT_SLICE: Duration = Duration::from_millis(1);
 
 /// Time between two polls of things that cannot end a sleep: completions of hardware, the queues of

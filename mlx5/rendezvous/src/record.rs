@@ -171,8 +171,9 @@ impl Kind {
     }
 
     /// Receives the bytes of a record that are available. Returns `None` if some bytes are still
-    /// missing and the stream would block. The magic is checked before the record is complete: an
-    /// end of another kind may never send as many bytes as the record has.
+    /// missing and the stream would block. Of a record that is not complete the magic is checked as
+    /// soon as it is there, because an end of another kind may never send as many bytes as the
+    /// record has. A complete record is not checked.
     ///
     /// # Errors
     /// The errors of the stream; [`RecordError::Magic`].

@@ -299,9 +299,10 @@ pub enum Syndrome {
     /// The responder could not complete the operation.
     #[error("remote operation error")]
     RemoteOperation = 0x14,
-    /// The peer did not answer within timeout and retries: it is dead, closed or not connected.
+    /// No answer arrived within timeout and retries: the peer is dead, closed or not connected, or
+    /// the network loses the packets.
     #[error(
-        "transport retry counter exceeded: the peer does not answer (dead, closed or not connected)"
+        "transport retry counter exceeded: no answer arrives (the peer is dead, closed or not connected, or packets are lost)"
     )]
     TransportRetryExceeded = 0x15,
     /// The peer had no receive posted for longer than the RNR timer and retries allow.

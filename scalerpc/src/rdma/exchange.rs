@@ -94,8 +94,9 @@ impl Offer {
         version: VERSION,
     };
 
-    /// Returns the record's bytes: head, depth, bytes of a slot, zones of a pool (u32 each), 4
-    /// bytes of zeros, address of the queue pair.
+    /// Returns the record's bytes: the head of every record; the number of slots of a client, the
+    /// bytes of a slot, and the number of zones of a message pool, a u32 each; 4 bytes of zeros; the
+    /// address of the queue pair.
     #[must_use]
     pub fn encode(&self) -> [u8; Self::BYTES] {
         let Layout {

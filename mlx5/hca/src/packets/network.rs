@@ -56,7 +56,7 @@ impl Network {
         self.held.len() < MAX_HELD
     }
 
-    /// Takes a packet, and holds its copies until they are due.
+    /// Takes a packet: loses it, or holds it, or two copies of it, until due.
     pub(super) fn take(&mut self, to: &SocketAddr, packet: &[u8]) {
         let BadNetwork {
             loss_permille,

@@ -289,8 +289,8 @@ impl Requester {
         (from < self.begun).then_some(from)
     }
 
-    /// Takes a response of the peer. The caller writes the result to memory, and then calls
-    /// [`placed`](Self::placed).
+    /// Takes a response of the peer. Unless the result is [`Taken::Nothing`], the caller writes it to
+    /// memory, and then calls [`placed`](Self::placed), or [`refuse`](Self::refuse) if it cannot.
     pub(crate) fn on_response(&mut self, headers: &Headers, payload: &[u8], now_ns: u64) -> Taken {
         let psn = headers.bth.psn;
         let opcode = headers.opcode.opcode;

@@ -26,7 +26,8 @@ pub(crate) struct RqSlot {
 }
 
 impl RqSlot {
-    /// Copies the receives that the driver has posted in its own memory. Returns whether it did.
+    /// Copies the receives that the driver has posted in its own memory since the last call. Returns
+    /// whether there were any.
     pub(crate) fn refresh(&mut self) -> bool {
         self.mirror
             .as_mut()

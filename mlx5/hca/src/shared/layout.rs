@@ -52,8 +52,8 @@ pub(crate) const MAX_RQS: usize = 1 << 15;
 pub(crate) const MAX_MTU: usize = mlx5_wire::MAX_DATAGRAM_BYTES;
 /// Maximum number of datagrams that wait from one device to another.
 pub(crate) const DATAGRAM_SLOTS: usize = 32;
-/// Maximum number of devices to which a device has sent datagrams that they have not taken yet. The
-/// number is small in unit tests, which send to one more device.
+/// Maximum number of devices to which a device has sent datagrams that they have not taken yet.
+/// Small in unit tests, so that a few devices use up all lanes.
 pub(crate) const MAX_DATAGRAM_LANES: usize = if cfg!(test) { 4 } else { 256 };
 pub(crate) const LID_BITS: u32 = 16;
 pub(crate) const MAX_LIDS: usize = 1 << LID_BITS;

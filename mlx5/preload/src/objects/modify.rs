@@ -259,9 +259,9 @@ impl Objects {
     /// Returns the address of the peer's queue pair, which the attributes contain.
     fn peer(&self, way: Way, at: &QueryQpResp) -> Address {
         let of_number = Address::of_number(at.dest_qp_num);
-        // The LID 0, which no device has, excludes shared memory. Packets to this port's own IP
-        // address may still reach the queue pair: programs at that address may be of another fabric
-        // or user.
+        // LID 0 belongs to no device, so with it the HCA never chooses shared memory. A queue pair
+        // that this fabric does not have may belong to a program of another fabric or user at this
+        // port's IP address, so packets to that address are tried.
         let (lid, ip) = match way {
             Way::Port(index) => (
                 if self.port.has(index, of_number.qpn) {
