@@ -251,16 +251,16 @@ fn a_limit_on_file_sizes_is_named_with_what_is_needed() {
     let ended = Job::start(limit(
         benchkv(&SHORT).arg("--shm-dir").arg(dir.path()),
         libc::RLIMIT_FSIZE,
-        8600,
-        8600,
+        8800,
+        8800,
     ))
     .end();
     ended.assert_failed(
         1,
         &[
             "the delegation ring",
-            "needs 8640 bytes",
-            "RLIMIT_FSIZE allows 8600",
+            "needs 8896 bytes",
+            "RLIMIT_FSIZE allows 8800",
             "status 1",
         ],
     );
