@@ -182,15 +182,18 @@ impl<C> LinkSet<C> for Links<C> {
         let tail_bytes = self.values.tail_bytes();
         let on_request = |bytes: RecvBytes<'_>, reply: Reply<'_, C>| {
             let behind = |request: &Request| request.bytes_behind(tail_bytes);
-            let request = match tail_bytes {
-                0 => exactly(bytes),
-                _ => split(bytes, asked, behind).0,
+            let (request, tail) = match tail_bytes {
+                0 => (exactly(bytes), &mut [][..]),
+                _ => {
+                    let request = split(bytes, asked, behind).0;
+                    let tail = asked.get_mut(size_of::<Request>()..);
+                    (request, tail.unwrap_or_default())
+                }
             };
             // Bytes of any other length are not a request, and are refused.
             let Some(request) = request else {
                 return drop(reply.refuse());
             };
-            let tail = asked.get_mut(size_of::<Request>()..).unwrap_or_default();
             match serve(&request, tail) {
                 Some(response) => {
                     drop(reply.send(answer_bytes(&response, asked, tail_bytes, |_| ())))
@@ -207,17 +210,16 @@ impl<C> LinkSet<C> for Links<C> {
         };
         let drained = self.context.drain_serving(on_request, |whom, outcome| {
             answers += 1;
-            has_lost_calls |= matches!(
-                outcome,
-                Err(CallFailure::Closed(_) | CallFailure::NotSent | CallFailure::Dropped)
-            );
             // Bytes of any other length are not a response, and the call fails.
-            let (response, tail) = match outcome.ok() {
-                Some(bytes) if tail_bytes == 0 => (exactly(bytes), &[][..]),
-                Some(bytes) => split(bytes, message, |response: &Response| {
+            let (response, tail) = match outcome {
+                Ok(bytes) if tail_bytes == 0 => (exactly(bytes), &[][..]),
+                Ok(bytes) => split(bytes, message, |response: &Response| {
                     response.bytes_behind(tail_bytes)
                 }),
-                None => (None, &[][..]),
+                Err(failure) => {
+                    has_lost_calls |= is_lost(failure);
+                    (None, &[][..])
+                }
             };
             answer(whom, response, tail);
         });
@@ -357,6 +359,15 @@ fn answer_bytes<'a>(
     } else {
         with_tail(response.as_bytes(), message, fill)
     }
+}
+
+/// Returns whether the call of this failure was lost with its connection or at its peer.
+#[cold]
+const fn is_lost(failure: CallFailure) -> bool {
+    matches!(
+        failure,
+        CallFailure::Closed(_) | CallFailure::NotSent | CallFailure::Dropped
+    )
 }
 
 /// Decodes a peer's bytes. Returns `None` unless they have the exact length of the type.
