@@ -172,8 +172,8 @@ impl<C: Connection> AsyncClient<C> {
     }
 
     /// Sends a request with the first poll of the future, and waits for its reply, as long as the
-    /// options allow. Dropping the future gives the call up, and tells the server. Calls of one
-    /// client reach the server in the order of their first polls.
+    /// options allow. Dropping the future gives the call up, and informs the server. Calls
+    /// reach the server in the order of their first polls, unless a further connection carries some.
     ///
     /// # Errors
     /// [`ClientError`].

@@ -393,7 +393,8 @@ impl Server {
     /// answered: drop the server after the last answer. Other requests, and requests that arrive
     /// later, reach no handler, and this is reported to their callers: a `Client` makes the call
     /// again at the next server of its addresses, or ends it as
-    /// [`NotSent`](crate::ClientError::NotSent), which is retryable. A client that connects and may call already is waited for (G6 of docs/copyrpc-protocol.md), at most for
+    /// [`NotSent`](crate::ClientError::NotSent), which is retryable. A client that connects and may
+    /// call already is waited for (G6 of docs/copyrpc-protocol.md), at most for
     /// [`stop_timeout`](ServerOptions::stop_timeout). [`serve`](Self::serve) closes the server at
     /// its end, and so does the drop.
     pub fn close(&mut self) {
