@@ -736,6 +736,15 @@ fn memory() -> u64 {
     statm.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * 4096
 }
 
+/// Held by each test that opens descriptors in this process, where [`storm`] counts them.
+static DESCRIPTORS: Mutex<()> = Mutex::new(());
+
+/// Runs a test while no other one of this program runs.
+fn alone(test: impl FnOnce()) {
+    let _alone = DESCRIPTORS.lock();
+    helpers::limited(test);
+}
+
 fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
@@ -839,7 +848,7 @@ fn storm<C: Client>(server_name: &str) {
 
 #[test]
 fn every_call_of_every_rpc_ends_once_and_as_it_says() {
-    helpers::limited(|| {
+    alone(|| {
         storm::<ipc::Client<u64, u64, ()>>("ipc");
         storm::<delegationrpc::Client<u64, u64, ()>>("delegationrpc");
         storm::<ipc::bytes::Client<()>>("bytes");
@@ -888,7 +897,7 @@ fn rest<C: Client>(server_name: &str) {
 /// `ipc` and `copyrpc` are tested in their own crates.
 #[test]
 fn payloads_above_a_message_are_one_call_of_scalerpc() {
-    helpers::limited(|| {
+    alone(|| {
         let mut server = scalerpc::Server::bind(any_port()).unwrap();
         let address = server.local_addr().unwrap();
         let stop = server.stop_handle();
@@ -931,7 +940,7 @@ fn serve_and_stop<C: Caller<Error: std::fmt::Debug + 'static>>(
 
 #[test]
 fn a_server_that_stops_lets_its_client_fetch_a_long_reply() {
-    helpers::limited(|| {
+    alone(|| {
         let mut server = scalerpc::Server::bind(any_port()).unwrap();
         let (address, stop) = (server.local_addr().unwrap(), server.stop_handle());
         serve_and_stop(
