@@ -31,9 +31,9 @@ pub struct QpAddress {
     /// Incarnation of the device, on the software HCA: a later process may get the LID of an ended
     /// process, but never the same incarnation. 0 on hardware.
     pub epoch: u64,
-    /// Global identifier of the port, the only identifier of a RoCE port. On the software HCA the
-    /// field identifies the user of the process instead, for the error that reports a peer of
-    /// another user: the last four bytes are the user id plus 1, the others zero.
+    /// Global identifier of the port, the only identifier of a RoCE port. In an address of kind
+    /// `Soft` the field identifies the user of the process instead, for the error that reports a
+    /// peer of another user: the last four bytes are the user id plus 1, the others zero.
     pub gid: [u8; 16],
 }
 

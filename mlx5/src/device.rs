@@ -39,9 +39,9 @@ use crate::wire::{Access, AsyncEvent};
 pub enum DeviceSpec {
     /// The software HCA.
     Soft(SoftOptions),
-    /// Hardware: a device that libibverbs finds, of mlx5 or, through a relay, of another vendor.
-    /// Its peers are queue pairs on any machine: of such devices, or of software HCAs with a port
-    /// for packets.
+    /// Hardware: a device that libibverbs finds, of mlx5 or of another vendor. A device of another
+    /// vendor is driven by a relay, which translates WQEs to calls of libibverbs. Peers are queue
+    /// pairs on any machine: of such devices, or of software HCAs with a port for packets.
     Verbs(VerbsOptions),
     /// A device that executes nothing: its queues, records and registers exist, but no device reads
     /// them. It serves to measure the driver alone, and to test with a program that plays the

@@ -1,7 +1,7 @@
-//! The only accesses to the device: every store to a doorbell record, every barrier of a doorbell
-//! and every store to its register is one of the six operations of [`Mmio`].
-//! [`doorbell`](crate::queues::doorbell) determines their order; the tests record that order with
-//! an implementation of this trait.
+//! The accesses to the device. Every store and barrier of a send queue's doorbell is one of the six
+//! operations of [`Mmio`]. [`doorbell`](crate::queues::doorbell) determines their order; the tests
+//! record that order with an implementation of this trait. A receive queue's record and the
+//! register that arms a CQ have a function each.
 //!
 //! The barriers are named by their use, as in rdma-core's `util/udma_barrier.h`:
 //!

@@ -9,7 +9,8 @@ use copyrpc_shm::memfd::{Memfd, MemfdId};
 use crate::Wait;
 
 const SLOTS: usize = 128;
-/// Interval at which the sender gets credit, in messages, as in the software HCA.
+/// Interval, in messages, at which the receiver reports its position to the sender, as in the
+/// software HCA.
 const CONSUMED_EVERY: u64 = 16;
 
 /// A line, padded so that the processor's prefetcher does not load the next line.

@@ -19,8 +19,8 @@ const REPOST: usize = 16;
 /// receiver reports the received messages (`WINDOW_EVERY`).
 const WINDOW: u64 = 96;
 const WINDOW_EVERY: u64 = 16;
-/// Interval at which the send CQ is polled, in messages: a quarter of the send queue, as
-/// `Signal::Reclaim` signals.
+/// Interval at which the send CQ is polled, in messages. `Signal::Reclaim` signals once in a
+/// quarter of the send queue, which holds this number of inline messages.
 const SEND_CQ_EVERY: u64 = 128;
 
 #[derive(Clone, Copy, PartialEq)]

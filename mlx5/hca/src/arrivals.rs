@@ -19,8 +19,8 @@ use crate::responder::target::Responding;
 use crate::shared::layout::qp_index;
 use crate::{Hca, Queues, State};
 
-/// Takes the packets that have arrived, and then advances the send queues of the queue pairs that
-/// got them. Returns whether any arrived.
+/// Takes the packets that have arrived. Then advances the send queues of the queue pairs that got
+/// them, and of all others with packets to send. Returns whether any packet arrived.
 #[cold]
 pub(crate) fn poll(hca: &Hca, state: &mut State) -> bool {
     let Some(port) = state.wire.port.as_deref_mut() else {

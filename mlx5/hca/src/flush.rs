@@ -1,4 +1,4 @@
-//! Flushes queue pairs in the error state: the waiting send of the queue pair, and the receives of
+//! Flushes queue pairs in the error state: the waiting sends of the queue pair, and the receives of
 //! its own queue. Receives of a shared queue stay.
 
 use mlx5_wire::Syndrome;

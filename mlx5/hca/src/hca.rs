@@ -76,7 +76,8 @@ pub struct Hca {
     /// Whether [`Completions`](crate::requester::complete::Completions) records successful WQEs,
     /// because the timing is not immediate, or the device is traced or has counters.
     pub(crate) is_watched: bool,
-    /// Whether lanes are polled only when their ready bits are set, so that all runs are the same.
+    /// Whether lanes are polled only when their ready bits are set, so that all runs of a
+    /// simulation are the same.
     pub(crate) has_exact_lanes: bool,
     /// Counters of the ports, to which the device adds its traffic through shared memory.
     pub(crate) counters: Option<&'static [PortCounters]>,
@@ -197,8 +198,8 @@ impl Hca {
     }
 
     /// Executes the new WQEs of the queue pair whose BlueFlame register has this index
-    /// ([`register_index`](Self::register_index)). The driver calls it right after each store to
-    /// the register.
+    /// ([`register_index`](Self::register_index)). The driver calls it right after the stores of
+    /// each doorbell.
     pub fn ring(&self, index: usize) {
         self.executing(|| execute::doorbell(self, index));
     }
@@ -225,7 +226,7 @@ impl Hca {
     }
 
     /// Runs due timers, receives packets and datagrams, checks the rules of strict mode, and takes
-    /// messages: the work of an [`empty_poll`](Self::empty_poll) with extras.
+    /// messages: an [`empty_poll`](Self::empty_poll) that has more to do than to take messages.
     #[cold]
     #[inline(never)]
     fn progress_with_extras(&self) -> bool {

@@ -7,7 +7,8 @@ use copyrpc_shm::sleep::{self, Sleeper, Watch, Word};
 use crate::shared::datagrams::ready_lids;
 use crate::{Clock, Hca};
 
-/// Maximum sleep, in ns: the death of a peer with a receive of this device wakes no sleeper.
+/// Maximum sleep, in ns. The death of a peer that holds a receive of this device wakes no sleeper,
+/// so the sleeper checks its peers after this time.
 const MAX_SLEEP_NS: u64 = 100_000_000;
 /// Maximum sleep, in ns, if the user moves the clock, or if packets cannot wake the sleeper.
 const SHORT_SLEEP_NS: u64 = 1_000_000;

@@ -78,7 +78,7 @@ impl Secret {
             .map_err(|_| RecordError::Unproven.into())
     }
 
-    /// Begins the MAC of an end's proof.
+    /// Returns the MAC of the proof of `end`, to be finalized or compared.
     fn mac(&self, end: &[u8; 6], client: &Field, server: &Field) -> Hmac<Sha256> {
         // HMAC takes keys of all lengths; the empty key is for an error that cannot occur.
         let mac = Hmac::<Sha256>::new_from_slice(&self.0)

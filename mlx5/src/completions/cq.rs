@@ -21,9 +21,9 @@ use crate::wire::{
     is_solicited, mini_array_offset,
 };
 
-/// A completion queue for any mix of queues. Completions of one queue pair's sends arrive in
-/// posting order. Completions of different queue pairs arrive in any order, and so do completions
-/// of sends relative to completions of receives.
+/// A completion queue for any mix of send and receive queues. Completions of one queue pair's sends
+/// arrive in posting order. Completions of different queue pairs arrive in any order, and so do
+/// completions of sends relative to completions of receives.
 ///
 /// It is not `Send`:
 /// ```compile_fail,E0277
@@ -46,8 +46,8 @@ pub struct Cq {
     object: Rc<CqObject>,
 }
 
-/// Number of successful polls after which the device is given time to run, although no poll was
-/// empty.
+/// Interval, in polls that find a completion, at which a poll gives the device time to run although
+/// the queue is not empty. A busy queue may never be found empty.
 const POLLS_PER_HOOK: u32 = 16;
 
 impl fmt::Debug for Cq {

@@ -138,8 +138,9 @@ impl<'a> Cqe<'a> {
         self.qpn
     }
 
-    /// Returns the counter of the WQE: for a send the number of its first WQEBB, for a receive its
-    /// index.
+    /// Returns the counter of the WQE: for a send the number of its first WQEBB, for a receive of a
+    /// shared queue its index, for a receive of a queue pair's own queue a number whose low bits
+    /// are its index.
     #[must_use]
     #[inline(always)]
     pub fn wqe_counter(&self) -> u16 {

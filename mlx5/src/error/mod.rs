@@ -24,8 +24,8 @@ pub enum OpenError {
     /// A device of libibverbs cannot be used; the error text gives advice.
     #[error(transparent)]
     Verbs(#[from] VerbsError),
-    /// The name is not that of a software HCA, and libibverbs has no devices; the error text
-    /// contains advice.
+    /// The name is not that of a software HCA, and libibverbs is not installed or has no devices;
+    /// the error text contains advice.
     #[error("{0:?} would be a device behind libibverbs, but {1}")]
     NoVerbs(String, VerbsError),
 }
@@ -103,7 +103,8 @@ pub enum ConnectError {
     /// libibverbs or the kernel refused the call.
     #[error(transparent)]
     Call(#[from] CallError),
-    /// No device of the fabric has that LID, or the device has no such queue pair.
+    /// The software HCA refused the connection: for example, no device of the fabric has that LID,
+    /// or the device has no such queue pair.
     #[error(transparent)]
     Soft(#[from] mlx5_hca::ConnectError),
     /// The peer is a process of another user, whose shared memory this process must not open.
@@ -121,8 +122,8 @@ pub enum ConnectError {
 
 impl ConnectError {
     /// Returns whether a later attempt may succeed with another process at the same address: true
-    /// if the device does not exist, or no longer exists, or if the kernel refused the call. Wrong
-    /// options, another user, or missing rights would fail again.
+    /// for each error of the software HCA except a lack of access, and for each call that
+    /// libibverbs or the kernel refused.
     #[must_use]
     pub const fn may_pass(&self) -> bool {
         match self {

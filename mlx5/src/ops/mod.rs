@@ -1,9 +1,10 @@
 //! Operations as values: a verb with its payload. [`SendQueue::push`](crate::queues::sq) is the
 //! only function that turns them into WQEs.
 //!
-//! An operation is a verb over a [`Payload`] (`()`, [`Sge`], [`Inline`], `(Inline, Sge)`). Any verb
-//! takes any payload that is valid for it, and a new verb or payload is one `impl`. Verbs that
-//! return bytes ([`Read`], [`CompareSwap`], [`FetchAdd`]) take only an [`Sge`].
+//! An operation is a verb over a [`Payload`] (`()`, [`Sge`], [`Inline`], `(Inline, Sge)`,
+//! `(Inline, Inline)`). Any verb takes any payload that is valid for it, and a new verb or payload
+//! is one `impl`. Verbs that return bytes ([`Read`], [`CompareSwap`], [`FetchAdd`]) take only an
+//! [`Sge`].
 //!
 //! | WQE, in segments | verbs |
 //! |---|---|

@@ -80,8 +80,8 @@ pub(crate) trait Regions {
         access: Access,
     ) -> Result<Region, RegisterError>;
 
-    /// Deregisters the region. Returns `false`, and changes nothing, if a peer is using the region;
-    /// then the call may be repeated.
+    /// Deregisters the region. Returns `false` if a peer is using the region: its memory must then
+    /// stay as it is, and the call may be repeated.
     fn try_deregister(&self, key: u32) -> bool;
 
     /// Deregisters the region; the caller does not retry. Memory that a peer is still using is
@@ -101,8 +101,8 @@ pub(crate) trait Queues {
 
     /// Informs the device that the record of the CQ holds the command to arm it, unless the device
     /// finds the command by itself. `holds` returns whether the CQ already holds a CQE (with
-    /// `true`, a solicited one): then the next wait ends at once, since no device gives an event
-    /// for this CQE.
+    /// `true`, a solicited CQE or an error): then the next wait ends at once, since no device gives
+    /// an event for this CQE.
     fn armed(&self, _cqn: u32, _command: &CqArm, _holds: &dyn Fn(bool) -> bool) {}
 
     fn create_srq(&self, pd: u32, size: RqSize) -> Result<(u32, RqMemory), CreateError>;

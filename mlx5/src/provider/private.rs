@@ -19,7 +19,7 @@ use crate::wire::{
 
 const PAGE: usize = 4096;
 
-/// Alignment of every block of the system's allocator.
+/// Alignment that every block of the system's allocator has, at least.
 const BASE_ALIGN: usize = 8;
 
 /// Zeroed memory, as a driver would map it for a queue.

@@ -193,7 +193,7 @@ impl Queues for Soft {
         Ok(self.hca.alloc_pd())
     }
 
-    // Nothing is freed: a domain is only a number, which is never reused.
+    // Nothing is freed: a domain is only a number, which repeats after 2^32 calls of `alloc_pd`.
     fn dealloc_pd(&self, _pdn: u32) {}
 
     fn create_cq(&self, config: &CqConfig) -> Result<(u32, CqMemory), CreateError> {

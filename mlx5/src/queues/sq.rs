@@ -225,7 +225,7 @@ impl SendQueue {
         Ok(())
     }
 
-    /// Like [`push`](Self::push), and announces all pushed WQEs.
+    /// Pushes the WQE of `op` like [`push`](Self::push), and announces all pushed WQEs.
     #[inline(always)]
     pub(crate) fn push_and_ring<O: Operation>(
         &mut self,
@@ -325,7 +325,8 @@ impl SendQueue {
         self.last = head;
     }
 
-    /// Announces all WQEs pushed since the last call; through BlueFlame if there is a single one.
+    /// Announces all WQEs pushed since the last call: through BlueFlame if there is a single one of
+    /// at most 256 bytes, else with 8 bytes.
     #[inline(always)]
     pub(crate) fn ring(&mut self) {
         let pending = self.pending();

@@ -241,8 +241,9 @@ impl Srq {
 
     /// Takes a completion of a receive of this queue, on any of its queue pairs: returns the entry
     /// to the queue, and returns the receive's `user` value. Returns `None`, and changes nothing,
-    /// for the completion of a send, or if no such receive is posted. A CQE does not contain the
-    /// number of the shared queue, so pass only completions of queue pairs on this queue.
+    /// for the completion of a send, or if no such receive is posted. The CQE does not prove that
+    /// its receive is of this queue (its SRQN field may hold a user index), so pass only
+    /// completions of queue pairs on this queue.
     #[inline]
     pub fn complete_receive(&mut self, cqe: &Cqe<'_>) -> Option<u64> {
         if cqe.is_receive() {

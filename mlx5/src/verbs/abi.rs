@@ -2,8 +2,9 @@
 //! names they have there.
 //!
 //! Structs that the libraries allocate are declared up to the last field that this crate reads.
-//! Structs that this crate allocates are complete. Sizes and offsets are asserted for 64-bit Linux;
-//! a test compares all of them with the installed headers.
+//! Structs that this crate allocates are complete, or the libraries write further fields only if
+//! `comp_mask` requests them. Sizes and offsets are asserted for 64-bit Linux; a test compares all
+//! of them with the installed headers.
 
 #![allow(non_camel_case_types, reason = "the names of the C headers")]
 

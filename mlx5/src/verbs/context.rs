@@ -160,7 +160,8 @@ impl Context {
         }
     }
 
-    /// Calls `then` with a watch that ends the sleep at an event of the device. `arm` arms all
+    /// Calls `then` with a watch that ends the sleep at an event of the device, or after
+    /// [`POLL_SLICE`] if the thread that waits for events could not be started. `arm` arms all
     /// queues.
     pub(super) fn with_arrivals(&self, arm: impl FnMut(), then: &mut dyn FnMut(&mut dyn Watch)) {
         match self

@@ -492,7 +492,7 @@ fn mtu_bytes(mtu: c_int) -> u16 {
     128 << mtu.clamp(IBV_MTU_256, IBV_MTU_4096)
 }
 
-/// Returns the largest `enum ibv_mtu` that is at most `bytes`.
+/// Returns the code (`enum ibv_mtu`) of the largest MTU that is at most `bytes`; at least 256.
 pub(crate) fn mtu_code(bytes: u16) -> c_int {
     (IBV_MTU_256..=IBV_MTU_4096)
         .rev()

@@ -30,9 +30,10 @@ pub(crate) use relay::Relay;
 
 /// The choice of a device of libibverbs, and of the path to its peers. Plain data.
 ///
-/// The defaults select the first mlx5 device with an active port. On InfiniBand, peers of the same
-/// subnet are reached by their LID. On RoCE, the GID of the highest preference is used (version 2
-/// before 1, IPv4 before IPv6, others before link-local).
+/// The defaults select the first device with an active port; mlx5 devices come before others. On
+/// InfiniBand, peers of the same subnet are reached by their LID. On RoCE, the GID of the highest
+/// preference is used (RoCE version 2 before 1, IPv4 before IPv6, other addresses before link-local
+/// ones).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VerbsOptions {
     /// Whether to use the calls of libibverbs, as for a device of another vendor

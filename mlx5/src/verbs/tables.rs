@@ -40,7 +40,7 @@ pub(crate) struct CqObject {
 }
 
 impl CqObject {
-    /// Tells the device to read the command in the record.
+    /// Arms the queue: repeats the command in the record to the device's register.
     pub(crate) fn tell(&self, cqn: u32, command: &CqArm) {
         // SAFETY: the address is the CQ doorbell in the queue's UAR page. It is 8-aligned, and the
         // page is mapped as long as the device is open.

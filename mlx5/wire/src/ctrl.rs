@@ -111,7 +111,8 @@ impl CtrlSegment {
     }
 }
 
-/// A control segment in three words, as in the queue. Its fields are decoded where they are used.
+/// A control segment as three words in host order. A field is decoded only when its function is
+/// called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CtrlWords {
     /// Bytes 0..8.

@@ -48,8 +48,8 @@ impl DataSegment {
     }
 }
 
-/// A data segment, or the start of inline data, in two words. Each field is decoded where it is
-/// used, as in [`CtrlWords`](super::CtrlWords).
+/// A data segment, or the start of inline data, as two words in host order. A field is decoded only
+/// when its function is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DataWords {
     /// Bytes 0..8.

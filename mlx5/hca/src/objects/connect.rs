@@ -72,12 +72,12 @@ impl Hca {
 
     /// Moves a queue pair from INIT to RTR, and grants `access` to the peer. Maps the memory of the
     /// peer's device, or prepares to exchange packets with it, from the PSN of
-    /// [`address`](Self::address) on. The driver must not post sends before RTS. If `remote` has no
-    /// `epoch`, the transition is made even if the peer is not found, except for
-    /// [`ConnectError::NoAccess`]; that peer never answers.
+    /// [`address`](Self::address) on. The driver must not post sends before RTS.
     ///
     /// # Errors
-    /// See [`ConnectError`]; nothing has changed, except for that transition.
+    /// See [`ConnectError`]. Nothing has changed, unless `remote` has no `epoch` and the error is
+    /// not [`ConnectError::NoAccess`]: the queue pair is then connected to a peer that never
+    /// answers.
     pub fn connect(
         &self,
         qpn: u32,

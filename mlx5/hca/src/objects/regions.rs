@@ -16,14 +16,15 @@ use crate::shared::memory::{commit, foreign_memory_reachable};
 use crate::types::request::{Pages, Region};
 use crate::{Hca, State};
 
-/// The first entry with a region. The keys 0 and 0x100 (`INVALID_LKEY`) would belong to the entries
-/// before it.
+/// Index of the first entry that can have a region. The entries before it would have the keys 0 and
+/// 0x100 (`INVALID_LKEY`).
 const FIRST_MR: usize = 2;
 const ENTRIES: usize = MAX_MRS - FIRST_MR;
 /// Maximum number of regions of a device.
 pub const MAX_REGIONS: u32 = ENTRIES as u32;
-/// Number of free entries from which on entries are used again, the oldest first. A key returns
-/// after more than 256 times this number of registrations, because an entry has 256 keys.
+/// Number of free entries that are left unused. An entry is used again, the oldest first, only if
+/// more are free, or if the table is full. Unless the table is full, a key returns after more than
+/// 256 times this number of registrations, because an entry has 256 keys.
 const REUSE_DELAY: usize = 1024;
 
 pub(crate) struct Regions {

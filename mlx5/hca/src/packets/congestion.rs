@@ -1,10 +1,10 @@
-//! The congestion window of a requester: CUBIC (RFC 9438), counted in packets, which does not fill
-//! queues.
+//! The congestion window of a requester: CUBIC (RFC 9438), counted in packets. The window stops
+//! growing when a queue in the network fills.
 //!
-//! Each connection has a window of its own, as each flow of DCQCN has a rate of its own. A loss
-//! shrinks the window once for everything that was under way when it was noticed. The window does
-//! not grow while a socket buffer of its packets waits in queues, as the growth of the round trip
-//! shows: the queue may be that of the peer, whose program polls rarely.
+//! Each connection has a window of its own. A loss shrinks the window once for everything that was
+//! under way when the loss was noticed. The growth of the round trip shows how many packets wait in
+//! queues. If they are more than a socket buffer holds, the window shrinks. Such a queue may be the
+//! peer's own socket buffer, if its program polls rarely.
 
 use mlx5_wire::roce::Psn;
 
@@ -45,7 +45,8 @@ pub(super) struct Congestion {
     /// PSN after the packets that were under way at the last loss. Until they are acknowledged,
     /// further losses do not shrink the window.
     recovery: Option<Psn>,
-    /// The size before the losses of this recovery whose need is not known, and their number.
+    /// Size before the first loss of this recovery, and the number of its losses that have not
+    /// proved needless. `None` outside of a recovery, and if the losses are certain.
     before: Option<(Size, u32)>,
     /// Maximum number of packets under way until answers show that earlier ones have left the
     /// network.
@@ -91,8 +92,8 @@ impl Congestion {
     }
 
     /// Notes that everything before `until` is acknowledged, and that `packets` arrived since the
-    /// last call, the last of them after this time if it was sent once. A window that is not used
-    /// does not grow.
+    /// last call. `round_trip_ns` is the round trip of the last of them, if that was sent once. A
+    /// window that is not used does not grow.
     pub(super) fn on_progress(
         &mut self,
         (until, packets): (Psn, u32),
@@ -159,9 +160,9 @@ impl Congestion {
         }
     }
 
-    /// Notes that everything before `sent` that is not acknowledged is sent again: the peer
-    /// reported that it discarded it, if that `is_known`, or there was no answer for a time. So one
-    /// packet is sent, whose answer shows that the rest has left the network.
+    /// Notes that all packets before `sent` that are not acknowledged are sent again: because the
+    /// peer discarded them (`is_known`), or because no answer came for a time. The window is one
+    /// packet until the answer to it shows that the others have left the network.
     pub(super) fn on_repeat(&mut self, sent: Psn, is_known: bool) {
         self.on_loss(0, sent);
         self.allowed = 1;
@@ -171,8 +172,8 @@ impl Congestion {
         };
     }
 
-    /// Notes that `packets` that counted as lost were not. If none of this recovery was, the window
-    /// is as it was, and the result is `true` (compare RFC 5682).
+    /// Notes that `packets` packets that counted as lost were not. If no loss of this recovery is
+    /// left, restores the window and returns `true` (compare RFC 5682).
     pub(super) fn on_needless_repeat(&mut self, packets: u32) -> bool {
         let Some((size, losses)) = &mut self.before else {
             return false;

@@ -1,15 +1,12 @@
-//! The packets of a requester from the oldest that is not acknowledged on, and the losses among
-//! them.
-//!
-//! A peer that is a software HCA executes packets in order as all do, but holds those that arrive
-//! early, and reports them. A packet is then lost if a packet that was sent later is reported, and
-//! it is not within the time by which the network is known to reorder (compare RFC 8985).
+//! A software HCA holds packets that arrive early, and reports them. So a packet to such a peer is
+//! lost if a packet that was sent later is reported, and the time by which the network is known to
+//! reorder packets has passed (compare RFC 8985).
 
 use std::collections::VecDeque;
 
 use mlx5_wire::roce::Psn;
 
-/// Maximum time, in ns, for which a packet that was overtaken is waited for.
+/// Maximum time, in ns, before a packet that was overtaken counts as lost.
 const MAX_REORDER_NS: u64 = 4_000_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,7 +39,7 @@ pub(super) struct Arrived {
     pub(super) packets: u32,
     /// Number of packets that had counted as lost, and of which the first copy arrived.
     pub(super) needless: u32,
-    /// The times at which the first and the last of those that were sent once were sent.
+    /// Send times of the first and the last of the packets that were sent only once.
     pub(super) sent_ns: Option<(u64, u64)>,
 }
 
@@ -57,11 +54,12 @@ pub(super) struct Flight {
     /// The packet that was sent last among those that arrived: its time and PSN.
     newest: (u64, Psn),
     /// Least time between a packet and its answer, in ns. An answer that comes within a quarter of
-    /// it after a repeat is one to the first copy.
+    /// it after a repeat is an answer to the first copy.
     least_ns: Option<u64>,
-    /// Maximum time by which a packet arrived after one that was sent later, in ns.
+    /// Time, in ns, after which an overtaken packet counts as lost: 5/4 of the longest time by
+    /// which a packet arrived after one that was sent later, at most [`MAX_REORDER_NS`].
     reorder_ns: u64,
-    /// Time at which the next packet that was overtaken counts as lost.
+    /// Time at which the next overtaken packet counts as lost.
     due_ns: Option<u64>,
     arrived: Arrived,
 }
@@ -136,8 +134,9 @@ impl Flight {
         Some(self.lost_from)
     }
 
-    /// Sends lost packets again, from the first on: those that follow it without a gap, at most
-    /// `limit`. Returns their number.
+    /// Notes that lost packets are sent again: the one that [`first_lost`](Self::first_lost)
+    /// returned, and the lost packets that follow it without a gap, at most `limit` in total.
+    /// Returns their number.
     pub(super) fn send_again(&mut self, limit: u32, now_ns: u64) -> u32 {
         let from = self.lost_from.since(self.first).max(0) as usize;
         let mut count = 0;
@@ -165,7 +164,8 @@ impl Flight {
             .map(|packet| packet.state)
     }
 
-    /// Notes that the packets from `from` to before `until` have arrived, as `state` says.
+    /// Notes that the packets from `from` to before `until` have arrived. `state` is their new
+    /// state.
     pub(super) fn arrive(&mut self, from: Psn, until: Psn, state: State, now_ns: u64) {
         let from = from.since(self.first).max(0) as usize;
         let until = (until.since(self.first).max(0) as usize).min(self.packets.len());
@@ -245,7 +245,7 @@ impl Flight {
         std::mem::take(&mut self.arrived)
     }
 
-    /// Finds packets that count as lost because later packets were reported. Returns their number.
+    /// Marks packets as lost that packets sent later have overtaken. Returns their number.
     pub(super) fn lose_late(&mut self, now_ns: u64) -> u32 {
         self.due_ns = None;
         let before = self.lost;
@@ -280,7 +280,7 @@ impl Flight {
         self.lost - before
     }
 
-    /// Notes that the lost packets that were not sent again are under way.
+    /// Notes that the lost packets that were not sent again are under way after all.
     pub(super) fn lose_none(&mut self) {
         let lost = self
             .packets

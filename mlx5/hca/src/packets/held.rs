@@ -19,7 +19,7 @@ impl Held {
         self.0.is_empty()
     }
 
-    /// Holds the packet that arrived `ahead` PSNs before it is expected.
+    /// Holds a packet whose PSN is `ahead` PSNs after the expected one.
     pub(super) fn hold(&mut self, ahead: usize, headers: &Headers, payload: &[u8]) {
         if self.0.len() <= ahead {
             self.0.resize_with(ahead + 1, || None);
@@ -27,7 +27,7 @@ impl Held {
         self.0[ahead].get_or_insert_with(|| Box::new((*headers, payload.into())));
     }
 
-    /// Moves on by the number of PSNs that were executed. Returns the packet that is then expected,
+    /// Advances by the number of PSNs that were executed. Returns the packet that is then expected,
     /// if it is held.
     pub(super) fn next(&mut self, executed: usize) -> Option<Packet> {
         self.0.drain(..executed.min(self.0.len()));

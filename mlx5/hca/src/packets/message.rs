@@ -7,8 +7,8 @@ use mlx5_wire::roce::{AtomicEth, Headers, Opcode, PacketOpcode, Psn, Reth, Trans
 pub(crate) const MAX_RD_ATOMIC: usize = 16;
 
 /// Maximum delay, in ns, of the ACK of a message that does not ask for an ACK. The delayed ACK
-/// covers further messages too. The delay is far below the time after which the requester sends the
-/// message again.
+/// covers further messages too. A message is sent without asking only if its requester's timeout is
+/// more than twice this delay.
 pub(crate) const ACK_DELAY_NS: u64 = 500_000;
 
 /// Syndrome by which a software HCA reports to another that a queue pair failed or was destroyed: a
@@ -24,11 +24,11 @@ pub(crate) const fn packets(len: u32, mtu: u32) -> u32 {
 /// Maximum number of packets from the oldest that is not acknowledged to the newest, in bytes of
 /// payload: what a responder holds for a requester until an earlier packet arrives.
 const MAX_HELD_BYTES: u32 = 8 << 20;
-/// Number of packets, of up to [`QUEUE_BYTES`], that fit into the default socket buffer of a Linux
-/// receiver together with their overhead.
+/// Maximum number of packets, even small ones, that fit into the default socket buffer of a Linux
+/// receiver together with their overhead; and maximum total payload, in bytes, that fits.
 const QUEUE: u32 = 64;
 const QUEUE_BYTES: u32 = 128 << 10;
-/// Number of PSNs one of which asks for an ACK.
+/// Interval, in PSNs, at which packets ask for an ACK.
 const ASK_INTERVAL: u32 = 16;
 
 /// Returns the maximum number of packets from the oldest that is not acknowledged to the newest.
@@ -60,7 +60,8 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// Returns the number of packets that the default socket buffer of a receiver holds.
+    /// Returns the number of packets that the default socket buffer of a Linux receiver holds; at
+    /// least 8.
     pub(super) fn queue(&self) -> u32 {
         (QUEUE_BYTES / self.mtu).clamp(8, QUEUE)
     }
@@ -130,9 +131,9 @@ pub(crate) struct Outgoing {
 /// The place of a packet in the requester's window.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Room {
-    /// The packet was sent before.
+    /// Whether the packet was sent before.
     pub(super) is_repeat: bool,
-    /// The window ends with the packet, or its first half does.
+    /// Whether the window, or its first half, ends with the packet.
     pub(super) asks_ack: bool,
     /// Number of READ responses that the packet requests, unless the READ has fewer.
     pub(super) responses: u32,

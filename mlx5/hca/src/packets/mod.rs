@@ -30,16 +30,16 @@
 //!   reorder.
 //! - P4. A responder without a receive answers RNR NAK, and the requester waits for the time in it;
 //!   `rnr_retry` times.
-//! - P5. A responder answers a gap with one NAK, until the missing packet arrives. The packets
-//!   behind the gap are discarded; those of a software HCA are held until then, and every ACK
-//!   reports them. A responder acknowledges a duplicate SEND or WRITE, READs again for a duplicate
-//!   READ, and answers a duplicate atomic from its memory of the last
+//! - P5. A responder answers a gap with one NAK, and discards the packets behind the gap until the
+//!   missing packet arrives. To a software HCA it sends no such NAK: it holds the packets behind
+//!   the gap, and every ACK reports them. A responder acknowledges a duplicate SEND or WRITE,
+//!   executes a duplicate READ again, and answers a duplicate atomic from its memory of the last
 //!   [`MAX_RD_ATOMIC`](message::MAX_RD_ATOMIC).
 //! - P6. After a NAK that is fatal both ends execute nothing more.
 //! - P7. On an unreliable connection a message completes when its last packet is sent. The message
 //!   is executed once, after the messages before it, or is lost: if a packet is missing, arrives
 //!   late, or is refused. The loss is not reported. A packet is late if its PSN is at most 1,024
-//!   before the newest PSN; any other packet that begins a message begins the next message.
+//!   before the expected PSN; any other packet that begins a message begins the next message.
 //! - P8. A packet asks for an ACK at the end of its message, at each PSN that 16 divides, and at
 //!   the middle and the end of the congestion window. A message of one packet without a completion
 //!   does not ask a software HCA, which acknowledges it with a later message, or after

@@ -28,7 +28,7 @@ pub struct BadNetwork {
     pub delay_us: (u32, u32),
 }
 
-/// A packet that is held: the time at which it is sent on, its place in the order of packets, its
+/// A packet that is held: the time at which it is sent, its place in the order of packets, its
 /// destination, and its bytes.
 type Held = Reverse<(u64, u64, SocketAddr, Box<[u8]>)>;
 

@@ -52,7 +52,8 @@ pub(crate) struct WirePort {
     own: SocketAddr,
     /// RDMA MTU of the interface, in bytes.
     pub(crate) mtu: u16,
-    /// Whether the UDP ports of an address follow from the virtual functions that share it.
+    /// Whether devices share the IP address, so that the UDP port of each follows from its virtual
+    /// function.
     is_shared: bool,
     peers: Option<u16>,
     /// Secret from which the first PSNs of queue pairs follow.
@@ -91,7 +92,8 @@ const fn flow(source: SocketAddr, destination: SocketAddr) -> Flow {
 }
 
 impl WirePort {
-    /// Binds the port: the port of virtual function `vf`, if that is given. First PSNs are derived
+    /// Binds the port: the port of virtual function `vf`, if that is given. Otherwise the port in
+    /// the options; without one, 4791, or any free port if 4791 is taken. First PSNs are derived
     /// from `secret`, and the actions of a bad network from `seed`.
     pub(crate) fn open(
         options: &RoceOptions,
@@ -295,8 +297,8 @@ impl WirePort {
         self.network.as_ref()?.due_ns()
     }
 
-    /// Returns the vendor syndrome of a failure because `peer` did not answer: whether the kernel
-    /// refused packets to it.
+    /// Returns the vendor syndrome for a connection that failed because `peer` did not answer:
+    /// `PacketsRefused` if the packet that the kernel refused last was to `peer`, otherwise 0.
     pub(crate) fn why_silent(&self, peer: &SocketAddr) -> u8 {
         if self.out.was_refused_to(peer) {
             Limit::PacketsRefused as u8

@@ -1,6 +1,6 @@
-//! The requester: sends the packets of messages that are posted and not complete, and sends lost
-//! packets again: the lost ones to a peer that holds the others, and otherwise all behind the first
-//! (go-back-N).
+//! The requester: sends the packets of the messages that are posted and not complete, and repeats
+//! lost packets. To a software HCA, which holds the packets that follow a lost one, it repeats only
+//! the lost packets; to other peers all packets from the first lost one on (go-back-N).
 
 use std::collections::VecDeque;
 
@@ -12,8 +12,8 @@ use super::flight::{Flight, State};
 use super::message::{GONE, Message, Options, Outgoing, Request, Room, max_span};
 use super::timer::{Due, Timer};
 
-/// Maximum number of PSNs from the oldest packet that is not acknowledged to the end of the
-/// messages that have begun: half of all PSNs.
+/// Limit, excluded, of the number of PSNs from the oldest packet that is not acknowledged to the
+/// end of the messages that have begun: half of all PSNs, since PSNs further apart have no order.
 const MAX_SPAN: u32 = 1 << 23;
 /// Number of packets that may be sent at once. The others of a window are spread over a round trip,
 /// if that is longer than [`PACED_NS`].
@@ -27,7 +27,7 @@ const WITHOUT_END: u8 = 7;
 pub(crate) enum Taken {
     /// The payload of the response, if it has a payload, is discarded.
     Nothing,
-    /// The payload of the response is data of a READ, from this offset on.
+    /// The payload of the response is data of a READ, to be placed at this offset of the message.
     Place { message: u64, offset: u32 },
     /// The value before an atomic operation.
     Original { message: u64, value: u64 },
@@ -40,12 +40,12 @@ pub(crate) struct Failure {
     pub(crate) status: Status,
 }
 
-/// An end's requests on a connection.
+/// The requests of one end of a connection.
 #[derive(Debug)]
 pub(crate) struct Requester {
     options: Options,
     messages: VecDeque<Message>,
-    /// Number of messages of which a packet was sent.
+    /// Number of messages, from the oldest, that have begun: their PSNs are fixed.
     begun: usize,
     /// Number of READs and atomics among the messages that have begun.
     unanswered: usize,
@@ -54,7 +54,8 @@ pub(crate) struct Requester {
     /// PSN after the messages that have begun.
     end: Psn,
     flight: Flight,
-    /// The packet that the peer reported as missing last.
+    /// First PSN that the peer's last report of held packets covers: the packet for which the peer
+    /// waits.
     missing: Psn,
     retries: u8,
     rnr_retries: u8,
@@ -71,8 +72,9 @@ pub(crate) struct Requester {
     /// The failure of a message whose bytes cannot be sent. It fails when the messages before it
     /// are complete, and nothing of it is sent.
     refused: Option<Failure>,
-    /// Number of packets that counted as lost, including those that were answered before they were
-    /// sent again.
+    /// Number of packets that counted as lost since the last
+    /// [`take_retransmitted`](Self::take_retransmitted), including those that were answered before
+    /// they were sent again.
     retransmitted: u64,
 }
 
@@ -107,7 +109,7 @@ impl Requester {
         self.options
     }
 
-    /// Takes the number of packets that were sent again since the last call.
+    /// Returns the number of packets that counted as lost since the last call.
     pub(crate) fn take_retransmitted(&mut self) -> u64 {
         core::mem::take(&mut self.retransmitted)
     }
@@ -208,14 +210,16 @@ impl Requester {
         Some(message.packet(number, psn, room, &self.options))
     }
 
-    /// Returns the maximum number of READ responses to be requested together now, if any.
+    /// Returns the maximum number of READ responses that the next request may ask for. `None` if
+    /// the request must wait.
     fn part(&mut self, is_first: bool, is_repeat: bool) -> Option<u32> {
         let (flying, window) = (self.flight.flying(), self.congestion.window());
         if !self.options.is_polled {
             // The next part of a READ is requested when the previous part has arrived.
             return (is_first || is_repeat || flying == 0).then_some(window);
         }
-        // A part for the room of each response would be many requests; large parts are bursts.
+        // A request for each single response for which there is room would mean many requests, and
+        // large parts make the peer send bursts.
         let most = (window / 32).clamp(16, 64);
         let least = if window < 2 * most { window / 4 } else { most };
         let room = if flying < window {
@@ -231,13 +235,14 @@ impl Requester {
     }
 
     /// Returns whether the next packet, which takes this number of PSNs, is to be sent later, as
-    /// too many were sent at once. Otherwise takes it into account.
+    /// too many were sent at once. Otherwise counts the packet.
     fn is_too_early(&mut self, psns: u32, now_ns: u64) -> bool {
         let round_trip_ns = self.timer.round_trip_ns();
         if round_trip_ns <= PACED_NS || self.flight.flying() < BURST as u32 {
             return false;
         }
-        // Somewhat faster than a window in a round trip, so that the window is used.
+        // The gap lets 5/4 of a window (2 windows while the window doubles) be sent in a round
+        // trip, so that the window is used.
         let faster = if self.congestion.is_doubling() { 8 } else { 5 };
         let gap_ns = 4 * round_trip_ns / (faster * u64::from(self.congestion.window()));
         if self.pace_ns > now_ns + BURST * gap_ns {
@@ -295,7 +300,8 @@ impl Requester {
         let psn = headers.bth.psn;
         let opcode = headers.opcode.opcode;
         // A response to a packet that was not sent, or that is acknowledged already, is old or not
-        // from the peer. An ACK of what is acknowledged may report what follows.
+        // from the peer. An ACK of the last acknowledged packet is taken, because it may report
+        // packets that the peer holds.
         let oldest = -i32::from(opcode == Opcode::Acknowledge);
         if self.failure.is_some()
             || psn.since(self.flight.first()) < oldest
@@ -432,7 +438,8 @@ impl Requester {
         }
     }
 
-    /// Acts on what the last response reported.
+    /// Completes messages, and adapts the timer and the congestion window, according to the
+    /// arrivals that `flight` has noted.
     fn settle(&mut self, now_ns: u64) {
         let before = self.flight.first();
         let arrived = self.flight.take_arrived();
@@ -474,8 +481,9 @@ impl Requester {
         }
     }
 
-    /// Returns whether the request of a READ is lost, and so what the peer waits for. Then nothing
-    /// is lost in the direction of the data, whose window this is.
+    /// Returns whether the peer waits for a READ or an atomic whose request counts as lost. The
+    /// peer has then not sent the responses to it, so their absence is no reason to shrink the
+    /// window.
     fn is_request_lost(&self) -> bool {
         let is_read = |place: usize| self.messages[place].request.has_response();
         self.flight.state(self.missing) == Some(State::Lost)
@@ -495,8 +503,8 @@ impl Requester {
             .filter(|refused| refused.message == self.oldest));
     }
 
-    /// Retries: the oldest packet that is not acknowledged, or its response, is known to be lost,
-    /// and the peer discards what follows it.
+    /// Retries, unless this loss was noticed before: the oldest packet that is not acknowledged, or
+    /// its response, is known to be lost, and the peer discards what follows it.
     fn on_loss(&mut self, now_ns: u64) {
         if !self.is_known_lost {
             self.congestion.on_repeat(self.flight.end(), true);

@@ -10,11 +10,11 @@ use mlx5_wire::roce::{
 use super::held::Held;
 use super::message::{ACK_DELAY_NS, MAX_RD_ATOMIC, max_span, packets};
 
-/// Maximum number of answers that wait to be sent. Further duplicates get no answer.
+/// Number of answers waiting to be sent at which the responder stops answering duplicates.
 const MAX_REPLIES: usize = 16 * MAX_RD_ATOMIC;
 
-/// Maximum number of READs and atomics of a software HCA, which requests a READ in parts, whose
-/// answers wait to be sent.
+/// Maximum number of READs and atomics whose answers wait to be sent, if the peer is a software
+/// HCA, which requests a READ in parts.
 const MAX_PARTS: usize = 8 * MAX_RD_ATOMIC;
 
 /// Maximum distance, in PSNs, of a late packet of an unreliable connection behind the expected
@@ -252,7 +252,8 @@ impl Responder {
             }
             Ok(()) => {}
             Err(Refusal::NotReady) => {
-                // The packets behind it are no gap.
+                // The packets behind this one are no gap, and get no NAK: the peer repeats all of
+                // them.
                 self.is_asked_for = true;
                 self.answer(
                     psn,

@@ -177,11 +177,11 @@ impl Udp {
         self.0.local_addr()
     }
 
-    /// Returns the least MTU of the interfaces by which packets from the socket's address may
+    /// Returns the smallest MTU of the interfaces by which packets from the socket's address may
     /// leave, in bytes of an IP packet.
     ///
     /// # Errors
-    /// The errors of getifaddrs(3) and netdevice(7); no interface has the address.
+    /// The errors of getifaddrs(3) and netdevice(7), and an error if no interface has the address.
     pub(crate) fn interface_mtu(&self) -> io::Result<u32> {
         let names = interface::names_of(self.local()?.ip())?;
         names
@@ -245,7 +245,8 @@ impl Udp {
     }
 
     /// Sends packets `first..end`. Returns the number of the first packet for which the socket has
-    /// no room, and the number of packets that the kernel refused, which are lost.
+    /// no room (`end` if it had room for all), and the number of packets that the kernel refused,
+    /// which are lost.
     pub(crate) fn send(&self, packets: &mut Packets, first: usize, end: usize) -> (usize, u64) {
         let (mut next, mut refused) = (first, 0);
         while next < end {

@@ -14,8 +14,8 @@ use crate::types::rule::Rule;
 
 /// The device's side of a completion queue.
 ///
-/// Callers pass CQEs whose op_own has only the solicited flag: opcode, format and owner bit are
-/// filled in here. `write_receive` differs, and fills in only the owner bit.
+/// Of the op_own byte of a CQE that a caller passes, only the solicited flag is used; the queue
+/// sets opcode, format and owner bit. `write_receive` differs: it sets only the owner bit.
 #[derive(Debug)]
 pub struct SoftCq {
     /// The CQE of the first entry: its last 64 bytes.
@@ -41,7 +41,9 @@ pub struct SoftCq {
     /// Counter after the CQE of the last event that [`announce`](Self::announce) gave, with the
     /// same minimum.
     announced: u32,
-    /// Whether a CQE was due while the queue was full. Nothing is written any more then.
+    /// Whether the queue has stopped: nothing is written any more. It stops when a CQE is due and
+    /// the queue is full, when strict mode finds a consumer counter that is ahead, and when the
+    /// device fails.
     overrun: bool,
     /// Whether strict mode has reported the broken rule of this queue, or is to report none because
     /// the device has failed.
@@ -55,7 +57,7 @@ pub struct Overrun {
     pub(crate) is_first: bool,
 }
 
-/// The queue of the entry at the producer, which is free.
+/// The free entry at the producer of a queue.
 pub(crate) struct FreeEntry<'a>(&'a mut SoftCq);
 
 impl FreeEntry<'_> {
@@ -72,7 +74,8 @@ impl FreeEntry<'_> {
     }
 }
 
-/// An arm word that no driver writes. The first command, sequence 0 at consumer 0, is all zeros.
+/// An arm word that no driver writes. It is not 0, because the first command, sequence 0 at
+/// consumer 0, is all zeros.
 const NOT_ARMED: u32 = u32::MAX;
 
 impl SoftCq {

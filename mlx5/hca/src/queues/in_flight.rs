@@ -13,7 +13,8 @@ pub(crate) struct InFlight {
     pub(crate) acknowledged: VecDeque<Acknowledged>,
     /// Time from the effect of the WQE being executed to its visible completion.
     pub(crate) acknowledge_ns: u64,
-    /// Strict mode: hashes of the source buffers when the doorbell rang.
+    /// If the device checks source buffers: hashes of the buffers of announced WQEs, taken when the
+    /// doorbell rang.
     pub(crate) sources: VecDeque<Source>,
     /// Time of the last scheduled effect, so that effects are in order.
     pub(crate) last_effect_ns: u64,

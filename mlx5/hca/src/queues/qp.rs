@@ -109,7 +109,7 @@ impl SqPlace {
 
 pub(crate) struct SoftQp {
     pub(crate) qpn: u32,
-    /// The first words of its WRITEs, precomputed for the fast path.
+    /// The bits that the control segments of its WRITEs have in common, for the fast path.
     pub(crate) writes: Writes,
     pub(crate) index: usize,
     /// The part of the queue pair that its peer reads, in the memory of this device.
@@ -146,8 +146,9 @@ pub(crate) struct SoftQp {
     pub(crate) waiting: Option<Waiting>,
     pub(crate) lane: LaneRx<Message>,
     pub(crate) lane_place: LanePlace,
-    /// Mask, a power of two less one. The owner returns credit to the requester when the position
-    /// in the lane has none of the bits of this mask.
+    /// Mask, a power of two less one. The owner stores its position in the lane for the requester
+    /// ([`Acks::consumed`](crate::shared::layout::Acks::consumed)) when the position has none of
+    /// these bits.
     pub(crate) ack_mask: u64,
     /// Address after the last payload, where the next payload is if payloads are written to a ring.
     /// The address is used only for prefetching.
@@ -175,7 +176,8 @@ pub(crate) enum Mode {
     Plain,
     /// WQEs take the general path.
     Ordinary,
-    /// WQEs get extra checks: a rule was broken, the port is down, or the device makes faults.
+    /// WQEs get extra checks: a rule was broken, the port is or was down, or the device makes
+    /// faults.
     Exceptional,
     /// The queue pair is in the error state: every WQE is flushed.
     Failed,

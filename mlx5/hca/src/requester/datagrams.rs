@@ -32,8 +32,8 @@ const CONTROLLED_QKEY: u32 = 1 << 31;
 /// programs rely on losing nothing on these links.
 const LINK_WAIT_NS: u64 = 100_000_000;
 
-/// Runs a SEND of a datagram queue pair with this Q_Key. It is complete once the datagram was sent,
-/// even if the datagram is lost.
+/// Runs a SEND of a datagram queue pair whose Q_Key is `qkey`. The SEND is complete once the
+/// datagram was sent, even if the datagram is lost.
 #[cold]
 pub(crate) fn send(
     hca: &Hca,
@@ -66,7 +66,7 @@ pub(crate) fn send(
         has_imm.then(|| wqe.ctrl.imm()),
         (wqe.ctrl.solicited(), grh.is_some()),
     );
-    // No device has the LID 0.
+    // A vector with LID 0, which no device has, leads to a receiver that is reached by packets.
     let lid = hca.lid_of(to.qpn, &to.vector).filter(|lid| *lid != 0);
     let peer = lid.and_then(|lid| links.peer(&hca.membership, lid, None).ok());
     let Some(peer) = peer else {

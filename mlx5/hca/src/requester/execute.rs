@@ -15,7 +15,7 @@ use crate::requester::timing::Timing;
 use crate::shared::layout::qp_index;
 use crate::{Hca, State};
 
-/// Executes the new WQEs of queue pair `index`, whose register was just written.
+/// Executes the new WQEs of queue pair `index`, whose doorbell was just rung.
 #[inline(always)]
 pub(crate) fn doorbell(hca: &Hca, index: usize) {
     // The state is borrowed again below, so that its address need not be kept across this call.

@@ -1,7 +1,7 @@
-//! The loop that takes WQEs off a send queue, in order. All work happens in the caller's thread,
-//! without help from the target's CPU; only atomics on memory that this process has not mapped are
-//! executed by the target. A WQE that cannot run yet stops only its own send queue, and is tried
-//! again on a later empty poll.
+//! The loop that takes WQEs off a send queue, in order. All work on shared memory happens in the
+//! caller's thread, without help from the target's CPU; only atomics on memory that this process
+//! has not mapped are executed by the target. A WQE that cannot run yet stops only its own send
+//! queue, and is tried again on a later empty poll.
 
 use crate::queues::qp::{Mode, Transport, blocks};
 use crate::requester::complete::Completions;

@@ -34,8 +34,8 @@ pub enum Timing {
     Random {
         /// The shortest and the longest delay, in ns.
         ns: (u64, u64),
-        /// Seed of the delays: the same seed gives the WQEs of each queue pair, by their places,
-        /// the same ones.
+        /// Seed of the delays. With the same seed, the WQE at the same place of a queue pair has
+        /// the same delays.
         seed: u64,
     },
     /// WQEs are executed at the times of a model of NICs. For virtual time, in one thread.

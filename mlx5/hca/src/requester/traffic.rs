@@ -5,7 +5,7 @@ use mlx5_wire::{CtrlWords, Header, Opcode, Piece, Wqe};
 use crate::Hca;
 use crate::queues::qp::SoftQp;
 
-/// Longest packet of a message, in bytes.
+/// Length, in bytes, of the packets as which the traffic is counted.
 const PACKET_BYTES: u64 = 4096;
 
 /// Counts a WQE that succeeded, at the ports of both ends. (The packets of connections by packets

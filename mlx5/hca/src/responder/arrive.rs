@@ -16,8 +16,8 @@ use crate::{Hca, Queues, State};
 /// Bytes of a cache line.
 const LINE: u64 = 64;
 
-/// Maximum interval, in messages, at which the requester gets credit. The interval is a quarter of
-/// the lane if that is less.
+/// Maximum interval, in messages, at which the owner stores its position in the lane for the
+/// requester. The interval is a quarter of the lane if that is less.
 const CONSUMED_EVERY: u32 = 16;
 
 /// Returns [`SoftQp::ack_mask`] for a lane of this number of slots.

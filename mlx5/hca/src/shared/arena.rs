@@ -1,11 +1,11 @@
-//! Allocator of the pages of a sparse memory segment: first fit over a sorted list of free ranges.
+//! Allocator of ranges of a sparse memory segment: first fit over a sorted list of free ranges.
 
 use std::collections::BTreeMap;
 
 /// Page size, the unit of all shared memory, in bytes.
 pub(crate) const PAGE: usize = 4096;
 
-/// Free ranges by offset, in bytes; neighbours are always merged.
+/// Free ranges: length by offset, in bytes. Adjacent ranges are always merged.
 pub(crate) struct Arena {
     free: BTreeMap<usize, usize>,
 }

@@ -129,7 +129,7 @@ impl Incoming {
         Some((header, NonNull::from(&self.lane().payloads[slot]).cast()))
     }
 
-    /// Tells the sender by `consumed` that the slots of the taken datagrams are free.
+    /// Reports to the sender, in `consumed`, that the slots of the taken datagrams are free.
     pub(crate) fn give_room(&self) {
         // The datagrams were copied before this store (L2 of docs/shm-protocols.md).
         self.lane().consumed.store(self.taken, Ordering::Release);

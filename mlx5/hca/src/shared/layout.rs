@@ -1,16 +1,19 @@
-//! Shared memory of the devices of a fabric, byte for byte.
+//! Layout of the memory that the devices of a fabric share.
 //!
-//! A device has three memory segments. Peers map them all, lazily, when they connect:
+//! A device has three memory segments. Another device of the fabric, its peer, maps all three when
+//! it first connects to the device or exchanges datagrams with it:
 //!
 //! | segment | owner | peers | holds |
 //! |---|---|---|---|
 //! | control | rw | **ro** | header, queue pair table, memory region table, receive queue table, receive rings and doorbell records |
-//! | lanes | rw | rw | ready words, pop words, one lane per queue pair and its slots |
+//! | lanes | rw | rw | ready words, pop words, one lane per queue pair and its slots, lanes of datagrams |
 //! | arena | rw | rw | registered memory |
 //!
-//! SQs, CQs, UAR and every counter not listed here are private to the process. Only these words are
-//! written by more than one process: `Pop::word` (compare and swap), the ready words (fetch_or) and
-//! the wakes of `OwnerSleep` (fetch_add). Everything else has one writer.
+//! SQs, CQs, the UAR and every counter not listed here are private to the process. More than one
+//! process at a time writes only these words: `Pop::word` (compare and swap), the ready words
+//! (fetch_or) and the wakes of `OwnerSleep` (fetch_add). Every other word has one writer at a time.
+//! Other comments refer to the pairings by the names H1 to H9. The pairings L1, L2, R1, W1 and W2
+//! are in docs/shm-protocols.md.
 //!
 //! | word | writer | reader | pairing |
 //! |---|---|---|---|
@@ -21,7 +24,7 @@
 //! | `MrEntry::stamp` | owner | requesters | **H2** Release/Acquire: the other fields, unchanged while this word is |
 //! | `Header::executing` | owner, as requester | peers that deregister or destroy | **H3** light/heavy barrier: odd while a doorbell executes; or fences, see `has_fences` |
 //! | `Pop::word` | requesters, and the owner in repair, CAS | requesters | **H4** AcqRel: a popped receive is this requester's |
-//! | `DatagramLane::consumed` | the receiver | the sender, whose memory it is | L2 of `copyrpc_shm::lane` |
+//! | `DatagramLane::consumed` | the receiver; the sender, when it assigns the lane to a device | the sender, whose memory it is | L2 of `copyrpc_shm::lane` |
 //! | `DatagramLane::target` | owner | receivers | Release/Acquire: the lane's `target_epoch` and `consumed`; read again after a message (L1): unchanged if the message is for this receiver |
 //! | `OwnerSleep` | requesters, fetch_add; owner | both | **H7** W1 and W2 of `copyrpc_shm::sleep`, after a ready bit: a requester sees that the owner sleeps, or its ready bit is seen |
 //! | `AtomicRequest` | the lane's requester | owner | L1 of the message that announces the request; written again after H8 only |
@@ -37,12 +40,14 @@ use copyrpc_shm::sleep::Sleep;
 use copyrpc_shm::sync::{AtomicU32, AtomicU64, UnsafeCell};
 use mlx5_wire::{Access, CqeFormat, CqeOpcode, GRH_BYTES, Syndrome, op_own_with};
 
-/// The control file's `kind`. Its last digits are raised with any change of this source file.
+/// `kind` of a device's control file. Its last digits are raised with every change of the layout,
+/// so that devices of different versions do not map each other.
 pub(crate) const REGION_KIND: u64 = u64::from_be_bytes(*b"MLX5HC18");
 
 /// Number of low bits of a QPN that are the queue pair's index in the table. The upper 10 bits are
-/// the virtual function on a device with a port. Otherwise they count the queue pairs that had this
-/// index, so that a stale number belongs to no queue pair.
+/// the virtual function on a device with a port. Otherwise they change with each queue pair that has
+/// this index, so that the number of a destroyed queue pair is used again only by the 1,022nd queue
+/// pair after it.
 pub(crate) const QP_INDEX_BITS: u32 = 14;
 pub(crate) const MAX_QPS: usize = 1 << QP_INDEX_BITS;
 pub(crate) const MAX_MRS: usize = 1 << 20;
@@ -50,7 +55,8 @@ pub(crate) const MAX_MRS: usize = 1 << 20;
 pub(crate) const MAX_RQS: usize = 1 << 15;
 /// Longest datagram, in bytes: the largest MTU.
 pub(crate) const MAX_MTU: usize = mlx5_wire::MAX_DATAGRAM_BYTES;
-/// Maximum number of datagrams that wait from one device to another.
+/// Maximum number of datagrams that a device has sent to one other device and that the other device
+/// has not taken yet.
 pub(crate) const DATAGRAM_SLOTS: usize = 32;
 /// Maximum number of devices to which a device has sent datagrams that they have not taken yet.
 /// Small in unit tests, so that a few devices use up all lanes.
@@ -71,29 +77,29 @@ pub(crate) struct Header {
     /// Not 0 if the owner executes a full fence after each write of `executing`, because
     /// membarrier(2) does not work in its process. Written before the device has peers.
     pub(crate) has_fences: AtomicU32,
-    /// Number of times that the owner has copied the receives that its driver posts in its own
-    /// memory. 0 for a device whose driver posts into the rings that peers map.
+    /// Number of times that the owner has copied the receives that its driver posts in memory that
+    /// peers do not map. 0 for a device whose driver posts into the rings that peers map.
     pub(crate) copies: AtomicU64,
 }
 
 #[repr(C, align(64))]
 pub(crate) struct QpEntry {
     /// `version << 32 | qpn << 8 | flags`; 0 when free. See [`RECEIVES`]. The version counts the
-    /// changes of this place, including the changes from one queue pair to the next. So the value
+    /// changes of this entry, including the changes from one queue pair to the next. So the value
     /// that a requester remembers does not occur again before 2^32 changes. `peer`, `peer_epoch`
-    /// and `generation` are unchanged while this word is.
+    /// and `generation` do not change while this word is unchanged.
     pub(crate) identity: AtomicU64,
     /// The queue pair that may send to this queue pair: [`QpEntry::pack_peer`].
     pub(crate) peer: AtomicU64,
-    /// The incarnation of that queue pair's device, unique to the device.
+    /// Epoch of that queue pair's device: a number that no other device has.
     pub(crate) peer_epoch: AtomicU64,
     /// `HOT` if the owner polls the lane, or `ARMED` if it waits for the lane's ready bit
     /// (`copyrpc_shm::ready`).
     pub(crate) armed: AtomicU32,
     pub(crate) pd: AtomicU32,
     pub(crate) rqn: AtomicU32,
-    /// The version at which the queue pair was made, or last reset. Distinguishes it from earlier
-    /// queue pairs with this number.
+    /// Version in `identity` when the queue pair was made, or last reset. Distinguishes it from
+    /// earlier queue pairs with this number.
     pub(crate) generation: AtomicU32,
     /// Place of its lane's slots: [`LanePlace::pack`].
     pub(crate) lane: AtomicU64,
@@ -146,7 +152,8 @@ impl QpEntry {
         (identity >> 8) as u32 & 0xff_ffff
     }
 
-    /// Packs number and generation, so that an earlier queue pair with this number does not match.
+    /// Packs the number and the generation of the peer's queue pair. An earlier queue pair with
+    /// this number has a different generation, so it does not match.
     pub(crate) const fn pack_peer(qpn: u32, generation: u32) -> u64 {
         (generation as u64) << 32 | qpn as u64
     }
@@ -181,7 +188,8 @@ pub(crate) struct RqEntry {
     pub(crate) ring: AtomicU64,
     /// Doorbell record, in the device's format.
     pub(crate) record: AtomicU32,
-    /// Number of receives of dead processes that the owner returned. They count as posted.
+    /// Number of receives that processes took before they died, and that the owner put back into
+    /// the queue. They count as posted.
     pub(crate) returned: AtomicU32,
     /// [`LINKED`], or 0 for a ring.
     pub(crate) kind: AtomicU32,
@@ -348,7 +356,7 @@ impl DatagramHeader {
 
 /// Datagrams from the owner of this memory to one other device, which reads them in this lane.
 ///
-/// When that device has taken all datagrams, or is gone, the owner may use the lane for another
+/// When that device has taken all datagrams, or has ended, the owner may use the lane for another
 /// device. The positions in the lane then continue. The earlier device takes a message only if it
 /// reads an unchanged `target` *after* the message, and writes `consumed` only if it took a
 /// message.

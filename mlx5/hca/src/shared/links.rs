@@ -66,7 +66,8 @@ impl Links {
     }
 
     /// Returns the number of the lane towards `peer` in `memory`, the memory of this device. `None`
-    /// if every lane belongs to another device that has not taken all its datagrams.
+    /// if every lane belongs to another device that has not taken all its datagrams, or no memory
+    /// is left for the lane.
     pub(crate) fn lane_to(&mut self, memory: &DeviceMemory, peer: &Rc<Peer>) -> Option<usize> {
         if let Some(index) = self
             .outgoing

@@ -11,10 +11,11 @@ use mlx5_wire::{DataWords, INVALID_LKEY, NextSegment, SEGMENT, queue_record_inde
 use crate::shared::layout::{LINKED, Pop, QUEUE_BYTES, RqEntry, Taking};
 use crate::shared::memory::DeviceMemory;
 
-/// The pop count under which each receive, by WQE index, was last taken and *accounted for* by a
-/// message. A receive that was popped and is not accounted for was taken by a dead process, without
-/// a message. Counts are compared as signed 32 bits. So a WQE that is not among the last 2^31
-/// receives of its queue may seem to be accounted for, and is then not returned.
+/// For each WQE, the pop count ([`Pop`]) at which its receive was last *accounted for*: a message
+/// named it as the receive that it took. A receive that was popped and is not accounted for was
+/// taken by a dead process, without a message. Counts are compared as signed 32 bits. So a WQE that
+/// is not among the last 2^31 receives of its queue may seem to be accounted for, and is then not
+/// returned.
 #[derive(Clone)]
 pub(crate) struct Taken(Rc<[Cell<u32>]>);
 
@@ -48,7 +49,8 @@ impl Taken {
     }
 }
 
-/// Clears the intent of a taker that takes no receive, because the repair waits for intents.
+/// Clears the intent of a taker that takes no receive. The repair after a peer's death waits until
+/// the intents of the living peers are clear.
 #[cold]
 pub(crate) fn gives_up(intent: &AtomicU64) {
     if intent.load(Ordering::Relaxed) != 0 {
@@ -341,7 +343,7 @@ impl Receives {
 
     /// Returns the `wqe_counter` in the CQE of a receive. For a list it is the index of the WQE;
     /// for a ring it is the count of receives, which continues past the end of the ring. libmlx5
-    /// ignores both in a ring; UCX requires the count (`uct_ud_mlx5_iface_poll_rx`).
+    /// ignores the field for a ring; UCX requires the count (`uct_ud_mlx5_iface_poll_rx`).
     #[inline(always)]
     pub(crate) fn wqe_counter(&self, taking: Taking) -> u16 {
         if self.is_linked {

@@ -54,14 +54,14 @@ pub(crate) struct Remote {
     pub(crate) generation: u32,
     own: u64,
     own_epoch: u64,
-    /// Value of [`Peer::copies`] when a wait for a further copy ended without one, because the
-    /// peer's owner has stopped; 0 before that.
+    /// Value of [`Peer::copies`] when this end stopped waiting for the peer to copy further
+    /// receives, because the peer's owner had stopped; 0 before that.
     pub(crate) stopped_at: Cell<u64>,
     pub(crate) pd: u32,
     /// Terms of this end of the connection, if its driver has set them.
     pub(crate) terms: Option<Terms>,
-    /// Counted if the peer answers fewer READs and atomics than this end may send: the number of
-    /// unanswered ones; the `sq_limit` up to which they were announced; the place of the last.
+    /// READs and atomics of the present doorbell, counted while the terms of the two ends differ:
+    /// their number; the `sq_limit` of that doorbell; the counter of the last WQE that was counted.
     pub(crate) reads: (u32, u16, u16),
     pub(crate) lane: LaneTx<Message>,
     ready: ReadyWords,

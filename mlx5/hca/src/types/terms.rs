@@ -17,9 +17,9 @@ pub struct Terms {
     pub sq_psn: u32,
     /// First packet sequence number that this end expects, 24 bits.
     pub rq_psn: u32,
-    /// Number of READs and atomics that this end sends before one of them is answered.
+    /// Maximum number of READs and atomics of this end that the peer has not answered.
     pub max_rd_atomic: u8,
-    /// Number of READs and atomics of the peer that this end keeps until they are answered.
+    /// Maximum number of READs and atomics of the peer that this end keeps until they are answered.
     pub max_dest_rd_atomic: u8,
 }
 

@@ -2,7 +2,7 @@
 //!
 //! | range | meaning | type |
 //! |---|---|---|
-//! | 0x01.. | a remote access, or one by key, was refused | [`Fault`] |
+//! | 0x01.. | an access of a peer, or an access by key, was refused | [`Fault`] |
 //! | 0x10.. | the WQE cannot be decoded | [`Malformed`] |
 //! | 0x20.. | the WQE was decoded and cannot be executed | [`Limit`] |
 //! | 0x40.. | strict mode: a rule was broken | [`Rule`] |

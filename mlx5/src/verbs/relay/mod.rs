@@ -115,7 +115,7 @@ struct Rings {
     cqs: Slab<CompletionRing>,
     receives: Slab<ReceiveRing>,
     sends: Slab<SendRing>,
-    /// Number of queue pairs created since the start.
+    /// Number of queue pairs created since the start, modulo 2^16.
     generations: u16,
     chain: Chain,
     taken: [ibv_wc; BATCH],

@@ -79,15 +79,15 @@ pub(super) trait Device {
     fn any_handle(&self, pdn: u32) -> Option<NonNull<ibv_ah>>;
 }
 
-/// The stages of the end of a queue pair after the device refused a WQE.
+/// The stage of a send queue. After the device has refused a WQE, a *marker* is posted: a request
+/// whose completion follows the completions of all earlier requests.
 #[derive(Clone, Copy, PartialEq)]
 enum Stage {
     /// New WQEs are posted.
     Open,
     /// A WQE was refused: no further WQE is posted, and the marker still has to be posted.
     Refused,
-    /// The marker is posted: a request whose completion follows the completions of all earlier
-    /// requests.
+    /// The marker is posted, and its completion has not arrived.
     Draining,
     /// All requests are complete. The refused WQE, and the WQEs after it, can complete.
     Drained,
@@ -335,8 +335,8 @@ impl SendRing {
         !is_nop
     }
 
-    /// Makes the work request of a WQE; `None` for a WQE that this crate does not make, or whose
-    /// destination is unknown.
+    /// Makes the work request of a WQE; `None` for a WQE that this crate does not make, or if the
+    /// device refuses the path of a datagram.
     fn request(
         &self,
         device: &impl Device,

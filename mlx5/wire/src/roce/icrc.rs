@@ -40,7 +40,8 @@ const POLYNOMIAL: u32 = 0xedb8_8320;
 pub struct Flow {
     /// IP address and UDP port of the sender.
     pub source: SocketAddr,
-    /// IP address and UDP port of the receiver; the port is [`UDP_PORT`](super::UDP_PORT).
+    /// IP address and UDP port of the receiver; RoCE hardware receives at
+    /// [`UDP_PORT`](super::UDP_PORT) only.
     pub destination: SocketAddr,
     /// Identification in an IPv4 header; 0 over IPv6. Linux sends 0 from a socket that is not
     /// connected and has `IP_PMTUDISC_DO`.
