@@ -1,12 +1,12 @@
 //! The address of a queue pair, and its encoding for the exchange with the peer.
 
-/// The kind of device of a queue pair. Queue pairs of different kinds never connect.
+/// Kinds of devices. Queue pairs whose addresses have different kinds never connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum DeviceKind {
-    /// The software HCA of this crate, without a port for packets.
+    /// The software HCA of this crate; in an address, a software HCA without a port for packets.
     Soft = 1,
-    /// A device that libibverbs finds, or a software HCA with a port for packets.
+    /// A device that libibverbs finds; in an address, also a software HCA with a port for packets.
     Hardware = 2,
 }
 

@@ -39,8 +39,8 @@
 //! | `ops` | operations as values: a verb over a payload |
 //! | `queues` | queue pairs, their send and receive queues, shared receive queues: one path from an operation to a WQE, and the doorbell |
 //! | `mmio` | the stores and barriers of a doorbell; no other module writes a register |
-//! | `completions` | completion queues, plain or compressed; completions that go straight to the queue pair they belong to |
-//! | `control` | the handle by which every object holds its device, and the device's hook. No module above it depends on the kind of device |
+//! | `completions` | completion queues, plain or compressed; completions that come with the value registered for their queue pair |
+//! | `control` | the handle by which every object holds its device, and the hook that calls a device that makes no progress by itself |
 //! | `provider` | the control path: creates objects on the software HCA (`soft`), which executes nothing in a null device (`null`) |
 //! | [`verbs`] | the control path on hardware, through libibverbs and libmlx5 |
 //! | [`hca`] | the software HCA, package `mlx5-hca` |

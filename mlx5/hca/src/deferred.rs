@@ -7,7 +7,8 @@ use std::collections::BinaryHeap;
 /// messages) is tried again, and a lane that a fault skipped is polled again.
 pub(crate) const LANE_RETRY_NS: u64 = 1_000;
 
-/// Scheduled runs of send queues; in the heap each with its time, its number and its QPN.
+/// Scheduled runs of send queues. Each entry of the heap has the time of the run, a sequence number
+/// and the QPN.
 #[derive(Default)]
 pub(crate) struct Deferred {
     heap: BinaryHeap<Reverse<(u64, u64, u32)>>,

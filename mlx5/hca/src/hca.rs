@@ -95,7 +95,7 @@ pub struct Hca {
     pub(crate) rnr_naks: Cell<u64>,
     /// Number of receive completions written into compressed sessions.
     pub(crate) compressed: Cell<u64>,
-    /// Number of WRITEs and SENDs announced. Counted with a model of NICs only.
+    /// Number of WRITEs and SENDs announced. Counted only if a model of NICs times them.
     pub(crate) sends: Cell<u64>,
     /// Number of regions registered since the device was opened, modulo 2^32.
     pub(crate) registrations: Cell<u32>,

@@ -47,7 +47,8 @@ pub struct CompletionError {
     pub raw: u8,
     /// The vendor's own error code.
     pub vendor: u8,
-    /// Kind of the device that reported the error.
+    /// Kind of the device that reported the error: `Soft` for every software HCA, even one with a
+    /// port for packets.
     pub kind: DeviceKind,
 }
 

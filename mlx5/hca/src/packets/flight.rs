@@ -1,3 +1,6 @@
+//! The packets of a requester from the oldest that is not acknowledged on, and the losses among
+//! them.
+//!
 //! A software HCA holds packets that arrive early, and reports them. So a packet to such a peer is
 //! lost if a packet that was sent later is reported, and the time by which the network is known to
 //! reorder packets has passed (compare RFC 8985).

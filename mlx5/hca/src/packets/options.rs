@@ -31,8 +31,8 @@ pub struct RoceOptions {
     /// RDMA MTU, in bytes: 256, 512, 1024, 2048 or 4096. `None`: the largest for the address's
     /// interface.
     pub mtu: Option<u16>,
-    /// Whether peers of the same fabric get packets as well, and no shared memory: for tests, and
-    /// to measure. A bad network and a capture imply it.
+    /// Whether the device exchanges packets even with peers of its own fabric, and shares memory
+    /// with none of them: for tests, and to measure. A bad network and a capture imply it.
     pub is_for_all: bool,
     /// Bad network through which packets leave the port.
     pub network: BadNetwork,

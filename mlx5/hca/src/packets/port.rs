@@ -226,7 +226,7 @@ impl WirePort {
         self.gone.push_back((qpn, peer, answer));
     }
 
-    /// Forgets the earlier queue pair with the number of a new one.
+    /// Forgets the earlier queue pair with number `qpn`, because a new queue pair gets this number.
     pub(crate) fn forget_gone(&mut self, qpn: u32) {
         self.gone.retain(|(gone, ..)| *gone != qpn);
     }

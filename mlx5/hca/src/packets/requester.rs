@@ -69,8 +69,8 @@ pub(crate) struct Requester {
     /// Time before which no packet is sent because too many were sent at once.
     paced_ns: Option<u64>,
     failure: Option<Failure>,
-    /// The failure of a message whose bytes cannot be sent. It fails when the messages before it
-    /// are complete, and nothing of it is sent.
+    /// The failure of a message whose bytes cannot be sent. The message fails when the messages
+    /// before it are complete, and nothing of it is sent.
     refused: Option<Failure>,
     /// Number of packets that counted as lost since the last
     /// [`take_retransmitted`](Self::take_retransmitted), including those that were answered before
@@ -81,7 +81,8 @@ pub(crate) struct Requester {
 impl Requester {
     pub(crate) fn new(options: Options, first: Psn) -> Self {
         let (limit, queue) = (max_span(options.mtu), options.queue());
-        // A peer that discards what follows a loss makes a window of more than a queue expensive.
+        // A window of more packets than a queue holds causes losses. These are expensive if the
+        // peer discards all packets after a loss.
         let threshold = if options.is_polled { limit } else { queue };
         Self {
             options,
@@ -161,7 +162,8 @@ impl Requester {
             return None;
         }
         let lost = self.flight.first_lost();
-        // A peer that waits for the oldest packet executes and answers nothing else.
+        // A peer that waits for the oldest packet executes and answers nothing else. So this packet
+        // is sent again even if the window is full.
         if flying >= window && lost != Some(self.flight.first()) {
             return None;
         }

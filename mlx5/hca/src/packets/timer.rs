@@ -1,4 +1,4 @@
-//! The times at which a requester does something by itself (P3 and P4 of `packets`).
+//! The times at which a requester acts although no answer has arrived (P3 and P4 of `packets`).
 
 /// Minimum time without an answer, in ns, before packets are sent again: far below the time-outs
 /// that programs set. The time that RFC 6298 computes from round trips is used if it is longer.

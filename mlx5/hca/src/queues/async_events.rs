@@ -15,7 +15,8 @@ impl Hca {
         self.events.borrow_mut().push_back(event);
     }
 
-    /// Notes a difference between two queue pairs, unless one of this queue pair was noted before.
+    /// Queues the report of a difference between the terms of two queue pairs, unless
+    /// `has_reported`. Sets `has_reported`.
     #[cold]
     pub(crate) fn report_difference(&self, has_reported: &mut bool, difference: Difference) {
         if !core::mem::replace(has_reported, true) {

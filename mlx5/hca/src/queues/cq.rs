@@ -181,7 +181,7 @@ impl SoftCq {
         }
     }
 
-    /// Reads the record again, and fails if `count` entries are not free.
+    /// Reads the record again. Fails, and stops the queue, if `count` entries are not free.
     #[cold]
     #[inline(never)]
     pub(crate) fn find_room(&mut self, count: u32) -> Result<(), Overrun> {

@@ -91,7 +91,7 @@ pub(crate) unsafe fn scatter(
             from = unsafe { from.add(n) };
         }
     }
-    // The bytes before the data need room even for a message without data.
+    // The bytes before the data (`skip`) need room even for a message without data.
     while skip > 0 {
         let Some(segment) = segments.next() else {
             return Err(too_short);

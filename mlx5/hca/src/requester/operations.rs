@@ -194,8 +194,8 @@ fn differs(
     let Some((terms, expected)) = terms.filter(|_| granted != 0) else {
         return Err(Outcome::Wait(WaitFor::Peer));
     };
-    // READs and atomics are executed one by one here. A NIC sends those of one doorbell before it
-    // has the first answer, except after a fence.
+    // READs and atomics are executed one by one here, but a NIC sends those of one doorbell before
+    // it has the first answer, except after a fence. So they are counted by doorbell.
     let is_read = wqe.opcode.has_result();
     let (mut reads, limit, last) = remote.reads;
     let at = wqe.ctrl.wqe_index();
@@ -326,7 +326,7 @@ fn write_imm(
 }
 
 /// SEND: takes a receive and fills its buffers. Both ends fail if the message does not fit, or the
-/// buffers cannot be written: an error message in the lane reports it to the responder.
+/// buffers cannot be written: an error message in the lane reports this to the responder.
 fn send(remote: &mut Remote, wqe: &Wqe<'_>, byte_count: u32) -> Result<(), Outcome> {
     if !remote.has_room() {
         return Err(Outcome::Wait(WaitFor::Room));

@@ -1,6 +1,6 @@
 //! Repair: returns receives to the linked list they came from, if the process that popped them will
-//! never announce them. Either the process died, or its queue pair was destroyed. (A queue pair's
-//! own ring serves one connection, and is flushed with it.)
+//! never announce them. Either the process died, or the queue pair to which it sends was destroyed.
+//! (A queue pair's own ring serves one connection, and is flushed with it.)
 //!
 //! Before a requester exchanges a pop word, it stores the word in its lane's intent; it clears the
 //! intent after its message is published (H5 of `shared::layout`). So a dead requester's intent
@@ -33,7 +33,7 @@ use crate::{Hca, Queues, State};
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Orphan {
     rqn: u32,
-    /// The dead process' intent word.
+    /// Intent of the dead process: the pop word that it read, plus [`Pop::ONE`].
     intent: u64,
 }
 
