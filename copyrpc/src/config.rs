@@ -1,4 +1,4 @@
-//! The configuration of an endpoint, and the reasons to refuse it.
+//! The configuration of an endpoint, and the queue lengths that follow from it.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ pub(crate) const DEFAULT_RAW_OPERATIONS: u32 = 16;
 #[derive(Clone, Debug)]
 pub struct EndpointConfig {
     /// Bytes of each of the two rings: a power of two from 4 KiB to 256 MiB. Default 1 MiB. A
-    /// request may have at most `ring_size` / 8 bytes.
+    /// request may have at most `ring_size / 8 - 12` bytes.
     pub ring_size: u64,
     /// Batches that the peer may have in flight, at least 1; this end never has more either, even
     /// if the peer permits it. All endpoints of a context share two thirds of the context's SRQ.

@@ -29,8 +29,8 @@ use crate::wire::FlowWords;
 /// Inline bytes of the queue pair: the maximum of a WQE of four WQEBBs.
 const MAX_INLINE_DATA: usize = 220;
 
-/// An endpoint that is not connected. Give [`local_info`](Self::local_info) to the peer, and its
-/// record to [`connect`](Self::connect).
+/// An endpoint that is not connected. Give the record of [`local_info`](Self::local_info) to the
+/// peer, and the peer's record to [`connect`](Self::connect).
 pub struct PendingEndpoint<U> {
     context: Weak<Inner<U>>,
     parts: Box<Parts>,
@@ -57,7 +57,7 @@ impl<U> Context<U> {
     /// ([`EndpointConfig::send_queue_wqebbs`]), and about 2 KiB.
     ///
     /// # Errors
-    /// [`SetupError`] with the legal range.
+    /// [`SetupError`]; nothing is left behind.
     pub fn create_endpoint(
         &self,
         config: &EndpointConfig,
@@ -121,8 +121,8 @@ impl<U> Context<U> {
         })
     }
 
-    /// Makes an endpoint and connects it as [`PendingEndpoint::connect_over`] does. If there is no
-    /// room for the endpoint, the peer gets [`RecordError::Refused`].
+    /// Makes an endpoint and connects it as [`PendingEndpoint::connect_over`] does. If the endpoint
+    /// cannot be made, the peer gets [`RecordError::Refused`].
     ///
     /// # Errors
     /// [`SetupError`]; nothing is left behind.

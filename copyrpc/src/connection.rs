@@ -135,9 +135,9 @@ impl<U> Core<U> {
 /// The progress of a connection whose context is being dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Leaving {
-    /// The context is not being dropped, or this end has nothing left to do.
+    /// The context is not being dropped, or this end has nothing left to send.
     No,
-    /// Some messages are not posted yet.
+    /// Some messages are not posted yet, or the READ after them is not.
     Begun,
     /// All messages are posted, and after them a READ. When the READ completes, all messages have
     /// arrived.
@@ -154,8 +154,8 @@ impl<U> Drop for Interrupted<'_, U> {
     }
 }
 
-/// Sets a connection's timer again after an expiry, and reports to the peer if no call waits any
-/// more, even if a callback panicked.
+/// A guard whose drop, also by the panic of a callback, sets a connection's timer again after an
+/// expiry, and reports to the peer if no call waits any more.
 struct Rearm<'a, U>(&'a Rc<Connection<U>>);
 
 impl<U> Drop for Rearm<'_, U> {
@@ -254,7 +254,7 @@ impl<U> Connection<U> {
         self.qpn
     }
 
-    /// Borrows the core, for a call or an answer. No user code may run while it is borrowed.
+    /// Borrows the core. No user code may run while the core is borrowed.
     #[inline(always)]
     pub(crate) fn link(&self) -> RefMut<'_, Link<U>> {
         RefMut::map(self.core.borrow_mut(), |core| &mut core.link)
@@ -333,7 +333,8 @@ impl<U> Connection<U> {
         if let Some(heartbeat) = link.rest() {
             self.control.beat(heartbeat);
         }
-        // A reply that is written in place does not mark the connection, so it is marked here.
+        // A reply that is written in place does not mark the connection as dirty, so this is done
+        // here.
         if R::TAKES_REQUESTS && link.has_open_messages() && link.closed().is_none() {
             self.mark_dirty();
         }
@@ -381,7 +382,7 @@ impl<U> Connection<U> {
         let mut ended = 0;
         while let Some(user_data) = self.with_link(|link| link.expire(now_ns)) {
             ended += 1;
-            // The next flush tells the peer.
+            // The next flush sends a notice of the end of the call to the peer.
             self.mark_dirty();
             receiver.on_response(user_data, Err(CallFailure::TimedOut));
         }
@@ -578,8 +579,7 @@ impl<U> Connection<U> {
             self.control.publish(words);
         }
         qp.ring();
-        // A full send queue drains by itself. Any other error means that the queue pair is broken;
-        // its completion, if one arrives, has the reason.
+        // A full send queue drains by itself. Any other error means that the queue pair is broken.
         if !matches!(outcome, Ok(()) | Err(PostError::QueueFull { .. })) {
             link.close(CloseReason::Disconnected);
         }
@@ -641,8 +641,8 @@ impl<U> Connection<U> {
         qp.post(&read, Signal::Always, user)
     }
 
-    /// Calls `post` with the queue pair and a word for the completion, to post an operation that
-    /// uses `memory`. The next flush rings the doorbell.
+    /// Calls `post` with the queue pair and the word that the completion will return, to post an
+    /// operation that uses `memory`. The next flush rings the doorbell.
     pub(crate) fn post_raw(
         self: &Rc<Self>,
         memory: &Rc<Mr>,

@@ -41,12 +41,12 @@ pub const DEFAULT_CQ_SIZE: u32 =
     (Outstanding::DEFAULT.completions() * DEFAULT_ENDPOINTS).next_power_of_two();
 
 /// Maximum number of completions that one poll takes from the receive CQ, so that a poll is bounded
-/// under any load. The send CQ, whose completions are bounded by themselves, is emptied in steps of
-/// this size.
+/// under any load. The send CQ is emptied in steps of this size: the number of its completions is
+/// bounded by the operations under way.
 const POLL_BUDGET: usize = 256;
 
-/// Describes a context. Plain data: send it to the thread that will own the context and build it
-/// there.
+/// Describes a context. A `ContextBuilder` is plain data: send it to the thread that will own the
+/// context, and build the context there.
 ///
 /// ```
 /// fn is_send<T: Send>() {}
@@ -139,8 +139,9 @@ impl ContextBuilder {
         self
     }
 
-    /// Returns the number of receives of the SRQ, and the number of entries of the send CQ. The
-    /// send CQ is large enough for all endpoints for which the SRQ has receives.
+    /// Returns the number of receives of the SRQ, and the number of entries of the send CQ. Unless
+    /// `cq_size` is set, the send CQ is large enough for all endpoints for which the SRQ has
+    /// receives.
     fn sizes(&self) -> (u32, u32) {
         let receives = self
             .srq_size
@@ -161,8 +162,9 @@ impl ContextBuilder {
         )
     }
 
-    /// Returns the error for an SRQ that the device refuses. The error is about the endpoints if
-    /// the size of the SRQ follows from their number.
+    /// Returns the error for an SRQ that the device refuses. If the SRQ is too long, and its size
+    /// follows from the number of endpoints, the error gives the maximum number of endpoints
+    /// instead.
     fn too_many(&self, error: CreateError) -> SetupError {
         let (endpoints, batches_in_flight) = (self.endpoints, self.outstanding.batches);
         match error {
@@ -239,17 +241,19 @@ impl ContextBuilder {
     }
 }
 
-/// Everything of one thread: device, queues, endpoints. `U` is the caller's data per call.
+/// Connections over one device, and the queues that they share. `U` is the caller's data per call.
 ///
-/// It belongs to one thread, and so does everything made from it. It may be moved; endpoints stay
-/// valid. Methods take `&self`, so callbacks may call, reply and receive; methods that must not
-/// nest return [`Reentrant`](crate::Reentrant). The drop of a context ends its connections, and drops the user
-/// data of calls and operations that have not ended. The drop waits, at most 20 ms, until the peers
-/// have received the replies that were given, and the closing message of this end. Messages for
-/// which a peer has no room in that time, and messages to a peer that is gone, are lost with the
-/// queue pair. At a peer that gets the closing message and has nothing outstanding, the connection
-/// ends with [`CloseReason::ClosedByPeer`](crate::CloseReason::ClosedByPeer); all other peers
-/// detect by their operations, or by their keep-alive, that the queue pair is gone.
+/// A context belongs to one thread, and so does everything made from it. The context may be moved;
+/// its endpoints stay valid. Methods take `&self`, so callbacks may call, reply and receive;
+/// methods that must not nest return [`Reentrant`](crate::Reentrant).
+///
+/// The drop of a context ends its connections, and drops the user data of calls and operations that
+/// have not ended. The drop waits, at most 20 ms, until the peers have received the replies that
+/// were given, and the closing message of this end. Messages for which a peer has no room in that
+/// time, and messages to a peer that is gone, are lost with the queue pair. At a peer that gets the
+/// closing message and has nothing outstanding, the connection ends with
+/// [`CloseReason::ClosedByPeer`](crate::CloseReason::ClosedByPeer); all other peers detect by their
+/// operations, or by their keep-alive, that the queue pair is gone.
 ///
 /// ```compile_fail
 /// fn is_send<T: Send>() {}
@@ -267,9 +271,9 @@ impl<U> fmt::Debug for Context<U> {
     }
 }
 
-/// The part of a context that pending endpoints refer to. Nothing in it is borrowed mutably while
-/// user code runs, except the queues being polled; `is_polling` prevents user code from using these
-/// queues.
+/// The part of a context to which its endpoints refer before they are connected. While user code
+/// runs, nothing in it is borrowed mutably except the queues being polled; `is_polling` prevents
+/// user code from using these queues.
 pub(crate) struct Inner<U> {
     pub(crate) worklist: Rc<Worklist<Connection<U>>>,
     /// The connections that have not ended, by QPN.
@@ -283,9 +287,9 @@ pub(crate) struct Inner<U> {
     pub(crate) is_polling: Cell<bool>,
     pub(crate) blueflame_batch: bool,
     broken: Cell<Option<AsyncEvent>>,
-    /// Counters of closed connections.
+    /// Sums of the counters of connections that were removed.
     retired: Cell<Stats>,
-    /// Maximum time for which the drop waits until what was posted has arrived.
+    /// Maximum time for which the drop waits until the posted messages have arrived.
     pub(crate) linger: Cell<Duration>,
 }
 
@@ -298,7 +302,7 @@ struct Queues<U> {
     max_free: usize,
 }
 
-/// Marks a poll as running until it is dropped, even if a callback panics.
+/// A guard that exists while a poll runs. Its drop, also by the panic of a callback, ends the poll.
 struct Polling<'a>(&'a Cell<bool>);
 
 impl Drop for Polling<'_> {
@@ -372,10 +376,10 @@ impl<U> Context<U> {
         &self.inner.device
     }
 
-    /// Does one bounded step: takes arrivals and completions, ends calls through `on_response`, posts
-    /// gathered messages. Returns the number of completions plus the number of calls that ran out
-    /// of time; 0 means that nothing moved. READs of a peer's record without new flow-control words
-    /// do not count.
+    /// Does one bounded step: takes arrivals and completions, ends calls through `on_response`,
+    /// posts gathered messages. Returns the number of completions plus the number of calls that ran
+    /// out of time; 0 means that nothing arrived and no call ended. READs of a peer's record
+    /// without new flow-control words do not count.
     ///
     /// `on_response` gets the call's user data and either the reply's bytes, valid during the
     /// callback, or the reason why there are none. It may call, reply and receive.
@@ -495,7 +499,7 @@ impl<U> Context<U> {
             .map(|(connection, name)| RecvHandle::new(connection, name))
     }
 
-    /// Returns the number of endpoints that have a share of the queues.
+    /// Returns the number of endpoints that have a share of the queues, connected or not.
     pub(crate) fn shares(&self) -> u32 {
         self.inner.used.endpoints()
     }
@@ -506,7 +510,7 @@ impl<U> Context<U> {
         self.inner.connections.borrow().len()
     }
 
-    /// Returns the sums of the counters of all endpoints ever made.
+    /// Returns the sums of the counters of all connections ever made.
     #[must_use]
     pub fn stats(&self) -> Stats {
         let mut stats = self.inner.retired.get();
@@ -579,8 +583,8 @@ impl<U> Inner<U> {
         Ok(Polling(&self.is_polling))
     }
 
-    /// Takes arrivals and completions, releases the connections that ended, and ends the calls that
-    /// are out of time.
+    /// Takes arrivals and completions, and releases the connections that ended. Ends the calls that
+    /// are out of time, if the clock is to be read in this drain.
     #[inline]
     fn drain(&self, receiver: &mut impl Receiver<U>) -> usize {
         let mut taken = self.take(receiver);
@@ -716,7 +720,8 @@ impl<U> Inner<U> {
 
     /// Takes all completions of the send CQ. So a connection that is retired afterwards has no
     /// completion left in the CQ, and its share of the queues can be released. The number of
-    /// completions is bounded (B2), since nothing is posted meanwhile.
+    /// completions is bounded (B2): operations that callbacks post are executed only after the next
+    /// flush.
     #[inline(never)]
     fn take_sent(queues: &mut Queues<U>, receiver: &mut impl Receiver<U>) -> usize {
         let Queues {
@@ -749,8 +754,8 @@ impl<U> Inner<U> {
         self.worklist.flush(|connection| connection.flush(now_ns));
     }
 
-    /// Removes a connection that has ended, if nothing was posted on it, so that no completion will
-    /// arrive. Otherwise, or inside a poll, the next drain removes it.
+    /// Removes a connection that has ended, if no batch or READ was posted on it, so that no
+    /// completion will arrive. Otherwise, or inside a poll, the next drain removes the connection.
     pub(crate) fn retire_unused(&self, connection: &Connection<U>) {
         let Stats {
             batches_sent,
@@ -790,8 +795,8 @@ impl<U> Drop for Inner<U> {
             .values()
             .for_each(|connection| connection.retire());
         self.worklist.clear();
-        // The user data of a connection may hold the connection itself: the drop of the data ends
-        // that cycle.
+        // The user data of a connection may hold an endpoint of that connection, and so keep both
+        // alive: the drop of the data ends that cycle.
         connections
             .values()
             .for_each(|connection| connection.discard());

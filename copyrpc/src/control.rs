@@ -15,7 +15,8 @@ use crate::wire::{FLOW_METADATA_SIZE, FlowWords, PublishedRecord};
 const PLACE_BYTES: usize = 2 * FLOW_METADATA_SIZE;
 const PLACES: usize = u64::BITS as usize;
 
-/// The regions of one context. Each lives as long as an endpoint has a place in it.
+/// The regions of one context. Each lives as long as an endpoint, or the context's [`Activity`],
+/// has a place in it.
 #[derive(Debug, Default)]
 pub(crate) struct ControlRegions {
     regions: RefCell<Vec<Weak<Region>>>,
@@ -134,7 +135,7 @@ impl ControlMemory {
                 .cast::<AtomicU32>()
                 .as_ref()
         };
-        // Relaxed: the heartbeat only has to change.
+        // Relaxed: the peer only compares the number, and reads nothing that depends on it.
         target.store(heartbeat.to_le(), Ordering::Relaxed);
     }
 
@@ -196,14 +197,15 @@ impl Activity {
 #[inline(always)]
 fn count(word: &AtomicU64) {
     let next = u64::from_le(word.load(Ordering::Relaxed)).wrapping_add(1);
-    // Release, so that the store is neither merged with the next one nor moved across the handler.
+    // Release: the stores of a handler are visible before the word shows that the handler has
+    // ended.
     word.store(next.to_le(), Ordering::Release);
 }
 
 pub(crate) struct Handling<'a>(&'a AtomicU64);
 
 impl<'a> Handling<'a> {
-    /// Marks a handler as running until the guard is dropped, even if it panics.
+    /// Marks a handler as running until the guard is dropped, also by a panic of the handler.
     #[inline(always)]
     pub(crate) fn begin(word: &'a AtomicU64) -> Self {
         count(word);

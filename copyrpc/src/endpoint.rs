@@ -90,8 +90,8 @@ impl<U> Endpoint<U> {
     /// Like [`Endpoint::call`], with a timeout: without a reply after `timeout` the call ends with
     /// [`CallFailure::TimedOut`](crate::CallFailure::TimedOut), in a later poll or drain. That is
     /// the first poll without arrivals after the timeout; under load, the 64th poll at the latest.
-    /// A reply that arrives in the same poll wins. The peer is informed as by [`Endpoint::cancel`]. Reads
-    /// the clock; calls without a deadline do not.
+    /// A reply that arrives in the same poll wins. The peer is informed as by [`Endpoint::cancel`].
+    /// Reads the clock; calls without a deadline do not.
     ///
     /// # Errors
     /// See [`Endpoint::call`].
@@ -177,8 +177,8 @@ impl<U> Endpoint<U> {
     /// Returns the number of calls that ended by their deadline, by [`Endpoint::cancel`] or when
     /// the peer reported that it closes, and whose requests the peer has not answered. Each of
     /// these calls holds the credit for its reply until the peer answers it. If this number is
-    /// above 0 and [`outstanding_calls`](Self::outstanding_calls) is 0, these calls are the only
-    /// reason of [`CallError::InsufficientCredit`].
+    /// above 0 and [`outstanding_calls`](Self::outstanding_calls) is 0, no other calls hold credit:
+    /// [`CallError::InsufficientCredit`] then lasts until the peer answers.
     #[must_use]
     pub fn given_up_calls(&self) -> usize {
         self.connection
@@ -188,10 +188,9 @@ impl<U> Endpoint<U> {
     /// Ends the connection when nothing is outstanding any more. As soon as the peer has received
     /// the close, no more calls are taken, on either side. Outstanding calls end as they would.
     /// Received requests may be answered. Requests that were not received by the next flush, and
-    /// those that arrive later, end at the peer with
-    /// [`NotSent`](crate::ClientError::NotSent). Both ends have to continue polling. When nothing is
-    /// outstanding any more, [`Endpoint::closed`] is [`CloseReason::ClosedHere`], and
-    /// `ClosedByPeer` at the other end. The close takes as long as
+    /// those that arrive later, end at the peer with [`NotSent`](crate::ClientError::NotSent). Both
+    /// ends have to continue polling. When nothing is outstanding any more, [`Endpoint::closed`] is
+    /// [`CloseReason::ClosedHere`], and `ClosedByPeer` at the other end. The close takes as long as
     /// the handlers; if the peer is stopped or dies meanwhile, the connection ends as it does while
     /// calls are outstanding. The close does not wait for one-sided operations: end them first.
     pub fn close(&self) {
@@ -255,7 +254,8 @@ impl<U> Endpoint<U> {
         self.connection.remote.path_mtu
     }
 
-    /// Returns the queue pair number of this end: unique on its device while the endpoint lives.
+    /// Returns the queue pair number of this end, which is unique on its device until the
+    /// connection ends.
     #[must_use]
     pub fn qpn(&self) -> u32 {
         self.connection.qpn()

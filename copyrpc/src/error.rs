@@ -1,4 +1,4 @@
-//! Errors and failures, one enum per verb. Retryable and permanent errors never share a variant.
+//! The errors of contexts, endpoints, calls and replies, and the reasons why a connection ends.
 
 use std::io;
 
@@ -10,8 +10,8 @@ use thiserror::Error;
 
 use crate::ring::{MAX_RING_SIZE, MIN_RING_SIZE};
 
-/// Why a context, an endpoint, a connection, a client or a server could not be made, or why a server
-/// cannot continue.
+/// Why a context, an endpoint, a connection, a client or a server could not be made, or why a
+/// server cannot continue.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum SetupError {
@@ -43,7 +43,7 @@ pub enum SetupError {
     /// server may work, and opens the device again.
     #[error("the device broke down ({0}): make a new server or context")]
     Broken(AsyncEvent),
-    /// Called from inside a callback of a poll of the same context.
+    /// A function was called from inside a callback of a poll of the same context.
     #[error(transparent)]
     Reentrant(#[from] Reentrant),
     /// The context was dropped.
@@ -63,7 +63,8 @@ pub enum SetupError {
         /// Maximum number of such endpoints.
         max: u64,
     },
-    /// The receive CQ could overrun.
+    /// The receive completion queue has fewer entries than the shared receive queue has receives,
+    /// and could overrun.
     #[error(
         "completion queues of {cq_size} entries cannot hold the completions of {srq_depth} receives: leave cq_size out, or ask for \
          cq_size({srq_depth})"
@@ -107,7 +108,7 @@ pub enum SetupError {
         "ring size {0} is not usable: it must be a power of two from {MIN_RING_SIZE} to {MAX_RING_SIZE} bytes"
     )]
     RingSize(u64),
-    /// The ring sizes differ.
+    /// The two ends have rings of different sizes.
     #[error("ring size {local} here, {remote} at the peer: they must be equal")]
     RingSizes {
         /// Ring bytes of this end.
@@ -115,8 +116,8 @@ pub enum SetupError {
         /// Ring bytes of the peer.
         remote: u64,
     },
-    /// [`EndpointConfig::window`](crate::EndpointConfig::window) is a window of no batches, in which
-    /// nothing would be sent.
+    /// [`EndpointConfig::window`](crate::EndpointConfig::window) is a window of no batches, in
+    /// which nothing would be sent.
     #[error("a window of 0 batches: at least 1 is legal, or Window::Off")]
     EmptyWindow,
     /// [`ClientOptions::max_reply`](crate::ClientOptions::max_reply) is above the limit.
@@ -133,8 +134,8 @@ pub enum SetupError {
     /// failed.
     #[error("exchanging records: {0}")]
     Channel(#[from] io::Error),
-    /// The peer of [`PendingEndpoint::connect_over`](crate::PendingEndpoint::connect_over) could not
-    /// connect its end. The reason is in the peer's own error.
+    /// The peer of [`PendingEndpoint::connect_over`](crate::PendingEndpoint::connect_over) could
+    /// not connect its end. The reason is in the peer's own error.
     #[error(
         "the peer could not connect its end, and has the reason: its own error, or ServerOptions::events of a server"
     )]
@@ -169,8 +170,8 @@ impl ConnectFailure for SetupError {
         }
     }
 
-    /// Returns a copy of the error. An error of the device, which cannot be copied, becomes its
-    /// text.
+    /// Returns a copy of the error. Variants that cannot be copied become `Channel` with the same
+    /// text; like them, a `Channel` may pass.
     fn again(&self) -> Self {
         match *self {
             Self::Unreachable(ref error) => Self::Unreachable(error.again()),
@@ -210,13 +211,12 @@ impl SetupError {
 )]
 pub struct Reentrant;
 
-/// A violation of the protocol by the peer. The violation ends this one connection; all pending
-/// calls end with it.
+/// A violation of the protocol by the peer, of one of the rules T1 to T7 of
+/// docs/copyrpc-protocol.md. The violation ends this one connection, and all of its pending calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ProtocolError {
-    /// An immediate announced no bytes, or more than the free part of the receive ring (T1 of
-    /// docs/copyrpc-protocol.md).
+    /// An immediate announced no bytes, or more than the free part of the receive ring (T1).
     #[error("batch of {span} bytes announced, the receive ring has {free} free")]
     Overrun {
         /// Bytes the immediate announced.
@@ -238,7 +238,7 @@ pub enum ProtocolError {
         /// Bytes the immediate announced.
         span: u64,
     },
-    /// More messages than the batch can hold (T4).
+    /// A batch announces more messages than it can hold (T4).
     #[error("{count} messages cannot fill a batch of {span} bytes")]
     MessageCount {
         /// `message_count` of the metadata.
@@ -257,7 +257,7 @@ pub enum ProtocolError {
         /// Bytes left in the batch.
         left: u64,
     },
-    /// Bytes are left after the last message of a batch (T4).
+    /// A batch has bytes left after its last message (T4).
     #[error("{left} bytes after the last message of a batch")]
     TrailingBytes {
         /// Bytes left in the batch.
@@ -302,10 +302,11 @@ pub enum ProtocolError {
         /// Maximum padded size.
         max: u64,
     },
-    /// A request asks for a response that no granted credit pays for (T6).
+    /// A request asks for less response credit than any response takes, or for more than was
+    /// granted (T6).
     #[error("request wants {wanted} bytes of response credit, legal is 64..={available}")]
     Allowance {
-        /// Internal allowance in bytes.
+        /// Internal allowance in bytes: the ring bytes that the request reserves for its response.
         wanted: u64,
         /// Credit granted and not yet used, at most the maximum allowance.
         available: u64,
@@ -447,10 +448,11 @@ impl<U> CallError<U> {
 
 /// Why a call that was taken ended without a reply of its handler: a
 /// [`ClientError`](crate::ClientError) that is never `Connect`, `TooLarge`, `Full` or `NoCredit`. A
-/// call that arrived after the peer had closed ends as `NotSent`.
+/// call that the peer did not execute because it closed the connection ends as `NotSent`.
 pub type CallFailure = copyrpc_calls::CallFailure<CloseReason>;
 
-/// The end of a call that the end of its connection ends.
+/// Converts the end of a connection to the end of its calls. A peer that closes in good order has
+/// executed none of the calls that are left, so these can be made again.
 impl From<CloseReason> for CallFailure {
     fn from(reason: CloseReason) -> Self {
         match reason {

@@ -5,14 +5,15 @@
 //! - Credit guarantees room for replies: a handler never waits for space to answer.
 //! - Each call ends exactly once: by its reply, its deadline, its cancellation, or the end of its
 //!   connection.
-//! - It runs on mlx5 devices through the crate [`mlx5`], and without a NIC on that crate's software
-//!   HCA, with the same bytes.
+//! - copyrpc runs on mlx5 devices through the crate [`mlx5`], and without a NIC on that crate's
+//!   software HCA, with the same bytes.
 //!
-//! Do not use it between hosts without RDMA: gRPC and its like are made for them. Nor between
+//! Do not use copyrpc between hosts without RDMA: gRPC and its like are made for them. Nor between
 //! processes of one host, where `copyrpc-ipc` is faster; nor for peers that are not trusted, since
 //! nothing is encrypted, and the exchange over TCP is authenticated by no more than a shared
-//! secret, if there is one. Requests and replies of more than about 100 KiB are sent in [`parts`],
-//! up to 1 GiB, or outside of the messages, through [`Memory`]. It has not been run on a NIC yet.
+//! secret, if there is one. Requests of 128 KiB and more, and replies of 192 KiB and more (with
+//! rings of the default size), are sent in [`parts`], up to 1 GiB, or outside of the messages,
+//! through [`Memory`]. copyrpc has not been run on a NIC yet.
 //!
 //! A server and a client, in two processes or two threads. They connect through a TCP address, and
 //! all messages go over the device:
@@ -69,7 +70,7 @@
 //!         |request, reply| {
 //!             let mut answer = request.to_vec();
 //!             answer.reverse();
-//!             // It fails for a caller that has disconnected, and for more bytes than allowed.
+//!             // Sending fails for a caller that has disconnected, and for more bytes than allowed.
 //!             let _sent = reply.send(&answer);
 //!         },
 //!         |(), _| (),
@@ -107,7 +108,7 @@
 //! |---|---|
 //! | `service` | [`Server`], [`Client`], [`AsyncServer`], [`AsyncClient`]: everything below in one, for programs that only want requests answered |
 //! | `context` | [`ContextBuilder`], [`Context`]: device and queues of one thread, and the poll that drives everything |
-//! | `config` | [`EndpointConfig`], and the reasons to refuse an endpoint |
+//! | `config` | [`EndpointConfig`], and the queue lengths that follow from it |
 //! | `connect` | [`PendingEndpoint`]: created, exchanging records, connecting; by hand, or over a byte stream |
 //! | `endpoint` | [`Endpoint`]: calls, the end |
 //! | `queue_share` | the share of an endpoint in the context's queues |

@@ -26,9 +26,10 @@ impl<U> Context<U> {
 
 /// One-sided operations end through the callback of a poll, exactly once, as calls do: with no
 /// bytes, or with the reason of their failure. After a failure it is not known whether the peer's
-/// memory was written. An operation is posted at once and sent with the next flush, so an operation
-/// posted before a call is done when the call arrives: the message that refers to a WRITE may be
-/// sent without waiting for the WRITE. That holds on one endpoint. It does not hold for READs,
+/// memory was written. An operation is posted at once and sent with the next flush. A WRITE that is
+/// posted before a call or a reply of the same endpoint is done when that message arrives, so the
+/// message may refer to the WRITE without waiting for its end. The bytes of a READ are valid only
+/// after its end.
 /// whose bytes are valid only after their end.
 ///
 /// READs of the peer's published record, which the protocol does when it lacks room or credit,

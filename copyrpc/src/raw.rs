@@ -31,8 +31,8 @@ impl Memory {
         self.mr.len()
     }
 
-    /// Copies `bytes` to `offset`. The source bytes of an operation must stay unchanged until the
-    /// operation ends.
+    /// Copies `bytes` to `offset`. The bytes that a WRITE sends must stay unchanged until the WRITE
+    /// has ended.
     ///
     /// # Errors
     /// The range is not inside the memory.

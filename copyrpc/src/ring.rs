@@ -218,8 +218,8 @@ impl RingView {
 }
 
 /// A lap: one pass of positions through a ring, from its start to its end. This type finds the byte
-/// at a position of the lap by an addition. A [`RingView`] takes positions of any lap, and checks
-/// them.
+/// at a position of its lap by one addition, and checks nothing. A [`RingView`] takes positions of
+/// any lap.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Lap {
     /// The address of the byte at position `p` of this lap, minus `p`.

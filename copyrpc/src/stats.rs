@@ -22,17 +22,17 @@ counters! {
     /// Counters of one connection since it was made; [`Context::stats`](crate::Context::stats)
     /// returns their sums over all connections ever made.
     ///
-    /// All only grow. Rates and means follow from their differences over a time: WRITEs per second
-    /// from `batches_sent`, messages per WRITE from `messages_sent / batches_sent`, bytes per WRITE
-    /// from `bytes_sent / batches_sent`, calls that had to wait from `ring_full +
+    /// Counters only grow. Rates and means follow from their differences over a time: WRITEs per
+    /// second from `batches_sent`, messages per WRITE from `messages_sent / batches_sent`, bytes
+    /// per WRITE from `bytes_sent / batches_sent`, refused calls from `ring_full +
     /// insufficient_credit`. Receivers that were not ready (RNR) are counted by devices and not
     /// here; the batch limit (B1 of docs/copyrpc-protocol.md) prevents them.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     struct Stats {
         /// Number of accepted calls. Excludes refused calls.
         calls,
-        /// Replies written. Includes replies that report that a request was refused, dropped by its
-        /// handler, or arrived at an end that closes.
+        /// Replies written, of any status: also those that report that the handler refused or
+        /// dropped the request, that its reply was too long, or that this end closes.
         replies,
         /// Batches posted: every WRITE with Immediate, wrap markers and metadata-only batches
         /// included.
@@ -58,7 +58,7 @@ counters! {
         /// READs among `reads` that flow control did not request (L5): they check whether a silent
         /// or idle peer lives (K1, K4), or runs a handler (K7).
         probes,
-        /// Calls refused because the send ring was full; each try counts.
+        /// Calls refused because the send ring was full; each attempt counts.
         ring_full,
         /// Calls refused because credit was short, or because all call ids were in use; each
         /// attempt counts.

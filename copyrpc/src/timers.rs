@@ -34,8 +34,8 @@ const IDLE_GRID_NS: u64 = 50_000_000;
 const COARSE_LAG_NS: u64 = 10_000_000;
 const NEVER: u64 = u64::MAX;
 
-/// The timer of a connection. The heap's entry with this serial number is valid; other entries of
-/// the connection are dead.
+/// The timer of a connection. Of the connection's entries in [`Timers::deadlines`], only the one
+/// with this serial number counts; the others are of earlier timers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Timer {
     at_ns: u64,
@@ -237,7 +237,8 @@ impl<C: Timed> Timers<C> {
         }
     }
 
-    /// Makes [`Timers::take_idle`] return this connection after `at_ns`, rounded up to the grid.
+    /// Makes [`Timers::take_idle`] return this connection after `at_ns`, rounded up to a multiple
+    /// of [`IDLE_GRID_NS`].
     pub(crate) fn arm_idle(&self, connection: &Rc<C>, at_ns: u64) {
         let at_ns = at_ns
             .checked_next_multiple_of(IDLE_GRID_NS)

@@ -13,8 +13,8 @@ pub(crate) const FLOW_METADATA_SIZE: usize = 32;
 /// The bit of `call_id` that marks a response.
 pub(crate) const RESPONSE_FLAG: u32 = 0x8000_0000;
 pub(crate) const WRAP_MESSAGE_COUNT: u32 = u32::MAX;
-/// The piggyback of a notice: the caller no longer waits for the call that the notice names (C5). It
-/// is no internal allowance of a request, as the smallest has two blocks.
+/// The piggyback of a notice: the caller no longer waits for the call that the notice names (C5). A
+/// request never has this value: its piggyback is its internal allowance in blocks, at least two.
 pub(crate) const GIVEN_UP: u32 = 0;
 
 /// [`FLOW_METADATA_SIZE`] in the unit of positions.
@@ -113,12 +113,12 @@ impl FlowWords {
 /// The 32 bytes that start every batch.
 ///
 /// | offset | field | |
-/// |---|---|---|
+/// | 0 | `consumer_pos` u64 | |
 /// | 0 | `consumer_pos` u64 | |
 /// | 8 | `credit` u64 | |
 /// | 16 | `message_count` u32 | |
 /// | 20 | flags u32 | bit 0: `is_closing`; the others are 0, checked |
-/// | 24 | `batches_received` u64 | since record version 1 |
+/// | 24 | `batches_received` u64 | |
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FlowMetadata {
     /// The words about the sender's own receive side.

@@ -37,8 +37,8 @@ pub(crate) struct Worklist<C> {
     /// links.
     first: Cell<Option<Rc<C>>>,
     has_listed: Cell<bool>,
-    /// A flush found that a connection counts polls until its next READ (L5). Such a connection
-    /// asks for the next flush, too.
+    /// Whether a flush since [`Worklist::forget_counts`] found a connection that counts polls until
+    /// its next READ (L5), and so needs the next flush.
     counts_polls: Cell<bool>,
     /// Shortest time, in ns, until a connection that is still listed after a flush has to be
     /// served, if nothing arrives.
@@ -304,7 +304,7 @@ impl<C: Listed> Worklist<C> {
     }
 
     /// Removes a retired connection from the lists of requests, swept connections and connections
-    /// to flush. Each entry owns the connection, and would keep its share of the queues.
+    /// to flush. An entry left there would keep the connection's memory.
     pub(crate) fn forget(&self, connection: &C) {
         self.requests
             .borrow_mut()

@@ -101,9 +101,9 @@ impl RegionView<'_> {
 /// A mapped region. Its owner maps it by [`Region::create`], and a peer by [`Region::open`].
 ///
 /// `Send + Sync`. The owner of a region in a file is best dropped by the thread that created it:
-/// otherwise the first page, and with it the file's memory, stays until the process ends, because the mutex in this page is
-/// linked into the creating thread's list of robust futexes. In a forked child the memory is not
-/// mapped: do not touch it; dropping the region is harmless.
+/// otherwise the first page, and with it the file's memory, stays until the process ends, because
+/// the mutex in this page is linked into the creating thread's list of robust futexes. In a forked
+/// child the memory is not mapped: do not touch it; dropping the region is harmless.
 #[derive(Debug)]
 pub struct Region {
     /// Unmapped in `drop`, except for the first page if another thread created the region.

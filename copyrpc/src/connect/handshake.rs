@@ -14,7 +14,7 @@ use crate::context::{Context, Inner};
 use crate::endpoint::Endpoint;
 use crate::error::SetupError;
 
-/// The last byte that each end sends: the end is connected, or it is not and never will be.
+/// Values of the last byte that each end sends: it is connected, or it is not and never will be.
 const CONNECTED: u8 = 1;
 const NOT_CONNECTED: u8 = 0;
 
@@ -42,8 +42,8 @@ impl<U> Handshake<U> {
         Self::begin(context, Some(endpoint), None, Some(record))
     }
 
-    /// Begins the handshake of a new endpoint of `context`. If there is no room for the endpoint,
-    /// the peer gets a refusal.
+    /// Begins the handshake of a new endpoint of `context`. If the endpoint cannot be made, the
+    /// peer gets a refusal.
     pub(crate) fn of(context: &Context<U>, config: &EndpointConfig) -> Self {
         match context.create_endpoint(config) {
             Ok(endpoint) => Self::new(endpoint),
@@ -54,7 +54,7 @@ impl<U> Handshake<U> {
         }
     }
 
-    /// Begins a handshake that refuses the peer, because there is no room for its endpoint.
+    /// Begins a handshake that refuses the peer for lack of room.
     pub(crate) fn full() -> Self {
         Self::refuse(Refusal::Full, RecordError::Refused(Refusal::Full).into())
     }
@@ -133,8 +133,8 @@ impl<U> Handshake<U> {
     }
 
     /// Like [`advance`](Self::advance), at a server. When the client's record has arrived,
-    /// continues with the handshake that `begin` returns; until then the client costs a descriptor
-    /// only.
+    /// continues with the handshake that `begin` returns; until then no endpoint is made for the
+    /// client.
     pub(crate) fn serve(
         &mut self,
         stream: &mut TcpStream,

@@ -1,8 +1,9 @@
 //! The record that two endpoints exchange, by any channel, before they connect.
 //!
-//! It has a fixed size of 128 bytes, so that a transport may send it without framing. It comes from
-//! another process: [`ExchangeRecord::decode`] refuses every number that the protocol cannot work
-//! with, and [`ExchangeRecord::check_peer`] every pair of endpoints that cannot connect.
+//! The record has a fixed size of 128 bytes, so that a transport may send it without framing. A
+//! record comes from another process: [`ExchangeRecord::decode`] refuses every number that the
+//! protocol cannot work with, and [`ExchangeRecord::check_peer`] every pair of endpoints that
+//! cannot connect.
 
 use mlx5::QpAddress;
 use mlx5_rendezvous::record::{Kind, field, put, require, u32_at, u64_at};
@@ -38,9 +39,9 @@ pub(crate) const KIND: Kind = Kind {
 /// | 64 | `recv_ring_addr` u64 | | 120 | `activity_addr` u64 |
 ///
 /// The two limits follow from the ring size. They are in the record so that ends with different
-/// rules refuse each other instead of deadlocking. No field names the fabric: a soft device's
-/// address has a LID and an epoch, and a record of another fabric is refused for its epoch; a
-/// hardware port's address has a LID and a GID.
+/// rules refuse each other instead of deadlocking. No field names the fabric. On the software HCA,
+/// `address` has an epoch, a number that only one device has, so a connection to a device of
+/// another fabric fails; on hardware, `address` has the LID and the GID of the port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[doc(alias("LocalEndpointInfo", "RemoteEndpointInfo"))]
 pub struct ExchangeRecord {

@@ -7,8 +7,9 @@ use mlx5_rendezvous::GracePeriod;
 use super::Inner;
 use crate::connection::{Connection, Outcome};
 
-/// Maximum time for which a context that is dropped waits for its posted messages. A peer's device
-/// takes messages without a program, so only messages to a peer that is gone take all of this time.
+/// Default of the maximum time for which a context that is dropped waits for its messages to
+/// arrive. A peer's device takes messages without a program, so the whole time passes only for a
+/// peer that is gone, or that has no room for the messages.
 pub(crate) const LINGER: Duration = Duration::from_millis(20);
 
 impl<U> Inner<U> {

@@ -84,8 +84,7 @@ impl<U> Sleeper for Context<U> {
 
 impl<U> Inner<U> {
     /// Calls `then` with a [`Watch`] of everything that ends a sleep of the context: the device,
-    /// the next due time, and work that exists already. Must not be called inside a poll, which
-    /// borrows the context.
+    /// the next due time, and work that exists already. Must not be called inside a poll.
     fn with_watch(&self, then: &mut dyn FnMut(&mut dyn Watch)) {
         self.flush_all();
         let mut due = Due(self.longest_sleep(None).unwrap_or(Duration::MAX));

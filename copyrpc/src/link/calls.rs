@@ -42,7 +42,8 @@ enum State<U> {
     /// Index of the next free slot, or [`NO_SLOT`].
     Free(u32),
     Waiting(U),
-    /// The call was cancelled or ran out of time, and its request is not answered.
+    /// The caller does not wait any more, and the request is not answered: the call was cancelled
+    /// or ran out of time, or the peer closes and will not execute it.
     Abandoned,
 }
 
@@ -228,7 +229,7 @@ impl<U> Calls<U> {
         })
     }
 
-    /// Ends a call before its request is answered. Returns `None` if it has ended.
+    /// Ends a call before its request is answered. Returns `None` if the call has ended.
     pub(super) fn abandon(&mut self, key: CallKey) -> Option<U> {
         let slot = self.slots.get_mut(key.index as usize)?;
         if !slot.is_waiting(key) {
@@ -268,8 +269,8 @@ impl<U> Calls<U> {
         self.untold.pop_front();
     }
 
-    /// Ends a waiting call, in slot `from` or a later slot, that was made when `batches` or more
-    /// batches had been sent. Returns its user data and its slot.
+    /// Ends a waiting call that was made when `batches` or more batches had been sent, in slot
+    /// `from` or a later slot. Returns the user data and the slot.
     pub(super) fn abandon_later(&mut self, batches: u64, from: usize) -> Option<(U, usize)> {
         let is_later = |slot: &Slot<U>| {
             slot.batches_before >= batches && matches!(slot.state, State::Waiting(_))

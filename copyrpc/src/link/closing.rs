@@ -11,7 +11,7 @@ use crate::wire::{METADATA_SPAN, Status};
 pub(super) struct Closing {
     /// A batch with the mark was posted (G1).
     is_told: bool,
-    /// A READ was posted after this end was [settled](Link::is_settled).
+    /// Whether the last READ was posted after this end was [settled](Link::is_settled).
     last_read_posted: bool,
     /// Number of batches that the peer had taken when it posted its mark; `None` until the mark has
     /// arrived.
@@ -137,8 +137,9 @@ impl<U> Link<U> {
     }
 
     /// Completes a flush. `posted` reports that the flush posted a batch: if nothing is left to
-    /// post then, the mark was posted. `is_posted` reports that no post failed: then the connection
-    /// ends if everything is settled.
+    /// post then, the mark was posted. `is_posted` reports that no post failed: then a settled end
+    /// closes the connection if the peer has received every batch, and otherwise asks for a last
+    /// READ.
     pub(super) fn end_closing_flush(&mut self, posted: bool, is_posted: bool) {
         if posted && !self.tx.has_unposted() {
             self.closing.is_told = true;
@@ -179,9 +180,9 @@ impl<U> Link<U> {
         }
     }
 
-    /// Returns the reason to report when the connection fails with `reason`: the reason of the
-    /// graceful end, `ending`, if such an end has begun, this end has received everything, and the
-    /// transport failed, because the peer then only ended earlier (G4); otherwise `reason`.
+    /// Returns the reason to report when the connection fails with `reason`. If a graceful end has
+    /// begun and this end has received everything, a failure of the transport only means that the
+    /// peer ended first (G4): the reason is then that of the graceful end.
     pub(super) fn final_reason(&self, reason: CloseReason) -> CloseReason {
         match (reason, self.ending) {
             (CloseReason::Disconnected | CloseReason::Transport { .. }, Some(graceful))

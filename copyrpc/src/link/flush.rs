@@ -1,5 +1,4 @@
-//! The exit of the send ring, and the words for the peer: batches to post, and the words of the
-//! published record.
+//! The way of batches out of the send ring, and the words for the peer's READs.
 
 use super::outgoing::CALL_SLACK;
 use super::tx::{Batch, EasyBatch, Emit};

@@ -200,9 +200,9 @@ impl HeldRequests {
         }
     }
 
-    /// Marks the request of a call that its caller gave up. Ignores the id of no unanswered
-    /// request: the answer and the notice may have met on their way, and an id that the peer made
-    /// up is not told from that.
+    /// Marks the request of a call that its caller gave up. Ignores an id that no unanswered
+    /// request has: usually the answer and the notice have crossed on their way, and an id that the
+    /// peer made up looks the same.
     #[cold]
     pub(super) fn give_up(&mut self, call_id: u32) {
         let mask = self.room.len().wrapping_sub(1);
@@ -252,7 +252,8 @@ impl HeldRequests {
     }
 }
 
-/// Returns whether this is an unanswered request of the call, whose caller waits as far as is known.
+/// Returns whether this is an unanswered request of the call, whose caller waits as far as is
+/// known.
 fn is_call(request: &HeldRequest, call_id: u32) -> bool {
     request.call_id == call_id && request.internal_allowance != 0
 }

@@ -15,7 +15,7 @@ pub(super) struct Idle {
     /// Time of the last check that found something outstanding, or more batches than the check
     /// before, in ns.
     since_ns: u64,
-    /// The peer is known to have connected its end.
+    /// Whether the peer is known to have connected its end.
     has_met_peer: bool,
     pub(super) probe_is_due: bool,
 }

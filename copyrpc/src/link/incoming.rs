@@ -57,8 +57,8 @@ impl<U> Link<U> {
                     .ends_at_this_poll(self.rx.batches_received(), now_ns))
     }
 
-    /// Returns whether the READ that is wanted or in flight is of the activity of the peer's
-    /// context, and not of the published record.
+    /// Returns whether the READ that is wanted or in flight reads the activity word of the peer's
+    /// context, and not the published record.
     pub(crate) const fn asks_activity(&self) -> bool {
         self.asks_activity
     }
@@ -278,7 +278,8 @@ impl<U> Link<U> {
                 continue;
             }
             self.rx.advance(message);
-            // An allowance is at most 3/16 of the largest ring, so the product fits 32 bits.
+            // `internal_allowance` is at most 3/16 of the largest ring, so its product fits 32
+            // bits.
             let call_id = header.call_id;
             self.rx.requests.push(HeldRequest {
                 position,

@@ -6,15 +6,16 @@
 //! and the time. Outputs are values that a driver executes: WRITEs
 //! ([`flush_all`](Link::flush_all)), a READ ([`poll_read`](Link::poll_read)), the published record
 //! ([`publish`](Link::publish), [`beat`](Link::beat)), requests and ended calls
-//! ([`next_event`](Link::next_event), [`expire`](Link::expire)). No output borrows the link, so a
-//! callback of the driver may call and reply.
+//! ([`next_event`](Link::next_event), [`expire`](Link::expire)). Requests and ended calls do not
+//! borrow the link, so a callback of the driver may call and reply.
 //!
-//! `tx` turns messages into batches, `rx` batches into messages, `credit` keeps the credit granted
-//! to the peer and by the peer, `calls` the pending calls, `watch` the time since the last sign of
-//! the peer, `idle` the time since the last event, `window` the batches under way, `backoff` the
-//! pause between READs, `closing` the progress of the graceful end. Three files join them and make
-//! every decision that needs two of them: `outgoing` (into the send ring), `flush` (out of it),
-//! `incoming` (arrivals). Invariants are cited by their numbers in `docs/copyrpc-protocol.md`.
+//! `tx` turns messages into batches, `rx` batches into messages, `held` keeps the requests until
+//! they are answered, `credit` the credit granted to the peer and by the peer, `calls` the pending
+//! calls, `watch` the time since the last sign of the peer, `idle` the time since the last event,
+//! `window` the batches under way, `backoff` the pause between READs, `closing` the progress of the
+//! graceful end. Three files join them and make every decision that needs two of them: `outgoing`
+//! (into the send ring), `flush` (out of it), `incoming` (arrivals). Invariants are cited by their
+//! numbers in `docs/copyrpc-protocol.md`.
 
 mod backoff;
 mod calls;
@@ -80,8 +81,8 @@ enum Hold {
     WithoutBytes(u32),
 }
 
-/// The identifier of a request that the application holds. It has only the part of the [`Request`]
-/// that the link does not keep, because applications hold many requests.
+/// The identifier of a request that the application holds. The link keeps the rest of the
+/// [`Request`], so that a held request takes little memory in the application.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Held {
     /// Number of the request among the held requests, modulo 2^32.
@@ -100,7 +101,7 @@ impl Request {
         call_id: 0,
     };
 
-    /// Returns the name of a request that is not in place any more.
+    /// Returns the identifier of a request that is not in place any more.
     pub(crate) const fn name(&self) -> Held {
         match self.hold {
             Hold::Held(number) => Held::WithBytes(number),
@@ -180,7 +181,7 @@ impl Limits {
     }
 }
 
-/// The words for whose changes alone an end may send a batch (L4).
+/// The flow-control words of which a change can make an end send a batch without messages (L4).
 #[derive(Clone, Copy, Debug)]
 struct News {
     consumer_pos: u64,
@@ -210,8 +211,8 @@ pub(crate) struct Link<U> {
     /// Words of the last batch sent. Their difference to the current words decides whether to send
     /// a metadata-only batch.
     told_by_batch: News,
-    /// The published record has older words than the last batch. Otherwise it has the words that
-    /// were sent last.
+    /// Whether the published record has older words than the last batch. Otherwise the record has
+    /// the words that were sent last.
     is_unpublished: bool,
     /// Words of the last batch received; the minimum of the words of the next batch (T5).
     heard_by_batch: FlowWords,
@@ -223,10 +224,11 @@ pub(crate) struct Link<U> {
     last_read: FlowWords,
     reads_whole_words: bool,
     read_in_flight: bool,
-    /// The READ in flight was posted only because time passed, and not for flow control.
+    /// Whether the READ in flight was posted only because time passed, and not for flow control.
     read_is_probe: bool,
-    /// A call was refused, or little space was left after a batch, or the window held a batch back
-    /// that the peer's words release. Since then no batch has arrived and no READ was posted.
+    /// Whether, since the last batch arrived and the last READ was posted, a call was refused, a
+    /// batch left little space, or the window held back a batch that the peer's words would
+    /// release.
     starved: bool,
     backoff: Backoff,
     window: WindowState,
@@ -235,9 +237,10 @@ pub(crate) struct Link<U> {
     /// Word of the published record that changes while this side owes the peer something (K3).
     heartbeat: u32,
     heard_heartbeat: u32,
-    /// The peer has done nothing for too long, which was found while a READ was in flight.
+    /// Whether the peer was found to have done nothing for too long while a READ was in flight.
     is_suspicious: bool,
-    /// The READ that is wanted or in flight is of the activity of the peer's context (K7).
+    /// Whether the READ that is wanted or in flight reads the activity word of the peer's context,
+    /// which shows whether a handler runs there (K7).
     asks_activity: bool,
     heard_activity: u64,
     /// Counters. A count that follows from positions or other counters is not kept here a second
@@ -341,7 +344,7 @@ impl<U> Link<U> {
 
     /// Returns a new heartbeat for the published record, if this side owes the peer anything:
     /// requests it has not answered, arrivals it has not parsed, batches or a closing mark it has
-    /// not posted (K3). Must be called every few milliseconds.
+    /// not posted (K3). The driver calls this about every 10 ms.
     pub(crate) fn beat(&mut self) -> Option<u32> {
         if self.closed.is_some() || !self.is_indebted() {
             return None;
@@ -427,8 +430,8 @@ impl<U> Link<U> {
         self.rx.requests.answer(request.hold);
     }
 
-    /// Returns whether either side waits for the other, so [`Link::beat`] and [`Link::poll_read`]
-    /// must be called every few milliseconds.
+    /// Returns whether either side waits for the other, so that [`Link::beat`] and
+    /// [`Link::poll_read`] must be called about every 10 ms.
     pub(crate) fn is_timed(&self) -> bool {
         self.closed.is_none() && (self.is_watching() || self.is_indebted())
     }

@@ -1,4 +1,4 @@
-//! The entry of the send ring: calls and replies.
+//! The way of calls and replies into the send ring.
 
 use super::credit::Reservation;
 use super::tx::Place;
@@ -30,8 +30,8 @@ impl<U> Link<U> {
             .map_err(CallError::InsufficientCredit)
     }
 
-    /// Makes a call, if room for it is known (S4), and there is a slot for it. Otherwise returns
-    /// the user data and changes nothing: [`Link::call`] decides.
+    /// Makes a call, if room for it is known (S4), the credit suffices, and there is a slot for the
+    /// call. Otherwise returns the user data and changes nothing: [`Link::call`] decides.
     #[inline(always)]
     pub(crate) fn try_call(
         &mut self,
@@ -113,8 +113,8 @@ impl<U> Link<U> {
     }
 
     /// Ends a call at once: returns its user data, which [`Link::next_event`] does not return.
-    /// Returns `None` if the call has ended. The next flush tells the peer (C5); the peer's response
-    /// will be dropped (C3).
+    /// Returns `None` if the call has ended. The next flush sends a notice to the peer (C5); the
+    /// peer's response will be dropped (C3).
     pub(crate) fn cancel(&mut self, call: CallKey) -> Option<U> {
         let user_data = self.calls.give_up(call)?;
         self.tx.await_notices(true);
@@ -122,9 +122,9 @@ impl<U> Link<U> {
         Some(user_data)
     }
 
-    /// Writes the notices of calls that were given up, as far as the peer has room for them: as for
-    /// calls, which they delay no more than other calls do (S4). If some are left, the peer's words
-    /// are READ, as after a refused call (L5).
+    /// Writes the notices of calls that were given up, as long as the ring has the room that a call
+    /// would need (S4). If some notices are left, the peer's record is READ, as after a refused
+    /// call (L5).
     #[cold]
     #[inline(never)]
     pub(super) fn write_notices(&mut self) {

@@ -43,8 +43,9 @@ pub(super) struct RecvRing {
     producer: u64,
     /// Everything before this position is delivered. The message being delivered starts here.
     delivered: u64,
-    /// Positions of the next byte of the batch being parsed, and of the end of that batch. After
-    /// the end of a batch with messages, its lap has room for a further header.
+    /// Positions of the next byte of the batch being parsed, and of the end of that batch. Between
+    /// the end of a batch with messages and the end of its lap there is room for a header, so a
+    /// header may be read at `next` even if the batch holds none there.
     next: u64,
     end: u64,
     /// Lap of `next` and `end`, and the position of the lap's end.

@@ -6,8 +6,8 @@
 //! with the NIC or unread at the peer  closed batch            wrap marker          open batch
 //! ```
 //! The closed batch and the wrap marker exist only while a wrap waits to be posted. There is never
-//! a second wrap (P4 of docs/copyrpc-protocol.md), so "closed but not posted" needs no queue and a
-//! reply always has its place.
+//! a second wrap (P4 of docs/copyrpc-protocol.md), so a few fields describe everything that is not
+//! posted, and appending a reply never waits for a post.
 
 #[cfg(test)]
 #[path = "explore/tx.rs"]
@@ -102,7 +102,7 @@ pub(super) struct Batch {
     span: u64,
     /// [`WRAP_MESSAGE_COUNT`] for a wrap marker.
     count: u32,
-    /// Number of notices among the messages.
+    /// Number of notices among the messages: each reports a call that its caller gave up.
     notices: u32,
 }
 
@@ -115,7 +115,8 @@ impl Batch {
         self.count == WRAP_MESSAGE_COUNT
     }
 
-    /// Returns whether the peer's process may leave the batch where it is for any time (K2).
+    /// Returns whether the batch has neither calls nor replies: the peer's process may leave such a
+    /// batch untaken for any time (K2).
     const fn is_idle(&self) -> bool {
         self.is_marker() || self.count == self.notices
     }
@@ -139,7 +140,8 @@ struct Wrap {
     notices: u32,
 }
 
-/// Returns the last position at which a message may end, on the lap of `position`.
+/// Returns the last position at which a message may end, on the lap (the pass through the ring) of
+/// `position`.
 const fn lap_end(ring: RingSize, position: u64) -> u64 {
     position + ring.to_end(position) - ALIGNMENT
 }
@@ -154,13 +156,14 @@ pub(super) struct SendRing {
     next: u64,
     /// Everything before this position was posted.
     posted: u64,
-    /// Everything before this position was consumed by the peer, as far as known here; lags (F1).
+    /// Everything before this position was consumed by the peer, as far as known here: the peer may
+    /// have consumed more (F1).
     peer_consumer: u64,
     wrap: Option<Wrap>,
     open_count: u32,
-    /// Number of notices among the messages of the open batch.
+    /// Number of notices (see [`Batch::notices`]) among the messages of the open batch.
     open_notices: u32,
-    /// Notices wait to be written (C5).
+    /// Whether notices wait to be written (C5).
     awaits_notices: bool,
     /// The open batch was begun without messages; messages may have joined it since.
     is_metadata_only: bool,
@@ -177,19 +180,19 @@ pub(super) struct SendRing {
     /// `lap_end`. Only a grant of credit lowers the limit of S4, and a grant updates this field.
     calls_end: u64,
     batches_sent: u64,
-    /// Batches that the peer received, and whose receives it posted again, as far as known here;
-    /// lags (F1).
+    /// Batches that the peer received, and whose receives it posted again, as far as known here:
+    /// the peer may have received more (F1).
     batches_received: u64,
-    /// Batches whose completions the peer's process took, as far as READs reported. The number
-    /// lags, and is only a hint from the peer (K2).
+    /// Batches whose completions the peer's process took, as far as READs reported: a hint from the
+    /// peer, which may be late (K2).
     batches_taken: u64,
     /// Maximum number of batches sent and not received, granted by the peer (B1).
     batch_limit: u64,
     /// Number of the last metadata-only batch, counted like `batches_sent`; 0 if messages joined
     /// it.
     last_metadata_only: u64,
-    /// Number of the last batch with neither calls nor replies, counted like `batches_sent`, and the
-    /// number of such batches in a row up to it.
+    /// Number of the last batch with neither calls nor replies, counted like `batches_sent`, and
+    /// the number of such batches in a row up to it.
     last_idle: u64,
     idle_run: u64,
     /// This end makes no more calls (G1).
@@ -443,7 +446,8 @@ impl SendRing {
         self.place_before(self.calls_end, payload)
     }
 
-    /// Admits calls without another check of S4, as long as `reserved` bytes of the ring stay free.
+    /// Admits further calls without another check of S4 (the room that calls leave), as long as
+    /// `reserved` bytes of the ring stay free.
     #[inline(always)]
     pub(super) fn open_to_calls(&mut self, reserved: u64) {
         debug_assert!(reserved < self.size().bytes(), "R1");
@@ -512,8 +516,8 @@ impl SendRing {
         self.note_ease();
     }
 
-    /// Writes a notice of the call with this id. The caller has checked that the peer has room for
-    /// the whole span of the message.
+    /// Writes a notice, which reports that the call with this id was given up. The caller has
+    /// checked that the peer has room for the whole span of the message.
     pub(super) fn append_notice(&mut self, call_id: u32) {
         self.make_place(padded(0));
         // Every lap has room for the smallest message, so there is a place.
@@ -579,8 +583,8 @@ impl SendRing {
     /// Writes the metadata of a batch; may be repeated until the batch is posted.
     #[inline]
     pub(super) fn fill(&self, batch: &Batch, words: FlowWords, signal: bool) -> Emit {
-        // No calls are appended any more, but calls may wait after this batch, so only the last
-        // batch has the closing flag (G1).
+        // An end that closes appends no further calls, but earlier calls may wait behind this
+        // batch, so only the last batch has the closing flag (G1).
         let is_last = batch.start + batch.span == self.producer();
         let is_closing = self.is_closing && is_last;
         let metadata = FlowMetadata {

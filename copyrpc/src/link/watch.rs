@@ -17,7 +17,7 @@ pub(super) struct Watch {
     stall_ns: u64,
     /// The peer acted since the last check, or the watch began.
     has_news: bool,
-    /// A READ completed since the last check: the peer's device answers.
+    /// A READ without news completed since the last check: the peer's device answers.
     is_answering: bool,
     /// Time since which the peer's device has been silent, in ns.
     silent_since_ns: u64,

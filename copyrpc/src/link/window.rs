@@ -9,16 +9,16 @@ use std::collections::VecDeque;
 /// messages if each WRITE has one message. With a window, the slower the NIC is, the larger the
 /// batches become. The window concerns the sender only: nothing about it is sent to the peer.
 ///
-/// `docs/study.md` finds its use by simulation. Where the clients of 8 nodes share receive queues
-/// that take 1.9 million WRITEs per second each, daemons with [`Window::Completion`] of one batch
-/// do 3.1 times the operations of daemons without a window. Without that limit of the receive
-/// queues, the window costs up to 12 % of the operations. With the limit, [`Window::Consumption`]
-/// does fewer operations than no window: it waits for a word that the peer sends with its own
-/// messages. No NIC has been measured, so [`Window::Off`] is the default; on a NIC, compare it with
-/// one batch of `Completion`.
+/// `docs/study.md` finds its use by simulation, with one call at a time per client. Where the
+/// clients of 8 nodes share receive queues that take 1.9 million WRITEs per second each, daemons
+/// with [`Window::Completion`] of one batch do 3.1 times the operations of daemons without a
+/// window. Without that limit of the receive queues, the window costs up to 12 % of the operations.
+/// With the limit, [`Window::Consumption`] does fewer operations than no window: it waits for a
+/// word that the peer sends with its own messages. No NIC has been measured, so [`Window::Off`] is
+/// the default; on a NIC, compare it with one batch of `Completion`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Window {
-    /// Each flush posts all messages.
+    /// Each flush posts all messages that the limit of batches in flight permits.
     #[default]
     Off,
     /// A batch is under way until its WRITE completes: the peer's NIC has it. Costs a completion
@@ -27,7 +27,7 @@ pub enum Window {
         /// Maximum number of batches under way, at least 1. Each takes one more entry of the
         /// context's send CQ.
         batches: u32,
-        /// Nothing is held back while more than this number of bytes waits.
+        /// A flush that finds more than this number of waiting bytes holds nothing back.
         exempt_bytes: u64,
     },
     /// A batch is under way until the peer has confirmed that it took the batch's receive
@@ -35,13 +35,13 @@ pub enum Window {
     Consumption {
         /// Maximum number of batches under way, at least 1.
         batches: u32,
-        /// Nothing is held back while more than this number of bytes waits.
+        /// A flush that finds more than this number of waiting bytes holds nothing back.
         exempt_bytes: u64,
     },
 }
 
 impl Window {
-    /// Default number of bytes above which a batch is not held back.
+    /// Default number of waiting bytes above which a flush holds nothing back.
     pub const DEFAULT_EXEMPT_BYTES: u64 = 4096;
 
     /// Returns the number of send completions that the window adds to the bound B2 of
@@ -60,7 +60,7 @@ pub(super) struct WindowState {
     /// Whether a batch is under way until its WRITE completes, and not until the peer has taken it.
     pub(super) is_by_completion: bool,
     limit: usize,
-    /// Bytes above which a batch is not held back; 0 without a window.
+    /// Number of waiting bytes above which a flush holds nothing back; 0 without a window.
     exempt_bytes: u64,
     is_suspended: bool,
     /// Number of batches under way whose completions the window waits for.
@@ -68,7 +68,7 @@ pub(super) struct WindowState {
     /// Numbers of the batches that the peer has not taken, oldest first, counted from 1 like the
     /// sent batches.
     untaken: VecDeque<u64>,
-    /// The last flush left messages that are sent when a completion arrives.
+    /// Whether the last flush left messages that are sent when a completion arrives.
     awaits_completion: bool,
 }
 

@@ -50,8 +50,8 @@ impl<U> Calls<U> {
     }
 
     /// Restores these calls as not answered, with the ids 0, 1, 2.. Each call is given as its user
-    /// data, its allowance, and whether its caller waits. The calls in the slots `untold` were given
-    /// up, and their notices are not sent.
+    /// data, its allowance, and whether its caller waits. The calls in the slots `untold` were
+    /// given up, and their notices are not sent.
     pub(in crate::link) fn restore(
         &mut self,
         calls: impl Iterator<Item = (U, u64, bool)>,
