@@ -1,15 +1,17 @@
 //! The clock of a context, and the deadlines of its connections.
 //!
-//! The clock is the device's, so that virtual time governs both. It is read by calls that have a
-//! deadline, by drains that found nothing while a call may have a deadline, and by the first drain
-//! after each pause. A pause is the number of drains that a reading lets pass: 0 if a millisecond
-//! or more has passed since it was last 0; otherwise it grows from reading to reading, 1, 3, 7 and
-//! at most 63. So an owner that does other work for long between drains reads the clock in each
-//! drain, and an owner that polls as fast as it can spends nothing on the clock. A deadline is
-//! detected by the first reading after it, and ends its call in that drain: never early, late by at
-//! most the drains of a pause. While no call has a deadline, a coarse reading is enough, several
-//! milliseconds late for a fifth of the cost: all remaining work is done every 10 ms or more
-//! rarely.
+//! The clock is the device's, so that virtual time governs both. Calls with a deadline read the
+//! clock, and so do drains that found nothing while a call may have a deadline. All other drains
+//! read it only after a pause, which is a number of drains without a reading. The pause is 0 if a
+//! millisecond or more has passed since the last pause of 0; otherwise each reading lengthens it:
+//! 1, 3, 7, and so on, at most 63 drains. So an owner that does other work for long between drains
+//! reads the clock in each drain, and an owner that polls as fast as it can spends nothing on the
+//! clock.
+//!
+//! A deadline is detected by the first reading after it, and ends its call in that drain: never
+//! early, late by at most the drains of a pause. While no call has a deadline, a coarse reading is
+//! enough, several milliseconds late for a fifth of the cost: all remaining work is done every 10
+//! ms or more rarely.
 
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};

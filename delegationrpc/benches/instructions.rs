@@ -15,7 +15,7 @@ use pair::{DEPTH, WITHOUT_LOOKS, parts};
 
 type Pair = pair::Pair<Ring>;
 
-/// Numbers of calls that are counted: several laps of the ring, and multiples of the depth.
+/// Numbers of calls that are counted: many laps of the lanes, and multiples of the depth.
 const COUNTS: (u64, u64) = (4096, 20_480);
 
 const fn operation(

@@ -34,16 +34,17 @@
 //!   or has not, and delays no other client.
 //! - **Order**: the calls of one client arrive in their order; clients that begin to call are taken
 //!   up in the order of their announcements in the ring, and then served in rotation.
-//! - **Every call ends exactly once**: with its reply, with [`CallFailure::Refused`] or
-//!   [`CallFailure::Dropped`] when the server refuses the request or drops its [`Token`], with
-//!   [`CallFailure::TimedOut`] after the time that [`ipc::Client::call_within`] was given or by
-//!   [`ipc::Client::cancel`] (such a call keeps its slot until its late reply arrives, which is
-//!   discarded), with [`CallFailure::NotSent`] when the server is dropped and has no unanswered
-//!   request of the client: then no handler got the request, or with [`CallFailure::Closed`]
-//!   when the server is dropped and has an unanswered request of the client, or is killed, at most
-//!   about a millisecond of polling later. A token is the duty to answer: it can travel as the user
-//!   data of another call, [`ipc::Server::reply`] and [`ipc::Server::refuse`] use it up, and
-//!   dropping it, on any thread, ends the call in the server's next poll or wait.
+//! - **Every call ends exactly once**: with its reply, or with an error. [`CallFailure::Refused`]
+//!   or [`CallFailure::Dropped`]: the server refused the request or dropped its [`Token`].
+//!   [`CallFailure::TimedOut`]: the time that [`ipc::Client::call_within`] was given is over;
+//!   [`ipc::Client::cancel`] ends a call without an error. Such a call keeps its slot until its
+//!   late reply arrives, which is discarded. [`CallFailure::NotSent`]: the server was dropped and
+//!   had no unanswered request of the client, so no handler got the request.
+//!   [`CallFailure::Closed`]: the server was dropped and had an unanswered request of the client,
+//!   or the server was killed, which takes about a millisecond of polling to detect. A token is the
+//!   duty to answer: it can travel as the user data of another call, [`ipc::Server::reply`] and
+//!   [`ipc::Server::refuse`] use it up, and dropping it, on any thread, ends the call in the
+//!   server's next poll or wait.
 //! - **Back-pressure**: at most `depth` calls of a client are unanswered; a further call fails with
 //!   [`CallError::Full`], which returns the request. The ring limits no client: the server finds a
 //!   client that found the ring full, after at most a millisecond per 64 clients.
@@ -74,7 +75,7 @@
 //! | offset | size in bytes | content | writer |
 //! |---|---|---|---|
 //! | 0 | 8 | magic `0x444C_4752_5043_5631` | server, before the region has a name |
-//! | 8, 12, 16, 20 | 4 each | version (3), max_clients, ring_depth, resp_depth (the calls of a client that can be unanswered) | |
+//! | 8, 12, 16, 20 | 4 each | version (4), max_clients, ring_depth, resp_depth (the calls of a client that can be unanswered) | |
 //! | 24 | 24 | sizes, alignments and tag of the payload types | |
 //! | 128 | 8 | head, a hint | clients |
 //! | 192 | 8 | tail | server |

@@ -26,8 +26,8 @@
 //! - **I4** Garbage that a broken client writes into words, `head` or `tail` is repaired by the
 //!   server when it reaches the position ([`Ring::keep_order`]). After an announcement that is lost
 //!   by garbage, or that found the ring full, the flag stays down. The server finds that in its
-//!   sweep of the entries (R4, [`HotSet::mend`](copyrpc_shm::ready::HotSet::mend)): it costs a
-//!   delay, and no call.
+//!   sweep of the entries (R4, [`HotSet::mend`](copyrpc_shm::ready::HotSet::mend)): the call is
+//!   late, and not lost.
 
 use std::ptr::NonNull;
 
@@ -94,7 +94,7 @@ pub struct Ring {
     next: u64,
     /// The server has freed the positions below this position.
     released: u64,
-    /// Number of the server's checks for damage.
+    /// Number of the server's checks for gaps.
     probes: u64,
 }
 

@@ -16,7 +16,7 @@ use flux::{CallFailure, Config, Node, Token, network};
 type Payload = [u64; 4];
 
 const DEPTH: usize = 64;
-/// Numbers of calls that are counted: many laps of every lane, and multiples of the depth.
+/// Numbers of calls that are counted: several laps of every lane, and multiples of the depth.
 const COUNTS: (u64, u64) = (4096, 20_480);
 
 const fn operation(

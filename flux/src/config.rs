@@ -3,7 +3,8 @@
 /// Maximum number of nodes of a network.
 pub const NODES_MAX: usize = 256;
 
-/// Maximum of [`Config::in_flight`]: the calls of a node to all others must have distinct tags.
+/// Maximum of [`Config::in_flight`], so that the calls of a node to all others are at most as many
+/// as one table of calls can have.
 const IN_FLIGHT_MAX: usize = copyrpc_calls::CALLS_MAX / NODES_MAX;
 
 /// Maximum number of slots of a lane, enough for the maximum of calls in flight.

@@ -36,8 +36,8 @@ struct Inbound {
     /// Flags by sender: a sender whose flag is set announces its messages by its ready bit.
     armed: Box<[Line<AtomicU32>]>,
     ready: Box<[Line<AtomicU64>]>,
-    /// Received calls whose tokens were dropped. They are announced by the node's own index in
-    /// `armed` and `ready`, since it does not call itself.
+    /// Received calls whose tokens were dropped. The node's own index in `armed` and `ready`
+    /// announces them, since the node does not call itself.
     dropped: Dropped<Received>,
     closed: AtomicBool,
     /// The words have a line of their own, because the node writes them before it sleeps, and all
@@ -63,7 +63,7 @@ fn lines<W>(words: usize, word: impl Fn() -> W) -> Box<[Line<W>]> {
         .collect()
 }
 
-/// The words of another node that are read with every message to it. They live as long as the mesh.
+/// The words of another node by which a message to it is announced. They live as long as the mesh.
 #[derive(Clone, Copy)]
 pub(crate) struct Towards {
     armed: NonNull<AtomicU32>,
@@ -151,7 +151,7 @@ unsafe impl<T: Send> Send for Mesh<T> {}
 
 impl<T> Mesh<T> {
     pub(crate) fn new(nodes: usize, capacity: usize) -> Self {
-        // A node does not call itself: that lane has the minimum length.
+        // A node does not call itself: its lane to itself has the minimum length.
         let lane = |from: usize, to: usize| {
             (0..if from == to { 1 } else { capacity })
                 .map(|_| Slot::empty())

@@ -1,17 +1,19 @@
 //! A node: calls others, receives their calls, answers them in any order.
 //!
-//! Calls and replies from `a` to `b` share one lane, which has no word for the position of `b`. It
-//! needs no such word:
+//! Calls and replies from `a` to `b` share one lane. No word tells `a` up to which message `b` has
+//! read the lane, and none is needed:
 //! - **M1** At most `F = in_flight` calls of a node to another are unanswered, cancelled ones
 //!   included. An answer or a rejection is published once per call, since its [`Token`] can be used
 //!   once. A lane is taken in order.
 //! - **M2** So when `a` publishes a message, the message `capacity` positions earlier has been
 //!   taken, and `a` knows that. `capacity` exceeds `2F`. Among the messages since then, either more
-//!   than `F` are calls: one of them was answered, so `b` took it, and all messages before it. Or
-//!   more than `F` are replies: `b` made a later call with fewer than `F` other calls unanswered,
-//!   after it had taken one of these replies, and all messages before it. In both cases `a`
-//!   received a message that `b` sent after it had finished with the slot (L1 of the lane,
-//!   `docs/shm-protocols.md`).
+//! - **M2** So when `a` publishes a message, the message `capacity` positions earlier has been
+//!   taken, and `a` knows that. `capacity` exceeds `2F`, so the messages since the earlier one
+//!   contain more than `F` calls or more than `F` replies. More than `F` calls: one of them was
+//!   answered, so `b` took it, and all messages before it. More than `F` replies: `b` made a later
+//!   call with fewer than `F` other calls unanswered, after it had taken one of these replies, and
+//!   all messages before it. In both cases `a` received a message that `b` sent after it had
+//!   finished with the slot (L1 of the lane, `docs/shm-protocols.md`).
 //! - **M3** `closed` is stored (Release) after a node's last message and loaded (Acquire) before
 //!   its lane is emptied for the last time, so answers that a node sent before its drop still end
 //!   their calls.
@@ -400,7 +402,7 @@ impl<T: Copy + Send, U> Node<T, U> {
             }
             is_timed |= peer.calls.has_deadlines();
         }
-        // This is set last: if `f` panics, the next poll ends the other calls.
+        // `is_timed` is set last: if `f` panics, the next poll ends the other calls.
         self.is_timed = is_timed;
         ended
     }
@@ -430,7 +432,7 @@ impl<T: Copy + Send, U> Node<T, U> {
 
     /// Like [`poll`](Self::poll), and answers every call that it takes with the result of
     /// `handler`, which gets the caller's number and the payload. Answers calls that an earlier
-    /// poll has found, too. A call whose handler panics is rejected. This takes the fewest
+    /// poll has found, too. A call whose handler panics is rejected. `step` takes the fewest
     /// instructions. To reply later or out of order, use [`poll`](Self::poll) and
     /// [`recv`](Self::recv).
     #[inline(always)]
@@ -512,7 +514,7 @@ impl<T: Copy + Send, U> Node<T, U> {
                     f(user_data, Err(CallFailure::Closed(SessionEnd::PeerGone)));
                 };
                 peer.calls.take_all(end);
-                // This is set last: if `f` panics, the next check ends the other calls.
+                // `gone` is set last: if `f` panics, the next check ends the other calls.
                 peer.gone = true;
             }
         }
@@ -705,7 +707,8 @@ impl<T: Copy + Send, U> Ends<T, U> {
         if taken > 0 {
             return taken;
         }
-        // A node does not call itself, so its own index is used for the calls that it must reject.
+        // A node does not call itself: a visit of its own index rejects the received calls whose
+        // tokens were dropped.
         if from == self.mesh.index {
             self.reject_dropped()
         } else {

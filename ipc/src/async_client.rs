@@ -27,8 +27,8 @@ pub struct ClientOptions {
     pub dir: Option<Dir>,
     /// The application's tag, which must be the server's. Default: 0.
     pub type_tag: u64,
-    /// Maximum time to wait, at each connection, for a server that is not up yet or is full.
-    /// Default: none, a client tries once.
+    /// Maximum time to wait, whenever a connection is made, for a server that is not up yet or is
+    /// full. Default: none, a client tries once.
     pub connect_timeout: Duration,
     /// Maximum number of connections: calls that find no room for 100 ms go over a further one.
     /// Default: 8.
@@ -195,7 +195,7 @@ pub struct Reconnecting<C> {
     /// Maximum time to wait for the server of a new session.
     timeout: Duration,
     connections: usize,
-    /// A call waits for a slot.
+    /// Whether a call waits for a slot.
     is_full: bool,
 }
 

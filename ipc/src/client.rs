@@ -22,7 +22,7 @@ use crate::membership::Membership;
 use crate::views::{self, Views};
 
 /// A client of a [`Server`](crate::Server). `U` is the type of the user data of a call; the client
-/// returns them with the reply. `W` is the type of announcements of the server.
+/// returns them with the reply. `W` is the way in which clients announce themselves to the server.
 ///
 /// A client belongs to one thread at a time (`Send`). The drop ends the session with the server and
 /// discards unanswered calls.
@@ -162,7 +162,7 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
         })
     }
 
-    /// Returns this client's number at the server, below its `max_clients`.
+    /// Returns this client's number at the server, below the server's `max_clients`.
     #[must_use]
     pub fn id(&self) -> usize {
         self.member.entry
@@ -216,12 +216,12 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
             .end_within(call, self.member.region.clock().now_ns(), timeout);
     }
 
-    /// Ends a call at once and returns its user data; `None` if the call has ended. The server sees
-    /// it when it asks ([`Server::is_wanted`](crate::Server::is_wanted)). The reply is discarded; the
-    /// call keeps its slot until the reply arrives.
+    /// Ends a call at once and returns its user data; `None` if the call has ended. A server that
+    /// asks sees that the call has ended ([`Server::is_wanted`](crate::Server::is_wanted)). The
+    /// reply is discarded; the call keeps its slot until the reply arrives.
     pub fn cancel(&mut self, call: CallToken) -> Option<U> {
         let user_data = self.calls.abandon(call)?;
-        // Otherwise the words may be the next client's.
+        // After the end of the session the words may belong to the next client of the entry.
         if self.member.holding.lasts() {
             self.given_up.tell(call);
         }
@@ -384,7 +384,7 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
         f: &mut impl FnMut(U, usize, Result<Resp, CallFailure>),
     ) -> bool {
         let (tag, note) = CallToken::unpack(word);
-        // C5: a tag of no outstanding call is an error of the server, and ends no call.
+        // C5: an answer whose call has ended before, or whose tag no call has, ends no call.
         let taken = if note == ANSWERED {
             None
         } else {
@@ -458,9 +458,9 @@ impl<Req: Plain, Resp: Plain, W: Announce> Client<Req, Resp, (), W> {
         Ok(self.answer(call, timeout)?.1)
     }
 
-    /// Returns [`ClientError::Full`] if another call is unanswered. If cancelled calls hold all slots,
-    /// takes their late replies, since [`ask`](Self::ask) alone would never poll. Returns the
-    /// maximum time to wait for the next server, if the session is over.
+    /// Returns [`ClientError::Full`] if another call is unanswered. If cancelled calls hold all
+    /// slots, takes their late replies, since [`ask`](Self::ask) alone would never poll. Returns
+    /// the maximum time to wait for the next server, if the session is over.
     pub(crate) fn prepare_to_ask(&mut self) -> Result<Option<Duration>, ClientError> {
         if self.in_flight() > 0 {
             return Err(ClientError::Full);

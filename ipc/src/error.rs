@@ -95,7 +95,7 @@ pub enum ConnectError {
     Truncated {
         /// Bytes that the header describes.
         need: usize,
-        /// Bytes of the file.
+        /// User bytes of the region.
         have: usize,
     },
     /// All entries are taken, maybe by clients that have ended: the server frees their entries when

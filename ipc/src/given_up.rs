@@ -1,7 +1,7 @@
 //! The calls that a client gave up: a word for each slot of its calls. The client stores the tag of
-//! the call there, and the server reads the word when its owner asks whether a request is wanted, so
-//! calls that are not given up cost nothing. Tags are not used again while the client is connected,
-//! so no word is cleared before the server resets the memory of the entry.
+//! the call there, and the server reads the word when its owner asks whether a request is wanted,
+//! so calls that are not given up cost nothing. Tags are not used again while the client is
+//! connected, so no word is cleared before the server resets the memory of the entry.
 
 use std::ptr::NonNull;
 
@@ -35,7 +35,7 @@ impl GivenUp {
         (slot < self.depth).then(|| unsafe { self.words.add(slot).as_ref() })
     }
 
-    /// Client: tells the server that its caller gave up this call.
+    /// Client: notes for the server that this call was given up.
     pub(crate) fn tell(&self, call: Tag) {
         if let Some(word) = self.word(call.slot()) {
             // Nothing else is read because of the word, so no other memory has to be visible.

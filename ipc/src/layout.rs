@@ -27,7 +27,8 @@ use crate::entries::Entries;
 use crate::error::ParameterError;
 use crate::limits::{CLIENTS_MAX, DEPTH_MAX, LINE};
 
-/// Kind of a byte-message server's region. Its lanes hold short messages, and lengths of long ones.
+/// Kind of the region of a server of byte messages, whose lanes hold short messages and the lengths
+/// of long ones.
 pub(crate) const BYTES_KIND: u64 = u64::from_be_bytes(*b"ipcBYTE\x02");
 
 /// First two lines of the region.

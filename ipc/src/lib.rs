@@ -73,16 +73,16 @@
 //!   any order it likes. A [`Token`] is the duty to answer: it can be kept anywhere and moved to
 //!   another thread, [`Server::reply`] and [`Server::refuse`] use it up, and dropping it, on any
 //!   thread, ends the call in the server's next poll or wait.
-//! - **Every call ends exactly once**: with its reply; with [`CallFailure::Refused`] or
-//!   [`CallFailure::Dropped`] when the server refuses the request or drops its token; with
-//!   [`CallFailure::TimedOut`] after the time that [`Client::call_within`] was given, or by
-//!   [`Client::cancel`]: such a call keeps its slot until its late reply arrives, which is
-//!   discarded, and a server that asks sees it ([`Server::is_wanted`]); with
-//!   [`CallFailure::NotSent`] when the server is dropped and has no unanswered request of the client:
-//!   then no handler got the request; with [`CallFailure::Closed`] when
-//!   the server is dropped and has an unanswered request of the client, or is killed, at most about
-//!   a millisecond of polling later. The entry of a client that has ended becomes free for the next
-//!   client, and late answers to the ended client are discarded.
+//! - **Every call ends exactly once**: with its reply, or with an error. [`CallFailure::Refused`]
+//!   or [`CallFailure::Dropped`]: the server refused the request or dropped its token.
+//!   [`CallFailure::TimedOut`]: the time that [`Client::call_within`] was given is over;
+//!   [`Client::cancel`] ends a call without an error. Such a call keeps its slot until its late
+//!   reply arrives, which is discarded, and a server that asks sees that the call has ended
+//!   ([`Server::is_wanted`]). [`CallFailure::NotSent`]: the server was dropped and had no
+//!   unanswered request of the client, so no handler got the request. [`CallFailure::Closed`]: the
+//!   server was dropped and had an unanswered request of the client, or the server was killed,
+//!   which takes about a millisecond of polling to detect. The entry of a client that has ended
+//!   becomes free for the next client, and late answers to the ended client are discarded.
 //! - **Back-pressure**: at most `depth` calls of a client are unanswered; a further call fails with
 //!   [`CallError::Full`], which returns the request.
 //! - **Cost**: no lock, no system call and no read-modify-write per call of an active client. A
@@ -106,8 +106,8 @@
 //! - **Errors of the handler** are part of the reply type: a refusal carries no more than
 //!   [`CallFailure::Refused`]. A [`service!`] over [`bytes`] has methods with errors of their own.
 //! - **Memory**: 192 B + 64 B per client + a slot of 16 B and the payload, rounded up to 64 B, for
-//!   each call in each direction + 8 B per call + 1 bit per client, each rounded up to 64 B: 4,672 B
-//!   for one client at depth 32, 35,584 B for 8 (and a page for every region).
+//!   each call in each direction + 8 B per call + 1 bit per client, each rounded up to 64 B: 4,672
+//!   B for one client at depth 32, 35,584 B for 8 (and a page for every region).
 //!
 //! `docs/shm-protocols.md` describes the conditions that the crate needs, the effect of a stopped
 //! or killed process on others, and the cost of garbage. `delegationrpc` is this crate with a

@@ -92,8 +92,8 @@ impl Membership {
         self.session = None;
     }
 
-    /// Like [`end`](Self::end), but asks the kernel for the present state: this is a system call
-    /// unless the server is known to be gone.
+    /// Like [`end`](Self::end), but asks the kernel in this call if the owner of the region may be
+    /// gone; `end` asks it once in 64 calls.
     pub(crate) fn check(&mut self) -> Option<SessionEnd> {
         self.watch.ask_next();
         self.end()

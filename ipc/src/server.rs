@@ -236,7 +236,8 @@ impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
         self.end(token, REFUSED, |_| Resp::new_zeroed())
     }
 
-    /// Ends a request that no handler got: the client's call ends as stopped and may be repeated.
+    /// Ends a request that no handler got: the client's call ends with
+    /// [`CallFailure::NotSent`](crate::CallFailure::NotSent), so that the client can make it again.
     pub(crate) fn send_back(&mut self, token: Token) {
         // A client that is gone needs no answer.
         let _ = self.end(token, SENT_BACK, |_| Resp::new_zeroed());
@@ -249,8 +250,8 @@ impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
     }
 
     /// Returns whether the caller of a request still waits for the answer: the client is connected,
-    /// according to the last [`poll`](Self::poll) or [`wait`](Self::wait), and the call did not end
-    /// by its timeout or a cancellation. A client detects a timeout when it polls.
+    /// as far as this server has found out by [`poll`](Self::poll) or [`wait`](Self::wait), and the
+    /// call did not end by its timeout or a cancellation. A client detects a timeout when it polls.
     #[must_use]
     pub fn is_wanted(&self, token: &Token) -> bool {
         token
@@ -258,8 +259,9 @@ impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
             .is_some_and(|call| self.sessions.is_wanted(&call))
     }
 
-    /// Answers with the result of `make`. Calls `make` only if the client is connected, and while
-    /// the memory of the answer belongs to the server.
+    /// Answers with the result of `make`. Calls `make` only if the client is still there, and
+    /// before the client can see the answer, so `make` may write the memory that belongs to the
+    /// answer.
     #[inline(always)]
     pub(crate) fn end(
         &mut self,
@@ -297,7 +299,7 @@ impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
     }
 
     /// [Polls](Self::poll) once, and answers all waiting requests with the results of `handler`.
-    /// Returns their number. This takes the fewest instructions. To reply later or out of order,
+    /// Returns their number. `step` takes the fewest instructions. To reply later or out of order,
     /// use [`poll`](Self::poll) and [`recv`](Self::recv).
     #[inline(always)]
     pub fn step(&mut self, mut handler: impl FnMut(&Req) -> Resp) -> usize {

@@ -20,9 +20,9 @@ use copyrpc_shm::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::entries::{ENTRIES_PER_ROUND, Entries, Holding, LOOKS_PER_ROUND, Reaper};
 use crate::given_up::GivenUp;
 
-/// The lanes of all clients, with `depth` slots each. The requests of client `c` are at
-/// `requests + c x request_stride`, and its responses at `responses + c x response_stride`, in
-/// bytes. The words of the calls that it gave up are at `given_up + c x depth`, in words.
+/// The lanes of all clients, with `depth` slots each. The requests of client `c` are at `requests +
+/// c x request_stride`, and its responses at `responses + c x response_stride`, in bytes. The words
+/// of the calls that client `c` gave up are at `given_up + c x depth`, in words.
 #[derive(Clone, Copy)]
 pub(crate) struct LanePairs<Req, Resp> {
     requests: NonNull<u8>,
@@ -358,10 +358,10 @@ impl<Req: Plain, Resp: Plain> Sessions<Req, Resp> {
         }
     }
 
-    /// Answers a request with the result of `make`, which is called while the memory of the answer
-    /// is the server's. `note` is the outcome of the call. The client can see the answer when this
-    /// function returns. Call this function once for each request. Returns whether the client was
-    /// still there.
+    /// Answers a request with the result of `make`. Calls `make` only if the client is still there,
+    /// and before the client can see the answer, so `make` may write the memory that belongs to the
+    /// answer. `note` is the outcome of the call. Call this function once for each request. Returns
+    /// whether the client was still there.
     #[inline(always)]
     pub(crate) fn answer(&mut self, to: &CallId, note: u8, make: impl FnOnce() -> Resp) -> bool {
         let Some(Some(session)) = self.table.sessions.get_mut(to.client()) else {
@@ -431,8 +431,8 @@ impl<Req, Resp> Sessions<Req, Resp> {
             .count()
     }
 
-    /// Returns whether the client of a call is still connected, according to the last pass, and did
-    /// not give the call up.
+    /// Returns whether the client of a call is still connected, as far as this server has found
+    /// out, and did not give the call up.
     pub(crate) fn is_wanted(&self, call: &CallId) -> bool {
         let Table {
             sessions, lanes, ..

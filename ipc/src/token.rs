@@ -57,7 +57,8 @@ impl Token {
 impl Drop for Token {
     #[cold]
     fn drop(&mut self) {
-        // A server that was dropped is no longer listed: its drop has ended all calls.
+        // A server that was dropped is not listed any more: the drop of the server has ended all
+        // calls.
         SERVERS.with(self.server, |entry| {
             entry.dropped.push(self.call);
             entry.wake();

@@ -91,9 +91,10 @@ enum Place {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Removal {
-    /// The owner of the file was dead; the file is removed, by this or another process.
+    /// The name is free: there was no file, or its owner was dead and the file was removed, by this
+    /// or another process.
     Gone,
-    /// The owner of the file lives, or cannot be proven dead.
+    /// The owner of the file lives, or is not proven dead.
     Alive,
     /// The file is not a region of this crate, version and user: it is never touched.
     Foreign,
@@ -137,7 +138,8 @@ impl Dir {
         if mode & 0o022 != 0 {
             return Err(DirError::OpenToOthers { path, mode });
         }
-        // The access is checked with the real ids, as is right for a set-uid program.
+        // `accessat` checks the real user id: the user who starts a set-uid program needs the
+        // access too.
         accessat(
             &fd,
             ".",
@@ -225,9 +227,9 @@ impl Dir {
     /// Removes the region `name`, or the file of that temporary name, if its owner is proven dead.
     ///
     /// The file of a dead owner never has a living owner again: its lock is taken once, before it
-    /// gets a name. Of two removers, the slower one must not unlink the living region whose file
-    /// has taken the name after the removal by the faster one. So removals exclude each other, and
-    /// check the file again.
+    /// gets a name. But after one process has removed the file, a new region may take the name, and
+    /// a second process that found the same dead owner must not unlink that region. So removals
+    /// exclude each other, and check that the name still has the same file.
     pub(crate) fn remove_dead(&self, name: &str) -> io::Result<Removal> {
         let file = match LockFile::open(&self.at(name)) {
             Ok(file) => file,

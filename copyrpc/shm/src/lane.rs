@@ -1,4 +1,5 @@
-//! A lane: one producer, one consumer, a power-of-two array of lap-stamped slots.
+//! A lane: messages from one producer to one consumer, in a power-of-two array of slots whose
+//! sequence words count up on every lap.
 //!
 //! A message is a slot. The producer writes the body and then stores `position + 1` into the slot's
 //! sequence word; a slot is full for the consumer's position `p` exactly when the word is `p + 1`.
@@ -20,7 +21,7 @@ use copyrpc_calls::Tagged;
 use crate::cache;
 use crate::sync::{AtomicU64, Ordering, UnsafeCell};
 
-/// Number of slots between the next slot and the slot that [`LaneTx::fetch_ahead`] fetches.
+/// Distance, in slots, from the next slot to the slot that [`LaneTx::fetch_ahead`] fetches.
 const SLOTS_AHEAD: u64 = 3;
 /// Distance in bytes from the slot just filled to the slot [`SLOTS_AHEAD`] after the next, in a
 /// lane whose slots have one line each.
@@ -35,7 +36,8 @@ pub enum Ahead {
     Slot,
     /// The line at the place that the slot of the later message has if slots have one line each and
     /// the lane does not wrap; this takes the fewest instructions. Near the end of the lane, the
-    /// line is outside of the lane: use this for lanes of hundreds of slots.
+    /// line is outside of the lane and its fetch is wasted: use this for lanes of hundreds of
+    /// slots.
     Line,
 }
 

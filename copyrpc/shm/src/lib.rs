@@ -34,7 +34,7 @@
 //!   with the `robust` word, is private).
 //! - [`memfd`]: bulk memory that peers find through `/proc` and of which nothing remains.
 //! - [`sync`]: atomics (loom's under `--cfg loom`) and the asymmetric barrier pair.
-//! - [`lane`]: one producer, one consumer, lap-stamped slots.
+//! - [`lane`]: messages from one producer to one consumer.
 //! - [`ready`]: polling thousands of lanes at the price of the busy lanes.
 //! - [`cache`]: fetching ahead, and short copies.
 //! - [`plain`]: payloads that may cross a process boundary.

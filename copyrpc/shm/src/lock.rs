@@ -43,7 +43,8 @@ pub enum LockError {
     },
 }
 
-/// The identity of an open file: device and inode. The system reuses it only after a close.
+/// The identity of an open file: device and inode. The system uses it for no other file before the
+/// last descriptor of the file is closed.
 pub(crate) type Key = (u64, u64);
 
 #[derive(Debug)]
@@ -76,8 +77,8 @@ impl OpenFile {
     }
 }
 
-/// The files that this process has open for locking. The mutex covers each open and each last
-/// close: a close that overlaps another thread's open and lock would drop that lock.
+/// The files that this process has open for locking. The mutex is held during each open and each
+/// last close: a close that overlaps another thread's open and lock would drop that lock.
 static REGISTRY: Mutex<BTreeMap<Key, Weak<OpenFile>>> = Mutex::new(BTreeMap::new());
 
 fn unpoisoned<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

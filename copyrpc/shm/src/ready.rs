@@ -75,7 +75,8 @@ impl ReadyWords {
         self.notify_if_armed_behind(LightBarrier::of_process(), lane, armed)
     }
 
-    /// Like [`notify_if_armed`](Self::notify_if_armed), for a producer that has the barrier.
+    /// Like [`notify_if_armed`](Self::notify_if_armed), for a producer that keeps the
+    /// [`LightBarrier`] of its process.
     #[inline(always)]
     pub fn notify_if_armed_behind(
         &self,
@@ -334,12 +335,13 @@ impl HotSet {
         }
     }
 
-    /// R4 (`docs/shm-protocols.md`): activates cold lanes that were missed, among the first `count`
-    /// lanes. Checks the flags of the next `flags` lanes, and activates lanes that are not armed:
-    /// there a producer lowered the flag and its announcement was lost, or the flag is garbage.
-    /// Then checks the next `looks` lanes for messages: there the announcement may have been
-    /// overwritten, or a producer in another process did not see the flag ([`heavy_barrier`]). Each
-    /// flag and each lane costs the load of a cache line, so do this rarely.
+    /// R4 (`docs/shm-protocols.md`): activates cold lanes whose announcement was lost, among the
+    /// first `count` lanes. Checks the flags of the next `flags` lanes, and activates lanes whose
+    /// flag is not [`ARMED`]: a producer may have lowered the flag without an announcement that
+    /// arrived, or the flag is garbage. Then checks the next `looks` lanes for messages: the ready
+    /// bit may have been overwritten, or a producer in another process did not see the flag
+    /// ([`heavy_barrier`]). Each flag and each lane costs the load of a cache line, so do this
+    /// rarely.
     pub fn mend(&mut self, lanes: &impl Lanes, count: usize, flags: usize, looks: usize) {
         let count = count.min(self.is_hot.len());
         for _ in 0..flags.min(count) {

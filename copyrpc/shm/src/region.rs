@@ -1,16 +1,18 @@
 //! A named piece of shared memory that appears whole, and whose owner's death is detected and
 //! followed by a clean-up.
 //!
-//! **O1**: the file is made without a name (`O_TMPFILE`), gets its space, its lock, its header and
-//! its contents, and only then its name. So a process that can open the file sees a finished
-//! region, and nothing remains of an owner that is killed meanwhile.
+//! **O1**: the file is made without a name (`O_TMPFILE`), or with a temporary name where the file
+//! system requires one; it gets its space, its lock, its header and its contents, and only then its
+//! name. So a process that can open the file by its name sees a finished region, and nothing
+//! remains of an owner that is killed meanwhile, except for a temporary name, which a sweep
+//! removes.
 //!
 //! **O2**: the owner holds the record lock of byte 0 ([`crate::lock`]) and a robust futex word; the
 //! kernel releases the first and marks the second when the owner ends, even by `SIGKILL`. Each
 //! alone can be wrong: the lock is lost when another part of the process opens and closes the file,
 //! and the word is marked when the *thread* that created the region ends. An owner is dead if both
-//! show its end, or if it closed the region and the lock is free. A death is detected within about
-//! a millisecond.
+//! show its end, or if it closed the region and the lock is free. Both show it within about a
+//! millisecond of the end.
 //!
 //! A forked child inherits neither the mapping nor the lock nor the word.
 
@@ -37,7 +39,8 @@ use crate::header::{Claim, HEADER_BYTES, Header, MAGIC, OWNER_BYTE, VERSION};
 use crate::lock::{ByteLock, LockFile};
 use crate::sys::{self, Mapping};
 
-/// Maximum number of times that [`Region::create`] removes a dead region of the same name.
+/// Maximum number of attempts of [`Region::create`] to give a file its name; after each, a dead
+/// region of that name is removed.
 const REPLACE_ATTEMPTS: usize = 16;
 
 /// The known state of a region's owner.
@@ -191,8 +194,8 @@ impl Region {
         let map = Mapping::new(&fresh.file, file_bytes, true, true).map_err(io_error)?;
         prepare(&map, kind, user_bytes, init).map_err(io_error)?;
         let header = header_of(&map);
-        // SAFETY: the mutex is zeroed and not shared yet; `drop` below unlocks it, or keeps its
-        // page mapped.
+        // SAFETY: the mutex is zeroed and not shared yet; the drop of the region unlocks the mutex,
+        // or keeps its page mapped.
         unsafe { header.robust.lock_new() }.map_err(io_error)?;
         // O1: header and contents are complete, and the file is locked.
         header.magic.store(MAGIC, Ordering::Release);
@@ -399,8 +402,8 @@ impl Drop for Region {
     }
 }
 
-/// The check for a region's owner in a loop that polls: each call is cheap, and while the hint is
-/// set, one call in 64 asks the kernel.
+/// The check of a region's owner in a loop that polls. While the hint is not set, a check is one
+/// load; while it is set, one check in 64 asks the kernel.
 #[derive(Debug, Default)]
 pub struct OwnerWatch {
     calls_to_ask: u32,

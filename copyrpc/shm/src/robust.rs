@@ -28,7 +28,7 @@ const _: () = {
     assert!(size_of::<RobustWord>() == ROBUST_BYTES);
 };
 
-// SAFETY: after `lock_new` only the C library, the kernel and atomic loads touch the bytes.
+// SAFETY: after `lock_new` only the C library, the kernel and atomic accesses touch the bytes.
 unsafe impl Sync for RobustWord {}
 
 /// Returns the hint of a header that was read from the file and is not mapped; `bytes` are its

@@ -16,7 +16,7 @@
 //!
 //! A consumer of several things sleeps on the words of all at once ([`wait`]). It sets every flag
 //! before the one barrier and checks everything after it, so W1 and W2 hold for each of its words.
-//! Producers do not take part in this.
+//! A producer touches only the words of its own thing.
 
 mod alarm;
 mod futex;
@@ -41,8 +41,8 @@ pub const SLICE: Duration = Duration::from_millis(100);
 /// thread waits for more words than one futex_waitv(2) takes (128; one before Linux 5.16).
 const SHORT_SLICE: Duration = Duration::from_millis(1);
 
-/// Time between two polls of things that cannot end a sleep: completions of hardware, the queues of
-/// a library.
+/// Time between two polls of things whose completions wake no sleeper, such as the queues of a
+/// library.
 pub const POLL_SLICE: Duration = Duration::from_micros(100);
 
 /// The two words of a sleeper, 8 B, aligned to 4. Zeroed bytes are "no sleeper". One consumer
@@ -77,7 +77,7 @@ impl Sleep {
         self.wake_behind(LightBarrier::of_process());
     }
 
-    /// Like [`wake`](Self::wake), for a caller that has the barrier.
+    /// Like [`wake`](Self::wake), for a caller that keeps the [`LightBarrier`] of its process.
     #[inline(always)]
     pub fn wake_behind(&self, barrier: LightBarrier) {
         // W1: between publishing and the load of the flag.
@@ -253,8 +253,8 @@ fn wait_for(watch: &mut dyn Watch, timeout: Option<Duration>) -> bool {
 }
 
 /// Consumer: checks once more and, if there is nothing, sleeps until it is woken, at most for
-/// `longest`. Returns whether there was something; after `false` it has slept, and the caller
-/// checks again.
+/// `longest`. Returns whether there was something; after `false` the thread has slept, and the
+/// caller checks again.
 pub fn sleep_once(watch: &mut dyn Watch, longest: Duration) -> bool {
     let mut known = Known::default();
     watch.words(&mut |word| {

@@ -66,7 +66,7 @@ mod barrier {
 
     use super::fence;
 
-    // linux/membarrier.h
+    // Commands of linux/membarrier.h.
     const CMD_GLOBAL_EXPEDITED: libc::c_int = 1 << 1;
     const CMD_REGISTER_GLOBAL_EXPEDITED: libc::c_int = 1 << 2;
     const CMD_PRIVATE_EXPEDITED: libc::c_int = 1 << 3;
@@ -137,9 +137,9 @@ mod barrier {
         }
     }
 
-    /// Like [`LightBarrier::execute`], for a producer whose consumers are all in its process: it
-    /// never costs anything. Where `membarrier(2)` does not work, [`heavy_barrier`] returns `false`
-    /// to these consumers, so they rely on no flag.
+    /// Like [`LightBarrier::execute`], for a producer whose consumers are all in its process: the
+    /// barrier never costs anything. Where `membarrier(2)` does not work, [`heavy_barrier`] returns
+    /// `false` to these consumers, so they rely on no flag.
     #[inline(always)]
     pub fn light_barrier_within_process() {
         LightBarrier {

@@ -108,7 +108,7 @@ pub(crate) fn explain(error: io::Error) -> io::Error {
 
 pub(crate) fn random_nonzero() -> io::Result<u64> {
     let mut bytes = [0u8; 8];
-    // The kernel returns up to 256 bytes in one call.
+    // The kernel returns up to 256 bytes in one call, so all 8 are filled.
     retry_on_intr(|| getrandom(&mut bytes, GetRandomFlags::empty()))?;
     Ok(u64::from_ne_bytes(bytes) | 1)
 }

@@ -1,7 +1,6 @@
-//! Threads of a library in somebody else's process.
+//! The start of a library's threads without signals, which are for the threads of the program.
 
-/// Runs `start` with all signals blocked, so that a thread that it starts takes no signals: they
-/// are for the threads of the program.
+/// Runs `start` with all signals blocked, so that a thread that `start` starts takes no signals.
 pub fn without_signals<T>(start: impl FnOnce() -> T) -> T {
     let [mut all, mut before] = [core::mem::MaybeUninit::<libc::sigset_t>::uninit(); 2];
     // SAFETY: both pointers are to valid places for a mask; `all` is filled before it is used.

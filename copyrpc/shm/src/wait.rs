@@ -16,12 +16,12 @@ const SPIN_ROUNDS: u32 = 1;
 pub enum WaitStrategy {
     /// Keep polling: lowest latency, for threads that have a core each.
     Busy,
-    /// Give the core to another thread after a few empty rounds: for more threads than cores, where
-    /// a polling thread would otherwise hold the core for a whole scheduler slice while the thread
-    /// it waits for could run.
+    /// Give the core to another thread in each empty round after the first: for more threads than
+    /// cores, where a polling thread would otherwise hold the core for a whole scheduler slice
+    /// while the thread it waits for could run.
     Yield,
-    /// Sleep after a few empty rounds, until there is something to do: the least load, for threads
-    /// that are mostly idle. Waking up takes a system call on either side.
+    /// Sleep after the first empty round, until there is something to do: the least load, for
+    /// threads that are mostly idle. Waking up takes a system call on either side.
     Event,
 }
 

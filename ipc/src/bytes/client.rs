@@ -102,7 +102,7 @@ impl<U> Client<U> {
         })
     }
 
-    /// Returns this client's number at the server, below its `max_clients`.
+    /// Returns this client's number at the server, below the server's `max_clients`.
     #[must_use]
     pub fn id(&self) -> usize {
         self.inner.id()

@@ -14,7 +14,8 @@ use crate::lock::{ByteLock, LockError, LockFile};
 use crate::region::CreateError;
 use crate::sys;
 
-/// Maximum number of names to try: a name fails if a thread that sweeps has opened its file.
+/// Maximum number of temporary names to try: an attempt fails if a thread that sweeps the directory
+/// has opened the file meanwhile.
 const TEMPORARY_ATTEMPTS: usize = 16;
 
 /// An empty file that has not got a region's name yet, with the owner's lock taken.

@@ -23,7 +23,7 @@ thread_local! {
     static WAKERS: RefCell<HashMap<usize, Left, BuildHasherDefault<Spread>>> = RefCell::default();
 }
 
-/// The wakers of the consumers that rest on a word: nearly always one.
+/// The wakers of the consumers that rest on one word, nearly always a single one.
 struct Left {
     waker: Waker,
     others: Vec<Waker>,
