@@ -113,8 +113,8 @@ impl HeldRequest {
     /// disconnected gets no response.
     ///
     /// # Errors
-    /// [`CallFailure::ReplyTooLong`]: the response is larger than a slot, and this error is also the
-    /// end of the caller's call.
+    /// [`CallFailure::ReplyTooLong`]: the response is larger than a slot. The caller's call ends
+    /// with the same error.
     pub fn reply(mut self, response: impl Into<Vec<u8>>) -> Result<(), CallFailure> {
         let response = response.into();
         let len = response.len();

@@ -139,7 +139,7 @@ pub struct RdmaClient {
     core: Client<Mr>,
     port: Port<Cq>,
     ops: Vec<ClientOp>,
-    /// Address and key of a WRITE of no bytes, and the time of the next such WRITE.
+    /// Address and key of the probe, a WRITE of no bytes, and the time of the next probe.
     probe_at: (u64, u32),
     probe_ns: u64,
 }

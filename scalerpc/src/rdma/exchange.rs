@@ -95,8 +95,8 @@ impl Offer {
     };
 
     /// Returns the record's bytes: the head of every record; the number of slots of a client, the
-    /// bytes of a slot, and the number of zones of a message pool, a u32 each; 4 bytes of zeros; the
-    /// address of the queue pair.
+    /// bytes of a slot, and the number of zones of a message pool, a u32 each; 4 bytes of zeros;
+    /// the address of the queue pair.
     #[must_use]
     pub fn encode(&self) -> [u8; Self::BYTES] {
         let Layout {

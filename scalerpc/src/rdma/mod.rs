@@ -108,8 +108,8 @@ impl ConnectFailure for SetupError {
         }
     }
 
-    /// Returns a copy of the error. An error of the device or the system, which cannot be copied,
-    /// becomes its text.
+    /// Returns a copy of the error. An error that cannot be copied becomes `Channel` with the same
+    /// text.
     fn again(&self) -> Self {
         match self {
             Self::Unreachable(error) => Self::Unreachable(error.again()),

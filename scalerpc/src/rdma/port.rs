@@ -9,8 +9,8 @@ use mlx5::{
 
 use super::{MAX_INLINE_BYTES, RdmaOptions, SetupError};
 
-/// A device with its domain and queue, declared so that queues are dropped before the domain, and
-/// the domain before the device.
+/// A device with its protection domain and completion queue, declared so that queues are dropped
+/// before the domain, and the domain before the device.
 #[derive(Debug)]
 pub(super) struct Port<C> {
     /// The completions: a [`Cq`](mlx5::Cq) where there is one queue pair, a

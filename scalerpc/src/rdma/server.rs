@@ -15,11 +15,12 @@ use crate::protocol::{
     ClientId, Handlers, Server, ServerConfig, ServerMemory, ServerOp, ServerRegions, ServerStats,
 };
 
-/// Four counts of the operations on a queue pair, in one word. An operation that asks for a
-/// completion carries the counts of the operations up to and including itself, and its completion
-/// returns that word: it completes all operations before it. A sum may carry into the next count,
-/// and a difference borrows from it again, so the difference of two words contains the four
-/// differences. These are below 2^16, because a send queue holds fewer operations.
+/// Four counts of operations on a queue pair, in 16 bits each of one word: of all operations, of
+/// responses, of last READs and of READs of rest words. An operation that asks for a completion
+/// carries the counts of the operations up to and including itself, and its completion returns that
+/// word: it completes all operations before it. A sum may carry into the next count, and a
+/// difference borrows from it again, so the difference of two words contains the four differences.
+/// These are below 2^16, because a send queue holds fewer operations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Counts(u64);
 
@@ -243,7 +244,7 @@ impl RdmaServer {
 
     /// Does one bounded step: takes completions and arrivals, answers requests (see
     /// [`Handlers::step`] for `budget`), and posts operations. Returns the number of completions
-    /// and answered requests; 0 means that nothing moved.
+    /// and answered requests.
     pub fn step(&mut self, handlers: &mut Handlers<'_>, budget: usize) -> usize {
         let now_ns = self.port.now_ns();
         let completions = self.take(now_ns);

@@ -150,7 +150,8 @@ impl<M: Memory> Client<M> {
     #[cold]
     fn end_quarantine(&mut self, slot: usize) {
         self.quarantined &= !(1 << slot);
-        // Makes the poll that takes this response tell the server, before the next call of the slot.
+        // Makes the poll that takes this response report to the server that the slot's call is not
+        // given up any more, before the next call of the slot.
         self.expire_ns = 0;
         // If the end of the slot's call was not taken yet, `poll_completion` frees the slot.
         if self
@@ -171,8 +172,8 @@ impl<M: Memory> Client<M> {
         self.ended.push_back(Completion { call, outcome });
     }
 
-    /// Ends the calls whose time is over, and tells the server. Their slots wait for the response
-    /// (S14), unless the request was never offered.
+    /// Ends the calls whose time is over, and reports to the server that they are given up. Their
+    /// slots wait for the response (S14), unless the request was never offered.
     #[cold]
     pub(super) fn expire(&mut self, now_ns: u64, out: &mut Vec<ClientOp>) {
         self.expire_ns = u64::MAX;

@@ -284,7 +284,7 @@ impl<M: Memory> Server<M> {
         };
         self.clients[client.index()] = Some(record);
         self.groups.join(client);
-        // A split does not change the numbers of the groups, so the scheduler's numbers stay valid.
+        // A split changes the number of no existing group, so the scheduler's numbers stay valid.
         Some(client)
     }
 
