@@ -7,8 +7,8 @@
 //! The order of a run: open the servers of all daemons, then the clients and their endpoints;
 //! exchange connection records; connect; wait in a barrier until all ranks are ready. Then follow
 //! the warm-up, R times a barrier and a window, the drain, a barrier, the end and the join of all
-//! threads. A window never includes a barrier: load continues during a barrier, and is not counted.
-//! Daemons run until the clients of *all* ranks have drained.
+//! threads. A timed window never includes a barrier: load continues during a barrier, and is not
+//! counted. Daemons run until the clients of *all* ranks have drained.
 //!
 //! When the user interrupts the job, ranks end their current window early, agree on the interrupt
 //! at their next barrier, and drain. [`drain`] decides the length of a drain.
@@ -50,7 +50,8 @@ use records::Record;
 const SETUP_LIMIT: Duration = Duration::from_secs(30);
 /// Maximum time of a barrier during the run.
 const BARRIER_LIMIT: Duration = Duration::from_secs(15);
-/// Interval at which the main thread checks for failed workers while it waits for another rank.
+/// Interval at which the main thread checks for failed workers while it waits for another worker of
+/// the rank to open or connect.
 const WATCH_INTERVAL: Duration = Duration::from_millis(10);
 /// Interval at which the main thread checks whether its clients have ended.
 const END_INTERVAL: Duration = Duration::from_millis(1);

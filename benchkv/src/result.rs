@@ -1,4 +1,4 @@
-//! The measurements as a document: [`JobResult`] is the JSON that `--json` writes. Its files:
+//! The measurements as a document: [`JobResult`] is the JSON that `--json` writes. Its modules:
 //!
 //! - `open_loop`: the offered and the reached rate of `--rate`.
 //! - `reduce`: each rank's report, and their reduction to one result.
@@ -38,7 +38,8 @@ pub use rows::csv;
 
 /// The value of [`JobResult::schema`].
 pub const SCHEMA: &str = "benchkv-result";
-/// Raised whenever a field of [`JobResult`] changes its meaning, its type or its name.
+/// Version of the document. It is raised whenever a field of [`JobResult`] changes its meaning, its
+/// type or its name.
 pub const SCHEMA_VERSION: u32 = 7;
 
 /// [`JobResult::device`] of a job with one rank.
@@ -66,7 +67,7 @@ pub struct JobResult {
     pub server_threads: usize,
     /// Client threads of each rank.
     pub client_threads: usize,
-    /// Operations that each client kept outstanding.
+    /// Maximum number of outstanding operations of a client.
     pub queue_depth: usize,
     /// Seed of the access patterns.
     pub seed: u64,
@@ -98,7 +99,7 @@ pub struct JobResult {
     /// Fate of the operations of the whole job, including warm-up and drain.
     #[serde(flatten)]
     pub fate: Counts,
-    /// Checks of values that failed; null with `--no-verify`.
+    /// Number of values that failed a check; null with `--no-verify`.
     pub verify_failures: Option<u64>,
     /// Description of the first failed check.
     pub first_verify_failure: Option<String>,
@@ -112,7 +113,7 @@ pub struct JobResult {
     /// divided by the number of operations that ended in these runs, in nanoseconds. Null in
     /// virtual time.
     pub cpu_ns_per_op: Option<f64>,
-    /// Little's law: L = X W.
+    /// The check of the measurements by Little's law.
     pub littles_law: LittlesLaw,
     /// Counters of the NICs' ports; null if no NIC was used.
     pub hardware_counters: Option<Vec<HardwareCounters>>,
@@ -190,8 +191,7 @@ pub struct RunSpread {
     pub min: f64,
     /// Maximum.
     pub max: f64,
-    /// Standard deviation of the population from which the values are a sample (divided by n - 1);
-    /// null for fewer than two values.
+    /// Standard deviation of the sample (with the divisor n - 1); null for fewer than two values.
     pub std_dev: Option<f64>,
 }
 
@@ -234,8 +234,8 @@ impl HardwareCounters {
     }
 }
 
-/// Little's law, which the measurements of clients must satisfy. It concerns operations from their
-/// issue to their end, in open loops too.
+/// The check of clients' measurements by Little's law: the mean number of outstanding operations is
+/// their rate times their mean time from issue to end. It holds in open loops too.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct LittlesLaw {
     /// Mean over time of the number of outstanding operations.
@@ -302,10 +302,10 @@ pub struct RankResult {
     /// Digest of the accesses of the rank's clients, in order, as 16 hexadecimal digits. It is
     /// equal for equal options and seeds.
     pub pattern_hash: String,
-    /// Operations of the whole job.
+    /// Fate of the rank's operations in the whole job.
     #[serde(flatten)]
     pub fate: Counts,
-    /// Checks of values that failed; null with `--no-verify`.
+    /// Number of values that failed a check; null with `--no-verify`.
     pub verify_failures: Option<u64>,
     /// Reports of the rank's daemons.
     pub daemons: Vec<WorkerReport>,
@@ -335,7 +335,8 @@ impl JobResult {
         asked.saturating_sub(self.fate.issued)
     }
 
-    /// Returns the load of each run of a sweep. The runs of a sweep do not repeat each other.
+    /// Returns the sweep of a simulated job: the load of each of its runs, which do not repeat each
+    /// other.
     pub fn sweep(&self) -> Option<Sweep> {
         self.simulation.as_ref()?.sweep()
     }

@@ -120,8 +120,8 @@ const UCX_WORKER_BYTES: u64 = 8 << 20;
 const UCX: Library = Library {
     name: "ucx",
     load: || ucx::load().map(drop).map_err(|error| error.to_string()),
-    // UCX writes its messages to standard output by default. Standard output is for the result, so
-    // this variable redirects the messages.
+    // UCX writes its log to standard output by default. Standard output is for the result, so this
+    // variable redirects the log.
     variable: ("UCX_LOG_FILE", "stderr"),
 };
 

@@ -119,10 +119,10 @@ counters! {
         sum completed,
         /// Ended with an error or a refusal.
         sum errors,
-        /// Had not ended when nothing moved any more.
+        /// Not ended when the daemons of the job had stopped moving messages.
         sum lost,
-        /// Had not ended when the drain was cut. A drain is cut if it takes too long, or if the
-        /// user interrupts it.
+        /// Not ended when the drain was cut because it took too long, or soon after an interrupt by
+        /// the user.
         sum unfinished,
         /// Gets, among the completed operations, that found no value.
         sum not_found,
@@ -217,7 +217,8 @@ struct Alike {
     held_ns: u64,
 }
 
-/// The [places](crate::values) of the tails of a client's values.
+/// The [places](crate::values) in memory of the tails of a client's values: their bytes after the
+/// first 8.
 #[derive(Debug)]
 struct Tails {
     values: ClientValues,
@@ -552,8 +553,8 @@ impl Book {
     /// Returns the next access that can be made, as its index and its request.
     #[inline(always)]
     fn next_request(&mut self) -> Option<(u32, Request)> {
-        // An access to a private key with an outstanding operation is skipped. Fewer than 4
-        // consecutive accesses are private, so one of 4 accesses can be made.
+        // An access to a private key with an outstanding operation is skipped. At most 1 in 16
+        // accesses is private, so one of 4 consecutive accesses can be made.
         for _ in 0..4 {
             let (index, accesses) = (self.next_access, &self.spec.pattern.accesses);
             let access = accesses.get(index as usize)?;

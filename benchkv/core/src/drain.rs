@@ -1,11 +1,11 @@
-//! The end of the ranks' wait for operations that are outstanding at the end of a job.
+//! Decides how long the ranks of a job wait for outstanding operations.
 //!
 //! The ranks wait as long as anything moves. Each answer that a client waits for passes a daemon of
 //! some rank, so a drain makes progress as long as the daemons of the job move messages. Operations
 //! that have not ended when nothing moves any more are lost. Silence alone is no proof on a machine
 //! with more threads than cores, or on a virtual machine: a daemon that did not run for a while has
-//! not lost the messages that it did not poll. So each daemon of the job must have polled often
-//! since something moved, and time in which a rank itself did not run counts little.
+//! not lost the messages that it did not poll. So a short silence counts only if each daemon of the
+//! job has polled often in it, and time in which a rank itself did not run counts little.
 //!
 //! A drain that still makes progress after [`LONGEST`], or 5 s after an interrupt, is cut:
 //! operations outstanding then are unfinished, not lost.
@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// Maximum time without movement, in addition to the time that the schedules of clients explain.
+/// Maximum time without movement, in addition to the pauses in the schedules of clients.
 const SILENCE: Duration = Duration::from_secs(3);
 /// Maximum time without movement if a daemon of the rank has made fewer than [`ROUNDS`] rounds in
 /// this time.
@@ -27,7 +27,8 @@ const STALL: Duration = Duration::from_secs(12);
 const ROUNDS: u32 = 1_000;
 /// Maximum part of the time between two views of a rank that counts as time without movement.
 const LONGEST_STEP: Duration = Duration::from_millis(100);
-/// Maximum sleep of a daemon between two of its rounds.
+/// Maximum sleep of a daemon between two of its rounds, so that it can make [`ROUNDS`] rounds in
+/// [`SILENCE`].
 pub const DAEMON_SLEEP: Duration =
     Duration::from_nanos(SILENCE.as_nanos() as u64 / ROUNDS as u64 / 2);
 /// Interval at which ranks compare their views.

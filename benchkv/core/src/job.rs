@@ -21,7 +21,8 @@ use crate::workload::{Pattern, Workload};
 pub struct Sizes {
     /// Bytes of each ring of a connection between ranks, 0 if the carrier has none (`rc-send`,
     /// `ucx-am`). `auto`: the smallest power of two that is at least 4 x operations in flight on
-    /// the connection x padded message, and at least 8 padded messages; at most the largest ring.
+    /// the connection x padded message, and at least 8 padded messages, between the smallest and
+    /// the largest ring of copyrpc.
     pub ring_bytes: u64,
     /// Requests that each end may have unanswered on a connection of `rc-send` or `ucx-am`, 0 with
     /// copyrpc: the smallest power of two that is at least the number of operations in flight on
@@ -101,12 +102,12 @@ impl Sizes {
     }
 }
 
-/// The parameters of a job, which do not depend on the processes of its threads.
+/// The parameters of a job that do not depend on how its threads are distributed over processes.
 #[derive(Debug, Clone)]
 pub struct Job {
     /// The ranks of the job, their threads, and the connections between the threads.
     pub topology: Topology,
-    /// Operations that each client keeps outstanding.
+    /// Maximum number of outstanding operations of a client.
     pub queue_depth: usize,
     /// Total number of operations of each client, in one run without a warm-up; `None`: as many as
     /// the runs have time for.
@@ -138,7 +139,7 @@ pub struct Job {
 pub struct ClientSpec {
     /// Rank of the client.
     pub rank: u16,
-    /// Operations to keep outstanding, at least 1.
+    /// Maximum number of outstanding operations, at least 1.
     pub queue_depth: usize,
     /// Total number of operations to issue; `None`: as many as there is time for.
     pub ops: Option<u64>,

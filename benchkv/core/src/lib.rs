@@ -16,7 +16,8 @@
 //! - [`backend`]: daemons, the paths of clients to them, and the carriers of messages between ranks
 //!   ([`ucx`]: the library of one carrier).
 //! - [`policy`]: the delays of daemons that make batches larger.
-//! - [`phase`]: the current activity of clients; [`drain`]: the end of their wait.
+//! - [`phase`]: the current activity of clients; [`drain`]: how long ranks wait for outstanding
+//!   operations.
 //! - [`drive`]: all ranks of a job in one thread.
 //! - [`activity`]: the activity of the threads, from [`counters`](mod@counters); [`trace`]: the
 //!   activity of a daemon over time.

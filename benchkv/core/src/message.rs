@@ -65,7 +65,7 @@ pub enum Op {
     Put {
         /// The key.
         key: u64,
-        /// The value.
+        /// The first 8 bytes of the value.
         value: u64,
     },
     /// Return the value of `key`.
@@ -82,7 +82,7 @@ pub enum Outcome {
     PutOk,
     /// The key has this value.
     GetOk {
-        /// The value.
+        /// The first 8 bytes of the value.
         value: u64,
     },
     /// The key has no value.

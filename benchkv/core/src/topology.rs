@@ -11,8 +11,8 @@
 //! N ranks, D daemons and C clients of each. The gateway to rank r is daemon r mod D. A local key:
 //! client -ipc-> the daemon that owns it.
 //!
-//! The [`Carrier`] is the one arrow between ranks: `-copyrpc->`, or a SEND or a UCX active message
-//! for each message. Any carrier combines with any [`Backend`].
+//! `-copyrpc->` stands for the [`Carrier`], the only arrow between ranks. The other carriers send a
+//! SEND or a UCX active message for each message. Any carrier combines with any [`Backend`].
 
 use std::fmt;
 use std::ops::Range;
@@ -57,17 +57,18 @@ impl fmt::Display for Peer {
     }
 }
 
-/// The path of a request for another rank. Each variant is a column of the table above.
+/// The path of a request for another rank. Each variant is a column of the table of the module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Backend {
-    /// Through the daemon that owns such keys, and by flux to the carrier.
+    /// By ipc to the daemon of this rank with the key's number, by flux to the daemon with the
+    /// endpoint.
     Meta,
-    /// Through the ring of daemon 0.
+    /// Through the shared ring of daemon 0 of this rank.
     Delegation,
-    /// Through the ring of the daemon of the key's number.
+    /// Through the shared ring of the daemon of this rank with the key's number.
     Sharded,
-    /// Straight from the client.
+    /// Straight from the client to the daemon that owns the key.
     Direct,
 }
 
@@ -110,8 +111,8 @@ impl Topology {
         self.gateway(rank).filter(|_| self.backend == Backend::Meta)
     }
 
-    /// Returns whether clients (through ipc) and other daemons send a daemon requests for other
-    /// ranks. If not, all their requests are for the shard of the daemon.
+    /// Returns whether daemons get requests for other ranks from clients, through ipc, and from
+    /// each other. If not, all such requests are for the shard of the daemon that gets them.
     #[inline]
     pub const fn daemons_pass_on(&self) -> bool {
         matches!(self.backend, Backend::Meta) && self.ranks > 1

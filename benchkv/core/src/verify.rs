@@ -57,8 +57,8 @@ pub const fn first_value(rank: u16, key: u64) -> u64 {
     .pack()
 }
 
-/// Returns the bytes of a value after the first 8, in words. No two words are equal, within one
-/// value or in two different values.
+/// Returns the bytes of a value after the first 8, in words. Two words of one value differ, and so
+/// do the words of two different values at the same place.
 fn pattern(value: u64) -> impl Iterator<Item = [u8; 8]> {
     (1_u64..).map(move |number| {
         value
@@ -122,7 +122,8 @@ struct Seen {
     at: u32,
 }
 
-/// The judge of one client's results. It allocates only in [`new`](Self::new).
+/// The judge of one client's results. It allocates only in [`new`](Self::new), and for the texts of
+/// failures.
 #[derive(Debug)]
 pub struct Verifier {
     writer: u16,
@@ -172,13 +173,13 @@ impl Verifier {
         }
     }
 
-    /// Sets that every shared key has a value from the start: none may be missing.
+    /// Makes every shared key count as found before: a read that finds none of its values fails.
     pub fn of_filled_stores(mut self) -> Self {
         self.found_at.fill(Some(self.moment));
         self
     }
 
-    /// Returns the maximum bytes that the judge of a client takes in a job with `writers` clients
+    /// Returns the maximum bytes of the [`Verifier`] of a client in a job with `writers` clients
     /// and patterns of `accesses`.
     pub fn bytes(writers: usize, accesses: usize) -> u64 {
         let fewest = accesses * writers.min(REMEMBERED);
@@ -303,7 +304,8 @@ impl Verifier {
         }
     }
 
-    /// Does check 1 and the first half of check 2, and records the highest sequence number.
+    /// Does check 1 (hash of the key) and the first half of check 2 (the writer exists) of the
+    /// module, and records the highest sequence number of the writer.
     fn judge_origin(&mut self, access: &Access, value: u64) -> Option<Stamp> {
         let stamp = Stamp::unpack(value);
         if stamp.hash != access.hash {
@@ -342,7 +344,7 @@ impl Verifier {
         }
     }
 
-    /// Notes a result that a sound system cannot return.
+    /// Records a failure, and the text of the first one.
     #[cold]
     fn fail(&mut self, access: &Access, what: fmt::Arguments<'_>) {
         self.failures += 1;
@@ -366,9 +368,9 @@ const fn is_before(a: u32, b: u32) -> bool {
     (b.wrapping_sub(a) as i32) > 0
 }
 
-/// Does check 2 over all ranks. Each number in `highest` is a sequence number that was read; the
-/// function returns a failure, in words, for each of these numbers that was never issued. Both
-/// slices are indexed by writer.
+/// Does the second half of check 2 of the module, over all ranks. Each number in `highest` is the
+/// highest sequence number that was read; the function returns a failure, in words, for each of
+/// them that was never issued. Both slices are indexed by writer.
 pub fn never_issued(highest: &[u32], issued: &[u32]) -> impl Iterator<Item = String> {
     let pairs = highest.iter().zip(issued).enumerate();
     pairs

@@ -254,8 +254,8 @@ impl Workload {
         self.key_range + private as u64
     }
 
-    /// Returns the maximum share of the shared keys of all ranks that clients access, if the share
-    /// is below a quarter. It is limited because each client repeats its
+    /// Returns the maximum share of the shared keys of all ranks that clients access; `None` if it
+    /// is at least a quarter. The share is limited because each client repeats its
     /// [`accesses`](Self::accesses).
     pub fn touched_at_most(&self) -> Option<f64> {
         let share = (self.clients * self.accesses) as f64 / self.key_range as f64;

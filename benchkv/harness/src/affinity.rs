@@ -4,7 +4,7 @@
 //! the host. Each rank gets a run of neighbouring cores (inside a NUMA node if it fits), daemons
 //! first, then clients. Threads are pinned only if each can have a core of its own: with more
 //! threads than cores, pinning would prevent the scheduler from using a free core. Hardware threads
-//! of one core count as one, and a CPU quota of the control group counts.
+//! of one core count as one core, and a CPU quota of the control group limits the number of cores.
 
 use std::collections::BTreeSet;
 use std::fmt;

@@ -99,7 +99,7 @@ fn answer_to(request: &Payload) -> Payload {
     request.map(|word| !word)
 }
 
-/// Answers until `callers` have sent the [end](Load::stop).
+/// Answers until `callers` callers have sent the [end](Load::stop).
 ///
 /// # Errors
 /// The error of the answerer.

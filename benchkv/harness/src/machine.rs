@@ -1,5 +1,5 @@
-//! The resources of a machine for a job: libraries, limits, memory, programs. This module only
-//! probes; its caller judges the results.
+//! The resources of a machine for a job: libraries, limits, memory, programs. This module judges
+//! nothing that it finds, and changes only the limit of open files.
 
 use std::ffi::{CStr, CString, OsStr};
 use std::path::{Path, PathBuf};

@@ -1,8 +1,8 @@
-//! The options of a job, each declared once: the field is its flag, its help and its place in the
-//! result (`options` of the document, except for those at the document's top). Groups of options
-//! are declared by the part that uses them: [`Workload`], [`PaceArgs`], [`PortOptions`],
-//! [`PolicyOptions`], [`TraceArgs`]. Single ranges are checked at the declarations.
-//! [`crate::options`] checks combinations of options.
+//! The options of a job. Each field declares one option: its flag, its help text and its name in
+//! the `options` of the result. An option that serde skips is in another field of the result, or
+//! not in the result. Groups of options are declared by the part that uses them: [`Workload`],
+//! [`PaceArgs`], [`PortOptions`], [`PolicyOptions`], [`TraceArgs`]. The declaration of an option
+//! checks the range of its value; [`crate::options`] checks combinations of options.
 
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
@@ -36,12 +36,13 @@ const RUNS: RangeInclusive<usize> = 1..=32;
 const OPS: RangeInclusive<u64> = 1..=u32::MAX as u64;
 /// Minimum length of a window, in seconds.
 pub(crate) const SHORTEST_RUN_S: f64 = 0.01;
-/// Maximum length of a window, in seconds. With `--ops` every window has this limit.
+/// Maximum length of a window, of the warm-up and of `--report-interval`, in seconds. It is also
+/// the limit of the window of `--ops`.
 const LONGEST_RUN_S: f64 = 3600.0;
 /// Minimum `--report-interval`, in seconds: the main thread checks a hundred times a second.
 const SHORTEST_INTERVAL_S: f64 = 0.1;
-/// Maximum length of the warm-up and all runs of a verified job, in seconds: a client would
-/// otherwise run out of 32-bit sequence numbers (at 7 million writes per second).
+/// Maximum length of the warm-up and all runs of a verified job, in seconds. A verified value has a
+/// 32-bit sequence number; a client with 7 million writes per second uses all of them in 613 s.
 const MAX_VERIFIED_SECONDS: f64 = 600.0;
 
 /// The options of a job, and the destinations of its result.
@@ -335,8 +336,9 @@ impl JobArgs {
         }
     }
 
-    /// Replaces options by their meaning, in a job of `ranks`: mixes, numbers of operations,
-    /// options that are left out.
+    /// Sets what other options imply, in a job of `ranks` ranks: `--mix` sets the distribution and
+    /// the share of reads, `--ops` sets one run without a warm-up, and without `--remote-ratio`
+    /// each rank gets the same share.
     pub(crate) fn settle(&mut self, ranks: usize) {
         let workload = &mut self.workload;
         if let Some(mix) = self.mix.take() {
@@ -443,7 +445,7 @@ pub enum RingChoice {
 }
 
 impl WaitChoice {
-    /// Returns the strategy; `auto` is the strategy for automatic choice.
+    /// Returns the strategy that the option selects; `Auto` selects `auto`.
     pub(crate) const fn strategy(self, auto: WaitStrategy) -> WaitStrategy {
         match self {
             Self::Auto => auto,

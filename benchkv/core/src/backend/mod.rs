@@ -4,10 +4,11 @@
 //! transports.
 //!
 //! [`composed`] makes the workers of ipc, delegationrpc, flux and the carrier of messages between
-//! ranks, combined into one of the topologies of [`topology`](crate::topology). Its parts: `daemon`
-//! (a daemon's phases), `remote` (a thread's connections to other ranks: copyrpc, SENDs, UCX),
-//! `shards` (a daemon's channel to the other daemons of the rank), `backlog` (requests that wait
-//! for room in `remote` or `shards`), `paths` (a client).
+//! ranks, combined into one of the topologies of [`topology`](crate::topology). The other modules
+//! are its parts: `daemon` (a daemon's phases), `remote` (a thread's connections to other ranks:
+//! copyrpc, SENDs, UCX), `shards` (a daemon's channel to the other daemons of the rank), `backlog`
+//! (requests that wait for room in `remote` or `shards`), `paths` (a client's paths), `plan` (the
+//! parameters of a rank).
 
 mod backlog;
 pub mod composed;
@@ -174,7 +175,8 @@ pub trait Paths: Endpoints + Sleeper {
     /// A daemon is lost; outstanding operations will not end.
     fn poll(&mut self, ended: impl FnMut(Operation, Option<Response>)) -> Result<(), BackendError>;
 
-    /// Returns the places of the tails of the client's values; `None` if values have no tails.
+    /// Returns the memory for the tails of the client's values, their bytes after the first 8;
+    /// `None` if values have no tails.
     fn values(&self) -> Option<ClientValues> {
         None
     }

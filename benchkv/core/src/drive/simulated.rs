@@ -195,7 +195,7 @@ impl Simulated {
 
     /// Runs the warm-up, then `runs` windows of length `window`, then a drain. Returns the reports
     /// of the ranks. A job with a number of operations has no warm-up. It has one window, which
-    /// lasts until these operations have ended, and at most for `window`.
+    /// lasts until these operations have ended or no more of them end, and at most for `window`.
     ///
     /// # Errors
     /// The first failure of a daemon or client.

@@ -8,7 +8,7 @@ use crate::backend::BackendError;
 /// The costs of CPUs, in ns. A core does the work of one thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cpu {
-    /// Cost of a round of a daemon that finds nothing.
+    /// Cost of each round of a daemon, in addition to what it finds.
     pub round_ns: u64,
     /// Cost of a poll that a policy adds to a round.
     pub poll_ns: u64,
@@ -18,7 +18,7 @@ pub struct Cpu {
     pub completion_ns: u64,
     /// Cost of a WRITE or SEND that a round posts.
     pub write_ns: u64,
-    /// Cost of a step of a client that finds nothing.
+    /// Cost of each step of a client, in addition to what it finds.
     pub client_ns: u64,
     /// Cost of the issue of an operation by a client. The end of an operation costs the same.
     pub operation_ns: u64,
@@ -84,7 +84,7 @@ pub struct World {
     /// Whether the devices check rules that a NIC does not check, and hash their actions. It is for
     /// tests, because it takes most of the time of a simulation.
     pub strict: bool,
-    /// Rounds between the samples of a daemon's time series; `None`: no series.
+    /// Rounds with work between two samples of a daemon's time series; `None`: no series.
     pub trace_interval: Option<u64>,
     /// The faults.
     pub faults: Faults,

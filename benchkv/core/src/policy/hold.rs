@@ -61,7 +61,7 @@ impl FromStr for HoldChoice {
 /// The state of a hold. It counts the held answers; the daemon stores them.
 #[derive(Debug)]
 pub(super) struct Hold {
-    /// Number of answers that ends a hold: one from each rank of the job.
+    /// Number of answers that ends a hold: the number of ranks of the job.
     target: usize,
     hold_ns: f64,
     /// Smoothed rate of answers, in answers per ns, from which an adaptive hold computes the time

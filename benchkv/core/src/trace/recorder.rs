@@ -21,10 +21,9 @@ const IDLE_INTERVAL_NS: u64 = 1_000_000;
 /// between.
 const IDLE_ROUNDS_PER_LOOK: u32 = 64;
 
-/// A series while it is recorded. In the first millisecond, each round with work is sampled. If the
-/// memory for later samples is full, every second one of these samples is dropped, and the interval
-/// between further samples is doubled. So a series covers the whole job, as densely as the memory
-/// permits.
+/// A series while it is recorded. In its head, each round with work is sampled. If the memory for
+/// later samples is full, every second one of these samples is dropped, and the interval between
+/// further samples is doubled. So a series covers the whole job, as densely as the memory permits.
 #[derive(Debug)]
 pub struct Recorder {
     interval: u64,

@@ -2,9 +2,9 @@
 //! that it uses.
 //!
 //! Source: `ucp/api/ucp.h`, `ucp/api/ucp_def.h`, `ucs/type/status.h` of UCX 1.10 to 1.13. Every
-//! struct begins with a mask of the fields that are set, and the library reads no others, so a
-//! struct may end after the last used field. The structs are padded to the size in the header. A
-//! test compares sizes, offsets and constants with the header (`oracle.c`).
+//! struct of parameters begins with a mask of the fields that are set, and the library reads no
+//! others, so a struct may end after the last used field. These structs are padded to the size in
+//! the header. A test compares sizes, offsets and constants with the header (`oracle.c`).
 
 use core::ffi::{CStr, c_char, c_uint, c_void};
 use core::ptr::NonNull;

@@ -1,9 +1,9 @@
-//! A worker of one thread with its endpoints: it sends and receives active messages.
+//! A UCX worker and its endpoints, for one thread: it sends and receives active messages.
 //!
-//! Memory that is given to the library stays in place until the library is done with it: a message
-//! from the call to the end of its request, the inbox until the worker is destroyed. No reference
-//! to the inbox is held across a call of the library, because callbacks write to it. Callbacks run
-//! inside such calls, on this thread, copy some bytes, call nothing back and cannot panic.
+//! Memory that is given to UCX stays in place until UCX is done with it: a message from the send to
+//! the end of its request, the inbox until the worker is destroyed. No reference to the inbox is
+//! held across a call of UCX, because callbacks write to it. Callbacks run inside such calls, on
+//! this thread, copy some bytes, call nothing of UCX and cannot panic.
 
 use core::ffi::{c_char, c_uint, c_void};
 use core::ptr::NonNull;
@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 use super::ffi::*;
 use super::{OLDEST, PeerErrors, UcxError};
 
-/// The id that distinguishes handlers of messages; there is only one handler.
+/// Id of the only handler of active messages.
 const MESSAGE_ID: c_uint = 1;
-/// Maximum rounds of progress in one call.
+/// Maximum rounds of UCX's progress in one call of [`Worker::progress`].
 const PROGRESS_ROUNDS: usize = 16;
 /// Maximum time for endpoints to close.
 const CLOSE_LIMIT: Duration = Duration::from_millis(200);
@@ -52,7 +52,7 @@ impl Message {
     }
 }
 
-/// The state that callbacks write.
+/// State that the callback [`receive`] writes.
 struct Inbox {
     messages: VecDeque<Message>,
     /// Maximum length of a message that is kept, in bytes.
@@ -61,8 +61,8 @@ struct Inbox {
 
 struct Endpoint {
     handle: Handle,
-    /// Status of the endpoint's failure; `UCS_OK` before a failure. The error callback writes it,
-    /// and [`has_ended`](Self::has_ended).
+    /// Status of the endpoint's failure; `UCS_OK` before a failure. The error callback and
+    /// [`has_ended`](Self::has_ended) write it.
     failure: NonNull<Status>,
     /// Requests that the library has not finished, and their messages, in the order of sending.
     going: VecDeque<(NonNull<c_void>, Box<[u8]>)>,
@@ -284,7 +284,8 @@ impl Worker {
     /// messages that it cannot send at once, without limit.
     ///
     /// # Errors
-    /// [`UcxError::Peer`] or [`UcxError::Call`]: the endpoint is unusable.
+    /// [`UcxError::Peer`]: the endpoint has failed. [`UcxError::Call`]: there is no such endpoint,
+    /// or the parts are longer than `longest`.
     #[inline]
     pub(crate) fn send(&mut self, endpoint: usize, parts: &[&[u8]]) -> Result<(), UcxError> {
         self.check(endpoint)?;
@@ -416,8 +417,9 @@ impl Worker {
         printed
     }
 
-    /// Closes all endpoints. With [`PeerErrors::Peer`] they close at once; otherwise they close
-    /// when all messages were sent, for which both ends have to make progress.
+    /// Closes all endpoints, and waits for this at most [`CLOSE_LIMIT`]. With [`PeerErrors::Peer`]
+    /// endpoints close at once; otherwise they close when all messages were sent, for which both
+    /// ends have to make progress.
     fn close(&self) {
         let force = self.errors == PeerErrors::Peer;
         let flags = if force { UCP_EP_CLOSE_FLAG_FORCE } else { 0 };
@@ -481,9 +483,8 @@ impl Drop for Worker {
     }
 }
 
-/// Takes a message: `ucp_am_recv_callback_t`. A correct peer sends every message eagerly, and so no
-/// rendezvous message. The bytes of a rendezvous message, which have not arrived yet, are never
-/// fetched.
+/// Appends an arrived message to the inbox: `ucp_am_recv_callback_t`. A correct peer sends every
+/// message eagerly. A message by rendezvous has not arrived yet, and its bytes are never fetched.
 unsafe extern "C" fn receive(
     arg: *mut c_void,
     _header: *const c_void,
@@ -528,7 +529,7 @@ unsafe extern "C" fn receive(
     UCS_OK
 }
 
-/// Notes why an endpoint failed: `ucp_err_handler_cb_t`.
+/// Records why an endpoint failed: `ucp_err_handler_cb_t`.
 unsafe extern "C" fn fail(arg: *mut c_void, _endpoint: Handle, status: Status) {
     // SAFETY: `arg` points to the status of that endpoint, which lives as long as the worker, and
     // there is no reference to it.

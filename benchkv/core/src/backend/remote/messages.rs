@@ -26,8 +26,8 @@ pub(super) const POLL_BUDGET: usize = 256;
 /// Number of polls between two checks of all links.
 const POLLS_PER_CHECK: u32 = 64;
 
-/// The part of such a carrier that moves messages over the links of a thread. Links are numbered
-/// from 0. [`LinkSet`] documents the methods of the same names.
+/// The part of a carrier that moves separate messages over the links of a thread. Links are
+/// numbered from 0. [`LinkSet`] documents the methods of the same names.
 pub(super) trait Port: Sized {
     const COUNTERS: &'static [Counter<Counters>] = &[
         ("writes", |counters| counters.sends),
@@ -277,7 +277,8 @@ impl<C, P: Port> LinkSet<C> for Links<C, P> {
         if !self.unflushed.is_empty() {
             return then(&mut Due::now());
         }
-        // Polls count the time to the next check, and a sleep has none. So the next poll checks.
+        // The time to the next check of links is counted in polls, and a sleep makes none. So the
+        // next poll checks.
         self.polls = POLLS_PER_CHECK - 1;
         self.port.with_watch(then);
     }

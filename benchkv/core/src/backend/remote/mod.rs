@@ -1,12 +1,11 @@
 //! A thread's connections to other ranks, and the requests that wait for room on them.
 //!
 //! A [`LinkSet`] carries the requests. Each set is a line of the registry `carriers!` in this file:
-//! [`copyrpc`], [`rc_send`] or [`ucx_am`]. The last two are ports of the module [`messages`], which
-//! sends each message separately. That module consists of `frame` (the bytes of a message),
-//! `dialogue` (the state of each end) and `calls` (the callers that wait for an answer). A carrier
-//! has one link for each peer of the thread, numbered in the order of the topology, and is
-//! independent of topologies. [`Remote`] finds the link of a request and queues requests without
-//! room, in order.
+//! [`copyrpc`], [`rc_send`] or [`ucx_am`]. The last two use the module [`messages`], which sends
+//! each message separately, with `frame` (the bytes of a message), `dialogue` (the state of each
+//! end) and `calls` (the callers that wait for an answer). A carrier has one link for each peer of
+//! the thread, numbered in the order of the topology, and is independent of topologies. [`Remote`]
+//! finds the link of a request and queues requests without room, in order.
 
 mod calls;
 mod copyrpc;

@@ -10,7 +10,7 @@ use rustix::event::PollFlags;
 
 use super::frame::{Frame, FrameError};
 
-/// Maximum bytes that one [`Channel::pull`] takes from the socket; the next poll takes the rest.
+/// Maximum bytes that one [`Channel::pull`] takes from the socket; the next pull takes the rest.
 const PULL_BYTES: usize = 64 << 10;
 
 #[derive(Debug)]

@@ -132,7 +132,8 @@ pub enum LaunchError {
 
 impl LaunchError {
     /// Returns the exit status for the launcher: 128 + signal after an interrupt, as shells report
-    /// it; the status of the failed rank if the rank chose one; otherwise 1.
+    /// it; the status of the failed rank, unless the rank was killed or followed another; otherwise
+    /// 1.
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Interrupted { signal } => u8::try_from(128 + signal).unwrap_or(1),
@@ -240,7 +241,8 @@ struct Job {
     signals: EndSignals,
     clock: Clock,
     grace: Duration,
-    /// The signal of the user's interrupt, before any failure, and its time in ns.
+    /// The signal with which the user interrupted a job that was not ending yet, and its time in
+    /// ns.
     interrupt: Option<(i32, u64)>,
     /// The first failure, or its cause.
     failure: Option<LaunchError>,
