@@ -42,7 +42,7 @@ type Statement = Result<Facts, String>;
 /// ranks are the same. This is a collective operation.
 ///
 /// # Errors
-/// [`AgreementError::Refused`] contains the error and the ranks with this error.
+/// [`AgreementError::Refused`] with each error or difference, and its ranks.
 pub fn agree(
     exchange: &mut dyn Exchange,
     options: Result<Options, String>,
@@ -116,8 +116,8 @@ fn rank_list(ranks: &[usize]) -> String {
     format!("rank{ending} {}", numbers.join(", "))
 }
 
-/// Returns everything that affects the messages, expectations and measurements of a rank. Placement
-/// is not included: hosts may differ.
+/// Returns everything that affects the messages, expectations and measurements of a rank. The cores
+/// of its threads are not included: hosts may differ.
 fn facts(options: &Options) -> Facts {
     let environment = Environment::detect();
     let (workload, mut facts) = (&options.job.workload, Facts::new());

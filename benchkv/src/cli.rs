@@ -1,6 +1,6 @@
-//! The command line as it is typed. `job` is the one struct of a job's options; `world` and
-//! `course` are the structs of the further options of a simulation. [`crate::options`] checks
-//! combinations of options, and whether the job can run.
+//! The command line as it is typed: `job` has the options of a job; `world` and `course` have the
+//! further options of a simulation. [`crate::options`] checks combinations of options, and whether
+//! the job can run.
 
 use std::ffi::OsString;
 use std::io::Write;

@@ -16,7 +16,8 @@ use engine::topology::{Backend, Carrier, Topology};
 use mlx5::SoftOptions;
 use serde::{Deserialize, Serialize};
 
-/// Raised whenever a field of [`Diagnosis`] changes its meaning, its type or its name.
+/// Version of the document. It is raised whenever a field of [`Diagnosis`] changes its meaning, its
+/// type or its name.
 pub const SCHEMA_VERSION: u32 = 1;
 
 /// Polling threads of the default job: two ranks with a daemon and a client each.

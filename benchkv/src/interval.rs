@@ -50,7 +50,7 @@ pub struct Interval {
     pub done: Tally,
 }
 
-/// The end of the current interval, and the counts at its beginning.
+/// The state of `--report-interval`: the current interval, and the counts at its beginning.
 #[derive(Debug)]
 pub struct Reporter<'a> {
     clients: &'a [Published],

@@ -74,7 +74,8 @@ fn refuse(error: &clap::Error) -> ExitCode {
     ExitCode::from(EXIT_OPTIONS)
 }
 
-/// Starts the job of a user, or runs this process as one of several processes of another launcher.
+/// Runs the subcommand, starts the job of a user, or runs this process as one of several processes
+/// of another launcher.
 fn start() -> ExitCode {
     let parsed = Cli::of_process();
     match parsed.as_ref().ok().and_then(|cli| cli.command.as_ref()) {

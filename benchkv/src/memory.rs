@@ -1,5 +1,5 @@
-//! The expected memory of a job on a host, computed before the job starts. If each client has
-//! endpoints, the memory grows with the square of the number of ranks.
+//! The expected memory of a job on a host, computed before the job starts. With all ranks on one
+//! host, the memory of connections grows with the square of the number of ranks.
 
 use std::fmt;
 
@@ -19,7 +19,7 @@ const SLOT_BYTES: u64 = 64;
 /// Memory of a call in flight between two daemons, in the tables of both daemons, in bytes.
 const CALL_BYTES: u64 = 128;
 /// Memory of an outstanding operation of a client, in the tables of the client, of its paths and of
-/// the daemons.
+/// the daemons, in bytes.
 const OPERATION_BYTES: u64 = 256;
 const SMALLER: &str = "fewer ranks or threads, a smaller --ring-size, --queue-depth, --value-size or --key-range, --no-verify";
 /// Number of histograms of a client in a run: of gets and of puts, to its own rank and to others.

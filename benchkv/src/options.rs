@@ -1,6 +1,6 @@
-//! Resolves the command line to values that can run: every range is checked, every `auto` is
-//! computed by the rule written here. The launcher and each rank compute the same values from the
-//! same arguments.
+//! Resolves the command line to values that can run: checks the options that depend on each other
+//! or on this host, and computes every `auto`. The launcher and each rank compute the same values
+//! from the same arguments.
 
 use std::fmt;
 use std::path::Path;
@@ -55,9 +55,9 @@ pub struct Options {
 }
 
 impl Options {
-    /// Checks the options and computes the values that follow from them, for ranks that this process
-    /// starts. Reads properties of this host, such as its usable cores, its limits and its devices;
-    /// changes nothing.
+    /// Checks the options and computes the values that follow from them, for ranks that this
+    /// process starts. Reads properties of this host, such as its usable cores, its limits and its
+    /// devices; changes nothing.
     ///
     /// # Errors
     /// The first option that cannot be honoured.

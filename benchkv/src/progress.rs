@@ -22,7 +22,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Draws on standard error, for a job of `warmup`, then `runs` of `duration`.
+    /// Makes a line on standard error, for a job of `warmup`, then `runs` of `duration`.
     pub fn on_terminal(warmup: Duration, runs: usize, duration: Duration) -> Self {
         let target = ProgressDrawTarget::stderr_with_hz(DRAWS_PER_SECOND);
         let bar =
@@ -38,7 +38,7 @@ impl Progress {
         }
     }
 
-    /// Draws nothing.
+    /// Makes a progress that draws nothing.
     pub fn hidden() -> Self {
         Self {
             bar: ProgressBar::hidden(),

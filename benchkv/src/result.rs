@@ -59,7 +59,8 @@ pub struct JobResult {
     pub backend: Backend,
     /// The carrier of these requests.
     pub carrier: Carrier,
-    /// Kind of the device that carried remote requests; `none` for a job of one rank.
+    /// The device that carried remote requests, without a port or options: `soft`, `mlx5_0`, `ucx`;
+    /// `none` for a job of one rank.
     pub device: String,
     /// Number of ranks.
     pub ranks: usize,

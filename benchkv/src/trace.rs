@@ -1,10 +1,9 @@
 //! The activity of a daemon, sampled over time: `--trace`, and the files that it writes.
 //!
 //! Each daemon has a file `rank-R-daemon-D.csv`: a line with the names of the columns, then a line
-//! for each [`Sample`] with the requests by endpoint. Only this module knows the format, and
-//! the tests, which read the files back. The
-//! [`recorder`](engine::trace::recorder) takes the samples while the job runs, and writes no file;
-//! files are written when all daemons have ended.
+//! for each [`Sample`] with the requests by endpoint. Only this module and its tests know the
+//! format. The [`recorder`](engine::trace::recorder) takes the samples while the job runs, and
+//! writes no file; files are written when all daemons have ended.
 
 use std::fs::{self, File};
 use std::io;
@@ -69,8 +68,8 @@ pub fn file_of(dir: &Path, rank: usize, daemon: usize) -> PathBuf {
     dir.join(format!("rank-{rank}-daemon-{daemon}.csv"))
 }
 
-/// Returns the rank and the number of the daemon whose series has this name; `None` for a file that
-/// has no name of a series.
+/// Returns the rank and the number of the daemon whose series has this name; `None` for any other
+/// name.
 pub fn daemon_of(file: &Path) -> Option<(usize, usize)> {
     let name = file.file_name()?.to_str()?;
     let numbers = name.strip_prefix("rank-")?.strip_suffix(".csv")?;
@@ -100,7 +99,7 @@ fn failed(path: &Path, why: &io::Error) -> Failure {
 
 impl TraceOptions {
     /// Checks before a long run whether files can be created in the directory, or the directory
-    /// itself. Changes nothing.
+    /// itself. Leaves everything unchanged.
     ///
     /// # Errors
     /// Files cannot be created, or the directory already has the series of a job.

@@ -39,7 +39,7 @@ pub const LONGEST: Duration = Duration::from_secs(60);
 /// a launcher.
 const AFTER_INTERRUPT: Duration = Duration::from_secs(5);
 
-/// The work of a daemon since the drain began.
+/// Counts of a daemon, of which a drain compares only the increase.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct DrainProgress {
     /// Number of rounds of the daemon; wraps.
@@ -53,7 +53,7 @@ pub struct DrainProgress {
 pub struct View {
     /// Whether the clients of the rank have no operation outstanding.
     pub has_drained: bool,
-    /// Number of messages that the rank's daemons have moved since the drain began.
+    /// Number of messages that the rank's daemons have moved. Only its increase counts.
     pub moved: u64,
     /// Whether no message of the job has moved for the maximum time that the rank waits.
     pub is_over: bool,

@@ -11,8 +11,8 @@
 //! N ranks, D daemons and C clients of each. The gateway to rank r is daemon r mod D. A local key:
 //! client -ipc-> the daemon that owns it.
 //!
-//! `-copyrpc->` stands for the [`Carrier`], the only arrow between ranks. The other carriers send a
-//! SEND or a UCX active message for each message. Any carrier combines with any [`Backend`].
+//! `-copyrpc->` means the [`Carrier`], the only arrow between ranks. The other carriers send a SEND
+//! or a UCX active message for each message. Any carrier combines with any [`Backend`].
 
 use std::fmt;
 use std::ops::Range;
@@ -61,14 +61,14 @@ impl fmt::Display for Peer {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Backend {
-    /// By ipc to the daemon of this rank with the key's number, by flux to the daemon with the
-    /// endpoint.
+    /// Passes by ipc to the daemon of this rank with the key's number, and by flux to the daemon
+    /// with the endpoint.
     Meta,
-    /// Through the shared ring of daemon 0 of this rank.
+    /// Passes through the shared ring of daemon 0 of this rank.
     Delegation,
-    /// Through the shared ring of the daemon of this rank with the key's number.
+    /// Passes through the shared ring of the daemon of this rank with the key's number.
     Sharded,
-    /// Straight from the client to the daemon that owns the key.
+    /// Passes straight from the client to the daemon that owns the key.
     Direct,
 }
 

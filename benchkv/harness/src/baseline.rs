@@ -20,8 +20,7 @@ pub const MAX_DEPTH: usize = 64;
 pub const MAX_MESSAGE_BYTES: usize = 4096;
 /// Bytes of the word at the start of each message of the echo.
 const WORD_BYTES: usize = size_of::<u64>();
-/// Cache lines in each direction that are used in turn. On some CPUs a thread is faster to write a
-/// line that it did not read last.
+/// Cache lines in each direction that are used in turn. On some CPUs this is faster than one line.
 const ROTATING_LINES: usize = 32;
 
 /// Measures the round trip of a cache line between the two `cores`, or between two threads that are
@@ -51,7 +50,7 @@ fn rate_of_lines<const LINES: usize>(
     between_threads(cores, clock, || Ok(there), || Ok(here), run)
 }
 
-/// A message. Lines of opposite directions are not in one pair of adjacent lines.
+/// A message, in a pair of adjacent cache lines of its own, because some CPUs fetch lines in pairs.
 #[derive(Debug, Default)]
 #[repr(C, align(128))]
 struct Line {

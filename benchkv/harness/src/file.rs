@@ -41,7 +41,8 @@ fn remedy(source: &io::Error) -> &'static str {
     }
 }
 
-/// Checks before a long run whether `path` can be written at the end of the run. Changes nothing.
+/// Checks before a long run whether `path` can be written at the end of the run. Leaves everything
+/// unchanged.
 ///
 /// # Errors
 /// The system's reason.
@@ -136,8 +137,8 @@ fn is_replaceable(path: &Path) -> bool {
     }
 }
 
-/// Returns the name that a file has until it is complete: its final name, shortened if the file
-/// system requires that, and a suffix.
+/// Returns the name that a file has until it is complete: its final name, shortened so that the
+/// name with the suffix has at most 255 bytes, and the suffix.
 fn partial_name(path: &Path) -> PathBuf {
     const LONGEST: usize = 255;
     let end = format!(".{}.partial", std::process::id());
@@ -146,8 +147,8 @@ fn partial_name(path: &Path) -> PathBuf {
     path.with_file_name(OsStr::from_bytes(&[begin, end.as_bytes()].concat()))
 }
 
-/// A new file in the directory of `path`. It has no name yet, so nothing remains of it if the
-/// process is killed.
+/// A new file in the directory of `path`. If the file system permits, it has no name yet, so
+/// nothing remains of it if the process is killed.
 struct NewFile {
     file: File,
     /// Temporary name of the file: used all the time if the file system requires a name, otherwise

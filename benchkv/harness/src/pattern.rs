@@ -1,10 +1,10 @@
 //! The content of payloads, by which a lost, late, duplicate or torn request or reply is detected.
 //!
 //! The content of a request is derived from its tag (endpoint and number), and the content of a
-//! reply from the tag in the request. Both consist of 64-bit words: the first is the tag (inverted
-//! in a reply), and each further word is larger by a constant. A request of fewer than 8 bytes
-//! contains only the first bytes of the tag. Then the answering end cannot identify the request,
-//! and only the caller checks the content.
+//! reply from the tag in the request. A request consists of 64-bit words: the first is the tag, and
+//! each further word is larger by a constant. A reply consists of such words with all bits
+//! inverted. A request of fewer than 8 bytes contains only the first bytes of the tag. Then the
+//! answering end cannot identify the request, and only the caller checks the content.
 
 /// An odd constant with its bits spread.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -98,7 +98,8 @@ pub fn is_reply(bytes: &[u8], tag: Tag) -> bool {
     is_filled(bytes, tag, u64::MAX)
 }
 
-/// Copies a payload to `target`. Returns `None` if the payload has a different length.
+/// Copies a payload to `target`, and returns it. Returns `None` if the payload has a different
+/// length.
 #[cfg(feature = "copyrpc")]
 pub fn copied<'a>(bytes: copyrpc::RecvBytes<'_>, target: &'a mut [u8]) -> Option<&'a [u8]> {
     (bytes.len() == target.len()).then(|| {

@@ -163,7 +163,8 @@ impl FromStr for JsonSink {
 }
 
 impl JsonSink {
-    /// Checks before a long run whether the result can be written after it. Changes nothing.
+    /// Checks before a long run whether the result can be written after it. Leaves everything
+    /// unchanged.
     ///
     /// # Errors
     /// The system's reason.

@@ -2,9 +2,9 @@
 //! over TCP on the loopback interface: calls of 32 bytes, each reply checked.
 //! `scripts/peers copyrpc` runs it.
 //!
-//! Both ends are in one process, each with its own runtime of one thread. The blocking pair has a
-//! core for each end; the threads of the other pairs share both cores, because copyrpc's clients
-//! and servers with futures have one more thread each.
+//! Both ends are in one process, each in a thread of its own; with futures, each has a runtime of
+//! one thread. The blocking pair has a core for each end; the threads of the other pairs share both
+//! cores, because copyrpc's clients and servers with futures have one more thread each.
 
 use std::fmt;
 use std::net::SocketAddr;

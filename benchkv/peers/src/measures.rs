@@ -82,7 +82,8 @@ enum Server {
 }
 
 impl Across {
-    /// Returns the measurements of a round, in the order of both ranks.
+    /// Returns the measurements between the processes in a round, in the order in which both ranks
+    /// make them.
     fn of_round(round: u32) -> impl Iterator<Item = Self> {
         let one = |name, ends, clients, depth| Self {
             name,
@@ -208,7 +209,8 @@ struct Calling<'a> {
 }
 
 impl Calling<'_> {
-    /// Measures the ping-pong of a cache line and the echo of a socket; calculates flux's bytes.
+    /// Measures the ping-pong of a cache line and the echo of a socket; calculates the bytes of
+    /// flux's lanes.
     fn baselines(&mut self) -> Result<(), Failure> {
         let Self { job, figures, .. } = self;
         let raw_ns = cache_line_ns(Some(job.cores), self.clock, job.duration * 2)?;

@@ -39,7 +39,8 @@ pub(crate) const SHORTEST_RUN_S: f64 = 0.01;
 /// Maximum length of a window, of the warm-up and of `--report-interval`, in seconds. It is also
 /// the limit of the window of `--ops`.
 const LONGEST_RUN_S: f64 = 3600.0;
-/// Minimum `--report-interval`, in seconds: the main thread checks a hundred times a second.
+/// Minimum `--report-interval`, in seconds: the main thread checks a hundred times a second whether
+/// an interval has ended.
 const SHORTEST_INTERVAL_S: f64 = 0.1;
 /// Maximum length of the warm-up and all runs of a verified job, in seconds. A verified value has a
 /// 32-bit sequence number; a client with 7 million writes per second uses all of them in 613 s.

@@ -31,8 +31,8 @@ pub(super) struct Control {
     drains: Vec<DaemonDrain>,
 }
 
-/// The work of a daemon since the drain began, in a cache line of its own. Only the daemon itself
-/// writes it.
+/// The rounds of a daemon while the rank waits for clients to end, in a cache line of its own. Only
+/// the daemon itself writes it.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct DaemonDrain {
@@ -77,7 +77,8 @@ impl Control {
         self.words.bell.ring();
     }
 
-    /// Notes a round of a daemon while clients drain. The round moved `moved` messages.
+    /// Counts a round of a daemon while the rank waits for clients to end. The round moved `moved`
+    /// messages.
     pub(super) fn note_drain_round(&self, daemon: usize, moved: usize) {
         if let Some(drain) = self.drains.get(daemon) {
             drain.rounds.fetch_add(1, Ordering::Relaxed);

@@ -10,8 +10,9 @@ use engine::client::OpenWindow;
 /// Tolerated difference between the number of operations that became due in a window and the number
 /// that ended in it: one operation in `TOLERATED`, and at least one operation.
 const TOLERATED: u64 = 100;
-/// Difference that is accepted if chance, or a pause of the machine at an end of the window,
-/// explains it: one operation in `EXPLAINED`. With a larger difference the rate was not kept.
+/// Difference that is accepted if chance, or a pause of the machine at the beginning or end of the
+/// window, explains it: one operation in `EXPLAINED`. With a larger difference the rate was not
+/// kept.
 const EXPLAINED: u64 = 20;
 
 /// The figures of an open loop, in one run or in all.
@@ -41,7 +42,8 @@ pub struct OpenLoop {
     pub issue_delay_ns: f64,
 }
 
-/// See [`OpenWindow`]: sums over clients or ranks, and over runs where a sum has a meaning.
+/// Sums of [`OpenWindow`]s over clients and ranks. In a sum over runs, rates and means are weighted
+/// by the lengths of the runs.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 pub(super) struct OpenTally {
     offered_rps: f64,

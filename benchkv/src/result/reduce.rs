@@ -49,7 +49,7 @@ pub struct Course {
     pub cpu_s: f64,
     /// Whether the user ended the job before its last window was complete.
     pub is_interrupted: bool,
-    /// Whether the drain was cut while operations still ended.
+    /// Whether the drain was cut while operations were outstanding.
     pub is_cut: bool,
 }
 
@@ -435,7 +435,7 @@ fn cpu_per_op(reports: &[RankReport], operations: u64) -> Option<f64> {
 }
 
 /// Returns the number of windows that count. The last window of an interrupted job counts only if
-/// it has the minimum length of a run; all others that began count.
+/// it has the minimum length of a run on every rank; all others that began count.
 fn complete(reports: &[RankReport]) -> usize {
     let lengths = reports.iter().map(|report| &report.course.windows_s);
     let begun = lengths.clone().map(Vec::len).min().unwrap_or(0);
@@ -448,8 +448,8 @@ fn complete(reports: &[RankReport]) -> usize {
     }
 }
 
-/// Returns the kind of the device that all threads opened, which is the text before the colon in
-/// the device's name.
+/// Returns the name of the device of the first daemon with connections, up to its colon: without a
+/// port or options.
 fn device_of(reports: &[RankReport]) -> String {
     let mut opened = reports
         .iter()

@@ -246,7 +246,8 @@ fn turns(depth: usize) -> Result<[Timed; 2], Failure> {
     Ok([of_client?, of_daemon])
 }
 
-/// Takes turns until [`TURNS`] turns are counted, or [`MOST_SPOILT`] turns are not.
+/// Takes turns until [`TURNS`] turns are counted, [`MOST_SPOILT`] turns are not, or the other
+/// thread ends.
 fn take_turns(
     baton: &Baton,
     own: u8,

@@ -18,8 +18,7 @@ pub fn scale() -> u32 {
     scale_of("SHM_TEST_SCALE")
 }
 
-/// Maximum time that a test waits for something that takes milliseconds. Tests assert no other
-/// time.
+/// Maximum time that a test waits for something that takes milliseconds.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Time after which a test with many processes counts as hanging. Nothing in such a test takes

@@ -54,8 +54,8 @@ pub fn any_port() -> String {
     format!("127.{}.{high}.{low}:0", call % 254 + 1)
 }
 
-/// The name of a server that has moved. The first resolution returns the address `first`. Clients
-/// that connect again resolve the `Debug` text, which is `name`.
+/// The name of a server that has moved. As an address it resolves to `first`. Clients that connect
+/// again resolve the `Debug` text, which is `name`.
 pub struct Moved {
     pub first: SocketAddr,
     pub name: String,

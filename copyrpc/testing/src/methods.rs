@@ -201,9 +201,9 @@ fn of_handler<T, C: std::fmt::Debug>(
     }
 }
 
-/// The body of [`check`] and of [`check_async`]: the calls of a client of that name, each followed
-/// by the tokens that wait for its result. `$late` is the call without time, and `$times` the number
-/// of times that it may be made until it is late. `$mode` makes a client mutable or not.
+/// The body of [`check`] and of [`check_async`]: the calls of a client type, each followed by the
+/// tokens that wait for its result. `$late` is a call with a timeout of zero, which is made up to
+/// `$times` times until its error is late. `$mode` is `mut` if calls need a mutable client.
 macro_rules! check {
     ($client:ident, $caller:ident, $is_late:ident, $raw:expr, $late:ident($argument:expr) $times:expr, [$($wait:tt)*], $($mode:tt)?) => {
         let mut client = numbers::$client::new($caller);

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use crate::limits;
 
-/// Duration of the attack: a server that serves a stranger alone is late by nearly as much.
+/// Duration of the attack. A server that serves only a stranger until the stranger stops delays the
+/// calls of its clients by nearly this time.
 const ATTACK: Duration = Duration::from_secs(2);
 /// Maximum time of a call meanwhile, on a busy machine too.
 const CALL: Duration = Duration::from_secs(1);

@@ -15,7 +15,7 @@ type Request = libc::c_int;
 #[cfg(not(target_env = "musl"))]
 type Request = libc::c_uint;
 
-/// Returns the factor by which the tests of the present crate run longer than by default.
+/// Returns the factor by which tests run longer than by default: the larger one of two variables.
 fn scale() -> u32 {
     ["SHM_TEST_SCALE", "MLX5_TEST_SCALE"]
         .map(scale_of)
@@ -272,8 +272,8 @@ impl Tracee {
         done.is_some_and(|done| (done..n).all(step))
     }
 
-    /// Lets the tracee run to the last landmark of its first `n` steps. Returns the number of steps
-    /// to it; `None` if the second marker was reached before.
+    /// Lets the tracee run at full speed to the last landmark within its next `n` steps. Returns
+    /// the number of steps to it; `None` if the second marker was reached before.
     fn skip(&self, n: usize) -> Option<usize> {
         let landmarks = &self.helper.landmarks;
         let Some(&(steps, address)) =
@@ -371,7 +371,7 @@ impl Tracee {
 }
 
 /// Runs a test on one core, which its processes inherit: a switch between two processes that run in
-/// turn costs less than to wake another core.
+/// turn costs less than a wake-up of another core.
 pub fn on_one_core<R>(test: impl FnOnce() -> R) -> R {
     static TAKEN: Mutex<Vec<usize>> = Mutex::new(vec![]);
     // SAFETY: zeroed bytes are an empty set of cores; the call concerns this thread, and `set` is a

@@ -100,8 +100,9 @@ pub trait Endpoints {
         self.remote()?.transport()
     }
 
-    /// Returns two byte counts for each connection with credit: the credit that calls of this end
-    /// have used, and the credit that answers of this end have returned to the peer.
+    /// Returns two byte counts for each connection of copyrpc: the credit (the peer's room for
+    /// answers) that calls of this end have used, and the credit that answers of this end have
+    /// returned to the peer.
     fn credit_used(&mut self) -> Vec<(Peer, [u64; 2])> {
         self.remote()
             .map_or_else(Vec::new, |remote| remote.credit_used())

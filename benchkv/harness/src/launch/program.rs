@@ -34,9 +34,9 @@ impl Program {
         ExitCode::from(code)
     }
 
-    /// Runs `rank` with its exchange if this process is a rank.
-    /// Returns `None` in a process that a user started. If `rank` fails, and `follows` returns that
-    /// another rank's failure is the cause, the exit status is [`EXIT_FOLLOWS`].
+    /// Runs `rank` with its exchange if this process is a rank. Returns `None` in a process that a
+    /// user started. If `rank` fails, and `follows` returns that another rank's failure is the
+    /// cause, the exit status is [`EXIT_FOLLOWS`].
     pub fn child(
         self,
         rank: impl FnOnce(&mut SocketExchange) -> Result<ExitCode, Failure>,

@@ -125,7 +125,7 @@ type Watch<'a> = dyn FnMut() -> Result<(), Failure> + 'a;
 pub(crate) struct Load<'a, C> {
     callers: Vec<Caller<C, Patterns>>,
     shared: Shared,
-    /// Number of calls after which the time of a block is recorded.
+    /// Number of calls of a block, whose time is recorded.
     block: u64,
     pace: &'a Pace,
     waiter: Waiter,

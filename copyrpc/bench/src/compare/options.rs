@@ -144,7 +144,8 @@ enum WaitChoice {
     Event,
 }
 
-/// A load, which every contestant gets.
+/// A load, which every contestant gets: each of the clients has `endpoints` endpoints, which keep
+/// `depth` calls unanswered each.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Load {
     pub(crate) name: String,

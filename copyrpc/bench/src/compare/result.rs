@@ -65,7 +65,7 @@ struct Figures {
     /// Ratio of the calls of the slowest client to the calls of the fastest client.
     slowest_vs_fastest: Spread,
     /// Bytes that the server registers; and all bytes that it takes, on the heap and in its
-    /// device's memory.
+    /// device's memory. Both are of the last run.
     server_registered_bytes: u64,
     server_bytes: u64,
     /// Calls of all runs, warm-up included.

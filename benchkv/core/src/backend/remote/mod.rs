@@ -82,8 +82,8 @@ trait LinkSet<C>: Sized {
         device: &ThreadDevice<'_>,
     ) -> Result<Self, BackendError>;
 
-    /// Returns the record with which the other end of a link connects; `None` if the link is
-    /// connected.
+    /// Returns the record with which the other end of a link connects. A connected link of copyrpc
+    /// has none.
     fn record(&self, link: usize) -> Option<Vec<u8>>;
 
     /// Connects a link. The bytes of `record` come from a peer, and are untrusted.

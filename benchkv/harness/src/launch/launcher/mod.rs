@@ -9,8 +9,8 @@
 //! ranks.
 //!
 //! A terminal, `timeout` or a service manager signals all processes of a job at once. Only the
-//! launcher acts: ranks and baselines ignore the signals that end a job in order. `timeout` signals
-//! the launcher twice, so a signal shortly after an interrupt counts as part of that interrupt.
+//! launcher acts: ranks ignore the signals that end a job in order. `timeout` signals the launcher
+//! twice, so a signal shortly after an interrupt counts as part of that interrupt.
 //!
 //! When a rank is killed, another rank may detect that and end before the launcher sees either end.
 //! The launcher reports the cause: a killed rank rather than a failed rank, and a failed rank

@@ -1,4 +1,4 @@
-//! SEND as a contestant: one message, one receive, one completion each. Reliable connections
+//! SENDs as a contestant: each message takes one receive and one completion. Reliable connections
 //! ([`rc`]) and datagrams ([`ud`]) share everything but the queue pairs, which are hidden by
 //! [`Port`].
 //!
@@ -9,8 +9,9 @@
 //! eRPC nothing is sent again: the software device loses no datagram of sessions of up to 32 slots,
 //! and a loss in a network ends the measurement.
 //!
-//! A slot's buffers are used again when its reply or its next request arrived: the other end has
-//! the bytes, so the device has read them.
+//! A client writes a slot's send buffer again after the reply to its last request, and the server
+//! after the slot's next request. The other end then has the earlier message, so the device has
+//! read the buffer.
 
 mod rc;
 mod ud;
