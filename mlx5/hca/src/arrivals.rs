@@ -28,6 +28,9 @@ pub(crate) fn poll(hca: &Hca, state: &mut State) -> bool {
     };
     port.flush();
     let (packets, count) = port.receive();
+    if port.has_reports() {
+        state.wire.take_reports();
+    }
     for nth in 0..count {
         let Some(port) = state.wire.port.as_deref_mut() else {
             break;
@@ -105,7 +108,7 @@ fn take(hca: &Hca, state: &mut State, from: &SocketAddr, headers: &Headers, payl
         }
     }
     if before != connection.progress() {
-        connection.learn_source(from);
+        connection.on_progress(from);
     }
     if is_response {
         complete(hca, state, index);

@@ -212,6 +212,22 @@ pub enum ConnectError {
         /// The address of the peer.
         to: IpAddr,
     },
+    /// The path to the peer is too narrow for the packets of the connection, whose MTU is the
+    /// smaller value of its two ends. RoCE has no way to change it later.
+    #[error(
+        "the path to {to} has room for IP packets of {path} bytes, and so for an RDMA MTU of {fits}; this connection has {mtu}: \
+         use mtu={fits} at either end"
+    )]
+    PathMtu {
+        /// The address of the peer.
+        to: SocketAddr,
+        /// MTU of the connection, in bytes of payload.
+        mtu: u16,
+        /// MTU of the path, in bytes of an IP packet.
+        path: u32,
+        /// The largest MTU of a connection on this path, in bytes of payload.
+        fits: u16,
+    },
     /// The peer sends its answers to UDP port 4791 only, like every device that is not a software
     /// HCA, and this device has a different port.
     #[error(

@@ -157,14 +157,20 @@ impl Hca {
         if remote.port.is_none() && self.port.is_none() && own_port != UDP_PORT {
             return Err(ConnectError::NotTheRocePort { to, own: own_port });
         }
+        let mtu = remote.mtu.min(port.mtu);
+        if let Some((path, fits)) = port.path_mtu(&to).filter(|(_, fits)| *fits < mtu) {
+            return Err(ConnectError::PathMtu {
+                to,
+                mtu,
+                path,
+                fits,
+            });
+        }
         port.forget_gone(own);
         qp.mode = qp.mode.max(Mode::Ordinary);
         let connection = Connection::new(
             (peer, to),
-            PacketAddress {
-                mtu: remote.mtu.min(port.mtu),
-                ..*remote
-            },
+            PacketAddress { mtu, ..*remote },
             port.first_psn(own, qp.generation),
             options,
             qp.is_unreliable,

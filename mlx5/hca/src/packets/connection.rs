@@ -13,6 +13,7 @@ use super::responder::Responder;
 use crate::shared::layout::Taking;
 use crate::types::outcome::End;
 use crate::types::request::PacketAddress;
+use crate::types::vendor::Limit;
 
 /// A WQE that was taken off the send queue, and is not complete.
 #[derive(Clone, Copy, Debug)]
@@ -41,6 +42,9 @@ pub(crate) struct Connection {
     pub(crate) open: Option<Taking>,
     /// Whether a WQE has failed and is not complete. No further WQE is taken before it is complete.
     pub(crate) is_ending: bool,
+    /// Why packets to the peer did not arrive, as reported last since the peer advanced the
+    /// connection.
+    why: Option<Limit>,
     pub(crate) scheduled_ns: Option<u64>,
     /// Whether the connection is among [`WirePort::active`].
     pub(crate) is_active: bool,
@@ -93,6 +97,7 @@ impl Connection {
             completed: 0,
             open: None,
             is_ending: false,
+            why: None,
             scheduled_ns: None,
             is_active: false,
         }
@@ -141,10 +146,28 @@ impl Connection {
         self.peer.ip() == from.ip() && self.source.is_none_or(|port| port == from.port())
     }
 
-    /// Stores the source port of a packet that advanced the connection as the peer's port, unless
-    /// that port is known.
-    pub(crate) fn learn_source(&mut self, from: &SocketAddr) {
+    /// Notes that a packet advanced the connection. Stores its source port as the peer's port,
+    /// unless that port is known.
+    pub(crate) fn on_progress(&mut self, from: &SocketAddr) {
+        self.why = None;
         self.source.get_or_insert(from.port());
+    }
+
+    /// Notes why a packet to the peer did not arrive.
+    pub(crate) fn on_report(&mut self, why: Limit) {
+        self.why = Some(why);
+        if matches!(why, Limit::NoPort | Limit::PacketTooLong) {
+            self.requester.on_unreachable();
+        }
+    }
+
+    /// Returns why the peer did not answer.
+    pub(crate) fn why_silent(&self) -> Limit {
+        self.why.unwrap_or(if self.requester.is_peer_gone() {
+            Limit::PeerGone
+        } else {
+            Limit::Silent
+        })
     }
 
     /// Returns numbers that change when a packet of the peer advances the connection.

@@ -7,8 +7,8 @@
 //!   repeats. `congestion`: the number of packets that it may have under way.
 //! - `connection`: a connection of a queue pair by packets.
 //! - `port`: encodes and decodes packets. `options`: its options. `network`: a bad network, for
-//!   tests. `udp`: the socket. `interface`: addresses of this host. `pcap`: a capture. `grh`: the
-//!   headers of datagrams.
+//!   tests. `udp`: the socket. `reports`: why packets do not arrive. `interface`: addresses of this
+//!   host. `pcap`: a capture. `grh`: the headers of datagrams.
 //!
 //! A [`Requester`](requester::Requester) numbers the packets of the messages that are posted to it,
 //! selects the packet to send next, and determines from responses and from the time which packets
@@ -59,6 +59,7 @@ pub(crate) mod network;
 pub(crate) mod options;
 pub(crate) mod pcap;
 pub(crate) mod port;
+mod reports;
 pub(crate) mod requester;
 pub(crate) mod responder;
 mod timer;
@@ -84,5 +85,17 @@ impl Wire {
             self.connections.resize_with(index + 1, || None);
         }
         self.connections[index] = Some(Box::new(connection));
+    }
+
+    /// Notes the reports of packets that did not arrive in the connections that sent them.
+    #[cold]
+    pub(crate) fn take_reports(&mut self) {
+        let reports = self.port.as_mut().map(|port| port.take_reports());
+        for (to, why) in reports.into_iter().flatten() {
+            let connections = self.connections.iter_mut().flatten();
+            connections
+                .filter(|connection| connection.peer == to)
+                .for_each(|connection| connection.on_report(why));
+        }
     }
 }

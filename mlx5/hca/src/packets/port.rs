@@ -10,7 +10,7 @@ use mlx5_wire::roce::{Flow, Headers, ICRC_BYTES, Psn, UDP_PORT};
 use super::network::{BadNetwork, Network};
 use super::options::RoceOptions;
 use super::pcap::Pcap;
-use super::udp::{BATCH, Packets, Udp};
+use super::udp::{self, BATCH, Packets, Udp};
 use crate::Clock;
 use crate::counters::PortCounters;
 use crate::error::OpenError;
@@ -40,7 +40,8 @@ pub struct PacketCounters {
     pub strangers: u64,
     /// Datagrams dropped because no queue pair with their Q_Key has a receive.
     pub lost_datagrams: u64,
-    /// Packets refused by the kernel: too long for the path, or without a route.
+    /// Packets refused by the kernel: too long for the path, without a route, or forbidden. The
+    /// failure of an operation gives the reason.
     pub refused: u64,
 }
 
@@ -199,7 +200,7 @@ impl WirePort {
     /// Returns the thread that ends sleeps, after starting it if necessary. `None` if that failed.
     pub(crate) fn waker(&mut self) -> Option<&Notifier> {
         self.waker
-            .get_or_insert_with(|| Notifier::start("mlx5-packets", &self.udp.0).ok())
+            .get_or_insert_with(|| Notifier::start("mlx5-packets", &self.udp.socket).ok())
             .as_ref()
     }
 
@@ -297,14 +298,20 @@ impl WirePort {
         self.network.as_ref()?.due_ns()
     }
 
-    /// Returns the vendor syndrome for a connection that failed because `peer` did not answer:
-    /// `PacketsRefused` if the packet that the kernel refused last was to `peer`, otherwise 0.
-    pub(crate) fn why_silent(&self, peer: &SocketAddr) -> u8 {
-        if self.out.was_refused_to(peer) {
-            Limit::PacketsRefused as u8
-        } else {
-            0
-        }
+    /// Returns the MTU of the path to `to`, in bytes of an IP packet, and the largest RDMA MTU
+    /// that it has room for. `None` if the kernel has no route.
+    pub(crate) fn path_mtu(&self, to: &SocketAddr) -> Option<(u32, u16)> {
+        let ip_mtu = self.udp.path_mtu(to).ok()?;
+        Some((ip_mtu, udp::rdma_mtu(ip_mtu, &to.ip())))
+    }
+
+    pub(crate) fn has_reports(&self) -> bool {
+        !self.udp.reports.is_empty()
+    }
+
+    /// Takes the reports of packets that did not arrive: their receivers, and the reasons.
+    pub(crate) fn take_reports(&mut self) -> Vec<(SocketAddr, Limit)> {
+        self.udp.reports.take()
     }
 
     /// Sends the packets that were added and are due, as far as the socket has room for them.

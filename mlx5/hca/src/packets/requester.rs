@@ -19,6 +19,9 @@ const MAX_SPAN: u32 = 1 << 23;
 /// if that is longer than [`PACED_NS`].
 const BURST: u64 = 16;
 const PACED_NS: u64 = 1_000_000;
+/// Number of repeats in a row, each after a report that packets cannot arrive, with which a
+/// requester gives up. The first report may be forged, or about a packet of an earlier connection.
+const MAX_UNREACHABLE: u8 = 3;
 /// The retry count that means "forever".
 const WITHOUT_END: u8 = 7;
 
@@ -62,6 +65,11 @@ pub(crate) struct Requester {
     /// Whether responses showed that the oldest packet is lost, and it was sent again. Further
     /// responses of this kind then show nothing new.
     is_known_lost: bool,
+    /// Whether packets were reported as not arriving since the last repeat, and the number of
+    /// repeats before it with such a report.
+    is_unreachable: bool,
+    unreachable: u8,
+    is_peer_gone: bool,
     timer: Timer,
     congestion: Congestion,
     /// Time at which the next packet is due if packets are evenly spaced, in ns.
@@ -96,6 +104,9 @@ impl Requester {
             retries: 0,
             rnr_retries: 0,
             is_known_lost: false,
+            is_unreachable: false,
+            unreachable: 0,
+            is_peer_gone: false,
             timer: Timer::new(options.timeout_ns),
             congestion: Congestion::new(limit, threshold, queue, first),
             pace_ns: 0,
@@ -139,6 +150,16 @@ impl Requester {
 
     pub(crate) const fn failure(&self) -> Option<Failure> {
         self.failure
+    }
+
+    /// Returns whether the peer answered that its queue pair has failed or was destroyed.
+    pub(crate) const fn is_peer_gone(&self) -> bool {
+        self.is_peer_gone
+    }
+
+    /// Notes a report that packets to the peer cannot arrive.
+    pub(crate) const fn on_unreachable(&mut self) {
+        self.is_unreachable = true;
     }
 
     /// Returns the time at which [`Requester::on_time`] has something to do.
@@ -349,6 +370,7 @@ impl Requester {
             Syndrome::Nak(Nak::Sequence) => self.on_loss(now_ns),
             Syndrome::Nak(refusal) => self.fail(refusal.into()),
             Syndrome::Reserved(GONE) if self.options.is_polled => {
+                self.is_peer_gone = true;
                 self.fail(Status::TransportRetryExceeded);
             }
             Syndrome::Ack { .. } | Syndrome::Reserved(_) => {}
@@ -460,6 +482,7 @@ impl Requester {
                 .on_progress((first, arrived.packets), round_trip_ns, now_ns);
             if first != before {
                 (self.retries, self.rnr_retries, self.is_known_lost) = (0, 0, false);
+                (self.is_unreachable, self.unreachable) = (false, 0);
             }
             if first != before || !self.timer.is_paused() {
                 self.timer.progress();
@@ -553,6 +576,14 @@ impl Requester {
         let Some(due) = self.timer.on_time(now_ns) else {
             return;
         };
+        self.unreachable = if std::mem::take(&mut self.is_unreachable) {
+            self.unreachable + 1
+        } else {
+            0
+        };
+        if self.unreachable == MAX_UNREACHABLE {
+            return self.fail(Status::TransportRetryExceeded);
+        }
         self.congestion.on_repeat(self.flight.end(), false);
         match due {
             Due::Repeat => self.retransmitted += u64::from(self.flight.lose_all(false)),

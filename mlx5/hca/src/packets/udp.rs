@@ -16,6 +16,7 @@ use rustix::net::SocketAddrAny;
 use rustix::net::sockopt::{self, Ipv4PathMtuDiscovery, Ipv6PathMtuDiscovery};
 
 use super::interface;
+use super::reports::{self, Reports};
 
 /// Maximum UDP payload of a packet. It includes pad bytes, which a payload of the largest MTU does
 /// not need.
@@ -56,8 +57,6 @@ pub(crate) struct Packets {
     headers: Vec<libc::mmsghdr>,
     /// Number of packets that were received last.
     received: usize,
-    /// The receiver of the packet that the kernel refused last.
-    refused: Option<SocketAddrAny>,
 }
 
 impl Packets {
@@ -115,13 +114,6 @@ impl Packets {
             .sum()
     }
 
-    /// Returns whether the packet that the kernel refused last was to this address.
-    pub(crate) fn was_refused_to(&self, to: &SocketAddr) -> bool {
-        self.refused
-            .as_ref()
-            .is_some_and(|refused| *refused == SocketAddrAny::from(*to))
-    }
-
     pub(crate) fn buffer(&mut self, nth: usize) -> &mut [u8; MAX_PACKET] {
         &mut self.bytes[nth]
     }
@@ -135,8 +127,32 @@ impl Packets {
     }
 }
 
+/// Sets an option of a socket, of type `int`, to 1.
+fn turn_on(socket: &UdpSocket, level: libc::c_int, option: libc::c_int) -> io::Result<()> {
+    let on: libc::c_int = 1;
+    let bytes = size_of_val(&on) as libc::socklen_t;
+    // SAFETY: the kernel reads `on`.
+    let code = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            level,
+            option,
+            (&raw const on).cast(),
+            bytes,
+        )
+    };
+    if code == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
 #[derive(Debug)]
-pub(crate) struct Udp(pub(crate) UdpSocket);
+pub(crate) struct Udp {
+    pub(crate) socket: UdpSocket,
+    pub(super) reports: Reports,
+}
 
 impl Udp {
     /// Binds a socket to this address.
@@ -148,33 +164,40 @@ impl Udp {
         socket.set_nonblocking(true)?;
         if address.is_ipv4() {
             sockopt::set_ip_mtu_discover(&socket, Ipv4PathMtuDiscovery::DO)?;
+            turn_on(&socket, libc::IPPROTO_IP, libc::IP_RECVERR)?;
         } else {
             sockopt::set_ipv6_mtu_discover(&socket, Ipv6PathMtuDiscovery::DO)?;
-            let (fd, on) = (socket.as_raw_fd(), 1_u32);
+            turn_on(&socket, libc::IPPROTO_IPV6, libc::IPV6_RECVERR)?;
             // The kernel's RoCE sends no UDP checksum, so datagrams without a checksum are
             // accepted.
-            // SAFETY: the kernel reads `on`, one integer of 4 bytes.
-            if unsafe {
-                libc::setsockopt(
-                    fd,
-                    libc::IPPROTO_UDP,
-                    libc::UDP_NO_CHECK6_RX,
-                    (&raw const on).cast(),
-                    4,
-                )
-            } != 0
-            {
-                return Err(io::Error::last_os_error());
-            }
+            turn_on(&socket, libc::IPPROTO_UDP, libc::UDP_NO_CHECK6_RX)?;
         }
         // An error is ignored: without larger buffers packets are only lost sooner.
         let _ = sockopt::set_socket_recv_buffer_size(&socket, BUFFER_BYTES);
         let _ = sockopt::set_socket_send_buffer_size(&socket, BUFFER_BYTES);
-        Ok(Self(socket))
+        Ok(Self {
+            socket,
+            reports: Reports::default(),
+        })
     }
 
     pub(crate) fn local(&self) -> io::Result<SocketAddr> {
-        self.0.local_addr()
+        self.socket.local_addr()
+    }
+
+    /// Returns the MTU of the path to a peer, in bytes of an IP packet: that of its route, or less
+    /// if a router has reported so.
+    ///
+    /// # Errors
+    /// The errors of socket(2), bind(2), connect(2) and getsockopt(2); there is no route.
+    pub(crate) fn path_mtu(&self, to: &SocketAddr) -> io::Result<u32> {
+        let socket = UdpSocket::bind((self.local()?.ip(), 0))?;
+        socket.connect(to)?;
+        Ok(if to.is_ipv4() {
+            sockopt::ip_mtu(&socket)?
+        } else {
+            sockopt::ipv6_mtu(&socket)?
+        })
     }
 
     /// Returns the smallest MTU of the interfaces by which packets from the socket's address may
@@ -209,12 +232,13 @@ impl Udp {
     }
 
     fn fd(&self) -> RawFd {
-        self.0.as_raw_fd()
+        self.socket.as_raw_fd()
     }
 
+    /// Returns whether a packet or a report has arrived.
     pub(crate) fn is_readable(&self) -> bool {
         poll(
-            &mut [PollFd::new(&self.0, PollFlags::IN)],
+            &mut [PollFd::new(&self.socket, PollFlags::IN)],
             Some(&Timespec::default()),
         ) == Ok(1)
     }
@@ -222,32 +246,40 @@ impl Udp {
     /// Receives packets, and returns their number. recvmmsg(2) polls for another packet until it has
     /// the maximum number or finds none, and the packets that it already has wait meanwhile. So the
     /// maximum is twice the number of the last call, at least 1 and at most [`BATCH`].
-    pub(crate) fn receive(&self, packets: &mut Packets) -> usize {
+    pub(crate) fn receive(&mut self, packets: &mut Packets) -> usize {
         // The kernel overwrote the address lengths of the packets that were received last.
         packets.headers[..packets.received]
             .iter_mut()
             .for_each(|header| header.msg_hdr.msg_namelen = RAW_ADDRESS_BYTES);
         let most = (2 * packets.received).clamp(1, BATCH) as u32;
         let headers = packets.headers.as_mut_ptr();
-        // SAFETY: the first `most` headers describe buffers and addresses of `packets`, which
-        // outlive the call.
-        let count = unsafe {
-            libc::recvmmsg(
-                self.fd(),
-                headers,
-                most,
-                libc::MSG_DONTWAIT,
-                core::ptr::null_mut(),
-            )
+        packets.received = loop {
+            // SAFETY: the first `most` headers describe buffers and addresses of `packets`, which
+            // outlive the call.
+            let count = unsafe {
+                libc::recvmmsg(
+                    self.fd(),
+                    headers,
+                    most,
+                    libc::MSG_DONTWAIT,
+                    core::ptr::null_mut(),
+                )
+            };
+            if let Ok(count) = usize::try_from(count) {
+                break count;
+            }
+            if io::Error::last_os_error().kind() == io::ErrorKind::WouldBlock
+                || !self.reports.add_queued(&self.socket)
+            {
+                break 0;
+            }
         };
-        packets.received = usize::try_from(count).unwrap_or(0);
         packets.received
     }
 
     /// Sends packets `first..end`. Returns the number of the first packet for which the socket has
-    /// no room (`end` if it had room for all), and the number of packets that the kernel refused,
-    /// which are lost.
-    pub(crate) fn send(&self, packets: &mut Packets, first: usize, end: usize) -> (usize, u64) {
+    /// no room, and the number of packets that the kernel refused, which are lost.
+    pub(crate) fn send(&mut self, packets: &mut Packets, first: usize, end: usize) -> (usize, u64) {
         let (mut next, mut refused) = (first, 0);
         while next < end {
             let rest = &mut packets.headers[next..end];
@@ -265,12 +297,14 @@ impl Udp {
                 next += sent;
                 continue;
             }
-            match io::Error::last_os_error().kind() {
+            let error = io::Error::last_os_error();
+            match error.kind() {
                 io::ErrorKind::WouldBlock => break,
                 io::ErrorKind::Interrupted => {}
-                // The packet is longer than the path's MTU, or there is no route or no permission.
+                _ if self.reports.add_queued(&self.socket) => {}
                 _ => {
-                    packets.refused = Some(packets.addresses[next].clone());
+                    let why = reports::reason_of(error.raw_os_error().unwrap_or(0));
+                    self.reports.add(packets.addresses[next].clone(), why);
                     (next, refused) = (next + 1, refused + 1);
                 }
             }
@@ -310,7 +344,7 @@ mod tests {
             IpAddr::from([127, 0, 0, 1]),
             IpAddr::from(Ipv6Addr::LOCALHOST),
         ] {
-            let [a, b] = [0, 1].map(|_| Udp::bind(SocketAddr::new(address, 0)).unwrap());
+            let [mut a, mut b] = [0, 1].map(|_| Udp::bind(SocketAddr::new(address, 0)).unwrap());
             let (mut out, mut incoming) = (Packets::new(), Packets::new());
             for (nth, len) in [0, 1, 1500, MAX_PACKET].into_iter().enumerate() {
                 out.buffer(nth)[..len].fill(nth as u8 + 1);

@@ -235,7 +235,7 @@ pub(crate) fn complete(hca: &Hca, state: &mut State, index: usize) -> bool {
         touched,
         ..
     } = state;
-    let Some((qp, connection, port)) = wire.parts(qps, index) else {
+    let Some((qp, connection, _)) = wire.parts(qps, index) else {
         return false;
     };
     let mut completions = Completions {
@@ -257,7 +257,7 @@ pub(crate) fn complete(hca: &Hca, state: &mut State, index: usize) -> bool {
                     Some(failure) => End::Failed(
                         failure.status,
                         match failure.status {
-                            Syndrome::TransportRetryExceeded => port.why_silent(&connection.peer),
+                            Syndrome::TransportRetryExceeded => connection.why_silent() as u8,
                             _ => 0,
                         },
                     ),

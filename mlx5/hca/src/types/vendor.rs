@@ -39,8 +39,13 @@ syndromes! {
         MessageTooLong = 0x21: "longer than 2^30 bytes",
         DatagramTooLong = 0x22: "a datagram longer than 4096 bytes",
         AtomicAlignment = 0x23: "the address of an atomic is not a multiple of 8",
-        PacketsRefused = 0x24: "the kernel refuses packets to the peer: they are longer than the path's MTU (mtu=N), or there is no route",
+        PacketTooLong = 0x24: "packets to the peer are longer than the MTU of the path to it: open the device of either end with a smaller mtu=N",
         Terms = 0x25: "the two ends of the connection have different path MTUs, or the responder keeps fewer READs and atomics",
+        NoRoute = 0x26: "no route to the peer, or its network reports that it is unreachable",
+        Forbidden = 0x27: "a firewall refuses packets to the peer: that of this host, or one that reports it",
+        NoPort = 0x28: "the peer's host reports that no program has the peer's UDP port: the peer's program has ended, or a firewall rejects packets",
+        Silent = 0x29: "no answer and no report: the peer's program is stopped or does not poll, its host is down, or a firewall drops packets",
+        PeerGone = 0x2a: "the peer's queue pair has failed or was destroyed",
         /// [`Faults::fail`](crate::Faults::fail) requests the failure.
         OnPurpose = 0x2f: "a fault that was asked for",
     }

@@ -1,6 +1,7 @@
 //! Ports for packets: two devices that share no memory, strangers, and what an address can do.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::process::Command;
 use std::sync::mpsc::{self, TryRecvError};
 use std::time::{Duration, Instant};
 
@@ -540,8 +541,8 @@ fn addresses_that_cannot_be_are_refused_with_what_to_do() {
     );
 }
 
-/// A device that lives reports that a queue pair is destroyed; a dead device is detected because it
-/// does not answer.
+/// A device that lives reports that a queue pair is destroyed; the kernel reports that a device has
+/// ended.
 #[test]
 fn the_end_of_a_queue_pair_is_told_and_that_of_a_device_is_noticed() {
     limits::watchdog(WATCHDOG);
@@ -570,7 +571,6 @@ fn the_end_of_a_queue_pair_is_told_and_that_of_a_device_is_noticed() {
         end.connect(&remote).unwrap();
         end.send(b"hello").unwrap();
         when_gone.recv().unwrap();
-        let start = Instant::now();
         let error = end.send(b"again").unwrap_err();
         assert!(
             matches!(
@@ -582,8 +582,116 @@ fn the_end_of_a_queue_pair_is_told_and_that_of_a_device_is_noticed() {
             ),
             "{error}"
         );
-        assert_eq!(start.elapsed() < Duration::from_secs(1), lives);
+        let reason = if lives {
+            "was destroyed"
+        } else {
+            "no program has"
+        };
+        assert!(error.to_string().contains(reason), "{error}");
         drop(to_peer);
         peer.join().unwrap();
     }
+}
+
+/// Runs ip(8).
+fn ip(arguments: &str) {
+    let status = Command::new("ip")
+        .args(arguments.split(' '))
+        .status()
+        .unwrap();
+    assert!(status.success(), "ip {arguments}");
+}
+
+/// In a network namespace, whose routes and MTUs are set: what cannot arrive is refused when it is
+/// connected, or fails with the reason.
+#[test]
+#[ignore = "needs network namespaces"]
+fn what_cannot_arrive_fails_with_the_reason() {
+    const NAME: &str = "soft::packets::what_cannot_arrive_fails_with_the_reason";
+    const INSIDE: &str = "MLX5_TEST_IN_NAMESPACE";
+
+    limits::watchdog(WATCHDOG);
+    if std::env::var_os(INSIDE).is_none() {
+        let inside = Command::new("unshare")
+            .args(["--user", "--map-root-user", "--net", "--"])
+            .arg(std::env::current_exe().unwrap())
+            .args(["--ignored", "--exact", NAME, "--nocapture"])
+            .env(INSIDE, "")
+            .status();
+        assert!(inside.unwrap().success());
+        return;
+    }
+    ip("link set lo up");
+    ip("link add wire type veth peer name end");
+    ip("link set end up mtu 9000");
+    ip("address add 10.9.0.1/24 dev wire");
+    ip("link set wire up mtu 9000");
+    ip("neighbour add 10.9.0.2 lladdr 02:00:00:00:00:02 dev wire");
+    for route in [
+        "prohibit 10.9.0.3",
+        "unreachable 10.9.0.4",
+        "10.9.0.5 dev wire mtu 1500",
+    ] {
+        ip(&format!("route add {route}"));
+    }
+    let device = Device::open(DeviceSpec::Soft(soft(RoceOptions::new(
+        [10, 9, 0, 1].into(),
+    ))))
+    .unwrap();
+    let end = || {
+        let connection = ConnectOptions {
+            timeout: 10,
+            ..ConnectOptions::default()
+        };
+        Endpoint::with(&device, 4096, connection)
+    };
+    let mut own = end();
+    // A queue pair of a RoCE device that is no software HCA, or, with a port, of one that is.
+    let address = |host: u8, port: u16| EndpointAddress {
+        qp: QpAddress {
+            port,
+            epoch: 0,
+            lid: 0,
+            gid: gid_of([10, 9, 0, host].into()),
+            ..own.qp.address()
+        },
+        ..own.address()
+    };
+    for (host, port, reason) in [
+        (2, 0, "no answer and no report"),
+        (3, 0, "a firewall refuses"),
+        (4, 0, "no route"),
+        (1, 9, "no program has the peer's UDP port"),
+    ] {
+        let mut end = end();
+        end.connect(&address(host, port)).unwrap();
+        let error = end.send(b"hello").unwrap_err();
+        assert!(error.to_string().contains(reason), "{host}: {error}");
+    }
+    let refused = end().connect(&address(5, 0)).unwrap_err();
+    let text = refused.to_string();
+    let ConnectError::Soft(HcaConnectError::PathMtu {
+        to,
+        mtu,
+        path,
+        fits,
+    }) = refused
+    else {
+        panic!("{text}")
+    };
+    assert_eq!(
+        (to.ip(), mtu, path, fits),
+        ([10, 9, 0, 5].into(), 4096, 1500, 1024)
+    );
+    assert!(text.contains("1500") && text.contains("mtu=1024"), "{text}");
+    // The path becomes narrower.
+    own.connect(&address(2, 0)).unwrap();
+    ip("link set wire mtu 1500");
+    let error = own.send(&[0; 4000]).unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .contains("longer than the MTU of the path"),
+        "{error}"
+    );
 }

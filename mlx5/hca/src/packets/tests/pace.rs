@@ -158,6 +158,49 @@ fn p3_a_peer_that_does_not_answer_fails_the_oldest_message_after_its_retries() {
     }
 }
 
+/// Reports that packets cannot arrive end a connection with the third repeat in a row, and not
+/// before, however many there are. An answer shows that they are wrong.
+#[test]
+fn p3_a_peer_that_is_reported_as_unreachable_is_given_up_with_the_third_repeat() {
+    for answered in 0..=3 {
+        let mut world = World::new(3, Badness::default(), 7);
+        let psn = world.responder.expected();
+        let send = Request::Send {
+            len: 1,
+            imm: None,
+            is_solicited: false,
+        };
+        (0..2).for_each(|_| world.requester.post(send, true));
+        let mut repeats = 0;
+        while world.requester.failure().is_none() {
+            while world.requester.next_packet(world.now_ns).is_some() {}
+            (0..9).for_each(|_| world.requester.on_unreachable());
+            if repeats == answered && answered > 0 {
+                let opcode = PacketOpcode {
+                    transport: Transport::Rc,
+                    opcode: Opcode::Acknowledge,
+                };
+                let ack = Headers {
+                    aeth: Aeth::ack(0),
+                    ..Headers::new(opcode, 9, psn)
+                };
+                world.requester.on_response(&ack, &[], world.now_ns);
+                while world.requester.next_packet(world.now_ns).is_some() {}
+                (0..9).for_each(|_| world.requester.on_unreachable());
+            }
+            world.now_ns = world.requester.due_ns().unwrap();
+            world.requester.on_time(world.now_ns);
+            repeats += 1;
+        }
+        let failed = world.requester.failure().unwrap().message;
+        let expected = match answered {
+            0 | 3 => (3, 0),
+            _ => (answered + 3, 1),
+        };
+        assert_eq!((repeats, failed), expected);
+    }
+}
+
 /// A lost packet that nothing follows costs some ms, however long the time-out is.
 #[test]
 fn p3_a_lost_packet_is_sent_again_long_before_a_long_timeout() {
