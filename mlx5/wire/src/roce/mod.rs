@@ -8,6 +8,8 @@
 //! | n | payload, and 0 to 3 pad bytes after it |
 //! | 4 | invariant CRC: [`Flow::icrc`] |
 //!
+//! The payload of a packet to queue pair 1 is a management datagram: [`Mad`].
+//!
 //! ```
 //! use mlx5_wire::roce::{Aeth, Bth, Flow, Headers, Opcode, PacketOpcode, Psn, Transport, UDP_PORT};
 //!
@@ -26,6 +28,7 @@ mod aeth;
 mod bth;
 mod headers;
 mod icrc;
+mod mad;
 mod opcode;
 mod psn;
 
@@ -33,6 +36,7 @@ pub use aeth::{Aeth, Nak, Syndrome};
 pub use bth::Bth;
 pub use headers::{AtomicEth, Deth, HeaderBytes, Headers, MAX_HEADER_BYTES, PacketError, Reth};
 pub use icrc::{Flow, ICRC_BYTES};
+pub use mad::{CmKind, Field, IpAddresses, MAD_BYTES, MAD_QKEY, MAD_QPN, Mad, field};
 pub use opcode::{Opcode, PacketOpcode, Transport};
 pub use psn::Psn;
 

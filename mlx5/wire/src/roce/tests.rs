@@ -13,6 +13,8 @@ use std::vec::Vec;
 use super::*;
 use crate::AtomicSegment;
 
+mod mad;
+
 const PCAP: &[u8] = include_bytes!("tests/rxe.pcap");
 const DECODED: &str = include_str!("tests/rxe.txt");
 
@@ -26,8 +28,8 @@ fn be16(b: &[u8], at: usize) -> u16 {
     u16::from_be_bytes([b[at], b[at + 1]])
 }
 
-fn captured() -> Vec<Captured> {
-    let (mut rest, mut packets) = (&PCAP[24..], Vec::new());
+fn captured(pcap: &'static [u8]) -> Vec<Captured> {
+    let (mut rest, mut packets) = (&pcap[24..], Vec::new());
     while !rest.is_empty() {
         let len = u32::from_le_bytes(rest[8..12].try_into().unwrap()) as usize;
         // Without the Ethernet header.
@@ -164,7 +166,7 @@ fn text(headers: &Headers, payload: usize) -> String {
 
 #[test]
 fn every_packet_of_rxe_reads_as_another_decoder_reads_it_and_is_emitted_with_its_bytes() {
-    let packets = captured();
+    let packets = captured(PCAP);
     assert_eq!(packets.len(), DECODED.lines().count());
     for (Captured { packet, .. }, expected) in packets.iter().zip(DECODED.lines()) {
         let (headers, payload) = Headers::parse(packet).unwrap();
@@ -182,7 +184,7 @@ fn every_packet_of_rxe_reads_as_another_decoder_reads_it_and_is_emitted_with_its
 
 #[test]
 fn every_icrc_of_rxe_is_right_also_when_the_identification_is_not_known() {
-    for (Captured { flow, packet }, expected) in captured().iter().zip(DECODED.lines()) {
+    for (Captured { flow, packet }, expected) in captured(PCAP).iter().zip(DECODED.lines()) {
         let (covered, icrc) = packet.split_at(packet.len() - ICRC_BYTES);
         let (unknown, identification) = without_identification(*flow);
         let is_right = !expected.ends_with("wrong ICRC");
@@ -206,7 +208,7 @@ fn a_damaged_packet_fails_its_check() {
         let (unknown, identification) = without_identification(*flow);
         unknown.check(packet) == Some(identification)
     };
-    for Captured { flow, packet } in captured().into_iter().filter(is_right) {
+    for Captured { flow, packet } in captured(PCAP).into_iter().filter(is_right) {
         let (unknown, identification) = without_identification(flow);
         for bit in 0..8 * packet.len() {
             // The bits of congestion belong to the network.
@@ -236,7 +238,7 @@ fn sequence_numbers_are_circular() {
 
 #[test]
 fn bytes_that_are_no_packet_are_refused_with_the_reason() {
-    let packets = captured();
+    let packets = captured(PCAP);
     for Captured { packet, .. } in &packets {
         let (headers, payload) = Headers::parse(packet).unwrap();
         let least = packet.len() - payload.len();
