@@ -83,6 +83,7 @@ pub use mlx5_wire::{Access, AsyncEvent, ConnectOptions, Service};
 pub use objects::regions::MAX_REGIONS;
 pub use options::SoftOptions;
 pub use packets::interface::{address_of, gid_of};
+pub use packets::mads::MadPort;
 pub use packets::network::BadNetwork;
 pub use packets::options::RoceOptions;
 pub use packets::port::PacketCounters;

@@ -7,8 +7,9 @@
 //!   repeats. `congestion`: the number of packets that it may have under way.
 //! - `connection`: a connection of a queue pair by packets.
 //! - `port`: encodes and decodes packets. `options`: its options. `network`: a bad network, for
-//!   tests. `udp`: the socket. `reports`: why packets do not arrive. `interface`: addresses of this
-//!   host. `pcap`: a capture. `grh`: the headers of datagrams.
+//!   tests. `udp`: the socket. `mads`: management datagrams, and the port that they share.
+//!   `reports`: why packets do not arrive. `interface`: addresses of this host. `pcap`: a capture.
+//!   `grh`: the headers of datagrams.
 //!
 //! A [`Requester`](requester::Requester) numbers the packets of the messages that are posted to it,
 //! selects the packet to send next, and determines from responses and from the time which packets
@@ -54,6 +55,7 @@ mod flight;
 pub(crate) mod grh;
 mod held;
 pub(crate) mod interface;
+pub(crate) mod mads;
 pub(crate) mod message;
 pub(crate) mod network;
 pub(crate) mod options;

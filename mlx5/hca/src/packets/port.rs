@@ -7,6 +7,7 @@ use copyrpc_shm::sleep::Notifier;
 use mlx5_wire::DatagramSegment;
 use mlx5_wire::roce::{Flow, Headers, ICRC_BYTES, Psn, UDP_PORT};
 
+use super::mads::Share;
 use super::network::{BadNetwork, Network};
 use super::options::RoceOptions;
 use super::pcap::Pcap;
@@ -120,7 +121,14 @@ impl WirePort {
             pcap,
             ..
         } = options;
-        let bind = |port| Udp::bind(SocketAddr::new(address, port)).map_err(failed(port));
+        let bind = |port| {
+            let bound = if vf.is_some() && port == UDP_PORT {
+                Udp::share(address, Share::Device)
+            } else {
+                Udp::bind(SocketAddr::new(address, port))
+            };
+            bound.map_err(failed(port))
+        };
         let port = vf.map(port_of_vf).or(port);
         let udp = match (port, bind(port.unwrap_or(UDP_PORT))) {
             (None, Err(error)) if error.is_taken() => bind(0)?,

@@ -9,6 +9,7 @@ use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::ops::Range;
 use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::net::UnixListener;
 
 use mlx5_wire::roce::{ICRC_BYTES, MAX_HEADER_BYTES};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -16,6 +17,7 @@ use rustix::net::SocketAddrAny;
 use rustix::net::sockopt::{self, Ipv4PathMtuDiscovery, Ipv6PathMtuDiscovery};
 
 use super::interface;
+use super::mads::{self, Share};
 use super::reports::{self, Reports};
 
 /// Maximum UDP payload of a packet. It includes pad bytes, which a payload of the largest MTU does
@@ -152,6 +154,8 @@ fn turn_on(socket: &UdpSocket, level: libc::c_int, option: libc::c_int) -> io::R
 pub(crate) struct Udp {
     pub(crate) socket: UdpSocket,
     pub(super) reports: Reports,
+    /// The file that keeps a share of the port, if it is shared.
+    _share: Option<UnixListener>,
 }
 
 impl Udp {
@@ -160,9 +164,21 @@ impl Udp {
     /// # Errors
     /// The errors of socket(2), bind(2) and setsockopt(2).
     pub(crate) fn bind(address: SocketAddr) -> io::Result<Self> {
-        let socket = UdpSocket::bind(address)?;
+        Self::prepare(UdpSocket::bind(address)?, None)
+    }
+
+    /// Binds a socket for a share of the packets to port 4791 of an address.
+    ///
+    /// # Errors
+    /// Those of [`bind`](Self::bind); `AddrInUse` if the share is taken.
+    pub(crate) fn share(address: IpAddr, share: Share) -> io::Result<Self> {
+        let (socket, share) = mads::share(address, share)?;
+        Self::prepare(socket, Some(share))
+    }
+
+    fn prepare(socket: UdpSocket, share: Option<UnixListener>) -> io::Result<Self> {
         socket.set_nonblocking(true)?;
-        if address.is_ipv4() {
+        if socket.local_addr()?.is_ipv4() {
             sockopt::set_ip_mtu_discover(&socket, Ipv4PathMtuDiscovery::DO)?;
             turn_on(&socket, libc::IPPROTO_IP, libc::IP_RECVERR)?;
         } else {
@@ -178,6 +194,7 @@ impl Udp {
         Ok(Self {
             socket,
             reports: Reports::default(),
+            _share: share,
         })
     }
 

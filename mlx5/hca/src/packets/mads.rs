@@ -1,0 +1,272 @@
+//! Management datagrams: packets to queue pair 1, of UDP port 4791. A device under mlx5-run has no
+//! queue pair 1; a process beside it, which outlives the programs, has the management datagrams of
+//! the address. Both bind port 4791, and the kernel passes each packet to the right socket by its
+//! queue pair number (`SO_ATTACH_REUSEPORT_CBPF` of socket(7), which needs no rights).
+//!
+//! The program that chooses a socket names it by its place in the order of binding. So the port has
+//! at most one socket of each [`Share`]: a share is a name of a Unix socket, which is taken while
+//! the socket is open. The socket that comes second attaches the program. If the first one goes,
+//! the second is the only one, to which the kernel passes all packets, until another comes second.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr as Name, UnixListener};
+
+use mlx5_wire::roce::{
+    Deth, Flow, Headers, MAD_QKEY, MAD_QPN, Mad, Opcode, PacketOpcode, Psn, Transport, UDP_PORT,
+};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with, sockopt};
+
+use super::udp::Udp;
+
+const OPCODE: PacketOpcode = PacketOpcode {
+    transport: Transport::Ud,
+    opcode: Opcode::SendOnly,
+};
+const DETH: Deth = Deth {
+    qkey: MAD_QKEY,
+    source_qpn: MAD_QPN,
+};
+
+/// The packets that a socket at port 4791 is to get.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Share {
+    /// Those to queue pair 1.
+    Management,
+    /// All others.
+    Device,
+}
+
+/// Binds a socket for a share of the packets to port 4791 of an address. Returns the socket, and a
+/// file that is to be open as long.
+///
+/// # Errors
+/// Those of bind(2); `AddrInUse` if the share is taken, or the port by another user or another kind
+/// of program.
+pub(crate) fn share(address: IpAddr, share: Share) -> io::Result<(UdpSocket, UnixListener)> {
+    let name = Name::from_abstract_name(format!("roce-{address}-{share:?}"))?;
+    let name = UnixListener::bind_addr(&name)?;
+    let at = SocketAddr::new(address, UDP_PORT);
+    let socket = match UdpSocket::bind(at) {
+        Ok(first) => {
+            sockopt::set_socket_reuseport(&first, true)?;
+            first
+        }
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+            let second = second(at)?;
+            attach(&second, share)?;
+            second
+        }
+        Err(error) => return Err(error),
+    };
+    Ok((socket, name))
+}
+
+fn second(at: SocketAddr) -> io::Result<UdpSocket> {
+    let family = if at.is_ipv4() {
+        AddressFamily::INET
+    } else {
+        AddressFamily::INET6
+    };
+    let socket = socket_with(family, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+    sockopt::set_socket_reuseport(&socket, true)?;
+    bind(&socket, &at)?;
+    Ok(socket.into())
+}
+
+/// Attaches the program that chooses between the first socket of a port, 0, and this one, 1.
+fn attach(socket: &UdpSocket, share: Share) -> io::Result<()> {
+    let (management, others) = match share {
+        Share::Management => (1, 0),
+        Share::Device => (0, 1),
+    };
+    let instruction = |code: u32, jf, k| libc::sock_filter {
+        code: code as u16,
+        jt: 0,
+        jf,
+        k,
+    };
+    // The number of the queue pair is in the lower 24 bits of the second word of the BTH.
+    let mut program = [
+        instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 4),
+        instruction(libc::BPF_ALU | libc::BPF_AND | libc::BPF_K, 0, 0xff_ffff),
+        instruction(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 1, MAD_QPN),
+        instruction(libc::BPF_RET | libc::BPF_K, 0, management),
+        instruction(libc::BPF_RET | libc::BPF_K, 0, others),
+    ];
+    let program = libc::sock_fprog {
+        len: program.len() as u16,
+        filter: program.as_mut_ptr(),
+    };
+    // SAFETY: the kernel reads the program, which outlives the call.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_ATTACH_REUSEPORT_CBPF,
+            (&raw const program).cast(),
+            size_of_val(&program) as libc::socklen_t,
+        )
+    };
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+/// The port of an address for management datagrams, which devices have beside theirs for packets.
+#[derive(Debug)]
+pub struct MadPort {
+    udp: Udp,
+    own: SocketAddr,
+}
+
+impl MadPort {
+    /// Binds the port.
+    ///
+    /// # Errors
+    /// Those of bind(2); `AddrInUse` if another program or user has UDP port 4791 of the address,
+    /// or its management datagrams.
+    pub fn open(address: IpAddr) -> io::Result<Self> {
+        let udp = Udp::share(address, Share::Management)?;
+        let own = udp.local()?;
+        Ok(Self { udp, own })
+    }
+
+    /// Returns the next datagram that has arrived, and its sender. Skips all that is damaged, or is
+    /// no message of the connection manager.
+    pub fn receive(&self) -> Option<(IpAddr, Mad)> {
+        let mut buffer = [0; 512];
+        loop {
+            let (len, from) = self.udp.socket.recv_from(&mut buffer).ok()?;
+            let packet = &buffer[..len];
+            let flow = Flow {
+                source: from,
+                destination: self.own,
+                identification: 0,
+            };
+            let parsed = Headers::parse(packet).ok().filter(|(headers, _)| {
+                headers.opcode == OPCODE && (headers.bth.qpn, headers.deth) == (MAD_QPN, DETH)
+            });
+            if let Some(mad) = parsed
+                .filter(|_| flow.check(packet).is_some())
+                .and_then(|(_, payload)| Mad::parse(payload))
+            {
+                return Some((from.ip(), mad));
+            }
+        }
+    }
+
+    /// Sends a datagram to the port of an address. It may be lost, like any datagram.
+    pub fn send(&self, to: IpAddr, mad: &Mad) {
+        let flow = Flow {
+            source: self.own,
+            destination: SocketAddr::new(to, UDP_PORT),
+            identification: 0,
+        };
+        let mut headers = Headers::new(OPCODE, MAD_QPN, Psn::new(0));
+        headers.deth = DETH;
+        let headers = headers.emit();
+        let icrc = flow.icrc(&headers, mad.bytes());
+        let packet = [&headers[..], mad.bytes(), &icrc].concat();
+        let _ = self.udp.socket.send_to(&packet, flow.destination);
+    }
+}
+
+impl AsFd for MadPort {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.udp.socket.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use mlx5_wire::roce::CmKind;
+
+    use super::*;
+
+    /// Returns an address of this host whose ports no other test uses.
+    fn own_address(test: u8) -> IpAddr {
+        let [_, _, high, low] = std::process::id().to_be_bytes();
+        [127, 32 + test, high, low].into()
+    }
+
+    fn received(port: &MadPort) -> Option<(IpAddr, Mad)> {
+        let end = Instant::now() + Duration::from_secs(60);
+        while Instant::now() < end {
+            if let Some(received) = port.receive() {
+                return Some(received);
+            }
+            std::thread::yield_now();
+        }
+        None
+    }
+
+    #[test]
+    fn a_message_arrives_and_what_is_none_is_skipped() {
+        let [one, other] = [0, 1].map(|test| MadPort::open(own_address(test)).unwrap());
+        let mad = Mad::new(CmKind::ReadyToUse);
+        let stranger = UdpSocket::bind((own_address(0), 0)).unwrap();
+        for garbage in [&[][..], &[0; 280], &[0x64; 500]] {
+            stranger.send_to(garbage, other.own).unwrap();
+        }
+        one.send(other.own.ip(), &mad);
+        assert_eq!(received(&other), Some((one.own.ip(), mad)));
+        assert_eq!(other.receive(), None);
+    }
+
+    /// In either order, and after either has come again.
+    #[test]
+    fn the_port_is_shared_by_queue_pair_number() {
+        let (address, from) = (own_address(2), MadPort::open(own_address(3)).unwrap());
+        let open = |share| Udp::share(address, share).unwrap();
+        let [mut management, mut device] = [Share::Management, Share::Device].map(open);
+        let device_packet = |udp: &Udp| {
+            let headers = Headers::new(OPCODE, 0x4001, Psn::new(0)).emit();
+            let to = udp.local().unwrap();
+            from.udp.socket.send_to(&headers, to).unwrap();
+            let mut buffer = [0; 64];
+            let end = Instant::now() + Duration::from_secs(60);
+            while Instant::now() < end {
+                if let Ok(len) = udp.socket.recv(&mut buffer) {
+                    return buffer[..len] == headers[..];
+                }
+            }
+            false
+        };
+        for is_device_first in [false, true, false] {
+            assert_eq!(
+                Udp::share(address, Share::Device).unwrap_err().kind(),
+                io::ErrorKind::AddrInUse,
+                "one device"
+            );
+            // By different ports, as the kernel without a program would spread them.
+            for _ in 0..16 {
+                let from = UdpSocket::bind((from.own.ip(), 0)).unwrap();
+                from.send_to(
+                    &Headers::new(OPCODE, MAD_QPN, Psn::new(0)).emit(),
+                    device.local().unwrap(),
+                )
+                .unwrap();
+            }
+            assert!(device_packet(&device), "and nothing else");
+            let mut packets = 0;
+            while management.socket.recv(&mut [0; 64]).is_ok() {
+                packets += 1;
+            }
+            assert_eq!(packets, 16);
+            if is_device_first {
+                drop(management);
+                management = open(Share::Management);
+            } else {
+                drop(device);
+                device = open(Share::Device);
+            }
+        }
+    }
+}
