@@ -89,8 +89,9 @@ pub struct JobResult {
     pub simulation: Option<SimulationRecord>,
     /// The machine that ran the job or the simulation, and the build.
     pub environment: Environment,
-    /// Whether the user ended the job before its last run was complete. Then `runs` contains the
-    /// complete runs and the incomplete last run, which has the weight of its length in means.
+    /// Whether the user ended the job before its last run was complete. Then `runs` also contains
+    /// the incomplete last run, unless it was too short; means over runs are weighted by the
+    /// lengths of the runs.
     pub interrupted: bool,
     /// All ranks and runs together; rates are means over runs.
     #[serde(flatten)]
@@ -100,7 +101,7 @@ pub struct JobResult {
     /// Fate of the operations of the whole job, including warm-up and drain.
     #[serde(flatten)]
     pub fate: Counts,
-    /// Number of values that failed a check; null with `--no-verify`.
+    /// Number of failed checks of values; null with `--no-verify`.
     pub verify_failures: Option<u64>,
     /// Description of the first failed check.
     pub first_verify_failure: Option<String>,
@@ -306,7 +307,7 @@ pub struct RankResult {
     /// Fate of the rank's operations in the whole job.
     #[serde(flatten)]
     pub fate: Counts,
-    /// Number of values that failed a check; null with `--no-verify`.
+    /// Number of failed checks of values; null with `--no-verify`.
     pub verify_failures: Option<u64>,
     /// Reports of the rank's daemons.
     pub daemons: Vec<WorkerReport>,

@@ -252,8 +252,9 @@ pub struct ActivityRates {
     /// Mean length of a round of a daemon with connections, in nanoseconds: T_loop.
     pub loop_ns: f64,
     /// Time from a request to another rank to its answer, in nanoseconds: T_rtt. It follows by
-    /// Little's law from two numbers of such daemons: the mean number of requests not answered yet,
-    /// and the number of requests sent per second. 0 if clients have their own connections.
+    /// Little's law from two numbers of the daemons with connections: the mean number of requests
+    /// not answered yet, and the number of requests sent per second. 0 if clients have their own
+    /// connections.
     pub rtt_ns: f64,
     /// T_loop / T_rtt. If the quotient is below 1, a request is under way for several rounds, and
     /// these rounds find few or no completions.
@@ -266,12 +267,12 @@ pub struct ActivityRates {
     pub outstanding_mean: f64,
     /// Maximum number of these requests, and the time at which it was reached.
     pub outstanding_peak: Burst,
-    /// Mean number of messages in a WRITE.
+    /// Mean number of messages in a WRITE, SEND or active message.
     pub messages_per_write: f64,
     /// Maximum number of requests of one thread that waited for room or credit at the same time.
     pub backlog_peak: u64,
-    /// Counters of carriers, per second, of daemons and clients together: `writes_per_s`,
-    /// `reads_per_s` and so on. A counter that no carrier has is missing.
+    /// Counters of the job's carrier, per second, of daemons and clients together: `writes_per_s`,
+    /// `reads_per_s` and so on.
     #[serde(flatten)]
     pub per_s: Figures<f64>,
 }

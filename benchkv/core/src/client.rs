@@ -217,7 +217,7 @@ struct Alike {
     held_ns: u64,
 }
 
-/// The [places](crate::values) in memory of the tails of a client's values: their bytes after the
+/// The [places](crate::values) in memory for the tails of a client's values: the bytes after the
 /// first 8.
 #[derive(Debug)]
 struct Tails {

@@ -34,8 +34,8 @@ macro_rules! counters {
     (@max $to:expr, $from:expr) => { $to = $to.max($from) };
 }
 
-/// Figures by name, for types whose variants have different figures. A figure whose value is null
-/// in a document is skipped.
+/// Figures by name: carriers have different figures. A figure that is null in a document is
+/// skipped.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(
     from = "BTreeMap<String, Option<T>>",

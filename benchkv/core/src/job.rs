@@ -116,7 +116,7 @@ pub struct Job {
     pub pace: Option<Pace>,
     /// Number of measured runs.
     pub runs: usize,
-    /// Whether a small memory is more important than allocation at the start. It is `true` in
+    /// Whether memory is to be small, even if it is then allocated during the run. It is `true` in
     /// virtual time, where all ranks are in one process.
     pub is_frugal: bool,
     /// Ranks, clients per rank, keys, ratios, seed, verification.

@@ -1,5 +1,5 @@
-//! [`Operation`]: the record that a client keeps of an outstanding operation. Only the path that
-//! carries the operation has it.
+//! [`Operation`]: the record of an outstanding operation. The path that carries the operation keeps
+//! it.
 
 /// An operation from its issue to its end. It cannot be copied, so no path can end it twice.
 #[derive(Debug)]

@@ -3,7 +3,7 @@
 //!
 //! | | meta | delegation | sharded | direct |
 //! |---|---|---|---|---|
-//! | remote key: client | -ipc-> the daemon that owns such keys -flux-> the gateway | -ring-> daemon 0 | -ring-> the daemon of the key's number | |
+//! | remote key: client | -ipc-> the daemon of the key's number -flux-> the gateway | -ring-> daemon 0 | -ring-> the daemon of the key's number | |
 //! | -copyrpc-> | a daemon of the peer | its daemon 0 | its daemon of the same number | its daemon that owns the key |
 //! | there -flux-> | the daemon that owns the key | the same | | |
 //! | endpoints of a rank | N - 1 | N - 1 | D (N - 1) | 2 C D (N - 1): its clients' to daemons, its daemons' to clients |

@@ -21,8 +21,9 @@ use serde::{Deserialize, Serialize};
 use crate::message::Outcome;
 use crate::workload::{Access, AccessKind, PRIVATE_KEYS, hash16};
 
-/// Number of sequence numbers that a client remembers for check 3, per access of its pattern: 8 MiB
-/// in a real-time job. If keys times writers is more, only the first keys are judged.
+/// Number of sequence numbers that a client remembers for check 3 of the module, per access of its
+/// pattern: 8 MiB in a real-time job. If the keys that it reads times the writers are more, check 3
+/// covers only the first keys.
 const REMEMBERED: usize = 16;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -173,7 +174,8 @@ impl Verifier {
         }
     }
 
-    /// Makes every shared key count as found before: a read that finds none of its values fails.
+    /// Makes every shared key count as found before, so that a get that finds no value is a
+    /// failure.
     pub fn of_filled_stores(mut self) -> Self {
         self.found_at.fill(Some(self.moment));
         self

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use crate::report::say;
 
-/// An operation that can be counted.
+/// An operation whose instructions are counted.
 pub struct Operation {
     /// The first word that the program is started with.
     pub name: &'static str,

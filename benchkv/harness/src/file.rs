@@ -93,7 +93,7 @@ pub fn location(path: &Path) -> io::Result<PathBuf> {
 /// file (a pipe, `/dev/null`) is opened and written.
 ///
 /// # Errors
-/// The system's reason; a partly written file is not left behind.
+/// The system's reason; a regular file is then unchanged.
 pub fn write(path: &Path, content: &[u8]) -> Result<(), WriteError> {
     let written = if is_replaceable(path) {
         replace(path, content)

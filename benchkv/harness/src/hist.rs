@@ -97,7 +97,7 @@ impl LatencyHistogram {
         })
     }
 
-    /// Returns mean, percentiles and maximum.
+    /// Returns the figures of the histogram.
     pub fn summary(&self) -> LatencySummary {
         if self.0.is_empty() {
             return LatencySummary::default();

@@ -178,7 +178,7 @@ impl JsonSink {
     /// Writes `value` and a newline.
     ///
     /// # Errors
-    /// The destination's reason; a partly written file is not left behind.
+    /// The destination's reason; a regular file is then unchanged.
     pub fn write(&self, value: &impl Serialize) -> Result<(), Failure> {
         let mut text = serde_json::to_vec_pretty(value)
             .map_err(|why| format!("the result has no JSON form: {why}"))?;

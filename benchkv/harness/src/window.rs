@@ -12,9 +12,11 @@ use serde::{Deserialize, Serialize};
 pub enum WindowChoice {
     /// No window.
     Off,
-    /// Maximum number of batches whose WRITEs have not completed.
+    /// Maximum number of batches whose WRITEs have not completed. If more bytes than
+    /// [`Window::DEFAULT_EXEMPT_BYTES`] wait, they are sent in any case.
     Completion(u32),
-    /// Maximum number of batches that the peer has not yet confirmed to have consumed.
+    /// Maximum number of batches that the peer has not yet confirmed to have consumed, with the
+    /// same exception.
     Consumption(u32),
 }
 

@@ -38,7 +38,7 @@ const MANY: usize = 1024;
 /// Numbers of clients that stream at once.
 const CROWDS: [usize; 4] = [1, 2, 4, 8];
 /// Maximum number of rounds that measure crowds (see `Across::crowd`); such a round takes about 10
-/// s. The median of five rounds does not change with more rounds.
+/// s, and five are enough for a median.
 const MOST_CROWDED: u32 = 5;
 /// Factor by which windows with a crowd are longer. Eight clients then take many turns on one core,
 /// even if a turn is as long as the scheduler's time slice.

@@ -283,7 +283,7 @@ pub struct JobArgs {
     #[serde(skip)]
     pub trace: TraceArgs,
 
-    /// The directory of the series, if they are wanted.
+    /// Directory and interval of the time series of `--trace`; null without it.
     #[arg(skip)]
     #[serde(rename = "trace")]
     pub traced: Option<TraceOptions>,
@@ -363,24 +363,24 @@ impl JobArgs {
 /// The values of `--backend`: the path of requests, and in some names their carrier.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum BackendKind {
-    /// Client to daemon by ipc, by flux to the daemon that owns the connection, by the carrier to
-    /// the peer.
+    /// Requests pass by ipc to the daemon of the key's number, by flux to the daemon that owns the
+    /// connection, and by the carrier to the peer.
     Meta,
     #[default]
-    /// Client to daemon 0 through one shared ring, by the carrier to the peer.
+    /// Requests pass through one shared ring to daemon 0, and by the carrier to the peer.
     Delegation,
-    /// Client to the daemon of the key's number through its ring, by the carrier to the daemon of
-    /// that number, which owns the key.
+    /// Requests pass through a shared ring to the daemon of the key's number, and by the carrier to
+    /// the daemon of that number, which owns the key.
     Sharded,
-    /// Client by the carrier to the daemon that owns the key: a connection for each client and
-    /// remote daemon.
+    /// Requests pass by the carrier straight to the daemon that owns the key. Each client has a
+    /// connection to each remote daemon.
     Direct,
-    /// delegation by the carrier rc-send.
+    /// `delegation` by the carrier rc-send.
     RcSend,
-    /// delegation by the carrier ucx-am. The figures published as "ucx-am" are of
-    /// `--backend direct --carrier ucx-am`.
+    /// `delegation` by the carrier ucx-am. The figures published as "ucx-am" are of `--backend
+    /// direct --carrier ucx-am`.
     UcxAm,
-    /// direct by the carrier copyrpc.
+    /// `direct` by the carrier copyrpc.
     CopyrpcDirect,
 }
 

@@ -251,9 +251,8 @@ impl Sums {
         let _ = merged.and_then(|()| self.remote.merge(remote));
     }
 
-    /// Adds up several tallies: counts and histograms as they are, rates and means multiplied by
-    /// the weight of their tally. The tallies of ranks have the weight 1, because ranks measure at
-    /// the same time.
+    /// Adds up several sums: counts and histograms as they are, rates and means multiplied by their
+    /// weights. The sums of ranks have the weight 1, because ranks measure at the same time.
     fn sum<'a>(tallies: impl Iterator<Item = (&'a Self, f64)>) -> Result<Self, Failure> {
         let mut sum = Self::default();
         for (tally, weight) in tallies {

@@ -11,7 +11,7 @@ use crate::limits;
 /// Duration of the attack. A server that serves only a stranger until the stranger stops delays the
 /// calls of its clients by nearly this time.
 const ATTACK: Duration = Duration::from_secs(2);
-/// Maximum time of a call meanwhile, on a busy machine too.
+/// Maximum time of a call during the attack, also on a busy machine.
 const CALL: Duration = Duration::from_secs(1);
 /// Pause between the bytes of a stranger that sends one byte at a time.
 const PAUSE: Duration = Duration::from_millis(20);

@@ -29,7 +29,8 @@ const BUDGET: usize = 256;
 type LocalServer = ipc::Server<Request, Response>;
 type RingServer = delegationrpc::Server<Request, Response>;
 
-/// The caller of a request to another rank, and the [place](crate::values) of its value's tail.
+/// The caller of a request to another rank, and the [place](crate::values) of the tail of the
+/// request's value.
 #[derive(Debug)]
 pub(super) enum Caller {
     Ipc(ipc::Token, u32),

@@ -34,7 +34,7 @@ pub struct Found {
     pub held: usize,
 }
 
-/// The rules of a job as the policy of one daemon. A round begins with the [`plan`](Self::plan) of
+/// The policy of one daemon: all rules of the job. A round begins with the [`plan`](Self::plan) of
 /// the rules, and passes the findings of its polls to [`releases`](Self::releases). Each
 /// restriction is bounded in time. Without rules there are no restrictions, and a call of this type
 /// costs one branch that the processor predicts.

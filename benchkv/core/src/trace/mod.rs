@@ -20,9 +20,9 @@ pub struct Sample {
     /// Counter: messages that the daemon's rounds moved: messages of clients, of daemons and of
     /// other ranks.
     pub moved: u64,
-    /// Counter: messages in WRITEs to other ranks.
+    /// Counter: messages in the WRITEs, SENDs or active messages to other ranks.
     pub messages: u64,
-    /// Counter: WRITEs posted to other ranks.
+    /// Counter: WRITEs, SENDs or active messages posted to other ranks.
     pub writes: u64,
     /// Counter: flushes that posted nothing because copyrpc's batch window was full.
     pub window_stalls: u64,

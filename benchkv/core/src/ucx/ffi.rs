@@ -121,6 +121,8 @@ macro_rules! functions {
         }
 
         impl Functions {
+            /// Finds all functions in the library.
+            ///
             /// # Errors
             /// The name of a function that the library does not have.
             fn load(library: &Library) -> Result<Self, &'static str> {

@@ -110,8 +110,8 @@ impl DeviceChoice {
         }
     }
 
-    /// Finds the device of `auto`, and the reason. Without the variable, opens the mlx5 devices for
-    /// the states of their ports, and closes them.
+    /// Finds the device of `auto`, and the reason. Unless [`DEVICE_VARIABLE`] names the device,
+    /// opens the mlx5 devices for the states of their ports, and closes them.
     fn detect() -> Result<(Self, String), String> {
         match std::env::var(DEVICE_VARIABLE) {
             Ok(name) => Self::by_variable(&name),

@@ -83,7 +83,8 @@ impl Program {
     }
 
     /// Prints the table, and writes the document to the destination `json`. Returns the exit
-    /// status: [`EXIT_UNSOUND`] if the result has a `defect`.
+    /// status: [`EXIT_UNSOUND`] if the result has a `defect`, else [`EXIT_FAILED`] if it could not
+    /// be written.
     pub fn show(
         self,
         result: &(impl Display + Serialize),

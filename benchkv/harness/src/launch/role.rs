@@ -33,7 +33,7 @@ impl RankOf {
     }
 }
 
-/// Another launcher, as the environment of this process shows it.
+/// A launcher other than this program, as the environment of this process shows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum Foreign {
     /// A launcher that announces that it started several processes.
@@ -54,8 +54,9 @@ pub enum Foreign {
     },
 }
 
-/// Returns another launcher that started several processes, or may have started several. In a
-/// binary without MPI each process would start a job of its own, so such a binary refuses to run.
+/// Returns a launcher other than this program that started several processes, or may have started
+/// several. In a binary without MPI each process would start a job of its own, so such a binary
+/// refuses to run.
 pub fn foreign_launcher() -> Option<Foreign> {
     foreign_launchers().into_iter().next()
 }

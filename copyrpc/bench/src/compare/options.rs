@@ -255,8 +255,8 @@ impl Job {
         Duration::from_secs_f64(self.warmup_s)
     }
 
-    /// Returns the measurements in their order. Each run has every measurement once, and begins
-    /// with the next contestant.
+    /// Returns the measurements in their order. Each run has every measurement once; the contestant
+    /// that comes first changes from run to run.
     pub(crate) fn measurements(&self) -> impl Iterator<Item = (&Load, Kind)> {
         let count = self.options.contestants.len();
         (0..self.options.runs).flat_map(move |run| {

@@ -22,8 +22,8 @@ use crate::values::{Values, copy};
 /// another connection, in ns of the device's clock.
 const CAUSE_NS: u64 = 500_000_000;
 
-/// Minimum of the limit of batches in flight that a full receive queue or a small queue depth
-/// imposes on a connection of one client.
+/// Minimum limit of batches in flight on a connection of one client, even if many connections share
+/// the receive queue.
 const FEWEST_BATCHES: u32 = 4;
 
 /// Maximum number of receives that devices permit in one queue. Each batch in flight takes one and

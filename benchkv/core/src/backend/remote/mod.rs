@@ -403,7 +403,8 @@ impl<C> Remote<C> {
         self.links.answer(incoming, response, tail);
     }
 
-    /// Posts the messages that this step has gathered, and those of the connections themselves.
+    /// Posts the messages that this step has gathered, and messages of the connections themselves,
+    /// such as returned credit.
     pub(super) fn flush(&mut self) -> Result<(), BackendError> {
         each!(&mut self.links, links => links.flush())
     }
