@@ -44,7 +44,7 @@ pub enum Feature {
     BlueflameBatch,
 }
 
-/// Returns the name of an option's value.
+/// Returns the name of an option's value, as it is typed.
 pub fn name_of(value: &impl ValueEnum) -> String {
     value
         .to_possible_value()

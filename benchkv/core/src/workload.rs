@@ -129,7 +129,7 @@ pub struct Workload {
     #[serde(skip)]
     pub seed: u64,
 
-    /// Accesses of a client's pattern, at least `PRIVATE_KEYS` times 16.
+    /// Accesses of a client's pattern, at least 16 for each private key.
     #[arg(skip = PATTERN_LEN)]
     #[serde(skip)]
     pub accesses: usize,

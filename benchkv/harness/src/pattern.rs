@@ -6,7 +6,7 @@
 //! inverted. A request of fewer than 8 bytes contains only the first bytes of the tag. Then the
 //! answering end cannot identify the request, and only the caller checks the content.
 
-/// An odd constant with its bits spread.
+/// Difference of neighbouring words: an odd constant whose ones are spread over all bits.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// The identity of one request: its endpoint, and its number.

@@ -1,8 +1,9 @@
-//! The options of a job. Each field declares one option: its flag, its help text and its name in
-//! the `options` of the result. An option that serde skips is in another field of the result, or
-//! not in the result. Groups of options are declared by the part that uses them: [`Workload`],
-//! [`PaceArgs`], [`PortOptions`], [`PolicyOptions`], [`TraceArgs`]. The declaration of an option
-//! checks the range of its value; [`crate::options`] checks combinations of options.
+//! The options of a job. A field declares an option: its flag, its help text and its name in the
+//! `options` of the result. A field that clap skips is computed from others. An option that serde
+//! skips is in another field of the result, or not in the result. Groups of options are declared by
+//! the part that uses them: [`Workload`], [`PaceArgs`], [`PortOptions`], [`PolicyOptions`],
+//! [`TraceArgs`]. The declaration of an option checks the range of its value; [`crate::options`]
+//! checks combinations of options.
 
 use std::ops::RangeInclusive;
 use std::path::PathBuf;

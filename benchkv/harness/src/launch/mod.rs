@@ -11,7 +11,7 @@
 //! - [`hosts`]: the hosts of the ranks, and the cores that the ranks of a host share.
 //! - [`device`]: the RDMA device, as named on a command line.
 //!
-//! Only the main thread of a rank waits in this module, and never a measured thread.
+//! All waits in this module are outside the measured path.
 
 #[cfg(not(target_os = "linux"))]
 compile_error!(
