@@ -134,9 +134,11 @@ fn facts(options: &Options) -> Facts {
     add("--client-threads", &workload.clients);
     add("--queue-depth", &options.job.queue_depth);
     add("--seed", &workload.seed);
-    // The reason of a choice (`device_by_auto`) has no effect on the job, and may differ.
+    add("--wait", &options.given_wait);
+    // The reason of a choice (`device_by_auto`) has no effect on the job, and what `--wait auto`
+    // chooses depends on the host.
     let asked = fields(&options.asked).into_iter();
-    for (key, value) in asked.filter(|(key, _)| key != "device_by_auto") {
+    for (key, value) in asked.filter(|(key, _)| key != "device_by_auto" && key != "wait") {
         let flag = format!("--{}", key.trim_end_matches("_s").replace('_', "-"));
         let text = value.as_str().map(str::to_owned);
         add(&flag, &text.unwrap_or_else(|| value.to_string()));
@@ -159,7 +161,7 @@ mod tests {
     use clap::Parser;
 
     use super::*;
-    use crate::cli::{Cli, JobArgs};
+    use crate::cli::{Cli, JobArgs, WaitChoice};
 
     /// An exchange with one other rank, which makes a given statement.
     struct Scripted(Vec<u8>);
@@ -204,6 +206,20 @@ mod tests {
             &runs(""),
         )
         .unwrap();
+    }
+
+    /// What `auto` chooses on the host of the other rank differs.
+    #[test]
+    fn ranks_that_choose_the_wait_by_their_cores_agree() {
+        let cli = Cli::try_parse_from(["benchkv", "--device", "soft"]).unwrap();
+        let other = |wait| {
+            let mut other = Options::resolve(cli.clone()).unwrap();
+            other.asked.wait = wait;
+            Scripted(serde_json::to_vec(&Statement::Ok(facts(&other))).unwrap())
+        };
+        for wait in [WaitChoice::Busy, WaitChoice::Event] {
+            settle(&mut other(wait), &runs("")).unwrap();
+        }
     }
 
     #[test]

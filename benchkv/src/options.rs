@@ -23,7 +23,7 @@ use engine::pace::Pace;
 use engine::topology::{Carrier, Topology};
 use mlx5::{DeviceSpec, SoftOptions};
 
-use crate::cli::{JobArgs, RingChoice};
+use crate::cli::{JobArgs, RingChoice, WaitChoice};
 use crate::launcher::Launcher;
 use crate::memory::Memory;
 use crate::port::PortOptions;
@@ -46,6 +46,8 @@ pub struct Options {
     pub memory: Memory,
     /// The action of an idle thread.
     pub wait: WaitStrategy,
+    /// `--wait` as given. What `auto` chooses depends on the cores of the host.
+    pub given_wait: WaitChoice,
     /// The launcher of the ranks, and their hosts.
     pub launcher: Launcher,
     /// The hosts of the ranks, from which `launcher` and `plan` follow.
@@ -173,15 +175,15 @@ impl Options {
         let plan = Plan::new(&asked.pin, Usable::on_this_host(cores), threads)
             .map_err(|why| format!("--pin: {why}"))?
             .beside_device(&near);
-        let wait = asked
-            .wait
-            .strategy(WaitStrategy::auto(threads.total(), plan.at_once));
+        let given_wait = asked.wait;
+        let wait = given_wait.strategy(WaitStrategy::auto(threads.total(), plan.at_once));
         asked.wait = wait.into();
         Ok(Self {
             asked,
             job,
             memory,
             wait,
+            given_wait,
             launcher,
             hosts: hosts.clone(),
             plan,
