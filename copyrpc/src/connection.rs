@@ -64,8 +64,8 @@ impl<U, F: FnMut(U, Outcome<'_>)> Receiver<U> for F {
     }
 }
 
-/// Numbers the connections of this process, so that the token of a call identifies the connection
-/// of the call.
+/// Serial number of the next connection of this process, by which the token of a call identifies
+/// the call's connection.
 static CONNECTIONS: AtomicU64 = AtomicU64::new(0);
 
 /// The resources of an endpoint from the device and the context's queues, until its connection is
@@ -333,8 +333,8 @@ impl<U> Connection<U> {
         if let Some(heartbeat) = link.rest() {
             self.control.beat(heartbeat);
         }
-        // A reply that is written in place does not mark the connection as dirty, so this is done
-        // here.
+        // A reply that is written in place does not list the connection for the next flush, so this
+        // is done here.
         if R::TAKES_REQUESTS && link.has_open_messages() && link.closed().is_none() {
             self.mark_dirty();
         }
@@ -521,8 +521,9 @@ impl<U> Connection<U> {
         self.leaving.get() != Leaving::No && !self.is_closed()
     }
 
-    /// Ends the connection at once. Does nothing for a connection that has ended: its queue pair
-    /// number may already belong to another connection.
+    /// Ends the connection at once. Does nothing for a connection that has ended: the worklist
+    /// finds connections by queue pair number, and the number may already belong to another
+    /// connection.
     pub(crate) fn abort(self: &Rc<Self>) {
         if !self.is_closed() {
             self.end(CloseReason::ClosedHere);

@@ -489,7 +489,7 @@ impl<U> Context<U> {
         Ok(())
     }
 
-    /// Returns the oldest request that arrived, over all endpoints.
+    /// Takes the oldest request that waits to be received, over all endpoints.
     #[must_use]
     #[inline]
     pub fn recv(&self) -> Option<RecvHandle<U>> {
@@ -504,7 +504,8 @@ impl<U> Context<U> {
         self.inner.used.endpoints()
     }
 
-    /// Returns the number of connected endpoints that have not ended.
+    /// Returns the number of connections. A connection that has ended counts until a poll or drain
+    /// removes it.
     #[must_use]
     pub fn endpoints(&self) -> usize {
         self.inner.connections.borrow().len()
@@ -631,8 +632,8 @@ impl<U> Inner<U> {
         taken
     }
 
-    /// Delivers the events that remained when a callback panicked, and releases the connections
-    /// that ended.
+    /// Delivers the events that are left on connections that have ended, or whose callback
+    /// panicked, and removes the connections that have ended.
     #[cold]
     #[inline(never)]
     fn finish(&self, receiver: &mut impl Receiver<U>) {

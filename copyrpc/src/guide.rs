@@ -50,7 +50,7 @@
 //!   | 4,096 | 4 | 24,576 | 114,688 | 10.5 MiB | 8 GiB | 512 MiB |
 //!
 //!   Devices round receives and entries up to powers of two. Most have about 32,000 receives in a
-//! queue: the maximum that was tested is 10,000 endpoints with 2 batches each.
+//!   queue: the maximum that was tested is 10,000 endpoints with 2 batches each.
 //! - **Memory.** An endpoint has two rings, 64 bytes of a registered region that 64 endpoints
 //!   share, a send queue as long as its batches in flight need
 //!   ([`EndpointConfig::send_queue_wqebbs`]), and the entries of outstanding calls and requests.

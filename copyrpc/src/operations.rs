@@ -30,7 +30,6 @@ impl<U> Context<U> {
 /// posted before a call or a reply of the same endpoint is done when that message arrives, so the
 /// message may refer to the WRITE without waiting for its end. The bytes of a READ are valid only
 /// after its end.
-/// whose bytes are valid only after their end.
 ///
 /// READs of the peer's published record, which the protocol does when it lacks room or credit,
 /// share the connection's `max_rd_atomic` with the one-sided operations: a READ above that number

@@ -4,8 +4,8 @@
 //! format"), and so are the invariants, such as R2. The golden vectors of the tests were written
 //! from those tables by hand, never from this encoder.
 
-/// Every position is a multiple of this number of bytes, and so is the size of every batch and
-/// message.
+/// Positions of batches and messages are multiples of this number of bytes, and so are their padded
+/// sizes.
 pub(crate) const ALIGNMENT: u64 = 32;
 pub(crate) const HEADER_SIZE: usize = 12;
 /// Bytes of the metadata that starts every batch, and of the published record.
@@ -17,7 +17,7 @@ pub(crate) const WRAP_MESSAGE_COUNT: u32 = u32::MAX;
 /// request never has this value: its piggyback is its internal allowance in blocks, at least two.
 pub(crate) const GIVEN_UP: u32 = 0;
 
-/// [`FLOW_METADATA_SIZE`] in the unit of positions.
+/// [`FLOW_METADATA_SIZE`] as a `u64`, the type of positions.
 pub(crate) const METADATA_SPAN: u64 = FLOW_METADATA_SIZE as u64;
 
 /// Returns the ring bytes of a message with `payload_len` payload bytes: header + payload, rounded
@@ -113,7 +113,7 @@ impl FlowWords {
 /// The 32 bytes that start every batch.
 ///
 /// | offset | field | |
-/// | 0 | `consumer_pos` u64 | |
+/// |---|---|---|
 /// | 0 | `consumer_pos` u64 | |
 /// | 8 | `credit` u64 | |
 /// | 16 | `message_count` u32 | |

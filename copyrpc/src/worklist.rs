@@ -43,8 +43,8 @@ pub(crate) struct Worklist<C> {
     /// Shortest time, in ns, until a connection that is still listed after a flush has to be
     /// served, if nothing arrives.
     rest_ns: Cell<Option<u64>>,
-    /// Connections that are closed, or whose callback panicked: the next drain continues them. Each
-    /// connection is in the list once.
+    /// Connections that are closed, on which calls are to be ended, or whose callback panicked: the
+    /// next drain continues them. Each connection is in the list once.
     unfinished: RefCell<Vec<Rc<C>>>,
     has_unfinished: Cell<bool>,
     /// Each entry is a connection and the number of its requests that wait to be received. The

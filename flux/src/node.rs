@@ -6,8 +6,6 @@
 //!   included. An answer or a rejection is published once per call, since its [`Token`] can be used
 //!   once. A lane is taken in order.
 //! - **M2** So when `a` publishes a message, the message `capacity` positions earlier has been
-//!   taken, and `a` knows that. `capacity` exceeds `2F`. Among the messages since then, either more
-//! - **M2** So when `a` publishes a message, the message `capacity` positions earlier has been
 //!   taken, and `a` knows that. `capacity` exceeds `2F`, so the messages since the earlier one
 //!   contain more than `F` calls or more than `F` replies. More than `F` calls: one of them was
 //!   answered, so `b` took it, and all messages before it. More than `F` replies: `b` made a later

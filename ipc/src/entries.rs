@@ -380,7 +380,7 @@ pub(crate) struct Reaper {
 /// Maximum number of locks that a round, the search of one millisecond, checks. Each check is a
 /// system call of about 0.2 us.
 pub(crate) const LOOKS_PER_ROUND: usize = 8;
-/// Maximum number of entries that a round reads, a cache line each.
+/// Maximum number of entries that the search of one millisecond reads, a cache line each.
 pub(crate) const ENTRIES_PER_ROUND: usize = 64;
 const ROUND_NS: u64 = 1_000_000;
 /// Maximum number of rounds that a pass catches up with, for a server that polls rarely.

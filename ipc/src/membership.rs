@@ -12,7 +12,7 @@ pub(crate) struct Membership {
     pub(crate) entries: Entries,
     pub(crate) entry: usize,
     pub(crate) holding: Holding,
-    /// `None` only while it is dropped.
+    /// `None` only while this value is dropped.
     session: Option<Session>,
     watch: OwnerWatch,
     end: Option<SessionEnd>,

@@ -20,9 +20,9 @@ use copyrpc_shm::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::entries::{ENTRIES_PER_ROUND, Entries, Holding, LOOKS_PER_ROUND, Reaper};
 use crate::given_up::GivenUp;
 
-/// The lanes of all clients, with `depth` slots each. The requests of client `c` are at `requests +
-/// c x request_stride`, and its responses at `responses + c x response_stride`, in bytes. The words
-/// of the calls that client `c` gave up are at `given_up + c x depth`, in words.
+/// The lanes of all clients, with `depth` slots each. The requests of client `c` begin `c x
+/// request_stride` bytes after `requests`, its responses `c x response_stride` bytes after
+/// `responses`, and the words of the calls that it gave up `c x depth` words after `given_up`.
 #[derive(Clone, Copy)]
 pub(crate) struct LanePairs<Req, Resp> {
     requests: NonNull<u8>,
@@ -98,7 +98,8 @@ impl<Req, Resp> LanePairs<Req, Resp> {
         unsafe { GivenUp::new(self.given_up.add(client * self.depth), self.depth) }
     }
 
-    /// Returns whether the client has made no call yet. The first request lies in the first slot.
+    /// Returns whether no request was published in the client's lane since the lane was last reset:
+    /// the first request would lie in the first slot.
     ///
     /// # Safety
     /// The client's number is valid.

@@ -330,8 +330,8 @@ impl Memfd {
     }
 
     /// Allocates the pages of `range` as [`commit`](Self::commit) does, and as 2 MiB pages if the
-    /// system allows it; both ends must be multiples of [`HUGE_PAGE`]. If the pages are ordinary
-    /// pages, returns the reason; the memory is allocated in both cases.
+    /// system allows it; both ends must be multiples of [`HUGE_PAGE`]. If not all of the range is
+    /// in such pages, returns the reason; the memory is allocated in both cases.
     ///
     /// # Errors
     /// [`MemfdRangeError`].

@@ -4,8 +4,8 @@
 //! **O1**: the file is made without a name (`O_TMPFILE`), or with a temporary name where the file
 //! system requires one; it gets its space, its lock, its header and its contents, and only then its
 //! name. So a process that can open the file by its name sees a finished region, and nothing
-//! remains of an owner that is killed meanwhile, except for a temporary name, which a sweep
-//! removes.
+//! remains of an owner that is killed meanwhile, except, on such a file system, the file with the
+//! temporary name.
 //!
 //! **O2**: the owner holds the record lock of byte 0 ([`crate::lock`]) and a robust futex word; the
 //! kernel releases the first and marks the second when the owner ends, even by `SIGKILL`. Each
@@ -39,8 +39,8 @@ use crate::header::{Claim, HEADER_BYTES, Header, MAGIC, OWNER_BYTE, VERSION};
 use crate::lock::{ByteLock, LockFile};
 use crate::sys::{self, Mapping};
 
-/// Maximum number of attempts of [`Region::create`] to give a file its name; after each, a dead
-/// region of that name is removed.
+/// Maximum number of attempts of [`Region::create`] to give a file its name. If the name is taken,
+/// a dead region of that name is removed before the next attempt.
 const REPLACE_ATTEMPTS: usize = 16;
 
 /// The known state of a region's owner.
@@ -115,7 +115,7 @@ pub struct Region {
     dir: Dir,
     name: String,
     epoch: u64,
-    /// The lock of byte 0, in the owner.
+    /// The lock of byte 0; `None` in a peer.
     owner: Option<ByteLock>,
 }
 

@@ -1,4 +1,4 @@
-//! The start of a library's threads without signals, which are for the threads of the program.
+//! Threads that a library starts in a program and that take none of the program's signals.
 
 /// Runs `start` with all signals blocked, so that a thread that `start` starts takes no signals.
 pub fn without_signals<T>(start: impl FnOnce() -> T) -> T {

@@ -186,7 +186,8 @@ pub(super) struct SendRing {
     /// Batches whose completions the peer's process took, as far as READs reported: a hint from the
     /// peer, which may be late (K2).
     batches_taken: u64,
-    /// Maximum number of batches sent and not received, granted by the peer (B1).
+    /// Maximum number of batches that this end may have sent and the peer has not reported as
+    /// received (B1).
     batch_limit: u64,
     /// Number of the last metadata-only batch, counted like `batches_sent`; 0 if messages joined
     /// it.
