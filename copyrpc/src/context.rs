@@ -129,10 +129,11 @@ impl ContextBuilder {
         self
     }
 
-    /// Announces together, through BlueFlame ([`mlx5::BlueflameBatch`]), all operations that one
-    /// flush posts on a connection: the parts of a batch that a wrap divides, and the READ of the
-    /// peer's record. Not proven on a NIC. Default `false`: each operation is announced when it is
-    /// posted.
+    /// Announces together, through BlueFlame ([`mlx5::BlueflameBatch`]), the operations that a
+    /// flush posts on a connection when it posts more than one whole batch: for example the parts
+    /// of a batch that a wrap divides, and the READ of the peer's record after them. Not proven on
+    /// a NIC. Default `false`: a flush rings the doorbell after the last batch, and again after the
+    /// READ.
     #[must_use]
     pub const fn blueflame_batch(mut self, is_on: bool) -> Self {
         self.blueflame_batch = is_on;
@@ -701,8 +702,8 @@ impl<U> Inner<U> {
     ) -> usize {
         let unfilled = Unfilled { srq, max_free };
         found.take(POLL_BUDGET, |connection, cqe| {
-            // All batches of correct peers have this opcode. A batch without a connection is a late
-            // arrival of a connection that has ended.
+            // Every completion of a batch from a correct peer has this opcode. A completion without
+            // a connection is a late arrival for a connection that has ended.
             if cqe.opcode() == Some(CqeOpcode::ResponderWriteImm) {
                 unfilled.srq.complete_receive(&cqe);
                 if let Some(connection) = connection {

@@ -1,6 +1,6 @@
 //! RPC over one-sided verbs on reliable connections, for one server with more clients than its NIC
 //! caches queue-pair contexts: ScaleRPC (Chen, Lu, Shu, EuroSys 2019). The server serves its
-//! clients in groups, one group per time slice. All groups share one message pool.
+//! clients in groups, one group per time slice. All groups share the same two message pools.
 //!
 //! The crate runs on mlx5 devices through the `mlx5` crate, and without a NIC on that crate's
 //! software HCA. `COPYRPC_DEVICE=mlx5_0` selects a NIC.

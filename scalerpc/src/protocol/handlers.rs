@@ -234,8 +234,8 @@ impl<'h> Handlers<'h> {
     }
 
     /// Installs `take` for requests of this type. `take` gets each request, to be answered later,
-    /// in this or another thread. Answers are sent in later steps of the server. Each request costs
-    /// an allocation.
+    /// in this or another thread. Answers are sent in later steps of the server. Each request
+    /// allocates memory for its payload and its place in a table.
     pub fn insert_held(&mut self, rpc_type: u16, take: impl FnMut(HeldRequest) + 'h) {
         self.put(rpc_type, Action::Hold(Box::new(take)));
     }

@@ -130,7 +130,7 @@ impl PendingClient {
     }
 }
 
-/// A client on a device. It belongs to one thread.
+/// A client on a device, for one thread.
 #[derive(Debug)]
 #[doc(alias("RpcClient", "DoorbellBatcher"))]
 pub struct RdmaClient {

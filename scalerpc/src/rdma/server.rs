@@ -112,7 +112,7 @@ struct Limits {
     quiet: usize,
 }
 
-/// A server on a device. It belongs to one thread.
+/// A server on a device, for one thread.
 #[derive(Debug)]
 #[doc(alias = "RpcServer")]
 pub struct RdmaServer {

@@ -106,7 +106,7 @@ pub struct ClientStats {
     pub calls: u64,
     /// Requests written straight into the pool.
     pub direct: u64,
-    /// Announcements.
+    /// Announcements of requests sent to the server.
     pub announcements: u64,
     /// Slices in which this client was in PROCESS.
     pub activations: u64,
@@ -121,7 +121,7 @@ impl AddAssign for ClientStats {
     }
 }
 
-/// A client of one server. It belongs to one thread.
+/// A client of one server, for one thread.
 #[derive(Clone, Debug)]
 pub struct Client<M> {
     memory: ClientMemory<M>,
@@ -146,7 +146,7 @@ pub struct Client<M> {
     pending: u64,
     /// Pending slots whose calls have ended: only the response frees them (S14).
     quarantined: u64,
-    /// The quarantined slots that the server was last told (S28).
+    /// The quarantined slots that were last reported to the server (S28).
     told: u64,
     /// Slots of calls made since the last poll. While the caller still has the operations of these
     /// calls, no response to them can have arrived.
