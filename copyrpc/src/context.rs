@@ -277,7 +277,7 @@ impl<U> fmt::Debug for Context<U> {
 /// user code from using these queues.
 pub(crate) struct Inner<U> {
     pub(crate) worklist: Rc<Worklist<Connection<U>>>,
-    /// The connections that have not ended, by QPN.
+    /// The connections that are not released, by QPN.
     connections: RefCell<BTreeMap<u32, Rc<Connection<U>>>>,
     used: Rc<Used>,
     queues: RefCell<Queues<U>>,
@@ -379,8 +379,8 @@ impl<U> Context<U> {
 
     /// Does one bounded step: takes arrivals and completions, ends calls through `on_response`,
     /// posts gathered messages. Returns the number of completions plus the number of calls that ran
-    /// out of time; 0 means that nothing arrived and no call ended. READs of a peer's record
-    /// without new flow-control words do not count.
+    /// out of time. READs of a peer's record without new flow-control words are not counted, and
+    /// neither are the calls that end with their connection.
     ///
     /// `on_response` gets the call's user data and either the reply's bytes, valid during the
     /// callback, or the reason why there are none. It may call, reply and receive.

@@ -185,14 +185,15 @@ impl<U> Endpoint<U> {
             .with_link(|link| link.unanswered_requests() - link.outstanding_calls())
     }
 
-    /// Ends the connection when nothing is outstanding any more. As soon as the peer has received
-    /// the close, no more calls are taken, on either side. Outstanding calls end as they would.
-    /// Received requests may be answered. Requests that were not received by the next flush, and
-    /// those that arrive later, end at the peer with [`NotSent`](crate::ClientError::NotSent). Both
-    /// ends have to continue polling. When nothing is outstanding any more, [`Endpoint::closed`] is
-    /// [`CloseReason::ClosedHere`], and `ClosedByPeer` at the other end. The close takes as long as
-    /// the handlers; if the peer is stopped or dies meanwhile, the connection ends as it does while
-    /// calls are outstanding. The close does not wait for one-sided operations: end them first.
+    /// Ends the connection when nothing is outstanding any more. This end takes no more calls from
+    /// now on, and the peer takes none once it has received the close. Outstanding calls end as
+    /// they would, and received requests may be answered. Requests of the peer that this process
+    /// has not received by its next flush, and requests that arrive later, end at the peer with
+    /// [`NotSent`](crate::ClientError::NotSent). Both ends have to continue polling. When nothing
+    /// is outstanding any more, [`Endpoint::closed`] is [`CloseReason::ClosedHere`], and
+    /// `ClosedByPeer` at the other end. The close takes as long as the handlers; if the peer is
+    /// stopped or dies meanwhile, the connection ends as it does while calls are outstanding. The
+    /// close does not wait for one-sided operations: end them first.
     pub fn close(&self) {
         self.connection.close();
     }

@@ -419,8 +419,8 @@ impl<T: Copy + Send, U> Node<T, U> {
 
     /// Does one bounded pass over the nodes that have sent messages: at most 16 messages of each of
     /// at most 8 nodes, in rotation. Passes replies to `f`; calls wait for [`recv`](Self::recv),
-    /// and calls whose [`Token`] was dropped are rejected. Returns the number of messages taken and
-    /// calls rejected. Idle nodes cost nothing.
+    /// and calls whose [`Token`] was dropped are rejected. Returns the number of messages taken, of
+    /// calls rejected, and of calls that ended without a message. Idle nodes cost nothing.
     ///
     /// Unanswered calls to a dropped node end through `f`, within 64 empty polls.
     #[inline(always)]

@@ -409,8 +409,8 @@ impl<Req: Plain, Resp: Plain> Sessions<Req, Resp> {
 }
 
 impl<Req, Resp> Sessions<Req, Resp> {
-    /// C6: reports the end of the server to each client that has no received, unanswered request.
-    /// The server receives and answers nothing afterwards.
+    /// C6: takes free entries out of use, and reports the end of the server to each client that has
+    /// no received, unanswered request. The server receives and answers nothing afterwards.
     pub(crate) fn stop(&mut self) {
         let Table {
             sessions, entries, ..

@@ -241,8 +241,8 @@ impl HotSet {
     /// Does one bounded pass: activates the lanes that `wakes` announces, visits some hot lanes,
     /// and sometimes deactivates idle lanes. Returns the number of messages taken. `visit` gets a
     /// lane and a maximum number, takes up to that number of messages of the lane, and returns the
-    /// number of messages taken: 0 only if the lane was empty, or is gone. `now_ns` is any
-    /// monotonic clock; it is read rarely.
+    /// number of messages taken: 0 only if the lane was empty, or is gone. `now_ns` returns the
+    /// time of any monotonic clock; few passes call it.
     #[inline(always)]
     pub fn pass<L: Lanes>(
         &mut self,

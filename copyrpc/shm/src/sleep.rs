@@ -1,5 +1,5 @@
-//! Sleeping until another thread or process publishes something, and waking sleepers: the only
-//! futex of the workspace.
+//! Sleeping until another thread or process publishes something, and waking sleepers. No other
+//! crate of the workspace calls futex(2).
 //!
 //! | word | writer | reader | pairing |
 //! |---|---|---|---|

@@ -394,8 +394,8 @@ impl<U> Link<U> {
         self.calls.waiting()
     }
 
-    /// Returns the number of requests that the peer has not answered: calls that wait, and calls
-    /// that were cancelled or ran out of time.
+    /// Returns the number of requests that the peer has not answered: those of calls that wait, and
+    /// those of calls that were cancelled, ran out of time, or were refused by the peer's mark.
     pub(crate) fn unanswered_requests(&self) -> usize {
         self.calls.unanswered()
     }

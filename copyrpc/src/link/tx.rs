@@ -30,9 +30,9 @@ pub(crate) struct Emit {
     /// Bytes to write; at least 32, never across the ring end.
     pub(crate) bytes: u64,
     pub(crate) imm: u32,
-    /// No message waits after this batch.
+    /// Whether no message waits after this batch.
     pub(crate) is_last: bool,
-    /// The completion of the WRITE is requested, and the driver reports it to
+    /// Whether the completion of the WRITE is requested. The driver reports that completion to
     /// [`Link::on_write_done`](super::Link::on_write_done).
     pub(crate) signal: bool,
 }
@@ -170,7 +170,7 @@ pub(super) struct SendRing {
     /// Everything unposted is one batch of messages, and a flush posts all of it: there is no wrap,
     /// no batch without messages, and nothing else that prevents it.
     is_easy: bool,
-    /// A window holds batches back, or this end is closing.
+    /// Whether a window holds batches back, or this end is closing.
     is_hindered: bool,
     /// The last position of `lap` at which a message may end without a wrap (P2: no data batch
     /// touches the ring's end), or 0 after [`stop`](Self::stop).
@@ -196,7 +196,7 @@ pub(super) struct SendRing {
     /// the number of such batches in a row up to it.
     last_idle: u64,
     idle_run: u64,
-    /// This end makes no more calls (G1).
+    /// Whether this end makes no more calls (G1).
     is_closing: bool,
 }
 

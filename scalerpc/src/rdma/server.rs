@@ -755,7 +755,7 @@ fn refused(peer: &mut Peer, error: &PostError) -> bool {
 }
 
 /// Posts an operation. Returns whether it was posted. If not, it found no room, or its client is
-/// broken now. It is a function of its own so that the loop over responses has more registers.
+/// broken now. The function is not inlined, so that the loop over responses has more registers.
 #[inline(never)]
 fn post_op(peer: &mut Peer, memory: &ServerMemory<Mr>, op: &ServerOp, signal: Signal) -> bool {
     let (qp, wakes) = (&mut peer.qp, peer.sleeps);
