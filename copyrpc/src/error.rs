@@ -10,8 +10,8 @@ use thiserror::Error;
 
 use crate::ring::{MAX_RING_SIZE, MIN_RING_SIZE};
 
-/// Why a context, an endpoint, a connection, a client or a server could not be made, or why a
-/// server cannot continue.
+/// The reason why a context, an endpoint, a connection, a client or a server could not be made, or
+/// why a server cannot continue.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum SetupError {
@@ -263,7 +263,8 @@ pub enum ProtocolError {
         /// Bytes left in the batch.
         left: u64,
     },
-    /// The consumer position is unaligned, went backwards, or passed the end of what was sent (T5).
+    /// The consumer position is unaligned, below the earlier one of the same channel, or beyond the
+    /// end of what was sent (T5).
     #[error("consumer position {told} is not an aligned position in {floor}..={ceiling}")]
     ConsumerPosition {
         /// Position that the peer reported.
@@ -273,8 +274,8 @@ pub enum ProtocolError {
         /// Position up to which this end has sent.
         ceiling: u64,
     },
-    /// The cumulative credit is unaligned, went backwards, or is more than a quarter ring above the
-    /// spent credit (T5).
+    /// The cumulative credit is unaligned, below the earlier one of the same channel, or more than
+    /// a quarter ring above the spent credit (T5).
     #[error("cumulative credit {told} is not an aligned number in {floor}..={ceiling}")]
     Credit {
         /// Credit that the peer reported.
@@ -284,7 +285,8 @@ pub enum ProtocolError {
         /// Credit spent plus a quarter ring.
         ceiling: u64,
     },
-    /// The count of received batches went backwards or exceeds the number of batches sent (T5).
+    /// The count of received batches is below the earlier one of the same channel, or above the
+    /// number of batches sent (T5).
     #[error("count of received batches {told} is not in {floor}..={ceiling}")]
     BatchesReceived {
         /// Count that the peer reported.
@@ -324,7 +326,7 @@ pub enum ProtocolError {
     UnknownStatus(u32),
 }
 
-/// Why a connection ended.
+/// The reason why a connection ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum CloseReason {
     /// The peer's device does not answer: its process is dead, or its end of the connection is
@@ -379,7 +381,7 @@ impl CloseReason {
     }
 }
 
-/// Why a call was not taken. Returns `user_data`.
+/// The reason why a call was not taken. Returns `user_data`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum CallError<U> {
     /// No room in the ring now. Poll, then retry.
@@ -446,7 +448,7 @@ impl<U> CallError<U> {
     }
 }
 
-/// Why a call that was taken ended without a reply of its handler: a
+/// The reason why a call that was taken ended without a reply of its handler: a
 /// [`ClientError`](crate::ClientError) that is never `Connect`, `TooLarge`, `Full` or `NoCredit`. A
 /// call that the peer did not execute because it closed the connection ends as `NotSent`.
 pub type CallFailure = copyrpc_calls::CallFailure<CloseReason>;
@@ -462,7 +464,7 @@ impl From<CloseReason> for CallFailure {
     }
 }
 
-/// Why a reply was not taken. `R` is the request, or the handle that holds it.
+/// The reason why a reply was not taken. `R` is the request, or the handle that holds it.
 #[derive(Debug, PartialEq, Eq, Error)]
 pub enum ReplyError<R> {
     /// The payload exceeds the caller's allowance. Returns the request, to be answered with less.

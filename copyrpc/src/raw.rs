@@ -80,7 +80,7 @@ pub struct RemoteMemory {
     pub(crate) rkey: u32,
 }
 
-/// Why bytes are not a [`RemoteMemory`].
+/// The reason why bytes are not a [`RemoteMemory`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum RemoteMemoryError {
@@ -154,7 +154,7 @@ impl RemoteMemory {
     }
 }
 
-/// Why a one-sided operation was not taken, with the caller's data.
+/// The reason why a one-sided operation was not taken, with the caller's data.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum RdmaError<U> {
     /// The number of outstanding operations has reached

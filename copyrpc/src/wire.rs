@@ -125,7 +125,7 @@ pub(crate) struct FlowMetadata {
     pub(crate) words: FlowWords,
     /// Messages in the batch, or [`WRAP_MESSAGE_COUNT`].
     pub(crate) message_count: u32,
-    /// The sender makes no more calls (invariant G1).
+    /// Whether the sender makes no more calls (invariant G1).
     pub(crate) is_closing: bool,
 }
 

@@ -343,10 +343,11 @@ impl<C: Listed> Worklist<C> {
 pub(crate) struct Listing<C> {
     next: Cell<Option<Rc<C>>>,
     is_listed: Cell<bool>,
-    /// The connection has something to post or to READ.
+    /// Whether the connection may have something to post, to READ or to publish.
     is_dirty: Cell<bool>,
-    /// The last flush skipped the connection. Usually an answer to an arrival is posted soon and
-    /// makes the connection dirty. Otherwise the next flush refreshes the published record (L5).
+    /// Whether the last flush skipped the connection. Usually an answer to an arrival is posted
+    /// soon and makes the connection dirty. Otherwise the next flush refreshes the published record
+    /// (L5).
     is_late: Cell<bool>,
     is_unfinished: Cell<bool>,
     is_swept: Cell<bool>,

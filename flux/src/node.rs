@@ -101,7 +101,7 @@ struct Peer<T, U> {
     rx: LaneRx<Message<T>>,
     /// Unanswered calls to the other node (M1).
     calls: Calls<U>,
-    /// The other node was dropped, and all calls to it have ended.
+    /// Whether the other node was dropped, and all calls to it have ended.
     gone: bool,
 }
 

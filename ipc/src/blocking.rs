@@ -10,7 +10,8 @@ use crate::error::{ClientError, ConnectError};
 /// Time between two attempts.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Calls `step` until `stop` is stopped, and `wait` after a few steps that found nothing.
+/// Calls `step` until the handle `stop` is stopped. Calls `wait` when at least 256 steps in a row
+/// found nothing ([`Patience`] has the exact number).
 pub(crate) fn serve<S>(
     server: &mut S,
     stop: &StopHandle,

@@ -1,4 +1,4 @@
-//! Errors, one type per verb.
+//! The errors of creating a server, connecting, calling and answering.
 
 use std::io;
 

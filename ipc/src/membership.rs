@@ -16,7 +16,7 @@ pub(crate) struct Membership {
     session: Option<Session>,
     watch: OwnerWatch,
     end: Option<SessionEnd>,
-    /// The server ended in good order: no handler got the unanswered calls.
+    /// Whether the server ended in good order: no handler got the unanswered calls.
     pub(crate) is_stopped: bool,
     /// The region is the last field, and so dropped last: the entries lie in it.
     pub(crate) region: Region,

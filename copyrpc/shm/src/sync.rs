@@ -77,7 +77,7 @@ mod barrier {
         unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) == 0 }
     }
 
-    /// This process is registered to receive expedited barriers. Set once.
+    /// Whether this process is registered to receive expedited barriers. Set once.
     static REGISTERED: AtomicBool = AtomicBool::new(false);
 
     /// Returns whether the process is registered now, after one attempt.

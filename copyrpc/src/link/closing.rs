@@ -9,7 +9,7 @@ use crate::wire::{METADATA_SPAN, Status};
 /// The progress of a graceful end. The default is the state before the end begins.
 #[derive(Debug, Default)]
 pub(super) struct Closing {
-    /// A batch with the mark was posted (G1).
+    /// Whether a batch with the mark was posted (G1).
     is_told: bool,
     /// Whether the last READ was posted after this end was [settled](Link::is_settled).
     last_read_posted: bool,

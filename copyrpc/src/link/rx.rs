@@ -62,7 +62,7 @@ pub(super) struct RecvRing {
     announced_behind: VecDeque<u64>,
     pub(super) requests: HeldRequests,
     batches_received: u64,
-    /// The peer makes no more calls (G1).
+    /// Whether a batch that was begun reported that the peer makes no more calls (G1).
     heard_closing: bool,
     /// Maximum number of batches that the peer may have sent and that this end has not reported as
     /// received (B1).

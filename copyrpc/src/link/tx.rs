@@ -165,10 +165,10 @@ pub(super) struct SendRing {
     open_notices: u32,
     /// Whether notices wait to be written (C5).
     awaits_notices: bool,
-    /// The open batch was begun without messages; messages may have joined it since.
+    /// Whether the open batch was begun without messages. Messages may have joined it since.
     is_metadata_only: bool,
-    /// Everything unposted is one batch of messages, and a flush posts all of it: there is no wrap,
-    /// no batch without messages, and nothing else that prevents it.
+    /// Whether everything unposted is one batch of messages, and a flush posts all of it: there is
+    /// no wrap, no batch without messages, and nothing else that prevents it.
     is_easy: bool,
     /// Whether a window holds batches back, or this end is closing.
     is_hindered: bool,

@@ -15,9 +15,9 @@ pub(super) enum Verdict {
 pub(super) struct Watch {
     keepalive_ns: u64,
     stall_ns: u64,
-    /// The peer acted since the last check, or the watch began.
+    /// Whether the peer acted since the last check, or the watch has begun.
     has_news: bool,
-    /// A READ without news completed since the last check: the peer's device answers.
+    /// Whether a READ without news completed since the last check: the peer's device answers.
     is_answering: bool,
     /// Time since which the peer's device has been silent, in ns.
     silent_since_ns: u64,

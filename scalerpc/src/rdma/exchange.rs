@@ -37,8 +37,8 @@ pub struct Accept {
     pub address: QpAddress,
     /// Addresses and keys of the client's memory.
     pub regions: ClientRegions,
-    /// The client sleeps: responses and events are WRITEs with immediate, for each of which the
-    /// client posts a receive.
+    /// Whether the client sleeps. If so, responses and events are WRITEs with immediate, for each
+    /// of which the client posts a receive.
     pub sleeps: bool,
 }
 

@@ -137,9 +137,9 @@ pub struct RdmaOptions {
     /// server's operations under way. A client's completion queue is as large as its send queue
     /// needs. Default 4096.
     pub cq_size: u32,
-    /// For a client: responses and events are WRITEs with immediate, for which the client posts
-    /// receives. Their completions end the sleep of [`RdmaClient::wait`]. Servers ignore this
-    /// option. Default: no.
+    /// Whether a client sleeps: then responses and events are WRITEs with immediate, for which the
+    /// client posts receives, whose completions end the sleep of [`RdmaClient::wait`]. Servers
+    /// ignore this option. Default: no.
     pub sleeps: bool,
 }
 

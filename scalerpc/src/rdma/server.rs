@@ -74,7 +74,8 @@ struct Peer {
     completed: Counts,
     /// Address and key for the probes of this client: WRITEs of no bytes.
     probe_at: (u64, u32),
-    /// The client sleeps while it waits: the completion of a WRITE with immediate wakes it.
+    /// Whether the client sleeps while it waits. If so, the completion of a WRITE with immediate
+    /// wakes it.
     sleeps: bool,
     /// The reason why the client has to be removed.
     broken: Option<&'static str>,

@@ -25,7 +25,7 @@ pub(super) struct Call {
     pub(super) sequence: u32,
     /// Bytes of the message, trailer included.
     pub(super) len: u32,
-    /// The call was announced or written, so the server may have it.
+    /// Whether the call was announced or written, so that the server may have it.
     pub(super) is_offered: bool,
     pub(super) deadline_ns: u64,
 }

@@ -63,7 +63,7 @@ pub enum ServerOp {
         into: usize,
         /// Number of bytes.
         len: u32,
-        /// This READ is the last of its announcement.
+        /// Whether this READ is the last of its announcement.
         is_last: bool,
     },
     /// WRITE `len` bytes from byte `from` of the responses to `addr`. After its completion call
@@ -161,7 +161,7 @@ struct ClientRecord {
     /// Epoch of the zone that was taken back from the client while it rested. The client still
     /// releases the zone when it wakes.
     taken_back: Option<u64>,
-    /// The end of the server was reported to the client.
+    /// Whether the end of the server was reported to the client.
     is_dismissed: bool,
     /// Name of the client, if the owner set one.
     peer: Option<Peer>,

@@ -63,9 +63,9 @@ pub(super) struct Zone {
     pub(super) epoch: u64,
     /// Number of accepted requests in the zone that no worker has copied out.
     pub(super) queued: u32,
-    /// *activate* was sent to the client.
+    /// Whether *activate* was sent to the client.
     pub(super) knows_activation: bool,
-    /// The release was taken; the zone is kept while `queued` is not 0.
+    /// Whether the release was taken. The zone is kept while `queued` is not 0.
     is_released: bool,
 }
 
