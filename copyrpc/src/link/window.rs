@@ -65,8 +65,8 @@ pub(super) struct WindowState {
     is_suspended: bool,
     /// Number of batches under way whose completions the window waits for.
     completing: usize,
-    /// Numbers of the batches that the peer has not taken, oldest first, counted from 1 like the
-    /// sent batches.
+    /// Numbers of the batches in the window that the peer is not known to have taken, oldest first.
+    /// They are counted from 1, like the sent batches.
     untaken: VecDeque<u64>,
     /// Whether the last flush left messages that are sent when a completion arrives.
     awaits_completion: bool,
