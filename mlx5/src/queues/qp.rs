@@ -326,8 +326,9 @@ impl<T: Transport> Qp<T> {
 
     /// Rings the doorbell for all operations posted since the last call: with the whole WQE through
     /// BlueFlame if there is only one and it has at most 256 bytes, else like
-    /// [`ring_doorbell`](Self::ring_doorbell). On the software HCA the operations have run when
-    /// this returns, unless they must be retried or its [`Timing`](crate::Timing) delays them.
+    /// [`ring_doorbell`](Self::ring_doorbell). On the software HCA, operations to a peer in shared
+    /// memory have run when this returns, unless they must be retried or the
+    /// [`Timing`](crate::Timing) delays them.
     #[inline(always)]
     pub fn ring(&mut self) {
         self.sq.ring();

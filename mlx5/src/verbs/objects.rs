@@ -432,8 +432,8 @@ impl Queues for Context {
         if let Some(cq) = self.objects.borrow().cqs.get(&cqn) {
             cq.tell(cqn, command);
         }
-        // The CQEs are checked after the command, so that none is missed: every CQE that arrives
-        // after the command gives an event.
+        // The CQEs are checked after the command, so that none is missed: a CQE that arrives after
+        // the command gives an event.
         if holds(command.solicited_only) {
             self.is_due.set(true);
         }

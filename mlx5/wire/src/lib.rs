@@ -15,7 +15,8 @@
 //! definitions. The golden bytes in the tests have other sources: `infiniband/mlx5dv.h`, and bytes
 //! that NVIDIA's libmlx5 wrote.
 //!
-//! All fields are big-endian. "PRM" is NVIDIA's *Adapters Programmer's Reference Manual*.
+//! All fields are big-endian, except the ICRC of packets. "PRM" is NVIDIA's *Adapters Programmer's
+//! Reference Manual*.
 //!
 //! ```
 //! use mlx5_wire::{DataSegment, DataWords};
