@@ -212,8 +212,8 @@ pub enum ConnectError {
         /// The address of the peer.
         to: IpAddr,
     },
-    /// The path to the peer is too narrow for the packets of the connection, whose MTU is the
-    /// smaller value of its two ends. RoCE has no way to change it later.
+    /// The path to the peer has no room for the packets of the connection, whose MTU is the smaller
+    /// MTU of its two ends. The MTU of a connection cannot change later.
     #[error(
         "the path to {to} has room for IP packets of {path} bytes, and so for an RDMA MTU of {fits}; this connection has {mtu}: \
          use mtu={fits} at either end"

@@ -42,8 +42,8 @@ pub(crate) struct Connection {
     pub(crate) open: Option<Taking>,
     /// Whether a WQE has failed and is not complete. No further WQE is taken before it is complete.
     pub(crate) is_ending: bool,
-    /// Why packets to the peer did not arrive, as reported last since the peer advanced the
-    /// connection.
+    /// The reason in the last report that a packet to the peer did not arrive. `None` if the peer
+    /// has advanced the connection since.
     why: Option<Limit>,
     pub(crate) scheduled_ns: Option<u64>,
     /// Whether the connection is among [`WirePort::active`].
@@ -153,7 +153,7 @@ impl Connection {
         self.source.get_or_insert(from.port());
     }
 
-    /// Notes why a packet to the peer did not arrive.
+    /// Notes a report that a packet to the peer did not arrive.
     pub(crate) fn on_report(&mut self, why: Limit) {
         self.why = Some(why);
         if matches!(why, Limit::NoPort | Limit::PacketTooLong) {
@@ -161,7 +161,7 @@ impl Connection {
         }
     }
 
-    /// Returns why the peer did not answer.
+    /// Returns the reason, as far as it is known, why the peer did not answer.
     pub(crate) fn why_silent(&self) -> Limit {
         self.why.unwrap_or(if self.requester.is_peer_gone() {
             Limit::PeerGone

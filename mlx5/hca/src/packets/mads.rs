@@ -1,12 +1,16 @@
-//! Management datagrams: packets to queue pair 1, of UDP port 4791. A device under mlx5-run has no
-//! queue pair 1; a process beside it, which outlives the programs, has the management datagrams of
-//! the address. Both bind port 4791, and the kernel passes each packet to the right socket by its
-//! queue pair number (`SO_ATTACH_REUSEPORT_CBPF` of socket(7), which needs no rights).
+//! Management datagrams: packets to queue pair 1 at UDP port 4791.
 //!
-//! The program that chooses a socket names it by its place in the order of binding. So the port has
-//! at most one socket of each [`Share`]: a share is a name of a Unix socket, which is taken while
-//! the socket is open. The socket that comes second attaches the program. If the first one goes,
-//! the second is the only one, to which the kernel passes all packets, until another comes second.
+//! A device whose address several devices share (under `mlx5-run`) has no queue pair 1. A separate
+//! process, which outlives the programs, receives the management datagrams of the address
+//! ([`MadPort`]). This process and the device both bind UDP port 4791. The kernel passes each
+//! packet to the right socket by the packet's queue pair number (`SO_ATTACH_REUSEPORT_CBPF` of
+//! socket(7), which needs no rights).
+//!
+//! The BPF program that chooses a socket identifies the sockets by the order in which they were
+//! bound. So at most one socket of each [`Share`] may be bound: each socket comes with a Unix
+//! socket whose name contains the share, and a name is taken while its Unix socket is open. The
+//! second socket attaches the BPF program. If the first socket is closed, the kernel passes all
+//! packets to the second, until a new second socket attaches its own program.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -30,21 +34,21 @@ const DETH: Deth = Deth {
     source_qpn: MAD_QPN,
 };
 
-/// The packets that a socket at port 4791 is to get.
+/// The packets to port 4791 that a socket receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Share {
-    /// Those to queue pair 1.
+    /// Packets to queue pair 1.
     Management,
-    /// All others.
+    /// All other packets.
     Device,
 }
 
-/// Binds a socket for a share of the packets to port 4791 of an address. Returns the socket, and a
-/// file that is to be open as long.
+/// Binds a socket to port 4791 of `address` for a share of the packets. Returns the socket, and the
+/// Unix socket that marks the share as taken. Both must be open for the same time.
 ///
 /// # Errors
-/// Those of bind(2); `AddrInUse` if the share is taken, or the port by another user or another kind
-/// of program.
+/// The errors of bind(2). `AddrInUse` if the share is taken, or if a socket of another user, or one
+/// without `SO_REUSEPORT`, has the port.
 pub(crate) fn share(address: IpAddr, share: Share) -> io::Result<(UdpSocket, UnixListener)> {
     let name = Name::from_abstract_name(format!("roce-{address}-{share:?}"))?;
     let name = UnixListener::bind_addr(&name)?;
@@ -76,7 +80,8 @@ fn second(at: SocketAddr) -> io::Result<UdpSocket> {
     Ok(socket.into())
 }
 
-/// Attaches the program that chooses between the first socket of a port, 0, and this one, 1.
+/// Attaches the BPF program, which returns the index of the socket for a packet: 0 is the socket
+/// that was bound first, 1 is this socket.
 fn attach(socket: &UdpSocket, share: Share) -> io::Result<()> {
     let (management, others) = match share {
         Share::Management => (1, 0),
@@ -117,7 +122,8 @@ fn attach(socket: &UdpSocket, share: Share) -> io::Result<()> {
     }
 }
 
-/// The port of an address for management datagrams, which devices have beside theirs for packets.
+/// Socket for the management datagrams to an IP address. The socket shares UDP port 4791 with the
+/// socket of a device, which receives all other packets.
 #[derive(Debug)]
 pub struct MadPort {
     udp: Udp,
@@ -125,19 +131,20 @@ pub struct MadPort {
 }
 
 impl MadPort {
-    /// Binds the port.
+    /// Binds the socket.
     ///
     /// # Errors
-    /// Those of bind(2); `AddrInUse` if another program or user has UDP port 4791 of the address,
-    /// or its management datagrams.
+    /// The errors of bind(2). `AddrInUse` if another program receives the management datagrams of
+    /// the address, or has UDP port 4791 without sharing it, or belongs to another user.
     pub fn open(address: IpAddr) -> io::Result<Self> {
         let udp = Udp::share(address, Share::Management)?;
         let own = udp.local()?;
         Ok(Self { udp, own })
     }
 
-    /// Returns the next datagram that has arrived, and its sender. Skips all that is damaged, or is
-    /// no message of the connection manager.
+    /// Returns the oldest message that has arrived, and the address of its sender. Returns `None`
+    /// if no message has arrived. Discards packets that are damaged, or are not messages of the
+    /// connection manager.
     pub fn receive(&self) -> Option<(IpAddr, Mad)> {
         let mut buffer = [0; 512];
         loop {
@@ -160,7 +167,8 @@ impl MadPort {
         }
     }
 
-    /// Sends a datagram to the port of an address. It may be lost, like any datagram.
+    /// Sends a message to queue pair 1 at `to`. The message may be lost, as any datagram may be,
+    /// and errors are ignored.
     pub fn send(&self, to: IpAddr, mad: &Mad) {
         let flow = Flow {
             source: self.own,

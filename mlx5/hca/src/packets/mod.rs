@@ -7,9 +7,9 @@
 //!   repeats. `congestion`: the number of packets that it may have under way.
 //! - `connection`: a connection of a queue pair by packets.
 //! - `port`: encodes and decodes packets. `options`: its options. `network`: a bad network, for
-//!   tests. `udp`: the socket. `mads`: management datagrams, and the port that they share.
-//!   `reports`: why packets do not arrive. `interface`: addresses of this host. `pcap`: a capture.
-//!   `grh`: the headers of datagrams.
+//!   tests. `udp`: the socket. `reports`: the reasons why packets do not arrive. `mads`: datagrams
+//!   to queue pair 1. `interface`: addresses of this host. `pcap`: a capture. `grh`: the headers of
+//!   datagrams.
 //!
 //! A [`Requester`](requester::Requester) numbers the packets of the messages that are posted to it,
 //! selects the packet to send next, and determines from responses and from the time which packets
@@ -89,7 +89,8 @@ impl Wire {
         self.connections[index] = Some(Box::new(connection));
     }
 
-    /// Notes the reports of packets that did not arrive in the connections that sent them.
+    /// Passes every report that a packet did not arrive to all connections to that packet's
+    /// receiver.
     #[cold]
     pub(crate) fn take_reports(&mut self) {
         let reports = self.port.as_mut().map(|port| port.take_reports());

@@ -28,7 +28,8 @@ const MAX_GONE: usize = 1024;
 pub struct PacketCounters {
     /// Packets sent.
     pub sent: u64,
-    /// Packets sent again, because a peer did not answer in time or asked for them.
+    /// Packets that counted as lost, because the peer did not answer in time or asked for them.
+    /// Each is sent again, unless it is acknowledged first.
     pub retransmitted: u64,
     /// Packets received, including dropped packets.
     pub received: u64,
@@ -306,8 +307,8 @@ impl WirePort {
         self.network.as_ref()?.due_ns()
     }
 
-    /// Returns the MTU of the path to `to`, in bytes of an IP packet, and the largest RDMA MTU
-    /// that it has room for. `None` if the kernel has no route.
+    /// Returns the MTU of the path to `to`, in bytes of an IP packet, and the largest RDMA MTU for
+    /// which the path has room, at least 256. Returns `None` if the kernel has no route.
     pub(crate) fn path_mtu(&self, to: &SocketAddr) -> Option<(u32, u16)> {
         let ip_mtu = self.udp.path_mtu(to).ok()?;
         Some((ip_mtu, udp::rdma_mtu(ip_mtu, &to.ip())))

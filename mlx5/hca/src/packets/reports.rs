@@ -1,5 +1,6 @@
-//! Why packets do not arrive: what the kernel returned when they were sent, and what routers and
-//! hosts reported by ICMP, which the kernel queues for the socket (ip(7), `IP_RECVERR`).
+//! The reasons why packets do not arrive. Errors of the calls that send packets are one source. The
+//! others are the ICMP reports of routers and hosts, which the kernel queues for the socket (ip(7),
+//! `IP_RECVERR`).
 
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::AsRawFd;
@@ -10,13 +11,14 @@ use crate::types::vendor::Limit;
 
 /// Maximum number of reports that are kept until [`Reports::take`].
 const MAX_REPORTS: usize = 64;
-/// Bytes of a control message with `sock_extended_err` and the address of the reporting host.
+/// Length, in bytes, of the buffer for a control message with `sock_extended_err` and the address
+/// of the reporting host.
 const CONTROL_BYTES: usize = 128;
 /// Codes of ICMP and ICMPv6 "destination unreachable" by which a firewall refuses packets.
 const V4_FORBIDDEN: [u8; 3] = [9, 10, 13];
 const V6_FORBIDDEN: [u8; 3] = [1, 5, 6];
 
-/// The receivers of packets that did not arrive, and the reasons.
+/// Packets that did not arrive: their receivers, and the reasons.
 #[derive(Debug, Default)]
 pub(super) struct Reports(Vec<(SocketAddr, Limit)>);
 
@@ -29,7 +31,8 @@ impl Reports {
         core::mem::take(&mut self.0)
     }
 
-    /// Adds a report, unless it is the same as an earlier one.
+    /// Adds a report, unless the same report is there already or there are too many. Ignores
+    /// addresses that are not IP addresses.
     pub(super) fn add(&mut self, to: SocketAddrAny, why: Limit) {
         let Ok(to) = SocketAddr::try_from(to) else {
             return;
@@ -40,13 +43,14 @@ impl Reports {
     }
 
     /// Adds the ICMP reports that the kernel has queued for a socket. Returns whether there were
-    /// any. The kernel returns the error of a report from the next call for the socket, and does
-    /// not execute that call, whichever peer it concerns.
+    /// any. If so, the call that just failed must be repeated: after a report, the next call for
+    /// the socket only returns the report's error, even if the call concerns a different peer.
     #[cold]
     pub(super) fn add_queued(&mut self, socket: &UdpSocket) -> bool {
         let mut is_any = false;
         while let Some((to, error)) = next_queued(socket) {
-            // The errors of this host are those that the calls return.
+            // An error that this host itself caused is also returned by the call that failed, and
+            // is reported there.
             if error.ee_origin != libc::SO_EE_ORIGIN_LOCAL {
                 is_any = true;
                 self.add(to, reason(&error));

@@ -19,8 +19,9 @@ const MAX_SPAN: u32 = 1 << 23;
 /// if that is longer than [`PACED_NS`].
 const BURST: u64 = 16;
 const PACED_NS: u64 = 1_000_000;
-/// Number of repeats in a row, each after a report that packets cannot arrive, with which a
-/// requester gives up. The first report may be forged, or about a packet of an earlier connection.
+/// Number of repeats in a row, each due after a report that packets cannot arrive, at which a
+/// requester gives up. One report does not suffice: it may be forged, or concern a packet of an
+/// earlier connection.
 const MAX_UNREACHABLE: u8 = 3;
 /// The retry count that means "forever".
 const WITHOUT_END: u8 = 7;
@@ -65,8 +66,8 @@ pub(crate) struct Requester {
     /// Whether responses showed that the oldest packet is lost, and it was sent again. Further
     /// responses of this kind then show nothing new.
     is_known_lost: bool,
-    /// Whether packets were reported as not arriving since the last repeat, and the number of
-    /// repeats before it with such a report.
+    /// Whether packets were reported as unable to arrive since the last repeat; and the number of
+    /// repeats in a row before which there was such a report.
     is_unreachable: bool,
     unreachable: u8,
     is_peer_gone: bool,

@@ -154,7 +154,7 @@ fn turn_on(socket: &UdpSocket, level: libc::c_int, option: libc::c_int) -> io::R
 pub(crate) struct Udp {
     pub(crate) socket: UdpSocket,
     pub(super) reports: Reports,
-    /// The file that keeps a share of the port, if it is shared.
+    /// Marks the share of the port as taken, if the port is shared.
     _share: Option<UnixListener>,
 }
 
@@ -167,10 +167,10 @@ impl Udp {
         Self::prepare(UdpSocket::bind(address)?, None)
     }
 
-    /// Binds a socket for a share of the packets to port 4791 of an address.
+    /// Binds a socket to port 4791 of `address`, for a share of the packets to this port.
     ///
     /// # Errors
-    /// Those of [`bind`](Self::bind); `AddrInUse` if the share is taken.
+    /// The errors of [`bind`](Self::bind); `AddrInUse` if the share is taken.
     pub(crate) fn share(address: IpAddr, share: Share) -> io::Result<Self> {
         let (socket, share) = mads::share(address, share)?;
         Self::prepare(socket, Some(share))
@@ -202,11 +202,12 @@ impl Udp {
         self.socket.local_addr()
     }
 
-    /// Returns the MTU of the path to a peer, in bytes of an IP packet: that of its route, or less
-    /// if a router has reported so.
+    /// Returns the MTU of the path to a peer, in bytes of an IP packet: the MTU of the route, or
+    /// less if a router has reported less.
     ///
     /// # Errors
-    /// The errors of socket(2), bind(2), connect(2) and getsockopt(2); there is no route.
+    /// The errors of socket(2), bind(2), connect(2) and getsockopt(2), for example if there is no
+    /// route.
     pub(crate) fn path_mtu(&self, to: &SocketAddr) -> io::Result<u32> {
         let socket = UdpSocket::bind((self.local()?.ip(), 0))?;
         socket.connect(to)?;

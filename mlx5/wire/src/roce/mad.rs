@@ -3,8 +3,8 @@
 //! 12, "Communication Management"; 13.4.3 for the header of a MAD). Annex A11 defines the private
 //! data of requests between IP addresses, [`IpAddresses`].
 //!
-//! A [`Mad`] is the bytes of one message. Its fields are read and written one by one, since no
-//! program needs all of them:
+//! A [`Mad`] holds the bytes of one message. Its fields are read and written one by one, because no
+//! program needs all fields:
 //!
 //! ```
 //! use mlx5_wire::roce::{CmKind, Mad, field};
@@ -25,20 +25,21 @@ pub const MAD_QPN: u32 = 1;
 /// Q_Key of MADs.
 pub const MAD_QKEY: u32 = 0x8001_0000;
 
-/// Length of the header of a MAD, in bytes. The offsets in the specification's tables begin after
-/// it.
+/// Length of the header of a MAD, in bytes. The specification counts the offsets of a message's
+/// fields from the end of this header.
 const HEADER: usize = 24;
-/// Version of MADs, class "communication management", its version, method "send".
+/// The first four bytes of every message: version of MADs, class "communication management",
+/// version of the class, method "send".
 const START: [u8; 4] = [1, 7, 2, 3];
 const KIND_AT: usize = 16;
 
-/// Kinds of messages: the attribute ID of the MAD.
+/// The kind of a message, which is the attribute ID of its MAD.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::FromRepr)]
 #[repr(u16)]
 pub enum CmKind {
     /// REQ: asks for a connection.
     Request = 0x10,
-    /// MRA: the answer to the last message takes longer.
+    /// MRA: the answer to the last message will take longer.
     Wait,
     /// REJ: rejects a request or a reply.
     Reject,
@@ -52,12 +53,12 @@ pub enum CmKind {
     DisconnectReply,
     /// SIDR_REQ: asks for the queue pair of a datagram service.
     ServiceRequest,
-    /// SIDR_REP: answers that question.
+    /// SIDR_REP: the answer to SIDR_REQ.
     ServiceReply,
 }
 
 impl CmKind {
-    /// Returns the offset of the private data, which ends with the message.
+    /// Returns the offset of the private data, which extends to the end of the message.
     const fn private_at(self) -> usize {
         HEADER
             + match self {
@@ -105,18 +106,19 @@ impl Field {
     }
 }
 
-/// The fields of the messages. Their prefixes are the specification's names of the messages.
+/// The fields of the messages. The prefix of a name is the message that has the field, under the
+/// specification's name.
 pub mod field {
     use super::{Field, HEADER};
 
-    /// Transaction, chosen by the end that began an exchange.
+    /// Number of the transaction. The end that begins an exchange of messages chooses it.
     pub const TRANSACTION: Field = Field {
         first: 8 * 8,
         bits: 64,
     };
-    /// The sender's number of the connection; of a SIDR message, the number of the request.
+    /// The sender's number of the connection; in a SIDR message, the number of the request.
     pub const LOCAL_ID: Field = Field::at(0, 0, 32);
-    /// The receiver's number of the connection, in all messages but REQ and those of SIDR.
+    /// The receiver's number of the connection, in all messages except REQ and the SIDR messages.
     pub const REMOTE_ID: Field = Field::at(4, 0, 32);
 
     /// Service that is asked for.
@@ -127,9 +129,9 @@ pub mod field {
     pub const REQ_QPN: Field = Field::at(32, 0, 24);
     /// Number of READs and atomics that the sender takes at once.
     pub const REQ_RESPONDER_RESOURCES: Field = Field::at(35, 0, 8);
-    /// Number of READs and atomics that the sender wants to post at once.
+    /// Number of READs and atomics that the sender wants to have in flight at once.
     pub const REQ_INITIATOR_DEPTH: Field = Field::at(39, 0, 8);
-    /// N of the time for the receiver's answer, 4.096 us * 2^N.
+    /// Exponent N of the time within which the receiver must answer, 4.096 us * 2^N.
     pub const REQ_REMOTE_TIMEOUT: Field = Field::at(43, 0, 5);
     /// Type of the connection: 0 for RC.
     pub const REQ_SERVICE_TYPE: Field = Field::at(43, 5, 2);
@@ -137,13 +139,13 @@ pub mod field {
     pub const REQ_FLOW_CONTROL: Field = Field::at(43, 7, 1);
     /// First PSN that the sender expects.
     pub const REQ_PSN: Field = Field::at(44, 0, 24);
-    /// N of the time within which the sender answers, 4.096 us * 2^N.
+    /// Exponent N of the time within which the sender answers, 4.096 us * 2^N.
     pub const REQ_LOCAL_TIMEOUT: Field = Field::at(47, 0, 5);
     /// Number of retries of the connection.
     pub const REQ_RETRIES: Field = Field::at(47, 5, 3);
     /// Partition key.
     pub const REQ_PKEY: Field = Field::at(48, 0, 16);
-    /// N of the path MTU, 128 B * 2^N.
+    /// Exponent N of the path MTU, 128 B * 2^N.
     pub const REQ_MTU: Field = Field::at(50, 0, 4);
     /// Number of retries after RNR NAKs.
     pub const REQ_RNR_RETRIES: Field = Field::at(50, 5, 3);
@@ -155,8 +157,7 @@ pub mod field {
     pub const REQ_LOCAL_LID: Field = Field::at(52, 0, 16);
     /// LID of the receiver's port.
     pub const REQ_REMOTE_LID: Field = Field::at(54, 0, 16);
-    /// First half of the GID of the sender's port; the second half, and the GID of the receiver's
-    /// port, follow.
+    /// GID of the sender's port, then GID of the receiver's port, each in two halves.
     pub const REQ_GIDS: [Field; 4] = [
         Field::at(56, 0, 64),
         Field::at(64, 0, 64),
@@ -167,17 +168,17 @@ pub mod field {
     pub const REQ_FLOW_LABEL: Field = Field::at(88, 0, 20);
     /// Hop limit.
     pub const REQ_HOP_LIMIT: Field = Field::at(93, 0, 8);
-    /// N of the sender's acknowledge timeout, 4.096 us * 2^N.
+    /// Exponent N of the sender's acknowledge timeout, 4.096 us * 2^N.
     pub const REQ_ACK_TIMEOUT: Field = Field::at(95, 0, 5);
 
-    /// Message whose answer takes longer: 0 for REQ, 1 for REP.
+    /// The message whose answer takes longer: 0 for REQ, 1 for REP.
     pub const MRA_MESSAGE: Field = Field::at(8, 0, 2);
-    /// N of the time for the answer, 4.096 us * 2^N.
+    /// Exponent N of the time within which the answer follows, 4.096 us * 2^N.
     pub const MRA_TIMEOUT: Field = Field::at(9, 0, 5);
 
-    /// Rejected message: 0 for REQ, 1 for REP, 2 for none of these.
+    /// The rejected message: 0 for REQ, 1 for REP, 2 for any other message.
     pub const REJ_MESSAGE: Field = Field::at(8, 0, 2);
-    /// Reason.
+    /// Reason of the rejection, a code of the specification.
     pub const REJ_REASON: Field = Field::at(10, 0, 16);
 
     /// The sender's queue pair.
@@ -186,9 +187,9 @@ pub mod field {
     pub const REP_PSN: Field = Field::at(20, 0, 24);
     /// Number of READs and atomics that the sender takes at once.
     pub const REP_RESPONDER_RESOURCES: Field = Field::at(24, 0, 8);
-    /// Number of READs and atomics that the sender posts at once.
+    /// Number of READs and atomics that the sender will have in flight at once.
     pub const REP_INITIATOR_DEPTH: Field = Field::at(25, 0, 8);
-    /// N of the time that the sender's device needs for an ACK, 4.096 us * 2^N.
+    /// Exponent N of the time that the sender's device needs for an ACK, 4.096 us * 2^N.
     pub const REP_ACK_DELAY: Field = Field::at(26, 0, 5);
     /// Whether the sender's receive queue gives credits.
     pub const REP_FLOW_CONTROL: Field = Field::at(26, 7, 1);
@@ -206,11 +207,11 @@ pub mod field {
     pub const SIDR_REQ_PKEY: Field = Field::at(4, 0, 16);
     /// Service that is asked for.
     pub const SIDR_REQ_SERVICE: Field = Field::at(8, 0, 64);
-    /// 0, or the reason why the request is not accepted.
+    /// Status: 0 if the request is accepted, otherwise the code of the reason.
     pub const SIDR_REP_STATUS: Field = Field::at(4, 0, 8);
     /// Queue pair of the service.
     pub const SIDR_REP_QPN: Field = Field::at(8, 0, 24);
-    /// Service.
+    /// Service that was asked for.
     pub const SIDR_REP_SERVICE: Field = Field::at(12, 0, 64);
     /// Q_Key of the queue pair.
     pub const SIDR_REP_QKEY: Field = Field::at(20, 0, 32);
@@ -218,12 +219,12 @@ pub mod field {
     const _: () = assert!(REQ_GIDS[3].first / 8 == HEADER + 80);
 }
 
-/// The bytes of a message.
+/// The bytes of one message of the connection manager.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mad([u8; MAD_BYTES]);
 
 impl Mad {
-    /// Makes a message whose fields are 0.
+    /// Makes a message of this kind whose fields are 0.
     #[must_use]
     pub fn new(kind: CmKind) -> Self {
         let mut mad = [0; MAD_BYTES];
@@ -232,7 +233,8 @@ impl Mad {
         Self(mad)
     }
 
-    /// Decodes a MAD. `None`: it is not a message of the connection manager of a known kind.
+    /// Checks the bytes of a MAD. Returns `None` if their number is not [`MAD_BYTES`], or if they
+    /// are not a message of the connection manager of a known kind.
     #[must_use]
     pub fn parse(mad: &[u8]) -> Option<Self> {
         let mad = Self(*<&[u8; MAD_BYTES]>::try_from(mad).ok()?);
@@ -250,20 +252,20 @@ impl Mad {
         be16(&self.0, KIND_AT)
     }
 
-    /// Returns the kind.
+    /// Returns the kind of the message.
     #[must_use]
     pub fn kind(&self) -> CmKind {
-        // A MAD is made with a kind, or its kind was checked.
+        // The kind is known: `new` set it, or `parse` checked it.
         CmKind::from_repr(self.kind_id()).unwrap_or(CmKind::Reject)
     }
 
-    /// Returns a field.
+    /// Returns the value of a field.
     #[must_use]
     pub fn get(&self, field: Field) -> u64 {
         self.word(field) >> field.shift() & field.mask()
     }
 
-    /// Sets a field, to the lower bits of `value` if it has fewer.
+    /// Sets a field to the lower bits of `value`.
     pub fn set(&mut self, field: Field, value: u64) {
         let others = self.word(field) & !(field.mask() << field.shift());
         let word = (others | (value & field.mask()) << field.shift()).to_be_bytes();
@@ -271,7 +273,7 @@ impl Mad {
         self.0[field.bytes()].copy_from_slice(&word[word.len() - len..]);
     }
 
-    /// Returns the bytes that contain a field, as a number.
+    /// Returns the bytes that contain a field, as one big-endian number.
     fn word(&self, field: Field) -> u64 {
         let bytes = &self.0[field.bytes()];
         bytes
@@ -279,13 +281,13 @@ impl Mad {
             .fold(0, |word, byte| word << 8 | u64::from(*byte))
     }
 
-    /// Returns the private data, as long as this kind of message has it.
+    /// Returns the private data. Its length depends on the kind of the message.
     #[must_use]
     pub fn private(&self) -> &[u8] {
         &self.0[self.kind().private_at()..]
     }
 
-    /// Returns the private data to be written.
+    /// Returns the private data, to be changed.
     pub fn private_mut(&mut self) -> &mut [u8] {
         let at = self.kind().private_at();
         &mut self.0[at..]
@@ -322,7 +324,7 @@ impl IpAddresses {
         b
     }
 
-    /// Decodes the addresses. `None`: the version is not known.
+    /// Decodes the addresses. Returns `None` if the IP version is neither 4 nor 6.
     #[must_use]
     pub fn parse(private: &[u8]) -> Option<Self> {
         let address = |at| {
