@@ -43,7 +43,7 @@ use crate::{arrivals, flush};
 /// Number of empty polls between two checks for peers that died with a receive of this device.
 pub(crate) const POLLS_PER_CHECK: u32 = 1024;
 
-/// Number of cold lanes that each of these checks polls, in turn. A cold lane is a lane that other
+/// Number of cold lanes that a check of the peers polls, in turn. A cold lane is a lane that other
 /// polls read only if its ready bit is set. A producer in another process that still takes the lane
 /// for hot does not set the bit (R4 of docs/shm-protocols.md: a lost announcement is found).
 const LANES_PER_CHECK: usize = 8;

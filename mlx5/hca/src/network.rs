@@ -16,8 +16,8 @@ pub trait Network: fmt::Debug + Send + Sync {
 /// A WQE, as described to a model of the network.
 #[derive(Debug)]
 pub struct Request<'a> {
-    /// Time of its doorbell in ns; for a fenced WQE, the arrival of the last earlier response if
-    /// that is later.
+    /// Time of the WQE's doorbell, in ns; for a fenced WQE, the arrival of the last earlier
+    /// response if that is later.
     pub posted_ns: u64,
     /// Time of the last effect of earlier WQEs of the queue pair, in ns. The effect of this WQE is
     /// not earlier.
@@ -39,6 +39,6 @@ pub struct Request<'a> {
 pub struct Times {
     /// Time of its effect.
     pub effect_ns: u64,
-    /// Time from which its completion is visible, not earlier than the effect.
+    /// Time from which the WQE's completion is visible, not earlier than the effect.
     pub acknowledged_ns: u64,
 }

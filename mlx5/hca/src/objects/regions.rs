@@ -237,8 +237,8 @@ impl Hca {
 
     /// Invalidates the key, waits for peers that may be copying under it, and frees the memory.
     /// Returns `false` if a peer does not finish in time; that peer may be stopped, and resume.
-    /// Then the region keeps its place, and another call tries again. A key of no region is
-    /// ignored.
+    /// Then the region keeps its place, and another call tries again. Returns `true` for a key that
+    /// no region has.
     pub fn try_deregister(&self, key: u32) -> bool {
         let state = &mut *self.state.borrow_mut();
         let Some(slot) = state.mrs.find(key) else {

@@ -37,7 +37,7 @@ impl Hca {
 
     /// Destroys a queue pair. If the peer is in the middle of a doorbell and does not finish, the
     /// place and the receive queue are not reused: the peer could still take a receive and publish
-    /// a message. A number of no queue pair is ignored.
+    /// a message. A number that no queue pair has is ignored.
     pub fn destroy_qp(&self, qpn: u32) {
         let state = &mut *self.state.borrow_mut();
         if let Some(rqn) = self.take_qp(state, qpn) {

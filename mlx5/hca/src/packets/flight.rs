@@ -293,8 +293,8 @@ impl Flight {
         self.flying += std::mem::take(&mut self.lost);
     }
 
-    /// Notes that all packets that are not done are lost, except those behind the first that the
-    /// peer holds unless `drops_held`. Returns their number.
+    /// Marks all packets that are not done as lost. Without `drops_held`, packets that the peer
+    /// holds stay so, except the first packet. Returns the number of packets marked.
     pub(super) fn lose_all(&mut self, drops_held: bool) -> u32 {
         let mut count = 0;
         for (nth, packet) in self.packets.iter_mut().enumerate() {

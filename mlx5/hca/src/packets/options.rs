@@ -43,11 +43,11 @@ pub struct RoceOptions {
 }
 
 impl RoceOptions {
-    /// Returns the options of a port on this host: with this host's own address in place of the
-    /// address of the network.
+    /// Returns the options for this host. If they give a network ([`prefix`](Self::prefix)), the
+    /// address becomes this host's own address in this network.
     ///
     /// # Errors
-    /// `AddrNotAvailable`: this host has no address in this network.
+    /// `AddrNotAvailable`: this host has no address in the network.
     pub fn on_this_host(self) -> io::Result<Self> {
         let Some(prefix) = self.prefix else {
             return Ok(self);

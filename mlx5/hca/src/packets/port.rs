@@ -53,7 +53,7 @@ pub(crate) struct WirePort {
     udp: Udp,
     /// The source address of packets, with the port.
     own: SocketAddr,
-    /// RDMA MTU of the interface, in bytes.
+    /// RDMA MTU of the port, in bytes.
     pub(crate) mtu: u16,
     /// Whether devices share the IP address, so that the UDP port of each follows from its virtual
     /// function.

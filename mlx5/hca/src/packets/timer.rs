@@ -5,7 +5,7 @@
 /// Each repeat doubles the time, up to the time-out. Only the time-out counts as a retry.
 const MIN_REPEAT_NS: u64 = 2_000_000;
 
-/// The time for which a requester has waited for an answer, and its action at the end of this time.
+/// The times at which a requester repeats packets, retries, or ends a pause.
 #[derive(Debug)]
 pub(super) struct Timer {
     /// Time without an answer before a retry, in ns.

@@ -91,7 +91,7 @@ pub(crate) struct QpEntry {
     pub(crate) identity: AtomicU64,
     /// The queue pair that may send to this queue pair: [`QpEntry::pack_peer`].
     pub(crate) peer: AtomicU64,
-    /// Epoch of that queue pair's device: a number that no other device has.
+    /// Epoch of the device of the queue pair in `peer`: a number that no other device has.
     pub(crate) peer_epoch: AtomicU64,
     /// `HOT` if the owner polls the lane, or `ARMED` if it waits for the lane's ready bit
     /// (`copyrpc_shm::ready`).
@@ -119,7 +119,7 @@ pub(crate) struct Acks {
     pub(crate) consumed: AtomicU64,
     /// The last atomic that the owner executed: [`Acks::pack`].
     pub(crate) answered: AtomicU64,
-    /// The old value of that atomic's word.
+    /// The previous value of the word of the atomic in `answered`.
     pub(crate) old: AtomicU64,
 }
 
@@ -263,8 +263,9 @@ pub(crate) struct Message {
     pub(crate) imm: u32,
     /// The receive that this message took.
     pub(crate) taking: Taking,
-    /// `op_own` of its CQE without the owner bit ([`Message::op_own`]), or [`ATOMIC`]. The field
-    /// has 64 bits, so that a message has no padding that would be copied too.
+    /// `op_own` of its CQE without the owner bit ([`Message::op_own`]), or [`ATOMIC`] or
+    /// [`REFUSED`]. The field has 64 bits, so that a message has no padding that would be copied
+    /// too.
     pub(crate) op_own: u64,
 }
 
@@ -362,7 +363,8 @@ impl DatagramHeader {
 /// message.
 #[repr(C, align(64))]
 pub(crate) struct DatagramLane {
-    /// `number << LID_BITS | LID` of that device, with a new number for each device; 0 when unused.
+    /// `number << LID_BITS | LID` of the receiving device, with a new number for each device; 0
+    /// when unused.
     pub(crate) target: AtomicU64,
     pub(crate) target_epoch: AtomicU64,
     /// Number of datagrams taken, or lost with a device that is gone.

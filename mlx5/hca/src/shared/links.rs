@@ -82,8 +82,9 @@ impl Links {
             is_full
                 && memory.datagram_lane(index).consumed.load(Ordering::Acquire) == out.tx.position()
         };
-        // The lane of a device that is gone, or else a new lane. If all lanes exist, also an empty
-        // lane. Of several lanes, the lane whose last datagram is the oldest.
+        // Selects the lane of a device that is gone, or else a new lane. If all lanes exist, an
+        // empty lane is selected too. If there are several such lanes, selects the lane whose last
+        // datagram is the oldest.
         let lanes = self
             .outgoing
             .iter()

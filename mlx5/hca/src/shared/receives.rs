@@ -169,10 +169,11 @@ impl Receives {
             .map(|_| taking)
     }
 
-    /// Returns whether the receive of pop word `word` is posted, as all receives up to `known` are.
+    /// Returns whether the receive of pop word `word` is posted, if all receives up to pop word
+    /// `known` are.
     #[inline(always)]
     fn is_posted(&self, word: u64, known: u64) -> bool {
-        // That is: from 1 to `wqes` receives are posted from `word` on.
+        // The condition means that 1 to `wqes` receives are posted, from `word` on.
         known.wrapping_sub(word) < self.span
     }
 

@@ -38,10 +38,11 @@ pub(crate) struct Remote {
     life: NonNull<AtomicU32>,
     /// Number of atomics that the peer was asked to execute.
     pub(crate) atomics: u32,
-    /// Whether the last of these atomics is at the head of the SQ, and has no answer yet.
+    /// Whether the last atomic that the peer was asked to execute is at the head of the SQ, and has
+    /// no answer yet.
     pub(crate) is_asking: bool,
     pub(crate) receives: Receives,
-    /// The `known` of [`Receives::next_known`].
+    /// Argument `known` of [`Receives::next_known`].
     known_receives: u64,
     /// The region that the last plain WRITE wrote to.
     pub(crate) target: MrCache,

@@ -27,7 +27,8 @@ pub enum Syndrome {
     /// No receive is posted for the message with the PSN. The requester waits for a time, then
     /// sends that message again.
     RnrNak {
-        /// Code of that time, 0 to 31 ([`rnr_timer_ns`](crate::rnr_timer_ns)).
+        /// Code of the time that the requester waits, 0 to 31
+        /// ([`rnr_timer_ns`](crate::rnr_timer_ns)).
         timer: u8,
     },
     /// The request with the PSN is refused.
