@@ -18,6 +18,7 @@ use mlx5_wire::roce::{
 };
 use mlx5_wire::{AtomicSegment, Syndrome as Status};
 
+use self::link::Link;
 use super::message::{MAX_RD_ATOMIC, Options, Outgoing, Request, packets};
 use super::requester::{Failure, Requester, Taken};
 use super::responder::{Completion, Reply, Responder, Target};
@@ -44,6 +45,10 @@ struct Badness {
     doubled: u16,
     damaged: u16,
     late: u16,
+    /// Further delay of every packet.
+    delay_ms: u64,
+    /// Maximum number of packets that wait for a link of 100 Mbit/s. 0: the link is fast.
+    queue: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -171,6 +176,8 @@ struct World {
     now_ns: u64,
     rng: Random,
     badness: Badness,
+    /// The links from the responder and to it.
+    links: [Link; 2],
     requester: Requester,
     responder: Responder,
     memory: Memory,
@@ -209,6 +216,23 @@ impl World {
             is_unreliable: false,
             is_polled: seed % 2 == 0,
         };
+        let link = match badness.queue {
+            0 => Link::new(8_000, 5_000 + badness.delay_ms * 1_000_000, u64::MAX),
+            queue => Link::new(100, 5_000 + badness.delay_ms * 1_000_000, queue),
+        };
+        let link = Link {
+            loss_permille: badness.lost,
+            ..link
+        };
+        // A time-out is longer than a round trip with full queues.
+        let longest_ns = 2 * badness.delay_ms * 1_000_000 + badness.queue * 2 * 100_000;
+        let options = Options {
+            timeout_ns: match longest_ns {
+                0 => options.timeout_ns,
+                _ => LONG_TIMEOUT_NS.max(3 * longest_ns),
+            },
+            ..options
+        };
         let bytes = (0..MEMORY).map(|_| rng.next_u64() as u8).collect();
         let memory = Memory {
             bytes,
@@ -222,6 +246,7 @@ impl World {
             now_ns: 0,
             rng,
             badness,
+            links: [link; 2],
             requester: Requester::new(options, first),
             responder: Responder::new(9, mtu, RNR_TIMER, first, options.is_polled),
             oracle: Memory {
@@ -370,12 +395,11 @@ impl World {
         packet.extend(payload);
         packet.resize(packet.len() + usize::from(headers.bth.pad), 0);
         packet.extend(FLOW.icrc(&packet, &[]));
-        let copies = if self.rng.happens(self.badness.lost) {
-            0
-        } else {
-            1 + u64::from(self.rng.happens(self.badness.doubled))
-        };
-        for _ in 0..copies {
+        for _ in 0..=u8::from(self.rng.happens(self.badness.doubled)) {
+            let link = &mut self.links[usize::from(to_responder)];
+            let Some(at_ns) = link.send(self.now_ns, payload.len() as u32, &mut self.rng) else {
+                continue;
+            };
             let mut packet = packet.clone();
             if self.rng.happens(self.badness.damaged) {
                 let bit = self.rng.below(8 * packet.len() as u64) as usize;
@@ -387,9 +411,8 @@ impl World {
                 0
             };
             self.sent += 1;
-            let at_ns = self.now_ns + 5_000 + extra;
             self.network.push(Reverse(Flying {
-                at_ns,
+                at_ns: at_ns + extra,
                 nth: self.sent,
                 to_responder,
                 bytes: packet,

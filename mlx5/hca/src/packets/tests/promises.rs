@@ -13,6 +13,8 @@ fn p1_every_message_is_executed_once_and_in_order_however_bad_the_network_is() {
             doubled: rate(100),
             damaged: rate(50),
             late: rate(300),
+            delay_ms: [0, 0, 1, 50][rng.below(4) as usize],
+            queue: [0, 4 + rng.below(60)][rng.below(2) as usize],
         };
         // Endless retries: with these losses any number may be needed.
         let mut world = World::new(seed, badness, u8::MAX);
@@ -304,6 +306,7 @@ fn p7_unreliable_messages_are_executed_once_and_in_order_or_lost_without_a_word(
             doubled: 50,
             damaged: 20,
             late: 100 * u16::from(seed % 4 == 0),
+            ..Badness::default()
         };
         let badness = if seed % 5 == 0 {
             Badness::default()
