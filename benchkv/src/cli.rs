@@ -222,9 +222,11 @@ pub struct ReportArgs {
     #[arg(required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
 
-    /// Also write a chart of latency against rate: a line for each variant of the settings.
-    #[arg(short, long, value_name = "FILE.svg", value_parser = with_extension("svg"))]
-    pub output: Option<PathBuf>,
+    /// Also write a chart of latency against rate (the offered rate, if all results are of --rate),
+    /// or with .csv the points of the chart. Several variants of the settings have a line each, the
+    /// 99th percentile; a single one has a line for each percentile. May be given twice.
+    #[arg(short, long, value_name = "FILE.svg|FILE.csv", value_parser = with_extension(&["svg", "csv"]))]
+    pub output: Vec<PathBuf>,
 
     /// Only check whether the files can be read, and are of jobs that were not interrupted; print
     /// no report.

@@ -27,7 +27,7 @@ use std::time::Duration;
 
 use benchkv_harness::affinity::{AffinityError, pin_current_thread};
 use benchkv_harness::clock::Clock;
-use benchkv_harness::environment::cpu_seconds;
+use benchkv_harness::environment::{cpu_seconds, host_cpu_seconds};
 use benchkv_harness::launch::exchange::{Exchange, ExchangeError};
 use copyrpc_shm::sleep::{SLICE, Sleeper};
 use thiserror::Error;
@@ -294,6 +294,7 @@ impl<W: Workers> Rank<'_, W> {
                 course.is_interrupted = true;
                 break;
             }
+            let host_s = host_cpu_seconds();
             let (begin_ns, cpu_s) = (self.clock.now_ns(), cpu_seconds());
             self.enter(Phase::Window(run as u16));
             match options.job.ops {
@@ -304,6 +305,8 @@ impl<W: Workers> Rank<'_, W> {
             let elapsed_ns = self.clock.now_ns() - begin_ns;
             course.windows_s.push(elapsed_ns as f64 / 1e9);
             course.cpu_s += cpu_seconds() - cpu_s;
+            let host_s = host_cpu_seconds().zip(host_s);
+            course.host_cpu_s += host_s.map_or(0.0, |(end_s, begin_s)| end_s - begin_s);
             course.is_interrupted = exchange.is_interrupted();
             if run + 1 < options.job.runs {
                 self.enter(Phase::Between);

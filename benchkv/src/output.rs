@@ -14,21 +14,24 @@ use crate::trace::daemon_of;
 pub struct OutputArgs {
     /// Also write the result as a flat table, CSV: a row for the job, for each run and for each
     /// rank. A file of that name is replaced.
-    #[arg(help_heading = "Result", long, hide_short_help = true, value_name = "FILE.csv", value_parser = with_extension("csv"))]
+    #[arg(help_heading = "Result", long, hide_short_help = true, value_name = "FILE.csv", value_parser = with_extension(&["csv"]))]
     pub output: Option<PathBuf>,
 }
 
-/// Returns a parser of file names that end in `extension`. The extension shows the format of the
-/// file.
+/// Returns a parser of file names that end in one of `extensions`. The extension shows the format
+/// of the file.
 pub(crate) fn with_extension(
-    extension: &'static str,
+    extensions: &'static [&'static str],
 ) -> impl Fn(&str) -> Result<PathBuf, String> + Clone {
     move |text| {
         let path = PathBuf::from(text);
-        let is_legal = path.extension().is_some_and(|found| found == extension);
+        let found = path.extension();
+        let is_legal = extensions
+            .iter()
+            .any(|legal| found == Some((*legal).as_ref()));
         is_legal
             .then_some(path)
-            .ok_or_else(|| format!("the name has to end in .{extension}"))
+            .ok_or_else(|| format!("the name has to end in .{}", extensions.join(" or .")))
     }
 }
 
@@ -80,10 +83,13 @@ mod tests {
 
     #[test]
     fn a_name_that_is_not_csv_is_refused() {
-        assert_eq!(with_extension("csv")("dir/x.csv"), Ok("dir/x.csv".into()));
+        assert_eq!(
+            with_extension(&["csv"])("dir/x.csv"),
+            Ok("dir/x.csv".into())
+        );
         for name in ["x", "x.json", ".csv", "x.csv.gz", "x.parquet", ""] {
             assert!(
-                with_extension("csv")(name)
+                with_extension(&["csv"])(name)
                     .unwrap_err()
                     .contains("end in .csv"),
                 "{name}"

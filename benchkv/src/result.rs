@@ -40,7 +40,7 @@ pub use rows::csv;
 pub const SCHEMA: &str = "benchkv-result";
 /// Version of the document. It is raised whenever a field of [`JobResult`] changes its meaning, its
 /// type or its name.
-pub const SCHEMA_VERSION: u32 = 7;
+pub const SCHEMA_VERSION: u32 = 8;
 
 /// [`JobResult::device`] of a job with one rank.
 const NO_DEVICE: &str = "none";
@@ -115,6 +115,10 @@ pub struct JobResult {
     /// divided by the number of operations that ended in these runs, in nanoseconds. Null in
     /// virtual time.
     pub cpu_ns_per_op: Option<f64>,
+    /// Mean number of cores that other programs, and the kernel for them, used on rank 0's host in
+    /// measured runs. Null in virtual time, and if the runs are shorter than a second together:
+    /// the kernel counts in hundredths of a second.
+    pub other_cores: Option<f64>,
     /// The check of the measurements by Little's law.
     pub littles_law: LittlesLaw,
     /// Counters of the NICs' ports; null if no NIC was used.

@@ -2,8 +2,8 @@
 
   scripts/sweep --name NAME [options] [-- options of benchkv for every point]
 
-RESULTS/NAME/ has POINT.json for each job (BACKEND-rRANKS-dDEPTH-POLICY-N), POINT.log of its last attempt, conditions (the options: a sweep
-of this name with other options for its points is refused) and report.txt, report.svg. A point with a valid result of the requested number of ranks is not
+RESULTS/NAME/ has POINT.json for each job (BACKEND-rRANKS-dDEPTH-POLICY-N, with --rates BACKEND-rRANKS-dDEPTH-atRATE-POLICY-N), POINT.log of its
+last attempt, conditions (the options: a sweep of this name with other options for its points is refused) and report.txt, report.svg, report.csv. A point with a valid result of the requested number of ranks is not
 run again; a point whose file is broken, of another version, or of an interrupted job, is. The grid of a sweep may grow.
 
 Exit status: 0 all points are measured, 1 some failed, 2 bad arguments, 130 interrupted.
@@ -45,6 +45,7 @@ def parsed(words):
     grid.add_argument("--backends", default="delegation", metavar="LIST", help="[delegation]")
     grid.add_argument("--ranks", default="2", metavar="LIST", help="[2]")
     grid.add_argument("--depths", default="32", metavar="LIST", help="operations outstanding per client [32]")
+    grid.add_argument("--rates", default="", metavar="LIST", help="operations per second of an open loop, for all clients together [closed loop]")
     grid.add_argument(
         "--policies", default="none=", metavar="LIST",
         help="NAME=FLAGS, with commas for the spaces between flags (so none within): 'none= hold=--hold,8us' [none=]",
@@ -53,7 +54,7 @@ def parsed(words):
     how = parser.add_argument_group("how and where")
     how.add_argument(
         "--launcher", default="local", metavar="KIND",
-        help="local: benchkv starts the ranks. mpirun: mpirun -n RANKS, with $MPIRUN_FLAGS. srun: srun -n RANKS, with $SRUN_FLAGS, within an "
+        help="local: benchkv starts the ranks. sim: in virtual time, by benchkv sim. mpirun: mpirun -n RANKS, with $MPIRUN_FLAGS. srun: srun -n RANKS, with $SRUN_FLAGS, within an "
         "allocation. slurm: writes RESULTS/NAME/job.sbatch, which does the latter, and starts nothing [local]",
     )
     how.add_argument("--benchkv", metavar="PATH", help="the binary [target/release/benchkv, built if the launcher is local]")
@@ -74,15 +75,16 @@ def parsed(words):
     if not re.fullmatch(r"[A-Za-z0-9._-]+", asked.name) or asked.name.startswith("."):
         refuse(f"--name '{asked.name}': letters, digits, dots, dashes; it names a directory")
     asked.flags = flags
-    for option in ("ranks", "depths", "time_limit", "nodes", "cpus"):
+    for option in ("ranks", "depths", "rates", "time_limit", "nodes", "cpus"):
         values = getattr(asked, option).split()
         shown = "--" + option.replace("_", "-")
-        if not values:
+        most = 9 if option == "rates" else 5
+        if not values and option != "rates":
             refuse(f"{shown}: the list is empty")
         for value in values:
-            if not re.fullmatch(r"[1-9][0-9]{0,4}", value):
-                refuse(f"{shown} '{value}': numbers from 1 to 99999")
-        setattr(asked, option, [int(value) for value in values] if option in ("ranks", "depths") else int(getattr(asked, option)))
+            if not re.fullmatch(rf"[1-9][0-9]{{0,{most - 1}}}", value):
+                refuse(f"{shown} '{value}': numbers from 1 to {'9' * most}")
+        setattr(asked, option, [int(value) for value in values] if option in ("ranks", "depths", "rates") else int(getattr(asked, option)))
     if not re.fullmatch(r"[1-9][0-9]?", asked.repeats):
         refuse(f"--repeats '{asked.repeats}': 1 to 99")
     asked.repeats = int(asked.repeats)
@@ -96,8 +98,8 @@ def parsed(words):
         for value in getattr(asked, option):
             if not re.fullmatch(legal, value):
                 refuse(f"--{option} '{value}': {words}")
-    if asked.launcher not in ("local", "mpirun", "srun", "slurm"):
-        refuse(f"--launcher {asked.launcher}: local, mpirun, srun or slurm")
+    if asked.launcher not in ("local", "sim", "mpirun", "srun", "slurm"):
+        refuse(f"--launcher {asked.launcher}: local, sim, mpirun, srun or slurm")
     return asked
 
 
@@ -107,7 +109,7 @@ def program(asked):
     if benchkv is None:
         target = pathlib.Path(os.environ.get("CARGO_TARGET_DIR") or tools.ROOT / "target")
         benchkv = str(target / "release" / "benchkv")
-        if asked.launcher == "local" and not asked.dry_run:
+        if asked.launcher in ("local", "sim") and not asked.dry_run:
             benchkv = tools.built("benchkv", "bin", "benchkv")
     if not asked.dry_run and shutil.which(benchkv) is None:
         refuse(f"{benchkv} is no program: build it (cargo build --release -p benchkv), or name it by --benchkv")
@@ -159,7 +161,7 @@ def batch_script(asked, directory):
     again = [str(tools.ROOT / "scripts" / "sweep"), "--launcher", "srun"]
     for option, value in (
         ("name", asked.name), ("backends", " ".join(asked.backends)), ("ranks", " ".join(map(str, asked.ranks))),
-        ("depths", " ".join(map(str, asked.depths))), ("policies", " ".join(asked.policies)), ("repeats", asked.repeats),
+        ("depths", " ".join(map(str, asked.depths))), ("rates", " ".join(map(str, asked.rates)) or None), ("policies", " ".join(asked.policies)), ("repeats", asked.repeats),
         ("benchkv", asked.benchkv), ("results", asked.results), ("time-limit", asked.time_limit),
     ):
         if value is not None:
@@ -175,17 +177,21 @@ def batch_script(asked, directory):
     ])
 
 
-def command_of(asked, benchkv, backend, ranks, depth, policy, repeat):
+def command_of(asked, benchkv, backend, ranks, depth, rate, policy, repeat):
     """Returns the command of a point."""
     flags = {variable: shlex.split(os.environ.get(variable, "")) for variable in ("MPIRUN_FLAGS", "SRUN_FLAGS")}
     start = {
-        "local": [],
-        "mpirun": ["mpirun", "-n", str(ranks), *flags["MPIRUN_FLAGS"]],
-        "srun": ["srun", "-n", str(ranks), *flags["SRUN_FLAGS"]],
+        "local": [benchkv],
+        "sim": [benchkv, "sim"],
+        "mpirun": ["mpirun", "-n", str(ranks), *flags["MPIRUN_FLAGS"], benchkv],
+        "srun": ["srun", "-n", str(ranks), *flags["SRUN_FLAGS"], benchkv],
     }[asked.launcher]
     # The flags of a policy come last: they override those of all points.
     of_policy = [flag for flag in policy.partition("=")[2].split(",") if flag]
-    return [*start, benchkv, "--ranks", str(ranks), "--backend", backend, "--queue-depth", str(depth), "--seed", str(repeat), *asked.flags, *of_policy]
+    of_rate = ["--rate", str(rate)] if rate else []
+    return [
+        *start, "--ranks", str(ranks), "--backend", backend, "--queue-depth", str(depth), *of_rate, "--seed", str(repeat), *asked.flags, *of_policy,
+    ]
 
 
 def is_valid(benchkv, result, ranks=None):
@@ -231,9 +237,13 @@ def main():
     conditions = Conditions(asked, directory)
     conditions.check()
     points = [
-        (f"{backend}-r{ranks}-d{depth}-{policy.partition('=')[0]}-{repeat}", ranks, command_of(asked, benchkv, backend, ranks, depth, policy, repeat))
-        for repeat, policy, ranks, depth, backend in itertools.product(
-            range(1, asked.repeats + 1), asked.policies, asked.ranks, asked.depths, asked.backends
+        (
+            f"{backend}-r{ranks}-d{depth}{f'-at{rate}' if rate else ''}-{policy.partition('=')[0]}-{repeat}",
+            ranks,
+            command_of(asked, benchkv, backend, ranks, depth, rate, policy, repeat),
+        )
+        for repeat, policy, ranks, depth, rate, backend in itertools.product(
+            range(1, asked.repeats + 1), asked.policies, asked.ranks, asked.depths, asked.rates or [None], asked.backends
         )
     ] if asked.launcher != "slurm" else []
     points = [(point, ranks, [*command, "--json", str(directory / f"{point}.json")]) for point, ranks, command in points]
@@ -291,7 +301,7 @@ def sweep(asked, benchkv, directory, points, lock):
     valid = sorted(file for file in directory.glob("*.json") if is_valid(benchkv, file))
     if valid:
         report = directory / "report.txt"
-        report.write_text(tools.output([benchkv, "report", "-o", directory / "report.svg", *valid]))
+        report.write_text(tools.output([benchkv, "report", "-o", directory / "report.svg", "-o", directory / "report.csv", *valid]))
         print(f"; {report}", end="")
     print()
     return 1 if failed else 0

@@ -1,6 +1,7 @@
 //! The machine and the build, recorded in every result so that its figures can be judged later.
 
 use std::fs;
+use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
 
@@ -21,18 +22,20 @@ pub struct Environment {
     pub git_commit: String,
     /// `release` or `debug`. Figures of a debug build are meaningless.
     pub build_profile: String,
+    /// Time at which these values were read, in seconds since 1970.
+    pub unix_s: u64,
 }
 
 impl Environment {
     /// Reads all values; takes about 1 ms.
     pub fn detect() -> Self {
-        let ((kernel, machine), memory) = (kernel(), rustix::system::sysinfo());
+        let ((kernel, machine), system) = (kernel(), rustix::system::sysinfo());
         Self {
             kernel,
             machine,
             cpu_model: cpu_model().unwrap_or_else(unknown),
             cores_online: cores_online(),
-            memory_bytes: memory.totalram * u64::from(memory.mem_unit),
+            memory_bytes: system.totalram * u64::from(system.mem_unit),
             git_commit: option_env!("HARNESS_GIT_COMMIT").map_or_else(unknown, str::to_owned),
             build_profile: if cfg!(debug_assertions) {
                 "debug"
@@ -40,6 +43,9 @@ impl Environment {
                 "release"
             }
             .to_owned(),
+            unix_s: SystemTime::now()
+                .duration_since(SystemTime::UNIX_EPOCH)
+                .map_or(0, |since| since.as_secs()),
         }
     }
 }
@@ -53,6 +59,43 @@ pub fn cpu_seconds() -> f64 {
     // SAFETY: `time` is live and writable, and the call writes one timespec to it.
     unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &raw mut time) };
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}
+
+/// Returns the CPU time of all programs of the host, and of the kernel, since it was started, in
+/// seconds; `None` if the kernel does not report it. The kernel counts it in hundredths of a
+/// second.
+pub fn host_cpu_seconds() -> Option<f64> {
+    busy_seconds(&fs::read_to_string("/proc/stat").ok()?)
+}
+
+/// Returns the sum of the times in the first line of `/proc/stat`, in seconds, without the times in
+/// which cores were idle, or idle and waited for a disk. The time of guests is part of other times.
+fn busy_seconds(stat: &str) -> Option<f64> {
+    let times = stat.lines().next()?.strip_prefix("cpu ")?;
+    let times: Vec<u64> = times
+        .split_whitespace()
+        .map_while(|time| time.parse().ok())
+        .collect();
+    let [
+        user,
+        nice,
+        system,
+        _idle,
+        _disk,
+        interrupts,
+        soft,
+        stolen,
+        ..,
+    ] = *times.as_slice()
+    else {
+        return None;
+    };
+    Some(
+        [user, nice, system, interrupts, soft, stolen]
+            .iter()
+            .sum::<u64>() as f64
+            / 100.0,
+    )
 }
 
 /// Returns the maximum resident bytes of this process; 0 if the kernel does not report them.
@@ -96,6 +139,15 @@ fn cpu_model() -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn busy_times_are_those_in_which_cores_did_something() {
+        let stat = "cpu  100 20 300 7000 80 5 6 9 1000 0\ncpu0 1 1 1 1 1 1 1 1 0 0\n";
+        assert_eq!(busy_seconds(stat), Some(4.4));
+        assert_eq!(busy_seconds("cpu  1 2 3\n"), None);
+        let own_s = cpu_seconds();
+        assert!(host_cpu_seconds().is_some_and(|host_s| host_s > own_s / 2.0));
+    }
 
     #[test]
     fn this_machine_is_described() {

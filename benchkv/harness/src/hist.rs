@@ -39,10 +39,14 @@ pub struct LatencySummary {
     pub min: u64,
     /// Median.
     pub p50: u64,
+    /// 90th percentile.
+    pub p90: u64,
     /// 99th percentile.
     pub p99: u64,
     /// 99.9th percentile.
     pub p999: u64,
+    /// 99.99th percentile.
+    pub p9999: u64,
     /// Largest value.
     pub max: u64,
 }
@@ -107,8 +111,10 @@ impl LatencyHistogram {
             mean: self.0.mean(),
             min: self.0.min(),
             p50: self.0.value_at_quantile(0.5),
+            p90: self.0.value_at_quantile(0.9),
             p99: self.0.value_at_quantile(0.99),
             p999: self.0.value_at_quantile(0.999),
+            p9999: self.0.value_at_quantile(0.9999),
             max: self.0.max(),
         }
     }
@@ -191,11 +197,13 @@ mod tests {
                 summary.count,
                 summary.min,
                 summary.p50,
+                summary.p90,
                 summary.p99,
                 summary.p999,
+                summary.p9999,
                 summary.max
             ),
-            (1000, 1, 500, 990, 999, 1000)
+            (1000, 1, 500, 900, 990, 999, 1000, 1000)
         );
         assert!((summary.mean - 500.5).abs() < 0.01);
     }

@@ -28,9 +28,12 @@ const SETTINGS: [&str; 19] = [
     "launcher.kind",
     "environment.cpu_model",
     "environment.build_profile",
-    "environment.git_commit",
+    COMMIT,
     "launcher.hosts",
 ];
+
+/// Commits are in the order of their first measurements, and not of their names.
+const COMMIT: &str = "environment.git_commit";
 
 /// Settings that make no difference: directories.
 const IRRELEVANT: [&str; 2] = ["options.shm_dir", "options.trace"];
@@ -77,7 +80,15 @@ impl Comparison {
         let keys: Vec<&String> = others.iter().copied().chain(axis).collect();
         let mut members: Vec<(usize, &Settings)> = settings.iter().enumerate().collect();
         members.sort_by(|(_, a), (_, b)| {
-            let orders = keys.iter().map(|name| by_size(a.get(*name), b.get(*name)));
+            let order = |name: &str| {
+                let (a, b) = (a.get(name), b.get(name));
+                match name {
+                    COMMIT => first_measured(results, a).cmp(&first_measured(results, b)),
+                    _ => Ordering::Equal,
+                }
+                .then_with(|| by_size(a, b))
+            };
+            let orders = keys.iter().map(|name| order(name));
             orders.fold(Ordering::Equal, Ordering::then)
         });
         let group = |alike: &[(usize, &Settings)]| {
@@ -171,6 +182,13 @@ fn telling<'a>(
         }
     }
     telling
+}
+
+/// Returns the time of the first measurement of a commit, in seconds since 1970.
+fn first_measured(results: &[JobResult], commit: Option<&Value>) -> Option<u64> {
+    let environments = results.iter().map(|result| &result.environment);
+    let of_commit = environments.filter(|of| commit.is_some_and(|name| *name == of.git_commit));
+    of_commit.map(|of| of.unix_s).min()
 }
 
 /// Compares settings: numbers by their value, before texts.

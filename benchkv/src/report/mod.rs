@@ -9,6 +9,7 @@ use std::path::Path;
 
 use benchkv_harness::Failure;
 use benchkv_harness::chart::{Axis, Chart, Series};
+use benchkv_harness::hist::LatencySummary;
 use benchkv_harness::report::{Table, nanos, percent, plural, rate, to_stdout};
 
 use crate::cli::ReportArgs;
@@ -20,6 +21,8 @@ mod compare;
 /// Maximum spread of the runs of one result for which there is no warning: the standard deviation
 /// as a share of the mean.
 const WIDE_SPREAD: f64 = 0.2;
+/// Maximum number of cores that other programs use for which there is no warning.
+const OTHERS: f64 = 0.1;
 /// Maximum deviation from Little's law for which there is no warning.
 const LAW_LIMIT: f64 = 0.05;
 
@@ -41,7 +44,7 @@ pub fn run(args: &ReportArgs) -> Result<(), Failure> {
         }
         return Ok(());
     }
-    if let Some(chart) = &args.output {
+    for chart in &args.output {
         if args.files.iter().any(|file| is_same_file(file, chart)) {
             let path = chart.display();
             let why = format!("--output: {path} is one of the results; name another file");
@@ -55,10 +58,13 @@ pub fn run(args: &ReportArgs) -> Result<(), Failure> {
     let names: Vec<String> = names.collect();
     to_stdout(text(&names, &results, &comparison).as_bytes())
         .map_err(|why| format!("the report cannot be written to standard output: {why}"))?;
-    if let Some(file) = &args.output {
-        let svg = chart(&results, &comparison).svg()?;
-        benchkv_harness::file::write(file, svg.as_bytes())
-            .map_err(|why| format!("--output: {why}"))?;
+    let chart = chart(&results, &comparison);
+    for file in &args.output {
+        let bytes = match file.extension() {
+            Some(extension) if extension == "csv" => points(&chart)?,
+            _ => chart.svg()?.into_bytes(),
+        };
+        benchkv_harness::file::write(file, &bytes).map_err(|why| format!("--output: {why}"))?;
     }
     Ok(())
 }
@@ -101,7 +107,7 @@ fn warnings(names: &[String], results: &[JobResult]) -> Vec<String> {
         };
         Some(format!("{what}: {which}."))
     };
-    let checks: [(&str, Is); 12] = [
+    let checks: [(&str, Is); 13] = [
         (
             "Operations were lost or not issued, or values were wrong",
             |result| !result.is_sound(),
@@ -125,6 +131,10 @@ fn warnings(names: &[String], results: &[JobResult]) -> Vec<String> {
         (
             "Over-subscribed: more polling threads than cores, so that latencies and rates contain the scheduler's",
             |result| result.is_oversubscribed(),
+        ),
+        (
+            "Other programs used more than a tenth of a core meanwhile",
+            |result| result.other_cores.is_some_and(|cores| cores > OTHERS),
         ),
         ("Debug build, whose figures mean nothing", |result| {
             result.environment.build_profile != "release"
@@ -205,7 +215,11 @@ fn conditions(comparison: &Comparison, results: &[JobResult]) -> Vec<(String, St
     telling.cloned().chain(conditions).collect()
 }
 
-const FIGURES: [(&str, Property); 13] = [
+const FIGURES: [(&str, Property); 16] = [
+    ("offered", |result| {
+        let open = result.open_loop.as_ref();
+        open.map_or_else(|| "-".to_owned(), |open| rate(open.offered_rps))
+    }),
     ("total", |result| rate(result.measured.total_rps)),
     ("std dev", |result| {
         let deviation = result.over_runs.total_rps.std_dev;
@@ -218,9 +232,13 @@ const FIGURES: [(&str, Property); 13] = [
     ("fastest run", |result| rate(result.over_runs.total_rps.max)),
     ("remote", |result| rate(result.measured.remote_rps)),
     ("p50", |result| nanos(result.measured.latency_ns.p50 as f64)),
+    ("p90", |result| nanos(result.measured.latency_ns.p90 as f64)),
     ("p99", |result| nanos(result.measured.latency_ns.p99 as f64)),
     ("p99.9", |result| {
         nanos(result.measured.latency_ns.p999 as f64)
+    }),
+    ("p99.99", |result| {
+        nanos(result.measured.latency_ns.p9999 as f64)
     }),
     ("core time", |result| {
         result.cpu_ns_per_op.map_or_else(|| "-".to_owned(), nanos)
@@ -303,28 +321,79 @@ fn confidence(values: &[f64]) -> Option<f64> {
     Some(T.get(values.len() - 2).copied().unwrap_or(1.96) * std_dev / (values.len() as f64).sqrt())
 }
 
-/// Returns the chart of latency against rate: a line for each series, with a point for each result,
-/// or for each load of a sweep.
+/// A percentile of the chart.
+type Percentile = fn(&LatencySummary) -> u64;
+
+/// The percentiles of the chart of one series, with their names.
+const PERCENTILES: [(&str, Percentile); 5] = [
+    ("p50", |of| of.p50),
+    ("p90", |of| of.p90),
+    ("p99", |of| of.p99),
+    ("p99.9", |of| of.p999),
+    ("p99.99", |of| of.p9999),
+];
+
+/// Returns the chart of latency against rate, with a point for each result, or for each load of a
+/// sweep. Several series have a line each, and a single one has a line for each percentile. The
+/// rate is the offered rate if all results are of open loops.
 fn chart(results: &[JobResult], comparison: &Comparison) -> Chart {
-    let point = |of: &Measured| (of.total_rps, of.latency_ns.p99 as f64);
-    let points = |group: &Group| -> Vec<(f64, f64)> {
+    let is_open = results.iter().all(|result| result.open_loop.is_some());
+    let offered = |of: &JobResult| of.open_loop.map(|open| open.offered_rps);
+    let points_of = |group: &Group, percentile: Percentile| -> Vec<(f64, f64)> {
+        let point = |of: &Measured, offered: Option<f64>| {
+            let x = offered.filter(|_| is_open).unwrap_or(of.total_rps);
+            (x, percentile(&of.latency_ns) as f64)
+        };
         let members = group.members.iter().filter_map(|at| results.get(*at));
         let points = |member: &JobResult| match member.sweep() {
-            Some(_) => member.runs.iter().map(|run| point(&run.measured)).collect(),
-            None => vec![point(&member.measured)],
+            Some(_) => {
+                let runs = member.runs.iter();
+                runs.map(|run| point(&run.measured, None)).collect()
+            }
+            None => vec![point(&member.measured, offered(member))],
         };
         members.flat_map(points).collect()
     };
-    let groups = comparison.groups.chunk_by(|a, b| a.series == b.series);
-    let name = |groups: &[Group]| groups.first().map(|first| first.series.clone());
-    let series = groups.map(|groups| Series {
-        name: name(groups).unwrap_or_default(),
-        points: groups.iter().flat_map(points).collect(),
-    });
+    let all: Vec<&[Group]> = comparison
+        .groups
+        .chunk_by(|a, b| a.series == b.series)
+        .collect();
+    let series = |name: &str, groups: &[Group], percentile| Series {
+        name: name.to_owned(),
+        points: groups
+            .iter()
+            .flat_map(|group| points_of(group, percentile))
+            .collect(),
+    };
+    let (what, series): (_, Vec<Series>) = match all.as_slice() {
+        [groups] => (
+            "Percentiles",
+            PERCENTILES
+                .map(|(name, of)| series(name, groups, of))
+                .into(),
+        ),
+        _ => {
+            let groups = all
+                .iter()
+                .filter_map(|groups| Some((groups.first()?, groups)));
+            let line = |(first, groups): (&Group, _)| series(&first.series, groups, |of| of.p99);
+            (
+                "99th percentile",
+                groups
+                    .map(|(first, groups)| line((first, *groups)))
+                    .collect(),
+            )
+        }
+    };
+    let (by, x) = if is_open {
+        ("offered rate", "offered operations per second")
+    } else {
+        ("throughput of all ranks", "operations per second")
+    };
     Chart {
-        title: "99th percentile of round trips, by throughput of all ranks".to_owned(),
+        title: format!("{what} of round trips, by {by}"),
         x: Axis {
-            title: "operations per second".to_owned(),
+            title: x.to_owned(),
             label: rate,
             is_log: false,
         },
@@ -333,8 +402,20 @@ fn chart(results: &[JobResult], comparison: &Comparison) -> Chart {
             label: nanos,
             is_log: true,
         },
-        series: series.collect(),
+        series,
     }
+}
+
+/// Returns the points of a chart as CSV: the line, and the values of both axes.
+fn points(chart: &Chart) -> Result<Vec<u8>, Failure> {
+    let mut writer = csv::Writer::from_writer(Vec::new());
+    writer.write_record(["line", &chart.x.title, "round trip in ns"])?;
+    for series in &chart.series {
+        for (x, y) in &series.points {
+            writer.write_record([&series.name, &x.to_string(), &y.to_string()])?;
+        }
+    }
+    Ok(writer.into_inner()?)
 }
 
 #[cfg(test)]

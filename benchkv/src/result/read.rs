@@ -72,8 +72,9 @@ impl JobResult {
         let ended = [fate.completed, fate.errors, fate.lost, fate.unfinished];
         let ended = ended.into_iter().fold(0, u64::saturating_add);
         let is_share = |share: f64| (0.0..=1.0).contains(&share);
-        let is_in_order =
-            |of: &LatencySummary| [of.min, of.p50, of.p99, of.p999, of.max].is_sorted();
+        let is_in_order = |of: &LatencySummary| {
+            [of.min, of.p50, of.p90, of.p99, of.p999, of.p9999, of.max].is_sorted()
+        };
         let are_in_order = |of: &Measured| {
             let latencies = [of.latency_ns, of.local_latency_ns, of.remote_latency_ns];
             latencies.iter().all(is_in_order)
@@ -144,7 +145,7 @@ mod tests {
             ),
             (
                 "[1, 2]",
-                ["without a schema version", "benchkv-result", "version 7"],
+                ["without a schema version", "benchkv-result", "version 8"],
             ),
             (
                 "{\"schema_version\": 3}",
@@ -158,18 +159,18 @@ mod tests {
                 "{\"schema_version\": 1, \"per_rank\": [], \"benchkv_version\": \"0.0.9\"}",
                 [
                     "schema version 1, written by benchkv 0.0.9",
-                    "reads version 7",
+                    "reads version 8",
                     "repeat the job",
                 ],
             ),
             (
-                "{\"schema\": \"benchkv-result\", \"schema_version\": 8}",
-                ["version 8", "reads version 7", "the benchkv that wrote it"],
+                "{\"schema\": \"benchkv-result\", \"schema_version\": 9}",
+                ["version 9", "reads version 8", "the benchkv that wrote it"],
             ),
             (
-                "{\"schema\": \"benchkv-result\", \"schema_version\": 7}",
+                "{\"schema\": \"benchkv-result\", \"schema_version\": 8}",
                 [
-                    "malformed result of schema version 7: ",
+                    "malformed result of schema version 8: ",
                     "missing field",
                     "repeat the job",
                 ],

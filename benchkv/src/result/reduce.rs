@@ -47,6 +47,8 @@ pub struct Course {
     pub windows_s: Vec<f64>,
     /// CPU time of the rank's process in these windows, in seconds.
     pub cpu_s: f64,
+    /// CPU time of all programs of the rank's host in these windows, in seconds; 0 if unknown.
+    pub host_cpu_s: f64,
     /// Whether the user ended the job before its last window was complete.
     pub is_interrupted: bool,
     /// Whether the drain was cut while operations were outstanding.
@@ -417,6 +419,7 @@ impl JobResult {
                 .find_map(|report| report.trace_failure.clone()),
             open_loop,
             cpu_ns_per_op: cpu_per_op(&reports, measured_ops),
+            other_cores: other_cores(&reports, &options.launcher.ranks_here),
             littles_law,
             hardware_counters: (!counters.is_empty()).then_some(counters),
             unix_echo,
@@ -431,6 +434,21 @@ impl JobResult {
 fn cpu_per_op(reports: &[RankReport], operations: u64) -> Option<f64> {
     let cpu_s: f64 = reports.iter().map(|report| report.course.cpu_s).sum();
     (operations > 0 && cpu_s > 0.0).then(|| cpu_s * 1e9 / operations as f64)
+}
+
+/// Returns the mean number of cores that programs other than the ranks `here`, which share a host
+/// with rank 0, used on that host in the windows; `None` if it is unknown.
+fn other_cores(reports: &[RankReport], here: &[usize]) -> Option<f64> {
+    let Course {
+        windows_s,
+        host_cpu_s,
+        ..
+    } = &reports.first()?.course;
+    let here = here.iter().filter_map(|rank| reports.get(*rank));
+    let own_s: f64 = here.map(|report| report.course.cpu_s).sum();
+    let window_s: f64 = windows_s.iter().sum();
+    let is_known = window_s >= 1.0 && *host_cpu_s > 0.0;
+    is_known.then(|| ((host_cpu_s - own_s) / window_s).max(0.0))
 }
 
 /// Returns the number of windows that count. The last window of an interrupted job counts only if

@@ -19,7 +19,7 @@ use super::JobResult;
 type Cell = (Cow<'static, str>, Option<String>);
 
 /// Columns that have the same value in each row, as pointers into the document.
-const OF_JOB: [(&str, &str); 30] = [
+const OF_JOB: [(&str, &str); 31] = [
     ("clock", "/clock/source"),
     ("backend", "/backend"),
     ("carrier", "/carrier"),
@@ -45,6 +45,7 @@ const OF_JOB: [(&str, &str); 30] = [
     ("kernel", "/environment/kernel"),
     ("git_commit", "/environment/git_commit"),
     ("build_profile", "/environment/build_profile"),
+    ("unix_s", "/environment/unix_s"),
     ("interrupted", "/interrupted"),
     ("label", "/options/label"),
     ("ops", "/options/ops"),
@@ -55,7 +56,7 @@ const OF_JOB: [(&str, &str); 30] = [
 /// Columns from the part of the document that is the subject of the row. A part may lack some of
 /// them: for example, a run has the counter of errors, and not the other counters of the whole job,
 /// which include the drain.
-const OF_PART: [(&str, &str); 36] = [
+const OF_PART: [(&str, &str); 37] = [
     ("window_s", "/duration_s"),
     ("offered_rps", "/open_loop/offered_rps"),
     ("due_backlog", "/open_loop/backlog"),
@@ -91,6 +92,7 @@ const OF_PART: [(&str, &str); 36] = [
     ("total_rps_min", "/over_runs/total_rps/min"),
     ("total_rps_max", "/over_runs/total_rps/max"),
     ("cpu_ns_per_op", "/cpu_ns_per_op"),
+    ("other_cores", "/other_cores"),
     ("littles_law_deviation_ratio", "/littles_law/deviation"),
 ];
 
@@ -174,7 +176,7 @@ fn row(
     cells.extend(OF_PART.map(of_part));
     for (prefix, member) in LATENCIES {
         let summary = Some(&part[member]).filter(|summary| summary["count"] != 0);
-        for figure in ["mean", "min", "p50", "p99", "p999", "max"] {
+        for figure in ["mean", "min", "p50", "p90", "p99", "p999", "p9999", "max"] {
             let ns = text(summary.and_then(|summary| summary.get(figure)));
             cells.push((format!("{prefix}_{figure}_ns").into(), ns));
         }

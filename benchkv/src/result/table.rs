@@ -299,8 +299,10 @@ impl JobResult {
             "operations",
             "mean",
             "p50",
+            "p90",
             "p99",
             "p99.9",
+            "p99.99",
             "max",
         ]);
         let of = &self.measured;
@@ -314,12 +316,14 @@ impl JobResult {
         for (kind, summary) in kinds.into_iter().filter(|(_, summary)| summary.count > 0) {
             let LatencySummary {
                 p50,
+                p90,
                 p99,
                 p999,
+                p9999,
                 max,
                 ..
             } = *summary;
-            let times = [p50, p99, p999, max].map(|ns| nanos(ns as f64));
+            let times = [p50, p90, p99, p999, p9999, max].map(|ns| nanos(ns as f64));
             let cells = [
                 kind.to_owned(),
                 summary.count.to_string(),

@@ -264,7 +264,7 @@ fn the_document_parses_back_and_has_the_promised_fields() {
     for field in promised.split_whitespace() {
         assert!(!document[field].is_null(), "{field}");
     }
-    for field in ["mean", "p50", "p99", "p999", "max"] {
+    for field in ["mean", "p50", "p90", "p99", "p999", "p9999", "max"] {
         assert!(document["latency_ns"][field].is_number(), "{field}");
     }
     assert_eq!(
@@ -272,7 +272,7 @@ fn the_document_parses_back_and_has_the_promised_fields() {
             document["backend"].as_str(),
             document["schema_version"].as_u64()
         ),
-        (Some("delegation"), Some(7))
+        (Some("delegation"), Some(8))
     );
     assert_eq!(document["carrier"], "copyrpc");
     assert_eq!(
@@ -797,4 +797,20 @@ fn a_job_without_a_device_says_so_in_words() {
         result.to_string().contains("depth 32, no device, "),
         "{result}"
     );
+}
+
+/// Shorter runs are within the unit of the kernel's counter.
+#[test]
+fn cores_of_other_programs_are_those_of_the_host_without_the_ranks() {
+    for (windows_s, other_cores) in [(&[1.0, 1.0][..], Some(0.55)), (&[0.1], None)] {
+        let busy = Course {
+            cpu_s: 0.5,
+            host_cpu_s: 1.6,
+            ..course(windows_s)
+        };
+        let result = measured("", busy, |_| ());
+        let near = |is: f64| other_cores.is_some_and(|expected: f64| (is - expected).abs() < 1e-9);
+        assert_eq!(result.other_cores.is_some_and(near), other_cores.is_some());
+        assert_eq!(result.other_cores.is_some(), other_cores.is_some());
+    }
 }

@@ -114,7 +114,7 @@ fn assert_complete(result: &Value) {
         "remote_ops",
     ];
     let counts = ["issued", "completed", "errors", "lost", "verify_failures"];
-    let latencies = ["mean", "p50", "p99", "p999", "max"];
+    let latencies = ["mean", "p50", "p90", "p99", "p999", "p9999", "max"];
     assert!(text.iter().all(|key| result[key].is_string()), "{result}");
     for key in numbers.iter().chain(&counts) {
         assert!(result[key].is_number(), "{key}: {result}");

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use benchkv::result::JobResult;
+use benchkv::result::{JobResult, OpenLoop};
 
 use crate::job::{Job, Scratch, benchkv, run, turn};
 
@@ -74,6 +74,68 @@ fn a_sweep_is_compared_at_each_place_and_drawn_with_a_line_for_each_variant() {
         backends.iter().all(|backend| chart.contains(backend)) && !chart.contains("<script"),
         "{chart}"
     );
+}
+
+/// The results of an open loop are drawn against the offered rate, which is not what was reached.
+#[test]
+fn a_series_of_rates_has_a_line_for_each_percentile_and_commits_are_in_order_of_time() {
+    let dir = Scratch::on_disk();
+    let files = write_results(dir.path(), 6, |number, result| {
+        let rate = [1e5, 2e5, 3e5][number % 3];
+        result.options.pace.rate = Some(rate);
+        result.open_loop = Some(OpenLoop {
+            offered_rps: rate,
+            reached_rps: 5e4,
+            due: 1,
+            backlog: 0,
+            kept_up: true,
+            issue_delay_ns: 0.0,
+        });
+        let slowest_ns = (number as u64 + 1) * 10_000_000_000;
+        result.measured.latency_ns.p9999 = slowest_ns;
+        result.measured.latency_ns.max = slowest_ns;
+        // The commit with the later name was measured first.
+        result.environment.git_commit = ["b", "a"][number / 3].repeat(40);
+        result.environment.unix_s = 1_000 + number as u64;
+        result.other_cores = [None, Some(0.7)][number / 3];
+    });
+    let (svg, csv) = (dir.path().join("chart.svg"), dir.path().join("chart.csv"));
+    let report = |files: &[String]| {
+        let mut command = benchkv(&["report", "-o"]);
+        let ended = Job::start(command.arg(&svg).arg("-o").arg(&csv).args(files)).end();
+        assert!(ended.status.success(), "{}", ended.stderr);
+        let read = |path: &Path| fs::read_to_string(path).unwrap();
+        (ended.stdout, read(&svg), read(&csv))
+    };
+    let (text, chart, points) = report(&files[..3]);
+    assert!(!text.contains("Other programs used"), "{text}");
+    assert_eq!(
+        chart.matches("stroke-width=\"2\" points=").count(),
+        10,
+        "lines and samples: {chart}"
+    );
+    assert!(chart.contains("p99.99") && chart.contains("by offered rate"));
+    let points: Vec<&str> = points.lines().collect();
+    assert_eq!(points.len(), 1 + 5 * 3);
+    assert_eq!(
+        points[0],
+        "line,offered operations per second,round trip in ns"
+    );
+    assert_eq!(
+        points[13..],
+        [
+            "p99.99,100000,10000000000",
+            "p99.99,200000,20000000000",
+            "p99.99,300000,30000000000"
+        ]
+    );
+    let (text, _, points) = report(&files);
+    assert!(
+        text.contains("core meanwhile: ") && !text.contains("core meanwhile: all"),
+        "{text}"
+    );
+    let (earlier, later) = (points.find("bbbbbbbbbbbb"), points.find("aaaaaaaaaaaa"));
+    assert!(earlier.is_some() && earlier < later, "{points}");
 }
 
 #[test]

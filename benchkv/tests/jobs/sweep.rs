@@ -172,6 +172,20 @@ fn a_sweep_that_would_mix_results_or_has_no_grid_is_refused() {
         dry.stderr
     );
     assert_eq!(dry.stdout.lines().count(), 6, "{}", dry.stdout);
+    let rates = sweep
+        .start(&["--dry-run", "--rates", "1000 2000", "--launcher", "sim"])
+        .end();
+    for rate in ["1000", "2000"] {
+        let point = format!("meta-r2-d1-at{rate}-none-1.json");
+        let is_it = |line: &str| line.contains(" sim ") && line.ends_with(&point);
+        let command = rates.stdout.lines().find(|line| is_it(line));
+        assert!(
+            command.is_some_and(|line| line.contains(&format!("--rate {rate} "))),
+            "{}{}",
+            rates.stdout,
+            rates.stderr
+        );
+    }
     assert!(
         dry.stdout
             .lines()
@@ -195,9 +209,13 @@ fn a_sweep_that_would_mix_results_or_has_no_grid_is_refused() {
     );
     for (flags, complaint) in [
         (["--depths", "0"], "--depths '0': numbers from 1"),
+        (
+            ["--rates", "1e5"],
+            "--rates '1e5': numbers from 1 to 999999999",
+        ),
         (["--repeats", "many"], "--repeats 'many': 1 to 99"),
         (["--name", "../x"], "--name '../x'"),
-        (["--launcher", "ssh"], "local, mpirun, srun or slurm"),
+        (["--launcher", "ssh"], "local, sim, mpirun, srun or slurm"),
         (["--benchkv", "/nonexistent"], "/nonexistent is no program"),
         (["--policies", "--hold"], "NAME=FLAGS"),
     ] {

@@ -78,7 +78,7 @@ fn assert_same_numbers(table: &Table, document: &Value) {
             ("local", "local_latency_ns"),
             ("remote", "remote_latency_ns"),
         ] {
-            for figure in ["mean", "min", "p50", "p99", "p999", "max"] {
+            for figure in ["mean", "min", "p50", "p90", "p99", "p999", "p9999", "max"] {
                 assert!(
                     is(
                         &row[&format!("{columns}_{figure}_ns")],
