@@ -8,6 +8,7 @@ use std::fmt;
 use std::io::{Read, Write};
 use std::rc::{Rc, Weak};
 
+use copyrpc_calls::OptionError;
 use mlx5::{Access, Engine, QpConfig};
 
 pub(crate) use self::handshake::Handshake;
@@ -22,15 +23,17 @@ use crate::endpoint::Endpoint;
 use crate::error::{Reentrant, SetupError};
 use crate::link::{Link, LinkConfig, Window};
 use crate::queue_share::Outstanding;
-use crate::ring::{RingSize, RingView};
+use crate::ring::{MAX_RING_SIZE, MIN_RING_SIZE, RingSize, RingView};
 use crate::timers::nanoseconds;
 use crate::wire::FlowWords;
 
 /// Inline bytes of the queue pair: the maximum of a WQE of four WQEBBs.
 const MAX_INLINE_DATA: usize = 220;
 
-/// An endpoint that is not connected. Give the record of [`local_info`](Self::local_info) to the
-/// peer, and the peer's record to [`connect`](Self::connect).
+const CONTEXT_GONE: SetupError = SetupError::Misuse("the context of this endpoint is gone");
+
+/// An endpoint that is not connected. Give [`local_info`](Self::local_info) to the peer, and its
+/// record to [`connect`](Self::connect).
 pub struct PendingEndpoint<U> {
     context: Weak<Inner<U>>,
     parts: Box<Parts>,
@@ -69,12 +72,14 @@ impl<U> Context<U> {
         if let Some(event) = context.breakdown() {
             return Err(SetupError::Broken(event));
         }
-        let ring_size = RingSize::for_connection(config.ring_size)
-            .ok_or(SetupError::RingSize(config.ring_size))?;
+        let ring_size = RingSize::for_connection(config.ring_size).ok_or_else(|| {
+            let legal = format!("a power of two from {MIN_RING_SIZE} to {MAX_RING_SIZE}");
+            OptionError::new("ring_size", config.ring_size, legal)
+        })?;
         if let Window::Completion { batches: 0, .. } | Window::Consumption { batches: 0, .. } =
             config.window
         {
-            return Err(SetupError::EmptyWindow);
+            return Err(OptionError::new("window", 0, "at least 1 batch, or Window::Off").into());
         }
         let credit = ring_size.max_reservation();
         let qp = context.create_qp(&QpConfig {
@@ -168,7 +173,7 @@ impl<U> PendingEndpoint<U> {
     /// [`SetupError`]; nothing is left behind.
     #[doc(alias = "connect_ex")]
     pub fn connect(self, remote: &ExchangeRecord) -> Result<Endpoint<U>, SetupError> {
-        let context = self.context.upgrade().ok_or(SetupError::ContextGone)?;
+        let context = self.context.upgrade().ok_or(CONTEXT_GONE)?;
         if context.is_polling.get() {
             return Err(Reentrant.into());
         }

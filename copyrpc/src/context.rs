@@ -11,6 +11,7 @@ use std::rc::Rc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
+use copyrpc_calls::OptionError;
 use mlx5::{
     AsyncEvent, Cq, CqConfig, CqeOpcode, CreateError, Device, DeviceInfo, DeviceSpec, Found,
     MonoCq, Pd, QpConfig, RcQp, RegisterError, Srq,
@@ -167,16 +168,16 @@ impl ContextBuilder {
     /// follows from the number of endpoints, the error gives the maximum number of endpoints
     /// instead.
     fn too_many(&self, error: CreateError) -> SetupError {
-        let (endpoints, batches_in_flight) = (self.endpoints, self.outstanding.batches);
         match error {
             CreateError::Refused(mlx5::hca::CreateError::OutOfRange { value, max, .. })
                 if value > max && self.srq_size.is_none() =>
             {
-                SetupError::TooManyEndpoints {
-                    endpoints,
-                    batches_in_flight,
-                    max: self.outstanding.endpoints(max),
-                }
+                let legal = format!(
+                    "at most {} on this device, with {} batches in flight each (EndpointConfig::batches_in_flight)",
+                    self.outstanding.endpoints(max),
+                    self.outstanding.batches
+                );
+                OptionError::new("endpoints", self.endpoints.into(), legal).into()
             }
             error => error.into(),
         }
@@ -209,10 +210,8 @@ impl ContextBuilder {
         };
         let recv_cq = device.create_mono_cq(recv_cq)?;
         if (recv_cq.entries() as usize) < srq.depth() {
-            return Err(SetupError::CqBelowSrq {
-                cq_size: recv_cq.entries(),
-                srq_depth: srq.depth(),
-            });
+            let legal = format!("at least {}, the number of receives, or none", srq.depth());
+            return Err(OptionError::new("cq_size", recv_cq.entries().into(), legal).into());
         }
         let control_regions = ControlRegions::default();
         let inner = Inner {

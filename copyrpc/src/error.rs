@@ -1,218 +1,27 @@
 //! The errors of contexts, endpoints, calls and replies, and the reasons why a connection ends.
 
-use std::io;
-
-use copyrpc_calls::ConnectFailure;
-use mlx5::{AsyncEvent, CompletionError, CreateError, OpenError, RegisterError, Syndrome};
-use mlx5_rendezvous::Unreachable;
-use mlx5_rendezvous::record::{RecordError, Refusal};
+use mlx5::{AsyncEvent, CompletionError, Syndrome};
+pub use mlx5_rendezvous::SetupError;
 use thiserror::Error;
 
-use crate::ring::{MAX_RING_SIZE, MIN_RING_SIZE};
-
-/// The reason why a context, an endpoint, a connection, a client or a server could not be made, or
-/// why a server cannot continue.
-#[derive(Debug, Error)]
-#[non_exhaustive]
-pub enum SetupError {
-    /// No server was reached.
-    #[error(transparent)]
-    Unreachable(#[from] Unreachable),
-    /// The server cannot listen at the address.
-    #[error("listening at {address}: {source}")]
-    Listen {
-        /// The address.
-        address: String,
-        /// The socket's error.
-        source: io::Error,
-    },
-    /// The thread of an [`AsyncClient`](crate::AsyncClient) or an
-    /// [`AsyncServer`](crate::AsyncServer) could not be started.
-    #[error("starting a thread: {0}")]
-    Thread(#[source] io::Error),
-    /// The device could not be opened.
-    #[error("opening the device: {0}")]
-    Open(#[from] OpenError),
-    /// A queue could not be created.
-    #[error("creating a queue: {0}")]
-    Queue(#[from] CreateError),
-    /// The memory of a context or of an endpoint could not be allocated.
-    #[error("memory for the device: {0}")]
-    Memory(#[from] RegisterError),
-    /// The device, or a queue of the context, broke down: all peers are lost. Another context or
-    /// server may work, and opens the device again.
-    #[error("the device broke down ({0}): make a new server or context")]
-    Broken(AsyncEvent),
-    /// A function was called from inside a callback of a poll of the same context.
-    #[error(transparent)]
-    Reentrant(#[from] Reentrant),
-    /// The context was dropped.
-    #[error("the context of this endpoint is gone")]
-    ContextGone,
-    /// The shared receive queue of this number of endpoints would be longer than the device
-    /// permits.
-    #[error(
-        "{endpoints} endpoints with {batches_in_flight} batches in flight each: the device has receives for {max} of them; ask for fewer, \
-         or for fewer batches (EndpointConfig::batches_in_flight)"
-    )]
-    TooManyEndpoints {
-        /// Endpoints asked for.
-        endpoints: u32,
-        /// Batches in flight of each endpoint.
-        batches_in_flight: u32,
-        /// Maximum number of such endpoints.
-        max: u64,
-    },
-    /// The receive completion queue has fewer entries than the shared receive queue has receives,
-    /// and could overrun.
-    #[error(
-        "completion queues of {cq_size} entries cannot hold the completions of {srq_depth} receives: leave cq_size out, or ask for \
-         cq_size({srq_depth})"
-    )]
-    CqBelowSrq {
-        /// Entries of the completion queue.
-        cq_size: u32,
-        /// Receives of the shared receive queue.
-        srq_depth: usize,
-    },
-    /// The shared receive queue is too small for one more endpoint.
-    #[error(
-        "{wanted} more batches in flight need a shared receive queue of at least {needed} receives, this one has {depth}: build the context \
-         with ContextBuilder::endpoints of more than {endpoints}, or with srq_size({needed})"
-    )]
-    SrqTooSmall {
-        /// Batches in flight that the endpoint wants to grant; at least 1 is legal.
-        wanted: u32,
-        /// Receives that the context would need.
-        needed: u64,
-        /// Receives that the shared receive queue has.
-        depth: usize,
-        /// Endpoints that share the receive queue already.
-        endpoints: u32,
-    },
-    /// The send completion queue is too small for one more endpoint.
-    #[error(
-        "one more endpoint needs a completion queue of at least {needed} entries, this one has {entries}: build the context with \
-         ContextBuilder::endpoints of more than {endpoints}, or with cq_size({needed})"
-    )]
-    CqTooSmall {
-        /// Entries that the context would need.
-        needed: u64,
-        /// Entries that the completion queue has.
-        entries: u32,
-        /// Endpoints that share the completion queue already.
-        endpoints: u32,
-    },
-    /// The ring size is not usable.
-    #[error(
-        "ring size {0} is not usable: it must be a power of two from {MIN_RING_SIZE} to {MAX_RING_SIZE} bytes"
-    )]
-    RingSize(u64),
-    /// The two ends have rings of different sizes.
-    #[error("ring size {local} here, {remote} at the peer: they must be equal")]
-    RingSizes {
-        /// Ring bytes of this end.
-        local: u64,
-        /// Ring bytes of the peer.
-        remote: u64,
-    },
-    /// [`EndpointConfig::window`](crate::EndpointConfig::window) is a window of no batches, in
-    /// which nothing would be sent.
-    #[error("a window of 0 batches: at least 1 is legal, or Window::Off")]
-    EmptyWindow,
-    /// [`ClientOptions::max_reply`](crate::ClientOptions::max_reply) is above the limit.
-    #[error(
-        "a max_reply of {wanted} bytes, the limit is {max}: larger rings permit more (EndpointConfig::ring_size)"
-    )]
-    MaxReply {
-        /// The value of the option.
-        wanted: usize,
-        /// The limit in bytes.
-        max: usize,
-    },
-    /// The channel of [`PendingEndpoint::connect_over`](crate::PendingEndpoint::connect_over)
-    /// failed.
-    #[error("exchanging records: {0}")]
-    Channel(#[from] io::Error),
-    /// The peer of [`PendingEndpoint::connect_over`](crate::PendingEndpoint::connect_over) could
-    /// not connect its end. The reason is in the peer's own error.
-    #[error(
-        "the peer could not connect its end, and has the reason: its own error, or ServerOptions::events of a server"
-    )]
-    NotConnectedThere,
-    /// The peer's bytes are not a record, the peer refuses, or a number of its record is outside
-    /// its range.
-    #[error(transparent)]
-    Record(#[from] RecordError),
-    /// The address of the peer's queue pair is malformed: a kind, MTU, QPN or PSN that does not
-    /// exist, or reserved bytes that are not 0.
-    #[error("bytes 16..56 of the exchange record are not the address of a queue pair")]
-    Address,
-    /// The queue pair could not be connected.
-    #[error(transparent)]
-    Connect(#[from] mlx5::ConnectError),
-}
-
-impl ConnectFailure for SetupError {
-    fn may_pass(&self) -> bool {
-        match self {
-            Self::Record(error) => error.may_pass(),
-            Self::Connect(error) => error.may_pass(),
-            Self::Thread(_)
-            | Self::Reentrant(_)
-            | Self::ContextGone
-            | Self::RingSize(_)
-            | Self::RingSizes { .. }
-            | Self::EmptyWindow
-            | Self::MaxReply { .. }
-            | Self::Address => false,
-            _ => true,
-        }
-    }
-
-    /// Returns a copy of the error. Variants that cannot be copied become `Channel` with the same
-    /// text; like them, a `Channel` may pass.
-    fn again(&self) -> Self {
-        match *self {
-            Self::Unreachable(ref error) => Self::Unreachable(error.again()),
-            Self::Connect(ref error) => Self::Connect(error.clone()),
-            Self::Channel(ref error) => {
-                Self::Channel(io::Error::new(error.kind(), error.to_string()))
-            }
-            Self::Thread(ref error) => {
-                Self::Thread(io::Error::new(error.kind(), error.to_string()))
-            }
-            Self::Reentrant(error) => Self::Reentrant(error),
-            Self::ContextGone => Self::ContextGone,
-            Self::RingSize(bytes) => Self::RingSize(bytes),
-            Self::EmptyWindow => Self::EmptyWindow,
-            Self::Record(error) => Self::Record(error),
-            Self::MaxReply { wanted, max } => Self::MaxReply { wanted, max },
-            Self::RingSizes { local, remote } => Self::RingSizes { local, remote },
-            Self::NotConnectedThere => Self::NotConnectedThere,
-            Self::Address => Self::Address,
-            _ => Self::Channel(io::Error::other(self.to_string())),
-        }
-    }
-}
-
-impl SetupError {
-    /// Returns whether one of the ends refused because it has no room for another peer now.
-    pub(crate) const fn is_for_lack_of_room(&self) -> bool {
-        matches!(self, Self::Record(RecordError::Refused(Refusal::Full)))
-    }
-}
+use crate::ring::MAX_RING_SIZE;
 
 /// A function that does not nest was called from inside a callback of a poll of the same context,
 /// and did nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error(
-    "poll, drain, flush, and the creation and connection of endpoints are impossible from inside a poll's callback"
-)]
+#[error("{NESTED}")]
 pub struct Reentrant;
 
-/// A violation of the protocol by the peer, of one of the rules T1 to T7 of
-/// docs/copyrpc-protocol.md. The violation ends this one connection, and all of its pending calls.
+const NESTED: &str = "poll, drain, flush, and the creation and connection of endpoints are impossible from inside a poll's callback";
+
+impl From<Reentrant> for SetupError {
+    fn from(_: Reentrant) -> Self {
+        Self::Misuse(NESTED)
+    }
+}
+
+/// A violation of the protocol by the peer. The violation ends this one connection; all pending
+/// calls end with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ProtocolError {
@@ -502,28 +311,6 @@ mod tests {
     use mlx5::DeviceKind;
 
     use super::*;
-
-    #[test]
-    fn a_copy_of_a_permanent_error_is_permanent() {
-        let thread = SetupError::Thread(io::ErrorKind::OutOfMemory.into());
-        let permanent = [
-            thread,
-            SetupError::Reentrant(Reentrant),
-            SetupError::ContextGone,
-            SetupError::RingSize(1),
-            SetupError::EmptyWindow,
-            SetupError::MaxReply { wanted: 2, max: 1 },
-            SetupError::RingSizes {
-                local: 1,
-                remote: 2,
-            },
-            SetupError::Address,
-        ];
-        for error in permanent {
-            assert!(!error.may_pass() && !error.again().may_pass(), "{error}");
-            assert_eq!(error.again().to_string(), error.to_string());
-        }
-    }
 
     /// A flush is the consequence of an error, so its syndrome explains nothing.
     #[test]

@@ -175,7 +175,7 @@ pub use context::{Context, ContextBuilder, DEFAULT_CQ_SIZE, DEFAULT_ENDPOINTS, D
 pub use copyrpc_calls::methods;
 /// Payloads above the limits of a message, over the same clients.
 pub use copyrpc_calls::parts;
-pub use copyrpc_calls::{Ending, StopHandle, service};
+pub use copyrpc_calls::{Ending, OptionError, StopHandle, service};
 pub use endpoint::{CallToken, Endpoint};
 pub use error::{
     CallError, CallFailure, CloseReason, ProtocolError, Reentrant, ReplyError, SetupError,
@@ -209,6 +209,7 @@ mod errors {
         check::<crate::CloseReason>();
         check::<crate::Reentrant>();
         check::<crate::ProtocolError>();
+        check::<crate::OptionError>();
         check::<crate::RdmaError<()>>();
         check::<crate::RemoteMemoryError>();
         check::<crate::SetupError>();

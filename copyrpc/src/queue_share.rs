@@ -3,6 +3,8 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
+use copyrpc_calls::OptionError;
+
 use crate::config::{DEFAULT_BATCHES, DEFAULT_RAW_OPERATIONS, EndpointConfig};
 use crate::error::SetupError;
 
@@ -108,22 +110,21 @@ impl QueueShare {
         ) = (outstanding, used.endpoints.get());
         let all_batches = u64::from(used.batches.get()) + u64::from(batches);
         let needed = (all_batches * 3).div_ceil(2);
-        if batches == 0 || needed > depth as u64 {
-            return Err(SetupError::SrqTooSmall {
-                wanted: batches,
-                needed,
-                depth,
-                endpoints,
-            });
+        if batches == 0 {
+            return Err(OptionError::new("batches_in_flight", 0, "at least 1").into());
+        }
+        let full = |option, size, needed| {
+            let legal =
+                format!("at least {needed}, or ContextBuilder::endpoints of more than {endpoints}");
+            SetupError::Full(OptionError::new(option, size, legal))
+        };
+        if needed > depth as u64 {
+            return Err(full("srq_size", depth as u64, needed));
         }
         let completions = outstanding.completions().min(send_capacity as u32);
         let needed = u64::from(used.completions.get()) + u64::from(completions);
         if needed > u64::from(entries) {
-            return Err(SetupError::CqTooSmall {
-                needed,
-                entries,
-                endpoints,
-            });
+            return Err(full("cq_size", entries.into(), needed));
         }
         used.batches.set(all_batches as u32);
         used.completions.set(needed as u32);

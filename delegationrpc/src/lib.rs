@@ -98,9 +98,7 @@ struct Readme;
 
 mod ring;
 
-pub use ipc::{
-    self, CallError, CallFailure, ConnectError, CreateError, Dir, SessionEnd, Token, sleep,
-};
+pub use ipc::{self, CallError, CallFailure, Dir, SessionEnd, SetupError, Token, sleep};
 pub use ring::{Ring, ring_depth_for};
 
 /// A server of many clients in one thread, with announcements through one ring: an [`ipc::Server`]

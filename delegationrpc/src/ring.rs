@@ -33,7 +33,7 @@ use std::ptr::NonNull;
 
 use copyrpc_shm::ready::{HOT, Wakes};
 use copyrpc_shm::sync::{AtomicU32, AtomicU64, Ordering};
-use ipc::{Announce, CLIENTS_MAX, ParameterError};
+use ipc::{Announce, CLIENTS_MAX, OptionError};
 
 const CLIENT_BITS: u32 = 12;
 const FULL: u64 = 1 << CLIENT_BITS;
@@ -309,12 +309,16 @@ impl Announce for Ring {
         ring_depth_for(max_clients)
     }
 
-    fn bytes(_: usize, words: usize) -> Result<usize, ParameterError> {
+    fn bytes(_: usize, words: usize) -> Result<usize, OptionError> {
         let is_legal = words.is_power_of_two() && words <= RING_DEPTH_MAX;
         if is_legal {
             Ok(WORDS + (8 * words).next_multiple_of(LINE))
         } else {
-            Err(ParameterError::Words(words))
+            Err(OptionError::new(
+                "words",
+                words as u64,
+                format!("a power of two from 1 to {RING_DEPTH_MAX}"),
+            ))
         }
     }
 

@@ -11,10 +11,9 @@
 use copyrpc_shm::region::{OpenError, Region};
 use copyrpc_testing::executor::Begun;
 use copyrpc_testing::helpers::{PATIENCE, Scratch, wait_for};
-use delegationrpc::ipc::{ParameterError, ReplyError};
+use delegationrpc::ipc::{OptionError, ReplyError};
 use delegationrpc::{
-    AsyncClient, CallError, CallFailure, Client, ConnectError, CreateError, Server, SessionEnd,
-    ring_depth_for,
+    AsyncClient, CallError, CallFailure, Client, Server, SessionEnd, SetupError, ring_depth_for,
 };
 
 type S = Server<u64, u64>;
@@ -37,34 +36,46 @@ fn bad_parameters_and_mismatches_are_named() {
     let create = |clients, ring, depth| S::bind_with(&dir, "s", ring, clients, depth, 1).map(drop);
     assert!(matches!(
         create(0, 8, 8),
-        Err(CreateError::Parameter(ParameterError::MaxClients(0)))
+        Err(SetupError::Option(OptionError {
+            option: "max_clients",
+            value: 0,
+            ..
+        }))
     ));
     assert!(matches!(
         create(1, 7, 8),
-        Err(CreateError::Parameter(ParameterError::Words(7)))
+        Err(SetupError::Option(OptionError {
+            option: "words",
+            value: 7,
+            ..
+        }))
     ));
     assert!(matches!(
         create(1, 8, 0),
-        Err(CreateError::Parameter(ParameterError::Depth(0)))
+        Err(SetupError::Option(OptionError {
+            option: "depth",
+            value: 0,
+            ..
+        }))
     ));
     assert!(matches!(
         C::connect_in(&dir, "s", 1),
-        Err(ConnectError::Region(OpenError::NotFound { .. }))
+        Err(SetupError::Region(OpenError::NotFound { .. }))
     ));
     let _server = S::bind_with(&dir, "s", 8, 1, 8, 1).unwrap();
     assert!(matches!(
         create(1, 8, 8),
-        Err(CreateError::Region(
+        Err(SetupError::Create(
             copyrpc_shm::region::CreateError::Exists { .. }
         ))
     ));
     assert!(matches!(
         C::connect_in(&dir, "s", 2),
-        Err(ConnectError::Types { .. })
+        Err(SetupError::Types { .. })
     ));
     assert!(matches!(
         Client::<u32, u64, ()>::connect_in(&dir, "s", 1),
-        Err(ConnectError::Types { .. })
+        Err(SetupError::Types { .. })
     ));
 }
 
@@ -84,24 +95,35 @@ fn damaged_header_is_refused() {
         unsafe { word.as_ptr().write_volatile(before) };
         error
     };
-    assert!(matches!(attempt(0, 0), ConnectError::Version { .. }));
+    assert!(matches!(attempt(0, 0), SetupError::Version { .. }));
     assert!(matches!(
         attempt(8, 9),
-        ConnectError::Version { version: 9, .. }
+        SetupError::Version { version: 9, .. }
     ));
     assert!(matches!(
         attempt(12, 0),
-        ConnectError::Damaged(ParameterError::MaxClients(0))
+        SetupError::Damaged(OptionError {
+            option: "max_clients",
+            value: 0,
+            ..
+        })
     ));
     assert!(matches!(
         attempt(16, 6),
-        ConnectError::Damaged(ParameterError::Words(6))
+        SetupError::Damaged(OptionError {
+            option: "words",
+            value: 6,
+            ..
+        })
     ));
     assert!(matches!(
         attempt(20, u32::MAX),
-        ConnectError::Damaged(ParameterError::Depth(_))
+        SetupError::Damaged(OptionError {
+            option: "depth",
+            ..
+        })
     ));
-    assert!(matches!(attempt(20, 1024), ConnectError::Truncated { .. }));
+    assert!(matches!(attempt(20, 1024), SetupError::Truncated { .. }));
     connect(&scratch);
 }
 

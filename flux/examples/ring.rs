@@ -3,7 +3,7 @@
 
 use flux::{Config, network};
 
-fn main() -> Result<(), flux::ConfigError> {
+fn main() -> Result<(), flux::OptionError> {
     std::thread::scope(|scope| {
         for mut node in network::<usize, ()>(4, Config::default())? {
             scope.spawn(move || {

@@ -1,5 +1,7 @@
 //! The sizes of a network.
 
+use copyrpc_calls::OptionError;
+
 /// Maximum number of nodes of a network.
 pub const NODES_MAX: usize = 256;
 
@@ -32,52 +34,27 @@ impl Default for Config {
 }
 
 impl Config {
-    pub(crate) fn check(self, nodes: usize) -> Result<(), ConfigError> {
+    pub(crate) fn check(self, nodes: usize) -> Result<(), OptionError> {
         let Self {
             capacity,
             in_flight,
         } = self;
         if !(1..=NODES_MAX).contains(&nodes) {
-            return Err(ConfigError::Nodes(nodes));
+            let legal = format!("1 to {NODES_MAX}");
+            return Err(OptionError::new("nodes", nodes as u64, legal));
         }
         if !(1..=IN_FLIGHT_MAX).contains(&in_flight) {
-            return Err(ConfigError::InFlight {
-                in_flight,
-                max: IN_FLIGHT_MAX,
-            });
+            let legal = format!("1 to {IN_FLIGHT_MAX}");
+            return Err(OptionError::new("in_flight", in_flight as u64, legal));
         }
         // M2 (module `node`): a lane has more slots than twice the number of calls in flight.
         if !capacity.is_power_of_two() || capacity <= 2 * in_flight || capacity > CAPACITY_MAX {
-            return Err(ConfigError::Capacity {
-                capacity,
-                in_flight,
-            });
+            let legal = format!(
+                "a power of two above 2 x in_flight = {}, at most {CAPACITY_MAX}",
+                2 * in_flight
+            );
+            return Err(OptionError::new("capacity", capacity as u64, legal));
         }
         Ok(())
     }
-}
-
-/// The reason why a network was not made.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum ConfigError {
-    /// The number of nodes is out of range.
-    #[error("{0} nodes: there must be 1 to {NODES_MAX}")]
-    Nodes(usize),
-    /// The number of calls in flight is out of range.
-    #[error("in_flight is {in_flight}: it must be 1 to {max}")]
-    InFlight {
-        /// The given number of calls in flight.
-        in_flight: usize,
-        /// The maximum.
-        max: usize,
-    },
-    /// A lane cannot hold all calls and replies, or is longer than the maximum.
-    #[error("capacity is {capacity}: it must be a power of two above 2 x in_flight = {}, at most {CAPACITY_MAX}", 2 * in_flight)]
-    Capacity {
-        /// The given number of slots.
-        capacity: usize,
-        /// The given number of calls in flight.
-        in_flight: usize,
-    },
 }

@@ -59,8 +59,8 @@ mod mesh;
 mod node;
 mod token;
 
-pub use config::{Config, ConfigError, NODES_MAX};
-pub use copyrpc_calls::{CallError, CallFailure, SessionEnd};
+pub use config::{Config, NODES_MAX};
+pub use copyrpc_calls::{CallError, CallFailure, OptionError, SessionEnd};
 pub use copyrpc_shm::sleep;
 pub use copyrpc_shm::wait::WaitStrategy;
 pub use error::ForeignToken;
@@ -77,7 +77,7 @@ mod errors {
     #[test]
     fn go_anywhere() {
         check::<crate::CallError<u64, u64>>();
-        check::<crate::ConfigError>();
+        check::<crate::OptionError>();
         check::<crate::ForeignToken<u64>>();
     }
 }

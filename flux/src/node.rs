@@ -28,7 +28,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
-use copyrpc_calls::{CallError, CallFailure, Calls, SessionEnd, Tag};
+use copyrpc_calls::{CallError, CallFailure, Calls, OptionError, SessionEnd, Tag};
 use copyrpc_shm::clock::Clock;
 use copyrpc_shm::dropped::Dropped;
 use copyrpc_shm::lane::{Ahead, LaneRx, LaneTx};
@@ -36,7 +36,7 @@ use copyrpc_shm::ready::{self, HotSet, ReadyWords};
 use copyrpc_shm::sleep::{self, Sleep, Sleeper, Watch, Word};
 use copyrpc_shm::sync::{AtomicU32, FIRST, LightBarrier};
 
-use crate::config::{Config, ConfigError};
+use crate::config::Config;
 use crate::error::ForeignToken;
 use crate::mesh::{CALL, Mesh, Message, REJECTION, REPLY, Received, Towards};
 use crate::token::{CallToken, Token};
@@ -147,7 +147,7 @@ impl<T, U> Node<T, U> {
     ///
     /// ```
     /// use std::{convert::Infallible, rc::Rc};
-    /// # fn main() -> Result<(), flux::ConfigError> {
+    /// # fn main() -> Result<(), flux::OptionError> {
     /// for node in flux::network::<u64, Infallible>(2, flux::Config::default())? {
     ///     std::thread::spawn(|| {
     ///         let mut node = node.map(|never| match never {});
@@ -216,23 +216,23 @@ impl<T, U> fmt::Debug for Node<T, U> {
 /// they will use for messages: `nodes x (nodes - 1) x capacity` slots.
 ///
 /// # Errors
-/// [`ConfigError`].
+/// [`OptionError`].
 pub fn network<T: Copy + Send, U>(
     nodes: usize,
     config: Config,
-) -> Result<Vec<Node<T, U>>, ConfigError> {
+) -> Result<Vec<Node<T, U>>, OptionError> {
     network_by(&Clock::default(), nodes, config)
 }
 
 /// Like [`network`], with deadlines by `clock`.
 ///
 /// # Errors
-/// [`ConfigError`].
+/// [`OptionError`].
 pub fn network_by<T: Copy + Send, U>(
     clock: &Clock,
     nodes: usize,
     config: Config,
-) -> Result<Vec<Node<T, U>>, ConfigError> {
+) -> Result<Vec<Node<T, U>>, OptionError> {
     config.check(nodes)?;
     // Registers this process for barriers, which may take long: now, and not in the first call.
     let _ = LightBarrier::of_process();

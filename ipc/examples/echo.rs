@@ -11,7 +11,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (named, stop) = std::sync::mpsc::channel();
     let server = std::thread::spawn({
         let name = name.clone();
-        move || -> Result<(), ipc::CreateError> {
+        move || -> Result<(), ipc::SetupError> {
             let mut server = Server::bind(&name)?;
             let _ = named.send(server.stop_handle());
             server.serve(<[u8]>::to_ascii_uppercase);

@@ -5,8 +5,8 @@ use std::ptr::NonNull;
 use copyrpc_shm::ready::{ReadyWords, Wakes};
 use copyrpc_shm::sync::AtomicU32;
 
-use crate::error::ParameterError;
 use crate::limits::LINE;
+use copyrpc_calls::OptionError;
 
 /// The announcements of clients to a server that does not poll their lanes. The default is
 /// [`ReadyWords`], a bit for each client; `delegationrpc` has a ring of client numbers.
@@ -28,8 +28,8 @@ pub trait Announce: Wakes + Send + Sized {
     /// Returns the number of bytes of the announcements in the region, a multiple of 64.
     ///
     /// # Errors
-    /// [`ParameterError::Words`] if the number of words is not legal.
-    fn bytes(max_clients: usize, words: usize) -> Result<usize, ParameterError>;
+    /// [`OptionError`] if the number of words is not legal.
+    fn bytes(max_clients: usize, words: usize) -> Result<usize, OptionError>;
 
     /// Makes a view of the announcements at `base`.
     ///
@@ -52,11 +52,15 @@ impl Announce for ReadyWords {
         Self::words(max_clients)
     }
 
-    fn bytes(max_clients: usize, words: usize) -> Result<usize, ParameterError> {
+    fn bytes(max_clients: usize, words: usize) -> Result<usize, OptionError> {
         if words == Self::words(max_clients) {
             Ok((8 * words).next_multiple_of(LINE))
         } else {
-            Err(ParameterError::Words(words))
+            Err(OptionError::new(
+                "words",
+                words as u64,
+                "as many as the clients need",
+            ))
         }
     }
 

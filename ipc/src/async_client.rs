@@ -18,7 +18,7 @@ use crate::announce::Announce;
 use crate::blocking;
 use crate::bytes::{self, MessageBytes};
 use crate::client::Client;
-use crate::error::{ClientError, ConnectError, Misfit};
+use crate::error::{ClientError, Misfit, SetupError};
 
 /// Options of an [`AsyncClient`].
 #[derive(Clone, Debug)]
@@ -56,8 +56,8 @@ pub trait Session: Sleeper + Sized + 'static {
     /// Connects like [`Client::connect_in`].
     ///
     /// # Errors
-    /// [`ConnectError`].
-    fn connect_in(dir: &Dir, name: &str, type_tag: u64) -> Result<Self, ConnectError>;
+    /// [`SetupError`].
+    fn connect_in(dir: &Dir, name: &str, type_tag: u64) -> Result<Self, SetupError>;
 
     /// Returns the maximum lengths of messages at the present server.
     fn message_bytes(&self) -> MessageBytes;
@@ -91,7 +91,7 @@ impl<Req: Plain + Send + Unpin, Resp: Plain + Send, W: Announce + 'static> Sessi
     type Request = Req;
     type Reply = Resp;
 
-    fn connect_in(dir: &Dir, name: &str, type_tag: u64) -> Result<Self, ConnectError> {
+    fn connect_in(dir: &Dir, name: &str, type_tag: u64) -> Result<Self, SetupError> {
         Self::connect_in(dir, name, type_tag)
     }
 
@@ -129,7 +129,7 @@ impl Session for bytes::Client<u64> {
     type Request = [u8];
     type Reply = Vec<u8>;
 
-    fn connect_in(dir: &Dir, name: &str, type_tag: u64) -> Result<Self, ConnectError> {
+    fn connect_in(dir: &Dir, name: &str, type_tag: u64) -> Result<Self, SetupError> {
         Self::connect_in(dir, name, type_tag)
     }
 
@@ -190,7 +190,7 @@ pub type AsyncCall<C> = copyrpc_calls::AsyncCall<Reconnecting<C>>;
 pub struct Reconnecting<C> {
     client: C,
     /// Connects to the server that has the name now.
-    open: Box<dyn Fn() -> Result<C, ConnectError>>,
+    open: Box<dyn Fn() -> Result<C, SetupError>>,
     alarm: Arc<Alarm>,
     /// Maximum time to wait for the server of a new session.
     timeout: Duration,
@@ -209,7 +209,7 @@ impl<C> fmt::Debug for Reconnecting<C> {
 
 impl<C: Session, A: Into<String>> Dial<A> for Reconnecting<C> {
     type Options = ClientOptions;
-    type Error = ConnectError;
+    type Error = SetupError;
     const THREAD: &'static str = "ipc-client";
 
     fn dial(
@@ -217,14 +217,14 @@ impl<C: Session, A: Into<String>> Dial<A> for Reconnecting<C> {
         options: &ClientOptions,
         _: bool,
         is_wanted: &dyn Fn() -> bool,
-    ) -> Result<Self, ConnectError> {
+    ) -> Result<Self, SetupError> {
         let (name, type_tag, timeout) = (name.into(), options.type_tag, options.connect_timeout);
         let dir = match &options.dir {
             Some(dir) => dir.clone(),
             None => Dir::open(None)?,
         };
         let open = Box::new(move || C::connect_in(&dir, &name, type_tag));
-        let may_pass = |error: &ConnectError| error.may_pass() && is_wanted();
+        let may_pass = |error: &SetupError| error.may_pass() && is_wanted();
         Ok(Self {
             client: blocking::retry(timeout, may_pass, &open)?,
             open,
@@ -235,8 +235,8 @@ impl<C: Session, A: Into<String>> Dial<A> for Reconnecting<C> {
         })
     }
 
-    fn no_thread(error: io::Error) -> ConnectError {
-        ConnectError::Thread(error)
+    fn no_thread(error: io::Error) -> SetupError {
+        SetupError::Thread(error)
     }
 }
 
@@ -325,7 +325,7 @@ impl<C: Session> Connection for Reconnecting<C> {
     ) -> Result<(), ClientError> {
         let next = blocking::retry(
             within,
-            |error: &ConnectError| error.may_pass() && goes_on(&mut Vec::new()),
+            |error: &SetupError| error.may_pass() && goes_on(&mut Vec::new()),
             &self.open,
         );
         self.client = next.map_err(|error| error.of_call())?;

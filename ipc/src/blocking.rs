@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use copyrpc_calls::{Patience, StopHandle};
 use copyrpc_shm::sleep::SLICE;
 
-use crate::error::{ClientError, ConnectError};
+use crate::error::{ClientError, SetupError};
 
 /// Time between two attempts.
 const PAUSE: Duration = Duration::from_millis(1);
@@ -37,7 +37,7 @@ pub(crate) fn serve<S>(
 pub(crate) fn connect_first(
     timeout: Duration,
     patience: Option<Duration>,
-    connect: impl FnOnce(Duration) -> Result<(), ConnectError>,
+    connect: impl FnOnce(Duration) -> Result<(), SetupError>,
 ) -> Result<Duration, ClientError> {
     let Some(patience) = patience else {
         return Ok(timeout);

@@ -15,7 +15,7 @@ use copyrpc_shm::sleep::{self, SLICE, Sleeper, Watch, Word};
 
 use crate::announce::Announce;
 use crate::blocking;
-use crate::error::{ClientError, ConnectError};
+use crate::error::{ClientError, SetupError};
 use crate::given_up::GivenUp;
 use crate::layout::{AreaBytes, Header};
 use crate::membership::Membership;
@@ -55,8 +55,8 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
     /// servers made by `bind`. [`connect_in`](Self::connect_in) takes another tag.
     ///
     /// # Errors
-    /// [`ConnectError`]. After an error that [may pass](ConnectError::may_pass), try again.
-    pub fn connect(name: &str) -> Result<Self, ConnectError> {
+    /// [`SetupError`]. After an error that [may pass](SetupError::may_pass), try again.
+    pub fn connect(name: &str) -> Result<Self, SetupError> {
         Self::connect_in(&Dir::open(None)?, name, 0)
     }
 
@@ -66,8 +66,8 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
     ///
     /// # Errors
     /// Like [`connect`](Self::connect).
-    pub fn connect_within(name: &str, timeout: Duration) -> Result<Self, ConnectError> {
-        let client = blocking::retry(timeout, ConnectError::may_pass, || Self::connect(name))?;
+    pub fn connect_within(name: &str, timeout: Duration) -> Result<Self, SetupError> {
+        let client = blocking::retry(timeout, SetupError::may_pass, || Self::connect(name))?;
         Ok(Self {
             patience: timeout,
             ..client
@@ -77,9 +77,9 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
     /// Connects to the server `name` in `dir`. `type_tag` must be the server's.
     ///
     /// # Errors
-    /// [`ConnectError`]. Try again if the server is not there yet (`NotFound`, `OwnerGone`) or is
+    /// [`SetupError`]. Try again if the server is not there yet (`NotFound`, `OwnerGone`) or is
     /// full.
-    pub fn connect_in(dir: &Dir, name: &str, type_tag: u64) -> Result<Self, ConnectError> {
+    pub fn connect_in(dir: &Dir, name: &str, type_tag: u64) -> Result<Self, SetupError> {
         let region = Region::open(dir, name, W::KIND, size_of::<Header>())?;
         let header = views::header::<W>(&region)?;
         let shape = TypeShape::of::<Req, Resp>(type_tag);
@@ -99,7 +99,7 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
         region: Region,
         views: Views<Req, Resp, W>,
         type_tag: u64,
-    ) -> Result<Self, ConnectError> {
+    ) -> Result<Self, SetupError> {
         let Views {
             entries,
             lanes,
@@ -138,8 +138,8 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
     /// ended: poll until the end of the session first.
     ///
     /// # Errors
-    /// [`ConnectError`]; the client is as before.
-    pub fn reconnect(&mut self, timeout: Duration) -> Result<(), ConnectError> {
+    /// [`SetupError`]; the client is as before.
+    pub fn reconnect(&mut self, timeout: Duration) -> Result<(), SetupError> {
         let next = self.next(timeout, Self::connect_in)?;
         *self = Self {
             patience: self.patience,
@@ -151,13 +151,13 @@ impl<Req: Plain, Resp: Plain, U, W: Announce> Client<Req, Resp, U, W> {
     pub(crate) fn next<C>(
         &self,
         timeout: Duration,
-        connect_in: impl Fn(&Dir, &str, u64) -> Result<C, ConnectError>,
-    ) -> Result<C, ConnectError> {
+        connect_in: impl Fn(&Dir, &str, u64) -> Result<C, SetupError>,
+    ) -> Result<C, SetupError> {
         if self.in_flight() > 0 {
-            return Err(ConnectError::CallsInFlight(self.in_flight()));
+            return Err(SetupError::CallsInFlight(self.in_flight()));
         }
         let region = &self.member.region;
-        blocking::retry(timeout, ConnectError::may_pass, || {
+        blocking::retry(timeout, SetupError::may_pass, || {
             connect_in(region.dir(), region.name(), self.type_tag)
         })
     }

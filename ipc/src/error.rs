@@ -2,68 +2,27 @@
 
 use std::io;
 
-use copyrpc_calls::{ConnectFailure, SessionEnd};
+use copyrpc_calls::{ConnectFailure, OptionError, SessionEnd};
 use copyrpc_shm::dir::DirError;
 use copyrpc_shm::lock::LockError;
 use copyrpc_shm::plain::TypeShape;
 use copyrpc_shm::region;
 
-use crate::limits::{CLIENTS_MAX, DEPTH_MAX, LINE, MESSAGE_MAX};
 use crate::token::Token;
 
-/// The reason why the parameters of a server are invalid.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum ParameterError {
-    /// The number of clients is out of range.
-    #[error("max_clients is {0}: it must be 1 to {CLIENTS_MAX}")]
-    MaxClients(usize),
-    /// The depth is not legal.
-    #[error("depth is {0}: it must be a power of two from 1 to {DEPTH_MAX}")]
-    Depth(usize),
-    /// The number of words for announcements is not legal.
-    #[error(
-        "{0} words for announcements: a ring has a power of two of them, 1 to 2^27, and bits have as many as the clients need"
-    )]
-    Words(usize),
-    /// The payloads need more alignment than a cache line has.
-    #[error("payloads are aligned to {0} bytes: at most {LINE} are possible")]
-    Alignment(usize),
-    /// Messages are longer than the maximum.
-    #[error("messages of {0} bytes: at most {MESSAGE_MAX} are possible")]
-    MessageBytes(usize),
-    /// The size of the region exceeds the address space.
-    #[error(
-        "the region would exceed the address space: use fewer clients, less depth, or smaller payloads"
-    )]
-    TooLarge,
-}
-
-/// The reason why a server could not be created.
+/// Why a server could not be created, or a client could not connect.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum CreateError {
-    /// A parameter is out of range.
+pub enum SetupError {
+    /// An option is outside its range.
     #[error(transparent)]
-    Parameter(#[from] ParameterError),
+    Option(#[from] OptionError),
     /// The directory cannot be used.
     #[error(transparent)]
     Dir(#[from] DirError),
     /// The region could not be created.
     #[error(transparent)]
-    Region(#[from] region::CreateError),
-    /// The thread of an [`AsyncServer`](crate::bytes::AsyncServer) could not be started.
-    #[error("starting the thread of a server: {0}")]
-    Thread(#[source] io::Error),
-}
-
-/// The reason why a client could not connect.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ConnectError {
-    /// The directory cannot be used.
-    #[error(transparent)]
-    Dir(#[from] DirError),
+    Create(#[from] region::CreateError),
     /// The region could not be opened: there is no server, it is dead, or the file is not a region.
     #[error(transparent)]
     Region(#[from] region::OpenError),
@@ -89,7 +48,7 @@ pub enum ConnectError {
     },
     /// The region's header is invalid.
     #[error("the server's region is damaged: {0}")]
-    Damaged(ParameterError),
+    Damaged(OptionError),
     /// The region is shorter than its header asks for.
     #[error("the server's region is damaged: it has {have} bytes and its header describes {need}")]
     Truncated {
@@ -113,8 +72,9 @@ pub enum ConnectError {
     /// The client has calls that have not ended: poll until the end of the session first.
     #[error("{0} calls have not ended: poll until the end of the session, then connect again")]
     CallsInFlight(usize),
-    /// The thread of an [`AsyncClient`](crate::AsyncClient) could not be started.
-    #[error("starting the thread of a client: {0}")]
+    /// The thread of an [`AsyncClient`](crate::AsyncClient) or an
+    /// [`AsyncServer`](crate::bytes::AsyncServer) could not be started.
+    #[error("starting a thread: {0}")]
     Thread(#[source] io::Error),
 }
 
@@ -151,7 +111,7 @@ impl ConnectFailure for Misfit {
 /// The reason why a call has no reply.
 pub type ClientError = copyrpc_calls::ClientError<Misfit, SessionEnd>;
 
-impl ConnectError {
+impl SetupError {
     /// Returns the error of a call that needed the connection.
     pub(crate) fn of_call(&self) -> ClientError {
         match self {

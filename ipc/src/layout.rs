@@ -18,13 +18,13 @@
 
 use std::mem::offset_of;
 
+use copyrpc_calls::OptionError;
 use copyrpc_calls::Tagged;
 use copyrpc_shm::lane::Slot;
 use copyrpc_shm::plain::{Plain, TypeShape};
 
 use crate::announce::Announce;
 use crate::entries::Entries;
-use crate::error::ParameterError;
 use crate::limits::{CLIENTS_MAX, DEPTH_MAX, LINE};
 
 /// Kind of the region of a server of byte messages, whose lanes hold short messages and the lengths
@@ -92,16 +92,23 @@ impl Layout {
         words: usize,
         depth: usize,
         area_bytes: AreaBytes,
-    ) -> Result<Self, ParameterError> {
+    ) -> Result<Self, OptionError> {
         if !(1..=CLIENTS_MAX).contains(&max_clients) {
-            return Err(ParameterError::MaxClients(max_clients));
+            let legal = format!("1 to {CLIENTS_MAX}");
+            return Err(OptionError::new("max_clients", max_clients as u64, legal));
         }
         if !depth.is_power_of_two() || depth > DEPTH_MAX {
-            return Err(ParameterError::Depth(depth));
+            let legal = format!("a power of two from 1 to {DEPTH_MAX}");
+            return Err(OptionError::new("depth", depth as u64, legal));
         }
         let align = align_of::<Req>().max(align_of::<Resp>());
         if align > LINE {
-            return Err(ParameterError::Alignment(align));
+            let legal = format!("at most {LINE} bytes");
+            return Err(OptionError::new(
+                "alignment of payloads",
+                align as u64,
+                legal,
+            ));
         }
         let entries = Self::ANNOUNCED + W::bytes(max_clients, words)?;
         let requests = entries + Entries::bytes(max_clients);
@@ -136,7 +143,10 @@ impl Layout {
                 total,
             })
         };
-        sizes().ok_or(ParameterError::TooLarge)
+        sizes().ok_or_else(|| {
+            let legal = "less, or fewer clients or smaller payloads: the region would exceed the address space";
+            OptionError::new("depth", depth as u64, legal)
+        })
     }
 
     pub(crate) fn request_stride(&self) -> usize {
@@ -174,7 +184,7 @@ mod tests {
         clients: usize,
         depth: usize,
         area_bytes: AreaBytes,
-    ) -> Result<Layout, ParameterError> {
+    ) -> Result<Layout, OptionError> {
         Layout::new::<Req, Resp, ReadyWords>(clients, ReadyWords::words(clients), depth, area_bytes)
     }
 
@@ -221,33 +231,36 @@ mod tests {
 
     #[test]
     fn parameters_out_of_range_are_named() {
-        let layout = |clients, depth, request| {
-            layout::<u64, u64>(
+        let refused = |clients, depth, request| {
+            let layout = layout::<u64, u64>(
                 clients,
                 depth,
                 AreaBytes {
                     request,
                     response: 0,
                 },
-            )
+            );
+            layout
+                .map_err(|error| (error.option, error.value))
+                .unwrap_err()
         };
-        assert_eq!(layout(0, 8, 0), Err(ParameterError::MaxClients(0)));
+        assert_eq!(refused(0, 8, 0), ("max_clients", 0));
         assert_eq!(
-            layout(CLIENTS_MAX + 1, 8, 0),
-            Err(ParameterError::MaxClients(CLIENTS_MAX + 1))
+            refused(CLIENTS_MAX + 1, 8, 0),
+            ("max_clients", CLIENTS_MAX as u64 + 1)
         );
         for depth in [0, 3, DEPTH_MAX * 2, usize::MAX] {
-            assert_eq!(layout(1, depth, 0), Err(ParameterError::Depth(depth)));
+            assert_eq!(refused(1, depth, 0), ("depth", depth as u64));
         }
         for request in [usize::MAX, usize::MAX / 2] {
             assert_eq!(
-                layout(CLIENTS_MAX, DEPTH_MAX, request),
-                Err(ParameterError::TooLarge)
+                refused(CLIENTS_MAX, DEPTH_MAX, request),
+                ("depth", DEPTH_MAX as u64)
             );
         }
         assert_eq!(
             Layout::new::<u64, u64, ReadyWords>(64, 3, 8, AreaBytes::default()),
-            Err(ParameterError::Words(3))
+            Err(OptionError::new("words", 3, "as many as the clients need"))
         );
     }
 }

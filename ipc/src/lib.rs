@@ -12,7 +12,7 @@
 //! let mut server = Server::<u64, u64>::bind(name)?;
 //! # handles.send(server.stop_handle()).unwrap();
 //! server.serve(|number| number * number); // until its `stop_handle` stops it, from any thread
-//! # Ok::<(), ipc::CreateError>(()) }});
+//! # Ok::<(), ipc::SetupError>(()) }});
 //!
 //! // In this process or in another:
 //! let mut client = Client::<u64, u64, ()>::connect_within(name, Duration::from_secs(10))?;
@@ -59,7 +59,7 @@
 //! std::thread::spawn(move || waker.wake());
 //! sleep::wait([&mut server as &mut dyn Sleeper, &mut &*alarm], None);
 //! assert!(alarm.take());
-//! # Ok::<(), ipc::CreateError>(())
+//! # Ok::<(), ipc::SetupError>(())
 //! ```
 //!
 //! - **Names**: [`Server::bind`] and [`Client::connect`] use the directory `/dev/shm/copyrpc-<uid>`
@@ -160,13 +160,13 @@ pub use copyrpc_calls::methods;
 /// Payloads above the limits of a message, over a [`bytes::Client`].
 pub use copyrpc_calls::parts;
 pub use copyrpc_calls::{CallError, CallFailure, SessionEnd, Tag as CallToken};
-pub use copyrpc_calls::{Ending, StopHandle, service};
+pub use copyrpc_calls::{Ending, OptionError, StopHandle, service};
 pub use copyrpc_shm::dir::Dir;
 pub use copyrpc_shm::plain::Plain;
 pub use copyrpc_shm::ready::ReadyWords;
 pub use copyrpc_shm::sleep;
 pub use copyrpc_shm::wait::WaitStrategy;
-pub use error::{ClientError, ConnectError, CreateError, Misfit, ParameterError, ReplyError};
+pub use error::{ClientError, Misfit, ReplyError, SetupError};
 pub use limits::{CLIENTS_MAX, DEPTH_MAX};
 pub use server::Server;
 pub use token::Token;
@@ -181,9 +181,8 @@ mod errors {
         check::<crate::ClientError>();
         check::<crate::CallError<u64, u64>>();
         check::<crate::CallFailure>();
-        check::<crate::ConnectError>();
-        check::<crate::CreateError>();
-        check::<crate::ParameterError>();
+        check::<crate::OptionError>();
+        check::<crate::SetupError>();
         check::<crate::ReplyError>();
         check::<crate::SessionEnd>();
     }

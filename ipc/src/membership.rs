@@ -4,7 +4,7 @@ use copyrpc_calls::SessionEnd;
 use copyrpc_shm::region::{OwnerWatch, Region};
 
 use crate::entries::{Entries, Holding, Session};
-use crate::error::ConnectError;
+use crate::error::SetupError;
 
 /// A client's entry at a server. The drop gives the entry up, except in a forked child, which has
 /// only a copy of this value.
@@ -30,15 +30,15 @@ impl Membership {
     /// `entries` lie in `region`.
     ///
     /// # Errors
-    /// [`ConnectError::Full`] or [`ConnectError::Lock`].
+    /// [`SetupError::Full`] or [`SetupError::Lock`].
     pub(crate) unsafe fn join(
         region: Region,
         entries: Entries,
         is_fit: impl Fn(usize) -> bool,
-    ) -> Result<Self, ConnectError> {
+    ) -> Result<Self, SetupError> {
         let (session, holding) = loop {
             let joined = entries.join(region.lock_file())?;
-            let session = joined.ok_or_else(|| ConnectError::Full {
+            let session = joined.ok_or_else(|| SetupError::Full {
                 max_clients: entries.count(),
             })?;
             match entries

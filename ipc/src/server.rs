@@ -14,7 +14,7 @@ use copyrpc_shm::sync::LightBarrier;
 
 use crate::announce::Announce;
 use crate::blocking;
-use crate::error::{CreateError, ReplyError};
+use crate::error::{ReplyError, SetupError};
 use crate::layout::{AreaBytes, Header, Layout};
 use crate::limits::{CLIENTS, DEPTH};
 use crate::sessions::{CallId, Sessions};
@@ -63,8 +63,8 @@ impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
     /// takes another tag.
     ///
     /// # Errors
-    /// [`CreateError`]; nothing is left behind.
-    pub fn bind(name: &str) -> Result<Self, CreateError> {
+    /// [`SetupError`]; nothing is left behind.
+    pub fn bind(name: &str) -> Result<Self, SetupError> {
         Self::bind_in(&Dir::open(None)?, name, CLIENTS, DEPTH, 0)
     }
 
@@ -76,14 +76,14 @@ impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
     /// payload, rounded up to 64 B.
     ///
     /// # Errors
-    /// [`CreateError`]; nothing is left behind.
+    /// [`SetupError`]; nothing is left behind.
     pub fn bind_in(
         dir: &Dir,
         name: &str,
         max_clients: usize,
         depth: usize,
         type_tag: u64,
-    ) -> Result<Self, CreateError> {
+    ) -> Result<Self, SetupError> {
         Self::bind_with(
             dir,
             name,
@@ -98,7 +98,7 @@ impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
     /// that permits several numbers.
     ///
     /// # Errors
-    /// [`CreateError`]; nothing is left behind.
+    /// [`SetupError`]; nothing is left behind.
     pub fn bind_with(
         dir: &Dir,
         name: &str,
@@ -106,7 +106,7 @@ impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
         max_clients: usize,
         depth: usize,
         type_tag: u64,
-    ) -> Result<Self, CreateError> {
+    ) -> Result<Self, SetupError> {
         let layout = Layout::new::<Req, Resp, W>(max_clients, words, depth, AreaBytes::default())?;
         Self::bind_as(
             dir,
@@ -124,7 +124,7 @@ impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
         kind: u64,
         layout: Layout,
         shape: TypeShape,
-    ) -> Result<Self, CreateError> {
+    ) -> Result<Self, SetupError> {
         // Registers this process for barriers, which may take long, now and not in the first reply.
         let _ = LightBarrier::of_process();
         let header = Header {

@@ -7,15 +7,15 @@ use copyrpc_shm::region::Region;
 
 use crate::announce::Announce;
 use crate::entries::Entries;
-use crate::error::ConnectError;
+use crate::error::SetupError;
 use crate::layout::{AreaBytes, Header, Layout};
 use crate::sessions::LanePairs;
 
 /// Returns a copy of a server's header. Checks only the magic number and the version.
-pub(crate) fn header<W: Announce>(region: &Region) -> Result<Header, ConnectError> {
+pub(crate) fn header<W: Announce>(region: &Region) -> Result<Header, SetupError> {
     let have = region.view().len();
     let Some(header) = region.view().at::<Header>(0) else {
-        return Err(ConnectError::Truncated {
+        return Err(SetupError::Truncated {
             need: size_of::<Header>(),
             have,
         });
@@ -27,7 +27,7 @@ pub(crate) fn header<W: Announce>(region: &Region) -> Result<Header, ConnectErro
     if (header.magic, header.version) == (W::MAGIC, W::VERSION) {
         Ok(header)
     } else {
-        Err(ConnectError::Version {
+        Err(SetupError::Version {
             magic: header.magic,
             version: header.version,
         })
@@ -40,9 +40,9 @@ pub(crate) fn layout<Req: Plain, Resp: Plain, W: Announce>(
     header: &Header,
     client: TypeShape,
     areas: AreaBytes,
-) -> Result<Layout, ConnectError> {
+) -> Result<Layout, SetupError> {
     if header.shape != client {
-        return Err(ConnectError::Types {
+        return Err(SetupError::Types {
             server: header.shape,
             client,
         });
@@ -51,10 +51,10 @@ pub(crate) fn layout<Req: Plain, Resp: Plain, W: Announce>(
     let words = header.words as usize;
     let depth = header.depth as usize;
     let layout = Layout::new::<Req, Resp, W>(max_clients, words, depth, areas)
-        .map_err(ConnectError::Damaged)?;
+        .map_err(SetupError::Damaged)?;
     let have = region.view().len();
     if layout.total > have {
-        return Err(ConnectError::Truncated {
+        return Err(SetupError::Truncated {
             need: layout.total,
             have,
         });

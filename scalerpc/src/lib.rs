@@ -119,15 +119,14 @@ mod service;
 pub use copyrpc_calls::methods;
 /// Payloads above the limits of a message, over the same clients.
 pub use copyrpc_calls::parts;
-pub use copyrpc_calls::{Ending, StopHandle, service};
+pub use copyrpc_calls::{Ending, OptionError, StopHandle, service};
 /// The driver of the devices, with their options.
 pub use mlx5;
 pub use mlx5_rendezvous::{Event, Events, Peer, Secret};
 pub use protocol::groups::{QPC_CACHE_CONNECTX3, QPC_CACHE_CONNECTX5};
 pub use protocol::{
-    CallFailure, CallToken, ClientId, ClientStats, CloseReason, Completion, ConfigError, Grouping,
-    Handler, HandlerError, Handlers, HeldRequest, Layout, ProtocolError, ServerConfig, ServerStats,
-    State,
+    CallFailure, CallToken, ClientId, ClientStats, CloseReason, Completion, Grouping, Handler,
+    HandlerError, Handlers, HeldRequest, Layout, ProtocolError, ServerConfig, ServerStats, State,
 };
 pub use rdma::{RdmaClient, RdmaServer, SetupError};
 pub use service::{
@@ -146,7 +145,7 @@ mod errors {
         check::<crate::ClientError>();
         check::<crate::CloseReason>();
         check::<crate::ProtocolError>();
-        check::<crate::ConfigError>();
+        check::<crate::OptionError>();
         check::<crate::SetupError>();
     }
 }

@@ -291,6 +291,12 @@ pub enum CallError<Req, U> {
     },
 }
 
+impl<C: ConnectFailure, R> From<C> for ClientError<C, R> {
+    fn from(error: C) -> Self {
+        Self::Connect(error)
+    }
+}
+
 impl<Req, U, C> From<CallError<Req, U>> for ClientError<C, SessionEnd> {
     fn from(error: CallError<Req, U>) -> Self {
         match error {

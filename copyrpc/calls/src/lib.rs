@@ -28,7 +28,7 @@
 //! - `tag`: the identifier of a call, which its messages carry.
 //! - `table`: the calls that wait for an answer.
 //! - `deadlines`: a heap of deadlines, here and in `copyrpc`.
-//! - `error`: the errors of calls.
+//! - `error`: the errors of calls; `option`: the error of an option.
 //! - `patience`: the number of empty polls before a thread sleeps.
 //! - [`payloads`]: the values that methods take and return.
 //! - [`methods`]: services with methods, over any client that sends bytes.
@@ -54,6 +54,7 @@ mod further;
 pub mod futures;
 pub mod methods;
 pub mod oneshot;
+mod option;
 pub mod parts;
 mod patience;
 pub mod payloads;
@@ -74,6 +75,7 @@ pub use error::{
 };
 pub use further::CONNECTIONS;
 pub use futures::{AsyncCall, AsyncClient};
+pub use option::OptionError;
 pub use patience::Patience;
 pub use serving::{Answer, Bind, Serving, SharedAddress, StopHandle};
 pub use table::{CALLS_MAX, Calls};

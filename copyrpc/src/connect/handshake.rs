@@ -47,9 +47,7 @@ impl<U> Handshake<U> {
     pub(crate) fn of(context: &Context<U>, config: &EndpointConfig) -> Self {
         match context.create_endpoint(config) {
             Ok(endpoint) => Self::new(endpoint),
-            Err(error @ (SetupError::SrqTooSmall { .. } | SetupError::CqTooSmall { .. })) => {
-                Self::refuse(Refusal::Full, error)
-            }
+            Err(error @ SetupError::Full(_)) => Self::refuse(Refusal::Full, error),
             Err(error) => Self::refuse(Refusal::Failed, error),
         }
     }

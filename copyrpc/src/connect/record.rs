@@ -5,6 +5,7 @@
 //! protocol cannot work with, and [`ExchangeRecord::check_peer`] every pair of endpoints that
 //! cannot connect.
 
+use copyrpc_calls::OptionError;
 use mlx5::QpAddress;
 use mlx5_rendezvous::record::{Kind, field, put, require, u32_at, u64_at};
 pub use mlx5_rendezvous::record::{RecordError, Refusal};
@@ -176,10 +177,8 @@ impl ExchangeRecord {
             return Err(mlx5::ConnectError::DifferentKinds { local, remote }.into());
         }
         if self.ring_size != remote.ring_size {
-            return Err(SetupError::RingSizes {
-                local: self.ring_size.bytes(),
-                remote: remote.ring_size.bytes(),
-            });
+            let legal = format!("the peer's, {}", remote.ring_size.bytes());
+            return Err(OptionError::new("ring_size", self.ring_size.bytes(), legal).into());
         }
         Ok(())
     }
@@ -361,7 +360,10 @@ mod tests {
         other.ring_size = RingSize::new(2 << 20).unwrap();
         assert!(matches!(
             local.check_peer(&other),
-            Err(SetupError::RingSizes { .. })
+            Err(SetupError::Option(OptionError {
+                option: "ring_size",
+                ..
+            }))
         ));
     }
 }

@@ -6,7 +6,9 @@ use std::net::{TcpStream, ToSocketAddrs};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-use copyrpc_calls::{CONNECTIONS, Connection, Dial, EndReason, Ended, Facts, GoesOn, Refusal};
+use copyrpc_calls::{
+    CONNECTIONS, Connection, Dial, EndReason, Ended, Facts, GoesOn, OptionError, Refusal,
+};
 use mlx5::{DeviceInfo, DeviceSpec};
 use mlx5_rendezvous::{LIFELINE_INTERVAL, Route, Secret, has_hung_up};
 
@@ -77,12 +79,6 @@ impl EndReason for CloseReason {
     const CLOSED_HERE: Self = Self::ClosedHere;
 }
 
-impl From<SetupError> for ClientError {
-    fn from(error: SetupError) -> Self {
-        Self::Connect(error)
-    }
-}
-
 /// The device of a client, and its connection to the server.
 #[derive(Debug)]
 pub struct Caller {
@@ -122,21 +118,22 @@ impl<A: ToSocketAddrs + fmt::Debug> Dial<A> for Caller {
         is_wanted: &dyn Fn() -> bool,
     ) -> Result<Self, ClientError> {
         let options = options.clone();
-        let route = Route::to(address, options.secret.clone()).map_err(SetupError::from)?;
+        let route = Route::to(address, options.secret.clone())?;
         let context = open(&options)?;
-        let (endpoint, lifeline) = route.connect(
-            options.connect_timeout,
-            is_wanted,
-            |meeting| Handshake::of(&context, &options.endpoint).complete(meeting),
-            may_come,
-        )?;
+        let (endpoint, lifeline) =
+            route.connect(options.connect_timeout, is_wanted, |meeting| {
+                Handshake::of(&context, &options.endpoint).complete(meeting)
+            })?;
         let max = endpoint.max_response_allowance();
         let max_reply = options
             .max_reply
             .unwrap_or_else(|| DEFAULT_REPLY.min(max / 4));
         if max_reply > max {
-            let wanted = max_reply;
-            return Err(SetupError::MaxReply { wanted, max }.into());
+            let legal =
+                format!("at most {max}; a larger ring permits more (EndpointConfig::ring_size)");
+            return Err(
+                SetupError::from(OptionError::new("max_reply", max_reply as u64, legal)).into(),
+            );
         }
         let checked_ns = context.device().coarse_now_ns();
         Ok(Self {
@@ -277,12 +274,9 @@ impl Connection for Caller {
         };
         // This poll frees the resources of the ended connection.
         goes_on();
-        (self.endpoint, self.lifeline) = self.route.connect_again(
-            within,
-            goes_on,
-            |meeting| Handshake::of(context, endpoint).complete(meeting),
-            may_come,
-        )?;
+        (self.endpoint, self.lifeline) = self.route.connect_again(within, goes_on, |meeting| {
+            Handshake::of(context, endpoint).complete(meeting)
+        })?;
         Ok(())
     }
 
@@ -425,17 +419,6 @@ fn open(options: &ClientOptions) -> Result<Context<u64>, SetupError> {
         .build()
 }
 
-/// Returns whether another attempt may succeed: the server ended while this client waited for its
-/// admission or during the handshake, or has no room until another client has disconnected, maybe
-/// the predecessor of this client.
-fn may_come(error: &SetupError) -> bool {
-    match error {
-        SetupError::Channel(error) => mlx5_rendezvous::stream_has_ended(error),
-        SetupError::Connect(error @ mlx5::ConnectError::Soft(_)) => error.may_pass(),
-        error => error.is_for_lack_of_room(),
-    }
-}
-
 /// Returns the end of a call as its caller receives it. Credit is counted in blocks, so a reply
 /// that is a few bytes too long can arrive.
 #[inline(always)]
@@ -452,25 +435,4 @@ fn ended(outcome: Outcome<'_>, max_reply: usize) -> Result<Vec<u8>, ClientError>
 #[cold]
 pub(super) fn failed(failure: CallFailure) -> ClientError {
     failure.of_client()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A refused access is refused in later attempts too; a device that does not exist yet may be
-    /// created.
-    #[test]
-    fn a_refused_access_is_not_tried_again() {
-        use mlx5::hca::ConnectError::{NoAccess, NoSuchDevice};
-        let refused = |error| may_come(&SetupError::Connect(mlx5::ConnectError::Soft(error)));
-        assert!(!refused(NoAccess {
-            lid: 1,
-            reason: String::new()
-        }));
-        assert!(refused(NoSuchDevice {
-            lid: 1,
-            reason: String::new()
-        }));
-    }
 }

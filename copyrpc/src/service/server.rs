@@ -12,7 +12,7 @@ use mlx5_rendezvous::{Event, Events, Gate, GateOptions, GracePeriod, Lifelines, 
 
 use super::default_device;
 use crate::config::EndpointConfig;
-use crate::connect::{ExchangeRecord, Handshake, Refusal};
+use crate::connect::{ExchangeRecord, Handshake, RecordError, Refusal};
 use crate::context::{Context, ContextBuilder, DEFAULT_ENDPOINTS, LINGER};
 use crate::endpoint::Endpoint;
 use crate::error::{Reentrant, SetupError};
@@ -464,7 +464,10 @@ impl Server {
                     }
                 };
                 let outcome = handshake.serve(stream, peer, begin);
-                is_full |= matches!(&outcome, Err(error) if error.is_for_lack_of_room());
+                is_full |= matches!(
+                    &outcome,
+                    Err(SetupError::Record(RecordError::Refused(Refusal::Full)))
+                );
                 outcome
             },
             |endpoint, stream, peer| {

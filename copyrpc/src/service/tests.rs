@@ -9,12 +9,13 @@ use std::task::{Context as TaskContext, Poll, Waker};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use copyrpc_calls::OptionError;
 use copyrpc_calls::futures::Worker;
 use copyrpc_calls::{Dial, Ending, StopHandle};
 use copyrpc_testing::executor::block_on;
 use copyrpc_testing::limits;
 use mlx5::{AsyncEvent, Device, DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
-use mlx5_rendezvous::{LIFELINE_INTERVAL, Unreachable};
+use mlx5_rendezvous::LIFELINE_INTERVAL;
 
 use super::*;
 use crate::config::EndpointConfig;
@@ -285,22 +286,22 @@ fn an_error_says_whether_the_call_may_be_made_again() {
     }
     let errors = [
         (
-            ClientError::Connect(SetupError::TooManyEndpoints {
-                endpoints: 2,
-                batches_in_flight: 1,
-                max: 1,
+            ClientError::Connect(SetupError::Full(OptionError::new(
+                "cq_size",
+                1,
+                "at least 2",
+            ))),
+            later,
+        ),
+        (
+            ClientError::Connect(SetupError::Unreachable {
+                address: String::new(),
+                source: io(),
             }),
             later,
         ),
         (
-            ClientError::Connect(SetupError::Unreachable(Unreachable {
-                address: String::new(),
-                source: io(),
-            })),
-            later,
-        ),
-        (
-            ClientError::Connect(SetupError::MaxReply { wanted: 2, max: 1 }),
+            ClientError::Connect(OptionError::new("max_reply", 2, "at most 1").into()),
             never,
         ),
         (ClientError::Connect(SetupError::Thread(io())), never),
@@ -321,13 +322,6 @@ fn an_error_says_whether_the_call_may_be_made_again() {
                 version: 2,
                 known: 1,
             })),
-            never,
-        ),
-        (
-            ClientError::Connect(SetupError::RingSizes {
-                local: 1,
-                remote: 2,
-            }),
             never,
         ),
         (

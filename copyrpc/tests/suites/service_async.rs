@@ -315,7 +315,7 @@ fn a_server_that_goes_drops_the_request_in_hand_and_the_one_that_nobody_received
     assert!(
         matches!(
             second,
-            ClientError::Connect(SetupError::Unreachable(_)) | ClientError::Connect(_)
+            ClientError::Connect(SetupError::Unreachable { .. }) | ClientError::Connect(_)
         ) && second.is_retryable(),
         "{second:?}"
     );
@@ -961,7 +961,7 @@ fn a_connection_that_nobody_waits_for_is_given_up() {
     };
     assert!(matches!(
         block_on(AsyncClient::with_options(address, &none)),
-        Err(ClientError::Connect(SetupError::Unreachable(_)))
+        Err(ClientError::Connect(SetupError::Unreachable { .. }))
     ));
     let bound = TcpListener::bind(any_port()).unwrap();
     let taken = block_on(AsyncServer::bind(bound.local_addr().unwrap()));

@@ -1,7 +1,7 @@
 //! The batch window through the driver, both ends in one thread. The rules are tested in
 //! `protocol`.
 
-use copyrpc::{Context, ContextBuilder, Endpoint, EndpointConfig, SetupError, Window};
+use copyrpc::{Context, ContextBuilder, Endpoint, EndpointConfig, OptionError, SetupError, Window};
 use mlx5::{DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
 
 fn builder(fabric: &LocalFabric) -> ContextBuilder {
@@ -175,11 +175,11 @@ fn a_completion_window_takes_its_share_of_the_completion_queue() {
     let _second = context.create_endpoint(&windowed).unwrap();
     assert!(matches!(
         context.create_endpoint(&windowed),
-        Err(SetupError::CqTooSmall {
-            needed: 81,
-            entries: 64,
-            ..
-        })
+        Err(SetupError::Full(OptionError {
+            option: "cq_size",
+            value: 64,
+            legal
+        })) if legal.starts_with("at least 81,")
     ));
     let consumption = config(Window::Consumption {
         batches: 5,
@@ -187,7 +187,7 @@ fn a_completion_window_takes_its_share_of_the_completion_queue() {
     });
     assert!(matches!(
         context.create_endpoint(&consumption),
-        Err(SetupError::CqTooSmall { needed: 76, .. })
+        Err(SetupError::Full(error)) if error.legal.starts_with("at least 76,")
     ));
 }
 
@@ -206,7 +206,10 @@ fn a_window_without_a_batch_is_refused() {
     ] {
         assert!(matches!(
             context.create_endpoint(&with(window)),
-            Err(SetupError::EmptyWindow)
+            Err(SetupError::Option(OptionError {
+                option: "window",
+                ..
+            }))
         ));
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use flux::{CallError, CallFailure, Config, ConfigError, Node, SessionEnd, network};
+use flux::{CallError, CallFailure, Config, Node, OptionError, SessionEnd, network};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -29,16 +29,15 @@ fn sizes_out_of_range_are_named() {
         )
         .map(drop)
     };
-    assert_eq!(make(0, 1024, 256), Err(ConfigError::Nodes(0)));
-    assert_eq!(make(257, 1024, 256), Err(ConfigError::Nodes(257)));
-    assert!(matches!(
-        make(2, 1024, 0),
-        Err(ConfigError::InFlight { .. })
-    ));
-    assert!(matches!(
-        make(2, 1024, usize::MAX),
-        Err(ConfigError::InFlight { .. })
-    ));
+    let refused = |error: OptionError| (error.option, error.value);
+    assert_eq!(make(0, 1024, 256).map_err(refused), Err(("nodes", 0)));
+    assert_eq!(make(257, 1024, 256).map_err(refused), Err(("nodes", 257)));
+    for in_flight in [0, usize::MAX] {
+        assert_eq!(
+            make(2, 1024, in_flight).map_err(refused),
+            Err(("in_flight", in_flight as u64))
+        );
+    }
     for (capacity, in_flight) in [
         (0, 1),
         (1000, 1),
@@ -48,11 +47,8 @@ fn sizes_out_of_range_are_named() {
         (1 << 40, 1),
     ] {
         assert_eq!(
-            make(2, capacity, in_flight),
-            Err(ConfigError::Capacity {
-                capacity,
-                in_flight
-            })
+            make(2, capacity, in_flight).map_err(refused),
+            Err(("capacity", capacity as u64))
         );
     }
     assert_eq!(make(1, 4, 1), Ok(()));

@@ -11,7 +11,7 @@ use copyrpc_shm::sleep::{Sleeper, Watch};
 
 use super::message::{Areas, Message, MessageBytes};
 use crate::blocking;
-use crate::error::{ClientError, ConnectError};
+use crate::error::{ClientError, SetupError};
 use crate::layout::{BYTES_KIND, Header};
 use crate::views::{self, Views};
 
@@ -41,8 +41,8 @@ impl<U> Client<U> {
     /// servers made by `bind`. [`connect_in`](Self::connect_in) takes another tag.
     ///
     /// # Errors
-    /// [`ConnectError`]. After an error that [may pass](ConnectError::may_pass), try again.
-    pub fn connect(name: &str) -> Result<Self, ConnectError> {
+    /// [`SetupError`]. After an error that [may pass](SetupError::may_pass), try again.
+    pub fn connect(name: &str) -> Result<Self, SetupError> {
         Self::connect_in(&Dir::open(None)?, name, 0)
     }
 
@@ -50,8 +50,8 @@ impl<U> Client<U> {
     ///
     /// # Errors
     /// Like [`connect`](Self::connect).
-    pub fn connect_within(name: &str, timeout: Duration) -> Result<Self, ConnectError> {
-        let mut client = blocking::retry(timeout, ConnectError::may_pass, || Self::connect(name))?;
+    pub fn connect_within(name: &str, timeout: Duration) -> Result<Self, SetupError> {
+        let mut client = blocking::retry(timeout, SetupError::may_pass, || Self::connect(name))?;
         client.inner.patience = timeout;
         Ok(client)
     }
@@ -60,8 +60,8 @@ impl<U> Client<U> {
     /// messages are then the lengths of the next server.
     ///
     /// # Errors
-    /// [`ConnectError`]; the client is as before.
-    pub fn reconnect(&mut self, timeout: Duration) -> Result<(), ConnectError> {
+    /// [`SetupError`]; the client is as before.
+    pub fn reconnect(&mut self, timeout: Duration) -> Result<(), SetupError> {
         let mut next = self.inner.next(timeout, Self::connect_in)?;
         next.inner.patience = self.inner.patience;
         *self = next;
@@ -72,13 +72,13 @@ impl<U> Client<U> {
     /// chosen the maximum lengths of messages.
     ///
     /// # Errors
-    /// [`ConnectError`]. Try again if the server is not there yet (`NotFound`, `OwnerGone`) or is
+    /// [`SetupError`]. Try again if the server is not there yet (`NotFound`, `OwnerGone`) or is
     /// full.
-    pub fn connect_in(dir: &Dir, name: &str, type_tag: u64) -> Result<Self, ConnectError> {
+    pub fn connect_in(dir: &Dir, name: &str, type_tag: u64) -> Result<Self, SetupError> {
         let region = Region::open(dir, name, BYTES_KIND, size_of::<Header>())?;
         let header = views::header::<ReadyWords>(&region)?;
         let max = MessageBytes::of_shape(&header.shape);
-        let areas = max.areas().map_err(ConnectError::Damaged)?;
+        let areas = max.areas().map_err(SetupError::Damaged)?;
         let layout = views::layout::<Message, Message, ReadyWords>(
             &region,
             &header,

@@ -10,7 +10,7 @@ use copyrpc_shm::sleep::{self, Alarm, Sleeper};
 
 use super::Server;
 use super::message::MessageBytes;
-use crate::error::CreateError;
+use crate::error::SetupError;
 use crate::limits::{CLIENTS, CLIENTS_MAX, DEPTH, STOP_TIMEOUT};
 use crate::token::Token;
 
@@ -63,7 +63,7 @@ impl Serving for Host {
     type Token = Token;
     /// The number of the client.
     type Peer = usize;
-    type Error = CreateError;
+    type Error = SetupError;
     type Address = ();
     type Stats = ();
     type Device = ();
@@ -82,7 +82,7 @@ impl Serving for Host {
         (self.server.clients(), ())
     }
 
-    fn step(&mut self, holds_back: bool) -> Result<(), CreateError> {
+    fn step(&mut self, holds_back: bool) -> Result<(), SetupError> {
         self.steps_to_check = self
             .steps_to_check
             .checked_sub(1)
@@ -138,7 +138,7 @@ impl<A: Into<String>> Bind<A> for Host {
     type Options = ServerOptions;
     const THREAD: &'static str = "ipc-server";
 
-    fn bind_with(name: A, options: &ServerOptions) -> Result<Self, CreateError> {
+    fn bind_with(name: A, options: &ServerOptions) -> Result<Self, SetupError> {
         let alarm = Arc::<Alarm>::default();
         Ok(Self {
             server: Server::with_options(&name.into(), options)?,
@@ -150,7 +150,7 @@ impl<A: Into<String>> Bind<A> for Host {
         })
     }
 
-    fn no_thread(error: io::Error) -> CreateError {
-        CreateError::Thread(error)
+    fn no_thread(error: io::Error) -> SetupError {
+        SetupError::Thread(error)
     }
 }

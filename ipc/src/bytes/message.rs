@@ -6,9 +6,9 @@ use copyrpc_shm::plain::TypeShape;
 use copyrpc_shm::ready::ReadyWords;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use crate::error::ParameterError;
 use crate::layout::{AreaBytes, Layout};
 pub use crate::limits::MESSAGE_MAX;
+use copyrpc_calls::OptionError;
 
 /// Maximum length of a message that lies in its lane, where it shares a cache line with the words
 /// of its slot.
@@ -36,15 +36,18 @@ impl MessageBytes {
         max_clients: usize,
         words: usize,
         depth: usize,
-    ) -> Result<Layout, ParameterError> {
+    ) -> Result<Layout, OptionError> {
         Layout::new::<Message, Message, ReadyWords>(max_clients, words, depth, self.areas()?)
     }
 
-    pub(super) fn areas(self) -> Result<AreaBytes, ParameterError> {
+    pub(super) fn areas(self) -> Result<AreaBytes, OptionError> {
         let area = |bytes| match bytes {
             0..=INLINE_MAX => Ok(0),
             _ if bytes <= MESSAGE_MAX => Ok(bytes),
-            _ => Err(ParameterError::MessageBytes(bytes)),
+            _ => {
+                let legal = format!("at most {MESSAGE_MAX}");
+                Err(OptionError::new("message_bytes", bytes as u64, legal))
+            }
         };
         Ok(AreaBytes {
             request: area(self.request)?,

@@ -58,7 +58,7 @@ pub type AsyncClient = crate::AsyncClient<Client<u64>>;
 /// are for the next server of the name.
 ///
 /// ```no_run
-/// # async fn serve() -> Result<(), ipc::CreateError> {
+/// # async fn serve() -> Result<(), ipc::SetupError> {
 /// let server = ipc::bytes::AsyncServer::bind("upper").await?;
 /// while let Some(request) = server.recv().await? {
 ///     let reply = request.data().to_ascii_uppercase();

@@ -12,7 +12,7 @@ use super::host::ServerOptions;
 use super::message::{Areas, Message, MessageBytes};
 use crate::announce::Announce;
 use crate::blocking;
-use crate::error::{CreateError, ReplyError};
+use crate::error::{ReplyError, SetupError};
 use crate::layout::BYTES_KIND;
 use crate::token::Token;
 
@@ -41,16 +41,16 @@ impl Server {
     /// 0; [`bind_in`](Self::bind_in) takes another tag.
     ///
     /// # Errors
-    /// [`CreateError`]; nothing is left behind.
-    pub fn bind(name: &str) -> Result<Self, CreateError> {
+    /// [`SetupError`]; nothing is left behind.
+    pub fn bind(name: &str) -> Result<Self, SetupError> {
         Self::with_options(name, &ServerOptions::default())
     }
 
     /// Like [`bind`](Self::bind), with options.
     ///
     /// # Errors
-    /// [`CreateError`]; nothing is left behind.
-    pub fn with_options(name: &str, options: &ServerOptions) -> Result<Self, CreateError> {
+    /// [`SetupError`]; nothing is left behind.
+    pub fn with_options(name: &str, options: &ServerOptions) -> Result<Self, SetupError> {
         let ServerOptions {
             dir,
             clients,
@@ -74,7 +74,7 @@ impl Server {
     /// [`MessageBytes`]).
     ///
     /// # Errors
-    /// [`CreateError`]; nothing is left behind.
+    /// [`SetupError`]; nothing is left behind.
     pub fn bind_in(
         dir: &Dir,
         name: &str,
@@ -82,7 +82,7 @@ impl Server {
         depth: usize,
         max: MessageBytes,
         type_tag: u64,
-    ) -> Result<Self, CreateError> {
+    ) -> Result<Self, SetupError> {
         let layout = max.layout(max_clients, ReadyWords::words_for(max_clients), depth)?;
         let inner = crate::Server::bind_as(dir, name, BYTES_KIND, layout, max.shape(type_tag))?;
         // SAFETY: the region was made for this layout, and the layout for `max`. `inner` keeps the

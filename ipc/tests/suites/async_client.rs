@@ -12,7 +12,7 @@ use copyrpc_testing::limits::watchdog;
 use copyrpc_testing::methods::{self, Sums, numbers};
 use ipc::bytes::{AsyncClient, MessageBytes, Server};
 use ipc::parts::Reassembler;
-use ipc::{ClientError, ClientOptions, ConnectError, Dir, StopHandle, Token};
+use ipc::{ClientError, ClientOptions, Dir, SetupError, StopHandle, Token};
 
 const LONG: Duration = Duration::from_secs(60);
 const DEPTH: usize = 4;
@@ -63,7 +63,7 @@ impl Running {
     }
 }
 
-fn connect_within(dir: &Dir, timeout: Duration) -> Result<AsyncClient, ConnectError> {
+fn connect_within(dir: &Dir, timeout: Duration) -> Result<AsyncClient, SetupError> {
     let options = ClientOptions {
         dir: Some(dir.clone()),
         connect_timeout: timeout,
@@ -189,7 +189,7 @@ fn calls_go_on_at_the_next_server_and_those_that_no_handler_got_are_made_again_t
     assert_eq!(call.end().unwrap(), b"and the third");
     third.end();
     let once = connect_within(&scratch.dir(), Duration::ZERO);
-    assert!(matches!(once, Err(ConnectError::Region(_))), "{once:?}");
+    assert!(matches!(once, Err(SetupError::Region(_))), "{once:?}");
     assert_eq!(
         block_on(client.call_within(b"none", Duration::from_millis(5))),
         Err(ClientError::NotSent)

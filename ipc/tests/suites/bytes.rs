@@ -6,10 +6,7 @@ use std::cell::Cell;
 use copyrpc_shm::region::{self, OpenError, Region};
 use copyrpc_testing::helpers::Scratch;
 use ipc::bytes::{Client, INLINE_MAX, MESSAGE_MAX, MessageBytes, Server};
-use ipc::{
-    CallError, CallFailure, ConnectError, CreateError, ParameterError, ReplyError, SessionEnd,
-    Token,
-};
+use ipc::{CallError, CallFailure, OptionError, ReplyError, SessionEnd, SetupError, Token};
 
 const KIND: u64 = u64::from_be_bytes(*b"ipcBYTE\x02");
 
@@ -156,16 +153,16 @@ fn bounds_and_mismatches_are_named() {
     for most in [most(MESSAGE_MAX + 1, 0), most(0, MESSAGE_MAX + 1)] {
         let refused = create(most).map(drop);
         assert!(
-            matches!(refused, Err(CreateError::Parameter(ParameterError::MessageBytes(n))) if n == MESSAGE_MAX + 1)
+            matches!(refused, Err(SetupError::Option(OptionError { option: "message_bytes", value: n, .. })) if n == MESSAGE_MAX as u64 + 1)
         );
     }
     // 256 TiB.
     let huge =
         Server::bind_in(&dir, "s", 4096, 1 << 15, most(MESSAGE_MAX, MESSAGE_MAX), 1).map(drop);
-    let is_no_space = |error: &CreateError| {
+    let is_no_space = |error: &SetupError| {
         matches!(
             error,
-            CreateError::Region(
+            SetupError::Create(
                 region::CreateError::NoSpace { .. } | region::CreateError::FileLimit { .. }
             )
         )
@@ -179,16 +176,16 @@ fn bounds_and_mismatches_are_named() {
     assert_eq!(server.region_bytes(), small + 2 * 8 * (1024 + 64));
     assert!(matches!(
         Client::<()>::connect_in(&dir, "s", 2),
-        Err(ConnectError::Types { .. })
+        Err(SetupError::Types { .. })
     ));
     assert!(matches!(
         ipc::Client::<u64, u64, ()>::connect_in(&dir, "s", 1),
-        Err(ConnectError::Region(OpenError::Kind { .. }))
+        Err(SetupError::Region(OpenError::Kind { .. }))
     ));
     let _typed = ipc::Server::<u64, u64>::bind_in(&dir, "typed", 1, 1, 1).unwrap();
     assert!(matches!(
         Client::<()>::connect_in(&dir, "typed", 1),
-        Err(ConnectError::Region(OpenError::Kind { .. }))
+        Err(SetupError::Region(OpenError::Kind { .. }))
     ));
     // A header with lengths that no server can have, or that its region has no room for.
     let region = Region::open(&dir, "s", KIND, 128).unwrap();
@@ -201,10 +198,14 @@ fn bounds_and_mismatches_are_named() {
         // SAFETY: in bounds; no client connects meanwhile.
         unsafe { length.as_ptr().write_volatile(bytes) };
         match Client::<()>::connect_in(&dir, "s", 1) {
-            Err(ConnectError::Damaged(ParameterError::MessageBytes(n))) if is_damaged => {
-                assert_eq!(n, bytes as usize)
+            Err(SetupError::Damaged(OptionError {
+                option: "message_bytes",
+                value: n,
+                ..
+            })) if is_damaged => {
+                assert_eq!(n, u64::from(bytes))
             }
-            Err(ConnectError::Truncated { .. }) if !is_damaged => {}
+            Err(SetupError::Truncated { .. }) if !is_damaged => {}
             other => panic!("{bytes}: {other:?}"),
         }
     }

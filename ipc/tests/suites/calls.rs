@@ -5,9 +5,7 @@ use std::time::{Duration, Instant};
 use copyrpc_shm::region::{OpenError, Region};
 use copyrpc_shm::sync::{AtomicU32, Ordering};
 use copyrpc_testing::helpers::{PATIENCE, Scratch};
-use ipc::{
-    CallFailure, Client, ConnectError, CreateError, ParameterError, ReplyError, Server, SessionEnd,
-};
+use ipc::{CallFailure, Client, OptionError, ReplyError, Server, SessionEnd, SetupError};
 
 type S = Server<u64, u64>;
 type C = Client<u64, u64, u64>;
@@ -28,40 +26,48 @@ fn bad_parameters_and_mismatches_are_named() {
     let dir = scratch.dir();
     assert!(matches!(
         S::bind_in(&dir, "s", 0, 8, 1),
-        Err(CreateError::Parameter(ParameterError::MaxClients(0)))
+        Err(SetupError::Option(OptionError {
+            option: "max_clients",
+            value: 0,
+            ..
+        }))
     ));
     assert!(matches!(
         S::bind_in(&dir, "s", 1, 7, 1),
-        Err(CreateError::Parameter(ParameterError::Depth(7)))
+        Err(SetupError::Option(OptionError {
+            option: "depth",
+            value: 7,
+            ..
+        }))
     ));
     assert!(matches!(
         C::connect_in(&dir, "s", 1),
-        Err(ConnectError::Region(OpenError::NotFound { .. }))
+        Err(SetupError::Region(OpenError::NotFound { .. }))
     ));
     let _server = S::bind_in(&dir, "s", 1, 8, 1).unwrap();
     assert!(matches!(
         S::bind_in(&dir, "s", 1, 8, 1),
-        Err(CreateError::Region(
+        Err(SetupError::Create(
             copyrpc_shm::region::CreateError::Exists { .. }
         ))
     ));
     assert!(matches!(
         C::connect_in(&dir, "s", 2),
-        Err(ConnectError::Types { .. })
+        Err(SetupError::Types { .. })
     ));
     assert!(matches!(
         Client::<u64, u32, ()>::connect_in(&dir, "s", 1),
-        Err(ConnectError::Types { .. })
+        Err(SetupError::Types { .. })
     ));
     let _other = Region::create(&dir, "other", 9, 4096, |_| {}).unwrap();
     assert!(matches!(
         C::connect_in(&dir, "other", 1),
-        Err(ConnectError::Region(OpenError::Kind { .. }))
+        Err(SetupError::Region(OpenError::Kind { .. }))
     ));
     let _client = connect(&scratch);
     assert!(matches!(
         C::connect_in(&dir, "s", 1),
-        Err(ConnectError::Full { max_clients: 1 })
+        Err(SetupError::Full { max_clients: 1 })
     ));
 }
 
@@ -81,8 +87,12 @@ fn damaged_header_is_refused() {
         // SAFETY: in bounds; no client connects meanwhile.
         unsafe { word.as_ptr().write_volatile(depth) };
         match C::connect_in(&scratch.dir(), "s", 1) {
-            Err(ConnectError::Damaged(ParameterError::Depth(7))) if !truncated => {}
-            Err(ConnectError::Truncated { .. }) if truncated => {}
+            Err(SetupError::Damaged(OptionError {
+                option: "depth",
+                value: 7,
+                ..
+            })) if !truncated => {}
+            Err(SetupError::Truncated { .. }) if truncated => {}
             other => panic!("{other:?}"),
         }
     }

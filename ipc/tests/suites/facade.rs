@@ -6,7 +6,7 @@ use std::time::Duration;
 use copyrpc_testing::executor::block_on;
 use copyrpc_testing::methods::{self, Sums, numbers};
 use ipc::parts::Reassembler;
-use ipc::{AsyncClient, Client, ClientError, ClientOptions, ConnectError, Misfit, Server};
+use ipc::{AsyncClient, Client, ClientError, ClientOptions, Misfit, Server, SetupError};
 
 const LONG: Duration = Duration::from_secs(20);
 
@@ -77,14 +77,14 @@ fn a_server_from_bind_has_the_tag_0_and_another_tag_or_kind_of_client_is_refused
     assert!(connect_value(&values, 0).is_ok() && connect_bytes(&messages, 0).is_ok());
     for refused in [connect_value(&values, 1), connect_bytes(&messages, 1)] {
         assert!(
-            matches!(refused, Err(ConnectError::Types { .. })),
+            matches!(refused, Err(SetupError::Types { .. })),
             "{refused:?}"
         );
     }
     for refused in [connect_bytes(&values, 0), connect_value(&messages, 0)].map(Result::unwrap_err)
     {
         assert!(
-            matches!(refused, ConnectError::Region(_)) && !refused.may_pass(),
+            matches!(refused, SetupError::Region(_)) && !refused.may_pass(),
             "{refused:?}"
         );
     }
@@ -185,7 +185,7 @@ fn a_client_with_calls_in_flight_does_not_forget_them_for_another_server() {
     let _next = Server::<u64, u64>::bind(&name).unwrap();
     let refused = client.reconnect(LONG).unwrap_err();
     assert!(
-        matches!(refused, ConnectError::CallsInFlight(1)) && !refused.may_pass(),
+        matches!(refused, SetupError::CallsInFlight(1)) && !refused.may_pass(),
         "{refused}"
     );
     let mut ended = Vec::new();

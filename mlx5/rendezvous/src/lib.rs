@@ -9,6 +9,7 @@
 //! - `names`: the addresses of a server's name, which may change;
 //! - `route`: the way to a server, taken again after the end of a connection;
 //! - [`record`]: the bytes that both ends exchange;
+//! - `setup`: the reason why an end could not be made;
 //! - `lifelines`: the sockets over which peers have connected; the end of a socket reports the
 //!   death of its peer;
 //! - `grace`: the time for which a server waits at its end.
@@ -43,6 +44,7 @@ mod reach;
 pub mod record;
 mod route;
 mod secret;
+mod setup;
 
 pub use events::{Event, Events, Peer};
 pub use gate::{Gate, GateOptions};
@@ -50,9 +52,10 @@ pub use grace::GracePeriod;
 pub use lifelines::Lifelines;
 pub use names::name_of;
 pub use pieces::{Incoming, Outgoing};
-pub use reach::{LIFELINE_INTERVAL, Meeting, has_hung_up, stream_has_ended};
-pub use route::{Route, Unreachable};
+pub use reach::{LIFELINE_INTERVAL, Meeting, has_hung_up};
+pub use route::Route;
 pub use secret::Secret;
+pub use setup::SetupError;
 
 /// Every error can cross threads, and `?` converts it to `Box<dyn Error + Send + Sync>`.
 #[cfg(test)]
@@ -63,5 +66,6 @@ mod errors {
     fn go_anywhere() {
         check::<crate::record::RecordError>();
         check::<crate::record::Refusal>();
+        check::<crate::SetupError>();
     }
 }

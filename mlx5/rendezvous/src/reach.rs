@@ -183,7 +183,7 @@ pub fn has_hung_up(stream: &TcpStream) -> bool {
 /// Returns whether an error of a stream means that the other end has disconnected, rather than that
 /// it is silent.
 #[must_use]
-pub fn stream_has_ended(error: &io::Error) -> bool {
+pub(crate) fn stream_has_ended(error: &io::Error) -> bool {
     use ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
     matches!(
         error.kind(),

@@ -2,7 +2,7 @@
 
 use std::ops::RangeInclusive;
 
-use thiserror::Error;
+use copyrpc_calls::OptionError;
 
 use crate::protocol::groups::{DEFAULT_GROUP_SIZE, MAX_ACTIVE_PER_GROUP, max_group_size};
 use crate::protocol::wire::{
@@ -88,39 +88,22 @@ impl Default for ServerConfig {
     }
 }
 
-/// The error of a number outside its range.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("{field} is {value}; legal is {legal}")]
-pub struct ConfigError {
-    /// Name of the field.
-    pub field: &'static str,
-    /// Value of the field.
-    pub value: u64,
-    /// Legal range.
-    pub legal: String,
-}
-
 impl ServerConfig {
     /// Checks that every number is in its range.
     ///
     /// # Errors
-    /// [`ConfigError`]: the first number outside its range.
-    pub fn check(&self) -> Result<(), ConfigError> {
-        let illegal = |field, value, legal| ConfigError {
-            field,
-            value,
-            legal,
-        };
-        let check = |field, value, legal: RangeInclusive<u64>| {
+    /// [`OptionError`]: the first number outside its range.
+    pub fn check(&self) -> Result<(), OptionError> {
+        let check = |option, value, legal: RangeInclusive<u64>| {
             let is_legal = legal.contains(&value);
             is_legal
                 .then_some(())
-                .ok_or_else(|| illegal(field, value, format!("{legal:?}")))
+                .ok_or_else(|| OptionError::new(option, value, format!("{legal:?}")))
         };
         let slot_bytes = u64::from(self.slot_bytes);
         if !(128..=65_536).contains(&slot_bytes) || slot_bytes % 64 != 0 {
-            let legal = "a multiple of 64 in 128..=65536".to_owned();
-            return Err(illegal("slot_bytes", slot_bytes, legal));
+            let legal = "a multiple of 64 in 128..=65536";
+            return Err(OptionError::new("slot_bytes", slot_bytes, legal));
         }
         check(
             "max_clients",
@@ -154,7 +137,7 @@ impl ServerConfig {
     ///
     /// # Errors
     /// Like [`check`](Self::check).
-    pub fn layout(&self) -> Result<Layout, ConfigError> {
+    pub fn layout(&self) -> Result<Layout, OptionError> {
         self.check()?;
         Ok(Layout {
             depth: self.depth as usize,
@@ -417,7 +400,7 @@ mod tests {
         ];
         for (field, config) in cases {
             let error = config.layout().unwrap_err();
-            assert_eq!(error.field, field);
+            assert_eq!(error.option, field);
             if field == "slot_bytes" {
                 assert_eq!(error.legal, "a multiple of 64 in 128..=65536");
             }

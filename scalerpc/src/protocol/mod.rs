@@ -21,7 +21,7 @@ pub use client::{
     CallToken, Client, ClientMemory, ClientOp, ClientStats, Completion, ServerRegions, State,
 };
 pub use config::{
-    ConfigError, DEFAULT_DEPTH, DEFAULT_MAX_ROTATION_NS, DEFAULT_SLICE_NS, DEFAULT_SLOT_BYTES,
+    DEFAULT_DEPTH, DEFAULT_MAX_ROTATION_NS, DEFAULT_SLICE_NS, DEFAULT_SLOT_BYTES,
     DEFAULT_TIMEOUT_NS, Grouping, Layout, MAX_CLIENTS, MAX_DEPTH, ServerConfig,
 };
 pub use error::{CallFailure, CloseReason, ProtocolError};

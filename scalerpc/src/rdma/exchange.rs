@@ -259,7 +259,7 @@ impl Admission {
 
 /// Returns the refusal for a peer to which no connection could be made.
 pub(crate) fn refusal_of(error: &SetupError) -> Refusal {
-    if matches!(error, SetupError::Full { .. }) {
+    if matches!(error, SetupError::Full(_)) {
         Refusal::Full
     } else {
         Refusal::Failed
@@ -303,11 +303,7 @@ impl RdmaClient {
         device: &mlx5::DeviceSpec,
         channel: &mut (impl Read + Write),
     ) -> Result<Self, SetupError> {
-        Self::connect_on(
-            &Device::open(device).map_err(SetupError::from)?,
-            &RdmaOptions::default(),
-            channel,
-        )
+        Self::connect_on(&Device::open(device)?, &RdmaOptions::default(), channel)
     }
 
     /// Like [`connect_over`](Self::connect_over), with options, and on an open device, which many

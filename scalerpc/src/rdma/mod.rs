@@ -11,21 +11,15 @@ mod server;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use copyrpc_calls::ConnectFailure;
 use copyrpc_shm::cache::copy;
-use mlx5::{
-    AsyncEvent, ConnectError, ConnectOptions, CreateError, Mr, OpenError, PostError,
-    PostReceiveError, RegisterError,
-};
-use mlx5_rendezvous::Unreachable;
-use mlx5_rendezvous::record::RecordError;
-use thiserror::Error;
+use mlx5::{ConnectOptions, Mr, PostError};
+pub use mlx5_rendezvous::SetupError;
 
 pub use client::{PendingClient, RdmaClient};
 pub use server::{PendingPeer, RdmaServer};
 
+use crate::protocol::Memory;
 use crate::protocol::wire::HEADER_BYTES;
-use crate::protocol::{ConfigError, Memory};
 
 /// Maximum number of WQEs that share a doorbell.
 const DOORBELL_BATCH: usize = 16;
@@ -37,93 +31,6 @@ const MAX_INLINE_BYTES: usize = 60;
 /// Interval in ns at which a server probes each client, and at which a client probes its server
 /// while one of its slots waits for the server (S20 of docs/scalerpc.md).
 const PROBE_NS: u64 = 1_000_000_000;
-
-/// The reason why an end could not be created or connected, or why a server cannot continue.
-#[derive(Debug, Error)]
-#[non_exhaustive]
-pub enum SetupError {
-    /// No server was reached.
-    #[error(transparent)]
-    Unreachable(#[from] Unreachable),
-    /// The server cannot listen at the address.
-    #[error("listening at {address}: {source}")]
-    Listen {
-        /// The address.
-        address: String,
-        /// The socket's error.
-        source: std::io::Error,
-    },
-    /// The thread of an [`AsyncClient`](crate::AsyncClient) or an
-    /// [`AsyncServer`](crate::AsyncServer) could not be started.
-    #[error("starting a thread: {0}")]
-    Thread(#[source] std::io::Error),
-    /// The device of a server, or a queue of it, broke down, and this server serves no client any
-    /// more. A server on another device may work.
-    #[error("the device broke down ({0}): make a new server")]
-    Broken(AsyncEvent),
-    /// A number is outside its range.
-    #[error(transparent)]
-    Config(#[from] ConfigError),
-    /// The device could not be opened.
-    #[error("opening the device: {0}")]
-    Open(#[from] OpenError),
-    /// A queue could not be created.
-    #[error("creating a queue: {0}")]
-    Queue(#[from] CreateError),
-    /// Memory could not be allocated or registered.
-    #[error("registering memory: {0}")]
-    Memory(#[from] RegisterError),
-    /// A receive could not be posted.
-    #[error("posting a receive: {0}")]
-    Receive(#[from] PostReceiveError),
-    /// The queue pair could not be connected.
-    #[error("connecting: {0}")]
-    Connect(#[from] ConnectError),
-    /// Every endpoint entry of the server is in use. A client that disconnects frees its entry.
-    #[error(
-        "all {max} endpoint entries are in use: raise max_clients, or wait for a client to leave"
-    )]
-    Full {
-        /// Number of entries.
-        max: u32,
-    },
-    /// The channel between the two ends failed.
-    #[error("exchanging records: {0}")]
-    Channel(#[from] std::io::Error),
-    /// The peer's record is malformed, or a refusal.
-    #[error(transparent)]
-    Record(#[from] RecordError),
-    /// The record has no valid address of a queue pair.
-    #[error("the record has no valid address of a queue pair")]
-    Address,
-}
-
-impl ConnectFailure for SetupError {
-    fn may_pass(&self) -> bool {
-        match self {
-            Self::Record(error) => error.may_pass(),
-            Self::Connect(error) => error.may_pass(),
-            Self::Config(_) | Self::Address | Self::Thread(_) => false,
-            _ => true,
-        }
-    }
-
-    /// Returns a copy of the error. An error that cannot be copied becomes `Channel` with the same
-    /// text.
-    fn again(&self) -> Self {
-        match self {
-            Self::Unreachable(error) => Self::Unreachable(error.again()),
-            Self::Connect(error) => Self::Connect(error.clone()),
-            Self::Full { max } => Self::Full { max: *max },
-            Self::Channel(error) => {
-                Self::Channel(std::io::Error::new(error.kind(), error.to_string()))
-            }
-            Self::Record(error) => Self::Record(*error),
-            Self::Address => Self::Address,
-            error => Self::Channel(std::io::Error::other(error.to_string())),
-        }
-    }
-}
 
 /// Options of the queues of an end.
 #[derive(Clone, Debug)]

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use copyrpc_calls::OptionError;
 use mlx5::{
     Access, AsyncEvent, Device, DeviceSpec, Found, Inline, MonoCq, Mr, PostError, RcQp, Read, Sge,
     Signal, Write,
@@ -205,9 +206,12 @@ impl RdmaServer {
     }
 
     fn full(&self) -> SetupError {
-        SetupError::Full {
-            max: self.peers.len() as u32,
-        }
+        let clients = self.peers.len();
+        SetupError::Full(OptionError::new(
+            "max_clients",
+            clients as u64,
+            format!("more than {clients} for another client"),
+        ))
     }
 
     /// Connects to a client that accepted, and admits it.

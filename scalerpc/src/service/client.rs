@@ -8,11 +8,10 @@ use std::time::Duration;
 
 use copyrpc_calls::{CONNECTIONS, Connection, Dial, EndReason, Facts, GoesOn, Refusal};
 use mlx5::{Device, DeviceInfo, DeviceSpec};
-use mlx5_rendezvous::{LIFELINE_INTERVAL, Route, Secret, has_hung_up, stream_has_ended};
+use mlx5_rendezvous::{LIFELINE_INTERVAL, Route, Secret, has_hung_up};
 
 use super::{ClientError, default_device};
 use crate::protocol::{CallFailure, CallToken, ClientStats, CloseReason, State};
-use crate::rdma::exchange::{RecordError, Refusal as Refused};
 use crate::rdma::{RdmaClient, RdmaOptions, SetupError};
 
 /// The first sleep of a client that nothing wakes: a WRITE does not notify the memory's owner.
@@ -59,12 +58,6 @@ impl Default for ClientOptions {
 
 impl EndReason for CloseReason {
     const CLOSED_HERE: Self = Self::ClosedHere;
-}
-
-impl From<SetupError> for ClientError {
-    fn from(error: SetupError) -> Self {
-        Self::Connect(error)
-    }
 }
 
 /// A connection to a server, and everything that is needed to connect again.
@@ -114,14 +107,11 @@ impl<A: ToSocketAddrs + fmt::Debug> Dial<A> for Caller {
     ) -> Result<Self, ClientError> {
         let mut options = options.clone();
         options.rdma.sleeps |= has_thread;
-        let route = Route::to(address, options.secret.clone()).map_err(SetupError::from)?;
+        let route = Route::to(address, options.secret.clone())?;
         let device = Device::open(&options.device).map_err(SetupError::from)?;
-        let (rdma, lifeline) = route.connect(
-            options.connect_timeout,
-            is_wanted,
-            |meeting| RdmaClient::connect_on(&device, &options.rdma, meeting),
-            may_come,
-        )?;
+        let (rdma, lifeline) = route.connect(options.connect_timeout, is_wanted, |meeting| {
+            RdmaClient::connect_on(&device, &options.rdma, meeting)
+        })?;
         Ok(Self {
             lifeline,
             route,
@@ -266,12 +256,9 @@ impl Connection for Caller {
             goes_on(&mut Vec::new())
         };
         let options = &self.options.rdma;
-        let (rdma, lifeline) = self.route.connect_again(
-            within,
-            goes_on,
-            |meeting| RdmaClient::connect_on(&device, options, meeting),
-            may_come,
-        )?;
+        let (rdma, lifeline) = self.route.connect_again(within, goes_on, |meeting| {
+            RdmaClient::connect_on(&device, options, meeting)
+        })?;
         self.past += *self.rdma.stats();
         (self.rdma, self.lifeline) = (rdma, lifeline);
         self.is_left = false;
@@ -345,18 +332,6 @@ fn take_events(rdma: &mut RdmaClient) -> bool {
     is_broken
 }
 
-/// Returns whether another attempt to connect may succeed: the server ended before the connection
-/// was complete, the server is full until another client (maybe this client's previous connection)
-/// disconnects, or an error of the software HCA may pass.
-fn may_come(error: &SetupError) -> bool {
-    match error {
-        SetupError::Record(RecordError::Refused(Refused::Full)) => true,
-        SetupError::Channel(error) => stream_has_ended(error),
-        SetupError::Connect(error @ mlx5::ConnectError::Soft(_)) => error.may_pass(),
-        _ => false,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc;
@@ -364,10 +339,10 @@ mod tests {
 
     use copyrpc_calls::Ending;
     use copyrpc_calls::futures::Worker;
-    use mlx5_rendezvous::Unreachable;
 
     use super::*;
     use crate::Server;
+    use crate::rdma::exchange::{RecordError, Refusal as Refused};
 
     const WATCHDOG: Duration = Duration::from_secs(60);
 
@@ -380,10 +355,10 @@ mod tests {
         let made = (false, true);
         let errors = [
             (
-                ClientError::Connect(SetupError::Unreachable(Unreachable {
+                ClientError::Connect(SetupError::Unreachable {
                     address: String::new(),
                     source: io(),
-                })),
+                }),
                 later,
             ),
             (ClientError::Connect(SetupError::Thread(io())), never),
@@ -437,21 +412,6 @@ mod tests {
                 "{ending}"
             );
         }
-    }
-
-    /// A device that does not exist yet may be created before the next attempt.
-    #[test]
-    fn a_refused_access_is_not_tried_again() {
-        use mlx5::hca::ConnectError::{NoAccess, NoSuchDevice};
-        let refused = |error| may_come(&SetupError::Connect(mlx5::ConnectError::Soft(error)));
-        assert!(!refused(NoAccess {
-            lid: 1,
-            reason: String::new()
-        }));
-        assert!(refused(NoSuchDevice {
-            lid: 1,
-            reason: String::new()
-        }));
     }
 
     /// No completion reports the breakdown, and the thread sleeps on the device.

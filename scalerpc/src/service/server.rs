@@ -283,7 +283,7 @@ impl Server {
             source,
         })?;
         let rdma = RdmaServer::on(
-            &Device::open(&options.device).map_err(SetupError::from)?,
+            &Device::open(&options.device)?,
             &options.config,
             &options.rdma,
         )?;
@@ -514,7 +514,7 @@ impl Server {
             || Connecting::Silent(Incoming::default()),
             |connecting, stream, peer| {
                 let outcome = connecting.advance(stream, peer, rdma, &mut offered);
-                is_full |= matches!(outcome, Err(SetupError::Full { .. }));
+                is_full |= matches!(outcome, Err(SetupError::Full(_)));
                 outcome
             },
             |(), stream, peer| lifelines.add(peer, stream),

@@ -147,7 +147,7 @@ impl Desk {
                 let _sent = channel.write_all(&(self.named + 1).to_le_bytes());
                 self.add(channel);
             }
-            Err(SetupError::Full { .. } | SetupError::Channel(_)) => self.refused += 1,
+            Err(SetupError::Full(_) | SetupError::Channel(_)) => self.refused += 1,
             Err(error) => panic!("{error}"),
         }
     }

@@ -164,7 +164,7 @@ fn a_server_that_comes_late_is_waited_for_and_one_that_never_comes_is_named() {
     };
     let error = Client::with_options(address, &impatient).unwrap_err();
     assert!(
-        matches!(error, ClientError::Connect(SetupError::Unreachable(_)))
+        matches!(error, ClientError::Connect(SetupError::Unreachable { .. }))
             && error.to_string().contains(&address.to_string()),
         "{error}"
     );

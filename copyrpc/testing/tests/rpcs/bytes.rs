@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use copyrpc_shm::region::{self, OpenError, Region};
 use ipc::bytes::{Client, MessageBytes, Server};
-use ipc::{CallError, CallToken, ConnectError, CreateError, Dir, ReplyError, SessionEnd, Token};
+use ipc::{CallError, CallToken, Dir, ReplyError, SessionEnd, SetupError, Token};
 
 use crate::rpc::{Outcome, Refused, Rpc};
 
@@ -39,7 +39,7 @@ impl Rpc for Bytes {
 
     fn try_create(dir: &Dir, clients: usize, depth: usize) -> Option<Self::Server> {
         match Server::bind_in(dir, "s", clients, depth, MOST, 1) {
-            Err(CreateError::Region(
+            Err(SetupError::Create(
                 region::CreateError::Exists { .. } | region::CreateError::Busy { .. },
             )) => None,
             created => Some(created.unwrap()),
@@ -49,8 +49,8 @@ impl Rpc for Bytes {
     fn connect(dir: &Dir) -> Option<Self::Client> {
         match Client::connect_in(dir, "s", 1) {
             Err(
-                ConnectError::Full { .. }
-                | ConnectError::Region(OpenError::NotFound { .. } | OpenError::OwnerGone { .. }),
+                SetupError::Full { .. }
+                | SetupError::Region(OpenError::NotFound { .. } | OpenError::OwnerGone { .. }),
             ) => None,
             connected => Some(connected.unwrap()),
         }
@@ -122,14 +122,14 @@ impl Rpc for Bytes {
 
     fn create_refused(dir: &Dir, clients: usize, depth: usize) -> region::CreateError {
         match Self::Server::bind_in(dir, "s", clients, depth, MOST, 1) {
-            Err(CreateError::Region(error)) => error,
+            Err(SetupError::Create(error)) => error,
             other => panic!("{other:?}"),
         }
     }
 
     fn connect_refused(dir: &Dir) -> OpenError {
         match Self::Client::connect_in(dir, "s", 1) {
-            Err(ConnectError::Region(error)) => error,
+            Err(SetupError::Region(error)) => error,
             other => panic!("{other:?}"),
         }
     }

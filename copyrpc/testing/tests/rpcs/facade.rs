@@ -3,7 +3,7 @@
 use std::sync::mpsc;
 use std::time::Duration;
 
-use ::ipc::{Client, ClientError, ConnectError, Server};
+use ::ipc::{Client, ClientError, Server, SetupError};
 
 use crate::typed::Typed;
 
@@ -95,7 +95,7 @@ fn a_client_gives_up_waiting_for_a_server_that_does_not_come_up<T: Typed>(test: 
         .map(drop)
         .unwrap_err();
     assert!(
-        matches!(refused, ConnectError::Region(_)) && refused.may_pass(),
+        matches!(refused, SetupError::Region(_)) && refused.may_pass(),
         "{refused:?}"
     );
 }

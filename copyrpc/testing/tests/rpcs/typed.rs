@@ -5,8 +5,8 @@ use std::time::Duration;
 use copyrpc_shm::region::{self, OpenError, Region};
 use delegationrpc::Ring;
 use ipc::{
-    Announce, CallError, CallToken, Client, ConnectError, CreateError, Dir, ReadyWords, ReplyError,
-    Server, SessionEnd, Token,
+    Announce, CallError, CallToken, Client, Dir, ReadyWords, ReplyError, Server, SessionEnd,
+    SetupError, Token,
 };
 
 use crate::rpc::{Outcome, Refused, Rpc};
@@ -80,7 +80,7 @@ impl<T: Typed> Rpc for T {
             depth,
             1,
         ) {
-            Err(CreateError::Region(
+            Err(SetupError::Create(
                 region::CreateError::Exists { .. } | region::CreateError::Busy { .. },
             )) => None,
             created => Some(created.unwrap()),
@@ -90,8 +90,8 @@ impl<T: Typed> Rpc for T {
     fn connect(dir: &Dir) -> Option<Self::Client> {
         match Client::connect_in(dir, "s", 1) {
             Err(
-                ConnectError::Full { .. }
-                | ConnectError::Region(OpenError::NotFound { .. } | OpenError::OwnerGone { .. }),
+                SetupError::Full { .. }
+                | SetupError::Region(OpenError::NotFound { .. } | OpenError::OwnerGone { .. }),
             ) => None,
             connected => Some(connected.unwrap()),
         }
@@ -168,14 +168,14 @@ impl<T: Typed> Rpc for T {
             depth,
             1,
         ) {
-            Err(CreateError::Region(error)) => error,
+            Err(SetupError::Create(error)) => error,
             other => panic!("{other:?}"),
         }
     }
 
     fn connect_refused(dir: &Dir) -> OpenError {
         match Self::Client::connect_in(dir, "s", 1) {
-            Err(ConnectError::Region(error)) => error,
+            Err(SetupError::Region(error)) => error,
             other => panic!("{other:?}"),
         }
     }

@@ -25,11 +25,11 @@ fn a_callback_may_call_reply_and_receive_but_not_poll() {
             assert_eq!(pair.client.flush_endpoints(), Err(Reentrant));
             assert!(matches!(
                 pair.client.create_endpoint(&small()),
-                Err(SetupError::Reentrant(Reentrant))
+                Err(SetupError::Misuse(_))
             ));
             assert!(pair.client.has_work() && pair.client.idle_for().is_none());
             let error = pending.pop().unwrap().connect(&record).unwrap_err();
-            assert!(matches!(error, SetupError::Reentrant(_)));
+            assert!(matches!(error, SetupError::Misuse(_)));
             assert!(pair.client.stats().calls > 0 && pair.client.recv().is_none());
             if serial < 9 {
                 pair.to_server.call(b"next", serial + 1, 100).unwrap();

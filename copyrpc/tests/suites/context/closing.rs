@@ -322,7 +322,7 @@ fn an_end_gives_its_share_back_at_once_and_the_two_connect_again() {
         let (to_server, to_client) = join(&client, &server, &small());
         assert!(matches!(
             client.create_endpoint(&small()),
-            Err(SetupError::SrqTooSmall { .. })
+            Err(SetupError::Full(_))
         ));
         to_server.call(b"", round, 0).unwrap();
         other.call(b"", 1_000 + round, 0).unwrap();

@@ -139,7 +139,7 @@ fn a_drain_gives_back_the_share_of_an_endpoint_that_ended() {
     client.flush_endpoints().unwrap();
     assert!(matches!(
         client.create_endpoint(&small()),
-        Err(SetupError::SrqTooSmall { .. })
+        Err(SetupError::Full(_))
     ));
     drop(server);
     endpoint.call(b"never sent", 2, 0).unwrap();

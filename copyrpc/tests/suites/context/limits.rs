@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use copyrpc::{
     CallError, CallFailure, ContextBuilder, DEFAULT_ENDPOINTS, EXCHANGE_RECORD_SIZE,
-    EndpointConfig, ExchangeRecord, RecordError, SetupError, Window,
+    EndpointConfig, ExchangeRecord, OptionError, RecordError, SetupError, Window,
 };
 
 use mlx5::DeviceKind;
@@ -21,20 +21,14 @@ fn endpoints_beyond_the_queues_are_refused_with_the_size_needed() {
     };
     let first = context.create_endpoint(&config).unwrap();
     match context.create_endpoint(&config) {
-        Err(
-            error @ SetupError::SrqTooSmall {
-                wanted: 50,
-                needed: 150,
-                depth,
-                endpoints: 1,
-            },
-        ) => {
-            assert!((100..150).contains(&depth));
-            assert!(
-                error
-                    .to_string()
-                    .ends_with("ContextBuilder::endpoints of more than 1, or with srq_size(150)"),
-                "{error}"
+        Err(SetupError::Full(OptionError {
+            option: "srq_size",
+            value: 100..150,
+            legal,
+        })) => {
+            assert_eq!(
+                legal,
+                "at least 150, or ContextBuilder::endpoints of more than 1"
             );
         }
         other => panic!("{other:?}"),
@@ -47,7 +41,11 @@ fn endpoints_beyond_the_queues_are_refused_with_the_size_needed() {
     };
     assert!(matches!(
         context.create_endpoint(&none),
-        Err(SetupError::SrqTooSmall { wanted: 0, .. })
+        Err(SetupError::Option(OptionError {
+            option: "batches_in_flight",
+            value: 0,
+            ..
+        }))
     ));
     // One completion per batch in flight and 8, but never more than the send queue has entries.
     let few = net.build(|builder| builder.srq_size(63).cq_size(64));
@@ -61,11 +59,11 @@ fn endpoints_beyond_the_queues_are_refused_with_the_size_needed() {
     );
     assert!(matches!(
         few.create_endpoint(&config),
-        Err(SetupError::CqTooSmall {
-            needed: 66,
-            entries: 64,
-            endpoints: 2
-        })
+        Err(SetupError::Full(OptionError {
+            option: "cq_size",
+            value: 64,
+            legal
+        })) if legal == "at least 66, or ContextBuilder::endpoints of more than 2"
     ));
     let _shallow = few
         .create_endpoint(&EndpointConfig {
@@ -128,7 +126,7 @@ fn illegal_configurations_are_refused() {
             ..small()
         };
         let error = context.create_endpoint(&config).unwrap_err();
-        assert!(matches!(error, SetupError::RingSize(bytes) if bytes == config.ring_size));
+        assert!(matches!(&error, SetupError::Option(error) if error.value == config.ring_size));
         assert!(error.to_string().contains("4096 to 268435456"), "{error}");
     }
 }
@@ -286,7 +284,7 @@ fn endpoints_that_cannot_talk_refuse_each_other_and_leave_nothing_behind() {
     drop(context);
     assert!(matches!(
         orphan.connect(&record),
-        Err(SetupError::ContextGone)
+        Err(SetupError::Misuse(_))
     ));
 }
 

@@ -177,10 +177,7 @@ fn a_client_that_there_is_no_room_for_hears_so() {
     let refused = server
         .connect_over(&small(), listener.accept().unwrap().0)
         .unwrap_err();
-    assert!(
-        matches!(refused, SetupError::SrqTooSmall { .. }),
-        "{refused}"
-    );
+    assert!(matches!(refused, SetupError::Full(_)), "{refused}");
     let heard = client.join().unwrap();
     assert!(
         matches!(

@@ -18,8 +18,10 @@ mod zones;
 
 use std::collections::VecDeque;
 
+use copyrpc_calls::OptionError;
+
 use crate::protocol::buffers::{Buffers, Chain};
-use crate::protocol::config::{ConfigError, Layout, ServerConfig};
+use crate::protocol::config::{Layout, ServerConfig};
 use crate::protocol::groups::GroupManager;
 use crate::protocol::memory::Memory;
 use crate::protocol::request::{ClientId, ClientRegions, Request};
@@ -229,8 +231,8 @@ impl<M: Memory> Server<M> {
     /// [`ServerMemory`] requires: smaller regions lose messages.
     ///
     /// # Errors
-    /// [`ConfigError`]: a number is outside its range.
-    pub fn new(config: &ServerConfig, memory: ServerMemory<M>) -> Result<Self, ConfigError> {
+    /// [`OptionError`]: a number is outside its range.
+    pub fn new(config: &ServerConfig, memory: ServerMemory<M>) -> Result<Self, OptionError> {
         let layout = config.layout()?;
         let clients = config.max_clients as usize;
         let free_zones: Vec<_> = (0..layout.zones as u16).rev().collect();
