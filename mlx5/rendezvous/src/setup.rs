@@ -36,7 +36,7 @@ pub enum SetupError {
     /// An option is outside its range, or does not fit the peer's.
     #[error(transparent)]
     Option(#[from] OptionError),
-    /// There is no room for one more peer: one that disconnects makes room, and so does another
+    /// No room is left for one more peer. A peer that disconnects makes room, and so does another
     /// value of this option.
     #[error("no room for one more peer: {0}")]
     Full(OptionError),
