@@ -190,8 +190,8 @@ pub use ring::RecvBytes;
 #[doc(hidden)]
 pub use service::Caller;
 pub use service::{
-    AsyncCall, AsyncClient, AsyncServer, Client, ClientError, ClientOptions, Server, ServerOptions,
-    ServerRequest, SharedAddress, default_device,
+    AsyncCall, AsyncClient, AsyncServer, Client, ClientError, ClientOptions, Host, Server,
+    ServerOptions, ServerRequest, SharedAddress, default_device,
 };
 pub use stats::Stats;
 

@@ -225,7 +225,17 @@ impl Ends {
             request: 48,
             response: 48,
         };
-        let server = ipc::bytes::Server::bind_in(&dir, &name, 1, DEPTH, max, 0).unwrap();
+        let server = ipc::bytes::Server::with_options(
+            &name,
+            &ipc::bytes::ServerOptions {
+                dir: Some(dir.clone()),
+                clients: 1,
+                depth: DEPTH,
+                max,
+                type_tag: 0,
+            },
+        )
+        .unwrap();
         Self(
             ipc::bytes::Client::connect_in(&dir, &name, 0).unwrap(),
             server,

@@ -14,8 +14,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         move || -> Result<(), ipc::SetupError> {
             let mut server = Server::bind(&name)?;
             let _ = named.send(server.stop_handle());
-            server.serve(<[u8]>::to_ascii_uppercase);
-            Ok(())
+            server.serve(<[u8]>::to_ascii_uppercase)
         }
     });
     let mut client = Client::connect_within(&name, Duration::from_secs(10))?;

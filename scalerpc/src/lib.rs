@@ -131,7 +131,7 @@ pub use protocol::{
 pub use rdma::{RdmaClient, RdmaServer, SetupError};
 pub use service::{
     AsyncCall, AsyncClient, AsyncServer, Caller, Client, ClientError, ClientOptions, DEFAULT_TYPE,
-    HeldServer, Server, ServerOptions, ServerRequest, SharedAddress,
+    Host, Server, ServerOptions, ServerRequest, SharedAddress, Stepped,
 };
 
 /// Errors can be sent to other threads, and `?` turns each into a `Box<dyn Error + Send + Sync>`.

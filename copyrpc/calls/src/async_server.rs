@@ -449,7 +449,7 @@ fn serve<S: Serving>(
         let (answers, ending, mut buffered) = {
             let mut queues = lock(&shared.queues);
             if server.may_check() && is_check_due(&mut checked, Instant::now()) {
-                (queues.clients, queues.stats) = server.counts();
+                (queues.clients, queues.stats) = (server.clients(), server.stats());
                 unwanted = queues.watch(&server, &mut held, is_leaving);
             }
             (
@@ -504,7 +504,7 @@ fn serve<S: Serving>(
     }
     let unanswered = held.len();
     drop(held);
-    lock(&shared.queues).stats = server.counts().1;
+    lock(&shared.queues).stats = server.stats();
     // The drop waits until the answers have arrived.
     drop(server);
     let told = std::mem::take(&mut lock(&shared.queues).tell_end);

@@ -38,6 +38,7 @@
 //! - `further`: its further connections, for calls that would wait behind long polls.
 //! - `posting`: the way of that client's calls from any thread to the thread of the connection.
 //! - `serving`: the interface of a transport to the servers, and the handle that stops them.
+//! - `server`: the server with one handler, in the thread of its owner.
 //! - `async_server`: the server whose requests are futures.
 //! - `tower`: the client as a service of the crate `tower`, and a server that takes one, with the
 //!   feature `tower`.
@@ -59,6 +60,7 @@ pub mod parts;
 mod patience;
 pub mod payloads;
 mod posting;
+mod server;
 mod serving;
 mod table;
 mod tag;
@@ -77,7 +79,8 @@ pub use further::CONNECTIONS;
 pub use futures::{AsyncCall, AsyncClient};
 pub use option::OptionError;
 pub use patience::Patience;
-pub use serving::{Answer, Bind, Serving, SharedAddress, StopHandle};
+pub use server::Server;
+pub use serving::{Answer, Bind, Serving, Share, SharedAddress, StopHandle};
 pub use table::{CALLS_MAX, Calls};
 pub use tag::{ANSWERED, DROPPED, REFUSED, SENT_BACK, TOO_LONG, Tag, Tagged};
 #[cfg(feature = "tower")]

@@ -1,5 +1,6 @@
 //! The serving end of a connection: the interface that a transport implements for
-//! [`AsyncServer`](crate::AsyncServer), and the handle that stops every server.
+//! [`Server`](crate::Server) and [`AsyncServer`](crate::AsyncServer), and the handle that stops
+//! every server.
 
 use std::fmt;
 use std::io;
@@ -98,8 +99,8 @@ impl Drop for Unfetched {
     }
 }
 
-/// The TCP address of a server, shared with further servers in other threads: see `Server::beside` of
-/// copyrpc and of scalerpc.
+/// The TCP address of a server, shared with further servers in other threads: see
+/// [`Server::beside`](crate::Server::beside).
 #[derive(Debug)]
 pub struct SharedAddress<O> {
     /// The socket that listens at the address.
@@ -123,9 +124,14 @@ pub enum Answer {
     Dropped,
 }
 
-/// The server that the thread of an [`AsyncServer`](crate::AsyncServer) has. The drop ends the
-/// server, and waits until the given answers have arrived.
+/// The server of a transport. The drop ends the server, and waits until the given answers have
+/// arrived. A [`Server`](crate::Server) calls [`serve`](Self::serve), the thread of an
+/// [`AsyncServer`](crate::AsyncServer) the functions from [`step`](Self::step) on.
 pub trait Serving: Sized {
+    /// The choices of a user.
+    type Options: Clone + Default + Send + 'static;
+    /// The bytes of a request, for a handler that answers at once.
+    type Request<'a>: Into<Vec<u8>>;
     /// The duty to answer a received request. Its drop is [`Answer::Dropped`].
     type Token;
     /// A client.
@@ -138,6 +144,8 @@ pub trait Serving: Sized {
     type Stats: Copy + Default + Send + 'static;
     /// Name and capabilities of the device in use.
     type Device: fmt::Debug + Send + Sync + 'static;
+    /// The name of the thread of an [`AsyncServer`](crate::AsyncServer).
+    const THREAD: &'static str;
 
     /// Returns the address at which the server listens.
     ///
@@ -154,8 +162,20 @@ pub trait Serving: Sized {
     /// Returns name and capabilities of the device in use.
     fn device(&self) -> Self::Device;
 
-    /// Returns the number of connected clients, and the counters of all.
-    fn counts(&self) -> (usize, Self::Stats);
+    /// Returns the number of connected clients.
+    fn clients(&self) -> usize;
+
+    /// Returns the counters of all clients since the server was made.
+    fn stats(&self) -> Self::Stats;
+
+    /// Answers each request with the return value of `handler`, until the server is stopped.
+    ///
+    /// # Errors
+    /// The server cannot continue.
+    fn serve<R: AsRef<[u8]>>(
+        &mut self,
+        handler: impl FnMut(Self::Request<'_>) -> R,
+    ) -> Result<(), Self::Error>;
 
     /// Does one bounded step: connects clients, sends answers, takes requests, and sleeps for at
     /// most about 10 ms if there was nothing to do for a while. If the owner `holds_back`, requests
@@ -182,20 +202,6 @@ pub trait Serving: Sized {
     /// Takes no more clients and no more requests. Requests that were received can still be
     /// answered.
     fn close(&mut self);
-}
-
-/// A [`Serving`] that is made at an address.
-pub trait Bind<A>: Serving {
-    /// The choices of a user.
-    type Options: Clone + Default + Send + 'static;
-    /// The name of the thread of an [`AsyncServer`](crate::AsyncServer).
-    const THREAD: &'static str;
-
-    /// Makes the server at `address`.
-    ///
-    /// # Errors
-    /// The reason; nothing is left behind.
-    fn bind_with(address: A, options: &Self::Options) -> Result<Self, Self::Error>;
 
     /// Returns the maximum number of bytes of requests that wait for a receiver: above it, no
     /// further requests are taken. Default: no limit, for transports whose clients have a few slots
@@ -206,4 +212,28 @@ pub trait Bind<A>: Serving {
 
     /// Returns the error of a thread that could not be started.
     fn no_thread(error: io::Error) -> Self::Error;
+}
+
+/// A [`Serving`] that is made at an address.
+pub trait Bind<A>: Serving {
+    /// Makes the server at `address`.
+    ///
+    /// # Errors
+    /// The reason; nothing is left behind.
+    fn bind_with(address: A, options: &Self::Options) -> Result<Self, Self::Error>;
+}
+
+/// A [`Serving`] whose address several servers share, for a thread each.
+pub trait Share: Serving {
+    /// Shares the address.
+    ///
+    /// # Errors
+    /// No descriptor is free, or the server was closed.
+    fn share(&mut self) -> io::Result<SharedAddress<Self::Options>>;
+
+    /// Makes a further server at a shared address.
+    ///
+    /// # Errors
+    /// The reason; nothing is left behind.
+    fn beside(other: SharedAddress<Self::Options>) -> Result<Self, Self::Error>;
 }

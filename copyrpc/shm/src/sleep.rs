@@ -206,6 +206,12 @@ impl<W: Watch> Sleeper for W {
     }
 }
 
+impl<S: Sleeper> Sleeper for copyrpc_calls::Server<S> {
+    fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
+        (**self).with_watch(then);
+    }
+}
+
 /// Joins several conditions: calls `then` with the condition that any of `parts` is met.
 pub fn join<'a>(
     parts: impl IntoIterator<Item = &'a mut (dyn Sleeper + 'a)>,

@@ -1,14 +1,14 @@
 //! The server: accepts clients, polls, answers.
 
 use std::fmt;
-use std::io::{self, ErrorKind};
+use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-use copyrpc_calls::{Answer, Bind, Patience, Serving, StopHandle};
+use copyrpc_calls::{Answer, Bind, Patience, Serving, Share, StopHandle};
 use mlx5::{DeviceInfo, DeviceSpec};
-use mlx5_rendezvous::{Event, Events, Gate, GateOptions, GracePeriod, Lifelines, Peer, Secret};
+use mlx5_rendezvous::{Events, Gate, GateOptions, GracePeriod, Peer, Secret};
 
 use super::default_device;
 use crate::config::EndpointConfig;
@@ -32,9 +32,6 @@ const TURNS_PER_SOCKETS: u32 = 1024;
 /// Maximum time for a client to connect. Other clients do not wait meanwhile. The client has no
 /// endpoint until its record has arrived.
 const CONNECT_TIME: Duration = Duration::from_secs(5);
-
-/// Number of new clients that a server takes at a time if other servers share its address.
-const SHARED_PEERS_PER_POLL: usize = 1;
 
 /// Default of [`ServerOptions::stop_timeout`].
 const STOP_TIMEOUT: Duration = Duration::from_secs(1);
@@ -93,51 +90,17 @@ impl Default for ServerOptions {
     }
 }
 
-/// The address of a server, shared with further servers: see [`Server::beside`].
+/// The address of a server, shared with further servers: see
+/// [`Server::beside`](crate::Server::beside).
 pub type SharedAddress = copyrpc_calls::SharedAddress<ServerOptions>;
 
-/// A server at a TCP address. It belongs to one thread, and serves all its clients in that thread.
-///
-/// A client that disconnects or crashes, or is slow to connect, delays no other client. One process
-/// or thread may have several servers, each with its own address and device. The socket over which
-/// a client connected stays open as long as the client lives: its end makes the server ask the
-/// client's device at once whether the client still exists, and free the place of a client that
-/// died. The end of the socket is no more than a hint: a client whose socket is cut stays
-/// connected.
-///
-/// While no client calls, the server sleeps, and wakes 100 times a second to poll for new clients.
-/// The server cannot be sent to another thread, so bind it in the thread that serves, and send its
-/// address and its stop handle to the threads that need them:
-///
-/// ```
-/// let (tell, told) = std::sync::mpsc::channel();
-/// let serving = std::thread::spawn(move || -> Result<(), copyrpc::SetupError> {
-///     let mut server = copyrpc::Server::bind("127.0.0.1:0")?;
-///     let _ = tell.send((server.local_addr(), server.stop_handle()));
-///     server.serve(|request| request.to_vec())
-/// });
-/// let (address, stop) = told.recv()?;
-/// assert_eq!(copyrpc::Client::connect(address?)?.call(b"ping")?, b"ping");
-/// stop.stop();
-/// # serving.join().unwrap()?;
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-///
-/// A server in the main thread is as short as this:
-///
-/// ```no_run
-/// let mut server = copyrpc::Server::bind("127.0.0.1:7479")?;
-/// server.serve(|request| request.to_vec().to_ascii_uppercase())?;
-/// # Ok::<(), copyrpc::SetupError>(())
-/// ```
+/// The device of a [`Server`](crate::Server), its address and its clients.
 #[derive(Debug)]
-pub struct Server {
+pub struct Host {
     /// The connected clients. The field is declared before the context: its drop closes the
     /// endpoints, and the drop of the context waits until their last answers have arrived.
     clients: Vec<Member>,
-    /// `None` once the server takes no more clients.
-    gate: Option<Gate<Handshake<()>>>,
-    lifelines: Lifelines,
+    gate: Gate<Handshake<()>>,
     pub(super) context: Context<()>,
     options: ServerOptions,
     stop: StopHandle,
@@ -154,7 +117,7 @@ struct Member {
 }
 
 /// [Closes](Server::close) the server.
-impl Drop for Server {
+impl Drop for Host {
     fn drop(&mut self) {
         self.close();
         for Member { endpoint, peer } in &self.clients {
@@ -162,69 +125,17 @@ impl Drop for Server {
                 || "the server stopped".to_owned(),
                 |reason| reason.to_string(),
             );
-            self.options
-                .events
-                .tell(Event::Disconnected(*peer, &reason));
+            self.gate.leave(*peer, &reason);
         }
     }
 }
 
-impl Server {
-    /// Opens the device, and listens at `address`. Port 0 is any free port. Clients connect through
-    /// that TCP address; their messages are sent over the device. So `0.0.0.0:7479` lets clients of
-    /// other hosts connect if the device is a NIC, or `soft:roce=ADDRESS` at both ends; the
-    /// software HCA `soft` reaches processes of its user on this host only, at whatever address.
-    ///
-    /// # Errors
-    /// [`SetupError`]; nothing is left behind.
-    pub fn bind(address: impl ToSocketAddrs + fmt::Debug) -> Result<Self, SetupError> {
-        Self::with_options(address, &ServerOptions::default())
-    }
-
-    /// Like [`bind`](Self::bind), with options.
-    ///
-    /// # Errors
-    /// [`SetupError`]; nothing is left behind.
-    pub fn with_options(
-        address: impl ToSocketAddrs + fmt::Debug,
-        options: &ServerOptions,
-    ) -> Result<Self, SetupError> {
-        let gate =
-            Gate::bind(&address, gate_options(options)).map_err(|source| SetupError::Listen {
-                address: mlx5_rendezvous::name_of(&address),
-                source,
-            })?;
-        Self::at(gate, options.clone(), None)
-    }
-
-    /// Makes a further server at the address of an existing server, for another thread. Each of them
-    /// has a device and clients of its own; a client that connects comes to the server that accepts
-    /// it first.
-    ///
-    /// # Errors
-    /// [`SetupError`]; nothing is left behind.
-    pub fn beside(other: SharedAddress) -> Result<Self, SetupError> {
-        let SharedAddress {
-            listener,
-            options,
-            stop,
-        } = other;
-        let mut gate = Gate::over(listener, gate_options(&options));
-        gate.accept_at_most(SHARED_PEERS_PER_POLL);
-        Self::at(gate, options, Some(stop))
-    }
-
+impl Host {
     fn at(
         gate: Gate<Handshake<()>>,
         options: ServerOptions,
         stop: Option<StopHandle>,
     ) -> Result<Self, SetupError> {
-        let lifelines = Lifelines::new(usize::MAX).map_err(|source| SetupError::Listen {
-            address: gate
-                .local_addr()
-                .map_or_else(|_| String::new(), |address| address.to_string()),
-            source,
-        })?;
         let context = ContextBuilder::new(options.device.clone())
             .endpoints_with(options.clients, &options.endpoint)
             .build()?;
@@ -232,8 +143,7 @@ impl Server {
         context.inner.linger.set(options.stop_timeout);
         Ok(Self {
             clients: Vec::new(),
-            gate: Some(gate),
-            lifelines,
+            gate,
             context,
             options,
             stop,
@@ -243,91 +153,7 @@ impl Server {
         })
     }
 
-    /// Shares the address, for [`beside`](Self::beside). The stop handle of this server stops all
-    /// servers at the address: the others within 10 ms.
-    ///
-    /// # Errors
-    /// No descriptor is free, or the server was closed.
-    pub fn share(&mut self) -> io::Result<SharedAddress> {
-        let gate = self.gate.as_mut().ok_or_else(closed)?;
-        gate.accept_at_most(SHARED_PEERS_PER_POLL);
-        Ok(SharedAddress {
-            listener: gate.listener()?,
-            options: self.options.clone(),
-            stop: self.stop.clone(),
-        })
-    }
-
-    /// Returns the address at which the server listens.
-    ///
-    /// # Errors
-    /// The system does not return the address.
-    pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.gate.as_ref().ok_or_else(closed)?.local_addr()
-    }
-
-    /// Returns the number of connected clients.
-    #[must_use]
-    pub fn clients(&self) -> usize {
-        self.context.endpoints()
-    }
-
-    /// Returns name, transport and capabilities of the device in use.
-    #[must_use]
-    pub fn device_info(&self) -> DeviceInfo {
-        self.context.device_info()
-    }
-
-    /// Returns the counters of all clients since the server was made.
-    #[must_use]
-    pub fn stats(&self) -> Stats {
-        self.context.stats()
-    }
-
-    /// Returns a handle that makes [`serve`](Self::serve) return as soon as its handler has
-    /// returned, from any thread. Requests that have arrived by then are answered; later requests
-    /// are for another server: no handler gets them ([`close`](Self::close)).
-    #[must_use]
-    pub fn stop_handle(&self) -> StopHandle {
-        self.stop.clone()
-    }
-
-    /// Answers each request with the return value of `handler`, until the server is stopped. A
-    /// reply longer than the client accepts becomes a
-    /// [`ClientError::ReplyTooLong`](crate::ClientError::ReplyTooLong). For handlers that answer
-    /// later, or answer only some requests, see [`step`](Self::step) and [`recv`](Self::recv).
-    ///
-    /// A handler may take any time, and all clients wait for it. On a device that sends packets
-    /// (`soft:roce=ADDRESS`) it may take at most 2 s, after which clients take the server for dead.
-    /// Do long work in other threads: [`recv`](Self::recv), or an
-    /// [`AsyncServer`](crate::AsyncServer).
-    ///
-    /// # Errors
-    /// [`SetupError::Broken`].
-    pub fn serve<R: AsRef<[u8]>>(
-        &mut self,
-        mut handler: impl FnMut(RecvBytes<'_>) -> R,
-    ) -> Result<(), SetupError> {
-        let mut grace = None;
-        loop {
-            if self.stop.is_stopped() {
-                grace.get_or_insert_with(|| GracePeriod::new(LINGER, Instant::now()));
-            }
-            let moved = self.serve_turn(&mut handler)?;
-            // A turn takes a bounded number of requests, so more may have arrived. The loop ends
-            // after a turn that took nothing, or after the grace period.
-            if grace
-                .as_mut()
-                .is_some_and(|grace| moved == 0 || grace.is_over(Instant::now()))
-            {
-                self.close();
-                self.context.inner.flush();
-                return Ok(());
-            }
-        }
-    }
-
-    /// Does one turn of [`serve`](Self::serve). Returns the number of completions and of requests
+    /// Does one turn of [`serve`](crate::Server::serve). Returns the number of completions and of requests
     /// that it took. For counts of instructions.
     #[doc(hidden)]
     #[inline(always)]
@@ -377,7 +203,7 @@ impl Server {
             if let Some(event) = self.context.inner.breakdown() {
                 return Err(SetupError::Broken(event));
             }
-            let is_quiet = self.gate.iter().flat_map(Gate::connecting).next().is_none();
+            let is_quiet = self.gate.connecting().next().is_none();
             let longest = if is_quiet { LONGEST_SLEEP } else { SHORT_SLEEP };
             let _woken = self.context.inner.wait(Some(longest), || {
                 !self.holds_back && self.context.inner.has_requests()
@@ -395,16 +221,12 @@ impl Server {
     /// again at the next server of its addresses, or ends it as
     /// [`NotSent`](crate::ClientError::NotSent), which is retryable. A client that connects and may
     /// call already is waited for (G6 of docs/copyrpc-protocol.md), at most for
-    /// [`stop_timeout`](ServerOptions::stop_timeout). [`serve`](Self::serve) closes the server at
+    /// [`stop_timeout`](ServerOptions::stop_timeout). [`serve`](crate::Server::serve) closes the server at
     /// its end, and so does the drop.
     pub fn close(&mut self) {
         let mut grace = GracePeriod::new(self.context.inner.linger.get(), Instant::now());
-        while let Some(gate) = self
-            .gate
-            .as_mut()
-            .filter(|gate| gate.connecting().any(Handshake::has_told))
-        {
-            gate.accept_at_most(0);
+        while self.gate.connecting().any(Handshake::has_told) {
+            self.gate.stop_accepting();
             self.poll_sockets();
             if grace.is_over(Instant::now()) {
                 break;
@@ -415,7 +237,7 @@ impl Server {
         // clients that did not delay the close.
         let linger = &self.context.inner.linger;
         linger.set(grace.left().max(LINGER.min(linger.get())));
-        self.gate = None;
+        self.gate.close();
         self.clients
             .iter()
             .for_each(|client| client.endpoint.close());
@@ -431,26 +253,24 @@ impl Server {
     /// Admits new clients, continues with clients that connect, and drops clients that have
     /// disconnected.
     fn poll_sockets(&mut self) {
-        self.clients.retain(|client| {
-            let closed = client.endpoint.closed();
-            if let Some(reason) = closed {
-                self.lifelines.remove(client.peer);
-                self.options
-                    .events
-                    .tell(Event::Disconnected(client.peer, &reason.to_string()));
-            }
-            closed.is_none()
-        });
         let Self {
             clients,
             gate,
-            lifelines,
             context,
             options,
             ..
         } = self;
+        clients.retain(|client| {
+            let closed = client.endpoint.closed();
+            if let Some(reason) = closed {
+                gate.leave(client.peer, &reason.to_string());
+            }
+            closed.is_none()
+        });
+        if gate.is_closed() {
+            return;
+        }
         let mut is_full = false;
-        let Some(gate) = gate else { return };
         gate.poll(
             Handshake::awaited,
             |handshake, stream, peer| {
@@ -470,12 +290,9 @@ impl Server {
                 );
                 outcome
             },
-            |endpoint, stream, peer| {
-                lifelines.add(peer, stream);
-                clients.push(Member { endpoint, peer });
-            },
+            |endpoint, peer| clients.push(Member { endpoint, peer }),
         );
-        for number in lifelines.ended() {
+        for number in gate.ended() {
             clients
                 .iter()
                 .filter(|client| client.peer.number == number)
@@ -488,7 +305,7 @@ impl Server {
             gate.make_room();
             clients
                 .iter()
-                .filter(|client| !lifelines.has(client.peer))
+                .filter(|client| !gate.has_lifeline(client.peer))
                 .for_each(|client| client.endpoint.probe());
         }
     }
@@ -500,35 +317,62 @@ fn gate_options(options: &ServerOptions) -> GateOptions {
         events: options.events.clone(),
         secret: options.secret.clone(),
         refusal: ExchangeRecord::refuse(Refusal::Secret).to_vec(),
+        lifelines: usize::MAX,
     }
 }
 
-fn closed() -> io::Error {
-    ErrorKind::NotConnected.into()
-}
-
-impl Serving for Server {
+impl Serving for Host {
+    type Options = ServerOptions;
+    type Request<'a> = RecvBytes<'a>;
     type Token = RecvHandle<()>;
     type Peer = Peer;
     type Error = SetupError;
     type Address = SocketAddr;
     type Stats = Stats;
     type Device = DeviceInfo;
+    const THREAD: &'static str = "copyrpc-server";
 
     fn address(&self) -> io::Result<SocketAddr> {
-        self.local_addr()
+        self.gate.local_addr()
     }
 
     fn stop_handle(&self) -> StopHandle {
-        self.stop_handle()
+        self.stop.clone()
     }
 
     fn device(&self) -> DeviceInfo {
-        self.device_info()
+        self.context.device_info()
     }
 
-    fn counts(&self) -> (usize, Stats) {
-        (self.clients(), self.stats())
+    fn clients(&self) -> usize {
+        self.context.endpoints()
+    }
+
+    fn stats(&self) -> Stats {
+        self.context.stats()
+    }
+
+    fn serve<R: AsRef<[u8]>>(
+        &mut self,
+        mut handler: impl FnMut(RecvBytes<'_>) -> R,
+    ) -> Result<(), SetupError> {
+        let mut grace = None;
+        loop {
+            if self.stop.is_stopped() {
+                grace.get_or_insert_with(|| GracePeriod::new(LINGER, Instant::now()));
+            }
+            let moved = self.serve_turn(&mut handler)?;
+            // A turn takes a bounded number of requests, so more may have arrived. The loop ends
+            // after a turn that took nothing, or after the grace period.
+            if grace
+                .as_mut()
+                .is_some_and(|grace| moved == 0 || grace.is_over(Instant::now()))
+            {
+                self.close();
+                self.context.inner.flush();
+                return Ok(());
+            }
+        }
     }
 
     fn step(&mut self, holds_back: bool) -> Result<(), SetupError> {
@@ -567,15 +411,6 @@ impl Serving for Server {
     fn close(&mut self) {
         self.close();
     }
-}
-
-impl<A: ToSocketAddrs + fmt::Debug> Bind<A> for Server {
-    type Options = ServerOptions;
-    const THREAD: &'static str = "copyrpc-server";
-
-    fn bind_with(address: A, options: &ServerOptions) -> Result<Self, SetupError> {
-        Self::with_options(address, options)
-    }
 
     fn max_buffered(options: &ServerOptions) -> usize {
         options.max_buffered
@@ -583,6 +418,31 @@ impl<A: ToSocketAddrs + fmt::Debug> Bind<A> for Server {
 
     fn no_thread(error: io::Error) -> SetupError {
         SetupError::Thread(error)
+    }
+}
+
+impl<A: ToSocketAddrs + fmt::Debug> Bind<A> for Host {
+    fn bind_with(address: A, options: &ServerOptions) -> Result<Self, SetupError> {
+        Self::at(
+            Gate::bind(address, gate_options(options))?,
+            options.clone(),
+            None,
+        )
+    }
+}
+
+impl Share for Host {
+    fn share(&mut self) -> io::Result<SharedAddress> {
+        Ok(SharedAddress {
+            listener: self.gate.share()?,
+            options: self.options.clone(),
+            stop: self.stop.clone(),
+        })
+    }
+
+    fn beside(other: SharedAddress) -> Result<Self, SetupError> {
+        let gate = Gate::beside(other.listener, gate_options(&other.options))?;
+        Self::at(gate, other.options, Some(other.stop))
     }
 }
 
@@ -611,17 +471,12 @@ mod tests {
             stop_timeout,
             ..ServerOptions::default()
         };
-        let mut server = Server::with_options(limits::any_port(), &options).unwrap();
+        let mut server = Host::bind_with(limits::any_port(), &options).unwrap();
         let context = ContextBuilder::new(device).build::<()>().unwrap();
         let pending = context.create_endpoint(&options.endpoint).unwrap();
-        let mut stream = TcpStream::connect(server.local_addr().unwrap()).unwrap();
+        let mut stream = TcpStream::connect(server.address().unwrap()).unwrap();
         stream.write_all(&pending.local_info().encode()).unwrap();
-        while !server
-            .gate
-            .iter()
-            .flat_map(Gate::connecting)
-            .any(Handshake::has_told)
-        {
+        while !server.gate.connecting().any(Handshake::has_told) {
             server.step().unwrap();
         }
         assert_eq!(server.context.inner.linger.get(), stop_timeout);

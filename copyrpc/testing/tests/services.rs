@@ -331,16 +331,18 @@ through_shared_memory!(
 through_shared_memory!(
     serve_bytes,
     "bytes",
-    |dir| ipc::bytes::Server::bind_in(
-        dir,
+    |dir: &Dir| ipc::bytes::Server::with_options(
         "bytes",
-        4,
-        32,
-        ipc::bytes::MessageBytes {
-            request: 64,
-            response: 64
-        },
-        0
+        &ipc::bytes::ServerOptions {
+            dir: Some(dir.clone()),
+            clients: 4,
+            depth: 32,
+            max: ipc::bytes::MessageBytes {
+                request: 64,
+                response: 64
+            },
+            type_tag: 0
+        }
     ),
     ipc::bytes::Client<()>,
     |number| &number.to_le_bytes()
@@ -619,7 +621,7 @@ fn helper_process() {
             "delegationrpc" => serve_delegationrpc(&dir, &log, &is_over),
             "bytes" => serve_bytes(&dir, &log, &is_over),
             "copyrpc" => serve_copyrpc(place, &log, &is_over),
-            "copyrpc-tasks" => serve_tasks::<copyrpc::Server>(
+            "copyrpc-tasks" => serve_tasks::<copyrpc::Host>(
                 place,
                 &copyrpc::ServerOptions::default(),
                 |server| say(server.local_addr()),
@@ -627,7 +629,7 @@ fn helper_process() {
                 &is_over,
             ),
             "scalerpc" => serve_scalerpc(place, &log, &is_over),
-            "scalerpc-tasks" => serve_tasks::<scalerpc::HeldServer>(
+            "scalerpc-tasks" => serve_tasks::<scalerpc::Host>(
                 place,
                 &scalerpc::ServerOptions::default(),
                 |server| say(server.local_addr()),
@@ -952,7 +954,7 @@ fn a_server_that_stops_lets_its_client_fetch_a_long_reply() {
         let mut server = ipc::bytes::Server::bind(&name).unwrap();
         serve_and_stop(
             server.stop_handle(),
-            |handler| server.serve(handler),
+            |handler| server.serve(handler).unwrap(),
             move || ipc::bytes::Client::connect(&name).unwrap(),
         );
     });

@@ -16,18 +16,18 @@
 //!
 //! Servers of messages and servers of values are two kinds, and a client of one kind is refused by
 //! a server of the other, whatever their tags. `bind` and `connect` of both kinds use the tag 0: to
-//! connect to a server made by `bind`, `connect_in` takes the tag 0, and so does `bind_in` for
-//! clients that use `connect`.
+//! connect to a server made by `bind`, `connect_in` takes the tag 0.
 //!
 //! ```
 //! use ipc::Dir;
-//! use ipc::bytes::{Client, MessageBytes, Server};
+//! use ipc::bytes::{Client, MessageBytes, Server, ServerOptions};
 //!
 //! # let path = std::env::temp_dir().join(format!("ipc-bytes-doc-{}", std::process::id()));
 //! # std::os::unix::fs::DirBuilderExt::mode(&mut std::fs::DirBuilder::new(), 0o700).create(&path)?;
 //! # let dir = Dir::open(Some(&path))?;
 //! let max = MessageBytes { request: 4096, response: 1 << 16 };
-//! let mut server = Server::bind_in(&dir, "twice", 8, 32, max, 1)?;
+//! let options = ServerOptions { dir: Some(dir.clone()), max, type_tag: 1, ..ServerOptions::default() };
+//! let mut server = Server::with_options("twice", &options)?;
 //! let mut client = Client::<&str>::connect_in(&dir, "twice", 1)?;
 //!
 //! client.call(b"ab", "user data")?;
@@ -43,12 +43,15 @@
 //! ```
 
 mod client;
-mod host;
 mod message;
 mod server;
 
 pub use client::Client;
-pub use host::{Host, ServerOptions};
+
+/// A server of byte messages, in one thread: by default for any process of this user on this host,
+/// for messages of up to 4096 bytes, with room for 64 clients of 32 unanswered calls each, and with
+/// the application's tag 0. With the functions of [`Host`], its thread polls by itself.
+pub type Server = copyrpc_calls::Server<Host>;
 
 /// A client whose calls are futures.
 pub type AsyncClient = crate::AsyncClient<Client<u64>>;
@@ -74,4 +77,4 @@ pub type AsyncServer = copyrpc_calls::AsyncServer<Host>;
 pub type ServerRequest = copyrpc_calls::ServerRequest<Host>;
 
 pub use message::{INLINE_MAX, MESSAGE_MAX, MessageBytes};
-pub use server::Server;
+pub use server::{Host, ServerOptions};

@@ -1,101 +1,82 @@
 //! The server: the serving end of sessions of byte messages.
 
 use std::fmt;
+use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
-use copyrpc_calls::{ANSWERED, StopHandle, TOO_LONG};
+use copyrpc_calls::{ANSWERED, Answer, Bind, Patience, Serving, StopHandle, TOO_LONG};
 use copyrpc_shm::dir::Dir;
 use copyrpc_shm::ready::ReadyWords;
-use copyrpc_shm::sleep::{Sleeper, Watch};
+use copyrpc_shm::sleep::{self, Alarm, Sleeper, Watch};
 
-use super::host::ServerOptions;
 use super::message::{Areas, Message, MessageBytes};
 use crate::announce::Announce;
 use crate::blocking;
 use crate::error::{ReplyError, SetupError};
 use crate::layout::BYTES_KIND;
+use crate::limits::{CLIENTS, CLIENTS_MAX, DEPTH, STOP_TIMEOUT};
 use crate::token::Token;
 
-/// A server of byte messages for up to `max_clients` clients, in one thread, like the typed
-/// [`Server`](crate::Server).
-pub struct Server {
+/// Maximum sleep: time between two checks for requests that are overdue, or whose client has ended.
+const LONGEST_SLEEP: Duration = Duration::from_millis(10);
+/// Number of steps between two checks for requests that are overdue or whose client has ended, for
+/// a server that always has something to do.
+const STEPS_PER_CHECK: u32 = 1024;
+const ALL: [u64; CLIENTS_MAX / 64] = [u64::MAX; CLIENTS_MAX / 64];
+
+/// Options of a [`Server`](super::Server) or an [`AsyncServer`](super::AsyncServer).
+#[derive(Clone, Debug)]
+pub struct ServerOptions {
+    /// The directory. Default: the user's directory.
+    pub dir: Option<Dir>,
+    /// Maximum number of clients, 1 to 4096. Default: 64.
+    pub clients: usize,
+    /// Maximum number of unanswered calls of a client, a power of two, 1 to 32768. Default: 32.
+    pub depth: usize,
+    /// Maximum lengths of messages. Default: 4096 bytes each.
+    pub max: MessageBytes,
+    /// The application's number for the meaning of the messages. Default: 0.
+    pub type_tag: u64,
+}
+
+impl Default for ServerOptions {
+    fn default() -> Self {
+        Self {
+            dir: None,
+            clients: CLIENTS,
+            depth: DEPTH,
+            max: MessageBytes::DEFAULT,
+            type_tag: 0,
+        }
+    }
+}
+
+/// A server of byte messages, in one thread, like the typed [`Server`](crate::Server).
+pub struct Host {
     inner: crate::Server<Message, Message>,
     areas: Areas,
     /// The request that was received last. If it is long, its bytes are in `request`.
     message: Message,
     request: Vec<u8>,
+    /// The alarm by which other threads end the sleep.
+    alarm: Arc<Alarm>,
+    stop: StopHandle,
+    patience: Patience,
+    steps_to_check: u32,
+    is_closed: bool,
 }
 
-impl fmt::Debug for Server {
+impl fmt::Debug for Host {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Server")
+        f.debug_struct("Host")
             .field("inner", &self.inner)
             .field("areas", &self.areas)
             .finish_non_exhaustive()
     }
 }
 
-impl Server {
-    /// Creates the server `name` for any process of this user on this host, for messages of up to
-    /// 4096 bytes, with room for 64 clients of 32 unanswered calls each. The application's tag is
-    /// 0; [`bind_in`](Self::bind_in) takes another tag.
-    ///
-    /// # Errors
-    /// [`SetupError`]; nothing is left behind.
-    pub fn bind(name: &str) -> Result<Self, SetupError> {
-        Self::with_options(name, &ServerOptions::default())
-    }
-
-    /// Like [`bind`](Self::bind), with options.
-    ///
-    /// # Errors
-    /// [`SetupError`]; nothing is left behind.
-    pub fn with_options(name: &str, options: &ServerOptions) -> Result<Self, SetupError> {
-        let ServerOptions {
-            dir,
-            clients,
-            depth,
-            max,
-            type_tag,
-        } = options;
-        let dir = match dir {
-            Some(dir) => dir.clone(),
-            None => Dir::open(None)?,
-        };
-        Self::bind_in(&dir, name, *clients, *depth, *max, *type_tag)
-    }
-
-    /// Creates the server `name` in `dir` for `max_clients` clients (1 to 4096) with `depth`
-    /// unanswered calls each (a power of two, 1 to 32768) whose messages are not longer than `max`.
-    /// `type_tag` is the application's number for the meaning of the messages; clients must have
-    /// the same number.
-    ///
-    /// The region takes `max_clients x depth` times 128 B, and the areas of long messages (see
-    /// [`MessageBytes`]).
-    ///
-    /// # Errors
-    /// [`SetupError`]; nothing is left behind.
-    pub fn bind_in(
-        dir: &Dir,
-        name: &str,
-        max_clients: usize,
-        depth: usize,
-        max: MessageBytes,
-        type_tag: u64,
-    ) -> Result<Self, SetupError> {
-        let layout = max.layout(max_clients, ReadyWords::words_for(max_clients), depth)?;
-        let inner = crate::Server::bind_as(dir, name, BYTES_KIND, layout, max.shape(type_tag))?;
-        // SAFETY: the region was made for this layout, and the layout for `max`. `inner` keeps the
-        // region as long as this server uses `areas`.
-        let areas = unsafe { Areas::new(inner.base(), layout, max) };
-        Ok(Self {
-            inner,
-            areas,
-            message: Message::EMPTY,
-            request: Vec::with_capacity(max.request),
-        })
-    }
-
+impl Host {
     /// Like the typed server's [`poll`](crate::Server::poll).
     #[inline]
     pub fn poll(&mut self) -> usize {
@@ -110,7 +91,7 @@ impl Server {
 
     /// Like the typed server's [`wait`](crate::Server::wait).
     pub fn wait(&mut self, timeout: Option<Duration>) -> bool {
-        self.inner.wait(timeout)
+        sleep::wait([self as &mut dyn Sleeper], timeout)
     }
 
     /// Returns the oldest request that [`poll`](Self::poll) has found, like the typed server's
@@ -123,6 +104,7 @@ impl Server {
             areas,
             message,
             request,
+            ..
         } = self;
         let token = inner.recv_if(|call, received| {
             *message = received;
@@ -188,32 +170,10 @@ impl Server {
 
     /// Answers a request. If the answer is too long, its call ends as `ReplyTooLong`.
     #[inline(always)]
-    pub(super) fn answer(&mut self, token: Token, response: &[u8]) {
+    fn answer(&mut self, token: Token, response: &[u8]) {
         if let Err(ReplyError::TooLarge { token, .. }) = self.reply(token, response) {
             let _gone = self.inner.end(token, TOO_LONG, |_| Message::EMPTY);
         }
-    }
-
-    pub(super) fn send_back(&mut self, token: Token) {
-        self.inner.send_back(token);
-    }
-
-    /// Returns the number of connected clients.
-    #[must_use]
-    pub fn clients(&self) -> usize {
-        self.inner.clients()
-    }
-
-    /// Like the typed server's [`serve`](crate::Server::serve), with [`step`](Self::step).
-    pub fn serve<R: AsRef<[u8]>>(&mut self, mut handler: impl FnMut(&[u8]) -> R) {
-        let stop = self.stop_handle();
-        blocking::serve(self, &stop, |server| server.step(&mut handler), Self::wait);
-    }
-
-    /// Returns a handle that ends [`serve`](Self::serve), from any thread.
-    #[must_use]
-    pub fn stop_handle(&self) -> StopHandle {
-        self.inner.stop_handle()
     }
 
     /// Returns the maximum lengths of messages.
@@ -229,9 +189,134 @@ impl Server {
     }
 }
 
-/// The condition of [`Server::wait`], so that a thread can sleep on several things.
-impl Sleeper for Server {
+/// The condition of [`Host::wait`], so that a thread can sleep on several things.
+impl Sleeper for Host {
     fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
-        self.inner.with_watch(then);
+        let mut alarm = &*self.alarm;
+        sleep::join([&mut self.inner as &mut dyn Sleeper, &mut alarm], then);
+    }
+}
+
+impl Serving for Host {
+    type Options = ServerOptions;
+    type Request<'a> = &'a [u8];
+    type Token = Token;
+    /// The number of the client.
+    type Peer = usize;
+    type Error = SetupError;
+    type Address = ();
+    type Stats = ();
+    type Device = ();
+    const THREAD: &'static str = "ipc-server";
+
+    fn address(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn stop_handle(&self) -> StopHandle {
+        self.stop.clone()
+    }
+
+    fn device(&self) {}
+
+    fn clients(&self) -> usize {
+        self.inner.clients()
+    }
+
+    fn stats(&self) {}
+
+    fn serve<R: AsRef<[u8]>>(
+        &mut self,
+        mut handler: impl FnMut(&[u8]) -> R,
+    ) -> Result<(), SetupError> {
+        let stop = self.stop.clone();
+        blocking::serve(self, &stop, |server| server.step(&mut handler), Self::wait);
+        Ok(())
+    }
+
+    fn step(&mut self, holds_back: bool) -> Result<(), SetupError> {
+        self.steps_to_check = self
+            .steps_to_check
+            .checked_sub(1)
+            .unwrap_or(STEPS_PER_CHECK);
+        let takes = !holds_back && !self.is_closed;
+        // A closed server still notices clients that disconnect.
+        let mask = if takes { &[][..] } else { &ALL };
+        let is_found = self.inner.poll_with_skip(mask) > 0 && takes;
+        // The caller takes the posted answers after this reset, so no ring of the alarm is lost.
+        if self.alarm.take() || is_found {
+            self.patience.reset();
+        } else if let Some(start) = self.patience.idle() {
+            let mut alarm = &*self.alarm;
+            let server = takes.then_some(&mut self.inner as &mut dyn Sleeper);
+            let sleepers = server.into_iter().chain([&mut alarm as &mut dyn Sleeper]);
+            sleep::wait(sleepers, Some(LONGEST_SLEEP));
+            self.patience.slept(start);
+            self.steps_to_check = 0;
+        }
+        Ok(())
+    }
+
+    fn may_check(&self) -> bool {
+        self.steps_to_check == 0
+    }
+
+    fn recv(&mut self) -> Option<(Token, Vec<u8>, usize)> {
+        let (token, request) = self.recv()?;
+        let client = token.client();
+        Some((token, request.to_vec(), client))
+    }
+
+    fn answer(&mut self, token: Token, answer: Answer) {
+        match answer {
+            Answer::Reply(reply) => self.answer(token, &reply),
+            Answer::Refusal => drop(self.inner.refuse(token)),
+            Answer::SentBack => self.inner.send_back(token),
+            Answer::Dropped => drop(token),
+        }
+    }
+
+    fn is_wanted(&self, token: &Token) -> bool {
+        self.inner.is_wanted(token)
+    }
+
+    /// Stops taking requests: calls in the lanes end when the server is dropped.
+    fn close(&mut self) {
+        self.is_closed = true;
+    }
+
+    fn no_thread(error: io::Error) -> SetupError {
+        SetupError::Thread(error)
+    }
+}
+
+impl<A: Into<String>> Bind<A> for Host {
+    /// Creates the server with this name for any process of this user on this host. The region takes
+    /// `max_clients x depth` times 128 B, and the areas of long messages (see [`MessageBytes`]).
+    fn bind_with(name: A, options: &ServerOptions) -> Result<Self, SetupError> {
+        let ServerOptions { max, type_tag, .. } = *options;
+        let dir = match &options.dir {
+            Some(dir) => dir.clone(),
+            None => Dir::open(None)?,
+        };
+        let words = ReadyWords::words_for(options.clients);
+        let layout = max.layout(options.clients, words, options.depth)?;
+        let shape = max.shape(type_tag);
+        let inner = crate::Server::bind_as(&dir, &name.into(), BYTES_KIND, layout, shape)?;
+        // SAFETY: the region was made for this layout, and the layout for `max`. `inner` keeps the
+        // region as long as this server uses `areas`.
+        let areas = unsafe { Areas::new(inner.base(), layout, max) };
+        let alarm = Arc::<Alarm>::default();
+        Ok(Self {
+            inner,
+            areas,
+            message: Message::EMPTY,
+            request: Vec::with_capacity(max.request),
+            stop: StopHandle::new(alarm.waker(), STOP_TIMEOUT),
+            alarm,
+            patience: Patience::new(),
+            steps_to_check: 0,
+            is_closed: false,
+        })
     }
 }

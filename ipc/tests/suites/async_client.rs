@@ -10,7 +10,7 @@ use copyrpc_testing::executor::{Begun, block_on};
 use copyrpc_testing::helpers::{Scratch, alone, wait_for};
 use copyrpc_testing::limits::watchdog;
 use copyrpc_testing::methods::{self, Sums, numbers};
-use ipc::bytes::{AsyncClient, MessageBytes, Server};
+use ipc::bytes::{AsyncClient, MessageBytes, Server, ServerOptions};
 use ipc::parts::Reassembler;
 use ipc::{ClientError, ClientOptions, Dir, SetupError, StopHandle, Token};
 
@@ -36,20 +36,22 @@ impl Running {
     fn start(dir: &Dir, reply: impl FnMut(&[u8]) -> Vec<u8> + Send + 'static) -> Self {
         let (dir, (tell, told)) = (dir.clone(), mpsc::channel());
         let thread = thread::spawn(move || {
-            let mut server = Server::bind_in(
-                &dir,
+            let mut server = Server::with_options(
                 "s",
-                4,
-                DEPTH,
-                MessageBytes {
-                    request: 4096,
-                    response: 4096,
+                &ServerOptions {
+                    dir: Some(dir.clone()),
+                    clients: 4,
+                    depth: DEPTH,
+                    max: MessageBytes {
+                        request: 4096,
+                        response: 4096,
+                    },
+                    type_tag: 0,
                 },
-                0,
             )
             .unwrap();
             tell.send(server.stop_handle()).unwrap();
-            server.serve(reply);
+            server.serve(reply).unwrap();
         });
         Self {
             stop: told.recv().unwrap(),
@@ -134,7 +136,17 @@ fn a_dropped_call_gives_its_slot_back_with_its_late_reply_and_a_waiting_one_is_s
         request: 64,
         response: 64,
     };
-    let mut server = Server::bind_in(&scratch.dir(), "s", 1, DEPTH, max, 0).unwrap();
+    let mut server = Server::with_options(
+        "s",
+        &ServerOptions {
+            dir: Some(scratch.dir()),
+            clients: 1,
+            depth: DEPTH,
+            max,
+            type_tag: 0,
+        },
+    )
+    .unwrap();
     let client = connect(&scratch.dir());
     for round in 0..3_u8 {
         let calls: Vec<_> = (0..2 * DEPTH as u8)
@@ -174,7 +186,17 @@ fn calls_go_on_at_the_next_server_and_those_that_no_handler_got_are_made_again_t
         request: 64,
         response: 64,
     };
-    let mut server = Server::bind_in(&scratch.dir(), "s", 1, DEPTH, max, 0).unwrap();
+    let mut server = Server::with_options(
+        "s",
+        &ServerOptions {
+            dir: Some(scratch.dir()),
+            clients: 1,
+            depth: DEPTH,
+            max,
+            type_tag: 0,
+        },
+    )
+    .unwrap();
     let client = connect(&scratch.dir());
     let call = Begun::new(client.call(b"for the next"));
     wait_for("the call is not sent", || server.poll() > 0);

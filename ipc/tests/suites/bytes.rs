@@ -5,7 +5,7 @@ use std::cell::Cell;
 
 use copyrpc_shm::region::{self, OpenError, Region};
 use copyrpc_testing::helpers::Scratch;
-use ipc::bytes::{Client, INLINE_MAX, MESSAGE_MAX, MessageBytes, Server};
+use ipc::bytes::{Client, INLINE_MAX, MESSAGE_MAX, MessageBytes, Server, ServerOptions};
 use ipc::{CallError, CallFailure, OptionError, ReplyError, SessionEnd, SetupError, Token};
 
 const KIND: u64 = u64::from_be_bytes(*b"ipcBYTE\x02");
@@ -37,7 +37,17 @@ fn most(request: usize, response: usize) -> MessageBytes {
 }
 
 fn pair(scratch: &Scratch, depth: usize, most: MessageBytes) -> (Server, Client<u64>) {
-    let server = Server::bind_in(&scratch.dir(), "s", 2, depth, most, 1).unwrap();
+    let server = Server::with_options(
+        "s",
+        &ServerOptions {
+            dir: Some(scratch.dir()),
+            clients: 2,
+            depth,
+            max: most,
+            type_tag: 1,
+        },
+    )
+    .unwrap();
     (server, Client::connect_in(&scratch.dir(), "s", 1).unwrap())
 }
 
@@ -149,7 +159,18 @@ fn message_above_the_bound_is_refused_and_nothing_is_lost() {
 fn bounds_and_mismatches_are_named() {
     let scratch = Scratch::new("bytes-bad");
     let dir = scratch.dir();
-    let create = |most| Server::bind_in(&dir, "s", 2, 8, most, 1);
+    let create = |most| {
+        Server::with_options(
+            "s",
+            &ServerOptions {
+                dir: Some(dir.clone()),
+                clients: 2,
+                depth: 8,
+                max: most,
+                type_tag: 1,
+            },
+        )
+    };
     for most in [most(MESSAGE_MAX + 1, 0), most(0, MESSAGE_MAX + 1)] {
         let refused = create(most).map(drop);
         assert!(
@@ -157,8 +178,17 @@ fn bounds_and_mismatches_are_named() {
         );
     }
     // 256 TiB.
-    let huge =
-        Server::bind_in(&dir, "s", 4096, 1 << 15, most(MESSAGE_MAX, MESSAGE_MAX), 1).map(drop);
+    let huge = Server::with_options(
+        "s",
+        &ServerOptions {
+            dir: Some(dir.clone()),
+            clients: 4096,
+            depth: 1 << 15,
+            max: most(MESSAGE_MAX, MESSAGE_MAX),
+            type_tag: 1,
+        },
+    )
+    .map(drop);
     let is_no_space = |error: &SetupError| {
         matches!(
             error,

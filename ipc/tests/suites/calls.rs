@@ -568,7 +568,17 @@ fn refused_dropped_and_too_long_are_three_ends() {
         request: 100,
         response: 100,
     };
-    let mut server = ipc::bytes::Server::bind_in(&scratch.dir(), "s", 1, 4, max, 0).unwrap();
+    let mut server = ipc::bytes::Server::with_options(
+        "s",
+        &ipc::bytes::ServerOptions {
+            dir: Some(scratch.dir()),
+            clients: 1,
+            depth: 4,
+            max,
+            type_tag: 0,
+        },
+    )
+    .unwrap();
     let mut client = ipc::bytes::Client::connect_in(&scratch.dir(), "s", 0).unwrap();
     for call in 0..2 {
         client.call(&[7], call).unwrap();

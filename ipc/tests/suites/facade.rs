@@ -41,7 +41,7 @@ fn messages_of_bytes_are_asked_and_answered_and_an_answer_that_is_too_long_ends_
         move || {
             let mut server = ipc::bytes::Server::bind(&name).unwrap();
             handles.send(server.stop_handle()).unwrap();
-            server.serve(|request| request.repeat(3));
+            server.serve(|request| request.repeat(3)).unwrap();
         }
     });
     let mut client = ipc::bytes::Client::connect_within(&name, LONG).unwrap();
@@ -110,7 +110,7 @@ fn one_who_only_asks_with_bytes_goes_on_after_a_server_that_was_away() {
     let server = std::thread::spawn(move || server.serve(<[u8]>::to_ascii_uppercase));
     assert_eq!(client.ask(b"now", LONG), Ok(b"NOW".to_vec()));
     stop.stop();
-    server.join().unwrap();
+    server.join().unwrap().unwrap();
 }
 
 #[test]
@@ -123,7 +123,17 @@ fn a_client_of_bytes_goes_on_at_the_next_server_of_the_name_whatever_its_lengths
             request: 4096,
             response,
         };
-        let mut server = ipc::bytes::Server::bind_in(&dir, &name, 1, 4, max, 0).unwrap();
+        let mut server = ipc::bytes::Server::with_options(
+            &name,
+            &ipc::bytes::ServerOptions {
+                dir: Some(dir.clone()),
+                clients: 1,
+                depth: 4,
+                max,
+                type_tag: 0,
+            },
+        )
+        .unwrap();
         let stop = server.stop_handle();
         let server =
             std::thread::spawn(move || server.serve(move |request| request.repeat(response / 8)));
@@ -136,7 +146,7 @@ fn a_client_of_bytes_goes_on_at_the_next_server_of_the_name_whatever_its_lengths
         );
         assert_eq!(client.message_bytes(), max);
         stop.stop();
-        server.join().unwrap();
+        server.join().unwrap().unwrap();
         assert!(matches!(
             client.ask(b"none", Duration::ZERO),
             Err(ClientError::NotSent)
@@ -227,7 +237,9 @@ fn methods_end_with_their_result_or_their_own_error_and_those_of_another_version
         move || {
             let mut server = ipc::bytes::Server::bind(&name).unwrap();
             handles.send(server.stop_handle()).unwrap();
-            server.serve(|request| numbers::answer(&mut Sums, request));
+            server
+                .serve(|request| numbers::answer(&mut Sums, request))
+                .unwrap();
         }
     });
     let client = ipc::bytes::Client::connect_within(&name, LONG).unwrap();
@@ -246,7 +258,9 @@ fn payloads_above_a_message_are_one_call() {
             let mut server = ipc::bytes::Server::bind(&name).unwrap();
             handles.send(server.stop_handle()).unwrap();
             let mut parts = Reassembler::new(server.stop_handle(), 4 << 20, 8 << 20);
-            server.serve(|part| parts.answer(part, |whole| numbers::answer(&mut Sums, &whole)));
+            server
+                .serve(|part| parts.answer(part, |whole| numbers::answer(&mut Sums, &whole)))
+                .unwrap();
             assert_eq!(parts.held(), 0);
         }
     });

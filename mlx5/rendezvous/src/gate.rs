@@ -8,13 +8,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::events::{Event, Events, Peer};
+use crate::lifelines::Lifelines;
+use crate::names::name_of;
 use crate::secret::{Proof, Secret};
+use crate::setup::SetupError;
 
 /// Maximum number of peers that wait to be accepted; the system allows `net.core.somaxconn`, 4,096
 /// by default.
 const BACKLOG: i32 = 4096;
-/// Default of the maximum number of peers that one poll accepts.
+/// Maximum number of peers that one poll accepts.
 const PEERS_PER_POLL: usize = 64;
+/// The same for a gate that shares its address, so that the peers are distributed among the gates.
+const SHARED_PEERS_PER_POLL: usize = 1;
 /// Maximum number of peers that connect at once, each with a descriptor: a quarter of the
 /// descriptors that a process usually has. Further peers wait in the backlog, which costs the
 /// process nothing.
@@ -43,13 +48,18 @@ pub struct GateOptions {
     /// [`Refusal::Secret`](crate::record::Refusal::Secret) in place of the first record that the
     /// peer expects.
     pub refusal: Vec<u8>,
+    /// Maximum number of peers that have arrived and whose sockets the gate keeps.
+    pub lifelines: usize,
 }
 
 /// A TCP address at which peers arrive: a peer connects, and has arrived when its exchange of
-/// records is complete. `A` is the state of an exchange. No call of a gate blocks.
+/// records is complete. The gate keeps the sockets of peers that have arrived, as their
+/// [lifelines](Self::ended). `A` is the state of an exchange. No call of a gate blocks.
 pub struct Gate<A> {
-    listener: TcpListener,
+    /// `None` once the gate is closed.
+    listener: Option<TcpListener>,
     connecting: Vec<Connecting<A>>,
+    lifelines: Lifelines,
     options: GateOptions,
     peers_per_poll: usize,
     /// Index of the peer with which the next poll begins.
@@ -78,48 +88,110 @@ impl<A> Gate<A> {
     /// Listens at `address`; port 0 is any free port.
     ///
     /// # Errors
-    /// The errors of socket(2), bind(2) and listen(2).
-    pub fn bind(address: impl ToSocketAddrs, options: GateOptions) -> io::Result<Self> {
-        let listener = TcpListener::bind(address)?;
-        // The standard library lets 128 peers wait; other peers would retry for seconds.
-        let _ = rustix::net::listen(&listener, BACKLOG);
-        listener.set_nonblocking(true)?;
-        Ok(Self::over(listener, options))
+    /// [`SetupError::Listen`]: the errors of socket(2), bind(2), listen(2) and epoll_create1(2).
+    pub fn bind(
+        address: impl ToSocketAddrs + fmt::Debug,
+        options: GateOptions,
+    ) -> Result<Self, SetupError> {
+        let listen = || {
+            let listener = TcpListener::bind(&address)?;
+            // The standard library lets 128 peers wait; other peers would retry for seconds.
+            let _ = rustix::net::listen(&listener, BACKLOG);
+            listener.set_nonblocking(true)?;
+            Self::over(listener, options, PEERS_PER_POLL)
+        };
+        listen().map_err(|source| SetupError::Listen {
+            address: name_of(&address),
+            source,
+        })
     }
 
-    /// Makes a gate like [`bind`](Self::bind), over the [listener](Self::listener) of another gate:
+    /// Makes a gate at the address of another gate, which has [shared](Self::share) `listener`:
     /// both accept peers.
-    #[must_use]
-    pub const fn over(listener: TcpListener, options: GateOptions) -> Self {
-        Self {
-            listener,
-            connecting: Vec::new(),
-            options,
-            peers_per_poll: PEERS_PER_POLL,
-            next: 0,
-            is_crowded: false,
-        }
-    }
-
-    /// Returns a listener for another gate at the same address.
     ///
     /// # Errors
-    /// No descriptor is free.
-    pub fn listener(&self) -> io::Result<TcpListener> {
-        self.listener.try_clone()
+    /// [`SetupError::Listen`]: the errors of epoll_create1(2).
+    pub fn beside(listener: TcpListener, options: GateOptions) -> Result<Self, SetupError> {
+        let address = listener.local_addr();
+        Self::over(listener, options, SHARED_PEERS_PER_POLL).map_err(|source| SetupError::Listen {
+            address: address.map_or_else(|_| String::new(), |address| address.to_string()),
+            source,
+        })
     }
 
-    /// Sets the maximum number of peers that one poll accepts. Default 64.
-    pub const fn accept_at_most(&mut self, peers: usize) {
-        self.peers_per_poll = peers;
+    fn over(
+        listener: TcpListener,
+        options: GateOptions,
+        peers_per_poll: usize,
+    ) -> io::Result<Self> {
+        Ok(Self {
+            listener: Some(listener),
+            connecting: Vec::new(),
+            lifelines: Lifelines::new(options.lifelines)?,
+            options,
+            peers_per_poll,
+            next: 0,
+            is_crowded: false,
+        })
+    }
+
+    /// Returns a listener for a gate [beside](Self::beside) this one.
+    ///
+    /// # Errors
+    /// No descriptor is free, or the gate is closed.
+    pub fn share(&mut self) -> io::Result<TcpListener> {
+        let listener = self.listener()?.try_clone()?;
+        self.peers_per_poll = SHARED_PEERS_PER_POLL;
+        Ok(listener)
+    }
+
+    fn listener(&self) -> io::Result<&TcpListener> {
+        let closed = io::ErrorKind::NotConnected;
+        self.listener.as_ref().ok_or_else(|| closed.into())
     }
 
     /// Returns the address at which the gate listens.
     ///
     /// # Errors
-    /// The system does not return the address.
+    /// The system does not return the address, or the gate is closed.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.listener.local_addr()
+        self.listener()?.local_addr()
+    }
+
+    /// Accepts no more peers; those that connect already continue.
+    pub const fn stop_accepting(&mut self) {
+        self.peers_per_poll = 0;
+    }
+
+    /// Closes the address, and disconnects the peers that have not yet arrived. Returns whether
+    /// this is the first time.
+    pub fn close(&mut self) -> bool {
+        self.connecting.clear();
+        self.listener.take().is_some()
+    }
+
+    /// Returns whether the gate is closed.
+    #[must_use]
+    pub const fn is_closed(&self) -> bool {
+        self.listener.is_none()
+    }
+
+    /// Returns the numbers of peers that have closed their sockets since the last call, at most 64.
+    /// Such a peer may have died.
+    pub fn ended(&mut self) -> Vec<u64> {
+        self.lifelines.ended()
+    }
+
+    /// Returns whether the gate has the socket of a peer that has arrived.
+    #[must_use]
+    pub fn has_lifeline(&self, peer: Peer) -> bool {
+        self.lifelines.has(peer)
+    }
+
+    /// Closes the socket of a peer that is disconnected, and reports the event.
+    pub fn leave(&mut self, peer: Peer, reason: &str) {
+        self.lifelines.remove(peer);
+        self.options.events.tell(Event::Disconnected(peer, reason));
     }
 
     /// Requests room for another peer: the next poll disconnects peers that have been connecting
@@ -138,16 +210,13 @@ impl<A> Gate<A> {
     /// each peer, begins with no further peer after 2 ms, and has at most 256 connecting peers at
     /// once. When that number is reached, peers that have been connecting for 250 ms are
     /// disconnected so that others get their places. `advance` returns `None` until the peer has
-    /// arrived. Then `arrived` gets the peer's socket, to keep it in [`Lifelines`] or to close it.
-    /// A peer whose `advance` fails is disconnected, and so is a peer that does not prove the
-    /// secret.
-    ///
-    /// [`Lifelines`]: crate::Lifelines
+    /// arrived. Then `arrived` gets the result. A peer whose `advance` fails is disconnected, and so
+    /// is a peer that does not prove the secret.
     pub fn poll<T, E: fmt::Display>(
         &mut self,
         begin: impl Fn() -> A,
         mut advance: impl FnMut(&mut A, &mut TcpStream, Peer) -> Result<Option<T>, E>,
-        mut arrived: impl FnMut(T, TcpStream, Peer),
+        mut arrived: impl FnMut(T, Peer),
     ) {
         let is_crowded = std::mem::take(&mut self.is_crowded) || self.connecting.len() >= PLACES;
         // accept(2) fails for a connection that has ended, or for lack of descriptors, which may be
@@ -156,7 +225,8 @@ impl<A> Gate<A> {
             .peers_per_poll
             .min(PLACES.saturating_sub(self.connecting.len()))
         {
-            let Ok((stream, address)) = self.listener.accept() else {
+            let Some(Ok((stream, address))) = self.listener.as_ref().map(TcpListener::accept)
+            else {
                 break;
             };
             if stream.set_nonblocking(true).is_ok() {
@@ -178,6 +248,7 @@ impl<A> Gate<A> {
             events,
             secret,
             refusal,
+            ..
         } = &self.options;
         let patience = if is_crowded {
             SHORT_PATIENCE.min(*patience)
@@ -212,7 +283,8 @@ impl<A> Gate<A> {
                 Ok(Some(met)) => {
                     let Connecting { stream, peer, .. } = self.connecting.swap_remove(self.next);
                     events.tell(Event::Connected(peer));
-                    arrived(met, stream, peer);
+                    self.lifelines.add(peer, stream);
+                    arrived(met, peer);
                 }
                 // The peer was refused and got the reason, has disconnected, or takes too long.
                 Ok(None) | Err(_) => {
@@ -247,6 +319,7 @@ mod tests {
             events: Events::default(),
             secret: None,
             refusal: Vec::new(),
+            lifelines: 0,
         }
     }
 
@@ -274,7 +347,7 @@ mod tests {
             gate.poll(
                 Incoming::default,
                 |stage, stream, _| stage.advance(stream).map(|bytes| bytes.copied()),
-                |bytes, _, _| peers.push(bytes),
+                |bytes, _| peers.push(bytes),
             );
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -353,11 +426,15 @@ mod tests {
                 );
                 let poll = Instant::now();
                 gate.poll(
-                    Incoming::default,
-                    |stage, stream, _| stage.advance(stream).map(|bytes| bytes.copied()),
-                    |bytes, mut stream, _| {
-                        drop(stream.write(&bytes[..usize::from(&bytes == b"ab")]))
+                    Incoming::<2>::default,
+                    |stage, stream, _| {
+                        let bytes = stage.advance(stream)?.copied();
+                        if bytes == Some(*b"ab") {
+                            let _ = stream.write(b"a");
+                        }
+                        io::Result::Ok(bytes)
                     },
+                    |_, _| (),
                 );
                 longest = longest.max(poll.elapsed());
                 assert!(gate.connecting().count() <= PLACES);
@@ -421,12 +498,16 @@ mod tests {
             let start = Instant::now();
             while heard.lock().unwrap().is_empty() {
                 assert!(start.elapsed() < Duration::from_secs(20), "{expected:?}");
-                let arrived =
-                    |_, mut stream: TcpStream, _| stream.write_all(&KIND.begin::<16>()).unwrap();
                 gate.poll(
-                    Incoming::default,
-                    |stage, stream, _| stage.advance(stream).map(|bytes| bytes.copied()),
-                    arrived,
+                    Incoming::<16>::default,
+                    |stage, stream, _| {
+                        let bytes = stage.advance(stream)?.copied();
+                        if bytes.is_some() {
+                            stream.write_all(&KIND.begin::<16>())?;
+                        }
+                        io::Result::Ok(bytes)
+                    },
+                    |_, _| (),
                 );
             }
             let heard = heard.lock().unwrap();

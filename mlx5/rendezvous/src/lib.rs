@@ -49,7 +49,6 @@ mod setup;
 pub use events::{Event, Events, Peer};
 pub use gate::{Gate, GateOptions};
 pub use grace::GracePeriod;
-pub use lifelines::Lifelines;
 pub use names::name_of;
 pub use pieces::{Incoming, Outgoing};
 pub use reach::{LIFELINE_INTERVAL, Meeting, has_hung_up};

@@ -22,7 +22,7 @@ const ENDS_PER_CALL: usize = 64;
 /// socket of a peer that lives, and a forked child may keep the socket of a peer that died. So the
 /// server probes the peer of a closed socket over the connection itself, and has a keep-alive too.
 #[derive(Debug)]
-pub struct Lifelines {
+pub(crate) struct Lifelines {
     epoll: OwnedFd,
     /// The sockets, by the numbers of their peers.
     sockets: HashMap<u64, TcpStream>,
@@ -34,7 +34,7 @@ impl Lifelines {
     ///
     /// # Errors
     /// The errors of epoll_create1(2).
-    pub fn new(max: usize) -> io::Result<Self> {
+    pub(crate) fn new(max: usize) -> io::Result<Self> {
         Ok(Self {
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
             sockets: HashMap::new(),
@@ -44,7 +44,7 @@ impl Lifelines {
 
     /// Keeps the socket of a peer, or closes it if there is no room. If the system cannot watch the
     /// socket, [`ended`](Self::ended) does not return the peer.
-    pub fn add(&mut self, peer: Peer, stream: TcpStream) {
+    pub(crate) fn add(&mut self, peer: Peer, stream: TcpStream) {
         if self.sockets.len() < self.max {
             let end = epoll::EventFlags::RDHUP | epoll::EventFlags::ONESHOT;
             let _ = epoll::add(
@@ -58,18 +58,18 @@ impl Lifelines {
     }
 
     /// Closes the socket of a peer that has disconnected.
-    pub fn remove(&mut self, peer: Peer) {
+    pub(crate) fn remove(&mut self, peer: Peer) {
         self.sockets.remove(&peer.number);
     }
 
     /// Returns whether the socket of a peer is open.
     #[must_use]
-    pub fn has(&self, peer: Peer) -> bool {
+    pub(crate) fn has(&self, peer: Peer) -> bool {
         self.sockets.contains_key(&peer.number)
     }
 
     /// Closes sockets that their peers have closed. Returns the numbers of these peers.
-    pub fn ended(&mut self) -> Vec<u64> {
+    pub(crate) fn ended(&mut self) -> Vec<u64> {
         let mut events = [MaybeUninit::uninit(); ENDS_PER_CALL];
         let (ended, _) =
             epoll::wait(&self.epoll, &mut events, Some(&Timespec::default())).unwrap_or_default();

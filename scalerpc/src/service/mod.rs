@@ -2,18 +2,39 @@
 //! TCP connection only shows whether the other end lives; all messages go over the device.
 
 mod client;
-mod held;
+mod host;
 mod server;
 
 use std::time::Duration;
 
 pub use client::{Caller, ClientOptions};
-pub use held::HeldServer;
+pub use host::Host;
 use mlx5::DeviceSpec;
-pub use server::{Server, ServerOptions, SharedAddress};
+pub use server::{ServerOptions, SharedAddress, Stepped};
 
 use crate::protocol::CloseReason;
 use crate::rdma::SetupError;
+
+/// A server at a TCP address. It belongs to one thread, and serves all its clients in that thread.
+///
+/// A client that disconnects or crashes, or is slow to connect, delays no other client. Any process
+/// that reaches the port can call, unless there is a [secret](ServerOptions::secret). The socket
+/// over which a client connected stays open as long as the client lives (for at most 512 clients).
+/// When the socket closes, the server probes the client at once, and frees the place of a dead
+/// client. The end of the socket is no more than a hint: a client whose socket is cut stays
+/// connected.
+///
+/// [`serve`](Server::serve) answers requests of the [default type](DEFAULT_TYPE). A handler that
+/// takes long delays the calls of all clients, and clients that connect, but no client loses its
+/// connection, however long the handler takes. For more than one type of request, and handlers that
+/// answer later, see [`Stepped::serve_types`].
+///
+/// ```no_run
+/// let mut server = scalerpc::Server::bind("127.0.0.1:7480")?;
+/// server.serve(|request| request.to_ascii_uppercase())?;
+/// # Ok::<(), scalerpc::SetupError>(())
+/// ```
+pub type Server = copyrpc_calls::Server<Host>;
 
 /// The reason why a client could not be made, or why a call has no response.
 pub type ClientError = copyrpc_calls::ClientError<SetupError, CloseReason>;
@@ -73,11 +94,11 @@ pub type AsyncCall = copyrpc_calls::AsyncCall<Caller>;
 /// # Ok(())
 /// # }
 /// ```
-pub type AsyncServer = copyrpc_calls::AsyncServer<HeldServer>;
+pub type AsyncServer = copyrpc_calls::AsyncServer<Host>;
 
 /// A request that an [`AsyncServer`] has received, to be answered at any time. Until the answer,
 /// the request keeps its slot.
-pub type ServerRequest = copyrpc_calls::ServerRequest<HeldServer>;
+pub type ServerRequest = copyrpc_calls::ServerRequest<Host>;
 
 /// The `rpc_type` of calls and handlers by default.
 pub const DEFAULT_TYPE: u16 = 0;

@@ -2,20 +2,18 @@
 
 use std::fmt;
 use std::io::{self, ErrorKind, Write};
-use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::net::TcpStream;
 use std::sync::Arc;
 use std::task::{Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
 use copyrpc_calls::StopHandle;
-use mlx5::{AsyncEvent, Device, DeviceInfo, DeviceSpec};
-use mlx5_rendezvous::{
-    Event, Events, Gate, GateOptions, GracePeriod, Incoming, Lifelines, Outgoing, Peer, Secret,
-};
+use mlx5::{AsyncEvent, Device, DeviceSpec};
+use mlx5_rendezvous::{Events, Gate, GateOptions, GracePeriod, Incoming, Outgoing, Peer, Secret};
 
-use super::{DEFAULT_TYPE, Idle, default_device};
-use crate::protocol::{Handlers, ServerConfig, ServerStats};
+use super::{Idle, default_device};
+use crate::protocol::{Handlers, ServerConfig};
 use crate::rdma::exchange::{Accept, Admission, Hello, Offer, Refusal, refusal_of};
 use crate::rdma::{PendingPeer, RdmaOptions, RdmaServer, SetupError};
 
@@ -30,8 +28,6 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 const LINGER: Duration = Duration::from_millis(20);
 /// Maximum number of clients that have a queue pair and are not admitted yet. Further clients wait.
 const MAX_OFFERED: usize = 64;
-/// Number of new clients that a server takes at a time if other servers share its address.
-const SHARED_PEERS_PER_CHECK: usize = 1;
 /// Offset of the global clock from a server's clock, for servers on one host: they share one clock.
 const SAME_CLOCK: Option<i64> = Some(0);
 /// Time after which a connecting client loses its place, if [`MAX_OFFERED`] clients connect.
@@ -93,39 +89,25 @@ impl Wake for Unpark {
     }
 }
 
-/// The address of a server, shared with further servers: see [`Server::beside`].
+/// The address of a server, shared with further servers: see
+/// [`Server::beside`](crate::Server::beside).
 pub type SharedAddress = copyrpc_calls::SharedAddress<ServerOptions>;
 
-/// A server at a TCP address. It belongs to one thread, and serves all its clients in that thread.
-///
-/// A client that disconnects or crashes, or is slow to connect, delays no other client. Any process
-/// that reaches the port can call, unless there is a [secret](ServerOptions::secret). The socket
-/// over which a client connected stays open as long as the client lives (for at most 512 clients).
-/// When the socket closes, the server probes the client at once, and frees the place of a dead
-/// client. The end of the socket is no more than a hint: a client whose socket is cut stays
-/// connected.
-///
-/// ```no_run
-/// let mut server = scalerpc::Server::bind("127.0.0.1:7480")?;
-/// server.serve(|request| request.to_ascii_uppercase())?;
-/// # Ok::<(), scalerpc::SetupError>(())
-/// ```
-pub struct Server {
-    rdma: RdmaServer,
-    /// `None` once the server takes no more clients.
-    gate: Option<Gate<Connecting>>,
-    lifelines: Lifelines,
+/// A server that its owner steps, with the handlers as an argument.
+pub struct Stepped {
+    pub(super) rdma: RdmaServer,
+    pub(super) gate: Gate<Connecting>,
     /// The time of the last probe of all clients without a socket.
     probed: Option<Instant>,
     options: ServerOptions,
-    stop: StopHandle,
+    pub(super) stop: StopHandle,
     /// The event that ended the server. From then on each step returns it.
     breakdown: Option<AsyncEvent>,
     steps_to_check: u32,
     idle: Idle,
 }
 
-enum Connecting {
+pub(super) enum Connecting {
     /// The client has not identified itself. Such a client costs only a descriptor.
     Silent(Incoming<{ Hello::BYTES }>),
     Offered(Box<Offered>),
@@ -133,7 +115,7 @@ enum Connecting {
     Admitted(Outgoing<{ Admission::BYTES }>),
 }
 
-struct Offered {
+pub(super) struct Offered {
     since: Instant,
     /// `None` once the client is admitted or refused.
     peer: Option<PendingPeer>,
@@ -212,85 +194,33 @@ impl Connecting {
     }
 }
 
-impl fmt::Debug for Server {
+impl fmt::Debug for Stepped {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Server")
+        f.debug_struct("Stepped")
             .field("gate", &self.gate)
-            .field("clients", &self.clients())
+            .field("clients", &self.rdma.clients())
             .finish_non_exhaustive()
     }
 }
 
-impl Server {
-    /// Opens the device, and listens at `address`. Port 0 is any free port.
-    ///
-    /// # Errors
-    /// [`SetupError`]; nothing is left behind.
-    pub fn bind(address: impl ToSocketAddrs + fmt::Debug) -> Result<Self, SetupError> {
-        Self::with_options(address, &ServerOptions::default())
-    }
-
-    /// Like [`bind`](Self::bind), with options.
-    ///
-    /// # Errors
-    /// [`SetupError`]; nothing is left behind.
-    pub fn with_options(
-        address: impl ToSocketAddrs + fmt::Debug,
-        options: &ServerOptions,
-    ) -> Result<Self, SetupError> {
-        let gate =
-            Gate::bind(&address, gate_options(options)).map_err(|source| SetupError::Listen {
-                address: mlx5_rendezvous::name_of(&address),
-                source,
-            })?;
-        let waker = Waker::from(Arc::new(Unpark(thread::current())));
-        let stop = StopHandle::new(waker, options.stop_timeout);
-        Self::at(gate, options.clone(), stop)
-    }
-
-    /// Makes a further server at the address of an existing server, for another thread. The clients
-    /// are distributed among the servers at the address. Each server has a device and memory of its
-    /// own, and the slices of all these servers end at the same times.
-    ///
-    /// # Errors
-    /// [`SetupError`]; nothing is left behind.
-    pub fn beside(other: SharedAddress) -> Result<Self, SetupError> {
-        let SharedAddress {
-            listener,
-            options,
-            stop,
-        } = other;
-        let mut server = Self::at(Gate::over(listener, gate_options(&options)), options, stop)?;
-        server
-            .gate
-            .iter_mut()
-            .for_each(|gate| gate.accept_at_most(SHARED_PEERS_PER_CHECK));
-        server.rdma.synchronise(SAME_CLOCK);
-        Ok(server)
-    }
-
-    fn at(
+impl Stepped {
+    pub(super) fn at(
         gate: Gate<Connecting>,
         options: ServerOptions,
-        stop: StopHandle,
+        stop: Option<StopHandle>,
     ) -> Result<Self, SetupError> {
-        let address = || {
-            gate.local_addr()
-                .map_or_else(|_| String::new(), |address| address.to_string())
-        };
-        let lifelines = Lifelines::new(LIFELINES).map_err(|source| SetupError::Listen {
-            address: address(),
-            source,
-        })?;
         let rdma = RdmaServer::on(
             &Device::open(&options.device)?,
             &options.config,
             &options.rdma,
         )?;
+        let stop = stop.unwrap_or_else(|| {
+            let waker = Waker::from(Arc::new(Unpark(thread::current())));
+            StopHandle::new(waker, options.stop_timeout)
+        });
         Ok(Self {
             rdma,
-            gate: Some(gate),
-            lifelines,
+            gate,
             probed: None,
             options,
             stop,
@@ -300,83 +230,28 @@ impl Server {
         })
     }
 
-    /// Shares the address, for [`beside`](Self::beside). The stop handle of this server stops all
-    /// servers at the address.
-    ///
-    /// # Errors
-    /// No descriptor is free, or the server was closed.
-    pub fn share(&mut self) -> io::Result<SharedAddress> {
-        let gate = self.gate.as_mut().ok_or_else(closed)?;
-        gate.accept_at_most(SHARED_PEERS_PER_CHECK);
+    /// Returns what a server [beside](Self::beside) this one needs.
+    pub(super) fn share(&mut self) -> io::Result<SharedAddress> {
+        let listener = self.gate.share()?;
         self.rdma.synchronise(SAME_CLOCK);
         Ok(SharedAddress {
-            listener: gate.listener()?,
+            listener,
             options: self.options.clone(),
             stop: self.stop.clone(),
         })
     }
 
-    /// Returns the address at which the server listens.
-    ///
-    /// # Errors
-    /// The system does not return the address, or the server was closed.
-    pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.gate.as_ref().ok_or_else(closed)?.local_addr()
-    }
-
-    /// Returns the number of connected clients.
-    #[must_use]
-    pub fn clients(&self) -> usize {
-        self.rdma.clients()
+    pub(super) fn beside(other: SharedAddress) -> Result<Self, SetupError> {
+        let gate = Gate::beside(other.listener, gate_options(&other.options))?;
+        let mut server = Self::at(gate, other.options, Some(other.stop))?;
+        server.rdma.synchronise(SAME_CLOCK);
+        Ok(server)
     }
 
     /// Returns the maximum number of bytes of a request, and of a response.
     #[must_use]
     pub const fn max_payload(&self) -> usize {
         self.rdma.max_payload()
-    }
-
-    /// Returns name, transport and capabilities of the device in use.
-    #[must_use]
-    pub fn device_info(&self) -> DeviceInfo {
-        self.rdma.device().info()
-    }
-
-    /// Returns counters since the server was made.
-    #[must_use]
-    pub const fn stats(&self) -> &ServerStats {
-        self.rdma.stats()
-    }
-
-    /// Returns a handle that [closes](Self::close) the server at the end of its step, and so ends
-    /// [`serve`](Self::serve), from any thread.
-    #[must_use]
-    pub fn stop_handle(&self) -> StopHandle {
-        self.stop.clone()
-    }
-
-    /// Answers each request with the return value of `handler`, until the server is stopped. A
-    /// response longer than [`max_payload`](Self::max_payload) becomes a failure at the caller. For
-    /// more than one type of request, and handlers that answer later, see
-    /// [`serve_types`](Self::serve_types).
-    ///
-    /// # Errors
-    /// [`SetupError::Broken`].
-    pub fn serve<R: AsRef<[u8]>>(
-        &mut self,
-        mut handler: impl FnMut(&[u8]) -> R,
-    ) -> Result<(), SetupError> {
-        let mut handlers = Handlers::new(self.max_payload());
-        handlers.insert(DEFAULT_TYPE, |request: &[u8], place: &mut [u8]| {
-            let response = handler(request);
-            let response = response.as_ref();
-            // A length that does not fit becomes a failure at the caller.
-            if let Some(place) = place.get_mut(..response.len()) {
-                place.copy_from_slice(response);
-            }
-            Ok(response.len())
-        });
-        self.serve_types(&mut handlers)
     }
 
     /// Answers each request with the handler of its type, until the server is stopped. A handler
@@ -399,8 +274,8 @@ impl Server {
     /// included, at most for [`stop_timeout`](ServerOptions::stop_timeout). No handler gets any
     /// other request: a `Client` makes the call of such a request again at the next server of its
     /// addresses, or ends the call as [`CallFailure::NotSent`](crate::CallFailure::NotSent), which
-    /// is retryable. [`serve`](Self::serve) closes the server at its end; call this after a loop of
-    /// your own, and then drop the server.
+    /// is retryable. [`serve_types`](Self::serve_types) closes the server at its end; call this
+    /// after a loop of your own, and then drop the server.
     pub fn close(&mut self, handlers: &mut Handlers<'_>) {
         if self.begin_end() {
             self.finish(handlers);
@@ -409,7 +284,7 @@ impl Server {
 
     /// Takes no more clients and no more requests. Returns whether this is the first time.
     pub(super) fn begin_end(&mut self) -> bool {
-        let is_first = self.gate.take().is_some();
+        let is_first = self.gate.close();
         if is_first {
             self.rdma.close();
         }
@@ -417,7 +292,7 @@ impl Server {
     }
 
     pub(super) const fn is_closed(&self) -> bool {
-        self.gate.is_none()
+        self.gate.is_closed()
     }
 
     /// Does one bounded step of the end, in which held requests can be answered.
@@ -481,8 +356,7 @@ impl Server {
 
     fn tell_departed(&mut self) {
         for (peer, reason) in self.rdma.take_departed() {
-            self.lifelines.remove(peer);
-            self.options.events.tell(Event::Disconnected(peer, reason));
+            self.gate.leave(peer, reason);
         }
     }
 
@@ -498,13 +372,10 @@ impl Server {
 
     fn check_sockets(&mut self) {
         self.tell_departed();
-        let Self {
-            rdma,
-            gate,
-            lifelines,
-            ..
-        } = self;
-        let Some(gate) = gate else { return };
+        let Self { rdma, gate, .. } = self;
+        if gate.is_closed() {
+            return;
+        }
         let mut offered = gate
             .connecting()
             .filter(|connecting| matches!(connecting, Connecting::Offered(_)))
@@ -517,9 +388,9 @@ impl Server {
                 is_full |= matches!(outcome, Err(SetupError::Full(_)));
                 outcome
             },
-            |(), stream, peer| lifelines.add(peer, stream),
+            |(), _| (),
         );
-        for number in lifelines.ended() {
+        for number in gate.ended() {
             rdma.probe_those(|peer| peer.number == number);
         }
         if is_full
@@ -528,34 +399,29 @@ impl Server {
                 .is_none_or(|probed| probed.elapsed() >= FULL_INTERVAL)
         {
             self.probed = Some(Instant::now());
-            rdma.probe_those(|peer| !lifelines.has(peer));
+            rdma.probe_those(|peer| !gate.has_lifeline(peer));
         }
     }
 }
 
 /// Reports the clients that are still connected as disconnected.
-impl Drop for Server {
+impl Drop for Stepped {
     fn drop(&mut self) {
         self.tell_departed();
-        self.rdma.peers().for_each(|peer| {
-            self.options
-                .events
-                .tell(Event::Disconnected(peer, "the server stopped"))
-        });
+        let Self { rdma, gate, .. } = self;
+        rdma.peers()
+            .for_each(|peer| gate.leave(peer, "the server stopped"));
     }
 }
 
-fn gate_options(options: &ServerOptions) -> GateOptions {
+pub(super) fn gate_options(options: &ServerOptions) -> GateOptions {
     GateOptions {
         patience: CONNECT_TIME,
         events: options.events.clone(),
         secret: options.secret.clone(),
         refusal: Offer::refuse(Refusal::Secret).to_vec(),
+        lifelines: LIFELINES,
     }
-}
-
-fn closed() -> io::Error {
-    ErrorKind::NotConnected.into()
 }
 
 #[cfg(test)]
@@ -564,7 +430,7 @@ mod tests {
     use std::thread;
 
     use super::*;
-    use crate::Client;
+    use crate::{Client, Server};
 
     const WATCHDOG: Duration = Duration::from_secs(60);
 

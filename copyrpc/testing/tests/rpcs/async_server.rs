@@ -286,7 +286,7 @@ where
 
 #[test]
 fn of_copyrpc() {
-    let ends = Ends::<copyrpc::Server, copyrpc::Caller> {
+    let ends = Ends::<copyrpc::Host, copyrpc::Caller> {
         address: any_port(),
         server: copyrpc::ServerOptions::default(),
         client: copyrpc::ClientOptions {
@@ -304,7 +304,7 @@ fn of_copyrpc() {
 
 #[test]
 fn of_scalerpc() {
-    let ends = Ends::<scalerpc::HeldServer, scalerpc::Caller> {
+    let ends = Ends::<scalerpc::Host, scalerpc::Caller> {
         address: any_port(),
         server: scalerpc::ServerOptions::default(),
         client: scalerpc::ClientOptions {

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use copyrpc_shm::region::{self, OpenError, Region};
-use ipc::bytes::{Client, MessageBytes, Server};
+use ipc::bytes::{Client, MessageBytes, Server, ServerOptions};
 use ipc::{CallError, CallToken, Dir, ReplyError, SessionEnd, SetupError, Token};
 
 use crate::rpc::{Outcome, Refused, Rpc};
@@ -38,7 +38,16 @@ impl Rpc for Bytes {
     const NAME: &str = "bytes";
 
     fn try_create(dir: &Dir, clients: usize, depth: usize) -> Option<Self::Server> {
-        match Server::bind_in(dir, "s", clients, depth, MOST, 1) {
+        match Server::with_options(
+            "s",
+            &ServerOptions {
+                dir: Some(dir.clone()),
+                clients,
+                depth,
+                max: MOST,
+                type_tag: 1,
+            },
+        ) {
             Err(SetupError::Create(
                 region::CreateError::Exists { .. } | region::CreateError::Busy { .. },
             )) => None,
@@ -121,7 +130,16 @@ impl Rpc for Bytes {
     const WAKES: usize = 128;
 
     fn create_refused(dir: &Dir, clients: usize, depth: usize) -> region::CreateError {
-        match Self::Server::bind_in(dir, "s", clients, depth, MOST, 1) {
+        match Self::Server::with_options(
+            "s",
+            &ServerOptions {
+                dir: Some(dir.clone()),
+                clients,
+                depth,
+                max: MOST,
+                type_tag: 1,
+            },
+        ) {
             Err(SetupError::Create(error)) => error,
             other => panic!("{other:?}"),
         }

@@ -1,0 +1,181 @@
+//! The server behind [`Server`](crate::Server) and [`AsyncServer`](crate::AsyncServer).
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::fmt;
+use std::io;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::ops::{Deref, DerefMut};
+use std::rc::Rc;
+
+use copyrpc_calls::{Answer, Bind, Serving, Share, StopHandle};
+use mlx5::DeviceInfo;
+use mlx5_rendezvous::{Gate, Peer};
+
+use super::DEFAULT_TYPE;
+use super::server::{ServerOptions, SharedAddress, Stepped, gate_options};
+use crate::protocol::{Handlers, HeldRequest, ServerStats};
+use crate::rdma::SetupError;
+
+/// A server, and a handler that keeps each request for [`recv`](Serving::recv).
+#[derive(Debug)]
+pub struct Host {
+    server: Stepped,
+    handlers: Handlers<'static>,
+    /// Requests that the handler has kept.
+    received: Rc<RefCell<VecDeque<HeldRequest>>>,
+}
+
+impl From<Stepped> for Host {
+    fn from(server: Stepped) -> Self {
+        let received = Rc::<RefCell<VecDeque<HeldRequest>>>::default();
+        let mut handlers = Handlers::new(server.max_payload());
+        let kept = Rc::clone(&received);
+        handlers.insert_held(DEFAULT_TYPE, move |request| {
+            kept.borrow_mut().push_back(request)
+        });
+        Self {
+            server,
+            handlers,
+            received,
+        }
+    }
+}
+
+/// Closes the server, and waits until the answers have arrived, for little longer than
+/// `stop_timeout` at most.
+impl Drop for Host {
+    fn drop(&mut self) {
+        Serving::close(self);
+        self.server.finish(&mut self.handlers);
+    }
+}
+
+impl Deref for Host {
+    type Target = Stepped;
+
+    fn deref(&self) -> &Stepped {
+        &self.server
+    }
+}
+
+impl DerefMut for Host {
+    fn deref_mut(&mut self) -> &mut Stepped {
+        &mut self.server
+    }
+}
+
+impl Serving for Host {
+    type Options = ServerOptions;
+    type Request<'a> = &'a [u8];
+    type Token = HeldRequest;
+    type Peer = Peer;
+    type Error = SetupError;
+    type Address = SocketAddr;
+    type Stats = ServerStats;
+    type Device = DeviceInfo;
+    const THREAD: &'static str = "scalerpc-server";
+
+    fn address(&self) -> io::Result<SocketAddr> {
+        self.server.gate.local_addr()
+    }
+
+    fn stop_handle(&self) -> StopHandle {
+        self.server.stop.clone()
+    }
+
+    fn device(&self) -> DeviceInfo {
+        self.server.rdma.device().info()
+    }
+
+    fn clients(&self) -> usize {
+        self.server.rdma.clients()
+    }
+
+    fn stats(&self) -> ServerStats {
+        *self.server.rdma.stats()
+    }
+
+    fn serve<R: AsRef<[u8]>>(
+        &mut self,
+        mut handler: impl FnMut(&[u8]) -> R,
+    ) -> Result<(), SetupError> {
+        let mut handlers = Handlers::new(self.max_payload());
+        handlers.insert(DEFAULT_TYPE, |request: &[u8], place: &mut [u8]| {
+            let response = handler(request);
+            let response = response.as_ref();
+            // A length that does not fit becomes a failure at the caller.
+            if let Some(place) = place.get_mut(..response.len()) {
+                place.copy_from_slice(response);
+            }
+            Ok(response.len())
+        });
+        self.serve_types(&mut handlers)
+    }
+
+    fn step(&mut self, _holds_back: bool) -> Result<(), SetupError> {
+        if self.server.is_closed() {
+            self.server.step_to_end(&mut self.handlers);
+            return Ok(());
+        }
+        self.server.step(&mut self.handlers).map(drop)
+    }
+
+    fn may_check(&self) -> bool {
+        self.server.checks_next()
+    }
+
+    fn recv(&mut self) -> Option<(HeldRequest, Vec<u8>, Peer)> {
+        loop {
+            let mut request = self.received.borrow_mut().pop_front()?;
+            // There always is a peer, as a `Server` has admitted every client.
+            let Some(peer) = request.peer() else { continue };
+            let payload = request.take_payload();
+            return Some((request, payload, peer));
+        }
+    }
+
+    fn answer(&mut self, request: HeldRequest, answer: Answer) {
+        match answer {
+            // If the reply is too long, `reply` ends the call with `ReplyTooLong`.
+            Answer::Reply(reply) => drop(request.reply(reply)),
+            Answer::Refusal => request.refuse(),
+            Answer::SentBack => self.handlers.send_back(&request),
+            Answer::Dropped => drop(request),
+        }
+    }
+
+    fn is_wanted(&self, request: &HeldRequest) -> bool {
+        request.is_wanted()
+    }
+
+    fn close(&mut self) {
+        if self.server.begin_end() {
+            self.server.rdma.drop_queued();
+            while let Some(request) = self.received.borrow_mut().pop_front() {
+                self.handlers.send_back(&request);
+            }
+        }
+    }
+
+    fn no_thread(error: io::Error) -> SetupError {
+        SetupError::Thread(error)
+    }
+}
+
+impl<A: ToSocketAddrs + fmt::Debug> Bind<A> for Host {
+    fn bind_with(address: A, options: &ServerOptions) -> Result<Self, SetupError> {
+        let gate = Gate::bind(address, gate_options(options))?;
+        Stepped::at(gate, options.clone(), None).map(Self::from)
+    }
+}
+
+impl Share for Host {
+    fn share(&mut self) -> io::Result<SharedAddress> {
+        self.server.share()
+    }
+
+    fn beside(other: SharedAddress) -> Result<Self, SetupError> {
+        Stepped::beside(other).map(Self::from)
+    }
+}
