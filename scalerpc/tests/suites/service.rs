@@ -69,7 +69,7 @@ fn start_with(
         tell.send((server.local_addr().unwrap(), server.stop_handle()))
             .unwrap();
         serve(&mut server);
-        (server.clients(), *server.stats())
+        (server.clients(), server.stats())
     });
     let (address, stop) = told.recv_timeout(WATCHDOG).unwrap();
     Running {
