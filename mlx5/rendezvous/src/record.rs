@@ -1,5 +1,5 @@
-//! Records of a fixed size, little-endian, that begin with the same 16 bytes: magic (8), version
-//! u16, size of the record u16, and a [`Refusal`] u32 or 0.
+//! Records of a fixed size, little-endian, that begin with 16 bytes of the same form: magic (8),
+//! version u16, size of the record u16, and a [`Refusal`] u32 or 0.
 
 use std::io::{Error as IoError, ErrorKind, Read};
 

@@ -1,5 +1,5 @@
 //! The provider for the software HCA, which takes queues by address. This module allocates and
-//! keeps their memory. A null device is a device whose doorbells call nothing.
+//! keeps their memory. A null device has the same queues, but its doorbells do not call the HCA.
 
 use core::cell::RefCell;
 use core::ptr::NonNull;

@@ -1,4 +1,5 @@
-//! The only module that announces new WQEs to the device. It owns the order of the stores.
+//! The only module that announces new WQEs of send queues to the device. It owns the order of the
+//! stores.
 //!
 //! The order (PRM "Posting a Work Request to Work Queue"; the same as rdma-core's mlx5 provider,
 //! `post_send_db`):
@@ -7,9 +8,9 @@
 //! 3. the doorbell record gets the new producer counter (in WQEBBs, big-endian);
 //! 4. `mmio_wc_start`: the record is visible before the register is written; otherwise the device
 //!    may read an old counter and stop;
-//! 5. the BlueFlame register gets one or more whole WQEs (of at most the register's size) or the
-//!    first 8 bytes of the last control segment, in the half of the register that the last doorbell
-//!    did not use;
+//! 5. the BlueFlame register gets one or more whole WQEs (together at most half the register's
+//!    size) or the first 8 bytes of the last control segment, in the half of the register that the
+//!    last doorbell did not use;
 //! 6. `mmio_flush_writes`: the register's bytes reach the device before any later store to it,
 //!    including the next doorbell;
 //! 7. on a soft device, the hook: "a store to this register just happened".

@@ -1,16 +1,17 @@
 //! Hardware: devices of libibverbs and libmlx5, which are opened at run time
 //! ([`DeviceSpec::Verbs`](crate::DeviceSpec::Verbs)).
 //!
-//! The two libraries create and destroy objects. This crate then drives the queues' memory
-//! (`mlx5dv_init_obj`), exactly as it drives the memory of a soft device's queues.
-//! `docs/hardware.md` states the requirements of the machine.
+//! On an mlx5 device the two libraries create and destroy objects, and this crate drives the
+//! queues' memory (`mlx5dv_init_obj`), exactly as it drives the memory of a soft device's queues.
+//! Devices of other vendors are used through a relay. `docs/hardware.md` states the requirements of
+//! the machine.
 //!
-//! - `abi`, `numbers`: the libraries' structs and constants. `library`: their functions. `error`:
-//!   the errors, with advice.
+//! - `abi`, `numbers`: the libraries' structs and constants. `library`: their functions.
 //! - `device`: finding a device, its port and its GID. `context`: an open device, its events, and
 //!   sleeps that end at its events.
-//! - `objects`: domains and queues. `memory`: regions. `connect`: transitions of queue pairs, and
-//!   addresses.
+//! - `objects`: domains and queues. `memory`: regions. `pages`: their memory. `tables`: the objects
+//!   by number. `connect`: transitions of queue pairs, and addresses. `relay`: a relay from WQEs to
+//!   the calls of libibverbs.
 
 mod abi;
 mod connect;

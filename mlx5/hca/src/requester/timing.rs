@@ -1,6 +1,6 @@
-//! Timing: WQEs are executed at once, after a constant delay, or at the times of a model of the
-//! network. A WQE that is executed later is gathered later. So a source buffer that is reused too
-//! early is sent wrongly, as by a NIC.
+//! Timing: WQEs are executed at once, after a constant or random delay, or at the times of a model
+//! of the network. A WQE that is executed later is gathered later. So a source buffer that is
+//! reused too early is sent wrongly, as by a NIC.
 
 use std::sync::Arc;
 
