@@ -18,7 +18,8 @@ use crate::setup::SetupError;
 const BACKLOG: i32 = 4096;
 /// Maximum number of peers that one poll accepts.
 const PEERS_PER_POLL: usize = 64;
-/// The same for a gate that shares its address, so that the peers are distributed among the gates.
+/// Maximum number of peers that one poll of a gate with a shared address accepts: so few that the
+/// peers are distributed among the gates.
 const SHARED_PEERS_PER_POLL: usize = 1;
 /// Maximum number of peers that connect at once, each with a descriptor: a quarter of the
 /// descriptors that a process usually has. Further peers wait in the backlog, which costs the
@@ -158,13 +159,13 @@ impl<A> Gate<A> {
         self.listener()?.local_addr()
     }
 
-    /// Accepts no more peers; those that connect already continue.
+    /// Stops accepting peers. The peers that are already connecting continue.
     pub const fn stop_accepting(&mut self) {
         self.peers_per_poll = 0;
     }
 
-    /// Closes the address, and disconnects the peers that have not yet arrived. Returns whether
-    /// this is the first time.
+    /// Stops listening, and disconnects the peers that have not yet arrived. Returns whether the
+    /// gate was open before.
     pub fn close(&mut self) -> bool {
         self.connecting.clear();
         self.listener.take().is_some()
@@ -176,8 +177,8 @@ impl<A> Gate<A> {
         self.listener.is_none()
     }
 
-    /// Returns the numbers of peers that have closed their sockets since the last call, at most 64.
-    /// Such a peer may have died.
+    /// Closes the sockets that peers have closed at their end, at most 64 in one call. Returns the
+    /// numbers of these peers, which may have died.
     pub fn ended(&mut self) -> Vec<u64> {
         self.lifelines.ended()
     }

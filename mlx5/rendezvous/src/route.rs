@@ -45,9 +45,9 @@ impl Route {
     /// lets `meet` exchange records. Returns the stream too, for later [checks](crate::has_hung_up)
     /// whether it has ended; the stream does not block.
     ///
-    /// Tries again for `patience`, while `is_wanted` returns true, if no server listens, or if the
-    /// error of `meet` may pass at once because the server was closing or full. An attempt at one of
-    /// several addresses takes its share of the time that is left.
+    /// Tries again for `patience`, while `is_wanted` returns true, if no server listens, or if
+    /// `meet` failed and the next attempt may succeed, for example because the server was closing
+    /// or full. An attempt at one of several addresses takes its share of the time that is left.
     ///
     /// # Errors
     /// The error of the last attempt, or of the previous attempt if the end of the time cut the

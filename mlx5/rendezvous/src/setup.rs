@@ -9,8 +9,8 @@ use thiserror::Error;
 use crate::reach::stream_has_ended;
 use crate::record::{RecordError, Refusal};
 
-/// Why a client, a server, a connection or one end of it could not be made, or why a server cannot
-/// continue.
+/// The reason why a client, a server, a connection or one end of it could not be made, or why a
+/// server cannot continue.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum SetupError {
@@ -36,8 +36,8 @@ pub enum SetupError {
     /// An option is outside its range, or does not fit the peer's.
     #[error(transparent)]
     Option(#[from] OptionError),
-    /// No room is left for one more peer. A peer that disconnects makes room, and so does another
-    /// value of this option.
+    /// No room is left for another peer. There is room again when a peer disconnects, or with a
+    /// different value of the option that the error states.
     #[error("no room for one more peer: {0}")]
     Full(OptionError),
     /// The function must not be called now, and did nothing.
@@ -55,8 +55,8 @@ pub enum SetupError {
     /// A receive could not be posted.
     #[error("posting a receive: {0}")]
     Receive(#[from] PostReceiveError),
-    /// The device, or a queue of it, broke down: all peers are lost. Another server or context may
-    /// work, and opens the device again.
+    /// The device, or one of its queues, broke down: all peers are lost. A new server or context
+    /// opens the device again, and may work.
     #[error("the device broke down ({0}): make a new server or context")]
     Broken(AsyncEvent),
     /// The stream over which the two ends exchange records failed.
@@ -81,10 +81,10 @@ pub enum SetupError {
 }
 
 impl SetupError {
-    /// Returns whether the client's next attempt may succeed: the server ended while this client
-    /// waited for its admission or during the exchange, or has no room until another client has
-    /// disconnected, maybe the predecessor of this client, or an error of the software HCA may
-    /// pass.
+    /// Returns whether the client's next attempt may succeed soon: the server closed the stream
+    /// while this client waited or exchanged records; the server has no room until another client
+    /// has disconnected, such as the predecessor of this client; or the error of the software HCA
+    /// may pass.
     pub(crate) fn may_come(&self) -> bool {
         match self {
             Self::Channel(error) => stream_has_ended(error),
@@ -104,8 +104,8 @@ impl ConnectFailure for SetupError {
         }
     }
 
-    /// Returns a copy of the error. An error of the device, which cannot be copied, becomes its
-    /// text.
+    /// Returns a copy of the error. An error that cannot be copied becomes [`SetupError::Channel`]
+    /// with its text.
     fn again(&self) -> Self {
         let copy = |error: &io::Error| io::Error::new(error.kind(), error.to_string());
         match self {
