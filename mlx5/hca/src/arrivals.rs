@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 
 use mlx5_wire::Syndrome;
-use mlx5_wire::roce::{Headers, Syndrome as AckSyndrome, Transport};
+use mlx5_wire::roce::{Headers, PacketOpcode, Syndrome as AckSyndrome, Transport};
 
 use crate::packets::connection::Connection;
 use crate::packets::requester::Taken;
@@ -39,7 +39,9 @@ pub(crate) fn poll(hca: &Hca, state: &mut State) -> bool {
             port.counters.strangers += 1;
             continue;
         };
-        if let Some((headers, payload)) = port.decode(&from, bytes) {
+        if let Some((mut headers, payload)) = port.decode(&from, bytes) {
+            // The IP header has the mark that InfiniBand has here.
+            headers.bth.has_fecn |= packets.is_marked(nth);
             take(hca, state, &from, &headers, payload);
         }
     }
@@ -76,9 +78,14 @@ fn take(hca: &Hca, state: &mut State, from: &SocketAddr, headers: &Headers, payl
         ..
     } = state;
     let is_response = headers.opcode.opcode.is_response();
+    let transport = headers.opcode.transport;
     let parts = wire.parts(qps, index).filter(|(qp, connection, _)| {
         qp.qpn == headers.bth.qpn
-            && headers.opcode.transport == connection.requester.options().transport()
+            && [
+                connection.requester.options().transport(),
+                Transport::Congestion,
+            ]
+            .contains(&transport)
             && connection.is_from_peer(from)
     });
     let Some((qp, connection, port)) = parts else {
@@ -94,6 +101,12 @@ fn take(hca: &Hca, state: &mut State, from: &SocketAddr, headers: &Headers, payl
             port.answer(&connection.peer, &answer);
         }
         return;
+    }
+    if headers.opcode == PacketOpcode::CNP {
+        return connection.requester.on_congestion();
+    }
+    if headers.bth.has_fecn {
+        connection.notify(port, hca.clock.now_ns());
     }
     let before = connection.progress();
     connection.activate(port, index);

@@ -48,6 +48,10 @@ pub(super) struct Congestion {
     /// Size before the first loss of this recovery, and the number of its losses that have not
     /// proved needless. `None` outside of a recovery, and if the losses are certain.
     before: Option<(Size, u32)>,
+    /// Packets that the network has marked, in a round trip that began with the first: the PSN
+    /// before which everything was acknowledged then, the PSN after the packets under way, and the
+    /// number of marked ones.
+    marks: Option<(Psn, Psn, u32)>,
     /// Maximum number of packets under way until answers show that earlier ones have left the
     /// network.
     allowed: u32,
@@ -71,6 +75,7 @@ impl Congestion {
             drained: first,
             recovery: None,
             before: None,
+            marks: None,
             allowed: u32::MAX,
             least_ns: u64::MAX,
         }
@@ -104,6 +109,11 @@ impl Congestion {
             Some(_) => self.allowed.saturating_mul(2),
             None => u32::MAX,
         };
+        if let Some((_, end, _)) = self.marks {
+            if end.since(until) <= 0 {
+                self.on_marked_round();
+            }
+        }
         if let Some(end) = self.recovery {
             if end.since(until) > 0 {
                 return;
@@ -146,6 +156,33 @@ impl Congestion {
         size.packets = size.packets.min(self.limit.into());
     }
 
+    /// Notes that the network has marked `packets` of those after `first` and before `sent`, as a
+    /// queue on their way is long. A loss of the same round trip counts more.
+    #[cold]
+    pub(super) fn on_marks(&mut self, first: Psn, packets: u32, sent: Psn) {
+        if self.recovery.is_none() {
+            let (.., marked) = self.marks.get_or_insert((first, sent, 0));
+            *marked += packets;
+            let size = &mut self.size;
+            size.threshold = size.threshold.min(size.packets);
+        }
+    }
+
+    /// Shrinks the window by half of the share of the marked packets of a round trip, as DCTCP does
+    /// (RFC 8257). Queues whose length marks are far shorter than those that lose packets, and a
+    /// window that is halved for them would leave the link idle.
+    #[cold]
+    fn on_marked_round(&mut self) {
+        if let Some((begin, end, marked)) = self.marks.take() {
+            let share = f64::from(marked) / f64::from(end.since(begin).max(1));
+            let size = &mut self.size;
+            size.largest = size.packets;
+            size.packets = (size.packets * (1.0 - share.min(1.0) / 2.0)).max(MIN.into());
+            size.threshold = size.threshold.min(size.packets);
+            self.epoch = None;
+        }
+    }
+
     /// Notes that `packets` of the packets before `sent` are lost.
     pub(super) fn on_loss(&mut self, packets: u32, sent: Psn) {
         if self.recovery.is_none() {
@@ -153,7 +190,7 @@ impl Congestion {
             self.size.largest = self.size.packets;
             self.size.threshold = (LEFT * self.size.packets).max(MIN.into());
             self.size.packets = self.size.threshold;
-            (self.recovery, self.epoch) = (Some(sent), None);
+            (self.recovery, self.epoch, self.marks) = (Some(sent), None, None);
         }
         if let Some((_, losses)) = &mut self.before {
             *losses += packets;

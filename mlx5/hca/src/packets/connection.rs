@@ -15,6 +15,9 @@ use crate::types::outcome::End;
 use crate::types::request::PacketAddress;
 use crate::types::vendor::Limit;
 
+/// Number of reserved bytes in a congestion notification.
+const CNP_RESERVED: usize = 16;
+
 /// A WQE that was taken off the send queue, and is not complete.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Posted {
@@ -45,11 +48,15 @@ pub(crate) struct Connection {
     /// The reason in the last report that a packet to the peer did not arrive. `None` if the peer
     /// has advanced the connection since.
     why: Option<Limit>,
+    /// Time of the last congestion notification.
+    notified_ns: Option<u64>,
     pub(crate) scheduled_ns: Option<u64>,
     /// Whether the connection is among [`WirePort::active`].
     pub(crate) is_active: bool,
 }
 
+/// Minimum time between two congestion notifications of a connection, in ns.
+const NOTIFY_NS: u64 = 50_000;
 /// Minimum time, in ns, for which requests to a software HCA that does not answer are repeated. A
 /// longer time would delay the report of a dead peer.
 const POLLED_PATIENCE_NS: u64 = 2_000_000_000;
@@ -98,6 +105,7 @@ impl Connection {
             open: None,
             is_ending: false,
             why: None,
+            notified_ns: None,
             scheduled_ns: None,
             is_active: false,
         }
@@ -151,6 +159,24 @@ impl Connection {
     pub(crate) fn on_progress(&mut self, from: &SocketAddr) {
         self.why = None;
         self.source.get_or_insert(from.port());
+    }
+
+    /// Notifies a peer that is no software HCA that the network marks its packets. The ACKs to a
+    /// software HCA report marks.
+    #[cold]
+    pub(crate) fn notify(&mut self, wire: &mut WirePort, now_ns: u64) {
+        let is_recent = |notified_ns: u64| now_ns < notified_ns + NOTIFY_NS;
+        let Options { qpn, is_polled, .. } = self.requester.options();
+        if is_polled || self.notified_ns.is_some_and(is_recent) || !wire.has_room() {
+            return;
+        }
+        self.notified_ns = Some(now_ns);
+        let mut headers = Headers::new(PacketOpcode::CNP, qpn, Psn::new(0));
+        headers.bth.has_becn = true;
+        let _: Result<(), ()> = wire.send(&self.peer, &headers, CNP_RESERVED, |reserved| {
+            reserved.fill(0);
+            Ok(())
+        });
     }
 
     /// Notes a report that a packet to the peer did not arrive.

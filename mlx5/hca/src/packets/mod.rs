@@ -46,8 +46,9 @@
 //!   does not ask a software HCA, which acknowledges it with a later message, or after
 //!   [`ACK_DELAY_NS`](message::ACK_DELAY_NS).
 //! - P9. A requester has at most a congestion window of packets and READ responses under way.
-//!   Losses and queues shrink the window, and acknowledgements let it grow. Packets of a window are
-//!   spread over a round trip of more than 1 ms. An unreliable connection has no such window.
+//!   Losses, queues and marks shrink the window, and acknowledgements let it grow. A responder
+//!   reports marked packets in its next ACK to a software HCA. Packets of a window are spread over
+//!   a round trip of more than 1 ms. An unreliable connection has no such window.
 
 mod congestion;
 pub(crate) mod connection;

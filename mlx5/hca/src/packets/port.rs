@@ -157,7 +157,7 @@ impl WirePort {
             out: Packets::new(),
             first: 0,
             end: 0,
-            incoming: Packets::new(),
+            incoming: Packets::new().with_controls(),
             network: (network != BadNetwork::default()).then(|| Network::new(network, seed, clock)),
             pcap,
             counters: PacketCounters::default(),

@@ -72,6 +72,8 @@ pub(crate) struct Requester {
     unreachable: u8,
     is_peer_gone: bool,
     timer: Timer,
+    /// Whether the last response reports that the network marks packets.
+    is_marked: bool,
     congestion: Congestion,
     /// Time at which the next packet is due if packets are evenly spaced, in ns.
     pace_ns: u64,
@@ -109,6 +111,7 @@ impl Requester {
             unreachable: 0,
             is_peer_gone: false,
             timer: Timer::new(options.timeout_ns),
+            is_marked: false,
             congestion: Congestion::new(limit, threshold, queue, first),
             pace_ns: 0,
             paced_ns: None,
@@ -156,6 +159,11 @@ impl Requester {
     /// Returns whether the peer answered that its queue pair has failed or was destroyed.
     pub(crate) const fn is_peer_gone(&self) -> bool {
         self.is_peer_gone
+    }
+
+    /// Takes a congestion notification.
+    pub(crate) const fn on_congestion(&mut self) {
+        self.is_marked = true;
     }
 
     /// Notes a report that packets to the peer cannot arrive.
@@ -333,6 +341,8 @@ impl Requester {
         {
             return Taken::Nothing;
         }
+        // A mark of a READ response is one of the direction of the data.
+        self.is_marked |= headers.bth.has_becn || headers.bth.has_fecn && !payload.is_empty();
         match opcode {
             Opcode::Acknowledge => {
                 self.on_ack(psn, headers.aeth, payload, now_ns);
@@ -475,6 +485,10 @@ impl Requester {
             }
             if let Some((first_ns, _)) = arrived.sent_ns {
                 self.timer.measured(now_ns.saturating_sub(first_ns));
+            }
+            if std::mem::take(&mut self.is_marked) {
+                let sent = self.flight.end();
+                self.congestion.on_marks(before, arrived.packets, sent);
             }
             let round_trip_ns = arrived
                 .sent_ns

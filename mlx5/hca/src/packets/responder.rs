@@ -110,6 +110,8 @@ pub(crate) struct Responder {
     expected: Psn,
     msn: u32,
     current: Option<Current>,
+    /// Whether the network has marked a packet since the last ACK.
+    is_marked: bool,
     /// Whether a NAK or an RNR NAK has asked for the expected packet.
     is_asked_for: bool,
     /// The last atomics, with their PSNs and results.
@@ -131,6 +133,7 @@ impl Responder {
             expected: first,
             msn: 0,
             current: None,
+            is_marked: false,
             is_asked_for: false,
             atomics: VecDeque::new(),
             answers: VecDeque::new(),
@@ -194,6 +197,7 @@ impl Responder {
         if self.fatal.is_some() {
             return;
         }
+        self.is_marked |= headers.bth.has_fecn;
         let psn = headers.bth.psn;
         match psn.since(self.expected) {
             0 => self.on_expected(headers, payload, target, now_ns),
@@ -491,6 +495,7 @@ impl Responder {
             Answer::Ack(syndrome) => {
                 let mut headers = with(Opcode::Acknowledge, *psn);
                 headers.aeth.syndrome = *syndrome;
+                headers.bth.has_becn = self.is_polled && core::mem::take(&mut self.is_marked);
                 if psn.after(1) == self.expected {
                     report = self.held.report();
                     headers.bth.pad = (report.len().wrapping_neg() & 3) as u8;

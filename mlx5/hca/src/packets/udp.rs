@@ -49,12 +49,23 @@ pub(crate) fn rdma_mtu(ip_mtu: u32, address: &IpAddr) -> u16 {
 /// Length of the kernel's form of an IP address and a port, in bytes.
 const RAW_ADDRESS_BYTES: libc::socklen_t = size_of::<libc::sockaddr_in6>() as libc::socklen_t;
 
+/// Room for the control message of a packet, which has its traffic class.
+#[repr(align(8))]
+#[derive(Clone, Copy)]
+struct Control([u8; CONTROL_BYTES]);
+const CONTROL_BYTES: usize = 32;
+/// The lower bits of a traffic class (RFC 3168): the sender reacts to marks, and a mark.
+const ECT_0: u8 = 2;
+const CONGESTION: u8 = 3;
+
 /// Packets of a batch, with the addresses of their other ends and the kernel's descriptions of all
 /// packets. The default has no room for packets.
 #[derive(Default)]
 pub(crate) struct Packets {
     bytes: Vec<[u8; MAX_PACKET]>,
     addresses: Vec<SocketAddrAny>,
+    /// Control messages of received packets. Packets that are sent have none.
+    controls: Vec<Control>,
     vectors: Vec<libc::iovec>,
     headers: Vec<libc::mmsghdr>,
     /// Number of packets that were received last.
@@ -93,6 +104,38 @@ impl Packets {
             headers,
             ..Self::default()
         }
+    }
+
+    /// Makes room for control messages, for packets to be received.
+    pub(crate) fn with_controls(mut self) -> Self {
+        self.controls = vec![Control([0; CONTROL_BYTES]); BATCH];
+        for (header, control) in self.headers.iter_mut().zip(&mut self.controls) {
+            header.msg_hdr.msg_control = control.0.as_mut_ptr().cast();
+            header.msg_hdr.msg_controllen = CONTROL_BYTES;
+        }
+        self
+    }
+
+    /// Returns whether the network has marked received packet `nth`, as a queue on its way is long.
+    pub(crate) fn is_marked(&self, nth: usize) -> bool {
+        // SAFETY: the kernel has filled the control messages that the header describes.
+        let message = unsafe { libc::CMSG_FIRSTHDR(&raw const self.headers[nth].msg_hdr) };
+        // SAFETY: the macro returns null or a pointer to a whole control message.
+        let Some(found) = (unsafe { message.as_ref() }) else {
+            return false;
+        };
+        // SAFETY: the data of either kind of message has the type that is read.
+        let class = unsafe {
+            let data = libc::CMSG_DATA(message);
+            match (found.cmsg_level, found.cmsg_type) {
+                (libc::IPPROTO_IP, libc::IP_TOS) => *data,
+                (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
+                    data.cast::<i32>().read_unaligned() as u8
+                }
+                _ => 0,
+            }
+        };
+        class & CONGESTION == CONGESTION
     }
 
     /// Returns packet `nth` and its sender. Returns `None` if it was longer than the maximum length
@@ -164,7 +207,7 @@ impl Udp {
     /// # Errors
     /// The errors of socket(2), bind(2) and setsockopt(2).
     pub(crate) fn bind(address: SocketAddr) -> io::Result<Self> {
-        Self::prepare(UdpSocket::bind(address)?, None)
+        Self::prepare(UdpSocket::bind(address)?, None)?.with_news()
     }
 
     /// Binds a socket to port 4791 of `address`, for a share of the packets to this port.
@@ -172,18 +215,36 @@ impl Udp {
     /// # Errors
     /// The errors of [`bind`](Self::bind); `AddrInUse` if the share is taken.
     pub(crate) fn share(address: IpAddr, share: Share) -> io::Result<Self> {
-        let (socket, share) = mads::share(address, share)?;
-        Self::prepare(socket, Some(share))
+        let (socket, name) = mads::share(address, share)?;
+        let udp = Self::prepare(socket, Some(name))?;
+        match share {
+            Share::Management => Ok(udp),
+            Share::Device => udp.with_news(),
+        }
+    }
+
+    /// Makes the kernel queue ICMP reports, and add the traffic class to each packet. Marks packets
+    /// that are sent as those of a sender that reacts to congestion marks.
+    fn with_news(self) -> io::Result<Self> {
+        let socket = &self.socket;
+        if self.local()?.is_ipv4() {
+            turn_on(socket, libc::IPPROTO_IP, libc::IP_RECVERR)?;
+            sockopt::set_ip_recvtos(socket, true)?;
+            sockopt::set_ip_tos(socket, ECT_0)?;
+        } else {
+            turn_on(socket, libc::IPPROTO_IPV6, libc::IPV6_RECVERR)?;
+            sockopt::set_ipv6_recvtclass(socket, true)?;
+            sockopt::set_ipv6_tclass(socket, ECT_0.into())?;
+        }
+        Ok(self)
     }
 
     fn prepare(socket: UdpSocket, share: Option<UnixListener>) -> io::Result<Self> {
         socket.set_nonblocking(true)?;
         if socket.local_addr()?.is_ipv4() {
             sockopt::set_ip_mtu_discover(&socket, Ipv4PathMtuDiscovery::DO)?;
-            turn_on(&socket, libc::IPPROTO_IP, libc::IP_RECVERR)?;
         } else {
             sockopt::set_ipv6_mtu_discover(&socket, Ipv6PathMtuDiscovery::DO)?;
-            turn_on(&socket, libc::IPPROTO_IPV6, libc::IPV6_RECVERR)?;
             // The kernel's RoCE sends no UDP checksum, so datagrams without a checksum are
             // accepted.
             turn_on(&socket, libc::IPPROTO_UDP, libc::UDP_NO_CHECK6_RX)?;
@@ -265,10 +326,13 @@ impl Udp {
     /// the maximum number or finds none, and the packets that it already has wait meanwhile. So the
     /// maximum is twice the number of the last call, at least 1 and at most [`BATCH`].
     pub(crate) fn receive(&mut self, packets: &mut Packets) -> usize {
-        // The kernel overwrote the address lengths of the packets that were received last.
+        // The kernel overwrote these lengths of the packets that were received last.
         packets.headers[..packets.received]
             .iter_mut()
-            .for_each(|header| header.msg_hdr.msg_namelen = RAW_ADDRESS_BYTES);
+            .for_each(|header| {
+                header.msg_hdr.msg_namelen = RAW_ADDRESS_BYTES;
+                header.msg_hdr.msg_controllen = CONTROL_BYTES;
+            });
         let most = (2 * packets.received).clamp(1, BATCH) as u32;
         let headers = packets.headers.as_mut_ptr();
         packets.received = loop {
@@ -363,7 +427,7 @@ mod tests {
             IpAddr::from(Ipv6Addr::LOCALHOST),
         ] {
             let [mut a, mut b] = [0, 1].map(|_| Udp::bind(SocketAddr::new(address, 0)).unwrap());
-            let (mut out, mut incoming) = (Packets::new(), Packets::new());
+            let (mut out, mut incoming) = (Packets::new(), Packets::new().with_controls());
             for (nth, len) in [0, 1, 1500, MAX_PACKET].into_iter().enumerate() {
                 out.buffer(nth)[..len].fill(nth as u8 + 1);
                 out.set(nth, len, &b.local().unwrap());
@@ -379,6 +443,17 @@ mod tests {
                         (a.local().unwrap(), &vec![nth as u8 + 1; len][..])
                     );
                 }
+            }
+            // A long queue changes the class of packets of senders that react.
+            for class in [CONGESTION, ECT_0] {
+                if address.is_ipv4() {
+                    sockopt::set_ip_tos(&a.socket, class).unwrap();
+                } else {
+                    sockopt::set_ipv6_tclass(&a.socket, class.into()).unwrap();
+                }
+                assert_eq!(a.send(&mut out, 0, 1), (1, 0));
+                assert_eq!(b.receive(&mut incoming), 1);
+                assert_eq!(incoming.is_marked(0), class == CONGESTION);
             }
             let longer = UdpSocket::bind((address, 0)).unwrap();
             longer

@@ -272,6 +272,69 @@ fn packets_from_another_port_of_the_peers_address_change_nothing() {
     }
 }
 
+/// A RoCE device that is no software HCA is notified of marks on its packets, as the standard has
+/// it, and may send such notifications.
+#[test]
+fn a_roce_device_whose_packets_are_marked_gets_a_congestion_notification() {
+    limits::watchdog(WATCHDOG);
+    let [_, _, high, low] = std::process::id().to_be_bytes();
+    let [own, theirs] = [3, 4].map(|host| IpAddr::from([127, 90 + host, high, low]));
+    let device = Device::open(DeviceSpec::Soft(soft(RoceOptions {
+        port: Some(UDP_PORT),
+        ..on(own)
+    })))
+    .unwrap();
+    let peer = UdpSocket::bind((theirs, UDP_PORT)).unwrap();
+    peer.set_nonblocking(true).unwrap();
+    let mut end = Endpoint::new(&device);
+    let qp = QpAddress {
+        port: 0,
+        lid: 0,
+        epoch: 0,
+        gid: gid_of(theirs),
+        qpn: 7,
+        psn: 100,
+        ..end.qp.address()
+    };
+    end.connect(&EndpointAddress {
+        qp,
+        ..end.address()
+    })
+    .unwrap();
+    let to = SocketAddr::new(own, UDP_PORT);
+    // A plain packet, a marked one, and a notification.
+    for (class, is_notification) in [(2, false), (3, false), (2, true)] {
+        rustix::net::sockopt::set_ip_tos(&peer, class).unwrap();
+        let write = PacketOpcode {
+            transport: Transport::Rc,
+            opcode: Opcode::WriteOnly,
+        };
+        let qpn = end.qp.address().qpn;
+        let headers = if is_notification {
+            Headers::new(PacketOpcode::CNP, qpn, Psn::new(0))
+        } else {
+            Headers::new(write, qpn, Psn::new(97 + u32::from(class) + 1))
+        };
+        peer.send_to(&packet(&headers, &[0; 16], &peer, to), to)
+            .unwrap();
+        let received = device.info().packets.unwrap().received;
+        while device.info().packets.unwrap().received == received {
+            device.progress();
+        }
+        let mut buffer = [0; 64];
+        let mut notifications = 0;
+        while let Ok(len) = peer.recv(&mut buffer) {
+            let (headers, reserved) = Headers::parse(&buffer[..len]).unwrap();
+            if headers.opcode == PacketOpcode::CNP {
+                notifications += 1;
+                assert!(headers.bth.has_becn && headers.bth.qpn == 7 && reserved == [0; 16]);
+            }
+        }
+        assert_eq!(notifications, u32::from(class == 3));
+    }
+    assert_eq!(device.info().packets.unwrap().strangers, 0);
+}
+
 /// Packets of hosts that are not the peer, and of one that forges its address and not its numbers:
 /// counted, and nothing else.
 #[test]

@@ -10,6 +10,8 @@ pub enum Transport {
     Uc = 1,
     /// Unreliable datagram.
     Ud = 3,
+    /// Notifications of congestion, of any service: [`PacketOpcode::CNP`].
+    Congestion = 4,
 }
 
 /// The kind of a packet.
@@ -139,6 +141,13 @@ pub struct PacketOpcode {
 }
 
 impl PacketOpcode {
+    /// A congestion notification (annex A17): a BTH with BECN and 16 reserved bytes, to a sender
+    /// whose packets the network marks.
+    pub const CNP: Self = Self {
+        transport: Transport::Congestion,
+        opcode: Opcode::SendMiddle,
+    };
+
     /// Encodes the opcode.
     #[must_use]
     pub const fn to_byte(self) -> u8 {
@@ -157,6 +166,7 @@ impl PacketOpcode {
                 Transport::Ud,
                 matches!(opcode, Opcode::SendOnly | Opcode::SendOnlyImm),
             ),
+            4 => (Transport::Congestion, opcode == Opcode::SendMiddle),
             _ => return None,
         };
         is_legal.then_some(Self { transport, opcode })

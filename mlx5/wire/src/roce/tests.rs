@@ -81,6 +81,7 @@ fn text(headers: &Headers, payload: usize) -> String {
         Transport::Rc => "RC",
         Transport::Uc => "UC",
         Transport::Ud => "UD",
+        Transport::Congestion => "CNP",
     };
     let kind = match opcode {
         Opcode::SendFirst => "SEND first",

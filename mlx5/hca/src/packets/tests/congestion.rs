@@ -23,6 +23,25 @@ fn p9_senders_share_a_narrow_link_and_keep_it_busy() {
     }
 }
 
+/// Where the network marks packets, the queue is short, nothing is lost, and the link is busy.
+#[test]
+fn p9_marks_keep_the_queue_short_and_the_link_busy() {
+    for (senders, reads) in [1, 4, 16].into_iter().flat_map(|n| [(n, false), (n, true)]) {
+        let [plain, marked] = [u64::MAX, 20].map(|mark| {
+            let link = Link {
+                mark,
+                ..Link::new(100, 100_000, 100)
+            };
+            flood(senders, link, load(reads), 4_000_000_000, 1)
+        });
+        println!("{senders} senders, reads: {reads}: {plain:.3?}, with marks {marked:.3?}");
+        assert!(
+            marked.queue < 0.75 * plain.queue && marked.goodput >= 0.9 && marked.fairness >= 0.9,
+            "{senders} senders, reads: {reads}: {plain:?}, with marks {marked:?}"
+        );
+    }
+}
+
 /// A path of 50 ms each way, whose round trip the requester does not know at first.
 #[test]
 fn p9_a_long_path_causes_no_repeats_once_it_is_known() {

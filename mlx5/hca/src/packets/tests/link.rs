@@ -43,12 +43,18 @@ pub(super) struct Link {
     pub(super) delay_ns: u64,
     /// Maximum number of queued packets.
     pub(super) queue: u64,
+    /// Number of queued packets above which the link marks packets.
+    pub(super) mark: u64,
     /// Packets in a thousand that are lost behind the queue.
     pub(super) loss_permille: u16,
     /// Packets in a thousand with a further delay of up to [`REORDER_NS`].
     pub(super) reorder_permille: u16,
     pub(super) free_ns: u64,
     pub(super) sent: u64,
+    /// Sum of the numbers of packets that packets found queued, and whether the last one was
+    /// marked.
+    pub(super) found: u64,
+    pub(super) is_marked: bool,
 }
 
 impl Link {
@@ -57,10 +63,13 @@ impl Link {
             ns_per_byte: 8_000 / megabits,
             delay_ns,
             queue,
+            mark: u64::MAX,
             loss_permille: 0,
             reorder_permille: 0,
             free_ns: 0,
             sent: 0,
+            found: 0,
+            is_marked: false,
         }
     }
 
@@ -73,6 +82,8 @@ impl Link {
         }
         self.free_ns = self.free_ns.max(now_ns) + packet_ns;
         self.sent += 1;
+        self.found += queued;
+        self.is_marked = queued > self.mark;
         let late_ns = if rng.happens(self.reorder_permille) {
             rng.below(REORDER_NS)
         } else {
@@ -160,6 +171,8 @@ pub(super) struct Outcome {
     pub(super) fairness: f64,
     /// Packets with data that were sent, over those that were needed.
     pub(super) packets: f64,
+    /// Mean number of packets that wait for the link when a packet comes: of the fuller direction.
+    pub(super) queue: f64,
 }
 
 /// Lets `senders` connections with this load each use two such links, one for each direction, for
@@ -198,18 +211,21 @@ pub(super) fn flood(senders: usize, link: Link, load: Load, end_ns: u64, seed: u
                 pair.posted += 1;
                 pair.requester.post(load.request, true);
             }
-            let mut fly = |to_responder: bool, headers: &Headers, payload: &[u8], at_ns: u64| {
-                let mut packet = headers.emit().to_vec();
-                packet.extend(payload);
-                packet.resize(packet.len() + usize::from(headers.bth.pad) + 4, 0);
-                bytes.push(packet);
-                network.push(Reverse((at_ns, order, nth, to_responder)));
-                order += 1;
-            };
+            let mut fly =
+                |to_responder: bool, mut headers: Headers, payload: &[u8], at_ns, mark| {
+                    headers.bth.has_fecn = mark;
+                    let mut packet = headers.emit().to_vec();
+                    packet.extend(payload);
+                    packet.resize(packet.len() + usize::from(headers.bth.pad) + 4, 0);
+                    bytes.push(packet);
+                    network.push(Reverse((at_ns, order, nth, to_responder)));
+                    order += 1;
+                };
             while let Some(packet) = pair.requester.next_packet(now_ns) {
                 data += u64::from(!load.is_read());
                 if let Some(at_ns) = forth.send(now_ns, packet.len, &mut rng) {
-                    fly(true, &packet.headers, &zeros[..packet.len as usize], at_ns);
+                    let payload = &zeros[..packet.len as usize];
+                    fly(true, packet.headers, payload, at_ns, forth.is_marked);
                 }
                 pair.requester.on_sent(now_ns);
             }
@@ -219,7 +235,7 @@ pub(super) fn flood(senders: usize, link: Link, load: Load, end_ns: u64, seed: u
                     .map_or(&reply.report[..], |from| &zeros[..from.len as usize]);
                 data += u64::from(load.is_read() && reply.from.is_some());
                 if let Some(at_ns) = back.send(now_ns, payload.len() as u32, &mut rng) {
-                    fly(false, &reply.headers, payload, at_ns);
+                    fly(false, reply.headers, payload, at_ns, back.is_marked);
                 }
             }
         }
@@ -271,5 +287,9 @@ pub(super) fn flood(senders: usize, link: Link, load: Load, end_ns: u64, seed: u
         goodput: sum / link.capacity(now_ns),
         fairness: sum * sum / (senders as f64 * squares),
         packets: data as f64 / (sum / f64::from(load.len().min(MTU))),
+        queue: [forth, back]
+            .map(|link| link.found as f64 / link.sent as f64)
+            .into_iter()
+            .fold(0.0, f64::max),
     }
 }
