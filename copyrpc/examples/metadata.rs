@@ -100,7 +100,7 @@ fn serve(
 ) -> Result<Files, AnyError> {
     let mut server = Server::bind(address)?;
     tell.send((server.local_addr()?, server.stop_handle()))?;
-    server.serve(|request| metadata::answer(&mut files, &request.to_vec()))?;
+    server.serve(|request| metadata::answer(&mut files, &request))?;
     Ok(files)
 }
 

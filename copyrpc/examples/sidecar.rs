@@ -89,7 +89,7 @@ fn serve_remote(tell: &Sender<SocketAddr>) -> Result<Counters, AnyError> {
         server.serve(|request| {
             executed += 1;
             (executed % RESTART == 0).then(|| stop.stop());
-            counters::answer(&mut counters, &request.to_vec())
+            counters::answer(&mut counters, &request)
         })?;
     }
     Ok(counters)

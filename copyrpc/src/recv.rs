@@ -1,7 +1,10 @@
 //! A received request that the application has.
 
+use std::borrow::Cow;
 use std::rc::Rc;
+use std::time::Instant;
 
+use copyrpc_calls::methods::{self, Header};
 use mlx5_rendezvous::Peer;
 
 use crate::connection::Connection;
@@ -127,6 +130,30 @@ impl<U> RecvHandle<U> {
             }
             Err(error) => Err(error.map_request(|()| self)),
         }
+    }
+}
+
+impl<U> methods::Request for RecvHandle<U> {
+    fn data(&self) -> Cow<'_, [u8]> {
+        Cow::Owned(self.data().to_vec())
+    }
+
+    fn context(&self) -> methods::Context<'_> {
+        let header = self.data().read::<[u8; Header::BYTES]>();
+        let deadline = header.and_then(|header| Header::deadline(&header, Instant::now()));
+        let context = methods::Context::new()
+            .with_deadline(deadline)
+            .with_wanted(if self.is_wanted() { &true } else { &false });
+        self.peer().map_or(context, |peer| {
+            context.with_client(peer.number, Some(peer.address))
+        })
+    }
+}
+
+/// The bytes are copied, because they lie where the peer can write.
+impl methods::Request for RecvBytes<'_> {
+    fn data(&self) -> Cow<'_, [u8]> {
+        Cow::Owned(self.to_vec())
     }
 }
 

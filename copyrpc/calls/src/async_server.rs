@@ -323,9 +323,7 @@ impl<S: Serving> ServerRequest<S> {
     /// request in [parts](crate::parts) is [`Whole::deadline`](crate::parts::Whole::deadline).
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
-        self.arrival
-            .at
-            .checked_add(Header::read(&self.arrival.data)?.0.left?)
+        Header::deadline(&self.arrival.data, self.arrival.at)
     }
 
     /// Returns whether the caller waits for the reply, or did at most 15 ms or 1,024 polls ago: the
@@ -349,9 +347,9 @@ impl<S: Serving> ServerRequest<S> {
     ///
     /// ```
     /// # use copyrpc_calls::{Serving, ServerRequest};
-    /// # async fn run<S: Serving>(request: ServerRequest<S>, answer: impl AsyncFn(&[u8]) -> Vec<u8>) {
+    /// # async fn run<S: Serving>(request: ServerRequest<S>, answer: impl AsyncFn(&ServerRequest<S>) -> Vec<u8>) {
     /// // `answer` is the `answer_async` of a service.
-    /// if let Some(reply) = request.while_wanted(request.deadline(), answer(request.data())).await {
+    /// if let Some(reply) = request.while_wanted(request.deadline(), answer(&request)).await {
     ///     request.reply(reply);
     /// }
     /// # }

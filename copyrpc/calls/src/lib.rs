@@ -32,6 +32,7 @@
 //! - `patience`: the number of empty polls before a thread sleeps.
 //! - [`payloads`]: the values that methods take and return.
 //! - [`methods`]: services with methods, over any client that sends bytes.
+//! - `context`: the call of a request, as a method at the server sees it.
 //! - `connection`: the interface of a transport to the clients of `copyrpc`, `scalerpc` and `ipc`.
 //! - `client`: the client with one call at a time.
 //! - [`futures`]: the client whose calls are futures, over a connection that a thread owns.
@@ -49,6 +50,7 @@
 mod async_server;
 mod client;
 mod connection;
+mod context;
 mod deadlines;
 mod error;
 mod further;

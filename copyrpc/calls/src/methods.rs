@@ -44,8 +44,7 @@
 //! # }
 //! # fn main() {
 //! # let caller = Direct(Root);
-//! // The server's part is `server.serve(|request| metadata::answer(&mut root, request))`, with `&request.to_vec()` in copyrpc, whose
-//! // requests lie where the peer can write. The client's:
+//! // The server's part is `server.serve(|request| metadata::answer(&mut root, &request))`. The client's:
 //! let mut client = metadata::Client::new(caller);
 //! assert_eq!(client.stat("/".to_owned()).unwrap(), Attributes { bytes: 4096, is_directory: true });
 //! assert!(matches!(client.stat("/a".to_owned()), Err(MethodError::Failed(Problem::Missing))));
@@ -62,9 +61,10 @@
 
 use std::fmt::Debug;
 use std::future::Future;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::Ending;
+pub use crate::context::{Context, Request, Wanted};
 use crate::payloads;
 #[doc(hidden)]
 pub use crate::payloads::{Decoder, encode};
@@ -142,8 +142,6 @@ impl<E: Debug, C: Ending + 'static> Ending for MethodError<E, C> {
     }
 }
 
-const HEADER: usize = 8;
-
 /// The first byte of a reply with the result of the handler, and with its error.
 const DONE: u8 = 0;
 const FAILED: u8 = 1;
@@ -166,6 +164,9 @@ pub struct Header {
 }
 
 impl Header {
+    /// Length in bytes.
+    pub const BYTES: usize = 8;
+
     /// Reads the header of a request of a [`service!`](crate::service!). Returns the arguments too.
     /// `None`: the request has no such header.
     #[must_use]
@@ -184,12 +185,19 @@ impl Header {
         }
     }
 
+    /// Returns the end of the caller's time, if `request`, which arrived at this time, has a header
+    /// with a limit.
+    #[must_use]
+    pub fn deadline(request: &[u8], at: Instant) -> Option<Instant> {
+        at.checked_add(Self::read(request)?.0.left?)
+    }
+
     /// Writes the header into `request`, in place of the bytes there.
     #[inline]
     fn write(self, request: &mut Vec<u8>) {
         let left_ms = self.left.map_or(0, rounded_up_ms);
         request.clear();
-        request.reserve(4 * HEADER);
+        request.reserve(4 * Self::BYTES);
         let header = u64::from(self.method) | u64::from(left_ms) << 32;
         request.extend_from_slice(&header.to_le_bytes());
     }
@@ -226,7 +234,7 @@ pub fn no_request() -> Vec<u8> {
 /// Returns the reply to a request that was handled.
 #[doc(hidden)]
 pub fn reply<T: Payload, E: Payload>(outcome: Result<T, E>) -> Vec<u8> {
-    let mut reply = Vec::with_capacity(4 * HEADER);
+    let mut reply = Vec::with_capacity(4 * Header::BYTES);
     let encoded = match outcome {
         Ok(value) => {
             reply.push(DONE);
@@ -313,61 +321,62 @@ pub const fn are_distinct(numbers: &[u16]) -> bool {
 /// ([`Payload`](crate::methods::Payload)). The module has
 ///
 /// - `Service`, the trait for the server to implement, whose methods take `&mut self`, and
-///   `answer`, which calls the method of a request, and returns the bytes of the reply;
+///   `answer`, which calls the method of a [`Request`](crate::methods::Request), and returns the
+///   bytes of the reply;
 /// - `AsyncService` and `answer_async`, the same with methods that are futures and take `&self`, as
 ///   calls run at the same time;
 /// - `Client` and `AsyncClient`, with the methods, over any [`Caller`](crate::methods::Caller) or
 ///   [`AsyncCaller`](crate::methods::AsyncCaller). Their methods return
 ///   [`MethodError`](crate::methods::MethodError).
 ///
-/// A number belongs to the same method in all versions; two methods of one number do not compile.
-/// [`methods`](crate::methods) has an example, and the documentation of `copyrpc-calls` shows the
-/// items for one method: `methods::example`.
+/// If the declaration of a method begins with `&context`, the method of both traits gets the
+/// [`Context`](crate::methods::Context) of the call first; the clients and the bytes stay the same:
+///
+/// ```
+/// copyrpc_calls::service! {
+///     pub mod leases {
+///         /// Waits for the lease, and returns its number.
+///         fn acquire(&context, name: String) -> Result<u64, ()> = 1;
+///         fn release(lease: u64) -> Result<(), ()> = 2;
+///     }
+/// }
+/// use copyrpc_calls::methods::Context;
+///
+/// struct Leases;
+/// impl leases::Service for Leases {
+///     fn acquire(&mut self, context: Context<'_>, name: String) -> Result<u64, ()> {
+///         if context.is_wanted() { context.client().ok_or(()) } else { Err(()) }
+///     }
+///     fn release(&mut self, lease: u64) -> Result<(), ()> { Ok(()) }
+/// }
+/// ```
+///
+/// A number belongs to the same method in all versions; two methods of one number do not compile,
+/// and neither does a method `new`:
+///
+/// ```compile_fail
+/// copyrpc_calls::service! {
+///     mod leases {
+///         fn new(name: String) -> Result<u64, ()> = 1;
+///     }
+/// }
+/// ```
+///
+/// Arguments may be of types with the names `Client` and `AsyncClient`, but not `Service` or
+/// `AsyncService`. [`methods`](crate::methods) has an example, and the documentation of
+/// `copyrpc-calls` shows the items for one method: `methods::example`.
 #[macro_export]
 macro_rules! service {
     ($(#[$attribute:meta])* $visibility:vis mod $name:ident {
-        $($(#[$of_method:meta])* fn $method:ident($($argument:ident: $type:ty),* $(,)?) -> Result<$ok:ty, $error:ty> = $number:literal;)*
+        $($(#[$of_method:meta])* fn $method:ident($(&$context:ident)? $(,)? $($argument:ident: $type:ty),* $(,)?) -> Result<$ok:ty, $error:ty> = $number:literal;)*
     }) => {
         $(#[$attribute])*
         #[allow(dead_code, unreachable_pub, unused_imports, unused_variables, reason = "a program may need one end only")]
         $visibility mod $name {
-            use super::*;
+            pub use made::{AsyncService, Service, answer, answer_async};
 
             const _: () = assert!($crate::methods::are_distinct(&[$($number),*]), "two methods have one number");
-
-            /// The methods at the server.
-            pub trait Service {
-                $($(#[$of_method])* fn $method(&mut self, $($argument: $type),*) -> ::std::result::Result<$ok, $error>;)*
-            }
-
-            /// Calls the method that the request names, and returns the reply.
-            pub fn answer(service: &mut impl Service, request: &[u8]) -> ::std::vec::Vec<u8> {
-                let Some((header, arguments)) = $crate::methods::Header::read(request) else { return $crate::methods::no_request() };
-                match header.method {
-                    $($number => match $crate::methods::arguments(arguments, |from| Ok(($(from.value::<$type>()?,)*))) {
-                        Ok(($($argument,)*)) => $crate::methods::reply(service.$method($($argument),*)),
-                        Err(reply) => reply,
-                    },)*
-                    _ => ::std::vec![$crate::methods::UNKNOWN_METHOD],
-                }
-            }
-
-            /// The methods at the server, as futures.
-            pub trait AsyncService: Sync {
-                $($(#[$of_method])* fn $method(&self, $($argument: $type),*) -> impl ::std::future::Future<Output = ::std::result::Result<$ok, $error>> + Send;)*
-            }
-
-            /// Calls the method that the request names, and returns the reply.
-            pub async fn answer_async(service: &impl AsyncService, request: &[u8]) -> ::std::vec::Vec<u8> {
-                let Some((header, arguments)) = $crate::methods::Header::read(request) else { return $crate::methods::no_request() };
-                match header.method {
-                    $($number => match $crate::methods::arguments(arguments, |from| Ok(($(from.value::<$type>()?,)*))) {
-                        Ok(($($argument,)*)) => $crate::methods::reply(service.$method($($argument),*).await),
-                        Err(reply) => reply,
-                    },)*
-                    _ => ::std::vec![$crate::methods::UNKNOWN_METHOD],
-                }
-            }
+            $($crate::method_name!($method);)*
 
             /// A client with the methods. It keeps the memory of its longest request.
             #[derive(Clone, Debug)]
@@ -386,16 +395,6 @@ macro_rules! service {
                 }
             }
 
-            impl<C: $crate::methods::Caller> Client<C> {
-                $($(#[$of_method])*
-                pub fn $method(&mut self, $($argument: $type),*) -> ::std::result::Result<$ok, $crate::methods::MethodError<$error, C::Error>> {
-                    $crate::methods::call(&mut self.caller, &mut self.request, $number, self.timeout, |request| {
-                        $($crate::methods::encode(&$argument, request)?;)*
-                        Ok(())
-                    })
-                })*
-            }
-
             /// A client with the methods, as futures.
             #[derive(Clone, Copy, Debug)]
             pub struct AsyncClient<C> {
@@ -412,17 +411,85 @@ macro_rules! service {
                 }
             }
 
-            impl<C: $crate::methods::AsyncCaller> AsyncClient<C> {
-                $($(#[$of_method])*
-                pub async fn $method(&self, $($argument: $type),*) -> ::std::result::Result<$ok, $crate::methods::MethodError<$error, C::Error>> {
-                    $crate::methods::call_async(&self.caller, $number, self.timeout, move |request| {
-                        $($crate::methods::encode(&$argument, request)?;)*
-                        Ok(())
-                    }).await
-                })*
+            // The clients are not in the scope of this module, so that types of the program may have
+            // their names.
+            mod made {
+                use super::super::*;
+
+                /// The methods at the server.
+                pub trait Service {
+                    $($(#[$of_method])* fn $method(&mut self, $($context: $crate::methods::Context<'_>,)? $($argument: $type),*) -> ::std::result::Result<$ok, $error>;)*
+                }
+
+                /// Calls the method that the request names, and returns the reply.
+                pub fn answer(service: &mut impl Service, request: &(impl $crate::methods::Request + ?Sized)) -> ::std::vec::Vec<u8> {
+                    let data = request.data();
+                    let Some((header, arguments)) = $crate::methods::Header::read(&data) else { return $crate::methods::no_request() };
+                    match header.method {
+                        $($number => match $crate::methods::arguments(arguments, |from| Ok(($(from.value::<$type>()?,)*))) {
+                            Ok(($($argument,)*)) => {
+                                $(let $context = $crate::methods::Request::context(request);)?
+                                $crate::methods::reply(service.$method($($context,)? $($argument),*))
+                            }
+                            Err(reply) => reply,
+                        },)*
+                        _ => ::std::vec![$crate::methods::UNKNOWN_METHOD],
+                    }
+                }
+
+                /// The methods at the server, as futures.
+                pub trait AsyncService: Sync {
+                    $($(#[$of_method])* fn $method(&self, $($context: $crate::methods::Context<'_>,)? $($argument: $type),*) -> impl ::std::future::Future<Output = ::std::result::Result<$ok, $error>> + Send;)*
+                }
+
+                /// Calls the method that the request names, and returns the reply.
+                pub async fn answer_async(service: &impl AsyncService, request: &(impl $crate::methods::Request + ?Sized)) -> ::std::vec::Vec<u8> {
+                    let data = request.data();
+                    let Some((header, arguments)) = $crate::methods::Header::read(&data) else { return $crate::methods::no_request() };
+                    match header.method {
+                        $($number => match $crate::methods::arguments(arguments, |from| Ok(($(from.value::<$type>()?,)*))) {
+                            Ok(($($argument,)*)) => {
+                                $(let $context = $crate::methods::Request::context(request);)?
+                                $crate::methods::reply(service.$method($($context,)? $($argument),*).await)
+                            }
+                            Err(reply) => reply,
+                        },)*
+                        _ => ::std::vec![$crate::methods::UNKNOWN_METHOD],
+                    }
+                }
+
+                impl<C: $crate::methods::Caller> super::Client<C> {
+                    $($(#[$of_method])*
+                    pub fn $method(&mut self, $($argument: $type),*) -> ::std::result::Result<$ok, $crate::methods::MethodError<$error, C::Error>> {
+                        $crate::methods::call(&mut self.caller, &mut self.request, $number, self.timeout, |request| {
+                            $($crate::methods::encode(&$argument, request)?;)*
+                            Ok(())
+                        })
+                    })*
+                }
+
+                impl<C: $crate::methods::AsyncCaller> super::AsyncClient<C> {
+                    $($(#[$of_method])*
+                    pub async fn $method(&self, $($argument: $type),*) -> ::std::result::Result<$ok, $crate::methods::MethodError<$error, C::Error>> {
+                        $crate::methods::call_async(&self.caller, $number, self.timeout, move |request| {
+                            $($crate::methods::encode(&$argument, request)?;)*
+                            Ok(())
+                        }).await
+                    })*
+                }
             }
         }
     };
+}
+
+/// Refuses the names that a method cannot have.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! method_name {
+    (new) => {
+        compile_error!("a method cannot be `new`, as `Client::new` makes the client of the service: give the method another name");
+    };
+    ($method:ident) => {};
 }
 
 #[cfg(doc)]
@@ -717,7 +784,8 @@ mod tests {
         }
     }
 
-    /// A module often has its own `Result`, which the generated module imports.
+    /// A module often has its own `Result`, which the generated module imports, and types with the
+    /// names of the generated clients.
     mod shadows {
         use serde::{Deserialize, Serialize};
 
@@ -728,9 +796,16 @@ mod tests {
             pub(super) number: u8,
         }
 
+        #[derive(Serialize, Deserialize)]
+        pub(super) struct Client(pub(super) u8);
+
+        #[derive(Serialize, Deserialize)]
+        pub(super) struct AsyncClient;
+
         service! {
             pub(super) mod shadowed {
                 fn unit() -> Result<Unit, u8> = 1;
+                fn shift(client: Client, by: AsyncClient) -> Result<Client, u8> = 2;
             }
         }
 
@@ -743,14 +818,22 @@ mod tests {
                 .map(|()| shadows::Unit { number: 7 })
                 .map_err(|()| 1)
         }
+
+        fn shift(
+            &mut self,
+            client: shadows::Client,
+            _: shadows::AsyncClient,
+        ) -> Result<shadows::Client, u8> {
+            Ok(shadows::Client(client.0 << 1))
+        }
     }
 
     #[test]
     fn names_of_the_program_do_not_reach_into_a_service() {
-        let request = request(1, &());
+        let request = [request(1, &()), request(2, &(3_u8, ()))];
         assert_eq!(
-            shadows::shadowed::answer(&mut Store::default(), &request),
-            [DONE, 7]
+            request.map(|request| shadows::shadowed::answer(&mut Store::default(), &request)),
+            [[DONE, 7], [DONE, 6]]
         );
     }
 

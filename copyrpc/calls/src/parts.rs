@@ -472,7 +472,7 @@ impl Whole {
     /// limit. The time counts from the arrival of the first part. A part has no time of its own.
     #[must_use]
     pub fn deadline(&self, request: &[u8]) -> Option<Instant> {
-        self.since.checked_add(Header::read(request)?.0.left?)
+        Header::deadline(request, self.since)
     }
 }
 

@@ -4,7 +4,7 @@
 
 use std::fmt;
 use std::io;
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::Waker;
@@ -152,6 +152,10 @@ pub trait Serving: Sized {
     /// # Errors
     /// The system cannot determine the address.
     fn address(&self) -> io::Result<Self::Address>;
+
+    /// Returns the number of a client, which no other client of the server has while this one is
+    /// connected, and the address of its socket, if it has one.
+    fn name_of(peer: Self::Peer) -> (u64, Option<SocketAddr>);
 
     /// Returns the handle that stops the server. The waker of the handle ends the sleep of the
     /// present [`step`], or of the next step.

@@ -1,9 +1,9 @@
 //! A service over every RPC of bytes, and the checks of its clients, which are the same for all.
 
 use std::collections::HashMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use copyrpc_calls::methods::{AsyncCaller, Caller, MethodError, PayloadError};
+use copyrpc_calls::methods::{AsyncCaller, Caller, Context, MethodError, PayloadError};
 use copyrpc_calls::{parts, service};
 use serde::{Deserialize, Serialize};
 
@@ -41,6 +41,7 @@ service! {
         fn sleep(millis: u64) -> Result<u64, u32> = 5;
         fn find(ages: HashMap<String, Duration>, query: Query) -> Result<Page<Entry>, Problem> = 6;
         fn keep(bytes: Vec<u8>, size: (i8, f32)) -> Result<Vec<u8>, Problem> = 7;
+        fn left(&context) -> Result<Option<Duration>, ()> = 8;
     }
 }
 
@@ -123,6 +124,12 @@ impl numbers::Service for Sums {
             Err(Problem::TooLarge)
         }
     }
+
+    fn left(&mut self, context: Context<'_>) -> Result<Option<Duration>, ()> {
+        assert!(context.is_wanted());
+        let left = |end: Instant| end.saturating_duration_since(Instant::now());
+        Ok(context.deadline().map(left))
+    }
 }
 
 impl numbers::AsyncService for Sums {
@@ -152,6 +159,10 @@ impl numbers::AsyncService for Sums {
 
     async fn keep(&self, bytes: Vec<u8>, size: (i8, f32)) -> Result<Vec<u8>, Problem> {
         numbers::Service::keep(&mut Self, bytes, size)
+    }
+
+    async fn left(&self, context: Context<'_>) -> Result<Option<Duration>, ()> {
+        numbers::Service::left(&mut Self, context)
     }
 }
 
@@ -201,6 +212,8 @@ fn of_handler<T, C: std::fmt::Debug>(
     }
 }
 
+const LONG: Duration = Duration::from_secs(600);
+
 /// The body of [`check`] and of [`check_async`]: the calls of a client type, each followed by the
 /// tokens that wait for its result. `$late` is a call with a timeout of zero, which is made up to
 /// `$times` times until its error is late. `$mode` is `mut` if calls need a mutable client.
@@ -221,6 +234,9 @@ macro_rules! check {
         }
         let kept = client.keep(vec![0x5a; 100], (-3, 0.5))$($wait)*;
         assert_eq!(kept.unwrap(), [0x5a; 100]);
+        client.timeout = Some(LONG);
+        let left = client.left()$($wait)*.unwrap().unwrap();
+        assert!(left > LONG / 2 && left <= LONG, "{left:?}");
         client.timeout = Some(Duration::ZERO);
         let mut times = 1..$times;
         while !matches!(client.$late($argument)$($wait)*, Err(MethodError::Call(error)) if $is_late(&error)) {

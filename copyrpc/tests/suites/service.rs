@@ -9,7 +9,7 @@ use std::sync::{Arc, Barrier, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use copyrpc::methods::Caller;
+use copyrpc::methods::{Caller, Request as _};
 use copyrpc::parts::{self, Reassembler};
 use copyrpc::{
     CallFailure, Client, ClientError, ClientOptions, CloseReason, ContextBuilder,
@@ -477,6 +477,10 @@ fn a_server_that_calls_without_end_keeps_no_call_from_its_timeout() {
                 break request;
             }
         };
+        let (context, peer) = (held.context(), held.peer().unwrap());
+        assert_eq!(context.client(), Some(peer.number));
+        assert_eq!(context.address(), Some(peer.address));
+        assert!(context.is_wanted() && context.deadline().is_none());
         let endpoint = held.endpoint();
         while endpoint.closed().is_none() {
             while endpoint.call(&[1; 100], (), 8).is_ok() {}
@@ -1030,7 +1034,7 @@ fn methods_end_with_their_result_or_their_own_error_and_those_of_another_version
     let net = Net::new();
     let served = net.serve(&any_port(), |server| {
         server
-            .serve(|request| numbers::answer(&mut Sums, &request.to_vec()))
+            .serve(|request| numbers::answer(&mut Sums, &request))
             .unwrap()
     });
     methods::check(net.client(served.address), |error| {

@@ -1080,7 +1080,7 @@ fn methods_that_are_futures_end_as_blocking_ones_do() {
     let (address, stop) = (server.local_addr(), server.stop_handle());
     let serving = thread::spawn(move || {
         while let Some(request) = block_on(server.recv()).unwrap() {
-            let reply = block_on(numbers::answer_async(&Sums, request.data()));
+            let reply = block_on(numbers::answer_async(&Sums, &request));
             request.reply(reply);
         }
     });

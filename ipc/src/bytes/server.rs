@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -211,6 +212,10 @@ impl Serving for Host {
 
     fn address(&self) -> io::Result<()> {
         Ok(())
+    }
+
+    fn name_of(client: usize) -> (u64, Option<SocketAddr>) {
+        (client as u64, None)
     }
 
     fn stop_handle(&self) -> StopHandle {

@@ -1,5 +1,6 @@
 //! The worker: takes requests, runs the handlers of their types, answers.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::mem::ManuallyDrop;
@@ -8,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::Instant;
 
-use copyrpc_calls::methods::Header;
+use copyrpc_calls::methods::{self, Header};
 use mlx5_rendezvous::Peer;
 
 use crate::protocol::error::CallFailure;
@@ -97,8 +98,7 @@ impl HeldRequest {
     /// this only in a server of methods.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
-        self.arrived
-            .checked_add(Header::read(&self.payload)?.0.left?)
+        Header::deadline(&self.payload, self.arrived)
     }
 
     /// Returns whether the caller waits for the response: the client is connected, according to the
@@ -140,6 +140,27 @@ impl HeldRequest {
             // If the handlers were dropped, the answer is not sent.
             let _sent = self.answers.send(Answer { id, outcome });
         }
+    }
+}
+
+impl methods::Request for HeldRequest {
+    fn data(&self) -> Cow<'_, [u8]> {
+        Cow::Borrowed(&self.payload)
+    }
+
+    fn context(&self) -> methods::Context<'_> {
+        let context = methods::Context::new()
+            .with_deadline(self.deadline())
+            .with_wanted(self);
+        self.peer.map_or(context, |peer| {
+            context.with_client(peer.number, Some(peer.address))
+        })
+    }
+}
+
+impl methods::Wanted for HeldRequest {
+    fn is_wanted(&self) -> bool {
+        self.is_wanted()
     }
 }
 

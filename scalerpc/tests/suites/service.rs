@@ -15,6 +15,7 @@ use copyrpc_testing::executor::block_on;
 use copyrpc_testing::limits::{self, Moved, any_port};
 use copyrpc_testing::methods::{self, Sums, numbers};
 use copyrpc_testing::strangers;
+use scalerpc::methods::Request as _;
 use scalerpc::mlx5::{AsyncEvent, Clock, ConnectOptions, DeviceSpec, SoftOptions};
 use scalerpc::rdma::exchange::{Accept, Admission, Hello, Offer, RecordError, Refusal};
 use scalerpc::rdma::{PendingClient, RdmaOptions};
@@ -269,6 +270,10 @@ fn a_call_ends_when_its_time_is_over_and_a_late_response_is_nobody_elses() {
     assert_eq!(client.call_type(1, &[2]).unwrap(), [2]);
     let request = held.recv_timeout(WATCHDOG).unwrap();
     assert_eq!(request.payload(), [1]);
+    let (context, peer) = (request.context(), request.peer().unwrap());
+    assert_eq!(context.client(), Some(peer.number));
+    assert_eq!(context.address(), Some(peer.address));
+    assert_eq!(context.is_wanted(), request.is_wanted());
     request.reply([99]).unwrap();
     for call in 0..50 {
         assert_eq!(client.call_type(1, &[call]).unwrap(), [call]);

@@ -1,10 +1,12 @@
 //! A server whose requests are futures is the same over every transport.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use std::{future, thread};
 
+use copyrpc_calls::methods::Context;
 use copyrpc_calls::parts::{self, Reassembler};
 use copyrpc_calls::{AsyncClient, AsyncServer, Bind, ClientError, Connection, Dial, ErrorOf};
 use copyrpc_testing::executor::{Begun, block_on};
@@ -246,6 +248,82 @@ where
     next.end().unwrap();
 }
 
+copyrpc_calls::service! {
+    mod calls {
+        fn describe(&context, name: String) -> Result<(u64, Option<SocketAddr>, Option<Duration>), ()> = 1;
+        fn wait(&context) -> Result<(), ()> = 2;
+    }
+}
+
+/// Describes its calls, and waits as long as its caller. Notes whether it waits.
+#[derive(Default)]
+struct Described(AtomicBool);
+
+impl calls::AsyncService for Described {
+    async fn describe(
+        &self,
+        context: Context<'_>,
+        name: String,
+    ) -> Result<(u64, Option<SocketAddr>, Option<Duration>), ()> {
+        assert!(name == "a name" && context.is_wanted());
+        let left = context.deadline().map(|deadline| deadline - Instant::now());
+        Ok((context.client().ok_or(())?, context.address(), left))
+    }
+
+    async fn wait(&self, context: Context<'_>) -> Result<(), ()> {
+        self.0.store(true, Ordering::Relaxed);
+        wait_for("the caller is gone", || !context.is_wanted());
+        Ok(())
+    }
+}
+
+/// Each method gets the number and the address of its client, its deadline, and the news that its
+/// caller gave up.
+fn a_method_knows_its_call<S, C>(ends: &Ends<S, C>, has_address: bool)
+where
+    S: Bind<String, Error: std::fmt::Debug> + 'static,
+    C: Dial<String, Error: std::fmt::Debug, Request = [u8], Reply = Vec<u8>>
+        + Connection<ConnectError: Send>
+        + 'static,
+{
+    watchdog(2 * LONG);
+    let bound = AsyncServer::<S>::with_options(ends.address.clone(), &ends.server);
+    let server = block_on(bound).unwrap();
+    let address = (ends.address_of)(&server, ends.address.clone());
+    let [mut first, second] = [(); 2].map(|()| {
+        let connected = AsyncClient::<C>::with_options(address.clone(), &ends.client);
+        calls::AsyncClient::new(block_on(connected).unwrap())
+    });
+    let service = Described::default();
+    let answer = || {
+        let request = block_on(server.recv()).unwrap().unwrap();
+        let reply = block_on(calls::answer_async(&service, &request));
+        request.reply(reply);
+    };
+    let describe = |client: &calls::AsyncClient<_>| {
+        let call = Begun::new(client.describe("a name".to_owned()));
+        answer();
+        call.end().unwrap()
+    };
+    let (number, address, _) = describe(&first);
+    assert_eq!(address.is_some(), has_address);
+    let (same, same_address, _) = describe(&first);
+    assert_eq!((same, same_address), (number, address));
+    let (other, other_address, _) = describe(&second);
+    assert_ne!(other, number);
+    assert!(!has_address || other_address != address);
+    first.timeout = Some(LONG);
+    let left = describe(&first).2.unwrap();
+    assert!(left > LONG / 2 && left <= LONG, "{left:?}");
+    let given_up = Begun::new(second.wait());
+    thread::scope(|scope| {
+        let answering = scope.spawn(answer);
+        wait_for("the method waits", || service.0.load(Ordering::Relaxed));
+        drop(given_up);
+        answering.join().unwrap();
+    });
+}
+
 /// A client has more calls that wait at the server than its connection has room for, and makes the
 /// call that ends them all last. The server is informed of a poll that is given up, over any
 /// connection.
@@ -300,6 +378,7 @@ fn of_copyrpc() {
     layers_of_tower_work_at_both_ends(&ends);
     a_call_that_is_given_up_ends_its_handler(&ends);
     long_polls_do_not_keep_back_the_call_that_ends_them(&ends);
+    a_method_knows_its_call(&ends, true);
 }
 
 #[test]
@@ -319,6 +398,7 @@ fn of_scalerpc() {
     layers_of_tower_work_at_both_ends(&ends);
     a_call_that_is_given_up_ends_its_handler(&ends);
     long_polls_do_not_keep_back_the_call_that_ends_them(&ends);
+    a_method_knows_its_call(&ends, true);
 }
 
 #[test]
@@ -343,4 +423,5 @@ fn of_ipc() {
     layers_of_tower_work_at_both_ends(&ends);
     a_call_that_is_given_up_ends_its_handler(&ends);
     long_polls_do_not_keep_back_the_call_that_ends_them(&ends);
+    a_method_knows_its_call(&ends, false);
 }
