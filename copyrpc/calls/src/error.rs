@@ -135,8 +135,8 @@ pub enum ClientError<C, R> {
     /// The handler refused the request.
     #[error("the server refused the request")]
     Refused,
-    /// The server has no handler of this type.
-    #[error("the server has no handler of this type")]
+    /// There is no handler: the server has none of this type, or flux has no such node.
+    #[error("there is no handler of this type, or no such node")]
     UnknownType,
     /// The handler ran, and its reply is longer than this client takes.
     #[error("the handler ran, but its reply{} is too long for this client", of_bytes(*.len))]
@@ -302,7 +302,8 @@ impl<Req, U, C> From<CallError<Req, U>> for ClientError<C, SessionEnd> {
         match error {
             CallError::Full { .. } => Self::Full,
             CallError::TooLarge { bytes, max, .. } => Self::TooLarge { len: bytes, max },
-            CallError::Closed { .. } | CallError::NoSuchNode { .. } => Self::NotSent,
+            CallError::NoSuchNode { .. } => Self::UnknownType,
+            CallError::Closed { .. } => Self::NotSent,
         }
     }
 }
@@ -361,7 +362,17 @@ mod tests {
                     "{failure}"
                 );
             }
-            let errors: [(CallError<(), ()>, _, _); 3] = [
+            let errors: [(CallError<(), ()>, _, _); 4] = [
+                (
+                    CallError::NoSuchNode {
+                        request: (),
+                        user_data: (),
+                        to: 2,
+                        last: 1,
+                    },
+                    false,
+                    never,
+                ),
                 (
                     CallError::Full {
                         request: (),

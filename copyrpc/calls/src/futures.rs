@@ -15,7 +15,7 @@ use rustc_hash::FxHashMap;
 
 use crate::connection::{Connection, Dial, Ended, ErrorOf, Facts, Refusal, Repeats};
 use crate::error::{ClientError, EndReason};
-use crate::further::{Coming, Further};
+use crate::further::{Coming, Further, IDLE};
 use crate::oneshot::{Receiver, Sender, lock, oneshot};
 use crate::posting::{self, Posted, Poster, posting};
 use crate::{Patience, methods};
@@ -57,8 +57,8 @@ impl<C: Connection> posting::Job for Job<C> {
 /// If the oldest waiting call finds no room for 100 ms, because calls wait at the server, the waiting
 /// calls go over a further connection, and so do later ones that find no room: up to the number of
 /// connections in the options. To the server, each connection is a client of its own, with a peer
-/// and a place of its own; calls over different connections have no order. Further connections are
-/// closed with the client.
+/// and a place of its own; calls over different connections have no order. A further connection is
+/// closed after 10 s without calls, or with the client.
 ///
 /// Calls that wait are kept without limit: a program that may make too many bounds them itself, for
 /// instance by a semaphore, since only it knows whether a further call is to wait or to fail.
@@ -82,6 +82,8 @@ struct News<C: Connection> {
     /// The device, as of the last connection.
     device: C::Device,
     turns: u64,
+    /// The number of the last posted call, if neither it nor any earlier call was left.
+    done: Option<u64>,
 }
 
 impl<C: Connection> Clone for AsyncClient<C> {
@@ -359,7 +361,7 @@ impl<C: Connection> fmt::Debug for Worker<C> {
     }
 }
 
-impl<C: Connection> Worker<C> {
+impl<C: Connection + 'static> Worker<C> {
     /// Makes the thread's side and a client.
     pub fn new(connection: C) -> (Self, AsyncClient<C>) {
         let alarm = Arc::new(Alarm(Mutex::new(connection.waker())));
@@ -369,6 +371,7 @@ impl<C: Connection> Worker<C> {
             facts,
             device: connection.device(),
             turns: 0,
+            done: None,
         };
         let news = Arc::new(Mutex::new(news));
         let worker = Self {
@@ -411,17 +414,39 @@ impl<C: Connection> Worker<C> {
                 self.posted.wakes.wake_all();
                 self.publish();
                 let stuck = self.further.left().filter(|_| self.posted.len() > 0);
-                let limit = [self.posted.left(), stuck].into_iter().flatten().min();
+                let idle = self.further.client().map(|_| IDLE);
+                let limit = [self.posted.left(), stuck, idle]
+                    .into_iter()
+                    .flatten()
+                    .min();
                 self.connection.sleep(limit);
                 patience.slept(start);
             }
         }
     }
 
-    fn publish(&self) {
+    fn publish(&mut self) {
+        let is_done = self.under_way.is_empty() && self.posted.len() == 0;
         let mut news = lock(&self.news);
         news.facts = self.connection.facts();
         news.turns = self.turns;
+        news.done = (is_done && self.further.client().is_none()).then(|| self.posted.last());
+        drop(news);
+        if self.further.client().is_some() {
+            self.close_idle();
+        }
+    }
+
+    /// Closes the next connection if it had no calls for a while, in a thread of its own, as the
+    /// client's drop waits for the connection.
+    #[cold]
+    fn close_idle(&mut self) {
+        let is_idle =
+            |client: &AsyncClient<C>| lock(&client.news).done == Some(client.poster.last());
+        if let Some(client) = self.further.take_idle(Instant::now(), is_idle) {
+            // Without a thread, the drop is here.
+            let _ = thread::Builder::new().spawn(|| drop(client));
+        }
     }
 
     /// Ends calls, then sends waiting calls as far as there is room. Returns whether anything
@@ -506,7 +531,8 @@ impl<C: Connection> Worker<C> {
     #[cold]
     fn pass_on(&mut self, oldest: u64) {
         let waker = Arc::clone(&self.alarm).into();
-        if let Some(client) = self.further.for_stuck(oldest, &waker) {
+        let client = self.further.for_stuck(oldest, Instant::now(), &waker);
+        if let Some(client) = client {
             for job in self.posted.drain() {
                 client.poster.post(|_| job);
             }

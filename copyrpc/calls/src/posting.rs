@@ -57,6 +57,8 @@ pub(crate) struct Posted<J> {
     /// The waiting jobs that the last [`take`](Self::take) moved here, each younger than all jobs
     /// in `waiting`. Most are sent at once, and need no order by their ends.
     fresh: VecDeque<(u64, J)>,
+    /// The number of the last job that was taken.
+    last: u64,
     /// The numbers of the jobs that were given up when they did not wait here any more. The thread
     /// drains the list.
     pub(crate) given_up: Vec<u64>,
@@ -78,6 +80,7 @@ pub(crate) fn posting<J: Job>(waker: Waker) -> (Poster<J>, Posted<J>) {
         waiting: BTreeMap::new(),
         ends: BTreeSet::new(),
         fresh: VecDeque::new(),
+        last: 0,
         given_up: Vec::new(),
     };
     (
@@ -115,6 +118,11 @@ impl<J> Poster<J> {
             self.waker.wake_by_ref();
         }
         number
+    }
+
+    /// Returns the number of the last posted job.
+    pub(crate) fn last(&self) -> u64 {
+        lock(&self.mailbox).last
     }
 
     /// Informs the thread that no caller waits for the job of this number any more.
@@ -156,6 +164,7 @@ impl<J: Job> Posted<J> {
         let (given_up, has_posters) = {
             let mut mailbox = lock(&self.mailbox);
             std::mem::swap(&mut mailbox.jobs, &mut self.fresh);
+            self.last = mailbox.last;
             (std::mem::take(&mut mailbox.given_up), !mailbox.is_over)
         };
         for number in given_up {
@@ -204,6 +213,11 @@ impl<J: Job> Posted<J> {
 
     pub(crate) fn len(&self) -> usize {
         self.waiting.len() + self.fresh.len()
+    }
+
+    /// Returns the number of the last job that was taken.
+    pub(crate) const fn last(&self) -> u64 {
+        self.last
     }
 
     pub(crate) fn waits(&self, number: u64) -> bool {
