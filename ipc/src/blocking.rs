@@ -33,18 +33,22 @@ pub(crate) fn serve<S>(
 /// Returns the part of `timeout` that is left.
 ///
 /// # Errors
-/// The error of a call that needed the connection.
+/// The error of a call that needed the connection; [`ClientError::NotSent`] if no time is left.
 pub(crate) fn connect_first(
     timeout: Duration,
     patience: Option<Duration>,
     connect: impl FnOnce(Duration) -> Result<(), SetupError>,
 ) -> Result<Duration, ClientError> {
-    let Some(patience) = patience else {
-        return Ok(timeout);
-    };
-    let start = Instant::now();
-    connect(patience.min(timeout)).map_err(|error| error.of_call())?;
-    Ok(timeout.saturating_sub(start.elapsed()))
+    let mut left = timeout;
+    if let Some(patience) = patience {
+        let start = Instant::now();
+        connect(patience.min(timeout)).map_err(|error| error.of_call())?;
+        left = timeout.saturating_sub(start.elapsed());
+    }
+    if left.is_zero() {
+        return Err(ClientError::NotSent);
+    }
+    Ok(left)
 }
 
 /// Calls `attempt` until it succeeds, `may_pass` returns `false` for its error, or `timeout` is

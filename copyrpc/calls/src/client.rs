@@ -77,8 +77,8 @@ impl<C: Connection> Client<C> {
     ///
     /// # Errors
     /// [`ClientError`]: [`NotSent`](ClientError::NotSent) if the timeout ended before the request
-    /// was sent, so that the call can be made again; [`TimedOut`](ClientError::TimedOut) if it
-    /// ended later.
+    /// was sent, as a timeout of zero always has, so that the call can be made again;
+    /// [`TimedOut`](ClientError::TimedOut) if it ended later.
     pub fn call_within(
         &mut self,
         request: &C::Request,
@@ -141,6 +141,9 @@ impl<C: Connection> Client<C> {
         timeout: Option<Duration>,
         mut idle: impl FnMut(&mut Self, Option<Instant>),
     ) -> Result<C::Reply, ErrorOf<C>> {
+        if timeout == Some(Duration::ZERO) {
+            return Err(ClientError::NotSent);
+        }
         let mut limit = Limit { timeout, end: None };
         if self.connection.has_ended() {
             self.reconnect(&mut limit)?;
@@ -238,8 +241,8 @@ impl<C: Connection> Client<C> {
         }
     }
 
-    /// Makes the present call and sends it. Returns `None` if there was no room. If the call's time
-    /// has ended too, ends the call.
+    /// Makes the present call and sends it, unless its time has ended. Returns `None` if there was
+    /// no room.
     #[inline(always)]
     fn make(
         &mut self,
@@ -247,6 +250,9 @@ impl<C: Connection> Client<C> {
         request: &C::Request,
         left: Option<Duration>,
     ) -> Result<Option<C::Call>, Refusal<ErrorOf<C>>> {
+        if left == Some(Duration::ZERO) {
+            return Err(Refusal::Failed(self.connection.late()));
+        }
         match self.connection.call(self.calls, kind, request, left) {
             Ok(call) => {
                 // The request is flushed here and not by the next poll, because a poll checks for
@@ -254,9 +260,6 @@ impl<C: Connection> Client<C> {
                 self.connection.flush();
                 self.patience.reset();
                 Ok(Some(call))
-            }
-            Err(Refusal::NoRoom) if left == Some(Duration::ZERO) => {
-                Err(Refusal::Failed(self.connection.late()))
             }
             Err(Refusal::NoRoom) => Ok(None),
             Err(refusal) => Err(refusal),

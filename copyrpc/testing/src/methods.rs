@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use copyrpc_calls::methods::{AsyncCaller, Caller, Context, MethodError, PayloadError};
-use copyrpc_calls::{parts, service};
+use copyrpc_calls::{Ending, parts, service};
 use serde::{Deserialize, Serialize};
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -238,6 +238,9 @@ macro_rules! check {
         let left = client.left()$($wait)*.unwrap().unwrap();
         assert!(left > LONG / 2 && left <= LONG, "{left:?}");
         client.timeout = Some(Duration::ZERO);
+        let not_sent = client.double(1)$($wait)*;
+        assert!(matches!(not_sent, Err(MethodError::Call(error)) if error.is_retryable() && !error.may_have_executed()));
+        client.timeout = Some(Duration::from_nanos(1));
         let mut times = 1..$times;
         while !matches!(client.$late($argument)$($wait)*, Err(MethodError::Call(error)) if $is_late(&error)) {
             times.next().unwrap();

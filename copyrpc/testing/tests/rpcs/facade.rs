@@ -9,6 +9,8 @@ use crate::typed::Typed;
 
 const LONG: Duration = Duration::from_secs(20);
 const SHORT: Duration = Duration::from_millis(20);
+/// A call with this time is sent, and has no reply in time.
+const SHORTEST: Duration = Duration::from_nanos(1);
 
 fn name(test: &str) -> String {
     format!("facade-{test}-{}", std::process::id())
@@ -74,7 +76,7 @@ fn a_client_goes_on_at_the_next_server_of_the_name<T: Typed>(test: &str) {
     second.join().unwrap();
     // A call that ends only after the server has ended.
     let mut third = bind();
-    assert_eq!(patient.ask(7, Duration::ZERO), Err(ClientError::TimedOut));
+    assert_eq!(patient.ask(7, SHORTEST), Err(ClientError::TimedOut));
     third.poll();
     drop(third);
     assert!(
@@ -104,6 +106,9 @@ fn a_question_ends_in_its_time_and_waits_behind_no_other_call<T: Typed>(test: &s
     let name = name(test);
     let mut server = Server::<u64, u64, T::Announced>::bind(&name).unwrap();
     let mut client = Client::<u64, u64, (), T::Announced>::connect(&name).unwrap();
+    // Without time, nothing is sent.
+    assert_eq!(client.ask(1, Duration::ZERO), Err(ClientError::NotSent));
+    assert_eq!(server.poll(), 0);
     assert_eq!(client.ask(1, SHORT), Err(ClientError::TimedOut));
     client.call(2, ()).unwrap();
     assert_eq!(client.ask(3, LONG), Err(ClientError::Full));
@@ -123,7 +128,7 @@ fn one_who_only_asks_goes_on_after_a_server_that_was_away_for_more_questions_tha
     let mut client = Client::<u64, u64, (), T::Announced>::connect(&name).unwrap();
     let questions = client.depth();
     for _ in 0..questions {
-        assert_eq!(client.ask(1, Duration::ZERO), Err(ClientError::TimedOut));
+        assert_eq!(client.ask(1, SHORTEST), Err(ClientError::TimedOut));
     }
     assert_eq!(client.ask(2, LONG), Err(ClientError::Full));
     let mut answered = 0;
