@@ -1,5 +1,5 @@
 //! Every RPC under the same storm: clients with deadlines that give calls up, a server that holds,
-//! refuses and drops requests, calls its clients where it can, and is stopped and killed while its
+//! refuses and drops requests, holds some until their callers give up, calls its clients where it can, and is stopped and killed while its
 //! successor takes its place.
 //!
 //! A server notes in a file how often it executed each request. So the end of each call can be held
@@ -63,6 +63,8 @@ enum Kind {
     Drop,
     /// The server calls the client, where it can, and answers.
     Push,
+    /// The server holds the request until its caller gives up, which each caller does soon.
+    Wait,
 }
 
 fn kind(number: u64) -> Kind {
@@ -71,6 +73,7 @@ fn kind(number: u64) -> Kind {
         3 => Kind::Refuse,
         4 => Kind::Drop,
         5..8 => Kind::Push,
+        8..11 => Kind::Wait,
         _ => Kind::Answer,
     }
 }
@@ -119,6 +122,8 @@ struct Desk<'a, R> {
     log: &'a Log,
     /// Held requests, by the time of the answer and the number.
     held: BTreeMap<(Instant, u64), R>,
+    /// The requests whose callers have to give up, with the number and the time of each.
+    waiting: Vec<(u64, Instant, R)>,
     counted: Vec<R>,
     last: Instant,
 }
@@ -128,6 +133,7 @@ impl<'a, R> Desk<'a, R> {
         Self {
             log,
             held: BTreeMap::new(),
+            waiting: Vec::new(),
             counted: Vec::new(),
             last: Instant::now(),
         }
@@ -141,12 +147,31 @@ impl<'a, R> Desk<'a, R> {
             return self.counted.push(request);
         }
         self.log.execute(number);
+        if kind(number) == Kind::Wait {
+            return self.waiting.push((number, now, request));
+        }
         let hold = if kind(number) == Kind::Hold {
             Duration::from_micros(number % 4_000)
         } else {
             Duration::ZERO
         };
         self.held.insert((now + hold, number), request);
+    }
+
+    /// Makes the waiting requests due whose callers gave up; at the end of the server, all.
+    fn watch(&mut self, is_over: bool, is_wanted: impl Fn(&R) -> bool) {
+        let now = Instant::now();
+        for (number, since, request) in std::mem::take(&mut self.waiting) {
+            if is_over || !is_wanted(&request) {
+                self.held.insert((now, number), request);
+            } else {
+                assert!(
+                    since.elapsed() < PATIENCE,
+                    "the caller of {number} gave up, and the server does not know"
+                );
+                self.waiting.push((number, since, request));
+            }
+        }
     }
 
     /// Ends the requests that are due; at the end of the server, all.
@@ -252,6 +277,7 @@ macro_rules! through_shared_memory {
                 while let Some((token, request)) = server.recv() {
                     desk.take(request.word(), token);
                 }
+                desk.watch(has_ended, |token| server.is_wanted(token));
                 desk.answer(has_ended, |token, kind, $number| match kind {
                     Kind::Refuse => _ = server.refuse(token),
                     Kind::Drop => drop(token),
@@ -392,9 +418,11 @@ fn serve_copyrpc(place: &str, log: &Log, is_over: &AtomicBool) {
             }
             desk.take(number, request);
         }
+        desk.watch(false, copyrpc::RecvHandle::is_wanted);
         desk.answer(false, end);
     }
     server.close();
+    desk.watch(true, copyrpc::RecvHandle::is_wanted);
     desk.answer(true, end);
 }
 
@@ -435,14 +463,13 @@ fn serve_tasks<S: Bind<String, Error: std::fmt::Debug> + 'static>(
     let desk = Mutex::new(Desk::new(log));
     let has_ended = AtomicBool::new(false);
     let answer_due = |is_over| {
-        desk.lock().unwrap().answer(
-            is_over,
-            |request: ServerRequest<S>, kind, reply| match kind {
-                Kind::Refuse => request.refuse(),
-                Kind::Drop => drop(request),
-                _ => request.reply(reply.to_le_bytes()),
-            },
-        );
+        let mut desk = desk.lock().unwrap();
+        desk.watch(is_over, ServerRequest::<S>::is_wanted);
+        desk.answer(is_over, |request, kind, reply| match kind {
+            Kind::Refuse => request.refuse(),
+            Kind::Drop => drop(request),
+            _ => request.reply(reply.to_le_bytes()),
+        });
     };
     thread::scope(|scope| {
         scope.spawn(|| {
@@ -473,11 +500,12 @@ fn serve_scalerpc(place: &str, log: &Log, is_over: &AtomicBool) {
         desk.borrow_mut().take(request.payload().word(), request)
     });
     let answer_due = |is_over| {
-        desk.borrow_mut()
-            .answer(is_over, |request, kind, reply| match kind {
-                Kind::Refuse | Kind::Drop => drop(request),
-                _ => _ = request.reply(reply.to_le_bytes()),
-            });
+        let mut desk = desk.borrow_mut();
+        desk.watch(is_over, scalerpc::HeldRequest::is_wanted);
+        desk.answer(is_over, |request, kind, reply| match kind {
+            Kind::Refuse | Kind::Drop => drop(request),
+            _ => _ = request.reply(reply.to_le_bytes()),
+        });
     };
     while !is_over.load(Relaxed) {
         server.step(&mut handlers).unwrap();
@@ -687,7 +715,8 @@ fn work<C: Client>(place: &str, dir: &Dir, first: u64, calls: u64, storm: &Storm
         }
         let call = |number| {
             let timeout = match rng.u32(..100) {
-                0 => Duration::ZERO,
+                0 => Duration::from_nanos(rng.u64(..2)),
+                _ if kind(number) == Kind::Wait => Duration::from_millis(3),
                 1..5 => Duration::from_micros(rng.u64(..3_000)),
                 _ => Duration::from_secs(1),
             };
