@@ -208,7 +208,7 @@ mod tests {
         .unwrap();
     }
 
-    /// What `auto` chooses on the host of the other rank differs.
+    /// The choice of `auto` differs between their hosts.
     #[test]
     fn ranks_that_choose_the_wait_by_their_cores_agree() {
         let cli = Cli::try_parse_from(["benchkv", "--device", "soft"]).unwrap();

@@ -135,7 +135,7 @@ pub enum ClientError<C, R> {
     /// The handler refused the request.
     #[error("the server refused the request")]
     Refused,
-    /// There is no handler: the server has none of this type, or flux has no such node.
+    /// The server has no handler of this type, or the network of flux has no such node.
     #[error("there is no handler of this type, or no such node")]
     UnknownType,
     /// The handler ran, and its reply is longer than this client takes.
