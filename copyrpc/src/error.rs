@@ -113,8 +113,8 @@ pub enum ProtocolError {
         /// Maximum padded size.
         max: u64,
     },
-    /// A request asks for less response credit than any response takes, or for more than was
-    /// granted (T6).
+    /// A request asks for less response credit than any response takes, for more than is granted
+    /// and unused, or for more than the maximum (T6).
     #[error("request wants {wanted} bytes of response credit, legal is 64..={available}")]
     Allowance {
         /// Internal allowance in bytes: the ring bytes that the request reserves for its response.

@@ -179,8 +179,9 @@ mod tests {
         }
     }
 
-    /// Lets all ranks make and compare views every 10 ms, for `time` or until the drain ends.
-    /// Before each comparison `act` moves the daemons of the ranks.
+    /// Lets all ranks make and compare views every 10 ms of their clocks, for `time` or until the
+    /// drain ends. Before each view, `act` changes the ranks: it adds to the rounds and the moved
+    /// messages of their daemons, or to their clocks.
     fn pass(
         ranks: &mut [Rank],
         time: Duration,

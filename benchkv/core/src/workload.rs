@@ -274,8 +274,8 @@ impl Workload {
         // (seed + 1) do not share their streams.
         let stream = (number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let mut rng = Rng::with_seed(self.seed.wrapping_add(stream));
-        // A given ratio decides how often each rank is chosen. Without a given ratio the key
-        // decides.
+        // With the ratio that equal shares of all ranks have, one Zipfian distribution spans the
+        // keys of all ranks. Any other ratio chooses the rank, and then a key of that rank.
         let ranks = if self.remote_ratio == Self::even_ratio(self.ranks) {
             self.ranks as u64
         } else {

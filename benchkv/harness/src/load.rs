@@ -41,7 +41,7 @@ pub trait Caller {
 
 /// The side that answers.
 pub trait Answerer {
-    /// Answers the requests that have arrived. Returns their number.
+    /// Answers requests that have arrived, all or only the next one. Returns the number of answers.
     ///
     /// # Errors
     /// The transport's error.

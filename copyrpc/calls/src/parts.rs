@@ -531,8 +531,8 @@ impl Reassembler {
         let room = (kind_and_room >> 32) as usize;
         let len = len as usize;
         let offset = offset as usize;
-        // A client has one call at a time, so a part of its next call removes a call that it gave
-        // up.
+        // A client's number has one call at a time (each call of an `AsyncClient` takes a new
+        // number). So a part of the next call removes a call that was given up.
         let earlier = self.calls.remove(&client);
         self.held -= earlier.as_ref().map_or(0, Held::cost);
         if kind == REQUEST && self.stop.is_stopping() {

@@ -116,7 +116,8 @@ impl Hca {
         self.poll_cold_lanes(&mut self.state.borrow_mut(), usize::MAX);
     }
 
-    /// Returns whether an armed CQ has a CQE of the armed kind. Disarms such CQs.
+    /// Disarms the CQs that have a CQE of the kind for which they are armed. Returns whether there
+    /// were any.
     fn take_events(&self) -> bool {
         let cqs = &mut self.state.borrow_mut().queues.cqs;
         cqs.iter_mut()

@@ -37,7 +37,8 @@ const SHORT_CONNECT_TIME: Duration = Duration::from_millis(250);
 /// has. Other clients that die are detected by a probe once a second (S20 of docs/scalerpc.md), and
 /// when a client that connects finds no room.
 const LIFELINES: usize = 512;
-/// Minimum time between two probes of all clients without a socket.
+/// Minimum time between two probes of all clients whose sockets are not kept, where each probe is
+/// made because a client that connects found no room.
 const FULL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Options of a [`Server`].

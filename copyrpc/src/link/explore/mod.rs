@@ -210,7 +210,8 @@ fn a_restored_state_goes_on_as_the_one_that_was_saved() {
                 },
                 3 => Action::TakeBatch,
                 4 => Action::ExecuteRead,
-                // With several calls, a restored world may have their names exchanged.
+                // The calls of a restored world may be in other slots. So with several calls `nth`
+                // would name another call there.
                 5 if world.links[side].outstanding_calls() == 1 => Action::Abandon { nth: 0 },
                 _ => Action::TakeRead,
             };

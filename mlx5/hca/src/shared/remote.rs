@@ -149,7 +149,7 @@ impl Remote {
         }
     }
 
-    /// Returns whether [`granted`](Self::granted) has the right to WRITE.
+    /// Returns whether the rights that [`granted`](Self::granted) returns include WRITE.
     #[inline(always)]
     pub(crate) fn grants_writes(&self) -> bool {
         let identity = self.entry().identity.load(Ordering::Acquire);
