@@ -210,7 +210,10 @@ impl ContextBuilder {
         };
         let recv_cq = device.create_mono_cq(recv_cq)?;
         if (recv_cq.entries() as usize) < srq.depth() {
-            let legal = format!("at least {}, the number of receives, or none", srq.depth());
+            let legal = format!(
+                "at least {}, the number of receives; or leave cq_size out",
+                srq.depth()
+            );
             return Err(OptionError::new("cq_size", recv_cq.entries().into(), legal).into());
         }
         let control_regions = ControlRegions::default();

@@ -919,7 +919,7 @@ fn a_server_for_more_clients_than_its_device_can_serve_is_refused_with_what_to_d
     let said = server(1_100, 32).unwrap_err().to_string();
     assert!(
         said.starts_with(
-            "1100 endpoints with 32 batches in flight each: the device has receives for 682 of them"
+            "endpoints is 1100: legal is at most 682 on this device, with 32 batches in flight each"
         ),
         "{said}"
     );
