@@ -105,7 +105,7 @@ fn serve_host(name: &str, address: SocketAddr) -> Result<(), AnyError> {
             made += 1;
             (made % RESTART == RESTART / 2 || made == CALLS).then(|| stop.stop());
             counters::answer(&mut sidecar, request)
-        });
+        })?;
     }
     Ok(())
 }

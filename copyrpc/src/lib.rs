@@ -99,6 +99,7 @@
 //! | `metadata` | a service with methods: clients with deadlines, and a server that is restarted under them |
 //! | `subscribe`, `long_poll` | a server that calls its clients; clients whose calls stay until there is something to tell |
 //! | `sidecar` | a server of `ipc` that forwards to a remote one |
+//! | `transports` | one source over copyrpc, scalerpc and ipc |
 //! | `blobs`, `bulk` | data above the message limit: in parts, and by READs and WRITEs |
 //! | `calls` | two threads and many calls outstanding: the effect of batching |
 //!

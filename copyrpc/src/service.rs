@@ -7,7 +7,7 @@ mod server;
 mod tests;
 
 pub use caller::{Caller, ClientOptions};
-use mlx5::DeviceSpec;
+pub use mlx5_rendezvous::default_device;
 pub use server::{Host, ServerOptions, SharedAddress};
 
 use crate::error::{CloseReason, SetupError};
@@ -118,15 +118,3 @@ pub type AsyncServer = copyrpc_calls::AsyncServer<Host>;
 /// client's connection, which is a quarter of the ring: a client that makes many calls that wait
 /// for an event needs a small `max_reply`.
 pub type ServerRequest = copyrpc_calls::ServerRequest<Host>;
-
-const DEVICE_VARIABLE: &str = "COPYRPC_DEVICE";
-
-/// Returns the device that is given by the environment variable `COPYRPC_DEVICE`, in the form that
-/// [`DeviceSpec`]'s `From<&str>` takes; without the variable, the software HCA. Servers and clients
-/// use this device by default; a [`Context`](crate::Context) that connects to them needs the same
-/// device.
-#[must_use]
-pub fn default_device() -> DeviceSpec {
-    std::env::var(DEVICE_VARIABLE)
-        .map_or_else(|_| DeviceSpec::default(), |name| DeviceSpec::from(&*name))
-}

@@ -229,10 +229,11 @@ impl Ends {
             &name,
             &ipc::bytes::ServerOptions {
                 dir: Some(dir.clone()),
-                clients: 1,
+                max_clients: 1,
                 depth: DEPTH,
-                max,
+                message_bytes: max,
                 type_tag: 0,
+                ..ipc::bytes::ServerOptions::default()
             },
         )
         .unwrap();

@@ -30,6 +30,8 @@ pub struct ClientOptions {
     /// Maximum time to wait, whenever a connection is made, for a server that is not up yet or is
     /// full. Default: none, a client tries once.
     pub connect_timeout: Duration,
+    /// Timeout of [`AsyncClient::call`]. Default: none; a call waits as long as the server lives.
+    pub timeout: Option<Duration>,
     /// Maximum number of connections: calls that find no room for 100 ms go over a further one.
     /// Default: 8.
     pub connections: usize,
@@ -41,6 +43,7 @@ impl Default for ClientOptions {
             dir: None,
             type_tag: 0,
             connect_timeout: Duration::ZERO,
+            timeout: None,
             connections: CONNECTIONS,
         }
     }
@@ -192,9 +195,7 @@ pub struct Reconnecting<C> {
     /// Connects to the server that has the name now.
     open: Box<dyn Fn() -> Result<C, SetupError>>,
     alarm: Arc<Alarm>,
-    /// Maximum time to wait for the server of a new session.
-    timeout: Duration,
-    connections: usize,
+    options: ClientOptions,
     /// Whether a call waits for a slot.
     is_full: bool,
 }
@@ -218,7 +219,7 @@ impl<C: Session, A: Into<String>> Dial<A> for Reconnecting<C> {
         _: bool,
         is_wanted: &dyn Fn() -> bool,
     ) -> Result<Self, SetupError> {
-        let (name, type_tag, timeout) = (name.into(), options.type_tag, options.connect_timeout);
+        let (name, type_tag) = (name.into(), options.type_tag);
         let dir = match &options.dir {
             Some(dir) => dir.clone(),
             None => Dir::open(None)?,
@@ -226,11 +227,10 @@ impl<C: Session, A: Into<String>> Dial<A> for Reconnecting<C> {
         let open = Box::new(move || C::connect_in(&dir, &name, type_tag));
         let may_pass = |error: &SetupError| error.may_pass() && is_wanted();
         Ok(Self {
-            client: blocking::retry(timeout, may_pass, &open)?,
+            client: blocking::retry(options.connect_timeout, may_pass, &open)?,
             open,
             alarm: Arc::default(),
-            timeout,
-            connections: options.connections,
+            options: options.clone(),
             is_full: false,
         })
     }
@@ -339,9 +339,9 @@ impl<C: Session> Connection for Reconnecting<C> {
     fn facts(&self) -> Facts<()> {
         let bytes = self.client.message_bytes();
         Facts {
-            connect_timeout: self.timeout,
-            timeout: None,
-            connections: self.connections,
+            connect_timeout: self.options.connect_timeout,
+            timeout: self.options.timeout,
+            connections: self.options.connections,
             max_request: bytes.request,
             max_reply: bytes.response,
             stats: (),

@@ -39,7 +39,7 @@ pub struct Server<Req: Plain, Resp: Plain, W: Announce = ReadyWords> {
 impl<Req: Plain, Resp: Plain, W: Announce> fmt::Debug for Server<Req, Resp, W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Server")
-            .field("name", &self.region.name())
+            .field("name", &self.name())
             .field("region_bytes", &self.region.view().len())
             .finish_non_exhaustive()
     }
@@ -342,6 +342,10 @@ impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
     #[must_use]
     pub fn region_bytes(&self) -> usize {
         self.region.view().len()
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        self.region.name()
     }
 
     /// Returns the start of the region, which is mapped as long as this server lives.

@@ -98,7 +98,7 @@
 //!   [`CallFailure::Dropped`]. No handler ran, nor will run, for [`CallFailure::NotSent`],
 //!   [`CallFailure::UnknownType`], each error of a call that was not made, and
 //!   [`ClientError::NoCredit`]. Whether a handler ran is not known for [`CallFailure::TimedOut`]
-//!   and [`CallFailure::Closed`]. A server that stops leaves no call in doubt: [`Server::close`].
+//!   and [`CallFailure::Closed`]. A server that stops leaves no call in doubt: [`Stepped::close`].
 //! - **Trust.** Bytes that peers write are checked before use. A client with a wild pointer can
 //!   destroy or change requests of other clients; the design page has the threat model.
 //! - **Limits.** A payload has at most `slot_bytes - 40` bytes: 4,056 by default, 65,496 at most.

@@ -116,7 +116,7 @@ impl Watch {
 impl<S: Serving> fmt::Debug for AsyncServer<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("AsyncServer")
-            .field("address", &self.address)
+            .field("address", &self.address.to_string())
             .finish_non_exhaustive()
     }
 }
@@ -168,10 +168,10 @@ impl<S: Serving> AsyncServer<S> {
         Ok(server)
     }
 
-    /// Returns the address at which the server listens.
+    /// Returns the address of the server, whose text a client can connect to.
     #[must_use]
-    pub const fn local_addr(&self) -> S::Address {
-        self.address
+    pub fn local_addr(&self) -> S::Address {
+        self.address.clone()
     }
 
     /// Returns name, transport and capabilities of the device in use.

@@ -61,7 +61,7 @@ impl<S: Serving> Server<S> {
         self.serving.share()
     }
 
-    /// Returns the address at which the server listens.
+    /// Returns the address of the server, whose text a client can connect to.
     ///
     /// # Errors
     /// The system does not return the address, or the server was closed.

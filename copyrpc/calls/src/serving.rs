@@ -138,8 +138,8 @@ pub trait Serving: Sized {
     type Peer: Copy + Send + Sync + 'static;
     /// The reason why the server cannot continue, or could not be made.
     type Error: Send + 'static;
-    /// The address at which the server listens.
-    type Address: Copy + fmt::Debug + Send + Sync + 'static;
+    /// The address of the server, whose text a client can connect to.
+    type Address: Clone + fmt::Display + Send + Sync + 'static;
     /// The counters of all clients.
     type Stats: Copy + Default + Send + 'static;
     /// Name and capabilities of the device in use.

@@ -168,9 +168,7 @@ impl<U> Handshake<U> {
         stream.flush()?;
         // The peer's record is taken in any case: a TCP socket closed with unread bytes is reset,
         // and its last bytes are lost.
-        let Some(record) =
-            KIND.advance::<EXCHANGE_RECORD_SIZE, SetupError>(&mut self.peers_record, stream)?
-        else {
+        let Some(record) = KIND.advance(&mut self.peers_record, stream)? else {
             return Ok(None);
         };
         if let Some(endpoint) = self.pending.take() {

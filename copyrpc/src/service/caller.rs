@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io;
-use std::net::{TcpStream, ToSocketAddrs};
+use std::net::ToSocketAddrs;
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use copyrpc_calls::{
     CONNECTIONS, Connection, Dial, EndReason, Ended, Facts, GoesOn, OptionError, Refusal,
 };
 use mlx5::{DeviceInfo, DeviceSpec};
-use mlx5_rendezvous::{LIFELINE_INTERVAL, Route, Secret, has_hung_up};
+use mlx5_rendezvous::{LIFELINE_INTERVAL, Route, Secret};
 
 use super::{ClientError, default_device};
 use crate::config::EndpointConfig;
@@ -88,10 +88,9 @@ pub struct Caller {
     /// The previous endpoint, whose calls may not have ended.
     leaving: Option<Endpoint<u64>>,
     pub(super) context: Context<u64>,
-    /// The socket over which the endpoint was connected. The end of the socket is a sign for the
-    /// server that this client may have died, so the socket is declared after the context, whose
-    /// drop closes the connection gracefully.
-    lifeline: TcpStream,
+    /// The way to the server, and the socket over which the endpoint was connected. The end of the
+    /// socket is a sign for the server that this client may have died, so the route is declared
+    /// after the context, whose drop closes the connection gracefully.
     route: Route,
     options: ClientOptions,
     max_reply: usize,
@@ -100,8 +99,6 @@ pub struct Caller {
     starving_since: Option<Instant>,
     /// The endpoint has refused a call since the last sleep.
     has_no_room: bool,
-    /// Time of the last call of [`has_ended`](Connection::has_ended), in ns.
-    checked_ns: u64,
     /// Counters of the contexts that the present context replaced.
     past: Stats,
 }
@@ -118,12 +115,11 @@ impl<A: ToSocketAddrs + fmt::Debug> Dial<A> for Caller {
         is_wanted: &dyn Fn() -> bool,
     ) -> Result<Self, ClientError> {
         let options = options.clone();
-        let route = Route::to(address, options.secret.clone())?;
+        let mut route = Route::to(address, options.secret.clone())?;
         let context = open(&options)?;
-        let (endpoint, lifeline) =
-            route.connect(options.connect_timeout, is_wanted, |meeting| {
-                Handshake::of(&context, &options.endpoint).complete(meeting)
-            })?;
+        let endpoint = route.connect(options.connect_timeout, is_wanted, |meeting| {
+            Handshake::of(&context, &options.endpoint).complete(meeting)
+        })?;
         let max = endpoint.max_response_allowance();
         let max_reply = options
             .max_reply
@@ -135,18 +131,16 @@ impl<A: ToSocketAddrs + fmt::Debug> Dial<A> for Caller {
                 SetupError::from(OptionError::new("max_reply", max_reply as u64, legal)).into(),
             );
         }
-        let checked_ns = context.device().coarse_now_ns();
+        route.has_paused(context.device().coarse_now_ns());
         Ok(Self {
             endpoint,
             leaving: None,
             context,
-            lifeline,
             route,
             options,
             max_reply,
             starving_since: None,
             has_no_room: false,
-            checked_ns,
             past: Stats::default(),
         })
     }
@@ -225,7 +219,7 @@ impl Connection for Caller {
         let limits = [limit, starves_for, waits.then_some(LIFELINE_INTERVAL)];
         // The wait cannot fail, as this is not inside a poll.
         let is_woken = self.context.wait(limits.into_iter().flatten().min());
-        if (!waits || matches!(is_woken, Ok(false))) && has_hung_up(&self.lifeline) {
+        if (!waits || matches!(is_woken, Ok(false))) && self.route.has_hung_up() {
             if waits {
                 self.endpoint.probe()
             } else {
@@ -274,9 +268,10 @@ impl Connection for Caller {
         };
         // This poll frees the resources of the ended connection.
         goes_on();
-        (self.endpoint, self.lifeline) = self.route.connect_again(within, goes_on, |meeting| {
+        let (next, _before) = self.route.connect_again(within, goes_on, |meeting| {
             Handshake::of(context, endpoint).complete(meeting)
         })?;
+        self.endpoint = next;
         Ok(())
     }
 
@@ -285,8 +280,7 @@ impl Connection for Caller {
     #[inline(always)]
     fn has_ended(&mut self) -> bool {
         let now_ns = self.context.device().coarse_now_ns();
-        let pause_ns = now_ns.wrapping_sub(std::mem::replace(&mut self.checked_ns, now_ns));
-        if pause_ns >= LIFELINE_INTERVAL.as_nanos() as u64 {
+        if self.route.has_paused(now_ns) {
             self.end_pause();
         }
         self.endpoint.closed().is_some()
@@ -385,7 +379,7 @@ impl Caller {
     #[cold]
     fn end_pause(&self) {
         self.context.look(|_, reply| refuse(reply), |_, _| ());
-        if has_hung_up(&self.lifeline) && !self.endpoint.is_closed_by_peer() {
+        if self.route.has_hung_up() && !self.endpoint.is_closed_by_peer() {
             self.endpoint.abort();
         }
     }

@@ -51,7 +51,7 @@ pub struct ServerOptions {
     /// by default. Devices have receives for about 680 clients with the default
     /// [`batches_in_flight`](EndpointConfig::batches_in_flight), and for more clients with fewer
     /// batches.
-    pub clients: u32,
+    pub max_clients: u32,
     /// Options of the connections. Clients need the same ring size.
     pub endpoint: EndpointConfig,
     /// Maximum number of bytes of requests that wait for
@@ -80,7 +80,7 @@ impl Default for ServerOptions {
     fn default() -> Self {
         Self {
             device: default_device(),
-            clients: DEFAULT_ENDPOINTS,
+            max_clients: DEFAULT_ENDPOINTS,
             endpoint: EndpointConfig::default(),
             max_buffered: MAX_BUFFERED,
             stop_timeout: STOP_TIMEOUT,
@@ -137,7 +137,7 @@ impl Host {
         stop: Option<StopHandle>,
     ) -> Result<Self, SetupError> {
         let context = ContextBuilder::new(options.device.clone())
-            .endpoints_with(options.clients, &options.endpoint)
+            .endpoints_with(options.max_clients, &options.endpoint)
             .build()?;
         let stop = stop.unwrap_or_else(|| StopHandle::new(context.waker(), options.stop_timeout));
         context.inner.linger.set(options.stop_timeout);
@@ -277,7 +277,7 @@ impl Host {
                 // The queues may have room for more endpoints, as devices round up, so the limit is
                 // checked here.
                 let begin = || {
-                    if context.shares() < options.clients {
+                    if context.shares() < options.max_clients {
                         Handshake::of(context, &options.endpoint)
                     } else {
                         Handshake::full()

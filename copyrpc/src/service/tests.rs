@@ -354,7 +354,7 @@ fn peers_that_stop_after_their_record_keep_no_client_out() {
     let fabric = LocalFabric::new();
     let options = ServerOptions {
         device: device(&fabric),
-        clients: 2,
+        max_clients: 2,
         ..ServerOptions::default()
     };
     let mut server = Server::with_options("127.0.0.1:0", &options).unwrap();

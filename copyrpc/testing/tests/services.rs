@@ -361,13 +361,14 @@ through_shared_memory!(
         "bytes",
         &ipc::bytes::ServerOptions {
             dir: Some(dir.clone()),
-            clients: 4,
+            max_clients: 4,
             depth: 32,
-            max: ipc::bytes::MessageBytes {
+            message_bytes: ipc::bytes::MessageBytes {
                 request: 64,
                 response: 64
             },
-            type_tag: 0
+            type_tag: 0,
+            ..ipc::bytes::ServerOptions::default()
         }
     ),
     ipc::bytes::Client<()>,
@@ -668,7 +669,7 @@ fn helper_process() {
                 "bytes",
                 &ipc::bytes::ServerOptions {
                     dir: Some(dir.clone()),
-                    clients: 4,
+                    max_clients: 4,
                     ..ipc::bytes::ServerOptions::default()
                 },
                 |_| say("bytes"),

@@ -633,7 +633,7 @@ fn a_stopped_server_answers_all_requests_that_had_arrived() {
         ..EndpointConfig::default()
     };
     let options = ServerOptions {
-        clients: CLIENTS as u32,
+        max_clients: CLIENTS as u32,
         endpoint: endpoint.clone(),
         ..net.server_options()
     };
@@ -690,7 +690,7 @@ fn strangers_that_say_nothing_or_anything_keep_nobody_waiting_and_take_no_place(
 
     let net = Net::new();
     let options = ServerOptions {
-        clients: 2,
+        max_clients: 2,
         ..net.server_options()
     };
     let served = local::serve(&any_port(), options, upper_case);
@@ -739,7 +739,7 @@ fn strangers_that_say_nothing_or_anything_keep_nobody_waiting_and_take_no_place(
 fn clients_above_the_limit_are_told_so_and_find_room_when_others_leave() {
     let net = Net::new();
     let options = ServerOptions {
-        clients: 3,
+        max_clients: 3,
         ..net.server_options()
     };
     let served = local::serve(&any_port(), options, upper_case);
@@ -829,7 +829,7 @@ fn lifelines_alone() -> EndpointConfig {
 fn clients_that_come_back_find_the_places_of_those_that_died_idle() {
     limits::watchdog(WATCHDOG);
     let options = ServerOptions {
-        clients: LEAVING as u32,
+        max_clients: LEAVING as u32,
         endpoint: lifelines_alone(),
         ..ServerOptions::default()
     };
@@ -849,7 +849,7 @@ fn clients_that_come_back_find_the_places_of_those_that_died_idle() {
 fn a_client_whose_socket_is_cut_stays_connected_and_is_looked_for_when_another_needs_its_place() {
     let net = Net::new();
     let options = ServerOptions {
-        clients: 1,
+        max_clients: 1,
         endpoint: lifelines_alone(),
         ..net.server_options()
     };
@@ -909,7 +909,7 @@ fn a_server_for_more_clients_than_its_device_can_serve_is_refused_with_what_to_d
         Server::with_options(
             any_port(),
             &ServerOptions {
-                clients,
+                max_clients: clients,
                 endpoint,
                 ..net.server_options()
             },
@@ -933,7 +933,7 @@ fn clients_that_connect_at_once_do_not_exceed_the_limit() {
     const CLIENTS: usize = 8;
     let net = Net::new();
     let options = ServerOptions {
-        clients: 3,
+        max_clients: 3,
         ..net.server_options()
     };
     let served = local::serve(&any_port(), options, upper_case);

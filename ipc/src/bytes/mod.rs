@@ -25,8 +25,8 @@
 //! # let path = std::env::temp_dir().join(format!("ipc-bytes-doc-{}", std::process::id()));
 //! # std::os::unix::fs::DirBuilderExt::mode(&mut std::fs::DirBuilder::new(), 0o700).create(&path)?;
 //! # let dir = Dir::open(Some(&path))?;
-//! let max = MessageBytes { request: 4096, response: 1 << 16 };
-//! let options = ServerOptions { dir: Some(dir.clone()), max, type_tag: 1, ..ServerOptions::default() };
+//! let message_bytes = MessageBytes { request: 4096, response: 1 << 16 };
+//! let options = ServerOptions { dir: Some(dir.clone()), message_bytes, type_tag: 1, ..ServerOptions::default() };
 //! let mut server = Server::with_options("twice", &options)?;
 //! let mut client = Client::<&str>::connect_in(&dir, "twice", 1)?;
 //!
@@ -53,8 +53,11 @@ pub use client::Client;
 /// the application's tag 0. With the functions of [`Host`], its thread polls by itself.
 pub type Server = copyrpc_calls::Server<Host>;
 
+/// The sessions of an [`AsyncClient`], one after the other.
+pub type Caller = crate::Reconnecting<Client<u64>>;
+
 /// A client whose calls are futures.
-pub type AsyncClient = crate::AsyncClient<Client<u64>>;
+pub type AsyncClient = copyrpc_calls::AsyncClient<Caller>;
 
 /// A [`Server`] whose requests are futures, for any executor and from any thread. The server keeps
 /// its name until it is dropped: calls that are made after it was stopped wait until the drop, and

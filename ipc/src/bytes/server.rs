@@ -31,24 +31,29 @@ const ALL: [u64; CLIENTS_MAX / 64] = [u64::MAX; CLIENTS_MAX / 64];
 pub struct ServerOptions {
     /// The directory. Default: the user's directory.
     pub dir: Option<Dir>,
-    /// Maximum number of clients, 1 to 4096. Default: 64.
-    pub clients: usize,
+    /// Maximum number of clients, 1 to 4096; a further client is refused. Default: 64.
+    pub max_clients: usize,
     /// Maximum number of unanswered calls of a client, a power of two, 1 to 32768. Default: 32.
     pub depth: usize,
     /// Maximum lengths of messages. Default: 4096 bytes each.
-    pub max: MessageBytes,
-    /// The application's number for the meaning of the messages. Default: 0.
+    pub message_bytes: MessageBytes,
+    /// The application's number for the meaning of the messages, which must be the clients'
+    /// ([`ClientOptions::type_tag`](crate::ClientOptions::type_tag)). Default: 0.
     pub type_tag: u64,
+    /// Maximum time for which a stopped server continues while clients fetch replies in
+    /// [parts](crate::parts). Default: 1 s.
+    pub stop_timeout: Duration,
 }
 
 impl Default for ServerOptions {
     fn default() -> Self {
         Self {
             dir: None,
-            clients: CLIENTS,
+            max_clients: CLIENTS,
             depth: DEPTH,
-            max: MessageBytes::DEFAULT,
+            message_bytes: MessageBytes::DEFAULT,
             type_tag: 0,
+            stop_timeout: STOP_TIMEOUT,
         }
     }
 }
@@ -205,13 +210,14 @@ impl Serving for Host {
     /// The number of the client.
     type Peer = usize;
     type Error = SetupError;
-    type Address = ();
+    /// The name of the server.
+    type Address = String;
     type Stats = ();
     type Device = ();
     const THREAD: &'static str = "ipc-server";
 
-    fn address(&self) -> io::Result<()> {
-        Ok(())
+    fn address(&self) -> io::Result<String> {
+        Ok(self.inner.name().to_owned())
     }
 
     fn name_of(client: usize) -> (u64, Option<SocketAddr>) {
@@ -299,14 +305,14 @@ impl<A: Into<String>> Bind<A> for Host {
     /// Creates the server with this name for any process of this user on this host. The region takes
     /// `max_clients x depth` times 128 B, and the areas of long messages (see [`MessageBytes`]).
     fn bind_with(name: A, options: &ServerOptions) -> Result<Self, SetupError> {
-        let ServerOptions { max, type_tag, .. } = *options;
+        let max = options.message_bytes;
         let dir = match &options.dir {
             Some(dir) => dir.clone(),
             None => Dir::open(None)?,
         };
-        let words = ReadyWords::words_for(options.clients);
-        let layout = max.layout(options.clients, words, options.depth)?;
-        let shape = max.shape(type_tag);
+        let words = ReadyWords::words_for(options.max_clients);
+        let layout = max.layout(options.max_clients, words, options.depth)?;
+        let shape = max.shape(options.type_tag);
         let inner = crate::Server::bind_as(&dir, &name.into(), BYTES_KIND, layout, shape)?;
         // SAFETY: the region was made for this layout, and the layout for `max`. `inner` keeps the
         // region as long as this server uses `areas`.
@@ -317,7 +323,7 @@ impl<A: Into<String>> Bind<A> for Host {
             areas,
             message: Message::EMPTY,
             request: Vec::with_capacity(max.request),
-            stop: StopHandle::new(alarm.waker(), STOP_TIMEOUT),
+            stop: StopHandle::new(alarm.waker(), options.stop_timeout),
             alarm,
             patience: Patience::new(),
             steps_to_check: 0,

@@ -40,13 +40,14 @@ impl Running {
                 "s",
                 &ServerOptions {
                     dir: Some(dir.clone()),
-                    clients: 4,
+                    max_clients: 4,
                     depth: DEPTH,
-                    max: MessageBytes {
+                    message_bytes: MessageBytes {
                         request: 4096,
                         response: 4096,
                     },
                     type_tag: 0,
+                    ..ServerOptions::default()
                 },
             )
             .unwrap();
@@ -140,10 +141,11 @@ fn a_dropped_call_gives_its_slot_back_with_its_late_reply_and_a_waiting_one_is_s
         "s",
         &ServerOptions {
             dir: Some(scratch.dir()),
-            clients: 1,
+            max_clients: 1,
             depth: DEPTH,
-            max,
+            message_bytes: max,
             type_tag: 0,
+            ..ServerOptions::default()
         },
     )
     .unwrap();
@@ -190,10 +192,11 @@ fn calls_go_on_at_the_next_server_and_those_that_no_handler_got_are_made_again_t
         "s",
         &ServerOptions {
             dir: Some(scratch.dir()),
-            clients: 1,
+            max_clients: 1,
             depth: DEPTH,
-            max,
+            message_bytes: max,
             type_tag: 0,
+            ..ServerOptions::default()
         },
     )
     .unwrap();

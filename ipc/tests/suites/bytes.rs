@@ -41,10 +41,11 @@ fn pair(scratch: &Scratch, depth: usize, most: MessageBytes) -> (Server, Client<
         "s",
         &ServerOptions {
             dir: Some(scratch.dir()),
-            clients: 2,
+            max_clients: 2,
             depth,
-            max: most,
+            message_bytes: most,
             type_tag: 1,
+            ..ServerOptions::default()
         },
     )
     .unwrap();
@@ -164,10 +165,11 @@ fn bounds_and_mismatches_are_named() {
             "s",
             &ServerOptions {
                 dir: Some(dir.clone()),
-                clients: 2,
+                max_clients: 2,
                 depth: 8,
-                max: most,
+                message_bytes: most,
                 type_tag: 1,
+                ..ServerOptions::default()
             },
         )
     };
@@ -182,10 +184,11 @@ fn bounds_and_mismatches_are_named() {
         "s",
         &ServerOptions {
             dir: Some(dir.clone()),
-            clients: 4096,
+            max_clients: 4096,
             depth: 1 << 15,
-            max: most(MESSAGE_MAX, MESSAGE_MAX),
+            message_bytes: most(MESSAGE_MAX, MESSAGE_MAX),
             type_tag: 1,
+            ..ServerOptions::default()
         },
     )
     .map(drop);

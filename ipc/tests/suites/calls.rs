@@ -572,10 +572,11 @@ fn refused_dropped_and_too_long_are_three_ends() {
         "s",
         &ipc::bytes::ServerOptions {
             dir: Some(scratch.dir()),
-            clients: 1,
+            max_clients: 1,
             depth: 4,
-            max,
+            message_bytes: max,
             type_tag: 0,
+            ..ipc::bytes::ServerOptions::default()
         },
     )
     .unwrap();

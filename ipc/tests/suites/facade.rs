@@ -127,10 +127,11 @@ fn a_client_of_bytes_goes_on_at_the_next_server_of_the_name_whatever_its_lengths
             &name,
             &ipc::bytes::ServerOptions {
                 dir: Some(dir.clone()),
-                clients: 1,
+                max_clients: 1,
                 depth: 4,
-                max,
+                message_bytes: max,
                 type_tag: 0,
+                ..ipc::bytes::ServerOptions::default()
             },
         )
         .unwrap();

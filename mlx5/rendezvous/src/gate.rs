@@ -410,9 +410,7 @@ mod tests {
                     stream.set_read_timeout(Some(Duration::from_secs(30)))?;
                     secret
                         .iter()
-                        .try_for_each(|secret| {
-                            secret.prove::<Box<dyn std::error::Error>>(&mut stream)
-                        })
+                        .try_for_each(|secret| secret.prove(&mut stream))
                         .map_err(|e| io::Error::other(e.to_string()))?;
                     stream.write_all(b"ab")?;
                     stream.read_exact(&mut [0])?;
@@ -486,13 +484,10 @@ mod tests {
                 move || -> Result<SocketAddr, Box<dyn std::error::Error + Send + Sync>> {
                     let mut stream = TcpStream::connect(address)?;
                     if let Some(secret) = of_client {
-                        secret.prove::<Box<dyn std::error::Error + Send + Sync>>(&mut stream)?;
+                        secret.prove(&mut stream)?;
                     }
                     stream.write_all(&KIND.begin::<16>())?;
-                    KIND.check(
-                        &KIND
-                            .receive::<16, Box<dyn std::error::Error + Send + Sync>>(&mut stream)?,
-                    )?;
+                    KIND.check(&KIND.receive::<16>(&mut stream)?)?;
                     Ok(stream.local_addr()?)
                 },
             );

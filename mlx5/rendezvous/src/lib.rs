@@ -2,6 +2,7 @@
 //! and `scalerpc` share this crate:
 //!
 //! - `gate`: a server at a TCP address, where no peer delays another;
+//! - `device`: the device of servers and clients by default;
 //! - `events`: the peers of a server, and the events of their connections;
 //! - `secret`: a secret that both ends prove to each other;
 //! - `pieces`: records that cross a stream in pieces;
@@ -34,6 +35,7 @@
 //! # Ok::<(), RecordError>(())
 //! ```
 
+mod device;
 mod events;
 mod gate;
 mod grace;
@@ -46,12 +48,13 @@ mod route;
 mod secret;
 mod setup;
 
+pub use device::default_device;
 pub use events::{Event, Events, Peer};
 pub use gate::{Gate, GateOptions};
 pub use grace::GracePeriod;
 pub use names::name_of;
 pub use pieces::{Incoming, Outgoing};
-pub use reach::{LIFELINE_INTERVAL, Meeting, has_hung_up};
+pub use reach::{LIFELINE_INTERVAL, Meeting};
 pub use route::Route;
 pub use secret::Secret;
 pub use setup::SetupError;

@@ -172,8 +172,7 @@ pub const LIFELINE_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Returns whether the other end of a stream that does not block is closed. The system closes the
 /// other end when its process dies.
-#[must_use]
-pub fn has_hung_up(stream: &TcpStream) -> bool {
+pub(crate) fn has_hung_up(stream: &TcpStream) -> bool {
     stream.peek(&mut [0]).map_or_else(
         |error| error.kind() != ErrorKind::WouldBlock,
         |bytes| bytes == 0,

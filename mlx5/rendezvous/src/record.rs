@@ -6,6 +6,7 @@ use std::io::{Error as IoError, ErrorKind, Read};
 use thiserror::Error;
 
 use crate::pieces::Incoming;
+use crate::setup::SetupError;
 
 /// Bytes before a record's own fields.
 pub const HEAD_BYTES: usize = 16;
@@ -177,11 +178,11 @@ impl Kind {
     ///
     /// # Errors
     /// The errors of the stream; [`RecordError::Magic`].
-    pub fn advance<'a, const N: usize, E: From<IoError> + From<RecordError>>(
+    pub fn advance<'a, const N: usize>(
         &self,
         incoming: &'a mut Incoming<N>,
         stream: &mut impl Read,
-    ) -> Result<Option<&'a [u8; N]>, E> {
+    ) -> Result<Option<&'a [u8; N]>, SetupError> {
         while incoming.whole().is_none() {
             let Some(bytes) = incoming.step(stream)? else {
                 return Ok(None);
@@ -197,14 +198,11 @@ impl Kind {
     ///
     /// # Errors
     /// The errors of the stream; [`RecordError::Magic`].
-    pub fn receive<const N: usize, E: From<IoError> + From<RecordError>>(
-        &self,
-        stream: &mut impl Read,
-    ) -> Result<[u8; N], E> {
+    pub fn receive<const N: usize>(&self, stream: &mut impl Read) -> Result<[u8; N], SetupError> {
         let mut incoming = Incoming::default();
         // The time limit of a socket is reported as an operation that would block, so `None` means
         // that the limit has passed.
-        self.advance::<N, E>(&mut incoming, stream)?
+        self.advance(&mut incoming, stream)?
             .copied()
             .ok_or_else(|| IoError::from(ErrorKind::TimedOut).into())
     }

@@ -5,7 +5,7 @@ use std::net::{TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
 use crate::names::{Addresses, name_of};
-use crate::reach::{Meeting, reach};
+use crate::reach::{LIFELINE_INTERVAL, Meeting, has_hung_up, reach};
 use crate::secret::Secret;
 use crate::setup::SetupError;
 
@@ -16,6 +16,10 @@ pub struct Route {
     name: String,
     addresses: Addresses,
     secret: Option<Secret>,
+    /// The socket over which the client last connected, which does not block.
+    lifeline: Option<TcpStream>,
+    /// Time of the last call of [`has_paused`](Self::has_paused), in ns.
+    checked_ns: u64,
 }
 
 impl Route {
@@ -33,6 +37,8 @@ impl Route {
                 name,
                 addresses,
                 secret,
+                lifeline: None,
+                checked_ns: 0,
             }),
             Err(source) => Err(SetupError::Unreachable {
                 address: name,
@@ -42,8 +48,8 @@ impl Route {
     }
 
     /// Connects to the first of the addresses at which a server listens: proves the secret, and
-    /// lets `meet` exchange records. Returns the stream too, for later [checks](crate::has_hung_up)
-    /// whether it has ended; the stream does not block.
+    /// lets `meet` exchange records. The client keeps the socket, whose end is a sign for each end
+    /// that the other may have died, until the next connection.
     ///
     /// Tries again for `patience`, while `is_wanted` returns true, if no server listens, or if
     /// `meet` failed and the next attempt may succeed, for example because the server was closing
@@ -53,14 +59,14 @@ impl Route {
     /// The error of the last attempt, or of the previous attempt if the end of the time cut the
     /// last attempt short.
     pub fn connect<T>(
-        &self,
+        &mut self,
         patience: Duration,
         is_wanted: impl FnMut() -> bool,
         mut meet: impl FnMut(&mut Meeting<'_>) -> Result<T, SetupError>,
-    ) -> Result<(T, TcpStream), SetupError> {
+    ) -> Result<T, SetupError> {
         let meet = |mut meeting: Meeting<'_>| {
             if let Some(secret) = &self.secret {
-                secret.prove::<SetupError>(&mut meeting)?;
+                secret.prove(&mut meeting)?;
             }
             let met = meet(&mut meeting)?;
             Ok((met, meeting.into_lifeline()?))
@@ -69,18 +75,21 @@ impl Route {
             address: self.name.clone(),
             source,
         };
-        reach(
+        let (met, lifeline) = reach(
             &self.addresses,
             patience,
             is_wanted,
             meet,
             SetupError::may_come,
             unreachable,
-        )
+        )?;
+        self.lifeline = Some(lifeline);
+        Ok(met)
     }
 
     /// Connects like [`connect`](Self::connect), after it has resolved the name again: the server
-    /// may have moved.
+    /// may have moved. Returns the previous socket too, which the client closes after the previous
+    /// connection: a server that sees its end finds a connection that has ended.
     ///
     /// # Errors
     /// Like [`connect`](Self::connect).
@@ -89,11 +98,33 @@ impl Route {
         patience: Duration,
         mut is_wanted: impl FnMut() -> bool,
         meet: impl FnMut(&mut Meeting<'_>) -> Result<T, SetupError>,
-    ) -> Result<(T, TcpStream), SetupError> {
+    ) -> Result<(T, Option<TcpStream>), SetupError> {
         let start = Instant::now();
         self.addresses
             .refresh(&self.name, patience / 2, &mut is_wanted);
         let left = patience.saturating_sub(start.elapsed());
-        self.connect(left, is_wanted, meet)
+        let before = self.lifeline.take();
+        match self.connect(left, is_wanted, meet) {
+            Ok(met) => Ok((met, before)),
+            Err(error) => {
+                self.lifeline = before;
+                Err(error)
+            }
+        }
+    }
+
+    /// Returns whether the server's end of the socket is closed. The system closes it when the
+    /// process of the server dies.
+    #[must_use]
+    pub fn has_hung_up(&self) -> bool {
+        self.lifeline.as_ref().is_some_and(has_hung_up)
+    }
+
+    /// Returns whether no call of this function was made for [`LIFELINE_INTERVAL`]: the server may
+    /// have died meanwhile. `now_ns` is the time of any monotonic clock.
+    #[inline(always)]
+    pub fn has_paused(&mut self, now_ns: u64) -> bool {
+        let pause_ns = now_ns.wrapping_sub(std::mem::replace(&mut self.checked_ns, now_ns));
+        pause_ns >= LIFELINE_INTERVAL.as_nanos() as u64
     }
 }

@@ -19,6 +19,7 @@ use sha2::Sha256;
 
 use crate::pieces::Incoming;
 use crate::record::{HEAD_BYTES, Kind, RecordError, Refusal, field, put};
+use crate::setup::SetupError;
 
 const KIND: Kind = Kind {
     name: "secret",
@@ -58,13 +59,10 @@ impl Secret {
     /// The errors of the stream; [`RecordError`], with [`Refusal::NoSecret`] or
     /// [`Refusal::WrongSecret`] if the server refuses, and [`RecordError::Unproven`] if it does not
     /// know the secret.
-    pub fn prove<E: From<io::Error> + From<RecordError>>(
-        &self,
-        stream: &mut (impl Read + Write),
-    ) -> Result<(), E> {
+    pub fn prove(&self, stream: &mut (impl Read + Write)) -> Result<(), SetupError> {
         let ours = challenge()?;
         stream.write_all(&record(&ours))?;
-        let theirs = received(&KIND.receive::<BYTES, E>(stream)?)?;
+        let theirs = received(&KIND.receive(stream)?)?;
         stream.write_all(&record(
             &self
                 .mac(b"client", &ours, &theirs)
@@ -72,7 +70,7 @@ impl Secret {
                 .into_bytes()
                 .into(),
         ))?;
-        let proof = received(&KIND.receive::<BYTES, E>(stream)?)?;
+        let proof = received(&KIND.receive(stream)?)?;
         self.mac(b"server", &ours, &theirs)
             .verify_slice(&proof)
             .map_err(|_| RecordError::Unproven.into())
@@ -300,11 +298,10 @@ mod tests {
                 Ok(())
             }
         }
-        let proved =
-            Secret::from(*b"key").prove::<Box<dyn std::error::Error>>(&mut Mirror(Vec::new()));
-        assert_eq!(
-            proved.unwrap_err().downcast_ref(),
-            Some(&RecordError::Unproven)
-        );
+        let proved = Secret::from(*b"key").prove(&mut Mirror(Vec::new()));
+        assert!(matches!(
+            proved,
+            Err(SetupError::Record(RecordError::Unproven))
+        ));
     }
 }

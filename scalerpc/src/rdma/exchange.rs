@@ -278,14 +278,13 @@ impl RdmaServer {
         &mut self,
         channel: &mut (impl Read + Write),
     ) -> Result<ClientId, SetupError> {
-        Hello::decode(&Hello::KIND.receive::<{ Hello::BYTES }, SetupError>(channel)?)?;
+        Hello::decode(&Hello::KIND.receive(channel)?)?;
         // The refusal is lost if the channel fails.
         let pending = self
             .offer()
             .inspect_err(|error| drop(channel.write_all(&Offer::refuse(refusal_of(error)))))?;
         channel.write_all(&pending.record().encode())?;
-        let accept =
-            Accept::decode(&Accept::KIND.receive::<{ Accept::BYTES }, SetupError>(channel)?)?;
+        let accept = Accept::decode(&Accept::KIND.receive(channel)?)?;
         let admission = self
             .admit(pending, &accept)
             .inspect_err(|error| drop(channel.write_all(&Admission::refuse(refusal_of(error)))))?;
@@ -317,15 +316,13 @@ impl RdmaClient {
         channel: &mut (impl Read + Write),
     ) -> Result<Self, SetupError> {
         channel.write_all(&Hello.encode())?;
-        let offer = Offer::decode(&Offer::KIND.receive::<{ Offer::BYTES }, SetupError>(channel)?)?;
+        let offer = Offer::decode(&Offer::KIND.receive(channel)?)?;
         let refuse = |error: &SetupError| {
             drop(channel.write_all(&Accept::KIND.refuse::<{ Accept::BYTES }>(refusal_of(error))))
         };
         let pending = PendingClient::on(device, &offer, options).inspect_err(refuse)?;
         channel.write_all(&pending.record().encode())?;
-        Ok(pending.admitted(&Admission::decode(
-            &Admission::KIND.receive::<{ Admission::BYTES }, SetupError>(channel)?,
-        )?))
+        Ok(pending.admitted(&Admission::decode(&Admission::KIND.receive(channel)?)?))
     }
 }
 

@@ -2,21 +2,17 @@
 
 use std::fmt;
 use std::io;
-use std::net::{TcpStream, ToSocketAddrs};
+use std::net::ToSocketAddrs;
 use std::task::Waker;
 use std::time::Duration;
 
 use copyrpc_calls::{CONNECTIONS, Connection, Dial, EndReason, Facts, GoesOn, Refusal};
 use mlx5::{Device, DeviceInfo, DeviceSpec};
-use mlx5_rendezvous::{LIFELINE_INTERVAL, Route, Secret, has_hung_up};
+use mlx5_rendezvous::{Route, Secret};
 
-use super::{ClientError, default_device};
+use super::{ClientError, LONGEST_SLEEP, SHORTEST_SLEEP, default_device};
 use crate::protocol::{CallFailure, CallToken, ClientStats, CloseReason, State};
 use crate::rdma::{RdmaClient, RdmaOptions, SetupError};
-
-/// The first sleep of a client that nothing wakes: a WRITE does not notify the memory's owner.
-const SHORTEST_SLEEP: Duration = Duration::from_micros(50);
-const LONGEST_SLEEP: Duration = Duration::from_millis(1);
 
 /// Options of a [`Client`](crate::Client).
 #[derive(Clone, Debug)]
@@ -29,10 +25,11 @@ pub struct ClientOptions {
     pub rdma: RdmaOptions,
     /// Maximum time to wait, at each connection, for a server that is not there yet, does not
     /// answer, or has no room for another client. A permanent refusal ends the attempt at once: a
-    /// different secret or version, or a device that this process may not reach. Default 5 s.
+    /// different secret or version, or a device that this process may not reach. Default: 5 s.
     pub connect_timeout: Duration,
-    /// Maximum time of [`Client::call`](crate::Client::call). Default 5 s.
-    pub timeout: Duration,
+    /// Timeout of [`Client::call`](crate::Client::call); `None`: a call waits as long as the server
+    /// lives. Default: 5 s.
+    pub timeout: Option<Duration>,
     /// Maximum number of connections of an [`AsyncClient`](crate::AsyncClient): calls that find no
     /// room for 100 ms go over a further one. Default: 8.
     pub connections: usize,
@@ -49,7 +46,7 @@ impl Default for ClientOptions {
             device: default_device(),
             rdma: RdmaOptions::default(),
             connect_timeout: within,
-            timeout: within,
+            timeout: Some(within),
             connections: CONNECTIONS,
             secret: None,
         }
@@ -63,9 +60,8 @@ impl EndReason for CloseReason {
 /// A connection to a server, and everything that is needed to connect again.
 pub struct Caller {
     pub(super) rdma: RdmaClient,
-    /// The socket over which this client connected. When the socket closes, the server probes this
-    /// client. Declared after `rdma`, so closed after the queue pair.
-    lifeline: TcpStream,
+    /// The way to the server, and the socket over which this client connected. When the socket
+    /// closes, the server probes this client. Declared after `rdma`, so closed after the queue pair.
     route: Route,
     options: ClientOptions,
     response: Vec<u8>,
@@ -76,9 +72,6 @@ pub struct Caller {
     had_no_slot: bool,
     /// The server's socket ended while no call was under way.
     is_left: bool,
-    /// Time of the last call of [`has_ended`](Connection::has_ended), in ns. A long time since then
-    /// means a pause between calls.
-    checked_ns: u64,
     /// The next sleep, if nothing wakes this end.
     nap: Duration,
     /// Sum of the counters of earlier connections.
@@ -107,20 +100,19 @@ impl<A: ToSocketAddrs + fmt::Debug> Dial<A> for Caller {
     ) -> Result<Self, ClientError> {
         let mut options = options.clone();
         options.rdma.sleeps |= has_thread;
-        let route = Route::to(address, options.secret.clone())?;
+        let mut route = Route::to(address, options.secret.clone())?;
         let device = Device::open(&options.device).map_err(SetupError::from)?;
-        let (rdma, lifeline) = route.connect(options.connect_timeout, is_wanted, |meeting| {
+        let rdma = route.connect(options.connect_timeout, is_wanted, |meeting| {
             RdmaClient::connect_on(&device, &options.rdma, meeting)
         })?;
+        route.has_paused(device.coarse_now_ns());
         Ok(Self {
-            lifeline,
             route,
             options,
             response: vec![0; rdma.max_payload()],
             under_way: Vec::new(),
             had_no_slot: false,
             is_left: false,
-            checked_ns: device.coarse_now_ns(),
             nap: SHORTEST_SLEEP,
             past: ClientStats::default(),
             rdma,
@@ -256,11 +248,11 @@ impl Connection for Caller {
             goes_on(&mut Vec::new())
         };
         let options = &self.options.rdma;
-        let (rdma, lifeline) = self.route.connect_again(within, goes_on, |meeting| {
+        let (rdma, _before) = self.route.connect_again(within, goes_on, |meeting| {
             RdmaClient::connect_on(&device, options, meeting)
         })?;
         self.past += *self.rdma.stats();
-        (self.rdma, self.lifeline) = (rdma, lifeline);
+        self.rdma = rdma;
         self.is_left = false;
         self.response.resize(self.rdma.max_payload(), 0);
         Ok(())
@@ -268,8 +260,7 @@ impl Connection for Caller {
 
     fn has_ended(&mut self) -> bool {
         let now_ns = self.rdma.device().coarse_now_ns();
-        let pause_ns = now_ns.wrapping_sub(std::mem::replace(&mut self.checked_ns, now_ns));
-        if pause_ns >= LIFELINE_INTERVAL.as_nanos() as u64 {
+        if self.route.has_paused(now_ns) {
             self.end_pause();
         }
         self.rdma.poll();
@@ -287,7 +278,7 @@ impl Connection for Caller {
         stats += *self.rdma.stats();
         Facts {
             connect_timeout: self.options.connect_timeout,
-            timeout: Some(self.options.timeout),
+            timeout: self.options.timeout,
             connections: self.options.connections,
             max_request: self.rdma.max_payload(),
             max_reply: self.rdma.max_payload(),
@@ -309,7 +300,7 @@ impl Caller {
 
     /// Checks after a pause without calls whether the server has died. Only the socket shows that.
     fn end_pause(&mut self) {
-        self.is_left = has_hung_up(&self.lifeline);
+        self.is_left = self.route.has_hung_up();
     }
 
     /// Returns whether calls need another connection: the server died in a pause, or a call found
@@ -430,7 +421,7 @@ mod tests {
         let (tell, told) = mpsc::channel();
         let thread = thread::spawn(move || {
             let options = ClientOptions {
-                timeout: WATCHDOG,
+                timeout: Some(WATCHDOG),
                 ..ClientOptions::default()
             };
             let connection = Caller::dial(address, &options, true, &|| true).unwrap();

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 pub use client::{Caller, ClientOptions};
 pub use host::Host;
-use mlx5::DeviceSpec;
+use mlx5_rendezvous::default_device;
 pub use server::{ServerOptions, SharedAddress, Stepped};
 
 use crate::protocol::CloseReason;
@@ -103,20 +103,11 @@ pub type ServerRequest = copyrpc_calls::ServerRequest<Host>;
 /// The `rpc_type` of calls and handlers by default.
 pub const DEFAULT_TYPE: u16 = 0;
 
-const DEVICE_VARIABLE: &str = "COPYRPC_DEVICE";
-
 /// Number of idle polls that spin; the same number of polls after them yield.
 const SPINS: u32 = 256;
 /// The first sleep. Nothing wakes a sleeping end: a WRITE does not notify the memory's owner.
 const SHORTEST_SLEEP: Duration = Duration::from_micros(50);
 const LONGEST_SLEEP: Duration = Duration::from_millis(1);
-
-/// Returns the device that the environment variable gives, read by [`DeviceSpec`]'s `From<&str>`;
-/// without the variable, the software HCA.
-fn default_device() -> DeviceSpec {
-    std::env::var(DEVICE_VARIABLE)
-        .map_or_else(|_| DeviceSpec::default(), |name| DeviceSpec::from(&*name))
-}
 
 /// The waiting strategy between polls that find nothing: first spin, then yield, then sleep, each
 /// sleep twice as long as the last, up to [`LONGEST_SLEEP`]. The unpark of the thread ends a sleep.

@@ -37,7 +37,7 @@ fn start(address: &str, scratch: &Scratch) -> (Helper, String) {
 
 fn options() -> ClientOptions {
     ClientOptions {
-        timeout: SHORT,
+        timeout: Some(SHORT),
         connect_timeout: PATIENCE,
         ..ClientOptions::default()
     }

@@ -318,7 +318,7 @@ fn a_call_ends_at_its_time_with_a_slot_and_without() {
 
         // The call has the slot, and the server has the request.
         let hasty = ClientOptions {
-            timeout: Duration::from_secs(1),
+            timeout: Some(Duration::from_secs(1)),
             ..net.options()
         };
         let hasty = AsyncClient::with_options(server.address, &hasty)
@@ -375,7 +375,7 @@ fn calls_that_were_given_up_hold_a_client_up_until_one_call_has_waited_for_its_w
         let hasty = AsyncClient::with_options(
             server.address,
             &ClientOptions {
-                timeout: short,
+                timeout: Some(short),
                 ..net.options()
             },
         )

@@ -315,7 +315,7 @@ fn a_call_of_a_client_that_was_evicted_meanwhile_connects_again_by_itself() {
         },
     );
     let hasty = ClientOptions {
-        timeout: Duration::from_millis(30),
+        timeout: Some(Duration::from_millis(30)),
         ..ClientOptions::default()
     };
     let mut client = Client::with_options(server.address, &hasty).unwrap();
@@ -347,7 +347,7 @@ fn calls_that_were_given_up_hold_a_client_up_for_one_call_at_most() {
         assert!(kept.borrow().len() >= 6);
     });
     let hasty = ClientOptions {
-        timeout: Duration::from_millis(50),
+        timeout: Some(Duration::from_millis(50)),
         ..ClientOptions::default()
     };
     let mut client = Client::with_options(server.address, &hasty).unwrap();
@@ -399,7 +399,7 @@ fn a_handler_that_takes_longer_than_every_limit_costs_no_client_its_connection()
     let (address, all) = (server.address, &Barrier::new(CLIENTS.into()));
     let client = |name: u8| {
         let options = ClientOptions {
-            timeout: WATCHDOG,
+            timeout: Some(WATCHDOG),
             ..ClientOptions::default()
         };
         let mut client = Client::with_options(address, &options).unwrap();
@@ -617,7 +617,7 @@ fn no_call_fails_or_runs_twice_while_servers_stop_and_start() {
     let mut server = start_with(&any_port(), options(16), serve());
     let address = server.address;
     let patient = ClientOptions {
-        timeout: WATCHDOG,
+        timeout: Some(WATCHDOG),
         connect_timeout: WATCHDOG,
         ..ClientOptions::default()
     };
@@ -993,7 +993,7 @@ fn strangers_that_stream_drip_and_stop_delay_no_call() {
         let address = server.address;
         let options = ClientOptions {
             connect_timeout: WATCHDOG,
-            timeout: WATCHDOG,
+            timeout: Some(WATCHDOG),
             secret,
             ..ClientOptions::default()
         };

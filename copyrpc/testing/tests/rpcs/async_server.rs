@@ -1,14 +1,15 @@
 //! A server whose requests are futures is the same over every transport.
 
-use std::net::SocketAddr;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 use std::{future, thread};
 
 use copyrpc_calls::methods::Context;
 use copyrpc_calls::parts::{self, Reassembler};
-use copyrpc_calls::{AsyncClient, AsyncServer, Bind, ClientError, Connection, Dial, ErrorOf};
+use copyrpc_calls::{
+    AsyncClient, AsyncServer, Bind, Client, ClientError, Connection, Dial, ErrorOf, Server,
+};
 use copyrpc_testing::executor::{Begun, block_on};
 use copyrpc_testing::helpers::{Scratch, wait_for};
 use copyrpc_testing::limits::{any_port, watchdog};
@@ -17,12 +18,11 @@ use tower::{ServiceBuilder, ServiceExt};
 
 const LONG: Duration = Duration::from_secs(60);
 
-/// Both ends of calls over a transport, and the address of the server once it is bound.
+/// Both ends of calls over a transport.
 struct Ends<S: Bind<String>, C: Dial<String>> {
     address: String,
     server: S::Options,
     client: C::Options,
-    address_of: fn(&AsyncServer<S>, String) -> String,
 }
 
 fn requests_are_answered_in_any_way_and_a_server_that_goes_keeps_only_those_it_gave_out<S, C>(
@@ -42,7 +42,7 @@ fn requests_are_answered_in_any_way_and_a_server_that_goes_keeps_only_those_it_g
         .unwrap()
     };
     let first = bind(&ends.address);
-    let address = (ends.address_of)(&first, ends.address.clone());
+    let address = first.local_addr().to_string();
     let client = block_on(AsyncClient::<C>::with_options(
         address.clone(),
         &ends.client,
@@ -101,6 +101,37 @@ fn requests_are_answered_in_any_way_and_a_server_that_goes_keeps_only_those_it_g
     request.reply(*b"too late");
 }
 
+/// A server and a client with one call at a time, and a call after the server has stopped.
+fn one_source_serves_and_calls_over_every_transport<S, C>(ends: &Ends<S, C>)
+where
+    S: Bind<String, Error: std::fmt::Debug> + 'static,
+    C: Dial<String, Error: std::fmt::Debug, Request = [u8], Reply = Vec<u8>>,
+{
+    watchdog(2 * LONG);
+    let (address, options) = (ends.address.clone(), ends.server.clone());
+    let (tell, told) = mpsc::channel();
+    let server = thread::spawn(move || {
+        let mut server = Server::<S>::with_options(address, &options)?;
+        let address = server.local_addr().unwrap().to_string();
+        tell.send((address, server.stop_handle())).unwrap();
+        server.serve(|request| {
+            let request: Vec<u8> = request.into();
+            request.repeat(2)
+        })
+    });
+    let (address, stop) = told.recv_timeout(LONG).unwrap();
+    let mut client = Client::<C>::with_options(address, &ends.client).unwrap();
+    assert_eq!(client.call_within(b"ab", LONG).unwrap(), b"abab");
+    stop.stop();
+    server.join().unwrap().unwrap();
+    assert!(
+        client
+            .call_within(b"ab", Duration::from_millis(50))
+            .unwrap_err()
+            .is_retryable()
+    );
+}
+
 /// The server is stopped when the handler of a call in parts has run.
 fn a_server_that_stops_lets_its_client_fetch_a_long_reply<S, C>(ends: &Ends<S, C>)
 where
@@ -111,7 +142,7 @@ where
 {
     let server = AsyncServer::<S>::with_options(ends.address.clone(), &ends.server);
     let server = block_on(server).unwrap();
-    let address = (ends.address_of)(&server, ends.address.clone());
+    let address = server.local_addr().to_string();
     let client = block_on(AsyncClient::<C>::with_options(address, &ends.client)).unwrap();
     let client = parts::Client::new(client, 4056, 4056);
     let called = thread::spawn(move || block_on(client.call_async_with(b"get", None, |_| ())));
@@ -144,7 +175,7 @@ where
     runtime.block_on(async {
         let server = AsyncServer::<S>::with_options(ends.address.clone(), &ends.server);
         let server = server.await.unwrap();
-        let address = (ends.address_of)(&server, ends.address.clone());
+        let address = server.local_addr().to_string();
         let stop = server.stop_handle();
         let running = Arc::new(AtomicUsize::new(0));
         let handler = tower::service_fn(move |request: Vec<u8>| {
@@ -206,7 +237,7 @@ where
     watchdog(2 * LONG);
     let bound = AsyncServer::<S>::with_options(ends.address.clone(), &ends.server);
     let server = block_on(bound).unwrap();
-    let address = (ends.address_of)(&server, ends.address.clone());
+    let address = server.local_addr().to_string();
     let connected = AsyncClient::<C>::with_options(address, &ends.client);
     let client = block_on(connected).unwrap();
     let receive = || block_on(server.recv()).unwrap().unwrap();
@@ -338,7 +369,7 @@ where
     watchdog(2 * LONG);
     let bound = AsyncServer::<S>::with_options(ends.address.clone(), &ends.server);
     let server = block_on(bound).unwrap();
-    let address = (ends.address_of)(&server, ends.address.clone());
+    let address = server.local_addr().to_string();
     let connected = AsyncClient::<C>::with_options(address, &ends.client);
     let client = block_on(connected).unwrap();
     let call = |request: &[u8]| Begun::new(client.call_within(request, LONG));
@@ -371,8 +402,8 @@ fn of_copyrpc() {
             connect_timeout: LONG,
             ..copyrpc::ClientOptions::default()
         },
-        address_of: |server, _| server.local_addr().to_string(),
     };
+    one_source_serves_and_calls_over_every_transport(&ends);
     requests_are_answered_in_any_way_and_a_server_that_goes_keeps_only_those_it_gave_out(&ends);
     a_server_that_stops_lets_its_client_fetch_a_long_reply(&ends);
     layers_of_tower_work_at_both_ends(&ends);
@@ -391,8 +422,8 @@ fn of_scalerpc() {
             connections: 9,
             ..scalerpc::ClientOptions::default()
         },
-        address_of: |server, _| server.local_addr().to_string(),
     };
+    one_source_serves_and_calls_over_every_transport(&ends);
     requests_are_answered_in_any_way_and_a_server_that_goes_keeps_only_those_it_gave_out(&ends);
     a_server_that_stops_lets_its_client_fetch_a_long_reply(&ends);
     layers_of_tower_work_at_both_ends(&ends);
@@ -405,7 +436,7 @@ fn of_scalerpc() {
 fn of_ipc() {
     let scratch = Scratch::new("async-server");
     let dir = Dir::open(Some(scratch.path())).unwrap();
-    let ends = Ends::<ipc::bytes::Host, ipc::Reconnecting<ipc::bytes::Client<u64>>> {
+    let ends = Ends::<ipc::bytes::Host, ipc::bytes::Caller> {
         address: "s".to_owned(),
         server: ipc::bytes::ServerOptions {
             dir: Some(dir.clone()),
@@ -416,8 +447,8 @@ fn of_ipc() {
             connect_timeout: LONG,
             ..ipc::ClientOptions::default()
         },
-        address_of: |_, name| name,
     };
+    one_source_serves_and_calls_over_every_transport(&ends);
     requests_are_answered_in_any_way_and_a_server_that_goes_keeps_only_those_it_gave_out(&ends);
     a_server_that_stops_lets_its_client_fetch_a_long_reply(&ends);
     layers_of_tower_work_at_both_ends(&ends);

@@ -42,10 +42,11 @@ impl Rpc for Bytes {
             "s",
             &ServerOptions {
                 dir: Some(dir.clone()),
-                clients,
+                max_clients: clients,
                 depth,
-                max: MOST,
+                message_bytes: MOST,
                 type_tag: 1,
+                ..ServerOptions::default()
             },
         ) {
             Err(SetupError::Create(
@@ -134,10 +135,11 @@ impl Rpc for Bytes {
             "s",
             &ServerOptions {
                 dir: Some(dir.clone()),
-                clients,
+                max_clients: clients,
                 depth,
-                max: MOST,
+                message_bytes: MOST,
                 type_tag: 1,
+                ..ServerOptions::default()
             },
         ) {
             Err(SetupError::Create(error)) => error,
