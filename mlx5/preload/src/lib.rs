@@ -10,12 +10,12 @@
 //! | `interpose` | the interposed calls, which cost one load from a table for other descriptors |
 //! | `files` | the library's descriptors, by process; event channels; counters; paths of `/sys` |
 //! | `command`, `abi` | framing of commands; the kernel's structures, which are checked at compile time and by a test against the headers; its table of transitions |
-//! | `cm` | `/dev/infiniband/rdma_cm`: ids, their states, and the sockets between them |
+//! | `cm` | `/dev/infiniband/rdma_cm`: ids, their states, and the sockets between them; messages to other hosts |
 //! | `thread` | the path to the thread that owns the HCA, and that thread |
 //! | `objects` | the commands, by object; asynchronous events; `--check-doorbells` |
 //! | `options` | the launcher's options, and the log |
 //! | `system` | system calls; descriptors that the program must not close |
-//! | `bin/mlx5-run` | the launcher |
+//! | `bin/mlx5-run` | the launcher; the gate, which sends and receives the messages of rdma_cm between hosts |
 //!
 //! - **write() commands only.** `ioctl(RDMA_VERBS_IOCTL)` fails with `EPROTONOSUPPORT`, as in a
 //!   kernel without the called method. libibverbs then writes the command. For a method without a

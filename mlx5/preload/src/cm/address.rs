@@ -53,6 +53,14 @@ pub(crate) fn device(settings: &Settings, ip: IpAddr) -> Option<usize> {
         .or_else(|| (devices > 0 && UdpSocket::bind((ip, 0)).is_ok()).then_some(0))
 }
 
+/// Returns whether an address is of another host to which packets find a way.
+pub(crate) fn is_far(settings: &Settings, to: SocketAddr) -> bool {
+    let is_one_host = !to.ip().is_unspecified() && !to.ip().is_multicast();
+    matches!(settings.link, Link::Ethernet(Some(_)))
+        && is_one_host
+        && source(settings, to).is_some()
+}
+
 /// Returns the address from which the host reaches `to`.
 pub(crate) fn source(settings: &Settings, to: SocketAddr) -> Option<IpAddr> {
     let any: IpAddr = match (&settings.link, to) {

@@ -6,16 +6,17 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use mlx5_hca::{Access, GidKind, Service};
+use mlx5_hca::{Access, GidKind, Service, gid_of};
 use zerocopy::{FromZeros, IntoBytes};
 
 use crate::abi::cm::{ConnParam, PathRec, QpAttr, QueryRouteResp, UdParam};
 use crate::abi::transitions::{State as QpState, needed, service};
 use crate::abi::verbs::{AhAttr, GlobalRoute};
-use crate::cm::address;
 use crate::cm::machine::{Event, Heard, Kind, Machine, State, Step, reason};
 use crate::cm::message::{LONGEST_PACKET, Message, private_bytes};
 use crate::cm::service::{self, Port, Sharing};
+use crate::cm::sockets::Parcel;
+use crate::cm::{address, far};
 use crate::options::config::{Link, guid};
 use crate::options::errno::Errno;
 use crate::options::faults::Fault;
@@ -99,6 +100,8 @@ pub(crate) struct Id {
     /// Whether the id has the event that its device has failed.
     pub(crate) is_told: bool,
     peer_device: Option<usize>,
+    /// Whether the peer is on another host, so that the gate has the other end of the socket.
+    pub(crate) is_far: bool,
     /// First packet number that this end expects; `peer_psn` is the first that the peer expects.
     psn: u32,
     peer_psn: u32,
@@ -153,6 +156,7 @@ impl Id {
             device: None,
             is_told: false,
             peer_device: None,
+            is_far: false,
             psn: service::random() >> 8,
             peer_psn: 0,
             peer_mtu: LONGEST_PACKET,
@@ -192,7 +196,7 @@ impl Id {
     }
 
     /// Finds this end's device, which has the source address, and the peer's device, which has the
-    /// address `to`. Returns whether both exist.
+    /// address `to`, or is on another host to which there is a route. Returns whether both exist.
     ///
     /// # Errors
     /// `EINVAL`: the address of the peer is resolved already, or the id is a listener.
@@ -210,7 +214,9 @@ impl Id {
             .or_else(|| address::source(settings, to));
         self.device = from.and_then(|ip| address::device(settings, ip));
         self.peer_device = address::device(settings, to.ip());
-        let (Some(ip), true) = (from, self.device.is_some() && self.peer_device.is_some()) else {
+        self.is_far = self.peer_device.is_none() && address::is_far(settings, to);
+        let has_peer = self.peer_device.is_some() || self.is_far;
+        let (Some(ip), true) = (from, self.device.is_some() && has_peer) else {
             self.machine.state = before;
             return Ok(false);
         };
@@ -239,7 +245,37 @@ impl Id {
         let is_of_listener = self.device.is_none() || self.device == device;
         (self.local, self.remote, self.device, self.peer_device) =
             (local, Some(remote), device, peer);
-        is_of_listener && device.is_some() && peer.is_some()
+        is_of_listener && device.is_some() && (peer.is_some() || self.is_far)
+    }
+
+    /// Decodes a message of the peer: on the same host, or by the gate.
+    pub(crate) fn parse(&mut self, settings: &Settings, bytes: &[u8]) -> Option<(Kind, Message)> {
+        let Some(Parcel { peer, mad }) = Parcel::parse(bytes) else {
+            return Message::parse(bytes);
+        };
+        let Link::Ethernet(Some(own)) = settings.link else {
+            return None;
+        };
+        self.is_far = true;
+        far::decode(&mad, peer, own.address)
+    }
+
+    /// Encodes a message for the peer, and sends it if there is a socket.
+    fn send(&self, kind: Kind, message: &Message) {
+        match (&self.socket, self.remote) {
+            (Some(socket), Some(remote)) if self.is_far => {
+                let service = far::service(
+                    self.space,
+                    if self.is_active { remote } else { self.local }.port(),
+                );
+                let is_datagram = self.machine.is_datagram;
+                let mad = far::encode(kind, is_datagram, service, message, self.ack_timeout);
+                let peer = remote.ip();
+                service::send(socket, &Parcel { peer, mad }.emit());
+            }
+            (Some(socket), _) => service::send(socket, message.as_bytes()),
+            (None, _) => {}
+        }
     }
 
     /// Stores the peer's parameters, which a message has brought.
@@ -279,8 +315,21 @@ impl Id {
             (message.source, message.destination) =
                 (address::bytes(self.local), address::bytes(remote));
             self.is_active = true;
-            match service::connect(&settings.fabric, self.space, remote) {
+            let reached = if self.is_far {
+                service::connect_gate(self.local.ip())
+            } else {
+                service::connect(&settings.fabric, self.space, remote)
+            };
+            match reached {
                 Ok(socket) => self.socket = Some(socket),
+                Err(errno) if self.is_far => {
+                    let why = "no process has the connection messages of this address, as UDP port 4791 belongs to another program or user";
+                    log::error(
+                        settings,
+                        format_args!("rdma_cm connect to {remote}: {why}: {errno}"),
+                    );
+                    return Ok(self.machine.hear(Heard::Silence));
+                }
                 Err(Errno(libc::ENOENT | libc::ECONNREFUSED)) if self.waits_for(remote.port()) => {
                     self.machine.state = before;
                     return Err(LATER);
@@ -300,9 +349,7 @@ impl Id {
                 }
             }
         }
-        if let Some(socket) = &self.socket {
-            service::send(socket, message.as_bytes());
-        }
+        self.send(kind, &message);
         Ok(None)
     }
 
@@ -365,7 +412,12 @@ impl Id {
             let index = Self::gid_index(settings, device)?;
             Some(settings.network[device?].gids[index].bytes)
         };
-        [gid(self.device), gid(self.peer_device)]
+        let far = self.remote.filter(|_| self.is_far);
+        [
+            gid(self.device),
+            far.map(|remote| gid_of(remote.ip()))
+                .or_else(|| gid(self.peer_device)),
+        ]
     }
 
     fn lid(settings: &Settings, device: Option<usize>) -> u16 {

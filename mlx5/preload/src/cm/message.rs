@@ -39,8 +39,8 @@ pub(crate) const fn private_bytes(kind: Kind, is_datagram: bool) -> usize {
         (Kind::Request, false) => 56,
         (Kind::Request, true) => 180,
         (Kind::Reply, false) => 196,
-        (Kind::Reply, true) => 136,
-        (Kind::Reject, _) => 148,
+        (Kind::Reply | Kind::Reject, true) => 136,
+        (Kind::Reject, false) => 148,
         _ => 0,
     }
 }

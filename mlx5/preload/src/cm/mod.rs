@@ -5,13 +5,16 @@
 //! for an answer ends. So `poll` finds the descriptor readable whenever the program may have an
 //! event to read, and no thread is needed: each command first handles the messages that have
 //! arrived from peers. Each connection of an id with its peer has a socket of its own; the end of
-//! the socket shows that the peer is gone.
+//! the socket shows that the peer is gone. If the peer is on another host, the socket leads to the
+//! gate: a process of the launcher that exchanges messages with other hosts.
 
 mod address;
+mod far;
 mod identifier;
 mod machine;
 mod message;
 mod service;
+mod sockets;
 #[cfg(test)]
 mod tests;
 
@@ -387,7 +390,7 @@ impl Session {
                 let is_found = ids.get(asked.id)?.resolve(self.settings, from, to)?;
                 if !is_found {
                     // The program gets only the status ENODEV. The log gives the user the reason.
-                    let why = "no device of this host has the address, or the source address; rdma_cm connects no other hosts";
+                    let why = "no device of this host has the address, or the source address; with --address there is no route to it";
                     log::error(
                         self.settings,
                         format_args!("rdma_cm resolve_ip {}: {why}", to.ip()),
@@ -634,7 +637,7 @@ impl Session {
         else {
             return false;
         };
-        match Message::parse(bytes) {
+        match id.parse(self.settings, bytes) {
             Some((kind, message)) => self.hear(
                 ids,
                 handle,

@@ -4,15 +4,14 @@
 use std::cell::Cell;
 use std::fs::{self, File};
 use std::hash::{BuildHasher, RandomState};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU16, Ordering};
 
-use rustix::net::{
-    self, AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
-};
+use rustix::net::{self, RecvFlags, SendFlags};
 
+use crate::cm::sockets;
 use crate::options::errno::Errno;
 use crate::system::held;
 
@@ -87,24 +86,9 @@ pub(crate) fn chosen_port() -> u16 {
     CHOSEN.0 + (random() % u32::from(CHOSEN.1)) as u16
 }
 
-/// Returns the name of a service's socket.
-fn name(space: u16, at: SocketAddr) -> String {
-    format!("cm-{space:x}-{}-{}", at.port(), at.ip())
-}
-
-/// Returns the address of a service's socket. The path is short, because an address has only 108
-/// bytes: it leads through the descriptor of the directory, which must stay open while the address
-/// is used.
-fn address(fabric: &File, name: &str) -> Result<SocketAddrUnix, Errno> {
-    let dir = fabric.as_raw_fd();
-    Ok(SocketAddrUnix::new(format!("/proc/self/fd/{dir}/{name}"))?)
-}
-
-const FLAGS: SocketFlags = SocketFlags::NONBLOCK.union(SocketFlags::CLOEXEC);
-
+/// Makes a socket that the program cannot close.
 fn socket() -> Result<OwnedFd, Errno> {
-    let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
-    Ok(hold(net::socket_with(family, kind, FLAGS, None)?))
+    Ok(hold(sockets::socket()?))
 }
 
 /// Marks a new descriptor as held, so that the program cannot close it. Returns the descriptor.
@@ -143,7 +127,7 @@ impl Port {
             socket: socket()?,
             number: at.port(),
             fabric: fabric.to_owned(),
-            name: name(space, at),
+            name: sockets::name(space, at),
             bytes: bytes(space, at, sharing),
             lock,
             listens: Cell::new(false),
@@ -193,7 +177,7 @@ impl Port {
         // If a previous owner of the port was killed, the name of its socket still exists.
         let _ = fs::remove_file(self.fabric.join(&self.name));
         let dir = File::open(&self.fabric)?;
-        net::bind(&self.socket, &address(&dir, &self.name)?)?;
+        net::bind(&self.socket, &sockets::address(&dir, &self.name)?)?;
         self.listens.set(true);
         Ok(net::listen(&self.socket, backlog as i32)?)
     }
@@ -211,23 +195,18 @@ pub(crate) fn was_reached(port: u16) -> bool {
 /// connections is waiting for the service.
 pub(crate) fn connect(fabric: &Path, space: u16, to: SocketAddr) -> Result<OwnedFd, Errno> {
     let socket = socket()?;
-    let dir = File::open(fabric)?;
-    let any_v6 = IpAddr::from(Ipv6Addr::UNSPECIFIED);
-    let any = if to.is_ipv4() {
-        Ipv4Addr::UNSPECIFIED.into()
-    } else {
-        any_v6
-    };
-    let mut result = Err(Errno(libc::ENOENT));
-    for ip in [to.ip(), any, any_v6] {
-        let at = name(space, (ip, to.port()).into());
-        result = net::connect(&socket, &address(&dir, &at)?).map_err(Errno::from);
-        if !matches!(result, Err(Errno(libc::ENOENT | libc::ECONNREFUSED))) {
-            break;
-        }
-    }
-    result?;
+    sockets::connect(&socket, &sockets::open(fabric)?, space, to)?;
     REACHED.store(to.port(), Ordering::Relaxed);
+    Ok(socket)
+}
+
+/// Connects to the gate of an address, by which messages reach other hosts.
+///
+/// # Errors
+/// `ECONNREFUSED`: there is no gate.
+pub(crate) fn connect_gate(ip: IpAddr) -> Result<OwnedFd, Errno> {
+    let socket = socket()?;
+    sockets::connect_gate(&socket, ip)?;
     Ok(socket)
 }
 
@@ -236,7 +215,7 @@ pub(crate) fn connect(fabric: &Path, space: u16, to: SocketAddr) -> Result<Owned
 /// # Errors
 /// `EAGAIN`: no connection waits.
 pub(crate) fn accept(listener: &OwnedFd) -> Result<OwnedFd, Errno> {
-    Ok(hold(net::accept_with(listener, FLAGS)?))
+    Ok(hold(net::accept_with(listener, sockets::FLAGS)?))
 }
 
 /// Sends a message. An error means that the peer is gone, which the next receive reports.

@@ -109,6 +109,94 @@ fn rstream_finishes_over_sockets() {
     );
 }
 
+/// Starts a program at one of two addresses of this host, which reach each other by packets.
+fn start_at(place: &Place, end: u8, program: &[&str]) -> Program {
+    let address = address(end);
+    let options = ["--link", "roce", "--address", &address];
+    let mut command = place.mlx5_run(&[&options[..], &["--log", "-", "--log-commands"]].concat());
+    place.start(command.args(program))
+}
+
+/// Returns an address that no other test has.
+fn address(end: u8) -> String {
+    let [_, _, high, low] = std::process::id().to_be_bytes();
+    format!("127.{}.{high}.{low}", 100 + end)
+}
+
+/// Two addresses are two hosts to rdma_cm, with the messages of InfiniBand between them.
+#[test]
+#[ignore = "needs rdmacm-utils"]
+fn programs_of_two_hosts_connect_and_end() {
+    let place = Place::new("cm-far");
+    let to = address(1);
+    for (server, client, said) in [
+        (
+            &["rping", "-s", "-v", "-C", "20"][..],
+            &["rping", "-c", "-v", "-C", "20", "-a", &to][..],
+            "ping data: rdma-ping-19",
+        ),
+        (
+            &["ucmatose", "-c", "3"],
+            &["ucmatose", "-c", "3", "-s", &to],
+            "return status 0",
+        ),
+        (
+            &["udaddy", "-c", "3"],
+            &["udaddy", "-c", "3", "-s", &to],
+            "return status 0",
+        ),
+    ] {
+        let mut server = start_at(&place, 1, server);
+        let log = server.output_path();
+        server.wait_for(|| {
+            std::fs::read_to_string(&log)
+                .unwrap()
+                .contains("rdma_cm listen")
+        });
+        let client = start_at(&place, 2, client).finish();
+        client.succeeded().said(said);
+        server.finish().succeeded().said(said);
+    }
+    let refused = |program: &[&str], said: &str| {
+        // The launcher of this program keeps the gate of the address.
+        let gate = start_at(&place, 1, &["sleep", "60"]);
+        let client = start_at(&place, 2, program).finish();
+        assert!(!client.status.success());
+        client.said(said);
+        drop(gate);
+    };
+    refused(
+        &["rping", "-c", "-C", "1", "-a", &to],
+        "RDMA_CM_EVENT_REJECTED, error 8",
+    );
+    refused(
+        &["udaddy", "-s", &to],
+        "RDMA_CM_EVENT_UNREACHABLE, error: 1",
+    );
+}
+
+/// The gate belongs to the first launcher of an address, and stays for the others. A peer that is
+/// killed is noticed by its gate.
+#[test]
+#[ignore = "needs rdmacm-utils"]
+fn a_gate_outlives_its_launcher_and_reports_a_killed_program() {
+    let place = Place::new("cm-gate");
+    // Addresses that the other test does not use.
+    let one = address(3);
+    let first = start_at(&place, 3, &["sleep", "60"]);
+    let mut server = start_at(&place, 3, &["rping", "-s", "-v"]);
+    let log = server.output_path();
+    let contains =
+        |log: &std::path::Path, what: &str| std::fs::read_to_string(log).unwrap().contains(what);
+    server.wait_for(|| contains(&log, "rdma_cm listen"));
+    drop(first);
+    let mut client = start_at(&place, 4, &["rping", "-c", "-v", "-a", &one]);
+    let log = client.output_path();
+    client.wait_for(|| contains(&log, "ping data"));
+    drop(server);
+    client.finish().said("client DISCONNECT EVENT");
+}
+
 #[test]
 #[ignore = "needs perftest"]
 fn perftest_connects_with_rdma_cm() {

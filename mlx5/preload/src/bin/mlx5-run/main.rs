@@ -9,6 +9,7 @@ mod errno;
 #[path = "../../options/faults.rs"]
 #[allow(dead_code, reason = "the library uses the rest")]
 mod faults;
+mod gate;
 mod library;
 #[path = "../../options/limits.rs"]
 #[allow(dead_code, reason = "the library uses the rest")]
@@ -18,6 +19,9 @@ mod limits;
 mod names;
 mod private_dir;
 mod program;
+#[path = "../../cm/sockets.rs"]
+#[allow(dead_code, reason = "the library uses the rest")]
+mod sockets;
 mod sysfs;
 
 use std::ffi::OsString;
@@ -174,6 +178,11 @@ fn run(arguments: &Arguments) -> Result<ExitCode, String> {
         );
     }
     let fabric = fabric(arguments, parsed)?;
+    // Without the gate, the library reports at a connect that rdma_cm reaches no other hosts.
+    let gate = match parsed {
+        Link::Ethernet(Some(options)) => gate::attach(options.address, &fabric),
+        _ => None,
+    };
     let faults = arguments
         .faults
         .iter()
@@ -232,7 +241,7 @@ fn run(arguments: &Arguments) -> Result<ExitCode, String> {
         };
     }
     let status = child::run(&mut command);
-    drop(tree);
+    drop((tree, gate));
     match status {
         Ok(code) => Ok(ExitCode::from(code)),
         Err(error) => {
