@@ -1,6 +1,7 @@
 //! A server whose requests are futures is the same over every transport.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 use std::{future, thread};
@@ -320,7 +321,7 @@ where
     watchdog(2 * LONG);
     let bound = AsyncServer::<S>::with_options(ends.address.clone(), &ends.server);
     let server = block_on(bound).unwrap();
-    let address = (ends.address_of)(&server, ends.address.clone());
+    let address = server.local_addr().to_string();
     let [mut first, second] = [(); 2].map(|()| {
         let connected = AsyncClient::<C>::with_options(address.clone(), &ends.client);
         calls::AsyncClient::new(block_on(connected).unwrap())
