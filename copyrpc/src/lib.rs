@@ -188,10 +188,8 @@ pub use mlx5_rendezvous::{Event, Events, Peer, Secret};
 pub use raw::{Memory, RdmaError, RemoteMemory, RemoteMemoryError};
 pub use recv::{RecvHandle, Reply};
 pub use ring::RecvBytes;
-#[doc(hidden)]
-pub use service::Caller;
 pub use service::{
-    AsyncCall, AsyncClient, AsyncServer, Client, ClientError, ClientOptions, Host, Server,
+    AsyncCall, AsyncClient, AsyncServer, Caller, Client, ClientError, ClientOptions, Host, Server,
     ServerOptions, ServerRequest, SharedAddress, default_device,
 };
 pub use stats::Stats;

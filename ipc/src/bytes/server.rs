@@ -241,7 +241,14 @@ impl Serving for Host {
         mut handler: impl FnMut(&[u8]) -> R,
     ) -> Result<(), SetupError> {
         let stop = self.stop.clone();
-        blocking::serve(self, &stop, |server| server.step(&mut handler), Self::wait);
+        // A stopped server that lets clients fetch replies in parts sleeps too, so the alarm of the
+        // stop is taken.
+        let wait = |server: &mut Self, limit| {
+            let is_woken = server.wait(limit);
+            server.alarm.take();
+            is_woken
+        };
+        blocking::serve(self, &stop, |server| server.step(&mut handler), wait);
         Ok(())
     }
 

@@ -64,7 +64,7 @@ impl Net {
         let timeout = Duration::from_secs(100);
         ClientOptions {
             device: self.device(),
-            timeout,
+            timeout: Some(timeout),
             connect_timeout: Duration::from_secs(20),
             connections: 1,
             ..ClientOptions::default()
