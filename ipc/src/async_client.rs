@@ -79,7 +79,7 @@ pub trait Session: Sleeper + Sized + 'static {
     fn end_within(&mut self, call: CallToken, left: Duration);
 
     /// Passes the calls that have ended to `on_end`.
-    fn poll(&mut self, on_end: impl FnMut(u64, Result<Self::Reply, ClientError>));
+    fn poll(&mut self, on_end: impl FnMut(u64, Result<Self::Reply, CallFailure>));
 
     /// Cancels a call.
     fn cancel(&mut self, call: CallToken);
@@ -113,10 +113,9 @@ impl<Req: Plain + Send + Unpin, Resp: Plain + Send, W: Announce + 'static> Sessi
         self.end_within(call, left);
     }
 
-    fn poll(&mut self, mut on_end: impl FnMut(u64, Result<Resp, ClientError>)) {
+    fn poll(&mut self, on_end: impl FnMut(u64, Result<Resp, CallFailure>)) {
         // The end of the session is not reported here: the next call finds it.
-        let _ended =
-            self.poll(|number, outcome| on_end(number, outcome.map_err(CallFailure::of_client)));
+        let _ended = self.poll(on_end);
     }
 
     fn cancel(&mut self, call: CallToken) {
@@ -148,13 +147,8 @@ impl Session for bytes::Client<u64> {
         self.end_within(call, left);
     }
 
-    fn poll(&mut self, mut on_end: impl FnMut(u64, Result<Vec<u8>, ClientError>)) {
-        let _ended = self.poll(|number, outcome| {
-            on_end(
-                number,
-                outcome.map(<[u8]>::to_vec).map_err(CallFailure::of_client),
-            )
-        });
+    fn poll(&mut self, mut on_end: impl FnMut(u64, Result<Vec<u8>, CallFailure>)) {
+        let _ended = self.poll(|number, outcome| on_end(number, outcome.map(<[u8]>::to_vec)));
     }
 
     fn cancel(&mut self, call: CallToken) {
@@ -278,7 +272,7 @@ impl<C: Session> Connection for Reconnecting<C> {
     /// Sends nothing: a call has already sent its request.
     fn flush(&mut self) {}
 
-    fn poll(&mut self, mut on_end: impl FnMut(u64, Result<C::Reply, ClientError>)) -> bool {
+    fn poll(&mut self, mut on_end: impl FnMut(u64, Result<C::Reply, CallFailure>)) -> bool {
         let mut moved = false;
         self.client.poll(|number, outcome| {
             moved = true;

@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use crate::connection::{Connection, Dial, ErrorOf, Refusal, Repeats};
-use crate::error::ClientError;
+use crate::error::{CallFailure, ClientError};
 use crate::{Patience, methods};
 
 /// A client over a connection. A call after the end of the connection connects again. A client
@@ -216,7 +216,7 @@ impl<C: Connection> Client<C> {
                 }
             });
             if let Some(outcome) = end_of_call {
-                return outcome.map_err(Refusal::Failed);
+                return outcome.map_err(failed::<C>);
             }
             // The connection knows the deadline of a call that was made, so `idle` gets the end
             // only while the call waits for room.
@@ -291,6 +291,13 @@ impl<C: Connection<Request = [u8], Reply = Vec<u8>>> methods::Caller for Client<
     fn call(&mut self, request: &[u8], timeout: Option<Duration>) -> Result<Vec<u8>, ErrorOf<C>> {
         self.call_for(C::Kind::default(), request, timeout, Self::idle)
     }
+}
+
+/// Returns the end of a call without its reply. The failure is smaller than the error of a client,
+/// and becomes one only here, so that a reply on its way takes no more memory than a failure.
+#[cold]
+fn failed<C: Connection>(failure: CallFailure<C::EndReason>) -> Refusal<ErrorOf<C>> {
+    Refusal::Failed(failure.of_client())
 }
 
 struct Limit {

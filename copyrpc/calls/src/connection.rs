@@ -5,7 +5,7 @@ use std::fmt;
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-use crate::error::{CallError, ClientError, ConnectFailure, EndReason, SessionEnd};
+use crate::error::{CallError, CallFailure, ClientError, ConnectFailure, EndReason, SessionEnd};
 
 /// The reason why a connection does not take a call now.
 #[derive(Debug)]
@@ -32,8 +32,11 @@ impl<Req, U, C> From<CallError<Req, U>> for Refusal<ClientError<C, SessionEnd>> 
 /// The error of a call of a connection.
 pub type ErrorOf<C> = ClientError<<C as Connection>::ConnectError, <C as Connection>::EndReason>;
 
+/// The end of a call that a connection has taken.
+pub type EndOf<C> = Result<<C as Connection>::Reply, CallFailure<<C as Connection>::EndReason>>;
+
 /// Calls that have ended, by number.
-pub type Ended<C> = Vec<(u64, Result<<C as Connection>::Reply, ErrorOf<C>>)>;
+pub type Ended<C> = Vec<(u64, EndOf<C>)>;
 
 /// Takes the calls that have ended, and returns whether a connection is still wanted.
 pub type GoesOn<'a, C> = dyn FnMut(&mut Ended<C>) -> bool + 'a;
@@ -80,7 +83,7 @@ pub trait Connection: Sized {
 
     /// Passes the calls that have ended, by number, to `on_end`. Returns whether anything moved. A
     /// call whose request no handler got, nor will get, ends as [`ClientError::NotSent`].
-    fn poll(&mut self, on_end: impl FnMut(u64, Result<Self::Reply, ErrorOf<Self>>)) -> bool;
+    fn poll(&mut self, on_end: impl FnMut(u64, EndOf<Self>)) -> bool;
 
     /// Returns the error of a call whose time ended while it waited for room.
     fn late(&mut self) -> ErrorOf<Self>;

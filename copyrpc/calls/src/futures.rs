@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashMap;
 
-use crate::connection::{Connection, Dial, Ended, ErrorOf, Facts, Refusal, Repeats};
-use crate::error::{ClientError, EndReason};
+use crate::connection::{Connection, Dial, EndOf, Ended, ErrorOf, Facts, Refusal, Repeats};
+use crate::error::{CallFailure, ClientError, EndReason};
 use crate::further::{Coming, Further, IDLE};
 use crate::oneshot::{Receiver, Sender, lock, oneshot};
 use crate::posting::{self, Posted, Poster, posting};
@@ -641,7 +641,7 @@ fn end<C: Connection>(
     posted: &mut Posted<Job<C>>,
     unsent: &mut Unsent,
     number: u64,
-    reply: Result<C::Reply, ErrorOf<C>>,
+    reply: EndOf<C>,
 ) -> Option<Waker> {
     let (_, job) = under_way.remove(&number)?;
     match reply {
@@ -652,7 +652,7 @@ fn end<C: Connection>(
             posted.put_back(number, job);
             None
         }
-        reply => job.reply.put(reply),
+        reply => job.reply.put(reply.map_err(CallFailure::of_client)),
     }
 }
 

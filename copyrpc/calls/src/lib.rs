@@ -72,7 +72,7 @@ mod wakes;
 
 pub use async_server::{AsyncServer, ServerRequest};
 pub use client::Client;
-pub use connection::{Connection, Dial, Ended, ErrorOf, Facts, GoesOn, Refusal};
+pub use connection::{Connection, Dial, EndOf, Ended, ErrorOf, Facts, GoesOn, Refusal};
 pub use deadlines::Deadlines;
 pub use error::{
     CallError, CallFailure, ClientError, ConnectFailure, EndReason, Ending, SessionEnd,

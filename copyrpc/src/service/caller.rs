@@ -7,7 +7,7 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use copyrpc_calls::{
-    CONNECTIONS, Connection, Dial, EndReason, Ended, Facts, GoesOn, OptionError, Refusal,
+    CONNECTIONS, Connection, Dial, EndOf, EndReason, Ended, Facts, GoesOn, OptionError, Refusal,
 };
 use mlx5::{DeviceInfo, DeviceSpec};
 use mlx5_rendezvous::{LIFELINE_INTERVAL, Route, Secret};
@@ -193,7 +193,7 @@ impl Connection for Caller {
     }
 
     #[inline(always)]
-    fn poll(&mut self, on_end: impl FnMut(u64, Result<Vec<u8>, ClientError>)) -> bool {
+    fn poll(&mut self, on_end: impl FnMut(u64, EndOf<Self>)) -> bool {
         poll(&self.context, self.max_reply, on_end) > 0
     }
 
@@ -392,7 +392,7 @@ impl Caller {
 fn poll(
     context: &Context<u64>,
     max_reply: usize,
-    mut on_end: impl FnMut(u64, Result<Vec<u8>, ClientError>),
+    mut on_end: impl FnMut(u64, EndOf<Caller>),
 ) -> usize {
     // The polls of a client do not nest, so none fails.
     context
@@ -416,17 +416,12 @@ fn open(options: &ClientOptions) -> Result<Context<u64>, SetupError> {
 /// Returns the end of a call as its caller receives it. Credit is counted in blocks, so a reply
 /// that is a few bytes too long can arrive.
 #[inline(always)]
-fn ended(outcome: Outcome<'_>, max_reply: usize) -> Result<Vec<u8>, ClientError> {
-    match outcome {
-        Ok(reply) if reply.len() <= max_reply => Ok(reply.to_vec()),
-        Ok(reply) => Err(ClientError::ReplyTooLong {
+fn ended(outcome: Outcome<'_>, max_reply: usize) -> EndOf<Caller> {
+    let reply = outcome?;
+    if reply.len() > max_reply {
+        return Err(CallFailure::ReplyTooLong {
             len: Some(reply.len()),
-        }),
-        Err(failure) => Err(failed(failure)),
+        });
     }
-}
-
-#[cold]
-pub(super) fn failed(failure: CallFailure) -> ClientError {
-    failure.of_client()
+    Ok(reply.to_vec())
 }

@@ -224,7 +224,7 @@ fn an_error_says_whether_the_call_may_be_made_again() {
             expected,
             "{failure}"
         );
-        let error = caller::failed(failure);
+        let error: ClientError = failure.of_client();
         assert_eq!(
             (error.is_retryable(), error.may_have_executed()),
             expected,

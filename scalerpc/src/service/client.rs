@@ -6,7 +6,7 @@ use std::net::ToSocketAddrs;
 use std::task::Waker;
 use std::time::Duration;
 
-use copyrpc_calls::{CONNECTIONS, Connection, Dial, EndReason, Facts, GoesOn, Refusal};
+use copyrpc_calls::{CONNECTIONS, Connection, Dial, EndOf, EndReason, Facts, GoesOn, Refusal};
 use mlx5::{Device, DeviceInfo, DeviceSpec};
 use mlx5_rendezvous::{Route, Secret};
 
@@ -166,7 +166,7 @@ impl Connection for Caller {
         self.rdma.poll();
     }
 
-    fn poll(&mut self, mut on_end: impl FnMut(u64, Result<Vec<u8>, ClientError>)) -> bool {
+    fn poll(&mut self, mut on_end: impl FnMut(u64, EndOf<Self>)) -> bool {
         let Self {
             rdma,
             response,
@@ -183,7 +183,7 @@ impl Connection for Caller {
                 let reply = completion
                     .outcome
                     .map(|len| response.get(..len).unwrap_or_default().to_vec());
-                on_end(number, reply.map_err(CallFailure::of_client));
+                on_end(number, reply);
             }
         }
         if moved {
