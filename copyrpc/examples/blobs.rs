@@ -82,11 +82,7 @@ fn serve(
     // A blob of each client at once.
     let mut parts = Reassembler::new(server.stop_handle(), MAX_BYTES, 4 * MAX_BYTES);
     tell.send((server.local_addr()?, server.stop_handle()))?;
-    server.serve(|part| {
-        parts.answer(&part.to_vec(), |request| {
-            blobs::answer(&mut store, &request)
-        })
-    })?;
+    server.serve(|part| parts.answer(&part, |request| blobs::answer(&mut store, &request)))?;
     Ok(store)
 }
 

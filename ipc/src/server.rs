@@ -259,6 +259,10 @@ impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
             .is_some_and(|call| self.sessions.is_wanted(&call))
     }
 
+    pub(crate) fn has(&self, client: usize) -> bool {
+        self.sessions.has(client)
+    }
+
     /// Answers with the result of `make`. Calls `make` only if the client is still there, and
     /// before the client can see the answer, so `make` may write the memory that belongs to the
     /// answer.

@@ -432,6 +432,12 @@ impl<Req, Resp> Sessions<Req, Resp> {
             .count()
     }
 
+    /// Returns whether a client of this number is connected, as far as this server has found out.
+    pub(crate) fn has(&self, client: usize) -> bool {
+        let session = self.table.sessions.get(client).and_then(Option::as_ref);
+        session.is_some_and(|session| session.holding.lasts())
+    }
+
     /// Returns whether the client of a call is still connected, as far as this server has found
     /// out, and did not give the call up.
     pub(crate) fn is_wanted(&self, call: &CallId) -> bool {

@@ -449,6 +449,9 @@ fn serve<S: Serving>(
             if server.may_check() && is_check_due(&mut checked, Instant::now()) {
                 (queues.clients, queues.stats) = (server.clients(), server.stats());
                 unwanted = queues.watch(&server, &mut held, is_leaving);
+                if stop.is_stopping() {
+                    stop.forget(|client| server.has(client));
+                }
             }
             (
                 std::mem::take(&mut queues.answers),

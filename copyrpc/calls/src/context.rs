@@ -30,7 +30,7 @@ impl<T: AsRef<[u8]> + ?Sized> Request for T {
     }
 }
 
-/// Returns whether a caller waits for the reply.
+/// The answer to the question whether a caller waits for the reply, as far as it is known.
 pub trait Wanted: Sync {
     /// Returns `false` once the client has disconnected or gave up the call.
     fn is_wanted(&self) -> bool;

@@ -64,7 +64,7 @@ use std::collections::hash_map::Entry;
 use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant};
 
-use crate::methods::{AsyncCaller, Caller, Header};
+use crate::methods::{AsyncCaller, Caller, Header, Request};
 use crate::serving::Unfetched;
 use crate::{Ending, StopHandle};
 
@@ -483,7 +483,9 @@ impl Reassembler {
     /// further requests end as [`PartsError::Busy`].
     ///
     /// After `stop`, the server continues until its clients have fetched the replies, at most for its
-    /// stop timeout, and further requests in parts end as [`PartsError::Busy`].
+    /// stop timeout, and further requests in parts end as [`PartsError::Busy`]. An
+    /// [`AsyncServer`](crate::AsyncServer) whose requests are passed here whole, and not as bytes,
+    /// does not wait for clients that have left.
     #[must_use]
     pub fn new(stop: StopHandle, max_bytes: usize, max_held: usize) -> Self {
         Self {
@@ -504,7 +506,11 @@ impl Reassembler {
 
     /// Returns the reply to a part. If the part is the last of a request, calls `handler` with the
     /// whole request.
-    pub fn answer(&mut self, part: &[u8], handler: impl FnOnce(Vec<u8>) -> Vec<u8>) -> Vec<u8> {
+    pub fn answer(
+        &mut self,
+        part: &(impl Request + ?Sized),
+        handler: impl FnOnce(Vec<u8>) -> Vec<u8>,
+    ) -> Vec<u8> {
         self.receive(part).map_or_else(
             |reply| reply,
             |(whole, request)| self.reply(whole, handler(request)),
@@ -523,10 +529,11 @@ impl Reassembler {
     ///
     /// # Errors
     /// The reply to a part that does not complete a request.
-    pub fn receive(&mut self, part: &[u8]) -> Result<(Whole, Vec<u8>), Vec<u8>> {
+    pub fn receive(&mut self, part: &(impl Request + ?Sized)) -> Result<(Whole, Vec<u8>), Vec<u8>> {
         let lost = || vec![LOST];
+        let (request, data) = (part, part.data());
         let ([kind_and_room, client, call, len, offset], part) =
-            take_words(part).ok_or_else(lost)?;
+            take_words(&data).ok_or_else(lost)?;
         let kind = kind_and_room as u32;
         let room = (kind_and_room >> 32) as usize;
         let len = len as usize;
@@ -561,7 +568,7 @@ impl Reassembler {
                     call,
                     room,
                     since: held.since,
-                    unfetched: self.stop.unfetched(),
+                    unfetched: self.stop.unfetched(request.context().client()),
                 },
                 held.bytes,
             ));

@@ -5,10 +5,11 @@
 use std::fmt;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::task::Waker;
 use std::time::{Duration, Instant};
+
+use crate::oneshot::lock;
 
 /// Stops a server, from any thread: `serve` returns, and `recv` of an
 /// [`AsyncServer`](crate::AsyncServer) returns `None`. Their documentation states which of the
@@ -25,10 +26,18 @@ pub struct StopHandle {
 struct Stop {
     /// Time of the first call of `stop`.
     since: OnceLock<Instant>,
-    /// Number of replies in parts that clients have not fetched whole.
-    unfetched: AtomicUsize,
+    unfetched: Mutex<Replies>,
     /// Maximum time for clients to fetch these replies.
     timeout: Duration,
+}
+
+/// The replies in parts that clients have not fetched whole.
+#[derive(Debug, Default)]
+struct Replies {
+    /// The number of the last reply.
+    last: u64,
+    /// The number of each reply, and the number of its client, where it is known.
+    replies: Vec<(u64, Option<u64>)>,
 }
 
 impl StopHandle {
@@ -39,7 +48,7 @@ impl StopHandle {
     pub fn new(waker: Waker, timeout: Duration) -> Self {
         let shared = Arc::new(Stop {
             since: OnceLock::new(),
-            unfetched: AtomicUsize::new(0),
+            unfetched: Mutex::default(),
             timeout,
         });
         Self { shared, waker }
@@ -67,9 +76,19 @@ impl StopHandle {
         self.shared.since.get().is_some()
     }
 
-    pub(crate) fn unfetched(&self) -> Unfetched {
-        self.shared.unfetched.fetch_add(1, Ordering::Relaxed);
-        Unfetched(self.clone())
+    pub(crate) fn unfetched(&self, client: Option<u64>) -> Unfetched {
+        let mut unfetched = lock(&self.shared.unfetched);
+        unfetched.last += 1;
+        let number = unfetched.last;
+        unfetched.replies.push((number, client));
+        Unfetched(self.clone(), number)
+    }
+
+    /// Forgets the replies of clients for which `is_connected` returns `false`.
+    pub(crate) fn forget(&self, is_connected: impl Fn(u64) -> bool) {
+        lock(&self.shared.unfetched)
+            .replies
+            .retain(|(_, client)| client.is_none_or(&is_connected));
     }
 
     /// Returns the waker that ends the sleep of the server.
@@ -82,18 +101,19 @@ impl StopHandle {
 impl Stop {
     #[cold]
     fn is_over(&self, since: Instant) -> bool {
-        self.unfetched.load(Ordering::Acquire) == 0 || since.elapsed() >= self.timeout
+        lock(&self.unfetched).replies.is_empty() || since.elapsed() >= self.timeout
     }
 }
 
-/// A guard for one reply in parts: until its drop, the reply counts as not fetched.
+/// A guard for the reply in parts of this number: until its drop, the reply counts as not fetched.
 #[derive(Debug)]
-pub(crate) struct Unfetched(StopHandle);
+pub(crate) struct Unfetched(StopHandle, u64);
 
 impl Drop for Unfetched {
     fn drop(&mut self) {
-        let is_last = self.0.shared.unfetched.fetch_sub(1, Ordering::Release) == 1;
-        if is_last && self.0.is_stopping() {
+        let mut unfetched = lock(&self.0.shared.unfetched);
+        unfetched.replies.retain(|(number, _)| *number != self.1);
+        if unfetched.replies.is_empty() && self.0.is_stopping() {
             self.0.waker.wake_by_ref();
         }
     }
@@ -168,6 +188,9 @@ pub trait Serving: Sized {
 
     /// Returns the number of connected clients.
     fn clients(&self) -> usize;
+
+    /// Returns whether a client with this number ([`name_of`](Self::name_of)) is connected.
+    fn has(&self, client: u64) -> bool;
 
     /// Returns the counters of all clients since the server was made.
     fn stats(&self) -> Self::Stats;

@@ -294,6 +294,10 @@ impl Serving for Host {
         }
     }
 
+    fn has(&self, client: u64) -> bool {
+        self.inner.has(client as usize)
+    }
+
     fn is_wanted(&self, token: &Token) -> bool {
         self.inner.is_wanted(token)
     }

@@ -149,6 +149,10 @@ impl Serving for Host {
         }
     }
 
+    fn has(&self, client: u64) -> bool {
+        self.server.rdma.peers().any(|peer| peer.number == client)
+    }
+
     fn is_wanted(&self, request: &HeldRequest) -> bool {
         request.is_wanted()
     }

@@ -159,6 +159,39 @@ where
     assert!(called.join().unwrap().unwrap() == vec![7; 1 << 20]);
 }
 
+/// A client leaves while it fetches a long reply, and another one stays: the stop does not wait for
+/// the time that clients have to fetch their replies.
+fn a_server_that_stops_waits_for_no_client_that_has_left<S, C>(ends: &Ends<S, C>)
+where
+    S: Bind<String, Error: std::fmt::Debug> + 'static,
+    C: Dial<String, Error: std::fmt::Debug, Request = [u8], Reply = Vec<u8>>
+        + Connection<ConnectError: Send>
+        + 'static,
+{
+    watchdog(2 * LONG);
+    let server = AsyncServer::<S>::with_options(ends.address.clone(), &ends.server);
+    let server = block_on(server).unwrap();
+    let address = (ends.address_of)(&server, ends.address.clone());
+    let [leaving, staying] = [(); 2].map(|()| {
+        block_on(AsyncClient::<C>::with_options(
+            address.clone(),
+            &ends.client,
+        ))
+        .unwrap()
+    });
+    let client = parts::Client::new(leaving, 4056, 4056);
+    let call = Begun::new(client.call_async_with(b"get", None, |_| ()));
+    let mut parts = Reassembler::new(server.stop_handle(), 1 << 20, 2 << 20);
+    let request = block_on(server.recv()).unwrap().unwrap();
+    let reply = parts.answer(&request, |_| vec![7; 1 << 20]);
+    request.reply(reply);
+    server.stop_handle().stop();
+    drop(call);
+    drop(client);
+    assert!(block_on(server.recv()).unwrap().is_none());
+    drop(staying);
+}
+
 /// The layers of the crate `tower` at both ends: the server runs one handler at a time, each for
 /// `work`; a client with a limit waits for its place, and one with a short timeout gives up.
 fn layers_of_tower_work_at_both_ends<S, C>(ends: &Ends<S, C>)
@@ -398,7 +431,10 @@ where
 fn of_copyrpc() {
     let ends = Ends::<copyrpc::Host, copyrpc::Caller> {
         address: any_port(),
-        server: copyrpc::ServerOptions::default(),
+        server: copyrpc::ServerOptions {
+            stop_timeout: 10 * LONG,
+            ..copyrpc::ServerOptions::default()
+        },
         client: copyrpc::ClientOptions {
             connect_timeout: LONG,
             ..copyrpc::ClientOptions::default()
@@ -407,6 +443,7 @@ fn of_copyrpc() {
     one_source_serves_and_calls_over_every_transport(&ends);
     requests_are_answered_in_any_way_and_a_server_that_goes_keeps_only_those_it_gave_out(&ends);
     a_server_that_stops_lets_its_client_fetch_a_long_reply(&ends);
+    a_server_that_stops_waits_for_no_client_that_has_left(&ends);
     layers_of_tower_work_at_both_ends(&ends);
     a_call_that_is_given_up_ends_its_handler(&ends);
     long_polls_do_not_keep_back_the_call_that_ends_them(&ends);
@@ -417,7 +454,10 @@ fn of_copyrpc() {
 fn of_scalerpc() {
     let ends = Ends::<scalerpc::Host, scalerpc::Caller> {
         address: any_port(),
-        server: scalerpc::ServerOptions::default(),
+        server: scalerpc::ServerOptions {
+            stop_timeout: 10 * LONG,
+            ..scalerpc::ServerOptions::default()
+        },
         client: scalerpc::ClientOptions {
             connect_timeout: LONG,
             connections: 9,
@@ -427,6 +467,7 @@ fn of_scalerpc() {
     one_source_serves_and_calls_over_every_transport(&ends);
     requests_are_answered_in_any_way_and_a_server_that_goes_keeps_only_those_it_gave_out(&ends);
     a_server_that_stops_lets_its_client_fetch_a_long_reply(&ends);
+    a_server_that_stops_waits_for_no_client_that_has_left(&ends);
     layers_of_tower_work_at_both_ends(&ends);
     a_call_that_is_given_up_ends_its_handler(&ends);
     long_polls_do_not_keep_back_the_call_that_ends_them(&ends);
@@ -452,6 +493,7 @@ fn of_ipc() {
     one_source_serves_and_calls_over_every_transport(&ends);
     requests_are_answered_in_any_way_and_a_server_that_goes_keeps_only_those_it_gave_out(&ends);
     a_server_that_stops_lets_its_client_fetch_a_long_reply(&ends);
+    a_server_that_stops_waits_for_no_client_that_has_left(&ends);
     layers_of_tower_work_at_both_ends(&ends);
     a_call_that_is_given_up_ends_its_handler(&ends);
     long_polls_do_not_keep_back_the_call_that_ends_them(&ends);
