@@ -76,6 +76,7 @@ fn a_client_goes_on_at_the_next_server_of_the_name<T: Typed>(test: &str) {
     second.join().unwrap();
     // A call that ends only after the server has ended.
     let mut third = bind();
+    patient.reconnect(LONG).unwrap();
     assert_eq!(patient.ask(7, SHORTEST), Err(ClientError::TimedOut));
     third.poll();
     drop(third);
