@@ -1,6 +1,7 @@
 //! The server whose requests are futures. Its thread runs the server of a transport's crate, and
 //! sleeps while no request arrives.
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::fmt;
 use std::future::{Future, poll_fn};
@@ -13,7 +14,8 @@ use std::time::{Duration, Instant};
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::methods::Header;
+use crate::context::{self, Wanted};
+use crate::header::Header;
 use crate::oneshot::{Sender, lock, oneshot};
 use crate::serving::{Answer, Bind, Serving, StopHandle};
 
@@ -400,6 +402,26 @@ impl<S: Serving> ServerRequest<S> {
                 shared.waker.wake_by_ref();
             }
         }
+    }
+}
+
+impl<S: Serving> context::Request for ServerRequest<S> {
+    fn data(&self) -> Cow<'_, [u8]> {
+        Cow::Borrowed(self.data())
+    }
+
+    fn context(&self) -> context::Context<'_> {
+        let (client, address) = S::name_of(self.peer());
+        context::Context::new()
+            .with_client(client, address)
+            .with_deadline(self.deadline())
+            .with_wanted(self)
+    }
+}
+
+impl<S: Serving> Wanted for ServerRequest<S> {
+    fn is_wanted(&self) -> bool {
+        self.is_wanted()
     }
 }
 

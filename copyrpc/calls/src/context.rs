@@ -6,9 +6,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::time::Instant;
 
-use crate::async_server::ServerRequest;
-use crate::methods::Header;
-use crate::serving::Serving;
+use crate::header::Header;
 
 /// The request of a method, for the `answer` of a [`service!`](crate::service!): bytes, or a request
 /// of a server, which names its caller too.
@@ -117,7 +115,7 @@ impl<'a> Context<'a> {
     /// Returns whether the caller waits for the reply: its time is not over, and as far as the
     /// server knows, the client is connected and did not give up the call. A handler in the thread of
     /// its server knows what the server knew when it called the handler; one that answers a
-    /// [`ServerRequest`] is at most 15 ms behind.
+    /// [`ServerRequest`](crate::ServerRequest) is at most 15 ms behind.
     #[must_use]
     pub fn is_wanted(&self) -> bool {
         self.wanted.is_wanted()
@@ -156,25 +154,5 @@ impl Request for Joined<'_> {
 
     fn context(&self) -> Context<'_> {
         self.context
-    }
-}
-
-impl<S: Serving> Request for ServerRequest<S> {
-    fn data(&self) -> Cow<'_, [u8]> {
-        Cow::Borrowed(self.data())
-    }
-
-    fn context(&self) -> Context<'_> {
-        let (client, address) = S::name_of(self.peer());
-        Context::new()
-            .with_client(client, address)
-            .with_deadline(self.deadline())
-            .with_wanted(self)
-    }
-}
-
-impl<S: Serving> Wanted for ServerRequest<S> {
-    fn is_wanted(&self) -> bool {
-        self.is_wanted()
     }
 }

@@ -32,6 +32,7 @@
 //! - `patience`: the number of empty polls before a thread sleeps.
 //! - [`payloads`]: the values that methods take and return.
 //! - [`methods`]: services with methods, over any client that sends bytes.
+//! - `header`: the header of their requests.
 //! - `context`: the call of a request, as a method at the server sees it.
 //! - `connection`: the interface of a transport to the clients of `copyrpc`, `scalerpc` and `ipc`.
 //! - `client`: the client with one call at a time.
@@ -55,6 +56,7 @@ mod deadlines;
 mod error;
 mod further;
 pub mod futures;
+mod header;
 pub mod methods;
 pub mod oneshot;
 mod option;
