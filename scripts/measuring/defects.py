@@ -232,6 +232,10 @@ PACKET_DEFECTS = {
         "a responder executes a packet that it holds in place of the expected one",
         [(f"{PACKETS}/held.rs", "self.0.drain(..executed.min(self.0.len()));", "self.0.drain(..(executed + 1).min(self.0.len()));")],
     ),
+    "refusal-forgotten": (
+        "a packet that was refused for lack of a receive counts as under way when another one is found to have been sent again without need",
+        [(f"{PACKETS}/requester.rs", "&& !self.timer.is_paused() && self.congestion", "&& self.congestion")],
+    ),
     "refused-while-held": (
         "a requester does not send a packet again that its peer held and then refused for lack of a receive",
         [(f"{PACKETS}/flight.rs", "State::Held => drops_held || nth == 0,", "State::Held => drops_held,")],

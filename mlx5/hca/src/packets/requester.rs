@@ -480,7 +480,11 @@ impl Requester {
         let arrived = self.flight.take_arrived();
         let first = self.flight.first();
         if arrived.packets > 0 || first != before {
-            if arrived.needless > 0 && self.congestion.on_needless_repeat(arrived.needless) {
+            // While the requester pauses, the peer has refused what counts as lost.
+            if arrived.needless > 0
+                && !self.timer.is_paused()
+                && self.congestion.on_needless_repeat(arrived.needless)
+            {
                 self.flight.lose_none();
             }
             if let Some((first_ns, _)) = arrived.sent_ns {

@@ -222,6 +222,11 @@ impl World {
         };
         let link = Link {
             loss_permille: badness.lost,
+            mark: if badness.queue > 0 {
+                badness.queue / 2
+            } else {
+                u64::MAX
+            },
             ..link
         };
         // A time-out is longer than a round trip with full queues.
@@ -401,6 +406,8 @@ impl World {
                 continue;
             };
             let mut packet = packet.clone();
+            // FECN, which the ICRC does not cover.
+            packet[4] |= u8::from(link.is_marked) << 7;
             if self.rng.happens(self.badness.damaged) {
                 let bit = self.rng.below(8 * packet.len() as u64) as usize;
                 packet[bit / 8] ^= 1 << (bit % 8);

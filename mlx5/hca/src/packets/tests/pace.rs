@@ -1,5 +1,7 @@
 //! The times at which packets are sent, sent again and acknowledged: P3, P8.
 
+use mlx5_wire::roce::Syndrome;
+
 use super::*;
 
 /// A peer that was slow, so that nothing was repeated before the time-out, and is fast again.
@@ -199,6 +201,45 @@ fn p3_a_peer_that_is_reported_as_unreachable_is_given_up_with_the_third_repeat()
         };
         assert_eq!((repeats, failed), expected);
     }
+}
+
+/// A peer without a receive refused the oldest packet and what follows it, also what it had held.
+#[test]
+fn p4_a_needless_repeat_before_a_refusal_does_not_end_the_repeats() {
+    let mut world = World::new(6, Badness::default(), 7);
+    let first = world.responder.expected();
+    let send = Request::Send {
+        len: 1,
+        imm: None,
+        is_solicited: false,
+    };
+    (0..3).for_each(|_| world.requester.post(send, true));
+    let requester = &mut world.requester;
+    while requester.next_packet(0).is_some() {}
+    let now_ns = requester.due_ns().unwrap();
+    requester.on_time(now_ns);
+    assert!(requester.next_packet(now_ns).is_some());
+    let mut answer = |psn: Psn, syndrome, report: &[u8]| {
+        let opcode = PacketOpcode {
+            transport: Transport::Rc,
+            opcode: Opcode::Acknowledge,
+        };
+        let aeth = Aeth { syndrome, msn: 0 };
+        let headers = Headers {
+            aeth,
+            ..Headers::new(opcode, 9, psn)
+        };
+        requester.on_response(&headers, report, now_ns);
+    };
+    answer(first, Syndrome::RnrNak { timer: RNR_TIMER }, &[]);
+    // The second packet, of the first attempt, had been held before.
+    answer(first.after(u32::MAX), Aeth::ack(0).syndrome, &[0b10]);
+    let now_ns = requester.due_ns().expect("the pause ends");
+    requester.on_time(now_ns);
+    let again = requester
+        .next_packet(now_ns)
+        .map(|packet| packet.headers.bth.psn);
+    assert_eq!(again, Some(first));
 }
 
 /// A lost packet that nothing follows costs some ms, however long the time-out is.
