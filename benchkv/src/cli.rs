@@ -1,5 +1,5 @@
-//! The command line as it is typed: `job` has the options of a job; `world` and `course` have the
-//! further options of a simulation. [`crate::options`] checks combinations of options, and whether
+//! The command line as it is typed: `job` has the options of a job, and `sweep` the type of
+//! one of them; `world` and `course` have the further options of a simulation. [`crate::options`] checks combinations of options, and whether
 //! the job can run.
 
 use std::ffi::OsString;
@@ -22,6 +22,7 @@ use crate::output::with_extension;
 
 pub mod course;
 pub(crate) mod job;
+pub mod sweep;
 pub mod world;
 
 /// Distributed key-value benchmark of the copyrpc stack; --help lists all options

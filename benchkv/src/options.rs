@@ -139,6 +139,10 @@ impl Options {
             daemons: asked.server_threads,
             clients: asked.client_threads,
         };
+        let sweep = asked.sweep.as_ref();
+        sweep.map_or(Ok(()), |sweep| {
+            sweep.check(topology.clients, asked.queue_depth)
+        })?;
         asked.device.check(&topology)?;
         asked.policies.check(&topology)?;
         let workload = asked.workload;

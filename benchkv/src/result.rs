@@ -17,7 +17,7 @@ use benchkv_harness::hist::{LatencyHistogram, LatencySummary};
 use serde::{Deserialize, Serialize};
 
 use crate::cli::JobArgs;
-use crate::cli::course::Sweep;
+use crate::cli::sweep::Sweep;
 use crate::cli::world::SimulationRecord;
 use crate::launcher::Launcher;
 use crate::memory::Memory;
@@ -341,10 +341,9 @@ impl JobResult {
         asked.saturating_sub(self.fate.issued)
     }
 
-    /// Returns the sweep of a simulated job: the load of each of its runs, which do not repeat each
-    /// other.
-    pub fn sweep(&self) -> Option<Sweep> {
-        self.simulation.as_ref()?.sweep()
+    /// Returns the sweep of a job: the load of each of its runs, which do not repeat each other.
+    pub const fn sweep(&self) -> Option<&Sweep> {
+        self.options.sweep.as_ref()
     }
 
     /// Returns whether threads shared cores. In virtual time no thread has a core.

@@ -29,11 +29,9 @@ const ACCESSES: usize = 4096;
 pub fn resolve(args: &SimArgs) -> Result<Options, Failure> {
     // The memory that `Options::resolve` checks is memory of real processes.
     let device = DeviceChoice::Soft(SoftDevice::default()).into();
-    let runs = args.course.runs().unwrap_or(args.job.runs);
     let mut options = Options::resolve(JobArgs {
         memory_limit: Some(u64::MAX),
         device,
-        runs,
         ..args.job.clone()
     })?;
     options.asked.wait = WaitChoice::Busy;

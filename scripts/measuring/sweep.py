@@ -2,8 +2,8 @@
 
   scripts/sweep --name NAME [options] [-- options of benchkv for every point]
 
-RESULTS/NAME/ has POINT.json for each job (BACKEND-rRANKS-dDEPTH-POLICY-N, with --rates BACKEND-rRANKS-dDEPTH-atRATE-POLICY-N), POINT.log of its
-last attempt, conditions (the options: a sweep of this name with other options for its points is refused) and report.txt, report.svg, report.csv. A point with a valid result of the requested number of ranks is not
+RESULTS/NAME/ has POINT.json for each job (BACKEND-rRANKS-dDEPTH-POLICY-N, with --rates and --sizes
+BACKEND-rRANKS-dDEPTH-atRATE-vBYTES-POLICY-N), POINT.log of its last attempt, conditions (the options: a sweep of this name with other options for its points is refused) and report.txt, report.svg, report.csv. A point with a valid result of the requested number of ranks is not
 run again; a point whose file is broken, of another version, or of an interrupted job, is. The grid of a sweep may grow.
 
 Exit status: 0 all points are measured, 1 some failed, 2 bad arguments, 130 interrupted.
@@ -46,6 +46,7 @@ def parsed(words):
     grid.add_argument("--ranks", default="2", metavar="LIST", help="[2]")
     grid.add_argument("--depths", default="32", metavar="LIST", help="operations outstanding per client [32]")
     grid.add_argument("--rates", default="", metavar="LIST", help="operations per second of an open loop, for all clients together [closed loop]")
+    grid.add_argument("--sizes", default="", metavar="LIST", help="bytes of a value [8]")
     grid.add_argument(
         "--policies", default="none=", metavar="LIST",
         help="NAME=FLAGS, with commas for the spaces between flags (so none within): 'none= hold=--hold,8us' [none=]",
@@ -75,16 +76,16 @@ def parsed(words):
     if not re.fullmatch(r"[A-Za-z0-9._-]+", asked.name) or asked.name.startswith("."):
         refuse(f"--name '{asked.name}': letters, digits, dots, dashes; it names a directory")
     asked.flags = flags
-    for option in ("ranks", "depths", "rates", "time_limit", "nodes", "cpus"):
+    for option in ("ranks", "depths", "rates", "sizes", "time_limit", "nodes", "cpus"):
         values = getattr(asked, option).split()
         shown = "--" + option.replace("_", "-")
         most = 9 if option == "rates" else 5
-        if not values and option != "rates":
+        if not values and option not in ("rates", "sizes"):
             refuse(f"{shown}: the list is empty")
         for value in values:
             if not re.fullmatch(rf"[1-9][0-9]{{0,{most - 1}}}", value):
                 refuse(f"{shown} '{value}': numbers from 1 to {'9' * most}")
-        setattr(asked, option, [int(value) for value in values] if option in ("ranks", "depths", "rates") else int(getattr(asked, option)))
+        setattr(asked, option, [int(value) for value in values] if option in ("ranks", "depths", "rates", "sizes") else int(getattr(asked, option)))
     if not re.fullmatch(r"[1-9][0-9]?", asked.repeats):
         refuse(f"--repeats '{asked.repeats}': 1 to 99")
     asked.repeats = int(asked.repeats)
@@ -161,7 +162,8 @@ def batch_script(asked, directory):
     again = [str(tools.ROOT / "scripts" / "sweep"), "--launcher", "srun"]
     for option, value in (
         ("name", asked.name), ("backends", " ".join(asked.backends)), ("ranks", " ".join(map(str, asked.ranks))),
-        ("depths", " ".join(map(str, asked.depths))), ("rates", " ".join(map(str, asked.rates)) or None), ("policies", " ".join(asked.policies)), ("repeats", asked.repeats),
+        ("depths", " ".join(map(str, asked.depths))), ("rates", " ".join(map(str, asked.rates)) or None),
+        ("sizes", " ".join(map(str, asked.sizes)) or None), ("policies", " ".join(asked.policies)), ("repeats", asked.repeats),
         ("benchkv", asked.benchkv), ("results", asked.results), ("time-limit", asked.time_limit),
     ):
         if value is not None:
@@ -177,7 +179,7 @@ def batch_script(asked, directory):
     ])
 
 
-def command_of(asked, benchkv, backend, ranks, depth, rate, policy, repeat):
+def command_of(asked, benchkv, backend, ranks, depth, rate, size, policy, repeat):
     """Returns the command of a point."""
     flags = {variable: shlex.split(os.environ.get(variable, "")) for variable in ("MPIRUN_FLAGS", "SRUN_FLAGS")}
     start = {
@@ -188,9 +190,9 @@ def command_of(asked, benchkv, backend, ranks, depth, rate, policy, repeat):
     }[asked.launcher]
     # The flags of a policy come last: they override those of all points.
     of_policy = [flag for flag in policy.partition("=")[2].split(",") if flag]
-    of_rate = ["--rate", str(rate)] if rate else []
+    of_load = [*(["--rate", str(rate)] if rate else []), *(["--value-size", str(size)] if size else [])]
     return [
-        *start, "--ranks", str(ranks), "--backend", backend, "--queue-depth", str(depth), *of_rate, "--seed", str(repeat), *asked.flags, *of_policy,
+        *start, "--ranks", str(ranks), "--backend", backend, "--queue-depth", str(depth), *of_load, "--seed", str(repeat), *asked.flags, *of_policy,
     ]
 
 
@@ -238,12 +240,13 @@ def main():
     conditions.check()
     points = [
         (
-            f"{backend}-r{ranks}-d{depth}{f'-at{rate}' if rate else ''}-{policy.partition('=')[0]}-{repeat}",
+            f"{backend}-r{ranks}-d{depth}{f'-at{rate}' if rate else ''}{f'-v{size}' if size else ''}-{policy.partition('=')[0]}-{repeat}",
             ranks,
-            command_of(asked, benchkv, backend, ranks, depth, rate, policy, repeat),
+            command_of(asked, benchkv, backend, ranks, depth, rate, size, policy, repeat),
         )
-        for repeat, policy, ranks, depth, rate, backend in itertools.product(
-            range(1, asked.repeats + 1), asked.policies, asked.ranks, asked.depths, asked.rates or [None], asked.backends
+        for repeat, policy, ranks, depth, rate, size, backend in itertools.product(
+            range(1, asked.repeats + 1), asked.policies, asked.ranks, asked.depths, asked.rates or [None], asked.sizes or [None],
+            asked.backends
         )
     ] if asked.launcher != "slurm" else []
     points = [(point, ranks, [*command, "--json", str(directory / f"{point}.json")]) for point, ranks, command in points]

@@ -29,13 +29,6 @@ pub struct CourseArgs {
     /// Pause all threads of this rank from the first TIME on, for the length of the second TIME.
     #[arg(long, value_name = "RANK@TIME+TIME")]
     pub pause: Option<Pause>,
-
-    /// The load of each run in turn: the operations that each client has outstanding (depth), or
-    /// the number of clients of each rank that have operations outstanding (clients), up to the
-    /// numbers of the job. There are as many runs as numbers. A sweep up and down shows whether the
-    /// state of a job depends on its earlier loads.
-    #[arg(long, value_name = "depth|clients=N,N,...", conflicts_with_all = ["runs", "ops", "rate"])]
-    pub sweep: Option<Sweep>,
 }
 
 /// The value of `--pause`.
@@ -44,14 +37,6 @@ pub struct Pause {
     rank: usize,
     from_s: f64,
     for_s: f64,
-}
-
-/// The value of `--sweep`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Sweep {
-    /// `depth` or `clients`.
-    of: &'static str,
-    values: Vec<usize>,
 }
 
 impl FromStr for Pause {
@@ -76,68 +61,18 @@ impl fmt::Display for Pause {
     }
 }
 
-impl FromStr for Sweep {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (name, values) = text.split_once('=').unwrap_or_default();
-        let values: Option<Vec<usize>> =
-            values.split(',').map(|value| value.parse().ok()).collect();
-        let of = ["depth", "clients"].into_iter().find(|of| *of == name);
-        match (of, values) {
-            (Some(of), Some(values)) if values.len() <= MAX_RUNS => Ok(Self { of, values }),
-            _ => Err(format!(
-                "use depth=N,N,... or clients=N,N,..., with up to {MAX_RUNS} numbers"
-            )),
-        }
-    }
-}
-
-/// Maximum number of runs of a job.
-const MAX_RUNS: usize = 32;
-
-impl fmt::Display for Sweep {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let values: Vec<String> = self.values.iter().map(ToString::to_string).collect();
-        write!(f, "{}={}", self.of, values.join(","))
-    }
-}
-
-impl Sweep {
-    /// Returns the load of each run in words.
-    pub fn loads(&self) -> impl Iterator<Item = String> {
-        let values = self.values.iter();
-        values.map(|value| format!("{} {value}", self.of))
-    }
-
-    /// Returns the option that bounds the numbers of the sweep, and the value of this option.
-    fn bound(&self, args: &JobArgs, job: &Job) -> (&'static str, usize) {
-        match self.of {
-            "clients" => ("--client-threads", job.topology.clients),
-            _ => ("--queue-depth", args.queue_depth),
-        }
-    }
-}
-
 impl CourseArgs {
-    /// Returns the number of runs of a sweep.
-    pub fn runs(&self) -> Option<usize> {
-        self.sweep.as_ref().map(|sweep| sweep.values.len())
-    }
-
     /// Returns the options as they are recorded.
     pub fn record(&self) -> Vec<String> {
         let Self {
             policies_from,
             policies_until,
             pause,
-            sweep,
         } = self;
         let typed = [
             policies_from.map(|s| format!("--policies-from {s}s")),
             policies_until.map(|s| format!("--policies-until {s}s")),
             pause.map(|pause| format!("--pause {pause}")),
-            sweep.as_ref().map(|sweep| format!("--sweep {sweep}")),
         ];
         typed.into_iter().flatten().collect()
     }
@@ -192,14 +127,6 @@ impl CourseArgs {
                 return Err(range("--pause", pause, "there is no such rank", legal));
             }
         }
-        if let Some(sweep) = &self.sweep {
-            let (option, most) = sweep.bound(args, job);
-            if !sweep.values.iter().all(|value| (1..=most).contains(value)) {
-                let why = "a number is outside the supported range";
-                let legal = format!("1 to {most}, which is {option}");
-                return Err(range("--sweep", sweep, why, legal));
-            }
-        }
         Ok(())
     }
 
@@ -214,12 +141,9 @@ impl CourseArgs {
             events.extend([policies(0.0, false), policies(from_s, true)]);
         }
         events.extend(self.policies_until.map(|until_s| policies(until_s, false)));
-        if let Some(sweep) = &self.sweep {
-            for (run, value) in sweep.values.iter().copied().enumerate() {
-                let (clients, depth) = match sweep.of {
-                    "clients" => (value, args.queue_depth),
-                    _ => (job.topology.clients, value),
-                };
+        if let Some(sweep) = &args.sweep {
+            for run in 0..sweep.runs() {
+                let (clients, depth) = sweep.load(run, job.topology.clients, args.queue_depth);
                 // The first load is also the load of the warm-up.
                 let before = if run == 0 { 0.0 } else { args.warmup };
                 events.push(Event {

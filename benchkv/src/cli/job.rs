@@ -17,6 +17,7 @@ use clap::{Args, ValueEnum};
 use copyrpc_shm::wait::WaitStrategy;
 use serde::{Deserialize, Serialize};
 
+use super::sweep::Sweep;
 use crate::devices::Devices;
 use crate::output::OutputArgs;
 use crate::pace::PaceArgs;
@@ -167,6 +168,13 @@ pub struct JobArgs {
     /// Measured runs, 1 to 32; rates are their mean.
     #[arg(help_heading = "Load", long, hide_short_help = true, value_name = "N", value_parser = whole(RUNS), default_value_t = 3)]
     pub runs: usize,
+
+    /// The load of each run in turn, with as many runs as numbers: the operations that each client
+    /// has outstanding (depth), up to --queue-depth, or the clients of each rank that have
+    /// operations outstanding (clients), up to --client-threads. A sweep up and down shows whether
+    /// the state of a job depends on its earlier loads.
+    #[arg(help_heading = "Load", long, hide_short_help = true, value_name = "depth|clients=N,N,...", conflicts_with_all = ["runs", "ops", "rate"])]
+    pub sweep: Option<Sweep>,
 
     /// Load before the first run, 0 to 1h, in the units of --duration.
     #[arg(help_heading = "Load", long, hide_short_help = true, value_name = "TIME", value_parser = time(0.0..=LONGEST_RUN_S), default_value_t = 0.5)]
@@ -354,6 +362,7 @@ impl JobArgs {
         if self.ops.is_some() {
             (self.runs, self.warmup, self.duration) = (1, 0.0, LONGEST_RUN_S);
         }
+        self.runs = self.sweep.as_ref().map_or(self.runs, Sweep::runs);
         workload.remote_ratio = self.remote_ratio.unwrap_or(Workload::even_ratio(ranks));
         workload.verify = !self.no_verify;
         (workload.ranks, workload.clients) = (ranks, self.client_threads);

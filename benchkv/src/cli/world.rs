@@ -10,8 +10,6 @@ use engine::drive::simulated::{Cpu, Summary};
 use mlx5::NicParameters;
 use serde::{Deserialize, Serialize};
 
-use super::course::Sweep;
-
 /// The members of a simulated result in addition to the members of a real result.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SimulationRecord {
@@ -26,15 +24,6 @@ pub struct SimulationRecord {
     pub summary: Summary,
 }
 
-impl SimulationRecord {
-    /// Returns the load of each run, if the job was swept.
-    pub fn sweep(&self) -> Option<Sweep> {
-        self.course
-            .iter()
-            .find_map(|typed| typed.strip_prefix("--sweep ")?.parse().ok())
-    }
-}
-
 /// Options of the models of `benchkv sim`.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Models")]
@@ -44,7 +33,8 @@ pub struct WorldArgs {
     /// (completion), a WRITE or SEND posted (write), a step of a client that finds nothing
     /// (client), an operation that a client issues or that ends (operation), the time until a
     /// polling core sees the stores of another core (line), the wait for the memory of other cores
-    /// in a turn that finds messages (stall). Or a FILE with such values, one per line, as
+    /// in a turn that finds messages (stall); and in percent, at most 100, by how much a turn may
+    /// take longer or shorter at random (noise). Or a FILE with such values, one per line, as
     /// --calibrate writes it; a path with a = needs a / (./a=b).
     #[arg(
         long,

@@ -41,6 +41,12 @@ impl<W: Workers> Rank<'_, W> {
             // After `GiveUp` the client takes one more step, in which answers that have arrived by
             // then count.
             let phase = if is_given_up { Phase::Drain } else { phase };
+            if let Some(sweep) = &options.asked.sweep {
+                let (clients, depth) = (options.job.workload.clients, options.job.queue_depth);
+                if let Some(depth) = sweep.depth_in(phase, number, clients, depth) {
+                    client.set_queue_depth(depth);
+                }
+            }
             let step = self.step(&mut client, phase, &mut log, &mut waiter)?;
             if let (Some(published), Step::Busy(_) | Step::Drained) = (published, step) {
                 published.set(client.tally());

@@ -10,7 +10,7 @@ use std::path::Path;
 use benchkv_harness::Failure;
 use benchkv_harness::chart::{Axis, Chart, Series};
 use benchkv_harness::hist::LatencySummary;
-use benchkv_harness::report::{Table, nanos, percent, plural, rate, to_stdout};
+use benchkv_harness::report::{Table, bytes, nanos, percent, plural, rate, to_stdout};
 
 use crate::cli::ReportArgs;
 use crate::result::{JobResult, Measured, RunSpread};
@@ -215,7 +215,7 @@ fn conditions(comparison: &Comparison, results: &[JobResult]) -> Vec<(String, St
     telling.cloned().chain(conditions).collect()
 }
 
-const FIGURES: [(&str, Property); 16] = [
+const FIGURES: [(&str, Property); 17] = [
     ("offered", |result| {
         let open = result.open_loop.as_ref();
         open.map_or_else(|| "-".to_owned(), |open| rate(open.offered_rps))
@@ -231,6 +231,10 @@ const FIGURES: [(&str, Property); 16] = [
     ("slowest run", |result| rate(result.over_runs.total_rps.min)),
     ("fastest run", |result| rate(result.over_runs.total_rps.max)),
     ("remote", |result| rate(result.measured.remote_rps)),
+    ("of values", |result| {
+        let bytes_per_s = result.measured.total_rps * result.options.workload.value_bytes as f64;
+        format!("{}/s", bytes(bytes_per_s as u64))
+    }),
     ("p50", |result| nanos(result.measured.latency_ns.p50 as f64)),
     ("p90", |result| nanos(result.measured.latency_ns.p90 as f64)),
     ("p99", |result| nanos(result.measured.latency_ns.p99 as f64)),

@@ -308,9 +308,9 @@ fn a_sweep_sets_the_load_of_each_run() {
             (
                 result.fate.lost,
                 result.fate.issued,
-                result.simulation.unwrap().course
+                result.sweep().map(ToString::to_string)
             ),
-            (0, result.fate.completed, vec![format!("--sweep {sweep}")])
+            (0, result.fate.completed, Some(sweep.to_owned()))
         );
     }
 }

@@ -802,3 +802,35 @@ fn values_of_any_size_are_sound() {
         );
     }
 }
+
+/// Each run of a job in real time has the load of its number, which Little's law shows: operations
+/// per second times latency.
+#[test]
+fn a_sweep_sets_the_load_of_each_run() {
+    let (_turn, shm) = (turn(), Scratch::in_memory());
+    for (sweep, loads) in [("depth=1,16,1", [1, 16, 1]), ("clients=2,1,2", [16, 8, 16])] {
+        let args = ["--sweep", sweep, "--client-threads", "2", "-d", "16"];
+        let times = ["-t", "0.3", "--warmup", "0.1", "--json", "-", "--shm-dir"];
+        let mut command = benchkv(&args);
+        let ended = Job::start(command.args(times).arg(shm.path())).end();
+        let result = ended.result();
+        assert_eq!(result["options"]["sweep"], sweep);
+        let outstanding = |run: &Value| {
+            let latency_ns = run["latency_ns"]["mean"].as_f64().unwrap();
+            run["total_rps"].as_f64().unwrap() * latency_ns / 1e9
+        };
+        let runs = result["runs"].as_array().unwrap().iter();
+        let runs: Vec<f64> = runs.map(outstanding).collect();
+        // Loaded machines stop clients at the edges of runs, so only the order is checked.
+        assert_eq!(runs.len(), loads.len());
+        for (pair, of) in runs.windows(2).zip(loads.windows(2)) {
+            assert_eq!(pair[0] < pair[1], of[0] < of[1], "{sweep}: {runs:?}");
+        }
+        assert_eq!(result["issued"], result["completed"]);
+    }
+    let refused = Job::start(&mut benchkv(&["--sweep", "depth=1,33"])).end();
+    refused.assert_failed(
+        2,
+        &["--sweep depth=1,33", "1 to 32, which is --queue-depth"],
+    );
+}

@@ -230,6 +230,10 @@ fn policies_that_cannot_be_are_refused() {
             ["--poll-budget", "from 0 to 4096"],
         ),
         (
+            &["--poll-budget", "16:0"],
+            ["--poll-budget", "from 1 to 65536"],
+        ),
+        (
             &["--hold", "adaptive", "--backend", "direct"],
             ["--hold with --backend direct", "another --backend"],
         ),

@@ -249,7 +249,7 @@ fn results_of_different_models_or_courses_are_no_repeats_of_each_other() {
     for (jobs, told) in [
         (["--nic queue=526", "--nic queue=0"], "nic queue"),
         (["--cpu message=45", "--cpu message=70"], "cpu message"),
-        (["--runs 2", "--sweep depth=1,2"], "--sweep depth=1,2"),
+        (["--runs 2", "--sweep depth=1,2"], "sweep depth=1,2"),
     ] {
         let report = report_of(&jobs);
         assert!(

@@ -100,9 +100,31 @@ pub struct KvDaemon {
     /// Whether requests of other ranks for this shard wait because they arrived in a round that
     /// takes no requests. Later requests must not overtake the waiting ones.
     own_wait: bool,
-    /// Polls of the current round that found nothing; 0 if no round has begun.
+    /// Polls of the current round until now; 0 if no round has begun.
     polls: u32,
+    /// The findings of these polls.
+    polled: Polled,
     backlog_peak: usize,
+}
+
+/// The findings of the polls of a round.
+#[derive(Debug, Clone, Copy, Default)]
+struct Polled {
+    cqes: usize,
+    /// Answers that arrived, and requests that were served where they arrived.
+    moved: usize,
+    /// Answers that were delivered at once.
+    passed: usize,
+}
+
+impl Polled {
+    const fn after(self, earlier: Self) -> Self {
+        Self {
+            cqes: earlier.cqes + self.cqes,
+            moved: earlier.moved + self.moved,
+            passed: earlier.passed + self.passed,
+        }
+    }
 }
 
 impl KvDaemon {
@@ -147,6 +169,7 @@ impl KvDaemon {
             policy: Policy::new(&plan.job.policies, topology.ranks),
             own_wait: false,
             polls: 0,
+            polled: Polled::default(),
             backlog_peak: 0,
             plan: plan.clone(),
         })
@@ -180,7 +203,7 @@ impl KvDaemon {
     }
 
     /// Runs all phases. If the policy adds polls to a round, a call runs only the first phase while
-    /// that phase finds no completion and added polls are left.
+    /// the polls of the round have not found enough completions and added polls are left.
     fn round(&mut self) -> Result<Round, BackendError> {
         let mut round = self.take_messages()?;
         if round.is_part {
@@ -237,11 +260,25 @@ impl KvDaemon {
         };
         let polled = remote.poll(answer, serve)?;
         self.polls += 1;
-        if polled.cqes == 0 && self.polls <= permitted.extra_polls {
-            round.is_part = true;
-            return Ok(round);
+        let mut found = Polled {
+            cqes: polled.cqes,
+            moved: polled.answers + served,
+            passed,
+        };
+        if permitted.extra.polls > 0 {
+            found = found.after(std::mem::take(&mut self.polled));
+            if found.cqes < permitted.extra.cqes && self.polls <= permitted.extra.polls {
+                self.polled = found;
+                round.is_part = true;
+                return Ok(round);
+            }
         }
-        (round.cqes, round.moved) = (polled.cqes, polled.answers + served);
+        let Polled {
+            cqes,
+            moved,
+            passed,
+        } = found;
+        (round.cqes, round.moved) = (cqes, moved);
         let found = Found {
             polls: std::mem::take(&mut self.polls),
             passed,

@@ -40,6 +40,8 @@ pub(super) struct Thread<W> {
     cpu: Cpu,
     /// Random numbers that decide which completions fail to wake the thread.
     lost: Rng,
+    /// Random numbers of [`Cpu::noise`].
+    noise: Rng,
     rests_since_ns: Option<u64>,
     /// The device of the thread's rank; `None` if the device is not simulated.
     pub(super) hca: Option<Rc<Hca>>,
@@ -83,6 +85,7 @@ impl<W> Thread<W> {
             is_over: false,
             cpu: cpu.times(faults.slowness(rank)),
             lost: Rng::with_seed(faults.seed ^ (rank as u64) << 32 ^ number as u64),
+            noise: Rng::with_seed(shared.world.nic.seed ^ (rank as u64) << 32 ^ number as u64),
             shared: Rc::clone(shared),
             rests_since_ns: None,
             hca: None,
@@ -157,7 +160,14 @@ impl<W: Turns> Thread<W> {
         if let Some(ns) = self.wake(now_ns, W::round_ns(&self.cpu)) {
             return Did::Cost(ns);
         }
-        W::turn(self, now_ns).unwrap_or_else(|source| {
+        let did = W::turn(self, now_ns).map(|did| match did {
+            Did::Cost(ns) if self.cpu.noise > 0 => {
+                let least = 100_u64.saturating_sub(self.cpu.noise);
+                Did::Cost(ns * self.noise.u64(least..=200 - least) / 100)
+            }
+            did => did,
+        });
+        did.unwrap_or_else(|source| {
             self.is_over = true;
             let failed = SimulationError::Failed {
                 who: format!("{} {}", W::NAME, self.number),

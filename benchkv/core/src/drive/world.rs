@@ -26,6 +26,9 @@ pub struct Cpu {
     pub line_ns: u64,
     /// Cost of the wait for the memory of other cores, once in each turn that finds messages.
     pub stall_ns: u64,
+    /// Maximum random deviation, in percent, of the time of a turn from these costs, up or down
+    /// alike: 0 to 100.
+    pub noise: u64,
 }
 
 impl Default for Cpu {
@@ -43,14 +46,15 @@ impl Default for Cpu {
             operation_ns: 60,
             line_ns: 0,
             stall_ns: 0,
+            noise: 0,
         }
     }
 }
 
 impl Cpu {
-    /// Returns the costs with their names on a command line. The last two are costs of memory, and
-    /// not of a core.
-    pub const fn named(&mut self) -> [(&'static str, &mut u64); 9] {
+    /// Returns the costs with their names on a command line. The last three are not costs of a
+    /// core.
+    pub const fn named(&mut self) -> [(&'static str, &mut u64); 10] {
         [
             ("round", &mut self.round_ns),
             ("poll", &mut self.poll_ns),
@@ -61,6 +65,7 @@ impl Cpu {
             ("operation", &mut self.operation_ns),
             ("line", &mut self.line_ns),
             ("stall", &mut self.stall_ns),
+            ("noise", &mut self.noise),
         ]
     }
 

@@ -1,13 +1,13 @@
 //! [`Policy`]: all rules of one daemon.
 
 use super::hold::{Hold, Release};
-use super::{PolicyOptions, PolicyReport};
+use super::{PolicyOptions, PolicyReport, PollBudget};
 
 /// The plan of one round of a daemon. It restricts nothing unless a rule acts.
 #[derive(Debug, Clone, Copy)]
 pub struct RoundPlan {
-    /// Number of polls to add to the round as long as no poll finds anything.
-    pub extra_polls: u32,
+    /// Number of polls to add to the round until its polls have found enough.
+    pub extra: PollBudget,
     /// Maximum number of answers that the daemon holds until [`Policy::releases`] returns `true`.
     /// The daemon delivers further answers at once.
     pub most_held: usize,
@@ -17,7 +17,7 @@ pub struct RoundPlan {
 
 impl RoundPlan {
     const FREE: Self = Self {
-        extra_polls: 0,
+        extra: PollBudget::NONE,
         most_held: 0,
         takes_requests: true,
     };
@@ -46,7 +46,7 @@ pub struct Policy {
     now_ns: u64,
     hold: Option<Hold>,
     coalesce: Option<Coalesce>,
-    extra_polls: u32,
+    extra: PollBudget,
     flush_every: u32,
     /// Rounds with work since the last flush.
     unflushed: u32,
@@ -65,7 +65,7 @@ impl Policy {
             now_ns: 0,
             hold: Hold::new(options.hold, ranks),
             coalesce: options.coalesce_rtt_us.map(Coalesce::new),
-            extra_polls: options.poll_budget,
+            extra: options.poll_budget,
             flush_every: options.flush_every,
             unflushed: 0,
             sent: 0,
@@ -95,7 +95,7 @@ impl Policy {
         self.done.gathering_rounds += u64::from(gathers);
         self.now_ns = now_ns;
         self.plan = RoundPlan {
-            extra_polls: self.extra_polls,
+            extra: self.extra,
             most_held: self.hold.as_ref().map_or(0, Hold::most_held),
             takes_requests: !gathers,
         };
@@ -214,14 +214,14 @@ mod tests {
     #[test]
     fn what_is_not_asked_for_restricts_nothing() {
         assert!(policy(|_| ()).report().is_none());
-        let mut policy = policy(|options| options.poll_budget = 3);
+        let mut policy = policy(|options| options.poll_budget.polls = 3);
         policy.begin(100, 7);
         let RoundPlan {
-            extra_polls,
+            extra,
             most_held,
             takes_requests,
         } = policy.plan();
-        assert_eq!((extra_polls, most_held), (3, 0));
+        assert_eq!((extra.polls, most_held), (3, 0));
         assert!(takes_requests && policy.flushes(true));
         assert!(!policy.releases(Found {
             polls: 4,
@@ -316,7 +316,7 @@ mod tests {
             rounds.map(|has_moved| every_third.flushes(has_moved)),
             flushes
         );
-        let mut each = policy(|options| options.poll_budget = 1);
+        let mut each = policy(|options| options.poll_budget.polls = 1);
         assert!(each.flushes(true) && each.flushes(false));
     }
 

@@ -10,6 +10,7 @@ mod hold;
 
 use std::fmt;
 use std::ops::RangeInclusive;
+use std::str::FromStr;
 
 use benchkv_harness::range::{RangeError, decimal, range, whole};
 use benchkv_harness::window::WindowChoice;
@@ -26,6 +27,8 @@ use crate::topology::{Backend, Topology};
 const TIMES_US: RangeInclusive<f64> = 0.1..=1_000_000.0;
 /// Legal numbers of polls added to a round.
 const POLLS: RangeInclusive<u32> = 0..=4096;
+/// Legal numbers of completions until which polls are added.
+const CQES: RangeInclusive<usize> = 1..=65_536;
 /// Legal numbers of rounds from one flush to the next.
 const ROUNDS: RangeInclusive<u32> = 1..=4096;
 /// Legal numbers of batches in flight.
@@ -53,11 +56,13 @@ pub struct PolicyOptions {
     #[arg(long, hide_short_help = true, value_name = "US", value_parser = decimal(TIMES_US))]
     pub coalesce_rtt_us: Option<f64>,
 
-    /// Extra polls per round while nothing arrives, 0 to 4096. Simulated: they do not end the low
-    /// state of throughput; 16 raise the throughput by a tenth at most.
-    #[arg(long, hide_short_help = true, value_name = "N", value_parser = whole(POLLS), default_value_t = 0)]
+    /// Extra polls per round while nothing arrives, 0 to 4096; with :CQES, until the round has found
+    /// this number of completions, 1 to 65536. Simulated: with the first completion as the limit,
+    /// polls do not end the low state of throughput, and 16 raise the throughput by a tenth at
+    /// most; 16:37 end the low state of 8 ranks if a poll takes 1 us, and not if it takes 25 ns.
+    #[arg(long, hide_short_help = true, value_name = "N[:CQES]", default_value_t = PollBudget::NONE)]
     #[serde(with = "benchkv_harness::as_text")]
-    pub poll_budget: u32,
+    pub poll_budget: PollBudget,
 
     /// Flush after every N rounds that did something, 1 to 4096, and after a round that did
     /// nothing. Simulated: 8 gets 8 ranks out of the low state of throughput at depth 8, and not at
@@ -80,12 +85,48 @@ pub struct PolicyOptions {
     pub batches_in_flight: Option<u32>,
 }
 
+/// The value of `--poll-budget`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PollBudget {
+    /// Number of polls to add to a round.
+    pub polls: u32,
+    /// Number of completions of the round's polls from which on no poll is added.
+    pub cqes: usize,
+}
+
+impl PollBudget {
+    /// No polls are added.
+    pub const NONE: Self = Self { polls: 0, cqes: 1 };
+}
+
+impl FromStr for PollBudget {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (polls, cqes) = text.split_once(':').unwrap_or((text, "1"));
+        Ok(Self {
+            polls: whole(POLLS)(polls)?,
+            cqes: whole(CQES)(cqes)?,
+        })
+    }
+}
+
+impl fmt::Display for PollBudget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.polls)?;
+        if self.cqes > 1 {
+            write!(f, ":{}", self.cqes)?;
+        }
+        Ok(())
+    }
+}
+
 impl Default for PolicyOptions {
     fn default() -> Self {
         Self {
             hold: HoldChoice::Off,
             coalesce_rtt_us: None,
-            poll_budget: 0,
+            poll_budget: PollBudget::NONE,
             flush_every: 1,
             batch_window: WindowChoice::Off,
             batches_in_flight: None,
@@ -145,7 +186,7 @@ impl PolicyOptions {
             ("--coalesce-rtt-us", coalesce),
             (
                 "--poll-budget",
-                (self.poll_budget > 0).then(|| self.poll_budget.to_string()),
+                (self.poll_budget.polls > 0).then(|| self.poll_budget.to_string()),
             ),
             (
                 "--flush-every",

@@ -339,6 +339,30 @@ fn polls_are_added_until_one_finds_something() {
     assert_eq!((job.ended(), report.extra_polls), (vec![0], 10));
 }
 
+/// Answers that arrive in polls before the last one count in the round.
+#[test]
+fn polls_are_added_until_enough_completions() {
+    for (budget, polls) in [("5:9", [5, 5]), ("5:1", [5, 0])] {
+        let mut job = Job::new(2, &format!("--poll-budget {budget}"));
+        job.step();
+        let before = job.asking.policy().unwrap().extra_polls;
+        job.ask(1, 0);
+        job.step();
+        job.let_answer();
+        let asked = job.asking.policy().unwrap().extra_polls;
+        let round = job.step();
+        assert_eq!(
+            [
+                asked - before,
+                job.asking.policy().unwrap().extra_polls - asked
+            ],
+            polls,
+            "{budget}"
+        );
+        assert_eq!((round.moved, job.ended()), (1, vec![0]), "{budget}");
+    }
+}
+
 /// With a window of one batch, the second batch waits for the first.
 #[test]
 fn the_batch_window_is_that_of_the_connections() {

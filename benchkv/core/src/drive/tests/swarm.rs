@@ -73,6 +73,7 @@ fn world(rng: &mut Rng) -> World {
         operation_ns: ns(300),
         line_ns: 0,
         stall_ns: 0,
+        noise: 0,
     };
     World {
         cpu,
@@ -131,7 +132,8 @@ fn policies(rng: &mut Rng, topology: &Topology) -> PolicyOptions {
             (false, hold_us) => hold_us.map_or(HoldChoice::Off, HoldChoice::Fixed),
         };
         policies.coalesce_rtt_us = us(rng);
-        policies.poll_budget = rng.u32(0..20);
+        policies.poll_budget.polls = rng.u32(0..20);
+        policies.poll_budget.cqes = rng.usize(1..8);
         policies.flush_every = rng.u32(1..6);
     }
     if topology.carrier == Carrier::Copyrpc {
