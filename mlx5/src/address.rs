@@ -85,8 +85,8 @@ impl QpAddress {
         b
     }
 
-    /// Decodes the bytes of [`to_bytes`](Self::to_bytes). Returns `None` for bytes that it never
-    /// makes.
+    /// Decodes the bytes of [`to_bytes`](Self::to_bytes). Returns `None` for bytes that `to_bytes`
+    /// never makes.
     #[must_use]
     pub fn from_bytes(b: &[u8; Self::LEN]) -> Option<Self> {
         let kind = match b[0] {

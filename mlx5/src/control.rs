@@ -22,8 +22,8 @@ pub(crate) enum Hook {
 
 impl Hook {
     /// Calls the software HCA after a doorbell's stores to register `index`. Does nothing for a
-    /// relay, whose call ([`ring_relay`](Self::ring_relay)) is part of the doorbell's stores: so
-    /// the path to the software HCA, whose instructions are counted, does not contain that call.
+    /// relay: its call, [`ring_relay`](Self::ring_relay), is among the stores of the doorbell, so
+    /// that no check for a relay lengthens this path.
     #[inline(always)]
     pub(crate) fn ring(&self, index: usize) {
         if let Self::Soft(hca) = self {

@@ -41,7 +41,7 @@ pub enum DeviceSpec {
     Soft(SoftOptions),
     /// Hardware: a device that libibverbs finds, of mlx5 or of another vendor. A device of another
     /// vendor is driven by a relay, which translates WQEs to calls of libibverbs. Peers are queue
-    /// pairs on any machine: of such devices, or of software HCAs with a port for packets.
+    /// pairs of hardware, or of software HCAs with a port for packets, on any machine.
     Verbs(VerbsOptions),
     /// A device that executes nothing: its queues, records and registers exist, but no device reads
     /// them. It serves to measure the driver alone, and to test with a program that plays the
@@ -365,9 +365,9 @@ impl Pd {
         Ok(Mr::new(parts, control.clone(), Rc::clone(&self.object)))
     }
 
-    /// Registers memory of another allocator. A NIC treats it like any other memory. Peers of a
-    /// software HCA access it through the kernel's cross-process copy, which is about 400 times
-    /// slower for small messages than memory of [`alloc`](Self::alloc).
+    /// Registers memory that the caller has allocated. A NIC treats it like any other memory. Peers
+    /// of a software HCA access it through the kernel's cross-process copy. For small messages,
+    /// this is about 400 times slower than access to memory of [`alloc`](Self::alloc).
     ///
     /// # Errors
     /// See [`RegisterError`].

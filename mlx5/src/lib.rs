@@ -41,7 +41,7 @@
 //! | `mmio` | the stores and barriers of a doorbell; no other module writes a register |
 //! | `completions` | completion queues, plain or compressed; completions that come with the value registered for their queue pair |
 //! | `control` | the handle by which every object holds its device, and the hook that calls a device that makes no progress by itself |
-//! | `provider` | the control path: creates objects on the software HCA (`soft`), which executes nothing in a null device (`null`) |
+//! | `provider` | the control path: creates objects on the software HCA (`soft`); a null device (`null`) has the same objects and executes nothing |
 //! | [`verbs`] | the control path on hardware, through libibverbs and libmlx5 |
 //! | [`hca`] | the software HCA, package `mlx5-hca` |
 //! | [`wire`] | the device's byte formats, package `mlx5-wire` |

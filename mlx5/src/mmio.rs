@@ -115,9 +115,9 @@ pub(crate) trait Mmio {
     }
 }
 
-/// Makes the device's stores before the byte that was just loaded with Acquire visible to later
-/// loads (rdma-core's `udma_from_device_barrier`). On AArch64 an Acquire load alone orders only the
-/// stores of processors.
+/// Follows a load, with Acquire, of a byte that the device stored: all stores that the device made
+/// before it stored this byte are visible to later loads (rdma-core's `udma_from_device_barrier`).
+/// On AArch64 an Acquire load alone orders only the stores of processors.
 #[inline(always)]
 pub(crate) fn udma_from_device_barrier() {
     #[cfg(target_arch = "aarch64")]
@@ -127,8 +127,8 @@ pub(crate) fn udma_from_device_barrier() {
     }
 }
 
-/// Makes a receive queue's WQEs visible to requesters and hardware: the whole doorbell of a queue
-/// without a register.
+/// Makes a receive queue's WQEs visible to requesters and hardware. This is the whole doorbell,
+/// because a receive queue has no register.
 #[inline(always)]
 pub(crate) fn ring_record(record: &AtomicU32, value: u32) {
     hardware::udma_to_device_barrier();

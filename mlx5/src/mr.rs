@@ -38,10 +38,10 @@ impl Drop for Mr {
     }
 }
 
-/// A region that a peer may still be copying to or from: the peer has not finished a doorbell
-/// within 50 ms, because it is stopped, for example; or membarrier(2) works in the peer's process
-/// and not in this process, which then cannot detect the end of the copy. The key is invalid
-/// already; try again later.
+/// A region that a peer may still be copying to or from. Either the peer has not finished a
+/// doorbell within 50 ms (it may be stopped), or membarrier(2) works in the peer's process but not
+/// in this process, which then cannot detect the end of the copy. The key is invalid already; try
+/// again later.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "a peer may still be copying to or from this region: it does not finish a doorbell (is it stopped?), or membarrier(2) works in its process but \

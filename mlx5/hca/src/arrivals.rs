@@ -40,7 +40,7 @@ pub(crate) fn poll(hca: &Hca, state: &mut State) -> bool {
             continue;
         };
         if let Some((mut headers, payload)) = port.decode(&from, bytes) {
-            // The IP header has the mark that InfiniBand has here.
+            // RoCEv2 marks congestion in the IP header. InfiniBand has this bit of the BTH for it.
             headers.bth.has_fecn |= packets.is_marked(nth);
             take(hca, state, &from, &headers, payload);
         }

@@ -74,7 +74,9 @@ fn flush_receives(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>]) -> boo
     arrive::drain(hca, qp, cqs);
     let mut flushed = qp.lane.position() != before;
     loop {
-        // Datagrams and packets complete each receive, in this process, before they take the next.
+        // `next` is the number of the oldest receive that is not complete. This process itself
+        // takes the receives for datagrams and packets, and completes each before it takes the
+        // next.
         let announced = (qp.lane.position() as u32).wrapping_sub(qp.answered);
         let next = if qp.takes_receives() {
             qp.receives.popped()

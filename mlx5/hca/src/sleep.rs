@@ -10,7 +10,7 @@ use crate::{Clock, Hca};
 /// Maximum sleep, in ns. The death of a peer that holds a receive of this device wakes no sleeper,
 /// so the sleeper checks its peers after this time.
 const MAX_SLEEP_NS: u64 = 100_000_000;
-/// Maximum sleep, in ns, if the user moves the clock, or if packets cannot wake the sleeper.
+/// Maximum sleep, in ns, if the user sets the clock, or if packets cannot wake the sleeper.
 const SHORT_SLEEP_NS: u64 = 1_000_000;
 /// Minimum sleep, in ns, even if an event is due sooner. A send queue that finds a lane full is due
 /// again at once, and would keep this thread busy while the lane's consumer is stopped.
@@ -127,8 +127,8 @@ impl Hca {
             > 0
     }
 
-    /// Returns the time in ns that the device can sleep before it must poll by itself. 0 if only
-    /// polls advance its clock to the next due event.
+    /// Returns the time in ns that the device can sleep before it must poll by itself. The result
+    /// is 0 if an event is scheduled and only polls advance the clock.
     fn longest_sleep_ns(&self) -> u64 {
         let state = &mut *self.state.borrow_mut();
         let mut is_woken = true;

@@ -50,7 +50,7 @@ pub struct Events(Option<Arc<Hear>>);
 type Hear = dyn Fn(Event<'_>) + Send + Sync;
 
 impl Events {
-    /// Makes events that call `hear`. Clones share the function.
+    /// Makes a value that passes each event to `hear`. Clones share the function.
     pub fn new(hear: impl Fn(Event<'_>) + Send + Sync + 'static) -> Self {
         Self(Some(Arc::new(hear)))
     }

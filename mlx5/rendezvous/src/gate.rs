@@ -25,9 +25,9 @@ const SHARED_PEERS_PER_POLL: usize = 1;
 /// descriptors that a process usually has. Further peers wait in the backlog, which costs the
 /// process nothing.
 const PLACES: usize = 256;
-/// Time after which a peer that connects loses its place, if another peer needs it. The time is not
-/// shorter, because each of many clients that connect at once needs its turn, and a client whose
-/// connection is closed connects again.
+/// Time after which a peer that connects loses its place, if another peer needs it. With a shorter
+/// time, many clients that connect at once would be disconnected before their turn, and would then
+/// connect again.
 const SHORT_PATIENCE: Duration = Duration::from_millis(250);
 /// Time after which a poll advances no further peer: the next poll continues with that peer.
 const POLL_TIME: Duration = Duration::from_millis(2);

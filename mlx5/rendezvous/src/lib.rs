@@ -9,7 +9,7 @@
 //! - `reach`: a client that waits for its server;
 //! - `names`: the addresses of a server's name, which may change;
 //! - `route`: the way to a server, taken again after the end of a connection;
-//! - [`record`]: the bytes that both ends exchange;
+//! - `route`: connects a client to its server, and again after the end of a connection;
 //! - `setup`: the reason why an end could not be made;
 //! - `lifelines`: the sockets over which peers have connected; the end of a socket reports the
 //!   death of its peer;

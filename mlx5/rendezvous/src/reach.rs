@@ -73,11 +73,12 @@ impl Write for Meeting<'_> {
 }
 
 /// Connects to the first of the `addresses` that has a server, and lets `meet` exchange records
-/// with it. Retries for `patience`, while `is_wanted` returns true, if no server listens, or if
-/// `may_pass` accepts the error of `meet`, for example because the server was closing or full. An
-/// attempt at one of several addresses ends after its share of the time that is left (half of it
-/// with two addresses), if the host or the server does not answer. Then the next address is tried.
-/// `unreachable` converts an error of the socket.
+/// with it. Retries for `patience`, while `is_wanted` returns true, in two cases: no server
+/// listens, or `may_pass` accepts the error of `meet`, for example because the server was closing
+/// or full. `unreachable` converts an error of the socket.
+///
+/// If a host or server does not answer, the next address is tried after a share of the time that is
+/// left: half of it with two addresses, a third with three.
 ///
 /// # Errors
 /// The errors of `meet` and of `unreachable`: of the last attempt, or of the previous attempt if

@@ -172,9 +172,9 @@ impl Kind {
     }
 
     /// Receives the bytes of a record that are available. Returns `None` if some bytes are still
-    /// missing and the stream would block. Of a record that is not complete the magic is checked as
-    /// soon as it is there, because an end of another kind may never send as many bytes as the
-    /// record has. A complete record is not checked.
+    /// missing and the stream would block. Checks the magic of an incomplete record as soon as it
+    /// has arrived, because a peer with another protocol may never send enough bytes for a whole
+    /// record. Does not check a complete record.
     ///
     /// # Errors
     /// The errors of the stream; [`RecordError::Magic`].

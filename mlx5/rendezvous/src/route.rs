@@ -1,4 +1,4 @@
-//! The way to a server, which a client takes again whenever its connection has ended.
+//! The connection of a client to its server, which is made again whenever it has ended.
 
 use std::fmt;
 use std::net::{TcpStream, ToSocketAddrs};
@@ -9,7 +9,8 @@ use crate::reach::{LIFELINE_INTERVAL, Meeting, has_hung_up, reach};
 use crate::secret::Secret;
 use crate::setup::SetupError;
 
-/// The way to a server, which a client takes again whenever its connection has ended.
+/// Connects a client to its server, and again whenever the connection has ended. Holds the address,
+/// the secret and the socket of the server.
 #[derive(Debug)]
 pub struct Route {
     /// The address as given.
@@ -48,8 +49,8 @@ impl Route {
     }
 
     /// Connects to the first of the addresses at which a server listens: proves the secret, and
-    /// lets `meet` exchange records. The client keeps the socket, whose end is a sign for each end
-    /// that the other may have died, until the next connection.
+    /// lets `meet` exchange records. The client keeps the socket until the next connection: the end
+    /// of the socket is a sign for each end that the other may have died.
     ///
     /// Tries again for `patience`, while `is_wanted` returns true, if no server listens, or if
     /// `meet` failed and the next attempt may succeed, for example because the server was closing
@@ -88,8 +89,9 @@ impl Route {
     }
 
     /// Connects like [`connect`](Self::connect), after it has resolved the name again: the server
-    /// may have moved. Returns the previous socket too, which the client closes after the previous
-    /// connection: a server that sees its end finds a connection that has ended.
+    /// may have moved. Returns the previous socket too. The caller must close this socket only
+    /// after it has ended the previous connection, so that a server that sees the end of the socket
+    /// finds that the connection has ended.
     ///
     /// # Errors
     /// Like [`connect`](Self::connect).

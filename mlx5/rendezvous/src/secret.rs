@@ -87,7 +87,7 @@ impl Secret {
     }
 }
 
-/// The progress of a peer of a server, before the exchange of records.
+/// The progress of a peer's proof, before the exchange of records.
 #[derive(Debug, Default)]
 pub(crate) enum Proof {
     /// Nothing has arrived.

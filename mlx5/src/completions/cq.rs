@@ -1,5 +1,5 @@
-//! The completion queue, [`Cq`]: plain CQEs are read in place, compressed sessions one CQE at a
-//! time.
+//! The completion queue, [`Cq`]. Plain CQEs are read in place. The CQEs of a compressed session,
+//! which consists of a title CQE and mini CQEs, are decoded one at a time.
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -46,8 +46,8 @@ pub struct Cq {
     object: Rc<CqObject>,
 }
 
-/// Interval, in polls that find a completion, at which a poll gives the device time to run although
-/// the queue is not empty. A busy queue may never be found empty.
+/// A poll that finds the queue empty lets the device run. A busy queue may never be found empty. So
+/// of the polls that find a completion, one in this number lets the device run too.
 const POLLS_PER_HOOK: u32 = 16;
 
 impl fmt::Debug for Cq {
@@ -178,8 +178,8 @@ impl Cq {
                 );
             };
             if count - next >= MINI_CQES_PER_ARRAY as u32 {
-                // The usual case is a full array. The compiler unrolls a loop with a short
-                // callback.
+                // A full array is the usual case. Its constant length lets the compiler unroll the
+                // loop if the callback is short.
                 (0..MINI_CQES_PER_ARRAY as u32).for_each(hand_out);
             } else {
                 (0..count - next).for_each(hand_out);
@@ -202,8 +202,8 @@ impl Cq {
         for entry in from..count {
             if entry == from || entry as usize % MINI_CQES_PER_ARRAY == 0 {
                 // SAFETY: the array is inside the buffer, and the driver owns it like the title. It
-                // lies in the entry of the first CQE that it describes, or in the entry after that,
-                // so no CQE was written over it.
+                // lies in the entry of the first CQE that it describes or in the next entry, so no
+                // CQE was written over it.
                 array = unsafe { self.array_place(entry).read() };
             }
             let (mini, mut cqe) = (MiniCqe::of_array(&array, entry), title);
@@ -610,8 +610,8 @@ mod tests {
                                 .write(op_own(CqeOpcode::ResponderSend, lap & 1 != 0))
                         };
                         assert_eq!(ring.poll(9, |cqe| assert_eq!(cqe.wqe_counter(), i)), 1);
-                        // SAFETY: as above. A device never does this; the ring's next lap begins
-                        // untouched again.
+                        // SAFETY: as above. The test marks the entry as untouched for the next lap,
+                        // which a device never does.
                         unsafe { ring.entries.place(i.into()).add(OP_OWN_OFFSET).write(mark) };
                     }
                 }

@@ -139,9 +139,9 @@ impl<'a> Cqe<'a> {
         self.qpn
     }
 
-    /// Returns the counter of the WQE: for a send the number of its first WQEBB, for a receive of a
-    /// shared queue its index, for a receive of a queue pair's own queue a number whose low bits
-    /// are its index.
+    /// Returns the counter of the WQE. For a send, this is the number of its first WQEBB. For a
+    /// receive of a shared queue, it is the index of the receive. For a receive of a queue pair's
+    /// own queue, its low bits are that index.
     #[must_use]
     #[inline(always)]
     pub fn wqe_counter(&self) -> u16 {
@@ -151,8 +151,8 @@ impl<'a> Cqe<'a> {
         }
     }
 
-    /// Returns the sender's immediate, in host order. The value is valid only if the opcode is that
-    /// of a message with an immediate.
+    /// Returns the sender's immediate, in host order. The value is valid only if the opcode belongs
+    /// to a message with an immediate.
     #[must_use]
     #[inline(always)]
     pub fn imm(&self) -> u32 {

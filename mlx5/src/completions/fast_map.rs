@@ -217,8 +217,8 @@ mod tests {
     #[test]
     fn numbers_as_the_software_hca_gives_them_are_at_home() {
         let mut map = FastMap::new();
-        // QPNs of the places below 2,000. The upper bits, the number of queue pairs that had the
-        // place, vary.
+        // QPNs as the software HCA assigns them: the low 14 bits are the place of the queue pair in
+        // the device's table, here below 2,000; the upper bits vary.
         let qpn = |place: u32| (place * 7 % 1021 + 1) << 14 | place;
         for place in 0..2_000 {
             assert_eq!(map.insert(qpn(place), place), Ok(None));

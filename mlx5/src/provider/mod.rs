@@ -31,8 +31,8 @@ pub(crate) trait Provider: Regions + Connections {
 
     fn waker(&self) -> Waker;
 
-    /// Calls `then` with the watch that ends a sleep on the device, alone or together with other
-    /// watches.
+    /// Calls `then` with a watch that ends a sleep on the device. `then` may sleep on this watch
+    /// and on others at once.
     fn with_watch(&self, then: &mut dyn FnMut(&mut dyn Watch)) {
         then(&mut Due(POLL_SLICE));
     }
@@ -99,10 +99,10 @@ pub(crate) trait Queues {
 
     fn destroy_cq(&self, cqn: u32);
 
-    /// Informs the device that the record of the CQ holds the command to arm it, unless the device
-    /// finds the command by itself. `holds` returns whether the CQ already holds a CQE (with
-    /// `true`, a solicited CQE or an error): then the next wait ends at once, since no device gives
-    /// an event for this CQE.
+    /// Informs the device that the record of the CQ holds a new command to arm the CQ. Does nothing
+    /// on a device that finds the command by itself. `holds(false)` returns whether the CQ already
+    /// holds a CQE; `holds(true)`, whether it may hold a solicited CQE or an error. No device gives
+    /// an event for such a CQE, so the next wait then ends at once.
     fn armed(&self, _cqn: u32, _command: &CqArm, _holds: &dyn Fn(bool) -> bool) {}
 
     fn create_srq(&self, pd: u32, size: RqSize) -> Result<(u32, RqMemory), CreateError>;

@@ -310,8 +310,8 @@ impl SendQueue {
         out
     }
 
-    /// Takes the WQEBBs of the WQE that was written at `head`. The fields are stored after the WQE,
-    /// so that a `ring` that follows at once finds them in registers.
+    /// Advances the queue past the WQE that was written at `head`. The fields are stored after the
+    /// WQE, so that a `ring` that follows at once finds their values in processor registers.
     #[inline(always)]
     fn finish(&mut self, head: *mut u8, blocks: u16, user: u64) {
         // SAFETY: `make_room` found at least `blocks` WQEBBs of contiguous free room at `head`, and

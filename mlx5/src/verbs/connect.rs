@@ -16,10 +16,10 @@ use crate::error::verbs::CallError;
 use crate::provider::Connections;
 use crate::wire::{Access, AddressVector, ConnectOptions, DatagramSegment, rnr_timer_code};
 
-/// Maximum number of retries, on a relay, towards a peer that does not answer. `rdma_rxe` never
-/// ends the seventh retry. The maximum applies to every device on a relay, because no call
-/// distinguishes `rdma_rxe` from other devices, and an operation that ends one retry earlier is
-/// better than an operation that never ends.
+/// Maximum number of retries, on a relay, towards a peer that does not answer. `rdma_rxe` takes 7,
+/// the highest legal number, for retries without end. The maximum applies to every device on a
+/// relay, because no call distinguishes `rdma_rxe` from other devices, and an operation that fails
+/// one retry early is better than an operation that never ends.
 const MAX_RETRIES: u8 = 6;
 
 /// Returns the remote access that queue pairs allow: all that regions may allow, but no atomics on

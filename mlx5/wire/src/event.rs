@@ -18,8 +18,8 @@ pub enum AsyncEvent {
         /// The queue pair's number.
         qpn: u32,
     },
-    /// The queue pair refused a request of its peer that it does not take (too long, an operation
-    /// that it does not allow), and went to the error state.
+    /// The queue pair refused a request of its peer, because the message is too long or the queue
+    /// pair does not allow the operation, and went to the error state.
     QpRequestError {
         /// The queue pair's number.
         qpn: u32,

@@ -299,7 +299,8 @@ fn check_receives(rqn: u32, rq: &mut RqSlot) -> Result<(), Violation> {
             return found(index, Rule::ReceiveZeroLength);
         }
         let next = receives.successor(index);
-        // Whether `next`, last posted as `number`, is posted and not taken yet.
+        // Whether the receive in WQE `next` is still posted: it was posted before (`number` is its
+        // last posting, from 1), and no message has taken it.
         let is_posted =
             |number: &u64| *number > 0 && !taken.is_accounted(next, (*number - 1) as u32);
         if receives.is_linked

@@ -75,9 +75,9 @@ impl Hca {
     /// [`address`](Self::address) on. The driver must not post sends before RTS.
     ///
     /// # Errors
-    /// See [`ConnectError`]. Nothing has changed, unless `remote` has no `epoch` and the error is
-    /// not [`ConnectError::NoAccess`]: the queue pair is then connected to a peer that never
-    /// answers.
+    /// See [`ConnectError`]. If `remote` has an `epoch`, or the error is
+    /// [`ConnectError::NoAccess`], nothing has changed. After any other error the queue pair, if it
+    /// exists, is connected to a peer that never answers.
     pub fn connect(
         &self,
         qpn: u32,

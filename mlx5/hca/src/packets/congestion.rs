@@ -48,9 +48,9 @@ pub(super) struct Congestion {
     /// Size before the first loss of this recovery, and the number of its losses that have not
     /// proved needless. `None` outside of a recovery, and if the losses are certain.
     before: Option<(Size, u32)>,
-    /// Packets that the network has marked, in a round trip that began with the first: the PSN
-    /// before which everything was acknowledged then, the PSN after the packets under way, and the
-    /// number of marked ones.
+    /// The packets that the network has marked in one round trip, which begins with the first
+    /// marked packet: the PSN before which everything was acknowledged at that time, the PSN after
+    /// the packets that were then under way, and the number of marked packets.
     marks: Option<(Psn, Psn, u32)>,
     /// Maximum number of packets under way until answers show that earlier ones have left the
     /// network.
@@ -156,8 +156,9 @@ impl Congestion {
         size.packets = size.packets.min(self.limit.into());
     }
 
-    /// Notes that the network has marked `packets` of those after `first` and before `sent`, as a
-    /// queue on their way is long. A loss of the same round trip counts more.
+    /// Notes that the network has marked `packets` of the packets after `first` and before `sent`,
+    /// because a queue on their way is long. Marks are ignored until the window has recovered from
+    /// a loss, which has already shrunk it.
     #[cold]
     pub(super) fn on_marks(&mut self, first: Psn, packets: u32, sent: Psn) {
         if self.recovery.is_none() {
@@ -169,8 +170,8 @@ impl Congestion {
     }
 
     /// Shrinks the window by half of the share of the marked packets of a round trip, as DCTCP does
-    /// (RFC 8257). Queues whose length marks are far shorter than those that lose packets, and a
-    /// window that is halved for them would leave the link idle.
+    /// (RFC 8257). A queue marks packets when it is still far too short to lose any. If marks
+    /// halved the window, the link would be idle at times.
     #[cold]
     fn on_marked_round(&mut self) {
         if let Some((begin, end, marked)) = self.marks.take() {

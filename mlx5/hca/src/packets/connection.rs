@@ -161,8 +161,8 @@ impl Connection {
         self.source.get_or_insert(from.port());
     }
 
-    /// Notifies a peer that is no software HCA that the network marks its packets. The ACKs to a
-    /// software HCA report marks.
+    /// Sends a congestion notification, because the network marks the packets of the peer. Does
+    /// nothing if the peer is a software HCA, to which ACKs report the marks.
     #[cold]
     pub(crate) fn notify(&mut self, wire: &mut WirePort, now_ns: u64) {
         let is_recent = |notified_ns: u64| now_ns < notified_ns + NOTIFY_NS;

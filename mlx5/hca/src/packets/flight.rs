@@ -57,7 +57,7 @@ pub(super) struct Flight {
     /// The packet that was sent last among those that arrived: its time and PSN.
     newest: (u64, Psn),
     /// Least time between a packet and its answer, in ns. An answer that comes within a quarter of
-    /// it after a repeat is an answer to the first copy.
+    /// this time after a repeat is an answer to the first copy.
     least_ns: Option<u64>,
     /// Time, in ns, after which an overtaken packet counts as lost: 5/4 of the longest time by
     /// which a packet arrived after one that was sent later, at most [`MAX_REORDER_NS`].

@@ -37,11 +37,11 @@ fn mask_of(own: &Interface) -> u128 {
     }
 }
 
-/// Returns the names of the interfaces by which packets from `address` may leave. This is the
-/// interface that has the address, or else an interface whose network contains the address. But if
-/// that is the loopback interface and the address is not a loopback address, the address is routed,
-/// as in networks without a common link layer. Then the result is the names of all other
-/// interfaces, if any.
+/// Returns the names of the interfaces by which packets from `address` may leave: the interface
+/// that has the address, or else an interface whose network contains it. If this is the loopback
+/// interface although the address is not a loopback address, packets leave by routes through other
+/// interfaces, as in networks without a common link layer. Then the result is the names of all
+/// other interfaces, if any.
 pub(crate) fn names_of(address: IpAddr) -> io::Result<Vec<String>> {
     leaving(&if_addrs::get_if_addrs()?, address)
         .ok_or_else(|| io::ErrorKind::AddrNotAvailable.into())

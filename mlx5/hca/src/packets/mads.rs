@@ -228,7 +228,8 @@ mod tests {
         assert_eq!(other.receive(), None);
     }
 
-    /// In either order, and after either has come again.
+    /// Packets reach the right socket, whichever of the two was bound first. Each socket is closed
+    /// and bound again.
     #[test]
     fn the_port_is_shared_by_queue_pair_number() {
         let (address, from) = (own_address(2), MadPort::open(own_address(3)).unwrap());
@@ -253,7 +254,8 @@ mod tests {
                 io::ErrorKind::AddrInUse,
                 "one device"
             );
-            // By different ports, as the kernel without a program would spread them.
+            // The senders have different ports: without a BPF program the kernel would spread their
+            // packets over both sockets.
             for _ in 0..16 {
                 let from = UdpSocket::bind((from.own.ip(), 0)).unwrap();
                 from.send_to(

@@ -135,7 +135,7 @@ pub(super) struct Room {
     pub(super) is_repeat: bool,
     /// Whether the window, or its first half, ends with the packet.
     pub(super) asks_ack: bool,
-    /// Number of READ responses that the packet requests, unless the READ has fewer.
+    /// Maximum number of READ responses that the packet requests.
     pub(super) responses: u32,
 }
 

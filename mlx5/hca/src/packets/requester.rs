@@ -19,9 +19,9 @@ const MAX_SPAN: u32 = 1 << 23;
 /// if that is longer than [`PACED_NS`].
 const BURST: u64 = 16;
 const PACED_NS: u64 = 1_000_000;
-/// Number of repeats in a row, each due after a report that packets cannot arrive, at which a
-/// requester gives up. One report does not suffice: it may be forged, or concern a packet of an
-/// earlier connection.
+/// A requester gives up after this number of repeats in a row, if a report that packets cannot
+/// arrive came before each of them. One report does not suffice: it may be forged, or concern a
+/// packet of an earlier connection.
 const MAX_UNREACHABLE: u8 = 3;
 /// The retry count that means "forever".
 const WITHOUT_END: u8 = 7;
@@ -341,7 +341,8 @@ impl Requester {
         {
             return Taken::Nothing;
         }
-        // A mark of a READ response is one of the direction of the data.
+        // FECN on a response with data means congestion on the path of the data. On a response
+        // without data it concerns only the path of ACKs, and is ignored.
         self.is_marked |= headers.bth.has_becn || headers.bth.has_fecn && !payload.is_empty();
         match opcode {
             Opcode::Acknowledge => {

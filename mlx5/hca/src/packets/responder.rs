@@ -169,8 +169,9 @@ impl Responder {
         if ahead != 0 || begins {
             self.current = None;
         }
-        // After a gap of any length, only the beginning of a message can be used. So a forged
-        // packet makes at most `MAX_LATE` other packets useless.
+        // A gap may have any length. After it, only a packet that begins a message can be used. So
+        // a forged packet, which changes `expected`, makes at most `MAX_LATE` other packets
+        // useless.
         if ahead != 0 && !begins {
             return;
         }
@@ -256,8 +257,8 @@ impl Responder {
             }
             Ok(()) => {}
             Err(Refusal::NotReady) => {
-                // The packets behind this one are no gap, and get no NAK: the peer repeats all of
-                // them.
+                // The packets behind this one get no NAK for a gap: after the RNR NAK the peer
+                // repeats all of them.
                 self.is_asked_for = true;
                 self.answer(
                     psn,

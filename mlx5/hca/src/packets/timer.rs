@@ -84,7 +84,8 @@ impl Timer {
         (self.pause_ns, self.retry_ns, self.repeat_ns) = (None, None, None);
     }
 
-    /// Takes the time between a packet, which was sent once, and its answer (RFC 6298, 2 and 3).
+    /// Adds a measured round trip: the time between a packet that was sent once and its answer (RFC
+    /// 6298, 2 and 3).
     pub(super) fn measured(&mut self, sample_ns: u64) {
         self.backoff = 0;
         self.round_trip_ns = Some(match self.round_trip_ns {

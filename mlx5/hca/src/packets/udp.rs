@@ -54,7 +54,8 @@ const RAW_ADDRESS_BYTES: libc::socklen_t = size_of::<libc::sockaddr_in6>() as li
 #[derive(Clone, Copy)]
 struct Control([u8; CONTROL_BYTES]);
 const CONTROL_BYTES: usize = 32;
-/// The lower bits of a traffic class (RFC 3168): the sender reacts to marks, and a mark.
+/// Values of the lower two bits of a traffic class (RFC 3168). `ECT_0`: the sender reacts to marks.
+/// `CONGESTION`: a router has marked the packet.
 const ECT_0: u8 = 2;
 const CONGESTION: u8 = 3;
 
@@ -223,8 +224,8 @@ impl Udp {
         }
     }
 
-    /// Makes the kernel queue ICMP reports, and add the traffic class to each packet. Marks packets
-    /// that are sent as those of a sender that reacts to congestion marks.
+    /// Makes the kernel queue ICMP reports, and add the traffic class to each received packet. Sent
+    /// packets get `ECT_0`, because this sender reacts to congestion marks.
     fn with_news(self) -> io::Result<Self> {
         let socket = &self.socket;
         if self.local()?.is_ipv4() {
@@ -444,7 +445,8 @@ mod tests {
                     );
                 }
             }
-            // A long queue changes the class of packets of senders that react.
+            // A router with a long queue changes `ECT_0` to `CONGESTION`. Here the sender itself
+            // sets each of the two.
             for class in [CONGESTION, ECT_0] {
                 if address.is_ipv4() {
                     sockopt::set_ip_tos(&a.socket, class).unwrap();

@@ -274,8 +274,9 @@ impl SoftCq {
         }
     }
 
-    /// Strict mode: returns a broken rule and the wrong counter, once: the consumer counter of a
-    /// record that is ahead of the CQEs written, or the producer counter of a queue that overran.
+    /// Returns, for strict mode, the broken rule of the queue and the wrong counter, once. The
+    /// counter is the consumer counter in the record if this is ahead of the CQEs written, or the
+    /// producer counter if the queue overran.
     pub(crate) fn broken_rule(&mut self) -> Option<(u32, Rule)> {
         if self.is_reported {
             return None;

@@ -85,8 +85,8 @@ fn source_hash(hca: &Hca, qp: &SoftQp, counter: u16) -> Option<u64> {
     })))
 }
 
-/// Returns the bytes in the buffers of the WQE at `counter`. Returns `None` if the WQE has no
-/// result (`of_result`) or no source, or may not access its buffers.
+/// Returns the bytes in the result buffers of the WQE at `counter` (`of_result`), or in its source
+/// buffers. Returns `None` if the WQE has no such buffers, or may not access them.
 fn local_bytes(hca: &Hca, qp: &SoftQp, counter: u16, of_result: bool) -> Option<Vec<u8>> {
     let len = qp.with_wqe(counter, |wqe| {
         let is_asked =

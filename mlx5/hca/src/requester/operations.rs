@@ -91,9 +91,9 @@ fn not_done(qp: &mut SoftQp, outcome: Outcome) -> Outcome {
 }
 
 /// Returns the reason to wait after a search that found no receive. The peer's driver may have
-/// posted a receive that the peer's device has not copied yet. The copy that ran during the search
-/// may have begun before that. So no receive is posted for certain only if another search, after
-/// the end of the next copy, finds none.
+/// posted a receive that the peer's device has not copied yet: the copy that ran during the search
+/// may have begun before the driver posted. So only another search, after the end of the next copy,
+/// shows whether a receive is posted.
 #[cold]
 fn no_receive(hca: &Hca, qp: &SoftQp) -> WaitFor {
     let Some(remote) = qp.remote() else {

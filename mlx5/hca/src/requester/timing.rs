@@ -29,8 +29,8 @@ pub enum Timing {
         /// The delay, in ns.
         ns: u64,
     },
-    /// Each WQE is executed after a delay of its own, but in the order of its queue, and its
-    /// completion is visible after a further one.
+    /// Each WQE is executed after a random delay, but in the order of its queue, and its completion
+    /// is visible after a further random delay.
     Random {
         /// The shortest and the longest delay, in ns.
         ns: (u64, u64),

@@ -123,7 +123,8 @@ fn scattered(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: &Message) {
     let bytes = first.map(|first| Keyed::new(first.lkey(), first.addr(), length as u64));
     let (access, pd) = (Access::LOCAL_WRITE, qp.receives.pd);
     let place = bytes.and_then(|bytes| hca.memory.resolve(bytes, access, pd).ok());
-    // Data in memory of another allocator, or in several buffers, stay there.
+    // Data stay in the buffers if there are several buffers, or if this device did not allocate the
+    // memory.
     let Some(Span::Mapped(place)) = place else {
         return deliver(hca, qp, cq, *message, Sender::Connected);
     };

@@ -169,7 +169,8 @@ impl Membership {
         match (self.sends_packets, has_port) {
             _ if self.shares_memory() && theirs() == Some(self.domain) => Way::Memory,
             (true, true) => Way::Packets,
-            // There is no way. An attempt to map the device gives the reason as its error.
+            // The device cannot be reached. `Memory` makes the caller try to map it, and so get the
+            // reason as an error.
             (false, false) => Way::Memory,
             _ => Way::Nowhere,
         }

@@ -231,8 +231,8 @@ const LAST: usize = size_of::<u64>();
 
 /// Places a part of a WRITE, with immediate or not. Its last eight bytes become visible after all
 /// others and after all earlier parts, since NICs place a message in the order of its addresses. A
-/// reader that polls the end of a message, and not a CQE, relies on it. If the eight bytes are
-/// aligned, they become visible at once, and such a reader reads them atomically, with Acquire.
+/// reader that polls the end of a message, and not a CQE, relies on this order. If the eight bytes
+/// are aligned, they become visible at once, and such a reader reads them atomically, with Acquire.
 ///
 /// # Safety
 /// Like [`copy`](copyrpc_shm::cache::copy).

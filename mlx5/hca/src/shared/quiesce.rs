@@ -8,10 +8,10 @@ use copyrpc_shm::sync::{heavy_barrier, spin_loop, yield_now};
 use crate::shared::peer::Peer;
 use crate::{Clock, Hca};
 
-/// Time in ns after which a store of another processor counts as visible, if the barrier omitted
-/// that processor, which rarely happens to a processor that runs another process
-/// ([`heavy_barrier`]). No architecture guarantees a maximum; a store waits for one cache line at a
-/// time, which takes a hundredth of this time.
+/// Time in ns for which `quiesce` waits after the barrier, if a peer may be in another process. The
+/// barrier rarely omits a processor that runs another process ([`heavy_barrier`]); after this time,
+/// the stores of such a processor count as visible. No architecture guarantees a maximum; a store
+/// waits for one cache line at a time, which takes a hundredth of this time.
 const SETTLE_NS: u64 = 10_000;
 
 /// Maximum time for which deregistering and destroying wait for a peer in the middle of a copy. It

@@ -133,8 +133,8 @@ impl Remote {
     /// Returns the rights that the peer's queue pair grants: its identity, with [`RECEIVES`] and
     /// its [`RIGHTS`]. Without [`RECEIVES`] if the [`terms`](Self::expected) of the two ends
     /// differ. Returns 0 unless the peer lives, and its queue pair is connected to this queue pair
-    /// and receives. The rights hold until the end of the present doorbell, because a
-    /// peer that destroys its queue pair waits for it (H3).
+    /// and receives. The rights hold until the end of the present doorbell, because a peer that
+    /// destroys its queue pair waits for the doorbell (H3).
     #[inline(always)]
     pub(crate) fn granted(&self) -> u64 {
         // H1. While this word is unchanged, so are the words next to it.

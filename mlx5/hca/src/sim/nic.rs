@@ -173,9 +173,9 @@ impl Nic {
         self.send_free_ns
     }
 
-    /// Takes the next receive for a message that arrived at `came_ns`, not before `at_ns`. Returns
-    /// the time at which the message has the receive. A message that waits for earlier messages of
-    /// its queue pair does not delay other messages.
+    /// Takes the next receive for a message that came at `came_ns`, and whose queue pair is ready
+    /// for it at `at_ns`. Returns the time at which the message has the receive. A message that
+    /// waits for earlier messages of its queue pair does not delay other messages.
     fn receive(
         &mut self,
         came_ns: u64,
@@ -209,7 +209,7 @@ impl Nic {
 }
 
 impl NicModel {
-    /// Makes a network of NICs without history.
+    /// Makes a network of idle NICs, which hold no context of a queue pair yet.
     #[must_use]
     pub fn new(parameters: NicParameters) -> Self {
         let nics = Nics {

@@ -257,8 +257,8 @@ impl<'a> Simulation<'a> {
         self.next_ns()
     }
 
-    /// Runs all events up to `until_ns`, and then sets the clock to it. Returns whether there are
-    /// later events; if there are none, the clock stays at the last event.
+    /// Runs all events up to `until_ns`. Returns whether there are later events. If so, advances
+    /// the clock to `until_ns`; otherwise the clock stays at the last event.
     pub fn run(&mut self, until_ns: u64) -> bool {
         self.look_at_all();
         loop {

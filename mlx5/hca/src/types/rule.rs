@@ -47,11 +47,12 @@ syndromes! {
         /// The receive record is at most as far ahead as the queue has WQEs. Otherwise the driver
         /// has overwritten posted receives.
         ReceiveBeyondRoom = 0x51: "the receive record is further ahead than the queue has WQEs",
-        /// A data segment of a receive does not have the length 0, which means 2^31 bytes, unless
-        /// it ends the list by the lkey 0x100.
+        /// A data segment of a receive has the length 0 only if its lkey 0x100 ends the list. With
+        /// any other lkey, the length 0 means 2^31 bytes.
         ReceiveZeroLength = 0x52: "a receive with a data segment of length 0 that does not end the list",
-        /// The device owns a gathered buffer until a completion at or after its WQE is visible. Not
-        /// detected on a device with immediate timing, nor for a WQE with a fence.
+        /// The device owns a gathered buffer until the completion of its WQE, or of a later WQE, is
+        /// visible. Changes are not detected on a device with immediate timing, nor for a WQE with
+        /// a fence.
         SourceChanged = 0x53: "the source buffer changed between the doorbell and the completion",
         /// The consumer record covers only CQEs that were written.
         ConsumerAhead = 0x54: "the consumer record is ahead of the CQEs written",

@@ -102,8 +102,9 @@ pub(crate) fn unpack(mut word: u64) -> Option<Values> {
     is_some.then_some(values)
 }
 
-/// Returns the first term that a message of `bytes` violates, which is the last of `reads`
-/// unanswered READs and atomics (0 if it is neither). The result has both values.
+/// Returns the first term that a message of `bytes` bytes violates, and the values of this term at
+/// both ends. `reads` is the number of unanswered READs and atomics, including this message; 0 if
+/// the message is neither.
 pub(crate) fn violated(
     sent: Values,
     expected: Values,

@@ -38,8 +38,8 @@ fn map(settings: &Settings) -> Result<&'static [PortCounters], Errno> {
         .truncate(false)
         .open(path)?;
     let bytes = ports * size_of::<PortCounters>();
-    // SAFETY: the descriptor is open. Without this allocation, a write to a full file system would
-    // cause a signal at the first access.
+    // SAFETY: the descriptor is open. The call allocates the file's blocks; without them, the first
+    // access to the mapping would cause a signal if the file system is full.
     match unsafe { libc::posix_fallocate(file.as_raw_fd(), 0, bytes as libc::off_t) } {
         0 => {}
         errno => return Err(Errno(errno)),

@@ -56,7 +56,7 @@ pub(crate) enum File {
     Counter(Arc<Counter>),
 }
 
-/// Device and inode of a file that was entered. The file's descriptor must still refer to them.
+/// Device and inode of a file in the map. The file's descriptor must still refer to them.
 type Identity = (libc::dev_t, libc::ino_t);
 
 #[derive(Debug)]

@@ -11,7 +11,7 @@ use crate::files::{fds, tree};
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn realpath(path: *const c_char, to: *mut c_char) -> *mut c_char {
     // SAFETY: the caller's arguments are valid for the C function. The path in `/sys` is shorter
-    // than the path in the tree, so it fits where that one was written.
+    // than the path in the tree, so it fits into the buffer that has the path in the tree.
     unsafe {
         let found = named!(path, AT_FDCWD => next::realpath(path, to));
         if let Some(name) = if found.is_null() {

@@ -297,8 +297,9 @@ impl Watched {
         })
     }
 
-    /// Ends the check of the last announcement, and counts it by the register's present content. A
-    /// next announcement is in the other half of the register, so this one may still be there.
+    /// Ends the check of the last announcement, because the driver has announced further WQEs.
+    /// Looks for the announcement once more: the further announcement is in the other half of the
+    /// register. Counts it as overtaken if no check has found it.
     fn give_up(&mut self, halves: &[Half; 2], counts: &mut Counts) {
         let Some(announced) = self.announced.take() else {
             return;

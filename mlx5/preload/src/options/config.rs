@@ -10,7 +10,8 @@ pub(crate) const DEVICE: &str = "MLX5_PRELOAD_DEVICE";
 pub(crate) const DEVICES: &str = "MLX5_PRELOAD_DEVICES";
 /// Link layer: `ib`, `roce`, or `roce=` followed by the options of the port for packets.
 pub(crate) const LINK: &str = "MLX5_PRELOAD_LINK";
-/// GID table of the port of the only device, as [`parse_gids`] reads it; empty: that of a real port.
+/// GID table of the port of the only device, as [`parse_gids`] reads it. If it is empty, the port
+/// has the table of a real port.
 pub(crate) const GIDS: &str = "MLX5_PRELOAD_GIDS";
 /// The directory through which processes find each other.
 pub(crate) const FABRIC: &str = "MLX5_PRELOAD_FABRIC";

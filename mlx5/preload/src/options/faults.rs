@@ -69,7 +69,7 @@ pub(crate) enum Fault {
     },
     /// Seed of random times.
     Seed(u64),
-    /// Some work requests fail, which ones and how follows from this seed.
+    /// Some work requests fail. The seed determines which, and how.
     Random(u64),
     /// Commands with this number fail, except for the first `after`.
     Command {
@@ -183,7 +183,7 @@ impl Fault {
 /// Returns the faults that the HCA makes.
 ///
 /// # Errors
-/// There are two faults of the same kind, or faults of both kinds for different queue pairs.
+/// There are two faults `wc`, two faults `loss`, or one of each for different queue pairs.
 pub(crate) fn of_hca(faults: &[Fault]) -> Result<Faults, String> {
     let (mut made, mut of) = (Faults::default(), None);
     for fault in faults {

@@ -54,7 +54,7 @@ pub(crate) fn hand_over(fd: c_int) {
     }
 }
 
-/// Returns whether a descriptor is held and the program is the caller.
+/// Returns whether a descriptor is held, and the caller is the program and not the library.
 pub(crate) fn is_held(fd: c_int) -> bool {
     HELD.get(fd as usize)
         .is_some_and(|held| held.load(Ordering::Relaxed))

@@ -62,7 +62,8 @@ impl Flow {
     #[must_use]
     pub fn icrc(&self, headers: &[u8], payload: &[u8]) -> [u8; ICRC_BYTES] {
         let udp_len = (UDP_BYTES + headers.len() + payload.len() + ICRC_BYTES) as u16;
-        // The bytes before the IP header, and all that no field below is written to, are ones.
+        // All bytes begin as ones. The bytes before the IP header stay so, and so do the fields of
+        // the IP and UDP headers that the code below does not set.
         let mut start = [0xff; BTH_AT + Bth::LEN];
         let ip_at = match (self.source.ip(), self.destination.ip()) {
             (IpAddr::V4(source), IpAddr::V4(destination)) => {
@@ -104,10 +105,11 @@ impl Flow {
     /// Checks the ICRC of a received UDP payload. Returns the IPv4 identification with which the
     /// ICRC is right (0 over IPv6), or `None` if the ICRC is wrong for every identification.
     ///
-    /// A receiver on a socket does not get the identification. A CRC is linear, so a wrong
-    /// identification changes the ICRC by a value from which the right identification follows, and
-    /// 16 of the 32 bits still check the rest: a damaged packet passes with probability 2^-16. A
-    /// sender that is known to send `identification` should be checked for this value first.
+    /// A receiver on a socket does not get the identification. A CRC is linear: a wrong
+    /// identification changes the ICRC by a value from which the right identification follows. 16
+    /// of the 32 bits still check the rest, so a damaged packet passes with probability 2^-16. The
+    /// identification of this `Flow` is tried first: if the sender is known to send a certain
+    /// value, set that value.
     #[must_use]
     pub fn check(&self, packet: &[u8]) -> Option<u16> {
         let covered = packet.len().checked_sub(ICRC_BYTES)?;
@@ -118,8 +120,8 @@ impl Flow {
         }
         let behind = IPV4_BYTES - IDENTIFICATION_END + UDP_BYTES + covered;
         // If all other bytes are right, the difference comes from the identification alone.
-        // Dividing it by the bytes from the identification on gives the change of the
-        // identification's bytes.
+        // Dividing the difference by the power of x for the bytes from the identification to the
+        // end gives the change of the identification's bytes.
         let change = divided(difference, behind + size_of::<u16>());
         let is_ipv4 = self.source.is_ipv4() && self.destination.is_ipv4();
         let change = u16::try_from(change).ok().filter(|_| is_ipv4)?;

@@ -82,8 +82,8 @@ fn is_static(path: &Path) -> Option<bool> {
     is_elf.then(|| !types.any(|kind| kind.is_some_and(|kind| u32::from(kind) == INTERPRETER)))
 }
 
-/// Raises the limit of descriptors to the hard limit: the library has some for each connection, of
-/// which a kernel has none.
+/// Raises the limit of descriptors to the hard limit: the library needs descriptors for each
+/// connection, and a kernel does not.
 pub(crate) fn raise_descriptors() {
     let mut limit = libc::rlimit {
         rlim_cur: 0,

@@ -41,7 +41,7 @@ const MAX_ROOT: usize = 128;
 #[derive(Clone, Debug)]
 pub(crate) struct TreeOptions {
     pub(crate) link: Link,
-    /// GID table; empty: that of a real port.
+    /// GID table. If it is empty, the port has the table of a real port.
     pub(crate) gids: Vec<Gid>,
     pub(crate) devices: usize,
     pub(crate) has_gid: bool,

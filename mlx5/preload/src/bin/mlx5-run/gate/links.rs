@@ -54,11 +54,11 @@ pub(crate) enum Action {
 pub(crate) enum Opened {
     /// The link has a session.
     Yes,
-    /// Without a listener now; the service may have one when the peer sends its request again.
+    /// The service has no listener now, but may have one when the peer sends its request again.
     NotYet,
-    /// Without a listener.
+    /// The service has no listener.
     NoService,
-    /// Full: the listener takes no more requests.
+    /// The listener takes no more requests.
     Full,
 }
 
@@ -96,9 +96,10 @@ struct Link {
     transaction: u64,
     /// The message that was sent last.
     last: Mad,
-    /// Number of times that it was sent.
+    /// Number of times that the last message was sent.
     sends: u32,
-    /// Time at which it is sent again; in the state `Over`, at which the link is forgotten.
+    /// Time at which the last message is sent again, or, in the state `Over`, at which the link is
+    /// removed.
     due_ms: Option<u64>,
 }
 
@@ -107,7 +108,7 @@ struct Link {
 pub(crate) struct Links {
     by_id: HashMap<u32, Link>,
     next: u32,
-    /// A number in place of the GUID of the device, which differs from those of all other hosts.
+    /// A random number that is sent in place of the device's GUID, which is the same on all hosts.
     guid: u64,
     /// Actions to be done, in this order.
     pub(crate) actions: Vec<Action>,
@@ -169,8 +170,8 @@ impl Links {
         Some(id)
     }
 
-    /// Takes a further message of a session. What the state does not allow is dropped: the session
-    /// had not heard yet what the peer said.
+    /// Takes a further message of a session. Drops a message that the state does not allow: the
+    /// session sent it before it had received the last message of the peer.
     pub(crate) fn say(&mut self, now_ms: u64, id: u32, mad: Mad) {
         use State::*;
         let Some(link) = self.by_id.get(&id) else {
@@ -191,7 +192,7 @@ impl Links {
         self.send(now_ms, id, next, mad);
     }
 
-    /// Takes the end of a session.
+    /// Handles the end of a session.
     pub(crate) fn end(&mut self, now_ms: u64, id: u32) {
         let Some(link) = self.by_id.get_mut(&id) else {
             return;
@@ -274,8 +275,8 @@ impl Links {
         link.due_ms = wait.map(|wait| now_ms + wait);
     }
 
-    /// Takes a message of a peer. `open` reaches the listener of a service for a link with this
-    /// number.
+    /// Handles a message of a peer. `open` connects the link with a given number to the listener of
+    /// a service.
     pub(crate) fn hear(
         &mut self,
         now_ms: u64,

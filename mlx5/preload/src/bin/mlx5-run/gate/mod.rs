@@ -27,8 +27,8 @@ use rustix::net::{self, RecvFlags, SendFlags};
 use crate::gate::links::{Action, Links, Opened};
 use crate::sockets::{self, PARCEL_BYTES, Parcel};
 
-/// Time within which a new gate has its first launcher, and after the last one confirmations of
-/// ends that were sent before.
+/// Time limit of three waits: of a new gate for its first launcher, of a launcher for the answer of
+/// the gate, and of a gate without launchers for peers to confirm the ends of connections.
 const LINGER: Duration = Duration::from_secs(2);
 /// Time for which a request waits for a listener, if its service has had one before: some programs
 /// make a new listener for each connection.
@@ -88,9 +88,9 @@ fn found(ip: IpAddr) -> Option<()> {
     Some(())
 }
 
-/// Makes the child independent of the launcher: of the terminal's signals, and of files that the
-/// launcher was started with, such as pipes whose readers wait for the last writer. The launcher's
-/// own files are closed by an exec(2), and those are not.
+/// Makes the child independent of the launcher. Signals of the terminal do not reach the child. It
+/// closes the files that the launcher was started with, such as pipes whose readers wait until the
+/// last writer has closed them. These are the files that an exec(2) would keep open.
 fn detach() {
     let _ = std::env::set_current_dir("/");
     let nothing = File::options().read(true).write(true).open("/dev/null");
@@ -116,12 +116,12 @@ struct Sockets {
     ip: IpAddr,
     /// The launchers, with the directories of their fabrics.
     launchers: Vec<(OwnedFd, File)>,
-    /// Connections that have not said anything.
+    /// Connections on which no message has arrived yet.
     unknown: Vec<OwnedFd>,
     /// The sessions, by the numbers of their links.
     sessions: HashMap<u32, OwnedFd>,
-    /// The services that a peer has reached, each with the time until which requests wait for its
-    /// next listener, if one of them had none.
+    /// The services to which a peer has connected. The value is set if a later request found no
+    /// listener: it is the time until which such requests wait for a new listener.
     services: HashMap<u64, Option<Instant>>,
 }
 
@@ -199,7 +199,8 @@ impl Gate {
         ];
         let launchers = launchers.iter().enumerate();
         let unknown = unknown.iter().enumerate();
-        // The last of a list first: those that end are removed from it.
+        // Each list is in reverse order, so that the indices of its entries stay valid while `take`
+        // removes entries that have ended.
         let (files, mut polled): (Vec<_>, Vec<_>) = of_sockets
             .into_iter()
             .chain(
