@@ -12,6 +12,7 @@
 use std::error::Error;
 use std::sync::mpsc::{Sender, channel};
 
+use copyrpc::methods::Request;
 use copyrpc::{StopHandle, service};
 use copyrpc_calls::{Bind, Client, Connection, Dial, Server};
 
@@ -36,16 +37,16 @@ impl greetings::Service for Greetings {
 fn serve<S: Bind<String>>(
     address: String,
     bound: Sender<(String, StopHandle)>,
-) -> Result<(), S::Error> {
+) -> Result<(), S::Error>
+where
+    for<'a> S::Request<'a>: Request,
+{
     let mut server = Server::<S>::bind(address)?;
     if let Ok(address) = server.local_addr() {
         // The receiver is gone if the program ends.
         let _ = bound.send((address.to_string(), server.stop_handle()));
     }
-    server.serve(|request| {
-        let request: Vec<u8> = request.into();
-        greetings::answer(&mut Greetings, &request)
-    })
+    server.serve(|request| greetings::answer(&mut Greetings, &request))
 }
 
 fn greet<C>(address: String) -> Result<String, Box<dyn Error>>
@@ -60,6 +61,7 @@ where
 fn play<S, C>(address: &str) -> Result<(), Box<dyn Error>>
 where
     S: Bind<String, Error: Error>,
+    for<'a> S::Request<'a>: Request,
     C: Dial<String, Error: Error> + Connection<Request = [u8], Reply = Vec<u8>>,
     C: Connection<ConnectError: 'static, EndReason: 'static>,
 {

@@ -314,12 +314,6 @@ pub struct RecvBytes<'a> {
     ring: PhantomData<&'a RingView>,
 }
 
-impl From<RecvBytes<'_>> for Vec<u8> {
-    fn from(bytes: RecvBytes<'_>) -> Self {
-        bytes.to_vec()
-    }
-}
-
 impl<'a> RecvBytes<'a> {
     pub(crate) const fn empty() -> Self {
         Self {

@@ -150,8 +150,9 @@ pub enum Answer {
 pub trait Serving: Sized {
     /// The choices of a user.
     type Options: Clone + Default + Send + 'static;
-    /// The bytes of a request, for a handler that answers at once.
-    type Request<'a>: Into<Vec<u8>>;
+    /// The bytes of a request, for a handler that answers at once: a
+    /// [`methods::Request`](crate::methods::Request).
+    type Request<'a>;
     /// The duty to answer a received request. Its drop is [`Answer::Dropped`].
     type Token;
     /// A client.

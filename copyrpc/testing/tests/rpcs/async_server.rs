@@ -6,7 +6,7 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 use std::{future, thread};
 
-use copyrpc_calls::methods::Context;
+use copyrpc_calls::methods::{Context, Request};
 use copyrpc_calls::parts::{self, Reassembler};
 use copyrpc_calls::{
     AsyncClient, AsyncServer, Bind, Client, ClientError, Connection, Dial, ErrorOf, Server,
@@ -106,6 +106,7 @@ fn requests_are_answered_in_any_way_and_a_server_that_goes_keeps_only_those_it_g
 fn one_source_serves_and_calls_over_every_transport<S, C>(ends: &Ends<S, C>)
 where
     S: Bind<String, Error: std::fmt::Debug> + 'static,
+    for<'a> S::Request<'a>: Request,
     C: Dial<String, Error: std::fmt::Debug, Request = [u8], Reply = Vec<u8>>,
 {
     watchdog(2 * LONG);
@@ -115,10 +116,7 @@ where
         let mut server = Server::<S>::with_options(address, &options)?;
         let address = server.local_addr().unwrap().to_string();
         tell.send((address, server.stop_handle())).unwrap();
-        server.serve(|request| {
-            let request: Vec<u8> = request.into();
-            request.repeat(2)
-        })
+        server.serve(|request| request.data().repeat(2))
     });
     let (address, stop) = told.recv_timeout(LONG).unwrap();
     let mut client = Client::<C>::with_options(address, &ends.client).unwrap();
