@@ -38,7 +38,7 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 /// Default of [`ServerOptions::max_buffered`].
 const MAX_BUFFERED: usize = 64 << 20;
 
-/// Options of a [`Server`].
+/// Options of a [`Server`](crate::Server).
 #[derive(Clone, Debug)]
 pub struct ServerOptions {
     /// Device of the server. Default: the device given by the environment variable `COPYRPC_DEVICE`
@@ -59,7 +59,7 @@ pub struct ServerOptions {
     /// requests. These stay in the rings of their clients, whose calls then wait for room. Default:
     /// 64 MiB.
     pub max_buffered: usize,
-    /// Maximum time for which the [end](Server::close) and the drop of the server wait, both
+    /// Maximum time for which the [end](Host::close) and the drop of the server wait, both
     /// together: for clients that have begun to call while they connect, and then until the
     /// server's answers and its close have arrived at all clients' devices. Time in which its
     /// thread is suspended does not count. Before that, a stopped server continues for at most this
@@ -116,7 +116,7 @@ struct Member {
     peer: Peer,
 }
 
-/// [Closes](Server::close) the server.
+/// [Closes](Host::close) the server.
 impl Drop for Host {
     fn drop(&mut self) {
         self.close();

@@ -43,6 +43,7 @@ mod lifelines;
 mod names;
 mod pieces;
 mod reach;
+mod receive;
 pub mod record;
 mod route;
 mod secret;

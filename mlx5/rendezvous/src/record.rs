@@ -1,12 +1,7 @@
 //! Records of a fixed size, little-endian, that begin with 16 bytes of the same form: magic (8),
 //! version u16, size of the record u16, and a [`Refusal`] u32 or 0.
 
-use std::io::{Error as IoError, ErrorKind, Read};
-
 use thiserror::Error;
-
-use crate::pieces::Incoming;
-use crate::setup::SetupError;
 
 /// Bytes before a record's own fields.
 pub const HEAD_BYTES: usize = 16;
@@ -161,7 +156,7 @@ impl Kind {
     }
 
     /// Checks the first bytes of a record, as soon as there are eight.
-    fn check_magic(&self, bytes: &[u8]) -> Result<(), RecordError> {
+    pub(crate) fn check_magic(&self, bytes: &[u8]) -> Result<(), RecordError> {
         match bytes.first_chunk() {
             Some(found) if *found != self.magic => Err(RecordError::Magic {
                 name: self.name,
@@ -169,42 +164,6 @@ impl Kind {
             }),
             _ => Ok(()),
         }
-    }
-
-    /// Receives the bytes of a record that are available. Returns `None` if some bytes are still
-    /// missing and the stream would block. Checks the magic of an incomplete record as soon as it
-    /// has arrived, because a peer with another protocol may never send enough bytes for a whole
-    /// record. Does not check a complete record.
-    ///
-    /// # Errors
-    /// The errors of the stream; [`RecordError::Magic`].
-    pub fn advance<'a, const N: usize>(
-        &self,
-        incoming: &'a mut Incoming<N>,
-        stream: &mut impl Read,
-    ) -> Result<Option<&'a [u8; N]>, SetupError> {
-        while incoming.whole().is_none() {
-            let Some(bytes) = incoming.step(stream)? else {
-                return Ok(None);
-            };
-            if bytes.len() < N {
-                self.check_magic(bytes)?;
-            }
-        }
-        Ok(incoming.whole())
-    }
-
-    /// Receives a record from a stream that blocks, like [`advance`](Self::advance).
-    ///
-    /// # Errors
-    /// The errors of the stream; [`RecordError::Magic`].
-    pub fn receive<const N: usize>(&self, stream: &mut impl Read) -> Result<[u8; N], SetupError> {
-        let mut incoming = Incoming::default();
-        // The time limit of a socket is reported as an operation that would block, so `None` means
-        // that the limit has passed.
-        self.advance(&mut incoming, stream)?
-            .copied()
-            .ok_or_else(|| IoError::from(ErrorKind::TimedOut).into())
     }
 }
 

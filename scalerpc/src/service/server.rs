@@ -41,7 +41,7 @@ const LIFELINES: usize = 512;
 /// made because a client that connects found no room.
 const FULL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Options of a [`Server`].
+/// Options of a [`Server`](crate::Server).
 #[derive(Clone, Debug)]
 pub struct ServerOptions {
     /// Device of the server. Default: the device that the environment variable `COPYRPC_DEVICE`
