@@ -409,9 +409,9 @@ impl Serving for Host {
     }
 
     fn has(&self, client: u64) -> bool {
-        let named = |member: &Member| member.peer.number == client;
-        let member = self.clients.iter().find(|member| named(member));
-        member.is_some_and(|member| member.endpoint.closed().is_none())
+        self.clients
+            .iter()
+            .any(|member| member.peer.number == client && member.endpoint.closed().is_none())
     }
 
     fn is_wanted(&self, request: &RecvHandle<()>) -> bool {

@@ -1,6 +1,7 @@
 use std::task::Waker;
 
 use super::*;
+use crate::methods::Context;
 
 type ClientError = crate::CallFailure;
 
@@ -396,6 +397,27 @@ fn a_server_that_stops_lets_its_clients_fetch_the_replies_and_takes_no_further_r
     assert!(!stop.is_stopped(), "a handler runs");
     parts.reply(running, b"short".to_vec());
     assert_eq!((stop.is_stopped(), parts.held()), (true, 0));
+}
+
+/// Two clients fetch a reply, and leave one after the other. A third client's number is not known.
+#[test]
+fn a_server_that_stops_waits_for_no_client_that_has_left() {
+    let stop = handle(Duration::from_secs(3600));
+    let mut parts = Reassembler::new(stop.clone(), 1000, 20_000);
+    for client in [1, 2] {
+        let bytes = part(REQUEST, (client, 1), 1, 0, b"a");
+        let context = Context::new().with_client(10 * client, None);
+        let reply = parts.answer(&context.with_data(&bytes), |_| vec![7; 100]);
+        assert_eq!(reply[0], DONE);
+    }
+    let unknown = part(REQUEST, (3, 1), 1, 0, b"a");
+    parts.answer(&unknown, |_| vec![7; 100]);
+    stop.stop();
+    stop.forget(|client| client != 10);
+    stop.forget(|client| client != 20);
+    assert!(!stop.is_stopped(), "the third may be there");
+    parts.forget_idle(Duration::ZERO);
+    assert!(stop.is_stopped());
 }
 
 /// A server of methods without parts reports that it cannot decode a part, and no handler of a call
