@@ -315,12 +315,15 @@ fn a_roce_device_whose_packets_are_marked_gets_a_congestion_notification() {
         } else {
             Headers::new(write, qpn, Psn::new(97 + u32::from(class) + 1))
         };
-        peer.send_to(&packet(&headers, &[0; 16], &peer, to), to)
+        let payload: &[u8] = if is_notification { &[0; 16] } else { &[] };
+        peer.send_to(&packet(&headers, payload, &peer, to), to)
             .unwrap();
         let received = device.info().packets.unwrap().received;
         while device.info().packets.unwrap().received == received {
             device.progress();
         }
+        // The next poll sends what the last one made.
+        device.progress();
         let mut buffer = [0; 64];
         let mut notifications = 0;
         while let Ok(len) = peer.recv(&mut buffer) {
