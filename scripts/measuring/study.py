@@ -104,6 +104,8 @@ POLICIES = {
     "window completion:4": ("--batch-window", "completion:4"),
     "window consumption:1": ("--batch-window", "consumption:1"),
 }
+# Those that are tried on jobs in the low state: the published plan 1, with its threshold, too.
+LIFTING = POLICIES | {"poll budget 16 up to 37 completions": ("--poll-budget", "16:37")}
 TOPOLOGIES = {
     f"{name}, {daemons} daemon{'s' if daemons > 1 else ''}{', window' if window else ''}": ("--backend", name, "--server-threads", daemons, *window)
     for name in ("delegation", "meta", "sharded")
@@ -173,10 +175,14 @@ def hysteresis():
     premise = {"nic": f"{NO_CEILING['nic']},link=2000", "cpu": f"{FITTED},round=700"}
     jobs = {f"NP {ranks}": (ranks, (), {}) for ranks in (4, 8, 16)}
     jobs |= {f"NP {ranks}, 512 batches": (ranks, MANY, {}) for ranks in (8, 16)}
+    jobs |= {f"NP {ranks}, 256 batches": (ranks, ("--batches-in-flight", 256), {}) for ranks in (8, 16)}
+    # The bound of a queue alone is taken away, and then that of the whole NIC too.
+    jobs["NP 8, queue=0"] = (8, MANY, {"nic": "queue=0"})
+    jobs |= {f"NP {ranks}, queue=0, receive=0": (ranks, MANY, {"nic": "queue=0,receive=0"}) for ranks in (8, 16)}
     jobs |= {f"NP {ranks}, no ceiling": (ranks, MANY, premise) for ranks in (8, 16)}
     table = {}
     for name, (ranks, args, world) in jobs.items():
-        run = UP if name != "NP 16, no ceiling" else [1, 2, 4, 8, 16, 32]
+        run = UP if ranks < 16 or "0" not in world.get("nic", "") else [1, 2, 4, 8, 16, 32]
         for way, loads in (("up", run), ("down", run[::-1])):
             point = swept(ranks, loads, *args, is_cheap=ranks <= 8, **world)
             table[f"{name}, {way}"] = {f"depth {load}": (point, rates(loads.index(load))) if load in run else "-" for load in UP}
@@ -208,6 +214,59 @@ def starts():
     return table
 
 
+def lasting():
+    """The table of jobs of 8 nodes in the low state that are watched for longer, by the time of a round: their rate, or when they left it."""
+    job = lambda last, time, cpu: swept(8, RAMP + [32] * last, *MANY, cpu=f"{FITTED},{cpu}", time=time, is_cheap=False)
+
+    def shown(result):
+        times = [run["total_rps"] / 1e6 for run in result["runs"][len(RAMP):]]
+        left = next((number for number, rate in enumerate(times) if rate > 30), None)
+        ms = result["options"]["duration_s"] * 1e3
+        return f"{times[-1]:.1f}" if left is None else f"left after {left * ms:.0f} to {(left + 1) * ms:.0f} ms"
+
+    rounds = (60, 500, 600, 650, 700)
+    rows = {
+        "25 ms": {ns: job(25, "1ms", f"round={ns}") for ns in rounds},
+        "250 ms": {ns: job(25, "10ms", f"round={ns}") for ns in rounds if ns < 700},
+        "1 s": {60: job(27, "38ms", "round=60")},
+        "10 ms, CPU times vary by up to 30 %": {60: job(10, "1ms", "round=60,noise=30")},
+        "10 ms, CPU times vary by up to 90 %": {60: job(10, "1ms", "round=60,noise=90")},
+        "50 ms, CPU times vary by up to 90 %": {60: job(10, "5ms", "round=60,noise=90")},
+    }
+    return {row: {f"round={ns}": (jobs[ns], shown) if ns in jobs else "-" for ns in rounds} for row, jobs in rows.items()}
+
+
+def daemons():
+    """The table of plan 3: 8 nodes at depth 32 with several daemons each, that begin all at once or come from below, and then with the window."""
+    rows = {name: args for name, args in TOPOLOGIES.items() if name.endswith("2 daemons")}
+    columns = {
+        "all at once": (lambda args: Point(8, *args, *MANY, depth=32, cpu=FITTED, time="5ms", warmup="2ms", is_cheap=False), mean_of(0, None)),
+        "from below": (lambda args: swept(8, RAMP + [32] * 15, *MANY, *args, is_cheap=False), mean_of(15, None)),
+        "from below, then the window": (lambda args: swept(8, RAMP + [32] * 15, *MANY, *args, *WINDOWED, "--policies-from", "10ms", is_cheap=False), mean_of(15, None)),
+    }
+    return {row: {column: (job(args), show) for column, (job, show) in columns.items()} for row, args in rows.items()}
+
+
+def rival():
+    """The table of CPUs that limit a node in place of the NIC: by the messages that a daemon moves, or by its completions."""
+    nodes = {f"NP {ranks}": ranks for ranks in (2, 4, 8, 16)}
+    jobs = {
+        "direct, depth 1": lambda ranks, cpu: (Point(ranks, *VARIANTS["direct"], cpu=cpu, is_cheap=False, **NO_CEILING), rate),
+        "delegation, depth 1": lambda ranks, cpu: (Point(ranks, cpu=cpu, is_cheap=ranks == 8, **NO_CEILING), rate),
+        "delegation, depth 32, all at once": lambda ranks, cpu: (Point(ranks, *MANY, depth=32, cpu=cpu, time="5ms", warmup="2ms", is_cheap=False, **NO_CEILING), rate),
+        "delegation, depth 32, from below": lambda ranks, cpu: (swept(ranks, RAMP + [32] * 5, *MANY, cpu=cpu, is_cheap=ranks == 8, **NO_CEILING), rates(-1)),
+    }
+    published = {
+        "direct, depth 1, published (a)": PUBLISHED["direct, published (a)"],
+        "delegation, depth 1, published (a)": PUBLISHED["delegation, published (a)"],
+        "delegation, depth 32, published": {2: 15.26, 8: 8.79, 16: 110.04},
+    }
+    table = {row: {column: f"{figures[ranks]:.1f}" if ranks in figures else "-" for column, ranks in nodes.items()} for row, figures in published.items()}
+    for cpu in ("message=450", f"{FITTED},completion=450"):
+        table |= {f"{cpu}: {row}": {column: job(ranks, cpu) for column, ranks in nodes.items()} for row, job in jobs.items()}
+    return table
+
+
 def jumps():
     """The table of jobs in the low state whose load rises to depth 32 at once."""
     job = lambda last: swept(8, [load for load in RAMP if load <= last] + [32] * 5, *MANY, is_cheap=False)
@@ -223,6 +282,7 @@ def lifted():
         "NP 16, depth 32, 512 batches": (16, RAMP + [32] * 18, MANY),
     }
     rows = ["hold 10 us", "adaptive hold", "poll budget 16, a poll takes 1000 ns"]
+    rows += ["poll budget 16 up to 37 completions", "poll budget 16 up to 37 completions, a poll takes 1000 ns"]
     rows += ["coalesce 6 us", "flush every 8", "window completion:1", "window completion:4", "window consumption:1"]
     shown = {
         "NP 8, depth 32, 512 batches": rows,
@@ -234,7 +294,7 @@ def lifted():
         ranks, loads, args = jobs[column]
         name, _, price = row.partition(", a poll takes ")
         cpu = f"{FITTED},poll={price.removesuffix(' ns')}" if price else FITTED
-        policy = [*args, *POLICIES[name], "--policies-from", "14ms", "--policies-until", "19ms"]
+        policy = [*args, *LIFTING[name], "--policies-from", "14ms", "--policies-until", "19ms"]
         job = lambda *seed: swept(ranks, loads, *policy, *seed, cpu=cpu, is_cheap=False)
         # Several jobs for the policy that lifts, and for one that does not.
         is_seeded = column == "NP 8, depth 32, 512 batches" and row in ("hold 10 us", "window completion:1")
@@ -350,6 +410,8 @@ def tables():
         "premise": premise(ceiling["direct"]),
         "hysteresis": hysteresis(),
         "starts": starts(),
+        "lasting": lasting(),
+        "rival": rival(),
         "jumps": jumps(),
         "lifted": lifted(),
         "waits": waits(),
@@ -362,6 +424,7 @@ def tables():
         "map-32": grid(large, [f"round={round_ns}" for round_ns in (60, 300, 400, 500, 600, 700)], at_depth_32, mean_of(15, None)),
         "policies": by_nodes(POLICIES),
         "topologies": topologies,
+        "daemons": daemons(),
         "hops": grid(hops, [f"round={round_ns}" for round_ns in (60, 120, 240, 480)], hop),
         "sensitivity": {row: {column: cell(world) for column, cell in sensitive.items()} for row, world in halves.items()},
     }
