@@ -370,8 +370,9 @@ unsafe extern "C-unwind" fn read(fd: c_int, bytes: *mut c_void, count: size_t) -
     match ours(|| Ok(fds::get(fd))) {
         Ok(Some(File::Channel(channel))) if count >= channel.event_bytes() && !bytes.is_null() => {
             let event_bytes = channel.event_bytes();
-            // A thread that is cancelled inside the next library's `read` drops no values. So this
-            // thread holds no reference to the channel during that call.
+            // If the thread is cancelled inside the next library's `read`, it unwinds through this
+            // function, which must then have no values to drop. So this thread holds no reference
+            // to the channel during that call.
             held::as_ourselves(|| drop(channel));
             loop {
                 let n = read_next(event_bytes);

@@ -45,9 +45,10 @@ impl Addresses {
     }
 
     /// Resolves a [name](name_of) again, for a client whose connection has ended: the server may
-    /// have moved. Waits for `patience` at most, as long as the client `is_wanted`. The resolver
-    /// runs in another thread; if it takes longer, the next call takes its answer. The addresses do
-    /// not change without an answer, or if `name` is an address or a list of them.
+    /// have moved. Waits for `patience` at most, and only while the client `is_wanted`. The
+    /// resolver runs in another thread; if it takes longer, the next call takes its answer. The
+    /// addresses stay the same if there is no answer, or if `name` is itself an address or a list
+    /// of addresses.
     pub(crate) fn refresh(
         &mut self,
         name: &str,

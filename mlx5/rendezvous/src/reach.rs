@@ -31,7 +31,8 @@ impl fmt::Debug for Meeting<'_> {
 }
 
 impl Meeting<'_> {
-    /// Returns the stream, which then does not block, for later checks whether it has ended.
+    /// Makes the stream non-blocking and returns it. The client can check later whether the stream
+    /// has ended.
     pub(crate) fn into_lifeline(self) -> io::Result<TcpStream> {
         self.stream.set_nonblocking(true)?;
         Ok(self.stream)

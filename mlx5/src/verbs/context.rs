@@ -39,8 +39,8 @@ pub(crate) struct Context {
     pub(crate) dv: mlx5dv_context,
     channel: NonNull<ibv_comp_channel>,
     pub(crate) objects: RefCell<Objects>,
-    /// Whether a queue was armed while it held a completion of the armed kind. The event of that
-    /// completion may have been taken already.
+    /// Whether a queue was armed while it already held a completion of the armed kind. The next
+    /// wait then ends at once, because the event of this completion may have been taken already.
     pub(crate) is_due: Cell<bool>,
     pub(super) alarm: Arc<Alarm>,
     /// The thread that waits for events of completion queues, started by the first

@@ -156,8 +156,8 @@ impl CtrlWords {
         self.first & 0x00ff_ff00_ffff_ff00 == (wqe_index as u64) << 40 | (qpn as u64) << 8
     }
 
-    /// Returns whether this is WQE `wqe_index` with `ds` segments, a WRITE of the queue pair of
-    /// `writes`.
+    /// Returns whether this WQE is a WRITE, has index `wqe_index` and `ds` segments, and belongs to
+    /// the queue pair for which `writes` was made.
     #[must_use]
     #[inline(always)]
     pub const fn is_one_of(self, writes: Writes, wqe_index: u16, ds: u8) -> bool {

@@ -58,8 +58,8 @@ impl Hca {
     }
 
     /// Reconnects to a peer that was reset. If both ends are reset and connected again, the end
-    /// that connects first finds the old state of the other end. Until something is sent or
-    /// received, the connection leads to the queue pair that has the peer's number, as on a NIC.
+    /// that connects first finds the old state of the other end. So until something is sent or
+    /// received, the connection follows the peer's queue pair number, as on a NIC.
     fn follow(&self, qp: &mut SoftQp) {
         let own = QpEntry::pack_peer(qp.qpn, qp.generation);
         let Transport::Connected(remote) = &mut qp.transport else {

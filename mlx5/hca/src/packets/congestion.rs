@@ -34,19 +34,19 @@ pub(super) struct Congestion {
     size: Size,
     /// Maximum size, in packets.
     limit: u32,
-    /// Maximum number of queued packets with which the window grows.
+    /// The window grows only while at most this number of packets wait in queues of the network.
     queue: u32,
-    /// The time from which on the window has grown above the threshold, and its size then.
+    /// The time since which the window has grown above the threshold, and its size at that time.
     epoch: Option<(u64, f64)>,
-    /// PSN after the packets that were under way when the window was full last.
+    /// PSN after the packets that were under way when the window was last full.
     full: Psn,
-    /// PSN after the packets that were under way when the window shrank last because of a queue.
+    /// PSN after the packets that were under way when the window last shrank because of a queue.
     drained: Psn,
     /// PSN after the packets that were under way at the last loss. Until they are acknowledged,
     /// further losses do not shrink the window.
     recovery: Option<Psn>,
-    /// Size before the first loss of this recovery, and the number of its losses that have not
-    /// proved needless. `None` outside of a recovery, and if the losses are certain.
+    /// Size of the window before the first loss of this recovery, and the number of losses that may
+    /// still prove to be none. `None` outside of a recovery, and if the losses are certain.
     before: Option<(Size, u32)>,
     /// The packets that the network has marked in one round trip, which begins with the first
     /// marked packet: the PSN before which everything was acknowledged at that time, the PSN after
@@ -91,14 +91,14 @@ impl Congestion {
         self.size.packets < self.size.threshold
     }
 
-    /// Notes that no further packet may be sent with those under way, which are before `next`.
+    /// Notes that the window is full with the packets under way, which are before `next`.
     pub(super) fn on_full(&mut self, next: Psn) {
         self.full = next;
     }
 
     /// Notes that everything before `until` is acknowledged, and that `packets` arrived since the
-    /// last call. `round_trip_ns` is the round trip of the last of them, if that was sent once. A
-    /// window that is not used does not grow.
+    /// last call. `round_trip_ns` is the round trip of the last of these packets, if it was sent
+    /// only once. A window that is not used up does not grow.
     pub(super) fn on_progress(
         &mut self,
         (until, packets): (Psn, u32),
@@ -210,8 +210,8 @@ impl Congestion {
         };
     }
 
-    /// Notes that `packets` packets that counted as lost were not. If no loss of this recovery is
-    /// left, restores the window and returns `true` (compare RFC 5682).
+    /// Notes that `packets` packets were not lost, although they had counted as lost. If no loss of
+    /// this recovery is left, restores the window and returns `true` (compare RFC 5682).
     pub(super) fn on_needless_repeat(&mut self, packets: u32) -> bool {
         let Some((size, losses)) = &mut self.before else {
             return false;

@@ -125,8 +125,9 @@ impl Connection {
     }
 
     /// Returns the answer to requests that arrive after the queue pair of this connection failed or
-    /// was destroyed: the NAK that ended the connection, because the first copy may be lost, or
-    /// else a NAK with syndrome `GONE`. Returns `None` if the peer does not understand the answer.
+    /// was destroyed. If a NAK ended the connection, the answer is this NAK, because the first copy
+    /// may be lost. Otherwise it is a NAK with syndrome `GONE`. Returns `None` if the peer does not
+    /// understand the answer.
     pub(crate) fn last_answer(&self) -> Option<Headers> {
         let Options {
             qpn,

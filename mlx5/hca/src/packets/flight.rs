@@ -1,5 +1,5 @@
-//! The packets of a requester from the oldest that is not acknowledged on, and the losses among
-//! them.
+//! The packets of a requester, beginning with the oldest that is not acknowledged, and the losses
+//! among them.
 //!
 //! A software HCA holds packets that arrive early, and reports them. So a packet to such a peer is
 //! lost if a packet that was sent later is reported, and the time by which the network is known to
@@ -59,8 +59,8 @@ pub(super) struct Flight {
     /// Least time between a packet and its answer, in ns. An answer that comes within a quarter of
     /// this time after a repeat is an answer to the first copy.
     least_ns: Option<u64>,
-    /// Time, in ns, after which an overtaken packet counts as lost: 5/4 of the longest time by
-    /// which a packet arrived after one that was sent later, at most [`MAX_REORDER_NS`].
+    /// An overtaken packet counts as lost after this time, in ns. The time is 5/4 of the longest
+    /// delay with which an overtaken packet has arrived, at most [`MAX_REORDER_NS`].
     reorder_ns: u64,
     /// Time at which the next overtaken packet counts as lost.
     due_ns: Option<u64>,
@@ -248,7 +248,8 @@ impl Flight {
         std::mem::take(&mut self.arrived)
     }
 
-    /// Marks packets as lost that packets sent later have overtaken. Returns their number.
+    /// Marks as lost the packets that later packets overtook too long ago. Returns the number of
+    /// packets marked.
     pub(super) fn lose_late(&mut self, now_ns: u64) -> u32 {
         self.due_ns = None;
         let before = self.lost;
@@ -283,7 +284,7 @@ impl Flight {
         self.lost - before
     }
 
-    /// Notes that the lost packets that were not sent again are under way after all.
+    /// Notes that the packets that count as lost, and were not sent again, are under way after all.
     pub(super) fn lose_none(&mut self) {
         let lost = self
             .packets

@@ -56,7 +56,7 @@ impl Network {
         self.held.len() < MAX_HELD
     }
 
-    /// Takes a packet: loses it, or holds it, or two copies of it, until due.
+    /// Loses a packet, or holds it, or two copies of it, until they are due.
     pub(super) fn take(&mut self, to: &SocketAddr, packet: &[u8]) {
         let BadNetwork {
             loss_permille,

@@ -32,7 +32,7 @@ pub struct RoceOptions {
     /// interface.
     pub mtu: Option<u16>,
     /// Whether the device exchanges packets even with peers of its own fabric, and shares memory
-    /// with none of them: for tests, and to measure. A bad network and a capture imply it.
+    /// with no peer. This is for tests and measurements. A bad network and a capture imply it.
     pub is_for_all: bool,
     /// Bad network through which packets leave the port.
     pub network: BadNetwork,

@@ -96,9 +96,9 @@ const fn flow(source: SocketAddr, destination: SocketAddr) -> Flow {
 }
 
 impl WirePort {
-    /// Binds the port: the port of virtual function `vf`, if that is given. Otherwise the port in
-    /// the options; without one, 4791, or any free port if 4791 is taken. First PSNs are derived
-    /// from `secret`, and the actions of a bad network from `seed`.
+    /// Binds the UDP port. With `vf`, this is the port of that virtual function. Otherwise it is
+    /// the port in the options; if they give none, it is 4791, or any free port if 4791 is taken.
+    /// First PSNs are derived from `secret`, and the actions of a bad network from `seed`.
     pub(crate) fn open(
         options: &RoceOptions,
         vf: Option<u16>,

@@ -12,8 +12,8 @@ use super::flight::{Flight, State};
 use super::message::{GONE, Message, Options, Outgoing, Request, Room, max_span};
 use super::timer::{Due, Timer};
 
-/// Limit, excluded, of the number of PSNs from the oldest packet that is not acknowledged to the
-/// end of the messages that have begun: half of all PSNs, since PSNs further apart have no order.
+/// The number of PSNs from the oldest packet that is not acknowledged to the end of the messages
+/// that have begun is below this number: half of all PSNs, since PSNs further apart have no order.
 const MAX_SPAN: u32 = 1 << 23;
 /// Number of packets that may be sent at once. The others of a window are spread over a round trip,
 /// if that is longer than [`PACED_NS`].
@@ -66,8 +66,8 @@ pub(crate) struct Requester {
     /// Whether responses showed that the oldest packet is lost, and it was sent again. Further
     /// responses of this kind then show nothing new.
     is_known_lost: bool,
-    /// Whether packets were reported as unable to arrive since the last repeat; and the number of
-    /// repeats in a row before which there was such a report.
+    /// Whether packets were reported as undeliverable since the last repeat; and the number of
+    /// repeats in a row that followed such a report.
     is_unreachable: bool,
     unreachable: u8,
     is_peer_gone: bool,
@@ -250,8 +250,7 @@ impl Requester {
             // The next part of a READ is requested when the previous part has arrived.
             return (is_first || is_repeat || flying == 0).then_some(window);
         }
-        // A request for each single response for which there is room would mean many requests, and
-        // large parts make the peer send bursts.
+        // Small parts would mean many requests, and large parts make the peer send bursts.
         let most = (window / 32).clamp(16, 64);
         let least = if window < 2 * most { window / 4 } else { most };
         let room = if flying < window {
@@ -389,7 +388,8 @@ impl Requester {
         }
     }
 
-    /// Takes the report of the packets from `first` on that the peer holds: a bit for each.
+    /// Takes a report of the peer: a bit for each packet from `first` on, which is set if the peer
+    /// holds the packet.
     fn take_report(&mut self, first: Psn, report: &[u8], now_ns: u64) {
         if !report.is_empty() {
             self.missing = first;
@@ -548,8 +548,8 @@ impl Requester {
             .filter(|refused| refused.message == self.oldest));
     }
 
-    /// Retries, unless this loss was noticed before: the oldest packet that is not acknowledged, or
-    /// its response, is known to be lost, and the peer discards what follows it.
+    /// Handles a loss that is known: the oldest packet that is not acknowledged, or its response,
+    /// is lost, and the peer discards what follows it. Retries, unless the loss was noticed before.
     fn on_loss(&mut self, now_ns: u64) {
         if !self.is_known_lost {
             self.congestion.on_repeat(self.flight.end(), true);

@@ -10,7 +10,7 @@ use mlx5_wire::roce::{
 use super::held::Held;
 use super::message::{ACK_DELAY_NS, MAX_RD_ATOMIC, max_span, packets};
 
-/// Number of answers waiting to be sent at which the responder stops answering duplicates.
+/// Minimum number of answers waiting to be sent at which duplicates get no answer.
 const MAX_REPLIES: usize = 16 * MAX_RD_ATOMIC;
 
 /// Maximum number of READs and atomics whose answers wait to be sent, if the peer is a software

@@ -309,9 +309,9 @@ impl SoftCq {
     }
 
     /// Like [`take_event`](Self::take_event), but each event is for one CQE, and each CQE gives one
-    /// event. That CQE is the first that the queue is armed for, after the consumer and after the
-    /// CQE of the last event. A NIC writes the event when it writes that CQE, and remembers it as
-    /// `last_notified_index` of the CQ context.
+    /// event. The CQE of an event is the first CQE of the armed kind after the consumer and after
+    /// the CQE of the last event. A NIC writes the event when it writes that CQE, and remembers it
+    /// as `last_notified_index` of the CQ context.
     pub(crate) fn announce(&mut self) -> bool {
         let due = self.take_due(Some(self.announced));
         self.announced = due.unwrap_or(self.announced);

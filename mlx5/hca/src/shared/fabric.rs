@@ -64,9 +64,9 @@ pub(crate) struct Membership {
     pub(crate) lid: u16,
     /// Incarnation of the LID.
     pub(crate) epoch: u64,
-    /// Seed of choices, such as keys, that the next device of this LID is to make differently. In a
-    /// directory it is random. In a local fabric it is the number of devices that have joined,
-    /// which is the same in every run of a simulation.
+    /// Seed of choices, such as keys. The next device of this LID is to choose differently. In a
+    /// directory the seed is random. In a local fabric it is the number of devices that have
+    /// joined, which is the same in every run of a simulation.
     pub(crate) seed: u64,
     /// Domain of the device: devices with the same domain share memory ([`domain`]).
     domain: u64,

@@ -82,8 +82,8 @@ impl Links {
             is_full
                 && memory.datagram_lane(index).consumed.load(Ordering::Acquire) == out.tx.position()
         };
-        // Selects the lane of a device that is gone, or else a new lane. If all lanes exist, an
-        // empty lane is selected too. If there are several such lanes, selects the lane whose last
+        // Selects the lane of a device that is gone, or else a new lane. If all lanes exist, the
+        // empty lanes are candidates too. Of several candidates, selects the lane whose last
         // datagram is the oldest.
         let lanes = self
             .outgoing

@@ -48,8 +48,8 @@ pub struct DeviceInfo {
     pub comp_vectors: u32,
     /// Maximum size of a shared receive queue, in receives.
     pub max_srq_wr: u32,
-    /// Whether the device has atomics. A device without them refuses to post them and to register a
-    /// region for them.
+    /// Whether the device has atomics. A device without atomics refuses to post them, and to
+    /// register a region with remote atomic access.
     pub has_atomics: bool,
     /// NUMA node that the NIC is attached to, if the system reports it. It is the best place for
     /// queues and buffers. `None` for the software HCA, whose memory is on the node of its thread.

@@ -33,8 +33,8 @@ impl Job {
 pub(crate) struct Device {
     pub(crate) index: usize,
     jobs: Option<Sender<Job>>,
-    /// Receives a message if the thread outlives this value. Only the drop receives it; the mutex
-    /// allows threads to share this value.
+    /// Receives a message if the thread outlives this value. Only the drop reads the message; the
+    /// mutex allows threads to share this value.
     outlived: Mutex<Receiver<()>>,
     thread: Option<JoinHandle<()>>,
 }

@@ -1,4 +1,5 @@
-//! The directory of one run: it is locked while the run lives, and later runs remove unlocked ones.
+//! The directory of one run. It is locked while the run lives; later runs remove directories that
+//! are not locked.
 
 use std::ffi::{CString, OsString};
 use std::fs::{self, File};
