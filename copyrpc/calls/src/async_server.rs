@@ -27,10 +27,10 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(5);
 ///
 /// Its thread owns the server of the transport, connects the clients, and sleeps while there is
 /// nothing to do; requests and answers wake the thread. Dropping the server ends the thread, and
-/// waits until the given answers have arrived, as long as the options allow; [`drain`](Self::drain)
-/// waits for answers too. Received requests that are not answered by then end as
-/// [`ClientError::Dropped`](crate::ClientError::Dropped); calls whose requests were not received
-/// are made again at another server.
+/// waits until the given answers have arrived, as long as the options allow. To wait until received
+/// requests are answered, call [`drain`](Self::drain) first. Received requests that are not
+/// answered before the drop end as [`ClientError::Dropped`](crate::ClientError::Dropped); calls
+/// whose requests were not received are made again at another server.
 pub struct AsyncServer<S: Serving> {
     shared: Arc<Shared<S>>,
     address: S::Address,
@@ -42,8 +42,8 @@ pub struct AsyncServer<S: Serving> {
 struct Shared<S: Serving> {
     queues: Mutex<Queues<S>>,
     waker: Waker,
-    /// Number of bytes of requests that are not received, above which the thread offers no further
-    /// requests.
+    /// Maximum number of bytes of requests that no task has received. Above it, the thread takes no
+    /// further requests from the transport.
     max_buffered: usize,
 }
 
@@ -61,8 +61,8 @@ struct Queues<S: Serving> {
     /// The counters, and the number of clients, when the thread last checked its clients.
     stats: S::Stats,
     clients: usize,
-    /// Callers of received requests, by the number of the request: those that do not wait any more,
-    /// and those on which [`ServerRequest::while_wanted`] waits.
+    /// The callers of received requests, by the number of the request. A caller is listed here once
+    /// it no longer waits, or if [`ServerRequest::while_wanted`] waits on it.
     watches: FxHashMap<u64, Watch>,
     /// The time at which the end of the thread was requested, and the maximum time for which the
     /// thread then waits for the answers to all received requests.
@@ -320,9 +320,9 @@ impl<S: Serving> ServerRequest<S> {
 
     /// Returns the end of the caller's time, if this is the request of a method
     /// ([`service!`](crate::service!)), and its caller has a limit. The time is counted from the
-    /// arrival of the request, so the caller's own time has ended by then. The bytes of another
-    /// request may look like the header of a method: ask only in a server of methods. The end for a
-    /// request in [parts](crate::parts) is [`Whole::deadline`](crate::parts::Whole::deadline).
+    /// arrival of the request, so the caller's own time has ended by then. Other bytes may look
+    /// like the header of a method, so call this only if all requests are of methods. For a request
+    /// in [parts](crate::parts), call [`Whole::deadline`](crate::parts::Whole::deadline) instead.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
         Header::deadline(&self.arrival.data, self.arrival.at)
@@ -545,10 +545,10 @@ fn is_check_due(checked: &mut Option<Instant>, now: Instant) -> bool {
 }
 
 impl<S: Serving> Queues<S> {
-    /// Drops the requests whose callers do not wait any more and that no task has received; if the
-    /// server `is_leaving`, drops the received ones too, as no caller waits for their answers.
-    /// Otherwise these are dropped by their tasks, so that a client has no more of them than calls.
-    /// Returns the wakers of the tasks whose replies are not wanted any more.
+    /// Drops the requests whose callers do not wait any more, if no task has received them, or if
+    /// the server `is_leaving`. Otherwise the task of a received request drops it: the room of the
+    /// call is not free before, so a client never has more tasks here than calls. Returns the
+    /// wakers of the tasks whose replies are not wanted any more.
     fn watch(
         &mut self,
         server: &S,

@@ -77,7 +77,7 @@ impl<C: Connection> Client<C> {
     ///
     /// # Errors
     /// [`ClientError`]: [`NotSent`](ClientError::NotSent) if the timeout ended before the request
-    /// was sent, as a timeout of zero always has, so that the call can be made again;
+    /// was sent, so that the call can be made again (a timeout of zero always ends so);
     /// [`TimedOut`](ClientError::TimedOut) if it ended later.
     pub fn call_within(
         &mut self,

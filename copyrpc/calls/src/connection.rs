@@ -109,8 +109,8 @@ pub trait Connection: Sized {
         goes_on: &mut GoesOn<'_, Self>,
     ) -> Result<(), ErrorOf<Self>>;
 
-    /// Detects an end of the connection in a pause between calls. Returns whether only another
-    /// connection takes calls. For a client with one call at a time.
+    /// Checks, in a pause between calls, whether the connection has ended. Returns whether calls
+    /// need a new connection. For a client with one call at a time.
     fn has_ended(&mut self) -> bool;
 
     /// Does the work that is due after the end of a call when no other call follows at once. It is
@@ -118,14 +118,14 @@ pub trait Connection: Sized {
     #[inline(always)]
     fn rest(&mut self) {}
 
-    /// Returns the properties that a user may ask.
+    /// Returns the properties that a user may ask for.
     fn facts(&self) -> Facts<Self::Stats>;
 
     /// Returns name and capabilities of the device in use.
     fn device(&self) -> Self::Device;
 }
 
-/// Properties of a [`Connection`] that a user may ask.
+/// Properties of a [`Connection`] that a user may ask for.
 #[derive(Clone, Copy, Debug)]
 pub struct Facts<S> {
     /// Maximum time for a new connection.

@@ -8,14 +8,14 @@ use std::time::Instant;
 
 use crate::header::Header;
 
-/// The request of a method, for the `answer` of a [`service!`](crate::service!): bytes, or a request
-/// of a server, which names its caller too.
+/// A request to pass to the `answer` of a [`service!`](crate::service!): plain bytes, or the
+/// request of a server, which also shows its caller.
 pub trait Request {
     /// Returns the bytes.
     fn data(&self) -> Cow<'_, [u8]>;
 
-    /// Returns what is known of the call. Of bytes alone this is the deadline, which counts from
-    /// now: from the start of a handler that is called when its request arrives.
+    /// Returns what is known of the call. Plain bytes show only a deadline, counted from now: right
+    /// for a handler that is called as soon as its request arrives.
     fn context(&self) -> Context<'_> {
         Context::new().with_deadline(Header::deadline(&self.data(), Instant::now()))
     }
@@ -34,7 +34,7 @@ pub trait Wanted: Sync {
     fn is_wanted(&self) -> bool;
 }
 
-/// The answer that was known when the handler was called.
+/// An answer that does not change: it was determined before the handler was called.
 impl Wanted for bool {
     fn is_wanted(&self) -> bool {
         *self
@@ -92,8 +92,8 @@ impl<'a> Context<'a> {
     }
 
     /// Returns the number of the client, which no other client of the server has while this one is
-    /// connected; `None` if the server passed bytes alone. Of copyrpc and scalerpc it is the number
-    /// of the client's `Peer`, of ipc that of its place at the server.
+    /// connected; `None` if the server passed bytes alone. In copyrpc and scalerpc this is the
+    /// number of the client's `Peer`; in ipc, the number of its place at the server.
     #[must_use]
     pub const fn client(&self) -> Option<u64> {
         self.client

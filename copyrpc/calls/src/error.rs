@@ -263,7 +263,8 @@ pub enum CallError<Req, U> {
         /// Maximum length.
         max: usize,
     },
-    /// No other node has this number; a node does not call itself. Of flux only. Permanent.
+    /// Node `to` does not exist, or is the calling node, which cannot call itself. Only flux
+    /// returns this. Permanent.
     #[error(
         "node {to} cannot be called: there are nodes 0 to {last}, and a node does not call itself"
     )]

@@ -12,7 +12,7 @@ pub const CONNECTIONS: usize = 8;
 
 /// Time for which the oldest waiting call finds no room before it goes over a further connection.
 const STUCK: Duration = Duration::from_millis(100);
-/// Maximum of that time after attempts to connect that failed.
+/// Maximum of this time, which each failed attempt to connect doubles.
 const LONGEST_STUCK: Duration = Duration::from_secs(5);
 /// Time after which a connection without calls is closed.
 pub(crate) const IDLE: Duration = Duration::from_secs(10);
@@ -20,7 +20,7 @@ pub(crate) const IDLE: Duration = Duration::from_secs(10);
 /// A client `A` that connects; `None` if it could not.
 pub(crate) type Coming<A> = Pin<Box<dyn Future<Output = Option<A>>>>;
 
-/// The next connection of a client. That one has the connection after it, and so on.
+/// The next connection of a client: a client of its own, which may have a next connection too.
 pub(crate) struct Further<A> {
     /// Begins to connect; `None` if there may be no further connection.
     connect: Option<Box<dyn Fn() -> Coming<A>>>,

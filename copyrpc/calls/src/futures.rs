@@ -82,7 +82,8 @@ struct News<C: Connection> {
     /// The device, as of the last connection.
     device: C::Device,
     turns: u64,
-    /// The number of the last posted call, if neither it nor any earlier call was left.
+    /// The number of the last posted call, if all calls up to it had ended, and there was no
+    /// further connection.
     done: Option<u64>,
 }
 
@@ -216,8 +217,9 @@ impl<C: Connection> AsyncClient<C> {
         lock(&self.news).facts.max_reply
     }
 
-    /// Returns the counters of all connections ever made, without those of further connections, as
-    /// they were when the thread last slept, or at most 1,024 polls ago.
+    /// Returns the counters of the first connection and of the connections that replaced it, as
+    /// they were when the thread last slept, or at most 1,024 polls ago. Further connections, made
+    /// for calls that found no room, do not count.
     #[must_use]
     pub fn stats(&self) -> C::Stats {
         lock(&self.news).facts.stats
@@ -444,7 +446,7 @@ impl<C: Connection + 'static> Worker<C> {
         let is_idle =
             |client: &AsyncClient<C>| lock(&client.news).done == Some(client.poster.last());
         if let Some(client) = self.further.take_idle(Instant::now(), is_idle) {
-            // Without a thread, the drop is here.
+            // If no thread can be started, the client is dropped here.
             let _ = thread::Builder::new().spawn(|| drop(client));
         }
     }

@@ -148,7 +148,7 @@ pub enum PartsError<E> {
 impl<E: Ending + 'static> Ending for PartsError<E> {
     fn is_retryable(&self) -> bool {
         match self {
-            // A part that may have arrived has reached no handler.
+            // The request is not complete, so no handler got it, even if this part arrived.
             Self::Unsent(error) => error.is_retryable() || error.may_have_executed(),
             Self::Call(error) => error.is_retryable(),
             _ => matches!(self, Self::Busy | Self::Lost),
@@ -477,10 +477,10 @@ impl Whole {
 }
 
 impl Reassembler {
-    /// Makes the side of the server that `stop` stops, for requests of up to `max_bytes` each. The
-    /// requests that are not complete and the replies that are not fetched take at most `max_held`
-    /// bytes together. Only replies of handlers that run meanwhile may exceed that limit; then
-    /// further requests end as [`PartsError::Busy`].
+    /// Makes the server's end of calls in parts. `stop` is the stop handle of the server. Requests
+    /// have up to `max_bytes` each. The requests that are not complete and the replies that are not
+    /// fetched take at most `max_held` bytes together. Only replies of handlers that run meanwhile
+    /// may exceed that limit; then further requests end as [`PartsError::Busy`].
     ///
     /// After `stop`, the server continues until its clients have fetched the replies, at most for its
     /// stop timeout, and further requests in parts end as [`PartsError::Busy`]. An

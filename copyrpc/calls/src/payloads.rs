@@ -1,12 +1,13 @@
 //! The values that travel with the methods of a service, and their bytes.
 //!
 //! # The bytes
-//! Each value has the bytes of [bincode 1](https://docs.rs/bincode/1), `bincode::serialize`, but
-//! that lengths have 4 bytes: all is little-endian, without padding, and nothing tells the types.
+//! Each value has the bytes of [bincode 1](https://docs.rs/bincode/1), `bincode::serialize`, except
+//! that lengths have 4 bytes: all is little-endian, without padding, and the bytes do not show the
+//! types.
 //!
 //! | value | bytes |
 //! |---|---|
-//! | number | its own; 8 of `usize` and `isize` |
+//! | number | its own bytes; 8 for `usize` and `isize` |
 //! | `bool` | 0 or 1 |
 //! | `char` | its UTF-8 |
 //! | `Option` | 0, or 1 and the value |
@@ -21,15 +22,15 @@
 //! # What is refused
 //! The bytes of a peer may be anything. They are refused, with a [`PayloadError`], if the value does
 //! not take all of them, or if
-//! - values are in values deeper than [`MAX_DEPTH`], as each level takes stack;
-//! - all of the sequences and maps together tell more elements than there are bytes, so that memory
-//!   and time for elements are never more than a message of this length can need. Only a
-//!   sequence of values without bytes, such as `Vec<()>`, has more in earnest.
+//! - values are nested deeper than [`MAX_DEPTH`], as each level takes stack;
+//! - the lengths of all sequences and maps add up to more elements than the message has bytes: so
+//!   no message takes more memory or time for elements than a message of its length can need. Only
+//!   a sequence of values without bytes, such as `Vec<()>`, may rightly have more.
 //!
 //! # Byte buffers
-//! A `Vec<u8>` that is an argument or a result is copied as a whole. Inside of other types serde
-//! takes it byte by byte, into the same bytes, unless the field says `#[serde(with =
-//! "serde_bytes")]` of the crate `serde_bytes`, or its type is `bytes::Bytes`.
+//! A `Vec<u8>` that is an argument or a result is copied as a whole. Inside of other types, serde
+//! handles it byte by byte, which is slower and gives the same bytes, unless the field has
+//! `#[serde(with = "serde_bytes")]` of the crate `serde_bytes`, or is a `bytes::Bytes`.
 
 mod decoder;
 mod encoder;
@@ -41,15 +42,16 @@ use encoder::Encoder;
 use serde::de::DeserializeOwned;
 use serde::{Serialize, Serializer};
 
-/// A value that a method takes or returns, of any type with the traits of serde, such as by
-/// `#[derive(Serialize, Deserialize)]`, unless it needs a format that tells its types
-/// (`#[serde(flatten)]`, `#[serde(untagged)]`, `#[serde(tag = ..)]`, `serde_json::Value`), or leaves
-/// out fields (`#[serde(skip_serializing_if = ..)]`).
+/// A value that a method takes or returns: any type with the traits of serde, such as by
+/// `#[derive(Serialize, Deserialize)]`. Two kinds of types do not work: those that need a format
+/// that shows the types of values (`#[serde(flatten)]`, `#[serde(untagged)]`, `#[serde(tag = ..)]`,
+/// `serde_json::Value`), and those that leave out fields (`#[serde(skip_serializing_if = ..)]`).
 pub trait Payload: Serialize + DeserializeOwned + 'static {}
 
 impl<T: Serialize + DeserializeOwned + 'static> Payload for T {}
 
-/// Maximum number of values around a value: structs, tuples, enums, `Option`s, sequences and maps.
+/// Maximum depth of nesting: number of structs, tuples, enums, `Option`s, sequences and maps that
+/// contain a value.
 pub const MAX_DEPTH: u32 = 256;
 
 /// The reason why a value has no bytes, or bytes are no value of a type.
@@ -65,7 +67,7 @@ pub enum PayloadError {
     /// A number, `bool`, `char`, string or `Option` has bytes that no value of its type has.
     #[error("a number, bool, char, string or Option has bytes that no value of its type has")]
     Malformed = 3,
-    /// More than [`MAX_DEPTH`] values are around a value.
+    /// Values are nested deeper than [`MAX_DEPTH`].
     #[error("values are in values deeper than the {MAX_DEPTH} levels that are decoded")]
     TooDeep = 4,
     /// Sequences and maps have more elements than there are bytes, or one has more than `u32::MAX`.
@@ -74,8 +76,8 @@ pub enum PayloadError {
         u32::MAX
     )]
     TooMany = 5,
-    /// The type itself refuses: its `Serialize` the value, or its `Deserialize` what the bytes say,
-    /// such as a variant that it does not have.
+    /// The type refuses: its `Serialize` refuses the value, or its `Deserialize` refuses the bytes,
+    /// such as the index of a variant that it does not have.
     #[error("the type refuses the value, such as a variant that it does not have")]
     Refused = 6,
     /// The type needs a format that tells its types or fields, or does not know the length of a

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use crate::oneshot::lock;
 use crate::wakes::Wakes;
 
-/// Number of no job, which reports with [`Poster::give_up`] that jobs were given up whose numbers the
-/// caller does not know.
+/// The number 0, which no job has. [`Poster::give_up`] with this number reports that jobs were
+/// given up whose numbers the caller does not know.
 pub(crate) const SOME: u64 = 0;
 
 /// A call that waits in a [`Posted`].
@@ -95,8 +95,8 @@ pub(crate) fn posting<J: Job>(waker: Waker) -> (Poster<J>, Posted<J>) {
 }
 
 impl<J> Poster<J> {
-    /// Posts a job, and wakes the thread. Returns the number of the job, from which `job` makes the
-    /// job under the lock of all posters. Drops the job if the thread has ended.
+    /// Posts a job, and wakes the thread. `job` makes the job from its number, under the lock that
+    /// all posters share. Returns the number. Drops the job if the thread has ended.
     pub(crate) fn post(&self, job: impl FnOnce(u64) -> J) -> u64 {
         let (number, refused, is_first) = {
             let mut mailbox = lock(&self.mailbox);

@@ -6,8 +6,9 @@ use std::ops::{Deref, DerefMut};
 use crate::serving::{Bind, Serving, Share, SharedAddress, StopHandle};
 
 /// A server over a transport. It belongs to one thread, and serves all its clients in that thread:
-/// bind it there, and send its address and its stop handle to the threads that need them. Its
-/// target, the transport's own server, has the functions for loops of their own.
+/// bind it there, and send its address and its stop handle to the threads that need them. It
+/// dereferences to the transport's own server, which has the functions for a loop that its owner
+/// writes.
 #[derive(Debug)]
 pub struct Server<S> {
     serving: S,

@@ -60,8 +60,8 @@ impl StopHandle {
         self.waker.wake_by_ref();
     }
 
-    /// Returns whether the server was stopped, and clients have fetched the replies in parts, or the
-    /// time for that is over.
+    /// Returns whether the server is to end: it was stopped, and either clients have fetched all
+    /// replies in parts, or the time for that is over.
     #[must_use]
     #[inline]
     pub fn is_stopped(&self) -> bool {

@@ -12,7 +12,7 @@ use super::PayloadError;
 
 type Result<T> = std::result::Result<T, PayloadError>;
 
-/// The end of the bytes of earlier values.
+/// A serializer that appends the bytes of a value to the vector.
 pub(super) struct Encoder<'a>(pub(super) &'a mut Vec<u8>);
 
 impl Error for PayloadError {
@@ -45,7 +45,8 @@ macro_rules! numbers {
     )*};
 }
 
-/// Methods that write a number, if any, before the fields or elements of a value, or its field.
+/// Methods that begin a value with fields or elements. Each writes the number that comes before
+/// these, if any: the number of elements, or the index of the variant.
 macro_rules! values {
     ($($method:ident($($before:ident: $type:ty),*) |$encoder:ident| $number:expr;)*) => {$(
         #[inline]
