@@ -184,8 +184,8 @@ impl Dir {
         }
     }
 
-    /// Returns the path with which the directory was opened; for a directory in memory, which has
-    /// no path, a word for messages.
+    /// Returns the path with which the directory was opened. A directory in memory has no path: the
+    /// result is then a fixed text for messages.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.inner.path
@@ -226,10 +226,10 @@ impl Dir {
 
     /// Removes the region `name`, or the file of that temporary name, if its owner is proven dead.
     ///
-    /// The file of a dead owner never has a living owner again: its lock is taken once, before it
-    /// gets a name. But after one process has removed the file, a new region may take the name, and
-    /// a second process that found the same dead owner must not unlink that region. So removals
-    /// exclude each other, and check that the name still has the same file.
+    /// The file of a dead owner never has a living owner again: its lock is taken only once, before
+    /// the file gets its name. But after one process has removed the file, a new region may take
+    /// the name, and a second process that found the same dead owner must not unlink that region.
+    /// So removals exclude each other, and check that the name still has the same file.
     pub(crate) fn remove_dead(&self, name: &str) -> io::Result<Removal> {
         let file = match LockFile::open(&self.at(name)) {
             Ok(file) => file,

@@ -34,9 +34,9 @@ pub enum Ahead {
     Nothing,
     /// The slot of the later message.
     Slot,
-    /// The line at the place that the slot of the later message has if slots have one line each and
-    /// the lane does not wrap; this takes the fewest instructions. Near the end of the lane, the
-    /// line is outside of the lane and its fetch is wasted: use this for lanes of hundreds of
+    /// The line where the slot of the later message is, if each slot has one line and the lane does
+    /// not wrap before that slot. This takes the fewest instructions. Near the end of the lane the
+    /// line is outside of the lane, and the fetch is wasted: use this for lanes of hundreds of
     /// slots.
     Line,
 }

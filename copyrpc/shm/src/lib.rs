@@ -1,11 +1,11 @@
 //! Shared memory between processes of one user on one host, and its protection against their
 //! deaths: regions that appear whole and whose owner's death is detected, sealed memfds for bulk
-//! memory, lock-free lanes, ready bits that make thousands of lanes as cheap to poll as only the
-//! busy lanes, a futex to sleep on one thing or on many at once, and the wait strategy of loops
-//! that find nothing to do. A driver that runs all peers in one thread, by a clock of its own, has
-//! regions without files (`Dir::in_memory`) and wakers in place of the futex (`sleep::rest`).
-//! `mlx5`, `ipc`, `delegationrpc` and `flux` are built on it. Invariants, by number:
-//! `docs/shm-protocols.md`.
+//! memory, lock-free lanes, ready bits, a futex to sleep on one thing or on many at once, and the
+//! wait strategy of loops that find nothing to do. With ready bits, polling thousands of lanes
+//! costs no more than polling the few lanes that are busy. A driver that runs all peers in one
+//! thread, by a clock of its own, has regions without files (`Dir::in_memory`) and wakers in place
+//! of the futex (`sleep::rest`). `mlx5`, `ipc`, `delegationrpc` and `flux` are built on it.
+//! Invariants, by number: `docs/shm-protocols.md`.
 //!
 //! ```rust
 //! use copyrpc_shm::dir::Dir;

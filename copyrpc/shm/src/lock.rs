@@ -153,7 +153,8 @@ impl LockFile {
     }
 
     /// Locks one byte for this process, without waiting. The lock ends with the returned value or
-    /// with the process (also by `SIGKILL`), and not with a forked child.
+    /// with the process (also by `SIGKILL`). A forked child neither has the lock nor keeps it
+    /// alive.
     ///
     /// Byte numbers are independent of the file's length and contents.
     ///

@@ -4,9 +4,10 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// Plain old data: any bytes are a valid value (a peer's bytes are not trusted), there is no
 /// padding (which would copy this process's memory to another process), and a copy of the bytes is
-/// a valid value. Implemented for every type that derives the four traits. An `enum` cannot, unless
-/// every pattern of its bits is a variant. Three of the traits are in the crate `zerocopy` 0.8,
-/// with its feature `derive`, which a program adds to its own dependencies.
+/// a valid value. Implemented for every type that derives the four traits. An `enum` can derive
+/// them only if every pattern of its bits is a variant. Three of the traits are from the crate
+/// `zerocopy` 0.8: to derive them, a program adds that crate, with its feature `derive`, to its own
+/// dependencies.
 pub trait Plain: FromBytes + IntoBytes + Immutable + Copy + 'static {}
 
 impl<T: FromBytes + IntoBytes + Immutable + Copy + 'static> Plain for T {}

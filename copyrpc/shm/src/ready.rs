@@ -290,8 +290,8 @@ impl HotSet {
         }
     }
 
-    /// Returns the lanes to visit in this pass. A round over all hot lanes ends with two passes of
-    /// about the same length.
+    /// Returns the lanes to visit in this pass. The last two passes of a round over all hot lanes
+    /// share the lanes that are left evenly, so that no pass visits only a few lanes.
     fn some_of_many(&mut self) -> &mut [Hot] {
         let begin = if self.next < self.hot.len() {
             self.next

@@ -80,15 +80,15 @@ impl RegionView<'_> {
         self.len
     }
 
-    /// Returns the address of a `T` at `offset`; `None` unless all of it lies inside and it is
-    /// aligned.
+    /// Returns the address of a `T` at `offset`; `None` unless all of the `T` lies inside the
+    /// region and is aligned.
     #[must_use]
     pub fn at<T>(&self, offset: usize) -> Option<NonNull<T>> {
         self.array_at(offset, 1)
     }
 
     /// Returns the address of `count` consecutive `T`s at `offset`; `None` unless all of them lie
-    /// inside and are aligned.
+    /// inside the region and are aligned.
     #[must_use]
     pub fn array_at<T>(&self, offset: usize, count: usize) -> Option<NonNull<T>> {
         let bytes = count.checked_mul(size_of::<T>())?;

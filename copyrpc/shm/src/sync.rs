@@ -19,9 +19,9 @@ pub use loom::{
 };
 
 /// First value of a counter of 32 bits that may wrap to 0. With debug assertions and in models it
-/// is one step before the last value of the counter, so that every test passes the wrap. It is for
-/// counters of one process, and for counters in shared memory whose first value all processes read
-/// from there.
+/// is one step before the last value of the counter, so that the counter wraps in every test. It is
+/// for counters of one process, and for counters in shared memory whose first value all processes
+/// read from there.
 pub const FIRST: u32 = if cfg!(any(debug_assertions, loom)) {
     u32::MAX - 1
 } else {
