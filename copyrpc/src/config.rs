@@ -40,21 +40,22 @@ pub struct EndpointConfig {
     /// Silence of the peer after which it is probed, while requests are unanswered or the peer has
     /// not taken messages. Default 100 ms, resolution 10 ms.
     pub keepalive: Duration,
-    /// Time without progress of a peer that answers probes, while requests are unanswered or
-    /// messages are not taken, after which the connection ends with
-    /// [`CloseReason::PeerStalled`](crate::CloseReason::PeerStalled). Default 5 s; `Duration::MAX`:
-    /// never.
+    /// Time after which the connection ends with
+    /// [`CloseReason::PeerStalled`](crate::CloseReason::PeerStalled) because the peer answers
+    /// probes but makes no progress: requests stay unanswered, or messages are not taken. Default 5
+    /// s; `Duration::MAX`: never.
     ///
-    /// Poll at least that often while calls are outstanding or requests are unanswered: work of a
-    /// program between two polls, such as on a request that it [received](crate::Context::recv),
-    /// counts as silence. A client whose calls have all ended, also by their deadlines, need not
-    /// poll. A handler of [`Context::serve`](crate::Context::serve) or
-    /// [`Server::serve`](crate::Server::serve) may take any time, but at most 2 s on a device that
-    /// sends packets (`soft:roce=ADDRESS`). All callers of its context wait for the handler
-    /// meanwhile, unless their calls have deadlines.
+    /// The peer watches this end in the same way. So poll at least once in this time while calls
+    /// are outstanding or requests are unanswered: work of a program between two polls, such as on
+    /// a request that it [received](crate::Context::recv), counts as silence. A client whose calls have all ended,
+    /// also by their deadlines, need not poll. A handler of
+    /// [`Context::serve`](crate::Context::serve) or [`Server::serve`](crate::Server::serve) may
+    /// take any time, but at most 2 s on a device that sends packets (`soft:roce=ADDRESS`). All
+    /// callers of its context wait for the handler meanwhile, unless their calls have deadlines.
     ///
-    /// A peer that ran handlers is given a quarter of the time more. The time is longer if three
-    /// probes take longer, and it counts only while this end polls at least four times in it.
+    /// A peer that has run handlers meanwhile gets another quarter of the time. The connection does
+    /// not end before three probes were answered. The time begins anew if this end does not poll
+    /// for a quarter of it.
     pub stall_timeout: Duration,
     /// Silence of the peer, with nothing outstanding, after which its record is READ to check that
     /// it lives. If the peer is gone, the connection ends within about two of these intervals.

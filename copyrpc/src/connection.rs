@@ -426,8 +426,8 @@ impl<U> Connection<U> {
         }
     }
 
-    /// Takes a completion of the send queue. Returns whether there was progress; a READ of the
-    /// activity, or a READ without new words, does not count.
+    /// Takes a completion of the send queue. Returns whether there was progress. A READ of the
+    /// peer's record or activity word counts as progress only if it brought new flow-control words.
     pub(crate) fn complete(
         self: &Rc<Self>,
         cqe: &Cqe<'_>,

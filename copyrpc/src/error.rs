@@ -72,35 +72,35 @@ pub enum ProtocolError {
         /// Bytes left in the batch.
         left: u64,
     },
-    /// The consumer position is unaligned, below the earlier one of the same channel, or beyond the
-    /// end of what was sent (T5).
+    /// The consumer position is unaligned, below an earlier one that arrived in the same way (in
+    /// batches, or by READs), or beyond the end of what was sent (T5).
     #[error("consumer position {told} is not an aligned position in {floor}..={ceiling}")]
     ConsumerPosition {
         /// Position that the peer reported.
         told: u64,
-        /// Position that the peer reported before, on the same channel.
+        /// Position that the peer reported before, in the same way.
         floor: u64,
         /// Position up to which this end has sent.
         ceiling: u64,
     },
-    /// The cumulative credit is unaligned, below the earlier one of the same channel, or more than
-    /// a quarter ring above the spent credit (T5).
+    /// The cumulative credit is unaligned, below an earlier one that arrived in the same way (in
+    /// batches, or by READs), or more than a quarter ring above the spent credit (T5).
     #[error("cumulative credit {told} is not an aligned number in {floor}..={ceiling}")]
     Credit {
         /// Credit that the peer reported.
         told: u64,
-        /// Credit that the peer reported before, on the same channel.
+        /// Credit that the peer reported before, in the same way.
         floor: u64,
         /// Credit spent plus a quarter ring.
         ceiling: u64,
     },
-    /// The count of received batches is below the earlier one of the same channel, or above the
-    /// number of batches sent (T5).
+    /// The count of received batches is below an earlier one that arrived in the same way (in
+    /// batches, or by READs), or above the number of batches sent (T5).
     #[error("count of received batches {told} is not in {floor}..={ceiling}")]
     BatchesReceived {
         /// Count that the peer reported.
         told: u64,
-        /// Count that the peer reported before, on the same channel.
+        /// Count that the peer reported before, in the same way.
         floor: u64,
         /// Number of batches sent.
         ceiling: u64,
@@ -154,8 +154,8 @@ pub enum CloseReason {
         /// The vendor's own error code.
         vendor: u8,
     },
-    /// The device reported that the queue pair broke down, or a queue of the context, or the device
-    /// itself. After the last two the context makes no more endpoints.
+    /// The device reported that the queue pair, a queue of the context, or the device itself broke
+    /// down. In the last two cases the context makes no more endpoints.
     #[error("{0}")]
     Device(AsyncEvent),
     /// The peer broke the protocol.

@@ -60,8 +60,8 @@ pub type Server = copyrpc_calls::Server<Host>;
 pub type ClientError = copyrpc_calls::ClientError<SetupError, CloseReason>;
 
 /// A connection to a [`Server`]. A call after the end of the connection connects again. A client
-/// belongs to one thread. It cannot be called: while it has a call under way, it refuses each
-/// request of the server.
+/// belongs to one thread. The server cannot call a client: while the client has a call under way,
+/// it refuses each request of the server.
 ///
 /// A call takes [`max_reply`](ClientOptions::max_reply) from the credit of the connection until the
 /// server answers it, even if the call has run out of time before. For many calls at once there are
@@ -78,9 +78,9 @@ pub type Client = copyrpc_calls::Client<Caller>;
 /// Clones share the connection, and therefore its WRITEs. Dropping the last clone closes the
 /// connection, and waits, at most 20 ms, until the server has received the close. A call that an
 /// [`AsyncServer`] holds for long stops no other call; it keeps its
-/// [`max_reply`](ClientOptions::max_reply) from the credit of the connection. Once such calls keep
-/// all of the credit, further calls wait for them. A call that would end the held calls then waits
-/// too, so it needs another client.
+/// [`max_reply`](ClientOptions::max_reply) from the credit of the connection. If such calls keep
+/// all of the credit for 100 ms, further calls go over a further connection, up to
+/// [`connections`](ClientOptions::connections) in all.
 ///
 /// ```no_run
 /// # async fn caller() -> Result<(), copyrpc::ClientError> {

@@ -173,7 +173,8 @@ impl PublishedRecord {
     }
 }
 
-/// Bytes of the word of a context that shows whether a handler runs (invariant K7).
+/// Length in bytes of the activity word, which shows whether a context runs a handler (invariant
+/// K7).
 pub(crate) const ACTIVITY_SIZE: u32 = 8;
 
 /// Decodes the activity word, which a READ put at the start of its destination.
@@ -341,7 +342,8 @@ fn le_u64<const N: usize>(bytes: &[u8; N], at: usize) -> u64 {
 mod tests {
     use super::*;
 
-    /// Old bytes under every format, so that a byte that the encoder forgets is seen.
+    /// Value of all bytes before a format is written, so that a byte that the encoder forgets is
+    /// seen.
     const STALE: u8 = 0xa5;
 
     #[test]

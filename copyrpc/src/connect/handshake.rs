@@ -14,7 +14,7 @@ use crate::context::{Context, Inner};
 use crate::endpoint::Endpoint;
 use crate::error::SetupError;
 
-/// Values of the last byte that each end sends: it is connected, or it is not and never will be.
+/// Values of the last byte that an end sends: the end is connected, or it never will be.
 const CONNECTED: u8 = 1;
 const NOT_CONNECTED: u8 = 0;
 

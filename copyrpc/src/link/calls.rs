@@ -269,8 +269,8 @@ impl<U> Calls<U> {
         self.untold.pop_front();
     }
 
-    /// Ends a waiting call that was made when `batches` or more batches had been sent, in slot
-    /// `from` or a later slot. Returns the user data and the slot.
+    /// Ends a waiting call in slot `from` or a later slot, if it was made when at least `batches`
+    /// batches had been sent. Returns the user data and the slot.
     pub(super) fn abandon_later(&mut self, batches: u64, from: usize) -> Option<(U, usize)> {
         let is_later = |slot: &Slot<U>| {
             slot.batches_before >= batches && matches!(slot.state, State::Waiting(_))

@@ -136,10 +136,9 @@ impl<U> Link<U> {
         }
     }
 
-    /// Completes a flush. `posted` reports that the flush posted a batch: if nothing is left to
-    /// post then, the mark was posted. `is_posted` reports that no post failed: then a settled end
-    /// closes the connection if the peer has received every batch, and otherwise asks for a last
-    /// READ.
+    /// Completes a flush. `posted`: the flush posted a batch. If nothing is left to post then, the
+    /// mark was posted. `is_posted`: no post failed. A settled end then closes the connection if
+    /// the peer has received every batch, and otherwise asks for a last READ.
     pub(super) fn end_closing_flush(&mut self, posted: bool, is_posted: bool) {
         if posted && !self.tx.has_unposted() {
             self.closing.is_told = true;
@@ -182,7 +181,7 @@ impl<U> Link<U> {
 
     /// Returns the reason to report when the connection fails with `reason`. If a graceful end has
     /// begun and this end has received everything, a failure of the transport only means that the
-    /// peer ended first (G4): the reason is then that of the graceful end.
+    /// peer ended first (G4): then the result is the reason of the graceful end.
     pub(super) fn final_reason(&self, reason: CloseReason) -> CloseReason {
         match (reason, self.ending) {
             (CloseReason::Disconnected | CloseReason::Transport { .. }, Some(graceful))

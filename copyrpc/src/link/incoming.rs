@@ -278,8 +278,8 @@ impl<U> Link<U> {
                 continue;
             }
             self.rx.advance(message);
-            // `internal_allowance` is at most 3/16 of the largest ring, so its product fits 32
-            // bits.
+            // The product is the internal allowance in bytes: at most 3/16 of the largest ring, so
+            // it fits 32 bits.
             let call_id = header.call_id;
             self.rx.requests.push(HeldRequest {
                 position,

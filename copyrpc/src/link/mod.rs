@@ -226,9 +226,9 @@ pub(crate) struct Link<U> {
     read_in_flight: bool,
     /// Whether the READ in flight was posted only because time passed, and not for flow control.
     read_is_probe: bool,
-    /// Whether, since the last batch arrived and the last READ was posted, a call was refused, a
-    /// batch left little space, or the window held back a batch that the peer's words would
-    /// release.
+    /// Whether this end needs words of the peer, which a READ brings: since the last batch arrived
+    /// and the last READ was posted, a call was refused, a batch left little space, or the window
+    /// held back a batch.
     starved: bool,
     backoff: Backoff,
     window: WindowState,
@@ -243,8 +243,8 @@ pub(crate) struct Link<U> {
     /// which shows whether a handler runs there (K7).
     asks_activity: bool,
     heard_activity: u64,
-    /// Counters. A count that follows from positions or other counters is not kept here a second
-    /// time: [`Link::stats`] adds the number here, modulo 2^64, to that position or counter.
+    /// Counters. [`Link::stats`] computes some of them from positions and from other counters; the
+    /// value kept here is then at most a correction, added modulo 2^64.
     stats: Stats,
 }
 

@@ -374,7 +374,8 @@ impl SendRing {
     }
 
     /// Returns whether the peer's process has not taken all posted calls and replies, as far as
-    /// known here. The last batches do not count if they have none: they may wait for any time.
+    /// known here. Batches after the last call or reply do not count: the peer may leave them
+    /// untaken for any time.
     #[inline]
     pub(super) fn has_untaken_messages(&self) -> bool {
         let taken = self.batches_taken.max(self.batches_received);

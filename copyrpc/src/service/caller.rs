@@ -241,7 +241,8 @@ impl Connection for Caller {
         goes_on: &mut GoesOn<'_, Self>,
     ) -> Result<(), ClientError> {
         self.starving_since = None;
-        // A server that closes waits for this end's mark, so its connection ends over the mark.
+        // A server that closes waits for the closing mark of this end, so this connection ends
+        // gracefully and is not aborted.
         if self.endpoint.outstanding_calls() == 0 && !self.endpoint.is_closed_by_peer() {
             self.endpoint.abort();
         } else if self.leaving.as_ref() != Some(&self.endpoint) {

@@ -233,8 +233,8 @@ impl Host {
             }
             std::thread::yield_now();
         }
-        // The drop may wait for the rest of the time, and at least as long as answers need to reach
-        // clients that did not delay the close.
+        // The drop may wait for the rest of the stop timeout, but at least for `LINGER`, so that
+        // answers reach the clients that did not delay this close.
         let linger = &self.context.inner.linger;
         linger.set(grace.left().max(LINGER.min(linger.get())));
         self.gate.close();

@@ -138,8 +138,8 @@ fn calls_that_end_early_at_any_moment_leave_nothing_behind() {
 fn two_calls_against_one_in_every_order_are_safe_and_end() {
     for nth in 0..scale() {
         let scripts: [Script; 2] = [&[EITHER, EITHER], &[EITHER]];
-        // The largest call needs more than 224 bytes of credit, so in the first run and every other
-        // it waits for a grant.
+        // The largest call needs more than 224 bytes of credit, so with this credit, in every
+        // second run, it waits for a grant.
         let credit = [224, setup().credit][nth % 2];
         explore(
             Setup {

@@ -79,13 +79,14 @@ impl Names {
         self.notices.clear();
     }
 
-    /// Ends the walk and asserts that no call was lost, nor the news that one was given up. After a
-    /// walk that restored a state, the calls that the walk met are outstanding.
+    /// Ends the walk. Asserts that no call was lost, and that the news of each call that was given
+    /// up is still there. After a walk that restored a state, the calls that the walk met are
+    /// outstanding.
     pub(super) fn end(&mut self, coder: &mut Coder, order: [usize; 2]) {
         for caller in order {
             let (calls, met) = (&mut self.calls[caller], &self.met[caller]);
             let place = |slot| met.iter().position(|call| call.slot == slot);
-            // How often the news of each call's end is found.
+            // For each call, the number of places that have the news of its early end.
             let mut found: Vec<u32> = met.iter().map(|call| u32::from(call.is_marked)).collect();
             let mut untold: Vec<u32> = calls.untold_slots().collect();
             let mut count = untold.len() as u32;
@@ -98,7 +99,7 @@ impl Names {
                 found[name as usize] += 1;
             }
             for (_, ring, at, id) in self.notices.iter().filter(|(of, ..)| *of == caller) {
-                // 0 is a call that was answered: the notice has no effect.
+                // The name 0 is for a notice of a call that was answered: it has no effect.
                 let is_pending = calls.pending(*id).is_some();
                 let place =
                     place(id.index()).filter(|place| is_pending && !met[*place].is_answered);

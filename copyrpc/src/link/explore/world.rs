@@ -97,9 +97,9 @@ pub(super) enum Step {
 /// them impossible, so all of them may be moved to just before the `Serve`. So only the order of
 /// the turns is explored.
 ///
-/// In a turn, batches are taken first. A call or reply before them is equivalent to the same call
-/// or reply after them, when there is at least as much space and credit; a call that is refused
-/// before may be accepted after.
+/// In a turn, a side takes batches before it calls or replies. The other order is not explored: a
+/// call or reply before the batches has the same effect as after them, where there is at least as
+/// much space and credit. (A call that is refused before them may be accepted after them.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Turn {
     Nobody,
