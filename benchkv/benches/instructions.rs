@@ -9,9 +9,10 @@
 //!
 //! `--lockstep OPTIONS` runs the job with these options of benchkv, and prints two lines. The first
 //! line has the number of messages between threads per operation, and the number of these messages
-//! that stay within a rank; each message is counted where it is taken. The second line has the
-//! messages per WRITE, and the completions per round of a daemon, in all rounds and in rounds that
-//! took any. `--hand-overs TOPOLOGY` prints the same for the job of `kv_remote_TOPOLOGY`.
+//! that stay within a rank; each message is counted where it is received. The second line has the
+//! messages per WRITE, and the completions per round of a daemon: once over all rounds, and once
+//! over the rounds that found completions. `--hand-overs TOPOLOGY` prints the same for the job of
+//! `kv_remote_TOPOLOGY`.
 #![allow(
     missing_docs,
     clippy::unwrap_used,

@@ -208,7 +208,7 @@ mod tests {
         .unwrap();
     }
 
-    /// The choice of `auto` differs between their hosts.
+    /// `--wait auto` chooses differently on the hosts of the two ranks.
     #[test]
     fn ranks_that_choose_the_wait_by_their_cores_agree() {
         let cli = Cli::try_parse_from(["benchkv", "--device", "soft"]).unwrap();

@@ -79,7 +79,7 @@ impl Cli {
         std::process::exit(answer.exit_code())
     }
 
-    /// Parses these words.
+    /// Parses a command line; the first of `words` is the name of the program.
     ///
     /// # Errors
     /// clap's message.
@@ -224,8 +224,8 @@ pub struct ReportArgs {
     pub files: Vec<PathBuf>,
 
     /// Also write a chart of latency against rate (the offered rate, if all results are of --rate),
-    /// or with .csv the points of the chart. Several variants of the settings have a line each, the
-    /// 99th percentile; a single one has a line for each percentile. May be given twice.
+    /// or with .csv the points of the chart. With several variants of the settings, each has a
+    /// line: its 99th percentile. With one variant, each percentile has a line. May be given twice.
     #[arg(short, long, value_name = "FILE.svg|FILE.csv", value_parser = with_extension(&["svg", "csv"]))]
     pub output: Vec<PathBuf>,
 

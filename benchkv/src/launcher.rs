@@ -20,9 +20,9 @@ pub struct Launcher {
     /// The ranks on this rank's host; in a result, the ranks on rank 0's host. The index of a rank
     /// in this list is its node-local rank, which decides its cores.
     pub ranks_here: Vec<usize>,
-    /// Whether the MPI launcher bound ranks of this host to different cores, or bound a rank to
-    /// fewer cores than it has threads although it could use more if it were not bound. Threads that
-    /// are not pinned stay on the cores to which their rank was bound.
+    /// Whether the MPI launcher bound the ranks of this host to cores: two ranks have different
+    /// cores, or a rank has fewer cores than threads although it would have more cores if it were
+    /// not bound. Threads that are not pinned stay on the cores of their rank.
     pub bound: bool,
 }
 

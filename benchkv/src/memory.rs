@@ -35,7 +35,8 @@ pub struct Memory {
     pub connections_bytes: u64,
     /// Bytes of the stores: the tables of the keys, with the values.
     pub stores_bytes: u64,
-    /// Bytes of channels within ranks: ipc, rings, flux, and the places of values under way.
+    /// Bytes of channels within ranks: ipc, rings, flux, and the memory for values that are under
+    /// way.
     pub channels_bytes: u64,
     /// Total bytes: of the above, of the clients, and of the processes.
     pub total_bytes: u64,
@@ -96,7 +97,7 @@ impl Memory {
         }
     }
 
-    /// Returns the memory of `ranks` such ranks together.
+    /// Returns the memory of `ranks` ranks together, if each needs as much as `self`.
     pub const fn times(self, ranks: usize) -> Self {
         let ranks = ranks as u64;
         Self {

@@ -277,7 +277,8 @@ impl<W: Workers> Rank<'_, W> {
             control.is_stopped()
         };
         let mut course = Course::default();
-        // Clients have nothing due for up to this time, which is no sign of lost operations.
+        // A client may have nothing to issue for up to this time, so a silence of this length is no
+        // sign of lost operations.
         let quiet = options.job.longest_pause(self.rank);
         exchange.catch_interrupts()?;
         if options.job.ops.is_none() {

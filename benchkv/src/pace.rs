@@ -15,8 +15,8 @@ const RATES: std::ops::RangeInclusive<f64> = 1.0..=1e9;
 pub struct PaceArgs {
     /// Operations per second of the job [default: closed loop]
     ///
-    /// Open loop: all clients of the job together, 1 to 1e9. Operations start at their times
-    /// independently of earlier operations; latencies count from there. --queue-depth still bounds
+    /// Open loop: all clients of the job together, 1 to 1e9. Each operation has a start time,
+    /// independent of earlier operations, from which its latency counts. --queue-depth still bounds
     /// the outstanding operations of a client. In a closed loop each client is as fast as it can.
     #[arg(help_heading = "Load", long, value_name = "RATE", value_parser = decimal(RATES))]
     pub rate: Option<f64>,

@@ -27,7 +27,8 @@ const ACCESSES: usize = 4096;
 /// # Errors
 /// The first option that cannot be honoured.
 pub fn resolve(args: &SimArgs) -> Result<Options, Failure> {
-    // The memory that `Options::resolve` checks is memory of real processes.
+    // `Options::resolve` computes the memory of real processes, so it gets the highest limit. The
+    // memory of the simulation is checked below.
     let device = DeviceChoice::Soft(SoftDevice::default()).into();
     let mut options = Options::resolve(JobArgs {
         memory_limit: Some(u64::MAX),

@@ -19,8 +19,8 @@ use mlx5::{DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
 
 const SIZES: [usize; 3] = [32, 1 << 10, 16 << 10];
 const BATCH: usize = 64;
-/// Maximum number of times that a round flushes, answers and drains. Calls that do not fit one
-/// WRITE need several times.
+/// Maximum number of times that a round flushes, answers and drains. A round needs several turns if
+/// its calls do not fit into one WRITE.
 const MOST_TURNS: usize = 1000;
 
 struct Pair {

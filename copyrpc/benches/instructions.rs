@@ -5,9 +5,10 @@
 //! callgrind with two numbers of calls, and divides the difference of the instructions by the
 //! difference of the calls, so set-up does not count. `--list` prints one line per kind for the
 //! script: name, bound in instructions (`-` if there is none), the two numbers of calls, the part
-//! to collect, and the operation. The part to collect is `nohca`, everything but the software HCA's
-//! two entry points with all they call, or `part NAME`, the function of that name with all it calls
-//! but the software HCA. An appended `but NAME` excludes one more function with all it calls.
+//! to collect, and the operation. The part to collect is `nohca`, the whole program, or `part
+//! NAME`, the function of that name with all that it calls. Neither includes the software HCA: its
+//! two entry points with all that they call. An appended `but NAME` excludes one more function with
+//! all that it calls.
 //!
 //! Requests and replies have 32 bytes. With depth 64, all calls of a round are sent in one WRITE,
 //! and so are their replies.
@@ -51,7 +52,7 @@ enum Work {
     Calls,
     /// Calls for which the answerer drains, receives, replies and flushes.
     ReceivedCalls,
-    /// Calls, with each function in a frame of its own.
+    /// Calls by functions that are not inlined, so that each function can be counted alone.
     Parts,
     IdlePolls,
     /// Calls of a `Client`, without a timeout or with one; the `Server` is in another thread.

@@ -6,7 +6,7 @@
 //! | remote key: client | -ipc-> the daemon of the key's number -flux-> the gateway | -ring-> daemon 0 | -ring-> the daemon of the key's number | |
 //! | -copyrpc-> | a daemon of the peer | its daemon 0 | its daemon of the same number | its daemon that owns the key |
 //! | there -flux-> | the daemon that owns the key | the same | | |
-//! | endpoints of a rank | N - 1 | N - 1 | D (N - 1) | 2 C D (N - 1): its clients' to daemons, its daemons' to clients |
+//! | endpoints of a rank | N - 1 | N - 1 | D (N - 1) | 2 C D (N - 1): half of clients, half of daemons |
 //!
 //! N ranks, D daemons and C clients of each. The gateway to rank r is daemon r mod D. A local key:
 //! client -ipc-> the daemon that owns it.
@@ -111,8 +111,9 @@ impl Topology {
         self.gateway(rank).filter(|_| self.backend == Backend::Meta)
     }
 
-    /// Returns whether daemons get requests for other ranks from clients, through ipc, and from
-    /// each other. If not, all such requests are for the shard of the daemon that gets them.
+    /// Returns whether daemons get requests for other ranks from clients by ipc, and pass them to
+    /// each other by flux. If not, each request that a daemon gets by ipc or flux is for its own
+    /// shard.
     #[inline]
     pub const fn daemons_pass_on(&self) -> bool {
         matches!(self.backend, Backend::Meta) && self.ranks > 1
@@ -295,7 +296,7 @@ mod tests {
         }
     }
 
-    /// Every request has an endpoint to the daemon that gets it, from any thread that sends it.
+    /// Each thread that sends a request has an endpoint to the daemon that gets the request.
     #[test]
     fn every_remote_key_can_be_sent() {
         for backend in ROUTINGS {

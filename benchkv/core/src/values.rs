@@ -158,7 +158,7 @@ impl ClientValues {
         self.values.tail_bytes()
     }
 
-    /// Returns the number in the rank of the client's place `number`.
+    /// Converts the client's number of a place to the rank's number of this place.
     pub const fn place(&self, number: u32) -> u32 {
         self.first + number
     }

@@ -22,8 +22,8 @@ use crate::message::Outcome;
 use crate::workload::{Access, AccessKind, PRIVATE_KEYS, hash16};
 
 /// Number of sequence numbers that a client remembers for check 3 of the module, per access of its
-/// pattern: 8 MiB in a real-time job. If the keys that it reads times the writers are more, check 3
-/// covers only the first keys.
+/// pattern: 8 MiB in a real-time job. The client needs one for each key that it reads and each
+/// writer of the job. If it needs more, check 3 covers only the first keys.
 const REMEMBERED: usize = 16;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -115,8 +115,8 @@ enum Private {
     Reading(u64),
 }
 
-/// The highest sequence number recorded for a reader, key and writer. `at` is the moment of the
-/// record: a number of operations of the [`Verifier`]'s client.
+/// The highest sequence number recorded for a reader, key and writer. `at` is the [`Verifier`]'s
+/// `moment` when the number was recorded.
 #[derive(Debug, Clone, Copy, Default)]
 struct Seen {
     sequence: u32,
@@ -364,7 +364,7 @@ impl Verifier {
 }
 
 /// Returns whether moment `a` is before moment `b`, which is at most a queue depth before the
-/// present. A record that is older than 2^31 operations can appear to be later than `b`; then one
+/// present. If `a` is more than 2^31 operations before `b`, it can appear to be later; then one
 /// check is omitted.
 const fn is_before(a: u32, b: u32) -> bool {
     (b.wrapping_sub(a) as i32) > 0

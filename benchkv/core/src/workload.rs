@@ -274,8 +274,9 @@ impl Workload {
         // (seed + 1) do not share their streams.
         let stream = (number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let mut rng = Rng::with_seed(self.seed.wrapping_add(stream));
-        // With the ratio that equal shares of all ranks have, one Zipfian distribution spans the
-        // keys of all ranks. Any other ratio chooses the rank, and then a key of that rank.
+        // If the remote ratio gives each rank the same share, one Zipfian distribution spans the
+        // keys of all ranks. With any other ratio, first the rank is chosen, and then a key of this
+        // rank.
         let ranks = if self.remote_ratio == Self::even_ratio(self.ranks) {
             self.ranks as u64
         } else {

@@ -24,9 +24,9 @@ const WORD_BYTES: usize = size_of::<u64>();
 const ROTATING_LINES: usize = 32;
 
 /// Measures the round trip of a cache line between the two `cores`, or between two threads that are
-/// not pinned and yield while they wait. Returns the median of blocks of round trips, in
-/// nanoseconds: the smaller one of a measurement with a fixed line in each direction, and of one
-/// with lines that take turns. Each takes half of `duration`.
+/// not pinned and yield while they wait. Measures twice, for half of `duration` each time: with one
+/// line in each direction, and with lines that are used in turn. Returns the smaller of the two
+/// results, in nanoseconds. A result is the median over blocks of round trips.
 ///
 /// # Errors
 /// A thread that cannot be pinned.
@@ -59,7 +59,8 @@ struct Line {
     words: [AtomicU64; 4],
 }
 
-/// End of a pair of directions, each with lines that take turns.
+/// An end of the exchange. Its messages use the lines of `outgoing` in turn, and the messages of
+/// the other end use the lines of `incoming` in turn.
 #[derive(Debug)]
 struct LinesEnd<const LINES: usize> {
     outgoing: Arc<[Line; LINES]>,

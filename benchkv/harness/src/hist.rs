@@ -119,8 +119,8 @@ impl LatencyHistogram {
         }
     }
 
-    /// Returns the smallest latency that at least the share `quantile` (0 to 1) of all values does
-    /// not exceed; 0 if there are none.
+    /// Returns the smallest latency for which at least the share `quantile` (0 to 1) of all values
+    /// is equal or smaller; 0 if there are no values.
     pub fn value_at(&self, quantile: f64) -> u64 {
         self.0.value_at_quantile(quantile)
     }

@@ -239,7 +239,8 @@ impl<'a, C: Caller> Load<'a, C> {
         Ok(Duration::from_nanos(self.clock.now_ns() - start_ns))
     }
 
-    /// Makes the first calls, one from each of `depth` slots while fewer than `limit` were `sent`.
+    /// Makes the first call of each of `depth` slots, but at most `limit` calls. `sent` counts the
+    /// calls.
     fn begin(&mut self, depth: u32, limit: u64, sent: &mut u64) -> Result<(), Failure> {
         for slot in 0..depth {
             if *sent == limit {
@@ -251,7 +252,8 @@ impl<'a, C: Caller> Load<'a, C> {
         Ok(())
     }
 
-    /// Takes the replies of all `unanswered` calls, and calls until `limit` calls were `sent`.
+    /// Makes further calls until `limit` calls are `sent`, and takes replies until no call is
+    /// unanswered. At the beginning there are `unanswered` calls.
     fn finish(&mut self, mut unanswered: u64, limit: u64, sent: &mut u64) -> Result<(), Failure> {
         while unanswered > 0 {
             let left = unanswered.checked_sub(self.turn(limit, sent)?);
@@ -260,8 +262,8 @@ impl<'a, C: Caller> Load<'a, C> {
         Ok(())
     }
 
-    /// Takes replies, and calls again from their slots while fewer than `limit` were `sent`.
-    /// Returns the number of replies.
+    /// Takes the replies that have arrived, and makes the next call of each of their slots until
+    /// `limit` calls are `sent`. Returns the number of replies.
     #[inline(always)]
     fn turn(&mut self, limit: u64, sent: &mut u64) -> Result<u64, Failure> {
         let Self { caller, ended, .. } = self;

@@ -69,9 +69,9 @@ struct Across {
     depth: u32,
     /// The server of a crowd; `None` for other measurements. A crowd is a number of clients that
     /// stream at the same time. They share one core, so they yield the core when they wait. The
-    /// server has the other core, or shares the core of the clients. If it shares the core, a
-    /// single client waits for the core as each of eight clients does; only then a comparison of
-    /// the two shows the cost of the additional clients alone.
+    /// server has the other core, or shares the core of the clients. On a shared core, a single
+    /// client has to wait for the core too, as each of eight clients has to. So the difference
+    /// between one client and eight clients is the cost of the additional clients alone.
     crowd: Option<Server>,
 }
 
@@ -113,7 +113,8 @@ impl Across {
             one("ipc", Ends::Ipc, 1, 1),
             one("iceoryx2", Ends::Iceoryx, 1, 1),
             one("ipc", Ends::Ipc, 1, DEPTH),
-            // The next two are one measurement, in succession, with 1 and 1,024 connected clients.
+            // The next two are the same measurement with 1 and with 1,024 connected clients, one
+            // right after the other.
             one("ipc_1_of_1", Ends::Ipc, 1, 1),
             one("ipc_1_of_1024", Ends::Ipc, MANY, 1),
         ];

@@ -12,8 +12,7 @@ use engine::topology::Backend;
 
 use super::job::JobArgs;
 
-/// Options of the course of `benchkv sim`. Times are those since the job began, its warm-up
-/// included.
+/// Options of the course of `benchkv sim`. Times count from the beginning of the job's warm-up.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Changes in mid-run")]
 pub struct CourseArgs {

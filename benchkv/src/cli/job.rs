@@ -1,9 +1,9 @@
 //! The options of a job. A field declares an option: its flag, its help text and its name in the
-//! `options` of the result. A field that clap skips is computed from others. An option that serde
-//! skips is in another field of the result, or not in the result. Groups of options are declared by
-//! the part that uses them: [`Workload`], [`PaceArgs`], [`PortOptions`], [`PolicyOptions`],
-//! [`TraceArgs`]. The declaration of an option checks the range of its value; [`crate::options`]
-//! checks combinations of options.
+//! `options` of the result. A field that clap skips is computed from other fields. An option that
+//! serde skips is in another field of the result, or not in the result. Groups of options are
+//! declared by the part that uses them: [`Workload`], [`PaceArgs`], [`PortOptions`],
+//! [`PolicyOptions`], [`TraceArgs`]. The declaration of an option checks the range of its value;
+//! [`crate::options`] checks combinations of options.
 
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
@@ -38,8 +38,8 @@ const RUNS: RangeInclusive<usize> = 1..=32;
 const OPS: RangeInclusive<u64> = 1..=u32::MAX as u64;
 /// Minimum length of a window, in seconds.
 pub(crate) const SHORTEST_RUN_S: f64 = 0.01;
-/// Maximum length of a window, of the warm-up and of `--report-interval`, in seconds. It is also
-/// the limit of the window of `--ops`.
+/// Maximum length of a window, of the warm-up and of `--report-interval`, in seconds. With `--ops`
+/// it is the maximum length of the only window.
 const LONGEST_RUN_S: f64 = 3600.0;
 /// Minimum `--report-interval`, in seconds: the main thread checks a hundred times a second whether
 /// an interval has ended.
@@ -93,8 +93,8 @@ pub struct JobArgs {
     #[serde(skip)]
     pub device: Devices,
 
-    /// The transport of requests to other ranks, in the form in which it is typed: the device that
-    /// was chosen for `auto`, or the library that chooses a device.
+    /// The carrier of requests to other ranks: the device in the form in which it is typed (for
+    /// `auto`, the chosen device), or the library that chooses a device.
     #[arg(skip)]
     #[serde(rename = "device")]
     pub carried_by: String,
@@ -281,7 +281,8 @@ pub struct JobArgs {
     #[arg(long, value_enum, hide = true)]
     pub fault: Option<Fault>,
 
-    // The next options have headings of their own, which extend to the options after them.
+    // These two groups are last, because each sets a heading of the help, which would extend to all
+    // options after the group.
     /// Policies of daemons and connections.
     #[command(flatten)]
     #[serde(flatten)]

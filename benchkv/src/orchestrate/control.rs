@@ -11,13 +11,13 @@ use engine::phase::Phase;
 
 use super::RankError;
 
-/// The words that all workers poll, in cache lines without other data.
+/// The values that all workers poll, in cache lines without other data.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct Words {
     phase: AtomicU32,
     is_stopped: AtomicBool,
-    /// Rung after each change of the other words.
+    /// Rung after each change of the other fields.
     bell: Bell,
 }
 
@@ -61,8 +61,9 @@ impl Control {
         self.words.is_stopped.load(Ordering::Acquire)
     }
 
-    /// Sleeps until there is work in `part`, the phase is no longer `phase`, or workers are
-    /// stopped, but at most for `longest`. A worker calls it when it finds nothing to do.
+    /// Sleeps until `part` (a daemon, or the paths of a client) has work, the phase is no longer
+    /// `phase`, or workers are stopped; at most for `longest`. A worker calls it when it finds
+    /// nothing to do.
     pub(super) fn sleep(&self, phase: Phase, part: &mut dyn Sleeper, longest: Duration) {
         let mut heard = self.words.bell.listen();
         let mut has_changed = Look(|| self.is_stopped() || self.phase() != phase);

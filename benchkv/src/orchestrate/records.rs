@@ -23,7 +23,8 @@ pub(super) fn encode(records: &[Record]) -> Vec<u8> {
     postcard::to_allocvec(records).unwrap_or_default()
 }
 
-/// Finds, for each of `mine`, the record of its other end among the parts of all ranks.
+/// Finds the record of the other end for each of `mine`. `parts` has the encoded records of each
+/// rank.
 ///
 /// # Errors
 /// The rank whose part is malformed or lacks a record.

@@ -32,7 +32,8 @@ const SETTINGS: [&str; 19] = [
     "launcher.hosts",
 ];
 
-/// Commits are in the order of their first measurements, and not of their names.
+/// The setting with the commit of the build. Its values are in the order of their first
+/// measurements, not of their names.
 const COMMIT: &str = "environment.git_commit";
 
 /// Settings that make no difference: directories.

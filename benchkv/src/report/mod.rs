@@ -18,12 +18,12 @@ use compare::{Comparison, Group};
 
 mod compare;
 
-/// Maximum spread of the runs of one result for which there is no warning: the standard deviation
-/// as a share of the mean.
+/// Threshold of a warning: the standard deviation of the runs of one result, as a share of their
+/// mean.
 const WIDE_SPREAD: f64 = 0.2;
-/// Maximum number of cores that other programs use for which there is no warning.
+/// Threshold of a warning: the number of cores that other programs use.
 const OTHERS: f64 = 0.1;
-/// Maximum deviation from Little's law for which there is no warning.
+/// Threshold of a warning: the deviation from Little's law.
 const LAW_LIMIT: f64 = 0.05;
 
 /// Reads the results, prints them side by side, and writes the chart. With `--check` only reads
@@ -338,8 +338,8 @@ const PERCENTILES: [(&str, Percentile); 5] = [
 ];
 
 /// Returns the chart of latency against rate, with a point for each result, or for each load of a
-/// sweep. Several series have a line each, and a single one has a line for each percentile. The
-/// rate is the offered rate if all results are of open loops.
+/// sweep. With several series, each has a line: its 99th percentile. With one series, each
+/// percentile has a line. The rate is the offered rate if all results are of open loops.
 fn chart(results: &[JobResult], comparison: &Comparison) -> Chart {
     let is_open = results.iter().all(|result| result.open_loop.is_some());
     let offered = |of: &JobResult| of.open_loop.map(|open| open.offered_rps);

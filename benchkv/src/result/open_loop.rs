@@ -29,13 +29,14 @@ pub struct OpenLoop {
     pub backlog: u64,
     /// Whether the rate was kept, in each window and in all together: the number of operations that
     /// became due and the number that ended differ by at most a hundredth, or by one. A larger
-    /// difference, of up to a twentieth and of no more operations than the clients may have
-    /// outstanding, is accepted if it is explained. Chance explains a difference below three times
-    /// the square root of the mean number outstanding. Operations that fell behind only at the end,
-    /// or caught up at the beginning, explain a difference above four times the mean number of
-    /// operations that were due and had not ended. (An operation that falls behind steadily waits
-    /// for half of the window on average.) If more operations end than become due, some were due
-    /// before the window, and the latencies include the wait in a backlog.
+    /// difference is accepted if chance or a short pause explains it, but only up to a twentieth,
+    /// and up to the number of operations that the clients may have outstanding. Chance explains a
+    /// difference below three times the square root of the mean number outstanding. A pause at the
+    /// beginning or end of the window delays operations only for a small part of the window. So it
+    /// explains a difference above four times the mean number of operations that were due and had
+    /// not ended. (If operations fell behind steadily, this mean would be half of the difference.)
+    /// If more operations end than become due, some were due before the window, and their latencies
+    /// include the wait since then.
     pub kept_up: bool,
     /// Mean time from an operation's intended start to its issue, in nanoseconds. It is part of
     /// each latency.

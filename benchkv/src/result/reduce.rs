@@ -436,8 +436,8 @@ fn cpu_per_op(reports: &[RankReport], operations: u64) -> Option<f64> {
     (operations > 0 && cpu_s > 0.0).then(|| cpu_s * 1e9 / operations as f64)
 }
 
-/// Returns the mean number of cores that programs other than the ranks `here`, which share a host
-/// with rank 0, used on that host in the windows; `None` if it is unknown.
+/// Returns the mean number of cores that other programs used on the host of rank 0 in the windows;
+/// `None` if it is unknown. `here` are the ranks on this host.
 fn other_cores(reports: &[RankReport], here: &[usize]) -> Option<f64> {
     let Course {
         windows_s,

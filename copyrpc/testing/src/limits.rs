@@ -46,7 +46,7 @@ pub fn scale_of(variable: &str) -> u32 {
 /// after 253 others: `127.N.P.P:0`, where N is a counter and P.P the number of the process.
 ///
 /// A port of `127.0.0.1` that a server has closed may be assigned to a server of another test at
-/// once; clients of the first server would then connect to that server.
+/// once; clients of the first server would then connect to the second.
 pub fn any_port() -> String {
     static CALLS: AtomicU32 = AtomicU32::new(0);
     let call = CALLS.fetch_add(1, Ordering::Relaxed);

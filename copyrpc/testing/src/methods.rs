@@ -215,8 +215,9 @@ fn of_handler<T, C: std::fmt::Debug>(
 const LONG: Duration = Duration::from_secs(600);
 
 /// The body of [`check`] and of [`check_async`]: the calls of a client type, each followed by the
-/// tokens that wait for its result. `$late` is a call with a timeout of zero, which is made up to
-/// `$times` times until its error is late. `$mode` is `mut` if calls need a mutable client.
+/// tokens that wait for its result. `$late` is a method whose reply takes longer than a timeout of
+/// 1 ns; it is called up to `$times` times, until `$is_late` returns `true` for its error. `$mode`
+/// is `mut` if calls need a mutable client.
 macro_rules! check {
     ($client:ident, $caller:ident, $is_late:ident, $raw:expr, $late:ident($argument:expr) $times:expr, [$($wait:tt)*], $($mode:tt)?) => {
         let mut client = numbers::$client::new($caller);

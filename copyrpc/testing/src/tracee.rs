@@ -410,8 +410,8 @@ pub fn on_one_core<R>(test: impl FnOnce() -> R) -> R {
 /// Minimum number of points, however slow the machine is.
 const MIN_POINTS: usize = 8;
 
-/// Number of runs in which [`Points`] reach every step, each with its own `STEP_SHARE` modulo this
-/// number.
+/// [`Points`] reach every step in this number of runs, if `STEP_SHARE` modulo this number is
+/// different in each run.
 const SHARES: usize = 16;
 
 /// The steps of `0..n` that are tested. With the variable `STEP_SHARE`, these are every 16th step

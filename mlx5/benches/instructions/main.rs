@@ -9,8 +9,9 @@
 //! - `--list` prints one line per kind for the script: name, bound in instructions (`-` if there is
 //!   none), the numbers of the two runs, the collected functions (`all`, `hca`, `relay FUNCTION`),
 //!   and a description.
-//! - `--list-vs` prints one line per kind that libmlx5 supports too: name, its name in `loops.c`,
-//!   its functions, the numbers of the two runs, a description.
+//! - `--list-vs` prints one line per kind that libmlx5 supports too: name, the name of the
+//!   counterpart in `loops.c`, the functions that the counterpart uses, the numbers of the two
+//!   runs, a description.
 //! - `--libmlx5 NAME FUNCTIONS THREADS COUNT` does that kind through libmlx5, with queues that
 //!   belong to one thread if `THREADS` is `one`.
 //! - `--copy-routine` prints the name of the routine that copies a WQE to a write-combining

@@ -285,8 +285,9 @@ impl KvDaemon {
             held: self.held.len(),
         };
         if self.policy.releases(found) {
-            // Answers that found the hold full were delivered at once, before the held answers.
-            // Each delivery counts as a moved message, in addition to the arrival of the answer.
+            // Answers that exceeded the maximum number of held answers were delivered at once,
+            // before the held answers. Each delivery counts as a moved message, in addition to the
+            // arrival of the answer.
             round.moved += passed + self.pass_held();
         }
         Ok(round)
@@ -311,7 +312,8 @@ impl KvDaemon {
         Ok(served)
     }
 
-    /// Returns whether the daemon has no place for passing on another request of another rank.
+    /// Returns whether the daemon may have to pass on a request to another daemon of its rank, and
+    /// has no free place for the tail of the value.
     fn lacks_places(&self) -> bool {
         self.places.is_empty()
             && !self.tail.is_empty()

@@ -84,9 +84,9 @@ pub trait Endpoints {
             .map_or(Ok(()), |remote| remote.connect(records))
     }
 
-    /// Continues, without waiting, the setup of connections that [`connect`](Self::connect) at both
-    /// ends does not complete. Returns whether all connections are established. The driver calls it
-    /// until they are, before anything is sent.
+    /// Continues the setup of connections that are not complete when both ends have called
+    /// [`connect`](Self::connect). Does not wait. Returns whether all connections are established.
+    /// The driver calls it until they are, before anything is sent.
     ///
     /// # Errors
     /// A connection cannot be established.
@@ -108,8 +108,8 @@ pub trait Endpoints {
             .map_or_else(Vec::new, |remote| remote.credit_used())
     }
 
-    /// Returns `false` only if a poll of the endpoints would find nothing. The driver calls it
-    /// while the thread of the endpoints has nothing to do.
+    /// Returns whether a poll of the endpoints may find something. The driver calls it while the
+    /// thread of the endpoints has nothing to do.
     fn has_news(&mut self) -> bool {
         self.remote().is_some_and(|remote| remote.has_news())
     }

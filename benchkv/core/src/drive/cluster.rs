@@ -125,9 +125,9 @@ impl Cluster {
         Ok(())
     }
 
-    /// Steps all threads in turn, rank after rank, clients before daemons, until `moves` issues and
-    /// ends of operations; then until no operation is outstanding. No thread waits, so every run
-    /// does the same.
+    /// Steps all threads in turn, rank after rank, clients before daemons, until clients have made
+    /// `moves` moves (a move is the issue or the end of an operation); then until no operation is
+    /// outstanding. No thread waits, so every run does the same.
     ///
     /// # Errors
     /// The first error of a daemon or client.

@@ -32,9 +32,9 @@ pub struct Cpu {
 }
 
 impl Default for Cpu {
-    /// Returns assumed costs. Together they make an operation take about the instructions that
-    /// `scripts/instructions` counts, at 3 instructions per nanosecond. The distribution over the
-    /// costs is a guess.
+    /// Returns assumed costs. For one operation they add up to about the time of the instructions
+    /// that `scripts/instructions` counts, at 3 instructions per nanosecond. The distribution of
+    /// this time over the costs is a guess.
     fn default() -> Self {
         Self {
             round_ns: 60,

@@ -127,10 +127,10 @@ impl Hosts {
         share_out(&masks, threads)
     }
 
-    /// Returns whether ranks of this host, of `threads` threads each, were bound to different
-    /// cores, or whether a rank was bound to fewer cores than it has threads although it could use
-    /// more cores if it were not bound. Threads that are not pinned stay on the cores to which
-    /// their rank was bound.
+    /// Returns whether the launcher bound the ranks of this host, of `threads` threads each, to
+    /// cores: two ranks have different cores, or a rank has fewer cores than threads although it
+    /// would have more cores if it were not bound. Threads that are not pinned stay on the cores of
+    /// their rank.
     pub fn is_bound(&self, threads: usize) -> bool {
         let mut places = self.here().map(|(_, place)| place);
         let is_narrow = |place: &Place| place.cores.len() < threads.min(place.allowed);

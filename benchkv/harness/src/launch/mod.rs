@@ -7,7 +7,7 @@
 //!   rank that died.
 //! - [`exchange`]: the communication of ranks outside the measured path: all-gather, barrier, a
 //!   sleep that wakes when a rank dies.
-//! - [`program`]: the frame of programs that measure two processes.
+//! - [`program`]: the common part of programs that measure two processes.
 //! - [`hosts`]: the hosts of the ranks, and the cores that the ranks of a host share.
 //! - [`device`]: the RDMA device, as named on a command line.
 //!

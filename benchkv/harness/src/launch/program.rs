@@ -1,4 +1,5 @@
-//! The frame of programs that measure two processes: their start, their exit statuses, the output.
+//! The common part of programs that measure two processes: their start, their exit statuses, the
+//! output.
 
 use std::fmt::Display;
 use std::process::ExitCode;

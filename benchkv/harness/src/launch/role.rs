@@ -54,15 +54,14 @@ pub enum Foreign {
     },
 }
 
-/// Returns a launcher other than this program that started several processes, or may have started
-/// several. In a binary without MPI each process would start a job of its own, so such a binary
-/// refuses to run.
+/// Returns a launcher, not this program, that started or may have started several processes. In a
+/// binary without MPI each process would start a job of its own, so such a binary refuses to run.
 pub fn foreign_launcher() -> Option<Foreign> {
     foreign_launchers().into_iter().next()
 }
 
-/// Returns all launchers of the kind that [`foreign_launcher`] returns, because one of them may
-/// have started another one.
+/// Returns all launchers of which [`foreign_launcher`] returns the first. There can be several,
+/// because a launcher may have started another one.
 pub fn foreign_launchers() -> Vec<Foreign> {
     announced(|variable| std::env::var(variable).ok())
 }
@@ -102,8 +101,8 @@ fn announced(value_of: impl Fn(&str) -> Option<String>) -> Vec<Foreign> {
     several.chain(ranked).collect()
 }
 
-/// Returns the exchange of this rank with the others; `None` in a process that a user started,
-/// which starts the ranks. Call it once: a rank's socket is its standard input.
+/// Returns the exchange of this rank with the others; `None` in a process that a user started. Such
+/// a process starts the ranks. Call it once: a rank's socket is its standard input.
 ///
 /// # Errors
 /// The environment names a role that the process was not started for.

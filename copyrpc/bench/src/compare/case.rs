@@ -125,7 +125,7 @@ pub(crate) struct Settings {
     #[arg(long = "reply", value_name = "BYTES")]
     reply_bytes: Option<usize>,
 
-    /// Idle endpoints of copyrpc connected in addition, of each client, 0 to 4096.
+    /// Further endpoints that each client connects and does not use, 0 to 4096; with copyrpc only.
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = whole(0..=4096_usize))]
     pub(crate) connected: usize,
 
@@ -139,9 +139,9 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "N", value_parser = whole(1..=MAX_SRQ_SIZE))]
     pub(crate) batches: Option<u32>,
 
-    /// Small batches of each endpoint of copyrpc under way before the next ones gather, 1 to 256,
-    /// and the time for which a batch is under way: until its WRITE completes, or until the peer
-    /// reports that it was taken. Or off.
+    /// Limit of the small batches that an endpoint of copyrpc has under way, 1 to 256; further
+    /// messages gather meanwhile. A batch is under way until its WRITE completes (completion), or
+    /// until the peer reports that it has taken the batch (consumption). Or off.
     #[arg(
         long,
         value_name = "off|completion:N|consumption:N",

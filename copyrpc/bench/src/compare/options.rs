@@ -33,8 +33,8 @@ pub(crate) struct Options {
     #[arg(long, value_enum, action = ArgAction::Set, value_delimiter = ',', value_name = "NAME,...", default_value = "copyrpc")]
     pub(crate) contestants: Vec<Kind>,
 
-    /// Numbers of clients, 1 to 1000 each, 112 with ud-send, at most 8 of them: up to 1.5 times the
-    /// group size are one group of ScaleRPC, more are several.
+    /// Up to 8 numbers of clients, each 1 to 1000, or 1 to 112 with ud-send. ScaleRPC makes one
+    /// group of up to 1.5 times the group size, and several groups of more clients.
     #[arg(long, action = ArgAction::Set, value_delimiter = ',', value_name = "N,...", default_value = "1")]
     #[serde(skip)]
     clients: Vec<usize>,

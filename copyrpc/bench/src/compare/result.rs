@@ -144,9 +144,9 @@ pub(crate) struct Comparison {
     ratios: BTreeMap<String, BTreeMap<String, Spread>>,
     /// Figures by load and contestant.
     figures: BTreeMap<String, BTreeMap<String, Figures>>,
-    /// Bytes that the server registers, and bytes that it takes in all, for each further client, by
-    /// contestant: calculated from the loads with the fewest and the most clients, without the
-    /// round trip. Empty if there is only one such load.
+    /// For each contestant, the bytes that the server registers, and all bytes that it takes, for
+    /// each further client. Calculated from the loads with the fewest and the most clients; the
+    /// load of one call at a time does not count. Empty if only one load counts.
     server_registered_bytes_per_further_client: BTreeMap<String, f64>,
     server_bytes_per_further_client: BTreeMap<String, f64>,
     /// Round trip of a bare cache line between the processes' cores, if it was asked for.

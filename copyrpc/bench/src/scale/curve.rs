@@ -36,12 +36,12 @@ impl Pair {
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Verdict {
-    /// Minimum number of clients of the curve with which the throughput with grouping off reaches
-    /// 95 % of its peak. Fewer clients do not keep the server busy.
+    /// Smallest number of clients on the curve at which the throughput, grouping off, reaches 95 %
+    /// of its peak. Fewer clients do not keep the server busy.
     pub(crate) enough_clients: u32,
-    /// Maximum relative drop, 0 to 1, of the throughput with grouping off, after its peak.
+    /// Maximum relative drop, 0 to 1, of the throughput after its peak, grouping off.
     pub(crate) grouping_off_drop: f64,
-    /// Minimum ratio, 0 to 1, of the throughput with grouping on to its peak, among the points from
+    /// Minimum throughput as a share of its peak, 0 to 1, grouping on, among the points from
     /// `enough_clients` on.
     pub(crate) grouping_on_worst: f64,
 }

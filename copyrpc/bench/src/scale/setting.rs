@@ -65,9 +65,9 @@ pub(crate) struct Setting {
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) seed: u64,
 
-    /// Virtual time that is measured at each point, in us, 100 to 10000000. Half as much passes
-    /// before, and with several groups five of the longest rotations, in which slices reach their
-    /// final length.
+    /// Virtual time that is measured at each point, in us, 100 to 10000000. Before it, half of this
+    /// time passes, and with several groups also five of the longest rotations, in which slices
+    /// reach their final length.
     #[arg(long, value_name = "US", default_value_t = 20_000, value_parser = clap::value_parser!(u64).range(100..=10_000_000))]
     pub(crate) window_us: u64,
 }

@@ -18,12 +18,12 @@ use crate::message::{Request, Response};
 use crate::topology::{Backend, Peer};
 use crate::values::{Values, copy};
 
-/// Maximum time between the close of a connection by its peer and the report of the cause by
-/// another connection, in ns of the device's clock.
+/// Maximum time, in ns of the device's clock, that this end waits after a peer has closed its
+/// connection. In this time another connection can report the cause.
 const CAUSE_NS: u64 = 500_000_000;
 
-/// Minimum limit of batches in flight on a connection of one client, even if many connections share
-/// the receive queue.
+/// A connection of one client may always have this number of batches in flight, however many
+/// connections share the receive queue.
 const FEWEST_BATCHES: u32 = 4;
 
 /// Maximum number of receives that devices permit in one queue. Each batch in flight takes one and
@@ -59,8 +59,8 @@ fn config(plan: &RankPlan, connections: usize) -> EndpointConfig {
 pub(super) struct Links<C> {
     context: Context<C>,
     links: Vec<Link<C>>,
-    /// Whether calls have ended because a connection closed. If the peer closed the connection, its
-    /// calls end before the connection does.
+    /// Whether calls have ended because a connection closed. From then on each poll checks the
+    /// connections, because a connection may be reported as closed later than its calls end.
     has_lost_calls: bool,
     /// Time at which a connection was first found closed by its peer, by the device's clock, in ns.
     left_ns: Option<u64>,
@@ -312,7 +312,8 @@ impl<C> LinkSet<C> for Links<C> {
 }
 
 /// Writes `head`, and the tail of a value through `fill`, to the end of `message`, and returns
-/// both. The length of `message` must be that of a request, the longest head, plus that of a tail.
+/// both. The length of `message` must be the length of a request (the longest head) plus the length
+/// of a tail.
 fn with_tail<'a>(head: &[u8], message: &'a mut [u8], fill: impl FnOnce(&mut [u8])) -> &'a [u8] {
     let surplus = size_of::<Request>() - head.len();
     let message = message.get_mut(surplus..).unwrap_or_default();
@@ -380,8 +381,8 @@ fn exactly<Head: FromBytes + IntoBytes>(bytes: RecvBytes<'_>) -> Option<Head> {
     }
 }
 
-/// Decodes the head of a peer's bytes, and returns it with the tail that follows. Returns `None` as
-/// the head unless the tail has the length that `behind` returns.
+/// Decodes the head of a peer's bytes, and returns it with the tail that follows. The returned head
+/// is `None` if the tail does not have the length that `behind` returns.
 #[inline(never)]
 fn split<'a, Head: FromBytes + IntoBytes>(
     bytes: RecvBytes<'_>,

@@ -94,8 +94,8 @@ pub(super) enum Unposted {
     Failed(String),
 }
 
-/// Numbers of messages sent, of attempts to send a request that found no room, and of messages
-/// received in their CQEs.
+/// Numbers of sent messages, of attempts to send a request that failed for lack of room, and of
+/// received messages that the device put into their CQEs.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Counters {
     pub(super) sends: u64,

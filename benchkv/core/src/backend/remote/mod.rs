@@ -121,7 +121,7 @@ trait LinkSet<C>: Sized {
         None
     }
 
-    /// Returns `false` only if a poll would take nothing.
+    /// Returns whether a poll may take something.
     fn has_work(&self) -> bool {
         true
     }
@@ -258,8 +258,8 @@ impl<C> fmt::Debug for Incoming<C> {
 }
 
 impl<C> Remote<C> {
-    /// Opens the endpoints of `worker` in the topology, on `device`, or on a device of their own if
-    /// that is `None`. Returns `None` if the worker has no endpoints.
+    /// Opens the endpoints of `worker` in the topology, on `device`; `None`: on a device of their
+    /// own. Returns `None` if the worker has no endpoints.
     pub(super) fn open(
         plan: &RankPlan,
         worker: Worker,

@@ -28,8 +28,9 @@ const fn receive_bytes(tail_bytes: usize) -> usize {
 /// Silence after which a peer that owes an answer is probed with a WRITE of no bytes. The peer's
 /// device answers the WRITE without the peer's CPU; if the peer is dead, the WRITE fails.
 const PROBE_AFTER: Duration = Duration::from_millis(100);
-/// User words of operations in the send queue: `PROBE` for a probe, `MESSAGE` for a message without
-/// a tail. For a message with a tail the word is `WITH_TAIL` plus the place of the tail.
+/// Values that are posted with an operation, and that the completion of the operation returns:
+/// `PROBE` for a probe, `MESSAGE` for a message without a tail. For a message with a tail the value
+/// is `WITH_TAIL` plus the place of the tail.
 const PROBE: u64 = 1;
 const MESSAGE: u64 = 0;
 const WITH_TAIL: u64 = 2;

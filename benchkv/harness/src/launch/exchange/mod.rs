@@ -185,7 +185,8 @@ pub(crate) fn rank_list(ranks: &[usize]) -> String {
 mod tests {
     use super::*;
 
-    /// An exchange with simulated other ranks: they give `others`, by the rules of a real rank.
+    /// An exchange whose other ranks are simulated. They send the bytes in `others`, as much in
+    /// each all-gather as a real rank would send.
     struct Others {
         rank: usize,
         others: Vec<Vec<u8>>,

@@ -5,13 +5,13 @@
 //! A client has a session with the server: one slot for each call that may be unanswered. A slot is
 //! one credit. For each slot of each session a receive is posted at either end, and posted again
 //! before the slot can be used again. So no message meets a queue without receives, and no credits
-//! travel. As in eRPC a request has the number of its session, of its slot, and its own. Unlike in
-//! eRPC nothing is sent again: the software device loses no datagram of sessions of up to 32 slots,
-//! and a loss in a network ends the measurement.
+//! travel. As in eRPC, a request carries three numbers: the number of its session, the number of
+//! its slot, and its own. Unlike in eRPC, nothing is sent again: the software device loses no
+//! datagram of sessions of up to 32 slots, and a loss in a network ends the measurement.
 //!
-//! A client writes a slot's send buffer again after the reply to its last request, and the server
-//! after the slot's next request. The other end then has the earlier message, so the device has
-//! read the buffer.
+//! Each slot has a send buffer at either end. A client writes it again after the reply to the
+//! slot's last request, and the server writes it again after the slot's next request. Both show
+//! that the earlier message has arrived, so the device no longer reads the buffer.
 
 mod rc;
 mod ud;
