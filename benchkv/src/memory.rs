@@ -109,8 +109,8 @@ impl Memory {
         }
     }
 
-    /// Checks the memory against `--memory-limit`, or the memory of this host, or the limit of its
-    /// control group if that is less.
+    /// Checks the memory against `--memory-limit`. Without this option, checks it against the
+    /// memory of this host, or the limit of the process's control group if this limit is lower.
     ///
     /// # Errors
     /// The job needs more memory. The error has the needed memory, the limit, and the remedies.

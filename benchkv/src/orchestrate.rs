@@ -322,9 +322,9 @@ impl<W: Workers> Rank<'_, W> {
         Some(Reporter::new(&self.published, interval, now_ns))
     }
 
-    /// Waits for clients to end, together with the other ranks, for at most `longest`. For up to
-    /// `quiet` of this time, no message needs to move. Calls `watch` meanwhile. On return all
-    /// clients have ended, or no rank waits for them any more.
+    /// Waits for clients to end, together with the other ranks, for at most `longest`. A silence of
+    /// up to `quiet` is no sign of lost operations. Calls `watch` meanwhile. On return all clients
+    /// have ended, or no rank waits for them any more.
     fn drain(
         &self,
         clients: &[Thread<'_, ClientReport>],

@@ -22,10 +22,11 @@ const SILENCE: Duration = Duration::from_secs(3);
 /// Maximum time without movement if a daemon of the rank has made fewer than [`ROUNDS`] rounds in
 /// this time.
 const STALL: Duration = Duration::from_secs(12);
-/// Number of rounds without movement that each daemon of the rank has to make, so that the limit is
-/// [`SILENCE`] and not [`STALL`].
+/// The limit is [`SILENCE`] and not [`STALL`] if each daemon of the rank has made this number of
+/// rounds without movement.
 const ROUNDS: u32 = 1_000;
-/// Maximum part of the time between two views of a rank that counts as time without movement.
+/// The time between two views of a rank counts as time without movement only up to this length. If
+/// it is longer, the rank itself did not run.
 const LONGEST_STEP: Duration = Duration::from_millis(100);
 /// Maximum sleep of a daemon between two of its rounds, so that it can make [`ROUNDS`] rounds in
 /// [`SILENCE`].

@@ -26,8 +26,8 @@ impl<W: Workers> Rank<'_, W> {
         let rank = self.local_rank();
         let core = rank.and_then(|rank| options.plan.client_core(rank, number));
         core.map_or(Ok(()), pin_current_thread)?;
-        // Making the parameters takes a while, so it is done before the connection: the rank begins
-        // when its clients are connected.
+        // The parameters take a while to make, so they are made before the client connects: the
+        // load begins soon after all clients are connected.
         let spec = options.job.client(self.rank, number);
         let mut paths = self.workers.open_client(number)?;
         let is_wanted = self.connect(Worker::Client(number), &mut paths, post)?;

@@ -10,9 +10,9 @@ use engine::client::OpenWindow;
 /// Tolerated difference between the number of operations that became due in a window and the number
 /// that ended in it: one operation in `TOLERATED`, and at least one operation.
 const TOLERATED: u64 = 100;
-/// Difference that is accepted if chance, or a pause of the machine at the beginning or end of the
-/// window, explains it: one operation in `EXPLAINED`. With a larger difference the rate was not
-/// kept.
+/// Maximum difference that is accepted if chance, or a pause of the machine at the beginning or end
+/// of the window, explains it: one operation in `EXPLAINED`. With a larger difference the rate was
+/// not kept.
 const EXPLAINED: u64 = 20;
 
 /// The figures of an open loop, in one run or in all.

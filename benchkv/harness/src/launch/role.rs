@@ -60,7 +60,7 @@ pub fn foreign_launcher() -> Option<Foreign> {
     foreign_launchers().into_iter().next()
 }
 
-/// Returns all launchers of which [`foreign_launcher`] returns the first. There can be several,
+/// Returns all launchers that started or may have started several processes. There can be several,
 /// because a launcher may have started another one.
 pub fn foreign_launchers() -> Vec<Foreign> {
     announced(|variable| std::env::var(variable).ok())
