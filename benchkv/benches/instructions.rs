@@ -283,8 +283,8 @@ fn main() -> ExitCode {
         Ok(())
     };
     cluster.endpoints(count).unwrap();
-    // `by_clients` counts an operation at its issue and at its end. Its client takes one message.
-    // No message of a run waits, so a daemon counts none twice.
+    // `by_clients` counts an operation at its issue and at its end. The client of an operation
+    // receives one message, the answer. No message of a run waits, so a daemon counts none twice.
     let operations = moved.by_clients / 2;
     let all = moved.by_daemons + operations;
     let ratio = |of: u64, to: u64| of as f64 / to as f64;

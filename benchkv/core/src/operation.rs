@@ -6,8 +6,8 @@
 pub struct Operation {
     /// Index of its access in the client's pattern.
     pub(crate) access: u32,
-    /// Number of operations that the client's [`Verifier`](crate::verify::Verifier) had counted at
-    /// the issue, with this operation.
+    /// Number of operations that the client had issued, including this operation, as its
+    /// [`Verifier`](crate::verify::Verifier) counts.
     pub(crate) moment: u32,
     /// Start of the latency, in ns: the intended start in an open loop, the issue in a closed loop.
     pub(crate) intended_ns: u64,

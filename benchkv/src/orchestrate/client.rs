@@ -38,8 +38,8 @@ impl<W: Workers> Rank<'_, W> {
         while is_wanted && !control.is_stopped() {
             let phase = control.phase();
             let is_given_up = phase == Phase::GiveUp;
-            // After `GiveUp` the client takes one more step, in which answers that have arrived by
-            // then count.
+            // After `GiveUp` the client takes one more step, so that answers that have arrived
+            // still count.
             let phase = if is_given_up { Phase::Drain } else { phase };
             if let Some(sweep) = &options.asked.sweep {
                 let (clients, depth) = (options.job.workload.clients, options.job.queue_depth);

@@ -42,8 +42,9 @@ pub fn scale_of(variable: &str) -> u32 {
     std::env::var(variable).map_or(1, |s| s.parse().unwrap())
 }
 
-/// Returns an address of the loopback network, with any free port, that is returned again only
-/// after 253 others: `127.N.P.P:0`, where N is a counter and P.P the number of the process.
+/// Returns an address of the loopback network, with any free port: `127.N.P.P:0`, where N is a
+/// counter and P.P the number of the process. The same address is returned again only after 253
+/// others.
 ///
 /// A port of `127.0.0.1` that a server has closed may be assigned to a server of another test at
 /// once; clients of the first server would then connect to the second.

@@ -414,10 +414,10 @@ const MIN_POINTS: usize = 8;
 /// different in each run.
 const SHARES: usize = 16;
 
-/// The steps of `0..n` that are tested. With the variable `STEP_SHARE`, these are every 16th step
-/// from that number on. Otherwise they are in a low-discrepancy order from a random start, each at
-/// most once. They end when the given time, multiplied by the scale of the tests, is over, but not
-/// before 8 are tested.
+/// The steps of `0..n` that are tested. If the environment variable `STEP_SHARE` is set, these are
+/// every 16th step, beginning with the number in the variable, modulo 16. Otherwise they are in a
+/// low-discrepancy order from a random start, each at most once. They end when the given time,
+/// multiplied by the scale of the tests, is over, but not before 8 are tested.
 pub struct Points {
     n: usize,
     order: Box<dyn Iterator<Item = usize>>,

@@ -47,8 +47,8 @@ pub(crate) struct Setting {
     #[arg(long, value_name = "N", default_value_t = 400, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub(crate) cache: u32,
 
-    /// Cost of a context that the NIC does not hold, in ns, 0 to 1000000; by default by calibration
-    /// on a published point.
+    /// Cost of a context that the NIC does not hold, in ns, 0 to 1000000; the default follows from
+    /// a published measurement.
     #[arg(long, value_name = "NS", default_value_t = PUBLISHED.miss_ns(), value_parser = clap::value_parser!(u64).range(0..=1_000_000))]
     pub(crate) miss_ns: u64,
 
