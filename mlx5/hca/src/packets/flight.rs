@@ -2,8 +2,8 @@
 //! among them.
 //!
 //! A software HCA holds packets that arrive early, and reports them. So a packet to such a peer is
-//! lost if a packet that was sent later is reported, and the time by which the network is known to
-//! reorder packets has passed (compare RFC 8985).
+//! lost if a later packet is reported, and the earlier packet does not follow within the longest
+//! delay that the network is known to cause by reordering (compare RFC 8985).
 
 use std::collections::VecDeque;
 

@@ -27,8 +27,8 @@
 //!   are sent again; after a NAK, all packets from its PSN. This is done `retry_count` times
 //!   without progress. Repeats before the timeout, each after 2 ms or more, do not count. Of a
 //!   READ, the responses that are missing are requested again. To a software HCA only lost packets
-//!   are sent again: those that a packet sent later has overtaken, once the time has passed by
-//!   which the network was seen to delay overtaken packets.
+//!   are sent again. A packet is lost if a later packet has overtaken it, and it does not arrive
+//!   within the longest delay that overtaken packets were seen to have.
 //! - P4. A responder without a receive answers RNR NAK, and the requester waits for the time in it;
 //!   `rnr_retry` times.
 //! - P5. A responder answers a gap with one NAK, and discards the packets behind the gap until the

@@ -25,8 +25,8 @@ use crate::types::vendor::{Limit, Malformed};
 use crate::{Hca, Links};
 
 /// Maximum time in ns for which a message that found no receive waits until the peer's device
-/// copies the receives that its driver keeps in its own memory ([`no_receive`]). It is much longer
-/// than the pauses of the peer's thread: a device that copies nothing for so long has stopped.
+/// copies receives from the memory of its driver ([`no_receive`]). It is much longer than the
+/// pauses of the peer's thread: a device that copies nothing for so long has stopped.
 const COPY_WAIT_NS: u64 = 1_000_000_000;
 
 /// Executes the WQE that consists of `bytes`, within the rights that a connected peer `granted`

@@ -106,9 +106,9 @@ pub(crate) fn arrived(message: &Message) -> Option<u8> {
     is_one.then_some(message.op_own as u8)
 }
 
-/// Handles all other messages: an arrival without error, if no entry is known to be free for its
-/// CQE; a request for an atomic; a refused request or a failed receive, which fail the queue pair.
-/// Any message that is none of these is malformed.
+/// Handles the messages that [`deliver`] does not handle itself: an arrival without error, if no
+/// entry is known to be free for its CQE; a request for an atomic; a refused request or a failed
+/// receive, which fail the queue pair. Any message that is none of these is malformed.
 #[cold]
 #[inline(never)]
 fn deliver_other(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, message: &Message, sender: Sender) {

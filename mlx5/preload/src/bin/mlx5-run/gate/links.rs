@@ -344,8 +344,9 @@ impl Links {
         self.actions.extend([tell, Action::Close(id)]);
     }
 
-    /// Returns the link to which a message belongs: it is from the link's peer, and has both of the
-    /// link's numbers, as far as they are known and the message has them.
+    /// Returns the link to which a message belongs: it has the same peer, and at both ends the same
+    /// numbers of the connection. The peer's number is not compared if the link or the message does
+    /// not have it.
     fn link_of(&self, peer: IpAddr, mad: &Mad) -> Option<u32> {
         let (local, is_service) = match mad.kind() {
             CmKind::ServiceReply => (mad.get(field::LOCAL_ID) as u32, true),
