@@ -294,8 +294,8 @@ impl Flight {
         self.flying += std::mem::take(&mut self.lost);
     }
 
-    /// Marks all packets that are not done as lost. Without `drops_held`, packets that the peer
-    /// holds stay so, except the first packet. Returns the number of packets marked.
+    /// Marks as lost all packets that are not done. Without `drops_held`, packets that the peer
+    /// holds stay held, except the first packet. Returns the number of packets marked.
     pub(super) fn lose_all(&mut self, drops_held: bool) -> u32 {
         let mut count = 0;
         for (nth, packet) in self.packets.iter_mut().enumerate() {

@@ -21,7 +21,7 @@ pub(crate) const fn packets(len: u32, mtu: u32) -> u32 {
     if len == 0 { 1 } else { len.div_ceil(mtu) }
 }
 
-/// Maximum payload, in bytes, of the packets from the oldest that is not acknowledged to the
+/// Maximum total payload, in bytes, of all packets from the oldest that is not acknowledged to the
 /// newest. A responder holds at most this amount for a requester until an earlier packet arrives.
 const MAX_HELD_BYTES: u32 = 8 << 20;
 /// Maximum number of packets, even small ones, that fit into the default socket buffer of a Linux

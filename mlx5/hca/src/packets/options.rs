@@ -10,9 +10,9 @@ use super::interface::address_in;
 use super::network::BadNetwork;
 use super::udp::{self, Udp};
 
-/// Options of a port for RoCEv2 packets in UDP datagrams. It needs no rights and no kernel module.
-/// Its peers are software HCAs and other RoCEv2 devices on any host. Packets are neither encrypted
-/// nor authenticated.
+/// Options of a port for RoCEv2 packets in UDP datagrams. The port needs no rights and no kernel
+/// module. Its peers are software HCAs and other RoCEv2 devices on any host. Packets are neither
+/// encrypted nor authenticated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RoceOptions {
     /// An IP address of this host. It is the source address of packets, and the device's GID.

@@ -340,8 +340,8 @@ impl Requester {
         {
             return Taken::Nothing;
         }
-        // FECN on a response with data means congestion on the path of the data. On a response
-        // without data it concerns only the path of ACKs, and is ignored.
+        // FECN on a response with a payload, such as READ data, means congestion on the path of the
+        // data. On any other response it concerns only the path of ACKs, and is ignored.
         self.is_marked |= headers.bth.has_becn || headers.bth.has_fecn && !payload.is_empty();
         match opcode {
             Opcode::Acknowledge => {

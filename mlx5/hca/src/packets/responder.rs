@@ -51,9 +51,9 @@ pub(crate) struct Completion {
 pub(crate) struct Reply {
     pub(crate) headers: Headers,
     pub(crate) from: Option<Reth>,
-    /// A bit for each packet after the acknowledged ones, the lowest bit of the first byte for the
-    /// first: whether this end holds the packet until an earlier one arrives. Only a
-    /// software HCA gets a report, and only if a packet is held.
+    /// Bits that show which packets this end holds until an earlier packet arrives. The lowest bit
+    /// of the first byte is for the first packet that is not acknowledged. Only a software HCA gets
+    /// a report, and only if a packet is held.
     pub(crate) report: Vec<u8>,
 }
 

@@ -18,8 +18,8 @@ const LONGEST: usize = 64;
 /// does not write it.
 const UNWRITTEN: u8 = 0xdb;
 
-/// Takes up to `budget` messages of a lane. Consecutive messages with the same opcode and immediate
-/// and neighbouring receives become sessions.
+/// Takes up to `budget` messages of a lane. Consecutive messages become a session if they have the
+/// same opcode and the same immediate, and their receives are neighbours.
 #[cold]
 pub(crate) fn visit(hca: &Hca, qp: &mut SoftQp, cq: &mut SoftCq, budget: usize) -> usize {
     let mut run = [Message::default(); LONGEST];

@@ -21,8 +21,8 @@ pub(crate) fn refused(settings: &Settings, line: fmt::Arguments<'_>) {
     }
 }
 
-/// Logs the refusal of a command or method: either a refusal for which the program's libraries have
-/// another way, or a refusal that the program gets.
+/// Logs the refusal of a command or method. If the program's libraries then use another way
+/// (`falls_back`), the line is logged only if successful commands are logged too.
 pub(crate) fn answered(
     settings: &Settings,
     what: fmt::Arguments<'_>,

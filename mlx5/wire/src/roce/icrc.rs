@@ -120,8 +120,8 @@ impl Flow {
         }
         let behind = IPV4_BYTES - IDENTIFICATION_END + UDP_BYTES + covered;
         // If all other bytes are right, the difference comes from the identification alone.
-        // Dividing the difference by the power of x for the bytes from the identification to the
-        // end gives the change of the identification's bytes.
+        // Dividing the difference by x^(8 * n), where n is the number of bytes from the
+        // identification to the end, gives the change of the identification's bytes.
         let change = divided(difference, behind + size_of::<u16>());
         let is_ipv4 = self.source.is_ipv4() && self.destination.is_ipv4();
         let change = u16::try_from(change).ok().filter(|_| is_ipv4)?;

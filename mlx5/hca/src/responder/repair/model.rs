@@ -1,7 +1,8 @@
 //! All interleavings of three requesters, two of which may be killed anywhere, and the owner's
 //! repair, in the steps of `Receives::pop`, `Receives::give_back` and `Hca::repair`. Every receive
-//! belongs to one owner at a time, and in the end none is missing. Without one of the orders or
-//! accounts that the protocol needs, the model finds a failure; this shows that it checks them.
+//! belongs to one owner at a time, and in the end none is missing. The model also runs with one
+//! step of the protocol left out or in the wrong order, and must then find a failure: this shows
+//! that the model checks that step.
 
 use std::collections::HashSet;
 
