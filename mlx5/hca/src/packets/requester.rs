@@ -15,8 +15,8 @@ use super::timer::{Due, Timer};
 /// The number of PSNs from the oldest packet that is not acknowledged to the end of the messages
 /// that have begun is below this number: half of all PSNs, since PSNs further apart have no order.
 const MAX_SPAN: u32 = 1 << 23;
-/// Number of packets that may be sent at once. The others of a window are spread over a round trip,
-/// if that is longer than [`PACED_NS`].
+/// Number of packets that may be sent at once. The other packets of a window are spread over a
+/// round trip, if the round trip is longer than [`PACED_NS`].
 const BURST: u64 = 16;
 const PACED_NS: u64 = 1_000_000;
 /// A requester gives up after this number of repeats in a row, if a report that packets cannot

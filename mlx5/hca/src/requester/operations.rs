@@ -48,7 +48,7 @@ pub(crate) fn execute(
 }
 
 /// Reports to the peer that it has refused a request of this queue pair. The report is lost if the
-/// lane is full: its owner has taken no message for a long time.
+/// lane is full: the peer has then taken no message for a long time.
 fn report_refusal(qp: &mut SoftQp, syndrome: Syndrome, vendor: u8) {
     if let Transport::Connected(remote) = &mut qp.transport {
         if remote.has_room() {

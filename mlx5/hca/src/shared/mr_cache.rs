@@ -22,8 +22,9 @@ pub(crate) struct MrCache {
     base: NonNull<u8>,
 }
 
-/// Limit of consecutive look-ups of regions by the WRITEs of a queue pair. A WRITE to a peer that
-/// changes its region without end is executed by the general path, which needs no cache.
+/// Number of look-ups of regions that the WRITEs of a queue pair may still make in a row. If none
+/// is left, the general path executes the WRITE, which needs no cache. Without the limit, a WRITE
+/// to a peer that changes its region all the time could look the region up without end.
 pub(crate) struct Lookups(u32);
 
 impl Lookups {

@@ -104,7 +104,7 @@ impl Objects {
     }
 
     /// Carries out MODIFY_SRQ. Refuses a resize, as mlx5 does. A limit is armed: the next time that
-    /// fewer receives are posted, there is one event.
+    /// fewer receives than the limit are posted, there is one event.
     pub(crate) fn modify_srq(&mut self, call: &Call) -> Result<Reply, Errno> {
         let asked: ModifySrq = call.request::<_, ()>()?;
         let srq = self.srqs.get_mut(asked.srq_handle)?;
