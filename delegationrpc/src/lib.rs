@@ -66,9 +66,9 @@
 //! A server's poll that finds nothing costs about a fifth less in `ipc`. Take `ipc`, which also has
 //! messages of bytes ([`ipc::bytes`]), unless the order in which clients begin to call matters: the
 //! server of this crate serves them in that order, the server of `ipc` in the order of their
-//! numbers. The lanes are the same. The ring takes 8 B per word and 128 B, so a region is a little
-//! larger: 4,800 B instead of 4,672 B with one client at depth 32, 35,776 B instead of 35,584 B
-//! with 8 clients.
+//! numbers. The lanes are the same. The ring takes 128 B, and 8 B for each of its words, so a
+//! region is a little larger: 4,800 B instead of 4,672 B with one client at depth 32, 35,776 B
+//! instead of 35,584 B with 8 clients.
 //!
 //! # The region
 //!

@@ -13,7 +13,7 @@ use copyrpc_calls::OptionError;
 ///
 /// A client calls [`announce`](Self::announce) after it has published a request, if its flag
 /// `armed` is set (R1 of `docs/shm-protocols.md`). The server reads the announcements through the
-/// same type, as a [`Wakes`]. At first both ends find zeroed memory of the region.
+/// same type, as a [`Wakes`]. Before the first use, the memory is zeroed.
 pub trait Announce: Wakes + Send + Sized {
     /// Kind of the server's region.
     const KIND: u64;

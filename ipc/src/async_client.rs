@@ -162,11 +162,11 @@ impl Session for bytes::Client<u64> {
 
 /// A client of a [`Server`](crate::Server), for any executor and from any thread: each call is a
 /// future. `C` is a [`Client`] or a [`bytes::Client`] whose user data are numbers. Clones share the
-/// session, which ends with the last clone, and so share the maximum number of unanswered calls,
-/// the server's `depth`. Further calls wait in their order; such a call without a timeout waits
-/// without limit if no unanswered call is answered. If the handler of a server keeps calls
-/// unanswered until another call brings news, that other call needs another client. A call that is
-/// given up keeps its slot until its reply arrives, which is discarded.
+/// session, which ends with the last clone, and its slots for unanswered calls, the server's
+/// `depth`. Further calls wait in their order. If they find no slot for 100 ms, they go over a
+/// further session, up to [`connections`](ClientOptions::connections) in all; a call that finds no
+/// slot in the last one waits until its timeout, if it has one. A call that is given up keeps its
+/// slot until its reply arrives, which is discarded.
 ///
 /// A call after the end of the session connects to the next server of the name. If there is no such
 /// server, the call fails with [`NotSent`](ClientError::NotSent).

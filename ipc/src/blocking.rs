@@ -29,8 +29,8 @@ pub(crate) fn serve<S>(
     }
 }
 
-/// Connects, if `patience` is not `None`, and tries for at most `patience` and at most `timeout`.
-/// Returns the part of `timeout` that is left.
+/// Connects, if `patience` is not `None`. Tries for `patience` or for `timeout`, whichever is
+/// shorter. Returns the part of `timeout` that is left.
 ///
 /// # Errors
 /// The error of a call that needed the connection; [`ClientError::NotSent`] if no time is left.

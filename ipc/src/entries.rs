@@ -263,8 +263,8 @@ impl Entries {
         Ok(None)
     }
 
-    /// Returns the view by which holder `generation` of `entry` is checked; `None` if `entry` is no
-    /// number of an entry. Registers this process for barriers, which may take long the first time.
+    /// Returns the view by which the holder `generation` of `entry` is checked; `None` if no entry
+    /// has this number. Registers this process for barriers, which may take long the first time.
     pub(crate) fn held_by(&self, entry: usize, generation: u32) -> Option<Holding> {
         let entry = NonNull::from(self.entry(entry)?);
         let barrier = LightBarrier::of_process();
@@ -370,7 +370,7 @@ pub(crate) struct Reaper {
     entries: Entries,
     next: usize,
     departures: u64,
-    /// The count of departures while no pass is due.
+    /// A pass is due once the count of departures differs from this value.
     expected: u64,
     /// The time, if the clock was read since the last pass.
     now_ns: Option<u64>,

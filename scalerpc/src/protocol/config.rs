@@ -60,14 +60,14 @@ pub struct ServerConfig {
     /// large part of a slice to fetch the contexts of the slice's clients.
     pub slice_ns: u64,
     /// Maximum time between the turns of a client, in ns: slices become longer only as far as one
-    /// slice of each group takes no more than this. With 0, and if slices are synchronised, slices
-    /// always have the length `slice_ns`.
+    /// slice of each group takes no more than this. If this is 0, or if slices are synchronised,
+    /// slices always have the length `slice_ns`.
     pub max_rotation_ns: u64,
     /// Maximum number of responses under way, 1..=65,535.
     pub response_buffers: u32,
     /// Time in ns, at least a slice, after which a client that does not release its zone is
-    /// evicted, counted from the message that its slice is over. A client that rests, like a
-    /// [`Client`](crate::Client) between its calls, is not evicted.
+    /// evicted. The time begins when the client is sent the end of its slice. A client that rests,
+    /// like a [`Client`](crate::Client) between its calls, is not evicted.
     pub drain_ns: u64,
 }
 

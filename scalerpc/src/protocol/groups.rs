@@ -237,8 +237,8 @@ fn spread_per_mille(sorted: &[Ranked]) -> usize {
 
 /// Returns the number of clients of group `part` of `parts`. `left` clients are left for this group
 /// and the later groups. The first groups are smaller than the mean, by up to `spread` thousandths,
-/// and the last groups are larger. The later groups can take the remaining clients within their
-/// limits.
+/// and the last groups are larger. The number is chosen so that the later groups can take the other
+/// clients without being too small or too large.
 fn part_len(left: usize, part: usize, parts: usize, spread: usize, size: usize) -> usize {
     let behind = parts - part - 1;
     if behind == 0 {

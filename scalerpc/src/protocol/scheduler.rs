@@ -97,7 +97,7 @@ impl Scheduler {
     /// Chooses the next group, and switches to it when the slice is over, or when `is_vacant`, that
     /// is, if no client has a zone in the slice. `waits` returns whether a client has announced
     /// requests and has no zone. A group in which no client waits is not chosen. The current group
-    /// has the next slice too only after a call of `repeat` (S16 of docs/scalerpc.md).
+    /// gets two slices in a row only after a call of `repeat` (S16 of docs/scalerpc.md).
     pub fn step(
         &mut self,
         now_ns: u64,
@@ -132,7 +132,7 @@ impl Scheduler {
         Turn::Switched
     }
 
-    /// Makes the current group the next group too, if a client waits in it.
+    /// Makes the current group get the next slice as well, if a client waits in it.
     pub(crate) fn repeat(&mut self, groups: &GroupManager, waits: impl Fn(ClientId) -> bool) {
         self.next = first_waiting(groups, self.current..self.current + 1, &waits);
     }

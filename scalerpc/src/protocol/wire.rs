@@ -61,8 +61,8 @@ impl Trailer {
     }
 }
 
-/// Returns `Valid` of a sequence number: never 0, and different for any two of 2^31 consecutive
-/// numbers.
+/// Returns the field `valid` of a trailer for a sequence number: never 0, and different for any two
+/// of 2^31 consecutive numbers.
 pub const fn valid(sequence: u32) -> u32 {
     VALID | sequence
 }
@@ -299,8 +299,8 @@ impl Release {
 /// The second half of an entry: the requests that wait at the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Announcement {
-    /// Bit i: the call of slot i was given up. Only this word of an entry is also written
-    /// alone, at any time, and is read where it lies (S28).
+    /// Bit i: the call of slot i was given up. The client also writes this word by itself, at any
+    /// time; the server reads it in the entry, without a copy (S28).
     pub given_up: u64,
     /// Bit i: slot i is offered.
     pub slots: u64,

@@ -37,8 +37,8 @@ const SHORT_CONNECT_TIME: Duration = Duration::from_millis(250);
 /// has. Other clients that die are detected by a probe once a second (S20 of docs/scalerpc.md), and
 /// when a client that connects finds no room.
 const LIFELINES: usize = 512;
-/// Minimum time between two probes of all clients whose sockets are not kept, where each probe is
-/// made because a client that connects found no room.
+/// Minimum time between two rounds of probes that are sent because a client that connects found no
+/// room. A round probes all clients whose sockets are not kept.
 const FULL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Options of a [`Server`](crate::Server).
@@ -98,7 +98,7 @@ pub type SharedAddress = copyrpc_calls::SharedAddress<ServerOptions>;
 pub struct Stepped {
     pub(super) rdma: RdmaServer,
     pub(super) gate: Gate<Connecting>,
-    /// The time of the last probe of all clients without a socket.
+    /// The time of the last such round of probes: see `FULL_INTERVAL`.
     probed: Option<Instant>,
     options: ServerOptions,
     pub(super) stop: StopHandle,

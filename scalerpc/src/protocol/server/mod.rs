@@ -150,7 +150,7 @@ pub struct ServerStats {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct ClientRecord {
     regions: ClientRegions,
-    /// Different for each client that ever had this entry.
+    /// A number that distinguishes this client from earlier clients of the same entry.
     generation: u32,
     /// Announcement of the requests that wait at the client.
     waiting: Option<Announcement>,
