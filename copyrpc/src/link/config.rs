@@ -20,14 +20,14 @@ pub(crate) struct LinkConfig {
     pub(crate) send_start: u64,
     /// First position of the receive ring, a multiple of 32: the peer's `send_start`.
     pub(crate) recv_start: u64,
-    /// Time without a sign of the peer, while the peer owes this end something, after which the
-    /// peer's record is READ to check that the peer lives, in ns (K1 of docs/copyrpc-protocol.md).
+    /// Time in ns after which the record of a silent peer is READ, to check that the peer lives,
+    /// while the peer owes this end something (K1 of docs/copyrpc-protocol.md).
     pub(crate) keepalive_ns: u64,
-    /// Time without news of a living peer, while the peer owes this end something, after which the
-    /// peer is given up, in ns (K2).
+    /// Time in ns after which a living peer without news is given up, while the peer owes this end
+    /// something (K2).
     pub(crate) stall_ns: u64,
-    /// Time since the last check, while nothing is outstanding, after which the peer's record is
-    /// READ to check that the peer lives, in ns; `u64::MAX` for never (K4).
+    /// Time in ns between two checks that the peer lives, while nothing is outstanding: each check
+    /// READs the peer's record. `u64::MAX` for never (K4).
     pub(crate) idle_keepalive_ns: u64,
     /// Time with nothing outstanding after which the connection ends, in ns; `u64::MAX` for never
     /// (K5).

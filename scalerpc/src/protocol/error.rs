@@ -47,11 +47,11 @@ pub enum ProtocolError {
 /// The reason why a call was not made, or ended without its handler's response: a
 /// [`ClientError`](crate::ClientError) that is never `Connect` or `NoCredit`.
 ///
-/// A call that was not made is `TooLarge` for a slot; or `Full`, if all slots hold calls, or wait
-/// for the responses to calls whose time ended: poll, take completions, then call again; or
-/// `NotSent`, if the connection has ended. A call that was made ends as `NotSent` if the deadline
-/// passed, or the connection ended, before the server could see the call, or if the server stopped
-/// before it accepted the call.
+/// A call that was not made has one of these errors: `TooLarge`, if it does not fit a slot; `Full`,
+/// if all slots hold calls, or wait for the responses to calls whose time ended (poll, take
+/// completions, then call again); `NotSent`, if the connection has ended. A call that was made ends
+/// as `NotSent` if the deadline passed, or the connection ended, before the server could see the
+/// call, or if the server stopped before it accepted the call.
 pub type CallFailure = copyrpc_calls::CallFailure<CloseReason>;
 
 #[cfg(test)]
