@@ -1,8 +1,9 @@
 //! The check that all ranks run the same job, before any transport is made.
 //!
 //! Each rank states the properties of the job that it would run, its build and its options, or the
-//! reason why it cannot run. If there are such reasons, they are reported, each with its ranks;
-//! otherwise each property that differs, with the ranks of each value. The outcome is the same on all ranks.
+//! reason why it cannot run. If there are such reasons, each is reported with its ranks. Otherwise
+//! each property that differs is reported, with the ranks of each value. The outcome is the same on
+//! all ranks.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;

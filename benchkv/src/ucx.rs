@@ -12,9 +12,9 @@ use crate::port::PortOptions;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Args)]
 #[group(skip)]
 pub struct UcxArgs {
-    /// Whether UCX detects a dead peer of ucx-am: peer leaves out transports that cannot, such as
-    /// its shared memory; none leaves it to the launcher of the ranks; auto is none for ranks on
-    /// one host, else peer.
+    /// Whether UCX detects dead peers of ucx-am. peer: it does, without the transports that cannot,
+    /// such as its shared memory. none: only the launcher of the ranks does. auto: none for ranks
+    /// on one host, else peer.
     #[arg(help_heading = "Device", long, hide_short_help = true, value_enum, default_value_t = PeerErrorsChoice::Auto)]
     pub ucx_errors: PeerErrorsChoice,
 }

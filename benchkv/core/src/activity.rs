@@ -278,8 +278,8 @@ pub struct ActivityRates {
 }
 
 impl ActivityRates {
-    /// Makes the rates of `daemons` and `clients` that were observed at the same time. Each
-    /// activity covers one thread, in windows with a total length of `seconds`.
+    /// Makes the rates from the activities of `daemons` and `clients` in the same windows. Each
+    /// activity covers one thread. The windows have a total length of `seconds`.
     pub fn new<'a>(
         daemons: impl Iterator<Item = &'a Activity>,
         clients: impl Iterator<Item = &'a Activity>,

@@ -137,8 +137,8 @@ fn is_replaceable(path: &Path) -> bool {
     }
 }
 
-/// Returns the name that a file has until it is complete: its final name, shortened so that the
-/// name with the suffix has at most 255 bytes, and the suffix.
+/// Returns the name that a file has until it is complete: its final name and a suffix. The final
+/// name is cut off if both together have more than 255 bytes.
 fn partial_name(path: &Path) -> PathBuf {
     const LONGEST: usize = 255;
     let end = format!(".{}.partial", std::process::id());

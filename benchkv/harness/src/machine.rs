@@ -45,7 +45,8 @@ impl Library {
         NonNull::new(unsafe { libc::dlsym(self.handle, symbol.as_ptr()) })
     }
 
-    /// Returns the text that the library's function `symbol` returns; `None` if it does not exist.
+    /// Returns the text that the library's function `symbol` returns; `None` if the library has no
+    /// such function, or the function returns null.
     ///
     /// # Safety
     /// `symbol` must be a function without arguments that returns null or a string that lives as

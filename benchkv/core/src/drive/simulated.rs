@@ -279,8 +279,8 @@ impl Simulated {
         let is_due = |event: &&Event| event.at_ns <= until_ns;
         while let Some(&Event { at_ns, change }) = self.events.last().filter(is_due) {
             self.events.pop();
-            // A change at exactly this time is made before the turns that are due, so a change at
-            // time 0 is made before the job begins.
+            // A change is made before the turns that are due at the same time, so a change at time
+            // 0 is made before the job begins.
             if at_ns > self.simulation.now_ns() {
                 self.simulation.run(at_ns);
             }
