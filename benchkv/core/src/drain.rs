@@ -25,8 +25,8 @@ const STALL: Duration = Duration::from_secs(12);
 /// The limit is [`SILENCE`] and not [`STALL`] if each daemon of the rank has made this number of
 /// rounds without movement.
 const ROUNDS: u32 = 1_000;
-/// The time between two views of a rank counts as time without movement only up to this length. If
-/// it is longer, the rank itself did not run.
+/// The time between two views of a rank counts as time without movement only up to this length. In
+/// a longer time, the rank itself may not have run.
 const LONGEST_STEP: Duration = Duration::from_millis(100);
 /// Maximum sleep of a daemon between two of its rounds, so that it can make [`ROUNDS`] rounds in
 /// [`SILENCE`].

@@ -372,7 +372,7 @@ const fn is_before(a: u32, b: u32) -> bool {
 
 /// Does the second half of check 2 of the module, over all ranks. Each number in `highest` is the
 /// highest sequence number that was read; the function returns a failure, in words, for each of
-/// them that was never issued. Both slices are indexed by writer.
+/// these numbers that was never issued. Both slices are indexed by writer.
 pub fn never_issued(highest: &[u32], issued: &[u32]) -> impl Iterator<Item = String> {
     let pairs = highest.iter().zip(issued).enumerate();
     pairs

@@ -61,9 +61,8 @@ pub fn cpu_seconds() -> f64 {
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
-/// Returns the CPU time of all programs of the host, and of the kernel, since it was started, in
-/// seconds; `None` if the kernel does not report it. The kernel counts it in hundredths of a
-/// second.
+/// Returns the CPU time of all programs and of the kernel since the host was started, in seconds;
+/// `None` if the kernel does not report it. The kernel counts it in hundredths of a second.
 pub fn host_cpu_seconds() -> Option<f64> {
     busy_seconds(&fs::read_to_string("/proc/stat").ok()?)
 }

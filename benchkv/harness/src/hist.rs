@@ -60,8 +60,8 @@ impl LatencyHistogram {
     }
 
     /// Makes an empty histogram that allocates room in [`record`](Self::record): 16 KiB, and 8 KiB
-    /// more for each doubling of the maximum above 2 us. It is for processes with many histograms
-    /// in which the time of `record` is not measured.
+    /// more for each doubling of the maximum above 2 us. It is for processes that have many
+    /// histograms, and do not measure the time of `record`.
     pub fn growing() -> Self {
         let histogram = Histogram::new(3);
         Self(histogram.unwrap_or_else(|_| unreachable!("3 digits are valid")))

@@ -122,8 +122,8 @@ impl messages::Port for Port {
         })
     }
 
-    /// Limits the sleep to one interval of polling: UCX wakes a thread through a file descriptor or
-    /// not at all, and a sleep on words of memory cannot wait for a descriptor.
+    /// Limits the sleep to one interval of polling. UCX can wake a thread only through a file
+    /// descriptor; the thread sleeps until memory changes, and cannot wait for a descriptor too.
     fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
         then(&mut Due(POLL_SLICE));
     }

@@ -17,8 +17,8 @@ const NO_RATE: &str = "the rate of a receiver needs a model of its NIC, which al
 /// The timing and the faults of the software device, the same for all devices of a job.
 ///
 /// The clock of the device is the system's clock, which all processes share. So the device cannot
-/// model anything that depends on other devices, such as the rates of receivers, and connections
-/// that share a link.
+/// model anything that depends on other devices, such as the rate of a receiver, or a link that
+/// several connections share.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SoftDevice {
     /// Time of a request and its response together, in ns. Each of the two is executed half of this

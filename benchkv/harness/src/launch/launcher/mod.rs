@@ -132,8 +132,8 @@ pub enum LaunchError {
 
 impl LaunchError {
     /// Returns the exit status for the launcher: 128 + signal after an interrupt, as shells report
-    /// it; the status of the failed rank, unless the rank was killed or followed another; otherwise
-    /// 1.
+    /// it; the status of the failed rank, unless the rank was killed or ended because of another
+    /// rank; otherwise 1.
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Interrupted { signal } => u8::try_from(128 + signal).unwrap_or(1),
@@ -166,9 +166,9 @@ impl Launch {
     pub const MAX_RANKS: usize = MAX_RANKS;
 
     /// Runs the job. Blocks until all ranks have ended and are reaped. Call it from the main
-    /// thread, because ranks end with the thread that started them. From then on SIGINT, SIGTERM
-    /// and SIGHUP are caught, also after the job: the process then only reports the end of the job,
-    /// and a late or repeated signal must not prevent that.
+    /// thread, because ranks end with the thread that started them. From this call on SIGINT,
+    /// SIGTERM and SIGHUP are caught, also after the job: the process then only reports the end of
+    /// the job, and a late or repeated signal must not prevent that.
     ///
     /// # Errors
     /// The first failure, as [`LaunchError`].
