@@ -8,7 +8,7 @@
 //! - `connection`: a connection of a queue pair by packets.
 //! - `port`: encodes and decodes packets. `options`: its options. `network`: a bad network, for
 //!   tests. `udp`: the socket. `reports`: the reasons why packets do not arrive. `mads`: datagrams
-//!   to queue pair 1. `interface`: addresses of this host. `pcap`: a capture. `grh`: the headers of
+//!   to queue pair 1. `share`: one UDP port for these and a device. `interface`: addresses of this host. `pcap`: a capture. `grh`: the headers of
 //!   datagrams.
 //!
 //! A [`Requester`](requester::Requester) numbers the packets of the messages that are posted to it,
@@ -65,6 +65,7 @@ pub(crate) mod port;
 mod reports;
 pub(crate) mod requester;
 pub(crate) mod responder;
+mod share;
 mod timer;
 pub(crate) mod udp;
 

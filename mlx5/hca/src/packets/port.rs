@@ -7,10 +7,10 @@ use copyrpc_shm::sleep::Notifier;
 use mlx5_wire::DatagramSegment;
 use mlx5_wire::roce::{Flow, Headers, ICRC_BYTES, Psn, UDP_PORT};
 
-use super::mads::Share;
 use super::network::{BadNetwork, Network};
 use super::options::RoceOptions;
 use super::pcap::Pcap;
+use super::share::Share;
 use super::udp::{self, BATCH, Packets, Udp};
 use crate::Clock;
 use crate::counters::PortCounters;

@@ -17,8 +17,8 @@ use rustix::net::SocketAddrAny;
 use rustix::net::sockopt::{self, Ipv4PathMtuDiscovery, Ipv6PathMtuDiscovery};
 
 use super::interface;
-use super::mads::{self, Share};
 use super::reports::{self, Reports};
+use super::share::{self, Share};
 
 /// Maximum UDP payload of a packet. It includes pad bytes, which a payload of the largest MTU does
 /// not need.
@@ -216,7 +216,7 @@ impl Udp {
     /// # Errors
     /// The errors of [`bind`](Self::bind); `AddrInUse` if the share is taken.
     pub(crate) fn share(address: IpAddr, share: Share) -> io::Result<Self> {
-        let (socket, name) = mads::share(address, share)?;
+        let (socket, name) = share::share(address, share)?;
         let udp = Self::prepare(socket, Some(name))?;
         match share {
             Share::Management => Ok(udp),
