@@ -1,12 +1,14 @@
-//! Measures whether the order of a shared receive queue's links in memory matters. A NIC that finds
-//! the next WQE after the present one can fetch several at a time; a NIC that has to follow links
-//! cannot. WRITEs with immediate go from a queue pair to another of the same device, in one thread.
-//! One queue is linked in order and one is shuffled; they are measured in turn.
+//! Measures how many messages a shared receive queue (SRQ) takes per second. A NIC that finds the
+//! next WQE after the present one can fetch several at a time; a NIC that has to follow links
+//! cannot. WRITEs with immediate go from 1, 8 and 32 queue pairs to as many others of the same
+//! device, in one thread, into: an SRQ of each receiver; one SRQ for all, linked in order; the same,
+//! shuffled; two SRQs. An SRQ of each receiver is the control: if it is no faster, the core or the
+//! port is the limit, and not the SRQ.
 //!
 //! `cargo bench -p mlx5 --bench srq_order -- [DEVICE] [ROUNDS]` prints the messages per second on
 //! DEVICE (`mlx5_0`, or the default `soft`, where the order has no effect) as the median of ROUNDS
-//! (11) rounds, and the ratio of the two orders. Without `--bench`, as `cargo test` runs it, or
-//! with `--quick`, the program runs one short round.
+//! (11) rounds, the ratio to the control, and the share of links that are in order afterwards.
+//! Without `--bench`, as `cargo test` runs it, or with `--quick`, the program runs one short round.
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a benchmark")]
 
 use std::time::{Duration, Instant};
@@ -17,57 +19,54 @@ use mlx5::{
 
 const DEPTH: usize = 1023;
 const IN_FLIGHT: usize = 256;
-const BATCH: usize = 16;
+const BATCH: usize = 8;
+const SENDERS: [usize; 3] = [1, 8, 32];
 
-struct Pair {
+struct Connection {
     sender: RcQp,
     _receiver: RcQp,
     send_cq: Cq,
-    recv_cq: Cq,
-    srq: Srq,
-    target: Mr,
-    in_flight: usize,
-    pd: Pd,
 }
 
-impl Pair {
-    fn new(device: &Device) -> Self {
-        let pd = device.alloc_pd().unwrap();
-        let (send_cq, recv_cq) = (
-            device.create_cq(1024).unwrap(),
-            device.create_cq(2048).unwrap(),
-        );
-        let (srq, own) = (
-            pd.create_srq(DEPTH as u32, 0).unwrap(),
-            pd.create_srq(1, 0).unwrap(),
-        );
+impl Connection {
+    /// Connects two queue pairs. The receiver takes its receives from `srq` and completes them into
+    /// `recv_cq`.
+    fn new(device: &Device, pd: &Pd, srq: &Srq, recv_cq: &Cq) -> Self {
+        let send_cq = device.create_cq(1024).unwrap();
         let config = QpConfig {
             max_send_wr: 1024,
             ..QpConfig::default()
         };
-        let mut sender = pd.create_qp(&send_cq, &send_cq, &own, &config).unwrap();
-        let mut receiver = pd.create_qp(&recv_cq, &recv_cq, &srq, &config).unwrap();
+        let mut sender = pd.create_qp(&send_cq, &send_cq, srq, &config).unwrap();
+        let mut receiver = pd.create_qp(&send_cq, recv_cq, srq, &config).unwrap();
         receiver
             .connect(&sender.address(), &ConnectOptions::default())
             .unwrap();
         sender
             .connect(&receiver.address(), &ConnectOptions::default())
             .unwrap();
-        let target = pd
-            .alloc(4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE)
-            .unwrap();
-        let mut pair = Self {
+        Self {
             sender,
             _receiver: receiver,
             send_cq,
-            recv_cq,
-            srq,
-            target,
-            in_flight: 0,
-            pd,
+        }
+    }
+}
+
+/// A shared receive queue, and the completion queue of all of its receivers.
+struct Queue {
+    srq: Srq,
+    recv_cq: Cq,
+}
+
+impl Queue {
+    fn new(device: &Device, pd: &Pd) -> Self {
+        let mut queue = Self {
+            srq: pd.create_srq(DEPTH as u32, 0).unwrap(),
+            recv_cq: device.create_cq(2048).unwrap(),
         };
-        pair.post_receives();
-        pair
+        queue.post_receives();
+        queue
     }
 
     fn post_receives(&mut self) {
@@ -77,8 +76,57 @@ impl Pair {
         self.srq.ring();
     }
 
+    /// Takes the messages that have arrived, and returns their receives to the list in the order of
+    /// arrival. Returns the number of messages.
+    fn receive(&mut self, mut each: impl FnMut(u16)) -> usize {
+        let Self { recv_cq, srq } = self;
+        recv_cq.poll(64, |cqe| {
+            cqe.result().unwrap();
+            assert!(
+                srq.complete_receive(&cqe).is_some(),
+                "each entry is taken once"
+            );
+            each(cqe.wqe_counter());
+        })
+    }
+}
+
+struct Load {
+    connections: Vec<Connection>,
+    /// Connection *i* uses queue *i* modulo their number.
+    queues: Vec<Queue>,
+    target: Mr,
+    in_flight: usize,
+    /// The connection that sends next.
+    next: usize,
+    pd: Pd,
+}
+
+impl Load {
+    fn new(device: &Device, connections: usize, queues: usize) -> Self {
+        let pd = device.alloc_pd().unwrap();
+        let queues: Vec<Queue> = (0..queues).map(|_| Queue::new(device, &pd)).collect();
+        let connect = |number: usize| {
+            let Queue { srq, recv_cq } = &queues[number % queues.len()];
+            Connection::new(device, &pd, srq, recv_cq)
+        };
+        Self {
+            connections: (0..connections).map(connect).collect(),
+            target: pd
+                .alloc(4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE)
+                .unwrap(),
+            queues,
+            in_flight: 0,
+            next: 0,
+            pd,
+        }
+    }
+
+    /// Posts batches, from one connection after the other, until `in_flight` messages are under way
+    /// or a send queue is full.
     fn send(&mut self, in_flight: usize) {
         let (addr, rkey) = (self.target.addr(), self.target.rkey());
+        let connections = self.connections.len();
         while self.in_flight < in_flight {
             let batch = BATCH.min(in_flight - self.in_flight);
             let operation = |imm: usize| WriteImm {
@@ -87,18 +135,15 @@ impl Pair {
                 imm: imm as u32,
                 payload: Inline(&[0x5a; 8]),
             };
-            let posted = (0..batch)
-                .take_while(|imm| {
-                    self.sender
-                        .post(&operation(*imm), Signal::Reclaim, 0)
-                        .is_ok()
-                })
-                .count();
-            self.sender.ring();
-            self.in_flight += posted;
-            let Self {
+            let Connection {
                 sender, send_cq, ..
-            } = self;
+            } = &mut self.connections[self.next];
+            self.next = (self.next + 1) % connections;
+            let posted = (0..batch)
+                .take_while(|imm| sender.post(&operation(*imm), Signal::Reclaim, 0).is_ok())
+                .count();
+            sender.ring();
+            self.in_flight += posted;
             send_cq.poll(64, |cqe| {
                 cqe.result().unwrap();
                 sender.complete(&cqe);
@@ -109,114 +154,98 @@ impl Pair {
         }
     }
 
-    /// Takes the messages that have arrived, and returns their receives to the list in the order of
-    /// arrival. Returns the number of messages.
-    fn receive(&mut self, mut each: impl FnMut(u16)) -> usize {
-        let Self {
-            recv_cq,
-            srq,
-            in_flight,
-            ..
-        } = self;
-        let received = recv_cq.poll(64, |cqe| {
-            cqe.result().unwrap();
-            assert!(
-                srq.complete_receive(&cqe).is_some(),
-                "each entry is taken once"
-            );
-            each(cqe.wqe_counter());
-        });
-        *in_flight -= received;
+    /// Takes the messages that have arrived, and posts their receives again. Returns the number of
+    /// messages.
+    fn receive(&mut self) -> usize {
+        let mut received = 0;
+        for queue in &mut self.queues {
+            received += queue.receive(drop);
+            queue.post_receives();
+        }
+        self.in_flight -= received;
         received
     }
 
-    /// Links the receives in a random order, which is the same in every run. A generator with a
-    /// fixed seed chooses the connection whose message takes the next receive. Then the receives
-    /// are returned connection by connection.
+    /// Links the receives of the first queue in a random order, which is the same in every run. A
+    /// generator with a fixed seed chooses the connection whose message takes the next receive.
+    /// Then the receives are returned connection by connection.
     fn shuffle(&mut self, device: &Device) {
         const CONNECTIONS: usize = 32;
-        let config = QpConfig {
-            max_send_wr: 1024,
-            ..QpConfig::default()
-        };
+        let Self {
+            queues, target, pd, ..
+        } = self;
+        let queue = &mut queues[0];
         let mut connections: Vec<_> = (0..CONNECTIONS)
             .map(|_| {
                 let recv_cq = device.create_cq(DEPTH as u32).unwrap();
-                let mut from = self
-                    .pd
-                    .create_qp(&self.send_cq, &self.send_cq, &self.srq, &config)
-                    .unwrap();
-                let mut to = self
-                    .pd
-                    .create_qp(&self.send_cq, &recv_cq, &self.srq, &config)
-                    .unwrap();
-                to.connect(&from.address(), &ConnectOptions::default())
-                    .unwrap();
-                from.connect(&to.address(), &ConnectOptions::default())
-                    .unwrap();
-                (from, to, recv_cq, 0)
+                let connection = Connection::new(device, pd, &queue.srq, &recv_cq);
+                (connection, recv_cq, 0)
             })
             .collect();
-        let (addr, rkey) = (self.target.addr(), self.target.rkey());
         let mut state = 0x9e37_79b9_7f4a_7c15_u64;
         for _ in 0..DEPTH {
             state = state
                 .wrapping_mul(6_364_136_223_846_793_005)
                 .wrapping_add(1_442_695_040_888_963_407);
-            let (from, _, _, sent) = &mut connections[(state >> 33) as usize % CONNECTIONS];
-            from.post(
-                &WriteImm {
-                    addr,
-                    rkey,
-                    imm: 0,
-                    payload: (),
-                },
-                Signal::Always,
-                0,
-            )
-            .unwrap();
-            from.ring();
+            let (from, _, sent) = &mut connections[(state >> 33) as usize % CONNECTIONS];
+            let operation = WriteImm {
+                addr: target.addr(),
+                rkey: target.rkey(),
+                imm: 0,
+                payload: (),
+            };
+            from.sender.post(&operation, Signal::Always, 0).unwrap();
+            from.sender.ring();
             *sent += 1;
-            while self.send_cq.poll(1, |cqe| {
-                assert!(cqe.result().is_ok() && from.complete(&cqe).is_some())
+            let Connection {
+                sender, send_cq, ..
+            } = from;
+            while send_cq.poll(1, |cqe| {
+                assert!(cqe.result().is_ok() && sender.complete(&cqe).is_some())
             }) == 0
             {}
         }
-        let srq = &mut self.srq;
-        for (_, _, recv_cq, sent) in &mut connections {
+        for (_, recv_cq, sent) in &mut connections {
             while *sent > 0 {
                 *sent -= recv_cq.poll(64, |cqe| {
                     assert!(
-                        srq.complete_receive(&cqe).is_some(),
+                        queue.srq.complete_receive(&cqe).is_some(),
                         "each entry is taken once"
                     )
                 });
             }
         }
-        self.post_receives();
+        queue.post_receives();
     }
 
-    /// Returns messages per second. The order of the links stays, because entries are returned in
-    /// the order in which they were taken.
+    /// Returns messages per second. The order of the links stays with one sender, because entries
+    /// are returned in the order in which they were taken. With several, completions may arrive in
+    /// another order.
     fn rate(&mut self, duration: Duration) -> f64 {
         let (start, mut messages) = (Instant::now(), 0);
         while start.elapsed() < duration {
             for _ in 0..16 {
                 self.send(IN_FLIGHT);
-                messages += self.receive(drop);
-                self.post_receives();
+                messages += self.receive();
             }
         }
         messages as f64 / start.elapsed().as_secs_f64()
     }
 
-    /// Returns the share of entries whose successor in the list is also the next in memory.
+    /// Returns the share of entries of the first queue whose successor in the list is also the next
+    /// in memory.
     fn in_order(&mut self) -> f64 {
         let mut entries = Vec::new();
         while entries.len() < DEPTH {
             self.send(IN_FLIGHT);
-            self.receive(|entry| entries.push(entry));
-            self.post_receives();
+            for (number, queue) in self.queues.iter_mut().enumerate() {
+                self.in_flight -= queue.receive(|entry| {
+                    if number == 0 {
+                        entries.push(entry);
+                    }
+                });
+                queue.post_receives();
+            }
         }
         let followed = entries
             .windows(2)
@@ -224,7 +253,32 @@ impl Pair {
             .count();
         followed as f64 / (entries.len() - 1) as f64
     }
+
+    /// Checks that most links are in order, or few of a shuffled queue.
+    fn check_order(&mut self, is_shuffled: bool) {
+        let share = self.in_order();
+        assert!(
+            if is_shuffled {
+                share < 0.1
+            } else {
+                share > 0.5
+            },
+            "the queue is not what it is said to be: {share}"
+        );
+    }
 }
+
+/// An arrangement of queues: its name, the number of queues for a number of senders, and whether the
+/// first queue is shuffled.
+type Arrangement = (&'static str, fn(usize) -> usize, bool);
+
+/// The arrangements, of which the first is the control.
+const ARRANGEMENTS: [Arrangement; 4] = [
+    ("an SRQ of each receiver", |senders| senders, false),
+    ("one SRQ, links in order", |_| 1, false),
+    ("one SRQ, links shuffled", |_| 1, true),
+    ("two SRQs", |_| 2, false),
+];
 
 fn median(mut figures: Vec<f64>) -> f64 {
     figures.sort_by(f64::total_cmp);
@@ -250,35 +304,44 @@ fn main() {
     };
     let duration = Duration::from_millis(duration);
     let device = Device::open(device).unwrap();
-    let (mut sequential, mut shuffled) = (Pair::new(&device), Pair::new(&device));
-    shuffled.shuffle(&device);
-    let orders = [sequential.in_order(), shuffled.in_order()];
-    assert!(
-        orders[0] > 0.99 && orders[1] < 0.1,
-        "the queues are what they are said to be: {orders:?}"
-    );
-    let rates: Vec<[f64; 2]> = (0..rounds)
-        .map(|_| [sequential.rate(duration), shuffled.rate(duration)])
-        .collect();
     println!(
-        "messages per second on {}, SRQ of {DEPTH}, {rounds} rounds",
+        "messages per second on {}, SRQs of {DEPTH}, {rounds} rounds; in brackets: of the control",
         device.info().name
     );
-    println!(
-        "links in order:  {:.0}",
-        median(rates.iter().map(|rate| rate[0]).collect())
-    );
-    println!(
-        "links shuffled:  {:.0}",
-        median(rates.iter().map(|rate| rate[1]).collect())
-    );
-    println!(
-        "shuffled / in order: {:.3}",
-        median(rates.iter().map(|rate| rate[1] / rate[0]).collect())
-    );
-    let orders = [sequential.in_order(), shuffled.in_order()];
-    assert!(
-        orders[0] > 0.99 && orders[1] < 0.1,
-        "they stayed what they were: {orders:?}"
-    );
+    for senders in SENDERS {
+        // Two queues need two senders.
+        let measured = ARRANGEMENTS
+            .into_iter()
+            .filter(|(_, queues, _)| queues(1) <= senders);
+        let mut loads: Vec<(&str, Load)> = measured
+            .map(|(name, queues, is_shuffled)| {
+                let mut load = Load::new(&device, senders, queues(senders));
+                if is_shuffled {
+                    load.shuffle(&device);
+                }
+                load.check_order(is_shuffled);
+                (name, load)
+            })
+            .collect();
+        let rates: Vec<Vec<f64>> = (0..rounds)
+            .map(|_| {
+                loads
+                    .iter_mut()
+                    .map(|(_, load)| load.rate(duration))
+                    .collect()
+            })
+            .collect();
+        for (number, (name, load)) in loads.iter_mut().enumerate() {
+            let median_of = |of: fn(&[f64], usize) -> f64| {
+                median(rates.iter().map(|round| of(round, number)).collect())
+            };
+            println!(
+                "{senders} sender{}, {name}: {:.0} ({:.3}), in order then: {:.0} %",
+                if senders == 1 { "" } else { "s" },
+                median_of(|round, number| round[number]),
+                median_of(|round, number| round[number] / round[0]),
+                100.0 * load.in_order()
+            );
+        }
+    }
 }
