@@ -24,6 +24,9 @@ pub struct Host {
     handlers: Handlers<'static>,
     /// Requests that the handler has kept.
     received: Rc<RefCell<VecDeque<HeldRequest>>>,
+    /// Whether the owner takes requests by [`recv`](Serving::recv). Otherwise it has handlers of its
+    /// own, and only they know which requests they have.
+    is_receiving: bool,
 }
 
 impl From<Stepped> for Host {
@@ -38,16 +41,19 @@ impl From<Stepped> for Host {
             server,
             handlers,
             received,
+            is_receiving: false,
         }
     }
 }
 
-/// Closes the server, and waits until the answers have arrived, for little longer than
-/// `stop_timeout` at most.
+/// Closes a server whose requests are received by [`recv`](Serving::recv), and waits until the
+/// answers have arrived, for little longer than `stop_timeout` at most.
 impl Drop for Host {
     fn drop(&mut self) {
-        Serving::close(self);
-        self.server.finish(&mut self.handlers);
+        if self.is_receiving {
+            Serving::close(self);
+            self.server.finish(&mut self.handlers);
+        }
     }
 }
 
@@ -130,6 +136,7 @@ impl Serving for Host {
     }
 
     fn recv(&mut self) -> Option<(HeldRequest, Vec<u8>, Peer)> {
+        self.is_receiving = true;
         loop {
             let mut request = self.received.borrow_mut().pop_front()?;
             // There always is a peer, as a `Server` has admitted every client.
