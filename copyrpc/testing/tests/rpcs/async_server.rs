@@ -169,7 +169,7 @@ where
     watchdog(2 * LONG);
     let server = AsyncServer::<S>::with_options(ends.address.clone(), &ends.server);
     let server = block_on(server).unwrap();
-    let address = (ends.address_of)(&server, ends.address.clone());
+    let address = server.local_addr().to_string();
     let [leaving, staying] = [(); 2].map(|()| {
         block_on(AsyncClient::<C>::with_options(
             address.clone(),
