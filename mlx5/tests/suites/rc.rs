@@ -591,7 +591,10 @@ fn a_closed_device_and_an_unconnected_peer_end_in_transport_retry_exceeded() {
     b.close();
     a.qp.post(&op, Signal::Always, 1).unwrap();
     a.qp.ring();
-    a.assert_nothing("the time-out of a dead peer has not passed");
+    // By packets, the peer's host reports its closed port, and a few ms end the connection.
+    if mode() != Mode::Packets {
+        a.assert_nothing("the time-out of a dead peer has not passed");
+    }
     world.pass_ns(10_000_000);
     assert_eq!(
         a.sent(1),
