@@ -301,7 +301,8 @@ fn packets_that_the_kernel_refuses_are_the_reason_of_the_failure() {
         world.now_ns.fetch_add(1_000_000, Ordering::Relaxed);
     }
     assert_eq!(done, [refused(0, Syndrome::TransportRetryExceeded)]);
-    assert_eq!(a.vendor_syndrome(0), 0x24);
+    // No route.
+    assert_eq!(a.vendor_syndrome(0), 0x26);
 }
 
 /// An operation of each kind that needs a right from the peer's queue pair, and the right. The
