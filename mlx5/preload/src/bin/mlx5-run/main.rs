@@ -178,6 +178,7 @@ fn run(arguments: &Arguments) -> Result<ExitCode, String> {
         );
     }
     let fabric = fabric(arguments, parsed)?;
+    program::raise_descriptors();
     // Without the gate, the library reports at a connect that rdma_cm reaches no other hosts.
     let gate = match parsed {
         Link::Ethernet(Some(options)) => gate::attach(options.address, &fabric),
@@ -210,7 +211,6 @@ fn run(arguments: &Arguments) -> Result<ExitCode, String> {
     if let Some(warning) = program::check(program)? {
         eprintln!("mlx5-run: {warning}");
     }
-    program::raise_descriptors();
     let mut command = Command::new(program);
     command
         .args(rest)
