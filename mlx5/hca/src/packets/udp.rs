@@ -18,7 +18,7 @@ use rustix::net::sockopt::{self, Ipv4PathMtuDiscovery, Ipv6PathMtuDiscovery};
 
 use super::interface;
 use super::reports::{self, Reports};
-use super::share::{self, Share};
+use super::share::{Share, share};
 
 /// Maximum UDP payload of a packet. It includes pad bytes, which a payload of the largest MTU does
 /// not need.
@@ -215,10 +215,10 @@ impl Udp {
     ///
     /// # Errors
     /// The errors of [`bind`](Self::bind); `AddrInUse` if the share is taken.
-    pub(crate) fn share(address: IpAddr, share: Share) -> io::Result<Self> {
-        let (socket, name) = share::share(address, share)?;
+    pub(crate) fn share(address: IpAddr, of: Share) -> io::Result<Self> {
+        let (socket, name) = share(address, of)?;
         let udp = Self::prepare(socket, Some(name))?;
-        match share {
+        match of {
             Share::Management => Ok(udp),
             Share::Device => udp.with_news(),
         }
