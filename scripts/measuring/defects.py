@@ -203,7 +203,7 @@ PACKET_DEFECTS = {
     ),
     "rnr-in-the-middle": (
         "a responder without a receive for the last packet of a message forgets the packets before it",
-        [(f"{PACKETS}/responder.rs", "                // The packets behind it are no gap.\n", "                self.current = None;\n")],
+        [(f"{PACKETS}/responder.rs", "            Err(Refusal::NotReady) => {\n", "            Err(Refusal::NotReady) => {\n                self.current = None;\n")],
     ),
     "ack-waits-for-ever": (
         "messages that did not ask for an ACK get none when no further message comes",

@@ -28,8 +28,8 @@ const ROUNDS: u32 = 1_000;
 /// The time between two views of a rank counts as time without movement only up to this length. In
 /// a longer time, the rank itself may not have run.
 const LONGEST_STEP: Duration = Duration::from_millis(100);
-/// Maximum sleep of a daemon between two of its rounds, so that it can make [`ROUNDS`] rounds in
-/// [`SILENCE`].
+/// Maximum sleep of a daemon between two of its rounds, so that it can make `ROUNDS` rounds in
+/// `SILENCE`.
 pub const DAEMON_SLEEP: Duration =
     Duration::from_nanos(SILENCE.as_nanos() as u64 / ROUNDS as u64 / 2);
 /// Interval at which ranks compare their views.

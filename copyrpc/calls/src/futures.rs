@@ -82,8 +82,8 @@ struct News<C: Connection> {
     /// The device, as of the last connection.
     device: C::Device,
     turns: u64,
-    /// The number of the last posted call, if all calls up to it had ended, and there was no
-    /// further connection.
+    /// The number of the last call that the thread has taken from the callers, if all calls up to it
+    /// had ended at that time, and no connection was made for calls that found no room.
     done: Option<u64>,
 }
 

@@ -199,8 +199,8 @@ impl Region {
         unsafe { header.robust.lock_new() }.map_err(io_error)?;
         // O1: header and contents are complete, and the file is locked.
         header.magic.store(MAGIC, Ordering::Release);
-        // `_temporary` is dropped at the end of this function, when the file has its own name, and
-        // removes the temporary name.
+        // `_temporary` lives to the end of this function, so the file keeps its temporary name, if
+        // it has one, until `publish` has given it its own.
         let Fresh {
             file,
             lock,

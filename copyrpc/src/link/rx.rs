@@ -126,7 +126,8 @@ impl RecvRing {
         self.batches_received
     }
 
-    /// Returns whether a batch that was begun reported that the peer makes no more calls.
+    /// Returns whether the peer has announced, in a batch that this end has begun to parse, that the
+    /// peer makes no more calls.
     pub(super) const fn has_heard_closing(&self) -> bool {
         self.heard_closing
     }

@@ -293,12 +293,12 @@ impl RdmaServer {
         self.settle();
     }
 
-    /// Does one bounded step after [`close`](Self::close): answers at most `budget` of the requests
-    /// that were accepted, and sends a close to each client whose requests are all answered. That
-    /// client ends its other calls as [`CallFailure::NotSent`]: no handler got them (S27). If the
-    /// server `gives_up`, held requests end as [`CallFailure::Dropped`], and accepted requests that
-    /// no handler got end as not sent. Returns whether the close was sent to all clients, and all
-    /// messages have arrived.
+    /// Does one bounded step after [`close`](Self::close): answers at most `budget` of the accepted
+    /// requests. When all accepted requests of a client are answered, sends a close to the client,
+    /// which then ends its calls without an answer as [`CallFailure::NotSent`], because no handler
+    /// got them (S27). If the server `gives_up`, requests that a handler still keeps end as
+    /// [`CallFailure::Dropped`], and accepted requests that no handler got end as not sent. Returns
+    /// whether the close was sent to all clients, and all messages have arrived.
     ///
     /// [`CallFailure::NotSent`]: crate::CallFailure::NotSent
     /// [`CallFailure::Dropped`]: crate::CallFailure::Dropped

@@ -135,7 +135,8 @@ pub struct Turn<'a> {
     pub who: &'a str,
     /// Number of the daemon or client in its rank.
     pub number: usize,
-    /// Number of messages that a daemon moved, or of operations that a client issued or that ended.
+    /// Number of messages that a daemon moved; for a client, the number of operations that it issued
+    /// plus the number of operations that ended.
     pub moved: usize,
     /// Time that the turn took, or time for which the thread has nothing to do.
     pub did: Did,

@@ -71,7 +71,8 @@ impl Leaver {
     }
 }
 
-/// The receives to be returned, and the destroyed queue pairs whose peers may still take some.
+/// The receives that dead peers may have taken, and the destroyed queue pairs whose peers may still
+/// take receives.
 #[derive(Default)]
 pub(crate) struct Repair {
     orphans: Vec<Orphan>,

@@ -59,7 +59,8 @@ impl Arena {
     }
 }
 
-/// Returns the first free index, after growing the table up to `max` if necessary.
+/// Returns the first free index. If no entry is free, adds one to the table; returns `None` if the
+/// table has `max` entries.
 pub(crate) fn free_index<T>(
     table: &mut Vec<T>,
     max: usize,

@@ -65,8 +65,8 @@ pub struct DeviceInfo {
     /// Number of queue pair places and memory regions that are never reused, because a peer stopped
     /// while it used them.
     pub quarantined: u64,
-    /// Number of rules broken in strict mode since the violations were last
-    /// [taken](crate::Hca::take_violations).
+    /// Number of times that a rule was found broken, by strict mode or by the check of buffers, since
+    /// the violations were last [taken](crate::Hca::take_violations).
     pub violations: u64,
     /// Number of times that an operation of this device found no receive posted at its target (RNR
     /// NAK), and was delayed or failed. `None` on hardware, which counts per port and for all
