@@ -169,10 +169,10 @@ pub struct JobArgs {
     #[arg(help_heading = "Load", long, hide_short_help = true, value_name = "N", value_parser = whole(RUNS), default_value_t = 3)]
     pub runs: usize,
 
-    /// One run for each number, in this order. The number is the load of the run: with depth, the
-    /// outstanding operations of each client, up to --queue-depth; with clients, the clients of each
-    /// rank that have operations outstanding, up to --client-threads. A sweep up and down shows whether
-    /// the state of a job depends on its earlier loads.
+    /// Loads, one for each run, in this order: with depth, the number of outstanding operations of
+    /// each client, up to --queue-depth; with clients, the number of clients of each rank that have
+    /// operations outstanding, up to --client-threads. A sweep up and down shows whether the state
+    /// of a job depends on its earlier loads.
     #[arg(help_heading = "Load", long, hide_short_help = true, value_name = "depth|clients=N,N,...", conflicts_with_all = ["runs", "ops", "rate"])]
     pub sweep: Option<Sweep>,
 
