@@ -4,7 +4,7 @@
 use serde_json::Value;
 
 use crate::job::{Scratch, run, turn};
-use crate::measurement::{count, measure, transports};
+use crate::measurement::{assert_sound, count, measure, run_operations, transports};
 
 /// Returns the sum of a counter of all connections.
 fn sum(result: &Value, counter: &str) -> u64 {
@@ -13,21 +13,40 @@ fn sum(result: &Value, counter: &str) -> u64 {
         .sum()
 }
 
+fn measure_operations(args: &[&str]) -> Value {
+    let (_turn, dir) = (turn(), Scratch::in_memory());
+    let result = run_operations(&dir, args).result();
+    assert_sound(&result);
+    result
+}
+
 #[test]
 fn a_feature_is_used_if_it_is_asked_for() {
-    for (feature, counter, args) in [
+    for (feature, counter, job, args) in [
         // WRITEs of equal length gather on the way.
         (
             "cqe-compression",
             "compressed",
+            measure as fn(&[&str]) -> Value,
             ["--backend", "delegation", "--device", "soft:rtt_us=200"].as_slice(),
         ),
-        ("cqe-compression", "compressed", &["--backend", "rc-send"]),
-        ("scatter-to-cqe", "scattered", &["--backend", "rc-send"]),
+        (
+            "cqe-compression",
+            "compressed",
+            measure,
+            &["--backend", "rc-send"],
+        ),
+        (
+            "scatter-to-cqe",
+            "scattered",
+            measure,
+            &["--backend", "rc-send"],
+        ),
         // Small rings wrap often, and a wrap and one answer fit the register.
         (
             "blueflame-batch",
             "blueflame_batches",
+            measure_operations,
             &[
                 "--backend",
                 "delegation",
@@ -38,8 +57,8 @@ fn a_feature_is_used_if_it_is_asked_for() {
             ],
         ),
     ] {
-        assert_eq!(sum(&measure(args), counter), 0, "{args:?}");
-        let result = measure(&[args, &["--mlx5", feature]].concat());
+        assert_eq!(sum(&job(args), counter), 0, "{args:?}");
+        let result = job(&[args, &["--mlx5", feature]].concat());
         assert!(sum(&result, counter) > 0, "{feature}, {args:?}: {result}");
         assert_eq!(result["options"]["mlx5"], serde_json::json!([feature]));
     }

@@ -16,7 +16,7 @@ pub(crate) fn measure(args: &[&str]) -> Value {
 }
 
 /// Runs a job in which each client ends 500 operations, however loaded the machine is.
-fn run_operations(dir: &Scratch, args: &[&str]) -> Ended {
+pub(crate) fn run_operations(dir: &Scratch, args: &[&str]) -> Ended {
     Job::start(
         benchkv(&["--ops", "500", "--json", "-"])
             .args(args)

@@ -177,7 +177,7 @@ impl ExchangeRecord {
             return Err(mlx5::ConnectError::DifferentKinds { local, remote }.into());
         }
         if self.ring_size != remote.ring_size {
-            let legal = format!("the peer's, {}", remote.ring_size.bytes());
+            let legal = format!("{}, the peer's value", remote.ring_size.bytes());
             return Err(OptionError::new("ring_size", self.ring_size.bytes(), legal).into());
         }
         Ok(())

@@ -245,7 +245,7 @@ fn endpoints_that_cannot_talk_refuse_each_other_and_leave_nothing_behind() {
     let error = endpoint().connect(&large).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "ring size 4096 here, 8192 at the peer: they must be equal"
+        "ring_size is 4096: legal is 8192, the peer's value"
     );
     let mut overflowing = endpoint().local_info();
     overflowing.recv_ring_addr = u64::MAX - 1024;
@@ -345,7 +345,7 @@ fn records_that_are_damaged_or_of_another_version_are_refused() {
     assert_eq!(damaged(0), magic);
     assert_eq!(
         damaged(16),
-        "bytes 16..56 of the exchange record are not the address of a queue pair"
+        "the peer's record has no valid address of a queue pair"
     );
     assert_eq!(
         damaged(74),
