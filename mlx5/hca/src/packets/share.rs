@@ -8,12 +8,12 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr as Name, UnixListener};
 
 use mlx5_wire::roce::{MAD_QPN, UDP_PORT};
-use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with, sockopt};
+use rustix::net::{bind, sockopt};
 
 /// The packets to port 4791 that a socket receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,16 +49,24 @@ pub(crate) fn share(address: IpAddr, share: Share) -> io::Result<(UdpSocket, Uni
     Ok((socket, name))
 }
 
+/// Binds the second socket. It is opened by the C library's socket(2), which `mlx5-run` watches, so
+/// that a program which closes all descriptors it does not know leaves it open.
 fn second(at: SocketAddr) -> io::Result<UdpSocket> {
     let family = if at.is_ipv4() {
-        AddressFamily::INET
+        libc::AF_INET
     } else {
-        AddressFamily::INET6
+        libc::AF_INET6
     };
-    let socket = socket_with(family, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+    // SAFETY: plain numbers.
+    let fd = unsafe { libc::socket(family, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor was opened above, and nothing else has it.
+    let socket = unsafe { UdpSocket::from_raw_fd(fd) };
     sockopt::set_socket_reuseport(&socket, true)?;
     bind(&socket, &at)?;
-    Ok(socket.into())
+    Ok(socket)
 }
 
 /// Attaches the BPF program, which returns the index of the socket for a packet: 0 is the socket

@@ -164,6 +164,12 @@ impl Gate {
         self.started.elapsed().as_millis() as u64
     }
 
+    /// Returns whether a peer still has to hear of the end of a session, or a session will end: a
+    /// program may die a moment after its launcher.
+    fn has_work(&self) -> bool {
+        !self.sockets.sessions.is_empty() || self.links.has_ends()
+    }
+
     /// Works until the last launcher is gone.
     fn serve(mut self) {
         let mut ends = Instant::now() + LINGER;
@@ -173,7 +179,7 @@ impl Gate {
             is_new &= !has_launchers;
             if has_launchers {
                 ends = Instant::now() + LINGER;
-            } else if Instant::now() >= ends || !is_new && !self.links.has_ends() {
+            } else if Instant::now() >= ends || !is_new && !self.has_work() {
                 return;
             }
             for ready in self.wait((!has_launchers).then_some(ends)) {
