@@ -164,7 +164,7 @@ impl Gate {
         self.started.elapsed().as_millis() as u64
     }
 
-    /// Returns whether a peer still has to hear of the end of a session, or a session will end: a
+    /// Returns whether the end of a session still has to reach its peer, or a session will end: a
     /// program may die a moment after its launcher.
     fn has_work(&self) -> bool {
         !self.sockets.sessions.is_empty() || self.links.has_ends()
