@@ -1,6 +1,10 @@
 //! Calls as futures: any number of threads make them, and one thread, which has the connection,
 //! sends them.
 
+pub(crate) mod further;
+mod posting;
+mod wakes;
+
 use std::borrow::Borrow;
 use std::fmt;
 use std::future::Future;
@@ -15,10 +19,11 @@ use rustc_hash::FxHashMap;
 
 use crate::connection::{Connection, Dial, EndOf, Ended, ErrorOf, Facts, Refusal, Repeats};
 use crate::error::{CallFailure, ClientError, EndReason};
-use crate::further::{Coming, Further, IDLE};
 use crate::oneshot::{Receiver, Sender, lock, oneshot};
-use crate::posting::{self, Posted, Poster, posting};
 use crate::{Patience, methods};
+
+use self::further::{Coming, Further, IDLE};
+use self::posting::{Posted, Poster, posting};
 
 /// Number of turns ([`Worker::turn`]) after which the thread itself wakes the tasks that another
 /// thread was to wake. These turns take some microseconds.

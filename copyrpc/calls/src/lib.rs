@@ -37,8 +37,8 @@
 //! - `connection`: the interface of a transport to the clients of `copyrpc`, `scalerpc` and `ipc`.
 //! - `client`: the client with one call at a time.
 //! - [`futures`]: the client whose calls are futures, over a connection that a thread owns.
-//! - `further`: its further connections, for calls that would wait behind long polls.
-//! - `posting`: the way of that client's calls from any thread to the thread of the connection.
+//! - `futures::further`: its further connections, for calls that would wait behind long polls.
+//! - `futures::posting`: the way of that client's calls from any thread to the thread of the connection.
 //! - `serving`: the interface of a transport to the servers, and the handle that stops them.
 //! - `server`: the server with one handler, in the thread of its owner.
 //! - `async_server`: the server whose requests are futures.
@@ -54,7 +54,6 @@ mod connection;
 mod context;
 mod deadlines;
 mod error;
-mod further;
 pub mod futures;
 mod header;
 pub mod methods;
@@ -63,14 +62,12 @@ mod option;
 pub mod parts;
 mod patience;
 pub mod payloads;
-mod posting;
 mod server;
 mod serving;
 mod table;
 mod tag;
 #[cfg(feature = "tower")]
 mod tower;
-mod wakes;
 
 pub use async_server::{AsyncServer, ServerRequest};
 pub use client::Client;
@@ -79,7 +76,7 @@ pub use deadlines::Deadlines;
 pub use error::{
     CallError, CallFailure, ClientError, ConnectFailure, EndReason, Ending, SessionEnd,
 };
-pub use further::CONNECTIONS;
+pub use futures::further::CONNECTIONS;
 pub use futures::{AsyncCall, AsyncClient};
 pub use option::OptionError;
 pub use patience::Patience;

@@ -8,8 +8,8 @@ use std::task::Waker;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use super::wakes::Wakes;
 use crate::oneshot::lock;
-use crate::wakes::Wakes;
 
 /// The number 0, which no job has. [`Poster::give_up`] with this number reports that jobs were
 /// given up whose numbers the caller does not know.
