@@ -86,7 +86,7 @@ const fn part(name: &'static str, depth: usize, collect: &'static str, what: &'s
 const KINDS: &[Kind] = &[
     kind(
         "scale_rpc",
-        1758,
+        1665,
         1,
         1,
         Work::Calls(1),
@@ -94,7 +94,7 @@ const KINDS: &[Kind] = &[
     ),
     kind(
         "scale_rpc_depth8",
-        982,
+        905,
         1,
         1,
         Work::Calls(8),
@@ -102,7 +102,7 @@ const KINDS: &[Kind] = &[
     ),
     kind(
         "scale_rpc_of_40",
-        3432,
+        3330,
         40,
         40,
         Work::Calls(1),
@@ -110,7 +110,7 @@ const KINDS: &[Kind] = &[
     ),
     kind(
         "scale_rpc_of_100",
-        3083,
+        2985,
         100,
         1,
         Work::Calls(1),
@@ -118,7 +118,7 @@ const KINDS: &[Kind] = &[
     ),
     kind(
         "scale_client_poll",
-        132,
+        129,
         1,
         1,
         Work::ClientPolls,
@@ -126,7 +126,7 @@ const KINDS: &[Kind] = &[
     ),
     kind(
         "scale_server_step",
-        194,
+        192,
         1,
         1,
         Work::ServerSteps,

@@ -31,19 +31,19 @@ pub trait Memory {
     }
     /// Calls `f` with the number and the value of each word that is not 0, among the words
     /// `from..count` of a run: word i is at `first + i * stride`. [Loads](Self::load) each word
-    /// once.
+    /// once, and [stores](Self::store) 0 to it if `f` returns `true`.
     fn each(
         &self,
         first: usize,
         stride: usize,
         from: usize,
         count: usize,
-        mut f: impl FnMut(usize, u64),
+        mut f: impl FnMut(usize, u64) -> bool,
     ) {
         (from..count)
             .map(|nth| (nth, self.load(first + nth * stride)))
-            .filter(|(_, word)| *word != 0)
-            .for_each(|(nth, word)| f(nth, word));
+            .filter(|(nth, word)| *word != 0 && f(*nth, *word))
+            .for_each(|(nth, _)| self.store(first + nth * stride, 0));
     }
     /// Stores 8 bytes at `offset`, a multiple of 8, in one access with Release ordering.
     fn store(&self, offset: usize, word: u64);

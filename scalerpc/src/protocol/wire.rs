@@ -116,13 +116,14 @@ impl RequestHeader {
     /// `self`. Ignores `self.rpc_type`.
     #[inline]
     pub(crate) fn type_if_equal(&self, bytes: &[u8; HEADER_BYTES]) -> Option<u16> {
-        let tail = u64::from(self.client_slot_rkey) | u64::from(self.payload_len) << 32;
-        let start = u64_at(bytes, 0);
-        let is_equal = start & !(0xffff << 32) == u64::from(REQUEST_MAGIC)
+        let [rpc_type, zero] = [4, 6].map(|at| u16::from_le_bytes(field(bytes, at)));
+        let is_equal = u32_at(bytes, 0) == REQUEST_MAGIC
+            && zero == 0
             && u64_at(bytes, 8) == self.req_id
             && u64_at(bytes, 16) == self.client_slot_addr
-            && u64_at(bytes, 24) == tail;
-        is_equal.then_some((start >> 32) as u16)
+            && u32_at(bytes, 24) == self.client_slot_rkey
+            && u32_at(bytes, 28) == self.payload_len;
+        is_equal.then_some(rpc_type)
     }
 }
 

@@ -94,7 +94,7 @@ impl Memory for Mr {
         stride: usize,
         from: usize,
         count: usize,
-        mut f: impl FnMut(usize, u64),
+        mut f: impl FnMut(usize, u64) -> bool,
     ) {
         let last = count
             .wrapping_sub(1)
@@ -111,10 +111,10 @@ impl Memory for Mr {
             // SAFETY: word `nth` is not after word `count - 1`, which is inside the region. It is
             // aligned: `first` and `stride` are multiples of 8, and regions begin at a page. Its
             // lifetime and the concurrent accesses are as in `word`.
-            let word =
-                u64::from_le(unsafe { AtomicU64::from_ptr(at.cast()) }.load(Ordering::Acquire));
-            if word != 0 {
-                f(nth, word);
+            let place = unsafe { AtomicU64::from_ptr(at.cast()) };
+            let word = u64::from_le(place.load(Ordering::Acquire));
+            if word != 0 && f(nth, word) {
+                place.store(0, Ordering::Release);
             }
             at = at.wrapping_add(stride);
         }
@@ -345,7 +345,8 @@ mod tests {
         let each = |first, stride, from, count| {
             let mut seen = Vec::new();
             region.each(first, stride, from, count, |nth, word| {
-                seen.push((nth, word))
+                seen.push((nth, word));
+                false
             });
             seen
         };

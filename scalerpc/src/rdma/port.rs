@@ -129,20 +129,19 @@ pub(super) fn post_write(
     signal: Signal,
     user: u64,
 ) -> Result<(), PostError> {
-    if len as usize <= MAX_INLINE_BYTES {
-        if let Ok(part) = region.sge(from, len) {
-            // SAFETY: the bytes are inside the region. No device writes the bytes, and this thread,
-            // which owns them, writes them only after this use.
-            let bytes = unsafe {
-                std::slice::from_raw_parts(region.as_ptr().as_ptr().add(from), part.len as usize)
-            };
-            return post_to(qp, to, Inline(bytes), signal, user);
-        }
+    if len as usize > MAX_INLINE_BYTES {
+        let payload = mlx5::Sge {
+            addr: region.addr() + from as u64,
+            len,
+            lkey: region.lkey(),
+        };
+        return post_to(qp, to, payload, signal, user);
     }
-    let payload = mlx5::Sge {
-        addr: region.addr() + from as u64,
-        len,
-        lkey: region.lkey(),
-    };
-    post_to(qp, to, payload, signal, user)
+    // The core writes no range outside of the region; such a WRITE would have no bytes.
+    let bytes = region.sge(from, len).map_or(&[][..], |part| {
+        // SAFETY: the bytes are inside the region. No device writes the bytes, and this thread,
+        // which owns them, writes them only after this use.
+        unsafe { std::slice::from_raw_parts(region.as_ptr().as_ptr().add(from), part.len as usize) }
+    });
+    post_to(qp, to, Inline(bytes), signal, user)
 }

@@ -20,7 +20,7 @@ pub struct Completion {
 }
 
 /// The last call that used a slot.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Call {
     pub(super) sequence: u32,
     /// Bytes of the message, trailer included.
@@ -28,6 +28,19 @@ pub(super) struct Call {
     /// Whether the call was announced or written, so that the server may have it.
     pub(super) is_offered: bool,
     pub(super) deadline_ns: u64,
+    /// Its end, once it has ended.
+    pub(super) outcome: Result<usize, CallFailure>,
+}
+
+impl Call {
+    /// The call of a slot that was never used.
+    pub(super) const NONE: Self = Self {
+        sequence: 0,
+        len: 0,
+        is_offered: false,
+        deadline_ns: 0,
+        outcome: Err(CallFailure::NotSent),
+    };
 }
 
 impl<M: Memory> Client<M> {
@@ -68,12 +81,10 @@ impl<M: Memory> Client<M> {
         let len = (HEADER_BYTES + payload.len() + TRAILER_BYTES) as u32;
         let deadline_ns = now_ns.saturating_add(self.timeout_ns);
         let is_offered = matches!(self.state, State::Process { .. });
-        *call = Call {
-            sequence,
-            len,
-            is_offered,
-            deadline_ns,
-        };
+        call.sequence = sequence;
+        call.len = len;
+        call.is_offered = is_offered;
+        call.deadline_ns = deadline_ns;
         let start = self.layout.client_slot(slot);
         let header = RequestHeader {
             rpc_type,
@@ -119,12 +130,31 @@ impl<M: Memory> Client<M> {
     /// its response's payload as fits to `into`.
     #[inline]
     pub fn poll_completion(&mut self, into: &mut [u8]) -> Option<Completion> {
-        let completion = self.ended.pop_front()?;
-        let slot = usize::from(completion.call.0.slot);
-        if let Ok(len) = completion.outcome {
-            let at = self.layout.client_slot(slot) + self.layout.trailer_at() - len;
-            let copied = len.min(into.len());
-            self.memory.responses.read(at, &mut into[..copied]);
+        if self.ended == 0 {
+            self.ended = std::mem::take(&mut self.ended_later);
+        }
+        // The slot is 64 if no call has ended.
+        let slot = self.ended.trailing_zeros() as usize;
+        let call = self.calls.get_mut(slot)?;
+        self.ended &= self.ended - 1;
+        let id = ReqId {
+            slot: slot as u8,
+            sequence: call.sequence,
+        };
+        let completion = Completion {
+            call: CallToken(id),
+            outcome: call.outcome,
+        };
+        match completion.outcome {
+            Ok(len) => {
+                let at = self.layout.client_slot(slot) + self.layout.trailer_at() - len;
+                let copied = len.min(into.len());
+                self.memory.responses.read(at, &mut into[..copied]);
+            }
+            // The server has not seen the sequence number, and accepts only the number after the
+            // last, so the next call of the slot uses it (S22).
+            Err(_) if !call.is_offered => call.sequence = call.sequence.wrapping_sub(1),
+            Err(_) => {}
         }
         // The slot of a timed-out call is free only after its response (S14 of docs/scalerpc.md).
         if self.pending >> slot & 1 == 0 {
@@ -154,22 +184,15 @@ impl<M: Memory> Client<M> {
         // given up any more, before the next call of the slot.
         self.expire_ns = 0;
         // If the end of the slot's call was not taken yet, `poll_completion` frees the slot.
-        if self
-            .ended
-            .iter()
-            .all(|completion| usize::from(completion.call.0.slot) != slot)
-        {
+        if (self.ended | self.ended_later) >> slot & 1 == 0 {
             self.free_slot(slot);
         }
     }
 
     #[inline(always)]
     fn push_ended(&mut self, slot: usize, outcome: Result<usize, CallFailure>) {
-        let call = CallToken(ReqId {
-            slot: slot as u8,
-            sequence: self.calls[slot].sequence,
-        });
-        self.ended.push_back(Completion { call, outcome });
+        self.calls[slot].outcome = outcome;
+        self.ended_later |= 1 << slot;
     }
 
     /// Ends the calls whose time is over, and reports to the server that they are given up. Their
@@ -192,9 +215,6 @@ impl<M: Memory> Client<M> {
                 self.push_ended(slot, Err(CallFailure::TimedOut));
             } else {
                 self.end_call(slot, Err(CallFailure::NotSent));
-                // The server has not seen the sequence number, and accepts only the number after
-                // the last, so the next call of the slot uses it (S22).
-                self.calls[slot].sequence = self.calls[slot].sequence.wrapping_sub(1);
             }
         }
         self.tell_given_up(out);

@@ -13,7 +13,6 @@ mod rest;
 mod state;
 mod states;
 
-use std::collections::VecDeque;
 use std::ops::AddAssign;
 
 pub use calls::{CallToken, Completion};
@@ -158,9 +157,11 @@ pub struct Client<M> {
     lent: u64,
     /// Lent slots that become free when the announcement is closed.
     lent_free: u64,
-    /// Ends of calls that [`poll_completion`](Self::poll_completion) has not returned yet, oldest
-    /// first.
-    ended: VecDeque<Completion>,
+    /// Slots of the calls whose ends [`poll_completion`](Self::poll_completion) returns next.
+    ended: u64,
+    /// Slots of the calls that have ended since `ended` was filled, whose ends are returned after
+    /// those of `ended`.
+    ended_later: u64,
     stats: ClientStats,
 }
 
@@ -186,7 +187,7 @@ impl<M: Memory> Client<M> {
             closed_epoch: 0,
             announcements: 0,
             zone_addr: 0,
-            calls: vec![Call::default(); layout.depth],
+            calls: vec![Call::NONE; layout.depth],
             // There are 1 to 64 slots, so the shift is 0 to 63.
             free: u64::MAX >> (64 - layout.depth.clamp(1, 64)),
             pending: 0,
@@ -196,7 +197,8 @@ impl<M: Memory> Client<M> {
             expire_ns: u64::MAX,
             lent: 0,
             lent_free: 0,
-            ended: VecDeque::with_capacity(layout.depth),
+            ended: 0,
+            ended_later: 0,
             stats: ClientStats::default(),
             layout,
         }
@@ -251,7 +253,7 @@ impl<M: Memory> Client<M> {
 
     /// Returns whether a call has not ended, or its end was not taken.
     pub fn is_busy(&self) -> bool {
-        !self.ended.is_empty() || self.pending & !self.quarantined != 0
+        self.ended | self.ended_later | self.pending & !self.quarantined != 0
     }
 
     /// Returns the number of calls that ran out of time and whose responses are missing. Each keeps

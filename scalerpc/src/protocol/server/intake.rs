@@ -5,13 +5,14 @@ use super::{Server, ServerStats};
 use crate::protocol::config::Layout;
 use crate::protocol::memory::Memory;
 use crate::protocol::request::{ClientRegions, Request};
-use crate::protocol::wire::{HEADER_BYTES, ReqId, RequestHeader, Trailer, ZoneId, valid};
+use crate::protocol::wire::{HEADER_BYTES, ReqId, RequestHeader, Trailer, valid};
 
 /// An accepted request, still in its zone, without a buffer.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Queued {
     pub(super) request: Request,
-    pub(super) zone: ZoneId,
+    /// Place of its zone ([`Layout::zone_place`]).
+    pub(super) zone: usize,
     /// Offset of its trailer in the pools.
     trailer_at: usize,
 }
@@ -57,13 +58,14 @@ impl<M: Memory> Server<M> {
             return;
         };
         let accepted = &mut accepted[client.index() * depth..][..depth];
+        let zone = layout.zone_place(zone);
         let (mut count, mut bytes) = (0, 0);
         memory
             .pools
             .each(start, slot_bytes, first, depth, |slot, word| {
                 let trailer_at = start + slot * slot_bytes;
                 let Some(last) = accepted.get_mut(slot) else {
-                    return;
+                    return false;
                 };
                 let trailer = Trailer::from_word(word);
                 let id = ReqId {
@@ -79,12 +81,8 @@ impl<M: Memory> Server<M> {
                     trailer,
                 ) else {
                     remove(&memory.pools, stats, trailer_at, word, *last);
-                    return;
+                    return false;
                 };
-                // The message is removed before the reply, after which the client may write here
-                // again (S3 of docs/scalerpc.md). Before the reply the client does not write here,
-                // so nothing else is removed.
-                memory.pools.store(trailer_at, 0);
                 *last = id.sequence;
                 let len = trailer.len - HEADER_BYTES as u32;
                 let request = Request {
@@ -102,11 +100,15 @@ impl<M: Memory> Server<M> {
                 });
                 count += 1;
                 bytes += u64::from(trailer.len);
+                // The message is removed before the reply, after which the client may write here
+                // again (S3 of docs/scalerpc.md). Before the reply the client does not write here,
+                // so nothing else is removed.
+                true
             });
         record.requests += u64::from(count);
         record.bytes += bytes;
         stats.accepted += u64::from(count);
-        self.zone_mut(zone).queued += count;
+        self.zones[zone].queued += count;
     }
 
     /// Takes the oldest accepted request. Copies as much of its payload as fits to `into`, which
@@ -150,7 +152,8 @@ fn check(
     trailer: Trailer,
 ) -> Option<u16> {
     let len = trailer.len as usize;
-    if trailer.valid != valid(id.sequence) || !(HEADER_BYTES..=layout.trailer_at()).contains(&len) {
+    let payload_len = len.checked_sub(HEADER_BYTES)?;
+    if trailer.valid != valid(id.sequence) || payload_len > layout.max_payload() {
         return None;
     }
     let expected = RequestHeader {
@@ -160,7 +163,7 @@ fn check(
             .responses_addr
             .wrapping_add(layout.client_slot(usize::from(id.slot)) as u64),
         client_slot_rkey: regions.responses_rkey,
-        payload_len: (len - HEADER_BYTES) as u32,
+        payload_len: payload_len as u32,
     };
     expected.type_if_equal(&pools.header(trailer_at - len)?)
 }

@@ -423,19 +423,25 @@ impl<M: Memory> Server<M> {
     /// Takes a release: the client writes nothing more into the zone.
     pub(super) fn release_zone(&mut self, zone: ZoneId) {
         self.zone_mut(zone).is_released = true;
-        self.free_if_unused(zone);
+        self.free_if_unused(self.layout.zone_place(zone));
     }
 
-    /// Subtracts one accepted request from the zone's count: the request was copied out of the
-    /// zone. Frees the zone if it is released and the count is 0.
-    pub(super) fn unpin(&mut self, zone: ZoneId) {
-        self.zone_mut(zone).queued -= 1;
-        self.free_if_unused(zone);
+    /// Subtracts one accepted request from the count of the zone at `place`: the request was copied
+    /// out of the zone. Frees the zone if it is released and the count is 0.
+    pub(super) fn unpin(&mut self, place: usize) {
+        self.zones[place].queued -= 1;
+        self.free_if_unused(place);
     }
 
-    fn free_if_unused(&mut self, zone: ZoneId) {
-        if self.zone(zone).is_released && self.zone(zone).queued == 0 {
-            self.free_zone(zone);
+    fn free_if_unused(&mut self, place: usize) {
+        let Zone {
+            is_released,
+            queued,
+            epoch,
+            ..
+        } = self.zones[place];
+        if is_released && queued == 0 {
+            self.free_zone(ZoneId::of(epoch, (place % self.layout.zones) as u16));
         }
     }
 

@@ -3,6 +3,7 @@
 use std::hash::{Hash, Hasher};
 
 use super::Client;
+use crate::protocol::bits;
 use crate::protocol::tests::memory::HeapMemory;
 
 impl Client<HeapMemory> {
@@ -23,6 +24,7 @@ impl Client<HeapMemory> {
             lent,
             lent_free,
             ended,
+            ended_later,
             ..
         } = self;
         (
@@ -37,12 +39,13 @@ impl Client<HeapMemory> {
             fresh,
             lent,
             lent_free,
-            ended,
+            (ended, ended_later),
         )
             .hash(hasher);
         calls
             .iter()
             .for_each(|call| (call.sequence, call.len, call.is_offered).hash(hasher));
+        bits(ended | ended_later).for_each(|slot| calls[slot].outcome.hash(hasher));
         memory
             .requests
             .words()
@@ -75,6 +78,6 @@ impl Client<HeapMemory> {
 
     /// Returns the number of calls that have not ended, or whose ends were not taken.
     pub(crate) fn outstanding(&self) -> usize {
-        self.pending.count_ones() as usize + self.ended.len()
+        (self.pending.count_ones() + (self.ended | self.ended_later).count_ones()) as usize
     }
 }

@@ -113,7 +113,7 @@ impl Server<HeapMemory> {
         let mut queued = vec![0; 2 * self.layout.zones];
         self.dispatch
             .iter()
-            .for_each(|entry| queued[self.layout.zone_place(entry.zone)] += 1);
+            .for_each(|entry| queued[entry.zone] += 1);
         for (pool, zones) in self.zones.chunks(self.layout.zones).enumerate() {
             for (zone, state) in zones.iter().enumerate() {
                 let id = ZoneId {
