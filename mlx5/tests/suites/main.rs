@@ -15,6 +15,7 @@ mod asynchronous;
 mod bad_input;
 mod datagrams;
 mod events;
+mod litmus;
 mod queues;
 mod rc;
 mod simulation;

@@ -101,18 +101,23 @@ fn next_queued(socket: &UdpSocket) -> Option<(SocketAddrAny, libc::sock_extended
     }
     // SAFETY: the kernel has filled the control messages that the header describes.
     let mut message = unsafe { libc::CMSG_FIRSTHDR(&raw const header) };
-    // SAFETY: the macros return null or a pointer to a whole control message in `control`.
+    // SAFETY: the macro only adds the length of the header.
+    let needed = unsafe { libc::CMSG_LEN(size_of::<libc::sock_extended_err>() as u32) } as usize;
+    // SAFETY: the macros return null or a pointer to the header of a control message in `control`.
     while let Some(found) = unsafe { message.as_ref() } {
         if let (libc::IPPROTO_IP, libc::IP_RECVERR) | (libc::IPPROTO_IPV6, libc::IPV6_RECVERR) =
             (found.cmsg_level, found.cmsg_type)
         {
-            // SAFETY: the data of this kind of message begins with `sock_extended_err`.
-            let error = unsafe {
-                libc::CMSG_DATA(message)
-                    .cast::<libc::sock_extended_err>()
-                    .read_unaligned()
-            };
-            return Some((to, error));
+            // SAFETY: if the message has the needed length, its data begins with
+            // `sock_extended_err`.
+            return (found.cmsg_len >= needed).then(|| unsafe {
+                (
+                    to,
+                    libc::CMSG_DATA(message)
+                        .cast::<libc::sock_extended_err>()
+                        .read_unaligned(),
+                )
+            });
         }
         // SAFETY: `message` is a control message of `header`.
         message = unsafe { libc::CMSG_NXTHDR(&raw const header, message) };

@@ -611,8 +611,11 @@ impl Session {
                 Ok(socket) => socket,
                 Err(Errno(libc::EMFILE | libc::ENFILE)) if spare.take().is_some() => {
                     let rejected = service::accept(&port.socket);
-                    let what = "a connection is rejected, as the process has no descriptor for it: raise `ulimit -n`";
-                    log::refused(self.settings, format_args!("rdma_cm: {what}"));
+                    let why = log::NO_FILE;
+                    log::error(
+                        self.settings,
+                        format_args!("rdma_cm: a connection is rejected, as {why}"),
+                    );
                     return rejected.is_ok();
                 }
                 Err(_) => return false,
