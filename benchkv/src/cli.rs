@@ -191,9 +191,9 @@ pub struct SimArgs {
     #[command(flatten)]
     pub course: CourseArgs,
 
-    /// Run no job: measure for several seconds the costs of a daemon and a client of one rank on
-    /// this machine, and write the model of its CPUs to FILE, for --cpu. Two cores have to be free
-    /// meanwhile.
+    /// Measure for several seconds two jobs of one rank on this machine, and write the model of its
+    /// CPUs to FILE, for --cpu: the costs with which the simulated jobs have the same latencies. Two
+    /// cores have to be free meanwhile.
     #[arg(long, value_name = "FILE")]
     pub calibrate: Option<PathBuf>,
 
