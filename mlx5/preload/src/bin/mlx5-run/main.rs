@@ -48,8 +48,8 @@ const MAX_DEVICES: i64 = 8;
 #[command(name = "mlx5-run", version)]
 struct Arguments {
     /// Link layer of the port: InfiniBand (addressed by LID) or RoCE (by GID).
-    #[arg(long, value_name = "ib|roce", default_value = "ib", value_parser = link)]
-    link: OsString,
+    #[arg(long, value_name = "ib|roce", default_value = "ib", value_parser = checked(Link::parse))]
+    link: String,
     /// With --link roce: an address of this host, or a network in which this host has an address.
     /// Programs at other addresses, on this host or others, and other RoCE devices are reached by
     /// packets from this address (UDP, ports 4791 and up). Programs of this fabric at the same
@@ -67,7 +67,7 @@ struct Arguments {
     /// With --link roce: the GID table of the port, up to 8 entries: v1=IP or v2=IP, the version of
     /// RoCE and the address, or - for an entry without a GID. Programs that are started with
     /// different tables do not see each other.
-    #[arg(long, value_name = "v1=IP,v2=IP,-,...", default_value = "", hide_default_value = true, value_parser = gids)]
+    #[arg(long, value_name = "v1=IP,v2=IP,-,...", default_value = "", hide_default_value = true, value_parser = checked(config::parse_gids))]
     gids: String,
     /// Number of devices, mlx5_0 and so on, with a port each; all ports are on one network.
     /// Programs that are started with different numbers do not see each other.
@@ -86,11 +86,11 @@ struct Arguments {
     /// each by a random time in us. random=SEED: one work request in a hundred fails. seed=N: other
     /// random times. wc.K and loss.K: only of the queue pair in place K, the lower 14 bits of its number.
     /// May be repeated.
-    #[arg(long = "fault", value_name = "KEY=VALUE", value_parser = fault, value_delimiter = ',')]
+    #[arg(long = "fault", value_name = "KEY=VALUE", value_parser = checked(Fault::parse), value_delimiter = ',')]
     faults: Vec<String>,
     /// A limit of the device that is lower than that of the software HCA: max_sge=1, max_qp_wr=256,
     /// max_inline_data=0, ... May be repeated.
-    #[arg(long = "limit", value_name = "KEY=N", value_parser = limit, value_delimiter = ',')]
+    #[arg(long = "limit", value_name = "KEY=N", value_parser = checked(limits::parse), value_delimiter = ',')]
     limits: Vec<String>,
     /// Log to this file, by name, the commands whose refusal reaches the program; `-` is standard
     /// error.
@@ -119,21 +119,11 @@ struct Arguments {
     command: Vec<OsString>,
 }
 
-/// Checks the option when it is parsed, and passes its text on.
-fn link(text: &str) -> Result<OsString, String> {
-    Link::parse(text).map(|_| text.into())
-}
-
-fn gids(text: &str) -> Result<String, String> {
-    config::parse_gids(text).map(|_| text.to_owned())
-}
-
-fn fault(text: &str) -> Result<String, String> {
-    Fault::parse(text).map(|_| text.to_owned())
-}
-
-fn limit(text: &str) -> Result<String, String> {
-    limits::parse(text).map(|_| text.to_owned())
+/// Returns a parser that checks an option, and passes its text on.
+fn checked<T>(
+    parse: fn(&str) -> Result<T, String>,
+) -> impl Fn(&str) -> Result<String, String> + Clone {
+    move |text| parse(text).map(|_| text.to_owned())
 }
 
 fn main() -> ExitCode {
@@ -148,9 +138,9 @@ fn main() -> ExitCode {
 
 /// Returns the text of the link for the library, with the options of --address if that was given.
 fn link_text(arguments: &Arguments) -> Result<String, String> {
-    let link = arguments.link.to_string_lossy();
+    let link = &arguments.link;
     match arguments.address.clone() {
-        None => Ok(link.into_owned()),
+        None => Ok(link.clone()),
         Some(_) if link != "roce" || arguments.devices > 1 => Err(
             "--address: one device with --link roce has it; the others have a network of this host"
                 .to_owned(),

@@ -8,6 +8,8 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::{env, ptr};
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
 /// Set-user-ID and set-group-ID bits.
 const SET_ID: u32 = 0o6000;
 /// Number of the program header that names the loader (`PT_INTERP`).
@@ -85,18 +87,13 @@ fn is_static(path: &Path) -> Option<bool> {
 /// Raises the limit of descriptors to the hard limit: the library needs descriptors for each
 /// connection, and a kernel does not.
 pub(crate) fn raise_descriptors() {
-    let mut limit = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: maximum,
+        maximum,
     };
-    // SAFETY: `limit` is a structure of plain numbers, which the first call writes. If one of the
-    // calls fails, the limit stays.
-    unsafe {
-        if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) == 0 {
-            limit.rlim_cur = limit.rlim_max;
-            libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
-        }
-    }
+    // The limit stays if it cannot be raised.
+    let _ = setrlimit(Resource::Nofile, raised);
 }
 
 #[cfg(test)]

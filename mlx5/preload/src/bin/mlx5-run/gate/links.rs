@@ -28,14 +28,12 @@ const PEER_TIME_MS: u64 = 70_000;
 /// Maximum number of links.
 const MAX_LINKS: usize = 4096;
 
-/// Reasons of a rejection.
+/// Reasons of a rejection. A pair has the reason for a connection, and the status of a datagram
+/// service.
 mod reason {
     pub(super) const INVALID_ID: u64 = 6;
-    pub(super) const NO_SERVICE: u64 = 8;
-    pub(super) const PROGRAM: u64 = 28;
-    /// Statuses of a datagram service: there is none, or its program rejects the request.
-    pub(super) const NO_DATAGRAM_SERVICE: u64 = 1;
-    pub(super) const DATAGRAM_REJECTED: u64 = 2;
+    pub(super) const NO_SERVICE: (u64, u64) = (8, 1);
+    pub(super) const PROGRAM: (u64, u64) = (28, 2);
 }
 
 /// An action of the gate.
@@ -116,6 +114,26 @@ pub(crate) struct Links {
 
 const fn is_datagram(kind: CmKind) -> bool {
     matches!(kind, CmKind::ServiceRequest | CmKind::ServiceReply)
+}
+
+/// Returns the rejection of a request, or of a later message of a connection.
+fn rejection(of: &Mad, (reason, status): (u64, u64)) -> Mad {
+    let peer = of.get(field::LOCAL_ID);
+    let mut rejected = if of.kind() == CmKind::ServiceRequest {
+        let mut rejected = Mad::new(CmKind::ServiceReply);
+        let service = of.get(field::SIDR_REQ_SERVICE);
+        rejected.set(field::LOCAL_ID, peer);
+        rejected.set(field::SIDR_REP_SERVICE, service);
+        rejected.set(field::SIDR_REP_STATUS, status);
+        rejected
+    } else {
+        let mut rejected = Mad::new(CmKind::Reject);
+        rejected.set(field::REMOTE_ID, peer);
+        rejected.set(field::REJ_REASON, reason);
+        rejected
+    };
+    rejected.set(field::TRANSACTION, of.get(field::TRANSACTION));
+    rejected
 }
 
 impl Links {
@@ -200,16 +218,8 @@ impl Links {
         link.is_open = false;
         match link.state {
             State::Requesting => drop(self.by_id.remove(&id)),
-            State::Requested if is_datagram(link.last.kind()) => {
-                let mut rejected = Mad::new(CmKind::ServiceReply);
-                let service = link.last.get(field::SIDR_REQ_SERVICE);
-                rejected.set(field::SIDR_REP_STATUS, reason::DATAGRAM_REJECTED);
-                rejected.set(field::SIDR_REP_SERVICE, service);
-                self.send(now_ms, id, State::Over, rejected);
-            }
             State::Requested | State::Replied | State::Answered => {
-                let mut rejected = Mad::new(CmKind::Reject);
-                rejected.set(field::REJ_REASON, reason::PROGRAM);
+                let rejected = rejection(&link.last, reason::PROGRAM);
                 self.send(now_ms, id, State::Over, rejected);
             }
             State::Established => {
@@ -377,7 +387,6 @@ impl Links {
         open: impl FnOnce(u32, u64) -> Opened,
     ) {
         let remote = mad.get(field::LOCAL_ID) as u32;
-        let transaction = mad.get(field::TRANSACTION);
         let known =
             self.find(|link| (link.peer, link.remote, link.is_active) == (peer, remote, false));
         if let Some(id) = known {
@@ -390,41 +399,22 @@ impl Links {
         if self.by_id.len() >= MAX_LINKS {
             return;
         }
-        let is_service = mad.kind() == CmKind::ServiceRequest;
-        let service = mad.get(if is_service {
+        let service = mad.get(if mad.kind() == CmKind::ServiceRequest {
             field::SIDR_REQ_SERVICE
         } else {
             field::REQ_SERVICE
         });
         let id = self.new_id();
-        let (no_service, full) = if is_service {
-            (reason::NO_DATAGRAM_SERVICE, reason::DATAGRAM_REJECTED)
-        } else {
-            (reason::NO_SERVICE, reason::PROGRAM)
-        };
         let why = match open(id, service) {
             Opened::Yes => {
                 self.insert(id, peer, State::Requested, remote, mad);
                 return self.actions.push(Action::Tell(id, peer, mad));
             }
             Opened::NotYet => return,
-            Opened::NoService => no_service,
-            Opened::Full => full,
+            Opened::NoService => reason::NO_SERVICE,
+            Opened::Full => reason::PROGRAM,
         };
-        let mut rejected = if is_service {
-            let mut rejected = Mad::new(CmKind::ServiceReply);
-            rejected.set(field::LOCAL_ID, remote.into());
-            rejected.set(field::SIDR_REP_SERVICE, service);
-            rejected.set(field::SIDR_REP_STATUS, why);
-            rejected
-        } else {
-            let mut rejected = Mad::new(CmKind::Reject);
-            rejected.set(field::REMOTE_ID, remote.into());
-            rejected.set(field::REJ_REASON, why);
-            rejected
-        };
-        rejected.set(field::TRANSACTION, transaction);
-        self.actions.push(Action::Send(peer, rejected));
+        self.actions.push(Action::Send(peer, rejection(&mad, why)));
     }
 
     /// Asks the peer of a link to wait for the program's answer to its message, 0 for REQ and 1 for
