@@ -160,7 +160,7 @@ fn open_device(settings: &'static Settings, node: Node) -> c_int {
                 Node::Device(index) => format!("{DEVICE_FILE}{index}"),
                 Node::Cm => "rdma_cm".to_owned(),
             };
-            log::refused(settings, format_args!("open {name} refused: {errno}"));
+            log::answered(settings, format_args!("open {name}"), errno, false);
         });
         fail(errno)
     })

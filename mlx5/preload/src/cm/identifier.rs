@@ -178,6 +178,13 @@ impl Id {
         Ok(id)
     }
 
+    /// Returns the sockets of the id that its session watches.
+    pub(crate) fn watched(&self) -> impl Iterator<Item = &OwnedFd> {
+        let is_listener = self.machine.state == State::Listening;
+        let port = self.port.as_ref().filter(|_| is_listener);
+        self.socket.iter().chain(port.map(|port| &port.socket))
+    }
+
     /// Binds the id to an address, and reserves the port; port 0 means any free port.
     ///
     /// # Errors

@@ -211,11 +211,13 @@ impl Session {
         Ok(epoll::add(&self.epoll, file, data, EventFlags::IN)?)
     }
 
-    /// Removes a socket from the watched files. A close is not enough if a child of fork has the
-    /// socket too.
-    fn unwatch(&self, file: &OwnedFd) {
-        // The error for a socket that is not watched is ignored.
-        let _ = epoll::delete(&self.epoll, file);
+    /// Removes sockets from the watched files. A close is not enough if a child of fork has the
+    /// sockets too.
+    fn unwatch<'a>(&self, sockets: impl IntoIterator<Item = &'a OwnedFd>) {
+        for socket in sockets {
+            // The error for a socket that is not watched is ignored.
+            let _ = epoll::delete(&self.epoll, socket);
+        }
     }
 
     fn ids(&self) -> MutexGuard<'_, Ids> {
@@ -324,7 +326,7 @@ impl Session {
         let (moved, unread) = {
             let mut ids = from.ids();
             let moved = ids.remove(handle)?;
-            moved.iter().for_each(|id| from.unwatch_all(id));
+            from.unwatch(moved.iter().flat_map(Id::watched));
             let (unread, others) = ids
                 .unread
                 .drain(..)
@@ -340,14 +342,7 @@ impl Session {
                 let events_reported = id.reported;
                 call.respond(asked.response, &DestroyIdResp { events_reported })?;
             }
-            let listens = id
-                .port
-                .as_ref()
-                .filter(|_| id.machine.state == State::Listening)
-                .map(|port| &port.socket);
-            id.socket
-                .iter()
-                .chain(listens)
+            id.watched()
                 .try_for_each(|socket| self.watch(socket, id.handle.0.into()))?;
             ids.answers
                 .extend(id.answer_until.map(|until| (until, id.handle.0)));
@@ -373,7 +368,7 @@ impl Session {
                 let events_reported = id.map_or(0, |id| id.reported);
                 ids.unread
                     .retain(|event| !gone.iter().any(|id| id.handle.0 == event.response.id));
-                gone.iter().for_each(|id| self.unwatch_all(id));
+                self.unwatch(gone.iter().flat_map(Id::watched));
                 call.respond(asked.response, &DestroyIdResp { events_reported })
             }
             number::BIND_IP => {
@@ -500,13 +495,6 @@ impl Session {
         }
     }
 
-    fn unwatch_all(&self, id: &Id) {
-        id.socket
-            .iter()
-            .chain(id.port.as_ref().map(|port| &port.socket))
-            .for_each(|socket| self.unwatch(socket));
-    }
-
     fn say(
         &self,
         ids: &mut Ids,
@@ -543,10 +531,7 @@ impl Session {
     /// Closes the socket of an id whose connection has ended, or whose peer has ended (`is_gone`).
     fn settle(&self, id: &mut Id, is_gone: bool) {
         if is_gone || matches!(id.machine.state, State::TimeWait | State::Ended) {
-            id.socket
-                .take()
-                .iter()
-                .for_each(|socket| self.unwatch(socket));
+            self.unwatch(&id.socket.take());
         }
     }
 
@@ -571,15 +556,12 @@ impl Session {
         }
         let now = Instant::now();
         while let Some(&(until, handle)) = ids.answers.first() {
-            if ids
-                .get(handle)
-                .is_ok_and(|id| id.answer_until == Some(until) && id.machine.waits())
-            {
+            let waits = |id: &&mut Id| id.answer_until == Some(until) && id.machine.waits();
+            if let Some(id) = ids.get(handle).ok().filter(waits) {
                 if until > now {
                     break;
                 }
-                let is_late = |id: &mut Id| id.machine.state != State::TimeWait;
-                if ids.get(handle).is_ok_and(is_late) {
+                if id.machine.state != State::TimeWait {
                     log::refused(
                         self.settings,
                         format_args!(
@@ -620,15 +602,11 @@ impl Session {
                 }
                 Err(_) => return false,
             };
-            let Ok(taken) = Id::taken(id, socket) else {
-                return true;
-            };
-            if taken
-                .socket
-                .as_ref()
-                .is_some_and(|socket| self.watch(socket, taken.handle.0.into()).is_ok())
-            {
-                ids.by_handle.insert(taken.handle.0, taken);
+            if let Ok(taken) = Id::taken(id, socket) {
+                let watch = |socket| self.watch(socket, taken.handle.0.into());
+                if taken.watched().try_for_each(watch).is_ok() {
+                    ids.by_handle.insert(taken.handle.0, taken);
+                }
             }
             return true;
         }
