@@ -7,7 +7,7 @@ use std::process::Command;
 use std::thread::sleep;
 use std::time::Duration;
 
-use crate::support::{Place, built};
+use crate::support::{Place, built, free_port};
 
 /// Checks the message of a lone ibv_rc_pingpong for a fault.
 fn refused(fault: &str, says: &str) {
@@ -28,6 +28,31 @@ fn faults_reach_the_program() {
     refused("create_cq=ENOMEM", "Couldn't create CQ");
     refused("create_qp=ENOMEM", "Couldn't create QP");
     refused("modify_qp=EIO", "Failed to modify QP to INIT");
+}
+
+/// The program needs more descriptors than the device. With one of these limits, the device opens,
+/// and the program's completion channel gets no descriptor.
+#[test]
+#[ignore = "needs ibverbs-utils"]
+fn a_program_without_descriptors_is_told_the_reason() {
+    let place = Place::new("descriptors");
+    let port = free_port().to_string();
+    let mut outputs = (8..24).map(|limit| {
+        let run = place.mlx5_run(&[]);
+        let mut limited = Command::new("sh");
+        limited
+            .args(["-c", &format!("ulimit -n {limit} && exec \"$0\" \"$@\"")])
+            .arg(run.get_program())
+            .args(run.get_args())
+            .args(["ibv_rc_pingpong", "-e", "-p", &port, "127.0.0.1"]);
+        place.start(&mut limited).finish().output
+    });
+    let refused = outputs.find(|output| output.contains("Couldn't create completion channel"));
+    let refused = refused.expect("a limit with which the device opens, and no channel");
+    assert!(
+        refused.contains("create_comp_channel") && refused.contains("`ulimit -n`"),
+        "{refused}"
+    );
 }
 
 /// The holder of the port is any other program, or the first program of another user or fabric at
