@@ -2,6 +2,7 @@
 //! receives of its own.
 
 use std::net::SocketAddr;
+use std::rc::Rc;
 
 use mlx5_wire::roce::{Headers, Nak};
 use mlx5_wire::{AddressVector, GRH_BYTES};
@@ -16,6 +17,7 @@ use crate::responder::target::Responding;
 use crate::shared::datagrams::{Incoming, ready_lids};
 use crate::shared::layout::{DATAGRAM_SLOTS, DatagramHeader, GRH, MAX_MTU, SOLICITED};
 use crate::shared::links::Links;
+use crate::shared::peer::Peer;
 use crate::types::terms::{Difference, Term};
 use crate::{Gid, GidKind, Hca, Queues, State};
 
@@ -217,8 +219,13 @@ pub(crate) fn take_packet(
     }
 }
 
-/// Finds the lane of device `lid` that leads to this device.
+/// Finds the lane of device `lid` that leads to this device. If that device is gone, and this
+/// device has mapped it before, the lane still has the datagrams that it sent before its end.
 fn find_lane(hca: &Hca, links: &mut Links, lid: u16) -> Option<Incoming> {
-    let peer = links.peer(&hca.membership, lid, None).ok()?;
-    Incoming::find(peer, (hca.membership.lid, hca.membership.epoch))
+    let present = links.peer(&hca.membership, lid, None).ok();
+    let is_it = |peer: &&Rc<Peer>| peer.lid == lid && peer.is_gone();
+    let gone = links.peers().filter(is_it).cloned();
+    let own = (hca.membership.lid, hca.membership.epoch);
+    let mut peers = present.into_iter().chain(gone);
+    peers.find_map(|peer| Incoming::find(peer, own))
 }

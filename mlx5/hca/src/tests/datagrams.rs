@@ -106,6 +106,21 @@ fn a_device_takes_nothing_from_a_lane_that_is_another_ones_by_now() {
     }
 }
 
+/// A program sends its last datagrams and ends before the receiver's device polls.
+#[test]
+fn datagrams_arrive_after_the_end_of_their_device() {
+    let mut ends = ends(&LocalFabric::new(), 2);
+    let (mut to, mut from) = (ends.remove(0), ends.remove(0));
+    // The receiver maps the device of the sender.
+    send(&mut to, &from);
+    for _ in 0..3 {
+        send(&mut from, &to);
+    }
+    drop(from);
+    assert_eq!(to.reap().1, 3);
+    assert_eq!(to.reap().1, 0, "each once");
+}
+
 #[test]
 fn a_sender_that_writes_what_is_no_datagram_disturbs_nobody() {
     let mut ends = ends(&LocalFabric::new(), 2);
