@@ -382,8 +382,9 @@ impl Session {
                 let asked: ResolveIp = call.request()?;
                 let to = address::parse(&asked.dst_addr).ok_or(Errno(libc::EAFNOSUPPORT))?;
                 let from = address::parse(&asked.src_addr);
-                let is_found = ids.get(asked.id)?.resolve(self.settings, from, to)?;
-                if !is_found {
+                let mut found = (Event::AddressResolved, 0);
+                if !ids.get(asked.id)?.resolve(self.settings, from, to)? {
+                    found = (Event::AddressError, -libc::ENODEV);
                     // The program gets only the status ENODEV. The log gives the user the reason.
                     let why = "no device of this host has the address, or the source address; with --address there is no route to it";
                     log::error(
@@ -391,12 +392,7 @@ impl Session {
                         format_args!("rdma_cm resolve_ip {}: {why}", to.ip()),
                     );
                 }
-                let (event, status) = if is_found {
-                    (Event::AddressResolved, 0)
-                } else {
-                    (Event::AddressError, -libc::ENODEV)
-                };
-                ids.push(asked.id, event, status, [0; 304]);
+                ids.push(asked.id, found.0, found.1, [0; 304]);
                 Ok(())
             }
             number::RESOLVE_ROUTE => {

@@ -68,18 +68,8 @@ impl Objects {
     }
 
     fn send_async(&mut self, event: AsyncEvent) {
-        let of_cq = |cqn| {
-            self.cqs
-                .iter()
-                .find(|cq| cq.cqn == cqn)
-                .map(|cq| cq.user_handle)
-        };
-        let of_qp = |qpn| {
-            self.qps
-                .iter()
-                .find(|qp| qp.qpn == qpn)
-                .map(|qp| qp.user_handle)
-        };
+        let of_cq = |cqn| Some(self.cqs.iter().find(|cq| cq.cqn == cqn)?.user_handle);
+        let of_qp = |qpn| Some(self.qps.iter().find(|qp| qp.qpn == qpn)?.user_handle);
         let (element, event_type) = match event {
             AsyncEvent::CqError { cqn } => (of_cq(cqn), number::CQ_ERR),
             AsyncEvent::QpFatal { qpn } => (of_qp(qpn), number::QP_FATAL),
@@ -101,10 +91,7 @@ impl Objects {
             event_type,
             reserved: 0,
         });
-        let lost = sent
-            .err()
-            .map(|errno| format!("; it is lost: {errno}"))
-            .unwrap_or_default();
+        let lost = sent.map_or_else(|errno| format!("; it is lost: {errno}"), |()| String::new());
         // A limit that is reached is no failure.
         let log = match event_type {
             number::SRQ_LIMIT_REACHED => log::refused,

@@ -4,6 +4,7 @@ use mlx5_hca::wire::rnr_timer_ns;
 use mlx5_hca::{
     Access, Address, ConnectError, ConnectOptions, GidKind, PacketAddress, Service, Terms,
 };
+use zerocopy::FromZeros;
 
 use crate::abi::MAX_RD_ATOMIC;
 use crate::abi::mlx5::ModifyQpResp as DriverResp;
@@ -132,9 +133,7 @@ impl Objects {
         };
         let driver = DriverResp {
             response_length: size_of::<DriverResp>() as u32,
-            dctn: 0,
-            ece_options: 0,
-            reserved: 0,
+            ..DriverResp::new_zeroed()
         };
         Ok(Reply::of(&response).with(&driver).note(note))
     }
@@ -153,14 +152,10 @@ impl Objects {
         INVALID.when(selected.has(attribute::CUR_STATE) && request.cur_qp_state != from as u8)?;
         Errno(libc::EOPNOTSUPP).when(to == State::SendQueueDrained)?;
         INVALID.when(!is_legal(qp.service, from, to, mask) || !selected.are_valid())?;
-        for (bit, reads) in [
-            (attribute::MAX_QP_RD_ATOMIC, request.max_rd_atomic),
-            (attribute::MAX_DEST_RD_ATOMIC, request.max_dest_rd_atomic),
-        ] {
-            self.within(Limit::QpRdAtom, if selected.has(bit) { reads } else { 0 })?;
-        }
         let mut attributes = qp.attributes;
         selected.keep(&mut attributes);
+        let reads = attributes.max_rd_atomic.max(attributes.max_dest_rd_atomic);
+        self.within(Limit::QpRdAtom, reads)?;
         let has_atomics = rights(&attributes).contains(Access::REMOTE_ATOMIC);
         Errno(libc::EOPNOTSUPP).when(has_atomics && self.settings.has(Fault::NoAtomics))?;
         self.carry_out(qp, from, to, &attributes)?;
@@ -212,26 +207,20 @@ impl Objects {
                     at.dest.dlid,
                 )?;
                 let remote = self.peer(way, at);
-                let remote_qpn = remote.qpn;
-                let connected = self.hca.connect(qp.qpn, &remote, &options(at), rights(at));
+                let (qpn, remote_qpn) = (qp.qpn, remote.qpn);
+                let connected = self.hca.connect(qpn, &remote, &options(at), rights(at));
                 if let Err(error) = connected {
-                    if let ConnectError::NoAccess { .. } = error {
-                        log::error(
-                            self.settings,
-                            format_args!(
-                                "queue pair {:#x} cannot reach {remote_qpn:#x}: {error}",
-                                qp.qpn
-                            ),
-                        );
-                        return Err(Errno(libc::EPERM));
-                    }
-                    log::refused(
-                        self.settings,
-                        format_args!(
-                            "no peer will answer queue pair {:#x} at remote_qpn={remote_qpn:#x}: {error}",
-                            qp.qpn
-                        ),
+                    let is_forbidden = matches!(error, ConnectError::NoAccess { .. });
+                    let log = if is_forbidden {
+                        log::error
+                    } else {
+                        log::refused
+                    };
+                    let what = format_args!(
+                        "no peer will answer queue pair {qpn:#x} at remote_qpn={remote_qpn:#x}: {error}"
                     );
+                    log(self.settings, what);
+                    Errno(libc::EPERM).when(is_forbidden)?;
                 }
             }
             (
@@ -290,8 +279,6 @@ impl Objects {
 
 #[cfg(test)]
 mod tests {
-    use zerocopy::FromZeros;
-
     use super::*;
 
     #[test]

@@ -3,6 +3,7 @@
 use std::cell::Cell;
 
 use mlx5_hca::RqMemory;
+use zerocopy::FromZeros;
 
 use crate::abi::mlx5::{
     CreateSrq as DriverSrq, CreateSrqResp as DriverSrqResp, SRQ_FLAG_SIGNATURE,
@@ -28,36 +29,27 @@ const LIMIT: u32 = 2;
 
 impl Objects {
     pub(crate) fn create_srq(&mut self, call: &Call) -> Result<Reply, Errno> {
-        let asked: CreateSrq = call.request::<_, ()>()?;
-        self.make_srq(
-            call,
-            asked.user_handle,
-            asked.pd_handle,
-            (asked.max_wr, asked.max_sge),
-        )
+        let asked: CreateSrq = call.request::<_, CreateSrqResp>()?;
+        self.make_srq(call, &asked)
     }
 
     /// Carries out CREATE_XSRQ, for the basic type only.
     pub(crate) fn create_xsrq(&mut self, call: &Call) -> Result<Reply, Errno> {
-        let asked: CreateXsrq = call.request::<_, ()>()?;
+        let asked: CreateXsrq = call.request::<_, CreateSrqResp>()?;
         Errno(libc::EOPNOTSUPP).when(asked.srq_type != BASIC)?;
-        self.make_srq(
-            call,
-            asked.user_handle,
-            asked.pd_handle,
-            (asked.max_wr, asked.max_sge),
-        )
+        let request = CreateSrq {
+            user_handle: asked.user_handle,
+            pd_handle: asked.pd_handle,
+            max_wr: asked.max_wr,
+            max_sge: asked.max_sge,
+            ..CreateSrq::new_zeroed()
+        };
+        self.make_srq(call, &request)
     }
 
-    fn make_srq(
-        &mut self,
-        call: &Call,
-        user_handle: u64,
-        pd_handle: u32,
-        (max_wr, max_sge): (u32, u32),
-    ) -> Result<Reply, Errno> {
+    fn make_srq(&mut self, call: &Call, asked: &CreateSrq) -> Result<Reply, Errno> {
         let request: DriverSrq = call.driver();
-        call.check_room(size_of::<CreateSrqResp>())?;
+        let (pd_handle, max_wr, max_sge) = (asked.pd_handle, asked.max_wr, asked.max_sge);
         Errno(libc::EINVAL).when(max_wr >= MAX_WQES || max_sge > MAX_SGE + 1)?;
         Errno(libc::EOPNOTSUPP).when(request.flags & SRQ_FLAG_SIGNATURE != 0)?;
         self.within(Limit::SrqWr, max_wr)?;
@@ -87,7 +79,7 @@ impl Objects {
             srqn,
             max_wr,
             max_sge,
-            user_handle,
+            user_handle: asked.user_handle,
             limit: 0,
             is_armed: Cell::new(false),
         });
