@@ -1,7 +1,7 @@
 //! Addresses of this host, and the address in a GID.
 
 use std::io;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use if_addrs::{IfAddr, Interface};
 
@@ -19,6 +19,33 @@ pub fn gid_of(address: IpAddr) -> [u8; 16] {
 pub fn address_of(gid: &[u8; 16]) -> Option<IpAddr> {
     let v6 = Ipv6Addr::from(*gid);
     (*gid != [0; 16]).then(|| v6.to_ipv4_mapped().map_or(IpAddr::V6(v6), IpAddr::V4))
+}
+
+/// Returns the socket address of a port of this host. A link-local address is in the scope of the
+/// interface that has it, or of the first of several.
+pub(crate) fn own_socket(address: IpAddr, port: u16) -> io::Result<SocketAddr> {
+    let mut own = SocketAddr::new(address, port);
+    if let (SocketAddr::V6(own), true) = (&mut own, is_link_local(address)) {
+        let all = if_addrs::get_if_addrs()?;
+        let has = all.iter().find(|interface| interface.ip() == address);
+        own.set_scope_id(has.and_then(|interface| interface.index).unwrap_or(0));
+    }
+    Ok(own)
+}
+
+/// Returns the socket address of a peer's port. A link-local address is in the scope of `own`.
+pub(crate) fn peer_socket(own: &SocketAddr, address: IpAddr, port: u16) -> SocketAddr {
+    let mut peer = SocketAddr::new(address, port);
+    if let (SocketAddr::V6(own), SocketAddr::V6(peer), true) =
+        (own, &mut peer, is_link_local(address))
+    {
+        peer.set_scope_id(own.scope_id());
+    }
+    peer
+}
+
+fn is_link_local(address: IpAddr) -> bool {
+    matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local())
 }
 
 fn bits(address: IpAddr) -> u128 {

@@ -14,6 +14,7 @@ use mlx5_wire::roce::{
     Deth, Flow, Headers, MAD_QKEY, MAD_QPN, Mad, Opcode, PacketOpcode, Psn, Transport, UDP_PORT,
 };
 
+use super::interface::peer_socket;
 use super::share::Share;
 use super::udp::Udp;
 
@@ -76,7 +77,7 @@ impl MadPort {
     pub fn send(&self, to: IpAddr, mad: &Mad) {
         let flow = Flow {
             source: self.own,
-            destination: SocketAddr::new(to, UDP_PORT),
+            destination: peer_socket(&self.own, to, UDP_PORT),
             identification: 0,
         };
         let mut headers = Headers::new(OPCODE, MAD_QPN, Psn::new(0));

@@ -2,11 +2,11 @@
 
 use std::fmt;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use super::interface::address_in;
+use super::interface::{address_in, own_socket};
 use super::network::BadNetwork;
 use super::udp::{self, Udp};
 
@@ -65,7 +65,7 @@ impl RoceOptions {
     /// No interface of this host has the address; the errors of getifaddrs(3) and netdevice(7).
     pub fn rdma_mtu(&self) -> io::Result<u16> {
         let of_interface = || {
-            let udp = Udp::bind(SocketAddr::new(self.address, 0))?;
+            let udp = Udp::bind(own_socket(self.address, 0)?)?;
             Ok(udp::rdma_mtu(udp.interface_mtu()?, &self.address))
         };
         self.mtu.map_or_else(of_interface, Ok)

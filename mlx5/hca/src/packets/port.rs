@@ -7,6 +7,7 @@ use copyrpc_shm::sleep::Notifier;
 use mlx5_wire::DatagramSegment;
 use mlx5_wire::roce::{Flow, Headers, ICRC_BYTES, Psn, UDP_PORT};
 
+use super::interface;
 use super::network::{BadNetwork, Network};
 use super::options::RoceOptions;
 use super::pcap::Pcap;
@@ -127,7 +128,7 @@ impl WirePort {
             let bound = if vf.is_some() && port == UDP_PORT {
                 Udp::share(address, Share::Device)
             } else {
-                Udp::bind(SocketAddr::new(address, port))
+                interface::own_socket(address, port).and_then(Udp::bind)
             };
             bound.map_err(failed(port))
         };
@@ -189,7 +190,7 @@ impl WirePort {
 
     pub(crate) fn socket_of(&self, qpn: u32, at: &PacketAddress) -> SocketAddr {
         let port = at.port.unwrap_or_else(|| self.port_of_number(qpn));
-        SocketAddr::new(at.ip, port)
+        interface::peer_socket(&self.own, at.ip, port)
     }
 
     /// Returns a MAC address that contains the UDP port of the device with this queue pair.

@@ -15,6 +15,8 @@ use std::os::unix::net::{SocketAddr as Name, UnixListener};
 use mlx5_wire::roce::{MAD_QPN, UDP_PORT};
 use rustix::net::{bind, sockopt};
 
+use super::interface::own_socket;
+
 /// The packets to port 4791 that a socket receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Share {
@@ -33,7 +35,7 @@ pub(crate) enum Share {
 pub(crate) fn share(address: IpAddr, share: Share) -> io::Result<(UdpSocket, UnixListener)> {
     let name = Name::from_abstract_name(format!("roce-{address}-{share:?}"))?;
     let name = UnixListener::bind_addr(&name)?;
-    let at = SocketAddr::new(address, UDP_PORT);
+    let at = own_socket(address, UDP_PORT)?;
     let socket = match UdpSocket::bind(at) {
         Ok(first) => {
             sockopt::set_socket_reuseport(&first, true)?;

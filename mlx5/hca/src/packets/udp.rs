@@ -271,7 +271,9 @@ impl Udp {
     /// The errors of socket(2), bind(2), connect(2) and getsockopt(2), for example if there is no
     /// route.
     pub(crate) fn path_mtu(&self, to: &SocketAddr) -> io::Result<u32> {
-        let socket = UdpSocket::bind((self.local()?.ip(), 0))?;
+        let mut own = self.local()?;
+        own.set_port(0);
+        let socket = UdpSocket::bind(own)?;
         socket.connect(to)?;
         Ok(if to.is_ipv4() {
             sockopt::ip_mtu(&socket)?

@@ -5,15 +5,13 @@
 //! datagram is dropped if there is no room, queue pair or receive for it, or it has a wrong Q_Key.
 //! On a device that is a virtual function, it first waits for room, for a bounded time.
 
-use std::net::SocketAddr;
-
 use mlx5_wire::roce::{
     Deth, Headers, Opcode as PacketKind, PacketOpcode, Psn, Transport as Service,
 };
 use mlx5_wire::{DatagramSegment, GRH_BYTES, Header, Opcode, Syndrome, Wqe};
 
 use crate::Hca;
-use crate::packets::interface::address_of;
+use crate::packets::interface::{address_of, peer_socket};
 use crate::packets::port::WirePort;
 use crate::packets::{Wire, grh};
 use crate::queues::data::pieces;
@@ -152,7 +150,7 @@ fn send_packet(wire: &mut WirePort, to: &DatagramSegment, header: &DatagramHeade
     headers.bth.is_solicited = header.flags & SOLICITED != 0;
     headers.bth.pad = (header.byte_count.wrapping_neg() & 3) as u8;
     let _: Result<(), Fault> = wire.send(
-        &SocketAddr::new(address, wire.port_of(to)),
+        &peer_socket(&wire.own(), address, wire.port_of(to)),
         &headers,
         header.byte_count as usize,
         |payload| {
