@@ -184,39 +184,13 @@ impl<'a, C: Caller> Load<'a, C> {
     /// # Errors
     /// The error of the caller.
     pub fn run(&mut self, depth: u32, duration: Duration) -> Result<Rate, Failure> {
-        if depth == 1 {
-            self.trips(duration)
-        } else {
-            self.stream(depth, duration)
-        }
-    }
-
-    fn trips(&mut self, duration: Duration) -> Result<Rate, Failure> {
-        let mut window = Measure::new(self.clock, duration);
-        let mut number = 0;
-        loop {
-            for _ in 0..BLOCK_TRIPS {
-                number += 1;
-                self.call_when_there_is_room(0, [number; 4])?;
-                let mut reply = 0;
-                while self.caller.poll(|_, payload| reply = payload[3])? == 0 {
-                    self.wait.idle()?;
-                }
-                std::hint::black_box(reply);
-            }
-            if window.is_over(BLOCK_TRIPS) {
-                return Ok(window.result());
-            }
-        }
-    }
-
-    fn stream(&mut self, depth: u32, duration: Duration) -> Result<Rate, Failure> {
+        let block = if depth == 1 { BLOCK_TRIPS } else { BLOCK_CALLS };
         let mut sent = 0;
         self.begin(depth, u64::MAX, &mut sent)?;
         let mut window = Measure::new(self.clock, duration);
         loop {
             let before = sent;
-            while sent - before < BLOCK_CALLS {
+            while sent - before < block {
                 self.turn(u64::MAX, &mut sent)?;
             }
             if window.is_over(sent - before) {
