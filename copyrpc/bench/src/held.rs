@@ -3,47 +3,36 @@
 use std::collections::BTreeMap;
 use std::io;
 
+use benchkv_harness::Failure;
 use benchkv_harness::held::{Memfd, heap_bytes, memfds};
 
-/// The memory that a program held before the measured object was made.
-#[derive(Debug)]
-pub(crate) struct Before {
-    heap_bytes: u64,
-    memfds: BTreeMap<Memfd, u64>,
-}
-
-/// The memory of the measured object.
+/// The memory of an object.
 #[derive(Debug)]
 pub(crate) struct Held {
-    before: Before,
-    /// The memfds that were new when [`Before::made`] was called. The object made them; memfds that
-    /// it attaches later are not in the map.
+    /// Bytes that the program had on the heap before it made the object.
+    others_bytes: u64,
+    /// The memfds that were new when the object was made. Memfds that the object attaches later
+    /// are not in the map.
     memfds: BTreeMap<Memfd, u64>,
-}
-
-impl Before {
-    pub(crate) fn now() -> io::Result<Self> {
-        Ok(Self {
-            memfds: memfds()?,
-            heap_bytes: heap_bytes(),
-        })
-    }
-
-    /// Returns the memory of all objects that were made since [`now`](Self::now).
-    pub(crate) fn made(self) -> io::Result<Held> {
-        let mut memfds = memfds()?;
-        memfds.retain(|memfd, _| !self.memfds.contains_key(memfd));
-        Ok(Held {
-            before: self,
-            memfds,
-        })
-    }
 }
 
 impl Held {
+    /// Makes an object. Returns it, and its memory.
+    pub(crate) fn by<T>(make: impl FnOnce() -> Result<T, Failure>) -> Result<(T, Self), Failure> {
+        let (others_bytes, before) = (heap_bytes(), memfds()?);
+        let made = make()?;
+        let mut memfds = memfds()?;
+        memfds.retain(|memfd, _| !before.contains_key(memfd));
+        let held = Self {
+            others_bytes,
+            memfds,
+        };
+        Ok((made, held))
+    }
+
     pub(crate) fn bytes(&self) -> io::Result<u64> {
         let heap_bytes = heap_bytes();
-        Ok(self.device_bytes()? + heap_bytes.saturating_sub(self.before.heap_bytes))
+        Ok(self.device_bytes()? + heap_bytes.saturating_sub(self.others_bytes))
     }
 
     fn device_bytes(&self) -> io::Result<u64> {
@@ -74,9 +63,7 @@ mod tests {
             let pd = device.alloc_pd().unwrap();
             pd.alloc(bytes, Access::LOCAL_WRITE).unwrap()
         };
-        let before = Before::now().unwrap();
-        let first = open();
-        let held = before.made().unwrap();
+        let (first, held) = Held::by(|| Ok(open())).unwrap();
         let empty = held.device_bytes().unwrap();
         let region = alloc(&first, 1 << 16);
         let full = held.device_bytes().unwrap();

@@ -24,7 +24,7 @@ use super::load::{Load, Measured, Pace};
 use super::options::{Job, Mode};
 use super::scale_rpc::{ScaleClient, ScaleServer};
 use super::send::{RcPort, SendClient, SendServer, UdPort};
-use crate::held::Before;
+use crate::held::Held;
 use benchkv_harness::launch::program::RANKS;
 
 /// Duration of the cache-line ping-pong (`--baseline`).
@@ -234,10 +234,9 @@ fn answer<S: Server>(
 ) -> Result<Account, Failure> {
     let core = job.placement.client_core(1, 0);
     core.map_or(Ok(()), pin_current_thread)?;
-    let (answers, before) = (Answers::new(case), Before::now()?);
+    let answers = Answers::new(case);
     let spec = job.options.device.spec(job.options.shm_dir.as_deref());
-    let (mut server, offers) = S::open(case, &spec, answers)?;
-    let held = before.made()?;
+    let ((mut server, offers), held) = Held::by(|| S::open(case, &spec, answers))?;
     tell.send(offers.concat())?;
     let admissions = server.admit(&split(&said.recv()?, case.clients)?)?;
     tell.send(admissions.concat())?;
