@@ -5,7 +5,7 @@
 //! A client is stepped, and knows neither thread nor transport. Each step has one time stamp, for
 //! all operations that it finds ended and for all operations that it issues. The step reads the
 //! clock after the poll that found the ended operations, so the latencies include the time for
-//! which the thread did not run before the poll.
+//! which the thread did not run before or during the poll.
 
 use std::time::Duration;
 
@@ -129,12 +129,6 @@ counters! {
     }
 }
 
-impl Counts {
-    const fn moves(&self) -> u64 {
-        self.issued + self.completed + self.errors
-    }
-}
-
 /// The results of a client.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct ClientReport {
@@ -170,7 +164,7 @@ pub enum Step {
 pub struct Client<P> {
     paths: P,
     book: Book,
-    ended: Vec<(Operation, Option<Response>)>,
+    ended: Vec<(Operation, Response)>,
 }
 
 /// The counts of a client while it runs.
@@ -190,14 +184,14 @@ struct Book {
     /// Total number of operations to issue.
     limit: u64,
     /// `None` if values have no tails.
-    tails: Option<Tails>,
+    tails: Option<Box<Tails>>,
     next_access: u32,
     refused: Option<(Operation, Request)>,
     counts: Counts,
     /// Sum of the times of issue of all outstanding operations, in ns; wraps.
     issued_ns: u64,
-    /// Round trips of each [`Kind`] that ended in the current step and are not recorded yet.
-    alike: [Alike; 4],
+    /// Round trips that ended in the current step and are not recorded yet, by [`Kind::group`].
+    alike: [Alike; Kind::GROUPS],
     windows: Vec<Window>,
     phase: Phase,
     /// Sum over time of the operations outstanding, up to [`counted_to_ns`](Self::counted_to_ns).
@@ -207,14 +201,13 @@ struct Book {
     window_from_ns: u64,
 }
 
-/// Consecutive round trips of one kind and equal length: operations issued in one step and ended in
-/// another are recorded together.
+/// A number of consecutive round trips of one group with the same two times: operations of a closed
+/// loop that were issued in one step and ended in another are recorded together.
 #[derive(Debug, Clone, Copy, Default)]
 struct Alike {
-    latency_ns: u64,
+    intended_ns: u64,
+    issued_ns: u64,
     count: u64,
-    /// Sum of the times from the intended starts to the issues, in ns.
-    held_ns: u64,
 }
 
 /// The [places](crate::values) in memory for the tails of a client's values: the bytes after the
@@ -243,16 +236,18 @@ impl<P: Paths> Client<P> {
         };
         let book = Book {
             limit: spec.ops.unwrap_or(u64::MAX),
-            tails: paths.values().map(|values| Tails {
-                free: (0..spec.queue_depth as u32).rev().collect(),
-                tail: vec![0; values.tail_bytes()],
-                values,
+            tails: paths.values().map(|values| {
+                Box::new(Tails {
+                    free: (0..spec.queue_depth as u32).rev().collect(),
+                    tail: vec![0; values.tail_bytes()],
+                    values,
+                })
             }),
             next_access: 0,
             refused: None,
             counts: Counts::default(),
             issued_ns: 0,
-            alike: [Alike::default(); 4],
+            alike: Default::default(),
             windows: vec![window; spec.runs],
             phase: Phase::Ready,
             outstanding_ns: 0,
@@ -268,8 +263,9 @@ impl<P: Paths> Client<P> {
     }
 
     /// Takes ended operations and, while `phase` asks for load, issues operations that are due, up
-    /// to the queue depth. Calls `now_ns` at most twice. Once the client's total number of
-    /// operations has ended, its window is over and the client drains, in any `phase`.
+    /// to the queue depth. Calls `now_ns` once, or twice if the phase differs from the phase of the
+    /// previous step. Once the client's total number of operations has ended, its window is over
+    /// and the client drains, in any `phase`.
     ///
     /// # Errors
     /// A path is down; outstanding operations are lost.
@@ -279,43 +275,34 @@ impl<P: Paths> Client<P> {
         mut now_ns: impl FnMut() -> u64,
     ) -> Result<Step, BackendError> {
         let Self { paths, book, ended } = self;
-        let begin_ns = now_ns();
         let phase = if book.has_ended() {
             Phase::Drain
         } else {
             phase
         };
-        book.enter(phase, begin_ns);
-        let before = book.counts;
-        let polled = paths.poll(|operation, response| ended.push((operation, response)));
-        // Second reading of the clock, made only if operations have ended or can be issued.
-        let mut stamp_ns = None;
-        if !ended.is_empty() {
-            let end_ns = *stamp_ns.insert(now_ns());
-            book.count_outstanding(end_ns);
-            ended
-                .iter()
-                .for_each(|(operation, response)| book.end(operation, *response, end_ns));
+        if phase != book.phase {
+            book.enter(phase, now_ns());
+        }
+        let polled = paths.poll(|operation, response| {
+            let response = response.unwrap_or(Response::new(Outcome::Refused));
+            ended.push((operation, response));
+        });
+        let now_ns = now_ns();
+        book.count_outstanding(now_ns);
+        let mut moves = ended.len();
+        if moves > 0 {
+            book.end_all(ended, now_ns);
             ended.clear();
-            Kind::ALL.into_iter().for_each(|kind| book.record(kind));
         }
         polled?;
-        if phase.is_loading() && book.wants_to_issue(stamp_ns.unwrap_or(begin_ns)) {
-            let issue_ns = stamp_ns.unwrap_or_else(|| {
-                let now_ns = now_ns();
-                book.count_outstanding(now_ns);
-                now_ns
-            });
-            book.issue_all(paths, issue_ns)?;
-            book.issued_ns = book
-                .issued_ns
-                .wrapping_add((book.counts.issued - before.issued).wrapping_mul(issue_ns));
+        if phase.is_loading() && book.wants_to_issue(now_ns) {
+            moves += book.issue_all(paths, now_ns)?;
             paths.flush()?;
         }
-        Ok(match book.counts.moves() - before.moves() {
+        Ok(match moves {
             0 if phase == Phase::Drain && book.in_flight() == 0 => Step::Drained,
             0 => Step::Idle,
-            moves => Step::Busy(moves as usize),
+            moves => Step::Busy(moves),
         })
     }
 
@@ -411,11 +398,9 @@ impl Book {
     }
 
     /// Ends the window of the previous phase, and begins the window of `phase`.
+    #[cold]
     fn enter(&mut self, phase: Phase, now_ns: u64) {
         self.count_outstanding(now_ns);
-        if phase == self.phase {
-            return;
-        }
         let age_ns = self.age_ns(now_ns);
         let (from_ns, to_ns) = (self.window_from_ns, self.outstanding_ns);
         let (due, backlog) = self.due(now_ns);
@@ -471,46 +456,64 @@ impl Book {
         self.counted_to_ns = now_ns;
     }
 
-    fn issue_all<P: Paths>(&mut self, paths: &mut P, now_ns: u64) -> Result<(), BackendError> {
+    /// Issues what can be issued, and returns the number of operations issued.
+    #[inline(always)]
+    fn issue_all<P: Paths>(&mut self, paths: &mut P, now_ns: u64) -> Result<usize, BackendError> {
+        let mut issued = 0;
+        let result = self.issue_each(paths, now_ns, &mut issued);
+        self.counts.issued += issued;
+        self.issued_ns = self.issued_ns.wrapping_add(issued.wrapping_mul(now_ns));
+        result.map(|()| issued as usize)
+    }
+
+    /// Issues what can be issued, and counts it in `issued`, which is 0 before.
+    #[inline(always)]
+    fn issue_each<P: Paths>(
+        &mut self,
+        paths: &mut P,
+        now_ns: u64,
+        issued: &mut u64,
+    ) -> Result<(), BackendError> {
         if let Some((mut operation, request)) = self.refused.take() {
             operation.issued_ns = now_ns;
             if self.spec.schedule.is_none() {
                 operation.intended_ns = now_ns;
             }
-            if !self.issue(paths, request, operation)? {
-                return Ok(());
+            let again = operation.again();
+            if let Err(error) = paths.issue(request, operation) {
+                return self.refuse(again, request, error);
             }
+            *issued = 1;
         }
-        for _ in 0..self.room() {
+        for _ in *issued..self.room() {
             let Some((operation, request)) = self.next_operation(now_ns) else {
                 break;
             };
-            if !self.issue(paths, request, operation)? {
-                break;
+            let again = operation.again();
+            if let Err(error) = paths.issue(request, operation) {
+                return self.refuse(again, request, error);
             }
+            *issued += 1;
         }
         Ok(())
     }
 
-    /// Offers a request. Returns `false` if there is no room for it now.
+    /// Keeps a request that found no room, to offer it again. The function is inlined, because a
+    /// call would pass the operation and the request through memory, and they would be written there
+    /// for each operation.
     #[inline(always)]
-    fn issue<P: Paths>(
+    fn refuse(
         &mut self,
-        paths: &mut P,
-        request: Request,
         operation: Operation,
-    ) -> Result<bool, BackendError> {
-        let again = operation.again();
-        match paths.issue(request, operation) {
-            Ok(()) => {
-                self.counts.issued += 1;
-                Ok(true)
+        request: Request,
+        error: IssueError,
+    ) -> Result<(), BackendError> {
+        match error {
+            IssueError::Full => {
+                self.refused = Some((operation, request));
+                Ok(())
             }
-            Err(IssueError::Full) => {
-                self.refused = Some((again, request));
-                Ok(false)
-            }
-            Err(IssueError::Down(error)) => Err(*error),
+            IssueError::Down(error) => Err(*error),
         }
     }
 
@@ -518,25 +521,20 @@ impl Book {
     /// due, or no access can be made.
     #[inline(always)]
     fn next_operation(&mut self, now_ns: u64) -> Option<(Operation, Request)> {
-        let intended_ns = self
-            .spec
-            .schedule
-            .as_mut()
-            .map_or(Some(now_ns), |schedule| schedule.take_due(now_ns))?;
-        let (access, mut request) = self.next_request()?;
+        let intended_ns = match &mut self.spec.schedule {
+            None => now_ns,
+            Some(schedule) => schedule.take_due(now_ns)?,
+        };
+        let (access, kind, mut request) = self.next_request()?;
         let mut place = 0;
         if self.tails.is_some() {
-            place = self.take_place(access, request.op());
+            place = self.take_place(kind, request.op());
             request = self
                 .tails
                 .as_ref()
                 .map_or(request, |tails| request.at(tails.values.place(place)));
         }
         let moment = self.spec.verifier.as_mut().map_or(0, Verifier::issue);
-        let kind = Kind::new(
-            request.rank() != u32::from(self.spec.rank),
-            request.is_put(),
-        );
         Some((
             Operation {
                 access,
@@ -544,38 +542,41 @@ impl Book {
                 intended_ns,
                 issued_ns: now_ns,
                 place,
-                kind,
+                kind: kind.to(request.rank() != u32::from(self.spec.rank)),
             },
             request,
         ))
     }
 
-    /// Returns the next access that can be made, as its index and its request.
+    /// Returns the next access that can be made, as its index, its kind and its request.
     #[inline(always)]
-    fn next_request(&mut self) -> Option<(u32, Request)> {
+    fn next_request(&mut self) -> Option<(u32, Kind, Request)> {
         // An access to a private key with an outstanding operation is skipped. At most 1 in 16
-        // accesses is private, so one of 4 consecutive accesses can be made.
-        for _ in 0..4 {
-            let (index, accesses) = (self.next_access, &self.spec.pattern.accesses);
-            let access = accesses.get(index as usize)?;
-            self.next_access = if index as usize + 1 < accesses.len() {
-                index + 1
-            } else {
-                0
+        // accesses is private, so one of 4 consecutive accesses can be made. One more round is for
+        // the end of the pattern.
+        for _ in 0..5 {
+            let index = self.next_access;
+            let Some(access) = self.spec.pattern.accesses.get(index as usize) else {
+                self.next_access = 0;
+                continue;
             };
+            self.next_access = index + 1;
             let (rank, key) = (access.rank.into(), access.key);
-            let request = match (access.kind, &mut self.spec.verifier) {
-                (AccessKind::Read, _) => Request::get(rank, key),
+            let (kind, request) = match (access.kind, &mut self.spec.verifier) {
+                (AccessKind::Read, _) => (Kind::GET, Request::get(rank, key)),
                 (AccessKind::Write, Some(verifier)) => {
-                    Request::put(rank, key, verifier.next_value(access))
+                    let value = verifier.next_value(access);
+                    (Kind::PUT, Request::put(rank, key, value))
                 }
                 (AccessKind::Private, Some(_)) => match self.next_private(index) {
-                    Some(request) => request,
+                    Some(next) => next,
                     None => continue,
                 },
-                (AccessKind::Write | AccessKind::Private, None) => Request::put(rank, key, key),
+                (AccessKind::Write | AccessKind::Private, None) => {
+                    (Kind::PUT, Request::put(rank, key, key))
+                }
             };
-            return Some((index, request));
+            return Some((index, kind, request));
         }
         None
     }
@@ -583,14 +584,15 @@ impl Book {
     /// Returns the next request for a private key; `None` while an operation on the key is
     /// outstanding.
     #[inline(never)]
-    fn next_private(&mut self, access: u32) -> Option<Request> {
+    fn next_private(&mut self, access: u32) -> Option<(Kind, Request)> {
         let access = self.spec.pattern.accesses.get(access as usize)?;
         let (rank, key) = (u32::from(access.rank), access.key);
         Some(match self.spec.verifier.as_mut()?.begin_private(access)? {
-            PrivateStep::Get => Request::get(rank, key),
+            PrivateStep::Get => (Kind::PRIVATE_GET, Request::get(rank, key)),
             PrivateStep::Put(value) => {
                 let is_corrupt = self.tails.is_none() && std::mem::take(&mut self.spec.corrupt_one);
-                Request::put(rank, key, value ^ u64::from(is_corrupt))
+                let value = value ^ u64::from(is_corrupt);
+                (Kind::PRIVATE_PUT, Request::put(rank, key, value))
             }
         })
     }
@@ -598,21 +600,15 @@ impl Book {
     /// Takes a place, and writes the tail of the value of a put to it. Without verification the
     /// function writes nothing, and the place keeps its last tail.
     #[inline(never)]
-    fn take_place(&mut self, access: u32, op: Option<Op>) -> u32 {
-        let Some(Tails { values, free, tail }) = &mut self.tails else {
+    fn take_place(&mut self, kind: Kind, op: Option<Op>) -> u32 {
+        let Some(Tails { values, free, tail }) = self.tails.as_deref_mut() else {
             return 0;
         };
         // The client has a place for each operation that it can have outstanding, so `free` is not
         // empty.
         let place = free.pop().unwrap_or_default();
         if let (Some(Op::Put { value, .. }), Some(_)) = (op, &self.spec.verifier) {
-            let is_private = self
-                .spec
-                .pattern
-                .accesses
-                .get(access as usize)
-                .is_some_and(|access| access.kind == AccessKind::Private);
-            let is_corrupt = is_private && std::mem::take(&mut self.spec.corrupt_one);
+            let is_corrupt = kind.is_private() && std::mem::take(&mut self.spec.corrupt_one);
             fill_tail(value, tail);
             tail.last_mut()
                 .into_iter()
@@ -625,105 +621,119 @@ impl Book {
     /// Frees the place of an operation. If the operation has found a value, judges the tail of the
     /// value.
     #[inline(never)]
-    fn end_tail(&mut self, operation: &Operation, outcome: Option<Outcome>) {
-        let Self {
-            tails: Some(Tails { values, free, tail }),
-            spec,
-            ..
-        } = self
-        else {
+    fn end_tail(&mut self, operation: &Operation, response: &Response) {
+        let Self { tails, spec, .. } = self;
+        let Some(Tails { values, free, tail }) = tails.as_deref_mut() else {
             return;
         };
         free.push(operation.place);
         let access = spec.pattern.accesses.get(operation.access as usize);
-        if let (Some(verifier), Some(Outcome::GetOk { value }), Some(access)) =
-            (&mut spec.verifier, outcome, access)
-        {
+        if let (Some(verifier), Some(Outcome::GetOk { value }), Some(access)) = (
+            &mut spec.verifier,
+            response.answer_to(operation.kind.is_put()),
+            access,
+        ) {
             values.read(operation.place, tail);
             verifier.judge_tail(access, value, tail);
         }
     }
 
+    /// Ends the operations that a poll has found ended.
     #[inline(always)]
-    fn end(&mut self, operation: &Operation, response: Option<Response>, now_ns: u64) {
-        let kind = operation.kind;
-        let outcome = response
-            .and_then(|response| response.outcome())
-            .filter(|outcome| answers(*outcome, kind.is_put()));
-        self.issued_ns = self.issued_ns.wrapping_sub(operation.issued_ns);
+    fn end_all(&mut self, ended: &[(Operation, Response)], now_ns: u64) {
+        let before = self.counts;
         if self.tails.is_some() {
-            self.end_tail(operation, outcome);
-        }
-        let access = self.spec.pattern.accesses.get(operation.access as usize);
-        if let (Some(verifier), Some(access)) = (&mut self.spec.verifier, access) {
-            let moment = operation.moment;
-            match (access.kind, outcome) {
-                (AccessKind::Private, outcome) => verifier.end_private(access, outcome),
-                (_, Some(Outcome::GetOk { value })) => {
-                    verifier.judge_read(access, moment, Some(value))
-                }
-                (_, Some(Outcome::NotFound)) => verifier.judge_read(access, moment, None),
-                _ => {}
+            for (operation, response) in ended {
+                self.end_tail(operation, response);
             }
         }
-        let Some(outcome) = outcome else {
-            self.counts.errors += 1;
-            self.window()
-                .into_iter()
-                .for_each(|window| window.errors += 1);
+        for (operation, response) in ended {
+            self.end(operation, response, now_ns);
+        }
+        for group in 0..Kind::GROUPS {
+            self.record(group, now_ns);
+        }
+        let errors = self.counts.errors - before.errors;
+        let not_found = self.counts.not_found - before.not_found;
+        self.counts.completed += ended.len() as u64 - errors;
+        if let Some(window) = self.window() {
+            window.errors += errors;
+            window.not_found += not_found;
+        }
+    }
+
+    #[inline(always)]
+    fn end(&mut self, operation: &Operation, response: &Response, now_ns: u64) {
+        let kind = operation.kind;
+        let outcome = response.answer_to(kind.is_put());
+        if kind.is_judged() {
+            self.judge(operation, outcome);
+        }
+        match outcome {
+            Some(Outcome::NotFound) => self.counts.not_found += 1,
+            Some(_) => {}
+            None => {
+                self.counts.errors += 1;
+                self.issued_ns = self.issued_ns.wrapping_sub(operation.issued_ns);
+                return;
+            }
+        }
+        let (intended_ns, issued_ns) = (operation.intended_ns, operation.issued_ns);
+        let alike = &self.alike[kind.group()];
+        if (alike.intended_ns, alike.issued_ns) != (intended_ns, issued_ns) {
+            self.record(kind.group(), now_ns);
+            self.alike[kind.group()] = Alike {
+                intended_ns,
+                issued_ns,
+                count: 0,
+            };
+        }
+        self.alike[kind.group()].count += 1;
+    }
+
+    /// Judges the outcome of a get, or of an operation on a private key.
+    #[inline(always)]
+    fn judge(&mut self, operation: &Operation, outcome: Option<Outcome>) {
+        let access = self.spec.pattern.accesses.get(operation.access as usize);
+        let (Some(verifier), Some(access)) = (&mut self.spec.verifier, access) else {
             return;
         };
-        self.counts.completed += 1;
-        if outcome == Outcome::NotFound {
-            self.counts.not_found += 1;
-            self.window()
-                .into_iter()
-                .for_each(|window| window.not_found += 1);
+        let moment = operation.moment;
+        match outcome {
+            outcome if operation.kind.is_private() => verifier.end_private(access, outcome),
+            Some(Outcome::GetOk { value }) => verifier.judge_read(access, moment, Some(value)),
+            Some(Outcome::NotFound) => verifier.judge_read(access, moment, None),
+            _ => {}
         }
-        let latency_ns = now_ns.saturating_sub(operation.intended_ns);
-        if latency_ns != self.alike[kind as usize].latency_ns {
-            self.record(kind);
-            self.alike[kind as usize].latency_ns = latency_ns;
-        }
-        let alike = &mut self.alike[kind as usize];
-        alike.count += 1;
-        alike.held_ns += operation.issued_ns - operation.intended_ns;
     }
 
-    /// Records the round trips of a kind that [`alike`](Self::alike) holds, if any.
+    /// Records the round trips of a group that [`alike`](Self::alike) holds, if any.
     #[inline(always)]
-    fn record(&mut self, kind: Kind) {
-        if self.alike[kind as usize].count > 0 {
-            self.record_alike(kind);
+    fn record(&mut self, group: usize, now_ns: u64) {
+        if self.alike[group].count > 0 {
+            self.record_alike(group, now_ns);
         }
     }
 
-    /// Records the round trips of a kind, if they ended in a window.
+    /// Takes the round trips of a group, which end now, from the books, and records them if a
+    /// window is open.
     #[inline(never)]
-    fn record_alike(&mut self, kind: Kind) {
+    fn record_alike(&mut self, group: usize, now_ns: u64) {
         let Alike {
-            latency_ns,
+            intended_ns,
+            issued_ns,
             count,
-            held_ns,
-        } = std::mem::take(&mut self.alike[kind as usize]);
+        } = std::mem::take(&mut self.alike[group]);
+        self.issued_ns = self.issued_ns.wrapping_sub(count.wrapping_mul(issued_ns));
         let Some(window) = self.window() else { return };
-        let histogram = match kind {
-            Kind::LocalGet => &mut window.local.gets,
-            Kind::LocalPut => &mut window.local.puts,
-            Kind::RemoteGet => &mut window.remote.gets,
-            Kind::RemotePut => &mut window.remote.puts,
+        let histogram = match group {
+            Kind::LOCAL_GETS => &mut window.local.gets,
+            Kind::LOCAL_PUTS => &mut window.local.puts,
+            Kind::REMOTE_GETS => &mut window.remote.gets,
+            _ => &mut window.remote.puts,
         };
-        histogram.record_many(latency_ns, count);
-        window.open_loop.held_ns += u128::from(held_ns);
-    }
-}
-
-/// Returns whether `outcome` answers a put (`is_put`) or a get.
-const fn answers(outcome: Outcome, is_put: bool) -> bool {
-    match outcome {
-        Outcome::PutOk => is_put,
-        Outcome::GetOk { .. } | Outcome::NotFound => !is_put,
-        Outcome::Refused => false,
+        histogram.record_many(now_ns.saturating_sub(intended_ns), count);
+        window.open_loop.held_ns += u128::from(count * (issued_ns - intended_ns));
     }
 }
 

@@ -191,6 +191,18 @@ impl Response {
             _ => None,
         }
     }
+
+    /// Returns the outcome of a put (`is_put`) or a get; `None` if the request was refused, or if
+    /// the bytes do not answer such a request.
+    #[inline(always)]
+    pub const fn answer_to(&self, is_put: bool) -> Option<Outcome> {
+        match (is_put, self.status, self.value) {
+            (true, PUT_OK, 0) => Some(Outcome::PutOk),
+            (false, GET_OK, value) => Some(Outcome::GetOk { value }),
+            (false, GET_NOT_FOUND, 0) => Some(Outcome::NotFound),
+            _ => None,
+        }
+    }
 }
 
 #[cfg(test)]
@@ -234,6 +246,31 @@ mod tests {
                     .unwrap()
                     .outcome(),
                 Some(outcome)
+            );
+        }
+    }
+
+    #[test]
+    fn an_outcome_answers_a_put_or_a_get_and_a_refusal_neither() {
+        for (outcome, put, get) in [
+            (Outcome::PutOk, true, false),
+            (Outcome::GetOk { value: 7 }, false, true),
+            (Outcome::NotFound, false, true),
+            (Outcome::Refused, false, false),
+        ] {
+            let answer = |is_put| Response::new(outcome).answer_to(is_put);
+            assert_eq!(
+                (answer(true), answer(false)),
+                (put.then_some(outcome), get.then_some(outcome))
+            );
+            let garbled = Response {
+                value: 9,
+                ..Response::new(outcome)
+            };
+            let is_found = matches!(outcome, Outcome::GetOk { .. });
+            assert_eq!(
+                (garbled.answer_to(true), garbled.answer_to(false)),
+                (None, is_found.then_some(Outcome::GetOk { value: 9 }))
             );
         }
     }

@@ -1,6 +1,8 @@
 //! [`Operation`]: the record of an outstanding operation. The path that carries the operation keeps
 //! it.
 
+use std::num::NonZero;
+
 /// An operation from its issue to its end. It cannot be copied, so no path can end it twice.
 #[derive(Debug)]
 pub struct Operation {
@@ -29,49 +31,74 @@ impl Operation {
 #[cfg(test)]
 impl Operation {
     /// Makes an operation whose `access` distinguishes it from others.
-    pub(crate) const fn numbered(access: u32) -> Self {
+    pub(crate) fn numbered(access: u32) -> Self {
         Self {
             access,
             moment: 0,
             intended_ns: 0,
             issued_ns: 0,
             place: 0,
-            kind: Kind::RemoteGet,
+            kind: Kind::GET.to(true),
         }
     }
 }
 
-/// The kind of an operation. It has 32 bits, so that an [`Operation`] has no padding, which would
-/// split its copy into several.
+/// The kind of an operation, as bits. It has 32 bits, so that an [`Operation`] has no padding, which
+/// would split its copy into several; and it is never 0, so that an `Option<Operation>` is no longer
+/// than an [`Operation`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u32)]
-pub(crate) enum Kind {
-    LocalGet,
-    LocalPut,
-    RemoteGet,
-    RemotePut,
-}
+pub(crate) struct Kind(NonZero<u32>);
+
+const _: () = assert!(size_of::<Option<Operation>>() == 32);
 
 impl Kind {
-    pub(crate) const ALL: [Self; 4] = [
-        Self::LocalGet,
-        Self::LocalPut,
-        Self::RemoteGet,
-        Self::RemotePut,
-    ];
+    const PUT_BIT: u32 = 1;
+    const REMOTE_BIT: u32 = 2;
+    const PRIVATE_BIT: u32 = 4;
 
+    pub(crate) const GET: Self = Self::of(0);
+    pub(crate) const PUT: Self = Self::of(Self::PUT_BIT);
+    pub(crate) const PRIVATE_GET: Self = Self::of(Self::PRIVATE_BIT);
+    pub(crate) const PRIVATE_PUT: Self = Self::of(Self::PRIVATE_BIT | Self::PUT_BIT);
+
+    pub(crate) const LOCAL_GETS: usize = 0;
+    pub(crate) const LOCAL_PUTS: usize = 1;
+    pub(crate) const REMOTE_GETS: usize = 2;
+
+    /// Number of groups of operations, whose round trips are recorded separately.
+    pub(crate) const GROUPS: usize = 4;
+
+    /// Makes the kind with these bits, and one more above them.
+    const fn of(bits: u32) -> Self {
+        Self(NonZero::<u32>::MIN.saturating_add(7 + bits))
+    }
+
+    /// Returns the kind with the rank: another one, or the client's own.
     #[inline(always)]
-    pub(crate) const fn new(is_remote: bool, is_put: bool) -> Self {
-        match (is_remote, is_put) {
-            (false, false) => Self::LocalGet,
-            (false, true) => Self::LocalPut,
-            (true, false) => Self::RemoteGet,
-            (true, true) => Self::RemotePut,
-        }
+    pub(crate) fn to(self, is_remote: bool) -> Self {
+        Self(self.0 | (u32::from(is_remote) * Self::REMOTE_BIT))
+    }
+
+    /// Returns the group of the kind.
+    #[inline(always)]
+    pub(crate) const fn group(self) -> usize {
+        (self.0.get() & (Self::PUT_BIT | Self::REMOTE_BIT)) as usize
     }
 
     #[inline(always)]
     pub(crate) const fn is_put(self) -> bool {
-        self as u32 % 2 == 1
+        self.0.get() & Self::PUT_BIT != 0
+    }
+
+    #[inline(always)]
+    pub(crate) const fn is_private(self) -> bool {
+        self.0.get() & Self::PRIVATE_BIT != 0
+    }
+
+    /// Returns whether the verification judges the outcome. It does so of all but puts of shared
+    /// keys.
+    #[inline(always)]
+    pub(crate) const fn is_judged(self) -> bool {
+        self.0.get() & (Self::PUT_BIT | Self::PRIVATE_BIT) != Self::PUT_BIT
     }
 }

@@ -71,7 +71,7 @@ impl Shard {
     /// another shard, and a malformed request.
     #[inline]
     pub fn apply(&mut self, request: &Request) -> Response {
-        Response::new(self.outcome(request))
+        self.response(request)
     }
 
     /// Executes a request. If values have tails, reads the tail of a put's value from `tail`, or
@@ -82,20 +82,26 @@ impl Shard {
         request: &Request,
         tail: impl FnOnce() -> Tail<'a>,
     ) -> Response {
-        let outcome = self.outcome(request);
+        let response = self.response(request);
         if self.tail_bytes > 0 {
-            self.move_tail(request.key(), outcome, tail());
+            self.move_tail(request.key(), response.outcome(), tail());
         }
-        Response::new(outcome)
+        response
     }
 
     #[inline(never)]
-    fn move_tail(&mut self, key: u64, outcome: Outcome, tail: Tail<'_>) {
+    fn move_tail(&mut self, key: u64, outcome: Option<Outcome>, tail: Tail<'_>) {
         match outcome {
-            Outcome::PutOk => tail.read(self.tail(key)),
-            Outcome::GetOk { .. } => tail.write(self.tail(key)),
-            Outcome::NotFound | Outcome::Refused => {}
+            Some(Outcome::PutOk) => tail.read(self.tail(key)),
+            Some(Outcome::GetOk { .. }) => tail.write(self.tail(key)),
+            _ => {}
         }
+    }
+
+    /// Returns whether this shard would hold `key`, if a store had it.
+    #[inline(always)]
+    pub fn owns(&self, key: u64) -> bool {
+        owner_of(key, self.shards) == self.shard
     }
 
     fn tail(&mut self, key: u64) -> &mut [u8] {
@@ -105,9 +111,12 @@ impl Shard {
             .unwrap_or_default()
     }
 
-    fn outcome(&mut self, request: &Request) -> Outcome {
+    /// Executes a request without the tail. Each arm makes its response, so that none is decoded to
+    /// an outcome and encoded again.
+    #[inline(always)]
+    fn response(&mut self, request: &Request) -> Response {
         let key = request.key();
-        let is_mine = key < self.keys && owner_of(key, self.shards) == self.shard;
+        let is_mine = key < self.keys && self.owns(key);
         let slot = if is_mine {
             self.values
                 .get_mut((key as u32 / self.shards as u32) as usize)
@@ -115,17 +124,18 @@ impl Shard {
             None
         };
         let Some(slot) = slot else {
-            return Outcome::Refused;
+            return Response::new(Outcome::Refused);
         };
         match request.op() {
             Some(Op::Put { value, .. }) => {
                 *slot = Some(value);
-                Outcome::PutOk
+                Response::new(Outcome::PutOk)
             }
-            Some(Op::Get { .. }) => {
-                slot.map_or(Outcome::NotFound, |value| Outcome::GetOk { value })
-            }
-            None => Outcome::Refused,
+            Some(Op::Get { .. }) => match *slot {
+                Some(value) => Response::new(Outcome::GetOk { value }),
+                None => Response::new(Outcome::NotFound),
+            },
+            None => Response::new(Outcome::Refused),
         }
     }
 }
