@@ -50,10 +50,11 @@ impl<W> Backlog<W> {
         path: usize,
         request: Request,
         whom: W,
-    ) -> Result<(), BackendError> {
+    ) -> Result<(), Box<BackendError>> {
         let Some(queue) = self.queues.get_mut(path) else {
             let why = format!("there is no path {path}");
-            return Err(BackendError::transport("a call to another thread", why));
+            let error = BackendError::transport("a call to another thread", why);
+            return Err(Box::new(error));
         };
         queue.push_back((request, whom));
         self.waiting += 1;

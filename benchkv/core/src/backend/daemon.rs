@@ -65,14 +65,17 @@ impl Local {
     /// failed.
     #[inline(always)]
     fn answer(&mut self, whom: Caller, response: Option<Response>) {
-        match (whom, &mut self.ring) {
-            (Caller::Ipc(token, _), _) => answer_client(&mut self.clients, token, response),
-            (Caller::Daemon(token, _), _) => {
+        match whom {
+            Caller::Ipc(token, _) => answer_client(&mut self.clients, token, response),
+            Caller::Daemon(token, _) => {
                 let hop = response.map_or(Hop::Failed, Hop::Response);
                 answer_daemon(&mut self.shards, token, hop);
             }
-            (Caller::Ring(token, _), Some(ring)) => answer_client(ring, token, response),
-            (Caller::Ring(..), None) => {}
+            Caller::Ring(token, _) => {
+                if let Some(ring) = &mut self.ring {
+                    answer_client(ring, token, response);
+                }
+            }
         }
     }
 
@@ -238,8 +241,8 @@ impl KvDaemon {
         let mut room_to_hold = permitted.most_held.saturating_sub(self.held.len());
         let serves = permitted.takes_requests && !self.own_wait;
         let serve = |request: &Request, tail: &mut [u8]| {
-            let is_here = request.rank() as usize == self.plan.rank
-                && owner_of(request.key(), self.plan.job.topology.daemons) == self.daemon;
+            let is_here =
+                request.rank() as usize == self.plan.rank && self.store.owns(request.key());
             self.own_wait |= is_here && !serves;
             (serves && is_here).then(|| {
                 served += 1;
@@ -345,9 +348,9 @@ impl KvDaemon {
         if request.bytes_behind(self.tail.len()) > 0 {
             self.plan.values.write(place, &self.tail);
         }
-        self.local
-            .shards
-            .call(owner, request.at(place), Waiting::Remote(incoming, place))
+        let waiting = Waiting::Remote(incoming, place);
+        self.local.shards.call(owner, request.at(place), waiting)?;
+        Ok(())
     }
 
     fn serve_ring(&mut self) -> Result<usize, BackendError> {
@@ -415,16 +418,17 @@ impl KvDaemon {
     /// of the other daemons.
     fn serve_daemons(&mut self) -> Result<usize, BackendError> {
         let shards = &mut self.local.shards;
-        let answer = |waiting, response| match (waiting, self.remote.as_mut()) {
-            (Waiting::Ipc(token), _) => answer_client(&mut self.local.clients, token, response),
-            (Waiting::Remote(incoming, place), Some(remote)) => {
+        let answer = |waiting, response| match waiting {
+            Waiting::Ipc(token) => answer_client(&mut self.local.clients, token, response),
+            Waiting::Remote(incoming, place) => {
                 if !self.tail.is_empty() {
                     self.plan.values.read(place, &mut self.tail);
                     self.places.push(place);
                 }
-                remote.answer(incoming, response, &self.tail);
+                if let Some(remote) = &mut self.remote {
+                    remote.answer(incoming, response, &self.tail);
+                }
             }
-            (Waiting::Remote(..), None) => {}
         };
         if !self.plan.job.topology.daemons_pass_on() {
             let serve = |request: &Request| serve(&mut self.store, &self.plan, request);

@@ -261,6 +261,14 @@ impl BackendError {
     }
 }
 
+/// Takes an error out of its box. Functions whose callers check each result for an error return it
+/// in a box, because such a result is in a register.
+impl From<Box<BackendError>> for BackendError {
+    fn from(error: Box<Self>) -> Self {
+        *error
+    }
+}
+
 /// Adds the action that failed to an error, while a rank is set up.
 pub(crate) trait OrSetup<T> {
     fn or_setup(self, what: impl Into<String>) -> Result<T, BackendError>;

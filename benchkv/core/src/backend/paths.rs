@@ -106,7 +106,7 @@ impl ClientPaths {
             // A request that finds no room waits in the backlog of `remote`; the queue depth bounds
             // the number of waiting requests.
             let called = remote.call(link, request, (note, request.place()));
-            return called.map_err(|error| IssueError::Down(Box::new(error)));
+            return called.map_err(IssueError::Down);
         }
         // If there is one ring, it takes all keys; otherwise each ring takes the keys that its
         // daemon owns.

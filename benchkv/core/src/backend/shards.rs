@@ -59,17 +59,18 @@ impl<W> Shards<W> {
     }
 
     /// Sends a request to another daemon, after the requests that already wait for room.
+    #[inline(always)]
     pub(super) fn call(
         &mut self,
         daemon: usize,
         request: Request,
         whom: W,
-    ) -> Result<(), BackendError> {
+    ) -> Result<(), Box<BackendError>> {
         let whom = if self.backlog.is_empty(daemon) {
             match send(&mut self.node, daemon, &request, whom) {
                 Ok(()) => return Ok(()),
                 Err(SendError::Full(whom)) => whom,
-                Err(SendError::Down(error)) => return Err(error),
+                Err(SendError::Down(error)) => return Err(Box::new(error)),
             }
         } else {
             whom
@@ -110,6 +111,7 @@ impl<W> Shards<W> {
     }
 }
 
+#[inline(always)]
 fn send<W>(
     node: &mut Node<Hop, W>,
     daemon: usize,

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use copyrpc::{
-    CallError, CallFailure, CloseReason, Context, ContextBuilder, Endpoint, EndpointConfig,
-    ExchangeRecord, PendingEndpoint, RecvBytes, RecvHandle, Reply, Stats,
+    CallError, CallFailure, CallToken, CloseReason, Context, ContextBuilder, Endpoint,
+    EndpointConfig, ExchangeRecord, PendingEndpoint, RecvBytes, RecvHandle, Reply, Stats,
 };
 use copyrpc_shm::sleep::{Due, POLL_SLICE, Sleeper, Watch};
 use zerocopy::{FromBytes, IntoBytes};
@@ -94,7 +94,7 @@ impl<C> LinkSet<C> for Links<C> {
             .blueflame_batch(plan.has(Feature::BlueflameBatch));
         let context = builder.build_on(device.open()?);
         let context: Context<C> = context.or_setup("the RDMA context")?;
-        let link = |peer: &Peer| {
+        let link = |peer: &Peer| -> Result<_, BackendError> {
             let pending = context.create_endpoint(&config);
             Ok(Link {
                 peer: *peer,
@@ -142,11 +142,12 @@ impl<C> LinkSet<C> for Links<C> {
         else {
             return Err(SendError::Full(whom));
         };
-        let (bytes, answer_bytes) = match self.values.tail_bytes() {
-            0 => (request.as_bytes(), size_of::<Response>()),
-            tail_bytes => sized(request, &self.values, &mut self.message, tail_bytes),
+        // Without tails, all lengths are constants, which shortens the code of the call.
+        let called = match self.values.tail_bytes() {
+            0 => endpoint.call(request.as_bytes(), whom, size_of::<Response>()),
+            _ => call_with_tail(endpoint, request, whom, &self.values, &mut self.message),
         };
-        match endpoint.call(bytes, whom, answer_bytes) {
+        match called {
             Ok(_) => Ok(()),
             Err(CallError::RingFull(whom) | CallError::InsufficientCredit(whom)) => {
                 Err(SendError::Full(whom))
@@ -195,9 +196,10 @@ impl<C> LinkSet<C> for Links<C> {
                 return drop(reply.refuse());
             };
             match serve(&request, tail) {
-                Some(response) => {
-                    drop(reply.send(answer_bytes(&response, asked, tail_bytes, |_| ())))
+                Some(response) if response.bytes_behind(tail_bytes) == 0 => {
+                    drop(reply.send(response.as_bytes()));
                 }
+                Some(response) => reply_with_tail(reply, &response, asked),
                 None => {
                     let behind = request.bytes_behind(tail_bytes);
                     keep(
@@ -236,9 +238,11 @@ impl<C> LinkSet<C> for Links<C> {
         let Some(response) = response else {
             return drop(handle.refuse());
         };
+        if response.bytes_behind(tail.len()) == 0 {
+            return drop(handle.reply(response.as_bytes()));
+        }
         let fill = |to: &mut [u8]| copy(to, tail);
-        let bytes = answer_bytes(&response, &mut self.message, tail.len(), fill);
-        drop(handle.reply(bytes));
+        drop(handle.reply(with_tail(response.as_bytes(), &mut self.message, fill)));
     }
 
     fn flush(&mut self) -> Result<(), BackendError> {
@@ -325,41 +329,31 @@ fn with_tail<'a>(head: &[u8], message: &'a mut [u8], fill: impl FnOnce(&mut [u8]
     message
 }
 
-/// Returns the message of a request to a store whose values have tails, and the maximum length of
-/// its answer.
+/// Sends a request to a store whose values have tails: a put with the tail, and a get with room for
+/// the tail in its answer.
 #[inline(never)]
-fn sized<'a>(
-    request: &'a Request,
+fn call_with_tail<C>(
+    endpoint: &Endpoint<C>,
+    request: &Request,
+    whom: C,
     values: &Values,
-    message: &'a mut [u8],
-    tail_bytes: usize,
-) -> (&'a [u8], usize) {
-    match request.bytes_behind(tail_bytes) {
-        // The request is a get, which sends no value.
-        0 => (request.as_bytes(), size_of::<Response>() + tail_bytes),
-        _ => (
-            with_tail(request.as_bytes(), message, |tail| {
-                values.read(request.place(), tail)
-            }),
-            size_of::<Response>(),
-        ),
-    }
+    message: &mut [u8],
+) -> Result<CallToken, CallError<C>> {
+    let (bytes, answer_bytes) = if request.is_put() {
+        let fill = |tail: &mut [u8]| values.read(request.place(), tail);
+        let message = with_tail(request.as_bytes(), message, fill);
+        (message, size_of::<Response>())
+    } else {
+        let answer_bytes = size_of::<Response>() + values.tail_bytes();
+        (request.as_bytes(), answer_bytes)
+    };
+    endpoint.call(bytes, whom, answer_bytes)
 }
 
-/// Encodes an answer. If the answer has a found value and values have tails of `tail_bytes` bytes,
-/// `fill` writes the tail.
-#[inline]
-fn answer_bytes<'a>(
-    response: &'a Response,
-    message: &'a mut [u8],
-    tail_bytes: usize,
-    fill: impl FnOnce(&mut [u8]),
-) -> &'a [u8] {
-    if response.bytes_behind(tail_bytes) == 0 {
-        response.as_bytes()
-    } else {
-        with_tail(response.as_bytes(), message, fill)
-    }
+/// Answers a get that has found a value whose tail is at the end of `message`.
+#[inline(never)]
+fn reply_with_tail<C>(reply: Reply<'_, C>, response: &Response, message: &mut [u8]) {
+    drop(reply.send(with_tail(response.as_bytes(), message, |_| ())));
 }
 
 /// Returns whether the call of this failure was lost with its connection or at its peer.

@@ -204,11 +204,13 @@ macro_rules! carriers {
 
             #[inline]
             fn answer(&mut self, incoming: Incoming<C>, response: Option<Response>, tail: &[u8]) {
-                match (self, incoming.0) {
-                    $((Self::$kind(links), Handle::$kind(handle)) => links.answer(handle, response, tail),)+
-                    // A handle is given only to the carrier that made it, so this arm is not
-                    // reached.
-                    _ => {}
+                // A handle is given only to the carrier that made it.
+                match self {
+                    $(Self::$kind(links) => {
+                        if let Handle::$kind(handle) = incoming.0 {
+                            links.answer(handle, response, tail);
+                        }
+                    })+
                 }
             }
         }
@@ -332,7 +334,7 @@ impl<C> Remote<C> {
         link: usize,
         request: Request,
         whom: C,
-    ) -> Result<(), BackendError> {
+    ) -> Result<(), Box<BackendError>> {
         let whom = if self.backlog.is_empty(link) {
             match each!(&mut self.links, links => links.send(link, &request, whom)) {
                 Ok(()) => {
@@ -340,7 +342,7 @@ impl<C> Remote<C> {
                     return Ok(());
                 }
                 Err(SendError::Full(whom)) => whom,
-                Err(SendError::Down(error)) => return Err(error),
+                Err(SendError::Down(error)) => return Err(Box::new(error)),
             }
         } else {
             whom
@@ -376,7 +378,11 @@ impl<C> Remote<C> {
             arrived.push_back(Arrived {
                 request,
                 incoming,
-                tail: tail.into(),
+                tail: if tail.is_empty() {
+                    Box::default()
+                } else {
+                    tail.into()
+                },
             });
         })?;
         self.answered += polled.answers as u64;
@@ -387,7 +393,9 @@ impl<C> Remote<C> {
     #[inline]
     pub(super) fn recv(&mut self, tail: &mut [u8]) -> Option<(Request, Incoming<C>)> {
         let arrived = self.arrived.pop_front()?;
-        copy(tail, &arrived.tail);
+        if !arrived.tail.is_empty() {
+            copy(tail, &arrived.tail);
+        }
         Some((arrived.request, arrived.incoming))
     }
 
