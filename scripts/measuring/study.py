@@ -216,11 +216,14 @@ def starts():
 
 def lasting():
     """The table of jobs of 8 nodes in the low state that are watched for longer, by the time of a round: their rate, or when they left it."""
-    job = lambda last, time, cpu: swept(8, RAMP + [32] * last, *MANY, cpu=f"{FITTED},{cpu}", time=time, is_cheap=False)
+    job = lambda last, time, cpu, *more: swept(8, RAMP + [32] * last, *(more or MANY), cpu=f"{FITTED},{cpu}", time=time, is_cheap=False)
+    stop = (*MANY, "--pause", "0@12ms+1ms")
+    batches = ("--batches-in-flight", 256)
 
     def shown(result):
         times = [run["total_rps"] / 1e6 for run in result["runs"][len(RAMP):]]
-        left = next((number for number, rate in enumerate(times) if rate > 30), None)
+        # The run in which a host that stood still runs again has a rate that is too high.
+        left = next((number for number in range(len(times)) if min(times[number:]) > 30), None)
         ms = result["options"]["duration_s"] * 1e3
         return f"{times[-1]:.1f}" if left is None else f"left after {left * ms:.0f} to {(left + 1) * ms:.0f} ms"
 
@@ -229,9 +232,11 @@ def lasting():
         "25 ms": {ns: job(25, "1ms", f"round={ns}") for ns in rounds},
         "250 ms": {ns: job(25, "10ms", f"round={ns}") for ns in rounds if ns < 700},
         "1 s": {60: job(27, "38ms", "round=60")},
+        "50 ms, 256 batches": {60: job(10, "5ms", "round=60", *batches)},
+        "25 ms, a host stands still for 1 ms": {60: job(20, "1ms", "round=60", *stop), 500: job(20, "1ms", "round=500", *stop)},
         "10 ms, CPU times vary by up to 30 %": {60: job(10, "1ms", "round=60,noise=30")},
         "10 ms, CPU times vary by up to 90 %": {60: job(10, "1ms", "round=60,noise=90")},
-        "50 ms, CPU times vary by up to 90 %": {60: job(10, "5ms", "round=60,noise=90")},
+        "50 ms, CPU times vary by up to 90 %": {ns: job(10, "5ms", f"round={ns},noise=90") for ns in (60, 500)},
     }
     return {row: {f"round={ns}": (jobs[ns], shown) if ns in jobs else "-" for ns in rounds} for row, jobs in rows.items()}
 
@@ -249,9 +254,10 @@ def daemons():
 
 def rival():
     """The table of CPUs that limit a node in place of the NIC: by the messages that a daemon moves, or by its completions."""
-    nodes = {f"NP {ranks}": ranks for ranks in (2, 4, 8, 16)}
+    nodes = {f"NP {ranks}": ranks for ranks in RANKS}
     jobs = {
-        "direct, depth 1": lambda ranks, cpu: (Point(ranks, *VARIANTS["direct"], cpu=cpu, is_cheap=False, **NO_CEILING), rate),
+        # Of 32 nodes for a shorter time, as the job is large.
+        "direct, depth 1": lambda ranks, cpu: (Point(ranks, *VARIANTS["direct"], cpu=cpu, is_cheap=False, **({} if ranks < 32 else {"time": "300us", "warmup": "300us"}), **NO_CEILING), rate),
         "delegation, depth 1": lambda ranks, cpu: (Point(ranks, cpu=cpu, is_cheap=ranks == 8, **NO_CEILING), rate),
         "delegation, depth 32, all at once": lambda ranks, cpu: (Point(ranks, *MANY, depth=32, cpu=cpu, time="5ms", warmup="2ms", is_cheap=False, **NO_CEILING), rate),
         "delegation, depth 32, from below": lambda ranks, cpu: (swept(ranks, RAMP + [32] * 5, *MANY, cpu=cpu, is_cheap=ranks == 8, **NO_CEILING), rates(-1)),
@@ -263,8 +269,21 @@ def rival():
     }
     table = {row: {column: f"{figures[ranks]:.1f}" if ranks in figures else "-" for column, ranks in nodes.items()} for row, figures in published.items()}
     for cpu in ("message=450", f"{FITTED},completion=450"):
-        table |= {f"{cpu}: {row}": {column: job(ranks, cpu) for column, ranks in nodes.items()} for row, job in jobs.items()}
+        table |= {f"{cpu}: {row}": {column: job(ranks, cpu) if ranks < 32 or (cpu, row) == ("message=450", "direct, depth 1") else "-" for column, ranks in nodes.items()} for row, job in jobs.items()}
+    # A higher cost of each WRITE that a daemon sends, and a longer round.
+    for cpu in (f"{FITTED},write=450", f"{FITTED},round=450"):
+        shown = ("delegation, depth 1", "delegation, depth 32, from below")
+        table |= {f"{cpu}: {row}": {column: jobs[row](ranks, cpu) if ranks == 8 else "-" for column, ranks in nodes.items()} for row in shown}
     return table
+
+
+def bounds():
+    """The table of jobs of 8 nodes at depth 32 with 512 batches, by the time that a queue takes for a receive."""
+    rows = {
+        "from below": lambda queue_ns: (swept(8, RAMP + [32] * 15, *MANY, nic=f"queue={queue_ns}", is_cheap=queue_ns == 350), mean_of(15, None)),
+        "all at once": lambda queue_ns: (Point(8, *MANY, depth=32, cpu=FITTED, nic=f"queue={queue_ns}", time="5ms", warmup="2ms", is_cheap=False), mean_of(0, None)),
+    }
+    return {row: {f"queue={queue_ns}": job(queue_ns) for queue_ns in (300, 350, 400, 450, CEILING, 700)} for row, job in rows.items()}
 
 
 def jumps():
@@ -280,6 +299,7 @@ def lifted():
         "NP 8, depth 32, 512 batches": (8, RAMP + [32] * 18, MANY),
         "NP 8, depth 8": (8, [1, 2, 3, 4, 6] + [8] * 18, ()),
         "NP 16, depth 32, 512 batches": (16, RAMP + [32] * 18, MANY),
+        "NP 8, depth 32, 256 batches": (8, RAMP + [32] * 18, ("--batches-in-flight", 256)),
     }
     rows = ["hold 10 us", "adaptive hold", "poll budget 16, a poll takes 1000 ns"]
     rows += ["poll budget 16 up to 37 completions", "poll budget 16 up to 37 completions, a poll takes 1000 ns"]
@@ -288,6 +308,7 @@ def lifted():
         "NP 8, depth 32, 512 batches": rows,
         "NP 8, depth 8": ("hold 10 us", "coalesce 6 us", "flush every 8", "window completion:1"),
         "NP 16, depth 32, 512 batches": ("window completion:1",),
+        "NP 8, depth 32, 256 batches": ("hold 10 us", "window completion:1"),
     }
 
     def cell(row, column):
@@ -387,6 +408,10 @@ def tables():
     # Of 32 nodes `direct` with two daemons takes longer than the rest of the table.
     topologies = by_nodes({**TOPOLOGIES, "direct": VARIANTS["direct"], "direct, 2 daemons": (*VARIANTS["direct"], "--server-threads", 2)})
     topologies["direct, 2 daemons"]["NP 32"] = "-"
+    # The bound of a whole NIC is taken away.
+    for name in ("meta, 2 daemons", "meta, 2 daemons, window", "sharded, 2 daemons", "sharded, 2 daemons, window"):
+        topologies[f"{name}, receive=0"] = {column: (Point(8, *TOPOLOGIES[name], nic="receive=0"), rate) if ranks == 8 else "-" for column, ranks in nodes.items()}
+    topologies["direct, 2 daemons, receive=0"] = {column: (Point(8, *VARIANTS["direct"], "--server-threads", 2, nic="receive=0"), rate) if ranks == 8 else "-" for column, ranks in nodes.items()}
     two = {"delegation": (), "window": WINDOWED}
     halves = sensitivity()
     hops = {f"link={link}, {backend}": (link, backend) for link in (700, 1400, 2000) for backend in ("meta", "delegation")}
@@ -411,6 +436,7 @@ def tables():
         "hysteresis": hysteresis(),
         "starts": starts(),
         "lasting": lasting(),
+        "bounds": bounds(),
         "rival": rival(),
         "jumps": jumps(),
         "lifted": lifted(),
@@ -562,7 +588,7 @@ PLOTS = {
     "hysteresis": (
         "study-hysteresis",
         "operations outstanding of each client",
-        {"NP 8, up": "#ff725c", "NP 8, down": "#3ca951", "NP 16, up": "#9c6b4e", "NP 16, down": "#4269d0"},
+        {"NP 8, 512 batches, up": "#ff725c", "NP 8, 512 batches, down": "#3ca951", "NP 16, 512 batches, up": "#9c6b4e", "NP 16, 512 batches, down": "#4269d0"},
     ),
     "ceiling": (
         "study",
