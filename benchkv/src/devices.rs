@@ -13,10 +13,7 @@ use mlx5::verbs::VerbsError;
 /// The value of `--device`: one device, or several devices of libibverbs. Daemon and client number
 /// k open device k modulo the number of devices.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Devices {
-    first: DeviceChoice,
-    others: Vec<DeviceChoice>,
-}
+pub struct Devices(Vec<DeviceChoice>);
 
 impl Default for Devices {
     fn default() -> Self {
@@ -25,11 +22,8 @@ impl Default for Devices {
 }
 
 impl From<DeviceChoice> for Devices {
-    fn from(first: DeviceChoice) -> Self {
-        Self {
-            first,
-            others: Vec::new(),
-        }
+    fn from(only: DeviceChoice) -> Self {
+        Self(vec![only])
     }
 }
 
@@ -56,33 +50,27 @@ impl FromStr for Devices {
             }
             devices.push(device);
         }
-        let first = devices.remove(0);
-        Ok(Self {
-            first,
-            others: devices,
-        })
+        Ok(Self(devices))
     }
 }
 
 /// Formats the devices as they are typed.
 impl fmt::Display for Devices {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.first.fmt(f)?;
-        self.others
-            .iter()
-            .try_for_each(|device| write!(f, ",{device}"))
+        let devices: Vec<String> = self.0.iter().map(DeviceChoice::to_string).collect();
+        f.write_str(&devices.join(","))
     }
 }
 
 impl Devices {
     /// Iterates over the devices, in the order of the list.
     pub fn iter(&self) -> impl Iterator<Item = &DeviceChoice> {
-        std::iter::once(&self.first).chain(&self.others)
+        self.0.iter()
     }
 
     /// Returns whether the device is `auto`, and so not chosen yet.
     pub fn is_auto(&self) -> bool {
-        self.first == DeviceChoice::Auto
+        self.0 == [DeviceChoice::Auto]
     }
 
     /// Returns the devices to use, for `auto` with the reason; see [`DeviceChoice::resolve`].
@@ -90,13 +78,15 @@ impl Devices {
     /// # Errors
     /// The errors of [`DeviceChoice::resolve`].
     pub fn resolve(self) -> Result<(Self, Option<String>), String> {
-        let (first, why) = self.first.resolve()?;
-        Ok((Self { first, ..self }, why))
+        match <[DeviceChoice; 1]>::try_from(self.0) {
+            Ok([only]) => only.resolve().map(|(device, why)| (device.into(), why)),
+            Err(several) => Ok((Self(several), None)),
+        }
     }
 
     /// Returns whether the device connects only processes of one host.
-    pub const fn is_soft(&self) -> bool {
-        self.first.is_soft()
+    pub fn is_soft(&self) -> bool {
+        self.0.iter().all(DeviceChoice::is_soft)
     }
 
     /// Returns the cores of the NUMA nodes of all devices.
@@ -131,7 +121,7 @@ impl Devices {
         };
         let numbers = 0..topology.daemons.max(topology.clients);
         let used = numbers.filter(|&number| uses(number)).count().max(1);
-        if self.others.len() < used {
+        if self.0.len() <= used {
             return Ok(());
         }
         let why = "threads without connections open no device";
