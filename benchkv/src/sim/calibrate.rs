@@ -1,7 +1,7 @@
 //! `benchkv sim --calibrate`: fits the costs of CPUs to two real jobs of one rank on this machine,
 //! and writes them as a file that `--cpu` reads.
 //!
-//! The jobs have one client and one daemon, each with a core of its own. With [`MANY`] operations
+//! The jobs have one client and one daemon, each with a core of its own. With 32 operations
 //! outstanding both threads always have work, so the median latency depends on their costs: all
 //! costs are the defaults times one factor, with which the simulated job has the latency of the
 //! real job. With one operation outstanding the latency also contains the delay between cores,
