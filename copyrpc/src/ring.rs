@@ -346,6 +346,7 @@ impl<'a> RecvBytes<'a> {
 
     /// Returns a copy of all bytes.
     #[must_use]
+    #[inline]
     pub fn to_vec(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(self.len);
         // SAFETY: `base` has `len` readable bytes, and the vector, which is other memory, has room

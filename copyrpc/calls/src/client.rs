@@ -148,12 +148,17 @@ impl<C: Connection> Client<C> {
         if self.connection.has_ended() {
             self.reconnect(&mut limit)?;
         }
-        let outcome = match self.attempt(kind, request, &mut limit, &mut idle) {
-            Ok(reply) => Ok(reply),
-            Err(refusal) => self.call_again(kind, request, limit, refusal, idle),
-        };
-        self.connection.rest();
-        outcome
+        match self.attempt(kind, request, &mut limit, &mut idle) {
+            Ok(reply) => {
+                self.connection.rest();
+                Ok(reply)
+            }
+            Err(refusal) => {
+                let outcome = self.call_again(kind, request, limit, refusal, idle);
+                self.connection.rest();
+                outcome
+            }
+        }
     }
 
     /// Repeats a call that the connection refused, or that no handler got: the server was closing,
@@ -207,7 +212,13 @@ impl<C: Connection> Client<C> {
     ) -> Result<C::Reply, Refusal<ErrorOf<C>>> {
         self.calls += 1;
         let number = self.calls;
-        let mut call = self.make(kind, request, left(limit.end))?;
+        let mut made = self.make(kind, request, left(limit.end));
+        while let Err(Refusal::NoRoom) = made {
+            self.connection.poll(|_, _| ());
+            idle(self, limit.end());
+            made = self.make(kind, request, left(limit.end()));
+        }
+        let call = made?;
         loop {
             let mut end_of_call = None;
             self.connection.poll(|of, outcome| {
@@ -218,17 +229,12 @@ impl<C: Connection> Client<C> {
             if let Some(outcome) = end_of_call {
                 return outcome.map_err(failed::<C>);
             }
-            // The connection knows the deadline of a call that was made, so `idle` gets the end
-            // only while the call waits for room.
-            idle(self, if call.is_none() { limit.end() } else { None });
-            let Some(made) = call else {
-                call = self.make(kind, request, left(limit.end()))?;
-                continue;
-            };
+            // The connection knows the deadline of a call that was made.
+            idle(self, None);
             if limit.end.is_none() && self.patience.is_clock_due() {
                 left(limit.end())
                     .into_iter()
-                    .for_each(|left| self.connection.end_within(made, left));
+                    .for_each(|left| self.connection.end_within(call, left));
             }
         }
     }
@@ -241,29 +247,23 @@ impl<C: Connection> Client<C> {
         }
     }
 
-    /// Makes the present call and sends it, unless its time has ended. Returns `None` if there was
-    /// no room.
+    /// Makes the present call and sends it, unless its time has ended.
     #[inline(always)]
     fn make(
         &mut self,
         kind: C::Kind,
         request: &C::Request,
         left: Option<Duration>,
-    ) -> Result<Option<C::Call>, Refusal<ErrorOf<C>>> {
+    ) -> Result<C::Call, Refusal<ErrorOf<C>>> {
         if left == Some(Duration::ZERO) {
             return Err(Refusal::Failed(self.connection.late()));
         }
-        match self.connection.call(self.calls, kind, request, left) {
-            Ok(call) => {
-                // The request is flushed here and not by the next poll, because a poll checks for
-                // arrivals before it sends.
-                self.connection.flush();
-                self.patience.reset();
-                Ok(Some(call))
-            }
-            Err(Refusal::NoRoom) => Ok(None),
-            Err(refusal) => Err(refusal),
-        }
+        let call = self.connection.call(self.calls, kind, request, left)?;
+        // The request is flushed here and not by the next poll, because a poll checks for arrivals
+        // before it sends.
+        self.connection.flush();
+        self.patience.reset();
+        Ok(call)
     }
 }
 

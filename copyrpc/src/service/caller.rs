@@ -187,9 +187,10 @@ impl Connection for Caller {
         self.endpoint.end_within(call, left);
     }
 
+    #[inline]
     fn flush(&mut self) {
-        // The flush cannot fail, as this is not inside a poll.
-        let _sent = self.context.flush_endpoints();
+        // This is not inside a poll, so no guard is needed.
+        self.context.inner.flush();
     }
 
     #[inline(always)]

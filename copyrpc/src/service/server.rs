@@ -186,6 +186,7 @@ impl Host {
     /// Does one turn: calls `take`, polls the sockets if it is time to, and sleeps if there was
     /// nothing to do for a while. Returns the number of completions and of requests that `take`
     /// moved.
+    #[inline(always)]
     fn turn(
         &mut self,
         take: impl FnOnce(&Context<()>) -> Result<usize, Reentrant>,
