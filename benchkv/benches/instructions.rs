@@ -64,7 +64,7 @@ const fn operation(
 const OPERATIONS: &[Operation] = &[
     operation(
         "kv_local_depth1",
-        Some(1120),
+        Some(1042),
         "all",
         "benchkv: an operation on the own rank, one at a time",
         |operations| {
@@ -76,7 +76,7 @@ const OPERATIONS: &[Operation] = &[
     ),
     operation(
         "kv_local_depth32",
-        Some(417),
+        Some(374),
         "all",
         "benchkv: the same, 32 at a time",
         |operations| {
@@ -112,42 +112,42 @@ const OPERATIONS: &[Operation] = &[
     ),
     operation(
         "kv_remote_meta",
-        Some(1715),
+        Some(1518),
         "nohca",
         "benchkv: an operation on another rank, meta, without the software HCA",
         meta,
     ),
     operation(
         "kv_remote_delegation",
-        Some(1421),
+        Some(1281),
         "nohca",
         "benchkv: the same, delegation",
         delegation,
     ),
     operation(
         "kv_remote_sharded",
-        Some(1122),
+        Some(1037),
         "nohca",
         "benchkv: the same, sharded",
         sharded,
     ),
     operation(
         "kv_remote_direct",
-        Some(808),
+        Some(729),
         "nohca",
         "benchkv: the same, direct",
         direct,
     ),
     operation(
         "kv_remote_delegation_policy",
-        Some(1463),
+        Some(1319),
         "nohca",
         "benchkv: the same, delegation, with a policy",
         with_policy,
     ),
     operation(
         "kv_remote_delegation_hold",
-        Some(1463),
+        Some(1319),
         "nohca",
         "benchkv: the same, delegation, with answers held",
         with_hold,
