@@ -64,7 +64,7 @@ const fn operation(
 const OPERATIONS: &[Operation] = &[
     operation(
         "kv_local_depth1",
-        Some(1042),
+        Some(1054),
         "all",
         "benchkv: an operation on the own rank, one at a time",
         |operations| {
@@ -119,7 +119,7 @@ const OPERATIONS: &[Operation] = &[
     ),
     operation(
         "kv_remote_delegation",
-        Some(1281),
+        Some(1282),
         "nohca",
         "benchkv: the same, delegation",
         delegation,
@@ -133,21 +133,21 @@ const OPERATIONS: &[Operation] = &[
     ),
     operation(
         "kv_remote_direct",
-        Some(729),
+        Some(730),
         "nohca",
         "benchkv: the same, direct",
         direct,
     ),
     operation(
         "kv_remote_delegation_policy",
-        Some(1319),
+        Some(1320),
         "nohca",
         "benchkv: the same, delegation, with a policy",
         with_policy,
     ),
     operation(
         "kv_remote_delegation_hold",
-        Some(1319),
+        Some(1320),
         "nohca",
         "benchkv: the same, delegation, with answers held",
         with_hold,
