@@ -205,8 +205,8 @@ struct Book {
 /// loop that were issued in one step and ended in another are recorded together.
 #[derive(Debug, Clone, Copy, Default)]
 struct Alike {
-    intended_ns: u64,
-    issued_ns: u64,
+    /// Intended start and issue, in ns.
+    times_ns: (u64, u64),
     count: u64,
 }
 
@@ -678,15 +678,10 @@ impl Book {
                 return;
             }
         }
-        let (intended_ns, issued_ns) = (operation.intended_ns, operation.issued_ns);
-        let alike = &self.alike[kind.group()];
-        if (alike.intended_ns, alike.issued_ns) != (intended_ns, issued_ns) {
+        let times_ns = (operation.intended_ns, operation.issued_ns);
+        if self.alike[kind.group()].times_ns != times_ns {
             self.record(kind.group(), now_ns);
-            self.alike[kind.group()] = Alike {
-                intended_ns,
-                issued_ns,
-                count: 0,
-            };
+            self.alike[kind.group()].times_ns = times_ns;
         }
         self.alike[kind.group()].count += 1;
     }
@@ -719,17 +714,14 @@ impl Book {
     /// window is open.
     #[inline(never)]
     fn record_alike(&mut self, group: usize, now_ns: u64) {
-        let Alike {
-            intended_ns,
-            issued_ns,
-            count,
-        } = std::mem::take(&mut self.alike[group]);
+        let Alike { times_ns, count } = std::mem::take(&mut self.alike[group]);
+        let (intended_ns, issued_ns) = times_ns;
         self.issued_ns = self.issued_ns.wrapping_sub(count.wrapping_mul(issued_ns));
         let Some(window) = self.window() else { return };
         let histogram = match group {
-            Kind::LOCAL_GETS => &mut window.local.gets,
-            Kind::LOCAL_PUTS => &mut window.local.puts,
-            Kind::REMOTE_GETS => &mut window.remote.gets,
+            0 => &mut window.local.gets,
+            1 => &mut window.local.puts,
+            2 => &mut window.remote.gets,
             _ => &mut window.remote.puts,
         };
         histogram.record_many(now_ns.saturating_sub(intended_ns), count);

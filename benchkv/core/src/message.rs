@@ -180,14 +180,11 @@ impl Response {
 
     /// Returns the outcome; `None` if the bytes are not a response.
     pub const fn outcome(&self) -> Option<Outcome> {
-        if self.status == GET_OK {
-            return Some(Outcome::GetOk { value: self.value });
-        }
-        match self.status {
-            _ if self.value != 0 => None,
-            PUT_OK => Some(Outcome::PutOk),
-            GET_NOT_FOUND => Some(Outcome::NotFound),
-            REFUSED => Some(Outcome::Refused),
+        match (self.status, self.value) {
+            (GET_OK, value) => Some(Outcome::GetOk { value }),
+            (PUT_OK, 0) => Some(Outcome::PutOk),
+            (GET_NOT_FOUND, 0) => Some(Outcome::NotFound),
+            (REFUSED, 0) => Some(Outcome::Refused),
             _ => None,
         }
     }

@@ -61,10 +61,6 @@ impl Kind {
     pub(crate) const PRIVATE_GET: Self = Self::of(Self::PRIVATE_BIT);
     pub(crate) const PRIVATE_PUT: Self = Self::of(Self::PRIVATE_BIT | Self::PUT_BIT);
 
-    pub(crate) const LOCAL_GETS: usize = 0;
-    pub(crate) const LOCAL_PUTS: usize = 1;
-    pub(crate) const REMOTE_GETS: usize = 2;
-
     /// Number of groups of operations, whose round trips are recorded separately.
     pub(crate) const GROUPS: usize = 4;
 
@@ -79,7 +75,8 @@ impl Kind {
         Self(self.0 | (u32::from(is_remote) * Self::REMOTE_BIT))
     }
 
-    /// Returns the group of the kind.
+    /// Returns the group of the kind: 0 gets and 1 puts on the client's own rank, 2 gets and 3 puts
+    /// on others.
     #[inline(always)]
     pub(crate) const fn group(self) -> usize {
         (self.0.get() & (Self::PUT_BIT | Self::REMOTE_BIT)) as usize
