@@ -106,18 +106,15 @@ impl<M: Memory> Client<M> {
                 self.activate(epoch, ZoneId::of(epoch, zone), out);
             }
         }
-        match (events.switch, self.state) {
-            (None, _) => Ok(()),
-            (Some(epoch), State::Process { epoch: current, .. }) if epoch == current => {
-                self.switch(epoch, out);
-                Ok(())
-            }
-            (Some(epoch), State::Warmup) => {
-                self.switch(epoch, out);
-                Ok(())
-            }
-            (Some(_), _) => Err(ProtocolError::Event),
+        let Some(epoch) = events.switch else {
+            return Ok(());
+        };
+        match self.state {
+            State::Warmup => self.switch(epoch, out),
+            State::Process { epoch: current, .. } if epoch == current => self.switch(epoch, out),
+            _ => return Err(ProtocolError::Event),
         }
+        Ok(())
     }
 
     /// Takes the response of a slot whose trailer has arrived.
@@ -191,11 +188,10 @@ impl<M: Memory> Client<M> {
         if trailer.len as usize != HEADER_BYTES {
             return Err(ProtocolError::Length(trailer.len));
         }
-        let mut bytes = [0; HEADER_BYTES];
-        self.memory
-            .responses
-            .read(trailer_at - HEADER_BYTES, &mut bytes);
-        let header = ResponseHeader::decode(&bytes).ok_or(ProtocolError::Malformed)?;
+        let bytes = self.memory.responses.header(trailer_at - HEADER_BYTES);
+        let header = bytes
+            .and_then(|bytes| ResponseHeader::decode(&bytes))
+            .ok_or(ProtocolError::Malformed)?;
         let epoch = match header.event {
             Some(Event::Activate { epoch, .. } | Event::Switch { epoch }) => epoch,
             Some(Event::Close) => 0,

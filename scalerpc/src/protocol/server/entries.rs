@@ -95,9 +95,9 @@ impl<M: Memory> Server<M> {
             return;
         }
         let entry = client.index() * ENTRY_BYTES;
-        let announced_at = entry + Announcement::TRAILER_AT;
         // In a WRITE of both halves the announcement is last: if it has arrived, so has the
         // release.
+        let announced_at = entry + Announcement::TRAILER_AT;
         let announced = self.memory.entries.load(announced_at);
         let at = entry + Release::TRAILER_AT;
         let word = self.memory.entries.load(at);
@@ -107,18 +107,14 @@ impl<M: Memory> Server<M> {
             self.memory.entries.exchange(at, word, 0);
             self.on_release(client, Release::decode(&body), Trailer::from_word(word));
         }
-        let (at, word) = (announced_at, announced);
-        if word != 0 {
+        if announced != 0 {
             let mut body = [0; Announcement::BODY_BYTES];
             self.memory
                 .entries
                 .read(entry + Announcement::AT, &mut body);
-            self.memory.entries.exchange(at, word, 0);
-            self.on_announcement(
-                client,
-                Announcement::decode(&body),
-                Trailer::from_word(word),
-            );
+            self.memory.entries.exchange(announced_at, announced, 0);
+            let trailer = Trailer::from_word(announced);
+            self.on_announcement(client, Announcement::decode(&body), trailer);
         }
     }
 
