@@ -70,8 +70,8 @@ DEFECTS = {
             ),
             (
                 f"{CORE}/backend/remote/mod.rs",
-                "                Err(SendError::Full(whom)) => whom,\n                Err(SendError::Down(error)) => return Err(error),\n            }\n        } else {",
-                "                Err(SendError::Full(again)) => whom = again,\n                Err(SendError::Down(error)) => return Err(error),\n            }\n            }\n        } else {",
+                "                Err(SendError::Full(whom)) => whom,\n                Err(SendError::Down(error)) => return Err(Box::new(error)),\n            }\n        } else {",
+                "                Err(SendError::Full(again)) => whom = again,\n                Err(SendError::Down(error)) => return Err(Box::new(error)),\n            }\n            }\n        } else {",
             ),
         ],
     ),
@@ -115,11 +115,11 @@ SCALERPC_DEFECTS = {
     ),
     "slot-lost": (
         "the slot of a call that ran out of time does not become free when its response arrives",
-        [(f"{SCALERPC}/client/calls.rs", "!= slot) {\n            self.free_slot(slot);", "!= slot) {")],
+        [(f"{SCALERPC}/client/calls.rs", "(self.ended | self.ended_later) >> slot & 1 == 0 {\n            self.free_slot(slot);", "(self.ended | self.ended_later) >> slot & 1 == 0 {")],
     ),
     "slot-freed-twice": (
         "it becomes free then, and again when the end of its call is taken",
-        [(f"{SCALERPC}/client/calls.rs", "if self.ended.iter().all(|completion| usize::from(completion.call.0.slot) != slot) {", "{")],
+        [(f"{SCALERPC}/client/calls.rs", "if (self.ended | self.ended_later) >> slot & 1 == 0 {", "{")],
     ),
     "timeout-frees-slot": (
         "the slot of a call that ran out of time is free at once, although its response may still come",
@@ -127,7 +127,7 @@ SCALERPC_DEFECTS = {
     ),
     "number-lost": (
         "a call that ran out of time before it was offered keeps its number",
-        [(f"{SCALERPC}/client/calls.rs", "self.calls[slot].sequence = self.calls[slot].sequence.wrapping_sub(1);", "")],
+        [(f"{SCALERPC}/client/calls.rs", "Err(_) if !call.is_offered => call.sequence = call.sequence.wrapping_sub(1),\n", "")],
     ),
     "deadline-forgotten": (
         "when one call runs out of time, the deadlines of the others are forgotten",
@@ -147,7 +147,7 @@ SCALERPC_DEFECTS = {
     ),
     "zone-freed-early": (
         "a zone is free after its release, although requests wait in it",
-        [(f"{SCALERPC}/server/zones.rs", "if self.zone(zone).is_released && self.zone(zone).queued == 0 {", "if self.zone(zone).is_released {")],
+        [(f"{SCALERPC}/server/zones.rs", "if is_released && queued == 0 {", "if is_released {")],
     ),
     "worker-dies": (
         "a request of a worker that dies is not answered",
