@@ -233,7 +233,7 @@ def lasting():
         "250 ms": {ns: job(25, "10ms", f"round={ns}") for ns in rounds if ns < 700},
         "1 s": {60: job(27, "38ms", "round=60")},
         "50 ms, 256 batches": {60: job(10, "5ms", "round=60", *batches)},
-        "25 ms, a host stands still for 1 ms": {60: job(20, "1ms", "round=60", *stop), 500: job(20, "1ms", "round=500", *stop)},
+        "20 ms, a host stands still for 1 ms": {60: job(20, "1ms", "round=60", *stop), 500: job(20, "1ms", "round=500", *stop)},
         "10 ms, CPU times vary by up to 30 %": {60: job(10, "1ms", "round=60,noise=30")},
         "10 ms, CPU times vary by up to 90 %": {60: job(10, "1ms", "round=60,noise=90")},
         "50 ms, CPU times vary by up to 90 %": {ns: job(10, "5ms", f"round={ns},noise=90") for ns in (60, 500)},
