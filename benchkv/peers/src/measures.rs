@@ -18,7 +18,7 @@ use crate::Job;
 use crate::iceoryx::{IceoryxClient, IceoryxServer};
 use crate::ours::flux::Network;
 use crate::ours::{DelegationClient, DelegationServer, IpcClient, IpcServer};
-use crate::queues::{array_queue, channel, pair, ring};
+use crate::queues::{array_queue, channel, crossfire, kanal, pair, ring};
 use crate::result::Figures;
 
 /// Maximum number of unanswered calls of a client of ipc or delegationrpc. A client that streams
@@ -312,6 +312,10 @@ impl Calling<'_> {
         self.pair("flux", FLUX_DEPTH, flux.caller, flux.answerer)?;
         let (caller, answerer) = pair(|| channel(FLUX_DEPTH as usize));
         self.pair("crossbeam_channel", FLUX_DEPTH, caller, answerer)?;
+        let (caller, answerer) = pair(|| crossfire(FLUX_DEPTH as usize));
+        self.pair("crossfire", FLUX_DEPTH, caller, answerer)?;
+        let (caller, answerer) = pair(|| kanal(FLUX_DEPTH as usize));
+        self.pair("kanal", FLUX_DEPTH, caller, answerer)?;
         let (caller, answerer) = pair(|| ring(FLUX_DEPTH as usize));
         self.pair("rtrb", FLUX_DEPTH, caller, answerer)?;
         let flux = Network::new(8, FLUX)?;

@@ -1,15 +1,24 @@
-//! Pairs of bounded queues within a process: crossbeam's `ArrayQueue` and channels, rtrb's rings.
+//! Pairs of bounded queues within a process: crossbeam's `ArrayQueue` and channels,
+//! crossfire's and kanal's channels, rtrb's rings.
 
 use std::sync::Arc;
 
 use benchkv_harness::Failure;
 use benchkv_harness::load::{Answerer, Caller, Payload};
-use crossbeam_channel::bounded;
 use crossbeam_queue::ArrayQueue;
+use crossfire::spsc;
 use rtrb::RingBuffer;
 
 /// The slot of a call, and the request or reply.
 type Message = (u32, Payload);
+
+/// The end of a queue that takes a message if there is room.
+pub(crate) trait Sends: FnMut(Message) -> bool + Send {}
+impl<F: FnMut(Message) -> bool + Send> Sends for F {}
+
+/// The end of a queue that returns the next message, if there is one.
+pub(crate) trait Receives: FnMut() -> Option<Message> + Send {}
+impl<F: FnMut() -> Option<Message> + Send> Receives for F {}
 
 /// The two queue ends of one side: the end that sends if there is room, and the end that receives.
 pub(crate) struct Ends<S, R>(S, R);
@@ -20,36 +29,37 @@ pub(crate) fn pair<S, R>(queue: impl Fn() -> (S, R)) -> (Ends<S, R>, Ends<S, R>)
     (Ends(to, from), Ends(replies, requests))
 }
 
-pub(crate) fn array_queue(
-    depth: usize,
-) -> (
-    impl FnMut(Message) -> bool + Send,
-    impl FnMut() -> Option<Message> + Send,
-) {
+pub(crate) fn array_queue(depth: usize) -> (impl Sends, impl Receives) {
     let queue = Arc::new(ArrayQueue::new(depth));
     let to = Arc::clone(&queue);
     (move |message| to.push(message).is_ok(), move || queue.pop())
 }
 
-pub(crate) fn channel(
-    depth: usize,
-) -> (
-    impl FnMut(Message) -> bool + Send,
-    impl FnMut() -> Option<Message> + Send,
-) {
-    let (to, from) = bounded(depth);
+pub(crate) fn channel(depth: usize) -> (impl Sends, impl Receives) {
+    let (to, from) = crossbeam_channel::bounded(depth);
     (
         move |message| to.try_send(message).is_ok(),
         move || from.try_recv().ok(),
     )
 }
 
-pub(crate) fn ring(
-    depth: usize,
-) -> (
-    impl FnMut(Message) -> bool + Send,
-    impl FnMut() -> Option<Message> + Send,
-) {
+pub(crate) fn crossfire(depth: usize) -> (impl Sends, impl Receives) {
+    let (to, from) = spsc::bounded_blocking(depth);
+    (
+        move |message| to.try_send(message).is_ok(),
+        move || from.try_recv().ok(),
+    )
+}
+
+pub(crate) fn kanal(depth: usize) -> (impl Sends, impl Receives) {
+    let (to, from) = kanal::bounded(depth);
+    (
+        move |message| to.try_send(message).is_ok_and(|sent| sent),
+        move || from.try_recv().ok().flatten(),
+    )
+}
+
+pub(crate) fn ring(depth: usize) -> (impl Sends, impl Receives) {
     let (mut to, mut from) = RingBuffer::new(depth);
     (
         move |message| to.push(message).is_ok(),
@@ -57,7 +67,7 @@ pub(crate) fn ring(
     )
 }
 
-impl<S: FnMut(Message) -> bool, R: FnMut() -> Option<Message>> Answerer for Ends<S, R> {
+impl<S: Sends, R: Receives> Answerer for Ends<S, R> {
     #[inline]
     fn step(&mut self, mut f: impl FnMut(&Payload) -> Payload) -> Result<usize, Failure> {
         let mut answered = 0;
@@ -71,7 +81,7 @@ impl<S: FnMut(Message) -> bool, R: FnMut() -> Option<Message>> Answerer for Ends
     }
 }
 
-impl<S: FnMut(Message) -> bool, R: FnMut() -> Option<Message>> Caller for Ends<S, R> {
+impl<S: Sends, R: Receives> Caller for Ends<S, R> {
     #[inline]
     fn call(&mut self, slot: u32, request: Payload) -> Result<bool, Failure> {
         Ok((self.0)((slot, request)))

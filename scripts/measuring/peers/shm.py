@@ -1,5 +1,5 @@
-"""Compares ipc, delegationrpc and flux with crossbeam's ArrayQueue and bounded channel, rtrb's rings, iceoryx2's request/response, an echo over a Unix
-socket, and a bare cache line that goes back and forth.
+"""Compares ipc, delegationrpc and flux with crossbeam's ArrayQueue and bounded channel, the channels of crossfire and kanal, rtrb's rings,
+iceoryx2's request/response, an echo over a Unix socket, and a bare cache line that goes back and forth.
 
 `shm-peers`, one program of a workspace of its own (benchkv/peers), makes all measurements, under one and the same load; replies are checked
 before anything is measured.
@@ -37,6 +37,8 @@ RATIOS = {
     "ipc_idle_clients_cost": ("ipc_1_of_1024_rtt_ns", "ipc_1_of_1_rtt_ns"),
     "delegation_rate_vs_arrayqueue": ("delegation_rate_of_blocks", "array_queue_rate_of_blocks"),
     "flux_rate_vs_crossbeam_channel": ("flux_rate_of_blocks", "crossbeam_channel_rate_of_blocks"),
+    "flux_rate_vs_crossfire": ("flux_rate_of_blocks", "crossfire_rate_of_blocks"),
+    "flux_rate_vs_kanal": ("flux_rate_of_blocks", "kanal_rate_of_blocks"),
     "flux_rate_vs_rtrb": ("flux_rate_of_blocks", "rtrb_rate_of_blocks"),
     "flux_idle_nodes_cost": ("flux_rate_of_blocks", "flux_of_8_rate_of_blocks"),
 }
@@ -116,6 +118,8 @@ def table(result):
         "flux: calls/s at depth 64 / crossbeam channels", "flux_rate_vs_crossbeam_channel", ">=", 3,
         f"{millions('flux_rate_of_blocks')} / {millions('crossbeam_channel_rate_of_blocks')}",
     )
+    for rival in ("crossfire", "kanal"):
+        of(f"flux: calls/s at depth 64 / {rival}", f"flux_rate_vs_{rival}", ">=", 3, millions(f"{rival}_rate_of_blocks"))
     of("flux: calls/s at depth 64 / rtrb", "flux_rate_vs_rtrb", ">=", 0.5, millions("rtrb_rate_of_blocks"))
     of(
         "flux: time per call, 2 nodes of 8 / 2 of 2", "flux_idle_nodes_cost", "<=", 1.2,
