@@ -234,7 +234,7 @@ PACKET_DEFECTS = {
     ),
     "refusal-forgotten": (
         "a packet that was refused for lack of a receive counts as under way when another one is found to have been sent again without need",
-        [(f"{PACKETS}/requester.rs", "&& !self.timer.is_paused() && self.congestion", "&& self.congestion")],
+        [(f"{PACKETS}/requester.rs", "&& !self.timer.is_paused() && self.window", "&& self.window")],
     ),
     "refused-while-held": (
         "a requester does not send a packet again that its peer held and then refused for lack of a receive",

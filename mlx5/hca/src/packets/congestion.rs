@@ -1,10 +1,14 @@
-//! The congestion window of a requester: CUBIC (RFC 9438), counted in packets. The window stops
-//! growing when a queue in the network fills.
+//! The congestion window of a pair of devices: CUBIC (RFC 9438), counted in packets. The window
+//! stops growing when a queue in the network fills.
 //!
-//! Each connection has a window of its own. A loss shrinks the window once for everything that was
-//! under way when the loss was noticed. The growth of the round trip shows how many packets wait in
+//! The connections between the two devices share the window: through a narrow link, sixteen of them
+//! get no more than one does. A loss shrinks the window once for everything that was under way when
+//! the loss was noticed. The growth of the round trip shows how many packets wait in
 //! queues. If they are more than a socket buffer holds, the window shrinks. Such a queue may be the
 //! peer's own socket buffer, if its program polls rarely.
+
+use std::cell::{RefCell, RefMut};
+use std::rc::Rc;
 
 use mlx5_wire::roce::Psn;
 
@@ -19,6 +23,14 @@ const LEFT: f64 = 0.5;
 const SCALING: f64 = 0.4;
 /// Minimum growth in packets per round trip: that of NewReno.
 const LEAST: f64 = 1.0;
+/// Number of packets that may be sent at once. The other packets of a window are spread over a
+/// round trip, if the round trip is longer than [`PACED_NS`].
+const BURST: u64 = 16;
+const PACED_NS: u64 = 1_000_000;
+
+/// Packets of a connection: the PSN of the oldest that is not acknowledged, the PSN after the
+/// newest that was sent, and the number of packets that may be in the network.
+pub(super) type Counts = (Psn, Psn, u32);
 
 #[derive(Clone, Copy, Debug)]
 struct Size {
@@ -36,32 +48,37 @@ pub(super) struct Congestion {
     limit: u32,
     /// The window grows only while at most this number of packets wait in queues of the network.
     queue: u32,
+    /// The number of packets that may be in the network, and of the connections that have some.
+    flying: u32,
+    busy: u32,
+    /// The numbers of packets that all connections have sent and got acknowledged, without repeats.
+    /// Everything that was under way at some time counts as acknowledged when `done` has reached
+    /// the value that `sent` had at that time.
+    sent: u64,
+    done: u64,
+    /// Time at which the next packet is due if packets are evenly spaced, in ns.
+    pace_ns: u64,
     /// The time since which the window has grown above the threshold, and its size at that time.
     epoch: Option<(u64, f64)>,
-    /// PSN after the packets that were under way when the window was last full.
-    full: Psn,
-    /// PSN after the packets that were under way when the window last shrank because of a queue.
-    drained: Psn,
-    /// PSN after the packets that were under way at the last loss. Until they are acknowledged,
-    /// further losses do not shrink the window.
-    recovery: Option<Psn>,
+    /// `sent` when the window was last full.
+    full: u64,
+    /// `sent` when the window last shrank because of a queue.
+    drained: u64,
+    /// `sent` at the last loss. Until `done` reaches it, further losses do not shrink the window.
+    recovery: Option<u64>,
     /// Size of the window before the first loss of this recovery, and the number of losses that may
     /// still prove to be none. `None` outside of a recovery, and if the losses are certain.
     before: Option<(Size, u32)>,
     /// The packets that the network has marked in one round trip, which begins with the first
-    /// marked packet: the PSN before which everything was acknowledged at that time, the PSN after
-    /// the packets that were then under way, and the number of marked packets.
-    marks: Option<(Psn, Psn, u32)>,
-    /// Maximum number of packets under way until answers show that earlier ones have left the
-    /// network.
-    allowed: u32,
+    /// marked packet: `done` and `sent` at that time, and the number of marked packets.
+    marks: Option<(u64, u64, u32)>,
     /// Least round trip, in ns.
     least_ns: u64,
 }
 
 impl Congestion {
     /// Makes a window of at most `limit` packets, which doubles in a round trip up to `threshold`.
-    pub(super) fn new(limit: u32, threshold: u32, queue: u32, first: Psn) -> Self {
+    pub(super) fn new(limit: u32, threshold: u32, queue: u32) -> Self {
         Self {
             size: Size {
                 packets: limit.min(INITIAL).into(),
@@ -70,57 +87,45 @@ impl Congestion {
             },
             limit,
             queue,
+            flying: 0,
+            busy: 0,
+            sent: 0,
+            done: 0,
+            pace_ns: 0,
             epoch: None,
-            full: first,
-            drained: first,
+            full: 0,
+            drained: 0,
             recovery: None,
             before: None,
             marks: None,
-            allowed: u32::MAX,
             least_ns: u64::MAX,
         }
     }
 
     /// Returns the maximum number of packets under way.
-    pub(super) fn window(&self) -> u32 {
-        self.allowed.min(self.size.packets as u32)
+    const fn window(&self) -> u32 {
+        self.size.packets as u32
     }
 
-    /// Returns whether the window doubles in a round trip.
-    pub(super) fn is_doubling(&self) -> bool {
-        self.size.packets < self.size.threshold
+    /// Notes that the window is full with the packets under way.
+    pub(super) const fn on_full(&mut self) {
+        self.full = self.sent;
     }
 
-    /// Notes that the window is full with the packets under way, which are before `next`.
-    pub(super) fn on_full(&mut self, next: Psn) {
-        self.full = next;
-    }
-
-    /// Notes that everything before `until` is acknowledged, and that `packets` arrived since the
-    /// last call. `round_trip_ns` is the round trip of the last of these packets, if it was sent
-    /// only once. A window that is not used up does not grow.
-    pub(super) fn on_progress(
-        &mut self,
-        (until, packets): (Psn, u32),
-        round_trip_ns: Option<u64>,
-        now_ns: u64,
-    ) {
-        self.allowed = match self.before {
-            Some(_) => self.allowed.saturating_mul(2),
-            None => u32::MAX,
-        };
-        if let Some((_, end, _)) = self.marks {
-            if end.since(until) <= 0 {
-                self.on_marked_round();
-            }
+    /// Notes that `packets` arrived since the last call. `round_trip_ns` is the round trip of the
+    /// last of these packets, if it was sent only once. A window that is not used up does not grow.
+    fn on_progress(&mut self, packets: u32, round_trip_ns: Option<u64>, now_ns: u64) {
+        let until = self.done;
+        if self.marks.is_some_and(|(_, end, _)| end <= until) {
+            self.on_marked_round();
         }
         if let Some(end) = self.recovery {
-            if end.since(until) > 0 {
+            if end > until {
                 return;
             }
             (self.recovery, self.before) = (None, None);
         }
-        if until.since(self.full) > 0 {
+        if until > self.full {
             (self.full, self.drained, self.epoch) = (until, until, None);
             return;
         }
@@ -136,7 +141,7 @@ impl Congestion {
         );
         let queued = size.packets * queueing / round_trip;
         if queued > self.queue.into() {
-            if until.since(self.drained) > 0 {
+            if until > self.drained {
                 size.packets -= queued / 2.0;
                 size.threshold = size.threshold.min(size.packets);
                 (self.drained, self.epoch) = (self.full, None);
@@ -156,13 +161,12 @@ impl Congestion {
         size.packets = size.packets.min(self.limit.into());
     }
 
-    /// Notes that the network has marked `packets` of the packets after `first` and before `sent`,
-    /// because a queue on their way is long. Marks are ignored until the window has recovered from
-    /// a loss, which has already shrunk it.
+    /// Notes that the network has marked `packets` packets, because a queue on their way is long.
+    /// Marks are ignored until the window has recovered from a loss, which has already shrunk it.
     #[cold]
-    pub(super) fn on_marks(&mut self, first: Psn, packets: u32, sent: Psn) {
+    pub(super) fn on_marks(&mut self, packets: u32) {
         if self.recovery.is_none() {
-            let (.., marked) = self.marks.get_or_insert((first, sent, 0));
+            let (.., marked) = self.marks.get_or_insert((self.done, self.sent, 0));
             *marked += packets;
             let size = &mut self.size;
             size.threshold = size.threshold.min(size.packets);
@@ -175,7 +179,7 @@ impl Congestion {
     #[cold]
     fn on_marked_round(&mut self) {
         if let Some((begin, end, marked)) = self.marks.take() {
-            let share = f64::from(marked) / f64::from(end.since(begin).max(1));
+            let share = f64::from(marked) / (end - begin).max(1) as f64;
             let size = &mut self.size;
             size.largest = size.packets;
             size.packets = (size.packets * (1.0 - share.min(1.0) / 2.0)).max(MIN.into());
@@ -184,26 +188,24 @@ impl Congestion {
         }
     }
 
-    /// Notes that `packets` of the packets before `sent` are lost.
-    pub(super) fn on_loss(&mut self, packets: u32, sent: Psn) {
+    /// Notes that `packets` packets are lost.
+    pub(super) fn on_loss(&mut self, packets: u32) {
         if self.recovery.is_none() {
             self.before = Some((self.size, 0));
             self.size.largest = self.size.packets;
             self.size.threshold = (LEFT * self.size.packets).max(MIN.into());
             self.size.packets = self.size.threshold;
-            (self.recovery, self.epoch, self.marks) = (Some(sent), None, None);
+            (self.recovery, self.epoch, self.marks) = (Some(self.sent), None, None);
         }
         if let Some((_, losses)) = &mut self.before {
             *losses += packets;
         }
     }
 
-    /// Notes that all packets before `sent` that are not acknowledged are sent again: because the
-    /// peer discarded them (`is_known`), or because no answer came for a time. The window is one
-    /// packet until the answer to it shows that the others have left the network.
-    pub(super) fn on_repeat(&mut self, sent: Psn, is_known: bool) {
-        self.on_loss(0, sent);
-        self.allowed = 1;
+    /// Notes that a connection sends again all its packets that are not acknowledged: because the
+    /// peer discarded them (`is_known`), or because no answer came for a time.
+    fn on_repeat(&mut self, is_known: bool) {
+        self.on_loss(0);
         self.before = match self.before {
             Some((size, losses)) if !is_known => Some((size, losses.max(1))),
             _ => None,
@@ -212,7 +214,7 @@ impl Congestion {
 
     /// Notes that `packets` packets were not lost, although they had counted as lost. If no loss of
     /// this recovery is left, restores the window and returns `true` (compare RFC 5682).
-    pub(super) fn on_needless_repeat(&mut self, packets: u32) -> bool {
+    fn on_needless_repeat(&mut self, packets: u32) -> bool {
         let Some((size, losses)) = &mut self.before else {
             return false;
         };
@@ -220,8 +222,125 @@ impl Congestion {
         let is_over = *losses == 0;
         if is_over {
             self.size = *size;
-            (self.recovery, self.before, self.allowed) = (None, None, u32::MAX);
+            (self.recovery, self.before) = (None, None);
         }
         is_over
+    }
+}
+
+/// A connection's part of a congestion window.
+#[derive(Debug)]
+pub(super) struct Part {
+    shared: Rc<RefCell<Congestion>>,
+    /// The packets of this connection that `shared` counts.
+    counted: Counts,
+    /// Maximum number of packets under way until answers show that earlier ones have left the
+    /// network.
+    allowed: u32,
+}
+
+impl Part {
+    /// Makes the only part of a window, for packets from PSN `first` on.
+    pub(super) fn new(congestion: Congestion, first: Psn) -> Self {
+        Self {
+            shared: Rc::new(RefCell::new(congestion)),
+            counted: (first, first, 0),
+            allowed: u32::MAX,
+        }
+    }
+
+    /// Makes this a part of the window of `other`. Nothing was sent yet.
+    pub(super) fn join(&mut self, other: &Self) {
+        self.shared = Rc::clone(&other.shared);
+    }
+
+    pub(super) fn shared(&self) -> RefMut<'_, Congestion> {
+        self.shared.borrow_mut()
+    }
+
+    /// Returns the maximum number of packets under way on this connection: what the others leave of
+    /// the window, or an equal share for each connection with packets under way if that is more. It
+    /// is at least 1: the answer to its own packet lets a connection continue.
+    pub(super) fn size(&self) -> u32 {
+        let (shared, (.., flying)) = (self.shared(), self.counted);
+        let busy = shared.busy + u32::from(flying == 0);
+        let left = (shared.window() + flying).saturating_sub(shared.flying);
+        self.allowed.min(left.max(shared.window() / busy)).max(1)
+    }
+
+    /// Notes the packets that the connection has now.
+    pub(super) fn count(&mut self, counts: Counts) {
+        let ((first, end, flying), before) = (counts, self.counted);
+        self.counted = counts;
+        let mut shared = self.shared();
+        shared.done += first.since(before.0) as u64;
+        shared.sent += end.since(before.1) as u64;
+        shared.flying = shared.flying + flying - before.2;
+        shared.busy = shared.busy + u32::from(flying > 0) - u32::from(before.2 > 0);
+    }
+
+    /// Notes that the connection waits for no packet any more.
+    pub(super) fn leave(&mut self) {
+        let (_, end, _) = self.counted;
+        self.count((end, end, 0));
+    }
+
+    /// Returns the time at which the next packet, which takes this number of PSNs, is to be sent,
+    /// if too many were sent at once. Otherwise counts the packet.
+    pub(super) fn too_early(&self, psns: u32, round_trip_ns: u64, now_ns: u64) -> Option<u64> {
+        let mut shared = self.shared();
+        if round_trip_ns <= PACED_NS || shared.flying < BURST as u32 {
+            return None;
+        }
+        // The gap lets 5/4 of a window (2 windows while the window doubles) be sent in a round
+        // trip, so that the window is used.
+        let is_doubling = shared.size.packets < shared.size.threshold;
+        let faster = if is_doubling { 8 } else { 5 };
+        let gap_ns = 4 * round_trip_ns / (faster * u64::from(shared.window()));
+        if shared.pace_ns > now_ns + BURST * gap_ns {
+            return Some(shared.pace_ns - BURST / 2 * gap_ns);
+        }
+        shared.pace_ns = shared.pace_ns.max(now_ns) + u64::from(psns) * gap_ns;
+        None
+    }
+
+    /// See [`Congestion::on_progress`]. `counts` are the packets after the progress.
+    pub(super) fn on_progress(
+        &mut self,
+        counts: Counts,
+        packets: u32,
+        round_trip_ns: Option<u64>,
+        now_ns: u64,
+    ) {
+        self.count(counts);
+        let is_uncertain = self.shared().before.is_some();
+        self.allowed = if is_uncertain {
+            self.allowed.saturating_mul(2)
+        } else {
+            u32::MAX
+        };
+        self.shared().on_progress(packets, round_trip_ns, now_ns);
+    }
+
+    /// See [`Congestion::on_repeat`]. The connection may have one packet under way until the answer
+    /// to it shows that the others have left the network.
+    pub(super) fn on_repeat(&mut self, is_known: bool) {
+        self.allowed = 1;
+        self.shared().on_repeat(is_known);
+    }
+
+    /// See [`Congestion::on_needless_repeat`].
+    pub(super) fn on_needless_repeat(&mut self, packets: u32) -> bool {
+        let is_over = self.shared().on_needless_repeat(packets);
+        if is_over {
+            self.allowed = u32::MAX;
+        }
+        is_over
+    }
+}
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        self.leave();
     }
 }

@@ -121,7 +121,9 @@ impl Connection {
             rd_atomic: rd_atomic.clamp(1, MAX_RD_ATOMIC as u8),
             ..before
         };
-        self.requester = Requester::new(options, first);
+        let mut requester = Requester::new(options, first);
+        requester.share_window(&self.requester);
+        self.requester = requester;
     }
 
     /// Returns the answer to requests that arrive after the queue pair of this connection failed or

@@ -9,6 +9,8 @@ use std::collections::VecDeque;
 
 use mlx5_wire::roce::Psn;
 
+use super::congestion::Counts;
+
 /// Maximum time, in ns, before a packet that was overtaken counts as lost.
 const MAX_REORDER_NS: u64 = 4_000_000;
 
@@ -104,6 +106,10 @@ impl Flight {
     /// Returns the number of packets that may be in the network.
     pub(super) const fn flying(&self) -> u32 {
         self.flying
+    }
+
+    pub(super) fn counts(&self) -> Counts {
+        (self.first, self.end(), self.flying)
     }
 
     /// Returns the time at which [`Flight::lose_late`] has something to do.

@@ -4,7 +4,8 @@
 //!   memory (InfiniBand Architecture Specification, volume 1, chapter 9, "Reliable Service").
 //!   `message`: messages, and numbers that both compute. `held`: packets that a responder got too
 //!   early. `flight`: the packets that a requester has under way. `timer`: the times at which it
-//!   repeats. `congestion`: the number of packets that it may have under way.
+//!   repeats. `congestion`: the number of packets that the connections to a device may have under
+//!   way.
 //! - `connection`: a connection of a queue pair by packets.
 //! - `port`: encodes and decodes packets. `options`: its options. `network`: a bad network, for
 //!   tests. `udp`: the socket. `reports`: the reasons why packets do not arrive. `mads`: datagrams
@@ -42,11 +43,13 @@
 //!   late, or is refused. The loss is not reported. A packet is late if its PSN is at most 1,024
 //!   before the expected PSN; any other packet that begins a message begins the next message.
 //! - P8. A packet asks for an ACK at the end of its message, at each PSN that 16 divides, and at
-//!   the middle and the end of the congestion window. A message of one packet without a completion
+//!   the middle and the end of its part of the congestion window. A message of one packet without a completion
 //!   does not ask a software HCA, which acknowledges it with a later message, or after
 //!   [`ACK_DELAY_NS`](message::ACK_DELAY_NS).
-//! - P9. A requester has at most a congestion window of packets and READ responses under way.
-//!   Losses, queues and marks shrink the window, and acknowledgements let it grow. A responder
+//! - P9. The requesters of connections to one device share a congestion window. They have at most
+//!   this number of packets and READ responses under way, except that each may have an equal share
+//!   of it, and at least one packet. Losses, queues and marks shrink the window, and
+//!   acknowledgements let it grow. A responder
 //!   reports marked packets in its next ACK to a software HCA. Packets of a window are spread over
 //!   a round trip of more than 1 ms. An unreliable connection has no such window.
 
@@ -84,7 +87,11 @@ pub(crate) struct Wire {
 }
 
 impl Wire {
-    pub(crate) fn insert(&mut self, index: usize, connection: Connection) {
+    pub(crate) fn insert(&mut self, index: usize, mut connection: Connection) {
+        let mut others = self.connections.iter().flatten();
+        if let Some(other) = others.find(|other| other.peer == connection.peer) {
+            connection.requester.share_window(&other.requester);
+        }
         if self.connections.len() <= index {
             self.connections.resize_with(index + 1, || None);
         }

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use mlx5_wire::roce::{Aeth, Headers, Nak, Opcode, Psn, Syndrome};
 use mlx5_wire::{Syndrome as Status, rnr_timer_ns};
 
-use super::congestion::Congestion;
+use super::congestion::{Congestion, Part};
 use super::flight::{Flight, State};
 use super::message::{GONE, Message, Options, Outgoing, Request, Room, max_span};
 use super::timer::{Due, Timer};
@@ -15,10 +15,6 @@ use super::timer::{Due, Timer};
 /// The number of PSNs from the oldest packet that is not acknowledged to the end of the messages
 /// that have begun is below this number: half of all PSNs, since PSNs further apart have no order.
 const MAX_SPAN: u32 = 1 << 23;
-/// Number of packets that may be sent at once. The other packets of a window are spread over a
-/// round trip, if the round trip is longer than [`PACED_NS`].
-const BURST: u64 = 16;
-const PACED_NS: u64 = 1_000_000;
 /// A requester gives up after this number of repeats in a row, if a report that packets cannot
 /// arrive came before each of them. One report does not suffice: it may be forged, or concern a
 /// packet of an earlier connection.
@@ -74,9 +70,7 @@ pub(crate) struct Requester {
     timer: Timer,
     /// Whether the last response reports that the network marks packets.
     is_marked: bool,
-    congestion: Congestion,
-    /// Time at which the next packet is due if packets are evenly spaced, in ns.
-    pace_ns: u64,
+    window: Part,
     /// Time before which no packet is sent because too many were sent at once.
     paced_ns: Option<u64>,
     failure: Option<Failure>,
@@ -112,8 +106,7 @@ impl Requester {
             is_peer_gone: false,
             timer: Timer::new(options.timeout_ns),
             is_marked: false,
-            congestion: Congestion::new(limit, threshold, queue, first),
-            pace_ns: 0,
+            window: Part::new(Congestion::new(limit, threshold, queue), first),
             paced_ns: None,
             failure: None,
             refused: None,
@@ -123,6 +116,23 @@ impl Requester {
 
     pub(crate) const fn options(&self) -> Options {
         self.options
+    }
+
+    /// Lets this requester, which has sent nothing, share the congestion window of another one to
+    /// the same device, if both count the same packets.
+    pub(crate) fn share_window(&mut self, other: &Self) {
+        let kind = |options: &Options| (options.mtu, options.is_polled, options.is_unreliable);
+        if kind(&self.options) == kind(&other.options) {
+            self.window.join(&other.window);
+        }
+    }
+
+    /// Lets the shared window count the packets that this requester has under way.
+    fn count(&mut self) {
+        match self.failure {
+            None => self.window.count(self.flight.counts()),
+            Some(_) => self.window.leave(),
+        }
     }
 
     /// Returns the number of packets that counted as lost since the last call.
@@ -187,7 +197,7 @@ impl Requester {
     /// Returns the next packet, if it may be sent now.
     pub(crate) fn next_packet(&mut self, now_ns: u64) -> Option<Outgoing> {
         self.paced_ns = None;
-        let (flying, window) = (self.flight.flying(), self.congestion.window());
+        let (flying, window) = (self.flight.flying(), self.window.size());
         if self.failure.is_some() || self.timer.is_paused() {
             return None;
         }
@@ -216,7 +226,9 @@ impl Requester {
             let rest = message.end().since(psn) as u32;
             psns = rest.min(self.part(psn == message.first, lost.is_some())?);
         }
-        if self.is_too_early(psns, now_ns) {
+        let round_trip_ns = self.timer.round_trip_ns();
+        self.paced_ns = self.window.too_early(psns, round_trip_ns, now_ns);
+        if self.paced_ns.is_some() {
             return None;
         }
         let room = Room {
@@ -233,8 +245,9 @@ impl Requester {
             responses: psns,
             ..room
         };
+        self.count();
         if self.flight.flying() >= window {
-            self.congestion.on_full(self.flight.end());
+            self.window.shared().on_full();
         }
         if !self.timer.is_running() && !self.options.is_unreliable {
             self.timer.wait(now_ns);
@@ -245,7 +258,7 @@ impl Requester {
     /// Returns the maximum number of READ responses that the next request may ask for. `None` if
     /// the request must wait.
     fn part(&mut self, is_first: bool, is_repeat: bool) -> Option<u32> {
-        let (flying, window) = (self.flight.flying(), self.congestion.window());
+        let (flying, window) = (self.flight.flying(), self.window.size());
         if !self.options.is_polled {
             // The next part of a READ is requested when the previous part has arrived.
             return (is_first || is_repeat || flying == 0).then_some(window);
@@ -259,29 +272,10 @@ impl Requester {
             most
         };
         if room < least && !is_repeat {
-            self.congestion.on_full(self.flight.end());
+            self.window.shared().on_full();
             return None;
         }
         Some(room.min(most))
-    }
-
-    /// Returns whether the next packet, which takes this number of PSNs, is to be sent later, as
-    /// too many were sent at once. Otherwise counts the packet.
-    fn is_too_early(&mut self, psns: u32, now_ns: u64) -> bool {
-        let round_trip_ns = self.timer.round_trip_ns();
-        if round_trip_ns <= PACED_NS || self.flight.flying() < BURST as u32 {
-            return false;
-        }
-        // The gap lets 5/4 of a window (2 windows while the window doubles) be sent in a round
-        // trip, so that the window is used.
-        let faster = if self.congestion.is_doubling() { 8 } else { 5 };
-        let gap_ns = 4 * round_trip_ns / (faster * u64::from(self.congestion.window()));
-        if self.pace_ns > now_ns + BURST * gap_ns {
-            self.paced_ns = Some(self.pace_ns - BURST / 2 * gap_ns);
-            return true;
-        }
-        self.pace_ns = self.pace_ns.max(now_ns) + u64::from(psns) * gap_ns;
-        false
     }
 
     /// Notes that the packet of [`next_packet`](Self::next_packet) was sent. On an unreliable
@@ -375,7 +369,7 @@ impl Requester {
                     return self.fail(Status::RnrRetryExceeded);
                 }
                 self.rnr_retries = self.rnr_retries.saturating_add(1);
-                self.retransmitted += u64::from(self.flight.lose_all(false));
+                self.lose_all(false);
                 self.timer.pause(now_ns.saturating_add(rnr_timer_ns(timer)));
             }
             Syndrome::Nak(Nak::Sequence) => self.on_loss(now_ns),
@@ -484,7 +478,7 @@ impl Requester {
             // While the requester pauses, the peer has refused what counts as lost.
             if arrived.needless > 0
                 && !self.timer.is_paused()
-                && self.congestion.on_needless_repeat(arrived.needless)
+                && self.window.on_needless_repeat(arrived.needless)
             {
                 self.flight.lose_none();
             }
@@ -492,14 +486,14 @@ impl Requester {
                 self.timer.measured(now_ns.saturating_sub(first_ns));
             }
             if std::mem::take(&mut self.is_marked) {
-                let sent = self.flight.end();
-                self.congestion.on_marks(before, arrived.packets, sent);
+                self.window.shared().on_marks(arrived.packets);
             }
             let round_trip_ns = arrived
                 .sent_ns
                 .map(|(_, last_ns)| now_ns.saturating_sub(last_ns));
-            self.congestion
-                .on_progress((first, arrived.packets), round_trip_ns, now_ns);
+            let counts = self.flight.counts();
+            self.window
+                .on_progress(counts, arrived.packets, round_trip_ns, now_ns);
             if first != before {
                 (self.retries, self.rnr_retries, self.is_known_lost) = (0, 0, false);
                 (self.is_unreachable, self.unreachable) = (false, 0);
@@ -519,11 +513,12 @@ impl Requester {
             if lost > 0 {
                 self.retransmitted += u64::from(lost);
                 if !self.is_request_lost() {
-                    self.congestion.on_loss(lost, self.flight.end());
+                    self.window.shared().on_loss(lost);
                 }
                 self.timer.wait(now_ns);
             }
         }
+        self.count();
     }
 
     /// Returns whether the peer waits for a READ or an atomic whose request counts as lost. The
@@ -552,16 +547,22 @@ impl Requester {
     /// is lost, and the peer discards what follows it. Retries, unless the loss was noticed before.
     fn on_loss(&mut self, now_ns: u64) {
         if !self.is_known_lost {
-            self.congestion.on_repeat(self.flight.end(), true);
+            self.window.on_repeat(true);
             self.retry(now_ns);
             self.is_known_lost = true;
         }
     }
 
+    /// Counts as lost what is not acknowledged. See [`Flight::lose_all`].
+    fn lose_all(&mut self, drops_held: bool) {
+        self.retransmitted += u64::from(self.flight.lose_all(drops_held));
+        self.count();
+    }
+
     fn retry(&mut self, now_ns: u64) {
         if self.retries < self.options.retry_count {
             self.retries += 1;
-            self.retransmitted += u64::from(self.flight.lose_all(true));
+            self.lose_all(true);
             self.timer.wait(now_ns);
         } else {
             self.fail(Status::TransportRetryExceeded);
@@ -573,6 +574,7 @@ impl Requester {
             message: self.oldest,
             status,
         });
+        self.count();
     }
 
     /// Fails a message after all messages before it: at once if it is the oldest.
@@ -583,6 +585,7 @@ impl Requester {
         } else {
             self.refused = Some(refused)
         }
+        self.count();
     }
 
     /// Ends a pause, or sends again what is due at this time.
@@ -604,9 +607,9 @@ impl Requester {
         if self.unreachable == MAX_UNREACHABLE {
             return self.fail(Status::TransportRetryExceeded);
         }
-        self.congestion.on_repeat(self.flight.end(), false);
+        self.window.on_repeat(false);
         match due {
-            Due::Repeat => self.retransmitted += u64::from(self.flight.lose_all(false)),
+            Due::Repeat => self.lose_all(false),
             Due::Retry => self.retry(now_ns),
         }
     }
@@ -619,7 +622,7 @@ impl Requester {
     }
 
     pub(super) fn window(&self) -> u32 {
-        self.congestion.window()
+        self.window.size()
     }
 
     pub(super) fn requests(&self) -> impl Iterator<Item = &Request> {

@@ -1,6 +1,6 @@
 //! Many connections through one narrow link: P9.
 
-use super::super::congestion::Congestion;
+use super::super::congestion::{Congestion, Part};
 use super::link::{Link, Load, flood};
 use super::*;
 
@@ -14,10 +14,35 @@ fn p9_senders_share_a_narrow_link_and_keep_it_busy() {
     for seed in seeds().take(3) {
         for (senders, reads) in [1, 4, 16].into_iter().flat_map(|n| [(n, false), (n, true)]) {
             let link = Link::new(100, 100_000, 100);
-            let outcome = flood(senders, link, load(reads), 4_000_000_000, seed);
+            let outcome = flood(&vec![1; senders], link, load(reads), 4_000_000_000, seed);
             assert!(
                 outcome.goodput >= 0.8 && outcome.fairness >= 0.9 && outcome.packets <= 1.3,
                 "{senders} senders, reads: {reads}: {outcome:?}"
+            );
+        }
+    }
+}
+
+/// The connections of two devices share a window: 16 of them are no more to a narrow link than one.
+#[test]
+fn p9_connections_between_two_devices_have_the_share_of_one() {
+    for seed in seeds().take(3) {
+        for reads in [false, true] {
+            let run = |senders: &[usize]| {
+                let link = Link::new(100, 100_000, 100);
+                let outcome = flood(senders, link, load(reads), 4_000_000_000, seed);
+                println!("{senders:?}, reads: {reads}: {outcome:.3?}");
+                outcome
+            };
+            let (one, many) = (run(&[1]), run(&[16]));
+            assert!(
+                many.goodput >= 0.95 * one.goodput && many.packets <= 1.03,
+                "{one:?} {many:?}"
+            );
+            let outcome = run(&[16, 1, 4, 1]);
+            assert!(
+                outcome.goodput >= 0.8 && outcome.fairness >= 0.9 && outcome.packets <= 1.3,
+                "{outcome:?}"
             );
         }
     }
@@ -32,7 +57,7 @@ fn p9_marks_keep_the_queue_short_and_the_link_busy() {
                 mark,
                 ..Link::new(100, 100_000, 100)
             };
-            flood(senders, link, load(reads), 4_000_000_000, 1)
+            flood(&vec![1; senders], link, load(reads), 4_000_000_000, 1)
         });
         println!("{senders} senders, reads: {reads}: {plain:.3?}, with marks {marked:.3?}");
         assert!(
@@ -47,7 +72,7 @@ fn p9_marks_keep_the_queue_short_and_the_link_busy() {
 fn p9_a_long_path_causes_no_repeats_once_it_is_known() {
     for reads in [false, true] {
         let link = Link::new(1000, 50_000_000, 1000);
-        let outcome = flood(2, link, load(reads), 20_000_000_000, 1);
+        let outcome = flood(&[1, 1], link, load(reads), 20_000_000_000, 1);
         assert!(outcome.packets <= 1.05, "reads: {reads}: {outcome:?}");
     }
 }
@@ -55,17 +80,44 @@ fn p9_a_long_path_causes_no_repeats_once_it_is_known() {
 /// Losses that are no congestion.
 #[test]
 fn p9_a_window_grows_again_after_losses() {
-    for reads in [false, true] {
+    for (reads, senders) in [
+        (false, [1; 4]),
+        (true, [1; 4]),
+        (false, [9; 4]),
+        (true, [9; 4]),
+    ] {
         let link = Link {
             loss_permille: 10,
             ..Link::new(100, 100_000, 100)
         };
-        let outcome = flood(4, link, load(reads), 4_000_000_000, 1);
+        let outcome = flood(&senders, link, load(reads), 4_000_000_000, 1);
         assert!(
             outcome.goodput >= 0.8 && outcome.packets <= 1.3,
-            "reads: {reads}: {outcome:?}"
+            "{senders:?}, reads: {reads}: {outcome:?}"
         );
     }
+}
+
+/// A connection leaves the window that it does not use to the others, and has an equal share when
+/// it needs one. A connection that ends gives its share back.
+#[test]
+fn p9_connections_between_two_devices_share_a_window() {
+    let first = Psn::new(0xff_fff0);
+    let after = |packets| (first, first.after(packets), packets);
+    let mut one = Part::new(Congestion::new(32, 32, 32), first);
+    one.count(after(32));
+    let mut two = Part::new(Congestion::new(32, 32, 32), first);
+    two.join(&one);
+    assert_eq!((one.size(), two.size()), (32, 16));
+    two.count(after(2));
+    assert_eq!((one.size(), two.size()), (30, 16));
+    two.count(after(16));
+    assert_eq!((one.size(), two.size()), (16, 16));
+    one.count((first.after(16), first.after(32), 16));
+    one.leave();
+    assert_eq!((one.size(), two.size()), (16, 32));
+    drop(two);
+    assert_eq!(one.size(), 32);
 }
 
 /// A peer that was only slow acknowledges packets that were not sent again.
@@ -74,16 +126,17 @@ fn p9_a_needless_repeat_costs_no_window_and_a_loss_after_it_does() {
     let first = Psn::new(0xff_fff0);
     let sent = first.after(32);
     for is_lost in [false, true] {
-        let mut congestion = Congestion::new(64, 64, 64, first);
-        congestion.on_full(sent);
-        congestion.on_repeat(sent, false);
-        congestion.on_repeat(sent, false);
-        assert_eq!(congestion.window(), 1);
+        let mut window = Part::new(Congestion::new(64, 64, 64), first);
+        window.count((first, sent, 32));
+        window.shared().on_full();
+        window.on_repeat(false);
+        window.on_repeat(false);
+        assert_eq!(window.size(), 1);
         if is_lost {
-            congestion.on_repeat(sent, true);
+            window.on_repeat(true);
         }
-        congestion.on_needless_repeat(31);
-        congestion.on_progress((sent, 32), Some(1), 1);
-        assert_eq!(congestion.window(), if is_lost { 18 } else { 64 });
+        window.on_needless_repeat(31);
+        window.on_progress((sent, sent, 0), 32, Some(1), 1);
+        assert_eq!(window.size(), if is_lost { 18 } else { 64 });
     }
 }

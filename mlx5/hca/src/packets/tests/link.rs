@@ -1,4 +1,4 @@
-//! Many connections through two narrow links, one for each direction, in virtual time.
+//! Connections of many pairs of devices through two narrow links, one for each direction, in virtual time.
 
 use super::*;
 
@@ -155,6 +155,8 @@ const fn at(len: u32) -> Reth {
 type Arrival = Reverse<(u64, u64, usize, bool)>;
 
 struct Pair {
+    /// Number of the pair of devices.
+    device: usize,
     requester: Requester,
     responder: Responder,
     posted: u64,
@@ -167,7 +169,7 @@ struct Pair {
 pub(super) struct Outcome {
     /// Payload in its place, over what the link can carry.
     pub(super) goodput: f64,
-    /// Jain's index of fairness of the connections' payloads.
+    /// Jain's index of fairness of the payloads of the pairs of devices.
     pub(super) fairness: f64,
     /// Packets with data that were sent, over those that were needed.
     pub(super) packets: f64,
@@ -175,31 +177,39 @@ pub(super) struct Outcome {
     pub(super) queue: f64,
 }
 
-/// Lets `senders` connections with this load each use two such links, one for each direction, for
-/// this time.
-pub(super) fn flood(senders: usize, link: Link, load: Load, end_ns: u64, seed: u64) -> Outcome {
+/// Lets pairs of devices, each with this number of connections, use two such links, one for each
+/// direction, for this time. Each connection has this load.
+pub(super) fn flood(senders: &[usize], link: Link, load: Load, end_ns: u64, seed: u64) -> Outcome {
     let mut rng = Random::new(seed);
-    let mut pairs: Vec<Pair> = (0..senders)
-        .map(|_| {
-            let first = Psn::new(rng.next_u64() as u32);
-            let options = Options {
-                qpn: 7,
-                mtu: MTU,
-                timeout_ns: 500_000_000,
-                retry_count: 7,
-                rnr_retry: 7,
-                rd_atomic: 16,
-                is_unreliable: false,
-                is_polled: true,
-            };
-            Pair {
-                requester: Requester::new(options, first),
-                responder: Responder::new(9, MTU, RNR_TIMER, first, true),
-                posted: 0,
-                done: 0,
-            }
-        })
-        .collect();
+    let mut pairs: Vec<Pair> = Vec::new();
+    let devices = senders
+        .iter()
+        .enumerate()
+        .flat_map(|(device, connections)| std::iter::repeat_n(device, *connections));
+    for device in devices {
+        let first = Psn::new(rng.next_u64() as u32);
+        let options = Options {
+            qpn: 7,
+            mtu: MTU,
+            timeout_ns: 500_000_000,
+            retry_count: 7,
+            rnr_retry: 7,
+            rd_atomic: 16,
+            is_unreliable: false,
+            is_polled: true,
+        };
+        let mut requester = Requester::new(options, first);
+        if let Some(other) = pairs.iter().find(|other| other.device == device) {
+            requester.share_window(&other.requester);
+        }
+        pairs.push(Pair {
+            device,
+            requester,
+            responder: Responder::new(9, MTU, RNR_TIMER, first, true),
+            posted: 0,
+            done: 0,
+        });
+    }
     let zeros = [0; MTU as usize];
     let (mut forth, mut back) = (link, link);
     let (mut now_ns, mut order, mut data) = (0, 0, 0);
@@ -275,17 +285,17 @@ pub(super) fn flood(senders: usize, link: Link, load: Load, end_ns: u64, seed: u
             assert_eq!(pair.requester.failure(), None, "seed {seed}");
         }
     }
-    let done: Vec<f64> = pairs
-        .iter()
-        .map(|pair| pair.done as f64 * f64::from(load.len().min(MTU)))
-        .collect();
+    let mut done = vec![0.0; senders.len()];
+    for pair in &pairs {
+        done[pair.device] += pair.done as f64 * f64::from(load.len().min(MTU));
+    }
     let (sum, squares) = (
         done.iter().sum::<f64>(),
         done.iter().map(|x| x * x).sum::<f64>(),
     );
     Outcome {
         goodput: sum / link.capacity(now_ns),
-        fairness: sum * sum / (senders as f64 * squares),
+        fairness: sum * sum / (senders.len() as f64 * squares),
         packets: data as f64 / (sum / f64::from(load.len().min(MTU))),
         queue: [forth, back]
             .map(|link| link.found as f64 / link.sent as f64)

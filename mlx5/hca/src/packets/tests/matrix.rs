@@ -35,7 +35,7 @@ fn run(losses: &[u16], reorders: &[u16], delays_ms: &[u64], seeds: u64) {
             let seeds = if loss > 0 { seeds } else { 1 };
             let (mut goodput, mut of_tcp, mut packets) = (0.0, 0.0, 0.0);
             for seed in 1..=seeds {
-                let outcome = flood(1, link, load, end_ns, seed);
+                let outcome = flood(&[1], link, load, end_ns, seed);
                 goodput += outcome.goodput / seeds as f64;
                 packets += outcome.packets / seeds as f64;
                 of_tcp += tcp::goodput(link, load, end_ns, seed) / seeds as f64;
