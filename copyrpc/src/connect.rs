@@ -82,6 +82,16 @@ impl<U> Context<U> {
             return Err(OptionError::new("window", 0, "at least 1 batch, or Window::Off").into());
         }
         let credit = ring_size.max_reservation();
+        // The queue pair is made last. The kernel destroys the objects of a killed process in the
+        // reverse order. If the memory went first, a WRITE of the peer would be refused, and the
+        // peer would take that for a fault of its own and not for the end of this process.
+        let (pd, bytes) = (&context.pd, ring_size.bytes() as usize);
+        let send_ring = pd.alloc(bytes, Access::empty())?;
+        let recv_ring = pd.alloc(bytes, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+        let control = context.create_control_memory(FlowWords {
+            credit,
+            ..FlowWords::default()
+        })?;
         let qp = context.create_qp(&QpConfig {
             max_send_wr: config.send_queue_wqebbs(),
             max_inline_data: MAX_INLINE_DATA,
@@ -89,17 +99,12 @@ impl<U> Context<U> {
             ..QpConfig::default()
         })?;
         let share = context.share_queues(Outstanding::of(config), qp.send_capacity())?;
-        let (pd, bytes) = (&context.pd, ring_size.bytes() as usize);
         let resources = Resources {
             qp,
-            send_ring: pd.alloc(bytes, Access::empty())?,
-            recv_ring: pd.alloc(bytes, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?,
+            send_ring,
+            recv_ring,
             share,
         };
-        let control = context.create_control_memory(FlowWords {
-            credit,
-            ..FlowWords::default()
-        })?;
         let ((published_addr, published_rkey), (activity_addr, activity_rkey)) =
             (control.published(), context.activity.published());
         let record = ExchangeRecord {
