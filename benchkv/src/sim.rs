@@ -69,7 +69,7 @@ pub fn run(args: &SimArgs, options: &Options) -> Result<JobResult, Failure> {
         ..World::default()
     };
     let (runs, window) = (options.job.runs, options.duration());
-    let (outcomes, summary) =
+    let (mut outcomes, summary) =
         Simulated::new(&options.job, &world)?.run(options.warmup(), window, runs)?;
     // In a job with a number of operations, the window lasts from the first beginning to the last
     // end of a client's window.
@@ -82,6 +82,14 @@ pub fn run(args: &SimArgs, options: &Options) -> Result<JobResult, Failure> {
         Some(_) => taken_ns as f64 / 1e9,
         None => window.as_secs_f64(),
     };
+    if options.job.ops.is_none() {
+        // A client that is paused when a window begins or ends sees that late, and its own
+        // times would make its rate too high or too low.
+        let clients = outcomes.iter_mut().flat_map(|rank| &mut rank.clients);
+        let windows = clients.flat_map(|client| &mut client.windows);
+        let length_ns = window.as_nanos() as u64;
+        windows.for_each(|seen| seen.ended_ns = seen.started_ns + length_ns);
+    }
     let mut parts = Vec::with_capacity(outcomes.len());
     for (rank, outcome) in outcomes.into_iter().enumerate() {
         let course = Course {

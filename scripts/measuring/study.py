@@ -222,7 +222,6 @@ def lasting():
 
     def shown(result):
         times = [run["total_rps"] / 1e6 for run in result["runs"][len(RAMP):]]
-        # The run in which a host that stood still runs again has a rate that is too high.
         left = next((number for number in range(len(times)) if min(times[number:]) > 30), None)
         ms = result["options"]["duration_s"] * 1e3
         return f"{times[-1]:.1f}" if left is None else f"left after {left * ms:.0f} to {(left + 1) * ms:.0f} ms"

@@ -201,7 +201,7 @@ fn private_values(job: &Job, mut stores: Stores) -> Vec<(u16, u64, Outcome)> {
     let accesses = of_clients.flat_map(|(rank, client)| job.client(rank, client).pattern.accesses);
     let mut keys: Vec<_> = accesses
         .filter(|access| access.kind == AccessKind::Private)
-        .map(|access| (access.rank, access.key))
+        .map(|access| (access.rank, u64::from(access.key)))
         .collect();
     keys.sort_unstable();
     keys.dedup();
@@ -325,6 +325,13 @@ fn a_host_that_stands_still_ends_nothing_and_loses_nothing() {
         "{found:?}"
     );
     assert_eq!(result.fate.lost, 0);
+    // The host runs again in the middle of the last window.
+    let late = sim(&format!("{job} --pause 1@400us+200us")).unwrap();
+    for run in [&result, &late].into_iter().flat_map(|result| &result.runs) {
+        let ended = (run.measured.local_ops + run.measured.remote_ops) as f64;
+        let rate = run.measured.total_rps;
+        assert!((rate * 200e-6 - ended).abs() < 1e-6, "{rate}, {ended}");
+    }
 }
 
 /// A policy that is on for a time: before and after, the job runs as without it. Answers held at
