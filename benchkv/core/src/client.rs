@@ -561,7 +561,7 @@ impl Book {
                 continue;
             };
             self.next_access = index + 1;
-            let (rank, key) = (access.rank.into(), access.key);
+            let (rank, key) = (access.rank.into(), access.key.into());
             let (kind, request) = match (access.kind, &mut self.spec.verifier) {
                 (AccessKind::Read, _) => (Kind::GET, Request::get(rank, key)),
                 (AccessKind::Write, Some(verifier)) => {
@@ -586,7 +586,7 @@ impl Book {
     #[inline(never)]
     fn next_private(&mut self, access: u32) -> Option<(Kind, Request)> {
         let access = self.spec.pattern.accesses.get(access as usize)?;
-        let (rank, key) = (u32::from(access.rank), access.key);
+        let (rank, key) = (access.rank.into(), access.key.into());
         Some(match self.spec.verifier.as_mut()?.begin_private(access)? {
             PrivateStep::Get => (Kind::PRIVATE_GET, Request::get(rank, key)),
             PrivateStep::Put(value) => {

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use copyrpc_shm::memfd::{Memfd, MemfdCreateError};
 
 /// Minimum and maximum bytes of a value.
-pub const VALUE_BYTES: std::ops::RangeInclusive<usize> = HEAD_BYTES..=65_536;
+pub const VALUE_BYTES: std::ops::RangeInclusive<usize> = HEAD_BYTES..=16 << 20;
 /// Bytes of a value that messages hold.
 pub const HEAD_BYTES: usize = size_of::<u64>();
 /// A size that is a multiple of every page size.

@@ -68,11 +68,11 @@ fn illegal_options_are_refused_with_the_legal_ones() {
     );
     refused(
         &["--value-size", "7"],
-        &["--value-size", "use 8 to 65536 bytes"],
+        &["--value-size", "use 8 to 16777216 bytes"],
     );
     refused(
-        &["--value-size", "65537"],
-        &["--value-size", "use 8 to 65536 bytes"],
+        &["--value-size", "16777217"],
+        &["--value-size", "use 8 to 16777216 bytes"],
     );
     refused(
         &["--value-size", "64K", "--ring-size", "512K"],
