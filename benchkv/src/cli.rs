@@ -223,16 +223,33 @@ pub struct ReportArgs {
     #[arg(required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
 
-    /// Also write a chart of latency against rate (the offered rate, if all results are of --rate),
-    /// or with .csv the points of the chart. With several variants of the settings, each has a
-    /// line: its 99th percentile. With one variant, each percentile has a line. May be given twice.
+    /// Also write a chart, or with .csv the points of the chart. With several variants of the
+    /// settings, each has a line: of latencies, the 99th percentile. With one variant, each
+    /// percentile of latencies has a line. May be given twice.
     #[arg(short, long, value_name = "FILE.svg|FILE.csv", value_parser = with_extension(&["svg", "csv"]))]
     pub output: Vec<PathBuf>,
+
+    /// The chart that --output writes.
+    #[arg(long, value_enum, value_name = "NAME", default_value_t = ChartKind::LatencyByRate)]
+    pub chart: ChartKind,
 
     /// Only check whether the files can be read, and are of jobs that were not interrupted; print
     /// no report.
     #[arg(long)]
     pub check: bool,
+}
+
+/// A chart of results.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ChartKind {
+    /// Round trips by throughput; by the offered rate, if all results are of --rate.
+    LatencyByRate,
+    /// Round trips by the size of a value.
+    LatencyBySize,
+    /// Bytes of values per second by the size of a value.
+    BandwidthBySize,
+    /// Throughput by commit, in the order of first measurements.
+    RateByCommit,
 }
 
 #[cfg(test)]

@@ -304,7 +304,12 @@ def sweep(asked, benchkv, directory, points, lock):
     valid = sorted(file for file in directory.glob("*.json") if is_valid(benchkv, file))
     if valid:
         report = directory / "report.txt"
-        report.write_text(tools.output([benchkv, "report", "-o", directory / "report.svg", "-o", directory / "report.csv", *valid]))
+        charts = {"report": "latency-by-rate"}
+        if len(asked.sizes) > 1:
+            charts |= {"latency": "latency-by-size", "bandwidth": "bandwidth-by-size"}
+        for name, chart in charts.items():
+            files = [argument for ending in ("svg", "csv") for argument in ("-o", directory / f"{name}.{ending}")]
+            report.write_text(tools.output([benchkv, "report", "--chart", chart, *files, *valid]))
         print(f"; {report}", end="")
     print()
     return 1 if failed else 0

@@ -53,7 +53,7 @@ pub struct Axis {
 pub struct Chart {
     /// The quantities shown.
     pub title: String,
-    /// The axis at the bottom, which is linear.
+    /// The axis at the bottom.
     pub x: Axis,
     /// The axis at the left.
     pub y: Axis,
@@ -72,23 +72,26 @@ impl Chart {
         let ys = self.y.range(points().map(|(_, y)| *y));
         let mut document = String::new();
         let area = SVGBackend::with_string(&mut document, SIZE).into_drawing_area();
-        if self.y.is_log {
-            self.draw(&area, xs, ys.log_scale())?;
-        } else {
-            self.draw(&area, xs, ys)?;
+        match (self.x.is_log, self.y.is_log) {
+            (false, false) => self.draw(&area, xs, ys)?,
+            (false, true) => self.draw(&area, xs, ys.log_scale())?,
+            (true, false) => self.draw(&area, xs.log_scale(), ys)?,
+            (true, true) => self.draw(&area, xs.log_scale(), ys.log_scale())?,
         }
         drop(area);
         Ok(document)
     }
 
-    fn draw<Y>(
+    fn draw<X, Y>(
         &self,
         area: &DrawingArea<SVGBackend<'_>, Shift>,
-        xs: Range<f64>,
+        xs: X,
         ys: Y,
     ) -> Result<(), Failure>
     where
+        X: AsRangedCoord<Value = f64>,
         Y: AsRangedCoord<Value = f64>,
+        X::CoordDescType: Ranged<ValueType = f64> + ValueFormatter<f64>,
         Y::CoordDescType: Ranged<ValueType = f64> + ValueFormatter<f64>,
     {
         area.fill(&WHITE)?;
@@ -162,7 +165,7 @@ mod tests {
         };
         Chart {
             title: "A & B".to_owned(),
-            x: axis("clients", false),
+            x: axis("clients", is_log),
             y: axis("throughput", is_log),
             series: ["first", "<second>"]
                 .map(|name| Series {
@@ -185,7 +188,7 @@ mod tests {
                 "first",
                 "&lt;second&gt;",
                 "1000 units",
-                "1.5 units",
+                if is_log { "1 units" } else { "1.5 units" },
                 "<polyline",
             ] {
                 assert!(svg.contains(part), "{part}: {svg}");

@@ -34,7 +34,9 @@ const SETTINGS: [&str; 19] = [
 
 /// The setting with the commit of the build. Its values are in the order of their first
 /// measurements, not of their names.
-const COMMIT: &str = "environment.git_commit";
+pub(super) const COMMIT: &str = "environment.git_commit";
+/// The setting with the size of a value, in bytes.
+pub(super) const VALUE_SIZE: &str = "options.value_size";
 
 /// Settings that make no difference: directories.
 const IRRELEVANT: [&str; 2] = ["options.shm_dir", "options.trace"];
@@ -64,7 +66,9 @@ pub(super) struct Comparison {
 }
 
 impl Comparison {
-    pub(super) fn of(results: &[JobResult]) -> Self {
+    /// Compares the results along the setting `along`, or, if it is `None`, along the first setting
+    /// that distinguishes results and is a number in all of them.
+    pub(super) fn of(results: &[JobResult], along: Option<&str>) -> Self {
         let settings: Vec<Settings> = results.iter().map(settings).collect();
         let names = ordered(&settings);
         let differs = |name: &&String| {
@@ -72,22 +76,27 @@ impl Comparison {
             pairs.any(|pair| matches!(pair, [a, b] if a.get(*name) != b.get(*name)))
         };
         let telling = telling(&settings, names.iter().filter(differs));
-        // The axis is the first distinguishing setting that is a number in all results.
         let is_number = |all: &Settings, name: &String| all.get(name).is_some_and(Value::is_number);
         let mut candidates = telling.iter().copied();
-        let axis = candidates.find(|name| settings.iter().all(|all| is_number(all, name)));
+        let axis = candidates.find(|name| match along {
+            Some(along) => *name == along,
+            None => settings.iter().all(|all| is_number(all, name)),
+        });
         let others = telling.into_iter().filter(|name| Some(*name) != axis);
         let others: Vec<&String> = others.collect();
         let keys: Vec<&String> = others.iter().copied().chain(axis).collect();
         let mut members: Vec<(usize, &Settings)> = settings.iter().enumerate().collect();
+        let commits = commits(results);
+        let since = |commit: Option<&Value>| {
+            let commit = commit.and_then(Value::as_str);
+            commits
+                .iter()
+                .position(|name| Some(name.as_str()) == commit)
+        };
         members.sort_by(|(_, a), (_, b)| {
-            let order = |name: &str| {
-                let (a, b) = (a.get(name), b.get(name));
-                match name {
-                    COMMIT => first_measured(results, a).cmp(&first_measured(results, b)),
-                    _ => Ordering::Equal,
-                }
-                .then_with(|| by_size(a, b))
+            let order = |name: &str| match (name, a.get(name), b.get(name)) {
+                (COMMIT, a, b) => since(a).cmp(&since(b)),
+                (_, a, b) => by_size(a, b),
             };
             let orders = keys.iter().map(|name| order(name));
             orders.fold(Ordering::Equal, Ordering::then)
@@ -185,11 +194,16 @@ fn telling<'a>(
     telling
 }
 
-/// Returns the time of the first measurement of a commit, in seconds since 1970.
-fn first_measured(results: &[JobResult], commit: Option<&Value>) -> Option<u64> {
-    let environments = results.iter().map(|result| &result.environment);
-    let of_commit = environments.filter(|of| commit.is_some_and(|name| *name == of.git_commit));
-    of_commit.map(|of| of.unix_s).min()
+/// Returns the commits of the results, in the order of their first measurements.
+pub(super) fn commits(results: &[JobResult]) -> Vec<String> {
+    let mut first = BTreeMap::<&String, u64>::new();
+    for of in results.iter().map(|result| &result.environment) {
+        let since = first.entry(&of.git_commit).or_insert(of.unix_s);
+        *since = of.unix_s.min(*since);
+    }
+    let mut commits: Vec<(u64, &String)> = first.into_iter().map(|(name, at)| (at, name)).collect();
+    commits.sort_unstable();
+    commits.into_iter().map(|(_, name)| name.clone()).collect()
 }
 
 /// Compares settings: numbers by their value, before texts.

@@ -1,22 +1,21 @@
-//! `benchkv report`: the results of one or many jobs side by side, as text, and as a chart of
-//! latency against rate.
+//! `benchkv report`: the results of one or many jobs side by side, as text and as a chart.
 //!
 //! - `compare`: the differences between the results.
+//! - `drawing`: the charts.
 
 use std::fmt::Write;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use benchkv_harness::Failure;
-use benchkv_harness::chart::{Axis, Chart, Series};
-use benchkv_harness::hist::LatencySummary;
 use benchkv_harness::report::{Table, bytes, nanos, percent, plural, rate, to_stdout};
 
 use crate::cli::ReportArgs;
-use crate::result::{JobResult, Measured, RunSpread};
+use crate::result::{JobResult, RunSpread};
 use compare::{Comparison, Group};
 
 mod compare;
+mod drawing;
 
 /// Threshold of a warning: the standard deviation of the runs of one result, as a share of their
 /// mean.
@@ -53,15 +52,15 @@ pub fn run(args: &ReportArgs) -> Result<(), Failure> {
         benchkv_harness::file::check(chart).map_err(|why| format!("--output: {why}"))?;
     }
     let results = read().collect::<Result<Vec<_>, _>>()?;
-    let comparison = Comparison::of(&results);
+    let comparison = Comparison::of(&results, None);
     let names = args.files.iter().map(|file| file.display().to_string());
     let names: Vec<String> = names.collect();
     to_stdout(text(&names, &results, &comparison).as_bytes())
         .map_err(|why| format!("the report cannot be written to standard output: {why}"))?;
-    let chart = chart(&results, &comparison);
+    let chart = drawing::chart(&results, args.chart);
     for file in &args.output {
         let bytes = match file.extension() {
-            Some(extension) if extension == "csv" => points(&chart)?,
+            Some(extension) if extension == "csv" => drawing::points(&chart)?,
             _ => chart.svg()?.into_bytes(),
         };
         benchkv_harness::file::write(file, &bytes).map_err(|why| format!("--output: {why}"))?;
@@ -232,8 +231,7 @@ const FIGURES: [(&str, Property); 17] = [
     ("fastest run", |result| rate(result.over_runs.total_rps.max)),
     ("remote", |result| rate(result.measured.remote_rps)),
     ("of values", |result| {
-        let bytes_per_s = result.measured.total_rps * result.options.workload.value_bytes as f64;
-        format!("{}/s", bytes(bytes_per_s as u64))
+        format!("{}/s", bytes(drawing::bytes_per_s(result) as u64))
     }),
     ("p50", |result| nanos(result.measured.latency_ns.p50 as f64)),
     ("p90", |result| nanos(result.measured.latency_ns.p90 as f64)),
@@ -323,103 +321,6 @@ fn confidence(values: &[f64]) -> Option<f64> {
     ];
     let std_dev = RunSpread::of(values).std_dev?;
     Some(T.get(values.len() - 2).copied().unwrap_or(1.96) * std_dev / (values.len() as f64).sqrt())
-}
-
-/// A percentile of the chart.
-type Percentile = fn(&LatencySummary) -> u64;
-
-/// The percentiles of the chart of one series, with their names.
-const PERCENTILES: [(&str, Percentile); 5] = [
-    ("p50", |of| of.p50),
-    ("p90", |of| of.p90),
-    ("p99", |of| of.p99),
-    ("p99.9", |of| of.p999),
-    ("p99.99", |of| of.p9999),
-];
-
-/// Returns the chart of latency against rate, with a point for each result, or for each load of a
-/// sweep. With several series, each has a line: its 99th percentile. With one series, each
-/// percentile has a line. The rate is the offered rate if all results are of open loops.
-fn chart(results: &[JobResult], comparison: &Comparison) -> Chart {
-    let is_open = results.iter().all(|result| result.open_loop.is_some());
-    let offered = |of: &JobResult| of.open_loop.map(|open| open.offered_rps);
-    let points_of = |group: &Group, percentile: Percentile| -> Vec<(f64, f64)> {
-        let point = |of: &Measured, offered: Option<f64>| {
-            let x = offered.filter(|_| is_open).unwrap_or(of.total_rps);
-            (x, percentile(&of.latency_ns) as f64)
-        };
-        let members = group.members.iter().filter_map(|at| results.get(*at));
-        let points = |member: &JobResult| match member.sweep() {
-            Some(_) => {
-                let runs = member.runs.iter();
-                runs.map(|run| point(&run.measured, None)).collect()
-            }
-            None => vec![point(&member.measured, offered(member))],
-        };
-        members.flat_map(points).collect()
-    };
-    let all: Vec<&[Group]> = comparison
-        .groups
-        .chunk_by(|a, b| a.series == b.series)
-        .collect();
-    let series = |name: &str, groups: &[Group], percentile| Series {
-        name: name.to_owned(),
-        points: groups
-            .iter()
-            .flat_map(|group| points_of(group, percentile))
-            .collect(),
-    };
-    let (what, series): (_, Vec<Series>) = match all.as_slice() {
-        [groups] => (
-            "Percentiles",
-            PERCENTILES
-                .map(|(name, of)| series(name, groups, of))
-                .into(),
-        ),
-        _ => {
-            let groups = all
-                .iter()
-                .filter_map(|groups| Some((groups.first()?, groups)));
-            let line = |(first, groups): (&Group, _)| series(&first.series, groups, |of| of.p99);
-            (
-                "99th percentile",
-                groups
-                    .map(|(first, groups)| line((first, *groups)))
-                    .collect(),
-            )
-        }
-    };
-    let (by, x) = if is_open {
-        ("offered rate", "offered operations per second")
-    } else {
-        ("throughput of all ranks", "operations per second")
-    };
-    Chart {
-        title: format!("{what} of round trips, by {by}"),
-        x: Axis {
-            title: x.to_owned(),
-            label: rate,
-            is_log: false,
-        },
-        y: Axis {
-            title: "round trip".to_owned(),
-            label: nanos,
-            is_log: true,
-        },
-        series,
-    }
-}
-
-/// Returns the points of a chart as CSV: the line, and the values of both axes.
-fn points(chart: &Chart) -> Result<Vec<u8>, Failure> {
-    let mut writer = csv::Writer::from_writer(Vec::new());
-    writer.write_record(["line", &chart.x.title, "round trip in ns"])?;
-    for series in &chart.series {
-        for (x, y) in &series.points {
-            writer.write_record([&series.name, &x.to_string(), &y.to_string()])?;
-        }
-    }
-    Ok(writer.into_inner()?)
 }
 
 #[cfg(test)]

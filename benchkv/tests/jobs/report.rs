@@ -139,6 +139,45 @@ fn a_series_of_rates_has_a_line_for_each_percentile_and_commits_are_in_order_of_
 }
 
 #[test]
+fn a_chart_is_along_the_size_of_a_value_or_along_commits() {
+    let dir = Scratch::on_disk();
+    let files = write_results(dir.path(), 4, |number, result| {
+        result.options.workload.value_bytes = [8, 1024][number % 2];
+        result.measured.total_rps = (number + 1) as f64 * 1e6;
+        // The commit with the later name was measured first.
+        result.environment.git_commit = ["b", "a"][number / 2].repeat(40);
+        result.environment.unix_s = 1_000 + number as u64;
+    });
+    let csv = dir.path().join("chart.csv");
+    let points = |chart: &str, files: &[String]| {
+        let mut command = benchkv(&["report", "--chart", chart, "-o"]);
+        let ended = Job::start(command.arg(&csv).args(files)).end();
+        assert!(ended.status.success(), "{}", ended.stderr);
+        let text = fs::read_to_string(&csv).unwrap();
+        let rows = text.lines().map(str::to_owned);
+        rows.collect::<Vec<String>>()
+    };
+    let bandwidth = points("bandwidth-by-size", &files[..2]);
+    assert_eq!(
+        bandwidth[0],
+        "line,bytes of a value,bytes of values per second"
+    );
+    assert!(bandwidth[1].ends_with(",8,8000000"), "{bandwidth:?}");
+    assert!(bandwidth[2].ends_with(",1024,2048000000"), "{bandwidth:?}");
+    // Five percentiles of two sizes.
+    assert_eq!(points("latency-by-size", &files[..2]).len(), 1 + 5 * 2);
+    assert_eq!(
+        points("rate-by-commit", &files)[1..],
+        [
+            "value size 8,1,1000000",
+            "value size 8,2,3000000",
+            "value size 1024,1,2000000",
+            "value size 1024,2,4000000"
+        ]
+    );
+}
+
+#[test]
 fn a_chart_never_takes_the_place_of_a_result() {
     let dir = Scratch::on_disk();
     let files = write_results(dir.path(), 1, |_, _| ());
