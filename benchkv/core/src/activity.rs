@@ -50,7 +50,7 @@ pub struct Activity {
     /// Number of messages that the rounds moved: messages of clients, of daemons of this rank, and
     /// of other ranks.
     pub moved: u64,
-    /// Completions that the rounds of a daemon took.
+    /// Number of completions that the rounds of a daemon took.
     pub cqes: u64,
     /// Numbers of rounds of a daemon that took 0, 1, 2 to 10, 11 to 100, and more completions.
     pub loops_by_cqes: [u64; 5],
@@ -109,7 +109,7 @@ impl ActivityLog {
         }
     }
 
-    /// Notes a round that moved `messages`.
+    /// Notes a round that moved `messages` messages.
     #[inline]
     pub fn note(&mut self, messages: usize) {
         self.now.loops += 1;

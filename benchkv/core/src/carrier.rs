@@ -44,7 +44,7 @@ pub enum Feature {
     BlueflameBatch,
 }
 
-/// Returns the name of an option's value, as it is typed.
+/// Returns the name of an option's value, as the user types it.
 pub fn name_of(value: &impl ValueEnum) -> String {
     value
         .to_possible_value()

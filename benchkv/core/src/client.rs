@@ -100,9 +100,9 @@ impl RoundTrips {
 /// The figures of an open loop in a window; all 0 in a closed loop.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 pub struct OpenWindow {
-    /// Operations whose intended start lay in the window.
+    /// Number of operations whose intended start lay in the window.
     pub due: u64,
-    /// Operations due and not issued when the window ended.
+    /// Number of operations that were due and not issued when the window ended.
     pub backlog: u64,
     /// Time from the intended start to the issue: the sum over the round trips of the window, in
     /// nanoseconds. Latencies include it.
@@ -110,21 +110,22 @@ pub struct OpenWindow {
 }
 
 counters! {
-    /// The fate of every operation of a client, or of several, warm-up and drain included:
+    /// The fate of every operation of a client, or of several clients, warm-up and drain included:
     /// `issued = completed + errors + lost + unfinished`.
     pub struct Counts {
-        /// Accepted by the transport.
+        /// Number of operations that the transport accepted.
         sum issued,
-        /// Ended with the answer of a store.
+        /// Number of operations that ended with the answer of a store.
         sum completed,
-        /// Ended with an error or a refusal.
+        /// Number of operations that ended with an error or a refusal.
         sum errors,
-        /// Not ended when the daemons of the job had stopped moving messages.
+        /// Number of operations that had not ended when the daemons of the job stopped moving
+        /// messages.
         sum lost,
-        /// Not ended when the drain was cut because it took too long, or soon after an interrupt by
-        /// the user.
+        /// Number of operations that had not ended when the drain was cut: the drain took too long,
+        /// or the user had interrupted the job.
         sum unfinished,
-        /// Gets, among the completed operations, that found no value.
+        /// Number of completed gets that found no value.
         sum not_found,
     }
 }
@@ -134,7 +135,7 @@ counters! {
 pub struct ClientReport {
     /// Fate of the operations.
     pub counts: Counts,
-    /// Operations that had not ended at the end of the drain.
+    /// Number of operations that had not ended at the end of the drain.
     pub outstanding: u64,
     /// The window of each run.
     pub windows: Vec<Window>,
@@ -170,7 +171,7 @@ pub struct Client<P> {
 /// The counts of a client while it runs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// Operations that have ended, errors included.
+    /// Number of operations that have ended, errors included.
     pub ended: u64,
     /// Sum over time of the operations outstanding, in operations times nanoseconds.
     pub outstanding_ns: u64,
@@ -339,7 +340,7 @@ impl<P: Paths> Client<P> {
     }
 
     /// Sets the maximum number of outstanding operations, at most the number with which the client
-    /// was made. With 0 the client issues none.
+    /// was made. With 0 the client issues no operations.
     pub fn set_queue_depth(&mut self, operations: usize) {
         self.book.spec.queue_depth = operations;
     }
@@ -456,7 +457,7 @@ impl Book {
         self.counted_to_ns = now_ns;
     }
 
-    /// Issues what can be issued, and returns the number of operations issued.
+    /// Issues the operations that can be issued, and returns their number.
     #[inline(always)]
     fn issue_all<P: Paths>(&mut self, paths: &mut P, now_ns: u64) -> Result<usize, BackendError> {
         let mut issued = 0;
@@ -466,7 +467,8 @@ impl Book {
         result.map(|()| issued as usize)
     }
 
-    /// Issues what can be issued, and counts it in `issued`, which is 0 before.
+    /// Issues the operations that can be issued, and counts them in `issued`, which is 0 at the
+    /// call.
     #[inline(always)]
     fn issue_each<P: Paths>(
         &mut self,

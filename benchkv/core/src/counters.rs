@@ -101,14 +101,16 @@ impl<T: Copy + Default + AddAssign + Sub<Output = T> + Sum> Figures<T> {
 /// The work of one round of a daemon.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Round {
-    /// Messages that the round took, or sent after they had waited; 0: there was nothing to do.
+    /// Number of messages that the round took, or sent after they had waited; 0: there was nothing
+    /// to do.
     pub moved: usize,
-    /// Completions that the round took.
+    /// Number of completions that the round took.
     pub cqes: usize,
     /// Number of requests to other ranks that were not answered at the end of the round.
     pub outstanding: usize,
-    /// Whether the round is not over: a policy adds polls to it, this poll found nothing, and the
-    /// next step is another poll of the same round. The step does not count as a round.
+    /// Whether the round is not over: a policy adds polls to it, the polls have not found enough
+    /// completions, and the next step is another poll of the same round. The step does not count as
+    /// a round.
     pub is_part: bool,
 }
 

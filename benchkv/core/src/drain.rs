@@ -1,6 +1,6 @@
 //! Decides how long the ranks of a job wait for outstanding operations.
 //!
-//! The ranks wait as long as anything moves. Each answer that a client waits for passes a daemon of
+//! The ranks wait as long as messages move. Each answer that a client waits for passes a daemon of
 //! some rank, so a drain makes progress as long as the daemons of the job move messages. Operations
 //! that have not ended when nothing moves any more are lost. Silence alone is no proof on a machine
 //! with more threads than cores, or on a virtual machine: a daemon that did not run for a while has
@@ -65,9 +65,9 @@ pub struct View {
 /// The end of a drain, on all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
-    /// Nothing is outstanding.
+    /// No operation is outstanding.
     Drained,
-    /// Nothing moved any more: outstanding operations are lost.
+    /// No message moved any more: outstanding operations are lost.
     Silent,
     /// The drain took too long: outstanding operations are unfinished.
     Cut,

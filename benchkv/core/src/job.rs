@@ -151,7 +151,7 @@ pub struct ClientSpec {
     pub pattern: Pattern,
     /// Schedule of the operations; `None`: closed loop.
     pub schedule: Option<Schedule>,
-    /// Checks the values that the client reads; `None` with `--no-verify`.
+    /// Judge of the values that the client reads; `None` with `--no-verify`.
     pub verifier: Option<Verifier>,
     /// Whether the client flips one bit of one value that it writes: in the last byte of the value,
     /// or in the 8 bytes of a value without a tail. The verifier has to detect the flipped bit.

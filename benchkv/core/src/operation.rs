@@ -69,14 +69,14 @@ impl Kind {
         Self(NonZero::<u32>::MIN.saturating_add(7 + bits))
     }
 
-    /// Returns the kind with the rank: another one, or the client's own.
+    /// Returns the kind with the place of the key: another rank (`is_remote`), or the client's own.
     #[inline(always)]
     pub(crate) fn to(self, is_remote: bool) -> Self {
         Self(self.0 | (u32::from(is_remote) * Self::REMOTE_BIT))
     }
 
     /// Returns the group of the kind: 0 gets and 1 puts on the client's own rank, 2 gets and 3 puts
-    /// on others.
+    /// on other ranks.
     #[inline(always)]
     pub(crate) const fn group(self) -> usize {
         (self.0.get() & (Self::PUT_BIT | Self::REMOTE_BIT)) as usize
@@ -92,8 +92,8 @@ impl Kind {
         self.0.get() & Self::PRIVATE_BIT != 0
     }
 
-    /// Returns whether the verification judges the outcome. It does so of all but puts of shared
-    /// keys.
+    /// Returns whether the verification judges the outcome: of every operation except a put of a
+    /// shared key.
     #[inline(always)]
     pub(crate) const fn is_judged(self) -> bool {
         self.0.get() & (Self::PUT_BIT | Self::PRIVATE_BIT) != Self::PUT_BIT

@@ -13,7 +13,7 @@ pub enum Phase {
     Between,
     /// No new operations; outstanding operations may end.
     Drain,
-    /// Outstanding operations are not waited for any more.
+    /// Clients do not wait for outstanding operations any more.
     GiveUp,
 }
 

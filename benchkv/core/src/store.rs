@@ -98,7 +98,7 @@ impl Shard {
         }
     }
 
-    /// Returns whether this shard would hold `key`, if a store had it.
+    /// Returns whether `key` belongs to this shard, even if the store does not have the key.
     #[inline(always)]
     pub fn owns(&self, key: u64) -> bool {
         owner_of(key, self.shards) == self.shard
@@ -111,8 +111,8 @@ impl Shard {
             .unwrap_or_default()
     }
 
-    /// Executes a request without the tail. Each arm makes its response, so that none is decoded to
-    /// an outcome and encoded again.
+    /// Executes a request without the tail. Each arm makes its response, so that no response is
+    /// decoded to an outcome and encoded again.
     #[inline(always)]
     fn response(&mut self, request: &Request) -> Response {
         let key = request.key();

@@ -68,7 +68,7 @@ pub(crate) const fn topology(
     }
 }
 
-/// Returns a verified job of `topology`, 32 deep.
+/// Returns a verified job of `topology`.
 pub(crate) fn job(topology: Topology) -> Job {
     let Topology { ranks, clients, .. } = topology;
     let remote_ratio = (ranks - 1) as f64 / ranks as f64;
@@ -102,7 +102,7 @@ pub(crate) fn job(topology: Topology) -> Job {
     }
 }
 
-/// Parses policies as they are typed.
+/// Parses the flags of policies.
 pub(crate) fn policies(args: &str) -> PolicyOptions {
     #[derive(Parser)]
     struct Args {

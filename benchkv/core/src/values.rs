@@ -1,10 +1,11 @@
 //! [`Values`]: the memory for the tails of values while a request is within a rank. The tail of a
 //! value is its bytes after the first 8, which a [message](crate::message) holds.
 //!
-//! A rank has a place for each operation that its clients can have outstanding. A client puts the
-//! tail of a value there before it issues a put, and finds there the tail that a get has found.
-//! Messages only name the place, so they are as small as messages of values without a tail, on
-//! every path. Daemons that pass requests of other ranks to each other have places of their own.
+//! A rank has a place for each operation that its clients can have outstanding. A client writes the
+//! tail of a value to the place before it issues a put, and reads the tail that a get has found
+//! from the place. Messages only name the place, so they are as small as messages of values without
+//! a tail, on every path. Daemons that pass requests of other ranks to each other have places of
+//! their own.
 //!
 //! The message that names a place decides which thread may access the place: the sender before it
 //! sends the message, the receiver until it answers. The queues of messages order these accesses.
@@ -30,7 +31,7 @@ const LEAST_HOPS: usize = 16;
 pub struct Places {
     /// Length of a tail, in bytes; 0: there are no places.
     pub tail_bytes: usize,
-    /// Operations that each client can have outstanding.
+    /// Number of operations that each client can have outstanding.
     of_client: usize,
     clients: usize,
     /// Places of each daemon, for requests of other ranks that it passes to other daemons.

@@ -2,8 +2,8 @@
 //!
 //! W. Hörmann and G. Derflinger, "Rejection-inversion to generate variates from monotone discrete
 //! distributions", ACM TOMACS 6(3), 1996: inversion of the continuous envelope x^-theta, rounded,
-//! with a rejection that almost never happens. No table, so it is as fast for 2^26 keys as for 10,
-//! and exact for every theta, 1 included.
+//! with a rejection that almost never happens. The sampler has no table, so it is as fast for 2^26
+//! keys as for 10, and exact for every theta, 1 included.
 
 use fastrand::Rng;
 

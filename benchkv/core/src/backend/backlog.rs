@@ -11,7 +11,8 @@ pub(super) enum SendError<W> {
     Down(BackendError),
 }
 
-/// Requests that found no room: a queue for each path. `W` is the caller to answer.
+/// Requests that found no room: a queue for each path, which is a link to another rank or a daemon
+/// of this rank. `W` is the caller to answer.
 #[derive(Debug)]
 pub(super) struct Backlog<W> {
     queues: Vec<VecDeque<(Request, W)>>,
@@ -62,7 +63,8 @@ impl<W> Backlog<W> {
         Ok(())
     }
 
-    /// Tries again to send the waiting requests, by `send`. Returns the number of requests sent.
+    /// Sends the waiting requests of each path by `send`, in order, until a request finds no room.
+    /// Returns the number of requests sent.
     pub(super) fn retry(
         &mut self,
         mut send: impl FnMut(usize, &Request, W) -> Result<(), SendError<W>>,

@@ -103,7 +103,7 @@ pub struct KvDaemon {
     /// Whether requests of other ranks for this shard wait because they arrived in a round that
     /// takes no requests. Later requests must not overtake the waiting ones.
     own_wait: bool,
-    /// Polls of the current round until now; 0 if no round has begun.
+    /// Number of polls of the current round until now; 0 if no round has begun.
     polls: u32,
     /// The findings of these polls.
     polled: Polled,
@@ -205,8 +205,9 @@ impl KvDaemon {
         self.policy.begin(now_ns, self.outstanding());
     }
 
-    /// Runs all phases. If the policy adds polls to a round, a call runs only the first phase while
-    /// the polls of the round have not found enough completions and added polls are left.
+    /// Runs all phases; in a round that takes no requests, only the first phase and the flush. If
+    /// the policy adds polls to a round, a call runs only the first phase while the polls of the
+    /// round have not found enough completions and added polls are left.
     fn round(&mut self) -> Result<Round, BackendError> {
         let mut round = self.take_messages()?;
         if round.is_part {
@@ -229,8 +230,9 @@ impl KvDaemon {
         Ok(round)
     }
 
-    /// Passes on the answers of other ranks to their callers. In rounds that take requests, also
-    /// serves the requests of other ranks for this shard as they arrive.
+    /// Passes the answers of other ranks to their callers, or holds them for the policy. In rounds
+    /// that take requests, also serves the requests of other ranks for this shard on arrival,
+    /// unless earlier requests wait.
     fn take_messages(&mut self) -> Result<Round, BackendError> {
         let mut round = Round::default();
         let Some(remote) = &mut self.remote else {

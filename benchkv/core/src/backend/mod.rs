@@ -86,7 +86,7 @@ pub trait Endpoints {
 
     /// Continues the setup of connections that are not complete when both ends have called
     /// [`connect`](Self::connect). Does not wait. Returns whether all connections are established.
-    /// The driver calls it until they are, before anything is sent.
+    /// The driver calls the function until it returns `true`, before anything is sent.
     ///
     /// # Errors
     /// A connection cannot be established.
@@ -128,7 +128,7 @@ pub trait Daemon: Endpoints + Sleeper {
     /// policies need the time call it.
     ///
     /// # Errors
-    /// [`BackendError::PeerGone`] when a remote rank is dead, [`BackendError::Transport`] when a
+    /// [`BackendError::PeerGone`] when another rank is lost, [`BackendError::Transport`] when a
     /// transport of this rank failed. The daemon cannot be used after an error.
     fn step(&mut self, now_ns: impl FnOnce() -> u64) -> Result<Round, BackendError>;
 
@@ -205,12 +205,12 @@ pub enum IssueError {
 /// The reason why the transports of a rank failed.
 #[derive(Debug, Error)]
 pub enum BackendError {
-    /// Another rank is dead, as the fabric reports.
+    /// Another rank is lost: the rank is dead, has closed a connection, or has broken the protocol.
     #[error("rank {rank} is lost: {how}")]
     PeerGone {
-        /// The dead rank.
+        /// The lost rank.
         rank: usize,
-        /// The reason that the fabric reported.
+        /// The reason that the carrier reported.
         how: String,
     },
     /// Something could not be made or connected.
@@ -261,8 +261,8 @@ impl BackendError {
     }
 }
 
-/// Takes an error out of its box. Functions whose callers check each result for an error return it
-/// in a box, because such a result is in a register.
+/// Takes an error out of its box. Functions that are called for each message return errors in
+/// boxes, because a result with a box fits into registers.
 impl From<Box<BackendError>> for BackendError {
     fn from(error: Box<Self>) -> Self {
         *error

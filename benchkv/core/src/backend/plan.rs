@@ -16,7 +16,7 @@ pub(super) const TYPE_TAG: u64 = u64::from_be_bytes(*b"BENCHKV2");
 /// The number of a rank, and the resources that the rank opens.
 #[derive(Debug, Clone)]
 pub struct Site {
-    /// The rank.
+    /// Number of the rank.
     pub rank: usize,
     /// The directory of the rank's shared memory.
     pub dir: Dir,

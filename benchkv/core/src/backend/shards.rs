@@ -58,7 +58,8 @@ impl<W> Shards<W> {
         self.backlog.waiting()
     }
 
-    /// Sends a request to another daemon, after the requests that already wait for room.
+    /// Sends a request to another daemon. The request waits in the backlog if there is no room, or
+    /// if earlier requests to the daemon wait.
     #[inline(always)]
     pub(super) fn call(
         &mut self,
@@ -85,7 +86,8 @@ impl<W> Shards<W> {
     }
 
     /// Takes arrived messages, and calls `answer` with each answer and its caller. Returns the
-    /// number of answers. Requests are not counted here, but where they are taken from the node.
+    /// number of answers. The requests that have arrived are not counted; the caller takes them
+    /// from `node`.
     pub(super) fn poll(&mut self, answer: impl FnMut(W, Option<Response>)) -> usize {
         let mut answers = 0;
         self.node.poll(ending(&mut answers, answer));

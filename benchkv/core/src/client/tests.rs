@@ -11,15 +11,15 @@ use crate::pace::{Arrivals, Pace};
 use crate::store::Shard;
 use crate::workload::{Distribution, Workload};
 
-/// Two stores with one queue, served last-in first-out, so that replies arrive out of order. It
-/// accepts `room` requests at a time.
+/// Two stores with one queue, which holds at most `room` requests. The stores execute requests in
+/// order, and answer them in reverse order.
 #[derive(Clone)]
 struct Loopback {
     stores: Rc<RefCell<[Shard; 2]>>,
     queue: Rc<RefCell<VecDeque<(Operation, Request)>>>,
     room: usize,
     serve: Rc<Cell<usize>>,
-    /// The end of all operations, instead of the stores' answers.
+    /// Result of all operations; `None`: the stores' answers.
     ending: Option<Option<Response>>,
     /// Number of requests in the queue that were flushed.
     flushed: Rc<Cell<usize>>,
@@ -152,7 +152,7 @@ fn of_spec(
     )
 }
 
-/// Steps in a phase with a clock that ticks 100 ns per reading.
+/// Steps the client `count` times in a phase, with a clock that advances 100 ns per reading.
 fn steps(client: &mut Client<Loopback>, clock: &Cell<u64>, phase: Phase, count: usize) {
     for _ in 0..count {
         client
@@ -318,8 +318,8 @@ fn a_client_with_a_number_of_operations_ends_by_itself_when_they_have_ended() {
     }
 }
 
-/// Holds to the precision of the histograms, for any length of the window and any unevenness of the
-/// service.
+/// Little's law holds to the precision of the histograms, for any length of the window and any
+/// unevenness of the service.
 #[test]
 fn littles_law_holds_in_a_window() {
     for (room, served, count) in [
@@ -343,7 +343,7 @@ fn littles_law_holds_in_a_window() {
             let window = &report.windows[0];
             let (measured, carried) = (window.outstanding_ns as f64, window.carried_ns as f64);
             let computed = latency_sum_ns(window) - window.open_loop.held_ns as f64 + carried;
-            // Long waits leave the error of their histogram, a thousandth.
+            // The histogram's error for long waits is a thousandth.
             let precision = 0.01 * measured + 0.001 * window.open_loop.held_ns as f64;
             assert!(
                 (measured - computed).abs() < precision,
@@ -358,7 +358,7 @@ fn an_open_loop_starts_what_is_due_and_nothing_else() {
     let (clock, mut client) = (Cell::new(1), open_loop(loopback(100), 1.0));
     steps(&mut client, &clock, Phase::Ready, 3);
     let origin_ns = clock.get();
-    // 250 ns after an intended start, long after that operation has ended.
+    // The window begins and ends 250 ns after an intended start, when the operation has ended.
     steps_until(&mut client, &clock, Phase::WarmUp, origin_ns + 10_450);
     steps_until(&mut client, &clock, Phase::Window(0), origin_ns + 1_010_450);
     steps(&mut client, &clock, Phase::Between, 1);
@@ -483,7 +483,8 @@ fn an_open_loop_reads_the_clock_once_while_nothing_is_due() {
     assert_eq!(clock.get() - before_ns, 3 * 100);
 }
 
-/// The time for which a client may sleep, as far as it knows by itself.
+/// The client knows the time until its next operation is due or offered again, but not when an
+/// outstanding operation ends.
 #[test]
 fn a_client_knows_until_when_it_has_nothing_to_do() {
     let paths = loopback(100);
@@ -509,7 +510,7 @@ fn a_client_knows_until_when_it_has_nothing_to_do() {
         Duration::MAX,
         "more is due, but as much as may be is outstanding"
     );
-    // The number left after one was served.
+    // After one of the 8 requests is served, the queue holds 7, and has no room.
     client.paths.room = 7;
     paths.serve.set(1);
     steps(&mut client, &clock, Phase::WarmUp, 1);

@@ -38,13 +38,14 @@ pub struct Moved {
     /// Number of operations issued plus number of operations ended; an operation that has ended
     /// counts twice.
     pub by_clients: u64,
-    /// Messages that daemons moved. A message that waits counts again when it is moved on.
+    /// Number of messages that daemons moved. A message that waits in a daemon counts again when
+    /// the daemon sends it.
     pub by_daemons: u64,
-    /// Rounds of the daemons.
+    /// Number of rounds of the daemons.
     pub rounds: u64,
     /// Number of these rounds that took completions.
     pub rounds_with_cqes: u64,
-    /// Completions that the daemons took.
+    /// Number of completions that the daemons took.
     pub cqes: u64,
 }
 

@@ -2,7 +2,7 @@
 //! in real time.
 //!
 //! - [`cluster`]: all ranks of a job in one process, connected, and stepped in turn (lockstep).
-//! - [`simulated`]: the same in virtual time.
+//! - [`simulated`]: all ranks of a job in virtual time.
 //! - [`faults`]: the faults of a simulated job.
 
 pub mod cluster;

@@ -37,9 +37,9 @@ use crate::trace::recorder::Recorder;
 
 /// Address space of a rank's device.
 const ARENA_BYTES: usize = 4 << 30;
-/// Maximum time of a drain in which no operation begins or ends although some are due. After it the
-/// simulation gives up outstanding operations. No policy holds a message longer, and no device
-/// waits longer for a dead peer.
+/// Maximum time of a drain in which no operation begins or ends although some are due. After this
+/// time the simulation gives up outstanding operations. No policy holds a message longer, and no
+/// device waits longer for a dead peer.
 const DRAIN: Duration = Duration::from_secs(2);
 /// Interval at which a drain is checked.
 const LOOK: Duration = Duration::from_micros(100);
@@ -436,7 +436,7 @@ pub struct Ended {
 pub struct Summary {
     /// Virtual time at the end, in ns.
     pub ended_ns: u64,
-    /// Turns of all daemons and clients.
+    /// Number of turns of all daemons and clients.
     pub turns: u64,
     /// Hash of the times and turns of the run, and with [`World::strict`] also of all actions of
     /// the devices.

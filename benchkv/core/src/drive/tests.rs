@@ -79,8 +79,8 @@ fn every_topology_runs_in_virtual_time_and_the_same_seed_gives_the_same_run() {
     }
 }
 
-/// Runs verified jobs of values of several sizes on two ranks of several daemons, and sees that
-/// values were read.
+/// Runs verified jobs with values of several sizes on two ranks of three daemons, and checks that
+/// clients read values.
 fn values_arrive(carrier: Carrier) {
     let ways = [
         Backend::Meta,
@@ -91,7 +91,7 @@ fn values_arrive(carrier: Carrier) {
     let jobs = ways
         .into_iter()
         .flat_map(|backend| [(backend, 9, 300), (backend, 1000, 300)]);
-    // With meta every request takes every kind of way.
+    // The backend `meta` uses the most channels: ipc, flux and the carrier.
     for (backend, value_bytes, ops) in jobs.chain([(Backend::Meta, 65_536, 40)]) {
         let scratch = Scratch::new();
         let topology = topology(backend, carrier, 2, 3, 2);
@@ -139,7 +139,7 @@ fn values_arrive(carrier: Carrier) {
     }
 }
 
-/// Every byte is judged by the readers.
+/// Clients verify each byte of each value that they read.
 #[test]
 fn values_of_any_size_arrive_whole_on_every_way() {
     for carrier in [Carrier::Copyrpc, Carrier::RcSend] {

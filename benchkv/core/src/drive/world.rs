@@ -113,7 +113,8 @@ pub struct Event {
 pub enum Change {
     /// The policies of all daemons act (`true`), or are suspended (`false`).
     Policies(bool),
-    /// The first `clients` of each rank keep up to `depth` operations outstanding, the others none.
+    /// The first `clients` of each rank keep up to `depth` operations outstanding, the other
+    /// clients none.
     Load {
         /// Number of clients.
         clients: usize,
@@ -142,10 +143,10 @@ pub struct Turn<'a> {
     pub did: Did,
 }
 
-/// Why a simulated job ended before its time.
+/// The reason why a simulated job could not begin, or ended early.
 #[derive(Debug, thiserror::Error)]
 pub enum SimulationError {
-    /// Something could not be made or connected.
+    /// A rank could not be made or connected.
     #[error(transparent)]
     Setup(BackendError),
     /// A daemon or client failed.

@@ -6,7 +6,7 @@ use super::{PolicyOptions, PolicyReport, PollBudget};
 /// The plan of one round of a daemon. It restricts nothing unless a rule acts.
 #[derive(Debug, Clone, Copy)]
 pub struct RoundPlan {
-    /// Number of polls to add to the round until its polls have found enough.
+    /// Number of polls to add to the round until its polls have found enough completions.
     pub extra: PollBudget,
     /// Maximum number of answers that the daemon holds until [`Policy::releases`] returns `true`.
     /// The daemon delivers further answers at once.

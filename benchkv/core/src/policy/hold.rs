@@ -17,7 +17,7 @@ const RATE_ALPHA: f64 = 0.125;
 /// The choices of `--hold`; times in us.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum HoldChoice {
-    /// Nothing is held.
+    /// No answer is held.
     Off,
     /// Answers are held for this time, in us.
     Fixed(f64),
@@ -124,7 +124,7 @@ impl Hold {
     }
 
     /// Returns the reason to deliver the held answers now, and counts them as delivered; `None` if
-    /// they are to be held longer.
+    /// no answer is held, or if the held answers wait longer.
     pub(super) fn release(&mut self, now_ns: u64) -> Option<Release> {
         let held_ns = now_ns.saturating_sub(self.since_ns);
         let release = match self.count {

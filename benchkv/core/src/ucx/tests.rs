@@ -8,10 +8,10 @@ use std::process::Command;
 
 use super::ffi::*;
 
-/// An expression of C, and its value here.
+/// An expression of C, and its value in this crate.
 type Fact = (&'static str, i64);
 
-/// Returns the values that are equal in both.
+/// Returns the expressions whose values must be equal in the header and in this crate.
 fn facts() -> Vec<Fact> {
     let mut facts: Vec<Fact> = vec![
         ("sizeof(ucs_status_t)", size_of::<Status>() as i64),
@@ -64,7 +64,8 @@ fn facts() -> Vec<Fact> {
     facts
 }
 
-/// Sizes that are at least as large here: the bytes after the fields in use are padding.
+/// Sizes that are at least as large in this crate as in the header: the bytes after the fields in
+/// use are padding.
 const PADDED: [Fact; 4] = [
     ("sizeof(ucp_params_t)", size_of::<Params>() as i64),
     (

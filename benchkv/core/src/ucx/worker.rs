@@ -417,9 +417,9 @@ impl Worker {
         printed
     }
 
-    /// Closes all endpoints, and waits for this at most [`CLOSE_LIMIT`]. With [`PeerErrors::Peer`]
-    /// endpoints close at once; otherwise they close when all messages were sent, for which both
-    /// ends have to make progress.
+    /// Closes all endpoints, and waits at most [`CLOSE_LIMIT`] until they are closed. With
+    /// [`PeerErrors::Peer`] endpoints close at once; otherwise they close when all messages were
+    /// sent, for which both ends have to make progress.
     fn close(&self) {
         let force = self.errors == PeerErrors::Peer;
         let flags = if force { UCP_EP_CLOSE_FLAG_FORCE } else { 0 };

@@ -107,7 +107,7 @@ impl Job {
         self.now_ns.set(self.now_ns.get() + ns);
     }
 
-    /// Lets the others do all their work.
+    /// Steps the other ranks' daemons ten times, which serves all requests.
     fn let_answer(&mut self) {
         for _ in 0..10 {
             for daemon in &mut self.answering {
@@ -228,7 +228,8 @@ fn a_held_answer_is_released_by_a_step_without_work_when_its_time_has_come() {
     }
 }
 
-/// A daemon does not sleep while a round would do something, but does while only others have work.
+/// A daemon does not sleep while a round would do something, but sleeps while only other ranks have
+/// work.
 #[test]
 fn a_daemon_that_holds_answers_does_not_sleep() {
     let mut job = Job::new(2, "--hold 50us");
@@ -248,7 +249,7 @@ fn a_daemon_that_holds_answers_does_not_sleep() {
     assert!(job.asking.gauges().held == 0 && slice(&mut job.asking) > Duration::ZERO);
 }
 
-/// With every policy at once, everything ends when no more calls are made.
+/// With all policies at once, all requests end after the last call.
 #[test]
 fn a_load_that_stops_drains() {
     let policies = "--hold adaptive --coalesce-rtt-us 20 --poll-budget 3 --flush-every 64";
@@ -383,8 +384,7 @@ fn the_batch_window_is_that_of_the_connections() {
     assert!(job.asking.transport().unwrap().counted.of("window_stalls") > 0);
 }
 
-/// With one batch in flight, the second waits until the peer has taken the first, however large it
-/// is.
+/// If one batch may be in flight, the second batch waits until the peer has taken the first.
 #[test]
 fn the_batches_in_flight_are_those_of_the_connections() {
     for (options, most) in [("--batches-in-flight 1", 1), ("", 2)] {
@@ -397,8 +397,8 @@ fn the_batches_in_flight_are_those_of_the_connections() {
     }
 }
 
-/// Answers that are held when the policies cease to act are passed on, and none is held until they
-/// act again.
+/// Answers that are held when the policies cease to act are passed on, and the daemon holds no
+/// answer until the policies act again.
 #[test]
 fn policies_that_rest_hold_nothing() {
     let mut job = Job::new(2, "--hold 100us");
@@ -414,7 +414,8 @@ fn policies_that_rest_hold_nothing() {
     assert_eq!(job.ended(), [0, 1, 2]);
 }
 
-/// Sound clients send such requests another way.
+/// Correct clients send requests for other ranks through the daemon's ring, not through ipc.
+/// `serve` executes the requests of ipc.
 #[test]
 fn a_request_for_another_rank_that_nothing_passes_on_is_refused() {
     let mut job = Job::new(2, "");

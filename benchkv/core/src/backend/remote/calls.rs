@@ -2,7 +2,8 @@
 //!
 //! An id consists of the place of the call in a table (low 16 bits) and the number of the call
 //! (high 16 bits). A second answer to a call finds no call, even when a later call has the same
-//! place. Ids are returned by a peer, and are untrusted.
+//! place, unless 65536 calls later the numbers repeat. Ids are returned by a peer, and are
+//! untrusted.
 
 use slab::Slab;
 

@@ -22,8 +22,8 @@ use crate::values::{Values, copy};
 /// connection. In this time another connection can report the cause.
 const CAUSE_NS: u64 = 500_000_000;
 
-/// A connection of one client may always have this number of batches in flight, however many
-/// connections share the receive queue.
+/// Lower bound of the batches in flight that the shared receive queue leaves to a connection of one
+/// client, however many connections share the queue.
 const FEWEST_BATCHES: u32 = 4;
 
 /// Maximum number of receives that devices permit in one queue. Each batch in flight takes one and
@@ -45,7 +45,7 @@ fn config(plan: &RankPlan, connections: usize) -> EndpointConfig {
         // them.
         config.max_send_wr = Some((4 * batches).max(256));
     }
-    // With this backend a connection carries the operations of one client: requests in one
+    // With the backend `direct` a connection carries the operations of one client: requests in one
     // direction, answers in the other. So it has at most as many batches in flight as the client
     // has operations. A daemon has many such connections, and all their receives are in one queue.
     if job.topology.backend == Backend::Direct {
@@ -59,8 +59,9 @@ fn config(plan: &RankPlan, connections: usize) -> EndpointConfig {
 pub(super) struct Links<C> {
     context: Context<C>,
     links: Vec<Link<C>>,
-    /// Whether calls have ended because a connection closed. From then on each poll checks the
-    /// connections, because a connection may be reported as closed later than its calls end.
+    /// Whether a call was lost with its connection or at its peer, or could not be made because the
+    /// peer has closed. From then on each poll checks the connections, because a connection may be
+    /// reported as closed later than its calls end.
     has_lost_calls: bool,
     /// Time at which a connection was first found closed by its peer, by the device's clock, in ns.
     left_ns: Option<u64>,

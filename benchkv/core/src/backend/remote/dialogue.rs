@@ -1,7 +1,7 @@
 //! The state of a link that sends each message separately: calls of this end that wait for answers,
 //! and requests of the peer that this end has not answered. Each end keeps room for `window`
-//! requests and `window` answers of the other end, so there are at most `window` such calls and
-//! `window` such requests.
+//! requests and `window` answers of the other end, so at most `window` calls and `window` requests
+//! wait.
 
 use super::calls::Calls;
 use super::frame::{Content, Frame, FrameBytes};

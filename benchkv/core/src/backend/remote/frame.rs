@@ -146,7 +146,7 @@ mod tests {
     }
 
     /// Frames with a value (a put, and the answer to a get that found a value) end with a tail of
-    /// the agreed length; others have none.
+    /// the agreed length; other frames have none.
     #[test]
     fn a_tail_has_its_length_or_is_none() {
         let [put, found, refusal] = frames();

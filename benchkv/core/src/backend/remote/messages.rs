@@ -62,7 +62,7 @@ pub(super) trait Port: Sized {
         arrived: impl FnMut(usize, Result<&[u8], String>),
     ) -> Result<usize, BackendError>;
 
-    /// Checks the links. For each link, `owes` returns whether the peer owes an answer.
+    /// Checks the links. For each link, `owes` yields whether the peer owes an answer.
     ///
     /// # Errors
     /// A peer is gone.

@@ -327,7 +327,8 @@ impl<C> Remote<C> {
         self.sent
     }
 
-    /// Sends a request through a link, after the requests that already wait for that link.
+    /// Sends a request through a link. The request waits in the backlog if there is no room, or if
+    /// earlier requests wait for the link.
     #[inline(always)]
     pub(super) fn call(
         &mut self,
@@ -400,7 +401,7 @@ impl<C> Remote<C> {
     }
 
     /// Answers a request of another rank, with the tail of the value that a get has found, or
-    /// refuses it. There is always room for answers. It is not an error if the caller has ended.
+    /// refuses it. There is always room for answers. A caller that has ended is not an error.
     #[inline]
     pub(super) fn answer(
         &mut self,

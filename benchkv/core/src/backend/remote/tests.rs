@@ -10,7 +10,7 @@ use crate::topology::Backend;
 use crate::ucx::PeerErrors;
 use crate::workload::Workload;
 
-/// More requests than rings or windows hold.
+/// Number of requests: more than a ring or a window holds.
 const REQUESTS: usize = 1000;
 const WINDOW: usize = 16;
 
@@ -19,7 +19,7 @@ pub(super) fn pair(scratch: &Scratch, carrier: Carrier) -> [Remote<usize>; 2] {
     pair_of(scratch, carrier, [8, 8])
 }
 
-/// Makes two ranks, whose values have their own lengths at each end.
+/// Makes the connections of two ranks. The values of rank k have `value_bytes[k]` bytes.
 pub(super) fn pair_of(
     scratch: &Scratch,
     carrier: Carrier,
@@ -79,7 +79,7 @@ fn ranks_of<const N: usize>(
     ranks
 }
 
-/// A connection of a client has more by default.
+/// The option lowers the limit of a client's connection, which is higher by default.
 #[test]
 fn a_client_with_connections_of_its_own_may_have_one_batch_in_flight() {
     let scratch = Scratch::new();
@@ -92,7 +92,7 @@ fn a_client_with_connections_of_its_own_may_have_one_batch_in_flight() {
     assert!(opened.unwrap().is_some());
 }
 
-/// Makes more calls at once than find room.
+/// Makes [`REQUESTS`] calls, more than find room at once.
 fn call_all(asking: &mut Remote<usize>) {
     for number in 0..REQUESTS {
         let request = Request::put(1, number as u64, 7);
@@ -140,7 +140,7 @@ fn answer_all(asking: &mut Remote<usize>, answering: &mut Remote<usize>) {
     );
 }
 
-/// Bytes of a peer: the tail of a message has the agreed length, or the bytes are not a message.
+/// Bytes of a peer whose tail does not have the agreed length are not a message.
 #[test]
 fn a_value_of_another_length_than_agreed_is_no_value() {
     for (theirs, ours) in [(8, 40), (40, 8), (40, 48)] {
@@ -194,7 +194,8 @@ fn a_value_of_another_length_than_agreed_is_no_value() {
     }
 }
 
-/// Returns the number of rounds in which something moved, of a hundred.
+/// Runs a hundred rounds. Returns the number of rounds that sent a waiting request or took an
+/// answer.
 fn moving_rounds(asking: &mut Remote<usize>) -> usize {
     let moved = (0..100).filter(|_| {
         let moved =
@@ -205,8 +206,9 @@ fn moving_rounds(asking: &mut Remote<usize>) -> usize {
     moved.count()
 }
 
-/// With more threads than cores, a daemon that counts this as work keeps its core from the peer
-/// that could give it credit: jobs became a hundred times slower.
+/// A daemon that counted the READs for credit as work would not sleep. With more threads than
+/// cores, the daemon would keep the core from the peer whose credit it needs, and jobs would be a
+/// hundred times slower.
 #[test]
 fn waiting_for_credit_is_not_work_and_ends_with_it() {
     let scratch = Scratch::new();
@@ -227,8 +229,8 @@ fn waiting_for_credit_is_not_work_and_ends_with_it() {
     answer_all(&mut asking, &mut answering);
 }
 
-/// A request is answered as it arrives if the owner of the links can do so. The tail of its value
-/// comes and goes in one buffer.
+/// `serve` answers requests on arrival. One buffer holds the tail of a put's value, or the tail of
+/// the value that a get found.
 #[test]
 fn a_request_that_is_served_does_not_wait() {
     let scratch = Scratch::new();
@@ -278,14 +280,14 @@ fn a_request_that_is_served_does_not_wait() {
     );
 }
 
-/// There is room for it, but for none of the requests before it until they are tried again.
+/// A new request waits for the backlog although there is room, until `retry` has sent the backlog.
 #[test]
 fn a_request_does_not_overtake_those_that_wait() {
     for carrier in [Carrier::Copyrpc, Carrier::RcSend] {
         let scratch = Scratch::new();
         let [mut asking, mut answering] = pair(&scratch, carrier);
         let mut arrived = Vec::new();
-        // Requests that have arrived are answered, and the answers are taken.
+        // Answers the requests that have arrived, and takes the answers.
         let mut serve = |asking: &mut Remote<usize>| {
             asking.flush().unwrap();
             answering.poll(|_, _, _| (), |_, _| None).unwrap();
@@ -318,8 +320,8 @@ fn a_request_does_not_overtake_those_that_wait() {
     }
 }
 
-/// No more SENDs are under way than the peer has receives, so that none is ever sent twice. The
-/// rest waits, and takes the places of those that are answered.
+/// The number of SENDs under way never exceeds the number of the peer's receives, so no SEND is
+/// repeated. Further requests wait until earlier requests are answered.
 #[test]
 fn no_more_sends_are_under_way_than_receives_are_posted() {
     let scratch = Scratch::new();
@@ -368,14 +370,15 @@ fn a_dead_peer_of_ucx_is_missed() {
     misses_the_dead(&[Carrier::UcxAm]);
 }
 
-/// Nothing is sent that could fail: the peer has taken all messages, and owes answers.
+/// The peer has taken all messages and owes answers, so no message is under way whose failure would
+/// show the death.
 #[test]
 fn a_dead_peer_is_missed_although_nothing_is_sent_to_it() {
     misses_the_dead(&[Carrier::Copyrpc, Carrier::RcSend]);
 }
 
-/// A rank that failed because of another's death leaves in order, and may be found gone first. It
-/// must not be named.
+/// A rank that ends because another rank is dead closes its connections in order, perhaps before
+/// the death is detected. The error must name the dead rank.
 #[test]
 fn a_peer_that_left_in_order_is_not_named_while_another_is_dead() {
     let scratch = Scratch::new();
@@ -401,7 +404,7 @@ fn a_peer_that_left_in_order_is_not_named_while_another_is_dead() {
             .unwrap();
     }
     assert!(lost > 0, "it left, and ended its calls");
-    // Another call to it waits.
+    // A further call to the rank that closed waits.
     let request = Request::put(1, 0, 7);
     asking
         .call(asking.link_for(&request).unwrap(), request, 64)

@@ -32,22 +32,23 @@ use crate::tests::{self as testing, topology};
 use crate::topology::{Backend, Carrier, Topology};
 use crate::workload::{Distribution, Workload};
 
-/// Jobs of a run in CI.
+/// Number of jobs of a run in CI.
 const SEEDS: u64 = 200;
 /// Seeds of jobs that once failed. 23215: all threads rested while READs waited for some polls, and
 /// no thread polled.
 const ONCE_FAILED: [u64; 1] = [23_215];
-/// Windows of a job.
+/// Number of windows of a job.
 const RUNS: usize = 2;
-/// A turn moves no more messages than this: each phase of a daemon takes a few hundred, and a
-/// client has no more outstanding.
+/// Upper bound of the messages that a turn moves: each phase of a daemon moves at most a few
+/// hundred, and a client has fewer operations outstanding.
 const MOST_MOVED: usize = 2_000;
-/// A dead peer is found so soon: after a probe of one that is silent, which waits for it.
+/// Maximum time until a dead peer is detected, in ns: a silent peer is probed, and the probe fails.
 const NOTICED_NS: u64 = 1_000_000_000;
-/// A job without faults is over by then: a peer that is forgotten is looked after later, and all
-/// the same.
+/// Maximum duration of a job without faults, in ns. If a thread were not woken for its work, a
+/// periodic check would find the work, but later than this.
 const PROMPT_NS: u64 = 2_000_000;
-/// More CPU time than any job takes, even with other tests at the same time.
+/// CPU time of the process after which a job counts as endless. Other tests of the process may run
+/// at the same time.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 fn world(rng: &mut Rng) -> World {
@@ -84,7 +85,7 @@ fn world(rng: &mut Rng) -> World {
     }
 }
 
-/// The faults of a job; none half of the time.
+/// Returns the faults of a job; half of the jobs have none.
 fn faults(rng: &mut Rng, topology: &Topology) -> Faults {
     let mut faults = Faults {
         seed: rng.u64(..),
@@ -100,9 +101,9 @@ fn faults(rng: &mut Rng, topology: &Topology) -> Faults {
     };
     match rng.u8(..8) {
         0 => faults.killed = Some(at),
-        // A daemon that only answers mistakes a queue pair in error for a client that has
-        // disconnected, and the client polls for the half second in which its device tries again:
-        // true, but millions of turns.
+        // With the backend `direct`, a daemon takes a queue pair in error for a client that has
+        // disconnected. The client polls for the half second in which its device tries again, which
+        // takes millions of turns.
         1 if topology.backend != Backend::Direct => faults.error = Some((rank, rng.u64(..100))),
         2 | 3 => faults.stopped = Some((at, rng.u64(1_000..5_000_000))),
         4 | 5 => faults.slow = Some((rank, rng.u64(2..50))),
@@ -120,7 +121,8 @@ fn faults(rng: &mut Rng, topology: &Topology) -> Faults {
     faults
 }
 
-/// Policies that go together; none half of the time.
+/// Returns policies that can be combined. Half of the jobs, and all jobs with the backend `direct`,
+/// have no rules of daemons.
 fn policies(rng: &mut Rng, topology: &Topology) -> PolicyOptions {
     let is_governed = rng.bool() && topology.backend != Backend::Direct;
     let mut policies = PolicyOptions::default();
@@ -177,7 +179,7 @@ fn job(rng: &mut Rng) -> Job {
     };
     let job = testing::job(topology);
     let workload = Workload {
-        // With few keys, the order of what is written to one of them shows.
+        // With few keys, each key is written often, so wrong orders of writes are detected.
         key_range: if rng.u8(..3) == 0 {
             rng.u64(1..8)
         } else {
@@ -230,17 +232,17 @@ fn look_at(turn: &Turn<'_>) {
 #[derive(Debug, Default)]
 struct Tally {
     operations: u64,
-    /// With a rank that died.
+    /// Number of jobs in which a rank died.
     fatal: u64,
-    /// Ranks that found one dead.
+    /// Number of failures that ranks reported because another rank was lost.
     noticed: u64,
     rnr_naks: u64,
     /// Duration of the longest job without faults.
     longest_ns: u64,
 }
 
-/// Makes a quarter of the jobs such of a number of operations. They have an open loop half of the
-/// time, with pauses of seconds in a few.
+/// Limits the number of operations in a quarter of the jobs. Half of these jobs have an open loop,
+/// a few with pauses of seconds.
 fn of_operations(job: Job, rng: &mut Rng) -> Job {
     if rng.u8(..4) > 0 {
         return job;
@@ -279,7 +281,7 @@ fn last_due_ns(job: &Job) -> u64 {
     clients.filter_map(last).max().unwrap_or(0)
 }
 
-/// Checks how a job ended, and adds what it did.
+/// Checks the end of a job, and adds the job's counts to `tally`.
 fn judge(ended: &Ended, job: &Job, faults: &Faults, tally: &mut Tally) {
     let Ended {
         ranks,
@@ -394,7 +396,7 @@ fn run(seed: u64, tally: &mut Tally) {
     })
 }
 
-/// CPU time of this process, which a machine with much to do does not lengthen.
+/// Returns the CPU time of this process, which other processes do not lengthen.
 fn cpu_time() -> Duration {
     let mut time = libc::timespec {
         tv_sec: 0,
