@@ -1,6 +1,6 @@
-//! The command line as it is typed: `job` has the options of a job, and `sweep` the type of
-//! one of them; `world` and `course` have the further options of a simulation. [`crate::options`] checks combinations of options, and whether
-//! the job can run.
+//! The command line as it is typed: `job` has the options of a job, and `sweep` the type of the
+//! option `--sweep`; `world` and `course` have the further options of a simulation.
+//! [`crate::options`] checks combinations of options, and whether the job can run.
 
 use std::ffi::OsString;
 use std::io::Write;

@@ -112,7 +112,7 @@ pub struct Check {
     pub status: Status,
     /// The finding.
     pub found: String,
-    /// How to get the item, or more of it, and the use of the item; null when nothing is missing.
+    /// How to get the item, or more of it, and the use of the item; null if the status is `Ok`.
     pub advice: Option<String>,
 }
 

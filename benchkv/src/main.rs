@@ -101,7 +101,7 @@ fn start() -> ExitCode {
     }
 }
 
-/// Examines this machine. Something missing is a finding, not a failure.
+/// Examines this machine. A missing item is a finding, not a failure.
 fn doctor(args: &DoctorArgs) -> ExitCode {
     let diagnosis = Diagnosis::of(&probe::probe(args.shm_dir.as_deref()));
     PROGRAM.show(&diagnosis, args.json.as_ref(), None)
@@ -373,9 +373,9 @@ fn warn_of_memory(options: &Options) {
         .for_each(|warning| say(warning));
 }
 
-/// Measures the Unix-socket echo with one request at a time, and also with the job's depth if the
-/// socket permits it. An exchange moves as many bytes as an operation, whose value is either in the
-/// request or in the reply.
+/// Measures the Unix-socket echo with one request at a time, and with the job's depth, or with the
+/// maximum depth of the echo if that is lower. An exchange moves as many bytes as an operation,
+/// whose value is either in the request or in the reply.
 fn baselines(options: &Options, clock: Clock) -> Result<Vec<EchoResult>, Failure> {
     let message = size_of::<Request>() + options.job.workload.value_bytes - HEAD_BYTES;
     let request_bytes = message.min(MAX_MESSAGE_BYTES);

@@ -22,13 +22,14 @@ const CALL_BYTES: u64 = 128;
 /// the daemons, in bytes.
 const OPERATION_BYTES: u64 = 256;
 const SMALLER: &str = "fewer ranks or threads, a smaller --ring-size, --queue-depth, --value-size or --key-range, --no-verify";
-/// Number of histograms of a client in a run: of gets and of puts, to its own rank and to others.
+/// Number of histograms of a client in a run: of gets and of puts, to its own rank and to other
+/// ranks.
 const HISTOGRAMS: u64 = 4;
 
 /// The memory of the ranks of one host together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Memory {
-    /// Endpoints of these ranks.
+    /// Number of endpoints of these ranks.
     pub endpoints: u64,
     /// Bytes of connections between ranks: the rings, queues and messages of the endpoints, and the
     /// tables of the threads with endpoints.

@@ -32,8 +32,8 @@ pub(crate) fn run(parsed: Result<Cli, clap::Error>) -> ExitCode {
 
 /// Refuses a job if MPI connects a different number of processes than a launcher announced:
 /// processes that MPI does not connect would each run a job of one rank, and write the same files.
-/// If one launcher has started another, it is enough that MPI's number is the number of one of
-/// them.
+/// If one launcher has started another, it is enough that one of the launchers announced MPI's
+/// number.
 fn check_size(announced: &[Foreign], size: usize) -> Result<(), String> {
     let agrees = |launcher: &Foreign| match launcher {
         Foreign::Sized {

@@ -56,7 +56,7 @@ const WATCH_INTERVAL: Duration = Duration::from_millis(10);
 /// Interval at which the main thread checks whether its clients have ended.
 const END_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Why a rank ended early.
+/// The reason why a rank ended early.
 #[derive(Debug, Error)]
 pub enum RankError {
     /// The exchange between the ranks failed.
@@ -182,8 +182,8 @@ pub fn run_rank<W: Workers>(
     };
     let outcome = std::thread::scope(|scope| {
         let outcome = rank.conduct(scope, exchange);
-        // On success every thread has ended already. After a failure this ends the threads, and the
-        // scope waits for them.
+        // On success every thread has ended already. After a failure the call ends the threads, and
+        // the scope waits for them.
         rank.control.stop();
         outcome
     });

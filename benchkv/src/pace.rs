@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 /// Minimum and maximum operations per second of a job.
 const RATES: std::ops::RangeInclusive<f64> = 1.0..=1e9;
 
-/// The options of the load.
+/// The options of an open loop.
 #[derive(Debug, Clone, Copy, PartialEq, Args, Serialize, Deserialize)]
 #[group(skip)]
 pub struct PaceArgs {

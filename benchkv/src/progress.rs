@@ -14,7 +14,7 @@ use engine::phase::Phase;
 /// one of the measured cores.
 const DRAWS_PER_SECOND: u8 = 4;
 
-/// The progress line. It is cleared when this is dropped.
+/// The progress line. A drop clears the line.
 #[derive(Debug)]
 pub struct Progress {
     bar: ProgressBar,

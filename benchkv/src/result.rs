@@ -64,9 +64,9 @@ pub struct JobResult {
     pub device: String,
     /// Number of ranks.
     pub ranks: usize,
-    /// Daemon threads of each rank.
+    /// Number of daemon threads of each rank.
     pub server_threads: usize,
-    /// Client threads of each rank.
+    /// Number of client threads of each rank.
     pub client_threads: usize,
     /// Maximum number of outstanding operations of a client.
     pub queue_depth: usize,
@@ -140,9 +140,9 @@ pub struct Measured {
     pub local_rps: f64,
     /// Operations per second on the store of another rank.
     pub remote_rps: f64,
-    /// Local operations that ended in a measured window.
+    /// Number of local operations that ended in a measured window.
     pub local_ops: u64,
-    /// Remote operations that ended in a measured window.
+    /// Number of remote operations that ended in a measured window.
     pub remote_ops: u64,
     /// Number of gets that found no value, among the local and remote operations.
     pub not_found_ops: u64,
@@ -291,7 +291,7 @@ pub struct RunResult {
     /// The measurements of the run.
     #[serde(flatten)]
     pub measured: Measured,
-    /// Operations that ended with an error.
+    /// Number of operations that ended with an error.
     pub errors: u64,
     /// With `--rate`: the figures of the open loop.
     pub open_loop: Option<OpenLoop>,
@@ -346,7 +346,8 @@ impl JobResult {
         self.options.sweep.as_ref()
     }
 
-    /// Returns whether threads shared cores. In virtual time no thread has a core.
+    /// Returns whether rank 0's host had more polling threads than usable cores; `false` in virtual
+    /// time.
     pub fn is_oversubscribed(&self) -> bool {
         self.simulation.is_none() && self.placement.threads > self.placement.usable_cores.len()
     }

@@ -276,11 +276,11 @@ impl From<Vec<usize>> for Usable {
 /// The threads of one host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Threads {
-    /// Ranks on this host.
+    /// Number of ranks on this host.
     pub ranks: usize,
-    /// Daemon threads of each rank.
+    /// Number of daemon threads of each rank.
     pub daemons: usize,
-    /// Client threads of each rank.
+    /// Number of client threads of each rank.
     pub clients: usize,
 }
 
@@ -301,7 +301,7 @@ pub struct Plan {
     /// The usable cores in the NUMA nodes of the devices, which are preferred. Empty if all usable
     /// cores are in these nodes, or none is.
     pub device_cores: Vec<usize>,
-    /// Polling threads of all ranks on this host.
+    /// Number of polling threads of all ranks on this host.
     pub threads: usize,
     /// The cores of the ranks of this host, indexed by node-local rank; empty if no thread is
     /// pinned.

@@ -131,7 +131,8 @@ impl<const LINES: usize> Answerer for LinesEnd<LINES> {
 /// Parameters of an echo over a Unix socket.
 #[derive(Debug, Clone, Copy)]
 pub struct Echo {
-    /// Requests under way at any time, 1 to [`MAX_DEPTH`]. The sockets must hold all of them.
+    /// Number of requests under way at any time, 1 to [`MAX_DEPTH`]. The sockets must hold all of
+    /// them.
     pub depth: usize,
     /// Size of a request, 8 to [`MAX_MESSAGE_BYTES`].
     pub request_bytes: usize,
@@ -144,7 +145,7 @@ pub struct Echo {
 /// The result of an echo.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct EchoResult {
-    /// Requests under way at any time.
+    /// Number of requests under way at any time.
     pub depth: usize,
     /// Round trips per second.
     pub rps: f64,

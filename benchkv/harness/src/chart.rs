@@ -37,7 +37,7 @@ pub struct Series {
     pub points: Vec<(f64, f64)>,
 }
 
-/// An axis. Its range is the range of the values.
+/// An axis. Its range contains all values.
 #[derive(Debug, Clone)]
 pub struct Axis {
     /// The quantity.
@@ -256,7 +256,8 @@ mod tests {
             .sqrt()
     }
 
-    /// Linear light as the colour-blind see it: Machado, Oliveira and Fernandes 2009, severity 1.
+    /// Kinds of sight: the name, the matrix from linear light to the light that such an eye sees
+    /// (Machado, Oliveira and Fernandes 2009, severity 1), and the minimum distance of two colours.
     const SIGHTS: [(&str, [[f64; 3]; 3], f64); 4] = [
         (
             "all colours",

@@ -66,7 +66,7 @@ impl Clock {
         }
     }
 
-    /// Returns `CLOCK_MONOTONIC`, on any machine.
+    /// Returns a clock that reads `CLOCK_MONOTONIC`, on any machine.
     pub const fn monotonic() -> Self {
         Self(Reading::Monotonic)
     }

@@ -129,7 +129,7 @@ fn open_existing(path: &Path) -> io::Result<File> {
 }
 
 /// Returns whether `path` is absent or a regular file, so that a new file may take its name. A
-/// symbolic link counts as its target and is written through, not replaced.
+/// symbolic link is not replaced: its target is opened and written.
 fn is_replaceable(path: &Path) -> bool {
     match fs::symlink_metadata(path) {
         Ok(found) => found.is_file(),

@@ -31,7 +31,7 @@ impl fmt::Debug for LatencyHistogram {
 /// The figures of a histogram in a result, in nanoseconds. All are 0 if `count` is 0.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct LatencySummary {
-    /// Values recorded.
+    /// Number of recorded values.
     pub count: u64,
     /// Arithmetic mean.
     pub mean: f64,
@@ -119,8 +119,8 @@ impl LatencyHistogram {
         }
     }
 
-    /// Returns the smallest latency for which at least the share `quantile` (0 to 1) of all values
-    /// is equal or smaller; 0 if there are no values.
+    /// Returns the smallest latency, to the precision of the histogram, for which at least the
+    /// share `quantile` (0 to 1) of all values is equal or smaller; 0 if there are no values.
     pub fn value_at(&self, quantile: f64) -> u64 {
         self.0.value_at_quantile(quantile)
     }

@@ -19,7 +19,7 @@ pub type Payload = [u64; 4];
 
 /// First word of a request that ends the answerer's loop.
 const STOP: u64 = u64::MAX;
-/// Calls at depth 1 between two readings of the clock.
+/// Number of calls at depth 1 between two readings of the clock.
 pub const BLOCK_TRIPS: u64 = 64;
 /// Minimum number of calls of a block at any other depth: so many that the number of replies of a
 /// single poll hardly changes the time of a block.
@@ -443,7 +443,7 @@ mod tests {
         }
     }
 
-    /// Runs in a thread of its own, so that a load that never ends fails the test.
+    /// Runs the load in a thread of its own, so that a load that never ends fails the test.
     fn run<R: Send + 'static>(
         fails_at: Option<u64>,
         wrong: bool,

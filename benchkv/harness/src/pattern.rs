@@ -108,7 +108,7 @@ pub fn copied<'a>(bytes: copyrpc::RecvBytes<'_>, target: &'a mut [u8]) -> Option
     })
 }
 
-/// Reads a payload without checking it, as any receiver would.
+/// Reads the first 8 bytes of a payload, without a check, as any receiver would.
 #[cfg(feature = "copyrpc")]
 pub fn touch(bytes: copyrpc::RecvBytes<'_>) {
     std::hint::black_box(bytes.read::<u64>());

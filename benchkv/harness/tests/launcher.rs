@@ -27,7 +27,8 @@ fn probe(ranks: usize, deed: &str, doer: usize) -> Command {
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
-    // The shell that runs the tests may ignore them, as for nohup and background jobs of a script.
+    // The shell that runs the tests may have these signals ignored, as for nohup and background
+    // jobs of a script.
     dispose(
         &mut command,
         [libc::SIGINT, libc::SIGTERM, libc::SIGHUP],
@@ -290,7 +291,7 @@ fn a_signal_to_all_processes_reaches_ranks_through_the_launcher_only() {
     }
 }
 
-/// A rank is stopped meanwhile, so the job cannot end between the signals.
+/// A rank is stopped while the signals are sent, so the job cannot end between two signals.
 #[test]
 fn signals_in_quick_succession_are_one_request() {
     for _ in 0..20 {
@@ -317,7 +318,7 @@ fn signals_in_quick_succession_are_one_request() {
     panic!("no five signals within 250 ms");
 }
 
-/// Ignored as if nohup had started the process.
+/// The process starts with SIGHUP ignored, as if nohup had started it.
 #[test]
 fn a_signal_that_was_ignored_at_the_start_stays_ignored() {
     let mut command = probe(2, "pause", 0);
@@ -453,7 +454,7 @@ fn an_echo_whose_process_is_stopped_again_and_again_goes_on() {
         let Some(rank) = child(launcher.id() as i32) else {
             continue;
         };
-        // When it is stopped, its threads wait for messages that do not come.
+        // The stop finds the threads of the rank in reads of messages that have not arrived.
         for signal in [libc::SIGSTOP, libc::SIGCONT] {
             // SAFETY: no memory is involved. A number is free only when its parent has waited for
             // the process.

@@ -308,7 +308,8 @@ impl JobArgs {
         serde_json::to_value(self).and_then(serde_json::from_value)
     }
 
-    /// Checks whether verified values can number all clients and operations of a job of `ranks`.
+    /// Checks whether verified values can number all clients and operations of a job of `ranks`
+    /// ranks.
     ///
     /// # Errors
     /// The option with too large a value.
@@ -347,8 +348,9 @@ impl JobArgs {
         }
     }
 
-    /// Sets what other options imply, in a job of `ranks` ranks: `--mix` sets the distribution and
-    /// the share of reads, `--ops` sets one run without a warm-up, and without `--remote-ratio`
+    /// Sets the values that other options imply, in a job of `ranks` ranks: `--mix` sets the
+    /// distribution and the share of reads, `--ops` sets one run without a warm-up, `--sweep` sets
+    /// the number of runs, and values are verified without `--no-verify`. Without `--remote-ratio`
     /// each rank gets the same share.
     pub(crate) fn settle(&mut self, ranks: usize) {
         let workload = &mut self.workload;

@@ -14,7 +14,7 @@ fn resolve(args: &str) -> Result<Options, String> {
     Options::resolve(cli).map_err(|error| error.to_string())
 }
 
-/// The records of the ranks of a job about their places.
+/// The records of the places of a job's ranks: hosts and cores.
 struct Places(Vec<Vec<u8>>);
 
 impl Exchange for Places {
@@ -452,7 +452,7 @@ fn more_threads_than_cores_yield() {
     );
 }
 
-/// The machine decides which device that is.
+/// The device that `auto` chooses depends on the machine.
 #[test]
 fn the_device_of_auto_and_its_reason_are_in_the_plan_and_in_the_record() {
     let (device, why) = Devices::default().resolve().unwrap();
@@ -478,7 +478,7 @@ fn the_device_of_auto_and_its_reason_are_in_the_plan_and_in_the_record() {
         named.asked.device_by_auto.is_none() && !named.to_string().contains("auto is"),
         "{named}"
     );
-    // UCX chooses for itself.
+    // UCX chooses its devices itself.
     let ucx = resolve("--backend ucx-am").unwrap();
     assert!(
         ucx.asked.device_by_auto.is_none() && !ucx.to_string().contains("auto is"),

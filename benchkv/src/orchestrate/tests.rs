@@ -41,7 +41,7 @@ pub(crate) struct ThreadExchange {
     rank: usize,
     size: usize,
     meeting: Arc<Meeting>,
-    /// Set to control the barriers between windows.
+    /// The gate of the barriers before windows; `None` if the test has no gate.
     gate: Option<Arc<Gate>>,
     /// The number of the sleep in which the user interrupts this rank; 0 is the warm-up.
     interrupt_in: Option<usize>,
@@ -74,8 +74,9 @@ struct Gate {
 impl Gate {
     const ANSWERS: usize = 500;
 
-    /// Passes a barrier. Barriers 0 and 1 are the exchange of records and the ready barrier,
-    /// without load; the one after three windows comes after the drain.
+    /// Passes a barrier. Barriers 2 to 4 open the gate: they come before the three windows, with
+    /// load. Barriers 0 (the exchange of records) and 1 (all ranks are ready) have no load, and
+    /// barrier 5 comes after the drain.
     fn pass(&self) {
         if !(2..5).contains(&self.meetings.fetch_add(1, Ordering::AcqRel)) {
             return;
@@ -136,7 +137,7 @@ impl Exchange for ThreadExchange {
     fn sleep(&mut self, time: Duration, give_up: &dyn Fn() -> bool) -> Result<(), ExchangeError> {
         let end = Instant::now() + time;
         self.sleeps += 1;
-        // 20 ms, enough to count as a run.
+        // The interrupt comes after 20 ms, so the cut window is long enough to count as a run.
         let interrupt = self
             .interrupt_in
             .filter(|sleep| *sleep < self.sleeps)
@@ -256,7 +257,7 @@ impl Workers for Channels {
     }
 }
 
-/// Returns the bytes that a thread writes into the record for a peer: both ends.
+/// Returns the bytes that a thread writes into the record for a peer: the names of both.
 fn letter(from: Peer, to: Peer) -> Vec<u8> {
     format!("{from} to {to}").into_bytes()
 }
@@ -327,7 +328,7 @@ impl Daemon for ChannelDaemon {
                 });
             }
             Flaw::DaemonPanics if self.steps > 2000 => panic!("on purpose"),
-            // Longer than clients wait for daemons that run.
+            // The pause is longer than the maximum silence of daemons that run.
             Flaw::DaemonStandsStill if self.steps == 100 => {
                 std::thread::sleep(Duration::from_millis(4500))
             }
@@ -390,7 +391,8 @@ fn run(args: &str, flaw: Flaw) -> (Options, Vec<Result<RankReport, RankError>>) 
     run_as(args, flaw, None, &[])
 }
 
-/// Runs a job with `interrupts`: by rank, the sleep in which the user interrupts it.
+/// Runs a job with `interrupts`: for each rank, the number of the sleep in which the user
+/// interrupts the rank.
 fn run_as(
     args: &str,
     flaw: Flaw,
@@ -438,7 +440,7 @@ fn run_as(
     (options, outcomes)
 }
 
-/// No thread can be pinned to core 1023, so a rank that should be fails.
+/// No thread can be pinned to core 1023, so a rank with a thread on this core fails.
 #[test]
 fn threads_have_the_cores_of_their_ranks_place_on_its_host() {
     let core = benchkv_harness::affinity::usable_cores().unwrap()[0];
@@ -512,7 +514,7 @@ fn a_whole_job_ends_with_nothing_lost_and_every_value_right() {
         "--ranks 3 --server-threads 2 --backend meta",
         "--ranks 2 --server-threads 2 --client-threads 3 --backend direct",
     ] {
-        // Long enough that a loaded machine gives each thread its turn in some window.
+        // The windows are long enough that each thread runs in some window on a loaded machine.
         let result = result(&format!("{args} --duration 0.3"), Flaw::None);
         assert!(
             result.is_sound(),
@@ -589,7 +591,7 @@ fn an_interrupted_job_ends_together_with_what_it_has() {
 
 #[test]
 fn a_corrupted_value_makes_the_result_unsound() {
-    // Long enough that a loaded machine lets the value be read back.
+    // The runs are long enough that a client reads the value back on a loaded machine.
     let result = result("--ranks 2 --fault corrupt-value --duration 0.5", Flaw::None);
     assert_eq!(result.verify_failures, Some(1));
     assert!(
@@ -606,7 +608,7 @@ fn a_corrupted_value_makes_the_result_unsound() {
 
 #[test]
 fn what_is_never_answered_is_counted_as_lost_after_a_bounded_drain() {
-    // Long enough that the daemon reaches the step from which it forgets.
+    // The runs are long enough that the daemon reaches the step from which it drops replies.
     let result = result("--ranks 2 --duration 0.5", Flaw::DaemonForgetsReplies);
     assert!(result.fate.lost > 0 && !result.is_sound());
     assert_eq!(
@@ -615,7 +617,7 @@ fn what_is_never_answered_is_counted_as_lost_after_a_bounded_drain() {
     );
 }
 
-/// A job on a loaded machine once reported 27 of 32 operations as lost.
+/// A daemon that does not run for a while, as on a loaded machine, answers later.
 #[test]
 fn what_a_daemon_did_not_look_at_because_it_did_not_run_is_not_lost() {
     let result = result(

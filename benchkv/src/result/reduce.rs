@@ -478,8 +478,8 @@ fn device_of(reports: &[RankReport]) -> String {
     kind.unwrap_or(NO_DEVICE).to_owned()
 }
 
-/// Counts the failures of all ranks. Also counts the failures that only a comparison of all ranks
-/// shows: sequence numbers that were read and never issued.
+/// Returns the number of failed checks of all ranks, and the first failure. Includes the failures
+/// that only a comparison of all ranks shows: sequence numbers that were read and never issued.
 fn judge(reports: &[RankReport]) -> (u64, Option<String>) {
     let verdicts = || reports.iter().filter_map(|report| report.verdict.as_ref());
     let issued = verdicts().flat_map(|verdict| &verdict.issued);

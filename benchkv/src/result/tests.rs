@@ -68,7 +68,7 @@ fn client(local: u64, remote: u64, verdict: Option<Verdict>) -> ClientReport {
     }
 }
 
-/// Windows of these lengths, in seconds.
+/// Returns a course with windows of these lengths, in seconds.
 fn course(windows_s: &[f64]) -> Course {
     Course {
         windows_s: windows_s.to_vec(),
@@ -522,7 +522,7 @@ fn an_interrupted_job_has_its_complete_windows_and_the_cut_one_by_its_length() {
         result.to_string().contains("2 of 3 runs, interrupted"),
         "{result}"
     );
-    // Too short to be a run.
+    // An incomplete window of 9 ms is too short to be a run.
     assert_eq!(
         (
             interrupted(&[1.0, 0.009]).runs.len(),
@@ -799,7 +799,8 @@ fn a_job_without_a_device_says_so_in_words() {
     );
 }
 
-/// Shorter runs are within the unit of the kernel's counter.
+/// The kernel counts CPU time in hundredths of a second, so runs of less than a second together
+/// have no figure.
 #[test]
 fn cores_of_other_programs_are_those_of_the_host_without_the_ranks() {
     for (windows_s, other_cores) in [(&[1.0, 1.0][..], Some(0.55)), (&[0.1], None)] {

@@ -22,7 +22,7 @@ use engine::drive::simulated::{Cpu, Simulated, World};
 use super::resolve;
 use crate::cli::SimArgs;
 
-/// Operations outstanding of the job that always has work.
+/// Number of operations outstanding in the job that always has work.
 const MANY: usize = 32;
 /// Maximum factor of the costs, in percent.
 const MOST_PERCENT: u64 = 100_000;

@@ -296,7 +296,8 @@ fn a_sweep_sets_the_load_of_each_run() {
             .iter()
             .map(|run| run.measured.total_rps * run.measured.latency_ns.mean / 1e9)
             .collect();
-        // Little's law, with what is under way when the load changes.
+        // Little's law gives the load, except for operations that are under way when the load
+        // changes.
         let is_near = |(found, ranks_load): (&f64, usize)| {
             (found / (2 * ranks_load) as f64 - 1.0).abs() < 0.15
         };
@@ -349,7 +350,8 @@ fn policies_act_in_their_time_only() {
         found[1] < 0.5 * without[1] && (found[2] / without[2] - 1.0).abs() < 0.1,
         "{found:?}, {without:?}"
     );
-    // To the last operation, whichever policy rests: it has not acted in the first turns either.
+    // The first run has exactly the rate of a job without the policy, so the policy has not acted
+    // in the first turns either.
     for policy in [
         "--hold 100us",
         "--poll-budget 16",

@@ -61,7 +61,7 @@ pub(crate) struct OwnChild {
 
 impl OwnChild {
     /// Starts this executable with `args`, the variables in `environment`, and `role` as the value
-    /// of [`ROLE_VARIABLE`]. Its standard input is `socket`.
+    /// of [`ROLE_VARIABLE`]. The child's standard input is `socket`.
     ///
     /// The child is killed when the calling *thread* ends, by `PR_SET_PDEATHSIG`.
     pub(crate) fn spawn(

@@ -172,7 +172,8 @@ impl DeviceChoice {
         Ok((device, Some(why)))
     }
 
-    /// Returns whether the device connects only processes of one host.
+    /// Returns whether the device connects only processes of one host. `Auto` counts as the
+    /// software device.
     pub const fn is_soft(&self) -> bool {
         matches!(self, Self::Auto | Self::Soft(_))
     }

@@ -57,7 +57,8 @@ impl Program {
         }
     }
 
-    /// Runs the launcher: prints the `plan`, and starts both processes with its own arguments.
+    /// Runs the launcher: prints the `plan`, and starts both ranks with the arguments of this
+    /// process.
     pub fn launch(
         self,
         plan: &dyn Display,

@@ -101,8 +101,8 @@ fn announced(value_of: impl Fn(&str) -> Option<String>) -> Vec<Foreign> {
     several.chain(ranked).collect()
 }
 
-/// Returns the exchange of this rank with the others; `None` in a process that a user started. Such
-/// a process starts the ranks. Call it once: a rank's socket is its standard input.
+/// Returns the exchange of this rank with the other ranks; `None` in a process that a user started.
+/// Such a process starts the ranks. Call it once: a rank's socket is its standard input.
 ///
 /// # Errors
 /// The environment names a role that the process was not started for.

@@ -94,7 +94,7 @@ fn rank(mut exchange: SocketExchange, deed: &str, doer: usize) -> Result<ExitCod
                 part.len() == 3 << 20 && part.iter().all(|byte| *byte == rank as u8)
             });
             println!("rank {me} large parts intact: {intact}");
-            // From rank 1: more than fits into one part.
+            // Rank 1 sends more bytes than one part holds.
             let length = |rank| if rank == 1 { 5 << 20 } else { 1000 };
             let wholes =
                 exchange.gather(&vec![me as u8; length(me)], Duration::from_secs(10), &never)?;
@@ -132,7 +132,7 @@ fn rank(mut exchange: SocketExchange, deed: &str, doer: usize) -> Result<ExitCod
         }
         "fail" if mine => return Ok(ExitCode::from(7)),
         "wait" | "overrun" => exchange.sleep(Duration::from_secs(15), &never)?,
-        // Longer than the watchdog of the tests, so only a kill ends this in time.
+        // The sleep is longer than the watchdog of the tests, so only a kill ends the rank in time.
         "ignore" | "defy" | "precede-stuck" => {
             println!("rank {me} ignores everything");
             std::thread::sleep(Duration::from_secs(60));

@@ -4,9 +4,9 @@
 //! same arguments, and have a socket to the launcher as standard input. No named object is created.
 //! The launcher relays their exchange (`relay`). When a rank fails, the launcher sends the rank and
 //! the reason to the other ranks, gives them a grace period to end by themselves, and then kills
-//! the rest. It does the same when the user interrupts it, except that ranks may still exchange
-//! their last parts; a later interrupt kills them. If the launcher is killed, the kernel kills the
-//! ranks.
+//! the remaining ranks. It does the same when the user interrupts it, except that ranks may still
+//! exchange their last parts; a later interrupt kills them. If the launcher is killed, the kernel
+//! kills the ranks.
 //!
 //! A terminal, `timeout` or a service manager signals all processes of a job at once. Only the
 //! launcher acts: ranks ignore the signals that end a job in order. `timeout` signals the launcher
