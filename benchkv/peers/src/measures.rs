@@ -63,7 +63,7 @@ struct Across {
     /// The name of the figures. For a crowd, the number of calling clients is added to the name.
     name: &'static str,
     ends: Ends,
-    /// Number of connected clients; `callers` is the number of those that call.
+    /// Number of connected clients; `callers` is the number of clients that call.
     clients: usize,
     callers: usize,
     depth: u32,

@@ -141,8 +141,8 @@ fn a_result_that_could_not_be_written_is_refused_before_the_run() {
     assert_eq!(files.names(), [""; 0]);
 }
 
-/// Otherwise the later file would replace the earlier one, and the job would end as if all were
-/// well.
+/// Two results with one file are refused, because the later result would replace the earlier one
+/// without an error.
 #[test]
 fn results_in_each_others_place_are_refused_before_the_run_by_whatever_names() {
     let files = Scratch::on_disk();
@@ -170,7 +170,7 @@ fn results_in_each_others_place_are_refused_before_the_run_by_whatever_names() {
     assert!(!files.path().join("new").exists());
 }
 
-/// Refused if the libraries, any device, or this device is missing.
+/// The job is refused whether the libraries, all devices, or only this device is missing.
 #[test]
 fn a_hardware_device_that_is_missing_is_refused_before_the_run() {
     refused(&["--device", "mlx5_99"], &["benchkv: --device mlx5_99: "]);
@@ -208,7 +208,8 @@ fn a_directory_of_another_user_is_refused() {
     }
 }
 
-/// Permission bits do not bind root, but a file system of the kernel's own does.
+/// Permission bits do not bind root. So root tries file systems of the kernel, in which no file can
+/// be made.
 #[test]
 fn a_directory_where_no_file_can_be_made_is_refused() {
     if is_root() {
@@ -219,7 +220,7 @@ fn a_directory_where_no_file_can_be_made_is_refused() {
             )
         };
         refused("/proc");
-        // In a changed root nothing may be mounted there.
+        // Under chroot, `/sys` may not be mounted.
         if Path::new("/sys/kernel").exists() {
             refused("/sys");
         }
@@ -247,7 +248,8 @@ fn a_job_under_mpirun_without_mpi_is_refused() {
 #[test]
 fn a_limit_on_file_sizes_is_named_with_what_is_needed() {
     let (_turn, dir) = (turn(), Scratch::in_memory());
-    // Enough for the server of the rank's clients, which comes first, and not for the ring.
+    // The limit is enough for the server of the rank's clients, which is made first, and not for
+    // the ring.
     let ended = Job::start(limit(
         benchkv(&SHORT).arg("--shm-dir").arg(dir.path()),
         libc::RLIMIT_FSIZE,
@@ -269,7 +271,7 @@ fn a_limit_on_file_sizes_is_named_with_what_is_needed() {
 
 #[test]
 fn a_full_directory_is_named_with_what_is_needed_and_what_is_free() {
-    // Too little for one rank, in any order of the ranks and of their files.
+    // The size is too small for one rank, in any order of the ranks and of their files.
     match run_in_tmpfs(c"size=16k,mode=0700") {
         Some(ended) => ended.assert_failed(
             1,
@@ -345,7 +347,8 @@ fn run_in_tmpfs(size: &'static CStr) -> Option<Ended> {
     match Job::try_start(&mut command) {
         Ok(job) => Some(job.end()),
         Err(error) => {
-            // In a root directory that is no mount point (chroot) it is an invalid argument.
+            // In a root directory that is no mount point (chroot), the mount fails because of an
+            // invalid argument.
             assert!(
                 matches!(
                     error.kind(),

@@ -1,6 +1,7 @@
-//! Ranks and launchers that are killed, at the start and in mid-run: the others end by themselves
-//! with an error that names the dead rank, and the launcher leaves a clean directory, or the next
-//! job if the launcher was killed. No test asserts a duration; tests with a limit print it.
+//! Ranks and launchers that are killed, at the start and in mid-run: the other ranks end by
+//! themselves with an error that names the dead rank. The directory is clean after the job; if the
+//! launcher was killed, after the next job. No test asserts a duration; tests with a limit print
+//! it.
 
 use std::time::{Duration, Instant};
 
@@ -28,7 +29,7 @@ pub(crate) fn start(dir: &Scratch, args: &[&str], ranks: usize) -> Job {
     Job::start(benchkv(&all).args(args).arg("--shm-dir").arg(dir.path()))
 }
 
-/// Starts a long job. Returns it once all its ranks are under load, and the ranks.
+/// Starts a long job. Returns the job and its ranks once all ranks are under load.
 fn start_and_load(dir: &Scratch, backend: &str, ranks: usize) -> (Job, Vec<Process>) {
     start_and_load_with(dir, &["--backend", backend], ranks)
 }
@@ -64,8 +65,8 @@ fn assert_all_end(job: &Job, processes: &[Process]) {
     }
 }
 
-/// Kills rank `dead` of two. The launcher is stopped, so the survivor notices only through the
-/// fabric.
+/// Kills rank `dead` of two. The launcher is stopped, so the survivor detects the death only
+/// through its connections.
 #[track_caller]
 pub(crate) fn assert_survivor_notices(job: Job, ranks: &[Process], dead: usize) {
     let survivor = 1 - dead;
@@ -148,7 +149,7 @@ fn a_rank_that_dies_at_the_start_ends_the_job() {
                 "benchkv: rank {dead} was killed by signal 9 (SIGKILL)"
             )],
         );
-        // The rank was gone, or could not be connected to.
+        // The survivor names the dead rank: as lost, or as a rank to which it cannot connect.
         let (survivor, dead) = (
             format!("benchkv: rank {}: ", 1 - dead),
             format!("rank {dead}"),
@@ -225,7 +226,7 @@ const INTERRUPTS: [(libc::c_int, Whom, i32); 4] = [
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Whom {
     Launcher,
-    /// The launcher first, and again with all others, as `timeout` does.
+    /// The launcher first, and then the launcher again with all other processes, as `timeout` does.
     All,
 }
 
@@ -274,7 +275,8 @@ fn an_interrupted_job_tells_what_it_has_measured_and_leaves_nothing() {
     }
 }
 
-/// In the windows, in the barriers between them, in the drain, after it.
+/// The moments are in the windows, in the barriers between windows, in the drain and after the
+/// drain.
 #[test]
 fn an_interrupt_at_any_moment_of_the_run_ends_a_job_in_order() {
     let (_turn, dir) = (turn(), Scratch::in_memory());

@@ -55,8 +55,8 @@ fn ucx_is_sound_when_its_threads_sleep() {
     sleeping(&["--backend", "ucx-am"]);
 }
 
-/// Threads have nothing to do most of the time. They make some rounds for each operation, and ten
-/// a second besides. Threads that poll make thousands of rounds for each.
+/// Threads have nothing to do most of the time. They make some rounds for each operation, and ten a
+/// second besides. Threads that poll make thousands of rounds for each operation.
 #[test]
 fn threads_without_work_do_nothing() {
     let slow = ["--rate", "200", "--duration", "0.5"];
@@ -77,7 +77,7 @@ fn threads_without_work_do_nothing() {
     }
 }
 
-/// Starts a long job that has little to do. Returns it once it has begun, and its ranks.
+/// Starts a long job that has little to do. Returns the job and its ranks once the load has begun.
 fn start_idle(dir: &Scratch, args: &[&str]) -> (Job, Vec<Process>) {
     let job = start(
         dir,
@@ -86,7 +86,7 @@ fn start_idle(dir: &Scratch, args: &[&str]) -> (Job, Vec<Process>) {
     );
     let ranks = vec![job.rank(0), job.rank(1)];
     for rank in &ranks {
-        // Before the run it sleeps ten times a second.
+        // Before the run the client sleeps ten times a second.
         job.until("the clients of every rank sleep between operations", || {
             rank.thread_sleeps("client-0")
                 .filter(|sleeps| *sleeps > 300)

@@ -1,5 +1,5 @@
-//! `--mlx5`: features of mlx5 devices that are off by default, each in whole jobs with it and
-//! without it.
+//! `--mlx5`: features of mlx5 devices that are off by default, each in whole jobs with and without
+//! the feature.
 
 use serde_json::Value;
 
@@ -23,7 +23,7 @@ fn measure_operations(args: &[&str]) -> Value {
 #[test]
 fn a_feature_is_used_if_it_is_asked_for() {
     for (feature, counter, job, args) in [
-        // WRITEs of equal length gather on the way.
+        // Because of the long round trip, many WRITEs of equal length arrive together.
         (
             "cqe-compression",
             "compressed",
@@ -42,7 +42,8 @@ fn a_feature_is_used_if_it_is_asked_for() {
             measure,
             &["--backend", "rc-send"],
         ),
-        // Small rings wrap often, and a wrap and one answer fit the register.
+        // Small rings wrap often, and the WQEs of a wrap and of one answer fit into the BlueFlame
+        // register.
         (
             "blueflame-batch",
             "blueflame_batches",

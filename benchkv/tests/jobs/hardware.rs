@@ -89,8 +89,8 @@ fn auto_takes_the_hardware() {
     dir.assert_empty();
 }
 
-/// Daemon number k of each rank opens device k of the list, here the same device with two ports,
-/// one of which it does not have.
+/// Daemon number k of each rank opens device k of the list. The second list has a port that the
+/// device does not have, so the daemon that opens it fails.
 #[test]
 #[ignore = "needs an mlx5 device, or mlx5-run"]
 fn daemons_are_divided_among_the_devices_of_a_list() {

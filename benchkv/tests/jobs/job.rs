@@ -26,7 +26,7 @@ pub(crate) const TWO_BACKENDS: [&str; 2] = ["delegation", "direct"];
 /// Options of the shortest job that still does something on a loaded machine.
 pub(crate) const SHORT: [&str; 6] = ["--duration", "0.1", "--runs", "1", "--warmup", "0.05"];
 
-/// Time limit of a job; a longer one is killed and fails the test.
+/// Time limit of a job; a longer job is killed and fails the test.
 const WATCHDOG: Duration = Duration::from_secs(60);
 /// Clock ticks of a rank's client thread after which the rank is about to run, or runs.
 pub(crate) const TICKS_OF_LOAD: u64 = 5;
@@ -42,14 +42,14 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(5);
 /// machines have cores.
 pub(crate) fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
-    // A test that failed in its turn leaves nothing that affects the next.
+    // A test that failed in its turn leaves nothing that affects the next test.
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Returns the command of the binary, to which a test adds options.
 pub(crate) fn benchkv(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_benchkv"));
-    // Devices of the machine are not used; a test that names one gets that.
+    // A job uses no device of the machine unless its test names one.
     command.args(args).env(DEVICE_VARIABLE, "soft");
     command
 }
@@ -107,8 +107,8 @@ impl Job {
         // SAFETY: signal is async-signal-safe.
         unsafe {
             command.pre_exec(|| {
-                // The shell that runs the tests may ignore them, as for nohup and background jobs
-                // of a script; a job would inherit and obey that.
+                // The shell that runs the tests may have these signals ignored, as for nohup and
+                // background jobs of a script. Without this call a job would inherit the setting.
                 for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
                     libc::signal(signal, libc::SIG_DFL);
                 }
@@ -204,7 +204,8 @@ impl Job {
 
 impl Drop for Job {
     fn drop(&mut self) {
-        // Once it is reaped its number may be another process's, and its ranks have ended.
+        // Once the launcher is reaped, its number may belong to another process, and its ranks have
+        // ended.
         if !self.is_reaped {
             self.group().signal(libc::SIGKILL);
             let _ = self.launcher.wait();
@@ -220,7 +221,8 @@ impl Ended {
             .unwrap_or_else(|error| panic!("not one JSON document: {error}: {}", self.stdout))
     }
 
-    /// Asserts that it failed with status `code` and that standard error has every one of `parts`.
+    /// Asserts that the job failed with status `code`, and that standard error has every one of
+    /// `parts`.
     #[track_caller]
     pub(crate) fn assert_failed(&self, code: i32, parts: &[&str]) {
         assert_eq!(self.status.code(), Some(code), "{}", self.stderr);
@@ -235,7 +237,7 @@ impl Ended {
     }
 }
 
-/// A process of a job; negative for its process group.
+/// The id of a process of a job; negative for a process group.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Process(libc::pid_t);
 
@@ -256,7 +258,7 @@ impl Process {
         unsafe { libc::kill(self.0, signal) };
     }
 
-    /// Returns whether the process has ended; its parent may not have noticed.
+    /// Returns whether the process has ended; its parent may not have reaped it yet.
     pub(crate) fn has_ended(self) -> bool {
         matches!(
             self.stat(),
@@ -398,7 +400,7 @@ impl Scratch {
             .collect()
     }
 
-    /// Returns the bytes that its files take now; some may disappear meanwhile.
+    /// Returns the bytes that the directory's files take now. A file may disappear during the call.
     pub(crate) fn allocated_bytes(&self) -> u64 {
         let files = fs::read_dir(&self.0)
             .unwrap()

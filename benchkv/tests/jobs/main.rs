@@ -4,15 +4,17 @@
 //! - `job`: starting the binary with a watchdog, and signals for its processes.
 //! - `measurement`: the main job of all backends, over the options that change its paths.
 //! - `output`: the table and the JSON document.
-//! - `tables`: the flat form, in each format.
+//! - `tables`: the flat form of a result, as CSV.
 //! - `policies`: the effects of policies, and the series of the daemons.
 //! - `report`: results side by side.
 //! - `sweep`: the script that measures at many points.
 //! - `bad_input`: jobs that cannot run are refused.
 //! - `death`: ranks and launchers that are killed. `storm`: the same at random, with every way to
 //!   end a job.
-//! - `event`: threads that sleep lose nothing, do nothing without work, and are woken by the end of
-//!   a job.
+//! - `event`: threads that sleep lose no operation, do nothing without work, and are woken by the
+//!   end of a job.
+//! - `features`: features of mlx5 devices that are off by default.
+//! - `sim`: jobs in virtual time.
 //! - `ucx`: the backend that needs a library.
 //! - `hardware`: all backends on an mlx5 device. `ucx` and `hardware` are ignored by default.
 //! - `memory`: compares the memory of a job with the expected memory.

@@ -141,9 +141,9 @@ fn every_rank_makes_local_and_remote_operations() {
     });
 }
 
-/// With remote requests only, a daemon that has neither connection nor ring is busy because others
-/// pass requests on, and vice versa. A request that is not passed on to its owner is refused, which
-/// is an error.
+/// All requests are remote, so a daemon without connections and rings has work only if the daemons
+/// with connections or rings pass requests on, and vice versa. A request that is not passed on to
+/// its owner is refused, which is an error.
 #[test]
 fn daemons_of_a_rank_pass_requests_on_to_each_other() {
     each_of(
@@ -169,8 +169,8 @@ fn daemons_of_a_rank_pass_requests_on_to_each_other() {
     );
 }
 
-/// A client of two daemons: a request reaches the daemon of its key without another's help, by a
-/// connection from the daemon of the same number, or from the client.
+/// A rank has two daemons. A request reaches the daemon of its key without the other daemon, by a
+/// connection from the daemon of the same number (`sharded`), or from the client (`direct`).
 #[test]
 fn daemons_that_own_their_connections_need_no_other() {
     for (backend, connected_clients) in [("sharded", 0), ("direct", 1)] {
@@ -389,9 +389,9 @@ fn all_operations_can_be_local() {
     });
 }
 
-/// Every backend on 1, 2, 4 and 8 ranks, with keys of both kinds and one or many operations
-/// outstanding. By default a selection in which each backend meets each value; all combinations,
-/// and longer, with `BENCHKV_TEST_SCALE`, the factor of the time.
+/// Runs every backend on 1, 2, 4 and 8 ranks, with keys of both distributions and one or many
+/// operations outstanding. By default runs a selection in which each backend has each value. With
+/// `BENCHKV_TEST_SCALE` above 1, runs all combinations, each longer by this factor.
 #[test]
 fn every_backend_is_sound_on_any_number_of_ranks() {
     let scale: f64 =
@@ -496,7 +496,7 @@ fn what_daemons_and_connections_do_is_told_for_each_run_and_rank() {
 #[test]
 fn writes_only_and_reads_only_work() {
     for (ratio, has_reads) in [("0", false), ("1", true)] {
-        // Private keys are read back with any ratio.
+        // With `--no-verify` no access is to a private key, which would be both written and read.
         let result = measure(&["--read-ratio", ratio, "--no-verify", "--empty"]);
         assert_eq!(
             count(&result, "not_found"),
@@ -589,7 +589,8 @@ fn an_open_loop_offers_its_rate() {
     };
     // A loaded machine may pause for longer than the tolerated time.
     assert!((0..5).any(|_| measure_once()));
-    // A ring that takes so little in a round trip is below the rate, with any queue depth.
+    // A ring of 4 KiB is too small for the rate with a round trip of 6 ms, whatever the queue
+    // depth.
     let slow = [
         "--ring-size",
         "4096",
@@ -647,8 +648,8 @@ fn an_open_loop_offers_its_rate() {
     );
 }
 
-/// A pause of 3.5 s between the first two operations, without an outstanding operation or a
-/// message.
+/// The schedule has a pause of 3.5 s between the first two operations, without an outstanding
+/// operation or a message.
 #[test]
 fn a_job_of_operations_waits_for_those_that_are_not_due_yet() {
     let (_turn, dir) = (turn(), Scratch::in_memory());
@@ -673,7 +674,7 @@ fn a_job_of_operations_waits_for_those_that_are_not_due_yet() {
     );
 }
 
-/// In virtual time, with pauses of seconds and windows of microseconds.
+/// The jobs in virtual time have pauses of seconds, and windows of microseconds.
 #[test]
 fn an_open_loop_in_virtual_time_issues_all_operations_and_hides_no_shortfall() {
     let simulate = |args: &[&str]| {
@@ -772,7 +773,7 @@ fn a_store_has_every_key_unless_it_starts_empty() {
     );
 }
 
-/// Every byte is checked.
+/// Clients verify every byte of the values.
 #[test]
 fn values_of_any_size_are_sound() {
     for (backend, carrier) in BACKENDS
@@ -803,8 +804,8 @@ fn values_of_any_size_are_sound() {
     }
 }
 
-/// Each run of a job in real time has the load of its number, which Little's law shows: operations
-/// per second times latency.
+/// Each run of a job in real time has the load at its position in the sweep, which Little's law
+/// shows: operations per second times latency.
 #[test]
 fn a_sweep_sets_the_load_of_each_run() {
     let (_turn, shm) = (turn(), Scratch::in_memory());

@@ -9,7 +9,8 @@ use engine::topology::{Peer, Worker};
 
 use crate::job::{Scratch, turn};
 
-/// Returns the private bytes of this process, each page once even if it is mapped several times.
+/// Returns the proportional set size of this process, in bytes. A page that the process maps
+/// several times counts once.
 fn held() -> u64 {
     let rollup = std::fs::read_to_string("/proc/self/smaps_rollup").unwrap();
     let line = rollup
@@ -19,8 +20,9 @@ fn held() -> u64 {
     line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
 }
 
-/// The daemons of 24 ranks in this process, each connected to the 23 others. A factor between the
-/// two shows which constant is wrong, and which job would be refused wrongly.
+/// The daemons of 24 ranks in this process, each connected to the 23 others. A large difference
+/// between the measured and the expected memory shows a wrong constant, with which jobs would be
+/// refused wrongly.
 #[test]
 fn connections_take_about_what_was_reckoned() {
     const RANKS: usize = 24;
@@ -68,7 +70,7 @@ fn connections_take_about_what_was_reckoned() {
             .unwrap();
     }
     let (taken, reckoned) = (held() - before, options.memory.connections_bytes);
-    // Rings and completion queues that were never written take nothing.
+    // Rings and completion queues that were never written take no memory.
     assert!(
         taken < reckoned * 5 / 4 && taken > reckoned / 2,
         "{taken} bytes taken, {reckoned} reckoned"

@@ -206,7 +206,7 @@ fn shown_by_a_job(columns: u16) -> String {
         String::from_utf8_lossy(&shown).into_owned()
     });
     let mut command = benchkv(&["--json", "-"]);
-    // Without one, or on a dumb terminal, no progress is shown.
+    // Without the variable, or on a dumb terminal, no progress is shown.
     command.env("TERM", "xterm");
     let job = Job::start_on(end, command.args(SHORT).arg("--shm-dir").arg(dir.path()));
     drop(command);
@@ -254,7 +254,7 @@ fn progress_fits_a_narrow_terminal() {
         .collect();
     assert!(!drawn.is_empty(), "{shown:?}");
     for line in drawn {
-        // The rest of the code before it, which clears the line.
+        // The line begins with the remainder of the escape code that clears it.
         let line = line.trim_start_matches("[2K");
         assert!(
             line.len() <= 45 && line.contains("["),
@@ -263,7 +263,7 @@ fn progress_fits_a_narrow_terminal() {
     }
 }
 
-/// The number of operations in a line of `--report-interval`, of rank 0 of two.
+/// Returns the number of operations in a line of `--report-interval`, of rank 0 of two.
 fn operations_in(line: &str) -> Option<u64> {
     let (before, after) = line.split_once(" operations ")?;
     let is_whole =
@@ -326,7 +326,7 @@ fn read_json(path: &Path) -> Value {
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 
-/// The job ends, with the table and the reason.
+/// The job ends, and prints the table and the reason.
 #[test]
 fn a_pipe_that_nobody_reads_costs_its_document_and_not_the_table() {
     for flag in ["--json", "--output"] {
@@ -419,7 +419,7 @@ fn help_is_as_wide_as_the_terminal() {
     }
 }
 
-/// Output of each command, also what is written line by line.
+/// Tests the output of each command, also of commands that write line by line.
 #[test]
 fn output_that_finds_no_room_is_a_failure_and_a_reader_that_goes_is_none() {
     let _turn = turn();
@@ -538,7 +538,7 @@ fn a_job_that_measured_nothing_says_so_and_has_its_status() {
     dir.assert_empty();
 }
 
-/// Something missing is not a failure, on any machine.
+/// A missing item is not a failure, on any machine.
 #[test]
 fn the_doctor_says_what_is_missing_and_succeeds() {
     let doctor = |args: &[&str]| {

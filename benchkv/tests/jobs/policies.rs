@@ -1,5 +1,5 @@
-//! Policies at work, on a device with delays: no operation is lost, statistics show the effects of
-//! a policy, and the series of the daemons show them.
+//! Policies at work, on a device with delays: no operation is lost, and the statistics and the
+//! series of the daemons show the effects of a policy.
 
 use std::path::Path;
 
@@ -131,8 +131,8 @@ fn held_answers_all_arrive() {
 
 #[test]
 fn windows_and_gathering_delay_but_do_not_lose() {
-    // Longer than a step takes on a loaded machine. Whether the window is ever full depends on the
-    // scheduler.
+    // The time of 1 ms for answers alone is longer than a step takes on a loaded machine. Whether
+    // the window is ever full depends on the scheduler.
     let args = [
         "--backend",
         "meta",
@@ -188,7 +188,7 @@ fn faults_of_the_device_cost_time_and_nothing_else() {
         );
         assert!(count(transport, "rnr_naks") > 0, "{transport}");
     }
-    // From some operation on no peer answers: the job ends, and names the missing rank.
+    // From operation 20 on no peer answers: the job ends, and names the missing rank.
     let (_turn, dir) = (turn(), Scratch::in_memory());
     let ended = Job::start(
         benchkv(&["--device", "soft:fault=drop:20"])

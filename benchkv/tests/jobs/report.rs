@@ -10,7 +10,7 @@ use crate::job::{Job, Scratch, benchkv, run, turn};
 /// Text that would break a chart if it were inserted without escapes.
 const EVIL: &str = "<script>throw 'evil'</script>\"'&";
 
-/// Writes the result of a short job with these flags to `count` files, each changed by `change`.
+/// Writes the result of a short job to `count` files, each changed by `change`.
 fn write_results(dir: &Path, count: usize, change: impl Fn(usize, &mut JobResult)) -> Vec<String> {
     let (_turn, shm) = (turn(), Scratch::in_memory());
     let result: JobResult = serde_json::from_value(
@@ -58,7 +58,7 @@ fn a_sweep_is_compared_at_each_place_and_drawn_with_a_line_for_each_variant() {
         row("direct, depth 8"),
         "direct, depth 8 8.00 M/s - +33.3 % delegation"
     );
-    // 1 and 13 million.
+    // The two repeats have rates of 1 and 13 million operations per second.
     assert_eq!(
         row("meta, depth 1 "),
         "meta, depth 1 7.00 M/s \u{b1} 1089.1 % +250.0 % delegation"
@@ -76,7 +76,8 @@ fn a_sweep_is_compared_at_each_place_and_drawn_with_a_line_for_each_variant() {
     );
 }
 
-/// The results of an open loop are drawn against the offered rate, which is not what was reached.
+/// The results of an open loop are drawn against the offered rate, which differs from the reached
+/// rate.
 #[test]
 fn a_series_of_rates_has_a_line_for_each_percentile_and_commits_are_in_order_of_time() {
     let dir = Scratch::on_disk();

@@ -192,7 +192,7 @@ fn taken(said: &str) -> f64 {
     number.parse::<f64>().unwrap() * f64::from(1 << (10 * (unit + 1)))
 }
 
-/// A refusal has to come before the memory is exhausted, and not while there is plenty.
+/// A job has to be refused before it exhausts the memory, and not while enough memory is left.
 #[test]
 fn a_job_takes_no_more_memory_than_is_reckoned_before() {
     for args in [

@@ -3,7 +3,7 @@
 //! left behind.
 //!
 //! A seed gives the shape, the victim, the signal and the moment: `BENCHKV_TEST_SEED` repeats one.
-//! `BENCHKV_TEST_SCALE` is the factor of their number, with new seeds each time.
+//! `BENCHKV_TEST_SCALE` is the factor of the number of jobs.
 
 use std::fs;
 use std::time::{Duration, SystemTime};
@@ -74,7 +74,8 @@ impl Story {
         }
     }
 
-    /// Hits the job. Returns the line that names the victim, if it existed.
+    /// Applies the event to the job. Returns the line by which the job has to name the victim, if
+    /// any.
     fn strike(&self, job: &Job, ranks: &[Process]) -> Option<String> {
         // A process that has ended and is not yet waited for takes signals without effect.
         let kill =
@@ -211,8 +212,8 @@ fn play(seed: u64) {
             files.names()
         );
     } else {
-        // A number of operations instead of a length of time, in which a loaded machine may do
-        // none.
+        // The next job has a number of operations, because a loaded machine may do none in a length
+        // of time.
         let next = Job::start(benchkv(&["--ops", "100"]).arg("--shm-dir").arg(dir.path())).end();
         assert!(next.status.success(), "{}: {}", next.status, next.stderr);
         dir.assert_empty();

@@ -18,8 +18,8 @@ fn read_csv(path: &Path) -> Table {
         .collect()
 }
 
-/// Returns whether a cell has the value of the document: its number, its text, or nothing where
-/// there is none.
+/// Returns whether a cell has the value of the document: its number or its text. The cell of null
+/// is empty.
 fn is(cell: &str, value: &Value) -> bool {
     match value {
         Value::Null => cell.is_empty(),

@@ -71,8 +71,8 @@ fn jobs_are_sound_and_say_by_which_transports() {
     );
 }
 
-/// On one host UCX uses shared memory, but not if it has to detect dead peers. Its own messages do
-/// not mix with the result.
+/// On one host UCX uses shared memory, but not if it has to detect dead peers. UCX's log does not
+/// mix with the result.
 #[test]
 #[ignore = "needs libucx0"]
 fn the_mode_of_errors_decides_over_shared_memory() {
@@ -89,7 +89,7 @@ fn the_mode_of_errors_decides_over_shared_memory() {
     assert!(!shared(&ways), "{ways:?}");
 }
 
-/// Far more operations than the window, all to all.
+/// The ranks have far more operations outstanding than their windows hold, all to all.
 #[test]
 #[ignore = "needs libucx0"]
 fn ranks_that_overrun_their_windows_do_not_wait_for_each_other() {
@@ -108,7 +108,7 @@ fn ranks_that_overrun_their_windows_do_not_wait_for_each_other() {
     );
 }
 
-/// A later `--backend` overrides.
+/// The `--backend` of the test overrides the `--backend` of [`measure`], which is earlier.
 #[test]
 #[ignore = "needs libucx0"]
 fn it_carries_requests_on_every_way() {
@@ -148,7 +148,7 @@ fn a_corrupted_value_is_seen() {
     );
 }
 
-/// Behaves as the other backends do, if UCX has to detect dead peers.
+/// A rank detects the death of its peer as with other backends, if UCX has to detect dead peers.
 #[test]
 #[ignore = "needs libucx0"]
 fn a_rank_notices_by_itself_that_the_other_was_killed() {

@@ -57,15 +57,16 @@ fn carry_every_backend(device: &str) {
     }
 }
 
-/// Requests go by the NICs, and MPI over TCP: the hosts have no other way for it.
+/// Requests pass between the NICs, and the messages of MPI by TCP, the only transport of MPI
+/// between these hosts.
 #[test]
 #[ignore = "needs user namespaces, and mlx5-run"]
 fn two_hosts_carry_every_backend_between_their_nics() {
     carry_every_backend("mlx5_0");
 }
 
-/// Without a NIC, also where packets are lost. The hosts of `scripts/two-hosts` share memory, so
-/// that all get packets.
+/// The hosts have no NIC, and in the second job packets are lost. The hosts of `scripts/two-hosts`
+/// share memory, so `packets=all` makes all traffic packets.
 #[test]
 #[ignore = "needs user namespaces"]
 fn two_hosts_carry_every_backend_by_packets() {

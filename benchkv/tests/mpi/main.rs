@@ -24,7 +24,7 @@ use benchkv_harness::launch::device::DEVICE_VARIABLE;
 use job::{BACKENDS, Ended, Job, Process, SHORT, Scratch, TICKS_OF_LOAD, TICKS_OF_RUN, run, turn};
 use serde_json::Value;
 
-/// A part of a job's ranks, with arguments of their own.
+/// A number of ranks of a job, and the arguments of these ranks.
 type Part<'a> = (usize, &'a [&'a str]);
 
 /// Directories of a job: one for benchkv's shared memory, and one for the shared memory of MPI,
@@ -89,7 +89,7 @@ impl Dirs {
             .result()
     }
 
-    /// Starts a long job. Returns it once all its ranks are under load, and the ranks.
+    /// Starts a long job. Returns the job and its ranks once all ranks are under load.
     fn load(&self, ranks: usize, backend: &str) -> (Job, Vec<Process>) {
         let json = self.result();
         let args = [
@@ -187,7 +187,8 @@ fn run_below_mpirun(backends: &[&str], device: &str) {
             (&"local".into(), &Value::Null)
         );
         members(&result, "", &mut local);
-        // Two ranks of one backend: the others look the same to a launcher.
+        // Only one backend also runs with two ranks, because all backends look the same to a
+        // launcher.
         for ranks in [4, 2]
             .into_iter()
             .take(if backend == "delegation" { 2 } else { 1 })
@@ -288,7 +289,7 @@ fn the_plan_says_who_started_the_ranks_and_which_cores_they_share() {
 }
 
 /// Runs jobs that are refused before there is any load, at the same time: mpirun takes seconds to
-/// end a failed one.
+/// end a failed job.
 fn refused(jobs: &[(&[Part<'_>], &[&str])]) {
     let _turn = turn();
     std::thread::scope(|scope| {
@@ -430,8 +431,8 @@ fn ranks_do_not_outlive_a_killed_mpirun() {
     dirs.assert_next_job_cleans("delegation");
 }
 
-/// mpirun passes its signal on as SIGTERM, and kills a second later. If only one rank gets the
-/// signal, it informs the other ranks.
+/// mpirun passes a signal to the ranks as SIGTERM, and kills the ranks a second later. If only one
+/// rank gets the signal, it informs the other ranks.
 #[test]
 fn an_interrupted_job_writes_what_it_has_measured() {
     let _turn = turn();

@@ -41,7 +41,7 @@ const SILENCE_LIMIT: Duration = Duration::from_secs(10);
 pub(crate) struct Account {
     /// Name, transport and modes of the server's device.
     pub(crate) device: String,
-    /// Requests executed.
+    /// Number of requests executed.
     pub(crate) answered: u64,
     pub(crate) bad_requests: u64,
     pub(crate) registered_bytes: u64,

@@ -32,7 +32,7 @@ const MOST_CLIENTS: i64 = 4096;
 /// Number of descriptors for each client: the three memfds of its device, the same memfds at the
 /// server, and the server's three memfds at the client.
 const FILES_PER_CLIENT: u64 = 9;
-/// Descriptors of everything else.
+/// Number of all other descriptors.
 const OTHER_FILES: u64 = 64;
 
 /// Throughput against the number of clients, grouping off and on, in virtual time.

@@ -73,7 +73,8 @@ fn each_contestant_executes_every_call_once_and_is_put_beside_scalerpc() {
         let of_run = |run: &Value| run["server"][counter].as_u64().unwrap();
         runs.iter().map(of_run).sum::<u64>()
     };
-    // A single group has one slice in each round; of several groups each has more.
+    // A single group has one slice in each round of the job; with several groups, slices follow
+    // each other.
     assert_eq!(
         (count("rate_2x3", "groups"), count("rate_2x3", "slices")),
         (2, 2),
@@ -83,8 +84,8 @@ fn each_contestant_executes_every_call_once_and_is_put_beside_scalerpc() {
         count("rate_6x3", "groups") >= 4 && count("rate_6x3", "slices") > 4,
         "{result}"
     );
-    // ScaleRPC registers an endpoint entry; copyrpc two rings; the last two a message for each slot
-    // and direction.
+    // For a further client ScaleRPC registers an endpoint entry; copyrpc two rings; rc-send and
+    // ud-send a message for each slot and direction.
     let further = |contestant: &str| {
         result["server_registered_bytes_per_further_client"][contestant].as_f64()
     };
@@ -111,7 +112,8 @@ fn each_contestant_executes_every_call_once_and_is_put_beside_scalerpc() {
     );
 }
 
-/// Payloads in the WQE and gathered from memory, the minimum and the maximum.
+/// The lengths are the minimum, the maximum, and lengths around the limit up to which a payload is
+/// in the WQE.
 #[test]
 fn payloads_of_every_kind_of_length_are_right() {
     for bytes in [8, 56, 57, 333, 4056] {
@@ -294,7 +296,7 @@ fn a_killed_server_ends_the_clients_which_say_so_and_nothing_stays() {
             said.contains("scalerpc_bench: rank 1 was killed by signal 9 (SIGKILL)"),
             "{contestant}: {said}"
         );
-        // The clients were not killed with it.
+        // The clients were not killed with the server.
         assert!(
             said.contains(&format!(
                 "scalerpc_bench: rank 0: {contestant}, round_trip: "

@@ -69,8 +69,8 @@ fn a_job_ends_with_either_window_and_counts_its_stalls() {
         assert_eq!(result["job"]["window"][kind], 1);
         let run = &figures(&result)["runs"][0];
         for counts in [&run["client"], &run["server"]] {
-            // How often one stops is a matter of time; the software HCA ends a WRITE before its
-            // flush is over.
+            // The number of stalls of a consumption window depends on timing. A completion window
+            // has none, because the software HCA completes a WRITE before the flush ends.
             assert!(
                 counts["window_stalls"]
                     .as_u64()
@@ -102,7 +102,7 @@ fn payloads_of_every_kind_of_length_are_right() {
 
 #[test]
 fn a_job_ends_on_one_core_whatever_the_wait() {
-    // A process may use the cores that the thread which starts it may.
+    // A process may use the cores of the thread that starts it.
     let on_one_core = || {
         pin_current_thread(usable_cores().unwrap()[0]).unwrap();
         for wait in ["auto", "event"] {

@@ -36,7 +36,7 @@ impl Scratch {
     /// hangs.
     pub(crate) fn command(&self, program: &str, args: &str) -> Command {
         let mut command = Command::new(program);
-        // Devices of the machine are not used; a test that names one gets that.
+        // A job uses no device of the machine unless its test names one.
         command
             .args(args.split_whitespace())
             .arg("--shm-dir")
