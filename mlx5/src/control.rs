@@ -22,8 +22,9 @@ pub(crate) enum Hook {
 
 impl Hook {
     /// Calls the software HCA after a doorbell's stores to register `index`. Does nothing for a
-    /// relay: its call, [`ring_relay`](Self::ring_relay), is among the stores of the doorbell, so
-    /// that no check for a relay lengthens this path.
+    /// relay (a translator of WQEs to calls of libibverbs): the doorbell's own stores include the
+    /// relay's call, [`ring_relay`](Self::ring_relay), so that no check for a relay lengthens this
+    /// path.
     #[inline(always)]
     pub(crate) fn ring(&self, index: usize) {
         if let Self::Soft(hca) = self {

@@ -5,10 +5,10 @@
 //! - `device`: the device of servers and clients by default;
 //! - `events`: the peers of a server, and the events of their connections;
 //! - `secret`: a secret that both ends prove to each other;
+//! - `record`, `receive`: the records, and how they are received from a stream;
 //! - `pieces`: records that cross a stream in pieces;
 //! - `reach`: a client that waits for its server;
 //! - `names`: the addresses of a server's name, which may change;
-//! - `route`: the way to a server, taken again after the end of a connection;
 //! - `route`: connects a client to its server, and again after the end of a connection;
 //! - `setup`: the reason why an end could not be made;
 //! - `lifelines`: the sockets over which peers have connected; the end of a socket reports the

@@ -46,8 +46,8 @@ pub struct Cq {
     object: Rc<CqObject>,
 }
 
-/// A poll that finds the queue empty lets the device run. A busy queue may never be found empty. So
-/// of the polls that find a completion, one in this number lets the device run too.
+/// A poll that finds the queue empty lets the device run. A busy queue may never be found empty, so
+/// every 16th poll that finds a completion lets the device run too.
 const POLLS_PER_HOOK: u32 = 16;
 
 impl fmt::Debug for Cq {
@@ -165,8 +165,8 @@ impl Cq {
                     byte_count: mini.byte_count,
                     wqe_counter,
                 };
-                // The title's QPN is not read again, because the queue pair may be destroyed in a
-                // callback.
+                // The QPN is `session_qpn` and not the title's: it becomes `NO_QPN` if a callback
+                // destroys the queue pair.
                 f(
                     queue,
                     Cqe::new(
@@ -561,7 +561,7 @@ impl Drop for Leaving<'_> {
     }
 }
 
-/// Marks its caller's branch as the unlikely one.
+/// Marks a branch that calls this function as unlikely, for the compiler.
 #[cold]
 fn rarely() {}
 

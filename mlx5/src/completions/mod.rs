@@ -1,4 +1,5 @@
-//! Completion queues: the ring of CQEs, plain or compressed, and the two queues that hand them out.
+//! Completion queues: the ring of CQEs, plain or compressed, and the two types of queue that hand
+//! out its CQEs.
 
 pub(crate) mod cq;
 pub(crate) mod cq_object;

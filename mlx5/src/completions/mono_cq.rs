@@ -67,7 +67,7 @@ impl<Q> MonoCq<Q> {
         self.queues.remove(qpn)
     }
 
-    /// Returns the registered values.
+    /// Returns the registered values, by QPN.
     #[must_use]
     pub fn queues(&self) -> &FastMap<Q> {
         &self.queues

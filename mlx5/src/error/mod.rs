@@ -122,7 +122,7 @@ pub enum ConnectError {
 
 impl ConnectError {
     /// Returns whether a later attempt may succeed with another process at the same address: true
-    /// for each error of the software HCA except a lack of access, and for each call that
+    /// for each [`Soft`](Self::Soft) error except a lack of access, and for each call that
     /// libibverbs or the kernel refused.
     #[must_use]
     pub const fn may_pass(&self) -> bool {

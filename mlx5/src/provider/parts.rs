@@ -12,7 +12,8 @@ use crate::config::{QpConfig, RqSize};
 use crate::mmio::RegisterKind;
 use crate::wire::Service;
 
-/// A BlueFlame register: two halves of 256 bytes.
+/// The register of a send queue's doorbells. A BlueFlame register has two halves of 256 bytes; a
+/// register of kind [`RegisterKind::DoorbellOnly`] takes 8 bytes and has no halves.
 #[derive(Clone)]
 pub(crate) struct UarParts {
     /// The half to which the next doorbell on this register stores. All queue pairs on the register

@@ -49,7 +49,7 @@ impl BlueflameBatch<'_> {
     }
 
     /// Announces the batch to the device. Does nothing if the batch is empty. Returns whether
-    /// several WQEs were announced together.
+    /// several WQEs went through BlueFlame together.
     pub fn finish(self) -> bool {
         self.qp.sq.ring_batch()
     }

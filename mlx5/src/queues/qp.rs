@@ -107,9 +107,10 @@ impl<O: UdOperation> Takes<O> for Datagram {}
 /// sends datagrams to any peer.
 ///
 /// Operations are posted, and start at [`ring`](Self::ring). They take effect at the peer, and
-/// complete, in posting order. Only a READ or an atomic may still be in flight when the next
-/// operation starts ([`Signal::fence`](crate::Signal::fence)). A failure moves the queue pair to
-/// [`QpState::Error`] and flushes the operations after it.
+/// complete, in posting order. There is one exception: the next operation may start before the
+/// bytes that a READ or an atomic returns have arrived ([`Signal::fence`](crate::Signal::fence)
+/// prevents that). A failure moves the queue pair to [`QpState::Error`] and flushes the operations
+/// after it.
 ///
 /// It is not `Send`:
 /// ```compile_fail,E0277
@@ -258,8 +259,8 @@ impl<T: Transport> Qp<T> {
 
     /// Moves the queue pair to the error state: every posted operation completes with
     /// [`Syndrome::WorkRequestFlushed`](crate::Syndrome::WorkRequestFlushed), and messages of peers
-    /// are not received any more. Use it for an orderly end: no transition leads out of that state,
-    /// so the next connection needs a new queue pair.
+    /// are not received any more. Use this function for an orderly end. No transition leads out of
+    /// the error state, so the next connection needs a new queue pair.
     pub fn fail(&mut self) {
         self.set_state(QpState::Error);
         self.control().fail_qp(self.qpn());
@@ -373,8 +374,8 @@ impl<T: Transport> Qp<T> {
         }
     }
 
-    /// Returns whether `cqe` is a completion of this queue pair's sends. If it is an error
-    /// completion of them, moves the state to [`QpState::Error`].
+    /// Returns whether `cqe` is a completion of this queue pair's sends. An error completion of a
+    /// send also moves the state to [`QpState::Error`].
     #[inline(always)]
     fn takes(&mut self, cqe: &Cqe<'_>) -> bool {
         if cqe.qpn() != self.qpn() {

@@ -48,9 +48,9 @@ impl RcQp {
     }
 
     /// Connects the queue pair to `remote`: performs the transitions RESET to INIT to RTR to RTS
-    /// that are still missing. Both ends do this; operations posted before the peer has done it are
-    /// retried for the transport timeout. A queue pair in the error state is not connected again:
-    /// create a new queue pair.
+    /// that are still missing. Both ends must connect; operations posted before the peer has
+    /// connected are retried for the transport timeout. A queue pair in the error state is not
+    /// connected again: create a new queue pair.
     ///
     /// # Errors
     /// See [`ConnectError`]; the queue pair stays in the state after the last transition that

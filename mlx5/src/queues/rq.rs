@@ -141,8 +141,8 @@ impl ReceiveQueue {
         self.depth() - usize::from(self.producer.wrapping_sub(self.consumer))
     }
 
-    /// Posts a receive into `buffers`, in this order; none are needed for messages without data.
-    /// The device sees the receive at the next [`ring`](Self::ring).
+    /// Posts a receive into `buffers`, in this order; a message without data needs no buffer. The
+    /// device sees the receive at the next [`ring`](Self::ring).
     #[inline]
     pub(crate) fn post(&mut self, buffers: &[Sge], user: u64) -> Result<(), PostReceiveError> {
         if self.free() == 0 {

@@ -42,12 +42,12 @@ impl UdQp {
         )
     }
 
-    /// Returns the destination by which this queue pair reaches another, from the other's
-    /// [`address`](crate::Qp::address) and Q_Key.
+    /// Returns the destination by which this queue pair reaches the datagram queue pair with the
+    /// [`address`](crate::Qp::address) `other` and the Q_Key `qkey`.
     ///
     /// # Errors
-    /// The other's device is of another kind, or its port is not reachable, which libibverbs
-    /// detects on RoCE.
+    /// The two devices are of different kinds, or the port of `other` is not reachable, which
+    /// libibverbs detects on RoCE.
     pub fn destination_of(
         &self,
         other: &QpAddress,

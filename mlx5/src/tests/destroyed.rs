@@ -1,5 +1,5 @@
-//! Completions of queue pairs that are destroyed before the completions are polled. Another queue
-//! pair may have their number then.
+//! Completions of queue pairs that are destroyed before the completions are polled. A new queue
+//! pair may have the same number by then.
 
 use std::collections::VecDeque;
 
@@ -161,9 +161,8 @@ fn what_a_destroyed_queue_pair_leaves_is_nobodys_and_what_the_next_with_its_numb
     }
 }
 
-/// Makes a queue with two pairs, and destroys one that has an unread completion in each direction.
-/// Returns the polled completions while a new queue pair of the same number has a send and a
-/// receive outstanding.
+/// Destroys a queue pair that has an unread completion in each direction. The completions are
+/// polled while a new queue pair of the same number has a send and a receive outstanding.
 #[test]
 fn an_old_completion_completes_nothing_of_the_next_queue_pair_with_its_number() {
     let device = Device::open(DeviceSpec::Null(NullOptions::default())).unwrap();

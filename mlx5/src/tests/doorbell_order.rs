@@ -44,7 +44,8 @@ impl Recorder {
 }
 
 fn bytes_at(from: *const u8, len: usize) -> Vec<u8> {
-    // SAFETY: as many are readable (contract of the callers).
+    // SAFETY: `len` bytes are readable at `from` (contract of `Mmio`'s functions, which call this
+    // one).
     unsafe { std::slice::from_raw_parts(from, len) }.to_vec()
 }
 
@@ -121,7 +122,7 @@ impl Bench {
         self.qp.post(&write(blocks), Signal::Reclaim, 0).unwrap();
     }
 
-    /// Returns the bytes of the SQ.
+    /// Returns the bytes of `blocks` WQEBBs of the SQ, from counter `first` on.
     fn sq(&self, first: u16, blocks: u16) -> Vec<u8> {
         (first..first + blocks)
             .flat_map(|i| self.device.send_queue(self.qp.qpn(), i).unwrap().1)
@@ -134,8 +135,8 @@ impl Bench {
     }
 }
 
-/// 32 bytes of segments, then inline data: 28 in the first WQEBB, 64 in each of the others. A WQE
-/// of five WQEBBs has an SGE too.
+/// Returns a WRITE whose WQE takes `blocks` WQEBBs: 32 bytes of segments, then inline data, 28 in
+/// the first WQEBB, 64 in each of the others. A WQE of five WQEBBs has an SGE too.
 fn write(blocks: usize) -> Write<(Inline<'static>, Sge)> {
     let inline = Inline(&[7; 220][..(28 + 64 * (blocks - 1)).min(220)]);
     Write {
@@ -295,7 +296,7 @@ fn a_batch_that_passes_the_end_of_the_ring_is_announced_with_8_bytes() {
         "a NOP, then two WQEBBs at the ring's start"
     );
     assert_eq!(b.qp.sq.complete(32), Some(0));
-    // The automatic doorbell copies the first WQE after the end like any other.
+    // `ring` copies the first WQE after the ring's end to the register, like any other single WQE.
     for _ in 0..30 {
         b.post(1);
     }
@@ -317,7 +318,7 @@ fn copies_exactly<M: Mmio>() {
         .for_each(|(i, b)| *b = i as u8 | 1);
     for bytes in [64, 128, 192, 256] {
         let mut to = Aligned([0xa5; 320]);
-        // SAFETY: both have more bytes than that, aligned to 64.
+        // SAFETY: both arrays have 320 bytes, more than `bytes`, and are aligned to 64.
         unsafe { M::copy(to.0.as_mut_ptr(), from.0.as_ptr(), bytes) };
         M::mmio_flush_writes();
         assert_eq!(to.0[..bytes], from.0[..bytes]);
@@ -347,7 +348,7 @@ fn every_copy_routine_that_this_processor_has_copies_exactly_that() {
     copies_exactly::<mmio::Stnp>();
 }
 
-/// Makes a BlueFlame register of memory.
+/// A BlueFlame register in ordinary memory.
 #[repr(align(512))]
 struct Register([u8; 512]);
 
@@ -367,8 +368,8 @@ fn a_register_without_blueflame_gets_8_bytes_at_one_place_and_one_that_nobody_re
         let mut doorbell = Doorbell::new(&uar, NonNull::from(&record), Hook::Nothing);
         for producer in 1..4u16 {
             let wqe = Wqe([producer as u8; 64]);
-            // SAFETY: 64 bytes, aligned to as many; the register and the record outlive the
-            // doorbell.
+            // SAFETY: the WQE has 64 bytes and is aligned to 64; the register and the record
+            // outlive the doorbell.
             unsafe { doorbell.ring(producer, wqe.0.as_ptr(), 64) };
             // SAFETY: as above.
             let bytes = unsafe { uar.half.get().cast::<[u8; 512]>().read() };
@@ -395,7 +396,8 @@ fn queue_pairs_that_share_a_register_write_its_halves_by_turns() {
         .map(|record| Doorbell::new(&uar, NonNull::from(record), Hook::Nothing));
     for (i, who) in [0, 1, 1, 0, 1, 0, 0].into_iter().enumerate() {
         let wqe = Wqe([i as u8 + 1; 64]);
-        // SAFETY: 64 bytes, aligned to as many; the register and the records outlive the doorbells.
+        // SAFETY: the WQE has 64 bytes and is aligned to 64; the register and the records outlive
+        // the doorbells.
         unsafe { doorbells[who].ring(1, wqe.0.as_ptr(), if i % 2 == 0 { 64 } else { 0 }) };
         // SAFETY: as above.
         let bytes = unsafe { at.cast::<[u8; 512]>().read() };

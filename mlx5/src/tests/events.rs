@@ -18,8 +18,8 @@ fn options(fabric: &LocalFabric) -> SoftOptions {
     }
 }
 
-/// Spins for a time that differs from round to round, so that it ends at every step of the other
-/// thread's way to sleep.
+/// Spins for a time that depends on `round`, so that the spins of all rounds end at every step of
+/// the other thread between its last poll and its sleep.
 fn stagger(round: u64) {
     for _ in 0..round.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 54 {
         std::hint::spin_loop();
@@ -110,11 +110,10 @@ fn together(
         .for_each(|thread| thread.join().unwrap());
 }
 
-/// Number of queue pairs that take turns. The queue pair of a message has mostly been idle, and is
-/// not polled.
+/// Number of queue pairs that send in turn, so that the queue pair of a message was idle before it.
 const QUEUES: usize = 4;
 
-/// Makes that number of queue pairs on one CQ, and their shared receives.
+/// Makes `QUEUES` queue pairs on one CQ, and their shared receives.
 fn queues(options: SoftOptions) -> (Device, Cq, Srq, Vec<RcQp>) {
     let device = Device::open(DeviceSpec::Soft(options)).unwrap();
     let pd = device.alloc_pd().unwrap();
@@ -269,7 +268,7 @@ fn a_sleeper_is_woken_by_every_datagram() {
     );
 }
 
-/// Wakes at every step of the other thread's way to sleep.
+/// Uses the waker at every step of the other thread between its last poll and its sleep.
 #[test]
 fn every_use_of_a_waker_ends_a_wait() {
     let device = Device::open(DeviceSpec::Soft(options(&LocalFabric::new()))).unwrap();

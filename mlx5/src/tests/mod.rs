@@ -1,4 +1,5 @@
-//! Tests of the inside of the crate: bytes in the send queue, bytes of CQEs.
+//! Tests that need private items of the crate: bytes of WQEs and CQEs, the order of a doorbell's
+//! stores, sleeps, receive queues, queue pairs that fail or are destroyed, hostile peers.
 
 use std::rc::Rc;
 

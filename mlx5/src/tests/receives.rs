@@ -109,8 +109,8 @@ fn receives_of_a_queue_pair_are_taken_and_come_back_in_order_over_the_counter_wr
             (usize::from(wqe_cnt), usize::from(wqe_cnt))
         );
         let mut random = Random::new(seed);
-        // Posted and not taken receives, with their buffers; and those that are taken and not
-        // completed.
+        // The receives that the device has not yet taken, with their buffers, and the receives that
+        // the device has taken and not yet completed.
         let (mut posted, mut taken) = (VecDeque::new(), VecDeque::new());
         let mut number = 0u64;
         let mut device_counter = 0u16;

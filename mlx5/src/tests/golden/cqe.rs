@@ -15,7 +15,7 @@ fn cqe(fields: &[(usize, &str)]) -> [u8; 64] {
     b
 }
 
-/// Returns the CQE with 0xa5 in all other bytes, which a parser must not read.
+/// Returns the CQE with these fields, and 0xa5 in all other bytes, which a parser must not read.
 pub(super) fn noisy(fields: &[(usize, &str)]) -> [u8; 64] {
     let mut b = [0xa5; 64];
     for (at, text) in fields {

@@ -22,7 +22,8 @@ const RING: usize = WQE_CNT as usize * 64;
 struct Bench {
     ring: *mut [u8; RING],
     sq: SendQueue,
-    /// Number of WQEBBs posted, and of those since the last signaled WQE.
+    /// Number of all posted WQEBBs, modulo 2^16 (`producer`), and of the WQEBBs posted since the
+    /// last signaled WQE (`unsignaled`).
     producer: u16,
     unsignaled: u16,
 }
@@ -93,8 +94,9 @@ impl Bench {
         std::array::from_fn(|at| unsafe { self.ring.cast::<u8>().add(at).read_volatile() })
     }
 
-    /// Posts `op` over 0xa5, compares the whole ring with the expected content, and completes it.
-    /// `flags` may be unsignaled: then it is signaled if more than 7 WQEBBs are not.
+    /// Posts `op` over 0xa5, compares the whole ring with the expected content, and completes the
+    /// operation if it is signaled: as `flags` request, or because more than 7 WQEBBs would be
+    /// unsignaled.
     fn check(&mut self, op: &impl Operation, flags: Flags, opcode: u8, imm: u32, body: &[u8]) {
         let ds = 1 + body.len() / 16;
         let blocks = ds.div_ceil(4) as u16;

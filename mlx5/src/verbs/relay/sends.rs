@@ -225,8 +225,8 @@ impl SendRing {
         }
     }
 
-    /// Goes back to the WQE of the request `bad`, which the device refused, and ends the queue
-    /// pair.
+    /// Sets `next` back to the WQE of the request `bad`, which the device refused, and ends the
+    /// queue pair.
     #[cold]
     fn refused(&mut self, device: &impl Device, first: *const Slot, bad: *const ibv_send_wr) {
         // SAFETY: `first` points to the chain's `CHAIN` slots, to which no other reference exists.

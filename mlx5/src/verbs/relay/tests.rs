@@ -24,9 +24,9 @@ const UNKNOWN: u8 = 0x7f;
 
 #[derive(Default)]
 struct Keeping {
-    /// Names of the requests that it holds.
+    /// Identifiers of the requests that the device holds.
     posted: RefCell<Vec<Id>>,
-    /// Answer to every post, once the queue pair has failed.
+    /// Result of every post once the queue pair has failed: 0, or the errno of a refusal.
     result: Cell<c_int>,
     is_failed: Cell<bool>,
 }
@@ -63,12 +63,12 @@ impl Device for Keeping {
     }
 }
 
-/// Makes a send queue with a SEND without buffers for each of these opcodes, announced.
+/// Makes a send queue with one announced WQE without buffers for each of these opcodes.
 fn queue(service: Service, opcodes: &[u8]) -> SendRing {
     queue_of(7, Id::of_queue(false, 0, 1), None, service, opcodes)
 }
 
-/// Makes the send queue of queue pair `qpn`, whose requests have the names `id`.
+/// Makes the send queue of queue pair `qpn`, whose requests have identifiers made from `id`.
 fn queue_of(
     qpn: u32,
     id: Id,
@@ -133,7 +133,7 @@ fn a_refused_wqe_completes_after_those_in_flight_however_late_the_device_flushes
     let mut ring = queue(Service::Connected, &[SEND, SEND, UNKNOWN, SEND]);
     ring.relay(&device, &mut Chain::default());
     assert!(device.is_failed.get() && ring.is_refused());
-    // Two WQEs, and what follows them out of the device.
+    // The device holds the requests of two WQEs, and the marker after them.
     let posted = device.posted.take();
     assert_eq!(posted.len(), 3);
     for (at, id) in posted.iter().enumerate() {
@@ -162,7 +162,8 @@ fn a_refused_wqe_waits_until_a_full_device_takes_the_request_that_drains_it() {
 
 #[test]
 fn a_refused_wqe_completes_where_nothing_can_follow_those_in_flight() {
-    // The queue pair will be destroyed; the device takes nothing any more; no datagram had a way.
+    // No marker is awaited in three cases: the queue pair will be destroyed, the device refuses the
+    // marker, or no datagram had an address handle.
     for (service, result, is_abandoned) in [
         (Service::Connected, 0, true),
         (Service::Connected, libc::EINVAL, false),
