@@ -218,9 +218,9 @@ impl Load {
         queue.post_receives();
     }
 
-    /// Returns messages per second. The order of the links stays with one sender, because entries
-    /// are returned in the order in which they were taken. With several, completions may arrive in
-    /// another order.
+    /// Returns messages per second. With one sender the order of the links stays, because entries
+    /// are returned in the order in which they were taken. With several senders, completions may
+    /// arrive in a different order.
     fn rate(&mut self, duration: Duration) -> f64 {
         let (start, mut messages) = (Instant::now(), 0);
         while start.elapsed() < duration {

@@ -1,9 +1,9 @@
 //! The barriers of a doorbell are in release code. No test can detect a missing barrier by running,
 //! so this test reads the machine code.
 //!
-//! One function per copy routine writes a write-combining register. Every path through each must
-//! be: record, `sfence`, register, `sfence`, return. The order of the operations themselves is
-//! tested inside the crate, through its seam.
+//! One function per copy routine writes a write-combining register. Every path through such a
+//! function must be: record, `sfence`, register, `sfence`, return. `src/tests/doorbell_order.rs`
+//! tests the order of the operations themselves.
 #![cfg(target_arch = "x86_64")]
 #![allow(
     missing_docs,
@@ -102,7 +102,8 @@ fn step(at: At, text: &str) -> Result<At, &'static str> {
     match at {
         At::Start if target.starts_with("DWORD") => Ok(At::Record),
         At::Started | At::Register if !target.starts_with("DWORD") => Ok(At::Register),
-        // The doorbell's own field: the next half.
+        // After the flush, the only store is to the doorbell's own field: the half for the next
+        // doorbell.
         At::Flushed if target.starts_with("QWORD") && !mnemonic.contains("nt") => Ok(at),
         _ => Err("a store out of order"),
     }
@@ -157,7 +158,8 @@ fn every_write_combining_doorbell_has_its_fences_in_release_code() {
     let args = ["-d", "--no-show-raw-insn", "-M", "intel", "-C"];
     let disassembly = output(Command::new("objdump").args(args).arg(release_library()));
     let functions = functions(&disassembly, "mlx5::queues::doorbell::announce");
-    // The register of the copy identifies the routine; the routine for ordinary memory has none.
+    // The vector registers of the `movntdq` instructions identify a copy routine. The routines for
+    // 8 bytes and for ordinary memory have no such instruction.
     let with = |register: &str| -> Vec<&Code> {
         let stores = |text: &String| text.contains("movntdq") && text.contains(register);
         functions

@@ -57,7 +57,8 @@ impl Child {
         let mut status = 0;
         // SAFETY: a child that was not waited for yet, and room for its status.
         unsafe {
-            // Later children have this end too, so closing it has no effect on them.
+            // The child ends when it reads this byte. Closing the pipe alone would not end it,
+            // because later children hold this end of the pipe too.
             assert_eq!(libc::write(self.tell, [0u8].as_ptr().cast(), 1), 1);
             libc::close(self.tell);
             assert_eq!(libc::waitpid(self.pid, &raw mut status, 0), self.pid);

@@ -1,5 +1,5 @@
 //! The data path allocates nothing after set-up: neither posting, ringing, polling and arming, nor
-//! the software HCA below it. That also holds if it has to wait and try again.
+//! the software HCA below it. That also holds for operations that wait and are tried again.
 #![allow(
     missing_docs,
     clippy::unwrap_used,
@@ -18,7 +18,8 @@ mod counting;
 
 use counting::calls_of;
 
-/// Counts the allocator calls of `round`, many times after a first one that warms up.
+/// Calls `round` once to warm up, then 999 times. Returns the number of allocator calls of these
+/// 999 rounds.
 fn calls_of_rounds(mut round: impl FnMut(u32)) -> u64 {
     round(0);
     calls_of(|| (1..1000).for_each(round))
@@ -66,7 +67,7 @@ struct End {
     qp: RcQp,
     send_cq: Cq,
     recv_cq: MonoCq<u32>,
-    /// Depth of its own receive queue. `None`: the receives are shared.
+    /// The shared receive queue. `None`: the queue pair has a receive queue of its own.
     srq: Option<Srq>,
     mr: Mr,
 }
@@ -523,7 +524,7 @@ fn sends_and_atomics_allocate_nothing_whatever_the_queues_are() {
             received += all;
             in_cqe += short;
             if round % 50 == 0 {
-                // The queue pairs are idle for so long that the device records it.
+                // The queue pairs are idle for so long that the device stops polling their lanes.
                 (0..200).for_each(|_| {
                     clock.fetch_add(100_000, Ordering::Relaxed);
                     assert_eq!((a.sent(), b.received()), (0, (0, 0)));
@@ -687,7 +688,8 @@ fn datagrams_allocate_nothing_on_either_side() {
         let mut received = 0;
         let mut lost = 0;
         let calls = calls_of_rounds(|round| {
-            // First one sender after the other. Then all are in time, or some find no receive.
+            // In the first round the receiver polls after each sender. In every third round only 10
+            // datagrams find a receive; in the other rounds all do.
             let receives = if round % 3 == 2 { 10 } else { 4 * SENDERS };
             b.receives(receives);
             let before = received;

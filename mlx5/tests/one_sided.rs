@@ -256,8 +256,8 @@ fn a_stopped_process_is_written_and_read() {
             imm: 0,
             payload: Inline(&payload),
         };
-        // The first 32 take a receive. The other WRITEs have no immediate, because with one they
-        // would wait for a receive.
+        // The first 32 WRITEs take a receive each. The other WRITEs have no immediate, because an
+        // immediate would make them wait for a receive.
         if i < 32 {
             target.end.qp.post(&write, Signal::Always, 0).unwrap();
         } else {
@@ -333,7 +333,7 @@ fn memory_that_a_stopped_process_is_writing_to_is_not_used_again() {
             pd,
             device,
         } = end;
-        // In either order: the connection before its memory, or after it.
+        // The connection is destroyed before its memory in even rounds, after it in odd rounds.
         if round % 2 == 0 {
             drop(qp);
             drop(mr);
@@ -403,7 +403,8 @@ fn the_end_of_a_message_is_seen_after_everything_before_it() {
             for round in 1..=rounds {
                 let last = LONGEST / 8 - 1;
                 while word(last).load(Ordering::Acquire) != round {
-                    // It polls without pause if it has a core of its own.
+                    // If the reader has a core of its own, the yield returns at once, and the
+                    // reader polls without pause.
                     std::thread::yield_now();
                 }
                 let is_whole = (LONGEST / 8 - in_words(round)..last)
@@ -509,7 +510,8 @@ fn memory_that_a_running_process_is_writing_to_is_waited_for() {
         drop((qp, send_cq, recv_cq, srq, next, pd, device));
         fabric::remove_dir(&dir);
     }
-    // It is nearly always in the middle of a copy. On a busy machine the wait may rarely time out.
+    // The writer is nearly always in the middle of a copy. On a busy machine the wait may rarely
+    // time out, and the region is then quarantined.
     println!("{quarantined} of {rounds} regions quarantined");
     assert!(quarantined < rounds / 2, "nobody waited");
 }

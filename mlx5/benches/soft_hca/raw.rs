@@ -107,7 +107,7 @@ impl Raw {
         unsafe { self.memory.base().cast().as_ref() }
     }
 
-    /// Waits until both processes have called this.
+    /// Waits until both processes have called this function the same number of times.
     pub(crate) fn meet(&mut self) {
         self.met += 1;
         let met = &self.shared().met;

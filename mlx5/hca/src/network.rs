@@ -37,7 +37,7 @@ pub struct Request<'a> {
 /// The times of a WQE, in ns of the clock that the devices share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Times {
-    /// Time of its effect.
+    /// Time of the WQE's effect.
     pub effect_ns: u64,
     /// Time from which the WQE's completion is visible, not earlier than the effect.
     pub acknowledged_ns: u64,

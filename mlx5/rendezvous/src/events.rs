@@ -42,8 +42,9 @@ impl fmt::Display for Event<'_> {
 }
 
 /// A function that is called for each event of a server, in the thread of the server: it must not
-/// block. By default there is none. With the feature `tracing` every event is also an event of the
-/// `tracing` crate, with the target `rendezvous`: refusals have level `WARN`, others `INFO`.
+/// block. The default value calls no function. With the feature `tracing` every event is also an
+/// event of the `tracing` crate, with the target `rendezvous`: refusals have level `WARN`, others
+/// `INFO`.
 #[derive(Clone, Default)]
 pub struct Events(Option<Arc<Hear>>);
 

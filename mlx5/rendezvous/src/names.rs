@@ -84,7 +84,8 @@ impl Deref for Addresses {
     }
 }
 
-/// Asks the resolver. Returns `None` if no thread can be started.
+/// Starts a thread that asks the resolver. Returns the channel on which the answer arrives; `None`
+/// if no thread can be started.
 fn ask(name: String) -> Option<Receiver<io::Result<Vec<SocketAddr>>>> {
     let (tell, answer) = channel();
     let resolve = move || {

@@ -111,7 +111,7 @@ pub(crate) fn reach<T, E>(
             match connect(address, share, end, &mut is_wanted) {
                 Ok(meeting) => match meet(meeting) {
                     Ok(met) => return Ok(met),
-                    // The server may be hung, in a handler, or about to take this client.
+                    // The server may be hung, busy in a handler, or about to take this client.
                     Err(error) if may_pass(&error) || addresses.len() > 1 && is_over(end) => {
                         (may_come, failure) = (true, error)
                     }

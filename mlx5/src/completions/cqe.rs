@@ -159,7 +159,7 @@ impl<'a> Cqe<'a> {
         ResponderCqe::parse(self.bytes()).imm
     }
 
-    /// Returns the number of bytes received or read.
+    /// Returns the number of bytes received, or fetched by a READ or an atomic; 0 for other sends.
     #[must_use]
     #[inline(always)]
     pub fn byte_count(&self) -> u32 {

@@ -26,11 +26,11 @@ fn send_opcode(opcode: u8) -> u32 {
 const RECEIVE: u32 = 1 << 7;
 const RECEIVE_WRITE_IMM: u32 = RECEIVE + 1;
 
-/// Returns the `enum ibv_wc_flags`.
+/// `IBV_WC_GRH` of `enum ibv_wc_flags`.
 const GRH: u32 = 1;
 const WITH_IMM: u32 = 2;
 
-/// Returns the `enum ibv_wc_status`.
+/// Returns the `enum ibv_wc_status` of an error.
 fn status(error: CompletionError) -> u32 {
     match error.syndrome {
         Syndrome::LocalLength => 1,
@@ -103,7 +103,8 @@ fn as_wc(cqe: &Cqe<'_>, bytes: &[u8; CQE_BYTES], user: u64, way: Way, theirs: &I
             ..wc
         };
     }
-    // The bytes of these fields hold data then.
+    // If the CQE holds the received data, the bytes of these fields are data, so the fields are
+    // copied from `theirs`.
     let is_scattered = cqe.inline_data().is_some();
     let grh = if is_scattered {
         theirs.wc_flags & GRH
@@ -121,7 +122,7 @@ fn as_wc(cqe: &Cqe<'_>, bytes: &[u8; CQE_BYTES], user: u64, way: Way, theirs: &I
     } else {
         cqe.source_qpn()
     };
-    // The other way reads neither the sender's LID nor a service level.
+    // `Way::StartPoll` reads neither the sender's LID nor a service level.
     let address = ResponderCqe::parse(bytes);
     let own = if way == Way::PollCq {
         (address.slid, address.sl, 0)
@@ -284,7 +285,7 @@ impl Pair {
         }
     }
 
-    /// Posts a send of any kind to both. Returns its index.
+    /// Posts a send of any kind to both queue pairs. Returns the index of its WQE.
     fn post_send(&mut self) -> u16 {
         self.user += 1;
         let mut sge = IbvSge {
@@ -334,7 +335,7 @@ impl Pair {
         index
     }
 
-    /// Posts a receive to both. Returns its index.
+    /// Posts a receive to both queue pairs. Returns the index of its WQE.
     fn post_receive(&mut self, buffers: &[Sge]) -> u16 {
         self.user += 1;
         let index = self.receives_posted;
@@ -650,7 +651,7 @@ fn libmlx5_copies_the_data_out_of_our_cqes_into_the_receives_buffers() {
     let mut compared = 0;
     every_pair(
         |device, user_index, cqe_bytes, way, is_datagram, receives| {
-            // The software HCA does it for connected queue pairs.
+            // The software HCA scatters data to CQEs only for connected queue pairs.
             if is_datagram {
                 return;
             }
@@ -709,8 +710,8 @@ fn neither_driver_takes_an_entry_as_libmlx5_leaves_it() {
             cq.start_poll()
         };
         assert_eq!(polled, None);
-        // Ours: `cq_ring` has the same test over whole laps of a queue. This one checks that a CQE
-        // with that byte does not exist.
+        // This crate's poll takes no CQE with the invalid opcode either. The unit tests of `Cq`
+        // check both marks of untouched entries over whole laps of a queue.
         let mine = Device::open(DeviceSpec::Null(NullOptions::default())).unwrap();
         let mut ours = mine
             .create_cq(CqConfig {
@@ -770,8 +771,8 @@ fn both_drivers_arm_a_completion_queue_with_the_same_words() {
     }
 }
 
-/// The software HCA compresses a queue of libmlx5's only if its user asks for it, and unpacks it;
-/// this test shows the reason.
+/// The software HCA compresses a completion queue of libmlx5 only if the program requests that, and
+/// unpacks the sessions itself; this test shows the reason.
 #[test]
 #[ignore = "needs libibverbs-dev and mlx5-run"]
 fn libmlx5_takes_the_title_of_a_compressed_session_for_one_receive() {

@@ -35,7 +35,7 @@ pub(crate) struct Case {
     pub(crate) verb: WrOpcode,
     pub(crate) content: Content,
     pub(crate) flags: Flags,
-    /// A datagram.
+    /// The destination, if the operation sends a datagram.
     pub(crate) to: Option<Address>,
 }
 
@@ -48,7 +48,7 @@ pub(crate) struct Address {
     pub(crate) ours: Destination,
 }
 
-/// Whether the operation is signaled, fenced, solicited.
+/// Returns all combinations of flags: signaled or not, fenced or not, solicited or not.
 pub(crate) fn flags() -> impl Iterator<Item = Flags> {
     (0..8).map(|bits| Flags {
         signal: if bits & 1 != 0 {
@@ -137,8 +137,8 @@ impl Case {
         }
     }
 
-    /// Posts it to our queue pair. Returns `false` if that does not take it, because it gathers
-    /// only from one buffer.
+    /// Posts the operation to this crate's queue pair. Returns `false` if the operation has several
+    /// buffers: such a queue pair gathers from one buffer only.
     pub(crate) fn post(&self, qp: &mut Ours) -> bool {
         match (&self.content, qp) {
             (Content::Nothing, qp) => self.post_payload(qp, ()),

@@ -28,7 +28,7 @@ struct Pair {
     their_cq: VerbsCq,
     our_cq: Cq,
     null: NullDevice,
-    /// Number and user index of their queue pair.
+    /// Number and user index of libmlx5's queue pair.
     their_qpn: u32,
     user_index: u32,
     our_qpn: u32,
@@ -230,7 +230,7 @@ fn exercise(
     let is_shared = matches!(pair.queue, Queue::Shared(..));
     let room = DEPTH as usize - usize::from(is_shared);
     let mut posted: VecDeque<u16> = VecDeque::new();
-    // The WQEs in the order of their next use. The one that was returned last is used last.
+    // The WQEs in the order of their next use. The WQE that was returned last is used last.
     let mut free: VecDeque<u16> = (0..DEPTH as u16).collect();
     let mut compared = 0;
     pair.compare(differences);

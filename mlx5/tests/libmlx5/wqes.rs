@@ -106,7 +106,7 @@ impl Theirs {
         }
     }
 
-    /// Posts all with one doorbell. Returns the WQEs, and the bytes stored to the register.
+    /// Posts all `cases` with one doorbell. Returns the WQEs, and the bytes stored to the register.
     fn post(&mut self, api: Api, cases: &[Case], split: bool) -> (Vec<Wqe>, Stored) {
         let mut sges: Vec<Vec<IbvSge>> = cases.iter().map(|case| case.sges(split)).collect();
         let ops: Vec<Op> = cases
@@ -196,7 +196,8 @@ impl Mine {
         self.null.send_queue(self.qp.qpn(), counter).unwrap().1
     }
 
-    /// Posts all with one doorbell. Returns `None` if ours does not take one of them.
+    /// Posts all `cases` with one doorbell. Returns `None` if this crate's queue pair does not take
+    /// one of them.
     fn post(&mut self, cases: &[Case]) -> Option<(Vec<Wqe>, Stored)> {
         if !cases.iter().all(|case| case.post(&mut self.qp)) {
             return None;
@@ -553,7 +554,7 @@ fn datagram_cases(device: &VerbsDevice) -> Vec<Case> {
     cases
 }
 
-/// Posts the cases that ours takes, in random groups of 2 to 8.
+/// Returns the cases that this crate's queue pair takes, in random groups of 2 to 8.
 fn groups(cases: &[Case]) -> Vec<Vec<Case>> {
     let mut random = Random::new(4);
     let mut cases: Vec<Case> = cases

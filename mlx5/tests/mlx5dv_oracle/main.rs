@@ -21,8 +21,8 @@ use std::process::Command;
 fn ask(question: &str) -> BTreeMap<String, u64> {
     let source = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/mlx5dv_oracle/oracle.c");
     let program = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("oracle-{question}"));
-    // The source includes this file. Each program has its own, because they are compiled at the
-    // same time.
+    // `oracle.c` includes the file `verbs.inc`. Each program has its own copy of the file, because
+    // the programs are compiled at the same time.
     let include = program.with_extension("d");
     std::fs::create_dir_all(&include).unwrap();
     std::fs::write(include.join("verbs.inc"), verbs::questions()).unwrap();

@@ -26,7 +26,7 @@ fn layouts() -> impl Iterator<Item = (&'static str, Option<&'static str>, usize)
         })
 }
 
-/// Returns the C code that prints them.
+/// Returns the C code that prints the numbers, sizes and offsets.
 pub(crate) fn questions() -> String {
     let mut text = String::new();
     for (name, _) in numbers::NUMBERS {

@@ -1,6 +1,6 @@
 //! Memory is deregistered, and queue pairs are destroyed, while a peer is stopped in the middle of
-//! using them. That waits for a bounded time. Then nothing is reused that the peer could still
-//! write when it resumes.
+//! using them. Both calls wait for a bounded time. After that, nothing is reused that the peer
+//! could still write when it resumes.
 
 use std::path::Path;
 use std::ptr::NonNull;
@@ -25,8 +25,8 @@ fn instructions(dir: &Path, target: &mut End, kind: Kind, region: (u64, u32)) ->
     instructions
 }
 
-/// Makes a requester that has stopped at instruction `point` of the doorbell. Returns it, and
-/// whether it is inside the doorbell.
+/// Makes a requester that has stopped at instruction `point` of the doorbell. Returns the
+/// requester, and whether it is inside the doorbell.
 fn stopped_at(
     dir: &Path,
     target: &mut End,
@@ -81,7 +81,7 @@ fn memory_of_the_arena_deregistered_under_a_stopped_writer_is_not_used_again() {
         let (stepped, inside) = stopped_at(&dir, &mut target, 0, region_of(&mr), point);
         let copied = written(&bytes(&mr));
         let before = target.device.info().quarantined;
-        // In either order: the connection before its memory, or after it.
+        // The connection is destroyed before its memory at even points, after it at odd points.
         if point % 2 == 0 {
             target.remove(0);
             drop(mr);
@@ -141,8 +141,8 @@ fn foreign_memory_under_a_stopped_writer_is_busy_until_it_goes_on_or_dies() {
     // SAFETY: as above.
     let look = || written(unsafe { core::slice::from_raw_parts(at.as_ptr(), WRITE) });
     let mr = register(&target);
-    // The kernel copies all of it in one instruction. The points before that instruction come
-    // first.
+    // The kernel copies the whole message during one instruction of the stepped process. `copy` is
+    // the number of instructions before it.
     let mut stepped = Stepped::start(
         Stepped::helper(&dir, Kind::Write),
         &mut target,
@@ -255,8 +255,8 @@ fn of_two_stopped_writers_both_are_waited_for() {
     remove_dir(&dir);
 }
 
-/// New queues get no message, and lose no receive, of those that were destroyed under a stopped
-/// requester.
+/// Destroys queues under a stopped requester. The queues that replace them get no message of the
+/// destroyed queues, and lose no receive to the requester.
 fn next_queues_are_their_own(kind: Kind) {
     begin(4);
     let dir = new_dir(&format!("next-{kind:?}"));

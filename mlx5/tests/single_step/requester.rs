@@ -137,8 +137,8 @@ impl World {
         self.sent += 1;
     }
 
-    /// Makes the third party use more receives than there are. All its messages arrive while it
-    /// only polls, or it has been stalled.
+    /// Makes the third party use more receives than the queue has. Fails if one of its messages
+    /// does not arrive: then the stopped process stalls the third party.
     fn traffic(&mut self) {
         for _ in 0..RECEIVES + 3 {
             self.third_party_sends();
@@ -250,7 +250,8 @@ fn kill(kind: Kind) {
             world.flushed = 0;
             world.target.remove(0);
         } else if kills % 2 == 0 {
-            // Found by the check of the peers, or when the queue pair is destroyed.
+            // The receive that the killed process had taken is returned by the check of the peers
+            // (here), or when the queue pair is destroyed (below).
             world.target.sweep();
             leaked += world.receives_lost();
             world.target.remove(0);

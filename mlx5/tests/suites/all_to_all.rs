@@ -43,7 +43,7 @@ struct Process {
     input: Option<ChildStdin>,
     lines: Receiver<String>,
     number: usize,
-    /// The processes from which it had errors.
+    /// The processes from which this process reported errors.
     errors: Vec<usize>,
 }
 
@@ -86,7 +86,7 @@ impl Process {
         writeln!(self.input.as_mut().unwrap(), "{line}").unwrap();
     }
 
-    /// Returns the numbers of its answer that begins with `verb`.
+    /// Returns the numbers in the process's next answer that begins with `verb`.
     fn hear(&mut self, verb: &str) -> Vec<u64> {
         let end = Instant::now() + PATIENCE;
         loop {
@@ -124,7 +124,7 @@ impl Process {
         );
     }
 
-    /// Stops it, and waits until it is stopped (proc(5)).
+    /// Stops the process, and waits until proc(5) shows it as stopped.
     fn stop(&self) {
         self.signal(libc::SIGSTOP);
         let is_stopped =
@@ -193,7 +193,8 @@ impl World {
         }
     }
 
-    /// Kills process `p`. The other processes notice, and a new process takes its place.
+    /// Kills process `p`. The other processes detect the death, and a new process takes the place
+    /// of `p`.
     fn kill(&mut self, p: usize) {
         self.processes[p].child.kill().unwrap();
         self.processes[p].child.wait().unwrap();
@@ -299,8 +300,8 @@ fn processes_are_killed_and_stopped_at_random_and_the_others_go_on() {
                 stops += stopped.len();
                 world.all_go_on(stopped);
                 if what == 1 {
-                    // It ends as it is: the others cannot ask a stopped process to connect to its
-                    // successor.
+                    // The first process is killed while it is stopped. The second one resumes
+                    // before that, because a stopped process cannot connect to the successor.
                     stopped[1..]
                         .iter()
                         .for_each(|&p| world.processes[p].signal(libc::SIGCONT));

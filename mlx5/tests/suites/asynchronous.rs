@@ -19,8 +19,8 @@ const HASTY: ConnectOptions = ConnectOptions {
     ..PATIENT
 };
 
-/// Number of completions that a queue of 4 does not hold: with libibverbs it may have 8, in
-/// addition to the 4 that this crate has taken from it.
+/// Number of completions that a queue of 4 CQEs never holds. With libibverbs the device's queue may
+/// hold 8, in addition to the 4 that this crate has taken out of it.
 const TOO_MANY: usize = 16;
 
 /// Makes two connected ends on devices that are not strict, because the mistakes here are intended.

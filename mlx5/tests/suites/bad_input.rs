@@ -361,7 +361,7 @@ fn every_step_in_the_wrong_state_is_refused_with_the_state_and_changes_nothing()
         (post(&mut a), a.qp.post_receive(&[], 0)),
         (Err(PostError::WrongState(Init)), Ok(()))
     );
-    // Others detect it when they send.
+    // A device that does not find its peer when it connects detects a wrong address when it sends.
     if crate::time::finds_peers() {
         let nowhere = QpAddress { lid: 999, ..to };
         assert!(matches!(
@@ -494,7 +494,8 @@ fn regions_that_cannot_be_are_refused() {
             ))
         ));
         assert!(matches!(
-            // SAFETY: refused; and leaked.
+            // SAFETY: the device refuses the registration, and the memory is leaked, so it stays
+            // allocated.
             unsafe { a.pd.register(at, 64, access) },
             Err(RegisterError::Refused(
                 hca::RegisterError::RemoteWithoutLocalWrite
@@ -708,8 +709,8 @@ fn a_region_freed_while_its_operation_is_on_the_way_is_not_touched() {
 
 #[test]
 fn objects_of_both_kinds_of_queue_pair_can_be_dropped_in_any_order_with_work_posted() {
-    // Behind libibverbs each takes some hundred commands, so a part of all orders runs, spread
-    // evenly over them. `scripts/soak` runs all.
+    // On libibverbs each order takes some hundred commands, so only every 11th order runs.
+    // `scripts/soak` runs all orders.
     let step = if crate::time::mode() == crate::time::Mode::Hardware
         && copyrpc_testing::limits::scale_of("MLX5_TEST_SCALE") == 1
     {

@@ -23,7 +23,7 @@ struct Post {
 }
 
 impl Post {
-    /// Makes one that is not active yet.
+    /// Makes a datagram queue pair that is not active yet.
     fn new(device: Device, owns_receives: bool) -> Self {
         let pd = device.alloc_pd().unwrap();
         let (send_cq, recv_cq) = (
@@ -263,7 +263,8 @@ fn the_40_bytes_may_lie_across_the_first_buffers() {
         (b.bytes(124, 6), b.bytes(200, 9)),
         (b"sixand".to_vec(), b" the rest".to_vec())
     );
-    // On RoCE the header of IP ends them.
+    // Without a GRH nothing is written to the 40 bytes before a payload. On RoCE they end with the
+    // IP header.
     let has_grh = b.to(&b).vector().has_grh();
     assert!(has_grh || (b.bytes(0, 16), b.bytes(100, 24)) == (vec![0; 16], vec![0; 24]));
 }
@@ -661,7 +662,7 @@ fn what_is_for_a_device_that_is_gone_is_not_for_the_next_one_with_its_lid() {
         0,
     );
     assert_eq!(net.collect(1, || a.sent()), [(0, Ok(0))]);
-    // The second datagram, after it, arrives.
+    // The next datagram, to the new device, arrives.
     a.post(
         &UdSend {
             to: &a.to(&b),

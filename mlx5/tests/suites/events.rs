@@ -1,5 +1,5 @@
 //! Waiting for completions: events that end a wait, events that do not, and progress meanwhile.
-//! `src/tests/events.rs` tests that none is missed.
+//! `src/tests/events.rs` tests that no event is missed.
 
 use std::time::{Duration, Instant};
 
@@ -40,7 +40,7 @@ fn a_wait_ends_with_its_time_or_with_a_completion_that_was_armed_for() {
     a.post(&Send { payload: () }, 0);
     assert!(b.device.wait(None));
     assert!(!b.device.wait(SHORT), "one event per arm");
-    // Armed while it holds an unread completion.
+    // The queue is armed while it holds an unread completion.
     b.recv_cq.arm(false);
     assert!(b.device.wait(None));
     assert_eq!(b.received().len(), 1);
@@ -104,7 +104,7 @@ fn a_wait_for_solicited_completions_ends_with_one_or_with_an_error() {
     assert!(b.device.wait(None));
     assert_eq!(b.received().len(), 2);
     b.recv_cq.arm(true);
-    // Not solicited, and longer than its receive.
+    // The message is not solicited, but is longer than its receive: its completion is an error.
     a.post(
         &Send {
             payload: Inline(b"x"),
@@ -112,7 +112,7 @@ fn a_wait_for_solicited_completions_ends_with_one_or_with_an_error() {
         2,
     );
     assert!(b.device.wait(None));
-    // Armed while the queue holds the unread completion.
+    // The queue is armed again while it holds the unread completion.
     b.recv_cq.arm(true);
     assert!(b.device.wait(None));
     assert_eq!(
@@ -212,7 +212,7 @@ fn a_waker_ends_the_wait_under_way_or_the_next_one_once() {
     let net = Net::new();
     let (mut a, mut b) = ends(&net, &ConnectOptions::default());
     let waker = b.device.waker();
-    // Before it sleeps, twice: one end of a wait.
+    // Two wakes before a wait end this wait only.
     waker.wake_by_ref();
     waker.wake_by_ref();
     let since = Instant::now();
@@ -222,7 +222,7 @@ fn a_waker_ends_the_wait_under_way_or_the_next_one_once() {
         !b.device.wait(SHORT) && since.elapsed() >= SHORT.unwrap(),
         "the second ring is over"
     );
-    // While it sleeps.
+    // A wake during a wait ends this wait.
     let ringer = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(30));
         waker.wake();

@@ -1,5 +1,6 @@
 //! The suites of the driver, a module each. `MLX5_TEST_TIME` and `MLX5_TEST_DEVICE` run them in
-//! other times and on other devices: `.ci/run` and `scripts/verbs-tests` name those that can.
+//! other modes of time and on other devices; `.ci/run` and `scripts/verbs-tests` name the suites
+//! that support this.
 #![allow(
     missing_docs,
     clippy::unwrap_used,

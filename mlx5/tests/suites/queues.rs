@@ -699,7 +699,7 @@ fn every_user_value_of_a_send_queue_comes_back_once_in_order_over_the_index_wrap
                 warm_up = warm_up.saturating_sub(1);
             }
             qp.ring();
-            // The device executes some or all of it,
+            // The device executes some or all of the posted operations.
             let mut steps = if random.one_in(3) {
                 usize::MAX
             } else {
@@ -730,7 +730,7 @@ fn every_user_value_of_a_send_queue_comes_back_once_in_order_over_the_index_wrap
                     due.push_back(found);
                 }
             }
-            // and the driver takes some or all of its CQEs.
+            // The driver takes some or all of the CQEs.
             let max = if random.one_in(2) {
                 usize::MAX
             } else {

@@ -115,12 +115,12 @@ impl End {
         got
     }
 
-    /// Waits until `n` have arrived.
+    /// Waits until `n` messages have arrived, and returns them.
     fn received(&mut self, n: usize) -> Vec<(u32, u32)> {
         self.net.clone().collect(n, || self.poll_received())
     }
 
-    /// Waits until `n` sends have completed.
+    /// Waits until `n` sends have completed, and returns their results.
     fn sent(&mut self, n: usize) -> Vec<Sent> {
         self.net.clone().collect(n, || self.poll_sent())
     }
@@ -386,7 +386,8 @@ fn no_receive_posted_is_retried_and_then_fails_as_configured() {
         a.qp.post(&write_imm(&b, 0, 4, ()), Signal::Always, 4),
         Err(PostError::WrongState(QpState::Error))
     );
-    // The first message once or more often, the second with all its retries.
+    // The first message found no receive once or more often. The second found none at its first
+    // attempt and at each retry.
     let naks = a.device.info().rnr_naks.unwrap();
     assert!(
         naks == 5 || (naks > 5 && mode() != Mode::Immediate),
@@ -591,7 +592,8 @@ fn a_closed_device_and_an_unconnected_peer_end_in_transport_retry_exceeded() {
     b.close();
     a.qp.post(&op, Signal::Always, 1).unwrap();
     a.qp.ring();
-    // By packets, the peer's host reports its closed port, and a few ms end the connection.
+    // With packets, the peer's host reports the closed port, and the connection ends within a few
+    // ms.
     if mode() != Mode::Packets {
         a.assert_nothing("the time-out of a dead peer has not passed");
     }

@@ -271,7 +271,7 @@ fn completions_of_a_destroyed_queue_pair_complete_nothing_of_the_next_with_its_n
         .unwrap();
     to.connect(&qp.address(), &ConnectOptions::default())
         .unwrap();
-    // The WQE that the old completion names.
+    // This WQE has the counter that the old completion contains.
     let write = Write {
         addr: to_mr.addr(),
         rkey: to_mr.rkey(),
@@ -581,7 +581,8 @@ fn atomics_return_the_old_value_in_host_order_and_change_the_word() {
         net.collect(4, || a.sent()),
         [0, 1, 2, 3].map(|user| (user, Ok(8)))
     );
-    // The second found another value and changed nothing; the last wrapped.
+    // The second operation found a different value and changed nothing. The sum of the last one
+    // wrapped around.
     assert_eq!(
         [0, 8, 16, 24].map(|at| a.word(at)),
         [first, first + 5, first + 5, u64::MAX]

@@ -38,7 +38,7 @@ pub(crate) struct End {
     pub(crate) qp: RcQp,
     pub(crate) send_cq: Cq,
     pub(crate) recv_cq: Cq,
-    /// Depth of its own receive queue. `None`: the receives are shared.
+    /// The shared receive queue. `None`: the queue pair has a receive queue of its own.
     pub(crate) srq: Option<Srq>,
     pub(crate) mr: Mr,
     pub(crate) pd: Pd,
@@ -172,7 +172,7 @@ impl End {
     }
 }
 
-/// A receive's completion.
+/// Decodes the completion of a receive.
 pub(crate) fn of_cqe(cqe: &Cqe<'_>, user: u64) -> Received {
     let opcode = cqe.opcode().unwrap();
     let has_imm = matches!(

@@ -24,7 +24,8 @@ pub(crate) const MESSAGE: usize = 64;
 /// Bytes of a [`Kind::Write`].
 pub(crate) const WRITE: usize = 4096;
 const QKEY: u32 = 0x1234;
-/// Number of places for WRITEs in flight, used by the name of the queue pair.
+/// Number of places in the target's region for the WRITEs of one queue pair. Queue pair `name` uses
+/// the places from `name * PLACES` on.
 const PLACES: u32 = 32;
 
 /// Begins a test, which stops and kills processes of its own. It may take `factor` times 4 minutes;
@@ -83,7 +84,7 @@ pub(crate) struct End {
     slots: Mr,
     /// Target of WRITEs, source of SENDs.
     pub(crate) mr: Mr,
-    /// Number of queue pairs that ever had a receive queue of their own.
+    /// QPNs of the queue pairs that have, or had, a receive queue of their own.
     own: HashSet<u32>,
     /// Slots of completed receives that are not posted again.
     free: Vec<u64>,
@@ -103,8 +104,8 @@ pub(crate) struct Arrival {
 
 impl End {
     pub(crate) fn open(dir: &Path) -> Self {
-        // In the doorbell, in every mode of the tests, because that is where the process is
-        // stepped.
+        // The operations are executed in the doorbell in every mode of the tests, because the
+        // process is stepped through the doorbell.
         let options = SoftOptions {
             timing: Timing::Immediate,
             ..options(dir)
@@ -354,8 +355,8 @@ impl End {
         got
     }
 
-    /// Destroys all queue pairs, then the shared receive queue, and makes another. It gets the
-    /// place of the old one if that is free.
+    /// Destroys all queue pairs, then the shared receive queue, and makes another. The new queue
+    /// gets the place of the old queue if this place is free.
     pub(crate) fn renew_srq(&mut self) {
         let names: Vec<u32> = self.qps.keys().copied().collect();
         names.into_iter().for_each(|name| self.remove(name));
@@ -484,7 +485,7 @@ impl Stepped {
         tracee.attach();
         let mut stepped = Self { tracee, address };
         if kind == Kind::Datagram {
-            // The first one makes a lane, which takes many instructions.
+            // The first datagram makes a lane, which takes many instructions.
             stepped.go(1);
             stepped.finish();
             stepped.resume();
@@ -492,7 +493,7 @@ impl Stepped {
         stepped
     }
 
-    /// Makes it post `n` messages, and stop before the doorbell.
+    /// Makes the process post `n` messages, and stop before the doorbell.
     pub(crate) fn go(&mut self, n: u32) {
         self.tracee.stand(&n.to_string());
     }

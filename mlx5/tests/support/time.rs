@@ -95,7 +95,7 @@ const HARDWARE_ROUNDS: u64 = 400_000;
 /// [`ROUNDS`] with packets: a round is a system call for each device.
 const PACKET_ROUNDS: u64 = 4_000_000;
 const HARDWARE_PAUSE: Duration = Duration::from_micros(50);
-/// Time after which every operation in flight there without a timer of its own is over.
+/// Time after which, on hardware, every operation in flight that waits for no timer is complete.
 const HARDWARE_QUIET: Duration = Duration::from_millis(20);
 
 /// Time after which every packet has arrived and is answered.
@@ -170,7 +170,7 @@ impl Net {
         }
     }
 
-    /// Options of a device of this network, strict.
+    /// Returns the options of a strict device of this network.
     pub(crate) fn options(&self) -> SoftOptions {
         SoftOptions {
             fabric: FabricSpec::Local(self.shared.fabric.clone()),
@@ -189,7 +189,7 @@ impl Net {
         self.open(&self.options())
     }
 
-    /// Opens one with other options, from [`options`](Self::options).
+    /// Opens a device of this network with `options`, a changed copy of [`options`](Self::options).
     pub(crate) fn open(&self, options: &SoftOptions) -> Device {
         let device = Device::open(Self::spec(options)).unwrap();
         if device.soft().is_some() {
@@ -230,7 +230,7 @@ impl Net {
             std::thread::sleep(HARDWARE_PAUSE);
         }
         let devices = self.shared.devices.borrow();
-        // All of them: `any` would stop at the first.
+        // `count` calls every device; `any` would stop at the first that makes progress.
         let moved = devices.iter().filter(|device| device.progress()).count();
         if moved == 0 && matches!(self.shared.clock, Clock::Stepping { .. }) {
             if let Some(next_ns) = devices

@@ -57,7 +57,7 @@ struct Connection {
     /// Numbers of messages that take a receive, sent and received.
     sent: u32,
     received: u32,
-    /// Returns the address of the word of its cell at the peer.
+    /// Expected value of the word for atomics of the cell at the peer.
     word: u64,
     last_shared: Option<u64>,
     is_dead: bool,
@@ -266,7 +266,7 @@ impl Worker {
         true
     }
 
-    /// Makes the queue pairs towards `peer`. Returns their addresses.
+    /// Makes the queue pairs towards `peer`, and answers with their addresses.
     fn create(&mut self, peer: usize) {
         let at = peer * QPS * CELL;
         self.region.write(at, &vec![0; QPS * CELL]).unwrap();
@@ -316,7 +316,7 @@ impl Worker {
         ));
     }
 
-    /// Connects them to the addresses in the peer's "created" line.
+    /// Connects the queue pairs towards `peer` to the addresses in the peer's "created" line.
     fn connect(&mut self, peer: usize, n: &[u64]) {
         let lid = n[0] as u16;
         let epoch = n[1];

@@ -145,7 +145,7 @@ pub struct RequesterCqe {
     pub qpn: u32,
     /// Index of the WQE's first WQEBB.
     pub wqe_counter: u16,
-    /// Number of bytes that a READ moved; 0 for other operations.
+    /// Number of bytes that a READ or an atomic fetched; 0 for other operations.
     pub byte_count: u32,
     /// The QP's user index, 24 bits; 0 if the device has none.
     pub user_index: u32,

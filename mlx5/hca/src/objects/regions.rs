@@ -276,7 +276,8 @@ impl Hca {
         Ok(self.quiesce(stuck, links.peers()))
     }
 
-    /// Deregisters without a retry. Memory that a peer may still use is never reused.
+    /// Deregisters the region of `key`, without a retry. Memory that a peer may still use is never
+    /// reused.
     pub fn deregister(&self, key: u32) {
         if !self.try_deregister(key) {
             self.state.borrow_mut().quarantined += 1;

@@ -50,7 +50,7 @@ pub(crate) fn deliver(
     sender: Sender,
 ) {
     prefetch(message.payload as usize);
-    // A copy, so that the message itself need not be in memory.
+    // The closure passes a pointer to a copy, so that the message itself can stay in registers.
     let other = |qp, cq| {
         let copy = message;
         deliver_other(hca, qp, cq, &copy, sender);

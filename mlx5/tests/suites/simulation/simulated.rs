@@ -117,8 +117,8 @@ pub(crate) fn imm(to: &End, imm: u32) -> WriteImm<()> {
     }
 }
 
-/// Does a WRITE, after which the contexts of both ends are held. Returns the time then as the
-/// second value.
+/// Makes two connected ends, and does a WRITE, after which both NICs hold the contexts. Returns the
+/// ends and the time after the WRITE.
 pub(crate) fn warm_pair(simulation: &mut Simulation<'_>) -> (End, End, u64) {
     let (mut a, b) = pair(simulation, &ConnectOptions::default());
     a.qp.post(

@@ -168,7 +168,7 @@ fn the_same_seed_is_the_same_run_also_in_another_process_and_another_seed_anothe
         return print!("{said}");
     }
     assert_eq!(runs, (1..=4).map(traced_run).collect::<Vec<_>>());
-    // Other addresses, process id, keys and seeds of hash maps.
+    // The child process has different addresses, process id, keys and seeds of hash maps.
     let name = "simulation::virtual_time::the_same_seed_is_the_same_run_also_in_another_process_and_another_seed_another";
     let mut child = std::process::Command::new(std::env::current_exe().unwrap());
     let output = child

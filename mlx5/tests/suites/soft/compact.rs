@@ -64,8 +64,8 @@ impl End {
     }
 }
 
-/// Returns immediates and lengths of `n` messages, sent in bursts whose messages have one
-/// immediate.
+/// Sends messages in bursts; all messages of a burst except one have the same immediate. Returns
+/// immediates and lengths of the messages sent, and of the messages received.
 fn stream(compression: bool) -> [Vec<(u32, u32)>; 2] {
     let net = Net::new();
     let config = QpConfig {

@@ -412,7 +412,8 @@ fn the_same_seed_is_the_same_run_and_another_seed_another() {
 #[test]
 fn the_faults_of_one_queue_pair_leave_the_others_alone() {
     let net = Net::new();
-    // Places are given in order.
+    // The device assigns the places in the order of creation, so place 1 belongs to the second
+    // queue pair.
     let faults = Faults {
         fail: Some((1, Syndrome::RemoteAborted)),
         only: Some(1),

@@ -36,9 +36,9 @@ fn on(address: impl Into<IpAddr>) -> RoceOptions {
     }
 }
 
-/// Runs `f` with an endpoint and the address of its peer, on another device in another thread,
-/// which sends back what it receives until it receives nothing; then with the bytes of the peer's
-/// memory, the peer's counters and its own counters.
+/// Runs `f` with an endpoint and the address of its peer. The peer, on a second device in a second
+/// thread, sends every message back, until it gets an empty message. Returns the bytes of the
+/// peer's memory, and the counters of the endpoint's device and of the peer's device.
 fn with_echo(
     roce: [RoceOptions; 2],
     f: impl FnOnce(&mut Endpoint, &EndpointAddress),
@@ -106,7 +106,8 @@ fn echo_in(
     (bytes, [device.info().packets.unwrap(), theirs])
 }
 
-/// Every verb, with messages of no bytes to many packets; then the peer's memory.
+/// Executes every verb, with messages of one byte to many packets. Writes the content that the
+/// peer's memory must have then to `expected`.
 fn every_verb(end: &mut Endpoint, expected: &mut [u8]) {
     for (nth, len) in (0u8..).zip([1, 64, 255, 256, 257, 1024, 4096, 5000, 1 << 15]) {
         let message: Vec<u8> = (0..len).map(|i| (i as u8).wrapping_mul(nth | 1)).collect();
@@ -194,8 +195,9 @@ fn packet(headers: &Headers, payload: &[u8], from: &UdpSocket, to: SocketAddr) -
     bytes
 }
 
-/// Every user of the peer's host can send from its address. The port of a software HCA is known; a
-/// RoCE device chooses one for a connection, which it has by its first packet.
+/// Every user of the peer's host can send from the peer's address, so the source port must be right
+/// too. The address of a software HCA contains its port. Any other RoCE device chooses a port for
+/// each connection; its first packet shows the port.
 #[test]
 fn packets_from_another_port_of_the_peers_address_change_nothing() {
     limits::watchdog(WATCHDOG);
@@ -208,7 +210,7 @@ fn packets_from_another_port_of_the_peers_address_change_nothing() {
     .unwrap();
     let sockets = [(); 2].map(|()| UdpSocket::bind((theirs, 0)).unwrap());
     let port = sockets[0].local_addr().unwrap().port();
-    // The port of an address without a port, and of an address with one.
+    // The peer's address has no port in the first case, and a port in the second.
     for (told, mut taken) in [(0, None), (port, Some(0))] {
         let mut end = Endpoint::new(&device);
         let peer = QpAddress {
@@ -338,8 +340,8 @@ fn a_roce_device_whose_packets_are_marked_gets_a_congestion_notification() {
     assert_eq!(device.info().packets.unwrap().strangers, 0);
 }
 
-/// Packets of hosts that are not the peer, and of one that forges its address and not its numbers:
-/// counted, and nothing else.
+/// Packets of hosts that are not the peer, and of a host that forges the peer's address but not its
+/// packet numbers, are counted and have no other effect.
 #[test]
 fn packets_of_strangers_change_nothing() {
     let times = 3_000 * limits::scale_of("MLX5_TEST_SCALE");
@@ -348,7 +350,8 @@ fn packets_of_strangers_change_nothing() {
     let (bytes, counters) = with_echo([on(own), on([127, 0, 0, 2])], |end, remote| {
         let qp = end.qp.address();
         let to = SocketAddr::new(own, qp.port);
-        // The last is the peer's address, from another port, as RoCE devices choose them at will.
+        // The second stranger sends from the peer's address, but from a different port, because
+        // RoCE devices may choose any source port.
         let strangers = [[127, 0, 0, 9], [127, 0, 0, 2]]
             .map(|from| UdpSocket::bind((IpAddr::from(from), 0)).unwrap());
         let mut random = mlx5::hca::network::Random::new(7);
@@ -445,8 +448,8 @@ fn peers_of_one_fabric_share_memory_unless_all_get_packets() {
     }
 }
 
-/// Losses and a capture are about packets, so they imply them, for a peer without these options as
-/// well.
+/// The options for losses and for a capture concern packets. So each of them makes the device send
+/// packets, even to a peer without these options.
 #[test]
 fn an_end_that_sends_packets_only_gets_packets_from_a_peer_of_its_fabric_too() {
     let (fabric, thread) = (LocalFabric::new(), std::thread::current().id());
@@ -668,8 +671,8 @@ fn ip(arguments: &str) {
     assert!(status.success(), "ip {arguments}");
 }
 
-/// In a network namespace, whose routes and MTUs are set: what cannot arrive is refused when it is
-/// connected, or fails with the reason.
+/// The test sets the routes and MTUs of a network namespace. If packets cannot arrive, the
+/// connection is refused, or its sends fail with the reason.
 #[test]
 #[ignore = "needs network namespaces"]
 fn what_cannot_arrive_fails_with_the_reason() {
@@ -712,7 +715,8 @@ fn what_cannot_arrive_fails_with_the_reason() {
         Endpoint::with(&device, 4096, connection)
     };
     let mut own = end();
-    // A queue pair of a RoCE device that is no software HCA, or, with a port, of one that is.
+    // Returns the address of a queue pair of a software HCA, or, with port 0, of any other RoCE
+    // device.
     let address = |host: u8, port: u16| EndpointAddress {
         qp: QpAddress {
             port,

@@ -137,7 +137,7 @@ pub(crate) struct QpParts {
     pub(crate) sq_blocks: u32,
     pub(crate) rq_wqes: u32,
     pub(crate) rq_stride: u32,
-    /// Offset of half a BlueFlame register.
+    /// Length of half a BlueFlame register, in bytes.
     pub(crate) bf_bytes: u32,
     pub(crate) qpn: u32,
     pub(crate) max_inline: u32,

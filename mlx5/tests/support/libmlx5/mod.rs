@@ -209,7 +209,7 @@ impl VerbsDevice {
         }
     }
 
-    /// A shared receive queue.
+    /// Creates a shared receive queue.
     pub(crate) fn create_srq(&self, receives: u32, sges: u32) -> VerbsSrq {
         let mut parts = MaybeUninit::<SrqParts>::zeroed();
         // SAFETY: as above.
@@ -223,7 +223,7 @@ impl VerbsDevice {
         }
     }
 
-    /// A queue pair in RESET.
+    /// Creates a queue pair, in state RESET.
     pub(crate) fn create_qp(&self, request: &QpRequest) -> VerbsQp {
         let mut parts = MaybeUninit::<QpParts>::zeroed();
         // SAFETY: as above.
@@ -252,7 +252,7 @@ impl VerbsDevice {
         key
     }
 
-    /// An address handle.
+    /// Creates an address handle.
     pub(crate) fn create_ah(&self, path: &IbvPath) -> *mut c_void {
         // SAFETY: as above.
         let ah = unsafe { (self.functions.lv_create_ah)(self.device, path) };
@@ -338,7 +338,7 @@ impl VerbsCq {
         unsafe { &*self.parts.uar.add(CQ_DOORBELL_OFFSET).cast::<AtomicU64>() }
     }
 
-    /// `ibv_poll_cq`.
+    /// Calls `ibv_poll_cq`.
     pub(crate) fn poll(&self, most: usize) -> Vec<IbvWc> {
         let mut wcs = vec![IbvWc::default(); most];
         // SAFETY: a CQ, and room for as many.
@@ -358,7 +358,7 @@ impl VerbsCq {
         (n == 1).then_some(wc)
     }
 
-    /// `ibv_req_notify_cq`.
+    /// Calls `ibv_req_notify_cq`.
     pub(crate) fn arm(&self, solicited_only: bool) {
         // SAFETY: a CQ.
         self.device
@@ -383,7 +383,7 @@ pub(crate) struct VerbsSrq {
 }
 
 impl VerbsSrq {
-    /// Returns its WQE `index`.
+    /// Returns the bytes of WQE `index`.
     pub(crate) fn wqe(&self, index: u32) -> Vec<u8> {
         let stride = self.parts.stride as usize;
         assert!(index <= self.parts.tail, "the free list starts in order");
@@ -400,7 +400,7 @@ impl VerbsSrq {
         unsafe { &*self.parts.record }.load(Ordering::Acquire)
     }
 
-    /// `ibv_post_srq_recv` of one receive.
+    /// Posts one receive with `ibv_post_srq_recv`.
     pub(crate) fn post(&self, wr_id: u64, buffers: &[Sge]) {
         let mut sges: Vec<IbvSge> = buffers.iter().copied().map(IbvSge::from).collect();
         let (count, sges) = (sges.len() as u32, sges.as_mut_ptr());
@@ -418,22 +418,23 @@ pub(crate) struct VerbsQp {
 }
 
 impl VerbsQp {
-    /// Moves it to INIT.
+    /// Moves the queue pair to INIT.
     pub(crate) fn to_init(&self) {
         // SAFETY: a queue pair.
         self.device
             .check(unsafe { (self.device.functions.lv_to_init)(self.parts.qp) });
     }
 
-    /// Moves it from INIT to the state in which it sends, and its device executes: to queue pair
-    /// `remote_qpn` of the same port, or for datagrams.
+    /// Moves the queue pair from INIT to RTS, so that its device executes sends. A connection leads
+    /// to queue pair `remote_qpn` of the same port.
     pub(crate) fn connect(&self, remote_qpn: u32) {
         // SAFETY: a queue pair.
         self.device
             .check(unsafe { (self.device.functions.lv_connect)(self.parts.qp, remote_qpn) });
     }
 
-    /// Lets the driver post sends. The device does not know it, so it executes none.
+    /// Makes libmlx5 accept posts of sends. The state at the device is unchanged, so the device
+    /// executes no send.
     pub(crate) fn pretend_ready(&self) {
         // SAFETY: a queue pair.
         self.device
@@ -451,7 +452,7 @@ impl VerbsQp {
             .check(unsafe { post(self.parts.qp, ops.as_ptr(), ops.len() as u32) });
     }
 
-    /// `ibv_post_recv` of one receive.
+    /// Posts one receive with `ibv_post_recv`.
     pub(crate) fn post_receive(&self, wr_id: u64, buffers: &[Sge]) {
         let mut sges: Vec<IbvSge> = buffers.iter().copied().map(IbvSge::from).collect();
         let (count, sges) = (sges.len() as u32, sges.as_mut_ptr());
@@ -496,7 +497,7 @@ impl VerbsQp {
         }
     }
 
-    /// Returns its receive WQE `index`.
+    /// Returns the bytes of receive WQE `index`.
     pub(crate) fn receive_wqe(&self, index: u32) -> Vec<u8> {
         assert!(index < self.parts.rq_wqes);
         let stride = self.parts.rq_stride as usize;

@@ -70,7 +70,7 @@ fn without_identification(flow: Flow) -> (Flow, u16) {
     (unknown, flow.identification)
 }
 
-/// Writes what the other decoder would.
+/// Returns the line that the other decoder writes for a packet with these headers.
 fn text(headers: &Headers, payload: usize) -> String {
     let Headers {
         opcode: PacketOpcode { transport, opcode },
@@ -176,8 +176,8 @@ fn every_packet_of_rxe_reads_as_another_decoder_reads_it_and_is_emitted_with_its
             expected.trim_end_matches(" wrong ICRC")
         );
         let emitted = headers.emit();
-        // Reserved bits that are set in one of them are not kept: bits 0 to 6 of byte 4 and of
-        // byte 8.
+        // The comparison fails if a captured packet sets a reserved bit, because `Bth` does not
+        // keep these: bits 0 to 5 of byte 4, bits 0 to 6 of byte 8.
         assert_eq!(emitted[..], packet[..emitted.len()], "{expected}");
         assert_eq!(&packet[emitted.len()..][..payload.len()], payload);
     }
@@ -212,7 +212,8 @@ fn a_damaged_packet_fails_its_check() {
     for Captured { flow, packet } in captured(PCAP).into_iter().filter(is_right) {
         let (unknown, identification) = without_identification(flow);
         for bit in 0..8 * packet.len() {
-            // The bits of congestion belong to the network.
+            // The ICRC does not cover byte 4, which has the congestion bits, because the network
+            // may change them.
             if bit / 8 == 4 {
                 continue;
             }
@@ -244,7 +245,8 @@ fn bytes_that_are_no_packet_are_refused_with_the_reason() {
         let (headers, payload) = Headers::parse(packet).unwrap();
         let least = packet.len() - payload.len();
         for len in 0..least {
-            // Bytes that are taken for the ICRC may be less than are missing.
+            // The parser may take bytes of the headers for the payload or the ICRC, and must still
+            // find that the packet is too short.
             assert_eq!(
                 Headers::parse(&packet[..len]),
                 Err(PacketError::Short(len)),
@@ -268,7 +270,7 @@ fn bytes_that_are_no_packet_are_refused_with_the_reason() {
     assert_eq!(Headers::parse(&packet), Err(PacketError::Version(1)));
 }
 
-/// More bytes than a datagram has are no packet, and no panic either.
+/// More bytes than a UDP datagram can hold are not a packet, and cause no panic.
 #[test]
 fn the_icrc_of_bytes_of_any_number_is_computed() {
     let flow = Flow {
@@ -284,8 +286,8 @@ fn the_icrc_of_bytes_of_any_number_is_computed() {
     assert_eq!(flow.check(&[1, 2, 3]), None);
 }
 
-/// Any bytes, with any opcode: no panic, and what is a packet is emitted as it was, but for
-/// reserved bits.
+/// Random bytes with any opcode cause no panic. Bytes that are a packet are emitted as they were,
+/// except for reserved bits.
 #[test]
 fn random_bytes_are_refused_or_read_back() {
     let mut seed = 1_u64;

@@ -1,7 +1,7 @@
-//! Messages of the connection manager of Linux 6.1, captured between two devices of rdma_rxe:
-//! a connection of rping and its end, a refused one, and a datagram service of udaddy before and
-//! after its end. The values are those that tshark shows, but
-//! for the flow label, which it reads from the wrong bits.
+//! Messages of the connection manager of Linux 6.1, captured between two devices of rdma_rxe: a
+//! connection of rping and its end, a refused one, and a datagram service of udaddy before and
+//! after its end. The expected values are the values that tshark shows, except the flow label,
+//! which tshark reads from the wrong bits.
 
 use std::vec;
 
@@ -159,7 +159,7 @@ fn messages_of_the_kernel_are_decoded_and_encoded_to_the_same_bytes() {
         assert_eq!((headers.bth.qpn, headers.deth), (MAD_QPN, deth));
         let mad = Mad::parse(payload).unwrap();
         if mad.kind() == CmKind::Request {
-            // The kernel makes it from random numbers.
+            // The kernel chooses the flow label at random.
             expected.set(field::REQ_FLOW_LABEL, mad.get(field::REQ_FLOW_LABEL));
         }
         assert_eq!(mad.bytes(), expected.bytes(), "{nth}: {:?}", mad.kind());
