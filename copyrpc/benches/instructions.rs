@@ -392,12 +392,12 @@ fn calls_of_client(calls: usize, timeout: Option<Duration>) -> usize {
 }
 
 #[inline(never)]
-fn part_client(
-    client: &mut Client,
+fn part_client<'a>(
+    client: &'a mut Client,
     payload: &[u8],
     timeout: Option<Duration>,
     wait: impl FnMut(),
-) -> Vec<u8> {
+) -> &'a [u8] {
     client.call_with_idle(payload, timeout, wait).unwrap()
 }
 

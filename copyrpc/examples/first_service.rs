@@ -37,7 +37,9 @@ fn count(address: &str, name: &str, times: u64) -> Result<(), Box<dyn Error>> {
     let mut client = Client::connect(address)?;
     let mut reply = Vec::new();
     for _ in 0..times {
-        reply = client.call_within(name.as_bytes(), Duration::from_secs(5))?;
+        reply = client
+            .call_within(name.as_bytes(), Duration::from_secs(5))?
+            .to_vec();
     }
     println!("{name}: {}", String::from_utf8(reply)?);
     Ok(())

@@ -83,7 +83,7 @@ fn read(address: SocketAddr) -> Result<(Vec<String>, u32), Failure> {
             &[b"?", &(news.len() as u64).to_le_bytes()[..]].concat(),
             POLL,
         ) {
-            Ok(piece) => news.push(String::from_utf8(piece)?),
+            Ok(piece) => news.push(String::from_utf8(piece.to_vec())?),
             // To ask again changes nothing at the server.
             Err(ClientError::TimedOut) => without += 1,
             Err(error) if error.is_retryable() => without += 1,

@@ -8,6 +8,7 @@
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
+use copyrpc_calls::Arrival;
 use copyrpc_shm::cache::{copy, prefetch};
 
 use crate::wire::{self, ALIGNMENT};
@@ -378,6 +379,18 @@ impl<'a> RecvBytes<'a> {
     pub const unsafe fn as_slice(&self) -> &'a [u8] {
         // SAFETY: `base` has `len` readable bytes for 'a; the caller vouches for the peer.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.len) }
+    }
+}
+
+impl Arrival<Vec<u8>> for RecvBytes<'_> {
+    fn into_reply(self) -> Vec<u8> {
+        self.to_vec()
+    }
+
+    #[inline(always)]
+    fn overwrite(self, reply: &mut Vec<u8>) {
+        reply.resize(self.len, 0);
+        self.copy_to(reply);
     }
 }
 

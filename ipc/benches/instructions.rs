@@ -6,6 +6,7 @@
 
 mod pair;
 
+use std::borrow::Cow;
 use std::convert::Infallible;
 use std::hint::black_box;
 use std::pin::pin;
@@ -251,7 +252,7 @@ impl Caller for Ends {
         None
     }
 
-    fn call(&mut self, request: &[u8], _: Option<Duration>) -> Result<Vec<u8>, ClientError> {
+    fn call(&mut self, request: &[u8], _: Option<Duration>) -> Result<Cow<'_, [u8]>, ClientError> {
         self.0.call(request, ())?;
         self.1.step(|request| {
             if request[0] == 1 {
@@ -264,7 +265,7 @@ impl Caller for Ends {
         self.0
             .poll(|(), outcome| reply = outcome.unwrap().to_vec())
             .unwrap();
-        Ok(reply)
+        Ok(reply.into())
     }
 }
 
@@ -276,6 +277,7 @@ impl Connection for Echo {
     type Kind = ();
     type Request = [u8];
     type Reply = Vec<u8>;
+    type Arrival<'a> = Vec<u8>;
     type ConnectError = Infallible;
     type EndReason = SessionEnd;
     type Call = ();

@@ -7,7 +7,7 @@ use std::task::Waker;
 use std::time::Duration;
 
 use copyrpc_calls::{
-    CONNECTIONS, CallFailure, Connection, Dial, Facts, GoesOn, Refusal, SessionEnd,
+    Arrival, CONNECTIONS, CallFailure, Connection, Dial, Facts, GoesOn, Refusal, SessionEnd,
     Tag as CallToken,
 };
 use copyrpc_shm::dir::Dir;
@@ -55,6 +55,8 @@ pub trait Session: Sleeper + Sized + 'static {
     type Request: ToOwned<Owned: Send + Unpin + 'static> + ?Sized;
     /// A reply.
     type Reply: Send + 'static;
+    /// The reply in the memory at which it arrived.
+    type Arrival<'a>: Arrival<Self::Reply>;
 
     /// Connects like [`Client::connect_in`].
     ///
@@ -79,7 +81,7 @@ pub trait Session: Sleeper + Sized + 'static {
     fn end_within(&mut self, call: CallToken, left: Duration);
 
     /// Passes the calls that have ended to `on_end`.
-    fn poll(&mut self, on_end: impl FnMut(u64, Result<Self::Reply, CallFailure>));
+    fn poll(&mut self, on_end: impl FnMut(u64, Result<Self::Arrival<'_>, CallFailure>));
 
     /// Cancels a call.
     fn cancel(&mut self, call: CallToken);
@@ -93,6 +95,7 @@ impl<Req: Plain + Send + Unpin, Resp: Plain + Send, W: Announce + 'static> Sessi
 {
     type Request = Req;
     type Reply = Resp;
+    type Arrival<'a> = Resp;
 
     fn connect_in(dir: &Dir, name: &str, type_tag: u64) -> Result<Self, SetupError> {
         Self::connect_in(dir, name, type_tag)
@@ -130,6 +133,7 @@ impl<Req: Plain + Send + Unpin, Resp: Plain + Send, W: Announce + 'static> Sessi
 impl Session for bytes::Client<u64> {
     type Request = [u8];
     type Reply = Vec<u8>;
+    type Arrival<'a> = &'a [u8];
 
     fn connect_in(dir: &Dir, name: &str, type_tag: u64) -> Result<Self, SetupError> {
         Self::connect_in(dir, name, type_tag)
@@ -147,8 +151,8 @@ impl Session for bytes::Client<u64> {
         self.end_within(call, left);
     }
 
-    fn poll(&mut self, mut on_end: impl FnMut(u64, Result<Vec<u8>, CallFailure>)) {
-        let _ended = self.poll(|number, outcome| on_end(number, outcome.map(<[u8]>::to_vec)));
+    fn poll(&mut self, on_end: impl FnMut(u64, Result<&[u8], CallFailure>)) {
+        let _ended = self.poll(on_end);
     }
 
     fn cancel(&mut self, call: CallToken) {
@@ -238,6 +242,7 @@ impl<C: Session> Connection for Reconnecting<C> {
     type Kind = ();
     type Request = C::Request;
     type Reply = C::Reply;
+    type Arrival<'a> = C::Arrival<'a>;
     type ConnectError = Misfit;
     type EndReason = SessionEnd;
     type Call = CallToken;
@@ -272,7 +277,7 @@ impl<C: Session> Connection for Reconnecting<C> {
     /// Sends nothing: a call has already sent its request.
     fn flush(&mut self) {}
 
-    fn poll(&mut self, mut on_end: impl FnMut(u64, Result<C::Reply, CallFailure>)) -> bool {
+    fn poll(&mut self, mut on_end: impl FnMut(u64, Result<C::Arrival<'_>, CallFailure>)) -> bool {
         let mut moved = false;
         self.client.poll(|number, outcome| {
             moved = true;

@@ -37,7 +37,7 @@
 //! let (address, stop) = (server.local_addr()?, server.stop_handle());
 //! let client = std::thread::spawn(move || {
 //!     let mut client = scalerpc::Client::connect(address)?;
-//!     let responses = (client.call_type(1, b"now")?, client.call_type(2, b"later")?);
+//!     let responses = (client.call_type(1, b"now")?.to_vec(), client.call_type(2, b"later")?.to_vec());
 //!     stop.stop();
 //!     Ok::<_, scalerpc::ClientError>(responses)
 //! });

@@ -1,9 +1,10 @@
 //! The client with one call at a time, which ends with a reply or an error.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use crate::connection::{Connection, Dial, ErrorOf, Refusal, Repeats};
+use crate::connection::{Arrival, Connection, Dial, ErrorOf, Refusal, Repeats};
 use crate::error::{CallFailure, ClientError};
 use crate::{Patience, methods};
 
@@ -16,6 +17,7 @@ pub struct Client<C: Connection> {
     /// number, and so does not end the next call.
     calls: u64,
     patience: Patience,
+    reply: Vec<u8>,
 }
 
 impl<C: Connection> fmt::Debug for Client<C> {
@@ -27,7 +29,7 @@ impl<C: Connection> fmt::Debug for Client<C> {
     }
 }
 
-impl<C: Connection> Client<C> {
+impl<C: Connection<Reply = Vec<u8>>> Client<C> {
     /// Connects to the server at `address`. Waits for a server that has not started yet.
     ///
     /// # Errors
@@ -53,15 +55,17 @@ impl<C: Connection> Client<C> {
             connection,
             calls: 0,
             patience: Patience::new(),
+            reply: Vec::new(),
         })
     }
 
     /// Sends a request and waits for its reply, as long as the options allow. If the connection has
-    /// ended, connects again first.
+    /// ended, connects again first. The client keeps the reply until its next call, and keeps the
+    /// memory of its longest reply.
     ///
     /// # Errors
     /// [`ClientError`].
-    pub fn call(&mut self, request: &C::Request) -> Result<C::Reply, ErrorOf<C>> {
+    pub fn call(&mut self, request: &C::Request) -> Result<&[u8], ErrorOf<C>> {
         self.call_for(C::Kind::default(), request, self.timeout, Self::idle)
     }
 
@@ -83,7 +87,7 @@ impl<C: Connection> Client<C> {
         &mut self,
         request: &C::Request,
         timeout: Duration,
-    ) -> Result<C::Reply, ErrorOf<C>> {
+    ) -> Result<&[u8], ErrorOf<C>> {
         self.call_for(C::Kind::default(), request, Some(timeout), Self::idle)
     }
 
@@ -128,7 +132,7 @@ impl<C: Connection> Client<C> {
         request: &C::Request,
         timeout: Option<Duration>,
         mut idle: impl FnMut(),
-    ) -> Result<C::Reply, ErrorOf<C>> {
+    ) -> Result<&[u8], ErrorOf<C>> {
         self.call_for(C::Kind::default(), request, timeout, |_, _| idle())
     }
 
@@ -140,7 +144,7 @@ impl<C: Connection> Client<C> {
         request: &C::Request,
         timeout: Option<Duration>,
         mut idle: impl FnMut(&mut Self, Option<Instant>),
-    ) -> Result<C::Reply, ErrorOf<C>> {
+    ) -> Result<&[u8], ErrorOf<C>> {
         if timeout == Some(Duration::ZERO) {
             return Err(ClientError::NotSent);
         }
@@ -149,16 +153,14 @@ impl<C: Connection> Client<C> {
             self.reconnect(&mut limit)?;
         }
         match self.attempt(kind, request, &mut limit, &mut idle) {
-            Ok(reply) => {
-                self.connection.rest();
-                Ok(reply)
-            }
+            Ok(()) => self.connection.rest(),
             Err(refusal) => {
                 let outcome = self.call_again(kind, request, limit, refusal, idle);
                 self.connection.rest();
-                outcome
+                outcome?;
             }
         }
+        Ok(&self.reply)
     }
 
     /// Repeats a call that the connection refused, or that no handler got: the server was closing,
@@ -172,7 +174,7 @@ impl<C: Connection> Client<C> {
         mut limit: Limit,
         mut refusal: Refusal<ErrorOf<C>>,
         mut idle: impl FnMut(&mut Self, Option<Instant>),
-    ) -> Result<C::Reply, ErrorOf<C>> {
+    ) -> Result<(), ErrorOf<C>> {
         let (mut repeats, patience) = (Repeats::default(), self.connection.facts().connect_timeout);
         loop {
             match refusal {
@@ -182,7 +184,7 @@ impl<C: Connection> Client<C> {
                 _ => self.reconnect(&mut limit)?,
             }
             match self.attempt(kind, request, &mut limit, &mut idle) {
-                Ok(reply) => return Ok(reply),
+                Ok(()) => return Ok(()),
                 Err(next) => refusal = next,
             }
         }
@@ -209,7 +211,7 @@ impl<C: Connection> Client<C> {
         request: &C::Request,
         limit: &mut Limit,
         idle: &mut impl FnMut(&mut Self, Option<Instant>),
-    ) -> Result<C::Reply, Refusal<ErrorOf<C>>> {
+    ) -> Result<(), Refusal<ErrorOf<C>>> {
         self.calls += 1;
         let number = self.calls;
         let mut made = self.make(kind, request, left(limit.end));
@@ -221,9 +223,10 @@ impl<C: Connection> Client<C> {
         let call = made?;
         loop {
             let mut end_of_call = None;
+            let reply = &mut self.reply;
             self.connection.poll(|of, outcome| {
                 if of == number {
-                    end_of_call = Some(outcome);
+                    end_of_call = Some(outcome.map(|arrival| arrival.overwrite(reply)));
                 }
             });
             if let Some(outcome) = end_of_call {
@@ -267,16 +270,12 @@ impl<C: Connection> Client<C> {
     }
 }
 
-impl<C: Connection<Kind = u16>> Client<C> {
+impl<C: Connection<Kind = u16, Reply = Vec<u8>>> Client<C> {
     /// Like [`call`](Self::call), for the handler of the type `rpc_type`.
     ///
     /// # Errors
     /// [`ClientError`].
-    pub fn call_type(
-        &mut self,
-        rpc_type: u16,
-        request: &C::Request,
-    ) -> Result<C::Reply, ErrorOf<C>> {
+    pub fn call_type(&mut self, rpc_type: u16, request: &C::Request) -> Result<&[u8], ErrorOf<C>> {
         self.call_for(rpc_type, request, self.timeout, Self::idle)
     }
 }
@@ -288,8 +287,13 @@ impl<C: Connection<Request = [u8], Reply = Vec<u8>>> methods::Caller for Client<
         self.timeout
     }
 
-    fn call(&mut self, request: &[u8], timeout: Option<Duration>) -> Result<Vec<u8>, ErrorOf<C>> {
+    fn call(
+        &mut self,
+        request: &[u8],
+        timeout: Option<Duration>,
+    ) -> Result<Cow<'_, [u8]>, ErrorOf<C>> {
         self.call_for(C::Kind::default(), request, timeout, Self::idle)
+            .map(Cow::Borrowed)
     }
 }
 

@@ -32,11 +32,41 @@ impl<Req, U, C> From<CallError<Req, U>> for Refusal<ClientError<C, SessionEnd>> 
 /// The error of a call of a connection.
 pub type ErrorOf<C> = ClientError<<C as Connection>::ConnectError, <C as Connection>::EndReason>;
 
-/// The end of a call that a connection has taken.
-pub type EndOf<C> = Result<<C as Connection>::Reply, CallFailure<<C as Connection>::EndReason>>;
+/// The end of a call that a connection has taken. `R` is the type of the reply.
+pub type EndOf<C, R = <C as Connection>::Reply> =
+    Result<R, CallFailure<<C as Connection>::EndReason>>;
 
 /// Calls that have ended, by number.
 pub type Ended<C> = Vec<(u64, EndOf<C>)>;
+
+/// A reply in the memory at which it arrived. Its receiver copies it once.
+pub trait Arrival<R>: Sized {
+    /// Returns the reply.
+    fn into_reply(self) -> R;
+
+    /// Replaces `reply` by this reply. Replies of bytes allocate memory only if `reply` has too
+    /// little.
+    fn overwrite(self, reply: &mut R) {
+        *reply = self.into_reply();
+    }
+}
+
+impl<R> Arrival<R> for R {
+    fn into_reply(self) -> R {
+        self
+    }
+}
+
+impl Arrival<Vec<u8>> for &[u8] {
+    fn into_reply(self) -> Vec<u8> {
+        self.to_vec()
+    }
+
+    #[inline]
+    fn overwrite(self, reply: &mut Vec<u8>) {
+        self.clone_into(reply);
+    }
+}
 
 /// Takes the calls that have ended, and returns whether a connection is still wanted.
 pub type GoesOn<'a, C> = dyn FnMut(&mut Ended<C>) -> bool + 'a;
@@ -51,6 +81,8 @@ pub trait Connection: Sized {
     type Request: ToOwned<Owned: Send + Unpin + 'static> + ?Sized;
     /// The reply.
     type Reply: Send + 'static;
+    /// The reply in the memory at which it arrived.
+    type Arrival<'a>: Arrival<Self::Reply>;
     /// The reason why there is no connection.
     type ConnectError: ConnectFailure + Send + 'static;
     /// The reason why a connection ended.
@@ -83,7 +115,7 @@ pub trait Connection: Sized {
 
     /// Passes the calls that have ended, by number, to `on_end`. Returns whether anything moved. A
     /// call whose request no handler got, nor will get, ends as [`ClientError::NotSent`].
-    fn poll(&mut self, on_end: impl FnMut(u64, EndOf<Self>)) -> bool;
+    fn poll(&mut self, on_end: impl FnMut(u64, EndOf<Self, Self::Arrival<'_>>)) -> bool;
 
     /// Returns the error of a call whose time ended while it waited for room.
     fn late(&mut self) -> ErrorOf<Self>;

@@ -17,7 +17,9 @@ use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashMap;
 
-use crate::connection::{Connection, Dial, EndOf, Ended, ErrorOf, Facts, Refusal, Repeats};
+use crate::connection::{
+    Arrival, Connection, Dial, EndOf, Ended, ErrorOf, Facts, Refusal, Repeats,
+};
 use crate::error::{CallFailure, ClientError, EndReason};
 use crate::oneshot::{Receiver, Sender, lock, oneshot};
 use crate::{Patience, methods};
@@ -478,7 +480,7 @@ impl<C: Connection + 'static> Worker<C> {
         let ended = &mut self.ended;
         let mut moved = self
             .connection
-            .poll(|number, reply| ended.push((number, reply)));
+            .poll(|number, reply| ended.push((number, reply.map(Arrival::into_reply))));
         for (number, reply) in self.ended.drain(..) {
             self.wakers.extend(end::<C>(
                 &mut self.under_way,
@@ -685,7 +687,8 @@ mod tests {
     impl Connection for Echo {
         type Kind = ();
         type Request = u8;
-        type Reply = u8;
+        type Reply = Vec<u8>;
+        type Arrival<'a> = Vec<u8>;
         type ConnectError = Infallible;
         type EndReason = SessionEnd;
         type Call = ();
@@ -705,7 +708,7 @@ mod tests {
             let reply = if *request == UNSENT {
                 Err(ClientError::NotSent)
             } else {
-                Ok(*request)
+                Ok(vec![*request])
             };
             self.0.push((number, reply));
             Ok(())
@@ -715,7 +718,7 @@ mod tests {
 
         fn flush(&mut self) {}
 
-        fn poll(&mut self, mut on_end: impl FnMut(u64, Result<u8, End>)) -> bool {
+        fn poll(&mut self, mut on_end: impl FnMut(u64, Result<Vec<u8>, End>)) -> bool {
             for (number, reply) in self.0.drain(..) {
                 on_end(number, reply);
             }
@@ -774,7 +777,7 @@ mod tests {
     fn a_call_that_no_handler_gets_is_repeated_for_as_long_as_a_connection_may_take() {
         let mut client = crate::Client::<Echo>::connect(()).unwrap();
         assert_eq!(client.call(&UNSENT), Err(ClientError::NotSent));
-        assert_eq!(client.call(&1), Ok(1));
+        assert_eq!(client.call(&1), Ok(&[1][..]));
         let (mut worker, calls) = Worker::new(Echo::default());
         let mut made = (calls.call(UNSENT), Arc::default());
         for _ in 0..3 {
@@ -808,7 +811,7 @@ mod tests {
         (worker, made)
     }
 
-    fn poll((call, wakes): &mut Made) -> Poll<Result<u8, End>> {
+    fn poll((call, wakes): &mut Made) -> Poll<Result<Vec<u8>, End>> {
         Pin::new(call).poll(&mut Context::from_waker(&Arc::clone(wakes).into()))
     }
 
@@ -840,7 +843,7 @@ mod tests {
             .iter()
             .position(|(_, wakes)| wakes.0.load(Ordering::Relaxed) == 1)
             .unwrap();
-        assert_eq!(poll(&mut calls[woken]), Poll::Ready(Ok(woken as u8)));
+        assert_eq!(poll(&mut calls[woken]), Poll::Ready(Ok(vec![woken as u8])));
         assert_eq!(
             poll(&mut calls[woken]),
             Poll::Ready(Err(ClientError::Closed(SessionEnd::PeerGone))),
@@ -855,7 +858,7 @@ mod tests {
             .zip(&mut calls)
             .filter(|(request, _)| usize::from(*request) != woken)
         {
-            assert_eq!(poll(call), Poll::Ready(Ok(request)));
+            assert_eq!(poll(call), Poll::Ready(Ok(vec![request])));
         }
     }
 

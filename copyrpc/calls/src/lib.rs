@@ -71,7 +71,7 @@ mod tower;
 
 pub use async_server::{AsyncServer, ServerRequest};
 pub use client::Client;
-pub use connection::{Connection, Dial, EndOf, Ended, ErrorOf, Facts, GoesOn, Refusal};
+pub use connection::{Arrival, Connection, Dial, EndOf, Ended, ErrorOf, Facts, GoesOn, Refusal};
 pub use deadlines::Deadlines;
 pub use error::{
     CallError, CallFailure, ClientError, ConnectFailure, EndReason, Ending, SessionEnd,

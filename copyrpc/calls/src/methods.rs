@@ -38,8 +38,8 @@
 //! # impl Caller for Direct {
 //! #     type Error = Error;
 //! #     fn timeout(&self) -> Option<std::time::Duration> { None }
-//! #     fn call(&mut self, request: &[u8], _: Option<std::time::Duration>) -> Result<Vec<u8>, Error> {
-//! #         Ok(metadata::answer(&mut self.0, request))
+//! #     fn call(&mut self, request: &[u8], _: Option<std::time::Duration>) -> Result<std::borrow::Cow<'_, [u8]>, Error> {
+//! #         Ok(metadata::answer(&mut self.0, request).into())
 //! #     }
 //! # }
 //! # fn main() {
@@ -59,6 +59,7 @@
 //! the bytes of values. Numbers of methods, arguments, fields and variants are the contract of both
 //! ends; nothing else checks it.
 
+use std::borrow::Cow;
 use std::fmt::Debug;
 use std::future::Future;
 use std::time::Duration;
@@ -79,11 +80,16 @@ pub trait Caller {
     /// Returns the maximum time of a call by default; `None`: without a limit.
     fn timeout(&self) -> Option<Duration>;
 
-    /// Sends a request and waits for its reply, at most for `timeout`.
+    /// Sends a request and waits for its reply, at most for `timeout`. A client may keep the reply
+    /// until its next call, and lend it.
     ///
     /// # Errors
     /// The call has no reply.
-    fn call(&mut self, request: &[u8], timeout: Option<Duration>) -> Result<Vec<u8>, Self::Error>;
+    fn call(
+        &mut self,
+        request: &[u8],
+        timeout: Option<Duration>,
+    ) -> Result<Cow<'_, [u8]>, Self::Error>;
 }
 
 /// A client whose calls are futures.
@@ -546,13 +552,13 @@ mod tests {
             &mut self,
             request: &[u8],
             timeout: Option<Duration>,
-        ) -> Result<Vec<u8>, ClientError> {
+        ) -> Result<Cow<'_, [u8]>, ClientError> {
             self.request = request.to_vec();
             assert!(timeout.is_some());
             if self.fails {
                 Err(ClientError::TimedOut)
             } else {
-                Ok(old::answer(&mut self.store, request))
+                Ok(old::answer(&mut self.store, request).into())
             }
         }
     }
@@ -678,9 +684,13 @@ mod tests {
             None
         }
 
-        fn call(&mut self, request: &[u8], _: Option<Duration>) -> Result<Vec<u8>, ClientError> {
+        fn call(
+            &mut self,
+            request: &[u8],
+            _: Option<Duration>,
+        ) -> Result<Cow<'_, [u8]>, ClientError> {
             self.0 += 1;
-            Ok(paths::answer(self, request))
+            Ok(paths::answer(self, request).into())
         }
     }
 

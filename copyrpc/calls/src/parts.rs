@@ -13,9 +13,9 @@
 //! # impl Caller for Direct {
 //! #     type Error = Error;
 //! #     fn timeout(&self) -> Option<std::time::Duration> { None }
-//! #     fn call(&mut self, request: &[u8], _: Option<std::time::Duration>) -> Result<Vec<u8>, Error> {
+//! #     fn call(&mut self, request: &[u8], _: Option<std::time::Duration>) -> Result<std::borrow::Cow<'_, [u8]>, Error> {
 //! #         assert!(request.len() <= 4096);
-//! #         Ok(self.0.answer(request, |whole| whole.iter().rev().copied().collect()))
+//! #         Ok(self.0.answer(request, |whole| whole.iter().rev().copied().collect()).into())
 //! #     }
 //! # }
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -59,6 +59,7 @@
 //! 2 busy, 3 too long, 4 the server has no such call), with 0 and 3 a length u64 (of the whole
 //! reply; the maximum), and with 0 the bytes. All is little-endian, without padding.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::hash::{BuildHasher, RandomState};
@@ -287,8 +288,12 @@ impl<C: Caller<Error: 'static>> Caller for Client<C> {
     }
 
     /// Calls with a request of any length. The timeout is for the whole call.
-    fn call(&mut self, request: &[u8], timeout: Option<Duration>) -> Result<Vec<u8>, Self::Error> {
-        self.call_with(request, timeout, |_| ())
+    fn call(
+        &mut self,
+        request: &[u8],
+        timeout: Option<Duration>,
+    ) -> Result<Cow<'_, [u8]>, Self::Error> {
+        self.call_with(request, timeout, |_| ()).map(Cow::Owned)
     }
 }
 
@@ -373,14 +378,14 @@ impl Transfer<'_> {
     }
 
     /// Takes the outcome of the call that sent the previous part.
-    fn take<E>(&mut self, outcome: Result<Vec<u8>, E>) -> Result<(), PartsError<E>> {
+    fn take<E>(&mut self, outcome: Result<impl AsRef<[u8]>, E>) -> Result<(), PartsError<E>> {
         let (is_sent, is_fetching) = (self.sent == self.request.len(), self.reply_len.is_some());
         let bytes = outcome.map_err(|error| match (is_sent, is_fetching) {
             (_, true) => PartsError::Unfetched(error),
             (true, false) => PartsError::Call(error),
             (false, false) => PartsError::Unsent(error),
         })?;
-        match bytes.split_first() {
+        match bytes.as_ref().split_first() {
             Some((&DONE, rest)) if is_sent => {
                 let ([len], rest) = take_words(rest).ok_or(PartsError::Reply)?;
                 let len = len as usize;

@@ -7,7 +7,8 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use copyrpc_calls::{
-    CONNECTIONS, Connection, Dial, EndOf, EndReason, Ended, Facts, GoesOn, OptionError, Refusal,
+    Arrival, CONNECTIONS, Connection, Dial, EndOf, EndReason, Ended, Facts, GoesOn, OptionError,
+    Refusal,
 };
 use mlx5::{DeviceInfo, DeviceSpec};
 use mlx5_rendezvous::{LIFELINE_INTERVAL, Route, Secret};
@@ -20,6 +21,7 @@ use crate::context::{Context, ContextBuilder};
 use crate::endpoint::{CallToken, Endpoint};
 use crate::error::{CallError, CallFailure, CloseReason, SetupError};
 use crate::recv::Reply;
+use crate::ring::RecvBytes;
 use crate::stats::Stats;
 
 /// Number of endpoints: the endpoint in use, the one before it while its calls end, and an ended
@@ -154,6 +156,7 @@ impl Connection for Caller {
     type Kind = ();
     type Request = [u8];
     type Reply = Vec<u8>;
+    type Arrival<'a> = RecvBytes<'a>;
     type ConnectError = SetupError;
     type EndReason = CloseReason;
     type Call = CallToken;
@@ -194,7 +197,7 @@ impl Connection for Caller {
     }
 
     #[inline(always)]
-    fn poll(&mut self, on_end: impl FnMut(u64, EndOf<Self>)) -> bool {
+    fn poll(&mut self, on_end: impl FnMut(u64, EndOf<Self, RecvBytes<'_>>)) -> bool {
         poll(&self.context, self.max_reply, on_end) > 0
     }
 
@@ -264,7 +267,7 @@ impl Connection for Caller {
         // packets, this thread has to take them, so it polls.
         let mut goes_on = || {
             poll(context, max_reply, |number, outcome| {
-                ended.push((number, outcome))
+                ended.push((number, outcome.map(Arrival::into_reply)))
             });
             goes_on(&mut ended)
         };
@@ -394,7 +397,7 @@ impl Caller {
 fn poll(
     context: &Context<u64>,
     max_reply: usize,
-    mut on_end: impl FnMut(u64, EndOf<Caller>),
+    mut on_end: impl FnMut(u64, Outcome<'_>),
 ) -> usize {
     // The polls of a client do not nest, so none fails.
     context
@@ -418,12 +421,12 @@ fn open(options: &ClientOptions) -> Result<Context<u64>, SetupError> {
 /// Returns the end of a call as its caller receives it. Credit is counted in blocks, so a reply
 /// that is a few bytes too long can arrive.
 #[inline(always)]
-fn ended(outcome: Outcome<'_>, max_reply: usize) -> EndOf<Caller> {
+fn ended(outcome: Outcome<'_>, max_reply: usize) -> Outcome<'_> {
     let reply = outcome?;
     if reply.len() > max_reply {
         return Err(CallFailure::ReplyTooLong {
             len: Some(reply.len()),
         });
     }
-    Ok(reply.to_vec())
+    Ok(reply)
 }

@@ -373,8 +373,8 @@ fn peers_that_stop_after_their_record_keep_no_client_out() {
             connect_timeout: Duration::from_secs(4),
             ..client_options(&fabric)
         };
-        let connected =
-            Client::with_options(address, &options).map(|mut client| client.call(b"x").unwrap());
+        let connected = Client::with_options(address, &options)
+            .map(|mut client| client.call(b"x").unwrap().to_vec());
         stop.stop();
         drop(silent);
         connected.unwrap()

@@ -438,6 +438,7 @@ impl Client for copyrpc::Client {
     fn make(&mut self, calls: &[Call]) -> Vec<End> {
         make_in_turn(calls, |call| {
             self.call_within(&call.number.to_le_bytes(), call.timeout)
+                .map(<[u8]>::to_vec)
         })
     }
 
@@ -535,6 +536,7 @@ impl Client for scalerpc::Client {
     fn make(&mut self, calls: &[Call]) -> Vec<End> {
         make_in_turn(calls, |call| {
             self.call_within(&call.number.to_le_bytes(), call.timeout)
+                .map(<[u8]>::to_vec)
         })
     }
 

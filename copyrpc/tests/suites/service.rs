@@ -113,7 +113,7 @@ fn a_server_that_is_not_there_is_waited_for_as_long_as_asked() {
     assert!(start.elapsed() >= options.connect_timeout);
     let client = thread::spawn({
         let net = net.clone();
-        move || net.client(address).call(b"early").unwrap()
+        move || net.client(address).call(b"early").unwrap().to_vec()
     });
     thread::sleep(Duration::from_millis(200));
     let served = net.serve(&address.to_string(), upper_case);
@@ -200,7 +200,7 @@ fn a_server_that_leaves_while_clients_wait_to_be_taken_is_waited_for() {
     let address = listener.local_addr().unwrap();
     let client = {
         let net = net.clone();
-        thread::spawn(move || net.client(address).call(b"there").unwrap())
+        thread::spawn(move || net.client(address).call(b"there").unwrap().to_vec())
     };
     for round in 0..6 {
         let (mut stream, _) = listener.accept().unwrap();
@@ -605,7 +605,7 @@ fn a_closed_server_answers_the_request_that_it_has_and_its_clients_go_on_to_the_
     let mut later = Client::with_options(served.address, &options).unwrap();
     let client = thread::spawn({
         let (net, address) = (net.clone(), served.address);
-        move || net.client(address).call(b"held").unwrap()
+        move || net.client(address).call(b"held").unwrap().to_vec()
     });
     closed.recv().unwrap();
     let refused = later.call(b"later").unwrap_err();
@@ -760,7 +760,7 @@ fn clients_above_the_limit_are_told_so_and_find_room_when_others_leave() {
     // One client waits while another client disconnects.
     let waiting = {
         let net = net.clone();
-        thread::spawn(move || net.client(address).call(b"room").unwrap())
+        thread::spawn(move || net.client(address).call(b"room").unwrap().to_vec())
     };
     thread::sleep(SHORT);
     assert!(!waiting.is_finished());

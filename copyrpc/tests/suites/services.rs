@@ -447,7 +447,7 @@ fn call_in_turn(address: &str, calls: &Calls, mut rng: Rng) {
     let mut client = Client::with_options(address, &client_options()).unwrap();
     let mut last = None;
     while let Some((task, request, time)) = calls.next(last.as_ref(), &mut rng) {
-        last = Some(calls.end(task, client.call_within(&request, time)));
+        last = Some(calls.end(task, client.call_within(&request, time).map(<[u8]>::to_vec)));
     }
 }
 

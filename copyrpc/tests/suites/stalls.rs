@@ -100,7 +100,7 @@ fn a_server_that_stops_between_its_handlers_is_given_up() {
     client.call(b"").unwrap();
     freeze.send(()).unwrap();
     // Requests that arrive before the server stops are answered.
-    let error = std::iter::from_fn(|| Some(client.call(b"")))
+    let error = std::iter::from_fn(|| Some(client.call(b"").map(<[u8]>::to_vec)))
         .find_map(Result::err)
         .unwrap();
     assert!(

@@ -1,5 +1,6 @@
 //! The client: the calling end of a session of byte messages.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::time::Duration;
 
@@ -247,8 +248,13 @@ impl methods::Caller for Client<()> {
         None
     }
 
-    fn call(&mut self, request: &[u8], timeout: Option<Duration>) -> Result<Vec<u8>, ClientError> {
+    fn call(
+        &mut self,
+        request: &[u8],
+        timeout: Option<Duration>,
+    ) -> Result<Cow<'_, [u8]>, ClientError> {
         self.ask(request, timeout.unwrap_or(Duration::MAX))
+            .map(Cow::Owned)
     }
 }
 

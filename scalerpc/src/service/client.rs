@@ -129,6 +129,7 @@ impl Connection for Caller {
     type Kind = u16;
     type Request = [u8];
     type Reply = Vec<u8>;
+    type Arrival<'a> = &'a [u8];
     type ConnectError = SetupError;
     type EndReason = CloseReason;
     type Call = CallToken;
@@ -166,7 +167,7 @@ impl Connection for Caller {
         self.rdma.poll();
     }
 
-    fn poll(&mut self, mut on_end: impl FnMut(u64, EndOf<Self>)) -> bool {
+    fn poll(&mut self, mut on_end: impl FnMut(u64, EndOf<Self, &[u8]>)) -> bool {
         let Self {
             rdma,
             response,
@@ -182,7 +183,7 @@ impl Connection for Caller {
                 let (_, number) = under_way.swap_remove(at);
                 let reply = completion
                     .outcome
-                    .map(|len| response.get(..len).unwrap_or_default().to_vec());
+                    .map(|len| response.get(..len).unwrap_or_default());
                 on_end(number, reply);
             }
         }

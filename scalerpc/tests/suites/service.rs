@@ -153,7 +153,13 @@ fn many_clients_get_their_own_responses() {
 #[test]
 fn a_server_that_comes_late_is_waited_for_and_one_that_never_comes_is_named() {
     let address = TcpListener::bind(any_port()).unwrap().local_addr().unwrap();
-    let client = thread::spawn(move || Client::connect(address).unwrap().call(&[1, 2, 3]).unwrap());
+    let client = thread::spawn(move || {
+        Client::connect(address)
+            .unwrap()
+            .call(&[1, 2, 3])
+            .unwrap()
+            .to_vec()
+    });
     thread::sleep(Duration::from_millis(200));
     let server = start(&address.to_string(), options(4));
     assert_eq!(client.join().unwrap(), [3, 2, 1]);
@@ -324,7 +330,7 @@ fn a_call_of_a_client_that_was_evicted_meanwhile_connects_again_by_itself() {
     while evicted.try_recv().is_err() {
         others
             .iter_mut()
-            .for_each(|other| drop(other.call(b"in turn").unwrap()));
+            .for_each(|other| _ = other.call(b"in turn").unwrap());
     }
     assert_eq!(client.call_within(b"again", WATCHDOG).unwrap(), b"");
     server.stop();
@@ -404,7 +410,7 @@ fn a_handler_that_takes_longer_than_every_limit_costs_no_client_its_connection()
         };
         let mut client = Client::with_options(address, &options).unwrap();
         let replies = (0..CALLS)
-            .map(|call| client.call(&[name, call]))
+            .map(|call| client.call(&[name, call]).map(<[u8]>::to_vec))
             .collect::<Result<Vec<_>, _>>();
         // A client that left during the long handler would count as evicted, and others wait here
         // for one that failed.
@@ -698,6 +704,7 @@ fn a_stopped_server_waits_for_held_requests_as_long_as_its_options_say_and_tells
             Client::connect(address)
                 .unwrap()
                 .call_within(b"hold", WATCHDOG)
+                .map(<[u8]>::to_vec)
         });
         let request = kept.recv_timeout(WATCHDOG).unwrap();
         assert!(request.is_wanted());
@@ -887,7 +894,7 @@ fn servers_that_share_an_address_share_the_clients() {
         .collect();
     let mut by_server = [0; 3];
     for (name, client) in (0..).zip(&mut clients) {
-        let first = client.call(&[name, 7]).unwrap();
+        let first = client.call(&[name, 7]).unwrap().to_vec();
         assert_eq!(first[..2], [name, 7]);
         by_server[usize::from(first[2])] += 1;
         assert_eq!(

@@ -59,7 +59,11 @@ impl Caller for Direct {
         Some(Duration::from_secs(9))
     }
 
-    fn call(&mut self, request: &[u8], timeout: Option<Duration>) -> Result<Vec<u8>, ClientError> {
+    fn call(
+        &mut self,
+        request: &[u8],
+        timeout: Option<Duration>,
+    ) -> Result<Cow<'_, [u8]>, ClientError> {
         assert!(
             request.len() <= MESSAGE
                 && timeout.is_none_or(|timeout| timeout <= Duration::from_secs(9))
@@ -77,7 +81,7 @@ impl Caller for Direct {
             backwards(&whole, self.times)
         });
         assert!(reply.len() <= MESSAGE);
-        failure.map_or(Ok(reply), |(_, _, error)| Err(error))
+        failure.map_or(Ok(reply.into()), |(_, _, error)| Err(error))
     }
 }
 
@@ -105,7 +109,7 @@ fn payloads_of_every_length_arrive_whole_in_both_directions_and_leave_nothing() 
         for len in 0..200 {
             assert_eq!(
                 client.call(&payload(len), None),
-                Ok(backwards(&payload(len), times))
+                Ok(backwards(&payload(len), times).into())
             );
             assert_eq!(
                 (client.caller.parts.held(), client.caller.handled),
@@ -152,7 +156,10 @@ fn an_end_in_the_middle_says_whether_the_handler_ran_and_a_retry_succeeds_where_
         );
         assert!(ended.may_have_executed() || client.caller.handled == 0);
         // The next call replaces what the one before it left.
-        assert_eq!(client.call(&request, None), Ok(backwards(&request, 1)));
+        assert_eq!(
+            client.call(&request, None),
+            Ok(backwards(&request, 1).into())
+        );
         assert_eq!(
             (client.caller.parts.held(), client.caller.parts.calls.len()),
             (0, 0)
