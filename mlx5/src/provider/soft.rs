@@ -101,6 +101,7 @@ impl Soft {
                 port: (remote.port != 0).then_some(remote.port),
                 psn: remote.psn,
                 mtu: remote.mtu,
+                traffic_class: 0,
             }),
         };
         Ok(Address {

@@ -40,6 +40,7 @@ impl Hca {
             port: Some(port.own().port()),
             psn: port.first_psn(qpn, generation).get(),
             mtu: port.mtu,
+            traffic_class: 0,
         });
         let shares_memory = self.membership.shares_memory();
         Address {

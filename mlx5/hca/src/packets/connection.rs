@@ -10,6 +10,7 @@ use super::message::{GONE, MAX_RD_ATOMIC, Options};
 use super::port::WirePort;
 use super::requester::Requester;
 use super::responder::Responder;
+use super::udp::Receiver;
 use crate::shared::layout::Taking;
 use crate::types::outcome::End;
 use crate::types::request::PacketAddress;
@@ -29,7 +30,7 @@ pub(crate) struct Posted {
 
 /// The end of a connection by packets that belongs to this device.
 pub(crate) struct Connection {
-    pub(crate) peer: SocketAddr,
+    pub(crate) peer: Receiver,
     /// The UDP port from which the peer sends. If the peer is a software HCA, this is the port in
     /// its address; otherwise it is the source port of the first packet that advanced the
     /// connection, and `None` before that packet.
@@ -89,7 +90,10 @@ impl Connection {
             is_polled,
         };
         Self {
-            peer: to,
+            peer: Receiver {
+                socket: to,
+                class: remote.traffic_class,
+            },
             source: remote.port,
             requester: Requester::new(requester, first),
             responder: Responder::new(
@@ -154,7 +158,7 @@ impl Connection {
 
     /// Returns whether this is the peer's address, with any port if the peer's port is not known.
     pub(crate) fn is_from_peer(&self, from: &SocketAddr) -> bool {
-        self.peer.ip() == from.ip() && self.source.is_none_or(|port| port == from.port())
+        self.peer.socket.ip() == from.ip() && self.source.is_none_or(|port| port == from.port())
     }
 
     /// Notes that a packet advanced the connection. Stores its source port as the peer's port,

@@ -106,7 +106,7 @@ impl Wire {
         for (to, why) in reports.into_iter().flatten() {
             let connections = self.connections.iter_mut().flatten();
             connections
-                .filter(|connection| connection.peer == to)
+                .filter(|connection| connection.peer.socket == to)
                 .for_each(|connection| connection.on_report(why));
         }
     }

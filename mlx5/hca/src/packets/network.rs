@@ -3,8 +3,8 @@
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
-use std::net::SocketAddr;
 
+use super::udp::Receiver;
 use crate::Clock;
 use crate::random::Random;
 
@@ -29,8 +29,8 @@ pub struct BadNetwork {
 }
 
 /// A packet that is held: the time at which it is sent, its place in the order of packets, its
-/// destination, and its bytes.
-type Held = Reverse<(u64, u64, SocketAddr, Box<[u8]>)>;
+/// receiver, and its bytes.
+type Held = Reverse<(u64, u64, Receiver, Box<[u8]>)>;
 
 #[derive(Debug)]
 pub(super) struct Network {
@@ -57,7 +57,7 @@ impl Network {
     }
 
     /// Loses a packet, or holds it, or two copies of it, until they are due.
-    pub(super) fn take(&mut self, to: &SocketAddr, packet: &[u8]) {
+    pub(super) fn take(&mut self, to: &Receiver, packet: &[u8]) {
         let BadNetwork {
             loss_permille,
             double_permille,
@@ -93,7 +93,7 @@ impl Network {
     }
 
     /// Takes the next packet that is due, and its destination.
-    pub(super) fn pop_due(&mut self) -> Option<(SocketAddr, Box<[u8]>)> {
+    pub(super) fn pop_due(&mut self) -> Option<(Receiver, Box<[u8]>)> {
         let due_ns = self.due_ns()?;
         if due_ns > self.clock.now_ns() {
             return None;
@@ -120,7 +120,8 @@ mod tests {
         for us in 0..20_000_u64 {
             now_ns.store(1000 * us, Ordering::Relaxed);
             if us < 10_000 {
-                network.take(&([127, 0, 0, 1], 1).into(), &us.to_le_bytes());
+                let socket = ([127, 0, 0, 1], 1).into();
+                network.take(&Receiver { socket, class: 0 }, &us.to_le_bytes());
             }
             while let Some((_, packet)) = network.pop_due() {
                 got.push((us, u64::from_le_bytes((*packet).try_into().unwrap())));

@@ -12,7 +12,7 @@ use super::network::{BadNetwork, Network};
 use super::options::RoceOptions;
 use super::pcap::Pcap;
 use super::share::Share;
-use super::udp::{self, BATCH, Packets, Udp};
+use super::udp::{self, BATCH, Packets, Receiver, Udp};
 use crate::Clock;
 use crate::counters::PortCounters;
 use crate::error::OpenError;
@@ -76,7 +76,7 @@ pub(crate) struct WirePort {
     /// Counters to which the port adds its packets.
     pub(crate) traffic: Option<&'static PortCounters>,
     /// Destroyed queue pairs: number, peer, and last answer. The oldest are removed.
-    gone: VecDeque<(u32, SocketAddr, Headers)>,
+    gone: VecDeque<(u32, Receiver, Headers)>,
     /// Queue pairs with packets to be sent, by index.
     pub(crate) active: Vec<usize>,
 }
@@ -230,7 +230,7 @@ impl WirePort {
         self.has_arrivals() || !self.active.is_empty() && !self.has_unsent()
     }
 
-    pub(crate) fn remember_gone(&mut self, qpn: u32, peer: SocketAddr, answer: Headers) {
+    pub(crate) fn remember_gone(&mut self, qpn: u32, peer: Receiver, answer: Headers) {
         self.forget_gone(qpn);
         if self.gone.len() == MAX_GONE {
             self.gone.pop_front();
@@ -248,7 +248,7 @@ impl WirePort {
         let Some(&(_, peer, answer)) = self
             .gone
             .iter()
-            .find(|(gone, peer, _)| *gone == qpn && peer == from)
+            .find(|(gone, peer, _)| *gone == qpn && peer.socket == *from)
         else {
             return false;
         };
@@ -257,7 +257,7 @@ impl WirePort {
     }
 
     /// Sends an answer without payload, if there is room.
-    pub(crate) fn answer(&mut self, peer: &SocketAddr, answer: &Headers) {
+    pub(crate) fn answer(&mut self, peer: &Receiver, answer: &Headers) {
         if self.has_room() {
             let _: Result<(), ()> = self.send(peer, answer, 0, |_| Ok(()));
         }
@@ -275,7 +275,7 @@ impl WirePort {
     /// sent.
     pub(crate) fn send<E>(
         &mut self,
-        to: &SocketAddr,
+        to: &Receiver,
         headers: &Headers,
         len: usize,
         fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
@@ -287,12 +287,12 @@ impl WirePort {
         fill(&mut rest[..len])?;
         let covered = header.len() + len + usize::from(headers.bth.pad);
         buffer[header.len() + len..covered].fill(0);
-        let icrc = flow(self.own, *to).icrc(&buffer[..covered], &[]);
+        let icrc = flow(self.own, to.socket).icrc(&buffer[..covered], &[]);
         let whole = covered + ICRC_BYTES;
         buffer[covered..whole].copy_from_slice(&icrc);
         self.counters.sent += 1;
         if let Some(pcap) = &mut self.pcap {
-            pcap.record(&self.own, to, &buffer[..whole]);
+            pcap.record(&self.own, &to.socket, &buffer[..whole]);
         }
         match &mut self.network {
             Some(network) => network.take(to, &self.out.buffer(self.end)[..whole]),

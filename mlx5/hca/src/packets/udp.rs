@@ -59,12 +59,22 @@ const CONTROL_BYTES: usize = 32;
 const ECT_0: u8 = 2;
 const CONGESTION: u8 = 3;
 
+/// The receiver of a packet, and the traffic class of the packet, whose upper six bits are the DSCP
+/// (RFC 2474).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Receiver {
+    pub(crate) socket: SocketAddr,
+    pub(crate) class: u8,
+}
+
 /// Packets of a batch, with the addresses of their other ends and the kernel's descriptions of all
 /// packets. The default has no room for packets.
 #[derive(Default)]
 pub(crate) struct Packets {
     bytes: Vec<[u8; MAX_PACKET]>,
     addresses: Vec<SocketAddrAny>,
+    /// Traffic classes of the packets to be sent.
+    classes: Vec<u8>,
     /// Control messages of received packets. Packets that are sent have none.
     controls: Vec<Control>,
     vectors: Vec<libc::iovec>,
@@ -101,6 +111,7 @@ impl Packets {
         Self {
             bytes,
             addresses,
+            classes: vec![0; BATCH],
             vectors,
             headers,
             ..Self::default()
@@ -119,14 +130,19 @@ impl Packets {
 
     /// Returns whether the network has marked received packet `nth`, as a queue on its way is long.
     pub(crate) fn is_marked(&self, nth: usize) -> bool {
+        self.class(nth) & CONGESTION == CONGESTION
+    }
+
+    /// Returns the traffic class of received packet `nth`.
+    fn class(&self, nth: usize) -> u8 {
         // SAFETY: the kernel has filled the control messages that the header describes.
         let message = unsafe { libc::CMSG_FIRSTHDR(&raw const self.headers[nth].msg_hdr) };
         // SAFETY: the macro returns null or a pointer to a whole control message.
         let Some(found) = (unsafe { message.as_ref() }) else {
-            return false;
+            return 0;
         };
         // SAFETY: the data of either kind of message has the type that is read.
-        let class = unsafe {
+        unsafe {
             let data = libc::CMSG_DATA(message);
             match (found.cmsg_level, found.cmsg_type) {
                 (libc::IPPROTO_IP, libc::IP_TOS) => *data,
@@ -135,8 +151,7 @@ impl Packets {
                 }
                 _ => 0,
             }
-        };
-        class & CONGESTION == CONGESTION
+        }
     }
 
     /// Returns packet `nth` and its sender. Returns `None` if it was longer than the maximum length
@@ -164,10 +179,11 @@ impl Packets {
         &mut self.bytes[nth]
     }
 
-    /// Makes packet `nth` the first `len` bytes of its buffer, to this address.
-    pub(crate) fn set(&mut self, nth: usize, len: usize, to: &SocketAddr) {
+    /// Makes packet `nth` the first `len` bytes of its buffer, for this receiver.
+    pub(crate) fn set(&mut self, nth: usize, len: usize, to: &Receiver) {
         // The address is stored over the earlier address, to which the header points.
-        self.addresses[nth] = (*to).into();
+        self.addresses[nth] = to.socket.into();
+        self.classes[nth] = to.class;
         self.vectors[nth].iov_len = len;
         self.headers[nth].msg_hdr.msg_namelen = self.addresses[nth].addr_len();
     }
@@ -198,6 +214,8 @@ fn turn_on(socket: &UdpSocket, level: libc::c_int, option: libc::c_int) -> io::R
 pub(crate) struct Udp {
     pub(crate) socket: UdpSocket,
     pub(super) reports: Reports,
+    /// Traffic class of the packets that are sent next. `None`: the class that sockets have.
+    class: Option<u8>,
     /// Marks the share of the port as taken, if the port is shared.
     _share: Option<UnixListener>,
 }
@@ -224,20 +242,31 @@ impl Udp {
         }
     }
 
-    /// Makes the kernel queue ICMP reports, and add the traffic class to each received packet. Sent
-    /// packets get `ECT_0`, because this sender reacts to congestion marks.
+    /// Makes the kernel queue ICMP reports, and add the traffic class to each received packet.
     fn with_news(self) -> io::Result<Self> {
         let socket = &self.socket;
         if self.local()?.is_ipv4() {
             turn_on(socket, libc::IPPROTO_IP, libc::IP_RECVERR)?;
             sockopt::set_ip_recvtos(socket, true)?;
-            sockopt::set_ip_tos(socket, ECT_0)?;
         } else {
             turn_on(socket, libc::IPPROTO_IPV6, libc::IPV6_RECVERR)?;
             sockopt::set_ipv6_recvtclass(socket, true)?;
-            sockopt::set_ipv6_tclass(socket, ECT_0.into())?;
         }
         Ok(self)
+    }
+
+    /// Gives the packets that are sent next this traffic class, with `ECT_0` in its lower two bits,
+    /// because this sender reacts to congestion marks.
+    fn set_class(&mut self, class: u8) {
+        if self.class.replace(class) == Some(class) {
+            return;
+        }
+        let class = class & !CONGESTION | ECT_0;
+        // An error is ignored: the network may only treat the packets in another way.
+        let _ = match self.local() {
+            Ok(own) if own.is_ipv4() => sockopt::set_ip_tos(&self.socket, class),
+            _ => sockopt::set_ipv6_tclass(&self.socket, class.into()),
+        };
     }
 
     fn prepare(socket: UdpSocket, share: Option<UnixListener>) -> io::Result<Self> {
@@ -256,6 +285,7 @@ impl Udp {
         Ok(Self {
             socket,
             reports: Reports::default(),
+            class: None,
             _share: share,
         })
     }
@@ -367,7 +397,12 @@ impl Udp {
     pub(crate) fn send(&mut self, packets: &mut Packets, first: usize, end: usize) -> (usize, u64) {
         let (mut next, mut refused) = (first, 0);
         while next < end {
-            let rest = &mut packets.headers[next..end];
+            let class = packets.classes[next];
+            self.set_class(class);
+            let alike = packets.classes[next..end]
+                .iter()
+                .take_while(|other| **other == class);
+            let rest = &mut packets.headers[next..next + alike.count()];
             // SAFETY: the headers `rest` describe buffers and addresses of `packets`, which outlive
             // the call.
             let sent = unsafe {
@@ -433,7 +468,8 @@ mod tests {
             let (mut out, mut incoming) = (Packets::new(), Packets::new().with_controls());
             for (nth, len) in [0, 1, 1500, MAX_PACKET].into_iter().enumerate() {
                 out.buffer(nth)[..len].fill(nth as u8 + 1);
-                out.set(nth, len, &b.local().unwrap());
+                let socket = b.local().unwrap();
+                out.set(nth, len, &Receiver { socket, class: 0 });
             }
             assert_eq!(a.send(&mut out, 0, 4), (4, 0));
             let mut lengths = [0, 1, 1500, MAX_PACKET].into_iter().enumerate();
@@ -459,6 +495,19 @@ mod tests {
                 assert_eq!(b.receive(&mut incoming), 1);
                 assert_eq!(incoming.is_marked(0), class == CONGESTION);
             }
+            // Each packet of a batch has its own class, and arrives with it.
+            let classes = [0x60, 0x60, 0xb8, 0];
+            for (nth, class) in classes.into_iter().enumerate() {
+                let socket = b.local().unwrap();
+                out.set(nth, 1, &Receiver { socket, class });
+            }
+            assert_eq!(a.send(&mut out, 0, 4), (4, 0));
+            let mut arrived = Vec::new();
+            while arrived.len() < 4 {
+                let count = b.receive(&mut incoming);
+                arrived.extend((0..count).map(|nth| incoming.class(nth)));
+            }
+            assert_eq!(arrived, classes.map(|class| class | ECT_0));
             let longer = UdpSocket::bind((address, 0)).unwrap();
             longer
                 .send_to(&[0; MAX_PACKET + 1], b.local().unwrap())

@@ -13,6 +13,7 @@ use mlx5_wire::{DatagramSegment, GRH_BYTES, Header, Opcode, Syndrome, Wqe};
 use crate::Hca;
 use crate::packets::interface::{address_of, peer_socket};
 use crate::packets::port::WirePort;
+use crate::packets::udp::Receiver;
 use crate::packets::{Wire, grh};
 use crate::queues::data::pieces;
 use crate::queues::qp::SoftQp;
@@ -150,7 +151,10 @@ fn send_packet(wire: &mut WirePort, to: &DatagramSegment, header: &DatagramHeade
     headers.bth.is_solicited = header.flags & SOLICITED != 0;
     headers.bth.pad = (header.byte_count.wrapping_neg() & 3) as u8;
     let _: Result<(), Fault> = wire.send(
-        &peer_socket(&wire.own(), address, wire.port_of(to)),
+        &Receiver {
+            socket: peer_socket(&wire.own(), address, wire.port_of(to)),
+            class: to.vector.tclass,
+        },
         &headers,
         header.byte_count as usize,
         |payload| {

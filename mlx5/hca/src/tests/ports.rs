@@ -9,6 +9,7 @@ use mlx5_wire::roce::{Headers, Opcode, PacketOpcode, Psn, Transport, UDP_PORT};
 use mlx5_wire::{AddressVector, DatagramSegment};
 
 use crate::packets::port::WirePort;
+use crate::packets::udp::Receiver;
 use crate::shared::layout::QP_INDEX_BITS;
 use crate::sleep::Idle;
 use crate::types::request::Way;
@@ -78,7 +79,11 @@ fn a_device_with_packets_to_be_sent_does_not_sleep_long() {
         opcode: Opcode::SendOnly,
     };
     with_wire(&|wire| {
-        let (own, headers) = (wire.own(), Headers::new(opcode, 0, Psn::new(0)));
+        let (socket, class) = (wire.own(), 0);
+        let (own, headers) = (
+            Receiver { socket, class },
+            Headers::new(opcode, 0, Psn::new(0)),
+        );
         wire.send::<()>(&own, &headers, 0, |_| Ok(())).unwrap();
     });
     assert!(
@@ -124,6 +129,7 @@ fn ports_of(hca: &Hca, qpn: u32) -> (u16, u16) {
         port: None,
         psn: 0,
         mtu: 1024,
+        traffic_class: 0,
     };
     let datagram = DatagramSegment {
         vector,

@@ -145,6 +145,9 @@ pub struct PacketAddress {
     /// Maximum payload of a packet, in bytes: 256, 512, 1024, 2048 or 4096. A connection uses the
     /// smaller value of its two ends.
     pub mtu: u16,
+    /// Traffic class of packets to the queue pair. Its upper six bits are the DSCP; the lower two
+    /// are set by the sender.
+    pub traffic_class: u8,
 }
 
 /// The way from one device to another.

@@ -268,6 +268,7 @@ impl Objects {
             port: None,
             psn: at.rq_psn,
             mtu: 128 << at.path_mtu,
+            traffic_class: at.dest.traffic_class,
         });
         Address {
             lid,
