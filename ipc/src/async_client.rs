@@ -32,8 +32,8 @@ pub struct ClientOptions {
     pub connect_timeout: Duration,
     /// Timeout of [`AsyncClient::call`]. Default: none; a call waits as long as the server lives.
     pub timeout: Option<Duration>,
-    /// Maximum number of connections: calls that find no room for 100 ms go over a further one.
-    /// Default: 8.
+    /// Maximum number of connections: calls that find no room for 100 ms go over a further
+    /// connection. Default: 8.
     pub connections: usize,
 }
 
@@ -169,8 +169,8 @@ impl Session for bytes::Client<u64> {
 /// session, which ends with the last clone, and its slots for unanswered calls, the server's
 /// `depth`. Further calls wait in their order. If they find no slot for 100 ms, they go over a
 /// further session, up to [`connections`](ClientOptions::connections) in all; a call that finds no
-/// slot in the last one waits until its timeout, if it has one. A call that is given up keeps its
-/// slot until its reply arrives, which is discarded.
+/// slot in the last session waits until its timeout, if it has one. A call that is given up keeps
+/// its slot until its reply arrives, which is discarded.
 ///
 /// A call after the end of the session connects to the next server of the name. If there is no such
 /// server, the call fails with [`NotSent`](ClientError::NotSent).

@@ -3,7 +3,8 @@
 //! left behind.
 //!
 //! A seed gives the shape, the victim, the signal and the moment: `BENCHKV_TEST_SEED` repeats one.
-//! `BENCHKV_TEST_SCALE` is the factor of the number of jobs.
+//! `BENCHKV_TEST_SCALE` above 1 is the factor of the number of jobs, which then have new seeds in
+//! each run.
 
 use std::fs;
 use std::time::{Duration, SystemTime};

@@ -25,12 +25,12 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(5);
 
 /// A server whose requests are futures, for any executor and from any thread.
 ///
-/// Its thread owns the server of the transport, connects the clients, and sleeps while there is
-/// nothing to do; requests and answers wake the thread. Dropping the server ends the thread, and
-/// waits until the given answers have arrived, as long as the options allow. To wait until received
-/// requests are answered, call [`drain`](Self::drain) first. Received requests that are not
-/// answered before the drop end as [`ClientError::Dropped`](crate::ClientError::Dropped); calls
-/// whose requests were not received are made again at another server.
+/// The server has a thread that owns the server of the transport, connects the clients, and sleeps
+/// while there is nothing to do; requests and answers wake the thread. Dropping the server ends the
+/// thread, and waits until the given answers have arrived, as long as the options allow. To wait
+/// until received requests are answered, call [`drain`](Self::drain) first. Received requests that
+/// are not answered before the drop end as [`ClientError::Dropped`](crate::ClientError::Dropped);
+/// calls whose requests were not received are made again at another server.
 pub struct AsyncServer<S: Serving> {
     shared: Arc<Shared<S>>,
     address: S::Address,
@@ -42,8 +42,8 @@ pub struct AsyncServer<S: Serving> {
 struct Shared<S: Serving> {
     queues: Mutex<Queues<S>>,
     waker: Waker,
-    /// Maximum number of bytes of requests that no task has received. Above it, the thread takes no
-    /// further requests from the transport.
+    /// Maximum number of bytes of requests that no task has received. Above this number, the thread
+    /// takes no further requests from the transport.
     max_buffered: usize,
 }
 
@@ -54,15 +54,16 @@ struct Queues<S: Serving> {
     buffered: usize,
     answers: Vec<(u64, Answer)>,
     wakers: Vec<Waker>,
-    /// The server has ended: no more requests arrive. The reason is `error`, until a receiver takes
-    /// it.
+    /// Whether the server has ended, and no more requests arrive. The reason is `error`, until a
+    /// receiver takes it.
     is_over: bool,
     error: Option<S::Error>,
     /// The counters, and the number of clients, when the thread last checked its clients.
     stats: S::Stats,
     clients: usize,
-    /// The callers of received requests, by the number of the request. A caller is listed here once
-    /// it no longer waits, or if [`ServerRequest::while_wanted`] waits on it.
+    /// The callers of received requests, by the number of the request. The map contains a caller
+    /// that no longer waits, and the caller of a request whose handler
+    /// [`ServerRequest::while_wanted`] runs.
     watches: FxHashMap<u64, Watch>,
     /// The time at which the end of the thread was requested, and the maximum time for which the
     /// thread then waits for the answers to all received requests.
@@ -102,7 +103,7 @@ struct Arrival<P> {
 /// The caller of a received request.
 #[derive(Default)]
 struct Watch {
-    /// The caller has disconnected, or gave up this call.
+    /// Whether the caller has disconnected, or gave up this call.
     is_gone: bool,
     /// The end of the caller's time, and the waker of the task to wake at that time.
     deadline: Option<Instant>,
@@ -210,7 +211,8 @@ impl<S: Serving> AsyncServer<S> {
     /// no request, so `recv` may be a branch of `tokio::select!`.
     ///
     /// # Errors
-    /// The server cannot continue. One of the waiting tasks gets the error, the others get `None`.
+    /// The server cannot continue. One of the waiting tasks gets the error, the other tasks get
+    /// `None`.
     pub async fn recv(&self) -> Result<Option<ServerRequest<S>>, S::Error> {
         poll_fn(|task| self.poll_recv(task)).await
     }
@@ -457,8 +459,8 @@ fn serve<S: Serving>(
         thread: None,
     }));
     // The requests that are not answered, by number. A number is not used again, because the
-    // request of a client that has disconnected is removed from here, and an answer to it may
-    // arrive later.
+    // request of a client that has disconnected is removed from the map, and a task may answer the
+    // request later.
     let mut held = FxHashMap::<u64, S::Token>::default();
     let mut last = 0;
     let mut arrived = Vec::new();
@@ -546,9 +548,9 @@ fn is_check_due(checked: &mut Option<Instant>, now: Instant) -> bool {
 
 impl<S: Serving> Queues<S> {
     /// Drops the requests whose callers do not wait any more, if no task has received them, or if
-    /// the server `is_leaving`. Otherwise the task of a received request drops it: the room of the
-    /// call is not free before, so a client never has more tasks here than calls. Returns the
-    /// wakers of the tasks whose replies are not wanted any more.
+    /// the server `is_leaving`. Otherwise the task of a received request drops it. The room of the
+    /// call is not free before that drop, so a client never has more tasks at the server than
+    /// calls. Returns the wakers of the tasks whose replies are not wanted any more.
     fn watch(
         &mut self,
         server: &S,

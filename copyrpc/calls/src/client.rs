@@ -297,8 +297,9 @@ impl<C: Connection<Request = [u8], Reply = Vec<u8>>> methods::Caller for Client<
     }
 }
 
-/// Returns the end of a call without its reply. The failure is smaller than the error of a client,
-/// and becomes one only here, so that a reply on its way takes no more memory than a failure.
+/// Returns the failure as the end of a call without its reply. The failure is smaller than the
+/// error of a client, and becomes one only here, so that a reply on its way takes no more memory
+/// than a failure.
 #[cold]
 fn failed<C: Connection>(failure: CallFailure<C::EndReason>) -> Refusal<ErrorOf<C>> {
     Refusal::Failed(failure.of_client())

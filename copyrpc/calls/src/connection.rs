@@ -113,8 +113,8 @@ pub trait Connection: Sized {
     /// Sends the calls that were made.
     fn flush(&mut self);
 
-    /// Passes the calls that have ended, by number, to `on_end`. Returns whether anything moved. A
-    /// call whose request no handler got, nor will get, ends as [`ClientError::NotSent`].
+    /// Passes the calls that have ended, by number, to `on_end`. Returns whether the poll found
+    /// work. A call whose request no handler got, nor will get, ends as [`ClientError::NotSent`].
     fn poll(&mut self, on_end: impl FnMut(u64, EndOf<Self, Self::Arrival<'_>>)) -> bool;
 
     /// Returns the error of a call whose time ended while it waited for room.
@@ -142,11 +142,11 @@ pub trait Connection: Sized {
     ) -> Result<(), ErrorOf<Self>>;
 
     /// Checks, in a pause between calls, whether the connection has ended. Returns whether calls
-    /// need a new connection. For a client with one call at a time.
+    /// need a new connection. A client with one call at a time calls the function before each call.
     fn has_ended(&mut self) -> bool;
 
-    /// Does the work that is due after the end of a call when no other call follows at once. It is
-    /// for a client with one call at a time.
+    /// Does the work that is due after the end of a call when no other call follows at once. A
+    /// client with one call at a time calls the function.
     #[inline(always)]
     fn rest(&mut self) {}
 

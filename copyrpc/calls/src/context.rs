@@ -14,8 +14,8 @@ pub trait Request {
     /// Returns the bytes.
     fn data(&self) -> Cow<'_, [u8]>;
 
-    /// Returns what is known of the call. Plain bytes show only a deadline, counted from now: right
-    /// for a handler that is called as soon as its request arrives.
+    /// Returns what is known of the call. Plain bytes show only a deadline, counted from this call,
+    /// which is right for a handler that is called as soon as its request arrives.
     fn context(&self) -> Context<'_> {
         Context::new().with_deadline(Header::deadline(&self.data(), Instant::now()))
     }
@@ -91,8 +91,8 @@ impl<'a> Context<'a> {
         }
     }
 
-    /// Returns the number of the client, which no other client of the server has while this one is
-    /// connected; `None` if the server passed bytes alone. In copyrpc and scalerpc this is the
+    /// Returns the number of the client, which no other client of the server has while this client
+    /// is connected; `None` if the server passed bytes alone. In copyrpc and scalerpc this is the
     /// number of the client's `Peer`; in ipc, the number of its place at the server.
     #[must_use]
     pub const fn client(&self) -> Option<u64> {
@@ -113,9 +113,10 @@ impl<'a> Context<'a> {
     }
 
     /// Returns whether the caller waits for the reply: its time is not over, and as far as the
-    /// server knows, the client is connected and did not give up the call. A handler in the thread of
-    /// its server knows what the server knew when it called the handler; one that answers a
-    /// [`ServerRequest`](crate::ServerRequest) is at most 15 ms behind.
+    /// server knows, the client is connected and did not give up the call. A handler in the thread
+    /// of its server gets the state at the time of the handler's call; a handler that answers a
+    /// [`ServerRequest`](crate::ServerRequest) gets a state that is at most 15 ms or 1,024 polls
+    /// old.
     #[must_use]
     pub fn is_wanted(&self) -> bool {
         self.wanted.is_wanted()

@@ -1,6 +1,6 @@
 //! A heap of deadlines from which entries are not removed when their owner no longer needs them: a
 //! dead entry is dropped when it comes to the top. The number of dead entries is bounded: an
-//! insertion into a full heap removes them all.
+//! insertion into a full heap removes all dead entries.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;

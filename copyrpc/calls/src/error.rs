@@ -12,7 +12,7 @@ use crate::tag::{REFUSED, SENT_BACK, TOO_LONG};
 /// | [`is_retryable`](Self::is_retryable) | [`may_have_executed`](Self::may_have_executed) | |
 /// |---|---|---|
 /// | `true` | `false` | make the call again: no handler got it |
-/// | `false` | `true` | repeat it only if the server takes it twice without harm |
+/// | `false` | `true` | repeat the call only if the server may execute it twice |
 /// | `false` | `false` | no handler got it, and the same call fails again |
 pub trait Ending: std::error::Error {
     /// Returns whether the same call can succeed later: no handler got, or will get, the request. A
@@ -88,8 +88,8 @@ impl EndReason for SessionEnd {
     const CLOSED_HERE: Self = Self::PeerGone;
 }
 
-/// Why a call of a client has no reply. `C` is the reason why a client has no connection, `R` the
-/// reason why a connection ended.
+/// The reason why a call of a client has no reply. `C` is the reason why a client has no
+/// connection, `R` the reason why a connection ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClientError<C, R> {
@@ -153,8 +153,8 @@ pub enum ClientError<C, R> {
     Closed(R),
 }
 
-/// Why a call that a connection has taken ended without a reply: a [`ClientError`] of a client that
-/// polls, and so is connected. It is never `Connect`, `TooLarge`, `Full` or `NoCredit`.
+/// The reason why a call that a connection has taken ended without a reply: a [`ClientError`] of a
+/// client that polls, and so is connected. It is never `Connect`, `TooLarge`, `Full` or `NoCredit`.
 pub type CallFailure<R = SessionEnd> = ClientError<Infallible, R>;
 
 fn of_bytes(len: Option<usize>) -> String {

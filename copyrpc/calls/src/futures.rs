@@ -61,14 +61,15 @@ impl<C: Connection> posting::Job for Job<C> {
 /// connection, which is closed with the last clone. As many calls are under way as the connection
 /// has room for; further calls wait in their order.
 ///
-/// If the oldest waiting call finds no room for 100 ms, because calls wait at the server, the waiting
-/// calls go over a further connection, and so do later ones that find no room: up to the number of
-/// connections in the options. To the server, each connection is a client of its own, with a peer
-/// and a place of its own; calls over different connections have no order. A further connection is
-/// closed after 10 s without calls, or with the client.
+/// If the oldest waiting call finds no room for 100 ms, because calls wait at the server, the
+/// waiting calls go over a further connection, and so do later calls that find no room. The options
+/// limit the number of connections. To the server, each connection is a client of its own, with a
+/// peer and a place of its own; calls over different connections have no order. A further
+/// connection is closed after 10 s without calls, or with the client.
 ///
-/// Calls that wait are kept without limit: a program that may make too many bounds them itself, for
-/// instance by a semaphore, since only it knows whether a further call is to wait or to fail.
+/// The number of waiting calls has no limit. A program that may make too many calls bounds them
+/// itself, for instance by a semaphore, since only the program knows whether a further call is to
+/// wait or to fail.
 ///
 /// A call that was given up, or whose time ended, keeps its room until its handler has ended. While
 /// such calls hold all of the room of the last connection, other calls wait, then end as
@@ -458,8 +459,8 @@ impl<C: Connection + 'static> Worker<C> {
         }
     }
 
-    /// Ends calls, then sends waiting calls as far as there is room. Returns whether anything
-    /// moved; `None` if no caller is left.
+    /// Ends calls, then sends waiting calls as far as there is room. Returns whether there was
+    /// anything to do; `None` if no caller is left.
     pub fn turn(&mut self) -> Option<bool> {
         if !self.posted.take() {
             return None;
@@ -500,7 +501,8 @@ impl<C: Connection + 'static> Worker<C> {
         Some(moved)
     }
 
-    /// Makes the waiting calls that the connection has room for. Returns whether anything happened.
+    /// Makes the waiting calls that the connection has room for. Returns whether a call was made or
+    /// has ended, or the connection was replaced.
     fn send(&mut self) -> bool {
         let (mut moved, mut now) = (false, None);
         while let Some((number, job)) = self.posted.pop() {
@@ -548,8 +550,9 @@ impl<C: Connection + 'static> Worker<C> {
         }
     }
 
-    /// Cancels the calls under way that were given up. If their numbers are not known, because they
-    /// were passed on, looks here and on the next connections for calls without a caller.
+    /// Cancels the calls under way that were given up. If the numbers of some calls are not known,
+    /// because they were passed on, drops the calls without a caller on this and the next
+    /// connections.
     #[cold]
     fn give_up(&mut self) {
         let Self {
@@ -798,8 +801,8 @@ mod tests {
 
     type Made = (AsyncCall<Echo>, Arc<Wakes>);
 
-    /// Returns the worker after the turn that takes three replies, with the calls and the wakes of
-    /// each.
+    /// Returns the worker after the turn that takes three replies, with the three calls and the
+    /// number of wakes of each call.
     fn three() -> (Worker<Echo>, Vec<Made>) {
         let (mut worker, calls) = Worker::new(Echo::default());
         let mut made: Vec<_> = (0..3)
@@ -822,7 +825,7 @@ mod tests {
             .sum()
     }
 
-    /// The turn that takes three replies finds the connection ended for the fourth call.
+    /// In the turn that takes three replies, the fourth call finds that the connection has ended.
     #[test]
     fn wakes_that_are_due_do_not_wait_for_a_new_connection() {
         let (mut worker, calls) =

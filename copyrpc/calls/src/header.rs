@@ -16,8 +16,8 @@ impl Header {
     /// Length in bytes.
     pub const BYTES: usize = 8;
 
-    /// Reads the header of a request of a [`service!`](crate::service!). Returns the arguments too.
-    /// `None`: the request has no such header.
+    /// Reads the header of a request of a [`service!`](crate::service!). Returns the header and the
+    /// arguments; `None` if the request has no such header.
     #[must_use]
     #[inline]
     pub fn read(request: &[u8]) -> Option<(Self, &[u8])> {
@@ -41,7 +41,7 @@ impl Header {
         at.checked_add(Self::read(request)?.0.left?)
     }
 
-    /// Writes the header into `request`, in place of the bytes there.
+    /// Writes the header into `request`, in place of the present content.
     #[inline]
     pub(crate) fn write(self, request: &mut Vec<u8>) {
         let left_ms = self.left.map_or(0, rounded_up_ms);

@@ -32,18 +32,19 @@
 //! - `patience`: the number of empty polls before a thread sleeps.
 //! - [`payloads`]: the values that methods take and return.
 //! - [`methods`]: services with methods, over any client that sends bytes.
-//! - `header`: the header of their requests.
+//! - `header`: the header of the requests of methods.
 //! - `context`: the call of a request, as a method at the server sees it.
 //! - `connection`: the interface of a transport to the clients of `copyrpc`, `scalerpc` and `ipc`.
 //! - `client`: the client with one call at a time.
 //! - [`futures`]: the client whose calls are futures, over a connection that a thread owns.
-//! - `futures::further`: its further connections, for calls that would wait behind long polls.
+//! - `futures::further`: further connections of that client, for calls that would wait behind long
+//!   polls.
 //! - `futures::posting`: the way of that client's calls from any thread to the thread of the connection.
 //! - `serving`: the interface of a transport to the servers, and the handle that stops them.
 //! - `server`: the server with one handler, in the thread of its owner.
 //! - `async_server`: the server whose requests are futures.
-//! - `tower`: the client as a service of the crate `tower`, and a server that takes one, with the
-//!   feature `tower`.
+//! - `tower`: the client as a service of the crate `tower`, and a server that answers with such a
+//!   service, with the feature `tower`.
 //! - [`oneshot`]: one value from a thread to a future.
 //! - [`parts`]: payloads above the limits of a message, over the same clients.
 #![forbid(unsafe_code)]

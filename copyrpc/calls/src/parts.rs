@@ -37,8 +37,9 @@
 //! instance because the connection was lost, has reached no handler and is retryable, whether its
 //! parts arrived or not ([`PartsError::Unsent`]). A retry begins at the first part.
 //!
-//! A reply that is not fetched whole when its server ends is lost ([`PartsError::ReplyLost`]): a
-//! server that stops lets clients fetch the replies before ([`Reassembler::new`]).
+//! A reply that its client has not fetched whole when the server ends is lost
+//! ([`PartsError::ReplyLost`]): a server that stops lets clients fetch the replies before
+//! ([`Reassembler::new`]).
 //!
 //! The remaining time in the header of a method's request counts from the arrival of the first
 //! part: [`Whole::deadline`].
@@ -121,7 +122,7 @@ pub enum PartsError<E> {
     /// The server has no memory for the request now. No handler got it. Retryable.
     #[error("the server is busy with other large payloads")]
     Busy,
-    /// The request is longer than the server accepts. No handler got it. Permanent.
+    /// The request is longer than the server accepts. No handler got the request. Permanent.
     #[error("the request is longer than the {max} bytes that the server takes")]
     TooLong {
         /// Maximum length.
@@ -313,7 +314,7 @@ impl<C: AsyncCaller<Error: Send + 'static> + Sync> AsyncCaller for Client<C> {
     }
 }
 
-/// Returns a number that others cannot guess.
+/// Returns a random number, which other clients cannot guess.
 fn random() -> u64 {
     RandomState::new().hash_one(0)
 }

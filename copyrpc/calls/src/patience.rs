@@ -19,7 +19,7 @@ const SLEEPS_PER_TRY: u32 = 1024;
 ///
 /// Two threads that answer each other may wake each other for every message: while one wakes up,
 /// the polls of the other find nothing, and it sleeps too. So after a short sleep a thread polls
-/// twice as often before the next sleep. Where that does not help, because the other thread needs
+/// twice as often before the next sleep. If more polls do not help, because the other thread needs
 /// the same core, the thread sleeps early again. The clock is read only around a sleep.
 #[derive(Debug)]
 pub struct Patience {

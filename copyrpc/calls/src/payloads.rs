@@ -80,7 +80,7 @@ pub enum PayloadError {
     /// such as the index of a variant that it does not have.
     #[error("the type refuses the value, such as a variant that it does not have")]
     Refused = 6,
-    /// The type needs a format that tells its types or fields, or does not know the length of a
+    /// The type needs a format that shows types or fields, or does not know the length of a
     /// sequence before its end.
     #[error(
         "the type needs a format that tells types or fields (serde's untagged, flatten, tag, skip_serializing_if, or deserialize_any)"

@@ -6,9 +6,9 @@ use std::ops::{Deref, DerefMut};
 use crate::serving::{Bind, Serving, Share, SharedAddress, StopHandle};
 
 /// A server over a transport. It belongs to one thread, and serves all its clients in that thread:
-/// bind it there, and send its address and its stop handle to the threads that need them. It
-/// dereferences to the transport's own server, which has the functions for a loop that its owner
-/// writes.
+/// bind the server in that thread, and send its address and its stop handle to the threads that
+/// need them. It dereferences to the transport's own server, which has the functions for a loop
+/// that its owner writes.
 #[derive(Debug)]
 pub struct Server<S> {
     serving: S,
@@ -51,7 +51,7 @@ impl<S: Serving> Server<S> {
     }
 
     /// Shares the address, for [`beside`](Self::beside). The stop handle of this server stops all
-    /// servers at the address: the others within 10 ms.
+    /// servers at the address; the other servers stop within 10 ms.
     ///
     /// # Errors
     /// No descriptor is free, or the server was closed.

@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 use crate::oneshot::lock;
 
 /// Stops a server, from any thread: `serve` returns, and `recv` of an
-/// [`AsyncServer`](crate::AsyncServer) returns `None`. Their documentation states which of the
-/// requests that have arrived are still answered. While a client fetches a reply in
-/// [parts](crate::parts) from a [`Reassembler`](crate::parts::Reassembler) that has this handle, the
-/// server continues, at most for its stop timeout.
+/// [`AsyncServer`](crate::AsyncServer) returns `None`. The documentation of the servers states
+/// which of the requests that have arrived are still answered. While a client fetches a reply in
+/// [parts](crate::parts) from a [`Reassembler`](crate::parts::Reassembler) that has this handle,
+/// the server continues, at most for its stop timeout.
 #[derive(Clone, Debug)]
 pub struct StopHandle {
     shared: Arc<Stop>,
@@ -27,7 +27,7 @@ struct Stop {
     /// Time of the first call of `stop`.
     since: OnceLock<Instant>,
     unfetched: Mutex<Replies>,
-    /// Maximum time for clients to fetch these replies.
+    /// Maximum time for clients to fetch the replies in `unfetched`.
     timeout: Duration,
 }
 
@@ -61,7 +61,7 @@ impl StopHandle {
     }
 
     /// Returns whether the server is to end: it was stopped, and either clients have fetched all
-    /// replies in parts, or the time for that is over.
+    /// replies in parts, or the time for the fetches is over.
     #[must_use]
     #[inline]
     pub fn is_stopped(&self) -> bool {
@@ -174,7 +174,7 @@ pub trait Serving: Sized {
     /// The system cannot determine the address.
     fn address(&self) -> io::Result<Self::Address>;
 
-    /// Returns the number of a client, which no other client of the server has while this one is
+    /// Returns the number of a client, which no other client of the server has while this client is
     /// connected, and the address of its socket, if it has one.
     fn name_of(peer: Self::Peer) -> (u64, Option<SocketAddr>);
 

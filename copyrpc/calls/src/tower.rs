@@ -15,8 +15,8 @@ use crate::serving::Serving;
 /// A task that answers a request.
 pub type Answering = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// The client is always ready: calls for which the connection has no room wait in its queue. A layer
-/// with a limit bounds them.
+/// The client is always ready: calls for which the connection has no room wait in the client's
+/// queue. A layer with a limit bounds the number of waiting calls.
 impl<C: Connection> Service<<C::Request as ToOwned>::Owned> for AsyncClient<C> {
     type Response = C::Reply;
     type Error = ErrorOf<C>;

@@ -55,7 +55,7 @@ pub struct ClientOptions {
     /// server lives and polls ([`EndpointConfig::stall_timeout`]).
     pub timeout: Option<Duration>,
     /// Maximum number of connections of an [`AsyncClient`](crate::AsyncClient): calls that find no
-    /// room for 100 ms go over a further one. Default: 8.
+    /// room for 100 ms go over a further connection. Default: 8.
     pub connections: usize,
     /// The server's secret ([`ServerOptions::secret`](crate::ServerOptions::secret)), which both
     /// ends prove to each other. A client with another secret, or without the server's, is refused:
@@ -99,7 +99,7 @@ pub struct Caller {
     /// Time of the first of the successive calls that found no credit or no room because [given up
     /// calls keep it](Self::is_starving); `None` if the last call was not of this kind.
     starving_since: Option<Instant>,
-    /// The endpoint has refused a call since the last sleep.
+    /// Whether the endpoint has refused a call since the last sleep.
     has_no_room: bool,
     /// Counters of the contexts that the present context replaced.
     past: Stats,
@@ -192,7 +192,7 @@ impl Connection for Caller {
 
     #[inline]
     fn flush(&mut self) {
-        // This is not inside a poll, so no guard is needed.
+        // The function does not run inside a poll, so no guard is needed.
         self.context.inner.flush();
     }
 
@@ -221,7 +221,7 @@ impl Connection for Caller {
         let starves_for = self.starves_for().filter(|_| has_no_room);
         let waits = self.endpoint.outstanding_calls() > 0;
         let limits = [limit, starves_for, waits.then_some(LIFELINE_INTERVAL)];
-        // The wait cannot fail, as this is not inside a poll.
+        // The wait cannot fail, because the function does not run inside a poll.
         let is_woken = self.context.wait(limits.into_iter().flatten().min());
         if (!waits || matches!(is_woken, Ok(false))) && self.route.has_hung_up() {
             if waits {
@@ -418,8 +418,8 @@ fn open(options: &ClientOptions) -> Result<Context<u64>, SetupError> {
         .build()
 }
 
-/// Returns the end of a call as its caller receives it. Credit is counted in blocks, so a reply
-/// that is a few bytes too long can arrive.
+/// Returns the end of a call in the form in which the caller receives it. Credit is counted in
+/// blocks, so a reply that is a few bytes too long can arrive.
 #[inline(always)]
 fn ended(outcome: Outcome<'_>, max_reply: usize) -> Outcome<'_> {
     let reply = outcome?;

@@ -56,8 +56,8 @@ pub struct ServerOptions {
     pub endpoint: EndpointConfig,
     /// Maximum number of bytes of requests that wait for
     /// [`AsyncServer::recv`](crate::AsyncServer::recv). Above it, an `AsyncServer` takes no further
-    /// requests. These stay in the rings of their clients, whose calls then wait for room. Default:
-    /// 64 MiB.
+    /// requests. Further requests stay in the rings of their clients, whose calls then wait for
+    /// room. Default: 64 MiB.
     pub max_buffered: usize,
     /// Maximum time for which the [end](Host::close) and the drop of the server wait, both
     /// together: for clients that have begun to call while they connect, and then until the
@@ -166,8 +166,8 @@ impl Host {
         self.turn(|context| context.serve(answer, |(), _| ()))
     }
 
-    /// Returns a handle that ends the sleep of a [`step`](Self::step), the present one or else the
-    /// next, from any thread.
+    /// Returns a handle that ends the sleep of a [`step`](Self::step), the present step or else the
+    /// next step, from any thread.
     #[must_use]
     pub fn waker(&self) -> Waker {
         self.context.waker()

@@ -1,5 +1,5 @@
-//! Devices that break down under servers and clients. From outside, their devices cannot be
-//! reached.
+//! Devices that break down under servers and clients. Tests outside this crate cannot access these
+//! devices.
 
 use std::future::Future;
 use std::io::{Read, Write};
@@ -47,8 +47,8 @@ fn caller(address: SocketAddr, options: &ClientOptions) -> Caller {
     Caller::dial(address, options, true, &|| true).unwrap()
 }
 
-/// Serves until it is stopped, or until the request "die" has broken its device. Returns its
-/// address, and its end.
+/// Starts a server, which serves until it is stopped, or until the request "die" has broken its
+/// device. Returns the address of the server, its stop handle and its thread.
 fn serve(fabric: &LocalFabric) -> (SocketAddr, StopHandle, JoinHandle<Result<(), SetupError>>) {
     serve_at(
         SocketAddr::from(([127, 0, 0, 1], 0)),
@@ -191,7 +191,7 @@ fn an_async_client_whose_device_breaks_down_opens_it_again_and_is_woken_there() 
     serving.join().unwrap().unwrap();
 }
 
-/// Every variant, with the two answers.
+/// Checks every variant with the results of `is_retryable` and `may_have_executed`.
 #[test]
 fn an_error_says_whether_the_call_may_be_made_again() {
     let io = || std::io::Error::other("test");
@@ -383,8 +383,9 @@ fn peers_that_stop_after_their_record_keep_no_client_out() {
     assert_eq!(client.join().unwrap(), b"x");
 }
 
-/// The drop of a server waits until its close has arrived. A client that ended its queue pair before
-/// would leave the server to the retries of the transport, which take 17 s here.
+/// The drop of a server waits until its close has arrived. If a client ended its queue pair before
+/// the close arrives, the server would wait for the retries of the transport, which take 17 s in
+/// this test.
 #[test]
 fn a_client_that_has_seen_the_close_lets_the_server_end() {
     limits::watchdog(WATCHDOG);
@@ -423,7 +424,8 @@ fn a_client_that_has_seen_the_close_lets_the_server_end() {
     }
 }
 
-/// The next server has another secret: every waiting call ends for that reason, not only the first.
+/// The next server has another secret: every waiting call, not only the first, ends with the
+/// refusal.
 #[test]
 fn every_call_that_waits_for_a_server_hears_why_it_is_refused() {
     limits::watchdog(WATCHDOG);
@@ -464,7 +466,7 @@ fn every_call_that_waits_for_a_server_hears_why_it_is_refused() {
     serving.join().unwrap().unwrap();
 }
 
-/// Connecting again takes an hour, for no server listens any more.
+/// An attempt to connect again takes an hour, because no server listens any more.
 #[test]
 fn the_calls_of_a_connection_that_has_ended_end_before_another_one_is_made() {
     limits::watchdog(Duration::from_secs(60));

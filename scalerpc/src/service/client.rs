@@ -31,7 +31,7 @@ pub struct ClientOptions {
     /// lives. Default: 5 s.
     pub timeout: Option<Duration>,
     /// Maximum number of connections of an [`AsyncClient`](crate::AsyncClient): calls that find no
-    /// room for 100 ms go over a further one. Default: 8.
+    /// room for 100 ms go over a further connection. Default: 8.
     pub connections: usize,
     /// The server's secret ([`ServerOptions::secret`](crate::ServerOptions::secret)), which both
     /// ends prove to each other. A client with another secret, or without the server's, is refused:
@@ -61,18 +61,19 @@ impl EndReason for CloseReason {
 pub struct Caller {
     pub(super) rdma: RdmaClient,
     /// The way to the server, and the socket over which this client connected. When the socket
-    /// closes, the server probes this client. Declared after `rdma`, so closed after the queue pair.
+    /// closes, the server probes this client. The field is declared after `rdma`, so the socket is
+    /// closed after the queue pair.
     route: Route,
     options: ClientOptions,
     response: Vec<u8>,
     /// The calls that have a slot, with the numbers by which the user of this connection knows
     /// them.
     under_way: Vec<(CallToken, u64)>,
-    /// A call waited for its whole time while calls that ran out of time held every slot.
+    /// Whether a call waited for its whole time while calls that ran out of time held every slot.
     had_no_slot: bool,
-    /// The server's socket ended while no call was under way.
+    /// Whether the server's socket ended while no call was under way.
     is_left: bool,
-    /// The next sleep, if nothing wakes this end.
+    /// Length of the next sleep, if nothing wakes this end.
     nap: Duration,
     /// Sum of the counters of earlier connections.
     past: ClientStats,

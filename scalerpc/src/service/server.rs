@@ -98,7 +98,8 @@ pub type SharedAddress = copyrpc_calls::SharedAddress<ServerOptions>;
 pub struct Stepped {
     pub(super) rdma: RdmaServer,
     pub(super) gate: Gate<Connecting>,
-    /// The time of the last such round of probes: see `FULL_INTERVAL`.
+    /// The time of the last round of probes that was sent because a client found no room
+    /// ([`FULL_INTERVAL`]).
     probed: Option<Instant>,
     options: ServerOptions,
     pub(super) stop: StopHandle,
@@ -231,7 +232,7 @@ impl Stepped {
         })
     }
 
-    /// Returns what a server [beside](Self::beside) this one needs.
+    /// Returns the shared address that a server [beside](Self::beside) this server needs.
     pub(super) fn share(&mut self) -> io::Result<SharedAddress> {
         let listener = self.gate.share()?;
         self.rdma.synchronise(SAME_CLOCK);
@@ -283,7 +284,7 @@ impl Stepped {
         }
     }
 
-    /// Takes no more clients and no more requests. Returns whether this is the first time.
+    /// Takes no more clients and no more requests. Returns whether this call is the first.
     pub(super) fn begin_end(&mut self) -> bool {
         let is_first = self.gate.close();
         if is_first {
@@ -435,8 +436,8 @@ mod tests {
 
     const WATCHDOG: Duration = Duration::from_secs(60);
 
-    /// A step checks 64 entries in addition to those of two groups. A server that slept after each
-    /// step would find a waiting client after many sleeps.
+    /// A step checks 64 entries in addition to the entries of two groups. A server that slept after
+    /// each step would find a waiting client after many sleeps.
     #[test]
     fn a_server_looks_at_all_entries_between_two_sleeps() {
         let (start, (quit, over)) = (Instant::now(), mpsc::channel::<()>());

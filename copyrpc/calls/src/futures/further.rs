@@ -1,6 +1,6 @@
 //! Further connections of a client whose calls are futures. Calls that wait at the server for long,
 //! such as long polls, may use up the room of a connection; the call that makes the server answer
-//! them goes over another one.
+//! them then goes over another connection.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -12,7 +12,7 @@ pub const CONNECTIONS: usize = 8;
 
 /// Time for which the oldest waiting call finds no room before it goes over a further connection.
 const STUCK: Duration = Duration::from_millis(100);
-/// Maximum of this time, which each failed attempt to connect doubles.
+/// Maximum of the time [`STUCK`], which each failed attempt to connect doubles.
 const LONGEST_STUCK: Duration = Duration::from_secs(5);
 /// Time after which a connection without calls is closed.
 pub(crate) const IDLE: Duration = Duration::from_secs(10);
@@ -26,7 +26,7 @@ pub(crate) struct Further<A> {
     connect: Option<Box<dyn Fn() -> Coming<A>>>,
     /// The number of the oldest waiting call, and the time since which it has found no room.
     stuck: Option<(u64, Instant)>,
-    /// Time for which that call finds no room before there is an attempt to connect.
+    /// Time for which the oldest waiting call finds no room before there is an attempt to connect.
     patience: Duration,
     coming: Option<Coming<A>>,
     /// The client, and the last time at which it had calls.

@@ -49,13 +49,13 @@ pub(crate) struct Poster<J> {
 pub(crate) struct Posted<J> {
     mailbox: Arc<Mutex<Mailbox<J>>>,
     pub(crate) wakes: Arc<Wakes>,
-    /// The jobs that wait, by their numbers: the oldest first. The jobs in `fresh` are not among
-    /// them.
+    /// The jobs that wait, by their numbers: the oldest first. The map does not contain the jobs in
+    /// `fresh`.
     waiting: BTreeMap<u64, J>,
     /// The end and the number of each job in `waiting` that has an end.
     ends: BTreeSet<(Instant, u64)>,
     /// The waiting jobs that the last [`take`](Self::take) moved here, each younger than all jobs
-    /// in `waiting`. Most are sent at once, and need no order by their ends.
+    /// in `waiting`. Most of these jobs are sent at once, and need no order by their ends.
     fresh: VecDeque<(u64, J)>,
     /// The number of the last job that was taken.
     last: u64,
@@ -599,8 +599,8 @@ mod tests {
         assert_eq!((outcome, posted.waiting.len()), (Err("given up"), 1));
     }
 
-    /// An attempt may check only at its end whether it is still wanted. If it began after the drop
-    /// of the last poster, that drop would wait until its end.
+    /// An attempt may check only at its end whether it is still wanted. If an attempt began after
+    /// the drop of the last poster, that drop would wait until the end of the attempt.
     #[test]
     fn there_is_no_attempt_once_the_last_poster_is_gone() {
         let Pair {

@@ -16,7 +16,7 @@ fn reassembler(max_bytes: usize, max_held: usize) -> Reassembler {
 /// Bytes of a message in each direction.
 const MESSAGE: usize = 50;
 
-/// The bytes of a part's header.
+/// Returns the bytes of a part: the header, and `bytes`.
 fn part(kind: u32, name: (u64, u64), len: u64, offset: u64, bytes: &[u8]) -> Vec<u8> {
     let mut part = Vec::new();
     let kind_and_room = u64::from(kind) | (MESSAGE as u64) << 32;
@@ -32,7 +32,8 @@ struct Direct {
     /// Number of requests that the handler got.
     handled: usize,
     calls: usize,
-    /// The call that ends so, before or after the server got it.
+    /// The number of the call that ends with this error, and whether the server gets the call
+    /// before.
     fails: Option<(usize, bool, ClientError)>,
     /// Number of the call before which the server is replaced by another.
     restarts: Option<usize>,
@@ -155,7 +156,7 @@ fn an_end_in_the_middle_says_whether_the_handler_ran_and_a_retry_succeeds_where_
             "call {call}"
         );
         assert!(ended.may_have_executed() || client.caller.handled == 0);
-        // The next call replaces what the one before it left.
+        // The next call replaces the parts that the failed call left at the server.
         assert_eq!(
             client.call(&request, None),
             Ok(backwards(&request, 1).into())

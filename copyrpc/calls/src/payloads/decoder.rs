@@ -16,8 +16,8 @@ type Result<T> = std::result::Result<T, PayloadError>;
 #[derive(Debug)]
 pub struct Decoder<'a> {
     bytes: &'a [u8],
-    /// Number of elements that further sequences and maps may have. A sequence has a length and an
-    /// element has a byte, so a message has more bytes than elements.
+    /// Number of elements that further sequences and maps may have together. Each sequence has a
+    /// length and each element has at least a byte, so a message has more bytes than elements.
     elements: usize,
     levels: u32,
 }

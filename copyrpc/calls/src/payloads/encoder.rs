@@ -45,8 +45,8 @@ macro_rules! numbers {
     )*};
 }
 
-/// Methods that begin a value with fields or elements. Each writes the number that comes before
-/// these, if any: the number of elements, or the index of the variant.
+/// Methods that begin a value with fields or elements. Each method writes the number that comes
+/// before the fields or elements, if any: the number of elements, or the index of the variant.
 macro_rules! values {
     ($($method:ident($($before:ident: $type:ty),*) |$encoder:ident| $number:expr;)*) => {$(
         #[inline]
@@ -159,7 +159,8 @@ impl Serializer for &mut Encoder<'_> {
     }
 }
 
-/// A skipped field would leave no trace: the decoder would take the next field for it.
+/// The traits of values with fields or elements. A skipped field would leave no trace: the decoder
+/// would take the next field for the skipped field.
 macro_rules! compounds {
     ($($trait:ident $($method:ident($($key:ident)?))* $(, no $skip:ident)?;)*) => {$(
         impl $trait for &mut Encoder<'_> {

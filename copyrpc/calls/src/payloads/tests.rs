@@ -64,7 +64,7 @@ type Everything = (
     ),
 );
 
-/// Returns a number whose length is any of those that there are.
+/// Returns a number of any length in bits.
 fn number(random: &mut fastrand::Rng) -> u128 {
     let bits = random.u128(..) >> random.u32(..128);
     if random.bool() { bits } else { !bits }
@@ -172,7 +172,7 @@ fn values_come_back_as_they_were() {
     }
 }
 
-/// Returns whether the bytes are a value; only one value has them then.
+/// Returns whether the bytes are a value. Asserts that the value has these bytes.
 fn check<T: Payload>(bytes: &[u8]) -> bool {
     let value = decode::<T>(bytes);
     assert!(value.as_ref().is_ok_and(|value| bytes_of(value) == bytes) || value.is_err());
@@ -186,7 +186,7 @@ fn any_bytes_are_a_value_with_these_bytes_or_are_refused() {
     for _ in 0..50_000 {
         let mut bytes: Vec<u8> = (0..random.usize(..40)).map(|_| random.u8(..)).collect();
         if random.bool() {
-            // Short lengths, and indices of variants that there are, have many zeros.
+            // Short lengths, and indices of existing variants, have many zeros.
             (bytes.iter_mut().filter(|byte| **byte > 9)).for_each(|byte| *byte = 0);
         }
         values += u32::from(check::<(u8, i32, char, Option<i128>)>(&bytes));
@@ -228,7 +228,7 @@ fn values_have_the_bytes_that_the_documentation_says() {
     assert_eq!(bytes_of(&map), expected.concat());
 }
 
-/// A level takes few bytes of a peer, and frames of the stack.
+/// A peer can send a level in a few bytes, and each level takes frames of the stack.
 #[test]
 fn values_that_are_too_deep_are_refused() {
     // A struct and its sequence are two levels.
@@ -252,7 +252,7 @@ fn values_that_are_too_deep_are_refused() {
     assert_eq!(decode(&bytes_of(&beside)), Ok(beside));
 }
 
-/// The number of elements for which a sequence would take memory before the first of them.
+/// The number of elements for which a sequence would reserve memory before its first element.
 #[derive(Debug, PartialEq)]
 struct Greedy(usize);
 
@@ -297,7 +297,7 @@ fn the_elements_that_all_sequences_are_told_are_not_more_than_the_bytes() {
     }
 }
 
-/// A length takes few bytes of a peer, and its elements would take memory and time.
+/// A peer can send a large length in a few bytes, and its elements would take memory and time.
 #[test]
 fn lengths_beyond_the_bytes_are_refused() {
     let huge = [0xff; 10];
@@ -309,7 +309,8 @@ fn lengths_beyond_the_bytes_are_refused() {
     );
     assert_eq!(decode::<String>(&huge), Err(PayloadError::Short));
     assert_eq!(decode::<Vec<u8>>(&huge), Err(PayloadError::Short));
-    // Each of these sequences tells fewer elements than there are bytes, but not all of them.
+    // Each of these sequences announces fewer elements than there are bytes, but all sequences
+    // together announce more.
     let nested = bytes_of(&vec![100_u32; 100]);
     assert_eq!(decode::<Vec<Vec<()>>>(&nested), Err(PayloadError::TooMany));
     assert_eq!(
@@ -380,7 +381,7 @@ fn a_field_that_is_left_out_is_refused() {
     }
 }
 
-/// A client may have the buffer in a struct or tuple and the server not, or the other way round.
+/// One end may have the buffer in a struct or a tuple, and the other end may have the buffer alone.
 #[test]
 fn a_byte_buffer_has_the_bytes_of_a_sequence() {
     for len in [0, 1, 127, 128, 1 << 16] {
