@@ -108,7 +108,7 @@ fn command_line() -> clap::Command {
 
 /// The options of a job that have no meaning in virtual time. `benchkv sim` does not show them in
 /// its help, and refuses them.
-const REAL_TIME: [&str; 13] = [
+const REAL_TIME: [&str; 12] = [
     "device",
     "mlx5",
     "port",
@@ -121,7 +121,6 @@ const REAL_TIME: [&str; 13] = [
     "pin",
     "shm_dir",
     "report_interval",
-    "echo",
 ];
 
 /// Minimum and maximum length of a window in virtual time, and of the warm-up, in seconds.

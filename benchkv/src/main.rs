@@ -21,7 +21,6 @@ use benchkv::result::{Conditions, JobResult, csv};
 use benchkv::sim;
 use benchkv::trace::TraceOptions;
 use benchkv_harness::Failure;
-use benchkv_harness::baseline::{Echo, EchoResult, MAX_DEPTH, MAX_MESSAGE_BYTES};
 use benchkv_harness::clock::Clock;
 use benchkv_harness::counters::{self, PortCounters};
 use benchkv_harness::environment::{Environment, cpu_seconds, peak_rss_bytes};
@@ -37,17 +36,12 @@ use benchkv_harness::machine::{allow_open_files, available_memory};
 use benchkv_harness::report::{JsonSink, bytes, rate, say, to_stdout};
 use copyrpc_shm::dir::Dir;
 use engine::backend::composed::Composed;
-use engine::message::{Request, Response};
-use engine::values::HEAD_BYTES;
 
 const PROGRAM: Program = Program("benchkv");
 /// Exit status for a result in which no operation ended in a measured run.
 const EXIT_NOTHING: u8 = 4;
 /// Exit status when the user has ended the job.
 const EXIT_INTERRUPTED: u8 = 130;
-const ECHO_DURATION: Duration = Duration::from_millis(250);
-/// Maximum bytes of an echo's requests under way, so that socket buffers hold all of them.
-const ECHO_BYTES: usize = 64 << 10;
 /// Maximum time for the slowest rank to start.
 const START_LIMIT: Duration = Duration::from_secs(60);
 /// Maximum time that ranks wait for rank 0 to measure the baselines, and for each other's reports.
@@ -294,11 +288,6 @@ fn rank_process(
     }
     let never = || false;
     let clock = Clock::detect();
-    let unix_echo = if rank == 0 && options.asked.echo {
-        baselines(&options, clock)?
-    } else {
-        Vec::new()
-    };
     exchange.barrier(EXCHANGE_LIMIT, &never)?;
     let backend = Composed::new(&options.job, options.site(rank)?)?;
     let look = || {
@@ -326,7 +315,6 @@ fn rank_process(
     let conditions = Conditions {
         clock: clock.source(),
         environment: Environment::detect(),
-        unix_echo,
     };
     let result = JobResult::reduce(&options, conditions, &parts)?;
     if result.runs.is_empty() {
@@ -371,27 +359,6 @@ fn warn_of_memory(options: &Options) {
         .and_then(|available| options.memory.warning(available))
         .iter()
         .for_each(|warning| say(warning));
-}
-
-/// Measures the Unix-socket echo with one request at a time, and with the job's depth, or with the
-/// maximum depth of the echo if that is lower. An exchange moves as many bytes as an operation,
-/// whose value is either in the request or in the reply.
-fn baselines(options: &Options, clock: Clock) -> Result<Vec<EchoResult>, Failure> {
-    let message = size_of::<Request>() + options.job.workload.value_bytes - HEAD_BYTES;
-    let request_bytes = message.min(MAX_MESSAGE_BYTES);
-    let most = MAX_DEPTH.min(ECHO_BYTES / request_bytes);
-    let mut depths = vec![1, options.job.queue_depth.min(most)];
-    depths.dedup();
-    let measure = |depth| {
-        let echo = Echo {
-            depth,
-            request_bytes,
-            reply_bytes: size_of::<Response>(),
-            duration: ECHO_DURATION,
-        };
-        echo.measure(clock)
-    };
-    depths.into_iter().map(measure).collect()
 }
 
 /// Writes the result to each requested destination, and prints the defects of the result. Returns

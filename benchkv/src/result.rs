@@ -10,7 +10,6 @@
 use std::collections::BTreeMap;
 
 use benchkv_harness::affinity::Plan;
-use benchkv_harness::baseline::EchoResult;
 use benchkv_harness::clock::ClockSource;
 use benchkv_harness::environment::Environment;
 use benchkv_harness::hist::{LatencyHistogram, LatencySummary};
@@ -40,7 +39,7 @@ pub use rows::csv;
 pub const SCHEMA: &str = "benchkv-result";
 /// Version of the document. It is raised whenever a field of [`JobResult`] changes its meaning, its
 /// type or its name.
-pub const SCHEMA_VERSION: u32 = 8;
+pub const SCHEMA_VERSION: u32 = 9;
 
 /// [`JobResult::device`] of a job with one rank.
 const NO_DEVICE: &str = "none";
@@ -123,8 +122,6 @@ pub struct JobResult {
     pub littles_law: LittlesLaw,
     /// Counters of the NICs' ports; null if no NIC was used.
     pub hardware_counters: Option<Vec<HardwareCounters>>,
-    /// The results of the Unix-socket echo, which is measured before the job.
-    pub unix_echo: Vec<EchoBaseline>,
     /// Each measured run.
     pub runs: Vec<RunResult>,
     /// Each rank.
@@ -271,16 +268,6 @@ impl LittlesLaw {
             deviation,
         }
     }
-}
-
-/// The echo, and the job's rate divided by the echo's rate.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct EchoBaseline {
-    /// The result of the echo.
-    #[serde(flatten)]
-    pub echo: EchoResult,
-    /// Remote operations per second over the echo's round trips per second.
-    pub remote_ratio: f64,
 }
 
 /// A measured run, all ranks together.

@@ -108,7 +108,6 @@ pub fn run(args: &SimArgs, options: &Options) -> Result<JobResult, Failure> {
     let conditions = Conditions {
         clock: ClockSource::Virtual,
         environment: Environment::detect(),
-        unix_echo: Vec::new(),
     };
     let simulation = SimulationRecord {
         cpu: cpu.record(),

@@ -8,18 +8,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
-
 use crate::Failure;
 use crate::clock::Clock;
 use crate::load::{Answerer, Caller, Payload, Rate, between_threads};
 
-/// Maximum number of echo requests under way.
-pub const MAX_DEPTH: usize = 64;
-/// Maximum size of an echoed message, in bytes.
-pub const MAX_MESSAGE_BYTES: usize = 4096;
-/// Bytes of the word at the start of each message of the echo.
-const WORD_BYTES: usize = size_of::<u64>();
 /// Cache lines in each direction that are used in turn. On some CPUs this is faster than one line.
 const ROTATING_LINES: usize = 32;
 
@@ -128,91 +120,35 @@ impl<const LINES: usize> Answerer for LinesEnd<LINES> {
     }
 }
 
-/// Parameters of an echo over a Unix socket.
-#[derive(Debug, Clone, Copy)]
-pub struct Echo {
-    /// Number of requests under way at any time, 1 to [`MAX_DEPTH`]. The sockets must hold all of
-    /// them.
-    pub depth: usize,
-    /// Size of a request, 8 to [`MAX_MESSAGE_BYTES`].
-    pub request_bytes: usize,
-    /// Size of a reply, 8 to [`MAX_MESSAGE_BYTES`].
-    pub reply_bytes: usize,
-    /// Length of the measurement, after a warm-up of a quarter of it.
-    pub duration: Duration,
+/// Measures an echo over a Unix socket, one message at a time. The threads share the cores that this
+/// thread may use. Returns the round trips per second.
+///
+/// # Errors
+/// A failed system call.
+pub fn unix_echo_rps(clock: Clock, duration: Duration) -> Result<f64, Failure> {
+    let (here, there) = UnixStream::pair()?;
+    let (here, there) = (SocketEnd(here), SocketEnd(there));
+    let run = |load: &mut crate::load::Load<'_, _>| load.run(1, duration);
+    let rate = between_threads(None, clock, || Ok(there), || Ok(here), run)
+        .map_err(|why| format!("the echo baseline failed: {why}"))?;
+    Ok(rate.rate)
 }
 
-/// The result of an echo.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct EchoResult {
-    /// Number of requests under way at any time.
-    pub depth: usize,
-    /// Round trips per second.
-    pub rps: f64,
-}
-
-impl Echo {
-    /// Measures the echo. The threads share the cores that this thread may use.
-    ///
-    /// # Errors
-    /// Parameters out of range, or a failed system call.
-    pub fn measure(&self, clock: Clock) -> Result<EchoResult, Failure> {
-        let within = |what, given, least, most| match (least..=most).contains(&given) {
-            true => Ok(()),
-            false => Err(format!("{what} is {given}; legal are {least} to {most}")),
-        };
-        let Self {
-            depth,
-            request_bytes,
-            reply_bytes,
-            duration,
-        } = *self;
-        within("the depth", depth, 1, MAX_DEPTH)?;
-        within(
-            "the request size",
-            request_bytes,
-            WORD_BYTES,
-            MAX_MESSAGE_BYTES,
-        )?;
-        within("the reply size", reply_bytes, WORD_BYTES, MAX_MESSAGE_BYTES)?;
-        let (ours, theirs) = UnixStream::pair()?;
-        let client = SocketEnd::new(ours, request_bytes, reply_bytes);
-        let server = SocketEnd::new(theirs, reply_bytes, request_bytes);
-        let run = |load: &mut crate::load::Load<'_, _>| load.run(depth as u32, duration);
-        let rate = between_threads(None, clock, || Ok(server), || Ok(client), run)
-            .map_err(|why| format!("the echo baseline failed: {why}"))?;
-        let rps = rate.rate;
-        Ok(EchoResult { depth, rps })
-    }
-}
-
-/// End of a socket. A message is a word of the payload, and bytes without a meaning.
 #[derive(Debug)]
-struct SocketEnd {
-    socket: UnixStream,
-    outgoing: Vec<u8>,
-    incoming: Vec<u8>,
-}
+struct SocketEnd(UnixStream);
 
 impl SocketEnd {
-    fn new(socket: UnixStream, outgoing: usize, incoming: usize) -> Self {
-        Self {
-            socket,
-            outgoing: vec![0x5a; outgoing],
-            incoming: vec![0; incoming],
-        }
-    }
-
-    fn send(&mut self, [word, ..]: Payload) -> Result<(), Failure> {
-        self.outgoing[..WORD_BYTES].copy_from_slice(&word.to_le_bytes());
-        Ok(self.socket.write_all(&self.outgoing)?)
+    fn send(&mut self, payload: Payload) -> Result<(), Failure> {
+        Ok(self
+            .0
+            .write_all(payload.map(u64::to_le_bytes).as_flattened())?)
     }
 
     /// Waits for a message.
     fn receive(&mut self) -> Result<Payload, Failure> {
-        self.socket.read_exact(&mut self.incoming)?;
-        let word = self.incoming.first_chunk().copied().unwrap_or_default();
-        Ok([u64::from_le_bytes(word); 4])
+        let mut words = [[0; 8]; 4];
+        self.0.read_exact(words.as_flattened_mut())?;
+        Ok(words.map(u64::from_le_bytes))
     }
 }
 
@@ -253,36 +189,8 @@ mod tests {
     }
 
     #[test]
-    fn an_echo_has_legal_sizes_or_says_which() {
-        let legal = Echo {
-            depth: 1,
-            request_bytes: 8,
-            reply_bytes: MAX_MESSAGE_BYTES,
-            duration: Duration::from_millis(1),
-        };
-        assert!(legal.measure(Clock::monotonic()).unwrap().rps > 0.0);
-        for (echo, why) in [
-            (
-                Echo { depth: 0, ..legal },
-                "the depth is 0; legal are 1 to 64",
-            ),
-            (
-                Echo {
-                    request_bytes: 7,
-                    ..legal
-                },
-                "the request size is 7; legal are 8 to 4096",
-            ),
-            (
-                Echo {
-                    reply_bytes: 4097,
-                    ..legal
-                },
-                "the reply size is 4097; legal are 8 to 4096",
-            ),
-        ] {
-            let refused = echo.measure(Clock::monotonic()).unwrap_err();
-            assert_eq!(refused.to_string(), why);
-        }
+    fn a_socket_carries_whole_messages_in_their_order() {
+        let (here, there) = UnixStream::pair().unwrap();
+        check(SocketEnd(here), SocketEnd(there));
     }
 }

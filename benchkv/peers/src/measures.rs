@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use benchkv_harness::Failure;
 use benchkv_harness::affinity::pin_current_thread;
-use benchkv_harness::baseline::{Echo, cache_line_ns};
+use benchkv_harness::baseline::{cache_line_ns, unix_echo_rps};
 use benchkv_harness::clock::Clock;
 use benchkv_harness::launch::exchange::Exchange;
 use benchkv_harness::load::{Answerer, Caller, Load, Payload, Rate, Wait, between_threads, serve};
@@ -216,18 +216,10 @@ impl Calling<'_> {
         let Self { job, figures, .. } = self;
         let raw_ns = cache_line_ns(Some(job.cores), self.clock, job.duration * 2)?;
         figures.put("raw_cacheline_rtt_ns", raw_ns);
-        let bytes = size_of::<Payload>();
-        let echo = Echo {
-            depth: 1,
-            request_bytes: bytes,
-            reply_bytes: bytes,
-            duration: job.duration,
-        }
-        .measure(self.clock)?;
-        figures.put("uds_echo_rate", echo.rps);
+        figures.put("uds_echo_rate", unix_echo_rps(self.clock, job.duration)?);
         // The documentation of flux gives the size of a slot: 16 bytes and the payload, rounded up
         // to a multiple of 64.
-        let lane_bytes = FLUX.capacity * (16 + bytes).next_multiple_of(64);
+        let lane_bytes = FLUX.capacity * (16 + size_of::<Payload>()).next_multiple_of(64);
         for nodes in [2, 8] {
             let bytes = nodes * (nodes - 1) * lane_bytes;
             figures.put(&format!("flux_{nodes}_nodes_bytes"), bytes as f64);

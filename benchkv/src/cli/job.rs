@@ -272,11 +272,6 @@ pub struct JobArgs {
     #[serde(skip)]
     pub report_interval: Option<f64>,
 
-    /// Measure a Unix-socket echo before the job, for half a second: a yardstick across machines.
-    #[arg(help_heading = "Result", long, hide_short_help = true)]
-    #[serde(skip)]
-    pub echo: bool,
-
     /// Inject a fault, for tests.
     #[arg(long, value_enum, hide = true)]
     pub fault: Option<Fault>,

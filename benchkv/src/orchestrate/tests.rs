@@ -500,7 +500,6 @@ fn reduce((options, outcomes): (Options, Vec<Result<RankReport, RankError>>)) ->
     let conditions = Conditions {
         clock: Clock::monotonic().source(),
         environment: benchkv_harness::environment::Environment::detect(),
-        unix_echo: Vec::new(),
     };
     JobResult::reduce(&options, conditions, &parts).unwrap()
 }

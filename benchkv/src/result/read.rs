@@ -145,7 +145,7 @@ mod tests {
             ),
             (
                 "[1, 2]",
-                ["without a schema version", "benchkv-result", "version 8"],
+                ["without a schema version", "benchkv-result", "version 9"],
             ),
             (
                 "{\"schema_version\": 3}",
@@ -159,18 +159,18 @@ mod tests {
                 "{\"schema_version\": 1, \"per_rank\": [], \"benchkv_version\": \"0.0.9\"}",
                 [
                     "schema version 1, written by benchkv 0.0.9",
-                    "reads version 8",
+                    "reads version 9",
                     "repeat the job",
                 ],
             ),
             (
-                "{\"schema\": \"benchkv-result\", \"schema_version\": 9}",
-                ["version 9", "reads version 8", "the benchkv that wrote it"],
+                "{\"schema\": \"benchkv-result\", \"schema_version\": 10}",
+                ["version 10", "reads version 9", "the benchkv that wrote it"],
             ),
             (
-                "{\"schema\": \"benchkv-result\", \"schema_version\": 8}",
+                "{\"schema\": \"benchkv-result\", \"schema_version\": 9}",
                 [
-                    "malformed result of schema version 8: ",
+                    "malformed result of schema version 9: ",
                     "missing field",
                     "repeat the job",
                 ],

@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 use std::error::Error;
 
 use benchkv_harness::Failure;
-use benchkv_harness::baseline::EchoResult;
 use benchkv_harness::clock::ClockSource;
 use benchkv_harness::counters::PortCounters;
 use benchkv_harness::environment::{Environment, peak_rss_bytes};
@@ -13,8 +12,8 @@ use serde::{Deserialize, Serialize};
 
 use super::open_loop::OpenTally;
 use super::{
-    EchoBaseline, HardwareCounters, Histograms, JobResult, LittlesLaw, Measured, NO_DEVICE,
-    OpenLoop, RankResult, RunResult, RunSpread, SCHEMA, SCHEMA_VERSION, SpreadOverRuns,
+    HardwareCounters, Histograms, JobResult, LittlesLaw, Measured, NO_DEVICE, OpenLoop, RankResult,
+    RunResult, RunSpread, SCHEMA, SCHEMA_VERSION, SpreadOverRuns,
 };
 use crate::cli::SHORTEST_RUN_S;
 use crate::options::Options;
@@ -330,8 +329,6 @@ pub struct Conditions {
     pub clock: ClockSource,
     /// The machine.
     pub environment: Environment,
-    /// The results of the Unix-socket echo.
-    pub unix_echo: Vec<EchoResult>,
 }
 
 impl JobResult {
@@ -381,11 +378,6 @@ impl JobResult {
         let (failures, first_verify_failure) = judge(&reports);
         let mut fate = Counts::default();
         reports.iter().for_each(|report| fate.add(&report.fate));
-        let baseline = |echo: EchoResult| EchoBaseline {
-            echo,
-            remote_ratio: measured.remote_rps / echo.rps.max(1e-9),
-        };
-        let unix_echo = conditions.unix_echo.into_iter().map(baseline).collect();
         let counters = reports.iter().flat_map(|report| &report.hardware_counters);
         let counters: Vec<HardwareCounters> = counters.cloned().collect();
         Ok(Self {
@@ -422,7 +414,6 @@ impl JobResult {
             other_cores: other_cores(&reports, &options.launcher.ranks_here),
             littles_law,
             hardware_counters: (!counters.is_empty()).then_some(counters),
-            unix_echo,
             runs,
             per_rank: per_rank.collect::<Result<_, Failure>>()?,
         })

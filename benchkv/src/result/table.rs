@@ -5,8 +5,7 @@ use std::fmt;
 use benchkv_harness::hist::LatencySummary;
 use benchkv_harness::report::{Table, bytes, nanos, percent, plural, rate};
 
-use super::{EchoBaseline, JobResult, Measured, NO_DEVICE, RunSpread};
-use benchkv_harness::baseline::EchoResult;
+use super::{JobResult, Measured, NO_DEVICE, RunSpread};
 use engine::activity::WorkerReport;
 use engine::client::Counts;
 use engine::policy::PolicyReport;
@@ -100,14 +99,6 @@ impl fmt::Display for JobResult {
              carried over the edges of windows {carried:.1}: {:.1} % apart",
             law.deviation * 100.0
         )?;
-        for EchoBaseline { echo, remote_ratio } in &self.unix_echo {
-            let EchoResult { depth, rps } = *echo;
-            let rps = rate(rps);
-            writeln!(
-                f,
-                "Unix-socket echo, depth {depth}: {rps}; remote operations are {remote_ratio:.1} x that"
-            )?;
-        }
         let environment = &self.environment;
         write!(
             f,

@@ -6,9 +6,8 @@ persistence and without TCP. redis-benchmark has no mix, so SETs and GETs are me
 harmonic mean of their rates. ipc alone is its benchmark `calls` at depth 32, by the median, between two threads on these cores.
 
 Remote: instructions without the software HCA, and messages passed from thread to thread, are those of one operation in a job that is stepped
-in one thread (benchkv/benches/instructions.rs); rates are those of the same jobs with a process for each rank. The default run is
-`benchkv --echo`; the echo is the one it measures itself, before the job. p50 is compared with the tick of the
-scheduler, 1 / CONFIG_HZ; where the kernel does not tell it, with that of 1000 Hz.
+in one thread (benchkv/benches/instructions.rs); rates are those of the same jobs with a process for each rank. The p50 of
+`benchkv` without options is compared with the tick of the scheduler, 1 / CONFIG_HZ; where the kernel does not tell it, with that of 1000 Hz.
 """
 
 import csv
@@ -105,7 +104,7 @@ def measure(bench):
             raise Failure("the benchmark of ipc gave no estimate")
         return 1e9 / at(json.loads(estimates[0].read_text()), "median.point_estimate")
 
-    names = ["redis", "local", "local_delegation", "ipc", "default_remote", "default_p50", "echo_1", "echo_depth", *TOPOLOGIES]
+    names = ["redis", "local", "local_delegation", "ipc", "default_p50", *TOPOLOGIES]
     samples = {name: Samples() for name in names}
     with Redis(bench.work, bench.cores) as redis:
         for _ in bench.each_round():
@@ -113,12 +112,8 @@ def measure(bench):
             samples["local"].append(at(ours(*LOCAL, "--backend", "meta"), "total_rps"))
             samples["ipc"].append(ipc_rate())
             samples["local_delegation"].append(at(ours(*LOCAL, "--backend", "delegation"), "total_rps"))
-            run = ours("--echo")
-            samples["default_remote"].append(at(run, "remote_rps"))
+            run = ours()
             samples["default_p50"].append(at(run, "remote_latency_ns.p50"))
-            one, deep = at(run, "unix_echo")
-            samples["echo_1"].append(one["rps"])
-            samples["echo_depth"].append(deep["rps"])
             for topology in TOPOLOGIES:
                 samples[topology].append(at(ours(*REMOTE, "--backend", topology), "remote_rps"))
     tick = tick_ns()
@@ -126,8 +121,6 @@ def measure(bench):
         "benchkv_local_vs_redis": samples["local"] / samples["redis"],
         "benchkv_local_vs_ipc": samples["local"] / samples["ipc"],
         "delegation_vs_meta_one_rank": samples["local_delegation"] / samples["local"],
-        "default_remote_vs_echo_1": samples["default_remote"] / samples["echo_1"],
-        "default_remote_vs_echo_depth": samples["default_remote"] / samples["echo_depth"],
         "default_remote_p50_vs_tick": Samples(value / tick for value in samples["default_p50"].values),
     }
     result = {name: ratio.median for name, ratio in ratios.items()}
@@ -141,10 +134,7 @@ def measure(bench):
         "benchkv_local_delegation_operations_per_s": samples["local_delegation"].object(),
         "redis_operations_per_s": samples["redis"].object(),
         "ipc_calls_per_s": samples["ipc"].object(),
-        "default_remote_operations_per_s": samples["default_remote"].object(),
         "default_remote_p50_ns": samples["default_p50"].object(),
-        "echo_1_per_s": samples["echo_1"].object(),
-        "echo_depth_per_s": samples["echo_depth"].object(),
         **{f"throughput_remote_{topology}": samples[topology].object() for topology in TOPOLOGIES},
         "throughput_remote_delegation_vs_meta": (samples["delegation"] / samples["meta"]).object(),
         "throughput_remote_sharded_vs_delegation": (samples["sharded"] / samples["delegation"]).object(),
@@ -184,11 +174,6 @@ def table(result):
     target("one rank: operations/s / calls/s of ipc alone", raw["benchkv_local_vs_ipc"], ">=", 0.6, 3, f"{shown('ipc_calls_per_s')} per s")
     one_rank = raw["delegation_vs_meta_one_rank"]
     row("one rank: operations/s, delegation / meta", figures(one_rank, 3), "-", "an empty ring is polled")
-    target(
-        "default run: remote operations/s / echo, depth 1", raw["default_remote_vs_echo_1"], ">=", 3, 2,
-        f"{shown('default_remote_operations_per_s')} / {shown('echo_1_per_s')} per s",
-    )
-    target("default run: remote operations/s / echo, depth 32", raw["default_remote_vs_echo_depth"], ">=", 3, 2, f"{shown('echo_depth_per_s')} per s")
     target(
         f"default run: remote p50 / tick of {conditions['tick_ns'] // 1000} us", raw["default_remote_p50_vs_tick"], "<=", 1, 3,
         f"{shown('default_remote_p50_ns')} ns",

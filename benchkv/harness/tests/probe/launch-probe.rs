@@ -12,7 +12,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use benchkv_harness::Failure;
-use benchkv_harness::baseline::{Echo, cache_line_ns};
+use benchkv_harness::baseline::{cache_line_ns, unix_echo_rps};
 use benchkv_harness::clock::Clock;
 use benchkv_harness::launch::exchange::{Exchange, SocketExchange};
 use benchkv_harness::launch::launcher::{EXIT_FOLLOWS, Launch};
@@ -105,13 +105,8 @@ fn rank(mut exchange: SocketExchange, deed: &str, doer: usize) -> Result<ExitCod
             println!("rank {me} gathered: {intact}");
         }
         "echo" if mine => {
-            let echo = Echo {
-                depth: 8,
-                request_bytes: 24,
-                reply_bytes: 16,
-                duration: Duration::from_millis(50),
-            };
-            println!("echo {}", echo.measure(Clock::detect())?.rps);
+            let rps = unix_echo_rps(Clock::detect(), Duration::from_millis(50))?;
+            println!("echo {rps}");
         }
         "cache-line" if mine => {
             let ns = cache_line_ns(None, Clock::detect(), Duration::from_millis(50))?;
