@@ -43,7 +43,7 @@ pub(super) struct HandCq {
     pub(super) cqn: u32,
     memory: CqMemory,
     pub(super) consumed: u32,
-    /// Whether `poll` writes the consumer counter to the record.
+    /// Whether `poll` writes the consumer counter to the doorbell record.
     pub(super) tells: bool,
 }
 
@@ -381,7 +381,8 @@ impl Hand {
         SQ - self.producer.wrapping_sub(self.done)
     }
 
-    /// Puts a WQE, built for the producer's place, there. It may wrap, as the device allows.
+    /// Writes a WQE that was built for the producer's place to this place. The WQE may wrap, as the
+    /// device allows.
     pub(super) fn push(&mut self, wqe: &[u8]) {
         self.write_sq(self.producer, wqe);
         self.last = self.producer;
@@ -432,7 +433,7 @@ impl Hand {
         self.notify();
     }
 
-    /// Posts a WQE, built for the producer's place, as it must be.
+    /// Posts a WQE that was built for the producer's place, and rings the doorbell correctly.
     pub(super) fn post(&mut self, wqe: &[u8]) {
         self.push(wqe);
         self.ring();
@@ -523,7 +524,7 @@ impl Hand {
         self.now_ns.fetch_add(ns, Ordering::Relaxed);
     }
 
-    /// Returns the receive record. The words next to it do not matter; the type is the device's.
+    /// Returns the receive record, as an atomic, like the device accesses it.
     pub(super) fn receive_record(&self) -> &AtomicU32 {
         // SAFETY: the record lives as long as the queue.
         unsafe { self.rq.record.as_ref() }

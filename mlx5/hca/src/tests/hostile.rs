@@ -13,7 +13,7 @@ use crate::shared::layout::{ATOMIC, Message, Taking, qp_index};
 use crate::shared::memory::ready_words;
 use crate::{Address, FabricSpec, Hca, LocalFabric, Service, SoftOptions};
 
-/// The registered memory is between two parts that are not registered.
+/// Length in bytes of the two unregistered parts of memory, before and after the registered part.
 const OUTSIDE: usize = 4096;
 
 fn nonsense(random: &mut Random) -> u64 {
@@ -96,7 +96,8 @@ fn corrupt_lanes(end: &End, random: &mut Random) {
     }
 }
 
-/// Puts a message where the owner reads next, whatever the state of its queue pair.
+/// Writes a message to the slot that the owner of the lane reads next, whatever the state of the
+/// queue pair.
 fn publish(hca: &Hca, index: usize, message: Message) {
     let state = hca.state.borrow();
     let Some(qp) = &state.queues.qps[index] else {
@@ -148,7 +149,7 @@ fn corrupt_acks(end: &End, random: &mut Random) {
     }
 }
 
-/// Corrupts the own queues as a broken driver might: records that jump, links to any place.
+/// Corrupts the queues of `end` as a broken driver might: records that jump, links to any place.
 fn corrupt_queues(end: &mut End, random: &mut Random) {
     match random.below(8) {
         0 => end.set_record(nonsense(random) as u16),

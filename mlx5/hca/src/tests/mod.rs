@@ -1,4 +1,5 @@
-//! Tests of the inside: strict mode by mutation, and peers that write random words.
+//! Tests that need private items of this crate, among them strict mode by mutation, and peers that
+//! write random words.
 
 mod datagrams;
 #[path = "../../tests/foreign/driver.rs"]

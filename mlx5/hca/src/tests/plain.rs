@@ -68,7 +68,7 @@ fn is_plain(hand: &mut Hand, kind: u8, segments: &[Vec<u8>]) -> bool {
     ring_plainly(hand)
 }
 
-/// Returns the device's outcome of the WQE that was left.
+/// Executes the WQE that the fast path left. Returns the syndrome of its CQE if it failed.
 fn error(hand: &mut Hand) -> Option<u8> {
     hand.notify();
     for _ in 0..3 {
@@ -181,7 +181,7 @@ fn a_queue_pair_that_takes_its_rights_back_or_fails_or_connects_elsewhere_is_wri
         &[true, false],
         |_, b, _, _| b.hca.fail_qp(b.qpn),
     );
-    // The same number, of another generation.
+    // The queue pair has the same number, but a different generation.
     assert_refused(
         Syndrome::TransportRetryExceeded,
         &[true, false],
@@ -190,7 +190,7 @@ fn a_queue_pair_that_takes_its_rights_back_or_fails_or_connects_elsewhere_is_wri
             b.connect(a);
         },
     );
-    // The same generation too. It is connected to itself now.
+    // The queue pair has the same number and generation, but is connected to itself now.
     assert_refused(
         Syndrome::TransportRetryExceeded,
         &[true, false],
@@ -204,7 +204,7 @@ fn a_queue_pair_that_takes_its_rights_back_or_fails_or_connects_elsewhere_is_wri
 }
 
 /// Destroys the queue pair of `hand`, and makes and destroys others until one has its number.
-/// Returns their number.
+/// Returns the number of queue pairs made.
 fn until_its_number_returns(hand: &Hand) -> u32 {
     let mut qpn = hand.qpn;
     (1..)
@@ -230,7 +230,7 @@ fn a_queue_pair_that_got_the_number_of_one_that_is_gone_is_not_written_to() {
             b.connect(b);
         },
     );
-    // Nor by a requester whose connection leads to the destroyed one.
+    // A requester whose connection leads to the destroyed queue pair is refused too.
     assert_refused(
         Syndrome::TransportRetryExceeded,
         &[true, false],
@@ -633,7 +633,7 @@ fn receives_that_others_took_are_not_taken_again_and_the_ones_posted_since_are()
                         (!round).to_ne_bytes(),
                         "no receive, no payload"
                     );
-                    // The queue pair is not announced any more.
+                    // The driver takes the WQE back, so that no later doorbell announces it.
                     a.producer = a.last;
                     a.write_record(a.producer);
                 }

@@ -6,8 +6,8 @@ use mlx5_wire::Syndrome;
 use super::hand::*;
 use crate::{Access, Hca, Queue, Region, Rule, Violation};
 
-/// Operations of each kind in turn, of one to five WQEBBs. `true` marks those that complete a
-/// receive.
+/// Returns operation `number`, of one to five WQEBBs, and whether it completes a receive. The kinds
+/// of operations follow one another in turn.
 fn operation(hand: &Hand, number: usize, signaled: bool) -> (Vec<u8>, bool) {
     let bytes: Vec<u8> = (0..220).map(|i| (i + number) as u8).collect();
     match number % 10 {
@@ -352,7 +352,8 @@ fn every_mistake_is_named_with_its_queue_place_and_bytes_and_none_hangs() {
             let mut hand = Hand::new(true, true, false);
             run(&mut hand, warm_up);
             while hand.producer != hand.done {
-                // Nothing else completes then, and the next index is known to be free.
+                // NOPs run until all earlier WQEs are complete. So no other WQE completes during
+                // the mistake, and the next index is known to be free.
                 let nop = hand.wqe(0, true, &[]);
                 hand.post(&nop);
                 hand.reap();
@@ -400,7 +401,8 @@ fn every_mistake_is_named_with_its_queue_place_and_bytes_and_none_hangs() {
             match mistake {
                 // The doorbell was not rung, so no WQE could fail.
                 Mistake::RecordNotWritten => assert_eq!(errors, []),
-                // The consumer record moves too late: the WQE is flushed.
+                // The doorbell record was written only after the queue pair had failed, so the WQE
+                // is flushed.
                 Mistake::RecordLate => assert_eq!(errors[0].syndrome, Syndrome::WorkRequestFlushed),
                 // All WQEs have been executed already.
                 Mistake::NoCompletionBit => {}
@@ -460,7 +462,8 @@ fn a_zero_link_is_found_at_whichever_receive_it_is() {
         hand.link(broken, 0);
         hand.post_receives();
         hand.hca.empty_poll();
-        // The first receive leads to itself, the others to the first, which is posted.
+        // The link 0 of the first receive leads to this receive itself. The link 0 of any other
+        // receive leads to the first, which is posted.
         assert_eq!(
             of_receives(&hand),
             (Rule::ReceiveLink, broken.into(), hand_bytes(&hand, broken))

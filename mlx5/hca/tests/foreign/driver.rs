@@ -422,7 +422,7 @@ impl End {
         self.connect_with(qpn, ALL);
     }
 
-    /// Grants the peer this access.
+    /// Connects to queue pair `qpn`, and grants this peer `access`.
     pub(crate) fn connect_with(&self, qpn: u32, access: Access) {
         self.hca.initialize(self.qpn);
         let remote = Address::of_number(qpn);
@@ -460,7 +460,7 @@ impl End {
         qpn
     }
 
-    /// Connects that queue pair.
+    /// Connects `receiver`, which [`add_receiver`](Self::add_receiver) made, to queue pair `qpn`.
     pub(crate) fn connect_receiver(&self, receiver: u32, qpn: u32) {
         self.hca.initialize(receiver);
         let remote = Address::of_number(qpn);
@@ -641,7 +641,7 @@ impl End {
         }
     }
 
-    /// Polls both ends some times. Returns the completions of this end.
+    /// Polls both ends several times. Returns the completions of this end and of `with`.
     pub(crate) fn exchange(&mut self, with: &mut Self) -> (Vec<Done>, Vec<Done>) {
         for _ in 0..4 {
             self.hca.poll();
@@ -653,7 +653,8 @@ impl End {
     /// Moves the queue pair back to RESET, and does what a driver does then.
     pub(crate) fn reset(&mut self) {
         assert!(self.hca.reset_qp(self.qpn));
-        // Late, as in rdma-core: the device must not poll the queues meanwhile.
+        // The records are reset late, as in rdma-core: until then the device must not poll the
+        // queues.
         self.hca.poll();
         self.records.word(QP_RECORD).store(0, Ordering::Release);
         self.set_record(0);

@@ -34,14 +34,14 @@ fn pair() -> (World, [End; 2]) {
     (world, ends)
 }
 
-/// Two ends that send and receive datagrams of one key.
+/// Makes two ends that send and receive datagrams with the Q_Key 5.
 fn datagrams(world: &World) -> [End; 2] {
     let ends = [(); 2].map(|()| End::new(world, Service::Datagram, false, ALL));
     ends.iter().for_each(|end| end.activate_datagrams(5));
     ends
 }
 
-/// The address of a datagram of that key.
+/// Returns the segments with the destination of a datagram with the Q_Key 5.
 fn datagram(vector: AddressVector, qpn: u32) -> [[u8; SEGMENT]; 3] {
     let bytes = DatagramSegment {
         vector,
@@ -52,7 +52,7 @@ fn datagram(vector: AddressVector, qpn: u32) -> [[u8; SEGMENT]; 3] {
     std::array::from_fn(|i| bytes[i * SEGMENT..].first_chunk().copied().unwrap())
 }
 
-/// The segments of a fetch-and-add of 1 to word 8 of `b`.
+/// Returns the segments of a fetch-and-add of 1 to the word at offset 8 of `b`.
 fn add_one(a: &End, b: &End) -> [[u8; SEGMENT]; 3] {
     [
         b.remote(8),
@@ -287,7 +287,8 @@ fn registered_memory_that_its_program_has_unmapped_is_an_error_by_packets() {
     }
 }
 
-/// The vendor syndrome distinguishes such a peer from one that does not answer.
+/// The vendor syndrome distinguishes a peer to which the kernel sends no packets from a peer that
+/// does not answer.
 #[test]
 fn packets_that_the_kernel_refuses_are_the_reason_of_the_failure() {
     let world = World::by_packets();
@@ -397,7 +398,8 @@ fn rights_change_while_a_queue_pair_is_connected_and_its_owner_looks_at_them_too
     b.hca.allow(b.qpn, Access::REMOTE_ATOMIC);
     add(&mut a, &b);
     assert_eq!(a.exchange(&mut b).0, [Done::Sent { wqe: 0, bytes: 8 }]);
-    // Requested while it was allowed, and executed by the owner when it is not.
+    // The atomic is requested while it is allowed. The owner refuses it, because it is not allowed
+    // any more.
     add(&mut a, &b);
     a.hca.poll();
     b.hca.allow(b.qpn, Access::REMOTE_READ);
@@ -724,7 +726,7 @@ fn datagrams_wait_for_a_receiver_that_is_slow_but_not_for_one_that_has_stopped()
     let world = World::default();
     let [mut a, b] = datagrams(&world);
     let segments = datagram(AddressVector::local(1, 0), b.qpn);
-    // Number of datagrams that leave before one waits.
+    // Returns the number of datagrams that are sent before one waits.
     let fill = |a: &mut End| {
         let leaves = |a: &mut End| {
             a.post_now(Opcode::Send, 0, &segments);
@@ -748,7 +750,8 @@ fn datagrams_wait_for_a_receiver_that_is_slow_but_not_for_one_that_has_stopped()
     world.pass_a_second();
     a.hca.poll();
     assert_eq!(a.poll().len(), 1, "it was lost");
-    // So are others at once, and they delay none to another receiver.
+    // Further datagrams that find no room are lost at once, and delay no datagram to a different
+    // receiver.
     let c = End::new(&world, Service::Datagram, false, ALL);
     c.activate_datagrams(5);
     let other = datagram(AddressVector::local(1, 0), c.qpn);

@@ -16,7 +16,7 @@ const BUFFER: u32 = 128;
 const BUFFERS: usize = 4096;
 /// Offset of the results, at the end that posts.
 const RESULTS: usize = 8192;
-/// WQEs take at most two WQEBBs each.
+/// Maximum number of operations in flight: each WQE takes at most two WQEBBs.
 const MOST: usize = ENTRIES as usize / 2 - 1;
 
 /// The completion that the model expects next.

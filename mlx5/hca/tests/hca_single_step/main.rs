@@ -58,7 +58,7 @@ enum Role {
 
 const ROLES: [Role; 3] = [Role::Asker, Role::Taker, Role::Owner];
 
-/// Keeps a target's receives posted, all with a buffer.
+/// The receives of a target, which keeps all of them posted, each with a buffer.
 struct Receives {
     free: VecDeque<u16>,
 }

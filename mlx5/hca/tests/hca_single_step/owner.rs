@@ -92,7 +92,8 @@ impl Users {
         n
     }
 
-    /// Checks that with a dead owner the atomic was answered before, or ends with an error.
+    /// Waits for the end of an atomic whose owner is dead. Returns whether the owner had answered
+    /// it; otherwise it must end with an error.
     fn end_of_asker(&mut self) -> bool {
         let mut end = None;
         until("the end of the atomic", || {
@@ -158,7 +159,7 @@ pub(crate) fn stop() {
 pub(crate) fn kill() {
     watchdog(WATCHDOG * 4 * scale());
     let mut users = Users::new(new_dir("kill-owner"));
-    // Other devices of the fabric, which have no connection to it.
+    // Devices of a second fabric, which have no connection to the owner.
     let bystander = new_dir("kill-owner-bystander");
     let mut others = Target::new(bystander.clone());
     let instructions = users.instructions();
@@ -177,7 +178,7 @@ pub(crate) fn kill() {
         kills += 1;
         others.traffic();
         answered += u32::from(is_answered || users.end_of_asker());
-        // The same for a request from now on.
+        // A request that is posted now also ends with an error.
         post_send(&mut users.third, OF_THIRD);
         users.third.ring();
         until("the end of a SEND", || {
