@@ -224,7 +224,8 @@ impl Session {
         self.ids.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells the ids of a device that the device has failed, as a kernel does that removes it.
+    /// Adds to each id of a device the event that the device has failed, as a kernel does when it
+    /// removes a device.
     pub(crate) fn lose(&self, device: usize) {
         let mut ids = self.ids();
         let handles: Vec<_> = ids

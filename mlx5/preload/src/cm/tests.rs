@@ -322,7 +322,7 @@ fn both_ends_send_packets_of_the_lesser_of_their_mtus() {
     }
 }
 
-/// In a process of its own, whose descriptors are all taken.
+/// The test runs in a child process that has no free descriptor.
 #[test]
 fn a_connection_without_a_descriptor_for_it_is_rejected() {
     let fabric = Fabric::new("descriptors");

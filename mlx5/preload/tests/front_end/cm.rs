@@ -20,7 +20,7 @@ fn serve(place: &Place, link: &str, program: &[&str]) -> Program {
     server
 }
 
-/// Runs both ends of a program on both links. Only the client has its last arguments.
+/// Runs a server and its client on each of the two links. Returns the two ends for each link.
 fn pair(test: &str, server: &[&str], client: &[&str]) -> Vec<[Finished; 2]> {
     let run = |link| {
         let place = Place::new(&format!("cm-{test}-{link}"));
@@ -68,7 +68,7 @@ fn rping_finishes() {
     }
 }
 
-/// With migration the ids go to another channel.
+/// With the option `-m` the ids migrate to a second event channel.
 #[test]
 #[ignore = "needs rdmacm-utils"]
 fn ucmatose_finishes_with_several_connections_and_migration() {
@@ -175,8 +175,8 @@ fn programs_of_two_hosts_connect_and_end() {
     );
 }
 
-/// The gate belongs to the first launcher of an address, and stays for the others. A peer that is
-/// killed is noticed by its gate.
+/// The first launcher of an address starts the gate, which stays for the other launchers. The gate
+/// of a killed program detects its death.
 #[test]
 #[ignore = "needs rdmacm-utils"]
 fn a_gate_outlives_its_launcher_and_reports_a_killed_program() {

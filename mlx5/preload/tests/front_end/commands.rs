@@ -11,8 +11,7 @@ use crate::raw::{
 
 const ERROR: (u8, u32) = (6, 1);
 
-/// The only LID, and a number that no queue pair has: of the upper ten bits of theirs, never all
-/// are set.
+/// The only LID, and a QPN that no queue pair has: the upper ten bits of a QPN are never all ones.
 const NOBODY: (u16, u32) = (1, 0x3ff << 14);
 
 #[test]
@@ -108,7 +107,7 @@ trait WriteShort {
 }
 
 impl WriteShort for &fs::File {
-    /// A number without a command.
+    /// Writes fewer bytes than a command's header has.
     fn write_short(&mut self) -> io::Result<usize> {
         io::Write::write(self, &[0; 5])
     }
@@ -438,7 +437,7 @@ fn a_child_of_vfork_that_closes_everything_does_not_disturb_its_parent() {
     );
 }
 
-/// A seccomp filter forbids it, as in some containers.
+/// A seccomp filter forbids the copies, as in some containers.
 #[test]
 fn copies_across_processes_that_are_forbidden_are_named_when_the_device_is_opened() {
     let logged = [

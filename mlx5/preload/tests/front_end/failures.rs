@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use crate::support::{Place, built, free_port};
 
-/// Checks the message of a lone ibv_rc_pingpong for a fault.
+/// Runs ibv_rc_pingpong without a peer and with a fault. Checks that it fails with the message
+/// `says`.
 fn refused(fault: &str, says: &str) {
     let finished =
         Place::new(&fault.replace(['=', '@'], "-")).run(&["--fault", fault], &["ibv_rc_pingpong"]);
@@ -193,8 +194,8 @@ fn a_peer_in_another_user_namespace_is_refused_with_the_reason() {
         .said("in one user namespace");
 }
 
-/// The end of the server's process is the connection's end: the survivor's operations get no
-/// answer, `IBV_WC_RETRY_EXC_ERR`.
+/// Kills the server. Checks that the client's operations get no answer (`IBV_WC_RETRY_EXC_ERR`),
+/// because the end of the server's process ends the connection.
 fn survivor_of(test: &str, program: &str) {
     let place = Place::new(test);
     let log = place.file("log");

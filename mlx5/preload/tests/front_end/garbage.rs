@@ -172,7 +172,7 @@ fn commands() {
 }
 
 fn open_descriptors() -> Vec<i32> {
-    // SAFETY: only asks.
+    // SAFETY: the call only reads the flags of a descriptor.
     (3..1024)
         .filter(|&fd| unsafe { libc::fcntl(fd, libc::F_GETFD) } >= 0)
         .collect()
@@ -309,7 +309,7 @@ fn closes(close: impl Fn()) {
         let _closed_below = [(); 2].map(|()| Device::with_context(&memory));
         close();
         let files = files(40);
-        // The library may notice only now that they are closed.
+        // The library may detect only now that the program has closed its descriptors.
         let device = Device::with_context(&memory);
         for (file, inode) in &files {
             let is_written = (&mut &*file).write_all(b"what the program writes").is_ok();

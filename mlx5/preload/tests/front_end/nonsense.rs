@@ -31,7 +31,7 @@ pub(crate) const REFUSALS: [i32; 10] = [
 pub(crate) struct Device(pub(crate) i32);
 
 impl Device {
-    /// Opened, without a context.
+    /// Opens a device, without a context.
     pub(crate) fn open() -> Self {
         // SAFETY: a string.
         let fd = unsafe { libc::open(DEVICE.as_ptr(), libc::O_RDWR | libc::O_CLOEXEC) };
@@ -39,7 +39,7 @@ impl Device {
         Self(fd)
     }
 
-    /// With a context.
+    /// Opens a device, and makes a context.
     pub(crate) fn with_context(memory: &Memory) -> Self {
         let device = Self::open();
         assert_eq!(device.write(&get_context(memory).bytes()), Ok(()));
@@ -146,7 +146,7 @@ impl Memory {
         any[random.below(any.len() as u32) as usize]
     }
 
-    /// Changes some of it, as drivers change queues and doorbell records.
+    /// Changes some words of the memory, as drivers change queues and doorbell records.
     pub(crate) fn stir(&self, random: &mut Random) {
         let at = random.below((PAGES * PAGE / 8 - 16) as u32) as usize;
         for i in 0..16 {
@@ -166,7 +166,7 @@ impl Memory {
 pub(crate) struct Command {
     number: u32,
     body: Vec<u8>,
-    /// The driver's part of an extended one.
+    /// The driver's part of an extended command.
     driver: Vec<u8>,
     in_driver: bool,
     response: u64,
@@ -177,7 +177,7 @@ pub(crate) struct Command {
 }
 
 impl Command {
-    /// Adds a response of this number of bytes, if any.
+    /// Makes a command with a response of `room` bytes; without a response if `room` is 0.
     pub(crate) fn plain(number: u32, room: usize, response: u64) -> Self {
         let new = Self {
             number,
@@ -316,7 +316,7 @@ impl Command {
     }
 }
 
-/// GET_CONTEXT.
+/// Makes a GET_CONTEXT.
 pub(crate) fn get_context(memory: &Memory) -> Command {
     Command::plain(0, 80, memory.at(0))
         .u32(16)

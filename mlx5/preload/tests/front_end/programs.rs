@@ -10,7 +10,8 @@ fn pingpong(test: &str, options: &[&str], program: &[&str]) {
     }
 }
 
-/// The client's table has a line for messages of this size.
+/// Runs both ends of a program of perftest. Checks that the client's table has a line for messages
+/// of this size.
 fn perftest(test: &str, options: &[&str], program: &[&str], bytes: u32, iterations: u32) {
     let place = Place::new(test);
     let [server, client] = place.pair(
@@ -262,8 +263,8 @@ fn ib_write_bw_finishes_and_its_counters_have_what_it_wrote() {
     );
 }
 
-/// Readers of all kinds, as a user without rights: what they read is what a program before them
-/// did.
+/// Programs of all kinds, as a user without rights, read the counters that an earlier program has
+/// advanced.
 #[test]
 #[ignore = "needs ibverbs-utils"]
 fn counters_of_the_fabric_are_read_in_all_ways() {

@@ -31,7 +31,7 @@ pub(crate) fn under_the_library(test: &str, faults: &str, logged: &[&str], body:
     under_the_library_with(test, ("MLX5_PRELOAD_FAULTS", faults), logged, body);
 }
 
-/// Runs it with another setting of the launcher's.
+/// Like [`under_the_library`], with any setting of the launcher instead of the faults.
 pub(crate) fn under_the_library_with(
     test: &str,
     (setting, value): (&str, &str),
@@ -74,7 +74,7 @@ pub(crate) fn under_the_library_with(
     }
 }
 
-/// The number of the error.
+/// Returns the error number.
 pub(crate) fn errno<T: std::fmt::Debug>(result: io::Result<T>) -> i32 {
     result.unwrap_err().raw_os_error().unwrap()
 }
@@ -225,7 +225,7 @@ impl Device {
         self.create_cq_on(memory, entries, 0)
     }
 
-    /// On a completion vector.
+    /// Makes a completion queue on a completion vector.
     pub(crate) fn create_cq_on(
         &self,
         memory: &Memory,
@@ -278,8 +278,9 @@ impl Device {
         self.create_qp_with(memory, pd_handle, cq, srq, 0)
     }
 
-    /// Makes one with a receive queue of its own, of this number of WQEs of 64 bytes. The program
-    /// requested one receive less, with a single buffer each.
+    /// Makes a reliable connection like [`create_qp`](Self::create_qp), with a receive queue of its
+    /// own of `rq_wqe_count` WQEs of 64 bytes. The program requested one receive less, with a
+    /// single buffer each.
     pub(crate) fn create_qp_with(
         &self,
         memory: &Memory,
@@ -327,7 +328,7 @@ impl Device {
         self.modify_qp_with(qp_handle, to, path, |_| ())
     }
 
-    /// Makes it with a change to the command.
+    /// Makes a MODIFY_QP like [`modify_qp`](Self::modify_qp), with a change to the command.
     pub(crate) fn modify_qp_with(
         &self,
         qp_handle: u32,
@@ -376,8 +377,8 @@ impl Device {
             .0)
     }
 
-    /// A command with the response's address and a handle, like those that destroy CQs, SRQs and
-    /// queue pairs.
+    /// Writes a command that consists of the response's address and a handle, like the commands
+    /// that destroy CQs, SRQs and queue pairs.
     pub(crate) fn destroy(&self, number: u8, handle: u32) -> io::Result<u32> {
         let request = verbs::DestroyQp {
             response: 0,

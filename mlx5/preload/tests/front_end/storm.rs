@@ -71,8 +71,8 @@ fn signal(program: &Program, signal: libc::c_int) {
     }
 }
 
-/// Programs are stopped for some time, one after the other. Some servers are killed, one after the
-/// other.
+/// Stops programs for some time, one after the other. Kills the servers of the victims, one after
+/// the other.
 fn storm(pairs: &[Pair], random: &mut Random) {
     let end = Instant::now() + STORM;
     let mut stops = 0;

@@ -165,7 +165,7 @@ impl Program {
         self.child.id() as libc::pid_t
     }
 
-    /// Returns the path of its output.
+    /// Returns the path of the program's output.
     pub(crate) fn output_path(&self) -> PathBuf {
         self.output.clone()
     }
@@ -235,14 +235,14 @@ impl Drop for Program {
 }
 
 impl Finished {
-    /// Checks that it succeeded.
+    /// Checks that the program succeeded.
     #[track_caller]
     pub(crate) fn succeeded(&self) -> &Self {
         assert!(self.status.success(), "{self:#?}");
         self
     }
 
-    /// Checks that its output contains `text`.
+    /// Checks that the program's output contains `text`.
     #[track_caller]
     pub(crate) fn said(&self, text: &str) -> &Self {
         assert!(self.output.contains(text), "{text:?} is not in {self:#?}");
@@ -262,7 +262,8 @@ pub(crate) fn free_port() -> u16 {
         .unwrap()
 }
 
-/// Waits without connecting, because a server would take that for its client.
+/// Returns whether a server listens at the port. Does not connect, because a server would take the
+/// connection for its client.
 pub(crate) fn is_listening(port: u16) -> bool {
     let port = format!(":{port:04X}");
     ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|table| {

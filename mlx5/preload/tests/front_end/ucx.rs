@@ -296,7 +296,8 @@ fn the_devices_atomics_are_atomic() {
     }
 }
 
-/// `killed` is 0, which sends, or 1, which does not.
+/// Kills one of two processes, number 0, which sends, or number 1, which does not send. Checks that
+/// the survivor gets an error.
 fn survivor(test: &str, killed: usize, tls: &str) {
     let place = Place::new(test);
     // A process that does not send detects the death by UCX's own keep-alive, over datagrams.

@@ -35,7 +35,8 @@ const COUNTERS: [(&str, &str); 2] = [
     ),
 ];
 
-/// libibverbs accepts paths of less than 256 bytes; the longest path below the root has about 110.
+/// Maximum length of the root's path, in bytes. libibverbs accepts paths of less than 256 bytes;
+/// the longest path below the root has about 110.
 const MAX_ROOT: usize = 128;
 
 #[derive(Clone, Debug)]

@@ -1,11 +1,11 @@
 //! The gate of an IP address: the process that exchanges messages of the connection manager with
 //! other hosts, for all programs of one user at this address.
 //!
-//! The first launcher at an address forks it; it ends when no launcher is connected to it. A
-//! launcher says by its first message which fabric its programs have, and is answered by one byte.
-//! A session, the id of a program, sends a [`Parcel`] for each of its messages. For a request of a
-//! peer, the gate connects to the listener of the service, in any of the fabrics. The states of the
-//! connections are in [`links`].
+//! The first launcher at an address forks it; it ends when no launcher is connected to it. The
+//! first message of a launcher names the fabric of its programs, and the gate answers with one
+//! byte. A session, the id of a program, sends a [`Parcel`] for each of its messages. For a request
+//! of a peer, the gate connects to the listener of the service, in any of the fabrics. The states
+//! of the connections are in [`links`].
 
 mod links;
 
@@ -259,7 +259,8 @@ impl Gate {
                 let new = net::accept_with(&self.listener, sockets::FLAGS);
                 sockets.unknown.extend(new.ok().filter(sockets::is_own));
             }
-            // A launcher says one thing only, so this is its end.
+            // A launcher sends only its first message, so its connection is readable now because
+            // the launcher has ended.
             Ready::Launcher(at) => drop(sockets.launchers.swap_remove(at)),
             Ready::Unknown(at) => {
                 let socket = sockets.unknown.swap_remove(at);

@@ -21,7 +21,7 @@ struct Script {
     rejects: bool,
     /// Whether the passive end disconnects.
     passive_ends: bool,
-    /// Whether the end that disconnects dies instead, without a word.
+    /// Whether the end that disconnects dies instead, and so sends no message.
     dies: bool,
     answers_after_ms: u64,
 }
@@ -74,7 +74,7 @@ impl World {
         self.sayings.insert(key, (end, Some(mad)));
     }
 
-    /// Lets a session answer, as the script has it.
+    /// Schedules the answers of a session to a message of this kind, as the script determines.
     fn answers(&mut self, now_ms: u64, end: usize, kind: CmKind) {
         let script = self.script;
         let soon = now_ms + script.answers_after_ms;
@@ -132,7 +132,8 @@ impl World {
         network.into_iter().chain(sayings).chain(due).min()
     }
 
-    /// Runs until nothing is left to do. Returns what the two sessions heard.
+    /// Runs until nothing is left to do. Returns the kinds of the messages that each of the two
+    /// sessions received.
     fn run(mut self) -> [Vec<CmKind>; 2] {
         let kind = if self.script.is_datagram {
             CmKind::ServiceRequest
