@@ -24,24 +24,6 @@ pub trait Ending: std::error::Error {
     fn may_have_executed(&self) -> bool;
 }
 
-/// Implements [`Ending`] for an error by its own two functions of these names, which need no import
-/// of the trait.
-#[doc(hidden)]
-#[macro_export]
-macro_rules! ending {
-    ($error:ty) => {
-        impl $crate::Ending for $error {
-            fn is_retryable(&self) -> bool {
-                self.is_retryable()
-            }
-
-            fn may_have_executed(&self) -> bool {
-                self.may_have_executed()
-            }
-        }
-    };
-}
-
 /// The end of a session. Permanent: connect anew.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SessionEnd {

@@ -17,6 +17,9 @@ use super::server::{ServerOptions, SharedAddress, Stepped, gate_options};
 use crate::protocol::{Handlers, HeldRequest, ServerStats};
 use crate::rdma::SetupError;
 
+/// Offset of the global clock from a server's clock, for servers on one host: they share one clock.
+const SAME_CLOCK: Option<i64> = Some(0);
+
 /// A server, and a handler that keeps each request for [`recv`](Serving::recv).
 #[derive(Debug)]
 pub struct Host {
@@ -187,10 +190,19 @@ impl<A: ToSocketAddrs + fmt::Debug> Bind<A> for Host {
 
 impl Share for Host {
     fn share(&mut self) -> io::Result<SharedAddress> {
-        self.server.share()
+        let listener = self.gate.share()?;
+        self.rdma.synchronise(SAME_CLOCK);
+        Ok(SharedAddress {
+            listener,
+            options: self.options.clone(),
+            stop: self.stop.clone(),
+        })
     }
 
     fn beside(other: SharedAddress) -> Result<Self, SetupError> {
-        Stepped::beside(other).map(Self::from)
+        let gate = Gate::beside(other.listener, gate_options(&other.options))?;
+        let mut server = Stepped::at(gate, other.options, Some(other.stop))?;
+        server.rdma.synchronise(SAME_CLOCK);
+        Ok(server.into())
     }
 }

@@ -28,8 +28,6 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 const LINGER: Duration = Duration::from_millis(20);
 /// Maximum number of clients that have a queue pair and are not admitted yet. Further clients wait.
 const MAX_OFFERED: usize = 64;
-/// Offset of the global clock from a server's clock, for servers on one host: they share one clock.
-const SAME_CLOCK: Option<i64> = Some(0);
 /// Time after which a connecting client loses its place, if [`MAX_OFFERED`] clients connect.
 const SHORT_CONNECT_TIME: Duration = Duration::from_millis(250);
 
@@ -101,7 +99,7 @@ pub struct Stepped {
     /// The time of the last round of probes that was sent because a client found no room
     /// ([`FULL_INTERVAL`]).
     probed: Option<Instant>,
-    options: ServerOptions,
+    pub(super) options: ServerOptions,
     pub(super) stop: StopHandle,
     /// The event that ended the server. From then on each step returns it.
     breakdown: Option<AsyncEvent>,
@@ -230,24 +228,6 @@ impl Stepped {
             steps_to_check: 0,
             idle: Idle::default(),
         })
-    }
-
-    /// Returns the shared address that a server [beside](Self::beside) this server needs.
-    pub(super) fn share(&mut self) -> io::Result<SharedAddress> {
-        let listener = self.gate.share()?;
-        self.rdma.synchronise(SAME_CLOCK);
-        Ok(SharedAddress {
-            listener,
-            options: self.options.clone(),
-            stop: self.stop.clone(),
-        })
-    }
-
-    pub(super) fn beside(other: SharedAddress) -> Result<Self, SetupError> {
-        let gate = Gate::beside(other.listener, gate_options(&other.options))?;
-        let mut server = Self::at(gate, other.options, Some(other.stop))?;
-        server.rdma.synchronise(SAME_CLOCK);
-        Ok(server)
     }
 
     /// Returns the maximum number of bytes of a request, and of a response.
