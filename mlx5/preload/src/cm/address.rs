@@ -41,10 +41,13 @@ pub(crate) fn bytes(address: SocketAddr) -> SockAddr {
 
 /// Returns the index of the device with this address. 127.0.0.1 belongs to the first device,
 /// 127.0.0.2 to the second, and so on; all other addresses of the host belong to the first device
-/// too. A device with an address of its own (`--address`) has only that address.
+/// too. A device with an address of its own (`--address`) has only that address and, if it is no
+/// address of the loopback interface, all of these: programs bind an id to 127.0.0.1 to find a
+/// device.
 pub(crate) fn device(settings: &Settings, ip: IpAddr) -> Option<usize> {
     if let Link::Ethernet(Some(own)) = &settings.link {
-        return (ip == own.address).then_some(0);
+        let is_of_host = ip.is_loopback() && !own.address.is_loopback();
+        return (ip == own.address || is_of_host).then_some(0);
     }
     let of_loopback = |index| ip == IpAddr::from(Ipv4Addr::new(127, 0, 0, 1 + index as u8));
     let devices = settings.network.len();
@@ -53,12 +56,12 @@ pub(crate) fn device(settings: &Settings, ip: IpAddr) -> Option<usize> {
         .or_else(|| (devices > 0 && UdpSocket::bind((ip, 0)).is_ok()).then_some(0))
 }
 
-/// Returns whether an address is of another host to which packets find a way.
-pub(crate) fn is_far(settings: &Settings, to: SocketAddr) -> bool {
+/// Returns whether an address is of another host to which packets from this address find a way.
+pub(crate) fn is_far(settings: &Settings, from: IpAddr, to: SocketAddr) -> bool {
     let is_one_host = !to.ip().is_unspecified() && !to.ip().is_multicast();
     matches!(settings.link, Link::Ethernet(Some(_)))
         && is_one_host
-        && source(settings, to).is_some()
+        && source(settings, to) == Some(from)
 }
 
 /// Returns the address from which the host reaches `to`.
@@ -76,6 +79,20 @@ pub(crate) fn source(settings: &Settings, to: SocketAddr) -> Option<IpAddr> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cm::tests::settings;
+
+    /// An id that is bound to 127.0.0.1 has the device, as in the kernel, and reaches no other host.
+    #[test]
+    fn the_loopback_interface_belongs_to_a_device_with_an_address_of_its_own() {
+        let to = "192.0.2.1:1".parse().unwrap();
+        for (own, loopback) in [("192.0.2.7", Some(0)), ("127.0.0.1", None)] {
+            let settings = settings(std::path::Path::new("/f"), &format!("roce={own}"));
+            assert_eq!(device(settings, own.parse().unwrap()), Some(0));
+            assert_eq!(device(settings, [127, 0, 0, 2].into()), loopback);
+            assert_eq!(device(settings, [192, 0, 2, 1].into()), None);
+            assert!(!is_far(settings, [127, 0, 0, 1].into(), to));
+        }
+    }
 
     #[test]
     fn addresses_are_those_of_the_kernels_structures() {

@@ -221,7 +221,8 @@ impl Id {
             .or_else(|| address::source(settings, to));
         self.device = from.and_then(|ip| address::device(settings, ip));
         self.peer_device = address::device(settings, to.ip());
-        self.is_far = self.peer_device.is_none() && address::is_far(settings, to);
+        self.is_far =
+            self.peer_device.is_none() && from.is_some_and(|ip| address::is_far(settings, ip, to));
         let has_peer = self.peer_device.is_some() || self.is_far;
         let (Some(ip), true) = (from, self.device.is_some() && has_peer) else {
             self.machine.state = before;

@@ -18,7 +18,7 @@ struct Fabric {
 }
 
 /// Returns the settings of a program of a fabric.
-fn settings(dir: &std::path::Path, link: &str) -> &'static Settings {
+pub(super) fn settings(dir: &std::path::Path, link: &str) -> &'static Settings {
     let variables = [
         (DEVICE, "1:2"),
         (DEVICES, "1"),
