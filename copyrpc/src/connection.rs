@@ -1,7 +1,7 @@
 //! A connection: the protocol core, its memory and its queue pair, and their driver.
 //!
-//! User code (callbacks, drops of user data) runs only while nothing here is borrowed, so it may
-//! call, reply and receive.
+//! User code (callbacks, drops of user data) runs only while no part of the connection is borrowed,
+//! so user code may call, reply and receive.
 
 mod batches;
 
@@ -64,8 +64,8 @@ impl<U, F: FnMut(U, Outcome<'_>)> Receiver<U> for F {
     }
 }
 
-/// Serial number of the next connection of this process, by which the token of a call identifies
-/// the call's connection.
+/// Serial number that the next connection of this process gets. The token of a call holds the
+/// serial number of the call's connection.
 static CONNECTIONS: AtomicU64 = AtomicU64::new(0);
 
 /// The resources of an endpoint from the device and the context's queues, until its connection is
@@ -107,7 +107,7 @@ pub(crate) struct Connection<U> {
 }
 
 struct Core<U> {
-    /// `None` once retired: from then on the peer can write nothing.
+    /// `None` once the connection is retired: from then on the peer can write nothing.
     resources: Option<Resources>,
     link: Link<U>,
 }

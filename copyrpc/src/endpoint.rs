@@ -141,9 +141,9 @@ impl<U> Endpoint<U> {
 
     /// Ends a call at once: returns its user data, and no callback gets it. Returns `None` if the
     /// call has ended, or was made on another endpoint. A later reply is dropped, but returns the
-    /// call's share of ring and credit. The next flush tells the peer, whose
-    /// [`RecvHandle::is_wanted`](crate::RecvHandle::is_wanted) is `false` from then on. May be
-    /// called from a callback.
+    /// call's share of ring and credit. The next flush sends a notice to the peer. When the notice
+    /// has arrived, the request's [`RecvHandle::is_wanted`](crate::RecvHandle::is_wanted) is
+    /// `false` there. May be called from a callback.
     pub fn cancel(&self, call: CallToken) -> Option<U> {
         if call.connection != self.connection.serial {
             return None;

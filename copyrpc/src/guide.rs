@@ -77,7 +77,7 @@
 //!   [READs](Endpoint::rdma_read) or [WRITEs](Endpoint::rdma_write) it piece by piece and then
 //!   answers (`examples/bulk.rs`). A WRITE posted before a call or reply of the same endpoint is
 //!   done when that message arrives. Every peer that has the `RemoteMemory` of a memory can read
-//!   and write it until it is dropped.
+//!   and write the memory until the `Memory` is dropped.
 //! - **Fabric.** The device determines how its peers are reached:
 //!   [`DeviceSpec::Verbs`](mlx5::DeviceSpec::Verbs) takes the port, GID index, P_Key index, service
 //!   level, traffic class, MTU and READs in flight ([`VerbsOptions`](mlx5::verbs::VerbsOptions)).

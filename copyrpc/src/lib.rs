@@ -122,7 +122,7 @@
 //! | `wire` | every byte format |
 //! | `recv` | [`Reply`], [`RecvHandle`]: a request to answer, at once or later |
 //! | `raw` | [`Memory`], [`RemoteMemory`]: READs and WRITEs beside the calls |
-//! | `operations` | the methods of [`Context`] and [`Endpoint`] for them |
+//! | `operations` | the methods of [`Context`] and [`Endpoint`] for READs and WRITEs |
 //! | `context::wait` | [`Context::wait`]: sleeping until there is something to poll for |
 //! | [`error`], `stats` | errors, counters |
 //! | [`guide`] | rules, limits, what makes it fast |

@@ -2,7 +2,7 @@
 //! peers' memory.
 //!
 //! For data above the message limit: one side puts a [`RemoteMemory`] into a small request, the
-//! other READs or WRITEs that memory and then answers. `examples/bulk.rs` does both.
+//! other side READs or WRITEs that memory and then answers. `examples/bulk.rs` READs and WRITEs.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -13,8 +13,8 @@ use thiserror::Error;
 
 use crate::error::CloseReason;
 
-/// Registered memory of this process. Clones share the memory. It is deregistered when the last
-/// clone is dropped and the operations that use it have ended.
+/// Registered memory of this process. Clones share the memory. The memory is deregistered when the
+/// last clone is dropped and the operations that use it have ended.
 ///
 /// Every peer of the context that has the [`RemoteMemory`] of this memory may read and write the
 /// memory at any time, so there is no `&[u8]` of it: bytes are copied in and out.
@@ -162,7 +162,7 @@ pub enum RdmaError<U> {
     /// is full. Poll and retry.
     #[error("too many operations outstanding; poll and retry")]
     QueueFull(U),
-    /// The endpoint was made without room for such operations.
+    /// The endpoint was made without room for one-sided operations.
     #[error("the endpoint was made with raw_operations 0")]
     Disabled(U),
     /// The operation exceeds the maximum length of a message.

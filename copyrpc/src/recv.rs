@@ -15,8 +15,8 @@ use crate::ring::RecvBytes;
 use crate::wire::Status;
 
 /// A request to be answered, at any time and in any order. Its bytes stay in the receive ring,
-/// unchanged, until the answer. The ring space from the oldest such request on is not reused: to
-/// hold a request for long, copy the bytes and [release them](Self::release_data).
+/// unchanged, until the answer. The ring space from the oldest unanswered request on is not reused:
+/// to hold a request for long, copy the bytes and [release them](Self::release_data).
 ///
 /// A drop without a reply answers the caller with
 /// [`CallFailure::Dropped`](crate::error::CallFailure::Dropped).
@@ -59,8 +59,8 @@ impl<U> RecvHandle<U> {
         }
     }
 
-    /// Returns whether the caller waits for the reply, as far as the last poll has shown: the
-    /// connection has not ended, and the caller did not give up the call, by its deadline or a
+    /// Returns whether the caller waits for the reply, as far as the last poll or drain has shown:
+    /// the connection has not ended, and the caller did not give up the call, by its deadline or a
     /// cancellation. The call keeps its credit until the request is answered or dropped.
     #[must_use]
     pub fn is_wanted(&self) -> bool {

@@ -106,8 +106,8 @@ impl RingSize {
     }
 }
 
-/// Memory of one ring. A NIC or a peer reads and writes it at any time, so it is never a slice:
-/// bytes are copied in and out.
+/// Memory of one ring. A NIC or a peer may read and write the memory at any time, so no safe slice
+/// of it exists: bytes are copied in and out.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RingView {
     base: NonNull<u8>,
@@ -306,8 +306,8 @@ impl Payload {
 
 /// Received bytes, still in the receive ring (zero copy).
 ///
-/// The protocol prevents a correct peer from writing them while this view exists, but the memory is
-/// open to the peer's NIC, so there is no safe `&[u8]`: copy the bytes out, then validate the copy.
+/// A correct peer does not write these bytes while this value exists, but the memory is open to the
+/// peer's NIC, so there is no safe `&[u8]`: copy the bytes out, then validate the copy.
 #[derive(Clone, Copy, Debug)]
 pub struct RecvBytes<'a> {
     base: NonNull<u8>,
@@ -336,7 +336,8 @@ impl<'a> RecvBytes<'a> {
         self.len == 0
     }
 
-    /// Copies the first `target.len()` bytes, or all if there are fewer. Returns their number.
+    /// Copies the first `target.len()` bytes, or all if there are fewer. Returns the number of
+    /// copied bytes.
     #[inline]
     pub fn copy_to(&self, target: &mut [u8]) -> usize {
         let len = self.len.min(target.len());
@@ -359,7 +360,7 @@ impl<'a> RecvBytes<'a> {
         bytes
     }
 
-    /// Returns a copy of the first bytes as a `T`; `None` if there are fewer than `T` needs.
+    /// Returns a copy of the first bytes as a `T`; `None` if there are fewer bytes than a `T` has.
     #[must_use]
     pub fn read<T: zerocopy::FromBytes + zerocopy::IntoBytes>(&self) -> Option<T> {
         if self.len < size_of::<T>() {

@@ -74,8 +74,8 @@ counters! {
         deadlines_exceeded,
         /// Calls cancelled before they ended.
         cancelled,
-        /// Notices written: messages by which this end tells the peer that a call was given up, by
-        /// its deadline or a cancellation (C5). A call that is answered first needs none.
+        /// Notices written: messages that report to the peer that a call was given up, by its
+        /// deadline or a cancellation (C5). A call that is answered first needs none.
         notices,
         /// Responses to calls that had ended before, by their deadline for instance (C3).
         late_responses,

@@ -64,8 +64,8 @@ pub struct ExchangeRecord {
     pub activity_addr: u64,
     /// Key of the word at `activity_addr`.
     pub activity_rkey: u32,
-    /// Maximum number of batches that the peer may have sent and this end has not reported as
-    /// received; at least 1.
+    /// Maximum number of the peer's batches that this end has not yet reported as received; at
+    /// least 1.
     pub batches: u32,
     /// Credit in bytes the peer starts with.
     pub initial_credit: u64,

@@ -35,7 +35,7 @@ pub(crate) struct Remote {
     pub(crate) path_mtu: u16,
 }
 
-/// A queue pair, or operations of it that are announced together.
+/// A queue pair, or a [`BlueflameBatch`] of its operations, which the device gets together.
 pub(super) trait Posts {
     fn post(&mut self, op: &impl RcOperation, signal: Signal, user: u64) -> Result<(), PostError>;
 
@@ -111,7 +111,7 @@ impl<Q: Posts> Poster for Batches<'_, Q> {
 
     #[inline(always)]
     fn post_easy(&mut self, batch: &EasyBatch<'_>) -> Result<(), PostError> {
-        // The words are published before the post, while they are at hand.
+        // The flow-control words are published before the post, while they are in registers.
         self.control.publish(batch.words());
         let bytes = batch.bytes();
         if bytes > self.inline_limit {

@@ -75,7 +75,7 @@ impl<U> Context<U> {
 
 /// Sleeps on a context and on other things at once: see [`copyrpc_shm::sleep::wait`]. Before the
 /// sleep, gathered messages are posted, as [`Context::wait`] does. The sleep ends as a sleep of
-/// `Context::wait` does. Poll after it in every case.
+/// `Context::wait` does. Poll after the sleep in every case.
 impl<U> Sleeper for Context<U> {
     fn with_watch(&mut self, then: &mut dyn FnMut(&mut dyn Watch)) {
         self.inner.with_watch(then);

@@ -2,7 +2,7 @@
 //! docs/copyrpc-protocol.md).
 
 /// Maximum number of calls of [`Link::poll_read`](super::Link::poll_read) that post no READ,
-/// although one is wanted, after a READ without news.
+/// although a READ is wanted, after a READ without new words.
 const MAX_PAUSE: u32 = 64;
 /// Time, in ns, that counts as much as one poll of the pause.
 const POLL_NS: u64 = 1_000_000;
@@ -14,8 +14,8 @@ pub(super) struct Backoff {
     left: u32,
     /// Time of the first skipped poll, in ns.
     since_ns: u64,
-    /// Number of batches that had arrived at the last check. A higher number at the next check is
-    /// news, so that arrivals need not report themselves.
+    /// Number of batches that had arrived at the last check. The next check ends the pause if the
+    /// number has changed, so an arrival need not do that.
     arrived: u64,
 }
 

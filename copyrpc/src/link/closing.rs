@@ -112,7 +112,7 @@ impl<U> Link<U> {
     }
 
     /// Returns whether silence of the peer has a meaning (K1): the peer owes answers, or its mark,
-    /// or has not taken messages for which a call waits at the peer (K6).
+    /// or has not taken messages although a call of the peer waits (K6).
     pub(crate) fn is_watching(&self) -> bool {
         self.calls.unanswered() > 0
             || (self.tx.has_untaken_messages() && !self.peer_rests())

@@ -10,11 +10,11 @@ pub(crate) struct LinkConfig {
     /// Credit in bytes this side grants at the start: a multiple of 32, at most a quarter ring.
     pub(crate) local_credit: u64,
     pub(crate) peer_credit: u64,
-    /// Maximum number of batches that the peer may have sent and this side has not reported as
-    /// received (B1 of docs/copyrpc-protocol.md); at least 1.
+    /// Maximum number of the peer's batches that this side has not yet reported as received (B1 of
+    /// docs/copyrpc-protocol.md); at least 1.
     pub(crate) local_batches: u32,
-    /// Maximum number of batches that this side may have sent and the peer has not reported as
-    /// received (B1); at least 1.
+    /// Maximum number of this side's batches that the peer has not yet reported as received (B1);
+    /// at least 1.
     pub(crate) peer_batches: u32,
     /// First position of the send ring, a multiple of 32: the peer's `recv_start`.
     pub(crate) send_start: u64,

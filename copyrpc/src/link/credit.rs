@@ -154,7 +154,8 @@ impl PeerCredit {
         true
     }
 
-    /// Takes the peer's cumulative grant; `floor` is its earlier grant on the same channel.
+    /// Takes the peer's cumulative grant; `floor` is the grant that the peer reported before on the
+    /// same channel: in batches, or by READs.
     ///
     /// The peer reserves ring space for at least the balance of this end, so a balance above a
     /// quarter ring is false (T5).

@@ -36,7 +36,8 @@ pub(super) struct HeldRequests {
     /// Places for requests: a power of two, or none.
     room: Vec<HeldRequest>,
     /// Unanswered requests whose bytes the application has released, and free places for more. The
-    /// `position` of a free place, whose `internal_allowance` is 0, is the index of the next one.
+    /// `position` of a free place, whose `internal_allowance` is 0, is the index of the next free
+    /// place.
     released: Vec<HeldRequest>,
     /// Index of the first free place in `released`; its length if there is none.
     free: usize,

@@ -232,8 +232,9 @@ impl<U> Link<U> {
         }
     }
 
-    /// Returns the next arrived requests or ended call; `None` when all is parsed. Ends the pending
-    /// calls of a closed connection, and the calls that the peer's mark refuses, one by one.
+    /// Returns the next event, arrived requests or an ended call; `None` when all arrivals are
+    /// parsed. Ends the pending calls of a closed connection, and the calls that the peer's mark
+    /// refuses, one by one.
     pub(crate) fn next_event(&mut self) -> Option<Event<U>> {
         let mut requests = 0;
         loop {

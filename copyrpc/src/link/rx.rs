@@ -64,8 +64,7 @@ pub(super) struct RecvRing {
     batches_received: u64,
     /// Whether a batch that was begun reported that the peer makes no more calls (G1).
     heard_closing: bool,
-    /// Maximum number of batches that the peer may have sent and that this end has not reported as
-    /// received (B1).
+    /// Maximum number of the peer's batches that this end has not yet reported as received (B1).
     batch_limit: u32,
     /// The most recent words of this side that the peer can know. They bound the bytes that the
     /// peer may send.

@@ -186,14 +186,13 @@ pub(super) struct SendRing {
     /// Batches whose completions the peer's process took, as far as READs reported: a hint from the
     /// peer, which may be late (K2).
     batches_taken: u64,
-    /// Maximum number of batches that this end may have sent and the peer has not reported as
-    /// received (B1).
+    /// Maximum number of this end's batches that the peer has not yet reported as received (B1).
     batch_limit: u64,
     /// Number of the last metadata-only batch, counted like `batches_sent`; 0 if messages joined
     /// it.
     last_metadata_only: u64,
     /// Number of the last batch with neither calls nor replies, counted like `batches_sent`, and
-    /// the number of such batches in a row up to it.
+    /// the number of batches without calls and replies in a row up to that batch.
     last_idle: u64,
     idle_run: u64,
     /// Whether this end makes no more calls (G1).
@@ -458,7 +457,7 @@ impl SendRing {
             .min(self.peer_consumer + self.size().bytes() - reserved);
     }
 
-    /// Makes the next call check S4.
+    /// Makes the next call check S4 (the room that calls leave).
     pub(super) const fn close_to_calls(&mut self) {
         self.calls_end = 0;
     }

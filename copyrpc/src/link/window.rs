@@ -41,7 +41,8 @@ pub enum Window {
 }
 
 impl Window {
-    /// Default number of waiting bytes above which a flush holds nothing back.
+    /// Default of `exempt_bytes`: the number of waiting bytes above which a flush holds nothing
+    /// back.
     pub const DEFAULT_EXEMPT_BYTES: u64 = 4096;
 
     /// Returns the number of send completions that the window adds to the bound B2 of

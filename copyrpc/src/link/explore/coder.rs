@@ -7,8 +7,8 @@ use crate::wire::ALIGNMENT;
 /// positive.
 pub(in crate::link) const RESTORED_AT: u64 = 1 << 20;
 
-/// Writes a state as bytes, or sets a state from such bytes. One walk through the parts of the
-/// state does either, so the two cannot differ.
+/// The conversion of a state to bytes, or of such bytes to a state. One walk through the parts of
+/// the state does either, so the two directions cannot differ.
 ///
 /// Numbers are coded relative to a base that a walk has coded before. So two states that differ
 /// only in the number of laps, the credit ever granted, or the ids of calls, have the same bytes.

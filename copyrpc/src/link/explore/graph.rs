@@ -103,9 +103,10 @@ pub(super) struct Report {
     pub(super) states: usize,
     pub(super) transitions: u64,
     pub(super) refused: u64,
-    /// Number of states in which no call is outstanding and either side can make the largest call.
+    /// Number of states in which all requests are answered and each side that calls can make the
+    /// largest call.
     pub(super) done: usize,
-    /// Number of steps from the farthest state to such a state.
+    /// Maximum over all states of the number of steps to the nearest state that `done` counts.
     pub(super) farthest: usize,
     pub(super) is_complete: bool,
 }
@@ -283,7 +284,8 @@ impl Graph {
             sum += *end;
             *end = sum;
         }
-        // Sources of the transitions into each state, filled from the back: `ends` become starts.
+        // Source states of the transitions into each state. Each state's part of the array is
+        // filled from the back, so its entry in `ends` becomes its start.
         let mut sources = vec![0_u32; self.finishing.len()];
         for &(from, to) in &self.finishing {
             ends[to as usize] -= 1;

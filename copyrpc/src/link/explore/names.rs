@@ -38,10 +38,10 @@ impl Kind {
     }
 }
 
-/// Codes messages while a state is walked. Calls are named in the order in which the walk meets
-/// them, so a state does not depend on their ids. Each call is met once, as a request under way, a
-/// request held, or a response under way. Notices of calls that were given up are coded after
-/// everything else, by the place of their call in that order.
+/// The coder of messages during a walk through a state. Calls are named in the order in which the
+/// walk meets them, so a state does not depend on their ids. Each call is met once, as a request
+/// under way, a request held, or a response under way. Notices of calls that were given up are
+/// coded after everything else, by the place of their call in that order.
 pub(super) struct Names {
     kinds: [Kind; 2],
     /// The outstanding calls of each side, taken out of its link while a state is walked.

@@ -121,8 +121,8 @@ fn code_direction(coder: &mut Coder, names: &mut Names, links: &mut [Link<u8>; 2
 }
 
 /// Codes words on their way to an end that knows `known`. Words are only compared with the known
-/// words, and the newer of both count (F1 of docs/copyrpc-protocol.md): so words older than `known`
-/// are equivalent to words equal to it.
+/// words, and the newer of the two counts (F1 of docs/copyrpc-protocol.md): so words older than
+/// `known` are equivalent to words equal to it.
 fn code_heard(coder: &mut Coder, words: &mut FlowWords, known: FlowWords) {
     let FlowWords {
         consumer_pos,

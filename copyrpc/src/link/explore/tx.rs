@@ -40,8 +40,8 @@ impl SendRing {
             idle_run: _,
             is_closing: _,
         } = self;
-        // The number of notices decides only which batches the peer may leave where they are for
-        // any time, and there is no time here.
+        // The number of notices only decides whether the peer may leave a batch untaken for any
+        // time (K2), and an exploration has no time.
         *open_notices = 0;
         coder.anchor(peer_consumer, ring);
         coder.span(posted, *peer_consumer);

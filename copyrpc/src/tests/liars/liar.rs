@@ -14,11 +14,11 @@ use mlx5::{
 
 use super::victim::{BATCHES, RING};
 
-/// Receives of a queue pair: as many batches as the victim may have in flight.
+/// Number of receives of the liar's queue pair: more than the victim may have batches in flight.
 const RECEIVES: u32 = 64;
 /// The offset to which the peer's record is READ: after the liar's own record.
 const READ_AT: usize = FLOW_METADATA_SIZE;
-/// Completions of the send queue.
+/// The word that the completions of all operations of a liar return.
 const WRITTEN: u64 = 0;
 const READ: u64 = 1;
 
@@ -65,11 +65,11 @@ fn view(ring: &Mr) -> RingView {
     unsafe { RingView::new(ring.as_ptr(), RingSize::new(RING).unwrap()) }
 }
 
-/// Changes a record on its way, in most cases a little.
+/// Changes an encoded record: all bytes, one word, or one byte.
 pub(crate) fn damage_record(record: &mut [u8; EXCHANGE_RECORD_SIZE], rng: &mut fastrand::Rng) {
     match rng.u8(..4) {
         0 => record.fill_with(|| rng.u8(..)),
-        // One of its numbers.
+        // One word of the record.
         1..=2 => {
             let at = 8 * rng.usize(..EXCHANGE_RECORD_SIZE / 8);
             let mut word = [0; 8];
@@ -81,7 +81,7 @@ pub(crate) fn damage_record(record: &mut [u8; EXCHANGE_RECORD_SIZE], rng: &mut f
     }
 }
 
-/// Near `word`, or near a wrap.
+/// Returns a number near `word`, or near a number at which a counter may wrap.
 fn odd_number(word: u64, rng: &mut fastrand::Rng) -> u64 {
     let near = [
         word,
@@ -98,7 +98,7 @@ fn odd_number(word: u64, rng: &mut fastrand::Rng) -> u64 {
     near.wrapping_add(off)
 }
 
-/// Near a wrap of a u32, or small.
+/// Returns a number near a number at which a counter may wrap, or a small number.
 fn odd_u32(rng: &mut fastrand::Rng) -> u32 {
     let near = [0, 1 << 16, 1 << 20, 1 << 31, (RING / 32) as u32][rng.usize(..5)];
     u32::wrapping_add(near, [0, 1, 2, !0, !1][rng.usize(..5)])
@@ -110,9 +110,9 @@ pub(crate) struct Liar {
     peer: ExchangeRecord,
     held: Vec<Request>,
     record: PublishedRecord,
-    /// Batches that were posted: their bytes, and what was announced.
+    /// Batches that were posted: each with its place, its immediate and its bytes.
     sent: Vec<(Emit, Vec<u8>)>,
-    /// Number of batches of a hundred that are changed.
+    /// Percentage of the batches that are changed.
     lies: u8,
 }
 
@@ -126,7 +126,7 @@ impl Liar {
             .pd
             .create_qp(&home.send_cq, &home.recv_cq, receives, &QpConfig::default())
             .unwrap();
-        // It is gone when its peer is, at once.
+        // Without retries, this queue pair fails at once when the victim's is gone.
         qp.connect(
             &peer.address,
             &ConnectOptions {
@@ -182,7 +182,7 @@ impl Liar {
             ring_size: RingSize::new(RING).unwrap(),
             published_addr: home.record.addr(),
             published_rkey: home.record.rkey(),
-            // No handler ever runs.
+            // The word stays 0: no handler runs.
             activity_addr: home.record.addr() + 2 * READ_AT as u64,
             activity_rkey: home.record.rkey(),
             batches: BATCHES,
@@ -199,7 +199,7 @@ impl Liar {
         self.qp.ring_receives();
     }
 
-    /// Does one thing, true or not. Errors of the queue pair are its own affair.
+    /// Does one step of an honest end, or one lie. Errors of the queue pair are ignored.
     pub(crate) fn step(&mut self, home: &mut Home, rng: &mut fastrand::Rng) {
         match rng.u8(..16) {
             0..=2 => self.call(rng),
@@ -238,7 +238,7 @@ impl Liar {
         };
     }
 
-    /// Flushes, READs and publishes as a driver does, but what goes out may be changed.
+    /// Flushes, READs and publishes as a driver does, except that batches may be changed.
     fn flush(&mut self, home: &Home, rng: &mut fastrand::Rng) {
         let mut emits = Vec::new();
         let _never: Result<(), ()> = self.link.flush(|emit: Emit| {
@@ -273,7 +273,8 @@ impl Liar {
         self.publish(home);
     }
 
-    /// WRITEs with immediate, through the scratch memory: operations are executed in the doorbell.
+    /// Posts a WRITE with immediate whose bytes are in the scratch memory. The device executes the
+    /// WRITE in the doorbell, so the memory can be used again at once.
     fn post(&mut self, home: &Home, emit: Emit, bytes: &[u8]) {
         home.scratch.write(0, bytes).unwrap();
         let write = WriteImm {
@@ -289,7 +290,7 @@ impl Liar {
         self.qp.ring();
     }
 
-    /// Takes what arrived, and the completions.
+    /// Takes the arrivals, and the completions of the send queue.
     fn take(&mut self, home: &mut Home) {
         let Self { qp, link, held, .. } = self;
         let qpn = qp.qpn();
@@ -316,7 +317,7 @@ impl Liar {
         self.refill();
     }
 
-    /// The record that the victim READs.
+    /// Stores a record with changed words for the READs of the victim.
     fn lie_of_words(&mut self, home: &Home, rng: &mut fastrand::Rng) {
         let mut record = self.record.encode();
         if rng.u8(..8) == 0 {
@@ -327,7 +328,7 @@ impl Liar {
         home.record.write(0, &record).unwrap();
     }
 
-    /// Sends again some bytes that were sent before, some of them in their place.
+    /// Posts once more some batches that were posted before, at the offsets that they had.
     fn send_again(&mut self, home: &Home, rng: &mut fastrand::Rng) {
         if self.sent.is_empty() {
             return;
@@ -360,7 +361,8 @@ impl Liar {
                 WRITTEN,
             ),
             3 => {
-                // Memory that is not the victim's ring, for writing or reading.
+                // A READ of an address near the victim's record, whose memory the key may not
+                // permit.
                 let into = home.record.sge(READ_AT, FLOW_METADATA_SIZE as u32).unwrap();
                 let addr = odd_number(self.peer.published_addr, rng);
                 let rkey = [
@@ -379,7 +381,8 @@ impl Liar {
         };
     }
 
-    /// Returns a batch that is well formed in all but about one respect.
+    /// Returns a batch of at most three messages with plausible or arbitrary headers, in most cases
+    /// right behind the last batch.
     fn forged_batch(&self, rng: &mut fastrand::Rng) -> (Emit, Vec<u8>) {
         let count = rng.u32(..4);
         let words = self.record.words;
@@ -439,7 +442,7 @@ fn change_words(metadata: &mut [u8], rng: &mut fastrand::Rng) {
     metadata[at..at + 8].copy_from_slice(&odd_number(u64::from_le_bytes(word), rng).to_le_bytes());
 }
 
-/// Changes a batch on its way.
+/// Changes a batch before it is posted.
 fn change(emit: &mut Emit, bytes: &mut [u8], rng: &mut fastrand::Rng) {
     let header_at = FLOW_METADATA_SIZE + 4 * rng.usize(..3);
     match rng.u8(..12) {

@@ -1,14 +1,14 @@
 //! Peers that break the protocol, at the binding: a raw queue pair that exchanges a record,
-//! sometimes a damaged one, and then sends wrong data. It runs the real core, so that it can begin
-//! in every state of a connection, and changes what the core sends: batches, words, messages,
-//! immediates, its record, the place of a WRITE. It also repeats what it sent, sends what copyrpc
-//! never sends, and stops in the middle. At the same time, an honest client has calls answered by
-//! the same server.
+//! sometimes a damaged one, and then sends wrong data. Such a peer, a liar, runs the real core, so
+//! that it can lie in every state of a connection, and changes the core's output: batches, words,
+//! messages, immediates, its record, the place of a WRITE. A liar also repeats batches, sends
+//! operations that copyrpc never sends, and stops in the middle. At the same time, an honest client
+//! has calls answered by the same server.
 //!
 //! Checked: nothing panics or hangs; each call of the honest client is answered correctly; each
 //! call to a liar ends once, with an answer that fits the call or a typed failure; the connection
 //! to a liar ends for a known reason, at the latest with `PeerStalled`; no rule of the device is
-//! broken, and everything that an endpoint took is returned. Time is virtual: nothing here waits.
+//! broken, and every resource that an endpoint took is returned. Time is virtual: no test sleeps.
 //!
 //! `COPYRPC_TEST_SCALE=n` makes n times as many connections; `COPYRPC_TEST_SEED=s` makes connection
 //! s alone.
@@ -39,7 +39,7 @@ const CONNECTIONS: u64 = 10_000;
 /// Steps of one connection before it is ended by force.
 const MOST_STEPS: usize = 120;
 
-/// Prints what repeats a failed connection.
+/// Prints the variable that repeats a failed connection.
 struct OnFailure(u64);
 
 impl Drop for OnFailure {
@@ -54,7 +54,7 @@ fn env_number(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|value| value.parse().unwrap())
 }
 
-/// Time passes for all devices of a world.
+/// The virtual clock that all devices of a test share.
 #[derive(Clone, Default)]
 struct Time(Arc<AtomicU64>);
 
@@ -64,7 +64,7 @@ impl Time {
     }
 }
 
-/// The reasons that ended the connections, and how often each did.
+/// The reasons that ended the connections, and the number of connections that each ended.
 #[derive(Default)]
 struct Ends(BTreeMap<String, u64>);
 
@@ -84,12 +84,12 @@ impl Ends {
     }
 }
 
-/// The name of an enum's variant.
+/// Returns the name of an enum's variant from its `Debug` text.
 fn first_word(debug: &str) -> &str {
     debug.split(|c: char| !c.is_alphanumeric()).next().unwrap()
 }
 
-/// A connection of a liar, from its record to its end.
+/// Runs a connection of a liar, from its record to its end.
 fn run(server: &Server, home: &mut Home, time: &Time, seed: u64) -> End {
     let _on_failure = OnFailure(seed);
     let mut rng = fastrand::Rng::with_seed(seed);
@@ -116,7 +116,7 @@ fn run(server: &Server, home: &mut Home, time: &Time, seed: u64) -> End {
         }
     }
     server.check_honest(&mut victim);
-    // Some are gone now, the others stay and do nothing.
+    // Half of the liars are gone now; the other half stay and do nothing.
     let staying = rng.bool().then_some(liar);
     let reason = server.end(victim, time, &mut rng);
     drop(staying);
@@ -147,11 +147,11 @@ fn liars_end_their_own_connections_only_and_every_call_ends_once() {
         ends.count(&run(&server, &mut home, &time, seed));
     }
     server.finish();
-    // Not by `println`, which a test that passes does not show.
+    // `println` is not used: its output is not shown for a test that passes.
     std::io::stderr()
         .write_all(format!("liars: seeds 0..{connections}: {:?}\n", ends.0).as_bytes())
         .unwrap();
-    // Each rule was broken, and each way to end taken.
+    // Each rule was broken, and each reason ended a connection.
     let rules = [
         "Overrun",
         "Overrun of nothing",

@@ -18,7 +18,8 @@ pub(crate) const RING: u64 = 4096;
 pub(crate) const BATCHES: u32 = 6;
 /// User data of the honest calls has this bit.
 const HONEST: u64 = 1 << 63;
-/// Polls in which an honest call is answered, and a connection to a liar has ended.
+/// Maximum number of polls until an honest call is answered, and until all calls to a liar have
+/// ended.
 const MOST_POLLS: usize = 1_000;
 
 /// The end of a connection to a liar.
@@ -47,7 +48,8 @@ pub(crate) struct Server {
 
 impl Server {
     pub(crate) fn new(spec: &impl Fn() -> DeviceSpec) -> Self {
-        // Room for the client and a few liars: an endpoint that gives nothing back is missed soon.
+        // Room for the client and a few liars: if endpoints did not release their shares, the next
+        // endpoints would soon be refused.
         let build = || {
             ContextBuilder::new(spec())
                 .srq_size(128)
@@ -132,7 +134,7 @@ impl Server {
         }
     }
 
-    /// Polls the server once. Requests of liars are kept, the client's are answered.
+    /// Polls the server once. Keeps the requests of liars, and answers the client's requests.
     fn poll(&self, victim: &mut Victim) {
         let on_response = |number, outcome: Outcome<'_>| {
             let allowance = self
@@ -162,7 +164,7 @@ impl Server {
         }
     }
 
-    /// Polls, and answers a liar or does not.
+    /// Polls, and answers a request of a liar in about half of the calls.
     pub(crate) fn step(&self, victim: &mut Victim, rng: &mut fastrand::Rng) {
         self.poll(victim);
         if victim.held.is_empty() || rng.bool() {
@@ -207,8 +209,8 @@ impl Server {
         );
     }
 
-    /// Ends the connection, by force if nothing else does, and returns the reason of its end. All
-    /// its calls end.
+    /// Ends the connection, and returns the reason of its end. Aborts a connection that is still
+    /// open after `MOST_POLLS` polls. Asserts that all its calls end.
     pub(crate) fn end(
         &self,
         mut victim: Victim,
@@ -237,7 +239,8 @@ impl Server {
             }
             time.pass_us(1_000);
         }
-        // Nothing is outstanding that the liar could be given up for.
+        // The connection is still open: then nothing is outstanding for which the liar could be
+        // given up.
         assert!(
             self.open.borrow().is_empty(),
             "calls to a liar have not ended: {:?}",
@@ -248,7 +251,7 @@ impl Server {
         victim.endpoint.closed().unwrap()
     }
 
-    /// No rule was broken on this side.
+    /// Asserts that the honest ends broke no rule of the device.
     pub(crate) fn finish(&self) {
         for context in [&self.server, &self.client] {
             let info = context.device_info();

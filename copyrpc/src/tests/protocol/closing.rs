@@ -11,7 +11,8 @@ use super::sim::{End, Ended, OnFailure, execute};
 const HERE: Option<CloseReason> = Some(CloseReason::ClosedHere);
 const BY_PEER: Option<CloseReason> = Some(CloseReason::ClosedByPeer);
 
-/// Both sides do all they can, READs included. Returns the ended calls of each side.
+/// Lets both sides poll, flush, publish and READ, in `rounds` rounds. Returns the ended calls of
+/// each side.
 fn rounds(ends: &mut [End; 2], rounds: usize) -> [Vec<(u64, Ended)>; 2] {
     let mut ended = [Vec::new(), Vec::new()];
     for _ in 0..rounds {
@@ -62,7 +63,7 @@ fn what_is_outstanding_ends_as_usual_and_what_comes_later_is_refused() {
     ends[0].link.call(&[], 1, 20).unwrap();
     ends[1].link.call(&[], 2, 20).unwrap();
     rounds_without_read(&mut ends, 2);
-    // Others that its application does not receive.
+    // Requests that the application of side 0 does not receive.
     ends[0].is_receiving = false;
     ends[1].link.call(&[], 3, 20).unwrap();
     ends[0].link.shut_down();
@@ -107,8 +108,8 @@ fn what_is_outstanding_ends_as_usual_and_what_comes_later_is_refused() {
     assert_eq!(reasons(&ends), [HERE, BY_PEER]);
 }
 
-/// The end that answers last parts first: its answer has arrived, but what the other posts then
-/// fails.
+/// The end that posts its mark last has not ended when the first end has: its mark has arrived, but
+/// the READ that it posted after the mark fails.
 #[test]
 fn a_peer_that_parted_first_is_no_failure() {
     let mut ends = pair(&config());
@@ -146,7 +147,7 @@ fn a_peer_that_goes_before_all_is_done_is_a_failure() {
     ));
 }
 
-/// Nothing is unanswered, but the mark is.
+/// No call is unanswered, but the mark is.
 #[test]
 fn a_peer_that_does_not_answer_the_mark_is_stalled_and_one_that_cannot_yet_is_not() {
     for lives in [false, true] {
@@ -189,8 +190,8 @@ fn the_mark_goes_in_the_end_however_full_ring_and_batch_limit_are() {
     assert_eq!(reasons(&ends), [HERE, BY_PEER]);
 }
 
-/// Random operations, then one side or both close in the middle of them. Each call ends once: with
-/// the answer its handler gave, or refused.
+/// One side or both close amid random operations. Each call ends once: with the answer that its
+/// handler gave, or refused.
 #[test]
 fn every_call_ends_once_and_both_sides_close_from_any_state() {
     let mut refused = 0;
@@ -224,7 +225,7 @@ fn every_call_ends_once_and_both_sides_close_from_any_state() {
         let closing = [(true, false), (false, true), (true, true)][rng.usize(..3)];
         for step in 0..3_000 {
             let side = rng.usize(..2);
-            // Random for a while, then everything in turn.
+            // 300 random operations, then all operations in turn.
             let op = if step < 300 {
                 rng.usize(..9)
             } else {

@@ -1,6 +1,6 @@
-//! Each test is named after a defect that earlier designs of this protocol really had, or a rule
-//! that prevents one. Drivers here are minimal: a READ or a batch is sent only if the test sends
-//! it.
+//! Each test is named after a defect that an earlier design of this protocol had, or after a rule
+//! that prevents a defect. The drivers are minimal: a READ or a batch is sent only if the test
+//! sends it.
 
 use crate::error::{CallError, CallFailure, ReplyError};
 use crate::link::{Emit, Link, LinkConfig, Window};
@@ -35,7 +35,7 @@ pub(crate) fn pair(first: &LinkConfig) -> [End; 2] {
     pair_of(size(), first)
 }
 
-/// The peer's numbers follow from the numbers of the first end.
+/// Makes two connected ends. The parameters of the second end follow from those of the first.
 pub(crate) fn pair_of(size: RingSize, first: &LinkConfig) -> [End; 2] {
     let second = LinkConfig {
         local_credit: first.peer_credit,
@@ -54,7 +54,8 @@ pub(crate) fn pair_of(size: RingSize, first: &LinkConfig) -> [End; 2] {
     [End::new(size, first), End::new(size, &second)]
 }
 
-/// Both sides poll, flush and publish; no side READs. Returns the ended calls of each side.
+/// Lets both sides poll, flush and publish, without READs, in `rounds` rounds. Returns the ended
+/// calls of each side.
 pub(crate) fn rounds_without_read(ends: &mut [End; 2], rounds: usize) -> [Vec<(u64, Ended)>; 2] {
     let mut ended = [Vec::new(), Vec::new()];
     for _ in 0..rounds {
@@ -70,7 +71,7 @@ pub(crate) fn rounds_without_read(ends: &mut [End; 2], rounds: usize) -> [Vec<(u
     ended
 }
 
-/// Answers all requests of a side with the largest reply; returns how many.
+/// Answers all requests of a side with the largest reply. Returns the number of requests.
 pub(crate) fn answer_all(end: &mut End) -> usize {
     let mut answered = 0;
     while let Some(request) = end.inbox.pop_front() {
@@ -107,7 +108,8 @@ fn what_can_never_fit_is_refused_for_good_and_what_is_legal_always_fits_an_idle_
             max,
         };
         assert_eq!(link.call(&vec![0; max + 1], 1, 0), Err(too_large));
-        // 276 B in a 1 KiB ring overran the peer by 64 B; the same just above C/4:
+        // In an earlier design, a request of 276 B in a ring of 1 KiB overran the peer by 64 B.
+        // This request, too, is just above C/4.
         let error = link.call(&vec![0; C as usize / 4 + 20], 1, 0).unwrap_err();
         assert!(!error.is_retryable());
         let too_large = CallError::AllowanceTooLarge {
@@ -152,7 +154,8 @@ fn replies_behind_a_full_ring_overrun_nothing_at_any_offset() {
     }
 }
 
-/// Credit deadlock: grants rode on data batches only; both sides idle, one needs 256 and holds 224.
+/// Credit deadlock of an earlier design, in which only batches with messages carried grants: both
+/// sides are idle, and one needs 256 bytes of credit and has 224.
 #[test]
 fn an_idle_peer_tells_new_credit_without_data_and_without_a_read() {
     let mut ends = pair(&LinkConfig {
@@ -167,7 +170,7 @@ fn an_idle_peer_tells_new_credit_without_data_and_without_a_read() {
     assert_eq!(ends[1].link.stats().metadata_only, 1);
 }
 
-/// No batch can come here: the READ alone brings the credit.
+/// The peer posts no batch: the READ alone brings the credit.
 #[test]
 fn a_refused_call_makes_a_read_that_brings_new_credit() {
     let mut ends = pair(&LinkConfig {
@@ -186,7 +189,7 @@ fn a_refused_call_makes_a_read_that_brings_new_credit() {
     assert!(ends[0].link.call(&[], 9, 212).is_ok());
 }
 
-/// RingFull deadlock: an idle link believed 544 B in flight when 32 were.
+/// Ring-full deadlock of an earlier design: an idle link counted 544 B as in flight when 32 B were.
 #[test]
 fn an_idle_link_takes_the_largest_call_however_much_it_was_not_told() {
     for rounds in 0..24 {
@@ -195,7 +198,7 @@ fn an_idle_link_takes_the_largest_call_however_much_it_was_not_told() {
                 send_start: start,
                 ..config()
             });
-            // Replies fill the ring of side 0; nothing ever flows back but metadata.
+            // Replies fill the ring of side 0; side 1 sends only small calls and metadata.
             for _ in 0..rounds {
                 ends[1].link.call(&[], 1, 20).unwrap();
                 rounds_without_read(&mut ends, 2);
@@ -254,7 +257,7 @@ fn a_batch_that_leaves_little_space_makes_a_read() {
     assert!(ends[0].read_if_wanted(0));
 }
 
-/// L3: a side whose calls always fill its ring still grants its peer all the credit there is.
+/// L3: a side whose calls always fill its ring still grants its peer credit up to the maximum.
 #[test]
 fn a_saturated_side_does_not_starve_its_peer_of_credit() {
     for (start, len) in (0..C)
@@ -317,16 +320,17 @@ fn metadata_alone_has_room_after_calls_and_grants() {
     let full = ends[0].link.call(&[0; 84], 0, 0);
     assert!(full.is_err());
     rounds_without_read(&mut ends, 1);
-    // Held to the end.
+    // The oldest request is held to the end of the test.
     let _oldest = ends[1].inbox.pop_front();
     assert_eq!(answer_all(&mut ends[1]), 7);
-    // An eighth of the ring in responses.
+    // The responses fill an eighth of the ring, which is enough news for a batch without messages
+    // (L4).
     rounds_without_read(&mut ends, 2);
     assert_eq!(ends[0].link.stats().metadata_only, 1);
 }
 
-/// Pitfall 2: a batch that would end exactly at the ring end wraps, and the marker before it is a
-/// WRITE of 32 bytes, never of none.
+/// A batch that would end exactly at the ring's end wraps, and the marker before it is a WRITE of
+/// 32 bytes, never of 0.
 #[test]
 fn a_batch_never_ends_at_the_ring_end() {
     let near_end = |left: u64| {
@@ -412,7 +416,7 @@ fn a_message_after_a_marker_that_waits_opens_its_own_batch() {
     assert_eq!(ends[0].link.stats().wraps, 1);
 }
 
-/// A wrap while the batch limit holds everything back: three batches wait, replies still go.
+/// A wrap while the batch limit permits no post: replies are still written behind it.
 #[test]
 fn replies_are_written_across_a_wrap_while_no_batch_may_go() {
     let mut ends = pair(&LinkConfig {

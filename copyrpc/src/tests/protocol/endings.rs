@@ -1,5 +1,5 @@
-//! How calls end other than by their reply: cancelled, out of time, given up with a peer that does
-//! nothing.
+//! How calls end other than by their reply: cancelled, out of time, or given up because the peer
+//! does nothing.
 
 use crate::error::{CallError, CallFailure, CloseReason};
 use crate::link::past::{Past, Traffic};
@@ -13,9 +13,9 @@ fn call(end: &mut End, serial: u64) -> CallKey {
     end.link.call(&[], serial, 0).unwrap()
 }
 
-/// C3: the generation in a call id has 11 bits, and the slot freed last is used next. A server that
-/// holds one request while 2,048 others come and go would meet the same id again, were the slot of
-/// the cancelled call free.
+/// C3: the generation in a call id has 11 bits, and the slot freed last is used next. If the slot
+/// of a cancelled call were free, the 2,048th call after it would have the same id, while the
+/// server still holds the request.
 #[test]
 fn a_late_response_reaches_no_call_after_any_number_of_others() {
     let size = RingSize::new(1 << 20).unwrap();
@@ -39,7 +39,8 @@ fn a_late_response_reaches_no_call_after_any_number_of_others() {
         let [ended, _] = rounds_without_read(&mut ends, 2);
         assert_eq!(ended.len(), 1);
     }
-    // The call whose id is the same but for the slot. It waits while the late response comes.
+    // This call has the generation of the cancelled call, and differs from it only by its slot. The
+    // call waits while the late response arrives.
     call(&mut ends[0], 2_047);
     rounds_without_read(&mut ends, 1);
     ends[1].link.reply(held, &[1]).unwrap();
@@ -94,7 +95,8 @@ fn a_cancelled_call_gives_its_data_back_once_and_its_credit_when_it_is_answered(
     );
 }
 
-/// C5: requests whose bytes are in the ring, released, and not received by the application.
+/// C5, for requests whose bytes are in the ring, requests whose bytes were released, and requests
+/// that the application has not received.
 #[test]
 fn the_peer_learns_which_calls_were_given_up() {
     let mut ends = pair(&config());
@@ -136,7 +138,7 @@ fn the_peer_learns_which_calls_were_given_up() {
     assert_eq!(given_up(&ends, &[request]), [false]);
 }
 
-/// C5: a notice without room waits for it, and goes without another call.
+/// C5: a notice waits until the ring has room, and is then sent without another call.
 #[test]
 fn a_notice_that_finds_no_room_is_sent_when_there_is() {
     let mut ends = pair(&config());
@@ -275,7 +277,8 @@ fn a_peer_that_answers_reads_and_does_nothing_else_is_given_up() {
     assert!(ends[0].link.stats().probes >= 50);
 }
 
-/// Otherwise a caller whose calls all have deadlines would call a stopped peer forever.
+/// If only waiting callers counted, a caller whose calls all have deadlines would call a stopped
+/// peer forever.
 #[test]
 fn a_stalled_peer_is_given_up_also_when_no_caller_waits_any_more() {
     let mut ends = pair(&LinkConfig {
@@ -306,7 +309,7 @@ fn a_peer_that_holds_a_request_for_long_is_alive_and_one_that_stops_then_is_not(
 
 fn receive_and_sweep(end: &mut End, now_ns: u64) {
     end.poll(usize::MAX, 1, |_, _| ());
-    // A sweep is rarer than a reading of the clock.
+    // A sweep is done at every tenth reading of the clock.
     if now_ns % 1_000 == 0 {
         end.sweep();
     }
@@ -336,7 +339,8 @@ fn a_ring_without_calls_is_never_watched() {
     assert_eq!(ends[0].link.stats().reads, 0);
 }
 
-/// Side 0 has answered and waits for nothing: what it sent must be taken.
+/// Makes a pair of which side 0 has answered a call of side 1 and waits for nothing, except that
+/// side 1 takes the reply.
 fn pair_with_a_reply() -> [End; 2] {
     let mut ends = pair(&LinkConfig {
         stall_ns: STALL_NS,
@@ -356,7 +360,7 @@ fn a_peer_that_does_not_take_its_replies_is_given_up() {
     assert!((STALL_NS..STALL_NS + 5_000).contains(&at_ns), "{at_ns}");
 }
 
-/// K6: its call is over, and it does not poll between calls.
+/// K6: the peer gave its only call up, and does not poll between calls.
 #[test]
 fn a_peer_that_gave_its_call_up_need_not_take_the_reply() {
     // The credit that the peer has spent: also values just below the wrap of the number that the
@@ -407,21 +411,21 @@ fn give_up_and_rest(mut ends: [End; 2]) {
     assert_eq!(answers, [7]);
     ends[0].link.reply(late, &[]).unwrap();
     assert_eq!(gives_up_after(&mut ends, |_, _| ()), None);
-    // A call that waits does.
+    // A call that waits makes the peer owe the taking of the reply.
     call(&mut ends[1], 8);
     deliver(&mut ends);
     assert_eq!(answer_all(&mut ends[0]), 1);
     assert!(gives_up_after(&mut ends, |_, _| ()).is_some());
 }
 
-/// The requests of side 1 reach side 0.
+/// Delivers the requests of side 1 to side 0.
 fn deliver(ends: &mut [End; 2]) {
     assert!(ends[1].flush(|| true).is_ok());
     while execute(ends, 1) {}
     ends[0].poll(usize::MAX, 1, |_, _| ());
 }
 
-/// K7: the thread that polls runs the handlers, too.
+/// K7: the thread that polls also runs the handlers, so an end does not poll while a handler runs.
 #[test]
 fn a_peer_in_a_handler_is_kept_for_any_time_and_one_that_stops_after_it_is_not() {
     let mut ends = watchful_pair();
@@ -447,7 +451,7 @@ fn a_peer_in_a_handler_is_kept_for_any_time_and_one_that_stops_after_it_is_not()
     );
 }
 
-/// A batch without messages that had to wait takes messages with it.
+/// While a batch without messages waits to be posted, messages join it.
 #[test]
 fn a_peer_that_does_not_take_messages_of_a_batch_begun_without_any_is_given_up() {
     let mut ends = pair(&LinkConfig {
@@ -471,7 +475,7 @@ fn a_peer_that_does_not_take_messages_of_a_batch_begun_without_any_is_given_up()
     assert!(gives_up_after(&mut ends, |_, _| ()).is_some());
 }
 
-/// The peer polled once and never again: nothing more of its record changes.
+/// The peer polls once and never again: then its record does not change any more.
 #[test]
 fn a_peer_that_took_its_replies_is_kept_though_it_does_nothing_more() {
     let mut ends = pair_with_a_reply();
@@ -488,7 +492,7 @@ fn a_peer_that_took_its_replies_is_kept_though_it_does_nothing_more() {
     );
 }
 
-/// The application of the peer does other work, and owes nothing.
+/// The application of the peer does other work, and owes this end nothing.
 #[test]
 fn a_peer_may_leave_a_batch_without_messages_where_it_is() {
     let mut ends = pair(&LinkConfig {
@@ -499,7 +503,7 @@ fn a_peer_may_leave_a_batch_without_messages_where_it_is() {
     rounds_without_read(&mut ends, 1);
     assert!(answer_all(&mut ends[1]) > 0);
     rounds_without_read(&mut ends, 1);
-    // The replies are taken, and this is reported in a separate batch (L4).
+    // The replies are taken, and a batch without messages reports their consumption (L4).
     ends[0].poll(usize::MAX, 1, |_, _| ());
     assert!(ends[0].flush(|| true).is_ok());
     while execute(&mut ends, 0) {}
@@ -515,7 +519,8 @@ fn a_peer_may_leave_a_batch_without_messages_where_it_is() {
 
 const IDLE_NS: u64 = 10_000;
 
-/// Looks at an idle end as often as it asks for; the READs and when it closed.
+/// Checks an idle end at the times that it asks for, until `end_ns`. Returns the times of its
+/// READs, and the time at which it closed.
 fn check_idle_until(ends: &mut [End; 2], end_ns: u64) -> (Vec<u64>, Option<u64>) {
     let (mut reads, mut now_ns) = (Vec::new(), 0);
     loop {

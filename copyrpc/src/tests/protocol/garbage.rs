@@ -1,10 +1,10 @@
 //! Arbitrary bytes in the receive ring, the immediate and the record, on two real links with calls
-//! outstanding and requests held. Each link gets the batches of the other, some of them changed on
-//! the way; both are then driven further, whatever state they assume of each other.
+//! outstanding and requests held. Each link gets the batches of the other link, some of them
+//! changed. Then both links continue, whatever state each assumes of the other.
 //!
 //! Checked: nothing panics and nothing outside of the rings is accessed (each ring is one page
-//! between two inaccessible pages); a link keeps S1 and R1 whatever it receives; it closes for the
-//! reason that was wrong; each call ends exactly once, with its data.
+//! between two inaccessible pages); a link keeps S1 and R1 whatever it receives; it closes for a
+//! protocol error or a regular close; each call ends exactly once, with its data.
 //!
 //! `COPYRPC_TEST_SCALE=n` runs n times as many seeds, from seed `COPYRPC_TEST_FIRST_SEED` on;
 //! `COPYRPC_TEST_SEED=s` runs one seed.
@@ -89,7 +89,7 @@ struct Rings {
     recv: [GuardedRing; 2],
 }
 
-/// An end, with the knowledge of its application.
+/// An end, and the state of its application.
 struct Side {
     link: Link<u64>,
     /// Data of the calls that were taken and did not end.
@@ -97,10 +97,10 @@ struct Side {
     cancellable: Vec<(CallKey, u64)>,
     held: Vec<Request>,
     record: PublishedRecord,
-    /// The batches that the peer posted and that are not polled yet: place, bytes and announcement.
+    /// The batches that the peer posted and that are not polled yet: place, length and immediate.
     arrived: VecDeque<Emit>,
     is_read_posted: bool,
-    /// Completions of batches that the window asked for.
+    /// Number of batches whose completions the window asked for and that were not taken.
     written: usize,
 }
 
@@ -109,7 +109,7 @@ struct Pair<'a> {
     rings: &'a Rings,
     rng: fastrand::Rng,
     next_call: u64,
-    /// Batches and records that were changed.
+    /// Number of changes of batches and records.
     changed: u64,
     now_ns: u64,
 }
@@ -278,7 +278,7 @@ impl<'a> Pair<'a> {
         }
     }
 
-    /// Changes what arrived, in most cases a little.
+    /// Changes a batch that arrived: in most cases a byte or a word.
     fn tamper(&mut self, index: usize, emit: &mut Emit) {
         let recv = &self.rings.recv[index];
         let rng = &mut self.rng;
@@ -302,7 +302,7 @@ impl<'a> Pair<'a> {
                 };
                 recv.write(at, &[byte[0] ^ change]);
             }
-            // A word of the metadata off.
+            // A flow-control word of the metadata, by a typical error.
             2..=3 => {
                 let at = emit.offset + [0, 8, 24][rng.usize(..3)];
                 let mut word = [0; 8];
@@ -346,7 +346,7 @@ impl<'a> Pair<'a> {
             }
             7 => emit.imm = rng.u32(..2 * (C / 32) as u32),
             8 => (0..emit.bytes).for_each(|at| recv.write(emit.offset + at, &[rng.u8(..)])),
-            // The whole ring.
+            // All bytes of the ring.
             9 => (0..C).for_each(|at| recv.write(at, &[rng.u8(..)])),
         }
         self.changed += 1;
@@ -358,7 +358,7 @@ impl<'a> Pair<'a> {
         };
         match self.rng.u8(..32) {
             0..=3 => self.tamper(index, &mut emit),
-            // Twice.
+            // The batch is announced twice.
             4 => {
                 self.sides[index].link.on_imm(emit.imm);
                 self.changed += 1;
@@ -394,7 +394,7 @@ impl<'a> Pair<'a> {
         }
     }
 
-    /// Takes completions: of batches, and of a READ.
+    /// Takes the completions of batches and of a READ.
     fn take_completions(&mut self, index: usize) {
         let side = &mut self.sides[index];
         for _ in 0..std::mem::take(&mut side.written) {
@@ -440,8 +440,8 @@ impl<'a> Pair<'a> {
         self.sides.iter().any(|side| side.link.closed().is_some())
     }
 
-    /// A closed link ends all its calls, a link that was not closed is, and does so too. Whether a
-    /// lie was found.
+    /// Closes the links that are not closed, and asserts that each link ends all its calls. Returns
+    /// whether a link had found a lie.
     fn finish(&mut self) -> bool {
         let reasons = self.sides.each_ref().map(|side| side.link.closed());
         for reason in reasons.into_iter().flatten() {
@@ -469,8 +469,7 @@ impl<'a> Pair<'a> {
     }
 }
 
-/// Runs one pair of links; how many batches and records were changed, and whether that was found
-/// out.
+/// Runs one pair of links. Returns the number of changes, and whether a link found one.
 fn run(rings: &Rings, seed: u64) -> (u64, bool) {
     let _on_failure = OnFailure(format!("COPYRPC_TEST_SEED={seed}"));
     let mut pair = Pair::new(rings, seed);

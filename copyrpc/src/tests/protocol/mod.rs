@@ -29,7 +29,7 @@ fn scale() -> u64 {
     env_number("COPYRPC_TEST_SCALE").unwrap_or(1)
 }
 
-/// Not by `println`, which a test that passes does not show.
+/// Writes a line to standard error. The output of `println` is not shown for a test that passes.
 fn say(line: &str) {
     std::io::stderr()
         .write_all(format!("{line}\n").as_bytes())

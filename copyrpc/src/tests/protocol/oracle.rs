@@ -19,7 +19,7 @@ use crate::link::past::{Past, Traffic};
 use crate::link::{CallKey, LinkConfig, Request, Window};
 use crate::ring::RingSize;
 
-/// How a call ends that a closing peer did not take.
+/// The end of a call whose request a closing peer did not take.
 const REFUSED: Ended = Err(CallFailure::NotSent);
 
 /// A call the application wants to make.
@@ -51,12 +51,12 @@ struct Held {
     has_bytes: bool,
 }
 
-/// The knowledge of one side's application. Serials number the calls of a side.
+/// The state of one side's application. Serials number the calls of a side.
 #[derive(Default)]
 struct App {
     next_serial: u64,
     taken: HashMap<u64, Taken>,
-    /// Serials of the calls that may still be cancelled, and of others that ended.
+    /// Serials of the calls that may be cancelled; some of these calls have ended.
     cancellable: Vec<u64>,
     /// Calls the other side has not received yet, in order.
     in_order: VecDeque<Sent>,
@@ -71,7 +71,7 @@ struct World {
     rng: fastrand::Rng,
     limits: RingSize,
     mood: Mood,
-    /// Steps for which a side does nothing: its process is stopped.
+    /// Number of further steps in which a side does nothing, as if its process were stopped.
     away: [u32; 2],
     now_ns: u64,
     operations: u64,
@@ -112,8 +112,9 @@ fn bytes_of(side: usize, serial: u64, reply: bool, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Just below where a counter of some width ends, so that a run goes over it; a counter of 64 bits
-/// never gets there, and is nearer than it will ever be.
+/// Returns a number just below the maximum of a counter of some width, so that the counter wraps
+/// during the run. A counter of 64 bits does not wrap in practice: its number is 2^40 below the
+/// maximum.
 fn large_number(rng: &mut fastrand::Rng) -> u64 {
     let ends = [
         1 << 11,
@@ -215,7 +216,7 @@ impl World {
         }
     }
 
-    /// Makes the call; whether it was taken.
+    /// Makes the call. Returns whether it was taken.
     fn call(&mut self, side: usize, wish: Wish) -> bool {
         let deadline_ns = if self.rng.u8(..4) == 0 {
             self.now_ns + self.rng.u64(..5_000)
@@ -276,7 +277,8 @@ impl World {
         taken
     }
 
-    /// Serials of the calls of a side whose requests the other's application has not got.
+    /// Returns the serials of the calls of a side whose requests the application of the other side
+    /// has not received.
     fn unreceived(&self, side: usize) -> HashSet<u64> {
         self.apps[side]
             .in_order
@@ -399,14 +401,14 @@ impl World {
                 Ok(payload)
             }
         };
-        // No caller waits for it when the call was cancelled or ran out of time.
+        // No caller waits for the answer if the call was cancelled or ran out of time.
         if let Some(call) = self.apps[1 - side].taken.get_mut(&serial) {
             call.answer = Some(answer);
         }
         true
     }
 
-    /// Gives up the bytes of a random held request, which stays held.
+    /// Releases the bytes of a random held request, which stays held.
     fn copy(&mut self, side: usize) -> bool {
         if self.apps[side].held.is_empty() {
             return false;
@@ -503,7 +505,8 @@ impl World {
         }
     }
 
-    /// Does one round of a fair schedule: whatever can happen, happens. Returns how much did.
+    /// Does one round of a fair schedule: everything that can happen, happens. Returns the number
+    /// of events.
     fn fair_round(&mut self) -> usize {
         let mut progress = 0;
         for side in 0..2 {
@@ -555,7 +558,7 @@ impl World {
         assert!(self.ends.iter().all(|end| end.link.closed().is_none()));
     }
 
-    /// An idle link takes the largest call, however it got here.
+    /// Asserts that an idle link takes the largest call, whatever happened before.
     fn drain_largest(&mut self) {
         let limits = self.limits;
         for app in &mut self.apps {

@@ -7,10 +7,10 @@ use super::defects::{config, pair};
 use super::sim::{End, execute};
 
 const POLLS: usize = 1_000;
-/// The longest pause, and the READ after it.
+/// Number of polls of the longest pause, plus the poll that posts the READ after the pause.
 const LONGEST: usize = 65;
 
-/// Why side 0 waits for its peer's words.
+/// The reason why side 0 waits for its peer's words.
 #[derive(Clone, Copy, PartialEq)]
 enum Wait {
     RefusedCall,
@@ -49,8 +49,8 @@ fn waiting_pair(wait: Wait) -> [End; 2] {
     ends
 }
 
-/// Side 0 polls, its peer does nothing. Returns the polls that posted a READ, each executed at
-/// once.
+/// Lets side 0 poll while its peer does nothing. Returns the numbers of the polls that posted a
+/// READ; each READ is executed at once.
 fn polls_with_read(ends: &mut [End; 2], wait: Wait, polls: usize) -> Vec<usize> {
     let step = |_: &usize| {
         if wait == Wait::RefusedCall {
@@ -92,7 +92,7 @@ fn a_read_with_news_ends_the_pauses() {
     for wait in [Wait::RefusedCall, Wait::BatchLimit, Wait::Window] {
         let mut ends = waiting_pair(wait);
         polls_with_read(&mut ends, wait, POLLS);
-        // A heartbeat is all that the next READ finds: it makes no room.
+        // The next READ finds only a new heartbeat, which makes no room.
         ends[1].link.call(&[], 1, 0).unwrap();
         ends[1].sweep();
         let reads = polls_with_read(&mut ends, wait, 3 * LONGEST);
@@ -119,18 +119,18 @@ fn a_batch_ends_the_pauses() {
     assert!(ends[1].flush(|| true).is_ok());
     while execute(&mut ends, 1) {}
     ends[0].poll(usize::MAX, 1, |_, _| ());
-    // The wish is gone with its arrival, until the next refusal.
+    // Once the words have arrived, no READ is wanted until the next refusal.
     assert!(!ends[0].read_if_wanted(0));
     assert_eq!(polls_with_read(&mut ends, wait, 6), [0, 2, 5]);
 }
 
-/// Else a caller that tries again and again would READ in every poll.
+/// If a refusal ended the pause, a caller that tries again and again would READ in every poll.
 #[test]
 fn a_refusal_does_not_end_a_pause_and_has_its_read_after_it() {
     let wait = Wait::RefusedCall;
     let mut ends = waiting_pair(wait);
     assert_eq!(polls_with_read(&mut ends, wait, 8), [0, 2, 5]);
-    // The last refusal has its READ, without another.
+    // The last refusal leads to a READ without a further refusal.
     let mut without_refusal = (0..POLLS).filter(|_| {
         let has_read = ends[0].read_if_wanted(0);
         while execute(&mut ends, 0) {}

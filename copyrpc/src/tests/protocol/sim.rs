@@ -14,7 +14,7 @@ use crate::wire::{
     WRAP_MESSAGE_COUNT, padded,
 };
 
-/// Bytes tracked as one by the shadow map.
+/// Bytes of a ring that share one flag in [`End::live`].
 const BLOCK: u64 = 32;
 
 /// Ring memory at a fixed address, reached only by copy.
@@ -82,7 +82,8 @@ enum Completion {
     ReadActivity(u64),
 }
 
-/// A batch as the fabric saw it: what may be overwritten once it is parsed, and the requests in it.
+/// A batch as the fabric saw it: its range in the ring, which may be overwritten once the batch is
+/// parsed, except for the ranges of its requests.
 struct SeenBatch {
     offset: u64,
     bytes: u64,
@@ -93,7 +94,7 @@ pub(crate) struct End {
     pub(crate) link: Link<u64>,
     /// Requests that arrived and that the application has not received.
     pub(crate) inbox: VecDeque<Request>,
-    /// The application takes requests; if not, the core has them.
+    /// Whether the application takes requests; otherwise they stay in the core.
     pub(crate) is_receiving: bool,
     /// Requests taken, or refused by the core.
     received: usize,
@@ -106,7 +107,7 @@ pub(crate) struct End {
     words_before: Option<FlowWords>,
     may_mix_bytes: bool,
     has_mixed: bool,
-    /// The activity of its context.
+    /// The activity word of this end's context.
     pub(crate) activity: u64,
     posted: VecDeque<Operation>,
     recv_cq: VecDeque<u32>,
@@ -116,11 +117,11 @@ pub(crate) struct End {
     /// Flag of each block of the receive ring that the receiver still needs.
     live: Vec<bool>,
     unparsed: VecDeque<SeenBatch>,
-    /// The place of each request, by arrival number.
+    /// Offset and length of each request in the ring, by arrival number.
     requests: VecDeque<(u64, u64)>,
 }
 
-/// A post was deferred: the send queue was full.
+/// The error of a post that was deferred because the send queue was full.
 pub(crate) struct Deferred;
 
 impl End {
@@ -192,7 +193,8 @@ impl End {
         }
     }
 
-    /// Returns what a READ gets. Of two in a row one meets no store.
+    /// Returns the bytes that a READ gets. Of two READs in a row, at most one is mixed with a
+    /// store.
     fn read_record(&mut self) -> [u8; FLOW_METADATA_SIZE] {
         let mut bytes = self.record.encode();
         let has_mixed = std::mem::replace(&mut self.has_mixed, false);
@@ -243,8 +245,8 @@ impl End {
         wanted
     }
 
-    /// Called after [`End::poll`], as the driver does: what arrived before a failure is seen before
-    /// it.
+    /// Takes the completions of the send queue. Called after [`End::poll`], as a driver does, so
+    /// that batches that arrived before a failure are handled before it.
     pub(crate) fn take_send_completions(&mut self) {
         while let Some(completion) = self.send_cq.pop_front() {
             match completion {
@@ -272,7 +274,7 @@ impl End {
                 self.record.batches_taken = self.link.batches_taken();
             }
             loop {
-                // As a driver: what mostly comes, and what else there is.
+                // As a driver does: first the common kinds of messages, then all other events.
                 let event = match self.link.next_message(self.is_receiving) {
                     Message::Reply {
                         user_data, payload, ..
@@ -295,7 +297,7 @@ impl End {
                 };
                 match event {
                     Event::Requests(count) if self.is_receiving => {
-                        // None once this end marked (G5).
+                        // After this end's mark, the link returns no request (G5).
                         let before = self.inbox.len();
                         self.inbox
                             .extend((0..count).map_while(|_| self.link.next_request()));
@@ -325,7 +327,7 @@ impl End {
         self.recv_view.bytes(request.payload())
     }
 
-    /// The request with this arrival number is answered: its bytes are free.
+    /// Notes that the bytes of the request with this arrival number are free.
     pub(crate) fn forget_request(&mut self, number: usize) {
         let (offset, bytes) = self.requests[number];
         self.set_live(offset, bytes, false);
@@ -367,10 +369,11 @@ impl End {
     }
 }
 
-/// Payload of a reply, or why there is none.
+/// Payload of a reply, or the reason why there is none.
 pub(crate) type Ended = Result<Vec<u8>, crate::error::CallFailure>;
 
-/// Ring ranges of the requests in a batch: the fabric's own reading of the format.
+/// Returns the ring ranges of the requests in a batch, by a decoder that is independent of the
+/// link's.
 fn requests_in(offset: u64, batch: &[u8]) -> Vec<(u64, u64)> {
     let count = u32::from_le_bytes(batch[16..20].try_into().unwrap());
     let mut requests = Vec::new();
@@ -391,8 +394,8 @@ fn requests_in(offset: u64, batch: &[u8]) -> Vec<(u64, u64)> {
     requests
 }
 
-/// Executes the oldest operation that `ends[from]` posted; whether there was one. A connection that
-/// has ended is off the device: what it posted is lost, and what its peer posts fails.
+/// Executes the oldest operation that `ends[from]` posted. Returns whether there was one. The queue
+/// pair of an end that has closed is gone: its operations are lost, and its peer's operations fail.
 pub(crate) fn execute(ends: &mut [End; 2], from: usize) -> bool {
     let is_over = ends.each_ref().map(|end| end.link.closed().is_some());
     match ends[from].posted.pop_front() {
@@ -426,7 +429,7 @@ pub(crate) fn execute(ends: &mut [End; 2], from: usize) -> bool {
     }
 }
 
-/// Prints what reproduces a failed run.
+/// Prints the text that reproduces a failed run.
 pub(crate) struct OnFailure(pub String);
 
 impl Drop for OnFailure {

@@ -1,5 +1,5 @@
-//! A peer that lies: every lie ends that connection with its own error, nothing panics, and every
-//! pending call still ends exactly once. Batches here are written by hand.
+//! A peer that lies: every lie ends the connection with an error of its own, nothing panics, and
+//! every pending call ends exactly once. The batches are written by hand.
 
 use crate::error::{CallFailure, CloseReason, ProtocolError};
 use crate::link::{CallKey, Emit, Event, Link, LinkConfig, Request, Window};
@@ -11,7 +11,8 @@ use super::sim::Memory;
 const C: u64 = 2048;
 const BATCHES: u32 = 4;
 
-/// An honest end with two calls outstanding (allowance 20 and 200), its memory in our hands.
+/// An honest end with two calls outstanding (allowance 20 and 200), whose receive ring the test
+/// writes.
 struct Victim {
     link: Link<u32>,
     /// The call with allowance 20.
@@ -22,7 +23,7 @@ struct Victim {
     _send: Memory,
     /// Position of the next batch.
     at: u64,
-    /// Words that are true.
+    /// Words that a correct peer would send.
     words: FlowWords,
     sent: u64,
 }
@@ -32,7 +33,7 @@ impl Victim {
         Self::at(64, true)
     }
 
-    /// Returns such an end, whose send ring starts at this position.
+    /// Returns a victim whose send ring starts at this position.
     fn at(send_start: u64, reads_whole_words: bool) -> Self {
         let size = RingSize::new(C).unwrap();
         let (send, recv) = (Memory::new(C), Memory::new(C));
@@ -78,7 +79,7 @@ impl Victim {
         }
     }
 
-    /// Puts a batch into the ring and announces `span` bytes; returns the calls that ended.
+    /// Puts a batch into the ring and announces `span` bytes. Returns the calls that ended.
     fn deliver(&mut self, batch: &[u8], span: u64) -> Vec<(u32, Result<Vec<u8>, CallFailure>)> {
         self.recv.write(self.at % C, batch);
         self.at += span;
@@ -105,7 +106,7 @@ impl Victim {
         ended
     }
 
-    /// An honest batch with these messages.
+    /// Returns a batch with true words and these messages.
     fn batch(&self, messages: &[(Header, &[u8])]) -> Vec<u8> {
         batch(self.words, messages.len() as u32, messages)
     }
@@ -142,8 +143,8 @@ fn request(blocks: u32, len: u32) -> Header {
     }
 }
 
-/// Delivers the batch and returns the error of the connection, after checking that both calls
-/// ended once with it.
+/// Delivers the batch that `prepare` returns. Asserts that both calls ended once with the error of
+/// the connection, and returns the error.
 fn punished(prepare: impl FnOnce(&Victim) -> (Vec<u8>, u64)) -> ProtocolError {
     let mut victim = Victim::new();
     let (bytes, span) = prepare(&victim);
@@ -287,7 +288,7 @@ fn counts_and_lengths_beyond_the_announced_bytes_are_refused() {
     assert_eq!(error, ProtocolError::ReservedNotZero);
 }
 
-/// Words that cannot be true, whichever way they come.
+/// Returns words that cannot be true, in a batch or by a READ.
 fn impossible_words() -> Vec<FlowWords> {
     let victim = Victim::new();
     let (truth, sent) = (victim.words, victim.sent);
@@ -365,8 +366,8 @@ fn words_that_go_backwards_are_refused_but_a_batch_older_than_a_read_is_not() {
     assert!(victim.link.closed().is_some(), "batches are in order");
 }
 
-/// READs of `rxe` returned both: it copied the low byte before the store and the others
-/// after it.
+/// READs of the Linux driver `rxe` returned both mixed positions: the driver copied the low byte
+/// before the store and the other bytes after it.
 #[test]
 fn a_read_that_mixes_bytes_of_two_positions_tells_neither_too_much_nor_ends_the_connection() {
     for (before, after, mixed) in [

@@ -27,7 +27,8 @@ fn consumption(batches: u32) -> LinkConfig {
     }
 }
 
-/// Calls and flushes `count` times; batches and messages sent then.
+/// Calls and flushes `count` times. Returns the numbers of batches and messages sent since the
+/// beginning.
 fn call_and_flush(end: &mut End, len: usize, count: usize) -> (u64, u64) {
     for _ in 0..count {
         end.link.call(&vec![0; len], 0, 0).unwrap();
@@ -67,7 +68,7 @@ fn without_a_window_each_flush_sends_and_with_one_the_messages_gather_until_a_wr
         ),
         (3, 6)
     );
-    // Full again: the batch took the place of the one that completed.
+    // The window is full again: the new batch took the place of the batch that completed.
     assert_eq!(call_and_flush(&mut ends[0], 0, 1), (3, 6));
 }
 
@@ -110,12 +111,12 @@ fn what_waits_goes_at_once_when_it_is_large_and_takes_no_place() {
     assert_eq!(call_and_flush(&mut ends[0], 180, 1), (2, 4));
     assert_eq!(ends[0].link.stats().window_stalls, 2);
     while execute(&mut ends, 0) {}
-    // Only the small one asked for its completion.
+    // Only the small batch asked for its completion.
     ends[0].take_send_completions();
     assert_eq!(call_and_flush(&mut ends[0], 0, 2), (3, 5));
 }
 
-/// B1 binds every batch.
+/// B1 limits every batch, whatever the window permits.
 #[test]
 fn the_batch_limit_holds_also_what_the_window_exempts() {
     let mut ends = pair(&LinkConfig {
@@ -134,7 +135,7 @@ fn the_batch_limit_holds_also_what_the_window_exempts() {
 
 #[test]
 fn the_consumption_clock_runs_by_the_peers_word_and_not_by_completions() {
-    // In a batch of the peer.
+    // The peer's words arrive in a batch.
     let mut ends = pair(&consumption(1));
     assert_eq!(call_and_flush(&mut ends[0], 0, 3), (1, 1));
     while execute(&mut ends, 0) {}
@@ -155,7 +156,7 @@ fn the_consumption_clock_runs_by_the_peers_word_and_not_by_completions() {
         (2, 3)
     );
 
-    // By a READ, from a peer that sends nothing.
+    // The peer's words arrive by a READ, from a peer that sends nothing.
     let mut ends = pair(&consumption(1));
     assert_eq!(call_and_flush(&mut ends[0], 0, 3), (1, 1));
     while execute(&mut ends, 0) {}
@@ -180,7 +181,8 @@ fn the_consumption_clock_runs_by_the_peers_word_and_not_by_completions() {
     assert_eq!(ends[0].link.stats().reads, 1);
 }
 
-/// Wherever the ring ends: else what waited together would go in two parts from then on.
+/// At every offset: a batch that took two places, because a wrap divided it, would divide the
+/// waiting messages from then on.
 #[test]
 fn what_a_wrap_cuts_takes_one_place() {
     for start in (0..C).step_by(32) {
@@ -209,7 +211,7 @@ fn what_a_wrap_cuts_takes_one_place() {
         (4, 3),
         "one completion, one place"
     );
-    // The second place is left for one more.
+    // The second place of the window is free for another batch.
     let mut ends = pair(&LinkConfig {
         send_start: C - 96,
         ..completion(2)
@@ -219,19 +221,20 @@ fn what_a_wrap_cuts_takes_one_place() {
     assert_eq!(call_and_flush(&mut ends[0], 0, 2), (4, 3));
 }
 
-/// L4: what the peer misses of credit reaches it although the window is full when there are news.
+/// L4: a batch without messages brings the peer the credit that it lacks, and takes a place in the
+/// window like any other batch.
 #[test]
 fn metadata_alone_waits_for_the_window_and_goes_then() {
     let mut ends = pair(&LinkConfig {
         local_credit: 0,
         ..completion(1)
     });
-    // A call that is refused for lack of credit, so only metadata can bring it.
+    // The peer's call is refused for lack of credit, which only a batch without messages can bring.
     assert!(ends[1].link.call(&[], 1, 0).is_err());
     rounds_without_read(&mut ends, 1);
     assert_eq!(ends[0].link.stats().metadata_only, 1);
     assert!(ends[1].link.call(&[], 1, 0).is_ok());
-    // It is under way like any other batch.
+    // The batch without messages is under way and fills the window, so the call waits.
     assert_eq!(call_and_flush(&mut ends[0], 0, 1), (1, 0));
     ends[0].take_send_completions();
     assert!(ends[0].flush(|| true).is_ok());
