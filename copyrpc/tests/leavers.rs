@@ -21,26 +21,26 @@ use std::time::Duration;
 
 use copyrpc::{CloseReason, Context, ContextBuilder, Endpoint, EndpointConfig};
 
-/// Ends a hang; for each client of each way, the long form has more time.
+/// Time after which a hang ends the process; the long form, with `COPYRPC_TEST_SCALE`, has more.
 const WATCHDOG: Duration = Duration::from_secs(150);
-/// Time limit of a step of the exchange, which takes no time worth mentioning.
+/// Time limit of a step of the exchange; a step usually takes a few milliseconds.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Clients of one way in one round, times `COPYRPC_TEST_SCALE`.
 const CLIENTS: usize = 6;
 const ROUNDS: usize = 2;
-/// Clients that are there at once, fewer than a context has room for.
+/// Maximum number of clients at a time, fewer than a context has room for.
 const AT_ONCE: usize = 100;
 
-/// How a client leaves. Each has made calls that were answered.
+/// The way in which a client ends, after calls that were answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Way {
-    /// Everything is dropped, then the process ends.
+    /// The client drops all its values, then the process ends.
     Returned,
-    /// While idle.
+    /// The process is killed while idle.
     Killed,
     /// The context is dropped; its endpoint is kept, and its process continues.
     ContextDropped,
-    /// Stopped forever, with a request outstanding.
+    /// The process is stopped forever, with a request outstanding.
     Stopped,
 }
 
@@ -51,7 +51,8 @@ const WAYS: [Way; 4] = [
     Way::Stopped,
 ];
 
-/// Ends that the server may see. The last message of a peer can be lost with its queue pair.
+/// Returns whether the server may see this reason when a client ends in this way. The last message
+/// of a peer can be lost with its queue pair.
 const fn is_end_of(way: Way, reason: CloseReason) -> bool {
     match way {
         Way::Returned | Way::ContextDropped => matches!(
@@ -63,7 +64,7 @@ const fn is_end_of(way: Way, reason: CloseReason) -> bool {
     }
 }
 
-/// The life of a client.
+/// Runs a client of this way.
 fn client(way: Way, dir: &Path, socket: &Path) {
     let mut stream = UnixStream::connect(socket).unwrap();
     stream.write_all(&[way as u8]).unwrap();
@@ -89,7 +90,7 @@ fn client(way: Way, dir: &Path, socket: &Path) {
         Way::Killed => assert_eq!(unsafe { libc::kill(libc::getpid(), libc::SIGKILL) }, 0),
         Way::ContextDropped => {
             drop(context);
-            // Until the server has parted from it.
+            // Waits until the server has dropped this client.
             assert_eq!(stream.read(&mut [0]).unwrap(), 0);
         }
         Way::Stopped => {
@@ -170,7 +171,8 @@ impl Nursery {
         self.commands.write_all(&[way as u8]).unwrap();
     }
 
-    /// Returns when no client is left, and each that could end well did.
+    /// Kills the remaining clients. Returns when no client is left, and asserts that all other
+    /// clients ended without an error.
     fn kill_all(&mut self) {
         self.commands.write_all(&[KILL_ALL]).unwrap();
         self.commands.read_exact(&mut [0]).expect("a client failed");
@@ -243,7 +245,7 @@ impl Server {
         self.clients.push((way, endpoint, stream));
     }
 
-    /// Answers, and drops the clients that have disconnected.
+    /// Answers the requests, and drops the clients that have disconnected.
     fn step(&mut self) {
         self.context.poll(|_, _| ()).unwrap();
         while let Some(request) = self.context.recv() {
@@ -318,7 +320,7 @@ fn clients_that_leave_in_any_way_leave_nothing_at_a_server_with_default_options(
     let [first, .., last] = usages[..] else {
         panic!("{ROUNDS} rounds")
     };
-    // The allocator may keep some of what was there at once.
+    // The allocator may keep some of the memory of clients that existed at the same time.
     assert!(last.data_kb <= first.data_kb + 1024, "{usages:?}");
     assert_eq!(
         last,

@@ -132,7 +132,8 @@ fn calls_and_replies_allocate_nothing_at_any_depth_with_and_without_deadlines() 
     }
 }
 
-/// A ring that wraps all the time, refuses calls, and makes the caller READ how far its peer is.
+/// A small ring, which wraps all the time, refuses calls, and makes the caller READ its peer's
+/// record.
 #[test]
 fn wraps_refusals_and_reads_allocate_nothing() {
     for kind in [Kind::Plain, Kind::Deadline, Kind::GivenUp] {

@@ -25,7 +25,7 @@ struct World {
     config: EndpointConfig,
 }
 
-/// Where contexts meet, and their time.
+/// The fabric on which the contexts of a test meet, and their clock.
 #[derive(Default)]
 struct Net {
     fabric: LocalFabric,
@@ -82,7 +82,7 @@ fn small() -> EndpointConfig {
     }
 }
 
-/// Steps until `is_done`; everything is executed at once, so few steps do.
+/// Steps until `is_done`. Operations are executed at once, so few steps are enough.
 fn step_until(mut is_done: impl FnMut() -> bool, mut step: impl FnMut()) {
     for _ in 0..1_000 {
         if is_done() {
@@ -151,7 +151,7 @@ fn a_call_without_a_reply_ends_with_its_deadline_once_and_its_late_reply_nowhere
     );
 }
 
-/// Nothing leaves then, but time passes.
+/// A drain sends nothing, but reads the clock.
 #[test]
 fn deadlines_pass_also_in_drains_alone() {
     let world = World::new(small());
@@ -186,7 +186,7 @@ fn a_reply_that_is_there_when_the_deadline_has_passed_wins() {
     assert_eq!(ended.take(), [(1, Ok(b"x".to_vec()))]);
 }
 
-/// The time since the last poll is not the call's.
+/// The time between the last poll and the call does not count.
 #[test]
 fn a_deadline_counts_from_the_call() {
     let world = World::new(small());
@@ -212,7 +212,8 @@ fn a_sleeper_wakes_for_a_deadline_that_has_passed_on_its_devices_clock() {
     let (start, is_started) = mpsc::channel::<Arc<AtomicU64>>();
     std::thread::spawn(move || {
         let now_ns = is_started.recv().unwrap();
-        // So that the other sleeps by now; if it does not, it finds the time passed.
+        // Usually the other thread sleeps by now; if it does not yet sleep, it finds the deadline
+        // passed.
         std::thread::sleep(SHORT);
         now_ns.fetch_add((LONG + NS).as_nanos() as u64, Ordering::Relaxed);
     });
@@ -419,7 +420,7 @@ fn a_context_that_is_dropped_does_not_wait_for_peers_that_take_nothing() {
     let world = World::new(small());
     let pending = world.client.create_endpoint(&world.config).unwrap();
     let nowhere = world.server.create_endpoint(&world.config).unwrap();
-    // Its queue pair is never connected: a WRITE to it is tried again and again.
+    // The peer's queue pair is never connected: a WRITE to it is retried.
     let endpoint = pending.connect(&nowhere.local_info()).unwrap();
     endpoint.call(b"ping", 1, 10).unwrap();
     let start = Instant::now();
@@ -431,7 +432,7 @@ fn a_context_that_is_dropped_does_not_wait_for_peers_that_take_nothing() {
     );
 }
 
-/// Where time is the system's.
+/// Repeats `attempt` until it returns a value, at most for a minute of system time.
 fn within_a_minute<T>(mut attempt: impl FnMut() -> Option<T>) -> T {
     let start = Instant::now();
     loop {

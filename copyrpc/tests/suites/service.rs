@@ -1,4 +1,5 @@
-//! Servers and clients in two lines: many at once, late, slow, silent, killed and back again.
+//! [`Server`](copyrpc::Server) and [`Client`](copyrpc::Client): many clients at once, and peers
+//! that are late, slow, silent, killed or restarted.
 
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -23,7 +24,7 @@ use copyrpc_testing::strangers;
 
 use crate::local::{self, Net, WATCHDOG};
 
-/// Errors go to other threads, and into boxes.
+/// Errors can be sent to other threads, and live in boxes.
 const _: () = {
     const fn is_portable<T: Send + Sync + 'static>() {}
     is_portable::<ClientError>();
@@ -127,7 +128,8 @@ fn a_server_that_is_not_there_is_waited_for_as_long_as_asked() {
     );
 }
 
-/// The program answers with fewer bytes than a record, and then waits for more, or hangs up.
+/// Another program listens at the address: it answers with fewer bytes than a record, and then
+/// waits for more, or closes the stream.
 #[test]
 fn another_program_at_the_address_is_named_by_what_it_says() {
     const SAYS: &[u8] = b"HTTP/1.1 400 Bad Request\r\n\r\n";
@@ -173,7 +175,7 @@ fn an_address_that_is_taken_is_named() {
     served.end();
 }
 
-/// Connecting takes forever, by its options; but the call has a time.
+/// By its options, the client tries to connect for hours, but the call has a timeout.
 #[test]
 fn a_call_ends_in_its_time_also_while_it_connects_again() {
     let net = Net::new();
@@ -192,7 +194,7 @@ fn a_call_ends_in_its_time_also_while_it_connects_again() {
     served.end();
 }
 
-/// A server that is restarted closes the sockets of those that it has not taken yet.
+/// A server that is restarted closes the sockets of clients that it has not accepted yet.
 #[test]
 fn a_server_that_leaves_while_clients_wait_to_be_taken_is_waited_for() {
     let net = Net::new();
@@ -205,7 +207,7 @@ fn a_server_that_leaves_while_clients_wait_to_be_taken_is_waited_for() {
     for round in 0..6 {
         let (mut stream, _) = listener.accept().unwrap();
         if round % 2 == 0 {
-            // Not a reset: all was read.
+            // All bytes were read, so the close is no reset.
             stream.read_exact(&mut [0; EXCHANGE_RECORD_SIZE]).unwrap();
         }
     }
@@ -213,7 +215,7 @@ fn a_server_that_leaves_while_clients_wait_to_be_taken_is_waited_for() {
     let served = net.serve(&address.to_string(), upper_case);
     assert_eq!(client.join().unwrap(), b"THERE");
     served.end();
-    // A server that closes every time is none.
+    // A program that closes every stream counts as no server.
     let listener = TcpListener::bind(any_port()).unwrap();
     let address = listener.local_addr().unwrap();
     thread::spawn(move || listener.incoming().for_each(drop));
@@ -291,7 +293,7 @@ fn a_call_ends_in_time_and_its_late_reply_is_not_the_next_ones() {
         while answered < 2 {
             server.step().unwrap();
             held.extend(std::iter::from_fn(|| server.recv()));
-            // The first is answered when the second is there, before it.
+            // The first request is answered when the second has arrived, and before the second.
             if held.len() == 2 || answered == 1 {
                 while let Some(request) = held.pop_front() {
                     let reply = request.data().to_vec();
@@ -312,7 +314,7 @@ fn a_call_ends_in_time_and_its_late_reply_is_not_the_next_ones() {
     served.end();
 }
 
-/// Calls that are not answered keep their credit when they have ended.
+/// Calls that ended without an answer still hold their credit.
 #[test]
 fn a_client_whose_credit_is_kept_by_calls_that_it_gave_up_says_so_and_connects_again() {
     let net = Net::new();
@@ -362,7 +364,7 @@ fn a_client_whose_credit_is_kept_by_calls_that_it_gave_up_says_so_and_connects_a
         sent.push(b"answered".to_vec());
         assert_eq!(client.call(b"answered").unwrap(), b"at once");
     }
-    // A call without a time waits no longer than for a connection.
+    // A call without a timeout waits for credit at most as long as for a connection.
     drop(client);
     let options = ClientOptions {
         connect_timeout: SHORT,
@@ -384,7 +386,7 @@ fn a_client_whose_credit_is_kept_by_calls_that_it_gave_up_says_so_and_connects_a
     assert_eq!(*taken.lock().unwrap(), sent);
 }
 
-/// The server answers all requests but the first, whose bytes it keeps.
+/// The server answers all requests except the first, whose bytes it keeps.
 #[test]
 fn a_client_whose_ring_is_kept_full_by_a_call_that_it_gave_up_says_so_and_connects_again() {
     let net = Net::new();
@@ -568,7 +570,7 @@ fn a_stopped_server_waits_for_a_client_that_calls_while_it_connects() {
         panic!("{ends:?}")
     };
     assert_eq!(first, b"first");
-    // The server may have taken it before its end.
+    // The server may have received the request before its end.
     assert!(
         matches!(second, Ok(reply) if reply == b"second")
             || matches!(second, Err(CallFailure::NotSent)),
@@ -576,7 +578,7 @@ fn a_stopped_server_waits_for_a_client_that_calls_while_it_connects() {
     );
 }
 
-/// The server has a loop of its own.
+/// The server is not in `serve`, but in a loop of the application.
 #[test]
 fn a_closed_server_answers_the_request_that_it_has_and_its_clients_go_on_to_the_next_one() {
     let net = Net::new();
@@ -621,7 +623,7 @@ fn a_closed_server_answers_the_request_that_it_has_and_its_clients_go_on_to_the_
     served.end();
 }
 
-/// Each request is a batch of its own, so they are more than one turn of the server takes.
+/// Each request is a batch of its own, so the requests are more than the server takes in one step.
 #[test]
 fn a_stopped_server_answers_all_requests_that_had_arrived() {
     const CLIENTS: usize = 8;
@@ -661,7 +663,7 @@ fn a_stopped_server_answers_all_requests_that_had_arrived() {
             client.call(&number.to_le_bytes(), number, 8).unwrap();
             context.flush_endpoints().unwrap();
         }
-        // The device has sent all of them.
+        // After these polls, the device has sent all requests.
         (0..100).for_each(|_| {
             context
                 .poll(|_, _| unreachable!("nobody answers yet"))
@@ -709,8 +711,8 @@ fn strangers_that_say_nothing_or_anything_keep_nobody_waiting_and_take_no_place(
         stranger
             .set_read_timeout(Some(Duration::from_secs(20)))
             .unwrap();
-        // The connection ends, by a reset where bytes were left unread, which may come before all
-        // are sent.
+        // The server closes the connection. If it has not read all bytes, the stranger gets a
+        // reset, maybe before it has sent them all.
         let sent = stranger
             .write_all(bytes)
             .and_then(|()| stranger.shutdown(std::net::Shutdown::Write));
@@ -772,8 +774,8 @@ fn clients_above_the_limit_are_told_so_and_find_room_when_others_leave() {
 /// Time for which a client tries to connect if it is expected to be refused.
 const SHORT: Duration = Duration::from_millis(200);
 
-/// The server is stopped first, so that it does not answer the call. Only its socket shows the
-/// death: no keep-alive ends in this time.
+/// The server is stopped first, so that it does not answer the call. Only the end of its TCP
+/// connection shows its death: no keep-alive interval passes in this test.
 #[test]
 fn a_server_process_that_is_killed_while_a_call_waits_ends_the_call() {
     limits::watchdog(WATCHDOG);
@@ -817,7 +819,7 @@ fn full() -> String {
     SetupError::Record(RecordError::Refused(Refusal::Full)).to_string()
 }
 
-/// No keep-alive finds the dead.
+/// Returns a configuration with which no keep-alive detects a death on an idle connection.
 fn lifelines_alone() -> EndpointConfig {
     EndpointConfig {
         idle_keepalive: None,
@@ -978,7 +980,7 @@ fn what_is_too_long_is_refused_and_the_connection_goes_on() {
             .map(|reply| reply.len())
     };
     assert_eq!(reply_of(longest).unwrap(), longest);
-    // Also if the credit, which has blocks, has room for more.
+    // The limit holds even if the credit, which is counted in blocks, has room for more bytes.
     for extra in (1..64).chain([100_000]) {
         let error = reply_of(longest + extra).unwrap_err();
         assert!(
@@ -1166,7 +1168,7 @@ fn clients_that_are_killed_and_stopped_at_random_leave_nothing_at_a_server_and_d
     server.wait().unwrap();
 }
 
-/// A process of the test below: clients that connect, call, and are gone with their process.
+/// A process of the test below: clients that connect, call, and end with their process.
 #[test]
 #[ignore = "a process of another test, started by it"]
 fn leaving_process() {
@@ -1185,10 +1187,10 @@ fn leaving_process() {
     std::process::exit(i32::from(clients.len() != LEAVING));
 }
 
-/// Clients of a process that leaves.
+/// Number of clients of a process that exits without destructors.
 const LEAVING: usize = 20;
 
-/// A client that was answered, which its thread never drops.
+/// Makes a client in a thread of its own, which gets an answer and never drops the client.
 fn thread_client(address: String) -> JoinHandle<()> {
     thread::spawn(move || {
         let options = ClientOptions {
@@ -1216,8 +1218,8 @@ fn a_server_has_what_it_had_when_clients_connected_called_and_vanished() {
         assert!(status.success(), "{status}");
     }
     given_back(server.id(), before.0);
-    // Pages that were touched once stay with the server's arena, for as many clients as were there
-    // at once.
+    // The server's allocator keeps pages that were used once, for the maximum number of clients at
+    // a time.
     let (kib, room) = (memory_of(server.id()) - before.1, 3 * LEAVING * 2_048);
     assert!(kib < room, "{kib} KiB more than before, of {room}");
     assert_eq!(
@@ -1228,7 +1230,7 @@ fn a_server_has_what_it_had_when_clients_connected_called_and_vanished() {
     server.wait().unwrap();
 }
 
-/// Resident, KiB.
+/// Returns the resident memory of a process in KiB.
 fn memory_of(process: u32) -> usize {
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap();
     let line = status
@@ -1238,7 +1240,7 @@ fn memory_of(process: u32) -> usize {
     line.trim().trim_end_matches(" kB").parse().unwrap()
 }
 
-/// Waits until the process has no more descriptors than `before`.
+/// Waits until the process has at most `before` descriptors.
 fn given_back(process: u32, before: usize) {
     let start = Instant::now();
     while descriptors_of(process) > before {
@@ -1251,14 +1253,14 @@ fn given_back(process: u32, before: usize) {
     }
 }
 
-/// Records of a stranger's are half, garbage, of another version, and none; its connections stay
-/// open.
+/// The strangers send half a record, garbage, a record of another version, or nothing, and keep
+/// their connections open.
 #[test]
 fn a_thousand_strangers_at_once_delay_nobody_and_leave_nothing() {
     const STRANGERS: usize = 1_000;
     const MAGIC: [u8; 8] = *b"copyrpc\0";
     limits::watchdog(WATCHDOG);
-    // The server that is started below has as many.
+    // The server process inherits the limit of descriptors.
     limits::permit_descriptors();
     let (mut server, address) = start_server(&any_port());
     let before = descriptors_of(server.id());
@@ -1272,7 +1274,7 @@ fn a_thousand_strangers_at_once_delay_nobody_and_leave_nothing() {
             2 => vec![number as u8; 128],
             _ => [&MAGIC[..], &[number as u8; 120]].concat(),
         };
-        // Requests that were read already may be gone.
+        // The write fails if the server has already closed the connection.
         let _ = stranger.write_all(&bytes);
     }
     // Shorter than the time that one stranger may take.

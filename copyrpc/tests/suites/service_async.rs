@@ -1,5 +1,5 @@
-//! Servers and clients whose calls are futures: in tokio and in a loop of the test, from many
-//! tasks, given up, late, and without a server.
+//! Servers and clients whose calls are futures: in tokio and in an executor of the test, with many
+//! tasks, calls that are given up or late, and calls without a server.
 
 use std::future::Future;
 use std::net::{SocketAddr, TcpListener};
@@ -25,7 +25,7 @@ use tokio::task::JoinSet;
 
 use crate::local::{Net, WATCHDOG};
 
-/// Clients, servers and requests go to other threads.
+/// Clients, servers and requests can be sent to other threads.
 const _: () = {
     const fn is_portable<T: Send + Sync + 'static>() {}
     const fn is_sent<T: Send + 'static>() {}
@@ -88,7 +88,7 @@ fn tasks_of_a_runtime_share_a_connection_and_get_each_their_own_replies() {
             let client = clients[task as usize % 2].clone();
             calls.spawn(async move {
                 for call in 0..20u32 {
-                    // Together more than a ring holds.
+                    // Together, the requests have more bytes than a ring.
                     let request: Vec<u8> = (0..(task * 131 + call * 37) % 2_000)
                         .map(|i| (task ^ call ^ i) as u8)
                         .collect();
@@ -113,8 +113,8 @@ fn tasks_of_a_runtime_share_a_connection_and_get_each_their_own_replies() {
     });
 }
 
-/// The calls of a burst find their client's thread and the server's asleep, and bring messages of
-/// all sizes.
+/// Bursts of calls of all sizes, after pauses in which the threads of client and server fall
+/// asleep.
 #[test]
 fn bursts_of_calls_after_pauses_get_each_their_own_replies() {
     const TASKS: usize = 60;
@@ -248,7 +248,7 @@ fn a_call_that_is_answered_late_stops_no_other_of_its_client() {
     });
     let mut late = start_call(&client, b"late");
     let held = block_on(server.recv()).unwrap().unwrap();
-    // Several times the bytes of the ring.
+    // The requests have several times the bytes of the ring.
     for _ in 0..4 * EndpointConfig::default().ring_size / SIZE as u64 {
         let call = start_call(&client, &[7; SIZE]);
         block_on(server.recv()).unwrap().unwrap().reply(*b"soon");
@@ -349,8 +349,8 @@ fn a_server_that_drains_waits_for_the_answers_of_its_tasks_as_long_as_it_may() {
     }
 }
 
-/// The callers of one request and then of another give up: by their time, and by their end. The
-/// credit of the first is returned.
+/// The callers of two requests give up: the first by its timeout, the second by the drop of its
+/// client. The credit of the first call is returned.
 #[test]
 fn a_handler_whose_caller_gave_up_is_dropped() {
     let net = Net::new();
@@ -364,7 +364,7 @@ fn a_handler_whose_caller_gave_up_is_dropped() {
         caller: client.clone(),
         timeout: Some(Duration::from_millis(50)),
     };
-    // The credit is for one such reply.
+    // The client has credit for only one such reply.
     for _ in 0..3 {
         thread::scope(|scope| {
             scope.spawn(|| {
@@ -405,7 +405,7 @@ fn a_handler_whose_caller_gave_up_is_dropped() {
     request.reply(*b"to nobody");
 }
 
-/// The server forgets its request before the answer comes.
+/// The server has dropped the connection of the request before the handler answers.
 #[test]
 fn an_answer_to_a_client_that_has_gone_reaches_no_other() {
     let net = Net::new();
@@ -670,7 +670,7 @@ fn clients_whose_credit_is_kept_by_calls_that_were_given_up_connect_again() {
     let error = loop {
         match block_on(client.call_within(b"stuck", Duration::from_millis(50))) {
             Err(ClientError::TimedOut) => held.push(block_on(server.recv()).unwrap().unwrap()),
-            // The client's thread had no turn in its time.
+            // The client's thread did not run before the call's timeout.
             Err(ClientError::NotSent) => {}
             other => break other.unwrap_err(),
         }
@@ -704,7 +704,7 @@ fn use_up_credit(
             loop {
                 match request.as_mut().poll(task) {
                     Poll::Ready(request) => return Poll::Ready(request.unwrap()),
-                    // Far longer than a call takes.
+                    // A second is far longer than a call takes.
                     Poll::Pending if start.elapsed() > Duration::from_secs(1) => {
                         return Poll::Ready(None);
                     }
@@ -719,8 +719,9 @@ fn use_up_credit(
     }
 }
 
-/// A long poll of many is given up: the others are the reason that a further call waits. Once
-/// most are given up, a further call fails, and the one after it has another connection.
+/// The credit is held by many long polls. If one of them is given up, a further call waits, because
+/// the other long polls may be answered. Once most are given up, a further call fails, and the call
+/// after it is made on another connection.
 #[test]
 fn a_call_without_credit_fails_once_and_only_if_most_calls_that_keep_it_were_given_up() {
     let net = Net::new();
@@ -800,7 +801,7 @@ fn a_call_that_is_given_up_leaves_room_for_others() {
     let net = Net::new();
     let server = block_on(start(&net, &any_port()));
     let client = block_on(connect(&net, server.local_addr()));
-    // More than the ring and its credit take: some are under way, others wait.
+    // More requests than the ring and its credit permit: some are under way, others wait.
     let request = vec![7; 4 << 10];
     for _ in 0..3 {
         let mut calls: Vec<_> = (0..40).map(|_| Box::pin(client.call(&*request))).collect();
@@ -837,7 +838,7 @@ fn a_call_ends_at_its_time_behind_others_that_the_ring_has_no_room_for() {
     let net = Net::new();
     let server = block_on(start(&net, &any_port()));
     let client = block_on(connect(&net, server.local_addr()));
-    // The server does not answer, and these are more than the ring holds.
+    // The server does not answer, and the requests have more bytes than the ring.
     let mut patient: Vec<_> = (0..100)
         .map(|_| Box::pin(client.call_within(vec![0; 1_900], WATCHDOG * 2)))
         .collect();
@@ -884,8 +885,8 @@ fn a_server_that_comes_back_is_connected_to_again() {
         assert_eq!(block_on(client.call(b"?")).unwrap(), b"here");
         stop.stop();
         serving.join().unwrap();
-        // The client may not have received the goodbye of the server yet. A call without a server
-        // waits.
+        // The client may not have received the closing message of the server yet. A call without a
+        // server waits.
         let call = {
             let client = client.clone();
             thread::spawn(move || block_on(client.call(b"?")))
@@ -903,8 +904,8 @@ fn a_server_that_comes_back_is_connected_to_again() {
     drop(call);
 }
 
-/// Connecting again takes forever, by the options. One that was made meanwhile, and one without a
-/// time, behave as they should, too.
+/// By the options, the client tries to connect again for hours. A call that is made meanwhile, and
+/// a call without a timeout, end correctly, too.
 #[test]
 fn calls_end_in_their_time_also_while_their_connection_is_made_again() {
     let net = Net::new();
@@ -1004,8 +1005,8 @@ fn idle_process() {
     assert!(block_on(std::future::poll_fn(|task| Poll::Ready(
         drain.as_mut().poll(task).is_pending()
     ))));
-    // A client whose credit a call that was given up keeps, and whose next call was given up while
-    // it waited for that.
+    // The credit of this client is held by a call that was given up. Its next call was given up
+    // while it waited for the credit.
     let options = ClientOptions {
         max_reply: Some(12_000),
         connect_timeout: Duration::from_millis(400),

@@ -3,7 +3,7 @@
 //! and ended by SIGTERM with a successor at its address.
 //!
 //! A server appends the number of each request to a log before it answers. So the end of each call
-//! can be held against the truth: a call that "was not sent" was never executed, a reply belongs to
+//! can be compared with the log: a call that "was not sent" was never executed, a reply belongs to
 //! its request, and no call is executed twice. After the storm every client gets an answer again.
 
 use std::fs::{File, OpenOptions};
@@ -33,9 +33,9 @@ const CALM: Duration = Duration::from_secs(40);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Answer,
-    /// Answers after a time.
+    /// Answers after `hold_ms`.
     Hold,
-    /// Answers when the server ends.
+    /// Keeps the request until the server ends, and then answers.
     Keep,
     Refuse,
     Drop,
@@ -149,7 +149,7 @@ impl Log {
 }
 
 fn endpoint() -> EndpointConfig {
-    // Suspensions are longer than this at times.
+    // Some suspensions are longer than the stall timeout.
     EndpointConfig {
         stall_timeout: Duration::from_millis(400),
         keepalive: Duration::from_millis(50),
@@ -163,7 +163,8 @@ extern "C" fn terminate(_: libc::c_int) {
     IS_TERMINATED.store(true, Relaxed);
 }
 
-/// A process of the test below: a server that ends at SIGTERM, after it has answered what it has.
+/// A process of the test below: a server that ends at SIGTERM, after it has answered the requests
+/// that it holds.
 #[test]
 #[ignore = "a process of another test, started by it"]
 fn service_process() {
@@ -208,10 +209,10 @@ fn bind<S, E: std::fmt::Display>(
     }
 }
 
-/// Requests, and when to answer them.
+/// Requests, each with the time at which it is answered.
 type Held<R> = Vec<(Instant, Task, R)>;
 
-/// Takes what is due; at the end of the server, all.
+/// Takes the requests that are due; at the end of the server, all requests.
 fn take_due<R>(held: &mut Held<R>) -> Held<R> {
     let (now, is_over) = (Instant::now(), IS_TERMINATED.load(Relaxed));
     let (due, later) = std::mem::take(held)
@@ -232,7 +233,8 @@ fn serve_in_steps(address: &str, options: &ServerOptions) {
         while let Some(request) = server.recv() {
             let task = log.take(&request.data().to_vec());
             if task.kind == Kind::Push {
-                // Until its ring is full.
+                // Calls of the server to the client; those for which the ring has no room are
+                // refused.
                 (0..PUSHES).for_each(|_| _ = request.endpoint().call(&[1; 1000], (), 8));
             }
             held.push((Instant::now() + task.hold(), task, request));
@@ -298,7 +300,7 @@ fn serve_async(address: &str, options: &ServerOptions) {
 /// A server process, and its address.
 struct Service {
     process: Child,
-    /// Held open, since the process's last line must find a reader.
+    /// The process's output, kept open so that its last line can be written.
     _output: BufReader<ChildStdout>,
     address: String,
 }
@@ -349,7 +351,7 @@ impl Service {
 
 impl Drop for Service {
     fn drop(&mut self) {
-        // A test that failed leaves no process.
+        // After a failed test, the process may still run.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
@@ -362,7 +364,7 @@ struct Calls {
     /// Percentage of requests that the server keeps.
     kept: u32,
     ended: Mutex<Vec<(Task, Result<(), ClientError>)>>,
-    /// The storm is over: clients call until they have an answer.
+    /// Whether the storm is over: then each client calls until it has an answer.
     is_calm: AtomicBool,
     answered: AtomicUsize,
     /// The first wrong reply. No client makes a call after it.

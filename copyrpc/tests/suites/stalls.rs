@@ -10,7 +10,7 @@ use copyrpc::{ClientError, ClientOptions, CloseReason, EndpointConfig, ServerOpt
 use crate::local::{Net, serve};
 
 const STALL: Duration = Duration::from_millis(400);
-/// A handler, or a pause between calls, of that length is too long for the stall timeout.
+/// Duration of a handler, or of a pause between calls, that exceeds the stall timeout.
 const LONG: Duration = Duration::from_millis(1_200);
 
 fn options(net: &Net) -> (ServerOptions, ClientOptions) {
@@ -29,8 +29,8 @@ fn options(net: &Net) -> (ServerOptions, ClientOptions) {
     )
 }
 
-/// A client that calls whenever its user wants does not poll between calls. The reply that came too
-/// late lies in its ring meanwhile.
+/// A client that calls whenever its user wants does not poll between calls. Meanwhile the late
+/// reply stays in its ring.
 #[test]
 fn a_client_that_pauses_after_a_call_that_timed_out_keeps_its_connection() {
     let net = Net::new();
@@ -93,7 +93,7 @@ fn a_server_that_stops_between_its_handlers_is_given_up() {
             server.step().unwrap();
             std::iter::from_fn(|| server.recv()).for_each(|request| request.reply(b"").unwrap());
         }
-        // As in a process that is stopped.
+        // This thread does nothing, like a stopped process.
         assert!(wait.recv().is_err());
     });
     let mut client = copyrpc::Client::with_options(served.address, &options).unwrap();

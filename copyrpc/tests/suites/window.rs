@@ -19,7 +19,7 @@ fn with(window: Window) -> EndpointConfig {
     }
 }
 
-/// Client, server, and the endpoints of both.
+/// Returns client, server, and the endpoints of both.
 fn pair(window: Window) -> (Context<u64>, Context<u64>, Endpoint<u64>, Endpoint<u64>) {
     let fabric = LocalFabric::new();
     let (client, server): (Context<u64>, Context<u64>) = (
@@ -37,7 +37,7 @@ fn pair(window: Window) -> (Context<u64>, Context<u64>, Endpoint<u64>, Endpoint<
 
 const EXEMPT: u64 = Window::DEFAULT_EXEMPT_BYTES;
 
-/// The NIC has executed the WRITE at once; what opens the window is that a drain took its
+/// The device executes the WRITE at once, but the window opens only when a drain takes the
 /// completion.
 #[test]
 fn a_flush_posts_again_when_a_drain_took_the_completion() {
@@ -127,7 +127,7 @@ fn every_call_is_answered_through_every_window() {
             while let Some(request) = server.recv() {
                 let data = request.data().to_vec();
                 request.reply(&data).unwrap();
-                // As small batches as there can be.
+                // Each reply is a batch of its own.
                 server.flush_endpoints().unwrap();
             }
         }

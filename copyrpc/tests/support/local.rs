@@ -10,10 +10,10 @@ use copyrpc::mlx5::{DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
 use copyrpc::{Client, ClientOptions, EndpointConfig, Server, ServerOptions, StopHandle};
 use copyrpc_testing::limits;
 
-/// Nothing here takes long; this only ends a hang.
+/// Time after which a hang ends the process. The tests take far less.
 pub(crate) const WATCHDOG: Duration = Duration::from_secs(60);
 
-/// Where the servers and clients of a test meet.
+/// The fabric on which the servers and clients of a test meet.
 #[derive(Clone)]
 pub(crate) struct Net(LocalFabric);
 

@@ -20,10 +20,10 @@ use copyrpc::{
 use mlx5::{Clock, ConnectOptions, DeviceSpec, FabricSpec, SoftOptions, Timing};
 pub(crate) use time::{Mode, mode};
 
-/// How a call ended, with the bytes.
+/// The outcome of a call, with the bytes of the reply.
 pub(crate) type Ended = Result<Vec<u8>, CallFailure>;
 
-/// Nothing here takes long; this only ends a hang.
+/// Time after which a hang ends the process. The tests take far less.
 const WATCHDOG: Duration = Duration::from_secs(100);
 /// Pause between two steps on a libibverbs device: the process that emulates it may need this core.
 const HARDWARE_PAUSE: Duration = Duration::from_micros(20);
@@ -62,7 +62,8 @@ impl Net {
     }
 }
 
-/// A device of the fabric of several processes in `dir`. Virtual time is not theirs.
+/// Returns a device on the fabric in `dir`, which several processes share. Processes cannot share
+/// virtual time.
 pub(crate) fn spec_in(dir: PathBuf) -> DeviceSpec {
     let (fabric, clock) = (FabricSpec::Shared { dir: Some(dir) }, Clock::System);
     let timing = if mode() == Mode::Delay {
@@ -105,7 +106,7 @@ impl Drop for Checked {
 }
 
 impl Checked {
-    /// Polls once, and adds what ended to `ended`.
+    /// Polls once, and adds the calls that ended to `ended`.
     pub(crate) fn poll_into(&self, ended: &RefCell<Vec<(u64, Ended)>>) {
         let push = |serial, outcome: Outcome<'_>| {
             ended
@@ -132,7 +133,7 @@ impl Checked {
 
 /// Rings of 4 KiB, so that they wrap soon. A receive queue found empty is an error (B1) on the
 /// software HCA; under the real driver, the HCA copies posted receives only at its next step, and
-/// the peer may be informed of them before, so that an RNR NAK proves nothing there.
+/// the peer may be informed of the receives before that step, so that an RNR NAK proves nothing.
 pub(crate) fn small() -> EndpointConfig {
     let connect = ConnectOptions::default();
     let connect = ConnectOptions {
@@ -178,7 +179,7 @@ fn pause() {
     }
 }
 
-/// Steps until `is_done`; panics if that takes far longer than any of these tests needs.
+/// Steps until `is_done`. Panics after [`WATCHDOG`].
 pub(crate) fn step_until(mut is_done: impl FnMut() -> bool, mut step: impl FnMut()) {
     let watchdog = Instant::now() + WATCHDOG;
     while !is_done() {
@@ -193,7 +194,7 @@ pub(crate) fn step_until(mut is_done: impl FnMut() -> bool, mut step: impl FnMut
     }
 }
 
-/// Steps for as long as anything that is under way can take.
+/// Steps until every message that is under way has arrived.
 pub(crate) fn step_a_while(mut step: impl FnMut()) {
     let (least, rounds) = match mode() {
         Mode::Immediate => (Duration::ZERO, 10),
@@ -223,7 +224,7 @@ pub(crate) struct Pair {
     pub(crate) server: Checked,
     pub(crate) to_server: Endpoint<u64>,
     pub(crate) to_client: Endpoint<u64>,
-    /// Calls of either side that ended, and how.
+    /// The calls of either side that ended, and their outcomes.
     pub(crate) ended: RefCell<Vec<(u64, Ended)>>,
     pub(crate) net: Net,
 }
@@ -256,13 +257,14 @@ impl Pair {
         self.server.poll_into(&self.ended);
     }
 
-    /// Polls both, then does something else.
+    /// Polls both, then calls `then`.
     pub(crate) fn poll_and(&self, then: impl FnOnce()) {
         self.poll();
         then();
     }
 
-    /// Polls until `calls` calls have ended, with the server answering, and returns all that ended.
+    /// Polls, and lets the server answer, until `calls` calls have ended. Returns all calls that
+    /// ended.
     pub(crate) fn finish(&self, calls: usize) -> Vec<(u64, Ended)> {
         let step = || {
             self.poll();

@@ -53,8 +53,9 @@ fn a_callback_may_call_reply_and_receive_but_not_poll() {
     );
 }
 
-/// On the list of connections to be served, the dead connection is before the living one, and has
-/// more calls than one panic ends: when it says goodbye, or when it has ended.
+/// Two connections of one context, of which the first ends with several calls outstanding,
+/// gracefully or by an abort. Each callback of these calls panics, and so ends a poll after one
+/// call; the second connection is served all the same.
 #[test]
 fn a_callback_that_panics_loses_no_connection_and_no_call() {
     [false, true].into_iter().for_each(a_callback_panics);

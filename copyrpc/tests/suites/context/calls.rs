@@ -4,8 +4,8 @@ use copyrpc::EndpointConfig;
 
 use crate::support::{Pair, payload, small, step_a_while, step_until};
 
-/// Every way a batch can travel: inline alone (up to 220 B), inline and gathered, and at every
-/// alignment in the ring.
+/// Payloads of all sizes, so that batches are sent inline (up to 220 B), or partly inline and
+/// partly gathered, from every offset in the ring.
 #[test]
 fn every_payload_size_comes_back_unchanged() {
     let pair = Pair::small();
@@ -27,7 +27,7 @@ fn every_payload_size_comes_back_unchanged() {
     assert!(pair.client.stats().wraps > 10);
 }
 
-/// A connection with work to do is on a list of its context, which it knows.
+/// A connection with work to do and its context refer to each other, and the output must still end.
 #[test]
 fn an_endpoint_can_be_printed_at_any_time() {
     let pair = Pair::small();

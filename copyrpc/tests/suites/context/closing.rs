@@ -12,7 +12,7 @@ const PARTED: [Option<CloseReason>; 2] = [
     Some(CloseReason::ClosedByPeer),
 ];
 
-/// Why the ends ended: the client's, the server's.
+/// Returns the reasons why the client's end and the server's end closed.
 fn reasons(pair: &Pair) -> [Option<CloseReason>; 2] {
     [pair.to_server.closed(), pair.to_client.closed()]
 }
@@ -74,8 +74,8 @@ fn both_ends_part_when_all_is_answered_and_not_before() {
     );
 }
 
-/// An owner that sleeps until there is work would not sleep until the last held request is
-/// answered.
+/// If the refused requests counted as work, an owner that sleeps until there is work would not
+/// sleep before the last held request is answered.
 #[test]
 fn requests_that_an_end_refuses_are_no_work() {
     let pair = Pair::small();
@@ -180,7 +180,7 @@ fn a_request_that_nobody_received_is_refused() {
     assert!(pair.client.recv().is_none());
 }
 
-/// The peer does nothing more: by packets, its device is silent then.
+/// The peer does nothing after its close; a device that sends packets is silent then.
 #[test]
 fn a_call_behind_a_goodbye_ends_when_that_is_heard_and_waits_for_no_answer() {
     let pair = Pair::small();
@@ -244,7 +244,7 @@ fn an_abort_ends_all_at_once_also_what_a_graceful_end_waits_for() {
             request.reply(b"").unwrap();
         }
         step_until(|| pair.to_client.closed().is_some(), || pair.poll());
-        // Of an end that closes too, and has nothing outstanding then.
+        // A server that is closing too has nothing outstanding then, so its close completes.
         let reason = if is_closing {
             CloseReason::ClosedByPeer
         } else {
@@ -259,7 +259,7 @@ fn an_abort_ends_all_at_once_also_what_a_graceful_end_waits_for() {
     }
 }
 
-/// The context is dropped in the callback of a drain, whose list of connections is gone then.
+/// Callbacks close and abort connections of the drain that calls them.
 #[test]
 fn a_callback_may_close_and_abort_its_own_connection_and_others() {
     let pair = Pair::small();
@@ -300,7 +300,7 @@ fn a_callback_may_close_and_abort_its_own_connection_and_others() {
         pair.client.poll(on_response).unwrap();
         pair.server.poll_quietly();
         while let Some(request) = pair.server.recv() {
-            // Of the connection that was aborted too.
+            // The request may be of the connection that was aborted.
             let _answered = request.reply(b"");
         }
     });
@@ -310,8 +310,8 @@ fn a_callback_may_close_and_abort_its_own_connection_and_others() {
     );
 }
 
-/// Many times, in contexts with room for few: shares of queues are returned, while a third
-/// connection of the same contexts continues.
+/// 100 rounds, in contexts with room for few endpoints: the shares of the queues are returned in
+/// each round, while another connection of the same contexts continues.
 #[test]
 fn an_end_gives_its_share_back_at_once_and_the_two_connect_again() {
     let net = Net::new();

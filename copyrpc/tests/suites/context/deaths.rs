@@ -1,4 +1,4 @@
-//! Contexts that go, on purpose or not: every call ends, and nothing of the others is lost.
+//! Contexts that end, on purpose or not: every call ends, and other connections lose nothing.
 
 use std::cell::{Cell, RefCell};
 use std::time::Duration;
@@ -56,7 +56,7 @@ fn a_context_may_move_and_when_it_is_dropped_both_ends_know() {
     );
 }
 
-/// If this end has nothing to post, only the keep-alive READ can notice the death.
+/// Checks that the keep-alive READ detects the death of a peer when this end has nothing to post.
 fn notice_a_silent_death(step: impl Fn(&Pair)) {
     let pair = Pair::new(
         |builder| builder,
@@ -97,8 +97,8 @@ fn a_peer_that_dies_silently_is_noticed_by_drains_and_flushes() {
     });
 }
 
-/// The caller is refused all the time and so has a READ in flight all the time, where a READ takes
-/// longer than a poll.
+/// The caller's calls are refused all the time, so it has a READ in flight in every poll, if a READ
+/// takes longer than a poll.
 #[test]
 fn a_peer_that_does_nothing_is_given_up_by_a_caller_that_never_stops_calling() {
     let (keepalive, stall_timeout) = (Duration::from_millis(5), Duration::from_millis(100));
@@ -129,7 +129,7 @@ fn a_peer_that_does_nothing_is_given_up_by_a_caller_that_never_stops_calling() {
     assert!(taken.get() > 0 && pair.ended.take().iter().all(stalled));
 }
 
-/// Else an owner that drains could never replace an endpoint whose peer died.
+/// Without this, an owner that only drains could never replace an endpoint whose peer died.
 #[test]
 fn a_drain_gives_back_the_share_of_an_endpoint_that_ended() {
     let net = Net::new();
@@ -175,7 +175,7 @@ fn peers_that_die_with_everything_in_flight_overrun_no_completion_queue() {
     };
     let (alive, _peer) = to(&server);
     let (dead, peers): (Vec<_>, Vec<_>) = (0..6).map(|_| to(&doomed)).unzip();
-    // Without a goodbye.
+    // An abort sends no closing message.
     peers.iter().for_each(copyrpc::Endpoint::abort);
     drop(doomed);
     let mut taken = 0;
@@ -197,7 +197,8 @@ fn peers_that_die_with_everything_in_flight_overrun_no_completion_queue() {
     };
     step_until(|| failed.get() == taken, poll);
     assert!(dead.iter().all(|endpoint| endpoint.closed().is_some()));
-    // More than the living connection's queue holds, so that its completions must still come.
+    // More calls than the send queue of the living connection has room for, so that its completions
+    // must still arrive.
     for call in 1..=1_000 {
         alive.call(b"", 0, 0).unwrap();
         step_until(|| answered.get() == call, poll);
@@ -311,7 +312,8 @@ fn an_end_gives_everything_back_while_its_endpoint_is_kept() {
 fn the_last_handle_of_an_endpoint_closes_it_when_all_is_answered() {
     let mut pair = Pair::small();
     let (to_server, clone) = (pair.to_server.clone(), pair.to_server.clone());
-    // The request in the pair goes to another connection.
+    // The endpoint of the pair is replaced by an endpoint of another connection, so that no handle
+    // of the first connection is left in the pair.
     let (spare, _spare_peer) = join(&pair.client, &pair.server, &small());
     pair.to_server = spare;
     to_server.call(b"held", 1, 8).unwrap();
@@ -340,8 +342,8 @@ fn the_last_handle_of_an_endpoint_closes_it_when_all_is_answered() {
     assert!(pair.ended.borrow().contains(&(1, Ok(b"answer".to_vec()))));
 }
 
-/// The peer of a dropped context polls and receives its goodbye, with nothing outstanding and
-/// without a probe.
+/// The peer of a dropped context receives the closing message in a poll, with nothing outstanding
+/// and without a probe.
 #[test]
 fn a_context_that_is_dropped_says_so() {
     let mut pair = Pair::new(
@@ -390,7 +392,8 @@ fn a_device_that_breaks_down_ends_its_connections_and_no_others() {
 
 #[test]
 fn calls_go_on_when_the_port_comes_up_again_soon() {
-    // Soon is before the retries are used up: here after half a minute.
+    // The retries are used up after half a minute, so an earlier end was caused by the closing
+    // message.
     let connect = ConnectOptions {
         timeout: 20,
         ..small().connect

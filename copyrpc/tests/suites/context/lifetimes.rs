@@ -23,8 +23,8 @@ fn connect<U, V>(a: &Context<U>, b: &Context<V>) -> (Endpoint<U>, Endpoint<V>) {
     (a.connect(&record_b).unwrap(), b.connect(&record_a).unwrap())
 }
 
-/// However the ended endpoint is used: the connection is freed, and with it the memory of two rings
-/// and the device.
+/// A call of `close` or `abort` after the context's end keeps nothing alive: the connection is
+/// freed, with the memory of its two rings and the device.
 #[test]
 fn an_endpoint_that_is_closed_or_aborted_after_its_context_leaves_nothing_behind() {
     let net = Net::new();
@@ -49,7 +49,7 @@ fn an_endpoint_that_is_closed_or_aborted_after_its_context_leaves_nothing_behind
     }
 }
 
-/// A user's data may hold the endpoint it is of.
+/// User data that holds the endpoint of its own call.
 #[derive(Debug)]
 struct Holder {
     endpoint: RefCell<Option<Endpoint<Rc<Self>>>>,
@@ -71,7 +71,7 @@ fn user_data_goes_with_its_context_though_it_holds_the_endpoint() {
     holder.endpoint.take();
 }
 
-/// Calls when it is dropped.
+/// User data whose drop makes a call.
 #[derive(Debug)]
 struct Caller {
     endpoint: Endpoint<Option<Self>>,
@@ -165,7 +165,7 @@ fn anything_may_be_dropped_inside_a_callback() {
     drop(pending);
 }
 
-/// The application took all there was and asks no more.
+/// The application has received all requests, and does not call `recv` again.
 #[test]
 fn an_endpoint_that_ended_is_gone_though_nobody_receives_any_more() {
     let net = Net::new();
@@ -188,7 +188,8 @@ fn an_endpoint_that_ended_is_gone_though_nobody_receives_any_more() {
     to_server.abort();
 }
 
-/// On a device that numbers its queue pairs in a circle, or takes the lowest that is free.
+/// Devices use queue pair numbers again: some number their queue pairs in a circle, others take the
+/// lowest free number.
 #[test]
 fn an_endpoint_that_ended_harms_no_later_one_with_its_number() {
     let pair = Pair::small();
@@ -231,7 +232,7 @@ fn what_arrived_for_an_endpoint_that_ended_is_nothing_to_the_next_with_its_numbe
     old.abort();
     pair.client.poll_quietly();
     let make = || pair.client.create_endpoint(&config).unwrap();
-    // A NIC may not give it again for long.
+    // A NIC may use the number again only after a long time; then any endpoint is taken.
     let new = (0..5_000)
         .map(|_| make())
         .find(|new| new.local_info().address.qpn == old.qpn())

@@ -47,7 +47,8 @@ fn endpoints_beyond_the_queues_are_refused_with_the_size_needed() {
             ..
         }))
     ));
-    // One completion per batch in flight and 8, but never more than the send queue has entries.
+    // An endpoint takes one completion per batch in flight and 8 more, but at most as many as its
+    // send queue has entries.
     let few = net.build(|builder| builder.srq_size(63).cq_size(64));
     let config = EndpointConfig {
         batches_in_flight: 14,
@@ -321,8 +322,7 @@ fn ends_of_unequal_mtus_use_the_smaller_one() {
     assert_eq!((a.path_mtu(), b.path_mtu()), (mtu / 2, mtu));
 }
 
-/// Records as an older or newer release, or a mistake in the transport of the record, would give
-/// them.
+/// Records that an older or newer release would send, or that were damaged in transport.
 #[test]
 fn records_that_are_damaged_or_of_another_version_are_refused() {
     let net = Net::new();

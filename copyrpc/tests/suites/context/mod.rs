@@ -1,5 +1,6 @@
-//! The binding, all ends in one thread, in any time and on any device: see `support`. The protocol
-//! itself is tested in `protocol`, processes in `processes`.
+//! Contexts and endpoints, all in one thread, with any kind of time and on any device: see
+//! `support`. The protocol itself is tested in `src/tests/protocol`, several processes in
+//! `processes`.
 
 mod callbacks;
 mod calls;

@@ -37,8 +37,8 @@ fn a_caller_whose_peer_sends_nothing_reads_how_far_it_is() {
     assert_eq!(pair.finish(8).len(), 8);
 }
 
-/// Else the fourth would find no receive posted: the connection would end, and its sender's device
-/// would have counted it.
+/// Without the limit, the fourth batch would find no receive posted: the connection would end, and
+/// the sender's device would count an RNR NAK.
 #[test]
 fn more_batches_than_the_peer_has_receives_wait_at_the_sender() {
     let config = copyrpc::EndpointConfig {
@@ -61,8 +61,8 @@ fn more_batches_than_the_peer_has_receives_wait_at_the_sender() {
     assert!(naks == Some(0) || (naks.is_none() && mode() == Mode::Hardware));
 }
 
-/// Wraps: of calls at the client, of replies at the server, of messages that fit the rest of the
-/// ring exactly or not at all.
+/// Calls wrap at the client, and replies at the server, with every number of bytes left at the
+/// ring's end.
 #[test]
 fn rings_wrap_in_both_directions_with_every_rest_at_their_end() {
     let pair = Pair::small();

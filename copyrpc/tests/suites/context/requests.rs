@@ -69,7 +69,7 @@ fn requests_whose_bytes_are_given_up_stop_no_other_however_long_they_are_held() 
             assert_eq!((request.data().len(), request.max_reply()), (0, max_reply));
         }
     }
-    // Many times the bytes of the ring.
+    // The requests have many times the bytes of the ring.
     for serial in 4..1_000 {
         step_until(
             || {
@@ -91,7 +91,7 @@ fn requests_whose_bytes_are_given_up_stop_no_other_however_long_they_are_held() 
     assert_eq!(ended[3].1, Ok(Vec::new()), "a reply");
 }
 
-/// How a request of [`at_full_depth`] is answered, and what its call then ends with.
+/// Answers a request in the way `how`. Returns the outcome with which its call must end.
 fn answer(handle: RecvHandle<u64>, how: u64) -> Ended {
     match how {
         0 => {

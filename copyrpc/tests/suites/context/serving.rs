@@ -9,7 +9,7 @@ use copyrpc::{CallFailure, CloseReason, Outcome, RecvBytes, RecvHandle, Reply, R
 
 use crate::support::{Ended, Pair, payload, step_until};
 
-/// The caller's poll, whose calls end in `ended`, and the requests that were held for it.
+/// Polls the client, and adds the calls that ended to `ended`.
 fn poll_client(pair: &Pair) {
     pair.client.poll_into(&pair.ended);
 }
@@ -159,7 +159,7 @@ fn replies_of_a_drain_wait_for_the_flush() {
     step_until(|| pair.ended.borrow().len() == 6, || poll_client(&pair));
 }
 
-/// Several times as many as a ring has room for.
+/// In total, several times as many requests as a ring has room for.
 #[test]
 fn requests_that_a_drain_queued_can_be_held() {
     let pair = Pair::small();

@@ -1,5 +1,5 @@
-//! The batch window shown taken: it stalls, and messages share WRITEs. What each flush does is
-//! tested in `window` and `protocol`.
+//! The effect of the batch window: it stalls flushes, and messages share WRITEs. Single flushes are
+//! tested in `window` and `src/tests/protocol`.
 
 use std::cell::Cell;
 use std::time::Duration;
@@ -118,8 +118,8 @@ fn a_sleeper_wakes_for_the_place_that_a_window_gets() {
             step_until(
                 || received.get() == 2,
                 || {
-                    // As good as without a timeout: if it missed the event, the watchdog would end
-                    // the test.
+                    // The timeout is so long that the watchdog would end the test if the sleeper
+                    // missed the event.
                     if pair.to_server.stats().messages_sent < 2 * (serial + 1) {
                         pair.client.wait(Some(Duration::from_secs(60))).unwrap();
                     }
@@ -157,7 +157,7 @@ fn a_context_that_is_dropped_sends_the_replies_that_a_window_holds_back() {
     }
 }
 
-/// B1: the peer has taken the batch before, but its word is in its record only.
+/// B1: the peer has taken the previous batch, but only its published record shows this.
 #[test]
 fn a_context_that_is_dropped_sends_the_replies_for_which_its_peer_has_made_room() {
     drop_with_a_reply_that_waits(&EndpointConfig {
@@ -177,7 +177,8 @@ fn drop_with_a_reply_that_waits(config: &EndpointConfig) {
     let is_immediate = mode() == Mode::Immediate;
     let poll = || {
         pair.client.poll_into(&pair.ended);
-        // Its device executes the WRITE in a poll, which takes the completion too.
+        // In other than immediate time, the server's device executes the WRITE in a poll, which
+        // takes the completion too.
         if !is_immediate {
             pair.server.poll_quietly();
         }

@@ -28,7 +28,7 @@ fn a_stream_connects_two_endpoints_and_what_is_wrong_with_it_is_said() {
             .connect_over(&theirs)
             .unwrap();
         let data = next_request(&far).data().to_vec();
-        // Nothing of the stream was taken but the record and the byte after it.
+        // The handshake took only the record and the byte after it from the stream.
         theirs.write_all(b"z").unwrap();
         is_done.recv().unwrap();
         data
@@ -68,7 +68,7 @@ fn a_stream_connects_two_endpoints_and_what_is_wrong_with_it_is_said() {
 struct LatePeer {
     pending: Option<PendingEndpoint<()>>,
     endpoint: Option<Endpoint<()>>,
-    /// The messages that it received.
+    /// The bytes that the peer received.
     heard: Vec<u8>,
     verdict: u8,
 }
@@ -131,7 +131,7 @@ fn an_end_is_connected_over_a_stream_when_both_ends_are() {
     }
 }
 
-/// Nothing drains between the attempts of a client that waits for its server.
+/// A client that waits for its server does not drain between its attempts.
 #[test]
 fn attempts_to_connect_that_failed_take_no_share_of_the_queues() {
     let fabric = LocalFabric::new();

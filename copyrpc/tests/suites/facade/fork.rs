@@ -1,4 +1,4 @@
-//! A forked child has no part in a context.
+//! A forked child does not keep a context of its parent alive.
 
 use copyrpc::{CallFailure, CloseReason, Context};
 use mlx5::LocalFabric;

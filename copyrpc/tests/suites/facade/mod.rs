@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use copyrpc::{Context, ContextBuilder, Endpoint, EndpointConfig, RecvHandle};
 use mlx5::{DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
 
-/// Nothing here takes long; this only ends a hang.
+/// Time after which a hang ends the process. The tests take far less.
 const WATCHDOG: Duration = Duration::from_secs(60);
 
 /// A context on the software HCA, or on the device of libibverbs that `MLX5_TEST_DEVICE` names.
@@ -45,7 +45,7 @@ fn connect<U, V>(
     (a.connect(&record_b).unwrap(), b.connect(&record_a).unwrap())
 }
 
-/// Steps until `step` returns `true`; fails if that takes far longer than necessary.
+/// Calls `step` until it returns `true`. Panics after [`WATCHDOG`].
 fn step_until(mut step: impl FnMut() -> bool) {
     let watchdog = Instant::now() + WATCHDOG;
     while !step() {
@@ -53,7 +53,7 @@ fn step_until(mut step: impl FnMut() -> bool) {
     }
 }
 
-/// The next request, which is on its way.
+/// Polls until a request has arrived, and returns the request.
 fn next_request<U>(context: &Context<U>) -> RecvHandle<U> {
     let mut request = context.recv();
     step_until(|| {

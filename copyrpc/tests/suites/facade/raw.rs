@@ -79,7 +79,7 @@ fn bytes_far_above_the_message_limit_are_read_and_written() {
     let pair = Pair::new(bytes, &small());
     let pattern: Vec<u8> = (0..bytes).map(|at| (at / 251) as u8).collect();
     pair.local.write(0, &pattern).unwrap();
-    // The record for the peer, as it goes through a message.
+    // The record for the peer, encoded and decoded as in a message.
     let remote = RemoteMemory::decode(&pair.theirs.remote().encode()).unwrap();
     assert_eq!(remote.len(), bytes as u64);
     pair.endpoint
@@ -298,7 +298,7 @@ fn operations_end_when_the_peer_is_gone_or_this_end_closes() {
         endpoint.raw_rdma_pending() == 0
     });
     assert_eq!(ended, [(1, false)]);
-    // Posted and never flushed.
+    // The operation is posted and never flushed.
     let pair = Pair::new(64, &small());
     pair.write(64, 2).unwrap();
     let Pair { near, endpoint, .. } = pair;
@@ -328,8 +328,8 @@ fn a_callback_that_panics_loses_only_its_own_operation() {
     assert_eq!(ended, [0, 1, 2, 3]);
 }
 
-/// A queue pair that fails gives a completion for everything posted: the share of the send CQ (B2)
-/// pays for these too.
+/// A queue pair that fails gives a completion for each posted operation, so each endpoint's share
+/// of the send CQ (B2) includes one-sided operations.
 #[test]
 fn peers_that_die_with_operations_outstanding_overrun_no_completion_queue() {
     let fabric = LocalFabric::new();
@@ -344,7 +344,7 @@ fn peers_that_die_with_operations_outstanding_overrun_no_completion_queue() {
         ..small()
     };
     let (alive, _peer) = connect(&near, &far, &config);
-    // As many as there is room for.
+    // As many endpoints as the context has room for.
     let dead: Vec<_> = std::iter::from_fn(|| {
         let (a, b) = (
             near.create_endpoint(&config).ok()?,

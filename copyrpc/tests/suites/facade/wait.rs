@@ -1,4 +1,4 @@
-//! A context that sleeps: it wakes for whatever it must do, and for nothing else.
+//! A context that sleeps: it wakes when it has work, and at no other time.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -79,7 +79,7 @@ impl Server {
     }
 }
 
-/// Sleeps and polls until a call ends; how many polls that took.
+/// Sleeps and polls until a call ends. Returns the number of polls.
 fn sleep_until_end(
     context: &Context<u64>,
     mut on_end: impl FnMut(u64, Result<Vec<u8>, CallFailure>),
@@ -122,16 +122,16 @@ fn sleepers_on_both_sides_wake_for_every_message_and_an_idle_server_for_nothing(
             assert_eq!((user, outcome), (round, Ok(round.to_le_bytes().to_vec())))
         });
     }
-    // A wake-up for each message, some for completions of its own sends; the client's clock may add
-    // some.
+    // The server wakes for each request and for some completions of its own WRITEs; checks by the
+    // clock may add some wake-ups.
     assert!(
         server.polls() <= 2 * rounds,
         "{} polls of the server",
         server.polls()
     );
     assert!(polls <= 4 * rounds, "{polls} polls of the client");
-    // Nothing arrives: no poll, however long that lasts. The last ones may be under way, for as
-    // long as the machine takes.
+    // Nothing arrives, so the server does not poll. Its last polls may still be under way on a
+    // loaded machine.
     let mut before = u64::MAX;
     step_until(|| {
         let is_idle = server.polls() == before;
@@ -161,7 +161,7 @@ fn a_wait_posts_what_gathered_and_does_not_sleep_over_a_request() {
     let second = endpoint.call(b"two", 2, 8).unwrap();
     near.wait(Some(Duration::from_millis(1))).unwrap();
     let one = next_request(&far);
-    // The other request came in the same batch, is taken in and not yet received.
+    // The other request came in the same batch: it is parsed, and not yet received.
     assert_eq!(far.wait(None), Ok(true));
     let two = far.recv().unwrap();
     // All requests were received, although `recv` was not called once more.
@@ -203,7 +203,7 @@ fn a_waker_ends_a_sleep_from_another_thread() {
     thread.join().unwrap();
 }
 
-/// No arrival: the completion alone wakes.
+/// Nothing arrives: the completion alone wakes the sleeper.
 #[test]
 fn a_sleeper_wakes_for_the_end_of_a_one_sided_operation() {
     limits::watchdog(WATCHDOG);

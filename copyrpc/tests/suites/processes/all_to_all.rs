@@ -17,7 +17,7 @@ fn sixteen_nodes_in_four_processes_lose_nothing_at_a_depth_far_above_the_credit(
     let totals = job.finish();
     println!("{} calls, {totals:?}", quota * 240);
     assert_eq!(totals.contexts, 16);
-    // The ways that the protocol has for them were all taken.
+    // The load took all these paths of the protocol.
     assert!(
         totals.wraps > 1_000
             && totals.reads > 1_000

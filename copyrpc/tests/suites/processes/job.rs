@@ -14,7 +14,7 @@ use copyrpc::{Context, ContextBuilder};
 
 use crate::support;
 
-/// Nothing here takes long; this only ends a hang.
+/// Time after which a hang ends the process. The tests take far less.
 pub(crate) const WATCHDOG: Duration = Duration::from_secs(150);
 /// The keep-alive of all endpoints.
 pub(crate) const KEEPALIVE: Duration = Duration::from_millis(20);
@@ -27,7 +27,7 @@ const MORE: u64 = 32;
 
 const SETTINGS: &str = "COPYRPC_TEST_PROCESS";
 
-/// `COPYRPC_TEST_SCALE`: how much longer than by default the tests run.
+/// Returns the factor `COPYRPC_TEST_SCALE` by which the tests run longer than by default.
 pub(crate) fn scale() -> u64 {
     std::env::var("COPYRPC_TEST_SCALE").map_or(1, |scale| scale.parse().unwrap())
 }
@@ -37,7 +37,7 @@ pub(crate) fn scale() -> u64 {
 pub(crate) struct Settings {
     /// The nodes of the process.
     pub(crate) nodes: Range<usize>,
-    /// Calls that each makes on each connection.
+    /// Number of calls that each node makes on each connection.
     pub(crate) quota: u64,
     /// Directory of the fabric.
     pub(crate) dir: PathBuf,
@@ -72,11 +72,11 @@ pub(crate) struct Said {
     /// Number of the connection between the two nodes.
     pub(crate) incarnation: u64,
     pub(crate) issued: u64,
-    /// Ended by their reply.
+    /// Number of calls that ended by their reply.
     pub(crate) completed: u64,
-    /// Cancelled, or ended by their deadline.
+    /// Number of calls that were cancelled, or ended by their deadline.
     pub(crate) given_up: u64,
-    /// Ended with the connection.
+    /// Number of calls that ended with the connection.
     pub(crate) disconnected: u64,
     pub(crate) stalled: u64,
     /// Requests received.
@@ -84,9 +84,9 @@ pub(crate) struct Said {
     pub(crate) outstanding: u64,
     /// 1 once the connection has ended.
     pub(crate) is_closed: u64,
-    /// Steps of the process.
+    /// Number of steps of the process.
     pub(crate) rounds: u64,
-    /// CPU time of its thread.
+    /// CPU time of the process's thread, in ns.
     pub(crate) cpu_ns: u64,
 }
 
@@ -148,7 +148,7 @@ impl Said {
         }
     }
 
-    /// The connection has ended, and all calls with it, each once.
+    /// Returns whether the connection has ended, and each call has ended once.
     pub(crate) fn is_over(&self) -> bool {
         let ended = self.completed + self.given_up + self.disconnected + self.stalled;
         self.is_closed == 1 && self.outstanding == 0 && ended == self.issued
@@ -164,7 +164,7 @@ struct Heard {
     said: HashMap<Pair, Said>,
     records: HashMap<Pair, String>,
     connected: HashSet<Pair>,
-    /// Children of processes, which outlive them.
+    /// Children that processes of the job forked, which outlive their parents.
     forked: Vec<libc::pid_t>,
     totals: Totals,
 }
@@ -208,7 +208,7 @@ impl Drop for Job {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Of a failed test: nothing may be left running.
+        // After a failed test, the process may still run.
         let _killed = self.child.kill();
     }
 }
@@ -285,7 +285,7 @@ impl Heard {
     }
 }
 
-/// Processes of equally many nodes.
+/// A job: processes with an equal number of nodes each.
 pub(crate) struct Job {
     /// Lock that lets one job run at a time: all its processes keep a core busy.
     _alone: MutexGuard<'static, ()>,
@@ -332,7 +332,7 @@ impl Job {
         job
     }
 
-    /// Connects pairs of nodes that are not, or not any more.
+    /// Connects pairs of nodes that are not connected.
     pub(crate) fn connect(&mut self, pairs: &[Pair]) {
         let both: Vec<Pair> = pairs.iter().flat_map(|&(a, b)| [(a, b), (b, a)]).collect();
         let mut heard = self.heard.lock().unwrap();
@@ -395,7 +395,7 @@ impl Job {
         self.signal(node, libc::SIGCONT);
     }
 
-    /// Tells the process of a node to fork a child, which lives as long as the job.
+    /// Makes the process of a node fork a child, which lives as long as the job.
     pub(crate) fn fork(&mut self, node: usize) -> libc::pid_t {
         let before = self.heard.lock().unwrap().forked.len();
         self.tell(node, "fork");
@@ -468,9 +468,8 @@ impl Job {
         })
     }
 
-    /// Has all processes stop calling, waits until all calls have ended and checks the books: every
-    /// call that was taken ended once and was received once. Then ends the processes; nothing is
-    /// left behind.
+    /// Makes all processes stop calling, waits until all calls have ended, and checks by the
+    /// reports that every call ended once and was received once. Then ends the processes.
     pub(crate) fn finish(mut self) -> Totals {
         let nodes = self.processes.len() * self.nodes_each;
         for process in &mut self.processes {

@@ -25,7 +25,7 @@ fn calls_to_a_killed_process_end_the_others_go_on_and_its_successor_is_connected
             job.wait_for_traffic(a, b);
         }
         std::thread::sleep(Duration::from_micros(rng.u64(..2_000)));
-        // Also one that was stopped before.
+        // In every third round, the process was stopped before it is killed.
         if round % 3 == 0 {
             job.stop(dead);
         }
@@ -48,8 +48,8 @@ fn calls_to_a_killed_process_end_the_others_go_on_and_its_successor_is_connected
     job.finish();
 }
 
-/// The child has the memory, the files and their locks of the dead process; the connections were
-/// not its own.
+/// The child has the memory, the files and the file locks of the dead process, but no part in its
+/// connections.
 #[test]
 fn a_child_that_a_killed_process_forked_keeps_no_connection_alive() {
     let mut job = Job::start("fork", 3, 1, ENDLESS);

@@ -11,10 +11,10 @@ pub(crate) struct Caller {
     pub(crate) incarnation: u64,
 }
 
-/// How the caller waits.
+/// The time for which the caller waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Patience {
-    /// Waits to the end.
+    /// Waits for the reply.
     Endless,
     /// Waits until this time, which may be before the request is sent or long after the reply.
     Deadline(Duration),

@@ -15,17 +15,18 @@ use super::job::{self, KEEPALIVE, STALL_TIMEOUT, Said, WATCHDOG};
 use super::plan::{Caller, Patience, Plan};
 use crate::support;
 
-/// Far more than credit and ring allow.
+/// Number of calls that a node tries to have outstanding on a connection: far more than credit and
+/// ring allow.
 const DEPTH: usize = 64;
-/// Batches in flight of an endpoint, and receives of a context: as few as B1 allows for one
-/// endpoint to each of 16 nodes.
+/// Batches in flight of an endpoint, and receives of a context: the minimum of B1 for an endpoint
+/// to each of 16 nodes.
 const BATCHES: u32 = 2;
 const RECEIVES: u32 = 48;
 
-/// Rounds without work before a process gives its core away.
+/// Number of rounds without work after which a process sleeps.
 const SPINS: u32 = 32;
 
-/// Target of a call: the node, and the number of the connection.
+/// The calling end, and the number of the call.
 type UserData = (Caller, u64);
 
 /// A node's view of another node.
@@ -33,10 +34,10 @@ struct Peer {
     caller: Caller,
     pending: Option<PendingEndpoint<UserData>>,
     endpoint: Option<Endpoint<UserData>>,
-    /// Both ends are connected.
+    /// Whether both ends are connected.
     may_call: bool,
     said: Said,
-    /// The next call, once it was refused.
+    /// The next call, if it was refused and has to be repeated.
     next: Option<Plan>,
     /// Calls that will be cancelled, with the rounds until then.
     doomed: Vec<(CallToken, u32)>,
@@ -59,7 +60,7 @@ struct Node {
     rng: fastrand::Rng,
 }
 
-/// Not a test of its own.
+/// A process of a job, which the launcher starts as a test of this binary.
 #[test]
 #[ignore = "a process of the other tests, started by them"]
 fn process() {
@@ -137,7 +138,7 @@ fn process() {
     }
 }
 
-/// A child that does nothing until it is killed.
+/// Forks a child that does nothing until it is killed.
 fn fork() -> libc::pid_t {
     // SAFETY: the child calls nothing but close(2) and pause(2).
     unsafe {
@@ -169,7 +170,7 @@ fn cpu_ns() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// Lines of the standard input, read by a thread.
+/// Returns the lines of the standard input, which a thread reads.
 fn commands() -> Receiver<String> {
     let (to, from) = channel();
     std::thread::spawn(move || {
@@ -212,7 +213,7 @@ impl Node {
         }
     }
 
-    /// A new endpoint for a new connection, which takes the place of the one before.
+    /// Makes an endpoint for a new connection to `other`, which replaces the earlier connection.
     fn offer(&mut self, other: usize, incarnation: u64) {
         if let Some(before) = self.peers.remove(&other) {
             let endpoint = before.endpoint.unwrap();
@@ -259,7 +260,7 @@ impl Node {
         );
     }
 
-    /// Takes a step. Returns whether anything moved.
+    /// Takes a step. Returns whether the step had any work.
     fn step(&mut self, issue: bool, quota: u64) -> bool {
         for peer in self.peers.values_mut().filter(|peer| peer.may_call) {
             peer.cancel();
@@ -310,7 +311,7 @@ impl Node {
 
     fn receive(&mut self) {
         while let Some(handle) = self.context.recv() {
-            // Of an endpoint that was replaced since.
+            // The request is of an endpoint that was replaced since.
             let Some(other) = self.peer_of.get(&handle.endpoint().qpn()) else {
                 continue;
             };
@@ -331,7 +332,7 @@ impl Node {
         }
     }
 
-    /// Answers in no order, and not all: some are held for many rounds.
+    /// Answers half of the held requests in random order, so some are held for many rounds.
     fn answer(&mut self) {
         for _ in 0..self.held.len().div_ceil(2) {
             let held = self.held.swap_remove(self.rng.usize(..self.held.len()));
@@ -361,8 +362,8 @@ impl Node {
 }
 
 impl Peer {
-    /// Calls as often as it is let. Most calls leave at once, so that there are more batches than
-    /// receives, if only B1 did not bind.
+    /// Calls until a call is refused. Flushes after most calls, so that, without B1, there would be
+    /// more batches than receives.
     fn call(&mut self, context: &Context<UserData>, quota: u64) {
         let Some(endpoint) = &self.endpoint else {
             return;
@@ -432,7 +433,7 @@ impl Peer {
 }
 
 impl Held {
-    /// The request is what it should be; returns the reply it gets.
+    /// Checks the bytes of the request. Returns its reply.
     fn check(&self) -> Vec<u8> {
         let endpoint = self.handle.endpoint();
         let plan = self.caller.plan(
