@@ -172,8 +172,8 @@ fn token_dropped_by_another_thread_is_found_by_a_server_that_sleeps() {
         server.poll();
         let (token, _) = server.recv().unwrap();
         let dropper = std::thread::spawn(move || drop(token));
-        // If it was dropped before the sleep, the wait has rejected the request, and found nothing
-        // else.
+        // If the token was dropped before the sleep, the wait has rejected the request, and found
+        // nothing else.
         let mut ended = vec![];
         wait_for("a dropped token ends no call", || {
             server.wait(Some(PATIENCE / 100));
@@ -263,7 +263,7 @@ fn ring_with_less_words_than_clients_loses_nobodys_call() {
                 Ok(1)
             );
         }
-        // Long enough for the clients to be left alone again, and to a server that sleeps too.
+        // A wait so long that the server stops polling the clients' lanes.
         assert!(!server.wait(Some(std::time::Duration::from_millis(5))));
     }
 }
@@ -288,10 +288,10 @@ fn clients_announce_themselves_once() {
     assert_eq!(full(), 2);
     assert_eq!(server.poll(), 3);
     assert_eq!(full(), 0);
-    // The server now checks them without an announcement.
+    // The server now polls the clients' lanes without an announcement.
     a.call(4, 4).unwrap();
     assert_eq!((full(), server.poll()), (0, 4));
-    // And no longer, when it has slept.
+    // When the server has slept, it no longer polls the lanes without an announcement.
     while let Some((token, _)) = server.recv() {
         server.reply(token, 0).unwrap();
     }
@@ -345,8 +345,8 @@ fn client_that_makes_a_call_twice_loses_its_own_entry_only() {
     bad.call(1, 1).unwrap();
     bad.call(9, 9).unwrap();
     let region = Region::open(&scratch.dir(), "s", KIND, 256).unwrap();
-    // Behind the ring and three entries: a slot is sequence, tag, payload. The second call gets the
-    // first's tag.
+    // The slots are after the ring and three lines of entries. A slot is sequence, tag, payload.
+    // The second call gets the tag of the first call.
     let slots = region
         .view()
         .array_at::<u64>(256 + 64 + 3 * 64 + 4 * 64, 16)
@@ -425,8 +425,8 @@ fn garbage_everywhere_neither_panics_nor_hangs_and_a_new_call_gets_through() {
             }
             let _ = client.poll(|_, _| {});
         }
-        // The noise may have cost these clients their entries, and calls announced into it may be
-        // lost; what it must not do is to stop the server for the clients that come later.
+        // The noise may have cost these clients their entries, and their calls may be lost, but the
+        // server must still serve clients that come later.
         drop((client, witness));
         let served = (0..10).any(|_| {
             server.poll();

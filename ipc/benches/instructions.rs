@@ -341,8 +341,8 @@ impl Connection for Echo {
     fn device(&self) {}
 }
 
-/// Makes an operation: the search of a server for dead clients after a pause in which eight
-/// searches became due, the maximum that a server catches up with at once.
+/// Makes an operation that counts the searches of a server for dead clients, after a pause in which
+/// at least eight searches became due, the maximum that a server catches up with at once.
 const fn looks(name: &'static str, bound: u32, what: &'static str, run: fn(u64)) -> Operation {
     Operation {
         name,

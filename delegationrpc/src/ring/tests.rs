@@ -166,7 +166,7 @@ mod plain {
     fn announcement_beyond_a_gap_is_found() {
         let (memory, mut server) = Memory::at(8, 16);
         let ring = memory.ring();
-        // A client that garbage leads astray: position 19, with 16 to 18 free.
+        // Garbage makes a client announce itself at position 19, with positions 16 to 18 free.
         ring.word(19)
             .store(full(ring.lap(19), 9), Ordering::Relaxed);
         memory.head.store(20, Ordering::Relaxed);
@@ -205,8 +205,8 @@ mod plain {
                     Ordering::Relaxed,
                 );
             }
-            // Some names may be made up, and some polls empty; but a client gets through soon, in
-            // order.
+            // The garbage may contain numbers of clients, and some polls may find nothing, but a
+            // client's announcement is taken soon.
             let mut got = false;
             for _ in 0..64 {
                 let sent = ring.push(7).is_ok();
@@ -233,7 +233,7 @@ mod model {
         head: AtomicU64,
         tail: AtomicU64,
         words: Box<[AtomicU64]>,
-        /// Payload and response of each request, as in the region.
+        /// The payload of each client's request, as in the region.
         requests: Box<[UnsafeCell<u64>]>,
     }
 
@@ -384,7 +384,7 @@ mod model {
                 let mut set = HotSet::new(2);
                 let mut server = shared.ring.server();
                 let mut taken = 0;
-                // A lane whose flag is down is one that the server polls.
+                // The server polls a lane whose flag is down.
                 set.mend(&&*shared, usize::MAX, usize::MAX, 0);
                 while taken < 2 {
                     let mut idle = Idle {

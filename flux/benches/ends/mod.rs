@@ -11,7 +11,7 @@ pub(crate) struct FluxAnswerer(Node<Payload, u32>);
 pub(crate) struct Network {
     pub(crate) caller: FluxCaller,
     pub(crate) answerer: FluxAnswerer,
-    /// Idle nodes, kept because their drop would be an event for the others.
+    /// Idle nodes, kept because their drop would be an event for the other nodes.
     _idle: Vec<Node<Payload, u32>>,
 }
 

@@ -179,7 +179,7 @@ fn calls_whose_tokens_are_dropped_end_as_dropped_and_make_room() {
     }
 }
 
-/// The node sleeps without end, so a wake-up that is lost is a hang: the main thread has the watch.
+/// The node sleeps without a timeout, so a lost wake-up is a hang, which the main thread detects.
 #[test]
 fn token_dropped_by_another_thread_wakes_the_node_that_rejects_the_call() {
     const CALLS: u64 = 3000;
@@ -396,7 +396,8 @@ fn all_to_all_between_threads_loses_and_repeats_nothing() {
                         received += 1;
                     });
                     held.extend(std::iter::from_fn(|| node.recv()));
-                    // In any order, and many stay.
+                    // Random calls are answered, in random order; the other calls stay unanswered
+                    // for now.
                     for _ in 0..random.usize(..=held.len()) {
                         let (from, token, payload) = held.swap_remove(random.usize(..held.len()));
                         assert_eq!(payload >> 32, from as u64);
@@ -517,7 +518,7 @@ fn sleeper_learns_of_the_end_of_a_node_it_called_and_of_no_other() {
         let taken = a.poll(|user, reply| ended.push((user, reply)));
         (taken, ended, a.wait(Some(Duration::ZERO)))
     });
-    // Most likely it is asleep by then.
+    // Most likely the sleeper is asleep after this time.
     std::thread::sleep(Duration::from_millis(20));
     drop(b);
     let start = Instant::now();
@@ -572,7 +573,8 @@ fn calls_without_a_reply_end_in_time_and_late_replies_reach_no_call() {
         a.call(1, 3, 200).unwrap();
         let mut ended = vec![];
         while ended.is_empty() {
-            // The other node is not informed, whether it has taken the call or not.
+            // A cancellation sends nothing to the other node, whether that node has taken the call
+            // or not.
             if round % 2 == 0 {
                 b.poll(no_reply);
             }
@@ -614,7 +616,7 @@ fn cancelled_calls_keep_their_places_until_they_are_answered_and_a_dropped_node_
             Err(CallError::Full { depth: 4, .. })
         ));
         b.poll(no_reply);
-        // A call that no caller waits for is answered, the other rejected.
+        // Of two calls whose callers do not wait, one is answered and the other is rejected.
         let tokens: Vec<_> = std::iter::from_fn(|| b.recv()).collect();
         for (_, token, payload) in tokens {
             if payload == 2 {

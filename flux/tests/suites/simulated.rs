@@ -9,20 +9,20 @@ use flux::{CallError, CallFailure, CallToken, Config, Node, Token, network_by};
 const NODES: usize = 64;
 const CALLS: u64 = 60;
 
-/// A node, what it owes and what it is owed.
+/// A node, its unanswered calls, and the requests that it has to answer.
 struct Member {
     node: Node<u64, u64>,
     made: u64,
-    /// The calls that are unanswered, and when they end without an answer.
+    /// The unanswered calls, each with its deadline.
     deadlines: BTreeMap<u64, (u64, CallToken)>,
-    /// The requests that it answers later, by the time.
+    /// The requests that the node answers later, by the time of the answer.
     held: BTreeMap<(u64, u64), Token>,
 }
 
 #[derive(Default)]
 struct Members {
     members: Vec<Member>,
-    /// Answers, rejections, ends without an answer in time, refusals, calls given up.
+    /// Numbers of answers, rejections, timeouts, refusals, and calls given up.
     seen: [usize; 5],
     left: u64,
 }
@@ -64,7 +64,7 @@ impl Members {
             None
         };
         if let Some((call, (_, token))) = given_up {
-            // An answer may be on its way, or there already.
+            // An answer may be on its way, or may have arrived.
             assert_eq!(
                 [member.node.cancel(token), member.node.cancel(token)],
                 [Some(call), None]
@@ -178,7 +178,7 @@ fn run(seed: u64) -> Run {
 
 #[test]
 fn nodes_run_in_one_thread_by_a_seed_and_without_files() {
-    // Descriptors are counted.
+    // The test runs in a process of its own, because it counts descriptors.
     copyrpc_testing::helpers::alone(
         "simulated::nodes_run_in_one_thread_by_a_seed_and_without_files",
         1,

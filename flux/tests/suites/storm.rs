@@ -1,5 +1,5 @@
-//! Nodes of a network that are dropped at random moments by their threads: whatever the others give
-//! up, do not wait for, or leave unanswered, each of their calls ends once.
+//! Nodes of a network that are dropped at random moments by their threads. Each call of the other
+//! nodes ends once, whether its caller gives it up, its time is over, or it is never answered.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,30 +11,31 @@ use flux::{CallError, CallFailure, CallToken, Config, Node, SessionEnd, Token, n
 const NODES: usize = 5;
 const IN_FLIGHT: usize = 8;
 const ROUNDS: u32 = 100;
-/// Turns of a node that is not dropped before, at most.
+/// Maximum number of turns before a node is dropped, if it is to be dropped early.
 const TURNS: u64 = 3000;
 
-/// How calls ended: answered, rejected, too late, given up, and because the other node was gone.
+/// Numbers of calls by their end: answered, rejected, timed out, given up, and ended because the
+/// other node was gone.
 type Tally = [u64; 5];
 
 struct Member<'a> {
     node: Node<u64, u64>,
     random: fastrand::Rng,
     made: u64,
-    /// The calls that have not ended, and the times before which they do not end late.
+    /// The calls that have not ended, each with its token, and its deadline if it has one.
     waiting: BTreeMap<u64, (CallToken, Option<Instant>)>,
     held: Vec<(Token, u64)>,
-    /// Number of every four calls that may end late.
+    /// Number of calls out of four that have a deadline.
     hasty: u8,
     /// The number of the last call, by node.
     last: [Option<u64>; NODES],
     ended: Tally,
-    /// Nodes that have made all their calls, and nodes that were dropped.
+    /// Number of nodes that have made all their calls or were dropped.
     through: &'a AtomicUsize,
 }
 
 impl Member<'_> {
-    /// A call that may be given up, and may end late.
+    /// Makes a call to a random node, in some cases with a deadline.
     fn call_any(&mut self) -> bool {
         let to = (self.node.index() + self.random.usize(1..NODES)) % NODES;
         let timeout = Duration::from_micros(self.random.u64(..200));
@@ -117,7 +118,7 @@ impl Member<'_> {
             let (token, number) = self.held.swap_remove(self.random.usize(..self.held.len()));
             match self.random.u8(..64) {
                 0 => drop(token),
-                // By another thread.
+                // Another thread drops the token.
                 1 => drop(std::thread::spawn(move || drop(token))),
                 _ => self.node.reply(token, !number).unwrap(),
             }
@@ -172,7 +173,7 @@ impl Member<'_> {
                 _ => {}
             }
         }
-        // The calls of the node are forgotten with it.
+        // The unanswered calls of a node end with the node, without a callback.
         let forgotten = self.waiting.len() as u64;
         assert_eq!(
             self.ended.iter().sum::<u64>() + forgotten,

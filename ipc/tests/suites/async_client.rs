@@ -91,7 +91,7 @@ fn many_threads_share_a_client_and_get_each_their_own_replies() {
             let client = client.clone();
             scope.spawn(move || {
                 for round in 0..200 {
-                    // Above the depth, short and long.
+                    // More calls than the depth, with short and long requests.
                     let requests: Vec<_> = (0..2 * DEPTH)
                         .map(|call| vec![b'a' + thread + call as u8; 1 + 9 * call + round])
                         .collect();
@@ -155,7 +155,7 @@ fn a_dropped_call_gives_its_slot_back_with_its_late_reply_and_a_waiting_one_is_s
             .map(|call| Begun::new(client.call([round, call].to_vec())))
             .collect();
         let taken = take(&mut server, DEPTH);
-        // One without time, and one whose time ends while it waits for a slot.
+        // A call whose timeout is 0, and a call whose timeout passes while it waits for a slot.
         for timeout in [Duration::ZERO, Duration::from_millis(5)] {
             assert_eq!(
                 block_on(client.call_within(b"late", timeout)),
@@ -208,7 +208,7 @@ fn calls_go_on_at_the_next_server_and_those_that_no_handler_got_are_made_again_t
     assert_eq!(call.end().unwrap(), b"FOR THE NEXT");
     assert_eq!(client.max_request(), 4096);
     next.end();
-    // The thread notices the end without a call, and with a call.
+    // The client's thread detects the end of a server both without a call and by a call.
     let call = Begun::new(client.call(b"and the third"));
     let third = Running::start(&scratch.dir(), <[u8]>::to_ascii_lowercase);
     assert_eq!(call.end().unwrap(), b"and the third");
@@ -238,7 +238,7 @@ fn a_client_that_tries_once_says_that_there_is_no_server() {
     server.end();
 }
 
-/// Times that this process's client thread was switched to and gave its core away.
+/// Returns the number of times that the client thread of this process gave up its core.
 fn switches() -> u64 {
     let of_task = |task: fs::DirEntry| {
         let is_client = fs::read_to_string(task.path().join("comm"))
@@ -255,7 +255,8 @@ fn switches() -> u64 {
         .sum()
 }
 
-/// Switches are counted, and other tests have client threads too.
+/// The test runs in a process of its own, because it counts switches of client threads, which other
+/// tests have too.
 #[test]
 fn the_thread_sleeps_while_there_is_nothing_to_do() {
     let name = "async_client::the_thread_sleeps_while_there_is_nothing_to_do";
@@ -289,7 +290,8 @@ fn the_sleeping_thread_is_woken_by_each_call() {
     let scratch = Scratch::new("async-wake");
     let server = Running::start(&scratch.dir(), <[u8]>::to_vec);
     let client = connect(&scratch.dir());
-    // Each begins about when the thread falls asleep: a call that does not wake it hangs.
+    // Each call begins at about the time at which the thread falls asleep. A call that does not
+    // wake the thread hangs.
     for round in 0..3_000 {
         (0..round % 40).for_each(|_| thread::yield_now());
         assert_eq!(block_on(client.call(b"a")).unwrap(), b"a");

@@ -88,7 +88,8 @@ fn messages_of_every_length_up_to_the_bound_arrive_as_they_were_sent() {
             bound,
         ];
         for len in near.into_iter().filter(|&len| len <= bound) {
-            // Twice, so that the first message is behind when the second is written.
+            // Two calls, so that both requests and both answers exist at the same time, in
+            // different areas.
             client.call(&pattern(len, 1), 1).unwrap();
             client.call(&pattern(len, 2), 2).unwrap();
             server.poll();
@@ -247,7 +248,7 @@ fn bounds_and_mismatches_are_named() {
 #[test]
 fn client_that_lies_about_length_or_slot_loses_its_own_entry_only() {
     let scratch = Scratch::new("bytes-lies");
-    // Of slot 0 of client 1's request lane: its tag, and the length of its message.
+    // Offsets in slot 0 of client 1's request lane: 8 is the tag, 16 the length of the message.
     let lane = 192 + 3 * 64 + 4 * 64;
     for (offset, lie) in [(16, 101), (16, u32::MAX), (8, 4), (8, 0xff_ffff)] {
         let (mut server, mut good) = pair(&scratch, 4, most(100, 100));
@@ -299,7 +300,7 @@ fn garbled_answer_ends_its_call() {
     let (token, _) = server.recv().unwrap();
     server.reply(token, &[1; 90]).unwrap();
     let region = Region::open(&scratch.dir(), "s", KIND, 128).unwrap();
-    // Behind the request lanes of two clients.
+    // The response lanes are after the request lanes of two clients.
     let response_lane = 192 + 3 * 64 + 2 * 4 * 64;
     // SAFETY: in bounds, and only this thread is running.
     unsafe {

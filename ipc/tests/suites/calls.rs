@@ -118,7 +118,7 @@ fn skipped_client_waits_and_the_others_do_not() {
             assert_eq!(server.poll_with_skip(&mask), 0);
         }
     };
-    // Without client 0; without client 65; with all.
+    // First without client 0, then without client 65, then with all clients.
     serve([1, 0], 2);
     assert_eq!(b.poll(|_, _| {}), Ok(1));
     b.call(3, 3).unwrap();
@@ -143,7 +143,7 @@ fn busy_clients_are_served_in_turn_and_idle_ones_stay_connected() {
     let mut served = [0; 300];
     while let Some((token, _)) = server.recv() {
         served[token.client()] += 1;
-        // Unanswered, and not rejected.
+        // The request stays unanswered, and is not rejected.
         std::mem::forget(token);
     }
     assert!(served[..16].iter().all(|&n| n == 16), "{:?}", &served[..16]);
@@ -170,8 +170,8 @@ fn client_that_breaks_the_protocol_loses_its_own_entry_only() {
     // The request lane of client 1, four slots of one line each, after client 0's.
     let lane = 192 + 3 * 64 + 4 * 64;
     for n in 0..20u64 {
-        // A message in every slot, again and again, with tags that were never given out and no
-        // answer awaited.
+        // A message in each slot in turn, with tags of no call, although the earlier messages are
+        // not answered.
         let slot = lane + 64 * (n as usize % 4);
         let words = region.view().array_at::<u64>(slot, 3).unwrap().as_ptr();
         // SAFETY: in bounds, and only this thread is running.
@@ -334,7 +334,7 @@ fn a_held_request_of_a_call_is_the_only_one() {
         128,
     )
     .unwrap();
-    // Tags of the first two slots; the second call gets the first's.
+    // The tags of the first two slots. The second call gets the tag of the first call.
     let [first, second] = [0, 64].map(|slot| {
         region
             .view()
@@ -485,7 +485,7 @@ fn a_server_that_goes_with_the_panic_of_its_handler_ends_that_call_as_dropped_an
     }
 }
 
-/// Like `rm -rf /dev/shm/copyrpc-*`.
+/// The directory is removed as by `rm -rf /dev/shm/copyrpc-*`.
 #[test]
 fn a_directory_that_is_removed_under_a_pair_disturbs_it_not_and_a_new_client_is_told_what_is_missing()
  {
