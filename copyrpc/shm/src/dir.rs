@@ -31,7 +31,7 @@ pub enum DirError {
     /// not become a second, empty directory.
     #[error("shared-memory directory {} does not exist: create it, or leave the option out", .0.display())]
     Missing(PathBuf),
-    /// Something else is at that path.
+    /// The path names a file that is not a directory, or a symbolic link.
     #[error("{} is not a directory, or is a symbolic link: name the directory itself", .0.display())]
     NotADirectory(PathBuf),
     /// Another user owns the directory and could replace its files.
@@ -52,7 +52,7 @@ pub enum DirError {
         /// Permission bits of the directory.
         mode: u32,
     },
-    /// Files cannot be made there.
+    /// This process may not make files in the directory.
     #[error("shared-memory directory {} is not writable: {source}", path.display())]
     NotWritable {
         /// The directory.

@@ -8,7 +8,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::sync::{AtomicBool, Ordering};
 
-/// Dropped requests, each identified by a `K`. While there is none, a check costs a load.
+/// Dropped requests, each identified by a `K`. While there are no dropped requests, a check costs
+/// one load.
 #[derive(Debug)]
 pub struct Dropped<K> {
     /// Set if there may be keys. Stored (Release) after a key was added, loaded (Acquire) before

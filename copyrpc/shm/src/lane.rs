@@ -143,7 +143,8 @@ impl<T> Slots<Tagged<T>> {
 pub struct LaneTx<T> {
     slots: Slots<T>,
     next: u64,
-    /// Positions below it may be written: the last known consumed position plus the capacity.
+    /// Positions below this limit may be written. The limit is the last known consumed position
+    /// plus the capacity.
     limit: u64,
 }
 
@@ -372,7 +373,8 @@ impl<T: Copy> LaneRx<T> {
         self.slots.at(position).seq.load(Ordering::Acquire) == position.wrapping_add(1)
     }
 
-    /// Takes the next message, by copy: later writes of the producer to the slot do not change it.
+    /// Takes the next message, by copy: later writes of the producer to the slot do not change the
+    /// copy.
     #[inline(always)]
     pub fn pop(&mut self) -> Option<T> {
         let slot = self.slots.at(self.next);

@@ -122,8 +122,8 @@ pub enum OpenError {
 }
 
 impl OpenError {
-    /// Returns whether trying again may help soon: the owner is not up yet, or about to be
-    /// replaced.
+    /// Returns whether trying again may help soon: the owner has not started yet, or is gone and
+    /// will be replaced.
     #[must_use]
     pub fn may_pass(&self) -> bool {
         matches!(self, Self::NotFound { .. } | Self::OwnerGone { .. })

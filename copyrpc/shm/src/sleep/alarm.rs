@@ -1,5 +1,5 @@
-//! Ends the sleep of one thread from any other: a flag, and the word or descriptor on which the
-//! thread sleeps.
+//! The end of one thread's sleep by any other thread: a flag, and the word or descriptor on which
+//! the thread sleeps.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -85,9 +85,9 @@ fn rest_on(watch: &mut dyn Watch, waker: &Waker) -> Option<Duration> {
 }
 
 impl Word<'_> {
-    /// Has `waker` called when the word is changed. At a [`Sleep`](super::Sleep), which has one
-    /// consumer, `waker` replaces the earlier waker; at a [`Bell`](super::Bell), it is added to the
-    /// others.
+    /// Registers `waker`, which is called when a producer changes the word. At a
+    /// [`Sleep`](super::Sleep), which has one consumer, `waker` replaces the earlier waker; at a
+    /// [`Bell`](super::Bell), it is added to the others.
     fn leave(&self, waker: &Waker) {
         let (is_shared, address) = (self.sleeping.is_none(), address(self.wakes));
         let is_known = |left: &Left| {

@@ -6,7 +6,7 @@ use super::*;
 /// A slice that is longer than a test may take, so that a lost wake-up is a hang.
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// The messages to a consumer, and the word through which they come.
+/// The number of messages to a consumer, and the word on which the consumer sleeps.
 #[derive(Default)]
 struct Mail {
     sleep: Sleep,
@@ -67,7 +67,8 @@ fn wait_for_all(counters: &mut [Counter<'_>], timeout: Option<Duration>) -> bool
     )
 }
 
-/// Runs threads that are never to hang; `published` is what they have sent each other.
+/// Runs threads until all have ended, and fails if they hang: `published` returns the number of
+/// messages that they have sent, which must grow.
 fn play<const N: usize>(published: impl Fn() -> u64, players: [Box<dyn FnOnce() + Send>; N]) {
     let players = players.map(std::thread::spawn);
     let (mut before, mut progress) = (0, Instant::now());
@@ -146,7 +147,7 @@ fn flags_are_down_when_nobody_sleeps() {
     );
 }
 
-/// A wait that is due at once does not sleep, and does not touch the waits of others.
+/// A [`Due`] ends a wait when its time has passed, and a time of 0 ends the wait at once.
 #[test]
 fn what_is_due_ends_a_wait_when_its_time_has_come() {
     let mail = Mail::default();
@@ -171,8 +172,8 @@ fn what_is_due_ends_a_wait_when_its_time_has_come() {
     );
 }
 
-/// Sends a message at a time, through one of the words that a call of the kernel takes, or of more:
-/// the sleeper checks the others by itself.
+/// Sends one message at a time, through any of `count` words. One system call takes at most 128
+/// words; the sleeper checks the further words by itself.
 #[test]
 fn any_number_of_words_can_be_slept_on() {
     for count in [2, 3, 128, 200] {
@@ -195,7 +196,7 @@ fn any_number_of_words_can_be_slept_on() {
                 }),
                 Box::new(move || {
                     for (round, which) in (0..).zip(order) {
-                        // Long enough for the other to fall asleep.
+                        // The sleeper usually falls asleep in this time.
                         std::thread::sleep(Duration::from_millis(5));
                         also_mails[which].publish();
                         assert!(wait_for_all(&mut [also_taken.beyond(round)], None));
@@ -227,12 +228,12 @@ fn two_that_wait_for_each_other_lose_no_wake_up() {
     play(|| ends.iter().map(Mail::sent).sum(), [player(0), player(1)]);
 }
 
-/// Each of three waits for the mail of both others at once, and sends one to each when it has one
-/// of each.
+/// Each of three threads waits for a message of both other threads at once. When it has one of
+/// each, it sends a message to each.
 #[test]
 fn three_that_wait_for_two_each_lose_no_wake_up() {
     const ROUNDS: u64 = 20_000;
-    // By receiver and sender.
+    // Indexed by receiver, then by sender.
     let mails: Arc<[[Mail; 3]; 3]> = Arc::default();
     let player = |own: usize| -> Box<dyn FnOnce() + Send> {
         let mails = Arc::clone(&mails);
@@ -311,7 +312,7 @@ fn a_bell_is_heard_by_all_who_listen() {
     );
 }
 
-/// Counts its wakes.
+/// A waker that counts its calls.
 #[derive(Default)]
 struct Count(AtomicU64);
 
@@ -347,7 +348,7 @@ fn one_that_rests_is_woken_once_by_what_is_published_after() {
     assert_eq!(rest_beyond([1, 1]), Some(Duration::from_secs(1)));
     for n in 1..=3 {
         mails.iter().for_each(Mail::publish);
-        // Once for each word.
+        // The waker is called once for each word.
         assert_eq!(count.0.load(Ordering::Relaxed), 2 * n);
         mails.iter().for_each(Mail::publish);
         assert_eq!(

@@ -9,7 +9,7 @@ use copyrpc_testing::helpers::alone;
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// The processors that this thread may run on.
+/// Returns the processors that this thread may run on.
 fn processors() -> Vec<usize> {
     // SAFETY: all zeroes are a set, and the kernel writes no more than its size.
     let set = unsafe {
@@ -109,7 +109,7 @@ fn register_and_count() {
     while turns.load(Ordering::Relaxed) == 0 {
         assert!(start.elapsed() < PATIENCE, "the other thread does not run");
     }
-    // The first burst in which the other thread ran all the time.
+    // Repeats bursts of barriers until the other thread ran during a whole burst.
     let reached = loop {
         let before = calls_to(there);
         let ran = (0..BURST)

@@ -13,8 +13,7 @@ mod no_futex_waitv;
 mod region_life;
 mod region_rules;
 
-/// The other side of the tests of `region_life`. Run as a test, without a role, it has nothing to
-/// check.
+/// The other side of the tests of `region_life`. Without a role, this test checks nothing.
 #[test]
 fn helper_process() {
     region_life::play();

@@ -1,5 +1,5 @@
-//! A kernel before Linux 5.16, and a sandbox that does not know the call: who sleeps on several
-//! words is woken nevertheless.
+//! A kernel before Linux 5.16, or a sandbox that refuses the system call: a thread that sleeps on
+//! several words is woken nevertheless.
 
 use std::io;
 use std::sync::Arc;
@@ -25,8 +25,8 @@ impl Mail {
     }
 }
 
-/// Waits for more than this number of messages; without a wake-up it would not check before an hour
-/// has passed.
+/// The condition that more than this number of messages have arrived. Without a wake-up, the
+/// sleeper checks only after an hour.
 struct Beyond<'a>(&'a Mail, u64);
 
 impl Watch for Beyond<'_> {
@@ -41,7 +41,7 @@ impl Watch for Beyond<'_> {
     }
 }
 
-/// Has futex_waitv fail in the calling thread with ENOSYS.
+/// Makes futex_waitv(2) fail with ENOSYS in the calling thread.
 fn refuse_the_call() {
     let statement = |code: u32, k: u32| libc::sock_filter {
         code: code as u16,
@@ -85,7 +85,7 @@ fn refuse_the_call() {
         ]
     };
     assert_eq!(results, [0, 0], "{}", io::Error::last_os_error());
-    // SAFETY: no words.
+    // SAFETY: the kernel gets no words, and so accesses no memory.
     let ended = unsafe { libc::syscall(libc::SYS_futex_waitv, 0, 0, 0, 0, 0) };
     assert_eq!(
         (ended, io::Error::last_os_error().raw_os_error()),
@@ -93,7 +93,7 @@ fn refuse_the_call() {
     );
 }
 
-/// A process remembers that it has no such call.
+/// The test runs in a process of its own, because a process stores that it lacks the system call.
 #[test]
 fn several_words_can_be_slept_on_without_the_call_for_it() {
     alone(
@@ -109,7 +109,8 @@ fn sleep_on_several_words() {
     let sleeper = std::thread::spawn(move || {
         refuse_the_call();
         for round in 0..ROUNDS {
-            // From the two in turn; the third is the answer.
+            // The messages come through the first two words in turn; the third word is for the
+            // answers.
             let [mut one, mut other] = [
                 Beyond(&mails[0], round.div_ceil(2)),
                 Beyond(&mails[1], round / 2),

@@ -93,7 +93,8 @@ pub(crate) fn play() {
                             dir.path().join("r").exists(),
                             "a living region lost its name"
                         );
-                        // Forgotten, not dropped: the next round finds it in the way, alive.
+                        // The region is forgotten and not dropped, so in the next round the name is
+                        // taken by a living owner.
                         std::mem::forget(region);
                         say("won");
                         next_word();

@@ -195,8 +195,8 @@ fn region_of_another_user_is_refused_and_left_alone() {
         Region::create(&dir, "r", KIND, 64, |_| {}),
         Err(CreateError::Foreign { .. })
     ));
-    // Closed: its own name is gone, and of the other one it would be a dead region if it were this
-    // user's.
+    // The region is closed and its own name is gone. The file with the temporary name would be
+    // removed as dead if it belonged to this user.
     drop(region);
     assert_eq!(dir.sweep().unwrap(), 0);
     assert!(temporary.exists());
@@ -229,7 +229,7 @@ fn directory_of_another_user_is_refused_by_the_name_of_its_owner() {
     );
 }
 
-/// A copy of a region's file, with a change.
+/// Writes a changed copy of a region's file.
 fn forged(scratch: &Scratch, name: &str, change: impl FnOnce(&mut Vec<u8>)) {
     let mut bytes = std::fs::read(scratch.path().join("r")).unwrap();
     change(&mut bytes);
@@ -324,7 +324,8 @@ fn owner_may_be_dropped_by_another_thread() {
         std::thread::spawn(move || drop(region)).join().unwrap();
         assert_eq!(peer.owner_state(), OwnerState::Closed);
     }
-    // The creating thread ends with the leaked words in its list; the kernel walks it.
+    // The creating thread ends while the leaked words are in its list of robust futexes, which the
+    // kernel then walks.
     std::thread::spawn(move || {
         let region = Region::create(&dir, "s", KIND, 64, |_| {}).unwrap();
         std::thread::spawn(move || drop(region)).join().unwrap();
@@ -403,7 +404,7 @@ fn peers_cannot_write_the_header_and_children_inherit_nothing() {
     let bytes = |region: &Region| region.view().base().as_ptr() as usize;
     assert!(mapping_at(bytes(&peer) - 4096).contains(" r--s "));
     assert!(mapping_at(bytes(&peer)).contains(" rw-s "));
-    // "dc": do not copy on fork.
+    // The flag "dc" means that a fork does not copy the mapping.
     for address in [
         bytes(&owner) - 4096,
         bytes(&peer) - 4096,
@@ -481,7 +482,7 @@ fn stale_memfd_id_that_names_a_region_by_now_does_not_cost_its_lock() {
             Err(MemfdAttachError::Stale { .. })
         ));
     }
-    // The kernel's answer, as `is_held` would answer from this process's own memory.
+    // The kernel is asked, because `is_held` answers from this process's own record.
     let inode = std::os::unix::fs::MetadataExt::ino(
         &std::fs::symlink_metadata(scratch.path().join("r")).unwrap(),
     );
