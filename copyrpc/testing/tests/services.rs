@@ -2,10 +2,10 @@
 //! refuses and drops requests, holds some until their callers give up, calls its clients where it can, and is stopped and killed while its
 //! successor takes its place.
 //!
-//! A server notes in a file how often it executed each request. So the end of each call can be held
-//! against the truth: a call that "may not have executed" never did, a reply belongs to its
-//! request, no request is executed twice. In the end descriptors and memory are back, and each
-//! client can have as many calls under way as before.
+//! A server notes in a file how often it executed each request. So the end of each call can be
+//! compared with the file: a call that "has not executed" was never executed, a reply belongs to
+//! its request, no request is executed twice. In the end, descriptors and memory are released, and
+//! each client can have as many calls under way as before.
 #![allow(
     missing_docs,
     clippy::unwrap_used,
@@ -37,20 +37,20 @@ use ipc::parts::{self, Reassembler};
 use ipc::{Dir, Ending};
 
 const CLIENTS: u64 = 3;
-/// Calls that a client makes at once, if it can.
+/// Number of calls that a client makes at once, if it can have several.
 const BATCH: u64 = 8;
-/// Calls of a client, of each RPC, times `SHM_TEST_SCALE`.
+/// Number of calls of each client, times `SHM_TEST_SCALE`.
 const CALLS: u64 = 25 * BATCH;
-/// Servers of each RPC, at least.
+/// Minimum number of servers of each RPC, one after the other.
 const SERVERS: u64 = 3;
-/// Calls that a server lasts for, in a long run.
+/// Number of calls after which a server is replaced, in a long run.
 const LIFE: u64 = 40_000;
-/// Time in which a client finds the next server.
+/// Maximum time in which a client must find the next server.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Memory by which the process may grow, as its allocator keeps some, in bytes.
+/// Maximum growth of the process's memory in bytes: its allocator keeps some memory.
 const GROWTH: u64 = 32 << 20;
-/// The requests from this number on are answered with their number, once no other has come for
-/// [`QUIET`].
+/// Requests from this number on are counted: each is answered with their count, once no further one
+/// has arrived for [`QUIET`].
 const COUNTED: u64 = 1 << 40;
 const QUIET: Duration = Duration::from_millis(30);
 
@@ -117,7 +117,7 @@ impl Log {
     }
 }
 
-/// The requests that a server has.
+/// The requests that a server has received and not answered.
 struct Desk<'a, R> {
     log: &'a Log,
     /// Held requests, by the time of the answer and the number.
@@ -158,7 +158,8 @@ impl<'a, R> Desk<'a, R> {
         self.held.insert((now + hold, number), request);
     }
 
-    /// Makes the waiting requests due whose callers gave up; at the end of the server, all.
+    /// Makes the waiting requests due whose callers gave up; at the end of the server, all waiting
+    /// requests.
     fn watch(&mut self, is_over: bool, is_wanted: impl Fn(&R) -> bool) {
         let now = Instant::now();
         for (number, since, request) in std::mem::take(&mut self.waiting) {
@@ -174,7 +175,7 @@ impl<'a, R> Desk<'a, R> {
         }
     }
 
-    /// Ends the requests that are due; at the end of the server, all.
+    /// Ends the requests that are due; at the end of the server, all requests.
     fn answer(&mut self, is_over: bool, mut end: impl FnMut(R, Kind, u64)) {
         if is_over || self.last.elapsed() > QUIET {
             let count = self.counted.len() as u64;
@@ -198,7 +199,7 @@ impl<'a, R> Desk<'a, R> {
 struct Call {
     number: u64,
     timeout: Duration,
-    /// The caller does not wait for its end.
+    /// Whether the caller gives the call up.
     is_given_up: bool,
 }
 
@@ -236,16 +237,17 @@ impl Call {
 /// A client as the storm sees it.
 trait Client: Sized {
     const NAME: &str;
-    /// Number of calls that the server can have of it at once.
+    /// Maximum number of the client's calls that the server can have at once.
     const ROOM: u64;
 
     fn connect(place: &str, dir: &Dir) -> Self;
     fn make(&mut self, calls: &[Call]) -> Vec<End>;
-    /// Makes [`ROOM`](Self::ROOM) calls and more at once. Returns how many the server had.
+    /// Makes [`ROOM`](Self::ROOM) calls or more at once. Returns the number of calls that the
+    /// server had at once.
     fn fill(&mut self) -> u64;
 }
 
-/// The number in a message.
+/// A message that contains a number.
 trait Word {
     fn word(&self) -> u64;
 }
@@ -375,7 +377,7 @@ through_shared_memory!(
     |number| &number.to_le_bytes()
 );
 
-/// A client that calls in turn.
+/// Makes calls one after the other. Returns their ends.
 fn make_in_turn<E: Ending>(
     calls: &[Call],
     mut make: impl FnMut(&Call) -> Result<Vec<u8>, E>,
@@ -449,7 +451,7 @@ impl Client for copyrpc::Client {
     }
 }
 
-/// A server whose requests are futures, of any transport. It tells its place by `say_place`.
+/// A server whose requests are futures, of any transport. It reports its address by `say_place`.
 fn serve_tasks<S: Bind<String, Error: std::fmt::Debug> + 'static>(
     place: &str,
     options: &S::Options,
@@ -549,7 +551,7 @@ impl Client for scalerpc::Client {
 /// A client whose calls are futures, many of them at a time.
 struct Tasks<C>(C);
 
-/// Connects such a client.
+/// The connecting of a client whose calls are futures.
 trait Reach: AsyncCaller<Error: std::fmt::Debug> {
     const NAME: &str;
     const ROOM: u64;
@@ -686,17 +688,18 @@ fn helper_process() {
 /// A storm under way.
 struct Storm {
     made: AtomicU64,
-    /// Servers that it will have had, and the number of those that have come after the first.
+    /// Number of servers of the whole storm, and number of servers that have started after the
+    /// first.
     servers: u64,
     successors: AtomicU64,
     /// The number of the last call outside the storm. One client at a time makes such calls.
     last: Mutex<u64>,
-    /// A client has failed: the others make no more calls.
+    /// Whether a client has failed: then the other clients make no more calls.
     has_failed: AtomicBool,
 }
 
 impl Storm {
-    /// Waits. Returns whether it is so, and no client has failed.
+    /// Waits until `is_so` holds or a client has failed. Returns whether no client has failed.
     fn waits_until(&self, is_so: impl Fn() -> bool) -> bool {
         while !is_so() && !self.has_failed.load(Relaxed) {
             thread::sleep(Duration::from_millis(1));
@@ -710,7 +713,8 @@ fn work<C: Client>(place: &str, dir: &Dir, first: u64, calls: u64, storm: &Storm
     let (mut client, mut rng) = (C::connect(place, dir), Rng::with_seed(first));
     let mut ends = Vec::with_capacity(calls as usize);
     for made in (0..calls).step_by(BATCH as usize) {
-        // Each server has its share of the calls. Half of the next share is made without it.
+        // Each server gets a share of the calls. In the middle of a share, the clients wait until
+        // the server of the share has started.
         if !storm.waits_until(|| {
             2 * made * storm.servers < (2 * storm.successors.load(Relaxed) + 3) * calls
         }) {
@@ -741,7 +745,7 @@ fn work<C: Client>(place: &str, dir: &Dir, first: u64, calls: u64, storm: &Storm
 
 /// Checks that the client can have as many calls under way as its server permits.
 fn check_room<C: Client>(client: &mut C, number: &mut u64) {
-    // The last server may have come after the client's last call.
+    // The last server may have started after the client's last call.
     helpers::wait_for("the client gets no answer", || {
         *number += 1;
         let call = Call {
@@ -770,10 +774,10 @@ fn memory() -> u64 {
     statm.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * 4096
 }
 
-/// Held by each test that opens descriptors in this process, where [`storm`] counts them.
+/// Lock of each test that opens descriptors in this process, because [`storm`] counts them.
 static DESCRIPTORS: Mutex<()> = Mutex::new(());
 
-/// Runs a test while no other one of this program runs.
+/// Runs a test while no other test of this program runs.
 fn alone(test: impl FnOnce()) {
     let _alone = DESCRIPTORS.lock();
     helpers::limited(test);
@@ -791,7 +795,7 @@ fn storm<C: Client>(server_name: &str) {
     let log = Log::open(scratch.path());
     let mut server = Helper::start(&format!("{server_name} {}", any_port()), &scratch);
     let place = server.hear();
-    // A process makes some things once.
+    // A process allocates some memory and descriptors only once, so they are not counted.
     let storm = Storm {
         made: AtomicU64::new(0),
         servers,
@@ -814,7 +818,7 @@ fn storm<C: Client>(server_name: &str) {
             })
             .collect();
         for life in 1..servers {
-            // No client ends before its last server has come, unless it fails.
+            // No client ends before its last server has started, unless it fails.
             storm.waits_until(|| {
                 let has_failed = clients.iter().any(ScopedJoinHandle::is_finished);
                 storm.has_failed.store(has_failed, Relaxed);
@@ -869,7 +873,7 @@ fn storm<C: Client>(server_name: &str) {
         descriptors() < before.0,
         "the server's pipe is closed, and nothing else is open"
     );
-    // The ends themselves, and what is kept for the next allocation.
+    // The bound includes the records of the ends, and memory that the allocator keeps.
     assert!(
         memory() < before.1 + GROWTH + 2 * all,
         "{} bytes, {} before",
@@ -949,8 +953,8 @@ fn payloads_above_a_message_are_one_call_of_scalerpc() {
     });
 }
 
-/// The handler stops the server; its client fetches the reply then. `copyrpc` is tested in its own
-/// crate.
+/// Lets the handler stop the server; its client fetches the reply afterwards. `copyrpc` is tested
+/// in its own crate.
 fn serve_and_stop<C: Caller<Error: std::fmt::Debug + 'static>>(
     stop: StopHandle,
     serve: impl FnOnce(&mut dyn FnMut(&[u8]) -> Vec<u8>),

@@ -157,8 +157,8 @@ where
     assert!(called.join().unwrap().unwrap() == vec![7; 1 << 20]);
 }
 
-/// A client leaves while it fetches a long reply, and another one stays: the stop does not wait for
-/// the time that clients have to fetch their replies.
+/// Disconnects a client while it fetches a long reply; another client stays connected. The server
+/// stops before the time is over that clients have to fetch their replies.
 fn a_server_that_stops_waits_for_no_client_that_has_left<S, C>(ends: &Ends<S, C>)
 where
     S: Bind<String, Error: std::fmt::Debug> + 'static,
@@ -191,7 +191,7 @@ where
 }
 
 /// The layers of the crate `tower` at both ends: the server runs one handler at a time, each for
-/// `work`; a client with a limit waits for its place, and one with a short timeout gives up.
+/// `work`. A client with a concurrency limit waits, and a client with a short timeout gives up.
 fn layers_of_tower_work_at_both_ends<S, C>(ends: &Ends<S, C>)
 where
     S: Bind<String, Error: std::fmt::Debug> + 'static,
@@ -257,8 +257,9 @@ where
     });
 }
 
-/// A future that is dropped and a time that is over reach the handler, and its end frees the room
-/// of the call: there are more such calls than a client of any transport has room for.
+/// A handler is informed when the future of its call is dropped, or when the time of its call is
+/// over, and the end of the handler frees the room of the call. The test makes more of these calls
+/// than a client of any transport has room for.
 fn a_call_that_is_given_up_ends_its_handler<S, C>(ends: &Ends<S, C>)
 where
     S: Bind<String, Error: std::fmt::Debug> + 'static,
@@ -318,7 +319,8 @@ copyrpc_calls::service! {
     }
 }
 
-/// Describes its calls, and waits as long as its caller. Notes whether it waits.
+/// A service whose method returns a description of its call, or waits until its caller gives up.
+/// The flag shows whether a method waits.
 #[derive(Default)]
 struct Described(AtomicBool);
 
@@ -387,8 +389,8 @@ where
     });
 }
 
-/// A client has more calls that wait at the server than its connection has room for, and makes the
-/// call that ends them all last. The server is informed of a poll that is given up, over any
+/// A client has more long polls at the server than its connection has room for, and then makes the
+/// call that ends all of them. The server is informed of a poll that is given up, over any
 /// connection.
 fn long_polls_do_not_keep_back_the_call_that_ends_them<S, C>(ends: &Ends<S, C>)
 where

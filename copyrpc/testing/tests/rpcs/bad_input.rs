@@ -15,10 +15,11 @@ use crate::rpc::{Refused, Rpc};
 use crate::start_with;
 use copyrpc_testing::helpers::{Scratch, next_word, say, wait_for, wait_for_some};
 
-/// The number of calls for which [`Rpc::entries`] knows the places.
+/// Number of clients of a server with one call each. [`Rpc::entries`] gets the same number of
+/// calls.
 const CLIENTS: usize = 8;
 
-/// Answers all there is.
+/// Answers all requests that wait.
 fn serve<R: Rpc>(server: &mut R::Server) {
     R::serve_poll(server);
     while let Some((held, number)) = R::recv(server) {
@@ -26,7 +27,7 @@ fn serve<R: Rpc>(server: &mut R::Server) {
     }
 }
 
-/// Makes a call; the server answers it, and whatever else comes.
+/// Makes a call; the server answers this call and all other requests.
 fn round_trip<R: Rpc>(
     server: &mut R::Server,
     client: &mut R::Client,
@@ -59,7 +60,7 @@ fn finish<R: Rpc>(
     })
 }
 
-/// The word at an offset of the region.
+/// Returns the word at an offset of the region.
 fn word(region: &Region, offset: usize) -> &AtomicU64 {
     // SAFETY: in bounds, and all access to these words is atomic.
     unsafe { region.view().at::<AtomicU64>(offset).unwrap().as_ref() }
@@ -69,7 +70,8 @@ pub(crate) fn files_that_are_no_server_are_refused_and_left_alone<R: Rpc>(name: 
     let scratch = Scratch::new(name);
     let (dir, path) = (scratch.dir(), scratch.path().join("s"));
     let server = R::create(&dir, 2, 4);
-    // Opening the file here takes the lock of the server's life, which ends anyway.
+    // The close of this file drops the server's lock; the server ends next, so the lock is not
+    // needed.
     let whole = std::fs::read(&path).unwrap();
     drop(server);
     let changed = |change: &dyn Fn(&mut Vec<u8>)| {
@@ -281,7 +283,7 @@ pub(crate) fn garbled_announcements_cost_a_delay_and_no_call<R: Rpc>(name: &str)
             }
         };
         let victim = random.usize(..CLIENTS);
-        // Long enough for a server that sleeps to leave all clients alone.
+        // After this wait without a request, the server polls no client's lane.
         while R::serve_wait(&mut server, Some(std::time::Duration::from_millis(2))) {
             serve::<R>(&mut server);
         }
@@ -317,7 +319,7 @@ pub(crate) fn overwritten_entry_costs_its_own_session_only<R: Rpc>(name: &str) {
     let mut server = R::create(&dir, CLIENTS, 1);
     let mut bystander = R::connect(&dir).unwrap();
     let (region, entries) = R::entries(&dir, 8);
-    // Free, taken, left, evicted, and no state; of another generation and of the same.
+    // All states of an entry and numbers that are no state, of the same generation and of another.
     for garbage in [77 << 32, 77 << 32 | 1, 2, 3, 9, 77 << 32 | 9, u64::MAX] {
         let mut victim = R::connect(&dir).unwrap();
         round_trip::<R>(&mut server, &mut victim, 1).unwrap();

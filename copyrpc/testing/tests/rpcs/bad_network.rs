@@ -1,5 +1,5 @@
-//! Calls over networks that lose, double, delay and reorder packets: each is executed once, and
-//! answered.
+//! Calls over networks that lose, double, delay and reorder packets: each call is executed once,
+//! and answered.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -76,7 +76,7 @@ fn each_call_is_executed_once_and_answered<C>(
                 check(name, call, answer);
             }
         };
-        // Some calls at once.
+        // Some clients share a connection, and call at the same time.
         let shared =
             &[0, 1].map(|_| block_on(AsyncClient::<C>::with_options(address, options)).unwrap());
         let together = |name: u64| {

@@ -8,15 +8,15 @@ use copyrpc_calls::{CallFailure, SessionEnd, Tag};
 use crate::rpc::{Refused, Rpc};
 use copyrpc_testing::helpers::PATIENCE;
 
-/// The right answer.
+/// Returns the right answer to a request.
 pub(crate) fn answer(number: u64) -> u64 {
     number.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(17)
 }
 
-/// A client that knows which of its calls have not ended.
+/// A client that records which of its calls have not ended.
 pub(crate) struct Caller<R: Rpc> {
     client: R::Client,
-    /// The names of the calls, and the times before which they do not end late.
+    /// The calls that have not ended: by number, the tag, and the deadline if there is one.
     waiting: BTreeMap<u64, (Tag, Option<Instant>)>,
     /// A call that has ended.
     ended: Option<Tag>,
@@ -45,8 +45,8 @@ impl<R: Rpc> Caller<R> {
         assert!(self.try_call(number, None));
     }
 
-    /// Like [`call`](Self::call), if there is room and a server. With a timeout the call may end
-    /// late.
+    /// Like [`call`](Self::call), but returns `false` if there is no room or no server. With a
+    /// timeout, the call may end as timed out.
     pub(crate) fn try_call(&mut self, number: u64, timeout: Option<Duration>) -> bool {
         let deadline = timeout.map(|timeout| Instant::now() + timeout);
         let called = match timeout {
@@ -63,7 +63,7 @@ impl<R: Rpc> Caller<R> {
         }
     }
 
-    /// Gives the oldest call up. One that has ended cannot be.
+    /// Gives the oldest call up. Asserts that a call that has ended cannot be given up.
     pub(crate) fn cancel(&mut self) {
         let ended = self
             .ended
@@ -80,7 +80,7 @@ impl<R: Rpc> Caller<R> {
         }
     }
 
-    /// Sleeps until there is something to poll for; false if that takes too long.
+    /// Sleeps until there is something to poll for. Returns `false` after [`PATIENCE`].
     pub(crate) fn sleep(&mut self) -> bool {
         R::wait(&mut self.client, Some(PATIENCE))
     }
@@ -93,7 +93,7 @@ impl<R: Rpc> Caller<R> {
         self.waiting.is_empty()
     }
 
-    /// Polls once. A call that ends has not ended before, and ends as it may.
+    /// Polls once. Asserts that each call that ends has not ended before, and has a legal outcome.
     pub(crate) fn poll(&mut self) -> Result<usize, SessionEnd> {
         let Self {
             client,

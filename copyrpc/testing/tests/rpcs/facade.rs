@@ -22,7 +22,7 @@ fn a_client_waits_for_its_server_asks_it_and_the_server_stops_when_told<T: Typed
     let server = std::thread::spawn({
         let name = name.clone();
         move || {
-            // Time for the client to find no server.
+            // The client finds no server in this time.
             std::thread::sleep(SHORT);
             let mut server = Server::<u64, u64, T::Announced>::bind(&name).unwrap();
             handles.send(server.stop_handle()).unwrap();
@@ -59,7 +59,7 @@ fn a_client_goes_on_at_the_next_server_of_the_name<T: Typed>(test: &str) {
     first.join().unwrap();
     let gone = ClientError::NotSent;
     assert!(gone.is_retryable() && !gone.may_have_executed());
-    // The one waits for the next server, as long as the call may take; the other tries once.
+    // `patient` waits for the next server as long as its call may take; `hasty` tries once.
     assert_eq!(
         (patient.ask(3, SHORT), hasty.ask(3, LONG)),
         (Err(gone), Err(gone))
@@ -107,7 +107,7 @@ fn a_question_ends_in_its_time_and_waits_behind_no_other_call<T: Typed>(test: &s
     let name = name(test);
     let mut server = Server::<u64, u64, T::Announced>::bind(&name).unwrap();
     let mut client = Client::<u64, u64, (), T::Announced>::connect(&name).unwrap();
-    // Without time, nothing is sent.
+    // With a timeout of 0, nothing is sent.
     assert_eq!(client.ask(1, Duration::ZERO), Err(ClientError::NotSent));
     assert_eq!(server.poll(), 0);
     assert_eq!(client.ask(1, SHORT), Err(ClientError::TimedOut));

@@ -74,7 +74,7 @@ fn start<R: Rpc>(role: &str, scratch: &Scratch) -> Helper {
     start_with::<R>(role, scratch, |_| ())
 }
 
-/// Starts one with changes to its command.
+/// Starts a helper process with changes to its command.
 fn start_with<R: Rpc>(role: &str, scratch: &Scratch, change: impl FnOnce(&mut Command)) -> Helper {
     Helper::start_with(&format!("{} {role}", R::NAME), scratch, change)
 }
@@ -102,7 +102,7 @@ fn play_with<R: Rpc>(role: &str, dir: &Dir) {
     }
 }
 
-/// The other side of the tests. Run as a test, without a role, it has nothing to check.
+/// The other side of the tests. Without a role, this test checks nothing.
 #[test]
 fn helper_process() {
     if let Some((role, dir)) = helpers::role() {
@@ -110,7 +110,8 @@ fn helper_process() {
     }
 }
 
-/// Not a test of its own: the process that the tests of `single_step` stop and kill.
+/// The process that the tests of `single_step` stop and kill, which they start as a test of this
+/// binary.
 #[test]
 #[ignore = "helper process of the other tests, started by them"]
 fn stepped_process() {

@@ -7,7 +7,7 @@ use copyrpc_shm::dir::Dir;
 use copyrpc_shm::region::{self, Region};
 use copyrpc_shm::sleep::Sleeper;
 
-/// Why a call was not made, with the returned request and user data.
+/// The reason why a call was not made, with the returned request and user data.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Refused {
     Full(u64, u64),
@@ -24,15 +24,16 @@ pub(crate) trait Rpc {
     /// A received request.
     type Held;
 
-    /// Names it for helper processes.
+    /// The name of the RPC for helper processes.
     const NAME: &str;
 
-    /// `None` if there is a server already, or somebody is about to remove a dead one.
+    /// Returns `None` if there is a server already, or another process is about to remove a dead
+    /// server.
     fn try_create(dir: &Dir, clients: usize, depth: usize) -> Option<Self::Server>;
     fn create(dir: &Dir, clients: usize, depth: usize) -> Self::Server {
         Self::try_create(dir, clients, depth).expect("there is no server yet")
     }
-    /// `None` if all entries are taken, or there is no living server.
+    /// Returns `None` if all entries are taken, or there is no living server.
     fn connect(dir: &Dir) -> Option<Self::Client>;
     fn serve_poll(server: &mut Self::Server) -> usize;
     fn serve_wait(server: &mut Self::Server, timeout: Option<Duration>) -> bool;
@@ -54,7 +55,8 @@ pub(crate) trait Rpc {
     /// Returns the region of a server for at most 448 clients with `calls` calls together, and the
     /// offset of its entries.
     fn entries(dir: &Dir, calls: usize) -> (Region, usize);
-    /// Offset of the words by which clients announce calls to that server. They end at the entries.
+    /// Offset of the words by which clients announce calls to the server of
+    /// [`entries`](Self::entries). The words end where the entries begin.
     const WAKES: usize;
     /// Returns the reason why there is no server `s`.
     fn create_refused(dir: &Dir, clients: usize, depth: usize) -> region::CreateError;

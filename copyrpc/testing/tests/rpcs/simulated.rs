@@ -21,16 +21,16 @@ const SERVER: usize = CLIENTS;
 struct Caller<C> {
     client: C,
     made: u64,
-    /// The calls that are unanswered, and when they end without an answer.
+    /// The unanswered calls, each with its deadline.
     deadlines: BTreeMap<u64, (u64, CallToken)>,
 }
 
 struct Peers<R: Rpc> {
     server: R::Server,
     callers: Vec<Caller<R::Client>>,
-    /// The requests that the server answers later, by the time.
+    /// The requests that the server answers later, by the time of the answer.
     held: BTreeMap<(u64, u64), R::Held>,
-    /// Answers, rejections, ends without an answer in time, refusals, calls given up.
+    /// Numbers of answers, rejections, timeouts, refusals, and calls given up.
     seen: [usize; 5],
     left: u64,
 }
@@ -75,7 +75,7 @@ impl<R: Rpc> Peers<R> {
             None
         };
         if let Some((call, (_, token))) = given_up {
-            // An answer may be on its way, or there already.
+            // An answer may be on its way, or may have arrived.
             assert_eq!(
                 [
                     R::cancel(&mut caller.client, token),
@@ -209,8 +209,8 @@ fn run<R: Rpc>(seed: u64) -> Run {
             .iter()
             .all(|caller| caller.deadlines.is_empty())
     );
-    // A place is free again when the server has seen its client leave. And a name, when its server
-    // has ended.
+    // An entry is free again when the server has found that its client disconnected, and a name
+    // when its server has ended.
     peers.callers.truncate(CLIENTS / 2);
     assert_eq!(R::serve_poll(&mut peers.server), 0);
     peers.callers.push(Caller {
@@ -228,7 +228,7 @@ fn run<R: Rpc>(seed: u64) -> Run {
     (world.trace, peers.seen.to_vec(), world.turns)
 }
 
-/// Descriptors are counted: in a process of its own.
+/// The test runs in a process of its own, because it counts descriptors.
 pub(crate) fn a_server_and_its_clients_run_in_one_thread_by_a_seed_and_without_files<R: Rpc>(
     name: &str,
 ) {

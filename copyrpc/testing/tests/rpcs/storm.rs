@@ -1,7 +1,7 @@
 //! Processes that poll and sleep in turn, killed at random moments, and stopped and continued:
-//! clients of a server that lives, and servers with clients that live. The survivors neither hang
-//! nor lose an answer nor get one twice, whatever they give up or do not wait for; entries can be
-//! taken again; the next server starts; nothing is left.
+//! clients of a server that lives, and servers with clients that live. The surviving processes do
+//! not hang, and get each answer exactly once, whatever calls they give up; entries can be taken
+//! again; the next server starts; no file is left.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -20,15 +20,16 @@ use copyrpc_testing::helpers::{
 const DEPTH: usize = 8;
 const CLIENTS: usize = 6;
 const ENTRIES: usize = 8;
-/// Clients killed, times `SHM_TEST_SCALE`.
+/// Number of clients that are killed, times `SHM_TEST_SCALE`.
 const CLIENT_KILLS: u32 = 250;
-/// Servers killed, times `SHM_TEST_SCALE`.
+/// Number of servers that are killed, times `SHM_TEST_SCALE`.
 const SERVER_KILLS: u32 = 25;
-/// Calls of a client that is not killed, at least.
+/// Minimum number of calls of a client that is not killed.
 const CALLS_MIN: u64 = 1000;
-/// Requests that wait long for their answers.
+/// Maximum number of requests that wait long for their answers.
 const SHELF: usize = 8;
-/// A request's number: which client, and which of its calls.
+/// Number of low bits of a request's number that count the client's calls; the upper bits are the
+/// client's number.
 const CALL_BITS: u32 = 40;
 
 /// The other side of the tests.
@@ -40,8 +41,8 @@ pub(crate) fn helper<R: Rpc>(role: &str, dir: &Dir) {
     }
 }
 
-/// How the calls of a client ended: answered, dropped by the server, too late, given up, and
-/// because the server was gone.
+/// Numbers of a client's calls by their end: answered, dropped by the server, timed out, given up,
+/// and ended because the server was gone.
 #[derive(Default)]
 struct Tally([u64; 5]);
 
@@ -105,7 +106,8 @@ fn timeout(random: &mut fastrand::Rng) -> Option<Duration> {
     })
 }
 
-/// Until the server is gone, or the test hung up, `enough` calls were made and all have ended.
+/// Calls until the server is gone, or until the test has closed the input, `enough` calls were
+/// made, and all have ended.
 fn session<R: Rpc>(
     caller: &mut Caller<R>,
     number: &mut u64,
@@ -160,7 +162,7 @@ fn session<R: Rpc>(
 struct Serving<R: Rpc> {
     server: R::Server,
     held: Vec<(R::Held, u64)>,
-    /// Answered much later.
+    /// Requests that are answered much later.
     shelf: Vec<(R::Held, u64)>,
     /// The number of the last request, by client.
     last: HashMap<u64, u64>,
@@ -192,7 +194,7 @@ impl<R: Rpc> Serving<R> {
             );
             self.executed += 1;
             if self.random.u8(..128) == 0 {
-                // Which rejects it.
+                // The drop rejects the request.
                 drop(request);
                 continue;
             }
@@ -203,7 +205,7 @@ impl<R: Rpc> Serving<R> {
             };
             to.push((request, number));
         }
-        // The calls of the living, and with time many of the dead.
+        // The shelf has requests of living clients, and with time many of dead clients.
         if self.shelf.len() > SHELF || self.random.u16(..1000) == 0 && !self.shelf.is_empty() {
             let index = self.random.usize(..self.shelf.len());
             self.held.push(self.shelf.swap_remove(index));
@@ -235,7 +237,7 @@ fn server<R: Rpc>(dir: &Dir) {
     }
 }
 
-/// The clients, some of them stopped.
+/// The client processes: for each its number, its process, and whether it is stopped.
 struct Crowd {
     clients: Vec<(u64, Helper, bool)>,
     next: u64,
@@ -264,7 +266,7 @@ impl Crowd {
         self.next += 1;
     }
 
-    /// Something happens to one of the clients for which `who` holds.
+    /// Stops, continues or kills a random client, if `who` holds for it.
     fn strike<R: Rpc>(&mut self, scratch: &Scratch, who: impl Fn(u64) -> bool) {
         let index = self.random.usize(..self.clients.len());
         let (number, client, is_stopped) = &mut self.clients[index];
@@ -325,7 +327,7 @@ pub(crate) fn clients_killed_at_random_moments_disturb_nobody<R: Rpc>(name: &str
             serving.step();
         }
         let kills = crowd.kills;
-        // Nearly always one that has called; sometimes one that is starting.
+        // The client has usually made calls; sometimes it is starting.
         let any = random.u8(..16) == 0;
         crowd.strike::<R>(&scratch, |client| any || serving.last.contains_key(&client));
         if crowd.kills > kills {
@@ -359,7 +361,7 @@ pub(crate) fn servers_killed_at_random_moments_are_replaced<R: Rpc>(name: &str) 
     let mut ready = 0;
     for _ in 0..kills {
         let mut server = start::<R>("storm: server", &scratch);
-        // Sometimes it is killed while it starts.
+        // Sometimes the server is killed while it starts.
         if random.u8(..4) > 0 {
             assert_eq!(server.hear(), "ready");
             ready += 1;

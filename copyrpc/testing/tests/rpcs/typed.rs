@@ -15,12 +15,12 @@ use crate::rpc::{Outcome, Refused, Rpc};
 /// follow from it.
 type Block = [u64; 7];
 
-/// The block of a number.
+/// Returns the block of a number.
 fn seal(number: u64) -> Block {
     std::array::from_fn(|i| number.rotate_left(9 * i as u32) ^ i as u64)
 }
 
-/// The number of a block, which must be whole.
+/// Returns the number of a block. Asserts that the block is whole.
 fn unseal(block: &Block) -> u64 {
     assert_eq!(*block, seal(block[0]), "a torn payload");
     block[0]
@@ -48,7 +48,7 @@ impl Typed for Ipc {
     }
 }
 
-/// With the smallest ring that is never full, so that it laps often.
+/// `delegationrpc`, with the smallest ring that is never full, so that the ring wraps often.
 pub(crate) struct Delegation;
 
 impl Typed for Delegation {

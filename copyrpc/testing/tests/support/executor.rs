@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 
-/// A plain executor: polls when it is woken, and sleeps meanwhile.
+/// Runs a future: polls it when it is woken, and parks the thread between the polls.
 pub fn block_on<F: Future>(future: F) -> F::Output {
     struct Unpark(Thread);
     impl Wake for Unpark {

@@ -11,7 +11,7 @@ use copyrpc_testing::helpers::{PATIENCE, Scratch};
 const SOON: Duration = Duration::from_millis(2);
 const LATE: Duration = Duration::from_secs(3600);
 
-/// Polls until something ends.
+/// Polls until at least one call ends. Returns the calls that ended.
 fn next_ends<R: Rpc>(client: &mut R::Client) -> Vec<(u64, Outcome)> {
     let start = Instant::now();
     loop {
@@ -50,7 +50,7 @@ pub(crate) fn calls_without_an_answer_end_in_time_and_late_answers_reach_no_call
         }
         assert_eq!(ends::<R>(&mut client), [(100, Ok(20)), (200, Ok(30))]);
     }
-    // An answer that is there when the time is over wins.
+    // An answer that has arrived when the deadline is checked wins.
     R::call_within(&mut client, 5, 5, Duration::ZERO).unwrap();
     answer_all::<R>(&mut server, |number| number);
     assert_eq!(ends::<R>(&mut client), [(5, Ok(5))]);
@@ -85,7 +85,7 @@ pub(crate) fn cancelled_calls_keep_their_places_until_they_are_answered<R: Rpc>(
             [0, 1, 2, 3],
             "it is not told"
         );
-        // One of the two requests whose calls have ended.
+        // The server answers one of the two requests whose calls have ended.
         let (request, number) = requests.remove(1);
         assert!(R::reply(&mut server, request, number));
         assert_eq!(ends::<R>(&mut client), []);
@@ -107,7 +107,7 @@ pub(crate) fn cancelled_calls_keep_their_places_until_they_are_answered<R: Rpc>(
     }
 }
 
-/// Against a model that knows of each call whether it has ended.
+/// Compares a client with a model, which records of each call whether it has ended.
 pub(crate) fn every_call_ends_once_whatever_is_cancelled_and_whatever_comes_too_late<R: Rpc>(
     name: &str,
 ) {
@@ -178,7 +178,7 @@ pub(crate) fn every_call_ends_once_whatever_is_cancelled_and_whatever_comes_too_
                     }
                     answered += 1;
                 }
-                // Each answer has been taken, waited for or not.
+                // The client has taken each answer, whether its caller waited or not.
                 unanswered = held.len() + untaken::<R>(&mut server, &mut held);
             }
         }
@@ -190,7 +190,7 @@ pub(crate) fn every_call_ends_once_whatever_is_cancelled_and_whatever_comes_too_
     assert_eq!(made, given_up + answered + open.len() as u64);
 }
 
-/// Takes what was not taken yet.
+/// Takes the requests that were not taken yet. Returns their number.
 fn untaken<R: Rpc>(server: &mut R::Server, held: &mut Vec<(R::Held, u64)>) -> usize {
     let new = take_all::<R>(server);
     let count = new.len();

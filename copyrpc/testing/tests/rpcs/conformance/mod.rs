@@ -1,4 +1,4 @@
-//! Promises of every shared-memory RPC of the workspace, whatever its rings look like.
+//! Promises of every shared-memory RPC of the workspace, whatever its memory layout.
 
 mod deadlines;
 mod processes;
@@ -27,14 +27,14 @@ fn connect<R: Rpc>(scratch: &Scratch) -> R::Client {
     R::connect(&scratch.dir()).expect("there is a free entry")
 }
 
-/// Polls once and takes everything there is.
+/// Polls once and takes all requests.
 fn take_all<R: Rpc>(server: &mut R::Server) -> Vec<(R::Held, u64)> {
     R::serve_poll(server);
     std::iter::from_fn(|| R::recv(server)).collect()
 }
 
-/// Polls once and answers everything there is by `answer`, to clients that are there. Returns the
-/// number of requests.
+/// Polls once and answers all requests by `answer`. Asserts that their clients are connected.
+/// Returns the number of requests.
 fn answer_all<R: Rpc>(server: &mut R::Server, answer: impl Fn(u64) -> u64) -> u64 {
     let requests = take_all::<R>(server);
     let count = requests.len() as u64;
@@ -165,7 +165,7 @@ pub(crate) fn calls_of_a_server_that_ends_end_once_after_what_it_answered<R: Rpc
     let mut requests = take_all::<R>(&mut server).into_iter();
     assert!(R::reply(&mut server, requests.next().unwrap().0, 100));
     R::reject(&mut server, requests.next().unwrap().0);
-    // Held requests go first, as it does when a daemon ends.
+    // The held requests are dropped before the server, as when a daemon ends.
     let rest = requests.count() as u64;
     drop(server);
     let mut ended = vec![];
@@ -221,7 +221,7 @@ pub(crate) fn calls_that_a_server_in_good_order_has_not_taken_reach_no_handler_a
         R::call(answered, n, n).unwrap();
         R::call(held, n, n).unwrap();
     }
-    // Found, and not received.
+    // The poll finds the requests; the server does not receive them.
     assert_eq!(R::serve_poll(&mut server), 6);
     R::call(untaken, 4, 4).unwrap();
     drop(server);
@@ -244,7 +244,7 @@ pub(crate) fn calls_that_a_server_in_good_order_has_not_taken_reach_no_handler_a
         all(answered),
         [(0, dropped), (1, dropped), (2, stopped), (3, stopped)]
     );
-    // A handler has one of its requests.
+    // The server had received requests of this client, so its calls end with `gone`.
     assert_eq!(all(held), [(0, Ok(5)), (1, gone), (2, gone), (3, gone)]);
     assert_eq!(all(idle), []);
     drop(requests);
@@ -311,7 +311,8 @@ pub(crate) fn entries_are_reused_without_end<R: Rpc>(name: &str) {
             assert!(R::connect(&scratch.dir()).is_none());
         }
         R::call(&mut client, n, n).unwrap();
-        // Some leave with a call announced, some with one in work.
+        // Some clients disconnect with a published call, some with a call that the server has
+        // received.
         if n % 3 > 0 {
             let (request, number) = take_all::<R>(&mut server).remove(0);
             assert_eq!(number, n);
@@ -333,7 +334,7 @@ fn no_descriptors_are_left() {
 pub(crate) fn servers_come_and_go_under_living_clients<R: Rpc>(name: &str) {
     const SERVERS: u64 = 3000;
     let scratch = Scratch::new(name);
-    // Clients of former servers, some of which never look.
+    // Clients of former servers, some of which never poll.
     let mut former = std::collections::VecDeque::new();
     for n in 0..SERVERS {
         let (mut server, mut client) = pair::<R>(&scratch, 2, 2);
@@ -373,7 +374,7 @@ pub(crate) fn threads_lose_and_repeat_nothing<R: Rpc>(name: &str) {
             } else {
                 progress = Instant::now();
             }
-            // Youngest first.
+            // The newest request is answered first.
             while let Some((request, number)) = requests.pop() {
                 assert!(R::reply(&mut server, request, number + 1));
             }

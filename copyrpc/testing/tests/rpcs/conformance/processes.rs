@@ -115,7 +115,7 @@ fn fork() -> libc::pid_t {
     unsafe { libc::fork() }
 }
 
-/// Ends a child without what a test does at its end.
+/// Ends a child without running the exit code of the test harness.
 fn exit_child() -> ! {
     // SAFETY: it ends the process.
     unsafe { libc::_exit(0) }
@@ -228,7 +228,7 @@ pub(crate) fn stopped_or_killed_client_stalls_nobody<R: Rpc>(name: &str) {
             let mut ended = vec![];
             wait_for("a good client is stalled", || {
                 for (request, number) in take_all::<R>(&mut server) {
-                    // A client that was killed may be known to be gone.
+                    // The server may already know that the killed client is gone.
                     R::reply(&mut server, request, number);
                 }
                 ended.extend(ends::<R>(&mut good));

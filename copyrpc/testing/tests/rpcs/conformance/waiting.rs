@@ -174,7 +174,7 @@ pub(crate) fn sleeping_server_frees_the_entry_of_a_client_that_leaves<R: Rpc>(na
 }
 
 pub(crate) fn garbage_in_the_words_of_sleepers_stalls_nobody<R: Rpc>(name: &str) {
-    // Each may take two slices.
+    // Each call may take two slices, so there are few calls.
     const CALLS: u64 = 8;
     let scratch = Scratch::new(name);
     let (mut server, mut client) = pair::<R>(&scratch, 1, 4);
@@ -223,7 +223,7 @@ pub(crate) fn garbage_in_the_words_of_sleepers_stalls_nobody<R: Rpc>(name: &str)
     });
 }
 
-/// The server takes that lane up, and finds nothing in it.
+/// The server then polls the lane, and finds nothing in it.
 pub(crate) fn flag_that_is_down_over_an_empty_lane_ends_no_wait<R: Rpc>(name: &str) {
     let scratch = Scratch::new(name);
     let (mut server, mut client) = pair::<R>(&scratch, 1, 4);
@@ -238,7 +238,7 @@ pub(crate) fn flag_that_is_down_over_an_empty_lane_ends_no_wait<R: Rpc>(name: &s
     };
     assert_eq!(armed.load(Ordering::Relaxed), ARMED);
     armed.store(HOT, Ordering::Relaxed);
-    // Longer than a slice.
+    // The wait is longer than a slice.
     assert!(!R::serve_wait(
         &mut server,
         Some(Duration::from_millis(150))

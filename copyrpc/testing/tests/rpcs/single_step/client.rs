@@ -27,7 +27,7 @@ pub(crate) enum Verb {
 }
 
 impl Verb {
-    /// The process's name for it.
+    /// Returns the name of the operation in the input of the stepped process.
     fn order(self) -> &'static str {
         match self {
             Self::Call | Self::WakingCall => "call",
@@ -38,7 +38,7 @@ impl Verb {
         }
     }
 
-    /// No part of a call.
+    /// Returns whether the operation is no part of a call.
     fn is_rare(self) -> bool {
         matches!(self, Self::Wait | Self::Connect | Self::Leave)
     }
@@ -68,7 +68,7 @@ pub(crate) fn process<R: Rpc>(dir: &Dir) {
             "wait" => _ = stepped(|| R::wait(client, Some(Duration::from_millis(1)))),
             // The error of a poll is permanent.
             "poll" => _ = stepped(|| poll(client, &mut ended)),
-            // Until the server is gone.
+            // Polls until the server is gone.
             "end" => {
                 while poll(client, &mut ended).is_ok() {
                     std::thread::yield_now();
@@ -169,7 +169,7 @@ impl<R: Rpc> House<R> {
         }
     }
 
-    /// The good client continues, and another client connects and disconnects.
+    /// Makes calls of the good client, and connects and disconnects another client.
     fn traffic(&mut self) {
         let mut good = self.good.take().unwrap();
         self.round_trips(&mut good);
@@ -180,7 +180,7 @@ impl<R: Rpc> House<R> {
         self.serve();
     }
 
-    /// Connects `entries` clients at a time.
+    /// Connects `entries` clients, which are then connected at the same time.
     fn join(&mut self, entries: usize) -> Vec<Caller<R>> {
         let mut joined = vec![];
         wait_for("an entry stays taken", || {
@@ -194,8 +194,8 @@ impl<R: Rpc> House<R> {
         joined
     }
 
-    /// All entries but the good client's can be taken, and are free again after. Who takes them
-    /// gets no answers to calls of the former holder.
+    /// Asserts that all entries except the good client's can be taken, and that their new clients
+    /// get no answers to calls of the former clients. Then frees the entries.
     fn entries_are_free(&mut self) {
         let mut joined = self.join(ENTRIES - 1);
         for caller in &mut joined {
@@ -220,7 +220,7 @@ impl<R: Rpc> House<R> {
         self.serve();
     }
 
-    /// The server has just served the stepped process.
+    /// Makes the server serve a call of the stepped process, so that it polls the process's lane.
     fn warm_up(&mut self, stepped: &mut Tracee, number: u64) {
         self.from_stepped.clear();
         stepped.through(&format!("call {number}"));
@@ -242,7 +242,7 @@ impl<R: Rpc> House<R> {
         self.words.lull_server()
     }
 
-    /// Brings the stepped process to the verb.
+    /// Brings server and stepped process to the state in which the verb is tested.
     fn prepare(&mut self, verb: Verb, stepped: &mut Tracee, number: u64) {
         self.held = None;
         match verb {
@@ -270,7 +270,7 @@ impl<R: Rpc> House<R> {
             .collect()
     }
 
-    /// After the verb: the stepped process's call has come once and ends once.
+    /// Asserts, after the verb, that the call of the stepped process arrived once and ends once.
     fn finish(&mut self, verb: Verb, stepped: &mut Tracee, number: u64) {
         match verb {
             Verb::Connect => stepped.through(&format!("call {number}")),
@@ -347,7 +347,7 @@ pub(crate) fn stop<R: Rpc>(verb: Verb, unit: Unit, name: &str) {
     let mut house = House::<R>::new(name);
     let mut stepped = start::<R>("client", &house.scratch, unit);
     House::<R>::connect(verb, &mut stepped);
-    // The first time it does what need not be done again.
+    // The first run of a verb does work that is done only once, so the second run is counted.
     house.steps(verb, &mut stepped, STEPPED);
     let mut points = points(
         house.steps(verb, &mut stepped, STEPPED + 1),
@@ -358,7 +358,7 @@ pub(crate) fn stop<R: Rpc>(verb: Verb, unit: Unit, name: &str) {
     for point in points.by_ref() {
         let number = STEPPED + 2 + stops;
         house.prepare(verb, &mut stepped, number);
-        // The way through the code differs a little from time to time; a step too many ends at the
+        // The number of instructions differs a little from run to run; a step too many ends at the
         // marker.
         let inside = stepped.step(point);
         house.traffic();
@@ -380,7 +380,8 @@ pub(crate) fn stop<R: Rpc>(verb: Verb, unit: Unit, name: &str) {
     house.end();
 }
 
-/// Stopped at an instruction of a poll, while the server answers and then ends: the answer counts.
+/// Stops the client at an instruction of a poll, while the server answers and then ends: the call
+/// ends with the answer.
 pub(crate) fn stop_at_the_end<R: Rpc>(verb: Verb, unit: Unit, name: &str) {
     let scratch = Scratch::new(name);
     let mut stepped = start::<R>("client", &scratch, unit);

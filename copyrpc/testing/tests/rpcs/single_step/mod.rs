@@ -1,8 +1,8 @@
 //! A process is single-stepped through one verb of a shared-memory RPC and stopped, or killed,
-//! after every instruction: as a client and as the server. Whatever it was doing, the other
-//! processes continue; every call of a living client ends once, with the right answer or because
-//! the server is dead; a request of a killed client arrives completely or not at all; entries, and
-//! the name of a server, can be taken again.
+//! after every instruction: as a client and as the server. At each instruction, the other processes
+//! continue; every call of a living client ends once, with the right answer or because the server
+//! is dead; a request of a killed client arrives completely or not at all; entries, and the name of
+//! a server, can be taken again.
 
 pub(crate) mod client;
 pub(crate) mod server;
@@ -22,11 +22,12 @@ use copyrpc_testing::tracee::{Helper, Points, Tracee, Unit, on_one_core};
 pub(crate) const DEPTH: usize = 8;
 /// Entries of a server; the stepped process, or another client, has one of them.
 pub(crate) const ENTRIES: usize = 3;
-/// Numbers of requests of the stepped process are above it.
+/// The numbers of the stepped process's requests are at least this number.
 pub(crate) const STEPPED: u64 = 1 << 32;
 
-/// The steps of one test: every one is tried once. Of a verb that is rare, and takes thousands of
-/// instructions, as many as 0.3 s, times `SHM_TEST_SCALE`, allow.
+/// Returns the steps at which one test stops: as many as 6 s permit, and, for the instructions of a
+/// rare verb, which are thousands, as many as 0.3 s permit; both times are multiplied by
+/// `SHM_TEST_SCALE`.
 pub(crate) fn points(steps: usize, unit: Unit, is_rare: bool) -> Points {
     let is_sampled = is_rare && unit == Unit::Instruction;
     Points::within(
@@ -103,7 +104,7 @@ pub(crate) fn helper<R: Rpc>(role: &str, dir: &Dir) {
     }
 }
 
-/// Verbs and numbers from the test.
+/// Returns the verbs and numbers that the test sends.
 fn orders() -> impl Iterator<Item = (String, u64)> {
     std::io::stdin().lines().map(|line| {
         let line = line.unwrap();

@@ -12,7 +12,8 @@ use crate::rpc::Rpc;
 use copyrpc_testing::helpers::{Scratch, wait_for};
 use copyrpc_testing::tracee::{Tracee, Unit, hello, stepped};
 
-/// The request after which the server serves no more for now. Its low bits are free.
+/// Number of the request after which the server stops serving for now: requests of at least this
+/// number count, so the low bits can be any.
 const LAST: u64 = 1 << 40;
 
 /// The operation that is stepped.
@@ -21,7 +22,7 @@ pub(crate) enum Verb {
     Poll,
     /// A poll after a client left.
     Reap,
-    /// A wait that ends with its time.
+    /// A wait that ends by its timeout.
     Wait,
     Recv,
     Reply,
@@ -33,7 +34,7 @@ pub(crate) enum Verb {
 }
 
 impl Verb {
-    /// The process's name for it.
+    /// Returns the name of the operation in the input of the stepped process.
     fn order(self) -> &'static str {
         match self {
             Self::Poll | Self::Reap => "poll",
@@ -46,7 +47,7 @@ impl Verb {
         }
     }
 
-    /// No part of a call.
+    /// Returns whether the operation is no part of a call.
     fn is_rare(self) -> bool {
         matches!(
             self,
@@ -102,7 +103,7 @@ pub(crate) fn process<R: Rpc>(dir: &Dir) {
                         assert!(executed.insert(received.1), "received twice");
                         held.push_back(received);
                     }
-                    // Youngest first.
+                    // The newest request is answered first.
                     while let Some((request, number)) = held.pop_back() {
                         R::reply(server, request, answer(number));
                         is_last |= number >= LAST;
@@ -120,7 +121,7 @@ pub(crate) fn process<R: Rpc>(dir: &Dir) {
 struct Guests<R: Rpc> {
     callers: Vec<Caller<R>>,
     next: u64,
-    /// Number of times that the first two were woken before the verb.
+    /// Number of times that the first two clients were woken before the verb.
     wakes_before: u32,
 }
 
@@ -139,7 +140,7 @@ impl<R: Rpc> Guests<R> {
         Caller::new(R::connect(&scratch.dir()).expect("there is a free entry"))
     }
 
-    /// Makes the first two clients appear asleep, and returns how often they were woken.
+    /// Makes the first two clients appear asleep. Returns the number of times that they were woken.
     fn wakes(&self, scratch: &Scratch) -> u32 {
         let words = Words::new::<R>(&scratch.dir(), (ENTRIES + 1) * DEPTH);
         (0..2).map(|entry| words.lull_client(entry)).sum()
@@ -170,7 +171,7 @@ impl<R: Rpc> Guests<R> {
         });
     }
 
-    /// Brings the server, which has served, to the verb.
+    /// Brings server and clients to the state in which the verb is tested.
     fn prepare(&mut self, verb: Verb, stepped: &mut Tracee, scratch: &Scratch) {
         if verb != Verb::Wait {
             self.call_all();
@@ -196,14 +197,14 @@ impl<R: Rpc> Guests<R> {
         stepped.stand(&format!("{} 0", verb.order()));
     }
 
-    /// The clients do what they can without a server: call, poll, come and go.
+    /// Connects a further client, and makes all clients call and poll, while the server is stopped.
     fn go_on(&mut self, scratch: &Scratch) {
         self.callers.push(self.join(scratch));
         self.call_all();
         self.poll_all();
     }
 
-    /// After the verb: every call ends, and the third client leaves.
+    /// Asserts, after the verb, that every call ends, and disconnects the third client.
     fn finish(&mut self, verb: Verb, stepped: &mut Tracee, scratch: &Scratch) {
         if verb == Verb::WakingReply {
             assert_ne!(
@@ -227,7 +228,8 @@ impl<R: Rpc> Guests<R> {
         self.callers.iter().map(|caller| caller.dropped).sum()
     }
 
-    /// The server is gone: every call ends. How many were answered, dropped, and ended by that.
+    /// Asserts that every call ends when the server is gone. Returns the numbers of calls that were
+    /// answered, dropped, and ended by the server's end.
     fn end(mut self) -> (u64, u64, u64) {
         for caller in &mut self.callers {
             wait_for("the server's end is not noticed", || {
@@ -255,7 +257,7 @@ fn steps<R: Rpc>(
     stepped: &mut Tracee,
     scratch: &Scratch,
 ) -> usize {
-    // The first time it does what need not be done again.
+    // The first run of a verb does work that is done only once, so the second run is counted.
     guests.prepare(verb, stepped, scratch);
     stepped.finish();
     stepped.resume();
@@ -281,7 +283,7 @@ pub(crate) fn stop<R: Rpc>(verb: Verb, unit: Unit, name: &str) {
     let rejected_before = guests.dropped();
     for point in points.by_ref() {
         guests.prepare(verb, &mut stepped, &scratch);
-        // The way through the code differs a little from time to time; a step too many ends at the
+        // The number of instructions differs a little from run to run; a step too many ends at the
         // marker.
         let inside = stepped.step(point);
         guests.go_on(&scratch);
@@ -307,7 +309,7 @@ pub(crate) fn stop<R: Rpc>(verb: Verb, unit: Unit, name: &str) {
     guests.end();
 }
 
-/// Killed at an instruction; then a server of that name starts.
+/// Kills the server at an instruction; then another server of the same name starts.
 pub(crate) fn kill<R: Rpc>(verb: Verb, unit: Unit, name: &str) {
     let scratch = Scratch::new(name);
     let mut stepped = start::<R>("server", &scratch, unit);
@@ -322,7 +324,7 @@ pub(crate) fn kill<R: Rpc>(verb: Verb, unit: Unit, name: &str) {
     stepped.replace();
     let mut points = points(steps, unit, verb.is_rare());
     let (mut answered, mut gone) = (0, 0);
-    // And once after the verb.
+    // The last point is after the verb.
     for point in points.by_ref().chain([usize::MAX]) {
         create(&mut stepped);
         assert_eq!(scratch.names().len(), 1);
@@ -337,7 +339,8 @@ pub(crate) fn kill<R: Rpc>(verb: Verb, unit: Unit, name: &str) {
         let inside = stepped.step(point);
         stepped.replace();
         let ended = guests.end();
-        // Of four that wait, one may have been answered, or rejected; after the verb it has.
+        // One of the four calls that wait may have been answered or rejected; after the verb, one
+        // has been.
         let expected = u64::from(matches!(
             verb,
             Verb::Reply | Verb::WakingReply | Verb::Reject
@@ -365,7 +368,7 @@ pub(crate) fn kill<R: Rpc>(verb: Verb, unit: Unit, name: &str) {
     );
 }
 
-/// Makes the region of a killed server.
+/// Leaves the region of a killed server behind.
 fn leave_a_dead_one(stepped: &mut Tracee, scratch: &Scratch) {
     create(stepped);
     stepped.replace();
@@ -439,7 +442,7 @@ pub(crate) fn stop_create<R: Rpc>(_: Verb, unit: Unit, name: &str) {
     );
 }
 
-/// Stopped at an instruction of its end, while clients look and another server starts.
+/// Stops a server at an instruction of its end, while clients poll and another server starts.
 pub(crate) fn stop_close<R: Rpc>(_: Verb, unit: Unit, name: &str) {
     let scratch = Scratch::new(name);
     let mut stepped = start::<R>("server", &scratch, unit);
