@@ -2,8 +2,8 @@
 //! fabric. Three cases: one call at a time; eight clients of one group with eight calls each; and
 //! the same in two groups that take turns in the shortest slices, so that the result is the work of
 //! switching and not the time of a slice. Each case first verifies that the bytes are right, and
-//! that the server switches or does not. `cargo bench -p scalerpc --bench calls`; `scalerpc_bench`
-//! measures between processes.
+//! that the server switches groups only if there are two. `cargo bench -p scalerpc --bench calls`;
+//! `scalerpc_bench` measures between processes.
 #![allow(
     missing_docs,
     clippy::unwrap_used,

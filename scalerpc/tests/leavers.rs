@@ -66,8 +66,8 @@ impl Room {
         self.now_ns.fetch_add(STEP_NS, Ordering::Relaxed);
     }
 
-    /// Has clients join, make calls, and leave: in the middle of a call, if they are `rude`.
-    /// Returns when the server knows that they left.
+    /// Connects clients, which make calls and disconnect: in the middle of a call, if they are
+    /// `rude`. Returns when the server has removed all of them.
     fn visit(&mut self, rude: bool) {
         let join = |_| {
             let offered = self.server.offer().unwrap();
@@ -114,7 +114,7 @@ fn clients_that_left_leave_nothing_behind() {
         held.push((heap_bytes(), device_bytes));
     }
     assert!(room.server.stats().accepted > 0);
-    // A list may have grown by an entry or two; a byte for each client would be more.
+    // A list may have grown by an entry or two. The bound is less than a byte for each client.
     let [_, (heap, device), .., last] = held[..] else {
         panic!("{held:?}")
     };

@@ -16,11 +16,11 @@ impl ClientId {
 /// The addresses and keys of a client's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ClientRegions {
-    /// Address of its staging slots.
+    /// Address of the client's staging slots.
     pub requests_addr: u64,
     /// Key of the staging slots.
     pub requests_rkey: u32,
-    /// Address of its response slots.
+    /// Address of the client's response slots.
     pub responses_addr: u64,
     /// Key of the response slots.
     pub responses_rkey: u32,
@@ -37,6 +37,6 @@ pub struct Request {
     pub rpc_type: u16,
     /// Payload bytes.
     pub len: u32,
-    /// Buffer of its response; `None` while the request is held.
+    /// Buffer of the response; `None` while the request is held.
     pub(crate) buffer: Option<Buffer>,
 }

@@ -11,15 +11,15 @@ use copyrpc_testing::helpers::is_over;
 
 /// Number of clients at a time.
 pub(crate) const SIZE: usize = 100;
-/// Calls of a client before it leaves.
+/// Number of calls of a client before it disconnects.
 const QUOTA: std::ops::Range<u64> = 500..4_000;
-/// Pause before the next attempt to join, if the server was full.
+/// Pause before the next attempt to connect, if the server was full.
 const PAUSE: Duration = Duration::from_millis(5);
 /// Rounds without work before the process yields its core.
 const SPINS: u32 = 8;
 
-/// Runs `size` clients, each on a device of its own or all on one, until the test hangs up. Then
-/// all leave.
+/// Runs `size` clients, each on a device of its own or all on one, until the test closes the input.
+/// Then all clients disconnect.
 pub(crate) fn run(size: usize, shares_device: bool) {
     let (device, socket) = (
         device_in(if shares_device {

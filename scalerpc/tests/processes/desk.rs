@@ -1,4 +1,4 @@
-//! The server of a test: admits clients, serves them, and keeps the books.
+//! The server of a test: admits clients, serves them, and records the requests that ran.
 
 use std::cell::RefCell;
 use std::io::{ErrorKind, Read, Write};
@@ -74,8 +74,8 @@ pub(crate) struct Desk {
     steps: u64,
     /// The client whose channel is read next.
     next: usize,
-    /// Number of clients that left when all their calls had been answered, and number of these
-    /// calls.
+    /// Number of clients that disconnected when all their calls had been answered, and number of
+    /// these calls.
     pub(crate) farewells: u64,
     pub(crate) answered: u64,
     /// Number of clients that were refused, or were gone before they were admitted.

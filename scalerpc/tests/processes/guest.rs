@@ -27,7 +27,7 @@ impl Guest {
         let mut channel = UnixStream::connect(socket).unwrap();
         let client = match RdmaClient::connect_on(device, &RdmaOptions::default(), &mut channel) {
             Ok(client) => client,
-            // The server refused, or hung up.
+            // The server refused the client, or closed the channel.
             Err(SetupError::Channel(_) | SetupError::Record(RecordError::Refused(_))) => {
                 return None;
             }
@@ -67,7 +67,7 @@ impl Guest {
         true
     }
 
-    /// Says that the client leaves. Every call that was made has been answered.
+    /// Announces that the client disconnects. Asserts that every call was answered.
     pub(crate) fn say_farewell(mut self) {
         let Caller { name, failures, .. } = &self.caller;
         assert!(

@@ -10,7 +10,7 @@ use crate::support::plan::SLOT_BYTES;
 use copyrpc_testing::helpers::{Helper, Scratch, limited, scale};
 
 /// Entries in addition to the entries for the clients of both processes: clients that have
-/// disconnected keep theirs until the server notices.
+/// disconnected keep their entries until the server detects their ends.
 const SPARE: usize = 32;
 /// Number of processes that are killed, in sequence, while calls are made.
 const KILLS: u64 = 5;

@@ -43,8 +43,8 @@ fn options() -> ClientOptions {
     }
 }
 
-/// S20: all that such a client waits for are late responses, and it has no slot to post a request
-/// from.
+/// S20: the client waits only for late responses, and has no free slot from which it could post a
+/// request.
 #[test]
 fn a_client_all_of_whose_calls_ran_out_of_time_learns_that_its_server_was_killed() {
     limited(|| {

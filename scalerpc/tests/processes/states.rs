@@ -15,7 +15,7 @@ const STATES: [&str; 3] = ["idle", "warmup", "process"];
 const OTHERS: usize = 5;
 /// A time for which no client is stopped, in ns.
 const NEVER_NS: u64 = 100_000_000_000;
-/// Number of slices for which the others are watched.
+/// Number of slices for which the other clients are watched.
 const WATCHED: u64 = 300;
 
 /// Runs in the helper: gets into a state, and stops or dies there. If it is continued, it makes
@@ -27,7 +27,7 @@ pub(crate) fn run(deed: &str, state: &str) {
         .expect("there is room");
     let caller = &mut guest.caller;
     match state {
-        // Back in the state, after a slice of its own.
+        // The client is IDLE again, after a slice of its own.
         "idle" => {
             caller.call();
             while caller.outstanding() > 0 || caller.state() != State::Idle {
@@ -47,7 +47,7 @@ pub(crate) fn run(deed: &str, state: &str) {
                 }
             }
         }
-        // In the state, with a request that was just written into the pool.
+        // The client is in PROCESS, with a request that was just written into the pool.
         "process" => {
             while !matches!(caller.state(), State::Process { .. }) || caller.outstanding() == 0 {
                 std::thread::yield_now();
@@ -153,12 +153,12 @@ impl Room {
         }
     }
 
-    /// Asserts that the others are served, each within two rotations of the groups (S17).
+    /// Asserts that the other clients are served, each within two rotations of the groups (S17).
     fn watch(&mut self) {
         let (slices, made) = (self.slices(), self.made());
         self.farthest = 0;
-        // No process is waited for. With a yield after each poll, a poll might be all that there is
-        // in a slice.
+        // The loop does not yield: with a yield after each poll, a slice might contain a single
+        // poll.
         while self.slices() <= slices + WATCHED {
             self.step();
         }
@@ -185,7 +185,7 @@ impl Room {
             .collect()
     }
 
-    /// Lets the others leave too.
+    /// Disconnects the other clients too.
     fn close(mut self) {
         while let Some(mut local) = self.locals.pop() {
             while local.guest.caller.outstanding() > 0 {

@@ -190,7 +190,7 @@ fn bursts_of_calls_after_pauses_get_each_their_own_responses() {
         }
         for round in 0..20 * scale as usize {
             thread::sleep(Duration::from_millis(3));
-            // Of one client, and of all.
+            // The calls are of one client in even rounds, and of all clients in odd rounds.
             let used = &clients[..1 + 2 * (round % 2)];
             let mut calls = JoinSet::new();
             for task in 0..TASKS {
@@ -228,8 +228,8 @@ fn a_client_that_waits_uses_no_core_and_is_woken_by_its_response() {
         let mut task = Context::from_waker(Waker::noop());
         assert!(call.as_mut().poll(&mut task).is_pending());
         let kept = server.kept.recv().unwrap();
-        // The client sleeps by then. In the rest of the time it polls only once a second, to check
-        // that the server lives.
+        // The client sleeps after this time. Then it polls only once a second, to check that the
+        // server lives.
         thread::sleep(Duration::from_millis(200));
         let (before, start) = (client.polls(), Instant::now());
         thread::sleep(Duration::from_millis(1_500));
@@ -241,7 +241,7 @@ fn a_client_that_waits_uses_no_core_and_is_woken_by_its_response() {
         );
         kept.reply(*b"now").unwrap();
         assert_eq!(call.await.unwrap(), b"now");
-        // An idle client is woken by the end of a slice at most.
+        // An idle client is woken only by the end of a slice.
         thread::sleep(Duration::from_millis(200));
         let before = client.polls();
         thread::sleep(Duration::from_millis(1_000));

@@ -96,7 +96,7 @@ impl Room {
         let client = connect(&self.device, &mut self.server);
         self.callers.push(Caller::new(client, GOOD));
         self.go_on(1_000);
-        // On a busy machine the slices of few pass in time.
+        // On a busy machine, some clients may have had few slices until now.
         while self.callers.iter().any(|caller| caller.made() <= 10) {
             self.step();
         }
@@ -539,7 +539,7 @@ fn a_client_that_writes_garbage_has_nothing_executed_and_it_ends_with_its_queue_
             caller.failures
         );
     }
-    // Others take their places.
+    // New clients take the places of the harmed clients.
     room.callers.clear();
     while room.server.clients() > 0 {
         room.step();

@@ -60,7 +60,7 @@ fn run(server: &mut RdmaServer, handlers: &mut Handlers, callers: &mut [Caller],
         .for_each(|caller| assert_eq!(caller.failures, []));
 }
 
-/// Has eight clients make all their calls, each of which gets its response.
+/// Lets eight clients make all their calls, each of which gets its response.
 fn eight_clients(device: &DeviceSpec, config: &ServerConfig) -> (RdmaServer, Vec<Caller>) {
     let mut server = RdmaServer::new(device, config).unwrap();
     let (mut handlers, books) = handlers(&server);
@@ -87,7 +87,7 @@ fn eight_clients(device: &DeviceSpec, config: &ServerConfig) -> (RdmaServer, Vec
     (server, callers)
 }
 
-/// Without the announcement of its call the server has nothing to wake it with.
+/// If the client slept before its call is announced, the server would never wake it.
 #[test]
 fn a_client_does_not_sleep_on_a_call_that_no_poll_has_sent() {
     let device = DeviceSpec::default();

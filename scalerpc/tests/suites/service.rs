@@ -1,5 +1,5 @@
-//! Servers and clients that connect through an address: strangers, silence, servers that start
-//! late, leave and return, clients that vanish, handlers that answer later.
+//! Servers and clients that connect through an address: strangers, silent peers, servers that start
+//! late, stop and return, clients that vanish, handlers that answer later.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -359,7 +359,7 @@ fn calls_that_were_given_up_hold_a_client_up_for_one_call_at_most() {
     let mut client = Client::with_options(server.address, &hasty).unwrap();
     for _ in 0..3 {
         while client.connection().rdma().given_up_calls() < 2 {
-            // On a machine with much to do the server may be too late to see it.
+            // On a busy machine, the call may end before the server gets the request.
             let late = client.call_type(1, b"kept").unwrap_err();
             assert!(
                 matches!(late, ClientError::TimedOut | ClientError::NotSent),
@@ -379,8 +379,9 @@ fn calls_that_were_given_up_hold_a_client_up_for_one_call_at_most() {
     server.stop();
 }
 
-/// Longer than slices, drains and the intervals of probes: the server does nothing else meanwhile.
-/// A client whose thread the system suspends for longer than a drain is evicted, and rightly so.
+/// The handler takes longer than slices, drains and the intervals of probes, and the server does
+/// nothing else meanwhile. A client whose thread the system suspends for longer than a drain is
+/// evicted, and rightly so.
 #[test]
 fn a_handler_that_takes_longer_than_every_limit_costs_no_client_its_connection() {
     const LONG: Duration = Duration::from_millis(1_500);
@@ -412,8 +413,8 @@ fn a_handler_that_takes_longer_than_every_limit_costs_no_client_its_connection()
         let replies = (0..CALLS)
             .map(|call| client.call(&[name, call]).map(<[u8]>::to_vec))
             .collect::<Result<Vec<_>, _>>();
-        // A client that left during the long handler would count as evicted, and others wait here
-        // for one that failed.
+        // All clients wait here, also for a client that failed: a client that disconnected during
+        // the long handler would count as evicted.
         all.wait();
         assert_eq!(
             replies.unwrap(),
@@ -458,7 +459,7 @@ fn a_server_whose_device_breaks_down_ends_with_an_error_and_its_clients_find_the
     let server = start(&address.to_string(), options(4));
     assert_eq!(client.call(&[1, 2]).unwrap(), [2, 1]);
 
-    // The client's own device.
+    // The client's own device breaks down, too.
     client
         .connection()
         .rdma()
@@ -731,7 +732,7 @@ fn a_stopped_server_waits_for_held_requests_as_long_as_its_options_say_and_tells
             waiting.join().unwrap()
         } else {
             let ended = waiting.join().unwrap();
-            // The answer comes too late for anybody.
+            // The answer comes after the end of the call.
             request.reply(*b"late").unwrap();
             ended
         };
@@ -757,7 +758,7 @@ fn a_held_request_knows_the_deadline_of_its_method_and_the_end_of_its_client() {
     });
     let mut client = Client::connect(server.address).unwrap();
     let timeout = Duration::from_millis(300);
-    // Method 1, with 300 ms left.
+    // The request has the header of a call of method 1 with 300 ms left.
     let began = Instant::now();
     let request = [&1_u32.to_le_bytes()[..], &300_u32.to_le_bytes()].concat();
     scalerpc::methods::Caller::call(&mut client, &request, Some(timeout)).unwrap_err();
@@ -1022,9 +1023,9 @@ fn is_full(error: &ClientError) -> bool {
     )
 }
 
-/// Options of a server with room for one client, and its time in ns, which hardly passes: it makes
-/// no probe by itself, which takes a second (S20). Its device gives a dead peer up within a
-/// millisecond.
+/// Returns options of a server with room for one client, and the server's clock in ns. The clock
+/// hardly advances, so the server makes no probe by itself, which it does once a second (S20). The
+/// server's device gives a dead peer up within a millisecond.
 fn timeless() -> (ServerOptions, Arc<AtomicU64>) {
     let now_ns = Arc::new(AtomicU64::new(0));
     let device = DeviceSpec::Soft(SoftOptions {

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-/// Bytes of a slot in all tests here; the longest messages fill it.
+/// Bytes of a slot in all tests; the longest messages fill a slot.
 pub(crate) const SLOT_BYTES: u32 = 512;
 const MAX_PAYLOAD: usize = SLOT_BYTES as usize - 40;
 
@@ -15,7 +15,8 @@ pub(crate) fn request(name: u64, number: u64) -> Vec<u8> {
     message(name, number, 0)
 }
 
-/// Returns its response: the checksum of the request, followed by other bytes of the same kind.
+/// Returns the response to a request: bytes that follow from the client's name, the request's
+/// number, and the checksum of the request.
 pub(crate) fn response(name: u64, number: u64) -> Vec<u8> {
     let mut bytes = message(name, number, checksum(&request(name, number)));
     bytes.rotate_left(1);

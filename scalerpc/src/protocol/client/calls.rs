@@ -28,7 +28,7 @@ pub(super) struct Call {
     /// Whether the call was announced or written, so that the server may have it.
     pub(super) is_offered: bool,
     pub(super) deadline_ns: u64,
-    /// Its end, once it has ended.
+    /// The outcome of the call, once it has ended.
     pub(super) outcome: Result<usize, CallFailure>,
 }
 

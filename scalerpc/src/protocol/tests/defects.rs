@@ -42,8 +42,9 @@ fn accepted(world: &World) -> u64 {
     world.server.stats().accepted
 }
 
-/// A magic that is polled first arrives before the rest. In this test the request arrives byte by
-/// byte, its trailer too: a packet may end in it.
+/// An earlier design polled the magic at the start of a message, which arrives before the rest. In
+/// this test the request arrives byte by byte, and so does its trailer, because a packet may end
+/// inside the trailer.
 #[test]
 fn a_torn_message_is_not_taken_whatever_part_of_it_is_there() {
     let mut world = active_world(&small(), 1);
@@ -937,7 +938,7 @@ fn kept_and_warmed_again() -> World {
     world.poll_server();
     assert!(world.take());
     world.hold();
-    // The slice of the other client.
+    // The other client gets a slice, and then client 0 is warmed.
     world.call(1).unwrap();
     while world.sides[0].client.state() != State::Warmup {
         exchange(&mut world);
@@ -1068,7 +1069,7 @@ fn a_client_that_rests_is_not_evicted_by_a_server_that_was_away_for_longer_than_
     }
     world.now_ns += 2 * DRAIN_NS;
     world.poll_server();
-    // It is asked now, and its time to drain is over.
+    // The client is asked only now, and its drain time is over already.
     assert!(matches!(
         world.sides[0].to_client.back(),
         Some(ServerOp::ReadRestWord { .. })

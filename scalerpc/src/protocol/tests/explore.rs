@@ -52,8 +52,8 @@ struct Setup {
     rests: Option<usize>,
     /// Maximum number of slices: while a request is kept, groups may take turns without end.
     slices: u64,
-    /// A worker may keep a request while other things happen; else each poll is followed by all
-    /// answers.
+    /// A worker may keep a request while other things happen; otherwise all requests are answered
+    /// after each poll.
     keeps_requests: bool,
 }
 

@@ -70,7 +70,8 @@ fn stop(seed: u64, steps: usize) -> [usize; 2] {
         counts[0] += answered;
         counts[1] += side.made - answered;
     }
-    // Nothing more runs.
+    // `take` asserts that no remaining request runs a second time, or after its call has ended as
+    // not sent.
     while world.take() {}
     counts
 }

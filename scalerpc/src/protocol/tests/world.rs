@@ -73,7 +73,7 @@ impl Counters {
     }
 }
 
-/// An end of a client.
+/// A client, and the operations under way between it and the server.
 #[derive(Clone, Debug)]
 pub(super) struct Side {
     pub(super) id: ClientId,
@@ -365,7 +365,7 @@ impl World {
         answered
     }
 
-    /// Lets the worker keep a request for later, after the others it has.
+    /// Lets the worker keep its oldest request, which it then answers after its other requests.
     pub(super) fn hold(&mut self) {
         if let Some((mut request, bytes)) = self.working.pop_front() {
             self.server.hold(&mut request);
@@ -471,7 +471,7 @@ impl World {
                     side.executed[call], 0,
                     "a call that was not sent is executed"
                 );
-                // A run from here on is one too many.
+                // The call counts as run, so that a later run is detected.
                 side.executed[call] = 1;
             }
             Err(CallFailure::TimedOut) => {}
@@ -632,7 +632,7 @@ impl World {
         side.to_server.clear();
     }
 
-    /// Lets the server's device notice that a queue pair is gone.
+    /// Lets the server detect that the queue pair of a client is gone.
     pub(super) fn leave(&mut self, nth: usize) {
         let side = &mut self.sides[nth];
         side.to_server.clear();

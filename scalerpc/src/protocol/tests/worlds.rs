@@ -1,6 +1,6 @@
 //! Worlds in which a seed decides the next event: many clients, deep slots, counters at any value.
-//! With time: calls that run out of it, and a server and clients that are absent for longer than
-//! that. With deaths: of clients, whose numbers others get, and of workers that have requests.
+//! Some calls time out, and the server and clients are absent for longer than the timeout. Clients
+//! die, and new clients get their numbers; workers die that have requests.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -157,7 +157,7 @@ impl Desk {
         world.step_handlers(&mut self.handlers, budget, &self.ran);
     }
 
-    /// Answers one of the kept requests, which one is random; some from another thread.
+    /// Answers a random kept request, in some cases from another thread.
     fn answer(&self, rng: &mut fastrand::Rng) {
         let mut kept = self.kept.borrow_mut();
         if kept.is_empty() {
@@ -180,7 +180,7 @@ impl Desk {
     }
 }
 
-/// Names the seed of a world that fails.
+/// A guard that prints the seed of a world that fails.
 struct Seed(u64);
 
 impl Drop for Seed {
@@ -245,7 +245,7 @@ impl Sums {
         check_slots(&mut world, seed);
     }
 
-    /// Lets something happen.
+    /// Lets one random event happen.
     fn turn(&mut self, world: &mut World, desk: &mut Desk, rng: &mut fastrand::Rng, times: &Times) {
         let nth = rng.usize(..world.sides.len());
         let (is_alive, has_left) = (world.sides[nth].is_alive, world.sides[nth].has_left);
@@ -283,8 +283,8 @@ impl Sums {
                 }
                 82 => drop(world.die()),
                 83 if times.away > 0 => world.now_ns += rng.u64(..times.away),
-                // Seldom, so that some outlive their clients, and clients that got the numbers of
-                // those call meanwhile.
+                // Requests are answered seldom, so that some outlive their clients, and new clients
+                // with the same numbers call meanwhile.
                 84..=130 => {
                     self.kept += usize::from(!desk.kept.borrow().is_empty());
                     desk.answer(rng);
