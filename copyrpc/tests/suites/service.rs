@@ -175,7 +175,7 @@ fn an_address_that_is_taken_is_named() {
     served.end();
 }
 
-/// By its options, the client tries to connect for hours, but the call has a timeout.
+/// The client's options let it try to connect for hours, but the call has a timeout.
 #[test]
 fn a_call_ends_in_its_time_also_while_it_connects_again() {
     let net = Net::new();

@@ -904,8 +904,8 @@ fn a_server_that_comes_back_is_connected_to_again() {
     drop(call);
 }
 
-/// By the options, the client tries to connect again for hours. A call that is made meanwhile, and
-/// a call without a timeout, end correctly, too.
+/// The client's options let it try to connect again for hours. A call that is made meanwhile, and a
+/// call without a timeout, end correctly, too.
 #[test]
 fn calls_end_in_their_time_also_while_their_connection_is_made_again() {
     let net = Net::new();

@@ -190,7 +190,7 @@ fn the_mark_goes_in_the_end_however_full_ring_and_batch_limit_are() {
     assert_eq!(reasons(&ends), [HERE, BY_PEER]);
 }
 
-/// One side or both close amid random operations. Each call ends once: with the answer that its
+/// Closes one side or both amid random operations. Each call ends once: with the answer that its
 /// handler gave, or refused.
 #[test]
 fn every_call_ends_once_and_both_sides_close_from_any_state() {

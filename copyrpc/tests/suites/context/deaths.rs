@@ -129,7 +129,8 @@ fn a_peer_that_does_nothing_is_given_up_by_a_caller_that_never_stops_calling() {
     assert!(taken.get() > 0 && pair.ended.take().iter().all(stalled));
 }
 
-/// Without this, an owner that only drains could never replace an endpoint whose peer died.
+/// Drains release the share: otherwise an owner that only drains could never replace an endpoint
+/// whose peer died.
 #[test]
 fn a_drain_gives_back_the_share_of_an_endpoint_that_ended() {
     let net = Net::new();
