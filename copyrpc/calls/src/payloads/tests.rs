@@ -381,7 +381,7 @@ fn a_field_that_is_left_out_is_refused() {
     }
 }
 
-/// One end may have the buffer in a struct or a tuple, and the other end may have the buffer alone.
+/// The buffer may be in a struct or a tuple at one end, and alone at the other end.
 #[test]
 fn a_byte_buffer_has_the_bytes_of_a_sequence() {
     for len in [0, 1, 127, 128, 1 << 16] {
