@@ -1,9 +1,9 @@
 //! The calls of the C library that this library interposes.
 //!
-//! A call whose descriptor or path is not the library's continues with the function of the next
-//! library that defines it, after one load from a table (or a comparison of the path). Until then
-//! the call makes no allocation, takes no lock and calls no function of the standard library,
-//! because it can come from any thread of the program, at any time.
+//! A call whose descriptor or path does not belong to this library continues with the function of
+//! the next library that defines the call, after one load from a table (or a comparison of the
+//! path). Until then the call makes no allocation, takes no lock and calls no function of the
+//! standard library, because it can come from any thread of the program, at any time.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulong, c_void};
 use std::os::fd::{AsRawFd, IntoRawFd};
@@ -32,8 +32,8 @@ const DEVICE_FILE: &str = "/dev/infiniband/uverbs";
 
 const CM_FILE: &[u8] = b"/dev/infiniband/rdma_cm";
 
-/// Protocol of the netlink sockets that list RDMA devices. Where the kernel has this protocol,
-/// libibverbs would find only the real devices.
+/// Protocol of the netlink sockets that list RDMA devices. With such a socket, libibverbs would
+/// find only the real devices.
 const NETLINK_RDMA: c_int = 20;
 
 const RDMA_VERBS_IOCTL: c_ulong = 0xc018_1b01;
@@ -59,7 +59,7 @@ fn ours<T>(body: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
     held::as_ourselves(|| catch_unwind(AssertUnwindSafe(body)).unwrap_or(Err(Errno(libc::EIO))))
 }
 
-/// Like [`ours`], for a part that never fails.
+/// Like [`ours`], for a part of a call that never fails.
 fn quietly(body: impl FnOnce()) {
     let _ = ours(|| {
         body();
@@ -200,9 +200,9 @@ unsafe extern "C" fn memfd_create(name: *const c_char, flags: c_uint) -> c_int {
     held::opened(unsafe { next::memfd_create(name, flags) })
 }
 
-/// `close(3)`. The device closes with its last descriptor, or, if pages of it are still mapped,
-/// with its last mapping. If that descriptor is closed in a way that is not interposed, the device
-/// closes at the next interposed call with the same descriptor number.
+/// `close(3)`. The device closes with its last descriptor; or, if pages of the device are still
+/// mapped, with the last mapping. If that descriptor is closed in a way that is not interposed, the
+/// device closes at the next interposed call with the same descriptor number.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn close(fd: c_int) -> c_int {
     if fds::is_held(fd) {
@@ -390,7 +390,7 @@ unsafe extern "C-unwind" fn read(fd: c_int, bytes: *mut c_void, count: size_t) -
             held::as_ourselves(|| counter.show(fd));
             read_next(count)
         }
-        // The device cannot be read, and a channel cannot be read in pieces smaller than an event.
+        // A device cannot be read, and a read of a channel needs room for a whole event.
         Ok(Some(_)) => fail(Errno(libc::EINVAL)) as ssize_t,
         _ => read_next(count),
     }
@@ -458,8 +458,8 @@ fn result(done: Result<(), Errno>) -> c_int {
     done.map_or_else(fail, |()| 0)
 }
 
-/// `fstatat(3)`. Older C libraries have no symbol for it and similar functions, so all of them are
-/// system calls here.
+/// `fstatat(3)`. Older C libraries have no symbols for this function and similar functions, so all
+/// of these are system calls here.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn fstatat(
     dir: c_int,
@@ -507,7 +507,7 @@ unsafe extern "C" fn statx(
     }
 }
 
-/// `faccessat(3)`: programs check with it and its relatives whether they may open the device.
+/// `faccessat(3)`: by this call and similar calls, programs check whether they may open the device.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn faccessat(
     dir: c_int,

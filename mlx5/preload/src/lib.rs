@@ -1,7 +1,7 @@
 //! The library that `mlx5-run` preloads into a program (`LD_PRELOAD`). It interposes a few calls of
 //! the C library, so that libibverbs and libmlx5 find a device; the software HCA ([`mlx5_hca`])
-//! executes that device's commands and queues. A program never links it; the README explains how to
-//! use it.
+//! executes that device's commands and queues. A program never links this library; the README
+//! explains its use.
 //!
 //! # Inside, in the order of a command's path
 //!

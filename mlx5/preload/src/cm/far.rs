@@ -1,6 +1,6 @@
-//! Messages to and from other hosts: those of the InfiniBand Architecture Specification, in place of
-//! [`Message`]. The gate adds what belongs to its own exchange: the numbers of the connection and
-//! of the transaction, the GUID, and which message a rejection is for.
+//! Messages to and from other hosts: the messages of the InfiniBand Architecture Specification, in
+//! place of [`Message`]. The gate adds what belongs to its own exchange: the numbers of the
+//! connection and of the transaction, the GUID, and which message a rejection is for.
 
 use std::net::IpAddr;
 
@@ -13,10 +13,10 @@ use crate::cm::address;
 use crate::cm::machine::Kind;
 use crate::cm::message::{LONGEST_PACKET, Message, private_bytes};
 
-/// N of the time within which this end answers, and expects an answer, as the kernel has it:
-/// 4.096 us * 2^N.
+/// N of the time within which this end answers, and expects an answer: 4.096 us * 2^N, with the
+/// kernel's N.
 const RESPONSE_TIMEOUT: u64 = 20;
-/// Number of times that the peer may repeat a message, as the kernel has it.
+/// Number of times that the peer may repeat a message, the same as the kernel's.
 const RETRIES: u64 = 15;
 /// The default partition key.
 const PKEY: u64 = 0xffff;
@@ -135,8 +135,8 @@ pub(crate) fn encode(
     mad
 }
 
-/// Decodes a message of `peer` to `own`. Returns `None` for one that no id awaits, or if a number
-/// is out of range for a queue pair.
+/// Decodes a message of `peer` to `own`. Returns `None` for a message that no id awaits, or if a
+/// number is out of range for a queue pair.
 pub(crate) fn decode(mad: &Mad, peer: IpAddr, own: IpAddr) -> Option<(Kind, Message)> {
     let get = |field| mad.get(field);
     let (mut param, mut private) = (ConnParam::new_zeroed(), mad.private());

@@ -97,12 +97,13 @@ pub(crate) struct Id {
     remote: Option<SocketAddr>,
     /// Index of this end's device; `None` while no address determines the device.
     pub(crate) device: Option<usize>,
-    /// Whether the id has the event that its device has failed.
+    /// Whether the event that the id's device has failed was already added.
     pub(crate) is_told: bool,
     peer_device: Option<usize>,
     /// Whether the peer is on another host, so that the gate has the other end of the socket.
     pub(crate) is_far: bool,
-    /// First packet number that this end expects; `peer_psn` is the first that the peer expects.
+    /// First packet number that this end expects; `peer_psn` is the first packet number that the
+    /// peer expects.
     psn: u32,
     peer_psn: u32,
     /// N of the longest packet that the peer can send and receive, 128 B * 2^N.
@@ -238,7 +239,7 @@ impl Id {
     }
 
     /// Takes the addresses of a request. Returns whether both are addresses of devices, and the
-    /// destination is at the device of the listener, if the listener is bound to one.
+    /// destination is at the device of the listener, if the listener is bound to a device.
     pub(crate) fn arrive(&mut self, settings: &Settings, message: &Message) -> bool {
         let (Some(local), Some(remote)) = (
             address::parse(&message.destination),
@@ -375,7 +376,7 @@ impl Id {
     }
 
     /// Returns the parameters that the event of a message has: the peer's, as this end sees them.
-    /// The responder resources of one end are the initiator depth of the other.
+    /// The responder resources of one end are the initiator depth of the other end.
     pub(crate) fn param(&self, settings: &Settings, kind: Kind) -> [u8; size_of::<UdParam>()] {
         let peer = self.peer;
         let private_data_len = private_bytes(kind, self.machine.is_datagram) as u8;
@@ -405,7 +406,7 @@ impl Id {
         bytes
     }
 
-    /// Returns the index in a port's GID table of the entry that rdma_cm uses: the last one that
+    /// Returns the index in a port's GID table of the entry that rdma_cm uses: the last entry that
     /// is not of RoCE version 1.
     fn gid_index(settings: &Settings, device: Option<usize>) -> Option<usize> {
         let port = settings.network.get(device?)?;

@@ -382,7 +382,8 @@ mod tests {
         );
     }
 
-    /// A peer may send any message at any time. An unexpected one counts as the end of the peer.
+    /// A peer may send any message at any time. An unexpected message counts as the end of the
+    /// peer.
     #[test]
     fn nonsense_of_a_peer_ends_the_connection() {
         for number in 1..=6 {

@@ -120,7 +120,7 @@ pub(crate) struct Session {
     epoll: OwnedFd,
     /// An eventfd whose value is not 0 while there are unread events.
     has_events: OwnedFd,
-    /// Expires when the earliest wait for an answer ends.
+    /// A timer that expires when the earliest wait for an answer ends.
     timer: OwnedFd,
     answer_time: Duration,
     ids: Mutex<Ids>,
@@ -134,7 +134,8 @@ struct Ids {
     /// received its answer, or was destroyed, may still be in the set.
     answers: BTreeSet<(Instant, u32)>,
     /// A spare descriptor. If the process has no free descriptor for a connection that arrives, the
-    /// spare one is closed, and the connection is accepted with the freed number and rejected.
+    /// spare descriptor is closed, and the connection is accepted with the freed number and
+    /// rejected.
     spare: Option<OwnedFd>,
 }
 
@@ -143,8 +144,8 @@ impl Ids {
         self.by_handle.get_mut(&handle).ok_or(Errno(libc::ENOENT))
     }
 
-    /// Adds an event. Until the program has accepted the id, every event but the request itself is
-    /// dropped: the program does not know the id yet, and its answer to the request will fail.
+    /// Adds an event. Until the program has accepted the id, every event except the request itself
+    /// is dropped: the program does not know the id yet, and its answer to the request will fail.
     fn push(&mut self, handle: u32, event: Event, status: i32, param: [u8; 304]) {
         let Ok(id) = self.get(handle) else { return };
         let owner = if event == Event::ConnectRequest {
@@ -319,7 +320,7 @@ impl Session {
         let _ = rustix::io::write(&self.has_events, &has_events.to_ne_bytes());
     }
 
-    /// Moves an id and its unread events to this session from another one.
+    /// Moves an id and its unread events from another session to this session.
     fn migrate(&self, call: &Call, find: Find) -> Result<(), Errno> {
         let asked: MigrateId = call.request()?;
         let handle = asked.id;

@@ -60,7 +60,7 @@ impl Drop for Port {
 const ADDRESS_BITS: u32 = 33;
 
 /// Returns the bytes of the lock file that belong to an address and a port of a port space: one
-/// byte for an address, the bytes of all addresses for the unspecified one.
+/// byte for an address, the bytes of all addresses for the unspecified address.
 fn bytes(space: u16, at: SocketAddr, sharing: Sharing) -> (i64, i64) {
     const FAMILY: i64 = 1 << (ADDRESS_BITS - 1);
     let port = (i64::from(space) << 16 | i64::from(at.port())) << ADDRESS_BITS;
@@ -155,7 +155,8 @@ impl Port {
         if unsafe { libc::fcntl(fd, libc::F_OFD_SETLK, &raw const range) } == 0 {
             return Ok(());
         }
-        // SAFETY: as above; the call writes the range of another's lock.
+        // SAFETY: the descriptor is open, and `range` is an initialized structure, to which the
+        // call writes the range of another lock.
         unsafe { libc::fcntl(fd, libc::F_OFD_GETLK, &raw mut range) };
         Err(if len > 1 || range.l_len > 1 {
             Errno(libc::EADDRNOTAVAIL)
@@ -165,14 +166,14 @@ impl Port {
     }
 
     pub(crate) fn listen(&self, backlog: u32) -> Result<(), Errno> {
-        // The limit of the kernel's connection manager, which replaces 0 by this limit too.
+        // The limit of the kernel's connection manager, which replaces 0 by the limit too.
         const MOST: u32 = 1024;
         let backlog = if (1..MOST).contains(&backlog) {
             backlog
         } else {
             MOST
         };
-        // Only one id listens, although others may have reserved the port with it.
+        // Only one id may listen, although other ids may have reserved the same port.
         self.lock(libc::F_WRLCK)?;
         // If a previous owner of the port was killed, the name of its socket still exists.
         let _ = fs::remove_file(self.fabric.join(&self.name));
@@ -188,7 +189,7 @@ pub(crate) fn was_reached(port: u16) -> bool {
     REACHED.load(Ordering::Relaxed) == port
 }
 
-/// Connects to the service at an address, or else to one that listens at all addresses.
+/// Connects to the service at an address, or else to the service that listens at all addresses.
 ///
 /// # Errors
 /// `ENOENT` or `ECONNREFUSED`: there is no such service. `EAGAIN`: the maximum number of

@@ -35,7 +35,8 @@ pub(crate) fn address(fabric: &File, name: &str) -> Result<SocketAddrUnix> {
     SocketAddrUnix::new(format!("/proc/self/fd/{dir}/{name}"))
 }
 
-/// Connects a socket to the service at an address, or else to one that listens at all addresses.
+/// Connects a socket to the service at an address, or else to the service that listens at all
+/// addresses.
 ///
 /// # Errors
 /// `ENOENT` or `ECONNREFUSED`: there is no such service. `EAGAIN`: the maximum number of
@@ -58,8 +59,8 @@ pub(crate) fn connect(socket: &OwnedFd, fabric: &File, space: u16, to: SocketAdd
     result
 }
 
-/// Returns the address of the socket at which the gate of an IP address listens. Its name is in the
-/// network namespace, as the IP address is.
+/// Returns the address of the socket at which the gate of an IP address listens. The socket's name
+/// belongs to the network namespace, like the IP address.
 pub(crate) fn gate(ip: IpAddr) -> Result<SocketAddrUnix> {
     let name = format!("mlx5-run-{}-{ip}", geteuid().as_raw());
     SocketAddrUnix::new_abstract_name(name.as_bytes())
@@ -68,7 +69,7 @@ pub(crate) fn gate(ip: IpAddr) -> Result<SocketAddrUnix> {
 /// Connects a socket to the gate of an IP address.
 ///
 /// # Errors
-/// `ECONNREFUSED`: there is no gate. `EPERM`: another user has its name.
+/// `ECONNREFUSED`: there is no gate. `EPERM`: another user has the gate's name.
 pub(crate) fn connect_gate(socket: &OwnedFd, ip: IpAddr) -> Result<()> {
     net::connect(socket, &gate(ip)?)?;
     is_own(socket).then_some(()).ok_or(Errno::PERM)

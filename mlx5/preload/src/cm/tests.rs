@@ -11,7 +11,7 @@ use crate::options::config::{DEVICE, DEVICES, FABRIC, LINK, TREE};
 const TCP: u16 = 0x0106;
 const NOBODY: Find = |_| None;
 
-/// A fabric of one test.
+/// The fabric of one test.
 struct Fabric {
     dir: PathBuf,
     settings: &'static Settings,
@@ -212,7 +212,7 @@ fn a_peer_that_lives_and_never_answers_is_an_event_when_its_time_is_over() {
     hasty.connect(1);
     assert_eq!(hasty.wait(), (Event::Unreachable as u32, -libc::ETIMEDOUT));
     assert_eq!(hasty.event(), None, "once");
-    // The peer comes too late.
+    // The passive end accepts too late.
     let request = Accept {
         uid: 8,
         conn_param: parameters(),
@@ -284,7 +284,7 @@ fn the_ids_of_a_device_that_fails_have_an_event_and_no_others() {
     assert_eq!(end.event(), None, "once");
 }
 
-/// The port is the port of all tests here, because a process waits only for the service that it
+/// The port is the same for all tests here, because a process waits only for the service that it
 /// reached last.
 #[test]
 fn a_connect_that_waits_for_its_service_keeps_no_thread_from_opening_it() {

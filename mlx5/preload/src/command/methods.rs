@@ -65,8 +65,8 @@ pub(crate) struct Method {
 impl Method {
     /// Returns whether a library hides the refusal of the method from the program. For most of
     /// these methods libibverbs writes a command, or reads the launcher's copy of `/sys`, instead.
-    /// The others are `DEVX_OTHER` methods, by which libmlx5 requests capabilities that it does not
-    /// need when it opens a device.
+    /// The remaining methods are `DEVX_OTHER` methods, by which libmlx5 requests capabilities that
+    /// it does not need when it opens a device.
     pub(crate) fn falls_back(self) -> bool {
         const METHODS: &str = "DEVICE.INVOKE_WRITE DEVICE.GET_CONTEXT DEVICE.QUERY_PORT DEVICE.QUERY_GID_TABLE DEVICE.QUERY_GID_ENTRY \
             CQ.CQ_CREATE QP.QP_CREATE SRQ.SRQ_CREATE WQ.WQ_CREATE DEVX.DEVX_OTHER";

@@ -20,8 +20,8 @@ const CLASSES: &[u8] = b"/class/infiniband";
 /// The texts before the bus number in those paths of the tree that contain the number of the bus.
 const BEFORE_BUS: [&[u8]; 3] = [b"/devices/pci", b"/bus/pci/devices/", b"/class/pci_bus/"];
 
-/// Returns the path in the tree that replaces `path`; `None` if none does. A relative `path` begins
-/// at the directory `dir`.
+/// Returns the path in the tree that replaces `path`; `None` if no path does. A relative `path`
+/// begins at the directory `dir`.
 ///
 /// # Safety
 /// `path` is null or a string.

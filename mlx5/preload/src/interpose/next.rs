@@ -67,8 +67,8 @@ pub(super) type Filter = Option<unsafe extern "C" fn(*const dirent) -> c_int>;
 pub(super) type Order =
     Option<unsafe extern "C" fn(*mut *const dirent, *mut *const dirent) -> c_int>;
 
-/// Declares the functions. A function fails with `ENOSYS` if no library has it. Arguments after a
-/// semicolon are variadic: the function ignores them if its caller did not give them.
+/// Declares the functions. A function fails with `ENOSYS` if no library has it. An argument after a
+/// semicolon is variadic: the function ignores the argument if the caller did not pass it.
 macro_rules! next_functions {
     ($($next:ident = $text:literal $name:ident($($argument:ident: $ty:ty),* $(; $more:ident: $more_ty:ty)?) -> $result:ty;)*) => {
         $(static $next: Next = Next::new($text);)*

@@ -1,4 +1,4 @@
-//! Options of the sanitizers' shared runtimes, in a program that is built with one of them. A
+//! Options of the sanitizers' shared runtimes, in a program that is built with a sanitizer. A
 //! runtime calls these functions before the program begins; a program may define its own instead.
 
 use std::ffi::c_char;
@@ -10,7 +10,7 @@ extern "C" fn __asan_default_options() -> *const c_char {
 }
 
 /// Suppresses reports about this library, which is not built with ThreadSanitizer: the runtime does
-/// not see how its threads synchronize.
+/// not see how the library's threads synchronize.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 extern "C" fn __tsan_default_suppressions() -> *const c_char {
     c"race:libmlx5_preload.so".as_ptr()

@@ -92,7 +92,7 @@ impl Objects {
             reserved: 0,
         });
         let lost = sent.map_or_else(|errno| format!("; it is lost: {errno}"), |()| String::new());
-        // A limit that is reached is no failure.
+        // The event that a limit is reached reports no failure.
         let log = match event_type {
             number::SRQ_LIMIT_REACHED => log::refused,
             _ => log::error,

@@ -1,13 +1,13 @@
 //! BlueFlame registers, assigned to queue pairs as the kernel's mlx5 driver does.
 //!
 //! A page has four registers. Only the first two are assigned, but libmlx5 numbers all four. Number
-//! 0 means no BlueFlame. Each register of the last pages is dedicated to one queue pair, and
-//! libmlx5 takes no lock there; the others are shared.
+//! 0 means no BlueFlame. Each of the last assigned registers is dedicated to one queue pair, and
+//! libmlx5 takes no lock for it. The other registers are shared.
 
 use crate::options::errno::Errno;
 
-/// Number of a page's registers that are assigned (`MLX5_NON_FP_BFREGS_PER_UAR`), and number of all
-/// its registers (`MLX5_BFREGS_PER_UAR`).
+/// Number of registers of a page that are assigned (`MLX5_NON_FP_BFREGS_PER_UAR`), and number of
+/// all registers of a page (`MLX5_BFREGS_PER_UAR`).
 const USED: u32 = 2;
 const PER_PAGE: u32 = 4;
 /// Maximum number of registers of a context (`MLX5_MAX_BFREGS`).
@@ -17,7 +17,8 @@ const MAX: u32 = 512;
 pub(crate) struct Bfregs {
     /// Number of queue pairs of each register that can be assigned.
     users: Vec<u32>,
-    /// Index of the first dedicated register; it and all later ones have one queue pair at most.
+    /// Index of the first dedicated register. This register and all later registers have at most
+    /// one queue pair each.
     first_dedicated: usize,
 }
 
@@ -26,8 +27,8 @@ impl Bfregs {
     /// are for one queue pair each.
     ///
     /// # Errors
-    /// The same as the kernel's: `EINVAL` for no register, or if no register would be shared;
-    /// `ENOMEM` for too many.
+    /// The same as the kernel's: `EINVAL` if no register is requested, or if no register would be
+    /// shared; `ENOMEM` if too many are requested.
     pub(crate) fn new(total: u32, dedicated: u32) -> Result<Self, Errno> {
         Errno(libc::EINVAL).when(total == 0)?;
         Errno(libc::ENOMEM).when(total > MAX)?;
@@ -43,8 +44,8 @@ impl Bfregs {
         self.users.len() as u32
     }
 
-    /// Assigns a register to a queue pair: a dedicated one if one is free, else the shared one with
-    /// the fewest users. Returns the register's number in libmlx5's numbering.
+    /// Assigns a register to a queue pair: a free dedicated register if there is one, else the
+    /// shared register with the fewest users. Returns the register's number in libmlx5's numbering.
     pub(crate) fn take(&mut self) -> u32 {
         let own = (self.first_dedicated..self.users.len()).find(|&index| self.users[index] == 0);
         let shared = || (1..self.first_dedicated).min_by_key(|&index| self.users[index]);

@@ -134,7 +134,7 @@ impl Objects {
             max_qp_rd_atom: of(Limit::QpRdAtom, MAX_RD_ATOMIC),
             max_res_rd_atom: MAX_RD_ATOMIC << 14,
             max_qp_init_rd_atom: of(Limit::QpRdAtom, MAX_RD_ATOMIC),
-            // IB_ATOMIC_HCA: atomic among the device's own atomics only.
+            // IB_ATOMIC_HCA: an operation is atomic only with respect to this device's atomics.
             atomic_cap: (!self.settings.has(Fault::NoAtomics)).into(),
             max_ah: i32::MAX as u32,
             max_srq: of_srqs(Limit::Srq, 1 << 15),

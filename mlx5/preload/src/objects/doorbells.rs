@@ -130,8 +130,8 @@ struct Announced {
     first: u16,
     /// Counter of the last WQE.
     last: u16,
-    /// Whether the register held the first 8 bytes of the last WQE. They are the whole
-    /// announcement, or the first store of a longer one.
+    /// Whether the register held the first 8 bytes of the last WQE. These bytes are the whole
+    /// announcement, or the first store of a longer announcement.
     is_word: bool,
 }
 
@@ -178,7 +178,7 @@ impl Doorbells {
         }
     }
 
-    /// Starts to check a queue pair that may now send, unless it is being checked already.
+    /// Starts to check a queue pair that may now send, unless the queue pair is already checked.
     pub(crate) fn start(&mut self, qpn: u32) {
         let Self {
             registers, queues, ..
@@ -225,7 +225,7 @@ impl Doorbells {
                 .iter()
                 .any(|other| (other.qpn, other.register) == (named, register))
         {
-            // The register holds a doorbell of the other queue pair, which shares it.
+            // The register holds a doorbell of another queue pair that shares the register.
             self.counts.overtaken += 1;
             return None;
         }
@@ -299,7 +299,7 @@ impl Watched {
 
     /// Ends the check of the last announcement, because the driver has announced further WQEs.
     /// Looks for the announcement once more: the further announcement is in the other half of the
-    /// register. Counts it as overtaken if no check has found it.
+    /// register. Counts the doorbell as overtaken if no check has found the announcement.
     fn give_up(&mut self, halves: &[Half; 2], counts: &mut Counts) {
         let Some(announced) = self.announced.take() else {
             return;

@@ -55,7 +55,7 @@ pub(crate) struct Objects {
     /// read of the empty channel blocks.
     pub(crate) async_events: Arc<Channel>,
     pub(crate) opened: Instant,
-    /// The queue pairs whose doorbells are checked, if the launcher asked for it.
+    /// The queue pairs whose doorbells are checked, if the launcher requests the check.
     pub(crate) doorbells: Option<Doorbells>,
     /// Number of changes in the settings that the device has already made.
     pub(crate) changes_made: usize,
@@ -147,8 +147,8 @@ impl Objects {
         }
     }
 
-    /// Logs a violation of a rule, to which a NIC would react silently or with a wrong result, and
-    /// fails the queue pair.
+    /// Logs a violation of a rule, and fails the queue pair. A NIC would not report the violation,
+    /// or would give a wrong result.
     pub(crate) fn end_by(&self, broken: &Violation) {
         log::error(self.settings, format_args!("{broken}"));
         if let Queue::Send(qpn) = broken.queue {
@@ -197,8 +197,8 @@ pub(crate) struct Qp {
     pub(crate) service: Service,
     /// The state that the driver set; the HCA may since have failed the queue pair.
     pub(crate) state: State,
-    /// The attributes that QUERY_QP returns, except the state: those that MODIFY_QP set, and the
-    /// capacities.
+    /// The attributes that QUERY_QP returns, except the state: the attributes that MODIFY_QP set,
+    /// and the capacities.
     pub(crate) attributes: QueryQpResp,
     /// The attributes that QUERY_QP returns in RESET: only the capacities.
     pub(crate) in_reset: QueryQpResp,

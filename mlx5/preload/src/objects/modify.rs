@@ -80,7 +80,7 @@ impl Selected<'_> {
 }
 
 /// Returns the access that the attributes give the peer. A queue pair without resources for READs
-/// and atomics (`max_dest_rd_atomic` is 0) answers neither, so the kernel's mlx5 driver
+/// and atomics (`max_dest_rd_atomic` is 0) answers neither of the two, so the kernel's mlx5 driver
 /// (`set_qpc_atomic_flags`) removes both rights.
 fn rights(at: &QueryQpResp) -> Access {
     let asked = Access::from_bits_truncate(at.qp_access_flags);

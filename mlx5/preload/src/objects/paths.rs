@@ -22,9 +22,9 @@ pub(crate) enum Way {
 /// does. `link` is the link layer of `from`.
 ///
 /// # Errors
-/// `EINVAL`: the path does not start at a GID of the port. RoCE only: `ETIMEDOUT`: no neighbour has
-/// this link-local address, which is known here without the kernel's wait; `ENETUNREACH`: the
-/// loopback device has no route to the address.
+/// `EINVAL`: the path does not start at a GID of the port. On RoCE also `ETIMEDOUT`: no neighbour
+/// has this link-local address, which is known here without the kernel's wait; and `ENETUNREACH`:
+/// the loopback device has no route to the address.
 pub(crate) fn resolve(
     link: Link,
     from: &Port,
@@ -66,7 +66,7 @@ pub(crate) fn resolve(
     let ipv4 = address.to_ipv4_mapped();
     let is_link_local = address.segments()[0] & 0xffc0 == 0xfe80;
     match source.kind {
-        // The MAC address is in the GID, and the kernel asks no neighbour
+        // The MAC address is in the GID, so the kernel needs no answer of a neighbour
         // (`ib_resolve_unicast_gid_dmac`).
         GidKind::RoceV1 if is_link_local => Ok(Way::Nowhere),
         // The whole network 127.0.0.0/8 is at the loopback device.

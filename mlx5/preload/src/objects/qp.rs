@@ -70,7 +70,7 @@ impl Objects {
     pub(crate) fn create_qp_extended(&mut self, call: &Call) -> Result<Reply, Errno> {
         let request: ExCreateQp = call.request::<_, ExCreateQpResp>()?;
         Errno(libc::EOPNOTSUPP).when(request.comp_mask != 0 || request.create_flags != 0)?;
-        // The fields of `CreateQp` after its first one are those with which `ExCreateQp` begins.
+        // `ExCreateQp` begins with the fields of `CreateQp` after the first field.
         const SHARED: usize = core::mem::offset_of!(ExCreateQp, comp_mask);
         let mut base = CreateQp::new_zeroed();
         base.as_mut_bytes()[size_of::<CreateQp>() - SHARED..]
@@ -122,7 +122,7 @@ impl Objects {
             max_inline_data,
             ..
         } = *request;
-        // The sizes for receives are those that the driver derived from the request, as in the
+        // The sizes for receives are the sizes that the driver derived from the request, as in the
         // kernel (`set_rq_size`). libmlx5 itself returns the sizes for sends to the program.
         let (max_recv_wr, max_recv_sge) =
             rq.map_or((0, 0), |rq| (rq.wqe_cnt, rq.stride / DATA_SEGMENT));

@@ -183,7 +183,8 @@ impl Objects {
         }
         let access = Access::from_bits(mr.access_flags & !IGNORED_ACCESS);
         if let (Ok(pd), Some(access)) = (self.pds.get(mr.pd), access) {
-            // Makes the key valid again for later operations, whether or not older ones have ended.
+            // Makes the key valid again for later operations, even if older operations have not
+            // ended.
             let _ = self.hca.try_reregister(key, *pd, access);
         }
         Errno(libc::EBUSY)

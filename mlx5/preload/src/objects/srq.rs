@@ -95,8 +95,8 @@ impl Objects {
         .note(note))
     }
 
-    /// Carries out MODIFY_SRQ. Refuses a resize, as mlx5 does. A limit is armed: the next time that
-    /// fewer receives than the limit are posted, there is one event.
+    /// Carries out MODIFY_SRQ. Refuses a resize, as mlx5 does. Arms the limit that the program
+    /// sets: when fewer receives than the limit are posted, there is one event.
     pub(crate) fn modify_srq(&mut self, call: &Call) -> Result<Reply, Errno> {
         let asked: ModifySrq = call.request::<_, ()>()?;
         let srq = self.srqs.get_mut(asked.srq_handle)?;

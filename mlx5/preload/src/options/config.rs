@@ -79,7 +79,8 @@ pub(crate) fn parse_gids(text: &str) -> Result<Vec<Gid>, String> {
     Ok(gids)
 }
 
-/// Returns the GUID of a device and of its port. The first one is 0200:00ff:fe00:0001.
+/// Returns the GUID of a device and of its port. The GUID of the first device is
+/// 0200:00ff:fe00:0001.
 pub(crate) const fn guid(device: usize) -> [u8; 8] {
     [2, 0, 0, 0xff, 0xfe, 0, 0, 1 + device as u8]
 }
@@ -102,9 +103,8 @@ pub(crate) enum Link {
 impl Link {
     /// Returns the GID table of the port of a device, without empty entries. On InfiniBand it has
     /// one GID, fe80::200:ff:fe00:1 for the first device. On RoCE that address is followed by an
-    /// IPv4 address, ::ffff:127.0.0.1 for the first device; each address has the two entries
-    /// (versions 1 and 2) that the kernel makes for it. With `roce=ADDRESS` only the entries of
-    /// ADDRESS exist.
+    /// IPv4 address, ::ffff:127.0.0.1 for the first device; each address has two entries (versions
+    /// 1 and 2), as in the kernel. With `roce=ADDRESS` only the entries of ADDRESS exist.
     fn gids(self, device: usize) -> Vec<Gid> {
         let mut link_local = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
         link_local[8..].copy_from_slice(&guid(device));
@@ -122,8 +122,8 @@ impl Link {
         }
     }
 
-    /// Makes the network of `devices` devices. A process has only one, so it is never freed. If
-    /// `gids` is not empty, it is the GID table of every port.
+    /// Makes the network of `devices` devices. A process has only one network, which is never
+    /// freed. If `gids` is not empty, `gids` is the GID table of every port.
     pub(crate) fn network(self, devices: usize, gids: &[Gid]) -> &'static [PortAddress] {
         let has_lid = self == Self::InfiniBand;
         let ports = (0..devices).map(|device| PortAddress {
@@ -137,7 +137,8 @@ impl Link {
         ports.collect::<Vec<_>>().leak()
     }
 
-    /// Parses `ib`, `roce` or `roce=OPTIONS`. The options are never freed: a process has one port.
+    /// Parses `ib`, `roce` or `roce=OPTIONS`. The options are never freed: a process needs them
+    /// until it ends.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         match text {
             "ib" => Ok(Self::InfiniBand),

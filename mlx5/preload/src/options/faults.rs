@@ -37,7 +37,7 @@ pub(crate) enum Fault {
     /// The port is down from `at_ms` after the device was opened, for `for_ms`.
     PortFails {
         at_ms: u32,
-        /// Duration; `None`: without end.
+        /// Duration; `None` if the port stays down.
         for_ms: Option<u32>,
     },
     /// The device fails `at_ms` after it was opened.
@@ -51,14 +51,14 @@ pub(crate) enum Fault {
     /// A work request of a send queue fails, after `after` work requests that do not fail.
     Completion {
         /// Place of the queue pair (the lower 14 bits of its number) whose work requests are
-        /// counted; `None`: the work requests of all queue pairs of the device are counted.
+        /// counted; `None` if the work requests of all queue pairs of the device are counted.
         only: Option<u16>,
         syndrome: Syndrome,
         after: u64,
     },
     Loss {
         /// Place of the queue pair (the lower 14 bits of its number) whose messages are lost;
-        /// `None`: messages of all queue pairs of the device are lost.
+        /// `None` if messages of all queue pairs of the device are lost.
         only: Option<u16>,
         /// Lost attempts in a thousand.
         permille: u16,
@@ -67,9 +67,9 @@ pub(crate) enum Fault {
     Delay {
         us: (u32, u32),
     },
-    /// Seed of random times.
+    /// Seed of the random times of [`Delay`](Self::Delay).
     Seed(u64),
-    /// Some work requests fail. The seed determines which, and how.
+    /// Some work requests fail. The seed determines which work requests fail, and their errors.
     Random(u64),
     /// Commands with this number fail, except for the first `after`.
     Command {
@@ -214,8 +214,8 @@ pub(crate) fn of_hca(faults: &[Fault]) -> Result<Faults, String> {
     })
 }
 
-/// Returns the time at which the HCA executes work requests. Buffers can be checked only if they
-/// are read late.
+/// Returns the time at which the HCA executes work requests. The check of buffers works only if the
+/// HCA reads the buffers late.
 pub(crate) fn timing(faults: &[Fault], checks_buffers: bool) -> Timing {
     let seed = faults.iter().find_map(|fault| match fault {
         Fault::Seed(seed) => Some(*seed),
@@ -236,7 +236,7 @@ pub(crate) fn timing(faults: &[Fault], checks_buffers: bool) -> Timing {
 
 /// Work requests in a thousand that fail with `random`.
 const FAIL_PERMILLE: u16 = 10;
-/// Delays in us with which buffers are checked, if no others were requested.
+/// Delays in us with which buffers are checked, if no delays were requested.
 const CHECKED_US: (u32, u32) = (20, 200);
 const US: &str = "a number of microseconds";
 const MS: &str = "a number of milliseconds";

@@ -41,7 +41,7 @@ pub(crate) fn answered(
     }
 }
 
-/// Logs a line about a successful command, if those are logged.
+/// Logs a line about a successful command, if successful commands are logged.
 pub(crate) fn command(settings: &Settings, line: fmt::Arguments<'_>) {
     if settings.log_commands {
         refused(settings, line);
@@ -49,7 +49,7 @@ pub(crate) fn command(settings: &Settings, line: fmt::Arguments<'_>) {
 }
 
 /// Writes a line to a file. Writes it to standard error for `-`, or if the file cannot be written:
-/// the process may have no descriptor for it.
+/// the process may have no free descriptor.
 fn write(target: &Path, line: fmt::Arguments<'_>) {
     let line = format!("mlx5[{}] {line}\n", std::process::id());
     let is_file = target != Path::new("-");
@@ -59,7 +59,7 @@ fn write(target: &Path, line: fmt::Arguments<'_>) {
             .is_ok()
     });
     if !is_written {
-        // A failure to write there cannot be reported anywhere.
+        // A failure to write to standard error cannot be reported anywhere.
         let _ = std::io::stderr().write_all(line.as_bytes());
     }
 }

@@ -1,4 +1,5 @@
-//! The launcher's options, and the log. The launcher shares all but `log` and `settings`.
+//! The launcher's options, and the log. The launcher shares all modules except `log` and
+//! `settings`.
 
 pub(crate) mod config;
 pub(crate) mod errno;

@@ -19,7 +19,8 @@ fn commands() -> impl Iterator<Item = (usize, &'static str)> {
         .chain((THRESHOLD..).zip(EXTENDED.split(' ')))
 }
 
-/// Returns the name of a command. An extended command has the number and name of the plain one.
+/// Returns the name of a command. An extended command has the number and the name of the plain
+/// command.
 pub(crate) fn command(number: u8) -> Option<&'static str> {
     commands()
         .find(|&(of, _)| of == usize::from(number))

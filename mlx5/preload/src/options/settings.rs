@@ -96,7 +96,7 @@ impl Settings {
         })
     }
 
-    /// Returns the limit that the launcher sets, or else the limit of the software HCA.
+    /// Returns the lowest of the limits that the launcher sets and the limit of the software HCA.
     pub(crate) fn limit(&self, limit: Limit, of_hca: u64) -> u64 {
         let all = self.limits.iter().filter(|(known, _)| *known == limit);
         all.map(|(_, value)| *value).fold(of_hca, u64::min)

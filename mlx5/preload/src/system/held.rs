@@ -1,10 +1,10 @@
-//! Descriptors that the HCA opens for itself. A program that closes all descriptors must not close
-//! these: later their numbers would refer to other files of the program, which the HCA would use or
-//! close.
+//! Descriptors that the HCA opens for its own use. A program that closes all descriptors must not
+//! close these descriptors: later their numbers would refer to other files of the program, which
+//! the HCA would use or close.
 //!
 //! The standard library makes descriptors by calls of the C library, which are interposed and mark
-//! a descriptor as held. Code of this crate that makes a descriptor by another call marks it itself
-//! ([`opened`]).
+//! a descriptor as held. Code of this crate that makes a descriptor by another call must mark the
+//! descriptor ([`opened`]).
 
 use core::cell::Cell;
 use std::ffi::c_int;
@@ -40,14 +40,15 @@ pub(crate) fn opened(fd: c_int) -> c_int {
     fd
 }
 
-/// Prepares to close a descriptor: it is not held any more if code of the library closes it.
+/// Prepares to close a descriptor: if code of the library closes the descriptor, it is not held any
+/// more.
 pub(crate) fn closing(fd: c_int) {
     if IS_OURS.get() {
         hand_over(fd);
     }
 }
 
-/// Gives a descriptor to the program: it is not held any more.
+/// Gives a descriptor to the program: the descriptor is not held any more.
 pub(crate) fn hand_over(fd: c_int) {
     if let Some(held) = HELD.get(fd as usize) {
         held.store(false, Ordering::Relaxed);

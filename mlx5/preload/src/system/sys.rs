@@ -1,4 +1,5 @@
-//! System calls. Some bypass the C library, which lacks a symbol, or whose symbol is interposed.
+//! System calls. Some calls bypass the C library, because it lacks their symbol or their symbol is
+//! interposed.
 
 use core::mem::MaybeUninit;
 use std::ffi::CStr;
@@ -35,7 +36,7 @@ pub(crate) fn checked(result: libc::c_long) -> Result<libc::c_long, Errno> {
     }
 }
 
-/// Returns the path of an open directory, or of the current one for `AT_FDCWD`.
+/// Returns the path of an open directory, or of the current directory for `AT_FDCWD`.
 pub(crate) fn directory(fd: RawFd) -> Result<Vec<u8>, Errno> {
     let link = if fd == libc::AT_FDCWD {
         "/proc/self/cwd".to_owned()
@@ -78,7 +79,7 @@ pub(crate) fn device_file() -> Result<OwnedFd, Errno> {
     Ok(fd)
 }
 
-/// Returns whether a descriptor is a [`device_file`], of this process or of another.
+/// Returns whether a descriptor is a [`device_file`], of this process or of another process.
 pub(crate) fn is_device_file(fd: RawFd) -> bool {
     // SAFETY: all arguments are plain numbers.
     let has_seals = unsafe { libc::fcntl(fd, libc::F_GET_SEALS) } == DEVICE_SEALS.bits() as i32;
@@ -114,7 +115,7 @@ pub(crate) fn pipe() -> Result<(OwnedFd, OwnedFd), Errno> {
     }
 }
 
-/// Writes a few bytes to a pipe, all or none.
+/// Writes a few bytes to a pipe: all of the bytes, or none.
 pub(crate) fn write(fd: &OwnedFd, bytes: &[u8]) -> Result<(), Errno> {
     Ok(rustix::io::write(fd, bytes).map(drop)?)
 }
@@ -171,7 +172,8 @@ fn is_mapped(mut page: u64, end: u64, page_bytes: u64) -> bool {
 /// Checks that the system lets a process copy by `process_vm_readv(2)` and `process_vm_writev(2)`.
 ///
 /// # Errors
-/// `EPERM`: a filter of a container refuses one of them, whatever error the filter returns.
+/// `EPERM`: a filter of a container refuses one of the two calls, whatever error the filter
+/// returns.
 pub(crate) fn check_copies() -> Result<(), Errno> {
     let mut byte = [0];
     let at = (&raw mut byte).addr() as u64;

@@ -1,9 +1,9 @@
 //! The thread of an open device. It owns the HCA, carries out commands, and polls the doorbell
 //! records, because the driver's doorbells are plain stores without a notification.
 //!
-//! It never spins. A program that polls its completion queue makes no system call. So on a machine
-//! with few cores, a thread that spins or yields would get its core only at the scheduler's tick,
-//! milliseconds later. This thread sleeps between polls; the sleep grows with the idle time.
+//! The thread never spins. A program that polls its completion queue makes no system call. So on a
+//! machine with few cores, a thread that spins or yields would get its core only at the scheduler's
+//! tick, milliseconds later. This thread sleeps between polls; the sleep grows with the idle time.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -30,7 +30,7 @@ const POLLS_AT_ONCE: u32 = 8;
 
 /// Starts the thread of the device that `open` opens. The thread sends to `outlives` if it
 /// continues after the last command, because the registers are mapped. The thread takes no signals:
-/// they belong to the program.
+/// signals are for the program's threads.
 pub(crate) fn spawn(
     jobs: Receiver<Job>,
     outlives: SyncSender<()>,

@@ -20,7 +20,7 @@ pub(crate) struct Session {
     settings: &'static Settings,
     port: Port,
     inode: libc::ino_t,
-    /// The registers, if doorbells are checked, until GET_CONTEXT takes them.
+    /// The registers, if doorbells are checked, until GET_CONTEXT takes the registers.
     registers: Option<Registers>,
     /// Present from GET_CONTEXT on.
     objects: Option<Objects>,
@@ -72,8 +72,8 @@ impl Session {
         has_events || has_worked
     }
 
-    /// Carries out a command, now or in a later [`progress`](Self::progress), and answers it. An
-    /// error has the number that a kernel returns.
+    /// Carries out a command, now or in a later [`progress`](Self::progress), and answers it. The
+    /// error numbers are the numbers that a kernel returns.
     pub(crate) fn execute(&mut self, job: Job) {
         let refused = self
             .settings
@@ -103,7 +103,7 @@ impl Session {
         match &result {
             Ok(reply) => log::command(self.settings, format_args!("{form}{name} {}", reply.note)),
             Err(errno) => {
-                // libmlx5 first requests a context with DEVX, and then one without.
+                // libmlx5 first requests a context with DEVX, and then a context without DEVX.
                 log::answered(
                     self.settings,
                     format_args!("{form}{name} ({code})"),

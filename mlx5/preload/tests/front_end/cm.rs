@@ -109,7 +109,8 @@ fn rstream_finishes_over_sockets() {
     );
 }
 
-/// Starts a program at one of two addresses of this host, which reach each other by packets.
+/// Starts a program at an address of this host. Programs at different addresses reach each other by
+/// packets.
 fn start_at(place: &Place, end: u8, program: &[&str]) -> Program {
     let address = address(end);
     let options = ["--link", "roce", "--address", &address];
@@ -123,7 +124,7 @@ fn address(end: u8) -> String {
     format!("127.{}.{high}.{low}", 100 + end)
 }
 
-/// Two addresses are two hosts to rdma_cm, with the messages of InfiniBand between them.
+/// For rdma_cm, two addresses are two hosts, which exchange the messages of InfiniBand.
 #[test]
 #[ignore = "needs rdmacm-utils"]
 fn programs_of_two_hosts_connect_and_end() {

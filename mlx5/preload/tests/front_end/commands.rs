@@ -519,7 +519,7 @@ unsafe extern "C-unwind" {
 }
 
 extern "C-unwind" fn wait_for_event(fd: *mut libc::c_void) -> *mut libc::c_void {
-    // SAFETY: room for an event, which never comes.
+    // SAFETY: the buffer has room for an event, which never comes.
     unsafe { read(fd.addr() as i32, &mut 0, 8) };
     core::ptr::null_mut()
 }

@@ -147,7 +147,7 @@ fn registers_that_announce_what_is_posted_are_counted() {
                 driver.ring(&wqe[..words]);
                 driver.wait();
             }
-            // A batch: two WQEBBs from the first on.
+            // A batch that begins with the first of two WQEBBs.
             let ((_, first), (_, second)) = (driver.write_wqe(), driver.write_wqe());
             let mut batch = [0; 32];
             batch[..4].copy_from_slice(&first);
@@ -203,7 +203,7 @@ fn a_register_that_announces_nothing_or_something_else_ends_its_queue_pair() {
                 driver.ring(&spoil(wqe));
                 driver.fails();
             }
-            // No call waits for this doorbell.
+            // The last doorbell is checked when the queue pair is destroyed.
             let mut driver = Driver::start();
             for is_announced in [true, true, true, true, false] {
                 let (_, wqe) = driver.write_wqe();

@@ -31,8 +31,8 @@ fn faults_reach_the_program() {
     refused("modify_qp=EIO", "Failed to modify QP to INIT");
 }
 
-/// The program needs more descriptors than the device. With one of these limits, the device opens,
-/// and the program's completion channel gets no descriptor.
+/// The program needs more descriptors than the device. At one of these limits the device opens, but
+/// the program's completion channel gets no descriptor.
 #[test]
 #[ignore = "needs ibverbs-utils"]
 fn a_program_without_descriptors_is_told_the_reason() {
@@ -211,7 +211,7 @@ fn survivor_of(test: &str, program: &str) {
     server.wait_for(|| crate::support::is_listening(port.parse().unwrap()));
     let mut client = place.start(&mut command(&["localhost"]));
     client.wait_for(|| fs::read_to_string(&log).is_ok_and(|log| log.contains("-> ReadyToSend")));
-    // There was traffic, not only a connection.
+    // The wait lets the client send messages before the server is killed.
     sleep(Duration::from_millis(500));
     // SAFETY: a child process that was not yet waited for.
     unsafe { libc::kill(server.id(), libc::SIGKILL) };
@@ -238,7 +238,7 @@ fn the_survivor_of_a_killed_peer_gets_no_answer_to_its_reads() {
     survivor_of("killed-read", "ib_read_bw");
 }
 
-/// Returns the tree of a run: the value of its variable.
+/// Returns the path of a run's tree, which the program has printed first.
 fn tree(output: &str) -> PathBuf {
     PathBuf::from(output.lines().next().unwrap())
 }
@@ -313,8 +313,8 @@ fn a_killed_launcher_takes_its_program_with_it_and_the_next_one_cleans_up() {
     assert!(!tree(&finished.output).exists(), "{finished:#?}");
     let other = other.finish();
     other.succeeded();
-    // SAFETY: sends no signal. The sleeper has no parent that waits for it, so its number ends with
-    // it.
+    // SAFETY: the call sends no signal. No parent waits for the sleeper, so its number is free when
+    // the sleeper has ended.
     let is_gone = || unsafe { libc::kill(sleeper, 0) } != 0;
     let is_zombie = || {
         fs::read_to_string(format!("/proc/{sleeper}/stat")).is_ok_and(|stat| stat.contains(") Z "))

@@ -43,8 +43,8 @@ const PROGRAMS: [(&str, fn()); 10] = [
     ("not-closed", || _ = Device::with_context(&Memory::new())),
 ];
 
-/// Runs one of the programs under the front end, those that close descriptors also with a socket
-/// for packets.
+/// Runs one of the programs under the front end. A program that closes descriptors also runs with a
+/// socket for packets.
 fn survives(what: &str) {
     survives_with(what, &[]);
     if what.starts_with("close") {
@@ -71,7 +71,8 @@ fn survives_with(what: &str, options: &[&str]) {
         .unwrap();
     assert!(!tree.exists());
     if what == "not-closed" {
-        // The next program cleans up, and its own files are gone too.
+        // The next program removes the files that this program left, and leaves no files of its
+        // own.
         survives_in(&place);
     }
     let left = place.left();
@@ -114,7 +115,7 @@ tests! {
 
 // ---- the programs ----
 
-/// Sends right and wrong commands, until the time is over.
+/// Sends right and wrong commands, until the time has passed.
 fn commands() {
     let memory = Memory::new();
     let end = Instant::now() + FOR * scale();
@@ -265,8 +266,8 @@ fn forks() {
             0,
             "a child closes what it has"
         );
-        // Commands of another process cannot reach the parent's thread. They are refused, and not
-        // lost in a file.
+        // Commands of another process cannot reach the parent's thread. The commands are refused,
+        // and are not written to a file.
         assert_eq!(
             in_child(|| i32::from(device.write(&query).is_ok())),
             0,
@@ -339,7 +340,7 @@ fn close_range() {
     closes(|| assert_eq!(unsafe { libc::close_range(3, u32::MAX, 0) }, 0));
 }
 
-/// Closes what a daemon or a sandbox closes: all descriptors that it does not know.
+/// Closes all descriptors that the program does not know, as a daemon or a sandbox does.
 fn close_others_of_the_device() {
     let sockets = || {
         let links = std::fs::read_dir("/proc/self/fd")

@@ -64,7 +64,7 @@ impl Device {
         let made = self.write(&Command::plain(3, 8, memory.at(0)).bytes());
         // SAFETY: the response, in `Memory`; no other code writes there now.
         let handle = unsafe { (memory.at(0) as *const u32).read_volatile() };
-        // A write that went into a file leaves no trace there.
+        // A command that was written to a file leaves the response unchanged.
         handle != u32::MAX
             && made.and_then(|()| self.write(&Command::plain(4, 0, 0).u32(handle).bytes()))
                 == Ok(())

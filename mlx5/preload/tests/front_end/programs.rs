@@ -60,8 +60,8 @@ fn ibv_devinfo_shows_the_device() {
         .said("::ffff:127.0.0.1, RoCE v2");
 }
 
-/// Programs that do not use libibverbs for it read `/sys` in many ways. None of them needs a right
-/// that other users lack.
+/// Programs that find the device without libibverbs read `/sys` in many ways. No program needs a
+/// right that other users lack.
 #[test]
 #[ignore = "needs libibverbs1 and ibverbs-providers"]
 fn programs_find_the_device_in_sys() {
@@ -217,7 +217,7 @@ fn ibv_ud_pingpong_finishes_over_roce() {
     }
 }
 
-/// Both ends are at one port. On shared memory the port counts payloads, in words of 4 bytes and
+/// Both ends use one port. On shared memory the port counts payloads, in words of 4 bytes and
 /// packets of 4 KiB; with packets it counts whole packets, and acknowledgements.
 #[test]
 #[ignore = "needs perftest"]
@@ -298,8 +298,7 @@ fn ib_send_lat_finishes() {
     perftest("send-lat", &[], &["ib_send_lat"], 64, 300);
 }
 
-/// A program that arms its queues again before it polls them, and takes every event for a
-/// completion.
+/// This program arms its queues again before it polls them, and takes every event for a completion.
 #[test]
 #[ignore = "needs perftest"]
 fn ib_send_lat_finishes_with_events() {

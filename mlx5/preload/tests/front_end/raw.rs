@@ -15,7 +15,7 @@ use crate::abi::verbs::{CommandHeader, GetContext, GetContextResp, number};
 use crate::abi::{mlx5, verbs};
 use crate::support::{Place, built};
 
-/// Set in a test that runs under the library.
+/// Variable that is set in a test that runs under the library.
 const UNDER: &str = "MLX5_FRONT_END_TEST";
 
 pub(crate) const DEVICE: &CStr = c"/dev/infiniband/uverbs0";

@@ -13,7 +13,7 @@ use crate::raw::{Device, INIT, Memory, RTR, RTS, errno, under_the_library};
 
 /// Length of a copy that takes milliseconds, in which the peer is stopped.
 const BYTES: usize = 32 << 20;
-/// Number of attempts: a copy may be over before the peer is stopped.
+/// Number of attempts: a copy may end before the peer is stopped.
 const ROUNDS: u8 = 14;
 const REMOTE_WRITE: u32 = 3;
 
@@ -102,7 +102,8 @@ impl Pair {
         // SAFETY: the child only makes calls that a program may make, and is killed.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            // SAFETY: plain numbers: it does not outlive its parent, not even stopped.
+            // SAFETY: all arguments are plain numbers. The child does not outlive its parent, even
+            // if the child is stopped.
             unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
             drop(peer);
             let ended = std::panic::catch_unwind(|| write_as_told(parent));
@@ -139,7 +140,7 @@ impl Pair {
             .unwrap()
     }
 
-    /// Tells the peer to write.
+    /// Lets the peer write.
     fn tell(&mut self, rkey: u32) {
         self.rounds += 1;
         assert!(
@@ -214,7 +215,7 @@ fn a_region_that_waits_for_a_stopped_peer_keeps_no_other_command_waiting() {
                     let has_waited = !is_gone.load(Ordering::Relaxed);
                     // SAFETY: the child.
                     unsafe { libc::kill(pair.child, libc::SIGCONT) };
-                    // On a busy machine it may have waited for too long.
+                    // On a busy machine the command may have waited for too long.
                     dereg.join().unwrap().is_ok() && has_waited
                 });
                 pair.go_on();

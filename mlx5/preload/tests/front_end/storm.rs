@@ -1,5 +1,6 @@
-//! Many pairs of other projects' programs on few cores. Some are stopped and continued, and some
-//! killed. The others finish, the peers of killed programs get errors, and no file is left.
+//! Many pairs of other projects' programs on few cores. Some programs are stopped and continued,
+//! and some programs are killed. The other programs finish, the peers of killed programs get
+//! errors, and no file is left.
 
 use std::fs;
 use std::thread::sleep;
@@ -66,7 +67,8 @@ fn program_of(launcher: libc::pid_t) -> Option<libc::pid_t> {
 
 fn signal(program: &Program, signal: libc::c_int) {
     if let Some(process) = program_of(program.id()) {
-        // SAFETY: a number; its launcher has not waited for it, or there would be none.
+        // SAFETY: all arguments are plain numbers. The launcher has not waited for the process, or
+        // it would not be the launcher's child.
         unsafe { libc::kill(process, signal) };
     }
 }
@@ -111,7 +113,7 @@ fn round(seed: u64) {
             pairs.push(Pair::start(&place, log, program, ENDLESS, true));
         }
     }
-    // Each end has its connection.
+    // The storm begins when each end has its connection.
     let connected = 2 * pairs.len();
     pairs[0].ends[0].wait_for_all(|| {
         fs::read_to_string(log)
@@ -135,7 +137,7 @@ fn round(seed: u64) {
             );
         }
     }
-    // A new pair works, and cleans up.
+    // A new pair works, and removes the files of killed programs.
     for end in place.pair(&[], &["ibv_rc_pingpong", "-n", "100", "-c"]) {
         end.succeeded().said("100 iters in ");
     }

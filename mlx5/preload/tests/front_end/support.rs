@@ -15,7 +15,8 @@ const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// Returns the directory with `mlx5-run` and the library. A test depends on the binaries of its
 /// package, but not on a library that no binary links, so the library is built here, with the
-/// features of its dependencies in the workspace (benchkv-harness has them all).
+/// features that its dependencies have in the workspace (benchkv-harness enables all of these
+/// features).
 pub(crate) fn built() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
@@ -43,7 +44,7 @@ pub(crate) fn built() -> &'static Path {
     })
 }
 
-/// A directory of one test, with a fabric of its own.
+/// The directory of one test, with its own fabric.
 pub(crate) struct Place {
     dir: PathBuf,
     programs: AtomicU32,
@@ -250,8 +251,8 @@ impl Finished {
     }
 }
 
-/// Returns a port without a listener, once: below the ports that the system gives to connections
-/// (32768 and more, by default).
+/// Returns a port without a listener, each port only once. The port is below the ports that the
+/// system gives to connections (32768 and more, by default).
 pub(crate) fn free_port() -> u16 {
     static CALLS: AtomicU32 = AtomicU32::new(0);
     let first = std::process::id().wrapping_mul(64);

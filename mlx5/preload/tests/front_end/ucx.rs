@@ -111,7 +111,8 @@ fn active_messages_finish() {
     protocols("ucx-am", &["ucp_am_lat", "ucp_am_bw"], &SIZES);
 }
 
-/// Below the protocols one transport is requested by name, and atomics are the device's.
+/// Below the protocols, the benchmark requests one transport by name, and atomics are the device's
+/// atomics.
 #[test]
 #[ignore = "needs ucx-utils"]
 fn the_transports_finish_by_themselves() {
@@ -226,7 +227,7 @@ fn exchange(test: &str, ranks: usize, options: &[&str], environment: &[&str]) ->
         .into_iter()
         .map(Program::finish)
         .collect();
-    // All ends are shown, since the first end that failed may have lost its peer.
+    // All ends are shown, because an end may have failed only because its peer failed.
     let is_right =
         |end: &Finished| end.status.success() && end.output.contains("all data is right");
     assert!(ends.iter().all(is_right), "{ends:#?}");
@@ -346,7 +347,7 @@ fn the_survivor_of_a_killed_receiver_ends() {
     let port = crate::support::free_port();
     let command = |more: &[&str]| {
         let mut command = place.mlx5_run(&[]);
-        // Without its flow control, which may wait for the receiver with nothing in flight.
+        // UCX's flow control is off, because it may wait for the receiver with nothing in flight.
         command.args(DEVICE).args([
             RC,
             "UCX_RC_FC_ENABLE=n",
@@ -364,7 +365,7 @@ fn the_survivor_of_a_killed_receiver_ends() {
     let mut server = place.start(&mut command(&[]));
     server.wait_for(|| crate::support::is_listening(port));
     let mut client = place.start(&mut command(&["localhost"]));
-    // The first line of results, after a second of traffic.
+    // The first line of results comes after a second of traffic.
     let output = place.file("output-1");
     client
         .wait_for(|| fs::read_to_string(&output).is_ok_and(|output| output.contains("[thread 0]")));

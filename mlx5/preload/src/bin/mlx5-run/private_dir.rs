@@ -11,11 +11,11 @@ use rustix::fs::{FlockOperation, flock};
 
 /// Prefix of the names of directories that are locked, or that remain from killed runs.
 const PREFIX: &str = "mlx5-run-";
-/// Name of a file in each of these directories. Other directories of users, whose names may begin
-/// with the prefix too, do not have it.
+/// Name of a file in each of these directories. Other directories, whose names may begin with the
+/// prefix too, do not have this file.
 const MARK: &str = ".private-directory-of-mlx5-run";
 
-/// A directory that only this user can access. Dropping it removes it.
+/// A directory that only this user can access. The drop removes the directory.
 #[derive(Debug)]
 pub(crate) struct PrivateDir {
     path: PathBuf,

@@ -67,7 +67,7 @@ fn has_capabilities(path: &Path) -> bool {
     unsafe { libc::getxattr(path.as_ptr(), name, ptr::null_mut(), 0) > 0 }
 }
 
-/// Returns whether an ELF file of 64 bits names no loader. `None`: it is no such file.
+/// Returns whether an ELF file of 64 bits names no loader. `None` if the file is no such ELF file.
 fn is_static(path: &Path) -> Option<bool> {
     let mut bytes = vec![0; 4096];
     let len = File::open(path).ok()?.read(&mut bytes).ok()?;
@@ -85,7 +85,7 @@ fn is_static(path: &Path) -> Option<bool> {
 }
 
 /// Raises the limit of descriptors to the hard limit: the library needs descriptors for each
-/// connection, and a kernel does not.
+/// connection, but with a kernel a connection needs none.
 pub(crate) fn raise_descriptors() {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     let raised = Rlimit {

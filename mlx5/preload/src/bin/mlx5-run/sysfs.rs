@@ -1,6 +1,6 @@
 //! The tree that programs read in place of a part of `/sys`: it has a PCI function for each device,
-//! and `mlx5_0` is on the first. The layout is the kernel's, because UCX expects the function's
-//! directory two levels above the device's directory.
+//! and `mlx5_0` is the device of the first function. The layout is the kernel's, because UCX
+//! expects the function's directory two levels above the device's directory.
 
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -49,7 +49,7 @@ pub(crate) struct TreeOptions {
     pub(crate) is_port_up: bool,
 }
 
-/// A tree of one run, in a directory of its own. Dropping it removes it.
+/// A tree of one run, in a directory of its own. The drop removes the tree.
 #[derive(Debug)]
 pub(crate) struct Tree(PrivateDir);
 

@@ -1,10 +1,10 @@
 //! The connections between programs of an address and other hosts, pure: no socket, no clock.
 //!
-//! A *session* is an id of a program. Its messages arrive here in order and once; those of a peer
-//! may be lost, doubled, late, or of a stranger. A [`Link`] is one connection, or one request for a
-//! datagram service. It sends a message again until the answer arrives, answers a message that
-//! arrives again, and passes each message on once. The states follow the InfiniBand
-//! Architecture Specification, volume 1, 12.9.7.
+//! A *session* is an id of a program. Its messages arrive here in order and once. The messages of a
+//! peer may be lost, doubled or late, and a stranger may send messages too. A [`Link`] is one
+//! connection, or one request for a datagram service. It sends a message again until the answer
+//! arrives, answers a message that arrives again, and passes each message on once. The states
+//! follow the InfiniBand Architecture Specification, volume 1, 12.9.7.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
@@ -12,13 +12,14 @@ use std::net::IpAddr;
 
 use mlx5_hca::wire::roce::{CmKind, Mad, field};
 
-/// Time before a message is sent again for the first time, in ms; then twice this time, and so on.
+/// Time before a message is sent again for the first time, in ms. Each further wait is twice as
+/// long as the wait before it.
 const FIRST_WAIT_MS: u64 = 200;
-/// The longest wait, in ms: the kernel's, 4.096 us * 2^20.
+/// The longest wait, in ms: 4.096 us * 2^20, as in the kernel.
 const LONGEST_WAIT_MS: u64 = 4_295;
 /// Maximum number of times that a message is sent.
 const SENDS: u32 = 16;
-/// Time for which an answer is kept in case its question arrives again, in ms.
+/// Time for which an answer is kept, in ms: the message that it answers may arrive again.
 const KEPT_MS: u64 = 20_000;
 /// N of the time that a program is given to answer, 4.096 us * 2^N: 17 s, and again that time when
 /// the message arrives again.
@@ -177,7 +178,8 @@ impl Links {
         self.by_id.insert(id, link);
     }
 
-    /// Takes the request of a new session, and returns its number. `None`: it is no request.
+    /// Takes the request of a new session. Returns the session's number; `None` if the message is
+    /// no request.
     pub(crate) fn ask(&mut self, now_ms: u64, peer: IpAddr, mad: Mad) -> Option<u32> {
         if !matches!(mad.kind(), CmKind::Request | CmKind::ServiceRequest) {
             return None;
@@ -363,7 +365,8 @@ impl Links {
             _ => (mad.get(field::REMOTE_ID) as u32, false),
         };
         let remote = mad.get(field::LOCAL_ID) as u32;
-        // A rejection may come before the peer has a number, or before it knows this end's.
+        // A rejection may come before the peer has a number, or before the peer knows this end's
+        // number.
         if local == 0 && mad.kind() == CmKind::Reject {
             return self.find(|link| {
                 link.peer == peer && link.remote == remote && !link.is_active && remote != 0
@@ -453,7 +456,7 @@ impl Links {
         self.actions.push(Action::Send(peer, answer));
     }
 
-    /// Sends what is due again, and forgets links that are over.
+    /// Sends the messages that are due again, and removes the links that have ended.
     pub(crate) fn tick(&mut self, now_ms: u64) {
         let is_due = |link: &Link| link.due_ms.is_some_and(|due_ms| due_ms <= now_ms);
         while let Some(id) = self.find(is_due) {

@@ -34,7 +34,7 @@ const LINGER: Duration = Duration::from_secs(2);
 /// make a new listener for each connection.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Number of attempts to find or become the gate, and the time between them: another launcher may
-/// be in the middle of it.
+/// be about to become the gate.
 const ATTEMPTS: u32 = 100;
 const AGAIN: Duration = Duration::from_millis(10);
 /// Number of connections that wait for the gate.
@@ -44,8 +44,9 @@ const LONGEST: usize = libc::PATH_MAX as usize;
 const _: () = assert!(PARCEL_BYTES <= LONGEST);
 
 /// Connects to the gate of an address, for programs of this fabric; makes the gate if there is
-/// none. The gate stays at least as long as the returned connection. `None`: another program or
-/// user has the UDP port, so that programs reach no other hosts by rdma_cm.
+/// none. The gate stays at least as long as the returned connection. Returns `None` if there is no
+/// gate, for example because another program or user has the UDP port. Then programs reach no other
+/// hosts by rdma_cm.
 pub(crate) fn attach(ip: IpAddr, fabric: &Path) -> Option<OwnedFd> {
     for _ in 0..ATTEMPTS {
         let socket = sockets::socket().ok()?;
@@ -53,7 +54,7 @@ pub(crate) fn attach(ip: IpAddr, fabric: &Path) -> Option<OwnedFd> {
             Ok(()) if is_welcome(&socket, fabric) => return Some(socket),
             Err(Errno::CONNREFUSED) => found(ip)?,
             Err(Errno::PERM) => return None,
-            // The gate is about to end, or has too many callers.
+            // The gate is about to end, or too many launchers are connecting to it.
             _ => sleep(AGAIN),
         }
     }
@@ -69,7 +70,8 @@ fn is_welcome(socket: &OwnedFd, fabric: &Path) -> bool {
         && net::recv(socket, &mut [0; 1], RecvFlags::empty()).is_ok_and(|(_, len)| len == 1)
 }
 
-/// Forks the gate, unless another launcher is about to do so. `None`: the UDP port is taken.
+/// Forks the gate, unless another launcher is about to do so. Returns `None` if the gate cannot be
+/// made, for example because the UDP port is taken.
 fn found(ip: IpAddr) -> Option<()> {
     let listener = sockets::socket().ok()?;
     if net::bind(&listener, &sockets::gate(ip).ok()?).is_err() {
@@ -88,9 +90,9 @@ fn found(ip: IpAddr) -> Option<()> {
     Some(())
 }
 
-/// Makes the child independent of the launcher. Signals of the terminal do not reach the child. It
-/// closes the files that the launcher was started with, such as pipes whose readers wait until the
-/// last writer has closed them. These are the files that an exec(2) would keep open.
+/// Makes the child independent of the launcher. Signals of the terminal do not reach the child. The
+/// child closes the files that the launcher was started with, such as pipes whose readers wait
+/// until the last writer has closed them. These are the files that an exec(2) would keep open.
 fn detach() {
     let _ = std::env::set_current_dir("/");
     let nothing = File::options().read(true).write(true).open("/dev/null");
@@ -164,13 +166,14 @@ impl Gate {
         self.started.elapsed().as_millis() as u64
     }
 
-    /// Returns whether the end of a session still has to reach its peer, or a session will end: a
-    /// program may die a moment after its launcher.
+    /// Returns whether the end of a session still has to reach its peer, or may still end: a
+    /// program may end a moment after its launcher.
     fn has_work(&self) -> bool {
         !self.sockets.sessions.is_empty() || self.links.has_ends()
     }
 
-    /// Works until the last launcher is gone.
+    /// Works until no launcher is connected and no work is left, or until [`LINGER`] after the last
+    /// launcher.
     fn serve(mut self) {
         let mut ends = Instant::now() + LINGER;
         let mut is_new = true;

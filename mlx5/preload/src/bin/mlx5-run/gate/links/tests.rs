@@ -7,14 +7,15 @@ use mlx5_hca::network::Random;
 use super::*;
 
 const SERVICE: u64 = 0x106_1ce8;
-/// Time in which everything is over, even if most messages are lost.
+/// Time in which all links end, even if most messages are lost.
 const END_MS: u64 = 100_000;
 
 fn address(end: usize) -> IpAddr {
     [10, 77, 0, 1 + end as u8].into()
 }
 
-/// Behaviour of the two programs: the passive one's answer to a request, and who disconnects.
+/// Behaviour of the two programs: the passive end's answer to a request, and the end that
+/// disconnects.
 #[derive(Clone, Copy, Debug)]
 struct Script {
     is_datagram: bool,
@@ -52,7 +53,7 @@ struct World {
     loss_percent: u64,
     /// Messages under way, by time and number: the receiver, and the message.
     network: BTreeMap<(u64, u64), (usize, Mad)>,
-    /// Messages that sessions will send; `None`: the session ends.
+    /// Messages that sessions will send; `None` if the session ends.
     sayings: BTreeMap<(u64, u64), (usize, Option<Mad>)>,
     events: u64,
 }
@@ -316,14 +317,14 @@ fn messages_of_strangers_change_nothing() {
     }
     let states: Vec<_> = links.by_id.values().map(|link| link.state).collect();
     assert_eq!(states, [State::Requesting]);
-    // A reply to a datagram's question is no answer to a request, nor the reverse.
+    // A reply to a datagram's request does not answer the request of a connection, and the reverse.
     let mut reply = Mad::new(CmKind::ServiceReply);
     reply.set(field::LOCAL_ID, own);
     links.hear(0, address(1), reply, |_, _| Opened::NoService);
     assert!(links.actions.is_empty());
 }
 
-/// Strangers can neither fill the memory nor keep others out for long.
+/// Messages of strangers neither fill the memory nor keep other peers out for long.
 #[test]
 fn links_have_a_limit_and_random_messages_end_in_no_panic() {
     let mut links = Links::new();
