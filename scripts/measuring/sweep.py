@@ -79,7 +79,7 @@ def parsed(words):
     for option in ("ranks", "depths", "rates", "sizes", "time_limit", "nodes", "cpus"):
         values = getattr(asked, option).split()
         shown = "--" + option.replace("_", "-")
-        most = 9 if option == "rates" else 5
+        most = {"rates": 9, "sizes": 8}.get(option, 5)
         if not values and option not in ("rates", "sizes"):
             refuse(f"{shown}: the list is empty")
         for value in values:
