@@ -283,9 +283,9 @@ impl Device {
     }
 
     /// Takes the oldest asynchronous event; never blocks. The overrun of a completion queue and the
-    /// failure of a queue pair may be reported only by such an event. So call this from time to
-    /// time while you wait for completions without a limit; on hardware each call costs a system
-    /// call. Dropping a queue or queue pair discards its events. An event does not end
+    /// failure of a queue pair may be reported only by such an event. So call this function from
+    /// time to time while you wait for completions without a limit; on hardware each call costs a
+    /// system call. Dropping a queue or queue pair discards its events. An event does not end
     /// [`Device::wait`].
     #[must_use]
     pub fn take_async_event(&self) -> Option<AsyncEvent> {

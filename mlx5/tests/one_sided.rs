@@ -319,7 +319,7 @@ fn memory_that_a_stopped_process_is_writing_to_is_not_used_again() {
         } = start(&format!("copying{round}"), true);
         let pid = child.id().try_into().unwrap();
         std::thread::sleep(Duration::from_millis(10 + round % 20));
-        // SAFETY: kill(2) of our own child. It is nearly always in the middle of a copy.
+        // SAFETY: kill(2) of our own child. The child is nearly always in the middle of a copy.
         assert_eq!(unsafe { libc::kill(pid, libc::SIGSTOP) }, 0);
         while state(&child) != 'T' {
             std::thread::yield_now();

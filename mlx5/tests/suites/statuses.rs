@@ -266,7 +266,8 @@ fn a_receive_that_cannot_be_filled_is_a_remote_operation_error_here_and_a_local_
         let (mut a, mut b) = pair(&net, OWN);
         let (wrong, _regions) = wrong(&b, Access::LOCAL_WRITE);
         let (addr, lkey, text) = wrong[i];
-        // The region that forbids it must not even allow that.
+        // For the text `ACCESS` the receive gets a region without any access: not even its own
+        // device may write it.
         let readable = b.pd.alloc(64, Access::empty()).unwrap();
         let (addr, lkey) = if text == ACCESS {
             (readable.addr(), readable.lkey())

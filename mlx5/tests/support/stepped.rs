@@ -29,7 +29,7 @@ const QKEY: u32 = 0x1234;
 const PLACES: u32 = 32;
 
 /// Begins a test, which stops and kills processes of its own. It may take `factor` times 4 minutes;
-/// this only ends a hang.
+/// the limit only ends a hang.
 pub(crate) fn begin(factor: u32) {
     watchdog(Duration::from_secs(240) * factor * scale_of("MLX5_TEST_SCALE"));
 }

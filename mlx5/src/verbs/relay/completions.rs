@@ -15,7 +15,7 @@ use crate::wire::{
     ATOMIC_BYTES, CqeOpcode, ErrorCqe, Opcode, RequesterCqe, ResponderCqe, Syndrome,
 };
 
-/// Maximum number of work completions that one call takes.
+/// Maximum number of work completions that one call of `ibv_poll_cq` takes.
 pub(super) const BATCH: usize = 16;
 
 /// A completion queue of the device, and the ring that the driver polls.

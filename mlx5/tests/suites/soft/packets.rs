@@ -628,7 +628,7 @@ fn the_end_of_a_queue_pair_is_told_and_that_of_a_device_is_noticed() {
             drop(end);
             let device = lives.then_some(device);
             is_gone.send(()).unwrap();
-            // Until the other thread has ended.
+            // The device makes progress until the other thread has ended.
             while from_here.try_recv() != Err(mpsc::TryRecvError::Disconnected) {
                 device.as_ref().map(Device::progress);
             }

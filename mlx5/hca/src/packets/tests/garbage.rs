@@ -48,7 +48,7 @@ fn any_packets_in_any_order_change_no_memory_beyond_the_region_and_keep_little()
             bytes
                 .chunks_exact_mut(8)
                 .for_each(|word| word.copy_from_slice(&world.rng.next_u64().to_le_bytes()));
-            // Mostly about the expected PSN, and with the opcodes there are.
+            // Each packet has a PSN within 20 of the expected PSN, and an opcode less than 24.
             bytes[0] %= 24;
             bytes[1] &= 0x30;
             let near = world.rng.below(40) as u32;

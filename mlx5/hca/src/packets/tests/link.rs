@@ -35,8 +35,8 @@ impl Target for Sink {
     fn complete(&mut self, _completion: Completion) {}
 }
 
-/// A link that sends a packet after the other, and drops what finds its queue full. Then packets
-/// take a constant time, and some are lost or overtaken.
+/// A link that sends one packet after the other, and drops a packet that finds the queue full. Then
+/// packets take a constant time, and some are lost or overtaken.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Link {
     pub(super) ns_per_byte: u64,
