@@ -185,14 +185,14 @@ const KINDS: &[Kind] = &[
     ),
     client(
         "client_call",
-        1085,
+        998,
         "part part_client but wait_for_turn",
         None,
         "copyrpc: Client::call, one at a time, the client's side with one poll too early, without the software HCA",
     ),
     client(
         "client_call_within",
-        1085,
+        998,
         "part part_client but wait_for_turn",
         Some(Duration::from_secs(3600)),
         "copyrpc: the same, Client::call_within",
