@@ -34,6 +34,7 @@ use std::process::{Command, ExitCode};
 
 use clap::Parser;
 use mlx5_hca::RoceOptions;
+use rustix::process::geteuid;
 
 use crate::config::Link;
 use crate::faults::Fault;
@@ -256,11 +257,10 @@ fn absolute(path: &PathBuf) -> Result<PathBuf, String> {
 
 /// Returns the directory of the fabric, which it creates if missing.
 fn fabric(arguments: &Arguments, link: Link) -> Result<PathBuf, String> {
-    let dir = arguments.fabric.clone().unwrap_or_else(|| {
-        // SAFETY: the function has no arguments and always succeeds.
-        let user = unsafe { libc::geteuid() };
-        format!("/dev/shm/mlx5-run-{user}").into()
-    });
+    let dir = arguments
+        .fabric
+        .clone()
+        .unwrap_or_else(|| format!("/dev/shm/mlx5-run-{}", geteuid().as_raw()).into());
     let mut dir =
         std::path::absolute(&dir).map_err(|error| format!("{}: {error}", dir.display()))?;
     if arguments.devices > 1 {

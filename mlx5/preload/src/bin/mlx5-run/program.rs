@@ -1,14 +1,15 @@
 //! The file of the program: whether the loader will load the library into it.
 
+use std::env;
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::{env, ptr};
 
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::fs::getxattr;
+use rustix::process::{Resource, Rlimit, geteuid, getrlimit, setrlimit};
 
 /// Set-user-ID and set-group-ID bits.
 const SET_ID: u32 = 0o6000;
@@ -33,17 +34,18 @@ fn find(program: &OsStr) -> Option<PathBuf> {
 /// The program gets more rights than its user has, so the loader would ignore `LD_PRELOAD`, in the
 /// program and in its children.
 pub(crate) fn check(program: &OsStr) -> Result<Option<String>, String> {
-    // SAFETY: the function has no arguments and always succeeds.
-    let is_root = unsafe { libc::geteuid() } == 0;
-    find(program).map_or(Ok(None), |path| judge(&path, is_root))
+    find(program).map_or(Ok(None), |path| judge(&path, geteuid().is_root()))
 }
 
 fn judge(path: &Path, is_root: bool) -> Result<Option<String>, String> {
     let name = path.display();
-    let mode = fs::metadata(path).map_or(0, |of| of.permissions().mode());
+    let mode = fs::metadata(path).map_or(0, |of| of.mode());
+    // No value is written, because its length is 0.
+    let has_capabilities =
+        getxattr(path, "security.capability", &mut [0; 0][..]).is_ok_and(|len| len > 0);
     for (gets, what) in [
         (mode & SET_ID != 0, "is setuid or setgid (chmod ug-s)"),
-        (has_capabilities(path), "has capabilities (setcap -r)"),
+        (has_capabilities, "has capabilities (setcap -r)"),
     ] {
         if gets && !is_root {
             return Err(format!(
@@ -58,16 +60,7 @@ fn judge(path: &Path, is_root: bool) -> Result<Option<String>, String> {
     }))
 }
 
-fn has_capabilities(path: &Path) -> bool {
-    let Ok(path) = std::ffi::CString::new(path.as_os_str().as_bytes()) else {
-        return false;
-    };
-    let name = c"security.capability".as_ptr();
-    // SAFETY: two strings; no value is written, because its length is 0.
-    unsafe { libc::getxattr(path.as_ptr(), name, ptr::null_mut(), 0) > 0 }
-}
-
-/// Returns whether an ELF file of 64 bits names no loader. `None` if the file is no such ELF file.
+/// Returns whether an ELF file of 64 bits names no loader. `None`: it is no such file.
 fn is_static(path: &Path) -> Option<bool> {
     let mut bytes = vec![0; 4096];
     let len = File::open(path).ok()?.read(&mut bytes).ok()?;
@@ -98,6 +91,8 @@ pub(crate) fn raise_descriptors() {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     #[test]
