@@ -109,7 +109,7 @@ struct Nursery {
     process: libc::pid_t,
 }
 
-/// The command that is not the number of a way to leave.
+/// The command to kill all clients; each other command is the number of a [`Way`].
 const KILL_ALL: u8 = 0xff;
 
 impl Nursery {
@@ -330,7 +330,7 @@ fn clients_that_leave_in_any_way_leave_nothing_at_a_server_with_default_options(
         }
     );
     drop(server);
-    // The next test finds and leaves a clean directory.
+    // Opening and closing a device removes the files that dead processes left in the directory.
     drop::<Context<()>>(
         ContextBuilder::new(support::spec_in(dir.clone()))
             .build()

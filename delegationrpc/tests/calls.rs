@@ -399,7 +399,8 @@ fn garbage_everywhere_neither_panics_nor_hangs_and_a_new_call_gets_through() {
         let mut server = S::bind_with(&scratch.dir(), "s", 8, 3, 4, 1).unwrap();
         let (mut client, witness) = (connect(&scratch), connect(&scratch));
         let region = Region::open(&scratch.dir(), "s", KIND, 256).unwrap();
-        // Control words, ring, and slots; the entries are left alone, so that the clients stay.
+        // Garbage is written to the control words, the ring and the slots, but not to the entries,
+        // so that the clients stay connected.
         let (ring_end, slots) = (256 / 8 + 8, (256 + 64 + 4 * 64) / 8);
         let words = region.view().len() / 8;
         for _ in 0..50 {

@@ -10,7 +10,7 @@ use copyrpc_shm::region;
 
 use crate::token::Token;
 
-/// Why a server could not be created, or a client could not connect.
+/// The reason why a server could not be created, or a client could not connect.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SetupError {

@@ -173,7 +173,7 @@ fn a_plain_loop_that_sleeps_is_woken_for_every_request_and_reply() {
     let client = block_on(connect(&net, address));
     for round in 0..300u64 {
         if round % 16 == 0 {
-            // Both threads sleep by then.
+            // Both threads sleep after this time.
             thread::sleep(Duration::from_millis(2));
         }
         assert_eq!(block_on(client.call(b"ping")).unwrap(), b"PING");
@@ -856,8 +856,8 @@ fn a_call_ends_at_its_time_behind_others_that_the_ring_has_no_room_for() {
     ));
 }
 
-/// Calls until the client knows that its server has ended. A call in flight at this time may end in
-/// any way.
+/// Calls until the client has detected the end of its server. A call in flight at this time may end
+/// in any way.
 fn until_gone(client: &AsyncClient) {
     while !matches!(
         block_on(client.call_within(b"?", Duration::from_millis(1))),

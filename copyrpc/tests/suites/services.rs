@@ -55,7 +55,7 @@ const KINDS: [Kind; 7] = [
 ];
 const PUSHES: usize = 40;
 
-/// A request: its number, what the server does with it, and for how long the server holds it.
+/// A request: its number, its treatment by the server, and the time for which the server holds it.
 #[derive(Clone, Copy, Debug)]
 struct Task {
     number: u64,

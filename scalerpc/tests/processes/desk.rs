@@ -219,7 +219,7 @@ impl Desk {
             "response buffers"
         );
         drop(server);
-        // The next test finds and leaves a clean directory.
+        // Opening and closing a device removes the files that dead processes left in the directory.
         drop(Device::open(&device).unwrap());
         std::fs::remove_dir(scratch.path().join("fabric")).expect("nothing is left behind");
     }

@@ -70,8 +70,8 @@ fn two_hundred_clients_lose_and_repeat_nothing_while_they_join_and_leave_and_are
         let config = ServerConfig {
             max_clients,
             slot_bytes: SLOT_BYTES,
-            // Some rounds of a process that polls a hundred clients, so that requests are WRITTEN
-            // as well as READ.
+            // A slice has time for some rounds of a process that polls a hundred clients, so that
+            // requests are written by WRITEs as well as fetched by READs.
             slice_ns: 1_000_000,
             // No client is stopped for this long.
             drain_ns: 100_000_000_000,
@@ -155,8 +155,8 @@ impl Held {
     }
 }
 
-/// Clients call, leave and join again for half a minute, times the scale. In the end the server has
-/// no more than after the first tenth.
+/// Clients connect, call and disconnect for half a minute, times the scale. In the end the server
+/// has no more resources than after the first tenth of the time.
 #[test]
 #[ignore = "half a minute and more; scripts/soak scalerpc-clients"]
 fn two_thousand_clients_of_four_processes_take_constant_memory_and_descriptors() {

@@ -226,7 +226,8 @@ fn a_client_that_stops_in_whatever_state_keeps_nobody_from_being_served_and_goes
 #[test]
 fn a_client_that_stops_with_a_zone_and_for_too_long_is_evicted_and_told_so() {
     limited(|| {
-        // Longer than a busy machine may keep the helper from running before it stops by itself.
+        // The drain time is longer than a busy machine may keep the helper from running before it
+        // stops by itself.
         let mut room = Room::new("scalerpc-evicted", 500_000_000);
         let states: &[_] = if mode() == Mode::Delay {
             &["process"]

@@ -21,7 +21,7 @@ pub enum CreateError {
     /// A file that is not a region of this version and user is in the way. The file is not touched.
     #[error("{} exists and is not a region of this version and user: remove it or choose another name", .0.display())]
     Foreign(PathBuf),
-    /// Other processes are replacing dead regions in this directory; try again.
+    /// Another process is replacing a dead region in this directory; try again.
     #[error("{} is being replaced by another process: try again", .0.display())]
     Busy(PathBuf),
     /// The file system is too full.

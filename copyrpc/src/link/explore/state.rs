@@ -95,7 +95,7 @@ fn code_turn(coder: &mut Coder, turn: &mut Turn, first: usize) {
     };
 }
 
-/// Returns the words that `link` knows of its peer.
+/// Returns the newest words of its peer that `link` has taken.
 fn known(link: &Link<u8>) -> FlowWords {
     let [consumer_pos, ..] = link.tx.positions();
     FlowWords {

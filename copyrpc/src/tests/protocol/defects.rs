@@ -287,8 +287,8 @@ fn a_saturated_side_does_not_starve_its_peer_of_credit() {
     }
 }
 
-/// L3: calls leave 128 bytes and grants 64. What calls leave is granted, so calls alone never keep
-/// a peer without credit.
+/// L3: calls leave 128 bytes and grants 64. The space between these limits can be granted, so calls
+/// alone never keep a peer without credit.
 #[test]
 fn calls_leave_room_that_grants_take() {
     let mut ends = pair(&LinkConfig {

@@ -244,7 +244,7 @@ impl<'a> Pair<'a> {
         assert!(answered.is_ok() || side.link.closed().is_some());
     }
 
-    /// Flushes, READs and publishes; what is posted reaches the peer's memory at once.
+    /// Flushes, READs and publishes. Posted batches reach the peer's memory at once.
     fn serve(&mut self, index: usize) {
         let (send, recv) = (&self.rings.send[index], &self.rings.recv[1 - index]);
         let [first, second] = &mut self.sides;

@@ -635,7 +635,7 @@ impl World {
         }
         self.ends[other].link.close(reason);
         let unreceived = self.unreceived(other);
-        // Some calls ended when the goodbye was received.
+        // Some calls ended when the closing mark was received.
         let mut refused = given_up(&self.ends).saturating_sub(given_up_before);
         while let Some(event) = self.ends[other].link.next_event() {
             let crate::link::Event::Ended { user_data, outcome } = event else {

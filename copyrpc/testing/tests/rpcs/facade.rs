@@ -33,7 +33,7 @@ fn a_client_waits_for_its_server_asks_it_and_the_server_stops_when_told<T: Typed
     for number in 0..100 {
         assert_eq!(client.ask(number, LONG), Ok(number * number));
     }
-    // The server sleeps by then.
+    // The server sleeps after this time.
     std::thread::sleep(SHORT);
     assert_eq!(client.ask(7, LONG), Ok(49));
     handle.recv().unwrap().stop();

@@ -59,8 +59,8 @@ impl<R: Rpc> Peers<R> {
                 Err(CallFailure::TimedOut) => (2, true),
                 Err(other) => panic!("{other}"),
             };
-            // Answers may come in the same turn as the deadline; what comes too late ends then and
-            // there.
+            // A call ends as timed out after its deadline and not before. An answered call may end
+            // up to 2,500 ns after its deadline, because its answer may arrive in the same turn.
             assert!(if is_late {
                 deadline <= world.now_ns()
             } else {

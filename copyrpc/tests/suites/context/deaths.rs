@@ -406,7 +406,7 @@ fn calls_go_on_when_the_port_comes_up_again_soon() {
         pair.to_server
             .call(&[serial as u8; 40], serial, 40)
             .unwrap();
-        // Longer than a queue pair waits for a peer that is gone.
+        // The port is down for longer than a queue pair waits for a peer that is gone.
         (0..2).for_each(|_| step_a_while(|| pair.client.poll_quietly()));
         soft.set_port_up(true);
         assert_eq!(pair.finish(1), [(serial, Ok(vec![serial as u8; 40]))]);

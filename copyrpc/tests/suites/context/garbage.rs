@@ -10,8 +10,8 @@ use crate::support::{Pair, small, step_until};
 #[test]
 fn a_peer_that_talks_garbage_ends_its_own_connection_only() {
     let pair = Pair::small();
-    // The liar gets a record whose ring begins in the middle of the victim's ring, so all its
-    // batches are misplaced.
+    // The liar gets a record whose ring begins 1 KiB after the start of the victim's ring, so all
+    // its batches are misplaced.
     let victim = pair.server.create_endpoint(&small()).unwrap();
     let liar = pair.client.create_endpoint(&small()).unwrap();
     let mut wrong_place = victim.local_info();

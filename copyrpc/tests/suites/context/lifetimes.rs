@@ -213,8 +213,8 @@ fn an_endpoint_that_ended_harms_no_later_one_with_its_number() {
     assert_eq!(pair.finish(1), [(1, Ok(b"new".to_vec()))]);
 }
 
-/// The first poll after the abort takes part of what has arrived and destroys the queue pair; the
-/// rest is in the completion queue then.
+/// The first poll after the abort takes a part of the arrivals and destroys the queue pair; the
+/// other arrivals are still in the completion queue.
 #[test]
 fn what_arrived_for_an_endpoint_that_ended_is_nothing_to_the_next_with_its_number() {
     const LAST: u64 = 1000;

@@ -112,8 +112,8 @@ fn answer(handle: RecvHandle<u64>, how: u64) -> Ended {
     }
 }
 
-/// Both sides call until they are refused, and hold what they receive; then answer in a random
-/// order, some at once and some rounds later.
+/// Both sides call until they are refused, and hold the requests that they receive. They answer in
+/// a random order, some requests at once and some in later rounds.
 #[test]
 fn at_full_depth_in_random_order_every_held_request_is_intact_and_every_call_gets_its_own_answer() {
     let pair = Pair::small();

@@ -515,7 +515,7 @@ impl Job {
         self.wait_for_totals(nodes as u64);
         let totals = self.heard.lock().unwrap().totals;
         assert_eq!((totals.rnr_naks, totals.stale_responses), (0, 0));
-        // The next test finds and leaves a clean directory.
+        // Opening and closing a device removes the files that dead processes left in the directory.
         drop::<Context<()>>(
             ContextBuilder::new(support::spec_in(self.dir.clone()))
                 .build()

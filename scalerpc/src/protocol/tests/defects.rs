@@ -864,8 +864,8 @@ fn more_clients_than_entries_are_refused_until_one_leaves() {
     assert_eq!(world.server.join(regions), Some(world.sides[2].id));
 }
 
-/// A request of a client that has disconnected returns its resources; by then another client may
-/// have its number.
+/// A request of a client that has disconnected returns its resources, even if another client has
+/// the number of the disconnected client.
 #[test]
 fn a_client_that_leaves_while_its_request_is_worked_on_costs_nothing() {
     let mut world = World::new(
@@ -961,8 +961,8 @@ fn exchange(world: &mut World) {
     }
 }
 
-/// S26: *activate* and *switch* of a slice that a client slept through are found together. The zone
-/// may have another owner by then.
+/// S26: *activate* and *switch* of a slice that a client slept through are found together. Another
+/// client may have the zone now.
 #[test]
 fn a_client_that_rested_in_warmup_writes_nothing_into_the_zone_of_a_slice_that_it_slept_through() {
     let mut world = kept_and_warmed_again();

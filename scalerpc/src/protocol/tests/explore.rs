@@ -263,7 +263,7 @@ fn explore_from(name: &str, config: &ServerConfig, setup: Setup, counters: Count
             }
         }
     }
-    // Not `println`, which a passing test does not show.
+    // `println` is not used: its output is not shown for a test that passes.
     std::io::stderr()
         .write_all(
             format!(

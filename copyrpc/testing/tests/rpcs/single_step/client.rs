@@ -92,8 +92,8 @@ pub(crate) fn process<R: Rpc>(dir: &Dir) {
     }
 }
 
-/// The server, a client that calls through the whole test, and the record of what the stepped
-/// process did.
+/// The server, a client that calls through the whole test, and the record of the stepped process's
+/// requests.
 struct House<R: Rpc> {
     scratch: Scratch,
     server: R::Server,
