@@ -152,7 +152,7 @@ impl Assembly {
 
 /// Runs this rank's part of the job and returns its measurements.
 ///
-/// Starts one thread per daemon and client; all have ended when the function returns.
+/// Starts one thread per daemon and client. All threads have ended when the function returns.
 ///
 /// # Errors
 /// The first failure of this rank, or the report of another rank's failure.

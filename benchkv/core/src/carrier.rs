@@ -106,8 +106,8 @@ const QUEUE_BYTES: u64 = 23 << 10;
 /// bytes: 48 receives, and 64 completions in each of two queues.
 const SHARED_QUEUE_BYTES: u64 = 48 * 64 + 2 * 64 * 64 + 2 * 64 * 32;
 /// Bytes of a message under way on a connection of rc-send: its WQE and completion at one end, the
-/// receive with 64 bytes and its completion at the other, and the entry of the call. A connection
-/// has a window of requests and a window of answers in each direction.
+/// receive with 64 bytes and its completion at the other end, and the entry of the call. A
+/// connection has a window of requests and a window of answers in each direction.
 const BYTES_PER_SEND: u64 = 64 + 8 + 64 + 64 + 32 + 64 + 32;
 /// Memory of a connection of rc-send in addition to the memory of its messages, in bytes: the
 /// memory of the connection in the software device, and the tables of the connection.

@@ -1,7 +1,7 @@
 //! The messages: a 24-byte request and a 16-byte response, the same bytes on every path.
 //!
 //! They hold the first 8 bytes of a value. The rest of a longer value, its *tail*, is in a
-//! [place](crate::values) of the rank while the message is within the rank. Between ranks it
+//! [place](crate::values) of the rank while the message is within the rank. Between ranks, the tail
 //! follows the message: after a put, and after the answer to a get that found a value.
 //!
 //! The structs hold any bytes. Only [`Request::op`] and [`Response::outcome`] decode the bytes,

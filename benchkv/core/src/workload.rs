@@ -162,8 +162,8 @@ pub enum AccessKind {
 pub struct Access {
     /// The key.
     pub key: u32,
-    /// [`AccessKind::Read`]: number of the key among those that this pattern reads, if results are
-    /// verified. [`AccessKind::Private`]: number of the private key. Otherwise 0.
+    /// [`AccessKind::Read`]: number of the key among the keys that this pattern reads, if results
+    /// are verified. [`AccessKind::Private`]: number of the private key. Otherwise 0.
     pub slot: u32,
     /// The rank whose store is accessed.
     pub rank: u16,

@@ -6,7 +6,7 @@
 //! inverted. A request of fewer than 8 bytes contains only the first bytes of the tag. Then the
 //! answering end cannot identify the request, and only the caller checks the content.
 
-/// Difference of neighbouring words: an odd constant whose ones are spread over all bits.
+/// Difference of neighbouring words: an odd constant whose set bits are spread over the whole word.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// The identity of one request: its endpoint, and its number.
@@ -50,7 +50,7 @@ impl Tag {
     }
 }
 
-/// Returns the words of a payload; `flip` is 0 for requests and all ones for replies.
+/// Returns the words of a payload; `flip` is 0 for requests, and has all bits set for replies.
 fn words(tag: Tag, flip: u64) -> impl Iterator<Item = [u8; 8]> {
     std::iter::successors(Some(tag.0), |word| Some(word.wrapping_add(STEP)))
         .map(move |word| (word ^ flip).to_le_bytes())

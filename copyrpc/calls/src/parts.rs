@@ -132,7 +132,8 @@ pub enum PartsError<E> {
     /// handler got it. Retryable.
     #[error("the server has lost the first parts of the request")]
     Lost,
-    /// The handler ran, and the server has no reply of it any more: it ended, or needed the memory.
+    /// The handler ran, but the server no longer has the reply: the server was restarted, or needed
+    /// the memory.
     #[error("the handler ran, but the server has lost its reply")]
     ReplyLost,
     /// The handler ran, and its reply is longer than [`Client::max_bytes`], or than the memory of
@@ -142,7 +143,7 @@ pub enum PartsError<E> {
         /// Length of the reply.
         bytes: usize,
     },
-    /// The bytes of a reply are not those of a [`Reassembler`]. The handler may have run.
+    /// The bytes of a reply are not bytes of a [`Reassembler`]. The handler may have run.
     #[error("the server does not take requests in parts")]
     Reply,
 }

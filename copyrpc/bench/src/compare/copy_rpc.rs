@@ -19,13 +19,14 @@ use super::contestant::{Answers, Client, Counters, Server, named, record};
 /// Maximum length of a sleep, so that the end of a job is detected.
 const LONGEST_SLEEP: Duration = Duration::from_millis(10);
 
-/// Returns the number of endpoints of each client: those that call, and the idle ones.
+/// Returns the number of endpoints of each client: the endpoints that call, and the idle endpoints.
 const fn of_client(case: &Case) -> usize {
     case.endpoints + case.settings.connected
 }
 
 /// Returns the configuration of all endpoints, with the defaults that the help of the options
-/// describes. At most two thirds of the receives are for batches in flight.
+/// describes. With the default number of batches, at most two thirds of the receives are for
+/// batches in flight, unless one batch for each endpoint needs more.
 pub(crate) fn endpoint_config(case: &Case) -> Result<EndpointConfig, RangeError> {
     let all = (case.clients * of_client(case)) as u32;
     let receives = case.settings.srq_size.unwrap_or(MAX_SRQ_SIZE);

@@ -1,6 +1,6 @@
 //! Requests and responses of the commands to `/dev/infiniband/rdma_cm`: the structures of
-//! `rdma/rdma_user_cm.h`, with those of `rdma/ib_user_verbs.h` and `rdma/ib_user_sa.h` that they
-//! contain.
+//! `rdma/rdma_user_cm.h`, with the structures of `rdma/ib_user_verbs.h` and `rdma/ib_user_sa.h`
+//! that they contain.
 
 use super::structures;
 use crate::abi::verbs::AhAttr;

@@ -66,8 +66,9 @@ pub(crate) fn needed(service: Service, to: State) -> Option<u32> {
 fn attributes(service: Service, from: State, to: State) -> Option<(u32, u32)> {
     use State::*;
     use attribute::*;
-    // `of` selects between the attributes of connections and those of datagrams. `reliable` returns
-    // its argument for reliable connections, and no attributes for other services.
+    // `of` selects between the attributes of connections and the attributes of datagrams.
+    // `reliable` returns its argument for reliable connections, and no attributes for other
+    // services.
     let of = |connected, datagram| {
         if service == Service::Datagram {
             datagram

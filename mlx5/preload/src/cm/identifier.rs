@@ -108,7 +108,7 @@ pub(crate) struct Id {
     peer_psn: u32,
     /// N of the longest packet that the peer can send and receive, 128 B * 2^N.
     peer_mtu: u32,
-    /// The connection parameters of this end; `peer` has those of the peer.
+    /// The connection parameters of this end; `peer` has the parameters of the peer.
     own: ConnParam,
     peer: ConnParam,
     /// Whether this end has sent the request.

@@ -92,8 +92,8 @@ pub(crate) fn start() {
     FILES.store(Box::into_raw(files), Ordering::Release);
 }
 
-/// Returns the map of files. `None`: no launcher started the program, or this is the child of a
-/// vfork, which shares the memory of its parent but not the descriptors.
+/// Returns the map of files. Returns `None` if no launcher started the program, or if the process
+/// is the child of a vfork, which shares the memory of its parent but not the descriptors.
 fn files() -> Option<MutexGuard<'static, HashMap<RawFd, (Identity, File)>>> {
     // SAFETY: the pointer is null, or comes from `Box::into_raw` and is never freed.
     let files = unsafe { FILES.load(Ordering::Acquire).as_ref() }?;

@@ -36,7 +36,7 @@ pub(crate) const MAX_SGE: u32 = 30;
 /// Maximum length of a message, in bytes.
 const MAX_MESSAGE: u32 = 1 << 30;
 pub(crate) const COMP_VECTORS: u32 = 4;
-/// Length of a BlueFlame register, in bytes: it has two buffers.
+/// Length of a BlueFlame register with its two buffers, in bytes.
 const BF_REG_BYTES: u32 = 512;
 
 /// Capability flags: `IB_DEVICE_BAD_PKEY_CNTR`, `_PORT_ACTIVE_EVENT`, `_SYS_IMAGE_GUID`,

@@ -1,5 +1,5 @@
 //! Faults on request, `--fault KEY=VALUE`. The launcher parses all faults, and applies the faults
-//! of the tree. The library applies the others.
+//! of the tree. The library applies the other faults.
 
 use std::str::FromStr;
 

@@ -46,8 +46,9 @@ fn config(plan: &RankPlan, connections: usize) -> EndpointConfig {
         config.max_send_wr = Some((4 * batches).max(256));
     }
     // With the backend `direct` a connection carries the operations of one client: requests in one
-    // direction, answers in the other. So it has at most as many batches in flight as the client
-    // has operations. A daemon has many such connections, and all their receives are in one queue.
+    // direction, answers in the other direction. So a connection has at most as many batches in
+    // flight as the client has operations. A daemon has many such connections, and all their
+    // receives are in one queue.
     if job.topology.backend == Backend::Direct {
         let room = (MOST_RECEIVES * 2 / 3 / connections.max(1)) as u32;
         let batches = room.min(plan.depth() as u32).max(FEWEST_BATCHES);

@@ -100,7 +100,7 @@ pub enum LaunchError {
     Missing {
         /// The ranks.
         ranks: Vec<usize>,
-        /// Time that the others, or the launcher, waited.
+        /// Time that the other ranks, or the launcher, waited.
         within: Duration,
     },
     /// A rank sent bytes that are not the exchange protocol.

@@ -13,7 +13,7 @@ use std::net::IpAddr;
 use mlx5_hca::wire::roce::{CmKind, Mad, field};
 
 /// Time before a message is sent again for the first time, in ms. Each further wait is twice as
-/// long as the wait before it.
+/// long as the wait before it, up to [`LONGEST_WAIT_MS`].
 const FIRST_WAIT_MS: u64 = 200;
 /// The longest wait, in ms: 4.096 us * 2^20, as in the kernel.
 const LONGEST_WAIT_MS: u64 = 4_295;

@@ -123,7 +123,7 @@ struct Sockets {
     /// The sessions, by the numbers of their links.
     sessions: HashMap<u32, OwnedFd>,
     /// The services to which a peer has connected. The value is set if a later request found no
-    /// listener: it is the time until which such requests wait for a new listener.
+    /// listener: requests to the service then wait for a new listener until this time.
     services: HashMap<u64, Option<Instant>>,
 }
 
