@@ -60,7 +60,7 @@ fn judge(path: &Path, is_root: bool) -> Result<Option<String>, String> {
     }))
 }
 
-/// Returns whether an ELF file of 64 bits names no loader. `None`: it is no such file.
+/// Returns whether an ELF file of 64 bits names no loader. `None` if the file is no such ELF file.
 fn is_static(path: &Path) -> Option<bool> {
     let mut bytes = vec![0; 4096];
     let len = File::open(path).ok()?.read(&mut bytes).ok()?;
