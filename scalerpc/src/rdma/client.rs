@@ -224,13 +224,13 @@ impl RdmaClient {
     }
 
     /// Handles an asynchronous event of the [`device`](Self::device); no completion reports such an
-    /// event. Ends the connection if the device, the queue or the queue pair broke down. The owner
-    /// of the device takes its events ([`Device::take_async_event`]) from time to time, and gives
-    /// each event to every client on the device. Returns whether the device or the queue broke
-    /// down.
+    /// event. Ends the connection if the device or the completion queue broke down, or the queue pair
+    /// went to the error state. The owner of the device takes its events ([`Device::take_async_event`]) from time to time, and gives
+    /// each event to every client on the device. Returns whether the device or the completion queue
+    /// broke down.
     pub fn heed(&mut self, event: AsyncEvent) -> bool {
         let is_fatal = is_fatal(event, self.port.cq.cqn());
-        if is_fatal || event == (AsyncEvent::QpFatal { qpn: self.qp.qpn() }) {
+        if is_fatal || event.failed_qp() == Some(self.qp.qpn()) {
             self.core.close(CloseReason::Device);
         }
         is_fatal

@@ -330,11 +330,12 @@ impl RdmaServer {
     }
 
     /// Handles an asynchronous event of the [`device`](Self::device); no completion reports such an
-    /// event. Removes the client whose queue pair broke down. Returns whether the device or its
-    /// queue broke down, so that no client can be served any more. The owner of the device takes
-    /// its events ([`Device::take_async_event`]) from time to time.
+    /// event. Removes the client whose queue pair went to the error state. Returns whether the
+    /// device or this server's completion queue broke down, so that no client can be served any
+    /// more. Ignores other events. The owner of the device takes the device's events
+    /// ([`Device::take_async_event`]) from time to time.
     pub fn heed(&mut self, event: AsyncEvent) -> bool {
-        if let AsyncEvent::QpFatal { qpn } = event {
+        if let Some(qpn) = event.failed_qp() {
             let nth = self
                 .peers
                 .iter()

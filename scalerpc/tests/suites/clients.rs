@@ -488,23 +488,31 @@ fn a_device_that_breaks_down_ends_its_clients_and_one_queue_pair_only_its_own() 
     let mut server = RdmaServer::new(&DeviceSpec::default(), &config()).unwrap();
     let (mut handlers, _books) = handlers(&server);
     let device = Device::open(DeviceSpec::default()).unwrap();
-    let mut qpns = Vec::new();
+    let (mut qpns, mut own_qpns) = (Vec::new(), Vec::new());
     let mut join = || {
         let offered = server.offer().unwrap();
         qpns.push(offered.record().address.qpn);
         let client = PendingClient::on(&device, offered.record(), &RdmaOptions::default()).unwrap();
+        own_qpns.push(client.record().address.qpn);
         let admission = server.admit(offered, &client.record()).unwrap();
         Caller::new(client.admitted(&admission), 1)
     };
     let mut callers = [join(), join()];
-    drop(join());
-    assert_eq!(
-        (
-            server.heed(AsyncEvent::QpFatal { qpn: qpns[2] }),
-            server.clients()
-        ),
-        (false, 2)
-    );
+    let mut refused = [join(), join(), join()];
+    let events = |qpns: &[u32]| {
+        [
+            AsyncEvent::QpFatal { qpn: qpns[2] },
+            AsyncEvent::QpRequestError { qpn: qpns[3] },
+            AsyncEvent::QpAccessError { qpn: qpns[4] },
+        ]
+    };
+    for (caller, event) in refused.iter_mut().zip(events(&own_qpns)) {
+        assert!(!caller.client.heed(event));
+        assert_eq!(caller.state(), State::Closed(CloseReason::Device));
+    }
+    for (left, event) in (2..5).rev().zip(events(&qpns)) {
+        assert_eq!((server.heed(event), server.clients()), (false, left));
+    }
     assert!(
         !server.heed(AsyncEvent::CqError { cqn: u32::MAX }) && server.heed(AsyncEvent::DeviceFatal)
     );
