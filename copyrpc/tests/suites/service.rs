@@ -792,7 +792,7 @@ fn a_server_process_that_is_killed_while_a_call_waits_ends_the_call() {
         },
     )
     .unwrap();
-    assert_eq!(&client.call(b"ping").unwrap()[..], b"PING");
+    assert_eq!(client.call(b"ping").unwrap(), b"PING");
     let process = server.id() as libc::pid_t;
     // SAFETY: a child that was not waited for, and no status. The wait is over when it is stopped.
     unsafe {
@@ -1367,7 +1367,7 @@ fn a_server_process_that_is_killed_ends_the_call_and_its_successor_takes_the_nex
     let (mut server, address) = start_server(&any_port());
     let mut client = Client::connect(&*address).unwrap();
     for _ in 0..4 {
-        assert_eq!(&client.call(b"ping").unwrap()[..], b"PING");
+        assert_eq!(client.call(b"ping").unwrap(), b"PING");
         server.kill().unwrap();
         server.wait().unwrap();
         let error = client.call(b"ping").unwrap_err();
@@ -1381,7 +1381,7 @@ fn a_server_process_that_is_killed_ends_the_call_and_its_successor_takes_the_nex
         );
         (server, _) = start_server(&address);
     }
-    assert_eq!(&client.call(b"ping").unwrap()[..], b"PING");
+    assert_eq!(client.call(b"ping").unwrap(), b"PING");
     server.kill().unwrap();
     server.wait().unwrap();
 }
