@@ -287,8 +287,8 @@ impl<W: Workers> Rank<'_, W> {
             self.enter(Phase::Between);
         }
         for run in 0..options.job.runs {
-            // All ranks decide by the same gathered values. Otherwise some ranks would wait for
-            // ranks that have continued.
+            // All ranks decide by the same gathered values, so all run this window or none does.
+            // Otherwise ranks that have left the loop would wait for ranks that run the window.
             let mine = [exchange.is_interrupted().into()];
             let interrupted = exchange.all_gather(&mine, BARRIER_LIMIT, &give_up)?;
             if interrupted.iter().any(|part| part != &[0]) {

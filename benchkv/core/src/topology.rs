@@ -82,7 +82,7 @@ impl fmt::Display for Backend {
 /// which are equal on all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Topology {
-    /// The path of the requests.
+    /// The path of requests for other ranks.
     pub backend: Backend,
     /// The carrier of messages between ranks.
     pub carrier: Carrier,

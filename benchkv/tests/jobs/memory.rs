@@ -1,4 +1,4 @@
-//! Compares the memory that the connections of a job take with the memory in the plan.
+//! Compares the memory that the connections and channels of a job take with the memory in the plan.
 
 use benchkv::cli::Cli;
 use benchkv::options::Options;

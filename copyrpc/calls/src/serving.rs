@@ -105,7 +105,8 @@ impl Stop {
     }
 }
 
-/// A guard for the reply in parts of this number: until its drop, the reply counts as not fetched.
+/// Guard of one reply in parts, by number. The reply counts as not fetched until the guard is
+/// dropped, or until [`StopHandle::forget`] finds that the client of the reply has left.
 #[derive(Debug)]
 pub(crate) struct Unfetched(StopHandle, u64);
 

@@ -191,9 +191,9 @@ pub(super) struct SendRing {
     /// Number of the last metadata-only batch, counted like `batches_sent`; 0 if messages joined
     /// it.
     last_metadata_only: u64,
-    /// Number of the last batch with neither calls nor replies, counted like `batches_sent`, and
-    /// the number of batches without calls and replies in a row up to that batch.
+    /// Number of the last batch with neither calls nor replies, counted like `batches_sent`.
     last_idle: u64,
+    /// Number of batches with neither calls nor replies in a row, up to `last_idle`.
     idle_run: u64,
     /// Whether this end makes no more calls (G1).
     is_closing: bool,

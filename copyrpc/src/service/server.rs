@@ -467,8 +467,9 @@ mod tests {
 
     use super::*;
 
-    /// The client of this test receives the byte that reports that the server is connected, and
-    /// does not send its own byte.
+    /// The client of this test sends its record, but not the byte that ends the connecting, so
+    /// `close` waits for the client for the whole stop timeout. Only `LINGER` is then left for the
+    /// drop.
     #[test]
     fn the_end_of_a_server_and_its_drop_share_one_stop_timeout() {
         limits::watchdog(Duration::from_secs(60));

@@ -489,7 +489,8 @@ unsafe extern "C" fn statx(
     mask: c_uint,
     status: *mut ExtendedStatus,
 ) -> c_int {
-    // SAFETY: the caller's arguments are valid for the C function.
+    // SAFETY: the caller's arguments are valid for the C function. The structures hold numbers, for
+    // which zero is a valid value.
     unsafe {
         let Some((settings, node)) = device(path) else {
             return named!(path, dir => {

@@ -57,7 +57,7 @@ struct Connection {
     /// Numbers of messages that take a receive, sent and received.
     sent: u32,
     received: u32,
-    /// Expected value of the word for atomics of the cell at the peer.
+    /// Expected value of the atomics word in this queue pair's cell at the peer.
     word: u64,
     last_shared: Option<u64>,
     is_dead: bool,

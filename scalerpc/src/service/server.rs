@@ -49,11 +49,11 @@ pub struct ServerOptions {
     pub config: ServerConfig,
     /// Options of the server's queues.
     pub rdma: RdmaOptions,
-    /// Maximum time for the end of a stopped server: until the requests that it took, including
-    /// held requests, are answered, and its messages have arrived at all clients' devices. Held
-    /// requests that are not answered in that time end as [`CallFailure::Dropped`]. Time in which
-    /// its thread is suspended does not count. Before that, a stopped server continues for at most this
-    /// time while clients fetch replies in [parts](crate::parts). Default: 1 s.
+    /// Maximum time of each of the two phases of a stopped server. First the server continues while
+    /// clients fetch replies in [parts](crate::parts). Then it ends: the requests that it took,
+    /// including held requests, are answered, and its messages arrive at all clients' devices. Held
+    /// requests that are not answered in this time end as [`CallFailure::Dropped`]. In the second
+    /// phase, time in which the server's thread is suspended does not count. Default: 1 s.
     ///
     /// [`CallFailure::Dropped`]: crate::CallFailure::Dropped
     pub stop_timeout: Duration,

@@ -24,7 +24,7 @@ fn is_kernel_name(text: &str) -> bool {
     KERNEL_NAMES.iter().any(|start| text.starts_with(start))
 }
 
-/// The value of `--device`.
+/// A device, as typed after `--device` or in [`DEVICE_VARIABLE`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum DeviceChoice {
     #[default]

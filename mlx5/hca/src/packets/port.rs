@@ -81,9 +81,9 @@ pub(crate) struct WirePort {
     pub(crate) active: Vec<usize>,
 }
 
-/// Returns the UDP port of a virtual function, which is the upper bits of a queue pair number. It
-/// is 4791 for virtual function 1. It is 4791 for 0 too, because the first queue pair numbers of
-/// the kernel's RoCE driver have 0 in these bits.
+/// Returns the UDP port of a virtual function. The upper bits of a queue pair number are the number
+/// `vf` of its virtual function. The port is 4791 for virtual function 1, and also for 0, because
+/// the first queue pair numbers of the kernel's RoCE driver have 0 in these bits.
 pub(crate) const fn port_of_vf(vf: u16) -> u16 {
     UDP_PORT + vf.saturating_sub(1)
 }

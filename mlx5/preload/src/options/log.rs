@@ -41,7 +41,8 @@ pub(crate) fn answered(
     }
 }
 
-/// Logs a line about a successful command, if successful commands are logged.
+/// Logs a line about a command that succeeded, or whose caller uses another way, if such lines are
+/// logged.
 pub(crate) fn command(settings: &Settings, line: fmt::Arguments<'_>) {
     if settings.log_commands {
         refused(settings, line);

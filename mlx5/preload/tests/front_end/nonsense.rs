@@ -71,7 +71,8 @@ impl Device {
     }
 
     pub(crate) fn close(self) {
-        // SAFETY: plain.
+        // SAFETY: the call takes a number. The descriptor is this value's own, and is not used
+        // afterwards.
         assert_eq!(unsafe { libc::close(self.0) }, 0);
     }
 }

@@ -29,9 +29,9 @@ impl<M: Memory> Server<M> {
         self.answer(request, status, payload, || now_ns, out)
     }
 
-    /// Ends a request, which the caller then drops. The payload must fit into a slot. Returns
-    /// `false` if the client has disconnected. `clock` returns the time, in ns, which is needed
-    /// only if events for clients are due.
+    /// Ends a request that is not held; the caller then drops it. The payload must fit into a slot.
+    /// Returns `false` if the client has disconnected. `clock` returns the time, in ns, which is
+    /// needed only if events for clients are due.
     #[inline(always)]
     pub(crate) fn answer(
         &mut self,

@@ -463,7 +463,7 @@ fn a_late_warm_up_is_served_and_its_slice_ended_at_once() {
     assert_eq!(world.sides[0].client.stats().activations, 0);
 }
 
-/// No other group makes a switch happen, so a request that is not written at the activation would
+/// The only group is never switched (S16), so a request that is not written at the activation would
 /// never be sent.
 #[test]
 fn a_call_that_was_made_in_warm_up_leaves_with_the_activation() {

@@ -379,7 +379,8 @@ impl World {
         self.answer(true)
     }
 
-    /// Ends a request by a worker that dies: its handler has run, and gives no response.
+    /// Answers the oldest request of the workers with [`Status::Refused`] in place of a payload.
+    /// Returns whether there was such a request that could be resumed.
     pub(super) fn die(&mut self) -> bool {
         self.answer(false)
     }

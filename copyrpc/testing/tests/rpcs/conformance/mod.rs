@@ -255,7 +255,7 @@ pub(crate) fn late_answer_to_a_former_client_reaches_nobody<R: Rpc>(name: &str) 
     let (mut server, mut client) = pair::<R>(&scratch, 1, 4);
     R::call(&mut client, 1, 1).unwrap();
     let (late, _) = take_all::<R>(&mut server).remove(0);
-    // When the client disconnects, the server has found the first request, and not the second.
+    // When the client disconnects, the server has found request 2, and not request 3.
     R::call(&mut client, 2, 2).unwrap();
     R::serve_poll(&mut server);
     R::call(&mut client, 3, 3).unwrap();
