@@ -199,7 +199,7 @@ pub(crate) fn step_a_while(mut step: impl FnMut()) {
     let (least, rounds) = match mode() {
         Mode::Immediate => (Duration::ZERO, 10),
         Mode::Virtual => (Duration::ZERO, 10_000),
-        Mode::Delay | Mode::Packets | Mode::Hardware => (Duration::from_millis(10), 10),
+        Mode::Delay | Mode::Packets | Mode::Hardware => (Duration::from_millis(10), 200),
     };
     let start = Instant::now();
     for round in 0.. {
