@@ -283,6 +283,15 @@ impl fmt::Display for Options {
             workload.seed,
             if workload.verify { "on" } else { "off" }
         )?;
+        // Virtual time has no caches.
+        if let Some(share) = workload.touched_at_most().filter(|_| !self.job.is_frugal) {
+            let (accesses, share) = (workload.accesses, 100.0 * share);
+            writeln!(
+                f,
+                "FEW KEYS: each client repeats {accesses} accesses, so at most {share:.2} % of the keys are touched, and caches miss less than the \
+                 store's size suggests; use more clients or a smaller --key-range"
+            )?;
+        }
         let connection = match sizes.window {
             0 => format!("ring {}", report::bytes(sizes.ring_bytes)),
             window => format!("window {window} requests"),

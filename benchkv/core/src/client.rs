@@ -563,7 +563,7 @@ impl Book {
                 continue;
             };
             self.next_access = index + 1;
-            let (rank, key) = (access.rank.into(), access.key.into());
+            let (rank, key) = (access.rank.into(), access.key);
             let (kind, request) = match (access.kind, &mut self.spec.verifier) {
                 (AccessKind::Read, _) => (Kind::GET, Request::get(rank, key)),
                 (AccessKind::Write, Some(verifier)) => {
@@ -588,7 +588,7 @@ impl Book {
     #[inline(never)]
     fn next_private(&mut self, access: u32) -> Option<(Kind, Request)> {
         let access = self.spec.pattern.accesses.get(access as usize)?;
-        let (rank, key) = (access.rank.into(), access.key.into());
+        let (rank, key) = (u32::from(access.rank), access.key);
         Some(match self.spec.verifier.as_mut()?.begin_private(access)? {
             PrivateStep::Get => (Kind::PRIVATE_GET, Request::get(rank, key)),
             PrivateStep::Put(value) => {

@@ -219,7 +219,7 @@ impl Verifier {
         else {
             return;
         };
-        let slot = access.slot as usize;
+        let slot = usize::from(access.slot);
         let now = self.moment;
         if let Some(found_at) = self.found_at.get_mut(slot) {
             found_at.get_or_insert(now);
@@ -255,7 +255,7 @@ impl Verifier {
 
     /// Returns the next step with a private key; `None` while an operation on it is outstanding.
     pub fn begin_private(&mut self, access: &Access) -> Option<PrivateStep> {
-        let slot = access.slot as usize;
+        let slot = usize::from(access.slot);
         match self.private.get(slot)? {
             Private::Writing(_) | Private::Reading(_) => None,
             Private::Written(value) => {
@@ -272,7 +272,7 @@ impl Verifier {
 
     /// Judges the end of an operation on a private key. `outcome` is `None` if there is no result.
     pub fn end_private(&mut self, access: &Access, outcome: Option<Outcome>) {
-        let slot = access.slot as usize;
+        let slot = usize::from(access.slot);
         let found = match outcome {
             Some(Outcome::GetOk { value }) => Some(value),
             _ => None,
@@ -330,7 +330,7 @@ impl Verifier {
     }
 
     fn judge_absence(&mut self, access: &Access, moment: u32) {
-        if let Some(Some(found_at)) = self.found_at.get(access.slot as usize) {
+        if let Some(Some(found_at)) = self.found_at.get(usize::from(access.slot)) {
             if is_before(*found_at, moment) {
                 self.fail(
                     access,
@@ -398,7 +398,7 @@ mod tests {
         Stamp {
             writer,
             sequence,
-            hash: hash16(READ.rank, READ.key.into()),
+            hash: hash16(READ.rank, READ.key),
         }
         .pack()
     }
@@ -496,7 +496,7 @@ mod tests {
 
     #[test]
     fn a_key_of_a_filled_store_has_its_first_value_or_a_later_one_and_never_none() {
-        let first = first_value(READ.rank, READ.key.into());
+        let first = first_value(READ.rank, READ.key);
         let mut verifier = reader().of_filled_stores();
         for found in [Some(first), Some(value(1, 1)), Some(value(0, 1))] {
             read(&mut verifier, found);

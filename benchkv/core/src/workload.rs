@@ -16,17 +16,16 @@ use crate::store::Shard;
 use crate::values::{HEAD_BYTES, VALUE_BYTES};
 use crate::zipf::Zipf;
 
-/// Minimum number of accesses of one pattern in a real-time job, 1 MiB of memory. After the last
-/// access a client starts again at the first. The accesses are read in order, so the prefetcher
-/// hides the time of reading them.
+/// Number of accesses of one pattern in a real-time job, 1 MiB of memory. After the last access a
+/// client starts again at the first. The accesses are read in order, so the prefetcher hides the
+/// time of reading them.
 pub const PATTERN_LEN: usize = 1 << 16;
 
 /// Number of keys of each client that only this client ever accesses.
 pub const PRIVATE_KEYS: usize = 16;
 
-/// Minimum ratio of the accesses of a rank's clients to the keys of a rank. With fewer accesses,
-/// which are repeated, the caches hold a much larger part of the keys than they would hold of all
-/// keys.
+/// Minimum share of all keys that a job should access. If clients access fewer keys, the caches
+/// hold a much larger part of these keys than they would hold of all keys.
 const TOUCHED: f64 = 0.25;
 
 /// Maximum share of accesses to private keys, when results are verified.
@@ -161,10 +160,10 @@ pub enum AccessKind {
 #[derive(Debug, Clone, Copy)]
 pub struct Access {
     /// The key.
-    pub key: u32,
+    pub key: u64,
     /// [`AccessKind::Read`]: number of the key among the keys that this pattern reads, if results
     /// are verified. [`AccessKind::Private`]: number of the private key. Otherwise 0.
-    pub slot: u32,
+    pub slot: u16,
     /// The rank whose store is accessed.
     pub rank: u16,
     /// The hash of rank and key, by which values are verified.
@@ -173,12 +172,12 @@ pub struct Access {
     pub kind: AccessKind,
 }
 
-const _: () = assert!(size_of::<Access>() == 16);
+const _: () = assert!(size_of::<Access>() == 16 && PATTERN_LEN <= 1 << 16);
 
 impl Access {
     /// Makes an access.
-    pub const fn new(kind: AccessKind, rank: u16, key: u32, slot: u32) -> Self {
-        let hash = hash16(rank, key as u64);
+    pub const fn new(kind: AccessKind, rank: u16, key: u64, slot: u16) -> Self {
+        let hash = hash16(rank, key);
         Self {
             key,
             slot,
@@ -214,7 +213,7 @@ impl Pattern {
         let words = self
             .accesses
             .iter()
-            .flat_map(|access| [access.key.into(), access.rank.into(), access.kind as u64]);
+            .flat_map(|access| [access.key, u64::from(access.rank), access.kind as u64]);
         words.fold(0xcbf2_9ce4_8422_2325, |digest, word| {
             (digest ^ word).wrapping_mul(0x0000_0100_0000_01b3)
         })
@@ -255,12 +254,12 @@ impl Workload {
         self.key_range + private as u64
     }
 
-    /// Returns the number of accesses that each client needs: a power of two with which the clients
-    /// of a rank together have a quarter as many accesses as a rank has keys.
-    pub fn accesses_needed(&self) -> usize {
-        let together = (self.key_range as f64 * TOUCHED) as usize;
-        let of_client = together.div_ceil(self.clients);
-        of_client.next_power_of_two().max(PATTERN_LEN)
+    /// Returns the maximum share of the shared keys of all ranks that clients access; `None` if it
+    /// is at least a quarter. The share is limited because each client repeats its
+    /// [`accesses`](Self::accesses).
+    pub fn touched_at_most(&self) -> Option<f64> {
+        let share = (self.clients * self.accesses) as f64 / self.key_range as f64;
+        (share < TOUCHED).then_some(share)
     }
 
     /// Returns the size of a rank's store, in bytes.
@@ -314,14 +313,14 @@ impl Workload {
                 let (kind, slot) = if rng.f64() >= read_ratio {
                     (AccessKind::Write, 0)
                 } else {
-                    let next = slots.len() as u32;
+                    let next = slots.len() as u16;
                     // Only the verification needs the slot.
                     let slot = self
                         .verify
                         .then(|| *slots.entry((target, key)).or_insert(next));
                     (AccessKind::Read, slot.unwrap_or(0))
                 };
-                Access::new(kind, target, key as u32, slot)
+                Access::new(kind, target, key, slot)
             })
             .collect();
         Pattern {
@@ -340,7 +339,7 @@ impl Workload {
             rank as u16
         };
         let key = self.key_range + client_number * PRIVATE_KEYS as u64 + slot as u64;
-        Access::new(AccessKind::Private, target, key as u32, slot as u32)
+        Access::new(AccessKind::Private, target, key, slot as u16)
     }
 
     fn another_rank(&self, rank: usize, choice: usize) -> u16 {
@@ -526,8 +525,7 @@ mod tests {
                     .any(|access| usize::from(access.rank) != rank)
             );
             for access in private {
-                let key = u64::from(access.key);
-                assert!(key >= BASE.key_range && key < BASE.store_keys());
+                assert!(access.key >= BASE.key_range && access.key < BASE.store_keys());
                 let owner = (rank, client, access.rank);
                 assert_eq!(*owners.entry(access.key).or_insert(owner), owner);
             }
@@ -543,7 +541,7 @@ mod tests {
             .iter()
             .filter(|access| access.kind == AccessKind::Read)
         {
-            let key = keys[access.slot as usize].get_or_insert((access.rank, access.key));
+            let key = keys[usize::from(access.slot)].get_or_insert((access.rank, access.key));
             assert_eq!(*key, (access.rank, access.key));
         }
         assert!(keys.iter().all(Option::is_some));
@@ -584,7 +582,7 @@ mod tests {
                 (count as f64 / PATTERN_LEN as f64 - share_among(4 * BASE.key_range)).abs() < 0.01,
                 "{count}"
             );
-            let near = |(_, (rank, key)): &&(u64, (u16, u32))| {
+            let near = |(_, (rank, key)): &&(u64, (u16, u64))| {
                 keys[..8]
                     .iter()
                     .any(|(_, other)| other.0 == *rank && other.1.abs_diff(*key) == 1)

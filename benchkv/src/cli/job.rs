@@ -364,7 +364,6 @@ impl JobArgs {
         workload.remote_ratio = self.remote_ratio.unwrap_or(Workload::even_ratio(ranks));
         workload.verify = !self.no_verify;
         (workload.ranks, workload.clients) = (ranks, self.client_threads);
-        workload.accesses = workload.accesses_needed();
         self.traced = self.trace.options();
     }
 }

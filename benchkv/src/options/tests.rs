@@ -538,17 +538,19 @@ fn the_options_of_a_port_reach_its_device() {
 }
 
 #[test]
-fn clients_draw_as_many_accesses_as_the_keys_need() {
-    let accesses = |args: &str| {
-        let args = format!("--ranks 2 --memory-limit 1024G {args}");
-        let workload = resolve(&args).unwrap().job.workload;
-        workload.accesses
-    };
-    assert_eq!(accesses(""), 1 << 16);
-    assert_eq!(accesses("--key-range 67108864 --client-threads 1"), 1 << 24);
-    assert_eq!(accesses("--key-range 10000000 --client-threads 4"), 1 << 20);
-    assert_eq!(
-        accesses("--key-range 10000000 --client-threads 64"),
-        1 << 16
+fn a_plan_says_how_few_of_many_keys_its_clients_can_touch() {
+    let plan = |args: &str| resolve(&format!("--ranks 2 {args}")).unwrap().to_string();
+    let few = plan("--key-range 10000000 --value-size 100 --memory-limit 1024G");
+    assert!(
+        few.contains("FEW KEYS")
+            && few.contains("65536 accesses")
+            && few.contains("at most 0.66 % of the keys"),
+        "{few}"
     );
+    for enough in [
+        "",
+        "--key-range 10000000 --client-threads 64 --memory-limit 1024G",
+    ] {
+        assert!(!plan(enough).contains("FEW KEYS"), "{enough}");
+    }
 }
