@@ -201,7 +201,7 @@ fn private_values(job: &Job, mut stores: Stores) -> Vec<(u16, u64, Outcome)> {
     let accesses = of_clients.flat_map(|(rank, client)| job.client(rank, client).pattern.accesses);
     let mut keys: Vec<_> = accesses
         .filter(|access| access.kind == AccessKind::Private)
-        .map(|access| (access.rank, u64::from(access.key)))
+        .map(|access| (access.rank, access.key))
         .collect();
     keys.sort_unstable();
     keys.dedup();
