@@ -27,7 +27,7 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
         words
     } {
         let answer = client.call(word.as_bytes())?;
-        println!("{word:?} -> {:?}", String::from_utf8_lossy(&answer));
+        println!("{word:?} -> {:?}", String::from_utf8_lossy(answer));
     }
     Ok(())
 }
