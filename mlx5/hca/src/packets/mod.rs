@@ -43,15 +43,15 @@
 //!   late, or is refused. The loss is not reported. A packet is late if its PSN is at most 1,024
 //!   before the expected PSN; any other packet that begins a message begins the next message.
 //! - P8. A packet asks for an ACK at the end of its message, at each PSN that 16 divides, and at
-//!   the middle and the end of its part of the congestion window. A message of one packet without a completion
-//!   does not ask a software HCA, which acknowledges it with a later message, or after
+//!   the middle and the end of its part of the congestion window. A message of one packet without a
+//!   completion does not ask a software HCA, which acknowledges it with a later message, or after
 //!   [`ACK_DELAY_NS`](message::ACK_DELAY_NS).
-//! - P9. The requesters of connections to one device share a congestion window. They have at most
-//!   this number of packets and READ responses under way, except that each may have an equal share
-//!   of it, and at least one packet. Losses, queues and marks shrink the window, and
-//!   acknowledgements let it grow. A responder
-//!   reports marked packets in its next ACK to a software HCA. Packets of a window are spread over
-//!   a round trip of more than 1 ms. An unreliable connection has no such window.
+//! - P9. The requesters of connections to one device, with one traffic class, share a congestion
+//!   window. They have at most this number of packets and READ responses under way, except that each
+//!   may have an equal share of it, and at least one packet. Losses, queues and marks shrink the
+//!   window, and acknowledgements let it grow. A responder reports marked packets in its next ACK to
+//!   a software HCA. Packets of a window are spread over a round trip of more than 1 ms. An
+//!   unreliable connection has no such window.
 
 mod congestion;
 pub(crate) mod connection;
@@ -88,10 +88,10 @@ pub(crate) struct Wire {
 
 impl Wire {
     pub(crate) fn insert(&mut self, index: usize, mut connection: Connection) {
-        let mut others = self.connections.iter().flatten();
-        if let Some(other) = others.find(|other| other.peer == connection.peer) {
-            connection.requester.share_window(&other.requester);
-        }
+        let others = self.connections.iter().flatten();
+        let _is_shared = others
+            .filter(|other| other.peer == connection.peer)
+            .any(|other| connection.requester.share_window(&other.requester));
         if self.connections.len() <= index {
             self.connections.resize_with(index + 1, || None);
         }

@@ -119,12 +119,14 @@ impl Requester {
     }
 
     /// Lets this requester, which has sent nothing, share the congestion window of another one to
-    /// the same device, if both count the same packets.
-    pub(crate) fn share_window(&mut self, other: &Self) {
+    /// the same device, if both count the same packets. Returns whether they share it.
+    pub(crate) fn share_window(&mut self, other: &Self) -> bool {
         let kind = |options: &Options| (options.mtu, options.is_polled, options.is_unreliable);
-        if kind(&self.options) == kind(&other.options) {
+        let is_alike = kind(&self.options) == kind(&other.options);
+        if is_alike {
             self.window.join(&other.window);
         }
+        is_alike
     }
 
     /// Lets the shared window count the packets that this requester has under way.
