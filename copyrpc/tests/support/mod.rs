@@ -58,7 +58,7 @@ impl Net {
     }
 
     pub(crate) fn build(&self, sizes: impl FnOnce(ContextBuilder) -> ContextBuilder) -> Checked {
-        Checked(sizes(ContextBuilder::new(self.spec())).build().unwrap())
+        Checked::new(sizes(ContextBuilder::new(self.spec())))
     }
 }
 
@@ -106,6 +106,10 @@ impl Drop for Checked {
 }
 
 impl Checked {
+    pub(crate) fn new(builder: ContextBuilder) -> Self {
+        Self(builder.build().unwrap())
+    }
+
     /// Polls once, and adds the calls that ended to `ended`.
     pub(crate) fn poll_into(&self, ended: &RefCell<Vec<(u64, Ended)>>) {
         let push = |serial, outcome: Outcome<'_>| {

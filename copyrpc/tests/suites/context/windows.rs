@@ -1,12 +1,16 @@
 //! The effect of the batch window: it stalls flushes, and messages share WRITEs. Single flushes are
 //! tested in `window` and `src/tests/protocol`.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::thread;
 use std::time::Duration;
 
-use copyrpc::{EndpointConfig, Outcome, Window};
+use copyrpc::{ContextBuilder, EndpointConfig, Outcome, Window};
 
-use crate::support::{Mode, Pair, mode, payload, small, step_a_while, step_until};
+use crate::support::{Checked, Mode, Net, Pair, mode, payload, small, step_a_while, step_until};
 
 const CALLS: u64 = 400;
 const LEN: usize = 40;
@@ -166,39 +170,61 @@ fn a_context_that_is_dropped_sends_the_replies_for_which_its_peer_has_made_room(
     });
 }
 
-/// The server flushes its first reply. The second reply still waits when the server is dropped.
+/// The server, in a thread of its own, flushes its first reply. The second reply still waits when
+/// the server is dropped. Meanwhile the client is polled: a device that gets packets answers only
+/// in a poll.
 fn drop_with_a_reply_that_waits(config: &EndpointConfig) {
-    let mut pair = Pair::new(|builder| builder, config);
-    pair.to_server.call(b"", 1, 0).unwrap();
-    pair.to_server.call(b"", 2, 4).unwrap();
-    let mut requests = pair.receive(2);
-    requests.remove(0).reply(b"").unwrap();
-    pair.server.flush_endpoints().unwrap();
+    let net = Net::new();
+    let client = net.context();
+    let pending = client.create_endpoint(config).unwrap();
+    let (spec, record) = (net.spec(), pending.local_info());
+    let (connected, records) = mpsc::channel();
+    let first_has_arrived = AtomicBool::new(false);
+    let ended = RefCell::default();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let server = Checked::new(ContextBuilder::new(spec));
+            let pending = server.create_endpoint(config).unwrap();
+            let own_record = pending.local_info();
+            let _endpoint = pending.connect(&record).unwrap();
+            connected.send(own_record).unwrap();
+            reply_and_leave(server, &first_has_arrived);
+        });
+        let to_server = pending.connect(&records.recv().unwrap()).unwrap();
+        to_server.call(b"", 1, 0).unwrap();
+        to_server.call(b"", 2, 4).unwrap();
+        let poll = || client.poll_into(&ended);
+        step_until(|| !ended.borrow().is_empty(), poll);
+        step_a_while(poll);
+        first_has_arrived.store(true, Ordering::Release);
+        step_until(|| ended.borrow().len() == 2, poll);
+    });
+    assert_eq!(ended.take()[1], (2, Ok(b"held".to_vec())), "{config:?}");
+}
+
+fn reply_and_leave(server: Checked, first_has_arrived: &AtomicBool) {
+    let mut requests = VecDeque::new();
+    let receive = || {
+        server.poll_quietly();
+        requests.extend(std::iter::from_fn(|| server.recv()));
+        requests.len() == 2
+    };
+    step_until(receive, || ());
+    requests.pop_front().unwrap().reply(b"").unwrap();
+    server.flush_endpoints().unwrap();
     let is_immediate = mode() == Mode::Immediate;
+    // In other than immediate time, the server's device executes the WRITE in a poll, which takes
+    // the completion too.
     let poll = || {
-        pair.client.poll_into(&pair.ended);
-        // In other than immediate time, the server's device executes the WRITE in a poll, which
-        // takes the completion too.
         if !is_immediate {
-            pair.server.poll_quietly();
+            server.poll_quietly();
         }
     };
-    step_until(|| !pair.ended.borrow().is_empty(), poll);
-    step_a_while(poll);
-    requests.remove(0).reply(b"held").unwrap();
-    pair.server.flush_endpoints().unwrap();
+    step_until(|| first_has_arrived.load(Ordering::Acquire), poll);
+    requests.pop_front().unwrap().reply(b"held").unwrap();
+    server.flush_endpoints().unwrap();
     assert!(
-        !is_immediate || pair.server.stats().messages_sent == 1,
+        !is_immediate || server.stats().messages_sent == 1,
         "the second waits"
-    );
-    pair.server = pair.net.context();
-    step_until(
-        || pair.ended.borrow().len() == 2,
-        || pair.client.poll_into(&pair.ended),
-    );
-    assert_eq!(
-        pair.ended.take()[1],
-        (2, Ok(b"held".to_vec())),
-        "{config:?}"
     );
 }
