@@ -196,7 +196,7 @@ struct ChannelPaths {
     me: Peer,
     peers: Vec<Peer>,
     all: Network,
-    /// Complete when the endpoints of all ranks are connected.
+    /// Senders to all daemons; empty until `connect`.
     network: HashMap<(usize, usize), Sender<Parcel>>,
     shards: usize,
     reply_to: Sender<Answer>,

@@ -42,8 +42,8 @@ fn a_feature_is_used_if_it_is_asked_for() {
             measure,
             &["--backend", "rc-send"],
         ),
-        // Small rings wrap often, and the WQEs of a wrap and of one answer fit into the BlueFlame
-        // register.
+        // Small rings wrap often; a flush then posts several WQEs, and those of one answer fit into
+        // the BlueFlame register.
         (
             "blueflame-batch",
             "blueflame_batches",

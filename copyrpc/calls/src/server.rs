@@ -50,8 +50,8 @@ impl<S: Serving> Server<S> {
         S::beside(other).map(|serving| Self { serving })
     }
 
-    /// Shares the address, for [`beside`](Self::beside). The stop handle of this server stops all
-    /// servers at the address; the other servers stop within 10 ms.
+    /// Shares the address, for [`beside`](Self::beside). All servers at the address have one stop
+    /// handle; the others notice the stop within 10 ms.
     ///
     /// # Errors
     /// No descriptor is free, or the server was closed.

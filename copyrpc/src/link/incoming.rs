@@ -93,7 +93,8 @@ impl<U> Link<U> {
         }
     }
 
-    /// Takes the completed READ of the peer's published record. Returns whether it has new words.
+    /// Takes the completed READ of the peer's published record. Returns whether a word of it changed
+    /// or counts only now.
     pub(crate) fn on_read_done(&mut self, record: &[u8; FLOW_METADATA_SIZE]) -> bool {
         self.read_in_flight = false;
         if self.closed.is_some() {

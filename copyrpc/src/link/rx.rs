@@ -193,8 +193,8 @@ impl RecvRing {
         self.messages_left == 0
     }
 
-    /// Returns whether this end is [between batches](Self::is_between_batches) and no batch is
-    /// announced. If so, everything that arrived counts as delivered.
+    /// Returns whether every announced byte is parsed. If so, everything that arrived counts as
+    /// delivered.
     #[inline]
     pub(super) fn is_done(&mut self) -> bool {
         let is_done = self.is_parsed_but(0);

@@ -116,7 +116,7 @@ fn many_threads_share_a_client_and_get_each_their_own_replies() {
     server.end();
 }
 
-/// Takes `count` requests and keeps them.
+/// Returns `count` or more requests, unanswered.
 fn take(server: &mut Server, count: usize) -> Vec<(Token, Vec<u8>)> {
     let mut taken = Vec::new();
     wait_for("requests do not come", || {

@@ -7,8 +7,8 @@ use serde::Serialize;
 use super::point::{self, Measured};
 use super::setting::Setting;
 
-/// Share of the peak throughput from which on the server counts as busy. Below this share the
-/// clients, and not the server, limit the throughput.
+/// Share of the peak throughput from which on the server counts as busy. Up to the first point that
+/// reaches it, the clients limit the throughput.
 const ENOUGH: f64 = 0.95;
 
 /// The results of the same clients, grouping off and on.

@@ -253,7 +253,7 @@ fn clients_share_the_memory_and_what_a_client_left_behind_makes_room() {
     assert_eq!(parts.held(), 3 + CALL_BYTES);
     parts.forget_idle(Duration::ZERO);
     assert_eq!(parts.held(), 0);
-    // Replies count.
+    // Replies take up the shared memory too.
     parts.idle = never;
     let whole = part(REQUEST, (4, 1), 1, 0, b"a");
     assert_eq!(parts.answer(&whole, |_| vec![1; 5000])[0], DONE);

@@ -19,13 +19,12 @@ const SOCKETS: usize = 1_000;
 /// The first record of a client that knows a secret.
 const CHALLENGE: &[u8; 48] = b"secretHS\x01\0\x30\0\0\0\0\0................................";
 
-/// Attacks the server at an address: strangers send without a pause, send one byte at a time, stop
-/// after half a record, and open 1,000 sockets. Meanwhile a client continues its calls, none of
-/// which takes long, and other clients connect. `connect` makes a client, and returns a function
-/// that makes a call.
+/// Attacks the server at an address: strangers send without a pause or one byte at a time, and
+/// 1,000 sockets stop after nothing or half a record. Meanwhile a client continues its calls, and
+/// other clients connect. `connect` makes a client, and returns a function that makes a call.
 ///
 /// # Panics
-/// A call takes long, or panics.
+/// A call of the first client takes 1 s, or a client panics.
 pub fn attack<C: FnMut()>(address: SocketAddr, connect: impl Fn() -> C + Sync) {
     limits::permit_descriptors();
     let mut call = connect();

@@ -43,7 +43,7 @@ pub(crate) fn wait(
         }
     };
     waiting.again_ns = match reason {
-        // The clock of a simulation would never pass an event that is always due again.
+        // In a simulation, a retry that is due at once would stop the clock.
         WaitFor::Room | WaitFor::Copies(_) if hca.has_exact_lanes => {
             now_ns.saturating_add(LANE_RETRY_NS)
         }

@@ -19,7 +19,7 @@ pub struct Terms {
     pub rq_psn: u32,
     /// Maximum number of READs and atomics of this end that the peer has not answered.
     pub max_rd_atomic: u8,
-    /// Maximum number of READs and atomics of the peer that this end keeps until they are answered.
+    /// Maximum number of unanswered READs and atomics of the peer that this end accepts.
     pub max_dest_rd_atomic: u8,
 }
 

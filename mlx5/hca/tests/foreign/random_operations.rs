@@ -19,7 +19,7 @@ const RESULTS: usize = 8192;
 /// Maximum number of operations in flight: each WQE takes at most two WQEBBs.
 const MOST: usize = ENTRIES as usize / 2 - 1;
 
-/// The completion that the model expects next.
+/// A completion that the model expects.
 struct Expected {
     wqe: u16,
     bytes: u32,

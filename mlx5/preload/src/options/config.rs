@@ -34,8 +34,8 @@ pub(crate) const CHECK_BUFFERS: &str = "MLX5_PRELOAD_CHECK_BUFFERS";
 /// The launcher's tree, which libibverbs reads in place of `/sys`.
 pub(crate) const TREE: &str = "SYSFS_PATH";
 
-/// Domain and bus of the PCI function, an address that no machine has. All digits are decimal,
-/// because UCX reads only decimal digits in the name of the PCI root.
+/// Domain and bus of the PCI function, an address that hardly any machine has. All digits are
+/// decimal, because UCX reads no others in the name of the PCI root.
 pub(crate) const PCI_BUS: &str = "7357:00";
 
 /// Number of entries of a port's GID table. Entries without a GID are zero.

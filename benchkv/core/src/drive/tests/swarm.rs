@@ -47,8 +47,7 @@ const NOTICED_NS: u64 = 1_000_000_000;
 /// Maximum duration of a job without faults, in ns. If a thread were not woken for its work, a
 /// periodic check would find the work, but later than this.
 const PROMPT_NS: u64 = 2_000_000;
-/// CPU time of the process after which a job counts as endless. Other tests of the process may run
-/// at the same time.
+/// CPU time of the process, that of other tests included, after which a job counts as endless.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 fn world(rng: &mut Rng) -> World {

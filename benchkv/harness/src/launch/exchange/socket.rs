@@ -24,7 +24,7 @@ pub struct SocketExchange {
     rank: usize,
     size: usize,
     round: u32,
-    /// Whether an interrupt is not an error.
+    /// Whether interrupts are expected.
     catches: bool,
     interrupted: bool,
     over: Option<ExchangeError>,

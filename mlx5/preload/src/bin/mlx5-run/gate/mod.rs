@@ -317,7 +317,8 @@ impl Sockets {
 
     fn tell(&self, id: u32, peer: IpAddr, mad: Mad) {
         if let Some(socket) = self.sessions.get(&id) {
-            // An error means that the session has ended, which the next receive shows.
+            // An error means that the session has ended, which the next receive shows, or that the
+            // program does not read and its socket is full; then it loses the message.
             let _ = net::send(socket, &Parcel { peer, mad }.emit(), SendFlags::NOSIGNAL);
         }
     }
