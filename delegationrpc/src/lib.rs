@@ -11,18 +11,16 @@
 //! let mut client = Client::<u64, u64, &str>::connect(name)?;
 //!
 //! client.call(12, "the square of 12")?;
-//! server.poll();
-//! while let Some((token, number)) = server.recv() {
-//!     server.reply(token, number * number)?;
-//! }
+//! server.step(|number| number * number);
 //! let mut answers = vec![];
 //! client.poll(|question, answer| answers.push((question, answer)))?;
 //! assert_eq!(answers, [("the square of 12", Ok(144))]);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! `server.serve(|number| number * number)` does the server's part, for handlers that answer at
-//! once, and `client.ask(12, timeout)` the client's part, for a client that wants one answer. Both
+//! `server.serve(|number| number * number)` does the server's part until a stop, and
+//! `client.ask(12, timeout)` the client's part, for a client that wants one answer. `server.poll()`
+//! and `server.recv()` take requests that are answered later, by `server.reply`. Both
 //! types are the types of [`ipc`], with a [`Ring`] for the announcements of clients, and have the
 //! same guarantees and errors: [`ipc::Server::bind_in`] and [`ipc::Client::connect_in`] take the
 //! directory and the sizes, [`ipc::Server::bind_with`] the size of the ring too.

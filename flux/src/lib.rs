@@ -10,18 +10,15 @@
 //! let mut a = nodes.pop().ok_or("two nodes were asked for")?;
 //!
 //! a.call(1, 12, "the square of 12")?;
-//! b.poll(|_, _| {});
-//! while let Some((from, token, payload)) = b.recv() {
-//!     assert_eq!(from, 0);
-//!     b.reply(token, payload * payload)?;
-//! }
+//! b.step(|_, _| {}, |_from, number| number * number);
 //! let mut answers = vec![];
 //! a.poll(|question, answer| answers.push((question, answer)));
 //! assert_eq!(answers, [("the square of 12", Ok(144))]);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! - [`Node::step`] polls and answers calls at once, with the fewest instructions.
+//! - [`Node::step`] answers each call at once, with the fewest instructions. [`Node::poll`] and
+//!   [`Node::recv`] take calls that are answered later.
 //! - A call and a reply can be seen when the function that sends them returns. There is no flush.
 //! - Replies arrive in any order. A [`Token`] is the duty to answer one call: [`Node::reply`] uses
 //!   it up, and dropping it, on any thread, rejects the call. The node's next [`Node::poll`] sends

@@ -33,6 +33,8 @@ const FLUX: Config = Config {
 };
 /// Number of calls that are verified before a measurement.
 const CHECKED: u64 = 10_000;
+/// Time for which a bare cache line is measured between two measurements.
+const LINE: Duration = Duration::from_millis(8);
 /// Number of clients of the server in the measurement with many clients.
 const MANY: usize = 1024;
 /// Numbers of clients that stream at once.
@@ -187,7 +189,9 @@ pub(crate) fn call(job: &Job, exchange: &mut dyn Exchange) -> Result<Figures, Fa
         figures: Figures::new(),
     };
     for round in 0..job.rounds {
+        calling.note_line()?;
         calling.baselines()?;
+        calling.note_line()?;
         for across in Across::of_round(round) {
             let parts = exchange.all_gather(&[], MEET_LIMIT, &|| false)?;
             let said = parts.get(1).map_or(&[][..], Vec::as_slice);
@@ -196,6 +200,7 @@ pub(crate) fn call(job: &Job, exchange: &mut dyn Exchange) -> Result<Figures, Fa
                 .ok_or("the server has no name")?;
             calling.across(&across, name, bytes.parse()?)?;
             meet(exchange)?;
+            calling.note_line()?;
         }
         calling.within(round)?;
     }
@@ -210,6 +215,14 @@ struct Calling<'a> {
 }
 
 impl Calling<'_> {
+    /// Measures how far the two cores are from each other now. No other measurement may be under
+    /// way.
+    fn note_line(&mut self) -> Result<(), Failure> {
+        let line_ns = cache_line_ns(Some(self.job.cores), self.clock, LINE)?;
+        self.figures.note_line(line_ns);
+        Ok(())
+    }
+
     /// Measures the ping-pong of a cache line and the echo of a socket; calculates the bytes of
     /// flux's lanes.
     fn baselines(&mut self) -> Result<(), Failure> {
@@ -337,6 +350,6 @@ impl Calling<'_> {
         for (rate, depth) in rates.into_iter().zip([1, depth]) {
             self.figures.push(name, depth, rate);
         }
-        Ok(())
+        self.note_line()
     }
 }

@@ -33,12 +33,7 @@ impl Network {
 impl Answerer for FluxAnswerer {
     #[inline]
     fn step(&mut self, mut f: impl FnMut(&Payload) -> Payload) -> Result<usize, Failure> {
-        let taken = self.0.poll(|_, _| {});
-        while let Some((_, token, request)) = self.0.recv() {
-            let reply = f(&request);
-            self.0.reply(token, reply).map_err(|_| "an unknown token")?;
-        }
-        Ok(taken)
+        Ok(self.0.step(|_, _| {}, |_, request| f(request)))
     }
 }
 

@@ -40,12 +40,8 @@ impl<W: Announce> RpcClient<W> {
 
 impl<W: Announce> Answerer for RpcServer<W> {
     #[inline]
-    fn step(&mut self, mut f: impl FnMut(&Payload) -> Payload) -> Result<usize, Failure> {
-        let waiting = self.0.poll();
-        while let Some((token, request)) = self.0.recv() {
-            self.0.reply(token, f(&request))?;
-        }
-        Ok(waiting)
+    fn step(&mut self, f: impl FnMut(&Payload) -> Payload) -> Result<usize, Failure> {
+        Ok(self.0.step(f))
     }
 }
 
