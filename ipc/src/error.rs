@@ -73,8 +73,8 @@ pub enum SetupError {
     #[error("{0} calls have not ended: poll until the end of the session, then connect again")]
     CallsInFlight(usize),
     /// The thread of an [`AsyncClient`](crate::AsyncClient) or an
-    /// [`AsyncServer`](crate::bytes::AsyncServer) could not be started.
-    #[error("starting a thread: {0}")]
+    /// [`AsyncServer`](crate::bytes::AsyncServer) could not be started, or has panicked.
+    #[error("a thread of this end: {0}")]
     Thread(#[source] io::Error),
 }
 

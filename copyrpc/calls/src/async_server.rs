@@ -17,6 +17,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use crate::context::{self, Wanted};
 use crate::header::Header;
 use crate::oneshot::{Sender, lock, oneshot};
+use crate::patience::yield_core;
 use crate::serving::{Answer, Bind, Serving, StopHandle};
 
 /// Minimum time between two checks of all held requests and of the counters of all clients: a
@@ -183,14 +184,14 @@ impl<S: Serving> AsyncServer<S> {
         &self.device
     }
 
-    /// Returns the number of connected clients, as it was at most 15 ms or 1,024 polls ago.
+    /// Returns the number of connected clients, as it was at most 15 ms ago.
     #[must_use]
     pub fn clients(&self) -> usize {
         lock(&self.shared.queues).clients
     }
 
-    /// Returns the counters of all clients since the server was made, as they were at most 15 ms or
-    /// 1,024 polls ago.
+    /// Returns the counters of all clients since the server was made, as they were at most 15 ms
+    /// ago.
     #[must_use]
     pub fn stats(&self) -> S::Stats {
         lock(&self.shared.queues).stats
@@ -330,7 +331,7 @@ impl<S: Serving> ServerRequest<S> {
         Header::deadline(&self.arrival.data, self.arrival.at)
     }
 
-    /// Returns whether the caller waits for the reply, or did at most 15 ms or 1,024 polls ago: the
+    /// Returns whether the caller waits for the reply, or did at most 15 ms ago: the
     /// client is connected, and did not give up this call, by its time limit or by dropping the
     /// future.
     #[must_use]
@@ -470,7 +471,7 @@ fn serve<S: Serving>(
     loop {
         let (answers, ending, mut buffered) = {
             let mut queues = lock(&shared.queues);
-            if server.may_check() && is_check_due(&mut checked, Instant::now()) {
+            if is_check_due(&mut checked, Instant::now()) {
                 (queues.clients, queues.stats) = (server.clients(), server.stats());
                 unwanted = queues.watch(&server, &mut held, is_leaving);
                 if stop.is_stopping() {
@@ -521,7 +522,9 @@ fn serve<S: Serving>(
             shared.offer(&mut arrived);
         }
         // The receivers may need this core, and more answers gather meanwhile.
-        thread::yield_now();
+        if yield_core() {
+            server.hurry();
+        }
         if let Err(error) = server.step(buffered > shared.max_buffered) {
             shared.end(Some(error));
             break;
@@ -646,7 +649,8 @@ struct Over<'a, S: Serving>(&'a Shared<S>);
 
 impl<S: Serving> Drop for Over<'_, S> {
     fn drop(&mut self) {
-        self.0.end(None);
+        let panicked = || S::no_thread(io::Error::other("it panicked"));
+        self.0.end(thread::panicking().then(panicked));
         let mut queues = lock(&self.0.queues);
         queues.has_ended = true;
         let unanswered = std::mem::take(&mut queues.tell_end);

@@ -115,8 +115,7 @@ impl<'a> Context<'a> {
     /// Returns whether the caller waits for the reply: its time is not over, and as far as the
     /// server knows, the client is connected and did not give up the call. A handler in the thread
     /// of its server gets the state at the time of the handler's call; a handler that answers a
-    /// [`ServerRequest`](crate::ServerRequest) gets a state that is at most 15 ms or 1,024 polls
-    /// old.
+    /// [`ServerRequest`](crate::ServerRequest) gets a state that is at most 15 ms old.
     #[must_use]
     pub fn is_wanted(&self) -> bool {
         self.wanted.is_wanted()

@@ -22,7 +22,7 @@ use crate::connection::{
 };
 use crate::error::{CallFailure, ClientError, EndReason};
 use crate::oneshot::{Receiver, Sender, lock, oneshot};
-use crate::{Patience, methods};
+use crate::{Patience, methods, yield_core};
 
 use self::further::{Coming, Further, IDLE};
 use self::posting::{Posted, Poster, posting};
@@ -417,7 +417,9 @@ impl<C: Connection + 'static> Worker<C> {
                 self.publish();
             }
             // The callers may need this core, and more calls gather meanwhile.
-            thread::yield_now();
+            if yield_core() {
+                patience.exhaust();
+            }
             if moved {
                 patience.reset();
             } else if let Some(start) = patience.idle() {

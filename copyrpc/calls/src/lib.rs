@@ -80,7 +80,7 @@ pub use error::{
 pub use futures::further::CONNECTIONS;
 pub use futures::{AsyncCall, AsyncClient};
 pub use option::OptionError;
-pub use patience::Patience;
+pub use patience::{Patience, yield_core};
 pub use server::Server;
 pub use serving::{Answer, Bind, Serving, Share, SharedAddress, StopHandle};
 pub use table::{CALLS_MAX, Calls};

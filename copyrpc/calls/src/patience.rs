@@ -1,6 +1,7 @@
 //! The number of empty polls before a thread sleeps.
 
 use std::hint::spin_loop;
+use std::thread;
 use std::time::{Duration, Instant};
 
 /// Number of empty polls before the clock is read for a timeout.
@@ -11,9 +12,21 @@ const MOST: u32 = 8192;
 /// Maximum length of a sleep that a few more polls might have avoided. A thread wakes up within
 /// 5 us on a host, and 50 us on a virtual machine.
 const SHORT: Duration = Duration::from_micros(100);
+/// Time of a yield from which on another thread has used the core.
+const TAKEN: Duration = Duration::from_micros(500);
 /// Number of sleeps after which more polls are tried again, once even the maximum number has not
 /// helped.
 const SLEEPS_PER_TRY: u32 = 1024;
+
+/// Yields the core. Returns whether another thread has used it for long: on a core that others need,
+/// each yield takes a time slice of some milliseconds, and what a thread does once in many polls
+/// would be seconds late.
+#[must_use]
+pub fn yield_core() -> bool {
+    let start = Instant::now();
+    thread::yield_now();
+    start.elapsed() >= TAKEN
+}
 
 /// Decides when a thread whose polls find nothing goes to sleep.
 ///
@@ -67,6 +80,11 @@ impl Patience {
             return None;
         }
         Some(Instant::now())
+    }
+
+    /// Makes the next empty poll the last before a sleep, because another thread needs the core.
+    pub const fn exhaust(&mut self) {
+        self.polls = self.limit;
     }
 
     /// Notes a sleep that began at `start` and has ended.

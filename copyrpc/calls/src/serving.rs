@@ -214,9 +214,9 @@ pub trait Serving: Sized {
     /// The server cannot continue.
     fn step(&mut self, holds_back: bool) -> Result<(), Self::Error>;
 
-    /// Returns whether the server has slept, or done many steps, since it last checked its clients:
-    /// then there is time to read the clock.
-    fn may_check(&self) -> bool;
+    /// Notes that another thread needs the core. The next step does what is otherwise due once in
+    /// many steps, such as connecting clients, and sleeps if it finds nothing to do.
+    fn hurry(&mut self);
 
     /// Returns the oldest request that has arrived, with a copy of its bytes and its client.
     fn recv(&mut self) -> Option<(Self::Token, Vec<u8>, Self::Peer)>;

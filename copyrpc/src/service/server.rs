@@ -385,8 +385,9 @@ impl Serving for Host {
         self.step()
     }
 
-    fn may_check(&self) -> bool {
-        self.turns_to_sockets == 0
+    fn hurry(&mut self) {
+        self.turns_to_sockets = 0;
+        self.patience.exhaust();
     }
 
     fn recv(&mut self) -> Option<(RecvHandle<()>, Vec<u8>, Peer)> {

@@ -15,7 +15,7 @@ use copyrpc_calls::{Dial, Ending, StopHandle};
 use copyrpc_testing::executor::block_on;
 use copyrpc_testing::limits;
 use mlx5::{AsyncEvent, Device, DeviceSpec, FabricSpec, LocalFabric, SoftOptions};
-use mlx5_rendezvous::LIFELINE_INTERVAL;
+use mlx5_rendezvous::{Event, Events, LIFELINE_INTERVAL};
 
 use super::*;
 use crate::config::EndpointConfig;
@@ -464,6 +464,27 @@ fn every_call_that_waits_for_a_server_hears_why_it_is_refused() {
     }
     stop.stop();
     serving.join().unwrap().unwrap();
+}
+
+/// The event of a client's end panics in the server's thread, whose drop has a further event.
+#[test]
+fn the_panic_of_a_function_for_events_is_the_error_of_its_server() {
+    limits::watchdog(Duration::from_secs(60));
+    let options = ServerOptions {
+        device: device(&LocalFabric::new()),
+        events: Events::new(|event| assert!(matches!(event, Event::Connected(_)), "{event}")),
+        ..ServerOptions::default()
+    };
+    let server = block_on(AsyncServer::with_options(limits::any_port(), &options)).unwrap();
+    let client_options = ClientOptions {
+        device: options.device.clone(),
+        ..ClientOptions::default()
+    };
+    let [first, _second] = [(); 2].map(|()| caller(server.local_addr(), &client_options));
+    drop(first);
+    let error = block_on(server.recv()).unwrap_err();
+    assert_eq!(error.to_string(), "a thread of this end: it panicked");
+    drop(server);
 }
 
 /// An attempt to connect again takes an hour, because no server listens any more.

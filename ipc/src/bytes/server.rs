@@ -21,9 +21,6 @@ use crate::token::Token;
 
 /// Maximum sleep: time between two checks for requests that are overdue, or whose client has ended.
 const LONGEST_SLEEP: Duration = Duration::from_millis(10);
-/// Number of steps between two checks for requests that are overdue or whose client has ended, for
-/// a server that always has something to do.
-const STEPS_PER_CHECK: u32 = 1024;
 const ALL: [u64; CLIENTS_MAX / 64] = [u64::MAX; CLIENTS_MAX / 64];
 
 /// Options of a [`Server`](super::Server) or an [`AsyncServer`](super::AsyncServer).
@@ -69,7 +66,6 @@ pub struct Host {
     alarm: Arc<Alarm>,
     stop: StopHandle,
     patience: Patience,
-    steps_to_check: u32,
     is_closed: bool,
 }
 
@@ -253,10 +249,6 @@ impl Serving for Host {
     }
 
     fn step(&mut self, holds_back: bool) -> Result<(), SetupError> {
-        self.steps_to_check = self
-            .steps_to_check
-            .checked_sub(1)
-            .unwrap_or(STEPS_PER_CHECK);
         let takes = !holds_back && !self.is_closed;
         // A closed server still notices clients that disconnect.
         let mask = if takes { &[][..] } else { &ALL };
@@ -270,13 +262,12 @@ impl Serving for Host {
             let sleepers = server.into_iter().chain([&mut alarm as &mut dyn Sleeper]);
             sleep::wait(sleepers, Some(LONGEST_SLEEP));
             self.patience.slept(start);
-            self.steps_to_check = 0;
         }
         Ok(())
     }
 
-    fn may_check(&self) -> bool {
-        self.steps_to_check == 0
+    fn hurry(&mut self) {
+        self.patience.exhaust();
     }
 
     fn recv(&mut self) -> Option<(Token, Vec<u8>, usize)> {
@@ -337,7 +328,6 @@ impl<A: Into<String>> Bind<A> for Host {
             stop: StopHandle::new(alarm.waker(), options.stop_timeout),
             alarm,
             patience: Patience::new(),
-            steps_to_check: 0,
             is_closed: false,
         })
     }

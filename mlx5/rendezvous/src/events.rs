@@ -56,7 +56,8 @@ impl Events {
         Self(Some(Arc::new(hear)))
     }
 
-    /// Passes an event to the function.
+    /// Passes an event to the function, but not in a panic: a function that has panicked would abort
+    /// the process in the drop of its server.
     pub fn tell(&self, event: Event<'_>) {
         #[cfg(feature = "tracing")]
         match event {
@@ -70,7 +71,7 @@ impl Events {
                 tracing::warn!(address = %peer.address, connection = peer.number, reason, "refused")
             }
         }
-        if let Some(hear) = &self.0 {
+        if let Some(hear) = self.0.as_ref().filter(|_| !std::thread::panicking()) {
             hear(event);
         }
     }

@@ -30,8 +30,8 @@ pub enum SetupError {
         /// The socket's error.
         source: io::Error,
     },
-    /// The thread of an asynchronous client or server could not be started.
-    #[error("starting a thread: {0}")]
+    /// The thread of an asynchronous client or server could not be started, or has panicked.
+    #[error("a thread of this end: {0}")]
     Thread(#[source] io::Error),
     /// An option is outside its range, or does not fit the peer's.
     #[error(transparent)]

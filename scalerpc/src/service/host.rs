@@ -134,8 +134,8 @@ impl Serving for Host {
         self.server.step(&mut self.handlers).map(drop)
     }
 
-    fn may_check(&self) -> bool {
-        self.server.checks_next()
+    fn hurry(&mut self) {
+        self.server.hurry();
     }
 
     fn recv(&mut self) -> Option<(HeldRequest, Vec<u8>, Peer)> {

@@ -8,6 +8,7 @@ mod server;
 use std::time::Duration;
 
 pub use client::{Caller, ClientOptions};
+use copyrpc_calls::yield_core;
 pub use host::Host;
 use mlx5_rendezvous::default_device;
 pub use server::{ServerOptions, SharedAddress, Stepped};
@@ -122,6 +123,11 @@ impl Idle {
         self.idle_polls = 0;
     }
 
+    /// Makes the next pass a sleep, because another thread needs the core.
+    fn exhaust(&mut self) {
+        self.idle_polls = self.idle_polls.max(2 * SPINS - 1);
+    }
+
     const fn sleeps_next(&self) -> bool {
         self.idle_polls >= 2 * SPINS - 1
     }
@@ -131,7 +137,8 @@ impl Idle {
         self.idle_polls = self.idle_polls.saturating_add(1);
         match self.idle_polls.checked_sub(2 * SPINS) {
             None if self.idle_polls < SPINS => std::hint::spin_loop(),
-            None => std::thread::yield_now(),
+            None if yield_core() => self.exhaust(),
+            None => {}
             Some(sleeps) => {
                 std::thread::park_timeout(
                     (SHORTEST_SLEEP * 2_u32.pow(sleeps.min(5))).min(LONGEST_SLEEP),

@@ -325,9 +325,10 @@ impl Stepped {
         Ok(moved)
     }
 
-    /// Returns whether the next step takes events and checks the sockets.
-    pub(super) const fn checks_next(&self) -> bool {
-        self.steps_to_check == 0
+    /// Makes the next step take events and check the sockets, and sleep if nothing moved.
+    pub(super) fn hurry(&mut self) {
+        self.steps_to_check = 0;
+        self.idle.exhaust();
     }
 
     /// Returns the server on its device, for statistics, groups and slices.

@@ -13,7 +13,7 @@ use copyrpc_calls::{
 };
 use copyrpc_testing::executor::{Begun, block_on};
 use copyrpc_testing::helpers::{Scratch, wait_for};
-use copyrpc_testing::limits::{any_port, watchdog};
+use copyrpc_testing::limits::{SharedCore, any_port, watchdog};
 use ipc::Dir;
 use tower::{ServiceBuilder, ServiceExt};
 
@@ -312,6 +312,34 @@ where
     next.end().unwrap();
 }
 
+/// Leaves the thread on one core, so a test calls this last. Each yield of a thread takes a time
+/// slice on a core that another thread needs. The thread of a server that first polls and yields
+/// 1,024 times would notice after some seconds that a call is given up.
+fn a_server_whose_core_others_need_notices_at_once_that_a_call_is_given_up<S, C>(ends: &Ends<S, C>)
+where
+    S: Bind<String, Error: std::fmt::Debug> + 'static,
+    C: Dial<String, Error: std::fmt::Debug, Request = [u8], Reply = Vec<u8>>
+        + Connection<ConnectError: Send>
+        + 'static,
+{
+    watchdog(2 * LONG);
+    let _shared = SharedCore::new();
+    let bound = AsyncServer::<S>::with_options(ends.address.clone(), &ends.server);
+    let server = block_on(bound).unwrap();
+    let address = server.local_addr().to_string();
+    let connected = AsyncClient::<C>::with_options(address, &ends.client);
+    let client = block_on(connected).unwrap();
+    for _ in 0..3 {
+        let given_up = Begun::new(client.call_within(*b"given up", Duration::from_millis(5)));
+        let request = block_on(server.recv()).unwrap().unwrap();
+        let start = Instant::now();
+        let handled = block_on(request.while_wanted(None, future::pending::<()>()));
+        assert!(handled.is_none() && start.elapsed() < Duration::from_millis(700));
+        drop(request);
+        assert!(given_up.end().is_err());
+    }
+}
+
 copyrpc_calls::service! {
     mod calls {
         fn describe(&context, name: String) -> Result<(u64, Option<SocketAddr>, Option<Duration>), ()> = 1;
@@ -448,6 +476,7 @@ fn of_copyrpc() {
     a_call_that_is_given_up_ends_its_handler(&ends);
     long_polls_do_not_keep_back_the_call_that_ends_them(&ends);
     a_method_knows_its_call(&ends, true);
+    a_server_whose_core_others_need_notices_at_once_that_a_call_is_given_up(&ends);
 }
 
 #[test]
@@ -472,6 +501,7 @@ fn of_scalerpc() {
     a_call_that_is_given_up_ends_its_handler(&ends);
     long_polls_do_not_keep_back_the_call_that_ends_them(&ends);
     a_method_knows_its_call(&ends, true);
+    a_server_whose_core_others_need_notices_at_once_that_a_call_is_given_up(&ends);
 }
 
 #[test]
@@ -498,4 +528,5 @@ fn of_ipc() {
     a_call_that_is_given_up_ends_its_handler(&ends);
     long_polls_do_not_keep_back_the_call_that_ends_them(&ends);
     a_method_knows_its_call(&ends, false);
+    a_server_whose_core_others_need_notices_at_once_that_a_call_is_given_up(&ends);
 }

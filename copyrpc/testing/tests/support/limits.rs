@@ -4,7 +4,8 @@ use std::cell::RefCell;
 use std::fmt;
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
@@ -22,6 +23,34 @@ pub fn watchdog(limit: Duration) {
             std::process::abort();
         }
     });
+}
+
+/// A thread that computes without a pause on one core, which this thread, and the threads that it
+/// starts from now on, share with it. The drop ends the thread.
+pub struct SharedCore(Arc<AtomicBool>);
+
+impl SharedCore {
+    pub fn new() -> Self {
+        // SAFETY: the set is valid for both calls, and an empty set is all zeros.
+        unsafe {
+            let mut cores: libc::cpu_set_t = std::mem::zeroed();
+            libc::CPU_SET(libc::sched_getcpu() as usize, &mut cores);
+            assert_eq!(
+                libc::sched_setaffinity(0, size_of_val(&cores), &raw const cores),
+                0
+            );
+        }
+        let is_over = Arc::<AtomicBool>::default();
+        let computes = Arc::clone(&is_over);
+        std::thread::spawn(move || while !computes.load(Ordering::Relaxed) {});
+        Self(is_over)
+    }
+}
+
+impl Drop for SharedCore {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 /// Raises the limit of descriptors of this process, and of processes that it starts, to 8,192, or
