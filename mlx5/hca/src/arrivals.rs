@@ -27,7 +27,9 @@ pub(crate) fn poll(hca: &Hca, state: &mut State) -> bool {
         return false;
     };
     port.flush();
-    let (packets, count) = port.receive();
+    let Some((packets, count)) = port.receive() else {
+        return false;
+    };
     if port.has_reports() {
         state.wire.take_reports();
     }
@@ -86,7 +88,7 @@ fn take(hca: &Hca, state: &mut State, from: &SocketAddr, headers: &Headers, payl
                 Transport::Congestion,
             ]
             .contains(&transport)
-            && connection.is_from_peer(from)
+            && connection.peer.is_from(from)
     });
     let Some((qp, connection, port)) = parts else {
         if let Some(port) = wire.port.as_deref_mut() {
@@ -98,7 +100,7 @@ fn take(hca: &Hca, state: &mut State, from: &SocketAddr, headers: &Headers, payl
     };
     if qp.has_failed() {
         if let Some(answer) = connection.last_answer().filter(|_| !is_response) {
-            port.answer(&connection.peer, &answer);
+            port.answer(&connection.peer.to, &answer);
         }
         return;
     }

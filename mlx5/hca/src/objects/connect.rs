@@ -9,6 +9,8 @@ use mlx5_wire::{Access, AddressVector, ConnectOptions};
 use crate::error::ConnectError;
 use crate::packets::connection::Connection;
 use crate::packets::interface::gid_of;
+use crate::packets::source::flow_label;
+use crate::packets::udp::Receiver;
 use crate::queues::qp::{Mode, Transport, by_number};
 use crate::shared::layout::{QpEntry, qp_index};
 use crate::shared::remote::Remote;
@@ -169,8 +171,14 @@ impl Hca {
         }
         port.forget_gone(own);
         qp.mode = qp.mode.max(Mode::Ordinary);
+        let flow_label = flow_label(own, peer);
+        let receiver = Receiver {
+            socket: to,
+            class: remote.traffic_class,
+            source: port.source_of(flow_label),
+        };
         let connection = Connection::new(
-            (peer, to),
+            (peer, receiver, flow_label),
             PacketAddress { mtu, ..*remote },
             port.first_psn(own, qp.generation),
             options,

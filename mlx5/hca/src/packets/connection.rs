@@ -10,6 +10,7 @@ use super::message::{GONE, MAX_RD_ATOMIC, Options};
 use super::port::WirePort;
 use super::requester::Requester;
 use super::responder::Responder;
+use super::source::source_port;
 use super::udp::Receiver;
 use crate::shared::layout::Taking;
 use crate::types::outcome::End;
@@ -28,13 +29,30 @@ pub(crate) struct Posted {
     pub(crate) end: End,
 }
 
+/// The other end of a connection.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Peer {
+    /// The peer as a receiver of packets.
+    pub(crate) to: Receiver,
+    /// The UDP ports from which the peer may send: the port of the first packet that advanced the
+    /// connection. Before that packet, they are the two from which a software HCA sends: the port
+    /// in its address, and that of the flow label. `None`: any port, as the peer is no software HCA.
+    sources: Option<[u16; 2]>,
+}
+
+impl Peer {
+    /// Returns whether this is the address of the peer, with a port from which it may send.
+    #[inline]
+    pub(crate) fn is_from(&self, from: &SocketAddr) -> bool {
+        let port = from.port();
+        let has_port = |[one, other]: [u16; 2]| one == port || other == port;
+        self.to.socket.ip() == from.ip() && self.sources.is_none_or(has_port)
+    }
+}
+
 /// The end of a connection by packets that belongs to this device.
 pub(crate) struct Connection {
-    pub(crate) peer: Receiver,
-    /// The UDP port from which the peer sends. If the peer is a software HCA, this is the port in
-    /// its address; otherwise it is the source port of the first packet that advanced the
-    /// connection, and `None` before that packet.
-    source: Option<u16>,
+    pub(crate) peer: Peer,
     pub(crate) requester: Requester,
     pub(crate) responder: Responder,
     pub(crate) posted: VecDeque<Posted>,
@@ -63,10 +81,10 @@ const NOTIFY_NS: u64 = 50_000;
 const POLLED_PATIENCE_NS: u64 = 2_000_000_000;
 
 impl Connection {
-    /// Makes a connection to queue pair `qpn`, whose packets go to `to`. The first packet of this
-    /// end has the PSN `first`.
+    /// Makes a connection to queue pair `qpn`, whose packets go to `to` and have this flow label. The
+    /// first packet of this end has the PSN `first`.
     pub(crate) fn new(
-        (qpn, to): (u32, SocketAddr),
+        (qpn, to, flow_label): (u32, Receiver, u32),
         remote: PacketAddress,
         first: Psn,
         options: &ConnectOptions,
@@ -90,11 +108,12 @@ impl Connection {
             is_polled,
         };
         Self {
-            peer: Receiver {
-                socket: to,
-                class: remote.traffic_class,
+            peer: Peer {
+                to,
+                sources: remote
+                    .port
+                    .map(|port| [port, source_port(port, flow_label)]),
             },
-            source: remote.port,
             requester: Requester::new(requester, first),
             responder: Responder::new(
                 qpn,
@@ -156,16 +175,11 @@ impl Connection {
         })
     }
 
-    /// Returns whether this is the peer's address, with any port if the peer's port is not known.
-    pub(crate) fn is_from_peer(&self, from: &SocketAddr) -> bool {
-        self.peer.socket.ip() == from.ip() && self.source.is_none_or(|port| port == from.port())
-    }
-
-    /// Notes that a packet advanced the connection. Stores its source port as the peer's port,
-    /// unless that port is known.
-    pub(crate) fn on_progress(&mut self, from: &SocketAddr) {
+    /// Notes that a packet of the peer advanced the connection. The peer's later packets have its
+    /// source port.
+    pub(crate) const fn on_progress(&mut self, from: &SocketAddr) {
         self.why = None;
-        self.source.get_or_insert(from.port());
+        self.peer.sources = Some([from.port(); 2]);
     }
 
     /// Sends a congestion notification, because the network marks the packets of the peer. Does
@@ -174,13 +188,13 @@ impl Connection {
     pub(crate) fn notify(&mut self, wire: &mut WirePort, now_ns: u64) {
         let is_recent = |notified_ns: u64| now_ns < notified_ns + NOTIFY_NS;
         let Options { qpn, is_polled, .. } = self.requester.options();
-        if is_polled || self.notified_ns.is_some_and(is_recent) || !wire.has_room() {
+        if is_polled || self.notified_ns.is_some_and(is_recent) || !wire.has_room(&self.peer.to) {
             return;
         }
         self.notified_ns = Some(now_ns);
         let mut headers = Headers::new(PacketOpcode::CNP, qpn, Psn::new(0));
         headers.bth.has_becn = true;
-        let _: Result<(), ()> = wire.send(&self.peer, &headers, CNP_RESERVED, |reserved| {
+        let _: Result<(), ()> = wire.send(&self.peer.to, &headers, CNP_RESERVED, |reserved| {
             reserved.fill(0);
             Ok(())
         });

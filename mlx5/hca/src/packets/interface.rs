@@ -114,6 +114,8 @@ pub(crate) fn address_in(address: IpAddr, prefix: u8) -> io::Result<IpAddr> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::SocketAddrV6;
+
     use if_addrs::{IfOperStatus, Ifv4Addr};
 
     use super::*;
@@ -153,6 +155,33 @@ mod tests {
             "no other"
         );
         assert_eq!(leaving(&all, [11, 0, 0, 1].into()), None);
+    }
+
+    /// The kernel needs the interface of a link-local address, and no other address has one.
+    #[test]
+    fn only_a_link_local_address_is_in_the_scope_of_an_interface() {
+        let link_local = |nth| IpAddr::V6(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, nth));
+        let [v4, v6] = [IpAddr::from([127, 0, 0, 1]), Ipv6Addr::LOCALHOST.into()];
+        for address in [v4, v6, link_local(0)] {
+            let own = own_socket(address, 7).unwrap();
+            assert_eq!(own, SocketAddr::new(address, 7), "no interface has it");
+            assert_eq!(peer_socket(&own, v4, 8), SocketAddr::new(v4, 8));
+        }
+        for interface in if_addrs::get_if_addrs().unwrap() {
+            let own = own_socket(interface.ip(), 7).unwrap();
+            let is_scoped = |socket| matches!(socket, SocketAddr::V6(v6) if v6.scope_id() != 0);
+            assert_eq!(
+                is_scoped(own),
+                is_link_local(interface.ip()),
+                "{interface:?}"
+            );
+        }
+        let own = SocketAddrV6::new(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1), 7, 0, 3).into();
+        assert_eq!(peer_socket(&own, v6, 8), SocketAddr::new(v6, 8));
+        let SocketAddr::V6(peer) = peer_socket(&own, link_local(2), 8) else {
+            panic!("not IPv6")
+        };
+        assert_eq!((peer.port(), peer.scope_id()), (8, 3));
     }
 
     #[test]

@@ -8,8 +8,8 @@
 //!   way.
 //! - `connection`: a connection of a queue pair by packets.
 //! - `port`: encodes and decodes packets. `options`: its options. `network`: a bad network, for
-//!   tests. `udp`: the socket. `reports`: the reasons why packets do not arrive. `mads`: datagrams
-//!   to queue pair 1. `share`: one UDP port for these and a device. `interface`: addresses of this host. `pcap`: a capture. `grh`: the headers of
+//!   tests. `udp`: a socket. `source`: the sockets from which packets leave. `reports`: the reasons
+//!   why packets do not arrive. `mads`: datagrams to queue pair 1. `share`: one UDP port for these and a device. `interface`: addresses of this host. `pcap`: a capture. `grh`: the headers of
 //!   datagrams.
 //!
 //! A [`Requester`](requester::Requester) numbers the packets of the messages that are posted to it,
@@ -69,13 +69,14 @@ mod reports;
 pub(crate) mod requester;
 pub(crate) mod responder;
 mod share;
+pub(crate) mod source;
 mod timer;
 pub(crate) mod udp;
 
 #[cfg(test)]
 mod tests;
 
-use connection::Connection;
+use connection::{Connection, Peer};
 use port::WirePort;
 
 /// A device's port for packets, if any, and its connections by packets.
@@ -89,8 +90,9 @@ pub(crate) struct Wire {
 impl Wire {
     pub(crate) fn insert(&mut self, index: usize, mut connection: Connection) {
         let others = self.connections.iter().flatten();
+        let device = |peer: &Peer| (peer.to.socket, peer.to.class);
         let _is_shared = others
-            .filter(|other| other.peer == connection.peer)
+            .filter(|other| device(&other.peer) == device(&connection.peer))
             .any(|other| connection.requester.share_window(&other.requester));
         if self.connections.len() <= index {
             self.connections.resize_with(index + 1, || None);
@@ -106,7 +108,7 @@ impl Wire {
         for (to, why) in reports.into_iter().flatten() {
             let connections = self.connections.iter_mut().flatten();
             connections
-                .filter(|connection| connection.peer.socket == to)
+                .filter(|connection| connection.peer.to.socket == to)
                 .for_each(|connection| connection.on_report(why));
         }
     }

@@ -121,7 +121,14 @@ mod tests {
             now_ns.store(1000 * us, Ordering::Relaxed);
             if us < 10_000 {
                 let socket = ([127, 0, 0, 1], 1).into();
-                network.take(&Receiver { socket, class: 0 }, &us.to_le_bytes());
+                network.take(
+                    &Receiver {
+                        socket,
+                        class: 0,
+                        source: 0,
+                    },
+                    &us.to_le_bytes(),
+                );
             }
             while let Some((_, packet)) = network.pop_due() {
                 got.push((us, u64::from_le_bytes((*packet).try_into().unwrap())));

@@ -34,6 +34,10 @@ pub struct RoceOptions {
     /// Whether the device exchanges packets even with peers of its own fabric, and shares memory
     /// with no peer. This is for tests and measurements. A bad network and a capture imply it.
     pub is_for_all: bool,
+    /// Whether all packets leave from the UDP port of the device, for a firewall that passes no other
+    /// source port. Otherwise connections and datagrams leave from one of eight further ports,
+    /// 49152 or above, which depends on the numbers of both queue pairs.
+    pub has_one_source: bool,
     /// Bad network through which packets leave the port.
     pub network: BadNetwork,
     /// File to which a capture of all packets is added (pcap-savefile(5)). Where devices are
@@ -88,6 +92,7 @@ impl RoceOptions {
             peers: None,
             mtu: None,
             is_for_all: false,
+            has_one_source: false,
             network: BadNetwork::default(),
             pcap: None,
         }
@@ -95,9 +100,10 @@ impl RoceOptions {
 }
 
 /// Parses `ADDRESS` or `ADDRESS/BITS` ([`prefix`](Self::prefix)), and after commas `port=N`,
-/// `peers=N`, `mtu=N`, `packets=all` ([`is_for_all`](Self::is_for_all)), `loss=PERMILLE`,
-/// `double=PERMILLE`, `reorder=PERMILLE`, `delay_us=N` or `delay_us=MIN..MAX`
-/// ([`network`](Self::network)), `pcap=FILE`. The error is a sentence with the legal values.
+/// `peers=N`, `mtu=N`, `packets=all` ([`is_for_all`](Self::is_for_all)), `source_ports=1`
+/// ([`has_one_source`](Self::has_one_source)), `loss=PERMILLE`, `double=PERMILLE`,
+/// `reorder=PERMILLE`, `delay_us=N` or `delay_us=MIN..MAX` ([`network`](Self::network)),
+/// `pcap=FILE`. The error is a sentence with the legal values.
 impl FromStr for RoceOptions {
     type Err = String;
 
@@ -163,10 +169,11 @@ impl FromStr for RoceOptions {
                     };
                 }
                 "packets" if value == "all" => options.is_for_all = true,
+                "source_ports" if value == "1" => options.has_one_source = true,
                 "pcap" if !value.is_empty() => options.pcap = Some(value.into()),
                 _ => {
                     return Err(format!(
-                        "\"{part}\": use port=N, peers=N, mtu=N, packets=all, loss=PERMILLE, double=PERMILLE, reorder=PERMILLE, delay_us=MIN..MAX, pcap=FILE"
+                        "\"{part}\": use port=N, peers=N, mtu=N, packets=all, source_ports=1, loss=PERMILLE, double=PERMILLE, reorder=PERMILLE, delay_us=MIN..MAX, pcap=FILE"
                     ));
                 }
             }
@@ -185,6 +192,7 @@ impl fmt::Display for RoceOptions {
             peers,
             mtu,
             is_for_all,
+            has_one_source,
             network,
             pcap,
         } = self;
@@ -194,6 +202,11 @@ impl fmt::Display for RoceOptions {
         peers.map_or(Ok(()), |peers| write!(f, ",peers={peers}"))?;
         mtu.map_or(Ok(()), |mtu| write!(f, ",mtu={mtu}"))?;
         f.write_str(if *is_for_all { ",packets=all" } else { "" })?;
+        f.write_str(if *has_one_source {
+            ",source_ports=1"
+        } else {
+            ""
+        })?;
         let BadNetwork {
             loss_permille,
             double_permille,
@@ -229,7 +242,7 @@ mod tests {
         for text in [
             "127.0.0.1",
             "::1,port=0",
-            "10.1.0.0/16,port=4791,peers=4791,mtu=1024,packets=all,loss=10,double=5,reorder=1000,delay_us=0..7000,pcap=/tmp/a",
+            "10.1.0.0/16,port=4791,peers=4791,mtu=1024,packets=all,source_ports=1,loss=10,double=5,reorder=1000,delay_us=0..7000,pcap=/tmp/a",
             "::1,delay_us=5000",
         ] {
             assert_eq!(text.parse::<RoceOptions>().unwrap().to_string(), text);
@@ -245,6 +258,7 @@ mod tests {
             ("::1,delay_us=5ms", "microseconds"),
             ("::1,delay_us=7..3", "such as 3000..7000"),
             ("::1,packets=some", "packets=all"),
+            ("::1,source_ports=2", "source_ports=1"),
             ("::1,pcap=", "pcap=FILE"),
             ("::1,", "port=N"),
         ] {

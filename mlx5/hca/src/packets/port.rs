@@ -7,12 +7,15 @@ use copyrpc_shm::sleep::Notifier;
 use mlx5_wire::DatagramSegment;
 use mlx5_wire::roce::{Flow, Headers, ICRC_BYTES, Psn, UDP_PORT};
 
+use super::connection::Peer;
 use super::interface;
 use super::network::{BadNetwork, Network};
 use super::options::RoceOptions;
 use super::pcap::Pcap;
+use super::reports::Reports;
 use super::share::Share;
-use super::udp::{self, BATCH, Packets, Receiver, Udp};
+use super::source::{SPREAD, Source, source_port};
+use super::udp::{self, Packets, Receiver, Udp};
 use crate::Clock;
 use crate::counters::PortCounters;
 use crate::error::OpenError;
@@ -51,8 +54,17 @@ pub struct PacketCounters {
 pub(crate) struct WirePort {
     /// The thread that ends sleeps, started for the first sleep; `Some(None)` if the start failed.
     waker: Option<Option<Notifier>>,
-    udp: Udp,
-    /// The source address of packets, with the port.
+    /// The sockets from which packets leave. The first is that of the device, which receives.
+    sources: Vec<Source>,
+    /// The places in `sources` of the further ports; `None` before a port is needed. It is 0 if
+    /// packets leave from the device's own port, as another socket has the further one.
+    places: [Option<u8>; SPREAD],
+    /// A bit for each of `sources`, from the lowest bit on: whether packets wait in it, and whether it
+    /// has no room for more.
+    unsent: u16,
+    full: u16,
+    reports: Reports,
+    /// The address of the device, with the port.
     own: SocketAddr,
     /// RDMA MTU of the port, in bytes.
     pub(crate) mtu: u16,
@@ -62,21 +74,17 @@ pub(crate) struct WirePort {
     peers: Option<u16>,
     /// Secret from which the first PSNs of queue pairs follow.
     secret: u64,
-    /// Packets `first..end` wait for room in the socket.
-    out: Packets,
-    first: usize,
-    end: usize,
-    /// Buffers of received packets. Empty between [`receive`](Self::receive) and
+    /// Buffers of received packets. `None` between [`receive`](Self::receive) and
     /// [`give_back`](Self::give_back).
-    incoming: Packets,
-    /// Bad network, if the options have one; it holds packets before they are in `out`.
+    incoming: Option<Box<Packets>>,
+    /// Bad network, if the options have one; it holds packets before they are in their source.
     network: Option<Network>,
     pcap: Option<Pcap>,
     pub(crate) counters: PacketCounters,
     /// Counters to which the port adds its packets.
     pub(crate) traffic: Option<&'static PortCounters>,
     /// Destroyed queue pairs: number, peer, and last answer. The oldest are removed.
-    gone: VecDeque<(u32, Receiver, Headers)>,
+    gone: VecDeque<(u32, Peer, Headers)>,
     /// Queue pairs with packets to be sent, by index.
     pub(crate) active: Vec<usize>,
 }
@@ -122,6 +130,7 @@ impl WirePort {
             peers,
             network,
             pcap,
+            has_one_source,
             ..
         } = options;
         let bind = |port| {
@@ -137,7 +146,8 @@ impl WirePort {
             (None, Err(error)) if error.is_taken() => bind(0)?,
             (_, bound) => bound?,
         };
-        let own = udp.local().map_err(failed(0))?;
+        let source = Source::new(udp).map_err(failed(0))?;
+        let own = source.own;
         let pcap = pcap.map(|mut file| {
             if vf.is_some() {
                 file.as_mut_os_string().push(format!(".{own}"));
@@ -150,16 +160,17 @@ impl WirePort {
         })?;
         Ok(Self {
             waker: None,
-            udp,
+            sources: vec![source],
+            places: [has_one_source.then_some(0); SPREAD],
+            unsent: 0,
+            full: 0,
+            reports: Reports::default(),
             own,
             mtu,
             is_shared: vf.is_some(),
             peers,
             secret,
-            out: Packets::new(),
-            first: 0,
-            end: 0,
-            incoming: Packets::new().with_controls(),
+            incoming: Some(Box::new(Packets::new().with_controls())),
             network: (network != BadNetwork::default()).then(|| Network::new(network, seed, clock)),
             pcap,
             counters: PacketCounters::default(),
@@ -211,17 +222,19 @@ impl WirePort {
     /// Returns the thread that ends sleeps, after starting it if necessary. `None` if that failed.
     pub(crate) fn waker(&mut self) -> Option<&Notifier> {
         self.waker
-            .get_or_insert_with(|| Notifier::start("mlx5-packets", &self.udp.socket).ok())
+            .get_or_insert_with(|| {
+                Notifier::start("mlx5-packets", &self.sources[0].udp.socket).ok()
+            })
             .as_ref()
     }
 
     fn has_arrivals(&self) -> bool {
-        self.udp.is_readable()
+        self.sources[0].udp.is_readable()
     }
 
     /// Returns whether packets wait for room in the socket. No event reports such room.
     pub(crate) const fn has_unsent(&self) -> bool {
-        self.first != self.end
+        self.unsent != 0
     }
 
     /// Returns whether a poll has something to do: packets have arrived, or connections have
@@ -230,7 +243,7 @@ impl WirePort {
         self.has_arrivals() || !self.active.is_empty() && !self.has_unsent()
     }
 
-    pub(crate) fn remember_gone(&mut self, qpn: u32, peer: Receiver, answer: Headers) {
+    pub(crate) fn remember_gone(&mut self, qpn: u32, peer: Peer, answer: Headers) {
         self.forget_gone(qpn);
         if self.gone.len() == MAX_GONE {
             self.gone.pop_front();
@@ -248,26 +261,49 @@ impl WirePort {
         let Some(&(_, peer, answer)) = self
             .gone
             .iter()
-            .find(|(gone, peer, _)| *gone == qpn && peer.socket == *from)
+            .find(|(gone, peer, _)| *gone == qpn && peer.is_from(from))
         else {
             return false;
         };
-        self.answer(&peer, &answer);
+        self.answer(&peer.to, &answer);
         true
     }
 
     /// Sends an answer without payload, if there is room.
     pub(crate) fn answer(&mut self, peer: &Receiver, answer: &Headers) {
-        if self.has_room() {
+        if self.has_room(peer) {
             let _: Result<(), ()> = self.send(peer, answer, 0, |_| Ok(()));
         }
     }
 
-    pub(crate) fn has_room(&mut self) -> bool {
-        if self.end == BATCH {
-            self.flush();
+    pub(crate) fn has_room(&mut self, to: &Receiver) -> bool {
+        (self.full == 0 || self.makes_room(to))
+            && self.network.as_ref().is_none_or(Network::has_room)
+    }
+
+    #[cold]
+    fn makes_room(&mut self, to: &Receiver) -> bool {
+        self.flush();
+        self.full & 1 << to.source == 0
+    }
+
+    /// Returns the source of the packets with this flow label. Opens its socket if necessary.
+    pub(crate) fn source_of(&mut self, flow_label: u32) -> u8 {
+        let mut own = self.own;
+        own.set_port(source_port(own.port(), flow_label));
+        let nth = usize::from(own.port()) % SPREAD;
+        if let Some(place) = self.places[nth] {
+            return place;
         }
-        self.end < BATCH && self.network.as_ref().is_none_or(Network::has_room)
+        let place = match Udp::bind(own).and_then(Source::new) {
+            Ok(source) => {
+                self.sources.push(source);
+                self.sources.len() as u8 - 1
+            }
+            Err(_) => 0,
+        };
+        self.places[nth] = Some(place);
+        place
     }
 
     /// Adds a packet to the packets that [`flush`](Self::flush) sends. The caller has checked that
@@ -280,25 +316,29 @@ impl WirePort {
         len: usize,
         fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
     ) -> Result<(), E> {
-        let buffer = self.out.buffer(self.end);
+        let source = &mut self.sources[usize::from(to.source)];
+        let Source { own, out, end, .. } = source;
+        let buffer = out.buffer(*end);
         let header = headers.emit();
         let (head, rest) = buffer.split_at_mut(header.len());
         head.copy_from_slice(&header);
         fill(&mut rest[..len])?;
         let covered = header.len() + len + usize::from(headers.bth.pad);
         buffer[header.len() + len..covered].fill(0);
-        let icrc = flow(self.own, to.socket).icrc(&buffer[..covered], &[]);
+        let icrc = flow(*own, to.socket).icrc(&buffer[..covered], &[]);
         let whole = covered + ICRC_BYTES;
         buffer[covered..whole].copy_from_slice(&icrc);
         self.counters.sent += 1;
         if let Some(pcap) = &mut self.pcap {
-            pcap.record(&self.own, &to.socket, &buffer[..whole]);
+            pcap.record(own, &to.socket, &buffer[..whole]);
         }
         match &mut self.network {
-            Some(network) => network.take(to, &self.out.buffer(self.end)[..whole]),
+            Some(network) => network.take(to, &buffer[..whole]),
             None => {
-                self.out.set(self.end, whole, to);
-                self.end += 1;
+                self.unsent |= 1 << to.source;
+                if source.add(whole, to) {
+                    self.full |= 1 << to.source;
+                }
             }
         }
         Ok(())
@@ -312,17 +352,25 @@ impl WirePort {
     /// Returns the MTU of the path to `to`, in bytes of an IP packet, and the largest RDMA MTU for
     /// which the path has room, at least 256. Returns `None` if the kernel has no route.
     pub(crate) fn path_mtu(&self, to: &SocketAddr) -> Option<(u32, u16)> {
-        let ip_mtu = self.udp.path_mtu(to).ok()?;
+        let ip_mtu = self.sources[0].udp.path_mtu(to).ok()?;
         Some((ip_mtu, udp::rdma_mtu(ip_mtu, &to.ip())))
     }
 
     pub(crate) fn has_reports(&self) -> bool {
-        !self.udp.reports.is_empty()
+        !self.reports.is_empty()
     }
 
     /// Takes the reports of packets that did not arrive: their receivers, and the reasons.
     pub(crate) fn take_reports(&mut self) -> Vec<(SocketAddr, Limit)> {
-        self.udp.reports.take()
+        self.reports.take()
+    }
+
+    /// Reads the reports on packets that left from the same source as those to `to`. Those on
+    /// packets from the device's own port are also read when it receives.
+    #[cold]
+    pub(crate) fn read_reports(&mut self, to: &Receiver) {
+        let source = &self.sources[usize::from(to.source)];
+        self.reports.add_queued(&source.udp.socket);
     }
 
     /// Sends the packets that were added and are due, as far as the socket has room for them.
@@ -330,41 +378,43 @@ impl WirePort {
         while let Some((to, packet)) = self
             .network
             .as_mut()
-            .filter(|_| self.end < BATCH)
+            .filter(|_| self.full == 0)
             .and_then(Network::pop_due)
         {
-            self.out.buffer(self.end)[..packet.len()].copy_from_slice(&packet);
-            self.out.set(self.end, packet.len(), &to);
-            self.end += 1;
+            let source = &mut self.sources[usize::from(to.source)];
+            source.out.buffer(source.end)[..packet.len()].copy_from_slice(&packet);
+            self.unsent |= 1 << to.source;
+            self.full |= u16::from(source.add(packet.len(), &to)) << to.source;
         }
-        if self.first == self.end {
-            return;
+        let mut rest = self.unsent;
+        while rest != 0 {
+            let nth = rest.trailing_zeros();
+            rest &= rest - 1;
+            let source = &mut self.sources[nth as usize];
+            let (is_empty, refused) = source.flush(&mut self.reports, self.traffic);
+            self.counters.refused += refused;
+            if is_empty {
+                self.unsent &= !(1 << nth);
+                self.full &= !(1 << nth);
+            }
         }
-        let (next, refused) = self.udp.send(&mut self.out, self.first, self.end);
-        self.counters.refused += refused;
-        if let Some(traffic) = self.traffic {
-            traffic.sent((next - self.first) as u64, self.out.bytes(self.first..next));
-        }
-        (self.first, self.end) = if next == self.end {
-            (0, 0)
-        } else {
-            (next, self.end)
-        };
     }
 
     /// Receives packets. Returns them and their number, for [`give_back`](Self::give_back).
-    pub(crate) fn receive(&mut self) -> (Packets, usize) {
-        let mut incoming = core::mem::take(&mut self.incoming);
-        let count = self.udp.receive(&mut incoming);
+    pub(crate) fn receive(&mut self) -> Option<(Box<Packets>, usize)> {
+        let mut incoming = self.incoming.take()?;
+        let count = self.sources[0]
+            .udp
+            .receive(&mut incoming, &mut self.reports);
         self.counters.received += count as u64;
         if let Some(traffic) = self.traffic {
             traffic.received(count as u64, incoming.bytes(0..count));
         }
-        (incoming, count)
+        Some((incoming, count))
     }
 
-    pub(crate) fn give_back(&mut self, incoming: Packets) {
-        self.incoming = incoming;
+    pub(crate) fn give_back(&mut self, incoming: Box<Packets>) {
+        self.incoming = Some(incoming);
     }
 
     /// Decodes a received packet. Counts invalid packets, and returns `None` for them.

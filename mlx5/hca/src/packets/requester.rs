@@ -183,6 +183,12 @@ impl Requester {
         self.is_unreachable = true;
     }
 
+    /// Returns whether [`Requester::on_time`] repeats packets at this time.
+    pub(crate) fn is_late(&self, now_ns: u64) -> bool {
+        let repeat_ns = self.timer.due_ns().filter(|_| !self.timer.is_paused());
+        repeat_ns.is_some_and(|due_ns| due_ns <= now_ns)
+    }
+
     /// Returns the time at which [`Requester::on_time`] has something to do.
     pub(crate) fn due_ns(&self) -> Option<u64> {
         if self.failure.is_some() {

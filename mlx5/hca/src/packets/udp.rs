@@ -59,12 +59,13 @@ const CONTROL_BYTES: usize = 32;
 const ECT_0: u8 = 2;
 const CONGESTION: u8 = 3;
 
-/// The receiver of a packet, and the traffic class of the packet, whose upper six bits are the DSCP
-/// (RFC 2474).
+/// The receiver of a packet, the traffic class of the packet, whose upper six bits are the DSCP (RFC
+/// 2474), and the socket from which it leaves: a place among the port's sources.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Receiver {
     pub(crate) socket: SocketAddr,
     pub(crate) class: u8,
+    pub(crate) source: u8,
 }
 
 /// Packets of a batch, with the addresses of their other ends and the kernel's descriptions of all
@@ -213,7 +214,6 @@ fn turn_on(socket: &UdpSocket, level: libc::c_int, option: libc::c_int) -> io::R
 #[derive(Debug)]
 pub(crate) struct Udp {
     pub(crate) socket: UdpSocket,
-    pub(super) reports: Reports,
     /// Traffic class of the packets that are sent next. `None`: the class that sockets have.
     class: Option<u8>,
     /// Marks the share of the port as taken, if the port is shared.
@@ -284,7 +284,6 @@ impl Udp {
         let _ = sockopt::set_socket_send_buffer_size(&socket, BUFFER_BYTES);
         Ok(Self {
             socket,
-            reports: Reports::default(),
             class: None,
             _share: share,
         })
@@ -358,7 +357,7 @@ impl Udp {
     /// Receives packets, and returns their number. recvmmsg(2) polls for another packet until it has
     /// the maximum number or finds none, and the packets that it already has wait meanwhile. So the
     /// maximum is twice the number of the last call, at least 1 and at most [`BATCH`].
-    pub(crate) fn receive(&mut self, packets: &mut Packets) -> usize {
+    pub(super) fn receive(&self, packets: &mut Packets, reports: &mut Reports) -> usize {
         // The kernel overwrote these lengths of the packets that were received last.
         packets.headers[..packets.received]
             .iter_mut()
@@ -384,7 +383,7 @@ impl Udp {
                 break count;
             }
             if io::Error::last_os_error().kind() == io::ErrorKind::WouldBlock
-                || !self.reports.add_queued(&self.socket)
+                || !reports.add_queued(&self.socket)
             {
                 break 0;
             }
@@ -394,7 +393,12 @@ impl Udp {
 
     /// Sends packets `first..end`. Returns the number of the first packet for which the socket has
     /// no room, and the number of packets that the kernel refused, which are lost.
-    pub(crate) fn send(&mut self, packets: &mut Packets, first: usize, end: usize) -> (usize, u64) {
+    pub(super) fn send(
+        &mut self,
+        packets: &mut Packets,
+        (first, end): (usize, usize),
+        reports: &mut Reports,
+    ) -> (usize, u64) {
         let (mut next, mut refused) = (first, 0);
         while next < end {
             let class = packets.classes[next];
@@ -421,10 +425,10 @@ impl Udp {
             match error.kind() {
                 io::ErrorKind::WouldBlock => break,
                 io::ErrorKind::Interrupted => {}
-                _ if self.reports.add_queued(&self.socket) => {}
+                _ if reports.add_queued(&self.socket) => {}
                 _ => {
                     let why = reports::reason_of(error.raw_os_error().unwrap_or(0));
-                    self.reports.add(packets.addresses[next].clone(), why);
+                    reports.add(packets.addresses[next].clone(), why);
                     (next, refused) = (next + 1, refused + 1);
                 }
             }
@@ -464,17 +468,26 @@ mod tests {
             IpAddr::from([127, 0, 0, 1]),
             IpAddr::from(Ipv6Addr::LOCALHOST),
         ] {
-            let [mut a, mut b] = [0, 1].map(|_| Udp::bind(SocketAddr::new(address, 0)).unwrap());
+            let [mut a, b] = [0, 1].map(|_| Udp::bind(SocketAddr::new(address, 0)).unwrap());
             let (mut out, mut incoming) = (Packets::new(), Packets::new().with_controls());
+            let reports = &mut Reports::default();
             for (nth, len) in [0, 1, 1500, MAX_PACKET].into_iter().enumerate() {
                 out.buffer(nth)[..len].fill(nth as u8 + 1);
                 let socket = b.local().unwrap();
-                out.set(nth, len, &Receiver { socket, class: 0 });
+                out.set(
+                    nth,
+                    len,
+                    &Receiver {
+                        socket,
+                        class: 0,
+                        source: 0,
+                    },
+                );
             }
-            assert_eq!(a.send(&mut out, 0, 4), (4, 0));
+            assert_eq!(a.send(&mut out, (0, 4), reports), (4, 0));
             let mut lengths = [0, 1, 1500, MAX_PACKET].into_iter().enumerate();
             for count in [1, 2, 1, 0] {
-                assert_eq!(b.receive(&mut incoming), count);
+                assert_eq!(b.receive(&mut incoming, reports), count);
                 for at in 0..count {
                     let (nth, len) = lengths.next().unwrap();
                     assert_eq!(
@@ -491,20 +504,28 @@ mod tests {
                 } else {
                     sockopt::set_ipv6_tclass(&a.socket, class.into()).unwrap();
                 }
-                assert_eq!(a.send(&mut out, 0, 1), (1, 0));
-                assert_eq!(b.receive(&mut incoming), 1);
+                assert_eq!(a.send(&mut out, (0, 1), reports), (1, 0));
+                assert_eq!(b.receive(&mut incoming, reports), 1);
                 assert_eq!(incoming.is_marked(0), class == CONGESTION);
             }
             // Each packet of a batch has its own class, and arrives with it.
             let classes = [0x60, 0x60, 0xb8, 0];
             for (nth, class) in classes.into_iter().enumerate() {
                 let socket = b.local().unwrap();
-                out.set(nth, 1, &Receiver { socket, class });
+                out.set(
+                    nth,
+                    1,
+                    &Receiver {
+                        socket,
+                        class,
+                        source: 0,
+                    },
+                );
             }
-            assert_eq!(a.send(&mut out, 0, 4), (4, 0));
+            assert_eq!(a.send(&mut out, (0, 4), reports), (4, 0));
             let mut arrived = Vec::new();
             while arrived.len() < 4 {
-                let count = b.receive(&mut incoming);
+                let count = b.receive(&mut incoming, reports);
                 arrived.extend((0..count).map(|nth| incoming.class(nth)));
             }
             assert_eq!(arrived, classes.map(|class| class | ECT_0));
@@ -513,7 +534,7 @@ mod tests {
                 .send_to(&[0; MAX_PACKET + 1], b.local().unwrap())
                 .unwrap();
             assert_eq!(
-                (b.receive(&mut incoming), incoming.get(0).is_some()),
+                (b.receive(&mut incoming, reports), incoming.get(0).is_some()),
                 (1, false)
             );
         }

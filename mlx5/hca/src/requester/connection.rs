@@ -126,7 +126,7 @@ impl Connection {
         // A peer may ask for any number of READ responses. So after a batch of them, other queue
         // pairs get their turn.
         for nth in 0.. {
-            if !wire.has_room() || nth == BATCH {
+            if !wire.has_room(&self.peer.to) || nth == BATCH {
                 return self.activate(wire, qp.index);
             }
             let Some(reply) = self.responder.next_reply(now_ns) else {
@@ -135,7 +135,7 @@ impl Connection {
             let len = reply
                 .from
                 .map_or(reply.report.len(), |from| from.len as usize);
-            let sent = wire.send(&self.peer, &reply.headers, len, |payload| {
+            let sent = wire.send(&self.peer.to, &reply.headers, len, |payload| {
                 let Some(from) = reply.from.filter(|from| from.len > 0) else {
                     payload.copy_from_slice(&reply.report);
                     return Ok(());
@@ -154,7 +154,7 @@ impl Connection {
             }
         }
         while !qp.has_failed() {
-            if !wire.has_room() {
+            if !wire.has_room(&self.peer.to) {
                 return self.activate(wire, qp.index);
             }
             let Some(packet) = self.requester.next_packet(now_ns) else {
@@ -164,7 +164,7 @@ impl Connection {
                 break;
             };
             let (len, offset) = (packet.len as usize, packet.offset as usize);
-            let sent = wire.send(&self.peer, &packet.headers, len, |payload| {
+            let sent = wire.send(&self.peer.to, &packet.headers, len, |payload| {
                 if payload.is_empty() {
                     return Ok(());
                 }
@@ -281,6 +281,14 @@ pub(crate) fn complete(hca: &Hca, state: &mut State, index: usize) -> bool {
 
 /// Runs a queue pair at the time of its retry, of its ACK, or of its waiting WQE.
 pub(crate) fn on_time(hca: &Hca, state: &mut State, index: usize, now_ns: u64) {
+    let parts = state.wire.parts(&mut state.queues.qps, index);
+    if let Some((_, connection, port)) = parts {
+        // Reports before the repeat count for it, also on packets from a port that receives nothing.
+        if connection.requester.is_late(now_ns) {
+            port.read_reports(&connection.peer.to);
+            state.wire.take_reports();
+        }
+    }
     let parts = state.wire.parts(&mut state.queues.qps, index);
     if let Some((_, connection, _)) = parts {
         connection.scheduled_ns.take_if(|at_ns| *at_ns <= now_ns);

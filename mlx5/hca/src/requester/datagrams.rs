@@ -13,6 +13,7 @@ use mlx5_wire::{DatagramSegment, GRH_BYTES, Header, Opcode, Syndrome, Wqe};
 use crate::Hca;
 use crate::packets::interface::{address_of, peer_socket};
 use crate::packets::port::WirePort;
+use crate::packets::source::flow_label;
 use crate::packets::udp::Receiver;
 use crate::packets::{Wire, grh};
 use crate::queues::data::pieces;
@@ -25,6 +26,9 @@ use crate::types::vendor::{Limit, Malformed};
 
 /// Bit of a Q_Key in a WQE; if it is set, the Q_Key of the sending queue pair is used.
 const CONTROLLED_QKEY: u32 = 1 << 31;
+
+/// The bits of the flow label in an address vector; 0 means that the program gives none.
+const FLOW_LABEL: u32 = 0xf_ffff;
 
 /// Maximum time in ns for which a datagram of a virtual function waits for room: until the
 /// receiver's device takes an earlier datagram. The links of InfiniBand have flow control, and
@@ -129,7 +133,16 @@ fn send_packet(wire: &mut WirePort, to: &DatagramSegment, header: &DatagramHeade
     let Some(address) = address_of(&to.vector.rgid) else {
         return;
     };
-    if !wire.has_room() || header.byte_count > u32::from(wire.mtu) {
+    let label = match to.vector.grh_gid_fl & FLOW_LABEL {
+        0 => flow_label(header.source_qpn, to.qpn),
+        label => label,
+    };
+    let receiver = Receiver {
+        socket: peer_socket(&wire.own(), address, wire.port_of(to)),
+        class: to.vector.tclass,
+        source: wire.source_of(label),
+    };
+    if !wire.has_room(&receiver) || header.byte_count > u32::from(wire.mtu) {
         wire.counters.refused += 1;
         return;
     }
@@ -150,18 +163,11 @@ fn send_packet(wire: &mut WirePort, to: &DatagramSegment, header: &DatagramHeade
     headers.imm = header.imm;
     headers.bth.is_solicited = header.flags & SOLICITED != 0;
     headers.bth.pad = (header.byte_count.wrapping_neg() & 3) as u8;
-    let _: Result<(), Fault> = wire.send(
-        &Receiver {
-            socket: peer_socket(&wire.own(), address, wire.port_of(to)),
-            class: to.vector.tclass,
-        },
-        &headers,
-        header.byte_count as usize,
-        |payload| {
+    let _: Result<(), Fault> =
+        wire.send(&receiver, &headers, header.byte_count as usize, |payload| {
             // SAFETY: `execute` has checked that the pieces are readable. Together they have the
             // length of the payload.
             unsafe { gather(wqe, payload.as_mut_ptr()) };
             Ok(())
-        },
-    );
+        });
 }

@@ -79,9 +79,13 @@ fn a_device_with_packets_to_be_sent_does_not_sleep_long() {
         opcode: Opcode::SendOnly,
     };
     with_wire(&|wire| {
-        let (socket, class) = (wire.own(), 0);
+        let (socket, class, source) = (wire.own(), 0, 0);
         let (own, headers) = (
-            Receiver { socket, class },
+            Receiver {
+                socket,
+                class,
+                source,
+            },
             Headers::new(opcode, 0, Psn::new(0)),
         );
         wire.send::<()>(&own, &headers, 0, |_| Ok(())).unwrap();

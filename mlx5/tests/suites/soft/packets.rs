@@ -1,5 +1,6 @@
 //! Ports for packets: two devices that share no memory, strangers, and what an address can do.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::process::Command;
 use std::sync::mpsc::{self, TryRecvError};
@@ -196,8 +197,8 @@ fn packet(headers: &Headers, payload: &[u8], from: &UdpSocket, to: SocketAddr) -
 }
 
 /// Every user of the peer's host can send from the peer's address, so the source port must be right
-/// too. The address of a software HCA contains its port. Any other RoCE device chooses a port for
-/// each connection; its first packet shows the port.
+/// too. The address of a software HCA contains its port, from which its other source ports follow.
+/// Any other RoCE device chooses a port for each connection; its first packet shows the port.
 #[test]
 fn packets_from_another_port_of_the_peers_address_change_nothing() {
     limits::watchdog(WATCHDOG);
@@ -211,7 +212,7 @@ fn packets_from_another_port_of_the_peers_address_change_nothing() {
     let sockets = [(); 2].map(|()| UdpSocket::bind((theirs, 0)).unwrap());
     let port = sockets[0].local_addr().unwrap().port();
     // The peer's address has no port in the first case, and a port in the second.
-    for (told, mut taken) in [(0, None), (port, Some(0))] {
+    for (told, mut taken, senders) in [(0, None, [0, 1, 1, 0]), (port, Some(0), [1, 0, 1, 0])] {
         let mut end = Endpoint::new(&device);
         let peer = QpAddress {
             port: told,
@@ -229,7 +230,7 @@ fn packets_from_another_port_of_the_peers_address_change_nothing() {
         .unwrap();
         let before = device.info().packets.unwrap();
         let mut psn = Psn::new(peer.psn);
-        for (nth, from) in [0, 1, 1, 0].into_iter().enumerate() {
+        for (nth, from) in senders.into_iter().enumerate() {
             let opcode = PacketOpcode {
                 transport: Transport::Rc,
                 opcode: Opcode::WriteOnly,
@@ -271,6 +272,103 @@ fn packets_from_another_port_of_the_peers_address_change_nothing() {
             device.info().packets.unwrap().strangers - before.strangers,
             2
         );
+    }
+}
+
+/// Sends two messages over each of sixteen connections from a new device to a peer that answers
+/// nothing. Returns the source ports of the packets, by connection.
+fn source_ports(roce: RoceOptions, peer: &UdpSocket) -> BTreeMap<u32, BTreeSet<u16>> {
+    let to = peer.local_addr().unwrap();
+    let own = roce.address;
+    let device = Device::open(DeviceSpec::Soft(soft(roce))).unwrap();
+    let connect = |qpn| {
+        let mut end = Endpoint::new(&device);
+        let qp = QpAddress {
+            port: to.port(),
+            lid: 0,
+            epoch: 0,
+            gid: gid_of(to.ip()),
+            qpn,
+            ..end.qp.address()
+        };
+        let address = EndpointAddress {
+            qp,
+            ..end.address()
+        };
+        end.connect(&address).unwrap();
+        end
+    };
+    let mut ends: Vec<_> = (0x4000..0x4010).map(connect).collect();
+    let mut ports = BTreeMap::<_, BTreeSet<_>>::new();
+    for end in &mut ends {
+        for _ in 0..2 {
+            let payload = Inline(&[1, 2, 3, 4][..]);
+            end.qp.post(&Send { payload }, Signal::Always, 0).unwrap();
+        }
+        end.qp.ring();
+    }
+    for _ in 0..2 * ends.len() {
+        let mut buffer = [0; 64];
+        let (len, from) = peer.recv_from(&mut buffer).unwrap();
+        let (headers, _) = Headers::parse(&buffer[..len]).unwrap();
+        let flow = Flow {
+            source: from,
+            destination: to,
+            identification: 0,
+        };
+        assert_eq!((flow.check(&buffer[..len]), from.ip()), (Some(0), own));
+        ports
+            .entry(headers.bth.qpn)
+            .or_default()
+            .insert(from.port());
+    }
+    ports
+}
+
+/// Routers and NICs spread packets by the source port, so each connection has its own, as far as a
+/// device has any. A connection keeps its port, because packets on two paths overtake each other.
+#[test]
+fn connections_leave_from_different_ports_and_each_keeps_its_port() {
+    limits::watchdog(WATCHDOG);
+    let [_, _, high, low] = std::process::id().to_be_bytes();
+    // Below the ports that the kernel chooses.
+    let port = 10_000 + (std::process::id() % 20_000) as u16;
+    for [own, theirs] in [
+        [5, 6].map(|host| IpAddr::from([127, 90 + host, high, low])),
+        [Ipv6Addr::LOCALHOST.into(); 2],
+    ] {
+        let peer = UdpSocket::bind((theirs, 0)).unwrap();
+        let plain = || RoceOptions {
+            port: Some(port),
+            ..on(own)
+        };
+        let spread = source_ports(plain(), &peer);
+        let of_one = |ports: &BTreeSet<u16>| ports.first().copied().filter(|_| ports.len() == 1);
+        let used: BTreeSet<_> = spread
+            .values()
+            .map(|ports| of_one(ports).unwrap())
+            .collect();
+        assert_eq!(spread.len(), 16);
+        assert!(
+            used.len() > 4 && *used.first().unwrap() >= 0xc000,
+            "{spread:?}"
+        );
+        let alone = RoceOptions {
+            has_one_source: true,
+            ..plain()
+        };
+        let ports = source_ports(alone, &peer);
+        let all_own = |ports: &BTreeSet<u16>| of_one(ports) == Some(port);
+        assert!(ports.values().all(all_own), "{ports:?}");
+        // The device is gone, so its ports are free. Connections whose port is taken leave from that
+        // of the device.
+        let taken = *used.first().unwrap();
+        let _socket = UdpSocket::bind((own, taken)).unwrap();
+        for (qpn, ports) in source_ports(plain(), &peer) {
+            let before = of_one(&spread[&qpn]).unwrap();
+            let expected = if before == taken { port } else { before };
+            assert_eq!(of_one(&ports), Some(expected), "{qpn:#x}");
+        }
     }
 }
 
@@ -610,8 +708,8 @@ fn addresses_that_cannot_be_are_refused_with_what_to_do() {
     );
 }
 
-/// A device that lives reports that a queue pair is destroyed; the kernel reports that a device has
-/// ended.
+/// A device that lives reports that a queue pair is destroyed. The kernel reports that a device has
+/// ended, to the socket from which the packets left; the third repeat fails.
 #[test]
 fn the_end_of_a_queue_pair_is_told_and_that_of_a_device_is_noticed() {
     limits::watchdog(WATCHDOG);
@@ -640,7 +738,10 @@ fn the_end_of_a_queue_pair_is_told_and_that_of_a_device_is_noticed() {
         end.connect(&remote).unwrap();
         end.send(b"hello").unwrap();
         when_gone.recv().unwrap();
+        let before = device.info().packets.unwrap();
         let error = end.send(b"again").unwrap_err();
+        let sent = device.info().packets.unwrap().sent - before.sent;
+        assert!(lives || sent == 3, "{sent}");
         assert!(
             matches!(
                 error,

@@ -1,8 +1,14 @@
 //! Many connections through one narrow link: P9.
 
+use mlx5_wire::ConnectOptions;
+
+use super::super::Wire;
 use super::super::congestion::{Congestion, Part};
+use super::super::connection::Connection;
+use super::super::udp::Receiver;
 use super::link::{Link, Load, flood};
 use super::*;
+use crate::PacketAddress;
 
 fn load(reads: bool) -> Load {
     (if reads { Load::read } else { Load::write })(16 << 10, 16)
@@ -45,6 +51,68 @@ fn p9_connections_between_two_devices_have_the_share_of_one() {
                 "{outcome:?}"
             );
         }
+    }
+}
+
+/// Connections of another kind, to another device or with another traffic class have their own
+/// windows, also if they come first. The port from which packets leave makes no difference.
+#[test]
+fn p9_a_connection_shares_the_window_of_the_first_one_of_its_kind_to_the_device() {
+    let connection = |(device, class, mtu, is_unreliable), source| {
+        let ip = IpAddr::from([192, 0, 2, device]);
+        let socket = SocketAddr::new(ip, 4791);
+        let remote = PacketAddress {
+            ip,
+            port: Some(4791),
+            psn: 0,
+            mtu,
+            traffic_class: class,
+        };
+        let to = Receiver {
+            socket,
+            class,
+            source,
+        };
+        let options = ConnectOptions::default();
+        Connection::new((7, to, 0), remote, Psn::new(0), &options, is_unreliable)
+    };
+    let kind = (1, 0, 1024, false);
+    let kinds = [
+        (1, 0, 1024, true),
+        (1, 0, 512, false),
+        (1, 96, 1024, false),
+        (2, 0, 1024, false),
+        kind,
+        kind,
+        kind,
+    ];
+    let mut wire = Wire::default();
+    for (index, (kind, source)) in kinds.into_iter().zip(0..).enumerate() {
+        wire.insert(index, connection(kind, source));
+    }
+    let windows = |wire: &Wire| {
+        let connections = wire.connections.iter().flatten();
+        connections
+            .map(|connection| connection.requester.window())
+            .collect::<Vec<_>>()
+    };
+    let before = windows(&wire);
+    let sender = &mut wire.connections[5].as_mut().unwrap().requester;
+    let len = 1 << 20;
+    sender.post(
+        Request::Send {
+            len,
+            imm: None,
+            is_solicited: false,
+        },
+        true,
+    );
+    for _ in 0..24 {
+        sender.next_packet(0).unwrap();
+    }
+    for (index, (before, after)) in before.into_iter().zip(windows(&wire)).enumerate() {
+        let shares = kinds[index] == kind && index != 5;
+        assert_eq!(after < before, shares, "{index}: {before}, {after}");
     }
 }
 

@@ -56,13 +56,14 @@ struct Arguments {
     /// packets from this address (UDP, ports 4791 and up). Programs of this fabric at the same
     /// address are reached through shared memory, unless packets=all. No rights are needed.
     /// peers=4791: peers elsewhere have this UDP port, as other RoCE devices have, instead of the
-    /// port that follows from their queue pair number. loss, double, reorder: packets in a thousand
-    /// that are lost, sent twice, or late by up to 1 ms. delay_us: time in us, or MIN..MAX, by
-    /// which all packets are late. pcap: file to which packets are captured, FILE.ADDRESS:PORT.
-    /// Each of the options from loss to pcap implies packets=all.
+    /// port that follows from their queue pair number. source_ports=1: packets leave from the port
+    /// of the device, and not also from others, 49152 and up. loss, double, reorder: packets in a
+    /// thousand that are lost, sent twice, or late by up to 1 ms. delay_us: time in us, or
+    /// MIN..MAX, by which all packets are late. pcap: file to which packets are captured,
+    /// FILE.ADDRESS:PORT. Each of the options from loss to pcap implies packets=all.
     #[arg(
         long,
-        value_name = "ADDRESS[/BITS][,peers=4791][,mtu=N][,packets=all][,loss=N][,double=N][,reorder=N][,delay_us=MIN..MAX][,pcap=FILE]"
+        value_name = "ADDRESS[/BITS][,peers=4791][,mtu=N][,packets=all][,source_ports=1][,loss=N][,double=N][,reorder=N][,delay_us=MIN..MAX][,pcap=FILE]"
     )]
     address: Option<RoceOptions>,
     /// With --link roce: the GID table of the port, up to 8 entries: v1=IP or v2=IP, the version of
