@@ -54,7 +54,7 @@ pub struct PacketCounters {
 pub(crate) struct WirePort {
     /// The thread that ends sleeps, started for the first sleep; `Some(None)` if the start failed.
     waker: Option<Option<Notifier>>,
-    /// The sockets from which packets leave. The first is that of the device, which receives.
+    /// The sockets from which packets leave. The first is the socket at which the device receives.
     sources: Vec<Source>,
     /// The places in `sources` of the further ports; `None` before a port is needed. It is 0 if
     /// packets leave from the device's own port, as another socket has the further one.

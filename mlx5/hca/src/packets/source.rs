@@ -16,7 +16,7 @@ use crate::counters::PortCounters;
 /// Number of further ports of a device. Each is a socket.
 pub(super) const SPREAD: usize = 1 << SPREAD_BITS;
 const SPREAD_BITS: u32 = 3;
-/// The first of the ports from which RoCE devices send; the last is 65535.
+/// Lowest port from which RoCE devices send; the highest is 65535.
 const FIRST_PORT: u16 = 0xc000;
 /// 2^32 divided by the golden ratio: multiplication spreads numbers that differ in a few bits.
 const GOLDEN: u32 = 0x9e37_79b1;
@@ -94,7 +94,7 @@ mod tests {
 
     use super::*;
 
-    /// The labels are those of Linux: its functions have the same values.
+    /// The expected labels are the results of `rdma_calc_flow_label`.
     #[test]
     fn a_flow_label_is_that_of_linux_and_that_of_the_other_end() {
         for (own, peer, label) in [
