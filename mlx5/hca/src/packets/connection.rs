@@ -10,7 +10,7 @@ use super::message::{GONE, MAX_RD_ATOMIC, Options};
 use super::port::WirePort;
 use super::requester::Requester;
 use super::responder::Responder;
-use super::source::source_port;
+use super::source::{Peer, source_port};
 use super::udp::Receiver;
 use crate::shared::layout::Taking;
 use crate::types::outcome::End;
@@ -27,27 +27,6 @@ pub(crate) struct Posted {
     pub(crate) counter: u16,
     /// Outcome of the WQE, reported once the WQEs before it are complete.
     pub(crate) end: End,
-}
-
-/// The other end of a connection.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Peer {
-    /// The peer as a receiver of packets.
-    pub(crate) to: Receiver,
-    /// The UDP ports from which the peer may send: the port of the first packet that advanced the
-    /// connection. Before that packet, they are the two from which a software HCA sends: the port
-    /// in its address, and that of the flow label. `None`: any port, as the peer is no software HCA.
-    sources: Option<[u16; 2]>,
-}
-
-impl Peer {
-    /// Returns whether this is the address of the peer, with a port from which it may send.
-    #[inline]
-    pub(crate) fn is_from(&self, from: &SocketAddr) -> bool {
-        let port = from.port();
-        let has_port = |[one, other]: [u16; 2]| one == port || other == port;
-        self.to.socket.ip() == from.ip() && self.sources.is_none_or(has_port)
-    }
 }
 
 /// The end of a connection by packets that belongs to this device.

@@ -76,8 +76,9 @@ pub(crate) mod udp;
 #[cfg(test)]
 mod tests;
 
-use connection::{Connection, Peer};
+use connection::Connection;
 use port::WirePort;
+use source::Peer;
 
 /// A device's port for packets, if any, and its connections by packets.
 #[derive(Default)]

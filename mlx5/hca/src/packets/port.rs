@@ -7,14 +7,13 @@ use copyrpc_shm::sleep::Notifier;
 use mlx5_wire::DatagramSegment;
 use mlx5_wire::roce::{Flow, Headers, ICRC_BYTES, Psn, UDP_PORT};
 
-use super::connection::Peer;
 use super::interface;
 use super::network::{BadNetwork, Network};
 use super::options::RoceOptions;
 use super::pcap::Pcap;
 use super::reports::Reports;
 use super::share::Share;
-use super::source::{SPREAD, Source, source_port};
+use super::source::{Peer, SPREAD, Source, source_port};
 use super::udp::{self, Packets, Receiver, Udp};
 use crate::Clock;
 use crate::counters::PortCounters;

@@ -39,6 +39,27 @@ pub(crate) const fn source_port(own: u16, flow_label: u32) -> u16 {
     FIRST_PORT | own << SPREAD_BITS | nth as u16
 }
 
+/// The other end of a connection.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Peer {
+    /// The peer as a receiver of packets.
+    pub(crate) to: Receiver,
+    /// The UDP ports from which the peer may send: the port of the first packet that advanced the
+    /// connection. Before that packet, they are the two from which a software HCA sends: the port
+    /// in its address, and that of the flow label. `None`: any port, as the peer is no software HCA.
+    pub(super) sources: Option<[u16; 2]>,
+}
+
+impl Peer {
+    /// Returns whether this is the address of the peer, with a port from which it may send.
+    #[inline]
+    pub(crate) fn is_from(&self, from: &SocketAddr) -> bool {
+        let port = from.port();
+        let has_port = |[one, other]: [u16; 2]| one == port || other == port;
+        self.to.socket.ip() == from.ip() && self.sources.is_none_or(has_port)
+    }
+}
+
 /// A socket, and packets that wait for room in it.
 pub(super) struct Source {
     pub(super) udp: Udp,
