@@ -556,7 +556,14 @@ impl Sleeper for KvDaemon {
 
 impl Restful for KvDaemon {
     fn rest(&mut self, waker: &Waker) -> Option<Duration> {
-        if self.backlogged() > 0 || !self.held.is_empty() || self.polls > 0 {
+        // Another daemon of the rank that makes room in its channel does not wake this daemon. A
+        // round that takes no requests has not tried to send those of the backlog.
+        let waiting = if self.policy.plan().takes_requests {
+            self.local.shards.backlogged()
+        } else {
+            self.backlogged()
+        };
+        if waiting + self.held.len() > 0 || self.polls > 0 {
             return None;
         }
         let remote = self.remote.as_mut();

@@ -424,10 +424,11 @@ impl<C> Remote<C> {
     }
 
     /// Returns the time for which there is nothing to do unless a completion arrives; `None` if
-    /// there is work now. Also posts gathered messages of copyrpc. Only drivers whose devices
-    /// report completions may call it; UCX reports none.
+    /// there is work now. The requests of the backlog are no work, because only a completion makes
+    /// room for them. Also posts gathered messages of copyrpc. Only drivers whose devices report
+    /// completions may call it; UCX reports none.
     pub(super) fn rest(&mut self) -> Option<Duration> {
-        if self.backlogged() > 0 || !self.arrived.is_empty() {
+        if !self.arrived.is_empty() {
             return None;
         }
         each!(&mut self.links, links => links.rest())
