@@ -119,12 +119,12 @@ impl Topology {
         matches!(self.backend, Backend::Meta) && self.ranks > 1
     }
 
-    /// Returns the number of daemons of another rank among which the key of a request selects one;
-    /// 1 if one daemon gets all requests for its rank.
+    /// Returns the number of daemons of another rank among which the key of a request selects one
+    /// at the thread that sends it; 1 if the thread has an endpoint to one daemon of each rank.
     pub const fn far_daemons(&self) -> usize {
         match self.backend {
-            Backend::Meta | Backend::Delegation => 1,
-            Backend::Sharded | Backend::Direct => self.daemons,
+            Backend::Meta | Backend::Delegation | Backend::Sharded => 1,
+            Backend::Direct => self.daemons,
         }
     }
 

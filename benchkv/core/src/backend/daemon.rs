@@ -238,18 +238,21 @@ impl KvDaemon {
         let Some(remote) = &mut self.remote else {
             return Ok(round);
         };
-        let (mut passed, mut served) = (0, 0);
+        let (mut served, held_before) = (0, self.held.len());
         let permitted = self.policy.plan();
-        let mut room_to_hold = permitted.most_held.saturating_sub(self.held.len());
+        let mut room_to_hold = permitted.most_held.saturating_sub(held_before);
         let serves = permitted.takes_requests && !self.own_wait;
         let serve = |request: &Request, tail: &mut [u8]| {
-            let is_here =
-                request.rank() as usize == self.plan.rank && self.store.owns(request.key());
-            self.own_wait |= is_here && !serves;
-            (serves && is_here).then(|| {
-                served += 1;
-                self.store.apply_with(request, || Tail::Bytes(tail))
-            })
+            if request.rank() as usize != self.plan.rank || !self.store.owns(request.key()) {
+                return None;
+            }
+            if !serves {
+                self.own_wait = true;
+                return None;
+            }
+            let response = self.store.apply_with(request, || Tail::Bytes(tail));
+            served += 1;
+            Some(response)
         };
         let answer = |whom: Caller, response, tail: &[u8]| {
             if !tail.is_empty() {
@@ -259,7 +262,6 @@ impl KvDaemon {
                 room_to_hold -= 1;
                 self.held.push((whom, response));
             } else {
-                passed += 1;
                 self.local.answer(whom, response);
             }
         };
@@ -268,7 +270,7 @@ impl KvDaemon {
         let mut found = Polled {
             cqes: polled.cqes,
             moved: polled.answers + served,
-            passed,
+            passed: polled.answers - (self.held.len() - held_before),
         };
         if permitted.extra.polls > 0 {
             found = found.after(std::mem::take(&mut self.polled));
@@ -574,7 +576,7 @@ impl Restful for KvDaemon {
 
 impl Daemon for KvDaemon {
     fn step(&mut self, now_ns: impl FnOnce() -> u64) -> Result<Round, BackendError> {
-        if self.polls == 0 && self.policy.acts() {
+        if self.polls == 0 && self.policy.needs_time() {
             self.begin(now_ns());
         }
         self.round()

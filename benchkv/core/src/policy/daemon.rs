@@ -58,9 +58,9 @@ pub struct Policy {
 impl Policy {
     /// Makes the policy of a daemon in a job of `ranks`.
     pub fn new(options: &PolicyOptions, ranks: usize) -> Self {
-        Self {
+        let mut policy = Self {
             has_rules: options.govern(),
-            acts: options.govern(),
+            acts: false,
             plan: RoundPlan::FREE,
             now_ns: 0,
             hold: Hold::new(options.hold, ranks),
@@ -70,7 +70,9 @@ impl Policy {
             unflushed: 0,
             sent: 0,
             done: PolicyReport::default(),
-        }
+        };
+        policy.act(true);
+        policy
     }
 
     /// Switches the rules on or off; they are on from the start. After a switch, the daemon has to
@@ -78,13 +80,16 @@ impl Policy {
     pub fn act(&mut self, acts: bool) {
         self.acts = acts && self.has_rules;
         self.plan = RoundPlan::FREE;
+        if self.acts {
+            self.plan.extra = self.extra;
+        }
     }
 
-    /// Returns whether there are rules that act. If not, the daemon does not call
-    /// [`begin`](Self::begin).
+    /// Returns whether a rule that acts depends on the time. If not, the plan is the same for all
+    /// rounds, and the daemon does not call [`begin`](Self::begin).
     #[inline]
-    pub fn acts(&self) -> bool {
-        self.acts
+    pub fn needs_time(&self) -> bool {
+        self.acts && (self.hold.is_some() || self.coalesce.is_some())
     }
 
     /// Begins a round, and makes the plan of the round. `outstanding` requests to other ranks are
@@ -146,12 +151,12 @@ impl Policy {
     /// Notes a flush; `sent` requests were sent to other ranks since the start.
     #[inline]
     pub fn flushed(&mut self, sent: u64) {
-        if !self.acts || std::mem::replace(&mut self.sent, sent) == sent {
+        let Some(coalesce) = self.coalesce.as_mut().filter(|_| self.acts) else {
             return;
-        }
+        };
         // The beginning of the round is used as the time of the flush. The error does not matter:
         // either rounds are short compared with a round trip, or coalescing gains nothing.
-        if let Some(coalesce) = &mut self.coalesce {
+        if std::mem::replace(&mut self.sent, sent) != sent {
             coalesce.sent_ns = Some(self.now_ns);
         }
     }
@@ -215,14 +220,16 @@ mod tests {
     fn what_is_not_asked_for_restricts_nothing() {
         assert!(policy(|_| ()).report().is_none());
         let mut policy = policy(|options| options.poll_budget.polls = 3);
-        policy.begin(100, 7);
+        policy.act(false);
+        assert_eq!(policy.plan().extra.polls, 0);
+        policy.act(true);
         let RoundPlan {
             extra,
             most_held,
             takes_requests,
         } = policy.plan();
         assert_eq!((extra.polls, most_held), (3, 0));
-        assert!(takes_requests && policy.flushes(true));
+        assert!(!policy.needs_time() && takes_requests && policy.flushes(true));
         assert!(!policy.releases(Found {
             polls: 4,
             passed: 1,
@@ -286,6 +293,7 @@ mod tests {
     #[test]
     fn answers_that_pass_a_hold_have_made_it_full() {
         let mut policy = hold("10us");
+        assert!(policy.needs_time());
         policy.begin(1_000, 8);
         assert_eq!(policy.plan().most_held, 3);
         assert!(policy.releases(Found {
@@ -323,6 +331,7 @@ mod tests {
     #[test]
     fn gathering_ends_with_its_time_or_when_nothing_can_come() {
         let mut policy = policy(|options| options.coalesce_rtt_us = Some(1.0));
+        assert!(policy.needs_time());
         let mut sent = 0;
         let mut send = |policy: &mut Policy, now_ns| {
             policy.begin(now_ns, 1);

@@ -144,33 +144,18 @@ impl<C> LinkSet<C> for Links<C> {
         else {
             return Err(SendError::Full(whom));
         };
-        // Without tails, all lengths are constants, which shortens the code of the call.
-        let called = match self.values.tail_bytes() {
-            0 => endpoint.call(request.as_bytes(), whom, size_of::<Response>()),
-            _ => call_with_tail(endpoint, request, whom, &self.values, &mut self.message),
-        };
-        match called {
+        // Without tails, all lengths are constants, which shortens the code of the call. Each result
+        // has a `match` of its own, so that it does not go through memory.
+        let lost = &mut self.has_lost_calls;
+        if self.values.tail_bytes() == 0 {
+            return match endpoint.call(request.as_bytes(), whom, size_of::<Response>()) {
+                Ok(_) => Ok(()),
+                Err(error) => Err(refused(error, peer, lost)),
+            };
+        }
+        match call_with_tail(endpoint, request, whom, &self.values, &mut self.message) {
             Ok(_) => Ok(()),
-            Err(CallError::RingFull(whom) | CallError::InsufficientCredit(whom)) => {
-                Err(SendError::Full(whom))
-            }
-            // The request waits, like a request without room. The polls determine why the peer
-            // closed.
-            Err(CallError::Closed {
-                reason: CloseReason::ClosedByPeer,
-                user_data,
-                ..
-            }) => {
-                self.has_lost_calls = true;
-                Err(SendError::Full(user_data))
-            }
-            Err(CallError::Closed { reason, .. }) => {
-                Err(SendError::Down(BackendError::gone(peer, reason)))
-            }
-            Err(error) => {
-                let (what, error) = ("a call to another rank", error.to_string());
-                Err(SendError::Down(BackendError::transport(what, error)))
-            }
+            Err(error) => Err(refused(error, peer, lost)),
         }
     }
 
@@ -314,6 +299,28 @@ impl<C> LinkSet<C> for Links<C> {
 
     fn report(&self) -> TransportReport {
         TransportReport::on(self.context.device())
+    }
+}
+
+/// Converts the error of a call. Sets `has_lost_calls` if the peer has closed the connection: the
+/// request then waits, like a request without room, and the polls determine why the peer closed.
+#[cold]
+fn refused<C>(error: CallError<C>, peer: &Peer, has_lost_calls: &mut bool) -> SendError<C> {
+    match error {
+        CallError::RingFull(whom) | CallError::InsufficientCredit(whom) => SendError::Full(whom),
+        CallError::Closed {
+            reason: CloseReason::ClosedByPeer,
+            user_data,
+            ..
+        } => {
+            *has_lost_calls = true;
+            SendError::Full(user_data)
+        }
+        CallError::Closed { reason, .. } => SendError::Down(BackendError::gone(peer, reason)),
+        error => {
+            let (what, error) = ("a call to another rank", error.to_string());
+            SendError::Down(BackendError::transport(what, error))
+        }
     }
 }
 

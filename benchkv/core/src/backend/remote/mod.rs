@@ -337,14 +337,15 @@ impl<C> Remote<C> {
         whom: C,
     ) -> Result<(), Box<BackendError>> {
         let whom = if self.backlog.is_empty(link) {
-            match each!(&mut self.links, links => links.send(link, &request, whom)) {
+            // Each carrier has a `match` of its own, so that no result goes through memory.
+            each!(&mut self.links, links => match links.send(link, &request, whom) {
                 Ok(()) => {
                     self.sent += 1;
                     return Ok(());
                 }
                 Err(SendError::Full(whom)) => whom,
                 Err(SendError::Down(error)) => return Err(Box::new(error)),
-            }
+            })
         } else {
             whom
         };
