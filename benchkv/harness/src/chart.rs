@@ -67,9 +67,9 @@ impl Chart {
     /// # Errors
     /// The library's reason why it cannot be drawn.
     pub fn svg(&self) -> Result<String, Failure> {
-        let points = || self.series.iter().flat_map(|series| &series.points);
-        let xs = self.x.range(points().map(|(x, _)| *x));
-        let ys = self.y.range(points().map(|(_, y)| *y));
+        let points = self.series.iter().flat_map(|series| &series.points);
+        let xs = self.x.range(self.xs());
+        let ys = self.y.range(points.map(|(_, y)| *y));
         let mut document = String::new();
         let area = SVGBackend::with_string(&mut document, SIZE).into_drawing_area();
         match (self.x.is_log, self.y.is_log) {
@@ -80,6 +80,11 @@ impl Chart {
         }
         drop(area);
         Ok(document)
+    }
+
+    fn xs(&self) -> impl Iterator<Item = f64> + Clone {
+        let points = self.series.iter().flat_map(|series| &series.points);
+        points.map(|(x, _)| *x)
     }
 
     fn draw<X, Y>(
@@ -105,6 +110,7 @@ impl Chart {
         chart
             .configure_mesh()
             .light_line_style(TRANSPARENT)
+            .x_labels(Axis::labels(self.xs()))
             .x_desc(&self.x.title)
             .y_desc(&self.y.title)
             .x_label_formatter(&|value| (self.x.label)(*value))
@@ -122,7 +128,12 @@ impl Chart {
         }
         chart
             .configure_series_labels()
-            .position(SeriesLabelPosition::UpperLeft)
+            .position(if self.y.is_log {
+                SeriesLabelPosition::UpperLeft
+            } else {
+                // Lines over an axis that begins at zero are high.
+                SeriesLabelPosition::LowerLeft
+            })
             .background_style(WHITE.mix(0.8))
             .border_style(BLACK.mix(0.3))
             .label_font(("sans-serif", 14))
@@ -132,6 +143,18 @@ impl Chart {
 }
 
 impl Axis {
+    /// Returns the maximum number of labels of an axis with these values. Between few whole numbers
+    /// there are no labels.
+    fn labels(mut values: impl Iterator<Item = f64> + Clone) -> usize {
+        const MOST: usize = 11;
+        let highest = values.clone().fold(1.0, f64::max);
+        if values.all(|value| value.fract() == 0.0) && highest < MOST as f64 {
+            highest as usize + 1
+        } else {
+            MOST
+        }
+    }
+
     /// Returns the legal value that is nearest to `value`.
     fn place(&self, value: f64) -> f64 {
         // The minimum replaces a value that is not a number.
@@ -179,7 +202,7 @@ mod tests {
     #[test]
     fn a_document_has_all_that_a_reader_needs_and_nothing_from_elsewhere() {
         for is_log in [false, true] {
-            let svg = chart(is_log, &[(1.0, 20.0), (3.0, 4000.0)]).svg().unwrap();
+            let svg = chart(is_log, &[(1.5, 20.0), (3.0, 4000.0)]).svg().unwrap();
             for part in [
                 "<svg ",
                 "A &amp; B",
@@ -195,6 +218,22 @@ mod tests {
             }
             assert!(!svg.contains("href") && !svg.contains("url("), "{svg}");
             assert!(svg.ends_with("</svg>\n"), "{svg}");
+        }
+    }
+
+    #[test]
+    fn an_axis_of_whole_numbers_has_each_label_once() {
+        for (highest, labels) in [(1, 2), (2, 3), (3, 4), (7, 8), (40, 9)] {
+            let mut chart = chart(false, &[(1.0, 20.0), (f64::from(highest), 4000.0)]);
+            chart.x.label = |value| format!("commit {value:.0}.");
+            let svg = chart.svg().unwrap();
+            let mut seen: Vec<&str> = svg
+                .lines()
+                .filter(|line| line.starts_with("commit "))
+                .collect();
+            assert_eq!(seen.len(), labels, "{highest}: {seen:?}");
+            seen.dedup();
+            assert_eq!(seen.len(), labels, "{highest}: {seen:?}");
         }
     }
 

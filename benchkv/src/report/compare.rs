@@ -245,7 +245,8 @@ fn title(name: &str) -> String {
     }
 }
 
-fn text_of(value: Option<&Value>) -> String {
+/// Returns a setting's value as a report prints it, and a commit by 12 digits.
+pub(super) fn text_of(value: Option<&Value>) -> String {
     match value {
         None | Some(Value::Null) => "none".to_owned(),
         Some(Value::String(text))

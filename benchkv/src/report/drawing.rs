@@ -4,8 +4,9 @@ use benchkv_harness::Failure;
 use benchkv_harness::chart::{Axis, Chart, Series};
 use benchkv_harness::hist::LatencySummary;
 use benchkv_harness::report::{nanos, rate};
+use serde_json::json;
 
-use super::compare::{COMMIT, Comparison, Group, VALUE_SIZE, commits};
+use super::compare::{COMMIT, Comparison, Group, VALUE_SIZE, commits, text_of};
 use crate::cli::ChartKind;
 use crate::result::{JobResult, Measured};
 
@@ -84,13 +85,16 @@ pub(super) fn chart(results: &[JobResult], kind: ChartKind) -> Chart {
             ("99th percentile", all.iter().filter_map(line).collect())
         }
     };
+    let end = |commit: Option<&String>| text_of(commit.map(|name| json!(name)).as_ref());
+    let (first, last) = (end(commits.first()), end(commits.last()));
+    let by_commit = format!("commit, in the order of first measurements: {first} to {last}");
     let (x, by) = match kind {
         ChartKind::LatencyByRate if is_open => ("offered operations per second", "offered rate"),
         ChartKind::LatencyByRate => ("operations per second", "throughput of all ranks"),
         ChartKind::LatencyBySize | ChartKind::BandwidthBySize => {
             ("bytes of a value", "size of a value")
         }
-        ChartKind::RateByCommit => ("commit, in the order of first measurements", "commit"),
+        ChartKind::RateByCommit => (&*by_commit, "commit"),
     };
     let what = match kind {
         ChartKind::LatencyByRate | ChartKind::LatencyBySize => format!("{what} of round trips"),
