@@ -86,7 +86,7 @@ const fn part(name: &'static str, depth: usize, collect: &'static str, what: &'s
 const KINDS: &[Kind] = &[
     kind(
         "scale_rpc",
-        1665,
+        1485,
         1,
         1,
         Work::Calls(1),
@@ -94,7 +94,7 @@ const KINDS: &[Kind] = &[
     ),
     kind(
         "scale_rpc_depth8",
-        905,
+        808,
         1,
         1,
         Work::Calls(8),
@@ -102,7 +102,7 @@ const KINDS: &[Kind] = &[
     ),
     kind(
         "scale_rpc_of_40",
-        3330,
+        3105,
         40,
         40,
         Work::Calls(1),
@@ -110,7 +110,7 @@ const KINDS: &[Kind] = &[
     ),
     kind(
         "scale_rpc_of_100",
-        2985,
+        2840,
         100,
         1,
         Work::Calls(1),
@@ -118,7 +118,7 @@ const KINDS: &[Kind] = &[
     ),
     kind(
         "scale_client_poll",
-        129,
+        95,
         1,
         1,
         Work::ClientPolls,
@@ -126,7 +126,7 @@ const KINDS: &[Kind] = &[
     ),
     kind(
         "scale_server_step",
-        192,
+        161,
         1,
         1,
         Work::ServerSteps,
@@ -134,7 +134,7 @@ const KINDS: &[Kind] = &[
     ),
     kind(
         "scale_server_step_of_40",
-        1806,
+        1675,
         40,
         40,
         Work::ServerSteps,

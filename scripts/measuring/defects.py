@@ -135,11 +135,11 @@ SCALERPC_DEFECTS = {
     ),
     "lent-slot-used": (
         "an announced slot is used again while the server may be READing it",
-        [(f"{SCALERPC}/client/calls.rs", "if self.lent >> slot & 1 != 0 { &mut self.lent_free }", "if false { &mut self.lent_free }")],
+        [(f"{SCALERPC}/client/calls.rs", "if self.lent >> slot & 1 != 0 { return self.free_later(slot); }", "if false { return self.free_later(slot); }")],
     ),
     "executed-twice": (
         "a request that is offered again after it was accepted runs again",
-        [(f"{SCALERPC}/server/intake.rs", "sequence: last.wrapping_add(1) }", "sequence: last.wrapping_add(u32::from(Trailer::from_word(word).valid != valid(*last))) }")],
+        [(f"{SCALERPC}/server/intake.rs", "ReqId::of(slot, last.wrapping_add(1))", "ReqId::of(slot, last.wrapping_add(u32::from(Trailer::from_word(word).valid != valid(*last))))")],
     ),
     "left-requests-run": (
         "requests of a client that has left run",
@@ -168,10 +168,6 @@ SCALERPC_DEFECTS = {
     "old-announcement": (
         "a client is admitted with the announcement and the release of the client that had its number",
         [(f"{SCALERPC}/server/mod.rs", "        self.clear_entry(client);\n", "")],
-    ),
-    "old-numbers": (
-        "a client is admitted with the numbers of the requests of the client that had its number",
-        [(f"{SCALERPC}/server/mod.rs", "        self.accepted[first..first + self.layout.depth].fill(0);\n", "        let _ = first;\n")],
     ),
     "late-unprobed": (
         "a client that waits for nothing but late responses does not probe its server",

@@ -9,7 +9,7 @@ use std::num::NonZeroU16;
 pub(crate) type Buffer = NonZeroU16;
 
 #[inline]
-pub(crate) const fn place(buffer: Buffer) -> usize {
+const fn place(buffer: Buffer) -> usize {
     buffer.get() as usize - 1
 }
 
@@ -18,13 +18,13 @@ pub(crate) const fn place(buffer: Buffer) -> usize {
 pub(crate) struct Chain {
     oldest: Option<Buffer>,
     /// Meaningless if `oldest` is `None`.
-    newest: Option<Buffer>,
+    newest: Buffer,
 }
 
 impl Chain {
     pub(crate) const EMPTY: Self = Self {
         oldest: None,
-        newest: None,
+        newest: Buffer::MIN,
     };
 }
 
@@ -68,27 +68,27 @@ impl Buffers {
 
     #[inline]
     pub(crate) fn append(&mut self, chain: &mut Chain, buffer: Buffer) {
-        match (chain.oldest, chain.newest) {
-            (Some(_), Some(newest)) => self.next[place(newest)] = Some(buffer),
-            _ => chain.oldest = Some(buffer),
+        match chain.oldest {
+            Some(_) => self.next[place(chain.newest)] = Some(buffer),
+            None => chain.oldest = Some(buffer),
         }
-        chain.newest = Some(buffer);
+        chain.newest = buffer;
     }
 
     /// Frees the `count` oldest buffers of a chain, or all if it has fewer.
     pub(crate) fn release_oldest(&mut self, chain: &mut Chain, count: u16) {
-        let (Some(oldest), Some(newest), 1..) = (chain.oldest, chain.newest, count) else {
+        let (Some(oldest), 1..) = (chain.oldest, count) else {
             return;
         };
         let mut last = oldest;
         for _ in 1..count {
             match self.next[place(last)] {
-                Some(next) if last != newest => last = next,
+                Some(next) if last != chain.newest => last = next,
                 _ => break,
             }
         }
         let rest = std::mem::replace(&mut self.next[place(last)], self.free.replace(oldest));
-        chain.oldest = rest.filter(|_| last != newest);
+        chain.oldest = rest.filter(|_| last != chain.newest);
     }
 
     pub(crate) fn free(&self) -> usize {

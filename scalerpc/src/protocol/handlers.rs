@@ -337,6 +337,7 @@ impl<'h> Handlers<'h> {
         }
     }
 
+    /// Like [`step`](Self::step), if there is something to answer.
     #[inline(never)]
     fn answer_some<M: Memory>(
         &mut self,
@@ -346,17 +347,56 @@ impl<'h> Handlers<'h> {
         mut clock: impl FnMut() -> u64,
         out: &mut Vec<ServerOp>,
     ) -> usize {
-        let held = if !self.held.is_empty() {
+        let mut done = if !self.held.is_empty() {
             self.answer_held(server, now_ns, out)
         } else {
             0
         };
-        let mut done = held;
-        while done < budget {
-            let Some(request) = server.take(&mut self.request) else {
-                break;
-            };
-            self.run(server, request, now_ns, &mut clock, out);
+        let room = self.response.len().min(server.layout().max_payload());
+        let Self {
+            table,
+            request: place,
+            response,
+            answers,
+            held,
+            ..
+        } = self;
+        let response = &mut response[..room];
+        while done < budget
+            && server.take_then(place, |server, payload, request| {
+                let rpc_type = request.rpc_type;
+                let place = table.binary_search_by_key(&rpc_type, |(rpc_type, _)| *rpc_type);
+                match place.ok().and_then(|place| table.get_mut(place)) {
+                    Some((_, Action::Answer(handler))) => {
+                        let running = Running {
+                            server,
+                            out,
+                            request,
+                            now_ns,
+                        };
+                        let (status, payload) = match handler(payload, response) {
+                            Ok(bytes) if bytes <= room => (Status::Ok, &response[..bytes]),
+                            outcome => (failure(outcome), &[][..]),
+                        };
+                        running.end(status, payload, &mut clock);
+                    }
+                    Some((_, Action::Hold(take))) => {
+                        hold(
+                            take,
+                            server,
+                            request.clone(),
+                            payload,
+                            room,
+                            held,
+                            &answers.0,
+                        );
+                    }
+                    None => {
+                        server.reply(request, Err(Status::UnknownType), now_ns, out);
+                    }
+                }
+            })
+        {
             done += 1;
         }
         done
@@ -406,57 +446,6 @@ impl<'h> Handlers<'h> {
             answered += 1;
         }
         answered
-    }
-
-    /// Runs the handler of one request, or gives the request to a handler that answers later.
-    /// `now_ns` is a time before the handler runs.
-    #[inline(always)]
-    fn run<M: Memory>(
-        &mut self,
-        server: &mut Server<M>,
-        request: Request,
-        now_ns: u64,
-        clock: &mut impl FnMut() -> u64,
-        out: &mut Vec<ServerOp>,
-    ) {
-        let rpc_type = request.rpc_type;
-        let len = self.request.len().min(request.len as usize);
-        let place = self
-            .table
-            .binary_search_by_key(&rpc_type, |(rpc_type, _)| *rpc_type)
-            .ok();
-        let Some((_, action)) = place.and_then(|place| self.table.get_mut(place)) else {
-            server.reply(&request, Err(Status::UnknownType), now_ns, out);
-            return;
-        };
-        let handler = match action {
-            Action::Answer(handler) => handler,
-            Action::Hold(take) => {
-                hold(
-                    take,
-                    server,
-                    request,
-                    &self.request[..len],
-                    self.response.len(),
-                    &mut self.held,
-                    &self.answers.0,
-                );
-                return;
-            }
-        };
-        let room = self.response.len().min(server.layout().max_payload());
-        let response = &mut self.response[..room];
-        let running = Running {
-            server: &mut *server,
-            out,
-            request: &request,
-            now_ns,
-        };
-        let (status, payload) = match handler(&self.request[..len], response) {
-            Ok(bytes) if bytes <= room => (Status::Ok, &response[..bytes]),
-            outcome => (failure(outcome), &[][..]),
-        };
-        running.end(status, payload, &mut *clock);
     }
 }
 

@@ -77,6 +77,13 @@ pub struct ReqId {
 }
 
 impl ReqId {
+    pub(crate) const fn of(slot: usize, sequence: u32) -> Self {
+        Self {
+            slot: slot as u8,
+            sequence,
+        }
+    }
+
     /// Returns the number on the wire.
     pub const fn to_wire(self) -> u64 {
         self.slot as u64 | (self.sequence as u64) << 8

@@ -162,7 +162,7 @@ impl RdmaClient {
         let now_ns = self.port.now_ns();
         self.core.poll(now_ns, &mut self.ops);
         if is_broken
-            || self.post().is_err()
+            || !self.ops.is_empty() && self.post().is_err()
             || now_ns >= self.probe_ns && self.probe(now_ns).is_err()
         {
             self.core.close(CloseReason::Disconnected);
@@ -333,14 +333,13 @@ impl RdmaClient {
         Ok(())
     }
 
+    /// Posts the operations of the core, as many as there is room for.
+    #[inline(never)]
     fn post(&mut self) -> Result<(), PostError> {
-        if self.ops.is_empty() {
-            return Ok(());
-        }
         let Self { qp, core, ops, .. } = self;
         let mut posted = 0;
-        for op in &*ops {
-            match post_op(qp, core.memory(), op) {
+        while posted < ops.len() {
+            match post_op(qp, core.memory(), &ops[posted]) {
                 Ok(()) => {}
                 Err(error) if is_full(&error) => break,
                 Err(error) => return Err(error),
@@ -351,7 +350,11 @@ impl RdmaClient {
             }
         }
         qp.ring();
-        ops.drain(..posted);
+        if posted == ops.len() {
+            ops.clear();
+        } else {
+            ops.drain(..posted);
+        }
         Ok(())
     }
 }

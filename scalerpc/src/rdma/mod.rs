@@ -228,7 +228,8 @@ fn find(region: &Mr, runs: &[usize], stride: usize, count: usize) -> Option<(usi
     }
     let last_first = region.len().checked_sub((count - 1) * stride + 8)?;
     for (run, first) in runs.iter().enumerate() {
-        if first % 8 != 0 || *first > last_first {
+        // The lowest bits of an offset that is no multiple of 8 become the highest.
+        if first.rotate_right(3) > last_first / 8 {
             continue;
         }
         let (mut left, mut at) = (count, region.as_ptr().as_ptr().wrapping_add(*first));

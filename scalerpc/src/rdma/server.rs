@@ -103,9 +103,10 @@ impl PendingPeer {
     }
 }
 
-/// Limits of the number of operations under way.
-#[derive(Clone, Copy, Debug)]
-struct Limits {
+/// The number of operations under way, and its limits.
+#[derive(Debug)]
+struct UnderWay {
+    count: usize,
     /// Maximum number: the entries of the completion queue.
     max: usize,
     /// Number of outstanding operations up to which an operation asks for a completion only where
@@ -127,10 +128,9 @@ pub struct RdmaServer {
     ops: Vec<ServerOp>,
     /// Clients with operations in their backlog, or to be disconnected.
     unserved: Vec<ClientId>,
-    /// Operations under way, and operations of removed queue pairs that may still complete.
-    under_way: usize,
+    under_way: UnderWay,
+    /// Operations of removed queue pairs that may still complete; `under_way` includes them.
     orphaned: usize,
-    limits: Limits,
     /// Names of the clients that have disconnected, with the reasons. A client without a name is
     /// not listed.
     departed: Vec<(mlx5_rendezvous::Peer, &'static str)>,
@@ -170,7 +170,8 @@ impl RdmaServer {
         // The other half of the entries and of the buffers is for operations that are posted before
         // a completion arrives.
         let quiet = options.cq_size.min(config.response_buffers) / 2;
-        let limits = Limits {
+        let under_way = UnderWay {
+            count: 0,
             max: options.cq_size as usize,
             quiet: quiet as usize,
         };
@@ -180,9 +181,8 @@ impl RdmaServer {
             port,
             ops: Vec::new(),
             unserved: Vec::new(),
-            under_way: 0,
+            under_way,
             orphaned: 0,
-            limits,
             departed: Vec::new(),
             probe: 0,
             probe_ns,
@@ -277,11 +277,11 @@ impl RdmaServer {
         } = self;
         let found = port.cq.progress();
         let completions = found.map_or(0, |found| {
-            take_completions(found, now_ns, core, peers, unserved, under_way)
+            take_completions(found, now_ns, core, peers, unserved, &mut under_way.count)
         });
         if completions < COMPLETION_BATCH {
             // The queue is empty, so it holds no completion of removed queue pairs.
-            self.under_way -= std::mem::take(&mut self.orphaned);
+            self.under_way.count -= std::mem::take(&mut self.orphaned);
         }
         completions
     }
@@ -321,7 +321,7 @@ impl RdmaServer {
         }
         core.dismiss(|client| handlers.has_any_of(client), ops);
         self.post();
-        self.core.has_dismissed_all() && self.under_way == 0 && self.unserved.is_empty()
+        self.core.has_dismissed_all() && self.under_way.count == 0 && self.unserved.is_empty()
     }
 
     /// Drops the accepted requests that no handler got. Their calls end as not sent.
@@ -395,14 +395,14 @@ impl RdmaServer {
     /// operation completes, at the latest after a second, or after [`settle`](Self::settle).
     #[must_use]
     pub const fn under_way(&self) -> usize {
-        self.under_way
+        self.under_way.count
     }
 
     /// Asks for the completion of everything that is under way, and of everything that is posted
     /// from now on: a server that ends waits until nothing is [`under_way`](Self::under_way), so
     /// that its last responses arrive.
     pub fn settle(&mut self) {
-        self.limits.quiet = 0;
+        self.under_way.quiet = 0;
         for nth in 0..self.peers.len() {
             if self.peers[nth]
                 .as_ref()
@@ -443,7 +443,6 @@ impl RdmaServer {
             &mut self.peers,
             self.core.memory(),
             &self.ops,
-            self.limits,
             &mut self.under_way,
         );
         if posted < self.ops.len() {
@@ -460,7 +459,6 @@ impl RdmaServer {
             &mut self.peers,
             self.core.memory(),
             ops,
-            self.limits,
             &mut self.under_way,
         )
     }
@@ -544,7 +542,7 @@ impl RdmaServer {
     fn probe(&mut self, nth: usize) {
         let Some(peer) = self.peers[nth]
             .as_mut()
-            .filter(|_| self.under_way < self.limits.max)
+            .filter(|_| self.under_way.count < self.under_way.max)
         else {
             return;
         };
@@ -561,7 +559,7 @@ impl RdmaServer {
         ) {
             Ok(()) => {
                 peer.posted = posted;
-                self.under_way += 1;
+                self.under_way.count += 1;
                 peer.qp.ring();
             }
             // If the queue is full, its completions show whether the client lives.
@@ -656,8 +654,7 @@ fn post_ops(
     peers: &mut [Option<Peer>],
     memory: &ServerMemory<Mr>,
     ops: &[ServerOp],
-    limits: Limits,
-    under_way: &mut usize,
+    under_way: &mut UnderWay,
 ) -> usize {
     let mut done = 0;
     for run in ops.chunk_by(are_of_one) {
@@ -668,7 +665,7 @@ fn post_ops(
         let posted = match peer {
             // The operations in the backlog are posted before these.
             Some(peer) if !peer.backlog.is_empty() => return done,
-            Some(peer) => post_all(peer, memory, run, limits, under_way),
+            Some(peer) => post_all(peer, memory, run, under_way),
             None => run.len(),
         };
         done += posted;
@@ -687,18 +684,19 @@ fn post_all(
     peer: &mut Peer,
     memory: &ServerMemory<Mr>,
     ops: &[ServerOp],
-    limits: Limits,
-    under_way: &mut usize,
+    under_way: &mut UnderWay,
 ) -> usize {
-    let fitting = ops.len().min(limits.max - *under_way);
+    let fitting = ops.len().min(under_way.max - under_way.count);
     if peer.broken.is_some() || fitting == 0 {
         return 0;
     }
-    // If more than `limits.quiet` operations are under way, this run included, the last operation
+    // If more than `quiet` operations are under way, this run included, the last operation
     // of the run asks for a completion, which implies the completions of all operations before it.
-    let quiet = fitting - usize::from(*under_way + fitting > limits.quiet);
+    let quiet = fitting - usize::from(under_way.count + fitting > under_way.quiet);
     let mut posted = 0;
-    for op in &ops[..quiet] {
+    let quiet_ops = &ops[..quiet];
+    while posted < quiet_ops.len() {
+        let op = &quiet_ops[posted];
         let is_posted = match *op {
             // Nearly every operation is a response, so its code is inlined here.
             ServerOp::WriteResponse {
@@ -746,7 +744,7 @@ fn post_all(
         }
     }
     peer.qp.ring();
-    *under_way += posted;
+    under_way.count += posted;
     posted
 }
 

@@ -18,10 +18,6 @@ struct Events {
 }
 
 impl Events {
-    const fn are_any(&self) -> bool {
-        self.activate.is_some() || self.switch.is_some()
-    }
-
     /// Records a close. Records any other event if its slice is later than the last slice that
     /// ended for this client (S11 of docs/scalerpc.md).
     fn add(&mut self, event: Option<Event>, closed_epoch: u64) {
@@ -41,44 +37,58 @@ impl<M: Memory> Client<M> {
     /// unanswered requests. The slot of activations is read after the responses and the slot of
     /// switches: an activation is posted before everything else of its slice. So a poll that finds
     /// something of a slice also finds the activation of the slice, and clears it (S12).
+    #[inline(always)]
     pub(super) fn take_arrivals(&mut self, out: &mut Vec<ClientOp>) -> Result<(), ProtocolError> {
-        let mut events = Events::default();
         let fresh = std::mem::take(&mut self.fresh);
         let unposted = if out.is_empty() { 0 } else { fresh };
-        self.take_responses(self.pending & !unposted, &mut events)?;
+        let mut slots = self.pending & !unposted;
+        while slots != 0 {
+            if !self.take_plain(slots.trailing_zeros() as usize) {
+                return self.take_events(slots, out);
+            }
+            slots &= slots - 1;
+        }
         let trailers = [self.layout.activate_slot() + EVENT_SLOT_BYTES - TRAILER_BYTES];
-        if self
-            .memory
+        self.memory
             .responses
             .find(&trailers, EVENT_SLOT_BYTES, EVENT_SLOTS)
-            .is_none()
-            && !events.are_any()
-        {
-            return Ok(());
-        }
-        self.take_events(events, out)
+            .map_or(Ok(()), |_| self.take_events(0, out))
     }
 
+    /// Takes the response of a slot if it is plain ([`ResponseHeader::is_plain`]). Returns `false`
+    /// if something else has arrived.
     #[inline(always)]
-    fn take_responses(&mut self, slots: u64, events: &mut Events) -> Result<(), ProtocolError> {
-        for slot in bits(slots) {
-            let trailer_at = self.layout.client_slot(slot) + self.layout.trailer_at();
-            let trailer = Trailer::from_word(self.memory.responses.load(trailer_at));
-            // With another value the slot is empty, or has the response to an earlier call (S15).
-            if trailer.valid == valid(self.calls[slot].sequence) {
-                self.take_response(slot, trailer_at, trailer, events)?;
-            }
+    fn take_plain(&mut self, slot: usize) -> bool {
+        let trailer_at = self.layout.client_slot(slot) + self.layout.trailer_at();
+        let trailer = Trailer::from_word(self.memory.responses.load(trailer_at));
+        let sequence = self.calls[slot].sequence;
+        // With another value the slot is empty, or has the response to an earlier call (S15).
+        if trailer.valid != valid(sequence) {
+            return true;
         }
-        Ok(())
+        let (len, id) = (trailer.len as usize, ReqId::of(slot, sequence).to_wire());
+        // Of a length below that of the header, the difference wraps, and is above the maximum.
+        let payload_len = len.wrapping_sub(HEADER_BYTES);
+        let is_plain = payload_len <= self.layout.max_payload()
+            && (self.memory.responses.header(trailer_at - len))
+                .is_some_and(|bytes| ResponseHeader::is_plain(&bytes, id, payload_len as u32));
+        if is_plain {
+            self.end_call(slot, Ok(payload_len));
+        }
+        is_plain
     }
 
-    /// Takes bare events. Processes them, and the events that responses carried.
+    fn take_responses(&mut self, slots: u64, events: &mut Events) -> Result<(), ProtocolError> {
+        bits(slots).try_for_each(|slot| self.take_response(slot, events))
+    }
+
+    /// Takes the responses of `slots`, then bare events. Processes these, and the events that the
+    /// responses carried.
     #[cold]
-    fn take_events(
-        &mut self,
-        mut events: Events,
-        out: &mut Vec<ClientOp>,
-    ) -> Result<(), ProtocolError> {
+    #[inline(never)]
+    fn take_events(&mut self, slots: u64, out: &mut Vec<ClientOp>) -> Result<(), ProtocolError> {
+        let mut events = Events::default();
+        self.take_responses(slots, &mut events)?;
         for start in [
             self.layout.switch_slot(),
             self.layout.activate_slot(),
@@ -117,46 +127,20 @@ impl<M: Memory> Client<M> {
         Ok(())
     }
 
-    /// Takes the response of a slot whose trailer has arrived.
-    #[inline(always)]
-    fn take_response(
-        &mut self,
-        slot: usize,
-        trailer_at: usize,
-        trailer: Trailer,
-        events: &mut Events,
-    ) -> Result<(), ProtocolError> {
-        let id = ReqId {
-            slot: slot as u8,
-            sequence: self.calls[slot].sequence,
-        };
-        let len = trailer.len as usize;
-        if !(HEADER_BYTES..=self.layout.trailer_at()).contains(&len) {
-            return Err(ProtocolError::Length(trailer.len));
-        }
-        let (at, payload_len) = (trailer_at - len, len - HEADER_BYTES);
-        let bytes = self.memory.responses.header(at);
-        if bytes
-            .is_some_and(|bytes| ResponseHeader::is_plain(&bytes, id.to_wire(), payload_len as u32))
-        {
-            self.end_call(slot, Ok(payload_len));
+    /// Takes the response of a slot, if it has arrived, whether it is plain or not.
+    fn take_response(&mut self, slot: usize, events: &mut Events) -> Result<(), ProtocolError> {
+        let trailer_at = self.layout.client_slot(slot) + self.layout.trailer_at();
+        let trailer = Trailer::from_word(self.memory.responses.load(trailer_at));
+        let id = ReqId::of(slot, self.calls[slot].sequence);
+        if trailer.valid != valid(id.sequence) {
             return Ok(());
         }
-        self.take_header(slot, at, id, len, events)
-    }
-
-    /// Takes a response that [`ResponseHeader::is_plain`] does not accept. Its header is at `at`.
-    #[cold]
-    fn take_header(
-        &mut self,
-        slot: usize,
-        at: usize,
-        id: ReqId,
-        len: usize,
-        events: &mut Events,
-    ) -> Result<(), ProtocolError> {
-        let Some(bytes) = self.memory.responses.header(at) else {
-            return Err(ProtocolError::Length(len as u32));
+        let len = trailer.len as usize;
+        let bytes = (HEADER_BYTES..=self.layout.trailer_at())
+            .contains(&len)
+            .then(|| self.memory.responses.header(trailer_at - len));
+        let Some(bytes) = bytes.flatten() else {
+            return Err(ProtocolError::Length(trailer.len));
         };
         let header = ResponseHeader::decode(&bytes).ok_or(ProtocolError::Malformed)?;
         if header.req_id != id.to_wire() {

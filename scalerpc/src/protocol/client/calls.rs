@@ -51,7 +51,7 @@ impl<M: Memory> Client<M> {
     ///
     /// # Errors
     /// [`CallFailure`]; nothing was done.
-    #[inline]
+    #[inline(always)]
     pub fn call(
         &mut self,
         rpc_type: u16,
@@ -74,10 +74,7 @@ impl<M: Memory> Client<M> {
         let call = self.calls.get_mut(slot).ok_or(CallFailure::Full)?;
         self.free &= self.free - 1;
         let sequence = call.sequence.wrapping_add(1);
-        let id = ReqId {
-            slot: slot as u8,
-            sequence,
-        };
+        let id = ReqId::of(slot, sequence);
         let len = (HEADER_BYTES + payload.len() + TRAILER_BYTES) as u32;
         let deadline_ns = now_ns.saturating_add(self.timeout_ns);
         let is_offered = matches!(self.state, State::Process { .. });
@@ -137,12 +134,8 @@ impl<M: Memory> Client<M> {
         let slot = self.ended.trailing_zeros() as usize;
         let call = self.calls.get_mut(slot)?;
         self.ended &= self.ended - 1;
-        let id = ReqId {
-            slot: slot as u8,
-            sequence: call.sequence,
-        };
         let completion = Completion {
-            call: CallToken(id),
+            call: CallToken(ReqId::of(slot, call.sequence)),
             outcome: call.outcome,
         };
         match completion.outcome {
@@ -237,12 +230,15 @@ impl<M: Memory> Client<M> {
     /// Frees a slot that holds no call and no response. A slot of the open announcement becomes
     /// free when the announcement is closed (S6).
     fn free_slot(&mut self, slot: usize) {
-        let freed = if self.lent >> slot & 1 != 0 {
-            &mut self.lent_free
-        } else {
-            &mut self.free
-        };
-        *freed |= 1 << slot;
+        if self.lent >> slot & 1 != 0 {
+            return self.free_later(slot);
+        }
+        self.free |= 1 << slot;
+    }
+
+    #[cold]
+    const fn free_later(&mut self, slot: usize) {
+        self.lent_free |= 1 << slot;
     }
 
     /// Takes the lent slots back: the announcement is closed, so the server no longer READs them.

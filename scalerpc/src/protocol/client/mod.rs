@@ -211,6 +211,7 @@ impl<M: Memory> Client<M> {
 
     /// Does one bounded step: takes responses and events, ends calls whose time is over, announces
     /// waiting requests. Appends operations to `out`.
+    #[inline(always)]
     pub fn poll(&mut self, now_ns: u64, out: &mut Vec<ClientOp>) {
         if matches!(self.state, State::Closed(_) | State::Resting) && !self.wake(out) {
             return;

@@ -52,6 +52,7 @@ impl<M: Memory> Client<M> {
     }
 
     /// Writes the entry: a release, an announcement of the unanswered requests, or both.
+    #[inline(never)]
     pub(super) fn announce(&mut self, release: Option<Release>, out: &mut Vec<ClientOp>) {
         let mut bytes = [0; Release::BYTES + Announcement::BYTES];
         let (mut start, mut end) = (Release::BYTES, Release::BYTES);

@@ -20,27 +20,45 @@ pub(super) struct Queued {
 impl<M: Memory> Server<M> {
     #[inline(always)]
     pub(super) fn accept_active(&mut self) {
+        if let Some((nth, slot)) = self.find_request(0) {
+            self.accept_zone(nth, slot);
+            if nth + 1 < self.active.len() {
+                self.accept_after(nth);
+            }
+        }
+    }
+
+    /// Accepts the requests that arrived in the active zones after number `nth`.
+    #[inline(never)]
+    fn accept_after(&mut self, mut nth: usize) {
+        while let Some(found) = self.find_request(nth + 1) {
+            nth = found.0;
+            self.accept_zone(nth, found.1);
+        }
+    }
+
+    /// Returns the first active zone, from number `first` on, with a request, and the request's slot.
+    #[inline(always)]
+    pub(super) fn find_request(&self, first: usize) -> Option<(usize, usize)> {
         let Layout {
             depth, slot_bytes, ..
         } = self.layout;
-        let mut first = 0;
-        while first < self.active_at.len() {
-            let Some((nth, slot)) =
-                self.memory
-                    .pools
-                    .find(&self.active_at[first..], slot_bytes, depth)
-            else {
-                return;
-            };
-            self.accept_zone(first + nth, slot);
-            first += nth + 1;
-        }
+        let (nth, slot) =
+            (self.memory.pools).find(self.active_at.get(first..)?, slot_bytes, depth)?;
+        Some((first + nth, slot))
     }
 
     /// Accepts the requests that arrived in the active zone `nth`. The slots of the zone before
     /// slot `first` are empty.
     #[inline(never)]
     pub(super) fn accept_zone(&mut self, nth: usize, first: usize) {
+        if self.taken == self.dispatch.len() {
+            self.dispatch.clear();
+            self.taken = 0;
+        } else if self.taken > self.dispatch.len() / 2 {
+            // Fewer requests are moved than were taken since the last time.
+            self.forget_taken();
+        }
         let Layout {
             depth, slot_bytes, ..
         } = self.layout;
@@ -48,7 +66,6 @@ impl<M: Memory> Server<M> {
         let Self {
             memory,
             clients,
-            accepted,
             dispatch,
             layout,
             stats,
@@ -57,21 +74,17 @@ impl<M: Memory> Server<M> {
         let Some(record) = clients.get_mut(client.index()).and_then(Option::as_mut) else {
             return;
         };
-        let accepted = &mut accepted[client.index() * depth..][..depth];
         let zone = layout.zone_place(zone);
-        let (mut count, mut bytes) = (0, 0);
+        let before = dispatch.len();
         memory
             .pools
             .each(start, slot_bytes, first, depth, |slot, word| {
                 let trailer_at = start + slot * slot_bytes;
-                let Some(last) = accepted.get_mut(slot) else {
+                let Some(last) = record.accepted.get_mut(slot) else {
                     return false;
                 };
                 let trailer = Trailer::from_word(word);
-                let id = ReqId {
-                    slot: slot as u8,
-                    sequence: last.wrapping_add(1),
-                };
+                let id = ReqId::of(slot, last.wrapping_add(1));
                 let Some(rpc_type) = check(
                     &memory.pools,
                     layout,
@@ -93,51 +106,75 @@ impl<M: Memory> Server<M> {
                     len,
                     buffer: None,
                 };
-                dispatch.push_back(Queued {
+                dispatch.push(Queued {
                     request,
                     zone,
                     trailer_at,
                 });
-                count += 1;
-                bytes += u64::from(trailer.len);
+                record.bytes += u64::from(trailer.len);
                 // The message is removed before the reply, after which the client may write here
                 // again (S3 of docs/scalerpc.md). Before the reply the client does not write here,
                 // so nothing else is removed.
                 true
             });
-        record.requests += u64::from(count);
-        record.bytes += bytes;
-        stats.accepted += u64::from(count);
-        self.zones[zone].queued += count;
+        let count = dispatch.len() - before;
+        record.requests += count as u64;
+        stats.accepted += count as u64;
+        self.zones[zone].queued += count as u32;
     }
 
     /// Takes the oldest accepted request. Copies as much of its payload as fits to `into`, which
     /// should have [`max_payload`](crate::Layout::max_payload) bytes. Returns `None` if there is no
     /// request, or no free buffer for its response: a buffer becomes free when the WRITE of a
     /// response completes.
-    #[inline(always)]
     pub fn take(&mut self, into: &mut [u8]) -> Option<Request> {
-        if self.dispatch.is_empty() {
-            return None;
-        }
-        let buffer = Some(self.buffers.allocate()?);
-        let Queued {
-            request,
-            zone,
-            trailer_at,
-        } = self.dispatch.pop_front()?;
-        let request = Request { buffer, ..request };
-        let (payload, len) = (request.len as usize, into.len().min(request.len as usize));
-        self.memory
-            .pools
-            .read(trailer_at - payload, &mut into[..len]);
+        let mut taken = None;
+        self.take_then(into, |_, _, request| taken = Some(request.clone()));
+        taken
+    }
+
+    /// Takes a request like [`take`](Self::take), and passes it to `then` with the copy of its
+    /// payload. Returns whether there was one.
+    #[inline(always)]
+    pub(crate) fn take_then(
+        &mut self,
+        into: &mut [u8],
+        then: impl FnOnce(&mut Self, &[u8], &Request),
+    ) -> bool {
+        let Some(queued) = self.dispatch.get(self.taken) else {
+            return false;
+        };
+        let Some(buffer) = self.buffers.allocate() else {
+            return false;
+        };
+        let len = queued.request.len as usize;
+        let copied = len.min(into.len());
+        let payload = &mut into[..copied];
+        self.memory.pools.read(queued.trailer_at - len, payload);
+        let request = Request {
+            buffer: Some(buffer),
+            ..queued.request.clone()
+        };
+        let zone = queued.zone;
+        self.taken += 1;
         self.unpin(zone);
-        Some(request)
+        then(self, payload, &request);
+        true
     }
 
     /// Returns the number of accepted requests that no worker has taken.
     pub fn queued(&self) -> usize {
-        self.dispatch.len()
+        self.dispatch.len() - self.taken
+    }
+
+    /// Returns the accepted requests that no worker has taken.
+    pub(super) fn waiting(&self) -> &[Queued] {
+        &self.dispatch[self.taken..]
+    }
+
+    /// Removes the requests that workers have taken.
+    pub(super) fn forget_taken(&mut self) {
+        self.dispatch.drain(..std::mem::take(&mut self.taken));
     }
 }
 

@@ -27,7 +27,7 @@ impl<M: Memory> Server<M> {
     pub fn dismiss(&mut self, has_kept: impl Fn(ClientId) -> bool, out: &mut Vec<ServerOp>) {
         for client in (0..self.clients.len()).map(|nth| ClientId(nth as u16)) {
             let is_queued = || {
-                self.dispatch
+                self.waiting()
                     .iter()
                     .any(|queued| queued.request.client == client)
             };
@@ -46,7 +46,7 @@ impl<M: Memory> Server<M> {
 
     /// Drops the accepted requests that no worker took.
     pub(crate) fn drop_queued(&mut self) {
-        self.dispatch.clear();
+        self.dispatch.truncate(self.taken);
     }
 
     pub(crate) fn has_dismissed_all(&self) -> bool {

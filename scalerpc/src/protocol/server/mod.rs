@@ -16,8 +16,6 @@ mod rests;
 mod state;
 mod zones;
 
-use std::collections::VecDeque;
-
 use copyrpc_calls::OptionError;
 
 use crate::protocol::buffers::{Buffers, Chain};
@@ -152,6 +150,8 @@ struct ClientRecord {
     regions: ClientRegions,
     /// A number that distinguishes this client from earlier clients of the same entry.
     generation: u32,
+    /// Last accepted sequence number of each slot (S4).
+    accepted: Vec<u32>,
     /// Announcement of the requests that wait at the client.
     waiting: Option<Announcement>,
     /// The client's zone. [`Zone::client`] of that zone is this client (S8).
@@ -198,8 +198,6 @@ pub struct Server<M> {
     generation: u32,
     /// Number of clients that have disconnected.
     left: u64,
-    /// Last accepted sequence number of each slot of each client (S4).
-    accepted: Vec<u32>,
     groups: GroupManager,
     scheduler: Scheduler,
     slices: SliceLength,
@@ -218,8 +216,10 @@ pub struct Server<M> {
     /// Earliest time at which a client that did not release its zone is asked whether it rests, or
     /// evicted, in ns.
     remind_ns: u64,
-    /// Accepted requests that no worker has taken.
-    dispatch: VecDeque<Queued>,
+    /// Accepted requests, the oldest first. Workers have taken the first `taken` of them. An index
+    /// costs fewer instructions than the front of a `VecDeque`, which may wrap.
+    dispatch: Vec<Queued>,
+    taken: usize,
     buffers: Buffers,
     /// The next entry to check.
     sweep: usize,
@@ -245,7 +245,6 @@ impl<M: Memory> Server<M> {
             waiters: 0,
             generation: 0,
             left: 0,
-            accepted: vec![0; clients * layout.depth],
             groups: GroupManager::new(config.clients_per_group()),
             scheduler: Scheduler::new(config.slice_ns),
             slices: SliceLength::new(config.slice_ns, config.max_rotation_ns),
@@ -256,7 +255,8 @@ impl<M: Memory> Server<M> {
             active_at: Vec::with_capacity(2 * layout.zones),
             owed: 0,
             remind_ns: u64::MAX,
-            dispatch: VecDeque::with_capacity(2 * layout.zones * layout.depth),
+            dispatch: Vec::with_capacity(2 * layout.zones * layout.depth),
+            taken: 0,
             buffers: Buffers::new(config.response_buffers as u16),
             sweep: 0,
             stats: ServerStats::default(),
@@ -270,11 +270,10 @@ impl<M: Memory> Server<M> {
         let client = ClientId(self.free_ids.pop()?);
         self.clear_entry(client);
         self.generation = self.generation.wrapping_add(1);
-        let first = client.index() * self.layout.depth;
-        self.accepted[first..first + self.layout.depth].fill(0);
         let record = ClientRecord {
             regions,
             generation: self.generation,
+            accepted: vec![0; self.layout.depth],
             waiting: None,
             zone: None,
             requests: 0,
@@ -300,6 +299,7 @@ impl<M: Memory> Server<M> {
         self.buffers.release_oldest(&mut record.responses, u16::MAX);
         self.waiters -= usize::from(record.waiting.is_some());
         // The zone is freed, so requests that wait in it do not run.
+        self.forget_taken();
         self.dispatch
             .retain(|queued| queued.request.client != client);
         if let Some(zone) = record.zone {
@@ -342,18 +342,24 @@ impl<M: Memory> Server<M> {
     }
 
     /// Does one bounded step (S19). Appends operations to `out`.
+    #[inline(always)]
     pub fn poll(&mut self, now_ns: u64, out: &mut Vec<ServerOp>) {
-        self.take_entries();
+        if !self.have_all_zones() {
+            self.take_entries();
+        }
         self.accept_active();
         if self.waiters > 0 || self.scheduler.next().is_some() {
             self.schedule(now_ns);
+            self.warm(out);
         }
-        self.warm(out);
-        self.send_events(now_ns, out);
+        if self.owed > 0 || now_ns >= self.remind_ns {
+            self.send_events(now_ns, out);
+        }
     }
 
     /// Decides which group has the slice. Changes nothing if no client waits and no group was
     /// chosen.
+    #[inline(never)]
     fn schedule(&mut self, now_ns: u64) {
         let epoch = self.scheduler.epoch();
         let is_vacant = !self.busy.iter().any(|zone| self.zone(*zone).is_of(epoch));

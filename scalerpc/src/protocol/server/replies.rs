@@ -1,7 +1,6 @@
 //! Responses: written into a buffer, with an event if one is due.
 
 use super::{Server, ServerOp};
-use crate::protocol::buffers::place;
 use crate::protocol::memory::Memory;
 use crate::protocol::request::{ClientId, ClientRegions, Request};
 use crate::protocol::wire::{
@@ -102,7 +101,8 @@ impl<M: Memory> Server<M> {
             payload_len: payload.len() as u32,
             event,
         };
-        let trailer_at = place(buffer) * self.layout.slot_bytes + self.layout.trailer_at();
+        // Buffer n, with 1 the first, ends at n times its length, with its trailer.
+        let trailer_at = usize::from(buffer.get()) * self.layout.slot_bytes - TRAILER_BYTES;
         let len = HEADER_BYTES + payload.len();
         let trailer = Trailer {
             len: len as u32,

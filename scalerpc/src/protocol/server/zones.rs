@@ -2,7 +2,7 @@
 //! `docs/scalerpc.md`.
 
 use super::{Server, ServerOp};
-use crate::protocol::config::Layout;
+
 use crate::protocol::memory::Memory;
 use crate::protocol::request::{ClientId, ClientRegions};
 use crate::protocol::wire::{
@@ -144,6 +144,7 @@ impl Zone {
 impl<M: Memory> Server<M> {
     /// Gives zones to waiting clients: of the current group for this slice, and of the next group
     /// for the next slice. READs the announced requests of these clients.
+    #[inline(never)]
     pub(super) fn warm(&mut self, out: &mut Vec<ServerOp>) {
         let epoch = self.scheduler.epoch();
         if epoch == 0 || self.waiters == 0 {
@@ -254,15 +255,7 @@ impl<M: Memory> Server<M> {
         self.active.push(ActiveZone { zone, client });
         self.active_at
             .push(self.layout.pool_slot(zone, 0) + self.layout.trailer_at());
-        let Layout {
-            depth, slot_bytes, ..
-        } = self.layout;
-        let nth = self.active.len() - 1;
-        if let Some((_, slot)) = self
-            .memory
-            .pools
-            .find(&self.active_at[nth..], slot_bytes, depth)
-        {
+        if let Some((nth, slot)) = self.find_request(self.active.len() - 1) {
             self.accept_zone(nth, slot);
         }
     }
@@ -328,11 +321,9 @@ impl<M: Memory> Server<M> {
     /// Sends the events that no response will carry in time. Asks clients that do not answer
     /// whether they rest, and evicts the clients that do not rest: only the end of its queue pair
     /// frees such a client's zone (S10).
+    #[inline(never)]
     pub(super) fn send_events(&mut self, now_ns: u64, out: &mut Vec<ServerOp>) {
         let is_any_reminded = now_ns >= self.remind_ns;
-        if self.owed == 0 && !is_any_reminded {
-            return;
-        }
         let mut first = 0;
         while let Some(nth) = self.busy[first..]
             .iter()

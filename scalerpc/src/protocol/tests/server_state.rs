@@ -53,8 +53,9 @@ impl Server<HeapMemory> {
 
     /// Sets the counters as if each slot of a client had been used `sequence` times.
     pub(crate) fn accepted_until(&mut self, client: ClientId, sequence: u32) {
-        let first = client.index() * self.layout.depth;
-        self.accepted[first..first + self.layout.depth].fill(sequence);
+        if let Some(record) = &mut self.clients[client.index()] {
+            record.accepted.fill(sequence);
+        }
     }
 
     pub(crate) fn hash_state(&self, hasher: &mut impl Hasher) {
@@ -62,18 +63,23 @@ impl Server<HeapMemory> {
             memory,
             clients,
             generation,
-            accepted,
             groups,
             scheduler,
             pools,
             zones,
             busy,
-            dispatch,
             buffers,
             ..
         } = self;
         (
-            clients, generation, accepted, groups, scheduler, pools, busy, dispatch, buffers,
+            clients,
+            generation,
+            groups,
+            scheduler,
+            pools,
+            busy,
+            self.waiting(),
+            buffers,
         )
             .hash(hasher);
         zones.iter().for_each(|zone| zone.hash_state(hasher));
@@ -111,7 +117,7 @@ impl Server<HeapMemory> {
                 .all(|remind_ns| remind_ns >= self.remind_ns)
         );
         let mut queued = vec![0; 2 * self.layout.zones];
-        self.dispatch
+        self.waiting()
             .iter()
             .for_each(|entry| queued[entry.zone] += 1);
         for (pool, zones) in self.zones.chunks(self.layout.zones).enumerate() {
