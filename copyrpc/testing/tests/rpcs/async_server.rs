@@ -323,7 +323,7 @@ where
         + 'static,
 {
     watchdog(2 * LONG);
-    let _shared = SharedCore::new();
+    let _shared = SharedCore::enter();
     let bound = AsyncServer::<S>::with_options(ends.address.clone(), &ends.server);
     let server = block_on(bound).unwrap();
     let address = server.local_addr().to_string();

@@ -30,7 +30,8 @@ pub fn watchdog(limit: Duration) {
 pub struct SharedCore(Arc<AtomicBool>);
 
 impl SharedCore {
-    pub fn new() -> Self {
+    /// Leaves this thread on the core that it has now.
+    pub fn enter() -> Self {
         // SAFETY: the set is valid for both calls, and an empty set is all zeros.
         unsafe {
             let mut cores: libc::cpu_set_t = std::mem::zeroed();
