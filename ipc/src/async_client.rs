@@ -324,7 +324,7 @@ impl<C: Session> Connection for Reconnecting<C> {
     ) -> Result<(), ClientError> {
         let next = blocking::retry(
             within,
-            |error: &SetupError| error.may_pass() && goes_on(&mut Vec::new()),
+            |error: &SetupError| error.may_pass() && goes_on(&mut Vec::new(), &mut |_| ()),
             &self.open,
         );
         self.client = next.map_err(|error| error.of_call())?;

@@ -194,7 +194,7 @@ impl<C: Connection<Reply = Vec<u8>>> Client<C> {
     fn reconnect(&mut self, limit: &mut Limit) -> Result<(), ErrorOf<C>> {
         let patience = self.connection.facts().connect_timeout;
         let within = left(limit.end()).map_or(patience, |left| left.min(patience));
-        let outcome = self.connection.reconnect(within, &mut |_| true);
+        let outcome = self.connection.reconnect(within, &mut |_, _| true);
         outcome.map_err(|error| {
             if limit.is_over() {
                 ClientError::NotSent

@@ -68,8 +68,10 @@ impl Arrival<Vec<u8>> for &[u8] {
     }
 }
 
-/// Takes the calls that have ended, and returns whether a connection is still wanted.
-pub type GoesOn<'a, C> = dyn FnMut(&mut Ended<C>) -> bool + 'a;
+/// Takes the calls that have ended, and returns whether a connection is still wanted. Passes the
+/// calls that were given up to the second argument, which cancels them.
+pub type GoesOn<'a, C> =
+    dyn FnMut(&mut Ended<C>, &mut dyn FnMut(<C as Connection>::Call)) -> bool + 'a;
 
 /// A connection to a server, and everything that is needed to connect again. It belongs to one
 /// thread.
@@ -131,7 +133,7 @@ pub trait Connection: Sized {
 
     /// Makes a new connection, on which later calls are made. Tries for `within`, and only while
     /// `goes_on` returns `true`. `goes_on` takes the calls that have ended meanwhile over the
-    /// previous connection.
+    /// previous connection, and cancels calls there.
     ///
     /// # Errors
     /// The error of a call that waits for the connection.

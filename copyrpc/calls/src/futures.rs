@@ -476,7 +476,8 @@ impl<C: Connection + 'static> Worker<C> {
             self.posted.wakes.wake_all();
         }
         if !self.posted.given_up.is_empty() {
-            self.give_up();
+            let cancel = &mut |call| self.connection.cancel(call);
+            give_up::<C>(&mut self.posted, &self.further, &mut self.under_way, cancel);
         }
         // The poll comes before the sends, so that a connection that has ended since the last turn
         // takes no call.
@@ -552,48 +553,13 @@ impl<C: Connection + 'static> Worker<C> {
         }
     }
 
-    /// Cancels the calls under way that were given up. If the numbers of some calls are not known,
-    /// because they were passed on, drops the calls without a caller on this and the next
-    /// connections.
-    #[cold]
-    fn give_up(&mut self) {
-        let Self {
-            connection,
-            posted,
-            further,
-            under_way,
-            ..
-        } = self;
-        let mut is_elsewhere = false;
-        for number in posted.given_up.drain(..) {
-            if let Some((call, _)) = under_way.remove(&number) {
-                connection.cancel(call);
-            } else {
-                is_elsewhere |= number == posting::SOME || further.client().is_some();
-            }
-        }
-        if !is_elsewhere {
-            return;
-        }
-        under_way.retain(|_, (call, job)| {
-            let is_wanted = job.reply.is_wanted();
-            if !is_wanted {
-                connection.cancel(*call);
-            }
-            is_wanted
-        });
-        posted.drop_unwanted(|job| job.reply.is_wanted());
-        if let Some(client) = further.client() {
-            client.poster.give_up(posting::SOME);
-        }
-    }
-
     /// Connects again. Meanwhile, the calls of the previous connection end. If no other connection
     /// is possible, every waiting call ends.
     fn reconnect(&mut self) {
         let Self {
             connection,
             posted,
+            further,
             under_way,
             alarm,
             unsent,
@@ -602,14 +568,16 @@ impl<C: Connection + 'static> Worker<C> {
         // The new connection may take long, so no wake waits for it.
         posted.wakes.wake_all();
         let connected = posted.reconnect(unsent.patience, |within, posted| {
-            connection.reconnect(within, &mut |ended| {
+            connection.reconnect(within, &mut |ended, cancel| {
                 ended
                     .drain(..)
                     .filter_map(|(number, reply)| {
                         end::<C>(under_way, posted, unsent, number, reply)
                     })
                     .for_each(Waker::wake);
-                posted.is_wanted()
+                let is_wanted = posted.is_wanted();
+                give_up::<C>(posted, further, under_way, cancel);
+                is_wanted
             })
         });
         *lock(&alarm.0) = connection.waker();
@@ -620,6 +588,39 @@ impl<C: Connection + 'static> Worker<C> {
         }
         lock(&self.news).device = connection.device();
         self.publish();
+    }
+}
+
+/// Cancels the calls under way that were given up. If the numbers of some calls are not known,
+/// because they were passed on, drops the calls without a caller on this and the next connections.
+#[cold]
+fn give_up<C: Connection>(
+    posted: &mut Posted<Job<C>>,
+    further: &Further<AsyncClient<C>>,
+    under_way: &mut UnderWay<C>,
+    cancel: &mut dyn FnMut(C::Call),
+) {
+    let mut is_elsewhere = false;
+    for number in posted.given_up.drain(..) {
+        if let Some((call, _)) = under_way.remove(&number) {
+            cancel(call);
+        } else {
+            is_elsewhere |= number == posting::SOME || further.client().is_some();
+        }
+    }
+    if !is_elsewhere {
+        return;
+    }
+    under_way.retain(|_, (call, job)| {
+        let is_wanted = job.reply.is_wanted();
+        if !is_wanted {
+            cancel(*call);
+        }
+        is_wanted
+    });
+    posted.drop_unwanted(|job| job.reply.is_wanted());
+    if let Some(client) = further.client() {
+        client.poster.give_up(posting::SOME);
     }
 }
 

@@ -265,11 +265,17 @@ impl Connection for Caller {
         let mut ended = Ended::<Self>::new();
         // A server that closes waits until its last messages were taken. On a device that sends
         // packets, this thread has to take them, so it polls.
+        let leaving = self.leaving.as_ref();
         let mut goes_on = || {
             poll(context, max_reply, |number, outcome| {
                 ended.push((number, outcome.map(Arrival::into_reply)))
             });
-            goes_on(&mut ended)
+            let is_wanted = goes_on(&mut ended, &mut |call| {
+                leaving.and_then(|before| before.cancel(call));
+            });
+            // Sends the notices of the cancelled calls, as the next poll may be late.
+            context.inner.flush();
+            is_wanted
         };
         // This poll frees the resources of the ended connection.
         goes_on();

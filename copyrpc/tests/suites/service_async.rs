@@ -518,6 +518,32 @@ fn calls_under_way_end_while_the_client_looks_for_the_next_server() {
     assert!(is_pending(), "it has looked for a server all the time");
 }
 
+/// The server has stopped and there is no other, so a further call makes the client look for one.
+#[test]
+fn a_call_that_is_dropped_while_its_client_looks_for_a_server_is_given_up_at_the_old_one() {
+    limits::watchdog(WATCHDOG);
+    let net = Net::new();
+    let server = block_on(start(&net, &any_port()));
+    let options = ClientOptions {
+        connect_timeout: 2 * WATCHDOG,
+        ..net.client_options()
+    };
+    let client = block_on(AsyncClient::with_options(server.local_addr(), &options)).unwrap();
+    let call = start_call(&client, b"dropped");
+    let request = block_on(server.recv()).unwrap().unwrap();
+    server.stop_handle().stop();
+    let mut next = start_call(&client, b"next");
+    let mut is_pending = || {
+        block_on(std::future::poll_fn(|task| {
+            Poll::Ready(next.as_mut().poll(task).is_pending())
+        }))
+    };
+    thread::sleep(Duration::from_millis(50));
+    drop(call);
+    assert!(block_on(request.while_wanted(None, std::future::pending::<()>())).is_none());
+    assert!(!request.is_wanted() && is_pending());
+}
+
 /// Addresses that are tried in this order.
 #[derive(Clone, Debug)]
 struct ListOf([SocketAddr; 2]);
