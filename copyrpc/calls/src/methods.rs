@@ -170,7 +170,7 @@ pub fn arguments<T>(
     payloads::decode_all(arguments, decode).map_err(undecodable)
 }
 
-fn undecodable(error: PayloadError) -> Vec<u8> {
+pub(crate) fn undecodable(error: PayloadError) -> Vec<u8> {
     vec![ARGUMENTS, error as u8]
 }
 

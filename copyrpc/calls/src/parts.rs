@@ -56,7 +56,7 @@
 //! A part is a header of 40 bytes (kind u32: 0x1_0001 a part of the request, 0x1_0002 a request for
 //! a part of the reply, neither of which begins the request of a [method](crate::methods::Header);
 //! maximum length of the reply u32; number of the client u64; number of the call u64; length of the
-//! payload u64; offset u64) and the bytes. A reply is one byte (0 a part of the reply, 1 continue,
+//! payload u64; offset u64) and the bytes. A reply to a part is one byte (0 a part of the reply, 1 continue,
 //! 2 busy, 3 too long, 4 the server has no such call), with 0 and 3 a length u64 (of the whole
 //! reply; the maximum), and with 0 the bytes. All is little-endian, without padding.
 
@@ -66,7 +66,7 @@ use std::collections::hash_map::Entry;
 use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant};
 
-use crate::methods::{AsyncCaller, Caller, Header, Request};
+use crate::methods::{self, AsyncCaller, Caller, Header, PayloadError, Request};
 use crate::serving::Unfetched;
 use crate::{Ending, StopHandle};
 
@@ -144,8 +144,11 @@ pub enum PartsError<E> {
         bytes: usize,
     },
     /// The bytes of a reply are not bytes of a [`Reassembler`]. The handler may have run.
-    #[error("the server does not take requests in parts")]
+    #[error("the server does not take requests in parts, and what it did with them is not known")]
     Reply,
+    /// The server has methods and no [`Reassembler`]. No handler got the request. Permanent.
+    #[error("nothing ran: the server does not take requests in parts")]
+    NoParts,
 }
 
 impl<E: Ending + 'static> Ending for PartsError<E> {
@@ -163,7 +166,7 @@ impl<E: Ending + 'static> Ending for PartsError<E> {
             Self::Call(error) => error.may_have_executed(),
             _ => !matches!(
                 self,
-                Self::Unsent(_) | Self::Busy | Self::TooLong { .. } | Self::Lost
+                Self::Unsent(_) | Self::Busy | Self::TooLong { .. } | Self::Lost | Self::NoParts
             ),
         }
     }
@@ -412,6 +415,7 @@ impl Transfer<'_> {
             Some((&BUSY, [])) if !is_fetching => Err(PartsError::Busy),
             Some((&TOO_LONG, max)) if !is_fetching => Err(match take_words(max) {
                 Some(([max], [])) => PartsError::TooLong { max: max as usize },
+                _ if bytes.as_ref() == methods::no_request() => PartsError::NoParts,
                 _ => PartsError::Reply,
             }),
             Some((&LOST, [])) => Err(if is_fetching {
@@ -535,10 +539,19 @@ impl Reassembler {
     /// the same for handlers that answer at once.
     ///
     /// # Errors
-    /// The reply to a part that does not complete a request.
+    /// The reply to a part that does not complete a request. The reply to a request that is no part
+    /// too: the caller of a method gets
+    /// [`MethodError::Arguments`](crate::methods::MethodError::Arguments) with
+    /// [`PayloadError::NotInParts`]; any other caller gets the byte 4.
     pub fn receive(&mut self, part: &(impl Request + ?Sized)) -> Result<(Whole, Vec<u8>), Vec<u8>> {
-        let lost = || vec![LOST];
         let (request, data) = (part, part.data());
+        // The header of a method is none of a part: its caller has no client of this module.
+        let lost = || {
+            Header::read(&data).map_or_else(
+                || vec![LOST],
+                |_| methods::undecodable(PayloadError::NotInParts),
+            )
+        };
         let ([kind_and_room, client, call, len, offset], part) =
             take_words(&data).ok_or_else(lost)?;
         let kind = kind_and_room as u32;

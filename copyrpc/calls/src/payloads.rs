@@ -86,6 +86,9 @@ pub enum PayloadError {
         "the type needs a format that tells types or fields (serde's untagged, flatten, tag, skip_serializing_if, or deserialize_any)"
     )]
     Unsupported = 7,
+    /// The server has a [`Reassembler`](crate::parts::Reassembler), and the request came as a whole.
+    #[error("the server takes requests in parts: put a parts::Client around the client")]
+    NotInParts = 8,
 }
 
 impl PayloadError {
@@ -99,6 +102,7 @@ impl PayloadError {
             Self::TooMany,
             Self::Refused,
             Self::Unsupported,
+            Self::NotInParts,
         ]
         .into_iter()
         .find(|error| *error as u8 == byte)

@@ -1,7 +1,7 @@
 use std::task::Waker;
 
 use super::*;
-use crate::methods::Context;
+use crate::methods::{Context, MethodError};
 
 type ClientError = crate::CallFailure;
 
@@ -456,6 +456,59 @@ fn a_part_is_no_request_of_a_method_and_the_whole_has_the_time_from_its_first_pa
     assert_eq!(whole.deadline(b"no method"), None);
 }
 
+crate::service! {
+    mod echo {
+        fn echo(text: String) -> Result<String, ()> = 1;
+    }
+}
+
+/// Fails if it runs.
+struct Unreached;
+
+impl echo::Service for Unreached {
+    fn echo(&mut self, text: String) -> Result<String, ()> {
+        unreachable!("{text}")
+    }
+}
+
+/// A server of methods: in parts, if there is a `Reassembler`.
+struct Server(Option<Reassembler>);
+
+impl Caller for Server {
+    type Error = ClientError;
+
+    fn timeout(&self) -> Option<Duration> {
+        None
+    }
+
+    fn call(&mut self, request: &[u8], _: Option<Duration>) -> Result<Cow<'_, [u8]>, ClientError> {
+        let reply = match &mut self.0 {
+            Some(parts) => parts.answer(request, |whole| echo::answer(&mut Unreached, &whole)),
+            None => echo::answer(&mut Unreached, request),
+        };
+        Ok(reply.into())
+    }
+}
+
+/// A request takes one part, or several.
+#[test]
+fn ends_of_which_one_has_parts_say_so_and_that_nothing_ran() {
+    for len in [0, 200] {
+        let mut whole = echo::Client::new(Server(Some(reassembler(1000, 2000))));
+        let ended = whole.echo("a".repeat(len)).unwrap_err();
+        assert_eq!(
+            ended,
+            MethodError::Arguments(PayloadError::NotInParts),
+            "{len}"
+        );
+        assert!(!ended.is_retryable() && !ended.may_have_executed());
+        let mut in_parts = echo::Client::new(Client::new(Server(None), MESSAGE, MESSAGE));
+        let ended = in_parts.echo("a".repeat(len)).unwrap_err();
+        assert_eq!(ended, MethodError::Call(PartsError::NoParts), "{len}");
+        assert!(!ended.is_retryable() && !ended.may_have_executed());
+    }
+}
+
 /// A call whose only part was sent.
 fn transfer(max_bytes: usize) -> Transfer<'static> {
     let mut client = client(1);
@@ -531,7 +584,7 @@ fn replies_that_are_none_end_a_call_whose_handler_may_have_run() {
         vec![5],
         vec![MORE],
         vec![DONE, 9, 0, 0, 0, 0, 0, 0, 0],
-        vec![TOO_LONG, 1],
+        vec![TOO_LONG, 9],
         b"text".to_vec(),
     ] {
         let ended = transfer(1000)
