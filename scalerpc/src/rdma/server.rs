@@ -413,6 +413,18 @@ impl RdmaServer {
         }
     }
 
+    /// Returns whether a panic of a handler left answers of its step that are not posted.
+    pub(crate) const fn has_unposted(&self) -> bool {
+        !self.ops.is_empty()
+    }
+
+    /// Posts what is not posted. Returns whether all of it has arrived, after [`settle`](Self::settle).
+    pub(crate) fn post_rest(&mut self) -> bool {
+        self.take(self.port.now_ns());
+        self.post();
+        self.under_way == 0 && self.unserved.is_empty()
+    }
+
     /// Returns the number of connected clients.
     #[must_use]
     pub fn clients(&self) -> usize {

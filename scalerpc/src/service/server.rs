@@ -387,9 +387,18 @@ impl Stepped {
     }
 }
 
-/// Reports the clients that are still connected as disconnected.
+/// Sends the answers of a step that a panic of its handler ended, the end of that call among them,
+/// and waits until they have arrived, at most for [`LINGER`]. Reports the clients that are still
+/// connected as disconnected.
 impl Drop for Stepped {
     fn drop(&mut self) {
+        if self.rdma.has_unposted() {
+            self.rdma.settle();
+            let mut grace = GracePeriod::new(LINGER, Instant::now());
+            while !self.rdma.post_rest() && !grace.is_over(Instant::now()) {
+                std::thread::yield_now();
+            }
+        }
         self.tell_departed();
         let Self { rdma, gate, .. } = self;
         rdma.peers()

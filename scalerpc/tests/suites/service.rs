@@ -237,6 +237,25 @@ fn a_client_goes_on_with_the_next_server_at_the_address() {
     }
 }
 
+/// The panic goes through `serve`, and the server ends with its thread.
+#[test]
+fn the_call_whose_handler_panics_ends_as_dropped_although_the_server_ends_too() {
+    limits::watchdog(WATCHDOG);
+    let server = start_with(&any_port(), options(4), |server| {
+        server
+            .serve(|request| {
+                assert_ne!(request, b"panic");
+                request.to_vec()
+            })
+            .unwrap()
+    });
+    let mut client = Client::connect(server.address).unwrap();
+    assert_eq!(client.call(b"fine").unwrap(), b"fine");
+    let end = client.call(b"panic").unwrap_err();
+    assert!(matches!(end, ClientError::Dropped), "{end}");
+    assert!(server.thread.join().is_err());
+}
+
 #[test]
 fn a_client_finds_a_server_that_has_moved_by_its_name() {
     limits::watchdog(WATCHDOG);
