@@ -328,6 +328,9 @@ impl<C: Connection> Future for AsyncCall<C> {
 impl<C: Connection> Drop for AsyncCall<C> {
     fn drop(&mut self) {
         if let Stage::Posted(number, _) = self.stage {
+            // A further connection, which does not know the number, checks whether the call has a
+            // receiver, so the receiver is dropped before.
+            self.stage = Stage::Over;
             // This call may have been chosen to wake the other waiting calls.
             self.poster.wakes.wake_all();
             self.poster.give_up(number);
