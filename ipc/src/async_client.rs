@@ -173,7 +173,8 @@ impl Session for bytes::Client<u64> {
 /// its slot until its reply arrives, which is discarded.
 ///
 /// A call after the end of the session connects to the next server of the name. If there is no such
-/// server, the call fails with [`NotSent`](ClientError::NotSent).
+/// server for [`connect_timeout`](ClientOptions::connect_timeout), the call fails with
+/// [`Misfit::Absent`].
 ///
 /// ```no_run
 /// # async fn caller() -> Result<(), Box<dyn std::error::Error>> {

@@ -42,7 +42,11 @@ pub(crate) fn connect_first(
     let mut left = timeout;
     if let Some(patience) = patience {
         let start = Instant::now();
-        connect(patience.min(timeout)).map_err(|error| error.of_call())?;
+        if let Err(error) = connect(patience.min(timeout)) {
+            if !error.may_pass() || start.elapsed() < timeout {
+                return Err(error.of_call());
+            }
+        }
         left = timeout.saturating_sub(start.elapsed());
     }
     if left.is_zero() {

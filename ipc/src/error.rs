@@ -78,10 +78,17 @@ pub enum SetupError {
     Thread(#[source] io::Error),
 }
 
-/// The reason why the server that has the name now does not fit a client of an earlier server of
-/// the same name.
+/// The reason why a client of an earlier server of the name has no connection: there is no server
+/// of the name now, or it does not fit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Misfit {
+    /// No server has the name now, or it is full, and the client waited for one as long as it was
+    /// told: [`ClientOptions::connect_timeout`](crate::ClientOptions::connect_timeout), or the time
+    /// of `connect_within`. Retryable.
+    #[error(
+        "no server has the name now, or it is full: try again, or wait for it (connect_timeout, connect_within)"
+    )]
+    Absent,
     /// The types or the tag of the server differ from the types or the tag of the client: build
     /// both from the same source.
     #[error(
@@ -100,7 +107,7 @@ pub enum Misfit {
 
 impl ConnectFailure for Misfit {
     fn may_pass(&self) -> bool {
-        false
+        *self == Self::Absent
     }
 
     fn again(&self) -> Self {
@@ -115,7 +122,7 @@ impl SetupError {
     /// Returns the error of a call that needed the connection.
     pub(crate) fn of_call(&self) -> ClientError {
         match self {
-            error if error.may_pass() => ClientError::NotSent,
+            error if error.may_pass() => ClientError::Connect(Misfit::Absent),
             Self::Types { .. } => ClientError::Connect(Misfit::Types),
             Self::Version { .. } => ClientError::Connect(Misfit::Version),
             _ => ClientError::Connect(Misfit::Unusable),

@@ -313,7 +313,7 @@ macro_rules! through_shared_memory {
                     }
                     let outcome = self.ask($message, call.timeout);
                     // The client was made without a time to wait for the next server.
-                    if matches!(outcome, Err(ipc::ClientError::NotSent)) {
+                    if matches!(&outcome, Err(error) if error.is_retryable()) {
                         let _ = self.reconnect(PATIENCE);
                     }
                     call.end(outcome.map(|reply| reply.word()))

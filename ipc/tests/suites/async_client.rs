@@ -12,7 +12,7 @@ use copyrpc_testing::limits::watchdog;
 use copyrpc_testing::methods::{self, Sums, numbers};
 use ipc::bytes::{AsyncClient, MessageBytes, Server, ServerOptions};
 use ipc::parts::Reassembler;
-use ipc::{ClientError, ClientOptions, Dir, SetupError, StopHandle, Token};
+use ipc::{ClientError, ClientOptions, Dir, Misfit, SetupError, StopHandle, Token};
 
 const LONG: Duration = Duration::from_secs(60);
 const DEPTH: usize = 4;
@@ -229,10 +229,9 @@ fn a_client_that_tries_once_says_that_there_is_no_server() {
     let client = connect_within(&scratch.dir(), Duration::ZERO).unwrap();
     assert_eq!(block_on(client.call(b"a")).unwrap(), b"a");
     server.end();
-    assert!(matches!(
-        block_on(client.call(b"b")),
-        Err(ClientError::NotSent)
-    ));
+    let end = block_on(client.call(b"b")).unwrap_err();
+    assert!(matches!(end, ClientError::Connect(Misfit::Absent)));
+    assert!(end.is_retryable() && !end.may_have_executed());
     let server = Running::start(&scratch.dir(), <[u8]>::to_vec);
     assert_eq!(block_on(client.call(b"c")).unwrap(), b"c");
     server.end();

@@ -3,7 +3,7 @@
 use std::sync::mpsc;
 use std::time::Duration;
 
-use ::ipc::{Client, ClientError, Server, SetupError};
+use ::ipc::{Client, ClientError, Misfit, Server, SetupError};
 
 use crate::typed::Typed;
 
@@ -57,12 +57,12 @@ fn a_client_goes_on_at_the_next_server_of_the_name<T: Typed>(test: &str) {
     assert_eq!((patient.ask(1, LONG), hasty.ask(2, LONG)), (Ok(10), Ok(20)));
     stop.stop();
     first.join().unwrap();
-    let gone = ClientError::NotSent;
+    let gone = ClientError::Connect(Misfit::Absent);
     assert!(gone.is_retryable() && !gone.may_have_executed());
     // `patient` waits for the next server as long as its call may take; `hasty` tries once.
     assert_eq!(
         (patient.ask(3, SHORT), hasty.ask(3, LONG)),
-        (Err(gone), Err(gone))
+        (Err(ClientError::NotSent), Err(gone))
     );
     let asking = std::thread::spawn(move || (patient.ask(4, LONG), patient));
     std::thread::sleep(SHORT);
