@@ -19,7 +19,9 @@
 //!   died is detected within about two [keep-alive](EndpointConfig::keepalive) intervals, and a
 //!   peer that is stopped, or does not poll, after the [stall
 //!   timeout](EndpointConfig::stall_timeout); a handler of [`serve`](Context::serve) may take any
-//!   time. On an idle connection a dead peer is detected within about two [idle
+//!   time. A stopped peer that has taken all replies and waits for the answer to its own call owes
+//!   nothing: it stays connected, and its call [wanted](RecvHandle::is_wanted), until it is sent a
+//!   message that it does not take (K1, K2 of the protocol). On an idle connection a dead peer is detected within about two [idle
 //!   keep-alive](EndpointConfig::idle_keepalive) intervals, plus half a second for the device's
 //!   retries; a living peer stays, unless there is an [idle timeout](EndpointConfig::idle_timeout).
 //!   An endpoint that has ended has released its queue pair, its share of the queues, and its

@@ -95,7 +95,7 @@
 //! | `server`, `client` | two processes, in as few lines as possible |
 //! | `poll_server`, `poll_client` | the same with a loop of their own; the server sleeps while idle, and all calls of the client share one WRITE |
 //! | `async_server`, `async_client` | the same with futures |
-//! | `first_service` | the smallest service with a method |
+//! | `first_service` | the service of the tutorial: counters, with a client that is killed |
 //! | `metadata` | a service with methods: clients with deadlines, and a server that is restarted under them |
 //! | `subscribe`, `long_poll` | a server that calls its clients; clients whose calls stay until there is something to tell |
 //! | `sidecar` | a server of `ipc` that forwards to a remote one |

@@ -30,7 +30,8 @@ impl<C: Connection> fmt::Debug for Client<C> {
 }
 
 impl<C: Connection<Reply = Vec<u8>>> Client<C> {
-    /// Connects to the server at `address`. Waits for a server that has not started yet.
+    /// Connects to the server at `address`. Waits for a server that has not started yet, as long as
+    /// `connect_timeout` of the default options: 5 s over copyrpc and scalerpc, not at all over ipc.
     ///
     /// # Errors
     /// The reason; nothing is left behind.

@@ -74,7 +74,7 @@ pub type GoesOn<'a, C> =
     dyn FnMut(&mut Ended<C>, &mut dyn FnMut(<C as Connection>::Call)) -> bool + 'a;
 
 /// A connection to a server, and everything that is needed to connect again. It belongs to one
-/// thread.
+/// thread. Implemented by `copyrpc::Caller`, `scalerpc::Caller` and `ipc::bytes::Caller`.
 pub trait Connection: Sized {
     /// The kind of a request, by which the server chooses the handler. The default is for servers
     /// of one handler.
@@ -196,7 +196,8 @@ impl Repeats {
     }
 }
 
-/// A [`Connection`] that is made to an address.
+/// A [`Connection`] that is made to an address: of copyrpc and scalerpc to any
+/// [`ToSocketAddrs`](std::net::ToSocketAddrs), of ipc to a name.
 pub trait Dial<A>: Connection {
     /// The choices of a user.
     type Options: Clone + Default + Send + 'static;

@@ -121,7 +121,11 @@ pub enum ClientError<C, R> {
     #[error("there is no handler of this type, or no such node")]
     UnknownType,
     /// The handler ran, and its reply is longer than this client takes.
-    #[error("the handler ran, but its reply{} is too long for this client", of_bytes(*.len))]
+    #[error(
+        "the handler ran, but its reply{} is too long for this client (max_reply of copyrpc's ClientOptions, slot_bytes of \
+         scalerpc's ServerConfig, message_bytes of ipc's ServerOptions): fetch it in parts, or give it more room",
+        of_bytes(*.len)
+    )]
     ReplyTooLong {
         /// Length of the reply in bytes, if the server reports it.
         len: Option<usize>,

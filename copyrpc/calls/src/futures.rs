@@ -115,9 +115,13 @@ impl<C: Connection> fmt::Debug for AsyncClient<C> {
 }
 
 impl<C: Connection> AsyncClient<C> {
-    /// Connects to the server at `address`. Waits for a server that has not started yet. The
-    /// client's thread keeps the address, so a borrowed address has to be made an owned one:
+    /// Connects to the server at `address`. Waits for a server that has not started yet, as long as
+    /// `connect_timeout` of the default options: 5 s over copyrpc and scalerpc, not at all over ipc.
+    /// The client's thread keeps the address, so a borrowed address has to be made an owned one:
     /// `address.to_owned()`.
+    ///
+    /// In a function that is generic over `C`, the future is `Send` only with the bound
+    /// `C: Dial<A, Options: Sync>`.
     ///
     /// # Errors
     /// The reason; nothing is left behind.

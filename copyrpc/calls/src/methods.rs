@@ -111,7 +111,8 @@ pub trait AsyncCaller {
 /// The error of a method. `E` is the handler's own error, `C` the client's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MethodError<E, C> {
-    /// The handler ran, and returned this error.
+    /// The handler ran, and returned this error. The text of the variant has the `Debug` of the
+    /// error, which need not have `Display`.
     #[error("the handler returned {0:?}")]
     Failed(E),
     /// The server has no method of this number. Nothing ran: client and server are of different
@@ -267,8 +268,8 @@ pub const fn are_distinct(numbers: &[u16]) -> bool {
 }
 
 /// Makes a module for a service: its methods have a number, arguments, and a `Result`. Arguments,
-/// results and errors are of any type with serde's `Serialize` and `Deserialize`
-/// ([`Payload`](crate::methods::Payload)). The module has
+/// results and errors are of any owned type with serde's `Serialize` and `Deserialize`
+/// ([`Payload`](crate::methods::Payload)): `String` in place of `&str`. The module has
 ///
 /// - `Service`, the trait for the server to implement, whose methods take `&mut self`, and
 ///   `answer`, which calls the method of a [`Request`](crate::methods::Request), and returns the

@@ -147,7 +147,8 @@ pub enum Answer {
 
 /// The server of a transport. The drop ends the server, and waits until the given answers have
 /// arrived. A [`Server`](crate::Server) calls [`serve`](Self::serve), the thread of an
-/// [`AsyncServer`](crate::AsyncServer) the functions from [`step`](Self::step) on.
+/// [`AsyncServer`](crate::AsyncServer) the functions from [`step`](Self::step) on. Implemented by
+/// `copyrpc::Host`, `scalerpc::Host` and `ipc::bytes::Host`.
 pub trait Serving: Sized {
     /// The choices of a user.
     type Options: Clone + Default + Send + 'static;
@@ -243,7 +244,8 @@ pub trait Serving: Sized {
     fn no_thread(error: io::Error) -> Self::Error;
 }
 
-/// A [`Serving`] that is made at an address.
+/// A [`Serving`] that is made at an address: of copyrpc and scalerpc at any
+/// [`ToSocketAddrs`](std::net::ToSocketAddrs), of ipc at a name.
 pub trait Bind<A>: Serving {
     /// Makes the server at `address`.
     ///

@@ -518,7 +518,7 @@ fn calls_under_way_end_while_the_client_looks_for_the_next_server() {
     assert!(is_pending(), "it has looked for a server all the time");
 }
 
-/// The server has stopped and there is no other, so a further call makes the client look for one.
+/// The server has stopped and there is no other, so a further call makes the client try to connect again and again.
 #[test]
 fn a_call_that_is_dropped_while_its_client_looks_for_a_server_is_given_up_at_the_old_one() {
     limits::watchdog(WATCHDOG);
