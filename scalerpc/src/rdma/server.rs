@@ -414,7 +414,7 @@ impl RdmaServer {
     }
 
     /// Returns whether a panic of a handler left answers of its step that are not posted.
-    pub(crate) const fn has_unposted(&self) -> bool {
+    pub(crate) fn has_unposted(&self) -> bool {
         !self.ops.is_empty()
     }
 
