@@ -512,6 +512,7 @@ fn of_ipc() {
         address: "s".to_owned(),
         server: ipc::bytes::ServerOptions {
             dir: Some(dir.clone()),
+            stop_timeout: 10 * LONG,
             ..ipc::bytes::ServerOptions::default()
         },
         client: ipc::ClientOptions {
