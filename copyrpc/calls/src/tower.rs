@@ -43,9 +43,9 @@ impl<S: Serving> Stream for &AsyncServer<S> {
 impl<S: Serving + 'static> AsyncServer<S> {
     /// Answers each request with the response of `service`, until the server is stopped. If the
     /// service returns an error, the request is refused. If the client disconnects or gives the call
-    /// up, the future of the response is dropped. No request is received before the service is ready; a service whose
-    /// readiness fails refuses each request. `spawn` starts the tasks that answer: with tokio,
-    /// `|task| drop(tokio::spawn(task))`.
+    /// up, the future of the response is dropped. No request is received before the service is
+    /// ready; a service whose readiness fails refuses each request. `spawn` starts the tasks that
+    /// answer: with tokio, `|task| drop(tokio::spawn(task))`.
     ///
     /// # Errors
     /// The server cannot continue.

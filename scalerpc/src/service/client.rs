@@ -244,8 +244,8 @@ impl Connection for Caller {
             self.rdma.device().clone()
         };
         // A server that closes waits until its last messages were taken. If the devices exchange
-        // packets, this thread has to receive them. No call waits for its
-        // end here: a client connects again after the end of every call, or of every call's time.
+        // packets, this thread has to receive them. No call waits for its end
+        // here: a client connects again after the end of every call, or of every call's time.
         let goes_on = || {
             device.progress();
             goes_on(&mut Vec::new(), &mut |_| ())
