@@ -55,8 +55,8 @@ DEFECTS = {
         [
             (
                 f"{CORE}/backend/remote/copyrpc.rs",
-                "Err(CallError::RingFull(whom) | CallError::InsufficientCredit(whom)) =>",
-                "Err(CallError::InsufficientCredit(_)) => Ok(()), Err(CallError::RingFull(whom)) =>",
+                "return match endpoint.call(request.as_bytes(), whom, size_of::<Response>()) {",
+                "return match endpoint.call(request.as_bytes(), whom, size_of::<Response>()) { Err(CallError::InsufficientCredit(_)) => Ok(()),",
             )
         ],
     ),
@@ -65,13 +65,13 @@ DEFECTS = {
         [
             (
                 f"{CORE}/backend/remote/mod.rs",
-                "        let whom = if self.backlog.is_empty(link) {\n            match each!(&mut self.links, links => links.send(link, &request, whom)) {",
-                "        let mut whom = whom;\n        let whom = if self.backlog.is_empty(link) {\n            loop {\n            match each!(&mut self.links, links => links.send(link, &request, whom)) {",
+                "            each!(&mut self.links, links => match links.send(link, &request, whom) {",
+                "            let mut whom = whom;\n            loop { each!(&mut self.links, links => match links.send(link, &request, whom) {",
             ),
             (
                 f"{CORE}/backend/remote/mod.rs",
-                "                Err(SendError::Full(whom)) => whom,\n                Err(SendError::Down(error)) => return Err(Box::new(error)),\n            }\n        } else {",
-                "                Err(SendError::Full(again)) => whom = again,\n                Err(SendError::Down(error)) => return Err(Box::new(error)),\n            }\n            }\n        } else {",
+                "                Err(SendError::Full(whom)) => whom,\n                Err(SendError::Down(error)) => return Err(Box::new(error)),\n            })\n",
+                "                Err(SendError::Full(again)) => whom = again,\n                Err(SendError::Down(error)) => return Err(Box::new(error)),\n            }) }\n",
             ),
         ],
     ),
