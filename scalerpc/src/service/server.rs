@@ -388,7 +388,7 @@ impl Stepped {
 }
 
 /// Sends the answers of a step that a panic of its handler ended, the end of that call among them,
-/// and waits until they have arrived, at most for [`LINGER`]. Reports the clients that are still
+/// and waits until they have arrived, for a short time at most. Reports the clients that are still
 /// connected as disconnected.
 impl Drop for Stepped {
     fn drop(&mut self) {
