@@ -422,7 +422,7 @@ impl RdmaServer {
     pub(crate) fn post_rest(&mut self) -> bool {
         self.take(self.port.now_ns());
         self.post();
-        self.under_way == 0 && self.unserved.is_empty()
+        self.under_way.count == 0 && self.unserved.is_empty()
     }
 
     /// Returns the number of connected clients.
