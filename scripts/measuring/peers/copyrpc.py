@@ -75,7 +75,8 @@ def measure(bench):
     program = tools.built("copyrpc/bench", "bin", "copyrpc_bench")
 
     def ours(*arguments):
-        return bench.document_of([program, "--device", "soft", "--pin", bench.pin, "--wait", "busy", "--runs", "1", "--duration", "0.4", *arguments])
+        length = [] if "--calls" in arguments else ["--duration", "0.4"]
+        return bench.document_of([program, "--device", "soft", "--pin", bench.pin, "--wait", "busy", "--runs", "1", *length, *arguments])
 
     def of_copyrpc(document, figure):
         """Returns a figure of the only load of the document."""
