@@ -2,7 +2,6 @@
 //! `docs/scalerpc.md`.
 
 use super::{Server, ServerOp};
-
 use crate::protocol::memory::Memory;
 use crate::protocol::request::{ClientId, ClientRegions};
 use crate::protocol::wire::{
