@@ -362,7 +362,7 @@ impl Pd {
     fn alloc_in(&self, bytes: usize, access: Access, huge: bool) -> Result<Mr, RegisterError> {
         let control = &self.object.control;
         let parts = control.alloc_registered(self.object.pdn, bytes, access, huge)?;
-        Ok(Mr::new(parts, control.clone(), Rc::clone(&self.object)))
+        Ok(Mr::new(parts, Rc::clone(&self.object)))
     }
 
     /// Registers memory that the caller has allocated. A NIC treats it like any other memory. Peers
@@ -386,7 +386,7 @@ impl Pd {
         let control = &self.object.control;
         // SAFETY: guaranteed by the caller.
         let parts = unsafe { control.register(self.object.pdn, addr, len, access) }?;
-        Ok(Mr::new(parts, control.clone(), Rc::clone(&self.object)))
+        Ok(Mr::new(parts, Rc::clone(&self.object)))
     }
 
     /// Creates a shared receive queue of at least `depth` receives with up to `max_sge` buffers

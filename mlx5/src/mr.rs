@@ -6,7 +6,6 @@ use std::rc::Rc;
 
 use mlx5_hca::{Pages, Region};
 
-use crate::control::Control;
 use crate::ops::Sge;
 use crate::pd::PdObject;
 
@@ -28,13 +27,12 @@ use crate::pd::PdObject;
 /// ```
 pub struct Mr {
     region: Region,
-    control: Control,
     pd: Rc<PdObject>,
 }
 
 impl Drop for Mr {
     fn drop(&mut self) {
-        self.control.deregister(self.region.key);
+        self.pd.control.deregister(self.region.key);
     }
 }
 
@@ -75,12 +73,8 @@ pub struct OutOfBounds {
 }
 
 impl Mr {
-    pub(crate) fn new(region: Region, control: Control, pd: Rc<PdObject>) -> Self {
-        Self {
-            region,
-            control,
-            pd,
-        }
+    pub(crate) fn new(region: Region, pd: Rc<PdObject>) -> Self {
+        Self { region, pd }
     }
 
     pub(crate) fn pd(&self) -> &Rc<PdObject> {
@@ -92,16 +86,13 @@ impl Mr {
     /// # Errors
     /// [`Busy`], with the region, if a peer does not finish a copy within 50 ms.
     pub fn deregister(self) -> Result<(), Busy> {
-        if !self.control.try_deregister(self.region.key) {
+        if !self.pd.control.try_deregister(self.region.key) {
             return Err(Busy(self));
         }
         let this = core::mem::ManuallyDrop::new(self);
-        // SAFETY: both fields are taken once, from a value whose `drop` will not run; the rest is
-        // plain data.
-        unsafe {
-            drop(core::ptr::read(&this.control));
-            drop(core::ptr::read(&this.pd));
-        }
+        // SAFETY: the field is taken once, from a value whose `drop` will not run; the rest is plain
+        // data.
+        drop(unsafe { core::ptr::read(&this.pd) });
         Ok(())
     }
 

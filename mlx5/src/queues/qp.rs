@@ -45,7 +45,6 @@ impl<'a> From<&'a Srq> for ReceiveSource<'a> {
 /// at the device is destroyed before these objects.
 struct QpObject {
     qpn: u32,
-    control: Control,
     send_cq: Rc<CqObject>,
     recv_cq: Rc<CqObject>,
     _srq: Option<Rc<SrqObject>>,
@@ -54,7 +53,7 @@ struct QpObject {
 
 impl Drop for QpObject {
     fn drop(&mut self) {
-        self.control.queues().destroy_qp(self.qpn);
+        self.pd.control.queues().destroy_qp(self.qpn);
         // The completions are disowned after `destroy_qp`: from then on the device writes no
         // completion of this queue pair, and it does not reuse the number before this function
         // returns.
@@ -173,7 +172,6 @@ impl<T: Transport> Qp<T> {
         let parts = control.queues().create_qp(&request)?;
         let object = QpObject {
             qpn: parts.qpn,
-            control: Control::clone(control),
             send_cq: Rc::clone(send_cq),
             recv_cq: Rc::clone(recv_cq),
             _srq: srq,
@@ -199,7 +197,7 @@ impl<T: Transport> Qp<T> {
     }
 
     pub(crate) fn control(&self) -> &Control {
-        &self.object.control
+        &self.object.pd.control
     }
 
     /// Returns the state as far as this end knows it. An error is known once its completion was
@@ -409,7 +407,7 @@ impl<T: Transport> Qp<T> {
     pub fn ring_receives(&mut self) {
         if let Some(rq) = &mut self.rq {
             rq.ring();
-            self.object.control.receives_posted();
+            self.object.pd.control.receives_posted();
         }
     }
 

@@ -47,6 +47,22 @@ fn every_call_of_a_latency_job_is_timed_and_counted_on_both_sides() {
     );
 }
 
+/// An endpoint's queues and books; its rings are registered memory.
+#[test]
+fn an_endpoint_takes_at_most_5118_bytes_beside_its_rings() {
+    let queues = "--ring-size 16384 --batches 4 --srq-size 2047";
+    let result = result(&format!(
+        "--clients 100,300 --calls 300 --runs 1 --wait yield {queues}"
+    ));
+    let further = |bytes: &str| {
+        result[format!("server_{bytes}_per_further_client")]["copyrpc"]
+            .as_f64()
+            .unwrap()
+    };
+    let beside = further("bytes") - further("registered_bytes");
+    assert!(beside > 0.0 && beside <= 5118.0, "{beside}: {result}");
+}
+
 #[test]
 fn calls_gather_in_writes_when_there_are_many() {
     let result = result("--depth 64 --duration 0.1 --runs 1");
