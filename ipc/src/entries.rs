@@ -112,6 +112,15 @@ impl Holding {
         self.entry().session.load(Ordering::Acquire) == self.word - TAKEN + STOPPED
     }
 
+    /// Returns the reason why the holder has lost the entry, which is free for others soon.
+    pub(crate) fn reason_of_end(&self) -> &'static str {
+        match u64::from(self.entry().session.load(Ordering::Acquire) as u32) {
+            LEFT => "the client has left",
+            EVICTED => "the client broke the protocol",
+            _ => "the client has died",
+        }
+    }
+
     /// Makes [`lasts`](Self::lasts) return `false` from now on, whatever the entry contains later.
     pub(crate) fn end(&mut self) {
         self.word = NEVER;

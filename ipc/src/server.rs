@@ -4,7 +4,7 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::time::Duration;
 
-use copyrpc_calls::{ANSWERED, DROPPED, REFUSED, SENT_BACK, StopHandle};
+use copyrpc_calls::{ANSWERED, DROPPED, Events, REFUSED, SENT_BACK, StopHandle};
 use copyrpc_shm::dir::Dir;
 use copyrpc_shm::plain::{Plain, TypeShape};
 use copyrpc_shm::ready::ReadyWords;
@@ -163,6 +163,11 @@ impl<Req: Plain, Resp: Plain, W: Announce> Server<Req, Resp, W> {
             listed: Listed::new(entries),
             region,
         })
+    }
+
+    /// Passes the events of the sessions to `events` from now on.
+    pub(crate) fn hear(&mut self, events: Events<usize>) {
+        self.sessions.hear(events);
     }
 
     /// Does one bounded pass over the active clients: finds at most 16 requests of each of at most

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
-use copyrpc_calls::{ANSWERED, DROPPED, Tag, Tagged};
+use copyrpc_calls::{ANSWERED, DROPPED, Event, Events, Tag, Tagged};
 use copyrpc_shm::clock::Clock;
 use copyrpc_shm::lane::{Ahead, LaneRx, LaneTx, Slot};
 use copyrpc_shm::lock::LockFile;
@@ -191,6 +191,7 @@ struct Table<Req, Resp> {
     inbox: Inbox,
     entries: Entries,
     lanes: LanePairs<Req, Resp>,
+    events: Events<usize>,
 }
 
 /// Requests found by a pass and not received. They stay in their lanes, so each is copied once.
@@ -266,9 +267,15 @@ impl<Req: Plain, Resp: Plain> Sessions<Req, Resp> {
                 inbox: Inbox::default(),
                 entries,
                 lanes,
+                events: Events::default(),
             },
             clock,
         }
+    }
+
+    /// Passes the beginnings and the ends of sessions to `events` from now on.
+    pub(crate) fn hear(&mut self, events: Events<usize>) {
+        self.table.events = events;
     }
 
     /// Returns the number of requests that [`recv`](Self::recv) can take.
@@ -413,7 +420,10 @@ impl<Req, Resp> Sessions<Req, Resp> {
     /// no received, unanswered request. The server receives and answers nothing afterwards.
     pub(crate) fn stop(&mut self) {
         let Table {
-            sessions, entries, ..
+            sessions,
+            entries,
+            events,
+            ..
         } = &self.table;
         let has_answered = |session: &Option<Session<_, _>>| {
             session.as_ref().is_none_or(|session| session.held == 0)
@@ -423,6 +433,13 @@ impl<Req, Resp> Sessions<Req, Resp> {
             .enumerate()
             .filter(|(_, session)| has_answered(session))
             .for_each(|(client, _)| entries.stop(client));
+        for (client, _) in sessions
+            .iter()
+            .enumerate()
+            .filter(|(_, session)| session.is_some())
+        {
+            events.tell(Event::Disconnected(client, "the server has ended"));
+        }
     }
 
     pub(crate) fn clients(&self) -> usize {
@@ -473,7 +490,10 @@ fn forget<Req: Plain, Resp: Plain>(client: usize, hot: &mut HotSet, table: &mut 
     hot.remove(client);
     table.inbox.forget(client);
     if let Some(session) = table.sessions.get_mut(client) {
-        *session = None;
+        if let Some(ended) = session.take() {
+            let reason = ended.holding.reason_of_end();
+            table.events.tell(Event::Disconnected(client, reason));
+        }
         // SAFETY: there are lanes for every entry; the client has ended, and this process's ends of
         // the lanes were dropped with the session.
         unsafe { table.lanes.reset(client) };
@@ -522,6 +542,7 @@ impl<Req: Plain, Resp: Plain> Table<Req, Resp> {
             next: 0,
             in_use: (0..depth.div_ceil(64)).map(unused).collect(),
         });
+        self.events.tell(Event::Connected(client));
         Some(())
     }
 

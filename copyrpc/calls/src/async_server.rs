@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::context::{self, Wanted};
+use crate::events::Named;
 use crate::header::Header;
 use crate::oneshot::{Sender, lock, oneshot};
 use crate::patience::yield_core;
@@ -414,9 +415,9 @@ impl<S: Serving> context::Request for ServerRequest<S> {
     }
 
     fn context(&self) -> context::Context<'_> {
-        let (client, address) = S::name_of(self.peer());
+        let client = self.peer();
         context::Context::new()
-            .with_client(client, address)
+            .with_client(client.number(), client.address())
             .with_deadline(self.deadline())
             .with_wanted(self)
     }

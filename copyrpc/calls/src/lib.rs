@@ -41,6 +41,7 @@
 //!   polls.
 //! - `futures::posting`: the way of that client's calls from any thread to the thread of the connection.
 //! - `serving`: the interface of a transport to the servers, and the handle that stops them.
+//! - `events`: the clients that connect to a server and disconnect.
 //! - `server`: the server with one handler, in the thread of its owner.
 //! - `async_server`: the server whose requests are futures.
 //! - `tower`: the client as a service of the crate `tower`, and a server that answers with such a
@@ -55,6 +56,7 @@ mod connection;
 mod context;
 mod deadlines;
 mod error;
+mod events;
 pub mod futures;
 mod header;
 pub mod methods;
@@ -77,6 +79,7 @@ pub use deadlines::Deadlines;
 pub use error::{
     CallError, CallFailure, ClientError, ConnectFailure, EndReason, Ending, SessionEnd,
 };
+pub use events::{Event, Events, Named};
 pub use futures::further::CONNECTIONS;
 pub use futures::{AsyncCall, AsyncClient};
 pub use option::OptionError;

@@ -4,11 +4,12 @@
 
 use std::fmt;
 use std::io;
-use std::net::{SocketAddr, TcpListener};
+use std::net::TcpListener;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
+use crate::events::Named;
 use crate::oneshot::lock;
 
 /// Stops a server, from any thread: `serve` returns, and `recv` of an
@@ -158,7 +159,7 @@ pub trait Serving: Sized {
     /// The duty to answer a received request. Its drop is [`Answer::Dropped`].
     type Token;
     /// A client.
-    type Peer: Copy + Send + Sync + 'static;
+    type Peer: Named;
     /// The reason why the server cannot continue, or could not be made.
     type Error: Send + 'static;
     /// The address of the server, whose text a client can connect to.
@@ -176,10 +177,6 @@ pub trait Serving: Sized {
     /// The system cannot determine the address.
     fn address(&self) -> io::Result<Self::Address>;
 
-    /// Returns the number of a client, which no other client of the server has while this client is
-    /// connected, and the address of its socket, if it has one.
-    fn name_of(peer: Self::Peer) -> (u64, Option<SocketAddr>);
-
     /// Returns the handle that stops the server. The waker of the handle ends the sleep of the
     /// present [`step`], or of the next step.
     ///
@@ -192,7 +189,7 @@ pub trait Serving: Sized {
     /// Returns the number of connected clients.
     fn clients(&self) -> usize;
 
-    /// Returns whether a client with this number ([`name_of`](Self::name_of)) is connected.
+    /// Returns whether a client with this number ([`Named::number`]) is connected.
     fn has(&self, client: u64) -> bool;
 
     /// Returns the counters of all clients since the server was made.

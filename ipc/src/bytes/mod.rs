@@ -53,6 +53,12 @@ pub use client::Client;
 /// the application's tag 0. With the functions of [`Host`], its thread polls by itself.
 pub type Server = copyrpc_calls::Server<Host>;
 
+/// The events of the sessions of a server, by the numbers of the clients.
+pub type Events = copyrpc_calls::Events<usize>;
+
+/// An event of a session.
+pub type Event<'a> = copyrpc_calls::Event<'a, usize>;
+
 /// The sessions of an [`AsyncClient`], one after the other.
 pub type Caller = crate::Reconnecting<Client<u64>>;
 

@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::io;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,6 +10,7 @@ use copyrpc_shm::dir::Dir;
 use copyrpc_shm::ready::ReadyWords;
 use copyrpc_shm::sleep::{self, Alarm, Sleeper, Watch};
 
+use super::Events;
 use super::message::{Areas, Message, MessageBytes};
 use crate::announce::Announce;
 use crate::blocking;
@@ -40,6 +40,10 @@ pub struct ServerOptions {
     /// Maximum time for which a stopped server continues while clients fetch replies in
     /// [parts](crate::parts). Default: 1 s.
     pub stop_timeout: Duration,
+    /// Function for the sessions of clients, which begin with the first call of a client and end
+    /// within some milliseconds of the client's end. A client that finds no room, or another type,
+    /// refuses itself: the server does not know of it. Default: none.
+    pub events: Events,
 }
 
 impl Default for ServerOptions {
@@ -51,6 +55,7 @@ impl Default for ServerOptions {
             message_bytes: MessageBytes::DEFAULT,
             type_tag: 0,
             stop_timeout: STOP_TIMEOUT,
+            events: Events::default(),
         }
     }
 }
@@ -216,10 +221,6 @@ impl Serving for Host {
         Ok(self.inner.name().to_owned())
     }
 
-    fn name_of(client: usize) -> (u64, Option<SocketAddr>) {
-        (client as u64, None)
-    }
-
     fn stop_handle(&self) -> StopHandle {
         self.stop.clone()
     }
@@ -315,7 +316,8 @@ impl<A: Into<String>> Bind<A> for Host {
         let words = ReadyWords::words_for(options.max_clients);
         let layout = max.layout(options.max_clients, words, options.depth)?;
         let shape = max.shape(options.type_tag);
-        let inner = crate::Server::bind_as(&dir, &name.into(), BYTES_KIND, layout, shape)?;
+        let mut inner = crate::Server::bind_as(&dir, &name.into(), BYTES_KIND, layout, shape)?;
+        inner.hear(options.events.clone());
         // SAFETY: the region was made for this layout, and the layout for `max`. `inner` keeps the
         // region as long as this server uses `areas`.
         let areas = unsafe { Areas::new(inner.base(), layout, max) };

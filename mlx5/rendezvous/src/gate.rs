@@ -7,9 +7,9 @@ use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::events::{Event, Events, Peer};
 use crate::lifelines::Lifelines;
 use crate::names::name_of;
+use crate::peer::{Event, Events, Peer};
 use crate::secret::{Proof, Secret};
 use crate::setup::SetupError;
 

@@ -36,11 +36,11 @@
 //! ```
 
 mod device;
-mod events;
 mod gate;
 mod grace;
 mod lifelines;
 mod names;
+mod peer;
 mod pieces;
 mod reach;
 mod receive;
@@ -50,10 +50,10 @@ mod secret;
 mod setup;
 
 pub use device::default_device;
-pub use events::{Event, Events, Peer};
 pub use gate::{Gate, GateOptions};
 pub use grace::GracePeriod;
 pub use names::name_of;
+pub use peer::{Event, Events, Peer};
 pub use pieces::{Incoming, Outgoing};
 pub use reach::{LIFELINE_INTERVAL, Meeting};
 pub use route::Route;

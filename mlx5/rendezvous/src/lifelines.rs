@@ -10,7 +10,7 @@ use std::os::fd::OwnedFd;
 
 use rustix::event::{Timespec, epoll};
 
-use crate::events::Peer;
+use crate::peer::Peer;
 
 /// Maximum number of sockets that one call returns.
 const ENDS_PER_CALL: usize = 64;

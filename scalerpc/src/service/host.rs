@@ -89,10 +89,6 @@ impl Serving for Host {
         self.server.gate.local_addr()
     }
 
-    fn name_of(peer: Peer) -> (u64, Option<SocketAddr>) {
-        (peer.number, Some(peer.address))
-    }
-
     fn stop_handle(&self) -> StopHandle {
         self.server.stop.clone()
     }

@@ -1,13 +1,16 @@
 //! Messages of bytes as the tests of all shared-memory RPCs see them: of every length from 8 to
 //! 128, so that some are in their lanes and some outside of the lanes.
 
+use std::sync::{Mutex, mpsc};
 use std::time::Duration;
 
 use copyrpc_shm::region::{self, OpenError, Region};
-use ipc::bytes::{Client, MessageBytes, Server, ServerOptions};
+use copyrpc_testing::helpers::{Scratch, wait_for_some};
+use ipc::bytes::{Client, Events, MessageBytes, Server, ServerOptions};
 use ipc::{CallError, CallToken, Dir, ReplyError, SessionEnd, SetupError, Token};
 
 use crate::rpc::{Outcome, Refused, Rpc};
+use crate::start;
 
 pub(crate) struct Bytes;
 
@@ -30,6 +33,17 @@ fn number(bytes: &[u8]) -> u64 {
     number
 }
 
+fn options(dir: &Dir, max_clients: usize, depth: usize) -> ServerOptions {
+    ServerOptions {
+        dir: Some(dir.clone()),
+        max_clients,
+        depth,
+        message_bytes: MOST,
+        type_tag: 1,
+        ..ServerOptions::default()
+    }
+}
+
 impl Rpc for Bytes {
     type Server = Server;
     type Client = Client<u64>;
@@ -38,17 +52,7 @@ impl Rpc for Bytes {
     const NAME: &str = "bytes";
 
     fn try_create(dir: &Dir, clients: usize, depth: usize) -> Option<Self::Server> {
-        match Server::with_options(
-            "s",
-            &ServerOptions {
-                dir: Some(dir.clone()),
-                max_clients: clients,
-                depth,
-                message_bytes: MOST,
-                type_tag: 1,
-                ..ServerOptions::default()
-            },
-        ) {
+        match Server::with_options("s", &options(dir, clients, depth)) {
             Err(SetupError::Create(
                 region::CreateError::Exists { .. } | region::CreateError::Busy { .. },
             )) => None,
@@ -170,4 +174,53 @@ fn refused(error: CallError<&[u8], u64>, request: u64) -> Refused {
         } => Refused::Ended(request, user_data, reason),
         CallError::TooLarge { .. } | CallError::NoSuchNode { .. } => panic!("{error}"),
     }
+}
+
+#[test]
+fn a_server_tells_of_each_session_and_why_it_ended() {
+    let scratch = Scratch::new("bytes-events");
+    let (tell, told) = mpsc::channel();
+    let tell = Mutex::new(tell);
+    let events = Events::new(move |event| {
+        tell.lock().unwrap().send(event.to_string()).unwrap();
+    });
+    let mut server = Server::with_options(
+        "s",
+        &ServerOptions {
+            events,
+            ..options(&scratch.dir(), 2, 8)
+        },
+    )
+    .unwrap();
+    let next = |server: &mut Server| {
+        wait_for_some("no event", || {
+            server.poll();
+            told.try_recv().ok()
+        })
+    };
+    for ends_well in [false, true] {
+        let mut client = start::<Bytes>("conformance: idle", &scratch);
+        assert_eq!(client.hear(), "called");
+        assert_eq!(next(&mut server), "0 has connected");
+        let reason = if ends_well {
+            client.hang_up();
+            "left"
+        } else {
+            client.kill();
+            "died"
+        };
+        assert_eq!(
+            next(&mut server),
+            format!("0 is disconnected: the client has {reason}")
+        );
+    }
+    // A client that makes no call has no session.
+    let mut clients = [(); 2].map(|()| Bytes::connect(&scratch.dir()).unwrap());
+    Bytes::call(&mut clients[1], 1, 1).unwrap();
+    assert_eq!(next(&mut server), "1 has connected");
+    drop(server);
+    assert_eq!(
+        told.iter().collect::<Vec<_>>(),
+        ["1 is disconnected: the server has ended"]
+    );
 }
