@@ -11,7 +11,7 @@ use crate::Failure;
 /// Size of the drawing, in its own coordinates.
 const SIZE: (u32, u32) = (720, 440);
 /// Room for the labels and the titles of the axes.
-const LEFT: u32 = 72;
+const LEFT: u32 = 92;
 const BOTTOM: u32 = 44;
 /// Colours of series, in order, on white: several of Okabe and Ito's, and others found by a search
 /// for the maximum distance to the nearest colour. All have a contrast of 3 to 1 with white, and
@@ -33,7 +33,8 @@ const HIGHEST: f64 = 1e15;
 pub struct Series {
     /// Name of the line.
     pub name: String,
-    /// Points of the line, x and y, in the order in which the line connects them.
+    /// Points of the line, x and y, in the order in which the line connects them. The line goes
+    /// through the median of successive points with the same x, which are repeats.
     pub points: Vec<(f64, f64)>,
 }
 
@@ -44,6 +45,8 @@ pub struct Axis {
     pub title: String,
     /// Returns the label of a value, with its unit.
     pub label: fn(f64) -> String,
+    /// Labels of 1, 2 and so on, in place of `label`; empty: none.
+    pub names: Vec<String>,
     /// Whether the axis is logarithmic, for values of 1 or more. A linear axis begins at zero.
     pub is_log: bool,
 }
@@ -113,16 +116,17 @@ impl Chart {
             .x_labels(Axis::labels(self.xs()))
             .x_desc(&self.x.title)
             .y_desc(&self.y.title)
-            .x_label_formatter(&|value| (self.x.label)(*value))
-            .y_label_formatter(&|value| (self.y.label)(*value))
+            .x_label_formatter(&|value| self.x.label(*value))
+            .y_label_formatter(&|value| self.y.label(*value))
             .label_style(("sans-serif", 14))
             .draw()?;
         for (series, colour) in self.series.iter().zip(COLOURS.into_iter().cycle()) {
             let style = colour.stroke_width(2);
-            let points = series.points.iter();
-            let points = points.map(|(x, y)| (self.x.place(*x), self.y.place(*y)));
+            let place = |(x, y): (f64, f64)| (self.x.place(x), self.y.place(y));
+            let points = series.points.iter().map(|point| place(*point));
+            chart.draw_series(points.map(|point| Circle::new(point, 3, style)))?;
             chart
-                .draw_series(LineSeries::new(points, style).point_size(3))?
+                .draw_series(LineSeries::new(series.medians().map(place), style))?
                 .label(&series.name)
                 .legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], style));
         }
@@ -142,7 +146,34 @@ impl Chart {
     }
 }
 
+impl Series {
+    /// Returns the points of the line.
+    fn medians(&self) -> impl Iterator<Item = (f64, f64)> {
+        let repeats = self.points.chunk_by(|(x, _), (next, _)| x == next);
+        repeats.filter_map(|repeats| {
+            let mut ys: Vec<f64> = repeats.iter().map(|(_, y)| *y).collect();
+            ys.sort_by(f64::total_cmp);
+            Some((repeats.first()?.0, *ys.get(ys.len() / 2)?))
+        })
+    }
+}
+
 impl Axis {
+    /// Returns the name of a value.
+    #[must_use]
+    pub fn name(&self, value: f64) -> Option<&str> {
+        let name = (value as usize).checked_sub(1)?;
+        self.names.get(name).map(String::as_str)
+    }
+
+    fn label(&self, value: f64) -> String {
+        match self.name(value) {
+            Some(name) => name.to_owned(),
+            None if self.names.is_empty() => (self.label)(value),
+            None => String::new(),
+        }
+    }
+
     /// Returns the maximum number of labels of an axis with these values. Between few whole numbers
     /// there are no labels.
     fn labels(mut values: impl Iterator<Item = f64> + Clone) -> usize {
@@ -184,6 +215,7 @@ mod tests {
         let axis = |title: &str, is_log| Axis {
             title: title.to_owned(),
             label: |value| format!("{value} units"),
+            names: Vec::new(),
             is_log,
         };
         Chart {
@@ -235,6 +267,26 @@ mod tests {
             seen.dedup();
             assert_eq!(seen.len(), labels, "{highest}: {seen:?}");
         }
+    }
+
+    #[test]
+    fn values_with_names_have_their_names() {
+        let mut chart = chart(false, &[(1.0, 20.0), (2.0, 30.0)]);
+        chart.x.names = ["one", "two"].map(str::to_owned).into();
+        let svg = chart.svg().unwrap();
+        let seen = svg.lines().filter(|line| ["one", "two"].contains(line));
+        assert_eq!(seen.count(), 2, "{svg}");
+    }
+
+    #[test]
+    fn a_line_goes_through_the_medians_of_repeats() {
+        let points = vec![(1.0, 9.0), (1.0, 2.0), (1.0, 3.0), (2.0, 4.0), (1.0, 5.0)];
+        let series = Series {
+            name: String::new(),
+            points,
+        };
+        let line: Vec<_> = series.medians().collect();
+        assert_eq!(line, [(1.0, 3.0), (2.0, 4.0), (1.0, 5.0)]);
     }
 
     #[test]

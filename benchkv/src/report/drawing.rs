@@ -13,6 +13,9 @@ use crate::result::{JobResult, Measured};
 /// A percentile of round trips.
 type Percentile = fn(&LatencySummary) -> u64;
 
+/// Number of characters of a commit's name at an axis.
+const COMMIT_CHARS: usize = 8;
+
 /// The percentiles of a chart of one series, with their names.
 const PERCENTILES: [(&str, Percentile); 5] = [
     ("p50", |of| of.p50),
@@ -85,16 +88,17 @@ pub(super) fn chart(results: &[JobResult], kind: ChartKind) -> Chart {
             ("99th percentile", all.iter().filter_map(line).collect())
         }
     };
-    let end = |commit: Option<&String>| text_of(commit.map(|name| json!(name)).as_ref());
-    let (first, last) = (end(commits.first()), end(commits.last()));
-    let by_commit = format!("commit, in the order of first measurements: {first} to {last}");
+    let name = |commit: &String| {
+        let name = text_of(Some(&json!(commit)));
+        name.chars().take(COMMIT_CHARS).collect()
+    };
     let (x, by) = match kind {
         ChartKind::LatencyByRate if is_open => ("offered operations per second", "offered rate"),
         ChartKind::LatencyByRate => ("operations per second", "throughput of all ranks"),
         ChartKind::LatencyBySize | ChartKind::BandwidthBySize => {
             ("bytes of a value", "size of a value")
         }
-        ChartKind::RateByCommit => (&*by_commit, "commit"),
+        ChartKind::RateByCommit => ("commit, in the order of first measurements", "commit"),
     };
     let what = match kind {
         ChartKind::LatencyByRate | ChartKind::LatencyBySize => format!("{what} of round trips"),
@@ -116,11 +120,16 @@ pub(super) fn chart(results: &[JobResult], kind: ChartKind) -> Chart {
                 ChartKind::LatencyByRate => rate,
                 _ => |value| format!("{value:.0}"),
             },
+            names: match kind {
+                ChartKind::RateByCommit => commits.iter().map(name).collect(),
+                _ => Vec::new(),
+            },
             is_log: along(kind) == Some(VALUE_SIZE),
         },
         y: Axis {
             title: y.to_owned(),
             label: y_label,
+            names: Vec::new(),
             is_log: kind != ChartKind::RateByCommit,
         },
         series,
@@ -136,7 +145,7 @@ const fn along(kind: ChartKind) -> Option<&'static str> {
     }
 }
 
-/// Returns the points of a chart as CSV: the line, and the values of both axes. Round trips are in
+/// Returns the points of a chart as CSV: the line, and the values, or names, of both axes. Round trips are in
 /// ns.
 pub(super) fn points(chart: &Chart) -> Result<Vec<u8>, Failure> {
     let mut writer = csv::Writer::from_writer(Vec::new());
@@ -144,7 +153,9 @@ pub(super) fn points(chart: &Chart) -> Result<Vec<u8>, Failure> {
     writer.write_record(["line", &chart.x.title, &y])?;
     for series in &chart.series {
         for (x, y) in &series.points {
-            writer.write_record([&series.name, &x.to_string(), &y.to_string()])?;
+            let number = x.to_string();
+            let x = chart.x.name(*x).unwrap_or(&number);
+            writer.write_record([&series.name, x, &y.to_string()])?;
         }
     }
     Ok(writer.into_inner()?)

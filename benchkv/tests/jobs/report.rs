@@ -170,10 +170,10 @@ fn a_chart_is_along_the_size_of_a_value_or_along_commits() {
     assert_eq!(
         points("rate-by-commit", &files)[1..],
         [
-            "value size 8,1,1000000",
-            "value size 8,2,3000000",
-            "value size 1024,1,2000000",
-            "value size 1024,2,4000000"
+            "value size 8,bbbbbbbb,1000000",
+            "value size 8,aaaaaaaa,3000000",
+            "value size 1024,bbbbbbbb,2000000",
+            "value size 1024,aaaaaaaa,4000000"
         ]
     );
 }

@@ -101,11 +101,13 @@ impl Document {
             x: Axis {
                 title: "clients".to_owned(),
                 label: |clients| format!("{clients:.0}"),
+                names: Vec::new(),
                 is_log: false,
             },
             y: Axis {
                 title: "responses per second".to_owned(),
                 label: rate,
+                names: Vec::new(),
                 is_log: false,
             },
             series: vec![
