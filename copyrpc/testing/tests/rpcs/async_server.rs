@@ -19,6 +19,26 @@ use tower::{ServiceBuilder, ServiceExt};
 
 const LONG: Duration = Duration::from_secs(60);
 
+/// The serving end of a transport.
+trait Served: Bind<String, Error: std::fmt::Debug> + 'static {}
+
+impl<S: Bind<String, Error: std::fmt::Debug> + 'static> Served for S {}
+
+/// The calling end of a transport.
+trait Calling:
+    Dial<String, Error: std::fmt::Debug, Request = [u8], Reply = Vec<u8>>
+    + Connection<ConnectError: Send>
+    + 'static
+{
+}
+
+impl<C> Calling for C where
+    C: Dial<String, Error: std::fmt::Debug, Request = [u8], Reply = Vec<u8>>
+        + Connection<ConnectError: Send>
+        + 'static
+{
+}
+
 /// Both ends of calls over a transport.
 struct Ends<S: Bind<String>, C: Dial<String>> {
     address: String,
@@ -26,29 +46,33 @@ struct Ends<S: Bind<String>, C: Dial<String>> {
     client: C::Options,
 }
 
+impl<S: Served, C: Calling> Ends<S, C> {
+    fn server_at(&self, address: &str) -> AsyncServer<S> {
+        let address = address.to_owned();
+        block_on(AsyncServer::with_options(address, &self.server)).unwrap()
+    }
+
+    fn client_of(&self, server: &AsyncServer<S>) -> AsyncClient<C> {
+        let address = server.local_addr().to_string();
+        block_on(AsyncClient::with_options(address, &self.client)).unwrap()
+    }
+
+    fn pair(&self) -> (AsyncServer<S>, AsyncClient<C>) {
+        let server = self.server_at(&self.address);
+        let client = self.client_of(&server);
+        (server, client)
+    }
+}
+
 fn requests_are_answered_in_any_way_and_a_server_that_goes_keeps_only_those_it_gave_out<S, C>(
     ends: &Ends<S, C>,
 ) where
-    S: Bind<String, Error: std::fmt::Debug> + 'static,
-    C: Dial<String, Error: std::fmt::Debug, Request = [u8], Reply = Vec<u8>>
-        + Connection<ConnectError: Send>
-        + 'static,
+    S: Served,
+    C: Calling,
 {
     watchdog(2 * LONG);
-    let bind = |address: &String| {
-        block_on(AsyncServer::<S>::with_options(
-            address.clone(),
-            &ends.server,
-        ))
-        .unwrap()
-    };
-    let first = bind(&ends.address);
+    let (first, client) = ends.pair();
     let address = first.local_addr().to_string();
-    let client = block_on(AsyncClient::<C>::with_options(
-        address.clone(),
-        &ends.client,
-    ))
-    .unwrap();
     let call = |bytes: &[u8]| Begun::new(client.call_within(bytes, LONG));
     let receive = |server: &AsyncServer<S>| block_on(server.recv()).unwrap().unwrap();
 
@@ -89,7 +113,7 @@ fn requests_are_answered_in_any_way_and_a_server_that_goes_keeps_only_those_it_g
     assert_eq!(kept.end().unwrap(), b"done");
     assert_eq!(drained.end(), 0);
     drop(first);
-    let second = bind(&address);
+    let second = ends.server_at(&address);
     let request = receive(&second);
     assert_eq!(request.data(), b"other");
     request.reply(*b"second");
@@ -105,9 +129,9 @@ fn requests_are_answered_in_any_way_and_a_server_that_goes_keeps_only_those_it_g
 /// A server and a client with one call at a time, and a call after the server has stopped.
 fn one_source_serves_and_calls_over_every_transport<S, C>(ends: &Ends<S, C>)
 where
-    S: Bind<String, Error: std::fmt::Debug> + 'static,
+    S: Served,
     for<'a> S::Request<'a>: Request,
-    C: Dial<String, Error: std::fmt::Debug, Request = [u8], Reply = Vec<u8>>,
+    C: Calling,
 {
     watchdog(2 * LONG);
     let (address, options) = (ends.address.clone(), ends.server.clone());
@@ -134,15 +158,10 @@ where
 /// The server is stopped when the handler of a call in parts has run.
 fn a_server_that_stops_lets_its_client_fetch_a_long_reply<S, C>(ends: &Ends<S, C>)
 where
-    S: Bind<String, Error: std::fmt::Debug> + 'static,
-    C: Dial<String, Error: std::fmt::Debug, Request = [u8], Reply = Vec<u8>>
-        + Connection<ConnectError: Send>
-        + 'static,
+    S: Served,
+    C: Calling,
 {
-    let server = AsyncServer::<S>::with_options(ends.address.clone(), &ends.server);
-    let server = block_on(server).unwrap();
-    let address = server.local_addr().to_string();
-    let client = block_on(AsyncClient::<C>::with_options(address, &ends.client)).unwrap();
+    let (server, client) = ends.pair();
     let client = parts::Client::new(client, 4056, 4056);
     let called = thread::spawn(move || block_on(client.call_async_with(b"get", None, |_| ())));
     let mut parts = Reassembler::new(server.stop_handle(), 1 << 20, 2 << 20);
@@ -161,22 +180,12 @@ where
 /// stops before the time is over that clients have to fetch their replies.
 fn a_server_that_stops_waits_for_no_client_that_has_left<S, C>(ends: &Ends<S, C>)
 where
-    S: Bind<String, Error: std::fmt::Debug> + 'static,
-    C: Dial<String, Error: std::fmt::Debug, Request = [u8], Reply = Vec<u8>>
-        + Connection<ConnectError: Send>
-        + 'static,
+    S: Served,
+    C: Calling,
 {
     watchdog(2 * LONG);
-    let server = AsyncServer::<S>::with_options(ends.address.clone(), &ends.server);
-    let server = block_on(server).unwrap();
-    let address = server.local_addr().to_string();
-    let [leaving, staying] = [(); 2].map(|()| {
-        block_on(AsyncClient::<C>::with_options(
-            address.clone(),
-            &ends.client,
-        ))
-        .unwrap()
-    });
+    let (server, leaving) = ends.pair();
+    let staying = ends.client_of(&server);
     let client = parts::Client::new(leaving, 4056, 4056);
     let call = Begun::new(client.call_async_with(b"get", None, |_| ()));
     let mut parts = Reassembler::new(server.stop_handle(), 1 << 20, 2 << 20);
@@ -194,10 +203,8 @@ where
 /// `work`. A client with a concurrency limit waits, and a client with a short timeout gives up.
 fn layers_of_tower_work_at_both_ends<S, C>(ends: &Ends<S, C>)
 where
-    S: Bind<String, Error: std::fmt::Debug> + 'static,
-    C: Dial<String, Error: std::fmt::Debug, Request = [u8], Reply = Vec<u8>>
-        + Connection<ConnectError: Send + Sync, EndReason: Sync>
-        + 'static,
+    S: Served,
+    C: Calling + Connection<ConnectError: Sync, EndReason: Sync>,
 {
     let work = Duration::from_millis(20);
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -262,17 +269,11 @@ where
 /// than a client of any transport has room for.
 fn a_call_that_is_given_up_ends_its_handler<S, C>(ends: &Ends<S, C>)
 where
-    S: Bind<String, Error: std::fmt::Debug> + 'static,
-    C: Dial<String, Error: std::fmt::Debug, Request = [u8], Reply = Vec<u8>>
-        + Connection<ConnectError: Send>
-        + 'static,
+    S: Served,
+    C: Calling,
 {
     watchdog(2 * LONG);
-    let bound = AsyncServer::<S>::with_options(ends.address.clone(), &ends.server);
-    let server = block_on(bound).unwrap();
-    let address = server.local_addr().to_string();
-    let connected = AsyncClient::<C>::with_options(address, &ends.client);
-    let client = block_on(connected).unwrap();
+    let (server, client) = ends.pair();
     let receive = || block_on(server.recv()).unwrap().unwrap();
     let kept = Begun::new(client.call_within(*b"kept", LONG));
     let kept_request = receive();
@@ -317,18 +318,12 @@ where
 /// 1,024 times would notice after some seconds that a call is given up.
 fn a_server_whose_core_others_need_notices_at_once_that_a_call_is_given_up<S, C>(ends: &Ends<S, C>)
 where
-    S: Bind<String, Error: std::fmt::Debug> + 'static,
-    C: Dial<String, Error: std::fmt::Debug, Request = [u8], Reply = Vec<u8>>
-        + Connection<ConnectError: Send>
-        + 'static,
+    S: Served,
+    C: Calling,
 {
     watchdog(2 * LONG);
     let _shared = SharedCore::enter();
-    let bound = AsyncServer::<S>::with_options(ends.address.clone(), &ends.server);
-    let server = block_on(bound).unwrap();
-    let address = server.local_addr().to_string();
-    let connected = AsyncClient::<C>::with_options(address, &ends.client);
-    let client = block_on(connected).unwrap();
+    let (server, client) = ends.pair();
     for _ in 0..3 {
         let given_up = Begun::new(client.call_within(*b"given up", Duration::from_millis(5)));
         let request = block_on(server.recv()).unwrap().unwrap();
@@ -374,19 +369,12 @@ impl calls::AsyncService for Described {
 /// caller gave up.
 fn a_method_knows_its_call<S, C>(ends: &Ends<S, C>, has_address: bool)
 where
-    S: Bind<String, Error: std::fmt::Debug> + 'static,
-    C: Dial<String, Error: std::fmt::Debug, Request = [u8], Reply = Vec<u8>>
-        + Connection<ConnectError: Send>
-        + 'static,
+    S: Served,
+    C: Calling,
 {
     watchdog(2 * LONG);
-    let bound = AsyncServer::<S>::with_options(ends.address.clone(), &ends.server);
-    let server = block_on(bound).unwrap();
-    let address = server.local_addr().to_string();
-    let [mut first, second] = [(); 2].map(|()| {
-        let connected = AsyncClient::<C>::with_options(address.clone(), &ends.client);
-        calls::AsyncClient::new(block_on(connected).unwrap())
-    });
+    let server = ends.server_at(&ends.address);
+    let [mut first, second] = [(); 2].map(|()| calls::AsyncClient::new(ends.client_of(&server)));
     let service = Described::default();
     let answer = || {
         let request = block_on(server.recv()).unwrap().unwrap();
@@ -422,18 +410,12 @@ where
 /// connection.
 fn long_polls_do_not_keep_back_the_call_that_ends_them<S, C>(ends: &Ends<S, C>)
 where
-    S: Bind<String, Error: std::fmt::Debug> + 'static,
-    C: Dial<String, Error: std::fmt::Debug, Request = [u8], Reply = Vec<u8>>
-        + Connection<ConnectError: Send>
-        + 'static,
+    S: Served,
+    C: Calling,
 {
     const POLLS: usize = 64;
     watchdog(2 * LONG);
-    let bound = AsyncServer::<S>::with_options(ends.address.clone(), &ends.server);
-    let server = block_on(bound).unwrap();
-    let address = server.local_addr().to_string();
-    let connected = AsyncClient::<C>::with_options(address, &ends.client);
-    let client = block_on(connected).unwrap();
+    let (server, client) = ends.pair();
     let call = |request: &[u8]| Begun::new(client.call_within(request, LONG));
     let mut polls: Vec<_> = (0..POLLS).map(|_| call(b"wait")).collect();
     let held: Vec<_> = (0..POLLS)
@@ -455,6 +437,23 @@ where
     }
 }
 
+fn test_all<S, C>(ends: &Ends<S, C>, has_address: bool)
+where
+    S: Served,
+    for<'a> S::Request<'a>: Request,
+    C: Calling + Connection<ConnectError: Sync, EndReason: Sync>,
+{
+    one_source_serves_and_calls_over_every_transport(ends);
+    requests_are_answered_in_any_way_and_a_server_that_goes_keeps_only_those_it_gave_out(ends);
+    a_server_that_stops_lets_its_client_fetch_a_long_reply(ends);
+    a_server_that_stops_waits_for_no_client_that_has_left(ends);
+    layers_of_tower_work_at_both_ends(ends);
+    a_call_that_is_given_up_ends_its_handler(ends);
+    long_polls_do_not_keep_back_the_call_that_ends_them(ends);
+    a_method_knows_its_call(ends, has_address);
+    a_server_whose_core_others_need_notices_at_once_that_a_call_is_given_up(ends);
+}
+
 #[test]
 fn of_copyrpc() {
     let ends = Ends::<copyrpc::Host, copyrpc::Caller> {
@@ -468,15 +467,7 @@ fn of_copyrpc() {
             ..copyrpc::ClientOptions::default()
         },
     };
-    one_source_serves_and_calls_over_every_transport(&ends);
-    requests_are_answered_in_any_way_and_a_server_that_goes_keeps_only_those_it_gave_out(&ends);
-    a_server_that_stops_lets_its_client_fetch_a_long_reply(&ends);
-    a_server_that_stops_waits_for_no_client_that_has_left(&ends);
-    layers_of_tower_work_at_both_ends(&ends);
-    a_call_that_is_given_up_ends_its_handler(&ends);
-    long_polls_do_not_keep_back_the_call_that_ends_them(&ends);
-    a_method_knows_its_call(&ends, true);
-    a_server_whose_core_others_need_notices_at_once_that_a_call_is_given_up(&ends);
+    test_all(&ends, true);
 }
 
 #[test]
@@ -493,15 +484,7 @@ fn of_scalerpc() {
             ..scalerpc::ClientOptions::default()
         },
     };
-    one_source_serves_and_calls_over_every_transport(&ends);
-    requests_are_answered_in_any_way_and_a_server_that_goes_keeps_only_those_it_gave_out(&ends);
-    a_server_that_stops_lets_its_client_fetch_a_long_reply(&ends);
-    a_server_that_stops_waits_for_no_client_that_has_left(&ends);
-    layers_of_tower_work_at_both_ends(&ends);
-    a_call_that_is_given_up_ends_its_handler(&ends);
-    long_polls_do_not_keep_back_the_call_that_ends_them(&ends);
-    a_method_knows_its_call(&ends, true);
-    a_server_whose_core_others_need_notices_at_once_that_a_call_is_given_up(&ends);
+    test_all(&ends, true);
 }
 
 #[test]
@@ -521,13 +504,5 @@ fn of_ipc() {
             ..ipc::ClientOptions::default()
         },
     };
-    one_source_serves_and_calls_over_every_transport(&ends);
-    requests_are_answered_in_any_way_and_a_server_that_goes_keeps_only_those_it_gave_out(&ends);
-    a_server_that_stops_lets_its_client_fetch_a_long_reply(&ends);
-    a_server_that_stops_waits_for_no_client_that_has_left(&ends);
-    layers_of_tower_work_at_both_ends(&ends);
-    a_call_that_is_given_up_ends_its_handler(&ends);
-    long_polls_do_not_keep_back_the_call_that_ends_them(&ends);
-    a_method_knows_its_call(&ends, false);
-    a_server_whose_core_others_need_notices_at_once_that_a_call_is_given_up(&ends);
+    test_all(&ends, false);
 }
