@@ -381,15 +381,13 @@ impl<'h> Handlers<'h> {
                         running.end(status, payload, &mut clock);
                     }
                     Some((_, Action::Hold(take))) => {
-                        hold(
-                            take,
+                        let running = Running {
                             server,
-                            request.clone(),
-                            payload,
-                            room,
-                            held,
-                            &answers.0,
-                        );
+                            out,
+                            request,
+                            now_ns,
+                        };
+                        hold(take, running, payload, room, held, &answers.0);
                     }
                     None => {
                         server.reply(request, Err(Status::UnknownType), now_ns, out);
@@ -460,32 +458,31 @@ fn failure(outcome: Result<usize, HandlerError>) -> Status {
 #[inline(never)]
 fn hold<M: Memory>(
     take: &mut dyn FnMut(HeldRequest),
-    server: &mut Server<M>,
-    mut request: Request,
+    running: Running<'_, M>,
     payload: &[u8],
     max_payload: usize,
     held: &mut BTreeMap<HeldId, Held>,
     answers: &Sender<Answer>,
 ) {
-    server.hold(&mut request);
+    let mut request = running.request.clone();
     let id = (request.client, request.generation, request.id.slot);
-    let sequence = request.id.sequence;
     let is_unwanted = Arc::<AtomicBool>::default();
-    let peer = server.peer(request.client);
+    take(HeldRequest {
+        id: Some((id, request.id.sequence)),
+        payload: payload.to_vec(),
+        max_payload,
+        peer: running.server.peer(request.client),
+        arrived: Instant::now(),
+        is_unwanted: Arc::clone(&is_unwanted),
+        answers: answers.clone(),
+    });
+    // The answer, which another thread may have given by now, is taken in a later step.
+    ManuallyDrop::new(running).server.hold(&mut request);
     held.insert(
         id,
         Held {
             request,
-            is_unwanted: Arc::clone(&is_unwanted),
+            is_unwanted,
         },
     );
-    take(HeldRequest {
-        id: Some((id, sequence)),
-        payload: payload.to_vec(),
-        max_payload,
-        peer,
-        arrived: Instant::now(),
-        is_unwanted,
-        answers: answers.clone(),
-    });
 }

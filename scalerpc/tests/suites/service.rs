@@ -237,11 +237,11 @@ fn a_client_goes_on_with_the_next_server_at_the_address() {
     }
 }
 
-/// The panic goes through `serve`, and the server ends with its thread.
+/// The panic goes through the function that serves, and the server ends with its thread.
 #[test]
 fn the_call_whose_handler_panics_ends_as_dropped_although_the_server_ends_too() {
     limits::watchdog(WATCHDOG);
-    let server = start_with(&any_port(), options(4), |server| {
+    let answered = start_with(&any_port(), options(4), |server| {
         server
             .serve(|request| {
                 assert_ne!(request, b"panic");
@@ -249,11 +249,21 @@ fn the_call_whose_handler_panics_ends_as_dropped_although_the_server_ends_too() 
             })
             .unwrap()
     });
-    let mut client = Client::connect(server.address).unwrap();
-    assert_eq!(client.call(b"fine").unwrap(), b"fine");
-    let end = client.call(b"panic").unwrap_err();
-    assert!(matches!(end, ClientError::Dropped), "{end}");
-    assert!(server.thread.join().is_err());
+    let held = start_with(&any_port(), options(4), |server| {
+        let mut handlers = Handlers::new(server.max_payload());
+        handlers.insert_held(DEFAULT_TYPE, |request| {
+            assert_ne!(request.payload(), b"panic");
+            request.reply(b"fine").unwrap();
+        });
+        server.serve_types(&mut handlers).unwrap();
+    });
+    for server in [answered, held] {
+        let mut client = Client::connect(server.address).unwrap();
+        assert_eq!(client.call(b"fine").unwrap(), b"fine");
+        let end = client.call(b"panic").unwrap_err();
+        assert!(matches!(end, ClientError::Dropped), "{end}");
+        assert!(server.thread.join().is_err());
+    }
 }
 
 #[test]
