@@ -315,7 +315,7 @@ where
 
 /// Leaves the thread on one core, so a test calls this last. Each yield of a thread takes a time
 /// slice on a core that another thread needs. The thread of a server that first polls and yields
-/// 1,024 times would notice after some seconds that a call is given up.
+/// 1,024 times, as scalerpc's would, notices after half a second and more that a call is given up.
 fn a_server_whose_core_others_need_notices_at_once_that_a_call_is_given_up<S, C>(ends: &Ends<S, C>)
 where
     S: Served,
@@ -324,15 +324,22 @@ where
     watchdog(2 * LONG);
     let _shared = SharedCore::enter();
     let (server, client) = ends.pair();
-    for _ in 0..3 {
+    let times = [(); 3].map(|()| {
         let given_up = Begun::new(client.call_within(*b"given up", Duration::from_millis(5)));
         let request = block_on(server.recv()).unwrap().unwrap();
         let start = Instant::now();
         let handled = block_on(request.while_wanted(None, future::pending::<()>()));
-        assert!(handled.is_none() && start.elapsed() < Duration::from_millis(700));
+        let time = start.elapsed();
+        assert!(handled.is_none());
         drop(request);
         assert!(given_up.end().is_err());
-    }
+        time
+    });
+    // Other tests may delay one of them.
+    assert!(
+        times.iter().any(|time| *time < Duration::from_millis(250)),
+        "{times:?}"
+    );
 }
 
 copyrpc_calls::service! {
