@@ -332,24 +332,23 @@ impl<S: Serving> ServerRequest<S> {
         Header::deadline(&self.arrival.data, self.arrival.at)
     }
 
-    /// Returns whether the caller waits for the reply, or did at most 15 ms ago: the
-    /// client is connected, and did not give up this call, by its time limit or by dropping the
-    /// future.
+    /// Returns whether the caller waits for the reply, or did at most 15 ms ago: the server has not
+    /// ended, the client is connected, and did not give up this call, by its time limit or by
+    /// dropping the future.
     #[must_use]
     pub fn is_wanted(&self) -> bool {
         self.shared.as_ref().is_some_and(|shared| {
-            lock(&shared.queues)
-                .watches
-                .get(&self.arrival.number)
-                .is_none_or(|watch| !watch.is_gone)
+            let queues = lock(&shared.queues);
+            let watch = queues.watches.get(&self.arrival.number);
+            !queues.has_ended && watch.is_none_or(|watch| !watch.is_gone)
         })
     }
 
     /// Runs `handler` while its reply is wanted: drops the handler and returns `None` about 10 ms
-    /// after `deadline`, or after the caller [gave up](Self::is_wanted). The drop of the request
-    /// returns the room that the call keeps. A caller that was suspended until then ends as
-    /// [`ClientError::Dropped`](crate::ClientError::Dropped), and not as
-    /// [`TimedOut`](crate::ClientError::TimedOut).
+    /// after `deadline`, or after the caller [gave up](Self::is_wanted), or when the server has
+    /// ended. The drop of the request returns the room that the call keeps. A caller that was
+    /// suspended until then ends as [`ClientError::Dropped`](crate::ClientError::Dropped), and not
+    /// as [`TimedOut`](crate::ClientError::TimedOut).
     ///
     /// ```
     /// # use copyrpc_calls::{Serving, ServerRequest};
@@ -369,10 +368,11 @@ impl<S: Serving> ServerRequest<S> {
         poll_fn(|task| match (handler.as_mut().poll(task), &self.shared) {
             (Poll::Pending, Some(shared)) => {
                 let mut queues = lock(&shared.queues);
+                let has_ended = queues.has_ended;
                 let watch = queues.watches.entry(self.arrival.number).or_default();
                 watch.deadline = deadline;
                 watch.waker = Some(task.waker().clone());
-                if watch.is_over(Instant::now()) {
+                if has_ended || watch.is_over(Instant::now()) {
                     Poll::Ready(None)
                 } else {
                     Poll::Pending
@@ -645,7 +645,8 @@ impl<S: Serving> Shared<S> {
     }
 }
 
-/// A guard whose drop marks that the thread serves no more requests.
+/// A guard whose drop marks that the thread serves no more requests, and wakes the tasks whose
+/// requests it has ended.
 struct Over<'a, S: Serving>(&'a Shared<S>);
 
 impl<S: Serving> Drop for Over<'_, S> {
@@ -655,8 +656,11 @@ impl<S: Serving> Drop for Over<'_, S> {
         let mut queues = lock(&self.0.queues);
         queues.has_ended = true;
         let unanswered = std::mem::take(&mut queues.tell_end);
+        let watches = std::mem::take(&mut queues.watches);
         drop(queues);
         drop(unanswered);
+        let wakers = watches.into_values().filter_map(|watch| watch.waker);
+        wakers.for_each(Waker::wake);
     }
 }
 

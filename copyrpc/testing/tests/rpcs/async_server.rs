@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
+use std::task::Poll;
 use std::time::{Duration, Instant};
 use std::{future, thread};
 
@@ -313,6 +314,34 @@ where
     next.end().unwrap();
 }
 
+/// The handler of one request waits when the server ends, that of the other one begins later.
+fn a_handler_is_dropped_when_its_server_has_ended<S, C>(ends: &Ends<S, C>)
+where
+    S: Served,
+    C: Calling,
+{
+    watchdog(2 * LONG);
+    let (server, client) = ends.pair();
+    let calls = [(), ()].map(|()| Begun::new(client.call_within(*b"poll", LONG)));
+    let [waits, begins] = [(), ()].map(|()| block_on(server.recv()).unwrap().unwrap());
+    let (tell, told) = mpsc::channel();
+    let handler = future::poll_fn(move |_| {
+        tell.send(()).unwrap();
+        Poll::<()>::Pending
+    });
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| block_on(waits.while_wanted(None, handler)));
+        told.recv_timeout(LONG).unwrap();
+        assert_eq!(block_on(server.drain(Duration::ZERO)), 2);
+        assert!(waiting.join().unwrap().is_none());
+    });
+    for call in calls {
+        assert!(matches!(call.end(), Err(ClientError::Dropped)));
+    }
+    assert!(!waits.is_wanted() && !begins.is_wanted());
+    assert!(block_on(begins.while_wanted(None, future::pending::<()>())).is_none());
+}
+
 /// Leaves the thread on one core, so a test calls this last. Each yield of a thread takes a time
 /// slice on a core that another thread needs. The thread of a server that first polls and yields
 /// 1,024 times, as scalerpc's would, notices after half a second and more that a call is given up.
@@ -456,6 +485,7 @@ where
     a_server_that_stops_waits_for_no_client_that_has_left(ends);
     layers_of_tower_work_at_both_ends(ends);
     a_call_that_is_given_up_ends_its_handler(ends);
+    a_handler_is_dropped_when_its_server_has_ended(ends);
     long_polls_do_not_keep_back_the_call_that_ends_them(ends);
     a_method_knows_its_call(ends, has_address);
     a_server_whose_core_others_need_notices_at_once_that_a_call_is_given_up(ends);
