@@ -497,6 +497,9 @@ impl Reassembler {
     /// stop timeout, and further requests in parts end as [`PartsError::Busy`]. An
     /// [`AsyncServer`](crate::AsyncServer) whose requests are passed here whole, and not as bytes,
     /// does not wait for clients that have left.
+    ///
+    /// Servers at one address ([`Server::beside`](crate::Server::beside)) share one value, behind a
+    /// lock: the connections of an [`AsyncClient`](crate::AsyncClient) may lead to several of them.
     #[must_use]
     pub fn new(stop: StopHandle, max_bytes: usize, max_held: usize) -> Self {
         Self {
