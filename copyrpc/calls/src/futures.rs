@@ -445,6 +445,8 @@ impl<C: Connection + 'static> Worker<C> {
     }
 
     fn publish(&mut self) {
+        self.further
+            .arrive(Instant::now(), &Arc::clone(&self.alarm).into());
         let is_done = self.under_way.is_empty() && self.posted.len() == 0;
         let mut news = lock(&self.news);
         news.facts = self.connection.facts();
@@ -680,7 +682,10 @@ fn end<C: Connection>(
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
     use std::convert::Infallible;
+    use std::future::poll_fn;
+    use std::rc::Rc;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
@@ -895,5 +900,33 @@ mod tests {
         assert!((1..TURNS_TO_WAKE).all(|_| worker.turn().is_some() && wakes(&calls) == 1));
         worker.turn();
         assert_eq!(wakes(&calls), 3);
+    }
+
+    /// Otherwise nothing would close the connection, which keeps a place at the server.
+    #[test]
+    fn a_further_connection_is_taken_although_no_call_waits_for_it_any_more() {
+        let (mut worker, _calls) = Worker::new(Echo::default());
+        let (_next, client) = Worker::new(Echo::default());
+        let is_up = Rc::new(Cell::new(false));
+        let up = Rc::clone(&is_up);
+        let connect = move || -> Coming<AsyncClient<Echo>> {
+            let (up, client) = (Rc::clone(&up), client.clone());
+            Box::pin(poll_fn(move |_| {
+                if up.get() {
+                    Poll::Ready(Some(client.clone()))
+                } else {
+                    Poll::Pending
+                }
+            }))
+        };
+        worker.further = Further::new(Some(Box::new(connect)));
+        let start = Instant::now();
+        for now in [start, start + IDLE] {
+            let client = worker.further.for_stuck(1, now, Waker::noop());
+            assert!(client.is_none());
+        }
+        is_up.set(true);
+        worker.publish();
+        assert!(worker.further.client().is_some());
     }
 }

@@ -57,20 +57,29 @@ impl<A> Further<A> {
             if now.saturating_duration_since(since) < self.patience {
                 return None;
             }
-            let coming = self.coming.get_or_insert_with(connect);
-            let Poll::Ready(client) = coming.as_mut().poll(&mut Context::from_waker(waker)) else {
-                return None;
-            };
-            self.patience = match client {
-                Some(_) => STUCK,
-                None => (2 * self.patience).min(LONGEST_STUCK),
-            };
-            self.client = client.map(|client| (client, now));
-            (self.coming, self.stuck) = (None, None);
+            self.coming.get_or_insert_with(connect);
+            self.arrive(now, waker);
         }
         let (client, used) = self.client.as_mut()?;
         *used = now;
         Some(client)
+    }
+
+    /// Takes the client that connects, if it has connected at `now`, whether calls still wait for it
+    /// or not. Otherwise `waker` is called when it may have.
+    pub(crate) fn arrive(&mut self, now: Instant, waker: &Waker) {
+        let Some(coming) = self.coming.as_mut() else {
+            return;
+        };
+        let Poll::Ready(client) = coming.as_mut().poll(&mut Context::from_waker(waker)) else {
+            return;
+        };
+        self.patience = match client {
+            Some(_) => STUCK,
+            None => (2 * self.patience).min(LONGEST_STUCK),
+        };
+        self.client = client.map(|client| (client, now));
+        (self.coming, self.stuck) = (None, None);
     }
 
     pub(crate) fn client(&self) -> Option<&A> {
