@@ -445,8 +445,10 @@ impl<C: Connection + 'static> Worker<C> {
     }
 
     fn publish(&mut self) {
-        self.further
-            .arrive(Instant::now(), &Arc::clone(&self.alarm).into());
+        if self.further.is_coming() {
+            let waker = Arc::clone(&self.alarm).into();
+            self.further.arrive(Instant::now(), &waker);
+        }
         let is_done = self.under_way.is_empty() && self.posted.len() == 0;
         let mut news = lock(&self.news);
         news.facts = self.connection.facts();

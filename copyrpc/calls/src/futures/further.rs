@@ -65,6 +65,10 @@ impl<A> Further<A> {
         Some(client)
     }
 
+    pub(crate) fn is_coming(&self) -> bool {
+        self.coming.is_some()
+    }
+
     /// Takes the client that connects, if it has connected at `now`, whether calls still wait for it
     /// or not. Otherwise `waker` is called when it may have.
     pub(crate) fn arrive(&mut self, now: Instant, waker: &Waker) {
