@@ -4,13 +4,16 @@
 //!
 //! The kernel does two things that a pipe does not. When an object is destroyed, the kernel returns
 //! the number of its events that the program has *read*, and libibverbs waits until the program has
-//! acknowledged all of these. The kernel also removes the object's unread events. So `read` is
-//! interposed: the library counts the events that the program reads, and skips removed events.
+//! acknowledged all of these. The kernel also removes the object's unread events, so that `poll` does
+//! not find them. So `read` is interposed: the library counts the events that the program reads.
+//! Events of a destroyed object are taken out of the pipe; `read` skips those that a thread of the
+//! program was reading at that time.
 
 use std::collections::HashMap;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use rustix::fs::{Mode, OFlags};
 use zerocopy::{Immutable, IntoBytes};
 
 use crate::options::errno::Errno;
@@ -18,6 +21,9 @@ use crate::system::sys;
 
 /// Length of the name at the start of every event, in bytes.
 const NAME: usize = size_of::<u64>();
+
+/// Maximum number of bytes in a pipe.
+const PIPE_BYTES: usize = 1 << 16;
 
 /// A channel of events of one size.
 #[derive(Debug)]
@@ -97,7 +103,11 @@ impl Channel {
             return 0;
         };
         let read = events.read;
-        let stale = events.stale + (events.written - events.read);
+        let unread = events.stale + (events.written - events.read);
+        let stale = match unread {
+            0 => 0,
+            _ => unread.saturating_sub(self.take_out(user_handle)),
+        };
         *events = Events {
             stale,
             ..Events::default()
@@ -106,6 +116,24 @@ impl Channel {
             queues.remove(&user_handle);
         }
         read
+    }
+
+    /// Takes the events of a name out of the pipe. Returns their number: 0 if the reading end
+    /// cannot be opened, as without `/proc`.
+    fn take_out(&self, name: u64) -> u32 {
+        let path = format!("/proc/self/fd/{}", self.writer.as_raw_fd());
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let Ok(reader) = rustix::fs::open(path, flags, Mode::empty()) else {
+            return 0;
+        };
+        let mut bytes = vec![0; PIPE_BYTES];
+        let len = rustix::io::read(&reader, &mut bytes).unwrap_or(0);
+        let events = || bytes[..len].chunks_exact(self.event_bytes);
+        // The others have room, because they were in the pipe before.
+        for event in events().filter(|event| name_of(event) != name) {
+            let _ = sys::write(&self.writer, event);
+        }
+        events().filter(|event| name_of(event) == name).count() as u32
     }
 }
 
@@ -128,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn events_of_a_destroyed_queue_are_counted_if_read_and_passed_over_if_not() {
+    fn events_of_a_destroyed_queue_are_counted_if_read_and_gone_if_not() {
         let (reader, writer) = sys::pipe().unwrap();
         let channel = Channel::new::<u64>(writer);
         for name in [7u64, 7, 8] {
@@ -142,13 +170,27 @@ mod tests {
         assert_eq!(channel.forget(7), 1, "two were written, one was read");
         channel.send(&7u64).unwrap();
 
-        assert_eq!(read(), (7, false), "written for the queue that is gone");
-        assert_eq!(read(), (8, true));
+        assert_eq!(
+            read(),
+            (8, true),
+            "that of the queue that is gone was removed"
+        );
         assert_eq!(read(), (7, true), "of the queue that has the name now");
         assert_eq!(
             (channel.forget(7), channel.forget(8), channel.forget(9)),
             (1, 1, 0)
         );
+    }
+
+    #[test]
+    fn an_event_that_is_being_read_while_its_queue_is_destroyed_is_skipped() {
+        let (reader, writer) = sys::pipe().unwrap();
+        let channel = Channel::new::<u64>(writer);
+        channel.send(&7u64).unwrap();
+        let name = read(&reader);
+        assert_eq!(channel.forget(7), 0);
+        assert!(!channel.received(&name.to_ne_bytes()));
+        assert!(channel.received(&name.to_ne_bytes()), "of the next queue");
     }
 
     #[test]
