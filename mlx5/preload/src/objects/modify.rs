@@ -42,7 +42,8 @@ impl Selected<'_> {
             || self.has(MIN_RNR_TIMER) && at.min_rnr_timer > 31
             || self.has(MAX_QP_RD_ATOMIC) && !is_resource(at.max_rd_atomic)
             || self.has(MAX_DEST_RD_ATOMIC) && !is_resource(at.max_dest_rd_atomic)
-            || self.has(AV) && at.dest.port_num > 1)
+            || self.has(AV) && at.dest.port_num != 1
+            || self.has(ALT_PATH) && (at.alt_port_num, at.alt_dest.port_num) != (1, 1))
     }
 
     /// Copies the selected attributes to `kept`, which QUERY_QP returns.

@@ -256,6 +256,8 @@ fn attributes_above_what_the_device_reports_are_refused() {
                 device.modify_qp_with(qp, RTS, NOBODY, |request| request.max_rd_atomic = count)
             };
             assert_eq!(errno(to_rtr(17)), libc::EINVAL);
+            let no_port = device.modify_qp_with(qp, RTR, NOBODY, |at| at.dest.port_num = 0);
+            assert_eq!(errno(no_port), libc::EINVAL, "the path has no port");
             to_rtr(16).unwrap();
             assert_eq!(errno(to_rts(17)), libc::EINVAL);
             to_rts(16).unwrap();

@@ -344,7 +344,7 @@ impl Device {
             path_mtu: 3,
             ..verbs::ModifyQp::new_zeroed()
         };
-        request.dest.dlid = dlid;
+        (request.dest.dlid, request.dest.port_num) = (dlid, 1);
         // The shortest times.
         (request.timeout, request.min_rnr_timer) = (1, 1);
         request.dest_qp_num = qpn;
