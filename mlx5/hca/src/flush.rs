@@ -1,7 +1,8 @@
 //! Flushes queue pairs in the error state: the waiting sends of the queue pair, and the receives of
-//! its own queue. Receives of a shared queue stay.
+//! its own queue. Receives of a shared queue stay, and an event reports that the queue pair takes no
+//! more of them.
 
-use mlx5_wire::Syndrome;
+use mlx5_wire::{AsyncEvent, Syndrome};
 
 use crate::debug::trace::What;
 use crate::queues::cq::SoftCq;
@@ -38,10 +39,22 @@ pub(crate) fn flush_failed(hca: &Hca, state: &mut State) -> bool {
             execute::run_due(hca, state, index, hca.clock.now_ns());
         }
         let Queues { qps, cqs, .. } = &mut state.queues;
-        if let Some(Some(qp)) = qps.get_mut(index).filter(|_| owns_rq) {
+        let Some(Some(qp)) = qps.get_mut(index) else {
+            return false;
+        };
+        if owns_rq {
             flushed |= flush_receives(hca, qp, cqs);
+            return true;
         }
-        owns_rq
+        // A peer in the middle of a doorbell may still take receives of the shared queue.
+        let peer = qp.remote().map(|remote| remote.peer.clone());
+        let is_quiet = hca.quiesce(&mut state.stuck, peer.iter());
+        if is_quiet {
+            let before = qp.lane.position();
+            report_last_receive(hca, qp, cqs);
+            flushed |= qp.lane.position() != before;
+        }
+        !is_quiet
     });
     // Queue pairs that failed during these flushes are added to the list.
     let others = hca.failed.replace(failed);
@@ -49,6 +62,16 @@ pub(crate) fn flush_failed(hca: &Hca, state: &mut State) -> bool {
     all.extend(others);
     hca.has_chores.set(!all.is_empty());
     flushed
+}
+
+/// Completes the receives that a queue pair has taken from its shared queue, and reports that these
+/// were the last ones. A completion queue that has ended gets no completions, so there is no report.
+fn report_last_receive(hca: &Hca, qp: &mut SoftQp, cqs: &mut [Option<SoftCq>]) {
+    arrive::drain(hca, qp, cqs);
+    let cq = cqs.get(qp.recv_cq as usize).and_then(Option::as_ref);
+    if cq.is_some_and(|cq| !cq.has_overrun()) {
+        hca.report(AsyncEvent::QpLastReceive { qpn: qp.qpn });
+    }
 }
 
 /// Flushes the receive of a message of which not all packets have arrived.

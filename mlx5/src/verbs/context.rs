@@ -346,6 +346,9 @@ impl Provider for Context {
                 IBV_EVENT_QP_ACCESS_ERR => Some(AsyncEvent::QpAccessError {
                     qpn: (*element.qp).qp_num,
                 }),
+                IBV_EVENT_QP_LAST_WQE_REACHED => Some(AsyncEvent::QpLastReceive {
+                    qpn: (*element.qp).qp_num,
+                }),
                 IBV_EVENT_DEVICE_FATAL => Some(AsyncEvent::DeviceFatal),
                 IBV_EVENT_PORT_ACTIVE => Some(AsyncEvent::PortActive {
                     port: element.port_num as u8,

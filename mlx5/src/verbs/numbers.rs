@@ -27,6 +27,7 @@ numbers! {
     IBV_EVENT_DEVICE_FATAL: c_int = 8;
     IBV_EVENT_PORT_ACTIVE: c_int = 9;
     IBV_EVENT_PORT_ERR: c_int = 10;
+    IBV_EVENT_QP_LAST_WQE_REACHED: c_int = 16;
     IBV_MTU_256: c_int = 1;
     IBV_MTU_4096: c_int = 5;
     IBV_QPT_RC: c_int = 2;

@@ -29,6 +29,12 @@ pub enum AsyncEvent {
         /// The queue pair's number.
         qpn: u32,
     },
+    /// A queue pair with a shared receive queue went to the error state, and the completions of all
+    /// receives that it had taken are written.
+    QpLastReceive {
+        /// The queue pair's number.
+        qpn: u32,
+    },
     /// The device failed. None of its operations completes any more.
     DeviceFatal,
     /// The port carries traffic, for the first time or again.
@@ -51,7 +57,8 @@ pub enum AsyncEvent {
 }
 
 impl AsyncEvent {
-    /// Returns the number of the queue pair that went to the error state. `None` for other events.
+    /// Returns the number of the queue pair that went to the error state, which no completion may
+    /// report. `None` for other events.
     #[must_use]
     pub const fn failed_qp(&self) -> Option<u32> {
         match self {
@@ -75,6 +82,12 @@ impl fmt::Display for AsyncEvent {
             }
             Self::QpAccessError { qpn } => {
                 write!(f, "queue pair {qpn:#x} has refused an access of its peer")
+            }
+            Self::QpLastReceive { qpn } => {
+                write!(
+                    f,
+                    "queue pair {qpn:#x} has failed and takes no more shared receives"
+                )
             }
             Self::DeviceFatal => f.write_str("the device has failed"),
             Self::PortActive { port } => write!(f, "port {port} is up"),

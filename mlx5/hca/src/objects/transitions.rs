@@ -2,6 +2,8 @@
 
 use core::sync::atomic::Ordering;
 
+use mlx5_wire::AsyncEvent;
+
 use crate::objects::create::{LANE_SLOT_BYTES, QPN_TAGS, QpPlace};
 use crate::queues::qp::{Transport, by_number};
 use crate::requester::connection as packets;
@@ -59,7 +61,9 @@ impl Hca {
             .get_mut(index)?
             .take_if(|qp| qp.qpn == qpn)?;
         let own_rq = qp.owns_rq().then_some(qp.rqn);
-        self.forget_events(|event| event.failed_qp() == Some(qpn));
+        self.forget_events(|event| {
+            event.failed_qp() == Some(qpn) || event == AsyncEvent::QpLastReceive { qpn }
+        });
         if self.strict {
             crate::debug::strict::destroyed(&mut state.violations, &qp);
         }

@@ -11,7 +11,7 @@ use crate::{Hca, Queues};
 const PORT: u8 = 1;
 
 impl Hca {
-    fn report(&self, event: AsyncEvent) {
+    pub(crate) fn report(&self, event: AsyncEvent) {
         self.events.borrow_mut().push_back(event);
     }
 

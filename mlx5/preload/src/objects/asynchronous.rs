@@ -20,6 +20,7 @@ mod number {
     pub(crate) const PORT_ACTIVE: u32 = 9;
     pub(crate) const PORT_ERR: u32 = 10;
     pub(crate) const SRQ_LIMIT_REACHED: u32 = 15;
+    pub(crate) const QP_LAST_WQE_REACHED: u32 = 16;
 }
 
 impl Objects {
@@ -75,6 +76,7 @@ impl Objects {
             AsyncEvent::QpFatal { qpn } => (of_qp(qpn), number::QP_FATAL),
             AsyncEvent::QpRequestError { qpn } => (of_qp(qpn), number::QP_REQ_ERR),
             AsyncEvent::QpAccessError { qpn } => (of_qp(qpn), number::QP_ACCESS_ERR),
+            AsyncEvent::QpLastReceive { qpn } => (of_qp(qpn), number::QP_LAST_WQE_REACHED),
             AsyncEvent::DeviceFatal => (Some(0), number::DEVICE_FATAL),
             AsyncEvent::PortActive { port } => (Some(port.into()), number::PORT_ACTIVE),
             AsyncEvent::PortError { port } => (Some(port.into()), number::PORT_ERR),
@@ -92,9 +94,10 @@ impl Objects {
             reserved: 0,
         });
         let lost = sent.map_or_else(|errno| format!("; it is lost: {errno}"), |()| String::new());
-        // The event that a limit is reached reports no failure.
+        // These events report no failure, and the second one follows each end of a queue pair.
         let log = match event_type {
             number::SRQ_LIMIT_REACHED => log::refused,
+            number::QP_LAST_WQE_REACHED if lost.is_empty() => return,
             _ => log::error,
         };
         log(self.settings, format_args!("{what}{lost}"));

@@ -115,12 +115,15 @@ impl Objects {
             max_wr,
             max_sge,
             limit,
+            ref is_armed,
             ..
         } = *self.srqs.get(srq_handle)?;
+        // The event of the limit sets the limit back to 0.
+        let srq_limit = if is_armed.get() { limit } else { 0 };
         Ok(Reply::of(&QuerySrqResp {
             max_wr,
             max_sge,
-            srq_limit: limit,
+            srq_limit,
             reserved: 0,
         })
         .note(format!("srq={srq_handle}")))

@@ -1,6 +1,6 @@
-/* Two queue pairs of one program whose ends do not agree, a refused access, and the limit of a
-   shared receive queue: prints the completions and events, as a NIC shows them.
-   usage: verbs same|mtu|psn|reads|format|qkey|access|limit|late|buffer */
+/* Two queue pairs of one program whose ends do not agree, a refused access, the limit of a shared
+   receive queue, and the end of its use: prints the completions and events, as a NIC shows them.
+   usage: verbs same|mtu|psn|reads|format|qkey|access|unread|limit|last|late|buffer */
 #include <infiniband/verbs.h>
 #include <poll.h>
 #include <stdio.h>
@@ -93,14 +93,14 @@ int main(int argc, char **argv) {
     OK(!ibv_query_port(ctx, 1, &port) && (memory = calloc(2, LEN)) && (mr = ibv_reg_mr(pd, memory, 2 * LEN, 7)));
     OK((cq = ibv_create_cq(ctx, 16, NULL, NULL, 0)));
     struct ibv_srq_init_attr of_srq = {.attr = {.max_wr = 8, .max_sge = 1}};
-    if (is("limit")) OK((srq = ibv_create_srq(pd, &of_srq)));
+    if (is("limit") || is("last")) OK((srq = ibv_create_srq(pd, &of_srq)));
     int is_datagram = is("qkey"), n = is("reads") ? READS : 1;
     enum ibv_qp_type type = is_datagram ? IBV_QPT_UD : IBV_QPT_RC;
     struct ibv_qp *a = create(type, is_datagram ? 5 : 0), *b = create(type, is_datagram ? 6 : 0);
     if (is_datagram) ready_for_datagrams(a), ready_for_datagrams(b);
     else connect_qp(a, b, 0), connect_qp(b, a, 1);
     receive(b), receive(b);
-    if (srq) {
+    if (is("limit")) {
         struct ibv_srq_attr limit = {.srq_limit = 2};
         OK(!ibv_modify_srq(srq, &limit, IBV_SRQ_LIMIT) && !ibv_query_srq(srq, &limit));
         printf("limit %u\n", limit.srq_limit);
@@ -110,7 +110,7 @@ int main(int argc, char **argv) {
         sge[i] = (struct ibv_sge){(uintptr_t)memory, srq || is_datagram ? 64 : LEN, mr->lkey};
         wr[i] = (struct ibv_send_wr){.wr_id = i, .next = i + 1 < n ? wr + i + 1 : NULL, .sg_list = sge + i, .num_sge = 1,
             .opcode = srq || is_datagram ? IBV_WR_SEND : n > 1 ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE, .send_flags = IBV_SEND_SIGNALED};
-        wr[i].wr.rdma.remote_addr = (uintptr_t)memory + LEN, wr[i].wr.rdma.rkey = mr->rkey + (is("access") ? 0x5500 : 0);
+        wr[i].wr.rdma.remote_addr = (uintptr_t)memory + LEN, wr[i].wr.rdma.rkey = mr->rkey + (is("access") || is("unread") ? 0x5500 : 0);
     }
     if (is_datagram) {
         struct ibv_ah_attr at = path(is_roce());
@@ -120,8 +120,23 @@ int main(int argc, char **argv) {
     if (is("late")) wr->opcode = IBV_WR_SEND, sge->length = 64;
     OK(!ibv_post_send(a, wr, &bad));
     if (is("buffer")) usleep(10000), memory[0] = 1;
-    report(is("access") ? 3 : is("reads") || is("late") || srq ? 2 : 1);
+    report(is("access") || is("unread") ? 3 : is("reads") || is("late") || srq ? 2 : 1);
+    if (is("last")) {
+        struct ibv_qp_attr error = {.qp_state = IBV_QPS_ERR};
+        OK(!ibv_modify_qp(b, &error, IBV_QP_STATE));
+    }
+    if (is("unread")) {
+        struct pollfd fd = {.fd = ctx->async_fd, .events = POLLIN};
+        OK(poll(&fd, 1, 2000) == 1 && !ibv_destroy_qp(a) && !ibv_destroy_qp(b));
+        event();
+        return 0;
+    }
     event();
+    if (is("limit")) {
+        struct ibv_srq_attr limit;
+        OK(!ibv_query_srq(srq, &limit));
+        printf("limit %u\n", limit.srq_limit);
+    }
     struct ibv_qp_attr at;
     struct ibv_qp_init_attr init;
     OK(!ibv_query_qp(b, &at, IBV_QP_STATE, &init));

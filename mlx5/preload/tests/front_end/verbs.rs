@@ -43,8 +43,18 @@ const SHOWN: &[(&str, &str, &str)] = &[
     ),
     (
         "limit",
-        "limit 2\nno event\nsent: success\nreceived: success\nevent: SRQ limit reached\nresponder: alive\nend\n",
+        "limit 2\nno event\nsent: success\nreceived: success\nevent: SRQ limit reached\nlimit 0\nresponder: alive\nend\n",
         "fewer than 2 receives",
+    ),
+    (
+        "last",
+        "sent: success\nreceived: success\nevent: last WQE reached\nresponder: failed\nend\n",
+        "",
+    ),
+    (
+        "unread",
+        "sent: remote access error\nreceived: Work Request Flushed Error\nreceived: Work Request Flushed Error\nno event\n",
+        "",
     ),
     (
         "same --gids -,v2=fd00::1",
