@@ -4,9 +4,8 @@ use benchkv_harness::Failure;
 use benchkv_harness::chart::{Axis, Chart, Series};
 use benchkv_harness::hist::LatencySummary;
 use benchkv_harness::report::{nanos, rate};
-use serde_json::json;
 
-use super::compare::{COMMIT, Comparison, Group, VALUE_SIZE, commits, text_of};
+use super::compare::{COMMIT, Comparison, Group, VALUE_SIZE, commits};
 use crate::cli::ChartKind;
 use crate::result::{JobResult, Measured};
 
@@ -88,10 +87,7 @@ pub(super) fn chart(results: &[JobResult], kind: ChartKind) -> Chart {
             ("99th percentile", all.iter().filter_map(line).collect())
         }
     };
-    let name = |commit: &String| {
-        let name = text_of(Some(&json!(commit)));
-        name.chars().take(COMMIT_CHARS).collect()
-    };
+    let name = |commit: &String| commit.chars().take(COMMIT_CHARS).collect();
     let (x, by) = match kind {
         ChartKind::LatencyByRate if is_open => ("offered operations per second", "offered rate"),
         ChartKind::LatencyByRate => ("operations per second", "throughput of all ranks"),
@@ -145,8 +141,8 @@ const fn along(kind: ChartKind) -> Option<&'static str> {
     }
 }
 
-/// Returns the points of a chart as CSV: the line, and the values, or names, of both axes. Round trips are in
-/// ns.
+/// Returns the points of a chart as CSV: the line, and the values, or names, of both axes. Round
+/// trips are in ns.
 pub(super) fn points(chart: &Chart) -> Result<Vec<u8>, Failure> {
     let mut writer = csv::Writer::from_writer(Vec::new());
     let y = chart.y.title.replace("round trip", "round trip in ns");

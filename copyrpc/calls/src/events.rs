@@ -49,8 +49,8 @@ impl<P: Named> fmt::Display for Event<'_, P> {
 
 /// A function that is called for each event of a server, in the thread of the server: it must not
 /// block. The default value calls no function. With the feature `tracing` every event is also an
-/// event of the `tracing` crate, with the target `rendezvous`: refusals have level `WARN`, others
-/// `INFO`.
+/// event of the `tracing` crate, with the target `copyrpc_calls::events`: refusals have level
+/// `WARN`, others `INFO`.
 #[derive(Clone)]
 pub struct Events<P>(Option<Arc<Hear<P>>>);
 

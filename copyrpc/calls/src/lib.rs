@@ -28,7 +28,7 @@
 //! - `tag`: the identifier of a call, which its messages carry.
 //! - `table`: the calls that wait for an answer.
 //! - `deadlines`: a heap of deadlines, here and in `copyrpc`.
-//! - `error`: the errors of calls; `option`: the error of an option.
+//! - `error`: the errors of calls, and the error of an option.
 //! - `patience`: the number of empty polls before a thread sleeps.
 //! - [`payloads`]: the values that methods take and return.
 //! - [`methods`]: services with methods, over any client that sends bytes.
@@ -61,7 +61,6 @@ pub mod futures;
 mod header;
 pub mod methods;
 pub mod oneshot;
-mod option;
 pub mod parts;
 mod patience;
 pub mod payloads;
@@ -77,12 +76,11 @@ pub use client::Client;
 pub use connection::{Arrival, Connection, Dial, EndOf, Ended, ErrorOf, Facts, GoesOn, Refusal};
 pub use deadlines::Deadlines;
 pub use error::{
-    CallError, CallFailure, ClientError, ConnectFailure, EndReason, Ending, SessionEnd,
+    CallError, CallFailure, ClientError, ConnectFailure, EndReason, Ending, OptionError, SessionEnd,
 };
 pub use events::{Event, Events, Named};
 pub use futures::further::CONNECTIONS;
 pub use futures::{AsyncCall, AsyncClient};
-pub use option::OptionError;
 pub use patience::{Patience, yield_core};
 pub use server::Server;
 pub use serving::{Answer, Bind, Serving, Share, SharedAddress, StopHandle};

@@ -72,5 +72,20 @@ fn a_million_clients_that_leave_or_die_use_up_neither_entries_nor_generations() 
         .map(|_| entries.join(region.lock_file()).unwrap().unwrap())
         .collect();
     assert!(entries.join(region.lock_file()).unwrap().is_none());
-    assert_eq!(rest.len(), ENTRIES - 1);
+    let Ok([leaves, dies]) = <[Session; 2]>::try_from(rest) else {
+        panic!("the region has three entries");
+    };
+    let holdings = [&stays, &leaves, &dies]
+        .map(|session| entries.held_by(session.entry, session.generation).unwrap());
+    entries.evict(stays.entry, stays.generation);
+    entries.leave(leaves);
+    drop(dies);
+    assert_eq!(
+        holdings.map(|holding| holding.reason_of_end()),
+        [
+            "the client broke the protocol",
+            "the client has left",
+            "the client has died"
+        ]
+    );
 }

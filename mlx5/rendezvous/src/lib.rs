@@ -3,7 +3,7 @@
 //!
 //! - `gate`: a server at a TCP address, where no peer delays another;
 //! - `device`: the device of servers and clients by default;
-//! - `events`: the peers of a server, and the events of their connections;
+//! - `peer`: the peers of a server, and the events of their connections;
 //! - `secret`: a secret that both ends prove to each other;
 //! - `record`, `receive`: the records, and how they are received from a stream;
 //! - `pieces`: records that cross a stream in pieces;
